@@ -1,0 +1,114 @@
+use std::time::Duration;
+
+use farside_common::control::{ControlError, Refusal};
+use farside_common::layout::LayoutError;
+
+/// Why an operation or a connection failed.
+///
+/// Unless the variant says otherwise, a failed operation changed nothing.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The key is longer than the region allows. Nothing was sent.
+    #[error("the key is {bytes} bytes long, this region allows at most {max}")]
+    KeyTooLong {
+        /// The key's length, in bytes.
+        bytes: usize,
+        /// The region's limit, in bytes.
+        max: usize,
+    },
+    /// Keys have at least one byte. Nothing was sent.
+    #[error("the key is empty: keys have at least one byte")]
+    KeyEmpty,
+    /// The value is longer than the region allows. Nothing was sent.
+    #[error("the value is {bytes} bytes long, this region allows at most {max}")]
+    ValueTooLong {
+        /// The value's length, in bytes.
+        bytes: usize,
+        /// The region's limit, in bytes.
+        max: usize,
+    },
+    /// There is no room for another block of this size, or for another key in its part of the
+    /// index. Everything stored stays readable and can be deleted, which makes room.
+    #[error("out of space: {what}; delete keys, or start the server with more --memory")]
+    OutOfSpace {
+        /// What ran out.
+        what: Exhausted,
+    },
+    /// Other clients changed the key's slots under every attempt. Try again later.
+    #[error("gave up after {attempts} attempts because other clients kept changing the same slots")]
+    Contended {
+        /// How often it was tried.
+        attempts: u32,
+    },
+    /// A write whose outcome is unknown, because the connection broke while it was on its way: it
+    /// has happened, or will never happen. Read the key to find out.
+    #[error("the connection broke while the write was on its way: it may or may not have happened")]
+    Indeterminate,
+    /// No server answers, and none came back within the reconnect timeout.
+    #[error("no server answers at {server} (tried for {tried:?}): is kv-server running there?")]
+    Unreachable {
+        /// The address tried.
+        server: String,
+        /// For how long.
+        tried: Duration,
+        /// What the last attempt met.
+        #[source]
+        source: Option<std::io::Error>,
+    },
+    /// The client connected as a reader. Nothing was sent.
+    #[error("this client is a reader: connect as a writer to change anything")]
+    Denied,
+    /// The server refused the connection.
+    #[error("{server} refused the connection: {source}")]
+    Refused {
+        /// The address.
+        server: String,
+        /// Why.
+        #[source]
+        source: Refusal,
+    },
+    /// What was found in the region, or at the other end of the connection, cannot be.
+    #[error("the region is damaged: {0}; run `kv-cli verify`")]
+    Layout(#[from] LayoutError),
+    /// The other end does not speak the control protocol.
+    #[error("the control channel broke: {0}")]
+    Control(#[from] ControlError),
+    /// The address names no server.
+    #[error("{0}")]
+    Address(#[from] farside_common::address::AddressError),
+    /// The system refused something the client needs.
+    #[error("{doing}: {source}")]
+    System {
+        /// What the client was doing.
+        doing: &'static str,
+        /// What the system said.
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+/// What ran out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Exhausted {
+    /// No block of this size is free, and no chunk to carve some from.
+    Blocks {
+        /// The size, in bytes.
+        bytes: u64,
+    },
+    /// All places of the key's window in the index are taken.
+    Index,
+}
+
+impl std::fmt::Display for Exhausted {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Blocks { bytes } => write!(f, "no free block of {bytes} bytes"),
+            Self::Index => write!(f, "the key's part of the index is full"),
+        }
+    }
+}
+
+/// The result of everything here.
+pub type Result<T> = std::result::Result<T, Error>;

@@ -1,0 +1,328 @@
+use sha2::{Digest, Sha256};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, little_endian as le};
+
+use super::{ControlError, PROTOCOL_VERSION};
+use crate::layout::FORMAT_VERSION;
+
+/// What a connection may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Role {
+    /// Only READ. Enforced by the memory (shm) or the device (verbs), not by the client.
+    Reader = 1,
+    /// Everything.
+    Writer = 2,
+}
+
+/// The proof that a client knows the shared secret. It protects against mistakes and against
+/// clients on the network, not against someone who reads the wire: that one sees it.
+#[derive(Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(transparent)]
+pub struct Token([u8; 32]);
+
+impl Token {
+    /// The token of a secret.
+    pub fn of(secret: &str) -> Self {
+        Self(Sha256::digest(secret).into())
+    }
+
+    /// Without a secret.
+    pub const NONE: Self = Self([0; 32]);
+
+    /// Whether both are the same, in a time that does not tell where they differ.
+    pub fn matches(&self, other: &Self) -> bool {
+        self.0.iter().zip(other.0).fold(0, |differ, (a, b)| differ | (a ^ b)) == 0
+    }
+}
+
+const REQUEST_MAGIC: u32 = u32::from_le_bytes(*b"FSrq");
+const REPLY_MAGIC: u32 = u32::from_le_bytes(*b"FSre");
+
+/// What RDMA-CM lets a connecting side say, in bytes.
+pub const REQUEST_BYTES_MAX: usize = 56;
+/// What RDMA-CM lets an accepting side say, in bytes.
+pub const REPLY_BYTES_MAX: usize = 196;
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct RequestBytes {
+    magic: le::U32,
+    protocol_version: le::U16,
+    role: u8,
+    reserved: [u8; 17],
+    token: Token,
+}
+const _: () = assert!(size_of::<RequestBytes>() == REQUEST_BYTES_MAX);
+
+/// What a client says first.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct ConnectRequest {
+    /// What it wants to do.
+    pub role: Role,
+    /// Its proof.
+    pub token: Token,
+}
+
+impl ConnectRequest {
+    /// The request as bytes.
+    pub fn encode(&self) -> [u8; REQUEST_BYTES_MAX] {
+        let bytes = RequestBytes {
+            magic: REQUEST_MAGIC.into(),
+            protocol_version: PROTOCOL_VERSION.into(),
+            role: self.role as u8,
+            reserved: [0; 17],
+            token: self.token,
+        };
+        zerocopy::transmute!(bytes)
+    }
+
+    /// The request in these bytes.
+    ///
+    /// # Errors
+    /// What to refuse the client with.
+    pub fn decode(bytes: &[u8]) -> Result<Self, Refusal> {
+        let malformed = Refusal::Malformed { bytes: bytes.len() as u64 };
+        let request = RequestBytes::read_from_bytes(bytes).map_err(|_| malformed)?;
+        if request.magic.get() != REQUEST_MAGIC {
+            return Err(malformed);
+        }
+        let theirs = request.protocol_version.get();
+        if theirs != PROTOCOL_VERSION {
+            let (server, client) = (PROTOCOL_VERSION.into(), theirs.into());
+            return Err(Refusal::Version { server, client });
+        }
+        let role = match request.role {
+            1 => Role::Reader,
+            2 => Role::Writer,
+            _ => return Err(malformed),
+        };
+        Ok(Self { role, token: request.token })
+    }
+}
+
+/// Why a server does not accept a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "the messages say what the fields are")]
+pub enum Refusal {
+    #[error("the server speaks protocol version {server}, this client {client}: upgrade the older")]
+    Version { server: u64, client: u64 },
+    #[error("wrong secret for this role: put the server's `secret` into the client's config file")]
+    Credentials,
+    #[error(
+        "the server has {clients} clients, which is its maximum: close some or raise \
+             `clients_max`"
+    )]
+    Full { clients: u64 },
+    #[error("the server did not understand the connection request of {bytes} bytes")]
+    Malformed { bytes: u64 },
+    #[error("the server is shutting down")]
+    ShuttingDown,
+    #[error("the server refused with the unknown reason {code}: upgrade this client")]
+    Unknown { code: u64 },
+}
+
+impl Refusal {
+    /// A reason code (never 0) and two numbers.
+    fn to_numbers(self) -> (u32, u64, u64) {
+        match self {
+            Self::Version { server, client } => (1, server, client),
+            Self::Credentials => (2, 0, 0),
+            Self::Full { clients } => (3, clients, 0),
+            Self::Malformed { bytes } => (4, bytes, 0),
+            Self::ShuttingDown => (5, 0, 0),
+            Self::Unknown { code } => (code as u32, 0, 0),
+        }
+    }
+
+    fn from_numbers(code: u32, first: u64, second: u64) -> Self {
+        match code {
+            1 => Self::Version { server: first, client: second },
+            2 => Self::Credentials,
+            3 => Self::Full { clients: first },
+            4 => Self::Malformed { bytes: first },
+            5 => Self::ShuttingDown,
+            code => Self::Unknown { code: code.into() },
+        }
+    }
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct ReplyBytes {
+    magic: le::U32,
+    protocol_version: le::U16,
+    client_id: le::U16,
+    /// 0 for accepted, else a refusal's code.
+    refusal: le::U32,
+    format_version: le::U32,
+    refusal_numbers: [le::U64; 2],
+    region_id: [u8; 16],
+    incarnation: le::U64,
+    lease: le::U64,
+    base_address: le::U64,
+    region_bytes: le::U64,
+    rkey: le::U32,
+    reserved: le::U32,
+}
+const _: () = assert!(size_of::<ReplyBytes>() <= REPLY_BYTES_MAX);
+
+/// The length of a reply, in bytes.
+pub const REPLY_BYTES: usize = size_of::<ReplyBytes>();
+
+/// What a client needs to use a region. Its limits stand in the superblock, read next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Welcome {
+    /// The client's number while it is connected; never 0.
+    pub client_id: u16,
+    /// What the client's entry in the client table holds while the server accepts it.
+    pub lease: u64,
+    /// Which region this is.
+    pub region_id: [u8; 16],
+    /// How many times a server started on it.
+    pub incarnation: u64,
+    /// Its virtual address in the server, for verbs; 0 on shared memory.
+    pub base_address: u64,
+    /// Its length, in bytes.
+    pub region_bytes: u64,
+    /// Its remote key, for verbs; 0 on shared memory.
+    pub rkey: u32,
+}
+
+/// Encodes the server's answer to a connection request.
+pub fn encode_reply(reply: &Result<Welcome, Refusal>) -> [u8; REPLY_BYTES] {
+    let nothing = Welcome {
+        client_id: 0,
+        lease: 0,
+        region_id: [0; 16],
+        incarnation: 0,
+        base_address: 0,
+        region_bytes: 0,
+        rkey: 0,
+    };
+    let welcome = reply.as_ref().unwrap_or(&nothing);
+    let (code, first, second) = reply.as_ref().err().map_or((0, 0, 0), |why| why.to_numbers());
+    let bytes = ReplyBytes {
+        magic: REPLY_MAGIC.into(),
+        protocol_version: PROTOCOL_VERSION.into(),
+        client_id: welcome.client_id.into(),
+        refusal: code.into(),
+        format_version: FORMAT_VERSION.into(),
+        refusal_numbers: [first.into(), second.into()],
+        region_id: welcome.region_id,
+        incarnation: welcome.incarnation.into(),
+        lease: welcome.lease.into(),
+        base_address: welcome.base_address.into(),
+        region_bytes: welcome.region_bytes.into(),
+        rkey: welcome.rkey.into(),
+        reserved: 0.into(),
+    };
+    zerocopy::transmute!(bytes)
+}
+
+/// Decodes the server's answer; RDMA-CM may have padded it with zeros.
+///
+/// # Errors
+/// [`ControlError`] when the bytes are no such answer.
+pub fn decode_reply(bytes: &[u8]) -> Result<Result<Welcome, Refusal>, ControlError> {
+    let Ok((reply, _)) = ReplyBytes::read_from_prefix(bytes) else {
+        return Err(ControlError::Length { bytes: bytes.len() });
+    };
+    if reply.magic.get() != REPLY_MAGIC {
+        return Err(ControlError::NotFarside);
+    }
+    let [first, second] = reply.refusal_numbers.map(le::U64::get);
+    match reply.refusal.get() {
+        0 => {}
+        code => return Ok(Err(Refusal::from_numbers(code, first, second))),
+    }
+    let unknown = |field, value: u64| Err(ControlError::Unknown { field, value });
+    if reply.protocol_version.get() != PROTOCOL_VERSION {
+        return unknown("protocol version", reply.protocol_version.get().into());
+    }
+    if reply.format_version.get() != FORMAT_VERSION {
+        return unknown("format version", reply.format_version.get().into());
+    }
+    if reply.client_id.get() == 0 {
+        return unknown("client id", 0);
+    }
+    Ok(Ok(Welcome {
+        client_id: reply.client_id.get(),
+        lease: reply.lease.get(),
+        region_id: reply.region_id,
+        incarnation: reply.incarnation.get(),
+        base_address: reply.base_address.get(),
+        region_bytes: reply.region_bytes.get(),
+        rkey: reply.rkey.get(),
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn welcome() -> Welcome {
+        Welcome {
+            client_id: 3,
+            lease: 17,
+            region_id: [7; 16],
+            incarnation: 2,
+            base_address: 0x7000_0000_0000,
+            region_bytes: 1 << 30,
+            rkey: 99,
+        }
+    }
+
+    #[test]
+    fn requests_and_replies_come_back() {
+        for role in [Role::Reader, Role::Writer] {
+            let request = ConnectRequest { role, token: Token::of("secret") };
+            let decoded = ConnectRequest::decode(&request.encode()).unwrap();
+            assert!(decoded == request);
+            assert!(decoded.token.matches(&Token::of("secret")));
+            assert!(!decoded.token.matches(&Token::of("Secret")));
+        }
+        let refusals = [
+            Refusal::Version { server: 1, client: 2 },
+            Refusal::Credentials,
+            Refusal::Full { clients: 5 },
+            Refusal::Malformed { bytes: 3 },
+            Refusal::ShuttingDown,
+            Refusal::Unknown { code: 77 },
+        ];
+        for reply in refusals.into_iter().map(Err).chain([Ok(welcome())]) {
+            let mut padded = encode_reply(&reply).to_vec();
+            padded.resize(REPLY_BYTES_MAX, 0);
+            assert_eq!(decode_reply(&padded).unwrap(), reply);
+        }
+    }
+
+    #[test]
+    fn a_request_of_another_version_is_told_both_versions() {
+        let request = ConnectRequest { role: Role::Writer, token: Token::NONE };
+        let mut bytes = request.encode();
+        bytes[4] = 9;
+        let refusal = ConnectRequest::decode(&bytes).err().unwrap();
+        assert_eq!(refusal, Refusal::Version { server: 1, client: 9 });
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_an_answer_or_an_error(bytes: Vec<u8>) {
+            let _ = ConnectRequest::decode(&bytes);
+            let _ = decode_reply(&bytes);
+        }
+
+        #[test]
+        fn damaged_messages_do_not_panic(at in 0..REPLY_BYTES, value: u8) {
+            let mut reply = encode_reply(&Ok(welcome()));
+            reply[at] = value;
+            let _ = decode_reply(&reply);
+            let mut request = ConnectRequest { role: Role::Writer, token: Token::NONE }.encode();
+            request[at % REQUEST_BYTES_MAX] = value;
+            let _ = ConnectRequest::decode(&request);
+        }
+    }
+}

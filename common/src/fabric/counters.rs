@@ -1,0 +1,97 @@
+use super::Verb;
+
+/// What a session asked of its fabric, since it began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Chains: each takes its lane one round trip.
+    pub round_trips: u64,
+    /// Doorbells: chains rung together share one.
+    pub doorbells: u64,
+    /// READ verbs.
+    pub reads: u64,
+    /// WRITE verbs, inline ones included.
+    pub writes: u64,
+    /// Compare-and-swap verbs.
+    pub compare_swaps: u64,
+    /// Fetch-and-add verbs.
+    pub fetch_adds: u64,
+    /// Payload of READs, in bytes.
+    pub read_bytes: u64,
+    /// Payload of WRITEs and atomics, in bytes.
+    pub written_bytes: u64,
+}
+
+impl Counters {
+    /// Counts a chain as it is posted.
+    #[inline]
+    pub fn count(&mut self, chain: &[Verb]) {
+        self.round_trips += 1;
+        for verb in chain {
+            match *verb {
+                Verb::Read { bytes, .. } => {
+                    self.reads += 1;
+                    self.read_bytes += u64::from(bytes);
+                }
+                Verb::Write { bytes, .. } => self.count_write(bytes.into()),
+                Verb::WriteHalf { .. } => self.count_write(4),
+                Verb::WriteWord { .. } => self.count_write(8),
+                Verb::CompareSwap { .. } => {
+                    self.compare_swaps += 1;
+                    self.written_bytes += 8;
+                }
+                Verb::FetchAdd { .. } => {
+                    self.fetch_adds += 1;
+                    self.written_bytes += 8;
+                }
+            }
+        }
+    }
+
+    #[inline]
+    fn count_write(&mut self, bytes: u64) {
+        self.writes += 1;
+        self.written_bytes += bytes;
+    }
+
+    /// All verbs together.
+    pub fn verbs(&self) -> u64 {
+        self.reads + self.writes + self.compare_swaps + self.fetch_adds
+    }
+
+    /// All bytes together.
+    pub fn bytes(&self) -> u64 {
+        self.read_bytes + self.written_bytes
+    }
+}
+
+/// `later - earlier`: what happened in between.
+impl std::ops::Sub for Counters {
+    type Output = Self;
+
+    fn sub(self, earlier: Self) -> Self {
+        Self {
+            round_trips: self.round_trips - earlier.round_trips,
+            doorbells: self.doorbells - earlier.doorbells,
+            reads: self.reads - earlier.reads,
+            writes: self.writes - earlier.writes,
+            compare_swaps: self.compare_swaps - earlier.compare_swaps,
+            fetch_adds: self.fetch_adds - earlier.fetch_adds,
+            read_bytes: self.read_bytes - earlier.read_bytes,
+            written_bytes: self.written_bytes - earlier.written_bytes,
+        }
+    }
+}
+
+/// Both together.
+impl std::ops::AddAssign for Counters {
+    fn add_assign(&mut self, other: Self) {
+        self.round_trips += other.round_trips;
+        self.doorbells += other.doorbells;
+        self.reads += other.reads;
+        self.writes += other.writes;
+        self.compare_swaps += other.compare_swaps;
+        self.fetch_adds += other.fetch_adds;
+        self.read_bytes += other.read_bytes;
+        self.written_bytes += other.written_bytes;
+    }
+}

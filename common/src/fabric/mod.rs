@@ -1,0 +1,190 @@
+//! How a session reaches a region: the verbs, the trait that executes them, and its implementors.
+//!
+//! The protocol is written once over [`Fabric`], as async functions that run on an [`Endpoint`];
+//! every `.await` in it is a round trip.
+
+mod counters;
+mod endpoint;
+pub mod shm;
+
+pub use counters::Counters;
+pub use endpoint::Endpoint;
+
+/// Nanoseconds of a monotonic clock that goes on while the machine is suspended.
+pub type Nanos = u64;
+
+/// The longest chain, in verbs.
+pub const CHAIN_VERBS_MAX: usize = 4;
+
+/// One operation in flight, with scratch memory of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LaneId(pub u16);
+
+/// The scratch buffers of a lane: where READs land and WRITEs come from. Registered memory on
+/// verbs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Buffer {
+    /// A window of the index.
+    Window = 0,
+    /// The image of the block the operation writes.
+    Image = 1,
+    /// The block the operation reads.
+    Block = 2,
+}
+
+impl Buffer {
+    /// How many buffers a lane has.
+    pub const COUNT: usize = 3;
+}
+
+/// One access to a region. Remote offsets are bytes from the region's start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verb {
+    /// Copies `bytes` (a multiple of 8) at `remote` (likewise) to the start of a buffer.
+    Read {
+        /// From where in the region.
+        remote: u64,
+        /// To which buffer of the lane.
+        into: Buffer,
+        /// How much.
+        bytes: u32,
+    },
+    /// Copies `bytes` (a multiple of 8) from the start of a buffer to `remote` (likewise).
+    Write {
+        /// To where in the region.
+        remote: u64,
+        /// From which buffer of the lane.
+        from: Buffer,
+        /// How much.
+        bytes: u32,
+    },
+    /// Writes these four bytes at `remote`, a multiple of 4.
+    WriteHalf {
+        /// To where in the region.
+        remote: u64,
+        /// What, stored little-endian.
+        value: u32,
+    },
+    /// Writes these eight bytes at `remote`, a multiple of 8.
+    WriteWord {
+        /// To where in the region.
+        remote: u64,
+        /// What, stored little-endian.
+        value: u64,
+    },
+    /// Replaces the word at `remote`, a multiple of 8, if it is `expected`. The chain's result is
+    /// the word found.
+    CompareSwap {
+        /// Where in the region.
+        remote: u64,
+        /// What has to be there.
+        expected: u64,
+        /// What takes its place.
+        desired: u64,
+    },
+    /// Adds to the word at `remote`, a multiple of 8. The chain's result is the word found.
+    FetchAdd {
+        /// Where in the region.
+        remote: u64,
+        /// What is added, wrapping.
+        addend: u64,
+    },
+}
+
+/// What became of a lane's chain or wait.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Completion {
+    /// Whose.
+    pub lane: LaneId,
+    /// The word its atomic verb found (0 for a chain without), or why it ended early.
+    pub result: Result<u64, ChainError>,
+}
+
+/// Why a chain did not run to its end.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ChainError {
+    /// A verb reaches outside the region or is not aligned: the bytes that led there are damaged.
+    /// Neither it nor what follows in the chain was executed.
+    #[error("an access of {bytes} bytes at offset {remote:#x} lies outside the region")]
+    Outside {
+        /// Where the access started, in bytes from the region's start.
+        remote: u64,
+        /// Its length.
+        bytes: u64,
+    },
+    /// This connection may not change the region. Nothing of the chain was executed.
+    #[error("this connection may only read")]
+    Denied,
+    /// The server gave this client up: its lease is gone. Neither the atomic verb that found out
+    /// nor what follows it was executed.
+    #[error("the server no longer accepts this connection")]
+    Fenced,
+    /// The deadline passed before the atomic verb. Neither it nor what follows was executed.
+    #[error("the chain was late")]
+    Late,
+}
+
+/// What an implementor promises about time; the constants of `docs/protocol.md`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Timing {
+    /// No chain takes less than this from post to completion, whatever the hardware.
+    pub round_trip_min_ns: Nanos,
+    /// How long after its post a chain without a tighter deadline can still take effect.
+    pub lateness_max_ns: Nanos,
+}
+
+/// Executes chains of verbs on a region, for one session.
+///
+/// # The contract
+/// 1. The only atom is an aligned 8-byte word. A longer READ may see any mixture of concurrent
+///    WRITEs, word by word, in any order; so may a longer WRITE be seen.
+/// 2. The verbs of a chain execute in order at the region, except that a WRITE may execute before
+///    a READ or an atomic verb that stands before it: no chain puts one there. Other sessions'
+///    verbs may come between any two.
+/// 3. A chain is not conditional: an atomic verb that finds another word does not stop it. A verb
+///    that fails does.
+/// 4. Atomic verbs are atomic among all sessions of a region, and with nothing else: a region has
+///    one executor, and the server's CPU never writes a word that clients compare-and-swap
+///    (invariant I11).
+/// 5. A completion that reports success means that every verb of the chain took effect; one
+///    completion a chain. An atomic verb takes effect before the chain's deadline or not at all,
+///    within what [`Timing::lateness_max_ns`] and the implementor's documentation allow.
+///
+/// A chain has at most one atomic verb and at most [`CHAIN_VERBS_MAX`] verbs, and a lane at most
+/// one chain or wait at a time. Implementors allocate nothing per chain.
+pub trait Fabric {
+    /// What the implementor promises about time.
+    fn timing(&self) -> Timing;
+
+    /// The time, on the clock that deadlines are given in.
+    fn now(&self) -> Nanos;
+
+    /// Queues a chain. Its outcome comes from [`Fabric::poll`], errors included.
+    fn post(&mut self, lane: LaneId, chain: &[Verb], deadline: Nanos);
+
+    /// Queues a wait: the lane completes once the clock reads `until`.
+    fn wait(&mut self, lane: LaneId, until: Nanos);
+
+    /// One doorbell for everything queued.
+    fn ring(&mut self);
+
+    /// The next lane that completed, if any.
+    fn poll(&mut self) -> Option<Completion>;
+
+    /// Called when [`Fabric::poll`] found nothing: spins or sleeps a little.
+    fn relax(&mut self);
+
+    /// What the buffer holds.
+    fn buffer(&self, lane: LaneId, buffer: Buffer) -> &[u8];
+
+    /// The buffer, to be filled before a WRITE is posted.
+    fn buffer_mut(&mut self, lane: LaneId, buffer: Buffer) -> &mut [u8];
+
+    /// Makes the buffer at least this long; keeps its content. Grows by doubling, so that a steady
+    /// workload stops allocating.
+    fn reserve(&mut self, lane: LaneId, buffer: Buffer, bytes: usize);
+
+    /// What this session did so far.
+    fn counters(&self) -> &Counters;
+}

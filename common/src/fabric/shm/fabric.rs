@@ -1,0 +1,227 @@
+//! The fabric of one host: the client's own CPU executes the verbs on mapped memory.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use zerocopy::IntoBytes;
+
+use super::{Region, boot_time_ns};
+use crate::fabric::{
+    Buffer, CHAIN_VERBS_MAX, ChainError, Completion, Counters, Fabric, LaneId, Nanos, Timing, Verb,
+};
+
+/// Two compare-and-swaps and the READ of a window between them, on one word's cache line, take any
+/// processor longer than this.
+const ROUND_TRIP_MIN_NS: Nanos = 10;
+/// A chain that the executor comes to later than this after its post is refused.
+const LATENESS_MAX_NS: Nanos = 50_000_000;
+/// Waits longer than this give the processor to others.
+const SPIN_NS_MAX: Nanos = 50_000;
+
+/// The word that says whether the server still accepts a client: the fence of this fabric.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lease {
+    /// Where the client's entry in the client table is, in bytes.
+    pub offset: u64,
+    /// What it holds as long as the client is accepted.
+    pub number: u64,
+}
+
+/// Executes chains at the next doorbell.
+///
+/// Before each atomic verb it looks at the clock and at the lease, because the process may have
+/// been stopped for an hour anywhere before. What remains open is a stop between that look and the
+/// instruction itself.
+pub struct ShmFabric {
+    region: Arc<Region>,
+    lease: Option<Lease>,
+    lanes: Box<[Lane]>,
+    posted: VecDeque<LaneId>,
+    completed: VecDeque<LaneId>,
+    waiting: Vec<(Nanos, LaneId)>,
+    counters: Counters,
+}
+
+struct Lane {
+    chain: [Verb; CHAIN_VERBS_MAX],
+    verbs: usize,
+    deadline: Nanos,
+    result: Result<u64, ChainError>,
+    buffers: [Vec<u64>; Buffer::COUNT],
+}
+
+const NO_VERB: Verb = Verb::FetchAdd { remote: 0, addend: 0 };
+
+impl ShmFabric {
+    /// A fabric with this many lanes. Without a lease it is never fenced: the server's own.
+    pub fn new(region: Arc<Region>, lease: Option<Lease>, lanes: u16) -> Self {
+        let lane = || Lane {
+            chain: [NO_VERB; CHAIN_VERBS_MAX],
+            verbs: 0,
+            deadline: 0,
+            result: Ok(0),
+            buffers: Default::default(),
+        };
+        let lane_count = usize::from(lanes);
+        Self {
+            region,
+            lease,
+            lanes: (0..lanes).map(|_| lane()).collect(),
+            posted: VecDeque::with_capacity(lane_count),
+            completed: VecDeque::with_capacity(lane_count),
+            waiting: Vec::with_capacity(lane_count),
+            counters: Counters::default(),
+        }
+    }
+
+    #[inline]
+    fn check_may_change(region: &Region, lease: Option<Lease>) -> Result<(), ChainError> {
+        let Some(lease) = lease else { return Ok(()) };
+        if region.load(lease.offset)? == lease.number { Ok(()) } else { Err(ChainError::Fenced) }
+    }
+
+    #[inline]
+    fn execute(region: &Region, lease: Option<Lease>, lane: &mut Lane) -> Result<u64, ChainError> {
+        let mut found = 0;
+        Self::check_may_change(region, lease)?;
+        for verb in &lane.chain[..lane.verbs] {
+            match *verb {
+                Verb::Read { remote, into, bytes } => {
+                    let target = words_mut(&mut lane.buffers[into as usize], bytes);
+                    region.read(remote, target)?;
+                }
+                Verb::Write { remote, from, bytes } => {
+                    let source = words_mut(&mut lane.buffers[from as usize], bytes);
+                    region.write(remote, source)?;
+                }
+                Verb::WriteHalf { remote, value } => region.store_half(remote, value)?,
+                Verb::WriteWord { remote, value } => region.store(remote, value)?,
+                Verb::CompareSwap { remote, expected, desired } => {
+                    Self::check_atomic(region, lease, lane.deadline)?;
+                    found = region.compare_swap(remote, expected, desired)?;
+                }
+                Verb::FetchAdd { remote, addend } => {
+                    Self::check_atomic(region, lease, lane.deadline)?;
+                    found = region.fetch_add(remote, addend)?;
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    #[inline]
+    fn check_atomic(
+        region: &Region,
+        lease: Option<Lease>,
+        deadline: Nanos,
+    ) -> Result<(), ChainError> {
+        Self::check_may_change(region, lease)?;
+        if boot_time_ns() > deadline { Err(ChainError::Late) } else { Ok(()) }
+    }
+}
+
+/// The first `bytes` of a buffer, which grows to hold them.
+#[inline]
+fn words_mut(buffer: &mut Vec<u64>, bytes: u32) -> &mut [u64] {
+    let words = (bytes as usize).div_ceil(size_of::<u64>());
+    if buffer.len() < words {
+        buffer.resize(words.next_power_of_two(), 0);
+    }
+    &mut buffer[..words]
+}
+
+impl Fabric for ShmFabric {
+    fn timing(&self) -> Timing {
+        Timing { round_trip_min_ns: ROUND_TRIP_MIN_NS, lateness_max_ns: LATENESS_MAX_NS }
+    }
+
+    #[inline]
+    fn now(&self) -> Nanos {
+        boot_time_ns()
+    }
+
+    #[inline]
+    fn post(&mut self, lane_id: LaneId, chain: &[Verb], deadline: Nanos) {
+        self.counters.count(chain);
+        let lane = &mut self.lanes[usize::from(lane_id.0)];
+        lane.verbs = chain.len();
+        lane.chain[..chain.len()].copy_from_slice(chain);
+        lane.deadline = deadline;
+        for verb in chain {
+            match *verb {
+                Verb::Read { remote, bytes, .. } | Verb::Write { remote, bytes, .. } => {
+                    for line in 0..u64::from(bytes).div_ceil(64).min(4) {
+                        self.region.prefetch(remote + line * 64);
+                    }
+                }
+                Verb::WriteHalf { remote, .. }
+                | Verb::WriteWord { remote, .. }
+                | Verb::CompareSwap { remote, .. }
+                | Verb::FetchAdd { remote, .. } => self.region.prefetch(remote & !7),
+            }
+        }
+        self.posted.push_back(lane_id);
+    }
+
+    fn wait(&mut self, lane: LaneId, until: Nanos) {
+        self.waiting.push((until, lane));
+    }
+
+    #[inline]
+    fn ring(&mut self) {
+        if self.posted.is_empty() {
+            return;
+        }
+        self.counters.doorbells += 1;
+        while let Some(id) = self.posted.pop_front() {
+            let lane = &mut self.lanes[usize::from(id.0)];
+            lane.result = Self::execute(&self.region, self.lease, lane);
+            self.completed.push_back(id);
+        }
+    }
+
+    #[inline]
+    fn poll(&mut self) -> Option<Completion> {
+        if let Some(lane) = self.completed.pop_front() {
+            let result = std::mem::replace(&mut self.lanes[usize::from(lane.0)].result, Ok(0));
+            return Some(Completion { lane, result });
+        }
+        if self.waiting.is_empty() {
+            return None;
+        }
+        let now = boot_time_ns();
+        let due = self.waiting.iter().position(|(until, _)| *until <= now)?;
+        let (_, lane) = self.waiting.swap_remove(due);
+        Some(Completion { lane, result: Ok(0) })
+    }
+
+    fn relax(&mut self) {
+        let first = self.waiting.iter().map(|(until, _)| *until).min();
+        let left = first.map_or(0, |until| until.saturating_sub(boot_time_ns()));
+        if left > SPIN_NS_MAX {
+            std::thread::sleep(Duration::from_nanos(left));
+        } else {
+            std::hint::spin_loop();
+        }
+    }
+
+    #[inline]
+    fn buffer(&self, lane: LaneId, buffer: Buffer) -> &[u8] {
+        self.lanes[usize::from(lane.0)].buffers[buffer as usize].as_bytes()
+    }
+
+    #[inline]
+    fn buffer_mut(&mut self, lane: LaneId, buffer: Buffer) -> &mut [u8] {
+        self.lanes[usize::from(lane.0)].buffers[buffer as usize].as_mut_bytes()
+    }
+
+    #[inline]
+    fn reserve(&mut self, lane: LaneId, buffer: Buffer, bytes: usize) {
+        words_mut(&mut self.lanes[usize::from(lane.0)].buffers[buffer as usize], bytes as u32);
+    }
+
+    fn counters(&self) -> &Counters {
+        &self.counters
+    }
+}

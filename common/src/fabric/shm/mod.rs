@@ -1,0 +1,22 @@
+//! Shared memory: server and clients on one host, the client's CPU executes the verbs.
+//!
+//! A region on this fabric must not be reached over another one at the same time: CPU atomics and
+//! a NIC's atomics do not see each other (invariant I11).
+
+mod fabric;
+#[allow(unsafe_code, reason = "the mapping is shared with other processes")]
+mod region;
+mod socket;
+
+pub use fabric::{Lease, ShmFabric};
+pub use region::Region;
+pub use socket::{Connection, Listener};
+
+use super::Nanos;
+
+/// The time since boot, time spent suspended included.
+#[inline]
+pub fn boot_time_ns() -> Nanos {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    time.tv_sec as Nanos * 1_000_000_000 + time.tv_nsec as Nanos
+}

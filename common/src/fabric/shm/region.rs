@@ -1,0 +1,195 @@
+//! A region in memory that processes share, word by word.
+
+use std::fs::File;
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+use memmap2::{MmapOptions, MmapRaw};
+
+use crate::fabric::ChainError;
+
+/// A mapped region. Every access is to whole words through [`AtomicU64`], so nothing here is a data
+/// race, whatever other processes do; every access is checked against the region's end.
+pub struct Region {
+    map: MmapRaw,
+    writable: bool,
+}
+
+/// The unit of every access, in bytes.
+const WORD_BYTES: u64 = size_of::<u64>() as u64;
+
+impl Region {
+    /// Maps the whole file for reading and writing.
+    ///
+    /// # Errors
+    /// What the system says: `PermissionDenied` for a read-only descriptor.
+    pub fn map(file: &File) -> io::Result<Self> {
+        let map = MmapOptions::new().map_raw(file)?;
+        Self::checked(map, true)
+    }
+
+    /// Maps the whole file for reading: the memory itself refuses stores.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn map_read_only(file: &File) -> io::Result<Self> {
+        let map = MmapOptions::new().map_raw_read_only(file)?;
+        Self::checked(map, false)
+    }
+
+    fn checked(map: MmapRaw, writable: bool) -> io::Result<Self> {
+        if map.len() < WORD_BYTES as usize {
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the region is empty"));
+        }
+        Ok(Self { map, writable })
+    }
+
+    /// Asks the system for huge pages under this mapping; false if it refused.
+    pub fn advise_huge_pages(&self) -> bool {
+        self.map.advise(memmap2::Advice::HugePage).is_ok()
+    }
+
+    /// The length, in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.words().len() as u64 * WORD_BYTES
+    }
+
+    /// Whether stores are possible at all.
+    pub fn is_writable(&self) -> bool {
+        self.writable
+    }
+
+    #[inline]
+    fn words(&self) -> &[AtomicU64] {
+        let first = self.map.as_ptr().cast::<AtomicU64>();
+        // SAFETY: the mapping lives as long as `self`, is page-aligned and this many words long;
+        // processes that share it access it as atomics too. A read-only mapping is only loaded
+        // from: the methods that store check `writable`.
+        unsafe { std::slice::from_raw_parts(first, self.map.len() / WORD_BYTES as usize) }
+    }
+
+    #[inline]
+    fn range(&self, offset: u64, words: usize) -> Result<&[AtomicU64], ChainError> {
+        let start = (offset / WORD_BYTES) as usize;
+        match start.checked_add(words).and_then(|end| self.words().get(start..end)) {
+            Some(range) if offset.is_multiple_of(WORD_BYTES) => Ok(range),
+            _ => Err(ChainError::Outside { remote: offset, bytes: words as u64 * WORD_BYTES }),
+        }
+    }
+
+    #[inline]
+    fn word(&self, offset: u64) -> Result<&AtomicU64, ChainError> {
+        Ok(&self.range(offset, 1)?[0])
+    }
+
+    #[inline]
+    fn word_to_change(&self, offset: u64) -> Result<&AtomicU64, ChainError> {
+        if self.writable { self.word(offset) } else { Err(ChainError::Denied) }
+    }
+
+    /// Copies words out, in no particular order.
+    ///
+    /// # Errors
+    /// [`ChainError::Outside`].
+    #[inline]
+    pub fn read(&self, offset: u64, into: &mut [u64]) -> Result<(), ChainError> {
+        // Relaxed loads and one fence, because acquire loads are not promised to work on
+        // read-only pages.
+        for (word, target) in self.range(offset, into.len())?.iter().zip(into) {
+            *target = word.load(Ordering::Relaxed);
+        }
+        fence(Ordering::Acquire);
+        Ok(())
+    }
+
+    /// Copies words in, in no particular order; a later compare-and-swap publishes them.
+    ///
+    /// # Errors
+    /// [`ChainError::Outside`], [`ChainError::Denied`].
+    #[inline]
+    pub fn write(&self, offset: u64, from: &[u64]) -> Result<(), ChainError> {
+        if !self.writable {
+            return Err(ChainError::Denied);
+        }
+        fence(Ordering::Release);
+        for (word, source) in self.range(offset, from.len())?.iter().zip(from) {
+            word.store(*source, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// One word.
+    ///
+    /// # Errors
+    /// [`ChainError::Outside`].
+    #[inline]
+    pub fn load(&self, offset: u64) -> Result<u64, ChainError> {
+        let value = self.word(offset)?.load(Ordering::Relaxed);
+        fence(Ordering::Acquire);
+        Ok(value)
+    }
+
+    /// Replaces one word.
+    ///
+    /// # Errors
+    /// [`ChainError::Outside`], [`ChainError::Denied`].
+    #[inline]
+    pub fn store(&self, offset: u64, value: u64) -> Result<(), ChainError> {
+        self.word_to_change(offset)?.store(value, Ordering::Release);
+        Ok(())
+    }
+
+    /// Replaces four bytes and leaves the other half of their word as it is, whoever changes it
+    /// meanwhile.
+    ///
+    /// # Errors
+    /// [`ChainError::Outside`], [`ChainError::Denied`].
+    #[inline]
+    pub fn store_half(&self, offset: u64, value: u32) -> Result<(), ChainError> {
+        if !offset.is_multiple_of(4) {
+            return Err(ChainError::Outside { remote: offset, bytes: 4 });
+        }
+        let word = self.word_to_change(offset & !(WORD_BYTES - 1))?;
+        let shift = offset % WORD_BYTES * 8;
+        let merged = |old: u64| Some(old & !(0xffff_ffff << shift) | u64::from(value) << shift);
+        // The closure never refuses, so neither does the update.
+        let _ = word.fetch_update(Ordering::AcqRel, Ordering::Relaxed, merged);
+        Ok(())
+    }
+
+    /// Replaces the word if it is `expected`; returns the word found.
+    ///
+    /// # Errors
+    /// [`ChainError::Outside`], [`ChainError::Denied`].
+    #[inline]
+    pub fn compare_swap(
+        &self,
+        offset: u64,
+        expected: u64,
+        desired: u64,
+    ) -> Result<u64, ChainError> {
+        let word = self.word_to_change(offset)?;
+        let swapped = word.compare_exchange(expected, desired, Ordering::AcqRel, Ordering::Acquire);
+        Ok(swapped.unwrap_or_else(|found| found))
+    }
+
+    /// Adds to the word, wrapping; returns the word found.
+    ///
+    /// # Errors
+    /// [`ChainError::Outside`], [`ChainError::Denied`].
+    #[inline]
+    pub fn fetch_add(&self, offset: u64, addend: u64) -> Result<u64, ChainError> {
+        Ok(self.word_to_change(offset)?.fetch_add(addend, Ordering::AcqRel))
+    }
+
+    /// Tells the processor that these bytes will be wanted; any offset will do.
+    #[inline]
+    pub fn prefetch(&self, offset: u64) {
+        #[cfg(target_arch = "x86_64")]
+        if let Ok(word) = self.word(offset) {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            // SAFETY: a prefetch of memory that is mapped, by the reference above.
+            unsafe { _mm_prefetch(std::ptr::from_ref(word).cast::<i8>(), _MM_HINT_T0) }
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! Blocks: one key and one value, immutable once a slot points to them.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, little_endian as le};
+
+use super::{BlockAddress, LayoutError, SizeClass};
+
+/// The longest key the format can hold, in bytes.
+pub const KEY_BYTES_LIMIT: usize = u16::MAX as usize;
+
+/// The first 32 bytes of a block. "A header is a header for ever": whatever becomes of the memory,
+/// a late 4-byte mark finds `superseded` here and nothing else (invariant I9).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct BlockHeader {
+    /// Not 0 from just before the block is unlinked (invariant I2). The only field that changes
+    /// while the block is published, and the only one outside the checksum.
+    superseded: le::U32,
+    /// How many times this memory held a linked block. Rises by one with each reuse.
+    generation: le::U32,
+    /// When the writer made this block, nanoseconds since 1970 by its clock. For people and for
+    /// eviction; nothing is ordered by it.
+    written_at_ns: le::U64,
+    key_bytes: le::U16,
+    /// The client id that wrote the block: whose PENDING word this is, should the client die.
+    writer: le::U16,
+    value_bytes: le::U32,
+    /// When the value ends, seconds since 1970; 0 for never.
+    expires_at_s: le::U32,
+    /// Over everything else in the block but `superseded`, starting from its address, so that no
+    /// block is taken for another.
+    crc32: le::U32,
+}
+const _: () = assert!(size_of::<BlockHeader>() == 32);
+
+/// A block's header, in bytes.
+pub const BLOCK_HEADER_BYTES: u64 = size_of::<BlockHeader>() as u64;
+/// Where the generation stands in a block, in bytes.
+const GENERATION_OFFSET: usize = std::mem::offset_of!(BlockHeader, generation);
+const CRC_OFFSET: usize = std::mem::offset_of!(BlockHeader, crc32);
+/// The value of `superseded` in a block about to be unlinked; a WRITE of this many bytes at the
+/// block's start.
+pub const SUPERSEDED: u32 = 1;
+
+/// The first aligned word of a block: the two fields that decide whether a cached GET may believe
+/// what it read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeaderWord {
+    /// Whether an unlink of the block was announced.
+    pub superseded: bool,
+    /// The block's generation.
+    pub generation: u32,
+}
+
+impl HeaderWord {
+    /// The header word in these eight bytes, read as a little-endian integer.
+    pub const fn from_bits(bits: u64) -> Self {
+        Self { superseded: bits as u32 != 0, generation: (bits >> 32) as u32 }
+    }
+}
+
+/// How many bytes a block with a key and a value of these lengths takes.
+pub const fn block_bytes(key_bytes: usize, value_bytes: usize) -> u64 {
+    BLOCK_HEADER_BYTES + key_bytes as u64 + value_bytes as u64
+}
+
+/// What a writer says about a new block besides its key and value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockStamp {
+    /// Where the block will stand.
+    pub address: BlockAddress,
+    /// The generation this content gets.
+    pub generation: u32,
+    /// The client id of the writer.
+    pub writer: u16,
+    /// The writer's wall clock, nanoseconds since 1970.
+    pub written_at_ns: u64,
+    /// When the value ends, seconds since 1970; 0 for never.
+    pub expires_at_s: u32,
+}
+
+/// Puts the header before a key and a value that already stand in `image` at
+/// [`BLOCK_HEADER_BYTES`], one behind the other.
+///
+/// # Errors
+/// [`LayoutError::Truncated`] if the image is shorter than header, key and value.
+pub fn seal(
+    image: &mut [u8],
+    key_bytes: u16,
+    value_bytes: u32,
+    stamp: BlockStamp,
+) -> Result<(), LayoutError> {
+    let total = block_bytes(key_bytes.into(), value_bytes as usize) as usize;
+    let short = LayoutError::Truncated { what: "block image", bytes: image.len() as u64 };
+    let Some(image) = image.get_mut(..total) else { return Err(short) };
+    let (header, payload) = BlockHeader::mut_from_prefix(image).map_err(|_| short)?;
+    *header = BlockHeader {
+        superseded: 0.into(),
+        generation: stamp.generation.into(),
+        written_at_ns: stamp.written_at_ns.into(),
+        key_bytes: key_bytes.into(),
+        writer: stamp.writer.into(),
+        value_bytes: value_bytes.into(),
+        expires_at_s: stamp.expires_at_s.into(),
+        crc32: 0.into(),
+    };
+    header.crc32 = checksum(header, payload, stamp.address).into();
+    Ok(())
+}
+
+fn checksum(header: &BlockHeader, payload: &[u8], address: BlockAddress) -> u32 {
+    let mut hasher = crc32fast::Hasher::new_with_initial(address.0);
+    hasher.update(&header.as_bytes()[GENERATION_OFFSET..CRC_OFFSET]);
+    hasher.update(payload);
+    hasher.finalize()
+}
+
+/// A block whose lengths and checksum were found right.
+#[derive(Clone, Copy, Debug)]
+pub struct Block<'a> {
+    header: &'a BlockHeader,
+    payload: &'a [u8],
+}
+
+impl<'a> Block<'a> {
+    /// Checks the bytes read from a block at `address`, up to the size of its class.
+    ///
+    /// # Errors
+    /// [`LayoutError::Truncated`] when the lengths in the header do not fit the bytes,
+    /// [`LayoutError::Checksum`] when the content is not what was written there (also when it was
+    /// read while being rewritten).
+    pub fn decode(bytes: &'a [u8], address: BlockAddress) -> Result<Self, LayoutError> {
+        let short = LayoutError::Truncated { what: "block", bytes: bytes.len() as u64 };
+        let Ok((header, rest)) = BlockHeader::ref_from_prefix(bytes) else { return Err(short) };
+        let length = usize::from(header.key_bytes.get()) + header.value_bytes.get() as usize;
+        let Some(payload) = rest.get(..length) else { return Err(short) };
+        if checksum(header, payload, address) != header.crc32.get() {
+            return Err(LayoutError::Checksum { what: "block", offset: address.offset() });
+        }
+        Ok(Self { header, payload })
+    }
+
+    /// The word a cached GET goes by.
+    pub fn header_word(&self) -> HeaderWord {
+        HeaderWord {
+            superseded: self.header.superseded.get() != 0,
+            generation: self.header.generation.get(),
+        }
+    }
+
+    /// The key.
+    pub fn key(&self) -> &'a [u8] {
+        &self.payload[..usize::from(self.header.key_bytes.get())]
+    }
+
+    /// The value.
+    pub fn value(&self) -> &'a [u8] {
+        &self.payload[usize::from(self.header.key_bytes.get())..]
+    }
+
+    /// The client id of the writer.
+    pub fn writer(&self) -> u16 {
+        self.header.writer.get()
+    }
+
+    /// The writer's wall clock when it made the block, nanoseconds since 1970.
+    pub fn written_at_ns(&self) -> u64 {
+        self.header.written_at_ns.get()
+    }
+}
+
+/// Whether a block of this length fits a class at all, and which.
+pub const fn class_for(key_bytes: usize, value_bytes: usize) -> Option<SizeClass> {
+    SizeClass::for_bytes(block_bytes(key_bytes, value_bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stamp(units: u32, generation: u32) -> BlockStamp {
+        BlockStamp {
+            address: BlockAddress(units),
+            generation,
+            writer: 7,
+            written_at_ns: 1,
+            expires_at_s: 0,
+        }
+    }
+
+    fn sample(key: &[u8], value: &[u8], stamp: BlockStamp) -> Vec<u8> {
+        let mut image = vec![0; 256];
+        let start = BLOCK_HEADER_BYTES as usize;
+        image[start..start + key.len()].copy_from_slice(key);
+        image[start + key.len()..start + key.len() + value.len()].copy_from_slice(value);
+        seal(&mut image, key.len() as u16, value.len() as u32, stamp).unwrap();
+        image
+    }
+
+    #[test]
+    fn a_sealed_block_comes_back() {
+        let image = sample(b"key", b"value", stamp(3, 9));
+        let block = Block::decode(&image, BlockAddress(3)).unwrap();
+        assert_eq!((block.key(), block.value()), (&b"key"[..], &b"value"[..]));
+        assert_eq!(block.header_word(), HeaderWord { superseded: false, generation: 9 });
+        assert_eq!((block.writer(), block.written_at_ns()), (7, 1));
+    }
+
+    #[test]
+    fn a_block_is_not_taken_for_one_elsewhere() {
+        let image = sample(b"key", b"value", stamp(3, 9));
+        let elsewhere = Block::decode(&image, BlockAddress(4));
+        assert!(matches!(elsewhere, Err(LayoutError::Checksum { offset: 256, .. })));
+    }
+
+    #[test]
+    fn every_flipped_bit_is_noticed_but_the_mark() {
+        let image = sample(b"key", b"value", stamp(3, 9));
+        for bit in 0..block_bytes(3, 5) * 8 {
+            let mut torn = image.clone();
+            torn[bit as usize / 8] ^= 1 << (bit % 8);
+            let decoded = Block::decode(&torn, BlockAddress(3));
+            if bit < 32 {
+                assert!(decoded.unwrap().header_word().superseded);
+            } else {
+                assert!(decoded.is_err(), "bit {bit}");
+            }
+        }
+    }
+
+    #[test]
+    fn lengths_beyond_the_bytes_are_refused() {
+        let image = sample(b"key", b"value", stamp(3, 9));
+        for bytes in 0..block_bytes(3, 5) as usize {
+            assert!(Block::decode(&image[..bytes], BlockAddress(3)).is_err());
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! Size classes: the block sizes a chunk can be carved into.
+//!
+//! Multiples of 64 bytes up to 512, then four classes per doubling up to 4 MiB, so that at most a
+//! fifth of a large block is padding.
+
+use super::{CHUNK_BYTES, LayoutError};
+
+/// The unit of block addresses and the smallest block, in bytes.
+pub const BLOCK_UNIT: u64 = 64;
+/// The largest block, in bytes.
+pub const BLOCK_BYTES_MAX: u64 = 4 << 20;
+
+const LINEAR_CLASSES: u8 = 8;
+const LINEAR_BYTES_MAX: u64 = BLOCK_UNIT * LINEAR_CLASSES as u64;
+const CLASSES_PER_DOUBLING: u8 = 4;
+
+/// A size class: an index into the table of block sizes, always valid.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SizeClass(u8);
+
+impl SizeClass {
+    /// How many classes there are.
+    pub const COUNT: usize = 60;
+
+    /// The class with this index, or an error for bytes that name none.
+    pub const fn from_index(index: u8) -> Result<Self, LayoutError> {
+        if (index as usize) < Self::COUNT {
+            Ok(Self(index))
+        } else {
+            Err(LayoutError::SizeClass { index })
+        }
+    }
+
+    /// The smallest class whose blocks hold `bytes`; `None` over [`BLOCK_BYTES_MAX`].
+    pub const fn for_bytes(bytes: u64) -> Option<Self> {
+        if bytes > BLOCK_BYTES_MAX {
+            return None;
+        }
+        if bytes <= LINEAR_BYTES_MAX {
+            let units = bytes.div_ceil(BLOCK_UNIT);
+            return Some(Self(if units == 0 { 0 } else { units as u8 - 1 }));
+        }
+        // `bytes` lies in (2^doubling, 2^(doubling + 1)]; each quarter of that span is a class.
+        let doubling = (bytes - 1).ilog2();
+        let quarter = 1u64 << (doubling - 2);
+        let step = (bytes - (1 << doubling)).div_ceil(quarter) as u8;
+        let doublings = (doubling - LINEAR_BYTES_MAX.ilog2()) as u8;
+        Some(Self(LINEAR_CLASSES + doublings * CLASSES_PER_DOUBLING + step - 1))
+    }
+
+    /// All classes, smallest first.
+    pub fn all() -> impl Iterator<Item = Self> {
+        (0..Self::COUNT as u8).map(Self)
+    }
+
+    /// The index of this class, below [`SizeClass::COUNT`].
+    pub const fn index(self) -> u8 {
+        self.0
+    }
+
+    /// The size of this class's blocks, in bytes.
+    pub const fn block_bytes(self) -> u64 {
+        if self.0 < LINEAR_CLASSES {
+            return BLOCK_UNIT * (self.0 as u64 + 1);
+        }
+        let above = self.0 - LINEAR_CLASSES;
+        let base = LINEAR_BYTES_MAX << (above / CLASSES_PER_DOUBLING);
+        base + base / 4 * (above % CLASSES_PER_DOUBLING + 1) as u64
+    }
+
+    /// How many chunks in a row one span of this class takes: 1, or 2 for blocks over 2 MiB.
+    pub const fn chunks_per_span(self) -> u64 {
+        self.block_bytes().div_ceil(CHUNK_BYTES)
+    }
+
+    /// How many blocks one span of chunks holds.
+    pub const fn blocks_per_span(self) -> u64 {
+        self.chunks_per_span() * CHUNK_BYTES / self.block_bytes()
+    }
+}
+
+const _: () = {
+    assert!(SizeClass(SizeClass::COUNT as u8 - 1).block_bytes() == BLOCK_BYTES_MAX);
+    let mut index = 0;
+    while index < SizeClass::COUNT as u8 {
+        let class = SizeClass(index);
+        assert!(class.block_bytes().is_multiple_of(BLOCK_UNIT));
+        match SizeClass::for_bytes(class.block_bytes()) {
+            Some(same) => assert!(same.0 == index),
+            None => panic!("a class's own size has a class"),
+        }
+        index += 1;
+    }
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_size_gets_the_tightest_class() {
+        let mut below = 0;
+        for class in SizeClass::all() {
+            for bytes in [below + 1, class.block_bytes() - 1, class.block_bytes()] {
+                assert_eq!(SizeClass::for_bytes(bytes), Some(class), "{bytes} bytes");
+            }
+            below = class.block_bytes();
+        }
+        assert_eq!(SizeClass::for_bytes(BLOCK_BYTES_MAX + 1), None);
+        assert_eq!(SizeClass::for_bytes(0), Some(SizeClass(0)));
+    }
+
+    #[test]
+    fn padding_is_at_most_a_fifth_above_the_linear_classes() {
+        for bytes in [513, 641, 1025, 70_000, (1 << 20) + 1, (2 << 20) + 1] {
+            let block = SizeClass::for_bytes(bytes).unwrap().block_bytes();
+            assert!((block - bytes) * 5 <= block, "{bytes} in {block}");
+        }
+    }
+
+    #[test]
+    fn an_index_that_names_no_class_is_refused() {
+        assert!(SizeClass::from_index(59).is_ok());
+        assert!(matches!(SizeClass::from_index(60), Err(LayoutError::SizeClass { index: 60 })));
+    }
+}

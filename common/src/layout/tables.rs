@@ -1,0 +1,153 @@
+//! The three tables between superblock and heap: clients, directory, chunks. Written by the server
+//! alone, with plain stores of whole words: nobody compares-and-swaps them.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, little_endian as le};
+
+use super::{Geometry, LayoutError, SUBTABLE_BYTES, SizeClass};
+
+/// The unit of memory the heap hands to a purpose, in bytes.
+pub const CHUNK_BYTES: u64 = 2 << 20;
+
+/// Who a client id stands for just now. A cache line of its own, because a client on shared memory
+/// looks at it before every compare-and-swap: an entry that is not its own any more fences it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C, align(64))]
+pub struct ClientEntry {
+    /// The number of the connection that owns the id, never used twice in the life of a region;
+    /// 0 when nobody does.
+    lease: le::U64,
+    reserved: [u8; 56],
+}
+const _: () = assert!(size_of::<ClientEntry>() == 64);
+
+/// Where the subtable for some leading bits of the hash is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DirectoryEntry(u64);
+const _: () = assert!(size_of::<DirectoryEntry>() == 8);
+
+impl DirectoryEntry {
+    /// The entry for a subtable whose keys share this many bits.
+    pub const fn new(subtable_offset: u64, local_depth: u8) -> Self {
+        Self(subtable_offset / SUBTABLE_BYTES << 8 | local_depth as u64)
+    }
+
+    /// The entry with exactly these bits.
+    pub const fn from_bits(bits: u64) -> Self {
+        Self(bits)
+    }
+
+    /// The bits as they stand in the region.
+    pub const fn bits(self) -> u64 {
+        self.0
+    }
+
+    /// How many leading bits of the hash the subtable's keys share.
+    pub const fn local_depth(self) -> u8 {
+        self.0 as u8
+    }
+
+    /// The byte offset of the subtable.
+    ///
+    /// # Errors
+    /// [`LayoutError::SubtableOutside`] when the entry points out of the heap.
+    pub fn subtable(self, geometry: &Geometry) -> Result<u64, LayoutError> {
+        let offset = (self.0 >> 8).saturating_mul(SUBTABLE_BYTES);
+        geometry.check_subtable(offset)?;
+        Ok(offset)
+    }
+}
+
+/// What a chunk is used for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChunkUse {
+    /// Nothing yet.
+    Free,
+    /// Subtables of the index.
+    Subtables,
+    /// Blocks of this class, from the chunk's start.
+    Blocks(SizeClass),
+    /// The rest of a block that starts in the chunk before.
+    Continued,
+}
+
+/// A chunk's entry in the chunk table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChunkEntry(u64);
+const _: () = assert!(size_of::<ChunkEntry>() == 8);
+
+impl ChunkEntry {
+    /// The entry that says so.
+    pub const fn new(chunk_use: ChunkUse) -> Self {
+        match chunk_use {
+            ChunkUse::Free => Self(0),
+            ChunkUse::Subtables => Self(1),
+            ChunkUse::Blocks(class) => Self(2 | (class.index() as u64) << 8),
+            ChunkUse::Continued => Self(3),
+        }
+    }
+
+    /// The entry with exactly these bits.
+    pub const fn from_bits(bits: u64) -> Self {
+        Self(bits)
+    }
+
+    /// The bits as they stand in the region.
+    pub const fn bits(self) -> u64 {
+        self.0
+    }
+
+    /// What the chunk is used for.
+    ///
+    /// # Errors
+    /// [`LayoutError::Field`] or [`LayoutError::SizeClass`] for bits that say nothing.
+    pub const fn chunk_use(self) -> Result<ChunkUse, LayoutError> {
+        match (self.0 as u8, self.0 >> 8) {
+            (0, 0) => Ok(ChunkUse::Free),
+            (1, 0) => Ok(ChunkUse::Subtables),
+            (2, class @ 0..=0xff) => match SizeClass::from_index(class as u8) {
+                Ok(class) => Ok(ChunkUse::Blocks(class)),
+                Err(error) => Err(error),
+            },
+            (3, 0) => Ok(ChunkUse::Continued),
+            _ => Err(LayoutError::Field { field: "chunk use", value: self.0 }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunk_uses_come_back() {
+        let classes = SizeClass::all().map(ChunkUse::Blocks);
+        for chunk_use in
+            [ChunkUse::Free, ChunkUse::Subtables, ChunkUse::Continued].into_iter().chain(classes)
+        {
+            assert_eq!(ChunkEntry::new(chunk_use).chunk_use().unwrap(), chunk_use);
+        }
+        for bits in [4, 0x100, 2 | 60 << 8, u64::MAX] {
+            assert!(ChunkEntry::from_bits(bits).chunk_use().is_err(), "{bits:#x}");
+        }
+    }
+
+    #[test]
+    fn directory_entries_come_back_or_are_refused() {
+        let format = super::super::Format {
+            region_bytes: 64 << 20,
+            region_id: [0; 16],
+            hash_key: [0; 16],
+            grace_ms: 100,
+            key_bytes_max: 1024,
+            value_bytes_max: 1024,
+        };
+        let geometry = format.geometry();
+        let subtable = geometry.chunk_offset(1).unwrap() + SUBTABLE_BYTES;
+        let entry = DirectoryEntry::from_bits(DirectoryEntry::new(subtable, 3).bits());
+        assert_eq!(entry.subtable(&geometry).unwrap(), subtable);
+        assert_eq!(entry.local_depth(), 3);
+        for bits in [0, u64::MAX, DirectoryEntry::new(64 << 20, 0).bits()] {
+            assert!(DirectoryEntry::from_bits(bits).subtable(&geometry).is_err(), "{bits:#x}");
+        }
+    }
+}

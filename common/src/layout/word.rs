@@ -1,0 +1,247 @@
+//! The slot word: the one word of the index that clients compare-and-swap.
+
+use std::fmt;
+
+use super::{BLOCK_UNIT, LayoutError, SizeClass};
+
+/// What a slot is in the middle of. Which transitions exist, and who may make them, is in
+/// `docs/protocol.md`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum SlotState {
+    /// No key. `inc` is kept, so that the next incarnation gets another number.
+    Empty = 0,
+    /// An INSERT owns the slot and has not decided yet. Readers ignore it.
+    Pending = 1,
+    /// Another INSERT of the same fingerprint took the slot's chance away; the owner clears it.
+    Aborted = 2,
+    /// The slot points to the block that holds its key's value.
+    Live = 3,
+    /// A split is moving the entry; it can be read, not changed.
+    Frozen = 4,
+    /// The entry's new place, before a split commits.
+    Copy = 5,
+    /// The entry moved to another subtable; the row's forward pointer leads there.
+    Moved = 6,
+    /// Removed by a conditional operation; becomes EMPTY after GRACE.
+    Tomb = 7,
+}
+
+impl SlotState {
+    const fn from_bits(bits: u64) -> Self {
+        match bits & 7 {
+            0 => Self::Empty,
+            1 => Self::Pending,
+            2 => Self::Aborted,
+            3 => Self::Live,
+            4 => Self::Frozen,
+            5 => Self::Copy,
+            6 => Self::Moved,
+            _ => Self::Tomb,
+        }
+    }
+}
+
+/// `state 3 | cond 1 | fp 8 | inc 6 | gen_lo 8 | class 6 | block address 32`, high bits first.
+///
+/// Any 64 bits are a word: what they point to is checked where it is used.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct SlotWord(u64);
+
+const ADDRESS_BITS: u32 = 32;
+const CLASS_SHIFT: u32 = ADDRESS_BITS;
+const GENERATION_SHIFT: u32 = CLASS_SHIFT + 6;
+const INCARNATION_SHIFT: u32 = GENERATION_SHIFT + 8;
+const FINGERPRINT_SHIFT: u32 = INCARNATION_SHIFT + 6;
+const COND_SHIFT: u32 = FINGERPRINT_SHIFT + 8;
+const STATE_SHIFT: u32 = COND_SHIFT + 1;
+const _: () = assert!(STATE_SHIFT + 3 == 64);
+
+/// How many incarnations a slot counts before the number recurs (6 bits).
+pub const INCARNATIONS: u64 = 1 << 6;
+/// How many generations of a block the word tells apart (8 bits).
+pub const WORD_GENERATIONS: u64 = 1 << 8;
+
+impl SlotWord {
+    /// The word with exactly these bits.
+    pub const fn from_bits(bits: u64) -> Self {
+        Self(bits)
+    }
+
+    /// The bits, as they stand in the region.
+    pub const fn bits(self) -> u64 {
+        self.0
+    }
+
+    /// A slot without a key whose last incarnation was `incarnation`.
+    pub const fn empty(incarnation: u8) -> Self {
+        Self((incarnation as u64 % INCARNATIONS) << INCARNATION_SHIFT)
+    }
+
+    /// A PENDING word for the next incarnation of this EMPTY slot, pointing to `block`.
+    pub const fn pending(self, fingerprint: u8, block: BlockRef) -> Self {
+        let incarnation = (self.incarnation() as u64 + 1) % INCARNATIONS;
+        Self(
+            (SlotState::Pending as u64) << STATE_SHIFT
+                | (fingerprint as u64) << FINGERPRINT_SHIFT
+                | incarnation << INCARNATION_SHIFT
+                | block.bits(),
+        )
+    }
+
+    /// This word with another state, all else kept.
+    pub const fn with_state(self, state: SlotState) -> Self {
+        Self(self.0 & !(7 << STATE_SHIFT) | (state as u64) << STATE_SHIFT)
+    }
+
+    /// The LIVE word that replaces this one: same incarnation and fingerprint, another block.
+    /// `conditional` marks a word whose writer depended on what it replaced.
+    pub const fn live(self, block: BlockRef, conditional: bool) -> Self {
+        let kept = (0xff << FINGERPRINT_SHIFT) | ((INCARNATIONS - 1) << INCARNATION_SHIFT);
+        Self(
+            self.0 & kept
+                | (SlotState::Live as u64) << STATE_SHIFT
+                | (conditional as u64) << COND_SHIFT
+                | block.bits(),
+        )
+    }
+
+    /// The EMPTY word that ends this incarnation.
+    pub const fn emptied(self) -> Self {
+        Self::empty(self.incarnation())
+    }
+
+    /// The state of the slot.
+    pub const fn state(self) -> SlotState {
+        SlotState::from_bits(self.0 >> STATE_SHIFT)
+    }
+
+    /// Whether a conditional operation wrote this word: such a word absorbs nobody.
+    pub const fn is_conditional(self) -> bool {
+        self.0 >> COND_SHIFT & 1 == 1
+    }
+
+    /// Eight bits of the key's hash.
+    pub const fn fingerprint(self) -> u8 {
+        (self.0 >> FINGERPRINT_SHIFT) as u8
+    }
+
+    /// Which incarnation of the slot this is, modulo [`INCARNATIONS`].
+    pub const fn incarnation(self) -> u8 {
+        (self.0 >> INCARNATION_SHIFT & (INCARNATIONS - 1)) as u8
+    }
+
+    /// The block the word points to, or why these bits point to none. Whether the block lies in
+    /// the heap is [`Geometry::check_block`](super::Geometry::check_block)'s to say.
+    pub const fn block(self) -> Result<BlockRef, LayoutError> {
+        match SizeClass::from_index((self.0 >> CLASS_SHIFT & 63) as u8) {
+            Ok(class) => Ok(BlockRef {
+                address: BlockAddress(self.0 as u32),
+                class,
+                generation_low: (self.0 >> GENERATION_SHIFT) as u8,
+            }),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl fmt::Debug for SlotWord {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}(inc {}, fp {:#04x}", self.state(), self.incarnation(), self.fingerprint())?;
+        if self.is_conditional() {
+            write!(f, ", cond")?;
+        }
+        match self.block() {
+            Ok(block) if block.bits() != 0 => write!(
+                f,
+                ", block {:#x} gen_lo {} class {})",
+                block.address.offset(),
+                block.generation_low,
+                block.class.index()
+            ),
+            Ok(_) => write!(f, ")"),
+            Err(_) => write!(f, ", {:#x})", self.0),
+        }
+    }
+}
+
+/// A block's place in the region, in units of 64 bytes from its start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct BlockAddress(pub u32);
+
+impl BlockAddress {
+    /// The address of the block at this byte offset, a multiple of 64 below 256 GiB.
+    pub const fn from_offset(offset_bytes: u64) -> Option<Self> {
+        let units = offset_bytes / BLOCK_UNIT;
+        if offset_bytes.is_multiple_of(BLOCK_UNIT) && units <= u32::MAX as u64 {
+            Some(Self(units as u32))
+        } else {
+            None
+        }
+    }
+
+    /// The byte offset from the start of the region.
+    pub const fn offset(self) -> u64 {
+        self.0 as u64 * BLOCK_UNIT
+    }
+}
+
+/// What a slot word says about its block: where, how large, and the low bits of its generation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct BlockRef {
+    /// Where the block is.
+    pub address: BlockAddress,
+    /// How large it is.
+    pub class: SizeClass,
+    /// Its generation modulo [`WORD_GENERATIONS`].
+    pub generation_low: u8,
+}
+
+impl BlockRef {
+    const fn bits(self) -> u64 {
+        (self.generation_low as u64) << GENERATION_SHIFT
+            | (self.class.index() as u64) << CLASS_SHIFT
+            | self.address.0 as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn any_block() -> impl Strategy<Value = BlockRef> {
+        (any::<u32>(), 0..SizeClass::COUNT as u8, any::<u8>()).prop_map(|(address, class, low)| {
+            BlockRef {
+                address: BlockAddress(address),
+                class: SizeClass::from_index(class).unwrap(),
+                generation_low: low,
+            }
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn fields_come_back(inc in 0u8..64, fp: u8, block in any_block(), cond: bool) {
+            let pending = SlotWord::empty(inc).pending(fp, block);
+            prop_assert_eq!(pending.state(), SlotState::Pending);
+            prop_assert_eq!(pending.incarnation(), (inc + 1) % 64);
+            prop_assert_eq!(pending.block().unwrap(), block);
+            let live = pending.live(block, cond);
+            prop_assert_eq!(live.state(), SlotState::Live);
+            prop_assert_eq!(live.is_conditional(), cond);
+            prop_assert_eq!(live.fingerprint(), fp);
+            prop_assert_eq!(live.incarnation(), pending.incarnation());
+            prop_assert_eq!(live.block().unwrap(), block);
+            prop_assert_eq!(live.emptied(), SlotWord::empty(pending.incarnation()));
+        }
+
+        #[test]
+        fn any_bits_can_be_looked_at(bits: u64) {
+            let word = SlotWord::from_bits(bits);
+            let _ = (word.state(), word.block(), word.fingerprint(), format!("{word:?}"));
+            prop_assert_eq!(word.with_state(word.state()), word);
+        }
+    }
+}

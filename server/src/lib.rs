@@ -1,0 +1,1 @@
+//! Farside memory server.
