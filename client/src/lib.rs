@@ -1,12 +1,117 @@
-//! The client library of Farside, a one-sided RDMA key-value store.
+//! The client library of Farside, a one-sided key-value store on far memory.
+//!
+//! A memory server (`kv-server`) owns a region; clients read and change it with one-sided verbs:
+//! GET is a READ, PUT a chain of WRITE, WRITE and compare-and-swap. No server CPU runs for either.
+//! On one host, without any RDMA hardware, the `shm` fabric executes the same verbs on shared
+//! memory.
+//!
+//! # A first program
+//!
+//! Start a server: `kv-server --listen shm:///tmp/kv.sock --memory 256MiB`. Then:
+//!
+//! ```
+//! # let folder = tempfile::tempdir()?;
+//! # let address = format!("shm://{}/kv.sock", folder.path().display());
+//! # let config = farside_common::config::ServerConfig {
+//! #     listen: Some(address.parse()?),
+//! #     memory: Some(farside_common::config::ByteSize::mib(16)),
+//! #     ..Default::default()
+//! # };
+//! # let server = farside_server::Server::start(&config)?;
+//! use farside::Client;
+//!
+//! let client = Client::builder().server(&address).connect()?; // shm:///tmp/kv.sock
+//! let mut session = client.session()?;
+//!
+//! session.put(b"greeting", b"hello")?;
+//! let value = session.get(b"greeting")?.expect("it was just put");
+//! assert_eq!(*value, *b"hello");
+//!
+//! assert!(!session.insert(b"greeting", b"only if absent")?);
+//! session.compare_exchange_version(b"greeting", value.version, b"hi")?;
+//! assert!(session.delete(b"greeting")?);
+//! assert_eq!(session.get(b"greeting")?, None);
+//! # drop(session);
+//! # drop(client);
+//! # server.stop();
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Threads
+//!
+//! A [`Client`] is shared by all threads; each thread that works has a [`Session`] of its own, with
+//! its own queue pair (or mapping), location cache and free blocks. Sessions are `Send`, not
+//! `Sync`, and never take a lock for an operation.
+//!
+//! # Many operations at once
+//!
+//! [`Session::pipeline`] keeps up to `pipeline_depth` operations in flight; [`Session::batch`] runs
+//! a list of them with one doorbell. Both run the same code as the calls that wait.
+//!
+//! ```
+//! # let folder = tempfile::tempdir()?;
+//! # let address = format!("shm://{}/kv.sock", folder.path().display());
+//! # let config = farside_common::config::ServerConfig {
+//! #     listen: Some(address.parse()?),
+//! #     memory: Some(farside_common::config::ByteSize::mib(16)),
+//! #     ..Default::default()
+//! # };
+//! # let server = farside_server::Server::start(&config)?;
+//! # let client = farside::Client::builder().server(&address).connect()?;
+//! # let mut session = client.session()?;
+//! use farside::{BatchOutcome, Outcome};
+//!
+//! let mut batch = session.batch();
+//! batch.put(b"one", b"1").put(b"two", b"2").delete(b"three");
+//! for result in batch.run()? {
+//!     assert!(matches!(result?, BatchOutcome::Stored | BatchOutcome::Applied(false)));
+//! }
+//!
+//! let mut pipeline = session.pipeline()?;
+//! let ticket = pipeline.get(b"two")?;
+//! while let Some(completed) = pipeline.wait() {
+//!     assert_eq!(completed.ticket, ticket);
+//!     let Outcome::Value(Some((value, _version))) = completed.result? else { panic!("absent") };
+//!     assert_eq!(value, b"2");
+//! }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Consistency
+//!
+//! Operations on one key are linearizable, whichever clients they come from and whichever of them
+//! die at any moment. [`Session::scan`] is weakly consistent. The argument, with numbered
+//! invariants, is in `docs/protocol.md`.
+//!
+//! # Errors
+//!
+//! [`Error`] says what failed for the caller and what to do. Unless the variant says otherwise, a
+//! failed operation has not happened.
+#![deny(unsafe_code)]
+
+mod allocator;
+mod batch;
 mod client;
+mod connection;
+mod control;
+mod directory;
+mod engine;
 mod error;
+mod location_cache;
+mod pipeline;
+mod protocol;
+mod scan;
 mod session;
 mod value;
 
-pub use client::*;
+pub use batch::{Batch, BatchOutcome};
+pub use client::{Client, ClientBuilder, Limits, PIPELINE_DEPTH_MAX};
 pub use error::{Error, Exhausted, Result};
-pub use farside_common::control::Role;
+pub use farside_common::config::ClientConfig;
+pub use farside_common::control::{ClassStatistics, Role, ServerStatistics};
 pub use farside_common::fabric::Counters;
-pub use session::*;
+pub use location_cache::CacheStatistics;
+pub use pipeline::{Completed, Outcome, Pipeline, PipelineFull, Ticket};
+pub use scan::{Entry, Scan};
+pub use session::Session;
 pub use value::{Exchange, Value, Version};

@@ -1,228 +1,296 @@
-//! The session skeleton: signatures first.
-#![allow(unused_variables, clippy::todo)]
-use farside_common::fabric::Counters;
+//! The door: synchronous calls on one session.
 
-use crate::{Exchange, Result, Value, Version};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-/// A connection of one thread to the region.
-pub struct Session(());
+use farside_common::control::Role;
+use farside_common::fabric::{Buffer, Counters};
 
-/// What the location cache did.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct CacheStatistics {
-    /// Lookups that found the key's location.
-    pub hits: u64,
-    /// Lookups that did not.
-    pub misses: u64,
+use crate::client::Shared;
+use crate::connection::{Connection, ShmEngine, ShmOperation};
+use crate::engine::{Failure, LANE};
+use crate::protocol::{Compared, Expected, Found, Operation};
+use crate::{
+    Batch, CacheStatistics, Error, Exchange, Limits, Pipeline, Result, Scan, Value, Version,
+};
+
+/// How often one call reconnects before it gives up.
+const RECONNECTS_MAX: u32 = 3;
+/// How often a compare-and-exchange with an absent key starts over because the key comes and goes.
+const EXCHANGE_ATTEMPTS_MAX: u32 = 64;
+
+/// One thread's way to the region: its own lanes, location cache and free blocks. `Send`, but not
+/// `Sync`.
+///
+/// Every call returns when its operation is done. For many in flight see [`Session::pipeline`] and
+/// [`Session::batch`]. The round trips and verbs in the descriptions are counted by tests.
+pub struct Session {
+    shared: Arc<Shared>,
+    link: Link,
+}
+
+/// What a session has of one connection.
+struct Link {
+    /// Before the connection, so that it is dropped first and its blocks go back.
+    engine: ShmEngine,
+    connection: Arc<Connection>,
+}
+
+impl Link {
+    fn new(shared: &Shared) -> Result<Self> {
+        let started = Instant::now();
+        let connection = shared.connection()?;
+        match connection.engine(shared.options) {
+            Ok(engine) => Ok(Self { engine, connection }),
+            Err(Failure::Error(error)) => Err(error),
+            Err(Failure::Disconnected) => Err(shared.unreachable(started.elapsed())),
+        }
+    }
 }
 
 impl Session {
-    /// The value of a key.
+    pub(crate) fn open(shared: Arc<Shared>) -> Result<Self> {
+        let link = Link::new(&shared)?;
+        Ok(Self { shared, link })
+    }
+
+    /// The engine, on a new connection if the old one was lost.
+    fn engine(&mut self) -> Result<&ShmEngine> {
+        if self.link.connection.control.is_lost() {
+            self.link = Link::new(&self.shared)?;
+        }
+        Ok(&self.link.engine)
+    }
+
+    /// Runs an operation; again on a new connection if this one turned out to be lost before the
+    /// operation happened.
+    #[inline]
+    fn run<T>(
+        &mut self,
+        key: &[u8],
+        value: &[u8],
+        call: impl AsyncFn(&ShmOperation<'_>) -> std::result::Result<T, Failure>,
+    ) -> Result<T> {
+        let started = Instant::now();
+        for _ in 0..RECONNECTS_MAX {
+            let engine = self.engine()?;
+            engine.check_key(key)?;
+            engine.check_value(value)?;
+            let operation = Operation::stage(engine, LANE, key, value);
+            match engine.endpoint.drive(call(&operation)) {
+                Ok(output) => return Ok(output),
+                Err(Failure::Error(error)) => return Err(error),
+                Err(Failure::Disconnected) => self.link.connection.control.give_up(),
+            }
+        }
+        Err(self.shared.unreachable(started.elapsed()))
+    }
+
+    /// The same for what changes the region.
+    #[inline]
+    fn run_change<T>(
+        &mut self,
+        key: &[u8],
+        value: &[u8],
+        call: impl AsyncFn(&ShmOperation<'_>) -> std::result::Result<T, Failure>,
+    ) -> Result<T> {
+        match self.shared.role() {
+            Role::Writer => self.run(key, value, call),
+            Role::Reader => Err(Error::Denied),
+        }
+    }
+
+    /// Appends a value that a GET left in the block buffer.
+    #[inline]
+    fn copy(&self, found: &Found, into: &mut Vec<u8>) {
+        let block = self.link.engine.endpoint.buffer(LANE, Buffer::Block);
+        into.extend_from_slice(&block[found.value_start..][..found.value_bytes]);
+    }
+
+    fn value(&self, found: &Found) -> Value {
+        let mut data = Vec::with_capacity(found.value_bytes);
+        self.copy(found, &mut data);
+        Value { data, version: found.version() }
+    }
+
+    /// The value of a key, `None` if it is absent.
+    ///
+    /// One READ and one round trip if the key's location is cached; two of each if not; one of each
+    /// if the key is absent.
+    ///
+    /// # Errors
+    /// [`Error::KeyEmpty`], [`Error::KeyTooLong`]; [`Error::Layout`] if the block is damaged;
+    /// [`Error::Contended`], [`Error::Unreachable`].
     pub fn get(&mut self, key: &[u8]) -> Result<Option<Value>> {
-        todo!()
+        let found = self.run(key, &[], async |operation| operation.get().await)?;
+        Ok(found.map(|found| self.value(&found)))
     }
-    /// The value of a key, into a buffer that is overwritten (and emptied when the key is absent).
+
+    /// [`Session::get`] into a buffer of the caller's, whose content is replaced; it is empty
+    /// afterwards if the key is absent. Allocates nothing once the buffer is large enough.
+    ///
+    /// # Errors
+    /// As [`Session::get`].
+    #[inline]
     pub fn get_into(&mut self, key: &[u8], value: &mut Vec<u8>) -> Result<Option<Version>> {
-        todo!()
+        value.clear();
+        let found = self.run(key, &[], async |operation| operation.get().await)?;
+        Ok(found.map(|found| {
+            self.copy(&found, value);
+            found.version()
+        }))
     }
+
     /// Stores a value, whether or not the key is there.
+    ///
+    /// One round trip if the key is there and its location cached (`[WRITE][WRITE][CAS]`, one
+    /// doorbell), two if it is there, three if it is new.
+    ///
+    /// # Errors
+    /// [`Error::KeyEmpty`], [`Error::KeyTooLong`], [`Error::ValueTooLong`], [`Error::OutOfSpace`],
+    /// [`Error::Denied`]; [`Error::Contended`], [`Error::Unreachable`], and
+    /// [`Error::Indeterminate`] if the connection broke on the way.
+    #[inline]
     pub fn put(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
-        todo!()
+        self.run_change(key, value, async |operation| operation.put().await)
     }
+
     /// Stores a value only if the key is absent; false if it was there.
+    ///
+    /// Three round trips; one if the key was there.
+    ///
+    /// # Errors
+    /// As [`Session::put`].
     pub fn insert(&mut self, key: &[u8], value: &[u8]) -> Result<bool> {
-        todo!()
+        self.run_change(key, value, async |operation| operation.insert().await)
     }
+
     /// Stores a value only if the key is there; false if it was absent.
+    ///
+    /// One round trip if the key's location is cached, two if not; one if the key was absent.
+    ///
+    /// # Errors
+    /// As [`Session::put`].
     pub fn update(&mut self, key: &[u8], value: &[u8]) -> Result<bool> {
-        todo!()
+        self.run_change(key, value, async |operation| operation.update().await)
     }
+
     /// Removes a key; false if it was absent.
+    ///
+    /// One round trip if the key's location is cached, two if not; one if the key was absent.
+    ///
+    /// # Errors
+    /// [`Error::KeyEmpty`], [`Error::KeyTooLong`], [`Error::Denied`]; [`Error::Contended`],
+    /// [`Error::Unreachable`], [`Error::Indeterminate`].
     pub fn delete(&mut self, key: &[u8]) -> Result<bool> {
-        todo!()
+        self.run_change(key, &[], async |operation| operation.delete().await)
     }
-    /// Stores `new` only if the key's value is `expected` (`None`: absent).
+
+    /// Stores `new` only if the key's value is `expected`; with `None`, only if it is absent.
+    ///
+    /// A GET and one round trip more. Compares whole values: for large ones
+    /// [`Session::compare_exchange_version`] is cheaper.
+    ///
+    /// # Errors
+    /// As [`Session::put`].
     pub fn compare_exchange(
         &mut self,
         key: &[u8],
         expected: Option<&[u8]>,
         new: &[u8],
     ) -> Result<Exchange> {
-        todo!()
+        if let Some(expected) = expected {
+            return self.exchange(key, Expected::Value(expected), new);
+        }
+        for _ in 0..EXCHANGE_ATTEMPTS_MAX {
+            if self.insert(key, new)? {
+                return Ok(Exchange::Exchanged);
+            }
+            // It was there; what it was, unless somebody deletes it first.
+            if let Some(value) = self.get(key)? {
+                return Ok(Exchange::Mismatch(Some(value)));
+            }
+        }
+        Err(Error::Contended { attempts: EXCHANGE_ATTEMPTS_MAX })
     }
-    /// Stores `new` only if the key's value comes from this write.
+
+    /// Stores `new` only if the key's value still comes from the write `expected`.
+    ///
+    /// A GET and one round trip more.
+    ///
+    /// # Errors
+    /// As [`Session::put`].
     pub fn compare_exchange_version(
         &mut self,
         key: &[u8],
         expected: Version,
         new: &[u8],
     ) -> Result<Exchange> {
-        todo!()
+        self.exchange(key, Expected::Version(expected), new)
     }
-    /// Operations in flight side by side on this thread.
-    pub fn pipeline(&mut self) -> Pipeline<'_> {
-        todo!()
+
+    fn exchange(&mut self, key: &[u8], expected: Expected<'_>, new: &[u8]) -> Result<Exchange> {
+        let exchange =
+            async |operation: &ShmOperation<'_>| operation.compare_exchange(expected).await;
+        Ok(match self.run_change(key, new, exchange)? {
+            Compared::Exchanged => Exchange::Exchanged,
+            Compared::Mismatch(found) => Exchange::Mismatch(found.map(|found| self.value(&found))),
+        })
     }
-    /// Many operations, one doorbell.
-    pub fn batch<'s, 'd>(&'s mut self) -> Batch<'s, 'd> {
-        todo!()
+
+    /// Up to `pipeline_depth` operations in flight on this thread.
+    ///
+    /// # Errors
+    /// [`Error::Unreachable`] if the server went away and did not come back.
+    pub fn pipeline(&mut self) -> Result<Pipeline<'_>> {
+        let writer = self.shared.role() == Role::Writer;
+        self.engine()?;
+        Ok(Pipeline::new(&self.link.engine, writer))
     }
-    /// All keys and values, weakly consistent.
-    pub fn scan(&mut self) -> Scan<'_> {
-        todo!()
+
+    /// Collects operations that then run together, with one doorbell for all of them.
+    pub fn batch<'d>(&mut self) -> Batch<'_, 'd> {
+        Batch::new(self)
     }
-    /// What this session asked of the fabric so far.
+
+    /// Iterates over all keys and values, in no particular order.
+    ///
+    /// Weakly consistent: a key that is there from the first to the last step, unchanged, comes
+    /// exactly once. A key that is inserted, deleted or deleted and inserted again meanwhile may
+    /// come, may not come, or may come twice; a key whose value is replaced comes with a value it
+    /// had at some moment of the scan. Two round trips an entry at most, one a subtable.
+    ///
+    /// # Errors
+    /// [`Error::Unreachable`] if the server went away and did not come back.
+    pub fn scan(&mut self) -> Result<Scan<'_>> {
+        self.engine()?;
+        Ok(Scan::new(&self.link.engine))
+    }
+
+    /// What this session asked of the fabric on its present connection.
+    #[inline]
     pub fn counters(&self) -> Counters {
-        todo!()
+        self.link.engine.counters()
     }
-    /// What the location cache did so far.
+
+    /// What the location cache did on the present connection.
     pub fn cache_statistics(&self) -> CacheStatistics {
-        todo!()
+        self.link.engine.cache().statistics
     }
+
     /// Forgets all cached locations.
     pub fn clear_cache(&mut self) {
-        todo!()
+        self.link.engine.cache().clear();
     }
-}
 
-/// Names an operation in a pipeline.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Ticket(u64);
-
-/// The pipeline has no free lane: take a completion first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PipelineFull;
-
-/// Up to `pipeline_depth` operations in flight. Never blocks silently: starting an operation fails
-/// with [`PipelineFull`] when all lanes are busy; only [`Pipeline::wait`] waits.
-pub struct Pipeline<'s>(&'s ());
-
-impl Pipeline<'_> {
-    /// Starts a GET.
-    pub fn get(&mut self, key: &[u8]) -> std::result::Result<Ticket, PipelineFull> {
-        todo!()
-    }
-    /// Starts a PUT. Key and value are copied.
-    pub fn put(&mut self, key: &[u8], value: &[u8]) -> std::result::Result<Ticket, PipelineFull> {
-        todo!()
-    }
-    /// Starts an insert-only PUT.
-    pub fn insert(
-        &mut self,
-        key: &[u8],
-        value: &[u8],
-    ) -> std::result::Result<Ticket, PipelineFull> {
-        todo!()
-    }
-    /// Starts an update-only PUT.
-    pub fn update(
-        &mut self,
-        key: &[u8],
-        value: &[u8],
-    ) -> std::result::Result<Ticket, PipelineFull> {
-        todo!()
-    }
-    /// Starts a DELETE.
-    pub fn delete(&mut self, key: &[u8]) -> std::result::Result<Ticket, PipelineFull> {
-        todo!()
-    }
-    /// How many operations are in flight or finished and not taken yet.
-    pub fn in_flight(&self) -> usize {
-        todo!()
-    }
-    /// How many can be in flight.
-    pub fn depth(&self) -> usize {
-        todo!()
-    }
-    /// A finished operation, if there is one; does not wait.
-    pub fn poll(&mut self) -> Option<Completed<'_>> {
-        todo!()
-    }
-    /// The next finished operation; `None` when nothing is in flight.
-    pub fn wait(&mut self) -> Option<Completed<'_>> {
-        todo!()
-    }
-    /// What the session asked of the fabric so far.
-    pub fn counters(&self) -> Counters {
-        todo!()
-    }
-}
-
-/// A finished operation of a pipeline.
-pub struct Completed<'p> {
-    /// Which.
-    pub ticket: Ticket,
-    /// Its outcome. The bytes live until the pipeline is used again.
-    pub result: Result<Outcome<'p>>,
-}
-
-/// What an operation of a pipeline came to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome<'p> {
-    /// GET: the value and its version, `None` when the key is absent.
-    Value(Option<(&'p [u8], Version)>),
-    /// PUT: stored.
-    Stored,
-    /// INSERT, UPDATE, DELETE: whether the key was as required, and so the change made.
-    Applied(bool),
-}
-
-/// Collects operations, then runs them together.
-pub struct Batch<'s, 'd>(&'s (), &'d ());
-
-impl<'d> Batch<'_, 'd> {
-    /// Adds a GET.
-    pub fn get(&mut self, key: &'d [u8]) -> &mut Self {
-        todo!()
-    }
-    /// Adds a PUT.
-    pub fn put(&mut self, key: &'d [u8], value: &'d [u8]) -> &mut Self {
-        todo!()
-    }
-    /// Adds an insert-only PUT.
-    pub fn insert(&mut self, key: &'d [u8], value: &'d [u8]) -> &mut Self {
-        todo!()
-    }
-    /// Adds an update-only PUT.
-    pub fn update(&mut self, key: &'d [u8], value: &'d [u8]) -> &mut Self {
-        todo!()
-    }
-    /// Adds a DELETE.
-    pub fn delete(&mut self, key: &'d [u8]) -> &mut Self {
-        todo!()
-    }
-    /// Runs all of them; results in the order of the calls. They are concurrent with each other.
-    pub fn run(self) -> Vec<Result<BatchOutcome>> {
-        todo!()
-    }
-}
-
-/// What an operation of a batch came to.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum BatchOutcome {
-    /// GET.
-    Value(Option<Value>),
-    /// PUT.
-    Stored,
-    /// INSERT, UPDATE, DELETE: whether the change was made.
-    Applied(bool),
-}
-
-/// An entry of a scan.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry {
-    /// The key.
-    pub key: Vec<u8>,
-    /// Its value and version.
-    pub value: Value,
-}
-
-/// Iterates over all entries.
-pub struct Scan<'s>(&'s ());
-
-impl Iterator for Scan<'_> {
-    type Item = Result<Entry>;
-    fn next(&mut self) -> Option<Self::Item> {
-        todo!()
+    /// What the region allows.
+    pub fn limits(&self) -> Limits {
+        let format = &self.link.engine.format;
+        Limits {
+            key_bytes_max: format.key_bytes_max as usize,
+            value_bytes_max: format.value_bytes_max as usize,
+            region_bytes: format.region_bytes,
+            grace: Duration::from_millis(format.grace_ms.into()),
+        }
     }
 }

@@ -1,11 +1,380 @@
-//! The configuration files of server and client. Every key is documented in `config/`.
+//! The configuration files of server and client. Every key is documented in `config/`, and a test
+//! keeps those files and the structs here together.
 
-use serde::Deserialize;
+use std::fmt;
+use std::fs;
+use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
-/// How to reach a server.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Deserializer};
+
+use crate::address::Address;
+use crate::control::Role;
+use crate::fabric::shm::HugePages;
+use crate::layout::{CHUNK_BYTES, CLIENTS_MAX, Format, LayoutError};
+
+/// The most clients a server may be told to accept: every client id but 0, which is nobody.
+pub const CLIENTS_MAX_LIMIT: u32 = CLIENTS_MAX - 1;
+/// How much memory a new region gets when nobody says.
+pub const MEMORY_DEFAULT: ByteSize = ByteSize(1 << 30);
+/// The operations a session may keep in flight.
+pub const PIPELINE_DEPTH: RangeInclusive<u16> = 1..=1024;
+
+/// Why a configuration is no good: one line that names the key and what to write.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "the messages say what the fields are")]
+pub enum ConfigError {
+    #[error("cannot read the config file {}: {why}", .path.display())]
+    Unreadable { path: PathBuf, why: String },
+    #[error("{}:{line}: {message}", .path.display())]
+    Syntax { path: PathBuf, line: usize, message: String },
+    #[error("{key} = {value}: {advice}")]
+    Value { key: &'static str, value: String, advice: String },
+    #[error("{key} is missing: {advice}")]
+    Missing { key: &'static str, advice: &'static str },
+}
+
+fn bad_value(
+    key: &'static str,
+    value: impl fmt::Display,
+    advice: impl Into<String>,
+) -> ConfigError {
+    ConfigError::Value { key, value: value.to_string(), advice: advice.into() }
+}
+
+/// A number of bytes as people write it: `64MiB`, `1GiB`, `4096B`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ByteSize(pub u64);
+
+/// Why a text is no number of bytes.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{text}` is no size; write a whole number and B, KiB, MiB, GiB or TiB, as in 1GiB")]
+pub struct ByteSizeError {
+    text: String,
+}
+
+const UNITS: [(&str, u32); 5] = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10), ("B", 0)];
+
+impl ByteSize {
+    /// This many MiB.
+    pub const fn mib(count: u64) -> Self {
+        Self(count << 20)
+    }
+}
+
+impl FromStr for ByteSize {
+    type Err = ByteSizeError;
+
+    fn from_str(text: &str) -> Result<Self, ByteSizeError> {
+        let with_unit = |(unit, shift): (&str, u32)| {
+            let digits = text.trim().strip_suffix(unit)?.trim_end();
+            // `parse` alone would take a sign.
+            if !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+                return None;
+            }
+            digits.parse::<u64>().ok()?.checked_mul(1 << shift)
+        };
+        let size = UNITS.into_iter().find_map(with_unit);
+        size.map(Self).ok_or_else(|| ByteSizeError { text: text.to_owned() })
+    }
+}
+
+impl fmt::Display for ByteSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let whole = |shift: u32| self.0 >> shift > 0 && self.0 >> shift << shift == self.0;
+        match UNITS.into_iter().find(|(_, shift)| whole(*shift)) {
+            Some((unit, shift)) => write!(f, "{}{unit}", self.0 >> shift),
+            None => f.write_str("0B"),
+        }
+    }
+}
+
+/// What a client has to know to connect. Its Debug form does not show it.
+#[derive(Clone, PartialEq, Eq, Deserialize)]
+#[serde(transparent)]
+pub struct Secret(pub String);
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(..)")
+    }
+}
+
+/// How log lines look.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// For people.
+    #[default]
+    Human,
+    /// One JSON object a line.
+    Json,
+}
+
+impl FromStr for LogFormat {
+    type Err = ConfigError;
+
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
+        match text {
+            "human" => Ok(Self::Human),
+            "json" => Ok(Self::Json),
+            _ => Err(bad_value("log", text, "write human or json")),
+        }
+    }
+}
+
+/// How much is logged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[allow(missing_docs, reason = "the names say it")]
+pub enum LogLevel {
+    Error,
+    Warn,
+    #[default]
+    Info,
+    Debug,
+    Trace,
+}
+
+fn from_text<'de, D: Deserializer<'de>, T>(deserializer: D) -> Result<Option<T>, D::Error>
+where
+    T: FromStr<Err: fmt::Display>,
+{
+    let text = String::deserialize(deserializer)?;
+    text.parse().map(Some).map_err(serde::de::Error::custom)
+}
+
+fn size_from_text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ByteSize, D::Error> {
+    String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+}
+
+/// The names of [`Role`] in a file.
+#[derive(Deserialize)]
+#[serde(remote = "Role", rename_all = "lowercase")]
+enum RoleName {
+    Reader,
+    Writer,
+}
+
+/// How a server is to run.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ServerConfig {
+    /// Where clients connect. Required.
+    #[serde(deserialize_with = "from_text")]
+    pub listen: Option<Address>,
+    /// How large the region is. For a new one [`MEMORY_DEFAULT`]; an existing one keeps its size
+    /// and is refused if this says another.
+    #[serde(deserialize_with = "from_text")]
+    pub memory: Option<ByteSize>,
+    /// A file on tmpfs or hugetlbfs that holds the region and survives the server.
+    pub region_file: Option<PathBuf>,
+    /// Whether the region gets huge pages.
+    pub huge_pages: HugePages,
+    /// How long an unlinked block of a new region stays untouched, in milliseconds.
+    pub grace_ms: u32,
+    /// The longest key of a new region, in bytes.
+    pub key_bytes_max: u32,
+    /// The longest value of a new region, in bytes.
+    pub value_bytes_max: u32,
+    /// How much memory the index of a new region gets; else about a fifth of it.
+    #[serde(deserialize_with = "from_text")]
+    pub index: Option<ByteSize>,
+    /// How many clients may be connected at a time.
+    pub clients_max: u32,
+    /// What a client must know to connect as writer or reader.
+    pub secret: Option<Secret>,
+    /// What a client may know instead to connect as reader.
+    pub reader_secret: Option<Secret>,
+    /// How log lines look.
+    pub log: LogFormat,
+    /// How much is logged.
+    pub log_level: LogLevel,
+}
+
+impl Default for ServerConfig {
+    fn default() -> Self {
+        Self {
+            listen: None,
+            memory: None,
+            region_file: None,
+            huge_pages: HugePages::default(),
+            grace_ms: 100,
+            key_bytes_max: 1024,
+            value_bytes_max: 1 << 20,
+            index: None,
+            clients_max: CLIENTS_MAX_LIMIT,
+            secret: None,
+            reader_secret: None,
+            log: LogFormat::default(),
+            log_level: LogLevel::default(),
+        }
+    }
+}
+
+impl ServerConfig {
+    /// The configuration in this file, not yet validated: flags may still change it.
+    ///
+    /// # Errors
+    /// [`ConfigError::Unreadable`], and [`ConfigError::Syntax`] with the line.
+    pub fn load(path: &Path) -> Result<Self, ConfigError> {
+        load(path)
+    }
+
+    /// Checks every key.
+    ///
+    /// # Errors
+    /// [`ConfigError::Value`] or [`ConfigError::Missing`]: which key, and what to write.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        self.address()?;
+        check_format(&self.format(self.region_bytes(), [0; 16], [0; 16]))?;
+        if !(1..=CLIENTS_MAX_LIMIT).contains(&self.clients_max) {
+            let advice = format!("write a number from 1 to {CLIENTS_MAX_LIMIT}");
+            return Err(bad_value("clients_max", self.clients_max, advice));
+        }
+        for (key, secret) in [("secret", &self.secret), ("reader_secret", &self.reader_secret)] {
+            if secret.as_ref().is_some_and(|secret| secret.0.is_empty()) {
+                return Err(bad_value(key, "\"\"", "write a secret, or leave the key out"));
+            }
+        }
+        match (&self.secret, &self.reader_secret) {
+            (None, Some(_)) => {
+                let advice = "it needs `secret` for the writers too; set both or neither";
+                Err(bad_value("reader_secret", "...", advice))
+            }
+            (Some(writer), Some(reader)) if writer == reader => {
+                let advice = "it is the writers' secret too; write another one or leave it out";
+                Err(bad_value("reader_secret", "...", advice))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Where clients connect.
+    ///
+    /// # Errors
+    /// [`ConfigError::Missing`].
+    pub fn address(&self) -> Result<&Address, ConfigError> {
+        let advice = "write for example listen = \"shm:///run/farside/kv.sock\", or use --listen";
+        self.listen.as_ref().ok_or(ConfigError::Missing { key: "listen", advice })
+    }
+
+    /// The length of a new region: the memory asked for, in whole chunks.
+    pub fn region_bytes(&self) -> u64 {
+        let asked = self.memory.unwrap_or(MEMORY_DEFAULT).0;
+        asked.checked_next_multiple_of(CHUNK_BYTES).unwrap_or(asked)
+    }
+
+    /// What a new region of this length is formatted with.
+    pub fn format(&self, region_bytes: u64, region_id: [u8; 16], hash_key: [u8; 16]) -> Format {
+        Format {
+            region_bytes,
+            region_id,
+            hash_key,
+            grace_ms: self.grace_ms,
+            key_bytes_max: self.key_bytes_max,
+            value_bytes_max: self.value_bytes_max,
+        }
+    }
+}
+
+/// The layout's own bounds, said in the words of the configuration.
+fn check_format(format: &Format) -> Result<(), ConfigError> {
+    match format.check() {
+        Ok(()) => Ok(()),
+        Err(LayoutError::Bound { field: "region_bytes", value, min, max }) => {
+            let advice = format!("write a size from {} to {}", ByteSize(min), ByteSize(max));
+            Err(bad_value("memory", ByteSize(value), advice))
+        }
+        Err(LayoutError::Bound { field, value, min, max }) => {
+            Err(bad_value(field, value, format!("write a number from {min} to {max}")))
+        }
+        Err(other) => Err(bad_value("memory", format.region_bytes, other.to_string())),
+    }
+}
+
+/// How a client is to reach its server.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ClientConfig {
     /// The server's address.
     pub server: Option<String>,
+    /// What the client wants to do.
+    #[serde(with = "RoleName")]
+    pub role: Role,
+    /// The server's secret, if it has one.
+    pub secret: Option<Secret>,
+    /// How much memory a session's location cache takes; 0 for none.
+    #[serde(deserialize_with = "size_from_text")]
+    pub cache_bytes: ByteSize,
+    /// How many operations a session keeps in flight.
+    pub pipeline_depth: u16,
+    /// How long connecting may take, in milliseconds.
+    pub connect_timeout_ms: u64,
 }
+
+impl Default for ClientConfig {
+    fn default() -> Self {
+        Self {
+            server: None,
+            role: Role::Writer,
+            secret: None,
+            cache_bytes: ByteSize::mib(64),
+            pipeline_depth: 64,
+            connect_timeout_ms: 5000,
+        }
+    }
+}
+
+impl ClientConfig {
+    /// The configuration in this file, validated.
+    ///
+    /// # Errors
+    /// A [`ConfigError`] that names the key, or the file and the line.
+    pub fn load(path: &Path) -> Result<Self, ConfigError> {
+        let config: Self = load(path)?;
+        config.validate()?;
+        Ok(config)
+    }
+
+    /// Checks every key.
+    ///
+    /// # Errors
+    /// [`ConfigError::Value`]: which key, and what to write.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        if let Some(server) = &self.server
+            && let Err(error) = server.parse::<Address>()
+        {
+            return Err(bad_value("server", server, error.to_string()));
+        }
+        if !PIPELINE_DEPTH.contains(&self.pipeline_depth) {
+            let (min, max) = (PIPELINE_DEPTH.start(), PIPELINE_DEPTH.end());
+            let advice = format!("write a number from {min} to {max}");
+            return Err(bad_value("pipeline_depth", self.pipeline_depth, advice));
+        }
+        if self.connect_timeout_ms == 0 {
+            return Err(bad_value("connect_timeout_ms", 0, "write a number from 1 up"));
+        }
+        Ok(())
+    }
+}
+
+fn load<T: DeserializeOwned>(path: &Path) -> Result<T, ConfigError> {
+    let unreadable = |error: std::io::Error| ConfigError::Unreadable {
+        path: path.to_owned(),
+        why: error.to_string(),
+    };
+    let text = fs::read_to_string(path).map_err(unreadable)?;
+    toml::from_str(&text).map_err(|error| {
+        let start = error.span().map_or(0, |span| span.start.min(text.len()));
+        let line = text.as_bytes()[..start].iter().filter(|byte| **byte == b'\n').count() + 1;
+        let message = error.message().replace('\n', " ");
+        ConfigError::Syntax { path: path.to_owned(), line, message }
+    })
+}
+
+#[cfg(test)]
+mod tests;

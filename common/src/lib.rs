@@ -8,6 +8,7 @@
 #![deny(unsafe_code)]
 
 pub mod address;
+pub mod check;
 pub mod config;
 pub mod control;
 pub mod fabric;

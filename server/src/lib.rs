@@ -1,1 +1,36 @@
-//! Farside memory server.
+//! Farside's memory server: it owns a region, hands out connections and blocks, and is otherwise
+//! out of the way. No GET, PUT or DELETE of a client wakes it.
+//!
+//! The `kv-server` binary is a thin front of this library; tests start a [`Server`] in their own
+//! process:
+//!
+//! ```
+//! use farside_common::config::{ByteSize, ServerConfig};
+//! use farside_server::Server;
+//!
+//! # let folder = tempfile::tempdir()?;
+//! # let socket = folder.path().join("kv.sock");
+//! let config = ServerConfig {
+//!     listen: Some(format!("shm://{}", socket.display()).parse()?),
+//!     memory: Some(ByteSize::mib(16)),
+//!     ..Default::default()
+//! };
+//! let server = Server::start(&config)?;
+//! println!("clients connect to {}", server.address());
+//! server.stop();
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+#![deny(unsafe_code)]
+
+mod clients;
+mod depot;
+mod error;
+mod formatting;
+mod index;
+mod recovery;
+mod server;
+mod service;
+mod sweep;
+
+pub use error::{Damage, ServerError};
+pub use server::{Server, Stopper};

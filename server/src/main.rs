@@ -1,2 +1,144 @@
-//! To come.
-fn main() {}
+//! The `kv-server` command.
+#![deny(unsafe_code)]
+
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use clap::Parser;
+use farside_common::address::Address;
+use farside_common::config::{ByteSize, LogFormat, LogLevel, ServerConfig};
+use farside_common::fabric::shm::HugePages;
+use farside_server::Server;
+use sd_notify::NotifyState;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use tracing::level_filters::LevelFilter;
+
+/// Serves memory to Farside's clients until SIGTERM or SIGINT.
+///
+/// Flags override the config file. Secrets stand in the file only.
+#[derive(Parser)]
+#[command(name = "kv-server", version)]
+struct Flags {
+    /// The config file; config/server.toml documents every key
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Where clients connect, such as shm:///run/farside/kv.sock
+    #[arg(long, value_name = "ADDRESS")]
+    listen: Option<Address>,
+    /// How much memory to serve, such as 1GiB
+    #[arg(long, value_name = "SIZE")]
+    memory: Option<ByteSize>,
+    /// A file on tmpfs or hugetlbfs that holds the region and survives the server
+    #[arg(long, value_name = "FILE")]
+    region_file: Option<PathBuf>,
+    /// Huge pages: auto, never or require
+    #[arg(long, value_name = "CHOICE")]
+    huge_pages: Option<HugePages>,
+    /// How long unlinked memory of a new region stays untouched
+    #[arg(long, value_name = "MS")]
+    grace_ms: Option<u32>,
+    /// How much memory of a new region the index gets, such as 64MiB
+    #[arg(long, value_name = "SIZE")]
+    index: Option<ByteSize>,
+    /// The longest key of a new region
+    #[arg(long, value_name = "BYTES")]
+    key_bytes_max: Option<u32>,
+    /// The longest value of a new region
+    #[arg(long, value_name = "BYTES")]
+    value_bytes_max: Option<u32>,
+    /// How log lines look: human or json
+    #[arg(long, value_name = "FORMAT")]
+    log: Option<LogFormat>,
+}
+
+/// The exit code for flags that cannot be understood, as everywhere.
+const USAGE_ERROR: u8 = 2;
+
+fn main() -> ExitCode {
+    let flags = match Flags::try_parse() {
+        Ok(flags) => flags,
+        Err(error) if error.use_stderr() => {
+            let text = error.to_string();
+            let line = text.lines().next().unwrap_or_default();
+            let line = line.strip_prefix("error: ").unwrap_or(line);
+            report(&format!("kv-server: {line} (kv-server --help lists the flags)"));
+            return ExitCode::from(USAGE_ERROR);
+        }
+        // --help and --version.
+        Err(error) => error.exit(),
+    };
+    match run(flags) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            report(&format!("kv-server: {error:#}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(flags: Flags) -> Result<()> {
+    let config = configure(flags)?;
+    start_logging(&config);
+    let server = Server::start(&config)?;
+    let mut signals = Signals::new([SIGTERM, SIGINT]).context("cannot wait for signals")?;
+    let stopper = server.stopper();
+    std::thread::spawn(move || {
+        signals.forever().next();
+        // Without systemd there is nobody to tell, here and below.
+        let _ = sd_notify::notify(&[NotifyState::Stopping]);
+        stopper.stop();
+    });
+    let _ = sd_notify::notify(&[NotifyState::Ready]);
+    Ok(server.wait()?)
+}
+
+fn configure(flags: Flags) -> Result<ServerConfig> {
+    let mut config = match &flags.config {
+        Some(path) => ServerConfig::load(path)?,
+        None => ServerConfig::default(),
+    };
+    config.listen = flags.listen.or(config.listen);
+    config.memory = flags.memory.or(config.memory);
+    config.region_file = flags.region_file.or(config.region_file);
+    config.index = flags.index.or(config.index);
+    override_with(&mut config.huge_pages, flags.huge_pages);
+    override_with(&mut config.grace_ms, flags.grace_ms);
+    override_with(&mut config.key_bytes_max, flags.key_bytes_max);
+    override_with(&mut config.value_bytes_max, flags.value_bytes_max);
+    override_with(&mut config.log, flags.log);
+    Ok(config)
+}
+
+fn override_with<T>(value: &mut T, flag: Option<T>) {
+    if let Some(flag) = flag {
+        *value = flag;
+    }
+}
+
+fn start_logging(config: &ServerConfig) {
+    let level = match config.log_level {
+        LogLevel::Error => LevelFilter::ERROR,
+        LogLevel::Warn => LevelFilter::WARN,
+        LogLevel::Info => LevelFilter::INFO,
+        LogLevel::Debug => LevelFilter::DEBUG,
+        LogLevel::Trace => LevelFilter::TRACE,
+    };
+    let lines = tracing_subscriber::fmt()
+        .with_max_level(level)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_writer(std::io::stderr)
+        // A closed stderr is no reason to stop serving, and saying so there would be one.
+        .log_internal_errors(false);
+    match config.log {
+        LogFormat::Human => lines.with_target(false).init(),
+        LogFormat::Json => lines.json().init(),
+    }
+}
+
+#[allow(clippy::print_stderr, reason = "the one line that says why the server does not run")]
+fn report(line: &str) {
+    eprintln!("{line}");
+}

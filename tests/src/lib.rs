@@ -1,1 +1,214 @@
-//! Helpers of the integration tests.
+//! Helpers of the integration tests: real processes, and values that carry their own proof.
+#![allow(clippy::unwrap_used, clippy::print_stderr, reason = "only tests use this")]
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use farside::{Client, ClientBuilder};
+
+pub mod ledger;
+pub mod proof;
+
+/// The binary of this name, built from the present sources.
+pub fn binary(name: &str) -> PathBuf {
+    static BUILT: Mutex<Vec<String>> = Mutex::new(Vec::new());
+    // The test binary is target/<profile>/deps/<name>, or target/<profile>/<name>.
+    let own = std::env::current_exe().unwrap();
+    let folder = own.ancestors().skip(1).find(|folder| !folder.ends_with("deps")).unwrap();
+    let mut built = BUILT.lock().unwrap_or_else(PoisonError::into_inner);
+    if !built.iter().any(|known| known == name) {
+        let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
+        cargo.args(["build", "--quiet", "--workspace", "--bin", name]);
+        if folder.ends_with("release") {
+            cargo.arg("--release");
+        }
+        cargo.arg("--target-dir").arg(folder.parent().unwrap());
+        cargo.current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap());
+        assert!(cargo.status().unwrap().success(), "cargo build --bin {name} failed");
+        built.push(name.to_owned());
+    }
+    folder.join(name)
+}
+
+/// How long a process may take to start or stop.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A kv-server process with a folder of its own; killed when dropped.
+pub struct ServerProcess {
+    folder: tempfile::TempDir,
+    arguments: Vec<String>,
+    child: Child,
+}
+
+impl ServerProcess {
+    /// Starts `kv-server --listen ... <arguments>` and waits until it serves.
+    pub fn start(arguments: &[&str]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let arguments: Vec<String> = arguments.iter().map(|&text| text.to_owned()).collect();
+        let child = Self::spawn(folder.path(), &arguments);
+        let server = Self { folder, arguments, child };
+        server.wait_until_serving();
+        server
+    }
+
+    /// The same without a look whether it serves us; it listens, though.
+    pub fn start_unchecked(arguments: &[&str]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let arguments: Vec<String> = arguments.iter().map(|&text| text.to_owned()).collect();
+        let child = Self::spawn(folder.path(), &arguments);
+        let server = Self { folder, arguments, child };
+        let started = Instant::now();
+        while !server.folder.path().join("kv.sock").exists() {
+            assert!(started.elapsed() < PATIENCE, "it does not listen: {}", server.log());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        server
+    }
+
+    /// The same with a region file, which survives [`ServerProcess::kill`].
+    pub fn start_with_file(arguments: &[&str]) -> Self {
+        let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+        let file = folder.path().join("region").display().to_string();
+        let arguments: Vec<String> = ["--region-file", &file]
+            .into_iter()
+            .chain(arguments.iter().copied())
+            .map(str::to_owned)
+            .collect();
+        let child = Self::spawn(folder.path(), &arguments);
+        let server = Self { folder, arguments, child };
+        server.wait_until_serving();
+        server
+    }
+
+    fn spawn(folder: &Path, arguments: &[String]) -> Child {
+        let log = folder.join("log");
+        let log = std::fs::OpenOptions::new().create(true).append(true).open(log).unwrap();
+        Command::new(binary("kv-server"))
+            .arg("--listen")
+            .arg(address_in(folder))
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .unwrap()
+    }
+
+    fn wait_until_serving(&self) {
+        self.client_builder().connect_timeout(PATIENCE).connect().unwrap_or_else(|error| {
+            panic!("{error}; the server's log: {}", self.log());
+        });
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> String {
+        address_in(self.folder.path())
+    }
+
+    /// Its region file, if it was started with one.
+    pub fn region_file(&self) -> PathBuf {
+        self.folder.path().join("region")
+    }
+
+    /// A folder for the test's own files.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// What it logged.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
+    }
+
+    /// How to connect to it.
+    pub fn client_builder(&self) -> ClientBuilder {
+        Client::builder().server(&self.address())
+    }
+
+    /// A writer.
+    pub fn client(&self) -> Client {
+        self.client_builder().connect().unwrap()
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Sends it a signal.
+    pub fn signal(&self, signal: rustix::process::Signal) {
+        send_signal(&self.child, signal);
+    }
+
+    /// SIGKILL, and waits for its end.
+    pub fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// SIGTERM, and waits for its end; its exit code.
+    pub fn terminate(&mut self) -> Option<i32> {
+        self.signal(rustix::process::Signal::TERM);
+        let started = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status.code();
+            }
+            assert!(started.elapsed() < PATIENCE, "the server does not stop: {}", self.log());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Starts it again with the same arguments, after [`ServerProcess::kill`] or
+    /// [`ServerProcess::terminate`].
+    pub fn restart(&mut self) {
+        self.child = Self::spawn(self.folder.path(), &self.arguments);
+        self.wait_until_serving();
+    }
+
+    /// How often its threads gave up the processor of their own will, that is, slept and woke.
+    pub fn wakeups(&self) -> u64 {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.pid())).unwrap();
+        tasks
+            .map(|task| {
+                let status = std::fs::read_to_string(task.unwrap().path().join("status")).unwrap();
+                let field =
+                    status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+                field.unwrap().trim().parse::<u64>().unwrap()
+            })
+            .sum()
+    }
+
+    /// Runs `kv-cli <arguments>` against it.
+    pub fn cli(&self, arguments: &[&str]) -> Output {
+        Command::new(binary("kv-cli"))
+            .args(arguments)
+            .env("FARSIDE_SERVER", self.address())
+            .stdin(Stdio::null())
+            .output()
+            .unwrap()
+    }
+
+    /// That `kv-cli verify` finds nothing wrong.
+    pub fn assert_verifies(&self) {
+        let output = self.cli(&["verify"]);
+        assert!(output.status.success(), "kv-cli verify: {output:?}");
+    }
+}
+
+impl Drop for ServerProcess {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn address_in(folder: &Path) -> String {
+    format!("shm://{}", folder.join("kv.sock").display())
+}
+
+/// Sends a child a signal.
+pub fn send_signal(child: &Child, signal: rustix::process::Signal) {
+    rustix::process::kill_process(rustix::process::Pid::from_child(child), signal).unwrap();
+}

@@ -1,2 +1,68 @@
-//! To come.
-fn main() {}
+//! kv-cli: Farside from the command line.
+//!
+//! stdout is data, stderr is talk; the exit codes are in `--help`.
+#![deny(unsafe_code)]
+
+mod args;
+mod connect;
+mod doctor;
+mod dump;
+mod encoding;
+mod files;
+mod keys;
+mod load;
+mod output;
+mod raw;
+mod records;
+mod scan;
+mod stat;
+mod system;
+mod verify;
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser};
+
+use args::{Args, Command};
+use output::Outcome;
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    match run(&args) {
+        Ok(outcome) => outcome.into(),
+        Err(error) if output::is_closed(&error) => Outcome::Done.into(),
+        Err(error) => {
+            output::tell_error(&error);
+            Outcome::Failed.into()
+        }
+    }
+}
+
+fn run(args: &Args) -> anyhow::Result<Outcome> {
+    match &args.command {
+        Command::Get(what) => keys::get(args, what),
+        Command::Put(what) => keys::put(args, what),
+        Command::Insert(what) => keys::insert(args, what),
+        Command::Update(what) => keys::update(args, what),
+        Command::Delete(what) => keys::delete(args, what),
+        Command::Cas(what) => keys::compare_and_swap(args, what),
+        Command::Scan(what) => scan::scan(args, what),
+        Command::Stat(what) => stat::stat(args, what),
+        Command::Load(what) => load::load(args, what),
+        Command::Dump(what) => dump::dump(args, what),
+        Command::Verify => verify::verify(args),
+        Command::Doctor => doctor::doctor(args),
+        Command::Completions(what) => completions(what.shell),
+    }
+}
+
+fn completions(shell: clap_complete::Shell) -> anyhow::Result<Outcome> {
+    let mut command = Args::command();
+    let name = command.get_name().to_owned();
+    // Into memory first: the generator panics when its writer fails.
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut command, name, &mut script);
+    let mut stdout = output::stdout();
+    std::io::Write::write_all(&mut stdout, &script)?;
+    output::finish(stdout)
+}

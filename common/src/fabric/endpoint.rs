@@ -62,20 +62,22 @@ impl<F: Fabric> Endpoint<F> {
         OnLane { endpoint: self, lane, start: Some(start) }
     }
 
-    /// Rings, and hands completions to their lanes until there is at least one; calls `completed`
-    /// with each lane that can go on.
-    pub fn step(&self, mut completed: impl FnMut(LaneId)) {
+    /// Rings, and hands completions to their lanes; calls `completed` with each lane that can go on.
+    /// Does not wait: false when none completed.
+    pub fn try_step(&self, mut completed: impl FnMut(LaneId)) -> bool {
         self.fabric.borrow_mut().ring();
-        loop {
-            let mut any = false;
-            while let Some(Completion { lane, result }) = self.poll() {
-                self.results[usize::from(lane.0)].set(Some(result));
-                any = true;
-                completed(lane);
-            }
-            if any {
-                return;
-            }
+        let mut any = false;
+        while let Some(Completion { lane, result }) = self.poll() {
+            self.results[usize::from(lane.0)].set(Some(result));
+            any = true;
+            completed(lane);
+        }
+        any
+    }
+
+    /// [`Endpoint::try_step`] until at least one lane completed.
+    pub fn step(&self, mut completed: impl FnMut(LaneId)) {
+        while !self.try_step(&mut completed) {
             self.fabric.borrow_mut().relax();
         }
     }

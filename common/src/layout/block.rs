@@ -14,21 +14,21 @@ pub const KEY_BYTES_LIMIT: usize = u16::MAX as usize;
 pub struct BlockHeader {
     /// Not 0 from just before the block is unlinked (invariant I2). The only field that changes
     /// while the block is published, and the only one outside the checksum.
-    superseded: le::U32,
+    pub(super) superseded: le::U32,
     /// How many times this memory held a linked block. Rises by one with each reuse.
-    generation: le::U32,
+    pub(super) generation: le::U32,
     /// When the writer made this block, nanoseconds since 1970 by its clock. For people and for
     /// eviction; nothing is ordered by it.
-    written_at_ns: le::U64,
-    key_bytes: le::U16,
+    pub(super) written_at_ns: le::U64,
+    pub(super) key_bytes: le::U16,
     /// The client id that wrote the block: whose PENDING word this is, should the client die.
-    writer: le::U16,
-    value_bytes: le::U32,
+    pub(super) writer: le::U16,
+    pub(super) value_bytes: le::U32,
     /// When the value ends, seconds since 1970; 0 for never.
-    expires_at_s: le::U32,
+    pub(super) expires_at_s: le::U32,
     /// Over everything else in the block but `superseded`, starting from its address, so that no
     /// block is taken for another.
-    crc32: le::U32,
+    pub(super) crc32: le::U32,
 }
 const _: () = assert!(size_of::<BlockHeader>() == 32);
 

@@ -10,6 +10,8 @@
 
 mod block;
 mod class;
+#[cfg(test)]
+mod documentation;
 mod row;
 mod superblock;
 mod tables;

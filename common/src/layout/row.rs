@@ -33,8 +33,8 @@ pub struct RowHeader {
     pub prefix: le::U32,
     /// How many leading bits that are.
     pub local_depth: u8,
-    reserved: u8,
-    magic: le::U16,
+    pub(super) reserved: u8,
+    pub(super) magic: le::U16,
     /// Where the keys went when a split emptied this subtable: the byte offset of the first of the
     /// two new ones; 0 before.
     pub forward: le::U64,
@@ -77,10 +77,10 @@ pub const fn prefix_of(directory_hash: u32, depth: u8) -> u32 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Slot {
-    word: le::U64,
+    pub(super) word: le::U64,
     /// The keyed hash of (key, incarnation), or 0. Written only by the owner of the slot's PENDING
     /// or COPY word (invariant I6), so that LIVE words always stand beside their key's hint.
-    hint: le::U64,
+    pub(super) hint: le::U64,
 }
 const _: () = assert!(size_of::<Slot>() == 16);
 

@@ -186,23 +186,23 @@ pub enum RegionState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Superblock {
-    magic: [u8; 8],
-    format_version: le::U32,
+    pub(super) magic: [u8; 8],
+    pub(super) format_version: le::U32,
     /// Over the constant part with this field as 0.
-    crc32: le::U32,
-    region_id: [u8; 16],
-    hash_key: [u8; 16],
-    region_bytes: le::U64,
-    grace_ms: le::U32,
-    key_bytes_max: le::U32,
-    value_bytes_max: le::U32,
-    reserved: le::U32,
+    pub(super) crc32: le::U32,
+    pub(super) region_id: [u8; 16],
+    pub(super) hash_key: [u8; 16],
+    pub(super) region_bytes: le::U64,
+    pub(super) grace_ms: le::U32,
+    pub(super) key_bytes_max: le::U32,
+    pub(super) value_bytes_max: le::U32,
+    pub(super) reserved: le::U32,
     /// Raised by one at each server start, before anything else happens to the region.
-    incarnation: le::U64,
+    pub(super) incarnation: le::U64,
     /// A [`RegionState`].
-    state: le::U32,
+    pub(super) state: le::U32,
     /// How many bits of the hash the directory in use goes by: the word that switches directories.
-    directory_depth: le::U32,
+    pub(super) directory_depth: le::U32,
 }
 const _: () = assert!(size_of::<Superblock>() as u64 <= SUPERBLOCK_BYTES);
 const CONSTANT_BYTES: usize = std::mem::offset_of!(Superblock, incarnation);

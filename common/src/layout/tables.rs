@@ -15,8 +15,8 @@ pub const CHUNK_BYTES: u64 = 2 << 20;
 pub struct ClientEntry {
     /// The number of the connection that owns the id, never used twice in the life of a region;
     /// 0 when nobody does.
-    lease: le::U64,
-    reserved: [u8; 56],
+    pub(super) lease: le::U64,
+    pub(super) reserved: [u8; 56],
 }
 const _: () = assert!(size_of::<ClientEntry>() == 64);
 

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
 use zerocopy::IntoBytes;
@@ -11,9 +12,10 @@ use crate::fabric::{
     Buffer, CHAIN_VERBS_MAX, ChainError, Completion, Counters, Fabric, LaneId, Nanos, Timing, Verb,
 };
 
-/// Two compare-and-swaps and the READ of a window between them, on one word's cache line, take any
-/// processor longer than this.
-const ROUND_TRIP_MIN_NS: Nanos = 10;
+/// Whoever claims a slot executes two locked instructions, a copy of 256 bytes and at least four
+/// reads of the clock, each of them ordered, before anybody else can claim it: some 140 cycles, on
+/// any processor longer than this.
+const ROUND_TRIP_MIN_NS: Nanos = 20;
 /// A chain that the executor comes to later than this after its post is refused.
 const LATENESS_MAX_NS: Nanos = 50_000_000;
 /// Waits longer than this give the processor to others.
@@ -83,11 +85,15 @@ impl ShmFabric {
 
     #[inline]
     fn execute(region: &Region, lease: Option<Lease>, lane: &mut Lane) -> Result<u64, ChainError> {
-        let mut found = 0;
+        let (mut found, mut swapped) = (0, false);
         Self::check_may_change(region, lease)?;
         for verb in &lane.chain[..lane.verbs] {
             match *verb {
                 Verb::Read { remote, into, bytes } => {
+                    if swapped {
+                        // Contract 2: nothing of this READ comes from before the swap.
+                        fence(Ordering::SeqCst);
+                    }
                     let target = words_mut(&mut lane.buffers[into as usize], bytes);
                     region.read(remote, target)?;
                 }
@@ -100,10 +106,12 @@ impl ShmFabric {
                 Verb::CompareSwap { remote, expected, desired } => {
                     Self::check_atomic(region, lease, lane.deadline)?;
                     found = region.compare_swap(remote, expected, desired)?;
+                    swapped = true;
                 }
                 Verb::FetchAdd { remote, addend } => {
                     Self::check_atomic(region, lease, lane.deadline)?;
                     found = region.fetch_add(remote, addend)?;
+                    swapped = true;
                 }
             }
         }

@@ -4,11 +4,13 @@
 //! a NIC's atomics do not see each other (invariant I11).
 
 mod fabric;
+mod memory;
 #[allow(unsafe_code, reason = "the mapping is shared with other processes")]
 mod region;
 mod socket;
 
 pub use fabric::{Lease, ShmFabric};
+pub use memory::{HugePages, MemoryError, Pages, RegionMemory};
 pub use region::Region;
 pub use socket::{Connection, Listener};
 

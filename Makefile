@@ -1,0 +1,33 @@
+# `make help` lists the targets.
+.DEFAULT_GOAL := help
+.PHONY: help build demo test deny clean
+
+export RUSTDOCFLAGS ?= -D warnings
+# How long the processes of the chaos test are killed and replaced.
+export FARSIDE_CHAOS_SECONDS ?= 60
+
+help: ## Lists the targets
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+
+build: ## Builds kv-server, kv-cli and kv-bench into target/release
+	@tools/scripts/needs.sh
+	cargo build --release --locked --bin kv-server --bin kv-cli --bin kv-bench
+
+demo: ## Shows it: loads a real tree of files (DIR=...), dumps and compares it, runs a benchmark
+	@tools/scripts/needs.sh
+	@tools/scripts/demo.sh
+
+test: ## Proves it: format, lints, documentation, unit, doc and integration tests
+	@tools/scripts/needs.sh
+	cargo fmt --check
+	cargo clippy --workspace --all-targets --locked -- -D warnings
+	cargo doc --workspace --no-deps --locked
+	cargo build --workspace --bins --locked
+	cargo test --workspace --locked
+
+deny: ## Checks licences and sources of all dependencies
+	command -v cargo-deny >/dev/null || cargo install --locked cargo-deny
+	cargo deny check bans licenses sources
+
+clean: ## Removes what was built
+	cargo clean

@@ -1,0 +1,89 @@
+//! What a server process spent: its CPU time, and how often it woke up.
+
+use std::fs;
+use std::io;
+
+use farside_common::address::Address;
+use farside_common::fabric::shm::Connection;
+use rustix::net::sockopt::socket_peercred;
+use serde::Serialize;
+
+/// What a process spent since it started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct ServerUsage {
+    /// CPU time, in seconds, in kernel and user space.
+    pub cpu_s: f64,
+    /// How often one of its threads had gone to sleep: each sleep ends with a wake-up.
+    pub wakeups: u64,
+}
+
+impl ServerUsage {
+    /// Of the process up to now.
+    ///
+    /// # Errors
+    /// What the system says, for example that there is no such process.
+    pub fn of(process: u32) -> io::Result<Self> {
+        let stat = fs::read_to_string(format!("/proc/{process}/stat"))?;
+        let ticks = cpu_ticks(&stat).ok_or(io::ErrorKind::InvalidData)?;
+        let cpu_s = ticks as f64 / rustix::param::clock_ticks_per_second() as f64;
+        let mut wakeups = 0;
+        for thread in fs::read_dir(format!("/proc/{process}/task"))? {
+            // A thread may end meanwhile.
+            let status = fs::read_to_string(thread?.path().join("status")).unwrap_or_default();
+            wakeups += voluntary_switches(&status).unwrap_or(0);
+        }
+        Ok(Self { cpu_s, wakeups })
+    }
+
+    /// What was spent since `earlier`.
+    pub fn since(&self, earlier: &Self) -> Self {
+        Self {
+            cpu_s: self.cpu_s - earlier.cpu_s,
+            wakeups: self.wakeups.saturating_sub(earlier.wakeups),
+        }
+    }
+}
+
+/// utime + stime. The name of the program, in parentheses, may hold anything.
+fn cpu_ticks(stat: &str) -> Option<u64> {
+    let (_, fields) = stat.rsplit_once(')')?;
+    let mut fields = fields.split_whitespace().skip(11);
+    let user: u64 = fields.next()?.parse().ok()?;
+    let system: u64 = fields.next()?.parse().ok()?;
+    Some(user + system)
+}
+
+fn voluntary_switches(status: &str) -> Option<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))?;
+    line.trim().parse().ok()
+}
+
+/// The process that listens at this address, if it is one of this machine that the system tells us.
+pub fn process_at(address: &str) -> Option<u32> {
+    let Ok(Address::Shm(path)) = address.parse() else { return None };
+    let connection = Connection::connect(&path).ok()?;
+    let credentials = socket_peercred(&connection).ok()?;
+    u32::try_from(credentials.pid.as_raw_nonzero().get()).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_can_account_for_itself() {
+        let before = ServerUsage::of(std::process::id()).unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(2));
+        let spent = ServerUsage::of(std::process::id()).unwrap().since(&before);
+        assert!(spent.wakeups >= 1, "{spent:?}");
+        assert!(ServerUsage::of(u32::MAX).is_err());
+    }
+
+    #[test]
+    fn strange_names_do_not_confuse() {
+        let stat = "7 (kv) 1 2 (server) S 1 7 7 0 -1 4194560 900 0 0 0 31 11 0 0 20 0 4 0 5";
+        assert_eq!(cpu_ticks(stat), Some(42));
+        assert_eq!(cpu_ticks("7 (kv"), None);
+        assert_eq!(voluntary_switches("Name:\tx\nvoluntary_ctxt_switches:\t12\n"), Some(12));
+    }
+}

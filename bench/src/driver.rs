@@ -1,0 +1,324 @@
+//! The measured loops: one operation after another, or many in flight. No allocation, no system
+//! call but those of the clock.
+//!
+//! # How latency is taken
+//! One after another: the clock is read once between two operations of a batch; the reading is the
+//! end of one and the start of the next, so each latency includes one reading.
+//!
+//! In flight: from a reading at or before the operation was started to one at or after its
+//! completion was taken. A reading serves up to [`READING_SHARED_MAX`] operations, so a latency is
+//! never too short, and too long by at most the time that so many calls take.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use farside::{Completed, Counters, Outcome, Pipeline, PipelineFull, Result, Session, Ticket};
+
+use crate::operations::{BATCH, Batch, Operation, RecordCounter, Source, Values};
+use crate::recorder::Recorder;
+use crate::workload::Kind;
+
+/// How many operations in flight share one reading of the clock.
+const READING_SHARED_MAX: usize = 8;
+
+/// What a thread keeps from phase to phase.
+pub struct Driver<'a> {
+    batch: Batch,
+    values: Values,
+    /// Where GETs put values.
+    value: Vec<u8>,
+    value_bytes: usize,
+    depth: usize,
+    records: &'a RecordCounter,
+    /// How many operations the thread did in all phases, up to a batch, for others to see.
+    progress: &'a AtomicU64,
+}
+
+impl<'a> Driver<'a> {
+    /// For values of this length and this many operations in flight.
+    pub fn new(
+        value_bytes: usize,
+        depth: usize,
+        seed: u64,
+        records: &'a RecordCounter,
+        progress: &'a AtomicU64,
+    ) -> Self {
+        let values = Values::new(value_bytes, seed);
+        let value = Vec::with_capacity(value_bytes);
+        Self { batch: Batch::new(), values, value, value_bytes, depth, records, progress }
+    }
+
+    /// Forgets operations made and not done yet: for another source.
+    pub fn clear(&mut self) {
+        self.batch = Batch::new();
+    }
+
+    /// Runs operations as long as `go_on` says so and the source has any.
+    ///
+    /// # Errors
+    /// That of the first operation that fails.
+    pub fn drive(
+        &mut self,
+        session: &mut Session,
+        source: &mut impl Source,
+        recorder: &mut Recorder,
+        go_on: impl Fn() -> bool,
+    ) -> Result<()> {
+        if self.depth == 1 {
+            self.one_by_one(session, source, recorder, go_on)
+        } else {
+            let pipeline = session.pipeline()?;
+            let flight = Flight::with_capacity_and_hasher(2 * self.depth, Default::default());
+            let finished = Vec::with_capacity(READING_SHARED_MAX);
+            SideBySide { driver: self, pipeline, flight, finished, recorder }.run(source, go_on)
+        }
+    }
+
+    fn publish(&self, operations: usize) {
+        // One writer: no read-modify-write needed.
+        let before = self.progress.load(Ordering::Relaxed);
+        self.progress.store(before + operations as u64, Ordering::Relaxed);
+    }
+
+    fn one_by_one(
+        &mut self,
+        session: &mut Session,
+        source: &mut impl Source,
+        recorder: &mut Recorder,
+        go_on: impl Fn() -> bool,
+    ) -> Result<()> {
+        let mut latencies = [0; BATCH];
+        let mut attribution = Attribution { kind: None, since: session.counters() };
+        let mut last = Instant::now();
+        while go_on() && self.batch.refill(source) {
+            let mut start = Instant::now();
+            recorder.driver_ns += nanos(start - last);
+            let mut done = 0;
+            for operation in self.batch.rest() {
+                if !go_on() {
+                    break;
+                }
+                attribution.enter(operation.kind, session, recorder);
+                let expected = perform(session, operation, &mut self.values, &mut self.value)?
+                    && (operation.kind != Kind::Get || self.value.len() == self.value_bytes);
+                recorder.unexpected += u64::from(!expected);
+                let end = Instant::now();
+                latencies[done] = nanos(end - start);
+                start = end;
+                done += 1;
+            }
+            last = start;
+            for (operation, latency_ns) in self.batch.rest().iter().zip(&latencies[..done]) {
+                recorder.record(operation.kind, *latency_ns);
+                if operation.kind == Kind::Insert {
+                    self.records.acknowledge(operation.record);
+                }
+            }
+            self.batch.consume(done);
+            self.publish(done);
+        }
+        attribution.leave(session, recorder);
+        Ok(())
+    }
+}
+
+fn nanos(duration: Duration) -> u64 {
+    duration.as_secs() * 1_000_000_000 + u64::from(duration.subsec_nanos())
+}
+
+/// Whether the operation found what the workload had left.
+#[inline]
+fn perform(
+    session: &mut Session,
+    operation: &Operation,
+    values: &mut Values,
+    value: &mut Vec<u8>,
+) -> Result<bool> {
+    match operation.kind {
+        Kind::Get => Ok(session.get_into(&operation.key, value)?.is_some()),
+        Kind::Put => session.put(&operation.key, values.take()).map(|()| true),
+        Kind::Insert => session.insert(&operation.key, values.take()),
+        Kind::Delete => session.delete(&operation.key),
+        Kind::Rmw => {
+            let found = session.get_into(&operation.key, value)?.is_some();
+            session.put(&operation.key, values.take())?;
+            Ok(found)
+        }
+    }
+}
+
+/// Adds what the session asked of its fabric to the kind of operation it did meanwhile. Looks only
+/// where the kind changes.
+struct Attribution {
+    kind: Option<Kind>,
+    since: Counters,
+}
+
+impl Attribution {
+    #[inline]
+    fn enter(&mut self, kind: Kind, session: &Session, recorder: &mut Recorder) {
+        if self.kind != Some(kind) {
+            self.leave(session, recorder);
+            self.kind = Some(kind);
+        }
+    }
+
+    fn leave(&mut self, session: &Session, recorder: &mut Recorder) {
+        let now = session.counters();
+        if now.round_trips < self.since.round_trips {
+            // The session reconnected and counts from 0 again.
+            self.since = Counters::default();
+        }
+        if let Some(kind) = self.kind {
+            recorder.attribute(kind, now - self.since);
+        }
+        self.since = now;
+    }
+}
+
+/// Operations in flight by ticket.
+type Flight = HashMap<Ticket, InFlight, BuildHasherDefault<TicketHasher>>;
+
+/// Tickets are consecutive numbers: one multiplication spreads them.
+#[derive(Default)]
+struct TicketHasher(u64);
+
+impl Hasher for TicketHasher {
+    #[inline]
+    fn write_u64(&mut self, number: u64) {
+        self.0 = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u64(self.0 << 8 | u64::from(*byte));
+        }
+    }
+
+    #[inline]
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
+#[derive(Clone, Copy)]
+struct InFlight {
+    operation: Operation,
+    started: Instant,
+    counters: Counters,
+    /// The GET of an RMW is done.
+    has_read: bool,
+}
+
+/// The loop with many operations in flight.
+struct SideBySide<'d, 'a, 's> {
+    driver: &'d mut Driver<'a>,
+    pipeline: Pipeline<'s>,
+    flight: Flight,
+    finished: Vec<InFlight>,
+    recorder: &'d mut Recorder,
+}
+
+impl SideBySide<'_, '_, '_> {
+    fn run(mut self, source: &mut impl Source, go_on: impl Fn() -> bool) -> Result<()> {
+        loop {
+            self.start(source, &go_on);
+            if self.flight.is_empty() {
+                return Ok(());
+            }
+            self.finish()?;
+        }
+    }
+
+    /// Fills the pipeline.
+    fn start(&mut self, source: &mut impl Source, go_on: impl Fn() -> bool) {
+        let mut now = Instant::now();
+        let mut shared = 0;
+        while self.flight.len() < self.driver.depth && go_on() {
+            if self.driver.batch.rest().is_empty() {
+                let before = Instant::now();
+                if !self.driver.batch.refill(source) {
+                    return;
+                }
+                self.driver.publish(self.driver.batch.rest().len());
+                (now, shared) = (Instant::now(), 0);
+                self.recorder.driver_ns += nanos(now - before);
+            } else if shared == READING_SHARED_MAX {
+                (now, shared) = (Instant::now(), 0);
+            }
+            let Some(&operation) = self.driver.batch.rest().first() else { return };
+            let counters = Counters::default();
+            let in_flight = InFlight { operation, started: now, counters, has_read: false };
+            if self.submit(in_flight).is_err() {
+                return;
+            }
+            self.driver.batch.consume(1);
+            shared += 1;
+        }
+    }
+
+    /// Posts an operation, or the second half of one.
+    fn submit(&mut self, in_flight: InFlight) -> std::result::Result<(), PipelineFull> {
+        let (pipeline, values) = (&mut self.pipeline, &mut self.driver.values);
+        let key = &in_flight.operation.key;
+        let ticket = match in_flight.operation.kind {
+            Kind::Rmw if in_flight.has_read => pipeline.put(key, values.take()),
+            Kind::Get | Kind::Rmw => pipeline.get(key),
+            Kind::Put => pipeline.put(key, values.take()),
+            Kind::Insert => pipeline.insert(key, values.take()),
+            Kind::Delete => pipeline.delete(key),
+        }?;
+        self.flight.insert(ticket, in_flight);
+        Ok(())
+    }
+
+    /// Waits for one completion and takes all there are.
+    fn finish(&mut self) -> Result<()> {
+        let value_bytes = self.driver.value_bytes;
+        let mut taken = self.pipeline.wait().map(|completed| outcome(completed, value_bytes));
+        while let Some((ticket, counters, expected)) = taken {
+            self.recorder.unexpected += u64::from(!expected?);
+            if let Some(mut in_flight) = self.flight.remove(&ticket) {
+                in_flight.counters += counters;
+                if in_flight.operation.kind == Kind::Rmw && !in_flight.has_read {
+                    in_flight.has_read = true;
+                    // Its lane was just freed.
+                    let _ = self.submit(in_flight);
+                } else {
+                    self.finished.push(in_flight);
+                    if self.finished.len() == READING_SHARED_MAX {
+                        self.record();
+                    }
+                }
+            }
+            taken = self.pipeline.poll().map(|completed| outcome(completed, value_bytes));
+        }
+        self.record();
+        Ok(())
+    }
+
+    fn record(&mut self) {
+        let now = Instant::now();
+        for InFlight { operation, started, counters, .. } in self.finished.drain(..) {
+            self.recorder.record(operation.kind, nanos(now - started));
+            self.recorder.attribute(operation.kind, counters);
+            if operation.kind == Kind::Insert {
+                self.driver.records.acknowledge(operation.record);
+            }
+        }
+    }
+}
+
+/// Which operation it was, what it asked of the fabric, and whether it found what the workload had
+/// left.
+#[inline]
+fn outcome(completed: Completed<'_>, value_bytes: usize) -> (Ticket, Counters, Result<bool>) {
+    let expected = completed.result.map(|outcome| match outcome {
+        Outcome::Value(found) => found.is_some_and(|(value, _)| value.len() == value_bytes),
+        Outcome::Stored => true,
+        Outcome::Applied(applied) => applied,
+    });
+    (completed.ticket, completed.counters, expected)
+}

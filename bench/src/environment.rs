@@ -1,0 +1,91 @@
+//! The machine a result comes from.
+
+use std::fmt;
+use std::fs;
+
+/// What a reader has to know beside the numbers.
+#[derive(Clone, Debug)]
+pub struct Environment {
+    processor: String,
+    cores: usize,
+    kernel: String,
+    pages: String,
+}
+
+impl Environment {
+    /// This machine, with the pages of the region that this process maps; call it while connected.
+    pub fn look() -> Self {
+        let read = |path| fs::read_to_string(path).unwrap_or_default();
+        let model = |line: &str| {
+            Some(line.strip_prefix("model name")?.split_once(':')?.1.trim().to_owned())
+        };
+        let processor = read("/proc/cpuinfo").lines().find_map(model);
+        Self {
+            processor: processor.unwrap_or_else(|| std::env::consts::ARCH.to_owned()),
+            cores: std::thread::available_parallelism().map_or(0, usize::from),
+            kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
+            pages: region_pages(&read("/proc/self/smaps")),
+        }
+    }
+}
+
+impl fmt::Display for Environment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { processor, cores, kernel, pages } = self;
+        write!(f, "{processor}, {cores} cores, Linux {kernel}, region in {pages}")
+    }
+}
+
+/// The pages of the largest shared mapping, which is the region's.
+fn region_pages(smaps: &str) -> String {
+    let (mut largest_kib, mut pages) = (0, "unknown pages".to_owned());
+    let (mut is_shared, mut size_kib, mut page_kib) = (false, 0, 0);
+    for line in smaps.lines() {
+        let mut words = line.split_whitespace();
+        let (Some(first), second) = (words.next(), words.next()) else { continue };
+        let kib = || second.and_then(|text| text.parse::<u64>().ok()).unwrap_or(0);
+        match first {
+            "Size:" => size_kib = kib(),
+            "KernelPageSize:" => page_kib = kib(),
+            // For pages of 4 KiB: how much of the mapping the system keeps in larger ones.
+            "ShmemPmdMapped:" if is_shared && size_kib > largest_kib => {
+                largest_kib = size_kib;
+                pages = match (page_kib, kib() * 100 / size_kib.max(1)) {
+                    (4, 0) => "4 KiB pages".to_owned(),
+                    (4, percent) => format!("{percent} % transparent huge pages"),
+                    (kib, _) => format!("{} MiB huge pages", kib >> 10),
+                };
+            }
+            _ if !first.ends_with(':') => {
+                is_shared = second.is_some_and(|permissions| permissions.ends_with('s'));
+            }
+            _ => {}
+        }
+    }
+    pages
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_pages_are_those_of_the_largest_shared_mapping() {
+        let mapping = |permissions: &str, kib: u64, page: u64, huge: u64| {
+            format!(
+                "7f00-7f10 {permissions} 00000000 00:01 7 /memfd:region (deleted)\n\
+                 Size: {kib} kB\nKernelPageSize: {page} kB\nShmemPmdMapped: {huge} kB\n"
+            )
+        };
+        let small = mapping("rw-s", 4096, 4, 0) + &mapping("rw-p", 1 << 20, 2048, 0);
+        assert_eq!(region_pages(&small), "4 KiB pages");
+        assert_eq!(region_pages(&mapping("r--s", 4096, 2048, 0)), "2 MiB huge pages");
+        assert_eq!(region_pages(&mapping("rw-s", 4096, 4, 2048)), "50 % transparent huge pages");
+        assert_eq!(region_pages(""), "unknown pages");
+    }
+
+    #[test]
+    fn this_machine_has_cores() {
+        assert!(Environment::look().to_string().contains("cores"));
+    }
+}

@@ -1,0 +1,78 @@
+//! What can go wrong in a run.
+
+use std::io;
+use std::path::PathBuf;
+
+use farside_common::control::{ControlError, Refusal};
+use farside_common::fabric::ChainError;
+use farside_common::layout::LayoutError;
+
+/// Why a run did not come to its end.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "the messages say what the fields are")]
+pub enum Error {
+    /// What was asked for cannot be: exit code 2.
+    #[error("{0}")]
+    Usage(String),
+    #[error(
+        "found no kv-server beside {} or in PATH: build it (cargo build --release) or name a \
+         running one with --server",
+        .beside.display()
+    )]
+    NoServerProgram { beside: PathBuf },
+    #[error("{} did not start: {log}", .program.display())]
+    ServerStart { program: PathBuf, log: String },
+    #[error("this run needs {needed} MiB for its server, but only {available} MiB are available")]
+    Memory { needed: u64, available: u64 },
+    #[error("{doing}: {source}")]
+    Client {
+        doing: &'static str,
+        #[source]
+        source: farside::Error,
+    },
+    #[error("{doing}: {source}")]
+    System {
+        doing: &'static str,
+        #[source]
+        source: io::Error,
+    },
+    #[error("the server refused the connection: {0}")]
+    Refused(#[from] Refusal),
+    #[error("the control channel broke: {0}")]
+    Control(#[from] ControlError),
+    #[error("the region is damaged: {0}")]
+    Layout(#[from] LayoutError),
+    #[error("a raw verb failed: {0}")]
+    Chain(#[from] ChainError),
+    #[error("the server gave {blocks} free blocks of {bytes} bytes; give it more --memory")]
+    TooFewBlocks { blocks: usize, bytes: u64 },
+    #[error("a thread of the benchmark panicked")]
+    Panicked,
+    #[error("interrupted")]
+    Interrupted,
+}
+
+impl Error {
+    /// For `map_err`: the system refused something.
+    pub fn system(doing: &'static str) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::System { doing, source }
+    }
+
+    /// For `map_err`: the client library refused something.
+    pub fn client(doing: &'static str) -> impl FnOnce(farside::Error) -> Self {
+        move |source| Self::Client { doing, source }
+    }
+
+    /// What the process ends with.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::Usage(_) => 2,
+            Self::Interrupted => 130,
+            _ => 1,
+        }
+    }
+}
+
+/// The result of everything here.
+pub type Result<T> = std::result::Result<T, Error>;

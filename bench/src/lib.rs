@@ -1,0 +1,29 @@
+//! The parts of kv-bench.
+//!
+//! - [`workload`], [`distribution`], [`keys`], [`operations`]: which operation comes next.
+//! - [`driver`], [`recorder`]: the measured loops, and what they note down.
+//! - [`run`], [`server`], [`accounting`]: threads, phases, a server for the run and what it spent.
+//! - [`verbs`]: the raw rates of a fabric, the limit of everything above.
+//! - [`report`], [`environment`]: JSON and tables.
+#![deny(unsafe_code)]
+
+pub mod accounting;
+#[allow(unsafe_code, reason = "a global allocator is unsafe to implement")]
+pub mod allocations;
+pub mod args;
+pub mod distribution;
+pub mod driver;
+pub mod environment;
+pub mod error;
+pub mod interrupt;
+pub mod keys;
+pub mod operations;
+pub mod recorder;
+pub mod report;
+pub mod run;
+pub mod server;
+pub mod sizing;
+pub mod verbs;
+pub mod workload;
+
+pub use error::{Error, Result};

@@ -1,0 +1,121 @@
+//! What a thread notes down about its operations.
+
+use farside::Counters;
+use hdrhistogram::Histogram;
+
+use crate::workload::{Kind, Mix};
+
+/// Latencies above this are recorded as this, in nanoseconds.
+const LATENCY_NS_MAX: u64 = 60_000_000_000;
+/// Percentiles are exact to this many decimal digits.
+const LATENCY_DIGITS: u8 = 3;
+
+/// An empty histogram of latencies that never grows.
+pub fn latency_histogram() -> Histogram<u64> {
+    #[allow(clippy::expect_used, reason = "the bounds are constants that fit")]
+    Histogram::new_with_bounds(1, LATENCY_NS_MAX, LATENCY_DIGITS).expect("constant bounds")
+}
+
+/// All operations of one kind.
+#[derive(Clone)]
+pub struct KindRecord {
+    /// Their latencies, in nanoseconds; as many as there were operations.
+    pub latencies: Histogram<u64>,
+    /// What they asked of the fabric.
+    pub counters: Counters,
+}
+
+/// All operations of one thread, or of all.
+#[derive(Clone)]
+pub struct Recorder {
+    /// By [`Kind::index`]; none for kinds the workload does not have.
+    kinds: [Option<KindRecord>; Kind::COUNT],
+    /// Operations that succeeded but did not find what the workload had left: an absent key, a
+    /// value of another length, an insert of a key that was there.
+    pub unexpected: u64,
+    /// Time spent on making operations and recording them, in nanoseconds.
+    pub driver_ns: u64,
+}
+
+impl Recorder {
+    /// Ready for the kinds of a mix; allocates nothing later.
+    pub fn new(mix: Mix) -> Self {
+        let empty = || KindRecord { latencies: latency_histogram(), counters: Counters::default() };
+        let mut kinds: [Option<KindRecord>; Kind::COUNT] = Default::default();
+        for (kind, _) in mix {
+            kinds[kind.index()] = Some(empty());
+        }
+        Self { kinds, unexpected: 0, driver_ns: 0 }
+    }
+
+    /// Notes a finished operation.
+    #[inline]
+    pub fn record(&mut self, kind: Kind, latency_ns: u64) {
+        if let Some(of) = &mut self.kinds[kind.index()] {
+            of.latencies.saturating_record(latency_ns);
+        }
+    }
+
+    /// Notes what operations of this kind asked of the fabric.
+    #[inline]
+    pub fn attribute(&mut self, kind: Kind, counters: Counters) {
+        if let Some(of) = &mut self.kinds[kind.index()] {
+            of.counters += counters;
+        }
+    }
+
+    /// Adds another thread's.
+    pub fn merge(&mut self, other: &Self) {
+        for (ours, theirs) in self.kinds.iter_mut().zip(&other.kinds) {
+            match (ours, theirs) {
+                (Some(ours), Some(theirs)) => {
+                    // Cannot fail: the histograms have the same bounds.
+                    let _ = ours.latencies.add(&theirs.latencies);
+                    ours.counters += theirs.counters;
+                }
+                (ours @ None, Some(theirs)) => *ours = Some(theirs.clone()),
+                (_, None) => {}
+            }
+        }
+        self.unexpected += other.unexpected;
+        self.driver_ns += other.driver_ns;
+    }
+
+    /// The kinds there are, with what is known of them.
+    pub fn kinds(&self) -> impl Iterator<Item = (Kind, &KindRecord)> {
+        Kind::ALL
+            .into_iter()
+            .zip(&self.kinds)
+            .filter_map(|(kind, of)| of.as_ref().map(|of| (kind, of)))
+    }
+
+    /// All operations.
+    pub fn operations(&self) -> u64 {
+        self.kinds().map(|(_, of)| of.latencies.len()).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workload::Workload;
+
+    #[test]
+    fn threads_add_up_and_long_latencies_saturate() {
+        let mut all = Recorder::new(&[]);
+        for latency_ns in [100, u64::MAX] {
+            let mut thread = Recorder::new(Workload::A.mix());
+            thread.record(Kind::Get, latency_ns);
+            thread.attribute(Kind::Put, Counters { reads: 3, ..Default::default() });
+            thread.unexpected = 2;
+            all.merge(&thread);
+        }
+        assert_eq!((all.operations(), all.unexpected), (2, 4));
+        let kinds: Vec<(Kind, u64)> =
+            all.kinds().map(|(kind, of)| (kind, of.counters.reads)).collect();
+        assert_eq!(kinds, [(Kind::Get, 0), (Kind::Put, 6)]);
+        let (_, gets) = all.kinds().next().unwrap();
+        assert!(gets.latencies.max() >= LATENCY_NS_MAX);
+        assert_eq!(gets.latencies.value_at_quantile(0.4), 100);
+    }
+}

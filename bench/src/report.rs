@@ -1,0 +1,382 @@
+//! Results for programs (JSON) and for people (tables).
+
+use std::collections::BTreeMap;
+use std::fmt::{self, Write as _};
+use std::fs;
+use std::io::{self, Write as _};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use farside::Counters;
+use serde::Serialize;
+
+use crate::accounting::ServerUsage;
+use crate::args::Ycsb;
+use crate::recorder::KindRecord;
+use crate::run::Measured;
+use crate::{Error, Result};
+
+/// The result of `kv-bench ycsb`: totals over the measured phase.
+#[derive(Clone, Debug, Serialize)]
+#[allow(missing_docs, reason = "the names are those of the JSON")]
+pub struct YcsbReport {
+    pub fabric: String,
+    pub workload: String,
+    #[serde(skip)]
+    pub distribution: &'static str,
+    pub threads: u32,
+    pub depth: u16,
+    pub records: u64,
+    pub value_size: u32,
+    pub seconds: f64,
+    pub throughput_ops_s: f64,
+    pub operations: BTreeMap<&'static str, OperationReport>,
+    pub cache: CacheReport,
+    /// Null when the server's process is not known.
+    pub server: Option<ServerUsage>,
+    /// By the threads that ran the operations.
+    pub allocations: u64,
+}
+
+/// All operations of one kind.
+#[derive(Clone, Debug, Serialize)]
+#[allow(missing_docs, reason = "the names are those of the JSON")]
+pub struct OperationReport {
+    pub count: u64,
+    pub p50_ns: u64,
+    pub p99_ns: u64,
+    pub p999_ns: u64,
+    pub round_trips: u64,
+    pub verbs: VerbsReport,
+    pub bytes: u64,
+}
+
+/// Verbs by kind.
+#[derive(Clone, Copy, Debug, Serialize)]
+#[allow(missing_docs, reason = "the names are those of the JSON")]
+pub struct VerbsReport {
+    pub read: u64,
+    pub write: u64,
+    pub cas: u64,
+    pub faa: u64,
+}
+
+/// What the location caches did.
+#[derive(Clone, Copy, Debug, Serialize)]
+#[allow(missing_docs, reason = "the names are those of the JSON")]
+pub struct CacheReport {
+    pub hits: u64,
+    pub misses: u64,
+}
+
+impl From<Counters> for VerbsReport {
+    fn from(counters: Counters) -> Self {
+        Self {
+            read: counters.reads,
+            write: counters.writes,
+            cas: counters.compare_swaps,
+            faa: counters.fetch_adds,
+        }
+    }
+}
+
+impl From<&KindRecord> for OperationReport {
+    fn from(record: &KindRecord) -> Self {
+        let quantile = |quantile| record.latencies.value_at_quantile(quantile);
+        Self {
+            count: record.latencies.len(),
+            p50_ns: quantile(0.5),
+            p99_ns: quantile(0.99),
+            p999_ns: quantile(0.999),
+            round_trips: record.counters.round_trips,
+            verbs: record.counters.into(),
+            bytes: record.counters.bytes(),
+        }
+    }
+}
+
+impl YcsbReport {
+    /// The report of a run.
+    pub fn new(args: &Ycsb, measured: &Measured) -> Self {
+        let operations = measured.recorder.kinds().map(|(kind, of)| (kind.name(), of.into()));
+        Self {
+            fabric: measured.fabric.clone(),
+            workload: args.workload.to_string(),
+            distribution: args.shape().name(),
+            threads: args.threads,
+            depth: args.depth,
+            records: args.records,
+            value_size: args.value_size,
+            seconds: measured.seconds,
+            throughput_ops_s: measured.recorder.operations() as f64 / measured.seconds,
+            operations: operations.collect(),
+            cache: CacheReport { hits: measured.cache.hits, misses: measured.cache.misses },
+            server: measured.server,
+            allocations: measured.allocations,
+        }
+    }
+
+    /// The table for people.
+    ///
+    /// # Errors
+    /// None: formatting into a text does not fail.
+    pub fn table(&self, measured: &Measured) -> std::result::Result<String, fmt::Error> {
+        let mut out = String::new();
+        let total: u64 = self.operations.values().map(|of| of.count).sum();
+        let per_op = |number: f64| number / total.max(1) as f64;
+        writeln!(
+            out,
+            "YCSB {} on {}: {} records x {} B, {}, {} thread(s), depth {}, {:.2} s (load {:.2} s)",
+            self.workload,
+            self.fabric,
+            grouped(self.records),
+            self.value_size,
+            self.distribution,
+            self.threads,
+            self.depth,
+            self.seconds,
+            measured.load_seconds,
+        )?;
+        writeln!(out, "{}\n", measured.environment)?;
+        self.write_operations(&mut out)?;
+        let per_thread = self.throughput_ops_s / f64::from(self.threads);
+        writeln!(
+            out,
+            "\nall: {} ops/s, {} a thread; of each operation {:.0} ns are kv-bench's own",
+            grouped(self.throughput_ops_s as u64),
+            grouped(per_thread as u64),
+            per_op(measured.recorder.driver_ns as f64),
+        )?;
+        if let Some(gets) = self.operations.get("get") {
+            let rate = gets.count as f64 / self.seconds / f64::from(self.threads);
+            writeln!(out, "GET/s a thread: {}", grouped(rate as u64))?;
+        }
+        let per_cpu_s = total as f64 / measured.cpu_s.max(f64::MIN_POSITIVE);
+        writeln!(
+            out,
+            "clients: {:.2} s CPU, {} ops a CPU second",
+            measured.cpu_s,
+            grouped(per_cpu_s as u64),
+        )?;
+        let lookups = self.cache.hits + self.cache.misses;
+        writeln!(
+            out,
+            "location cache: {} hits, {} misses ({:.2} % hits)",
+            grouped(self.cache.hits),
+            grouped(self.cache.misses),
+            self.cache.hits as f64 * 100.0 / lookups.max(1) as f64,
+        )?;
+        writeln!(
+            out,
+            "allocations_per_op: {:.6} ({} in all)",
+            per_op(self.allocations as f64),
+            grouped(self.allocations),
+        )?;
+        match self.server {
+            Some(ServerUsage { cpu_s, wakeups }) => {
+                writeln!(out, "server: {cpu_s:.2} s CPU, {} wake-ups", grouped(wakeups))?;
+            }
+            None => writeln!(out, "server: its process is not known")?,
+        }
+        if measured.recorder.unexpected > 0 {
+            let count = grouped(measured.recorder.unexpected);
+            writeln!(out, "WARNING: {count} operations found another state than the load left")?;
+        }
+        Ok(out)
+    }
+
+    fn write_operations(&self, out: &mut String) -> fmt::Result {
+        writeln!(
+            out,
+            "{:<7}{:>14}{:>13}{:>9}{:>9}{:>10} | per op: {:>6}{:>7}{:>7}{:>7}{:>9}",
+            "",
+            "count",
+            "ops/s",
+            "p50 ns",
+            "p99 ns",
+            "p99.9 ns",
+            "trips",
+            "read",
+            "write",
+            "cas",
+            "bytes",
+        )?;
+        for (name, of) in &self.operations {
+            let per_op = |number: u64| number as f64 / of.count.max(1) as f64;
+            writeln!(
+                out,
+                "{name:<7}{:>14}{:>13}{:>9}{:>9}{:>10} |         {:>6.3}{:>7.3}{:>7.3}{:>7.3}\
+                 {:>9.1}",
+                grouped(of.count),
+                grouped((of.count as f64 / self.seconds) as u64),
+                grouped(of.p50_ns),
+                grouped(of.p99_ns),
+                grouped(of.p999_ns),
+                per_op(of.round_trips),
+                per_op(of.verbs.read),
+                per_op(of.verbs.write),
+                per_op(of.verbs.cas),
+                per_op(of.bytes),
+            )?;
+        }
+        Ok(())
+    }
+}
+
+/// 1234567 as 1,234,567.
+pub fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut out = String::with_capacity(digits.len() * 4 / 3);
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    out
+}
+
+/// Writes JSON to the file, complete or not at all, and the table to stdout; with `-` for the file
+/// the JSON to stdout and no table.
+///
+/// # Errors
+/// [`Error::System`].
+pub fn publish(report: &impl Serialize, table: &str, json: Option<&Path>) -> Result<()> {
+    let written = match json {
+        None => print(table),
+        Some(path) => match serde_json::to_string_pretty(report).map_err(io::Error::from) {
+            Err(error) => Err(error),
+            Ok(text) if path == Path::new("-") => print(&(text + "\n")),
+            Ok(text) => write_whole(path, &(text + "\n")).and_then(|()| print(table)),
+        },
+    };
+    written.map_err(Error::system("writing the result"))
+}
+
+fn print(text: &str) -> io::Result<()> {
+    io::stdout().write_all(text.as_bytes())
+}
+
+fn write_whole(path: &Path, text: &str) -> io::Result<()> {
+    let folder = match path.parent() {
+        Some(folder) if folder != Path::new("") => folder,
+        _ => Path::new("."),
+    };
+    // Readable by all whom the umask allows, as a file that a shell makes.
+    let permissions = fs::Permissions::from_mode(0o666);
+    let mut file = tempfile::Builder::new().permissions(permissions).tempfile_in(folder)?;
+    file.write_all(text.as_bytes())?;
+    file.persist(path)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+    use crate::environment::Environment;
+    use crate::recorder::Recorder;
+    use crate::workload::{Kind, Workload};
+
+    fn sample() -> (YcsbReport, Measured) {
+        let mut recorder = Recorder::new(Workload::F.mix());
+        for latency_ns in 100..200 {
+            recorder.record(Kind::Get, latency_ns);
+            recorder.record(Kind::Rmw, 3 * latency_ns);
+            let counters =
+                Counters { round_trips: 1, reads: 1, read_bytes: 128, ..Default::default() };
+            recorder.attribute(Kind::Get, counters);
+        }
+        let measured = Measured {
+            fabric: "shm".into(),
+            recorder,
+            seconds: 2.0,
+            cache: farside::CacheStatistics { hits: 99, misses: 1 },
+            allocations: 0,
+            cpu_s: 2.0,
+            server: Some(ServerUsage { cpu_s: 0.01, wakeups: 2 }),
+            load_seconds: 1.0,
+            environment: Environment::look(),
+        };
+        let args = Ycsb {
+            workload: Workload::F,
+            records: 1_000_000,
+            value_size: 64,
+            threads: 1,
+            depth: 1,
+            seconds: 2.0,
+            warmup_seconds: 0.0,
+            distribution: None,
+            server: None,
+            cache_bytes: None,
+            memory: None,
+            seed: 1,
+            json: None,
+        };
+        (YcsbReport::new(&args, &measured), measured)
+    }
+
+    #[test]
+    fn the_json_has_every_field() {
+        let (report, _) = sample();
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("result.json");
+        publish(&report, "", Some(&path)).unwrap();
+        let json: Value = serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap();
+        for (pointer, expected) in [
+            ("/fabric", Value::from("shm")),
+            ("/workload", "f".into()),
+            ("/threads", 1.into()),
+            ("/depth", 1.into()),
+            ("/records", 1_000_000.into()),
+            ("/value_size", 64.into()),
+            ("/seconds", 2.0.into()),
+            ("/throughput_ops_s", 100.0.into()),
+            ("/operations/get/count", 100.into()),
+            ("/operations/get/p50_ns", 149.into()),
+            ("/operations/get/p99_ns", 198.into()),
+            ("/operations/get/p999_ns", 199.into()),
+            ("/operations/get/round_trips", 100.into()),
+            ("/operations/get/verbs/read", 100.into()),
+            ("/operations/get/verbs/write", 0.into()),
+            ("/operations/get/verbs/cas", 0.into()),
+            ("/operations/get/verbs/faa", 0.into()),
+            ("/operations/get/bytes", 12_800.into()),
+            ("/operations/rmw/count", 100.into()),
+            ("/cache/hits", 99.into()),
+            ("/cache/misses", 1.into()),
+            ("/server/cpu_s", 0.01.into()),
+            ("/server/wakeups", 2.into()),
+            ("/allocations", 0.into()),
+        ] {
+            assert_eq!(json.pointer(pointer), Some(&expected), "{pointer}");
+        }
+        assert_eq!(json["operations"].as_object().unwrap().len(), 2);
+    }
+
+    #[test]
+    fn an_unknown_server_is_null() {
+        let (report, _) = sample();
+        let json = serde_json::to_value(YcsbReport { server: None, ..report }).unwrap();
+        assert_eq!(json["server"], Value::Null);
+    }
+
+    #[test]
+    fn the_table_shows_what_matters() {
+        let (report, measured) = sample();
+        let table = report.table(&measured).unwrap();
+        for text in ["1,000,000 records", "GET/s a thread: 50", "allocations_per_op: 0.0", "p99.9"]
+        {
+            assert!(table.contains(text), "{table}");
+        }
+        assert!(!table.contains("WARNING"));
+    }
+
+    #[test]
+    fn numbers_are_grouped() {
+        for (number, text) in [(0, "0"), (999, "999"), (1000, "1,000"), (1_234_567, "1,234,567")] {
+            assert_eq!(grouped(number), text);
+        }
+    }
+}

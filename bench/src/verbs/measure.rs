@@ -1,0 +1,192 @@
+//! The rate of one verb over any fabric.
+
+use std::time::{Duration, Instant};
+
+use farside_common::fabric::{Buffer, Fabric, LaneId, Nanos, Verb};
+use serde::Serialize;
+
+use crate::interrupt::Interrupt;
+use crate::recorder::latency_histogram;
+use crate::{Error, Result};
+
+/// Which verb.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say it")]
+pub enum RawVerb {
+    Read,
+    Write,
+    CompareSwap,
+}
+
+/// How to measure.
+#[derive(Clone, Copy)]
+pub struct Plan<'a> {
+    /// Byte offsets that may be read and overwritten, with room behind each.
+    pub targets: &'a [u64],
+    /// How much a READ or WRITE moves, a multiple of 8.
+    pub bytes: u32,
+    /// How many chains are in flight, of one verb each.
+    pub lanes: u16,
+    /// For how long.
+    pub duration: Duration,
+    /// What ends it early.
+    pub interrupt: &'a Interrupt,
+}
+
+/// What a verb achieves.
+#[derive(Clone, Copy, Debug, Serialize)]
+#[allow(missing_docs, reason = "the names are those of the JSON")]
+pub struct Rate {
+    pub rate_per_s: f64,
+    pub p50_ns: u64,
+    pub p99_ns: u64,
+}
+
+/// What is known of a lane.
+#[derive(Clone, Copy)]
+struct InFlight {
+    target: usize,
+    posted: Nanos,
+}
+
+/// How many completions are taken between two looks at the interrupt.
+const LOOK_EVERY: u64 = 1 << 16;
+/// From one target to the next: a stride that no prefetcher follows, coprime to most counts.
+const STRIDE: usize = 7919;
+
+/// Keeps all lanes busy with one verb on one target after another. A latency is taken from the
+/// clock's reading before its doorbell to the one after its completion; completions of one poll
+/// share a reading.
+///
+/// # Errors
+/// [`Error::Chain`] if a verb fails, [`Error::Interrupted`].
+pub fn measure<F: Fabric>(fabric: &mut F, verb: RawVerb, plan: &Plan<'_>) -> Result<Rate> {
+    let lanes = usize::from(plan.lanes);
+    let mut run = Run {
+        words: vec![0; plan.targets.len()],
+        in_flight: vec![InFlight { target: 0, posted: 0 }; lanes],
+        next: 0,
+        verb,
+        plan,
+    };
+    let mut latencies = latency_histogram();
+    let mut done: Vec<LaneId> = (0..plan.lanes).map(LaneId).collect();
+    for lane in &done {
+        fabric.reserve(*lane, Buffer::Image, plan.bytes as usize);
+        fabric.reserve(*lane, Buffer::Block, plan.bytes as usize);
+    }
+    let (started, begun) = (Instant::now(), fabric.now());
+    let (mut now, mut look_at) = (begun, LOOK_EVERY);
+    let end = begun + plan.duration.as_nanos() as Nanos;
+    while now < end {
+        for lane in done.drain(..) {
+            run.post(fabric, lane, now);
+        }
+        fabric.ring();
+        while done.is_empty() {
+            while let Some(completion) = fabric.poll() {
+                run.settle(completion.lane, completion.result?);
+                done.push(completion.lane);
+            }
+            if done.is_empty() {
+                fabric.relax();
+            }
+        }
+        now = fabric.now();
+        for lane in &done {
+            latencies.saturating_record(now - run.in_flight[usize::from(lane.0)].posted);
+        }
+        if latencies.len() >= look_at {
+            plan.interrupt.check()?;
+            look_at = latencies.len() + LOOK_EVERY;
+        }
+    }
+    let seconds = started.elapsed().as_secs_f64();
+    finish(fabric, lanes - done.len())?;
+    Ok(Rate {
+        rate_per_s: latencies.len() as f64 / seconds,
+        p50_ns: latencies.value_at_quantile(0.5),
+        p99_ns: latencies.value_at_quantile(0.99),
+    })
+}
+
+/// Takes the completions still due.
+fn finish<F: Fabric>(fabric: &mut F, mut due: usize) -> Result<()> {
+    while due > 0 {
+        match fabric.poll() {
+            Some(completion) => {
+                completion.result.map_err(Error::from)?;
+                due -= 1;
+            }
+            None => fabric.relax(),
+        }
+    }
+    Ok(())
+}
+
+struct Run<'a> {
+    /// What the first word of each target held last.
+    words: Vec<u64>,
+    in_flight: Vec<InFlight>,
+    next: usize,
+    verb: RawVerb,
+    plan: &'a Plan<'a>,
+}
+
+impl Run<'_> {
+    #[inline]
+    fn post<F: Fabric>(&mut self, fabric: &mut F, lane: LaneId, now: Nanos) {
+        self.next = (self.next + STRIDE) % self.plan.targets.len();
+        let (target, bytes) = (self.next, self.plan.bytes);
+        let remote = self.plan.targets[target];
+        let verb = match self.verb {
+            RawVerb::Read => Verb::Read { remote, into: Buffer::Block, bytes },
+            RawVerb::Write => Verb::Write { remote, from: Buffer::Image, bytes },
+            RawVerb::CompareSwap => {
+                let expected = self.words[target];
+                Verb::CompareSwap { remote, expected, desired: expected + 1 }
+            }
+        };
+        self.in_flight[usize::from(lane.0)] = InFlight { target, posted: now };
+        let deadline = now + fabric.timing().lateness_max_ns;
+        fabric.post(lane, &[verb], deadline);
+    }
+
+    /// A compare-and-swap that found another word than expected left it there.
+    #[inline]
+    fn settle(&mut self, lane: LaneId, found: u64) {
+        if self.verb == RawVerb::CompareSwap {
+            let word = &mut self.words[self.in_flight[usize::from(lane.0)].target];
+            *word = if found == *word { found.wrapping_add(1) } else { found };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use farside_common::fabric::shm::{Region, ShmFabric};
+
+    use super::*;
+
+    #[test]
+    fn every_verb_has_a_rate_and_stays_in_its_targets() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(1 << 16).unwrap();
+        let region = Arc::new(Region::map(&file).unwrap());
+        let mut fabric = ShmFabric::new(region.clone(), None, 4);
+        let targets: Vec<u64> = (1..64).map(|n| n * 256).collect();
+        let interrupt = Interrupt::default();
+        let duration = Duration::from_millis(5);
+        let plan = Plan { targets: &targets, bytes: 64, lanes: 4, duration, interrupt: &interrupt };
+        for verb in [RawVerb::Read, RawVerb::Write, RawVerb::CompareSwap] {
+            let rate = measure(&mut fabric, verb, &plan).unwrap();
+            assert!(rate.rate_per_s > 1000.0 && rate.p50_ns <= rate.p99_ns, "{verb:?} {rate:?}");
+        }
+        let swapped: Vec<u64> = targets.iter().map(|at| region.load(*at).unwrap()).collect();
+        assert!(swapped.iter().all(|word| *word > 1), "{swapped:?}");
+        assert!((0..256).step_by(8).all(|at| region.load(at).unwrap() == 0));
+        assert_eq!(fabric.counters().fetch_adds, 0);
+    }
+}

@@ -1,0 +1,262 @@
+//! What the operations of a session share: the endpoint, what is known of the region, the location
+//! cache and the allocator. Setup lives here, the operations in `protocol/`.
+
+use std::cell::{Cell, Ref, RefCell, RefMut};
+
+use farside_common::control::{FreeBlock, Welcome};
+use farside_common::fabric::{Buffer, ChainError, Counters, Endpoint, Fabric, LaneId, Nanos, Verb};
+use farside_common::hash::KeyHasher;
+use farside_common::layout::{
+    Format, Geometry, INCARNATIONS, LayoutError, SUPERBLOCK_BYTES, SizeClass, Superblock,
+    WORD_GENERATIONS,
+};
+
+use crate::allocator::{Allocator, Depot, Taken};
+use crate::directory::Directory;
+use crate::location_cache::LocationCache;
+use crate::{Error, Exhausted, Result};
+
+/// Why an operation ended early, before anybody decided whether to try it again.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// For the caller.
+    Error(Error),
+    /// The server gave this connection up, or is gone. The operation has not happened.
+    Disconnected,
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self::Error(error)
+    }
+}
+
+impl From<LayoutError> for Failure {
+    fn from(error: LayoutError) -> Self {
+        Self::Error(error.into())
+    }
+}
+
+impl From<ChainError> for Failure {
+    fn from(error: ChainError) -> Self {
+        match error {
+            ChainError::Outside { remote: offset, bytes } => {
+                LayoutError::BlockOutside { offset, bytes }.into()
+            }
+            ChainError::Denied => Error::Denied.into(),
+            // Late chains are looked at where they are posted; elsewhere they only READ.
+            _ => Self::Disconnected,
+        }
+    }
+}
+
+/// The constants of `docs/protocol.md`, for one region over one fabric.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Constants {
+    /// GRACE: how long an unlinked block stays untouched.
+    pub(crate) grace_ns: Nanos,
+    /// What an operation believes for: 7/8 GRACE, because clocks drift.
+    pub(crate) patience_ns: Nanos,
+    /// How long a READ may take for its hints to be exact (invariant I7).
+    pub(crate) hint_ns: Nanos,
+    /// How old a proof of a word may be for a compare-and-swap to rely on (invariant I4).
+    pub(crate) word_ns: Nanos,
+    /// How late a posted chain can take effect.
+    pub(crate) lateness_ns: Nanos,
+}
+
+impl Constants {
+    fn new(format: &Format, fabric: &impl Fabric) -> Self {
+        let timing = fabric.timing();
+        let grace_ns = Nanos::from(format.grace_ms) * 1_000_000;
+        Self {
+            grace_ns,
+            patience_ns: grace_ns / 8 * 7,
+            hint_ns: (INCARNATIONS - 1) * timing.round_trip_min_ns,
+            word_ns: (WORD_GENERATIONS * grace_ns).saturating_sub(timing.lateness_max_ns),
+            lateness_ns: timing.lateness_max_ns,
+        }
+    }
+}
+
+/// How a session wants to work.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct EngineOptions {
+    pub(crate) cache_bytes: usize,
+    pub(crate) lanes: u16,
+}
+
+pub(crate) struct Engine<F, D: Depot> {
+    pub(crate) endpoint: Endpoint<F>,
+    pub(crate) format: Format,
+    pub(crate) geometry: Geometry,
+    pub(crate) constants: Constants,
+    pub(crate) hasher: KeyHasher,
+    /// How many operations can be in flight.
+    pub(crate) lanes: u16,
+    /// Whose blocks these are.
+    pub(crate) client_id: u16,
+    /// Wall clock minus the fabric's clock, in nanoseconds.
+    wall_offset_ns: u64,
+    directory: RefCell<Directory>,
+    cache: RefCell<LocationCache>,
+    allocator: RefCell<Allocator<D>>,
+    random: Cell<u64>,
+}
+
+/// The lane that setup and synchronous calls use.
+pub(crate) const LANE: LaneId = LaneId(0);
+/// How much of the directory one READ brings, in bytes.
+const DIRECTORY_READ_BYTES: u64 = 64 << 10;
+/// How long a session without blocks waits for the server.
+const DEPOT_TIMEOUT_NS: Nanos = 5_000_000_000;
+
+impl<F: Fabric, D: Depot> Engine<F, D> {
+    /// Reads and checks the superblock and the directory: a round trip for the first, one for each
+    /// 64 KiB of the second.
+    pub(crate) fn open(
+        fabric: F,
+        depot: D,
+        welcome: &Welcome,
+        options: EngineOptions,
+    ) -> std::result::Result<Self, Failure> {
+        let endpoint = Endpoint::new(fabric, options.lanes);
+        let bytes = SUPERBLOCK_BYTES.min(welcome.region_bytes / 8 * 8) as u32;
+        let read = [Verb::Read { remote: 0, into: Buffer::Block, bytes }];
+        endpoint.drive(endpoint.chain(LANE, &read, Nanos::MAX))?;
+        let (_, format) =
+            Superblock::decode(&endpoint.buffer(LANE, Buffer::Block), welcome.region_bytes)?;
+        if format.region_id != welcome.region_id {
+            return Err(LayoutError::NotARegion.into());
+        }
+        let constants = Constants::new(&format, &*endpoint.fabric());
+        let (now, wall) = (endpoint.now(), std::time::SystemTime::now());
+        let wall = wall.duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_nanos() as u64;
+        let engine = Self {
+            geometry: format.geometry(),
+            constants,
+            hasher: KeyHasher::new(&format.hash_key),
+            lanes: options.lanes,
+            client_id: welcome.client_id,
+            wall_offset_ns: wall.wrapping_sub(now),
+            directory: RefCell::default(),
+            cache: RefCell::new(LocationCache::new(options.cache_bytes)),
+            allocator: RefCell::new(Allocator::new(depot, constants.grace_ns)),
+            random: Cell::new(wall | 1),
+            endpoint,
+            format,
+        };
+        engine.endpoint.drive(engine.load_directory(LANE))?;
+        Ok(engine)
+    }
+
+    /// Reads the directory in use.
+    pub(crate) async fn load_directory(&self, lane: LaneId) -> std::result::Result<(), Failure> {
+        let bytes = SUPERBLOCK_BYTES as u32;
+        let read = [Verb::Read { remote: 0, into: Buffer::Block, bytes }];
+        self.endpoint.chain(lane, &read, Nanos::MAX).await?;
+        let depth = {
+            let block = self.endpoint.buffer(lane, Buffer::Block);
+            let (superblock, _) = Superblock::decode(&block, self.format.region_bytes)?;
+            superblock.directory_depth(&self.geometry)?
+        };
+        let Some(offset) = self.geometry.directory_offset(depth) else {
+            return Err(LayoutError::Field { field: "depth", value: depth.into() }.into());
+        };
+        let mut directory = Directory::with_depth(depth);
+        let total = 8u64 << depth;
+        for done in (0..total).step_by(DIRECTORY_READ_BYTES as usize) {
+            let bytes = DIRECTORY_READ_BYTES.min(total - done) as u32;
+            let read = [Verb::Read { remote: offset + done, into: Buffer::Block, bytes }];
+            self.endpoint.chain(lane, &read, Nanos::MAX).await?;
+            let block = self.endpoint.buffer(lane, Buffer::Block);
+            directory.extend(&block[..bytes as usize], &self.geometry)?;
+        }
+        *self.directory.borrow_mut() = directory;
+        Ok(())
+    }
+
+    pub(crate) fn directory(&self) -> Ref<'_, Directory> {
+        self.directory.borrow()
+    }
+
+    #[inline]
+    pub(crate) fn cache(&self) -> RefMut<'_, LocationCache> {
+        self.cache.borrow_mut()
+    }
+
+    #[inline]
+    pub(crate) fn allocator(&self) -> RefMut<'_, Allocator<D>> {
+        self.allocator.borrow_mut()
+    }
+
+    /// A free block of the class: at once, or after the server answered or GRACE ended.
+    pub(crate) async fn take_block(
+        &self,
+        lane: LaneId,
+        class: SizeClass,
+    ) -> std::result::Result<FreeBlock, Failure> {
+        let started = self.endpoint.now();
+        let mut now = started;
+        loop {
+            let taken = self.allocator.borrow_mut().take(class, now);
+            match taken {
+                Taken::Block(block) => return Ok(block),
+                Taken::Wait(until) if now - started < DEPOT_TIMEOUT_NS => {
+                    self.endpoint.sleep_until(lane, until).await;
+                }
+                Taken::Wait(_) => return Err(Failure::Disconnected),
+                Taken::Exhausted => {
+                    let what = Exhausted::Blocks { bytes: class.block_bytes() };
+                    return Err(Error::OutOfSpace { what }.into());
+                }
+            }
+            now = self.endpoint.now();
+        }
+    }
+
+    /// The wall clock, nanoseconds since 1970, by the fabric's clock.
+    pub(crate) fn wall_clock_ns(&self, now: Nanos) -> u64 {
+        now.wrapping_add(self.wall_offset_ns)
+    }
+
+    /// A random number below `bound`, good enough to keep sessions apart.
+    pub(crate) fn random_below(&self, bound: u64) -> u64 {
+        // xorshift64
+        let mut state = self.random.get();
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        self.random.set(state);
+        state % bound.max(1)
+    }
+
+    pub(crate) fn counters(&self) -> Counters {
+        *self.endpoint.fabric().counters()
+    }
+
+    /// That the key may be looked up in this region.
+    pub(crate) fn check_key(&self, key: &[u8]) -> Result<()> {
+        let max = self.format.key_bytes_max as usize;
+        match key.len() {
+            0 => Err(Error::KeyEmpty),
+            bytes if bytes > max => Err(Error::KeyTooLong { bytes, max }),
+            _ => Ok(()),
+        }
+    }
+
+    /// That the value may be stored in this region.
+    pub(crate) fn check_value(&self, value: &[u8]) -> Result<()> {
+        let max = self.format.value_bytes_max as usize;
+        match value.len() {
+            bytes if bytes > max => Err(Error::ValueTooLong { bytes, max }),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl<F, D: Depot> Drop for Engine<F, D> {
+    fn drop(&mut self) {
+        self.allocator.get_mut().give_all();
+    }
+}

@@ -1,0 +1,328 @@
+//! Many operations in flight on one session.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use farside_common::fabric::{Buffer, Counters, LaneId};
+
+use crate::connection::{ShmEngine, ShmOperation};
+use crate::engine::Failure;
+use crate::protocol::Operation;
+use crate::{Error, Result, Version};
+
+/// Names an operation in a pipeline: numbered in the order they were started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Ticket(u64);
+
+/// The pipeline has no free lane: take a [`Completed`] first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("all lanes of the pipeline are busy: take a completed operation first")]
+pub struct PipelineFull;
+
+/// A finished operation of a pipeline.
+#[derive(Debug)]
+pub struct Completed<'p> {
+    /// Which.
+    pub ticket: Ticket,
+    /// What it came to. The bytes stay until the pipeline is used again.
+    pub result: Result<Outcome<'p>>,
+    /// What it asked of the fabric.
+    pub counters: Counters,
+}
+
+/// What an operation of a pipeline came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome<'p> {
+    /// GET: the value and its version; `None` if the key is absent.
+    Value(Option<(&'p [u8], Version)>),
+    /// PUT: stored.
+    Stored,
+    /// INSERT, UPDATE, DELETE: whether the key was as required, and so the change made.
+    Applied(bool),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Get,
+    Put,
+    Insert,
+    Update,
+    Delete,
+}
+
+/// What a lane is to do. Key and value stand in its image buffer.
+#[derive(Clone, Copy)]
+struct Job {
+    kind: Kind,
+    key_bytes: usize,
+    value_bytes: usize,
+}
+
+enum Answer {
+    /// The bytes are in the mailbox.
+    Value(Option<Version>),
+    Stored,
+    Applied(bool),
+}
+
+/// Between a pipeline and one of its lanes.
+#[derive(Default)]
+struct Mailbox {
+    job: Cell<Option<Job>>,
+    answer: RefCell<Option<Result<Answer>>>,
+    counters: Cell<Counters>,
+    value: RefCell<Vec<u8>>,
+}
+
+struct Lane<'s> {
+    mailbox: Rc<Mailbox>,
+    /// Runs one job after another, for ever: made once, so that operations allocate nothing.
+    task: Pin<Box<dyn Future<Output = ()> + 's>>,
+    ticket: Ticket,
+    /// The value of the operation that finished last.
+    value: Vec<u8>,
+}
+
+/// Up to `pipeline_depth` operations in flight.
+///
+/// Starting an operation copies its key and value and never waits: when all lanes are busy it fails
+/// with [`PipelineFull`]. Operations in flight are concurrent with each other, also those on the
+/// same key. What is still in flight when the pipeline is dropped is finished first.
+///
+/// When the connection is lost, operations in flight fail with [`Error::Unreachable`] (they have
+/// not happened) or [`Error::Indeterminate`]; the next use of the session reconnects.
+pub struct Pipeline<'s> {
+    engine: &'s ShmEngine,
+    writer: bool,
+    lanes: Vec<Lane<'s>>,
+    free: Vec<LaneId>,
+    /// Lanes whose chain completed, to be polled.
+    ready: Vec<LaneId>,
+    finished: VecDeque<LaneId>,
+    started: u64,
+}
+
+impl<'s> Pipeline<'s> {
+    pub(crate) fn new(engine: &'s ShmEngine, writer: bool) -> Self {
+        let count = engine.lanes;
+        let lane = |id| {
+            let mailbox = Rc::new(Mailbox::default());
+            let task = Box::pin(run_lane(engine, LaneId(id), mailbox.clone()));
+            Lane { mailbox, task, ticket: Ticket(0), value: Vec::new() }
+        };
+        Self {
+            engine,
+            writer,
+            lanes: (0..count).map(lane).collect(),
+            free: (0..count).rev().map(LaneId).collect(),
+            ready: Vec::with_capacity(count.into()),
+            finished: VecDeque::with_capacity(count.into()),
+            started: 0,
+        }
+    }
+
+    /// Starts a GET.
+    ///
+    /// # Errors
+    /// [`PipelineFull`]; every other error comes with its [`Completed`].
+    pub fn get(&mut self, key: &[u8]) -> std::result::Result<Ticket, PipelineFull> {
+        self.start(Kind::Get, key, &[])
+    }
+
+    /// Starts a PUT.
+    ///
+    /// # Errors
+    /// [`PipelineFull`]; every other error comes with its [`Completed`].
+    pub fn put(&mut self, key: &[u8], value: &[u8]) -> std::result::Result<Ticket, PipelineFull> {
+        self.start(Kind::Put, key, value)
+    }
+
+    /// Starts a PUT that happens only if the key is absent.
+    ///
+    /// # Errors
+    /// [`PipelineFull`]; every other error comes with its [`Completed`].
+    pub fn insert(
+        &mut self,
+        key: &[u8],
+        value: &[u8],
+    ) -> std::result::Result<Ticket, PipelineFull> {
+        self.start(Kind::Insert, key, value)
+    }
+
+    /// Starts a PUT that happens only if the key is there.
+    ///
+    /// # Errors
+    /// [`PipelineFull`]; every other error comes with its [`Completed`].
+    pub fn update(
+        &mut self,
+        key: &[u8],
+        value: &[u8],
+    ) -> std::result::Result<Ticket, PipelineFull> {
+        self.start(Kind::Update, key, value)
+    }
+
+    /// Starts a DELETE.
+    ///
+    /// # Errors
+    /// [`PipelineFull`]; every other error comes with its [`Completed`].
+    pub fn delete(&mut self, key: &[u8]) -> std::result::Result<Ticket, PipelineFull> {
+        self.start(Kind::Delete, key, &[])
+    }
+
+    pub(crate) fn start(
+        &mut self,
+        kind: Kind,
+        key: &[u8],
+        value: &[u8],
+    ) -> std::result::Result<Ticket, PipelineFull> {
+        let id = self.free.pop().ok_or(PipelineFull)?;
+        let ticket = Ticket(self.started);
+        self.started += 1;
+        let lane = &mut self.lanes[usize::from(id.0)];
+        lane.ticket = ticket;
+        match check(self.engine, self.writer, kind, key, value) {
+            Ok(()) => {
+                let job = Job { kind, key_bytes: key.len(), value_bytes: value.len() };
+                ShmOperation::fill(self.engine, id, key, value);
+                lane.mailbox.job.set(Some(job));
+                self.poll_lane(id);
+            }
+            Err(error) => {
+                lane.mailbox.counters.set(Counters::default());
+                lane.mailbox.answer.replace(Some(Err(error)));
+                self.finished.push_back(id);
+            }
+        }
+        Ok(ticket)
+    }
+
+    fn poll_lane(&mut self, id: LaneId) {
+        let lane = &mut self.lanes[usize::from(id.0)];
+        let mut context = Context::from_waker(Waker::noop());
+        // A lane's task never ends; it says so in its mailbox when a job is done.
+        let _ = lane.task.as_mut().poll(&mut context);
+        if lane.mailbox.answer.borrow().is_some() {
+            self.finished.push_back(id);
+        }
+    }
+
+    /// How many operations can be started before one has to be taken.
+    pub fn free_lanes(&self) -> usize {
+        self.free.len()
+    }
+
+    /// How many operations were started and not taken yet.
+    pub fn in_flight(&self) -> usize {
+        self.lanes.len() - self.free.len()
+    }
+
+    /// How many operations can be in flight.
+    pub fn depth(&self) -> usize {
+        self.lanes.len()
+    }
+
+    /// A finished operation, if there is one. Does not wait.
+    pub fn poll(&mut self) -> Option<Completed<'_>> {
+        if self.finished.is_empty() {
+            let Self { engine, ready, .. } = self;
+            engine.endpoint.try_step(|lane| ready.push(lane));
+            self.poll_ready();
+        }
+        self.take()
+    }
+
+    /// The next finished operation; `None` if none is in flight.
+    pub fn wait(&mut self) -> Option<Completed<'_>> {
+        while self.finished.is_empty() && self.in_flight() > 0 {
+            let Self { engine, ready, .. } = self;
+            engine.endpoint.step(|lane| ready.push(lane));
+            self.poll_ready();
+        }
+        self.take()
+    }
+
+    fn poll_ready(&mut self) {
+        while let Some(lane) = self.ready.pop() {
+            self.poll_lane(lane);
+        }
+    }
+
+    fn take(&mut self) -> Option<Completed<'_>> {
+        let id = self.finished.pop_front()?;
+        self.free.push(id);
+        let lane = &mut self.lanes[usize::from(id.0)];
+        let answer = lane.mailbox.answer.take()?;
+        std::mem::swap(&mut lane.value, &mut lane.mailbox.value.borrow_mut());
+        let result = answer.map(|answer| match answer {
+            Answer::Value(version) => Outcome::Value(version.map(|v| (lane.value.as_slice(), v))),
+            Answer::Stored => Outcome::Stored,
+            Answer::Applied(applied) => Outcome::Applied(applied),
+        });
+        Some(Completed { ticket: lane.ticket, result, counters: lane.mailbox.counters.get() })
+    }
+}
+
+impl Drop for Pipeline<'_> {
+    /// Finishes what is in flight: an operation that stops between two round trips would leave a
+    /// PENDING word behind.
+    fn drop(&mut self) {
+        while self.wait().is_some() {}
+    }
+}
+
+fn check(engine: &ShmEngine, writer: bool, kind: Kind, key: &[u8], value: &[u8]) -> Result<()> {
+    engine.check_key(key)?;
+    engine.check_value(value)?;
+    if writer || kind == Kind::Get { Ok(()) } else { Err(Error::Denied) }
+}
+
+/// A lane's task: waits for a job, runs it, answers, for ever.
+async fn run_lane(engine: &ShmEngine, lane: LaneId, mailbox: Rc<Mailbox>) {
+    loop {
+        let job = poll_fn(|_| mailbox.job.take().map_or(Poll::Pending, Poll::Ready)).await;
+        let operation = Operation::staged(engine, lane, job.key_bytes, job.value_bytes);
+        let answer = run_job(engine, lane, job.kind, &operation, &mailbox).await;
+        mailbox.counters.set(operation.counters());
+        mailbox.answer.replace(Some(answer.map_err(|failure| match failure {
+            Failure::Error(error) => error,
+            Failure::Disconnected => Error::Unreachable {
+                server: "the server of this pipeline".into(),
+                tried: Duration::ZERO,
+                source: None,
+            },
+        })));
+    }
+}
+
+async fn run_job(
+    engine: &ShmEngine,
+    lane: LaneId,
+    kind: Kind,
+    operation: &ShmOperation<'_>,
+    mailbox: &Mailbox,
+) -> std::result::Result<Answer, Failure> {
+    Ok(match kind {
+        Kind::Get => {
+            let found = operation.get().await?;
+            let mut value = mailbox.value.borrow_mut();
+            value.clear();
+            if let Some(found) = found {
+                let block = engine.endpoint.buffer(lane, Buffer::Block);
+                value.extend_from_slice(&block[found.value_start..][..found.value_bytes]);
+            }
+            Answer::Value(found.map(|found| found.version()))
+        }
+        Kind::Put => {
+            operation.put().await?;
+            Answer::Stored
+        }
+        Kind::Insert => Answer::Applied(operation.insert().await?),
+        Kind::Update => Answer::Applied(operation.update().await?),
+        Kind::Delete => Answer::Applied(operation.delete().await?),
+    })
+}

@@ -1,0 +1,75 @@
+//! Compare-and-exchange of values and versions.
+
+use farside_common::fabric::{Buffer, Fabric};
+
+use super::{ATTEMPTS_MAX, Found, Linked, NewBlock, Operation, Outcome, Swung};
+use crate::Version;
+use crate::allocator::Depot;
+
+/// What has to be there for the exchange to happen.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Expected<'v> {
+    Value(&'v [u8]),
+    Version(Version),
+}
+
+/// How a comparison ended.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Compared {
+    Exchanged,
+    /// This was there; the bytes are in the lane's block buffer.
+    Mismatch(Option<Found>),
+}
+
+impl Found {
+    /// Which write this value comes from.
+    pub(crate) fn version(&self) -> crate::Version {
+        // The word was decoded when the value was read.
+        let address = self.location.word.block().map(|block| block.address).unwrap_or_default();
+        Version::of(address, self.location.generation)
+    }
+}
+
+impl<F: Fabric, D: Depot> Operation<'_, F, D> {
+    /// Stores the value if what is there is as expected: one round trip more than a GET.
+    pub(crate) async fn compare_exchange(&self, expected: Expected<'_>) -> Outcome<Compared> {
+        let new = self.new_block().await?;
+        let mut compared = Compared::Exchanged;
+        let outcome = self.exchange_block(&new, expected, &mut compared).await;
+        self.settle(&new, outcome)?;
+        Ok(compared)
+    }
+
+    async fn exchange_block(
+        &self,
+        new: &NewBlock,
+        expected: Expected<'_>,
+        compared: &mut Compared,
+    ) -> Outcome<Linked> {
+        for attempt in 0..ATTEMPTS_MAX {
+            let found = self.get().await?;
+            let Some(found) = found.filter(|found| self.is_expected(found, expected)) else {
+                *compared = Compared::Mismatch(found);
+                return Ok(Linked::No);
+            };
+            // The new word is conditional: nobody may call itself overwritten by it.
+            let desired = found.location.word.live(new.block, true);
+            let target = found.location.into();
+            if let Swung::Done = self.swing(target, Some(new), desired).await? {
+                return Ok(Linked::Yes);
+            }
+            self.back_off(attempt).await;
+        }
+        Err(self.contended())
+    }
+
+    fn is_expected(&self, found: &Found, expected: Expected<'_>) -> bool {
+        match expected {
+            Expected::Version(version) => found.version() == version,
+            Expected::Value(value) => {
+                let block = self.engine.endpoint.buffer(self.lane, Buffer::Block);
+                &block[found.value_start..][..found.value_bytes] == value
+            }
+        }
+    }
+}

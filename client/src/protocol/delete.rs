@@ -1,0 +1,83 @@
+//! DELETE. It reports whether the key was there, so it is never absorbed.
+
+use farside_common::fabric::{Fabric, Nanos};
+use farside_common::layout::{SlotState, SlotWord};
+
+use super::window::Own;
+use super::{ATTEMPTS_MAX, Operation, Outcome, Swung, Target};
+use crate::allocator::Depot;
+
+/// What a DELETE does about a compare-and-swap that found another word.
+enum Next {
+    /// The key was deleted during this operation.
+    Absent,
+    /// The key's value was replaced: this word is the key's too.
+    Retry(SlotWord),
+    /// Look again.
+    Restart,
+}
+
+impl<F: Fabric, D: Depot> Operation<'_, F, D> {
+    /// Removes the key; whether it was there. One round trip if its location is cached, else two,
+    /// one if it is absent.
+    pub(crate) async fn delete(&self) -> Outcome<bool> {
+        if let Some(target) = self.cached_target()
+            && let Swung::Done = self.unlink(target).await?
+        {
+            self.engine.cache().statistics.hits += 1;
+            return Ok(true);
+        }
+        self.engine.cache().statistics.misses += 1;
+        for attempt in 0..ATTEMPTS_MAX {
+            let seen = self.read_window().await?;
+            match self.find_own(&seen).await? {
+                Own::Absent => return Ok(false),
+                Own::Here(target) => {
+                    if let Some(deleted) = self.unlink_seen(target, seen.posted).await? {
+                        return Ok(deleted);
+                    }
+                }
+                Own::Moving | Own::Stale => {}
+            }
+            self.back_off(attempt).await;
+        }
+        Err(self.contended())
+    }
+
+    /// Unlinks a word that this operation READ; `None` to look again.
+    async fn unlink_seen(&self, mut target: Target, seen_at: Nanos) -> Outcome<Option<bool>> {
+        for _ in 0..ATTEMPTS_MAX {
+            match self.unlink(target).await? {
+                Swung::Done => return Ok(Some(true)),
+                Swung::Late => return Ok(None),
+                Swung::Lost(found) => match self.after_loss(target.word, found, seen_at) {
+                    Next::Absent => return Ok(Some(false)),
+                    Next::Retry(word) => target = Target { word, generation: None, ..target },
+                    Next::Restart => return Ok(None),
+                },
+            }
+        }
+        Ok(None)
+    }
+
+    fn after_loss(&self, word: SlotWord, found: SlotWord, seen_at: Nanos) -> Next {
+        if !self.is_fresh(seen_at) {
+            return Next::Restart;
+        }
+        let same_incarnation = found.incarnation() == word.incarnation();
+        match found.state() {
+            // The incarnation that this operation saw LIVE has ended since.
+            SlotState::Empty | SlotState::Pending | SlotState::Aborted => Next::Absent,
+            SlotState::Live if !same_incarnation => Next::Absent,
+            // Incarnation numbers recur: beyond T_hint the same number says nothing.
+            SlotState::Live if !found.is_conditional() && self.is_hint_exact(seen_at) => {
+                Next::Retry(found)
+            }
+            _ => Next::Restart,
+        }
+    }
+
+    async fn unlink(&self, target: Target) -> Outcome<Swung> {
+        self.swing(target, None, target.word.emptied()).await
+    }
+}

@@ -1,0 +1,110 @@
+//! GET.
+
+use farside_common::fabric::{Buffer, Fabric, Verb};
+use farside_common::layout::{HeaderWord, SlotState, SlotWord};
+
+use super::window::{Read, Seen};
+use super::{ATTEMPTS_MAX, Examined, Found, Operation, Outcome, read_block};
+use crate::allocator::Depot;
+use crate::location_cache::Location;
+
+/// How often a GET looks again at a block that seems damaged, before it says so.
+const DAMAGE_ATTEMPTS_MAX: u32 = 3;
+
+enum Searched {
+    Found(Found),
+    Absent,
+    Again,
+}
+
+impl<F: Fabric, D: Depot> Operation<'_, F, D> {
+    /// The key's value: one round trip if its location is cached, else two, one if it is absent.
+    pub(crate) async fn get(&self) -> Outcome<Option<Found>> {
+        let location = self.engine.cache().get(self.hash);
+        if let Some(location) = location {
+            if let Some(found) = self.get_cached(location).await? {
+                self.engine.cache().statistics.hits += 1;
+                return Ok(Some(found));
+            }
+            self.engine.cache().forget(self.hash);
+        }
+        self.engine.cache().statistics.misses += 1;
+        self.get_uncached().await
+    }
+
+    /// READ the block, nothing else. The cached generation with a clear mark proves that the block
+    /// is linked at that moment (invariants I2, I10); `None` if it proves nothing.
+    async fn get_cached(&self, location: Location) -> Outcome<Option<Found>> {
+        let block = location.word.block()?;
+        let posted = self.now();
+        let read_word = Verb::Read { remote: location.slot, into: Buffer::Window, bytes: 8 };
+        let chain = [read_word, read_block(block)];
+        // A poisoned block does not vouch for itself: ask its slot, in the same round trip.
+        let verbs = if location.poisoned { &chain[..] } else { &chain[1..] };
+        self.chain(verbs, posted).await?;
+        if !self.is_fresh(posted) || location.poisoned && self.first_word() != location.word {
+            return Ok(None);
+        }
+        match self.examine(location.slot, location.word, block, posted) {
+            Examined::Ours(found, HeaderWord { superseded, generation })
+                if generation == location.generation && superseded <= location.poisoned =>
+            {
+                self.engine.cache().prove(self.hash, posted);
+                Ok(Some(found))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// The first word of the window buffer.
+    fn first_word(&self) -> SlotWord {
+        let fabric = self.engine.endpoint.fabric();
+        let (words, _) = fabric.buffer(self.lane, Buffer::Window).as_chunks();
+        SlotWord::from_bits(u64::from_le_bytes(words[0]))
+    }
+
+    async fn get_uncached(&self) -> Outcome<Option<Found>> {
+        let mut damaged = 0;
+        for attempt in 0..ATTEMPTS_MAX {
+            let seen = self.read_window().await?;
+            match self.search(&seen, &mut damaged).await? {
+                Searched::Found(found) => {
+                    self.engine.cache().put(self.hash, found.location);
+                    return Ok(Some(found));
+                }
+                Searched::Absent => return Ok(None),
+                Searched::Again => self.back_off(attempt).await,
+            }
+        }
+        Err(self.contended())
+    }
+
+    /// READs the blocks that may be the key's, the one whose hint matches first. `superseded` says
+    /// nothing here: the word was LIVE during this operation.
+    async fn search(&self, seen: &Seen, damaged: &mut u32) -> Outcome<Searched> {
+        for wants_hint in [true, false] {
+            let states = &[SlotState::Live, SlotState::Frozen];
+            for (at, slot) in seen.with_fingerprint(self.hash.fingerprint(), states) {
+                if self.hint_matches(slot) != wants_hint {
+                    continue;
+                }
+                match self.read_and_examine(seen.slot(at), slot.word(), seen.posted).await? {
+                    Read::Examined(Examined::Ours(found, _)) => return Ok(Searched::Found(found)),
+                    Read::Examined(Examined::Other) => {}
+                    Read::Stale => return Ok(Searched::Again),
+                    Read::Examined(Examined::Damaged(error)) => {
+                        *damaged += 1;
+                        if *damaged < DAMAGE_ATTEMPTS_MAX {
+                            return Ok(Searched::Again);
+                        }
+                        // Another key's damage is not this key's.
+                        if wants_hint {
+                            return Err(error.into());
+                        }
+                    }
+                }
+            }
+        }
+        Ok(Searched::Absent)
+    }
+}

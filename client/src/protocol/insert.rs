@@ -1,0 +1,237 @@
+//! INSERT: two clients that insert one key must not both succeed, nor both give up for ever.
+//!
+//! PENDING first, then look again, then LIVE from that exact word: of two inserters at least one
+//! sees the other (invariant I8).
+
+use farside_common::fabric::{ChainError, Fabric, Nanos, Verb};
+use farside_common::layout::{HINT_OFFSET, LayoutError, SLOTS_PER_ROW, SlotState, SlotWord};
+
+use super::put::Condition;
+use super::window::{Read, Seen};
+use super::{Examined, NewBlock, Operation, Outcome, Target, is_moving};
+use crate::allocator::Depot;
+use crate::engine::Failure;
+use crate::{Error, Exhausted};
+
+/// How an attempt to insert went.
+pub(super) enum Inserted {
+    Done,
+    /// The key is there, by a READ posted then.
+    Present(Target, Nanos),
+    Again,
+}
+
+/// A slot with our PENDING word in it.
+#[derive(Clone, Copy)]
+struct Claim {
+    at: usize,
+    slot: u64,
+    pending: SlotWord,
+}
+
+impl<F: Fabric, D: Depot> Operation<'_, F, D> {
+    /// Inserts the key, which `first` did not have. Two round trips without company.
+    pub(super) async fn insert_block(
+        &self,
+        first: &Seen,
+        new: &NewBlock,
+        condition: Condition,
+    ) -> Outcome<Inserted> {
+        let Some(at) = self.choose_slot(first) else {
+            return Err(Error::OutOfSpace { what: Exhausted::Index }.into());
+        };
+        let empty = first.slots[at].word();
+        let pending = empty.pending(self.hash.fingerprint(), new.block);
+        let claim = Claim { at, slot: first.slot(at), pending };
+        let posted = self.now();
+        let cas = Verb::CompareSwap {
+            remote: claim.slot,
+            expected: empty.bits(),
+            desired: pending.bits(),
+        };
+        let chain = [new.write(), cas, self.window_verb(first.base)];
+        let verbs = if new.written.replace(true) { &chain[1..] } else { &chain[..] };
+        match self.chain(verbs, posted).await {
+            Ok(found) if found == empty.bits() => {}
+            Ok(_) | Err(ChainError::Late) => return Ok(Inserted::Again),
+            Err(error) => return Err(error.into()),
+        }
+        let seen = self.seen(first.base, posted)?;
+        match self.confirm(first, &seen, claim).await {
+            Ok(Confirmed::Alone) => self.publish(claim, new, condition).await,
+            Ok(Confirmed::Present(target)) => {
+                self.withdraw(claim).await?;
+                Ok(Inserted::Present(target, posted))
+            }
+            Ok(Confirmed::Disturbed) => {
+                self.withdraw(claim).await?;
+                Ok(Inserted::Again)
+            }
+            Err(error) => {
+                self.withdraw(claim).await?;
+                Err(error)
+            }
+        }
+    }
+
+    /// An EMPTY slot of the emptier row.
+    fn choose_slot(&self, seen: &Seen) -> Option<usize> {
+        let empty = |at: &usize| seen.slots[*at].word().state() == SlotState::Empty;
+        let home = (0..SLOTS_PER_ROW).filter(empty).count();
+        let next = (SLOTS_PER_ROW..seen.slots.len()).filter(empty).count();
+        let (skip, among) = if home >= next { (0, home) } else { (home, next) };
+        let chosen = skip + self.engine.random_below(among as u64) as usize;
+        (0..seen.slots.len()).filter(empty).nth(chosen)
+    }
+
+    /// Steps 2 and 3: is the key there after all, and who else is inserting it? Others' PENDING of
+    /// the same fingerprint are aborted, without asking for their key.
+    async fn confirm(&self, first: &Seen, seen: &Seen, claim: Claim) -> Outcome<Confirmed> {
+        if !seen.covers || !self.is_fresh(first.posted) {
+            return Ok(Confirmed::Disturbed);
+        }
+        let fingerprint = self.hash.fingerprint();
+        let states = &[SlotState::Live, SlotState::Frozen, SlotState::Copy];
+        for (at, slot) in seen.with_fingerprint(fingerprint, states) {
+            let word = slot.word();
+            if is_moving(word) {
+                return Ok(Confirmed::Disturbed);
+            }
+            let hint_matches = self.hint_matches(slot);
+            // The word was LIVE before this READ began, so its hint was in place when this READ
+            // saw it: another key's (docs/decisions/0002). A word that became LIVE since may have
+            // been READ after its hint was.
+            if !hint_matches && first.slots[at].word() == word {
+                continue;
+            }
+            if hint_matches && seen.hints_exact {
+                return Ok(Confirmed::Present(seen.target(at)));
+            }
+            match self.read_and_examine(seen.slot(at), word, seen.posted).await? {
+                Read::Examined(Examined::Ours(found, _)) => {
+                    return Ok(Confirmed::Present(found.location.into()));
+                }
+                Read::Examined(Examined::Other) => {}
+                Read::Examined(Examined::Damaged(error)) => return Err(error.into()),
+                Read::Stale => return Ok(Confirmed::Disturbed),
+            }
+        }
+        for (at, slot) in seen.with_fingerprint(fingerprint, &[SlotState::Pending]) {
+            if at != claim.at && !self.abort(seen.slot(at), slot.word()).await? {
+                return Ok(Confirmed::Disturbed);
+            }
+        }
+        Ok(Confirmed::Alone)
+    }
+
+    /// Takes another inserter's chance away; false if it was too late for that.
+    async fn abort(&self, slot: u64, pending: SlotWord) -> Outcome<bool> {
+        let aborted = pending.with_state(SlotState::Aborted);
+        Ok(match self.compare_swap(slot, pending, aborted).await? {
+            Some(found) => !matches!(
+                found.state(),
+                SlotState::Live | SlotState::Frozen | SlotState::Copy | SlotState::Moved
+            ),
+            None => false,
+        })
+    }
+
+    /// What the slot held; `None` if the chain was late.
+    async fn compare_swap(
+        &self,
+        slot: u64,
+        expected: SlotWord,
+        desired: SlotWord,
+    ) -> Outcome<Option<SlotWord>> {
+        let (expected, desired) = (expected.bits(), desired.bits());
+        let cas = Verb::CompareSwap { remote: slot, expected, desired };
+        match self.chain(&[cas], self.now()).await {
+            Ok(found) => Ok(Some(SlotWord::from_bits(found))),
+            Err(ChainError::Late) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Step 4: the hint, then LIVE. One round trip.
+    async fn publish(
+        &self,
+        claim: Claim,
+        new: &NewBlock,
+        condition: Condition,
+    ) -> Outcome<Inserted> {
+        let live = claim.pending.live(new.block, condition != Condition::None);
+        let hint = self.hash.hint(claim.pending.incarnation());
+        let posted = self.now();
+        let chain = [
+            Verb::WriteWord { remote: claim.slot + HINT_OFFSET, value: hint },
+            Verb::CompareSwap {
+                remote: claim.slot,
+                expected: claim.pending.bits(),
+                desired: live.bits(),
+            },
+        ];
+        match self.chain(&chain, posted).await {
+            Ok(found) if found == claim.pending.bits() => {
+                self.remember(claim.slot, live, new, posted);
+                Ok(Inserted::Done)
+            }
+            Ok(found) => {
+                self.clear_aborted(claim, SlotWord::from_bits(found)).await?;
+                Ok(Inserted::Again)
+            }
+            Err(ChainError::Late) => {
+                self.withdraw(claim).await?;
+                Ok(Inserted::Again)
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Takes the PENDING word back, hint first, so that EMPTY stands beside no stranger's hint
+    /// (invariant I6).
+    async fn withdraw(&self, claim: Claim) -> Outcome<()> {
+        let chain = [
+            Verb::WriteWord { remote: claim.slot + HINT_OFFSET, value: 0 },
+            Verb::CompareSwap {
+                remote: claim.slot,
+                expected: claim.pending.bits(),
+                desired: claim.pending.emptied().bits(),
+            },
+        ];
+        for _ in 0..LATE_ATTEMPTS_MAX {
+            match self.chain(&chain, self.now()).await {
+                Ok(found) if found == claim.pending.bits() => return Ok(()),
+                Ok(found) => return self.clear_aborted(claim, SlotWord::from_bits(found)).await,
+                Err(ChainError::Late) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(Failure::Disconnected)
+    }
+
+    /// Clears the own word that another inserter aborted: only its owner may (invariant I6).
+    async fn clear_aborted(&self, claim: Claim, found: SlotWord) -> Outcome<()> {
+        let aborted = claim.pending.with_state(SlotState::Aborted);
+        if found != aborted {
+            // Nobody else changes a PENDING word in another way.
+            return Err(LayoutError::Field { field: "slot word", value: found.bits() }.into());
+        }
+        for _ in 0..LATE_ATTEMPTS_MAX {
+            let cleared = self.compare_swap(claim.slot, aborted, aborted.emptied()).await?;
+            if cleared.is_some() {
+                return Ok(());
+            }
+        }
+        Err(Failure::Disconnected)
+    }
+}
+
+/// How often a chain that must not be left out is posted again when it was late.
+const LATE_ATTEMPTS_MAX: u32 = 1000;
+
+/// What the second look at the window showed.
+enum Confirmed {
+    Alone,
+    Present(Target),
+    Disturbed,
+}

@@ -1,0 +1,112 @@
+//! Proves the price list exactly, on a clock that stands still: on shared memory a process that
+//! loses the processor during a READ rightly pays for another.
+
+use farside_common::config::{ByteSize, ServerConfig};
+use farside_common::fabric::shm::ShmFabric;
+use farside_common::fabric::{Buffer, Completion, Counters, Fabric, LaneId, Nanos, Timing, Verb};
+use farside_server::Server;
+
+use super::Operation;
+use crate::Client;
+use crate::control::ControlDepot;
+use crate::engine::{Engine, LANE};
+
+/// A fabric without time.
+struct Timeless(ShmFabric);
+
+impl Fabric for Timeless {
+    fn timing(&self) -> Timing {
+        self.0.timing()
+    }
+
+    fn now(&self) -> Nanos {
+        0
+    }
+
+    fn post(&mut self, lane: LaneId, chain: &[Verb], _: Nanos) {
+        self.0.post(lane, chain, Nanos::MAX);
+    }
+
+    /// Waits, for blocks from the server, are real.
+    fn wait(&mut self, lane: LaneId, until: Nanos) {
+        self.0.wait(lane, self.0.now() + until);
+    }
+
+    fn ring(&mut self) {
+        self.0.ring();
+    }
+
+    fn poll(&mut self) -> Option<Completion> {
+        self.0.poll()
+    }
+
+    fn relax(&mut self) {
+        self.0.relax();
+    }
+
+    fn buffer(&self, lane: LaneId, buffer: Buffer) -> &[u8] {
+        self.0.buffer(lane, buffer)
+    }
+
+    fn buffer_mut(&mut self, lane: LaneId, buffer: Buffer) -> &mut [u8] {
+        self.0.buffer_mut(lane, buffer)
+    }
+
+    fn reserve(&mut self, lane: LaneId, buffer: Buffer, bytes: usize) {
+        self.0.reserve(lane, buffer, bytes);
+    }
+
+    fn counters(&self) -> &Counters {
+        self.0.counters()
+    }
+}
+
+type TimelessEngine = Engine<Timeless, ControlDepot>;
+
+fn run<T>(
+    engine: &TimelessEngine,
+    key: u64,
+    call: impl AsyncFn(&Operation<'_, Timeless, ControlDepot>) -> super::Outcome<T>,
+) -> (T, (u64, u64, u64, u64)) {
+    let operation = Operation::stage(engine, LANE, &key.to_le_bytes(), b"value");
+    let output = engine.endpoint.drive(call(&operation)).unwrap();
+    let counters = operation.counters();
+    let Counters { round_trips, reads, writes, compare_swaps, .. } = counters;
+    (output, (round_trips, reads, writes, compare_swaps))
+}
+
+#[test]
+fn every_operation_costs_what_the_price_list_says() {
+    let folder = tempfile::tempdir().unwrap();
+    let address = format!("shm://{}", folder.path().join("kv.sock").display());
+    let config = ServerConfig {
+        listen: Some(address.parse().unwrap()),
+        memory: Some(ByteSize::mib(64)),
+        ..Default::default()
+    };
+    let _server = Server::start(&config).unwrap();
+    let client = Client::builder().server(&address).connect().unwrap();
+    let engine = client.engine_over(Timeless).unwrap();
+    for key in 0..10_000 {
+        let insert = run(&engine, key, async |operation| operation.insert().await);
+        assert_eq!(insert, (true, (3, 2, 2, 2)), "INSERT");
+        let get = run(&engine, key, async |operation| operation.get().await.map(|f| f.is_some()));
+        assert_eq!(get, (true, (1, 1, 0, 0)), "cached GET");
+        let put = run(&engine, key, async |operation| operation.put().await);
+        assert_eq!(put.1, (1, 0, 2, 1), "cached PUT");
+        engine.cache().clear();
+        let put = run(&engine, key, async |operation| operation.put().await);
+        assert_eq!(put.1, (2, 2, 2, 1), "uncached PUT");
+        engine.cache().clear();
+        let get = run(&engine, key, async |operation| operation.get().await.map(|f| f.is_some()));
+        assert_eq!(get, (true, (2, 2, 0, 0)), "uncached GET");
+        if key % 2 == 0 {
+            engine.cache().clear();
+            let delete = run(&engine, key, async |operation| operation.delete().await);
+            assert_eq!(delete, (true, (2, 2, 1, 1)), "uncached DELETE");
+        } else if key % 4 == 1 {
+            let delete = run(&engine, key, async |operation| operation.delete().await);
+            assert_eq!(delete, (true, (1, 0, 1, 1)), "cached DELETE");
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! Iterating over everything.
+
+use crate::connection::ShmEngine;
+use crate::engine::{Failure, LANE};
+use crate::protocol::{ScannedSlot, read_entry, read_subtable};
+use crate::{Error, Result, Value};
+
+/// A key with its value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// The key.
+    pub key: Vec<u8>,
+    /// The value and its version.
+    pub value: Value,
+}
+
+/// Iterates over all entries; see [`Session::scan`](crate::Session::scan).
+pub struct Scan<'s> {
+    engine: &'s ShmEngine,
+    /// The subtables not read yet, last first.
+    subtables: Vec<u64>,
+    slots: Vec<ScannedSlot>,
+}
+
+impl<'s> Scan<'s> {
+    pub(crate) fn new(engine: &'s ShmEngine) -> Self {
+        let subtables = engine.directory().subtables().rev().collect();
+        Self { engine, subtables, slots: Vec::new() }
+    }
+
+    fn step(&mut self) -> std::result::Result<Option<Entry>, Failure> {
+        loop {
+            let drive = &self.engine.endpoint;
+            while let Some(slot) = self.slots.pop() {
+                if let Some(entry) = drive.drive(read_entry(self.engine, LANE, slot))? {
+                    return Ok(Some(entry));
+                }
+            }
+            let Some(subtable) = self.subtables.pop() else { return Ok(None) };
+            drive.drive(read_subtable(self.engine, LANE, subtable, &mut self.slots))?;
+        }
+    }
+}
+
+impl Iterator for Scan<'_> {
+    type Item = Result<Entry>;
+
+    /// The next entry. After an error about one entry the scan goes on with the others.
+    fn next(&mut self) -> Option<Self::Item> {
+        match self.step() {
+            Ok(entry) => entry.map(Ok),
+            Err(Failure::Error(error)) => Some(Err(error)),
+            Err(Failure::Disconnected) => {
+                self.subtables.clear();
+                self.slots.clear();
+                Some(Err(Error::Unreachable {
+                    server: "the server of this scan".into(),
+                    tried: std::time::Duration::ZERO,
+                    source: None,
+                }))
+            }
+        }
+    }
+}

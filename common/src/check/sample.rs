@@ -1,0 +1,164 @@
+//! A region made by hand, by the book, for the checker's tests.
+
+use std::sync::Arc;
+
+use zerocopy::IntoBytes;
+
+use crate::fabric::shm::Region;
+use crate::hash::{KeyHash, KeyHasher};
+use crate::layout::{
+    BLOCK_HEADER_BYTES, BlockAddress, BlockRef, BlockStamp, CHUNK_BYTES, ChunkEntry, ChunkUse,
+    DirectoryEntry, Format, Geometry, HINT_OFFSET, ROW_BYTES, ROWS_PER_SUBTABLE, RowHeader,
+    SLOTS_PER_ROW, SUBTABLE_BYTES, SizeClass, SlotWord, Superblock, class_for, seal,
+    slot_in_subtable,
+};
+
+/// The sample's length, its directory's depth, and how many keys it holds.
+pub(super) const REGION_BYTES: u64 = 6 * CHUNK_BYTES;
+pub(super) const DEPTH: u8 = 2;
+pub(super) const KEYS: u64 = 40;
+/// The length of the value that needs two chunks.
+pub(super) const LARGE_BYTES: u64 = 3 * CHUNK_BYTES / 2;
+
+/// A slot in use and its block.
+#[derive(Clone, Copy)]
+pub(super) struct Used {
+    pub(super) slot: u64,
+    pub(super) block: u64,
+}
+
+/// A small region, and where its parts are.
+pub(super) struct Sample {
+    pub(super) region: Arc<Region>,
+    pub(super) geometry: Geometry,
+    pub(super) subtables: [u64; 3],
+    pub(super) used: Vec<Used>,
+}
+
+fn format() -> Format {
+    Format {
+        region_bytes: REGION_BYTES,
+        region_id: [1; 16],
+        hash_key: [2; 16],
+        grace_ms: 100,
+        key_bytes_max: 1024,
+        value_bytes_max: 3 << 20,
+    }
+}
+
+fn to_words(bytes: &[u8]) -> Vec<u64> {
+    bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect()
+}
+
+impl Sample {
+    /// A directory of four entries for three subtables, small blocks in two chunks.
+    pub(super) fn new() -> Self {
+        Self::with_value_of_key_7(7)
+    }
+
+    /// The same with a block over two chunks, which takes its time to check.
+    pub(super) fn with_large_block() -> Self {
+        Self::with_value_of_key_7(LARGE_BYTES)
+    }
+
+    fn with_value_of_key_7(bytes: u64) -> Self {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(REGION_BYTES).unwrap();
+        let region = Arc::new(Region::map(&file).unwrap());
+        let geometry = format().geometry();
+        let index = geometry.chunk_offset(0).unwrap();
+        let subtables = [1, 2, 3].map(|n| index + n * SUBTABLE_BYTES);
+        let mut sample = Self { region, geometry, subtables, used: Vec::new() };
+        sample.write_tables();
+        for n in 0..KEYS {
+            let value_bytes = if n == 7 { bytes } else { n };
+            sample.store_key(&format!("key {n}"), &vec![n as u8; value_bytes as usize], n);
+        }
+        sample
+    }
+
+    fn write_tables(&self) {
+        let superblock = Superblock::new(&format(), DEPTH).unwrap();
+        self.region.write(0, &to_words(superblock.as_bytes())).unwrap();
+        let small = class_for(6, 10).unwrap();
+        let large = class_for(6, LARGE_BYTES as usize).unwrap();
+        let uses = [
+            ChunkUse::Subtables,
+            ChunkUse::Blocks(small),
+            ChunkUse::Blocks(SizeClass::from_index(1).unwrap()),
+            ChunkUse::Blocks(large),
+            ChunkUse::Continued,
+        ];
+        for (chunk, chunk_use) in uses.into_iter().enumerate() {
+            let entry = self.geometry.chunk_entry(chunk as u32).unwrap();
+            self.region.store(entry, ChunkEntry::new(chunk_use).bits()).unwrap();
+        }
+        let directory = self.geometry.directory_offset(DEPTH).unwrap();
+        let places = [(0, 1, 0), (0, 1, 0), (1, 2, 2), (2, 2, 3)];
+        for (n, (subtable, local_depth, prefix)) in places.into_iter().enumerate() {
+            let subtable = self.subtables[subtable];
+            let entry = DirectoryEntry::new(subtable, local_depth);
+            self.region.store(directory + n as u64 * 8, entry.bits()).unwrap();
+            let header = RowHeader::new(prefix, local_depth);
+            for row in 0..ROWS_PER_SUBTABLE as u64 {
+                let offset = subtable + row * ROW_BYTES;
+                self.region.write(offset, &to_words(header.as_bytes())).unwrap();
+            }
+        }
+    }
+
+    pub(super) fn hash(&self, key: &str) -> KeyHash {
+        KeyHasher::new(&format().hash_key).hash(key.as_bytes())
+    }
+
+    /// Writes the `n`th block.
+    pub(super) fn store_block(&self, key: &str, value: &[u8], n: u64) -> BlockRef {
+        let class = class_for(key.len(), value.len()).unwrap();
+        let mut chunk = 0;
+        let chunk_use = |chunk| {
+            let entry = self.region.load(self.geometry.chunk_entry(chunk).unwrap()).unwrap();
+            ChunkEntry::from_bits(entry).chunk_use().unwrap()
+        };
+        while chunk_use(chunk) != ChunkUse::Blocks(class) {
+            chunk += 1;
+        }
+        let index = n % class.blocks_per_span();
+        let offset = self.geometry.chunk_offset(chunk).unwrap() + index * class.block_bytes();
+        let address = BlockAddress::from_offset(offset).unwrap();
+        let generation = n as u32 * 37 + 300;
+        let mut image = vec![0; class.block_bytes() as usize];
+        let header = BLOCK_HEADER_BYTES as usize;
+        image[header..header + key.len()].copy_from_slice(key.as_bytes());
+        image[header + key.len()..][..value.len()].copy_from_slice(value);
+        let stamp =
+            BlockStamp { address, generation, writer: 1, written_at_ns: 1, expires_at_s: 0 };
+        seal(&mut image, key.len() as u16, value.len() as u32, stamp).unwrap();
+        self.region.write(offset, &to_words(&image)).unwrap();
+        BlockRef { address, class, generation_low: generation as u8 }
+    }
+
+    /// The first empty slot of a key's window.
+    pub(super) fn free_slot(&self, key: &str) -> u64 {
+        let hash = self.hash(key);
+        let subtable = self.subtables[[0, 0, 1, 2][hash.directory_index(DEPTH) as usize]];
+        let first_row = (hash.window_offset() / ROW_BYTES) as usize;
+        (0..2 * SLOTS_PER_ROW)
+            .map(|n| subtable + slot_in_subtable(first_row + n / SLOTS_PER_ROW, n % SLOTS_PER_ROW))
+            .find(|slot| self.region.load(*slot).unwrap() == 0)
+            .unwrap()
+    }
+
+    pub(super) fn link(&self, slot: u64, hash: KeyHash, block: BlockRef, incarnation: u8) {
+        let word = SlotWord::empty(incarnation).pending(hash.fingerprint(), block);
+        let word = word.live(block, false);
+        self.region.store(slot, word.bits()).unwrap();
+        self.region.store(slot + HINT_OFFSET, hash.hint(word.incarnation())).unwrap();
+    }
+
+    fn store_key(&mut self, key: &str, value: &[u8], n: u64) {
+        let block = self.store_block(key, value, n);
+        let slot = self.free_slot(key);
+        self.link(slot, self.hash(key), block, n as u8);
+        self.used.push(Used { slot, block: block.address.offset() });
+    }
+}

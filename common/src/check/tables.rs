@@ -1,0 +1,234 @@
+//! The walk through chunk table and directory, down to the headers of rows.
+
+use zerocopy::FromBytes;
+
+use super::slots::Subtable;
+use super::{CheckError, LOOKS_MAX, Observer, Problem, Walk};
+use crate::fabric::{Buffer, Fabric};
+use crate::layout::{
+    ChunkEntry, ChunkUse, DirectoryEntry, LayoutError, ROW_BYTES, ROWS_PER_SUBTABLE, Row,
+    SUBTABLE_BYTES,
+};
+
+/// What one look at a directory entry found.
+#[derive(PartialEq, Eq)]
+struct Look {
+    /// How many entries it stands for.
+    entries: u64,
+    /// Where it leads; `None` when that cannot be said.
+    subtable: Option<Subtable>,
+    problems: Vec<Problem>,
+}
+
+impl<F: Fabric> Walk<'_, F> {
+    /// That every chunk's entry says something and goes with the one before it.
+    pub(super) async fn check_chunks(&mut self) -> Result<(), CheckError> {
+        let Some(table) = self.geometry.chunk_entry(0) else { return Ok(()) };
+        self.reads.words(table, &mut self.chunks).await?;
+        for chunk in 0..self.geometry.chunks() {
+            if let Some(problem) = self.settled_chunk_problem(chunk).await? {
+                self.report.add_problem(problem);
+            }
+        }
+        Ok(())
+    }
+
+    async fn settled_chunk_problem(&mut self, chunk: u32) -> Result<Option<Problem>, CheckError> {
+        let mut problem = self.chunk_problem(chunk);
+        for _ in 0..LOOKS_MAX {
+            if problem.is_none() {
+                return Ok(None);
+            }
+            self.pause().await;
+            self.reload_chunk(chunk.checked_sub(1)).await?;
+            self.reload_chunk(Some(chunk)).await?;
+            let again = self.chunk_problem(chunk);
+            if again == problem {
+                return Ok(problem);
+            }
+            problem = again;
+        }
+        self.report.unsettled += 1;
+        Ok(None)
+    }
+
+    fn chunk_problem(&self, chunk: u32) -> Option<Problem> {
+        let offset = self.geometry.chunk_entry(chunk)?;
+        let says = match self.chunk_use(chunk) {
+            Ok(says) => says,
+            Err(error) => return Some(Problem::ChunkEntry { offset, error }),
+        };
+        let is_second = |before| self.chunk_use(before).is_ok_and(spans_two);
+        let after_large = chunk.checked_sub(1).is_some_and(is_second);
+        let fits = match says {
+            ChunkUse::Continued => after_large,
+            // The last chunk has no room for the second half.
+            _ => !(after_large || spans_two(says) && chunk + 1 == self.geometry.chunks()),
+        };
+        (!fits).then_some(Problem::ChunkSpan { offset, says })
+    }
+
+    /// What a chunk is used for, as last read.
+    pub(super) fn chunk_use(&self, chunk: u32) -> Result<ChunkUse, LayoutError> {
+        ChunkEntry::from_bits(self.chunks[chunk as usize]).chunk_use()
+    }
+
+    /// Reads a chunk's entry again; whether it changed.
+    pub(super) async fn reload_chunk(&mut self, chunk: Option<u32>) -> Result<bool, CheckError> {
+        let Some(chunk) = chunk else { return Ok(false) };
+        let Some(offset) = self.geometry.chunk_entry(chunk) else { return Ok(false) };
+        let bits = self.reads.word(offset).await?;
+        let before = std::mem::replace(&mut self.chunks[chunk as usize], bits);
+        Ok(before != bits)
+    }
+
+    /// Walks the directory and everything it leads to.
+    pub(super) async fn check_directory(
+        &mut self,
+        observer: &mut dyn Observer,
+    ) -> Result<(), CheckError> {
+        let total = self.directory.len() as u64;
+        self.reads.words(self.entry_offset(0), &mut self.directory).await?;
+        let mut index = 0;
+        while index < total {
+            observer.progress(index, total);
+            let look = self.settled_look(index).await?;
+            for problem in look.problems {
+                self.report.add_problem(problem);
+            }
+            if let Some(subtable) = look.subtable {
+                self.visit_once(index, subtable, observer).await?;
+            }
+            index += look.entries;
+        }
+        observer.progress(total, total);
+        Ok(())
+    }
+
+    async fn visit_once(
+        &mut self,
+        index: u64,
+        subtable: Subtable,
+        observer: &mut dyn Observer,
+    ) -> Result<(), CheckError> {
+        if self.subtables.insert(subtable.offset) {
+            return self.visit_subtable(subtable, observer).await;
+        }
+        let offset = self.entry_offset(index);
+        self.report.add_problem(Problem::SubtableTwice { offset, subtable: subtable.offset });
+        Ok(())
+    }
+
+    fn entry_offset(&self, index: u64) -> u64 {
+        let directory = self.geometry.directory_offset(self.depth).unwrap_or(0);
+        directory + index * size_of::<DirectoryEntry>() as u64
+    }
+
+    async fn settled_look(&mut self, index: u64) -> Result<Look, CheckError> {
+        let mut look = self.look(index).await?;
+        for _ in 0..LOOKS_MAX {
+            if look.problems.is_empty() {
+                return Ok(look);
+            }
+            self.pause().await;
+            self.reload_group(index).await?;
+            let again = self.look(index).await?;
+            if again == look {
+                return Ok(look);
+            }
+            look = again;
+        }
+        self.report.unsettled += 1;
+        look.problems.clear();
+        Ok(look)
+    }
+
+    /// Reads an entry again, all that share its subtable, and what the subtable's chunk is for.
+    async fn reload_group(&mut self, index: u64) -> Result<(), CheckError> {
+        let bits = self.reads.word(self.entry_offset(index)).await?;
+        let entry = DirectoryEntry::from_bits(bits);
+        let first = index as usize;
+        let end = first + (1 << self.depth.saturating_sub(entry.local_depth()));
+        let remote = self.entry_offset(index);
+        let end = end.min(self.directory.len());
+        self.reads.words(remote, &mut self.directory[first..end]).await?;
+        if let Ok(subtable) = entry.subtable(&self.geometry) {
+            self.reload_chunk(self.geometry.chunk_of(subtable)).await?;
+        }
+        Ok(())
+    }
+
+    /// Looks at a directory entry as last read, and at the subtable behind it.
+    async fn look(&mut self, index: u64) -> Result<Look, CheckError> {
+        let (entries, subtable) = match self.group(index) {
+            Ok(group) => group,
+            Err(problem) => {
+                return Ok(Look { entries: 1, subtable: None, problems: vec![problem] });
+            }
+        };
+        self.reads.read(subtable.offset, Buffer::Image, SUBTABLE_BYTES).await?;
+        let problems = self.row_problems(subtable)?;
+        Ok(Look { entries, subtable: Some(subtable), problems })
+    }
+
+    fn group(&self, index: u64) -> Result<(u64, Subtable), Problem> {
+        let entry = DirectoryEntry::from_bits(self.directory[index as usize]);
+        let (offset, depth, local_depth) =
+            (self.entry_offset(index), self.depth, entry.local_depth());
+        if local_depth > depth {
+            return Err(Problem::DirectoryDepth { offset, local_depth, depth });
+        }
+        let subtable = entry
+            .subtable(&self.geometry)
+            .map_err(|error| Problem::DirectoryEntry { offset, error })?;
+        if !self.is_subtable(subtable) {
+            return Err(Problem::SubtableChunk { subtable });
+        }
+        let shift = depth - local_depth;
+        let entries = 1u64 << shift;
+        let group = self.directory[index as usize..].iter().take(entries as usize);
+        if !index.is_multiple_of(entries) || group.into_iter().any(|bits| *bits != entry.bits()) {
+            return Err(Problem::DirectoryGroup { offset, local_depth });
+        }
+        let prefix = (index >> shift) as u32;
+        Ok((entries, Subtable { offset: subtable, prefix, local_depth }))
+    }
+
+    fn is_subtable(&self, offset: u64) -> bool {
+        let chunk = self.geometry.chunk_of(offset);
+        self.geometry.check_subtable(offset).is_ok()
+            && chunk.is_some_and(|chunk| self.chunk_use(chunk) == Ok(ChunkUse::Subtables))
+    }
+
+    /// A row of the subtable that was read last.
+    pub(super) fn row(&self, row: usize) -> Result<Row, LayoutError> {
+        let buffer = self.reads.endpoint.buffer(self.reads.lane, Buffer::Image);
+        let short = LayoutError::Truncated { what: "subtable", bytes: buffer.len() as u64 };
+        let bytes = buffer.get(row * size_of::<Row>()..).ok_or(short.clone())?;
+        Ok(Row::read_from_prefix(bytes).map_err(|_| short)?.0)
+    }
+
+    fn row_problems(&self, subtable: Subtable) -> Result<Vec<Problem>, LayoutError> {
+        let mut problems = Vec::new();
+        let forward_of_all = self.row(0)?.header.forward;
+        for row in 0..ROWS_PER_SUBTABLE {
+            let header = self.row(row)?.header;
+            let offset = subtable.offset + row as u64 * ROW_BYTES;
+            let (prefix, local_depth) = (header.prefix.get(), header.local_depth);
+            let forward = header.forward.get();
+            if !header.is_valid() {
+                problems.push(Problem::RowHeader { offset });
+            } else if (prefix, local_depth) != (subtable.prefix, subtable.local_depth) {
+                problems.push(Problem::RowPrefix { offset, prefix, local_depth });
+            } else if header.forward != forward_of_all || forward != 0 && !self.is_subtable(forward)
+            {
+                problems.push(Problem::RowForward { offset, forward });
+            }
+        }
+        Ok(problems)
+    }
+}
+
+fn spans_two(chunk_use: ChunkUse) -> bool {
+    matches!(chunk_use, ChunkUse::Blocks(class) if class.chunks_per_span() > 1)
+}

@@ -1,0 +1,270 @@
+//! Proves that the checker finds a region made by the book clean, that every flipped bit that
+//! matters is found, and that no bytes make it panic or run for ever. Guards against a checker that
+//! trusts an offset from the region, or that passes everything.
+
+use std::sync::Arc;
+
+use super::sample::{DEPTH, KEYS, LARGE_BYTES, REGION_BYTES, Sample};
+use super::*;
+use crate::fabric::shm::{Region, ShmFabric};
+use crate::layout::{
+    BLOCK_HEADER_BYTES, CHUNK_BYTES, ROW_BYTES, ROWS_PER_SUBTABLE, SLOTS_PER_ROW, STATE_OFFSET,
+    SUBTABLE_BYTES, slot_in_subtable,
+};
+
+const LANE: LaneId = LaneId(0);
+/// Where the superblock's checksummed part ends, in bytes.
+const CONSTANT_BYTES: u64 = crate::layout::INCARNATION_OFFSET;
+
+impl Sample {
+    fn check(&self) -> Result<Report, CheckError> {
+        check_region(Arc::clone(&self.region), REGION_BYTES)
+    }
+
+    fn flip(&self, offset: u64, bit: u64) {
+        let at = (offset + bit / 8) & !7;
+        let word = self.region.load(at).unwrap();
+        self.region.store(at, word ^ 1 << ((offset + bit / 8) % 8 * 8 + bit % 8)).unwrap();
+    }
+
+    /// Flips each of these bits, checks, and flips it back. Whether it has to be found.
+    fn flip_each(&self, offset: u64, bits: std::ops::Range<u64>, matters: impl Fn(u64) -> bool) {
+        for bit in bits {
+            self.flip(offset, bit);
+            let found = self.check().map_or(true, |report| !report.is_clean());
+            assert!(found || !matters(bit), "bit {bit} at offset {offset:#x} was not found");
+            self.flip(offset, bit);
+        }
+    }
+
+    fn problems(&self) -> Vec<Problem> {
+        self.check().unwrap().problems
+    }
+}
+
+fn check_region(region: Arc<Region>, region_bytes: u64) -> Result<Report, CheckError> {
+    let endpoint = Endpoint::new(ShmFabric::new(region, None, 1), 1);
+    check_with_pauses(&endpoint, LANE, region_bytes, Scope::Blocks, 0, &mut ())
+}
+
+#[test]
+fn a_region_made_by_the_book_is_clean() {
+    let sample = Sample::with_large_block();
+    let report = sample.check().unwrap();
+    assert_eq!(report.problems, []);
+    assert_eq!((report.keys, report.slots(SlotState::Live)), (KEYS, KEYS));
+    assert_eq!((report.subtables, report.slots_total()), (3, 3 * 64 * 7));
+    let small: u64 = (0..KEYS).filter(|n| *n != 7).sum();
+    assert_eq!(report.value_bytes, small + LARGE_BYTES);
+    assert_eq!(report.classes.iter().map(|of| of.blocks_linked).sum::<u64>(), KEYS);
+    let chunks = ChunkCounts { free: 0, subtables: 1, blocks: 4, unknown: 0 };
+    assert_eq!(report.chunks, chunks);
+    assert_eq!((report.poisoned, report.unsettled), (0, 0));
+}
+
+#[test]
+fn the_observer_hears_of_every_block_and_the_index_alone_is_enough_for_statistics() {
+    #[derive(Default)]
+    struct Counts {
+        linked: u64,
+        last: (u64, u64),
+    }
+    impl Observer for Counts {
+        fn progress(&mut self, done: u64, total: u64) {
+            self.last = (done, total);
+        }
+        fn linked(&mut self, _: BlockRef) {
+            self.linked += 1;
+        }
+    }
+    let sample = Sample::new();
+    let endpoint = Endpoint::new(ShmFabric::new(Arc::clone(&sample.region), None, 1), 1);
+    let mut counts = Counts::default();
+    let report = check(&endpoint, LANE, REGION_BYTES, Scope::Index, &mut counts).unwrap();
+    assert_eq!((counts.linked, counts.last), (KEYS, (4, 4)));
+    assert_eq!((report.keys, report.value_bytes, report.problem_count), (KEYS, 0, 0));
+    let whole = sample.check().unwrap();
+    assert_eq!((report.block_bytes, report.classes), (whole.block_bytes, whole.classes));
+}
+
+#[test]
+fn slots_in_the_middle_of_something_are_counted_and_no_problem() {
+    let sample = Sample::new();
+    let states = [SlotState::Pending, SlotState::Aborted, SlotState::Copy, SlotState::Tomb];
+    for (used, state) in sample.used.iter().zip(states) {
+        let word = SlotWord::from_bits(sample.region.load(used.slot).unwrap());
+        sample.region.store(used.slot, word.with_state(state).bits()).unwrap();
+    }
+    sample.region.store_half(sample.used[10].block, 1).unwrap();
+    let report = sample.check().unwrap();
+    assert_eq!(report.problems, []);
+    assert_eq!((report.keys, report.poisoned), (KEYS - 4, 1));
+    for state in states {
+        assert_eq!(report.slots(state), 1, "{state:?}");
+    }
+}
+
+#[test]
+fn every_flipped_bit_of_the_superblock_and_the_tables_is_found() {
+    let sample = Sample::new();
+    sample.flip_each(0, 0..CONSTANT_BYTES * 8, |_| true);
+    // Whether the last server said goodbye (the two lowest bits) is not for a check to judge.
+    sample.flip_each(STATE_OFFSET, 0..64, |bit| bit >= 2);
+    let directory = sample.geometry.directory_offset(DEPTH).unwrap();
+    sample.flip_each(directory, 0..4 * 64, |_| true);
+    let chunks = sample.geometry.chunk_entry(0).unwrap();
+    sample.flip_each(chunks, 0..2 * 64, |_| true);
+    assert_eq!(sample.problems(), []);
+}
+
+#[test]
+fn every_flipped_bit_of_row_headers_is_found() {
+    let sample = Sample::new();
+    for subtable in sample.subtables {
+        for row in 0..ROWS_PER_SUBTABLE as u64 {
+            sample.flip_each(subtable + row * ROW_BYTES, 0..128, |_| true);
+        }
+    }
+}
+
+#[test]
+fn every_flipped_bit_of_slots_that_matters_is_found() {
+    let sample = Sample::new();
+    for used in &sample.used {
+        // A LIVE word turned PENDING, ABORTED or TOMB by one bit is a word like any other, and the
+        // mark of conditional operations (bit 60) is right either way.
+        sample.flip_each(used.slot, 0..128, |bit| !(60..64).contains(&bit));
+    }
+    for slot in 0..SLOTS_PER_ROW {
+        let offset = sample.subtables[1] + slot_in_subtable(5, slot);
+        if sample.region.load(offset).unwrap() == 0 {
+            // Not: the incarnation, the states without a block, the hint.
+            sample.flip_each(offset, 0..128, |bit| bit < 46 || (52..61).contains(&bit));
+        }
+    }
+}
+
+#[test]
+fn every_flipped_bit_of_block_headers_is_found_but_the_mark() {
+    let sample = Sample::new();
+    for used in &sample.used {
+        sample.flip_each(used.block, 0..BLOCK_HEADER_BYTES * 8, |bit| bit >= 32);
+    }
+}
+
+#[test]
+fn a_key_in_two_slots_and_a_block_in_two_slots_are_found() {
+    let sample = Sample::new();
+    let (key, block) = ("key 1", sample.store_block("key 1", b"another", 50));
+    let slot = sample.free_slot(key);
+    sample.link(slot, sample.hash(key), block, 9);
+    let problems = sample.problems();
+    assert!(matches!(problems[..], [Problem::KeyTwice { .. }]), "{problems:?}");
+    let first = sample.region.load(sample.used[1].slot).unwrap();
+    let same = SlotWord::from_bits(first).block().unwrap();
+    sample.link(slot, sample.hash(key), same, 9);
+    let problems = sample.problems();
+    let both = matches!(problems[..], [Problem::KeyTwice { .. }, Problem::BlockTwice { .. }]);
+    assert!(both, "{problems:?}");
+}
+
+#[test]
+fn a_key_outside_its_window_is_found() {
+    let sample = Sample::new();
+    let hash = sample.hash("key 3");
+    let block = sample.store_block("key 3", b"", 60);
+    let far = (hash.window_offset() / ROW_BYTES) as usize + 32;
+    let slot = sample.subtables[1] + slot_in_subtable(far % ROWS_PER_SUBTABLE, 6);
+    sample.link(slot, hash, block, 1);
+    assert_eq!(sample.problems(), [Problem::Window { offset: slot }]);
+    let text = sample.problems()[0].to_string();
+    assert!(text.contains(&format!("{slot:#x}")), "{text}");
+}
+
+#[test]
+fn random_bytes_are_damage_and_never_a_panic() {
+    let sample = Sample::new();
+    let parts = [
+        (sample.geometry.directory_offset(DEPTH).unwrap(), 4 * 8),
+        (sample.geometry.chunk_entry(0).unwrap(), 5 * 8),
+        (sample.subtables[0], 3 * SUBTABLE_BYTES),
+        (sample.used[1].block & !(CHUNK_BYTES - 1), CHUNK_BYTES),
+        (64, REGION_BYTES - 64),
+        (0, REGION_BYTES),
+    ];
+    let mut seed = 7;
+    let mut random = move || {
+        seed = u64::wrapping_mul(seed ^ seed >> 33, 0xff51_afd7_ed55_8ccd) + 0x9e37_79b9;
+        seed ^ seed >> 29
+    };
+    for (offset, bytes) in parts {
+        let noise: Vec<u64> = (0..bytes / 8).map(|_| random()).collect();
+        sample.region.write(offset, &noise).unwrap();
+        let damaged = sample.check().map_or(true, |report| {
+            assert!(report.problems.len() <= PROBLEMS_KEPT_MAX);
+            !report.is_clean()
+        });
+        assert!(damaged, "noise at {offset:#x}");
+    }
+}
+
+#[test]
+fn random_slots_under_sound_headers_are_damage_and_never_a_panic() {
+    let sample = Sample::new();
+    let mut bits = 1u64;
+    for n in 0..(ROWS_PER_SUBTABLE * SLOTS_PER_ROW) {
+        bits = bits.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let slot = sample.subtables[0] + slot_in_subtable(n / SLOTS_PER_ROW, n % SLOTS_PER_ROW);
+        // Half of them lead to somewhere inside the heap.
+        let word = if n % 2 == 0 { bits } else { bits & !0xffff_0000 | 0x1_0000 };
+        sample.region.store(slot, word).unwrap();
+    }
+    let report = sample.check().unwrap();
+    assert!(report.problem_count > 50, "{}", report.problem_count);
+}
+
+#[test]
+fn a_truncated_region_is_an_error() {
+    let sample = Sample::new();
+    for bytes in [8, 4096, CHUNK_BYTES, REGION_BYTES - CHUNK_BYTES, REGION_BYTES - 8] {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(bytes).unwrap();
+        let short = Arc::new(Region::map(&file).unwrap());
+        let mut content = vec![0; (bytes / 8) as usize];
+        sample.region.read(0, &mut content).unwrap();
+        short.write(0, &content).unwrap();
+        assert!(check_region(Arc::clone(&short), bytes).is_err(), "{bytes}");
+        assert!(check_region(short, REGION_BYTES).is_err(), "{bytes}");
+    }
+}
+
+/// The checker's own canary: it must not report what changes between two looks.
+#[test]
+fn a_slot_in_use_is_looked_at_again() {
+    let sample = Sample::new();
+    let (slot, block) = (sample.used[2].slot, sample.used[2].block);
+    let whole = sample.region.load(block + 24).unwrap();
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    let word = SlotWord::from_bits(sample.region.load(slot).unwrap());
+    std::thread::scope(|scope| {
+        // An owner that empties the slot before it spoils the block, and the other way round.
+        scope.spawn(|| {
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                sample.region.store(slot, word.emptied().bits()).unwrap();
+                sample.region.store(block + 24, 0).unwrap();
+                sample.region.store(block + 24, whole).unwrap();
+                sample.region.store(slot, word.bits()).unwrap();
+            }
+        });
+        for _ in 0..200 {
+            let report = sample.check().unwrap();
+            let real = report.problems.iter().filter(|problem| {
+                // The word recurs here, as it never would: the block may be seen half-way.
+                !matches!(problem, Problem::Block { offset, .. } if *offset == slot)
+            });
+            assert_eq!(real.count(), 0, "{:?}", report.problems);
+        }
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    });
+    assert_eq!(sample.problems(), []);
+}

@@ -1,0 +1,150 @@
+//! That the files in `config/` and the structs agree, and that every mistake is named in one line.
+
+use super::*;
+
+const SERVER_FILE: &str = include_str!("../../../config/server.toml");
+const CLIENT_FILE: &str = include_str!("../../../config/client.toml");
+
+/// The fields of a struct, as its own deserializer names them when it meets a stranger.
+fn fields<T: DeserializeOwned + fmt::Debug>() -> Vec<String> {
+    let message = toml::from_str::<T>("stranger = 1").unwrap_err().message().to_owned();
+    let (_, expected) = message.split_once("expected one of ").unwrap();
+    expected.split(", ").map(|name| name.trim_matches('`').to_owned()).collect()
+}
+
+/// The file with every `#key = value` (no space: a documented default) made real.
+fn uncommented(file: &str) -> String {
+    let is_default = |line: &str| line.starts_with(|c: char| c.is_ascii_lowercase());
+    let line = |line: &str| match line.strip_prefix('#') {
+        Some(rest) if is_default(rest) => format!("{rest}\n"),
+        _ => format!("{line}\n"),
+    };
+    file.lines().map(line).collect()
+}
+
+#[test]
+fn the_files_parse_as_they_are() {
+    let server: ServerConfig = toml::from_str(SERVER_FILE).unwrap();
+    server.validate().unwrap();
+    let client: ClientConfig = toml::from_str(CLIENT_FILE).unwrap();
+    client.validate().unwrap();
+    assert_eq!(server.listen.unwrap().to_string(), client.server.unwrap());
+}
+
+#[test]
+fn the_files_name_every_key() {
+    let documented =
+        [(SERVER_FILE, fields::<ServerConfig>()), (CLIENT_FILE, fields::<ClientConfig>())];
+    for (file, names) in documented {
+        assert!(names.len() > 5, "{names:?}");
+        for name in names {
+            let written = file.lines().any(|line| {
+                let line = line.trim_start_matches(['#', ' ']);
+                line.strip_prefix(&name).is_some_and(|rest| rest.starts_with(" = "))
+            });
+            assert!(written, "`{name}` is not documented in config/");
+        }
+    }
+}
+
+#[test]
+fn the_documented_defaults_are_the_defaults() {
+    let server: ServerConfig = toml::from_str(&uncommented(SERVER_FILE)).unwrap();
+    let (listen, memory) = (server.listen.clone(), server.memory);
+    assert_eq!(server, ServerConfig { listen, memory, ..Default::default() });
+    assert_eq!(memory, Some(MEMORY_DEFAULT));
+    let client: ClientConfig = toml::from_str(&uncommented(CLIENT_FILE)).unwrap();
+    assert_eq!(client, ClientConfig { server: client.server.clone(), ..Default::default() });
+    for (file, shown) in [(SERVER_FILE, 7), (CLIENT_FILE, 4)] {
+        let added = uncommented(file).parse::<toml::Table>().unwrap().len()
+            - file.parse::<toml::Table>().unwrap().len();
+        assert!(added >= shown, "only {added} defaults are shown");
+    }
+}
+
+#[test]
+fn sizes_come_back_or_say_what_to_write() {
+    for (text, bytes) in [
+        ("0B", 0),
+        ("17B", 17),
+        ("4KiB", 4 << 10),
+        ("64MiB", 64 << 20),
+        ("3GiB", 3 << 30),
+        ("2TiB", 2 << 40),
+    ] {
+        let size: ByteSize = text.parse().unwrap();
+        assert_eq!((size.0, size.to_string().as_str()), (bytes, text));
+    }
+    assert_eq!("1 GiB".parse::<ByteSize>().unwrap(), ByteSize(1 << 30));
+    for text in ["", "1", "GiB", "1GB", "-1GiB", "+1GiB", "1.5GiB", "99999999999TiB", "1gib"] {
+        let error = text.parse::<ByteSize>().unwrap_err().to_string();
+        assert!(error.contains("1GiB"), "{text}: {error}");
+    }
+}
+
+fn server() -> ServerConfig {
+    ServerConfig { listen: "shm:///tmp/kv.sock".parse().ok(), ..Default::default() }
+}
+
+#[test]
+fn every_bad_value_is_named_with_its_key_and_what_to_write() {
+    let mistakes = [
+        (ServerConfig { listen: None, ..server() }, "listen is missing: write for example"),
+        (ServerConfig { memory: Some(ByteSize(1)), ..server() }, "memory = 2MiB: write a size"),
+        (ServerConfig { memory: Some(ByteSize(u64::MAX)), ..server() }, "memory = "),
+        (ServerConfig { grace_ms: 0, ..server() }, "grace_ms = 0: write a number from 1 to"),
+        (ServerConfig { key_bytes_max: 65_536, ..server() }, "key_bytes_max = 65536: write"),
+        (ServerConfig { value_bytes_max: 5 << 20, ..server() }, "value_bytes_max = 5242880: "),
+        (ServerConfig { clients_max: 0, ..server() }, "clients_max = 0: write a number from 1"),
+        (ServerConfig { clients_max: 1024, ..server() }, "clients_max = 1024: write a number"),
+        (ServerConfig { secret: Some(Secret("".into())), ..server() }, "secret = \"\": write"),
+        (
+            ServerConfig { reader_secret: Some(Secret("r".into())), ..server() },
+            "reader_secret = ...: it needs `secret`",
+        ),
+    ];
+    server().validate().unwrap();
+    for (config, expected) in mistakes {
+        let error = config.validate().unwrap_err().to_string();
+        assert!(error.starts_with(expected), "{error}");
+        assert!(!error.contains('\n'), "{error}");
+    }
+    let client = ClientConfig { pipeline_depth: 0, ..Default::default() };
+    let error = client.validate().unwrap_err().to_string();
+    assert_eq!(error, "pipeline_depth = 0: write a number from 1 to 1024");
+    let client = ClientConfig { server: Some("kv.sock".into()), ..Default::default() };
+    assert!(client.validate().unwrap_err().to_string().contains("shm:///run/farside/kv.sock"));
+}
+
+#[test]
+fn mistakes_in_a_file_are_named_with_file_and_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("server.toml");
+    for (line, expected) in [
+        ("colour = 1", "unknown field `colour`"),
+        ("memory = \"1GB\"", "`1GB` is no size; write"),
+        ("memory = 5", "invalid type"),
+        ("listen = \"kv.sock\"", "write for example shm:///"),
+        ("huge_pages = \"yes\"", "unknown variant `yes`, expected one of `auto`"),
+        ("log = 'xml'", "unknown variant `xml`, expected `human` or `json`"),
+        ("grace_ms = -1", "-1"),
+        ("= 7", ""),
+    ] {
+        fs::write(&path, format!("# one\n\n{line}\n")).unwrap();
+        let error = ServerConfig::load(&path).unwrap_err().to_string();
+        assert!(error.contains("server.toml:3: "), "{error}");
+        assert!(error.contains(expected) && !error.contains('\n'), "{error}");
+    }
+    let absent = ServerConfig::load(&folder.path().join("no.toml")).unwrap_err().to_string();
+    assert!(absent.contains("no.toml") && absent.contains("No such file"), "{absent}");
+}
+
+#[test]
+fn secrets_are_not_shown() {
+    let config: ServerConfig = toml::from_str("secret = 'hush'").unwrap();
+    assert_eq!(config.secret, Some(Secret("hush".into())));
+    assert!(!format!("{config:?}").contains("hush"));
+    let client: ClientConfig = toml::from_str("secret = 'hush'\nrole = 'reader'").unwrap();
+    assert!(!format!("{client:?}").contains("hush"));
+    assert_eq!(client.role, Role::Reader);
+}

@@ -1,0 +1,347 @@
+//! Where a region's memory comes from: the server's side of shared memory.
+//!
+//! All of it is taken at the start, so that no client is ever killed by a page that the system
+//! cannot provide.
+
+use std::fmt;
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::Arc;
+
+use rustix::fs::{FallocateFlags, FlockOperation, MemfdFlags, Mode};
+use serde::Deserialize;
+
+use super::Region;
+
+/// The huge pages asked for, in bytes.
+const HUGE_PAGE_BYTES: u64 = 2 << 20;
+const TMPFS_MAGIC: u64 = 0x0102_1994;
+const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
+/// Who may open a region by its path: the user the server runs as. Others get descriptors.
+const REGION_MODE: u32 = 0o600;
+
+/// Whether a region is to get huge pages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum HugePages {
+    /// If there are any.
+    #[default]
+    Auto,
+    /// Not even transparent ones.
+    Never,
+    /// Or no region.
+    Require,
+}
+
+impl FromStr for HugePages {
+    type Err = MemoryError;
+
+    fn from_str(text: &str) -> Result<Self, MemoryError> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "never" => Ok(Self::Never),
+            "require" => Ok(Self::Require),
+            _ => Err(MemoryError::HugePagesChoice { text: text.to_owned() }),
+        }
+    }
+}
+
+/// What a region's memory is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pages {
+    /// 2 MiB pages from the system's pool.
+    Huge,
+    /// 2 MiB pages where the system finds some.
+    Transparent,
+    /// 4 KiB pages.
+    Small,
+    /// A file that is not in memory: its pages are written back to a disk.
+    Disk,
+}
+
+impl fmt::Display for Pages {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Huge => "2 MiB huge pages",
+            Self::Transparent => "transparent huge pages",
+            Self::Small => "4 KiB pages",
+            Self::Disk => "pages that are written back to a disk",
+        })
+    }
+}
+
+impl Pages {
+    /// What to do to get better ones for a region of this length; `None` when these are the best.
+    pub fn advice(self, region_bytes: u64) -> Option<String> {
+        let count = region_bytes.div_ceil(HUGE_PAGE_BYTES);
+        match self {
+            Self::Huge => None,
+            Self::Transparent | Self::Small => Some(format!(
+                "for huge pages: sysctl vm.nr_hugepages={count} (and a region file on hugetlbfs)"
+            )),
+            Self::Disk => Some("put the region file on tmpfs, such as /dev/shm".to_owned()),
+        }
+    }
+}
+
+/// Why there is no memory for a region, and what to do.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "the messages say what the fields are")]
+pub enum MemoryError {
+    #[error("`{text}` is no choice of huge pages: write auto, never or require")]
+    HugePagesChoice { text: String },
+    #[error(
+        "{asked} bytes are more than the {available} bytes of memory available: ask for less \
+         memory or stop other programs"
+    )]
+    TooMuch { asked: u64, available: u64 },
+    #[error(
+        "no {asked} bytes of huge pages, which are required ({source}): try sysctl \
+         vm.nr_hugepages={count}, or allow small ones with huge_pages = \"auto\"",
+        count = .asked.div_ceil(HUGE_PAGE_BYTES)
+    )]
+    NoHugePages { asked: u64, source: io::Error },
+    #[error(
+        "{} is not on hugetlbfs, but huge pages are required: move it there or write huge_pages \
+         = \"auto\"", .path.display()
+    )]
+    NotHugetlbfs { path: PathBuf },
+    #[error("the folder of {} does not exist: create it first", .path.display())]
+    NoFolder { path: PathBuf },
+    #[error(
+        "{} is not writable for this user: change its permissions or the path", .path.display()
+    )]
+    NotWritable { path: PathBuf },
+    #[error(
+        "{} is not a regular file: name one, or a path where there is none", .path.display()
+    )]
+    NotAFile { path: PathBuf },
+    #[error("{} is too short to hold a region: name another file", .path.display())]
+    TooShort { path: PathBuf },
+    #[error(
+        "another server uses the region file {}: stop it or name another file", .path.display()
+    )]
+    Locked { path: PathBuf },
+    #[error(
+        "the file system of {} has no room for {asked} bytes: make room or ask for less memory",
+        .path.display()
+    )]
+    NoRoom { path: PathBuf, asked: u64 },
+    #[error("cannot {what} the region's memory: {source}")]
+    System { what: &'static str, source: io::Error },
+}
+
+fn system<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> MemoryError {
+    move |source| MemoryError::System { what, source: source.into() }
+}
+
+/// A region's memory, mapped for reading and writing.
+pub struct RegionMemory {
+    /// What writers get: the descriptor of the memory.
+    pub file: File,
+    /// The mapping.
+    pub region: Arc<Region>,
+    /// What it is made of.
+    pub pages: Pages,
+    /// Whether it is new and all zeros.
+    pub is_new: bool,
+    /// Keeps other servers away from a region file. An open file description of its own, because
+    /// a lock belongs to the description, and clients hold copies of the one in `file`: theirs
+    /// would keep the lock alive when the server is dead.
+    _lock: Option<File>,
+}
+
+impl RegionMemory {
+    /// New memory without a name, gone with the last process that has it.
+    ///
+    /// # Errors
+    /// [`MemoryError::TooMuch`], [`MemoryError::NoHugePages`], [`MemoryError::System`].
+    pub fn anonymous(bytes: u64, huge_pages: HugePages) -> Result<Self, MemoryError> {
+        if huge_pages != HugePages::Never {
+            match Self::anonymous_huge(bytes) {
+                Ok(memory) => return Ok(memory),
+                Err(source) if huge_pages == HugePages::Require => {
+                    return Err(MemoryError::NoHugePages { asked: bytes, source });
+                }
+                Err(_) => {}
+            }
+        }
+        check_available(bytes)?;
+        let file = memfd(MemfdFlags::CLOEXEC).map_err(system("create"))?;
+        rustix::fs::ftruncate(&file, bytes).map_err(system("size"))?;
+        let region = Region::map(&file).map_err(system("map"))?;
+        let pages = match huge_pages {
+            HugePages::Never => Pages::Small,
+            _ => advise(&region),
+        };
+        reserve(&file, bytes).map_err(system("reserve"))?;
+        Ok(Self { file, region: Arc::new(region), pages, is_new: true, _lock: None })
+    }
+
+    fn anonymous_huge(bytes: u64) -> io::Result<Self> {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
+        let file = memfd(flags)?;
+        rustix::fs::ftruncate(&file, bytes)?;
+        // Mapping reserves the pages; without enough in the pool this fails.
+        let region = Region::map(&file)?;
+        reserve(&file, bytes)?;
+        Ok(Self { file, region: Arc::new(region), pages: Pages::Huge, is_new: true, _lock: None })
+    }
+
+    /// The memory in a file, locked against other servers. A file that is absent or empty becomes
+    /// `bytes_if_new` long; another one is only mapped: it may be anything, and
+    /// [`RegionMemory::reserve`] is for after it was recognised.
+    ///
+    /// # Errors
+    /// Any [`MemoryError`].
+    pub fn file(
+        path: &Path,
+        bytes_if_new: u64,
+        huge_pages: HugePages,
+    ) -> Result<Self, MemoryError> {
+        let existed = path.exists();
+        let lock = open(path, true)?;
+        let memory = Self::locked_file(path, lock, bytes_if_new, huge_pages);
+        if !existed && memory.is_err() {
+            // What is wrong is said; that the empty file stays would only be untidy.
+            let _ = fs::remove_file(path);
+        }
+        memory
+    }
+
+    fn locked_file(
+        path: &Path,
+        lock: File,
+        bytes_if_new: u64,
+        huge_pages: HugePages,
+    ) -> Result<Self, MemoryError> {
+        let path_buf = || path.to_owned();
+        rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(|error| {
+            match error {
+                rustix::io::Errno::WOULDBLOCK => MemoryError::Locked { path: path_buf() },
+                other => system("lock")(other),
+            }
+        })?;
+        let file = open(path, false)?;
+        let metadata = file.metadata().map_err(system("look at"))?;
+        if !metadata.is_file() {
+            return Err(MemoryError::NotAFile { path: path_buf() });
+        }
+        let kind = rustix::fs::fstatfs(&file).map_err(system("look at"))?.f_type as u64;
+        if huge_pages == HugePages::Require && kind != HUGETLBFS_MAGIC {
+            return Err(MemoryError::NotHugetlbfs { path: path_buf() });
+        }
+        let is_new = metadata.len() == 0;
+        if is_new {
+            // hugetlbfs has a pool of its own and says itself when it is too small.
+            if kind != HUGETLBFS_MAGIC {
+                check_available(bytes_if_new)?;
+            }
+            let no_room = |error: rustix::io::Errno| match error {
+                rustix::io::Errno::NOSPC | rustix::io::Errno::NOMEM => {
+                    MemoryError::NoRoom { path: path_buf(), asked: bytes_if_new }
+                }
+                other => system("reserve")(other),
+            };
+            rustix::fs::ftruncate(&file, bytes_if_new).map_err(no_room)?;
+            if let Err(error) = reserve(&file, bytes_if_new) {
+                // Empty again, so that the next start does not take it for a damaged region.
+                let _ = rustix::fs::ftruncate(&file, 0);
+                return Err(no_room(error));
+            }
+        }
+        let region = Region::map(&file).map_err(|source| match source.kind() {
+            io::ErrorKind::UnexpectedEof => MemoryError::TooShort { path: path_buf() },
+            _ => system("map")(source),
+        })?;
+        let pages = match kind {
+            HUGETLBFS_MAGIC => Pages::Huge,
+            TMPFS_MAGIC if huge_pages == HugePages::Never => Pages::Small,
+            TMPFS_MAGIC => advise(&region),
+            _ => Pages::Disk,
+        };
+        Ok(Self { file, region: Arc::new(region), pages, is_new, _lock: Some(lock) })
+    }
+
+    /// Makes the system provide every page now. New memory has them already.
+    ///
+    /// # Errors
+    /// [`MemoryError::System`].
+    pub fn reserve(&self) -> Result<(), MemoryError> {
+        reserve(&self.file, self.region.bytes()).map_err(system("reserve"))
+    }
+
+    /// What readers get: a description of the same memory that cannot be mapped for writing. A
+    /// descriptor's rights belong to its description, so this is a second one. Only the server's
+    /// own user could open the memory anew through /proc for writing.
+    ///
+    /// # Errors
+    /// [`MemoryError::System`].
+    pub fn reader_descriptor(&self) -> Result<File, MemoryError> {
+        rustix::fs::fchmod(&self.file, Mode::from_raw_mode(REGION_MODE))
+            .map_err(system("protect"))?;
+        let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+        File::open(path).map_err(system("open for readers"))
+    }
+}
+
+fn memfd(flags: MemfdFlags) -> io::Result<File> {
+    Ok(File::from(rustix::fs::memfd_create("farside-region", flags)?))
+}
+
+fn reserve(file: &File, bytes: u64) -> rustix::io::Result<()> {
+    loop {
+        // Large regions take a while; a signal in between is no failure.
+        match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, bytes) {
+            Err(rustix::io::Errno::INTR) => {}
+            other => return other,
+        }
+    }
+}
+
+/// Asks for transparent huge pages; says what the system's setting makes of it.
+fn advise(region: &Region) -> Pages {
+    let setting = fs::read_to_string("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
+    let granted = setting.is_ok_and(|text| !text.contains("[never]") && !text.contains("[deny]"));
+    if region.advise_huge_pages() && granted { Pages::Transparent } else { Pages::Small }
+}
+
+fn open(path: &Path, create: bool) -> Result<File, MemoryError> {
+    let opened = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(create)
+        .truncate(false)
+        .mode(REGION_MODE)
+        .open(path);
+    opened.map_err(|source| match source.kind() {
+        io::ErrorKind::NotFound => MemoryError::NoFolder { path: path.to_owned() },
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+            MemoryError::NotWritable { path: path.to_owned() }
+        }
+        io::ErrorKind::IsADirectory => MemoryError::NotAFile { path: path.to_owned() },
+        _ => MemoryError::System { what: "open", source },
+    })
+}
+
+/// Refuses what the system could only provide by killing somebody.
+fn check_available(asked: u64) -> Result<(), MemoryError> {
+    let meminfo = fs::read_to_string("/proc/meminfo").map_err(system("measure"))?;
+    match available_bytes(&meminfo) {
+        Some(available) if asked > available => Err(MemoryError::TooMuch { asked, available }),
+        _ => Ok(()),
+    }
+}
+
+fn available_bytes(meminfo: &str) -> Option<u64> {
+    let rest = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    Some(rest.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10)
+}
+
+#[cfg(test)]
+mod tests;

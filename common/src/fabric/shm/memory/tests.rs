@@ -1,0 +1,86 @@
+//! That region memory is what it says, and that what cannot be is refused with what to do.
+
+use super::*;
+
+const BYTES: u64 = 8 << 20;
+
+#[test]
+fn anonymous_memory_is_shared_and_a_reader_cannot_write_it() {
+    let memory = RegionMemory::anonymous(BYTES, HugePages::Auto).unwrap();
+    assert_eq!((memory.region.bytes(), memory.is_new), (BYTES, true));
+    let reader = memory.reader_descriptor().unwrap();
+    assert_eq!(Region::map(&reader).err().unwrap().kind(), io::ErrorKind::PermissionDenied);
+    let read_only = Region::map_read_only(&reader).unwrap();
+    memory.region.store(64, 7).unwrap();
+    assert_eq!(read_only.load(64).unwrap(), 7);
+    assert!(read_only.store(64, 8).is_err());
+    assert!(Region::map(&memory.file).is_ok());
+}
+
+#[test]
+fn all_memory_is_there_from_the_start() {
+    use std::os::unix::fs::MetadataExt;
+    let small = RegionMemory::anonymous(BYTES, HugePages::Never).unwrap();
+    assert_eq!(small.pages, Pages::Small);
+    assert!(small.file.metadata().unwrap().blocks() * 512 >= BYTES);
+}
+
+#[test]
+fn more_than_there_is_is_refused_with_both_numbers() {
+    let error = RegionMemory::anonymous(1 << 46, HugePages::Auto).err().unwrap();
+    assert!(matches!(error, MemoryError::TooMuch { asked, available } if asked > available));
+    let line = error.to_string();
+    assert!(line.contains("70368744177664 bytes") && !line.contains('\n'), "{line}");
+    assert_eq!(available_bytes("MemFree: 1 kB\nMemAvailable:    12 kB\n"), Some(12 << 10));
+    assert_eq!(available_bytes("nonsense"), None);
+}
+
+#[test]
+fn required_huge_pages_or_nothing() {
+    // More than any pool of a test machine holds.
+    let error = RegionMemory::anonymous(1 << 45, HugePages::Require).err().unwrap();
+    let line = error.to_string();
+    assert!(line.contains("sysctl vm.nr_hugepages=16777216"), "{line}");
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("region");
+    let error = RegionMemory::file(&path, BYTES, HugePages::Require).err().unwrap();
+    assert!(matches!(error, MemoryError::NotHugetlbfs { .. }), "{error}");
+    assert!(!path.exists());
+}
+
+#[test]
+fn a_file_is_new_once_and_locked_while_it_is_used() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("region");
+    let memory = RegionMemory::file(&path, BYTES, HugePages::Auto).unwrap();
+    assert!(memory.is_new);
+    memory.region.store(0, 5).unwrap();
+    let second = RegionMemory::file(&path, BYTES, HugePages::Auto).err().unwrap();
+    assert!(matches!(second, MemoryError::Locked { .. }), "{second}");
+    // A client's copy of the descriptor, and its mapping, outlive the server.
+    let with_client = memory.file.try_clone().unwrap();
+    let mapped = Region::map(&with_client).unwrap();
+    drop(memory);
+    let again = RegionMemory::file(&path, 2 * BYTES, HugePages::Auto).unwrap();
+    again.reserve().unwrap();
+    assert_eq!((again.is_new, again.region.bytes()), (false, BYTES));
+    assert_eq!((again.region.load(0).unwrap(), mapped.load(0).unwrap()), (5, 5));
+}
+
+#[test]
+fn paths_that_cannot_be_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let absent = folder.path().join("no/region");
+    let error = RegionMemory::file(&absent, BYTES, HugePages::Auto).err().unwrap();
+    assert!(matches!(error, MemoryError::NoFolder { .. }), "{error}");
+    let error = RegionMemory::file(folder.path(), BYTES, HugePages::Auto).err().unwrap();
+    assert!(matches!(error, MemoryError::NotAFile { .. }), "{error}");
+}
+
+#[test]
+fn pages_say_what_they_are_and_how_to_get_better_ones() {
+    let advice = Pages::Small.advice(1 << 30).unwrap();
+    assert!(advice.contains("vm.nr_hugepages=512"), "{advice}");
+    assert_eq!(Pages::Huge.advice(1 << 30), None);
+    assert!(Pages::Huge.to_string().contains("2 MiB"));
+}

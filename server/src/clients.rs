@@ -1,0 +1,140 @@
+//! Who is connected: ids, leases, and the client table in the region that fences.
+
+use std::sync::Arc;
+
+use farside_common::control::Refusal;
+use farside_common::fabric::ChainError;
+use farside_common::fabric::shm::Region;
+use farside_common::layout::{CLIENTS_MAX, Geometry};
+
+/// What a client id stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum IdState {
+    Free,
+    Connected,
+    /// Its client is gone, but slots of the index may still be in its name.
+    Leaving,
+}
+
+/// The client table. An id is not given to another client before nothing is left of the last.
+pub(crate) struct Clients {
+    region: Arc<Region>,
+    geometry: Geometry,
+    ids: Vec<IdState>,
+    connected: u32,
+    clients_max: u32,
+    last_id: u16,
+    incarnation: u64,
+    admitted: u32,
+}
+
+impl Clients {
+    pub(crate) fn new(
+        region: &Arc<Region>,
+        geometry: Geometry,
+        incarnation: u64,
+        clients_max: u32,
+    ) -> Self {
+        Self {
+            region: region.clone(),
+            geometry,
+            ids: vec![IdState::Free; CLIENTS_MAX as usize],
+            connected: 0,
+            clients_max,
+            last_id: 0,
+            incarnation,
+            admitted: 0,
+        }
+    }
+
+    /// How many are connected.
+    pub(crate) fn connected(&self) -> u32 {
+        self.connected
+    }
+
+    /// An id and a lease for a new client; the lease stands in the client table.
+    pub(crate) fn admit(&mut self) -> Result<(u16, u64), Refusal> {
+        let full = Refusal::Full { clients: self.connected.into() };
+        if self.connected >= self.clients_max {
+            return Err(full);
+        }
+        // Ids go round, so that one rests as long as possible. 0 is nobody's.
+        let ids = CLIENTS_MAX as u16;
+        let round = (1..=ids).map(|step| (self.last_id + step) % ids).filter(|id| *id != 0);
+        let mut free = round.filter(|id| self.ids[usize::from(*id)] == IdState::Free);
+        let id = free.next().ok_or(full)?;
+        // Never the same twice in a region: the incarnation differs, or the count does.
+        self.admitted = self.admitted.checked_add(1).ok_or(full)?;
+        let lease = self.incarnation << 32 | u64::from(self.admitted);
+        self.set_lease(id, lease).map_err(|_| full)?;
+        self.ids[usize::from(id)] = IdState::Connected;
+        self.last_id = id;
+        self.connected += 1;
+        Ok((id, lease))
+    }
+
+    /// Fences a client; its id stays taken until [`Clients::forget`].
+    pub(crate) fn fence(&mut self, id: u16) -> Result<(), ChainError> {
+        self.set_lease(id, 0)?;
+        if self.ids[usize::from(id)] == IdState::Connected {
+            self.connected -= 1;
+        }
+        self.ids[usize::from(id)] = IdState::Leaving;
+        Ok(())
+    }
+
+    /// Nothing is left of a fenced client: its id is free.
+    pub(crate) fn forget(&mut self, id: u16) {
+        debug_assert_eq!(self.ids[usize::from(id)], IdState::Leaving);
+        self.ids[usize::from(id)] = IdState::Free;
+    }
+
+    fn set_lease(&self, id: u16, lease: u64) -> Result<(), ChainError> {
+        let outside = ChainError::Outside { remote: id.into(), bytes: 64 };
+        let entry = self.geometry.client_entry(id).ok_or(outside)?;
+        self.region.store(entry, lease)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use farside_common::config::ServerConfig;
+    use farside_common::fabric::shm::{HugePages, RegionMemory};
+
+    use super::*;
+
+    #[test]
+    fn ids_and_leases_are_not_reused_too_early() {
+        let memory = RegionMemory::anonymous(8 << 20, HugePages::Never).unwrap();
+        let format = ServerConfig::default().format(8 << 20, [0; 16], [0; 16]);
+        let geometry = format.geometry();
+        let mut clients = Clients::new(&memory.region, geometry, 3, 2);
+        let (first, lease) = clients.admit().unwrap();
+        assert_eq!((first, lease), (1, 3 << 32 | 1));
+        let entry = geometry.client_entry(first).unwrap();
+        assert_eq!(memory.region.load(entry).unwrap(), lease);
+        let (second, _) = clients.admit().unwrap();
+        assert_ne!(first, second);
+        assert_eq!(clients.admit(), Err(Refusal::Full { clients: 2 }));
+        clients.fence(first).unwrap();
+        assert_eq!(memory.region.load(entry).unwrap(), 0);
+        let mut seen = vec![lease];
+        // Round and round, past everybody but the one still leaving and the one connected.
+        for _ in 0..2 * CLIENTS_MAX {
+            let (id, lease) = clients.admit().unwrap();
+            assert!(id != 0 && id != first && id != second);
+            assert!(!seen.contains(&lease));
+            seen.push(lease);
+            clients.fence(id).unwrap();
+            clients.forget(id);
+        }
+        clients.forget(first);
+        assert!((0..CLIENTS_MAX).any(|_| {
+            let (id, _) = clients.admit().unwrap();
+            clients.fence(id).unwrap();
+            clients.forget(id);
+            id == first
+        }));
+        assert_eq!(clients.connected(), 1);
+    }
+}

@@ -1,0 +1,256 @@
+//! That the depot never hands out a block twice, or one that overlaps another, or one that is
+//! linked; that what comes back is handed out again; and that lies are found out.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+
+use farside_common::config::ServerConfig;
+use farside_common::layout::{BLOCK_BYTES_MAX, CHUNK_BYTES};
+use proptest::prelude::*;
+
+use super::*;
+
+const GRACE: Nanos = 100;
+
+/// A chunk table and headers without a region.
+#[derive(Default)]
+struct FakeMemory {
+    uses: RefCell<HashMap<u32, ChunkUse>>,
+    generations: HashMap<BlockAddress, u32>,
+}
+
+impl Memory for FakeMemory {
+    fn set_use(&self, chunk: u32, chunk_use: ChunkUse) -> Result<(), ChainError> {
+        self.uses.borrow_mut().insert(chunk, chunk_use);
+        Ok(())
+    }
+
+    fn header(&self, address: BlockAddress) -> Result<HeaderWord, ChainError> {
+        let generation = self.generations.get(&address).copied().unwrap_or(0);
+        Ok(HeaderWord { superseded: false, generation })
+    }
+}
+
+fn geometry(bytes: u64) -> Geometry {
+    ServerConfig::default().format(bytes, [0; 16], [0; 16]).geometry()
+}
+
+fn depot(bytes: u64) -> Depot {
+    let geometry = geometry(bytes);
+    Depot::new(geometry, &vec![ChunkUse::Free; geometry.chunks() as usize], GRACE)
+}
+
+fn class(bytes: u64) -> SizeClass {
+    SizeClass::for_bytes(bytes).unwrap()
+}
+
+fn take(depot: &mut Depot, class: SizeClass, count: u32, now: Nanos) -> Vec<FreeBlock> {
+    depot.take(class, count, now, &FakeMemory::default()).unwrap()
+}
+
+/// Takes until there is no more.
+fn take_all(depot: &mut Depot, class: SizeClass, now: Nanos) -> Vec<FreeBlock> {
+    let mut all = Vec::new();
+    loop {
+        let taken = take(depot, class, u32::MAX, now);
+        if taken.is_empty() {
+            return all;
+        }
+        all.extend(taken);
+    }
+}
+
+fn assert_disjoint(mut spans: Vec<(u64, u64)>) {
+    spans.sort_unstable();
+    for pair in spans.windows(2) {
+        assert!(pair[0].1 <= pair[1].0, "{:#x?} overlap", pair);
+    }
+}
+
+#[test]
+fn every_class_gets_all_the_memory_there_is_to_the_last_block() {
+    for class in SizeClass::all() {
+        let mut depot = depot(16 << 20);
+        let blocks = take_all(&mut depot, class, 0);
+        let spans = u64::from(geometry(16 << 20).chunks()) / class.chunks_per_span();
+        assert_eq!(blocks.len() as u64, spans * class.blocks_per_span(), "{class:?}");
+        let bytes = class.block_bytes();
+        let span = |block: &FreeBlock| (block.address.offset(), block.address.offset() + bytes);
+        assert_disjoint(blocks.iter().map(span).collect());
+        for block in &blocks {
+            let block =
+                BlockRef { address: block.address, class, generation_low: block.generation as u8 };
+            geometry(16 << 20).check_block(block).unwrap();
+        }
+        let found = depot.classes();
+        assert_eq!((found[0].blocks, found[0].blocks_free), (blocks.len() as u64, 0));
+        depot.give(class, blocks.clone(), true, 0).unwrap();
+        assert_eq!(take_all(&mut depot, class, 0).len(), blocks.len());
+    }
+}
+
+#[test]
+fn large_blocks_take_two_chunks_and_the_table_says_so() {
+    let memory = FakeMemory::default();
+    let mut depot = depot(16 << 20);
+    let class = class(BLOCK_BYTES_MAX);
+    let blocks = depot.take(class, 1, 0, &memory).unwrap();
+    let chunk = geometry(16 << 20).chunk_of(blocks[0].address.offset()).unwrap();
+    let uses = memory.uses.borrow();
+    assert_eq!(uses.len(), 2);
+    assert_eq!(uses[&chunk], ChunkUse::Blocks(class));
+    assert_eq!(uses[&(chunk + 1)], ChunkUse::Continued);
+    // The second chunk's start is no block, whatever its alignment.
+    let inside = BlockAddress::from_offset(blocks[0].address.offset() + CHUNK_BYTES).unwrap();
+    let lie = FreeBlock { address: inside, generation: 1 };
+    let error = depot.give(class, vec![lie], true, 0).unwrap_err();
+    assert!(matches!(error, BlockError::NoSuchBlock { .. }), "{error}");
+}
+
+#[test]
+fn lone_chunks_are_no_place_for_large_blocks() {
+    let geometry = geometry(16 << 20);
+    let mut uses = vec![ChunkUse::Free; geometry.chunks() as usize];
+    uses.iter_mut().step_by(2).for_each(|chunk_use| *chunk_use = ChunkUse::Subtables);
+    let mut depot = Depot::new(geometry, &uses, GRACE);
+    assert!(take(&mut depot, class(3 << 20), 1, 0).is_empty());
+    assert!(!take(&mut depot, class(2 << 20), 1, 0).is_empty());
+}
+
+#[test]
+fn one_client_does_not_get_everything() {
+    let mut depot = depot(16 << 20);
+    let class = class(1 << 20);
+    let all = u64::from(geometry(16 << 20).chunks()) * 2;
+    let mut left = all;
+    for _ in 0..all {
+        let taken = take(&mut depot, class, 4096, 0).len() as u64;
+        assert_eq!(taken, (left / 4).max(u64::from(left > 0)));
+        left -= taken;
+    }
+    assert_eq!(left, 0);
+    assert_eq!(take(&mut depot, class, 0, 0), []);
+}
+
+#[test]
+fn what_did_not_rest_rests_for_grace() {
+    let mut depot = depot(8 << 20);
+    let class = class(2 << 20);
+    let blocks = take_all(&mut depot, class, 0);
+    depot.give(class, vec![blocks[0]], false, 1000).unwrap();
+    assert!(take(&mut depot, class, 1, 1000 + GRACE - 1).is_empty());
+    assert_eq!(take(&mut depot, class, 1, 1000 + GRACE), [blocks[0]]);
+    let newer = FreeBlock { generation: 77, ..blocks[1] };
+    depot.give(class, vec![newer], true, 1000).unwrap();
+    assert_eq!(take(&mut depot, class, 1, 1000), [newer]);
+}
+
+#[test]
+fn lies_are_refused_and_change_nothing() {
+    let mut depot = depot(8 << 20);
+    let class_taken = class(64 << 10);
+    let blocks = take(&mut depot, class_taken, 2, 0);
+    let at = |offset: u64| FreeBlock {
+        address: BlockAddress::from_offset(offset).unwrap(),
+        generation: 1,
+    };
+    let start = blocks[0].address.offset();
+    let free_chunk = start / CHUNK_BYTES * CHUNK_BYTES + CHUNK_BYTES;
+    for (lie, what) in [
+        (at(0), "the superblock"),
+        (at(8 << 20), "behind the region"),
+        (at(u64::from(u32::MAX) * 64), "the last address"),
+        (at(start + 64), "the middle of a block"),
+        (at(free_chunk), "a chunk without a use"),
+    ] {
+        assert!(depot.give(class_taken, vec![lie], true, 0).is_err(), "{what}");
+    }
+    let error = depot.give(class(64), vec![blocks[0]], true, 0).unwrap_err();
+    assert!(matches!(error, BlockError::NoSuchBlock { .. }), "{error}");
+    // The first of these is true and is kept.
+    let twice = vec![blocks[0], blocks[0]];
+    let error = depot.give(class_taken, twice, true, 0).unwrap_err();
+    assert_eq!(error, BlockError::NotOut { offset: start });
+    let all = take_all(&mut depot, class_taken, 0);
+    assert_eq!(all.iter().filter(|block| block.address == blocks[0].address).count(), 1);
+    assert_eq!(all.iter().filter(|block| block.address == blocks[1].address).count(), 0);
+    // Never handed out, so nobody can give it back.
+    let mut fresh = self::depot(8 << 20);
+    let first = take(&mut fresh, class_taken, 1, 0)[0];
+    let next = at(first.address.offset() + (64 << 10));
+    assert!(matches!(fresh.give(class_taken, vec![next], true, 0), Err(BlockError::NotOut { .. })));
+}
+
+#[test]
+fn linked_blocks_stay_out_until_they_are_given() {
+    let geometry = geometry(8 << 20);
+    let class = class(512 << 10);
+    let mut uses = vec![ChunkUse::Subtables; geometry.chunks() as usize];
+    uses[1] = ChunkUse::Blocks(class);
+    let mut depot = Depot::new(geometry, &uses, GRACE);
+    let start = geometry.chunk_offset(1).unwrap();
+    let address = |n: u64| BlockAddress::from_offset(start + n * class.block_bytes()).unwrap();
+    let linked = BlockRef { address: address(2), class, generation_low: 0 };
+    depot.link(linked).unwrap();
+    assert!(matches!(depot.link(linked), Err(BlockError::LinkedTwice { .. })));
+    // Unlinked by a client and given back before the depot came to look at it.
+    let block = FreeBlock { address: address(2), generation: 9 };
+    depot.give(class, vec![block], false, 0).unwrap();
+    let memory = FakeMemory {
+        generations: [(address(0), 41), (address(1), u32::MAX)].into(),
+        ..Default::default()
+    };
+    let mut taken = Vec::new();
+    for _ in 0..4 {
+        taken.extend(depot.take(class, 1, GRACE - 1, &memory).unwrap());
+    }
+    let generations: Vec<_> = taken.iter().map(|block| (block.address, block.generation)).collect();
+    // Each rises by one over what its header says.
+    assert_eq!(generations, [(address(0), 42), (address(1), 0), (address(3), 1)]);
+    assert_eq!(depot.take(class, 1, GRACE, &memory).unwrap(), [block]);
+}
+
+proptest! {
+    /// Whatever is taken and given, in any order: nothing is out twice, nothing overlaps, and at
+    /// the end everything can be had again.
+    #[test]
+    fn blocks_out_are_disjoint_and_come_back(
+        steps in prop::collection::vec((any::<bool>(), 0usize..5, 1u32..200, any::<bool>()), 1..200)
+    ) {
+        let classes = [64, 512, 20_000, 1 << 20, 3 << 20].map(class);
+        let mut depot = depot(32 << 20);
+        let mut out: HashMap<SizeClass, Vec<FreeBlock>> = HashMap::new();
+        let mut now = 0;
+        for (takes, which, count, rested) in steps {
+            now += 7;
+            let class = classes[which];
+            let held = out.entry(class).or_default();
+            if takes {
+                held.extend(take(&mut depot, class, count, now));
+            } else {
+                let keep = held.len().saturating_sub(count as usize);
+                let back = held.split_off(keep);
+                depot.give(class, back.clone(), rested, now).unwrap();
+                if let Some(block) = back.first() {
+                    prop_assert!(depot.give(class, vec![*block], rested, now).is_err());
+                }
+            }
+        }
+        let span = |class: SizeClass, block: &FreeBlock| {
+            (block.address.offset(), block.address.offset() + class.block_bytes())
+        };
+        let spans = |class: &SizeClass, blocks: &Vec<FreeBlock>| {
+            blocks.iter().map(|block| span(*class, block)).collect::<Vec<_>>()
+        };
+        assert_disjoint(out.iter().flat_map(|(class, blocks)| spans(class, blocks)).collect());
+        now += GRACE;
+        for (class, blocks) in &mut out {
+            blocks.extend(take_all(&mut depot, *class, now));
+        }
+        assert_disjoint(out.iter().flat_map(|(class, blocks)| spans(class, blocks)).collect());
+        for found in depot.classes() {
+            let all = out[&found.class].len() as u64;
+            prop_assert_eq!((found.blocks, found.blocks_free), (all, 0));
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! What can keep a server from starting.
+
+use std::io;
+use std::path::PathBuf;
+
+use farside_common::config::{ByteSize, ConfigError};
+use farside_common::fabric::ChainError;
+use farside_common::fabric::shm::MemoryError;
+use farside_common::layout::LayoutError;
+
+use crate::depot::BlockError;
+
+/// Why a server did not start: one line that says what to do.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "the messages say what the fields are")]
+pub enum ServerError {
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    #[error("another server listens at {}: stop it or listen elsewhere", .path.display())]
+    SocketInUse { path: PathBuf },
+    #[error("{} exists and is not a socket: remove it or listen elsewhere", .path.display())]
+    NotASocket { path: PathBuf },
+    #[error("the folder of {} does not exist: create it first", .path.display())]
+    NoFolder { path: PathBuf },
+    #[error("cannot create the socket {}: this user may not write there", .path.display())]
+    NotWritable { path: PathBuf },
+    #[error("cannot listen at {}: {source}", .path.display())]
+    Listen { path: PathBuf, source: io::Error },
+    #[error(
+        "{} holds no region to continue with: {source}; name another file, or delete this one if \
+         nobody needs its content", .path.display()
+    )]
+    NotARegion { path: PathBuf, source: LayoutError },
+    #[error(
+        "memory = {asked}, but the region in {} has {has}: write memory = \"{has}\" or leave it \
+         out", .path.display()
+    )]
+    MemoryDiffers { path: PathBuf, asked: ByteSize, has: ByteSize },
+    #[error(
+        "index = {asked} would take over half of the region's heap: write at most \"{most}\" or \
+         raise memory"
+    )]
+    IndexTooLarge { asked: ByteSize, most: ByteSize },
+    #[error(
+        "the region in {} is damaged: {damage}; run `kv-cli verify` to see all of it",
+        .path.display()
+    )]
+    Damaged { path: PathBuf, damage: Damage },
+    #[error("cannot use the region's memory: {0}")]
+    Access(#[from] ChainError),
+    #[error("the control service panicked, which is a bug: please report what stands above")]
+    Panicked,
+    #[error("cannot {what}: {source}")]
+    System { what: &'static str, source: io::Error },
+}
+
+/// What is wrong in a region, and where.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "the messages say what the fields are")]
+pub enum Damage {
+    #[error("directory entry {entry}: {source}")]
+    Directory { entry: u64, source: LayoutError },
+    #[error("directory entry {entry} does not agree with its neighbours")]
+    DirectoryEntry { entry: u64 },
+    #[error("the row at offset {offset:#x} does not belong to its subtable")]
+    Row { offset: u64 },
+    #[error("chunk {chunk}: {source}")]
+    Chunk { chunk: u32, source: LayoutError },
+    #[error("chunk {chunk} should continue a block and does not")]
+    Span { chunk: u32 },
+    #[error("the slot at offset {slot:#x}: {source}")]
+    Slot { slot: u64, source: LayoutError },
+    #[error("the slot at offset {slot:#x}: {why}")]
+    Link { slot: u64, why: String },
+    #[error("the slot at offset {slot:#x} is in the middle of a split, which nobody does yet")]
+    Split { slot: u64 },
+    #[error("{0}")]
+    Access(#[from] ChainError),
+}
+
+impl Damage {
+    pub(crate) fn link(slot: u64, why: BlockError) -> Self {
+        Self::Link { slot, why: why.to_string() }
+    }
+}
+
+pub(crate) fn system<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> ServerError {
+    move |source| ServerError::System { what, source: source.into() }
+}

@@ -1,0 +1,129 @@
+//! Making a region out of zeroed memory.
+
+use farside_common::config::{ByteSize, ServerConfig};
+use farside_common::fabric::ChainError;
+use farside_common::fabric::shm::Region;
+use farside_common::layout::{
+    CHUNK_BYTES, ChunkEntry, ChunkUse, DirectoryEntry, Geometry, ROW_BYTES, ROWS_PER_SUBTABLE,
+    RowHeader, SUBTABLE_BYTES, Superblock,
+};
+use rustix::rand::GetRandomFlags;
+use zerocopy::IntoBytes;
+
+use crate::error::{ServerError, system};
+
+/// Without other orders the index gets at most one in so many of the heap's bytes.
+const INDEX_SHARE: u64 = 5;
+/// And with orders at most one in so many.
+const INDEX_SHARE_MAX: u64 = 2;
+const SUBTABLES_PER_CHUNK: u64 = CHUNK_BYTES / SUBTABLE_BYTES;
+
+/// Formats a region whose memory is all zeros. The superblock comes last and its magic last of
+/// all, so that what a server left half done is not taken for a region.
+pub(crate) fn format_region(region: &Region, config: &ServerConfig) -> Result<(), ServerError> {
+    let (mut region_id, mut hash_key) = ([0; 16], [0; 16]);
+    for random in [&mut region_id, &mut hash_key] {
+        rustix::rand::getrandom(&mut random[..], GetRandomFlags::empty())
+            .map_err(system("get random numbers"))?;
+    }
+    let format = config.format(region.bytes(), region_id, hash_key);
+    let geometry = format.geometry();
+    let depth = index_depth(&geometry, config.index)?;
+    let superblock = match Superblock::new(&format, depth) {
+        Ok(superblock) => superblock,
+        Err(source) => {
+            let path = config.region_file.clone().unwrap_or_default();
+            return Err(ServerError::NotARegion { path, source });
+        }
+    };
+    write_index(region, &geometry, depth)?;
+    let mut words = [0; size_of::<Superblock>() / 8];
+    words.as_mut_bytes().copy_from_slice(superblock.as_bytes());
+    region.write(8, &words[1..])?;
+    region.store(0, words[0])?;
+    Ok(())
+}
+
+/// How many bits of the hash the first directory goes by: the index has 2^depth subtables.
+fn index_depth(geometry: &Geometry, asked: Option<ByteSize>) -> Result<u8, ServerError> {
+    let heap_bytes = u64::from(geometry.chunks()) * CHUNK_BYTES;
+    let depth = match asked {
+        None => (heap_bytes / INDEX_SHARE / SUBTABLE_BYTES).max(1).ilog2(),
+        Some(asked) => {
+            let most = heap_bytes / INDEX_SHARE_MAX;
+            let subtables = asked.0.div_ceil(SUBTABLE_BYTES).max(1).checked_next_power_of_two();
+            match subtables {
+                Some(subtables) if subtables <= most / SUBTABLE_BYTES => subtables.ilog2(),
+                _ => {
+                    let fits = (most / SUBTABLE_BYTES).ilog2();
+                    let most = ByteSize(SUBTABLE_BYTES << fits);
+                    return Err(ServerError::IndexTooLarge { asked, most });
+                }
+            }
+        }
+    };
+    Ok(depth.min(geometry.directory_depth_max().into()) as u8)
+}
+
+/// Subtables in the first chunks of the heap, and the directory that leads to them.
+fn write_index(region: &Region, geometry: &Geometry, depth: u8) -> Result<(), ServerError> {
+    // A checked format has all of these places.
+    let outside = || ServerError::Access(ChainError::Outside { remote: 0, bytes: 0 });
+    let subtables = 1u64 << depth;
+    for chunk in 0..subtables.div_ceil(SUBTABLES_PER_CHUNK) as u32 {
+        let entry = geometry.chunk_entry(chunk).ok_or_else(outside)?;
+        region.store(entry, ChunkEntry::new(ChunkUse::Subtables).bits())?;
+    }
+    let heap = geometry.chunk_offset(0).ok_or_else(outside)?;
+    let directory = geometry.directory_offset(depth).ok_or_else(outside)?;
+    for prefix in 0..subtables {
+        let subtable = heap + prefix * SUBTABLE_BYTES;
+        let mut header = [0u64; size_of::<RowHeader>() / 8];
+        header.as_mut_bytes().copy_from_slice(RowHeader::new(prefix as u32, depth).as_bytes());
+        for row in 0..ROWS_PER_SUBTABLE as u64 {
+            region.write(subtable + row * ROW_BYTES, &header)?;
+        }
+        region.store(directory + prefix * 8, DirectoryEntry::new(subtable, depth).bits())?;
+    }
+    Ok(())
+}
+
+/// The superblock at the start of a region, as bytes.
+pub(crate) fn superblock_bytes(region: &Region) -> Result<Vec<u8>, ServerError> {
+    let words = (size_of::<Superblock>() / 8).min((region.bytes() / 8) as usize);
+    let mut found = vec![0u64; words];
+    region.read(0, &mut found)?;
+    Ok(found.as_bytes().to_vec())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn geometry(bytes: u64) -> Geometry {
+        ServerConfig::default().format(bytes, [0; 16], [0; 16]).geometry()
+    }
+
+    #[test]
+    fn the_index_gets_up_to_a_fifth() {
+        for bytes in [8 << 20, 64 << 20, 1 << 30, 1 << 38] {
+            let geometry = geometry(bytes);
+            let heap = u64::from(geometry.chunks()) * CHUNK_BYTES;
+            let index = SUBTABLE_BYTES << index_depth(&geometry, None).unwrap();
+            assert!(index * 5 <= heap && index * 10 > heap, "{index} of {heap}");
+        }
+    }
+
+    #[test]
+    fn the_index_asked_for_is_rounded_up_or_refused() {
+        let geometry = geometry(64 << 20);
+        let depth = |text: &str| index_depth(&geometry, Some(text.parse().unwrap()));
+        assert_eq!(depth("0B").unwrap(), 0);
+        assert_eq!(depth("8KiB").unwrap(), 0);
+        assert_eq!(depth("9KiB").unwrap(), 1);
+        assert_eq!(depth("16MiB").unwrap(), 11);
+        let error = depth("17MiB").unwrap_err().to_string();
+        assert!(error.contains("at most \"16MiB\""), "{error}");
+        assert!(depth("9999999TiB").is_err());
+    }
+}

@@ -1,0 +1,214 @@
+//! Taking a region into use: a new one, or one that a former server left.
+//!
+//! Former clients may still have it mapped, and may have been stopped anywhere. They are fenced
+//! first; then their last verbs are waited for, then their last READs.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use farside_common::config::{ByteSize, ServerConfig};
+use farside_common::fabric::shm::{Region, RegionMemory, boot_time_ns};
+use farside_common::fabric::{ChainError, Nanos};
+use farside_common::layout::{
+    BlockAddress, CLIENTS_MAX, ChunkEntry, ChunkUse, Format, Geometry, HeaderWord,
+    INCARNATION_OFFSET, RegionState, STATE_OFFSET, SlotState, Superblock,
+};
+
+use crate::depot::{Depot, Memory};
+use crate::error::{Damage, ServerError};
+use crate::formatting::{format_region, superblock_bytes};
+use crate::index::{Index, SlotCleaner};
+
+/// What a server works on.
+pub(crate) struct Opened {
+    pub(crate) region: Arc<Region>,
+    pub(crate) format: Format,
+    pub(crate) geometry: Geometry,
+    pub(crate) incarnation: u64,
+    pub(crate) directory_depth: u8,
+    pub(crate) index: Index,
+    pub(crate) depot: Depot,
+}
+
+/// The region as the depot sees it.
+pub(crate) struct RegionTables<'a> {
+    pub(crate) region: &'a Region,
+    pub(crate) geometry: &'a Geometry,
+}
+
+impl Memory for RegionTables<'_> {
+    fn set_use(&self, chunk: u32, chunk_use: ChunkUse) -> Result<(), ChainError> {
+        let outside = ChainError::Outside { remote: chunk.into(), bytes: 8 };
+        let entry = self.geometry.chunk_entry(chunk).ok_or(outside)?;
+        self.region.store(entry, ChunkEntry::new(chunk_use).bits())
+    }
+
+    fn header(&self, address: BlockAddress) -> Result<HeaderWord, ChainError> {
+        Ok(HeaderWord::from_bits(self.region.load(address.offset())?))
+    }
+}
+
+/// Formats the memory if it is new, checks it if it is not, and takes it into use.
+pub(crate) fn open(memory: &RegionMemory, config: &ServerConfig) -> Result<Opened, ServerError> {
+    let region = memory.region.clone();
+    if memory.is_new {
+        format_region(&region, config)?;
+    }
+    let path = config.region_file.clone().unwrap_or_default();
+    let decoded = Superblock::decode(&superblock_bytes(&region)?, region.bytes());
+    let (superblock, format) =
+        decoded.map_err(|source| ServerError::NotARegion { path: path.clone(), source })?;
+    let geometry = format.geometry();
+    let depth = superblock
+        .directory_depth(&geometry)
+        .map_err(|source| ServerError::NotARegion { path: path.clone(), source })?;
+    let incarnation = superblock.incarnation() + 1;
+    if !memory.is_new {
+        check_wanted(config, &path, &format)?;
+        memory.reserve()?;
+    }
+    region.store(INCARNATION_OFFSET, incarnation)?;
+    region.store(STATE_OFFSET, Superblock::state_word(RegionState::InUse, depth))?;
+    let fenced_at = fence_all(&region, &geometry)?;
+    let recovery = Recovery { region: &region, geometry, depth, fenced_at };
+    let recovered = recovery.run(&format, memory.is_new);
+    let (index, depot) =
+        recovered.map_err(|damage| ServerError::Damaged { path: path.clone(), damage })?;
+    if !memory.is_new {
+        let state = superblock.state().unwrap_or(RegionState::InUse);
+        log_continued(&path, state, incarnation);
+    }
+    Ok(Opened { region, format, geometry, incarnation, directory_depth: depth, index, depot })
+}
+
+fn log_continued(path: &Path, state: RegionState, incarnation: u64) {
+    let left = match state {
+        RegionState::Clean => "stopped in order",
+        RegionState::InUse => "did not stop in order",
+    };
+    let region = path.display();
+    tracing::info!(%region, incarnation, "continuing with a region; its last server {left}");
+}
+
+/// Whether the region that is there is the one the configuration wants.
+fn check_wanted(config: &ServerConfig, path: &Path, format: &Format) -> Result<(), ServerError> {
+    let has = ByteSize(format.region_bytes);
+    if config.memory.is_some() && config.region_bytes() != has.0 {
+        let asked = ByteSize(config.region_bytes());
+        return Err(ServerError::MemoryDiffers { path: path.to_owned(), asked, has });
+    }
+    for (key, asked, has) in [
+        ("grace_ms", config.grace_ms, format.grace_ms),
+        ("key_bytes_max", config.key_bytes_max, format.key_bytes_max),
+        ("value_bytes_max", config.value_bytes_max, format.value_bytes_max),
+    ] {
+        if asked != has {
+            tracing::warn!("{key} = {asked} is for new regions: this one keeps {has}");
+        }
+    }
+    Ok(())
+}
+
+/// Takes the lease from every client there ever was; returns when.
+fn fence_all(region: &Region, geometry: &Geometry) -> Result<Nanos, ServerError> {
+    for entry in (0..CLIENTS_MAX as u16).filter_map(|client| geometry.client_entry(client)) {
+        region.store(entry, 0)?;
+    }
+    Ok(boot_time_ns())
+}
+
+struct Recovery<'a> {
+    region: &'a Arc<Region>,
+    geometry: Geometry,
+    depth: u8,
+    fenced_at: Nanos,
+}
+
+impl Recovery<'_> {
+    fn run(&self, format: &Format, is_new: bool) -> Result<(Index, Depot), Damage> {
+        let uses = self.chunk_uses()?;
+        let index = Index::read(self.region, &self.geometry, self.depth, &uses)?;
+        let grace = Nanos::from(format.grace_ms) * 1_000_000;
+        let mut depot = Depot::new(self.geometry, &uses, grace);
+        if is_new {
+            return Ok((index, depot));
+        }
+        let cleaner = SlotCleaner::new(self.region);
+        // Until then a former client's last verb may take effect.
+        sleep_until(self.fenced_at + cleaner.lateness_max());
+        let (linked, cleared) = self.walk(&index, &mut depot, &cleaner)?;
+        tracing::info!(keys = linked, unfinished = cleared, "the index was walked");
+        // Until then a former client's last READ may want what its last verb unlinked.
+        sleep_until(self.fenced_at + cleaner.lateness_max() + grace);
+        Ok((index, depot))
+    }
+
+    fn chunk_uses(&self) -> Result<Vec<ChunkUse>, Damage> {
+        let mut uses = Vec::with_capacity(self.geometry.chunks() as usize);
+        for chunk in 0..self.geometry.chunks() {
+            let Some(entry) = self.geometry.chunk_entry(chunk) else { break };
+            let entry = ChunkEntry::from_bits(self.region.load(entry)?);
+            uses.push(entry.chunk_use().map_err(|source| Damage::Chunk { chunk, source })?);
+        }
+        let mut chunk = 0;
+        while let Some(chunk_use) = uses.get(chunk) {
+            let span = match chunk_use {
+                ChunkUse::Blocks(class) => class.chunks_per_span() as usize,
+                ChunkUse::Continued => {
+                    // A server died between the two stores that give a class two chunks.
+                    uses[chunk] = ChunkUse::Free;
+                    let tables = RegionTables { region: self.region, geometry: &self.geometry };
+                    tables.set_use(chunk as u32, ChunkUse::Free)?;
+                    1
+                }
+                ChunkUse::Free | ChunkUse::Subtables => 1,
+            };
+            for behind in chunk + 1..chunk + span {
+                if uses.get(behind) != Some(&ChunkUse::Continued) {
+                    return Err(Damage::Span { chunk: behind as u32 });
+                }
+            }
+            chunk += span;
+        }
+        Ok(uses)
+    }
+
+    /// Tells the depot what is linked and empties the slots of operations that nobody will finish;
+    /// returns how many there were of each.
+    fn walk(
+        &self,
+        index: &Index,
+        depot: &mut Depot,
+        cleaner: &SlotCleaner,
+    ) -> Result<(u64, u64), Damage> {
+        let (mut linked, mut cleared) = (0, 0);
+        for number in 0.. {
+            let Some(image) = index.subtable(number) else { break };
+            for (slot, content) in image?.slots() {
+                let word = content.word();
+                match word.state() {
+                    SlotState::Empty => {}
+                    SlotState::Live | SlotState::Frozen => {
+                        let damaged = |source| Damage::Slot { slot, source };
+                        let block = word.block().map_err(damaged)?;
+                        self.geometry.check_block(block).map_err(damaged)?;
+                        depot.link(block).map_err(|why| Damage::link(slot, why))?;
+                        linked += 1;
+                    }
+                    SlotState::Pending | SlotState::Aborted | SlotState::Tomb => {
+                        cleaner.clear(slot, word)?;
+                        cleared += 1;
+                    }
+                    SlotState::Copy | SlotState::Moved => return Err(Damage::Split { slot }),
+                }
+            }
+        }
+        Ok((linked, cleared))
+    }
+}
+
+fn sleep_until(moment: Nanos) {
+    // A sleep does not count time spent suspended, the clock does: it can only be too long.
+    std::thread::sleep(Duration::from_nanos(moment.saturating_sub(boot_time_ns())));
+}

@@ -1,0 +1,139 @@
+//! Starting and stopping.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+
+use farside_common::address::Address;
+use farside_common::config::{ByteSize, ServerConfig};
+use farside_common::fabric::shm::{Listener, RegionMemory};
+use rustix::event::EventfdFlags;
+
+use crate::error::{ServerError, system};
+use crate::recovery;
+use crate::service::Service;
+
+/// A running server: a region, a socket, and a thread that sleeps until a client connects, asks
+/// for blocks or leaves. Stops when dropped.
+///
+/// It takes nothing of the process for itself: no signal, no global state, no log subscriber.
+#[derive(Debug)]
+pub struct Server {
+    address: Address,
+    stop: Stopper,
+    thread: Option<JoinHandle<Result<(), ServerError>>>,
+}
+
+impl Server {
+    /// Creates or continues the region, and serves it in the background.
+    ///
+    /// # Errors
+    /// A [`ServerError`] that says what to do. Nothing is left running, and a region that was there
+    /// is not reformatted.
+    pub fn start(config: &ServerConfig) -> Result<Self, ServerError> {
+        config.validate()?;
+        let address = config.address()?.clone();
+        // First, because it is quick and the likeliest to fail. Clients that connect already wait
+        // for their answer.
+        let Address::Shm(path) = &address else {
+            return Err(system("listen")(io::Error::from(io::ErrorKind::Unsupported)));
+        };
+        let listener = listen(path)?;
+        let memory = region_memory(config)?;
+        let opened = recovery::open(&memory, config)?;
+        let bytes = ByteSize(opened.format.region_bytes);
+        let (pages, incarnation) = (memory.pages, opened.incarnation);
+        tracing::info!(%address, memory = %bytes, %pages, incarnation, "serving");
+        if let Some(advice) = pages.advice(bytes.0) {
+            tracing::info!("{advice}");
+        }
+        let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(system("create an event"))?;
+        let service = Service::new(config, listener, memory, opened, &stop)?;
+        let stop = Stopper(Arc::new(stop));
+        let thread = thread::Builder::new()
+            .name("farside-control".to_owned())
+            .spawn(move || service.run())
+            .map_err(system("start a thread"))?;
+        Ok(Self { address, stop, thread: Some(thread) })
+    }
+
+    /// Where clients connect.
+    pub fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// Lets go of all clients and of the region, in order.
+    pub fn stop(mut self) {
+        self.shut_down();
+    }
+
+    /// What stops this server from elsewhere, while somebody waits in [`Server::wait`].
+    pub fn stopper(&self) -> Stopper {
+        self.stop.clone()
+    }
+
+    /// Waits until the server was stopped, or failed.
+    ///
+    /// # Errors
+    /// [`ServerError`] when it failed: clients are no longer served.
+    pub fn wait(mut self) -> Result<(), ServerError> {
+        self.join()
+    }
+
+    fn join(&mut self) -> Result<(), ServerError> {
+        match self.thread.take().map(JoinHandle::join) {
+            Some(Ok(outcome)) => outcome,
+            Some(Err(_)) => Err(ServerError::Panicked),
+            None => Ok(()),
+        }
+    }
+
+    fn shut_down(&mut self) {
+        self.stop.stop();
+        if let Err(error) = self.join() {
+            tracing::error!("the server did not stop in order: {error}");
+        }
+    }
+}
+
+/// Stops a server, once or several times, from any thread.
+#[derive(Clone, Debug)]
+pub struct Stopper(Arc<OwnedFd>);
+
+impl Stopper {
+    /// Tells the server to stop. Returns at once.
+    pub fn stop(&self) {
+        // An event counter takes a one unless it is full, and then the thread is awake anyway.
+        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.shut_down();
+    }
+}
+
+fn listen(path: &Path) -> Result<Listener, ServerError> {
+    let path_buf = || path.to_owned();
+    Listener::bind(path).map_err(|source| match source.kind() {
+        io::ErrorKind::AddrInUse => ServerError::SocketInUse { path: path_buf() },
+        io::ErrorKind::AlreadyExists => ServerError::NotASocket { path: path_buf() },
+        io::ErrorKind::NotFound => ServerError::NoFolder { path: path_buf() },
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+            ServerError::NotWritable { path: path_buf() }
+        }
+        _ => ServerError::Listen { path: path_buf(), source },
+    })
+}
+
+fn region_memory(config: &ServerConfig) -> Result<RegionMemory, ServerError> {
+    let (bytes, huge_pages) = (config.region_bytes(), config.huge_pages);
+    Ok(match &config.region_file {
+        Some(path) => RegionMemory::file(path, bytes, huge_pages)?,
+        None => RegionMemory::anonymous(bytes, huge_pages)?,
+    })
+}

@@ -1,0 +1,106 @@
+//! What is left of clients that vanished: slots in the middle of an INSERT.
+
+use std::sync::Arc;
+
+use farside_common::fabric::shm::Region;
+use farside_common::fabric::{ChainError, Nanos};
+use farside_common::layout::{Block, Geometry, SlotState, SlotWord};
+use zerocopy::IntoBytes;
+
+use crate::index::{Index, SlotCleaner};
+
+/// How many subtables are looked through before the server looks after its clients again: 2 MiB.
+const SUBTABLES_PER_STEP: usize = 256;
+
+/// Walks the index for fenced clients, a step at a time.
+pub(crate) struct Sweeper {
+    region: Arc<Region>,
+    geometry: Geometry,
+    cleaner: SlotCleaner,
+    /// Fenced clients, and from when on none of their verbs can take effect any more.
+    waiting: Vec<(Nanos, u16)>,
+    pass: Option<Pass>,
+}
+
+/// One walk, for everybody who was ready when it began.
+struct Pass {
+    clients: Vec<u16>,
+    next_subtable: usize,
+    cleared: u64,
+}
+
+impl Sweeper {
+    pub(crate) fn new(region: &Arc<Region>, geometry: Geometry) -> Self {
+        Self {
+            region: region.clone(),
+            geometry,
+            cleaner: SlotCleaner::new(region),
+            waiting: Vec::new(),
+            pass: None,
+        }
+    }
+
+    /// A client was fenced just now and left without a goodbye.
+    pub(crate) fn add(&mut self, client: u16, now: Nanos) {
+        self.waiting.push((now.saturating_add(self.cleaner.lateness_max()), client));
+    }
+
+    /// When there is something to do; `None` for never.
+    pub(crate) fn next_step_at(&self) -> Option<Nanos> {
+        match self.pass {
+            Some(_) => Some(0),
+            None => self.waiting.iter().map(|(ready_at, _)| *ready_at).min(),
+        }
+    }
+
+    /// Goes on a little; returns the clients of whom nothing is left, once a walk is over.
+    pub(crate) fn step(&mut self, index: &Index, now: Nanos) -> Result<Vec<u16>, ChainError> {
+        let mut pass = match self.pass.take() {
+            Some(pass) => pass,
+            None => {
+                let ready = self.waiting.extract_if(.., |(ready_at, _)| *ready_at <= now);
+                let clients: Vec<u16> = ready.map(|(_, client)| client).collect();
+                Pass { clients, next_subtable: 0, cleared: 0 }
+            }
+        };
+        if pass.clients.is_empty() {
+            return Ok(Vec::new());
+        }
+        for _ in 0..SUBTABLES_PER_STEP {
+            let Some(image) = index.subtable(pass.next_subtable) else {
+                if pass.cleared > 0 {
+                    tracing::info!(slots = pass.cleared, "emptied what lost clients left behind");
+                }
+                return Ok(pass.clients);
+            };
+            for (slot, content) in image?.slots() {
+                let word = content.word();
+                if self.belongs_to(word, &pass.clients)? && self.cleaner.clear(slot, word)? {
+                    pass.cleared += 1;
+                }
+            }
+            pass.next_subtable += 1;
+        }
+        self.pass = Some(pass);
+        Ok(Vec::new())
+    }
+
+    /// Whether one of these clients, all fenced, is in the middle of an INSERT with this word.
+    ///
+    /// The block is read after the word. If the word's owner were alive, it wrote the block before
+    /// the word, and until the READ nobody could have written it but the owner: a fenced client
+    /// can not, and whoever gets the block later is alive. So its writer is the word's owner.
+    fn belongs_to(&self, word: SlotWord, clients: &[u16]) -> Result<bool, ChainError> {
+        if !matches!(word.state(), SlotState::Pending | SlotState::Aborted) {
+            return Ok(false);
+        }
+        let Ok(block) = word.block() else { return Ok(false) };
+        if self.geometry.check_block(block).is_err() {
+            return Ok(false);
+        }
+        let mut words = vec![0u64; (block.class.block_bytes() / 8) as usize];
+        self.region.read(block.address.offset(), &mut words)?;
+        let decoded = Block::decode(words.as_bytes(), block.address);
+        Ok(decoded.is_ok_and(|block| clients.contains(&block.writer())))
+    }
+}

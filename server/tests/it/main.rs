@@ -1,0 +1,227 @@
+//! The server from outside: raw connections, region files and the `kv-server` process. What clients
+//! make of it is proved in the `tests` crate.
+
+#![allow(clippy::unwrap_used, reason = "a test fails where it panics")]
+
+mod blocks;
+mod command;
+mod connecting;
+mod lost_clients;
+mod restart;
+
+use std::fs::File;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use farside_common::address::Address;
+use farside_common::config::{ByteSize, ServerConfig};
+use farside_common::control::{
+    BLOCKS_PER_MESSAGE_MAX, ConnectRequest, FreeBlock, MESSAGE_BYTES_MAX, Refusal, Reply, Request,
+    Role, ServerStatistics, Token, Welcome, decode_reply,
+};
+use farside_common::fabric::shm::{Connection, Region};
+use farside_common::layout::{
+    BLOCK_HEADER_BYTES, BlockRef, BlockStamp, DirectoryEntry, Format, Geometry, SizeClass,
+    SlotWord, Superblock, seal, slot_in_subtable,
+};
+use farside_server::Server;
+use tempfile::TempDir;
+use zerocopy::IntoBytes;
+
+/// The region of most tests, in bytes.
+const REGION_BYTES: u64 = 8 << 20;
+/// Longer than anything here takes, even on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A folder of its own, and a configuration that points into it.
+struct Place {
+    folder: TempDir,
+    config: ServerConfig,
+}
+
+impl Place {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let config = ServerConfig {
+            listen: Some(Address::Shm(folder.path().join("kv.sock"))),
+            memory: Some(ByteSize(REGION_BYTES)),
+            grace_ms: 1,
+            ..Default::default()
+        };
+        Self { folder, config }
+    }
+
+    /// A place whose region survives the server.
+    fn with_file() -> Self {
+        let mut place = Self::new();
+        place.config.region_file = Some(place.region_file());
+        place
+    }
+
+    fn region_file(&self) -> PathBuf {
+        self.folder.path().join("region")
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.folder.path().join("kv.sock")
+    }
+
+    fn start(&self) -> Server {
+        Server::start(&self.config).unwrap()
+    }
+
+    /// Why the server does not start: one line.
+    fn start_error(&self) -> String {
+        let line = Server::start(&self.config).unwrap_err().to_string();
+        assert!(!line.contains('\n') && line.len() > 20, "{line}");
+        line
+    }
+
+    /// Connects and sends these bytes as the request.
+    fn say(&self, request: &[u8]) -> Connection {
+        let connection = Connection::connect(&self.socket()).unwrap();
+        connection.set_receive_timeout(Some(PATIENCE)).unwrap();
+        connection.send(request, None).unwrap();
+        connection
+    }
+
+    fn ask(&self, role: Role, token: Token) -> Result<Client, Refusal> {
+        let connection = self.say(&ConnectRequest { role, token }.encode());
+        let mut buffer = [0; 256];
+        let (bytes, descriptor) = connection.receive(&mut buffer).unwrap();
+        let welcome = decode_reply(&buffer[..bytes]).unwrap()?;
+        let file = File::from(descriptor.unwrap());
+        let region = match role {
+            Role::Reader => Region::map_read_only(&file).unwrap(),
+            Role::Writer => Region::map(&file).unwrap(),
+        };
+        Ok(Client { connection, welcome, file, region: Arc::new(region) })
+    }
+
+    fn writer(&self) -> Client {
+        self.ask(Role::Writer, Token::NONE).unwrap()
+    }
+}
+
+/// One end of a connection that was accepted.
+struct Client {
+    connection: Connection,
+    welcome: Welcome,
+    file: File,
+    region: Arc<Region>,
+}
+
+impl Client {
+    fn send(&self, request: &Request) {
+        let mut bytes = Vec::new();
+        request.encode(&mut bytes);
+        self.connection.send(&bytes, None).unwrap();
+    }
+
+    /// The next answer; `None` when the server hung up.
+    fn receive(&self) -> Option<Reply> {
+        let mut buffer = vec![0; MESSAGE_BYTES_MAX];
+        match self.connection.receive(&mut buffer) {
+            Ok((0, _)) => None,
+            Ok((bytes, _)) => Some(Reply::decode(&buffer[..bytes]).unwrap()),
+            Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => None,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    fn take(&self, class: SizeClass, count: u32) -> Vec<FreeBlock> {
+        self.send(&Request::TakeBlocks { class, count });
+        match self.receive() {
+            Some(Reply::Blocks { class: of, blocks }) => {
+                assert!(of == class && blocks.len() <= BLOCKS_PER_MESSAGE_MAX);
+                blocks
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn give(&self, class: SizeClass, blocks: Vec<FreeBlock>, rested: bool) {
+        self.send(&Request::GiveBlocks { class, rested, blocks });
+    }
+
+    fn statistics(&self) -> ServerStatistics {
+        self.send(&Request::Statistics);
+        match self.receive() {
+            Some(Reply::Statistics(statistics)) => statistics,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// The superblock, found right.
+    fn superblock(&self) -> (Superblock, Format) {
+        let mut words = [0u64; 16];
+        self.region.read(0, &mut words).unwrap();
+        Superblock::decode(words.as_bytes(), self.region.bytes()).unwrap()
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.superblock().1.geometry()
+    }
+
+    /// Where a slot of the first subtable is.
+    fn slot(&self, row: usize, slot: usize) -> u64 {
+        let (superblock, format) = self.superblock();
+        let geometry = format.geometry();
+        let depth = superblock.directory_depth(&geometry).unwrap();
+        let entry = self.region.load(geometry.directory_offset(depth).unwrap()).unwrap();
+        let subtable = DirectoryEntry::from_bits(entry).subtable(&geometry).unwrap();
+        subtable + slot_in_subtable(row, slot)
+    }
+
+    fn lease(&self) -> u64 {
+        let entry = self.geometry().client_entry(self.welcome.client_id).unwrap();
+        self.region.load(entry).unwrap()
+    }
+
+    /// Writes a block of this client's and puts a word for it into a slot, by hand.
+    fn link(
+        &self,
+        slot: u64,
+        class: SizeClass,
+        block: FreeBlock,
+        word: impl Fn(SlotWord) -> SlotWord,
+    ) -> SlotWord {
+        let mut image = [0u64; 8];
+        let bytes = image.as_mut_bytes();
+        bytes[BLOCK_HEADER_BYTES as usize] = b'k';
+        let stamp = BlockStamp {
+            address: block.address,
+            generation: block.generation,
+            writer: self.welcome.client_id,
+            written_at_ns: 1,
+            expires_at_s: 0,
+        };
+        seal(bytes, 1, 3, stamp).unwrap();
+        self.region.write(block.address.offset(), &image).unwrap();
+        let reference =
+            BlockRef { address: block.address, class, generation_low: block.generation as u8 };
+        let old = SlotWord::from_bits(self.region.load(slot).unwrap());
+        let new = word(old.pending(9, reference));
+        let found = self.region.compare_swap(slot, old.bits(), new.bits()).unwrap();
+        assert_eq!(found, old.bits());
+        new
+    }
+
+    fn word(&self, slot: u64) -> SlotWord {
+        SlotWord::from_bits(self.region.load(slot).unwrap())
+    }
+}
+
+fn class(bytes: u64) -> SizeClass {
+    SizeClass::for_bytes(bytes).unwrap()
+}
+
+/// Waits until something is so.
+fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
+    let until = Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(Instant::now() < until, "waited in vain until {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}

@@ -1,0 +1,210 @@
+//! That a region outlives its server, whole, and that what is no whole region is refused untouched.
+
+use std::fs;
+
+use farside_common::layout::{ChunkEntry, ChunkUse, RegionState, SlotState};
+
+use super::*;
+
+#[test]
+fn linked_blocks_stay_linked_and_unfinished_slots_are_emptied() {
+    let place = Place::with_file();
+    let server = place.start();
+    let client = place.writer();
+    let class = class(64);
+    let blocks = client.take(class, 4);
+    let slots: Vec<u64> = (0..4).map(|n| client.slot(n, 0)).collect();
+    let states = [SlotState::Live, SlotState::Pending, SlotState::Aborted, SlotState::Tomb];
+    for ((slot, block), state) in slots.iter().zip(&blocks).zip(states) {
+        client.link(*slot, class, *block, |word| word.with_state(state));
+    }
+    let live = client.word(slots[0]);
+    server.stop();
+    assert_eq!(client.superblock().0.state().unwrap(), RegionState::Clean);
+    let _server = place.start();
+    assert_eq!(client.superblock().0.state().unwrap(), RegionState::InUse);
+    assert_eq!(client.lease(), 0, "clients of the last server are fenced");
+    let next = place.writer();
+    assert_eq!(next.welcome.incarnation, 2);
+    assert_eq!(next.superblock().1, client.superblock().1);
+    assert_ne!(next.welcome.lease, client.welcome.lease);
+    assert_eq!(next.word(slots[0]), live);
+    for slot in &slots[1..] {
+        assert_eq!(next.word(*slot), SlotWord::empty(1));
+    }
+    let class_statistics = next.statistics().classes[0];
+    assert_eq!(class_statistics.blocks - class_statistics.blocks_free, 1);
+    let mut taken = Vec::new();
+    while taken.len() < 2000 {
+        taken.extend(next.take(class, 4096));
+    }
+    assert!(taken.iter().all(|block| block.address != blocks[0].address));
+    for block in &blocks[1..] {
+        let again = FreeBlock { generation: block.generation + 1, ..*block };
+        assert!(taken.contains(&again), "{block:?} is free again");
+    }
+}
+
+#[test]
+fn a_server_waits_for_grace_before_it_hands_out_blocks() {
+    let mut place = Place::with_file();
+    place.config.grace_ms = 300;
+    place.start().stop();
+    let started = Instant::now();
+    let _server = place.start();
+    assert!(started.elapsed() >= Duration::from_millis(300));
+}
+
+#[test]
+fn another_size_is_refused_and_no_size_is_right() {
+    let mut place = Place::with_file();
+    place.start().stop();
+    place.config.memory = Some(ByteSize(2 * REGION_BYTES));
+    let line = place.start_error();
+    assert!(line.contains("memory = 16MiB") && line.contains("has 8MiB"), "{line}");
+    place.config.memory = None;
+    place.config.grace_ms = 77;
+    let _server = place.start();
+    let (superblock, format) = place.writer().superblock();
+    // The refused start counted for nothing, and the region keeps its own GRACE.
+    assert_eq!((superblock.incarnation(), format.grace_ms), (2, 1));
+}
+
+#[test]
+fn two_servers_never_share_a_region() {
+    let place = Place::with_file();
+    let _server = place.start();
+    let mut other = Place::new();
+    other.config.region_file = place.config.region_file.clone();
+    let line = other.start_error();
+    assert!(line.contains("another server uses the region file"), "{line}");
+    assert_eq!(place.writer().superblock().0.incarnation(), 1);
+}
+
+#[test]
+fn files_that_hold_no_region_are_refused_and_left_alone() {
+    let place = Place::with_file();
+    place.start().stop();
+    let whole = fs::read(place.region_file()).unwrap();
+    let mut other_version = whole.clone();
+    other_version[8] = 99;
+    let mut longer = whole.clone();
+    longer.resize(whole.len() + 4096, 0);
+    for (content, expected) in [
+        (b"a letter, not a region".repeat(100), "holds no region"),
+        (vec![0; REGION_BYTES as usize], "no magic"),
+        (whole[..whole.len() - 4096].to_vec(), "truncated or extended"),
+        (longer, "truncated or extended"),
+        (whole[..100].to_vec(), "truncated"),
+        (whole[..16].to_vec(), "holds no region"),
+        (vec![1], "too short"),
+        (other_version, "format version 99"),
+    ] {
+        fs::write(place.region_file(), &content).unwrap();
+        let line = place.start_error();
+        assert!(line.contains(expected), "{line}");
+        assert!(fs::read(place.region_file()).unwrap() == content, "{line}");
+        assert!(!place.socket().exists(), "nothing is left behind");
+    }
+}
+
+/// Which word to change, and to what.
+type Change<'a> = dyn Fn(&Client) -> (u64, u64) + 'a;
+
+/// Changes a word of the region between two servers, by its old value.
+fn damage(place: &Place, at: &Change<'_>) -> String {
+    let _ = fs::remove_file(place.region_file());
+    let server = place.start();
+    let client = place.writer();
+    let block = client.take(class(64), 1)[0];
+    client.link(client.slot(0, 0), class(64), block, |word| word.with_state(SlotState::Live));
+    let (offset, value) = at(&client);
+    server.stop();
+    client.region.store(offset, value).unwrap();
+    let line = place.start_error();
+    assert!(line.contains("is damaged") && line.contains("kv-cli verify"), "{line}");
+    assert_eq!(client.region.load(offset).unwrap(), value, "{line}");
+    line
+}
+
+#[test]
+fn damaged_regions_are_refused_with_where() {
+    let place = Place::with_file();
+    let directory = |client: &Client| {
+        let (superblock, format) = client.superblock();
+        let geometry = format.geometry();
+        let depth = superblock.directory_depth(&geometry).unwrap();
+        geometry.directory_offset(depth).unwrap()
+    };
+    let index_chunk = |client: &Client| client.geometry().chunk_offset(0).unwrap();
+    let live_at = |client: &Client, offset: u64| {
+        let word = client.word(client.slot(0, 0)).bits();
+        (word >> 32 << 32) | (offset / 64)
+    };
+    let cases: [(&Change<'_>, &str); 11] = [
+        (&|client| (directory(client), 0), "directory entry 0"),
+        (&|client| (directory(client), u64::MAX), "directory entry 0"),
+        (&|client| (directory(client) + 8, client.region.load(directory(client)).unwrap()), "row"),
+        (&|client| (client.slot(1, 0) - 16, 0), "the row at offset"),
+        (&|client| (client.slot(1, 0), client.word(client.slot(0, 0)).bits()), "linked twice"),
+        (&|client| (client.slot(0, 0), live_at(client, 0)), "outside the heap"),
+        (&|client| (client.slot(0, 0), live_at(client, REGION_BYTES)), "outside the heap"),
+        (&|client| (client.slot(0, 0), live_at(client, index_chunk(client))), "no block of class"),
+        (
+            &|client| (client.slot(0, 0), SlotWord::empty(1).with_state(SlotState::Live).bits()),
+            "slot",
+        ),
+        (
+            &|client| (client.slot(0, 0), SlotWord::empty(1).with_state(SlotState::Moved).bits()),
+            "split",
+        ),
+        (&|client| (client.geometry().chunk_entry(2).unwrap(), 4), "chunk 2"),
+    ];
+    for (case, expected) in cases {
+        let line = damage(&place, case);
+        assert!(line.contains(expected), "{expected}: {line}");
+    }
+    let lone = ChunkEntry::new(ChunkUse::Blocks(class(3 << 20))).bits();
+    let line = damage(&place, &|client| (client.geometry().chunk_entry(2).unwrap(), lone));
+    assert!(line.contains("chunk 3"), "{line}");
+}
+
+#[test]
+fn a_continuation_of_nothing_is_free_again() {
+    let place = Place::with_file();
+    let server = place.start();
+    let client = place.writer();
+    let entry = client.geometry().chunk_entry(2).unwrap();
+    let free = client.statistics().chunks_free;
+    server.stop();
+    client.region.store(entry, ChunkEntry::new(ChunkUse::Continued).bits()).unwrap();
+    let _server = place.start();
+    assert_eq!(place.writer().statistics().chunks_free, free);
+    assert_eq!(client.region.load(entry).unwrap(), 0);
+}
+
+/// Flipped bits anywhere in the tables and the index: an error or a start, never a panic or a hang.
+#[test]
+fn random_damage_never_panics() {
+    let place = Place::with_file();
+    place.start().stop();
+    let whole = fs::read(place.region_file()).unwrap();
+    let mut random = 0x2545_f491_4f6c_dd1d_u64;
+    for _ in 0..60 {
+        let mut content = whole.clone();
+        for _ in 0..3 {
+            // xorshift
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            // The tables and one chunk of index.
+            let bit = random % (8 * (4 << 20));
+            content[bit as usize / 8] ^= 1 << (bit % 8);
+        }
+        fs::write(place.region_file(), &content).unwrap();
+        match Server::start(&place.config) {
+            Ok(server) => server.stop(),
+            Err(error) => assert!(!error.to_string().contains('\n')),
+        }
+    }
+}

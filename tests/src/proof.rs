@@ -1,0 +1,51 @@
+//! Values that carry their own proof: a value of one key is never taken for another's, nor for a
+//! mixture of two.
+
+/// A value of `bytes` bytes for a key, the `count`-th that `writer` makes. At least
+/// [`HEADER_BYTES`] long.
+pub fn value(key: u64, writer: u64, count: u64, bytes: usize) -> Vec<u8> {
+    let mut value: Vec<u8> = [key, writer, count].into_iter().flat_map(u64::to_le_bytes).collect();
+    let mut state = seed(key, writer, count);
+    while value.len() < bytes {
+        state = step(state);
+        value.push((state >> 56) as u8);
+    }
+    value
+}
+
+/// What a value says about itself before its proof, in bytes.
+pub const HEADER_BYTES: usize = 24;
+
+/// Whether the bytes are exactly a value that some writer made for this key.
+pub fn holds(key: u64, bytes: &[u8]) -> bool {
+    let (numbers, _) = bytes.as_chunks::<8>();
+    let [of, writer, count] = [0, 1, 2].map(|at| numbers.get(at).map(|n| u64::from_le_bytes(*n)));
+    let (Some(of), Some(writer), Some(count)) = (of, writer, count) else { return false };
+    of == key && bytes == value(key, writer, count, bytes.len())
+}
+
+fn seed(key: u64, writer: u64, count: u64) -> u64 {
+    [key, writer, count].into_iter().fold(1, |state, n| step(state ^ n))
+}
+
+fn step(state: u64) -> u64 {
+    state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_proof_holds_for_its_value_only() {
+        let good = value(7, 1, 2, 100);
+        assert!(holds(7, &good));
+        assert!(!holds(8, &good));
+        assert!(!holds(7, &good[..20]));
+        for at in 0..good.len() {
+            let mut torn = good.clone();
+            torn[at] ^= 1;
+            assert!(!holds(7, &torn), "byte {at}");
+        }
+    }
+}

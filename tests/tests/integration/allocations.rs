@@ -1,0 +1,110 @@
+//! Proves that operations allocate nothing on the heap in the steady state.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+use farside_tests::ServerProcess;
+
+struct Counting;
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+fn count() {
+    // A thread that ends may allocate after its counter is gone.
+    let _ = ALLOCATIONS.try_with(|allocations| allocations.set(allocations.get() + 1));
+}
+
+#[allow(unsafe_code)]
+// SAFETY: every call goes to the system's allocator as it came.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count();
+        // SAFETY: the caller's duties are the same.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the caller's duties are the same.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
+        count();
+        // SAFETY: the caller's duties are the same.
+        unsafe { System.realloc(pointer, layout, bytes) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Allocations of this thread during the call.
+fn allocations(call: impl FnOnce()) -> u64 {
+    let before = ALLOCATIONS.get();
+    call();
+    ALLOCATIONS.get() - before
+}
+
+#[test]
+fn the_counter_counts() {
+    assert_eq!(allocations(|| drop(std::hint::black_box(Box::new(1)))), 1);
+}
+
+#[test]
+fn operations_allocate_nothing() {
+    let server = ServerProcess::start(&["--memory", "64MiB", "--grace-ms", "1"]);
+    let mut session = server.client().session().unwrap();
+    let mut value = Vec::with_capacity(100);
+    let mut round = |clear: bool| {
+        for n in 0..1000u64 {
+            let key = n.to_le_bytes();
+            if clear {
+                session.clear_cache();
+            }
+            session.put(&key, &[1; 100]).unwrap();
+            session.get_into(&key, &mut value).unwrap().unwrap();
+            session.update(&key, &[2; 100]).unwrap();
+            session.insert(&key, &[3; 100]).unwrap();
+            session
+                .compare_exchange_version(&key, farside::Version::from_u64(1), b"x")
+                .map(drop)
+                .unwrap();
+            session.delete(&key).unwrap();
+            session.get_into(&key, &mut value).unwrap();
+        }
+    };
+    for _ in 0..20 {
+        round(false);
+    }
+    // A mismatch of compare-and-exchange returns the value: one allocation for the caller.
+    assert_eq!(allocations(|| round(false)), 1000);
+    round(true);
+    assert_eq!(allocations(|| round(true)), 1000);
+}
+
+#[test]
+fn a_pipeline_allocates_nothing_once_it_is_warm() {
+    let server = ServerProcess::start(&["--memory", "64MiB", "--grace-ms", "1"]);
+    let client = server.client_builder().pipeline_depth(16).connect().unwrap();
+    let mut session = client.session().unwrap();
+    let mut pipeline = session.pipeline().unwrap();
+    let mut round = || {
+        for n in 0..5000u64 {
+            let key = (n % 100).to_le_bytes();
+            while pipeline.free_lanes() == 0 {
+                pipeline.wait().unwrap().result.unwrap();
+            }
+            match n % 3 {
+                0 => pipeline.put(&key, &[1; 100]).unwrap(),
+                1 => pipeline.get(&key).unwrap(),
+                _ => pipeline.delete(&key).unwrap(),
+            };
+        }
+    };
+    for _ in 0..20 {
+        round();
+    }
+    assert_eq!(allocations(round), 0);
+}

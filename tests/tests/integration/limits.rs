@@ -1,0 +1,92 @@
+//! Proves that keys and values of every allowed length come back, and that one byte too many is
+//! the error that names both numbers.
+
+use farside::Error;
+use farside_tests::{ServerProcess, proof};
+
+#[test]
+fn keys_and_values_of_all_lengths() {
+    let server = ServerProcess::start(&["--memory", "64MiB"]);
+    let mut session = server.client().session().unwrap();
+    let limits = session.limits();
+    let values = [0, 1, 7, 8, 9, 31, 32, 33, 4096, 65_536, 1 << 20];
+    assert_eq!(limits.value_bytes_max, 1 << 20);
+    for (n, bytes) in values.into_iter().enumerate() {
+        for key_bytes in [1, 2, 8, 100, limits.key_bytes_max] {
+            let mut key = vec![0xff; key_bytes];
+            key[0] = n as u8;
+            let value: Vec<u8> = proof::value(1, 2, 3, bytes.max(24)).split_off(24.min(bytes));
+            let value = if bytes < 24 { vec![n as u8; bytes] } else { value };
+            for round in 0..2 {
+                session.put(&key, &value).unwrap();
+                assert_eq!(session.get(&key).unwrap().unwrap().data, value, "round {round}");
+                session.clear_cache();
+                assert_eq!(session.get(&key).unwrap().unwrap().data, value, "uncached");
+            }
+            assert!(session.delete(&key).unwrap());
+        }
+    }
+}
+
+#[test]
+fn binary_keys_are_told_apart() {
+    let server = ServerProcess::start(&["--memory", "32MiB"]);
+    let mut session = server.client().session().unwrap();
+    let keys: Vec<Vec<u8>> = (0..=255u8)
+        .flat_map(|byte| [vec![byte], vec![byte, 0], vec![0, byte, 0], vec![byte; 64]])
+        .collect();
+    let mut distinct: Vec<&Vec<u8>> = keys.iter().collect();
+    distinct.sort_unstable();
+    distinct.dedup();
+    for key in &distinct {
+        session.put(key, key).unwrap();
+    }
+    for key in &distinct {
+        assert_eq!(session.get(key).unwrap().unwrap().data, **key);
+    }
+    assert_eq!(session.scan().unwrap().count(), distinct.len());
+}
+
+#[test]
+fn one_byte_too_many() {
+    let server = ServerProcess::start(&["--memory", "32MiB", "--value-bytes-max", "1000"]);
+    let mut session = server.client().session().unwrap();
+    let before = session.counters();
+    let long_key = session.put(&[0; 1025], b"value").unwrap_err();
+    assert!(matches!(long_key, Error::KeyTooLong { bytes: 1025, max: 1024 }), "{long_key}");
+    assert!(long_key.to_string().contains("1025") && long_key.to_string().contains("1024"));
+    assert!(matches!(session.get(&[0; 1025]), Err(Error::KeyTooLong { .. })));
+    assert!(matches!(session.delete(&[0; 70_000]), Err(Error::KeyTooLong { bytes: 70_000, .. })));
+    let long_value = session.put(b"key", &[0; 1001]).unwrap_err();
+    assert!(matches!(long_value, Error::ValueTooLong { bytes: 1001, max: 1000 }), "{long_value}");
+    assert!(matches!(session.put(b"", b"value"), Err(Error::KeyEmpty)));
+    let mut pipeline = session.pipeline().unwrap();
+    pipeline.put(b"key", &[0; 1001]).unwrap();
+    let completed = pipeline.wait().unwrap();
+    assert!(matches!(completed.result, Err(Error::ValueTooLong { .. })));
+    drop(pipeline);
+    assert_eq!(session.counters(), before, "nothing was sent");
+    session.put(&[1; 1024], &[1; 1000]).unwrap();
+    assert_eq!(session.get(&[1; 1024]).unwrap().unwrap().len(), 1000);
+}
+
+#[test]
+fn the_largest_limits_there_are() {
+    let key_bytes = 65_535;
+    let value_bytes = (4 << 20) - 32 - key_bytes;
+    let value_flag = value_bytes.to_string();
+    let server = ServerProcess::start(&[
+        "--memory",
+        "64MiB",
+        "--key-bytes-max",
+        "65535",
+        "--value-bytes-max",
+        &value_flag,
+    ]);
+    let mut session = server.client().session().unwrap();
+    let (key, value) = (vec![7; key_bytes], proof::value(1, 1, 1, value_bytes));
+    session.put(&key, &value).unwrap();
+    assert_eq!(session.get(&key).unwrap().unwrap().data, value);
+    server.assert_verifies();
+    assert!(session.delete(&key).unwrap());
+}

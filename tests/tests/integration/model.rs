@@ -1,0 +1,213 @@
+//! Proves that any sequence of operations by several sessions, one after the other, equals a
+//! HashMap; and that versions are equal exactly when the write is the same.
+
+use std::collections::HashMap;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use farside::{BatchOutcome, Exchange, Session, Version};
+use farside_tests::ServerProcess;
+use proptest::prelude::*;
+
+#[derive(Clone, Debug)]
+enum Operation {
+    Get(u8),
+    Put(u8, Vec<u8>),
+    Insert(u8, Vec<u8>),
+    Update(u8, Vec<u8>),
+    Delete(u8),
+    Exchange(u8, Option<Vec<u8>>, Vec<u8>),
+    /// Expect the current value, or the version before it.
+    ExchangeVersion(u8, bool, Vec<u8>),
+    Batch(Vec<(u8, Vec<u8>)>),
+    Scan,
+    ClearCache,
+}
+
+fn value() -> impl Strategy<Value = Vec<u8>> {
+    prop_oneof![
+        4 => proptest::collection::vec(any::<u8>(), 0..4),
+        2 => proptest::collection::vec(any::<u8>(), 0..700),
+        1 => (0usize..70_000, any::<u8>()).prop_map(|(bytes, byte)| vec![byte; bytes]),
+    ]
+}
+
+fn operation() -> impl Strategy<Value = Operation> {
+    let key = 0u8..12;
+    prop_oneof![
+        4 => key.clone().prop_map(Operation::Get),
+        4 => (key.clone(), value()).prop_map(|(k, v)| Operation::Put(k, v)),
+        2 => (key.clone(), value()).prop_map(|(k, v)| Operation::Insert(k, v)),
+        2 => (key.clone(), value()).prop_map(|(k, v)| Operation::Update(k, v)),
+        3 => key.clone().prop_map(Operation::Delete),
+        2 => (key.clone(), proptest::option::of(value()), value())
+            .prop_map(|(k, e, v)| Operation::Exchange(k, e, v)),
+        2 => (key.clone(), any::<bool>(), value())
+            .prop_map(|(k, current, v)| Operation::ExchangeVersion(k, current, v)),
+        1 => proptest::collection::vec((key, value()), 0..8).prop_map(Operation::Batch),
+        1 => Just(Operation::Scan),
+        1 => Just(Operation::ClearCache),
+    ]
+}
+
+/// A HashMap beside the store.
+struct Model {
+    sessions: Vec<Session>,
+    values: HashMap<Vec<u8>, Vec<u8>>,
+    /// The version last seen of each key, and whether it was of the present write.
+    versions: HashMap<Vec<u8>, Version>,
+    case: u32,
+}
+
+impl Model {
+    fn key(&self, key: u8) -> Vec<u8> {
+        format!("{} {key}", self.case).into_bytes()
+    }
+
+    fn check(&mut self, at: usize, operation: &Operation) {
+        let session = at % self.sessions.len();
+        match operation {
+            Operation::Get(key) => {
+                let key = self.key(*key);
+                let got = self.sessions[session].get(&key).unwrap();
+                assert_eq!(got.as_ref().map(|value| &value.data), self.values.get(&key));
+                if let Some(value) = got {
+                    let seen = self.versions.insert(key, value.version);
+                    assert!(seen.is_none_or(|seen| seen == value.version));
+                }
+            }
+            Operation::Put(key, value) => {
+                let key = self.key(*key);
+                self.sessions[session].put(&key, value).unwrap();
+                self.set(key, value);
+            }
+            Operation::Insert(key, value) => {
+                let key = self.key(*key);
+                let inserted = self.sessions[session].insert(&key, value).unwrap();
+                assert_eq!(inserted, !self.values.contains_key(&key));
+                if inserted {
+                    self.set(key, value);
+                }
+            }
+            Operation::Update(key, value) => {
+                let key = self.key(*key);
+                let updated = self.sessions[session].update(&key, value).unwrap();
+                assert_eq!(updated, self.values.contains_key(&key));
+                if updated {
+                    self.set(key, value);
+                }
+            }
+            Operation::Delete(key) => {
+                let key = self.key(*key);
+                let deleted = self.sessions[session].delete(&key).unwrap();
+                assert_eq!(deleted, self.values.remove(&key).is_some());
+                self.versions.remove(&key);
+            }
+            Operation::Exchange(key, expected, new) => {
+                let key = self.key(*key);
+                let expected = expected.as_deref();
+                let exchange =
+                    self.sessions[session].compare_exchange(&key, expected, new).unwrap();
+                self.exchanged(key, exchange, new, |current| current == expected);
+            }
+            Operation::ExchangeVersion(key, current, new) => {
+                self.version(session, *key, *current, new)
+            }
+            Operation::Batch(puts) => self.batch(session, puts),
+            Operation::Scan => self.scan(session),
+            Operation::ClearCache => self.sessions[session].clear_cache(),
+        }
+    }
+
+    fn set(&mut self, key: Vec<u8>, value: &[u8]) {
+        self.versions.remove(&key);
+        self.values.insert(key, value.to_vec());
+    }
+
+    fn exchanged(
+        &mut self,
+        key: Vec<u8>,
+        exchange: Exchange,
+        new: &[u8],
+        expected: impl Fn(Option<&[u8]>) -> bool,
+    ) {
+        let current = self.values.get(&key).map(Vec::as_slice);
+        match exchange {
+            Exchange::Exchanged => {
+                assert!(expected(current));
+                self.set(key, new);
+            }
+            Exchange::Mismatch(found) => {
+                assert!(!expected(current));
+                assert_eq!(found.as_ref().map(|value| value.data.as_slice()), current);
+            }
+        }
+    }
+
+    fn version(&mut self, session: usize, key: u8, current: bool, new: &[u8]) {
+        let key = self.key(key);
+        let session = &mut self.sessions[session];
+        let Some(before) = session.get(&key).unwrap() else { return };
+        if !current {
+            // The same bytes, but another write.
+            session.put(&key, &before.data).unwrap();
+            self.versions.remove(&key);
+        }
+        let exchange = session.compare_exchange_version(&key, before.version, new).unwrap();
+        self.exchanged(key, exchange, new, |_| current);
+    }
+
+    fn batch(&mut self, session: usize, puts: &[(u8, Vec<u8>)]) {
+        // Operations of a batch are concurrent: one for each key.
+        let puts: HashMap<Vec<u8>, &[u8]> =
+            puts.iter().map(|(key, value)| (self.key(*key), value.as_slice())).collect();
+        let puts: Vec<(Vec<u8>, &[u8])> = puts.into_iter().collect();
+        let mut batch = self.sessions[session].batch();
+        for (key, value) in &puts {
+            batch.put(key, value);
+        }
+        for result in batch.run().unwrap() {
+            assert_eq!(result.unwrap(), BatchOutcome::Stored);
+        }
+        for (key, value) in puts {
+            self.set(key, value);
+        }
+    }
+
+    fn scan(&mut self, session: usize) {
+        let prefix = format!("{} ", self.case).into_bytes();
+        let entries = self.sessions[session].scan().unwrap().map(Result::unwrap);
+        let own = entries.filter(|entry| entry.key.starts_with(&prefix));
+        let scanned: Vec<_> = own.map(|entry| (entry.key, entry.value.data)).collect();
+        assert_eq!(scanned.len(), self.values.len(), "no key twice");
+        assert_eq!(scanned.into_iter().collect::<HashMap<_, _>>(), self.values);
+    }
+}
+
+fn server() -> &'static ServerProcess {
+    static SERVER: OnceLock<ServerProcess> = OnceLock::new();
+    SERVER.get_or_init(|| ServerProcess::start(&["--memory", "128MiB", "--grace-ms", "5"]))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..Default::default() })]
+
+    #[test]
+    fn any_sequence_equals_a_hash_map(
+        operations in proptest::collection::vec(operation(), 1..60),
+        cached: bool,
+    ) {
+        static CASE: AtomicU32 = AtomicU32::new(0);
+        let cache_bytes = if cached { 1 << 20 } else { 0 };
+        let client = server().client_builder().cache_bytes(cache_bytes).connect().unwrap();
+        let sessions = (0..3).map(|_| client.session().unwrap()).collect();
+        let case = CASE.fetch_add(1, Ordering::Relaxed);
+        let mut model = Model { sessions, values: HashMap::new(), versions: HashMap::new(), case };
+        for (at, operation) in operations.iter().enumerate() {
+            model.check(at, operation);
+        }
+        for key in model.values.keys() {
+            assert!(model.sessions[0].delete(key).unwrap());
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! Proves that sessions survive the server: they reconnect when it comes back, say so when it does
+//! not, and find what was acknowledged where the region has a file.
+
+use std::time::{Duration, Instant};
+
+use farside::Error;
+use farside_tests::{ServerProcess, proof};
+
+const KEYS: u64 = 1000;
+
+#[test]
+fn a_killed_server_comes_back_with_its_file() {
+    let mut server = ServerProcess::start_with_file(&["--memory", "32MiB"]);
+    let client = server.client();
+    let mut session = client.session().unwrap();
+    for round in 0..5 {
+        for key in 0..KEYS {
+            session.put(&key.to_le_bytes(), &proof::value(key, round, 0, 100)).unwrap();
+        }
+        if round % 2 == 0 {
+            server.kill();
+        } else {
+            assert_eq!(server.terminate(), Some(0));
+        }
+        server.restart();
+        for key in 0..KEYS {
+            let value = session.get(&key.to_le_bytes()).unwrap().unwrap();
+            assert_eq!(value.data, proof::value(key, round, 0, 100));
+        }
+        assert_eq!(client.statistics().unwrap().incarnation, round + 2);
+        server.assert_verifies();
+    }
+}
+
+#[test]
+fn a_server_that_stays_away_is_unreachable_within_the_timeout() {
+    let mut server = ServerProcess::start(&["--memory", "32MiB"]);
+    let timeout = Duration::from_millis(300);
+    let client = server.client_builder().connect_timeout(timeout).connect().unwrap();
+    let mut session = client.session().unwrap();
+    session.put(b"key", b"value").unwrap();
+    server.kill();
+    // The memory is still there until the socket's end is noticed; then nothing is.
+    let started = Instant::now();
+    let error = loop {
+        match session.get(b"key") {
+            Ok(value) => assert_eq!(*value.unwrap(), *b"value"),
+            Err(error) => break error,
+        }
+        assert!(started.elapsed() < Duration::from_secs(5), "the end was not noticed");
+    };
+    assert!(matches!(error, Error::Unreachable { .. }), "{error}");
+    assert!(matches!(session.put(b"key", b"other"), Err(Error::Unreachable { .. })));
+    assert!(matches!(client.session(), Err(Error::Unreachable { .. })));
+    server.restart();
+    // A region without a file went with its server.
+    assert_eq!(session.get(b"key").unwrap(), None);
+    session.put(b"key", b"new").unwrap();
+}
+
+#[test]
+fn many_threads_reconnect_together() {
+    let mut server = ServerProcess::start_with_file(&["--memory", "32MiB"]);
+    let client = server.client();
+    let mut session = client.session().unwrap();
+    (0..KEYS).for_each(|key| {
+        session.put(&key.to_le_bytes(), &proof::value(key, 0, 0, 64)).unwrap();
+    });
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..4u64)
+            .map(|writer| {
+                let client = client.clone();
+                scope.spawn(move || {
+                    let mut session = client.session().unwrap();
+                    let until = Instant::now() + Duration::from_secs(2);
+                    let mut count = 0;
+                    while Instant::now() < until {
+                        count += 1;
+                        let key = count * 7 % KEYS;
+                        if count % 3 == 0 {
+                            let value = proof::value(key, writer, count, 64);
+                            session.put(&key.to_le_bytes(), &value).unwrap();
+                        }
+                        let value = session.get(&key.to_le_bytes()).unwrap().unwrap();
+                        assert!(proof::holds(key, &value));
+                    }
+                })
+            })
+            .collect();
+        for _ in 0..4 {
+            std::thread::sleep(Duration::from_millis(300));
+            server.kill();
+            server.restart();
+        }
+        workers.into_iter().for_each(|worker| worker.join().unwrap());
+    });
+    server.assert_verifies();
+}

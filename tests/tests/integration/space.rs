@@ -1,0 +1,97 @@
+//! Proves that a full server says so and loses nothing, that deleting makes room, and that
+//! overwriting needs none.
+
+use std::time::Duration;
+
+use farside::{Error, Exhausted};
+use farside_tests::{ServerProcess, proof};
+
+#[test]
+fn a_full_heap_says_so_and_deleting_makes_room() {
+    let server = ServerProcess::start(&["--memory", "16MiB", "--index", "2MiB"]);
+    let client = server.client();
+    let mut session = client.session().unwrap();
+    let mut stored = 0u64;
+    let error = loop {
+        match session.put(&stored.to_le_bytes(), &proof::value(stored, 0, 0, 1000)) {
+            Ok(()) => stored += 1,
+            Err(error) => break error,
+        }
+    };
+    let Error::OutOfSpace { what: Exhausted::Blocks { bytes: 1280 } } = error else {
+        panic!("{error}")
+    };
+    assert!(stored > 5000, "{stored} values of 1000 bytes in 16 MiB");
+    for key in 0..stored {
+        let value = session.get(&key.to_le_bytes()).unwrap().unwrap();
+        assert!(proof::holds(key, &value), "key {key}");
+    }
+    server.assert_verifies();
+    for key in 0..stored / 2 {
+        assert!(session.delete(&key.to_le_bytes()).unwrap());
+    }
+    std::thread::sleep(session.limits().grace);
+    for key in 0..stored / 2 {
+        session.put(&key.to_le_bytes(), &proof::value(key, 1, 0, 1000)).unwrap();
+    }
+    for key in 0..stored {
+        let value = session.get(&key.to_le_bytes()).unwrap().unwrap();
+        assert!(proof::holds(key, &value), "key {key}");
+    }
+    server.assert_verifies();
+}
+
+#[test]
+fn what_one_client_deletes_another_can_use() {
+    let server = ServerProcess::start(&["--memory", "16MiB", "--index", "2MiB"]);
+    let stored = {
+        let mut session = server.client().session().unwrap();
+        let fill = |n: &u64| session.put(&n.to_le_bytes(), &[1; 1000]).is_ok();
+        let stored = (0u64..).take_while(fill).count() as u64;
+        (0..stored).for_each(|n| assert!(session.delete(&n.to_le_bytes()).unwrap()));
+        stored
+    };
+    // The first client is gone; what it held rests at the server.
+    std::thread::sleep(Duration::from_millis(200));
+    let mut session = server.client().session().unwrap();
+    for n in 0..stored {
+        session.put(&n.to_le_bytes(), &[2; 1000]).unwrap();
+    }
+}
+
+#[test]
+fn a_full_index_says_so() {
+    let server = ServerProcess::start(&["--memory", "16MiB", "--index", "8KiB"]);
+    let mut session = server.client().session().unwrap();
+    let mut stored = 0u64;
+    let error = loop {
+        match session.put(&stored.to_le_bytes(), b"") {
+            Ok(()) => stored += 1,
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(error, Error::OutOfSpace { what: Exhausted::Index }), "{error}");
+    // 448 places in 8 KiB; a window is full when about two thirds of them are taken.
+    assert!(stored > 150, "{stored}");
+    for key in 0..stored {
+        assert!(session.get(&key.to_le_bytes()).unwrap().is_some());
+        assert!(session.delete(&key.to_le_bytes()).unwrap());
+    }
+    session.put(&stored.to_le_bytes(), b"").unwrap();
+}
+
+#[test]
+fn ten_million_overwrites_in_a_small_region() {
+    let server = ServerProcess::start(&["--memory", "16MiB", "--index", "1MiB"]);
+    let mut session = server.client().session().unwrap();
+    const KEYS: u64 = 1000;
+    for count in 0..10_000_000u64 {
+        let key = count % KEYS;
+        session.put(&key.to_le_bytes(), &count.to_le_bytes()).unwrap();
+    }
+    for key in 0..KEYS {
+        let value = session.get(&key.to_le_bytes()).unwrap().unwrap();
+        assert_eq!(value.data, (10_000_000 - KEYS + key).to_le_bytes());
+    }
+    server.assert_verifies();
+}

@@ -1,0 +1,173 @@
+//! Proves the price list: round trips and verbs of every operation at pipeline depth 1, counted by
+//! the fabric. Guards against an extra verb creeping in.
+
+use farside::{Counters, Exchange, Session};
+use farside_tests::ServerProcess;
+
+/// What one call asked of the fabric.
+fn cost(session: &mut Session, call: impl FnOnce(&mut Session)) -> Counters {
+    let before = session.counters();
+    call(session);
+    session.counters() - before
+}
+
+/// `(round trips, READs, WRITEs, CASs)`.
+fn price(session: &mut Session, call: impl FnOnce(&mut Session)) -> (u64, u64, u64, u64) {
+    let cost = cost(session, call);
+    assert_eq!(cost.fetch_adds, 0);
+    assert_eq!(cost.doorbells, cost.round_trips);
+    (cost.round_trips, cost.reads, cost.writes, cost.compare_swaps)
+}
+
+/// Calls with the location unknown, each on a key that is there.
+fn uncached(session: &mut Session, call: impl FnOnce(&mut Session)) -> (u64, u64, u64, u64) {
+    session.clear_cache();
+    price(session, call)
+}
+
+fn session(server: &ServerProcess) -> Session {
+    server.client().session().unwrap()
+}
+
+const KEYS: u64 = 2000;
+
+fn key(n: u64) -> [u8; 8] {
+    n.to_le_bytes()
+}
+
+#[test]
+fn get() {
+    let server = ServerProcess::start(&["--memory", "32MiB"]);
+    let session = &mut session(&server);
+    for n in 0..KEYS {
+        session.put(&key(n), b"value").unwrap();
+    }
+    for n in 0..KEYS {
+        let get = |session: &mut Session| {
+            assert_eq!(*session.get(&key(n)).unwrap().unwrap(), *b"value");
+        };
+        let (round_trips, reads, 0, 0) = uncached(session, get) else { panic!("it wrote") };
+        // Beside the window one READ; a neighbour with the same fingerprint whose hint was torn is
+        // all that could add one, and nobody writes.
+        assert_eq!((round_trips, reads), (2, 2), "uncached GET of key {n}");
+        assert_eq!(price(session, get), (1, 1, 0, 0), "cached GET of key {n}");
+        let absent = |session: &mut Session| {
+            assert_eq!(session.get(&key(KEYS + n)).unwrap(), None);
+        };
+        let (round_trips, reads, 0, 0) = price(session, absent) else { panic!("it wrote") };
+        // Once in 256 slots another key has the absent key's fingerprint, and has to be read.
+        assert!(round_trips == reads && reads <= 3, "GET of absent key {n}: {reads}");
+    }
+}
+
+#[test]
+fn get_of_an_absent_key_in_an_empty_row() {
+    let server = ServerProcess::start(&["--memory", "32MiB"]);
+    let session = &mut session(&server);
+    let get = |session: &mut Session| assert_eq!(session.get(b"absent").unwrap(), None);
+    assert_eq!(price(session, get), (1, 1, 0, 0));
+}
+
+#[test]
+fn put_and_delete_of_an_existing_key() {
+    let server = ServerProcess::start(&["--memory", "32MiB"]);
+    let session = &mut session(&server);
+    for n in 0..KEYS {
+        session.put(&key(n), b"value").unwrap();
+        let put = |session: &mut Session| session.put(&key(n), b"other").unwrap();
+        let delete = |session: &mut Session| assert!(session.delete(&key(n)).unwrap());
+        // WRITE block, WRITE mark, CAS.
+        assert_eq!(price(session, put), (1, 0, 2, 1), "cached PUT of key {n}");
+        assert_eq!(price(session, delete), (1, 0, 1, 1), "cached DELETE of key {n}");
+        let delete = |session: &mut Session| assert!(!session.delete(&key(n)).unwrap());
+        assert_eq!(price(session, delete), (1, 1, 0, 0), "DELETE of absent key {n}");
+    }
+}
+
+/// A READ of the window that took longer than T_hint, because the process lost the processor just
+/// then, has the key's block READ too. The unit tests of the client count the same with a clock that
+/// stands still.
+#[test]
+fn uncached_put_and_delete() {
+    let server = ServerProcess::start(&["--memory", "32MiB"]);
+    let session = &mut session(&server);
+    let mut exact = (0, 0);
+    for n in 0..KEYS {
+        session.put(&key(n), b"value").unwrap();
+        // READ window; WRITE block, WRITE mark, CAS, READ of the old block's generation.
+        let put = uncached(session, |session| session.put(&key(n), b"other").unwrap());
+        let delete = uncached(session, |session| assert!(session.delete(&key(n)).unwrap()));
+        assert!(put.0 <= 3 && delete.0 <= 3, "key {n}: {put:?}, {delete:?}");
+        exact.0 += u32::from(put == (2, 2, 2, 1));
+        exact.1 += u32::from(delete == (2, 2, 1, 1));
+    }
+    assert!(exact.0 > 0 && exact.1 > 0, "{exact:?}");
+}
+
+#[test]
+fn insert_takes_at_most_three_round_trips() {
+    let server = ServerProcess::start(&["--memory", "32MiB"]);
+    let session = &mut session(&server);
+    session.put(b"first", b"brings the first blocks").unwrap();
+    for n in 0..KEYS {
+        let insert = |session: &mut Session| {
+            assert!(session.insert(&key(n), b"value").unwrap());
+        };
+        // READ window; WRITE block, CAS, READ window; WRITE hint, CAS.
+        assert_eq!(price(session, insert), (3, 2, 2, 2), "INSERT of key {n}");
+        session.delete(&key(n)).unwrap();
+        let put = |session: &mut Session| session.put(&key(n), b"value").unwrap();
+        assert_eq!(price(session, put), (3, 2, 2, 2), "PUT of new key {n}");
+    }
+}
+
+#[test]
+fn conditional_operations() {
+    let server = ServerProcess::start(&["--memory", "32MiB"]);
+    let session = &mut session(&server);
+    session.put(b"key", b"one").unwrap();
+    let update = |session: &mut Session| assert!(session.update(b"key", b"two").unwrap());
+    assert_eq!(price(session, update), (1, 0, 2, 1));
+    let exchange = |session: &mut Session| {
+        let exchanged = session.compare_exchange(b"key", Some(b"two"), b"three").unwrap();
+        assert_eq!(exchanged, Exchange::Exchanged);
+    };
+    assert_eq!(price(session, exchange), (2, 1, 2, 1));
+    let update = |session: &mut Session| assert!(!session.update(b"absent", b"two").unwrap());
+    assert_eq!(price(session, update), (1, 1, 0, 0));
+}
+
+#[test]
+fn a_batch_rings_once_for_all() {
+    let server = ServerProcess::start(&["--memory", "32MiB"]);
+    let session = &mut session(&server);
+    for n in 0..32 {
+        session.put(&key(n), b"value").unwrap();
+    }
+    let keys: Vec<[u8; 8]> = (0..32).map(key).collect();
+    let cost = cost(session, |session| {
+        let mut batch = session.batch();
+        keys.iter().for_each(|key| {
+            batch.get(key);
+        });
+        assert!(batch.run().unwrap().iter().all(Result::is_ok));
+    });
+    assert_eq!((cost.doorbells, cost.round_trips, cost.reads), (1, 32, 32));
+}
+
+#[test]
+fn pipelined_operations_count_their_own_verbs() {
+    let server = ServerProcess::start(&["--memory", "32MiB"]);
+    let session = &mut session(&server);
+    session.put(b"key", b"value").unwrap();
+    let mut pipeline = session.pipeline().unwrap();
+    let get = pipeline.get(b"key").unwrap();
+    let insert = pipeline.insert(b"new", b"value").unwrap();
+    let mut seen = Vec::new();
+    while let Some(completed) = pipeline.wait() {
+        completed.result.unwrap();
+        seen.push((completed.ticket, completed.counters.round_trips));
+    }
+    seen.sort_unstable();
+    assert_eq!(seen, [(get, 1), (insert, 3)]);
+}

@@ -1,0 +1,56 @@
+//! Proves that no thread of kv-server wakes for GET, PUT or DELETE, and that the server is not
+//! needed for them at all.
+
+use farside_tests::ServerProcess;
+use rustix::process::Signal;
+
+const KEYS: u64 = 1000;
+
+#[test]
+fn the_server_sleeps_through_two_hundred_thousand_operations() {
+    let server = ServerProcess::start(&["--memory", "256MiB", "--grace-ms", "10"]);
+    let mut session = server.client().session().unwrap();
+    for n in 0..KEYS {
+        session.put(&n.to_le_bytes(), b"first").unwrap();
+    }
+    let mut round = |count: u64| {
+        for n in 0..count {
+            let key = (n % KEYS).to_le_bytes();
+            match n % 10 {
+                0 => {
+                    assert!(session.delete(&key).unwrap());
+                    session.put(&key, b"again").unwrap();
+                }
+                1..4 => session.put(&key, &n.to_le_bytes()).unwrap(),
+                _ => assert!(session.get(&key).unwrap().is_some()),
+            }
+        }
+    };
+    // Fills the session's own lists: what one round of GRACE consumes.
+    round(200_000);
+    let before = server.wakeups();
+    round(200_000);
+    assert_eq!(server.wakeups() - before, 0, "a thread of kv-server woke");
+}
+
+#[test]
+fn a_stopped_server_keeps_serving() {
+    let server = ServerProcess::start(&["--memory", "64MiB"]);
+    let mut session = server.client().session().unwrap();
+    for n in 0..KEYS {
+        session.put(&n.to_le_bytes(), b"before").unwrap();
+    }
+    server.signal(Signal::STOP);
+    for n in 0..KEYS {
+        let key = n.to_le_bytes();
+        assert_eq!(*session.get(&key).unwrap().unwrap(), *b"before");
+    }
+    // As many updates as blocks are at hand without the server: the unlinked ones come back.
+    for n in 0..100u64 {
+        let key = (n % 10).to_le_bytes();
+        session.put(&key, &n.to_le_bytes()).unwrap();
+        assert_eq!(session.get(&key).unwrap().unwrap().data, n.to_le_bytes());
+    }
+    assert!(session.delete(&0u64.to_le_bytes()).unwrap());
+    server.signal(Signal::CONT);
+}

@@ -1,0 +1,187 @@
+//! What can be written after `kv-cli`.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::{Parser, Subcommand, ValueHint};
+use clap_complete::Shell;
+
+use crate::encoding::Encoding;
+
+const EXIT_CODES: &str = "\
+Exit codes:
+  0  done
+  1  the key is absent, or the change was not made
+  2  an error, or damage
+
+The server is taken from --server, then FARSIDE_SERVER, then the config file: --config, else
+~/.config/farside/client.toml, else /etc/farside/client.toml. A secret stands in the config file.";
+
+/// Farside, a one-sided RDMA key-value store, from the command line.
+#[derive(Debug, Parser)]
+#[command(name = "kv-cli", version, after_help = EXIT_CODES, max_term_width = 100)]
+pub(crate) struct Args {
+    /// The server's address, for example shm:///run/farside/kv.sock
+    #[arg(long, global = true, value_name = "URI", env = "FARSIDE_SERVER")]
+    pub(crate) server: Option<String>,
+    /// The config file to use instead of the default ones
+    #[arg(long, global = true, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) config: Option<PathBuf>,
+    /// How keys are written on the command line and printed
+    #[arg(long, global = true, value_name = "HOW", default_value = "raw")]
+    pub(crate) key_encoding: Encoding,
+    /// How values are written on the command line and printed; files and stdin are always raw
+    #[arg(long, global = true, value_name = "HOW", default_value = "raw")]
+    pub(crate) value_encoding: Encoding,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Print the value of a key, byte for byte; exit 1 when it is absent
+    Get(Key),
+    /// Store a value, whether or not the key is there
+    Put(KeyValue),
+    /// Store a value only if the key is absent; exit 1 when it is there
+    Insert(KeyValue),
+    /// Store a value only if the key is there; exit 1 when it is absent
+    Update(KeyValue),
+    /// Remove a key; exit 1 when it is absent
+    Delete(Key),
+    /// Store NEW only if the key has the value VALUE, or is absent; exit 1 when not
+    ///
+    /// A compare-and-swap. On a mismatch the current value goes to stdout.
+    Cas(Cas),
+    /// Print all keys and values, in no order: key, tab, value, one a line
+    ///
+    /// Raw keys and values are escaped so that each stays on its line: \t, \n, \r, \\ and \xNN.
+    /// Keys changed meanwhile may or may not be seen.
+    Scan(Scan),
+    /// Show memory, keys, load and clients
+    Stat(Stat),
+    /// Store every file below a folder under its relative path, or every record of a file
+    ///
+    /// A .jsonl file has {"key":..,"value":..} on each line, or key_base64 and value_base64 for
+    /// bytes that are no text. A .csv file has a header with the columns key and value. Symbolic
+    /// links are skipped.
+    Load(Load),
+    /// Write every key to a file below a folder, or to a .jsonl file
+    Dump(Dump),
+    /// Check the whole region, read-only: every row, slot, block and checksum; exit 2 on damage
+    ///
+    /// Clients may go on meanwhile.
+    Verify,
+    /// Look at what this machine has and say what to do about what it lacks
+    Doctor,
+    /// Print a completion script for a shell
+    Completions(Completions),
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Key {
+    /// The key
+    pub(crate) key: OsString,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct KeyValue {
+    /// The key
+    pub(crate) key: OsString,
+    /// The value; - reads it from stdin
+    #[arg(required_unless_present = "file", allow_negative_numbers = true)]
+    pub(crate) value: Option<OsString>,
+    /// Take the value from this file
+    #[arg(long, conflicts_with = "value", value_hint = ValueHint::FilePath)]
+    pub(crate) file: Option<PathBuf>,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Cas {
+    /// The key
+    pub(crate) key: OsString,
+    /// The value it has to have
+    #[arg(long, value_name = "VALUE", required_unless_present = "absent")]
+    #[arg(allow_hyphen_values = true)]
+    pub(crate) expect: Option<OsString>,
+    /// It has to be absent
+    #[arg(long, conflicts_with = "expect")]
+    pub(crate) absent: bool,
+    /// The value it gets; - reads it from stdin
+    #[arg(allow_negative_numbers = true)]
+    pub(crate) new: OsString,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Scan {
+    /// Only keys that start with this
+    #[arg(long)]
+    pub(crate) prefix: Option<OsString>,
+    /// Only the keys, without values
+    #[arg(long, conflicts_with = "json")]
+    pub(crate) keys_only: bool,
+    /// At most this many
+    #[arg(long, value_name = "N")]
+    pub(crate) limit: Option<u64>,
+    /// One JSON object a line, as `load` takes it
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Stat {
+    /// As JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Load {
+    /// A folder, a .jsonl file or a .csv file
+    #[arg(value_name = "DIR|FILE", value_hint = ValueHint::AnyPath)]
+    pub(crate) from: PathBuf,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Dump {
+    /// A folder, made if it is not there, or a .jsonl file
+    #[arg(value_name = "DIR|FILE", value_hint = ValueHint::AnyPath)]
+    pub(crate) to: PathBuf,
+    /// Write into a folder that is not empty, or over a file
+    #[arg(long)]
+    pub(crate) force: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Completions {
+    /// Which
+    pub(crate) shell: Shell,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Args::command().debug_assert();
+    }
+
+    #[test]
+    fn a_value_comes_from_one_place() {
+        let parse = |line: &str| Args::try_parse_from(line.split(' '));
+        assert!(parse("kv-cli put k v").is_ok());
+        assert!(parse("kv-cli put k -").is_ok());
+        assert!(parse("kv-cli put k -5").is_ok());
+        assert!(parse("kv-cli put k --file f").is_ok());
+        assert!(parse("kv-cli put k").is_err());
+        assert!(parse("kv-cli put k v --file f").is_err());
+        assert!(parse("kv-cli cas k --expect a b").is_ok());
+        assert!(parse("kv-cli cas k --absent b").is_ok());
+        assert!(parse("kv-cli cas k b").is_err());
+        assert!(parse("kv-cli cas k --absent --expect a b").is_err());
+        assert!(parse("kv-cli get k --secret s").is_err());
+    }
+}

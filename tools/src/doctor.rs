@@ -1,0 +1,217 @@
+//! `doctor`: what this machine has for Farside, and what to do about what it lacks.
+
+use std::io::Write;
+
+use crate::args::Args;
+use crate::connect;
+use crate::output::{self, Outcome, bytes, count};
+use crate::system::{self, Machine};
+
+/// Free memory below this is worth a word, in bytes.
+const MEMORY_BYTES_WISHED: u64 = 1 << 30;
+/// Locked memory below this is too little for any region, in bytes.
+const LOCKED_BYTES_WISHED: u64 = 1 << 30;
+
+/// One thing looked at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Finding {
+    what: &'static str,
+    is: String,
+    /// What to do; `None` if all is well.
+    cure: Option<String>,
+}
+
+impl Finding {
+    fn ok(what: &'static str, is: impl Into<String>) -> Self {
+        Self { what, is: is.into(), cure: None }
+    }
+
+    fn warn(what: &'static str, is: impl Into<String>, cure: impl Into<String>) -> Self {
+        Self { what, is: is.into(), cure: Some(cure.into()) }
+    }
+
+    fn line(&self) -> String {
+        let Self { what, is, cure } = self;
+        match cure {
+            None => format!("ok    {what:<14}{is}\n"),
+            Some(cure) => format!("warn  {what:<14}{is}\n      {:<14}-> {cure}\n", ""),
+        }
+    }
+}
+
+/// `doctor`.
+pub(crate) fn doctor(args: &Args) -> anyhow::Result<Outcome> {
+    let machine = system::look();
+    let mut stdout = output::stdout();
+    for finding in examine(&machine).into_iter().chain(server(args)) {
+        stdout.write_all(finding.line().as_bytes())?;
+    }
+    output::finish(stdout)
+}
+
+fn examine(machine: &Machine) -> Vec<Finding> {
+    vec![
+        processors(machine),
+        memory(machine),
+        shared_memory(machine),
+        huge_pages(machine),
+        transparent_huge_pages(machine),
+        locked_memory(machine),
+        rdma_devices(machine),
+        rdma_access(machine),
+    ]
+}
+
+fn processors(machine: &Machine) -> Finding {
+    let is = count(machine.processors, "processor");
+    match machine.processors {
+        0 | 1 => {
+            let cure = "server and clients share it; benchmarks here say little";
+            Finding::warn("processors", is, cure)
+        }
+        _ => Finding::ok("processors", is),
+    }
+}
+
+fn memory(machine: &Machine) -> Finding {
+    match machine.memory_available_bytes {
+        None => Finding::warn("memory", "unknown", "mount -t proc proc /proc"),
+        Some(available) if available < MEMORY_BYTES_WISHED => {
+            let is = format!("{} available", bytes(available));
+            Finding::warn("memory", is, "start kv-server with a --memory below that, as 256MiB")
+        }
+        Some(available) => Finding::ok("memory", format!("{} available", bytes(available))),
+    }
+}
+
+fn shared_memory(machine: &Machine) -> Finding {
+    let mend = "mount -o remount,size=50% /dev/shm (a region file there survives the server)";
+    match machine.shm {
+        None => Finding::warn("/dev/shm", "not there", "mount -t tmpfs tmpfs /dev/shm"),
+        Some((total, free)) => {
+            let is = format!("{} free of {}", bytes(free), bytes(total));
+            if free < MEMORY_BYTES_WISHED {
+                Finding::warn("/dev/shm", is, mend)
+            } else {
+                Finding::ok("/dev/shm", is)
+            }
+        }
+    }
+}
+
+fn huge_pages(machine: &Machine) -> Finding {
+    let what = "huge pages";
+    let Some(pool) = &machine.huge_pages else {
+        return Finding::warn(what, "this kernel has none", "use a kernel with CONFIG_HUGETLBFS");
+    };
+    let (pages, page) = (pool.total, bytes(pool.page_bytes));
+    let is = format!("{} free of {pages} in the pool, {page} each", pool.free);
+    let cure = "sysctl vm.nr_hugepages=512 (1 GiB with pages of 2 MiB), before kv-server starts";
+    if pool.free == 0 { Finding::warn(what, is, cure) } else { Finding::ok(what, is) }
+}
+
+fn transparent_huge_pages(machine: &Machine) -> Finding {
+    let what = "THP for shmem";
+    let file = system::SHMEM_THP;
+    match machine.shmem_thp.as_deref() {
+        Some(setting @ ("always" | "advise" | "within_size" | "force")) => {
+            Finding::ok(what, setting)
+        }
+        Some(setting) => Finding::warn(what, setting, format!("echo advise > {file}")),
+        None => Finding::warn(what, "this kernel has none", "use huge pages from the pool"),
+    }
+}
+
+fn locked_memory(machine: &Machine) -> Finding {
+    let what = "locked memory";
+    match machine.locked_bytes_max {
+        None => Finding::ok(what, "no limit"),
+        Some(limit) if limit >= LOCKED_BYTES_WISHED => Finding::ok(what, bytes(limit)),
+        Some(limit) => {
+            let is = format!("at most {}; RDMA has to lock the region", bytes(limit));
+            let cure = "ulimit -l unlimited, or LimitMEMLOCK=infinity in the systemd unit \
+                        (shm:// does not need it)";
+            Finding::warn(what, is, cure)
+        }
+    }
+}
+
+fn rdma_devices(machine: &Machine) -> Finding {
+    let what = "RDMA devices";
+    if machine.rdma_devices.is_empty() {
+        let cure = "modprobe rdma_rxe && rdma link add rxe0 type rxe netdev eth0 (soft-RoCE; \
+                    shm:// needs none)";
+        return Finding::warn(what, "none", cure);
+    }
+    Finding::ok(what, machine.rdma_devices.join(", "))
+}
+
+fn rdma_access(machine: &Machine) -> Finding {
+    let what = "RDMA access";
+    if machine.verbs_devices.is_empty() {
+        let cure = "modprobe ib_uverbs rdma_ucm (in a container: pass /dev/infiniband in; shm:// \
+                    needs neither)";
+        return Finding::warn(what, "no /dev/infiniband/uverbs*", cure);
+    }
+    let is = machine.verbs_devices.join(", ");
+    if machine.verbs_devices_open {
+        return Finding::ok(what, is);
+    }
+    Finding::warn(what, format!("{is}, but not for this user"), "usermod -aG rdma $USER")
+}
+
+/// Whether the server answers, if one is configured.
+fn server(args: &Args) -> Vec<Finding> {
+    let what = "config file";
+    let file = match connect::config_file(args) {
+        Some(path) => Finding::ok(what, path.display().to_string()),
+        None => Finding::ok(what, "none; --server and FARSIDE_SERVER do"),
+    };
+    let what = "server";
+    let server = match connect::config(args) {
+        Err(error) => Finding::warn(what, "not configured", output::one_line(&error)),
+        Ok(config) => {
+            let name = config.server.clone().unwrap_or_default();
+            match connect::reader(args).and_then(|client| Ok(client.statistics()?)) {
+                Ok(_) => Finding::ok(what, format!("{name} answers")),
+                Err(error) => Finding::warn(what, name, output::one_line(&error)),
+            }
+        }
+    };
+    vec![file, server]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::system::HugePages;
+
+    fn machine() -> Machine {
+        Machine {
+            processors: 8,
+            memory_available_bytes: Some(8 << 30),
+            shm: Some((8 << 30, 4 << 30)),
+            huge_pages: Some(HugePages { total: 512, free: 512, page_bytes: 2 << 20 }),
+            shmem_thp: Some("advise".into()),
+            locked_bytes_max: None,
+            rdma_devices: vec!["mlx5_0".into()],
+            verbs_devices: vec!["uverbs0".into()],
+            verbs_devices_open: true,
+        }
+    }
+
+    #[test]
+    fn a_machine_that_has_everything_gets_no_advice() {
+        let findings = examine(&machine());
+        assert!(findings.iter().all(|finding| finding.cure.is_none()), "{findings:?}");
+    }
+
+    #[test]
+    fn a_machine_that_has_nothing_is_told_a_cure_for_each() {
+        let bare = Machine { processors: 1, ..Machine::default() };
+        let bare = Machine { locked_bytes_max: Some(64 << 10), ..bare };
+        let findings = examine(&bare);
+        assert!(findings.iter().all(|finding| finding.cure.is_some()), "{findings:?}");
+        assert!(findings.iter().all(|finding| finding.line().starts_with("warn")));
+    }
+}

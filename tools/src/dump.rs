@@ -1,0 +1,172 @@
+//! `dump`: everything in a region as files, or as lines of JSON.
+
+use std::fs::{self, File};
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use farside::{Entry, Error, Session};
+
+use crate::args::{self, Args};
+use crate::connect;
+use crate::encoding::escape;
+use crate::files::Target;
+use crate::output::{self, Outcome, count};
+use crate::records::{Format, Record};
+
+/// How many failures are told one by one; the rest is only counted.
+const FAILURES_TOLD_MAX: u64 = 20;
+
+/// `dump`.
+pub(crate) fn dump(args: &Args, what: &args::Dump) -> anyhow::Result<Outcome> {
+    let to = &what.to;
+    if to.is_dir() {
+        return dump_folder(args, what);
+    }
+    match Format::of(to) {
+        Some(Format::JsonLines) => dump_lines(args, what),
+        Some(Format::Csv) => bail!("dump writes folders and .jsonl files, not CSV"),
+        None => dump_folder(args, what),
+    }
+}
+
+fn dump_folder(args: &Args, what: &args::Dump) -> anyhow::Result<Outcome> {
+    let mut session = connect::reader(args)?.session()?;
+    let mut target = Target::open(&what.to, what.force)?;
+    let tally = for_each_entry(&mut session, |entry| target.write(&entry.key, &entry.value))?;
+    Ok(tally.conclude("file", &what.to))
+}
+
+fn dump_lines(args: &Args, what: &args::Dump) -> anyhow::Result<Outcome> {
+    let name = what.to.display();
+    if !what.force && fs::symlink_metadata(&what.to).is_ok() {
+        bail!("{name} is there already: choose another name, or use --force to replace it");
+    }
+    let mut session = connect::reader(args)?.session()?;
+    let mut file = Unfinished::create(&what.to).with_context(|| format!("cannot write {name}"))?;
+    let tally = for_each_entry(&mut session, |entry| {
+        let line = Record::new(&entry.key, &entry.value).to_line();
+        file.writer.write_all(line.as_bytes()).map_err(|error| Fatal(error).into())
+    })?;
+    file.finish().with_context(|| format!("cannot write {name}"))?;
+    Ok(tally.conclude("record", &what.to))
+}
+
+/// A failure that all entries would meet.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot write: {0}")]
+struct Fatal(#[source] std::io::Error);
+
+/// Calls `write` with every entry; what fails for one entry is told and counted.
+fn for_each_entry(
+    session: &mut Session,
+    mut write: impl FnMut(&Entry) -> anyhow::Result<()>,
+) -> anyhow::Result<Tally> {
+    let bar = output::progress("dumping");
+    let mut tally = Tally::default();
+    for entry in session.scan()? {
+        let (name, result) = match entry {
+            Ok(entry) => {
+                let result = write(&entry);
+                tally.bytes += if result.is_ok() { entry.value.len() as u64 } else { 0 };
+                (format!("the key `{}`", escape(&entry.key)), result)
+            }
+            Err(error @ Error::Layout(_)) => ("an entry".into(), Err(error.into())),
+            Err(error) => return Err(error.into()),
+        };
+        match result {
+            Ok(()) => {
+                tally.written += 1;
+                bar.inc(1);
+            }
+            Err(error) if error.is::<Fatal>() || is_disk_full(&error) => return Err(error),
+            Err(error) => {
+                tally.failed += 1;
+                if tally.failed <= FAILURES_TOLD_MAX {
+                    let message = format!("{name} is left out: {}", output::one_line(&error));
+                    bar.suspend(|| output::tell(message));
+                }
+            }
+        }
+    }
+    bar.finish_and_clear();
+    Ok(tally)
+}
+
+fn is_disk_full(error: &anyhow::Error) -> bool {
+    let error = error.downcast_ref::<std::io::Error>();
+    error.is_some_and(|error| error.kind() == std::io::ErrorKind::StorageFull)
+}
+
+/// A file that gets its name once it is complete.
+struct Unfinished {
+    writer: BufWriter<File>,
+    path: PathBuf,
+    name: PathBuf,
+}
+
+impl Unfinished {
+    fn create(name: &Path) -> std::io::Result<Self> {
+        let mut path = name.as_os_str().to_owned();
+        path.push(format!(".{}.unfinished", std::process::id()));
+        let path = PathBuf::from(path);
+        let writer = BufWriter::new(File::create(&path)?);
+        Ok(Self { writer, path, name: name.to_owned() })
+    }
+
+    fn finish(mut self) -> std::io::Result<()> {
+        self.writer.flush()?;
+        fs::rename(&self.path, &self.name)
+    }
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        // Under this name it is there only if it was not finished.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// What became of the entries.
+#[derive(Debug, Default)]
+struct Tally {
+    written: u64,
+    bytes: u64,
+    failed: u64,
+}
+
+impl Tally {
+    fn conclude(&self, noun: &str, to: &Path) -> Outcome {
+        let untold = self.failed.saturating_sub(FAILURES_TOLD_MAX);
+        if untold > 0 {
+            output::tell(format_args!("... and {untold} more"));
+        }
+        let (written, bytes) = (count(self.written, noun), output::bytes(self.bytes));
+        output::tell(format_args!("{written} written to {}, {bytes} of values", to.display()));
+        if self.failed == 0 {
+            return Outcome::Done;
+        }
+        output::tell(format_args!("{} left out", count(self.failed, "key")));
+        Outcome::Failed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_gets_its_name_only_when_finished() {
+        let folder = tempfile::tempdir().unwrap();
+        let name = folder.path().join("out.jsonl");
+        let mut file = Unfinished::create(&name).unwrap();
+        file.writer.write_all(b"{}\n").unwrap();
+        drop(file);
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+        let mut file = Unfinished::create(&name).unwrap();
+        file.writer.write_all(b"{}\n").unwrap();
+        file.finish().unwrap();
+        assert_eq!(fs::read(&name).unwrap(), b"{}\n");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+}

@@ -1,0 +1,152 @@
+//! Keys and values are bytes: how they come from arguments and how they are printed.
+
+use std::ffi::OsStr;
+use std::fmt::Write;
+use std::os::unix::ffi::OsStrExt;
+
+use anyhow::{Context, bail};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+
+/// How bytes are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Encoding {
+    /// As they are; where lines are printed, with escapes
+    Raw,
+    /// Two hexadecimal digits a byte
+    Hex,
+    /// Base64 with padding
+    Base64,
+}
+
+impl Encoding {
+    /// The bytes that an argument stands for.
+    pub(crate) fn decode_argument(self, what: &str, text: &OsStr) -> anyhow::Result<Vec<u8>> {
+        self.decode(text.as_bytes()).with_context(|| format!("the {what}"))
+    }
+
+    /// The bytes that a text stands for.
+    pub(crate) fn decode(self, text: &[u8]) -> anyhow::Result<Vec<u8>> {
+        match self {
+            Self::Raw => Ok(text.to_vec()),
+            Self::Hex => decode_hex(text),
+            Self::Base64 => STANDARD.decode(text).context("is not base64"),
+        }
+    }
+
+    /// The bytes on one line, without a tab.
+    pub(crate) fn encode_line(self, bytes: &[u8]) -> String {
+        match self {
+            Self::Raw => escape(bytes),
+            Self::Hex => bytes.iter().fold(String::new(), |mut text, byte| {
+                // Writing to a String cannot fail.
+                let _ = write!(text, "{byte:02x}");
+                text
+            }),
+            Self::Base64 => to_base64(bytes),
+        }
+    }
+
+    /// The bytes alone on stdout: raw exactly as they are, else a line.
+    pub(crate) fn encode_whole(self, bytes: &[u8]) -> Vec<u8> {
+        match self {
+            Self::Raw => bytes.to_vec(),
+            Self::Hex | Self::Base64 => {
+                let mut line = self.encode_line(bytes).into_bytes();
+                line.push(b'\n');
+                line
+            }
+        }
+    }
+}
+
+/// Base64 with padding.
+pub(crate) fn to_base64(bytes: &[u8]) -> String {
+    STANDARD.encode(bytes)
+}
+
+fn decode_hex(text: &[u8]) -> anyhow::Result<Vec<u8>> {
+    let digit = |byte: u8| (byte as char).to_digit(16);
+    let (pairs, rest) = text.as_chunks::<2>();
+    if !rest.is_empty() {
+        bail!("has an odd number of hexadecimal digits");
+    }
+    let byte = |[high, low]: &[u8; 2]| Some(digit(*high)? as u8 * 16 + digit(*low)? as u8);
+    pairs.iter().map(byte).collect::<Option<_>>().context("is not hexadecimal")
+}
+
+/// Bytes that stay on their line and do nothing to a terminal; text stays readable.
+pub(crate) fn escape(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(bytes.len());
+    for chunk in bytes.utf8_chunks() {
+        for character in chunk.valid().chars() {
+            match character {
+                '\t' => text.push_str("\\t"),
+                '\n' => text.push_str("\\n"),
+                '\r' => text.push_str("\\r"),
+                '\\' => text.push_str("\\\\"),
+                unsafe_one if is_unprintable(unsafe_one) => {
+                    escape_each(unsafe_one.encode_utf8(&mut [0; 4]).as_bytes(), &mut text);
+                }
+                printable => text.push(printable),
+            }
+        }
+        escape_each(chunk.invalid(), &mut text);
+    }
+    text
+}
+
+fn escape_each(bytes: &[u8], text: &mut String) {
+    for byte in bytes {
+        // Writing to a String cannot fail.
+        let _ = write!(text, "\\x{byte:02x}");
+    }
+}
+
+/// Control characters, and those that break lines or turn the direction of writing.
+fn is_unprintable(character: char) -> bool {
+    character.is_control()
+        || matches!(character, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}')
+        || matches!(character, '\u{2066}'..='\u{2069}' | '\u{feff}')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_byte_comes_back_in_every_encoding() {
+        let all: Vec<u8> = (0..=255).collect();
+        for encoding in [Encoding::Hex, Encoding::Base64] {
+            let line = encoding.encode_line(&all);
+            assert!(!line.contains(['\n', '\t']));
+            assert_eq!(encoding.decode(line.as_bytes()).unwrap(), all);
+        }
+        assert_eq!(Encoding::Raw.decode(&all).unwrap(), all);
+        assert_eq!(Encoding::Raw.encode_whole(&all), all);
+        assert_eq!(Encoding::Hex.encode_whole(b"\x0a\xff"), b"0aff\n");
+        assert_eq!(Encoding::Hex.decode(b"0AfF").unwrap(), b"\x0a\xff");
+    }
+
+    #[test]
+    fn what_is_no_hex_or_base64_is_refused() {
+        let error = |encoding: Encoding, text: &str| {
+            let error = encoding.decode_argument("key", OsStr::new(text)).unwrap_err();
+            crate::output::one_line(&error)
+        };
+        assert_eq!(error(Encoding::Hex, "abc"), "the key: has an odd number of hexadecimal digits");
+        assert_eq!(error(Encoding::Hex, "zz"), "the key: is not hexadecimal");
+        assert_eq!(error(Encoding::Hex, "+1"), "the key: is not hexadecimal");
+        assert!(error(Encoding::Base64, "a").starts_with("the key: is not base64"));
+    }
+
+    #[test]
+    fn raw_lines_are_safe_and_text_stays_text() {
+        assert_eq!(escape("gr\u{fc}n \u{1f980}".as_bytes()), "gr\u{fc}n \u{1f980}");
+        assert_eq!(escape(b"a\tb\nc\rd\\e\x00\x1b[31m"), "a\\tb\\nc\\rd\\\\e\\x00\\x1b[31m");
+        assert_eq!(escape(b"\xff\xfeok\xc3"), "\\xff\\xfeok\\xc3");
+        assert_eq!(escape("\u{85}\u{2028}\u{202e}".as_bytes()).matches("\\x").count(), 8);
+        let all: Vec<u8> = (0..=255).collect();
+        assert!(escape(&all).chars().all(|character| !character.is_control()));
+    }
+}

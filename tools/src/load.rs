@@ -1,0 +1,260 @@
+//! `load`: many PUTs in flight.
+
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, anyhow, bail};
+use farside::{Error, Pipeline, PipelineFull, Ticket};
+use indicatif::ProgressBar;
+
+use crate::args::{self, Args};
+use crate::connect;
+use crate::files::{self, Tree};
+use crate::keys::read_at_most;
+use crate::output::{self, Outcome, count};
+use crate::records::Format;
+
+/// How many failures are told one by one; the rest is only counted.
+const FAILURES_TOLD_MAX: u64 = 20;
+
+/// `load`.
+pub(crate) fn load(args: &Args, what: &args::Load) -> anyhow::Result<Outcome> {
+    let name = what.from.display();
+    let found = fs::metadata(&what.from).with_context(|| format!("cannot load {name}"))?;
+    let format = Format::of(&what.from);
+    if !found.is_dir() && format.is_none() {
+        bail!("{name} is neither a folder nor a .jsonl or .csv file");
+    }
+    let mut session = connect::writer(args)?.session()?;
+    let value_bytes_max = session.limits().value_bytes_max;
+    let bar = output::progress("loading");
+    let mut loader = Loader::new(session.pipeline()?, &bar);
+    match format {
+        Some(format) if !found.is_dir() => {
+            let encodings = (args.key_encoding, args.value_encoding);
+            let file = File::open(&what.from).with_context(|| format!("cannot open {name}"))?;
+            let read = format.read(file, encodings, |record| {
+                loader.put_or_fail(Origin::Line(record.line), record.pair)
+            });
+            loader.finish()?;
+            read.with_context(|| format!("{name}"))?;
+        }
+        _ => {
+            load_folder(&what.from, &mut loader, value_bytes_max)?;
+            loader.finish()?;
+        }
+    }
+    bar.finish_and_clear();
+    Ok(loader.tally.conclude())
+}
+
+fn load_folder(root: &Path, loader: &mut Loader<'_>, bytes_max: usize) -> anyhow::Result<()> {
+    let tree = Tree::below(root);
+    loader.tally.links = tree.links;
+    loader.tally.others = tree.others;
+    for (folder, error) in tree.failures {
+        loader.fail(&Origin::File(folder), &error.into());
+    }
+    output::set_total(loader.bar, tree.files.len() as u64);
+    for file in tree.files {
+        let key = files::key_of(&file, root).to_vec();
+        let pair = read_file(&file, bytes_max).map(|value| (key, value));
+        loader.put_or_fail(Origin::File(file), pair)?;
+    }
+    Ok(())
+}
+
+fn read_file(path: &Path, bytes_max: usize) -> anyhow::Result<Vec<u8>> {
+    let file = File::open(path)?;
+    let bytes = file.metadata()?.len();
+    let too_long =
+        |bytes| anyhow!("it is {bytes} bytes long, a value in this region is at most {bytes_max}");
+    if bytes > bytes_max as u64 {
+        return Err(too_long(bytes));
+    }
+    // It may have grown since.
+    read_at_most(file, bytes_max)?.ok_or_else(|| too_long(bytes_max as u64 + 1))
+}
+
+/// Where a key came from.
+#[derive(Clone, Debug)]
+enum Origin {
+    File(PathBuf),
+    Line(u64),
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File(path) => write!(f, "{}", path.display()),
+            Self::Line(line) => write!(f, "line {line}"),
+        }
+    }
+}
+
+/// What is on its way to the region.
+struct InFlight {
+    origin: Origin,
+    key: Vec<u8>,
+    value_bytes: u64,
+}
+
+struct Loader<'a> {
+    pipeline: Pipeline<'a>,
+    bar: &'a ProgressBar,
+    in_flight: HashMap<Ticket, InFlight>,
+    /// Their keys: two PUTs of one key at a time would take effect in any order.
+    keys: HashSet<Vec<u8>>,
+    tally: Tally,
+}
+
+impl<'a> Loader<'a> {
+    fn new(pipeline: Pipeline<'a>, bar: &'a ProgressBar) -> Self {
+        let (in_flight, keys) = (HashMap::new(), HashSet::new());
+        Self { pipeline, bar, in_flight, keys, tally: Tally::default() }
+    }
+
+    fn put_or_fail(
+        &mut self,
+        origin: Origin,
+        pair: anyhow::Result<(Vec<u8>, Vec<u8>)>,
+    ) -> anyhow::Result<()> {
+        match pair {
+            Ok((key, value)) => self.put(origin, key, &value),
+            Err(error) => {
+                self.fail(&origin, &error);
+                Ok(())
+            }
+        }
+    }
+
+    fn put(&mut self, origin: Origin, key: Vec<u8>, value: &[u8]) -> anyhow::Result<()> {
+        while self.keys.contains(&key) {
+            self.take_one()?;
+        }
+        loop {
+            match self.pipeline.put(&key, value) {
+                Ok(ticket) => {
+                    self.keys.insert(key.clone());
+                    let value_bytes = value.len() as u64;
+                    self.in_flight.insert(ticket, InFlight { origin, key, value_bytes });
+                    return Ok(());
+                }
+                Err(PipelineFull) => self.take_one()?,
+            }
+        }
+    }
+
+    /// Waits for one operation. Its failure is told, unless the next would fail the same way.
+    fn take_one(&mut self) -> anyhow::Result<()> {
+        let completed = self.pipeline.wait().context("the pipeline lost an operation")?;
+        let (ticket, result) = (completed.ticket, completed.result.map(|_| ()));
+        let put = self.in_flight.remove(&ticket).context("the pipeline made an operation up")?;
+        self.keys.remove(&put.key);
+        match result {
+            Ok(()) => {
+                self.bar.inc(1);
+                self.tally.stored += 1;
+                self.tally.stored_bytes += put.value_bytes;
+                Ok(())
+            }
+            Err(error) if concerns_one_key(&error) => {
+                self.fail(&put.origin, &error.into());
+                Ok(())
+            }
+            Err(error) => {
+                let stored = count(self.tally.stored, "key");
+                let origin = put.origin;
+                Err(anyhow::Error::from(error).context(format!("{origin} (after {stored})")))
+            }
+        }
+    }
+
+    fn fail(&mut self, origin: &Origin, error: &anyhow::Error) {
+        self.bar.inc(1);
+        self.tally.failed += 1;
+        if self.tally.failed <= FAILURES_TOLD_MAX {
+            self.bar
+                .suspend(|| output::tell(format_args!("{origin}: {}", output::one_line(error))));
+        }
+    }
+
+    fn finish(&mut self) -> anyhow::Result<()> {
+        while !self.in_flight.is_empty() {
+            self.take_one()?;
+        }
+        Ok(())
+    }
+}
+
+fn concerns_one_key(error: &Error) -> bool {
+    matches!(
+        error,
+        Error::KeyEmpty
+            | Error::KeyTooLong { .. }
+            | Error::ValueTooLong { .. }
+            | Error::OutOfSpace { .. }
+            | Error::Contended { .. }
+    )
+}
+
+/// What became of everything there was to load.
+#[derive(Debug, Default)]
+struct Tally {
+    stored: u64,
+    stored_bytes: u64,
+    failed: u64,
+    links: u64,
+    others: u64,
+}
+
+impl Tally {
+    fn conclude(&self) -> Outcome {
+        let untold = self.failed.saturating_sub(FAILURES_TOLD_MAX);
+        if untold > 0 {
+            output::tell(format_args!("... and {untold} more"));
+        }
+        output::tell(self.summary());
+        if self.failed == 0 { Outcome::Done } else { Outcome::Failed }
+    }
+
+    fn summary(&self) -> String {
+        let bytes = output::bytes(self.stored_bytes);
+        let mut summary = format!("{} loaded, {bytes} of values", count(self.stored, "key"));
+        for (number, what) in [(self.links, "symbolic link"), (self.others, "special file")] {
+            if number > 0 {
+                summary += &format!(", {} skipped", count(number, what));
+            }
+        }
+        if self.failed > 0 {
+            summary += &format!("; {} failed", self.failed);
+        }
+        summary
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_over_the_limit_is_refused_by_both_numbers() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("large");
+        fs::write(&path, [7; 11]).unwrap();
+        let error = read_file(&path, 10).unwrap_err().to_string();
+        assert!(error.contains("11 bytes") && error.contains("at most 10"), "{error}");
+        assert_eq!(read_file(&path, 11).unwrap(), [7; 11]);
+    }
+
+    #[test]
+    fn the_summary_names_what_was_left_out() {
+        let tally = Tally { stored: 1, stored_bytes: 3, failed: 2, links: 1, others: 0 };
+        let expected = "1 key loaded, 3 B of values, 1 symbolic link skipped; 2 failed";
+        assert_eq!(tally.summary(), expected);
+        let tally = Tally { stored: 2, ..Tally::default() };
+        assert_eq!(tally.summary(), "2 keys loaded, 0 B of values");
+    }
+}

@@ -1,0 +1,251 @@
+//! Keys and values as lines of JSON and as CSV.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+
+use anyhow::{Context, anyhow, bail};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use serde::{Deserialize, Serialize};
+
+use crate::encoding::{Encoding, to_base64};
+
+/// The longest line of JSON: the largest block, each byte as `\u00XX`, and some more.
+const LINE_BYTES_MAX: u64 = 32 << 20;
+
+/// A key and a value.
+pub(crate) type Pair = (Vec<u8>, Vec<u8>);
+
+/// A line of JSON: text where the bytes are UTF-8, else base64.
+#[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Record {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    key: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    key_base64: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    value: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    value_base64: Option<String>,
+}
+
+impl Record {
+    pub(crate) fn new(key: &[u8], value: &[u8]) -> Self {
+        let (key, key_base64) = text_or_base64(key);
+        let (value, value_base64) = text_or_base64(value);
+        Self { key, key_base64, value, value_base64 }
+    }
+
+    /// The record with its line feed.
+    pub(crate) fn to_line(&self) -> String {
+        // Four strings always serialize.
+        let mut line = serde_json::to_string(self).unwrap_or_default();
+        line.push('\n');
+        line
+    }
+
+    fn from_line(line: &[u8]) -> anyhow::Result<Pair> {
+        let record: Self = serde_json::from_slice(line).map_err(|error| {
+            // It counts lines from 1, and there is only one.
+            anyhow!("{}", error.to_string().replace(" at line 1 column ", " at column "))
+        })?;
+        let key = bytes_of("key", record.key, record.key_base64)?;
+        Ok((key, bytes_of("value", record.value, record.value_base64)?))
+    }
+}
+
+fn text_or_base64(bytes: &[u8]) -> (Option<String>, Option<String>) {
+    match str::from_utf8(bytes) {
+        Ok(text) => (Some(text.to_owned()), None),
+        Err(_) => (None, Some(to_base64(bytes))),
+    }
+}
+
+fn bytes_of(name: &str, text: Option<String>, base64: Option<String>) -> anyhow::Result<Vec<u8>> {
+    match (text, base64) {
+        (Some(text), None) => Ok(text.into_bytes()),
+        (None, Some(base64)) => {
+            STANDARD.decode(base64).with_context(|| format!("{name}_base64 is not base64"))
+        }
+        (Some(_), Some(_)) => bail!("it has both {name} and {name}_base64"),
+        (None, None) => bail!("it has neither {name} nor {name}_base64"),
+    }
+}
+
+/// A record and the line it begins at; or what is wrong with that line.
+pub(crate) struct Numbered {
+    pub(crate) line: u64,
+    pub(crate) pair: anyhow::Result<Pair>,
+}
+
+/// Calls `take` with every record of lines of JSON. Empty lines are skipped.
+pub(crate) fn read_json_lines(
+    mut from: impl BufRead,
+    mut take: impl FnMut(Numbered) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    let mut text = Vec::new();
+    for line in 1.. {
+        text.clear();
+        if from.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut text)? == 0 {
+            break;
+        }
+        if text.len() as u64 == LINE_BYTES_MAX && !text.ends_with(b"\n") {
+            bail!("line {line} is over {LINE_BYTES_MAX} bytes long, which no key and value are");
+        }
+        if !text.trim_ascii().is_empty() {
+            take(Numbered { line, pair: Record::from_line(&text) })?;
+        }
+    }
+    Ok(())
+}
+
+/// Calls `take` with every record of a CSV file that has the columns `key` and `value`.
+pub(crate) fn read_csv(
+    from: impl Read,
+    key_encoding: Encoding,
+    value_encoding: Encoding,
+    mut take: impl FnMut(Numbered) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    let mut reader = csv::Reader::from_reader(from);
+    let header = reader.byte_headers()?.clone();
+    let column = |name: &str| {
+        let found = header.iter().position(|field| field == name.as_bytes());
+        found.with_context(|| format!("line 1 has to name the columns key and value; no `{name}`"))
+    };
+    let (key_column, value_column) = (column("key")?, column("value")?);
+    let mut record = csv::ByteRecord::new();
+    loop {
+        let pair = match reader.read_byte_record(&mut record) {
+            Ok(false) => return Ok(()),
+            Ok(true) => {
+                let field = |column| record.get(column).unwrap_or_default();
+                let key = key_encoding.decode(field(key_column)).context("key");
+                let value = value_encoding.decode(field(value_column)).context("value");
+                key.and_then(|key| Ok((key, value?)))
+            }
+            Err(error) if error.is_io_error() => return Err(error.into()),
+            Err(error) => Err(csv_error(&error)),
+        };
+        let line = record.position().map_or(0, csv::Position::line);
+        take(Numbered { line, pair })?;
+    }
+}
+
+fn csv_error(error: &csv::Error) -> anyhow::Error {
+    match error.kind() {
+        csv::ErrorKind::UnequalLengths { expected_len, len, .. } => {
+            anyhow!("it has {len} fields, the header has {expected_len}")
+        }
+        _ => anyhow!("{error}"),
+    }
+}
+
+/// The format that a file's name says, if it is one of records.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Format {
+    JsonLines,
+    Csv,
+}
+
+impl Format {
+    pub(crate) fn of(path: &Path) -> Option<Self> {
+        match path.extension()?.to_str()? {
+            "jsonl" => Some(Self::JsonLines),
+            "csv" => Some(Self::Csv),
+            _ => None,
+        }
+    }
+
+    /// Calls `take` with every record in the file.
+    pub(crate) fn read(
+        self,
+        file: File,
+        (key_encoding, value_encoding): (Encoding, Encoding),
+        take: impl FnMut(Numbered) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        match self {
+            Self::JsonLines => read_json_lines(BufReader::new(file), take),
+            Self::Csv => read_csv(file, key_encoding, value_encoding, take),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn collect(read: impl FnOnce(&mut dyn FnMut(Numbered) -> anyhow::Result<()>)) -> Vec<String> {
+        let mut seen = Vec::new();
+        read(&mut |numbered| {
+            seen.push(match numbered.pair {
+                Ok((key, value)) => format!("{}:{:?}={:?}", numbered.line, key, value),
+                Err(error) => format!("{}:{}", numbered.line, crate::output::one_line(&error)),
+            });
+            Ok(())
+        });
+        seen
+    }
+
+    #[test]
+    fn any_bytes_come_back_from_a_line() {
+        let all: Vec<u8> = (0..=255).collect();
+        for (key, value) in
+            [(&b"key"[..], &b"two\nlines\x00"[..]), (&all, b""), ("\u{fc}".as_bytes(), &all)]
+        {
+            let line = Record::new(key, value).to_line();
+            assert_eq!(line.find('\n'), Some(line.len() - 1));
+            assert_eq!(Record::from_line(line.as_bytes()).unwrap(), (key.into(), value.into()));
+        }
+        assert_eq!(Record::new(b"k", b"v").to_line(), "{\"key\":\"k\",\"value\":\"v\"}\n");
+        let binary = Record::new(b"\xff", b"\xfe").to_line();
+        assert_eq!(binary, "{\"key_base64\":\"/w==\",\"value_base64\":\"/g==\"}\n");
+    }
+
+    #[test]
+    fn malformed_lines_are_told_with_their_number_and_the_rest_is_read() {
+        let text = b"{\"key\":\"a\",\"value\":\"1\"}\n\nnonsense\n{\"key\":\"b\"}\n\
+            {\"key\":\"c\",\"value\":\"1\",\"value_base64\":\"\"}\n\
+            {\"key_base64\":\"!\",\"value\":\"\"}\n{\"key\":\"d\",\"value\":\"\"}";
+        let seen = collect(|take| read_json_lines(&text[..], take).unwrap());
+        assert_eq!(seen.len(), 6);
+        assert_eq!(seen[0], "1:[97]=[49]");
+        assert!(seen[1].starts_with("3:expected ident at column 2"), "{}", seen[1]);
+        assert_eq!(seen[2], "4:it has neither value nor value_base64");
+        assert_eq!(seen[3], "5:it has both value and value_base64");
+        assert!(seen[4].starts_with("6:key_base64 is not base64"), "{}", seen[4]);
+        assert_eq!(seen[5], "7:[100]=[]");
+    }
+
+    #[test]
+    fn csv_finds_its_columns_and_counts_lines() {
+        let text = b"value,other,key\n1,x,a\n\"two\nlines\",x,\"b,\"\nshort\n2,x,\xff\n";
+        let raw = Encoding::Raw;
+        let seen = collect(|take| read_csv(&text[..], raw, raw, take).unwrap());
+        let two_lines: Vec<u8> = b"two\nlines".to_vec();
+        assert_eq!(seen[0], "2:[97]=[49]");
+        assert_eq!(seen[1], format!("3:[98, 44]={two_lines:?}"));
+        assert_eq!(seen[2], "5:it has 1 fields, the header has 3");
+        assert_eq!(seen[3], "6:[255]=[50]");
+        let seen = collect(|take| {
+            let text = b"key,value\n6b,dg==\nzz,\n";
+            read_csv(&text[..], Encoding::Hex, Encoding::Base64, take).unwrap();
+        });
+        assert_eq!(seen, ["2:[107]=[118]", "3:key: is not hexadecimal"]);
+    }
+
+    #[test]
+    fn csv_without_its_columns_is_refused() {
+        let raw = Encoding::Raw;
+        let error = read_csv(&b"a,b\n1,2\n"[..], raw, raw, |_| Ok(())).unwrap_err();
+        assert!(error.to_string().contains("key and value"));
+    }
+
+    #[test]
+    fn formats_go_by_the_name() {
+        assert_eq!(Format::of(Path::new("a/b.jsonl")), Some(Format::JsonLines));
+        assert_eq!(Format::of(Path::new("b.csv")), Some(Format::Csv));
+        assert_eq!(Format::of(Path::new("a.jsonl/b")), None);
+    }
+}

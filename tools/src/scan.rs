@@ -1,0 +1,52 @@
+//! `scan`.
+
+use std::io::Write;
+
+use farside::Entry;
+
+use crate::args::{self, Args};
+use crate::connect;
+use crate::output::{self, Outcome};
+use crate::records::Record;
+
+/// `scan`: one line an entry.
+pub(crate) fn scan(args: &Args, what: &args::Scan) -> anyhow::Result<Outcome> {
+    let prefix = what.prefix.as_deref();
+    let prefix =
+        prefix.map(|text| args.key_encoding.decode_argument("prefix", text)).transpose()?;
+    let prefix = prefix.unwrap_or_default();
+    let mut session = connect::reader(args)?.session()?;
+    let mut stdout = output::stdout();
+    let mut left = what.limit.unwrap_or(u64::MAX);
+    let mut outcome = Outcome::Done;
+    let mut entries = session.scan()?;
+    while left > 0
+        && let Some(entry) = entries.next()
+    {
+        match entry {
+            Ok(entry) if entry.key.starts_with(&prefix) => {
+                stdout.write_all(line(args, what, &entry).as_bytes())?;
+                left -= 1;
+            }
+            Ok(_) => {}
+            Err(error) => {
+                // The scan goes on with what can be read.
+                output::tell(error);
+                outcome = Outcome::Failed;
+            }
+        }
+    }
+    output::finish(stdout)?;
+    Ok(outcome)
+}
+
+fn line(args: &Args, what: &args::Scan, entry: &Entry) -> String {
+    if what.json {
+        return Record::new(&entry.key, &entry.value).to_line();
+    }
+    let key = args.key_encoding.encode_line(&entry.key);
+    if what.keys_only {
+        return format!("{key}\n");
+    }
+    format!("{key}\t{}\n", args.value_encoding.encode_line(&entry.value))
+}

@@ -1,0 +1,186 @@
+//! `stat`.
+
+use std::io::Write;
+
+use farside_common::check::{Report, Scope};
+use farside_common::control::ServerStatistics;
+use farside_common::layout::CHUNK_BYTES;
+use serde::Serialize;
+
+use crate::args::{self, Args};
+use crate::connect;
+use crate::output::{self, Outcome, bytes};
+use crate::raw::RawRegion;
+
+/// `stat`: what the server knows and what a walk through the index finds.
+pub(crate) fn stat(args: &Args, what: &args::Stat) -> anyhow::Result<Outcome> {
+    let config = connect::config(args)?;
+    // Before the walk's own connection, so that only this one has to be left out.
+    let statistics = connect::reader(args)?.statistics()?;
+    let bar = output::progress("reading the index");
+    let report = RawRegion::open(&config)?.check(Scope::Index, &bar)?;
+    bar.finish_and_clear();
+    let server = config.server.unwrap_or_default();
+    let overview = Overview::new(server, &statistics, &report);
+    let mut stdout = output::stdout();
+    if what.json {
+        serde_json::to_writer(&mut stdout, &overview).map_err(std::io::Error::from)?;
+        writeln!(stdout)?;
+    } else {
+        stdout.write_all(overview.table().as_bytes())?;
+    }
+    output::finish(stdout)?;
+    if report.is_clean() {
+        return Ok(Outcome::Done);
+    }
+    output::tell("the index is damaged: run `kv-cli verify`");
+    Ok(Outcome::Failed)
+}
+
+/// What `stat` shows; the names are those of the JSON.
+#[derive(Debug, Serialize)]
+struct Overview {
+    server: String,
+    uptime_ms: u64,
+    incarnation: u64,
+    /// Besides this one.
+    clients: u64,
+    clients_lost: u64,
+    keys: u64,
+    slots: u64,
+    load_factor: f64,
+    subtables: u64,
+    memory: Memory,
+    blocks_taken: u64,
+    blocks_given: u64,
+    requests_denied: u64,
+    key_bytes_max: u32,
+    value_bytes_max: u32,
+    grace_ms: u32,
+    problems: u64,
+    classes: Vec<Class>,
+}
+
+/// Where the region's bytes are.
+#[derive(Debug, Serialize)]
+struct Memory {
+    region_bytes: u64,
+    /// Chunks without a use.
+    free_bytes: u64,
+    index_bytes: u64,
+    /// Chunks carved into blocks.
+    blocks_bytes: u64,
+    /// Blocks that hold a key.
+    linked_bytes: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct Class {
+    block_bytes: u64,
+    chunks: u64,
+    blocks: u64,
+    /// Those that hold a key.
+    linked: u64,
+    /// Those with the server.
+    free: u64,
+    /// The rest: with clients, in quarantine or ready for their next writes.
+    with_clients: u64,
+}
+
+impl Overview {
+    fn new(server: String, statistics: &ServerStatistics, report: &Report) -> Self {
+        let memory = Memory {
+            region_bytes: report.format.region_bytes,
+            free_bytes: report.chunks.free * CHUNK_BYTES,
+            index_bytes: report.chunks.subtables * CHUNK_BYTES,
+            blocks_bytes: report.chunks.blocks * CHUNK_BYTES,
+            linked_bytes: report.block_bytes,
+        };
+        Self {
+            server,
+            uptime_ms: statistics.uptime_ms,
+            incarnation: statistics.incarnation,
+            clients: statistics.clients.saturating_sub(1),
+            clients_lost: statistics.clients_lost,
+            keys: report.keys,
+            slots: report.slots_total(),
+            load_factor: report.load_factor(),
+            subtables: report.subtables,
+            memory,
+            blocks_taken: statistics.blocks_taken,
+            blocks_given: statistics.blocks_given,
+            requests_denied: statistics.requests_denied,
+            key_bytes_max: report.format.key_bytes_max,
+            value_bytes_max: report.format.value_bytes_max,
+            grace_ms: report.format.grace_ms,
+            problems: report.problem_count,
+            classes: classes(statistics, report),
+        }
+    }
+
+    fn table(&self) -> String {
+        let memory = &self.memory;
+        let seconds = self.uptime_ms / 1000;
+        let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
+        let mut table = [
+            ("server", self.server.clone()),
+            ("up", format!("{hours}:{minutes:02}:{seconds:02}, start {}", self.incarnation)),
+            ("clients", format!("{} ({} lost so far)", self.clients, self.clients_lost)),
+            ("keys", self.keys.to_string()),
+            ("load", format!("{:.3} of {} slots", self.load_factor, self.slots)),
+            ("memory", bytes(memory.region_bytes)),
+            ("  free", bytes(memory.free_bytes)),
+            ("  index", bytes(memory.index_bytes)),
+            (
+                "  blocks",
+                format!("{}, {} with keys", bytes(memory.blocks_bytes), bytes(memory.linked_bytes)),
+            ),
+            (
+                "limits",
+                format!(
+                    "keys {}, values {}",
+                    bytes(self.key_bytes_max.into()),
+                    bytes(self.value_bytes_max.into())
+                ),
+            ),
+            ("grace", format!("{} ms", self.grace_ms)),
+            ("refused", format!("{} requests for blocks", self.requests_denied)),
+        ]
+        .map(|(name, value)| format!("{name:<10}{value}\n"))
+        .concat();
+        if !self.classes.is_empty() {
+            let columns = ["block", "chunks", "blocks", "with keys", "free", "with clients"];
+            table += &row(&columns.map(str::to_owned));
+        }
+        for of in &self.classes {
+            let numbers = [of.chunks, of.blocks, of.linked, of.free, of.with_clients];
+            let [chunks, blocks, linked, free, clients] = numbers.map(|number| number.to_string());
+            table += &row(&[bytes(of.block_bytes), chunks, blocks, linked, free, clients]);
+        }
+        table
+    }
+}
+
+fn row(cells: &[String; 6]) -> String {
+    let padded = cells.iter().map(|cell| format!("{cell:>13}"));
+    padded.collect::<String>().trim_end().to_owned() + "\n"
+}
+
+/// The classes in use. The server counts at another moment than the walk, so what is left for the
+/// clients is an estimate while they are at work.
+fn classes(statistics: &ServerStatistics, report: &Report) -> Vec<Class> {
+    let class = |of: &farside_common::check::ClassUse| {
+        let known = statistics.classes.iter().find(|known| known.class == of.class);
+        let free = known.map_or(0, |known| known.blocks_free);
+        let (blocks, linked) = (of.blocks(), of.blocks_linked);
+        Class {
+            block_bytes: of.class.block_bytes(),
+            chunks: of.chunks,
+            blocks,
+            linked,
+            free,
+            with_clients: blocks.saturating_sub(linked + free),
+        }
+    };
+    report.classes.iter().map(class).collect()
+}

@@ -1,0 +1,74 @@
+//! `verify`.
+
+use std::io::Write;
+
+use farside_common::check::{Report, Scope};
+use farside_common::layout::SlotState;
+
+use crate::args::Args;
+use crate::connect;
+use crate::output::{self, Outcome, bytes, count};
+use crate::raw::RawRegion;
+
+/// `verify`: the report on stdout, the verdict in the exit code.
+pub(crate) fn verify(args: &Args) -> anyhow::Result<Outcome> {
+    let region = RawRegion::open(&connect::config(args)?)?;
+    let bar = output::progress("verifying");
+    let report = region.check(Scope::Blocks, &bar)?;
+    bar.finish_and_clear();
+    let mut stdout = output::stdout();
+    stdout.write_all(describe(&report).as_bytes())?;
+    output::finish(stdout)?;
+    Ok(if report.is_clean() { Outcome::Done } else { Outcome::Failed })
+}
+
+fn describe(report: &Report) -> String {
+    let region = bytes(report.format.region_bytes);
+    let mut lines = vec![
+        format!("region      {region}, incarnation {}", report.incarnation),
+        format!(
+            "index       {}, {}, load {:.3}",
+            count(report.subtables, "subtable"),
+            count(report.slots_total(), "slot"),
+            report.load_factor()
+        ),
+        format!(
+            "keys        {}, {} of keys, {} of values, in {} of blocks",
+            report.keys,
+            bytes(report.key_bytes),
+            bytes(report.value_bytes),
+            bytes(report.block_bytes)
+        ),
+    ];
+    lines.extend(unusual(report).map(|line| format!("            {line}")));
+    lines.extend(report.problems.iter().map(|problem| format!("DAMAGE      {problem}")));
+    let untold = report.problem_count - report.problems.len() as u64;
+    if untold > 0 {
+        lines.push(format!("DAMAGE      ... and {untold} more"));
+    }
+    lines.push(match report.problem_count {
+        0 => "verdict     no damage".into(),
+        problems => format!("verdict     {} found", count(problems, "problem")),
+    });
+    lines.join("\n") + "\n"
+}
+
+/// What is no damage, but not every region has.
+fn unusual(report: &Report) -> impl Iterator<Item = String> {
+    let state = |state| report.slots(state);
+    let counts = [
+        (state(SlotState::Pending), "slot", "an insert owns (PENDING)"),
+        (state(SlotState::Aborted), "slot", "an insert lost (ABORTED)"),
+        (state(SlotState::Tomb), "slot", "removed and waiting for GRACE (TOMB)"),
+        (state(SlotState::Frozen), "slot", "a split is moving (FROZEN)"),
+        (state(SlotState::Copy), "slot", "a split is filling (COPY)"),
+        (state(SlotState::Moved), "slot", "a split has moved (MOVED)"),
+        (report.subtables_splitting, "subtable", "being split"),
+        (report.poisoned, "key", "marked but still linked: one more round trip until the next put"),
+        (report.unsettled, "slot", "in use at every look"),
+    ];
+    counts
+        .into_iter()
+        .filter(|(number, ..)| *number > 0)
+        .map(|(number, noun, what)| format!("{} {what}", count(number, noun)))
+}
