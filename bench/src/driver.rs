@@ -12,10 +12,11 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
 
 use farside::{Completed, Counters, Outcome, Pipeline, PipelineFull, Result, Session, Ticket};
 
+use crate::clock::now_ns;
+use crate::keys::{self, Key};
 use crate::operations::{BATCH, Batch, Operation, RecordCounter, Source, Values};
 use crate::recorder::Recorder;
 use crate::workload::Kind;
@@ -91,10 +92,10 @@ impl<'a> Driver<'a> {
     ) -> Result<()> {
         let mut latencies = [0; BATCH];
         let mut attribution = Attribution { kind: None, since: session.counters() };
-        let mut last = Instant::now();
+        let mut last = now_ns();
         while go_on() && self.batch.refill(source) {
-            let mut start = Instant::now();
-            recorder.driver_ns += nanos(start - last);
+            let mut start = now_ns();
+            recorder.driver_ns += start - last;
             let mut done = 0;
             for operation in self.batch.rest() {
                 if !go_on() {
@@ -104,8 +105,8 @@ impl<'a> Driver<'a> {
                 let expected = perform(session, operation, &mut self.values, &mut self.value)?
                     && (operation.kind != Kind::Get || self.value.len() == self.value_bytes);
                 recorder.unexpected += u64::from(!expected);
-                let end = Instant::now();
-                latencies[done] = nanos(end - start);
+                let end = now_ns();
+                latencies[done] = end - start;
                 start = end;
                 done += 1;
             }
@@ -122,10 +123,6 @@ impl<'a> Driver<'a> {
         attribution.leave(session, recorder);
         Ok(())
     }
-}
-
-fn nanos(duration: Duration) -> u64 {
-    duration.as_secs() * 1_000_000_000 + u64::from(duration.subsec_nanos())
 }
 
 /// Whether the operation found what the workload had left.
@@ -172,7 +169,7 @@ impl Attribution {
             self.since = Counters::default();
         }
         if let Some(kind) = self.kind {
-            recorder.attribute(kind, now - self.since);
+            recorder.attribute(kind, &(now - self.since));
         }
         self.since = now;
     }
@@ -205,9 +202,9 @@ impl Hasher for TicketHasher {
 
 #[derive(Clone, Copy)]
 struct InFlight {
-    operation: Operation,
-    started: Instant,
-    counters: Counters,
+    kind: Kind,
+    record: u64,
+    started_ns: u64,
     /// The GET of an RMW is done.
     has_read: bool,
 }
@@ -234,24 +231,25 @@ impl SideBySide<'_, '_, '_> {
 
     /// Fills the pipeline.
     fn start(&mut self, source: &mut impl Source, go_on: impl Fn() -> bool) {
-        let mut now = Instant::now();
+        let mut now = now_ns();
         let mut shared = 0;
         while self.flight.len() < self.driver.depth && go_on() {
             if self.driver.batch.rest().is_empty() {
-                let before = Instant::now();
+                let before = now_ns();
                 if !self.driver.batch.refill(source) {
                     return;
                 }
                 self.driver.publish(self.driver.batch.rest().len());
-                (now, shared) = (Instant::now(), 0);
-                self.recorder.driver_ns += nanos(now - before);
+                (now, shared) = (now_ns(), 0);
+                self.recorder.driver_ns += now - before;
             } else if shared == READING_SHARED_MAX {
-                (now, shared) = (Instant::now(), 0);
+                (now, shared) = (now_ns(), 0);
             }
-            let Some(&operation) = self.driver.batch.rest().first() else { return };
-            let counters = Counters::default();
-            let in_flight = InFlight { operation, started: now, counters, has_read: false };
-            if self.submit(in_flight).is_err() {
+            let Some(&Operation { kind, record, key }) = self.driver.batch.rest().first() else {
+                return;
+            };
+            let in_flight = InFlight { kind, record, started_ns: now, has_read: false };
+            if self.submit(in_flight, &key).is_err() {
                 return;
             }
             self.driver.batch.consume(1);
@@ -260,10 +258,9 @@ impl SideBySide<'_, '_, '_> {
     }
 
     /// Posts an operation, or the second half of one.
-    fn submit(&mut self, in_flight: InFlight) -> std::result::Result<(), PipelineFull> {
+    fn submit(&mut self, in_flight: InFlight, key: &Key) -> std::result::Result<(), PipelineFull> {
         let (pipeline, values) = (&mut self.pipeline, &mut self.driver.values);
-        let key = &in_flight.operation.key;
-        let ticket = match in_flight.operation.kind {
+        let ticket = match in_flight.kind {
             Kind::Rmw if in_flight.has_read => pipeline.put(key, values.take()),
             Kind::Get | Kind::Rmw => pipeline.get(key),
             Kind::Put => pipeline.put(key, values.take()),
@@ -281,11 +278,11 @@ impl SideBySide<'_, '_, '_> {
         while let Some((ticket, counters, expected)) = taken {
             self.recorder.unexpected += u64::from(!expected?);
             if let Some(mut in_flight) = self.flight.remove(&ticket) {
-                in_flight.counters += counters;
-                if in_flight.operation.kind == Kind::Rmw && !in_flight.has_read {
+                self.recorder.attribute(in_flight.kind, &counters);
+                if in_flight.kind == Kind::Rmw && !in_flight.has_read {
                     in_flight.has_read = true;
-                    // Its lane was just freed.
-                    let _ = self.submit(in_flight);
+                    // Cannot be full: its lane was just freed.
+                    let _ = self.submit(in_flight, &keys::encode(in_flight.record));
                 } else {
                     self.finished.push(in_flight);
                     if self.finished.len() == READING_SHARED_MAX {
@@ -300,12 +297,11 @@ impl SideBySide<'_, '_, '_> {
     }
 
     fn record(&mut self) {
-        let now = Instant::now();
-        for InFlight { operation, started, counters, .. } in self.finished.drain(..) {
-            self.recorder.record(operation.kind, nanos(now - started));
-            self.recorder.attribute(operation.kind, counters);
-            if operation.kind == Kind::Insert {
-                self.driver.records.acknowledge(operation.record);
+        let now = now_ns();
+        for InFlight { kind, record, started_ns, .. } in self.finished.drain(..) {
+            self.recorder.record(kind, now - started_ns);
+            if kind == Kind::Insert {
+                self.driver.records.acknowledge(record);
             }
         }
     }

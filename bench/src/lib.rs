@@ -11,6 +11,7 @@ pub mod accounting;
 #[allow(unsafe_code, reason = "a global allocator is unsafe to implement")]
 pub mod allocations;
 pub mod args;
+pub mod clock;
 pub mod distribution;
 pub mod driver;
 pub mod environment;

@@ -120,9 +120,12 @@ impl Generator {
 
     #[inline]
     fn kind(&mut self) -> Kind {
-        let [.., (last, _)] = self.mix else { return Kind::Get };
+        let [before @ .., (last, _)] = self.mix else { return Kind::Get };
+        if before.is_empty() {
+            return *last;
+        }
         let mut number = below(&mut self.random, 100) as u32;
-        for (kind, percent) in self.mix {
+        for (kind, percent) in before {
             if number < *percent {
                 return *kind;
             }

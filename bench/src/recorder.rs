@@ -58,9 +58,9 @@ impl Recorder {
 
     /// Notes what operations of this kind asked of the fabric.
     #[inline]
-    pub fn attribute(&mut self, kind: Kind, counters: Counters) {
+    pub fn attribute(&mut self, kind: Kind, counters: &Counters) {
         if let Some(of) = &mut self.kinds[kind.index()] {
-            of.counters += counters;
+            of.counters += *counters;
         }
     }
 
@@ -106,7 +106,7 @@ mod tests {
         for latency_ns in [100, u64::MAX] {
             let mut thread = Recorder::new(Workload::A.mix());
             thread.record(Kind::Get, latency_ns);
-            thread.attribute(Kind::Put, Counters { reads: 3, ..Default::default() });
+            thread.attribute(Kind::Put, &Counters { reads: 3, ..Default::default() });
             thread.unexpected = 2;
             all.merge(&thread);
         }

@@ -188,7 +188,7 @@ impl YcsbReport {
     fn write_operations(&self, out: &mut String) -> fmt::Result {
         writeln!(
             out,
-            "{:<7}{:>14}{:>13}{:>9}{:>9}{:>10} | per op: {:>6}{:>7}{:>7}{:>7}{:>9}",
+            "{:<7} {:>13} {:>12} {:>9} {:>10} {:>10} | per op: {:>6} {:>6} {:>6} {:>6} {:>11}",
             "",
             "count",
             "ops/s",
@@ -205,8 +205,8 @@ impl YcsbReport {
             let per_op = |number: u64| number as f64 / of.count.max(1) as f64;
             writeln!(
                 out,
-                "{name:<7}{:>14}{:>13}{:>9}{:>9}{:>10} |         {:>6.3}{:>7.3}{:>7.3}{:>7.3}\
-                 {:>9.1}",
+                "{name:<7} {:>13} {:>12} {:>9} {:>10} {:>10} |         \
+                 {:>6.3} {:>6.3} {:>6.3} {:>6.3} {:>11.1}",
                 grouped(of.count),
                 grouped((of.count as f64 / self.seconds) as u64),
                 grouped(of.p50_ns),
@@ -286,7 +286,7 @@ mod tests {
             recorder.record(Kind::Rmw, 3 * latency_ns);
             let counters =
                 Counters { round_trips: 1, reads: 1, read_bytes: 128, ..Default::default() };
-            recorder.attribute(Kind::Get, counters);
+            recorder.attribute(Kind::Get, &counters);
         }
         let measured = Measured {
             fabric: "shm".into(),

@@ -46,7 +46,10 @@ pub enum Error {
     #[error("the connection broke while the write was on its way: it may or may not have happened")]
     Indeterminate,
     /// No server answers, and none came back within the reconnect timeout.
-    #[error("no server answers at {server} (tried for {tried:?}): is kv-server running there?")]
+    #[error(
+        "no server answers at {server} (tried for {} ms): is kv-server running there?",
+        .tried.as_millis()
+    )]
     Unreachable {
         /// The address tried.
         server: String,

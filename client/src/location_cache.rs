@@ -6,7 +6,8 @@
 use farside_common::fabric::Nanos;
 use farside_common::hash::KeyHash;
 use farside_common::layout::SlotWord;
-use zerocopy::{FromBytes, FromZeros, IntoBytes};
+use memmap2::{Advice, MmapMut};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 /// What the location cache did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -37,7 +38,7 @@ pub(crate) struct Location {
 const PROVED_UNIT_SHIFT: u32 = 24;
 const POISONED: u64 = 1 << 63;
 
-#[derive(Clone, Copy, FromBytes, IntoBytes)]
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 struct Entry {
     /// Not 0: the key's tag.
@@ -53,38 +54,44 @@ const _: () = assert!(size_of::<Entry>() == 32);
 const WAYS: usize = 2;
 
 /// One cache line of the processor.
-#[derive(Clone, Copy, FromBytes, IntoBytes)]
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C, align(64))]
 struct Set([Entry; WAYS]);
 
 pub(crate) struct LocationCache {
-    /// A power of two of sets, or none at all when the cache is off.
-    sets: Vec<Set>,
+    /// A power of two of sets, or nothing when the cache is off. Mapped, because the system then
+    /// provides zeroed pages, and huge ones, only as they are used.
+    memory: Option<MmapMut>,
     pub(crate) statistics: CacheStatistics,
 }
 
 impl LocationCache {
-    /// A cache of at most this many bytes, which the system provides as they are used.
+    /// A cache of at most this many bytes.
     pub(crate) fn new(bytes: usize) -> Self {
         let sets = (bytes / size_of::<Set>() + 1).next_power_of_two() / 2;
-        // Without memory for the cache the store works as well, one round trip slower.
-        let sets = Set::new_vec_zeroed(sets).unwrap_or_default();
-        Self { sets, statistics: CacheStatistics::default() }
+        let memory = Self::map(sets * size_of::<Set>());
+        Self { memory, statistics: CacheStatistics::default() }
     }
 
-    /// Forgets everything: new memory from the system is cheaper than clearing the old.
+    /// Without memory for the cache the store works as well, one round trip slower.
+    fn map(bytes: usize) -> Option<MmapMut> {
+        let memory = MmapMut::map_anon(bytes).ok().filter(|_| bytes > 0)?;
+        // Small pages do as well, a little slower.
+        let _ = memory.advise(Advice::HugePage);
+        Some(memory)
+    }
+
+    /// Forgets everything.
     pub(crate) fn clear(&mut self) {
-        self.sets = Set::new_vec_zeroed(self.sets.len()).unwrap_or_default();
+        self.memory = self.memory.take().and_then(|old| Self::map(old.len()));
     }
 
     #[inline]
     fn set(&mut self, hash: KeyHash) -> Option<&mut Set> {
-        let sets = self.sets.len();
-        if sets == 0 {
-            return None;
-        }
-        // Bits of the tag above the fingerprint, which slots and tests share.
-        self.sets.get_mut((hash.tag() >> 16) as usize & (sets - 1))
+        let sets = <[Set]>::mut_from_bytes(self.memory.as_deref_mut()?).ok()?;
+        // Bits of the tag above the fingerprint, which neighbours of a window share.
+        let at = (hash.tag() >> 16) as usize & (sets.len() - 1);
+        sets.get_mut(at)
     }
 
     #[inline]
@@ -187,7 +194,7 @@ mod tests {
     fn memory_is_bounded_and_zero_is_off() {
         for bytes in [64, 127, 128, 1000, 1 << 20] {
             let cache = LocationCache::new(bytes);
-            assert!(!cache.sets.is_empty() && cache.sets.len() * size_of::<Set>() <= bytes);
+            assert!((64..=bytes).contains(&cache.memory.unwrap().len()));
         }
         let mut off = LocationCache::new(0);
         off.put(hash(1), location(1));

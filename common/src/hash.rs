@@ -48,7 +48,7 @@ impl KeyHash {
 
     /// The byte offset of the key's window from the start of its subtable.
     pub const fn window_offset(self) -> u64 {
-        let row = (self.place & 0xffff_ffff) * HOME_ROWS as u64 >> 32;
+        let row = ((self.place & 0xffff_ffff) * HOME_ROWS as u64) >> 32;
         row * ROW_BYTES
     }
 

@@ -90,6 +90,8 @@ impl ServerProcess {
             .arg(address_in(folder))
             .args(arguments)
             .stdin(Stdio::null())
+            // Not the test's own: a server that outlives a failing test would keep it open.
+            .stdout(Stdio::null())
             .stderr(log)
             .spawn()
             .unwrap()

@@ -4,13 +4,16 @@ use std::task::{Context, Poll, Waker};
 
 use super::{Buffer, ChainError, Completion, Fabric, LaneId, Nanos, Verb};
 
+/// What became of a chain.
+type ChainResult = Result<u64, ChainError>;
+
 /// A fabric that async functions run on: each awaits its own lane, [`Endpoint::drive`] or
 /// [`Endpoint::step`] rings the doorbell for all of them and hands out completions.
 ///
 /// No executor and no wakers: a future is polled again when its lane completed.
 pub struct Endpoint<F> {
     fabric: RefCell<F>,
-    results: Box<[Cell<Option<Result<u64, ChainError>>>]>,
+    results: Box<[Cell<Option<ChainResult>>]>,
 }
 
 impl<F: Fabric> Endpoint<F> {

@@ -28,7 +28,7 @@ const _: () = assert!(size_of::<DirectoryEntry>() == 8);
 impl DirectoryEntry {
     /// The entry for a subtable whose keys share this many bits.
     pub const fn new(subtable_offset: u64, local_depth: u8) -> Self {
-        Self(subtable_offset / SUBTABLE_BYTES << 8 | local_depth as u64)
+        Self(((subtable_offset / SUBTABLE_BYTES) << 8) | local_depth as u64)
     }
 
     /// The entry with exactly these bits.

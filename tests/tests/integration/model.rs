@@ -2,12 +2,11 @@
 //! HashMap; and that versions are equal exactly when the write is the same.
 
 use std::collections::HashMap;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use farside::{BatchOutcome, Exchange, Session, Version};
 use farside_tests::ServerProcess;
 use proptest::prelude::*;
+use proptest::test_runner::TestRunner;
 
 #[derive(Clone, Debug)]
 enum Operation {
@@ -184,30 +183,28 @@ impl Model {
     }
 }
 
-fn server() -> &'static ServerProcess {
-    static SERVER: OnceLock<ServerProcess> = OnceLock::new();
-    SERVER.get_or_init(|| ServerProcess::start(&["--memory", "128MiB", "--grace-ms", "5"]))
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..Default::default() })]
-
-    #[test]
-    fn any_sequence_equals_a_hash_map(
-        operations in proptest::collection::vec(operation(), 1..60),
-        cached: bool,
-    ) {
-        static CASE: AtomicU32 = AtomicU32::new(0);
-        let cache_bytes = if cached { 1 << 20 } else { 0 };
-        let client = server().client_builder().cache_bytes(cache_bytes).connect().unwrap();
-        let sessions = (0..3).map(|_| client.session().unwrap()).collect();
-        let case = CASE.fetch_add(1, Ordering::Relaxed);
-        let mut model = Model { sessions, values: HashMap::new(), versions: HashMap::new(), case };
-        for (at, operation) in operations.iter().enumerate() {
-            model.check(at, operation);
-        }
-        for key in model.values.keys() {
-            assert!(model.sessions[0].delete(key).unwrap());
-        }
-    }
+#[test]
+fn any_sequence_equals_a_hash_map() {
+    let server = ServerProcess::start(&["--memory", "128MiB", "--grace-ms", "5"]);
+    let clients = [0, 1 << 20]
+        .map(|cache_bytes| server.client_builder().cache_bytes(cache_bytes).connect().unwrap());
+    let operations = proptest::collection::vec(operation(), 1..60);
+    let case = std::cell::Cell::new(0);
+    let config = ProptestConfig { cases: 300, failure_persistence: None, ..Default::default() };
+    TestRunner::new(config)
+        .run(&(operations, any::<bool>()), |(operations, cached)| {
+            case.set(case.get() + 1);
+            let client = &clients[usize::from(cached)];
+            let sessions = (0..3).map(|_| client.session().unwrap()).collect();
+            let (values, versions) = (HashMap::new(), HashMap::new());
+            let mut model = Model { sessions, values, versions, case: case.get() };
+            for (at, operation) in operations.iter().enumerate() {
+                model.check(at, operation);
+            }
+            for key in model.values.keys() {
+                assert!(model.sessions[0].delete(key).unwrap());
+            }
+            Ok(())
+        })
+        .unwrap();
 }
