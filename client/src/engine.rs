@@ -232,7 +232,7 @@ impl<F: Fabric, D: Depot> Engine<F, D> {
     }
 
     pub(crate) fn counters(&self) -> Counters {
-        *self.endpoint.fabric().counters()
+        self.endpoint.fabric().counters()
     }
 
     /// That the key may be looked up in this region.

@@ -8,7 +8,7 @@ use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use farside_common::fabric::{Buffer, Counters, LaneId};
+use farside_common::fabric::{Buffer, Counters, Fabric, LaneId};
 
 use crate::connection::{ShmEngine, ShmOperation};
 use crate::engine::Failure;
@@ -18,6 +18,13 @@ use crate::{Error, Result, Version};
 /// Names an operation in a pipeline: numbered in the order they were started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Ticket(u64);
+
+impl Ticket {
+    /// How many operations were started in the pipeline before this one.
+    pub const fn number(self) -> u64 {
+        self.0
+    }
+}
 
 /// The pipeline has no free lane: take a [`Completed`] first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -247,9 +254,10 @@ impl<'s> Pipeline<'s> {
     }
 
     fn poll_ready(&mut self) {
-        while let Some(lane) = self.ready.pop() {
-            self.poll_lane(lane);
+        for at in 0..self.ready.len() {
+            self.poll_lane(self.ready[at]);
         }
+        self.ready.clear();
     }
 
     fn take(&mut self) -> Option<Completed<'_>> {
@@ -285,9 +293,10 @@ fn check(engine: &ShmEngine, writer: bool, kind: Kind, key: &[u8], value: &[u8])
 async fn run_lane(engine: &ShmEngine, lane: LaneId, mailbox: Rc<Mailbox>) {
     loop {
         let job = poll_fn(|_| mailbox.job.take().map_or(Poll::Pending, Poll::Ready)).await;
+        let before = *engine.endpoint.fabric().lane_counters(lane);
         let operation = Operation::staged(engine, lane, job.key_bytes, job.value_bytes);
         let answer = run_job(engine, lane, job.kind, &operation, &mailbox).await;
-        mailbox.counters.set(operation.counters());
+        mailbox.counters.set(*engine.endpoint.fabric().lane_counters(lane) - before);
         mailbox.answer.replace(Some(answer.map_err(|failure| match failure {
             Failure::Error(error) => error,
             Failure::Disconnected => Error::Unreachable {

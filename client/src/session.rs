@@ -71,7 +71,7 @@ impl Session {
         value: &[u8],
         call: impl AsyncFn(&ShmOperation<'_>) -> std::result::Result<T, Failure>,
     ) -> Result<T> {
-        let started = Instant::now();
+        let mut lost_at = None;
         for _ in 0..RECONNECTS_MAX {
             let engine = self.engine()?;
             engine.check_key(key)?;
@@ -82,8 +82,9 @@ impl Session {
                 Err(Failure::Error(error)) => return Err(error),
                 Err(Failure::Disconnected) => self.link.connection.control.give_up(),
             }
+            lost_at.get_or_insert_with(Instant::now);
         }
-        Err(self.shared.unreachable(started.elapsed()))
+        Err(self.shared.unreachable(lost_at.map_or(Duration::ZERO, |at| at.elapsed())))
     }
 
     /// The same for what changes the region.

@@ -1,8 +1,7 @@
 //! The hash that places keys: 128 bits of SipHash-1-3, keyed per region, so that nobody without the
 //! key can aim for one row. Frozen by the test vectors below: a region keeps its keys' places.
 
-use siphasher::sip128::{Hasher128, SipHasher13};
-use std::hash::Hasher;
+use siphasher::sip128::SipHasher13;
 
 use crate::layout::{HOME_ROWS, ROW_BYTES};
 
@@ -21,9 +20,7 @@ impl KeyHasher {
     /// The hash of a key.
     #[inline]
     pub fn hash(&self, key: &[u8]) -> KeyHash {
-        let mut hasher = self.keyed;
-        hasher.write(key);
-        let hash = hasher.finish128();
+        let hash = self.keyed.hash(key);
         KeyHash { place: hash.h1, identity: hash.h2 }
     }
 }

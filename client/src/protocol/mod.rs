@@ -15,7 +15,7 @@ mod window;
 use std::cell::Cell;
 
 use farside_common::control::FreeBlock;
-use farside_common::fabric::{Buffer, ChainError, Counters, Fabric, LaneId, Nanos, Verb};
+use farside_common::fabric::{Buffer, ChainError, Fabric, LaneId, Nanos, Verb};
 use farside_common::hash::KeyHash;
 use farside_common::layout::{
     BLOCK_HEADER_BYTES, Block, BlockRef, BlockStamp, HeaderWord, LayoutError, SUPERSEDED,
@@ -47,7 +47,6 @@ pub(crate) struct Operation<'e, F, D: Depot> {
     hash: KeyHash,
     key_bytes: usize,
     value_bytes: usize,
-    counters: Cell<Counters>,
 }
 
 /// A value that a GET found; the bytes are in the lane's block buffer.
@@ -127,7 +126,9 @@ impl<'e, F: Fabric, D: Depot> Operation<'e, F, D> {
         fabric.reserve(lane, Buffer::Image, end);
         let image = fabric.buffer_mut(lane, Buffer::Image);
         image[start..key_end].copy_from_slice(key);
-        image[key_end..end].copy_from_slice(value);
+        if !value.is_empty() {
+            image[key_end..end].copy_from_slice(value);
+        }
     }
 
     /// An operation whose key and value stand in the lane's image already.
@@ -142,12 +143,7 @@ impl<'e, F: Fabric, D: Depot> Operation<'e, F, D> {
             let image = engine.endpoint.buffer(lane, Buffer::Image);
             engine.hasher.hash(&image[start..start + key_bytes])
         };
-        Self { engine, lane, hash, key_bytes, value_bytes, counters: Cell::default() }
-    }
-
-    /// What the operation asked of the fabric so far.
-    pub(crate) fn counters(&self) -> Counters {
-        self.counters.get()
+        Self { engine, lane, hash, key_bytes, value_bytes }
     }
 
     #[inline]
@@ -164,9 +160,6 @@ impl<'e, F: Fabric, D: Depot> Operation<'e, F, D> {
     /// One round trip.
     #[inline]
     async fn chain(&self, verbs: &[Verb], posted: Nanos) -> Result<u64, ChainError> {
-        let mut counters = self.counters.get();
-        counters.count(verbs);
-        self.counters.set(counters);
         let deadline = posted.saturating_add(self.engine.constants.lateness_ns);
         self.engine.endpoint.chain(self.lane, verbs, deadline).await
     }

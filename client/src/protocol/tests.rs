@@ -56,8 +56,12 @@ impl Fabric for Timeless {
         self.0.reserve(lane, buffer, bytes);
     }
 
-    fn counters(&self) -> &Counters {
+    fn counters(&self) -> Counters {
         self.0.counters()
+    }
+
+    fn lane_counters(&self, lane: LaneId) -> &Counters {
+        self.0.lane_counters(lane)
     }
 }
 
@@ -68,9 +72,10 @@ fn run<T>(
     key: u64,
     call: impl AsyncFn(&Operation<'_, Timeless, ControlDepot>) -> super::Outcome<T>,
 ) -> (T, (u64, u64, u64, u64)) {
+    let before = engine.counters();
     let operation = Operation::stage(engine, LANE, &key.to_le_bytes(), b"value");
     let output = engine.endpoint.drive(call(&operation)).unwrap();
-    let counters = operation.counters();
+    let counters = engine.counters() - before;
     let Counters { round_trips, reads, writes, compare_swaps, .. } = counters;
     (output, (round_trips, reads, writes, compare_swaps))
 }

@@ -1,5 +1,6 @@
 use std::cell::{Cell, Ref, RefCell, RefMut};
-use std::pin::{Pin, pin};
+use std::future::poll_fn;
+use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
 use super::{Buffer, ChainError, Completion, Fabric, LaneId, Nanos, Verb};
@@ -14,6 +15,8 @@ type ChainResult = Result<u64, ChainError>;
 pub struct Endpoint<F> {
     fabric: RefCell<F>,
     results: Box<[Cell<Option<ChainResult>>]>,
+    /// [`Endpoint::drive`] is running its only future.
+    alone: Cell<bool>,
 }
 
 impl<F: Fabric> Endpoint<F> {
@@ -22,6 +25,7 @@ impl<F: Fabric> Endpoint<F> {
         Self {
             fabric: RefCell::new(fabric),
             results: (0..lanes).map(|_| Cell::new(None)).collect(),
+            alone: Cell::new(false),
         }
     }
 
@@ -46,23 +50,36 @@ impl<F: Fabric> Endpoint<F> {
     }
 
     /// One round trip: posts the chain, completes with what its atomic verb found (0 without one).
-    pub fn chain<'a>(
-        &'a self,
+    #[inline]
+    pub async fn chain(
+        &self,
         lane: LaneId,
-        verbs: &'a [Verb],
+        verbs: &[Verb],
         deadline: Nanos,
-    ) -> impl Future<Output = Result<u64, ChainError>> + 'a {
-        self.lane_future(lane, move |fabric: &mut F| fabric.post(lane, verbs, deadline))
+    ) -> Result<u64, ChainError> {
+        if self.alone.get() {
+            return self.fabric.borrow_mut().run(lane, verbs, deadline);
+        }
+        self.fabric.borrow_mut().post(lane, verbs, deadline);
+        self.completion(lane).await
     }
 
     /// Waits until the clock reads `until`.
     pub async fn sleep_until(&self, lane: LaneId, until: Nanos) {
+        self.fabric.borrow_mut().wait(lane, until);
+        if self.alone.get() {
+            self.step(|_| ());
+        }
         // A wait has no verb that could fail.
-        let _ = self.lane_future(lane, move |fabric: &mut F| fabric.wait(lane, until)).await;
+        let _ = self.completion(lane).await;
     }
 
-    fn lane_future<S: FnOnce(&mut F) + Unpin>(&self, lane: LaneId, start: S) -> OnLane<'_, F, S> {
-        OnLane { endpoint: self, lane, start: Some(start) }
+    /// What became of what the lane has in flight.
+    fn completion(&self, lane: LaneId) -> impl Future<Output = ChainResult> {
+        poll_fn(move |_| match self.results[usize::from(lane.0)].take() {
+            Some(result) => Poll::Ready(result),
+            None => Poll::Pending,
+        })
     }
 
     /// Rings, and hands completions to their lanes; calls `completed` with each lane that can go on.
@@ -89,39 +106,20 @@ impl<F: Fabric> Endpoint<F> {
         self.fabric.borrow_mut().poll()
     }
 
-    /// Runs one future to its end. It must await nothing but this endpoint.
+    /// Runs one future to its end, when no other is under way. It must await nothing but this
+    /// endpoint, so each of its round trips can be waited for on the spot.
     #[inline]
     pub fn drive<T>(&self, future: impl Future<Output = T>) -> T {
+        self.alone.set(true);
         let mut future = pin!(future);
         let mut context = Context::from_waker(Waker::noop());
-        loop {
+        let output = loop {
             match future.as_mut().poll(&mut context) {
-                Poll::Ready(output) => return output,
+                Poll::Ready(output) => break output,
                 Poll::Pending => self.step(|_| ()),
             }
-        }
-    }
-}
-
-/// Starts something on a lane when first polled, and is ready when the lane completed.
-struct OnLane<'a, F, S> {
-    endpoint: &'a Endpoint<F>,
-    lane: LaneId,
-    start: Option<S>,
-}
-
-impl<F: Fabric, S: FnOnce(&mut F) + Unpin> Future for OnLane<'_, F, S> {
-    type Output = Result<u64, ChainError>;
-
-    #[inline]
-    fn poll(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Self::Output> {
-        if let Some(start) = self.start.take() {
-            start(&mut self.endpoint.fabric.borrow_mut());
-            return Poll::Pending;
-        }
-        match self.endpoint.results[usize::from(self.lane.0)].take() {
-            Some(result) => Poll::Ready(result),
-            None => Poll::Pending,
-        }
+        };
+        self.alone.set(false);
+        output
     }
 }

@@ -185,6 +185,22 @@ pub trait Fabric {
     /// workload stops allocating.
     fn reserve(&mut self, lane: LaneId, buffer: Buffer, bytes: usize);
 
-    /// What this session did so far.
-    fn counters(&self) -> &Counters;
+    /// Executes one chain, when no other lane has anything in flight, and waits for its end.
+    #[inline]
+    fn run(&mut self, lane: LaneId, chain: &[Verb], deadline: Nanos) -> Result<u64, ChainError> {
+        self.post(lane, chain, deadline);
+        self.ring();
+        loop {
+            if let Some(completion) = self.poll() {
+                return completion.result;
+            }
+            self.relax();
+        }
+    }
+
+    /// What all lanes did so far.
+    fn counters(&self) -> Counters;
+
+    /// What this lane did so far, without doorbells.
+    fn lane_counters(&self, lane: LaneId) -> &Counters;
 }

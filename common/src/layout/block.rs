@@ -17,26 +17,25 @@ pub struct BlockHeader {
     pub(super) superseded: le::U32,
     /// How many times this memory held a linked block. Rises by one with each reuse.
     pub(super) generation: le::U32,
-    /// When the writer made this block, nanoseconds since 1970 by its clock. For people and for
-    /// eviction; nothing is ordered by it.
-    pub(super) written_at_ns: le::U64,
+    /// Over everything behind it, header, key and value, starting from the block's address and
+    /// generation, so that no block is taken for another.
+    pub(super) crc32: le::U32,
     pub(super) key_bytes: le::U16,
     /// The client id that wrote the block: whose PENDING word this is, should the client die.
     pub(super) writer: le::U16,
+    /// When the writer made this block, nanoseconds since 1970 by its clock. For people and for
+    /// eviction; nothing is ordered by it.
+    pub(super) written_at_ns: le::U64,
     pub(super) value_bytes: le::U32,
     /// When the value ends, seconds since 1970; 0 for never.
     pub(super) expires_at_s: le::U32,
-    /// Over everything else in the block but `superseded`, starting from its address, so that no
-    /// block is taken for another.
-    pub(super) crc32: le::U32,
 }
 const _: () = assert!(size_of::<BlockHeader>() == 32);
 
 /// A block's header, in bytes.
 pub const BLOCK_HEADER_BYTES: u64 = size_of::<BlockHeader>() as u64;
-/// Where the generation stands in a block, in bytes.
-const GENERATION_OFFSET: usize = std::mem::offset_of!(BlockHeader, generation);
-const CRC_OFFSET: usize = std::mem::offset_of!(BlockHeader, crc32);
+/// Where what the checksum covers starts in a block, in bytes.
+const COVERED_OFFSET: usize = std::mem::offset_of!(BlockHeader, key_bytes);
 /// The value of `superseded` in a block about to be unlinked; a WRITE of this many bytes at the
 /// block's start.
 pub const SUPERSEDED: u32 = 1;
@@ -92,25 +91,30 @@ pub fn seal(
     let total = block_bytes(key_bytes.into(), value_bytes as usize) as usize;
     let short = LayoutError::Truncated { what: "block image", bytes: image.len() as u64 };
     let Some(image) = image.get_mut(..total) else { return Err(short) };
-    let (header, payload) = BlockHeader::mut_from_prefix(image).map_err(|_| short)?;
+    let (header, _) = BlockHeader::mut_from_prefix(image).map_err(|_| short.clone())?;
     *header = BlockHeader {
         superseded: 0.into(),
         generation: stamp.generation.into(),
-        written_at_ns: stamp.written_at_ns.into(),
+        crc32: 0.into(),
         key_bytes: key_bytes.into(),
         writer: stamp.writer.into(),
+        written_at_ns: stamp.written_at_ns.into(),
         value_bytes: value_bytes.into(),
         expires_at_s: stamp.expires_at_s.into(),
-        crc32: 0.into(),
     };
-    header.crc32 = checksum(header, payload, stamp.address).into();
+    let crc32 = checksum(&image[COVERED_OFFSET..], stamp.address, stamp.generation);
+    let (header, _) = BlockHeader::mut_from_prefix(image).map_err(|_| short)?;
+    header.crc32 = crc32.into();
     Ok(())
 }
 
-fn checksum(header: &BlockHeader, payload: &[u8], address: BlockAddress) -> u32 {
-    let mut hasher = crc32fast::Hasher::new_with_initial(address.0);
-    hasher.update(&header.as_bytes()[GENERATION_OFFSET..CRC_OFFSET]);
-    hasher.update(payload);
+/// The start is odd times the address plus the generation: within one block no two generations, and
+/// among blocks of one generation no two addresses, have the same.
+#[inline]
+fn checksum(covered: &[u8], address: BlockAddress, generation: u32) -> u32 {
+    let start = address.0.wrapping_mul(0x9e37_79b1).wrapping_add(generation);
+    let mut hasher = crc32fast::Hasher::new_with_initial(start);
+    hasher.update(covered);
     hasher.finalize()
 }
 
@@ -128,12 +132,14 @@ impl<'a> Block<'a> {
     /// [`LayoutError::Truncated`] when the lengths in the header do not fit the bytes,
     /// [`LayoutError::Checksum`] when the content is not what was written there (also when it was
     /// read while being rewritten).
+    #[inline]
     pub fn decode(bytes: &'a [u8], address: BlockAddress) -> Result<Self, LayoutError> {
         let short = LayoutError::Truncated { what: "block", bytes: bytes.len() as u64 };
         let Ok((header, rest)) = BlockHeader::ref_from_prefix(bytes) else { return Err(short) };
         let length = usize::from(header.key_bytes.get()) + header.value_bytes.get() as usize;
         let Some(payload) = rest.get(..length) else { return Err(short) };
-        if checksum(header, payload, address) != header.crc32.get() {
+        let covered = &bytes[COVERED_OFFSET..BLOCK_HEADER_BYTES as usize + length];
+        if checksum(covered, address, header.generation.get()) != header.crc32.get() {
             return Err(LayoutError::Checksum { what: "block", offset: address.offset() });
         }
         Ok(Self { header, payload })

@@ -29,8 +29,8 @@ fn tables() -> String {
     table!(out, Row: header, slots);
     table!(out, RowHeader: prefix, local_depth, reserved, magic, forward);
     table!(out, Slot: word, hint);
-    table!(out, BlockHeader: superseded, generation, written_at_ns, key_bytes, writer,
-        value_bytes, expires_at_s, crc32);
+    table!(out, BlockHeader: superseded, generation, crc32, key_bytes, writer, written_at_ns,
+        value_bytes, expires_at_s);
     writeln!(out, "Size classes, in bytes:\n").unwrap();
     let classes: Vec<u64> = SizeClass::all().map(SizeClass::block_bytes).collect();
     for line in classes.chunks(12) {

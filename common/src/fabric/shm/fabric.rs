@@ -42,7 +42,7 @@ pub struct ShmFabric {
     posted: VecDeque<LaneId>,
     completed: VecDeque<LaneId>,
     waiting: Vec<(Nanos, LaneId)>,
-    counters: Counters,
+    doorbells: u64,
 }
 
 struct Lane {
@@ -50,8 +50,11 @@ struct Lane {
     verbs: usize,
     deadline: Nanos,
     result: Result<u64, ChainError>,
-    buffers: [Vec<u64>; Buffer::COUNT],
+    buffers: Buffers,
+    counters: Counters,
 }
+
+type Buffers = [Vec<u64>; Buffer::COUNT];
 
 const NO_VERB: Verb = Verb::FetchAdd { remote: 0, addend: 0 };
 
@@ -64,6 +67,7 @@ impl ShmFabric {
             deadline: 0,
             result: Ok(0),
             buffers: Default::default(),
+            counters: Counters::default(),
         };
         let lane_count = usize::from(lanes);
         Self {
@@ -73,7 +77,7 @@ impl ShmFabric {
             posted: VecDeque::with_capacity(lane_count),
             completed: VecDeque::with_capacity(lane_count),
             waiting: Vec::with_capacity(lane_count),
-            counters: Counters::default(),
+            doorbells: 0,
         }
     }
 
@@ -84,32 +88,38 @@ impl ShmFabric {
     }
 
     #[inline]
-    fn execute(region: &Region, lease: Option<Lease>, lane: &mut Lane) -> Result<u64, ChainError> {
+    fn execute(
+        region: &Region,
+        lease: Option<Lease>,
+        buffers: &mut Buffers,
+        chain: &[Verb],
+        deadline: Nanos,
+    ) -> Result<u64, ChainError> {
         let (mut found, mut swapped) = (0, false);
         Self::check_may_change(region, lease)?;
-        for verb in &lane.chain[..lane.verbs] {
+        for verb in chain {
             match *verb {
                 Verb::Read { remote, into, bytes } => {
                     if swapped {
                         // Contract 2: nothing of this READ comes from before the swap.
                         fence(Ordering::SeqCst);
                     }
-                    let target = words_mut(&mut lane.buffers[into as usize], bytes);
+                    let target = words_mut(&mut buffers[into as usize], bytes);
                     region.read(remote, target)?;
                 }
                 Verb::Write { remote, from, bytes } => {
-                    let source = words_mut(&mut lane.buffers[from as usize], bytes);
+                    let source = words_mut(&mut buffers[from as usize], bytes);
                     region.write(remote, source)?;
                 }
                 Verb::WriteHalf { remote, value } => region.store_half(remote, value)?,
                 Verb::WriteWord { remote, value } => region.store(remote, value)?,
                 Verb::CompareSwap { remote, expected, desired } => {
-                    Self::check_atomic(region, lease, lane.deadline)?;
+                    Self::check_atomic(region, lease, deadline)?;
                     found = region.compare_swap(remote, expected, desired)?;
                     swapped = true;
                 }
                 Verb::FetchAdd { remote, addend } => {
-                    Self::check_atomic(region, lease, lane.deadline)?;
+                    Self::check_atomic(region, lease, deadline)?;
                     found = region.fetch_add(remote, addend)?;
                     swapped = true;
                 }
@@ -151,8 +161,8 @@ impl Fabric for ShmFabric {
 
     #[inline]
     fn post(&mut self, lane_id: LaneId, chain: &[Verb], deadline: Nanos) {
-        self.counters.count(chain);
         let lane = &mut self.lanes[usize::from(lane_id.0)];
+        lane.counters.count(chain);
         lane.verbs = chain.len();
         lane.chain[..chain.len()].copy_from_slice(chain);
         lane.deadline = deadline;
@@ -181,10 +191,12 @@ impl Fabric for ShmFabric {
         if self.posted.is_empty() {
             return;
         }
-        self.counters.doorbells += 1;
+        self.doorbells += 1;
         while let Some(id) = self.posted.pop_front() {
             let lane = &mut self.lanes[usize::from(id.0)];
-            lane.result = Self::execute(&self.region, self.lease, lane);
+            let (chain, deadline) = (&lane.chain[..lane.verbs], lane.deadline);
+            lane.result =
+                Self::execute(&self.region, self.lease, &mut lane.buffers, chain, deadline);
             self.completed.push_back(id);
         }
     }
@@ -229,7 +241,23 @@ impl Fabric for ShmFabric {
         words_mut(&mut self.lanes[usize::from(lane.0)].buffers[buffer as usize], bytes as u32);
     }
 
-    fn counters(&self) -> &Counters {
-        &self.counters
+    /// The same without the queues.
+    #[inline]
+    fn run(&mut self, lane: LaneId, chain: &[Verb], deadline: Nanos) -> Result<u64, ChainError> {
+        self.doorbells += 1;
+        let lane = &mut self.lanes[usize::from(lane.0)];
+        lane.counters.count(chain);
+        Self::execute(&self.region, self.lease, &mut lane.buffers, chain, deadline)
+    }
+
+    fn counters(&self) -> Counters {
+        let mut all = Counters { doorbells: self.doorbells, ..Counters::default() };
+        self.lanes.iter().for_each(|lane| all += lane.counters);
+        all
+    }
+
+    #[inline]
+    fn lane_counters(&self, lane: LaneId) -> &Counters {
+        &self.lanes[usize::from(lane.0)].counters
     }
 }
