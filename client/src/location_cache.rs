@@ -4,6 +4,7 @@
 //! nothing else, because the block itself says whether it is still the key's (invariants I2, I10).
 
 use farside_common::fabric::Nanos;
+use farside_common::fabric::shm::prefetch;
 use farside_common::hash::KeyHash;
 use farside_common::layout::SlotWord;
 use memmap2::{Advice, MmapMut};
@@ -92,6 +93,14 @@ impl LocationCache {
         // Bits of the tag above the fingerprint, which neighbours of a window share.
         let at = (hash.tag() >> 16) as usize & (sets.len() - 1);
         sets.get_mut(at)
+    }
+
+    /// The key will be looked up soon.
+    #[inline]
+    pub(crate) fn expect(&mut self, hash: KeyHash) {
+        if let Some(set) = self.set(hash) {
+            prefetch(set);
+        }
     }
 
     #[inline]

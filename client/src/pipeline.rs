@@ -9,6 +9,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use farside_common::fabric::{Buffer, Counters, Fabric, LaneId};
+use farside_common::hash::KeyHash;
 
 use crate::connection::{ShmEngine, ShmOperation};
 use crate::engine::Failure;
@@ -66,6 +67,7 @@ pub(crate) enum Kind {
 #[derive(Clone, Copy)]
 struct Job {
     kind: Kind,
+    hash: KeyHash,
     key_bytes: usize,
     value_bytes: usize,
 }
@@ -108,7 +110,7 @@ pub struct Pipeline<'s> {
     writer: bool,
     lanes: Vec<Lane<'s>>,
     free: Vec<LaneId>,
-    /// Lanes whose chain completed, to be polled.
+    /// Lanes that have a new job, or whose chain completed: to be polled.
     ready: Vec<LaneId>,
     finished: VecDeque<LaneId>,
     started: u64,
@@ -194,10 +196,15 @@ impl<'s> Pipeline<'s> {
         lane.ticket = ticket;
         match check(self.engine, self.writer, kind, key, value) {
             Ok(()) => {
-                let job = Job { kind, key_bytes: key.len(), value_bytes: value.len() };
+                let hash = self.engine.hasher.hash(key);
+                let (key_bytes, value_bytes) = (key.len(), value.len());
+                let job = Job { kind, hash, key_bytes, value_bytes };
                 ShmOperation::fill(self.engine, id, key, value);
                 lane.mailbox.job.set(Some(job));
-                self.poll_lane(id);
+                // Posted with the next step, so that operations started together wait for memory
+                // together.
+                self.engine.cache().expect(hash);
+                self.ready.push(id);
             }
             Err(error) => {
                 lane.mailbox.counters.set(Counters::default());
@@ -236,6 +243,7 @@ impl<'s> Pipeline<'s> {
     /// A finished operation, if there is one. Does not wait.
     pub fn poll(&mut self) -> Option<Completed<'_>> {
         if self.finished.is_empty() {
+            self.poll_ready();
             let Self { engine, ready, .. } = self;
             engine.endpoint.try_step(|lane| ready.push(lane));
             self.poll_ready();
@@ -246,8 +254,11 @@ impl<'s> Pipeline<'s> {
     /// The next finished operation; `None` if none is in flight.
     pub fn wait(&mut self) -> Option<Completed<'_>> {
         while self.finished.is_empty() && self.in_flight() > 0 {
-            let Self { engine, ready, .. } = self;
-            engine.endpoint.step(|lane| ready.push(lane));
+            // New jobs first: what they post shares the next doorbell.
+            if self.ready.is_empty() {
+                let Self { engine, ready, .. } = self;
+                engine.endpoint.step(|lane| ready.push(lane));
+            }
             self.poll_ready();
         }
         self.take()
@@ -294,7 +305,7 @@ async fn run_lane(engine: &ShmEngine, lane: LaneId, mailbox: Rc<Mailbox>) {
     loop {
         let job = poll_fn(|_| mailbox.job.take().map_or(Poll::Pending, Poll::Ready)).await;
         let before = *engine.endpoint.fabric().lane_counters(lane);
-        let operation = Operation::staged(engine, lane, job.key_bytes, job.value_bytes);
+        let operation = Operation::staged(engine, lane, job.hash, job.key_bytes, job.value_bytes);
         let answer = run_job(engine, lane, job.kind, &operation, &mailbox).await;
         mailbox.counters.set(*engine.endpoint.fabric().lane_counters(lane) - before);
         mailbox.answer.replace(Some(answer.map_err(|failure| match failure {

@@ -115,10 +115,11 @@ impl<'e, F: Fabric, D: Depot> Operation<'e, F, D> {
     #[inline]
     pub(crate) fn stage(engine: &'e Engine<F, D>, lane: LaneId, key: &[u8], value: &[u8]) -> Self {
         Self::fill(engine, lane, key, value);
-        Self::staged(engine, lane, key.len(), value.len())
+        Self::staged(engine, lane, engine.hasher.hash(key), key.len(), value.len())
     }
 
     /// Copies key and value into the lane's image.
+    #[inline]
     pub(crate) fn fill(engine: &Engine<F, D>, lane: LaneId, key: &[u8], value: &[u8]) {
         let start = BLOCK_HEADER_BYTES as usize;
         let (key_end, end) = (start + key.len(), start + key.len() + value.len());
@@ -131,18 +132,15 @@ impl<'e, F: Fabric, D: Depot> Operation<'e, F, D> {
         }
     }
 
-    /// An operation whose key and value stand in the lane's image already.
+    /// An operation whose key, with this hash, and value stand in the lane's image already.
+    #[inline]
     pub(crate) fn staged(
         engine: &'e Engine<F, D>,
         lane: LaneId,
+        hash: KeyHash,
         key_bytes: usize,
         value_bytes: usize,
     ) -> Self {
-        let start = BLOCK_HEADER_BYTES as usize;
-        let hash = {
-            let image = engine.endpoint.buffer(lane, Buffer::Image);
-            engine.hasher.hash(&image[start..start + key_bytes])
-        };
         Self { engine, lane, hash, key_bytes, value_bytes }
     }
 

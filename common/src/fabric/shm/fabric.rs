@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use zerocopy::IntoBytes;
 
-use super::{Region, boot_time_ns};
+use super::Region;
+use super::clock::Clock;
 use crate::fabric::{
     Buffer, CHAIN_VERBS_MAX, ChainError, Completion, Counters, Fabric, LaneId, Nanos, Timing, Verb,
 };
@@ -36,8 +37,7 @@ pub struct Lease {
 /// been stopped for an hour anywhere before. What remains open is a stop between that look and the
 /// instruction itself.
 pub struct ShmFabric {
-    region: Arc<Region>,
-    lease: Option<Lease>,
+    executor: Executor,
     lanes: Box<[Lane]>,
     posted: VecDeque<LaneId>,
     completed: VecDeque<LaneId>,
@@ -71,8 +71,7 @@ impl ShmFabric {
         };
         let lane_count = usize::from(lanes);
         Self {
-            region,
-            lease,
+            executor: Executor { region, lease, clock: Clock::new() },
             lanes: (0..lanes).map(|_| lane()).collect(),
             posted: VecDeque::with_capacity(lane_count),
             completed: VecDeque::with_capacity(lane_count),
@@ -80,23 +79,35 @@ impl ShmFabric {
             doorbells: 0,
         }
     }
+}
 
+/// What executing a chain takes besides the lane.
+struct Executor {
+    region: Arc<Region>,
+    lease: Option<Lease>,
+    clock: Clock,
+}
+
+impl Executor {
     #[inline]
-    fn check_may_change(region: &Region, lease: Option<Lease>) -> Result<(), ChainError> {
-        let Some(lease) = lease else { return Ok(()) };
-        if region.load(lease.offset)? == lease.number { Ok(()) } else { Err(ChainError::Fenced) }
+    fn check_lease(&self) -> Result<(), ChainError> {
+        let Some(lease) = self.lease else { return Ok(()) };
+        if self.region.load(lease.offset)? == lease.number {
+            Ok(())
+        } else {
+            Err(ChainError::Fenced)
+        }
     }
 
     #[inline]
     fn execute(
-        region: &Region,
-        lease: Option<Lease>,
+        &self,
         buffers: &mut Buffers,
         chain: &[Verb],
         deadline: Nanos,
     ) -> Result<u64, ChainError> {
         let (mut found, mut swapped) = (0, false);
-        Self::check_may_change(region, lease)?;
+        self.check_lease()?;
         for verb in chain {
             match *verb {
                 Verb::Read { remote, into, bytes } => {
@@ -105,22 +116,22 @@ impl ShmFabric {
                         fence(Ordering::SeqCst);
                     }
                     let target = words_mut(&mut buffers[into as usize], bytes);
-                    region.read(remote, target)?;
+                    self.region.read(remote, target)?;
                 }
                 Verb::Write { remote, from, bytes } => {
                     let source = words_mut(&mut buffers[from as usize], bytes);
-                    region.write(remote, source)?;
+                    self.region.write(remote, source)?;
                 }
-                Verb::WriteHalf { remote, value } => region.store_half(remote, value)?,
-                Verb::WriteWord { remote, value } => region.store(remote, value)?,
+                Verb::WriteHalf { remote, value } => self.region.store_half(remote, value)?,
+                Verb::WriteWord { remote, value } => self.region.store(remote, value)?,
                 Verb::CompareSwap { remote, expected, desired } => {
-                    Self::check_atomic(region, lease, deadline)?;
-                    found = region.compare_swap(remote, expected, desired)?;
+                    self.check_atomic(deadline)?;
+                    found = self.region.compare_swap(remote, expected, desired)?;
                     swapped = true;
                 }
                 Verb::FetchAdd { remote, addend } => {
-                    Self::check_atomic(region, lease, deadline)?;
-                    found = region.fetch_add(remote, addend)?;
+                    self.check_atomic(deadline)?;
+                    found = self.region.fetch_add(remote, addend)?;
                     swapped = true;
                 }
             }
@@ -129,13 +140,9 @@ impl ShmFabric {
     }
 
     #[inline]
-    fn check_atomic(
-        region: &Region,
-        lease: Option<Lease>,
-        deadline: Nanos,
-    ) -> Result<(), ChainError> {
-        Self::check_may_change(region, lease)?;
-        if boot_time_ns() > deadline { Err(ChainError::Late) } else { Ok(()) }
+    fn check_atomic(&self, deadline: Nanos) -> Result<(), ChainError> {
+        self.check_lease()?;
+        if self.clock.now() > deadline { Err(ChainError::Late) } else { Ok(()) }
     }
 }
 
@@ -156,7 +163,7 @@ impl Fabric for ShmFabric {
 
     #[inline]
     fn now(&self) -> Nanos {
-        boot_time_ns()
+        self.executor.clock.now()
     }
 
     #[inline]
@@ -170,13 +177,13 @@ impl Fabric for ShmFabric {
             match *verb {
                 Verb::Read { remote, bytes, .. } | Verb::Write { remote, bytes, .. } => {
                     for line in 0..u64::from(bytes).div_ceil(64).min(4) {
-                        self.region.prefetch(remote + line * 64);
+                        self.executor.region.prefetch(remote + line * 64);
                     }
                 }
                 Verb::WriteHalf { remote, .. }
                 | Verb::WriteWord { remote, .. }
                 | Verb::CompareSwap { remote, .. }
-                | Verb::FetchAdd { remote, .. } => self.region.prefetch(remote & !7),
+                | Verb::FetchAdd { remote, .. } => self.executor.region.prefetch(remote & !7),
             }
         }
         self.posted.push_back(lane_id);
@@ -195,8 +202,7 @@ impl Fabric for ShmFabric {
         while let Some(id) = self.posted.pop_front() {
             let lane = &mut self.lanes[usize::from(id.0)];
             let (chain, deadline) = (&lane.chain[..lane.verbs], lane.deadline);
-            lane.result =
-                Self::execute(&self.region, self.lease, &mut lane.buffers, chain, deadline);
+            lane.result = self.executor.execute(&mut lane.buffers, chain, deadline);
             self.completed.push_back(id);
         }
     }
@@ -210,7 +216,7 @@ impl Fabric for ShmFabric {
         if self.waiting.is_empty() {
             return None;
         }
-        let now = boot_time_ns();
+        let now = self.now();
         let due = self.waiting.iter().position(|(until, _)| *until <= now)?;
         let (_, lane) = self.waiting.swap_remove(due);
         Some(Completion { lane, result: Ok(0) })
@@ -218,7 +224,7 @@ impl Fabric for ShmFabric {
 
     fn relax(&mut self) {
         let first = self.waiting.iter().map(|(until, _)| *until).min();
-        let left = first.map_or(0, |until| until.saturating_sub(boot_time_ns()));
+        let left = first.map_or(0, |until| until.saturating_sub(self.now()));
         if left > SPIN_NS_MAX {
             std::thread::sleep(Duration::from_nanos(left));
         } else {
@@ -247,7 +253,7 @@ impl Fabric for ShmFabric {
         self.doorbells += 1;
         let lane = &mut self.lanes[usize::from(lane.0)];
         lane.counters.count(chain);
-        Self::execute(&self.region, self.lease, &mut lane.buffers, chain, deadline)
+        self.executor.execute(&mut lane.buffers, chain, deadline)
     }
 
     fn counters(&self) -> Counters {

@@ -3,6 +3,7 @@
 //! A region on this fabric must not be reached over another one at the same time: CPU atomics and
 //! a NIC's atomics do not see each other (invariant I11).
 
+mod clock;
 mod fabric;
 mod memory;
 #[allow(unsafe_code, reason = "the mapping is shared with other processes")]
@@ -11,7 +12,7 @@ mod socket;
 
 pub use fabric::{Lease, ShmFabric};
 pub use memory::{HugePages, MemoryError, Pages, RegionMemory};
-pub use region::Region;
+pub use region::{Region, prefetch};
 pub use socket::{Connection, Listener};
 
 use super::Nanos;

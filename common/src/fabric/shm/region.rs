@@ -185,11 +185,21 @@ impl Region {
     /// Tells the processor that these bytes will be wanted; any offset will do.
     #[inline]
     pub fn prefetch(&self, offset: u64) {
-        #[cfg(target_arch = "x86_64")]
         if let Ok(word) = self.word(offset) {
-            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            // SAFETY: a prefetch of memory that is mapped, by the reference above.
-            unsafe { _mm_prefetch(std::ptr::from_ref(word).cast::<i8>(), _MM_HINT_T0) }
+            prefetch(word);
         }
     }
+}
+
+/// Tells the processor that this will be wanted soon: the cache line it starts in.
+#[inline]
+pub fn prefetch<T>(wanted: &T) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a hint about memory that is mapped, by the reference.
+        unsafe { _mm_prefetch(std::ptr::from_ref(wanted).cast::<i8>(), _MM_HINT_T0) }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = wanted;
 }
