@@ -20,6 +20,9 @@ pub(crate) trait Depot {
 
     /// Gives blocks away. `rested`: unlinked for GRACE already.
     fn give(&mut self, class: SizeClass, rested: bool, blocks: Vec<FreeBlock>);
+
+    /// Nobody will answer any more.
+    fn is_lost(&self) -> bool;
 }
 
 /// How an attempt to take a block went.
@@ -27,8 +30,10 @@ pub(crate) trait Depot {
 pub(crate) enum Taken {
     /// It belongs to the caller.
     Block(FreeBlock),
-    /// None yet: try again then.
-    Wait(Nanos),
+    /// The server was asked: look again then.
+    Asked(Nanos),
+    /// The server has none, but a block of this session's own will have rested then.
+    Resting(Nanos),
     /// None here and none with the server.
     Exhausted,
 }
@@ -101,10 +106,10 @@ impl<D: Depot> Allocator<D> {
     fn wait(&mut self, class: SizeClass, now: Nanos) -> Taken {
         let list = self.list(class);
         if list.requested {
-            return Taken::Wait(now + ANSWER_POLL_NS);
+            return Taken::Asked(now + ANSWER_POLL_NS);
         }
         match list.resting.front() {
-            Some((ready_at, _)) => Taken::Wait(*ready_at),
+            Some((ready_at, _)) => Taken::Resting(*ready_at),
             None => Taken::Exhausted,
         }
     }
@@ -148,10 +153,15 @@ impl<D: Depot> Allocator<D> {
         list.resting.push_back((ready_at, block));
         let surplus = blocks_in(GIVE_BYTES, class) as usize;
         let rested = |at: usize| list.resting.get(at).is_some_and(|(ready_at, _)| *ready_at <= now);
-        if rested(2 * surplus) && list.ready.len() >= list.request_blocks as usize / 2 {
+        if rested(2 * surplus) {
             let blocks = list.resting.drain(..surplus).map(|(_, block)| block).collect();
             self.depot.give(class, true, blocks);
         }
+    }
+
+    /// Whether the server is gone.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.depot.is_lost()
     }
 
     /// Gives everything to the depot: the session ends.
@@ -201,6 +211,10 @@ mod tests {
         fn give(&mut self, _: SizeClass, rested: bool, blocks: Vec<FreeBlock>) {
             self.given.push((rested, blocks.len()));
         }
+
+        fn is_lost(&self) -> bool {
+            false
+        }
     }
 
     const GRACE: Nanos = 100;
@@ -217,9 +231,8 @@ mod tests {
         for _ in 0..3 {
             match allocator.take(class(), now) {
                 Taken::Block(block) => return Some(block),
-                Taken::Wait(until) if until > now + ANSWER_POLL_NS => return None,
-                Taken::Wait(_) => {}
-                Taken::Exhausted => return None,
+                Taken::Asked(_) => {}
+                Taken::Resting(_) | Taken::Exhausted => return None,
             }
         }
         None
@@ -242,7 +255,7 @@ mod tests {
         let block = take(&mut allocator, 0).unwrap();
         assert_eq!(take(&mut allocator, 0), None);
         allocator.retire(class(), FreeBlock { generation: 2, ..block }, 7);
-        assert_eq!(allocator.take(class(), 7 + GRACE - 1), Taken::Wait(7 + GRACE));
+        assert_eq!(allocator.take(class(), 7 + GRACE - 1), Taken::Resting(7 + GRACE));
         let again = FreeBlock { generation: 2, ..block };
         assert_eq!(allocator.take(class(), 7 + GRACE), Taken::Block(again));
     }

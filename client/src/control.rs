@@ -7,12 +7,12 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use farside_common::control::{FreeBlock, MESSAGE_BYTES_MAX, Reply, Request, ServerStatistics};
 use farside_common::fabric::shm::Connection;
 use farside_common::layout::SizeClass;
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use crate::allocator::Depot;
 use crate::{Error, Result};
@@ -21,6 +21,9 @@ use crate::{Error, Result};
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long the last messages of a client that ends may take.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
+/// How many requests may wait for their replies: more would fill the socket with replies that
+/// nobody reads while this side still sends.
+const OUTSTANDING_MAX: usize = 4;
 
 /// A lock whose holder cannot leave what it guards half changed: every critical section here is a
 /// push or a pop.
@@ -40,7 +43,14 @@ enum Waiter {
 #[derive(Default)]
 pub(crate) struct Inbox {
     waiting: AtomicUsize,
-    deliveries: Mutex<VecDeque<(SizeClass, Vec<FreeBlock>)>>,
+    deliveries: Mutex<Deliveries>,
+}
+
+#[derive(Default)]
+struct Deliveries {
+    blocks: VecDeque<(SizeClass, Vec<FreeBlock>)>,
+    /// The session has ended: what comes now goes back.
+    closed: bool,
 }
 
 /// A place for one answer.
@@ -55,6 +65,8 @@ struct Shared {
     /// Wakes the thread when the outbox has something.
     wake: OwnedFd,
     lost: AtomicBool,
+    /// The client ends: send what is left, and goodbye.
+    closing: AtomicBool,
 }
 
 /// The client's end of a control channel. Says goodbye when dropped.
@@ -71,12 +83,14 @@ impl Control {
             .map_err(|errno| failed("making an eventfd")(errno.into()))?;
         connection.set_receive_timeout(None).map_err(failed("setting up the socket"))?;
         let outbox = Mutex::default();
-        let shared = Arc::new(Shared { outbox, wake, lost: AtomicBool::new(false) });
+        let (lost, closing) = (AtomicBool::new(false), AtomicBool::new(false));
+        let shared = Arc::new(Shared { outbox, wake, lost, closing });
         let service = Service {
             shared: shared.clone(),
             connection,
             waiters: VecDeque::new(),
             unsent: None,
+            closing_since: None,
             buffer: vec![0; MESSAGE_BYTES_MAX],
         };
         let thread = std::thread::Builder::new()
@@ -92,7 +106,8 @@ impl Control {
         self.shared.lost.load(Ordering::Relaxed)
     }
 
-    /// The lease is gone, or the server does not answer: sessions connect anew.
+    /// The lease is gone, or the server does not answer: sessions connect anew. The server is not
+    /// told goodbye, so that it looks for what was left behind.
     pub(crate) fn give_up(&self) {
         self.shared.lost.store(true, Ordering::Relaxed);
     }
@@ -118,8 +133,10 @@ impl Control {
 }
 
 impl Drop for Control {
+    /// Takes [`FLUSH_TIMEOUT`] at most.
     fn drop(&mut self) {
-        self.shared.send(Request::Goodbye, Waiter::None);
+        self.shared.closing.store(true, Ordering::Release);
+        self.shared.wake();
         if let Some(thread) = self.thread.take() {
             // The thread does not panic; if it did, the server sees the socket close.
             let _ = thread.join();
@@ -130,6 +147,10 @@ impl Drop for Control {
 impl Shared {
     fn send(&self, request: Request, waiter: Waiter) {
         lock(&self.outbox).push_back((request, waiter));
+        self.wake();
+    }
+
+    fn wake(&self) {
         // The counter of an eventfd cannot overflow here; being set already is as good.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
@@ -152,7 +173,7 @@ impl Depot for ControlDepot {
         if self.inbox.waiting.load(Ordering::Acquire) == 0 {
             return None;
         }
-        let delivery = lock(&self.inbox.deliveries).pop_front()?;
+        let delivery = lock(&self.inbox.deliveries).blocks.pop_front()?;
         self.inbox.waiting.fetch_sub(1, Ordering::AcqRel);
         Some(delivery)
     }
@@ -160,15 +181,22 @@ impl Depot for ControlDepot {
     fn give(&mut self, class: SizeClass, rested: bool, blocks: Vec<FreeBlock>) {
         self.shared.send(Request::GiveBlocks { class, rested, blocks }, Waiter::None);
     }
+
+    fn is_lost(&self) -> bool {
+        self.shared.lost.load(Ordering::Relaxed)
+    }
 }
 
 impl Drop for ControlDepot {
-    /// What was delivered too late for the session goes back.
+    /// What was delivered too late for the session goes back, now and later.
     fn drop(&mut self) {
-        while let Some((class, blocks)) = self.receive() {
-            if !blocks.is_empty() {
-                self.give(class, true, blocks);
-            }
+        let late = {
+            let mut deliveries = lock(&self.inbox.deliveries);
+            deliveries.closed = true;
+            std::mem::take(&mut deliveries.blocks)
+        };
+        for (class, blocks) in late.into_iter().filter(|(_, blocks)| !blocks.is_empty()) {
+            self.give(class, true, blocks);
         }
     }
 }
@@ -181,6 +209,8 @@ struct Service {
     waiters: VecDeque<Waiter>,
     /// A message the socket had no room for.
     unsent: Option<Vec<u8>>,
+    /// When the client began to end.
+    closing_since: Option<Instant>,
     buffer: Vec<u8>,
 }
 
@@ -203,7 +233,9 @@ impl Service {
         if let End::Lost(why) = end {
             tracing::warn!(%why, "lost the connection to the server");
         }
-        for waiter in self.waiters.drain(..) {
+        let unsent = std::mem::take(&mut *lock(&self.shared.outbox));
+        let unsent = unsent.into_iter().map(|(_, waiter)| waiter);
+        for waiter in self.waiters.drain(..).chain(unsent) {
             if let Waiter::Statistics(slot) = waiter {
                 // Under the lock, so that the waiter is not between its look and its sleep.
                 let _answer = lock(&slot.answer);
@@ -214,31 +246,64 @@ impl Service {
 
     /// Sleeps until there is something to send or to receive, and does it.
     fn turn(&mut self) -> std::result::Result<(), End> {
-        let lost = |error: io::Error| End::Lost(error.to_string());
-        let events =
-            if self.unsent.is_some() { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
-        let (readable, woken) = {
-            let mut polled = [
-                PollFd::from_borrowed_fd(self.connection.as_fd(), events),
-                PollFd::from_borrowed_fd(self.shared.wake.as_fd(), PollFlags::IN),
-            ];
-            match poll(&mut polled, None) {
-                Ok(_) | Err(rustix::io::Errno::INTR) => {}
-                Err(errno) => return Err(lost(errno.into())),
-            }
-            let ready = |at: usize, flags| polled[at].revents().intersects(flags);
-            let closed = PollFlags::HUP | PollFlags::ERR;
-            (ready(0, PollFlags::IN | closed), ready(1, PollFlags::IN))
-        };
+        let (readable, woken) = self.sleep()?;
         if woken {
             let mut count = [0; 8];
-            // Only clears the counter; the outbox says what there is to do.
+            // Only clears the counter; outbox and flags say what there is to do.
             let _ = rustix::io::read(&self.shared.wake, &mut count);
         }
         if readable {
             self.receive()?;
         }
-        self.send_all()
+        self.send_all()?;
+        if self.shared.closing.load(Ordering::Acquire) {
+            self.close()?;
+        }
+        Ok(())
+    }
+
+    /// Whether there is something to receive, and whether somebody woke this thread.
+    fn sleep(&self) -> std::result::Result<(bool, bool), End> {
+        let events = match self.unsent {
+            Some(_) => PollFlags::IN | PollFlags::OUT,
+            None => PollFlags::IN,
+        };
+        let left = self.closing_since.map(|since| FLUSH_TIMEOUT.saturating_sub(since.elapsed()));
+        let timeout = left.and_then(|left| Timespec::try_from(left).ok());
+        let mut polled = [
+            PollFd::from_borrowed_fd(self.connection.as_fd(), events),
+            PollFd::from_borrowed_fd(self.shared.wake.as_fd(), PollFlags::IN),
+        ];
+        match poll(&mut polled, timeout.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(errno) => return Err(End::Lost(io::Error::from(errno).to_string())),
+        }
+        let [connection, wake] = polled.map(|fd| fd.revents());
+        let closed = PollFlags::HUP | PollFlags::ERR;
+        Ok((connection.intersects(PollFlags::IN | closed), wake.contains(PollFlags::IN)))
+    }
+
+    /// Goodbye, once everything is sent and everything asked for has come and gone back.
+    fn close(&mut self) -> std::result::Result<(), End> {
+        let since = *self.closing_since.get_or_insert_with(Instant::now);
+        if self.shared.lost.load(Ordering::Relaxed) {
+            // Given up: the server has to find out by itself, and to look after what was left.
+            return Err(End::Goodbye);
+        }
+        let is_flushed = self.unsent.is_none()
+            && self.waiters.is_empty()
+            && lock(&self.shared.outbox).is_empty();
+        if is_flushed {
+            let mut message = Vec::new();
+            Request::Goodbye.encode(&mut message);
+            // Without room for it the server treats this client as one that died.
+            let _ = self.connection.send(&message, None);
+            return Err(End::Goodbye);
+        }
+        if since.elapsed() > FLUSH_TIMEOUT {
+            return Err(End::Lost("it does not take the last messages".into()));
+        }
+        Ok(())
     }
 
     fn receive(&mut self) -> std::result::Result<(), End> {
@@ -263,54 +328,41 @@ impl Service {
         }
     }
 
-    fn deliver(&self, inbox: &Arc<Inbox>, class: SizeClass, blocks: Vec<FreeBlock>) {
-        if Arc::strong_count(inbox) == 1 && !blocks.is_empty() {
-            // The session has ended meanwhile.
+    fn deliver(&self, inbox: &Inbox, class: SizeClass, blocks: Vec<FreeBlock>) {
+        let mut deliveries = lock(&inbox.deliveries);
+        if !deliveries.closed {
+            deliveries.blocks.push_back((class, blocks));
+            inbox.waiting.fetch_add(1, Ordering::AcqRel);
+        } else if !blocks.is_empty() {
             self.shared.send(Request::GiveBlocks { class, rested: true, blocks }, Waiter::None);
-            return;
         }
-        lock(&inbox.deliveries).push_back((class, blocks));
-        inbox.waiting.fetch_add(1, Ordering::AcqRel);
     }
 
     fn send_all(&mut self) -> std::result::Result<(), End> {
-        loop {
-            let (message, last) = match self.unsent.take() {
-                Some(message) => (message, false),
+        while self.unsent.is_some() || self.waiters.len() < OUTSTANDING_MAX {
+            let message = match self.unsent.take() {
+                Some(message) => message,
                 None => {
                     let Some((request, waiter)) = lock(&self.shared.outbox).pop_front() else {
-                        return Ok(());
+                        break;
                     };
                     if !matches!(waiter, Waiter::None) {
                         self.waiters.push_back(waiter);
                     }
                     let mut message = Vec::new();
                     request.encode(&mut message);
-                    (message, request == Request::Goodbye)
+                    message
                 }
             };
             match self.connection.send(&message, None) {
-                Ok(()) if last => return Err(End::Goodbye),
                 Ok(()) => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock && last => {
-                    self.wait_for_room();
-                    // A goodbye that does not fit is one the server does not need.
-                    let _ = self.connection.send(&message, None);
-                    return Err(End::Goodbye);
-                }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     self.unsent = Some(message);
-                    return Ok(());
+                    break;
                 }
                 Err(error) => return Err(End::Lost(error.to_string())),
             }
         }
-    }
-
-    fn wait_for_room(&self) {
-        let mut polled = [PollFd::new(&self.connection, PollFlags::OUT)];
-        let timeout = rustix::event::Timespec::try_from(FLUSH_TIMEOUT).ok();
-        // Whatever it says, the next thing is a last attempt.
-        let _ = poll(&mut polled, timeout.as_ref());
+        Ok(())
     }
 }

@@ -102,6 +102,8 @@ pub(crate) struct Engine<F, D: Depot> {
     cache: RefCell<LocationCache>,
     allocator: RefCell<Allocator<D>>,
     random: Cell<u64>,
+    /// A pipeline has operations on the lanes.
+    pub(crate) pipelined: Cell<bool>,
 }
 
 /// The lane that setup and synchronous calls use.
@@ -143,6 +145,7 @@ impl<F: Fabric, D: Depot> Engine<F, D> {
             cache: RefCell::new(LocationCache::new(options.cache_bytes)),
             allocator: RefCell::new(Allocator::new(depot, constants.grace_ns)),
             random: Cell::new(wall | 1),
+            pipelined: Cell::new(false),
             endpoint,
             format,
         };
@@ -200,16 +203,21 @@ impl<F: Fabric, D: Depot> Engine<F, D> {
         let mut now = started;
         loop {
             let taken = self.allocator.borrow_mut().take(class, now);
+            let out_of_space = || {
+                let what = Exhausted::Blocks { bytes: class.block_bytes() };
+                Err(Error::OutOfSpace { what }.into())
+            };
+            let timed_out = now.saturating_sub(started) > DEPOT_TIMEOUT_NS;
             match taken {
                 Taken::Block(block) => return Ok(block),
-                Taken::Wait(until) if now - started < DEPOT_TIMEOUT_NS => {
+                Taken::Asked(_) if timed_out || self.allocator.borrow().is_lost() => {
+                    return Err(Failure::Disconnected);
+                }
+                Taken::Resting(_) if timed_out => return out_of_space(),
+                Taken::Asked(until) | Taken::Resting(until) => {
                     self.endpoint.sleep_until(lane, until).await;
                 }
-                Taken::Wait(_) => return Err(Failure::Disconnected),
-                Taken::Exhausted => {
-                    let what = Exhausted::Blocks { bytes: class.block_bytes() };
-                    return Err(Error::OutOfSpace { what }.into());
-                }
+                Taken::Exhausted => return out_of_space(),
             }
             now = self.endpoint.now();
         }

@@ -6,7 +6,7 @@
 use farside_common::fabric::Nanos;
 use farside_common::fabric::shm::prefetch;
 use farside_common::hash::KeyHash;
-use farside_common::layout::SlotWord;
+use farside_common::layout::{REGION_BYTES_MAX, SlotWord};
 use memmap2::{Advice, MmapMut};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
@@ -38,6 +38,10 @@ pub(crate) struct Location {
 /// The unit in which entries remember `proved_at`: 2^24 ns, 17 ms.
 const PROVED_UNIT_SHIFT: u32 = 24;
 const POISONED: u64 = 1 << 63;
+/// Where bits of the key's place stand in an entry, above the offset of a slot.
+const PLACE_SHIFT: u32 = 40;
+const PLACE_MASK: u64 = ((1 << 23) - 1) << PLACE_SHIFT;
+const _: () = assert!(REGION_BYTES_MAX <= 1 << PLACE_SHIFT);
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -45,12 +49,26 @@ struct Entry {
     /// Not 0: the key's tag.
     tag: u64,
     word: u64,
-    /// The slot's offset, and [`POISONED`].
+    /// The slot's offset, 23 bits of the key's place, and [`POISONED`].
     slot: u64,
     generation: u32,
     proved: u32,
 }
 const _: () = assert!(size_of::<Entry>() == 32);
+
+impl Entry {
+    /// The key's identity and its place have nothing in common: 87 bits tell keys apart, because a
+    /// cached PUT or DELETE does not look at the key again.
+    #[inline]
+    fn is_of(&self, hash: KeyHash) -> bool {
+        self.tag == hash.tag().max(1) && self.slot & PLACE_MASK == Self::place(hash)
+    }
+
+    #[inline]
+    fn place(hash: KeyHash) -> u64 {
+        (u64::from(hash.directory()) << PLACE_SHIFT) & PLACE_MASK
+    }
+}
 
 const WAYS: usize = 2;
 
@@ -105,15 +123,14 @@ impl LocationCache {
 
     #[inline]
     fn entry(&mut self, hash: KeyHash) -> Option<&mut Entry> {
-        let tag = hash.tag().max(1);
-        self.set(hash)?.0.iter_mut().find(|entry| entry.tag == tag)
+        self.set(hash)?.0.iter_mut().find(|entry| entry.is_of(hash))
     }
 
     #[inline]
     pub(crate) fn get(&mut self, hash: KeyHash) -> Option<Location> {
         let entry = self.entry(hash)?;
         Some(Location {
-            slot: entry.slot & !POISONED,
+            slot: entry.slot & !(POISONED | PLACE_MASK),
             word: SlotWord::from_bits(entry.word),
             generation: entry.generation,
             poisoned: entry.slot & POISONED != 0,
@@ -126,15 +143,15 @@ impl LocationCache {
     #[inline]
     pub(crate) fn put(&mut self, hash: KeyHash, location: Location) {
         let Some(Set(entries)) = self.set(hash) else { return };
-        let tag = hash.tag().max(1);
+        let poisoned = if location.poisoned { POISONED } else { 0 };
         let new = Entry {
-            tag,
+            tag: hash.tag().max(1),
             word: location.word.bits(),
-            slot: location.slot | if location.poisoned { POISONED } else { 0 },
+            slot: location.slot | Entry::place(hash) | poisoned,
             generation: location.generation,
             proved: (location.proved_at >> PROVED_UNIT_SHIFT) as u32,
         };
-        match entries.iter_mut().find(|entry| entry.tag == tag) {
+        match entries.iter_mut().find(|entry| entry.is_of(hash)) {
             Some(known) => *known = new,
             None => {
                 entries[1] = entries[0];
@@ -143,11 +160,13 @@ impl LocationCache {
         }
     }
 
-    /// A READ posted then proved the entry again.
+    /// A READ posted then proved this word again, which another operation of the session may have
+    /// replaced in the cache meanwhile.
     #[inline]
-    pub(crate) fn prove(&mut self, hash: KeyHash, at: Nanos) {
+    pub(crate) fn prove(&mut self, hash: KeyHash, word: SlotWord, at: Nanos) {
         let proved = (at >> PROVED_UNIT_SHIFT) as u32;
-        if let Some(entry) = self.entry(hash).filter(|entry| entry.proved != proved) {
+        let is_older = |entry: &&mut Entry| entry.proved < proved && entry.word == word.bits();
+        if let Some(entry) = self.entry(hash).filter(is_older) {
             entry.proved = proved;
         }
     }
@@ -191,7 +210,8 @@ mod tests {
         }
         cache.put(hash(7), location(8));
         assert_eq!(cache.get(hash(7)), Some(location(8)));
-        cache.prove(hash(7), 99 << PROVED_UNIT_SHIFT);
+        cache.prove(hash(7), location(8).word, 99 << PROVED_UNIT_SHIFT);
+        cache.prove(hash(7), location(9).word, 100 << PROVED_UNIT_SHIFT);
         assert_eq!(cache.get(hash(7)).unwrap().proved_at, 99 << PROVED_UNIT_SHIFT);
         cache.forget(hash(7));
         assert_eq!(cache.get(hash(7)), None);

@@ -8,10 +8,12 @@ use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use farside_common::control::Role;
 use farside_common::fabric::{Buffer, Counters, Fabric, LaneId};
 use farside_common::hash::KeyHash;
 
-use crate::connection::{ShmEngine, ShmOperation};
+use crate::client::Shared;
+use crate::connection::{Connection, ShmEngine, ShmOperation};
 use crate::engine::Failure;
 use crate::protocol::Operation;
 use crate::{Error, Result, Version};
@@ -83,7 +85,7 @@ enum Answer {
 #[derive(Default)]
 struct Mailbox {
     job: Cell<Option<Job>>,
-    answer: RefCell<Option<Result<Answer>>>,
+    answer: RefCell<Option<std::result::Result<Answer, Failure>>>,
     counters: Cell<Counters>,
     value: RefCell<Vec<u8>>,
 }
@@ -107,7 +109,8 @@ struct Lane<'s> {
 /// not happened) or [`Error::Indeterminate`]; the next use of the session reconnects.
 pub struct Pipeline<'s> {
     engine: &'s ShmEngine,
-    writer: bool,
+    connection: &'s Connection,
+    shared: &'s Shared,
     lanes: Vec<Lane<'s>>,
     free: Vec<LaneId>,
     /// Lanes that have a new job, or whose chain completed: to be polled.
@@ -117,7 +120,12 @@ pub struct Pipeline<'s> {
 }
 
 impl<'s> Pipeline<'s> {
-    pub(crate) fn new(engine: &'s ShmEngine, writer: bool) -> Self {
+    pub(crate) fn new(
+        engine: &'s ShmEngine,
+        connection: &'s Connection,
+        shared: &'s Shared,
+    ) -> Self {
+        engine.pipelined.set(true);
         let count = engine.lanes;
         let lane = |id| {
             let mailbox = Rc::new(Mailbox::default());
@@ -126,7 +134,8 @@ impl<'s> Pipeline<'s> {
         };
         Self {
             engine,
-            writer,
+            connection,
+            shared,
             lanes: (0..count).map(lane).collect(),
             free: (0..count).rev().map(LaneId).collect(),
             ready: Vec::with_capacity(count.into()),
@@ -192,9 +201,10 @@ impl<'s> Pipeline<'s> {
         let id = self.free.pop().ok_or(PipelineFull)?;
         let ticket = Ticket(self.started);
         self.started += 1;
+        let checked = self.check(kind, key, value);
         let lane = &mut self.lanes[usize::from(id.0)];
         lane.ticket = ticket;
-        match check(self.engine, self.writer, kind, key, value) {
+        match checked {
             Ok(()) => {
                 let hash = self.engine.hasher.hash(key);
                 let (key_bytes, value_bytes) = (key.len(), value.len());
@@ -208,11 +218,21 @@ impl<'s> Pipeline<'s> {
             }
             Err(error) => {
                 lane.mailbox.counters.set(Counters::default());
-                lane.mailbox.answer.replace(Some(Err(error)));
+                lane.mailbox.answer.replace(Some(Err(error.into())));
                 self.finished.push_back(id);
             }
         }
         Ok(ticket)
+    }
+
+    fn check(&self, kind: Kind, key: &[u8], value: &[u8]) -> Result<()> {
+        self.engine.check_key(key)?;
+        self.engine.check_value(value)?;
+        if self.connection.control.is_lost() {
+            return Err(self.shared.unreachable(Duration::ZERO));
+        }
+        let may = kind == Kind::Get || self.shared.role() == Role::Writer;
+        if may { Ok(()) } else { Err(Error::Denied) }
     }
 
     fn poll_lane(&mut self, id: LaneId) {
@@ -277,11 +297,18 @@ impl<'s> Pipeline<'s> {
         let lane = &mut self.lanes[usize::from(id.0)];
         let answer = lane.mailbox.answer.take()?;
         std::mem::swap(&mut lane.value, &mut lane.mailbox.value.borrow_mut());
-        let result = answer.map(|answer| match answer {
-            Answer::Value(version) => Outcome::Value(version.map(|v| (lane.value.as_slice(), v))),
-            Answer::Stored => Outcome::Stored,
-            Answer::Applied(applied) => Outcome::Applied(applied),
-        });
+        let result = match answer {
+            Ok(Answer::Value(version)) => {
+                Ok(Outcome::Value(version.map(|version| (lane.value.as_slice(), version))))
+            }
+            Ok(Answer::Stored) => Ok(Outcome::Stored),
+            Ok(Answer::Applied(applied)) => Ok(Outcome::Applied(applied)),
+            Err(Failure::Error(error)) => Err(error),
+            Err(Failure::Disconnected) => {
+                self.connection.control.give_up();
+                Err(self.shared.unreachable(Duration::ZERO))
+            }
+        };
         Some(Completed { ticket: lane.ticket, result, counters: lane.mailbox.counters.get() })
     }
 }
@@ -291,13 +318,8 @@ impl Drop for Pipeline<'_> {
     /// PENDING word behind.
     fn drop(&mut self) {
         while self.wait().is_some() {}
+        self.engine.pipelined.set(false);
     }
-}
-
-fn check(engine: &ShmEngine, writer: bool, kind: Kind, key: &[u8], value: &[u8]) -> Result<()> {
-    engine.check_key(key)?;
-    engine.check_value(value)?;
-    if writer || kind == Kind::Get { Ok(()) } else { Err(Error::Denied) }
 }
 
 /// A lane's task: waits for a job, runs it, answers, for ever.
@@ -308,14 +330,7 @@ async fn run_lane(engine: &ShmEngine, lane: LaneId, mailbox: Rc<Mailbox>) {
         let operation = Operation::staged(engine, lane, job.hash, job.key_bytes, job.value_bytes);
         let answer = run_job(engine, lane, job.kind, &operation, &mailbox).await;
         mailbox.counters.set(*engine.endpoint.fabric().lane_counters(lane) - before);
-        mailbox.answer.replace(Some(answer.map_err(|failure| match failure {
-            Failure::Error(error) => error,
-            Failure::Disconnected => Error::Unreachable {
-                server: "the server of this pipeline".into(),
-                tried: Duration::ZERO,
-                source: None,
-            },
-        })));
+        mailbox.answer.replace(Some(answer));
     }
 }
 

@@ -1,9 +1,12 @@
 //! Iterating over everything.
 
-use crate::connection::ShmEngine;
+use std::time::Duration;
+
+use crate::client::Shared;
+use crate::connection::{Connection, ShmEngine};
 use crate::engine::{Failure, LANE};
 use crate::protocol::{ScannedSlot, read_entry, read_subtable};
-use crate::{Error, Result, Value};
+use crate::{Result, Value};
 
 /// A key with its value.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,20 +20,29 @@ pub struct Entry {
 /// Iterates over all entries; see [`Session::scan`](crate::Session::scan).
 pub struct Scan<'s> {
     engine: &'s ShmEngine,
+    connection: &'s Connection,
+    shared: &'s Shared,
     /// The subtables not read yet, last first.
     subtables: Vec<u64>,
     slots: Vec<ScannedSlot>,
 }
 
 impl<'s> Scan<'s> {
-    pub(crate) fn new(engine: &'s ShmEngine) -> Self {
+    pub(crate) fn new(
+        engine: &'s ShmEngine,
+        connection: &'s Connection,
+        shared: &'s Shared,
+    ) -> Self {
         let subtables = engine.directory().subtables().rev().collect();
-        Self { engine, subtables, slots: Vec::new() }
+        Self { engine, connection, shared, subtables, slots: Vec::new() }
     }
 
     fn step(&mut self) -> std::result::Result<Option<Entry>, Failure> {
         loop {
             let drive = &self.engine.endpoint;
+            if self.connection.control.is_lost() {
+                return Err(Failure::Disconnected);
+            }
             while let Some(slot) = self.slots.pop() {
                 if let Some(entry) = drive.drive(read_entry(self.engine, LANE, slot))? {
                     return Ok(Some(entry));
@@ -53,11 +65,8 @@ impl Iterator for Scan<'_> {
             Err(Failure::Disconnected) => {
                 self.subtables.clear();
                 self.slots.clear();
-                Some(Err(Error::Unreachable {
-                    server: "the server of this scan".into(),
-                    tried: std::time::Duration::ZERO,
-                    source: None,
-                }))
+                self.connection.control.give_up();
+                Some(Err(self.shared.unreachable(Duration::ZERO)))
             }
         }
     }

@@ -54,9 +54,11 @@ impl Session {
         Ok(Self { shared, link })
     }
 
-    /// The engine, on a new connection if the old one was lost.
+    /// The engine, on a new connection if the old one was lost; a new one if somebody forgot a
+    /// pipeline with operations on its lanes.
+    #[inline]
     fn engine(&mut self) -> Result<&ShmEngine> {
-        if self.link.connection.control.is_lost() {
+        if self.link.connection.control.is_lost() || self.link.engine.pipelined.get() {
             self.link = Link::new(&self.shared)?;
         }
         Ok(&self.link.engine)
@@ -244,9 +246,8 @@ impl Session {
     /// # Errors
     /// [`Error::Unreachable`] if the server went away and did not come back.
     pub fn pipeline(&mut self) -> Result<Pipeline<'_>> {
-        let writer = self.shared.role() == Role::Writer;
         self.engine()?;
-        Ok(Pipeline::new(&self.link.engine, writer))
+        Ok(Pipeline::new(&self.link.engine, &self.link.connection, &self.shared))
     }
 
     /// Collects operations that then run together, with one doorbell for all of them.
@@ -265,7 +266,7 @@ impl Session {
     /// [`Error::Unreachable`] if the server went away and did not come back.
     pub fn scan(&mut self) -> Result<Scan<'_>> {
         self.engine()?;
-        Ok(Scan::new(&self.link.engine))
+        Ok(Scan::new(&self.link.engine, &self.link.connection, &self.shared))
     }
 
     /// What this session asked of the fabric on its present connection.

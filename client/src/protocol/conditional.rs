@@ -2,7 +2,7 @@
 
 use farside_common::fabric::{Buffer, Fabric};
 
-use super::{ATTEMPTS_MAX, Found, Linked, NewBlock, Operation, Outcome, Swung};
+use super::{ATTEMPTS_MAX, Found, Linked, NewBlock, Operation, Outcome, Swung, is_moving};
 use crate::Version;
 use crate::allocator::Depot;
 
@@ -52,6 +52,11 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
                 *compared = Compared::Mismatch(found);
                 return Ok(Linked::No);
             };
+            if is_moving(found.location.word) {
+                self.engine.cache().forget(self.hash);
+                self.back_off(attempt).await;
+                continue;
+            }
             // The new word is conditional: nobody may call itself overwritten by it.
             let desired = found.location.word.live(new.block, true);
             let target = found.location.into();

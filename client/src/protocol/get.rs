@@ -49,7 +49,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
             Examined::Ours(found, HeaderWord { superseded, generation })
                 if generation == location.generation && superseded <= location.poisoned =>
             {
-                self.engine.cache().prove(self.hash, posted);
+                self.engine.cache().prove(self.hash, location.word, posted);
                 Ok(Some(found))
             }
             _ => Ok(None),

@@ -4,7 +4,7 @@
 //! sees the other (invariant I8).
 
 use farside_common::fabric::{ChainError, Fabric, Nanos, Verb};
-use farside_common::layout::{HINT_OFFSET, LayoutError, SLOTS_PER_ROW, SlotState, SlotWord};
+use farside_common::layout::{HINT_OFFSET, LayoutError, SLOTS_PER_ROW, Slot, SlotState, SlotWord};
 
 use super::put::Condition;
 use super::window::{Read, Seen};
@@ -38,6 +38,13 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         condition: Condition,
     ) -> Outcome<Inserted> {
         let Some(at) = self.choose_slot(first) else {
+            // What others are in the middle of may end as EMPTY.
+            let undecided = |slot: &Slot| {
+                matches!(slot.word().state(), SlotState::Pending | SlotState::Aborted)
+            };
+            if first.slots.iter().any(undecided) {
+                return Ok(Inserted::Again);
+            }
             return Err(Error::OutOfSpace { what: Exhausted::Index }.into());
         };
         let empty = first.slots[at].word();
@@ -53,7 +60,11 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         let verbs = if new.written.replace(true) { &chain[1..] } else { &chain[..] };
         match self.chain(verbs, posted).await {
             Ok(found) if found == empty.bits() => {}
-            Ok(_) | Err(ChainError::Late) => return Ok(Inserted::Again),
+            Ok(_) => return Ok(Inserted::Again),
+            Err(ChainError::Late) => {
+                new.written.set(false);
+                return Ok(Inserted::Again);
+            }
             Err(error) => return Err(error.into()),
         }
         let seen = self.seen(first.base, posted)?;

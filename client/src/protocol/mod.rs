@@ -239,12 +239,13 @@ impl<'e, F: Fabric, D: Depot> Operation<'e, F, D> {
         Ok(NewBlock { free, block, write_bytes: write_bytes as u32, written: Cell::new(false) })
     }
 
-    /// Gives a new block back unless it got linked, or may have been.
+    /// Gives a new block back unless it got linked, or may have been, or a lost connection left a
+    /// PENDING word that still points to it.
     fn settle(&self, new: &NewBlock, outcome: Outcome<Linked>) -> Outcome<Linked> {
         let unlinked = match &outcome {
             Ok(linked) => *linked == Linked::No,
-            Err(Failure::Error(Error::Indeterminate)) => false,
-            Err(_) => true,
+            Err(Failure::Disconnected | Failure::Error(Error::Indeterminate)) => false,
+            Err(Failure::Error(_)) => true,
         };
         if unlinked {
             self.engine.allocator().put_back(new.block.class, new.free);
@@ -295,7 +296,10 @@ impl<'e, F: Fabric, D: Depot> Operation<'e, F, D> {
         }
         let found = match self.chain(&chain[..verbs], posted).await {
             Ok(found) => SlotWord::from_bits(found),
-            Err(ChainError::Late) => return Ok(Swung::Late),
+            Err(ChainError::Late) => {
+                new.inspect(|new| new.written.set(false));
+                return Ok(Swung::Late);
+            }
             Err(error) => return Err(error.into()),
         };
         if found != target.word {
@@ -336,9 +340,10 @@ impl<'e, F: Fabric, D: Depot> Operation<'e, F, D> {
         self.engine.cache().put(self.hash, location);
     }
 
-    /// Where the cache says the key is.
+    /// Where the cache says the key is; not where a split holds it.
     fn cached_target(&self) -> Option<Target> {
-        self.engine.cache().get(self.hash).map(Target::from)
+        let location = self.engine.cache().get(self.hash)?;
+        (location.word.state() == SlotState::Live).then(|| location.into())
     }
 }
 

@@ -69,16 +69,21 @@ impl Seen {
 impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     /// READs the key's window: one round trip, more when the directory had to be READ anew.
     pub(super) async fn read_window(&self) -> Outcome<Seen> {
+        let mut stale = false;
         for _ in 0..WINDOW_READS_MAX {
             let base = self.engine.directory().window(self.hash);
             let posted = self.now();
             self.chain(&[self.window_verb(base)], posted).await?;
             let seen = self.seen(base, posted)?;
+            stale = seen.took > self.engine.constants.patience_ns;
             if !seen.covers {
                 self.engine.load_directory(self.lane).await?;
-            } else if seen.took <= self.engine.constants.patience_ns {
+            } else if !stale {
                 return Ok(seen);
             }
+        }
+        if stale {
+            return Err(self.contended());
         }
         let offset = self.engine.directory().window(self.hash);
         Err(LayoutError::Row { offset }.into())

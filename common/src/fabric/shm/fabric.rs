@@ -19,6 +19,11 @@ use crate::fabric::{
 const ROUND_TRIP_MIN_NS: Nanos = 20;
 /// A chain that the executor comes to later than this after its post is refused.
 const LATENESS_MAX_NS: Nanos = 50_000_000;
+/// How much is written between two looks at lease and clock, in words of 8 bytes.
+const WRITE_WORDS_MAX: usize = 512;
+/// How much one doorbell executes before completions are looked at: what waits behind it must not
+/// grow older than GRACE.
+const RING_BYTES_MAX: u64 = 4 << 20;
 /// Waits longer than this give the processor to others.
 const SPIN_NS_MAX: Nanos = 50_000;
 
@@ -33,9 +38,9 @@ pub struct Lease {
 
 /// Executes chains at the next doorbell.
 ///
-/// Before each atomic verb it looks at the clock and at the lease, because the process may have
-/// been stopped for an hour anywhere before. What remains open is a stop between that look and the
-/// instruction itself.
+/// Before each WRITE and each atomic verb it looks at the clock and at the lease, because the
+/// process may have been stopped for an hour anywhere before. What remains open is a stop between
+/// that look and the instruction, or the few kilobytes of a WRITE, behind it.
 pub struct ShmFabric {
     executor: Executor,
     lanes: Box<[Lane]>,
@@ -120,17 +125,20 @@ impl Executor {
                 }
                 Verb::Write { remote, from, bytes } => {
                     let source = words_mut(&mut buffers[from as usize], bytes);
-                    self.region.write(remote, source)?;
+                    self.write(remote, source, deadline)?;
                 }
                 Verb::WriteHalf { remote, value } => self.region.store_half(remote, value)?,
-                Verb::WriteWord { remote, value } => self.region.store(remote, value)?,
+                Verb::WriteWord { remote, value } => {
+                    self.check_accepted(deadline)?;
+                    self.region.store(remote, value)?;
+                }
                 Verb::CompareSwap { remote, expected, desired } => {
-                    self.check_atomic(deadline)?;
+                    self.check_accepted(deadline)?;
                     found = self.region.compare_swap(remote, expected, desired)?;
                     swapped = true;
                 }
                 Verb::FetchAdd { remote, addend } => {
-                    self.check_atomic(deadline)?;
+                    self.check_accepted(deadline)?;
                     found = self.region.fetch_add(remote, addend)?;
                     swapped = true;
                 }
@@ -139,8 +147,20 @@ impl Executor {
         Ok(found)
     }
 
+    /// Looks at lease and clock again every few kilobytes: the memory may be another's by then.
     #[inline]
-    fn check_atomic(&self, deadline: Nanos) -> Result<(), ChainError> {
+    fn write(&self, remote: u64, source: &[u64], deadline: Nanos) -> Result<(), ChainError> {
+        let mut offset = remote;
+        for part in source.chunks(WRITE_WORDS_MAX) {
+            self.check_accepted(deadline)?;
+            self.region.write(offset, part)?;
+            offset += size_of_val(part) as u64;
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn check_accepted(&self, deadline: Nanos) -> Result<(), ChainError> {
         self.check_lease()?;
         if self.clock.now() > deadline { Err(ChainError::Late) } else { Ok(()) }
     }
@@ -169,7 +189,6 @@ impl Fabric for ShmFabric {
     #[inline]
     fn post(&mut self, lane_id: LaneId, chain: &[Verb], deadline: Nanos) {
         let lane = &mut self.lanes[usize::from(lane_id.0)];
-        lane.counters.count(chain);
         lane.verbs = chain.len();
         lane.chain[..chain.len()].copy_from_slice(chain);
         lane.deadline = deadline;
@@ -199,8 +218,14 @@ impl Fabric for ShmFabric {
             return;
         }
         self.doorbells += 1;
-        while let Some(id) = self.posted.pop_front() {
+        let mut left = RING_BYTES_MAX;
+        while left > 0
+            && let Some(id) = self.posted.pop_front()
+        {
             let lane = &mut self.lanes[usize::from(id.0)];
+            let before = lane.counters.bytes();
+            lane.counters.count(&lane.chain[..lane.verbs]);
+            left = left.saturating_sub(lane.counters.bytes() - before);
             let (chain, deadline) = (&lane.chain[..lane.verbs], lane.deadline);
             lane.result = self.executor.execute(&mut lane.buffers, chain, deadline);
             self.completed.push_back(id);

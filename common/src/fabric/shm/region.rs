@@ -41,6 +41,9 @@ impl Region {
         if map.len() < WORD_BYTES as usize {
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the region is empty"));
         }
+        // A forked child would share free blocks with its parent; it has to connect by itself.
+        // Where the system does not know the advice, the documentation has to do.
+        let _ = map.advise(memmap2::Advice::DontFork);
         Ok(Self { map, writable })
     }
 
