@@ -132,7 +132,7 @@ impl<F: Fabric, D: Depot> Engine<F, D> {
             return Err(LayoutError::NotARegion.into());
         }
         let constants = Constants::new(&format, &*endpoint.fabric());
-        let (now, wall) = (endpoint.now(), std::time::SystemTime::now());
+        let (now, wall) = (endpoint.fabric().now(), std::time::SystemTime::now());
         let wall = wall.duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_nanos() as u64;
         let engine = Self {
             geometry: format.geometry(),

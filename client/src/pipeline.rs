@@ -285,6 +285,7 @@ impl<'s> Pipeline<'s> {
     }
 
     fn poll_ready(&mut self) {
+        self.engine.endpoint.tick();
         for at in 0..self.ready.len() {
             self.poll_lane(self.ready[at]);
         }

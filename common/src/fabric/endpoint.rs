@@ -17,6 +17,7 @@ pub struct Endpoint<F> {
     results: Box<[Cell<Option<ChainResult>>]>,
     /// [`Endpoint::drive`] is running its only future.
     alone: Cell<bool>,
+    ticked_at: Cell<Nanos>,
 }
 
 impl<F: Fabric> Endpoint<F> {
@@ -26,6 +27,7 @@ impl<F: Fabric> Endpoint<F> {
             fabric: RefCell::new(fabric),
             results: (0..lanes).map(|_| Cell::new(None)).collect(),
             alone: Cell::new(false),
+            ticked_at: Cell::new(0),
         }
     }
 
@@ -39,9 +41,17 @@ impl<F: Fabric> Endpoint<F> {
         self.fabric.borrow_mut()
     }
 
-    /// The time.
+    /// The time. Among other futures it is that of the last [`Endpoint::tick`]: not before the
+    /// completions that were handed out, not after the chains that are posted next.
+    #[inline]
     pub fn now(&self) -> Nanos {
-        self.fabric.borrow().now()
+        if self.alone.get() { self.fabric.borrow().now() } else { self.ticked_at.get() }
+    }
+
+    /// Looks at the clock, once for all futures that are about to be polled.
+    #[inline]
+    pub fn tick(&self) {
+        self.ticked_at.set(self.fabric.borrow().now());
     }
 
     /// What a buffer of a lane holds; never across an `.await`.
