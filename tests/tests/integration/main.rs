@@ -3,6 +3,7 @@
 
 mod allocations;
 mod chaos;
+mod depot;
 mod limits;
 mod model;
 mod reader;

@@ -1,0 +1,119 @@
+//! Proves that blocks find their way: nothing is lost at a goodbye, what one session deletes
+//! another can use while both live, and pipelines that are forgotten or whose server died do no harm.
+
+use farside::{Client, Error, Outcome};
+use farside_tests::ServerProcess;
+use rustix::process::Signal;
+
+/// Blocks that are neither with the server nor linked.
+fn blocks_with_clients(client: &Client) -> u64 {
+    let linked = client.session().unwrap().scan().unwrap().count() as u64;
+    let statistics = client.statistics().unwrap();
+    let all: u64 = statistics.classes.iter().map(|class| class.blocks).sum();
+    let free: u64 = statistics.classes.iter().map(|class| class.blocks_free).sum();
+    all - free - linked
+}
+
+#[test]
+fn a_goodbye_loses_no_block() {
+    let server = ServerProcess::start(&["--memory", "32MiB", "--grace-ms", "5"]);
+    let observer = server.client();
+    for round in 0..20u64 {
+        let client = server.client();
+        let mut session = client.session().unwrap();
+        // Each length another class; the last take of each asks for more, which comes too late.
+        for n in 0..66u64 {
+            let bytes = (n % 7) as usize * 60;
+            session.put(&(round * 66 + n).to_le_bytes(), &vec![1; bytes]).unwrap();
+        }
+        for n in 0..20u64 {
+            assert!(session.delete(&(round * 66 + n).to_le_bytes()).unwrap());
+        }
+        drop((session, client));
+    }
+    // The last goodbye may still be on its way.
+    while observer.statistics().unwrap().clients > 1 {
+        std::thread::yield_now();
+    }
+    assert_eq!(blocks_with_clients(&observer), 0);
+    assert_eq!(observer.statistics().unwrap().clients_lost, 0);
+}
+
+#[test]
+fn what_a_living_session_deletes_another_can_use() {
+    let server = ServerProcess::start(&["--memory", "16MiB", "--index", "2MiB", "--grace-ms", "5"]);
+    let client = server.client();
+    let mut first = client.session().unwrap();
+    let stored =
+        (0u64..).take_while(|n| first.put(&n.to_le_bytes(), &[1; 400]).is_ok()).count() as u64;
+    let mut second = client.session().unwrap();
+    assert!(matches!(second.put(b"new", &[1; 400]), Err(Error::OutOfSpace { .. })));
+    for n in 0..stored {
+        assert!(first.delete(&n.to_le_bytes()).unwrap());
+        if n % 1000 == 0 {
+            std::thread::sleep(first.limits().grace);
+        }
+    }
+    std::thread::sleep(3 * first.limits().grace);
+    // What was deleted within the last GRACE stays with the first session until its next delete.
+    first.put(b"one", &[1; 400]).unwrap();
+    first.delete(b"one").unwrap();
+    let usable =
+        (0u64..).take_while(|n| second.put(&n.to_le_bytes(), &[2; 400]).is_ok()).count() as u64;
+    assert!(usable > stored / 2, "{usable} of {stored}");
+    server.assert_verifies();
+}
+
+#[test]
+fn a_pipeline_does_not_outlive_its_server() {
+    let mut server = ServerProcess::start(&["--memory", "32MiB"]);
+    let client = server.client();
+    let mut session = client.session().unwrap();
+    let mut pipeline = session.pipeline().unwrap();
+    pipeline.put(b"key", b"value").unwrap();
+    assert!(matches!(pipeline.wait().unwrap().result, Ok(Outcome::Stored)));
+    server.kill();
+    server.restart();
+    let error = loop {
+        pipeline.put(b"key", b"value").unwrap();
+        match pipeline.wait().unwrap().result {
+            // Its end has not been noticed yet.
+            Ok(_) => std::thread::yield_now(),
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(error, Error::Unreachable { .. }), "{error}");
+    drop(pipeline);
+    assert_eq!(session.get(b"key").unwrap(), None);
+}
+
+#[test]
+fn a_forgotten_pipeline_does_no_harm() {
+    let server = ServerProcess::start(&["--memory", "32MiB", "--grace-ms", "5"]);
+    let client = server.client();
+    let mut session = client.session().unwrap();
+    for round in 0..10u64 {
+        session.put(b"key", &round.to_le_bytes()).unwrap();
+        let mut pipeline = session.pipeline().unwrap();
+        pipeline.put(b"key", b"in flight").unwrap();
+        pipeline.poll();
+        pipeline.put(b"key", b"also in flight").unwrap();
+        std::mem::forget(pipeline);
+        session.put(b"key", &round.to_le_bytes()).unwrap();
+        assert_eq!(session.get(b"key").unwrap().unwrap().data, round.to_le_bytes());
+    }
+    server.assert_verifies();
+}
+
+#[test]
+fn a_client_ends_though_its_server_is_stopped() {
+    let server = ServerProcess::start(&["--memory", "64MiB", "--grace-ms", "5"]);
+    let client = server.client();
+    let mut session = client.session().unwrap();
+    (0..100_000u64).for_each(|n| session.put(&n.to_le_bytes(), b"value").unwrap());
+    (0..100_000u64).for_each(|n| assert!(session.delete(&n.to_le_bytes()).unwrap()));
+    server.signal(Signal::STOP);
+    // Returns, though what it gives back does not fit into the socket.
+    drop((session, client));
+    server.signal(Signal::CONT);
+}
