@@ -2,13 +2,14 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use zerocopy::IntoBytes;
 
 use super::Region;
 use super::clock::Clock;
+use super::words::order_read_after_swap;
 use crate::fabric::{
     Buffer, CHAIN_VERBS_MAX, ChainError, Completion, Counters, Fabric, LaneId, Nanos, Timing, Verb,
 };
@@ -118,7 +119,7 @@ impl Executor {
                 Verb::Read { remote, into, bytes } => {
                     if swapped {
                         // Contract 2: nothing of this READ comes from before the swap.
-                        fence(Ordering::SeqCst);
+                        order_read_after_swap::<AtomicU64>();
                     }
                     let target = words_mut(&mut buffers[into as usize], bytes);
                     self.region.read(remote, target)?;

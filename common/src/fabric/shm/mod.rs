@@ -9,6 +9,7 @@ mod memory;
 #[allow(unsafe_code, reason = "the mapping is shared with other processes")]
 mod region;
 mod socket;
+mod words;
 
 pub use fabric::{Lease, ShmFabric};
 pub use memory::{HugePages, MemoryError, Pages, RegionMemory};

@@ -2,10 +2,11 @@
 
 use std::fs::File;
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use memmap2::{MmapOptions, MmapRaw};
 
+use super::words;
 use crate::fabric::ChainError;
 
 /// A mapped region. Every access is to whole words through [`AtomicU64`], so nothing here is a data
@@ -96,12 +97,7 @@ impl Region {
     /// [`ChainError::Outside`].
     #[inline]
     pub fn read(&self, offset: u64, into: &mut [u64]) -> Result<(), ChainError> {
-        // Relaxed loads and one fence, because acquire loads are not promised to work on
-        // read-only pages.
-        for (word, target) in self.range(offset, into.len())?.iter().zip(into) {
-            *target = word.load(Ordering::Relaxed);
-        }
-        fence(Ordering::Acquire);
+        words::read(self.range(offset, into.len())?, into);
         Ok(())
     }
 
@@ -114,10 +110,7 @@ impl Region {
         if !self.writable {
             return Err(ChainError::Denied);
         }
-        fence(Ordering::Release);
-        for (word, source) in self.range(offset, from.len())?.iter().zip(from) {
-            word.store(*source, Ordering::Relaxed);
-        }
+        words::write(self.range(offset, from.len())?, from);
         Ok(())
     }
 
@@ -127,9 +120,9 @@ impl Region {
     /// [`ChainError::Outside`].
     #[inline]
     pub fn load(&self, offset: u64) -> Result<u64, ChainError> {
-        let value = self.word(offset)?.load(Ordering::Relaxed);
-        fence(Ordering::Acquire);
-        Ok(value)
+        let mut value = [0];
+        self.read(offset, &mut value)?;
+        Ok(value[0])
     }
 
     /// Replaces one word.
@@ -153,10 +146,7 @@ impl Region {
             return Err(ChainError::Outside { remote: offset, bytes: 4 });
         }
         let word = self.word_to_change(offset & !(WORD_BYTES - 1))?;
-        let shift = offset % WORD_BYTES * 8;
-        let merged = |old: u64| Some(old & !(0xffff_ffff << shift) | u64::from(value) << shift);
-        // The closure never refuses, so neither does the update.
-        let _ = word.fetch_update(Ordering::AcqRel, Ordering::Relaxed, merged);
+        words::write_half(word, offset % WORD_BYTES * 8, value);
         Ok(())
     }
 
@@ -172,8 +162,7 @@ impl Region {
         desired: u64,
     ) -> Result<u64, ChainError> {
         let word = self.word_to_change(offset)?;
-        let swapped = word.compare_exchange(expected, desired, Ordering::AcqRel, Ordering::Acquire);
-        Ok(swapped.unwrap_or_else(|found| found))
+        Ok(words::swap(word, expected, desired))
     }
 
     /// Adds to the word, wrapping; returns the word found.

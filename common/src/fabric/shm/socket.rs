@@ -1,13 +1,15 @@
 //! Unix sockets that keep message boundaries and carry descriptors: the connection of the `shm`
 //! fabric.
 
-use std::fs;
+use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use rustix::fs::FlockOperation;
 use rustix::net::{
     self, AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
@@ -16,6 +18,8 @@ use rustix::net::{
 use crate::control::MESSAGE_BYTES_MAX;
 
 const BACKLOG: i32 = 128;
+/// Who may lock a socket's path: the user the server runs as.
+const LOCK_MODE: u32 = 0o600;
 
 fn new_socket() -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC;
@@ -26,31 +30,36 @@ fn new_socket() -> io::Result<OwnedFd> {
 pub struct Listener {
     socket: OwnedFd,
     path: PathBuf,
+    /// Device and inode of the path, for another socket may have taken its place.
+    bound: (u64, u64),
+    /// Keeps the path from other servers. The file itself stays: to remove it safely is harder
+    /// than to leave it.
+    lock: File,
 }
 
 impl Listener {
-    /// Binds the path; takes over one that a dead server left behind.
+    /// Binds the path; takes over one that a dead server left behind. A lock on a file beside it,
+    /// `<path>.lock`, keeps two servers from doing so at the same time.
     ///
     /// # Errors
-    /// `AddrInUse` when a server answers there, `AlreadyExists` when the path is no socket, else
-    /// what the system says.
+    /// `AddrInUse` when a server answers or starts there, `AlreadyExists` when the path is no
+    /// socket, else what the system says.
     pub fn bind(path: &Path) -> io::Result<Self> {
-        use std::os::unix::fs::FileTypeExt;
-        match fs::symlink_metadata(path) {
-            Ok(found) if !found.file_type().is_socket() => {
-                return Err(io::Error::new(io::ErrorKind::AlreadyExists, "it is not a socket"));
-            }
-            Ok(_) => match net::connect(&new_socket()?, &SocketAddrUnix::new(path)?) {
+        // Before the lock, which would leave a file beside something that is not ours.
+        is_socket(path)?;
+        let lock = lock_beside(path)?;
+        if is_socket(path)? {
+            match net::connect(&new_socket()?, &SocketAddrUnix::new(path)?) {
                 Ok(()) => return Err(io::ErrorKind::AddrInUse.into()),
                 Err(rustix::io::Errno::CONNREFUSED) => fs::remove_file(path)?,
                 Err(error) => return Err(error.into()),
-            },
-            Err(_) => {}
+            }
         }
         let socket = new_socket()?;
         net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+        let bound = identity(path)?;
         net::listen(&socket, BACKLOG)?;
-        Ok(Self { socket, path: path.to_owned() })
+        Ok(Self { socket, path: path.to_owned(), bound, lock })
     }
 
     /// The next client, without waiting for its request. Blocks.
@@ -72,7 +81,38 @@ impl AsFd for Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         // Nothing is lost if it stays: the next server takes a dead socket over.
-        let _ = fs::remove_file(&self.path);
+        if identity(&self.path).is_ok_and(|found| found == self.bound) {
+            let _ = fs::remove_file(&self.path);
+        }
+        // Explicitly, for a child that is just being started may hold a copy of the descriptor.
+        let _ = rustix::fs::flock(&self.lock, FlockOperation::Unlock);
+    }
+}
+
+/// Whether there is a socket; an error for anything else.
+fn is_socket(path: &Path) -> io::Result<bool> {
+    match fs::symlink_metadata(path) {
+        Ok(found) if found.file_type().is_socket() => Ok(true),
+        Ok(_) => Err(io::Error::new(io::ErrorKind::AlreadyExists, "it is not a socket")),
+        Err(_) => Ok(false),
+    }
+}
+
+fn identity(path: &Path) -> io::Result<(u64, u64)> {
+    let found = fs::symlink_metadata(path)?;
+    Ok((found.dev(), found.ino()))
+}
+
+fn lock_beside(path: &Path) -> io::Result<File> {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".lock");
+    let mut options = OpenOptions::new();
+    // The standard library adds O_CLOEXEC.
+    let lock = options.write(true).create(true).truncate(false).mode(LOCK_MODE).open(name)?;
+    match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(lock),
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(io::ErrorKind::AddrInUse.into()),
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -187,13 +227,56 @@ mod tests {
         let path = folder.path().join("kv.sock");
         let listener = Listener::bind(&path).unwrap();
         assert_eq!(Listener::bind(&path).err().unwrap().kind(), io::ErrorKind::AddrInUse);
-        let Listener { socket, .. } = &listener;
-        // What a SIGKILL leaves behind: the path without a listener.
+        let Listener { socket, lock, .. } = &listener;
+        // What a SIGKILL leaves behind: the path without a listener, and the file without a lock.
         net::shutdown(socket, net::Shutdown::Both).unwrap();
+        let starting = Listener::bind(&path);
+        assert_eq!(starting.err().unwrap().kind(), io::ErrorKind::AddrInUse, "while it is locked");
+        rustix::fs::flock(lock, FlockOperation::Unlock).unwrap();
         assert!(Listener::bind(&path).is_ok());
         std::mem::forget(listener);
         std::fs::write(folder.path().join("file"), "").unwrap();
         let file = Listener::bind(&folder.path().join("file"));
         assert_eq!(file.err().unwrap().kind(), io::ErrorKind::AlreadyExists);
+        assert!(!folder.path().join("file.lock").exists());
+    }
+
+    #[test]
+    fn a_listener_removes_its_own_socket_only() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("kv.sock");
+        drop(Listener::bind(&path).unwrap());
+        assert!(!path.exists());
+        let listener = Listener::bind(&path).unwrap();
+        // Somebody who knows nothing of locks cleans up and listens there.
+        fs::remove_file(&path).unwrap();
+        let other = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        drop(listener);
+        assert!(path.exists());
+        drop(other);
+        assert!(Listener::bind(&path).is_ok(), "a lock that was held is free again");
+    }
+
+    #[test]
+    fn of_many_listeners_that_start_at_once_one_is_left() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("kv.sock");
+        // A dead socket, which all of them would like to take over.
+        drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+        let barrier = std::sync::Barrier::new(8);
+        let bound: Vec<_> = std::thread::scope(|scope| {
+            let start = || {
+                barrier.wait();
+                Listener::bind(&path)
+            };
+            let threads: Vec<_> = (0..8).map(|_| scope.spawn(start)).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        let (listeners, refused): (Vec<_>, Vec<_>) = bound.into_iter().partition(Result::is_ok);
+        assert_eq!(listeners.len(), 1);
+        for error in refused {
+            assert_eq!(error.err().unwrap().kind(), io::ErrorKind::AddrInUse);
+        }
+        assert!(Connection::connect(&path).is_ok());
     }
 }

@@ -1,0 +1,232 @@
+//! What the verbs do to the words of a region, with which memory orders. Generic over the word, so
+//! that loom runs the same code on its own.
+
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+/// An atomic word.
+pub(super) trait Word {
+    fn load(&self, order: Ordering) -> u64;
+    fn store(&self, value: u64, order: Ordering);
+    fn compare_exchange(
+        &self,
+        expected: u64,
+        desired: u64,
+        found: Ordering,
+        lost: Ordering,
+    ) -> Result<u64, u64>;
+    fn fence(order: Ordering);
+}
+
+impl Word for AtomicU64 {
+    #[inline]
+    fn load(&self, order: Ordering) -> u64 {
+        self.load(order)
+    }
+
+    #[inline]
+    fn store(&self, value: u64, order: Ordering) {
+        self.store(value, order);
+    }
+
+    #[inline]
+    fn compare_exchange(
+        &self,
+        expected: u64,
+        desired: u64,
+        found: Ordering,
+        lost: Ordering,
+    ) -> Result<u64, u64> {
+        self.compare_exchange(expected, desired, found, lost)
+    }
+
+    #[inline]
+    fn fence(order: Ordering) {
+        fence(order);
+    }
+}
+
+/// READ: in no particular order, but before whatever the session does next.
+///
+/// Relaxed loads and one fence, because acquire loads are not promised to work on read-only pages.
+#[inline]
+pub(super) fn read<W: Word>(words: &[W], into: &mut [u64]) {
+    for (word, target) in words.iter().zip(into) {
+        *target = word.load(Ordering::Relaxed);
+    }
+    W::fence(Ordering::Acquire);
+}
+
+/// WRITE: in no particular order; a later swap publishes it.
+#[inline]
+pub(super) fn write<W: Word>(words: &[W], from: &[u64]) {
+    W::fence(Ordering::Release);
+    for (word, source) in words.iter().zip(from) {
+        word.store(*source, Ordering::Relaxed);
+    }
+}
+
+/// WRITE of four bytes: the other half of the word stays as it is, whoever changes it meanwhile.
+#[inline]
+pub(super) fn write_half<W: Word>(word: &W, shift: u64, value: u32) {
+    let mut old = word.load(Ordering::Relaxed);
+    loop {
+        let merged = (old & !(0xffff_ffff << shift)) | (u64::from(value) << shift);
+        match word.compare_exchange(old, merged, Ordering::AcqRel, Ordering::Relaxed) {
+            Ok(_) => return,
+            // Somebody else's change of the word was the progress.
+            Err(found) => old = found,
+        }
+    }
+}
+
+/// CAS: publishes what was written before it; returns the word found.
+#[inline]
+pub(super) fn swap<W: Word>(word: &W, expected: u64, desired: u64) -> u64 {
+    word.compare_exchange(expected, desired, Ordering::AcqRel, Ordering::Acquire)
+        .unwrap_or_else(|found| found)
+}
+
+/// Between a swap and a READ behind it: nothing of the READ comes from before the swap. Without it
+/// two inserters could each miss the other (invariant I8).
+#[inline]
+pub(super) fn order_read_after_swap<W: Word>() {
+    W::fence(Ordering::SeqCst);
+}
+
+/// loom explores every execution the memory model allows; each model has a twin that must fail.
+#[cfg(test)]
+mod tests {
+    use std::panic::catch_unwind;
+
+    use loom::sync::Arc;
+    use loom::sync::atomic::AtomicU64 as LoomWord;
+    use loom::thread;
+
+    use super::*;
+
+    impl Word for LoomWord {
+        fn load(&self, order: Ordering) -> u64 {
+            self.load(order)
+        }
+
+        fn store(&self, value: u64, order: Ordering) {
+            self.store(value, order);
+        }
+
+        fn compare_exchange(
+            &self,
+            expected: u64,
+            desired: u64,
+            found: Ordering,
+            lost: Ordering,
+        ) -> Result<u64, u64> {
+            self.compare_exchange(expected, desired, found, lost)
+        }
+
+        fn fence(order: Ordering) {
+            loom::sync::atomic::fence(order);
+        }
+    }
+
+    fn words<const N: usize>(values: [u64; N]) -> Arc<[LoomWord; N]> {
+        Arc::new(values.map(LoomWord::new))
+    }
+
+    fn one<W: Word>(word: &W) -> u64 {
+        let mut value = [0];
+        read(std::slice::from_ref(word), &mut value);
+        value[0]
+    }
+
+    /// Runs a model whose twin is broken: some execution must fail.
+    fn assert_caught(model: fn()) {
+        assert!(catch_unwind(|| loom::model(model)).is_err(), "the twin was not caught");
+    }
+
+    /// INSERT: claims its slot, then looks at the other's.
+    fn two_inserters(order: fn()) {
+        let slots = words([0, 0]);
+        let insert = move |own: usize, slots: Arc<[LoomWord; 2]>| {
+            assert_eq!(swap(&slots[own], 0, 1), 0);
+            order();
+            one(&slots[1 - own])
+        };
+        let theirs = slots.clone();
+        let other = thread::spawn(move || insert(1, theirs));
+        let seen = insert(0, slots);
+        assert!(seen == 1 || other.join().unwrap() == 1, "neither saw the other");
+    }
+
+    #[test]
+    fn of_two_inserters_one_sees_the_other() {
+        loom::model(|| two_inserters(order_read_after_swap::<LoomWord>));
+    }
+
+    #[test]
+    fn twin_without_order_after_the_swap_is_caught() {
+        assert_caught(|| two_inserters(|| ()));
+    }
+
+    /// PUT publishes a block of two words; whoever sees the slot's word sees the block.
+    fn put_and_get(publish: fn(&LoomWord)) {
+        let memory = words([0, 0, 0]);
+        let writer = memory.clone();
+        let put = thread::spawn(move || {
+            write(&writer[1..], &[7, 7]);
+            publish(&writer[0]);
+        });
+        if one(&memory[0]) == 1 {
+            let mut block = [0; 2];
+            read(&memory[1..], &mut block);
+            assert_eq!(block, [7, 7]);
+        }
+        put.join().unwrap();
+    }
+
+    #[test]
+    fn a_linked_block_is_complete() {
+        loom::model(|| put_and_get(|slot| assert_eq!(swap(slot, 0, 1), 0)));
+    }
+
+    #[test]
+    fn twin_with_a_relaxed_swap_is_caught() {
+        assert_caught(|| {
+            put_and_get(|slot| {
+                let relaxed = Ordering::Relaxed;
+                assert_eq!(Word::compare_exchange(slot, 0, 1, relaxed, relaxed), Ok(0));
+            });
+        });
+    }
+
+    /// Whoever sees that the slot was swung away from a block sees the block's mark (I2).
+    fn mark_and_swing(unlink: fn(&[LoomWord; 2])) {
+        const GENERATION: u64 = 9 << 32;
+        let memory = words([1, GENERATION]);
+        let writer = memory.clone();
+        let put = thread::spawn(move || unlink(&writer));
+        if one(&memory[0]) == 2 {
+            assert_eq!(one(&memory[1]), GENERATION | 1);
+        }
+        put.join().unwrap();
+    }
+
+    #[test]
+    fn an_unlinked_block_is_marked() {
+        loom::model(|| {
+            mark_and_swing(|[slot, header]| {
+                write_half(header, 0, 1);
+                assert_eq!(swap(slot, 1, 2), 1);
+            });
+        });
+    }
+
+    #[test]
+    fn twin_that_marks_after_the_swing_is_caught() {
+        assert_caught(|| {
+            mark_and_swing(|[slot, header]| {
+                assert_eq!(swap(slot, 1, 2), 1);
+                write_half(header, 0, 1);
+            });
+        });
+    }
+}
