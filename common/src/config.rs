@@ -180,7 +180,7 @@ pub struct ServerConfig {
     pub key_bytes_max: u32,
     /// The longest value of a new region, in bytes.
     pub value_bytes_max: u32,
-    /// How much memory the index of a new region gets; else about a fifth of it.
+    /// How much memory the index of a new region gets; else between a sixth and a third of it.
     #[serde(deserialize_with = "from_text")]
     pub index: Option<ByteSize>,
     /// How many clients may be connected at a time.

@@ -45,7 +45,8 @@ pub enum ServerError {
     )]
     IndexTooLarge { asked: ByteSize, most: ByteSize },
     #[error(
-        "the region in {} is damaged: {damage}; run `kv-cli verify` to see all of it",
+        "the region in {} is damaged: {damage}; no key was changed: copy the file and report this, \
+         then name another region_file, or delete this one if nobody needs its content",
         .path.display()
     )]
     Damaged { path: PathBuf, damage: Damage },

@@ -27,6 +27,7 @@ mod depot;
 mod error;
 mod formatting;
 mod index;
+mod peer;
 mod recovery;
 mod server;
 mod service;

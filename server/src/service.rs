@@ -11,18 +11,19 @@ use farside_common::control::{
     Welcome, encode_reply,
 };
 use farside_common::fabric::Nanos;
-use farside_common::fabric::shm::{Connection, Listener, RegionMemory, boot_time_ns};
+use farside_common::fabric::shm::{Listener, RegionMemory, boot_time_ns};
 use farside_common::layout::{RegionState, STATE_OFFSET, Superblock};
 use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
 
 use crate::clients::Clients;
 use crate::error::{ServerError, system};
+use crate::peer::{Farewell, Peer, Who};
 use crate::recovery::{Opened, RegionTables};
 use crate::sweep::Sweeper;
 
-/// Connections that have not said who they are. More than these, and the one that is silent for
-/// longest is dropped.
+/// Connections of nobody: those that have not said who they are and those that said goodbye. More
+/// than these, and the oldest is dropped.
 const STRANGERS_MAX: usize = 64;
 /// Events taken at a time.
 const EVENTS_MAX: usize = 64;
@@ -33,43 +34,12 @@ const LISTENER: u64 = 0;
 const STOP: u64 = 1;
 const FIRST_PEER: u64 = 2;
 
-/// Who is at the other end of a connection.
-#[derive(Clone, Copy, Debug)]
-enum Who {
-    /// Nobody knows yet.
-    Stranger,
-    Client {
-        id: u16,
-        role: Role,
-    },
-}
-
-struct Peer {
-    connection: Connection,
-    who: Who,
-}
-
-/// Why a connection ends.
-#[derive(Debug, thiserror::Error)]
-enum Farewell {
-    #[error("it said goodbye")]
-    Goodbye,
-    #[error("it is gone")]
-    Gone,
-    #[error("it was refused: {0}")]
-    Refused(Refusal),
-    #[error("it breaks the protocol: {0}")]
-    Broken(String),
-    #[error("it does not take its answers: {0}")]
-    Deaf(io::Error),
-}
-
 /// Everything the control thread has.
 pub(crate) struct Service {
     epoll: OwnedFd,
     listener: Listener,
     accept_again_at: Option<Nanos>,
-    /// By token; tokens rise, so the first stranger is the oldest.
+    /// By token; tokens rise, so the first that is no client is the oldest.
     peers: BTreeMap<u64, Peer>,
     next_token: u64,
     buffer: Vec<u8>,
@@ -216,36 +186,69 @@ impl Service {
             return;
         }
         self.next_token += 1;
-        self.peers.insert(token, Peer { connection, who: Who::Stranger });
-        let strangers = self.peers.iter().filter(|(_, peer)| matches!(peer.who, Who::Stranger));
-        let oldest = strangers.clone().map(|(token, _)| *token).next();
-        if strangers.count() > STRANGERS_MAX
+        self.peers.insert(token, Peer::new(connection, epoll::EventFlags::IN));
+        let nobodies = self.peers.iter().filter(|(_, peer)| !peer.is_client());
+        let oldest = nobodies.clone().map(|(token, _)| *token).next();
+        if nobodies.count() > STRANGERS_MAX
             && let Some(oldest) = oldest
         {
-            tracing::warn!("dropped a connection that did not say who it is");
-            self.peers.remove(&oldest);
+            tracing::warn!("dropped a connection: too many do not say who they are");
+            self.part(oldest, &Farewell::Crowded);
         }
     }
 
-    /// Takes one message from a connection, and answers it.
+    /// Sends what a connection waits for, or else takes one message from it and answers.
     fn listen_to(&mut self, token: u64) {
-        let Some(peer) = self.peers.get(&token) else { return };
+        let Some(peer) = self.peers.get_mut(&token) else { return };
+        let outcome =
+            if peer.is_waiting() { peer.flush(&mut self.reply) } else { self.take_message(token) };
+        match outcome.and_then(|()| self.settle(token)) {
+            Ok(()) => {}
+            Err(Farewell::Goodbye) => self.let_leave(token),
+            Err(farewell) => self.part(token, &farewell),
+        }
+    }
+
+    fn take_message(&mut self, token: u64) -> Result<(), Farewell> {
+        let Some(peer) = self.peers.get_mut(&token) else { return Ok(()) };
         let mut buffer = std::mem::take(&mut self.buffer);
-        let outcome = match peer.connection.receive(&mut buffer) {
-            Ok((0, _)) => Err(Farewell::Gone),
-            Ok((bytes, _)) => match peer.who {
+        let outcome = match peer.receive(&mut buffer) {
+            Ok(None) => Ok(()),
+            Ok(Some(bytes)) => match peer.who {
                 Who::Stranger => self.welcome(token, &buffer[..bytes]),
                 Who::Client { role, .. } => self.answer(token, role, &buffer[..bytes]),
+                Who::Leaving => Err(Farewell::Broken("it speaks after its goodbye".to_owned())),
             },
-            Err(error) => match error.kind() {
-                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(()),
-                io::ErrorKind::InvalidData => Err(Farewell::Broken(error.to_string())),
-                _ => Err(Farewell::Gone),
-            },
+            Err(farewell) => Err(farewell),
         };
         self.buffer = buffer;
-        if let Err(farewell) = outcome {
-            self.part(token, &farewell);
+        outcome
+    }
+
+    /// Takes back what a connection did not get, and watches it for what comes next.
+    fn settle(&mut self, token: u64) -> Result<(), Farewell> {
+        let Some(peer) = self.peers.get_mut(&token) else { return Ok(()) };
+        let undelivered = peer.take_undelivered();
+        let wants = peer.wants();
+        if wants != peer.watched {
+            let data = epoll::EventData::new_u64(token);
+            epoll::modify(&self.epoll, &*peer, data, wants)
+                .map_err(|error| Farewell::Unreachable(error.into()))?;
+            peer.watched = wants;
+        }
+        self.take_back(undelivered);
+        Ok(())
+    }
+
+    /// Blocks in answers that nobody saw belong to the depot again, as rested as they were.
+    fn take_back(&mut self, undelivered: [Option<Reply>; 2]) {
+        for reply in undelivered.into_iter().flatten() {
+            let Reply::Blocks { class, blocks } = reply else { continue };
+            // Given like any other, so that taken less given is what clients and slots have.
+            self.statistics.blocks_given += blocks.len() as u64;
+            if let Err(error) = self.opened.depot.give(class, blocks, true, boot_time_ns()) {
+                tracing::error!("blocks that were not delivered do not fit: {error}");
+            }
         }
     }
 
@@ -278,7 +281,14 @@ impl Service {
         };
         tracing::info!(client = client_id, ?role, "a client connected");
         let sent = peer.connection.send(&encode_reply(&Ok(welcome)), Some(descriptor));
-        sent.map_err(Farewell::Deaf)
+        sent.map_err(|error| {
+            // It has no region, so there is nothing of it to find, and nobody was lost.
+            if self.clients.fence(client_id).is_ok() {
+                self.clients.forget(client_id);
+            }
+            peer.who = Who::Stranger;
+            Farewell::Unreachable(error)
+        })
     }
 
     fn answer(&mut self, token: u64, role: Role, bytes: &[u8]) -> Result<(), Farewell> {
@@ -308,9 +318,8 @@ impl Service {
             Request::Statistics => Reply::Statistics(self.statistics(now)),
             Request::Goodbye => return Err(Farewell::Goodbye),
         };
-        reply.encode(&mut self.reply);
-        let Some(peer) = self.peers.get(&token) else { return Ok(()) };
-        peer.connection.send(&self.reply, None).map_err(Farewell::Deaf)
+        let Some(peer) = self.peers.get_mut(&token) else { return Ok(()) };
+        peer.answer(reply, &mut self.reply)
     }
 
     fn statistics(&self, now: Nanos) -> ServerStatistics {
@@ -323,11 +332,29 @@ impl Service {
         }
     }
 
+    /// After a goodbye: the client's place is free, and the connection stays until it hangs up.
+    fn let_leave(&mut self, token: u64) {
+        let Some(peer) = self.peers.get_mut(&token) else { return };
+        let Who::Client { id, .. } = peer.who else { return };
+        peer.who = Who::Leaving;
+        peer.close();
+        if let Err(error) = self.clients.fence(id) {
+            tracing::error!(client = id, "cannot fence a client: {error}");
+            return;
+        }
+        self.clients.forget(id);
+        tracing::info!(client = id, "a client left");
+        // Whoever waits for the server to hang up sees it now. Gone already is as good.
+        let _ = rustix::net::shutdown(&*peer, rustix::net::Shutdown::Write);
+    }
+
     /// Ends a connection. A client without a goodbye may have been anywhere in an operation.
     fn part(&mut self, token: u64, farewell: &Farewell) {
-        let Some(peer) = self.peers.remove(&token) else { return };
+        let Some(mut peer) = self.peers.remove(&token) else { return };
         // Explicitly, for a copy of the descriptor in a forked child would keep it watched.
-        let _ = epoll::delete(&self.epoll, &peer.connection);
+        let _ = epoll::delete(&self.epoll, &peer);
+        peer.close();
+        self.take_back(peer.take_undelivered());
         let Who::Client { id, role } = peer.who else {
             tracing::debug!("a connection ended: {farewell}");
             return;
@@ -336,18 +363,13 @@ impl Service {
             tracing::error!(client = id, "cannot fence a client: {error}");
             return;
         }
-        if matches!(farewell, Farewell::Goodbye) {
-            self.clients.forget(id);
-            tracing::info!(client = id, "a client left");
-        } else {
-            match role {
-                // Its memory refused every store: there is nothing of it to find.
-                Role::Reader => self.clients.forget(id),
-                Role::Writer => self.sweeper.add(id, boot_time_ns()),
-            }
-            self.statistics.clients_lost += 1;
-            tracing::warn!(client = id, "lost a client: {farewell}");
+        match role {
+            // Its memory refused every store: there is nothing of it to find.
+            Role::Reader => self.clients.forget(id),
+            Role::Writer => self.sweeper.add(id, boot_time_ns()),
         }
+        self.statistics.clients_lost += 1;
+        tracing::warn!(client = id, "lost a client: {farewell}");
     }
 
     /// Fences whoever is connected and notes that the region is nobody's.
@@ -355,6 +377,7 @@ impl Service {
         for peer in std::mem::take(&mut self.peers).into_values() {
             match peer.who {
                 Who::Client { id, .. } => self.clients.fence(id)?,
+                Who::Leaving => {}
                 Who::Stranger => {
                     let bye = encode_reply(&Err(Refusal::ShuttingDown));
                     // Whoever does not take it learns less.

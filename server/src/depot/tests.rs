@@ -146,6 +146,25 @@ fn what_did_not_rest_rests_for_grace() {
 }
 
 #[test]
+fn what_has_rested_counts_and_one_block_is_always_granted() {
+    let mut depot = depot(8 << 20);
+    let class = class(256 << 10);
+    let mut blocks = take_all(&mut depot, class, 0);
+    let resting = blocks.split_off(blocks.len() - 16);
+    let (early, late) = resting.split_at(8);
+    depot.give(class, early.to_vec(), false, 0).unwrap();
+    depot.give(class, late.to_vec(), false, 50).unwrap();
+    assert!(take(&mut depot, class, 4096, GRACE - 1).is_empty(), "nothing is ready");
+    let grants = |depot: &mut Depot, now| take(depot, class, 4096, now).len();
+    // A quarter of what is ready, and of what rests no longer, without what still does.
+    assert_eq!(grants(&mut depot, GRACE), 2);
+    assert_eq!(grants(&mut depot, GRACE), 1);
+    assert_eq!(grants(&mut depot, GRACE + 50), 3);
+    while grants(&mut depot, GRACE + 50) > 0 {}
+    assert_eq!(depot.classes()[0].blocks_free, 0, "to the last");
+}
+
+#[test]
 fn lies_are_refused_and_change_nothing() {
     let mut depot = depot(8 << 20);
     let class_taken = class(64 << 10);

@@ -1,0 +1,150 @@
+//! One connection as the control thread sees it: who is there, and what has not arrived.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use farside_common::control::{Refusal, Reply, Role};
+use farside_common::fabric::shm::Connection;
+use rustix::event::epoll::EventFlags;
+
+/// Who is at the other end of a connection.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Who {
+    /// Nobody knows yet.
+    Stranger,
+    Client {
+        id: u16,
+        role: Role,
+    },
+    /// A client that said goodbye. Whether it took its last answer shows when it hangs up.
+    Leaving,
+}
+
+/// Why a connection ends.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Farewell {
+    #[error("it said goodbye")]
+    Goodbye,
+    #[error("it is gone")]
+    Gone,
+    #[error("it was refused: {0}")]
+    Refused(Refusal),
+    #[error("it breaks the protocol: {0}")]
+    Broken(String),
+    #[error("it cannot be answered: {0}")]
+    Unreachable(io::Error),
+    #[error("others wait to say who they are")]
+    Crowded,
+}
+
+/// A connection. It has at most one answer that was not sent: until then it is not read from, so
+/// that a client that asks and does not listen fills its own socket and nothing else.
+pub(crate) struct Peer {
+    pub(crate) connection: Connection,
+    pub(crate) who: Who,
+    /// What epoll watches it for.
+    pub(crate) watched: EventFlags,
+    unsent: Option<Reply>,
+    last_sent: Option<Reply>,
+    /// The other end is closed: it gets nothing any more, but what it sent before is still here.
+    is_closed: bool,
+    /// It closed before it took `last_sent`; what it left before that, nobody knows.
+    missed_last: bool,
+}
+
+impl Peer {
+    pub(crate) fn new(connection: Connection, watched: EventFlags) -> Self {
+        Self {
+            connection,
+            who: Who::Stranger,
+            watched,
+            unsent: None,
+            last_sent: None,
+            is_closed: false,
+            missed_last: false,
+        }
+    }
+
+    pub(crate) fn is_client(&self) -> bool {
+        matches!(self.who, Who::Client { .. })
+    }
+
+    /// Whether an answer waits until the client takes those before it.
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.unsent.is_some()
+    }
+
+    /// What epoll should watch it for.
+    pub(crate) fn wants(&self) -> EventFlags {
+        if self.is_waiting() { EventFlags::OUT } else { EventFlags::IN }
+    }
+
+    /// Receives one message; `None` if there is none after all.
+    pub(crate) fn receive(&mut self, buffer: &mut [u8]) -> Result<Option<usize>, Farewell> {
+        match self.connection.receive(buffer) {
+            Ok((0, _)) => {
+                // It may have closed between this call's look for an error and its look for data.
+                let error = rustix::net::sockopt::socket_error(&self.connection);
+                self.missed_last |= error == Ok(Err(rustix::io::Errno::CONNRESET));
+                Err(Farewell::Gone)
+            }
+            Ok((bytes, _)) => Ok(Some(bytes)),
+            Err(error) => match error.kind() {
+                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(None),
+                io::ErrorKind::InvalidData => Err(Farewell::Broken(error.to_string())),
+                // Said once, before what the client sent, which may include its goodbye.
+                io::ErrorKind::ConnectionReset if !self.missed_last => {
+                    (self.is_closed, self.missed_last) = (true, true);
+                    Ok(None)
+                }
+                _ => Err(Farewell::Gone),
+            },
+        }
+    }
+
+    /// Answers, now or once there is room.
+    pub(crate) fn answer(&mut self, reply: Reply, buffer: &mut Vec<u8>) -> Result<(), Farewell> {
+        debug_assert!(!self.is_waiting());
+        self.unsent = Some(reply);
+        self.flush(buffer)
+    }
+
+    /// Sends the answer that waits.
+    pub(crate) fn flush(&mut self, buffer: &mut Vec<u8>) -> Result<(), Farewell> {
+        let Some(reply) = self.unsent.as_ref().filter(|_| !self.is_closed) else { return Ok(()) };
+        reply.encode(buffer);
+        match self.connection.send(buffer, None) {
+            Ok(()) => self.last_sent = self.unsent.take(),
+            Err(error) => match error.kind() {
+                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => {}
+                // Not the end: its last requests are still to be read.
+                io::ErrorKind::BrokenPipe
+                | io::ErrorKind::ConnectionRefused
+                | io::ErrorKind::NotConnected => self.is_closed = true,
+                io::ErrorKind::ConnectionReset => {
+                    (self.is_closed, self.missed_last) = (true, true);
+                }
+                _ => return Err(Farewell::Unreachable(error)),
+            },
+        }
+        Ok(())
+    }
+
+    /// From here on nothing is sent.
+    pub(crate) fn close(&mut self) {
+        self.is_closed = true;
+    }
+
+    /// Answers that the client certainly never saw.
+    pub(crate) fn take_undelivered(&mut self) -> [Option<Reply>; 2] {
+        let unsent = if self.is_closed { self.unsent.take() } else { None };
+        let missed = if self.missed_last { self.last_sent.take() } else { None };
+        [unsent, missed]
+    }
+}
+
+impl AsFd for Peer {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.connection.as_fd()
+    }
+}
