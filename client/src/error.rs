@@ -30,7 +30,7 @@ pub enum Error {
     },
     /// There is no room for another block of this size, or for another key in its part of the
     /// index. Everything stored stays readable and can be deleted, which makes room.
-    #[error("out of space: {what}; delete keys, or start the server with more --memory")]
+    #[error("out of space: {what}")]
     OutOfSpace {
         /// What ran out.
         what: Exhausted,
@@ -107,8 +107,15 @@ pub enum Exhausted {
 impl std::fmt::Display for Exhausted {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Blocks { bytes } => write!(f, "no free block of {bytes} bytes"),
-            Self::Index => write!(f, "the key's part of the index is full"),
+            Self::Blocks { bytes } => write!(
+                f,
+                "no free block of {bytes} bytes; delete keys, or start a server with more --memory"
+            ),
+            Self::Index => write!(
+                f,
+                "the key's part of the index is full; delete keys, or start a server with a new \
+                 region and a larger --index"
+            ),
         }
     }
 }

@@ -4,6 +4,7 @@
 //! - [`hash`]: where a key belongs.
 //! - [`fabric`]: how verbs reach a region.
 //! - [`control`]: the messages between client and server.
+//! - [`check`]: walks a region and reports what is wrong with it.
 //! - [`address`] and [`config`]: what users write.
 #![deny(unsafe_code)]
 

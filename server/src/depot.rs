@@ -131,6 +131,9 @@ impl Shelf {
 pub(crate) struct Depot {
     geometry: Geometry,
     grace: Nanos,
+    /// The last generation, so to say, of memory that was never a block: random by region, so that
+    /// a version of one region is not one of another.
+    unused_generation: u32,
     chunks: Vec<Chunk>,
     free: BTreeSet<u32>,
     shelves: Vec<Shelf>,
@@ -139,10 +142,16 @@ pub(crate) struct Depot {
 impl Depot {
     /// A depot that holds every block of the chunks in use, until [`Depot::link`] says otherwise.
     /// `uses` is the chunk table; a span of two chunks is there as a whole.
-    pub(crate) fn new(geometry: Geometry, uses: &[ChunkUse], grace: Nanos) -> Self {
+    pub(crate) fn new(
+        geometry: Geometry,
+        uses: &[ChunkUse],
+        grace: Nanos,
+        unused_generation: u32,
+    ) -> Self {
         let mut depot = Self {
             geometry,
             grace,
+            unused_generation,
             chunks: Vec::with_capacity(uses.len()),
             free: BTreeSet::new(),
             shelves: (0..SizeClass::COUNT).map(|_| Shelf::default()).collect(),
@@ -288,7 +297,10 @@ impl Depot {
             let Some(start) = self.geometry.chunk_offset(chunk) else { continue };
             let offset = start + index * class.block_bytes();
             let Some(address) = BlockAddress::from_offset(offset) else { continue };
-            let generation = memory.header(address)?.generation.wrapping_add(1);
+            let header = memory.header(address)?;
+            let is_unused = header == HeaderWord::from_bits(0);
+            let last = if is_unused { self.unused_generation } else { header.generation };
+            let generation = last.wrapping_add(1);
             span.uncarved.clear(index);
             let shelf = self.shelf(class);
             shelf.uncarved -= 1;

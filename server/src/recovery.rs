@@ -125,12 +125,18 @@ struct Recovery<'a> {
     fenced_at: Nanos,
 }
 
+fn unused_generation(region_id: &[u8; 16]) -> u32 {
+    let [a, b, c, d, ..] = *region_id;
+    u32::from_le_bytes([a, b, c, d])
+}
+
 impl Recovery<'_> {
     fn run(&self, format: &Format, is_new: bool) -> Result<(Index, Depot), Damage> {
         let uses = self.chunk_uses()?;
         let index = Index::read(self.region, &self.geometry, self.depth, &uses)?;
         let grace = Nanos::from(format.grace_ms) * 1_000_000;
-        let mut depot = Depot::new(self.geometry, &uses, grace);
+        let mut depot =
+            Depot::new(self.geometry, &uses, grace, unused_generation(&format.region_id));
         if is_new {
             return Ok((index, depot));
         }

@@ -79,29 +79,24 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         Err(self.contended())
     }
 
-    /// READs the blocks that may be the key's, the one whose hint matches first. `superseded` says
-    /// nothing here: the word was LIVE during this operation.
+    /// READs the block whose hint matches; a hint that does not is another key's (invariant I12).
+    /// `superseded` says nothing here: the word was LIVE during this operation.
     async fn search(&self, seen: &Seen, damaged: &mut u32) -> Outcome<Searched> {
-        for wants_hint in [true, false] {
-            let states = &[SlotState::Live, SlotState::Frozen];
-            for (at, slot) in seen.with_fingerprint(self.hash.fingerprint(), states) {
-                if self.hint_matches(slot) != wants_hint {
-                    continue;
-                }
-                match self.read_and_examine(seen.slot(at), slot.word(), seen.posted).await? {
-                    Read::Examined(Examined::Ours(found, _)) => return Ok(Searched::Found(found)),
-                    Read::Examined(Examined::Other) => {}
-                    Read::Stale => return Ok(Searched::Again),
-                    Read::Examined(Examined::Damaged(error)) => {
-                        *damaged += 1;
-                        if *damaged < DAMAGE_ATTEMPTS_MAX {
-                            return Ok(Searched::Again);
-                        }
-                        // Another key's damage is not this key's.
-                        if wants_hint {
-                            return Err(error.into());
-                        }
+        let states = &[SlotState::Live, SlotState::Frozen];
+        for (at, slot) in seen.with_fingerprint(self.hash.fingerprint(), states) {
+            if !self.hint_matches(slot) {
+                continue;
+            }
+            match self.read_and_examine(seen.slot(at), slot.word(), seen.posted).await? {
+                Read::Examined(Examined::Ours(found, _)) => return Ok(Searched::Found(found)),
+                Read::Examined(Examined::Other) => {}
+                Read::Stale => return Ok(Searched::Again),
+                Read::Examined(Examined::Damaged(error)) => {
+                    *damaged += 1;
+                    if *damaged < DAMAGE_ATTEMPTS_MAX {
+                        return Ok(Searched::Again);
                     }
+                    return Err(error.into());
                 }
             }
         }

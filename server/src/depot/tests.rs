@@ -37,7 +37,7 @@ fn geometry(bytes: u64) -> Geometry {
 
 fn depot(bytes: u64) -> Depot {
     let geometry = geometry(bytes);
-    Depot::new(geometry, &vec![ChunkUse::Free; geometry.chunks() as usize], GRACE)
+    Depot::new(geometry, &vec![ChunkUse::Free; geometry.chunks() as usize], GRACE, 0)
 }
 
 fn class(bytes: u64) -> SizeClass {
@@ -112,7 +112,7 @@ fn lone_chunks_are_no_place_for_large_blocks() {
     let geometry = geometry(16 << 20);
     let mut uses = vec![ChunkUse::Free; geometry.chunks() as usize];
     uses.iter_mut().step_by(2).for_each(|chunk_use| *chunk_use = ChunkUse::Subtables);
-    let mut depot = Depot::new(geometry, &uses, GRACE);
+    let mut depot = Depot::new(geometry, &uses, GRACE, 0);
     assert!(take(&mut depot, class(3 << 20), 1, 0).is_empty());
     assert!(!take(&mut depot, class(2 << 20), 1, 0).is_empty());
 }
@@ -206,7 +206,7 @@ fn linked_blocks_stay_out_until_they_are_given() {
     let class = class(512 << 10);
     let mut uses = vec![ChunkUse::Subtables; geometry.chunks() as usize];
     uses[1] = ChunkUse::Blocks(class);
-    let mut depot = Depot::new(geometry, &uses, GRACE);
+    let mut depot = Depot::new(geometry, &uses, GRACE, 0);
     let start = geometry.chunk_offset(1).unwrap();
     let address = |n: u64| BlockAddress::from_offset(start + n * class.block_bytes()).unwrap();
     let linked = BlockRef { address: address(2), class, generation_low: 0 };

@@ -71,7 +71,7 @@ fn a_full_index_says_so() {
         }
     };
     assert!(matches!(error, Error::OutOfSpace { what: Exhausted::Index }), "{error}");
-    // 448 places in 8 KiB; a window is full when about two thirds of them are taken.
+    // 448 places in 8 KiB: a single subtable fills to about two thirds before a window is full.
     assert!(stored > 150, "{stored}");
     for key in 0..stored {
         assert!(session.get(&key.to_le_bytes()).unwrap().is_some());

@@ -39,7 +39,8 @@ pub struct Lease {
 
 /// Executes chains at the next doorbell.
 ///
-/// Before each WRITE and each atomic verb it looks at the clock and at the lease, because the
+/// Before each WRITE but the four-byte mark, which may come late (invariant I9), and before each
+/// atomic verb it looks at the clock and at the lease, because the
 /// process may have been stopped for an hour anywhere before. What remains open is a stop between
 /// that look and the instruction, or the few kilobytes of a WRITE, behind it.
 pub struct ShmFabric {

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 
-use rustix::fs::{FallocateFlags, FlockOperation, MemfdFlags, Mode};
+use rustix::fs::{FallocateFlags, FlockOperation, MemfdFlags, Mode, SealFlags};
 use serde::Deserialize;
 
 use super::Region;
@@ -174,6 +174,7 @@ impl RegionMemory {
         check_available(bytes)?;
         let file = memfd(MemfdFlags::CLOEXEC).map_err(system("create"))?;
         rustix::fs::ftruncate(&file, bytes).map_err(system("size"))?;
+        seal_size(&file).map_err(system("seal"))?;
         let region = Region::map(&file).map_err(system("map"))?;
         let pages = match huge_pages {
             HugePages::Never => Pages::Small,
@@ -187,6 +188,7 @@ impl RegionMemory {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
         let file = memfd(flags)?;
         rustix::fs::ftruncate(&file, bytes)?;
+        seal_size(&file)?;
         // Mapping reserves the pages; without enough in the pool this fails.
         let region = Region::map(&file)?;
         reserve(&file, bytes)?;
@@ -291,7 +293,13 @@ impl RegionMemory {
 }
 
 fn memfd(flags: MemfdFlags) -> io::Result<File> {
+    let flags = flags | MemfdFlags::ALLOW_SEALING;
     Ok(File::from(rustix::fs::memfd_create("farside-region", flags)?))
+}
+
+/// No client can take memory away from under the others.
+fn seal_size(file: &File) -> io::Result<()> {
+    Ok(rustix::fs::fcntl_add_seals(file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?)
 }
 
 fn reserve(file: &File, bytes: u64) -> rustix::io::Result<()> {
