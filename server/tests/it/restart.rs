@@ -40,7 +40,7 @@ fn linked_blocks_stay_linked_and_unfinished_slots_are_emptied() {
     }
     assert!(taken.iter().all(|block| block.address != blocks[0].address));
     for block in &blocks[1..] {
-        let again = FreeBlock { generation: block.generation + 1, ..*block };
+        let again = FreeBlock { generation: block.generation.wrapping_add(1), ..*block };
         assert!(taken.contains(&again), "{block:?} is free again");
     }
 }
