@@ -314,7 +314,8 @@ impl<'e, F: Fabric, D: Depot> Operation<'e, F, D> {
         Ok(Swung::Done)
     }
 
-    /// The block this operation just unlinked is this session's now.
+    /// The block this operation just unlinked is this session's now: no LIVE word points to it, and
+    /// it is in no other list (invariant I1).
     fn retire(&self, old: BlockRef, generation: Option<u32>) {
         let generation = generation.unwrap_or_else(|| {
             let fabric = self.engine.endpoint.fabric();

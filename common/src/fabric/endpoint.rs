@@ -92,8 +92,8 @@ impl<F: Fabric> Endpoint<F> {
         })
     }
 
-    /// Rings, and hands completions to their lanes; calls `completed` with each lane that can go on.
-    /// Does not wait: false when none completed.
+    /// Rings, and hands completions to their lanes; calls `completed` with each lane that can go
+    /// on. Does not wait: false when none completed.
     pub fn try_step(&self, mut completed: impl FnMut(LaneId)) -> bool {
         self.fabric.borrow_mut().ring();
         let mut any = false;

@@ -120,8 +120,8 @@ pub enum ChainError {
     /// nor what follows it was executed.
     #[error("the server no longer accepts this connection")]
     Fenced,
-    /// The deadline passed. Neither the atomic verb nor what follows it was executed; a WRITE before
-    /// it may have been, in part.
+    /// The deadline passed. Neither the atomic verb nor what follows it was executed; a WRITE
+    /// before it may have been, in part.
     #[error("the chain was late")]
     Late,
 }
@@ -150,7 +150,8 @@ pub struct Timing {
 ///    (invariant I11).
 /// 5. A completion that reports success means that every verb of the chain took effect; one
 ///    completion a chain. A WRITE from a buffer and an atomic verb take effect before the chain's
-///    deadline or not at all (a long WRITE possibly in part), within what [`Timing::lateness_max_ns`] and the implementor's documentation allow.
+///    deadline or not at all (a long WRITE possibly in part), within what
+///    [`Timing::lateness_max_ns`] and the implementor's documentation allow.
 ///
 /// A chain has at most one atomic verb and at most [`CHAIN_VERBS_MAX`] verbs, and a lane at most
 /// one chain or wait at a time. Implementors allocate nothing per chain.

@@ -94,7 +94,8 @@ impl SlotWord {
         Self(self.0 & !(7 << STATE_SHIFT) | (state as u64) << STATE_SHIFT)
     }
 
-    /// The LIVE word that replaces this one: same incarnation and fingerprint, another block.
+    /// The LIVE word that replaces this one: same incarnation and fingerprint, so the same key
+    /// (invariant I5), another block.
     /// `conditional` marks a word whose writer depended on what it replaced.
     pub const fn live(self, block: BlockRef, conditional: bool) -> Self {
         let kept = (0xff << FINGERPRINT_SHIFT) | ((INCARNATIONS - 1) << INCARNATION_SHIFT);

@@ -1,5 +1,6 @@
 //! Proves that blocks find their way: nothing is lost at a goodbye, what one session deletes
-//! another can use while both live, and pipelines that are forgotten or whose server died do no harm.
+//! another can use while both live, and pipelines that are forgotten or whose server died do no
+//! harm.
 
 use farside::{Client, Error, Outcome};
 use farside_tests::ServerProcess;

@@ -72,8 +72,8 @@ fn put_and_delete_of_an_existing_key() {
 }
 
 /// A READ of the window that took longer than T_hint, because the process lost the processor just
-/// then, has the key's block READ too. The unit tests of the client count the same with a clock that
-/// stands still.
+/// then, has the key's block READ too. The unit tests of the client count the same with a clock
+/// that stands still.
 #[test]
 fn uncached_put_and_delete() {
     let server = ServerProcess::start(&["--memory", "32MiB"]);

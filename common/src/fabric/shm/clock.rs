@@ -1,9 +1,9 @@
 //! The clock of this fabric: time since boot, time spent suspended included, in a few nanoseconds.
 //!
-//! An operation of 200 ns reads the clock twice, and the system's clock takes 28 ns each time. Where
-//! the kernel itself keeps time by the processor's time stamp counter, this clock reads the counter
-//! and asks the system once a millisecond. A counter that was reset by a suspension, or stepped
-//! back, is noticed: the difference to the last anchor is then larger than a millisecond.
+//! An operation of 200 ns reads the clock twice, and the system's clock takes 28 ns each time.
+//! Where the kernel itself keeps time by the processor's time stamp counter, this clock reads the
+//! counter and asks the system once a millisecond. A counter that was reset by a suspension, or
+//! stepped back, is noticed: the difference to the last anchor is then larger than a millisecond.
 
 use std::cell::Cell;
 
