@@ -14,7 +14,10 @@ if ! command -v cc >/dev/null; then
         echo "a C linker (cc) is missing: install gcc with your package manager" >&2
         exit 1
     fi
-    echo "+ ${as_root[*]} apt-get install -y --no-install-recommends gcc libc6-dev" >&2
-    "${as_root[@]}" apt-get update -qq
-    "${as_root[@]}" apt-get install -y --no-install-recommends gcc libc6-dev
+    echo "a C linker (cc) is missing: installing gcc and libc6-dev" >&2
+    for command in "update -qq" "install -y --no-install-recommends gcc libc6-dev"; do
+        echo "\$ ${as_root[*]:+sudo }apt-get $command" >&2
+        # shellcheck disable=SC2086 # words are meant to split
+        "${as_root[@]}" apt-get $command
+    done
 fi

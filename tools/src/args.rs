@@ -140,6 +140,9 @@ pub(crate) struct Load {
     /// A folder, a .jsonl file or a .csv file
     #[arg(value_name = "DIR|FILE", value_hint = ValueHint::AnyPath)]
     pub(crate) from: PathBuf,
+    /// Leave out values over the region's limit instead of failing at the end
+    #[arg(long)]
+    pub(crate) skip_too_large: bool,
 }
 
 #[derive(Debug, clap::Args)]

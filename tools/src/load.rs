@@ -5,7 +5,7 @@ use std::fmt;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, anyhow, bail};
+use anyhow::{Context, bail};
 use farside::{Error, Pipeline, PipelineFull, Ticket};
 use indicatif::ProgressBar;
 
@@ -31,6 +31,8 @@ pub(crate) fn load(args: &Args, what: &args::Load) -> anyhow::Result<Outcome> {
     let value_bytes_max = session.limits().value_bytes_max;
     let bar = output::progress("loading");
     let mut loader = Loader::new(session.pipeline()?, &bar);
+    loader.skip_too_large = what.skip_too_large;
+    loader.tally.value_bytes_max = value_bytes_max;
     match format {
         Some(format) if !found.is_dir() => {
             let encodings = (args.key_encoding, args.value_encoding);
@@ -66,16 +68,26 @@ fn load_folder(root: &Path, loader: &mut Loader<'_>, bytes_max: usize) -> anyhow
     Ok(())
 }
 
-fn read_file(path: &Path, bytes_max: usize) -> anyhow::Result<Vec<u8>> {
+/// A file that is no value of this region.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "it is {bytes} bytes long, a value in this region is at most {max}; --skip-too-large loads \
+         the others"
+)]
+struct TooLarge {
+    bytes: u64,
+    max: usize,
+}
+
+fn read_file(path: &Path, max: usize) -> anyhow::Result<Vec<u8>> {
     let file = File::open(path)?;
     let bytes = file.metadata()?.len();
-    let too_long =
-        |bytes| anyhow!("it is {bytes} bytes long, a value in this region is at most {bytes_max}");
-    if bytes > bytes_max as u64 {
-        return Err(too_long(bytes));
+    if bytes > max as u64 {
+        return Err(TooLarge { bytes, max }.into());
     }
     // It may have grown since.
-    read_at_most(file, bytes_max)?.ok_or_else(|| too_long(bytes_max as u64 + 1))
+    let content = read_at_most(file, max)?;
+    Ok(content.ok_or(TooLarge { bytes: max as u64 + 1, max })?)
 }
 
 /// Where a key came from.
@@ -107,13 +119,16 @@ struct Loader<'a> {
     in_flight: HashMap<Ticket, InFlight>,
     /// Their keys: two PUTs of one key at a time would take effect in any order.
     keys: HashSet<Vec<u8>>,
+    /// Values over the region's limit are no failures.
+    skip_too_large: bool,
     tally: Tally,
 }
 
 impl<'a> Loader<'a> {
     fn new(pipeline: Pipeline<'a>, bar: &'a ProgressBar) -> Self {
         let (in_flight, keys) = (HashMap::new(), HashSet::new());
-        Self { pipeline, bar, in_flight, keys, tally: Tally::default() }
+        let (skip_too_large, tally) = (false, Tally::default());
+        Self { pipeline, bar, in_flight, keys, skip_too_large, tally }
     }
 
     fn put_or_fail(
@@ -174,6 +189,10 @@ impl<'a> Loader<'a> {
 
     fn fail(&mut self, origin: &Origin, error: &anyhow::Error) {
         self.bar.inc(1);
+        if self.skip_too_large && is_too_large(error) {
+            self.tally.too_large += 1;
+            return;
+        }
         self.tally.failed += 1;
         if self.tally.failed <= FAILURES_TOLD_MAX {
             self.bar
@@ -187,6 +206,10 @@ impl<'a> Loader<'a> {
         }
         Ok(())
     }
+}
+
+fn is_too_large(error: &anyhow::Error) -> bool {
+    error.is::<TooLarge>() || matches!(error.downcast_ref(), Some(Error::ValueTooLong { .. }))
 }
 
 fn concerns_one_key(error: &Error) -> bool {
@@ -206,6 +229,9 @@ struct Tally {
     stored: u64,
     stored_bytes: u64,
     failed: u64,
+    too_large: u64,
+    /// What the region allows a value.
+    value_bytes_max: usize,
     links: u64,
     others: u64,
 }
@@ -227,6 +253,10 @@ impl Tally {
             if number > 0 {
                 summary += &format!(", {} skipped", count(number, what));
             }
+        }
+        if self.too_large > 0 {
+            let (values, max) = (count(self.too_large, "value"), self.value_bytes_max);
+            summary += &format!(", {values} over {max} bytes skipped");
         }
         if self.failed > 0 {
             summary += &format!("; {} failed", self.failed);
@@ -251,10 +281,12 @@ mod tests {
 
     #[test]
     fn the_summary_names_what_was_left_out() {
-        let tally = Tally { stored: 1, stored_bytes: 3, failed: 2, links: 1, others: 0 };
+        let tally = Tally { stored: 1, stored_bytes: 3, failed: 2, links: 1, ..Tally::default() };
         let expected = "1 key loaded, 3 B of values, 1 symbolic link skipped; 2 failed";
         assert_eq!(tally.summary(), expected);
         let tally = Tally { stored: 2, ..Tally::default() };
         assert_eq!(tally.summary(), "2 keys loaded, 0 B of values");
+        let tally = Tally { too_large: 1, value_bytes_max: 10, ..Tally::default() };
+        assert_eq!(tally.summary(), "0 keys loaded, 0 B of values, 1 value over 10 bytes skipped");
     }
 }

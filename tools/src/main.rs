@@ -27,7 +27,15 @@ use args::{Args, Command};
 use output::Outcome;
 
 fn main() -> ExitCode {
-    let args = Args::parse();
+    let args = match Args::try_parse() {
+        Ok(args) => args,
+        Err(error) if is_mistake(&error) => {
+            output::tell(output::usage_line(&error.to_string()));
+            return Outcome::Failed.into();
+        }
+        // --help and --version.
+        Err(error) => error.exit(),
+    };
     match run(&args) {
         Ok(outcome) => outcome.into(),
         Err(error) if output::is_closed(&error) => Outcome::Done.into(),
@@ -36,6 +44,12 @@ fn main() -> ExitCode {
             Outcome::Failed.into()
         }
     }
+}
+
+/// Whether it is to be told in one line, not by the whole help.
+fn is_mistake(error: &clap::Error) -> bool {
+    let kind = clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
+    error.use_stderr() && error.kind() != kind
 }
 
 fn run(args: &Args) -> anyhow::Result<Outcome> {

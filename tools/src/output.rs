@@ -99,6 +99,15 @@ pub(crate) fn one_line(error: &anyhow::Error) -> String {
     text
 }
 
+/// What clap says about a wrong command line, in one line: without its usage, which --help shows.
+pub(crate) fn usage_line(text: &str) -> String {
+    let text = text.strip_prefix("error: ").unwrap_or(text);
+    let lines = text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:"));
+    let lines = lines.filter(|line| !line.is_empty() && !line.starts_with("For more information"));
+    let line = lines.collect::<Vec<_>>().join(" ").replace(" tip: ", "; ");
+    format!("{line} (kv-cli --help tells more)")
+}
+
 /// A count on stderr of what is done, which shows nothing unless stderr is a terminal.
 pub(crate) fn progress(doing: &'static str) -> ProgressBar {
     let bar = ProgressBar::no_length().with_message(doing);
@@ -152,6 +161,17 @@ mod tests {
         let error = anyhow::anyhow!("the cause").context("it broke: the cause").context("so");
         assert_eq!(one_line(&error), "so: it broke: the cause");
         assert_eq!(one_line(&anyhow::anyhow!("two\nlines")), "two lines");
+    }
+
+    #[test]
+    fn a_wrong_command_line_is_told_in_one_line() {
+        let text = "error: unexpected argument '--jsn' found\n\n  tip: a similar argument exists: \
+                    '--json'\n\nUsage: kv-cli stat --json\n\nFor more information, try '--help'.\n";
+        let expected = "unexpected argument '--jsn' found; a similar argument exists: '--json' \
+                        (kv-cli --help tells more)";
+        assert_eq!(usage_line(text), expected);
+        let text = "error: it lacks:\n  <KEY>\n  <VALUE>\n\nUsage: kv-cli put\n";
+        assert_eq!(usage_line(text), "it lacks: <KEY> <VALUE> (kv-cli --help tells more)");
     }
 
     #[test]

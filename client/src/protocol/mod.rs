@@ -31,7 +31,7 @@ pub(crate) use conditional::{Compared, Expected};
 pub(crate) use scan::{ScannedSlot, read_entry, read_subtable};
 
 /// How often an operation that others keep disturbing is tried.
-const ATTEMPTS_MAX: u32 = 512;
+const ATTEMPTS_MAX: u32 = 128;
 /// The longest random pause between two attempts is this, doubled with each attempt ...
 const BACKOFF_NS: Nanos = 250;
 /// ... this often.

@@ -1,0 +1,380 @@
+//! Proves that kv-cli does what its help says, against a real server: exit codes, data on stdout
+//! and talk on stderr, any bytes in and out, and one clear line for every mistake.
+
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::io::Write;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use farside_tests::{ServerProcess, binary};
+use serde_json::Value as Json;
+
+/// What a command came to.
+pub(super) struct Said {
+    pub(super) code: Option<i32>,
+    pub(super) stdout: Vec<u8>,
+    pub(super) stderr: String,
+}
+
+impl Said {
+    pub(super) fn new(output: Output) -> Self {
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        Self { code: output.status.code(), stdout: output.stdout, stderr }
+    }
+
+    pub(super) fn text(&self) -> &str {
+        str::from_utf8(&self.stdout).unwrap()
+    }
+
+    /// Exit code, stdout; silent on stderr if the code is 0.
+    #[track_caller]
+    fn expect(&self, code: i32, stdout: impl AsRef<[u8]>) {
+        assert_eq!(self.code, Some(code), "{}", self.stderr);
+        assert_eq!(self.stdout, stdout.as_ref(), "{}", self.stderr);
+        assert_eq!(self.stderr.is_empty(), code == 0, "{}", self.stderr);
+    }
+
+    /// Exit code, nothing on stdout, and one line on stderr that holds all of these.
+    #[track_caller]
+    pub(super) fn expect_line(&self, code: i32, parts: &[&str]) {
+        assert_eq!(self.code, Some(code), "{}", self.stderr);
+        assert!(self.stdout.is_empty(), "{}", self.text());
+        assert_eq!(self.stderr.lines().count(), 1, "{}", self.stderr);
+        let missing = parts.iter().find(|part| !self.stderr.contains(**part));
+        assert_eq!(missing, None, "{}", self.stderr);
+    }
+}
+
+fn cli(server: &ServerProcess, arguments: &[&str]) -> Said {
+    Said::new(server.cli(arguments))
+}
+
+/// kv-cli with arguments of any bytes and something on stdin.
+fn cli_with<A: AsRef<OsStr>>(server: &ServerProcess, arguments: &[A], stdin: &[u8]) -> Said {
+    let mut child = Command::new(binary("kv-cli"))
+        .args(arguments)
+        .env("FARSIDE_SERVER", server.address())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(stdin).unwrap();
+    Said::new(child.wait_with_output().unwrap())
+}
+
+/// kv-cli without a server, and without what the developer's own config says.
+fn cli_alone(arguments: &[&str]) -> Said {
+    let mut command = Command::new(binary("kv-cli"));
+    command.args(arguments).env_remove("FARSIDE_SERVER").env("HOME", "/nonexistent");
+    Said::new(command.stdin(Stdio::null()).output().unwrap())
+}
+
+fn path(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+#[test]
+fn every_command_on_a_key_has_its_exit_codes() {
+    let server = ServerProcess::start(&["--memory", "32MiB"]);
+    cli(&server, &["get", "key"]).expect_line(1, &["`key` is absent"]);
+    cli(&server, &["update", "key", "v"]).expect_line(1, &["absent", "nothing was changed"]);
+    cli(&server, &["delete", "key"]).expect_line(1, &["absent"]);
+    cli(&server, &["cas", "key", "--expect", "v", "w"]).expect_line(1, &["absent"]);
+    cli(&server, &["insert", "key", "one"]).expect(0, "");
+    cli(&server, &["get", "key"]).expect(0, "one");
+    cli(&server, &["insert", "key", "two"]).expect_line(1, &["there already"]);
+    cli(&server, &["cas", "key", "--absent", "two"]).expect(1, "one");
+    cli(&server, &["cas", "key", "--expect", "zero", "two"]).expect(1, "one");
+    cli(&server, &["get", "key"]).expect(0, "one");
+    cli(&server, &["cas", "key", "--expect", "one", "two"]).expect(0, "");
+    cli(&server, &["get", "key"]).expect(0, "two");
+    cli(&server, &["update", "key", "three"]).expect(0, "");
+    cli(&server, &["put", "key", "-4"]).expect(0, "");
+    cli(&server, &["get", "key"]).expect(0, "-4");
+    cli(&server, &["delete", "key"]).expect(0, "");
+    cli(&server, &["cas", "key", "--absent", "five"]).expect(0, "");
+    cli(&server, &["get", "key"]).expect(0, "five");
+    server.assert_verifies();
+}
+
+#[test]
+fn any_bytes_go_in_and_out() {
+    let server = ServerProcess::start(&["--memory", "32MiB"]);
+    let all: Vec<u8> = (0..=255).cycle().take(100_000).collect();
+    let file = server.folder().join("value");
+    fs::write(&file, &all).unwrap();
+    cli(&server, &["put", "file", "--file", path(&file)]).expect(0, "");
+    cli(&server, &["get", "file"]).expect(0, &all);
+    cli_with(&server, &["put", "stdin", "-"], &all).expect(0, "");
+    cli(&server, &["get", "stdin"]).expect(0, &all);
+    cli_with(&server, &["put", "empty", "-"], b"").expect(0, "");
+    cli(&server, &["get", "empty"]).expect(0, "");
+    let binary_key = OsString::from_vec(vec![0xff, 0x01, 0x0a]);
+    let arguments = [OsStr::new("put"), &binary_key, OsStr::from_bytes(b"\xfe")];
+    cli_with(&server, &arguments, b"").expect(0, "");
+    cli(&server, &["--key-encoding", "hex", "get", "ff010a"]).expect(0, b"\xfe");
+    let base64 = ["get", "/wEK", "--key-encoding", "base64", "--value-encoding", "base64"];
+    cli(&server, &base64).expect(0, "/g==\n");
+    let hex = ["put", "hexed", "00fF", "--value-encoding", "hex"];
+    cli(&server, &hex).expect(0, "");
+    cli(&server, &["get", "hexed"]).expect(0, b"\x00\xff");
+    cli(&server, &["get", "hexed", "--value-encoding", "hex"]).expect(0, "00ff\n");
+    let not_hex = ["get", "zz", "--key-encoding", "hex"];
+    cli(&server, &not_hex).expect_line(2, &["kv-cli: the key", "not hexadecimal"]);
+}
+
+#[test]
+fn scan_prints_lines() {
+    let server = ServerProcess::start(&["--memory", "32MiB"]);
+    let mut session = server.client().session().unwrap();
+    for (key, value) in [(&b"a/1"[..], &b"x"[..]), (b"a/2", b"two\nlines\t"), (b"b\xff", b"")] {
+        session.put(key, value).unwrap();
+    }
+    let sorted = |arguments: &[&str]| {
+        let said = cli(&server, arguments);
+        assert_eq!((said.code, said.stderr.as_str()), (Some(0), ""));
+        let mut lines: Vec<String> = said.text().lines().map(str::to_owned).collect();
+        lines.sort();
+        lines
+    };
+    assert_eq!(sorted(&["scan"]), ["a/1\tx", "a/2\ttwo\\nlines\\t", "b\\xff\t"]);
+    assert_eq!(sorted(&["scan", "--keys-only", "--prefix", "a/"]), ["a/1", "a/2"]);
+    assert_eq!(sorted(&["scan", "--prefix", "c"]).len(), 0);
+    assert_eq!(sorted(&["scan", "--limit", "2"]).len(), 2);
+    assert_eq!(sorted(&["scan", "--limit", "0"]).len(), 0);
+    let hex = ["scan", "--keys-only", "--key-encoding", "hex", "--prefix", "62"];
+    assert_eq!(sorted(&hex), ["62ff"]);
+    let json = sorted(&["scan", "--json"]);
+    assert_eq!(json[0], r#"{"key":"a/1","value":"x"}"#);
+    let records: Vec<Json> = json.iter().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(records[2]["key_base64"], "Yv8=");
+}
+
+#[test]
+fn stat_says_what_there_is() {
+    let server = ServerProcess::start(&["--memory", "32MiB"]);
+    let client = server.client();
+    client.session().unwrap().put(b"key", &[7; 1000]).unwrap();
+    let said = cli(&server, &["stat", "--json"]);
+    assert_eq!((said.code, said.stderr.as_str()), (Some(0), ""));
+    let stat: Json = serde_json::from_str(said.text()).unwrap();
+    assert_eq!((&stat["keys"], &stat["problems"]), (&Json::from(1), &Json::from(0)));
+    assert_eq!(stat["clients"], 1, "the test's own");
+    assert_eq!(stat["memory"]["region_bytes"], 32 << 20);
+    assert_eq!(stat["server"], server.address());
+    for field in ["uptime_ms", "incarnation", "slots", "value_bytes_max", "grace_ms"] {
+        assert!(stat[field].is_u64(), "{field}: {stat}");
+    }
+    assert!(stat["load_factor"].as_f64().unwrap() > 0.0);
+    let class = &stat["classes"].as_array().unwrap()[0];
+    assert_eq!((&class["block_bytes"], &class["linked"]), (&Json::from(1280), &Json::from(1)));
+    let table = cli(&server, &["stat"]);
+    assert!(table.text().contains("keys      1\n"), "{}", table.text());
+}
+
+/// Files below a folder, by relative path.
+fn tree(root: &Path) -> Vec<(Vec<u8>, Vec<u8>)> {
+    let (mut files, mut folders) = (Vec::new(), vec![root.to_owned()]);
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap().map(Result::unwrap) {
+            let kind = entry.file_type().unwrap();
+            if kind.is_dir() {
+                folders.push(entry.path());
+            } else if kind.is_file() {
+                let path = entry.path();
+                let name = path.strip_prefix(root).unwrap().as_os_str().as_bytes();
+                files.push((name.to_vec(), fs::read(&path).unwrap()));
+            }
+        }
+    }
+    files.sort();
+    files
+}
+
+#[test]
+fn a_tree_comes_back_byte_for_byte() {
+    let server = ServerProcess::start(&["--memory", "32MiB", "--value-bytes-max", "50000"]);
+    let (from, to) = (server.folder().join("from"), server.folder().join("to"));
+    fs::create_dir_all(from.join("nested/deep er")).unwrap();
+    let all: Vec<u8> = (0..=255).cycle().take(50_000).collect();
+    let files = [
+        (&b"empty"[..], &b""[..]),
+        (b"nested/binary", &all),
+        (b"nested/deep er/new\nline", b"text\n"),
+        (b"-dash", b"1"),
+        (b"\xff\xfe", b"2"),
+    ];
+    for (name, content) in files {
+        fs::write(from.join(OsStr::from_bytes(name)), content).unwrap();
+    }
+    std::os::unix::fs::symlink("empty", from.join("link")).unwrap();
+    let said = cli(&server, &["load", path(&from)]);
+    assert_eq!(said.code, Some(0), "{}", said.stderr);
+    assert!(said.stderr.contains("5 keys loaded") && said.stderr.contains("1 symbolic link"));
+    let said = cli(&server, &["dump", path(&to)]);
+    assert_eq!(said.code, Some(0), "{}", said.stderr);
+    assert!(tree(&from) == tree(&to) && tree(&to).len() == 5);
+    cli(&server, &["dump", path(&to)]).expect_line(2, &["not empty", "--force"]);
+    // Too large for this region: an error at the end, unless it is to be skipped.
+    fs::write(from.join("large"), [0; 50_001]).unwrap();
+    let said = cli(&server, &["load", path(&from)]);
+    assert_eq!(said.code, Some(2));
+    for part in ["large: it is 50001 bytes long", "5 keys loaded", "1 failed"] {
+        assert!(said.stderr.contains(part), "{}", said.stderr);
+    }
+    let said = cli(&server, &["load", "--skip-too-large", path(&from)]);
+    said.expect_line(0, &["5 keys loaded", "1 value over 50000 bytes skipped"]);
+    server.assert_verifies();
+}
+
+#[test]
+fn records_come_back_from_jsonl_and_csv() {
+    let server = ServerProcess::start(&["--memory", "32MiB"]);
+    let file = |name: &str| path(&server.folder().join(name)).to_owned();
+    let csv = "value,key\nMQ==,a\n//4=,\"b,\"\"c\"\n,\"two\nlines\"\n";
+    fs::write(file("in.csv"), csv).unwrap();
+    let said = cli(&server, &["load", &file("in.csv"), "--value-encoding", "base64"]);
+    assert_eq!(said.code, Some(0), "{}", said.stderr);
+    cli(&server, &["get", "a"]).expect(0, "1");
+    cli(&server, &["get", "b,\"c"]).expect(0, b"\xff\xfe");
+    cli(&server, &["get", "two\nlines"]).expect(0, "");
+    assert_eq!(cli(&server, &["dump", &file("out.jsonl")]).code, Some(0));
+    let again = ServerProcess::start(&["--memory", "32MiB"]);
+    assert_eq!(cli(&again, &["load", &file("out.jsonl")]).code, Some(0));
+    assert_eq!(cli(&again, &["dump", &file("again.jsonl")]).code, Some(0));
+    let lines = |name: &str| {
+        let text = fs::read_to_string(file(name)).unwrap();
+        let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
+        lines.sort();
+        lines
+    };
+    assert_eq!(lines("out.jsonl"), lines("again.jsonl"));
+    assert_eq!(lines("out.jsonl").len(), 3);
+    fs::write(file("bad.jsonl"), "{\"key\":\"good\",\"value\":\"\"}\n\nnonsense\n").unwrap();
+    let said = cli(&again, &["load", &file("bad.jsonl")]);
+    assert_eq!(said.code, Some(2));
+    assert!(said.stderr.contains("kv-cli: line 3: "), "{}", said.stderr);
+    assert!(said.stderr.contains("1 key loaded") && said.stderr.contains("1 failed"));
+    cli(&again, &["get", "good"]).expect(0, "");
+    cli(&again, &["dump", &file("out.csv")]).expect_line(2, &["not CSV"]);
+    cli(&again, &["load", &file("none")]).expect_line(2, &["cannot load", "none"]);
+}
+
+#[test]
+fn dump_writes_nothing_outside_its_folder() {
+    let server = ServerProcess::start(&["--memory", "32MiB"]);
+    let mut session = server.client().session().unwrap();
+    let outside = server.folder().join("absolute");
+    for key in ["../escaped", "a/../../escaped", path(&outside), "a//b", "nul\0", "good"] {
+        session.put(key.as_bytes(), b"value").unwrap();
+    }
+    let to = server.folder().join("to");
+    let said = cli(&server, &["dump", path(&to)]);
+    assert_eq!(said.code, Some(2));
+    assert_eq!(said.stderr.matches("is left out").count(), 5, "{}", said.stderr);
+    assert!(said.stderr.contains("`../escaped` is left out"), "{}", said.stderr);
+    assert_eq!(tree(&to), [(b"good".to_vec(), b"value".to_vec())]);
+    assert!(!outside.exists() && !server.folder().join("escaped").exists());
+}
+
+#[test]
+fn verify_finds_a_flipped_bit() {
+    let server = ServerProcess::start_with_file(&["--memory", "32MiB"]);
+    let value = b"a value that stands in the region only once, long enough to be found";
+    let mut session = server.client().session().unwrap();
+    session.put(b"damaged", value).unwrap();
+    session.put(b"sound", b"still here").unwrap();
+    let said = cli(&server, &["verify"]);
+    assert_eq!((said.code, said.stderr.as_str()), (Some(0), ""));
+    assert!(said.text().contains("keys        2,"), "{}", said.text());
+    assert!(said.text().ends_with("verdict     no damage\n"), "{}", said.text());
+    let region = fs::OpenOptions::new().read(true).write(true).open(server.region_file()).unwrap();
+    let content = fs::read(server.region_file()).unwrap();
+    let at = content.windows(value.len()).position(|part| part == value).unwrap();
+    region.write_all_at(&[value[10] ^ 1], at as u64 + 10).unwrap();
+    let said = cli(&server, &["verify"]);
+    assert_eq!(said.code, Some(2));
+    assert!(said.text().contains("DAMAGE") && said.text().contains("1 problem"), "{}", said.text());
+    cli(&server, &["get", "damaged"]).expect_line(2, &["checksum", "verify"]);
+    cli(&server, &["get", "sound"]).expect(0, "still here");
+    let scanned = cli(&server, &["scan"]);
+    assert_eq!((scanned.code, scanned.text()), (Some(2), "sound\tstill here\n"));
+}
+
+#[test]
+fn mistakes_are_one_line() {
+    let server = ServerProcess::start(&["--memory", "32MiB"]);
+    for (arguments, parts) in [
+        (&["get", "key", "--bogus"][..], &["unexpected argument '--bogus'"][..]),
+        (&["stat", "--jsn"], &["--jsn", "'--json'"]),
+        (&["put"], &["<KEY>", "<VALUE>"]),
+        (&["gett", "key"], &["'gett'", "'get'"]),
+        (&["get", "key", "--key-encoding", "octal"], &["octal", "base64"]),
+        (&["put", "key", "value", "--file", "f"], &["--file", "cannot be used with"]),
+        (&["put", "key", "--file", "/nonexistent/f"], &["cannot open /nonexistent/f"]),
+        (&["get", ""], &["the key is empty"]),
+        (&["scan", "--limit", "x"], &["--limit", "x"]),
+    ] {
+        let said = cli(&server, arguments);
+        said.expect_line(2, parts);
+        assert!(said.stderr.starts_with("kv-cli: "), "{}", said.stderr);
+    }
+    let long = "k".repeat(70_000);
+    for arguments in [&["get", &long][..], &["put", &long, "v"], &["delete", &long]] {
+        let said = cli(&server, arguments);
+        said.expect_line(2, &["70000 bytes", "1024"]);
+        assert!(said.stderr.len() < 200, "{}", said.stderr);
+    }
+    let zeros = vec![0; (1 << 20) + 1];
+    cli_with(&server, &["put", "key", "-"], &zeros).expect_line(2, &["stdin", "1048576"]);
+}
+
+#[test]
+fn without_a_server_there_is_one_line() {
+    let nowhere = "shm:///nonexistent/kv.sock";
+    for command in [&["get", "key"][..], &["put", "key", "v"], &["scan"], &["stat"], &["verify"]] {
+        let arguments = [&["--server", nowhere], command].concat();
+        cli_alone(&arguments).expect_line(2, &["/nonexistent/kv.sock"]);
+        cli_alone(command).expect_line(2, &["which server?", "--server", "FARSIDE_SERVER"]);
+    }
+    cli_alone(&["--server", "http://x", "get", "key"]).expect_line(2, &["http://x", "shm://"]);
+    let config = ["--config", "/nonexistent/client.toml", "get", "key"];
+    cli_alone(&config).expect_line(2, &["/nonexistent/client.toml"]);
+}
+
+#[test]
+fn help_doctor_and_completions_need_no_server() {
+    let doctor = cli_alone(&["doctor"]);
+    assert_eq!(doctor.code, Some(0), "{}", doctor.stderr);
+    for what in ["processors", "huge pages", "locked memory", "RDMA devices", "server"] {
+        assert!(doctor.text().contains(what), "{}", doctor.text());
+    }
+    for shell in ["bash", "zsh", "fish"] {
+        let script = cli_alone(&["completions", shell]);
+        assert_eq!((script.code, script.stderr.as_str()), (Some(0), ""));
+        assert!(script.text().contains("kv-cli"), "{shell}");
+    }
+    let help = cli_alone(&["--help"]);
+    assert!(help.code == Some(0) && help.text().contains("Exit codes"));
+}
+
+#[test]
+fn a_closed_stdout_is_no_error() {
+    let server = ServerProcess::start(&["--memory", "32MiB"]);
+    let mut session = server.client().session().unwrap();
+    (0..2000u32).for_each(|n| session.put(&n.to_le_bytes(), &[b'x'; 1000]).unwrap());
+    let mut child = Command::new(binary("kv-cli"))
+        .arg("scan")
+        .env("FARSIDE_SERVER", server.address())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let said = Said::new(child.wait_with_output().unwrap());
+    assert_eq!((said.code, said.stderr.as_str()), (Some(0), ""));
+}

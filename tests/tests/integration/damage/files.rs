@@ -1,0 +1,141 @@
+//! Region files that are none: `kv-server` refuses them with one line and leaves them as they are.
+
+use std::io::Read;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use farside_common::layout::{CHUNK_BYTES, ChunkEntry, ChunkUse};
+use farside_tests::binary;
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+
+use super::*;
+
+/// Starts a server on the file until it serves or has refused; what it said.
+pub(super) fn start_briefly(file: &Path) -> String {
+    let socket = file.with_file_name("brief.sock");
+    let log = file.with_file_name("brief.log");
+    let mut child = Command::new(binary("kv-server"))
+        .arg("--listen")
+        .arg(format!("shm://{}", socket.display()))
+        .arg("--region-file")
+        .arg(file)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(std::fs::File::create(&log).unwrap())
+        .spawn()
+        .unwrap();
+    let started = Instant::now();
+    let said = || std::fs::read_to_string(&log).unwrap();
+    while child.try_wait().unwrap().is_none() && !said().contains("serving") {
+        if started.elapsed() > Duration::from_secs(20) {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let _ = child.kill();
+    let _ = child.wait();
+    assert!(started.elapsed() < Duration::from_secs(20), "it neither serves nor refuses");
+    said()
+}
+
+/// A region with a hundred keys, whose server stopped in order.
+fn region() -> ServerProcess {
+    let mut server = ServerProcess::start_with_file(&["--memory", "8MiB"]);
+    let mut session = server.client().session().unwrap();
+    (0..100u64).for_each(|n| session.put(&n.to_le_bytes(), &value(n, 0, 100)).unwrap());
+    drop(session);
+    assert_eq!(server.terminate(), Some(0));
+    server
+}
+
+fn is_refused(server: &ServerProcess, content: &[u8], what: &str) {
+    std::fs::write(server.region_file(), content).unwrap();
+    let said = start_briefly(&server.region_file());
+    assert_eq!(said.lines().count(), 1, "{what}: {said}");
+    let file = server.region_file().display().to_string();
+    assert!(said.starts_with("kv-server: ") && said.contains(&file), "{what}: {said}");
+    let mut left = Vec::new();
+    std::fs::File::open(server.region_file()).unwrap().read_to_end(&mut left).unwrap();
+    assert!(left == content, "{what}: the file was changed");
+}
+
+#[test]
+fn a_truncated_region_file_is_refused_untouched() {
+    let server = region();
+    let whole = std::fs::read(server.region_file()).unwrap();
+    let bytes = whole.len();
+    for kept in [1, 7, 8, 16, 87, 88, 4095, 4096, 1 << 20, bytes / 2, bytes - 4096, bytes - 1] {
+        is_refused(&server, &whole[..kept], &format!("{kept} of {bytes} bytes"));
+    }
+    std::fs::write(server.region_file(), &whole).unwrap();
+    let said = start_briefly(&server.region_file());
+    assert!(said.contains("serving"), "the whole one is served: {said}");
+}
+
+#[test]
+fn a_region_file_of_random_bytes_is_refused_untouched() {
+    let server = region();
+    let whole = std::fs::read(server.region_file()).unwrap();
+    let mut random = SmallRng::seed_from_u64(7);
+    let mut content = vec![0; whole.len()];
+    random.fill_bytes(&mut content);
+    is_refused(&server, &content, "random bytes");
+    for kept in [8, 12, 32, 48, 71] {
+        content[..kept].copy_from_slice(&whole[..kept]);
+        is_refused(&server, &content, &format!("random bytes behind the first {kept}"));
+    }
+}
+
+#[test]
+fn every_flipped_byte_of_the_superblock_is_refused_untouched() {
+    let server = region();
+    let whole = std::fs::read(server.region_file()).unwrap();
+    for byte in 0..72 {
+        let mut content = whole.clone();
+        content[byte] ^= 1 << (byte % 8);
+        is_refused(&server, &content, &format!("bit {} of byte {byte}", byte % 8));
+    }
+}
+
+/// The next server either says in one line what is wrong, or serves what is left.
+#[test]
+fn random_tables_are_refused_or_served() {
+    let server = region();
+    let whole = std::fs::read(server.region_file()).unwrap();
+    let geometry = {
+        let file = std::fs::File::open(server.region_file()).unwrap();
+        superblock(&Region::map_read_only(&file).unwrap()).1.geometry()
+    };
+    let chunk_table = geometry.chunk_entry(0).unwrap();
+    let directories = geometry.directory_offset(0).unwrap();
+    let heap = geometry.chunk_offset(0).unwrap();
+    let mut random = SmallRng::seed_from_u64(3);
+    for (name, from, to) in [
+        ("directories", directories, chunk_table),
+        ("chunk table", chunk_table, chunk_table + 8 * u64::from(geometry.chunks())),
+        ("client table", 4096, directories),
+        ("heap", heap, heap + CHUNK_BYTES),
+        ("everything behind the superblock", 4096, whole.len() as u64),
+    ] {
+        let mut content = whole.clone();
+        random.fill_bytes(&mut content[from as usize..to as usize]);
+        std::fs::write(server.region_file(), &content).unwrap();
+        let said = start_briefly(&server.region_file());
+        let refused = said.lines().count() == 1 && said.starts_with("kv-server: ");
+        assert!(refused || said.contains("serving"), "{name}: {said}");
+        assert!(!said.contains("panicked"), "{name}: {said}");
+    }
+    // Each possible use of a chunk, where another is right.
+    for chunk in 0..geometry.chunks() {
+        let uses = [ChunkUse::Free, ChunkUse::Subtables, ChunkUse::Continued];
+        for entry in uses.map(|chunk_use| ChunkEntry::new(chunk_use).bits()) {
+            let mut content = whole.clone();
+            let at = geometry.chunk_entry(chunk).unwrap() as usize;
+            content[at..at + 8].copy_from_slice(&entry.to_le_bytes());
+            std::fs::write(server.region_file(), &content).unwrap();
+            let said = start_briefly(&server.region_file());
+            assert!(!said.contains("panicked"), "chunk {chunk} as {entry:#x}: {said}");
+        }
+    }
+}

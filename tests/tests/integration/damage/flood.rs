@@ -1,0 +1,241 @@
+//! Random bytes over whole parts of a region, under the feet of connected sessions.
+
+use std::collections::HashMap;
+
+use farside_common::layout::{ROWS_PER_SUBTABLE, SUBTABLE_BYTES, SizeClass, SlotState};
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
+
+use super::*;
+
+const KEYS: u64 = 200;
+/// The bits of a word about its block.
+const TARGET_MASK: u64 = (1 << TARGET_BITS) - 1;
+
+fn key(n: u64) -> Vec<u8> {
+    format!("flooded-{n}").into_bytes()
+}
+
+fn length(n: u64) -> usize {
+    [0, 20, 100, 1000, 5000][n as usize % 5]
+}
+
+/// Keys in two subtables.
+fn filled(index: &str) -> Scene {
+    let scene = Scene::new(&["--memory", "16MiB", "--index", index, "--grace-ms", "5"]);
+    let mut session = scene.cold();
+    (0..KEYS).for_each(|n| session.put(&key(n), &value(n, 0, length(n))).unwrap());
+    scene
+}
+
+impl Scene {
+    /// The offsets of all subtables.
+    fn subtables(&self) -> Vec<u64> {
+        let first = self.geometry.directory_offset(self.depth).unwrap();
+        let entry = |n: u64| DirectoryEntry::from_bits(self.region.load(first + n * 8).unwrap());
+        (0..1 << self.depth).map(|n| entry(n).subtable(&self.geometry).unwrap()).collect()
+    }
+
+    fn fill(&self, offset: u64, bytes: u64, mut word: impl FnMut() -> u64) {
+        for at in (offset..offset + bytes).step_by(8) {
+            self.region.store(at, word()).unwrap();
+        }
+    }
+
+    /// The low bits of a word: some class, generation, and place in the heap.
+    fn random_target(&self, random: &mut SmallRng) -> u64 {
+        let blocks = self.geometry.chunk_offset(0).unwrap() / 64..self.region.bytes() / 64;
+        let class = random.random_range(0..SizeClass::COUNT as u64);
+        let generation = random.random_range(0..256u64);
+        generation << 38 | class << 32 | random.random_range(blocks)
+    }
+
+    fn all_slots(&self) -> Vec<u64> {
+        let of_row = |row| (0..SLOTS_PER_ROW).map(move |slot| slot_in_subtable(row, slot));
+        let of_subtable = |start| (0..ROWS_PER_SUBTABLE).flat_map(of_row).map(move |at| start + at);
+        self.subtables().into_iter().flat_map(of_subtable).collect()
+    }
+
+    /// Slots whose words could be, in any state. Some are EMPTY in most windows: one without is
+    /// tried for a tenth of a second each time, because others' PENDING may end.
+    fn scramble_slots(&self, random: &mut SmallRng) {
+        let others = [1, 2, 4, 5, 6, 7];
+        for slot in self.all_slots() {
+            let state = match random.random_range(0..14) {
+                0..4 => SlotState::Empty as u64,
+                4..8 => SlotState::Live as u64,
+                n => others[n - 8],
+            };
+            let middle = random.random_range(0..1u64 << 15) << 46;
+            let word = state << 61 | middle | self.random_target(random);
+            self.region.store(slot, word).unwrap();
+            self.region.store(slot + HINT_OFFSET, random.random()).unwrap();
+        }
+    }
+
+    /// Everything about the slots is right, but where the blocks are.
+    fn scramble_pointers(&self, random: &mut SmallRng) {
+        for slot in self.all_slots() {
+            let word = self.word(slot).bits() & !TARGET_MASK | self.random_target(random);
+            self.region.store(slot, word).unwrap();
+        }
+    }
+
+    /// Everything is right, but which key's block it is.
+    fn scramble_keys(&self, random: &mut SmallRng) {
+        let live: Vec<u64> = (0..KEYS)
+            .map(|n| self.word(self.slot_of(&key(n))))
+            .filter(|word| word.state() == SlotState::Live)
+            .map(SlotWord::bits)
+            .collect();
+        for slot in (0..KEYS).map(|n| self.slot_of(&key(n))).collect::<Vec<_>>() {
+            let other = live[random.random_range(0..live.len())];
+            let word = self.word(slot).bits() & !TARGET_MASK | other & TARGET_MASK;
+            self.region.store(slot, word).unwrap();
+        }
+    }
+}
+
+/// Every operation on every key. Whatever is found was stored under the key it is found under.
+fn use_it(scene: &Scene, sessions: &mut [Session], round: u64) {
+    let mut stored: HashMap<u64, Vec<Vec<u8>>> = HashMap::new();
+    for n in 0..KEYS {
+        let key = key(n);
+        let values = stored.entry(n).or_default();
+        values.extend([0, 1, 2].map(|count| value(n, count, length(n))));
+        let allowed: Vec<&[u8]> = values.iter().map(Vec::as_slice).collect();
+        for session in &mut *sessions {
+            let what = format!("round {round}, {}", String::from_utf8_lossy(&key));
+            let _ = get(session, &key, &allowed, &what);
+            let _ = timed(&what, || session.put(&key, allowed[1]));
+            let _ = get(session, &key, &allowed, &what);
+            let _ = timed(&what, || session.compare_exchange(&key, Some(allowed[1]), allowed[2]));
+            let _ = get(session, &key, &allowed, &what);
+            let _ = timed(&what, || session.delete(&key));
+            let _ = timed(&what, || session.insert(&key, allowed[0]));
+            let _ = get(session, &key, &allowed, &what);
+        }
+    }
+    for session in &mut *sessions {
+        timed(&format!("round {round}, scan"), || {
+            // A scan may bring anything that stands whole in the region, under its own key.
+            for entry in session.scan().unwrap().flatten() {
+                let n = (0..KEYS).find(|n| key(*n) == entry.key).unwrap();
+                assert!(stored[&n].contains(&entry.value.data), "a key with a wrong value");
+            }
+        });
+        let pairs: Vec<_> = (0..KEYS).map(|n| (key(n), value(n, 0, length(n)))).collect();
+        let mut batch = session.batch();
+        for (key, value) in &pairs {
+            batch.get(key).delete(key).insert(key, value).put(key, value);
+        }
+        let _ = timed(&format!("round {round}, batch"), || batch.run());
+        session.clear_cache();
+    }
+    assert!(!scene.server.log().contains("panicked"), "{}", scene.server.log());
+}
+
+/// A flood: how it damages the region.
+type Flood = fn(&Scene, &mut SmallRng);
+
+fn survives(index: &str, flood: Flood) {
+    for seed in 0..3 {
+        let scene = filled(index);
+        let mut sessions = [scene.warm(), scene.cold()];
+        for n in 0..KEYS {
+            assert!(sessions[0].get(&key(n)).unwrap().unwrap().data == value(n, 0, length(n)));
+        }
+        flood(&scene, &mut SmallRng::seed_from_u64(seed));
+        use_it(&scene, &mut sessions, seed);
+        restarts_or_refuses(scene);
+    }
+}
+
+/// The next server says what is wrong in a line, or serves; the library bears it again.
+fn restarts_or_refuses(mut scene: Scene) {
+    scene.server.terminate();
+    let said = files::start_briefly(&scene.server.region_file());
+    assert!(!said.contains("panicked"), "{said}");
+}
+
+#[test]
+fn a_heap_of_random_bytes() {
+    survives("16KiB", |scene, random| {
+        for chunk in 0..scene.geometry.chunks() {
+            let start = scene.geometry.chunk_offset(chunk).unwrap();
+            let subtables = scene.subtables();
+            for part in (start..start + (2 << 20)).step_by(SUBTABLE_BYTES as usize) {
+                if !subtables.contains(&part) {
+                    scene.fill(part, SUBTABLE_BYTES, || random.random());
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn an_index_of_random_bytes() {
+    survives("16KiB", |scene, random| {
+        for subtable in scene.subtables() {
+            scene.fill(subtable, SUBTABLE_BYTES, || random.random());
+        }
+    });
+}
+
+#[test]
+fn heap_and_index_of_random_bytes() {
+    survives("16KiB", |scene, random| {
+        let heap = scene.geometry.chunk_offset(0).unwrap();
+        scene.fill(heap, scene.region.bytes() - heap, || random.random());
+    });
+}
+
+#[test]
+fn slots_of_random_but_possible_words() {
+    survives("16KiB", Scene::scramble_slots);
+}
+
+#[test]
+fn slots_that_point_anywhere() {
+    survives("16KiB", Scene::scramble_pointers);
+}
+
+#[test]
+fn words_that_point_to_other_keys_blocks() {
+    survives("16KiB", Scene::scramble_keys);
+}
+
+#[test]
+fn a_random_directory_with_new_sessions() {
+    let scene = filled("64KiB");
+    let client = scene.server.client();
+    let offset = scene.geometry.directory_offset(scene.depth).unwrap();
+    let entries: Vec<u64> =
+        (0..1 << scene.depth).map(|n| scene.region.load(offset + n * 8).unwrap()).collect();
+    let mut random = SmallRng::seed_from_u64(1);
+    let mut old = scene.cold();
+    for round in 0..20 {
+        for n in 0..entries.len() as u64 {
+            let other = entries[random.random_range(0..entries.len())];
+            let word = if round % 2 == 0 { other } else { random.random() };
+            scene.region.store(offset + n * 8, word).unwrap();
+        }
+        // Keys whose subtable is named by no entry of theirs are an error, the others are there.
+        if let Ok(mut session) = timed(&"connecting", || client.session()) {
+            for n in 0..KEYS {
+                let what = format!("round {round}, key {n}");
+                let allowed = value(n, 0, length(n));
+                let seen = get(&mut session, &key(n), &[&allowed], &what);
+                assert!(!matches!(seen, Ok(false)), "{what}: not there, says a wrong subtable");
+                let _ = timed(&what, || session.put(&key(n), &allowed));
+            }
+        }
+        for n in 0..KEYS {
+            assert!(old.get(&key(n)).unwrap().unwrap().data == value(n, 0, length(n)));
+        }
+    }
+    for (n, entry) in entries.iter().enumerate() {
+        scene.region.store(offset + n as u64 * 8, *entry).unwrap();
+    }
+    scene.server.assert_verifies();
+}

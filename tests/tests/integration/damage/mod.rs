@@ -1,0 +1,237 @@
+//! Proves that no damage of a region makes the client library panic, loop, or return a value that
+//! was not stored under the key: whatever bit flips, the outcome is the right value, a miss or an
+//! error, in a bounded time.
+//!
+//! A real server has its region in a file, which the test maps and damages behind everybody's
+//! back. After each change under damage the words it can have touched are put back. For that to be
+//! sound GRACE is longer than a test: no block that was unlinked and put back is used again.
+
+mod bits;
+mod files;
+mod flood;
+mod spreading;
+
+use std::fmt::Display;
+use std::time::{Duration, Instant};
+
+use farside::{Exchange, Result, Session};
+use farside_common::fabric::shm::Region;
+use farside_common::hash::{KeyHash, KeyHasher};
+use farside_common::layout::{
+    DirectoryEntry, Format, Geometry, HINT_OFFSET, SLOTS_PER_ROW, SlotWord, Superblock,
+    WINDOW_BYTES, slot_in_subtable,
+};
+use farside_tests::{ServerProcess, proof};
+
+/// The longest any single call may take, on a machine that is busy with other tests.
+const CALL_MAX: Duration = Duration::from_secs(5);
+const GRACE_MS_MAX: &str = "60000";
+/// How many bits of a word, the lowest ones, say where its block is, how large, and which
+/// generation of it.
+const TARGET_BITS: u32 = 46;
+
+/// A key, and the value stored under it before anything was damaged.
+#[derive(Clone)]
+struct Sample {
+    key: Vec<u8>,
+    value: Vec<u8>,
+}
+
+/// The `count`-th value of a key, of any length.
+fn value(key: u64, count: u64, bytes: usize) -> Vec<u8> {
+    proof::value(key, 0, count, proof::HEADER_BYTES + bytes).split_off(proof::HEADER_BYTES)
+}
+
+/// A server whose region lies open before the test.
+struct Scene {
+    server: ServerProcess,
+    region: Region,
+    geometry: Geometry,
+    depth: u8,
+    hasher: KeyHasher,
+}
+
+impl Scene {
+    fn new(arguments: &[&str]) -> Self {
+        let server = ServerProcess::start_with_file(arguments);
+        let path = server.region_file();
+        let file = std::fs::OpenOptions::new().read(true).write(true).open(path).unwrap();
+        let region = Region::map(&file).unwrap();
+        let (superblock, format) = superblock(&region);
+        let geometry = format.geometry();
+        let depth = superblock.directory_depth(&geometry).unwrap();
+        let hasher = KeyHasher::new(&format.hash_key);
+        Self { server, region, geometry, depth, hasher }
+    }
+
+    /// A session that remembers where keys are.
+    fn warm(&self) -> Session {
+        let builder = self.server.client_builder().cache_bytes(1 << 16);
+        builder.connect().unwrap().session().unwrap()
+    }
+
+    /// A session that does not.
+    fn cold(&self) -> Session {
+        self.server.client_builder().cache_bytes(0).connect().unwrap().session().unwrap()
+    }
+
+    fn hash(&self, key: &[u8]) -> KeyHash {
+        self.hasher.hash(key)
+    }
+
+    fn directory_entry(&self, hash: KeyHash) -> u64 {
+        self.geometry.directory_offset(self.depth).unwrap() + 8 * hash.directory_index(self.depth)
+    }
+
+    /// Where the key's window is.
+    fn window(&self, key: &[u8]) -> u64 {
+        let hash = self.hash(key);
+        let bits = self.region.load(self.directory_entry(hash)).unwrap();
+        let subtable = DirectoryEntry::from_bits(bits).subtable(&self.geometry).unwrap();
+        subtable + hash.window_offset()
+    }
+
+    /// Where the slots of a window are.
+    fn slots(&self, window: u64) -> impl Iterator<Item = u64> + use<> {
+        (0..2 * SLOTS_PER_ROW)
+            .map(move |n| window + slot_in_subtable(n / SLOTS_PER_ROW, n % SLOTS_PER_ROW))
+    }
+
+    fn word(&self, slot: u64) -> SlotWord {
+        SlotWord::from_bits(self.region.load(slot).unwrap())
+    }
+
+    /// The slot with the key's LIVE word.
+    fn slot_of(&self, key: &[u8]) -> u64 {
+        let hash = self.hash(key);
+        let own = |slot: &u64| {
+            let hint = self.region.load(slot + HINT_OFFSET).unwrap();
+            hint == hash.hint(self.word(*slot).incarnation())
+        };
+        self.slots(self.window(key)).find(own).unwrap()
+    }
+
+    fn flip(&self, at: Bit) {
+        let word = self.region.load(at.offset).unwrap();
+        self.region.store(at.offset, word ^ 1 << at.bit).unwrap();
+    }
+
+    /// The words of a window, and the headers of all blocks its words point to as they are now.
+    fn save(&self, window: u64) -> Saved {
+        let mut saved = Saved(Vec::new());
+        saved.keep(&self.region, window, WINDOW_BYTES / 8);
+        for slot in self.slots(window) {
+            saved.keep_block(&self.region, self.word(slot));
+        }
+        saved
+    }
+}
+
+fn superblock(region: &Region) -> (Superblock, Format) {
+    let mut words = [0; 64];
+    region.read(0, &mut words).unwrap();
+    let bytes: Vec<u8> = words.into_iter().flat_map(u64::to_le_bytes).collect();
+    Superblock::decode(&bytes, region.bytes()).unwrap()
+}
+
+/// One bit of the region.
+#[derive(Clone, Copy, Debug)]
+struct Bit {
+    /// Of its word, in bytes.
+    offset: u64,
+    bit: u32,
+}
+
+/// The bits of `words` words from an offset on.
+fn bits(offset: u64, words: u64) -> impl Iterator<Item = Bit> {
+    (0..words * 64).map(move |n| Bit { offset: offset + n / 64 * 8, bit: (n % 64) as u32 })
+}
+
+/// Words as they were.
+struct Saved(Vec<(u64, u64)>);
+
+impl Saved {
+    fn keep(&mut self, region: &Region, offset: u64, words: u64) {
+        for offset in (0..words).map(|n| offset + n * 8) {
+            let known = self.0.iter().any(|(saved, _)| *saved == offset);
+            if let (false, Ok(word)) = (known, region.load(offset)) {
+                self.0.push((offset, word));
+            }
+        }
+    }
+
+    /// The header of the block a word points to, wherever that is.
+    fn keep_block(&mut self, region: &Region, word: SlotWord) {
+        if let Ok(block) = word.block() {
+            self.keep(region, block.address.offset(), 4);
+        }
+    }
+
+    fn restore(&self, region: &Region) {
+        self.0.iter().for_each(|(offset, word)| region.store(*offset, *word).unwrap());
+    }
+}
+
+/// The call, which has to end.
+fn timed<T>(what: &dyn Display, call: impl FnOnce() -> T) -> T {
+    let started = Instant::now();
+    let output = call();
+    let took = started.elapsed();
+    assert!(took < CALL_MAX, "{what}: {took:?}");
+    output
+}
+
+/// A GET under damage: one of these values, a miss, or an error.
+fn get(session: &mut Session, key: &[u8], allowed: &[&[u8]], what: &dyn Display) -> Result<bool> {
+    let found = timed(what, || session.get(key))?;
+    if let Some(found) = &found {
+        let right = allowed.contains(&found.data.as_slice());
+        assert!(right, "{what}: GET has a wrong value of {} bytes", found.len());
+    }
+    Ok(found.is_some())
+}
+
+/// What is tried under damage.
+#[derive(Clone, Copy, Debug)]
+enum Change {
+    Put,
+    Insert,
+    Update,
+    Delete,
+    Exchange,
+}
+
+const CHANGES: [Change; 5] =
+    [Change::Put, Change::Insert, Change::Update, Change::Delete, Change::Exchange];
+
+impl Change {
+    /// Changes the key's value from `old` to `new`; the values it can have then.
+    fn apply<'v>(
+        self,
+        session: &mut Session,
+        key: &[u8],
+        old: &'v [u8],
+        new: &'v [u8],
+        what: &dyn Display,
+    ) -> Vec<&'v [u8]> {
+        let done = timed(what, || match self {
+            Self::Put => session.put(key, new).map(|()| true),
+            Self::Insert => session.insert(key, new),
+            Self::Update => session.update(key, new),
+            Self::Delete => session.delete(key),
+            Self::Exchange => session.compare_exchange(key, Some(old), new).map(|outcome| {
+                if let Exchange::Mismatch(Some(found)) = &outcome {
+                    let known = [old, new].contains(&found.data.as_slice());
+                    assert!(known, "{what}: a value nobody stored");
+                }
+                matches!(outcome, Exchange::Exchanged)
+            }),
+        });
+        match (self, done) {
+            (Self::Delete, Ok(true)) => vec![],
+            (_, Ok(true)) => vec![new],
+            // A failed operation changed nothing.
+            (_, Ok(false) | Err(_)) => vec![old],
+        }
+    }
+}

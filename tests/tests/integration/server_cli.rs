@@ -1,0 +1,183 @@
+//! Proves what a person sees when kv-server cannot start: one clear line, an exit code, and nothing
+//! that was there before is changed.
+
+use std::fs;
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use farside_tests::{ServerProcess, binary};
+
+use crate::cli::Said;
+
+/// `kv-server <arguments>`, which has to end by itself.
+fn server(arguments: &[&str]) -> Said {
+    ended(Command::new(binary("kv-server")).args(arguments))
+}
+
+/// Under `timeout`, because a server that starts after all would run for ever.
+fn ended(command: &mut Command) -> Said {
+    let mut timed = Command::new("timeout");
+    timed.arg("20").arg(command.get_program()).args(command.get_args());
+    Said::new(timed.stdin(Stdio::null()).output().unwrap())
+}
+
+fn address(folder: &Path) -> String {
+    format!("shm://{}", folder.join("kv.sock").display())
+}
+
+#[test]
+fn a_socket_in_use() {
+    let running = ServerProcess::start(&["--memory", "16MiB"]);
+    running.client().session().unwrap().put(b"key", b"value").unwrap();
+    let said = server(&["--listen", &running.address(), "--memory", "16MiB"]);
+    said.expect_line(1, &["kv-server: ", "another server listens at", "kv.sock"]);
+    let value = running.client().session().unwrap().get(b"key").unwrap().unwrap();
+    assert_eq!(*value, *b"value");
+}
+
+#[test]
+fn a_path_that_is_no_place_for_a_socket() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("kv.sock");
+    fs::write(&file, "precious").unwrap();
+    let said = server(&["--listen", &address(folder.path()), "--memory", "16MiB"]);
+    said.expect_line(1, &["is not a socket"]);
+    assert_eq!(fs::read(&file).unwrap(), b"precious");
+    let none = address(&folder.path().join("none"));
+    server(&["--listen", &none]).expect_line(1, &["none/kv.sock", "create it first"]);
+    let long = address(&folder.path().join("x".repeat(200)));
+    server(&["--listen", &long]).expect_line(2, &["xxx/kv.sock", "over 107 bytes"]);
+}
+
+#[test]
+fn a_folder_that_may_not_be_written() {
+    const NOBODY: u32 = 65_534;
+    let folder = tempfile::tempdir().unwrap();
+    let permit = |path: &Path, mode| {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    };
+    // For root every folder can be written, so it becomes somebody else, who needs a binary of
+    // their own to start.
+    let program = folder.path().join("kv-server");
+    fs::copy(binary("kv-server"), &program).unwrap();
+    permit(&program, 0o755);
+    let closed = folder.path().join("closed");
+    fs::create_dir(&closed).unwrap();
+    permit(&closed, 0o555);
+    permit(folder.path(), 0o755);
+    let mut command = Command::new("timeout");
+    command.arg("20").arg(&program).args(["--listen", &address(&closed), "--memory", "16MiB"]);
+    if rustix::process::geteuid().is_root() {
+        command.uid(NOBODY).gid(NOBODY);
+    }
+    let said = Said::new(command.stdin(Stdio::null()).output().unwrap());
+    said.expect_line(1, &["closed/kv.sock", "may not write there"]);
+}
+
+#[test]
+fn more_memory_than_there_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let listen = address(folder.path());
+    let meminfo = fs::read_to_string("/proc/meminfo").unwrap();
+    let total = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:")).unwrap();
+    let total: u64 = total.trim().trim_end_matches(" kB").parse().unwrap();
+    // Half more than this machine has, in whole GiB; or more than any region may have.
+    let memory = format!("{}GiB", (total >> 19) * 3 / 4 + 1);
+    let said = server(&["--listen", &listen, "--memory", &memory]);
+    said.expect_line(1, &["kv-server: ", "of memory available", "ask for less"]);
+    let said = server(&["--listen", &listen, "--memory", "100TiB"]);
+    said.expect_line(1, &["memory = 100TiB", "256GiB"]);
+    server(&["--listen", &listen, "--memory", "1GB"]).expect_line(2, &["`1GB`", "1GiB"]);
+    assert!(!folder.path().join("kv.sock").exists(), "no socket is left behind");
+}
+
+/// A region file with a key in it, whose server ended.
+fn region_file() -> ServerProcess {
+    let mut ended = ServerProcess::start_with_file(&["--memory", "16MiB"]);
+    ended.client().session().unwrap().put(b"key", b"value").unwrap();
+    assert_eq!(ended.terminate(), Some(0));
+    ended
+}
+
+fn start_on(file: &Path, more: &[&str]) -> Said {
+    let folder = tempfile::tempdir().unwrap();
+    let (listen, file) = (address(folder.path()), file.to_str().unwrap());
+    server(&[&["--listen", &listen, "--region-file", file], more].concat())
+}
+
+#[test]
+fn a_file_that_is_no_region_is_left_as_it_is() {
+    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+    let file = folder.path().join("file");
+    for content in [vec![7; 16 << 20], b"a letter\n".to_vec(), vec![0xff; 4096]] {
+        fs::write(&file, &content).unwrap();
+        let said = start_on(&file, &[]);
+        said.expect_line(1, &["/file", "holds no region", "another file"]);
+        assert!(fs::read(&file).unwrap() == content);
+    }
+}
+
+#[test]
+fn a_region_of_another_format_is_left_as_it_is() {
+    let mut ended = region_file();
+    let file = fs::OpenOptions::new().read(true).write(true).open(ended.region_file()).unwrap();
+    // The version stands right behind the magic.
+    let mut version = [0; 4];
+    file.read_exact_at(&mut version, 8).unwrap();
+    assert_eq!(u32::from_le_bytes(version), farside_common::layout::FORMAT_VERSION);
+    file.write_all_at(&99u32.to_le_bytes(), 8).unwrap();
+    let before = fs::read(ended.region_file()).unwrap();
+    start_on(&ended.region_file(), &[]).expect_line(1, &["/region", "version", "99"]);
+    assert!(fs::read(ended.region_file()).unwrap() == before);
+    file.write_all_at(&version, 8).unwrap();
+    ended.restart();
+    assert_eq!(*ended.client().session().unwrap().get(b"key").unwrap().unwrap(), *b"value");
+}
+
+#[test]
+fn a_truncated_region_is_left_as_it_is() {
+    let mut ended = region_file();
+    let content = fs::read(ended.region_file()).unwrap();
+    for bytes in [8 << 20, 4096, 100] {
+        let file = fs::OpenOptions::new().write(true).open(ended.region_file()).unwrap();
+        file.set_len(bytes).unwrap();
+        let said = start_on(&ended.region_file(), &[]);
+        said.expect_line(1, &["/region", "truncated"]);
+        let rest = fs::read(ended.region_file()).unwrap();
+        assert!(rest == content[..bytes as usize]);
+    }
+    fs::write(ended.region_file(), &content).unwrap();
+    let said = start_on(&ended.region_file(), &["--memory", "32MiB"]);
+    said.expect_line(1, &["memory = 32MiB", "16MiB"]);
+    ended.restart();
+    assert_eq!(*ended.client().session().unwrap().get(b"key").unwrap().unwrap(), *b"value");
+}
+
+#[test]
+fn a_region_file_that_a_server_uses() {
+    let running = ServerProcess::start_with_file(&["--memory", "16MiB"]);
+    running.client().session().unwrap().put(b"key", b"value").unwrap();
+    start_on(&running.region_file(), &[]).expect_line(1, &["/region", "another"]);
+    let value = running.client().session().unwrap().get(b"key").unwrap().unwrap();
+    assert_eq!(*value, *b"value");
+    running.assert_verifies();
+}
+
+#[test]
+fn flags_and_config_keys_nobody_knows() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("server.toml");
+    let path = config.to_str().unwrap();
+    server(&["--bogus"]).expect_line(2, &["'--bogus'", "--help"]);
+    server(&[]).expect_line(1, &["listen is missing", "--listen"]);
+    fs::write(&config, "memory = \"16MiB\"\nbogus = 3\n").unwrap();
+    server(&["--config", path]).expect_line(1, &["server.toml:2", "`bogus`", "`memory`"]);
+    fs::write(&config, "memory = 16\n").unwrap();
+    server(&["--config", path]).expect_line(1, &["server.toml:1"]);
+    fs::write(&config, "memory = \n").unwrap();
+    server(&["--config", path]).expect_line(1, &["server.toml:1"]);
+    server(&["--config", "/nonexistent/x.toml"]).expect_line(1, &["/nonexistent/x.toml"]);
+    server(&["--listen", "tcp://x"]).expect_line(2, &["tcp://x", "shm://"]);
+}

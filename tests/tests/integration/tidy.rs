@@ -1,0 +1,248 @@
+//! Keeps the few rules of the house that no compiler and no clippy lint keeps, over every file that
+//! git tracks or is about to: sizes, ASCII, traces of somebody's machine, and paths, links and
+//! invariants that documents and code name but that are not there.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Component, Path, PathBuf};
+use std::process::Command;
+
+/// The longest line of Rust, in columns: what rustfmt.toml says, for comments too.
+const COLUMNS_MAX: usize = 100;
+/// The longest file of Rust, in lines.
+const LINES_MAX: usize = 400;
+/// Files that may be longer, and why.
+const LONGER: &[(&str, &str)] = &[];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
+}
+
+/// Every file that belongs to the repository, by its path in it.
+fn files() -> BTreeSet<String> {
+    let arguments = ["ls-files", "-z", "--cached", "--others", "--exclude-standard"];
+    let listed = Command::new("git").args(arguments).current_dir(root()).output();
+    match listed {
+        Ok(output) if output.status.success() => {
+            let listed = String::from_utf8(output.stdout).unwrap();
+            let paths = listed.split('\0').filter(|path| !path.is_empty());
+            paths.filter(|path| root().join(path).is_file()).map(str::to_owned).collect()
+        }
+        // An exported archive.
+        _ => {
+            let mut found = BTreeSet::new();
+            walk(&root(), &mut found);
+            found
+        }
+    }
+}
+
+fn walk(folder: &Path, found: &mut BTreeSet<String>) {
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() && !path.ends_with("target") && !path.ends_with(".git") {
+            walk(&path, found);
+        } else if path.is_file() {
+            found.insert(path.strip_prefix(root()).unwrap().display().to_string());
+        }
+    }
+}
+
+fn with_extension(extension: &str) -> impl Iterator<Item = (String, String)> {
+    let wanted = files().into_iter().filter(move |path| path.ends_with(extension));
+    wanted.map(|path| {
+        let content = std::fs::read_to_string(root().join(&path)).unwrap();
+        (path, content)
+    })
+}
+
+/// Fails with all of them, one a line.
+fn report(rule: &str, broken: &[String]) {
+    assert!(broken.is_empty(), "{rule}:\n{}\n", broken.join("\n"));
+}
+
+#[test]
+fn rust_files_are_short_narrow_and_ascii() {
+    let mut broken = Vec::new();
+    for (path, content) in with_extension(".rs") {
+        let lines = content.lines().count();
+        let excused = LONGER.iter().any(|(longer, _)| *longer == path);
+        if (lines > LINES_MAX) != excused {
+            broken.push(format!("{path}: {lines} lines (excused: {excused})"));
+        }
+        for (number, line) in content.lines().enumerate() {
+            let (columns, number) = (line.chars().count(), number + 1);
+            if columns > COLUMNS_MAX {
+                broken.push(format!("{path}:{number}: {columns} columns"));
+            }
+            if !line.is_ascii() {
+                broken.push(format!("{path}:{number}: not ASCII"));
+            }
+        }
+    }
+    report("at most 400 lines of at most 100 columns, in ASCII", &broken);
+}
+
+/// Split, so that this file may be looked at too.
+const TRACES: &[&str] = &[
+    concat!("/wo", "rk/"),
+    concat!("/ro", "ot/"),
+    concat!("/ho", "me/"),
+    concat!("/Us", "ers/"),
+    concat!("/tmp/", "target"),
+    concat!("anthro", "pic"),
+    concat!("clau", "de"),
+    concat!("chat", "gpt"),
+    concat!("open", "ai"),
+    concat!("ji", "ra/"),
+    concat!("FIX", "ME"),
+];
+
+#[test]
+fn no_file_names_somebodys_machine_or_workplace() {
+    let mut broken = Vec::new();
+    for path in files() {
+        let content = std::fs::read(root().join(&path)).unwrap();
+        let content = String::from_utf8_lossy(&content).to_lowercase();
+        for (number, line) in content.lines().enumerate() {
+            for trace in TRACES.iter().filter(|trace| line.contains(&trace.to_lowercase())) {
+                broken.push(format!("{path}:{}: {trace}", number + 1));
+            }
+        }
+    }
+    report("nothing of somebody's machine or workplace", &broken);
+}
+
+/// What stands between backticks, outside of fenced blocks.
+fn quoted(content: &str) -> Vec<&str> {
+    let prose = content.split("```").step_by(2);
+    prose.flat_map(|text| text.split('`').skip(1).step_by(2)).collect()
+}
+
+/// The targets of links.
+fn links(content: &str) -> Vec<&str> {
+    let prose = content.split("```").step_by(2);
+    let after = prose.flat_map(|text| text.split("](").skip(1));
+    after.filter_map(|rest| rest.split([')', ' ', '\n']).next()).collect()
+}
+
+/// Whether this is a path from the top of the repository: it starts with one of its folders.
+fn is_path(text: &str, files: &BTreeSet<String>) -> bool {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "_-./".contains(c);
+    let Some((first, _)) = text.split_once('/') else { return false };
+    let is_folder = || files.iter().any(|path| path.starts_with(&format!("{first}/")));
+    text.chars().all(plain) && !first.is_empty() && is_folder()
+}
+
+fn exists(path: &str, files: &BTreeSet<String>) -> bool {
+    let folder = format!("{}/", path.trim_end_matches('/'));
+    files.contains(path) || files.iter().any(|file| file.starts_with(&folder))
+}
+
+/// The path from the top of the repository of what a file names relative to itself.
+fn resolve(from: &str, link: &str) -> String {
+    let mut parts = Vec::new();
+    let joined = Path::new(from).parent().unwrap().join(link);
+    for component in joined.components() {
+        match component {
+            Component::ParentDir => drop(parts.pop()),
+            Component::Normal(part) => parts.push(part.to_str().unwrap().to_owned()),
+            _ => {}
+        }
+    }
+    parts.join("/")
+}
+
+#[test]
+fn documents_name_only_what_is_there() {
+    let files = files();
+    let mut broken = Vec::new();
+    let top = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"];
+    let documents = with_extension(".md")
+        .filter(|(path, _)| path.starts_with("docs/") || top.contains(&path.as_str()));
+    for (path, content) in documents {
+        for link in links(&content) {
+            let target = link.split('#').next().unwrap_or_default();
+            let elsewhere = target.is_empty() || target.contains(':');
+            if !elsewhere && !exists(&resolve(&path, target), &files) {
+                broken.push(format!("{path}: the link {link}"));
+            }
+        }
+        for text in quoted(&content) {
+            // `path:line` names a line.
+            let named = text.split(':').next().unwrap_or_default();
+            if is_path(named, &files) && !exists(named, &files) {
+                broken.push(format!("{path}: `{text}`"));
+            }
+        }
+    }
+    report("links and paths lead somewhere", &broken);
+}
+
+/// The text of a file without line breaks and comment marks, so that a citation may be broken
+/// over two lines.
+fn flowing(content: &str) -> String {
+    let marks = |line: &str| line.trim().trim_start_matches(['/', '!']).trim().to_owned();
+    content.lines().map(marks).collect::<Vec<_>>().join(" ")
+}
+
+/// `I7` at the start of this text, and what follows it.
+fn number(text: &str) -> Option<(u32, &str)> {
+    let digits = text.strip_prefix('I')?;
+    let end = digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len());
+    Some((digits[..end].parse().ok()?, &digits[end..]))
+}
+
+/// The numbers behind each `invariant` and `invariants`.
+fn citations(text: &str) -> Vec<u32> {
+    let mut cited = Vec::new();
+    for rest in text.split("nvariant").skip(1) {
+        let mut rest = rest.strip_prefix('s').unwrap_or(rest).trim_start();
+        while let Some((found, behind)) = number(rest) {
+            cited.push(found);
+            let behind = behind.trim_start_matches([',', ' ']);
+            rest = behind.strip_prefix("and ").unwrap_or(behind);
+        }
+    }
+    cited
+}
+
+#[test]
+fn every_invariant_is_cited_and_every_citation_is_an_invariant() {
+    let protocol = std::fs::read_to_string(root().join("docs/protocol.md")).unwrap();
+    let rows = protocol.lines().filter_map(|line| number(line.strip_prefix("| ")?));
+    let known: BTreeSet<u32> = rows.map(|(found, _)| found).collect();
+    assert!(known.len() >= 12, "the table in docs/protocol.md was not found: {known:?}");
+    let mut cited: BTreeMap<u32, Vec<String>> = BTreeMap::new();
+    for (path, content) in with_extension(".rs") {
+        // This file's own examples are none.
+        if path.ends_with("/tidy.rs") {
+            continue;
+        }
+        for found in citations(&flowing(&content)) {
+            cited.entry(found).or_default().push(path.clone());
+        }
+    }
+    let uncited = known.iter().filter(|number| !cited.contains_key(number));
+    let mut broken: Vec<String> =
+        uncited.map(|number| format!("I{number} is cited nowhere in the code")).collect();
+    for (number, paths) in cited.iter().filter(|(number, _)| !known.contains(number)) {
+        broken.push(format!("I{number} is not in docs/protocol.md: {}", paths.join(", ")));
+    }
+    report("the code and docs/protocol.md have the same invariants", &broken);
+}
+
+#[test]
+fn the_rules_can_be_broken() {
+    assert_eq!(
+        citations("by invariant I3. (invariants I2, I10 and I4) Invariant I7"),
+        [3, 2, 10, 4, 7]
+    );
+    assert_eq!(citations(&flowing("    /// see (invariant\n    /// I9) for\n//! more")), [9]);
+    assert_eq!(links("a [b](c.md#d), [e](http://f) `g`"), ["c.md#d", "http://f"]);
+    assert_eq!(quoted("a `b/c.rs` d `e`\n```\nf `g`\n```\n`h`"), ["b/c.rs", "e", "h"]);
+    assert_eq!(resolve("docs/decisions/a.md", "../b.md#c"), "docs/b.md#c");
+    let files: BTreeSet<String> = ["client/src/lib.rs".to_owned()].into();
+    assert!(is_path("client/src/gone.rs", &files) && !exists("client/src/gone.rs", &files));
+    assert!(exists("client/src", &files) && exists("client/src/", &files));
+    assert!(!is_path("client", &files) && !is_path("either/or", &files));
+}
