@@ -6,7 +6,7 @@
 //! end of one and the start of the next, so each latency includes one reading.
 //!
 //! In flight: from a reading at or before the operation was started to one at or after its
-//! completion was taken. A reading serves up to [`READING_SHARED_MAX`] operations, so a latency is
+//! completion was taken. A reading serves up to `READING_SHARED_MAX` operations, so a latency is
 //! never too short, and too long by at most the time that so many calls take.
 
 use std::collections::HashMap;

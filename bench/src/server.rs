@@ -34,7 +34,7 @@ impl Server {
     /// The one at this address, or else a new one with so much memory.
     ///
     /// # Errors
-    /// As [`OwnServer::start`].
+    /// As for a server of its own.
     pub fn connect_or_start(
         address: Option<&str>,
         memory: impl FnOnce() -> Result<Memory>,

@@ -138,9 +138,9 @@ fn use_it(scene: &Scene, sessions: &mut [Session], round: u64) {
 /// A flood: how it damages the region.
 type Flood = fn(&Scene, &mut SmallRng);
 
-fn survives(index: &str, flood: Flood) {
-    for seed in 0..3 {
-        let scene = filled(index);
+fn survives(seeds: u64, flood: Flood) {
+    for seed in 0..seeds {
+        let scene = filled("16KiB");
         let mut sessions = [scene.warm(), scene.cold()];
         for n in 0..KEYS {
             assert!(sessions[0].get(&key(n)).unwrap().unwrap().data == value(n, 0, length(n)));
@@ -160,7 +160,7 @@ fn restarts_or_refuses(mut scene: Scene) {
 
 #[test]
 fn a_heap_of_random_bytes() {
-    survives("16KiB", |scene, random| {
+    survives(3, |scene, random| {
         for chunk in 0..scene.geometry.chunks() {
             let start = scene.geometry.chunk_offset(chunk).unwrap();
             let subtables = scene.subtables();
@@ -175,7 +175,7 @@ fn a_heap_of_random_bytes() {
 
 #[test]
 fn an_index_of_random_bytes() {
-    survives("16KiB", |scene, random| {
+    survives(3, |scene, random| {
         for subtable in scene.subtables() {
             scene.fill(subtable, SUBTABLE_BYTES, || random.random());
         }
@@ -184,7 +184,7 @@ fn an_index_of_random_bytes() {
 
 #[test]
 fn heap_and_index_of_random_bytes() {
-    survives("16KiB", |scene, random| {
+    survives(3, |scene, random| {
         let heap = scene.geometry.chunk_offset(0).unwrap();
         scene.fill(heap, scene.region.bytes() - heap, || random.random());
     });
@@ -192,17 +192,17 @@ fn heap_and_index_of_random_bytes() {
 
 #[test]
 fn slots_of_random_but_possible_words() {
-    survives("16KiB", Scene::scramble_slots);
+    survives(1, Scene::scramble_slots);
 }
 
 #[test]
 fn slots_that_point_anywhere() {
-    survives("16KiB", Scene::scramble_pointers);
+    survives(3, Scene::scramble_pointers);
 }
 
 #[test]
 fn words_that_point_to_other_keys_blocks() {
-    survives("16KiB", Scene::scramble_keys);
+    survives(3, Scene::scramble_keys);
 }
 
 #[test]
