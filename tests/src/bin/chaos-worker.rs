@@ -1,7 +1,7 @@
 //! One client of the chaos test: mixed operations on a few hot keys until it is killed or its time
 //! is up. Exits with 3 and a line on stderr when it sees anything that must not be.
 //!
-//! `chaos-worker ADDRESS SECONDS WRITER LEDGER`; LEDGER is a file of [`LEDGER_BYTES`] that all
+//! `chaos-worker ADDRESS SECONDS WRITER LEDGER`; LEDGER is a file that all
 //! workers map.
 #![allow(clippy::unwrap_used, clippy::print_stderr)]
 
