@@ -16,13 +16,15 @@ const ANCHOR_NS: Nanos = 1_000_000;
 const PAIR_NS_MAX: Nanos = 1_000;
 
 /// A moment by both clocks.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq)]
 struct Anchor {
     ticks: u64,
     boot_ns: Nanos,
 }
 
-/// Time since boot. Readings of one clock may step back by less than a microsecond.
+const NO_ANCHOR: Anchor = Anchor { ticks: 0, boot_ns: 0 };
+
+/// Time since boot, never stepping back.
 pub(super) struct Clock {
     counter_is_time: bool,
     anchor: Cell<Anchor>,
@@ -30,6 +32,8 @@ pub(super) struct Clock {
     rate: Cell<u64>,
     /// For how many ticks from the anchor the rate is good.
     ticks_max: Cell<u64>,
+    /// The last reading: a new anchor may lie a little before what the old one promised.
+    last: Cell<Nanos>,
 }
 
 impl Clock {
@@ -38,14 +42,22 @@ impl Clock {
         let source = std::fs::read_to_string(path).unwrap_or_default();
         Self {
             counter_is_time: cfg!(target_arch = "x86_64") && source.trim() == "tsc",
-            anchor: Cell::new(Anchor { ticks: ticks(), boot_ns: boot_time_ns() }),
+            anchor: Cell::new(NO_ANCHOR),
             rate: Cell::new(0),
             ticks_max: Cell::new(0),
+            last: Cell::new(0),
         }
     }
 
     #[inline]
     pub(super) fn now(&self) -> Nanos {
+        let now = self.estimate().max(self.last.get());
+        self.last.set(now);
+        now
+    }
+
+    #[inline]
+    fn estimate(&self) -> Nanos {
         let anchor = self.anchor.get();
         let passed = ticks().wrapping_sub(anchor.ticks);
         if passed < self.ticks_max.get() {
@@ -58,18 +70,20 @@ impl Clock {
     /// Asks the system, and derives the rate from the time since the last anchor.
     #[cold]
     fn ask(&self) -> Nanos {
-        let first = ticks();
-        let boot_ns = boot_time_ns();
+        let before_ns = boot_time_ns();
         if !self.counter_is_time {
-            return boot_ns;
+            return before_ns;
         }
-        let (anchor, now) = (self.anchor.get(), Anchor { ticks: first, boot_ns });
-        let pair_ns = boot_time_ns() - boot_ns;
+        let ticks = ticks();
+        let boot_ns = boot_time_ns();
+        let (anchor, now) = (self.anchor.get(), Anchor { ticks, boot_ns });
         let passed_ns = boot_ns.saturating_sub(anchor.boot_ns);
-        let passed_ticks = first.wrapping_sub(anchor.ticks);
-        if pair_ns > PAIR_NS_MAX {
-            // Nothing was learned.
+        let passed_ticks = ticks.wrapping_sub(anchor.ticks);
+        if boot_ns - before_ns > PAIR_NS_MAX {
+            // The process lost the processor in between: nothing was learned.
             self.ticks_max.set(0);
+        } else if anchor == NO_ANCHOR {
+            self.anchor.set(now);
         } else if passed_ns >= ANCHOR_NS {
             let rate = (u128::from(passed_ns) << 32) / u128::from(passed_ticks.max(1));
             // A processor ticks at 256 MHz or faster, and below 256 GHz.
