@@ -46,8 +46,8 @@ pub struct Ycsb {
     #[arg(long, value_name = "N", default_value_t = 1)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub threads: u32,
-    /// How many operations each thread keeps in flight
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    /// How many operations each thread keeps in flight; 1 is one after another
+    #[arg(long, value_name = "N", default_value_t = 16)]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub depth: u16,
     /// How long to measure

@@ -47,6 +47,8 @@ pub const THETA: f64 = 0.99;
 pub struct Zipfian {
     items: u64,
     alpha: f64,
+    /// Alpha where it is an integer, as with YCSB's skew: ten multiplications instead of a power.
+    alpha_integer: Option<i32>,
     zeta: f64,
     eta: f64,
     /// Below this, `u * zeta` means rank 1.
@@ -61,7 +63,10 @@ impl Zipfian {
         let eta =
             (1.0 - (2.0 / items as f64).powf(1.0 - theta)) / (1.0 - zeta(2, theta) / zeta_items);
         let second = 1.0 + 0.5f64.powf(theta);
-        Self { items, alpha: 1.0 / (1.0 - theta), zeta: zeta_items, eta, second }
+        let alpha = 1.0 / (1.0 - theta);
+        let is_integer = (alpha - alpha.round()).abs() < 1e-9;
+        let alpha_integer = is_integer.then_some(alpha.round() as i32);
+        Self { items, alpha, alpha_integer, zeta: zeta_items, eta, second }
     }
 
     /// A rank; 0 is the most popular.
@@ -75,7 +80,12 @@ impl Zipfian {
         if uz < self.second {
             return 1.min(self.items - 1);
         }
-        let rank = self.items as f64 * (self.eta * u - self.eta + 1.0).powf(self.alpha);
+        let base = self.eta * u - self.eta + 1.0;
+        let power = match self.alpha_integer {
+            Some(alpha) => base.powi(alpha),
+            None => base.powf(self.alpha),
+        };
+        let rank = self.items as f64 * power;
         (rank as u64).min(self.items - 1)
     }
 

@@ -9,11 +9,9 @@
 //! completion was taken. A reading serves up to `READING_SHARED_MAX` operations, so a latency is
 //! never too short, and too long by at most the time that so many calls take.
 
-use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use farside::{Completed, Counters, Outcome, Pipeline, PipelineFull, Result, Session, Ticket};
+use farside::{Counters, Outcome, Pipeline, PipelineFull, Result, Session};
 
 use crate::clock::now_ns;
 use crate::keys::{self, Key};
@@ -71,9 +69,9 @@ impl<'a> Driver<'a> {
             self.one_by_one(session, source, recorder, go_on)
         } else {
             let pipeline = session.pipeline()?;
-            let flight = Flight::with_capacity_and_hasher(2 * self.depth, Default::default());
+            let lanes = vec![InFlight::NOTHING; pipeline.depth()];
             let finished = Vec::with_capacity(READING_SHARED_MAX);
-            SideBySide { driver: self, pipeline, flight, finished, recorder }.run(source, go_on)
+            SideBySide { driver: self, pipeline, lanes, finished, recorder }.run(source, go_on)
         }
     }
 
@@ -175,31 +173,6 @@ impl Attribution {
     }
 }
 
-/// Operations in flight by ticket.
-type Flight = HashMap<Ticket, InFlight, BuildHasherDefault<TicketHasher>>;
-
-/// Tickets are consecutive numbers: one multiplication spreads them.
-#[derive(Default)]
-struct TicketHasher(u64);
-
-impl Hasher for TicketHasher {
-    #[inline]
-    fn write_u64(&mut self, number: u64) {
-        self.0 = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.write_u64(self.0 << 8 | u64::from(*byte));
-        }
-    }
-
-    #[inline]
-    fn finish(&self) -> u64 {
-        self.0
-    }
-}
-
 #[derive(Clone, Copy)]
 struct InFlight {
     kind: Kind,
@@ -209,11 +182,16 @@ struct InFlight {
     has_read: bool,
 }
 
+impl InFlight {
+    const NOTHING: Self = Self { kind: Kind::Get, record: 0, started_ns: 0, has_read: false };
+}
+
 /// The loop with many operations in flight.
 struct SideBySide<'d, 'a, 's> {
     driver: &'d mut Driver<'a>,
     pipeline: Pipeline<'s>,
-    flight: Flight,
+    /// By the lane of the operation's ticket.
+    lanes: Vec<InFlight>,
     finished: Vec<InFlight>,
     recorder: &'d mut Recorder,
 }
@@ -222,7 +200,7 @@ impl SideBySide<'_, '_, '_> {
     fn run(mut self, source: &mut impl Source, go_on: impl Fn() -> bool) -> Result<()> {
         loop {
             self.start(source, &go_on);
-            if self.flight.is_empty() {
+            if self.pipeline.in_flight() == 0 {
                 return Ok(());
             }
             self.finish()?;
@@ -233,7 +211,7 @@ impl SideBySide<'_, '_, '_> {
     fn start(&mut self, source: &mut impl Source, go_on: impl Fn() -> bool) {
         let mut now = now_ns();
         let mut shared = 0;
-        while self.flight.len() < self.driver.depth && go_on() {
+        while self.pipeline.in_flight() < self.driver.depth && go_on() {
             if self.driver.batch.rest().is_empty() {
                 let before = now_ns();
                 if !self.driver.batch.refill(source) {
@@ -267,30 +245,30 @@ impl SideBySide<'_, '_, '_> {
             Kind::Insert => pipeline.insert(key, values.take()),
             Kind::Delete => pipeline.delete(key),
         }?;
-        self.flight.insert(ticket, in_flight);
+        self.lanes[ticket.lane()] = in_flight;
         Ok(())
     }
 
     /// Waits for one completion and takes all there are.
     fn finish(&mut self) -> Result<()> {
         let value_bytes = self.driver.value_bytes;
-        let mut taken = self.pipeline.wait().map(|completed| outcome(completed, value_bytes));
-        while let Some((ticket, counters, expected)) = taken {
-            self.recorder.unexpected += u64::from(!expected?);
-            if let Some(mut in_flight) = self.flight.remove(&ticket) {
-                self.recorder.attribute(in_flight.kind, &counters);
-                if in_flight.kind == Kind::Rmw && !in_flight.has_read {
-                    in_flight.has_read = true;
-                    // Cannot be full: its lane was just freed.
-                    let _ = self.submit(in_flight, &keys::encode(in_flight.record));
-                } else {
-                    self.finished.push(in_flight);
-                    if self.finished.len() == READING_SHARED_MAX {
-                        self.record();
-                    }
+        let mut taken = self.pipeline.wait();
+        while let Some(completed) = taken {
+            let in_flight = self.lanes[completed.ticket.lane()];
+            self.recorder.attribute(in_flight.kind, completed.counters);
+            let expected = as_expected(completed.result?, value_bytes);
+            self.recorder.unexpected += u64::from(!expected);
+            if in_flight.kind == Kind::Rmw && !in_flight.has_read {
+                let key = keys::encode(in_flight.record);
+                // Cannot be full: its lane was just freed.
+                let _ = self.submit(InFlight { has_read: true, ..in_flight }, &key);
+            } else {
+                self.finished.push(in_flight);
+                if self.finished.len() == READING_SHARED_MAX {
+                    self.record();
                 }
             }
-            taken = self.pipeline.poll().map(|completed| outcome(completed, value_bytes));
+            taken = self.pipeline.poll();
         }
         self.record();
         Ok(())
@@ -307,14 +285,12 @@ impl SideBySide<'_, '_, '_> {
     }
 }
 
-/// Which operation it was, what it asked of the fabric, and whether it found what the workload had
-/// left.
+/// Whether an operation found what the workload had left.
 #[inline]
-fn outcome(completed: Completed<'_>, value_bytes: usize) -> (Ticket, Counters, Result<bool>) {
-    let expected = completed.result.map(|outcome| match outcome {
+fn as_expected(outcome: Outcome<'_>, value_bytes: usize) -> bool {
+    match outcome {
         Outcome::Value(found) => found.is_some_and(|(value, _)| value.len() == value_bytes),
         Outcome::Stored => true,
         Outcome::Applied(applied) => applied,
-    });
-    (completed.ticket, completed.counters, expected)
+    }
 }

@@ -19,21 +19,21 @@ use crate::{Error, Exhausted, Result};
 /// Why an operation ended early, before anybody decided whether to try it again.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// For the caller.
-    Error(Error),
+    /// For the caller. Boxed: it is rare, and what operations return is moved often.
+    Error(Box<Error>),
     /// The server gave this connection up, or is gone. The operation has not happened.
     Disconnected,
 }
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        Self::Error(error)
+        Self::Error(Box::new(error))
     }
 }
 
 impl From<LayoutError> for Failure {
     fn from(error: LayoutError) -> Self {
-        Self::Error(error.into())
+        Error::from(error).into()
     }
 }
 

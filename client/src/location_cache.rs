@@ -70,12 +70,45 @@ impl Entry {
     }
 }
 
-const WAYS: usize = 2;
+const WAYS: usize = 4;
 
-/// One cache line of the processor.
+/// Two cache lines of the processor. A key's entry stands in its own of the two as long as there is
+/// room, so that finding it takes one.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C, align(64))]
+#[repr(C, align(128))]
 struct Set([Entry; WAYS]);
+
+impl Set {
+    /// Where the key's own line starts; `ways` go on from there.
+    #[inline]
+    fn first(hash: KeyHash) -> usize {
+        hash.tag() as usize & (WAYS / 2)
+    }
+
+    /// All places an entry of the key can have, those in its own line first.
+    #[inline]
+    fn ways(hash: KeyHash) -> impl Iterator<Item = usize> {
+        let first = Self::first(hash);
+        (0..WAYS).map(move |way| way ^ first)
+    }
+
+    #[inline]
+    fn entry(&mut self, hash: KeyHash) -> Option<&mut Entry> {
+        let way = Self::ways(hash).find(|way| self.0[*way].is_of(hash))?;
+        Some(&mut self.0[way])
+    }
+
+    /// The entry that a new one for the key replaces: the key's old one, else an empty one, else
+    /// the one that was not proved for the longest time.
+    fn victim(&mut self, hash: KeyHash) -> &mut Entry {
+        let age = |way: &usize| {
+            let entry = &self.0[*way];
+            if entry.is_of(hash) { None } else { Some((entry.tag != 0, entry.proved)) }
+        };
+        let way = Self::ways(hash).min_by_key(age).unwrap_or_default();
+        &mut self.0[way]
+    }
+}
 
 pub(crate) struct LocationCache {
     /// A power of two of sets, or nothing when the cache is off. Mapped, because the system then
@@ -117,13 +150,13 @@ impl LocationCache {
     #[inline]
     pub(crate) fn expect(&mut self, hash: KeyHash) {
         if let Some(set) = self.set(hash) {
-            prefetch(set);
+            prefetch(&set.0[Set::first(hash)]);
         }
     }
 
     #[inline]
     fn entry(&mut self, hash: KeyHash) -> Option<&mut Entry> {
-        self.set(hash)?.0.iter_mut().find(|entry| entry.is_of(hash))
+        self.set(hash)?.entry(hash)
     }
 
     #[inline]
@@ -138,36 +171,32 @@ impl LocationCache {
         })
     }
 
-    /// Remembers a location in place of what was known of the key, or of the older of the two
-    /// entries in its set.
+    /// Remembers a location in place of what was known of the key, or of an entry nobody used for
+    /// long.
     #[inline]
     pub(crate) fn put(&mut self, hash: KeyHash, location: Location) {
-        let Some(Set(entries)) = self.set(hash) else { return };
+        let Some(set) = self.set(hash) else { return };
         let poisoned = if location.poisoned { POISONED } else { 0 };
-        let new = Entry {
+        *set.victim(hash) = Entry {
             tag: hash.tag().max(1),
             word: location.word.bits(),
             slot: location.slot | Entry::place(hash) | poisoned,
             generation: location.generation,
             proved: (location.proved_at >> PROVED_UNIT_SHIFT) as u32,
         };
-        match entries.iter_mut().find(|entry| entry.is_of(hash)) {
-            Some(known) => *known = new,
-            None => {
-                entries[1] = entries[0];
-                entries[0] = new;
-            }
-        }
     }
 
-    /// A READ posted then proved this word again, which another operation of the session may have
-    /// replaced in the cache meanwhile.
+    /// A READ posted then proved this location again, whose entry another operation of the session
+    /// may have replaced meanwhile.
     #[inline]
-    pub(crate) fn prove(&mut self, hash: KeyHash, word: SlotWord, at: Nanos) {
-        let proved = (at >> PROVED_UNIT_SHIFT) as u32;
-        let is_older = |entry: &&mut Entry| entry.proved < proved && entry.word == word.bits();
-        if let Some(entry) = self.entry(hash).filter(is_older) {
-            entry.proved = proved;
+    pub(crate) fn prove(&mut self, hash: KeyHash, location: &Location, at: Nanos) {
+        let proved = at >> PROVED_UNIT_SHIFT;
+        if proved <= location.proved_at >> PROVED_UNIT_SHIFT {
+            return;
+        }
+        let is_same = |entry: &&mut Entry| entry.word == location.word.bits();
+        if let Some(entry) = self.entry(hash).filter(is_same) {
+            entry.proved = entry.proved.max(proved as u32);
         }
     }
 
@@ -210,8 +239,9 @@ mod tests {
         }
         cache.put(hash(7), location(8));
         assert_eq!(cache.get(hash(7)), Some(location(8)));
-        cache.prove(hash(7), location(8).word, 99 << PROVED_UNIT_SHIFT);
-        cache.prove(hash(7), location(9).word, 100 << PROVED_UNIT_SHIFT);
+        cache.prove(hash(7), &location(8), 99 << PROVED_UNIT_SHIFT);
+        cache.prove(hash(7), &location(9), 100 << PROVED_UNIT_SHIFT);
+        cache.prove(hash(7), &location(8), 98 << PROVED_UNIT_SHIFT);
         assert_eq!(cache.get(hash(7)).unwrap().proved_at, 99 << PROVED_UNIT_SHIFT);
         cache.forget(hash(7));
         assert_eq!(cache.get(hash(7)), None);
@@ -221,18 +251,21 @@ mod tests {
 
     #[test]
     fn memory_is_bounded_and_zero_is_off() {
-        for bytes in [64, 127, 128, 1000, 1 << 20] {
+        for bytes in [128, 255, 256, 1000, 1 << 20] {
             let cache = LocationCache::new(bytes);
-            assert!((64..=bytes).contains(&cache.memory.unwrap().len()));
+            assert!((128..=bytes).contains(&cache.memory.unwrap().len()));
         }
         let mut off = LocationCache::new(0);
         off.put(hash(1), location(1));
         assert_eq!(off.get(hash(1)), None);
-        let mut small = LocationCache::new(64);
-        for n in 0..3 {
+        let mut small = LocationCache::new(128);
+        for n in 1..=4 {
             small.put(hash(n), location(n));
         }
-        assert_eq!(small.get(hash(0)), None);
-        assert_eq!(small.get(hash(2)), Some(location(2)));
+        // Used again, so the one after it is the oldest.
+        small.prove(hash(1), &location(1), 9 << PROVED_UNIT_SHIFT);
+        small.put(hash(5), location(5));
+        let kept: Vec<u64> = (1..=5).filter(|n| small.get(hash(*n)).is_some()).collect();
+        assert_eq!(kept, [1, 3, 4, 5]);
     }
 }

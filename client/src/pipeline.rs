@@ -1,6 +1,6 @@
 //! Many operations in flight on one session.
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -15,17 +15,26 @@ use farside_common::hash::KeyHash;
 use crate::client::Shared;
 use crate::connection::{Connection, ShmEngine, ShmOperation};
 use crate::engine::Failure;
-use crate::protocol::Operation;
+use crate::protocol::{Found, Operation};
 use crate::{Error, Result, Version};
 
 /// Names an operation in a pipeline: numbered in the order they were started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Ticket(u64);
+pub struct Ticket {
+    number: u64,
+    lane: LaneId,
+}
 
 impl Ticket {
     /// How many operations were started in the pipeline before this one.
     pub const fn number(self) -> u64 {
-        self.0
+        self.number
+    }
+
+    /// Below [`Pipeline::depth`], and no other operation's until this one was taken: where in an
+    /// array to keep what belongs to it.
+    pub const fn lane(self) -> usize {
+        self.lane.0 as usize
     }
 }
 
@@ -41,8 +50,8 @@ pub struct Completed<'p> {
     pub ticket: Ticket,
     /// What it came to. The bytes stay until the pipeline is used again.
     pub result: Result<Outcome<'p>>,
-    /// What it asked of the fabric.
-    pub counters: Counters,
+    /// What it asked of the fabric; doorbells are shared and not counted here.
+    pub counters: &'p Counters,
 }
 
 /// What an operation of a pipeline came to.
@@ -75,8 +84,8 @@ struct Job {
 }
 
 enum Answer {
-    /// The bytes are in the mailbox.
-    Value(Option<Version>),
+    /// The bytes are in the lane's block buffer.
+    Value(Option<Found>),
     Stored,
     Applied(bool),
 }
@@ -85,9 +94,16 @@ enum Answer {
 #[derive(Default)]
 struct Mailbox {
     job: Cell<Option<Job>>,
-    answer: RefCell<Option<std::result::Result<Answer, Failure>>>,
-    counters: Cell<Counters>,
-    value: RefCell<Vec<u8>>,
+    answer: Cell<Option<std::result::Result<Answer, Failure>>>,
+    is_answered: Cell<bool>,
+}
+
+impl Mailbox {
+    #[inline]
+    fn answer(&self, answer: std::result::Result<Answer, Failure>) {
+        self.answer.set(Some(answer));
+        self.is_answered.set(true);
+    }
 }
 
 struct Lane<'s> {
@@ -95,8 +111,11 @@ struct Lane<'s> {
     /// Runs one job after another, for ever: made once, so that operations allocate nothing.
     task: Pin<Box<dyn Future<Output = ()> + 's>>,
     ticket: Ticket,
-    /// The value of the operation that finished last.
+    /// The value that the operation taken last found.
     value: Vec<u8>,
+    /// What the operation taken last asked of the fabric, and the lane in all until then.
+    counters: Counters,
+    counted: Counters,
 }
 
 /// Up to `pipeline_depth` operations in flight.
@@ -128,9 +147,12 @@ impl<'s> Pipeline<'s> {
         engine.pipelined.set(true);
         let count = engine.lanes;
         let lane = |id| {
+            let id = LaneId(id);
             let mailbox = Rc::new(Mailbox::default());
-            let task = Box::pin(run_lane(engine, LaneId(id), mailbox.clone()));
-            Lane { mailbox, task, ticket: Ticket(0), value: Vec::new() }
+            let task = Box::pin(run_lane(engine, id, mailbox.clone()));
+            let ticket = Ticket { number: 0, lane: id };
+            let counted = *engine.endpoint.fabric().lane_counters(id);
+            Lane { mailbox, task, ticket, value: Vec::new(), counters: counted, counted }
         };
         Self {
             engine,
@@ -199,7 +221,7 @@ impl<'s> Pipeline<'s> {
         value: &[u8],
     ) -> std::result::Result<Ticket, PipelineFull> {
         let id = self.free.pop().ok_or(PipelineFull)?;
-        let ticket = Ticket(self.started);
+        let ticket = Ticket { number: self.started, lane: id };
         self.started += 1;
         let checked = self.check(kind, key, value);
         let lane = &mut self.lanes[usize::from(id.0)];
@@ -217,8 +239,7 @@ impl<'s> Pipeline<'s> {
                 self.ready.push(id);
             }
             Err(error) => {
-                lane.mailbox.counters.set(Counters::default());
-                lane.mailbox.answer.replace(Some(Err(error.into())));
+                lane.mailbox.answer(Err(error.into()));
                 self.finished.push_back(id);
             }
         }
@@ -240,7 +261,7 @@ impl<'s> Pipeline<'s> {
         let mut context = Context::from_waker(Waker::noop());
         // A lane's task never ends; it says so in its mailbox when a job is done.
         let _ = lane.task.as_mut().poll(&mut context);
-        if lane.mailbox.answer.borrow().is_some() {
+        if lane.mailbox.is_answered.get() {
             self.finished.push_back(id);
         }
     }
@@ -285,6 +306,9 @@ impl<'s> Pipeline<'s> {
     }
 
     fn poll_ready(&mut self) {
+        if self.ready.is_empty() {
+            return;
+        }
         self.engine.endpoint.tick();
         for at in 0..self.ready.len() {
             self.poll_lane(self.ready[at]);
@@ -296,21 +320,28 @@ impl<'s> Pipeline<'s> {
         let id = self.finished.pop_front()?;
         self.free.push(id);
         let lane = &mut self.lanes[usize::from(id.0)];
+        lane.mailbox.is_answered.set(false);
         let answer = lane.mailbox.answer.take()?;
-        std::mem::swap(&mut lane.value, &mut lane.mailbox.value.borrow_mut());
+        let fabric = self.engine.endpoint.fabric();
+        let counted = *fabric.lane_counters(id);
+        lane.counters = counted - lane.counted;
+        lane.counted = counted;
         let result = match answer {
-            Ok(Answer::Value(version)) => {
-                Ok(Outcome::Value(version.map(|version| (lane.value.as_slice(), version))))
+            Ok(Answer::Value(None)) => Ok(Outcome::Value(None)),
+            Ok(Answer::Value(Some(found))) => {
+                lane.value.clear();
+                lane.value.extend_from_slice(found.value_in(fabric.buffer(id, Buffer::Block)));
+                Ok(Outcome::Value(Some((&lane.value, found.version))))
             }
             Ok(Answer::Stored) => Ok(Outcome::Stored),
             Ok(Answer::Applied(applied)) => Ok(Outcome::Applied(applied)),
-            Err(Failure::Error(error)) => Err(error),
+            Err(Failure::Error(error)) => Err(*error),
             Err(Failure::Disconnected) => {
                 self.connection.control.give_up();
                 Err(self.shared.unreachable(Duration::ZERO))
             }
         };
-        Some(Completed { ticket: lane.ticket, result, counters: lane.mailbox.counters.get() })
+        Some(Completed { ticket: lane.ticket, result, counters: &lane.counters })
     }
 }
 
@@ -327,32 +358,14 @@ impl Drop for Pipeline<'_> {
 async fn run_lane(engine: &ShmEngine, lane: LaneId, mailbox: Rc<Mailbox>) {
     loop {
         let job = poll_fn(|_| mailbox.job.take().map_or(Poll::Pending, Poll::Ready)).await;
-        let before = *engine.endpoint.fabric().lane_counters(lane);
         let operation = Operation::staged(engine, lane, job.hash, job.key_bytes, job.value_bytes);
-        let answer = run_job(engine, lane, job.kind, &operation, &mailbox).await;
-        mailbox.counters.set(*engine.endpoint.fabric().lane_counters(lane) - before);
-        mailbox.answer.replace(Some(answer));
+        mailbox.answer(run_job(job.kind, &operation).await);
     }
 }
 
-async fn run_job(
-    engine: &ShmEngine,
-    lane: LaneId,
-    kind: Kind,
-    operation: &ShmOperation<'_>,
-    mailbox: &Mailbox,
-) -> std::result::Result<Answer, Failure> {
+async fn run_job(kind: Kind, operation: &ShmOperation<'_>) -> std::result::Result<Answer, Failure> {
     Ok(match kind {
-        Kind::Get => {
-            let found = operation.get().await?;
-            let mut value = mailbox.value.borrow_mut();
-            value.clear();
-            if let Some(found) = found {
-                let block = engine.endpoint.buffer(lane, Buffer::Block);
-                value.extend_from_slice(&block[found.value_start..][..found.value_bytes]);
-            }
-            Answer::Value(found.map(|found| found.version()))
-        }
+        Kind::Get => Answer::Value(operation.get().await?),
         Kind::Put => {
             operation.put().await?;
             Answer::Stored

@@ -61,7 +61,7 @@ impl Iterator for Scan<'_> {
     fn next(&mut self) -> Option<Self::Item> {
         match self.step() {
             Ok(entry) => entry.map(Ok),
-            Err(Failure::Error(error)) => Some(Err(error)),
+            Err(Failure::Error(error)) => Some(Err(*error)),
             Err(Failure::Disconnected) => {
                 self.subtables.clear();
                 self.slots.clear();

@@ -42,7 +42,7 @@ impl Link {
         let connection = shared.connection()?;
         match connection.engine(shared.options) {
             Ok(engine) => Ok(Self { engine, connection }),
-            Err(Failure::Error(error)) => Err(error),
+            Err(Failure::Error(error)) => Err(*error),
             Err(Failure::Disconnected) => Err(shared.unreachable(started.elapsed())),
         }
     }
@@ -81,7 +81,7 @@ impl Session {
             let operation = Operation::stage(engine, LANE, key, value);
             match engine.endpoint.drive(call(&operation)) {
                 Ok(output) => return Ok(output),
-                Err(Failure::Error(error)) => return Err(error),
+                Err(Failure::Error(error)) => return Err(*error),
                 Err(Failure::Disconnected) => self.link.connection.control.give_up(),
             }
             lost_at.get_or_insert_with(Instant::now);
@@ -107,13 +107,13 @@ impl Session {
     #[inline]
     fn copy(&self, found: &Found, into: &mut Vec<u8>) {
         let block = self.link.engine.endpoint.buffer(LANE, Buffer::Block);
-        into.extend_from_slice(&block[found.value_start..][..found.value_bytes]);
+        into.extend_from_slice(found.value_in(&block));
     }
 
     fn value(&self, found: &Found) -> Value {
-        let mut data = Vec::with_capacity(found.value_bytes);
+        let mut data = Vec::with_capacity(found.value_bytes as usize);
         self.copy(found, &mut data);
-        Value { data, version: found.version() }
+        Value { data, version: found.version }
     }
 
     /// The value of a key, `None` if it is absent.
@@ -140,7 +140,7 @@ impl Session {
         let found = self.run(key, &[], async |operation| operation.get().await)?;
         Ok(found.map(|found| {
             self.copy(&found, value);
-            found.version()
+            found.version
         }))
     }
 

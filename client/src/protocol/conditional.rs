@@ -21,15 +21,6 @@ pub(crate) enum Compared {
     Mismatch(Option<Found>),
 }
 
-impl Found {
-    /// Which write this value comes from.
-    pub(crate) fn version(&self) -> crate::Version {
-        // The word was decoded when the value was read.
-        let address = self.location.word.block().map(|block| block.address).unwrap_or_default();
-        Version::of(address, self.location.generation)
-    }
-}
-
 impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     /// Stores the value if what is there is as expected: one round trip more than a GET.
     pub(crate) async fn compare_exchange(&self, expected: Expected<'_>) -> Outcome<Compared> {
@@ -48,19 +39,19 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     ) -> Outcome<Linked> {
         for attempt in 0..ATTEMPTS_MAX {
             let found = self.get().await?;
-            let Some(found) = found.filter(|found| self.is_expected(found, expected)) else {
+            let is_expected = found.is_some_and(|found| self.is_expected(&found, expected));
+            let Some(location) = self.located.get().filter(|_| is_expected) else {
                 *compared = Compared::Mismatch(found);
                 return Ok(Linked::No);
             };
-            if is_moving(found.location.word) {
+            if is_moving(location.word) {
                 self.engine.cache().forget(self.hash);
                 self.back_off(attempt).await;
                 continue;
             }
             // The new word is conditional: nobody may call itself overwritten by it.
-            let desired = found.location.word.live(new.block, true);
-            let target = found.location.into();
-            if let Swung::Done = self.swing(target, Some(new), desired).await? {
+            let desired = location.word.live(new.block, true);
+            if let Swung::Done = self.swing(location.into(), Some(new), desired).await? {
                 return Ok(Linked::Yes);
             }
             self.back_off(attempt).await;
@@ -70,10 +61,10 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
 
     fn is_expected(&self, found: &Found, expected: Expected<'_>) -> bool {
         match expected {
-            Expected::Version(version) => found.version() == version,
+            Expected::Version(version) => found.version == version,
             Expected::Value(value) => {
                 let block = self.engine.endpoint.buffer(self.lane, Buffer::Block);
-                &block[found.value_start..][..found.value_bytes] == value
+                found.value_in(&block) == value
             }
         }
     }

@@ -1,6 +1,6 @@
 //! GET.
 
-use farside_common::fabric::{Buffer, Fabric, Verb};
+use farside_common::fabric::{Buffer, Fabric, InFlight, Nanos, Verb};
 use farside_common::layout::{HeaderWord, SlotState, SlotWord};
 
 use super::window::{Read, Seen};
@@ -20,10 +20,11 @@ enum Searched {
 impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     /// The key's value: one round trip if its location is cached, else two, one if it is absent.
     pub(crate) async fn get(&self) -> Outcome<Option<Found>> {
-        let location = self.engine.cache().get(self.hash);
-        if let Some(location) = location {
-            if let Some(found) = self.get_cached(location).await? {
-                self.engine.cache().statistics.hits += 1;
+        let cached = self.engine.cache().get(self.hash);
+        if let Some(location) = cached {
+            let posted = self.now();
+            self.post_cached(&location, posted)?.await?;
+            if let Some(found) = self.examine_cached(&location, posted) {
                 return Ok(Some(found));
             }
             self.engine.cache().forget(self.hash);
@@ -32,27 +33,37 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         self.get_uncached().await
     }
 
-    /// READ the block, nothing else. The cached generation with a clear mark proves that the block
-    /// is linked at that moment (invariants I2, I10); `None` if it proves nothing.
-    async fn get_cached(&self, location: Location) -> Outcome<Option<Found>> {
-        let block = location.word.block()?;
-        let posted = self.now();
-        let read_word = Verb::Read { remote: location.slot, into: Buffer::Window, bytes: 8 };
-        let chain = [read_word, read_block(block)];
-        // A poisoned block does not vouch for itself: ask its slot, in the same round trip.
-        let verbs = if location.poisoned { &chain[..] } else { &chain[1..] };
-        self.chain(verbs, posted).await?;
-        if !self.is_fresh(posted) || location.poisoned && self.first_word() != location.word {
-            return Ok(None);
+    /// READ the block, nothing else. A poisoned block does not vouch for itself: ask its slot, in
+    /// the same round trip.
+    #[inline]
+    fn post_cached(&self, location: &Location, posted: Nanos) -> Outcome<InFlight<'_>> {
+        let read_block = read_block(location.word.block()?);
+        if !location.poisoned {
+            return Ok(self.chain(&[read_block], posted));
         }
-        match self.examine(location.slot, location.word, block, posted) {
+        let read_word = Verb::Read { remote: location.slot, into: Buffer::Window, bytes: 8 };
+        Ok(self.chain(&[read_word, read_block], posted))
+    }
+
+    /// The cached generation with a clear mark proves that the block is linked at the moment of the
+    /// READ (invariants I2, I10); `None` if it proves nothing.
+    #[inline]
+    fn examine_cached(&self, location: &Location, posted: Nanos) -> Option<Found> {
+        if !self.is_fresh(posted) || location.poisoned && self.first_word() != location.word {
+            return None;
+        }
+        let block = location.word.block().ok()?;
+        match self.examine(block) {
             Examined::Ours(found, HeaderWord { superseded, generation })
                 if generation == location.generation && superseded <= location.poisoned =>
             {
-                self.engine.cache().prove(self.hash, location.word, posted);
-                Ok(Some(found))
+                let mut cache = self.engine.cache();
+                cache.statistics.hits += 1;
+                cache.prove(self.hash, location, posted);
+                self.located.set(Some(*location));
+                Some(found)
             }
-            _ => Ok(None),
+            _ => None,
         }
     }
 
@@ -68,10 +79,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         for attempt in 0..ATTEMPTS_MAX {
             let seen = self.read_window().await?;
             match self.search(&seen, &mut damaged).await? {
-                Searched::Found(found) => {
-                    self.engine.cache().put(self.hash, found.location);
-                    return Ok(Some(found));
-                }
+                Searched::Found(found) => return Ok(Some(found)),
                 Searched::Absent => return Ok(None),
                 Searched::Again => self.back_off(attempt).await,
             }
@@ -87,8 +95,19 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
             if !self.hint_matches(slot) {
                 continue;
             }
-            match self.read_and_examine(seen.slot(at), slot.word(), seen.posted).await? {
-                Read::Examined(Examined::Ours(found, _)) => return Ok(Searched::Found(found)),
+            match self.read_and_examine(slot.word(), seen.posted).await? {
+                Read::Examined(Examined::Ours(found, header)) => {
+                    let location = Location {
+                        slot: seen.slot(at),
+                        word: slot.word(),
+                        generation: header.generation,
+                        poisoned: header.superseded,
+                        proved_at: seen.posted,
+                    };
+                    self.engine.cache().put(self.hash, location);
+                    self.located.set(Some(location));
+                    return Ok(Searched::Found(found));
+                }
                 Read::Examined(Examined::Other) => {}
                 Read::Stale => return Ok(Searched::Again),
                 Read::Examined(Examined::Damaged(error)) => {

@@ -118,9 +118,10 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
             if hint_matches && seen.hints_exact {
                 return Ok(Confirmed::Present(seen.target(at)));
             }
-            match self.read_and_examine(seen.slot(at), word, seen.posted).await? {
-                Read::Examined(Examined::Ours(found, _)) => {
-                    return Ok(Confirmed::Present(found.location.into()));
+            match self.read_and_examine(word, seen.posted).await? {
+                Read::Examined(Examined::Ours(_, header)) => {
+                    let generation = Some(header.generation);
+                    return Ok(Confirmed::Present(Target { generation, ..seen.target(at) }));
                 }
                 Read::Examined(Examined::Other) => {}
                 Read::Examined(Examined::Damaged(error)) => return Err(error.into()),

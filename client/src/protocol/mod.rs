@@ -15,17 +15,17 @@ mod window;
 use std::cell::Cell;
 
 use farside_common::control::FreeBlock;
-use farside_common::fabric::{Buffer, ChainError, Fabric, LaneId, Nanos, Verb};
+use farside_common::fabric::{Buffer, ChainError, Fabric, InFlight, LaneId, Nanos, Verb};
 use farside_common::hash::KeyHash;
 use farside_common::layout::{
     BLOCK_HEADER_BYTES, Block, BlockRef, BlockStamp, HeaderWord, LayoutError, SUPERSEDED,
     SlotState, SlotWord, WORD_GENERATIONS, class_for, seal,
 };
 
-use crate::Error;
 use crate::allocator::Depot;
 use crate::engine::{Engine, Failure};
 use crate::location_cache::Location;
+use crate::{Error, Version};
 
 pub(crate) use conditional::{Compared, Expected};
 pub(crate) use scan::{ScannedSlot, read_entry, read_subtable};
@@ -47,14 +47,25 @@ pub(crate) struct Operation<'e, F, D: Depot> {
     hash: KeyHash,
     key_bytes: usize,
     value_bytes: usize,
+    /// Where the last GET of this operation found the key.
+    located: Cell<Option<Location>>,
 }
 
 /// A value that a GET found; the bytes are in the lane's block buffer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Found {
-    pub(crate) location: Location,
-    pub(crate) value_start: usize,
-    pub(crate) value_bytes: usize,
+    /// Which write the value comes from.
+    pub(crate) version: Version,
+    value_start: u32,
+    pub(crate) value_bytes: u32,
+}
+
+impl Found {
+    /// The value in the bytes of the block buffer.
+    #[inline]
+    pub(crate) fn value_in<'b>(&self, block: &'b [u8]) -> &'b [u8] {
+        &block[self.value_start as usize..][..self.value_bytes as usize]
+    }
 }
 
 /// A slot that is the key's, as seen during this operation or proved before.
@@ -141,7 +152,7 @@ impl<'e, F: Fabric, D: Depot> Operation<'e, F, D> {
         key_bytes: usize,
         value_bytes: usize,
     ) -> Self {
-        Self { engine, lane, hash, key_bytes, value_bytes }
+        Self { engine, lane, hash, key_bytes, value_bytes, located: Cell::new(None) }
     }
 
     #[inline]
@@ -157,9 +168,9 @@ impl<'e, F: Fabric, D: Depot> Operation<'e, F, D> {
 
     /// One round trip.
     #[inline]
-    async fn chain(&self, verbs: &[Verb], posted: Nanos) -> Result<u64, ChainError> {
+    fn chain(&self, verbs: &[Verb], posted: Nanos) -> InFlight<'e> {
         let deadline = posted.saturating_add(self.engine.constants.lateness_ns);
-        self.engine.endpoint.chain(self.lane, verbs, deadline).await
+        self.engine.endpoint.chain(self.lane, verbs, deadline)
     }
 
     /// A pause before the next attempt: random, so that two clients do not stay in step.
@@ -182,7 +193,7 @@ impl<'e, F: Fabric, D: Depot> Operation<'e, F, D> {
 
     /// What the block that was READ is to this key.
     #[inline]
-    fn examine(&self, slot: u64, word: SlotWord, block: BlockRef, posted: Nanos) -> Examined {
+    fn examine(&self, block: BlockRef) -> Examined {
         let fabric = self.engine.endpoint.fabric();
         let bytes = fabric.buffer(self.lane, Buffer::Block);
         let image = fabric.buffer(self.lane, Buffer::Image);
@@ -200,15 +211,10 @@ impl<'e, F: Fabric, D: Depot> Operation<'e, F, D> {
         if found.key() != &image[start..start + self.key_bytes] {
             return Examined::Other;
         }
-        let location = Location {
-            slot,
-            word,
-            generation: header.generation,
-            poisoned: header.superseded,
-            proved_at: posted,
-        };
-        let (value_start, value_bytes) = (start + self.key_bytes, found.value().len());
-        Examined::Ours(Found { location, value_start, value_bytes }, header)
+        let version = Version::of(block.address, header.generation);
+        let value_start = (start + self.key_bytes) as u32;
+        let value_bytes = found.value().len() as u32;
+        Examined::Ours(Found { version, value_start, value_bytes }, header)
     }
 
     /// Takes a free block and seals key and value into it.
@@ -244,8 +250,8 @@ impl<'e, F: Fabric, D: Depot> Operation<'e, F, D> {
     fn settle(&self, new: &NewBlock, outcome: Outcome<Linked>) -> Outcome<Linked> {
         let unlinked = match &outcome {
             Ok(linked) => *linked == Linked::No,
-            Err(Failure::Disconnected | Failure::Error(Error::Indeterminate)) => false,
-            Err(Failure::Error(_)) => true,
+            Err(Failure::Disconnected) => false,
+            Err(Failure::Error(error)) => !matches!(**error, Error::Indeterminate),
         };
         if unlinked {
             self.engine.allocator().put_back(new.block.class, new.free);

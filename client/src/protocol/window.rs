@@ -145,9 +145,10 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
             if seen.hints_exact {
                 return Ok(Own::Here(seen.target(at)));
             }
-            match self.read_and_examine(seen.slot(at), word, seen.posted).await? {
-                Read::Examined(Examined::Ours(found, _)) => {
-                    return Ok(Own::Here(found.location.into()));
+            match self.read_and_examine(word, seen.posted).await? {
+                Read::Examined(Examined::Ours(_, header)) => {
+                    let generation = Some(header.generation);
+                    return Ok(Own::Here(Target { generation, ..seen.target(at) }));
                 }
                 Read::Examined(Examined::Other) => {}
                 Read::Examined(Examined::Damaged(error)) => return Err(error.into()),
@@ -159,18 +160,13 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
 
     /// READs and examines the block of a word that a READ posted at `seen_at` brought. One round
     /// trip.
-    pub(super) async fn read_and_examine(
-        &self,
-        slot: u64,
-        word: SlotWord,
-        seen_at: Nanos,
-    ) -> Outcome<Read> {
+    pub(super) async fn read_and_examine(&self, word: SlotWord, seen_at: Nanos) -> Outcome<Read> {
         let block = word.block()?;
         self.read_block(block, self.now()).await?;
         if !self.is_fresh(seen_at) {
             return Ok(Read::Stale);
         }
-        Ok(Read::Examined(self.examine(slot, word, block, seen_at)))
+        Ok(Read::Examined(self.examine(block)))
     }
 }
 

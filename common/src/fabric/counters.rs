@@ -22,9 +22,10 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Counts a chain as it is posted.
+    /// Counts a chain as it is posted; returns its payload, in bytes.
     #[inline]
-    pub fn count(&mut self, chain: &[Verb]) {
+    pub fn count(&mut self, chain: &[Verb]) -> u64 {
+        let before = self.bytes();
         self.round_trips += 1;
         for verb in chain {
             match *verb {
@@ -45,6 +46,7 @@ impl Counters {
                 }
             }
         }
+        self.bytes() - before
     }
 
     #[inline]

@@ -1,12 +1,32 @@
 use std::cell::{Cell, Ref, RefCell, RefMut};
-use std::future::poll_fn;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::task::{Context, Poll, Waker};
 
 use super::{Buffer, ChainError, Completion, Fabric, LaneId, Nanos, Verb};
 
 /// What became of a chain.
 type ChainResult = Result<u64, ChainError>;
+
+/// A chain, or a wait, that a lane has in flight.
+#[must_use = "a lane has one chain in flight at a time: await it"]
+pub struct InFlight<'e> {
+    /// Where the endpoint puts what became of it.
+    result: &'e Cell<Option<ChainResult>>,
+    /// It was waited for on the spot.
+    at_once: Option<ChainResult>,
+}
+
+impl Future for InFlight<'_> {
+    type Output = ChainResult;
+
+    #[inline]
+    fn poll(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<ChainResult> {
+        match self.at_once.take().or_else(|| self.result.take()) {
+            Some(result) => Poll::Ready(result),
+            None => Poll::Pending,
+        }
+    }
+}
 
 /// A fabric that async functions run on: each awaits its own lane, [`Endpoint::drive`] or
 /// [`Endpoint::step`] rings the doorbell for all of them and hands out completions.
@@ -59,19 +79,18 @@ impl<F: Fabric> Endpoint<F> {
         Ref::map(self.fabric.borrow(), |fabric| fabric.buffer(lane, buffer))
     }
 
-    /// One round trip: posts the chain, completes with what its atomic verb found (0 without one).
+    /// One round trip: posts the chain now; the future completes with what its atomic verb found (0
+    /// without one).
     #[inline]
-    pub async fn chain(
-        &self,
-        lane: LaneId,
-        verbs: &[Verb],
-        deadline: Nanos,
-    ) -> Result<u64, ChainError> {
+    pub fn chain(&self, lane: LaneId, verbs: &[Verb], deadline: Nanos) -> InFlight<'_> {
+        let mut fabric = self.fabric.borrow_mut();
+        let mut at_once = None;
         if self.alone.get() {
-            return self.fabric.borrow_mut().run(lane, verbs, deadline);
+            at_once = Some(fabric.run(lane, verbs, deadline));
+        } else {
+            fabric.post(lane, verbs, deadline);
         }
-        self.fabric.borrow_mut().post(lane, verbs, deadline);
-        self.completion(lane).await
+        InFlight { result: &self.results[usize::from(lane.0)], at_once }
     }
 
     /// Waits until the clock reads `until`.
@@ -81,15 +100,7 @@ impl<F: Fabric> Endpoint<F> {
             self.step(|_| ());
         }
         // A wait has no verb that could fail.
-        let _ = self.completion(lane).await;
-    }
-
-    /// What became of what the lane has in flight.
-    fn completion(&self, lane: LaneId) -> impl Future<Output = ChainResult> {
-        poll_fn(move |_| match self.results[usize::from(lane.0)].take() {
-            Some(result) => Poll::Ready(result),
-            None => Poll::Pending,
-        })
+        let _ = InFlight { result: &self.results[usize::from(lane.0)], at_once: None }.await;
     }
 
     /// Rings, and hands completions to their lanes; calls `completed` with each lane that can go

@@ -8,7 +8,7 @@ mod endpoint;
 pub mod shm;
 
 pub use counters::Counters;
-pub use endpoint::Endpoint;
+pub use endpoint::{Endpoint, InFlight};
 
 /// Nanoseconds of a monotonic clock that goes on while the machine is suspended.
 pub type Nanos = u64;

@@ -225,11 +225,9 @@ impl Fabric for ShmFabric {
             && let Some(id) = self.posted.pop_front()
         {
             let lane = &mut self.lanes[usize::from(id.0)];
-            let before = lane.counters.bytes();
-            lane.counters.count(&lane.chain[..lane.verbs]);
-            left = left.saturating_sub(lane.counters.bytes() - before);
-            let (chain, deadline) = (&lane.chain[..lane.verbs], lane.deadline);
-            lane.result = self.executor.execute(&mut lane.buffers, chain, deadline);
+            let chain = &lane.chain[..lane.verbs];
+            left = left.saturating_sub(lane.counters.count(chain));
+            lane.result = self.executor.execute(&mut lane.buffers, chain, lane.deadline);
             self.completed.push_back(id);
         }
     }
