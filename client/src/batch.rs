@@ -1,6 +1,6 @@
 //! Many operations, one doorbell.
 
-use crate::pipeline::Kind;
+use crate::protocol::Action;
 use crate::{Outcome, Result, Session, Value};
 
 /// Collects operations; [`Batch::run`] runs them together.
@@ -10,7 +10,7 @@ use crate::{Outcome, Result, Session, Value};
 #[must_use = "a batch does nothing until it is run"]
 pub struct Batch<'s, 'd> {
     session: &'s mut Session,
-    operations: Vec<(Kind, &'d [u8], &'d [u8])>,
+    operations: Vec<(Action<'static>, &'d [u8], &'d [u8])>,
 }
 
 /// What an operation of a batch came to.
@@ -29,34 +29,34 @@ impl<'s, 'd> Batch<'s, 'd> {
         Self { session, operations: Vec::new() }
     }
 
-    fn add(&mut self, kind: Kind, key: &'d [u8], value: &'d [u8]) -> &mut Self {
-        self.operations.push((kind, key, value));
+    fn add(&mut self, action: Action<'static>, key: &'d [u8], value: &'d [u8]) -> &mut Self {
+        self.operations.push((action, key, value));
         self
     }
 
     /// Adds a GET.
     pub fn get(&mut self, key: &'d [u8]) -> &mut Self {
-        self.add(Kind::Get, key, &[])
+        self.add(Action::Get, key, &[])
     }
 
     /// Adds a PUT.
     pub fn put(&mut self, key: &'d [u8], value: &'d [u8]) -> &mut Self {
-        self.add(Kind::Put, key, value)
+        self.add(Action::Put, key, value)
     }
 
     /// Adds a PUT that happens only if the key is absent.
     pub fn insert(&mut self, key: &'d [u8], value: &'d [u8]) -> &mut Self {
-        self.add(Kind::Insert, key, value)
+        self.add(Action::Insert, key, value)
     }
 
     /// Adds a PUT that happens only if the key is there.
     pub fn update(&mut self, key: &'d [u8], value: &'d [u8]) -> &mut Self {
-        self.add(Kind::Update, key, value)
+        self.add(Action::Update, key, value)
     }
 
     /// Adds a DELETE.
     pub fn delete(&mut self, key: &'d [u8]) -> &mut Self {
-        self.add(Kind::Delete, key, &[])
+        self.add(Action::Delete, key, &[])
     }
 
     /// Runs all of them and waits for all; the results stand in the order of the operations. Up to
@@ -70,9 +70,9 @@ impl<'s, 'd> Batch<'s, 'd> {
         let mut results: Vec<_> = self.operations.iter().map(|_| None).collect();
         // Tickets count from 0 in the order of the starts.
         let mut tickets = Vec::with_capacity(results.len());
-        for (kind, key, value) in self.operations {
+        for (action, key, value) in self.operations {
             loop {
-                match pipeline.start(kind, key, value) {
+                match pipeline.start(action, key, value) {
                     Ok(ticket) => break tickets.push(ticket),
                     Err(_) => take(&mut pipeline, &tickets, &mut results),
                 }

@@ -14,9 +14,9 @@ use farside_common::fabric::Fabric;
 use farside_common::fabric::shm::{self, Lease, Region, ShmFabric};
 use farside_common::layout::{CLIENTS_MAX, Geometry, LayoutError, Superblock};
 
+use crate::any_engine::AnyEngine;
 use crate::control::{Control, ControlDepot};
 use crate::engine::{Engine, EngineOptions, Failure};
-use crate::protocol::Operation;
 use crate::{Error, Result};
 
 /// How to reach a server and as what.
@@ -38,9 +38,6 @@ pub(crate) struct Connection {
     lease: Lease,
     pub(crate) control: Control,
 }
-
-pub(crate) type ShmEngine = Engine<ShmFabric, ControlDepot>;
-pub(crate) type ShmOperation<'e> = Operation<'e, ShmFabric, ControlDepot>;
 
 impl Connection {
     /// Connects, trying again with growing pauses while no server answers.
@@ -108,8 +105,8 @@ impl Connection {
     }
 
     /// An engine for one session.
-    pub(crate) fn engine(&self, options: EngineOptions) -> std::result::Result<ShmEngine, Failure> {
-        self.engine_over(options, |fabric| fabric)
+    pub(crate) fn engine(&self, options: EngineOptions) -> std::result::Result<AnyEngine, Failure> {
+        self.engine_over(options, |fabric| fabric).map(AnyEngine::Shm)
     }
 
     /// An engine whose fabric is something around the real one.

@@ -90,6 +90,7 @@
 #![deny(unsafe_code)]
 
 mod allocator;
+mod any_engine;
 mod batch;
 mod client;
 mod connection;
@@ -97,6 +98,7 @@ mod control;
 mod directory;
 mod engine;
 mod error;
+mod lanes;
 mod location_cache;
 mod pipeline;
 mod protocol;

@@ -2,9 +2,13 @@
 
 use std::time::Duration;
 
+use farside_common::fabric::Fabric;
+
+use crate::any_engine::{AnyEngine, over};
 use crate::client::Shared;
-use crate::connection::{Connection, ShmEngine};
-use crate::engine::{Failure, LANE};
+use crate::connection::Connection;
+use crate::control::ControlDepot;
+use crate::engine::{Engine, Failure, LANE};
 use crate::protocol::{ScannedSlot, read_entry, read_subtable};
 use crate::{Result, Value};
 
@@ -19,7 +23,7 @@ pub struct Entry {
 
 /// Iterates over all entries; see [`Session::scan`](crate::Session::scan).
 pub struct Scan<'s> {
-    engine: &'s ShmEngine,
+    engine: &'s AnyEngine,
     connection: &'s Connection,
     shared: &'s Shared,
     /// The subtables not read yet, last first.
@@ -29,28 +33,36 @@ pub struct Scan<'s> {
 
 impl<'s> Scan<'s> {
     pub(crate) fn new(
-        engine: &'s ShmEngine,
+        engine: &'s AnyEngine,
         connection: &'s Connection,
         shared: &'s Shared,
     ) -> Self {
-        let subtables = engine.directory().subtables().rev().collect();
+        let subtables = over!(engine, engine => engine.directory().subtables().rev().collect());
         Self { engine, connection, shared, subtables, slots: Vec::new() }
     }
 
     fn step(&mut self) -> std::result::Result<Option<Entry>, Failure> {
-        loop {
-            let drive = &self.engine.endpoint;
-            if self.connection.control.is_lost() {
-                return Err(Failure::Disconnected);
-            }
-            while let Some(slot) = self.slots.pop() {
-                if let Some(entry) = drive.drive(read_entry(self.engine, LANE, slot))? {
-                    return Ok(Some(entry));
-                }
-            }
-            let Some(subtable) = self.subtables.pop() else { return Ok(None) };
-            drive.drive(read_subtable(self.engine, LANE, subtable, &mut self.slots))?;
+        if self.connection.control.is_lost() {
+            return Err(Failure::Disconnected);
         }
+        over!(self.engine, engine => advance(engine, &mut self.subtables, &mut self.slots))
+    }
+}
+
+/// The next entry of these slots and subtables.
+fn advance<F: Fabric>(
+    engine: &Engine<F, ControlDepot>,
+    subtables: &mut Vec<u64>,
+    slots: &mut Vec<ScannedSlot>,
+) -> std::result::Result<Option<Entry>, Failure> {
+    loop {
+        while let Some(slot) = slots.pop() {
+            if let Some(entry) = engine.endpoint.drive(read_entry(engine, LANE, slot))? {
+                return Ok(Some(entry));
+            }
+        }
+        let Some(subtable) = subtables.pop() else { return Ok(None) };
+        engine.endpoint.drive(read_subtable(engine, LANE, subtable, slots))?;
     }
 }
 

@@ -4,12 +4,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use farside_common::control::Role;
-use farside_common::fabric::{Buffer, Counters};
+use farside_common::fabric::Counters;
 
+use crate::any_engine::AnyEngine;
 use crate::client::Shared;
-use crate::connection::{Connection, ShmEngine, ShmOperation};
-use crate::engine::{Failure, LANE};
-use crate::protocol::{Compared, Expected, Found, Operation};
+use crate::connection::Connection;
+use crate::engine::Failure;
+use crate::protocol::{Action, Answer, Expected, Found};
 use crate::{
     Batch, CacheStatistics, Error, Exchange, Limits, Pipeline, Result, Scan, Value, Version,
 };
@@ -32,7 +33,7 @@ pub struct Session {
 /// What a session has of one connection.
 struct Link {
     /// Before the connection, so that it is dropped first and its blocks go back.
-    engine: ShmEngine,
+    engine: AnyEngine,
     connection: Arc<Connection>,
 }
 
@@ -57,8 +58,8 @@ impl Session {
     /// The engine, on a new connection if the old one was lost; a new one if somebody forgot a
     /// pipeline with operations on its lanes.
     #[inline]
-    fn engine(&mut self) -> Result<&ShmEngine> {
-        if self.link.connection.control.is_lost() || self.link.engine.pipelined.get() {
+    fn engine(&mut self) -> Result<&AnyEngine> {
+        if self.link.connection.control.is_lost() || self.link.engine.is_pipelined() {
             self.link = Link::new(&self.shared)?;
         }
         Ok(&self.link.engine)
@@ -67,20 +68,14 @@ impl Session {
     /// Runs an operation; again on a new connection if this one turned out to be lost before the
     /// operation happened.
     #[inline]
-    fn run<T>(
-        &mut self,
-        key: &[u8],
-        value: &[u8],
-        call: impl AsyncFn(&ShmOperation<'_>) -> std::result::Result<T, Failure>,
-    ) -> Result<T> {
+    fn run(&mut self, action: Action<'_>, key: &[u8], value: &[u8]) -> Result<Answer> {
+        if action.changes() && self.shared.role() == Role::Reader {
+            return Err(Error::Denied);
+        }
         let mut lost_at = None;
         for _ in 0..RECONNECTS_MAX {
-            let engine = self.engine()?;
-            engine.check_key(key)?;
-            engine.check_value(value)?;
-            let operation = Operation::stage(engine, LANE, key, value);
-            match engine.endpoint.drive(call(&operation)) {
-                Ok(output) => return Ok(output),
+            match self.engine()?.perform(action, key, value) {
+                Ok(answer) => return Ok(answer),
                 Err(Failure::Error(error)) => return Err(*error),
                 Err(Failure::Disconnected) => self.link.connection.control.give_up(),
             }
@@ -89,25 +84,10 @@ impl Session {
         Err(self.shared.unreachable(lost_at.map_or(Duration::ZERO, |at| at.elapsed())))
     }
 
-    /// The same for what changes the region.
-    #[inline]
-    fn run_change<T>(
-        &mut self,
-        key: &[u8],
-        value: &[u8],
-        call: impl AsyncFn(&ShmOperation<'_>) -> std::result::Result<T, Failure>,
-    ) -> Result<T> {
-        match self.shared.role() {
-            Role::Writer => self.run(key, value, call),
-            Role::Reader => Err(Error::Denied),
-        }
-    }
-
     /// Appends a value that a GET left in the block buffer.
     #[inline]
     fn copy(&self, found: &Found, into: &mut Vec<u8>) {
-        let block = self.link.engine.endpoint.buffer(LANE, Buffer::Block);
-        into.extend_from_slice(found.value_in(&block));
+        into.extend_from_slice(found.value_in(&self.link.engine.block()));
     }
 
     fn value(&self, found: &Found) -> Value {
@@ -125,8 +105,8 @@ impl Session {
     /// [`Error::KeyEmpty`], [`Error::KeyTooLong`]; [`Error::Layout`] if the block is damaged;
     /// [`Error::Contended`], [`Error::Unreachable`].
     pub fn get(&mut self, key: &[u8]) -> Result<Option<Value>> {
-        let found = self.run(key, &[], async |operation| operation.get().await)?;
-        Ok(found.map(|found| self.value(&found)))
+        let answer = self.run(Action::Get, key, &[])?;
+        Ok(answer.found.map(|found| self.value(&found)))
     }
 
     /// [`Session::get`] into a buffer of the caller's, whose content is replaced; it is empty
@@ -137,8 +117,8 @@ impl Session {
     #[inline]
     pub fn get_into(&mut self, key: &[u8], value: &mut Vec<u8>) -> Result<Option<Version>> {
         value.clear();
-        let found = self.run(key, &[], async |operation| operation.get().await)?;
-        Ok(found.map(|found| {
+        let answer = self.run(Action::Get, key, &[])?;
+        Ok(answer.found.map(|found| {
             self.copy(&found, value);
             found.version
         }))
@@ -155,7 +135,7 @@ impl Session {
     /// [`Error::Indeterminate`] if the connection broke on the way.
     #[inline]
     pub fn put(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
-        self.run_change(key, value, async |operation| operation.put().await)
+        self.run(Action::Put, key, value).map(|_| ())
     }
 
     /// Stores a value only if the key is absent; false if it was there.
@@ -165,7 +145,7 @@ impl Session {
     /// # Errors
     /// As [`Session::put`].
     pub fn insert(&mut self, key: &[u8], value: &[u8]) -> Result<bool> {
-        self.run_change(key, value, async |operation| operation.insert().await)
+        Ok(self.run(Action::Insert, key, value)?.applied)
     }
 
     /// Stores a value only if the key is there; false if it was absent.
@@ -175,7 +155,7 @@ impl Session {
     /// # Errors
     /// As [`Session::put`].
     pub fn update(&mut self, key: &[u8], value: &[u8]) -> Result<bool> {
-        self.run_change(key, value, async |operation| operation.update().await)
+        Ok(self.run(Action::Update, key, value)?.applied)
     }
 
     /// Removes a key; false if it was absent.
@@ -186,7 +166,7 @@ impl Session {
     /// [`Error::KeyEmpty`], [`Error::KeyTooLong`], [`Error::Denied`]; [`Error::Contended`],
     /// [`Error::Unreachable`], [`Error::Indeterminate`].
     pub fn delete(&mut self, key: &[u8]) -> Result<bool> {
-        self.run_change(key, &[], async |operation| operation.delete().await)
+        Ok(self.run(Action::Delete, key, &[])?.applied)
     }
 
     /// Stores `new` only if the key's value is `expected`; with `None`, only if it is absent.
@@ -233,12 +213,11 @@ impl Session {
     }
 
     fn exchange(&mut self, key: &[u8], expected: Expected<'_>, new: &[u8]) -> Result<Exchange> {
-        let exchange =
-            async |operation: &ShmOperation<'_>| operation.compare_exchange(expected).await;
-        Ok(match self.run_change(key, new, exchange)? {
-            Compared::Exchanged => Exchange::Exchanged,
-            Compared::Mismatch(found) => Exchange::Mismatch(found.map(|found| self.value(&found))),
-        })
+        let answer = self.run(Action::Exchange(expected), key, new)?;
+        if answer.applied {
+            return Ok(Exchange::Exchanged);
+        }
+        Ok(Exchange::Mismatch(answer.found.map(|found| self.value(&found))))
     }
 
     /// Up to `pipeline_depth` operations in flight on this thread.
@@ -287,7 +266,7 @@ impl Session {
 
     /// What the region allows.
     pub fn limits(&self) -> Limits {
-        let format = &self.link.engine.format;
+        let format = self.link.engine.format();
         Limits {
             key_bytes_max: format.key_bytes_max as usize,
             value_bytes_max: format.value_bytes_max as usize,

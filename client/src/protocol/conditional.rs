@@ -2,7 +2,8 @@
 
 use farside_common::fabric::{Buffer, Fabric};
 
-use super::{ATTEMPTS_MAX, Found, Linked, NewBlock, Operation, Outcome, Swung, is_moving};
+use super::swing::{Linked, NewBlock, Swung};
+use super::{ATTEMPTS_MAX, Found, Operation, Outcome, is_moving};
 use crate::Version;
 use crate::allocator::Depot;
 
@@ -13,35 +14,31 @@ pub(crate) enum Expected<'v> {
     Version(Version),
 }
 
-/// How a comparison ended.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Compared {
-    Exchanged,
-    /// This was there; the bytes are in the lane's block buffer.
-    Mismatch(Option<Found>),
-}
-
 impl<F: Fabric, D: Depot> Operation<'_, F, D> {
-    /// Stores the value if what is there is as expected: one round trip more than a GET.
-    pub(crate) async fn compare_exchange(&self, expected: Expected<'_>) -> Outcome<Compared> {
+    /// Stores the value if what is there is as expected: one round trip more than a GET. Whether it
+    /// was; if not, what was there, in the lane's block buffer.
+    pub(super) async fn compare_exchange(
+        &self,
+        expected: Expected<'_>,
+    ) -> Outcome<(bool, Option<Found>)> {
         let new = self.new_block().await?;
-        let mut compared = Compared::Exchanged;
-        let outcome = self.exchange_block(&new, expected, &mut compared).await;
-        self.settle(&new, outcome)?;
-        Ok(compared)
+        let mut mismatch = None;
+        let outcome = self.exchange_block(&new, expected, &mut mismatch).await;
+        let linked = self.settle(&new, outcome)?;
+        Ok((linked == Linked::Yes, mismatch))
     }
 
     async fn exchange_block(
         &self,
         new: &NewBlock,
         expected: Expected<'_>,
-        compared: &mut Compared,
+        mismatch: &mut Option<Found>,
     ) -> Outcome<Linked> {
         for attempt in 0..ATTEMPTS_MAX {
             let found = self.get().await?;
             let is_expected = found.is_some_and(|found| self.is_expected(&found, expected));
             let Some(location) = self.located.get().filter(|_| is_expected) else {
-                *compared = Compared::Mismatch(found);
+                *mismatch = found;
                 return Ok(Linked::No);
             };
             if is_moving(location.word) {

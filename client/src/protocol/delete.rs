@@ -3,8 +3,9 @@
 use farside_common::fabric::{Fabric, Nanos};
 use farside_common::layout::{SlotState, SlotWord};
 
+use super::swing::Swung;
 use super::window::Own;
-use super::{ATTEMPTS_MAX, Operation, Outcome, Swung, Target};
+use super::{ATTEMPTS_MAX, Operation, Outcome, Target};
 use crate::allocator::Depot;
 
 /// What a DELETE does about a compare-and-swap that found another word.

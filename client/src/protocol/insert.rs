@@ -7,8 +7,9 @@ use farside_common::fabric::{ChainError, Fabric, Nanos, Verb};
 use farside_common::layout::{HINT_OFFSET, LayoutError, SLOTS_PER_ROW, Slot, SlotState, SlotWord};
 
 use super::put::Condition;
+use super::swing::NewBlock;
 use super::window::{Read, Seen};
-use super::{Examined, NewBlock, Operation, Outcome, Target, is_moving};
+use super::{Examined, Operation, Outcome, Target, is_moving};
 use crate::allocator::Depot;
 use crate::engine::Failure;
 use crate::{Error, Exhausted};

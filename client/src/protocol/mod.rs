@@ -8,26 +8,25 @@ mod get;
 mod insert;
 mod put;
 mod scan;
+mod swing;
 #[cfg(test)]
 mod tests;
 mod window;
 
 use std::cell::Cell;
 
-use farside_common::control::FreeBlock;
-use farside_common::fabric::{Buffer, ChainError, Fabric, InFlight, LaneId, Nanos, Verb};
+use farside_common::fabric::{Buffer, Fabric, InFlight, LaneId, Nanos, Verb};
 use farside_common::hash::KeyHash;
 use farside_common::layout::{
-    BLOCK_HEADER_BYTES, Block, BlockRef, BlockStamp, HeaderWord, LayoutError, SUPERSEDED,
-    SlotState, SlotWord, WORD_GENERATIONS, class_for, seal,
+    BLOCK_HEADER_BYTES, Block, BlockRef, HeaderWord, LayoutError, SlotState, SlotWord,
 };
 
 use crate::allocator::Depot;
-use crate::engine::{Engine, Failure};
+use crate::engine::{Engine, Failure, LANE};
 use crate::location_cache::Location;
 use crate::{Error, Version};
 
-pub(crate) use conditional::{Compared, Expected};
+pub(crate) use conditional::Expected;
 pub(crate) use scan::{ScannedSlot, read_entry, read_subtable};
 
 /// How often an operation that others keep disturbing is tried.
@@ -38,6 +37,33 @@ const BACKOFF_NS: Nanos = 250;
 const BACKOFF_DOUBLINGS_MAX: u32 = 10;
 
 type Outcome<T> = Result<T, Failure>;
+
+/// What to do with a key.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Action<'v> {
+    Get,
+    Put,
+    Insert,
+    Update,
+    Delete,
+    Exchange(Expected<'v>),
+}
+
+impl Action<'_> {
+    /// Whether it may change the region.
+    pub(crate) fn changes(self) -> bool {
+        !matches!(self, Self::Get)
+    }
+}
+
+/// What became of it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Answer {
+    /// The key was as required, and so the change made.
+    pub(crate) applied: bool,
+    /// The value that a GET found, or that an exchange did not expect.
+    pub(crate) found: Option<Found>,
+}
 
 /// One operation on one key, on one lane. The key stands in the lane's image buffer, where the
 /// block of a PUT wants it.
@@ -86,38 +112,22 @@ impl From<Location> for Target {
     }
 }
 
-/// A block of our own, sealed in the image buffer.
-struct NewBlock {
-    free: FreeBlock,
-    block: BlockRef,
-    /// How much of it there is to WRITE, in bytes.
-    write_bytes: u32,
-    /// It stands in the region already, unlinked.
-    written: Cell<bool>,
-}
-
-/// Whether a new block ended up linked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Linked {
-    Yes,
-    No,
-}
-
-/// How a compare-and-swap of a slot went.
-#[derive(Clone, Copy, Debug)]
-enum Swung {
-    Done,
-    /// The slot held this instead.
-    Lost(SlotWord),
-    /// It was too late for the compare-and-swap: it did not happen.
-    Late,
-}
-
 /// What a block that was READ turned out to be.
 enum Examined {
     Ours(Found, HeaderWord),
     Other,
     Damaged(LayoutError),
+}
+
+impl<F: Fabric, D: Depot> Engine<F, D> {
+    /// One operation, waited for, when no other is in flight.
+    #[inline]
+    pub(crate) fn perform(&self, action: Action<'_>, key: &[u8], value: &[u8]) -> Outcome<Answer> {
+        self.check_key(key)?;
+        self.check_value(value)?;
+        let operation = Operation::stage(self, LANE, key, value);
+        self.endpoint.drive(operation.perform(action))
+    }
 }
 
 impl<'e, F: Fabric, D: Depot> Operation<'e, F, D> {
@@ -153,6 +163,19 @@ impl<'e, F: Fabric, D: Depot> Operation<'e, F, D> {
         value_bytes: usize,
     ) -> Self {
         Self { engine, lane, hash, key_bytes, value_bytes, located: Cell::new(None) }
+    }
+
+    /// Whatever there is to do.
+    pub(crate) async fn perform(&self, action: Action<'_>) -> Outcome<Answer> {
+        let (applied, found) = match action {
+            Action::Get => (true, self.get().await?),
+            Action::Put => (self.put().await.map(|()| true)?, None),
+            Action::Insert => (self.insert().await?, None),
+            Action::Update => (self.update().await?, None),
+            Action::Delete => (self.delete().await?, None),
+            Action::Exchange(expected) => self.compare_exchange(expected).await?,
+        };
+        Ok(Answer { applied, found })
     }
 
     #[inline]
@@ -217,150 +240,10 @@ impl<'e, F: Fabric, D: Depot> Operation<'e, F, D> {
         Examined::Ours(Found { version, value_start, value_bytes }, header)
     }
 
-    /// Takes a free block and seals key and value into it.
-    async fn new_block(&self) -> Outcome<NewBlock> {
-        let Some(class) = class_for(self.key_bytes, self.value_bytes) else {
-            let bytes = self.value_bytes;
-            let max = self.engine.format.value_bytes_max as usize;
-            return Err(Error::ValueTooLong { bytes, max }.into());
-        };
-        let free = self.engine.take_block(self.lane, class).await?;
-        let generation_low = (u64::from(free.generation) % WORD_GENERATIONS) as u8;
-        let block = BlockRef { address: free.address, class, generation_low };
-        self.engine.geometry.check_block(block)?;
-        let stamp = BlockStamp {
-            address: free.address,
-            generation: free.generation,
-            writer: self.engine.client_id,
-            written_at_ns: self.engine.wall_clock_ns(self.now()),
-            expires_at_s: 0,
-        };
-        let total = BLOCK_HEADER_BYTES as usize + self.key_bytes + self.value_bytes;
-        let write_bytes = total.next_multiple_of(8);
-        let mut fabric = self.engine.endpoint.fabric_mut();
-        fabric.reserve(self.lane, Buffer::Image, write_bytes);
-        let image = fabric.buffer_mut(self.lane, Buffer::Image);
-        image[total..write_bytes].fill(0);
-        seal(image, self.key_bytes as u16, self.value_bytes as u32, stamp)?;
-        Ok(NewBlock { free, block, write_bytes: write_bytes as u32, written: Cell::new(false) })
-    }
-
-    /// Gives a new block back unless it got linked, or may have been, or a lost connection left a
-    /// PENDING word that still points to it.
-    fn settle(&self, new: &NewBlock, outcome: Outcome<Linked>) -> Outcome<Linked> {
-        let unlinked = match &outcome {
-            Ok(linked) => *linked == Linked::No,
-            Err(Failure::Disconnected) => false,
-            Err(Failure::Error(error)) => !matches!(**error, Error::Indeterminate),
-        };
-        if unlinked {
-            self.engine.allocator().put_back(new.block.class, new.free);
-        }
-        outcome
-    }
-
-    /// The update: `[WRITE new][WRITE superseded at the old][CAS slot]`, one round trip. The mark
-    /// stands before the CAS in the chain: invariant I2. With `new` absent it unlinks only.
-    ///
-    /// Not tried with a word whose proof is older than T_word: it may have come again for another
-    /// key by the time the chain takes effect (invariant I4).
-    async fn swing(
-        &self,
-        target: Target,
-        new: Option<&NewBlock>,
-        desired: SlotWord,
-    ) -> Outcome<Swung> {
-        let posted = self.now();
-        if posted.saturating_sub(target.proved_at) > self.engine.constants.word_ns {
-            return Ok(Swung::Late);
-        }
-        let old = target.word.block()?;
-        self.engine.geometry.check_block(old)?;
-        let old_offset = old.address.offset();
-        let cas = Verb::CompareSwap {
-            remote: target.slot,
-            expected: target.word.bits(),
-            desired: desired.bits(),
-        };
-        let mark = Verb::WriteHalf { remote: old_offset, value: SUPERSEDED };
-        let header = Verb::Read { remote: old_offset, into: Buffer::Block, bytes: 8 };
-        let mut chain = [mark; 4];
-        let mut verbs = 0;
-        let mut push = |verb| {
-            chain[verbs] = verb;
-            verbs += 1;
-        };
-        let write = new.filter(|new| !new.written.replace(true)).map(NewBlock::write);
-        if let Some(write) = write {
-            push(write);
-        }
-        push(mark);
-        push(cas);
-        if target.generation.is_none() {
-            // The old block's next generation is one more than its last: READ it on the way.
-            push(header);
-        }
-        let found = match self.chain(&chain[..verbs], posted).await {
-            Ok(found) => SlotWord::from_bits(found),
-            Err(ChainError::Late) => {
-                new.inspect(|new| new.written.set(false));
-                return Ok(Swung::Late);
-            }
-            Err(error) => return Err(error.into()),
-        };
-        if found != target.word {
-            self.engine.cache().forget(self.hash);
-            return Ok(Swung::Lost(found));
-        }
-        self.retire(old, target.generation);
-        match new {
-            Some(new) => self.remember(target.slot, desired, new, posted),
-            None => self.engine.cache().forget(self.hash),
-        }
-        Ok(Swung::Done)
-    }
-
-    /// The block this operation just unlinked is this session's now: no LIVE word points to it, and
-    /// it is in no other list (invariant I1).
-    fn retire(&self, old: BlockRef, generation: Option<u32>) {
-        let generation = generation.unwrap_or_else(|| {
-            let fabric = self.engine.endpoint.fabric();
-            let (words, _) = fabric.buffer(self.lane, Buffer::Block).as_chunks();
-            HeaderWord::from_bits(u64::from_le_bytes(words[0])).generation
-        });
-        if generation as u8 != old.generation_low {
-            // Damage: whose block it is can not be told, so nobody gets it.
-            return;
-        }
-        let free = FreeBlock { address: old.address, generation: generation.wrapping_add(1) };
-        self.engine.allocator().retire(old.class, free, self.now());
-    }
-
-    fn remember(&self, slot: u64, word: SlotWord, new: &NewBlock, posted: Nanos) {
-        let location = Location {
-            slot,
-            word,
-            generation: new.free.generation,
-            poisoned: false,
-            proved_at: posted,
-        };
-        self.engine.cache().put(self.hash, location);
-    }
-
     /// Where the cache says the key is; not where a split holds it.
     fn cached_target(&self) -> Option<Target> {
         let location = self.engine.cache().get(self.hash)?;
         (location.word.state() == SlotState::Live).then(|| location.into())
-    }
-}
-
-impl NewBlock {
-    fn write(&self) -> Verb {
-        Verb::Write {
-            remote: self.free.address.offset(),
-            from: Buffer::Image,
-            bytes: self.write_bytes,
-        }
     }
 }
 
@@ -373,15 +256,4 @@ fn read_block(block: BlockRef) -> Verb {
 /// Whether a split has the entry in its hands: wait and look again.
 fn is_moving(word: SlotWord) -> bool {
     matches!(word.state(), SlotState::Frozen | SlotState::Copy)
-}
-
-/// Whether a PUT that lost its compare-and-swap to this word may call itself overwritten: not by a
-/// split, which overwrites nothing, nor by a conditional operation, whose condition held for what
-/// was there before.
-fn absorbs(found: SlotWord) -> bool {
-    match found.state() {
-        SlotState::Empty | SlotState::Pending | SlotState::Aborted => true,
-        SlotState::Live => !found.is_conditional(),
-        SlotState::Frozen | SlotState::Copy | SlotState::Moved | SlotState::Tomb => false,
-    }
 }

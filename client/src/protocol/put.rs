@@ -3,8 +3,9 @@
 use farside_common::fabric::Fabric;
 
 use super::insert::Inserted;
+use super::swing::{Linked, NewBlock, Swung, absorbs};
 use super::window::Own;
-use super::{ATTEMPTS_MAX, Linked, NewBlock, Operation, Outcome, Swung, Target, absorbs};
+use super::{ATTEMPTS_MAX, Operation, Outcome, Target};
 use crate::allocator::Depot;
 
 /// What a store requires of the key.

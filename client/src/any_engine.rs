@@ -1,0 +1,65 @@
+//! The one place where fabrics part: an engine over whichever the server's address names.
+
+use std::cell::{Ref, RefMut};
+
+use farside_common::fabric::shm::ShmFabric;
+use farside_common::fabric::{Buffer, Counters};
+use farside_common::layout::Format;
+
+use crate::control::ControlDepot;
+use crate::engine::{Engine, Failure, LANE};
+use crate::location_cache::LocationCache;
+use crate::protocol::{Action, Answer};
+
+/// What a session works with. Everything behind it is generic over the fabric; calls are matched
+/// here, once each.
+pub(crate) enum AnyEngine {
+    Shm(Engine<ShmFabric, ControlDepot>),
+}
+
+/// The same expression over whichever engine it is.
+macro_rules! over {
+    ($any:expr, $engine:ident => $result:expr) => {
+        match $any {
+            AnyEngine::Shm($engine) => $result,
+        }
+    };
+}
+pub(crate) use over;
+
+impl AnyEngine {
+    /// One operation, waited for.
+    #[inline]
+    pub(crate) fn perform(
+        &self,
+        action: Action<'_>,
+        key: &[u8],
+        value: &[u8],
+    ) -> Result<Answer, Failure> {
+        over!(self, engine => engine.perform(action, key, value))
+    }
+
+    /// What the last GET left in the block buffer.
+    #[inline]
+    pub(crate) fn block(&self) -> Ref<'_, [u8]> {
+        over!(self, engine => engine.endpoint.buffer(LANE, Buffer::Block))
+    }
+
+    /// Whether a pipeline has operations on the lanes.
+    #[inline]
+    pub(crate) fn is_pipelined(&self) -> bool {
+        over!(self, engine => engine.pipelined.get())
+    }
+
+    pub(crate) fn counters(&self) -> Counters {
+        over!(self, engine => engine.counters())
+    }
+
+    pub(crate) fn cache(&self) -> RefMut<'_, LocationCache> {
+        over!(self, engine => engine.cache())
+    }
+
+    pub(crate) fn format(&self) -> &Format {
+        over!(self, engine => &engine.format)
+    }
+}

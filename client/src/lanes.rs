@@ -1,0 +1,254 @@
+//! The lanes of a pipeline: each runs one operation after another as a task of its own.
+
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use farside_common::control::Role;
+use farside_common::fabric::{Buffer, Counters, Fabric, LaneId};
+use farside_common::hash::KeyHash;
+
+use crate::client::Shared;
+use crate::connection::Connection;
+use crate::control::ControlDepot;
+use crate::engine::{Engine, Failure};
+use crate::pipeline::{Completed, Outcome, PipelineFull, Ticket};
+use crate::protocol::{Action, Answer, Operation};
+use crate::{Error, Result};
+
+/// What a lane is to do. Key and value stand in its image buffer.
+#[derive(Clone, Copy)]
+struct Job {
+    action: Action<'static>,
+    hash: KeyHash,
+    key_bytes: usize,
+    value_bytes: usize,
+}
+
+/// Between a pipeline and one of its lanes.
+#[derive(Default)]
+struct Mailbox {
+    job: Cell<Option<Job>>,
+    answer: Cell<Option<std::result::Result<Answer, Failure>>>,
+    is_answered: Cell<bool>,
+}
+
+impl Mailbox {
+    #[inline]
+    fn answer(&self, answer: std::result::Result<Answer, Failure>) {
+        self.answer.set(Some(answer));
+        self.is_answered.set(true);
+    }
+}
+
+struct Lane<'s> {
+    mailbox: Rc<Mailbox>,
+    /// Runs one job after another, for ever: made once, so that operations allocate nothing.
+    task: Pin<Box<dyn Future<Output = ()> + 's>>,
+    ticket: Ticket,
+    action: Action<'static>,
+    /// The value that the operation taken last found.
+    value: Vec<u8>,
+    /// What the operation taken last asked of the fabric, and the lane in all until then.
+    counters: Counters,
+    counted: Counters,
+}
+
+/// Operations in flight over one fabric.
+pub(crate) struct Lanes<'s, F: Fabric> {
+    engine: &'s Engine<F, ControlDepot>,
+    connection: &'s Connection,
+    shared: &'s Shared,
+    lanes: Vec<Lane<'s>>,
+    free: Vec<LaneId>,
+    /// Lanes that have a new job, or whose chain completed: to be polled.
+    ready: Vec<LaneId>,
+    finished: VecDeque<LaneId>,
+    started: u64,
+}
+
+impl<'s, F: Fabric> Lanes<'s, F> {
+    pub(crate) fn new(
+        engine: &'s Engine<F, ControlDepot>,
+        connection: &'s Connection,
+        shared: &'s Shared,
+    ) -> Self {
+        engine.pipelined.set(true);
+        let count = engine.lanes;
+        let lane = |id| {
+            let id = LaneId(id);
+            let mailbox = Rc::new(Mailbox::default());
+            let task = Box::pin(run_lane(engine, id, mailbox.clone()));
+            let ticket = Ticket { number: 0, lane: id };
+            let counted = *engine.endpoint.fabric().lane_counters(id);
+            Lane {
+                mailbox,
+                task,
+                ticket,
+                action: Action::Get,
+                value: Vec::new(),
+                counters: counted,
+                counted,
+            }
+        };
+        Self {
+            engine,
+            connection,
+            shared,
+            lanes: (0..count).map(lane).collect(),
+            free: (0..count).rev().map(LaneId).collect(),
+            ready: Vec::with_capacity(count.into()),
+            finished: VecDeque::with_capacity(count.into()),
+            started: 0,
+        }
+    }
+
+    pub(crate) fn start(
+        &mut self,
+        action: Action<'static>,
+        key: &[u8],
+        value: &[u8],
+    ) -> std::result::Result<Ticket, PipelineFull> {
+        let id = self.free.pop().ok_or(PipelineFull)?;
+        let ticket = Ticket { number: self.started, lane: id };
+        self.started += 1;
+        let checked = self.check(action, key, value);
+        let lane = &mut self.lanes[usize::from(id.0)];
+        (lane.ticket, lane.action) = (ticket, action);
+        match checked {
+            Ok(()) => {
+                let hash = self.engine.hasher.hash(key);
+                let (key_bytes, value_bytes) = (key.len(), value.len());
+                let job = Job { action, hash, key_bytes, value_bytes };
+                Operation::fill(self.engine, id, key, value);
+                lane.mailbox.job.set(Some(job));
+                // Posted with the next step, so that operations started together wait for memory
+                // together.
+                self.engine.cache().expect(hash);
+                self.ready.push(id);
+            }
+            Err(error) => {
+                lane.mailbox.answer(Err(error.into()));
+                self.finished.push_back(id);
+            }
+        }
+        Ok(ticket)
+    }
+
+    fn check(&self, action: Action<'_>, key: &[u8], value: &[u8]) -> Result<()> {
+        self.engine.check_key(key)?;
+        self.engine.check_value(value)?;
+        if self.connection.control.is_lost() {
+            return Err(self.shared.unreachable(Duration::ZERO));
+        }
+        let may = !action.changes() || self.shared.role() == Role::Writer;
+        if may { Ok(()) } else { Err(Error::Denied) }
+    }
+
+    fn poll_lane(&mut self, id: LaneId) {
+        let lane = &mut self.lanes[usize::from(id.0)];
+        let mut context = Context::from_waker(Waker::noop());
+        // A lane's task never ends; it says so in its mailbox when a job is done.
+        let _ = lane.task.as_mut().poll(&mut context);
+        if lane.mailbox.is_answered.get() {
+            self.finished.push_back(id);
+        }
+    }
+
+    /// How many operations were started and not taken yet.
+    pub(crate) fn in_flight(&self) -> usize {
+        self.lanes.len() - self.free.len()
+    }
+
+    /// How many operations can be in flight.
+    pub(crate) fn depth(&self) -> usize {
+        self.lanes.len()
+    }
+
+    /// A finished operation, if there is one. Does not wait.
+    pub(crate) fn poll(&mut self) -> Option<Completed<'_>> {
+        if self.finished.is_empty() {
+            self.poll_ready();
+            let Self { engine, ready, .. } = self;
+            engine.endpoint.try_step(|lane| ready.push(lane));
+            self.poll_ready();
+        }
+        self.take()
+    }
+
+    /// The next finished operation; `None` if none is in flight.
+    pub(crate) fn wait(&mut self) -> Option<Completed<'_>> {
+        while self.finished.is_empty() && self.in_flight() > 0 {
+            // New jobs first: what they post shares the next doorbell.
+            if self.ready.is_empty() {
+                let Self { engine, ready, .. } = self;
+                engine.endpoint.step(|lane| ready.push(lane));
+            }
+            self.poll_ready();
+        }
+        self.take()
+    }
+
+    fn poll_ready(&mut self) {
+        if self.ready.is_empty() {
+            return;
+        }
+        self.engine.endpoint.tick();
+        for at in 0..self.ready.len() {
+            self.poll_lane(self.ready[at]);
+        }
+        self.ready.clear();
+    }
+
+    fn take(&mut self) -> Option<Completed<'_>> {
+        let id = self.finished.pop_front()?;
+        self.free.push(id);
+        let lane = &mut self.lanes[usize::from(id.0)];
+        lane.mailbox.is_answered.set(false);
+        let answer = lane.mailbox.answer.take()?;
+        let fabric = self.engine.endpoint.fabric();
+        let counted = *fabric.lane_counters(id);
+        lane.counters = counted - lane.counted;
+        lane.counted = counted;
+        let result = match answer {
+            Ok(Answer { applied, found }) => Ok(match lane.action {
+                Action::Get => Outcome::Value(found.map(|found| {
+                    lane.value.clear();
+                    let block = fabric.buffer(id, Buffer::Block);
+                    lane.value.extend_from_slice(found.value_in(block));
+                    (lane.value.as_slice(), found.version)
+                })),
+                Action::Put => Outcome::Stored,
+                _ => Outcome::Applied(applied),
+            }),
+            Err(Failure::Error(error)) => Err(*error),
+            Err(Failure::Disconnected) => {
+                self.connection.control.give_up();
+                Err(self.shared.unreachable(Duration::ZERO))
+            }
+        };
+        Some(Completed { ticket: lane.ticket, result, counters: &lane.counters })
+    }
+}
+
+impl<F: Fabric> Drop for Lanes<'_, F> {
+    /// Finishes what is in flight: an operation that stops between two round trips would leave a
+    /// PENDING word behind.
+    fn drop(&mut self) {
+        while self.wait().is_some() {}
+        self.engine.pipelined.set(false);
+    }
+}
+
+/// A lane's task: waits for a job, runs it, answers, for ever.
+async fn run_lane<F: Fabric>(engine: &Engine<F, ControlDepot>, lane: LaneId, mailbox: Rc<Mailbox>) {
+    loop {
+        let job = poll_fn(|_| mailbox.job.take().map_or(Poll::Pending, Poll::Ready)).await;
+        let operation = Operation::staged(engine, lane, job.hash, job.key_bytes, job.value_bytes);
+        mailbox.answer(operation.perform(job.action).await);
+    }
+}
