@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Parser, Subcommand, ValueHint};
-use farside_common::config::ByteSize;
+use farside_common::size::ByteSize;
 
 use crate::distribution::Shape;
 use crate::workload::Workload;

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use farside::{CacheStatistics, Client, Session};
-use farside_common::config::ByteSize;
+use farside_common::size::ByteSize;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::accounting::ServerUsage;

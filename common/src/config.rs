@@ -14,6 +14,7 @@ use crate::address::Address;
 use crate::control::Role;
 use crate::fabric::shm::HugePages;
 use crate::layout::{CHUNK_BYTES, CLIENTS_MAX, Format, LayoutError};
+use crate::size::ByteSize;
 
 /// The most clients a server may be told to accept: every client id but 0, which is nobody.
 pub const CLIENTS_MAX_LIMIT: u32 = CLIENTS_MAX - 1;
@@ -43,53 +44,6 @@ fn bad_value(
     advice: impl Into<String>,
 ) -> ConfigError {
     ConfigError::Value { key, value: value.to_string(), advice: advice.into() }
-}
-
-/// A number of bytes as people write it: `64MiB`, `1GiB`, `4096B`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ByteSize(pub u64);
-
-/// Why a text is no number of bytes.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{text}` is no size; write a whole number and B, KiB, MiB, GiB or TiB, as in 1GiB")]
-pub struct ByteSizeError {
-    text: String,
-}
-
-const UNITS: [(&str, u32); 5] = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10), ("B", 0)];
-
-impl ByteSize {
-    /// This many MiB.
-    pub const fn mib(count: u64) -> Self {
-        Self(count << 20)
-    }
-}
-
-impl FromStr for ByteSize {
-    type Err = ByteSizeError;
-
-    fn from_str(text: &str) -> Result<Self, ByteSizeError> {
-        let with_unit = |(unit, shift): (&str, u32)| {
-            let digits = text.trim().strip_suffix(unit)?.trim_end();
-            // `parse` alone would take a sign.
-            if !digits.bytes().all(|byte| byte.is_ascii_digit()) {
-                return None;
-            }
-            digits.parse::<u64>().ok()?.checked_mul(1 << shift)
-        };
-        let size = UNITS.into_iter().find_map(with_unit);
-        size.map(Self).ok_or_else(|| ByteSizeError { text: text.to_owned() })
-    }
-}
-
-impl fmt::Display for ByteSize {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let whole = |shift: u32| self.0 >> shift > 0 && self.0 >> shift << shift == self.0;
-        match UNITS.into_iter().find(|(_, shift)| whole(*shift)) {
-            Some((unit, shift)) => write!(f, "{}{unit}", self.0 >> shift),
-            None => f.write_str("0B"),
-        }
-    }
 }
 
 /// What a client has to know to connect. Its Debug form does not show it.
@@ -371,7 +325,13 @@ fn load<T: DeserializeOwned>(path: &Path) -> Result<T, ConfigError> {
     toml::from_str(&text).map_err(|error| {
         let start = error.span().map_or(0, |span| span.start.min(text.len()));
         let line = text.as_bytes()[..start].iter().filter(|byte| **byte == b'\n').count() + 1;
-        let message = error.message().replace('\n', " ");
+        let mut message = error.message().replace('\n', " ");
+        let line_text = text.lines().nth(line - 1).unwrap_or_default();
+        if let Some((key, _)) = line_text.split_once('=')
+            && !message.contains(key.trim())
+        {
+            message = format!("{}: {message}", key.trim());
+        }
         ConfigError::Syntax { path: path.to_owned(), line, message }
     })
 }

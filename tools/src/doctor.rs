@@ -2,6 +2,8 @@
 
 use std::io::Write;
 
+use farside_common::command_line::one_line;
+
 use crate::args::Args;
 use crate::connect;
 use crate::output::{self, Outcome, bytes, count};
@@ -169,12 +171,12 @@ fn server(args: &Args) -> Vec<Finding> {
     };
     let what = "server";
     let server = match connect::config(args) {
-        Err(error) => Finding::warn(what, "not configured", output::one_line(&error)),
+        Err(error) => Finding::warn(what, "not configured", one_line(error.as_ref())),
         Ok(config) => {
             let name = config.server.clone().unwrap_or_default();
             match connect::reader(args).and_then(|client| Ok(client.statistics()?)) {
                 Ok(_) => Finding::ok(what, format!("{name} answers")),
-                Err(error) => Finding::warn(what, name, output::one_line(&error)),
+                Err(error) => Finding::warn(what, name, one_line(error.as_ref())),
             }
         }
     };

@@ -9,8 +9,8 @@ mod measure;
 use std::fmt::{self, Write as _};
 use std::time::Duration;
 
-use farside_common::config::ByteSize;
 use farside_common::layout::{BLOCK_HEADER_BYTES, CHUNK_BYTES, SizeClass};
+use farside_common::size::ByteSize;
 use serde::Serialize;
 
 use crate::args::Verbs;
