@@ -6,13 +6,14 @@ use std::path::PathBuf;
 use farside_common::control::{ControlError, Refusal};
 use farside_common::fabric::ChainError;
 use farside_common::layout::LayoutError;
+use farside_common::size::ByteSize;
 
 /// Why a run did not come to its end.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the messages say what the fields are")]
 pub enum Error {
-    /// What was asked for cannot be: exit code 2.
+    /// What was asked for cannot be.
     #[error("{0}")]
     Usage(String),
     #[error(
@@ -23,7 +24,10 @@ pub enum Error {
     NoServerProgram { beside: PathBuf },
     #[error("{} did not start: {log}", .program.display())]
     ServerStart { program: PathBuf, log: String },
-    #[error("this run needs {needed} MiB for its server, but only {available} MiB are available")]
+    #[error(
+        "this run needs {} for its server, but only {} are available: ask for less",
+        ByteSize(*needed).rounded(), ByteSize(*available).rounded()
+    )]
     Memory { needed: u64, available: u64 },
     #[error("{doing}: {source}")]
     Client {
@@ -67,12 +71,15 @@ impl Error {
     /// What the process ends with.
     pub fn exit_code(&self) -> u8 {
         match self {
-            Self::Usage(_) => 2,
+            // As a shell says it of a program that SIGINT ended.
             Self::Interrupted => 130,
-            _ => 1,
+            _ => FAILED,
         }
     }
 }
+
+/// The exit code of every error, as for kv-cli.
+pub const FAILED: u8 = 2;
 
 /// The result of everything here.
 pub type Result<T> = std::result::Result<T, Error>;

@@ -100,7 +100,7 @@ impl Memory {
         if self.region_bytes <= available {
             return Ok(());
         }
-        Err(Error::Memory { needed: self.region_bytes >> 20, available: available >> 20 })
+        Err(Error::Memory { needed: self.region_bytes, available })
     }
 }
 
@@ -152,6 +152,6 @@ mod tests {
     fn more_than_the_machine_has_is_refused_with_both_numbers() {
         let memory = Memory { region_bytes: 1 << 50, index_bytes: 0, value_bytes_max: 0 };
         let error = memory.check_available().unwrap_err().to_string();
-        assert!(error.contains("1073741824 MiB"), "{error}");
+        assert!(error.contains("1024.0 TiB"), "{error}");
     }
 }

@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer};
 
 use crate::address::Address;
-use crate::control::Role;
+use crate::control::{Role, Token};
 use crate::fabric::shm::HugePages;
 use crate::layout::{CHUNK_BYTES, CLIENTS_MAX, Format, LayoutError};
 use crate::size::ByteSize;
@@ -20,6 +20,10 @@ use crate::size::ByteSize;
 pub const CLIENTS_MAX_LIMIT: u32 = CLIENTS_MAX - 1;
 /// How much memory a new region gets when nobody says.
 pub const MEMORY_DEFAULT: ByteSize = ByteSize(1 << 30);
+/// The client's config file of everybody on a machine.
+const CLIENT_FILE_SYSTEM: &str = "/etc/farside/client.toml";
+/// And of one user, from their home on.
+const CLIENT_FILE_OWN: &str = ".config/farside/client.toml";
 /// The operations a session may keep in flight.
 pub const PIPELINE_DEPTH: RangeInclusive<u16> = 1..=1024;
 
@@ -284,6 +288,20 @@ impl Default for ClientConfig {
 }
 
 impl ClientConfig {
+    /// The file a command takes: the one it was told, else the user's own, else the machine's.
+    pub fn file(told: Option<&Path>) -> Option<PathBuf> {
+        if let Some(path) = told {
+            return Some(path.to_owned());
+        }
+        let own = std::env::var_os("HOME").map(|home| Path::new(&home).join(CLIENT_FILE_OWN));
+        [own, Some(CLIENT_FILE_SYSTEM.into())].into_iter().flatten().find(|path| path.exists())
+    }
+
+    /// What tells the server that this client knows the secret.
+    pub fn token(&self) -> Token {
+        self.secret.as_ref().map_or(Token::NONE, |secret| Token::of(&secret.0))
+    }
+
     /// The configuration in this file, validated.
     ///
     /// # Errors

@@ -3,6 +3,7 @@
 use std::io::Write;
 
 use farside_common::command_line::one_line;
+use farside_common::config::ClientConfig;
 
 use crate::args::Args;
 use crate::connect;
@@ -165,7 +166,7 @@ fn rdma_access(machine: &Machine) -> Finding {
 /// Whether the server answers, if one is configured.
 fn server(args: &Args) -> Vec<Finding> {
     let what = "config file";
-    let file = match connect::config_file(args) {
+    let file = match ClientConfig::file(args.config.as_deref()) {
         Some(path) => Finding::ok(what, path.display().to_string()),
         None => Finding::ok(what, "none; --server and FARSIDE_SERVER do"),
     };
