@@ -6,7 +6,6 @@ use std::path::PathBuf;
 use farside_common::control::{ControlError, Refusal};
 use farside_common::fabric::ChainError;
 use farside_common::layout::LayoutError;
-use farside_common::size::ByteSize;
 
 /// Why a run did not come to its end.
 #[derive(Debug, thiserror::Error)]
@@ -24,11 +23,6 @@ pub enum Error {
     NoServerProgram { beside: PathBuf },
     #[error("{} did not start: {log}", .program.display())]
     ServerStart { program: PathBuf, log: String },
-    #[error(
-        "this run needs {} for its server, but only {} are available: ask for less",
-        ByteSize(*needed).rounded(), ByteSize(*available).rounded()
-    )]
-    Memory { needed: u64, available: u64 },
     #[error("{doing}: {source}")]
     Client {
         doing: &'static str,

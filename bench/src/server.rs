@@ -73,7 +73,6 @@ struct OwnServer {
 impl OwnServer {
     fn start(memory: Memory, interrupt: &Interrupt) -> Result<Self> {
         use std::os::unix::process::CommandExt;
-        memory.check_available()?;
         let program = find_program()?;
         let folder = tempfile::Builder::new()
             .prefix("kv-bench-")

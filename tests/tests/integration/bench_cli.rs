@@ -102,6 +102,7 @@ fn mistakes_and_errors_are_one_line() {
         (&["ycsb", "--wrkload", "a"], &["'--wrkload'", "'--workload'"]),
         (&[c, &["--memory", "1GiB", "--server", nowhere][..]].concat(), &["--memory"]),
         (&[c, &["--server", nowhere][..]].concat(), &["no server answers at", nowhere]),
+        (&[c, &["--memory", "250GiB"][..]].concat(), &["did not start", "of memory available"]),
         (&["verbs", "--server", nowhere], &["connecting to the server"]),
         (&["verbs", "--server", "kv.sock"], &["no scheme"]),
         (&["verbs", "--config", "/nowhere/client.toml"], &["/nowhere/client.toml"]),
