@@ -3,10 +3,12 @@
 use std::path::PathBuf;
 
 use clap::{Parser, Subcommand, ValueHint};
-use farside_common::config::ByteSize;
+use farside_common::config::{ClientConfig, ConfigError};
+use farside_common::size::ByteSize;
 
 use crate::distribution::Shape;
 use crate::workload::Workload;
+use crate::{Error, Result};
 
 /// Measures Farside: YCSB through the client library, and the raw verbs below it.
 #[derive(Debug, Parser)]
@@ -59,14 +61,14 @@ pub struct Ycsb {
     /// Which records are popular; latest for workload d, else zipfian
     #[arg(long, value_name = "zipfian|uniform|latest")]
     pub distribution: Option<Shape>,
-    /// A running server; without it kv-bench starts one for the run
-    #[arg(long, value_name = "URI")]
-    pub server: Option<String>,
+    /// Which server.
+    #[command(flatten)]
+    pub target: Target,
     /// Memory for each session's location cache, as in 64MiB; 0B switches it off
     #[arg(long, value_name = "SIZE")]
     pub cache_bytes: Option<ByteSize>,
     /// Memory for the server started for the run, instead of what the records need
-    #[arg(long, value_name = "SIZE", conflicts_with = "server")]
+    #[arg(long, value_name = "SIZE", conflicts_with_all = ["server", "config"])]
     pub memory: Option<ByteSize>,
     /// The same seed makes the same operations
     #[arg(long, value_name = "N", default_value_t = 1)]
@@ -86,9 +88,9 @@ impl Ycsb {
 /// `kv-bench verbs`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Verbs {
-    /// A running server; without it kv-bench starts one for the run
-    #[arg(long, value_name = "URI")]
-    pub server: Option<String>,
+    /// Which server.
+    #[command(flatten)]
+    pub target: Target,
     /// How long to measure each verb
     #[arg(long, value_name = "N", default_value = "3", value_parser = positive_seconds)]
     pub seconds: f64,
@@ -107,17 +109,55 @@ pub struct Verbs {
     pub json: Option<PathBuf>,
 }
 
+/// The server of a run.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct Target {
+    /// A running server; without it kv-bench starts one for the run
+    #[arg(long, value_name = "URI")]
+    pub server: Option<String>,
+    /// A client's config file, for `secret` and `server`; with --server alone the files that
+    /// kv-cli takes
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub config: Option<PathBuf>,
+}
+
+impl Target {
+    /// How to connect to the server that is asked for; without a server if the run needs one of
+    /// its own. Only what leads to the server comes from the file: what is measured does not
+    /// depend on it.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] with what is wrong in the file.
+    pub fn config(&self) -> Result<ClientConfig> {
+        if self.server.is_none() && self.config.is_none() {
+            return Ok(ClientConfig::default());
+        }
+        let usage = |error: ConfigError| Error::Usage(error.to_string());
+        let file = match ClientConfig::file(self.config.as_deref()) {
+            Some(path) => ClientConfig::load(&path).map_err(usage)?,
+            None => ClientConfig::default(),
+        };
+        let Some(server) = self.server.clone().or(file.server) else {
+            let advice = "the config file names no server: write `server`, or give --server";
+            return Err(Error::Usage(advice.to_owned()));
+        };
+        let (secret, connect_timeout_ms) = (file.secret, file.connect_timeout_ms);
+        let server = Some(server);
+        Ok(ClientConfig { server, secret, connect_timeout_ms, ..Default::default() })
+    }
+}
+
 /// A day.
 const SECONDS_MAX: f64 = 86_400.0;
 
-fn seconds(text: &str) -> Result<f64, String> {
+fn seconds(text: &str) -> std::result::Result<f64, String> {
     match text.parse::<f64>() {
         Ok(seconds) if (0.0..=SECONDS_MAX).contains(&seconds) => Ok(seconds),
         _ => Err(format!("write a number of seconds from 0 to {SECONDS_MAX}")),
     }
 }
 
-fn positive_seconds(text: &str) -> Result<f64, String> {
+fn positive_seconds(text: &str) -> std::result::Result<f64, String> {
     match seconds(text)? {
         0.0 => Err("write a number of seconds above 0".to_owned()),
         seconds => Ok(seconds),
@@ -127,7 +167,7 @@ fn positive_seconds(text: &str) -> Result<f64, String> {
 /// The longest READ or WRITE, in bytes.
 const VERB_BYTES_MAX: u32 = 1 << 20;
 
-fn verb_bytes(text: &str) -> Result<u32, String> {
+fn verb_bytes(text: &str) -> std::result::Result<u32, String> {
     match text.parse::<u32>() {
         Ok(bytes) if (8..=VERB_BYTES_MAX).contains(&bytes) && bytes.is_multiple_of(8) => Ok(bytes),
         _ => Err(format!("write a multiple of 8 from 8 to {VERB_BYTES_MAX}")),
@@ -138,7 +178,7 @@ fn verb_bytes(text: &str) -> Result<u32, String> {
 mod tests {
     use super::*;
 
-    fn parse(line: &str) -> Result<Args, String> {
+    fn parse(line: &str) -> std::result::Result<Args, String> {
         let words = std::iter::once("kv-bench").chain(line.split_whitespace());
         Args::try_parse_from(words).map_err(|error| error.to_string())
     }

@@ -12,7 +12,7 @@ use farside_common::layout::LayoutError;
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the messages say what the fields are")]
 pub enum Error {
-    /// What was asked for cannot be: exit code 2.
+    /// What was asked for cannot be.
     #[error("{0}")]
     Usage(String),
     #[error(
@@ -23,8 +23,6 @@ pub enum Error {
     NoServerProgram { beside: PathBuf },
     #[error("{} did not start: {log}", .program.display())]
     ServerStart { program: PathBuf, log: String },
-    #[error("this run needs {needed} MiB for its server, but only {available} MiB are available")]
-    Memory { needed: u64, available: u64 },
     #[error("{doing}: {source}")]
     Client {
         doing: &'static str,
@@ -67,12 +65,15 @@ impl Error {
     /// What the process ends with.
     pub fn exit_code(&self) -> u8 {
         match self {
-            Self::Usage(_) => 2,
+            // As a shell says it of a program that SIGINT ended.
             Self::Interrupted => 130,
-            _ => 1,
+            _ => FAILED,
         }
     }
 }
+
+/// The exit code of every error, as for kv-cli.
+pub const FAILED: u8 = 2;
 
 /// The result of everything here.
 pub type Result<T> = std::result::Result<T, Error>;

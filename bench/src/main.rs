@@ -6,23 +6,43 @@ use std::process::ExitCode;
 use clap::Parser;
 use farside_bench::allocations::CountingAllocator;
 use farside_bench::args::{Args, Command};
+use farside_bench::error::FAILED;
 use farside_bench::interrupt::Interrupt;
 use farside_bench::report::{YcsbReport, publish};
 use farside_bench::{Error, Result, run, verbs};
+use farside_common::command_line::{one_line, usage_line};
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 fn main() -> ExitCode {
-    let args = Args::parse();
+    let args = match Args::try_parse() {
+        Ok(args) => args,
+        Err(error) if is_mistake(&error) => {
+            tell(&usage_line("kv-bench", &error.to_string()));
+            return FAILED.into();
+        }
+        // --help and --version.
+        Err(error) => error.exit(),
+    };
     match measure(&args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // Nobody is left to tell when stderr is closed.
-            let _ = writeln!(std::io::stderr(), "kv-bench: {error}");
+            tell(&one_line(&error));
             error.exit_code().into()
         }
     }
+}
+
+/// Whether it is to be told in one line, not by the whole help.
+fn is_mistake(error: &clap::Error) -> bool {
+    let kind = clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
+    error.use_stderr() && error.kind() != kind
+}
+
+fn tell(line: &str) {
+    // Nobody is left to tell when stderr is closed.
+    let _ = writeln!(std::io::stderr(), "kv-bench: {line}");
 }
 
 fn measure(args: &Args) -> Result<()> {

@@ -275,6 +275,7 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
+    use crate::args::Target;
     use crate::environment::Environment;
     use crate::recorder::Recorder;
     use crate::workload::{Kind, Workload};
@@ -308,7 +309,7 @@ mod tests {
             seconds: 2.0,
             warmup_seconds: 0.0,
             distribution: None,
-            server: None,
+            target: Target::default(),
             cache_bytes: None,
             memory: None,
             seed: 1,

@@ -6,7 +6,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use farside::{CacheStatistics, Client, Session};
-use farside_common::config::ByteSize;
+use farside_common::config::ClientConfig;
+use farside_common::size::ByteSize;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::accounting::ServerUsage;
@@ -51,8 +52,9 @@ pub struct Measured {
 /// # Errors
 /// What went wrong first, in whichever thread.
 pub fn ycsb(args: &Ycsb, interrupt: &Interrupt) -> Result<Measured> {
-    let server = Server::connect_or_start(args.server.as_deref(), || memory(args), interrupt)?;
-    let client = connect(args, &server.address)?;
+    let config = args.target.config()?;
+    let server = Server::connect_or_start(config, || memory(args), interrupt)?;
+    let client = connect(args, &server.config)?;
     check_limits(args, &client)?;
     let shared = Shared {
         args,
@@ -101,8 +103,8 @@ fn memory(args: &Ycsb) -> Result<Memory> {
     })
 }
 
-fn connect(args: &Ycsb, address: &str) -> Result<Client> {
-    let mut builder = Client::builder().server(address).pipeline_depth(args.depth);
+fn connect(args: &Ycsb, config: &ClientConfig) -> Result<Client> {
+    let mut builder = Client::builder().config(config).pipeline_depth(args.depth);
     if let Some(ByteSize(bytes)) = args.cache_bytes {
         builder = builder.cache_bytes(bytes as usize);
     }

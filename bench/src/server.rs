@@ -6,6 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use farside_common::address::Address;
+use farside_common::config::ClientConfig;
 use farside_common::fabric::shm::Connection;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
@@ -23,30 +24,30 @@ const PAUSE: Duration = Duration::from_millis(10);
 
 /// The server of a run: somebody's, or one of our own that is stopped when this is dropped.
 pub struct Server {
-    /// Where it listens.
-    pub address: String,
+    /// How to connect to it.
+    pub config: ClientConfig,
     /// Its process, if known.
     pub process: Option<u32>,
     own: Option<OwnServer>,
 }
 
 impl Server {
-    /// The one at this address, or else a new one with so much memory.
+    /// The one the configuration names, or else a new one with so much memory.
     ///
     /// # Errors
     /// As for a server of its own.
     pub fn connect_or_start(
-        address: Option<&str>,
+        config: ClientConfig,
         memory: impl FnOnce() -> Result<Memory>,
         interrupt: &Interrupt,
     ) -> Result<Self> {
-        if let Some(address) = address {
+        if let Some(address) = &config.server {
             let process = accounting::process_at(address);
-            return Ok(Self { address: address.to_owned(), process, own: None });
+            return Ok(Self { config, process, own: None });
         }
         let own = OwnServer::start(memory()?, interrupt)?;
-        let (address, process) = (own.address.clone(), Some(own.child.id()));
-        Ok(Self { address, process, own: Some(own) })
+        let config = ClientConfig { server: Some(own.address.clone()), ..config };
+        Ok(Self { config, process: Some(own.child.id()), own: Some(own) })
     }
 
     /// Whether it was started for this run.
@@ -56,7 +57,8 @@ impl Server {
 
     /// The name of the fabric that leads to it.
     pub fn fabric(&self) -> &str {
-        self.address.split("://").next().unwrap_or_default()
+        let address = self.config.server.as_deref().unwrap_or_default();
+        address.split("://").next().unwrap_or_default()
     }
 }
 
@@ -71,7 +73,6 @@ struct OwnServer {
 impl OwnServer {
     fn start(memory: Memory, interrupt: &Interrupt) -> Result<Self> {
         use std::os::unix::process::CommandExt;
-        memory.check_available()?;
         let program = find_program()?;
         let folder = tempfile::Builder::new()
             .prefix("kv-bench-")

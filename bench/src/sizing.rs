@@ -90,27 +90,6 @@ impl Demand {
     }
 }
 
-impl Memory {
-    /// That the machine has it.
-    ///
-    /// # Errors
-    /// [`Error::Memory`] with both numbers.
-    pub fn check_available(&self) -> Result<()> {
-        let Some(available) = available_bytes() else { return Ok(()) };
-        if self.region_bytes <= available {
-            return Ok(());
-        }
-        Err(Error::Memory { needed: self.region_bytes >> 20, available: available >> 20 })
-    }
-}
-
-fn available_bytes() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    let kib: u64 = line.split_whitespace().next()?.parse().ok()?;
-    Some(kib << 10)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -146,12 +125,5 @@ mod tests {
         assert!(inserts.region_bytes > reads.region_bytes);
         assert!(inserts.index_bytes > reads.index_bytes);
         assert!(Demand { value_bytes: 5 << 20, ..demand() }.memory().is_err());
-    }
-
-    #[test]
-    fn more_than_the_machine_has_is_refused_with_both_numbers() {
-        let memory = Memory { region_bytes: 1 << 50, index_bytes: 0, value_bytes_max: 0 };
-        let error = memory.check_available().unwrap_err().to_string();
-        assert!(error.contains("1073741824 MiB"), "{error}");
     }
 }

@@ -158,7 +158,7 @@ impl ClientBuilder {
         Self {
             server: config.server.clone().or(self.server),
             role: config.role,
-            token: config.secret.as_ref().map_or(Token::NONE, |secret| Token::of(&secret.0)),
+            token: config.token(),
             cache_bytes: config.cache_bytes.0 as usize,
             pipeline_depth: config.pipeline_depth,
             connect_timeout: Duration::from_millis(config.connect_timeout_ms),

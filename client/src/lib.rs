@@ -14,7 +14,7 @@
 //! # let address = format!("shm://{}/kv.sock", folder.path().display());
 //! # let config = farside_common::config::ServerConfig {
 //! #     listen: Some(address.parse()?),
-//! #     memory: Some(farside_common::config::ByteSize::mib(16)),
+//! #     memory: Some(farside_common::size::ByteSize::mib(16)),
 //! #     ..Default::default()
 //! # };
 //! # let server = farside_server::Server::start(&config)?;
@@ -53,7 +53,7 @@
 //! # let address = format!("shm://{}/kv.sock", folder.path().display());
 //! # let config = farside_common::config::ServerConfig {
 //! #     listen: Some(address.parse()?),
-//! #     memory: Some(farside_common::config::ByteSize::mib(16)),
+//! #     memory: Some(farside_common::size::ByteSize::mib(16)),
 //! #     ..Default::default()
 //! # };
 //! # let server = farside_server::Server::start(&config)?;

@@ -11,14 +11,19 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer};
 
 use crate::address::Address;
-use crate::control::Role;
+use crate::control::{Role, Token};
 use crate::fabric::shm::HugePages;
 use crate::layout::{CHUNK_BYTES, CLIENTS_MAX, Format, LayoutError};
+use crate::size::ByteSize;
 
 /// The most clients a server may be told to accept: every client id but 0, which is nobody.
 pub const CLIENTS_MAX_LIMIT: u32 = CLIENTS_MAX - 1;
 /// How much memory a new region gets when nobody says.
 pub const MEMORY_DEFAULT: ByteSize = ByteSize(1 << 30);
+/// The client's config file of everybody on a machine.
+const CLIENT_FILE_SYSTEM: &str = "/etc/farside/client.toml";
+/// And of one user, from their home on.
+const CLIENT_FILE_OWN: &str = ".config/farside/client.toml";
 /// The operations a session may keep in flight.
 pub const PIPELINE_DEPTH: RangeInclusive<u16> = 1..=1024;
 
@@ -43,53 +48,6 @@ fn bad_value(
     advice: impl Into<String>,
 ) -> ConfigError {
     ConfigError::Value { key, value: value.to_string(), advice: advice.into() }
-}
-
-/// A number of bytes as people write it: `64MiB`, `1GiB`, `4096B`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ByteSize(pub u64);
-
-/// Why a text is no number of bytes.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{text}` is no size; write a whole number and B, KiB, MiB, GiB or TiB, as in 1GiB")]
-pub struct ByteSizeError {
-    text: String,
-}
-
-const UNITS: [(&str, u32); 5] = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10), ("B", 0)];
-
-impl ByteSize {
-    /// This many MiB.
-    pub const fn mib(count: u64) -> Self {
-        Self(count << 20)
-    }
-}
-
-impl FromStr for ByteSize {
-    type Err = ByteSizeError;
-
-    fn from_str(text: &str) -> Result<Self, ByteSizeError> {
-        let with_unit = |(unit, shift): (&str, u32)| {
-            let digits = text.trim().strip_suffix(unit)?.trim_end();
-            // `parse` alone would take a sign.
-            if !digits.bytes().all(|byte| byte.is_ascii_digit()) {
-                return None;
-            }
-            digits.parse::<u64>().ok()?.checked_mul(1 << shift)
-        };
-        let size = UNITS.into_iter().find_map(with_unit);
-        size.map(Self).ok_or_else(|| ByteSizeError { text: text.to_owned() })
-    }
-}
-
-impl fmt::Display for ByteSize {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let whole = |shift: u32| self.0 >> shift > 0 && self.0 >> shift << shift == self.0;
-        match UNITS.into_iter().find(|(_, shift)| whole(*shift)) {
-            Some((unit, shift)) => write!(f, "{}{unit}", self.0 >> shift),
-            None => f.write_str("0B"),
-        }
-    }
 }
 
 /// What a client has to know to connect. Its Debug form does not show it.
@@ -330,6 +288,20 @@ impl Default for ClientConfig {
 }
 
 impl ClientConfig {
+    /// The file a command takes: the one it was told, else the user's own, else the machine's.
+    pub fn file(told: Option<&Path>) -> Option<PathBuf> {
+        if let Some(path) = told {
+            return Some(path.to_owned());
+        }
+        let own = std::env::var_os("HOME").map(|home| Path::new(&home).join(CLIENT_FILE_OWN));
+        [own, Some(CLIENT_FILE_SYSTEM.into())].into_iter().flatten().find(|path| path.exists())
+    }
+
+    /// What tells the server that this client knows the secret.
+    pub fn token(&self) -> Token {
+        self.secret.as_ref().map_or(Token::NONE, |secret| Token::of(&secret.0))
+    }
+
     /// The configuration in this file, validated.
     ///
     /// # Errors
@@ -371,7 +343,13 @@ fn load<T: DeserializeOwned>(path: &Path) -> Result<T, ConfigError> {
     toml::from_str(&text).map_err(|error| {
         let start = error.span().map_or(0, |span| span.start.min(text.len()));
         let line = text.as_bytes()[..start].iter().filter(|byte| **byte == b'\n').count() + 1;
-        let message = error.message().replace('\n', " ");
+        let mut message = error.message().replace('\n', " ");
+        let line_text = text.lines().nth(line - 1).unwrap_or_default();
+        if let Some((key, _)) = line_text.split_once('=')
+            && !message.contains(key.trim())
+        {
+            message = format!("{}: {message}", key.trim());
+        }
         ConfigError::Syntax { path: path.to_owned(), line, message }
     })
 }

@@ -5,13 +5,16 @@
 //! - [`fabric`]: how verbs reach a region.
 //! - [`control`]: the messages between client and server.
 //! - [`check`]: walks a region and reports what is wrong with it.
-//! - [`address`] and [`config`]: what users write.
+//! - [`address`], [`size`] and [`config`]: what users write.
+//! - [`command_line`]: what the commands answer to mistakes and errors.
 #![deny(unsafe_code)]
 
 pub mod address;
 pub mod check;
+pub mod command_line;
 pub mod config;
 pub mod control;
 pub mod fabric;
 pub mod hash;
 pub mod layout;
+pub mod size;

@@ -3,10 +3,11 @@
 use std::io;
 use std::path::PathBuf;
 
-use farside_common::config::{ByteSize, ConfigError};
+use farside_common::config::ConfigError;
 use farside_common::fabric::ChainError;
 use farside_common::fabric::shm::MemoryError;
 use farside_common::layout::LayoutError;
+use farside_common::size::ByteSize;
 
 use crate::depot::BlockError;
 

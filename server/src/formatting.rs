@@ -1,12 +1,13 @@
 //! Making a region out of zeroed memory.
 
-use farside_common::config::{ByteSize, ServerConfig};
+use farside_common::config::ServerConfig;
 use farside_common::fabric::ChainError;
 use farside_common::fabric::shm::Region;
 use farside_common::layout::{
     CHUNK_BYTES, ChunkEntry, ChunkUse, DirectoryEntry, Geometry, ROW_BYTES, ROWS_PER_SUBTABLE,
     RowHeader, SUBTABLE_BYTES, Superblock,
 };
+use farside_common::size::ByteSize;
 use rustix::rand::GetRandomFlags;
 use zerocopy::IntoBytes;
 

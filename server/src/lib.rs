@@ -5,7 +5,8 @@
 //! process:
 //!
 //! ```
-//! use farside_common::config::{ByteSize, ServerConfig};
+//! use farside_common::config::ServerConfig;
+//! use farside_common::size::ByteSize;
 //! use farside_server::Server;
 //!
 //! # let folder = tempfile::tempdir()?;

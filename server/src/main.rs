@@ -8,8 +8,10 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::Parser;
 use farside_common::address::Address;
-use farside_common::config::{ByteSize, LogFormat, LogLevel, ServerConfig};
+use farside_common::command_line::{one_line, usage_line};
+use farside_common::config::{LogFormat, LogLevel, ServerConfig};
 use farside_common::fabric::shm::HugePages;
+use farside_common::size::ByteSize;
 use farside_server::Server;
 use sd_notify::NotifyState;
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -61,10 +63,7 @@ fn main() -> ExitCode {
     let flags = match Flags::try_parse() {
         Ok(flags) => flags,
         Err(error) if error.use_stderr() => {
-            let text = error.to_string();
-            let line = text.lines().next().unwrap_or_default();
-            let line = line.strip_prefix("error: ").unwrap_or(line);
-            report(&format!("kv-server: {line} (kv-server --help lists the flags)"));
+            report(&usage_line("kv-server", &error.to_string()));
             return ExitCode::from(USAGE_ERROR);
         }
         // --help and --version.
@@ -73,7 +72,7 @@ fn main() -> ExitCode {
     match run(flags) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            report(&format!("kv-server: {error:#}"));
+            report(&one_line(error.as_ref()));
             ExitCode::FAILURE
         }
     }
@@ -140,5 +139,5 @@ fn start_logging(config: &ServerConfig) {
 
 #[allow(clippy::print_stderr, reason = "the one line that says why the server does not run")]
 fn report(line: &str) {
-    eprintln!("{line}");
+    eprintln!("kv-server: {line}");
 }

@@ -7,13 +7,14 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use farside_common::config::{ByteSize, ServerConfig};
+use farside_common::config::ServerConfig;
 use farside_common::fabric::shm::{Region, RegionMemory, boot_time_ns};
 use farside_common::fabric::{ChainError, Nanos};
 use farside_common::layout::{
     BlockAddress, CLIENTS_MAX, ChunkEntry, ChunkUse, Format, Geometry, HeaderWord,
     INCARNATION_OFFSET, RegionState, STATE_OFFSET, SlotState, Superblock,
 };
+use farside_common::size::ByteSize;
 
 use crate::depot::{Depot, Memory};
 use crate::error::{Damage, ServerError};
@@ -52,8 +53,12 @@ impl Memory for RegionTables<'_> {
 /// Formats the memory if it is new, checks it if it is not, and takes it into use.
 pub(crate) fn open(memory: &RegionMemory, config: &ServerConfig) -> Result<Opened, ServerError> {
     let region = memory.region.clone();
-    if memory.is_new {
-        format_region(&region, config)?;
+    if memory.is_new
+        && let Err(error) = format_region(&region, config)
+    {
+        // What is wrong is said; a file of zeros would only be refused the next time.
+        let _ = memory.discard();
+        return Err(error);
     }
     let path = config.region_file.clone().unwrap_or_default();
     let decoded = Superblock::decode(&superblock_bytes(&region)?, region.bytes());
@@ -78,6 +83,7 @@ pub(crate) fn open(memory: &RegionMemory, config: &ServerConfig) -> Result<Opene
     if !memory.is_new {
         let state = superblock.state().unwrap_or(RegionState::InUse);
         log_continued(&path, state, incarnation);
+        warn_of_kept(config, &format);
     }
     Ok(Opened { region, format, geometry, incarnation, directory_depth: depth, index, depot })
 }
@@ -98,6 +104,11 @@ fn check_wanted(config: &ServerConfig, path: &Path, format: &Format) -> Result<(
         let asked = ByteSize(config.region_bytes());
         return Err(ServerError::MemoryDiffers { path: path.to_owned(), asked, has });
     }
+    Ok(())
+}
+
+/// Says which wishes do not count, because the region was formatted otherwise.
+fn warn_of_kept(config: &ServerConfig, format: &Format) {
     for (key, asked, has) in [
         ("grace_ms", config.grace_ms, format.grace_ms),
         ("key_bytes_max", config.key_bytes_max, format.key_bytes_max),
@@ -107,7 +118,6 @@ fn check_wanted(config: &ServerConfig, path: &Path, format: &Format) -> Result<(
             tracing::warn!("{key} = {asked} is for new regions: this one keeps {has}");
         }
     }
-    Ok(())
 }
 
 /// Takes the lease from every client there ever was; returns when.

@@ -7,8 +7,9 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
 use farside_common::address::Address;
-use farside_common::config::{ByteSize, ServerConfig};
+use farside_common::config::ServerConfig;
 use farside_common::fabric::shm::{Listener, RegionMemory};
+use farside_common::size::ByteSize;
 use rustix::event::EventfdFlags;
 
 use crate::error::{ServerError, system};

@@ -1,31 +1,17 @@
 //! Which server, and with what.
 
-use std::path::{Path, PathBuf};
-
 use anyhow::{Context, bail};
 use farside::{Client, Role};
 use farside_common::config::ClientConfig;
 
 use crate::args::Args;
 
-/// The config file for everybody on this machine.
-const SYSTEM_CONFIG: &str = "/etc/farside/client.toml";
 /// How long to look for a server when no config file says: a person is waiting.
 const CONNECT_TIMEOUT_MS: u64 = 1000;
 
-/// The config file that counts, if there is one.
-pub(crate) fn config_file(args: &Args) -> Option<PathBuf> {
-    if args.config.is_some() {
-        return args.config.clone();
-    }
-    let home = std::env::var_os("HOME").map(PathBuf::from);
-    let own = home.map(|home| home.join(".config/farside/client.toml"));
-    [own, Some(SYSTEM_CONFIG.into())].into_iter().flatten().find(|path| Path::exists(path))
-}
-
 /// What the config file says, and the server that was asked for.
 pub(crate) fn config(args: &Args) -> anyhow::Result<ClientConfig> {
-    let mut config = match config_file(args) {
+    let mut config = match ClientConfig::file(args.config.as_deref()) {
         Some(path) => ClientConfig::load(&path)?,
         None => ClientConfig { connect_timeout_ms: CONNECT_TIMEOUT_MS, ..Default::default() },
     };

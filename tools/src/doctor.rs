@@ -2,6 +2,9 @@
 
 use std::io::Write;
 
+use farside_common::command_line::one_line;
+use farside_common::config::ClientConfig;
+
 use crate::args::Args;
 use crate::connect;
 use crate::output::{self, Outcome, bytes, count};
@@ -163,18 +166,18 @@ fn rdma_access(machine: &Machine) -> Finding {
 /// Whether the server answers, if one is configured.
 fn server(args: &Args) -> Vec<Finding> {
     let what = "config file";
-    let file = match connect::config_file(args) {
+    let file = match ClientConfig::file(args.config.as_deref()) {
         Some(path) => Finding::ok(what, path.display().to_string()),
         None => Finding::ok(what, "none; --server and FARSIDE_SERVER do"),
     };
     let what = "server";
     let server = match connect::config(args) {
-        Err(error) => Finding::warn(what, "not configured", output::one_line(&error)),
+        Err(error) => Finding::warn(what, "not configured", one_line(error.as_ref())),
         Ok(config) => {
             let name = config.server.clone().unwrap_or_default();
             match connect::reader(args).and_then(|client| Ok(client.statistics()?)) {
                 Ok(_) => Finding::ok(what, format!("{name} answers")),
-                Err(error) => Finding::warn(what, name, output::one_line(&error)),
+                Err(error) => Finding::warn(what, name, one_line(error.as_ref())),
             }
         }
     };

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use farside::{Entry, Error, Session};
+use farside_common::command_line::one_line;
 
 use crate::args::{self, Args};
 use crate::connect;
@@ -83,7 +84,7 @@ fn for_each_entry(
             Err(error) => {
                 tally.failed += 1;
                 if tally.failed <= FAILURES_TOLD_MAX {
-                    let message = format!("{name} is left out: {}", output::one_line(&error));
+                    let message = format!("{name} is left out: {}", one_line(error.as_ref()));
                     bar.suspend(|| output::tell(message));
                 }
             }

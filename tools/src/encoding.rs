@@ -112,6 +112,8 @@ fn is_unprintable(character: char) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use farside_common::command_line::one_line;
+
     use super::*;
 
     #[test]
@@ -132,7 +134,7 @@ mod tests {
     fn what_is_no_hex_or_base64_is_refused() {
         let error = |encoding: Encoding, text: &str| {
             let error = encoding.decode_argument("key", OsStr::new(text)).unwrap_err();
-            crate::output::one_line(&error)
+            one_line(error.as_ref())
         };
         assert_eq!(error(Encoding::Hex, "abc"), "the key: has an odd number of hexadecimal digits");
         assert_eq!(error(Encoding::Hex, "zz"), "the key: is not hexadecimal");

@@ -24,8 +24,7 @@ pub(crate) fn get(args: &Args, what: &Key) -> anyhow::Result<Outcome> {
 
 /// `put`.
 pub(crate) fn put(args: &Args, what: &KeyValue) -> anyhow::Result<Outcome> {
-    let change = Change::prepare(args, what)?;
-    let Change { mut session, key, value } = change;
+    let Change { mut session, key, value } = Change::prepare(args, what)?;
     session.put(&key, &value)?;
     Ok(Outcome::Done)
 }

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use farside::{Error, Pipeline, PipelineFull, Ticket};
+use farside_common::command_line::one_line;
 use indicatif::ProgressBar;
 
 use crate::args::{self, Args};
@@ -196,7 +197,7 @@ impl<'a> Loader<'a> {
         self.tally.failed += 1;
         if self.tally.failed <= FAILURES_TOLD_MAX {
             self.bar
-                .suspend(|| output::tell(format_args!("{origin}: {}", output::one_line(error))));
+                .suspend(|| output::tell(format_args!("{origin}: {}", one_line(error.as_ref()))));
         }
     }
 

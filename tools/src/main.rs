@@ -22,6 +22,7 @@ mod verify;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
+use farside_common::command_line::usage_line;
 
 use args::{Args, Command};
 use output::Outcome;
@@ -30,7 +31,7 @@ fn main() -> ExitCode {
     let args = match Args::try_parse() {
         Ok(args) => args,
         Err(error) if is_mistake(&error) => {
-            output::tell(output::usage_line(&error.to_string()));
+            output::tell(usage_line("kv-cli", &error.to_string()));
             return Outcome::Failed.into();
         }
         // --help and --version.

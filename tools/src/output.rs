@@ -4,6 +4,8 @@ use std::fmt;
 use std::io::{self, BufWriter, Write};
 use std::process::ExitCode;
 
+use farside_common::command_line::one_line;
+use farside_common::size::ByteSize;
 use indicatif::{ProgressBar, ProgressStyle};
 
 /// How a command ended.
@@ -83,29 +85,7 @@ pub(crate) fn tell(message: impl fmt::Display) {
 
 /// Says what went wrong, in one line.
 pub(crate) fn tell_error(error: &anyhow::Error) {
-    tell(one_line(error));
-}
-
-/// An error and its causes, without those that it already names.
-pub(crate) fn one_line(error: &anyhow::Error) -> String {
-    let mut text = String::new();
-    for cause in error.chain().map(|cause| cause.to_string().replace('\n', " ")) {
-        if text.is_empty() {
-            text = cause;
-        } else if !text.contains(&cause) {
-            text = format!("{text}: {cause}");
-        }
-    }
-    text
-}
-
-/// What clap says about a wrong command line, in one line: without its usage, which --help shows.
-pub(crate) fn usage_line(text: &str) -> String {
-    let text = text.strip_prefix("error: ").unwrap_or(text);
-    let lines = text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:"));
-    let lines = lines.filter(|line| !line.is_empty() && !line.starts_with("For more information"));
-    let line = lines.collect::<Vec<_>>().join(" ").replace(" tip: ", "; ");
-    format!("{line} (kv-cli --help tells more)")
+    tell(one_line(error.as_ref()));
 }
 
 /// A count on stderr of what is done, which shows nothing unless stderr is a terminal.
@@ -133,14 +113,7 @@ pub(crate) fn count(number: u64, noun: &str) -> String {
 
 /// A number of bytes for people: `17 B`, `4.2 MiB`.
 pub(crate) fn bytes(number: u64) -> String {
-    let units = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let mut scaled = number as f64;
-    let mut unit = 0;
-    while scaled >= 1024.0 && unit + 1 < units.len() {
-        scaled /= 1024.0;
-        unit += 1;
-    }
-    if unit == 0 { format!("{number} B") } else { format!("{scaled:.1} {}", units[unit]) }
+    ByteSize(number).rounded()
 }
 
 #[cfg(test)]
@@ -148,30 +121,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_for_people() {
-        assert_eq!(bytes(0), "0 B");
-        assert_eq!(bytes(1023), "1023 B");
-        assert_eq!(bytes(1 << 20), "1.0 MiB");
-        assert_eq!(bytes(u64::MAX), "16777216.0 TiB");
+    fn one_is_not_plural() {
         assert_eq!((count(1, "key"), count(0, "key")), ("1 key".into(), "0 keys".into()));
-    }
-
-    #[test]
-    fn an_error_is_one_line_and_says_nothing_twice() {
-        let error = anyhow::anyhow!("the cause").context("it broke: the cause").context("so");
-        assert_eq!(one_line(&error), "so: it broke: the cause");
-        assert_eq!(one_line(&anyhow::anyhow!("two\nlines")), "two lines");
-    }
-
-    #[test]
-    fn a_wrong_command_line_is_told_in_one_line() {
-        let text = "error: unexpected argument '--jsn' found\n\n  tip: a similar argument exists: \
-                    '--json'\n\nUsage: kv-cli stat --json\n\nFor more information, try '--help'.\n";
-        let expected = "unexpected argument '--jsn' found; a similar argument exists: '--json' \
-                        (kv-cli --help tells more)";
-        assert_eq!(usage_line(text), expected);
-        let text = "error: it lacks:\n  <KEY>\n  <VALUE>\n\nUsage: kv-cli put\n";
-        assert_eq!(usage_line(text), "it lacks: <KEY> <VALUE> (kv-cli --help tells more)");
     }
 
     #[test]

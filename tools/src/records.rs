@@ -174,6 +174,8 @@ impl Format {
 
 #[cfg(test)]
 mod tests {
+    use farside_common::command_line::one_line;
+
     use super::*;
 
     fn collect(read: impl FnOnce(&mut dyn FnMut(Numbered) -> anyhow::Result<()>)) -> Vec<String> {
@@ -181,7 +183,7 @@ mod tests {
         read(&mut |numbered| {
             seen.push(match numbered.pair {
                 Ok((key, value)) => format!("{}:{:?}={:?}", numbered.line, key, value),
-                Err(error) => format!("{}:{}", numbered.line, crate::output::one_line(&error)),
+                Err(error) => format!("{}:{}", numbered.line, one_line(error.as_ref())),
             });
             Ok(())
         });

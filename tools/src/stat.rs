@@ -81,7 +81,7 @@ struct Class {
     blocks: u64,
     /// Those that hold a key.
     linked: u64,
-    /// Those with the server.
+    /// Those with the server, some of them in quarantine.
     free: u64,
     /// The rest: with clients, in quarantine or ready for their next writes.
     with_clients: u64,

@@ -6,9 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farside_common::address::Address;
+use farside_common::config::ClientConfig;
 use farside_common::control::{
     BLOCKS_PER_MESSAGE_MAX, ConnectRequest, FreeBlock, MESSAGE_BYTES_MAX, Reply, Request, Role,
-    Token, decode_reply,
+    decode_reply,
 };
 use farside_common::fabric::shm::{Connection, Lease, Region, ShmFabric};
 use farside_common::layout::{
@@ -33,11 +34,12 @@ pub struct Attached {
 }
 
 impl Attached {
-    /// Connects as a writer, without a secret.
+    /// Connects as a writer.
     ///
     /// # Errors
     /// What the server refuses, or what is wrong with its region.
-    pub fn connect(address: &str) -> Result<Self> {
+    pub fn connect(config: &ClientConfig) -> Result<Self> {
+        let address = config.server.as_deref().unwrap_or_default();
         let usage = |error: farside_common::address::AddressError| Error::Usage(error.to_string());
         let Address::Shm(path) = address.parse().map_err(usage)? else {
             return Err(Error::Usage(format!("{address}: kv-bench verbs knows only shm so far")));
@@ -47,7 +49,7 @@ impl Attached {
         connection
             .set_receive_timeout(Some(ANSWER_TIMEOUT))
             .map_err(Error::system("preparing the connection"))?;
-        let request = ConnectRequest { role: Role::Writer, token: Token::NONE };
+        let request = ConnectRequest { role: Role::Writer, token: config.token() };
         connection.send(&request.encode(), None).map_err(Error::system("asking the server"))?;
         let mut buffer = vec![0; MESSAGE_BYTES_MAX];
         let (bytes, descriptor) =

@@ -9,8 +9,8 @@ mod measure;
 use std::fmt::{self, Write as _};
 use std::time::Duration;
 
-use farside_common::config::ByteSize;
 use farside_common::layout::{BLOCK_HEADER_BYTES, CHUNK_BYTES, SizeClass};
+use farside_common::size::ByteSize;
 use serde::Serialize;
 
 use crate::args::Verbs;
@@ -50,9 +50,9 @@ pub fn run(args: &Verbs, interrupt: &Interrupt) -> Result<VerbsReport> {
         .ok_or_else(|| Error::Usage(format!("no block holds {block_bytes} bytes")))?;
     let ByteSize(span) = args.span;
     let blocks = (span / class.block_bytes()).max(args.depth.into()) as usize;
-    let server =
-        Server::connect_or_start(args.server.as_deref(), || Ok(memory(class, blocks)), interrupt)?;
-    let mut attached = Attached::connect(&server.address)?;
+    let config = args.target.config()?;
+    let server = Server::connect_or_start(config, || Ok(memory(class, blocks)), interrupt)?;
+    let mut attached = Attached::connect(&server.config)?;
     let targets = attached.take_blocks(class, blocks)?;
     let mut fabric = attached.fabric(args.depth);
     let plan = Plan {

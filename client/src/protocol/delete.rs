@@ -29,9 +29,10 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
             return Ok(true);
         }
         self.engine.cache().statistics.misses += 1;
+        let mut damaged = 0;
         for attempt in 0..ATTEMPTS_MAX {
             let seen = self.read_window().await?;
-            match self.find_own(&seen).await? {
+            match self.find_own(&seen, &mut damaged).await? {
                 Own::Absent => return Ok(false),
                 Own::Here(target) => {
                     if let Some(deleted) = self.unlink_seen(target, seen.posted).await? {

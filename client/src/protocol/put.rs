@@ -54,9 +54,10 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         if condition != Condition::Absent && self.swing_cached(new, condition).await? {
             return Ok(Linked::Yes);
         }
+        let mut damaged = 0;
         for attempt in 0..ATTEMPTS_MAX {
             let seen = self.read_window().await?;
-            let (mut own, mut seen_at) = (self.find_own(&seen).await?, seen.posted);
+            let (mut own, mut seen_at) = (self.find_own(&seen, &mut damaged).await?, seen.posted);
             if let (Own::Absent, Condition::None | Condition::Absent) = (&own, condition) {
                 match self.insert_block(&seen, new, condition).await? {
                     Inserted::Done => return Ok(Linked::Yes),

@@ -8,8 +8,8 @@ use zerocopy::FromBytes;
 
 use super::{Outcome, read_block};
 use crate::allocator::Depot;
-use crate::engine::{Engine, Failure};
-use crate::{Entry, Value, Version};
+use crate::engine::Engine;
+use crate::{Entry, Error, Value, Version};
 
 /// A LIVE slot as a scan saw it.
 #[derive(Clone, Copy, Debug)]
@@ -20,6 +20,8 @@ pub(crate) struct ScannedSlot {
 
 /// How often a scan follows a slot whose value is replaced under its eyes.
 const FOLLOWS_MAX: u32 = 64;
+/// How often a scan READs a block that seems damaged under a word that stays, before it says so.
+const DAMAGE_READS_MAX: u32 = 3;
 
 /// READs a subtable; appends its LIVE slots. One round trip.
 pub(crate) async fn read_subtable<F: Fabric, D: Depot>(
@@ -51,7 +53,7 @@ pub(crate) async fn read_entry<F: Fabric, D: Depot>(
     lane: LaneId,
     ScannedSlot { slot, mut word }: ScannedSlot,
 ) -> Outcome<Option<Entry>> {
-    let mut damage = None;
+    let mut damaged = 0;
     for _ in 0..FOLLOWS_MAX {
         let reference = word.block()?;
         engine.geometry.check_block(reference)?;
@@ -69,16 +71,21 @@ pub(crate) async fn read_entry<F: Fabric, D: Depot>(
             return Ok(None);
         }
         if now.word() != word || took > engine.constants.patience_ns {
-            word = now.word();
+            (word, damaged) = (now.word(), 0);
             continue;
         }
         let bytes = &fabric.buffer(lane, Buffer::Block)[..reference.class.block_bytes() as usize];
         match Block::decode(bytes, reference.address) {
             Ok(block) => return Ok(Some(entry(&block, reference.address))),
-            Err(error) => damage = Some(error),
+            Err(error) => {
+                damaged += 1;
+                if damaged == DAMAGE_READS_MAX {
+                    return Err(error.into());
+                }
+            }
         }
     }
-    damage.map_or(Ok(None), |error| Err(Failure::from(error)))
+    Err(Error::Contended { attempts: FOLLOWS_MAX }.into())
 }
 
 fn entry(block: &Block<'_>, address: farside_common::layout::BlockAddress) -> Entry {

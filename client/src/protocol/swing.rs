@@ -5,9 +5,10 @@ use std::cell::Cell;
 use farside_common::control::FreeBlock;
 use farside_common::fabric::{Buffer, ChainError, Fabric, Nanos, Verb};
 use farside_common::layout::{
-    BLOCK_HEADER_BYTES, BlockRef, BlockStamp, HeaderWord, SUPERSEDED, SlotState, SlotWord,
-    WORD_GENERATIONS, class_for, seal,
+    BLOCK_HEADER_BYTES, BlockHeader, BlockRef, BlockStamp, HeaderWord, SUPERSEDED, SlotState,
+    SlotWord, WORD_GENERATIONS, class_for, seal,
 };
+use zerocopy::FromBytes;
 
 use super::{Operation, Outcome, Target};
 use crate::Error;
@@ -109,7 +110,9 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
             desired: desired.bits(),
         };
         let mark = Verb::WriteHalf { remote: old_offset, value: SUPERSEDED };
-        let header = Verb::Read { remote: old_offset, into: Buffer::Block, bytes: 8 };
+        let key_end = (BLOCK_HEADER_BYTES as usize + self.key_bytes).next_multiple_of(8);
+        let bytes = (key_end as u64).min(old.class.block_bytes()) as u32;
+        let header = Verb::Read { remote: old_offset, into: Buffer::Block, bytes };
         let mut chain = [mark; 4];
         let mut verbs = 0;
         let mut push = |verb| {
@@ -123,7 +126,8 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         push(mark);
         push(cas);
         if target.generation.is_none() {
-            // The old block's next generation is one more than its last: READ it on the way.
+            // The old block's next generation is one more than its last: READ it on the way, and
+            // the key, by which the block vouches for the word.
             push(header);
         }
         let found = match self.chain(&chain[..verbs], posted).await {
@@ -149,17 +153,28 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     /// The block this operation just unlinked is this session's now: no LIVE word points to it, and
     /// it is in no other list (invariant I1).
     fn retire(&self, old: BlockRef, generation: Option<u32>) {
-        let generation = generation.unwrap_or_else(|| {
-            let fabric = self.engine.endpoint.fabric();
-            let (words, _) = fabric.buffer(self.lane, Buffer::Block).as_chunks();
-            HeaderWord::from_bits(u64::from_le_bytes(words[0])).generation
-        });
-        if generation as u8 != old.generation_low {
-            // Damage: whose block it is can not be told, so nobody gets it.
+        let Some(generation) = generation.or_else(|| self.read_generation(old)) else {
+            // Damage: whose block it is cannot be told, so nobody gets it.
             return;
-        }
+        };
         let free = FreeBlock { address: old.address, generation: generation.wrapping_add(1) };
         self.engine.allocator().retire(old.class, free, self.now());
+    }
+
+    /// The generation of the old block, whose header and key were READ; `None` if it is not what
+    /// the word said: a damaged word may lead to another key's block, or into one.
+    fn read_generation(&self, old: BlockRef) -> Option<u32> {
+        let fabric = self.engine.endpoint.fabric();
+        let block = fabric.buffer(self.lane, Buffer::Block);
+        let image = fabric.buffer(self.lane, Buffer::Image);
+        let (header, rest) = BlockHeader::ref_from_prefix(block).ok()?;
+        let start = BLOCK_HEADER_BYTES as usize;
+        let key = &image[start..start + self.key_bytes];
+        // A header that fits means that the READ went as far as the key.
+        let is_ours = header.fits(old.class, self.key_bytes) && rest.starts_with(key);
+        let (words, _) = block.as_chunks();
+        let generation = HeaderWord::from_bits(u64::from_le_bytes(words[0])).generation;
+        (is_ours && generation as u8 == old.generation_low).then_some(generation)
     }
 
     pub(super) fn remember(&self, slot: u64, word: SlotWord, new: &NewBlock, posted: Nanos) {

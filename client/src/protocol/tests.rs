@@ -1,9 +1,10 @@
 //! Proves the price list exactly, on a clock that stands still: on shared memory a process that
 //! loses the processor during a READ rightly pays for another.
 
-use farside_common::config::{ByteSize, ServerConfig};
+use farside_common::config::ServerConfig;
 use farside_common::fabric::shm::ShmFabric;
 use farside_common::fabric::{Buffer, Completion, Counters, Fabric, LaneId, Nanos, Timing, Verb};
+use farside_common::size::ByteSize;
 use farside_server::Server;
 
 use super::Operation;

@@ -11,6 +11,9 @@ use crate::allocator::Depot;
 /// How often an operation READs its window, and the directory when that was old, before it calls
 /// the row damaged.
 const WINDOW_READS_MAX: u32 = 16;
+/// How often an operation looks again for an exact hint of a word whose block is damaged, before it
+/// says so.
+const DAMAGE_ATTEMPTS_MAX: u32 = 16;
 const _: () = assert!(BLOCK_BYTES_MAX <= u32::MAX as u64);
 
 /// A window as one READ brought it.
@@ -37,7 +40,7 @@ pub(super) enum Own {
     Absent,
     /// A split is moving an entry with the key's fingerprint.
     Moving,
-    /// It took too long to find out.
+    /// It took too long to find out: look again.
     Stale,
 }
 
@@ -132,7 +135,11 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     /// incarnation of the slot had begun or ended between the READs of word and hint, the key was
     /// absent at that moment, which lies in this operation (docs/decisions/0002). A hint that does
     /// match is exact only within T_hint, because incarnation numbers recur.
-    pub(super) async fn find_own(&self, seen: &Seen) -> Outcome<Own> {
+    ///
+    /// An exact hint says whose word it is whatever its block holds (invariants I6, I7), so a PUT
+    /// or DELETE replaces a damaged block: that mends the key. Without one only the block could
+    /// tell, and a damaged one cannot: that is worth some more looks, counted in `damaged`.
+    pub(super) async fn find_own(&self, seen: &Seen, damaged: &mut u32) -> Outcome<Own> {
         let states = &[SlotState::Live, SlotState::Frozen, SlotState::Copy];
         for (at, slot) in seen.with_fingerprint(self.hash.fingerprint(), states) {
             let word = slot.word();
@@ -151,7 +158,13 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
                     return Ok(Own::Here(Target { generation, ..seen.target(at) }));
                 }
                 Read::Examined(Examined::Other) => {}
-                Read::Examined(Examined::Damaged(error)) => return Err(error.into()),
+                Read::Examined(Examined::Damaged(error)) => {
+                    *damaged += 1;
+                    if *damaged == DAMAGE_ATTEMPTS_MAX {
+                        return Err(error.into());
+                    }
+                    return Ok(Own::Stale);
+                }
                 Read::Stale => return Ok(Own::Stale),
             }
         }

@@ -93,7 +93,8 @@ pub struct ClassStatistics {
     pub class: SizeClass,
     /// All blocks of the class.
     pub blocks: u64,
-    /// Those with the server, ready to be handed out; the rest is linked or with clients.
+    /// Those with the server, the ones still resting for GRACE included; the rest is linked or with
+    /// clients.
     pub blocks_free: u64,
 }
 
@@ -126,17 +127,16 @@ const STATISTICS_NUMBERS: usize = 11;
 /// The numbers of a [`ClassStatistics`].
 const CLASS_NUMBERS: usize = 3;
 
-fn encode(kind: u8, class: u8, flag: bool, count: u32, payload: &[u8], into: &mut Vec<u8>) {
+/// The header of a message, in place of what `into` held.
+fn encode_header(kind: u8, class: u8, flag: bool, count: u32, into: &mut Vec<u8>) {
     let header = Header { kind, class, flag: flag.into(), reserved: 0, count: count.into() };
     into.clear();
     into.extend_from_slice(header.as_bytes());
-    into.extend_from_slice(payload);
-    debug_assert!(into.len() <= MESSAGE_BYTES_MAX);
 }
 
 fn encode_blocks(kind: u8, class: SizeClass, flag: bool, blocks: &[FreeBlock], into: &mut Vec<u8>) {
     debug_assert!(blocks.len() <= BLOCKS_PER_MESSAGE_MAX);
-    encode(kind, class.index(), flag, blocks.len() as u32, &[], into);
+    encode_header(kind, class.index(), flag, blocks.len() as u32, into);
     for block in blocks {
         let (address, generation) = (block.address.0.into(), block.generation.into());
         into.extend_from_slice(BlockBytes { address, generation }.as_bytes());
@@ -234,7 +234,7 @@ impl Decoded<'_> {
 
 impl ServerStatistics {
     fn encode(&self, into: &mut Vec<u8>) {
-        encode(STATISTICS_REPLY, 0, false, self.classes.len() as u32, &[], into);
+        encode_header(STATISTICS_REPLY, 0, false, self.classes.len() as u32, into);
         let first: [u64; STATISTICS_NUMBERS] = [
             self.incarnation,
             self.uptime_ms,
@@ -260,13 +260,13 @@ impl Request {
     pub fn encode(&self, into: &mut Vec<u8>) {
         match self {
             Self::TakeBlocks { class, count } => {
-                encode(TAKE, class.index(), false, *count, &[], into);
+                encode_header(TAKE, class.index(), false, *count, into);
             }
             Self::GiveBlocks { class, rested, blocks } => {
                 encode_blocks(GIVE, *class, *rested, blocks, into);
             }
-            Self::Statistics => encode(STATISTICS, 0, false, 0, &[], into),
-            Self::Goodbye => encode(GOODBYE, 0, false, 0, &[], into),
+            Self::Statistics => encode_header(STATISTICS, 0, false, 0, into),
+            Self::Goodbye => encode_header(GOODBYE, 0, false, 0, into),
         }
     }
 

@@ -3,7 +3,7 @@
 //! Multiples of 64 bytes up to 512, then four classes per doubling up to 4 MiB, so that at most a
 //! fifth of a large block is padding.
 
-use super::{CHUNK_BYTES, LayoutError};
+use super::{BlockHeader, CHUNK_BYTES, LayoutError, class_for};
 
 /// The unit of block addresses and the smallest block, in bytes.
 pub const BLOCK_UNIT: u64 = 64;
@@ -76,6 +76,14 @@ impl SizeClass {
     /// How many blocks one span of chunks holds.
     pub const fn blocks_per_span(self) -> u64 {
         self.chunks_per_span() * CHUNK_BYTES / self.block_bytes()
+    }
+}
+
+impl BlockHeader {
+    /// Whether a block of this class, with a key of this length, starts like this.
+    pub fn fits(&self, class: SizeClass, key_bytes: usize) -> bool {
+        let has = usize::from(self.key_bytes.get());
+        has == key_bytes && class_for(has, self.value_bytes.get() as usize) == Some(class)
     }
 }
 

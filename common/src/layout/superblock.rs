@@ -243,12 +243,12 @@ impl Superblock {
     /// # Errors
     /// What is wrong with it, as a [`LayoutError`].
     pub fn decode(bytes: &[u8], region_bytes: u64) -> Result<(Self, Format), LayoutError> {
+        if !bytes.starts_with(&MAGIC) {
+            return Err(LayoutError::NotARegion);
+        }
         let Ok((superblock, _)) = Self::read_from_prefix(bytes) else {
             return Err(LayoutError::Truncated { what: "superblock", bytes: bytes.len() as u64 });
         };
-        if superblock.magic != MAGIC {
-            return Err(LayoutError::NotARegion);
-        }
         let version = superblock.format_version.get();
         if version != FORMAT_VERSION {
             return Err(LayoutError::FormatVersion { found: version, known: FORMAT_VERSION });

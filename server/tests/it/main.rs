@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use farside_common::address::Address;
-use farside_common::config::{ByteSize, ServerConfig};
+use farside_common::config::ServerConfig;
 use farside_common::control::{
     BLOCKS_PER_MESSAGE_MAX, ConnectRequest, FreeBlock, MESSAGE_BYTES_MAX, Refusal, Reply, Request,
     Role, ServerStatistics, Token, Welcome, decode_reply,
@@ -25,6 +25,7 @@ use farside_common::layout::{
     BLOCK_HEADER_BYTES, BlockRef, BlockStamp, DirectoryEntry, Format, Geometry, SizeClass,
     SlotWord, Superblock, seal, slot_in_subtable,
 };
+use farside_common::size::ByteSize;
 use farside_server::Server;
 use tempfile::TempDir;
 use zerocopy::IntoBytes;

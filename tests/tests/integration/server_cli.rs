@@ -35,6 +35,11 @@ fn a_socket_in_use() {
     said.expect_line(1, &["kv-server: ", "another server listens at", "kv.sock"]);
     let value = running.client().session().unwrap().get(b"key").unwrap().unwrap();
     assert_eq!(*value, *b"value");
+    // And by a program of another kind.
+    let folder = tempfile::tempdir().unwrap();
+    let _other = std::os::unix::net::UnixListener::bind(folder.path().join("kv.sock")).unwrap();
+    let said = server(&["--listen", &address(folder.path()), "--memory", "16MiB"]);
+    said.expect_line(1, &["another server listens at"]);
 }
 
 #[test]
@@ -86,7 +91,7 @@ fn more_memory_than_there_is() {
     // Half more than this machine has, in whole GiB; or more than any region may have.
     let memory = format!("{}GiB", (total >> 19) * 3 / 4 + 1);
     let said = server(&["--listen", &listen, "--memory", &memory]);
-    said.expect_line(1, &["kv-server: ", "of memory available", "ask for less"]);
+    said.expect_line(1, &["kv-server: ", "GiB are more than the ", "of memory available"]);
     let said = server(&["--listen", &listen, "--memory", "100TiB"]);
     said.expect_line(1, &["memory = 100TiB", "256GiB"]);
     server(&["--listen", &listen, "--memory", "1GB"]).expect_line(2, &["`1GB`", "1GiB"]);
@@ -114,7 +119,8 @@ fn a_file_that_is_no_region_is_left_as_it_is() {
     for content in [vec![7; 16 << 20], b"a letter\n".to_vec(), vec![0xff; 4096]] {
         fs::write(&file, &content).unwrap();
         let said = start_on(&file, &[]);
-        said.expect_line(1, &["/file", "holds no region", "another file"]);
+        said.expect_line(1, &["/file", "holds no region", "no magic", "another file"]);
+        assert_eq!(said.stderr.matches("no magic").count(), 1, "{}", said.stderr);
         assert!(fs::read(&file).unwrap() == content);
     }
 }
@@ -149,10 +155,20 @@ fn a_truncated_region_is_left_as_it_is() {
         assert!(rest == content[..bytes as usize]);
     }
     fs::write(ended.region_file(), &content).unwrap();
-    let said = start_on(&ended.region_file(), &["--memory", "32MiB"]);
+    // That its GRACE is another matters only once it is served.
+    let said = start_on(&ended.region_file(), &["--memory", "32MiB", "--grace-ms", "7"]);
     said.expect_line(1, &["memory = 32MiB", "16MiB"]);
     ended.restart();
     assert_eq!(*ended.client().session().unwrap().get(b"key").unwrap().unwrap(), *b"value");
+}
+
+#[test]
+fn a_new_region_that_cannot_be_made_leaves_no_zeros_behind() {
+    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+    let file = folder.path().join("region");
+    let said = start_on(&file, &["--memory", "8MiB", "--index", "1GiB"]);
+    said.expect_line(1, &["index = 1GiB", "at most \"2MiB\""]);
+    assert_eq!(fs::metadata(&file).map_or(0, |metadata| metadata.len()), 0);
 }
 
 #[test]
@@ -175,7 +191,7 @@ fn flags_and_config_keys_nobody_knows() {
     fs::write(&config, "memory = \"16MiB\"\nbogus = 3\n").unwrap();
     server(&["--config", path]).expect_line(1, &["server.toml:2", "`bogus`", "`memory`"]);
     fs::write(&config, "memory = 16\n").unwrap();
-    server(&["--config", path]).expect_line(1, &["server.toml:1"]);
+    server(&["--config", path]).expect_line(1, &["server.toml:1: memory: ", "a string"]);
     fs::write(&config, "memory = \n").unwrap();
     server(&["--config", path]).expect_line(1, &["server.toml:1"]);
     server(&["--config", "/nonexistent/x.toml"]).expect_line(1, &["/nonexistent/x.toml"]);

@@ -16,6 +16,7 @@ use rustix::fs::{FallocateFlags, FlockOperation, MemfdFlags, Mode, SealFlags};
 use serde::Deserialize;
 
 use super::Region;
+use crate::size::ByteSize;
 
 /// The huge pages asked for, in bytes.
 const HUGE_PAGE_BYTES: u64 = 2 << 20;
@@ -96,14 +97,15 @@ pub enum MemoryError {
     #[error("`{text}` is no choice of huge pages: write auto, never or require")]
     HugePagesChoice { text: String },
     #[error(
-        "{asked} bytes are more than the {available} bytes of memory available: ask for less \
-         memory or stop other programs"
+        "{asked} are more than the {available} of memory available: ask for less memory or stop \
+         other programs",
+        asked = ByteSize(*asked).rounded(), available = ByteSize(*available).rounded()
     )]
     TooMuch { asked: u64, available: u64 },
     #[error(
-        "no {asked} bytes of huge pages, which are required ({source}): try sysctl \
+        "no {size} of huge pages, which are required ({source}): try sysctl \
          vm.nr_hugepages={count}, or allow small ones with huge_pages = \"auto\"",
-        count = .asked.div_ceil(HUGE_PAGE_BYTES)
+        size = ByteSize(*asked).rounded(), count = .asked.div_ceil(HUGE_PAGE_BYTES)
     )]
     NoHugePages { asked: u64, source: io::Error },
     #[error(
@@ -128,8 +130,8 @@ pub enum MemoryError {
     )]
     Locked { path: PathBuf },
     #[error(
-        "the file system of {} has no room for {asked} bytes: make room or ask for less memory",
-        .path.display()
+        "the file system of {} has no room for {size}: make room or ask for less memory",
+        .path.display(), size = ByteSize(*asked).rounded()
     )]
     NoRoom { path: PathBuf, asked: u64 },
     #[error("cannot {what} the region's memory: {source}")]
@@ -268,6 +270,15 @@ impl RegionMemory {
             _ => Pages::Disk,
         };
         Ok(Self { file, region: Arc::new(region), pages, is_new, _lock: Some(lock) })
+    }
+
+    /// Makes a new file empty again, so that the next start does not take it for a damaged region.
+    /// Nobody may use the mapping any more.
+    ///
+    /// # Errors
+    /// [`MemoryError::System`]. Memory without a name never changes its size.
+    pub fn discard(&self) -> Result<(), MemoryError> {
+        rustix::fs::ftruncate(&self.file, 0).map_err(system("discard"))
     }
 
     /// Makes the system provide every page now. New memory has them already.

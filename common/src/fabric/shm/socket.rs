@@ -50,7 +50,10 @@ impl Listener {
         let lock = lock_beside(path)?;
         if is_socket(path)? {
             match net::connect(&new_socket()?, &SocketAddrUnix::new(path)?) {
-                Ok(()) => return Err(io::ErrorKind::AddrInUse.into()),
+                // Another kind of socket is another program's.
+                Ok(()) | Err(rustix::io::Errno::PROTOTYPE) => {
+                    return Err(io::ErrorKind::AddrInUse.into());
+                }
                 Err(rustix::io::Errno::CONNREFUSED) => fs::remove_file(path)?,
                 Err(error) => return Err(error.into()),
             }

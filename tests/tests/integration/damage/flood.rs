@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use farside_common::layout::{ROWS_PER_SUBTABLE, SUBTABLE_BYTES, SizeClass, SlotState};
+use farside_common::layout::{ROWS_PER_SUBTABLE, SUBTABLE_BYTES, SizeClass};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
@@ -57,7 +57,7 @@ impl Scene {
     }
 
     /// Slots whose words could be, in any state. Some are EMPTY in most windows: one without is
-    /// tried for a tenth of a second each time, because others' PENDING may end.
+    /// tried for some 20 ms each time, because others' PENDING may end.
     fn scramble_slots(&self, random: &mut SmallRng) {
         let others = [1, 2, 4, 5, 6, 7];
         for slot in self.all_slots() {
@@ -83,11 +83,8 @@ impl Scene {
 
     /// Everything is right, but which key's block it is.
     fn scramble_keys(&self, random: &mut SmallRng) {
-        let live: Vec<u64> = (0..KEYS)
-            .map(|n| self.word(self.slot_of(&key(n))))
-            .filter(|word| word.state() == SlotState::Live)
-            .map(SlotWord::bits)
-            .collect();
+        let live: Vec<u64> =
+            (0..KEYS).map(|n| self.word(self.slot_of(&key(n)))).map(SlotWord::bits).collect();
         for slot in (0..KEYS).map(|n| self.slot_of(&key(n))).collect::<Vec<_>>() {
             let other = live[random.random_range(0..live.len())];
             let word = self.word(slot).bits() & !TARGET_MASK | other & TARGET_MASK;

@@ -9,6 +9,7 @@
 mod bits;
 mod files;
 mod flood;
+mod mending;
 mod spreading;
 
 use std::fmt::Display;
@@ -18,7 +19,7 @@ use farside::{Exchange, Result, Session};
 use farside_common::fabric::shm::Region;
 use farside_common::hash::{KeyHash, KeyHasher};
 use farside_common::layout::{
-    DirectoryEntry, Format, Geometry, HINT_OFFSET, SLOTS_PER_ROW, SlotWord, Superblock,
+    DirectoryEntry, Format, Geometry, HINT_OFFSET, SLOTS_PER_ROW, SlotState, SlotWord, Superblock,
     WINDOW_BYTES, slot_in_subtable,
 };
 use farside_tests::{ServerProcess, proof};
@@ -106,7 +107,9 @@ impl Scene {
         let hash = self.hash(key);
         let own = |slot: &u64| {
             let hint = self.region.load(slot + HINT_OFFSET).unwrap();
-            hint == hash.hint(self.word(*slot).incarnation())
+            let word = self.word(*slot);
+            // EMPTY keeps the hint of the key that was there.
+            word.state() == SlotState::Live && hint == hash.hint(word.incarnation())
         };
         self.slots(self.window(key)).find(own).unwrap()
     }
