@@ -26,14 +26,14 @@ vm_open() {
 vm_close() {
     trap - EXIT
     trap '' HUP INT TERM
-    local pid
-    for pid in "${vm_pids[@]}"; do
-        kill -KILL "$pid" 2>/dev/null || true
-    done
-    # QEMU first, so that nothing is written into what is being removed.
-    wait 2>/dev/null || true
+    vm_kill "${vm_pids[@]}"
+    # QEMU is gone: nothing is written into what is being removed.
     rm -rf "$vm_folder"
 }
+
+# vm_kill PID...: without bash's remark that it happened.
+vm_kill() { { kill -KILL "$@"; wait "$@"; } 2>/dev/null || true; }
+vm_alive() { kill -0 "$1" 2>/dev/null; }
 
 # vm_background COMMAND...: a process that does not outlive this script, not even by kill -9.
 vm_background() {
