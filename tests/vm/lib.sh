@@ -42,14 +42,14 @@ vm_background() {
     vm_pids+=("$vm_pid")
 }
 
-# The beginning of job/main: the caller's folder and those of its variables that tests look at.
+# The beginning of job/main: the caller's folder and those of its variables that tests look at;
+# and FARSIDE_VM, by which they know where they are.
 vm_surroundings() {
     local name
-    printf 'cd -- %q || exit 125\n' "$PWD"
+    printf 'cd -- %q || exit 125\nexport FARSIDE_VM=1\n' "$PWD"
     for name in $(compgen -e); do
         case $name in
-        FARSIDE_* | RUST_* | CARGO | CARGO_BIN_EXE_* | CARGO_MANIFEST_DIR | CARGO_TARGET_TMPDIR | \
-            LD_LIBRARY_PATH | PATH | HOME | LANG | LC_*)
+        FARSIDE_* | RUST* | CARGO | CARGO_* | LD_LIBRARY_PATH | PATH | HOME | LANG | LC_*)
             printf 'export %s=%q\n' "$name" "${!name}"
             ;;
         esac
