@@ -97,5 +97,5 @@ vm_code() { grep -x '[0-9]\+' "$1/job/exit" 2>/dev/null; }
 # vm_explain FOLDER WHAT: why there is no exit code, as far as can be seen from outside.
 vm_explain() {
     echo "$vm_name: $2; the end of its console:" >&2
-    tail -n 30 "$1/console" "$1/qemu" 2>/dev/null | tr -d '\r' >&2 || true
+    tail -n 60 "$1/console" "$1/qemu" 2>/dev/null | tr -d '\r' >&2 || true
 }
