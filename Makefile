@@ -1,6 +1,6 @@
 # `make help` lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help build demo test deny clean
+.PHONY: help build demo test vm deny clean
 
 export RUSTDOCFLAGS ?= -D warnings
 # How long the processes of the chaos test are killed and replaced.
@@ -24,6 +24,9 @@ test: ## Proves it: format, lints, documentation, unit, doc and integration test
 	cargo doc --workspace --no-deps --locked
 	cargo build --workspace --bins --locked
 	cargo test --workspace --locked
+
+vm: ## Builds the guest in which tests find soft-RoCE, and installs what it takes
+	@tests/vm/build.sh
 
 deny: ## Checks licences and sources of all dependencies
 	command -v cargo-deny >/dev/null || cargo install --locked cargo-deny

@@ -1,0 +1,101 @@
+# shellcheck shell=bash
+# What tests/vm/run and tests/vm/hosts share: a temporary folder, and guests in it. Sourced.
+#
+# Each guest has a folder of its own:
+#   job/main      what its init runs, a bash script       job/share   the shared folder's path
+#   job/stdout    job/stderr    job/exit                  filled by the guest, as it goes
+#   console       what kernel and init said               qemu        what QEMU said
+
+vm_here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)
+vm_build=${FARSIDE_VM_BUILD:-$vm_here/../../target/vm}
+vm_name=tests/vm/${0##*/}
+vm_pids=()
+
+vm_fail() { echo "$vm_name: $*" >&2; exit 125; }
+
+# Makes $vm_folder; it and all guests are gone when the script ends, by whatever way.
+vm_open() {
+    "$vm_here/build.sh" || vm_fail "the guest could not be built"
+    vm_folder=$(mktemp -d "${TMPDIR:-/tmp}/farside-vm.XXXXXX")
+    trap vm_close EXIT
+    trap 'exit 129' HUP
+    trap 'exit 130' INT
+    trap 'exit 143' TERM
+}
+
+vm_close() {
+    trap - EXIT
+    trap '' HUP INT TERM
+    vm_kill "${vm_pids[@]}"
+    # QEMU is gone: nothing is written into what is being removed.
+    rm -rf "$vm_folder"
+}
+
+# vm_kill PID...: without bash's remark that it happened.
+vm_kill() { { kill -KILL "$@"; wait "$@"; } 2>/dev/null || true; }
+vm_alive() { kill -0 "$1" 2>/dev/null; }
+
+# vm_background COMMAND...: a process that does not outlive this script, not even by kill -9.
+vm_background() {
+    setpriv --pdeathsig KILL -- "$@" &
+    vm_pid=$!
+    vm_pids+=("$vm_pid")
+}
+
+# The beginning of job/main: the caller's folder and those of its variables that tests look at;
+# and FARSIDE_VM, by which they know where they are.
+vm_surroundings() {
+    local name
+    printf 'cd -- %q || exit 125\nexport FARSIDE_VM=1\n' "$PWD"
+    for name in $(compgen -e); do
+        case $name in
+        FARSIDE_* | RUST* | CARGO | CARGO_* | LD_LIBRARY_PATH | PATH | HOME | LANG | LC_*)
+            printf 'export %s=%q\n' "$name" "${!name}"
+            ;;
+        esac
+    done
+}
+
+# vm_boot FOLDER MEMORY CPUS SHARE ARGUMENT...: a guest, with more arguments for QEMU; SHARE may be
+# empty. Sets $vm_pid.
+vm_boot() {
+    local folder=$1 memory=$2 cpus=$3 share=$4 arguments
+    shift 4
+    touch "$folder/job/stdout" "$folder/job/stderr"
+    # shellcheck disable=SC2054 # QEMU's commas
+    arguments=(
+        # PVH, hence a bare ELF kernel. thread=multi: one thread of the machine per processor.
+        -machine q35,usb=off,vmport=off,smm=off -nodefaults -no-user-config -no-reboot
+        -accel tcg,thread=multi,tb-size=256 -cpu max -smp "$cpus" -m "$memory"
+        -kernel "$vm_build/vmlinux" -initrd "$vm_build/initramfs"
+        # Less to do at boot, and QEMU ends when the kernel panics.
+        -append "console=ttyS0 quiet panic=-1 nokaslr mitigations=off audit=0 apparmor=0 selinux=0 \
+tsc=reliable no_timer_check random.trust_cpu=on rcupdate.rcu_expedited=1 cryptomgr.notests \
+net.ifnames=0"
+        -display none -serial "file:$folder/console"
+        -fsdev "local,id=machine,path=/,security_model=none,readonly=on,multidevs=remap"
+        -device "virtio-9p-pci,fsdev=machine,mount_tag=machine"
+        -fsdev "local,id=job,path=$folder/job,security_model=none"
+        -device "virtio-9p-pci,fsdev=job,mount_tag=job"
+    )
+    if [ -n "$share" ]; then
+        printf '%s' "$share" >"$folder/job/share"
+        arguments+=(
+            -fsdev "local,id=share,path=$share,security_model=none,multidevs=remap"
+            -device "virtio-9p-pci,fsdev=share,mount_tag=share"
+        )
+    fi
+    vm_background qemu-system-x86_64 "${arguments[@]}" "$@" </dev/null >"$folder/qemu" 2>&1
+}
+
+# vm_follow FILE PID: what is in the file and will be until that process ends.
+vm_follow() { tail -c +1 -s 0.05 -f --pid="$2" "$1" 2>/dev/null; }
+
+# vm_code FOLDER: the guest's exit code; without one, 1 is returned.
+vm_code() { grep -x '[0-9]\+' "$1/job/exit" 2>/dev/null; }
+
+# vm_explain FOLDER WHAT: why there is no exit code, as far as can be seen from outside.
+vm_explain() {
+    echo "$vm_name: $2; the end of its console:" >&2
+    tail -n 60 "$1/console" "$1/qemu" 2>/dev/null | tr -d '\r' >&2 || true
+}
