@@ -8,7 +8,7 @@ use anyhow::{Context, bail};
 use farside_common::address::Address;
 use farside_common::check::{self, Observer, Report, Scope};
 use farside_common::config::ClientConfig;
-use farside_common::control::{ConnectRequest, REPLY_BYTES_MAX, Request, Role, Token};
+use farside_common::control::{ConnectRequest, Purpose, REPLY_BYTES_MAX, Request, Role, Token};
 use farside_common::fabric::shm::{Connection, Region, ShmFabric};
 use farside_common::fabric::{Endpoint, LaneId};
 use indicatif::ProgressBar;
@@ -37,7 +37,7 @@ impl RawRegion {
         let timeout = Duration::from_millis(config.connect_timeout_ms);
         connection.set_receive_timeout(Some(timeout))?;
         let token = config.secret.as_ref().map_or(Token::NONE, |secret| Token::of(&secret.0));
-        let request = ConnectRequest { role: Role::Reader, token };
+        let request = ConnectRequest { role: Role::Reader, purpose: Purpose::Control, token };
         connection.send(&request.encode(), None).with_context(unreachable)?;
         let mut reply = [0; REPLY_BYTES_MAX];
         let (bytes, descriptor) = connection.receive(&mut reply).with_context(unreachable)?;

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use farside_common::address::Address;
 use farside_common::control::{
-    BLOCKS_PER_MESSAGE_MAX, ConnectRequest, FreeBlock, MESSAGE_BYTES_MAX, Reply, Request, Role,
-    Token, decode_reply,
+    BLOCKS_PER_MESSAGE_MAX, ConnectRequest, FreeBlock, MESSAGE_BYTES_MAX, Purpose, Reply, Request,
+    Role, Token, decode_reply,
 };
 use farside_common::fabric::shm::{Connection, Lease, Region, ShmFabric};
 use farside_common::layout::{
@@ -47,7 +47,8 @@ impl Attached {
         connection
             .set_receive_timeout(Some(ANSWER_TIMEOUT))
             .map_err(Error::system("preparing the connection"))?;
-        let request = ConnectRequest { role: Role::Writer, token: Token::NONE };
+        let request =
+            ConnectRequest { role: Role::Writer, purpose: Purpose::Control, token: Token::NONE };
         connection.send(&request.encode(), None).map_err(Error::system("asking the server"))?;
         let mut buffer = vec![0; MESSAGE_BYTES_MAX];
         let (bytes, descriptor) =
