@@ -146,18 +146,7 @@ impl Server {
     /// A fabric of a client that asks for this, and says that it may write.
     pub(crate) fn client_of(&mut self, what: &[u8], lanes: u16, options: Options) -> VerbsFabric {
         let address = self.address();
-        self.while_client(|| {
-            let link = connect_data(address, what, lanes, &options).unwrap();
-            let reply = link.reply();
-            let word = |at: usize| u64::from_le_bytes(reply[at..at + 8].try_into().unwrap());
-            let remote = RemoteRegion {
-                base_address: word(0),
-                region_bytes: word(8),
-                rkey: word(16) as u32,
-                writable: true,
-            };
-            link.into_fabric(remote).unwrap()
-        })
+        self.while_client(|| fabric_at(address, what, lanes, options))
     }
 
     pub(crate) fn client(&mut self, lanes: u16) -> VerbsFabric {
@@ -178,4 +167,22 @@ impl Server {
 /// A deadline that no chain of these tests meets.
 pub(crate) fn later(fabric: &impl Fabric) -> Nanos {
     fabric.now() + fabric.timing().lateness_max_ns
+}
+
+fn fabric_at(address: SocketAddr, what: &[u8], lanes: u16, options: Options) -> VerbsFabric {
+    let link = connect_data(address, what, lanes, &options).unwrap();
+    let reply = link.reply();
+    let word = |at: usize| u64::from_le_bytes(reply[at..at + 8].try_into().unwrap());
+    let remote = RemoteRegion {
+        base_address: word(0),
+        region_bytes: word(8),
+        rkey: word(16) as u32,
+        writable: true,
+    };
+    link.into_fabric(remote).unwrap()
+}
+
+/// A writer's fabric to another process.
+pub(crate) fn client_at(address: SocketAddr, lanes: u16) -> VerbsFabric {
+    fabric_at(address, WRITER, lanes, Options::default())
 }

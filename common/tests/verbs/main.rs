@@ -6,5 +6,8 @@
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test fails where it panics")]
 
 mod chains;
-
+mod connecting;
+mod control;
 mod harness;
+mod latency;
+mod losses;

@@ -241,7 +241,7 @@ pub(super) struct Capacity {
 /// the peer's verbs find nobody any more.
 pub(super) struct QueuePair {
     raw: NonNull<ffi::ibv_qp>,
-    granted: Capacity,
+    inline_bytes: u32,
     id: Arc<CmId>,
     _domain: Arc<ProtectionDomain>,
     completions: Arc<CompletionQueue>,
@@ -278,16 +278,9 @@ impl QueuePair {
             match made {
                 Ok(()) => {
                     let raw = constructed(id.queue_pair()).map_err(system(MAKING))?;
-                    let ffi::ibv_qp_cap { max_send_wr, max_recv_wr, max_inline_data, .. } =
-                        attributes.cap;
-                    let granted = Capacity {
-                        sends: max_send_wr,
-                        receives: max_recv_wr,
-                        inline_bytes: max_inline_data,
-                    };
+                    let (inline_bytes, completions) = (asked.inline_bytes, completions.clone());
                     let (id, domain) = (id.clone(), domain.clone());
-                    let completions = completions.clone();
-                    return Ok(Self { raw, granted, id, _domain: domain, completions });
+                    return Ok(Self { raw, inline_bytes, id, _domain: domain, completions });
                 }
                 Err(_) if asked.inline_bytes > 0 => asked.inline_bytes /= 2,
                 Err(source) => return Err(VerbsError::System { doing: MAKING, source }),
@@ -295,9 +288,9 @@ impl QueuePair {
         }
     }
 
-    /// What the device gave, which may be more than what was asked for.
-    pub(super) fn granted(&self) -> Capacity {
-        self.granted
+    /// How much a work request may carry itself.
+    pub(super) fn inline_bytes(&self) -> u32 {
+        self.inline_bytes
     }
 
     pub(super) fn completions(&self) -> &Arc<CompletionQueue> {

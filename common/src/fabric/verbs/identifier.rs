@@ -8,14 +8,15 @@ use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::io::Errno;
 use rustix::net::addr::SocketAddrArg;
 
 use super::ffi::{self, cm, constructed};
 use super::types::{Options, VerbsError};
 
 /// RDMA_OPTION_ID and RDMA_OPTION_ID_ACK_TIMEOUT, which the bindings leave out.
-const OPTION_LEVEL_ID: c_int = 0;
-const OPTION_ACK_TIMEOUT: c_int = 3;
+pub(super) const OPTION_LEVEL_ID: c_int = 0;
+pub(super) const OPTION_ACK_TIMEOUT: c_int = 3;
 const FAMILY_V4: u16 = rustix::net::AddressFamily::INET.as_raw();
 const FAMILY_V6: u16 = rustix::net::AddressFamily::INET6.as_raw();
 
@@ -33,9 +34,10 @@ impl EventChannel {
     pub(super) fn new() -> Result<Arc<Self>, VerbsError> {
         // SAFETY: takes nothing.
         let raw = unsafe { ffi::rdma_create_event_channel() };
-        let raw = constructed(raw).map_err(|source| match source.kind() {
-            io::ErrorKind::PermissionDenied => VerbsError::NoPermission { source },
-            _ => VerbsError::NoDevice { source },
+        let raw = constructed(raw).map_err(|source| match Errno::from_io_error(&source) {
+            Some(Errno::ACCESS | Errno::PERM) => VerbsError::NoPermission { source },
+            Some(Errno::NODEV | Errno::NOENT | Errno::NXIO) => VerbsError::NoDevice { source },
+            _ => VerbsError::System { doing: "opening RDMA-CM", source },
         })?;
         let channel = Self { raw };
         rustix::io::ioctl_fionbio(channel.as_fd(), true)

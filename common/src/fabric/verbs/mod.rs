@@ -17,6 +17,7 @@ compile_error!(
 
 mod connect;
 mod control;
+mod datapath;
 mod fabric;
 mod ffi;
 mod handles;
@@ -27,6 +28,8 @@ mod memory;
 mod preflight;
 mod protection;
 mod report;
+#[cfg(test)]
+mod structures;
 mod types;
 mod work;
 
