@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use farside_common::address::Address;
 use farside_common::control::{
-    ConnectRequest, MESSAGE_BYTES_MAX, Role, Token, Welcome, decode_reply,
+    ConnectRequest, MESSAGE_BYTES_MAX, Purpose, Role, Token, Welcome, decode_reply,
 };
 use farside_common::fabric::Fabric;
 use farside_common::fabric::shm::{self, Lease, Region, ShmFabric};
@@ -63,15 +63,19 @@ impl Connection {
     fn attempt(target: &Target) -> std::result::Result<Self, Attempt> {
         match &target.address {
             Address::Shm(path) => Self::attempt_shm(target, path),
-            // The address was parsed by this build, which has no other fabric.
-            _ => Err(Attempt::Absent(io::ErrorKind::Unsupported.into())),
+            // Trying again would not help: sessions know no other fabric so far.
+            _ => {
+                let source = io::ErrorKind::Unsupported.into();
+                Err(Error::System { doing: "connecting over this fabric", source }.into())
+            }
         }
     }
 
     fn attempt_shm(target: &Target, path: &Path) -> std::result::Result<Self, Attempt> {
         let connection = shm::Connection::connect(path).map_err(Attempt::from_connect)?;
         connection.set_receive_timeout(Some(target.timeout)).map_err(Attempt::Absent)?;
-        let request = ConnectRequest { role: target.role, token: target.token };
+        let request =
+            ConnectRequest { role: target.role, purpose: Purpose::Control, token: target.token };
         connection.send(&request.encode(), None).map_err(Attempt::Absent)?;
         let mut buffer = vec![0; MESSAGE_BYTES_MAX];
         let (bytes, descriptor) = connection.receive(&mut buffer).map_err(Attempt::Absent)?;

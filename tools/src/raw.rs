@@ -8,7 +8,7 @@ use anyhow::{Context, bail};
 use farside_common::address::Address;
 use farside_common::check::{self, Observer, Report, Scope};
 use farside_common::config::ClientConfig;
-use farside_common::control::{ConnectRequest, REPLY_BYTES_MAX, Request, Role};
+use farside_common::control::{ConnectRequest, Purpose, REPLY_BYTES_MAX, Request, Role};
 use farside_common::fabric::shm::{Connection, Region, ShmFabric};
 use farside_common::fabric::{Endpoint, LaneId};
 use indicatif::ProgressBar;
@@ -36,7 +36,8 @@ impl RawRegion {
         let connection = Connection::connect(&path).with_context(unreachable)?;
         let timeout = Duration::from_millis(config.connect_timeout_ms);
         connection.set_receive_timeout(Some(timeout))?;
-        let request = ConnectRequest { role: Role::Reader, token: config.token() };
+        let (role, purpose, token) = (Role::Reader, Purpose::Control, config.token());
+        let request = ConnectRequest { role, purpose, token };
         connection.send(&request.encode(), None).with_context(unreachable)?;
         let mut reply = [0; REPLY_BYTES_MAX];
         let (bytes, descriptor) = connection.receive(&mut reply).with_context(unreachable)?;

@@ -43,13 +43,35 @@ pub const REQUEST_BYTES_MAX: usize = 56;
 /// What RDMA-CM lets an accepting side say, in bytes.
 pub const REPLY_BYTES_MAX: usize = 196;
 
+/// What a connection is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Purpose {
+    /// The first connection of a client: its control channel, and on shared memory its region.
+    Control,
+    /// A data connection of a client that has a control channel, for one of its sessions. Verbs
+    /// only.
+    Data {
+        /// The client's number, as its [`Welcome`] says.
+        client_id: u16,
+        /// Its lease, likewise: nobody else knows it.
+        lease: u64,
+    },
+}
+
+const CONTROL: u8 = 0;
+const DATA: u8 = 1;
+
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 struct RequestBytes {
     magic: le::U32,
     protocol_version: le::U16,
     role: u8,
-    reserved: [u8; 17],
+    purpose: u8,
+    /// These two are 0 for a control connection.
+    client_id: le::U16,
+    lease: le::U64,
+    reserved: [u8; 6],
     token: Token,
 }
 const _: () = assert!(size_of::<RequestBytes>() == REQUEST_BYTES_MAX);
@@ -59,6 +81,8 @@ const _: () = assert!(size_of::<RequestBytes>() == REQUEST_BYTES_MAX);
 pub struct ConnectRequest {
     /// What it wants to do.
     pub role: Role,
+    /// What the connection is for.
+    pub purpose: Purpose,
     /// Its proof.
     pub token: Token,
 }
@@ -66,11 +90,18 @@ pub struct ConnectRequest {
 impl ConnectRequest {
     /// The request as bytes.
     pub fn encode(&self) -> [u8; REQUEST_BYTES_MAX] {
+        let (purpose, client_id, lease) = match self.purpose {
+            Purpose::Control => (CONTROL, 0, 0),
+            Purpose::Data { client_id, lease } => (DATA, client_id, lease),
+        };
         let bytes = RequestBytes {
             magic: REQUEST_MAGIC.into(),
             protocol_version: PROTOCOL_VERSION.into(),
             role: self.role as u8,
-            reserved: [0; 17],
+            purpose,
+            client_id: client_id.into(),
+            lease: lease.into(),
+            reserved: [0; 6],
             token: self.token,
         };
         zerocopy::transmute!(bytes)
@@ -96,7 +127,12 @@ impl ConnectRequest {
             2 => Role::Writer,
             _ => return Err(malformed),
         };
-        Ok(Self { role, token: request.token })
+        let purpose = match (request.purpose, request.client_id.get(), request.lease.get()) {
+            (CONTROL, 0, 0) => Purpose::Control,
+            (DATA, client_id, lease) if client_id != 0 => Purpose::Data { client_id, lease },
+            _ => return Err(malformed),
+        };
+        Ok(Self { role, purpose, token: request.token })
     }
 }
 
@@ -118,6 +154,16 @@ pub enum Refusal {
     Malformed { bytes: u64 },
     #[error("the server is shutting down")]
     ShuttingDown,
+    #[error(
+        "the server knows no client {client} with this lease: its control connection is gone, \
+         connect anew"
+    )]
+    UnknownClient { client: u64 },
+    #[error(
+        "the connection reached the server through another RDMA device than its region is \
+         registered with: use the address that the server listens at"
+    )]
+    Device,
     #[error("the server refused with the unknown reason {code}: upgrade this client")]
     Unknown { code: u64 },
 }
@@ -131,6 +177,8 @@ impl Refusal {
             Self::Full { clients } => (3, clients, 0),
             Self::Malformed { bytes } => (4, bytes, 0),
             Self::ShuttingDown => (5, 0, 0),
+            Self::UnknownClient { client } => (6, client, 0),
+            Self::Device => (7, 0, 0),
             Self::Unknown { code } => (code as u32, 0, 0),
         }
     }
@@ -142,6 +190,8 @@ impl Refusal {
             3 => Self::Full { clients: first },
             4 => Self::Malformed { bytes: first },
             5 => Self::ShuttingDown,
+            6 => Self::UnknownClient { client: first },
+            7 => Self::Device,
             code => Self::Unknown { code: code.into() },
         }
     }
@@ -275,10 +325,34 @@ mod tests {
         }
     }
 
+    fn request() -> ConnectRequest {
+        ConnectRequest { role: Role::Writer, purpose: Purpose::Control, token: Token::NONE }
+    }
+
+    #[test]
+    fn a_purpose_that_cannot_be_is_refused() {
+        let data = Purpose::Data { client_id: 0, lease: 5 };
+        let nobodys = ConnectRequest { purpose: data, ..request() }.encode();
+        assert!(ConnectRequest::decode(&nobodys).is_err());
+        for (at, value) in [(7, DATA + 1), (8, 1), (10, 1)] {
+            let mut bytes = request().encode();
+            bytes[at] = value;
+            assert!(ConnectRequest::decode(&bytes).is_err(), "byte {at}");
+        }
+        for bytes in (0..REQUEST_BYTES_MAX).chain([REQUEST_BYTES_MAX + 1]) {
+            let mut wrong = request().encode().to_vec();
+            wrong.resize(bytes, 0);
+            let malformed = Refusal::Malformed { bytes: bytes as u64 };
+            assert!(ConnectRequest::decode(&wrong) == Err(malformed));
+        }
+    }
+
     #[test]
     fn requests_and_replies_come_back() {
-        for role in [Role::Reader, Role::Writer] {
-            let request = ConnectRequest { role, token: Token::of("secret") };
+        let data = Purpose::Data { client_id: 7, lease: 1 << 40 };
+        let (reader, writer) = (Role::Reader, Role::Writer);
+        for (role, purpose) in [(reader, Purpose::Control), (writer, data)] {
+            let request = ConnectRequest { role, purpose, token: Token::of("secret") };
             let decoded = ConnectRequest::decode(&request.encode()).unwrap();
             assert!(decoded == request);
             assert!(decoded.token.matches(&Token::of("secret")));
@@ -290,6 +364,8 @@ mod tests {
             Refusal::Full { clients: 5 },
             Refusal::Malformed { bytes: 3 },
             Refusal::ShuttingDown,
+            Refusal::UnknownClient { client: 12 },
+            Refusal::Device,
             Refusal::Unknown { code: 77 },
         ];
         for reply in refusals.into_iter().map(Err).chain([Ok(welcome())]) {
@@ -301,8 +377,7 @@ mod tests {
 
     #[test]
     fn a_request_of_another_version_is_told_both_versions() {
-        let request = ConnectRequest { role: Role::Writer, token: Token::NONE };
-        let mut bytes = request.encode();
+        let mut bytes = request().encode();
         bytes[4] = 9;
         let refusal = ConnectRequest::decode(&bytes).err().unwrap();
         assert_eq!(refusal, Refusal::Version { server: 1, client: 9 });
@@ -320,7 +395,7 @@ mod tests {
             let mut reply = encode_reply(&Ok(welcome()));
             reply[at] = value;
             let _ = decode_reply(&reply);
-            let mut request = ConnectRequest { role: Role::Writer, token: Token::NONE }.encode();
+            let mut request = request().encode();
             request[at % REQUEST_BYTES_MAX] = value;
             let _ = ConnectRequest::decode(&request);
         }

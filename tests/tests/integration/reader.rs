@@ -1,7 +1,7 @@
 //! Proves that a reader cannot change anything: the library refuses, and so does the memory.
 
 use farside::{Client, Error, Role};
-use farside_common::control::{ConnectRequest, Token, decode_reply};
+use farside_common::control::{ConnectRequest, Purpose, Token, decode_reply};
 use farside_common::fabric::shm::{Connection, Region};
 use farside_tests::ServerProcess;
 
@@ -31,7 +31,8 @@ fn the_readers_memory_cannot_be_written() {
     let server = ServerProcess::start(&["--memory", "32MiB"]);
     let path = server.address().strip_prefix("shm://").unwrap().to_owned();
     let connection = Connection::connect(path.as_ref()).unwrap();
-    let request = ConnectRequest { role: Role::Reader, token: Token::NONE };
+    let request =
+        ConnectRequest { role: Role::Reader, purpose: Purpose::Control, token: Token::NONE };
     connection.send(&request.encode(), None).unwrap();
     let mut buffer = [0; 1024];
     let (bytes, descriptor) = connection.receive(&mut buffer).unwrap();
