@@ -30,11 +30,11 @@ struct Pass {
 }
 
 impl Sweeper {
-    pub(crate) fn new(region: &Arc<Region>, geometry: Geometry) -> Self {
+    pub(crate) fn new(region: &Arc<Region>, geometry: Geometry, cleaner: SlotCleaner) -> Self {
         Self {
             region: region.clone(),
             geometry,
-            cleaner: SlotCleaner::new(region),
+            cleaner,
             waiting: Vec::new(),
             pass: None,
         }
@@ -42,7 +42,7 @@ impl Sweeper {
 
     /// A client was fenced just now and left without a goodbye.
     pub(crate) fn add(&mut self, client: u16, now: Nanos) {
-        self.waiting.push((now.saturating_add(self.cleaner.lateness_max()), client));
+        self.waiting.push((now.saturating_add(self.cleaner.settles_ns()), client));
     }
 
     /// When there is something to do; `None` for never.
