@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use farside_common::fabric::shm::{Region, ShmFabric};
-use farside_common::fabric::{ChainError, Endpoint, LaneId, Nanos, Verb};
+use farside_common::fabric::verbs::{Loopback, LoopbackPeer, VerbsFabric};
+use farside_common::fabric::{ChainError, Endpoint, Fabric, LaneId, Nanos, Verb};
 use farside_common::layout::{
     ChunkUse, DirectoryEntry, Geometry, HINT_OFFSET, ROW_BYTES, Row, SUBTABLE_BYTES, Slot,
     SlotState, SlotWord, slot_in_subtable,
@@ -118,7 +119,8 @@ impl SubtableImage {
 /// The server's own way to change slots: verbs like everybody's (invariant I11), never fenced.
 pub(crate) enum SlotCleaner {
     Memory(Endpoint<ShmFabric>),
-    Device(Endpoint<VerbsFabric>, LoopbackPeer),
+    /// With the other end, which lives as long.
+    Device(Endpoint<VerbsFabric>, #[expect(dead_code, reason = "it is dropped last")] LoopbackPeer),
 }
 
 impl SlotCleaner {

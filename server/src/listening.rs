@@ -22,7 +22,8 @@ impl Listening {
         match address {
             Address::Shm(path) => socket(path).map(Self::Socket),
             Address::Rdma { .. } => {
-                let addresses = address.resolve().map_err(system("find the address to listen at"))?;
+                let addresses =
+                    address.resolve().map_err(system("find the address to listen at"))?;
                 bind_device(&addresses, config).map(Self::Device)
             }
             _ => Err(system("listen")(io::Error::from(io::ErrorKind::Unsupported))),

@@ -9,8 +9,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use farside_common::config::ServerConfig;
 use farside_common::control::{
-    Channel, ConnectRequest, MESSAGE_BYTES_MAX, Refusal, Reply, Request, Role, ServerStatistics,
-    Token, Welcome, encode_reply,
+    Channel, MESSAGE_BYTES_MAX, Refusal, Reply, Request, Role, ServerStatistics, Welcome,
+    encode_reply,
 };
 use farside_common::fabric::Nanos;
 use farside_common::fabric::shm::{RegionMemory, boot_time_ns};
@@ -25,9 +25,10 @@ use crate::listening::Listening;
 use crate::peer::{Farewell, Peer, Who};
 use crate::recovery::{Opened, RegionTables};
 use crate::sweep::Sweeper;
+use crate::tokens::Tokens;
 
-pub(crate) use device::bind as bind_device;
 use device::Device;
+pub(crate) use device::bind as bind_device;
 use socket::Socket;
 
 /// Connections of nobody: those that have not said who they are and those that said goodbye. More
@@ -74,22 +75,6 @@ enum Door {
     Device(Device),
 }
 
-/// What clients must show.
-struct Tokens {
-    everything: Option<Token>,
-    reading: Option<Token>,
-}
-
-impl Tokens {
-    fn admit(&self, request: &ConnectRequest) -> Result<(), Refusal> {
-        let Some(everything) = &self.everything else { return Ok(()) };
-        // Both are always compared, so that the time does not tell which one was close.
-        let reads = self.reading.is_some_and(|token| token.matches(&request.token));
-        let may = everything.matches(&request.token) | (reads && request.role == Role::Reader);
-        if may { Ok(()) } else { Err(Refusal::Credentials) }
-    }
-}
-
 impl Service {
     pub(crate) fn new(
         config: &ServerConfig,
@@ -101,11 +86,6 @@ impl Service {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("create epoll"))?;
         watch(&epoll, listening.as_fd(), LISTENER).map_err(system("watch for clients"))?;
         watch(&epoll, stop.as_fd(), STOP).map_err(system("watch for the end"))?;
-        let token = |secret: &farside_common::config::Secret| Token::of(&secret.0);
-        let tokens = Tokens {
-            everything: config.secret.as_ref().map(token),
-            reading: config.reader_secret.as_ref().map(token),
-        };
         let (region, geometry) = (&opened.region, opened.geometry);
         let (door, cleaner) = match listening {
             Listening::Socket(listener) => {
@@ -129,7 +109,7 @@ impl Service {
             buffer: vec![0; MESSAGE_BYTES_MAX],
             reply: Vec::with_capacity(MESSAGE_BYTES_MAX),
             _memory: memory,
-            tokens,
+            tokens: Tokens::new(config),
             clients: Clients::new(region, geometry, opened.incarnation, config.clients_max),
             sweeper: Sweeper::new(region, geometry, cleaner),
             started_at: boot_time_ns(),

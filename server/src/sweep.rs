@@ -31,13 +31,7 @@ struct Pass {
 
 impl Sweeper {
     pub(crate) fn new(region: &Arc<Region>, geometry: Geometry, cleaner: SlotCleaner) -> Self {
-        Self {
-            region: region.clone(),
-            geometry,
-            cleaner,
-            waiting: Vec::new(),
-            pass: None,
-        }
+        Self { region: region.clone(), geometry, cleaner, waiting: Vec::new(), pass: None }
     }
 
     /// A client was fenced just now and left without a goodbye.

@@ -299,7 +299,12 @@ impl Protection {
 pub struct Loopback {
     /// The fabric.
     pub fabric: VerbsFabric,
+    /// Its other end.
+    pub peer: LoopbackPeer,
 }
+
+/// The other end of a server's own way to its region.
+pub struct LoopbackPeer(Infallible);
 
 /// The server's end of a client's data connection.
 pub struct DataConnection(Infallible);

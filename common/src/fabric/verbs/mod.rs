@@ -38,6 +38,6 @@ pub use control::ControlChannel;
 pub use fabric::VerbsFabric;
 pub use listener::{Event, Incoming, Listener};
 pub use preflight::preflight;
-pub use protection::{DataConnection, Loopback, Protection};
+pub use protection::{DataConnection, Loopback, LoopbackPeer, Protection};
 pub use report::{Capabilities, Device, Finding, Gid, Port, Report};
 pub use types::{ConnectionId, Options, ProbeState, REASON_BYTES_MAX, RemoteRegion, VerbsError};

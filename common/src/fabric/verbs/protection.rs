@@ -108,7 +108,8 @@ impl Protection {
             let link = connecting.join().map_err(|_| failed())?;
             let connection = accepted?;
             let fabric = link?.into_fabric(self.remote())?;
-            Ok(Loopback { fabric, _connection: connection, _listener: listener })
+            let peer = LoopbackPeer { _connection: connection, _listener: listener };
+            Ok(Loopback { fabric, peer })
         })
     }
 
@@ -142,6 +143,12 @@ const LOOPBACK: &[u8] = b"farside loopback";
 pub struct Loopback {
     /// The fabric.
     pub fabric: VerbsFabric,
+    /// Its other end, to be kept as long.
+    pub peer: LoopbackPeer,
+}
+
+/// The other end of a server's own way to its region.
+pub struct LoopbackPeer {
     _connection: DataConnection,
     _listener: Listener,
 }
