@@ -65,8 +65,10 @@ pub(crate) struct Lanes<'s, F: Fabric> {
     shared: &'s Shared,
     lanes: Vec<Lane<'s>>,
     free: Vec<LaneId>,
-    /// Lanes that have a new job, or whose chain completed: to be polled.
-    ready: Vec<LaneId>,
+    /// Lanes whose chain completed: to be polled first, before what they read grows old.
+    completed: Vec<LaneId>,
+    /// Lanes to be polled once the fabric has room for what they post: those with a new job.
+    waiting: VecDeque<LaneId>,
     finished: VecDeque<LaneId>,
     started: u64,
 }
@@ -101,7 +103,8 @@ impl<'s, F: Fabric> Lanes<'s, F> {
             shared,
             lanes: (0..count).map(lane).collect(),
             free: (0..count).rev().map(LaneId).collect(),
-            ready: Vec::with_capacity(count.into()),
+            completed: Vec::with_capacity(count.into()),
+            waiting: VecDeque::with_capacity(count.into()),
             finished: VecDeque::with_capacity(count.into()),
             started: 0,
         }
@@ -129,7 +132,7 @@ impl<'s, F: Fabric> Lanes<'s, F> {
                 // Posted with the next step, so that operations started together wait for memory
                 // together.
                 self.engine.cache().expect(hash);
-                self.ready.push(id);
+                self.waiting.push_back(id);
             }
             Err(error) => {
                 lane.mailbox.answer(Err(error.into()));
@@ -172,10 +175,10 @@ impl<'s, F: Fabric> Lanes<'s, F> {
     /// A finished operation, if there is one. Does not wait.
     pub(crate) fn poll(&mut self) -> Option<Completed<'_>> {
         if self.finished.is_empty() {
-            self.poll_ready();
-            let Self { engine, ready, .. } = self;
-            engine.endpoint.try_step(|lane| ready.push(lane));
-            self.poll_ready();
+            self.poll_lanes();
+            let Self { engine, completed, .. } = self;
+            engine.endpoint.try_step(|lane| completed.push(lane));
+            self.poll_lanes();
         }
         self.take()
     }
@@ -184,24 +187,41 @@ impl<'s, F: Fabric> Lanes<'s, F> {
     pub(crate) fn wait(&mut self) -> Option<Completed<'_>> {
         while self.finished.is_empty() && self.in_flight() > 0 {
             // New jobs first: what they post shares the next doorbell.
-            if self.ready.is_empty() {
-                let Self { engine, ready, .. } = self;
-                engine.endpoint.step(|lane| ready.push(lane));
+            self.poll_lanes();
+            if self.finished.is_empty() {
+                let Self { engine, completed, .. } = self;
+                engine.endpoint.step(|lane| completed.push(lane));
+                self.poll_lanes();
             }
-            self.poll_ready();
         }
         self.take()
     }
 
-    fn poll_ready(&mut self) {
-        if self.ready.is_empty() {
-            return;
+    /// Lets lanes go on as long as the fabric has room for what they post. Whoever does not get on
+    /// waits with nothing posted, so that however much is in flight, what is posted is executed
+    /// while it is fresh.
+    fn poll_lanes(&mut self) {
+        if !self.completed.is_empty() {
+            self.engine.endpoint.tick();
+            for at in 0..self.completed.len() {
+                let id = self.completed[at];
+                if self.engine.endpoint.has_room() {
+                    self.poll_lane(id);
+                } else {
+                    self.waiting.push_front(id);
+                }
+            }
+            self.completed.clear();
         }
-        self.engine.endpoint.tick();
-        for at in 0..self.ready.len() {
-            self.poll_lane(self.ready[at]);
+        if !self.waiting.is_empty() {
+            // Anew: looking at large values took its time.
+            self.engine.endpoint.tick();
+            while self.engine.endpoint.has_room()
+                && let Some(id) = self.waiting.pop_front()
+            {
+                self.poll_lane(id);
+            }
         }
-        self.ready.clear();
     }
 
     fn take(&mut self) -> Option<Completed<'_>> {

@@ -40,7 +40,7 @@
 //! # Threads
 //!
 //! A [`Client`] is shared by all threads; each thread that works has a [`Session`] of its own, with
-//! its own queue pair (or mapping), location cache and free blocks. Sessions are `Send`, not
+//! its own lanes, location cache and free blocks. Sessions are `Send`, not
 //! `Sync`, and never take a lock for an operation.
 //!
 //! # Many operations at once

@@ -250,6 +250,26 @@ mod tests {
     }
 
     #[test]
+    fn a_key_whose_line_is_full_stands_in_the_other_one() {
+        let mut cache = LocationCache::new(128);
+        let same_line = |n: &u64| Set::first(hash(*n)) == Set::first(hash(0));
+        let keys: Vec<u64> = (0..).filter(same_line).take(WAYS).collect();
+        keys.iter().for_each(|n| cache.put(hash(*n), location(*n)));
+        for (at, n) in keys.iter().enumerate() {
+            let way = Set::ways(hash(*n))
+                .position(|way| cache.set(hash(*n)).is_some_and(|set| set.0[way].is_of(hash(*n))));
+            assert_eq!((way, cache.get(hash(*n))), (Some(at), Some(location(*n))));
+        }
+        // Found there, a key is also replaced and forgotten there.
+        let last = keys[WAYS - 1];
+        cache.put(hash(last), location(100));
+        assert_eq!(cache.get(hash(last)), Some(location(100)));
+        cache.forget(hash(last));
+        assert_eq!(cache.get(hash(last)), None);
+        assert!(keys[..WAYS - 1].iter().all(|n| cache.get(hash(*n)).is_some()));
+    }
+
+    #[test]
     fn memory_is_bounded_and_zero_is_off() {
         for bytes in [128, 255, 256, 1000, 1 << 20] {
             let cache = LocationCache::new(bytes);

@@ -49,6 +49,16 @@ impl Link {
     }
 }
 
+impl Drop for Link {
+    /// Somebody forgot a pipeline, and with it operations that will not go on. One of them may have
+    /// left a PENDING word: without a goodbye the server looks for it.
+    fn drop(&mut self) {
+        if self.engine.is_pipelined() {
+            self.connection.control.give_up();
+        }
+    }
+}
+
 impl Session {
     pub(crate) fn open(shared: Arc<Shared>) -> Result<Self> {
         let link = Link::new(&shared)?;

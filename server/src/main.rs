@@ -81,8 +81,9 @@ fn main() -> ExitCode {
 fn run(flags: Flags) -> Result<()> {
     let config = configure(flags)?;
     start_logging(&config);
-    let server = Server::start(&config)?;
+    // Before the start, which may take a while: whoever stops it then gets an orderly end, too.
     let mut signals = Signals::new([SIGTERM, SIGINT]).context("cannot wait for signals")?;
+    let server = Server::start(&config)?;
     let stopper = server.stopper();
     std::thread::spawn(move || {
         signals.forever().next();

@@ -60,7 +60,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
                 let mut cache = self.engine.cache();
                 cache.statistics.hits += 1;
                 cache.prove(self.hash, location, posted);
-                self.located.set(Some(*location));
+                self.located.set(Some(Location { proved_at: posted, ..*location }));
                 Some(found)
             }
             _ => None,

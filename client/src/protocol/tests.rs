@@ -1,5 +1,9 @@
-//! Proves the price list exactly, on a clock that stands still: on shared memory a process that
-//! loses the processor during a READ rightly pays for another.
+//! Proves the price list exactly, on a clock that stands still but for what a test adds: on shared
+//! memory a process that loses the processor during a READ rightly pays for another. Guards against
+//! an old proof of a word being relied on, and against one being forgotten too early.
+
+use std::cell::Cell;
+use std::rc::Rc;
 
 use farside_common::config::ServerConfig;
 use farside_common::fabric::shm::ShmFabric;
@@ -7,13 +11,13 @@ use farside_common::fabric::{Buffer, Completion, Counters, Fabric, LaneId, Nanos
 use farside_common::size::ByteSize;
 use farside_server::Server;
 
-use super::Operation;
+use super::{Expected, Operation};
 use crate::Client;
 use crate::control::ControlDepot;
 use crate::engine::{Engine, LANE};
 
-/// A fabric without time.
-struct Timeless(ShmFabric);
+/// A fabric whose time is the test's.
+struct Timeless(ShmFabric, Rc<Cell<Nanos>>);
 
 impl Fabric for Timeless {
     fn timing(&self) -> Timing {
@@ -21,7 +25,7 @@ impl Fabric for Timeless {
     }
 
     fn now(&self) -> Nanos {
-        0
+        self.1.get()
     }
 
     fn post(&mut self, lane: LaneId, chain: &[Verb], _: Nanos) {
@@ -30,7 +34,7 @@ impl Fabric for Timeless {
 
     /// Waits, for blocks from the server, are real.
     fn wait(&mut self, lane: LaneId, until: Nanos) {
-        self.0.wait(lane, self.0.now() + until);
+        self.0.wait(lane, self.0.now() + until - self.now());
     }
 
     fn ring(&mut self) {
@@ -81,8 +85,8 @@ fn run<T>(
     (output, (round_trips, reads, writes, compare_swaps))
 }
 
-#[test]
-fn every_operation_costs_what_the_price_list_says() {
+/// Calls `test` with a session of its own server, and the session's clock.
+fn with_engine(test: impl FnOnce(&TimelessEngine, &Cell<Nanos>)) {
     let folder = tempfile::tempdir().unwrap();
     let address = format!("shm://{}", folder.path().join("kv.sock").display());
     let config = ServerConfig {
@@ -92,27 +96,64 @@ fn every_operation_costs_what_the_price_list_says() {
     };
     let _server = Server::start(&config).unwrap();
     let client = Client::builder().server(&address).connect().unwrap();
-    let engine = client.engine_over(Timeless).unwrap();
-    for key in 0..10_000 {
-        let insert = run(&engine, key, async |operation| operation.insert().await);
-        assert_eq!(insert, (true, (3, 2, 2, 2)), "INSERT");
-        let get = run(&engine, key, async |operation| operation.get().await.map(|f| f.is_some()));
-        assert_eq!(get, (true, (1, 1, 0, 0)), "cached GET");
-        let put = run(&engine, key, async |operation| operation.put().await);
-        assert_eq!(put.1, (1, 0, 2, 1), "cached PUT");
+    let clock = Rc::new(Cell::new(0));
+    let engine = client.engine_over(|fabric| Timeless(fabric, clock.clone())).unwrap();
+    test(&engine, &clock);
+}
+
+#[test]
+fn every_operation_costs_what_the_price_list_says() {
+    with_engine(|engine, _| (0..10_000).for_each(|key| assert_price_list(engine, key)));
+}
+
+fn assert_price_list(engine: &TimelessEngine, key: u64) {
+    let insert = run(engine, key, async |operation| operation.insert().await);
+    assert_eq!(insert, (true, (3, 2, 2, 2)), "INSERT");
+    let get = run(engine, key, async |operation| operation.get().await.map(|f| f.is_some()));
+    assert_eq!(get, (true, (1, 1, 0, 0)), "cached GET");
+    let put = run(engine, key, async |operation| operation.put().await);
+    assert_eq!(put.1, (1, 0, 2, 1), "cached PUT");
+    engine.cache().clear();
+    let put = run(engine, key, async |operation| operation.put().await);
+    assert_eq!(put.1, (2, 2, 2, 1), "uncached PUT");
+    engine.cache().clear();
+    let get = run(engine, key, async |operation| operation.get().await.map(|f| f.is_some()));
+    assert_eq!(get, (true, (2, 2, 0, 0)), "uncached GET");
+    if key.is_multiple_of(2) {
         engine.cache().clear();
-        let put = run(&engine, key, async |operation| operation.put().await);
-        assert_eq!(put.1, (2, 2, 2, 1), "uncached PUT");
-        engine.cache().clear();
-        let get = run(&engine, key, async |operation| operation.get().await.map(|f| f.is_some()));
-        assert_eq!(get, (true, (2, 2, 0, 0)), "uncached GET");
-        if key % 2 == 0 {
-            engine.cache().clear();
-            let delete = run(&engine, key, async |operation| operation.delete().await);
-            assert_eq!(delete, (true, (2, 2, 1, 1)), "uncached DELETE");
-        } else if key % 4 == 1 {
-            let delete = run(&engine, key, async |operation| operation.delete().await);
-            assert_eq!(delete, (true, (1, 0, 1, 1)), "cached DELETE");
-        }
+        let delete = run(engine, key, async |operation| operation.delete().await);
+        assert_eq!(delete, (true, (2, 2, 1, 1)), "uncached DELETE");
+    } else if key % 4 == 1 {
+        let delete = run(engine, key, async |operation| operation.delete().await);
+        assert_eq!(delete, (true, (1, 0, 1, 1)), "cached DELETE");
     }
+}
+
+/// A word may come again for another key once its block went through 256 generations (invariant
+/// I4). A GET needs no such limit (I10), and proves the word for whoever comes after it.
+#[test]
+fn a_proof_of_a_word_lasts_for_t_word() {
+    with_engine(|engine, clock| {
+        let word_ns = engine.constants.word_ns;
+        let later = |by: Nanos| clock.set(clock.get() + by);
+        let put = || run(engine, 1, async |operation| operation.put().await).1;
+        let get = || run(engine, 1, async |operation| operation.get().await.map(drop)).1;
+        let exchange = || {
+            let value = Expected::Value(b"value");
+            let call = async |operation: &Operation<'_, _, _>| {
+                operation.compare_exchange(value).await.map(|(done, _)| done)
+            };
+            run(engine, 1, call)
+        };
+        put();
+        later(word_ns - (1 << 24));
+        assert_eq!(put(), (1, 0, 2, 1), "PUT on a proof of almost T_word");
+        later(word_ns + 1);
+        assert_eq!(put(), (2, 2, 2, 1), "PUT on an older one");
+        later(word_ns + 1);
+        assert_eq!(get(), (1, 1, 0, 0), "GET, however long ago");
+        assert_eq!(put(), (1, 0, 2, 1), "PUT after the GET");
+        later(word_ns + 1);
+        assert_eq!(exchange(), (true, (2, 1, 2, 1)), "exchange, which relies on its own GET");
+    });
 }

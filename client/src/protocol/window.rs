@@ -175,7 +175,12 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     /// trip.
     pub(super) async fn read_and_examine(&self, word: SlotWord, seen_at: Nanos) -> Outcome<Read> {
         let block = word.block()?;
-        self.read_block(block, self.now()).await?;
+        // A lane that had to wait for its turn need not READ what it could not believe.
+        let posted = self.now();
+        if posted.saturating_sub(seen_at) > self.engine.constants.patience_ns {
+            return Ok(Read::Stale);
+        }
+        self.read_block(block, posted).await?;
         if !self.is_fresh(seen_at) {
             return Ok(Read::Stale);
         }

@@ -97,7 +97,8 @@ pub struct Report {
     /// Keys whose block is marked as superseded though it is linked: a writer died between mark
     /// and swing, or is just between them. They only cost cached readers a round trip.
     pub poisoned: u64,
-    /// Slots that changed under every look: they were in use, which is no problem.
+    /// Slots and entries of tables that changed under every look: they were in use, which is no
+    /// problem.
     pub unsettled: u64,
     /// All keys together, in bytes; 0 if the check left out the blocks.
     pub key_bytes: u64,

@@ -66,20 +66,21 @@ impl Counters {
     }
 }
 
-/// `later - earlier`: what happened in between.
+/// `later - earlier`: what happened in between. 0 for what is less, because a session counts from 0
+/// again on a new connection.
 impl std::ops::Sub for Counters {
     type Output = Self;
 
     fn sub(self, earlier: Self) -> Self {
         Self {
-            round_trips: self.round_trips - earlier.round_trips,
-            doorbells: self.doorbells - earlier.doorbells,
-            reads: self.reads - earlier.reads,
-            writes: self.writes - earlier.writes,
-            compare_swaps: self.compare_swaps - earlier.compare_swaps,
-            fetch_adds: self.fetch_adds - earlier.fetch_adds,
-            read_bytes: self.read_bytes - earlier.read_bytes,
-            written_bytes: self.written_bytes - earlier.written_bytes,
+            round_trips: self.round_trips.saturating_sub(earlier.round_trips),
+            doorbells: self.doorbells.saturating_sub(earlier.doorbells),
+            reads: self.reads.saturating_sub(earlier.reads),
+            writes: self.writes.saturating_sub(earlier.writes),
+            compare_swaps: self.compare_swaps.saturating_sub(earlier.compare_swaps),
+            fetch_adds: self.fetch_adds.saturating_sub(earlier.fetch_adds),
+            read_bytes: self.read_bytes.saturating_sub(earlier.read_bytes),
+            written_bytes: self.written_bytes.saturating_sub(earlier.written_bytes),
         }
     }
 }

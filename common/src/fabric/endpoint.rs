@@ -74,6 +74,12 @@ impl<F: Fabric> Endpoint<F> {
         self.ticked_at.set(self.fabric.borrow().now());
     }
 
+    /// Whether a chain posted now goes with the next doorbell.
+    #[inline]
+    pub fn has_room(&self) -> bool {
+        self.fabric.borrow().has_room()
+    }
+
     /// What a buffer of a lane holds; never across an `.await`.
     pub fn buffer(&self, lane: LaneId, buffer: Buffer) -> Ref<'_, [u8]> {
         Ref::map(self.fabric.borrow(), |fabric| fabric.buffer(lane, buffer))

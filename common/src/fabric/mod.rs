@@ -122,8 +122,8 @@ pub enum ChainError {
     /// This connection may not change the region. Nothing of the chain was executed.
     #[error("this connection may only read")]
     Denied,
-    /// The server gave this client up: its lease is gone. Neither the atomic verb that found out
-    /// nor what follows it was executed.
+    /// The server gave this client up: its lease is gone. Neither the verb that found out nor what
+    /// follows it was executed.
     #[error("the server no longer accepts this connection")]
     Fenced,
     /// The deadline passed. Neither the atomic verb nor what follows it was executed; a WRITE
@@ -185,6 +185,12 @@ pub trait Fabric {
 
     /// Queues a chain. Its outcome comes from [`Fabric::poll`], errors included.
     fn post(&mut self, lane: LaneId, chain: &[Verb], deadline: Nanos);
+
+    /// Whether what is posted next goes with the next doorbell. Without room, what is posted waits
+    /// and grows old: a pipeline starts nothing more until something completed.
+    fn has_room(&self) -> bool {
+        true
+    }
 
     /// Queues a wait: the lane completes once the clock reads `until`.
     fn wait(&mut self, lane: LaneId, until: Nanos);

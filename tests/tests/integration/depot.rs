@@ -107,6 +107,32 @@ fn a_forgotten_pipeline_does_no_harm() {
 }
 
 #[test]
+fn what_a_forgotten_pipeline_left_undecided_is_cleared() {
+    let server = ServerProcess::start(&["--memory", "32MiB"]);
+    let watcher = server.client();
+    let client = server.client();
+    let mut session = client.session().unwrap();
+    session.put(b"key", b"brings the first blocks").unwrap();
+    let mut pipeline = session.pipeline().unwrap();
+    pipeline.insert(b"new", b"value").unwrap();
+    // READ window; claim a slot, READ window. What decides is posted and never rung.
+    assert!(pipeline.poll().is_none() && pipeline.poll().is_none());
+    std::mem::forget(pipeline);
+    drop((session, client));
+    let started = std::time::Instant::now();
+    while watcher.statistics().unwrap().clients_lost == 0 {
+        assert!(started.elapsed().as_secs() < 10, "the server took it for a goodbye");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    while !server.log().contains("emptied what lost clients left behind") {
+        assert!(started.elapsed().as_secs() < 10, "{}", server.log());
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    assert!(watcher.session().unwrap().insert(b"new", b"other").unwrap());
+    server.assert_verifies();
+}
+
+#[test]
 fn a_client_ends_though_its_server_is_stopped() {
     let server = ServerProcess::start(&["--memory", "64MiB", "--grace-ms", "5"]);
     let client = server.client();

@@ -158,3 +158,43 @@ fn pipelined_operations_count_their_own_verbs() {
     seen.sort_unstable();
     assert_eq!(seen, [(get, 1), (insert, 3)]);
 }
+
+#[test]
+fn tickets_lend_a_lane_and_lanes_count_one_operation_at_a_time() {
+    const DEPTH: u16 = 4;
+    let server = ServerProcess::start(&["--memory", "32MiB"]);
+    let client = server.client_builder().pipeline_depth(DEPTH).connect().unwrap();
+    let session = &mut client.session().unwrap();
+    session.put(b"key", b"value").unwrap();
+    let before = session.counters();
+    let mut pipeline = session.pipeline().unwrap();
+    let mut lent = [None; DEPTH as usize];
+    let mut sum = Counters::default();
+    let mut started = 0;
+    for round in 0..100u64 {
+        while let Ok(ticket) = match started % 3 {
+            0 => pipeline.get(b"key"),
+            1 => pipeline.put(b"key", &round.to_le_bytes()),
+            // Refused before it asks for anything.
+            _ => pipeline.get(b""),
+        } {
+            assert_eq!(ticket.number(), started);
+            assert_eq!(lent[ticket.lane()].replace(ticket), None, "its lane is another's");
+            started += 1;
+        }
+        let completed = pipeline.wait().unwrap();
+        assert_eq!(lent[completed.ticket.lane()].take(), Some(completed.ticket));
+        let refused = completed.ticket.number() % 3 == 2;
+        assert_eq!(
+            (completed.result.is_err(), completed.counters.verbs() == 0),
+            (refused, refused)
+        );
+        sum += *completed.counters;
+    }
+    while let Some(completed) = pipeline.wait() {
+        sum += *completed.counters;
+    }
+    drop(pipeline);
+    let all = session.counters() - before;
+    assert_eq!(sum, Counters { doorbells: 0, ..all });
+}

@@ -22,8 +22,8 @@ const ROUND_TRIP_MIN_NS: Nanos = 20;
 const LATENESS_MAX_NS: Nanos = 50_000_000;
 /// How much is written between two looks at lease and clock, in words of 8 bytes.
 const WRITE_WORDS_MAX: usize = 512;
-/// How much one doorbell executes before completions are looked at: what waits behind it must not
-/// grow older than GRACE.
+/// How much one doorbell executes before completions are looked at, and how much is posted before
+/// there is no room: what waits must not grow older than GRACE.
 const RING_BYTES_MAX: u64 = 4 << 20;
 /// Waits longer than this give the processor to others.
 const SPIN_NS_MAX: Nanos = 50_000;
@@ -47,6 +47,7 @@ pub struct ShmFabric {
     executor: Executor,
     lanes: Box<[Lane]>,
     posted: VecDeque<LaneId>,
+    posted_bytes: u64,
     completed: VecDeque<LaneId>,
     waiting: Vec<(Nanos, LaneId)>,
     doorbells: u64,
@@ -55,6 +56,7 @@ pub struct ShmFabric {
 struct Lane {
     chain: [Verb; CHAIN_VERBS_MAX],
     verbs: usize,
+    payload_bytes: u64,
     deadline: Nanos,
     result: Result<u64, ChainError>,
     buffers: Buffers,
@@ -71,6 +73,7 @@ impl ShmFabric {
         let lane = || Lane {
             chain: [NO_VERB; CHAIN_VERBS_MAX],
             verbs: 0,
+            payload_bytes: 0,
             deadline: 0,
             result: Ok(0),
             buffers: Default::default(),
@@ -81,6 +84,7 @@ impl ShmFabric {
             executor: Executor { region, lease, clock: Clock::new() },
             lanes: (0..lanes).map(|_| lane()).collect(),
             posted: VecDeque::with_capacity(lane_count),
+            posted_bytes: 0,
             completed: VecDeque::with_capacity(lane_count),
             waiting: Vec::with_capacity(lane_count),
             doorbells: 0,
@@ -194,6 +198,8 @@ impl Fabric for ShmFabric {
         lane.verbs = chain.len();
         lane.chain[..chain.len()].copy_from_slice(chain);
         lane.deadline = deadline;
+        lane.payload_bytes = lane.counters.count(chain);
+        self.posted_bytes += lane.payload_bytes;
         for verb in chain {
             match *verb {
                 Verb::Read { remote, bytes, .. } | Verb::Write { remote, bytes, .. } => {
@@ -208,6 +214,11 @@ impl Fabric for ShmFabric {
             }
         }
         self.posted.push_back(lane_id);
+    }
+
+    #[inline]
+    fn has_room(&self) -> bool {
+        self.posted_bytes < RING_BYTES_MAX
     }
 
     fn wait(&mut self, lane: LaneId, until: Nanos) {
@@ -226,7 +237,8 @@ impl Fabric for ShmFabric {
         {
             let lane = &mut self.lanes[usize::from(id.0)];
             let chain = &lane.chain[..lane.verbs];
-            left = left.saturating_sub(lane.counters.count(chain));
+            self.posted_bytes -= lane.payload_bytes;
+            left = left.saturating_sub(lane.payload_bytes);
             lane.result = self.executor.execute(&mut lane.buffers, chain, lane.deadline);
             self.completed.push_back(id);
         }
