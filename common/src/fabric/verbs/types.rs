@@ -18,8 +18,8 @@ const ACK_TIMEOUT_MAX: u8 = 31;
 /// The InfiniBand specification (9.7.6.1.3) lets a device wait up to four times the timeout asked
 /// for.
 const ACK_TIMEOUT_SLACK: Nanos = 4;
-/// How long a chain may wait for its doorbell before it is refused: longer than a busy machine keeps
-/// a process from its processor, and little beside the rest.
+/// How long a chain may wait for its doorbell before it is refused: longer than a busy machine
+/// keeps a process from its processor, and little beside the rest.
 const QUEUED_MAX_NS: Nanos = 500_000_000;
 
 /// How to connect and to wait. The default is for a data-centre network that loses few packets.
