@@ -9,5 +9,6 @@ mod chains;
 mod connecting;
 mod control;
 mod harness;
+mod hosts;
 mod latency;
 mod losses;
