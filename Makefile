@@ -9,9 +9,11 @@ export FARSIDE_CHAOS_SECONDS ?= 60
 help: ## Lists the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
 
-build: ## Builds kv-server, kv-cli and kv-bench into target/release
+build: ## Builds kv-server, kv-cli and kv-bench into target/release, and installs what that takes
 	@tools/scripts/needs.sh
-	cargo build --release --locked --bin kv-server --bin kv-cli --bin kv-bench
+	@tests/vm/needs.sh --build
+	. tools/scripts/verbs-env.sh && \
+	    cargo build --release --locked --bin kv-server --bin kv-cli --bin kv-bench
 
 demo: ## Shows it: loads a real tree of files (DIR=...), dumps and compares it, runs a benchmark
 	@tools/scripts/needs.sh
@@ -19,11 +21,15 @@ demo: ## Shows it: loads a real tree of files (DIR=...), dumps and compares it, 
 
 test: ## Proves it: format, lints, documentation, unit, doc and integration tests
 	@tools/scripts/needs.sh
+	@tests/vm/needs.sh
 	cargo fmt --check
-	cargo clippy --workspace --all-targets --locked -- -D warnings
-	cargo doc --workspace --no-deps --locked
-	cargo build --workspace --bins --locked
-	cargo test --workspace --locked
+	. tools/scripts/verbs-env.sh && \
+	    cargo clippy --workspace --all-targets --locked -- -D warnings && \
+	    cargo doc --workspace --no-deps --locked && \
+	    cargo build --workspace --bins --locked && \
+	    cargo test --workspace --locked && \
+	    tests/vm/suite
+	cargo check --workspace --no-default-features --locked
 
 vm: ## Builds the guest in which tests find soft-RoCE, and installs what it takes
 	@tests/vm/build.sh

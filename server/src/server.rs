@@ -40,13 +40,13 @@ impl Server {
         let opened = recovery::open(&memory, config)?;
         let bytes = ByteSize(opened.format.region_bytes);
         let (pages, incarnation) = (memory.pages, opened.incarnation);
+        let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(system("create an event"))?;
+        let service = Service::new(config, listening, memory, opened, &stop)?;
         tracing::info!(%address, memory = %bytes, %pages, incarnation, "serving");
         if let Some(advice) = pages.advice(bytes.0) {
             tracing::info!("{advice}");
         }
-        let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(system("create an event"))?;
-        let service = Service::new(config, listening, memory, opened, &stop)?;
         let stop = Stopper(Arc::new(stop));
         let thread = thread::Builder::new()
             .name("farside-control".to_owned())

@@ -274,6 +274,7 @@ impl Service {
             base_address: 0,
             region_bytes: self.opened.format.region_bytes,
             rkey: 0,
+            round_trip_min_ns: 0,
         }
     }
 

@@ -106,7 +106,8 @@ impl RawRegion {
             Self::welcome(server, &reply)?;
         let request = Self::request(config, Purpose::Data { client_id, lease });
         let link = connect_data(found, &request, 1, &options).map_err(refused)?;
-        let remote = RemoteRegion { base_address, region_bytes, rkey, writable: false };
+        let (writable, round_trip_min_ns) = (false, 0);
+        let remote = RemoteRegion { base_address, region_bytes, rkey, writable, round_trip_min_ns };
         let endpoint = Way::Verbs(Endpoint::new(link.into_fabric(remote)?, 1));
         Ok(Self { endpoint, region_bytes, channel: Channel::Verbs(channel) })
     }

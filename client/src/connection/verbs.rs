@@ -40,9 +40,10 @@ pub(super) fn connect(target: &Target, left: Duration) -> Connected<Route> {
         let welcome =
             decode_reply(&reply).map_err(Error::from)?.map_err(|source| target.refused(source))?;
         let Welcome { client_id, lease, base_address, region_bytes, rkey, .. } = welcome;
+        let round_trip_min_ns = welcome.round_trip_min_ns;
         let request = target.request(Purpose::Data { client_id, lease }).encode();
         let writable = target.role == Role::Writer;
-        let remote = RemoteRegion { base_address, region_bytes, rkey, writable };
+        let remote = RemoteRegion { base_address, region_bytes, rkey, writable, round_trip_min_ns };
         // For sessions to come, the whole of it.
         let options = Options { connect_timeout: target.timeout, ..options };
         let server = target.address.to_string();

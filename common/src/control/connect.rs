@@ -213,7 +213,7 @@ struct ReplyBytes {
     base_address: le::U64,
     region_bytes: le::U64,
     rkey: le::U32,
-    reserved: le::U32,
+    round_trip_min_ns: le::U32,
 }
 const _: () = assert!(size_of::<ReplyBytes>() <= REPLY_BYTES_MAX);
 
@@ -237,6 +237,9 @@ pub struct Welcome {
     pub region_bytes: u64,
     /// Its remote key, for verbs; 0 on shared memory.
     pub rkey: u32,
+    /// No chain to the region takes less than this, in nanoseconds: depends on the server's device;
+    /// 0 on shared memory, where the fabric knows.
+    pub round_trip_min_ns: u32,
 }
 
 /// Encodes the server's answer to a connection request.
@@ -249,6 +252,7 @@ pub fn encode_reply(reply: &Result<Welcome, Refusal>) -> [u8; REPLY_BYTES] {
         base_address: 0,
         region_bytes: 0,
         rkey: 0,
+        round_trip_min_ns: 0,
     };
     let welcome = reply.as_ref().unwrap_or(&nothing);
     let (code, first, second) = reply.as_ref().err().map_or((0, 0, 0), |why| why.to_numbers());
@@ -265,7 +269,7 @@ pub fn encode_reply(reply: &Result<Welcome, Refusal>) -> [u8; REPLY_BYTES] {
         base_address: welcome.base_address.into(),
         region_bytes: welcome.region_bytes.into(),
         rkey: welcome.rkey.into(),
-        reserved: 0.into(),
+        round_trip_min_ns: welcome.round_trip_min_ns.into(),
     };
     zerocopy::transmute!(bytes)
 }
@@ -304,6 +308,7 @@ pub fn decode_reply(bytes: &[u8]) -> Result<Result<Welcome, Refusal>, ControlErr
         base_address: reply.base_address.get(),
         region_bytes: reply.region_bytes.get(),
         rkey: reply.rkey.get(),
+        round_trip_min_ns: reply.round_trip_min_ns.get(),
     }))
 }
 

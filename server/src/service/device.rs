@@ -12,7 +12,8 @@ use farside_common::control::{
 use farside_common::fabric::Nanos;
 use farside_common::fabric::shm::Region;
 use farside_common::fabric::verbs::{
-    ConnectionId, Event, Incoming, Listener, Loopback, ProbeState, Protection, VerbsError,
+    ConnectionId, Event, Incoming, Listener, Loopback, ProbeState, Protection, RemoteRegion,
+    VerbsError,
 };
 
 use super::{Door, EVENTS_MAX, Service};
@@ -175,8 +176,9 @@ impl Service {
     fn welcome_with_key(&self, admitted: (u16, u64), role: Role) -> Option<Welcome> {
         let Door::Device(device) = &self.door else { return None };
         let remote = device.protection(role).remote();
+        let RemoteRegion { base_address, rkey, round_trip_min_ns, .. } = remote;
         let welcome = self.welcome_of(admitted);
-        Some(Welcome { base_address: remote.base_address, rkey: remote.rkey, ..welcome })
+        Some(Welcome { base_address, rkey, round_trip_min_ns, ..welcome })
     }
 
     /// The other end of a connection is gone. What a client sent before that counts.

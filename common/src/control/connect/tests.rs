@@ -11,6 +11,7 @@ fn welcome() -> Welcome {
         base_address: 0x7000_0000_0000,
         region_bytes: 1 << 30,
         rkey: 99,
+        round_trip_min_ns: 500,
     }
 }
 

@@ -12,10 +12,6 @@ use crate::fabric::{
     Buffer, ChainError, Completion, Counters, Fabric, LaneId, Nanos, Timing, Verb,
 };
 
-/// No chain through a network card is faster: its doorbell and its completion cross PCIe here
-/// (some 150 ns each way, posted), and the peer's card READs or swaps over PCIe there (some 300 ns
-/// at least, for it has to wait for the answer). The fastest cards measured need over 1,000 ns.
-const ROUND_TRIP_MIN_NS: Nanos = 500;
 /// Looks at the completion queue between two looks at the clock while spinning.
 const SPINS_PER_LOOK: u32 = 16;
 
@@ -124,7 +120,10 @@ impl VerbsFabric {
 
 impl Fabric for VerbsFabric {
     fn timing(&self) -> Timing {
-        Timing { round_trip_min_ns: ROUND_TRIP_MIN_NS, lateness_max_ns: self.lateness_max_ns }
+        Timing {
+            round_trip_min_ns: self.remote.round_trip_min_ns.into(),
+            lateness_max_ns: self.lateness_max_ns,
+        }
     }
 
     #[inline]

@@ -16,6 +16,21 @@ use super::{VerbsFabric, connect_data};
 use crate::control::Role;
 use crate::fabric::shm::Region;
 
+/// No chain through a network card is faster: its doorbell and its completion cross PCIe at the
+/// client (some 150 ns each way, posted), and the server's card READs or swaps over PCIe there (some
+/// 300 ns at least, for it has to wait for the answer). The fastest cards measured need over 1,000.
+const ROUND_TRIP_MIN_NS_CARD: u32 = 500;
+/// A device in software takes each packet through the network stack, and through threads or
+/// interrupts of the kernel, on both sides: four passes at a microsecond at least. The fastest
+/// measured, soft-RoCE without emulation, need 8,000 ns and more.
+const ROUND_TRIP_MIN_NS_SOFTWARE: u32 = 4_000;
+
+/// By what the device is: one in software has no hardware behind it.
+fn round_trip_min_ns(device: &str) -> u32 {
+    let hardware = std::path::Path::new("/sys/class/infiniband").join(device).join("device");
+    if hardware.exists() { ROUND_TRIP_MIN_NS_CARD } else { ROUND_TRIP_MIN_NS_SOFTWARE }
+}
+
 /// A probe at a time; one more, so that its completion never finds the queue full.
 const CAPACITY: Capacity = Capacity { sends: 2, receives: 0, inline_bytes: 0 };
 
@@ -28,6 +43,7 @@ pub struct Protection {
     role: Role,
     /// An address of the device.
     address: SocketAddr,
+    round_trip_min_ns: u32,
 }
 
 impl Protection {
@@ -75,7 +91,9 @@ impl Protection {
         // SAFETY: `self` holds the region, whose memory everybody accesses as atomics: changes by
         // a device are as good as another process's.
         let memory = unsafe { MemoryRegion::register(&domain, start, bytes, access)? };
-        Ok(Self { memory, domain, region: region.clone(), role, address })
+        let round_trip_min_ns = round_trip_min_ns(&super::preflight::name(&id));
+        let region = region.clone();
+        Ok(Self { memory, domain, region, role, address, round_trip_min_ns })
     }
 
     /// What a client of this role has to know, for the answer to its request.
@@ -85,6 +103,7 @@ impl Protection {
             region_bytes: self.region.bytes(),
             rkey: self.memory.rkey(),
             writable: self.role == Role::Writer,
+            round_trip_min_ns: self.round_trip_min_ns,
         }
     }
 

@@ -80,6 +80,8 @@ pub struct RemoteRegion {
     pub rkey: u32,
     /// Whether to send verbs that change it. Whether they may is decided by the peer's device.
     pub writable: bool,
+    /// No chain of anybody's takes less than this there, in nanoseconds.
+    pub round_trip_min_ns: u32,
 }
 
 /// A connection that a [`Listener`](super::Listener) accepted; never the same twice.
