@@ -5,11 +5,11 @@ use std::ptr::null_mut;
 
 use super::fabric::VerbsFabric;
 use super::ffi::ibv_wc_status;
-use super::lanes::Stage;
+use super::lanes::{Lane, Stage};
 use super::work::{Origin, buffer_of, has_deadline, is_atomic, meaning, request};
 use crate::fabric::shm::boot_time_ns;
 use crate::fabric::{
-    Buffer, ChainError, Completion, Counters, Fabric, LaneId, Nanos, Timing, Verb,
+    Buffer, CHAIN_VERBS_MAX, ChainError, Completion, Counters, Fabric, LaneId, Nanos, Timing, Verb,
 };
 
 /// Looks at the completion queue between two looks at the clock while spinning.
@@ -42,14 +42,6 @@ impl VerbsFabric {
             request.fill(self.remote.rkey, work, entry);
         }
         Ok(())
-    }
-
-    /// Whether the lane's chain could take effect after its deadline if it were posted now.
-    #[inline]
-    fn is_late(&self, lane: LaneId, now: Nanos) -> bool {
-        let lane = &self.lanes.all[usize::from(lane.0)];
-        now.saturating_add(self.delivery_max_ns) > lane.deadline
-            && lane.chain().iter().any(|verb| has_deadline(*verb))
     }
 
     #[inline]
@@ -133,6 +125,7 @@ impl Fabric for VerbsFabric {
 
     #[inline]
     fn post(&mut self, lane_id: LaneId, chain: &[Verb], deadline: Nanos) {
+        assert!((1..=CHAIN_VERBS_MAX).contains(&chain.len()), "a chain has 1 to 4 verbs");
         if let Err(error) = self.prepare(lane_id, chain) {
             return self.finish(lane_id, Err(error));
         }
@@ -140,7 +133,9 @@ impl Fabric for VerbsFabric {
         debug_assert_eq!(lane.stage, Stage::Idle);
         lane.verbs = chain.len();
         lane.chain[..chain.len()].copy_from_slice(chain);
-        lane.deadline = deadline;
+        // For ever, for a chain that may come late: it needs no look at the clock.
+        let has_deadline = chain.iter().any(|verb| has_deadline(*verb));
+        lane.deadline = if has_deadline { deadline } else { Nanos::MAX };
         lane.stage = Stage::Posted;
         lane.result = Ok(0);
         self.posted.push_back(lane_id);
@@ -154,11 +149,14 @@ impl Fabric for VerbsFabric {
         if self.posted.is_empty() {
             return;
         }
-        let now = self.now();
+        // When what is posted now may take effect at the latest.
+        let mut by = None;
         let (mut first, mut last) = (None, None);
         while let Some(&id) = self.posted.front() {
-            let verbs = self.lanes.all[usize::from(id.0)].verbs;
-            if self.broken_at.is_some() || self.is_late(id, now) {
+            let Lane { verbs, deadline, .. } = self.lanes.all[usize::from(id.0)];
+            let is_late = deadline < Nanos::MAX
+                && *by.get_or_insert_with(|| boot_time_ns() + self.delivery_max_ns) > deadline;
+            if self.broken_at.is_some() || is_late {
                 self.posted.pop_front();
                 let fenced = self.broken_at.is_some();
                 let error = if fenced { ChainError::Fenced } else { ChainError::Late };
