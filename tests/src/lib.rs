@@ -45,13 +45,29 @@ pub fn device() -> Option<String> {
     std::env::var("FARSIDE_TEST_DEVICE").ok().filter(|address| !address.is_empty())
 }
 
-/// Whether the tests run over RDMA; prints why a test that says so is left out.
-pub fn skipped_over_rdma(why: &str) -> bool {
-    let skipped = device().is_some();
-    if skipped {
+/// Whether a test is left out because the tests run over RDMA; prints why.
+pub fn left_out_over_rdma(why: &str) -> bool {
+    if device().is_some() {
         eprintln!("left out over RDMA: {why}");
     }
-    skipped
+    device().is_some()
+}
+
+/// How often to do something `count` times: less often over RDMA, where an operation takes a
+/// hundred times as long, in emulation even more.
+pub fn scaled(count: u64) -> u64 {
+    if device().is_some() { count.div_ceil(50) } else { count }
+}
+
+/// What a server is started with: over RDMA without a short GRACE, which a READ in emulation would
+/// often outlast.
+fn adapted(arguments: &[&str]) -> Vec<String> {
+    let mut adapted: Vec<String> = arguments.iter().map(|&text| text.to_owned()).collect();
+    let grace = adapted.iter().position(|argument| argument == "--grace-ms");
+    if let (Some(at), true) = (grace, device().is_some()) {
+        adapted.drain(at..at + 2);
+    }
+    adapted
 }
 
 /// An address nobody listens at.
@@ -79,7 +95,7 @@ impl ServerProcess {
     /// Starts `kv-server --listen ... <arguments>` and waits until it serves.
     pub fn start(arguments: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let arguments: Vec<String> = arguments.iter().map(|&text| text.to_owned()).collect();
+        let arguments = adapted(arguments);
         let address = new_address(folder.path());
         let child = Self::spawn(folder.path(), &address, &arguments);
         let server = Self { folder, address, arguments, child };
@@ -90,7 +106,7 @@ impl ServerProcess {
     /// The same without a look whether it serves us; it listens, though.
     pub fn start_unchecked(arguments: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let arguments: Vec<String> = arguments.iter().map(|&text| text.to_owned()).collect();
+        let arguments = adapted(arguments);
         let address = new_address(folder.path());
         let child = Self::spawn(folder.path(), &address, &arguments);
         let server = Self { folder, address, arguments, child };
@@ -106,11 +122,7 @@ impl ServerProcess {
     pub fn start_with_file(arguments: &[&str]) -> Self {
         let folder = tempfile::tempdir_in("/dev/shm").unwrap();
         let file = folder.path().join("region").display().to_string();
-        let arguments: Vec<String> = ["--region-file", &file]
-            .into_iter()
-            .chain(arguments.iter().copied())
-            .map(str::to_owned)
-            .collect();
+        let arguments = adapted(&[&["--region-file", &file], arguments].concat());
         let address = new_address(folder.path());
         let child = Self::spawn(folder.path(), &address, &arguments);
         let server = Self { folder, address, arguments, child };

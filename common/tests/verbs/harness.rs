@@ -183,6 +183,7 @@ fn fabric_at(address: SocketAddr, what: &[u8], lanes: u16, options: Options) -> 
         region_bytes: word(8),
         rkey: word(16) as u32,
         writable: true,
+        round_trip_min_ns: 500,
     };
     link.into_fabric(remote).unwrap()
 }

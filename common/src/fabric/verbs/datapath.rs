@@ -141,6 +141,12 @@ impl Fabric for VerbsFabric {
         self.posted.push_back(lane_id);
     }
 
+    /// The send queue is the room; some devices have less than all lanes could fill.
+    #[inline]
+    fn has_room(&self) -> bool {
+        (self.posted.len() + 1) * CHAIN_VERBS_MAX <= self.room
+    }
+
     fn wait(&mut self, lane: LaneId, until: Nanos) {
         self.waiting.push((until, lane));
     }

@@ -1,7 +1,12 @@
 use super::*;
 
-const REGION: RemoteRegion =
-    RemoteRegion { base_address: 0x10_0000, region_bytes: 4096, rkey: 7, writable: true, round_trip_min_ns: 500 };
+const REGION: RemoteRegion = RemoteRegion {
+    base_address: 0x10_0000,
+    region_bytes: 4096,
+    rkey: 7,
+    writable: true,
+    round_trip_min_ns: 500,
+};
 const MEMORY: LaneMemory = {
     const fn stretch(address: u64, bytes: u32) -> Stretch {
         Stretch { address, bytes, lkey: 3 }
