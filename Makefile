@@ -1,13 +1,13 @@
 # `make help` lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help build demo test vm deny clean
+.PHONY: help build demo test vm bench-verbs deny clean
 
 export RUSTDOCFLAGS ?= -D warnings
 # How long the processes of the chaos test are killed and replaced.
 export FARSIDE_CHAOS_SECONDS ?= 60
 
 help: ## Lists the targets
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
 
 build: ## Builds kv-server, kv-cli and kv-bench into target/release, and installs what that takes
 	@tools/scripts/needs.sh
@@ -33,6 +33,11 @@ test: ## Proves it: format, lints, documentation, unit, doc and integration test
 
 vm: ## Builds the guest in which tests find soft-RoCE, and installs what it takes
 	@tests/vm/build.sh
+
+bench-verbs: build ## Farside beside perftest over soft-RoCE, in one boot: target/bench-verbs.json
+	@tests/vm/needs.sh
+	@tests/vm/build.sh
+	@tests/vm/bench-verbs
 
 deny: ## Checks licences and sources of all dependencies
 	command -v cargo-deny >/dev/null || cargo install --locked cargo-deny

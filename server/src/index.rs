@@ -120,7 +120,7 @@ impl SubtableImage {
 pub(crate) enum SlotCleaner {
     Memory(Endpoint<ShmFabric>),
     /// With the other end, which lives as long.
-    Device(Endpoint<VerbsFabric>, #[expect(dead_code, reason = "it is dropped last")] LoopbackPeer),
+    Device(Box<Endpoint<VerbsFabric>>, #[expect(dead_code, reason = "only kept")] LoopbackPeer),
 }
 
 impl SlotCleaner {
@@ -129,7 +129,7 @@ impl SlotCleaner {
     }
 
     pub(crate) fn over(Loopback { fabric, peer }: Loopback) -> Self {
-        Self::Device(Endpoint::new(fabric, 1), peer)
+        Self::Device(Box::new(Endpoint::new(fabric, 1)), peer)
     }
 
     /// How long after it was fenced a client's verbs can still take effect.
