@@ -59,13 +59,16 @@ pub fn scaled(count: u64) -> u64 {
     if device().is_some() { count.div_ceil(50) } else { count }
 }
 
-/// What a server is started with: over RDMA without a short GRACE, which a READ in emulation would
-/// often outlast.
+/// What a server is started with: over RDMA without a GRACE shorter than the default, which a READ
+/// in emulation would often outlast.
 fn adapted(arguments: &[&str]) -> Vec<String> {
+    const GRACE_MS_MIN: u64 = 100;
     let mut adapted: Vec<String> = arguments.iter().map(|&text| text.to_owned()).collect();
     let grace = adapted.iter().position(|argument| argument == "--grace-ms");
-    if let (Some(at), true) = (grace, device().is_some()) {
-        adapted.drain(at..at + 2);
+    if let Some(value) = grace.and_then(|at| adapted.get_mut(at + 1))
+        && device().is_some()
+    {
+        *value = value.parse().unwrap_or(GRACE_MS_MIN).max(GRACE_MS_MIN).to_string();
     }
     adapted
 }
