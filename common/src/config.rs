@@ -200,6 +200,9 @@ impl ServerConfig {
     pub fn validate(&self) -> Result<(), ConfigError> {
         self.address()?;
         self.rdma.validate()?;
+        if let Some(Address::Rdma { .. }) = self.listen {
+            self.rdma.check_grace(self.grace_ms)?;
+        }
         check_format(&self.format(self.region_bytes(), [0; 16], [0; 16]))?;
         if !(1..=CLIENTS_MAX_LIMIT).contains(&self.clients_max) {
             let advice = format!("write a number from 1 to {CLIENTS_MAX_LIMIT}");

@@ -1,6 +1,7 @@
 //! The control service: one thread that sleeps until somebody connects, asks or leaves.
 
 mod device;
+mod door;
 mod socket;
 
 use std::collections::BTreeMap;
@@ -29,6 +30,7 @@ use crate::tokens::Tokens;
 
 use device::Device;
 pub(crate) use device::bind as bind_device;
+use door::Door;
 use socket::Socket;
 
 /// Connections of nobody: those that have not said who they are and those that said goodbye. More
@@ -67,12 +69,6 @@ pub(crate) struct Service {
     sweeper: Sweeper,
     started_at: Nanos,
     statistics: ServerStatistics,
-}
-
-/// Where clients come in.
-enum Door {
-    Socket(Socket),
-    Device(Device),
 }
 
 impl Service {
@@ -395,13 +391,4 @@ impl Service {
 
 fn watch(epoll: &OwnedFd, source: BorrowedFd<'_>, token: u64) -> rustix::io::Result<()> {
     epoll::add(epoll, source, epoll::EventData::new_u64(token), epoll::EventFlags::IN)
-}
-
-impl AsFd for Door {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        match self {
-            Self::Socket(socket) => socket.as_fd(),
-            Self::Device(device) => device.as_fd(),
-        }
-    }
 }

@@ -6,6 +6,7 @@ use serde::Deserialize;
 
 use super::{ConfigError, bad_value};
 use crate::fabric::verbs::Options;
+use crate::layout::WORD_GENERATIONS;
 
 /// How to use RDMA, for an `rdma://` address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -32,6 +33,21 @@ impl RdmaConfig {
         let Self { retry_count, ack_timeout, spin_us } = *self;
         let spin = Duration::from_micros(spin_us);
         Options { retry_count, ack_timeout, spin, ..Options::default() }
+    }
+
+    /// That a cached location can be relied on for some time at all (T_word in docs/protocol.md).
+    pub(super) fn check_grace(&self, grace_ms: u32) -> Result<(), ConfigError> {
+        let lateness_ms = self.options().lateness_max_ns() / 1_000_000;
+        let min = lateness_ms / WORD_GENERATIONS + 1;
+        if u64::from(grace_ms) > min {
+            return Ok(());
+        }
+        let advice = format!(
+            "over RDMA a verb can come {lateness_ms} ms late with this rdma.retry_count and \
+             rdma.ack_timeout: write at least {}, or lower those",
+            min + 1
+        );
+        Err(bad_value("grace_ms", grace_ms, advice))
     }
 
     pub(super) fn validate(&self) -> Result<(), ConfigError> {

@@ -17,22 +17,24 @@ pub(crate) const REGION_BYTES: u64 = 8 << 20;
 /// How long anything may take under emulation.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
-/// An IPv4 address of an RDMA device; says so when there is none.
+/// An IPv4 address of an RDMA device: the one that `FARSIDE_TEST_DEVICE` asks for, else the first;
+/// says so when there is none.
 pub(crate) fn address() -> Option<SocketAddr> {
-    let wanted = std::env::var("FARSIDE_TEST_DEVICE").ok();
+    let wanted = std::env::var("FARSIDE_TEST_DEVICE").ok().filter(|wanted| !wanted.is_empty());
     let report = preflight();
-    let devices = report
-        .devices
-        .iter()
-        .filter(|device| wanted.as_ref().is_none_or(|wanted| *wanted == device.name));
-    let gids = devices.flat_map(|device| &device.ports).flat_map(|port| &port.gids);
+    let ports = report.devices.iter().flat_map(|device| &device.ports);
+    let gids = ports.flat_map(|port| &port.gids);
     let mut addresses = gids.filter_map(|gid| {
         let tail = gid.address.strip_prefix("0000:0000:0000:0000:0000:ffff:")?;
         let bits = u32::from_str_radix(&tail.replace(':', ""), 16).ok()?;
         let port = std::env::var("FARSIDE_TEST_PORT").map_or(0, |port| port.parse().unwrap());
         Some(SocketAddr::new(IpAddr::V4(Ipv4Addr::from_bits(bits)), port))
     });
-    let found = addresses.next();
+    let found = addresses
+        .find(|found| wanted.as_ref().is_none_or(|wanted| *wanted == found.ip().to_string()));
+    if let (None, Some(wanted)) = (found, wanted) {
+        panic!("no RDMA device has the address {wanted} of FARSIDE_TEST_DEVICE: {report}");
+    }
     if found.is_none() {
         println!("skipped: no RDMA device with an IPv4 address");
     }

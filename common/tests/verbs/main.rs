@@ -1,7 +1,7 @@
 //! The verbs fabric on a device: real queue pairs between two ends in this process. Without an
 //! RDMA device each test prints one line and passes; `tests/vm` runs them on soft-RoCE.
 //!
-//! FARSIDE_TEST_DEVICE names the device to use; else it is the first with an IPv4 address.
+//! FARSIDE_TEST_DEVICE is the address of the device to use; else it is the first with one.
 #![cfg(feature = "verbs")]
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test fails where it panics")]
 

@@ -16,7 +16,8 @@ use farside_common::fabric::verbs::{
     VerbsError,
 };
 
-use super::{Door, EVENTS_MAX, Service};
+use super::door::Door;
+use super::{EVENTS_MAX, Service};
 use crate::error::ServerError;
 use crate::peer::{Farewell, Peer, Who};
 

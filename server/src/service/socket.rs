@@ -11,7 +11,8 @@ use farside_common::control::{
 use farside_common::fabric::shm::{Listener, RegionMemory, boot_time_ns};
 use rustix::event::epoll;
 
-use super::{ACCEPT_PAUSE_NS, Door, STRANGERS_MAX, Service};
+use super::door::Door;
+use super::{ACCEPT_PAUSE_NS, STRANGERS_MAX, Service};
 use crate::error::ServerError;
 use crate::peer::{Farewell, Peer, Who};
 

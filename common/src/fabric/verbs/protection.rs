@@ -17,8 +17,8 @@ use crate::control::Role;
 use crate::fabric::shm::Region;
 
 /// No chain through a network card is faster: its doorbell and its completion cross PCIe at the
-/// client (some 150 ns each way, posted), and the server's card READs or swaps over PCIe there (some
-/// 300 ns at least, for it has to wait for the answer). The fastest cards measured need over 1,000.
+/// client (some 150 ns each way, posted), and the server's card READs or swaps over PCIe there
+/// (some 300 ns at least, for it has to wait for the answer). The fastest measured need over 1,000.
 const ROUND_TRIP_MIN_NS_CARD: u32 = 500;
 /// A device in software takes each packet through the network stack, and through threads or
 /// interrupts of the kernel, on both sides: four passes at a microsecond at least. The fastest
