@@ -1,17 +1,19 @@
 # `make help` lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help build demo test vm deny clean
+.PHONY: help build demo test test-verbs vm bench-verbs deny clean
 
 export RUSTDOCFLAGS ?= -D warnings
 # How long the processes of the chaos test are killed and replaced.
 export FARSIDE_CHAOS_SECONDS ?= 60
 
 help: ## Lists the targets
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
 
-build: ## Builds kv-server, kv-cli and kv-bench into target/release
+build: ## Builds kv-server, kv-cli and kv-bench into target/release, and installs what that takes
 	@tools/scripts/needs.sh
-	cargo build --release --locked --bin kv-server --bin kv-cli --bin kv-bench
+	@tests/vm/needs.sh --build
+	. tools/scripts/verbs-env.sh && \
+	    cargo build --release --locked --bin kv-server --bin kv-cli --bin kv-bench
 
 demo: ## Shows it: loads a real tree of files (DIR=...), dumps and compares it, runs a benchmark
 	@tools/scripts/needs.sh
@@ -19,14 +21,26 @@ demo: ## Shows it: loads a real tree of files (DIR=...), dumps and compares it, 
 
 test: ## Proves it: format, lints, documentation, unit, doc and integration tests
 	@tools/scripts/needs.sh
+	@tests/vm/needs.sh --build
 	cargo fmt --check
-	cargo clippy --workspace --all-targets --locked -- -D warnings
-	cargo doc --workspace --no-deps --locked
-	cargo build --workspace --bins --locked
-	cargo test --workspace --locked
+	. tools/scripts/verbs-env.sh && \
+	    cargo clippy --workspace --all-targets --locked -- -D warnings && \
+	    cargo doc --workspace --no-deps --locked && \
+	    cargo build --workspace --bins --locked && \
+	    cargo test --workspace --locked
+	cargo check --workspace --no-default-features --locked
+
+test-verbs: ## Proves it over RDMA: in a guest with soft-RoCE, or with FARSIDE_TEST_DEVICE=ADDRESS
+	@tests/vm/needs.sh
+	. tools/scripts/verbs-env.sh && tests/vm/suite
 
 vm: ## Builds the guest in which tests find soft-RoCE, and installs what it takes
 	@tests/vm/build.sh
+
+bench-verbs: build ## Farside beside perftest over soft-RoCE, in one boot: target/bench-verbs.json
+	@tests/vm/needs.sh
+	@tests/vm/build.sh
+	@tests/vm/bench-verbs
 
 deny: ## Checks licences and sources of all dependencies
 	command -v cargo-deny >/dev/null || cargo install --locked cargo-deny

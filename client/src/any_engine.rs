@@ -3,6 +3,7 @@
 use std::cell::{Ref, RefMut};
 
 use farside_common::fabric::shm::ShmFabric;
+use farside_common::fabric::verbs::VerbsFabric;
 use farside_common::fabric::{Buffer, Counters};
 use farside_common::layout::Format;
 
@@ -15,6 +16,7 @@ use crate::protocol::{Action, Answer};
 /// here, once each.
 pub(crate) enum AnyEngine {
     Shm(Engine<ShmFabric, ControlDepot>),
+    Verbs(Engine<VerbsFabric, ControlDepot>),
 }
 
 /// The same expression over whichever engine it is.
@@ -22,6 +24,7 @@ macro_rules! over {
     ($any:expr, $engine:ident => $result:expr) => {
         match $any {
             AnyEngine::Shm($engine) => $result,
+            AnyEngine::Verbs($engine) => $result,
         }
     };
 }

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use farside_common::config::ClientConfig;
 use farside_common::control::{Role, ServerStatistics, Token};
+use farside_common::fabric::verbs::Options;
 
 use crate::connection::{Connection, Target};
 use crate::engine::EngineOptions;
@@ -134,6 +135,7 @@ pub struct ClientBuilder {
     cache_bytes: usize,
     pipeline_depth: u16,
     connect_timeout: Duration,
+    rdma: Options,
 }
 
 /// The most operations a session can have in flight.
@@ -147,7 +149,8 @@ impl Default for ClientBuilder {
             token: Token::NONE,
             cache_bytes: 64 << 20,
             pipeline_depth: 64,
-            connect_timeout: Duration::from_secs(5),
+            connect_timeout: Duration::from_secs(4),
+            rdma: Options::default(),
         }
     }
 }
@@ -162,6 +165,7 @@ impl ClientBuilder {
             cache_bytes: config.cache_bytes.0 as usize,
             pipeline_depth: config.pipeline_depth,
             connect_timeout: Duration::from_millis(config.connect_timeout_ms),
+            rdma: config.rdma.options(),
         }
     }
 
@@ -190,6 +194,13 @@ impl ClientBuilder {
         self
     }
 
+    /// How to use RDMA, for an `rdma://` address: timeouts, retries, how long to spin before a
+    /// thread that waits sleeps.
+    pub fn rdma(mut self, options: Options) -> Self {
+        self.rdma = options;
+        self
+    }
+
     /// How many operations a session can have in flight: at least 1, at most
     /// [`PIPELINE_DEPTH_MAX`], 64 by default.
     pub fn pipeline_depth(mut self, depth: u16) -> Self {
@@ -197,7 +208,7 @@ impl ClientBuilder {
         self
     }
 
-    /// How long connecting may take, and reconnecting when the server went away. 5 s by default.
+    /// How long connecting may take, and reconnecting when the server went away. 4 s by default.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.connect_timeout = timeout;
         self
@@ -212,7 +223,7 @@ impl ClientBuilder {
     pub fn connect(self) -> Result<Client> {
         let address = self.server.unwrap_or_default().parse()?;
         let (role, token, timeout) = (self.role, self.token, self.connect_timeout);
-        let target = Target { address, role, token, timeout };
+        let target = Target { address, role, token, timeout, rdma: self.rdma };
         let connection = Arc::new(Connection::establish(&target)?);
         let lanes = self.pipeline_depth.clamp(1, PIPELINE_DEPTH_MAX);
         let options = EngineOptions { cache_bytes: self.cache_bytes, lanes };

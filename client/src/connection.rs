@@ -1,21 +1,17 @@
-//! One connection to one life of a server: the mapped region, the lease, the control channel.
+//! One connection to one life of a server: the way to the region, and the control channel.
 
-use std::fs::File;
+mod shm;
+mod verbs;
+
 use std::io;
-use std::path::Path;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use farside_common::address::Address;
-use farside_common::control::{
-    ConnectRequest, MESSAGE_BYTES_MAX, Role, Token, Welcome, decode_reply,
-};
-use farside_common::fabric::Fabric;
-use farside_common::fabric::shm::{self, Lease, Region, ShmFabric};
-use farside_common::layout::{CLIENTS_MAX, Geometry, LayoutError, Superblock};
+use farside_common::control::{Channel, ConnectRequest, Purpose, Role, Token, Welcome};
+use farside_common::fabric::verbs::Options;
 
 use crate::any_engine::AnyEngine;
-use crate::control::{Control, ControlDepot};
+use crate::control::Control;
 use crate::engine::{Engine, EngineOptions, Failure};
 use crate::{Error, Result};
 
@@ -26,6 +22,17 @@ pub(crate) struct Target {
     pub(crate) role: Role,
     pub(crate) token: Token,
     pub(crate) timeout: Duration,
+    pub(crate) rdma: Options,
+}
+
+impl Target {
+    fn request(&self, purpose: Purpose) -> ConnectRequest {
+        ConnectRequest { role: self.role, purpose, token: self.token }
+    }
+
+    fn refused(&self, source: farside_common::control::Refusal) -> Error {
+        Error::Refused { server: self.address.to_string(), source }
+    }
 }
 
 /// The first pause between two attempts to connect; doubled each time.
@@ -34,9 +41,14 @@ const PAUSE_MAX: Duration = Duration::from_millis(250);
 
 pub(crate) struct Connection {
     pub(crate) welcome: Welcome,
-    region: Arc<Region>,
-    lease: Lease,
+    way: Way,
     pub(crate) control: Control,
+}
+
+/// How sessions reach the region.
+enum Way {
+    Shm(shm::Mapped),
+    Verbs(verbs::Route),
 }
 
 impl Connection {
@@ -45,7 +57,7 @@ impl Connection {
         let started = Instant::now();
         let mut pause = PAUSE_MIN;
         loop {
-            let source = match Self::attempt(target) {
+            let source = match Self::attempt(target, started) {
                 Ok(connection) => return Ok(connection),
                 Err(Attempt::Final(error)) => return Err(error),
                 Err(Attempt::Absent(source)) => source,
@@ -60,94 +72,59 @@ impl Connection {
         }
     }
 
-    fn attempt(target: &Target) -> std::result::Result<Self, Attempt> {
-        match &target.address {
-            Address::Shm(path) => Self::attempt_shm(target, path),
+    fn attempt(target: &Target, started: Instant) -> std::result::Result<Self, Attempt> {
+        let (welcome, way, channel) = match &target.address {
+            Address::Shm(path) => {
+                let (welcome, mapped, channel) = shm::connect(target, path)?;
+                (welcome, Way::Shm(mapped), channel)
+            }
+            Address::Rdma { .. } => {
+                let left = target.timeout.saturating_sub(started.elapsed());
+                let (welcome, route, channel) = verbs::connect(target, left)?;
+                (welcome, Way::Verbs(route), channel)
+            }
             // The address was parsed by this build, which has no other fabric.
-            _ => Err(Attempt::Absent(io::ErrorKind::Unsupported.into())),
-        }
-    }
-
-    fn attempt_shm(target: &Target, path: &Path) -> std::result::Result<Self, Attempt> {
-        let connection = shm::Connection::connect(path).map_err(Attempt::from_connect)?;
-        connection.set_receive_timeout(Some(target.timeout)).map_err(Attempt::Absent)?;
-        let request = ConnectRequest { role: target.role, token: target.token };
-        connection.send(&request.encode(), None).map_err(Attempt::Absent)?;
-        let mut buffer = vec![0; MESSAGE_BYTES_MAX];
-        let (bytes, descriptor) = connection.receive(&mut buffer).map_err(Attempt::Absent)?;
-        if bytes == 0 {
-            return Err(Attempt::Absent(io::ErrorKind::ConnectionReset.into()));
-        }
-        let welcome = decode_reply(&buffer[..bytes])
-            .map_err(Error::from)?
-            .map_err(|source| Error::Refused { server: target.address.to_string(), source })?;
-        let Some(descriptor) = descriptor else {
-            let what = "reply without a descriptor";
-            return Err(Error::from(LayoutError::Truncated { what, bytes: bytes as u64 }).into());
+            _ => return Err(Attempt::Absent(io::ErrorKind::Unsupported.into())),
         };
-        let file = File::from(descriptor);
-        let mapped = match target.role {
-            Role::Reader => Region::map_read_only(&file),
-            Role::Writer => Region::map(&file),
-        };
-        let doing = "mapping the region";
-        let region = mapped.map_err(|source| Error::System { doing, source })?;
-        Ok(Self::over(region, welcome, Control::start(connection)?)?)
-    }
-
-    fn over(region: Region, welcome: Welcome, control: Control) -> Result<Self> {
-        let is = region.bytes();
-        if welcome.region_bytes != is {
-            return Err(LayoutError::RegionLength { says: welcome.region_bytes, is }.into());
-        }
-        let lease = Lease { offset: lease_offset(&region, &welcome)?, number: welcome.lease };
-        Ok(Self { welcome, region: Arc::new(region), lease, control })
+        Ok(Self { welcome, way, control: Control::start(channel)? })
     }
 
     /// An engine for one session.
     pub(crate) fn engine(&self, options: EngineOptions) -> std::result::Result<AnyEngine, Failure> {
-        self.engine_over(options, |fabric| fabric).map(AnyEngine::Shm)
+        let (depot, welcome) = (self.control.depot(), &self.welcome);
+        Ok(match &self.way {
+            Way::Shm(mapped) => {
+                AnyEngine::Shm(Engine::open(mapped.fabric(options), depot, welcome, options)?)
+            }
+            Way::Verbs(route) => {
+                AnyEngine::Verbs(Engine::open(route.fabric(options)?, depot, welcome, options)?)
+            }
+        })
     }
+}
 
-    /// An engine whose fabric is something around the real one.
-    pub(crate) fn engine_over<F: Fabric>(
+#[cfg(test)]
+impl Connection {
+    /// An engine whose fabric is something around that of shared memory.
+    pub(crate) fn engine_over<F: farside_common::fabric::Fabric>(
         &self,
         options: EngineOptions,
-        around: impl FnOnce(ShmFabric) -> F,
-    ) -> std::result::Result<Engine<F, ControlDepot>, Failure> {
-        let fabric = ShmFabric::new(self.region.clone(), Some(self.lease), options.lanes);
-        Engine::open(around(fabric), self.control.depot(), &self.welcome, options)
+        around: impl FnOnce(farside_common::fabric::shm::ShmFabric) -> F,
+    ) -> std::result::Result<Engine<F, crate::control::ControlDepot>, Failure> {
+        let Way::Shm(mapped) = &self.way else { return Err(Failure::Disconnected) };
+        let fabric = around(mapped.fabric(options));
+        Engine::open(fabric, self.control.depot(), &self.welcome, options)
     }
 }
 
-/// Where this client's entry in the client table is.
-fn lease_offset(region: &Region, welcome: &Welcome) -> Result<u64> {
-    let mut words = [0u64; size_of::<Superblock>().div_ceil(8)];
-    let short = || LayoutError::Truncated { what: "region", bytes: region.bytes() };
-    region.read(0, &mut words).map_err(|_| short())?;
-    let (_, format) = Superblock::decode(zerocopy::IntoBytes::as_bytes(&words), region.bytes())?;
-    let geometry: Geometry = format.geometry();
-    geometry.client_entry(welcome.client_id).ok_or_else(|| {
-        let (field, value) = ("client id", welcome.client_id.into());
-        LayoutError::Bound { field, value, min: 1, max: CLIENTS_MAX.into() }.into()
-    })
-}
+/// What an attempt that succeeded brings.
+type Connected<W> = std::result::Result<(Welcome, W, Channel), Attempt>;
 
 /// Why one attempt to connect failed.
 enum Attempt {
     /// Nobody answered; somebody may later.
     Absent(io::Error),
     Final(Error),
-}
-
-impl Attempt {
-    fn from_connect(source: io::Error) -> Self {
-        use io::ErrorKind::{ConnectionRefused, ConnectionReset, NotFound, WouldBlock};
-        match source.kind() {
-            NotFound | ConnectionRefused | ConnectionReset | WouldBlock => Self::Absent(source),
-            _ => Self::Final(Error::System { doing: "connecting to the server's socket", source }),
-        }
-    }
 }
 
 impl From<Error> for Attempt {

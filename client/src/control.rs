@@ -9,8 +9,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use farside_common::control::{FreeBlock, MESSAGE_BYTES_MAX, Reply, Request, ServerStatistics};
-use farside_common::fabric::shm::Connection;
+use farside_common::control::{
+    Channel, FreeBlock, MESSAGE_BYTES_MAX, Reply, Request, ServerStatistics,
+};
 use farside_common::layout::SizeClass;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
@@ -77,17 +78,16 @@ pub(crate) struct Control {
 
 impl Control {
     /// Starts the thread that serves this connection.
-    pub(crate) fn start(connection: Connection) -> Result<Self> {
+    pub(crate) fn start(channel: Channel) -> Result<Self> {
         let failed = |doing| move |source: io::Error| Error::System { doing, source };
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|errno| failed("making an eventfd")(errno.into()))?;
-        connection.set_receive_timeout(None).map_err(failed("setting up the socket"))?;
         let outbox = Mutex::default();
         let (lost, closing) = (AtomicBool::new(false), AtomicBool::new(false));
         let shared = Arc::new(Shared { outbox, wake, lost, closing });
         let service = Service {
             shared: shared.clone(),
-            connection,
+            channel,
             waiters: VecDeque::new(),
             unsent: None,
             closing_since: None,
@@ -204,7 +204,7 @@ impl Drop for ControlDepot {
 /// The background thread's side.
 struct Service {
     shared: Arc<Shared>,
-    connection: Connection,
+    channel: Channel,
     /// Who gets the next replies: the server answers in order.
     waiters: VecDeque<Waiter>,
     /// A message the socket had no room for.
@@ -265,22 +265,22 @@ impl Service {
     /// Whether there is something to receive, and whether somebody woke this thread.
     fn sleep(&self) -> std::result::Result<(bool, bool), End> {
         let events = match self.unsent {
-            Some(_) => PollFlags::IN | PollFlags::OUT,
-            None => PollFlags::IN,
+            Some(_) if self.channel.is_writable_with_room() => PollFlags::IN | PollFlags::OUT,
+            _ => PollFlags::IN,
         };
         let left = self.closing_since.map(|since| FLUSH_TIMEOUT.saturating_sub(since.elapsed()));
         let timeout = left.and_then(|left| Timespec::try_from(left).ok());
         let mut polled = [
-            PollFd::from_borrowed_fd(self.connection.as_fd(), events),
+            PollFd::from_borrowed_fd(self.channel.as_fd(), events),
             PollFd::from_borrowed_fd(self.shared.wake.as_fd(), PollFlags::IN),
         ];
         match poll(&mut polled, timeout.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(errno) => return Err(End::Lost(io::Error::from(errno).to_string())),
         }
-        let [connection, wake] = polled.map(|fd| fd.revents());
+        let [channel, wake] = polled.map(|fd| fd.revents());
         let closed = PollFlags::HUP | PollFlags::ERR;
-        Ok((connection.intersects(PollFlags::IN | closed), wake.contains(PollFlags::IN)))
+        Ok((channel.intersects(PollFlags::IN | closed), wake.contains(PollFlags::IN)))
     }
 
     /// Goodbye, once everything is sent and everything asked for has come and gone back.
@@ -297,7 +297,8 @@ impl Service {
             let mut message = Vec::new();
             Request::Goodbye.encode(&mut message);
             // Without room for it the server treats this client as one that died.
-            let _ = self.connection.send(&message, None);
+            let _ = self.channel.send(&message);
+            let _ = self.channel.flush(FLUSH_TIMEOUT);
             return Err(End::Goodbye);
         }
         if since.elapsed() > FLUSH_TIMEOUT {
@@ -307,11 +308,18 @@ impl Service {
     }
 
     fn receive(&mut self) -> std::result::Result<(), End> {
-        let (bytes, _) = match self.connection.receive(&mut self.buffer) {
-            Ok((0, _)) => return Err(End::Lost("it closed the connection".into())),
-            Ok(received) => received,
-            Err(error) => return Err(End::Lost(error.to_string())),
-        };
+        loop {
+            match self.channel.receive(&mut self.buffer) {
+                Ok(None) => return Ok(()),
+                Ok(Some(0)) => return Err(End::Lost("it closed the connection".into())),
+                Ok(Some(bytes)) => self.take(bytes)?,
+                Err(error) => return Err(End::Lost(error.to_string())),
+            }
+        }
+    }
+
+    /// Hands an answer to whoever waits for it.
+    fn take(&mut self, bytes: usize) -> std::result::Result<(), End> {
         let reply = Reply::decode(&self.buffer[..bytes]);
         match (reply, self.waiters.pop_front()) {
             (Ok(Reply::Blocks { class, blocks }), Some(Waiter::Session(inbox))) => {
@@ -354,7 +362,7 @@ impl Service {
                     message
                 }
             };
-            match self.connection.send(&message, None) {
+            match self.channel.send(&message) {
                 Ok(()) => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     self.unsent = Some(message);

@@ -44,6 +44,11 @@ impl From<ChainError> for Failure {
                 LayoutError::BlockOutside { offset, bytes }.into()
             }
             ChainError::Denied => Error::Denied.into(),
+            ChainError::Unknown => Error::Indeterminate.into(),
+            ChainError::Unregistered { .. } => {
+                let doing = "registering memory for RDMA";
+                Error::System { doing, source: std::io::Error::other(error) }.into()
+            }
             // Late chains are looked at where they are posted; elsewhere they only READ.
             _ => Self::Disconnected,
         }

@@ -80,6 +80,9 @@ pub enum Error {
     /// The address names no server.
     #[error("{0}")]
     Address(#[from] farside_common::address::AddressError),
+    /// RDMA does not do what was asked.
+    #[error(transparent)]
+    Rdma(#[from] farside_common::fabric::verbs::VerbsError),
     /// The system refused something the client needs.
     #[error("{doing}: {source}")]
     System {

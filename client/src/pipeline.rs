@@ -1,6 +1,7 @@
 //! Many operations in flight on one session: the door, whatever the fabric.
 
 use farside_common::fabric::shm::ShmFabric;
+use farside_common::fabric::verbs::VerbsFabric;
 use farside_common::fabric::{Counters, LaneId};
 
 use crate::any_engine::AnyEngine;
@@ -70,6 +71,17 @@ pub struct Pipeline<'s>(AnyLanes<'s>);
 
 enum AnyLanes<'s> {
     Shm(Lanes<'s, ShmFabric>),
+    Verbs(Lanes<'s, VerbsFabric>),
+}
+
+/// The same expression over whichever lanes they are.
+macro_rules! over_lanes {
+    ($any:expr, $lanes:ident => $result:expr) => {
+        match $any {
+            AnyLanes::Shm($lanes) => $result,
+            AnyLanes::Verbs($lanes) => $result,
+        }
+    };
 }
 
 impl<'s> Pipeline<'s> {
@@ -80,6 +92,7 @@ impl<'s> Pipeline<'s> {
     ) -> Self {
         Self(match engine {
             AnyEngine::Shm(engine) => AnyLanes::Shm(Lanes::new(engine, connection, shared)),
+            AnyEngine::Verbs(engine) => AnyLanes::Verbs(Lanes::new(engine, connection, shared)),
         })
     }
 
@@ -137,9 +150,7 @@ impl<'s> Pipeline<'s> {
         key: &[u8],
         value: &[u8],
     ) -> std::result::Result<Ticket, PipelineFull> {
-        match &mut self.0 {
-            AnyLanes::Shm(lanes) => lanes.start(action, key, value),
-        }
+        over_lanes!(&mut self.0, lanes => lanes.start(action, key, value))
     }
 
     /// How many operations can be started before one has to be taken.
@@ -150,31 +161,23 @@ impl<'s> Pipeline<'s> {
     /// How many operations were started and not taken yet.
     #[inline]
     pub fn in_flight(&self) -> usize {
-        match &self.0 {
-            AnyLanes::Shm(lanes) => lanes.in_flight(),
-        }
+        over_lanes!(&self.0, lanes => lanes.in_flight())
     }
 
     /// How many operations can be in flight.
     pub fn depth(&self) -> usize {
-        match &self.0 {
-            AnyLanes::Shm(lanes) => lanes.depth(),
-        }
+        over_lanes!(&self.0, lanes => lanes.depth())
     }
 
     /// A finished operation, if there is one. Does not wait.
     #[inline]
     pub fn poll(&mut self) -> Option<Completed<'_>> {
-        match &mut self.0 {
-            AnyLanes::Shm(lanes) => lanes.poll(),
-        }
+        over_lanes!(&mut self.0, lanes => lanes.poll())
     }
 
     /// The next finished operation; `None` if none is in flight.
     #[inline]
     pub fn wait(&mut self) -> Option<Completed<'_>> {
-        match &mut self.0 {
-            AnyLanes::Shm(lanes) => lanes.wait(),
-        }
+        over_lanes!(&mut self.0, lanes => lanes.wait())
     }
 }

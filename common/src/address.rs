@@ -1,6 +1,8 @@
 //! Where a server is: `shm:///run/farside/kv.sock`, `rdma://10.9.0.1:7400`.
 
 use std::fmt;
+use std::io;
+use std::net::{Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -10,6 +12,27 @@ use std::str::FromStr;
 pub enum Address {
     /// The Unix socket of a server on this host.
     Shm(PathBuf),
+    /// The host and the port of a server with an RDMA device. The host is a name or an address,
+    /// which have to lead to the device's own network interface.
+    Rdma {
+        /// An IPv6 address stands without its brackets here.
+        host: String,
+        /// RDMA-CM's port, which TCP knows nothing of.
+        port: u16,
+    },
+}
+
+impl Address {
+    /// For [`Address::Rdma`], the addresses behind the host's name; empty for others.
+    ///
+    /// # Errors
+    /// What the resolver says.
+    pub fn resolve(&self) -> io::Result<Vec<SocketAddr>> {
+        match self {
+            Self::Shm(_) => Ok(Vec::new()),
+            Self::Rdma { host, port } => Ok((host.as_str(), *port).to_socket_addrs()?.collect()),
+        }
+    }
 }
 
 /// Why a text is no address.
@@ -35,16 +58,34 @@ impl FromStr for Address {
             "shm" if !rest.starts_with('/') => error("the path of the socket is not absolute"),
             "shm" if rest.len() > SOCKET_PATH_BYTES_MAX => error("the path is over 107 bytes"),
             "shm" => Ok(Self::Shm(rest.into())),
-            "rdma" => error("this build has no RDMA fabric"),
+            "rdma" => match rdma(rest) {
+                Some((host, port)) => Ok(Self::Rdma { host: host.to_owned(), port }),
+                None => error("what follows is not HOST:PORT, such as 10.9.0.1:7400"),
+            },
             _ => error("the scheme is unknown"),
         }
     }
+}
+
+/// The host and the port of `host:port`, where an IPv6 address stands in brackets.
+fn rdma(text: &str) -> Option<(&str, u16)> {
+    let (host, port) = text.rsplit_once(':')?;
+    let port: u16 = port.parse().ok().filter(|port| *port != 0)?;
+    if let Some(inner) = host.strip_prefix('[') {
+        let inner = inner.strip_suffix(']')?;
+        return inner.parse::<Ipv6Addr>().ok().map(|_| (inner, port));
+    }
+    let is_name = !host.is_empty()
+        && host.bytes().all(|byte| byte.is_ascii_alphanumeric() || b".-_".contains(&byte));
+    is_name.then_some((host, port))
 }
 
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Shm(path) => write!(f, "shm://{}", path.display()),
+            Self::Rdma { host, port } if host.contains(':') => write!(f, "rdma://[{host}]:{port}"),
+            Self::Rdma { host, port } => write!(f, "rdma://{host}:{port}"),
         }
     }
 }
@@ -54,11 +95,25 @@ mod tests {
     use super::*;
 
     #[test]
+    fn rdma_addresses_have_a_host_and_a_port() {
+        for text in ["rdma://10.9.0.1:7400", "rdma://kv-1.rack:1", "rdma://[fe80::1]:65535"] {
+            let address: Address = text.parse().unwrap();
+            assert_eq!(address.to_string(), text);
+        }
+        let address: Address = "rdma://10.9.0.1:7400".parse().unwrap();
+        assert_eq!(address.resolve().unwrap(), ["10.9.0.1:7400".parse().unwrap()]);
+        for rest in ["10.9.0.1", ":7400", "a:0", "a:65536", "a:", "a/b:7400", "::1:7400", "[a]:1"] {
+            let error = format!("rdma://{rest}").parse::<Address>().unwrap_err().to_string();
+            assert!(error.contains("HOST:PORT"), "{error}");
+        }
+    }
+
+    #[test]
     fn addresses_come_back_or_say_what_is_wrong() {
         let address: Address = "shm:///run/farside/kv.sock".parse().unwrap();
         assert_eq!(address, Address::Shm("/run/farside/kv.sock".into()));
         assert_eq!(address.to_string(), "shm:///run/farside/kv.sock");
-        for text in ["", "kv.sock", "shm://kv.sock", "http:///x", "rdma://10.9.0.1:7400"] {
+        for text in ["", "kv.sock", "shm://kv.sock", "http:///x", "rdma://", "rdma://a"] {
             let error = text.parse::<Address>().unwrap_err().to_string();
             assert!(error.contains("shm:///run/farside/kv.sock"), "{error}");
         }

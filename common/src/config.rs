@@ -1,6 +1,8 @@
 //! The configuration files of server and client. Every key is documented in `config/`, and a test
 //! keeps those files and the structs here together.
 
+mod rdma;
+
 use std::fmt;
 use std::fs;
 use std::ops::RangeInclusive;
@@ -15,6 +17,8 @@ use crate::control::{Role, Token};
 use crate::fabric::shm::HugePages;
 use crate::layout::{CHUNK_BYTES, CLIENTS_MAX, Format, LayoutError};
 use crate::size::ByteSize;
+
+pub use rdma::RdmaConfig;
 
 /// The most clients a server may be told to accept: every client id but 0, which is nobody.
 pub const CLIENTS_MAX_LIMIT: u32 = CLIENTS_MAX - 1;
@@ -143,6 +147,11 @@ pub struct ServerConfig {
     pub index: Option<ByteSize>,
     /// How many clients may be connected at a time.
     pub clients_max: u32,
+    /// How often the server looks whether the hosts of its clients are still there, in
+    /// milliseconds; RDMA only. 0 for never.
+    pub probe_ms: u32,
+    /// How to use RDMA.
+    pub rdma: RdmaConfig,
     /// What a client must know to connect as writer or reader.
     pub secret: Option<Secret>,
     /// What a client may know instead to connect as reader.
@@ -165,6 +174,8 @@ impl Default for ServerConfig {
             value_bytes_max: 1 << 20,
             index: None,
             clients_max: CLIENTS_MAX_LIMIT,
+            probe_ms: 1000,
+            rdma: RdmaConfig::default(),
             secret: None,
             reader_secret: None,
             log: LogFormat::default(),
@@ -188,6 +199,10 @@ impl ServerConfig {
     /// [`ConfigError::Value`] or [`ConfigError::Missing`]: which key, and what to write.
     pub fn validate(&self) -> Result<(), ConfigError> {
         self.address()?;
+        self.rdma.validate()?;
+        if let Some(Address::Rdma { .. }) = self.listen {
+            self.rdma.check_grace(self.grace_ms)?;
+        }
         check_format(&self.format(self.region_bytes(), [0; 16], [0; 16]))?;
         if !(1..=CLIENTS_MAX_LIMIT).contains(&self.clients_max) {
             let advice = format!("write a number from 1 to {CLIENTS_MAX_LIMIT}");
@@ -272,6 +287,8 @@ pub struct ClientConfig {
     pub pipeline_depth: u16,
     /// How long connecting may take, in milliseconds.
     pub connect_timeout_ms: u64,
+    /// How to use RDMA.
+    pub rdma: RdmaConfig,
 }
 
 impl Default for ClientConfig {
@@ -282,7 +299,8 @@ impl Default for ClientConfig {
             secret: None,
             cache_bytes: ByteSize::mib(64),
             pipeline_depth: 64,
-            connect_timeout_ms: 5000,
+            connect_timeout_ms: 4000,
+            rdma: RdmaConfig::default(),
         }
     }
 }
@@ -330,7 +348,7 @@ impl ClientConfig {
         if self.connect_timeout_ms == 0 {
             return Err(bad_value("connect_timeout_ms", 0, "write a number from 1 up"));
         }
-        Ok(())
+        self.rdma.validate()
     }
 }
 

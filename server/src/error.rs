@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use farside_common::config::ConfigError;
 use farside_common::fabric::ChainError;
 use farside_common::fabric::shm::MemoryError;
+use farside_common::fabric::verbs::VerbsError;
 use farside_common::layout::LayoutError;
 use farside_common::size::ByteSize;
 
@@ -20,6 +21,13 @@ pub enum ServerError {
     Config(#[from] ConfigError),
     #[error(transparent)]
     Memory(#[from] MemoryError),
+    #[error(transparent)]
+    Rdma(#[from] VerbsError),
+    #[error(
+        "{listen} is no address of an RDMA device of this host: `rdma link` and `ip address` show \
+         those there are"
+    )]
+    NoDeviceAddress { listen: String },
     #[error("another server listens at {}: stop it or listen elsewhere", .path.display())]
     SocketInUse { path: PathBuf },
     #[error("{} exists and is not a socket: remove it or listen elsewhere", .path.display())]

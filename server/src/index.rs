@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use farside_common::fabric::shm::{Region, ShmFabric};
-use farside_common::fabric::{ChainError, Endpoint, LaneId, Nanos, Verb};
+use farside_common::fabric::verbs::{Loopback, LoopbackPeer, VerbsFabric};
+use farside_common::fabric::{ChainError, Endpoint, Fabric, LaneId, Nanos, Verb};
 use farside_common::layout::{
     ChunkUse, DirectoryEntry, Geometry, HINT_OFFSET, ROW_BYTES, Row, SUBTABLE_BYTES, Slot,
     SlotState, SlotWord, slot_in_subtable,
@@ -116,19 +117,28 @@ impl SubtableImage {
 }
 
 /// The server's own way to change slots: verbs like everybody's (invariant I11), never fenced.
-pub(crate) struct SlotCleaner {
-    endpoint: Endpoint<ShmFabric>,
+pub(crate) enum SlotCleaner {
+    Memory(Endpoint<ShmFabric>),
+    /// With the other end, which lives as long.
+    Device(Box<Endpoint<VerbsFabric>>, #[expect(dead_code, reason = "only kept")] LoopbackPeer),
 }
 
 impl SlotCleaner {
-    pub(crate) fn new(region: &Arc<Region>) -> Self {
-        Self { endpoint: Endpoint::new(ShmFabric::new(region.clone(), None, 1), 1) }
+    pub(crate) fn over_memory(region: &Arc<Region>) -> Self {
+        Self::Memory(Endpoint::new(ShmFabric::new(region.clone(), None, 1), 1))
     }
 
-    /// What the fabric promises about late verbs.
-    pub(crate) fn lateness_max(&self) -> Nanos {
-        use farside_common::fabric::Fabric;
-        self.endpoint.fabric().timing().lateness_max_ns
+    pub(crate) fn over(Loopback { fabric, peer }: Loopback) -> Self {
+        Self::Device(Box::new(Endpoint::new(fabric, 1)), peer)
+    }
+
+    /// How long after it was fenced a client's verbs can still take effect.
+    pub(crate) fn settles_ns(&self) -> Nanos {
+        match self {
+            Self::Memory(endpoint) => endpoint.fabric().timing().lateness_max_ns,
+            // Its queue pairs were destroyed.
+            Self::Device(..) => 0,
+        }
     }
 
     /// Empties a slot whose owner is gone; false if somebody else changed it meanwhile.
@@ -156,7 +166,10 @@ impl SlotCleaner {
                 desired: word.emptied().bits(),
             },
         ];
-        let found = self.endpoint.drive(self.endpoint.chain(LANE, &chain, Nanos::MAX))?;
+        let found = match self {
+            Self::Memory(own) => own.drive(own.chain(LANE, &chain, Nanos::MAX))?,
+            Self::Device(own, _) => own.drive(own.chain(LANE, &chain, Nanos::MAX))?,
+        };
         Ok(found == word.bits())
     }
 }

@@ -28,11 +28,13 @@ mod depot;
 mod error;
 mod formatting;
 mod index;
+mod listening;
 mod peer;
 mod recovery;
 mod server;
 mod service;
 mod sweep;
+mod tokens;
 
 pub use error::{Damage, ServerError};
 pub use server::{Server, Stopper};

@@ -3,18 +3,19 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use farside_common::control::{Refusal, Reply, Role};
-use farside_common::fabric::shm::Connection;
+use farside_common::control::{Channel, Refusal, Reply, Role};
+use farside_common::fabric::verbs::{ConnectionId, DataConnection};
 use rustix::event::epoll::EventFlags;
 
 /// Who is at the other end of a connection.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Who {
     /// Nobody knows yet.
     Stranger,
     Client {
         id: u16,
         role: Role,
+        lease: u64,
     },
     /// A client that said goodbye. Whether it took its last answer shows when it hangs up.
     Leaving,
@@ -33,6 +34,8 @@ pub(crate) enum Farewell {
     Broken(String),
     #[error("it cannot be answered: {0}")]
     Unreachable(io::Error),
+    #[error("its host does not answer")]
+    Silent,
     #[error("others wait to say who they are")]
     Crowded,
 }
@@ -40,7 +43,9 @@ pub(crate) enum Farewell {
 /// A connection. It has at most one answer that was not sent: until then it is not read from, so
 /// that a client that asks and does not listen fills its own socket and nothing else.
 pub(crate) struct Peer {
-    pub(crate) connection: Connection,
+    pub(crate) channel: Channel,
+    /// Its sessions' ways to the region, over verbs.
+    pub(crate) data: Vec<DataConnection>,
     pub(crate) who: Who,
     /// What epoll watches it for.
     pub(crate) watched: EventFlags,
@@ -53,11 +58,12 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    pub(crate) fn new(connection: Connection, watched: EventFlags) -> Self {
+    pub(crate) fn new(channel: Channel, who: Who) -> Self {
         Self {
-            connection,
-            who: Who::Stranger,
-            watched,
+            channel,
+            data: Vec::new(),
+            who,
+            watched: EventFlags::IN,
             unsent: None,
             last_sent: None,
             is_closed: false,
@@ -69,6 +75,14 @@ impl Peer {
         matches!(self.who, Who::Client { .. })
     }
 
+    /// What events of the device call its control channel.
+    pub(crate) fn connection_id(&self) -> Option<ConnectionId> {
+        match &self.channel {
+            Channel::Shm(_) => None,
+            Channel::Verbs(channel) => Some(channel.id()),
+        }
+    }
+
     /// Whether an answer waits until the client takes those before it.
     pub(crate) fn is_waiting(&self) -> bool {
         self.unsent.is_some()
@@ -76,21 +90,21 @@ impl Peer {
 
     /// What epoll should watch it for.
     pub(crate) fn wants(&self) -> EventFlags {
-        if self.is_waiting() { EventFlags::OUT } else { EventFlags::IN }
+        let by_writing = self.is_waiting() && self.channel.is_writable_with_room();
+        if by_writing { EventFlags::OUT } else { EventFlags::IN }
     }
 
     /// Receives one message; `None` if there is none after all.
     pub(crate) fn receive(&mut self, buffer: &mut [u8]) -> Result<Option<usize>, Farewell> {
-        match self.connection.receive(buffer) {
-            Ok((0, _)) => {
+        match self.channel.receive(buffer) {
+            Ok(Some(0)) => {
                 // It may have closed between this call's look for an error and its look for data.
-                let error = rustix::net::sockopt::socket_error(&self.connection);
+                let error = rustix::net::sockopt::socket_error(&self.channel);
                 self.missed_last |= error == Ok(Err(rustix::io::Errno::CONNRESET));
                 Err(Farewell::Gone)
             }
-            Ok((bytes, _)) => Ok(Some(bytes)),
+            Ok(received) => Ok(received),
             Err(error) => match error.kind() {
-                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(None),
                 io::ErrorKind::InvalidData => Err(Farewell::Broken(error.to_string())),
                 // Said once, before what the client sent, which may include its goodbye.
                 io::ErrorKind::ConnectionReset if !self.missed_last => {
@@ -113,7 +127,7 @@ impl Peer {
     pub(crate) fn flush(&mut self, buffer: &mut Vec<u8>) -> Result<(), Farewell> {
         let Some(reply) = self.unsent.as_ref().filter(|_| !self.is_closed) else { return Ok(()) };
         reply.encode(buffer);
-        match self.connection.send(buffer, None) {
+        match self.channel.send(buffer) {
             Ok(()) => self.last_sent = self.unsent.take(),
             Err(error) => match error.kind() {
                 io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => {}
@@ -145,6 +159,6 @@ impl Peer {
 
 impl AsFd for Peer {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.connection.as_fd()
+        self.channel.as_fd()
     }
 }

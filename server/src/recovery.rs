@@ -150,13 +150,13 @@ impl Recovery<'_> {
         if is_new {
             return Ok((index, depot));
         }
-        let cleaner = SlotCleaner::new(self.region);
+        let cleaner = SlotCleaner::over_memory(self.region);
         // Until then a former client's last verb may take effect.
-        sleep_until(self.fenced_at + cleaner.lateness_max());
+        sleep_until(self.fenced_at + cleaner.settles_ns());
         let (linked, cleared) = self.walk(&index, &mut depot, &cleaner)?;
         tracing::info!(keys = linked, unfinished = cleared, "the index was walked");
         // Until then a former client's last READ may want what its last verb unlinked.
-        sleep_until(self.fenced_at + cleaner.lateness_max() + grace);
+        sleep_until(self.fenced_at + cleaner.settles_ns() + grace);
         Ok((index, depot))
     }
 

@@ -1,18 +1,17 @@
 //! Starting and stopping.
 
-use std::io;
 use std::os::fd::OwnedFd;
-use std::path::Path;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
 use farside_common::address::Address;
 use farside_common::config::ServerConfig;
-use farside_common::fabric::shm::{Listener, RegionMemory};
+use farside_common::fabric::shm::RegionMemory;
 use farside_common::size::ByteSize;
 use rustix::event::EventfdFlags;
 
 use crate::error::{ServerError, system};
+use crate::listening::Listening;
 use crate::recovery;
 use crate::service::Service;
 
@@ -36,23 +35,18 @@ impl Server {
     pub fn start(config: &ServerConfig) -> Result<Self, ServerError> {
         config.validate()?;
         let address = config.address()?.clone();
-        // First, because it is quick and the likeliest to fail. Clients that connect already wait
-        // for their answer.
-        let Address::Shm(path) = &address else {
-            return Err(system("listen")(io::Error::from(io::ErrorKind::Unsupported)));
-        };
-        let listener = listen(path)?;
+        let listening = Listening::at(&address, config)?;
         let memory = region_memory(config)?;
         let opened = recovery::open(&memory, config)?;
         let bytes = ByteSize(opened.format.region_bytes);
         let (pages, incarnation) = (memory.pages, opened.incarnation);
+        let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(system("create an event"))?;
+        let service = Service::new(config, listening, memory, opened, &stop)?;
         tracing::info!(%address, memory = %bytes, %pages, incarnation, "serving");
         if let Some(advice) = pages.advice(bytes.0) {
             tracing::info!("{advice}");
         }
-        let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(system("create an event"))?;
-        let service = Service::new(config, listener, memory, opened, &stop)?;
         let stop = Stopper(Arc::new(stop));
         let thread = thread::Builder::new()
             .name("farside-control".to_owned())
@@ -116,19 +110,6 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.shut_down();
     }
-}
-
-fn listen(path: &Path) -> Result<Listener, ServerError> {
-    let path_buf = || path.to_owned();
-    Listener::bind(path).map_err(|source| match source.kind() {
-        io::ErrorKind::AddrInUse => ServerError::SocketInUse { path: path_buf() },
-        io::ErrorKind::AlreadyExists => ServerError::NotASocket { path: path_buf() },
-        io::ErrorKind::NotFound => ServerError::NoFolder { path: path_buf() },
-        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
-            ServerError::NotWritable { path: path_buf() }
-        }
-        _ => ServerError::Listen { path: path_buf(), source },
-    })
 }
 
 fn region_memory(config: &ServerConfig) -> Result<RegionMemory, ServerError> {

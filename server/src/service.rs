@@ -1,32 +1,45 @@
 //! The control service: one thread that sleeps until somebody connects, asks or leaves.
 
+mod device;
+mod door;
+mod socket;
+
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use farside_common::config::ServerConfig;
 use farside_common::control::{
-    ConnectRequest, MESSAGE_BYTES_MAX, Refusal, Reply, Request, Role, ServerStatistics, Token,
-    Welcome, encode_reply,
+    Channel, MESSAGE_BYTES_MAX, Refusal, Reply, Request, Role, ServerStatistics, Welcome,
+    encode_reply,
 };
 use farside_common::fabric::Nanos;
-use farside_common::fabric::shm::{Listener, RegionMemory, boot_time_ns};
+use farside_common::fabric::shm::{RegionMemory, boot_time_ns};
 use farside_common::layout::{RegionState, STATE_OFFSET, Superblock};
 use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
 
 use crate::clients::Clients;
 use crate::error::{ServerError, system};
+use crate::index::SlotCleaner;
+use crate::listening::Listening;
 use crate::peer::{Farewell, Peer, Who};
 use crate::recovery::{Opened, RegionTables};
 use crate::sweep::Sweeper;
+use crate::tokens::Tokens;
+
+use device::Device;
+pub(crate) use device::bind as bind_device;
+use door::Door;
+use socket::Socket;
 
 /// Connections of nobody: those that have not said who they are and those that said goodbye. More
 /// than these, and the oldest is dropped.
 const STRANGERS_MAX: usize = 64;
 /// Events taken at a time.
 const EVENTS_MAX: usize = 64;
+/// How many messages of one connection are answered before others get their turn.
+const MESSAGES_MAX: usize = 64;
 /// How long the server does not accept after the system refused it a descriptor.
 const ACCEPT_PAUSE_NS: Nanos = 100_000_000;
 
@@ -37,16 +50,19 @@ const FIRST_PEER: u64 = 2;
 /// Everything the control thread has.
 pub(crate) struct Service {
     epoll: OwnedFd,
-    listener: Listener,
+    door: Door,
     accept_again_at: Option<Nanos>,
     /// By token; tokens rise, so the first that is no client is the oldest.
     peers: BTreeMap<u64, Peer>,
     next_token: u64,
+    /// Connections that had more to say than one turn takes.
+    again: Vec<u64>,
+    probed_at: Nanos,
+    probe_ns: Nanos,
     buffer: Vec<u8>,
     reply: Vec<u8>,
-    /// Holds the lock of a region file, and what writers get.
-    memory: RegionMemory,
-    for_readers: File,
+    /// Holds the lock of a region file.
+    _memory: RegionMemory,
     tokens: Tokens,
     opened: Opened,
     clients: Clients,
@@ -55,54 +71,43 @@ pub(crate) struct Service {
     statistics: ServerStatistics,
 }
 
-/// What clients must show.
-struct Tokens {
-    everything: Option<Token>,
-    reading: Option<Token>,
-}
-
-impl Tokens {
-    fn admit(&self, request: &ConnectRequest) -> Result<(), Refusal> {
-        let Some(everything) = &self.everything else { return Ok(()) };
-        // Both are always compared, so that the time does not tell which one was close.
-        let reads = self.reading.is_some_and(|token| token.matches(&request.token));
-        let may = everything.matches(&request.token) | (reads && request.role == Role::Reader);
-        if may { Ok(()) } else { Err(Refusal::Credentials) }
-    }
-}
-
 impl Service {
     pub(crate) fn new(
         config: &ServerConfig,
-        listener: Listener,
+        listening: Listening,
         memory: RegionMemory,
         opened: Opened,
         stop: &OwnedFd,
     ) -> Result<Self, ServerError> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("create epoll"))?;
-        // What epoll promises may be gone when it is fetched; the thread must not wait for it.
-        rustix::io::ioctl_fionbio(&listener, true).map_err(system("prepare the socket"))?;
-        watch(&epoll, listener.as_fd(), LISTENER).map_err(system("watch the socket"))?;
+        watch(&epoll, listening.as_fd(), LISTENER).map_err(system("watch for clients"))?;
         watch(&epoll, stop.as_fd(), STOP).map_err(system("watch for the end"))?;
-        let token = |secret: &farside_common::config::Secret| Token::of(&secret.0);
-        let tokens = Tokens {
-            everything: config.secret.as_ref().map(token),
-            reading: config.reader_secret.as_ref().map(token),
-        };
         let (region, geometry) = (&opened.region, opened.geometry);
+        let (door, cleaner) = match listening {
+            Listening::Socket(listener) => {
+                (Door::Socket(Socket::new(listener, &memory)?), SlotCleaner::over_memory(region))
+            }
+            Listening::Device(listener) => {
+                let device = Device::new(listener, region, config)?;
+                let cleaner = SlotCleaner::over(device.loopback(config)?);
+                (Door::Device(device), cleaner)
+            }
+        };
         Ok(Self {
             epoll,
-            listener,
+            door,
             accept_again_at: None,
             peers: BTreeMap::new(),
             next_token: FIRST_PEER,
+            again: Vec::new(),
+            probed_at: 0,
+            probe_ns: Nanos::from(config.probe_ms) * 1_000_000,
             buffer: vec![0; MESSAGE_BYTES_MAX],
             reply: Vec::with_capacity(MESSAGE_BYTES_MAX),
-            for_readers: memory.reader_descriptor()?,
-            memory,
-            tokens,
+            _memory: memory,
+            tokens: Tokens::new(config),
             clients: Clients::new(region, geometry, opened.incarnation, config.clients_max),
-            sweeper: Sweeper::new(region, geometry),
+            sweeper: Sweeper::new(region, geometry, cleaner),
             started_at: boot_time_ns(),
             statistics: ServerStatistics {
                 incarnation: opened.incarnation,
@@ -131,8 +136,10 @@ impl Service {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(system("wait for clients")(error)),
             }
-            for event in &events {
-                match event.data.u64() {
+            let again = std::mem::take(&mut self.again);
+            let ready = events.iter().map(|event| event.data.u64());
+            for token in ready.chain(again) {
+                match token {
                     STOP => return Ok(()),
                     LISTENER => self.accept(),
                     token => self.listen_to(token),
@@ -144,8 +151,11 @@ impl Service {
 
     /// How long the thread may sleep: for ever, unless a lost client has to be cleaned up after.
     fn timeout(&self) -> Option<Timespec> {
-        let due =
-            [self.sweeper.next_step_at(), self.accept_again_at].into_iter().flatten().min()?;
+        if !self.again.is_empty() {
+            return Some(Timespec { tv_sec: 0, tv_nsec: 0 });
+        }
+        let due = [self.sweeper.next_step_at(), self.accept_again_at, self.next_probe_at()];
+        let due = due.into_iter().flatten().min()?;
         let left = due.saturating_sub(boot_time_ns());
         let (tv_sec, tv_nsec) = ((left / 1_000_000_000) as i64, (left % 1_000_000_000) as i64);
         Some(Timespec { tv_sec, tv_nsec })
@@ -155,7 +165,11 @@ impl Service {
         let now = boot_time_ns();
         if self.accept_again_at.is_some_and(|at| at <= now) {
             self.accept_again_at = None;
-            watch(&self.epoll, self.listener.as_fd(), LISTENER).map_err(system("watch"))?;
+            let watched = watch(&self.epoll, self.door.as_fd(), LISTENER);
+            watched.map_err(system("watch for clients"))?;
+        }
+        if self.next_probe_at().is_some_and(|at| at <= now) {
+            self.probe(now);
         }
         if self.sweeper.next_step_at().is_some_and(|at| at <= now) {
             for client in self.sweeper.step(&self.opened.index, now)? {
@@ -165,60 +179,54 @@ impl Service {
         Ok(())
     }
 
+    /// Lets clients in.
     fn accept(&mut self) {
-        let connection = match self.listener.accept() {
-            Ok(connection) => connection,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-            Err(error) => {
-                // Out of descriptors, most likely. The client waits; so does this thread.
-                tracing::warn!("cannot accept a client just now: {error}");
-                if epoll::delete(&self.epoll, &self.listener).is_ok() {
-                    self.accept_again_at = Some(boot_time_ns() + ACCEPT_PAUSE_NS);
-                }
-                return;
-            }
-        };
+        match self.door {
+            Door::Socket(_) => self.accept_connection(),
+            Door::Device(_) => self.take_events(),
+        }
+    }
+
+    /// From here on the connection is watched.
+    fn add_peer(&mut self, peer: Peer) -> io::Result<()> {
         let token = self.next_token;
-        let prepared = rustix::io::ioctl_fionbio(&connection, true)
-            .and_then(|()| watch(&self.epoll, connection.as_fd(), token));
-        if let Err(error) = prepared {
-            tracing::warn!("cannot serve a client just now: {error}");
-            return;
-        }
+        watch(&self.epoll, peer.as_fd(), token)?;
         self.next_token += 1;
-        self.peers.insert(token, Peer::new(connection, epoll::EventFlags::IN));
-        let nobodies = self.peers.iter().filter(|(_, peer)| !peer.is_client());
-        let oldest = nobodies.clone().map(|(token, _)| *token).next();
-        if nobodies.count() > STRANGERS_MAX
-            && let Some(oldest) = oldest
-        {
-            tracing::warn!("dropped a connection: too many do not say who they are");
-            self.part(oldest, &Farewell::Crowded);
-        }
+        self.peers.insert(token, peer);
+        Ok(())
     }
 
-    /// Sends what a connection waits for, or else takes one message from it and answers.
+    /// Sends what a connection waits for, and takes its messages and answers them.
     fn listen_to(&mut self, token: u64) {
-        let Some(peer) = self.peers.get_mut(&token) else { return };
-        let outcome =
-            if peer.is_waiting() { peer.flush(&mut self.reply) } else { self.take_message(token) };
-        match outcome.and_then(|()| self.settle(token)) {
-            Ok(()) => {}
-            Err(Farewell::Goodbye) => self.let_leave(token),
-            Err(farewell) => self.part(token, &farewell),
+        for _ in 0..MESSAGES_MAX {
+            let Some(peer) = self.peers.get_mut(&token) else { return };
+            let outcome = peer.flush(&mut self.reply).and_then(|()| self.take_message(token));
+            let more = outcome.and_then(|more| self.settle(token).map(|()| more));
+            match more {
+                Ok(true) => {}
+                Ok(false) => return,
+                Err(Farewell::Goodbye) => return self.let_leave(token),
+                Err(farewell) => return self.part(token, &farewell),
+            }
         }
+        // It has had its share; others come before the rest.
+        self.again.push(token);
     }
 
-    fn take_message(&mut self, token: u64) -> Result<(), Farewell> {
-        let Some(peer) = self.peers.get_mut(&token) else { return Ok(()) };
+    /// Takes a message and answers it; false when there is none, or no room for an answer.
+    fn take_message(&mut self, token: u64) -> Result<bool, Farewell> {
+        let Some(peer) = self.peers.get_mut(&token).filter(|peer| !peer.is_waiting()) else {
+            return Ok(false);
+        };
         let mut buffer = std::mem::take(&mut self.buffer);
         let outcome = match peer.receive(&mut buffer) {
-            Ok(None) => Ok(()),
+            Ok(None) => Ok(false),
             Ok(Some(bytes)) => match peer.who {
                 Who::Stranger => self.welcome(token, &buffer[..bytes]),
                 Who::Client { role, .. } => self.answer(token, role, &buffer[..bytes]),
                 Who::Leaving => Err(Farewell::Broken("it speaks after its goodbye".to_owned())),
-            },
+            }
+            .map(|()| true),
             Err(farewell) => Err(farewell),
         };
         self.buffer = buffer;
@@ -252,21 +260,9 @@ impl Service {
         }
     }
 
-    fn welcome(&mut self, token: u64, bytes: &[u8]) -> Result<(), Farewell> {
-        let request = ConnectRequest::decode(bytes)
-            .and_then(|request| self.tokens.admit(&request).map(|()| request));
-        let admitted = request.and_then(|request| Ok((request.role, self.clients.admit()?)));
-        let Some(peer) = self.peers.get_mut(&token) else { return Ok(()) };
-        let (role, (client_id, lease)) = match admitted {
-            Ok(admitted) => admitted,
-            Err(refusal) => {
-                // Whoever does not take it learns less.
-                let _ = peer.connection.send(&encode_reply(&Err(refusal)), None);
-                return Err(Farewell::Refused(refusal));
-            }
-        };
-        peer.who = Who::Client { id: client_id, role };
-        let welcome = Welcome {
+    /// What a client of this role is told, but for where the region is.
+    fn welcome_of(&self, (client_id, lease): (u16, u64)) -> Welcome {
+        Welcome {
             client_id,
             lease,
             region_id: self.opened.format.region_id,
@@ -274,21 +270,15 @@ impl Service {
             base_address: 0,
             region_bytes: self.opened.format.region_bytes,
             rkey: 0,
-        };
-        let descriptor: BorrowedFd<'_> = match role {
-            Role::Writer => self.memory.file.as_fd(),
-            Role::Reader => self.for_readers.as_fd(),
-        };
-        tracing::info!(client = client_id, ?role, "a client connected");
-        let sent = peer.connection.send(&encode_reply(&Ok(welcome)), Some(descriptor));
-        sent.map_err(|error| {
-            // It has no region, so there is nothing of it to find, and nobody was lost.
-            if self.clients.fence(client_id).is_ok() {
-                self.clients.forget(client_id);
-            }
-            peer.who = Who::Stranger;
-            Farewell::Unreachable(error)
-        })
+            round_trip_min_ns: 0,
+        }
+    }
+
+    /// A client that was admitted and could not be told so: there is nothing of it to find.
+    fn take_back_admission(&mut self, client_id: u16) {
+        if self.clients.fence(client_id).is_ok() {
+            self.clients.forget(client_id);
+        }
     }
 
     fn answer(&mut self, token: u64, role: Role, bytes: &[u8]) -> Result<(), Farewell> {
@@ -338,14 +328,18 @@ impl Service {
         let Who::Client { id, .. } = peer.who else { return };
         peer.who = Who::Leaving;
         peer.close();
+        peer.data.clear();
         if let Err(error) = self.clients.fence(id) {
             tracing::error!(client = id, "cannot fence a client: {error}");
             return;
         }
         self.clients.forget(id);
         tracing::info!(client = id, "a client left");
-        // Whoever waits for the server to hang up sees it now. Gone already is as good.
-        let _ = rustix::net::shutdown(&*peer, rustix::net::Shutdown::Write);
+        match &peer.channel {
+            // Whoever waits for the server to hang up sees it now. Gone already is as good.
+            Channel::Shm(socket) => drop(socket.hang_up()),
+            Channel::Verbs(_) => drop(self.peers.remove(&token)),
+        }
     }
 
     /// Ends a connection. A client without a goodbye may have been anywhere in an operation.
@@ -354,8 +348,10 @@ impl Service {
         // Explicitly, for a copy of the descriptor in a forked child would keep it watched.
         let _ = epoll::delete(&self.epoll, &peer);
         peer.close();
+        // The fence of verbs: these queue pairs are gone when this returns.
+        peer.data.clear();
         self.take_back(peer.take_undelivered());
-        let Who::Client { id, role } = peer.who else {
+        let Who::Client { id, role, .. } = peer.who else {
             tracing::debug!("a connection ended: {farewell}");
             return;
         };
@@ -374,14 +370,15 @@ impl Service {
 
     /// Fences whoever is connected and notes that the region is nobody's.
     fn let_go(&mut self) -> Result<(), ServerError> {
-        for peer in std::mem::take(&mut self.peers).into_values() {
+        for mut peer in std::mem::take(&mut self.peers).into_values() {
+            peer.data.clear();
             match peer.who {
                 Who::Client { id, .. } => self.clients.fence(id)?,
                 Who::Leaving => {}
                 Who::Stranger => {
                     let bye = encode_reply(&Err(Refusal::ShuttingDown));
                     // Whoever does not take it learns less.
-                    let _ = peer.connection.send(&bye, None);
+                    let _ = peer.channel.send(&bye);
                 }
             }
         }

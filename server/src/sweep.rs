@@ -30,19 +30,13 @@ struct Pass {
 }
 
 impl Sweeper {
-    pub(crate) fn new(region: &Arc<Region>, geometry: Geometry) -> Self {
-        Self {
-            region: region.clone(),
-            geometry,
-            cleaner: SlotCleaner::new(region),
-            waiting: Vec::new(),
-            pass: None,
-        }
+    pub(crate) fn new(region: &Arc<Region>, geometry: Geometry, cleaner: SlotCleaner) -> Self {
+        Self { region: region.clone(), geometry, cleaner, waiting: Vec::new(), pass: None }
     }
 
     /// A client was fenced just now and left without a goodbye.
     pub(crate) fn add(&mut self, client: u16, now: Nanos) {
-        self.waiting.push((now.saturating_add(self.cleaner.lateness_max()), client));
+        self.waiting.push((now.saturating_add(self.cleaner.settles_ns()), client));
     }
 
     /// When there is something to do; `None` for never.

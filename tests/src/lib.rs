@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -17,6 +18,10 @@ pub fn binary(name: &str) -> PathBuf {
     // The test binary is target/<profile>/deps/<name>, or target/<profile>/<name>.
     let own = std::env::current_exe().unwrap();
     let folder = own.ancestors().skip(1).find(|folder| !folder.ends_with("deps")).unwrap();
+    // A guest of tests/vm has no time to build, and cannot keep what it built.
+    if std::env::var_os("FARSIDE_VM").is_some() {
+        return folder.join(name);
+    }
     let mut built = BUILT.lock().unwrap_or_else(PoisonError::into_inner);
     if !built.iter().any(|known| known == name) {
         let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
@@ -35,9 +40,56 @@ pub fn binary(name: &str) -> PathBuf {
 /// How long a process may take to start or stop.
 const PATIENCE: Duration = Duration::from_secs(20);
 
+/// The address of the RDMA device to test with, where there is one; else tests use shared memory.
+pub fn device() -> Option<String> {
+    std::env::var("FARSIDE_TEST_DEVICE").ok().filter(|address| !address.is_empty())
+}
+
+/// Whether a test is left out because the tests run over RDMA; prints why.
+pub fn left_out_over_rdma(why: &str) -> bool {
+    if device().is_some() {
+        eprintln!("left out over RDMA: {why}");
+    }
+    device().is_some()
+}
+
+/// How often to do something `count` times: less often over RDMA, where an operation takes a
+/// hundred times as long, in emulation even more.
+pub fn scaled(count: u64) -> u64 {
+    if device().is_some() { count.div_ceil(50) } else { count }
+}
+
+/// What a server is started with: over RDMA without a GRACE shorter than the default, which a READ
+/// in emulation would often outlast.
+fn adapted(arguments: &[&str]) -> Vec<String> {
+    const GRACE_MS_MIN: u64 = 100;
+    let mut adapted: Vec<String> = arguments.iter().map(|&text| text.to_owned()).collect();
+    let grace = adapted.iter().position(|argument| argument == "--grace-ms");
+    if let Some(value) = grace.and_then(|at| adapted.get_mut(at + 1))
+        && device().is_some()
+    {
+        *value = value.parse().unwrap_or(GRACE_MS_MIN).max(GRACE_MS_MIN).to_string();
+    }
+    adapted
+}
+
+/// An address nobody listens at.
+pub fn new_address(folder: &Path) -> String {
+    static SERVERS: AtomicU32 = AtomicU32::new(0);
+    match device() {
+        None => format!("shm://{}", folder.join("kv.sock").display()),
+        Some(device) => {
+            let number = SERVERS.fetch_add(1, Ordering::Relaxed);
+            let port = 10_000 + (std::process::id() * 97 + number) % 50_000;
+            format!("rdma://{device}:{port}")
+        }
+    }
+}
+
 /// A kv-server process with a folder of its own; killed when dropped.
 pub struct ServerProcess {
     folder: tempfile::TempDir,
+    address: String,
     arguments: Vec<String>,
     child: Child,
 }
@@ -46,9 +98,10 @@ impl ServerProcess {
     /// Starts `kv-server --listen ... <arguments>` and waits until it serves.
     pub fn start(arguments: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let arguments: Vec<String> = arguments.iter().map(|&text| text.to_owned()).collect();
-        let child = Self::spawn(folder.path(), &arguments);
-        let server = Self { folder, arguments, child };
+        let arguments = adapted(arguments);
+        let address = new_address(folder.path());
+        let child = Self::spawn(folder.path(), &address, &arguments);
+        let server = Self { folder, address, arguments, child };
         server.wait_until_serving();
         server
     }
@@ -56,11 +109,12 @@ impl ServerProcess {
     /// The same without a look whether it serves us; it listens, though.
     pub fn start_unchecked(arguments: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let arguments: Vec<String> = arguments.iter().map(|&text| text.to_owned()).collect();
-        let child = Self::spawn(folder.path(), &arguments);
-        let server = Self { folder, arguments, child };
+        let arguments = adapted(arguments);
+        let address = new_address(folder.path());
+        let child = Self::spawn(folder.path(), &address, &arguments);
+        let server = Self { folder, address, arguments, child };
         let started = Instant::now();
-        while !server.folder.path().join("kv.sock").exists() {
+        while !server.log().contains("serving") {
             assert!(started.elapsed() < PATIENCE, "it does not listen: {}", server.log());
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -71,23 +125,20 @@ impl ServerProcess {
     pub fn start_with_file(arguments: &[&str]) -> Self {
         let folder = tempfile::tempdir_in("/dev/shm").unwrap();
         let file = folder.path().join("region").display().to_string();
-        let arguments: Vec<String> = ["--region-file", &file]
-            .into_iter()
-            .chain(arguments.iter().copied())
-            .map(str::to_owned)
-            .collect();
-        let child = Self::spawn(folder.path(), &arguments);
-        let server = Self { folder, arguments, child };
+        let arguments = adapted(&[&["--region-file", &file], arguments].concat());
+        let address = new_address(folder.path());
+        let child = Self::spawn(folder.path(), &address, &arguments);
+        let server = Self { folder, address, arguments, child };
         server.wait_until_serving();
         server
     }
 
-    fn spawn(folder: &Path, arguments: &[String]) -> Child {
+    fn spawn(folder: &Path, address: &str, arguments: &[String]) -> Child {
         let log = folder.join("log");
         let log = std::fs::OpenOptions::new().create(true).append(true).open(log).unwrap();
         Command::new(binary("kv-server"))
             .arg("--listen")
-            .arg(address_in(folder))
+            .arg(address)
             .args(arguments)
             .stdin(Stdio::null())
             // Not the test's own: a server that outlives a failing test would keep it open.
@@ -105,7 +156,7 @@ impl ServerProcess {
 
     /// Where it listens.
     pub fn address(&self) -> String {
-        address_in(self.folder.path())
+        self.address.clone()
     }
 
     /// Its region file, if it was started with one.
@@ -165,7 +216,7 @@ impl ServerProcess {
     /// Starts it again with the same arguments, after [`ServerProcess::kill`] or
     /// [`ServerProcess::terminate`].
     pub fn restart(&mut self) {
-        self.child = Self::spawn(self.folder.path(), &self.arguments);
+        self.child = Self::spawn(self.folder.path(), &self.address, &self.arguments);
         self.wait_until_serving();
     }
 
@@ -204,10 +255,6 @@ impl Drop for ServerProcess {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
-}
-
-fn address_in(folder: &Path) -> String {
-    format!("shm://{}", folder.join("kv.sock").display())
 }
 
 /// Sends a child a signal.

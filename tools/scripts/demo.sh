@@ -54,7 +54,8 @@ printf -v q_tree %q "$tree"
 printf -v q_work %q "$work"
 
 say "Build"
-run 'cargo build --release --locked --bin kv-server --bin kv-cli --bin kv-bench'
+# Without RDMA: then cargo is all it takes.
+run 'cargo build --release --locked --no-default-features --bin kv-server --bin kv-cli --bin kv-bench'
 target=$(cargo metadata --no-deps --format-version 1 --offline |
     sed -n 's/.*"target_directory":"\([^"]*\)".*/\1/p')
 printf -v q_bin %q "$target/release"

@@ -8,8 +8,8 @@ use std::time::Duration;
 use farside_common::address::Address;
 use farside_common::config::ClientConfig;
 use farside_common::control::{
-    BLOCKS_PER_MESSAGE_MAX, ConnectRequest, FreeBlock, MESSAGE_BYTES_MAX, Reply, Request, Role,
-    decode_reply,
+    BLOCKS_PER_MESSAGE_MAX, ConnectRequest, FreeBlock, MESSAGE_BYTES_MAX, Purpose, Reply, Request,
+    Role, decode_reply,
 };
 use farside_common::fabric::shm::{Connection, Lease, Region, ShmFabric};
 use farside_common::layout::{
@@ -49,7 +49,8 @@ impl Attached {
         connection
             .set_receive_timeout(Some(ANSWER_TIMEOUT))
             .map_err(Error::system("preparing the connection"))?;
-        let request = ConnectRequest { role: Role::Writer, token: config.token() };
+        let (role, purpose, token) = (Role::Writer, Purpose::Control, config.token());
+        let request = ConnectRequest { role, purpose, token };
         connection.send(&request.encode(), None).map_err(Error::system("asking the server"))?;
         let mut buffer = vec![0; MESSAGE_BYTES_MAX];
         let (bytes, descriptor) =

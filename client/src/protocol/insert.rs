@@ -66,7 +66,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
                 new.written.set(false);
                 return Ok(Inserted::Again);
             }
-            Err(error) => return Err(error.into()),
+            Err(error) => return Err(before_publishing(error)),
         }
         let seen = self.seen(first.base, posted)?;
         match self.confirm(first, &seen, claim).await {
@@ -161,7 +161,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         match self.chain(&[cas], self.now()).await {
             Ok(found) => Ok(Some(SlotWord::from_bits(found))),
             Err(ChainError::Late) => Ok(None),
-            Err(error) => Err(error.into()),
+            Err(error) => Err(before_publishing(error)),
         }
     }
 
@@ -216,7 +216,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
                 Ok(found) if found == claim.pending.bits() => return Ok(()),
                 Ok(found) => return self.clear_aborted(claim, SlotWord::from_bits(found)).await,
                 Err(ChainError::Late) => {}
-                Err(error) => return Err(error.into()),
+                Err(error) => return Err(before_publishing(error)),
             }
         }
         Err(Failure::Disconnected)
@@ -236,6 +236,15 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
             }
         }
         Err(Failure::Disconnected)
+    }
+}
+
+/// What a chain that failed before the key could become visible means: whatever became of it, the
+/// INSERT has not happened. The server empties the PENDING word that it may have left.
+fn before_publishing(error: ChainError) -> Failure {
+    match error {
+        ChainError::Unknown => Failure::Disconnected,
+        error => error.into(),
     }
 }
 

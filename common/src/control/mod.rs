@@ -4,9 +4,11 @@
 //! The same bytes travel as RDMA-CM private data and SEND/RECV on verbs, and over a Unix socket on
 //! shared memory. Every decoder takes any bytes and answers with a value or an error.
 
+mod channel;
 mod connect;
 mod message;
 
+pub use channel::Channel;
 pub use connect::*;
 pub use message::*;
 

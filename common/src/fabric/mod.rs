@@ -6,6 +6,12 @@
 mod counters;
 mod endpoint;
 pub mod shm;
+#[cfg(feature = "verbs")]
+#[allow(unsafe_code, reason = "the C libraries of RDMA")]
+pub mod verbs;
+#[cfg(not(feature = "verbs"))]
+#[path = "verbs_disabled.rs"]
+pub mod verbs;
 
 pub use counters::Counters;
 pub use endpoint::{Endpoint, InFlight};
@@ -124,6 +130,21 @@ pub enum ChainError {
     /// before it may have been, in part.
     #[error("the chain was late")]
     Late,
+    /// The connection broke while the chain was under way: each of its verbs took effect, or will
+    /// never do so. Only chains that change the region end so; what a lost READ would have brought
+    /// nobody misses ([`ChainError::Fenced`]).
+    #[error("the connection broke while the chain was on its way: it may or may not have happened")]
+    Unknown,
+    /// The system did not let the buffer be registered with the RDMA device. Nothing of the chain
+    /// was executed.
+    #[error(
+        "the system lets no {bytes} bytes be registered for RDMA: raise the limit of pinned \
+         memory (ulimit -l, LimitMEMLOCK)"
+    )]
+    Unregistered {
+        /// What the verb needs, in bytes.
+        bytes: u64,
+    },
 }
 
 /// What an implementor promises about time; the constants of `docs/protocol.md`.

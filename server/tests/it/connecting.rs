@@ -62,7 +62,9 @@ fn garbage_of_every_length_is_refused_and_hurts_nobody() {
 fn another_version_is_told_both() {
     let place = Place::new();
     let _server = place.start();
-    let mut request = ConnectRequest { role: Role::Writer, token: Token::NONE }.encode();
+    let mut request =
+        ConnectRequest { role: Role::Writer, purpose: Purpose::Control, token: Token::NONE }
+            .encode();
     assert_eq!(request.len(), REQUEST_BYTES_MAX);
     request[4] = 9;
     let versions = Refusal::Version { server: PROTOCOL_VERSION.into(), client: 9 };
@@ -131,7 +133,9 @@ fn silent_connections_keep_nobody_out() {
     assert_eq!(silent[0].receive(&mut [0; 8]).unwrap().0, 0);
     let youngest = silent.last().unwrap();
     youngest.set_receive_timeout(Some(PATIENCE)).unwrap();
-    let request = ConnectRequest { role: Role::Writer, token: Token::NONE }.encode();
+    let request =
+        ConnectRequest { role: Role::Writer, purpose: Purpose::Control, token: Token::NONE }
+            .encode();
     youngest.send(&request, None).unwrap();
     let mut buffer = [0; 256];
     let (bytes, _) = youngest.receive(&mut buffer).unwrap();

@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 use farside_common::address::Address;
 use farside_common::config::ServerConfig;
 use farside_common::control::{
-    BLOCKS_PER_MESSAGE_MAX, ConnectRequest, FreeBlock, MESSAGE_BYTES_MAX, Refusal, Reply, Request,
-    Role, ServerStatistics, Token, Welcome, decode_reply,
+    BLOCKS_PER_MESSAGE_MAX, ConnectRequest, FreeBlock, MESSAGE_BYTES_MAX, Purpose, Refusal, Reply,
+    Request, Role, ServerStatistics, Token, Welcome, decode_reply,
 };
 use farside_common::fabric::shm::{Connection, Region};
 use farside_common::layout::{
@@ -88,7 +88,8 @@ impl Place {
     }
 
     fn ask(&self, role: Role, token: Token) -> Result<Client, Refusal> {
-        let connection = self.say(&ConnectRequest { role, token }.encode());
+        let connection =
+            self.say(&ConnectRequest { role, purpose: Purpose::Control, token }.encode());
         let mut buffer = [0; 256];
         let (bytes, descriptor) = connection.receive(&mut buffer).unwrap();
         let welcome = decode_reply(&buffer[..bytes]).unwrap()?;

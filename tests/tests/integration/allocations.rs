@@ -3,7 +3,7 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use farside_tests::ServerProcess;
+use farside_tests::{ServerProcess, scaled};
 
 struct Counting;
 
@@ -59,13 +59,15 @@ fn the_counter_counts() {
     assert_eq!(allocations(|| drop(std::hint::black_box(Box::new(1)))), 1);
 }
 
+const KEYS: u64 = 100;
+
 #[test]
 fn operations_allocate_nothing() {
     let server = ServerProcess::start(&["--memory", "64MiB", "--grace-ms", "1"]);
     let mut session = server.client().session().unwrap();
     let mut value = Vec::with_capacity(100);
     let mut round = |clear: bool| {
-        for n in 0..1000u64 {
+        for n in 0..KEYS {
             let key = n.to_le_bytes();
             if clear {
                 session.clear_cache();
@@ -82,12 +84,12 @@ fn operations_allocate_nothing() {
             session.get_into(&key, &mut value).unwrap();
         }
     };
-    for _ in 0..20 {
+    for _ in 0..scaled(20_000).div_ceil(KEYS) {
         round(false);
     }
     // A mismatch of compare-and-exchange returns the value: one allocation for the caller.
-    assert_eq!(allocations_at_least(|| round(false)), 1000);
-    assert_eq!(allocations_at_least(|| round(true)), 1000);
+    assert_eq!(allocations_at_least(|| round(false)), KEYS);
+    assert_eq!(allocations_at_least(|| round(true)), KEYS);
 }
 
 #[test]
@@ -97,7 +99,7 @@ fn a_pipeline_allocates_nothing_once_it_is_warm() {
     let mut session = client.session().unwrap();
     let mut pipeline = session.pipeline().unwrap();
     let mut round = || {
-        for n in 0..5000u64 {
+        for n in 0..scaled(25_000) {
             let key = (n % 100).to_le_bytes();
             while pipeline.free_lanes() == 0 {
                 pipeline.wait().unwrap().result.unwrap();

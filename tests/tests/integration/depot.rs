@@ -3,7 +3,7 @@
 //! harm.
 
 use farside::{Client, Error, Outcome};
-use farside_tests::ServerProcess;
+use farside_tests::{ServerProcess, scaled};
 use rustix::process::Signal;
 
 /// Blocks that are neither with the server nor linked.
@@ -137,8 +137,9 @@ fn a_client_ends_though_its_server_is_stopped() {
     let server = ServerProcess::start(&["--memory", "64MiB", "--grace-ms", "5"]);
     let client = server.client();
     let mut session = client.session().unwrap();
-    (0..100_000u64).for_each(|n| session.put(&n.to_le_bytes(), b"value").unwrap());
-    (0..100_000u64).for_each(|n| assert!(session.delete(&n.to_le_bytes()).unwrap()));
+    let keys = scaled(100_000);
+    (0..keys).for_each(|n| session.put(&n.to_le_bytes(), b"value").unwrap());
+    (0..keys).for_each(|n| assert!(session.delete(&n.to_le_bytes()).unwrap()));
     server.signal(Signal::STOP);
     // Returns, though what it gives back does not fit into the socket.
     drop((session, client));

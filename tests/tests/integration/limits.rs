@@ -82,6 +82,9 @@ fn the_largest_limits_there_are() {
         "65535",
         "--value-bytes-max",
         &value_flag,
+        // A READ of 4 MiB takes 100 ms over RDMA in emulation.
+        "--grace-ms",
+        "2000",
     ]);
     let mut session = server.client().session().unwrap();
     let (key, value) = (vec![7; key_bytes], proof::value(1, 1, 1, value_bytes));

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use farside::{BatchOutcome, Exchange, Session, Version};
-use farside_tests::ServerProcess;
+use farside_tests::{ServerProcess, scaled};
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 
@@ -190,7 +190,11 @@ fn any_sequence_equals_a_hash_map() {
         .map(|cache_bytes| server.client_builder().cache_bytes(cache_bytes).connect().unwrap());
     let operations = proptest::collection::vec(operation(), 1..60);
     let case = std::cell::Cell::new(0);
-    let config = ProptestConfig { cases: 300, failure_persistence: None, ..Default::default() };
+    let config = ProptestConfig {
+        cases: scaled(300) as u32,
+        failure_persistence: None,
+        ..Default::default()
+    };
     TestRunner::new(config)
         .run(&(operations, any::<bool>()), |(operations, cached)| {
             case.set(case.get() + 1);

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use farside::{Error, Exhausted};
-use farside_tests::{ServerProcess, proof};
+use farside_tests::{ServerProcess, proof, scaled};
 
 #[test]
 fn a_full_heap_says_so_and_deleting_makes_room() {
@@ -85,13 +85,14 @@ fn ten_million_overwrites_in_a_small_region() {
     let server = ServerProcess::start(&["--memory", "16MiB", "--index", "1MiB"]);
     let mut session = server.client().session().unwrap();
     const KEYS: u64 = 1000;
-    for count in 0..10_000_000u64 {
+    let overwrites = scaled(10_000_000);
+    for count in 0..overwrites {
         let key = count % KEYS;
         session.put(&key.to_le_bytes(), &count.to_le_bytes()).unwrap();
     }
     for key in 0..KEYS {
         let value = session.get(&key.to_le_bytes()).unwrap().unwrap();
-        assert_eq!(value.data, (10_000_000 - KEYS + key).to_le_bytes());
+        assert_eq!(value.data, (overwrites - KEYS + key).to_le_bytes());
     }
     server.assert_verifies();
 }

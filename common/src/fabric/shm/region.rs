@@ -58,6 +58,12 @@ impl Region {
         self.words().len() as u64 * WORD_BYTES
     }
 
+    /// Where it is mapped, for devices.
+    #[cfg(feature = "verbs")]
+    pub(crate) fn start(&self) -> *mut u8 {
+        self.map.as_mut_ptr()
+    }
+
     /// Whether stores are possible at all.
     pub fn is_writable(&self) -> bool {
         self.writable

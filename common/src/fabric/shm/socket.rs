@@ -161,6 +161,14 @@ impl Connection {
         Ok(())
     }
 
+    /// Sends nothing more: the peer sees the end once it has taken what was sent.
+    ///
+    /// # Errors
+    /// What the system says; the peer is gone already.
+    pub fn hang_up(&self) -> io::Result<()> {
+        Ok(net::shutdown(&self.socket, net::Shutdown::Write)?)
+    }
+
     /// Receives one message into `buffer`; returns its length and the descriptor it carried. An
     /// empty message means that the peer is gone.
     ///

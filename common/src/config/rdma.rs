@@ -1,0 +1,65 @@
+//! The table `[rdma]`, the same for servers and clients.
+
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use super::{ConfigError, bad_value};
+use crate::fabric::verbs::Options;
+use crate::layout::WORD_GENERATIONS;
+
+/// How to use RDMA, for an `rdma://` address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RdmaConfig {
+    /// How often a device sends a packet again.
+    pub retry_count: u8,
+    /// How long it waits for an acknowledgement: 4.096 us times 2 to this power.
+    pub ack_timeout: u8,
+    /// How long a thread that waits for a completion spins before it sleeps, in microseconds.
+    pub spin_us: u64,
+}
+
+impl Default for RdmaConfig {
+    fn default() -> Self {
+        let Options { retry_count, ack_timeout, spin, .. } = Options::default();
+        Self { retry_count, ack_timeout, spin_us: spin.as_micros() as u64 }
+    }
+}
+
+impl RdmaConfig {
+    /// The same as the fabric wants it.
+    pub fn options(&self) -> Options {
+        let Self { retry_count, ack_timeout, spin_us } = *self;
+        let spin = Duration::from_micros(spin_us);
+        Options { retry_count, ack_timeout, spin, ..Options::default() }
+    }
+
+    /// That a cached location can be relied on for some time at all (T_word in docs/protocol.md).
+    pub(super) fn check_grace(&self, grace_ms: u32) -> Result<(), ConfigError> {
+        let lateness_ms = self.options().lateness_max_ns() / 1_000_000;
+        let min = lateness_ms / WORD_GENERATIONS + 1;
+        if u64::from(grace_ms) > min {
+            return Ok(());
+        }
+        let advice = format!(
+            "over RDMA a verb can come {lateness_ms} ms late with this rdma.retry_count and \
+             rdma.ack_timeout: write at least {}, or lower those",
+            min + 1
+        );
+        Err(bad_value("grace_ms", grace_ms, advice))
+    }
+
+    pub(super) fn validate(&self) -> Result<(), ConfigError> {
+        if self.retry_count > 6 {
+            let advice = "write a number from 0 to 6; to some devices 7 means for ever";
+            return Err(bad_value("rdma.retry_count", self.retry_count, advice));
+        }
+        // Below, a busy host is called dead; above, a dead one is not noticed for minutes.
+        if !(8..=22).contains(&self.ack_timeout) {
+            let advice = "write a number from 8 (1 ms) to 22 (17 s)";
+            return Err(bad_value("rdma.ack_timeout", self.ack_timeout, advice));
+        }
+        Ok(())
+    }
+}

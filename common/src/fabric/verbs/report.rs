@@ -1,0 +1,287 @@
+//! What a machine has for RDMA, and what is wrong with it: what `kv-cli doctor` prints. Read from
+//! sysfs, which is there without any library; what only a device itself knows is added by those
+//! who can ask it.
+
+use std::fmt;
+use std::fs;
+use std::path::Path;
+
+use rustix::fs::{Access, access};
+use rustix::process::{Resource, getrlimit};
+
+const SYSFS: &str = "/sys/class/infiniband";
+const CM_DEVICE: &str = "/dev/infiniband/rdma_cm";
+/// A client registers less than this; a server its region.
+const MEMLOCK_BYTES_MIN: u64 = 64 << 20;
+/// The most entries of a port's GID table that are looked at.
+const GIDS_MAX: usize = 256;
+
+/// All devices, and everything found wrong.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// The devices, by name.
+    pub devices: Vec<Device>,
+    /// How much memory this process may pin, in bytes; `None` for any amount.
+    pub memlock_bytes: Option<u64>,
+    /// What is wrong; nothing when connections should work.
+    pub findings: Vec<Finding>,
+}
+
+/// Something wrong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// What.
+    pub what: String,
+    /// The command, or the setting, that mends it.
+    pub mend: String,
+}
+
+/// An RDMA device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Device {
+    /// Its name, such as `mlx5_0`.
+    pub name: String,
+    /// Its ports.
+    pub ports: Vec<Port>,
+    /// What it can do, if it could be asked.
+    pub capabilities: Option<Capabilities>,
+}
+
+/// What a device can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capabilities {
+    /// Whether it has atomic operations.
+    pub atomics: bool,
+    /// READs and atomics of peers in flight on a queue pair.
+    pub max_qp_rd_atom: u32,
+    /// READs and atomics of its own in flight on a queue pair.
+    pub max_qp_init_rd_atom: u32,
+    /// The longest memory it registers at once, in bytes.
+    pub max_mr_bytes: u64,
+}
+
+/// A port of a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Port {
+    /// Its number, from 1.
+    pub number: u8,
+    /// Its state, such as `ACTIVE`.
+    pub state: String,
+    /// `Ethernet` or `InfiniBand`.
+    pub link_layer: String,
+    /// What it sends at most in a packet, in bytes, if the device could be asked.
+    pub mtu_bytes: Option<u32>,
+    /// Its addresses.
+    pub gids: Vec<Gid>,
+}
+
+/// An address of a port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Gid {
+    /// Its place in the port's table.
+    pub index: usize,
+    /// The address, as sysfs writes it.
+    pub address: String,
+    /// `RoCE v2`, or `IB/RoCE v1`.
+    pub kind: String,
+}
+
+impl Port {
+    fn is_active(&self) -> bool {
+        self.state == "ACTIVE"
+    }
+}
+
+impl Report {
+    /// What sysfs says.
+    pub(super) fn from_sysfs() -> Self {
+        let root = Path::new(SYSFS);
+        let device = |name: String| Device {
+            ports: ports(&root.join(&name).join("ports")),
+            name,
+            capabilities: None,
+        };
+        Self {
+            devices: names(root).into_iter().map(device).collect(),
+            memlock_bytes: getrlimit(Resource::Memlock).current,
+            findings: Vec::new(),
+        }
+    }
+
+    /// Adds what is wrong with what was found.
+    pub(super) fn judge(mut self) -> Self {
+        let mut findings = Vec::new();
+        let mut found = |what: String, mend: &str| {
+            findings.push(Finding { what, mend: mend.to_owned() });
+        };
+        if self.devices.is_empty() {
+            found(
+                "no RDMA device".to_owned(),
+                "load the network card's driver; or soft-RoCE: modprobe rdma_rxe && rdma link add \
+                 rxe0 type rxe netdev eth0",
+            );
+        } else if let Err(error) = access(CM_DEVICE, Access::READ_OK | Access::WRITE_OK) {
+            found(
+                format!("{CM_DEVICE}: {error}"),
+                "modprobe rdma_ucm; usermod -aG rdma $USER; in a container pass /dev/infiniband in",
+            );
+        }
+        for device in &self.devices {
+            let name = &device.name;
+            let active: Vec<_> = device.ports.iter().filter(|port| port.is_active()).collect();
+            if active.is_empty() {
+                let what = format!("{name} has no active port");
+                found(what, "bring its network interface up: ip link set <interface> up");
+            }
+            for port in active.iter().filter(|port| port.link_layer == "Ethernet") {
+                if !port.gids.iter().any(|gid| gid.kind.contains("v2")) {
+                    let what = format!("{name} port {} has no RoCE v2 address", port.number);
+                    found(what, "give its network interface an IP address");
+                }
+            }
+            if device.capabilities.is_some_and(|capabilities| !capabilities.atomics) {
+                let what = format!("{name} has no atomic operations");
+                found(what, "use another device; Farside needs compare-and-swap");
+            }
+        }
+        if self.memlock_bytes.is_some_and(|bytes| bytes < MEMLOCK_BYTES_MIN) {
+            let bytes = self.memlock_bytes.unwrap_or(0);
+            found(
+                format!("only {bytes} bytes may be pinned (without CAP_IPC_LOCK)"),
+                "ulimit -l unlimited, LimitMEMLOCK=infinity in the systemd unit, or memlock in \
+                 /etc/security/limits.conf",
+            );
+        }
+        self.findings = findings;
+        self
+    }
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
+    let mut names: Vec<_> =
+        entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    names.sort();
+    names
+}
+
+fn line(path: &Path) -> String {
+    fs::read_to_string(path).unwrap_or_default().trim().to_owned()
+}
+
+fn ports(folder: &Path) -> Vec<Port> {
+    let port = |name: String| {
+        let path = folder.join(&name);
+        let state = line(&path.join("state"));
+        Some(Port {
+            number: name.parse().ok()?,
+            state: state.split_once(": ").map_or(state.as_str(), |(_, name)| name).to_owned(),
+            link_layer: line(&path.join("link_layer")),
+            mtu_bytes: None,
+            gids: gids(&path),
+        })
+    };
+    names(folder).into_iter().filter_map(port).collect()
+}
+
+fn gids(port: &Path) -> Vec<Gid> {
+    let gid = |index: usize| {
+        let address = line(&port.join("gids").join(index.to_string()));
+        let kind = line(&port.join("gid_attrs/types").join(index.to_string()));
+        let is_set = address.contains(|c: char| c != '0' && c != ':');
+        is_set.then_some(Gid { index, address, kind })
+    };
+    (0..GIDS_MAX).filter_map(gid).collect()
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for device in &self.devices {
+            writeln!(f, "{device}")?;
+        }
+        match self.memlock_bytes {
+            Some(bytes) => write!(f, "memory that may be pinned: {bytes} bytes")?,
+            None => write!(f, "memory that may be pinned: any amount")?,
+        }
+        for Finding { what, mend } in &self.findings {
+            write!(f, "\n{what}: {mend}")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:", self.name)?;
+        match &self.capabilities {
+            Some(can) => write!(
+                f,
+                " atomics {}, {} READs in flight ({} of peers), regions up to {} bytes",
+                if can.atomics { "yes" } else { "no" },
+                can.max_qp_init_rd_atom,
+                can.max_qp_rd_atom,
+                can.max_mr_bytes
+            )?,
+            None => write!(f, " it cannot be asked what it can do")?,
+        }
+        for Port { number, state, link_layer, mtu_bytes, gids } in &self.ports {
+            write!(f, "\n  port {number}: {state}, {link_layer}")?;
+            if let Some(bytes) = mtu_bytes {
+                write!(f, ", MTU {bytes}")?;
+            }
+            for Gid { index, address, kind } in gids {
+                write!(f, "\n    GID {index}: {address} ({kind})")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn device(state: &str, kind: &str, atomics: bool) -> Device {
+        let gid = Gid { index: 1, address: "::ffff:0a09:0001".into(), kind: kind.into() };
+        let port = Port {
+            number: 1,
+            state: state.into(),
+            link_layer: "Ethernet".into(),
+            mtu_bytes: Some(1024),
+            gids: vec![gid],
+        };
+        let capabilities = Capabilities {
+            atomics,
+            max_qp_rd_atom: 16,
+            max_qp_init_rd_atom: 16,
+            max_mr_bytes: u64::MAX,
+        };
+        Device { name: "rxe0".into(), ports: vec![port], capabilities: Some(capabilities) }
+    }
+
+    fn findings(device: Device, memlock_bytes: Option<u64>) -> String {
+        let report = Report { devices: vec![device], memlock_bytes, findings: Vec::new() };
+        report.judge().to_string()
+    }
+
+    #[test]
+    fn every_finding_says_what_mends_it() {
+        let good = findings(device("ACTIVE", "RoCE v2", true), None);
+        assert!(good.contains("rxe0") && good.contains("MTU 1024") && good.contains("GID 1"));
+        assert!(!good.contains("no "), "{good}");
+        let down = findings(device("DOWN", "RoCE v2", true), None);
+        assert!(down.contains("no active port") && down.contains("ip link set"));
+        assert!(findings(device("ACTIVE", "IB/RoCE v1", true), None).contains("IP address"));
+        assert!(findings(device("ACTIVE", "RoCE v2", false), None).contains("atomic"));
+        let little = findings(device("ACTIVE", "RoCE v2", true), Some(8 << 20));
+        assert!(little.contains("8388608") && little.contains("ulimit -l"));
+        let none = Report::default().judge().to_string();
+        assert!(none.contains("rdma link add"), "{none}");
+    }
+
+    #[test]
+    fn a_machine_can_be_looked_at() {
+        let report = Report::from_sysfs().judge();
+        assert_eq!(report.devices.is_empty(), !Path::new(SYSFS).exists());
+    }
+}

@@ -1,0 +1,137 @@
+use super::*;
+
+const REGION: RemoteRegion = RemoteRegion {
+    base_address: 0x10_0000,
+    region_bytes: 4096,
+    rkey: 7,
+    writable: true,
+    round_trip_min_ns: 500,
+};
+const MEMORY: LaneMemory = {
+    const fn stretch(address: u64, bytes: u32) -> Stretch {
+        Stretch { address, bytes, lkey: 3 }
+    }
+    LaneMemory {
+        buffers: [stretch(0x1000, 256), stretch(0x2000, 512), stretch(0x3000, 512)],
+        found: stretch(0x100, 8),
+        words: stretch(0x108, 32),
+    }
+};
+const INLINE_MAX: u32 = 64;
+
+const READ: Verb = Verb::Read { remote: 0, into: Buffer::Window, bytes: 256 };
+const WRITE: Verb = Verb::Write { remote: 512, from: Buffer::Image, bytes: 128 };
+const MARK: Verb = Verb::WriteHalf { remote: 1028, value: 9 };
+const HINT: Verb = Verb::WriteWord { remote: 1024, value: 11 };
+const CAS: Verb = Verb::CompareSwap { remote: 64, expected: 1, desired: 2 };
+const FAA: Verb = Verb::FetchAdd { remote: 72, addend: 5 };
+
+fn requests(chain: &[Verb]) -> Vec<Request> {
+    (0..chain.len()).map(|at| request(chain, at, &REGION, &MEMORY, INLINE_MAX).unwrap()).collect()
+}
+
+fn error(verb: Verb, region: RemoteRegion) -> ChainError {
+    request(&[verb], 0, &region, &MEMORY, INLINE_MAX).unwrap_err()
+}
+
+#[test]
+fn a_put_becomes_three_requests_without_a_fence() {
+    let [write, mark, cas] = requests(&[WRITE, MARK, CAS])[..] else { panic!() };
+    assert_eq!((write.opcode, write.flags), (ibv_wr_opcode::IBV_WR_RDMA_WRITE, 0));
+    assert_eq!((write.remote, write.address, write.bytes, write.lkey), (0x10_0200, 0x2000, 128, 3));
+    assert_eq!((mark.flags, mark.address, mark.bytes), (INLINE, 0x110, 4));
+    assert_eq!(mark.word, Some(9));
+    assert_eq!((cas.opcode, cas.flags), (ibv_wr_opcode::IBV_WR_ATOMIC_CMP_AND_SWP, SIGNALED));
+    assert_eq!((cas.remote, cas.address, cas.bytes), (0x10_0040, 0x100, 8));
+    assert_eq!((cas.compare_add, cas.swap), (1, 2));
+    let [faa] = requests(&[FAA])[..] else { panic!() };
+    assert_eq!((faa.opcode, faa.compare_add), (ibv_wr_opcode::IBV_WR_ATOMIC_FETCH_AND_ADD, 5));
+}
+
+#[test]
+fn requests_are_filled_in_where_the_opcode_looks() {
+    // SAFETY: a structure of numbers and pointers.
+    let mut work = unsafe { ffi::zeroed::<ffi::ibv_send_wr>() };
+    let mut entry = ffi::ibv_sge { addr: 0, length: 0, lkey: 0 };
+    requests(&[CAS])[0].fill(REGION.rkey, &mut work, &mut entry);
+    // SAFETY: the opcode says that it is this one.
+    let atomic = unsafe { work.wr.atomic };
+    assert_eq!(
+        (atomic.remote_addr, atomic.compare_add, atomic.swap, atomic.rkey),
+        (0x10_0040, 1, 2, 7)
+    );
+    requests(&[READ])[0].fill(REGION.rkey, &mut work, &mut entry);
+    // SAFETY: the opcode says that it is this one.
+    let rdma = unsafe { work.wr.rdma };
+    assert_eq!((rdma.remote_addr, rdma.rkey), (0x10_0000, 7));
+    assert_eq!((entry.addr, entry.length, entry.lkey), (0x1000, 256, 3));
+}
+
+#[test]
+fn small_writes_are_inline_and_large_ones_are_not() {
+    for (bytes, inline) in [(8, INLINE), (INLINE_MAX, INLINE), (INLINE_MAX + 8, 0)] {
+        let chain = [Verb::Write { remote: 0, from: Buffer::Image, bytes }, CAS];
+        assert_eq!(requests(&chain)[0].flags, inline);
+    }
+}
+
+#[test]
+fn a_fence_stands_only_where_the_device_would_not_keep_the_order() {
+    let fenced = |chain: &[Verb]| {
+        let fence = |request: &Request| request.flags & FENCE != 0;
+        requests(chain).iter().map(fence).collect::<Vec<_>>()
+    };
+    // What the protocol posts.
+    assert_eq!(fenced(&[WRITE, MARK, CAS, READ]), [false; 4]);
+    assert_eq!(fenced(&[HINT, CAS]), [false; 2]);
+    assert_eq!(fenced(&[READ, READ]), [false; 2]);
+    assert_eq!(fenced(&[WRITE, CAS, READ]), [false; 3]);
+    // What it does not.
+    assert_eq!(fenced(&[READ, CAS]), [false, true]);
+    assert_eq!(fenced(&[CAS, MARK, READ]), [false, true, false]);
+    assert_eq!(fenced(&[READ, WRITE]), [false, true]);
+}
+
+#[test]
+fn damaged_offsets_never_reach_the_device() {
+    let outside = |verb| matches!(error(verb, REGION), ChainError::Outside { .. });
+    assert!(outside(Verb::CompareSwap { remote: 4, expected: 0, desired: 0 }));
+    assert!(outside(Verb::WriteHalf { remote: 2, value: 0 }));
+    assert!(outside(Verb::WriteHalf { remote: 4096, value: 0 }));
+    assert!(outside(Verb::FetchAdd { remote: 4092, addend: 0 }));
+    assert!(outside(Verb::Read { remote: 4096, into: Buffer::Block, bytes: 8 }));
+    assert!(outside(Verb::Read { remote: u64::MAX - 7, into: Buffer::Block, bytes: 64 }));
+    assert!(outside(Verb::Write { remote: 0, from: Buffer::Block, bytes: 12 }));
+    let reader = RemoteRegion { writable: false, ..REGION };
+    for verb in [WRITE, MARK, HINT, CAS, FAA] {
+        assert_eq!(error(verb, reader), ChainError::Denied);
+    }
+    assert!(request(&[READ], 0, &reader, &MEMORY, INLINE_MAX).is_ok());
+}
+
+#[test]
+fn only_what_certainly_did_not_happen_is_called_so() {
+    use ibv_wc_status::*;
+    let put = [WRITE, MARK, CAS];
+    for at in 0..put.len() {
+        assert_eq!(meaning(IBV_WC_REM_ACCESS_ERR, &put, at), ChainError::Fenced);
+        assert_eq!(meaning(IBV_WC_RETRY_EXC_ERR, &put, at), ChainError::Unknown);
+        assert_eq!(meaning(IBV_WC_WR_FLUSH_ERR, &put, at), ChainError::Unknown);
+        assert_eq!(meaning(77, &put, at), ChainError::Unknown);
+    }
+    // The compare-and-swap went through, its word did not come back.
+    assert_eq!(meaning(IBV_WC_REM_ACCESS_ERR, &[WRITE, CAS, READ], 2), ChainError::Unknown);
+    // A READ that is repeated, after the compare-and-swap behind it.
+    assert_eq!(meaning(IBV_WC_REM_ACCESS_ERR, &[READ, CAS], 0), ChainError::Unknown);
+    assert_eq!(meaning(IBV_WC_REM_ACCESS_ERR, &put, 9), ChainError::Unknown);
+    for status in [IBV_WC_REM_ACCESS_ERR, IBV_WC_RETRY_EXC_ERR, IBV_WC_WR_FLUSH_ERR, 99] {
+        assert_eq!(meaning(status, &[READ, READ], 1), ChainError::Fenced);
+    }
+}
+
+#[test]
+fn origins_come_back() {
+    for origin in [Origin { lane: 0, verb: 0 }, Origin { lane: u16::MAX, verb: 3 }] {
+        assert_eq!(Origin::from_id(origin.to_id()), origin);
+    }
+}

@@ -1,0 +1,14 @@
+//! The verbs fabric on a device: real queue pairs between two ends in this process. Without an
+//! RDMA device each test prints one line and passes; `tests/vm` runs them on soft-RoCE.
+//!
+//! FARSIDE_TEST_DEVICE is the address of the device to use; else it is the first with one.
+#![cfg(feature = "verbs")]
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test fails where it panics")]
+
+mod chains;
+mod connecting;
+mod control;
+mod harness;
+mod hosts;
+mod latency;
+mod losses;

@@ -1,0 +1,220 @@
+//! Clients anywhere: they come through an RDMA device, and say who they are in what RDMA-CM carries
+//! for them.
+
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use farside_common::config::ServerConfig;
+use farside_common::control::{
+    Channel, ConnectRequest, Purpose, REQUEST_BYTES_MAX, Refusal, Role, Welcome, encode_reply,
+};
+use farside_common::fabric::Nanos;
+use farside_common::fabric::shm::Region;
+use farside_common::fabric::verbs::{
+    ConnectionId, Event, Incoming, Listener, Loopback, ProbeState, Protection, RemoteRegion,
+    VerbsError,
+};
+
+use super::door::Door;
+use super::{EVENTS_MAX, Service};
+use crate::error::ServerError;
+use crate::peer::{Farewell, Peer, Who};
+
+/// How many sessions a client may have.
+const SESSIONS_MAX: usize = 4096;
+
+/// A device, and the region as each role may reach it through it.
+pub(super) struct Device {
+    listener: Listener,
+    writers: Protection,
+    readers: Protection,
+}
+
+impl Device {
+    pub(super) fn new(
+        listener: Listener,
+        region: &Arc<Region>,
+        config: &ServerConfig,
+    ) -> Result<Self, ServerError> {
+        let address = listener.local_address();
+        let address = address.ok_or(ServerError::NoDeviceAddress { listen: listen(config) })?;
+        let writers = Protection::at(address, region, Role::Writer)?;
+        let readers = Protection::at(address, region, Role::Reader)?;
+        Ok(Self { listener, writers, readers })
+    }
+
+    /// The server's own way to the region (invariant I11).
+    pub(super) fn loopback(&self, config: &ServerConfig) -> Result<Loopback, VerbsError> {
+        self.writers.loopback(1, &config.rdma.options())
+    }
+
+    fn protection(&self, role: Role) -> &Protection {
+        match role {
+            Role::Writer => &self.writers,
+            Role::Reader => &self.readers,
+        }
+    }
+}
+
+fn listen(config: &ServerConfig) -> String {
+    config.listen.as_ref().map(ToString::to_string).unwrap_or_default()
+}
+
+/// Listens at the first address of the host's that a device has.
+pub(crate) fn bind(
+    addresses: &[SocketAddr],
+    config: &ServerConfig,
+) -> Result<Listener, ServerError> {
+    let mut failure = ServerError::NoDeviceAddress { listen: listen(config) };
+    for address in addresses {
+        if address.ip().is_unspecified() {
+            continue;
+        }
+        match Listener::bind(*address, &config.rdma.options()) {
+            Ok(listener) => return Ok(listener),
+            Err(error) => failure = error.into(),
+        }
+    }
+    Err(failure)
+}
+
+impl AsFd for Device {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+}
+
+impl Service {
+    /// Takes what the device has to tell; the rest keeps its descriptor readable.
+    pub(super) fn take_events(&mut self) {
+        for _ in 0..EVENTS_MAX {
+            let Door::Device(device) = &mut self.door else { return };
+            match device.listener.next_event() {
+                Ok(None) => return,
+                Ok(Some(Event::Request(incoming))) => self.let_in(incoming),
+                Ok(Some(Event::Disconnected(id) | Event::DeviceRemoved(id))) => self.hang_up(id),
+                Ok(Some(Event::Established(_))) => {}
+                Err(error) => {
+                    tracing::warn!("cannot take an event of the RDMA device: {error}");
+                    return;
+                }
+            }
+        }
+    }
+
+    fn let_in(&mut self, incoming: Incoming) {
+        let bytes = incoming.private_data();
+        // RDMA-CM pads with zeros.
+        let bytes = bytes.get(..REQUEST_BYTES_MAX).unwrap_or(bytes);
+        let request = ConnectRequest::decode(bytes)
+            .and_then(|request| self.tokens.admit(&request).map(|()| request));
+        let accepted = match (&self.door, request) {
+            (_, Err(refusal)) => Err((incoming, refusal)),
+            (Door::Device(device), Ok(_)) if !device.writers.serves(&incoming) => {
+                Err((incoming, Refusal::Device))
+            }
+            (_, Ok(ConnectRequest { role, purpose, .. })) => match purpose {
+                Purpose::Control => self.let_in_client(incoming, role),
+                Purpose::Data { client_id, lease } => {
+                    self.let_in_session(incoming, (client_id, lease, role))
+                }
+            },
+        };
+        if let Err((incoming, refusal)) = accepted {
+            tracing::debug!("refused a connection: {refusal}");
+            // Whoever does not get it learns less.
+            let _ = incoming.reject(&encode_reply(&Err(refusal)));
+        }
+    }
+
+    fn let_in_client(&mut self, incoming: Incoming, role: Role) -> Result<(), (Incoming, Refusal)> {
+        let (id, lease) = match self.clients.admit() {
+            Ok(admitted) => admitted,
+            Err(refusal) => return Err((incoming, refusal)),
+        };
+        let Some(welcome) = self.welcome_with_key((id, lease), role) else { return Ok(()) };
+        let accepted = incoming.accept_control(&encode_reply(&Ok(welcome)));
+        let added = accepted.map_err(|error| error.to_string()).and_then(|channel| {
+            let peer = Peer::new(Channel::Verbs(channel), Who::Client { id, role, lease });
+            self.add_peer(peer).map_err(|error| error.to_string())
+        });
+        match added {
+            Ok(()) => {
+                tracing::info!(client = id, ?role, "a client connected");
+                self.probed_at = self.probed_at.max(farside_common::fabric::shm::boot_time_ns());
+            }
+            Err(error) => {
+                self.take_back_admission(id);
+                tracing::warn!("cannot serve a client just now: {error}");
+            }
+        }
+        Ok(())
+    }
+
+    fn let_in_session(
+        &mut self,
+        incoming: Incoming,
+        (client_id, lease, role): (u16, u64, Role),
+    ) -> Result<(), (Incoming, Refusal)> {
+        let who = Who::Client { id: client_id, role, lease };
+        let Some(welcome) = self.welcome_with_key((client_id, lease), role) else { return Ok(()) };
+        let Door::Device(device) = &self.door else { return Ok(()) };
+        let peer = self.peers.values_mut().find(|peer| peer.who == who);
+        let Some(peer) = peer else {
+            return Err((incoming, Refusal::UnknownClient { client: client_id.into() }));
+        };
+        if peer.data.len() >= SESSIONS_MAX {
+            return Err((incoming, Refusal::Full { clients: SESSIONS_MAX as u64 }));
+        }
+        match incoming.accept_data(device.protection(role), &encode_reply(&Ok(welcome))) {
+            Ok(connection) => peer.data.push(connection),
+            Err(error) => tracing::warn!(client = client_id, "cannot serve a session: {error}"),
+        }
+        Ok(())
+    }
+
+    fn welcome_with_key(&self, admitted: (u16, u64), role: Role) -> Option<Welcome> {
+        let Door::Device(device) = &self.door else { return None };
+        let remote = device.protection(role).remote();
+        let RemoteRegion { base_address, rkey, round_trip_min_ns, .. } = remote;
+        let welcome = self.welcome_of(admitted);
+        Some(Welcome { base_address, rkey, round_trip_min_ns, ..welcome })
+    }
+
+    /// The other end of a connection is gone. What a client sent before that counts.
+    fn hang_up(&mut self, id: ConnectionId) {
+        let of_client = self.peers.iter().find(|(_, peer)| peer.connection_id() == Some(id));
+        if let Some(token) = of_client.map(|(token, _)| *token) {
+            self.listen_to(token);
+            return self.part(token, &Farewell::Gone);
+        }
+        for peer in self.peers.values_mut() {
+            peer.data.retain(|connection| connection.id() != id);
+        }
+    }
+
+    /// When to look after the hosts of clients: a host that lost power says nothing.
+    pub(super) fn next_probe_at(&self) -> Option<Nanos> {
+        let anybody = self.peers.values().any(|peer| !peer.data.is_empty());
+        (self.probe_ns > 0 && anybody).then(|| self.probed_at.saturating_add(self.probe_ns))
+    }
+
+    /// Asks every client's device for a sign of life, and gives up those who did not answer.
+    pub(super) fn probe(&mut self, now: Nanos) {
+        self.probed_at = now;
+        let mut silent = Vec::new();
+        for (token, peer) in &mut self.peers {
+            let Some(connection) = peer.data.first_mut() else { continue };
+            // What cannot be asked is in the middle of ending, and an event will say so.
+            if connection.probe_state().is_ok_and(|state| state == ProbeState::Dead) {
+                silent.push(*token);
+            } else {
+                let _ = connection.probe();
+            }
+        }
+        for token in silent {
+            self.part(token, &Farewell::Silent);
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! Clients on this host: they come through a Unix socket, say who they are in their first message,
+//! and are passed the region.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use farside_common::control::{
+    Channel, ConnectRequest, Purpose, Refusal, Role, Welcome, encode_reply,
+};
+use farside_common::fabric::shm::{Listener, RegionMemory, boot_time_ns};
+use rustix::event::epoll;
+
+use super::door::Door;
+use super::{ACCEPT_PAUSE_NS, STRANGERS_MAX, Service};
+use crate::error::ServerError;
+use crate::peer::{Farewell, Peer, Who};
+
+/// A socket, and what those who come through it get.
+pub(super) struct Socket {
+    listener: Listener,
+    for_writers: File,
+    for_readers: File,
+}
+
+impl Socket {
+    pub(super) fn new(listener: Listener, memory: &RegionMemory) -> Result<Self, ServerError> {
+        // What epoll promises may be gone when it is fetched; the thread must not wait for it.
+        let made = rustix::io::ioctl_fionbio(&listener, true).map_err(io::Error::from);
+        let for_writers = made.and_then(|()| memory.file.try_clone());
+        let for_writers = for_writers.map_err(crate::error::system("prepare the socket"))?;
+        Ok(Self { listener, for_writers, for_readers: memory.reader_descriptor()? })
+    }
+
+    fn descriptor(&self, role: Role) -> BorrowedFd<'_> {
+        match role {
+            Role::Writer => self.for_writers.as_fd(),
+            Role::Reader => self.for_readers.as_fd(),
+        }
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+}
+
+impl Service {
+    pub(super) fn accept_connection(&mut self) {
+        let Door::Socket(socket) = &self.door else { return };
+        let connection = match socket.listener.accept() {
+            Ok(connection) => connection,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+            Err(error) => {
+                // Out of descriptors, most likely. The client waits; so does this thread.
+                tracing::warn!("cannot accept a client just now: {error}");
+                if epoll::delete(&self.epoll, socket).is_ok() {
+                    self.accept_again_at = Some(boot_time_ns() + ACCEPT_PAUSE_NS);
+                }
+                return;
+            }
+        };
+        let channel = Channel::over(connection);
+        let added = channel.and_then(|channel| self.add_peer(Peer::new(channel, Who::Stranger)));
+        if let Err(error) = added {
+            tracing::warn!("cannot serve a client just now: {error}");
+            return;
+        }
+        let nobodies = self.peers.iter().filter(|(_, peer)| !peer.is_client());
+        let oldest = nobodies.clone().map(|(token, _)| *token).next();
+        if nobodies.count() > STRANGERS_MAX
+            && let Some(oldest) = oldest
+        {
+            tracing::warn!("dropped a connection: too many do not say who they are");
+            self.part(oldest, &Farewell::Crowded);
+        }
+    }
+
+    pub(super) fn welcome(&mut self, token: u64, bytes: &[u8]) -> Result<(), Farewell> {
+        let malformed = Refusal::Malformed { bytes: bytes.len() as u64 };
+        let request = ConnectRequest::decode(bytes)
+            .and_then(|request| self.tokens.admit(&request).map(|()| request))
+            .and_then(|request| match request.purpose {
+                Purpose::Control => Ok(request),
+                Purpose::Data { .. } => Err(malformed),
+            });
+        let admitted = request.and_then(|request| Ok((request.role, self.clients.admit()?)));
+        let welcome = admitted.map(|(role, admitted)| (role, self.welcome_of(admitted)));
+        let Some(peer) = self.peers.get_mut(&token) else { return Ok(()) };
+        // Only what came through a socket is a stranger.
+        let (Channel::Shm(connection), Door::Socket(socket)) = (&peer.channel, &self.door) else {
+            return Ok(());
+        };
+        match welcome {
+            Err(refusal) => {
+                // Whoever does not take it learns less.
+                let _ = connection.send(&encode_reply(&Err(refusal)), None);
+                Err(Farewell::Refused(refusal))
+            }
+            Ok((role, welcome)) => {
+                let Welcome { client_id: id, lease, .. } = welcome;
+                let descriptor = socket.descriptor(role);
+                if let Err(error) = connection.send(&encode_reply(&Ok(welcome)), Some(descriptor)) {
+                    self.take_back_admission(id);
+                    return Err(Farewell::Unreachable(error));
+                }
+                tracing::info!(client = id, ?role, "a client connected");
+                peer.who = Who::Client { id, role, lease };
+                Ok(())
+            }
+        }
+    }
+}
