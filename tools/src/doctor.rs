@@ -4,6 +4,7 @@ use std::io::Write;
 
 use farside_common::command_line::one_line;
 use farside_common::config::ClientConfig;
+use farside_common::fabric::verbs::{Device, Report, preflight};
 
 use crate::args::Args;
 use crate::connect;
@@ -46,7 +47,8 @@ impl Finding {
 pub(crate) fn doctor(args: &Args) -> anyhow::Result<Outcome> {
     let machine = system::look();
     let mut stdout = output::stdout();
-    for finding in examine(&machine).into_iter().chain(server(args)) {
+    let rdma = rdma_details(&preflight());
+    for finding in examine(&machine).into_iter().chain(rdma).chain(server(args)) {
         stdout.write_all(finding.line().as_bytes())?;
     }
     output::finish(stdout)
@@ -149,6 +151,20 @@ fn rdma_devices(machine: &Machine) -> Finding {
     Finding::ok(what, machine.rdma_devices.join(", "))
 }
 
+/// What each device can do, and what keeps connections from working. Without a device the lines
+/// above say it all.
+fn rdma_details(report: &Report) -> Vec<Finding> {
+    if report.devices.is_empty() {
+        return Vec::new();
+    }
+    let indent = format!("\n{:20}", "");
+    let device =
+        |device: &Device| Finding::ok("RDMA device", device.to_string().replace('\n', &indent));
+    let findings = report.findings.iter();
+    let findings = findings.map(|found| Finding::warn("RDMA", &*found.what, &*found.mend));
+    report.devices.iter().map(device).chain(findings).collect()
+}
+
 fn rdma_access(machine: &Machine) -> Finding {
     let what = "RDMA access";
     if machine.verbs_devices.is_empty() {
@@ -201,6 +217,20 @@ mod tests {
             verbs_devices: vec!["uverbs0".into()],
             verbs_devices_open: true,
         }
+    }
+
+    #[test]
+    fn devices_are_told_with_what_is_wrong() {
+        assert!(rdma_details(&Report::default()).is_empty());
+        let device = Device { name: "rxe0".into(), ports: Vec::new(), capabilities: None };
+        let found = farside_common::fabric::verbs::Finding {
+            what: "port 1 is down".into(),
+            mend: "ip link set eth0 up".into(),
+        };
+        let report = Report { devices: vec![device], findings: vec![found], ..Default::default() };
+        let lines: String = rdma_details(&report).iter().map(Finding::line).collect();
+        assert!(lines.contains("ok    RDMA device   rxe0:"), "{lines}");
+        assert!(lines.contains("port 1 is down\n") && lines.contains("-> ip link"), "{lines}");
     }
 
     #[test]
