@@ -12,6 +12,7 @@ pub mod verbs;
 #[cfg(not(feature = "verbs"))]
 #[path = "verbs_disabled.rs"]
 pub mod verbs;
+mod waits;
 
 pub use counters::Counters;
 pub use endpoint::{Endpoint, InFlight};

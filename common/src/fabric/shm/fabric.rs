@@ -10,6 +10,7 @@ use zerocopy::IntoBytes;
 use super::Region;
 use super::clock::Clock;
 use super::words::order_read_after_swap;
+use crate::fabric::waits::Waits;
 use crate::fabric::{
     Buffer, CHAIN_VERBS_MAX, ChainError, Completion, Counters, Fabric, LaneId, Nanos, Timing, Verb,
 };
@@ -49,7 +50,7 @@ pub struct ShmFabric {
     posted: VecDeque<LaneId>,
     posted_bytes: u64,
     completed: VecDeque<LaneId>,
-    waiting: Vec<(Nanos, LaneId)>,
+    waiting: Waits,
     doorbells: u64,
 }
 
@@ -86,7 +87,7 @@ impl ShmFabric {
             posted: VecDeque::with_capacity(lane_count),
             posted_bytes: 0,
             completed: VecDeque::with_capacity(lane_count),
-            waiting: Vec::with_capacity(lane_count),
+            waiting: Waits::with_capacity(lane_count),
             doorbells: 0,
         }
     }
@@ -222,7 +223,7 @@ impl Fabric for ShmFabric {
     }
 
     fn wait(&mut self, lane: LaneId, until: Nanos) {
-        self.waiting.push((until, lane));
+        self.waiting.add(lane, until);
     }
 
     #[inline]
@@ -250,18 +251,12 @@ impl Fabric for ShmFabric {
             let result = std::mem::replace(&mut self.lanes[usize::from(lane.0)].result, Ok(0));
             return Some(Completion { lane, result });
         }
-        if self.waiting.is_empty() {
-            return None;
-        }
-        let now = self.now();
-        let due = self.waiting.iter().position(|(until, _)| *until <= now)?;
-        let (_, lane) = self.waiting.swap_remove(due);
-        Some(Completion { lane, result: Ok(0) })
+        let clock = &self.executor.clock;
+        self.waiting.due(|| clock.now())
     }
 
     fn relax(&mut self) {
-        let first = self.waiting.iter().map(|(until, _)| *until).min();
-        let left = first.map_or(0, |until| until.saturating_sub(self.now()));
+        let left = self.waiting.first().map_or(0, |until| until.saturating_sub(self.now()));
         if left > SPIN_NS_MAX {
             std::thread::sleep(Duration::from_nanos(left));
         } else {

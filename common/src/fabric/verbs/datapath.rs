@@ -148,7 +148,7 @@ impl Fabric for VerbsFabric {
     }
 
     fn wait(&mut self, lane: LaneId, until: Nanos) {
-        self.waiting.push((until, lane));
+        self.waiting.add(lane, until);
     }
 
     fn ring(&mut self) {
@@ -202,13 +202,7 @@ impl Fabric for VerbsFabric {
                 }
             }
         }
-        if self.waiting.is_empty() {
-            return None;
-        }
-        let now = self.now();
-        let due = self.waiting.iter().position(|(until, _)| *until <= now)?;
-        let (_, lane) = self.waiting.swap_remove(due);
-        Some(Completion { lane, result: Ok(0) })
+        self.waiting.due(boot_time_ns)
     }
 
     fn relax(&mut self) {

@@ -13,6 +13,7 @@ use super::lanes::{Lanes, Stage};
 use super::types::{Options, RemoteRegion, VerbsError};
 use super::work::meaning;
 use crate::fabric::shm::boot_time_ns;
+use crate::fabric::waits::Waits;
 use crate::fabric::{LaneId, Nanos};
 
 /// Completions taken at a time.
@@ -42,7 +43,7 @@ pub struct VerbsFabric {
     pub(super) spin_ns: Nanos,
     pub(super) posted: VecDeque<LaneId>,
     pub(super) completed: VecDeque<LaneId>,
-    pub(super) waiting: Vec<(Nanos, LaneId)>,
+    pub(super) waiting: Waits,
     /// Work requests the queue pair has room for.
     pub(super) room: usize,
     /// Chains with the device.
@@ -91,7 +92,7 @@ impl VerbsFabric {
             spin_ns: options.spin.as_nanos() as Nanos,
             posted: VecDeque::with_capacity(count),
             completed: VecDeque::with_capacity(count),
-            waiting: Vec::with_capacity(count),
+            waiting: Waits::with_capacity(count),
             room: sends as usize,
             flying: 0,
             broken_at: None,
@@ -137,7 +138,7 @@ impl VerbsFabric {
     /// Sleeps until a completion, an event of the connection, or the next lane's wait.
     #[cold]
     pub(super) fn sleep(&mut self, now: Nanos) {
-        let due = self.waiting.iter().map(|(until, _)| *until).min().unwrap_or(Nanos::MAX);
+        let due = self.waiting.first().unwrap_or(Nanos::MAX);
         let left = due.saturating_sub(now).min(SLEEP_NS_MAX);
         let Some(queue_pair) = self.queue_pair.clone() else {
             return std::thread::sleep(std::time::Duration::from_nanos(left));
