@@ -91,6 +91,7 @@ impl Control {
             waiters: VecDeque::new(),
             unsent: None,
             closing_since: None,
+            has_said_goodbye: false,
             buffer: vec![0; MESSAGE_BYTES_MAX],
         };
         let thread = std::thread::Builder::new()
@@ -211,6 +212,8 @@ struct Service {
     unsent: Option<Vec<u8>>,
     /// When the client began to end.
     closing_since: Option<Instant>,
+    /// It is the last message: sent, or in `unsent`.
+    has_said_goodbye: bool,
     buffer: Vec<u8>,
 }
 
@@ -293,11 +296,14 @@ impl Service {
         let is_flushed = self.unsent.is_none()
             && self.waiters.is_empty()
             && lock(&self.shared.outbox).is_empty();
-        if is_flushed {
+        if is_flushed && !self.has_said_goodbye {
             let mut message = Vec::new();
             Request::Goodbye.encode(&mut message);
-            // Without room for it the server treats this client as one that died.
-            let _ = self.channel.send(&message);
+            (self.unsent, self.has_said_goodbye) = (Some(message), true);
+            self.send_all()?;
+        }
+        if self.has_said_goodbye && self.unsent.is_none() {
+            // What does not arrive makes this client one that died.
             let _ = self.channel.flush(FLUSH_TIMEOUT);
             return Err(End::Goodbye);
         }

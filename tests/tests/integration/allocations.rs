@@ -98,8 +98,9 @@ fn a_pipeline_allocates_nothing_once_it_is_warm() {
     let client = server.client_builder().pipeline_depth(16).connect().unwrap();
     let mut session = client.session().unwrap();
     let mut pipeline = session.pipeline().unwrap();
+    let operations = scaled(25_000);
     let mut round = || {
-        for n in 0..scaled(25_000) {
+        for n in 0..operations {
             let key = (n % 100).to_le_bytes();
             while pipeline.free_lanes() == 0 {
                 pipeline.wait().unwrap().result.unwrap();

@@ -1,7 +1,7 @@
 //! Proves that no thread of kv-server wakes for GET, PUT or DELETE, and that the server is not
 //! needed for them at all.
 
-use farside_tests::ServerProcess;
+use farside_tests::{ServerProcess, scaled};
 use rustix::process::Signal;
 
 const KEYS: u64 = 1000;
@@ -32,7 +32,7 @@ fn the_server_sleeps_through_two_hundred_thousand_operations() {
         }
     };
     // Fills the session's own lists: what one round of GRACE consumes.
-    round(200_000);
+    round(scaled(200_000));
     let before = server.wakeups();
     round(200_000);
     assert_eq!(server.wakeups() - before, 0, "a thread of kv-server woke");
