@@ -136,14 +136,14 @@ fn the_device_refuses_the_key_of_another_role() {
     assert_eq!(server.region.load(64), Ok(0));
 }
 
-fn descriptors() -> usize {
-    std::fs::read_dir("/proc/self/fd").unwrap().count()
+fn descriptors() -> u64 {
+    std::fs::read_dir("/proc/self/fd").unwrap().count() as u64
 }
 
 #[test]
 fn connections_that_come_and_go_leave_nothing_behind() {
     let Some(mut server) = Server::new() else { return };
-    let rounds = std::env::var("FARSIDE_TEST_CONNECTIONS").map_or(200, |n| n.parse().unwrap());
+    let rounds = std::env::var("FARSIDE_TEST_CONNECTIONS").map_or(80, |n| n.parse().unwrap());
     let mut open = Vec::new();
     for round in 0..rounds {
         let mut fabric = server.client(4);
@@ -165,13 +165,13 @@ fn connections_that_come_and_go_leave_nothing_behind() {
         while server.step() {}
         server.gone.clear();
         server.connections.clear();
-        if round % 50 == 0 {
+        if round % 10 == 0 {
             open.push(descriptors());
         }
     }
     // Other tests may run beside this one.
     println!("descriptors: {open:?}");
-    assert!(open.iter().all(|count| *count < open[0] + 100));
+    assert!(open.iter().all(|count| *count < open[0] + rounds / 2));
 }
 
 #[test]
