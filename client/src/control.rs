@@ -294,11 +294,7 @@ impl Service {
             && self.waiters.is_empty()
             && lock(&self.shared.outbox).is_empty();
         if is_flushed {
-            let mut message = Vec::new();
-            Request::Goodbye.encode(&mut message);
-            // Without room for it the server treats this client as one that died.
-            let _ = self.channel.send(&message);
-            let _ = self.channel.flush(FLUSH_TIMEOUT);
+            self.channel.say_goodbye(FLUSH_TIMEOUT);
             return Err(End::Goodbye);
         }
         if since.elapsed() > FLUSH_TIMEOUT {

@@ -3,6 +3,7 @@
 
 use std::cell::{Cell, Ref, RefCell, RefMut};
 
+use farside_common::attach::AttachError;
 use farside_common::control::{FreeBlock, Welcome};
 use farside_common::fabric::{Buffer, ChainError, Counters, Endpoint, Fabric, LaneId, Nanos, Verb};
 use farside_common::hash::KeyHasher;
@@ -34,6 +35,15 @@ impl From<Error> for Failure {
 impl From<LayoutError> for Failure {
     fn from(error: LayoutError) -> Self {
         Error::from(error).into()
+    }
+}
+
+impl From<AttachError> for Failure {
+    fn from(error: AttachError) -> Self {
+        match error {
+            AttachError::Absent { .. } => Self::Disconnected,
+            error => Error::from(error).into(),
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 use std::time::Duration;
 
+use farside_common::attach::AttachError;
 use farside_common::control::{ControlError, Refusal};
 use farside_common::layout::LayoutError;
 
@@ -92,6 +93,21 @@ pub enum Error {
         #[source]
         source: std::io::Error,
     },
+}
+
+impl From<AttachError> for Error {
+    fn from(error: AttachError) -> Self {
+        match error {
+            AttachError::Absent { server, source } => {
+                Self::Unreachable { server, tried: Duration::ZERO, source: Some(source) }
+            }
+            AttachError::Refused { server, source } => Self::Refused { server, source },
+            AttachError::Control(error) => error.into(),
+            AttachError::Layout(error) => error.into(),
+            AttachError::Rdma(error) => error.into(),
+            AttachError::System { doing, source } => Self::System { doing, source },
+        }
+    }
 }
 
 /// What ran out.

@@ -103,7 +103,7 @@ fn mistakes_and_errors_are_one_line() {
         (&[c, &["--memory", "1GiB", "--server", nowhere][..]].concat(), &["--memory"]),
         (&[c, &["--server", nowhere][..]].concat(), &["no server answers at", nowhere]),
         (&[c, &["--memory", "250GiB"][..]].concat(), &["did not start", "of memory available"]),
-        (&["verbs", "--server", nowhere], &["connecting to the server"]),
+        (&["verbs", "--server", nowhere], &["no server answers at", nowhere]),
         (&["verbs", "--server", "kv.sock"], &["no scheme"]),
         (&["verbs", "--config", "/nowhere/client.toml"], &["/nowhere/client.toml"]),
         (&["verbs", "--config", "/dev/null"], &["names no server"]),
