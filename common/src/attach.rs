@@ -163,7 +163,7 @@ impl Target {
             let why = "it hung up: its log says why";
             return Err(absent(io::Error::new(io::ErrorKind::ConnectionReset, why)));
         }
-        let welcome = decode_reply(&buffer[..bytes])?.map_err(|why| self.refused(why))?;
+        let welcome = self.welcome(&buffer[..bytes], false)?;
         let what = "reply without a descriptor";
         let truncated = LayoutError::Truncated { what, bytes: bytes as u64 };
         let file = File::from(descriptor.ok_or(truncated)?);
@@ -195,7 +195,7 @@ impl Target {
                     continue;
                 }
             };
-            let welcome = decode_reply(&reply)?.map_err(|why| self.refused(why))?;
+            let welcome = self.welcome(&reply, true)?;
             let Welcome { client_id, lease, base_address, region_bytes, rkey, .. } = welcome;
             let round_trip_min_ns = welcome.round_trip_min_ns;
             let writable = self.role == Role::Writer;
@@ -217,6 +217,16 @@ impl Target {
             return Ok(Attached { welcome, route, channel: Channel::Verbs(channel) });
         }
         Err(failure)
+    }
+
+    /// What the server answered, if it is for this fabric.
+    fn welcome(&self, reply: &[u8], over_rdma: bool) -> Result<Welcome> {
+        let welcome = decode_reply(reply)?.map_err(|why| self.refused(why))?;
+        let (field, value) = ("base address", welcome.base_address);
+        if (value != 0) != over_rdma {
+            return Err(ControlError::Unknown { field, value }.into());
+        }
+        Ok(welcome)
     }
 
     fn request(&self, purpose: Purpose) -> [u8; REQUEST_BYTES_MAX] {
