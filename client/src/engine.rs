@@ -59,7 +59,7 @@ impl From<ChainError> for Failure {
                 let doing = "registering memory for RDMA";
                 Error::System { doing, source: std::io::Error::other(error) }.into()
             }
-            // Late chains are looked at where they are posted; elsewhere they only READ.
+            // Chains that can be late are looked at where they are posted; READs have no deadline.
             _ => Self::Disconnected,
         }
     }
