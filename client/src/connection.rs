@@ -3,7 +3,8 @@
 use std::time::{Duration, Instant};
 
 use farside_common::attach::{AnyFabric, AttachError, Attached, Route, Target};
-use farside_common::control::Welcome;
+use farside_common::control::{Role, Welcome};
+use farside_common::fabric::verbs::Options;
 
 use crate::any_engine::AnyEngine;
 use crate::control::Control;
@@ -17,6 +18,8 @@ const PAUSE_MAX: Duration = Duration::from_millis(250);
 pub(crate) struct Connection {
     pub(crate) welcome: Welcome,
     route: Route,
+    role: Role,
+    rdma: Options,
     pub(crate) control: Control,
 }
 
@@ -29,7 +32,9 @@ impl Connection {
             let left = target.timeout.saturating_sub(started.elapsed());
             let source = match target.attach(left) {
                 Ok(Attached { welcome, route, channel }) => {
-                    return Ok(Self { welcome, route, control: Control::start(channel)? });
+                    let (role, rdma) = (target.role, target.rdma);
+                    let control = Control::start(channel)?;
+                    return Ok(Self { welcome, route, role, rdma, control });
                 }
                 Err(AttachError::Absent { source, .. }) => source,
                 Err(error) => return Err(error.into()),
@@ -52,9 +57,22 @@ impl Connection {
                 AnyEngine::Shm(Engine::open(fabric, depot, welcome, options)?)
             }
             AnyFabric::Verbs(fabric) => {
-                AnyEngine::Verbs(Engine::open(fabric, depot, welcome, options)?)
+                let engine = Engine::open(fabric, depot, welcome, options)?;
+                self.check_lateness(engine.format.grace_ms)?;
+                AnyEngine::Verbs(engine)
             }
         })
+    }
+
+    /// That a writer's own settings leave it a T_word (`docs/protocol.md`); the server checked its
+    /// own, and a reader relies on no proof of a word.
+    fn check_lateness(&self, grace_ms: u32) -> Result<()> {
+        let grace_ms_min = self.rdma.grace_ms_min();
+        if self.role == Role::Reader || u64::from(grace_ms) >= grace_ms_min {
+            return Ok(());
+        }
+        let lateness_ms = self.rdma.lateness_max_ns() / 1_000_000;
+        Err(Error::Lateness { lateness_ms, grace_ms, grace_ms_min })
     }
 }
 
