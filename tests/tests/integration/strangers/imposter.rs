@@ -158,10 +158,11 @@ fn an_accepted_connection_with_garbage_is_none() {
     let end = valid.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
     replies.retain(|reply| !reply.starts_with(&valid[..end]));
     for (number, reply) in replies.into_iter().enumerate() {
-        let mut answer = |purpose| match purpose {
-            // Now and then the garbage comes with the session, after a welcome.
-            Purpose::Control if number % 4 == 0 => Answer::Accept(valid.to_vec(), Vec::new()),
-            Purpose::Data { .. } | Purpose::Control => Answer::Accept(reply.clone(), Vec::new()),
+        // In place of the welcome, or of what repeats it to a session.
+        let first = number % 4 != 0;
+        let mut answer = |purpose| match (purpose == Purpose::Control) == first {
+            true => Answer::Accept(reply.clone(), Vec::new()),
+            false => Answer::Accept(valid.to_vec(), Vec::new()),
         };
         lines.insert(imposter.while_client(&mut answer, || expect_nothing(&target, &welcome)));
     }
