@@ -1,4 +1,5 @@
-//! Says in one line what a build with RDMA lacks, before bindgen says it in a hundred.
+//! Says in one line what a build with RDMA lacks. Cargo may come to rdma-sys first, where bindgen
+//! says it in a hundred, and then stop; with `--keep-going` it comes here, too.
 
 use std::process::Command;
 

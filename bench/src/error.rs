@@ -3,9 +3,9 @@
 use std::io;
 use std::path::PathBuf;
 
-use farside_common::control::{ControlError, Refusal};
+use farside_common::attach::AttachError;
+use farside_common::control::ControlError;
 use farside_common::fabric::ChainError;
-use farside_common::layout::LayoutError;
 
 /// Why a run did not come to its end.
 #[derive(Debug, thiserror::Error)]
@@ -35,12 +35,10 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
-    #[error("the server refused the connection: {0}")]
-    Refused(#[from] Refusal),
+    #[error(transparent)]
+    Attach(#[from] AttachError),
     #[error("the control channel broke: {0}")]
     Control(#[from] ControlError),
-    #[error("the region is damaged: {0}")]
-    Layout(#[from] LayoutError),
     #[error("a raw verb failed: {0}")]
     Chain(#[from] ChainError),
     #[error("the server gave {blocks} free blocks of {bytes} bytes; give it more --memory")]

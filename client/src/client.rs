@@ -3,11 +3,12 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use farside_common::attach::Target;
 use farside_common::config::ClientConfig;
 use farside_common::control::{Role, ServerStatistics, Token};
 use farside_common::fabric::verbs::Options;
 
-use crate::connection::{Connection, Target};
+use crate::connection::Connection;
 use crate::engine::EngineOptions;
 use crate::{Error, Result, Session};
 

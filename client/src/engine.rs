@@ -3,6 +3,7 @@
 
 use std::cell::{Cell, Ref, RefCell, RefMut};
 
+use farside_common::attach::AttachError;
 use farside_common::control::{FreeBlock, Welcome};
 use farside_common::fabric::{Buffer, ChainError, Counters, Endpoint, Fabric, LaneId, Nanos, Verb};
 use farside_common::hash::KeyHasher;
@@ -37,6 +38,15 @@ impl From<LayoutError> for Failure {
     }
 }
 
+impl From<AttachError> for Failure {
+    fn from(error: AttachError) -> Self {
+        match error {
+            AttachError::Absent { .. } => Self::Disconnected,
+            error => Error::from(error).into(),
+        }
+    }
+}
+
 impl From<ChainError> for Failure {
     fn from(error: ChainError) -> Self {
         match error {
@@ -49,7 +59,7 @@ impl From<ChainError> for Failure {
                 let doing = "registering memory for RDMA";
                 Error::System { doing, source: std::io::Error::other(error) }.into()
             }
-            // Late chains are looked at where they are posted; elsewhere they only READ.
+            // Chains that can be late are looked at where they are posted; READs have no deadline.
             _ => Self::Disconnected,
         }
     }

@@ -1,5 +1,6 @@
 use std::time::Duration;
 
+use farside_common::attach::AttachError;
 use farside_common::control::{ControlError, Refusal};
 use farside_common::layout::LayoutError;
 
@@ -77,6 +78,21 @@ pub enum Error {
     /// The other end does not speak the control protocol.
     #[error("the control channel broke: {0}")]
     Control(#[from] ControlError),
+    /// The client's own RDMA settings let a write come so late that nothing the client knows of the
+    /// region could be relied on for an update. A reader may have such settings.
+    #[error(
+        "a write of this client can come {lateness_ms} ms late with its rdma.retry_count and \
+         rdma.ack_timeout, which takes a region with grace_ms = {grace_ms_min}, and this one has \
+         {grace_ms}: lower those"
+    )]
+    Lateness {
+        /// How late, in milliseconds.
+        lateness_ms: u64,
+        /// The region's GRACE, in milliseconds.
+        grace_ms: u32,
+        /// The shortest that would do, in milliseconds.
+        grace_ms_min: u64,
+    },
     /// The address names no server.
     #[error("{0}")]
     Address(#[from] farside_common::address::AddressError),
@@ -92,6 +108,21 @@ pub enum Error {
         #[source]
         source: std::io::Error,
     },
+}
+
+impl From<AttachError> for Error {
+    fn from(error: AttachError) -> Self {
+        match error {
+            AttachError::Absent { server, source } => {
+                Self::Unreachable { server, tried: Duration::ZERO, source: Some(source) }
+            }
+            AttachError::Refused { server, source } => Self::Refused { server, source },
+            AttachError::Control(error) => error.into(),
+            AttachError::Layout(error) => error.into(),
+            AttachError::Rdma(error) => error.into(),
+            AttachError::System { doing, source } => Self::System { doing, source },
+        }
+    }
 }
 
 /// What ran out.

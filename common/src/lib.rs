@@ -4,12 +4,14 @@
 //! - [`hash`]: where a key belongs.
 //! - [`fabric`]: how verbs reach a region.
 //! - [`control`]: the messages between client and server.
+//! - [`attach`]: how a client gets to both.
 //! - [`check`]: walks a region and reports what is wrong with it.
 //! - [`address`], [`size`] and [`config`]: what users write.
 //! - [`command_line`]: what the commands answer to mistakes and errors.
 #![deny(unsafe_code)]
 
 pub mod address;
+pub mod attach;
 pub mod check;
 pub mod command_line;
 pub mod config;

@@ -29,6 +29,7 @@ fn both_have_these_signatures() {
     let _: fn(&mut ControlChannel, &mut [u8]) -> io::Result<Option<usize>> =
         ControlChannel::receive;
     let _: fn(&mut ControlChannel, Duration) -> io::Result<()> = ControlChannel::flush;
+    let _: fn(&mut ControlChannel) -> io::Result<()> = ControlChannel::probe;
     let _: fn(&ControlChannel) -> ConnectionId = ControlChannel::id;
     let _: fn(SocketAddr, &Options) -> Made<Listener> = Listener::bind;
     let _: fn(&Listener) -> Option<SocketAddr> = Listener::local_address;

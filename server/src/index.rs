@@ -120,7 +120,7 @@ impl SubtableImage {
 pub(crate) enum SlotCleaner {
     Memory(Endpoint<ShmFabric>),
     /// With the other end, which lives as long.
-    Device(Box<Endpoint<VerbsFabric>>, #[expect(dead_code, reason = "only kept")] LoopbackPeer),
+    Device(Box<Endpoint<VerbsFabric>>, #[allow(dead_code, reason = "only kept")] LoopbackPeer),
 }
 
 impl SlotCleaner {

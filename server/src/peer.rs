@@ -106,6 +106,7 @@ impl Peer {
             Ok(received) => Ok(received),
             Err(error) => match error.kind() {
                 io::ErrorKind::InvalidData => Err(Farewell::Broken(error.to_string())),
+                io::ErrorKind::TimedOut => Err(Farewell::Silent),
                 // Said once, before what the client sent, which may include its goodbye.
                 io::ErrorKind::ConnectionReset if !self.missed_last => {
                     (self.is_closed, self.missed_last) = (true, true);

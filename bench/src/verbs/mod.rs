@@ -9,6 +9,8 @@ mod measure;
 use std::fmt::{self, Write as _};
 use std::time::Duration;
 
+use farside_common::attach::AnyFabric;
+use farside_common::fabric::Fabric;
 use farside_common::layout::{BLOCK_HEADER_BYTES, CHUNK_BYTES, SizeClass};
 use farside_common::size::ByteSize;
 use serde::Serialize;
@@ -54,7 +56,6 @@ pub fn run(args: &Verbs, interrupt: &Interrupt) -> Result<VerbsReport> {
     let server = Server::connect_or_start(config, || Ok(memory(class, blocks)), interrupt)?;
     let mut attached = Attached::connect(&server.config)?;
     let targets = attached.take_blocks(class, blocks)?;
-    let mut fabric = attached.fabric(args.depth);
     let plan = Plan {
         targets: &targets,
         bytes: args.bytes,
@@ -62,20 +63,32 @@ pub fn run(args: &Verbs, interrupt: &Interrupt) -> Result<VerbsReport> {
         duration: Duration::from_secs_f64(args.seconds),
         interrupt,
     };
-    // The first round finds pages and branches cold.
-    measure(&mut fabric, RawVerb::Read, &Plan { duration: plan.duration / 10, ..plan })?;
-    let report = VerbsReport {
+    let [read, write, cas] = match attached.fabric(args.depth)? {
+        AnyFabric::Shm(mut fabric) => rates(&mut fabric, &plan)?,
+        AnyFabric::Verbs(mut fabric) => rates(&mut fabric, &plan)?,
+    };
+    attached.give_back()?;
+    Ok(VerbsReport {
         fabric: server.fabric().to_owned(),
         bytes: args.bytes,
         depth: args.depth,
-        read: measure(&mut fabric, RawVerb::Read, &plan)?,
-        write: measure(&mut fabric, RawVerb::Write, &plan)?,
-        cas: measure(&mut fabric, RawVerb::CompareSwap, &plan)?,
+        read,
+        write,
+        cas,
         environment: Environment::look().to_string(),
         blocks: targets.len(),
-    };
-    attached.give_back()?;
-    Ok(report)
+    })
+}
+
+/// READ, WRITE and compare-and-swap, one after the other.
+fn rates<F: Fabric>(fabric: &mut F, plan: &Plan<'_>) -> Result<[Rate; 3]> {
+    // The first round finds pages and branches cold.
+    measure(fabric, RawVerb::Read, &Plan { duration: plan.duration / 10, ..*plan })?;
+    Ok([
+        measure(fabric, RawVerb::Read, plan)?,
+        measure(fabric, RawVerb::Write, plan)?,
+        measure(fabric, RawVerb::CompareSwap, plan)?,
+    ])
 }
 
 fn memory(class: SizeClass, blocks: usize) -> Memory {

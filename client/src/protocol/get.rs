@@ -23,7 +23,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         let cached = self.engine.cache().get(self.hash);
         if let Some(location) = cached {
             let posted = self.now();
-            self.post_cached(&location, posted)?.await?;
+            self.post_cached(&location)?.await?;
             if let Some(found) = self.examine_cached(&location, posted) {
                 return Ok(Some(found));
             }
@@ -36,13 +36,13 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     /// READ the block, nothing else. A poisoned block does not vouch for itself: ask its slot, in
     /// the same round trip.
     #[inline]
-    fn post_cached(&self, location: &Location, posted: Nanos) -> Outcome<InFlight<'_>> {
+    fn post_cached(&self, location: &Location) -> Outcome<InFlight<'_>> {
         let read_block = read_block(location.word.block()?);
         if !location.poisoned {
-            return Ok(self.chain(&[read_block], posted));
+            return Ok(self.read(&[read_block]));
         }
         let read_word = Verb::Read { remote: location.slot, into: Buffer::Window, bytes: 8 };
-        Ok(self.chain(&[read_word, read_block], posted))
+        Ok(self.read(&[read_word, read_block]))
     }
 
     /// The cached generation with a clear mark proves that the block is linked at the moment of the

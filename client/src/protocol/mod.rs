@@ -189,11 +189,18 @@ impl<'e, F: Fabric, D: Depot> Operation<'e, F, D> {
         self.now().saturating_sub(posted) <= self.engine.constants.patience_ns
     }
 
-    /// One round trip.
+    /// One round trip. What it changes takes effect before the deadline or never.
     #[inline]
     fn chain(&self, verbs: &[Verb], posted: Nanos) -> InFlight<'e> {
         let deadline = posted.saturating_add(self.engine.constants.lateness_ns);
         self.engine.endpoint.chain(self.lane, verbs, deadline)
+    }
+
+    /// One round trip that changes nothing. It has no deadline: what comes late is too old to be
+    /// believed, and read again (invariant I3).
+    #[inline]
+    fn read(&self, verbs: &[Verb]) -> InFlight<'e> {
+        self.engine.endpoint.chain(self.lane, verbs, Nanos::MAX)
     }
 
     /// A pause before the next attempt: random, so that two clients do not stay in step.
@@ -208,9 +215,9 @@ impl<'e, F: Fabric, D: Depot> Operation<'e, F, D> {
     }
 
     /// READs a block into the block buffer. One round trip.
-    async fn read_block(&self, block: BlockRef, posted: Nanos) -> Outcome<()> {
+    async fn read_block(&self, block: BlockRef) -> Outcome<()> {
         self.engine.geometry.check_block(block)?;
-        self.chain(&[read_block(block)], posted).await?;
+        self.read(&[read_block(block)]).await?;
         Ok(())
     }
 

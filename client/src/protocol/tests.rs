@@ -3,11 +3,14 @@
 //! an old proof of a word being relied on, and against one being forgotten too early.
 
 use std::cell::Cell;
+use std::collections::VecDeque;
 use std::rc::Rc;
 
 use farside_common::config::ServerConfig;
 use farside_common::fabric::shm::ShmFabric;
-use farside_common::fabric::{Buffer, Completion, Counters, Fabric, LaneId, Nanos, Timing, Verb};
+use farside_common::fabric::{
+    Buffer, ChainError, Completion, Counters, Fabric, LaneId, Nanos, Timing, Verb,
+};
 use farside_common::size::ByteSize;
 use farside_server::Server;
 
@@ -16,57 +19,79 @@ use crate::Client;
 use crate::control::ControlDepot;
 use crate::engine::{Engine, LANE};
 
-/// A fabric whose time is the test's.
-struct Timeless(ShmFabric, Rc<Cell<Nanos>>);
+/// A fabric whose time is the test's, and which looks at the deadline of every chain.
+struct Timeless {
+    fabric: ShmFabric,
+    clock: Rc<Clock>,
+    late: VecDeque<LaneId>,
+}
+
+#[derive(Default)]
+struct Clock {
+    now: Cell<Nanos>,
+    /// How long the next chain waits before it is executed.
+    stall: Cell<Nanos>,
+}
+
+impl Clock {
+    fn add(&self, by: Nanos) {
+        self.now.set(self.now.get() + by);
+    }
+}
 
 impl Fabric for Timeless {
     fn timing(&self) -> Timing {
-        self.0.timing()
+        self.fabric.timing()
     }
 
     fn now(&self) -> Nanos {
-        self.1.get()
+        self.clock.now.get()
     }
 
-    fn post(&mut self, lane: LaneId, chain: &[Verb], _: Nanos) {
-        self.0.post(lane, chain, Nanos::MAX);
+    fn post(&mut self, lane: LaneId, chain: &[Verb], deadline: Nanos) {
+        self.clock.add(self.clock.stall.take());
+        match self.now() > deadline {
+            true => self.late.push_back(lane),
+            false => self.fabric.post(lane, chain, Nanos::MAX),
+        }
     }
 
     /// Waits, for blocks from the server, are real.
     fn wait(&mut self, lane: LaneId, until: Nanos) {
-        self.0.wait(lane, self.0.now() + until - self.now());
+        self.fabric.wait(lane, self.fabric.now() + until - self.now());
     }
 
     fn ring(&mut self) {
-        self.0.ring();
+        self.fabric.ring();
     }
 
     fn poll(&mut self) -> Option<Completion> {
-        self.0.poll()
+        let late = |lane| Completion { lane, result: Err(ChainError::Late) };
+        self.late.pop_front().map(late).or_else(|| self.fabric.poll())
     }
 
     fn relax(&mut self) {
-        self.0.relax();
+        self.fabric.relax();
     }
 
     fn buffer(&self, lane: LaneId, buffer: Buffer) -> &[u8] {
-        self.0.buffer(lane, buffer)
+        self.fabric.buffer(lane, buffer)
     }
 
     fn buffer_mut(&mut self, lane: LaneId, buffer: Buffer) -> &mut [u8] {
-        self.0.buffer_mut(lane, buffer)
+        self.fabric.buffer_mut(lane, buffer)
     }
 
     fn reserve(&mut self, lane: LaneId, buffer: Buffer, bytes: usize) {
-        self.0.reserve(lane, buffer, bytes);
+        self.fabric.reserve(lane, buffer, bytes);
     }
 
     fn counters(&self) -> Counters {
-        self.0.counters()
+        self.fabric.counters()
     }
 
     fn lane_counters(&self, lane: LaneId) -> &Counters {
-        self.0.lane_counters(lane)
+        self.fabric.lane_counters(lane)
     }
 }
 
@@ -86,7 +111,7 @@ fn run<T>(
 }
 
 /// Calls `test` with a session of its own server, and the session's clock.
-fn with_engine(test: impl FnOnce(&TimelessEngine, &Cell<Nanos>)) {
+fn with_engine(test: impl FnOnce(&TimelessEngine, &Clock)) {
     let folder = tempfile::tempdir().unwrap();
     let address = format!("shm://{}", folder.path().join("kv.sock").display());
     let config = ServerConfig {
@@ -96,8 +121,9 @@ fn with_engine(test: impl FnOnce(&TimelessEngine, &Cell<Nanos>)) {
     };
     let _server = Server::start(&config).unwrap();
     let client = Client::builder().server(&address).connect().unwrap();
-    let clock = Rc::new(Cell::new(0));
-    let engine = client.engine_over(|fabric| Timeless(fabric, clock.clone())).unwrap();
+    let clock = Rc::new(Clock::default());
+    let around = |fabric| Timeless { fabric, clock: clock.clone(), late: VecDeque::new() };
+    let engine = client.engine_over(around).unwrap();
     test(&engine, &clock);
 }
 
@@ -135,7 +161,7 @@ fn assert_price_list(engine: &TimelessEngine, key: u64) {
 fn a_proof_of_a_word_lasts_for_t_word() {
     with_engine(|engine, clock| {
         let word_ns = engine.constants.word_ns;
-        let later = |by: Nanos| clock.set(clock.get() + by);
+        let later = |by: Nanos| clock.add(by);
         let put = || run(engine, 1, async |operation| operation.put().await).1;
         let get = || run(engine, 1, async |operation| operation.get().await.map(drop)).1;
         let exchange = || {
@@ -155,5 +181,32 @@ fn a_proof_of_a_word_lasts_for_t_word() {
         assert_eq!(put(), (1, 0, 2, 1), "PUT after the GET");
         later(word_ns + 1);
         assert_eq!(exchange(), (true, (2, 1, 2, 1)), "exchange, which relies on its own GET");
+    });
+}
+
+/// What reached the region too late: a READ is too old to be believed and is read again, a swing is
+/// tried again; the connection is as good as before.
+#[test]
+fn what_comes_late_is_tried_again() {
+    with_engine(|engine, clock| {
+        let late = 10 * engine.constants.lateness_ns.max(engine.constants.grace_ns);
+        let get = || run(engine, 1, async |of| of.get().await.map(|found| found.is_some()));
+        let put = || run(engine, 1, async |of| of.put().await).1;
+        put();
+        clock.stall.set(late);
+        assert_eq!(get(), (true, (3, 3, 0, 0)), "cached GET, then an uncached one");
+        engine.cache().clear();
+        clock.stall.set(late);
+        assert_eq!(get(), (true, (3, 3, 0, 0)), "uncached GET, its window twice");
+        clock.stall.set(late);
+        let (round_trips, reads, ..) = put();
+        assert!(
+            (round_trips, reads) == (2, 2),
+            "cached PUT that was refused, then an uncached one"
+        );
+        engine.cache().clear();
+        clock.stall.set(late);
+        assert_eq!(put(), (3, 3, 2, 1), "uncached PUT, its window twice");
+        assert!(get().0);
     });
 }

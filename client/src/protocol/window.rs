@@ -76,7 +76,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         for _ in 0..WINDOW_READS_MAX {
             let base = self.engine.directory().window(self.hash);
             let posted = self.now();
-            self.chain(&[self.window_verb(base)], posted).await?;
+            self.read(&[self.window_verb(base)]).await?;
             let seen = self.seen(base, posted)?;
             stale = seen.took > self.engine.constants.patience_ns;
             if !seen.covers {
@@ -176,11 +176,10 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     pub(super) async fn read_and_examine(&self, word: SlotWord, seen_at: Nanos) -> Outcome<Read> {
         let block = word.block()?;
         // A lane that had to wait for its turn need not READ what it could not believe.
-        let posted = self.now();
-        if posted.saturating_sub(seen_at) > self.engine.constants.patience_ns {
+        if !self.is_fresh(seen_at) {
             return Ok(Read::Stale);
         }
-        self.read_block(block, posted).await?;
+        self.read_block(block).await?;
         if !self.is_fresh(seen_at) {
             return Ok(Read::Stale);
         }

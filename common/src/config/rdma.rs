@@ -6,7 +6,6 @@ use serde::Deserialize;
 
 use super::{ConfigError, bad_value};
 use crate::fabric::verbs::Options;
-use crate::layout::WORD_GENERATIONS;
 
 /// How to use RDMA, for an `rdma://` address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -38,14 +37,13 @@ impl RdmaConfig {
     /// That a cached location can be relied on for some time at all (T_word in docs/protocol.md).
     pub(super) fn check_grace(&self, grace_ms: u32) -> Result<(), ConfigError> {
         let lateness_ms = self.options().lateness_max_ns() / 1_000_000;
-        let min = lateness_ms / WORD_GENERATIONS + 1;
-        if u64::from(grace_ms) > min {
+        let min = self.options().grace_ms_min();
+        if u64::from(grace_ms) >= min {
             return Ok(());
         }
         let advice = format!(
             "over RDMA a verb can come {lateness_ms} ms late with this rdma.retry_count and \
-             rdma.ack_timeout: write at least {}, or lower those",
-            min + 1
+             rdma.ack_timeout: write at least {min}, or lower those"
         );
         Err(bad_value("grace_ms", grace_ms, advice))
     }

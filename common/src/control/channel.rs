@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
+use super::Request;
 use crate::fabric::shm::Connection;
 use crate::fabric::verbs::ControlChannel;
 
@@ -58,6 +59,15 @@ impl Channel {
     /// becomes readable.
     pub fn is_writable_with_room(&self) -> bool {
         matches!(self, Self::Shm(_))
+    }
+
+    /// Says goodbye; waits this long until the message does not need this end any more. If it does
+    /// not arrive, the server sees the connection end, and takes this client for one that died.
+    pub fn say_goodbye(&mut self, most: Duration) {
+        let mut goodbye = Vec::new();
+        Request::Goodbye.encode(&mut goodbye);
+        let _ = self.send(&goodbye);
+        let _ = self.flush(most);
     }
 
     /// Waits until the messages sent do not need this end any more.

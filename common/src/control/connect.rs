@@ -2,7 +2,7 @@ use sha2::{Digest, Sha256};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, little_endian as le};
 
 use super::{ControlError, PROTOCOL_VERSION};
-use crate::layout::FORMAT_VERSION;
+use crate::layout::{CHUNK_BYTES, CLIENTS_MAX, FORMAT_VERSION, REGION_BYTES_MAX, REGION_BYTES_MIN};
 
 /// What a connection may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -57,6 +57,9 @@ pub enum Purpose {
         lease: u64,
     },
 }
+
+/// No device promises a longer round trip; to believe one would be to trust hints for too long.
+const ROUND_TRIP_MIN_NS_MAX: u32 = 1_000_000;
 
 const CONTROL: u8 = 0;
 const DATA: u8 = 1;
@@ -129,11 +132,21 @@ impl ConnectRequest {
         };
         let purpose = match (request.purpose, request.client_id.get(), request.lease.get()) {
             (CONTROL, 0, 0) => Purpose::Control,
-            (DATA, client_id, lease) if client_id != 0 => Purpose::Data { client_id, lease },
+            (DATA, client_id, lease) if is_client_id(client_id) && lease != 0 => {
+                Purpose::Data { client_id, lease }
+            }
             _ => return Err(malformed),
         };
+        if request.reserved != [0; 6] {
+            return Err(malformed);
+        }
         Ok(Self { role, purpose, token: request.token })
     }
+}
+
+/// 0 is nobody.
+fn is_client_id(id: u16) -> bool {
+    id != 0 && u32::from(id) < CLIENTS_MAX
 }
 
 /// Why a server does not accept a client.
@@ -274,14 +287,17 @@ pub fn encode_reply(reply: &Result<Welcome, Refusal>) -> [u8; REPLY_BYTES] {
     zerocopy::transmute!(bytes)
 }
 
-/// Decodes the server's answer; RDMA-CM may have padded it with zeros.
+/// Decodes the server's answer; RDMA-CM may have padded it with zeros. Of a refusal, which may come
+/// from a server of another version, only the reason is looked at.
 ///
 /// # Errors
 /// [`ControlError`] when the bytes are no such answer.
 pub fn decode_reply(bytes: &[u8]) -> Result<Result<Welcome, Refusal>, ControlError> {
-    let Ok((reply, _)) = ReplyBytes::read_from_prefix(bytes) else {
-        return Err(ControlError::Length { bytes: bytes.len() });
-    };
+    let length = ControlError::Length { bytes: bytes.len() };
+    let Ok((reply, padding)) = ReplyBytes::read_from_prefix(bytes) else { return Err(length) };
+    if bytes.len() > REPLY_BYTES_MAX {
+        return Err(length);
+    }
     if reply.magic.get() != REPLY_MAGIC {
         return Err(ControlError::NotFarside);
     }
@@ -290,17 +306,7 @@ pub fn decode_reply(bytes: &[u8]) -> Result<Result<Welcome, Refusal>, ControlErr
         0 => {}
         code => return Ok(Err(Refusal::from_numbers(code, first, second))),
     }
-    let unknown = |field, value: u64| Err(ControlError::Unknown { field, value });
-    if reply.protocol_version.get() != PROTOCOL_VERSION {
-        return unknown("protocol version", reply.protocol_version.get().into());
-    }
-    if reply.format_version.get() != FORMAT_VERSION {
-        return unknown("format version", reply.format_version.get().into());
-    }
-    if reply.client_id.get() == 0 {
-        return unknown("client id", 0);
-    }
-    Ok(Ok(Welcome {
+    let welcome = Welcome {
         client_id: reply.client_id.get(),
         lease: reply.lease.get(),
         region_id: reply.region_id,
@@ -309,7 +315,35 @@ pub fn decode_reply(bytes: &[u8]) -> Result<Result<Welcome, Refusal>, ControlErr
         region_bytes: reply.region_bytes.get(),
         rkey: reply.rkey.get(),
         round_trip_min_ns: reply.round_trip_min_ns.get(),
-    }))
+    };
+    let version = reply.protocol_version.get();
+    let format_version = reply.format_version.get();
+    let padding = padding.iter().map(|byte| u64::from(*byte));
+    let unused = padding.fold(first | second, |all, byte| all | byte);
+    let is_known = |field, value: u64, is_known: bool| {
+        if is_known { Ok(()) } else { Err(ControlError::Unknown { field, value }) }
+    };
+    is_known("protocol version", version.into(), version == PROTOCOL_VERSION)?;
+    is_known("format version", format_version.into(), format_version == FORMAT_VERSION)?;
+    is_known("what has no use", unused, unused == 0)?;
+    let Welcome { client_id, lease, incarnation, base_address, region_bytes, .. } = welcome;
+    let Welcome { rkey, round_trip_min_ns, .. } = welcome;
+    is_known("client id", client_id.into(), is_client_id(client_id))?;
+    is_known("lease", lease, lease != 0)?;
+    is_known("incarnation", incarnation, incarnation != 0)?;
+    let is_region = (REGION_BYTES_MIN..=REGION_BYTES_MAX).contains(&region_bytes)
+        && region_bytes.is_multiple_of(CHUNK_BYTES);
+    is_known("region length", region_bytes, is_region)?;
+    // Atomic verbs take aligned words, and no address may wrap around.
+    let is_base =
+        base_address.is_multiple_of(8) && base_address.checked_add(region_bytes).is_some();
+    is_known("base address", base_address, is_base)?;
+    // Over RDMA there are all of these, on shared memory none.
+    let is_shared = base_address == 0;
+    is_known("rkey", rkey.into(), !is_shared || rkey == 0)?;
+    let bounds = if is_shared { 0..=0 } else { 1..=ROUND_TRIP_MIN_NS_MAX };
+    is_known("round trip", round_trip_min_ns.into(), bounds.contains(&round_trip_min_ns))?;
+    Ok(Ok(welcome))
 }
 
 #[cfg(test)]

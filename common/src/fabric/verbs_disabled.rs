@@ -158,6 +158,14 @@ impl ControlChannel {
         match self.0 {}
     }
 
+    /// Asks the peer's device for a sign of life.
+    ///
+    /// # Errors
+    /// None.
+    pub fn probe(&mut self) -> io::Result<()> {
+        match self.0 {}
+    }
+
     /// Waits until the peer's device has taken every message.
     ///
     /// # Errors

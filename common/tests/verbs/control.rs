@@ -111,6 +111,38 @@ fn a_peer_that_takes_nothing_fills_its_own_channel_and_nothing_else() {
     assert_eq!(receive(&mut ours, &mut buffer), 4);
 }
 
+/// Between messages and behind them, more often than the send queue is long. What it finds when
+/// nobody answers takes two hosts: `hosts::idle`.
+#[test]
+fn a_probe_is_in_nobodys_way() {
+    let Some(mut server) = Server::new() else { return };
+    let (mut theirs, mut ours) = server.control();
+    let mut buffer = [0; 64];
+    for number in 0u32..100 {
+        ours.probe().unwrap();
+        send(&mut ours, &number.to_le_bytes());
+        ours.probe().unwrap();
+        assert_eq!(receive(&mut theirs, &mut buffer), 4);
+        assert_eq!(buffer[..4], number.to_le_bytes());
+        send(&mut theirs, &number.to_le_bytes());
+        assert_eq!(receive(&mut ours, &mut buffer), 4);
+    }
+    // Also at one who does not take his messages.
+    while theirs.send(b"not taken").is_ok() {}
+    for _ in 0..20 {
+        theirs.probe().unwrap();
+        std::thread::sleep(Duration::from_millis(1));
+        assert_eq!(theirs.receive(&mut buffer).unwrap(), None);
+    }
+    drop(theirs);
+    let started = Instant::now();
+    while ours.receive(&mut buffer).unwrap() != Some(0) {
+        assert!(started.elapsed() < PATIENCE, "no end came");
+        server.step();
+    }
+    assert!(ours.probe().is_ok(), "the end is known: there is nothing to ask");
+}
+
 #[test]
 fn an_idle_channel_lets_its_thread_sleep() {
     let Some(mut server) = Server::new() else { return };

@@ -3,9 +3,15 @@
 //! 1. `FARSIDE_TEST_PORT=7400 <this program> --ignored --exact hosts::serve`
 //! 2. `FARSIDE_TEST_PEER=10.9.0.1:7400 <this program> --ignored --exact hosts::outlive`, and freeze
 //!    the first guest once the second says that it is under way.
+//!
+//! Or `kv-server --listen rdma://10.9.0.1:7400` in the first and `hosts::idle` in the second, which
+//! is then frozen: the server's log says `its host does not answer` after some seconds.
 
 use std::time::{Duration, Instant};
 
+use farside_common::address::Address;
+use farside_common::attach::Target;
+use farside_common::control::{Role, Token};
 use farside_common::fabric::verbs::{Options, ProbeState};
 use farside_common::fabric::{Buffer, ChainError, Fabric, LaneId, Verb};
 
@@ -80,4 +86,17 @@ fn outlive() {
     assert!(errors.iter().all(|error| *error == ChainError::Unknown), "{errors:?}");
     let bound = Duration::from_nanos(Options::default().delivery_max_ns());
     assert!((Duration::from_secs(1)..bound).contains(&silence), "{silence:?}");
+}
+
+/// A client of a real server, without a session, that does nothing for a minute.
+#[test]
+#[ignore = "a host of two"]
+fn idle() {
+    let Ok(peer) = std::env::var("FARSIDE_TEST_PEER") else { return };
+    let address: Address = format!("rdma://{peer}").parse().unwrap();
+    let (rdma, timeout) = (Options::default(), Duration::from_secs(10));
+    let target = Target { address, role: Role::Writer, token: Token::NONE, timeout, rdma };
+    let attached = target.attach(timeout).unwrap();
+    println!("client {} is idle", attached.welcome.client_id);
+    std::thread::sleep(Duration::from_secs(60));
 }

@@ -196,8 +196,9 @@ impl Service {
 
     /// When to look after the hosts of clients: a host that lost power says nothing.
     pub(super) fn next_probe_at(&self) -> Option<Nanos> {
-        let anybody = self.peers.values().any(|peer| !peer.data.is_empty());
-        (self.probe_ns > 0 && anybody).then(|| self.probed_at.saturating_add(self.probe_ns))
+        let is_device = matches!(self.door, Door::Device(_));
+        (self.probe_ns > 0 && is_device && !self.peers.is_empty())
+            .then(|| self.probed_at.saturating_add(self.probe_ns))
     }
 
     /// Asks every client's device for a sign of life, and gives up those who did not answer.
@@ -205,8 +206,14 @@ impl Service {
         self.probed_at = now;
         let mut silent = Vec::new();
         for (token, peer) in &mut self.peers {
-            let Some(connection) = peer.data.first_mut() else { continue };
             // What cannot be asked is in the middle of ending, and an event will say so.
+            let Some(connection) = peer.data.first_mut() else {
+                // No session yet. The channel ends by itself when nothing answers.
+                if let Channel::Verbs(channel) = &mut peer.channel {
+                    let _ = channel.probe();
+                }
+                continue;
+            };
             if connection.probe_state().is_ok_and(|state| state == ProbeState::Dead) {
                 silent.push(*token);
             } else {

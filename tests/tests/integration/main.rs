@@ -1,5 +1,9 @@
 //! Farside's integration tests: real kv-server processes, real client processes, one binary.
-#![allow(clippy::unwrap_used)]
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a test fails where it panics, and may talk"
+)]
 
 mod allocations;
 mod bench_cli;
@@ -11,9 +15,11 @@ mod limits;
 mod model;
 mod reader;
 mod reconnect;
+mod refusals;
 mod server_cli;
 mod slow_pipeline;
 mod space;
+mod strangers;
 mod tidy;
 mod verb_counts;
 mod wakeups;

@@ -21,6 +21,10 @@ const RECEIVES: usize = 4;
 /// Buffers for messages that the peer's device has not taken.
 const SENDS: usize = 4;
 const SLOTS: usize = RECEIVES + SENDS;
+/// What a probe is called among the slots.
+const PROBE: usize = SLOTS;
+/// Not more than this can be under way.
+const UNDER_WAY_MAX: usize = SLOTS + 1;
 /// 1.28 ms, in the table of the InfiniBand specification: how long a peer waits before it offers a
 /// message again to a side that has no buffer ready. The default, 0, is 655 ms.
 const RECEIVER_NOT_READY_TIMER: u8 = 14;
@@ -41,6 +45,9 @@ pub struct ControlChannel {
     /// Slots that have nothing to send.
     idle: Vec<usize>,
     has_ended: bool,
+    is_probing: bool,
+    /// A probe was not answered.
+    is_silent: bool,
     number: u64,
     /// After the queue pair, so that it is dropped later: no device uses it then.
     memory: Registered,
@@ -48,7 +55,7 @@ pub struct ControlChannel {
 
 impl ControlChannel {
     pub(super) const CAPACITY: Capacity =
-        Capacity { sends: SENDS as u32, receives: RECEIVES as u32, inline_bytes: 0 };
+        Capacity { sends: SENDS as u32 + 1, receives: RECEIVES as u32, inline_bytes: 0 };
 
     /// Ready for messages, before the connection is made.
     pub(super) fn new(
@@ -63,6 +70,8 @@ impl ControlChannel {
             arrived: VecDeque::with_capacity(RECEIVES),
             idle: (RECEIVES..SLOTS).collect(),
             has_ended: false,
+            is_probing: false,
+            is_silent: false,
             number: 0,
             memory,
         };
@@ -161,14 +170,17 @@ impl ControlChannel {
     /// and everything it sent before was received.
     ///
     /// # Errors
-    /// `InvalidData` for a message longer than the buffer, which is dropped, else what the system
-    /// says.
+    /// `InvalidData` for a message longer than the buffer, which is dropped, `TimedOut` when the
+    /// peer is gone because its device did not answer a probe, else what the system says.
     pub fn receive(&mut self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
         if self.arrived.is_empty() {
             self.look()?;
         }
         let Some((slot, bytes)) = self.arrived.pop_front() else {
-            return Ok(self.has_ended.then_some(0));
+            return match self.is_silent {
+                true => Err(io::ErrorKind::TimedOut.into()),
+                false => Ok(self.has_ended.then_some(0)),
+            };
         };
         let target = buffer.get_mut(..bytes);
         let fits = target.is_some();
@@ -182,6 +194,28 @@ impl ControlChannel {
             self.has_ended = true;
         }
         if fits { Ok(Some(bytes)) } else { Err(io::ErrorKind::InvalidData.into()) }
+    }
+
+    /// Asks the peer's device for a sign of life: a WRITE of no bytes. Its processor does not
+    /// notice. One at a time: while one is under way this does nothing. A peer that does not answer
+    /// for as long as its side of the connection asked for is gone: see
+    /// [`ControlChannel::receive`].
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn probe(&mut self) -> io::Result<()> {
+        if self.is_probing || self.has_ended {
+            return Ok(());
+        }
+        // SAFETY: a structure of numbers and pointers.
+        let mut request = unsafe { ffi::zeroed::<ffi::ibv_send_wr>() };
+        request.wr_id = PROBE as u64;
+        request.opcode = ibv_wr_opcode::IBV_WR_RDMA_WRITE;
+        request.send_flags = ibv_send_flags::IBV_SEND_SIGNALED.0;
+        // SAFETY: a list of one, without memory.
+        unsafe { self.queue_pair.post_sends(&raw mut request) }?;
+        self.is_probing = true;
+        Ok(())
     }
 
     /// Waits until the peer's device has taken every message, for the last one before the end.
@@ -218,14 +252,17 @@ impl ControlChannel {
         // What completes before this is found below, what completes after it wakes.
         completions.request_wakeup()?;
         // SAFETY: structures of numbers.
-        let mut taken: [ffi::ibv_wc; SLOTS] =
+        let mut taken: [ffi::ibv_wc; UNDER_WAY_MAX] =
             std::array::from_fn(|_| unsafe { ffi::zeroed::<ffi::ibv_wc>() });
-        // Not more than there are slots can be under way.
         let count = completions.poll(&mut taken)?;
         for completion in &taken[..count] {
             let slot = completion.wr_id as usize;
             if completion.status != ibv_wc_status::IBV_WC_SUCCESS {
                 self.has_ended = true;
+                let unanswered = completion.status == ibv_wc_status::IBV_WC_RETRY_EXC_ERR;
+                self.is_silent |= slot == PROBE && unanswered;
+            } else if slot == PROBE {
+                self.is_probing = false;
             } else if slot < RECEIVES {
                 self.arrived.push_back((slot, completion.byte_len as usize));
             } else {

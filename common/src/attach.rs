@@ -1,0 +1,312 @@
+//! Attaching to a server, over either fabric: the hello, the control channel, and from then on
+//! fabrics that reach the region. The client library, kv-cli's checker and kv-bench all do it here.
+
+use std::fs::File;
+use std::io;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use zerocopy::IntoBytes;
+
+use crate::address::{Address, AddressError};
+use crate::config::ClientConfig;
+use crate::control::{
+    Channel, ConnectRequest, ControlError, MESSAGE_BYTES_MAX, Purpose, REQUEST_BYTES_MAX, Refusal,
+    Role, Token, Welcome, decode_reply,
+};
+use crate::fabric::shm::{self, Lease, Region, ShmFabric};
+use crate::fabric::verbs::{
+    Options, RemoteRegion, VerbsError, VerbsFabric, connect_control, connect_data,
+};
+use crate::layout::{CLIENTS_MAX, LayoutError, SUPERBLOCK_BYTES, Superblock};
+
+/// A server, and as whom to connect.
+#[derive(Clone)]
+pub struct Target {
+    /// Where it is.
+    pub address: Address,
+    /// What to do there.
+    pub role: Role,
+    /// The proof that one may.
+    pub token: Token,
+    /// How long connecting may take.
+    pub timeout: Duration,
+    /// How to use RDMA, for an `rdma://` address; its own timeout is not looked at.
+    pub rdma: Options,
+}
+
+/// A connection to one life of a server.
+pub struct Attached {
+    /// What the server said.
+    pub welcome: Welcome,
+    /// What the server leads to.
+    pub route: Route,
+    /// The control channel.
+    pub channel: Channel,
+}
+
+/// How fabrics reach the region of a server. It ends with the control channel.
+pub struct Route {
+    server: String,
+    way: Way,
+}
+
+enum Way {
+    Shm { region: Arc<Region>, lease: Lease },
+    Verbs(Box<Remote>),
+}
+
+/// What a session needs to reach a region over RDMA.
+struct Remote {
+    address: SocketAddr,
+    request: [u8; REQUEST_BYTES_MAX],
+    welcome: Welcome,
+    region: RemoteRegion,
+    options: Options,
+}
+
+/// Whichever fabric the server's address names.
+pub enum AnyFabric {
+    /// On this host.
+    Shm(ShmFabric),
+    /// Over RDMA.
+    Verbs(VerbsFabric),
+}
+
+/// Why there is no connection.
+#[derive(Debug, thiserror::Error)]
+pub enum AttachError {
+    /// Nobody answers, or not any more; somebody may later.
+    #[error("no server answers at {server}: is kv-server running there?")]
+    Absent {
+        /// The address tried.
+        server: String,
+        /// What was met there.
+        #[source]
+        source: io::Error,
+    },
+    /// The server does not want this client.
+    #[error("{server} refused the connection: {source}")]
+    Refused {
+        /// The address.
+        server: String,
+        /// Why.
+        #[source]
+        source: Refusal,
+    },
+    /// Something else than a server answers, or one that lies.
+    #[error("the control channel broke: {0}")]
+    Control(#[from] ControlError),
+    /// The region that the server passed is none.
+    #[error("the region is damaged: {0}; run `kv-cli verify`")]
+    Layout(#[from] LayoutError),
+    /// RDMA does not do what was asked.
+    #[error(transparent)]
+    Rdma(VerbsError),
+    /// The system refused something.
+    #[error("{doing}: {source}")]
+    System {
+        /// What was being done.
+        doing: &'static str,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+}
+
+type Result<T> = std::result::Result<T, AttachError>;
+
+impl Target {
+    /// What a configuration says, but for the role.
+    ///
+    /// # Errors
+    /// [`AddressError`] if it names no server.
+    pub fn of(config: &ClientConfig, role: Role) -> std::result::Result<Self, AddressError> {
+        Ok(Self {
+            address: config.server.as_deref().unwrap_or_default().parse()?,
+            role,
+            token: config.token(),
+            timeout: Duration::from_millis(config.connect_timeout_ms),
+            rdma: config.rdma.options(),
+        })
+    }
+
+    /// Connects: one attempt, that may take this long.
+    ///
+    /// # Errors
+    /// [`AttachError`]; after [`AttachError::Absent`] another attempt may succeed.
+    pub fn attach(&self, most: Duration) -> Result<Attached> {
+        match &self.address {
+            Address::Shm(path) => self.attach_shm(path, most),
+            Address::Rdma { .. } => self.attach_verbs(most),
+        }
+    }
+
+    fn attach_shm(&self, path: &Path, most: Duration) -> Result<Attached> {
+        let absent = |source| self.absent(source);
+        let connection = shm::Connection::connect(path).map_err(|source| {
+            use io::ErrorKind::{ConnectionRefused, ConnectionReset, NotFound, WouldBlock};
+            match source.kind() {
+                NotFound | ConnectionRefused | ConnectionReset | WouldBlock => absent(source),
+                _ => system("connecting to the server's socket")(source),
+            }
+        })?;
+        // To the system, no time at all means for ever.
+        let most = most.max(Duration::from_millis(1));
+        connection.set_receive_timeout(Some(most)).map_err(absent)?;
+        connection.send(&self.request(Purpose::Control), None).map_err(absent)?;
+        let mut buffer = vec![0; MESSAGE_BYTES_MAX];
+        let (bytes, descriptor) = connection.receive(&mut buffer).map_err(absent)?;
+        if bytes == 0 {
+            let why = "it hung up: its log says why";
+            return Err(absent(io::Error::new(io::ErrorKind::ConnectionReset, why)));
+        }
+        let welcome = self.welcome(&buffer[..bytes], false)?;
+        let what = "reply without a descriptor";
+        let truncated = LayoutError::Truncated { what, bytes: bytes as u64 };
+        let file = File::from(descriptor.ok_or(truncated)?);
+        let region = match self.role {
+            Role::Reader => Region::map_read_only(&file),
+            Role::Writer => Region::map(&file),
+        };
+        let region = region.map_err(system("mapping the region"))?;
+        let (says, is) = (welcome.region_bytes, region.bytes());
+        if says != is {
+            return Err(LayoutError::RegionLength { says, is }.into());
+        }
+        let lease = Lease { offset: lease_offset(&region, &welcome)?, number: welcome.lease };
+        let channel = Channel::over(connection).map_err(system("setting up the socket"))?;
+        let way = Way::Shm { region: Arc::new(region), lease };
+        Ok(Attached { welcome, route: self.route(way), channel })
+    }
+
+    fn attach_verbs(&self, most: Duration) -> Result<Attached> {
+        let options = Options { connect_timeout: most, ..self.rdma };
+        let request = self.request(Purpose::Control);
+        let addresses = self.address.resolve().map_err(|source| self.absent(source))?;
+        let mut failure = self.absent(io::ErrorKind::NotFound.into());
+        for address in addresses {
+            let (channel, reply) = match connect_control(address, &request, &options) {
+                Ok(connected) => connected,
+                Err(error) => {
+                    failure = from_verbs(&self.address.to_string(), error);
+                    continue;
+                }
+            };
+            let welcome = self.welcome(&reply, true)?;
+            let Welcome { client_id, lease, base_address, region_bytes, rkey, .. } = welcome;
+            let round_trip_min_ns = welcome.round_trip_min_ns;
+            let writable = self.role == Role::Writer;
+            let remote = Remote {
+                address,
+                request: self.request(Purpose::Data { client_id, lease }),
+                welcome,
+                region: RemoteRegion {
+                    base_address,
+                    region_bytes,
+                    rkey,
+                    writable,
+                    round_trip_min_ns,
+                },
+                // For sessions to come, the whole of it.
+                options: Options { connect_timeout: self.timeout, ..self.rdma },
+            };
+            let route = self.route(Way::Verbs(Box::new(remote)));
+            return Ok(Attached { welcome, route, channel: Channel::Verbs(channel) });
+        }
+        Err(failure)
+    }
+
+    /// What the server answered, if it is for this fabric.
+    fn welcome(&self, reply: &[u8], over_rdma: bool) -> Result<Welcome> {
+        let welcome = decode_reply(reply)?.map_err(|why| self.refused(why))?;
+        let (field, value) = ("base address", welcome.base_address);
+        if (value != 0) != over_rdma {
+            return Err(ControlError::Unknown { field, value }.into());
+        }
+        Ok(welcome)
+    }
+
+    fn request(&self, purpose: Purpose) -> [u8; REQUEST_BYTES_MAX] {
+        ConnectRequest { role: self.role, purpose, token: self.token }.encode()
+    }
+
+    fn route(&self, way: Way) -> Route {
+        Route { server: self.address.to_string(), way }
+    }
+
+    fn absent(&self, source: io::Error) -> AttachError {
+        AttachError::Absent { server: self.address.to_string(), source }
+    }
+
+    fn refused(&self, source: Refusal) -> AttachError {
+        refused(&self.address.to_string(), source)
+    }
+}
+
+impl Route {
+    /// A fabric of so many lanes, for one session. Over RDMA it connects a queue pair.
+    ///
+    /// # Errors
+    /// [`AttachError`]; [`AttachError::Absent`] when the control channel is gone, too.
+    pub fn fabric(&self, lanes: u16) -> Result<AnyFabric> {
+        let remote = match &self.way {
+            Way::Shm { region, lease } => {
+                let fabric = ShmFabric::new(region.clone(), Some(*lease), lanes);
+                return Ok(AnyFabric::Shm(fabric));
+            }
+            Way::Verbs(remote) => remote,
+        };
+        let failed = |error| from_verbs(&self.server, error);
+        let link = connect_data(remote.address, &remote.request, lanes, &remote.options);
+        let link = link.map_err(failed)?;
+        if decode_reply(link.reply())? != Ok(remote.welcome) {
+            return Err(ControlError::NotFarside.into());
+        }
+        Ok(AnyFabric::Verbs(link.into_fabric(remote.region).map_err(failed)?))
+    }
+}
+
+/// Where this client's entry in the client table is.
+fn lease_offset(region: &Region, welcome: &Welcome) -> Result<u64> {
+    let mut words = [0u64; SUPERBLOCK_BYTES as usize / 8];
+    let short = || LayoutError::Truncated { what: "region", bytes: region.bytes() };
+    region.read(0, &mut words).map_err(|_| short())?;
+    let (_, format) = Superblock::decode(words.as_bytes(), region.bytes())?;
+    Ok(format.geometry().client_entry(welcome.client_id).ok_or_else(|| {
+        let (field, value) = ("client id", welcome.client_id.into());
+        LayoutError::Bound { field, value, min: 1, max: CLIENTS_MAX.into() }
+    })?)
+}
+
+fn refused(server: &str, source: Refusal) -> AttachError {
+    let server = server.to_owned();
+    match source {
+        // This server goes, or does not know this client any more. Another connection may be had.
+        Refusal::ShuttingDown | Refusal::UnknownClient { .. } => {
+            AttachError::Absent { server, source: io::Error::other(source) }
+        }
+        source => AttachError::Refused { server, source },
+    }
+}
+
+fn from_verbs(server: &str, error: VerbsError) -> AttachError {
+    match error {
+        error if error.is_passing() => {
+            AttachError::Absent { server: server.to_owned(), source: io::Error::other(error) }
+        }
+        VerbsError::Rejected { reason, .. } => match decode_reply(&reason) {
+            Ok(Err(refusal)) => refused(server, refusal),
+            // Something else than Farside may listen there.
+            Ok(Ok(_)) => ControlError::NotFarside.into(),
+            Err(error) => error.into(),
+        },
+        error => AttachError::Rdma(error),
+    }
+}
+
+fn system(doing: &'static str) -> impl FnOnce(io::Error) -> AttachError {
+    move |source| AttachError::System { doing, source }
+}

@@ -1,0 +1,90 @@
+use proptest::prelude::*;
+
+use super::*;
+
+fn some_blocks(count: u32) -> Vec<FreeBlock> {
+    let block = |n| FreeBlock { address: BlockAddress(n), generation: n * 3 };
+    (1..=count).map(block).collect()
+}
+
+fn class(index: u8) -> SizeClass {
+    SizeClass::from_index(index).unwrap()
+}
+
+#[test]
+fn messages_come_back() {
+    let mut bytes = Vec::new();
+    let full = some_blocks(BLOCKS_PER_MESSAGE_MAX as u32);
+    for request in [
+        Request::TakeBlocks { class: class(59), count: 512 },
+        Request::GiveBlocks { class: class(0), rested: true, blocks: full.clone() },
+        Request::GiveBlocks { class: class(1), rested: false, blocks: Vec::new() },
+        Request::Statistics,
+        Request::Goodbye,
+    ] {
+        request.encode(&mut bytes);
+        assert!(bytes.len() <= MESSAGE_BYTES_MAX);
+        assert_eq!(Request::decode(&bytes).unwrap(), request);
+        assert!(Request::decode(&bytes[..bytes.len() - 1]).is_err());
+    }
+    let classes = SizeClass::all()
+        .map(|class| ClassStatistics { class, blocks: 9, blocks_free: 4 })
+        .collect();
+    let statistics =
+        ServerStatistics { clients: 3, clients_lost: 8, classes, ..Default::default() };
+    for reply in [
+        Reply::Blocks { class: class(3), blocks: full },
+        Reply::Statistics(statistics),
+        Reply::Statistics(ServerStatistics::default()),
+    ] {
+        reply.encode(&mut bytes);
+        assert!(bytes.len() <= MESSAGE_BYTES_MAX);
+        assert_eq!(Reply::decode(&bytes).unwrap(), reply);
+        assert!(Reply::decode(&bytes[..bytes.len() - 1]).is_err());
+    }
+}
+
+/// Bytes that are understood are those that would be sent: no bit of them goes unchecked.
+fn understood_only_as_sent(bytes: &[u8]) {
+    let mut again = Vec::new();
+    if let Ok(request) = Request::decode(bytes) {
+        request.encode(&mut again);
+        assert_eq!(again, bytes);
+    }
+    if let Ok(reply) = Reply::decode(bytes) {
+        reply.encode(&mut again);
+        assert_eq!(again, bytes);
+    }
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_are_a_message_or_an_error(bytes: Vec<u8>) {
+        understood_only_as_sent(&bytes);
+    }
+
+    #[test]
+    fn damaged_messages_are_errors_or_other_messages(
+        kind in 0usize..6,
+        at in 0usize..32,
+        value: u8,
+        cut in 0usize..40,
+    ) {
+        let mut bytes = Vec::new();
+        let (class, blocks) = (class(7), some_blocks(3));
+        let classes = vec![ClassStatistics { class, blocks: 9, blocks_free: 4 }];
+        match kind {
+            0 => Request::TakeBlocks { class, count: 3 }.encode(&mut bytes),
+            1 => Request::GiveBlocks { class, rested: true, blocks }.encode(&mut bytes),
+            2 => Request::Statistics.encode(&mut bytes),
+            3 => Request::Goodbye.encode(&mut bytes),
+            4 => Reply::Blocks { class, blocks }.encode(&mut bytes),
+            _ => Reply::Statistics(ServerStatistics { classes, ..Default::default() })
+                .encode(&mut bytes),
+        }
+        understood_only_as_sent(&bytes[..bytes.len().saturating_sub(cut)]);
+        let at = at % bytes.len();
+        bytes[at] = value;
+        understood_only_as_sent(&bytes);
+    }
+}

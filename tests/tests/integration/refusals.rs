@@ -1,0 +1,144 @@
+//! Proves that whoever does not get a connection reads why, and what to do, in one line: of kv-cli,
+//! kv-bench and kv-server, over either fabric.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use farside_common::fabric::verbs::preflight;
+use farside_tests::{ServerProcess, binary, device, new_address};
+
+use crate::cli::Said;
+
+/// `program <arguments>`, without anybody's own config file; prints what it says. Under `timeout`,
+/// because what does start would run for ever.
+fn say(program: &str, arguments: &[&str]) -> Said {
+    let mut command = Command::new("timeout");
+    command.arg("60").arg(binary(program)).args(arguments);
+    said(&mut command)
+}
+
+fn said(command: &mut Command) -> Said {
+    command.env("HOME", "/nowhere").env_remove("FARSIDE_SERVER").stdin(Stdio::null());
+    let said = Said::new(command.output().unwrap());
+    print!("{}", said.stderr);
+    said
+}
+
+/// A config file with this in it.
+fn config(folder: &Path, name: &str, text: &str) -> PathBuf {
+    let path = folder.join(name);
+    std::fs::write(&path, text).unwrap();
+    path
+}
+
+/// Every way to a region that a program has.
+const COMMANDS: [(&str, &[&str]); 4] = [
+    ("kv-cli", &["put", "key", "value"]),
+    ("kv-cli", &["verify"]),
+    ("kv-bench", &["verbs", "--span", "1MiB", "--seconds", "0.1"]),
+    ("kv-bench", &["ycsb", "--workload", "c", "--records", "10", "--seconds", "0.1"]),
+];
+
+#[test]
+fn a_wrong_secret() {
+    let folder = tempfile::tempdir().unwrap();
+    let of_server = config(folder.path(), "server.toml", "secret = 'open sesame'\n");
+    let arguments = ["--memory", "64MiB", "--config", of_server.to_str().unwrap()];
+    let server = ServerProcess::start_unchecked(&arguments);
+    let address = server.address();
+    for (program, arguments) in COMMANDS {
+        for (secret, is_right) in [("open barley", false), ("open sesame", true)] {
+            let text = format!("server = '{address}'\nsecret = '{secret}'\n");
+            let of_client = config(folder.path(), "client.toml", &text);
+            let said =
+                say(program, &[arguments, &["--config", of_client.to_str().unwrap()]].concat());
+            if is_right {
+                assert_eq!(said.code, Some(0), "{program} {arguments:?}: {}", said.stderr);
+            } else {
+                said.expect_line(2, &[&address, "refused the connection", "wrong secret"]);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_place_where_nobody_listens() {
+    let folder = tempfile::tempdir().unwrap();
+    let nobody = new_address(folder.path());
+    for (program, arguments) in COMMANDS {
+        let said = say(program, &[arguments, &["--server", &nobody]].concat());
+        said.expect_line(2, &["no server answers at", &nobody, "is kv-server running there?"]);
+    }
+}
+
+/// What a machine without RDMA says, and a program that was built without.
+#[test]
+fn no_device() {
+    if !preflight().devices.is_empty() {
+        return;
+    }
+    let address = "rdma://127.0.0.1:7400";
+    let advice: &[&str] = match cfg!(feature = "verbs") {
+        true => &["there is no RDMA device here", "modprobe rdma_rxe"],
+        false => &["built without RDMA", "--features verbs"],
+    };
+    for (program, arguments) in COMMANDS {
+        let said = say(program, &[arguments, &["--server", address]].concat());
+        said.expect_line(2, advice);
+    }
+    let said = say("kv-server", &["--listen", address, "--memory", "16MiB"]);
+    said.expect_line(1, &[&["kv-server: "], advice].concat());
+}
+
+#[test]
+fn an_address_of_no_device() {
+    let Some(_) = device() else { return };
+    let listen = |address: &str| say("kv-server", &["--listen", address, "--memory", "16MiB"]);
+    let route = &["cannot be reached through an RDMA device", "rdma link"];
+    listen("rdma://203.0.113.1:7400").expect_line(1, route);
+    let all = &["0.0.0.0", "is no address of an RDMA device"];
+    listen("rdma://0.0.0.0:7400").expect_line(1, all);
+    let running = ServerProcess::start(&["--memory", "16MiB"]);
+    listen(&running.address()).expect_line(1, &["binding the address", "in use"]);
+    running.client().session().unwrap().put(b"key", b"value").unwrap();
+}
+
+/// Needs `setpriv`, and root's right to take rights away.
+#[test]
+fn too_little_memory_may_be_pinned() {
+    let Some(_) = device() else { return };
+    let limited = |program: &str, arguments: &[&str]| {
+        let script = "ulimit -l 64; exec setpriv --bounding-set=-ipc_lock --inh-caps=-ipc_lock \
+                      timeout 60 \"$0\" \"$@\"";
+        said(Command::new("sh").args(["-c", script]).arg(binary(program)).args(arguments))
+    };
+    let parts = &["does not let this process pin", "65536 bytes", "ulimit -l", "LimitMEMLOCK"];
+    let folder = tempfile::tempdir().unwrap();
+    let listen = new_address(folder.path());
+    limited("kv-server", &["--listen", &listen, "--memory", "16MiB"]).expect_line(1, parts);
+    let server = ServerProcess::start(&["--memory", "16MiB"]);
+    let address = server.address();
+    for (program, arguments) in COMMANDS {
+        let arguments = [arguments, &["--server", &address]].concat();
+        limited(program, &arguments).expect_line(2, parts);
+    }
+    server.assert_verifies();
+}
+
+/// T_word would be 0 (docs/protocol.md): no update could ever be made. A reader makes none.
+#[test]
+fn a_client_whose_writes_may_come_too_late() {
+    let Some(_) = device() else { return };
+    let server = ServerProcess::start(&["--memory", "16MiB"]);
+    assert_eq!(server.cli(&["put", "key", "value"]).status.code(), Some(0));
+    let folder = tempfile::tempdir().unwrap();
+    let text = format!("server = '{}'\n[rdma]\nack_timeout = 19\n", server.address());
+    let config = config(folder.path(), "client.toml", &text);
+    let with = |arguments: &[&str]| {
+        say("kv-cli", &[arguments, &["--config", config.to_str().unwrap()]].concat())
+    };
+    let late = &["60629 ms late", "rdma.ack_timeout", "grace_ms = 238", "this one has 100"];
+    with(&["put", "key", "other"]).expect_line(2, late);
+    let said = with(&["get", "key"]);
+    assert_eq!((said.code, said.text()), (Some(0), "value"), "{}", said.stderr);
+}

@@ -1,0 +1,193 @@
+//! Proves that no bytes of a stranger hurt: not in a hello, of any length, random, cut short or
+//! with flipped bits; not in a control message; not in what something answers that is no server.
+//! Whoever is served stays so, whoever is not gets an error. Guards against a decoder that trusts.
+
+use std::time::{Duration, Instant};
+
+use farside_common::address::Address;
+use farside_common::attach::Target;
+use farside_common::control::{
+    ConnectRequest, MESSAGE_BYTES_MAX, PROTOCOL_VERSION, Purpose, REQUEST_BYTES_MAX, Refusal,
+    Request, Role, Token, decode_reply,
+};
+use farside_common::fabric::shm::Connection;
+use farside_common::fabric::verbs::{Options, VerbsError, connect_control, connect_data};
+use farside_common::layout::SizeClass;
+use farside_tests::{ServerProcess, scaled};
+use rand::rngs::SmallRng;
+use rand::{Rng, RngExt, SeedableRng};
+
+mod imposter;
+
+/// Random bytes, or valid ones that were cut short or of which a bit was flipped.
+fn garbage(random: &mut SmallRng, valid: &[u8], bytes_max: usize) -> Vec<u8> {
+    let mut bytes = valid.to_vec();
+    match random.random_range(0..3) {
+        0 => {
+            bytes.resize(random.random_range(0..=bytes_max), 0);
+            random.fill_bytes(&mut bytes);
+        }
+        1 => bytes.truncate(random.random_range(0..valid.len())),
+        _ => bytes[random.random_range(0..valid.len())] ^= 1 << random.random_range(0..8),
+    }
+    bytes
+}
+
+/// What a server answers to these bytes in place of a request; `None` when it accepts them.
+fn answer(server: &str, bytes: &[u8], for_data: bool) -> Option<Refusal> {
+    let target: Address = server.parse().unwrap();
+    let reply = match target.resolve().unwrap().first() {
+        None => {
+            let path = server.strip_prefix("shm://").unwrap();
+            let connection = Connection::connect(path.as_ref()).unwrap();
+            connection.set_receive_timeout(Some(Duration::from_secs(20))).unwrap();
+            connection.send(bytes, None).unwrap();
+            let mut reply = [0; 256];
+            let (bytes, _) = connection.receive(&mut reply).unwrap();
+            reply[..bytes].to_vec()
+        }
+        Some(address) => {
+            let options = Options::default();
+            let connected = match for_data {
+                true => {
+                    connect_data(*address, bytes, 1, &options).map(|link| link.reply().to_vec())
+                }
+                false => connect_control(*address, bytes, &options).map(|(_, reply)| reply),
+            };
+            match connected {
+                Ok(reply) => reply,
+                Err(VerbsError::Rejected { reason, .. }) => reason,
+                Err(error) => panic!("{error}"),
+            }
+        }
+    };
+    decode_reply(&reply).unwrap().err()
+}
+
+fn hello(role: Role, purpose: Purpose) -> [u8; REQUEST_BYTES_MAX] {
+    ConnectRequest { role, purpose, token: Token::of("secret") }.encode()
+}
+
+/// A server with a secret, and how to get into it.
+fn guarded() -> (ServerProcess, Target, tempfile::TempDir) {
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("server.toml");
+    std::fs::write(&config, "secret = 'secret'\nlog_level = 'debug'\n").unwrap();
+    let arguments = ["--memory", "16MiB", "--config", config.to_str().unwrap()];
+    let server = ServerProcess::start_unchecked(&arguments);
+    let target = Target {
+        address: server.address().parse().unwrap(),
+        role: Role::Reader,
+        token: Token::of("secret"),
+        timeout: Duration::from_secs(20),
+        rdma: Options::default(),
+    };
+    (server, target, folder)
+}
+
+/// Works before, between and after.
+fn somebody_with_manners(server: &ServerProcess) -> farside::Client {
+    let client = server.client_builder().secret("secret").connect().unwrap();
+    client.session().unwrap().put(b"key", b"value").unwrap();
+    client
+}
+
+#[test]
+fn no_hello_hurts_a_server() {
+    let (server, _, _folder) = guarded();
+    let client = somebody_with_manners(&server);
+    let mut session = client.session().unwrap();
+    let address = server.address();
+    let mut random = SmallRng::seed_from_u64(5);
+    let mut accepted = 0;
+    let mut try_one = |bytes: &[u8], for_data| {
+        let refusal = answer(&address, bytes, for_data);
+        let is_close = |refusal| {
+            matches!(
+                refusal,
+                Refusal::Malformed { .. }
+                    | Refusal::Credentials
+                    | Refusal::Version { .. }
+                    | Refusal::UnknownClient { .. }
+            )
+        };
+        assert!(refusal.is_none_or(is_close), "{bytes:?}: {refusal:?}");
+        accepted += u64::from(refusal.is_none());
+        assert_eq!(*session.get(b"key").unwrap().unwrap(), *b"value");
+    };
+    // Over a socket, no bytes at all are a goodbye.
+    for bytes in 1..=REQUEST_BYTES_MAX {
+        let mut noise = vec![0; bytes];
+        random.fill_bytes(&mut noise);
+        try_one(&noise, bytes % 2 == 0);
+        if bytes < REQUEST_BYTES_MAX {
+            try_one(&hello(Role::Writer, Purpose::Control)[..bytes], false);
+        }
+    }
+    for round in 0..scaled(10_000) {
+        let stolen = Purpose::Data { client_id: 1, lease: (1 << 32) + round % 4 };
+        let purpose = if round % 2 == 0 { Purpose::Control } else { stolen };
+        let mut bytes = garbage(&mut random, &hello(Role::Writer, purpose), REQUEST_BYTES_MAX);
+        bytes.resize(bytes.len().max(1), 0);
+        try_one(&bytes, purpose != Purpose::Control);
+    }
+    let mut other = hello(Role::Writer, Purpose::Control);
+    other[4] += 1;
+    let (server_speaks, client_speaks) = (PROTOCOL_VERSION.into(), u64::from(PROTOCOL_VERSION) + 1);
+    let versions = Refusal::Version { server: server_speaks, client: client_speaks };
+    assert_eq!(answer(&address, &other, false), Some(versions));
+    println!("{versions}");
+    // A flipped bit in the role makes a reader of a writer, who may know the secret.
+    println!("{accepted} were let in");
+    let started = Instant::now();
+    while client.statistics().unwrap().clients != 1 {
+        assert!(started.elapsed() < Duration::from_secs(20), "{:?}", client.statistics());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(client.statistics().unwrap().clients_lost, accepted);
+    somebody_with_manners(&server);
+}
+
+#[test]
+fn no_message_hurts_anybody_but_who_sends_it() {
+    let (server, target, _folder) = guarded();
+    let client = somebody_with_manners(&server);
+    let mut session = client.session().unwrap();
+    let mut random = SmallRng::seed_from_u64(6);
+    let mut valid = Vec::new();
+    let mut ended = 0;
+    let rounds = scaled(5_000);
+    for round in 0..rounds {
+        // As a reader, for a writer may give blocks that are not his: he is trusted.
+        let mut channel = target.attach(target.timeout).unwrap().channel;
+        match round % 4 {
+            0 => Request::Statistics.encode(&mut valid),
+            1 => Request::Goodbye.encode(&mut valid),
+            2 => valid = vec![0xff; MESSAGE_BYTES_MAX],
+            _ => {
+                let class = SizeClass::all().next().unwrap();
+                Request::TakeBlocks { class, count: 7 }.encode(&mut valid);
+            }
+        }
+        let bytes = garbage(&mut random, &valid, 512);
+        if bytes.is_empty() || channel.send(&bytes).is_err() {
+            continue;
+        }
+        // Answered, if a flipped bit made another message of it; else the end.
+        let mut reply = vec![0; MESSAGE_BYTES_MAX];
+        let started = Instant::now();
+        loop {
+            match channel.receive(&mut reply) {
+                Ok(None) => std::thread::sleep(Duration::from_micros(200)),
+                Ok(Some(0)) | Err(_) => break ended += 1,
+                Ok(Some(_)) => break,
+            }
+            assert!(started.elapsed() < Duration::from_secs(20), "no end after {bytes:?}");
+        }
+        assert_eq!(*session.get(b"key").unwrap().unwrap(), *b"value");
+    }
+    println!("{ended} of {rounds} were sent away");
+    assert!(ended > rounds / 2);
+    assert!(server.log().contains("it breaks the protocol"));
+    somebody_with_manners(&server);
+}

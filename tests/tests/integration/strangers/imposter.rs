@@ -1,0 +1,290 @@
+//! Something that answers like a server, and is none: over RDMA, and at a socket.
+
+use std::fs::File;
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use farside::Client;
+use farside_common::attach::AttachError;
+use farside_common::control::{
+    REPLY_BYTES, REPLY_BYTES_MAX, Reply, ServerStatistics, Welcome, encode_reply,
+};
+use farside_common::fabric::shm::{HugePages, Listener as Socket, RegionMemory};
+use farside_common::fabric::verbs::{
+    ControlChannel, DataConnection, Event, Incoming, Listener, Protection, REASON_BYTES_MAX,
+    RemoteRegion,
+};
+use farside_tests::{device, new_address};
+
+use super::*;
+
+const REGION_BYTES: u64 = 8 << 20;
+
+/// What to answer a request with.
+enum Answer {
+    /// Accept with these bytes as private data, then send the others, if there are any.
+    Accept(Vec<u8>, Vec<u8>),
+    /// Refuse with these.
+    Reject(Vec<u8>),
+}
+
+/// An RDMA device that accepts and refuses as it is told.
+struct Imposter {
+    listener: Listener,
+    protection: Protection,
+    /// With what to send on them.
+    channels: Vec<(ControlChannel, Vec<u8>)>,
+    sessions: Vec<DataConnection>,
+    _memory: RegionMemory,
+}
+
+impl Imposter {
+    fn new(device: &str) -> Self {
+        let address = SocketAddr::new(device.parse().unwrap(), 0);
+        let memory = RegionMemory::anonymous(REGION_BYTES, HugePages::Never).unwrap();
+        let protection = Protection::at(address, &memory.region, Role::Writer).unwrap();
+        let listener = Listener::bind(address, &Options::default()).unwrap();
+        let (channels, sessions) = (Vec::new(), Vec::new());
+        Self { listener, protection, channels, sessions, _memory: memory }
+    }
+
+    fn target(&self) -> Target {
+        Target {
+            address: format!("rdma://{}", self.listener.local_address().unwrap()).parse().unwrap(),
+            role: Role::Writer,
+            token: Token::NONE,
+            timeout: Duration::from_secs(20),
+            rdma: Options::default(),
+        }
+    }
+
+    /// What a server would say.
+    fn welcome(&self) -> Welcome {
+        let remote = self.protection.remote();
+        let RemoteRegion { base_address, region_bytes, rkey, round_trip_min_ns, .. } = remote;
+        let (client_id, lease, region_id, incarnation) = (3, 1 << 32 | 7, [7; 16], 1);
+        Welcome {
+            client_id,
+            lease,
+            region_id,
+            incarnation,
+            base_address,
+            region_bytes,
+            rkey,
+            round_trip_min_ns,
+        }
+    }
+
+    /// Answers while a client does something: control connections first, then sessions.
+    fn while_client<T: Send>(
+        &mut self,
+        answer: &mut dyn FnMut(Purpose) -> Answer,
+        client: impl FnOnce() -> T + Send,
+    ) -> T {
+        std::thread::scope(|scope| {
+            let client = scope.spawn(client);
+            while !client.is_finished() {
+                match self.listener.next_event().unwrap() {
+                    Some(Event::Request(incoming)) => self.answer(incoming, answer),
+                    // Earlier the client's device would not take it.
+                    Some(Event::Established(id)) => {
+                        for (channel, message) in &mut self.channels {
+                            if channel.id() == id && !message.is_empty() {
+                                channel.send(message).unwrap();
+                            }
+                        }
+                    }
+                    Some(_) => {}
+                    None => std::thread::sleep(Duration::from_micros(200)),
+                }
+            }
+            self.channels.clear();
+            self.sessions.clear();
+            client.join().unwrap()
+        })
+    }
+
+    fn answer(&mut self, incoming: Incoming, answer: &mut dyn FnMut(Purpose) -> Answer) {
+        let request = ConnectRequest::decode(&incoming.private_data()[..REQUEST_BYTES_MAX]);
+        let Ok(ConnectRequest { purpose, .. }) = request else { panic!("a client says nonsense") };
+        match answer(purpose) {
+            Answer::Reject(reason) => incoming.reject(&reason).unwrap(),
+            Answer::Accept(reply, message) if purpose == Purpose::Control => {
+                self.channels.push((incoming.accept_control(&reply).unwrap(), message));
+            }
+            Answer::Accept(reply, _) => {
+                self.sessions.push(incoming.accept_data(&self.protection, &reply).unwrap());
+            }
+        }
+    }
+}
+
+/// A client gets no session, and one line that says why.
+fn expect_nothing(target: &Target, welcome: &Welcome) -> String {
+    let error = match target.attach(target.timeout) {
+        Err(error) => error,
+        // Some flipped bits make the numbers of another server.
+        Ok(attached) => {
+            let same = attached.welcome == *welcome;
+            let error = attached.route.fabric(1).err().expect("a session with an imposter");
+            assert!(!same || matches!(error, AttachError::Control(_)), "{error}");
+            error
+        }
+    };
+    let line = error.to_string();
+    assert!(line.len() > 20 && !line.contains('\n'), "{line}");
+    line
+}
+
+#[test]
+fn an_accepted_connection_with_garbage_is_none() {
+    let Some(device) = device() else { return };
+    let mut imposter = Imposter::new(&device);
+    let (target, welcome) = (imposter.target(), imposter.welcome());
+    let valid = encode_reply(&Ok(welcome));
+    let mut random = SmallRng::seed_from_u64(7);
+    let mut noise = |bytes: usize| {
+        let mut noise = vec![0; bytes];
+        random.fill_bytes(&mut noise);
+        noise
+    };
+    let mut lines = std::collections::BTreeSet::new();
+    let mut replies: Vec<Vec<u8>> = (0..=REPLY_BYTES_MAX).map(&mut noise).collect();
+    replies.extend((0..REPLY_BYTES).map(|bytes| valid[..bytes].to_vec()));
+    let mut random = SmallRng::seed_from_u64(8);
+    replies.extend((0..scaled(20_000)).map(|_| garbage(&mut random, &valid, REPLY_BYTES_MAX)));
+    // Zeros that were cut off come back: RDMA-CM pads with them.
+    let end = valid.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+    replies.retain(|reply| !reply.starts_with(&valid[..end]));
+    for (number, reply) in replies.into_iter().enumerate() {
+        // In place of the welcome, or of what repeats it to a session.
+        let first = number % 4 != 0;
+        let mut answer = |purpose| match (purpose == Purpose::Control) == first {
+            true => Answer::Accept(reply.clone(), Vec::new()),
+            false => Answer::Accept(valid.to_vec(), Vec::new()),
+        };
+        lines.insert(imposter.while_client(&mut answer, || expect_nothing(&target, &welcome)));
+    }
+    lines.iter().for_each(|line| println!("{line}"));
+    assert!(lines.iter().any(|line| line.contains("does not speak Farside's protocol")));
+}
+
+#[test]
+fn a_refusal_with_garbage_is_one() {
+    let Some(device) = device() else { return };
+    let mut imposter = Imposter::new(&device);
+    let (target, welcome) = (imposter.target(), imposter.welcome());
+    let valid = encode_reply(&Err(Refusal::Full { clients: 7 }));
+    let mut random = SmallRng::seed_from_u64(9);
+    let mut reasons: Vec<Vec<u8>> = (0..=REASON_BYTES_MAX).map(|bytes| vec![0xa5; bytes]).collect();
+    reasons.extend((0..scaled(10_000)).map(|_| garbage(&mut random, &valid, REASON_BYTES_MAX)));
+    for reason in reasons {
+        let mut answer = |_| Answer::Reject(reason.clone());
+        imposter.while_client(&mut answer, || expect_nothing(&target, &welcome));
+    }
+    let mut answer = |_| Answer::Reject(valid.to_vec());
+    let line = imposter.while_client(&mut answer, || expect_nothing(&target, &welcome));
+    assert!(line.contains("the server has 7 clients, which is its maximum"), "{line}");
+}
+
+#[test]
+fn a_server_of_another_version_is_named() {
+    let Some(device) = device() else { return };
+    let mut imposter = Imposter::new(&device);
+    let (target, welcome) = (imposter.target(), imposter.welcome());
+    let versions = Refusal::Version { server: 2, client: 1 };
+    let mut newer = encode_reply(&Ok(welcome));
+    newer[4] += 1;
+    for (mut answer, says) in [
+        (
+            Answer::Reject(encode_reply(&Err(versions)).to_vec()),
+            "the server speaks protocol version 2, this client 1",
+        ),
+        (Answer::Accept(newer.to_vec(), Vec::new()), "protocol version has the unknown value 2"),
+    ] {
+        let mut answer = |_| std::mem::replace(&mut answer, Answer::Reject(Vec::new()));
+        let line = imposter.while_client(&mut answer, || expect_nothing(&target, &welcome));
+        println!("{line}");
+        assert!(line.contains(says), "{line}");
+    }
+}
+
+/// The client's control thread takes what comes as the end of the connection, and connects anew.
+#[test]
+fn garbage_on_the_control_channel_ends_the_connection() {
+    let Some(device) = device() else { return };
+    let mut imposter = Imposter::new(&device);
+    let target = imposter.target();
+    let welcome = encode_reply(&Ok(imposter.welcome()));
+    let mut random = SmallRng::seed_from_u64(10);
+    let mut valid = Vec::new();
+    Reply::Statistics(ServerStatistics::default()).encode(&mut valid);
+    let mut answer = |_| {
+        let mut message = garbage(&mut random, &valid, 512);
+        message.resize(message.len().max(1), 0);
+        Answer::Accept(welcome.to_vec(), message)
+    };
+    let address = target.address.to_string();
+    let rounds = scaled(5_000);
+    let answered = imposter.while_client(&mut answer, || {
+        let client = Client::builder().server(&address).connect().unwrap();
+        (0..rounds).filter(|_| client.statistics().is_ok()).count()
+    });
+    // A flipped bit in a number makes another number.
+    println!("{answered} of {rounds} were answers");
+    assert!((answered as u64) < rounds);
+}
+
+/// The same at a socket; there the region comes with the welcome, and may be anything, too.
+#[test]
+fn a_socket_that_answers_with_garbage_is_no_server() {
+    let folder = tempfile::tempdir().unwrap();
+    if device().is_some() {
+        return;
+    }
+    let address = new_address(folder.path());
+    let socket = Socket::bind(&folder.path().join("kv.sock")).unwrap();
+    let memory = RegionMemory::anonymous(REGION_BYTES, HugePages::Never).unwrap();
+    let no_region: File = memory.reader_descriptor().unwrap();
+    let welcome = Welcome {
+        client_id: 3,
+        lease: 7,
+        region_id: [7; 16],
+        incarnation: 1,
+        base_address: 0,
+        region_bytes: REGION_BYTES,
+        rkey: 0,
+        round_trip_min_ns: 0,
+    };
+    let valid = encode_reply(&Ok(welcome));
+    let target = Target {
+        address: address.parse().unwrap(),
+        role: Role::Reader,
+        token: Token::NONE,
+        timeout: Duration::from_secs(20),
+        rdma: Options::default(),
+    };
+    let mut random = SmallRng::seed_from_u64(11);
+    let mut lines = std::collections::BTreeSet::new();
+    for round in 0..2_000 {
+        let reply = match round {
+            0..2 => valid.to_vec(),
+            _ => garbage(&mut random, &valid, 300),
+        };
+        let error = std::thread::scope(|scope| {
+            let client = scope.spawn(|| target.attach(target.timeout).err());
+            let connection = socket.accept().unwrap();
+            connection.receive(&mut [0; REQUEST_BYTES_MAX]).unwrap();
+            let descriptor = (round % 2 == 0).then(|| no_region.as_fd());
+            connection.send(&reply, descriptor).unwrap();
+            drop(connection);
+            client.join().unwrap().expect("a connection to an imposter")
+        });
+        let line = error.to_string();
+        assert!(line.len() > 20 && !line.contains('\n'), "{line}");
+        lines.insert(line);
+    }
+    assert!(lines.iter().any(|line| line.contains("not a Farside region")), "{lines:?}");
+    assert!(lines.iter().any(|line| line.contains("without a descriptor")), "{lines:?}");
+}
