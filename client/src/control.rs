@@ -298,7 +298,7 @@ impl Service {
             Request::Goodbye.encode(&mut message);
             // Without room for it the server treats this client as one that died.
             let _ = self.channel.send(&message);
-            let _ = self.channel.flush(FLUSH_TIMEOUT);
+            let _ = self.channel.flush(FLUSH_TIMEOUT.saturating_sub(since.elapsed()));
             return Err(End::Goodbye);
         }
         if since.elapsed() > FLUSH_TIMEOUT {

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use farside_common::control::{
     Channel, ControlError, Purpose, REQUEST_BYTES_MAX, Refusal, Role, Welcome, decode_reply,
@@ -15,6 +15,15 @@ use super::{Attempt, Connected, Target};
 use crate::Error;
 use crate::engine::{EngineOptions, Failure};
 
+/// The least an attempt to connect may take, where there is that much time left.
+const ATTEMPT_MIN: Duration = Duration::from_millis(500);
+
+/// How long one attempt may take: RDMA-CM sends a request that got lost again only after 4.3 s, so
+/// half of the time is for another one.
+fn attempt_max(left: Duration) -> Duration {
+    (left / 2).max(ATTEMPT_MIN).min(left)
+}
+
 /// What a session needs to reach the region.
 pub(super) struct Route {
     address: SocketAddr,
@@ -25,7 +34,7 @@ pub(super) struct Route {
 }
 
 pub(super) fn connect(target: &Target, left: Duration) -> Connected<Route> {
-    let options = Options { connect_timeout: left, ..target.rdma };
+    let options = Options { connect_timeout: attempt_max(left), ..target.rdma };
     let request = target.request(Purpose::Control).encode();
     let addresses = target.address.resolve().map_err(Attempt::Absent)?;
     let mut failure = Attempt::Absent(io::ErrorKind::NotFound.into());
@@ -74,7 +83,15 @@ fn refusal(reason: &[u8]) -> Result<Refusal, ControlError> {
 impl Route {
     /// The fabric of one session.
     pub(super) fn fabric(&self, options: EngineOptions) -> Result<VerbsFabric, Failure> {
-        let link = connect_data(self.address, &self.request, options.lanes, &self.options);
+        let started = Instant::now();
+        let link = loop {
+            let left = self.options.connect_timeout.saturating_sub(started.elapsed());
+            let attempt = Options { connect_timeout: attempt_max(left), ..self.options };
+            match connect_data(self.address, &self.request, options.lanes, &attempt) {
+                Err(VerbsError::TimedOut { .. }) if left > ATTEMPT_MIN => {}
+                link => break link,
+            }
+        };
         let fabric = link.and_then(|link| link.into_fabric(self.remote));
         fabric.map_err(|error| match error {
             VerbsError::Rejected { reason, .. } => match refusal(&reason) {
