@@ -105,3 +105,20 @@ impl Route {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lost_request_leaves_time_for_another() {
+        let mut left = Duration::from_secs(4);
+        let mut attempts = Vec::new();
+        while !left.is_zero() {
+            attempts.push(attempt_max(left).as_millis());
+            left -= attempt_max(left);
+        }
+        assert_eq!(attempts, [2000, 1000, 500, 500]);
+        assert_eq!(attempt_max(Duration::from_millis(100)), Duration::from_millis(100));
+    }
+}
