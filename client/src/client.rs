@@ -1,6 +1,6 @@
 //! Connecting: [`Client`] and its builder.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use farside_common::attach::Target;
@@ -26,10 +26,14 @@ pub(crate) struct Shared {
     target: Target,
     pub(crate) options: EngineOptions,
     state: Mutex<State>,
+    /// An attempt to reconnect has ended.
+    attempted: Condvar,
 }
 
 struct State {
     connection: Arc<Connection>,
+    /// A session is reconnecting, for all of them.
+    is_connecting: bool,
     /// When reconnecting failed last.
     failed_at: Option<Instant>,
 }
@@ -103,16 +107,31 @@ impl Shared {
 
     /// The connection, a new one if the last was lost. The first session that needs it connects;
     /// the others wait for it, and fail with it.
+    ///
+    /// Not under the lock: whoever failed and asks again would mostly have it before those who
+    /// wait, and they would wait for one attempt after the other.
     pub(crate) fn connection(&self) -> Result<Arc<Connection>> {
         let asked_at = Instant::now();
         let mut state = self.lock();
-        if !state.connection.control.is_lost() {
-            return Ok(state.connection.clone());
+        loop {
+            if !state.connection.control.is_lost() {
+                return Ok(state.connection.clone());
+            }
+            if state.failed_at.is_some_and(|at| at > asked_at) {
+                return Err(self.unreachable(asked_at.elapsed()));
+            }
+            if !state.is_connecting {
+                break;
+            }
+            state = self.attempted.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        if state.failed_at.is_some_and(|at| at > asked_at) {
-            return Err(self.unreachable(asked_at.elapsed()));
-        }
-        match Connection::establish(&self.target) {
+        state.is_connecting = true;
+        drop(state);
+        let established = Connection::establish(&self.target);
+        let mut state = self.lock();
+        state.is_connecting = false;
+        self.attempted.notify_all();
+        match established {
             Ok(connection) => {
                 tracing::info!(incarnation = connection.welcome.incarnation, "reconnected");
                 state.connection = Arc::new(connection);
@@ -228,7 +247,8 @@ impl ClientBuilder {
         let connection = Arc::new(Connection::establish(&target)?);
         let lanes = self.pipeline_depth.clamp(1, PIPELINE_DEPTH_MAX);
         let options = EngineOptions { cache_bytes: self.cache_bytes, lanes };
-        let state = Mutex::new(State { connection, failed_at: None });
-        Ok(Client { shared: Arc::new(Shared { target, options, state }) })
+        let state = State { connection, is_connecting: false, failed_at: None };
+        let (state, attempted) = (Mutex::new(state), Condvar::new());
+        Ok(Client { shared: Arc::new(Shared { target, options, state, attempted }) })
     }
 }

@@ -304,7 +304,7 @@ impl Service {
         }
         if self.has_said_goodbye && self.unsent.is_none() {
             // What does not arrive makes this client one that died.
-            let _ = self.channel.flush(FLUSH_TIMEOUT);
+            let _ = self.channel.flush(FLUSH_TIMEOUT.saturating_sub(since.elapsed()));
             return Err(End::Goodbye);
         }
         if since.elapsed() > FLUSH_TIMEOUT {

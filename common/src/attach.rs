@@ -6,7 +6,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use zerocopy::IntoBytes;
 
@@ -21,6 +21,15 @@ use crate::fabric::verbs::{
     Options, RemoteRegion, VerbsError, VerbsFabric, connect_control, connect_data,
 };
 use crate::layout::{CLIENTS_MAX, LayoutError, SUPERBLOCK_BYTES, Superblock};
+
+/// The least an attempt to connect over RDMA may take, where there is that much time left.
+const ATTEMPT_MIN: Duration = Duration::from_millis(500);
+
+/// How long one attempt may take: RDMA-CM sends a request that got lost again only after 4.3 s, so
+/// half of the time is for another one.
+fn attempt_max(left: Duration) -> Duration {
+    (left / 2).max(ATTEMPT_MIN).min(left)
+}
 
 /// A server, and as whom to connect.
 #[derive(Clone)]
@@ -183,7 +192,7 @@ impl Target {
     }
 
     fn attach_verbs(&self, most: Duration) -> Result<Attached> {
-        let options = Options { connect_timeout: most, ..self.rdma };
+        let options = Options { connect_timeout: attempt_max(most), ..self.rdma };
         let request = self.request(Purpose::Control);
         let addresses = self.address.resolve().map_err(|source| self.absent(source))?;
         let mut failure = self.absent(io::ErrorKind::NotFound.into());
@@ -260,8 +269,15 @@ impl Route {
             Way::Verbs(remote) => remote,
         };
         let failed = |error| from_verbs(&self.server, error);
-        let link = connect_data(remote.address, &remote.request, lanes, &remote.options);
-        let link = link.map_err(failed)?;
+        let started = Instant::now();
+        let link = loop {
+            let left = remote.options.connect_timeout.saturating_sub(started.elapsed());
+            let options = Options { connect_timeout: attempt_max(left), ..remote.options };
+            match connect_data(remote.address, &remote.request, lanes, &options) {
+                Err(VerbsError::TimedOut { .. }) if left > ATTEMPT_MIN => {}
+                link => break link.map_err(failed)?,
+            }
+        };
         if decode_reply(link.reply())? != Ok(remote.welcome) {
             return Err(ControlError::NotFarside.into());
         }
@@ -309,4 +325,21 @@ fn from_verbs(server: &str, error: VerbsError) -> AttachError {
 
 fn system(doing: &'static str) -> impl FnOnce(io::Error) -> AttachError {
     move |source| AttachError::System { doing, source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lost_request_leaves_time_for_another() {
+        let mut left = Duration::from_secs(4);
+        let mut attempts = Vec::new();
+        while !left.is_zero() {
+            attempts.push(attempt_max(left).as_millis());
+            left -= attempt_max(left);
+        }
+        assert_eq!(attempts, [2000, 1000, 500, 500]);
+        assert_eq!(attempt_max(Duration::from_millis(100)), Duration::from_millis(100));
+    }
 }

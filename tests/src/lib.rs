@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use farside::{Client, ClientBuilder};
 
+pub mod counters;
 pub mod ledger;
 pub mod proof;
 

@@ -1,6 +1,7 @@
 //! Proves that sessions survive the server: they reconnect when it comes back, say so when it does
 //! not, and find what was acknowledged where the region has a file.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use farside::Error;
@@ -95,4 +96,32 @@ fn many_threads_reconnect_together() {
         workers.into_iter().for_each(|worker| worker.join().unwrap());
     });
     server.assert_verifies();
+}
+
+/// A session that fails and asks again must not make those who wait go on waiting.
+#[test]
+fn sessions_fail_together() {
+    const ATTEMPTS_MAX: u64 = 20;
+    let mut server = ServerProcess::start(&["--memory", "32MiB"]);
+    let timeout = Duration::from_millis(if device().is_some() { 1000 } else { 200 });
+    let client = server.client_builder().connect_timeout(timeout).connect().unwrap();
+    let mut sessions: Vec<_> = (0..4).map(|_| client.session().unwrap()).collect();
+    let failures: Vec<AtomicU64> = sessions.iter().map(|_| AtomicU64::new(0)).collect();
+    let all_failed = || failures.iter().all(|count| count.load(Ordering::Relaxed) > 0);
+    server.kill();
+    std::thread::scope(|scope| {
+        for (session, count) in sessions.iter_mut().zip(&failures) {
+            scope.spawn(move || {
+                while !all_failed() && count.load(Ordering::Relaxed) < ATTEMPTS_MAX {
+                    if session.get(b"key").is_err() {
+                        count.fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+            });
+        }
+    });
+    assert!(
+        failures.iter().all(|count| count.load(Ordering::Relaxed) < ATTEMPTS_MAX),
+        "{failures:?}"
+    );
 }

@@ -1,0 +1,227 @@
+//! Sessions at work while hosts die: they know what every key of theirs may hold, and how long each
+//! call took.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use farside::{Client, Session};
+use farside_tests::counters::{self, Seen};
+use farside_tests::ledger::Ledger;
+
+use crate::worker::{Worker, check_own};
+
+/// Sessions of one process.
+pub(crate) const SESSIONS: u64 = 4;
+
+/// What sessions do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// A bit of everything.
+    Mixed,
+    /// Inserts and deletes: who dies most likely dies in the middle of an insert.
+    Churn,
+}
+
+/// What one session did so far.
+#[derive(Default)]
+pub(crate) struct Progress {
+    pub(crate) done: AtomicU64,
+    pub(crate) unreachable: AtomicU64,
+    pub(crate) indeterminate: AtomicU64,
+    pub(crate) contended: AtomicU64,
+    slowest_ns: AtomicU64,
+    /// When the call under way began; 0 between calls.
+    began_ns: AtomicU64,
+}
+
+/// The clock of this process.
+#[derive(Clone, Copy)]
+pub(crate) struct Clock(Instant);
+
+impl Clock {
+    pub(crate) fn now_ns(self) -> u64 {
+        self.0.elapsed().as_nanos() as u64 + 1
+    }
+}
+
+impl Progress {
+    /// Measures a call.
+    pub(crate) fn timed<T>(&self, clock: Clock, call: impl FnOnce() -> T) -> (T, u64, u64) {
+        let began = clock.now_ns();
+        self.began_ns.store(began, Ordering::Relaxed);
+        let result = call();
+        self.began_ns.store(0, Ordering::Relaxed);
+        let ended = clock.now_ns();
+        self.slowest_ns.fetch_max(ended - began, Ordering::Relaxed);
+        (result, began, ended)
+    }
+}
+
+/// Sessions at work, each on a thread of its own, of one client.
+pub(crate) struct Load {
+    client: Client,
+    clock: Clock,
+    stop: Arc<AtomicBool>,
+    progress: Vec<Arc<Progress>>,
+    threads: Vec<JoinHandle<Worker>>,
+}
+
+impl Load {
+    /// Starts [`SESSIONS`] of them; they write as `writer` and the numbers behind it.
+    pub(crate) fn start(client: Client, kind: Kind, writer: u64, ledger: &Path) -> Self {
+        let (clock, stop) = (Clock(Instant::now()), Arc::new(AtomicBool::new(false)));
+        let progress: Vec<Arc<Progress>> = (0..SESSIONS).map(|_| Arc::default()).collect();
+        let start = |(writer, progress): (u64, &Arc<Progress>)| {
+            let session = client.session().unwrap();
+            let ledger = Ledger::open(ledger);
+            let worker = Worker::new(session, writer, progress.clone(), clock, ledger);
+            let stop = stop.clone();
+            std::thread::spawn(move || worker.run(kind, &stop))
+        };
+        let threads = (writer..).zip(&progress).map(start).collect();
+        Self { client, clock, stop, progress, threads }
+    }
+
+    fn sum(&self, of: impl Fn(&Progress) -> &AtomicU64) -> u64 {
+        self.progress.iter().map(|progress| of(progress).load(Ordering::Relaxed)).sum()
+    }
+
+    /// Fails with what a session that ended had to say.
+    fn check(&mut self) {
+        if let Some(at) = self.threads.iter().position(JoinHandle::is_finished) {
+            let worker = self.threads.swap_remove(at).join();
+            panic!("a session ended: {}", reason(&worker.map(|_| ()).unwrap_err()));
+        }
+    }
+
+    /// Waits until every session has succeeded `count` times more.
+    pub(crate) fn wait_for(&mut self, count: u64, most: Duration) {
+        let done = |progress: &Arc<Progress>| progress.done.load(Ordering::Relaxed);
+        let before: Vec<u64> = self.progress.iter().map(done).collect();
+        self.wait_until("every session goes on", most, |load| {
+            load.progress.iter().zip(&before).all(|(now, before)| done(now) >= before + count)
+        });
+    }
+
+    /// Waits until every session has given up on the server once.
+    pub(crate) fn wait_for_unreachable(&mut self, most: Duration) {
+        self.wait_until("every session notices", most, |load| {
+            let mut all = load.progress.iter();
+            all.all(|progress| progress.unreachable.load(Ordering::Relaxed) > 0)
+        });
+    }
+
+    fn wait_until(&mut self, what: &str, most: Duration, holds: impl Fn(&Self) -> bool) {
+        let started = Instant::now();
+        while !holds(self) {
+            self.check();
+            let late = started.elapsed() > most;
+            assert!(!late, "after {most:?} still waiting: {what}; {}", self.describe());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// The slowest call, those under way included.
+    pub(crate) fn slowest(&self) -> Duration {
+        let now = self.clock.now_ns();
+        let of = |progress: &Arc<Progress>| {
+            let began = progress.began_ns.load(Ordering::Relaxed);
+            let lasting = if began == 0 { 0 } else { now.saturating_sub(began) };
+            progress.slowest_ns.load(Ordering::Relaxed).max(lasting)
+        };
+        Duration::from_nanos(self.progress.iter().map(of).max().unwrap_or(0))
+    }
+
+    /// What happened so far, for the reader of the test's output.
+    pub(crate) fn describe(&self) -> String {
+        format!(
+            "{} done, {} Unreachable, {} Indeterminate, {} Contended, slowest call {:.2} s",
+            self.sum(|progress| &progress.done),
+            self.sum(|progress| &progress.unreachable),
+            self.sum(|progress| &progress.indeterminate),
+            self.sum(|progress| &progress.contended),
+            self.slowest().as_secs_f64()
+        )
+    }
+
+    /// Ends all sessions; none may have met what must not be.
+    pub(crate) fn stop(mut self) -> Finished {
+        self.stop.store(true, Ordering::Relaxed);
+        let described = self.describe();
+        let threads = std::mem::take(&mut self.threads);
+        let workers: Vec<Worker> = threads
+            .into_iter()
+            .map(|thread| {
+                thread.join().unwrap_or_else(|panic| panic!("a session: {}", reason(&panic)))
+            })
+            .collect();
+        let slowest = self.slowest();
+        Finished { client: self.client.clone(), workers, described, slowest }
+    }
+}
+
+impl Drop for Load {
+    /// After a scenario that failed: the next shall not be bothered.
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+/// What a panic said.
+pub(crate) fn reason(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("a panic").to_owned()
+}
+
+/// What sessions that ended leave.
+pub(crate) struct Finished {
+    pub(crate) client: Client,
+    workers: Vec<Worker>,
+    pub(crate) described: String,
+    pub(crate) slowest: Duration,
+}
+
+impl Finished {
+    /// What its sessions saw of the counters.
+    pub(crate) fn seen(&self) -> Vec<Seen> {
+        self.workers.iter().flat_map(|worker| worker.seen.iter().copied()).collect()
+    }
+
+    /// That the counters make sense, and that all keys of these sessions are as they left them, for
+    /// somebody who remembers nothing.
+    pub(crate) fn check(&self, session: &mut Session) {
+        counters::check(&self.seen()).unwrap();
+        self.workers.iter().for_each(|worker| check_own(session, worker));
+    }
+}
+
+/// The part of a load on another guest: `load ADDRESS KIND WRITER SECONDS LEDGER`. Prints `under
+/// way`, at the end all increments as `increment COUNTER VALUE`.
+#[allow(clippy::print_stdout)]
+pub(crate) fn run_elsewhere(arguments: &[String]) {
+    let [address, kind, writer, seconds, ledger] = arguments else {
+        panic!("load ADDRESS mixed|churn WRITER SECONDS LEDGER");
+    };
+    let kind = if kind == "churn" { Kind::Churn } else { Kind::Mixed };
+    let ledger = PathBuf::from(ledger);
+    if !ledger.exists() {
+        Ledger::create(&ledger);
+    }
+    let client = Client::builder().server(address).connect().unwrap();
+    let mut load = Load::start(client, kind, writer.parse().unwrap(), &ledger);
+    load.wait_for(1, Duration::from_secs(20));
+    println!("under way");
+    std::thread::sleep(Duration::from_secs(seconds.parse().unwrap()));
+    let finished = load.stop();
+    finished.check(&mut finished.client.session().unwrap());
+    for seen in finished.seen().iter().filter(|seen| seen.is_increment) {
+        println!("increment {} {}", seen.counter, seen.value);
+    }
+    let described = finished.described.clone();
+    let started = Instant::now();
+    drop(finished);
+    println!("{described}, ended in {:.2} s", started.elapsed().as_secs_f64());
+}

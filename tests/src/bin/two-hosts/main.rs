@@ -1,0 +1,53 @@
+//! Tests on several hosts, for tests/vm/two-hosts, which says what there is: kv-server on one host,
+//! clients on two others, of which one is where this runs.
+//!
+//! `two-hosts test [NAME...]`, or `two-hosts load ...` for the part on the other client's host.
+#![allow(clippy::unwrap_used, clippy::print_stdout, clippy::print_stderr)]
+
+mod guests;
+mod load;
+mod scenarios;
+mod worker;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Instant;
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match arguments.split_first() {
+        Some((mode, rest)) if mode == "load" => load::run_elsewhere(rest),
+        Some((mode, names)) if mode == "test" => test(names),
+        _ => {
+            eprintln!("two-hosts is run by tests/vm/two-hosts");
+            std::process::exit(2);
+        }
+    }
+}
+
+/// One line for each scenario, or those with such names, and one of how many passed.
+fn test(names: &[String]) {
+    let mut world = scenarios::World::new();
+    let (mut passed, mut failed) = (0, 0);
+    let wanted = |name: &str| names.is_empty() || names.iter().any(|part| name.contains(part));
+    for (name, scenario) in scenarios::ALL.iter().filter(|(name, _)| wanted(name)) {
+        let logged = world.log().len();
+        let started = Instant::now();
+        let outcome = catch_unwind(AssertUnwindSafe(|| scenario(&mut world)));
+        let seconds = started.elapsed().as_secs_f64();
+        match outcome {
+            Ok(said) => {
+                passed += 1;
+                println!("ok     {name} ({seconds:.1} s): {said}");
+            }
+            Err(panic) => {
+                failed += 1;
+                println!("FAILED {name} ({seconds:.1} s): {}", load::reason(&*panic));
+                println!("the server's log:\n{}", &world.log()[logged..]);
+            }
+        }
+    }
+    println!("{passed} passed, {failed} failed");
+    if failed > 0 {
+        std::process::exit(1);
+    }
+}

@@ -1,0 +1,377 @@
+//! What happens to hosts, and what clients must see of it. Each scenario takes the server as the
+//! last one left it; the last two cut the power of a host.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use farside::{Client, Error, Session};
+use farside_common::fabric::verbs::Options;
+use farside_tests::counters;
+use farside_tests::ledger::{COUNTERS, Ledger};
+
+use crate::guests::{Guest, Running, wait_until};
+use crate::load::{Finished, Kind, Load, SESSIONS};
+use crate::worker::{counter_name, number, own_name};
+
+type Scenario = fn(&mut World) -> String;
+
+/// In their order.
+pub(crate) const ALL: &[(&str, Scenario)] = &[
+    ("two hosts, four sessions each, on hot keys", two_client_hosts),
+    ("kill -9 of the server", killed_server),
+    ("the server's host freezes and thaws", frozen_server_host),
+    ("a stopped server", stopped_server),
+    ("kill -9 of a client", killed_client),
+    ("a client's host freezes and thaws", frozen_client_host),
+    ("power-off of a client's host", dead_client_host),
+    ("power-off of the server's host", dead_server_host),
+];
+
+/// How long a call may take when a process dies: its device tells.
+const CALL_MAX: Duration = Duration::from_secs(5);
+/// How long the emulated processors may take beyond what timeouts say.
+const SLACK: Duration = Duration::from_secs(1);
+/// How long what has to happen at all may take.
+const PATIENCE: Duration = Duration::from_secs(20);
+const ADDRESS: &str = "10.9.0.1:7400";
+
+/// The hosts, and what runs there.
+pub(crate) struct World {
+    server_host: Guest,
+    other_host: Guest,
+    server: Option<Running>,
+    former_logs: String,
+    ledger: PathBuf,
+    /// For each counter the bounds in the other host's ledger, when it was read last.
+    elsewhere: Vec<(u64, u64)>,
+    next_writer: u64,
+}
+
+impl World {
+    pub(crate) fn new() -> Self {
+        let share = PathBuf::from(std::env::var_os("FARSIDE_VM_SHARE").unwrap());
+        let ledger = PathBuf::from(LEDGER);
+        Ledger::create(&ledger);
+        Self {
+            server_host: Guest::new("server", &share),
+            other_host: Guest::new("other", &share),
+            server: None,
+            former_logs: String::new(),
+            ledger,
+            elsewhere: vec![(0, 0); COUNTERS as usize],
+            next_writer: 1,
+        }
+    }
+
+    /// All that servers logged.
+    pub(crate) fn log(&self) -> String {
+        let present = self.server.as_ref().map(Running::output).unwrap_or_default();
+        format!("{}{present}", self.former_logs)
+    }
+
+    /// Starts a server if none runs, on the region file if there is one.
+    fn serve(&mut self) -> &Running {
+        if self.server.is_none() {
+            let server = self.server_host.start(&format!(
+                "exec {} --listen rdma://{ADDRESS} --memory 64MiB --index 256KiB \
+                 --region-file /dev/shm/region",
+                program("kv-server").display()
+            ));
+            server.wait_for("serving", PATIENCE);
+            self.server = Some(server);
+        }
+        self.server.as_ref().unwrap()
+    }
+
+    fn kill_server(&mut self) {
+        let server = self.server.take().unwrap();
+        self.server_host.signal("KILL", &server);
+        self.former_logs += &server.output();
+    }
+
+    fn client(&mut self) -> Client {
+        self.serve();
+        Client::builder().server(&format!("rdma://{ADDRESS}")).connect().unwrap()
+    }
+
+    fn new_writer(&mut self) -> u64 {
+        self.next_writer += SESSIONS;
+        self.next_writer - SESSIONS
+    }
+
+    /// Sessions at work on this host.
+    fn load(&mut self) -> Load {
+        let (client, writer) = (self.client(), self.new_writer());
+        let mut load = Load::start(client, Kind::Mixed, writer, &self.ledger);
+        load.wait_for(5, PATIENCE);
+        load
+    }
+
+    /// Sessions at work on the other host.
+    fn load_elsewhere(&mut self, kind: &str, seconds: u64) -> Running {
+        self.serve();
+        let (program, writer) = (program("two-hosts"), self.new_writer());
+        let load = self.other_host.start(&format!(
+            "exec {} load rdma://{ADDRESS} {kind} {writer} {seconds} {LEDGER}",
+            program.display()
+        ));
+        load.wait_for("under way", PATIENCE);
+        load
+    }
+
+    /// How many clients servers lost, for whatever reason: a dead host shows by a probe, or by an
+    /// answer that it did not take.
+    fn lost(&self) -> usize {
+        self.log().matches("lost a client").count()
+    }
+
+    /// Waits until it has lost another one; returns how long that took.
+    fn wait_for_loss(&self, before: usize) -> Duration {
+        let started = Instant::now();
+        wait_until("the server notices", PATIENCE, || self.lost() > before);
+        started.elapsed()
+    }
+
+    /// Takes what the ledger of the other host says.
+    fn read_ledger_elsewhere(&mut self) {
+        let text = self.other_host.run(&format!("od -An -v -w16 -t u8 {LEDGER}"));
+        let numbers = |line: &str| -> Vec<u64> {
+            line.split_whitespace().map(|number| number.parse().unwrap()).collect()
+        };
+        let rows: Vec<Vec<u64>> = text.lines().map(numbers).collect();
+        assert_eq!(rows.len(), COUNTERS as usize, "{text}");
+        self.elsewhere = rows.iter().map(|row| (row[1], row[0])).collect();
+    }
+
+    /// That everything acknowledged is there, no increment is lost, the region is whole, and nobody
+    /// else is connected.
+    fn check(&mut self, finished: Finished) {
+        let client = self.client();
+        let mut session = client.session().unwrap();
+        finished.check(&mut session);
+        drop(finished);
+        let ledger = Ledger::open(&self.ledger);
+        for (counter, elsewhere) in (0..).zip(&self.elsewhere) {
+            let value = session.get(counter_name(counter).as_bytes()).unwrap();
+            let value = number(value.as_ref().map(|value| value.data.as_slice()));
+            let (least, most) = ledger.bounds(counter);
+            let possible = least + elsewhere.0..=most.saturating_add(elsewhere.1);
+            assert!(possible.contains(&value), "counter {counter} is {value}, not {possible:?}");
+        }
+        wait_until("the server lets go of everybody else", PATIENCE, || {
+            client.statistics().is_ok_and(|now| now.clients == 1)
+        });
+        let verified = cli(&["verify"]);
+        let text = String::from_utf8_lossy(&verified.stdout);
+        assert!(verified.status.success(), "kv-cli verify: {verified:?}");
+        for left in ["PENDING", "ABORTED"] {
+            assert!(!text.contains(left), "nobody cleared what is {left}: {text}");
+        }
+    }
+}
+
+/// In each client host's own memory.
+const LEDGER: &str = "/dev/shm/ledger";
+
+/// A binary beside this one.
+fn program(name: &str) -> PathBuf {
+    std::env::current_exe().unwrap().with_file_name(name)
+}
+
+fn cli(arguments: &[&str]) -> std::process::Output {
+    let mut command = Command::new(program("kv-cli"));
+    command.args(arguments).env("FARSIDE_SERVER", format!("rdma://{ADDRESS}")).output().unwrap()
+}
+
+/// How long a call may take when a host dies: until the device gives up, then until reconnecting
+/// is given up.
+fn dead_host_max() -> Duration {
+    let Options { retry_count, ack_timeout, .. } = Options::default();
+    let noticed = Duration::from_nanos(4096 << ack_timeout) * (u32::from(retry_count) + 1);
+    noticed + Duration::from_secs(4) + SLACK
+}
+
+fn assert_bounded(finished: &Finished, most: Duration) {
+    assert!(finished.slowest <= most, "over {most:?}: {}", finished.described);
+}
+
+fn two_client_hosts(world: &mut World) -> String {
+    let lost = world.lost();
+    let mut load = world.load();
+    let other = world.load_elsewhere("mixed", 5);
+    other.wait(Duration::from_secs(60));
+    load.wait_for(1, PATIENCE);
+    let finished = load.stop();
+    world.read_ledger_elsewhere();
+    let output = other.output();
+    let elsewhere = output.lines().filter_map(|line| {
+        let (counter, value) = line.strip_prefix("increment ")?.split_once(' ')?;
+        Some((counter.parse().unwrap(), value.parse().unwrap()))
+    });
+    let elsewhere: Vec<(u64, u64)> = elsewhere.collect();
+    let here = finished.seen().into_iter().filter(|seen| seen.is_increment);
+    let here: Vec<(u64, u64)> = here.map(|seen| (seen.counter, seen.value)).collect();
+    assert!(!here.is_empty() && !elsewhere.is_empty(), "{} and {}", here.len(), elsewhere.len());
+    let said = format!(
+        "{}; elsewhere {}; {} and {} increments",
+        finished.described,
+        output.lines().last().unwrap_or_default(),
+        here.len(),
+        elsewhere.len()
+    );
+    counters::check_unique(here.into_iter().chain(elsewhere)).unwrap();
+    world.check(finished);
+    assert_eq!(world.lost(), lost, "all said goodbye");
+    said
+}
+
+fn killed_server(world: &mut World) -> String {
+    let mut load = world.load();
+    world.kill_server();
+    // No server comes back in time: every session has a call that fails.
+    load.wait_for_unreachable(PATIENCE);
+    world.serve();
+    load.wait_for(5, PATIENCE);
+    let finished = load.stop();
+    assert_bounded(&finished, CALL_MAX);
+    let first = finished.described.clone();
+    world.check(finished);
+    // A server that is back at once: calls wait for it.
+    let mut load = world.load();
+    world.kill_server();
+    world.serve();
+    load.wait_for(5, PATIENCE);
+    let finished = load.stop();
+    assert_bounded(&finished, CALL_MAX);
+    let said = format!("{first}; back at once: {}", finished.described);
+    world.check(finished);
+    said
+}
+
+fn frozen_server_host(world: &mut World) -> String {
+    let mut load = world.load();
+    world.server_host.power("freeze");
+    load.wait_for_unreachable(PATIENCE);
+    let down = load.describe();
+    world.server_host.power("thaw");
+    load.wait_for(5, PATIENCE);
+    let finished = load.stop();
+    assert_bounded(&finished, dead_host_max());
+    let said = format!("frozen: {down}; thawed: {}", finished.described);
+    world.check(finished);
+    said
+}
+
+fn stopped_server(world: &mut World) -> String {
+    // More than half of the blocks that a session asks for first: it asks for more, in vain.
+    const KEYS: u64 = 40;
+    let client = world.client();
+    let writer = world.new_writer();
+    let mut sessions: Vec<Session> = (0..SESSIONS).map(|_| client.session().unwrap()).collect();
+    for (number, session) in (writer..).zip(&mut sessions) {
+        session.put(&own_name(number, 0).to_le_bytes(), b"before").unwrap();
+    }
+    let server = world.server.as_ref().unwrap();
+    world.server_host.signal("STOP", server);
+    for (number, session) in (writer..).zip(&mut sessions) {
+        for key in 0..KEYS {
+            let name = own_name(number, key).to_le_bytes();
+            session.put(&name, &key.to_le_bytes()).unwrap();
+            assert_eq!(*session.get(&name).unwrap().unwrap(), key.to_le_bytes());
+        }
+    }
+    let started = Instant::now();
+    drop(sessions);
+    let of_sessions = started.elapsed();
+    drop(client);
+    let of_all = started.elapsed();
+    world.server_host.signal("CONT", server);
+    assert!(of_all < CALL_MAX, "a client took {of_all:?} to end");
+    let client = world.client();
+    wait_until("the server has heard of it", PATIENCE, || {
+        client.statistics().is_ok_and(|now| now.clients == 1)
+    });
+    format!("four sessions ended in {of_sessions:?}, the client in {of_all:?}")
+}
+
+fn killed_client(world: &mut World) -> String {
+    let mut load = world.load();
+    let mut said = Vec::new();
+    for _ in 0..2 {
+        let other = world.load_elsewhere("churn", 600);
+        let lost = world.lost();
+        world.other_host.signal("KILL", &other);
+        said.push(format!("{:.2} s", world.wait_for_loss(lost).as_secs_f64()));
+    }
+    load.wait_for(1, CALL_MAX);
+    let finished = load.stop();
+    assert_bounded(&finished, CALL_MAX);
+    world.read_ledger_elsewhere();
+    let said = format!("noticed after {}; others: {}", said.join(", "), finished.described);
+    world.check(finished);
+    said
+}
+
+fn frozen_client_host(world: &mut World) -> String {
+    let mut load = world.load();
+    let other = world.load_elsewhere("mixed", 8);
+    let lost = world.lost();
+    world.other_host.power("freeze");
+    let noticed = world.wait_for_loss(lost);
+    world.other_host.power("thaw");
+    // It finds itself fenced, connects anew, and looks at all its keys at the end.
+    other.wait(Duration::from_secs(60));
+    load.wait_for(1, CALL_MAX);
+    let finished = load.stop();
+    assert_bounded(&finished, CALL_MAX);
+    world.read_ledger_elsewhere();
+    let said = format!(
+        "noticed after {:.2} s; others: {}; itself: {}",
+        noticed.as_secs_f64(),
+        finished.described,
+        other.output().lines().last().unwrap_or_default()
+    );
+    world.check(finished);
+    said
+}
+
+fn dead_client_host(world: &mut World) -> String {
+    let mut load = world.load();
+    let _other = world.load_elsewhere("churn", 600);
+    let lost = world.lost();
+    world.other_host.power("kill");
+    let noticed = world.wait_for_loss(lost);
+    load.wait_for(1, CALL_MAX);
+    let finished = load.stop();
+    assert_bounded(&finished, CALL_MAX);
+    let said =
+        format!("noticed after {:.2} s; others: {}", noticed.as_secs_f64(), finished.described);
+    world.check(finished);
+    said
+}
+
+fn dead_server_host(world: &mut World) -> String {
+    let mut load = world.load();
+    world.server_host.power("kill");
+    load.wait_for_unreachable(PATIENCE);
+    let finished = load.stop();
+    assert_bounded(&finished, dead_host_max());
+    let said = finished.described.clone();
+    let started = Instant::now();
+    drop(finished);
+    let of_client = started.elapsed();
+    assert!(of_client < CALL_MAX, "a client took {of_client:?} to end");
+    let started = Instant::now();
+    let output = cli(&["get", "key"]);
+    let tried = started.elapsed();
+    let line = String::from_utf8_lossy(&output.stderr).trim_end().to_owned();
+    assert!(!output.status.success() && tried < CALL_MAX + SLACK, "{tried:?}: {output:?}");
+    assert!(line.lines().count() == 1 && line.contains("no server answers at"), "{line}");
+    let error = Client::builder().server(&format!("rdma://{ADDRESS}")).connect().map(drop);
+    assert!(matches!(error, Err(Error::Unreachable { .. })), "{error:?}");
+    format!(
+        "{said}; the client ended in {of_client:?}; kv-cli after {:.1} s: {line}",
+        tried.as_secs_f64()
+    )
+}

@@ -1,0 +1,252 @@
+//! One session at work. It panics when it sees what must not be.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use farside::{Error, Exchange, Result, Session};
+use farside_tests::counters::Seen;
+use farside_tests::ledger::{COUNTERS, Ledger};
+use farside_tests::proof;
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
+
+use crate::load::{Clock, Kind, Progress};
+
+/// Keys that everybody writes.
+const HOT_KEYS: u64 = 16;
+/// Keys that one session alone writes.
+const OWN_KEYS: u64 = 8;
+const SIZES: [usize; 4] = [24, 100, 500, 2000];
+
+/// Why a call did not succeed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Failed {
+    /// Nothing happened.
+    Certainly,
+    /// It may have happened.
+    Perhaps,
+}
+
+pub(crate) struct Worker {
+    session: Session,
+    writer: u64,
+    progress: Arc<Progress>,
+    clock: Clock,
+    ledger: Ledger,
+    random: SmallRng,
+    count: u64,
+    /// For each of its own keys which values it may hold, by their counts; 0 if it may be absent.
+    own: Vec<Vec<u64>>,
+    /// What it saw of the counters.
+    pub(crate) seen: Vec<Seen>,
+}
+
+/// The name of a key that a session alone writes.
+pub(crate) fn own_name(writer: u64, key: u64) -> u64 {
+    writer << 32 | (key + 1)
+}
+
+/// The name of a counter.
+pub(crate) fn counter_name(counter: u64) -> String {
+    format!("counter {counter}")
+}
+
+/// What a counter is; 0 if it is absent.
+pub(crate) fn number(value: Option<&[u8]>) -> u64 {
+    value.map_or(0, |bytes| u64::from_le_bytes(bytes.try_into().unwrap()))
+}
+
+/// The count that a value of an own key was written with.
+fn count_of(value: &[u8]) -> u64 {
+    u64::from_le_bytes(value[16..24].try_into().unwrap())
+}
+
+/// That the keys of a session that ended hold what it left, read by another.
+pub(crate) fn check_own(session: &mut Session, worker: &Worker) {
+    for (key, possible) in (0..).zip(&worker.own) {
+        let name = own_name(worker.writer, key);
+        let value = session.get(&name.to_le_bytes()).unwrap();
+        let count = value.as_ref().map_or(0, |value| count_of(&value.data));
+        assert!(value.is_none_or(|value| proof::holds(name, &value)), "key {name:#x}: no value");
+        assert!(possible.contains(&count), "key {name:#x} holds {count}, not {possible:?}");
+    }
+}
+
+impl Worker {
+    pub(crate) fn new(
+        session: Session,
+        writer: u64,
+        progress: Arc<Progress>,
+        clock: Clock,
+        ledger: Ledger,
+    ) -> Self {
+        let own = vec![vec![0]; OWN_KEYS as usize];
+        let (random, seen) = (SmallRng::seed_from_u64(writer), Vec::new());
+        Self { session, writer, progress, clock, ledger, random, count: 0, own, seen }
+    }
+
+    /// Works until it is told to stop.
+    pub(crate) fn run(mut self, kind: Kind, stop: &AtomicBool) -> Self {
+        while !stop.load(Ordering::Relaxed) {
+            self.count += 1;
+            match (kind, self.random.random_range(0..100)) {
+                (Kind::Churn, _) | (_, 0..10) => self.churn(),
+                (_, 10..30) => self.put_own(),
+                (_, 30..50) => self.get_own(),
+                (_, 50..60) => self.put_hot(),
+                (_, 60..75) => self.get_hot(),
+                (_, 75..80) => self.delete_hot(),
+                (_, 80..90) => self.increment(),
+                _ => {
+                    self.read_counter();
+                }
+            }
+        }
+        self
+    }
+
+    /// Calls, and takes the time; also returns when the call began and ended.
+    fn call<T>(
+        &mut self,
+        call: impl FnOnce(&mut Session) -> Result<T>,
+    ) -> (std::result::Result<T, Failed>, u64, u64) {
+        let (result, began, ended) = self.progress.timed(self.clock, || call(&mut self.session));
+        let count = |counter: &AtomicU64| counter.fetch_add(1, Ordering::Relaxed);
+        let result = match result {
+            Ok(output) => {
+                count(&self.progress.done);
+                Ok(output)
+            }
+            Err(Error::Unreachable { .. }) => {
+                count(&self.progress.unreachable);
+                Err(Failed::Certainly)
+            }
+            Err(Error::Contended { .. }) => {
+                count(&self.progress.contended);
+                Err(Failed::Certainly)
+            }
+            Err(Error::Indeterminate) => {
+                count(&self.progress.indeterminate);
+                Err(Failed::Perhaps)
+            }
+            Err(error) => panic!("{error}: {error:?}"),
+        };
+        (result, began, ended)
+    }
+
+    fn new_value(&mut self, name: u64) -> Vec<u8> {
+        let bytes = SIZES[self.random.random_range(0..SIZES.len())];
+        proof::value(name, self.writer, self.count, bytes)
+    }
+
+    /// One of its own keys, its name, and which values it may hold.
+    fn pick_own(&mut self) -> (usize, u64, Vec<u64>) {
+        let key = self.random.random_range(0..OWN_KEYS);
+        (key as usize, own_name(self.writer, key), self.own[key as usize].clone())
+    }
+
+    /// Notes what came of a write that would leave `count` in an own key.
+    fn note(&mut self, key: usize, count: u64, failed: Option<Failed>) {
+        match failed {
+            None => self.own[key] = vec![count],
+            Some(Failed::Perhaps) => self.own[key].push(count),
+            Some(Failed::Certainly) => {}
+        }
+    }
+
+    fn put_own(&mut self) {
+        let (key, name, _) = self.pick_own();
+        let value = self.new_value(name);
+        let (result, ..) = self.call(|session| session.put(&name.to_le_bytes(), &value));
+        self.note(key, self.count, result.err());
+    }
+
+    fn get_own(&mut self) {
+        let (key, name, possible) = self.pick_own();
+        let (result, ..) = self.call(|session| session.get(&name.to_le_bytes()));
+        let Ok(value) = result else { return };
+        let count = value.as_ref().map_or(0, |value| count_of(&value.data));
+        assert!(value.is_none_or(|value| proof::holds(name, &value)), "key {name:#x}: no value");
+        assert!(possible.contains(&count), "key {name:#x} holds {count}, not {possible:?}");
+        // A write whose outcome was unknown has happened by now, or never will.
+        self.own[key] = vec![count];
+    }
+
+    /// Inserts a key of its own, or deletes it if it may be there.
+    fn churn(&mut self) {
+        let (key, name, possible) = self.pick_own();
+        let name_bytes = name.to_le_bytes();
+        let is_there = possible.iter().any(|count| *count > 0);
+        let (result, count) = if is_there {
+            (self.call(|session| session.delete(&name_bytes)).0, 0)
+        } else {
+            let value = self.new_value(name);
+            (self.call(|session| session.insert(&name_bytes, &value)).0, self.count)
+        };
+        match result {
+            Ok(true) => self.note(key, count, None),
+            // Deleted, and it was not there. An insert into a key of its own finds it absent.
+            Ok(false) => {
+                assert!(is_there && possible.contains(&0), "key {name:#x} is not {possible:?}");
+                self.own[key] = vec![0];
+            }
+            Err(failed) => self.note(key, count, Some(failed)),
+        }
+    }
+
+    fn pick_hot(&mut self) -> u64 {
+        self.random.random_range(0..HOT_KEYS)
+    }
+
+    fn put_hot(&mut self) {
+        let name = self.pick_hot();
+        let value = self.new_value(name);
+        let _ = self.call(|session| session.put(&name.to_le_bytes(), &value));
+    }
+
+    fn get_hot(&mut self) {
+        let name = self.pick_hot();
+        let (result, ..) = self.call(|session| session.get(&name.to_le_bytes()));
+        if let Ok(Some(value)) = result {
+            assert!(proof::holds(name, &value), "key {name}: nobody wrote {:?}", value.data);
+        }
+    }
+
+    fn delete_hot(&mut self) {
+        let name = self.pick_hot();
+        let _ = self.call(|session| session.delete(&name.to_le_bytes()));
+    }
+
+    fn saw(&mut self, counter: u64, value: u64, is_increment: bool, (began, ended): (u64, u64)) {
+        let (invoked_ns, returned_ns) = (began, ended);
+        self.seen.push(Seen { counter, value, is_increment, invoked_ns, returned_ns });
+    }
+
+    fn read_counter(&mut self) -> Option<(u64, u64)> {
+        let counter = self.random.random_range(0..COUNTERS);
+        let name = counter_name(counter);
+        let (result, began, ended) = self.call(|session| session.get(name.as_bytes()));
+        let value = number(result.ok()?.as_ref().map(|value| value.data.as_slice()));
+        self.saw(counter, value, false, (began, ended));
+        Some((counter, value))
+    }
+
+    /// Adds one to a shared counter, and keeps book.
+    fn increment(&mut self) {
+        let Some((counter, value)) = self.read_counter() else { return };
+        let name = counter_name(counter);
+        let (old, new) = (value.to_le_bytes(), (value + 1).to_le_bytes());
+        let expected = (value > 0).then_some(old.as_slice());
+        self.ledger.attempt(counter);
+        let (result, began, ended) =
+            self.call(|session| session.compare_exchange(name.as_bytes(), expected, &new));
+        match result {
+            Ok(Exchange::Exchanged) => {
+                self.ledger.acknowledge(counter);
+                self.saw(counter, value + 1, true, (began, ended));
+            }
+            Ok(Exchange::Mismatch(_)) | Err(Failed::Certainly) => self.ledger.retract(counter),
+            Err(Failed::Perhaps) => {}
+        }
+    }
+}
