@@ -19,9 +19,9 @@ demo: ## Shows it: loads a real tree of files (DIR=...), dumps and compares it, 
 	@tools/scripts/needs.sh
 	@tools/scripts/demo.sh
 
-test: ## Proves it: format, lints, documentation, unit, doc and integration tests
+test: ## Proves it: format, lints, documentation, all tests, also over RDMA in guests with soft-RoCE
 	@tools/scripts/needs.sh
-	@tests/vm/needs.sh --build
+	@tests/vm/needs.sh
 	cargo fmt --check
 	. tools/scripts/verbs-env.sh && \
 	    cargo clippy --workspace --all-targets --locked -- -D warnings && \
@@ -29,10 +29,11 @@ test: ## Proves it: format, lints, documentation, unit, doc and integration test
 	    cargo build --workspace --bins --locked && \
 	    cargo test --workspace --locked
 	cargo check --workspace --no-default-features --locked
+	. tools/scripts/verbs-env.sh && tests/vm/suite && tests/vm/two-hosts
 
-test-verbs: ## Proves it over RDMA: in a guest with soft-RoCE, or with FARSIDE_TEST_DEVICE=ADDRESS
+test-verbs: ## Of these, only those over RDMA; with FARSIDE_TEST_DEVICE=ADDRESS on this machine's device
 	@tests/vm/needs.sh
-	. tools/scripts/verbs-env.sh && tests/vm/suite
+	. tools/scripts/verbs-env.sh && tests/vm/suite && tests/vm/two-hosts
 
 vm: ## Builds the guest in which tests find soft-RoCE, and installs what it takes
 	@tests/vm/build.sh

@@ -115,7 +115,7 @@ pub struct Target {
     /// A running server; without it kv-bench starts one for the run
     #[arg(long, value_name = "URI")]
     pub server: Option<String>,
-    /// A client's config file, for `secret` and `server`; with --server alone the files that
+    /// A client's config file, for `secret`, `server` and `[rdma]`; with --server alone the files that
     /// kv-cli takes
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub config: Option<PathBuf>,
@@ -124,7 +124,7 @@ pub struct Target {
 impl Target {
     /// How to connect to the server that is asked for; without a server if the run needs one of
     /// its own. Only what leads to the server comes from the file: what is measured does not
-    /// depend on it.
+    /// depend on it, but for how `[rdma]` waits.
     ///
     /// # Errors
     /// [`Error::Usage`] with what is wrong in the file.
@@ -141,9 +141,9 @@ impl Target {
             let advice = "the config file names no server: write `server`, or give --server";
             return Err(Error::Usage(advice.to_owned()));
         };
-        let (secret, connect_timeout_ms) = (file.secret, file.connect_timeout_ms);
+        let ClientConfig { secret, connect_timeout_ms, rdma, .. } = file;
         let server = Some(server);
-        Ok(ClientConfig { server, secret, connect_timeout_ms, ..Default::default() })
+        Ok(ClientConfig { server, secret, connect_timeout_ms, rdma, ..Default::default() })
     }
 }
 

@@ -1,4 +1,4 @@
-//! The rate of one verb over any fabric.
+//! The rate of a verb, or of a PUT's chain, over any fabric.
 
 use std::time::{Duration, Instant};
 
@@ -16,6 +16,8 @@ pub enum RawVerb {
     Read,
     Write,
     CompareSwap,
+    /// A cached PUT's chain: a WRITE, one of 4 bytes, a compare-and-swap; three targets in turn.
+    Update,
 }
 
 /// How to measure.
@@ -25,7 +27,7 @@ pub struct Plan<'a> {
     pub targets: &'a [u64],
     /// How much a READ or WRITE moves, a multiple of 8.
     pub bytes: u32,
-    /// How many chains are in flight, of one verb each.
+    /// How many chains are in flight.
     pub lanes: u16,
     /// For how long.
     pub duration: Duration,
@@ -54,7 +56,7 @@ const LOOK_EVERY: u64 = 1 << 16;
 /// From one target to the next: a stride that no prefetcher follows, coprime to most counts.
 const STRIDE: usize = 7919;
 
-/// Keeps all lanes busy with one verb on one target after another. A latency is taken from the
+/// Keeps all lanes busy with one verb, or chain, on one target after another. A latency is taken from the
 /// clock's reading before its doorbell to the one after its completion; completions of one poll
 /// share a reading.
 ///
@@ -137,26 +139,42 @@ struct Run<'a> {
 impl Run<'_> {
     #[inline]
     fn post<F: Fabric>(&mut self, fabric: &mut F, lane: LaneId, now: Nanos) {
-        self.next = (self.next + STRIDE) % self.plan.targets.len();
-        let (target, bytes) = (self.next, self.plan.bytes);
-        let remote = self.plan.targets[target];
-        let verb = match self.verb {
-            RawVerb::Read => Verb::Read { remote, into: Buffer::Block, bytes },
-            RawVerb::Write => Verb::Write { remote, from: Buffer::Image, bytes },
-            RawVerb::CompareSwap => {
-                let expected = self.words[target];
-                Verb::CompareSwap { remote, expected, desired: expected + 1 }
+        let bytes = self.plan.bytes;
+        let (target, remote) = self.advance();
+        let read = Verb::Read { remote, into: Buffer::Block, bytes };
+        let write = Verb::Write { remote, from: Buffer::Image, bytes };
+        let (target, chain): (_, &[Verb]) = match self.verb {
+            RawVerb::Read => (target, &[read]),
+            RawVerb::Write => (target, &[write]),
+            RawVerb::CompareSwap => (target, &[self.swap(target)]),
+            RawVerb::Update => {
+                let mark = Verb::WriteHalf { remote: self.advance().1, value: 1 };
+                let (target, _) = self.advance();
+                (target, &[write, mark, self.swap(target)])
             }
         };
         self.in_flight[usize::from(lane.0)] = InFlight { target, posted: now };
         let deadline = now + fabric.timing().lateness_max_ns;
-        fabric.post(lane, &[verb], deadline);
+        fabric.post(lane, chain, deadline);
+    }
+
+    /// The next target, and where it is.
+    #[inline]
+    fn advance(&mut self) -> (usize, u64) {
+        self.next = (self.next + STRIDE) % self.plan.targets.len();
+        (self.next, self.plan.targets[self.next])
+    }
+
+    #[inline]
+    fn swap(&self, target: usize) -> Verb {
+        let (remote, expected) = (self.plan.targets[target], self.words[target]);
+        Verb::CompareSwap { remote, expected, desired: expected.wrapping_add(1) }
     }
 
     /// A compare-and-swap that found another word than expected left it there.
     #[inline]
     fn settle(&mut self, lane: LaneId, found: u64) {
-        if self.verb == RawVerb::CompareSwap {
+        if matches!(self.verb, RawVerb::CompareSwap | RawVerb::Update) {
             let word = &mut self.words[self.in_flight[usize::from(lane.0)].target];
             *word = if found == *word { found.wrapping_add(1) } else { found };
         }
@@ -181,7 +199,7 @@ mod tests {
         let interrupt = Interrupt::default();
         let duration = Duration::from_millis(5);
         let plan = Plan { targets: &targets, bytes: 64, lanes: 4, duration, interrupt: &interrupt };
-        for verb in [RawVerb::Read, RawVerb::Write, RawVerb::CompareSwap] {
+        for verb in [RawVerb::Read, RawVerb::Write, RawVerb::CompareSwap, RawVerb::Update] {
             let rate = measure(&mut fabric, verb, &plan).unwrap();
             assert!(rate.rate_per_s > 0.0 && rate.p50_ns <= rate.p99_ns, "{verb:?} {rate:?}");
         }

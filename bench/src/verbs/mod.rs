@@ -36,13 +36,14 @@ pub struct VerbsReport {
     pub read: Rate,
     pub write: Rate,
     pub cas: Rate,
+    pub update: Rate,
     #[serde(skip)]
     pub environment: String,
     #[serde(skip)]
     pub blocks: usize,
 }
 
-/// Measures READ, WRITE and compare-and-swap, one after the other.
+/// Measures READ, WRITE, compare-and-swap and a PUT's chain, one after the other.
 ///
 /// # Errors
 /// What the server or the fabric refuses.
@@ -63,7 +64,7 @@ pub fn run(args: &Verbs, interrupt: &Interrupt) -> Result<VerbsReport> {
         duration: Duration::from_secs_f64(args.seconds),
         interrupt,
     };
-    let [read, write, cas] = match attached.fabric(args.depth)? {
+    let [read, write, cas, update] = match attached.fabric(args.depth)? {
         AnyFabric::Shm(mut fabric) => rates(&mut fabric, &plan)?,
         AnyFabric::Verbs(mut fabric) => rates(&mut fabric, &plan)?,
     };
@@ -75,19 +76,21 @@ pub fn run(args: &Verbs, interrupt: &Interrupt) -> Result<VerbsReport> {
         read,
         write,
         cas,
+        update,
         environment: Environment::look().to_string(),
         blocks: targets.len(),
     })
 }
 
-/// READ, WRITE and compare-and-swap, one after the other.
-fn rates<F: Fabric>(fabric: &mut F, plan: &Plan<'_>) -> Result<[Rate; 3]> {
+/// READ, WRITE, compare-and-swap and a PUT's chain, one after the other.
+fn rates<F: Fabric>(fabric: &mut F, plan: &Plan<'_>) -> Result<[Rate; 4]> {
     // The first round finds pages and branches cold.
     measure(fabric, RawVerb::Read, &Plan { duration: plan.duration / 10, ..*plan })?;
     Ok([
         measure(fabric, RawVerb::Read, plan)?,
         measure(fabric, RawVerb::Write, plan)?,
         measure(fabric, RawVerb::CompareSwap, plan)?,
+        measure(fabric, RawVerb::Update, plan)?,
     ])
 }
 
@@ -110,7 +113,8 @@ impl VerbsReport {
         writeln!(out, "verbs on {fabric}: {bytes} B, depth {depth}, over {blocks} blocks")?;
         writeln!(out, "{}\n", self.environment)?;
         writeln!(out, "{:<7}{:>14}{:>9}{:>9}", "", "rate /s", "p50 ns", "p99 ns")?;
-        for (name, rate) in [("READ", self.read), ("WRITE", self.write), ("CAS", self.cas)] {
+        let rates = [self.read, self.write, self.cas, self.update];
+        for (name, rate) in ["READ", "WRITE", "CAS", "PUT's"].into_iter().zip(rates) {
             let Rate { rate_per_s, p50_ns, p99_ns } = rate;
             let rate = grouped(rate_per_s as u64);
             writeln!(out, "{name:<7}{rate:>14}{:>9}{:>9}", grouped(p50_ns), grouped(p99_ns))?;
@@ -133,11 +137,12 @@ mod tests {
             read: rate,
             write: rate,
             cas: rate,
+            update: rate,
             environment: "here".into(),
             blocks: 7,
         };
         let json = serde_json::to_value(&report).unwrap();
-        assert_eq!(json.as_object().unwrap().len(), 6);
+        assert_eq!(json.as_object().unwrap().len(), 7);
         for verb in ["read", "write", "cas"] {
             assert_eq!(json[verb]["rate_per_s"], 1e6);
             assert_eq!(
