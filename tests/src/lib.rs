@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 use farside::{Client, ClientBuilder};
 
 pub mod ledger;
+pub mod linearizability;
 pub mod proof;
+pub mod simulator;
 
 /// The binary of this name, built from the present sources.
 pub fn binary(name: &str) -> PathBuf {
