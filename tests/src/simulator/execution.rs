@@ -15,7 +15,7 @@ use farside_common::layout::SizeClass;
 
 use super::fabric::{Phase, SimFabric};
 use super::ground::{Ground, keys};
-use super::lies::Lie;
+use super::lies::{Liar, Lie, Twin};
 use super::memory::{Memory, mix};
 use super::monitor::{Asked, Monitor, Violation};
 use super::scenario::{Op, Scenario};
@@ -26,9 +26,6 @@ use super::world::World;
 const CACHE_BYTES: usize = 512;
 /// Who is said to have stored the first values.
 const STORER: usize = 99;
-/// The wall clock at the start; random numbers come from it.
-const WALL: u64 = 0x5eed;
-
 /// A scenario with its region.
 pub(super) struct Prepared<'s> {
     pub(super) scenario: &'s Scenario,
@@ -116,7 +113,8 @@ impl Blocks for Given {
 
 impl<'s> Prepared<'s> {
     pub(super) fn new(scenario: &'s Scenario) -> Self {
-        let ground = Rc::new(Ground::new());
+        let most = scenario.clients.iter().map(|script| script.blocks).max();
+        let ground = Rc::new(Ground::new(most.unwrap_or(0), scenario.clients.len() as u64));
         let memory = ground.memory(scenario.slots);
         let world = World::new(ground.clone(), memory, Some(Rc::default()), 0);
         let world = Rc::new(RefCell::new(world));
@@ -145,21 +143,26 @@ impl<'s> Prepared<'s> {
         client: usize,
         process: usize,
         lanes: u16,
-        lie: Option<Box<dyn Lie>>,
+        twin: Option<Twin>,
     ) -> Rig<SimFabric> {
         let timing = Timing {
             round_trip_min_ns: self.scenario.round_trip_min_ns,
             lateness_max_ns: self.scenario.lateness_max_ns,
         };
+        let lie = twin.map(|twin| Box::new(Liar::new(twin)) as Box<dyn Lie>);
         let fabric = SimFabric::new(world.clone(), timing, process, lanes, lie);
-        let count = match client {
-            0 => super::ground::BLOCKS_PER_CLIENT,
-            _ => self.scenario.clients.get(client - 1).map_or(0, |script| script.blocks),
+        let (owner, count) = match client {
+            0 => (0, super::KEYS as u64),
+            _ => self.scenario.clients.get(client - 1).map_or((0, 0), |script| {
+                (script.blocks_of.unwrap_or(client as u64), script.blocks)
+            }),
         };
-        let blocks = Given(self.ground.free_blocks(client as u64, count));
+        let blocks = Given(self.ground.free_blocks(owner, count));
         let welcome = self.ground.welcome(client as u16 + 1);
-        let seed = WALL + 2 * client as u64;
-        let rig = Rig::open(fabric, Box::new(blocks), &welcome, lanes, CACHE_BYTES, seed);
+        // Whoever only looks needs no cache.
+        let cache_bytes = if count > 0 { CACHE_BYTES } else { 0 };
+        let seed = mix(self.scenario.seed, client as u64);
+        let rig = Rig::open(fabric, Box::new(blocks), &welcome, lanes, cache_bytes, seed);
         let rig = rig.expect("the region is in order");
         if count > 0 {
             rig.fetch_blocks(self.ground.class).expect("it was given blocks");
@@ -193,10 +196,9 @@ impl<'s> Prepared<'s> {
             execution.monitor.respond(id, *key, &stored).expect("the first values");
         }
         for (at, script) in scenario.clients.iter().enumerate() {
-            let lie = script.lie.as_ref().map(|make| make());
             let lanes = script.lanes.len() as u16;
             let first = execution.processes.len();
-            let rig = self.open(&execution.world, at + 1, first, lanes, lie);
+            let rig = self.open(&execution.world, at + 1, first, lanes, script.twin);
             for key in &script.known {
                 drive(&rig, Call::Get, *key);
             }

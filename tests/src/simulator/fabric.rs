@@ -240,7 +240,7 @@ impl SimFabric {
             world.now = world.now.max(state.posted + world.round_trip_ns);
         }
         if let (Some(lie), Ok(found)) = (&mut self.lie, &mut state.result) {
-            lie.complete(&state.asked, &mut state.buffers, found, &world.memory);
+            lie.complete(&state.asked, &mut state.buffers, found);
         }
         let told = match &state.result {
             Ok(found) => *found,
@@ -303,7 +303,7 @@ impl Fabric for SimFabric {
             let shown = self.lie.as_ref().map_or(world.now, |lie| lie.now(world.now));
             state.deadline = deadline.saturating_sub(shown).saturating_add(world.now);
             if let Some(lie) = &mut self.lie {
-                lie.post(&mut state.chain, &mut state.buffers, &world.memory);
+                lie.post(&mut state.chain, &world.memory);
             }
         }
         (state.at, state.found, state.progress, state.phase) = (0, 0, 0, Phase::Posted);

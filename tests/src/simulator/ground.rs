@@ -7,9 +7,9 @@ use std::sync::OnceLock;
 use farside_common::control::{FreeBlock, Welcome};
 use farside_common::hash::{KeyHash, KeyHasher};
 use farside_common::layout::{
-    Block, BlockAddress, BlockRef, CHUNK_BYTES, DirectoryEntry, Format, Geometry, HINT_OFFSET,
-    REGION_BYTES_MIN, ROW_BYTES, ROWS_PER_SUBTABLE, RowHeader, SLOTS_PER_ROW, SUBTABLE_BYTES,
-    SizeClass, SlotState, SlotWord, Superblock, WINDOW_SLOTS, class_for, slot_in_subtable,
+    Block, BlockAddress, BlockRef, DirectoryEntry, Format, Geometry, HINT_OFFSET, REGION_BYTES_MIN,
+    ROW_BYTES, ROWS_PER_SUBTABLE, RowHeader, SLOTS_PER_ROW, SUBTABLE_BYTES, SizeClass, SlotState,
+    SlotWord, Superblock, WINDOW_SLOTS, class_for, slot_in_subtable,
 };
 use zerocopy::IntoBytes;
 
@@ -24,9 +24,6 @@ pub const KEYS: usize = 5;
 /// Every block holds one such key and such a value: 64 bytes with the header.
 const VALUE_BYTES_MAX: usize = 24;
 const KEY_BYTES: usize = 8;
-const BLOCKS: u64 = 96;
-/// How many blocks belong to each client at first; as many to whoever stores the first values.
-pub(super) const BLOCKS_PER_CLIENT: u64 = 12;
 const HASH_KEY: [u8; 16] = *b"a simulated key.";
 
 /// Where things are.
@@ -38,6 +35,10 @@ pub(super) struct Ground {
     /// The subtable that the directory leads to.
     pub(super) subtable: u64,
     pub(super) blocks: u64,
+    /// How many there are, and how many of them belong to each client at first, and as many to
+    /// whoever stores the first values.
+    blocks_max: u64,
+    blocks_each: u64,
     /// The home row of the keys.
     pub(super) row: usize,
 }
@@ -67,7 +68,8 @@ pub(super) fn hash(key: &[u8]) -> KeyHash {
 }
 
 impl Ground {
-    pub(super) fn new() -> Self {
+    /// For so many clients with at most so many blocks.
+    pub(super) fn new(blocks: u64, clients: u64) -> Self {
         let format = Format {
             region_bytes: REGION_BYTES_MIN,
             region_id: *b"simulated region",
@@ -84,6 +86,8 @@ impl Ground {
             class: class_for(KEY_BYTES, VALUE_BYTES_MAX).expect("a small class"),
             subtable: chunk(0),
             blocks: chunk(1),
+            blocks_max: blocks.max(KEYS as u64) * (clients + 1) + 1,
+            blocks_each: blocks.max(KEYS as u64),
             row: (hash(&keys()[0]).window_offset() / ROW_BYTES) as usize,
         }
     }
@@ -92,7 +96,7 @@ impl Ground {
     /// the window hold words of other fingerprints, which nobody looks behind.
     pub(super) fn memory(&self, slots: usize) -> Memory {
         let directory = self.geometry.directory_offset(0).expect("depth 0 exists");
-        let block_words = (self.class.block_bytes() / 8 * BLOCKS) as usize;
+        let block_words = (self.class.block_bytes() / 8 * self.blocks_max) as usize;
         let mut memory = Memory::new(&[
             Extent { first: self.subtable / 8, words: (SUBTABLE_BYTES / 8) as usize },
             Extent { first: self.blocks / 8, words: block_words },
@@ -109,7 +113,7 @@ impl Ground {
         }
         // Three rows: the window of the fifth key reaches one row further.
         let other = hash(&keys()[0]).fingerprint().wrapping_add(1);
-        let block = self.block(BLOCKS - 1);
+        let block = self.block(self.blocks_max - 1);
         let block = BlockRef { address: block, class: self.class, generation_low: 1 };
         let taken = SlotWord::empty(0).pending(other, block).live(block, false);
         for at in slots..WINDOW_SLOTS + SLOTS_PER_ROW {
@@ -142,12 +146,13 @@ impl Ground {
     pub(super) fn block_at(&self, offset: u64) -> Option<(u64, u64)> {
         let within = offset.checked_sub(self.blocks)?;
         let bytes = self.class.block_bytes();
-        (within < BLOCKS * bytes).then_some((within / bytes, within % bytes / 8))
+        (within < self.blocks_max * bytes).then_some((within / bytes, within % bytes / 8))
     }
 
     /// The first blocks of a client; 0 is whoever stores the first values.
     pub(super) fn free_blocks(&self, client: u64, count: u64) -> Vec<FreeBlock> {
-        let numbers = client * BLOCKS_PER_CLIENT..client * BLOCKS_PER_CLIENT + count;
+        let first = client * self.blocks_each;
+        let numbers = first..first + count;
         numbers.rev().map(|n| FreeBlock { address: self.block(n), generation: 1 }).collect()
     }
 
@@ -220,5 +225,3 @@ impl Ground {
         }
     }
 }
-
-const _: () = assert!(BLOCKS * 64 <= CHUNK_BYTES && BLOCKS_PER_CLIENT * 8 <= BLOCKS);

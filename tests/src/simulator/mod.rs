@@ -26,5 +26,6 @@ mod world;
 pub use explore::{Bounds, Explored};
 pub use failure::Failure;
 pub use ground::{GRACE_MS, KEYS};
+pub use lies::Twin;
 pub use monitor::Violation;
 pub use scenario::{Key, Op, Scenario, Script, client};

@@ -1,10 +1,8 @@
 //! What a scenario is: what there is at the start, and what each client does.
 
-use std::rc::Rc;
-
 use farside_common::fabric::Nanos;
 
-use super::lies::Lie;
+use super::lies::Twin;
 
 /// A key by its number; see [`super::KEYS`].
 pub type Key = usize;
@@ -24,8 +22,6 @@ pub enum Op {
     ExchangeSeen(Key),
 }
 
-type MakeLie = Rc<dyn Fn() -> Box<dyn Lie>>;
-
 /// What one client does.
 #[derive(Clone)]
 pub struct Script {
@@ -33,12 +29,14 @@ pub struct Script {
     /// One after another, for each lane.
     pub(super) lanes: Vec<Vec<Op>>,
     pub(super) blocks: u64,
-    pub(super) lie: Option<MakeLie>,
+    /// Whose blocks it is given, if not its own.
+    pub(super) blocks_of: Option<u64>,
+    pub(super) twin: Option<Twin>,
 }
 
 /// A client that does nothing yet.
 pub fn client() -> Script {
-    Script { known: Vec::new(), lanes: vec![Vec::new()], blocks: 4, lie: None }
+    Script { known: Vec::new(), lanes: vec![Vec::new()], blocks: 4, blocks_of: None, twin: None }
 }
 
 impl Script {
@@ -67,9 +65,15 @@ impl Script {
         self
     }
 
-    /// Its fabric lies.
-    pub(super) fn lies<L: Lie + 'static>(mut self, make: impl Fn() -> L + 'static) -> Self {
-        self.lie = Some(Rc::new(move || Box::new(make())));
+    /// By mistake it is given the blocks of another client; the first is 1.
+    pub fn blocks_of(mut self, client: u64) -> Self {
+        self.blocks_of = Some(client);
+        self
+    }
+
+    /// It follows a protocol with a rule broken.
+    pub fn twin(mut self, twin: Twin) -> Self {
+        self.twin = Some(twin);
         self
     }
 
@@ -131,6 +135,7 @@ pub struct Scenario {
     pub(super) jumps_max: u32,
     pub(super) deaths_max: u32,
     pub(super) chains_max: u32,
+    pub(super) seed: u64,
 }
 
 impl Scenario {
@@ -150,6 +155,7 @@ impl Scenario {
             jumps_max: 0,
             deaths_max: 0,
             chains_max: 16,
+            seed: 0,
         }
     }
 
@@ -209,6 +215,18 @@ impl Scenario {
     /// How late a chain can take effect (L).
     pub fn lateness(mut self, lateness_max_ns: Nanos) -> Self {
         self.lateness_max_ns = lateness_max_ns;
+        self
+    }
+
+    /// Other random numbers for the clients: other slots for their INSERTs.
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.seed = seed;
+        self
+    }
+
+    /// Everybody follows this protocol with a rule broken.
+    pub fn all_twins(mut self, twin: Twin) -> Self {
+        self.clients.iter_mut().for_each(|client| client.twin = Some(twin));
         self
     }
 
