@@ -114,8 +114,9 @@ impl Blocks for Given {
 impl<'s> Prepared<'s> {
     pub(super) fn new(scenario: &'s Scenario) -> Self {
         let most = scenario.clients.iter().map(|script| script.blocks).max();
-        let ground = Rc::new(Ground::new(most.unwrap_or(0), scenario.clients.len() as u64));
-        let memory = ground.memory(scenario.slots);
+        let ground =
+            Rc::new(Ground::new(most.unwrap_or(0), scenario.clients.len() as u64, scenario.slots));
+        let memory = ground.memory();
         let world = World::new(ground.clone(), memory, Some(Rc::default()), 0);
         let world = Rc::new(RefCell::new(world));
         let mut prepared = Self { scenario, ground, memory: world.borrow().memory.clone() };

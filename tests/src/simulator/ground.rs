@@ -41,6 +41,8 @@ pub(super) struct Ground {
     blocks_each: u64,
     /// The home row of the keys.
     pub(super) row: usize,
+    /// How many slots can be used, from the start of that row.
+    slots: usize,
 }
 
 pub(super) fn keys() -> &'static [Vec<u8>; KEYS] {
@@ -68,8 +70,8 @@ pub(super) fn hash(key: &[u8]) -> KeyHash {
 }
 
 impl Ground {
-    /// For so many clients with at most so many blocks.
-    pub(super) fn new(blocks: u64, clients: u64) -> Self {
+    /// For so many clients with at most so many blocks, and with so many slots.
+    pub(super) fn new(blocks: u64, clients: u64, slots: usize) -> Self {
         let format = Format {
             region_bytes: REGION_BYTES_MIN,
             region_id: *b"simulated region",
@@ -89,12 +91,13 @@ impl Ground {
             blocks_max: blocks.max(KEYS as u64) * (clients + 1) + 1,
             blocks_each: blocks.max(KEYS as u64),
             row: (hash(&keys()[0]).window_offset() / ROW_BYTES) as usize,
+            slots,
         }
     }
 
-    /// A formatted region in which only so many slots of the keys' home row are free. The others of
-    /// the window hold words of other fingerprints, which nobody looks behind.
-    pub(super) fn memory(&self, slots: usize) -> Memory {
+    /// A formatted region. Slots that cannot be used hold words of another fingerprint, which nobody
+    /// looks behind.
+    pub(super) fn memory(&self) -> Memory {
         let directory = self.geometry.directory_offset(0).expect("depth 0 exists");
         let block_words = (self.class.block_bytes() / 8 * self.blocks_max) as usize;
         let mut memory = Memory::new(&[
@@ -116,7 +119,7 @@ impl Ground {
         let block = self.block(self.blocks_max - 1);
         let block = BlockRef { address: block, class: self.class, generation_low: 1 };
         let taken = SlotWord::empty(0).pending(other, block).live(block, false);
-        for at in slots..WINDOW_SLOTS + SLOTS_PER_ROW {
+        for at in self.slots..WINDOW_SLOTS + SLOTS_PER_ROW {
             memory.fill(self.slot(at), &taken.bits().to_le_bytes());
             memory.fill(self.slot(at) + HINT_OFFSET, &1u64.to_le_bytes());
         }
@@ -127,6 +130,12 @@ impl Ground {
     pub(super) fn slot(&self, at: usize) -> u64 {
         let (row, slot) = (self.row + at / SLOTS_PER_ROW, at % SLOTS_PER_ROW);
         self.subtable + slot_in_subtable(row, slot)
+    }
+
+    /// Whether anything in the word at this offset can ever change.
+    pub(super) fn can_change(&self, offset: u64) -> bool {
+        self.block_at(offset).is_some()
+            || self.slot_at(offset).is_some_and(|(slot, _)| slot < self.slots)
     }
 
     /// Which slot, counted from the keys' home row, and whether its hint, an offset is in.

@@ -31,16 +31,33 @@ impl Scenario {
     /// # Errors
     /// What went wrong, made shorter.
     pub fn run_seed(&self, seed: u64) -> Result<(), Box<Failure>> {
+        self.run_seeds([seed]).map(drop)
+    }
+
+    /// [`Scenario::run_seed`] for all of these; how many there were.
+    ///
+    /// # Errors
+    /// The first that went wrong.
+    pub fn run_seeds(&self, seeds: impl IntoIterator<Item = u64>) -> Result<u64, Box<Failure>> {
         let prepared = Prepared::new(self);
-        let mut taken = Vec::new();
-        match roll(&prepared, seed, &mut taken) {
-            Ok(()) => Ok(()),
-            Err(violation) => {
-                let (actions, violation) = shorten(&prepared, taken, violation);
-                let mut failure = Failure::new(&prepared, None, actions, violation);
-                failure.seed = Some(seed);
-                Err(Box::new(failure))
-            }
+        let mut count = 0;
+        for seed in seeds {
+            try_seed(&prepared, seed)?;
+            count += 1;
+        }
+        Ok(count)
+    }
+}
+
+fn try_seed(prepared: &Prepared<'_>, seed: u64) -> Result<(), Box<Failure>> {
+    let mut taken = Vec::new();
+    match roll(prepared, seed, &mut taken) {
+        Ok(()) => Ok(()),
+        Err(violation) => {
+            let (actions, violation) = shorten(prepared, taken, violation);
+            let mut failure = Failure::new(prepared, None, actions, violation);
+            failure.seed = Some(seed);
+            Err(Box::new(failure))
         }
     }
 }

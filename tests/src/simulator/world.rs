@@ -38,9 +38,13 @@ impl World {
     ) -> Self {
         let words = memory.len();
         let fine = hot.is_none();
-        let hot = hot.unwrap_or_default();
         let mut is_hot = vec![false; words];
-        hot.iter().for_each(|place| is_hot[*place] = true);
+        match hot {
+            Some(hot) => hot.iter().for_each(|place| is_hot[*place] = true),
+            None => {
+                (0..words).for_each(|place| is_hot[place] = ground.can_change(memory.offset(place)))
+            }
+        }
         Self {
             ground,
             memory,
@@ -63,12 +67,12 @@ impl World {
         let (mut rest, mut value) = (0, 0);
         for word in 0..words {
             let at = place + word;
-            let offset = self.memory.offset(at);
-            let block = self.ground.block_at(offset);
-            let alone = self.fine && (block.is_some() || self.ground.slot_at(offset).is_some());
-            match block {
-                _ if alone => units.push(1 << word),
-                _ if !self.is_hot[at] => cold |= 1 << word,
+            if !self.is_hot[at] {
+                cold |= 1 << word;
+                continue;
+            }
+            match self.ground.block_at(self.memory.offset(at)) {
+                _ if self.fine => units.push(1 << word),
                 Some((_, 1..=4)) => rest |= 1 << word,
                 Some((_, 5..)) => value |= 1 << word,
                 _ => units.push(1 << word),
@@ -92,7 +96,7 @@ impl World {
 
     pub(super) fn note_read(&mut self, process: usize, place: usize) {
         self.touch(process, place, false);
-        if self.trace.is_some() && (self.is_hot[place] || self.fine) {
+        if self.trace.is_some() && self.is_hot[place] {
             let what = describe(self, place, self.memory.load(place));
             self.note(process, || format!("READ  {what}"));
         }

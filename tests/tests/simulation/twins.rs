@@ -14,7 +14,7 @@ fn assert_caught(scenario: Scenario, honest: Scenario) -> Box<Failure> {
         Ok(explored) => panic!("{} is not caught: {explored:?}", scenario.name()),
     };
     println!("{failure}\n{} steps, {:?}", failure.steps(), started.elapsed());
-    let bounds = Bounds { preemptions: Some(2), executions: 20_000 };
+    let bounds = Bounds { preemptions: Some(2), executions: 2_000 };
     honest.explore(bounds).unwrap_or_else(|failure| panic!("without its twin: {failure}"));
     failure
 }
@@ -127,7 +127,7 @@ fn swap_in_two() {
 
 /// Two inserters of one key, each in a slot of its own.
 fn two_inserters(twin: Twin) -> Scenario {
-    name(twin).seed(1).client(client().insert(0)).client(client().insert(0))
+    name(twin).seed(2).client(client().insert(0)).client(client().insert(0))
 }
 
 #[test]
@@ -188,7 +188,7 @@ fn takes_aborted() {
 fn withdraw_keeps_hint() {
     let scenario = |twin| {
         let others = client().insert(2).insert(3);
-        let scenario = name(twin).removed(0).seed(1).client(client().put(0));
+        let scenario = name(twin).removed(0).client(client().update(0));
         scenario.client(client().insert(2).twin(twin)).client(others)
     };
     assert_caught(scenario(Twin::WithdrawKeepsHint), scenario(Twin::WithdrawOften));
@@ -228,7 +228,7 @@ fn absorbed_by_old_window() {
 fn delete_absorbed() {
     let twin = Twin::DeleteAbsorbed;
     let scenario = name(twin).stored(0).client(client().delete(0)).client(client().delete(0));
-    all(twin, scenario.client(client().put(0)));
+    all(twin, scenario.client(client().update(0)));
 }
 
 #[test]
