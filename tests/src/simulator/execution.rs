@@ -18,7 +18,7 @@ use super::ground::{Ground, keys};
 use super::lies::{Liar, Lie, Twin};
 use super::memory::{Memory, mix};
 use super::monitor::{Asked, Monitor, Violation};
-use super::scenario::{Op, Scenario};
+use super::scenario::{Op, Scenario, Script};
 use super::trace::Line;
 use super::world::World;
 
@@ -152,16 +152,18 @@ impl<'s> Prepared<'s> {
         };
         let lie = twin.map(|twin| Box::new(Liar::new(twin)) as Box<dyn Lie>);
         let fabric = SimFabric::new(world.clone(), timing, process, lanes, lie);
+        let script = client.checked_sub(1).and_then(|at| self.scenario.clients.get(at));
         let (owner, count) = match client {
             0 => (0, super::KEYS as u64),
-            _ => self.scenario.clients.get(client - 1).map_or((0, 0), |script| {
+            _ => script.map_or((0, 0), |script| {
                 (script.blocks_of.unwrap_or(client as u64), script.blocks)
             }),
         };
         let blocks = Given(self.ground.free_blocks(owner, count));
         let welcome = self.ground.welcome(client as u16 + 1);
-        // Whoever only looks needs no cache.
-        let cache_bytes = if count > 0 { CACHE_BYTES } else { 0 };
+        // Whoever does only one thing needs no cache.
+        let once = |script: &Script| script.known.is_empty() && script.operations() == 1;
+        let cache_bytes = if script.is_none_or(once) { 0 } else { CACHE_BYTES };
         let seed = mix(self.scenario.seed, client as u64);
         let rig = Rig::open(fabric, Box::new(blocks), &welcome, lanes, cache_bytes, seed);
         let rig = rig.expect("the region is in order");
@@ -401,6 +403,8 @@ impl Execution<'_> {
             }
             Action::Jump(by) => {
                 self.jumps += 1;
+                // Whoever slept through it need not go on first.
+                self.last = None;
                 let mut world = self.world.borrow_mut();
                 world.now += by;
                 let now = world.now;
@@ -439,6 +443,7 @@ impl Execution<'_> {
     fn poll(&mut self, at: usize) -> Result<(), Violation> {
         let process = &mut self.processes[at];
         let rig = self.rigs[process.client].clone();
+        rig.endpoint().fabric_mut().turn = process.lane;
         rig.endpoint().try_step(|_| ());
         rig.endpoint().tick();
         if process.state == State::Between {

@@ -62,6 +62,8 @@ pub(super) struct SimFabric {
     pub(super) immediate: bool,
     /// A hash of everything that completed.
     pub(super) observed: u64,
+    /// Whose completion may be handed out.
+    pub(super) turn: LaneId,
 }
 
 impl SimFabric {
@@ -88,7 +90,7 @@ impl SimFabric {
             counters: Counters::default(),
         };
         let lanes = (0..lanes).map(lane).collect();
-        Self { world, timing, process, lanes, lie, immediate: true, observed: 0 }
+        Self { world, timing, process, lanes, lie, immediate: true, observed: 0, turn: LaneId(0) }
     }
 
     pub(super) fn lane(&self, lane: LaneId) -> &Lane {
@@ -323,10 +325,12 @@ impl Fabric for SimFabric {
     fn ring(&mut self) {}
 
     fn poll(&mut self) -> Option<Completion> {
-        let complete = |lane: &Lane| lane.phase == Phase::Complete;
-        let at = self.lanes.iter().position(complete)?;
-        self.lanes[at].phase = Phase::Idle;
-        Some(Completion { lane: LaneId(at as u16), result: self.lanes[at].result.clone() })
+        let lane = &mut self.lanes[usize::from(self.turn.0)];
+        if lane.phase != Phase::Complete {
+            return None;
+        }
+        lane.phase = Phase::Idle;
+        Some(Completion { lane: self.turn, result: lane.result.clone() })
     }
 
     fn relax(&mut self) {}

@@ -47,6 +47,10 @@ impl Script {
         self
     }
 
+    pub(super) fn operations(&self) -> usize {
+        self.lanes.iter().map(Vec::len).sum()
+    }
+
     /// The key's location is in its cache.
     pub fn knows(mut self, key: Key) -> Self {
         self.known.push(key);
