@@ -150,7 +150,8 @@ impl<'s> Prepared<'s> {
             round_trip_min_ns: self.scenario.round_trip_min_ns,
             lateness_max_ns: self.scenario.lateness_max_ns,
         };
-        let lie = twin.map(|twin| Box::new(Liar::new(twin)) as Box<dyn Lie>);
+        let now = world.borrow().now;
+        let lie = twin.map(|twin| Box::new(Liar::new(twin, now)) as Box<dyn Lie>);
         let fabric = SimFabric::new(world.clone(), timing, process, lanes, lie);
         let script = client.checked_sub(1).and_then(|at| self.scenario.clients.get(at));
         let (owner, count) = match client {
@@ -205,7 +206,7 @@ impl<'s> Prepared<'s> {
             for key in &script.known {
                 drive(&rig, Call::Get, *key);
             }
-            rig.endpoint().fabric_mut().immediate = false;
+            rig.endpoint().fabric_mut().immediate = script.swift;
             let rig = Rc::new(rig);
             for (lane, script) in script.lanes.iter().enumerate() {
                 let name = name(first + lane);
@@ -375,6 +376,12 @@ impl Execution<'_> {
             Action::Begin(at) => {
                 self.last = Some(at);
                 self.poll(at)?;
+                self.poll_completed(at, self.lazy)?;
+                let swift = self.prepared.scenario.clients[self.processes[at].client].swift;
+                while swift && self.processes[at].state == State::Between {
+                    self.poll(at)?;
+                    self.poll_completed(at, false)?;
+                }
                 // Nothing happened yet: to begin later is the same.
                 let process = &self.processes[at];
                 self.bound = process.state == State::Working && {

@@ -176,6 +176,9 @@ impl Search<'_> {
     /// The choices that stand, once more, with a trace.
     fn failure(&self, violation: Violation) -> Failure {
         let actions = self.frames.iter().map(|frame| frame.actions[frame.chosen]).collect();
-        Failure::new(&self.prepared, Some(self.hot.clone()), actions, violation)
+        let hot = Some(self.hot.clone());
+        let mut failure = Failure::new(&self.prepared, hot, actions, violation);
+        failure.executions = self.explored.executions;
+        failure
     }
 }

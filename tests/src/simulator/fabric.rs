@@ -150,15 +150,17 @@ impl SimFabric {
         let state = &mut self.lanes[usize::from(lane.0)];
         let verb = state.chain[state.at];
         if let Verb::Read { into, .. } = verb {
-            let world = self.world.borrow();
+            let world = &mut *self.world.borrow_mut();
             let buffer = &mut state.buffers[into as usize];
             buffer.resize(buffer.len().max(words), 0);
             let found = world.memory.slice(place, words);
             buffer[..words].copy_from_slice(found);
-            if !self.immediate {
+            if world.began {
                 let hash = found.iter().fold(0, |hash, word| mix(hash, *word));
                 state.progress ^= mix(state.at as u64, hash);
             }
+            let process = self.process + usize::from(lane.0);
+            (place..place + words).for_each(|place| world.note_read(process, place));
         } else {
             for word in 0..words {
                 self.access(lane, 1 << word);
@@ -238,7 +240,7 @@ impl SimFabric {
         state.result = result;
         state.phase = Phase::Complete;
         let world = &mut *self.world.borrow_mut();
-        if !self.immediate {
+        if world.began {
             world.now = world.now.max(state.posted + world.round_trip_ns);
         }
         if let (Some(lie), Ok(found)) = (&mut self.lie, &mut state.result) {
@@ -287,10 +289,10 @@ impl Fabric for SimFabric {
     }
 
     fn now(&self) -> Nanos {
-        let now = self.world.borrow().now;
+        let world = self.world.borrow();
         // Nobody lies before the scenario begins.
-        let lie = self.lie.as_ref().filter(|_| !self.immediate);
-        lie.map_or(now, |lie| lie.now(now))
+        let lie = self.lie.as_ref().filter(|_| world.began);
+        lie.map_or(world.now, |lie| lie.now(world.now))
     }
 
     fn post(&mut self, lane: LaneId, chain: &[Verb], deadline: Nanos) {

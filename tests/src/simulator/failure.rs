@@ -18,6 +18,8 @@ pub struct Failure {
     /// Everything that was asked and answered.
     pub history: Vec<Record>,
     trace: Vec<Line>,
+    /// How many executions went well before.
+    pub executions: u64,
     /// Which seed led here, if one did.
     pub seed: Option<u64>,
 }
@@ -39,7 +41,7 @@ impl Failure {
         let trace = execution.world.borrow_mut().trace.take().unwrap_or_default();
         let history = std::mem::take(&mut execution.monitor.history);
         let scenario = prepared.scenario.name.clone();
-        Self { scenario, violation, history, trace, seed: None }
+        Self { scenario, violation, history, trace, executions: 0, seed: None }
     }
 
     /// How many steps the execution took.

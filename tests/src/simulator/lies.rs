@@ -104,10 +104,12 @@ pub(super) struct Liar {
 }
 
 impl Liar {
-    pub(super) fn new(twin: Twin) -> Self {
+    /// A clock that stands still has done so since `now`.
+    pub(super) fn new(twin: Twin, now: Nanos) -> Self {
+        let stopped = matches!(twin, Twin::StoppedClock | Twin::StoppedClockOnly);
         Self {
             twin,
-            clock: Cell::new(0),
+            clock: Cell::new(if stopped { now } else { 0 }),
             generations: HashMap::new(),
             words: HashMap::new(),
             window: None,
@@ -151,12 +153,7 @@ impl Lie for Liar {
                 self.clock.set(ahead);
                 now + ahead
             }
-            Twin::StoppedClock | Twin::StoppedClockOnly => {
-                if self.clock.get() == 0 {
-                    self.clock.set(now);
-                }
-                self.clock.get()
-            }
+            Twin::StoppedClock | Twin::StoppedClockOnly => self.clock.get(),
             _ => now,
         }
     }

@@ -29,6 +29,7 @@ pub struct Script {
     /// One after another, for each lane.
     pub(super) lanes: Vec<Vec<Op>>,
     pub(super) blocks: u64,
+    pub(super) swift: bool,
     /// Whose blocks it is given, if not its own.
     pub(super) blocks_of: Option<u64>,
     pub(super) twin: Option<Twin>,
@@ -36,7 +37,14 @@ pub struct Script {
 
 /// A client that does nothing yet.
 pub fn client() -> Script {
-    Script { known: Vec::new(), lanes: vec![Vec::new()], blocks: 4, blocks_of: None, twin: None }
+    Script {
+        known: Vec::new(),
+        lanes: vec![Vec::new()],
+        blocks: 4,
+        swift: false,
+        blocks_of: None,
+        twin: None,
+    }
 }
 
 impl Script {
@@ -66,6 +74,12 @@ impl Script {
     /// What follows is done on another lane of the same session, at the same time.
     pub fn lane(mut self) -> Self {
         self.lanes.push(Vec::new());
+        self
+    }
+
+    /// All that it does is one step: for those who do a lot.
+    pub fn swift(mut self) -> Self {
+        self.swift = true;
         self
     }
 

@@ -4,7 +4,7 @@
 use farside_tests::simulator::{Bounds, Failure, Scenario, Twin, Violation, client};
 
 /// Enough for every twin, and what the honest protocol is tried with.
-const BOUNDS: Bounds = Bounds { preemptions: Some(4), executions: 400_000 };
+const BOUNDS: Bounds = Bounds { preemptions: Some(3), executions: 200_000 };
 
 /// That the scenario goes wrong, and not without its twins.
 fn assert_caught(scenario: Scenario, honest: Scenario) -> Box<Failure> {
@@ -91,7 +91,7 @@ fn belief_beyond_grace() {
 #[test]
 fn proofs_that_do_not_age() {
     let scenario = |clock: Option<Twin>| {
-        let mut again = client().blocks(0).knows(0).delete(0);
+        let mut again = client().swift().blocks(0).knows(0).delete(0);
         for n in 0..256 {
             again = again.insert(1);
             again = if n < 255 { again.delete(1) } else { again };
