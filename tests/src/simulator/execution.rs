@@ -1,37 +1,23 @@
 //! One execution of a scenario: who can do what next, and what it leads to.
 
 use std::cell::RefCell;
-use std::collections::{BTreeSet, VecDeque};
 use std::hash::Hasher;
 use std::pin::Pin;
 use std::rc::Rc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Waker};
 
-use farside::Version;
-use farside::testing::{Blocks, Call, Reply, Rig};
-use farside_common::control::FreeBlock;
-use farside_common::fabric::{LaneId, Nanos, Timing};
-use farside_common::layout::SizeClass;
+use farside::testing::{Call, Rig};
+use farside_common::fabric::{LaneId, Nanos};
 
 use super::fabric::{Phase, SimFabric};
-use super::ground::{Ground, keys};
-use super::lies::{Liar, Lie, Twin};
-use super::memory::{Memory, mix};
+use super::ground::keys;
+use super::memory::mix;
 use super::monitor::{Asked, Monitor, Violation};
-use super::scenario::{Op, Scenario, Script};
+use super::prepared::Prepared;
+use super::scenario::Op;
+use super::task::{Event, Events};
 use super::trace::Line;
 use super::world::World;
-
-/// How much memory a client's location cache has.
-const CACHE_BYTES: usize = 512;
-/// Who is said to have stored the first values.
-const STORER: usize = 99;
-/// A scenario with its region.
-pub(super) struct Prepared<'s> {
-    pub(super) scenario: &'s Scenario,
-    ground: Rc<Ground>,
-    memory: Memory,
-}
 
 /// What can happen next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -52,7 +38,7 @@ pub(super) enum Action {
 
 /// What a process does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+pub(super) enum State {
     /// Between two operations.
     Between,
     Working,
@@ -61,243 +47,33 @@ enum State {
     Gone,
 }
 
-enum Event {
-    Invoke(Asked),
-    Respond(usize, Result<Reply, Option<farside::Error>>),
-    /// Nothing to do after all.
-    Skip,
-    Over,
-}
-
-type Events = Rc<RefCell<VecDeque<Event>>>;
-
-struct Process {
-    client: usize,
-    lane: LaneId,
-    task: Pin<Box<dyn Future<Output = ()>>>,
-    events: Events,
-    state: State,
-    chains: u32,
+pub(super) struct Process {
+    pub(super) client: usize,
+    pub(super) lane: LaneId,
+    pub(super) task: Pin<Box<dyn Future<Output = ()>>>,
+    pub(super) events: Events,
+    pub(super) state: State,
+    pub(super) chains: u32,
     /// How many operations it began.
-    began: u32,
+    pub(super) began: u32,
     /// A hash of what its script remembers.
-    seen: u64,
+    pub(super) seen: u64,
 }
 
 /// An execution so far.
 pub(super) struct Execution<'s> {
-    prepared: &'s Prepared<'s>,
+    pub(super) prepared: &'s Prepared<'s>,
     pub(super) world: Rc<RefCell<World>>,
-    rigs: Vec<Rc<Rig<SimFabric>>>,
-    processes: Vec<Process>,
+    pub(super) rigs: Vec<Rc<Rig<SimFabric>>>,
+    pub(super) processes: Vec<Process>,
     pub(super) monitor: Monitor,
     /// Who acted last, and must go on because nothing happened yet since it began.
-    last: Option<usize>,
-    bound: bool,
-    jumps: u32,
-    deaths: u32,
+    pub(super) last: Option<usize>,
+    pub(super) bound: bool,
+    pub(super) jumps: u32,
+    pub(super) deaths: u32,
     /// Completions are events of their own.
-    lazy: bool,
-}
-
-struct Given(Vec<FreeBlock>);
-
-impl Blocks for Given {
-    fn take(&mut self, _: SizeClass, count: u32) -> Vec<FreeBlock> {
-        let rest = self.0.len().saturating_sub(count as usize);
-        self.0.split_off(rest)
-    }
-
-    fn give(&mut self, _: SizeClass, _: bool, _: Vec<FreeBlock>) {}
-}
-
-impl<'s> Prepared<'s> {
-    pub(super) fn new(scenario: &'s Scenario) -> Self {
-        let most = scenario.clients.iter().map(|script| script.blocks).max();
-        let ground =
-            Rc::new(Ground::new(most.unwrap_or(0), scenario.clients.len() as u64, scenario.slots));
-        let memory = ground.memory();
-        let world = World::new(ground.clone(), memory, Some(Rc::default()), 0);
-        let world = Rc::new(RefCell::new(world));
-        let mut prepared = Self { scenario, ground, memory: world.borrow().memory.clone() };
-        let rig = prepared.open(&world, 0, 0, 1, None);
-        for key in scenario.removed.iter().chain(&scenario.stored) {
-            drive(&rig, Call::Insert(format!("i{key}").as_bytes()), *key);
-            if scenario.removed.contains(key) {
-                drive(&rig, Call::Delete, *key);
-            }
-        }
-        prepared.memory = world.borrow().memory.clone();
-        for key in &scenario.marked {
-            let block = prepared.ground.block_of(&prepared.memory, *key);
-            let place = prepared.memory.place(block, 8).expect("its block exists");
-            let header = prepared.memory.load(place);
-            prepared.memory.store(place, header | 1);
-        }
-        prepared
-    }
-
-    /// A client with its blocks; chains execute at once until the fabric is told otherwise.
-    fn open(
-        &self,
-        world: &Rc<RefCell<World>>,
-        client: usize,
-        process: usize,
-        lanes: u16,
-        twin: Option<Twin>,
-    ) -> Rig<SimFabric> {
-        let timing = Timing {
-            round_trip_min_ns: self.scenario.round_trip_min_ns,
-            lateness_max_ns: self.scenario.lateness_max_ns,
-        };
-        let now = world.borrow().now;
-        let lie = twin.map(|twin| Box::new(Liar::new(twin, now)) as Box<dyn Lie>);
-        let fabric = SimFabric::new(world.clone(), timing, process, lanes, lie);
-        let script = client.checked_sub(1).and_then(|at| self.scenario.clients.get(at));
-        let (owner, count) = match client {
-            0 => (0, super::KEYS as u64),
-            _ => script.map_or((0, 0), |script| {
-                (script.blocks_of.unwrap_or(client as u64), script.blocks)
-            }),
-        };
-        let blocks = Given(self.ground.free_blocks(owner, count));
-        let welcome = self.ground.welcome(client as u16 + 1);
-        // Whoever does only one thing needs no cache.
-        let once = |script: &Script| script.known.is_empty() && script.operations() == 1;
-        let cache_bytes = if script.is_none_or(once) { 0 } else { CACHE_BYTES };
-        let seed = mix(self.scenario.seed, client as u64);
-        let rig = Rig::open(fabric, Box::new(blocks), &welcome, lanes, cache_bytes, seed);
-        let rig = rig.expect("the region is in order");
-        if count > 0 {
-            rig.fetch_blocks(self.ground.class).expect("it was given blocks");
-        }
-        rig
-    }
-
-    /// The start of an execution: everybody has connected and looked up what it knows.
-    pub(super) fn begin(&'s self, hot: Option<Rc<BTreeSet<usize>>>, trace: bool) -> Execution<'s> {
-        let scenario = self.scenario;
-        let lazy = hot.is_none();
-        let world =
-            World::new(self.ground.clone(), self.memory.clone(), hot, scenario.round_trip_ns);
-        let world = Rc::new(RefCell::new(world));
-        let mut execution = Execution {
-            prepared: self,
-            world,
-            rigs: Vec::new(),
-            processes: Vec::new(),
-            monitor: Monitor::new(),
-            last: None,
-            bound: false,
-            jumps: 0,
-            deaths: 0,
-            lazy,
-        };
-        for key in &scenario.stored {
-            let asked = Asked { op: Op::Put(*key), value: format!("i{key}"), expected: None };
-            let id = execution.monitor.invoke(STORER, *key as u32, &asked);
-            let stored = Ok(Reply { done: true, found: None });
-            execution.monitor.respond(id, *key, &stored).expect("the first values");
-        }
-        for (at, script) in scenario.clients.iter().enumerate() {
-            let lanes = script.lanes.len() as u16;
-            let first = execution.processes.len();
-            let rig = self.open(&execution.world, at + 1, first, lanes, script.twin);
-            for key in &script.known {
-                drive(&rig, Call::Get, *key);
-            }
-            rig.endpoint().fabric_mut().immediate = script.swift;
-            let rig = Rc::new(rig);
-            for (lane, script) in script.lanes.iter().enumerate() {
-                let name = name(first + lane);
-                let events = Events::default();
-                let lane = LaneId(lane as u16);
-                let task = run_script(rig.clone(), lane, script.clone(), name, events.clone());
-                let mut task = Box::pin(task);
-                // Up to where its first operation begins.
-                let _ = task.as_mut().poll(&mut Context::from_waker(Waker::noop()));
-                execution.processes.push(Process {
-                    client: at,
-                    lane,
-                    task,
-                    events,
-                    state: State::Between,
-                    chains: 0,
-                    began: 0,
-                    seen: 0,
-                });
-            }
-            execution.rigs.push(rig);
-        }
-        let mut shared = execution.world.borrow_mut();
-        shared.began = true;
-        shared.trace = trace.then(Vec::new);
-        drop(shared);
-        execution
-    }
-}
-
-/// What a process is called.
-pub(super) fn name(process: usize) -> String {
-    char::from(b'A' + process as u8).to_string()
-}
-
-fn drive(rig: &Rig<SimFabric>, call: Call<'_>, key: usize) -> Reply {
-    let reply = rig.endpoint().drive(rig.run(LaneId(0), call, &keys()[key]));
-    reply.expect("nobody disturbs it")
-}
-
-async fn run_script(
-    rig: Rc<Rig<SimFabric>>,
-    lane: LaneId,
-    script: Vec<Op>,
-    name: String,
-    events: Events,
-) {
-    let mut seen: Vec<Option<(String, Version)>> = vec![None; super::KEYS];
-    for (n, op) in script.into_iter().enumerate() {
-        // Begins when the scheduler says so.
-        let mut began = false;
-        std::future::poll_fn(|_| match std::mem::replace(&mut began, true) {
-            true => Poll::Ready(()),
-            false => Poll::Pending,
-        })
-        .await;
-        let value = format!("{name}{}", n + 1);
-        let expected = match op {
-            Op::Exchange(_, expected) => Some((expected.to_owned(), None)),
-            Op::ExchangeSeen(key) => {
-                let Some((value, version)) = seen[key].clone() else {
-                    events.borrow_mut().push_back(Event::Skip);
-                    continue;
-                };
-                Some((value, Some(version.to_string())))
-            }
-            _ => None,
-        };
-        let asked = Asked { op, value: value.clone(), expected: expected.clone() };
-        let key = asked.key();
-        events.borrow_mut().push_back(Event::Invoke(asked));
-        let value = value.as_bytes();
-        let call = match (&op, &expected) {
-            (Op::Get(_), _) => Call::Get,
-            (Op::Put(_), _) => Call::Put(value),
-            (Op::Insert(_), _) => Call::Insert(value),
-            (Op::Update(_), _) => Call::Update(value),
-            (Op::ExchangeSeen(_), _) => match seen[key] {
-                Some((_, expected)) => Call::ExchangeVersion { expected, value },
-                None => continue,
-            },
-            (_, Some((expected, _))) => Call::Exchange { expected: expected.as_bytes(), value },
-            (_, None) => Call::Delete,
-        };
-        let reply = rig.run(lane, call, &keys()[key]).await;
-        if let (Op::Get(_), Ok(Reply { found: Some((value, version)), .. })) = (op, &reply) {
-            seen[key] = Some((String::from_utf8_lossy(value).into_owned(), *version));
-        }
-        events.borrow_mut().push_back(Event::Respond(key, reply));
-    }
-    events.borrow_mut().push_back(Event::Over);
+    pub(super) lazy: bool,
 }
 
 impl Execution<'_> {

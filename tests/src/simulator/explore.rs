@@ -9,9 +9,10 @@
 use std::collections::{BTreeSet, HashMap};
 use std::rc::Rc;
 
-use super::execution::{Action, Execution, Prepared};
+use super::execution::{Action, Execution};
 use super::failure::Failure;
 use super::monitor::Violation;
+use super::prepared::Prepared;
 use super::scenario::Scenario;
 
 /// How far a search went.

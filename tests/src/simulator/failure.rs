@@ -4,8 +4,9 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::rc::Rc;
 
-use super::execution::{Action, Prepared, name};
+use super::execution::Action;
 use super::monitor::Violation;
+use super::prepared::{Prepared, name};
 use super::trace::Line;
 use crate::linearizability::Record;
 

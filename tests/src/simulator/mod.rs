@@ -18,8 +18,10 @@ mod ground;
 mod lies;
 mod memory;
 mod monitor;
+mod prepared;
 mod random;
 mod scenario;
+mod task;
 mod trace;
 mod world;
 

@@ -1,9 +1,10 @@
 //! Long scenarios at random: a seed decides everything, and repeats it exactly.
 
-use super::execution::{Action, Prepared};
+use super::execution::Action;
 use super::failure::Failure;
 use super::memory::mix;
 use super::monitor::Violation;
+use super::prepared::Prepared;
 use super::scenario::Scenario;
 
 /// Random numbers that depend on nothing but the seed.

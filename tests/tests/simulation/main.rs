@@ -1,6 +1,6 @@
 //! The protocol under every interleaving: scenarios for the simulator, and twins of the protocol
 //! that it has to catch. Run with `--nocapture` for how much was explored.
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 mod crash;
 mod pairs;

@@ -4,7 +4,7 @@
 use farside_tests::simulator::{Bounds, Failure, Scenario, Twin, Violation, client};
 
 /// Enough for every twin, and what the honest protocol is tried with.
-const BOUNDS: Bounds = Bounds { preemptions: Some(3), executions: 200_000 };
+const BOUNDS: Bounds = Bounds { preemptions: Some(4), executions: 200_000 };
 
 /// That the scenario goes wrong, and not without its twins.
 fn assert_caught(scenario: Scenario, honest: Scenario) -> Box<Failure> {
