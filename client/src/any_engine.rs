@@ -7,7 +7,7 @@ use farside_common::fabric::verbs::VerbsFabric;
 use farside_common::fabric::{Buffer, Counters};
 use farside_common::layout::Format;
 
-use crate::control::ControlDepot;
+use crate::remote_depot::ControlDepot;
 use crate::engine::{Engine, Failure, LANE};
 use crate::location_cache::LocationCache;
 use crate::protocol::{Action, Answer};

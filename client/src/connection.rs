@@ -110,7 +110,7 @@ impl Connection {
         &self,
         options: EngineOptions,
         around: impl FnOnce(farside_common::fabric::shm::ShmFabric) -> F,
-    ) -> std::result::Result<Engine<F, crate::control::ControlDepot>, Failure> {
+    ) -> std::result::Result<Engine<F, crate::remote_depot::ControlDepot>, Failure> {
         let Way::Shm(mapped) = &self.way else { return Err(Failure::Disconnected) };
         let fabric = around(mapped.fabric(options));
         Engine::open(fabric, self.control.depot(), &self.welcome, options)

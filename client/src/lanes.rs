@@ -14,7 +14,7 @@ use farside_common::hash::KeyHash;
 
 use crate::client::Shared;
 use crate::connection::Connection;
-use crate::control::ControlDepot;
+use crate::remote_depot::ControlDepot;
 use crate::engine::{Engine, Failure};
 use crate::pipeline::{Completed, Outcome, PipelineFull, Ticket};
 use crate::protocol::{Action, Answer, Operation};

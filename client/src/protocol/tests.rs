@@ -13,7 +13,7 @@ use farside_server::Server;
 
 use super::{Expected, Operation};
 use crate::Client;
-use crate::control::ControlDepot;
+use crate::remote_depot::ControlDepot;
 use crate::engine::{Engine, LANE};
 
 /// A fabric whose time is the test's.

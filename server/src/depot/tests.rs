@@ -15,19 +15,36 @@ const GRACE: Nanos = 100;
 /// A chunk table and headers without a region.
 #[derive(Default)]
 struct FakeMemory {
-    uses: RefCell<HashMap<u32, ChunkUse>>,
-    generations: HashMap<BlockAddress, u32>,
+    entries: RefCell<HashMap<u32, ChunkEntry>>,
+    headers: RefCell<HashMap<BlockAddress, HeaderWord>>,
 }
 
 impl Memory for FakeMemory {
-    fn set_use(&self, chunk: u32, chunk_use: ChunkUse) -> Result<(), ChainError> {
-        self.uses.borrow_mut().insert(chunk, chunk_use);
+    fn entry(&self, chunk: u32) -> Result<ChunkEntry, ChainError> {
+        let entry = self.entries.borrow().get(&chunk).copied();
+        Ok(entry.unwrap_or(ChunkEntry::new(ChunkUse::Free)))
+    }
+
+    fn set_entry(&self, chunk: u32, entry: ChunkEntry) -> Result<(), ChainError> {
+        self.entries.borrow_mut().insert(chunk, entry);
         Ok(())
     }
 
     fn header(&self, address: BlockAddress) -> Result<HeaderWord, ChainError> {
-        let generation = self.generations.get(&address).copied().unwrap_or(0);
-        Ok(HeaderWord { superseded: false, generation })
+        let header = self.headers.borrow().get(&address).copied();
+        Ok(header.unwrap_or(HeaderWord::from_bits(0)))
+    }
+
+    fn set_header(&self, address: BlockAddress, header: HeaderWord) -> Result<(), ChainError> {
+        self.headers.borrow_mut().insert(address, header);
+        Ok(())
+    }
+}
+
+impl FakeMemory {
+    fn write(&self, block: FreeBlock, superseded: bool) {
+        let header = HeaderWord { superseded, generation: block.generation };
+        self.headers.borrow_mut().insert(block.address, header);
     }
 }
 
@@ -37,7 +54,8 @@ fn geometry(bytes: u64) -> Geometry {
 
 fn depot(bytes: u64) -> Depot {
     let geometry = geometry(bytes);
-    Depot::new(geometry, &vec![ChunkUse::Free; geometry.chunks() as usize], GRACE, 0)
+    let uses = vec![ChunkUse::Free; geometry.chunks() as usize];
+    Depot::new(geometry, &uses, DepotOptions::new(GRACE, 0), 0)
 }
 
 fn class(bytes: u64) -> SizeClass {
@@ -96,10 +114,10 @@ fn large_blocks_take_two_chunks_and_the_table_says_so() {
     let class = class(BLOCK_BYTES_MAX);
     let blocks = depot.take(class, 1, 0, &memory).unwrap();
     let chunk = geometry(16 << 20).chunk_of(blocks[0].address.offset()).unwrap();
-    let uses = memory.uses.borrow();
-    assert_eq!(uses.len(), 2);
-    assert_eq!(uses[&chunk], ChunkUse::Blocks(class));
-    assert_eq!(uses[&(chunk + 1)], ChunkUse::Continued);
+    let entries = memory.entries.borrow();
+    assert_eq!(entries.len(), 2);
+    assert_eq!(entries[&chunk], ChunkEntry::new(ChunkUse::Blocks(class)));
+    assert_eq!(entries[&(chunk + 1)], ChunkEntry::new(ChunkUse::Continued));
     // The second chunk's start is no block, whatever its alignment.
     let inside = BlockAddress::from_offset(blocks[0].address.offset() + CHUNK_BYTES).unwrap();
     let lie = FreeBlock { address: inside, generation: 1 };
@@ -112,7 +130,7 @@ fn lone_chunks_are_no_place_for_large_blocks() {
     let geometry = geometry(16 << 20);
     let mut uses = vec![ChunkUse::Free; geometry.chunks() as usize];
     uses.iter_mut().step_by(2).for_each(|chunk_use| *chunk_use = ChunkUse::Subtables);
-    let mut depot = Depot::new(geometry, &uses, GRACE, 0);
+    let mut depot = Depot::new(geometry, &uses, DepotOptions::new(GRACE, 0), 0);
     assert!(take(&mut depot, class(3 << 20), 1, 0).is_empty());
     assert!(!take(&mut depot, class(2 << 20), 1, 0).is_empty());
 }
@@ -206,19 +224,18 @@ fn linked_blocks_stay_out_until_they_are_given() {
     let class = class(512 << 10);
     let mut uses = vec![ChunkUse::Subtables; geometry.chunks() as usize];
     uses[1] = ChunkUse::Blocks(class);
-    let mut depot = Depot::new(geometry, &uses, GRACE, 0);
+    let mut depot = Depot::new(geometry, &uses, DepotOptions::new(GRACE, 0), 0);
     let start = geometry.chunk_offset(1).unwrap();
     let address = |n: u64| BlockAddress::from_offset(start + n * class.block_bytes()).unwrap();
     let linked = BlockRef { address: address(2), class, generation_low: 0 };
-    depot.link(linked).unwrap();
-    assert!(matches!(depot.link(linked), Err(BlockError::LinkedTwice { .. })));
+    depot.link(linked, 0).unwrap();
+    assert!(matches!(depot.link(linked, 0), Err(BlockError::LinkedTwice { .. })));
     // Unlinked by a client and given back before the depot came to look at it.
     let block = FreeBlock { address: address(2), generation: 9 };
     depot.give(class, vec![block], false, 0).unwrap();
-    let memory = FakeMemory {
-        generations: [(address(0), 41), (address(1), u32::MAX)].into(),
-        ..Default::default()
-    };
+    let memory = FakeMemory::default();
+    memory.write(FreeBlock { address: address(0), generation: 41 }, false);
+    memory.write(FreeBlock { address: address(1), generation: u32::MAX }, false);
     let mut taken = Vec::new();
     for _ in 0..4 {
         taken.extend(depot.take(class, 1, GRACE - 1, &memory).unwrap());

@@ -5,6 +5,7 @@ mod allocations;
 mod bench_cli;
 mod chaos;
 mod cli;
+mod collector;
 mod damage;
 mod depot;
 mod limits;
