@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod allocations;
+mod balance;
 mod bench_cli;
 mod chaos;
 mod cli;
