@@ -17,7 +17,7 @@ use crate::{Error, Result, Session};
 /// reconnect by themselves as soon as it is back.
 #[derive(Clone)]
 pub struct Client {
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
 }
 
 /// What all clones of a client, and its sessions, share.

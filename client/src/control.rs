@@ -9,9 +9,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use farside_common::control::{
-    Ask, Channel, MESSAGE_BYTES_MAX, Reply, Request, ServerStatistics,
-};
+use farside_common::control::{Ask, Channel, MESSAGE_BYTES_MAX, Reply, Request, ServerStatistics};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use crate::allocator::Delivery;

@@ -38,9 +38,10 @@ impl Lists {
 
     /// Every block in a list.
     pub(crate) fn addresses(&self) -> impl Iterator<Item = BlockAddress> {
-        let listed = self.classes.iter().flat_map(|list| {
-            list.ready.iter().chain(list.resting.iter().map(|(_, block)| block))
-        });
+        let listed = self
+            .classes
+            .iter()
+            .flat_map(|list| list.ready.iter().chain(list.resting.iter().map(|(_, block)| block)));
         listed.map(|block| block.address).chain(self.limbo.iter().copied())
     }
 

@@ -93,6 +93,7 @@ mod allocator;
 mod any_engine;
 mod batch;
 mod client;
+mod compact;
 mod connection;
 mod control;
 mod directory;
@@ -110,6 +111,7 @@ mod value;
 
 pub use batch::{Batch, BatchOutcome};
 pub use client::{Client, ClientBuilder, Limits, PIPELINE_DEPTH_MAX};
+pub use compact::Compaction;
 pub use error::{Error, Exhausted, Result};
 pub use farside_common::config::ClientConfig;
 pub use farside_common::control::{ClassStatistics, Role, ServerStatistics};

@@ -11,8 +11,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use farside_common::config::ServerConfig;
 use farside_common::control::{
-    Channel, MESSAGE_BYTES_MAX, Refusal, Reply, Role, ServerStatistics, Welcome,
-    encode_reply,
+    Channel, MESSAGE_BYTES_MAX, Refusal, Reply, Role, ServerStatistics, Welcome, encode_reply,
 };
 use farside_common::fabric::Nanos;
 use farside_common::fabric::shm::{RegionMemory, boot_time_ns};

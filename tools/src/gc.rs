@@ -1,4 +1,4 @@
-//! `gc`.
+//! `gc` and `compact`.
 
 use std::io::Write;
 use std::time::Instant;
@@ -21,6 +21,23 @@ pub(crate) fn gc(args: &Args) -> anyhow::Result<Outcome> {
         count(found, "lost block"),
         started.elapsed().as_millis(),
         after.blocks_collected
+    )?;
+    output::finish(stdout)
+}
+
+/// `compact`: moves blocks together.
+pub(crate) fn compact(args: &Args) -> anyhow::Result<Outcome> {
+    let client = connect::writer(args)?;
+    let started = Instant::now();
+    let done = client.compact()?;
+    let mut stdout = output::stdout();
+    writeln!(
+        stdout,
+        "{} moved, {}, out of {}, in {} ms",
+        count(done.blocks_moved, "block"),
+        output::bytes(done.bytes_moved),
+        count(done.chunks_thin, "thin chunk"),
+        started.elapsed().as_millis()
     )?;
     output::finish(stdout)
 }

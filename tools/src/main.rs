@@ -67,6 +67,7 @@ fn run(args: &Args) -> anyhow::Result<Outcome> {
         Command::Load(what) => load::load(args, what),
         Command::Dump(what) => dump::dump(args, what),
         Command::Gc => gc::gc(args),
+        Command::Compact => gc::compact(args),
         Command::Verify => verify::verify(args),
         Command::Doctor => doctor::doctor(args),
         Command::Completions(what) => completions(what.shell),

@@ -197,8 +197,7 @@ impl Overview {
             table += &row(&columns.map(str::to_owned));
         }
         for of in &self.classes {
-            let numbers =
-                [of.chunks, of.blocks, of.linked, of.free, of.resting, of.with_clients];
+            let numbers = [of.chunks, of.blocks, of.linked, of.free, of.resting, of.with_clients];
             let [chunks, blocks, linked, free, resting, clients] =
                 numbers.map(|number| number.to_string());
             let size = bytes(of.block_bytes);

@@ -13,8 +13,8 @@ use farside_server::Server;
 
 use super::{Expected, Operation};
 use crate::Client;
-use crate::remote_depot::ControlDepot;
 use crate::engine::{Engine, LANE};
+use crate::remote_depot::ControlDepot;
 
 /// A fabric whose time is the test's.
 struct Timeless(ShmFabric, Rc<Cell<Nanos>>);

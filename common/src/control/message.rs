@@ -271,9 +271,7 @@ impl Reply {
                 soon: message.flag,
                 blocks: message.blocks()?,
             }),
-            STATISTICS_REPLY => {
-                Ok(Self::Statistics(ServerStatistics::decode(message.payload)?))
-            }
+            STATISTICS_REPLY => Ok(Self::Statistics(ServerStatistics::decode(message.payload)?)),
             REPORT => {
                 let collection = message.count;
                 message.no_payload().map(|()| Self::Ask(Ask::Report { collection }))

@@ -3,6 +3,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
@@ -77,12 +78,20 @@ fn footprint(value_bytes: usize) -> u64 {
 #[test]
 fn all_sizes_in_any_order_fit_as_long_as_there_is_room() {
     let passes: u64 =
-        std::env::var("FARSIDE_BALANCE_PASSES").map_or(2, |text| text.parse().unwrap());
+        std::env::var("FARSIDE_BALANCE_PASSES").map_or(4, |text| text.parse().unwrap());
     // Each of the 52 classes takes a chunk at least: in a small region that alone is too much.
     let server = ServerProcess::start(&["--memory", "1GiB", "--index", "2MiB", "--grace-ms", "1"]);
     let client = server.client();
     let statistics = client.statistics().unwrap();
     let heap = (statistics.chunks - statistics.chunks_index) * CHUNK_BYTES;
+    let stop = Arc::new(AtomicBool::new(false));
+    let (compacting, stopped) = (server.client(), stop.clone());
+    let compactor = std::thread::spawn(move || {
+        while !stopped.load(Ordering::Relaxed) {
+            compacting.compact().unwrap();
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    });
     let mut session = client.session().unwrap();
     let mut random = SmallRng::seed_from_u64(2);
     let mut live: VecDeque<(u64, usize)> = VecDeque::new();
@@ -110,6 +119,8 @@ fn all_sizes_in_any_order_fit_as_long_as_there_is_room() {
         live_bytes += footprint(bytes);
         bytes_written += bytes as u64;
     }
+    stop.store(true, Ordering::Relaxed);
+    compactor.join().unwrap();
     let statistics = client.statistics().unwrap();
     assert_eq!(statistics.requests_denied, 0, "{statistics:?}");
     assert!(statistics.chunks_emptied > 0 || passes < 2, "{statistics:?}");

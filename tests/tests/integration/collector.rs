@@ -40,7 +40,8 @@ fn assert_no_errors(server: &ServerProcess, workers: u64) {
 
 #[test]
 fn what_killed_clients_held_comes_back_by_itself() {
-    let server = ServerProcess::start(&["--memory", "256MiB", "--index", "2MiB", "--grace-ms", "20"]);
+    let server =
+        ServerProcess::start(&["--memory", "256MiB", "--index", "2MiB", "--grace-ms", "20"]);
     Ledger::create(&server.folder().join("ledger"));
     let observer = server.client();
     const WORKERS: u64 = 4;
@@ -67,7 +68,8 @@ fn what_killed_clients_held_comes_back_by_itself() {
 
 #[test]
 fn collections_harm_nobody_who_lives_and_miss_nobody_who_died() {
-    let server = ServerProcess::start(&["--memory", "512MiB", "--index", "2MiB", "--grace-ms", "20"]);
+    let server =
+        ServerProcess::start(&["--memory", "512MiB", "--index", "2MiB", "--grace-ms", "20"]);
     Ledger::create(&server.folder().join("ledger"));
     let observer = server.client();
     const LIVING: usize = 3;
