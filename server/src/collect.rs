@@ -9,7 +9,7 @@ use farside_common::fabric::{ChainError, Nanos};
 use farside_common::layout::{BlockRef, SlotState, SlotWord};
 
 use crate::depot::{Depot, Memory, Suspect};
-use crate::index::Index;
+use crate::index::{Index, SubtableImage};
 
 /// How many subtables are looked through before the server looks after its clients again: 2 MiB.
 const SUBTABLES_PER_STEP: usize = 256;
@@ -212,16 +212,11 @@ impl Collector {
         Step::Ask
     }
 
-    /// Clears what slots have; true at the end. Subtables that come meanwhile have to come at the
-    /// end of the index, so that a word that moves is not missed.
+    /// Clears what slots have; true at the end.
     fn walk(&mut self, depot: &mut Depot, index: &Index) -> Result<bool, ChainError> {
         for _ in 0..SUBTABLES_PER_STEP {
             let Some(image) = index.subtable(self.next_subtable) else { return Ok(true) };
-            for (_, slot) in image?.slots() {
-                if let Some(block) = block_of(slot.word()) {
-                    depot.clear_linked(block);
-                }
-            }
+            clear_linked(depot, &image?);
             self.next_subtable += 1;
         }
         Ok(false)
@@ -243,6 +238,16 @@ impl Collector {
         self.finished += 1;
         self.enter(Stage::Idle);
         Ok(())
+    }
+}
+
+/// Clears what the slots of a subtable have. Also to be called for the subtables that a split has
+/// just filled: a walk may have been there before its words were.
+pub(crate) fn clear_linked(depot: &mut Depot, subtable: &SubtableImage) {
+    for (_, slot) in subtable.slots() {
+        if let Some(block) = block_of(slot.word()) {
+            depot.clear_linked(block);
+        }
     }
 }
 

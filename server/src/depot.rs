@@ -2,6 +2,7 @@
 //!
 //! A data structure only; the chunk table and the block headers are reached through [`Memory`].
 
+mod chunks;
 mod lost;
 mod shelf;
 #[cfg(test)]
@@ -35,6 +36,9 @@ pub(crate) trait Memory {
 
     /// Makes a header where there was none: nobody else uses the memory.
     fn set_header(&self, address: BlockAddress, header: HeaderWord) -> Result<(), ChainError>;
+
+    /// Makes a chunk all zeros that nobody else uses.
+    fn clear(&self, chunk: u32) -> Result<(), ChainError>;
 }
 
 /// Why a block cannot be what somebody says it is.
@@ -154,6 +158,7 @@ impl Depot {
         let before = span.available();
         let output = change(span, shelf);
         shelf.list(chunk, span, before);
+        span.changed_at = span.changed_at.max(now);
         let is_whole = span.available() == span.class.blocks_per_span();
         match span.whole_since {
             Some(since) if !is_whole => {
@@ -161,8 +166,8 @@ impl Depot {
                 span.whole_since = None;
             }
             None if is_whole => {
-                self.whole.insert((now, chunk));
-                span.whole_since = Some(now);
+                self.whole.insert((span.changed_at, chunk));
+                span.whole_since = Some(span.changed_at);
             }
             _ => {}
         }
@@ -238,8 +243,8 @@ impl Depot {
     /// Makes ready what has rested long enough, and empties chunks that nobody needs.
     pub(crate) fn refresh(&mut self, now: Nanos, memory: &impl Memory) -> Result<(), ChainError> {
         for class in SizeClass::all() {
-            while let Some(blocks) = self.shelf(class).next_rested(now) {
-                self.make_ready(class, blocks, now);
+            while let Some(Resting { ready_at, blocks }) = self.shelf(class).next_rested(now) {
+                self.make_ready(class, blocks, ready_at);
             }
         }
         while let Some((since, chunk)) = self.whole.first().copied()
@@ -257,34 +262,6 @@ impl Depot {
                 self.change(chunk, now, |span, _| span.ready.push(block));
             }
         }
-    }
-
-    /// How many blocks the class could give now; a lower bound where that is more than decides.
-    fn available(&self, class: SizeClass) -> u64 {
-        let shelf = &self.shelves[usize::from(class.index())];
-        let spans = if class.chunks_per_span() == 1 {
-            self.free.len() as u64
-        } else {
-            let enough = BLOCKS_PER_MESSAGE_MAX as u64 * HOARD_SHARE;
-            self.free_pairs(enough)
-        };
-        shelf.available + spans * class.blocks_per_span()
-    }
-
-    /// How many pairs of neighbours there are among the free chunks, up to `enough`.
-    fn free_pairs(&self, enough: u64) -> u64 {
-        let (mut pairs, mut single) = (0, None);
-        for chunk in &self.free {
-            if single.is_some_and(|left: u32| left + 1 == *chunk) {
-                (pairs, single) = (pairs + 1, None);
-            } else {
-                single = Some(*chunk);
-            }
-            if pairs == enough {
-                break;
-            }
-        }
-        pairs
     }
 
     /// Takes blocks of a span that has some, until there are `grant`.
@@ -316,89 +293,6 @@ impl Depot {
             Ok(())
         });
         taken.unwrap_or(Ok(()))
-    }
-
-    /// Gives a class another span; false when there is no room for one.
-    fn grow(
-        &mut self,
-        class: SizeClass,
-        now: Nanos,
-        memory: &impl Memory,
-    ) -> Result<bool, ChainError> {
-        let chunk = if class.chunks_per_span() == 1 {
-            self.free.first().copied()
-        } else {
-            // From the far end, so that single chunks break up few pairs.
-            self.free.iter().rev().copied().find(|chunk| self.free.contains(&(chunk + 1)))
-        };
-        let Some(chunk) = chunk else { return Ok(false) };
-        let chunks = chunk..chunk + class.chunks_per_span() as u32;
-        let mut age = 0;
-        for chunk in chunks.clone() {
-            age = age.max(memory.entry(chunk)?.age());
-        }
-        if age > 0 {
-            self.format(chunk, class, age, memory)?;
-        }
-        // The last chunk first: a server that dies in between leaves a continuation of nothing,
-        // which the next one takes for free.
-        for chunk in chunks.clone().skip(1).rev() {
-            memory.set_entry(chunk, ChunkEntry::new(ChunkUse::Continued).with_age(age))?;
-            self.chunks[chunk as usize] = Chunk::Continued;
-        }
-        memory.set_entry(chunk, ChunkEntry::new(ChunkUse::Blocks(class)).with_age(age))?;
-        for chunk in chunks {
-            self.free.remove(&chunk);
-        }
-        self.open(chunk, class, now);
-        Ok(true)
-    }
-
-    /// Makes headers in chunks that had another use: where the new class has its headers, anything
-    /// may stand. Marked, so that no old location finds what it looks for there.
-    fn format(
-        &self,
-        chunk: u32,
-        class: SizeClass,
-        age: u32,
-        memory: &impl Memory,
-    ) -> Result<(), ChainError> {
-        let generation = self.options.unused_generation.wrapping_add(age);
-        for index in 0..class.blocks_per_span() {
-            let Some(address) = self.address(chunk, class, index) else { continue };
-            memory.set_header(address, HeaderWord { superseded: true, generation })?;
-        }
-        Ok(())
-    }
-
-    /// Takes its class from a span whose blocks are all here, and which nobody can name any more
-    /// (invariant I13).
-    fn empty(&mut self, chunk: u32, memory: &impl Memory) -> Result<(), ChainError> {
-        let unused = self.options.unused_generation;
-        let Some(Chunk::Span(span)) = self.chunks.get(chunk as usize) else { return Ok(()) };
-        let (class, since) = (span.class, span.whole_since);
-        let mut age = memory.entry(chunk)?.age();
-        for index in 0..class.blocks_per_span() {
-            let Some(address) = self.address(chunk, class, index) else { continue };
-            let header = memory.header(address)?;
-            if header.bits() != 0 {
-                age = age.max(header.generation.wrapping_sub(unused));
-            }
-        }
-        for chunk in chunk..chunk + class.chunks_per_span() as u32 {
-            memory.set_entry(chunk, ChunkEntry::new(ChunkUse::Free).with_age(age))?;
-            self.free.insert(chunk);
-            self.emptied += 1;
-            if let Chunk::Span(span) =
-                std::mem::replace(&mut self.chunks[chunk as usize], Chunk::Free)
-            {
-                self.shelf(class).remove(chunk, &span);
-            }
-        }
-        if let Some(since) = since {
-            self.whole.remove(&(since, chunk));
-        }
-        Ok(())
     }
 
     /// Takes blocks back, to be handed out again at once (`rested`) or after GRACE. Stops at the

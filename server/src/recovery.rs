@@ -11,7 +11,7 @@ use farside_common::config::ServerConfig;
 use farside_common::fabric::shm::{Region, RegionMemory, boot_time_ns};
 use farside_common::fabric::{ChainError, Nanos};
 use farside_common::layout::{
-    BlockAddress, CLIENTS_MAX, ChunkEntry, ChunkUse, Format, Geometry, HeaderWord,
+    BlockAddress, CHUNK_BYTES, CLIENTS_MAX, ChunkEntry, ChunkUse, Format, Geometry, HeaderWord,
     INCARNATION_OFFSET, RegionState, STATE_OFFSET, SlotState, Superblock,
 };
 use farside_common::size::ByteSize;
@@ -60,6 +60,12 @@ impl Memory for RegionTables<'_> {
 
     fn set_header(&self, address: BlockAddress, header: HeaderWord) -> Result<(), ChainError> {
         self.region.store(address.offset(), header.bits())
+    }
+
+    fn clear(&self, chunk: u32) -> Result<(), ChainError> {
+        let outside = ChainError::Outside { remote: chunk.into(), bytes: CHUNK_BYTES };
+        let start = self.geometry.chunk_offset(chunk).ok_or(outside)?;
+        self.region.write(start, &vec![0; (CHUNK_BYTES / 8) as usize])
     }
 }
 

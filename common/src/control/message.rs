@@ -112,10 +112,10 @@ const STATISTICS: u8 = 3;
 const GOODBYE: u8 = 4;
 const BLOCKS: u8 = 5;
 const STATISTICS_REPLY: u8 = 6;
-const HELD: u8 = 7;
-const COLLECT: u8 = 8;
-const REPORT: u8 = 9;
-const RETURN: u8 = 10;
+const HELD: u8 = 9;
+const COLLECT: u8 = 10;
+const REPORT: u8 = 11;
+const RETURN: u8 = 12;
 
 /// The header of a message, in place of what `into` held.
 fn encode_header(kind: u8, class: u8, flag: bool, count: u32, into: &mut Vec<u8>) {

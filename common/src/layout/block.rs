@@ -53,7 +53,7 @@ pub struct HeaderWord {
 impl HeaderWord {
     /// The bits as they stand in the region.
     pub const fn bits(self) -> u64 {
-        self.superseded as u64 * SUPERSEDED as u64 | (self.generation as u64) << 32
+        (self.superseded as u64 * SUPERSEDED as u64) | ((self.generation as u64) << 32)
     }
 
     /// The header word in these eight bytes, read as a little-endian integer.

@@ -92,7 +92,7 @@ impl ChunkEntry {
 
     /// The same use, at this age.
     pub const fn with_age(self, age: u32) -> Self {
-        Self(self.0 & u32::MAX as u64 | (age as u64) << 32)
+        Self((self.0 & u32::MAX as u64) | ((age as u64) << 32))
     }
 
     /// How many generations blocks in this chunk have had.

@@ -78,6 +78,8 @@ pub(super) struct Span {
     pub(super) ready: Vec<FreeBlock>,
     /// During a collection: blocks that nobody has been found to have yet.
     pub(super) suspects: Option<Bits>,
+    /// When its last block came or went.
+    pub(super) changed_at: Nanos,
     /// Since when all of its blocks can be handed out.
     pub(super) whole_since: Option<Nanos>,
     /// Under which level its shelf lists it.
@@ -96,6 +98,7 @@ impl Span {
             carve_from: 0,
             ready: Vec::new(),
             suspects: None,
+            changed_at: 0,
             whole_since: None,
             level: None,
         }
@@ -184,9 +187,9 @@ impl Shelf {
     }
 
     /// The next batch that has rested long enough.
-    pub(super) fn next_rested(&mut self, now: Nanos) -> Option<Vec<FreeBlock>> {
+    pub(super) fn next_rested(&mut self, now: Nanos) -> Option<Resting> {
         let batch = self.resting.pop_front_if(|batch| batch.ready_at <= now)?;
         self.resting_count -= batch.blocks.len() as u64;
-        Some(batch.blocks)
+        Some(batch)
     }
 }
