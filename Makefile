@@ -5,6 +5,8 @@
 export RUSTDOCFLAGS ?= -D warnings
 # How long the processes of the chaos test are killed and replaced.
 export FARSIDE_CHAOS_SECONDS ?= 60
+# How often values as large as the region together go through the test of all sizes.
+export FARSIDE_BALANCE_PASSES ?= 20
 
 help: ## Lists the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14

@@ -83,7 +83,7 @@ impl Connection {
         &self,
         options: EngineOptions,
         around: impl FnOnce(farside_common::fabric::shm::ShmFabric) -> F,
-    ) -> std::result::Result<Engine<F, crate::control::ControlDepot>, Failure> {
+    ) -> std::result::Result<Engine<F, crate::remote_depot::ControlDepot>, Failure> {
         let AnyFabric::Shm(fabric) = self.route.fabric(options.lanes)? else {
             return Err(Failure::Disconnected);
         };

@@ -170,7 +170,7 @@ impl<F: Fabric, D: Depot> Engine<F, D> {
             wall_offset_ns: wall.wrapping_sub(now),
             directory: RefCell::default(),
             cache: RefCell::new(LocationCache::new(options.cache_bytes)),
-            allocator: RefCell::new(Allocator::new(depot, constants.grace_ns)),
+            allocator: RefCell::new(Allocator::new(depot, constants.grace_ns, options.lanes)),
             random: Cell::new(wall | 1),
             pipelined: Cell::new(false),
             endpoint,
@@ -229,7 +229,7 @@ impl<F: Fabric, D: Depot> Engine<F, D> {
         let started = self.endpoint.now();
         let mut now = started;
         loop {
-            let taken = self.allocator.borrow_mut().take(class, now);
+            let taken = self.allocator.borrow_mut().take(lane, class, now);
             let out_of_space = || {
                 let what = Exhausted::Blocks { bytes: class.block_bytes() };
                 Err(Error::OutOfSpace { what }.into())
@@ -240,8 +240,8 @@ impl<F: Fabric, D: Depot> Engine<F, D> {
                 Taken::Asked(_) if timed_out || self.allocator.borrow().is_lost() => {
                     return Err(Failure::Disconnected);
                 }
-                Taken::Resting(_) if timed_out => return out_of_space(),
-                Taken::Asked(until) | Taken::Resting(until) => {
+                Taken::Soon(_) | Taken::Resting(_) if timed_out => return out_of_space(),
+                Taken::Asked(until) | Taken::Soon(until) | Taken::Resting(until) => {
                     self.endpoint.sleep_until(lane, until).await;
                 }
                 Taken::Exhausted => return out_of_space(),

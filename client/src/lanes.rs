@@ -14,10 +14,10 @@ use farside_common::hash::KeyHash;
 
 use crate::client::Shared;
 use crate::connection::Connection;
-use crate::control::ControlDepot;
 use crate::engine::{Engine, Failure};
 use crate::pipeline::{Completed, Outcome, PipelineFull, Ticket};
 use crate::protocol::{Action, Answer, Operation};
+use crate::remote_depot::ControlDepot;
 use crate::{Error, Result};
 
 /// What a lane is to do. Key and value stand in its image buffer.

@@ -93,15 +93,18 @@ mod allocator;
 mod any_engine;
 mod batch;
 mod client;
+mod compact;
 mod connection;
 mod control;
 mod directory;
 mod engine;
 mod error;
+mod holdings;
 mod lanes;
 mod location_cache;
 mod pipeline;
 mod protocol;
+mod remote_depot;
 mod scan;
 mod session;
 #[cfg(feature = "testing")]
@@ -111,6 +114,7 @@ mod value;
 
 pub use batch::{Batch, BatchOutcome};
 pub use client::{Client, ClientBuilder, Limits, PIPELINE_DEPTH_MAX};
+pub use compact::Compaction;
 pub use error::{Error, Exhausted, Result};
 pub use farside_common::config::ClientConfig;
 pub use farside_common::control::{ClassStatistics, Role, ServerStatistics};

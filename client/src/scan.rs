@@ -7,9 +7,9 @@ use farside_common::fabric::Fabric;
 use crate::any_engine::{AnyEngine, over};
 use crate::client::Shared;
 use crate::connection::Connection;
-use crate::control::ControlDepot;
 use crate::engine::{Engine, Failure, LANE};
 use crate::protocol::{ScannedSlot, read_entry, read_subtable};
+use crate::remote_depot::ControlDepot;
 use crate::{Result, Value};
 
 /// A key with its value.

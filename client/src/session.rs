@@ -68,7 +68,7 @@ impl Session {
     /// The engine, on a new connection if the old one was lost; a new one if somebody forgot a
     /// pipeline with operations on its lanes.
     #[inline]
-    fn engine(&mut self) -> Result<&AnyEngine> {
+    pub(crate) fn engine(&mut self) -> Result<&AnyEngine> {
         if self.link.connection.control.is_lost() || self.link.engine.is_pipelined() {
             self.link = Link::new(&self.shared)?;
         }

@@ -5,7 +5,7 @@ use farside_common::control::{FreeBlock, Welcome};
 use farside_common::fabric::{Buffer, Endpoint, Fabric, LaneId, Nanos};
 use farside_common::layout::SizeClass;
 
-use crate::allocator::Depot;
+use crate::allocator::{Delivery, Depot};
 use crate::engine::{Engine, EngineOptions, Failure, LANE};
 use crate::protocol::{Action, Answer, Expected, Operation};
 use crate::{Error, Version};
@@ -21,16 +21,16 @@ pub trait Blocks {
 
 struct Supply {
     blocks: Box<dyn Blocks>,
-    answers: Vec<(SizeClass, Vec<FreeBlock>)>,
+    answers: Vec<Delivery>,
 }
 
 impl Depot for Supply {
     fn request(&mut self, class: SizeClass, count: u32) {
-        let answer = self.blocks.take(class, count);
-        self.answers.push((class, answer));
+        let blocks = self.blocks.take(class, count);
+        self.answers.push(Delivery { class, soon: false, blocks });
     }
 
-    fn receive(&mut self) -> Option<(SizeClass, Vec<FreeBlock>)> {
+    fn receive(&mut self) -> Option<Delivery> {
         self.answers.pop()
     }
 
@@ -100,7 +100,7 @@ impl<F: Fabric> Rig<F> {
     /// [`Error::OutOfSpace`].
     pub fn fetch_blocks(&self, class: SizeClass) -> Result<(), Option<Error>> {
         let taken = self.engine.endpoint.drive(self.engine.take_block(LANE, class));
-        self.engine.allocator().put_back(class, taken.map_err(error)?);
+        self.engine.allocator().put_back(LANE, class, taken.map_err(error)?);
         Ok(())
     }
 

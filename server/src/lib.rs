@@ -24,6 +24,7 @@
 #![deny(unsafe_code)]
 
 mod clients;
+mod collect;
 mod depot;
 mod error;
 mod formatting;

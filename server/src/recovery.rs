@@ -11,12 +11,12 @@ use farside_common::config::ServerConfig;
 use farside_common::fabric::shm::{Region, RegionMemory, boot_time_ns};
 use farside_common::fabric::{ChainError, Nanos};
 use farside_common::layout::{
-    BlockAddress, CLIENTS_MAX, ChunkEntry, ChunkUse, Format, Geometry, HeaderWord,
+    BlockAddress, CHUNK_BYTES, CLIENTS_MAX, ChunkEntry, ChunkUse, Format, Geometry, HeaderWord,
     INCARNATION_OFFSET, RegionState, STATE_OFFSET, SlotState, Superblock,
 };
 use farside_common::size::ByteSize;
 
-use crate::depot::{Depot, Memory};
+use crate::depot::{Depot, DepotOptions, Memory};
 use crate::error::{Damage, ServerError};
 use crate::formatting::{format_region, superblock_bytes};
 use crate::index::{Index, SlotCleaner};
@@ -38,15 +38,34 @@ pub(crate) struct RegionTables<'a> {
     pub(crate) geometry: &'a Geometry,
 }
 
-impl Memory for RegionTables<'_> {
-    fn set_use(&self, chunk: u32, chunk_use: ChunkUse) -> Result<(), ChainError> {
+impl RegionTables<'_> {
+    fn offset(&self, chunk: u32) -> Result<u64, ChainError> {
         let outside = ChainError::Outside { remote: chunk.into(), bytes: 8 };
-        let entry = self.geometry.chunk_entry(chunk).ok_or(outside)?;
-        self.region.store(entry, ChunkEntry::new(chunk_use).bits())
+        self.geometry.chunk_entry(chunk).ok_or(outside)
+    }
+}
+
+impl Memory for RegionTables<'_> {
+    fn entry(&self, chunk: u32) -> Result<ChunkEntry, ChainError> {
+        Ok(ChunkEntry::from_bits(self.region.load(self.offset(chunk)?)?))
+    }
+
+    fn set_entry(&self, chunk: u32, entry: ChunkEntry) -> Result<(), ChainError> {
+        self.region.store(self.offset(chunk)?, entry.bits())
     }
 
     fn header(&self, address: BlockAddress) -> Result<HeaderWord, ChainError> {
         Ok(HeaderWord::from_bits(self.region.load(address.offset())?))
+    }
+
+    fn set_header(&self, address: BlockAddress, header: HeaderWord) -> Result<(), ChainError> {
+        self.region.store(address.offset(), header.bits())
+    }
+
+    fn clear(&self, chunk: u32) -> Result<(), ChainError> {
+        let outside = ChainError::Outside { remote: chunk.into(), bytes: CHUNK_BYTES };
+        let start = self.geometry.chunk_offset(chunk).ok_or(outside)?;
+        self.region.write(start, &vec![0; (CHUNK_BYTES / 8) as usize])
     }
 }
 
@@ -145,8 +164,8 @@ impl Recovery<'_> {
         let uses = self.chunk_uses()?;
         let index = Index::read(self.region, &self.geometry, self.depth, &uses)?;
         let grace = Nanos::from(format.grace_ms) * 1_000_000;
-        let mut depot =
-            Depot::new(self.geometry, &uses, grace, unused_generation(&format.region_id));
+        let options = DepotOptions::new(grace, unused_generation(&format.region_id));
+        let mut depot = Depot::new(self.geometry, &uses, options, boot_time_ns());
         if is_new {
             return Ok((index, depot));
         }
@@ -175,7 +194,9 @@ impl Recovery<'_> {
                     // A server died between the two stores that give a class two chunks.
                     uses[chunk] = ChunkUse::Free;
                     let tables = RegionTables { region: self.region, geometry: &self.geometry };
-                    tables.set_use(chunk as u32, ChunkUse::Free)?;
+                    let age = tables.entry(chunk as u32)?.age();
+                    let free = ChunkEntry::new(ChunkUse::Free).with_age(age);
+                    tables.set_entry(chunk as u32, free)?;
                     1
                 }
                 ChunkUse::Free | ChunkUse::Subtables => 1,
@@ -209,7 +230,7 @@ impl Recovery<'_> {
                         let damaged = |source| Damage::Slot { slot, source };
                         let block = word.block().map_err(damaged)?;
                         self.geometry.check_block(block).map_err(damaged)?;
-                        depot.link(block).map_err(|why| Damage::link(slot, why))?;
+                        depot.link(block, boot_time_ns()).map_err(|why| Damage::link(slot, why))?;
                         linked += 1;
                     }
                     SlotState::Pending | SlotState::Aborted | SlotState::Tomb => {

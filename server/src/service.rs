@@ -1,5 +1,6 @@
 //! The control service: one thread that sleeps until somebody connects, asks or leaves.
 
+mod answering;
 mod device;
 mod door;
 mod socket;
@@ -10,8 +11,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use farside_common::config::ServerConfig;
 use farside_common::control::{
-    Channel, MESSAGE_BYTES_MAX, Refusal, Reply, Request, Role, ServerStatistics, Welcome,
-    encode_reply,
+    Channel, MESSAGE_BYTES_MAX, Refusal, Reply, Role, ServerStatistics, Welcome, encode_reply,
 };
 use farside_common::fabric::Nanos;
 use farside_common::fabric::shm::{RegionMemory, boot_time_ns};
@@ -20,14 +20,16 @@ use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
 
 use crate::clients::Clients;
+use crate::collect::Collector;
 use crate::error::{ServerError, system};
 use crate::index::SlotCleaner;
 use crate::listening::Listening;
 use crate::peer::{Farewell, Peer, Who};
-use crate::recovery::{Opened, RegionTables};
+use crate::recovery::Opened;
 use crate::sweep::Sweeper;
 use crate::tokens::Tokens;
 
+use answering::Recall;
 use device::Device;
 pub(crate) use device::bind as bind_device;
 use door::Door;
@@ -67,6 +69,8 @@ pub(crate) struct Service {
     opened: Opened,
     clients: Clients,
     sweeper: Sweeper,
+    collector: Collector,
+    recall: Recall,
     started_at: Nanos,
     statistics: ServerStatistics,
 }
@@ -107,7 +111,9 @@ impl Service {
             _memory: memory,
             tokens: Tokens::new(config),
             clients: Clients::new(region, geometry, opened.incarnation, config.clients_max),
+            collector: Collector::new(cleaner.settles_ns()),
             sweeper: Sweeper::new(region, geometry, cleaner),
+            recall: Recall::default(),
             started_at: boot_time_ns(),
             statistics: ServerStatistics {
                 incarnation: opened.incarnation,
@@ -154,7 +160,12 @@ impl Service {
         if !self.again.is_empty() {
             return Some(Timespec { tv_sec: 0, tv_nsec: 0 });
         }
-        let due = [self.sweeper.next_step_at(), self.accept_again_at, self.next_probe_at()];
+        let due = [
+            self.sweeper.next_step_at(),
+            self.collector.next_step_at(self.sweeper.is_done()),
+            self.accept_again_at,
+            self.next_probe_at(),
+        ];
         let due = due.into_iter().flatten().min()?;
         let left = due.saturating_sub(boot_time_ns());
         let (tv_sec, tv_nsec) = ((left / 1_000_000_000) as i64, (left % 1_000_000_000) as i64);
@@ -176,7 +187,7 @@ impl Service {
                 self.clients.forget(client);
             }
         }
-        Ok(())
+        self.collect(now)
     }
 
     /// Lets clients in.
@@ -223,7 +234,9 @@ impl Service {
             Ok(None) => Ok(false),
             Ok(Some(bytes)) => match peer.who {
                 Who::Stranger => self.welcome(token, &buffer[..bytes]),
-                Who::Client { role, .. } => self.answer(token, role, &buffer[..bytes]),
+                Who::Client { role, .. } => {
+                    self.answer(token, role, &buffer[..bytes], boot_time_ns())
+                }
                 Who::Leaving => Err(Farewell::Broken("it speaks after its goodbye".to_owned())),
             }
             .map(|()| true),
@@ -251,7 +264,7 @@ impl Service {
     /// Blocks in answers that nobody saw belong to the depot again, as rested as they were.
     fn take_back(&mut self, undelivered: [Option<Reply>; 2]) {
         for reply in undelivered.into_iter().flatten() {
-            let Reply::Blocks { class, blocks } = reply else { continue };
+            let Reply::Blocks { class, blocks, .. } = reply else { continue };
             // Given like any other, so that taken less given is what clients and slots have.
             self.statistics.blocks_given += blocks.len() as u64;
             if let Err(error) = self.opened.depot.give(class, blocks, true, boot_time_ns()) {
@@ -281,52 +294,12 @@ impl Service {
         }
     }
 
-    fn answer(&mut self, token: u64, role: Role, bytes: &[u8]) -> Result<(), Farewell> {
-        let broken = |why: &dyn std::fmt::Display| Farewell::Broken(why.to_string());
-        let request = Request::decode(bytes).map_err(|error| broken(&error))?;
-        let now = boot_time_ns();
-        let reply = match request {
-            Request::TakeBlocks { .. } | Request::GiveBlocks { .. } if role == Role::Reader => {
-                return Err(broken(&"a reader has no use for blocks"));
-            }
-            Request::TakeBlocks { class, count } => {
-                let Opened { region, geometry, depot, .. } = &mut self.opened;
-                let tables = RegionTables { region, geometry };
-                let taken = depot.take(class, count, now, &tables);
-                let blocks = taken.map_err(|error| broken(&error))?;
-                self.statistics.blocks_taken += blocks.len() as u64;
-                self.statistics.requests_denied += u64::from(count > 0 && blocks.is_empty());
-                Reply::Blocks { class, blocks }
-            }
-            Request::GiveBlocks { class, rested, blocks } => {
-                let count = blocks.len() as u64;
-                let given = self.opened.depot.give(class, blocks, rested, now);
-                given.map_err(|error| broken(&error))?;
-                self.statistics.blocks_given += count;
-                return Ok(());
-            }
-            Request::Statistics => Reply::Statistics(self.statistics(now)),
-            Request::Goodbye => return Err(Farewell::Goodbye),
-        };
-        let Some(peer) = self.peers.get_mut(&token) else { return Ok(()) };
-        peer.answer(reply, &mut self.reply)
-    }
-
-    fn statistics(&self, now: Nanos) -> ServerStatistics {
-        ServerStatistics {
-            uptime_ms: now.saturating_sub(self.started_at) / 1_000_000,
-            clients: self.clients.connected().into(),
-            chunks_free: self.opened.depot.chunks_free(),
-            classes: self.opened.depot.classes(),
-            ..self.statistics.clone()
-        }
-    }
-
     /// After a goodbye: the client's place is free, and the connection stays until it hangs up.
     fn let_leave(&mut self, token: u64) {
         let Some(peer) = self.peers.get_mut(&token) else { return };
         let Who::Client { id, .. } = peer.who else { return };
         peer.who = Who::Leaving;
+        self.collector.lost(token, false, boot_time_ns());
         peer.close();
         peer.data.clear();
         if let Err(error) = self.clients.fence(id) {
@@ -359,10 +332,12 @@ impl Service {
             tracing::error!(client = id, "cannot fence a client: {error}");
             return;
         }
+        let now = boot_time_ns();
+        self.collector.lost(token, role == Role::Writer, now);
         match role {
             // Its memory refused every store: there is nothing of it to find.
             Role::Reader => self.clients.forget(id),
-            Role::Writer => self.sweeper.add(id, boot_time_ns()),
+            Role::Writer => self.sweeper.add(id, now),
         }
         self.statistics.clients_lost += 1;
         tracing::warn!(client = id, "lost a client: {farewell}");

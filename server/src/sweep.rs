@@ -47,6 +47,11 @@ impl Sweeper {
         }
     }
 
+    /// Whether nothing is left to be done.
+    pub(crate) fn is_done(&self) -> bool {
+        self.pass.is_none() && self.waiting.is_empty()
+    }
+
     /// Goes on a little; returns the clients of whom nothing is left, once a walk is over.
     pub(crate) fn step(&mut self, index: &Index, now: Nanos) -> Result<Vec<u16>, ChainError> {
         let mut pass = match self.pass.take() {

@@ -68,6 +68,15 @@ pub(crate) enum Command {
     Load(Load),
     /// Write every key to a file below a folder, or to a .jsonl file
     Dump(Dump),
+    /// Have the server look for blocks that dead clients held, and wait for the end
+    ///
+    /// It does so by itself when a client died. Clients go on meanwhile; who does not answer the
+    /// server for five seconds is let go.
+    Gc,
+    /// Move blocks out of chunks that are mostly free, so that these can hold values of other sizes
+    ///
+    /// By ordinary updates: values stay, their versions change. Clients go on meanwhile.
+    Compact,
     /// Check the whole region, read-only: every row, slot, block and checksum; exit 2 on damage
     ///
     /// Clients may go on meanwhile.

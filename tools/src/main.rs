@@ -9,6 +9,7 @@ mod doctor;
 mod dump;
 mod encoding;
 mod files;
+mod gc;
 mod keys;
 mod load;
 mod output;
@@ -65,6 +66,8 @@ fn run(args: &Args) -> anyhow::Result<Outcome> {
         Command::Stat(what) => stat::stat(args, what),
         Command::Load(what) => load::load(args, what),
         Command::Dump(what) => dump::dump(args, what),
+        Command::Gc => gc::gc(args),
+        Command::Compact => gc::compact(args),
         Command::Verify => verify::verify(args),
         Command::Doctor => doctor::doctor(args),
         Command::Completions(what) => completions(what.shell),

@@ -54,6 +54,8 @@ struct Overview {
     blocks_taken: u64,
     blocks_given: u64,
     requests_denied: u64,
+    recalls: u64,
+    collector: Collector,
     key_bytes_max: u32,
     value_bytes_max: u32,
     grace_ms: u32,
@@ -70,8 +72,33 @@ struct Memory {
     index_bytes: u64,
     /// Chunks carved into blocks.
     blocks_bytes: u64,
+    /// Of `blocks_bytes`: chunks without a key or a client, which wait until nobody can name one
+    /// of their blocks. Then they are free.
+    emptying_bytes: u64,
     /// Blocks that hold a key.
     linked_bytes: u64,
+}
+
+/// The search for blocks that dead clients held.
+#[derive(Debug, Serialize)]
+struct Collector {
+    state: &'static str,
+    collections: u64,
+    blocks_collected: u64,
+}
+
+impl From<&ServerStatistics> for Collector {
+    fn from(statistics: &ServerStatistics) -> Self {
+        Self {
+            state: match statistics.collecting {
+                0 => "idle",
+                1 => "walking the index",
+                _ => "waiting for clients",
+            },
+            collections: statistics.collections,
+            blocks_collected: statistics.blocks_collected,
+        }
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -81,8 +108,10 @@ struct Class {
     blocks: u64,
     /// Those that hold a key.
     linked: u64,
-    /// Those with the server, some of them in quarantine.
+    /// Those with the server.
     free: u64,
+    /// Those of them that are in quarantine for GRACE.
+    resting: u64,
     /// The rest: with clients, in quarantine or ready for their next writes.
     with_clients: u64,
 }
@@ -94,6 +123,7 @@ impl Overview {
             free_bytes: report.chunks.free * CHUNK_BYTES,
             index_bytes: report.chunks.subtables * CHUNK_BYTES,
             blocks_bytes: report.chunks.blocks * CHUNK_BYTES,
+            emptying_bytes: statistics.chunks_resting * CHUNK_BYTES,
             linked_bytes: report.block_bytes,
         };
         Self {
@@ -110,6 +140,8 @@ impl Overview {
             blocks_taken: statistics.blocks_taken,
             blocks_given: statistics.blocks_given,
             requests_denied: statistics.requests_denied,
+            recalls: statistics.recalls,
+            collector: statistics.into(),
             key_bytes_max: report.format.key_bytes_max,
             value_bytes_max: report.format.value_bytes_max,
             grace_ms: report.format.grace_ms,
@@ -135,6 +167,7 @@ impl Overview {
                 "  blocks",
                 format!("{}, {} with keys", bytes(memory.blocks_bytes), bytes(memory.linked_bytes)),
             ),
+            ("  emptying", bytes(memory.emptying_bytes)),
             (
                 "limits",
                 format!(
@@ -145,24 +178,37 @@ impl Overview {
             ),
             ("grace", format!("{} ms", self.grace_ms)),
             ("refused", format!("{} requests for blocks", self.requests_denied)),
+            ("recalled", format!("spare blocks, {} times", self.recalls)),
+            (
+                "collector",
+                format!(
+                    "{}, {} so far, {} found",
+                    self.collector.state,
+                    output::count(self.collector.collections, "collection"),
+                    output::count(self.collector.blocks_collected, "lost block"),
+                ),
+            ),
         ]
-        .map(|(name, value)| format!("{name:<10}{value}\n"))
+        .map(|(name, value)| format!("{name:<12}{value}\n"))
         .concat();
         if !self.classes.is_empty() {
-            let columns = ["block", "chunks", "blocks", "with keys", "free", "with clients"];
+            let columns =
+                ["block", "chunks", "blocks", "with keys", "free", "resting", "with clients"];
             table += &row(&columns.map(str::to_owned));
         }
         for of in &self.classes {
-            let numbers = [of.chunks, of.blocks, of.linked, of.free, of.with_clients];
-            let [chunks, blocks, linked, free, clients] = numbers.map(|number| number.to_string());
-            table += &row(&[bytes(of.block_bytes), chunks, blocks, linked, free, clients]);
+            let numbers = [of.chunks, of.blocks, of.linked, of.free, of.resting, of.with_clients];
+            let [chunks, blocks, linked, free, resting, clients] =
+                numbers.map(|number| number.to_string());
+            let size = bytes(of.block_bytes);
+            table += &row(&[size, chunks, blocks, linked, free, resting, clients]);
         }
         table
     }
 }
 
-fn row(cells: &[String; 6]) -> String {
-    let padded = cells.iter().map(|cell| format!("{cell:>13}"));
+fn row(cells: &[String; 7]) -> String {
+    let padded = cells.iter().map(|cell| format!("{cell:>12}"));
     padded.collect::<String>().trim_end().to_owned() + "\n"
 }
 
@@ -172,6 +218,7 @@ fn classes(statistics: &ServerStatistics, report: &Report) -> Vec<Class> {
     let class = |of: &farside_common::check::ClassUse| {
         let known = statistics.classes.iter().find(|known| known.class == of.class);
         let free = known.map_or(0, |known| known.blocks_free);
+        let resting = known.map_or(0, |known| known.blocks_resting);
         let (blocks, linked) = (of.blocks(), of.blocks_linked);
         Class {
             block_bytes: of.class.block_bytes(),
@@ -179,6 +226,7 @@ fn classes(statistics: &ServerStatistics, report: &Report) -> Vec<Class> {
             blocks,
             linked,
             free,
+            resting,
             with_clients: blocks.saturating_sub(linked + free),
         }
     };

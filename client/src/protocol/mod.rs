@@ -3,6 +3,8 @@
 //! `docs/protocol.md` has the protocol, why it is right, and the numbered invariants cited here.
 
 mod conditional;
+#[cfg(test)]
+mod deaths;
 mod delete;
 mod get;
 mod insert;

@@ -2,7 +2,8 @@
 
 use farside_common::fabric::{Buffer, Fabric, LaneId, Verb};
 use farside_common::layout::{
-    Block, Row, SLOTS_PER_ROW, SUBTABLE_BYTES, Slot, SlotState, SlotWord, slot_in_subtable,
+    Block, BlockRef, Row, SLOTS_PER_ROW, SUBTABLE_BYTES, Slot, SlotState, SlotWord,
+    slot_in_subtable,
 };
 use zerocopy::FromBytes;
 
@@ -16,6 +17,13 @@ use crate::{Entry, Error, Value, Version};
 pub(crate) struct ScannedSlot {
     slot: u64,
     word: SlotWord,
+}
+
+impl ScannedSlot {
+    /// The block it linked; `None` if the word is damaged.
+    pub(crate) fn block(&self) -> Option<BlockRef> {
+        self.word.block().ok()
+    }
 }
 
 /// How often a scan follows a slot whose value is replaced under its eyes.

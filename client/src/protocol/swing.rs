@@ -75,13 +75,20 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     /// Gives a new block back unless it got linked, or may have been, or a lost connection left a
     /// PENDING word that still points to it.
     pub(super) fn settle(&self, new: &NewBlock, outcome: Outcome<Linked>) -> Outcome<Linked> {
-        let unlinked = match &outcome {
-            Ok(linked) => *linked == Linked::No,
-            Err(Failure::Disconnected) => false,
-            Err(Failure::Error(error)) => !matches!(**error, Error::Indeterminate),
+        let mut allocator = self.engine.allocator();
+        let is_unknown = match &outcome {
+            Ok(Linked::Yes) => {
+                allocator.let_go(self.lane);
+                return outcome;
+            }
+            Ok(Linked::No) => false,
+            Err(Failure::Disconnected) => true,
+            Err(Failure::Error(error)) => matches!(**error, Error::Indeterminate),
         };
-        if unlinked {
-            self.engine.allocator().put_back(new.block.class, new.free);
+        if is_unknown {
+            allocator.lose_new(self.lane);
+        } else {
+            allocator.put_back(self.lane, new.block.class, new.free);
         }
         outcome
     }
@@ -130,15 +137,21 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
             // the key, by which the block vouches for the word.
             push(header);
         }
+        self.engine.allocator().reach(self.lane, old.address);
         let found = match self.chain(&chain[..verbs], posted).await {
             Ok(found) => SlotWord::from_bits(found),
             Err(ChainError::Late) => {
+                self.engine.allocator().miss(self.lane);
                 new.inspect(|new| new.written.set(false));
                 return Ok(Swung::Late);
             }
-            Err(error) => return Err(error.into()),
+            Err(error) => {
+                self.engine.allocator().lose_old(self.lane);
+                return Err(error.into());
+            }
         };
         if found != target.word {
+            self.engine.allocator().miss(self.lane);
             self.engine.cache().forget(self.hash);
             return Ok(Swung::Lost(found));
         }
@@ -154,11 +167,13 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     /// it is in no other list (invariant I1).
     fn retire(&self, old: BlockRef, generation: Option<u32>) {
         let Some(generation) = generation.or_else(|| self.read_generation(old)) else {
-            // Damage: whose block it is cannot be told, so nobody gets it.
+            // Damage: whose block it is cannot be told. If it is nobody's, the server finds it.
+            self.engine.allocator().miss(self.lane);
             return;
         };
         let free = FreeBlock { address: old.address, generation: generation.wrapping_add(1) };
-        self.engine.allocator().retire(old.class, free, self.now());
+        let now = self.now();
+        self.engine.allocator().retire(self.lane, old.class, free, now);
     }
 
     /// The generation of the old block, whose header and key were READ; `None` if it is not what

@@ -16,8 +16,8 @@ use farside_server::Server;
 
 use super::{Expected, Operation};
 use crate::Client;
-use crate::control::ControlDepot;
 use crate::engine::{Engine, LANE};
+use crate::remote_depot::ControlDepot;
 
 /// A fabric whose time is the test's, and which looks at the deadline of every chain.
 struct Timeless {

@@ -1,12 +1,14 @@
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, little_endian as le};
 
-use super::ControlError;
+use super::{ControlError, ServerStatistics};
 use crate::layout::{BlockAddress, SizeClass};
 
 /// The longest message on a control channel, in bytes.
 pub const MESSAGE_BYTES_MAX: usize = 64 << 10;
 /// The most blocks one message carries.
 pub const BLOCKS_PER_MESSAGE_MAX: usize = 4096;
+/// The most addresses one message carries.
+pub const HELD_PER_MESSAGE_MAX: usize = 16_000;
 
 /// A block nobody links, and the generation its next content gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -37,65 +39,54 @@ pub enum Request {
         /// Which.
         blocks: Vec<FreeBlock>,
     },
+    /// What the client holds, on every session, in lists and in its hands: to [`Ask::Report`], in
+    /// one message or several. Not answered.
+    Held {
+        /// The number of the collection.
+        collection: u32,
+        /// Nothing more follows.
+        last: bool,
+        /// At most [`HELD_PER_MESSAGE_MAX`].
+        blocks: Vec<BlockAddress>,
+    },
+    /// Look for lost blocks, please. Answered by [`Reply::Statistics`], at once.
+    Collect,
     /// Answered by [`Reply::Statistics`].
     Statistics,
     /// The client is leaving and holds nothing any more. Not answered.
     Goodbye,
 }
 
-/// What a server answers on a control channel, in the order of the requests.
+/// What a server says on a control channel: answers in the order of the requests, and what it asks
+/// by itself, in between.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
     /// To [`Request::TakeBlocks`]: these belong to the client now.
     Blocks {
         /// Of which class.
         class: SizeClass,
+        /// There are none just now, but soon there may be: ask again.
+        soon: bool,
         /// Which; none when there are none.
         blocks: Vec<FreeBlock>,
     },
-    /// To [`Request::Statistics`].
+    /// To [`Request::Statistics`] and [`Request::Collect`].
     Statistics(ServerStatistics),
+    /// To nothing: a server asks this by itself.
+    Ask(Ask),
 }
 
-/// What a server knows about its region and its clients.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ServerStatistics {
-    /// How many times a server started on the region.
-    pub incarnation: u64,
-    /// How long the server has been up, in milliseconds.
-    pub uptime_ms: u64,
-    /// Connected clients, the asking one included.
-    pub clients: u64,
-    /// Chunks of the heap.
-    pub chunks: u64,
-    /// Chunks without a use.
-    pub chunks_free: u64,
-    /// Chunks with subtables.
-    pub chunks_index: u64,
-    /// Subtables of the index.
-    pub subtables: u64,
-    /// Blocks handed out to clients since the server started.
-    pub blocks_taken: u64,
-    /// Blocks clients gave back since the server started.
-    pub blocks_given: u64,
-    /// Requests for blocks that found none.
-    pub requests_denied: u64,
-    /// Clients that vanished without a goodbye since the server started.
-    pub clients_lost: u64,
-    /// Classes that have chunks.
-    pub classes: Vec<ClassStatistics>,
-}
-
-/// What a server knows about the blocks of a class.
+/// What a server asks a writer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ClassStatistics {
-    /// Which.
-    pub class: SizeClass,
-    /// All blocks of the class.
-    pub blocks: u64,
-    /// Those with the server, the ones still resting for GRACE included; the rest is linked or with
-    /// clients.
-    pub blocks_free: u64,
+pub enum Ask {
+    /// What do you hold? To be answered by [`Request::Held`], in time: the server fences who does
+    /// not.
+    Report {
+        /// The number of the collection.
+        collection: u32,
+    },
+    /// Give back the blocks you do not need, by [`Request::GiveBlocks`]: somebody has none.
+    Return,
 }
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -121,11 +112,10 @@ const STATISTICS: u8 = 3;
 const GOODBYE: u8 = 4;
 const BLOCKS: u8 = 5;
 const STATISTICS_REPLY: u8 = 6;
-
-/// The numbers of [`ServerStatistics`] before its classes.
-const STATISTICS_NUMBERS: usize = 11;
-/// The numbers of a [`ClassStatistics`].
-const CLASS_NUMBERS: usize = 3;
+const HELD: u8 = 9;
+const COLLECT: u8 = 10;
+const REPORT: u8 = 11;
+const RETURN: u8 = 12;
 
 /// The header of a message, in place of what `into` held.
 fn encode_header(kind: u8, class: u8, flag: bool, count: u32, into: &mut Vec<u8>) {
@@ -206,6 +196,16 @@ impl Decoded<'_> {
         Ok(blocks.iter().map(block).collect())
     }
 
+    fn addresses(&self) -> Result<Vec<BlockAddress>, ControlError> {
+        let length = ControlError::Length { bytes: self.payload.len() };
+        match <[le::U32]>::ref_from_bytes(self.payload) {
+            Ok(units) if units.len() <= HELD_PER_MESSAGE_MAX => {
+                Ok(units.iter().map(|units| BlockAddress(units.get())).collect())
+            }
+            _ => Err(length),
+        }
+    }
+
     fn no_payload(&self) -> Result<(), ControlError> {
         match self.payload.len() {
             0 => Ok(()),
@@ -214,73 +214,12 @@ impl Decoded<'_> {
     }
 
     fn statistics(&self) -> Result<ServerStatistics, ControlError> {
-        let length = ControlError::Length { bytes: self.payload.len() };
-        let Ok(numbers) = <[le::U64]>::ref_from_bytes(self.payload) else { return Err(length) };
-        let Some((first, classes)) = numbers.split_first_chunk::<STATISTICS_NUMBERS>() else {
-            return Err(length);
-        };
-        let (classes, []) = classes.as_chunks::<CLASS_NUMBERS>() else { return Err(length) };
         unused("size class", self.class)?;
         unused("flag", self.flag)?;
-        if classes.len() != self.count as usize {
-            return Err(length);
-        }
-        let class = |[class, blocks, blocks_free]: &[le::U64; CLASS_NUMBERS]| {
-            let value = class.get();
-            let unknown = ControlError::Unknown { field: "size class", value };
-            let index = u8::try_from(value).map_err(|_| unknown.clone())?;
-            let class = SizeClass::from_index(index).map_err(|_| unknown)?;
-            Ok(ClassStatistics { class, blocks: blocks.get(), blocks_free: blocks_free.get() })
-        };
-        let [
-            incarnation,
-            uptime_ms,
-            clients,
-            chunks,
-            chunks_free,
-            chunks_index,
-            subtables,
-            blocks_taken,
-            blocks_given,
-            requests_denied,
-            clients_lost,
-        ] = first.map(le::U64::get);
-        Ok(ServerStatistics {
-            incarnation,
-            uptime_ms,
-            clients,
-            chunks,
-            chunks_free,
-            chunks_index,
-            subtables,
-            blocks_taken,
-            blocks_given,
-            requests_denied,
-            clients_lost,
-            classes: classes.iter().map(class).collect::<Result<_, _>>()?,
-        })
-    }
-}
-
-impl ServerStatistics {
-    fn encode(&self, into: &mut Vec<u8>) {
-        encode_header(STATISTICS_REPLY, 0, false, self.classes.len() as u32, into);
-        let first: [u64; STATISTICS_NUMBERS] = [
-            self.incarnation,
-            self.uptime_ms,
-            self.clients,
-            self.chunks,
-            self.chunks_free,
-            self.chunks_index,
-            self.subtables,
-            self.blocks_taken,
-            self.blocks_given,
-            self.requests_denied,
-            self.clients_lost,
-        ];
-        let class = |of: &ClassStatistics| [of.class.index().into(), of.blocks, of.blocks_free];
-        for number in first.into_iter().chain(self.classes.iter().flat_map(class)) {
-            into.extend_from_slice(&number.to_le_bytes());
+        let statistics = ServerStatistics::decode(self.payload)?;
+        match statistics.classes.len() == self.count as usize {
+            true => Ok(statistics),
+            false => Err(ControlError::Length { bytes: self.payload.len() }),
         }
     }
 }
@@ -295,6 +234,14 @@ impl Request {
             Self::GiveBlocks { class, rested, blocks } => {
                 encode_blocks(GIVE, *class, *rested, blocks, into);
             }
+            Self::Held { collection, last, blocks } => {
+                debug_assert!(blocks.len() <= HELD_PER_MESSAGE_MAX);
+                encode_header(HELD, 0, *last, *collection, into);
+                for address in blocks {
+                    into.extend_from_slice(&address.0.to_le_bytes());
+                }
+            }
+            Self::Collect => encode_header(COLLECT, 0, false, 0, into),
             Self::Statistics => encode_header(STATISTICS, 0, false, 0, into),
             Self::Goodbye => encode_header(GOODBYE, 0, false, 0, into),
         }
@@ -317,6 +264,12 @@ impl Request {
                 rested: message.flag()?,
                 blocks: message.blocks()?,
             }),
+            HELD => {
+                unused("size class", message.class)?;
+                let (collection, last) = (message.count, message.flag()?);
+                Ok(Self::Held { collection, last, blocks: message.addresses()? })
+            }
+            COLLECT => message.bare().map(|()| Self::Collect),
             STATISTICS => message.bare().map(|()| Self::Statistics),
             GOODBYE => message.bare().map(|()| Self::Goodbye),
             kind => Err(ControlError::Unknown { field: "request", value: kind.into() }),
@@ -328,8 +281,17 @@ impl Reply {
     /// The reply as bytes, in place of what `into` held.
     pub fn encode(&self, into: &mut Vec<u8>) {
         match self {
-            Self::Blocks { class, blocks } => encode_blocks(BLOCKS, *class, false, blocks, into),
-            Self::Statistics(statistics) => statistics.encode(into),
+            Self::Blocks { class, soon, blocks } => {
+                encode_blocks(BLOCKS, *class, *soon, blocks, into);
+            }
+            Self::Statistics(statistics) => {
+                encode_header(STATISTICS_REPLY, 0, false, statistics.classes.len() as u32, into);
+                statistics.encode(into);
+            }
+            Self::Ask(Ask::Report { collection }) => {
+                encode_header(REPORT, 0, false, *collection, into);
+            }
+            Self::Ask(Ask::Return) => encode_header(RETURN, 0, false, 0, into),
         }
     }
 
@@ -340,11 +302,18 @@ impl Reply {
     pub fn decode(bytes: &[u8]) -> Result<Self, ControlError> {
         let message = decode(bytes)?;
         match message.kind {
-            BLOCKS => {
-                unused("flag", message.flag)?;
-                Ok(Self::Blocks { class: message.class()?, blocks: message.blocks()? })
+            BLOCKS => Ok(Self::Blocks {
+                class: message.class()?,
+                soon: message.flag()?,
+                blocks: message.blocks()?,
+            }),
+            STATISTICS_REPLY => message.statistics().map(Self::Statistics),
+            REPORT => {
+                let collection = message.count;
+                Decoded { count: 0, ..message }.bare()?;
+                Ok(Self::Ask(Ask::Report { collection }))
             }
-            STATISTICS_REPLY => Ok(Self::Statistics(message.statistics()?)),
+            RETURN => message.bare().map(|()| Self::Ask(Ask::Return)),
             kind => Err(ControlError::Unknown { field: "reply", value: kind.into() }),
         }
     }

@@ -171,7 +171,7 @@ pub struct Timing {
 ///    one executor, and the server's CPU never writes a word that clients compare-and-swap
 ///    (invariant I11).
 /// 5. A completion that reports success means that every verb of the chain took effect; one
-///    completion a chain. A WRITE from a buffer and an atomic verb take effect before the chain's
+///    completion a chain. A WRITE and an atomic verb take effect before the chain's
 ///    deadline or not at all (a long WRITE possibly in part), within what
 ///    [`Timing::lateness_max_ns`] and the implementor's documentation allow.
 ///

@@ -51,6 +51,11 @@ pub struct HeaderWord {
 }
 
 impl HeaderWord {
+    /// The bits as they stand in the region.
+    pub const fn bits(self) -> u64 {
+        (self.superseded as u64 * SUPERSEDED as u64) | ((self.generation as u64) << 32)
+    }
+
     /// The header word in these eight bytes, read as a little-endian integer.
     pub const fn from_bits(bits: u64) -> Self {
         Self { superseded: bits as u32 != 0, generation: (bits >> 32) as u32 }

@@ -6,9 +6,11 @@
 )]
 
 mod allocations;
+mod balance;
 mod bench_cli;
 mod chaos;
 mod cli;
+mod collector;
 mod damage;
 mod depot;
 mod limits;

@@ -1,0 +1,187 @@
+//! What clients ask for, and what they are asked for.
+
+use farside_common::control::{Ask, ClassStatistics, Reply, Request, Role, ServerStatistics};
+use farside_common::fabric::Nanos;
+use farside_common::layout::SizeClass;
+
+use super::Service;
+use crate::collect::Step;
+use crate::peer::{Farewell, Who};
+use crate::recovery::{Opened, RegionTables};
+
+/// How long after it asked all clients for what they can spare the server waits for it before it
+/// says that there is nothing.
+const RECALL_ANSWER_NS: Nanos = 100_000_000;
+/// How often it asks at most.
+const RECALL_PAUSE_NS: Nanos = 20_000_000;
+/// How often when nothing came back the last time.
+const RECALL_IN_VAIN_PAUSE_NS: Nanos = 1_000_000_000;
+/// How long a client is told to ask again at most: its own patience is one second more.
+const SOON_NS: Nanos = 4_000_000_000;
+
+/// When all clients were asked last for the blocks they do not need.
+#[derive(Default)]
+pub(super) struct Recall {
+    at: Option<Nanos>,
+    /// What clients had given back until then.
+    blocks_given: u64,
+}
+
+impl Recall {
+    fn may(&self, blocks_given: u64, now: Nanos) -> bool {
+        let Some(at) = self.at else { return true };
+        let in_vain = self.blocks_given == blocks_given;
+        let pause = if in_vain { RECALL_IN_VAIN_PAUSE_NS } else { RECALL_PAUSE_NS };
+        now.saturating_sub(at) >= pause
+    }
+
+    fn is_recent(&self, now: Nanos) -> bool {
+        self.at.is_some_and(|at| now.saturating_sub(at) < RECALL_ANSWER_NS)
+    }
+}
+
+impl Service {
+    pub(super) fn answer(
+        &mut self,
+        token: u64,
+        role: Role,
+        bytes: &[u8],
+        now: Nanos,
+    ) -> Result<(), Farewell> {
+        let request = Request::decode(bytes).map_err(broken)?;
+        let reply = match request {
+            Request::TakeBlocks { .. }
+            | Request::GiveBlocks { .. }
+            | Request::Held { .. }
+            | Request::Collect
+                if role == Role::Reader =>
+            {
+                return Err(broken("a reader has no use for blocks"));
+            }
+            Request::TakeBlocks { class, count } => return self.take_out(token, class, count, now),
+            Request::GiveBlocks { class, rested, blocks } => {
+                let count = blocks.len() as u64;
+                self.opened.depot.give(class, blocks, rested, now).map_err(broken)?;
+                self.statistics.blocks_given += count;
+                return Ok(());
+            }
+            Request::Held { collection, last, blocks } => {
+                if self.collector.is_awaited(token, collection) {
+                    blocks.into_iter().for_each(|block| self.opened.depot.clear_held(block));
+                    if last {
+                        self.collector.answered(token);
+                    }
+                }
+                return Ok(());
+            }
+            Request::Collect => {
+                let reply = Reply::Statistics(self.statistics(now));
+                self.collector.want(now);
+                reply
+            }
+            Request::Statistics => Reply::Statistics(self.statistics(now)),
+            Request::Goodbye => return Err(Farewell::Goodbye),
+        };
+        self.reply(token, reply)
+    }
+
+    fn reply(&mut self, token: u64, reply: Reply) -> Result<(), Farewell> {
+        let Some(peer) = self.peers.get_mut(&token) else { return Ok(()) };
+        peer.answer(reply, &mut self.reply)
+    }
+
+    /// Blocks for a client. When there are none, others may have some that they do not need.
+    fn take_out(
+        &mut self,
+        token: u64,
+        class: SizeClass,
+        count: u32,
+        now: Nanos,
+    ) -> Result<(), Farewell> {
+        let Opened { region, geometry, depot, .. } = &mut self.opened;
+        let blocks = depot.take(class, count, now, &RegionTables { region, geometry });
+        let blocks = blocks.map_err(broken)?;
+        self.statistics.blocks_taken += blocks.len() as u64;
+        if count == 0 || !blocks.is_empty() {
+            return self.reply(token, Reply::Blocks { class, soon: false, blocks });
+        }
+        let recalls = self.recall.may(self.statistics.blocks_given, now);
+        if recalls {
+            self.recall = Recall { at: Some(now), blocks_given: self.statistics.blocks_given };
+            self.statistics.recalls += 1;
+        }
+        let soon = self.recall.is_recent(now)
+            || self.opened.depot.has_some_by(class, now.saturating_add(SOON_NS));
+        self.statistics.requests_denied += u64::from(!soon);
+        self.reply(token, Reply::Blocks { class, soon, blocks })?;
+        if recalls {
+            self.ask_writers(Ask::Return);
+        }
+        Ok(())
+    }
+
+    /// Asks every writer; returns their connections.
+    fn ask_writers(&mut self, ask: Ask) -> Vec<u64> {
+        let is_writer = |who| matches!(who, Who::Client { role: Role::Writer, .. });
+        let writers = self.peers.iter_mut().filter(|(_, peer)| is_writer(peer.who));
+        let mut asked = Vec::new();
+        for (token, peer) in writers {
+            // Whoever is gone already is found out soon: the event is there.
+            let _ = peer.ask(ask, &mut self.reply);
+            asked.push(*token);
+        }
+        // What did not fit waits for room.
+        for token in &asked {
+            let _ = self.settle(*token);
+        }
+        asked
+    }
+
+    /// The collector's turn.
+    pub(super) fn collect(&mut self, now: Nanos) -> Result<(), crate::error::ServerError> {
+        let is_due = |at| at <= now;
+        if !self.collector.next_step_at(self.sweeper.is_done()).is_some_and(is_due) {
+            return Ok(());
+        }
+        let Opened { region, geometry, depot, index, .. } = &mut self.opened;
+        let memory = RegionTables { region, geometry };
+        match self.collector.step(depot, index, &memory, now)? {
+            Step::Nothing => {}
+            Step::Ask => {
+                let ask = Ask::Report { collection: self.collector.number() };
+                let asked = self.ask_writers(ask);
+                self.collector.asked(asked.into_iter().collect(), now);
+            }
+            Step::Fence(tokens) => {
+                tokens.into_iter().for_each(|token| self.part(token, &Farewell::Mute));
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn statistics(&mut self, now: Nanos) -> ServerStatistics {
+        let Opened { region, geometry, depot, .. } = &mut self.opened;
+        let memory = RegionTables { region, geometry };
+        if let Err(error) = depot.refresh(now, &memory) {
+            tracing::error!("cannot look after free chunks: {error}");
+        }
+        let classes: Vec<ClassStatistics> = depot.classes();
+        ServerStatistics {
+            uptime_ms: now.saturating_sub(self.started_at) / 1_000_000,
+            clients: self.clients.connected().into(),
+            chunks_free: depot.chunks_free(),
+            chunks_resting: depot.spans_whole(),
+            chunks_emptied: depot.chunks_emptied(),
+            collections: self.collector.finished(),
+            collections_next: self.collector.next(),
+            collecting: self.collector.activity(),
+            blocks_collected: self.collector.recovered(),
+            classes,
+            ..self.statistics.clone()
+        }
+    }
+}
+
+fn broken(why: impl std::fmt::Display) -> Farewell {
+    Farewell::Broken(why.to_string())
+}
