@@ -104,6 +104,7 @@ mod pipeline;
 mod protocol;
 mod scan;
 mod session;
+mod store;
 mod value;
 
 pub use batch::{Batch, BatchOutcome};
@@ -116,4 +117,5 @@ pub use location_cache::CacheStatistics;
 pub use pipeline::{Completed, Outcome, Pipeline, PipelineFull, Ticket};
 pub use scan::{Entry, Scan};
 pub use session::Session;
+pub use store::Store;
 pub use value::{Exchange, Value, Version};

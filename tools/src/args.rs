@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueHint};
 use clap_complete::Shell;
@@ -94,6 +95,9 @@ pub(crate) struct KeyValue {
     /// Take the value from this file
     #[arg(long, conflicts_with = "value", value_hint = ValueHint::FilePath)]
     pub(crate) file: Option<PathBuf>,
+    /// The value ends after this long, such as 90s, 15m, 12h or 7d; without it never
+    #[arg(long, value_name = "TIME", value_parser = ttl)]
+    pub(crate) ttl: Option<Duration>,
 }
 
 #[derive(Debug, clap::Args)]
@@ -161,6 +165,21 @@ pub(crate) struct Completions {
     pub(crate) shell: Shell,
 }
 
+/// A whole number of seconds, minutes, hours or days.
+fn ttl(text: &str) -> Result<Duration, String> {
+    const UNITS: [(char, u64); 4] = [('s', 1), ('m', 60), ('h', 3600), ('d', 86_400)];
+    let with_unit = |(unit, seconds): (char, u64)| {
+        let digits = text.strip_suffix(unit)?;
+        // `parse` alone would take a sign.
+        let number = digits.bytes().all(|byte| byte.is_ascii_digit()).then_some(digits)?;
+        number.parse::<u64>().ok()?.checked_mul(seconds)
+    };
+    let seconds = UNITS.into_iter().find_map(with_unit).filter(|seconds| *seconds > 0);
+    seconds
+        .map(Duration::from_secs)
+        .ok_or_else(|| "write a whole number above 0 and s, m, h or d, as in 90s or 12h".to_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
@@ -186,5 +205,14 @@ mod tests {
         assert!(parse("kv-cli cas k b").is_err());
         assert!(parse("kv-cli cas k --absent --expect a b").is_err());
         assert!(parse("kv-cli get k --secret s").is_err());
+    }
+
+    #[test]
+    fn times_have_a_unit() {
+        let seconds = |text| ttl(text).ok().map(|ttl| ttl.as_secs());
+        assert_eq!(["90s", "15m", "12h", "7d"].map(seconds), [90, 900, 43_200, 604_800].map(Some));
+        for wrong in ["", "5", "s", "0s", "+5s", "-5s", "1.5h", "5 s", "5w", "99999999999999999d"] {
+            assert_eq!(seconds(wrong), None, "{wrong}");
+        }
     }
 }

@@ -120,9 +120,8 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
                 return Ok(Confirmed::Present(seen.target(at)));
             }
             match self.read_and_examine(word, seen.posted).await? {
-                Read::Examined(Examined::Ours(_, header)) => {
-                    let generation = Some(header.generation);
-                    return Ok(Confirmed::Present(Target { generation, ..seen.target(at) }));
+                Read::Examined(Examined::Ours(found, header)) => {
+                    return Ok(Confirmed::Present(seen.target(at).read(&found, header)));
                 }
                 Read::Examined(Examined::Other) => {}
                 Read::Examined(Examined::Damaged(error)) => return Err(error.into()),
@@ -172,7 +171,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         new: &NewBlock,
         condition: Condition,
     ) -> Outcome<Inserted> {
-        let live = claim.pending.live(new.block, condition != Condition::None);
+        let live = claim.pending.live(new.block, condition != Condition::None || new.expires());
         let hint = self.hash.hint(claim.pending.incarnation());
         let posted = self.now();
         let chain = [
