@@ -11,6 +11,7 @@ mod limits;
 mod model;
 mod reader;
 mod reconnect;
+mod restarts;
 mod server_cli;
 mod slow_pipeline;
 mod space;
