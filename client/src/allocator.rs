@@ -21,6 +21,9 @@ pub(crate) trait Depot {
     /// Gives blocks away. `rested`: unlinked for GRACE already.
     fn give(&mut self, class: SizeClass, rested: bool, blocks: Vec<FreeBlock>);
 
+    /// Values with an end are about to be stored: the server has to remove them.
+    fn announce_ends(&mut self) {}
+
     /// Nobody will answer any more.
     fn is_lost(&self) -> bool;
 }
@@ -65,6 +68,7 @@ pub(crate) struct Allocator<D> {
     depot: D,
     grace_ns: Nanos,
     outstanding: u32,
+    ends_announced: bool,
 }
 
 /// How many blocks of a class fill this many bytes, at least one, at most a message's worth.
@@ -75,7 +79,7 @@ fn blocks_in(bytes: u64, class: SizeClass) -> u32 {
 impl<D: Depot> Allocator<D> {
     pub(crate) fn new(depot: D, grace_ns: Nanos) -> Self {
         let classes = SizeClass::all().map(|_| ClassList::default()).collect();
-        Self { classes, depot, grace_ns, outstanding: 0 }
+        Self { classes, depot, grace_ns, outstanding: 0, ends_announced: false }
     }
 
     fn list(&mut self, class: SizeClass) -> &mut ClassList {
@@ -156,6 +160,13 @@ impl<D: Depot> Allocator<D> {
         if rested(2 * surplus) {
             let blocks = list.resting.drain(..surplus).map(|(_, block)| block).collect();
             self.depot.give(class, true, blocks);
+        }
+    }
+
+    /// Values with an end are about to be stored. Tells the server, once.
+    pub(crate) fn announce_ends(&mut self) {
+        if !std::mem::replace(&mut self.ends_announced, true) {
+            self.depot.announce_ends();
         }
     }
 

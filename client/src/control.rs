@@ -182,6 +182,10 @@ impl Depot for ControlDepot {
         self.shared.send(Request::GiveBlocks { class, rested, blocks }, Waiter::None);
     }
 
+    fn announce_ends(&mut self) {
+        self.shared.send(Request::Expires, Waiter::None);
+    }
+
     fn is_lost(&self) -> bool {
         self.shared.lost.load(Ordering::Relaxed)
     }

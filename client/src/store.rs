@@ -1,6 +1,6 @@
 //! Conditions and ends of what is stored.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::Version;
 use crate::protocol::{Action, Expected};
@@ -13,6 +13,8 @@ pub(crate) enum Lifetime {
     Forever,
     /// This long from when it is written.
     For(Duration),
+    /// Until this second, since 1970.
+    Until(u32),
 }
 
 impl Lifetime {
@@ -20,10 +22,17 @@ impl Lifetime {
     /// the first second in which it is gone, 0 for never. It gets the whole of its time, so that
     /// is rounded up; what would end after 2106 ends then.
     pub(crate) fn expires_at_s(self, wall_ns: u64) -> u32 {
-        let Self::For(ttl) = self else { return 0 };
-        let end_ns = u128::from(wall_ns) + ttl.as_nanos();
-        u32::try_from(end_ns.div_ceil(1_000_000_000)).unwrap_or(u32::MAX).max(1)
+        match self {
+            Self::Forever => 0,
+            Self::For(ttl) => second(u128::from(wall_ns) + ttl.as_nanos()),
+            Self::Until(second) => second,
+        }
     }
+}
+
+/// The first full second that is not before this moment, in nanoseconds since 1970.
+fn second(end_ns: u128) -> u32 {
+    u32::try_from(end_ns.div_ceil(1_000_000_000)).unwrap_or(u32::MAX).max(1)
 }
 
 /// What has to be there for a store to happen.
@@ -88,6 +97,13 @@ impl<'e> Store<'e> {
     /// so it does when a value that would have ended is replaced by one without it.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.lifetime = Lifetime::For(ttl);
+        self
+    }
+
+    /// The value ends at this time, rounded up to a full second, and else as with [`Store::ttl`].
+    pub fn until(mut self, end: SystemTime) -> Self {
+        let since = end.duration_since(UNIX_EPOCH).unwrap_or_default();
+        self.lifetime = Lifetime::Until(second(since.as_nanos()));
         self
     }
 

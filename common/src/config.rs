@@ -134,6 +134,9 @@ pub struct ServerConfig {
     pub memory: Option<ByteSize>,
     /// A file on tmpfs or hugetlbfs that holds the region and survives the server.
     pub region_file: Option<PathBuf>,
+    /// A snapshot to fill a new region with, for this start only: it has no key in a file.
+    #[serde(skip)]
+    pub restore: Option<PathBuf>,
     /// Whether the region gets huge pages.
     pub huge_pages: HugePages,
     /// How long an unlinked block of a new region stays untouched, in milliseconds.
@@ -168,6 +171,7 @@ impl Default for ServerConfig {
             listen: None,
             memory: None,
             region_file: None,
+            restore: None,
             huge_pages: HugePages::default(),
             grace_ms: 100,
             key_bytes_max: 1024,

@@ -26,15 +26,18 @@
 mod clients;
 mod depot;
 mod error;
+mod expiry;
 mod formatting;
 mod index;
 mod listening;
 mod peer;
 mod recovery;
+mod restore;
 mod server;
 mod service;
 mod sweep;
 mod tokens;
 
 pub use error::{Damage, ServerError};
+pub use restore::RestoreError;
 pub use server::{Server, Stopper};

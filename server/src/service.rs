@@ -1,5 +1,6 @@
 //! The control service: one thread that sleeps until somebody connects, asks or leaves.
 
+mod chores;
 mod device;
 mod door;
 mod socket;
@@ -7,6 +8,7 @@ mod socket;
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use farside_common::config::ServerConfig;
 use farside_common::control::{
@@ -17,10 +19,11 @@ use farside_common::fabric::Nanos;
 use farside_common::fabric::shm::{RegionMemory, boot_time_ns};
 use farside_common::layout::{RegionState, STATE_OFFSET, Superblock};
 use rustix::buffer::spare_capacity;
-use rustix::event::{Timespec, epoll};
+use rustix::event::epoll;
 
 use crate::clients::Clients;
 use crate::error::{ServerError, system};
+use crate::expiry::Reaper;
 use crate::index::SlotCleaner;
 use crate::listening::Listening;
 use crate::peer::{Farewell, Peer, Who};
@@ -62,11 +65,12 @@ pub(crate) struct Service {
     buffer: Vec<u8>,
     reply: Vec<u8>,
     /// Holds the lock of a region file.
-    _memory: RegionMemory,
+    _memory: Arc<RegionMemory>,
     tokens: Tokens,
     opened: Opened,
     clients: Clients,
     sweeper: Sweeper,
+    reaper: Reaper,
     started_at: Nanos,
     statistics: ServerStatistics,
 }
@@ -75,7 +79,7 @@ impl Service {
     pub(crate) fn new(
         config: &ServerConfig,
         listening: Listening,
-        memory: RegionMemory,
+        memory: Arc<RegionMemory>,
         opened: Opened,
         stop: &OwnedFd,
     ) -> Result<Self, ServerError> {
@@ -93,6 +97,7 @@ impl Service {
                 (Door::Device(device), cleaner)
             }
         };
+        let grace = Nanos::from(opened.format.grace_ms) * 1_000_000;
         Ok(Self {
             epoll,
             door,
@@ -107,6 +112,7 @@ impl Service {
             _memory: memory,
             tokens: Tokens::new(config),
             clients: Clients::new(region, geometry, opened.incarnation, config.clients_max),
+            reaper: Reaper::new(region, geometry, (grace, cleaner.word_ns(grace)), opened.is_new),
             sweeper: Sweeper::new(region, geometry, cleaner),
             started_at: boot_time_ns(),
             statistics: ServerStatistics {
@@ -147,36 +153,6 @@ impl Service {
             }
             self.do_chores()?;
         }
-    }
-
-    /// How long the thread may sleep: for ever, unless a lost client has to be cleaned up after.
-    fn timeout(&self) -> Option<Timespec> {
-        if !self.again.is_empty() {
-            return Some(Timespec { tv_sec: 0, tv_nsec: 0 });
-        }
-        let due = [self.sweeper.next_step_at(), self.accept_again_at, self.next_probe_at()];
-        let due = due.into_iter().flatten().min()?;
-        let left = due.saturating_sub(boot_time_ns());
-        let (tv_sec, tv_nsec) = ((left / 1_000_000_000) as i64, (left % 1_000_000_000) as i64);
-        Some(Timespec { tv_sec, tv_nsec })
-    }
-
-    fn do_chores(&mut self) -> Result<(), ServerError> {
-        let now = boot_time_ns();
-        if self.accept_again_at.is_some_and(|at| at <= now) {
-            self.accept_again_at = None;
-            let watched = watch(&self.epoll, self.door.as_fd(), LISTENER);
-            watched.map_err(system("watch for clients"))?;
-        }
-        if self.next_probe_at().is_some_and(|at| at <= now) {
-            self.probe(now);
-        }
-        if self.sweeper.next_step_at().is_some_and(|at| at <= now) {
-            for client in self.sweeper.step(&self.opened.index, now)? {
-                self.clients.forget(client);
-            }
-        }
-        Ok(())
     }
 
     /// Lets clients in.
@@ -306,6 +282,12 @@ impl Service {
                 return Ok(());
             }
             Request::Statistics => Reply::Statistics(self.statistics(now)),
+            Request::Expires => {
+                if let Some(Peer { who: Who::Client { id, .. }, .. }) = self.peers.get(&token) {
+                    self.reaper.announce(*id, now);
+                }
+                return Ok(());
+            }
             Request::Goodbye => return Err(Farewell::Goodbye),
         };
         let Some(peer) = self.peers.get_mut(&token) else { return Ok(()) };
@@ -318,6 +300,7 @@ impl Service {
             clients: self.clients.connected().into(),
             chunks_free: self.opened.depot.chunks_free(),
             classes: self.opened.depot.classes(),
+            keys_expired: self.reaper.expired(),
             ..self.statistics.clone()
         }
     }
@@ -326,6 +309,7 @@ impl Service {
     fn let_leave(&mut self, token: u64) {
         let Some(peer) = self.peers.get_mut(&token) else { return };
         let Who::Client { id, .. } = peer.who else { return };
+        self.reaper.forget(id);
         peer.who = Who::Leaving;
         peer.close();
         peer.data.clear();
@@ -355,6 +339,7 @@ impl Service {
             tracing::debug!("a connection ended: {farewell}");
             return;
         };
+        self.reaper.forget(id);
         if let Err(error) = self.clients.fence(id) {
             tracing::error!(client = id, "cannot fence a client: {error}");
             return;

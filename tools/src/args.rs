@@ -69,10 +69,15 @@ pub(crate) enum Command {
     Load(Load),
     /// Write every key to a file below a folder, or to a .jsonl file
     Dump(Dump),
+    /// Write all keys, values and their ends to a file for `kv-server --restore`
+    ///
+    /// Clients may go on meanwhile: each key comes with a value it had at some moment of the
+    /// snapshot, and a key that is there all the time is not missed.
+    Snapshot(Snapshot),
     /// Check the whole region, read-only: every row, slot, block and checksum; exit 2 on damage
     ///
-    /// Clients may go on meanwhile.
-    Verify,
+    /// Clients may go on meanwhile; with --region no server may use the file.
+    Verify(Verify),
     /// Look at what this machine has and say what to do about what it lacks
     Doctor,
     /// Print a completion script for a shell
@@ -157,6 +162,23 @@ pub(crate) struct Dump {
     /// Write into a folder that is not empty, or over a file
     #[arg(long)]
     pub(crate) force: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Snapshot {
+    /// The file to make
+    #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) to: PathBuf,
+    /// Replace the file if it is there
+    #[arg(long)]
+    pub(crate) force: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Verify {
+    /// Check this region file, without a server
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) region: Option<PathBuf>,
 }
 
 #[derive(Debug, clap::Args)]

@@ -54,6 +54,8 @@ struct Overview {
     blocks_taken: u64,
     blocks_given: u64,
     requests_denied: u64,
+    keys_expired: u64,
+    keys_evicted: u64,
     key_bytes_max: u32,
     value_bytes_max: u32,
     grace_ms: u32,
@@ -110,6 +112,8 @@ impl Overview {
             blocks_taken: statistics.blocks_taken,
             blocks_given: statistics.blocks_given,
             requests_denied: statistics.requests_denied,
+            keys_expired: statistics.keys_expired,
+            keys_evicted: statistics.keys_evicted,
             key_bytes_max: report.format.key_bytes_max,
             value_bytes_max: report.format.value_bytes_max,
             grace_ms: report.format.grace_ms,
@@ -145,6 +149,10 @@ impl Overview {
             ),
             ("grace", format!("{} ms", self.grace_ms)),
             ("refused", format!("{} requests for blocks", self.requests_denied)),
+            (
+                "removed",
+                format!("{} expired, {} evicted", self.keys_expired, self.keys_evicted),
+            ),
         ]
         .map(|(name, value)| format!("{name:<10}{value}\n"))
         .concat();

@@ -60,7 +60,10 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         self.engine.geometry.check_block(block)?;
         let expires_at_s = match lifetime {
             Lifetime::Forever => 0,
-            _ => lifetime.expires_at_s(self.engine.endpoint.fabric().wall_clock_ns()),
+            _ => {
+                self.engine.allocator().announce_ends();
+                lifetime.expires_at_s(self.engine.endpoint.fabric().wall_clock_ns())
+            }
         };
         let stamp = BlockStamp {
             address: free.address,

@@ -39,6 +39,8 @@ pub enum Request {
     },
     /// Answered by [`Reply::Statistics`].
     Statistics,
+    /// The client is about to store values with an end: somebody has to remove them. Not answered.
+    Expires,
     /// The client is leaving and holds nothing any more. Not answered.
     Goodbye,
 }
@@ -82,6 +84,10 @@ pub struct ServerStatistics {
     pub requests_denied: u64,
     /// Clients that vanished without a goodbye since the server started.
     pub clients_lost: u64,
+    /// Keys removed since the server started because their values had ended.
+    pub keys_expired: u64,
+    /// Keys removed since the server started to make room for others.
+    pub keys_evicted: u64,
     /// Classes that have chunks.
     pub classes: Vec<ClassStatistics>,
 }
@@ -121,9 +127,10 @@ const STATISTICS: u8 = 3;
 const GOODBYE: u8 = 4;
 const BLOCKS: u8 = 5;
 const STATISTICS_REPLY: u8 = 6;
+const EXPIRES: u8 = 20;
 
 /// The numbers of [`ServerStatistics`] before its classes.
-const STATISTICS_NUMBERS: usize = 11;
+const STATISTICS_NUMBERS: usize = 13;
 /// The numbers of a [`ClassStatistics`].
 const CLASS_NUMBERS: usize = 3;
 
@@ -214,6 +221,8 @@ impl Decoded<'_> {
             blocks_given,
             requests_denied,
             clients_lost,
+            keys_expired,
+            keys_evicted,
         ] = first.map(le::U64::get);
         Ok(ServerStatistics {
             incarnation,
@@ -227,6 +236,8 @@ impl Decoded<'_> {
             blocks_given,
             requests_denied,
             clients_lost,
+            keys_expired,
+            keys_evicted,
             classes: classes.iter().map(class).collect::<Result<_, _>>()?,
         })
     }
@@ -247,6 +258,8 @@ impl ServerStatistics {
             self.blocks_given,
             self.requests_denied,
             self.clients_lost,
+            self.keys_expired,
+            self.keys_evicted,
         ];
         let class = |of: &ClassStatistics| [of.class.index().into(), of.blocks, of.blocks_free];
         for number in first.into_iter().chain(self.classes.iter().flat_map(class)) {
@@ -266,6 +279,7 @@ impl Request {
                 encode_blocks(GIVE, *class, *rested, blocks, into);
             }
             Self::Statistics => encode_header(STATISTICS, 0, false, 0, into),
+            Self::Expires => encode_header(EXPIRES, 0, false, 0, into),
             Self::Goodbye => encode_header(GOODBYE, 0, false, 0, into),
         }
     }
@@ -287,6 +301,7 @@ impl Request {
                 blocks: message.blocks()?,
             }),
             STATISTICS => message.no_payload().map(|()| Self::Statistics),
+            EXPIRES => message.no_payload().map(|()| Self::Expires),
             GOODBYE => message.no_payload().map(|()| Self::Goodbye),
             kind => Err(ControlError::Unknown { field: "request", value: kind.into() }),
         }
@@ -340,6 +355,7 @@ mod tests {
             Request::GiveBlocks { class: class(0), rested: true, blocks: full.clone() },
             Request::GiveBlocks { class: class(1), rested: false, blocks: Vec::new() },
             Request::Statistics,
+            Request::Expires,
             Request::Goodbye,
         ] {
             request.encode(&mut bytes);

@@ -1,0 +1,62 @@
+//! What the control thread does by itself, when its time has come.
+
+use std::os::fd::AsFd;
+
+use farside_common::fabric::Nanos;
+use farside_common::fabric::shm::boot_time_ns;
+use rustix::event::Timespec;
+
+use super::{LISTENER, Service, watch};
+use crate::error::{ServerError, system};
+use crate::expiry::Removed;
+use crate::recovery::Opened;
+
+impl Service {
+    /// How long the thread may sleep: for ever, unless a lost client has to be cleaned up after or
+    /// values end.
+    pub(super) fn timeout(&self) -> Option<Timespec> {
+        if !self.again.is_empty() {
+            return Some(Timespec { tv_sec: 0, tv_nsec: 0 });
+        }
+        let chores = [self.sweeper.next_step_at(), self.reaper.next_step_at()];
+        let due = chores.into_iter().chain([self.accept_again_at, self.next_probe_at()]);
+        let due = due.flatten().min()?;
+        let left = due.saturating_sub(boot_time_ns());
+        let (tv_sec, tv_nsec) = ((left / 1_000_000_000) as i64, (left % 1_000_000_000) as i64);
+        Some(Timespec { tv_sec, tv_nsec })
+    }
+
+    pub(super) fn do_chores(&mut self) -> Result<(), ServerError> {
+        let now = boot_time_ns();
+        if self.accept_again_at.is_some_and(|at| at <= now) {
+            self.accept_again_at = None;
+            let watched = watch(&self.epoll, self.door.as_fd(), LISTENER);
+            watched.map_err(system("watch for clients"))?;
+        }
+        if self.next_probe_at().is_some_and(|at| at <= now) {
+            self.probe(now);
+        }
+        if self.sweeper.next_step_at().is_some_and(|at| at <= now) {
+            for client in self.sweeper.step(&self.opened.index, now)? {
+                self.clients.forget(client);
+            }
+        }
+        if self.reaper.next_step_at().is_some_and(|at| at <= now) {
+            self.reap(now)?;
+        }
+        Ok(())
+    }
+
+    /// Removes some of what has ended; the blocks are the depot's, once they rested.
+    fn reap(&mut self, now: Nanos) -> Result<(), ServerError> {
+        let Opened { index, depot, .. } = &mut self.opened;
+        for Removed { class, block } in self.reaper.step(index, self.sweeper.cleaner())? {
+            // Given like any other, so that taken less given is what clients and slots have.
+            self.statistics.blocks_given += 1;
+            if let Err(error) = depot.give(class, vec![block], false, now) {
+                tracing::error!("a block of a value that ended does not fit: {error}");
+            }
+        }
+        Ok(())
+    }
+}
