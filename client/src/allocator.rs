@@ -10,13 +10,21 @@ use farside_common::control::{BLOCKS_PER_MESSAGE_MAX, FreeBlock};
 use farside_common::fabric::Nanos;
 use farside_common::layout::SizeClass;
 
+/// Blocks from the depot.
+pub(crate) struct Delivery {
+    pub(crate) class: SizeClass,
+    /// They were unlinked GRACE ago; else they have to rest here.
+    pub(crate) rested: bool,
+    pub(crate) blocks: Vec<FreeBlock>,
+}
+
 /// Where blocks come from and go to: the server's depot, asynchronously.
 pub(crate) trait Depot {
     /// Asks for blocks; they come, or not, with a later [`Depot::receive`].
     fn request(&mut self, class: SizeClass, count: u32);
 
     /// The answer to a request, if one has come.
-    fn receive(&mut self) -> Option<(SizeClass, Vec<FreeBlock>)>;
+    fn receive(&mut self) -> Option<Delivery>;
 
     /// Gives blocks away. `rested`: unlinked for GRACE already.
     fn give(&mut self, class: SizeClass, rested: bool, blocks: Vec<FreeBlock>);
@@ -59,8 +67,8 @@ struct ClassList {
     resting: VecDeque<(Nanos, FreeBlock)>,
     requested: bool,
     request_blocks: u32,
-    /// The server said then that it has none.
-    denied_at: Option<Nanos>,
+    /// The server had none that rested: no use asking again before that.
+    ask_again_at: Nanos,
 }
 
 pub(crate) struct Allocator<D> {
@@ -98,7 +106,11 @@ impl<D: Depot> Allocator<D> {
             return Taken::Block(block);
         }
         let block = list.ready.pop();
-        if list.ready.len() < list.request_blocks as usize / 2 || block.is_none() {
+        let few = list.request_blocks as usize / 2;
+        let has_few = |resting: &VecDeque<(Nanos, FreeBlock)>| {
+            resting.get(few).is_none_or(|(ready_at, _)| *ready_at > now)
+        };
+        if block.is_none() || list.ready.len() < few && has_few(&list.resting) {
             self.request(class, now);
         }
         match block {
@@ -120,8 +132,7 @@ impl<D: Depot> Allocator<D> {
 
     fn request(&mut self, class: SizeClass, now: Nanos) {
         let list = self.list(class);
-        let denied = list.denied_at.is_some_and(|at| now.saturating_sub(at) < DENIED_NS);
-        if list.requested || denied {
+        if list.requested || now < list.ask_again_at {
             return;
         }
         let doubled = list.request_blocks.saturating_mul(2);
@@ -134,12 +145,19 @@ impl<D: Depot> Allocator<D> {
     }
 
     fn receive(&mut self, now: Nanos) {
-        while let Some((class, blocks)) = self.depot.receive() {
+        while let Some(Delivery { class, rested, blocks }) = self.depot.receive() {
             self.outstanding = self.outstanding.saturating_sub(1);
+            let ready_at = now + self.grace_ns;
             let list = self.list(class);
             list.requested = false;
-            list.denied_at = blocks.is_empty().then_some(now);
-            list.ready.extend(blocks);
+            if blocks.is_empty() {
+                list.ask_again_at = now + DENIED_NS;
+            } else if rested {
+                list.ready.extend(blocks);
+            } else {
+                list.ask_again_at = ready_at;
+                list.resting.extend(blocks.into_iter().map(|block| (ready_at, block)));
+            }
         }
     }
 
@@ -202,6 +220,7 @@ mod tests {
         next: u32,
         asked: Vec<(SizeClass, u32)>,
         given: Vec<(bool, usize)>,
+        unrested: bool,
     }
 
     impl Depot for TestDepot {
@@ -209,14 +228,15 @@ mod tests {
             self.asked.push((class, count));
         }
 
-        fn receive(&mut self) -> Option<(SizeClass, Vec<FreeBlock>)> {
+        fn receive(&mut self) -> Option<Delivery> {
             let (class, count) = self.asked.pop()?;
             let count = count.min(self.left);
             self.left -= count;
             let first = self.next;
             self.next += count;
             let block = |n| FreeBlock { address: BlockAddress(n), generation: 1 };
-            Some((class, (first..self.next).map(block).collect()))
+            let blocks = (first..self.next).map(block).collect();
+            Some(Delivery { class, rested: !self.unrested, blocks })
         }
 
         fn give(&mut self, _: SizeClass, rested: bool, blocks: Vec<FreeBlock>) {
@@ -289,6 +309,22 @@ mod tests {
         }
         let counts: Vec<u32> = requests.iter().map(|(_, count)| *count).collect();
         assert!(counts.is_sorted() && counts.contains(&4096), "{counts:?}");
+    }
+
+    #[test]
+    fn blocks_that_have_not_rested_are_waited_for_and_not_asked_for_twice() {
+        let mut allocator = allocator(1000);
+        allocator.depot.unrested = true;
+        assert!(matches!(allocator.take(class(), 0), Taken::Asked(_)));
+        assert_eq!(allocator.take(class(), 5), Taken::Resting(5 + GRACE));
+        assert_eq!(allocator.take(class(), 6), Taken::Resting(5 + GRACE));
+        let left = allocator.depot.left;
+        let granted = 1000 - left;
+        // Once they rested they serve, and while half of them are left nobody asks for more.
+        for _ in 0..granted / 2 - 1 {
+            assert!(take(&mut allocator, 5 + GRACE).is_some());
+        }
+        assert_eq!((allocator.depot.left, allocator.depot.asked.len()), (left, 0));
     }
 
     #[test]

@@ -15,7 +15,7 @@ use farside_common::control::{
 use farside_common::layout::SizeClass;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
-use crate::allocator::Depot;
+use crate::allocator::{Delivery, Depot};
 use crate::{Error, Result};
 
 /// How long somebody who asked for statistics waits.
@@ -49,7 +49,7 @@ pub(crate) struct Inbox {
 
 #[derive(Default)]
 struct Deliveries {
-    blocks: VecDeque<(SizeClass, Vec<FreeBlock>)>,
+    blocks: VecDeque<Delivery>,
     /// The session has ended: what comes now goes back.
     closed: bool,
 }
@@ -169,7 +169,7 @@ impl Depot for ControlDepot {
     }
 
     #[inline]
-    fn receive(&mut self) -> Option<(SizeClass, Vec<FreeBlock>)> {
+    fn receive(&mut self) -> Option<Delivery> {
         if self.inbox.waiting.load(Ordering::Acquire) == 0 {
             return None;
         }
@@ -199,8 +199,10 @@ impl Drop for ControlDepot {
             deliveries.closed = true;
             std::mem::take(&mut deliveries.blocks)
         };
-        for (class, blocks) in late.into_iter().filter(|(_, blocks)| !blocks.is_empty()) {
-            self.give(class, true, blocks);
+        for Delivery { class, rested, blocks } in late {
+            if !blocks.is_empty() {
+                self.give(class, rested, blocks);
+            }
         }
     }
 }
@@ -326,8 +328,8 @@ impl Service {
     fn take(&mut self, bytes: usize) -> std::result::Result<(), End> {
         let reply = Reply::decode(&self.buffer[..bytes]);
         match (reply, self.waiters.pop_front()) {
-            (Ok(Reply::Blocks { class, blocks }), Some(Waiter::Session(inbox))) => {
-                self.deliver(&inbox, class, blocks);
+            (Ok(Reply::Blocks { class, rested, blocks }), Some(Waiter::Session(inbox))) => {
+                self.deliver(&inbox, Delivery { class, rested, blocks });
                 Ok(())
             }
             (Ok(Reply::Statistics(statistics)), Some(Waiter::Statistics(slot))) => {
@@ -340,13 +342,14 @@ impl Service {
         }
     }
 
-    fn deliver(&self, inbox: &Inbox, class: SizeClass, blocks: Vec<FreeBlock>) {
+    fn deliver(&self, inbox: &Inbox, delivery: Delivery) {
         let mut deliveries = lock(&inbox.deliveries);
         if !deliveries.closed {
-            deliveries.blocks.push_back((class, blocks));
+            deliveries.blocks.push_back(delivery);
             inbox.waiting.fetch_add(1, Ordering::AcqRel);
-        } else if !blocks.is_empty() {
-            self.shared.send(Request::GiveBlocks { class, rested: true, blocks }, Waiter::None);
+        } else if !delivery.blocks.is_empty() {
+            let Delivery { class, rested, blocks } = delivery;
+            self.shared.send(Request::GiveBlocks { class, rested, blocks }, Waiter::None);
         }
     }
 

@@ -148,6 +148,8 @@ pub struct ServerConfig {
     /// How much memory the index of a new region gets; else between a sixth and a third of it.
     #[serde(deserialize_with = "from_text")]
     pub index: Option<ByteSize>,
+    /// Whether keys that were not written for long are removed when others need their room.
+    pub evict: bool,
     /// How many clients may be connected at a time.
     pub clients_max: u32,
     /// How often the server looks whether the hosts of its clients are still there, in
@@ -177,6 +179,7 @@ impl Default for ServerConfig {
             key_bytes_max: 1024,
             value_bytes_max: 1 << 20,
             index: None,
+            evict: false,
             clients_max: CLIENTS_MAX_LIMIT,
             probe_ms: 1000,
             rdma: RdmaConfig::default(),

@@ -90,7 +90,8 @@ impl Reaper {
     /// This client stores values with an end from now on.
     pub(crate) fn announce(&mut self, client: u16, now: Nanos) {
         self.clients.insert(client);
-        self.next_pass_at.get_or_insert(now + REST_NS_MIN);
+        let at = now.saturating_add(REST_NS_MIN);
+        self.next_pass_at = Some(self.next_pass_at.map_or(at, |next| next.min(at)));
     }
 
     /// This client is gone; what it stored is not.
@@ -156,7 +157,7 @@ impl Reaper {
     }
 
     /// What is left to do about a slot that was taken out of service just now.
-    fn bury(
+    pub(crate) fn bury(
         &mut self,
         slot: u64,
         word: SlotWord,

@@ -26,6 +26,7 @@
 mod clients;
 mod depot;
 mod error;
+mod eviction;
 mod expiry;
 mod formatting;
 mod index;

@@ -98,6 +98,8 @@ fn fill(snapshot: &Path, config: &ServerConfig) -> Result<RegionMemory, RestoreE
         listen: Some(address.clone()),
         secret: None,
         reader_secret: None,
+        // A snapshot that does not fit is refused, not thinned out.
+        evict: false,
         ..config.clone()
     };
     let start = || -> Result<_, ServerError> {

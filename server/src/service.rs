@@ -23,11 +23,12 @@ use rustix::event::epoll;
 
 use crate::clients::Clients;
 use crate::error::{ServerError, system};
+use crate::eviction::Evictor;
 use crate::expiry::Reaper;
 use crate::index::SlotCleaner;
 use crate::listening::Listening;
 use crate::peer::{Farewell, Peer, Who};
-use crate::recovery::{Opened, RegionTables};
+use crate::recovery::Opened;
 use crate::sweep::Sweeper;
 use crate::tokens::Tokens;
 
@@ -71,6 +72,8 @@ pub(crate) struct Service {
     clients: Clients,
     sweeper: Sweeper,
     reaper: Reaper,
+    /// In a region that is a cache.
+    evictor: Option<Evictor>,
     started_at: Nanos,
     statistics: ServerStatistics,
 }
@@ -113,6 +116,7 @@ impl Service {
             tokens: Tokens::new(config),
             clients: Clients::new(region, geometry, opened.incarnation, config.clients_max),
             reaper: Reaper::new(region, geometry, (grace, cleaner.word_ns(grace)), opened.is_new),
+            evictor: config.evict.then(|| Evictor::new(region, geometry, cleaner.word_ns(grace))),
             sweeper: Sweeper::new(region, geometry, cleaner),
             started_at: boot_time_ns(),
             statistics: ServerStatistics {
@@ -227,10 +231,10 @@ impl Service {
     /// Blocks in answers that nobody saw belong to the depot again, as rested as they were.
     fn take_back(&mut self, undelivered: [Option<Reply>; 2]) {
         for reply in undelivered.into_iter().flatten() {
-            let Reply::Blocks { class, blocks } = reply else { continue };
+            let Reply::Blocks { class, rested, blocks } = reply else { continue };
             // Given like any other, so that taken less given is what clients and slots have.
             self.statistics.blocks_given += blocks.len() as u64;
-            if let Err(error) = self.opened.depot.give(class, blocks, true, boot_time_ns()) {
+            if let Err(error) = self.opened.depot.give(class, blocks, rested, boot_time_ns()) {
                 tracing::error!("blocks that were not delivered do not fit: {error}");
             }
         }
@@ -266,13 +270,11 @@ impl Service {
                 return Err(broken(&"a reader has no use for blocks"));
             }
             Request::TakeBlocks { class, count } => {
-                let Opened { region, geometry, depot, .. } = &mut self.opened;
-                let tables = RegionTables { region, geometry };
-                let taken = depot.take(class, count, now, &tables);
-                let blocks = taken.map_err(|error| broken(&error))?;
+                let (rested, blocks) =
+                    self.take_blocks(class, count, now).map_err(|error| broken(&error))?;
                 self.statistics.blocks_taken += blocks.len() as u64;
                 self.statistics.requests_denied += u64::from(count > 0 && blocks.is_empty());
-                Reply::Blocks { class, blocks }
+                Reply::Blocks { class, rested, blocks }
             }
             Request::GiveBlocks { class, rested, blocks } => {
                 let count = blocks.len() as u64;
@@ -301,6 +303,7 @@ impl Service {
             chunks_free: self.opened.depot.chunks_free(),
             classes: self.opened.depot.classes(),
             keys_expired: self.reaper.expired(),
+            keys_evicted: self.evictor.as_ref().map_or(0, Evictor::evicted),
             ..self.statistics.clone()
         }
     }

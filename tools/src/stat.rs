@@ -149,10 +149,7 @@ impl Overview {
             ),
             ("grace", format!("{} ms", self.grace_ms)),
             ("refused", format!("{} requests for blocks", self.requests_denied)),
-            (
-                "removed",
-                format!("{} expired, {} evicted", self.keys_expired, self.keys_evicted),
-            ),
+            ("removed", format!("{} expired, {} evicted", self.keys_expired, self.keys_evicted)),
         ]
         .map(|(name, value)| format!("{name:<10}{value}\n"))
         .concat();

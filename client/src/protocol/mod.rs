@@ -218,8 +218,9 @@ impl<'e, F: Fabric, D: Depot> Operation<'e, F, D> {
         if expires_at_s == 0 {
             return false;
         }
-        let since = self.now().saturating_sub(posted);
-        let wall_ns = self.engine.endpoint.fabric().wall_clock_ns().saturating_sub(since);
+        let fabric = self.engine.endpoint.fabric();
+        let since = fabric.now().saturating_sub(posted);
+        let wall_ns = fabric.wall_clock_ns().saturating_sub(since);
         u64::from(expires_at_s) <= wall_ns / 1_000_000_000
     }
 

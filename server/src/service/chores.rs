@@ -2,14 +2,16 @@
 
 use std::os::fd::AsFd;
 
-use farside_common::fabric::Nanos;
+use farside_common::control::FreeBlock;
 use farside_common::fabric::shm::boot_time_ns;
+use farside_common::fabric::{ChainError, Nanos};
+use farside_common::layout::SizeClass;
 use rustix::event::Timespec;
 
 use super::{LISTENER, Service, watch};
 use crate::error::{ServerError, system};
 use crate::expiry::Removed;
-use crate::recovery::Opened;
+use crate::recovery::{Opened, RegionTables};
 
 impl Service {
     /// How long the thread may sleep: for ever, unless a lost client has to be cleaned up after or
@@ -42,18 +44,38 @@ impl Service {
             }
         }
         if self.reaper.next_step_at().is_some_and(|at| at <= now) {
-            self.reap(now)?;
+            self.reap()?;
         }
         Ok(())
     }
 
+    /// Blocks of a class, and whether they have rested: from the depot, or, in a cache that is
+    /// full, from keys that were not written for long.
+    pub(super) fn take_blocks(
+        &mut self,
+        class: SizeClass,
+        count: u32,
+        now: Nanos,
+    ) -> Result<(bool, Vec<FreeBlock>), ChainError> {
+        let Opened { region, geometry, depot, index, .. } = &mut self.opened;
+        let blocks = depot.take(class, count, now, &RegionTables { region, geometry })?;
+        let Some(evictor) = self.evictor.as_mut().filter(|_| blocks.is_empty() && count > 0) else {
+            return Ok((true, blocks));
+        };
+        let cleaner = self.sweeper.cleaner();
+        let blocks = evictor.make_room(class, count, index, cleaner, &mut self.reaper)?;
+        // As if they had gone by the depot: taken less given is what clients and slots have.
+        self.statistics.blocks_given += blocks.len() as u64;
+        Ok((false, blocks))
+    }
+
     /// Removes some of what has ended; the blocks are the depot's, once they rested.
-    fn reap(&mut self, now: Nanos) -> Result<(), ServerError> {
+    fn reap(&mut self) -> Result<(), ServerError> {
         let Opened { index, depot, .. } = &mut self.opened;
         for Removed { class, block } in self.reaper.step(index, self.sweeper.cleaner())? {
             // Given like any other, so that taken less given is what clients and slots have.
             self.statistics.blocks_given += 1;
-            if let Err(error) = depot.give(class, vec![block], false, now) {
+            if let Err(error) = depot.give(class, vec![block], false, boot_time_ns()) {
                 tracing::error!("a block of a value that ended does not fit: {error}");
             }
         }

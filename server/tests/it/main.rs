@@ -135,7 +135,7 @@ impl Client {
     fn take(&self, class: SizeClass, count: u32) -> Vec<FreeBlock> {
         self.send(&Request::TakeBlocks { class, count });
         match self.receive() {
-            Some(Reply::Blocks { class: of, blocks }) => {
+            Some(Reply::Blocks { class: of, blocks, .. }) => {
                 assert!(of == class && blocks.len() <= BLOCKS_PER_MESSAGE_MAX);
                 blocks
             }

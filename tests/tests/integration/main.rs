@@ -7,6 +7,7 @@ mod chaos;
 mod cli;
 mod damage;
 mod depot;
+mod eviction;
 mod expiry;
 mod limits;
 mod model;

@@ -70,7 +70,7 @@ fn a_value_is_there_until_its_second_and_not_from_it_on() {
         bench.clock.set(bench.clock.get() + 1);
         assert_eq!(bench.get(), (false, (1, 1, 0, 0)), "cached GET, on the second");
         assert_eq!(bench.uncached().get(), (false, (2, 2, 0, 0)), "uncached GET, likewise");
-        assert_eq!(bench.uncached().exchange().0, false, "exchange, likewise");
+        assert!(!bench.uncached().exchange().0, "exchange, likewise");
     });
 }
 
@@ -79,13 +79,13 @@ fn an_ended_value_is_absent_for_insert_update_and_delete() {
     with_bench(|bench| {
         bench.store();
         bench.end();
-        assert_eq!(bench.update().0, false, "cached UPDATE");
+        assert!(!bench.update().0, "cached UPDATE");
         assert_eq!(bench.uncached().update(), (false, (2, 2, 0, 0)), "uncached UPDATE");
         // READ window, READ block; WRITE block, WRITE mark, CAS.
         assert_eq!(bench.uncached().insert(), (true, (3, 2, 2, 1)), "INSERT in its place");
         assert_eq!(bench.get(), (true, (1, 1, 0, 0)), "what was inserted has no end");
         bench.end();
-        assert_eq!(bench.get().0, true, "even later");
+        assert!(bench.get().0, "even later");
         bench.store();
         bench.end();
         // The chain READs the header of what it unlinks.
@@ -103,7 +103,7 @@ fn a_value_that_has_not_ended_costs_a_verb_where_its_end_is_unknown() {
     with_bench(|bench| {
         bench.store();
         assert_eq!(bench.uncached().insert(), (false, (2, 2, 0, 0)), "refused INSERT");
-        assert_eq!(bench.get().0, true);
+        assert!(bench.get().0);
         assert_eq!(bench.update(), (true, (2, 1, 2, 1)), "cached UPDATE");
         assert_eq!(bench.update(), (true, (1, 0, 2, 1)), "an UPDATE took the end away");
         assert_eq!(bench.uncached().update(), (true, (3, 2, 2, 1)), "its word is conditional");
