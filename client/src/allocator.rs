@@ -15,6 +15,8 @@ use crate::holdings::{ClassList, Holdings, Lists};
 /// What a server said to a request for blocks.
 pub(crate) struct Delivery {
     pub(crate) class: SizeClass,
+    /// They were unlinked GRACE ago; else they have to rest here.
+    pub(crate) rested: bool,
     /// There are none just now; ask again.
     pub(crate) soon: bool,
     pub(crate) blocks: Vec<FreeBlock>,
@@ -33,6 +35,9 @@ pub(crate) trait Depot {
 
     /// Gives blocks away. `rested`: unlinked for GRACE already.
     fn give(&mut self, class: SizeClass, rested: bool, blocks: Vec<FreeBlock>);
+
+    /// Values with an end are about to be stored: the server has to remove them.
+    fn announce_ends(&mut self) {}
 
     /// Nobody will answer any more.
     fn is_lost(&self) -> bool;
@@ -71,6 +76,7 @@ pub(crate) struct Allocator<D> {
     depot: D,
     grace_ns: Nanos,
     outstanding: u32,
+    ends_announced: bool,
 }
 
 /// How many blocks of a class fill this many bytes, at least one, at most a message's worth.
@@ -83,16 +89,16 @@ impl<D: Depot> Allocator<D> {
     pub(crate) fn new(mut depot: D, grace_ns: Nanos, lanes: u16) -> Self {
         let holdings = Arc::new(Holdings::new(lanes));
         depot.watch(&holdings);
-        Self { holdings, depot, grace_ns, outstanding: 0 }
+        Self { holdings, depot, grace_ns, outstanding: 0, ends_announced: false }
     }
 
     /// A block of the class for a lane, from this session's own if there is one.
     #[inline]
     pub(crate) fn take(&mut self, lane: LaneId, class: SizeClass, now: Nanos) -> Taken {
-        let Self { holdings, depot, outstanding, .. } = self;
+        let Self { holdings, depot, grace_ns, outstanding, .. } = self;
         let mut lists = holdings.lists();
         if *outstanding > 0 {
-            *outstanding -= receive(depot, &mut lists, now);
+            *outstanding -= receive(depot, &mut lists, *grace_ns, now);
         }
         let list = lists.class(class);
         let block = match list.resting.pop_front_if(|(ready_at, _)| *ready_at <= now) {
@@ -171,6 +177,13 @@ impl<D: Depot> Allocator<D> {
         }
     }
 
+    /// Values with an end are about to be stored. Tells the server, once.
+    pub(crate) fn announce_ends(&mut self) {
+        if !std::mem::replace(&mut self.ends_announced, true) {
+            self.depot.announce_ends();
+        }
+    }
+
     /// Whether the server is gone.
     pub(crate) fn is_lost(&self) -> bool {
         self.depot.is_lost()
@@ -213,10 +226,11 @@ fn wait(list: &ClassList, now: Nanos) -> Taken {
         return Taken::Asked(now + ANSWER_POLL_NS);
     }
     match (list.resting.front(), list.ask_again_at) {
-        (Some((ready_at, _)), Some(at)) => Taken::Soon(at.min(*ready_at)),
-        (None, Some(at)) => Taken::Soon(at),
-        (Some((ready_at, _)), None) => Taken::Resting(*ready_at),
-        (None, None) => Taken::Exhausted,
+        (Some((ready_at, _)), at) if at.is_none_or(|at| *ready_at <= at) => {
+            Taken::Resting(*ready_at)
+        }
+        (_, Some(at)) => Taken::Soon(at),
+        (_, None) => Taken::Exhausted,
     }
 }
 
@@ -236,135 +250,25 @@ fn request(list: &mut ClassList, class: SizeClass, now: Nanos) -> Option<u32> {
 }
 
 /// Takes what has come; returns how many requests were answered.
-fn receive(depot: &mut impl Depot, lists: &mut Lists, now: Nanos) -> u32 {
+fn receive(depot: &mut impl Depot, lists: &mut Lists, grace_ns: Nanos, now: Nanos) -> u32 {
     let mut answered = 0;
-    while let Some(Delivery { class, soon, blocks }) = depot.receive() {
+    while let Some(Delivery { class, rested, soon, blocks }) = depot.receive() {
         answered += 1;
         let list = lists.class(class);
         list.requested = false;
         list.denied_at = (blocks.is_empty() && !soon).then_some(now);
         list.ask_again_at = soon.then_some(now + SOON_NS);
-        list.ready.extend(blocks);
+        if rested {
+            list.ready.extend(blocks);
+        } else if !blocks.is_empty() {
+            let ready_at = now + grace_ns;
+            // The server has none that rested: no use asking again before these have.
+            list.ask_again_at = Some(ready_at);
+            list.resting.extend(blocks.into_iter().map(|block| (ready_at, block)));
+        }
     }
     answered
 }
 
 #[cfg(test)]
-mod tests {
-    use farside_common::fabric::LaneId;
-
-    use super::*;
-
-    /// A depot with a number of blocks that answers when told to.
-    #[derive(Default)]
-    struct TestDepot {
-        left: u32,
-        next: u32,
-        asked: Vec<(SizeClass, u32)>,
-        given: Vec<(bool, usize)>,
-    }
-
-    impl Depot for TestDepot {
-        fn request(&mut self, class: SizeClass, count: u32) {
-            self.asked.push((class, count));
-        }
-
-        fn receive(&mut self) -> Option<Delivery> {
-            let (class, count) = self.asked.pop()?;
-            let count = count.min(self.left);
-            self.left -= count;
-            let first = self.next;
-            self.next += count;
-            let block = |n| FreeBlock { address: BlockAddress(n), generation: 1 };
-            let blocks = (first..self.next).map(block).collect();
-            Some(Delivery { class, soon: false, blocks })
-        }
-
-        fn give(&mut self, _: SizeClass, rested: bool, blocks: Vec<FreeBlock>) {
-            self.given.push((rested, blocks.len()));
-        }
-
-        fn is_lost(&self) -> bool {
-            false
-        }
-    }
-
-    const GRACE: Nanos = 100;
-    const LANE: LaneId = LaneId(0);
-
-    fn allocator(blocks: u32) -> Allocator<TestDepot> {
-        Allocator::new(TestDepot { left: blocks, ..Default::default() }, GRACE, 1)
-    }
-
-    fn class() -> SizeClass {
-        SizeClass::for_bytes(128).unwrap()
-    }
-
-    fn take(allocator: &mut Allocator<TestDepot>, now: Nanos) -> Option<FreeBlock> {
-        for _ in 0..3 {
-            match allocator.take(LANE, class(), now) {
-                Taken::Block(block) => return Some(block),
-                Taken::Asked(_) => {}
-                Taken::Soon(_) | Taken::Resting(_) | Taken::Exhausted => return None,
-            }
-        }
-        None
-    }
-
-    #[test]
-    fn no_block_is_handed_out_twice_and_all_are() {
-        let mut allocator = allocator(1000);
-        let mut seen = std::collections::HashSet::new();
-        while let Some(block) = take(&mut allocator, 0) {
-            assert!(seen.insert(block.address));
-        }
-        assert_eq!(seen.len(), 1000);
-        assert_eq!(allocator.take(LANE, class(), 0), Taken::Exhausted);
-    }
-
-    #[test]
-    fn an_unlinked_block_rests_for_grace() {
-        let mut allocator = allocator(1);
-        let block = take(&mut allocator, 0).unwrap();
-        assert_eq!(take(&mut allocator, 0), None);
-        allocator.retire(LANE, class(), FreeBlock { generation: 2, ..block }, 7);
-        assert_eq!(allocator.take(LANE, class(), 7 + GRACE - 1), Taken::Resting(7 + GRACE));
-        let again = FreeBlock { generation: 2, ..block };
-        assert_eq!(allocator.take(LANE, class(), 7 + GRACE), Taken::Block(again));
-    }
-
-    #[test]
-    fn a_block_that_was_never_linked_is_ready_at_once() {
-        let mut allocator = allocator(1);
-        let block = take(&mut allocator, 0).unwrap();
-        allocator.put_back(LANE, class(), block);
-        assert_eq!(allocator.take(LANE, class(), 0), Taken::Block(block));
-    }
-
-    #[test]
-    fn requests_grow_and_come_before_the_list_runs_dry() {
-        let mut allocator = allocator(100_000);
-        let mut requests = Vec::new();
-        for _ in 0..20_000 {
-            take(&mut allocator, 0).unwrap();
-            requests.extend(allocator.depot.asked.last());
-        }
-        let counts: Vec<u32> = requests.iter().map(|(_, count)| *count).collect();
-        assert!(counts.is_sorted() && counts.contains(&4096), "{counts:?}");
-    }
-
-    #[test]
-    fn a_consumer_gives_back_what_rested() {
-        let mut allocator = allocator(0);
-        let surplus = blocks_in(GIVE_BYTES, class());
-        for n in 0..4 * surplus {
-            let block = FreeBlock { address: BlockAddress(n), generation: 1 };
-            allocator.retire(LANE, class(), block, Nanos::from(n) * GRACE);
-        }
-        assert!(!allocator.depot.given.is_empty());
-        assert!(allocator.depot.given.iter().all(|given| *given == (true, surplus as usize)));
-        allocator.give_all();
-        let given: usize = allocator.depot.given.iter().map(|(_, blocks)| blocks).sum();
-        assert_eq!(given, 4 * surplus as usize);
-    }
-}
+mod tests;

@@ -1,7 +1,7 @@
 //! Moving blocks together, so that chunks become free for another size.
 
 use std::collections::{HashMap, HashSet};
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 use farside_common::fabric::Fabric;
 use farside_common::layout::SizeClass;
@@ -10,7 +10,7 @@ use crate::any_engine::{AnyEngine, over};
 use crate::engine::{Engine, Failure, LANE};
 use crate::protocol::{ScannedSlot, read_entry, read_subtable};
 use crate::remote_depot::ControlDepot;
-use crate::{Client, Entry, Error, Exchange, Result};
+use crate::{Client, Entry, Error, Result, Store};
 
 /// How much is moved before what it left goes back to the server, in bytes: at most as much is out
 /// of everybody's reach.
@@ -36,8 +36,8 @@ struct Occupancy {
 
 impl Client {
     /// Moves blocks out of chunks that are mostly free, as far as others of their class have room,
-    /// by ordinary updates: values stay, versions change. Such a chunk is free for another size
-    /// 288 x GRACE after its last block has gone.
+    /// by ordinary updates: values and their ends stay, versions change. Such a chunk is free for
+    /// another size 288 x GRACE after its last block has gone.
     ///
     /// Everybody may go on meanwhile; what others change is left alone. READs the index twice, and
     /// takes a GET and a compare-and-exchange for each block that moves.
@@ -67,13 +67,16 @@ impl Client {
                     continue;
                 }
                 let Some(entry) = self.entry(session.engine()?, slot)? else { continue };
-                let version = entry.value.version;
-                match session.compare_exchange_version(&entry.key, version, &entry.value) {
-                    Ok(Exchange::Exchanged) => {
+                let mut store = Store::if_version(entry.value.version);
+                if let Some(end_s) = entry.expires_at_s {
+                    store = store.until(UNIX_EPOCH + Duration::from_secs(end_s.into()));
+                }
+                match session.store(&entry.key, &entry.value, store) {
+                    Ok(true) => {
                         done.blocks_moved += 1;
                         done.bytes_moved += (entry.key.len() + entry.value.len()) as u64;
                     }
-                    Ok(Exchange::Mismatch(_)) | Err(Error::Contended { .. }) => {}
+                    Ok(false) | Err(Error::Contended { .. }) => {}
                     Err(Error::OutOfSpace { .. }) => return Ok(done),
                     Err(error) => return Err(error),
                 }

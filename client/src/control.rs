@@ -295,8 +295,8 @@ impl Service {
             Err(error) => return Err(End::Lost(error.to_string())),
         };
         match (reply, self.waiters.pop_front()) {
-            (Reply::Blocks { class, soon, blocks }, Some(Waiter::Session(inbox))) => {
-                inbox.deliver(Delivery { class, soon, blocks }, &self.shared);
+            (Reply::Blocks { class, rested, soon, blocks }, Some(Waiter::Session(inbox))) => {
+                inbox.deliver(Delivery { class, rested, soon, blocks }, &self.shared);
                 Ok(())
             }
             (Reply::Statistics(statistics), Some(Waiter::Statistics(slot))) => {

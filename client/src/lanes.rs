@@ -242,7 +242,7 @@ impl<'s, F: Fabric> Lanes<'s, F> {
                     lane.value.extend_from_slice(found.value_in(block));
                     (lane.value.as_slice(), found.version)
                 })),
-                Action::Put => Outcome::Stored,
+                Action::Put(_) => Outcome::Stored,
                 _ => Outcome::Applied(applied),
             }),
             Err(Failure::Error(error)) => Err(*error),

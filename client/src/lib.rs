@@ -107,6 +107,7 @@ mod protocol;
 mod remote_depot;
 mod scan;
 mod session;
+mod store;
 #[cfg(feature = "testing")]
 #[doc(hidden)]
 pub mod testing;
@@ -123,4 +124,5 @@ pub use location_cache::CacheStatistics;
 pub use pipeline::{Completed, Outcome, Pipeline, PipelineFull, Ticket};
 pub use scan::{Entry, Scan};
 pub use session::Session;
+pub use store::Store;
 pub use value::{Exchange, Value, Version};

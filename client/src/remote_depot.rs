@@ -69,6 +69,10 @@ impl Depot for ControlDepot {
         self.shared.give(class, rested, blocks);
     }
 
+    fn announce_ends(&mut self) {
+        self.shared.send(Request::Expires, Waiter::None);
+    }
+
     fn is_lost(&self) -> bool {
         self.shared.is_lost()
     }
@@ -80,8 +84,8 @@ impl Drop for ControlDepot {
     fn drop(&mut self) {
         let mut deliveries = lock(&self.inbox.deliveries);
         deliveries.closed = true;
-        for Delivery { class, blocks, .. } in std::mem::take(&mut deliveries.blocks) {
-            self.shared.give(class, true, blocks);
+        for Delivery { class, rested, blocks, .. } in std::mem::take(&mut deliveries.blocks) {
+            self.shared.give(class, rested, blocks);
         }
         drop(deliveries);
         let mut sessions = lock(&self.shared.sessions);
@@ -97,7 +101,7 @@ impl Inbox {
             deliveries.blocks.push_back(delivery);
             self.waiting.fetch_add(1, Ordering::AcqRel);
         } else {
-            shared.give(delivery.class, true, delivery.blocks);
+            shared.give(delivery.class, delivery.rested, delivery.blocks);
         }
     }
 }

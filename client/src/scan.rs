@@ -19,6 +19,8 @@ pub struct Entry {
     pub key: Vec<u8>,
     /// The value and its version.
     pub value: Value,
+    /// When it ends, seconds since 1970; `None` for never.
+    pub expires_at_s: Option<u32>,
 }
 
 /// Iterates over all entries; see [`Session::scan`](crate::Session::scan).

@@ -11,8 +11,9 @@ use crate::client::Shared;
 use crate::connection::Connection;
 use crate::engine::Failure;
 use crate::protocol::{Action, Answer, Expected, Found};
+use crate::store::Lifetime;
 use crate::{
-    Batch, CacheStatistics, Error, Exchange, Limits, Pipeline, Result, Scan, Value, Version,
+    Batch, CacheStatistics, Error, Exchange, Limits, Pipeline, Result, Scan, Store, Value, Version,
 };
 
 /// How often one call reconnects before it gives up.
@@ -145,27 +146,51 @@ impl Session {
     /// [`Error::Indeterminate`] if the connection broke on the way.
     #[inline]
     pub fn put(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
-        self.run(Action::Put, key, value).map(|_| ())
+        self.run(Action::Put(Lifetime::Forever), key, value).map(|_| ())
+    }
+
+    /// Stores a value that ends after `ttl`: [`Store::ttl`] says when. Then the key is absent.
+    ///
+    /// Costs what [`Session::put`] costs.
+    ///
+    /// # Errors
+    /// As [`Session::put`].
+    pub fn put_with_ttl(&mut self, key: &[u8], value: &[u8], ttl: Duration) -> Result<()> {
+        self.store(key, value, Store::always().ttl(ttl)).map(|_| ())
+    }
+
+    /// Stores a value under a condition, for ever or for a time; false if the condition did not
+    /// hold.
+    ///
+    /// Costs what [`Session::put`], [`Session::insert`], [`Session::update`] or
+    /// [`Session::compare_exchange`] cost.
+    ///
+    /// # Errors
+    /// As [`Session::put`].
+    pub fn store(&mut self, key: &[u8], value: &[u8], store: Store<'_>) -> Result<bool> {
+        Ok(self.run(store.action(), key, value)?.applied)
     }
 
     /// Stores a value only if the key is absent; false if it was there.
     ///
-    /// Three round trips; one if the key was there.
+    /// Three round trips; one if the key was there, two if its value may end: it was stored with a
+    /// TTL, or under a condition.
     ///
     /// # Errors
     /// As [`Session::put`].
     pub fn insert(&mut self, key: &[u8], value: &[u8]) -> Result<bool> {
-        Ok(self.run(Action::Insert, key, value)?.applied)
+        Ok(self.run(Action::Insert(Lifetime::Forever), key, value)?.applied)
     }
 
     /// Stores a value only if the key is there; false if it was absent.
     ///
-    /// One round trip if the key's location is cached, two if not; one if the key was absent.
+    /// One round trip if the key's location is cached, two if not; one if the key was absent. One
+    /// more if its value was stored with a TTL, or, uncached, under a condition: it may have ended.
     ///
     /// # Errors
     /// As [`Session::put`].
     pub fn update(&mut self, key: &[u8], value: &[u8]) -> Result<bool> {
-        Ok(self.run(Action::Update, key, value)?.applied)
+        Ok(self.run(Action::Update(Lifetime::Forever), key, value)?.applied)
     }
 
     /// Removes a key; false if it was absent.
@@ -223,7 +248,7 @@ impl Session {
     }
 
     fn exchange(&mut self, key: &[u8], expected: Expected<'_>, new: &[u8]) -> Result<Exchange> {
-        let answer = self.run(Action::Exchange(expected), key, new)?;
+        let answer = self.run(Action::Exchange(expected, Lifetime::Forever), key, new)?;
         if answer.applied {
             return Ok(Exchange::Exchanged);
         }

@@ -8,7 +8,10 @@ use farside_common::layout::SizeClass;
 use crate::allocator::{Delivery, Depot};
 use crate::engine::{Engine, EngineOptions, Failure, LANE};
 use crate::protocol::{Action, Answer, Expected, Operation};
+use crate::store::Lifetime;
 use crate::{Error, Version};
+
+const FOREVER: Lifetime = Lifetime::Forever;
 
 /// Where a rig's blocks come from and go to.
 pub trait Blocks {
@@ -27,7 +30,7 @@ struct Supply {
 impl Depot for Supply {
     fn request(&mut self, class: SizeClass, count: u32) {
         let blocks = self.blocks.take(class, count);
-        self.answers.push(Delivery { class, soon: false, blocks });
+        self.answers.push(Delivery { class, rested: true, soon: false, blocks });
     }
 
     fn receive(&mut self) -> Option<Delivery> {
@@ -116,15 +119,15 @@ impl<F: Fabric> Rig<F> {
     ) -> Result<Reply, Option<Error>> {
         let (action, value) = match call {
             Call::Get => (Action::Get, &[][..]),
-            Call::Put(value) => (Action::Put, value),
-            Call::Insert(value) => (Action::Insert, value),
-            Call::Update(value) => (Action::Update, value),
+            Call::Put(value) => (Action::Put(FOREVER), value),
+            Call::Insert(value) => (Action::Insert(FOREVER), value),
+            Call::Update(value) => (Action::Update(FOREVER), value),
             Call::Delete => (Action::Delete, &[][..]),
             Call::Exchange { expected, value } => {
-                (Action::Exchange(Expected::Value(expected)), value)
+                (Action::Exchange(Expected::Value(expected), FOREVER), value)
             }
             Call::ExchangeVersion { expected, value } => {
-                (Action::Exchange(Expected::Version(expected)), value)
+                (Action::Exchange(Expected::Version(expected), FOREVER), value)
             }
         };
         self.engine.check_key(key).map_err(Some)?;

@@ -6,8 +6,8 @@ use farside_common::fabric::shm::{Region, ShmFabric};
 use farside_common::fabric::verbs::{Loopback, LoopbackPeer, VerbsFabric};
 use farside_common::fabric::{ChainError, Endpoint, Fabric, LaneId, Nanos, Verb};
 use farside_common::layout::{
-    ChunkUse, DirectoryEntry, Geometry, HINT_OFFSET, ROW_BYTES, Row, SUBTABLE_BYTES, Slot,
-    SlotState, SlotWord, slot_in_subtable,
+    BlockRef, ChunkUse, DirectoryEntry, Geometry, HINT_OFFSET, ROW_BYTES, Row, SUBTABLE_BYTES,
+    SUPERSEDED, Slot, SlotState, SlotWord, WORD_GENERATIONS, slot_in_subtable,
 };
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -141,6 +141,15 @@ impl SlotCleaner {
         }
     }
 
+    /// How old a word may be for a compare-and-swap to rely on (invariant I4).
+    pub(crate) fn word_ns(&self, grace: Nanos) -> Nanos {
+        let lateness = match self {
+            Self::Memory(endpoint) => endpoint.fabric().timing().lateness_max_ns,
+            Self::Device(endpoint, _) => endpoint.fabric().timing().lateness_max_ns,
+        };
+        (WORD_GENERATIONS * grace).saturating_sub(lateness)
+    }
+
     /// Empties a slot whose owner is gone; false if somebody else changed it meanwhile.
     ///
     /// The hint goes first, so that it never stands beside another incarnation (invariant I6). No
@@ -157,6 +166,49 @@ impl SlotCleaner {
         }
     }
 
+    /// Takes a LIVE slot out of service if it still holds this word, at the latest at `deadline`;
+    /// false if it does not. The mark goes first (invariant I2). TOMB absorbs nobody: the key is
+    /// removed because of its value, so a PUT that lost to this must not call itself overwritten.
+    pub(crate) fn entomb(
+        &self,
+        slot: u64,
+        word: SlotWord,
+        block: BlockRef,
+        deadline: Nanos,
+    ) -> Result<bool, ChainError> {
+        let tomb = word.with_state(SlotState::Tomb);
+        let chain = [
+            Verb::WriteHalf { remote: block.address.offset(), value: SUPERSEDED },
+            Verb::CompareSwap { remote: slot, expected: word.bits(), desired: tomb.bits() },
+        ];
+        match self.run(&chain, deadline) {
+            Ok(found) => Ok(found == word.bits()),
+            Err(ChainError::Late) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Empties a slot that was taken out of service GRACE ago. Its hint may stay (invariant I6).
+    pub(crate) fn clear_tomb(&self, slot: u64, tomb: SlotWord) -> Result<(), ChainError> {
+        let (expected, desired) = (tomb.bits(), tomb.emptied().bits());
+        self.run(&[Verb::CompareSwap { remote: slot, expected, desired }], Nanos::MAX).map(drop)
+    }
+
+    /// The time, on the clock of deadlines.
+    pub(crate) fn now(&self) -> Nanos {
+        match self {
+            Self::Memory(endpoint) => endpoint.fabric().now(),
+            Self::Device(endpoint, _) => endpoint.fabric().now(),
+        }
+    }
+
+    fn run(&self, chain: &[Verb], deadline: Nanos) -> Result<u64, ChainError> {
+        match self {
+            Self::Memory(own) => own.drive(own.chain(LANE, chain, deadline)),
+            Self::Device(own, _) => own.drive(own.chain(LANE, chain, deadline)),
+        }
+    }
+
     fn clear_once(&self, slot: u64, word: SlotWord) -> Result<bool, ChainError> {
         let chain = [
             Verb::WriteWord { remote: slot + HINT_OFFSET, value: 0 },
@@ -166,10 +218,6 @@ impl SlotCleaner {
                 desired: word.emptied().bits(),
             },
         ];
-        let found = match self {
-            Self::Memory(own) => own.drive(own.chain(LANE, &chain, Nanos::MAX))?,
-            Self::Device(own, _) => own.drive(own.chain(LANE, &chain, Nanos::MAX))?,
-        };
-        Ok(found == word.bits())
+        Ok(self.run(&chain, Nanos::MAX)? == word.bits())
     }
 }

@@ -30,6 +30,8 @@ pub(crate) struct Opened {
     pub(crate) directory_depth: u8,
     pub(crate) index: Index,
     pub(crate) depot: Depot,
+    /// It was formatted just now: there is no key in it.
+    pub(crate) is_new: bool,
 }
 
 /// The region as the depot sees it.
@@ -104,7 +106,9 @@ pub(crate) fn open(memory: &RegionMemory, config: &ServerConfig) -> Result<Opene
         log_continued(&path, state, incarnation);
         warn_of_kept(config, &format);
     }
-    Ok(Opened { region, format, geometry, incarnation, directory_depth: depth, index, depot })
+    let is_new = memory.is_new;
+    let directory_depth = depth;
+    Ok(Opened { region, format, geometry, incarnation, directory_depth, index, depot, is_new })
 }
 
 fn log_continued(path: &Path, state: RegionState, incarnation: u64) {

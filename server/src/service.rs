@@ -1,6 +1,7 @@
 //! The control service: one thread that sleeps until somebody connects, asks or leaves.
 
 mod answering;
+mod chores;
 mod device;
 mod door;
 mod socket;
@@ -8,6 +9,7 @@ mod socket;
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use farside_common::config::ServerConfig;
 use farside_common::control::{
@@ -17,11 +19,13 @@ use farside_common::fabric::Nanos;
 use farside_common::fabric::shm::{RegionMemory, boot_time_ns};
 use farside_common::layout::{RegionState, STATE_OFFSET, Superblock};
 use rustix::buffer::spare_capacity;
-use rustix::event::{Timespec, epoll};
+use rustix::event::epoll;
 
 use crate::clients::Clients;
 use crate::collect::Collector;
 use crate::error::{ServerError, system};
+use crate::eviction::Evictor;
+use crate::expiry::Reaper;
 use crate::index::SlotCleaner;
 use crate::listening::Listening;
 use crate::peer::{Farewell, Peer, Who};
@@ -64,13 +68,16 @@ pub(crate) struct Service {
     buffer: Vec<u8>,
     reply: Vec<u8>,
     /// Holds the lock of a region file.
-    _memory: RegionMemory,
+    _memory: Arc<RegionMemory>,
     tokens: Tokens,
     opened: Opened,
     clients: Clients,
     sweeper: Sweeper,
     collector: Collector,
     recall: Recall,
+    reaper: Reaper,
+    /// In a region that is a cache.
+    evictor: Option<Evictor>,
     started_at: Nanos,
     statistics: ServerStatistics,
 }
@@ -79,7 +86,7 @@ impl Service {
     pub(crate) fn new(
         config: &ServerConfig,
         listening: Listening,
-        memory: RegionMemory,
+        memory: Arc<RegionMemory>,
         opened: Opened,
         stop: &OwnedFd,
     ) -> Result<Self, ServerError> {
@@ -97,6 +104,7 @@ impl Service {
                 (Door::Device(device), cleaner)
             }
         };
+        let grace = Nanos::from(opened.format.grace_ms) * 1_000_000;
         Ok(Self {
             epoll,
             door,
@@ -112,6 +120,8 @@ impl Service {
             tokens: Tokens::new(config),
             clients: Clients::new(region, geometry, opened.incarnation, config.clients_max),
             collector: Collector::new(cleaner.settles_ns()),
+            reaper: Reaper::new(region, geometry, (grace, cleaner.word_ns(grace)), opened.is_new),
+            evictor: config.evict.then(|| Evictor::new(region, geometry, cleaner.word_ns(grace))),
             sweeper: Sweeper::new(region, geometry, cleaner),
             recall: Recall::default(),
             started_at: boot_time_ns(),
@@ -153,41 +163,6 @@ impl Service {
             }
             self.do_chores()?;
         }
-    }
-
-    /// How long the thread may sleep: for ever, unless a lost client has to be cleaned up after.
-    fn timeout(&self) -> Option<Timespec> {
-        if !self.again.is_empty() {
-            return Some(Timespec { tv_sec: 0, tv_nsec: 0 });
-        }
-        let due = [
-            self.sweeper.next_step_at(),
-            self.collector.next_step_at(self.sweeper.is_done()),
-            self.accept_again_at,
-            self.next_probe_at(),
-        ];
-        let due = due.into_iter().flatten().min()?;
-        let left = due.saturating_sub(boot_time_ns());
-        let (tv_sec, tv_nsec) = ((left / 1_000_000_000) as i64, (left % 1_000_000_000) as i64);
-        Some(Timespec { tv_sec, tv_nsec })
-    }
-
-    fn do_chores(&mut self) -> Result<(), ServerError> {
-        let now = boot_time_ns();
-        if self.accept_again_at.is_some_and(|at| at <= now) {
-            self.accept_again_at = None;
-            let watched = watch(&self.epoll, self.door.as_fd(), LISTENER);
-            watched.map_err(system("watch for clients"))?;
-        }
-        if self.next_probe_at().is_some_and(|at| at <= now) {
-            self.probe(now);
-        }
-        if self.sweeper.next_step_at().is_some_and(|at| at <= now) {
-            for client in self.sweeper.step(&self.opened.index, now)? {
-                self.clients.forget(client);
-            }
-        }
-        self.collect(now)
     }
 
     /// Lets clients in.
@@ -264,10 +239,10 @@ impl Service {
     /// Blocks in answers that nobody saw belong to the depot again, as rested as they were.
     fn take_back(&mut self, undelivered: [Option<Reply>; 2]) {
         for reply in undelivered.into_iter().flatten() {
-            let Reply::Blocks { class, blocks, .. } = reply else { continue };
+            let Reply::Blocks { class, rested, blocks, .. } = reply else { continue };
             // Given like any other, so that taken less given is what clients and slots have.
             self.statistics.blocks_given += blocks.len() as u64;
-            if let Err(error) = self.opened.depot.give(class, blocks, true, boot_time_ns()) {
+            if let Err(error) = self.opened.depot.give(class, blocks, rested, boot_time_ns()) {
                 tracing::error!("blocks that were not delivered do not fit: {error}");
             }
         }
@@ -298,6 +273,7 @@ impl Service {
     fn let_leave(&mut self, token: u64) {
         let Some(peer) = self.peers.get_mut(&token) else { return };
         let Who::Client { id, .. } = peer.who else { return };
+        self.reaper.forget(id);
         peer.who = Who::Leaving;
         self.collector.lost(token, false, boot_time_ns());
         peer.close();
@@ -328,6 +304,7 @@ impl Service {
             tracing::debug!("a connection ended: {farewell}");
             return;
         };
+        self.reaper.forget(id);
         if let Err(error) = self.clients.fence(id) {
             tracing::error!(client = id, "cannot fence a client: {error}");
             return;

@@ -34,6 +34,11 @@ impl Sweeper {
         Self { region: region.clone(), geometry, cleaner, waiting: Vec::new(), pass: None }
     }
 
+    /// The server's way to change slots.
+    pub(crate) fn cleaner(&self) -> &SlotCleaner {
+        &self.cleaner
+    }
+
     /// A client was fenced just now and left without a goodbye.
     pub(crate) fn add(&mut self, client: u16, now: Nanos) {
         self.waiting.push((now.saturating_add(self.cleaner.settles_ns()), client));

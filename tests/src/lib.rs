@@ -219,8 +219,13 @@ impl ServerProcess {
     /// Starts it again with the same arguments, after [`ServerProcess::kill`] or
     /// [`ServerProcess::terminate`].
     pub fn restart(&mut self) {
-        self.child = Self::spawn(self.folder.path(), &self.address, &self.arguments);
+        self.start_again();
         self.wait_until_serving();
+    }
+
+    /// The same without waiting until it serves.
+    pub fn start_again(&mut self) {
+        self.child = Self::spawn(self.folder.path(), &self.address, &self.arguments);
     }
 
     /// How often its threads gave up the processor of their own will, that is, slept and woke.

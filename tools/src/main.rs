@@ -15,9 +15,12 @@ mod load;
 mod output;
 mod raw;
 mod records;
+mod region_file;
 mod scan;
+mod snapshot;
 mod stat;
 mod system;
+mod unfinished;
 mod verify;
 
 use std::process::ExitCode;
@@ -68,7 +71,8 @@ fn run(args: &Args) -> anyhow::Result<Outcome> {
         Command::Dump(what) => dump::dump(args, what),
         Command::Gc => gc::gc(args),
         Command::Compact => gc::compact(args),
-        Command::Verify => verify::verify(args),
+        Command::Snapshot(what) => snapshot::snapshot(args, what),
+        Command::Verify(what) => verify::verify(args, what),
         Command::Doctor => doctor::doctor(args),
         Command::Completions(what) => completions(what.shell),
     }

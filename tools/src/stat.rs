@@ -56,6 +56,8 @@ struct Overview {
     requests_denied: u64,
     recalls: u64,
     collector: Collector,
+    keys_expired: u64,
+    keys_evicted: u64,
     key_bytes_max: u32,
     value_bytes_max: u32,
     grace_ms: u32,
@@ -142,6 +144,8 @@ impl Overview {
             requests_denied: statistics.requests_denied,
             recalls: statistics.recalls,
             collector: statistics.into(),
+            keys_expired: statistics.keys_expired,
+            keys_evicted: statistics.keys_evicted,
             key_bytes_max: report.format.key_bytes_max,
             value_bytes_max: report.format.value_bytes_max,
             grace_ms: report.format.grace_ms,
@@ -188,6 +192,7 @@ impl Overview {
                     output::count(self.collector.blocks_collected, "lost block"),
                 ),
             ),
+            ("removed", format!("{} expired, {} evicted", self.keys_expired, self.keys_evicted)),
         ]
         .map(|(name, value)| format!("{name:<12}{value}\n"))
         .concat();

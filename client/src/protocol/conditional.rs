@@ -6,6 +6,7 @@ use super::swing::{Linked, NewBlock, Swung};
 use super::{ATTEMPTS_MAX, Found, Operation, Outcome, is_moving};
 use crate::Version;
 use crate::allocator::Depot;
+use crate::store::Lifetime;
 
 /// What has to be there for the exchange to happen.
 #[derive(Clone, Copy, Debug)]
@@ -20,8 +21,9 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     pub(super) async fn compare_exchange(
         &self,
         expected: Expected<'_>,
+        lifetime: Lifetime,
     ) -> Outcome<(bool, Option<Found>)> {
-        let new = self.new_block().await?;
+        let new = self.new_block(lifetime).await?;
         let mut mismatch = None;
         let outcome = self.exchange_block(&new, expected, &mut mismatch).await;
         let linked = self.settle(&new, outcome)?;

@@ -20,6 +20,7 @@ use super::{Action, Expected};
 use crate::Client;
 use crate::engine::Engine;
 use crate::remote_depot::ControlDepot;
+use crate::store::Lifetime;
 
 /// A fabric that executes so many verbs, and kills the process instead of the next.
 struct Mortal {
@@ -99,15 +100,16 @@ const VERBS_MAX: u64 = 40;
 /// What victims die of. Each works on keys whose place it knows (`cached`) or not.
 const OPERATIONS: [(&str, bool, Action<'static>); 9] = [
     ("GET", false, Action::Get),
-    ("PUT", true, Action::Put),
-    ("PUT", false, Action::Put),
-    ("INSERT", false, Action::Insert),
-    ("UPDATE", false, Action::Update),
+    ("PUT", true, Action::Put(FOREVER)),
+    ("PUT", false, Action::Put(FOREVER)),
+    ("INSERT", false, Action::Insert(FOREVER)),
+    ("UPDATE", false, Action::Update(FOREVER)),
     ("DELETE", true, Action::Delete),
     ("DELETE", false, Action::Delete),
-    ("EXCHANGE", false, Action::Exchange(Expected::Value(OLD))),
-    ("PUT of a new key", false, Action::Put),
+    ("EXCHANGE", false, Action::Exchange(Expected::Value(OLD), FOREVER)),
+    ("PUT of a new key", false, Action::Put(FOREVER)),
 ];
+const FOREVER: Lifetime = Lifetime::Forever;
 const OLD: &[u8] = b"the old value";
 const NEW: &[u8] = b"the new value";
 const KEY: &[u8] = b"the key that the victim works on";
@@ -132,7 +134,7 @@ fn a_victim() {
     let engine: MortalEngine = client.engine_over(mortal).unwrap();
     // It has blocks in every list: free ones, and some that rest.
     for value in [&[0u8; 13][..], &[0; 500], &[0; 3000], OLD] {
-        engine.perform(Action::Put, b"the victim's own", value).unwrap();
+        engine.perform(Action::Put(FOREVER), b"the victim's own", value).unwrap();
     }
     engine.perform(Action::Delete, b"the victim's own", &[]).unwrap();
     if cached {

@@ -22,11 +22,12 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     /// Removes the key; whether it was there. One round trip if its location is cached, else two,
     /// one if it is absent.
     pub(crate) async fn delete(&self) -> Outcome<bool> {
-        if let Some(target) = self.cached_target()
-            && let Swung::Done = self.unlink(target).await?
-        {
-            self.engine.cache().statistics.hits += 1;
-            return Ok(true);
+        if let Some(target) = self.cached_target() {
+            let posted = self.now();
+            if let Swung::Done = self.unlink(target).await? {
+                self.engine.cache().statistics.hits += 1;
+                return Ok(self.was_there(&target, posted));
+            }
         }
         self.engine.cache().statistics.misses += 1;
         let mut damaged = 0;
@@ -49,12 +50,15 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     /// Unlinks a word that this operation READ; `None` to look again.
     async fn unlink_seen(&self, mut target: Target, seen_at: Nanos) -> Outcome<Option<bool>> {
         for _ in 0..ATTEMPTS_MAX {
+            let posted = self.now();
             match self.unlink(target).await? {
-                Swung::Done => return Ok(Some(true)),
+                Swung::Done => return Ok(Some(self.was_there(&target, posted))),
                 Swung::Late => return Ok(None),
                 Swung::Lost(found) => match self.after_loss(target.word, found, seen_at) {
                     Next::Absent => return Ok(Some(false)),
-                    Next::Retry(word) => target = Target { word, generation: None, ..target },
+                    Next::Retry(word) => {
+                        target = Target::unread(target.slot, word, target.proved_at);
+                    }
                     Next::Restart => return Ok(None),
                 },
             }

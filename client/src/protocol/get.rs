@@ -25,12 +25,18 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
             let posted = self.now();
             self.post_cached(&location)?.await?;
             if let Some(found) = self.examine_cached(&location, posted) {
-                return Ok(Some(found));
+                return Ok(self.unless_ended(found, posted));
             }
             self.engine.cache().forget(self.hash);
         }
         self.engine.cache().statistics.misses += 1;
         self.get_uncached().await
+    }
+
+    /// A value whose end has come is none.
+    #[inline]
+    fn unless_ended(&self, found: Found, posted: Nanos) -> Option<Found> {
+        (!self.has_ended(found.expires_at_s, posted)).then_some(found)
     }
 
     /// READ the block, nothing else. A poisoned block does not vouch for itself: ask its slot, in
@@ -79,7 +85,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         for attempt in 0..ATTEMPTS_MAX {
             let seen = self.read_window().await?;
             match self.search(&seen, &mut damaged).await? {
-                Searched::Found(found) => return Ok(Some(found)),
+                Searched::Found(found) => return Ok(self.unless_ended(found, seen.posted)),
                 Searched::Absent => return Ok(None),
                 Searched::Again => self.back_off(attempt).await,
             }
@@ -102,6 +108,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
                         word: slot.word(),
                         generation: header.generation,
                         poisoned: header.superseded,
+                        expires: found.expires_at_s != 0,
                         proved_at: seen.posted,
                     };
                     self.engine.cache().put(self.hash, location);

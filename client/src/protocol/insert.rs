@@ -46,6 +46,12 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
             if first.slots.iter().any(undecided) {
                 return Ok(Inserted::Again);
             }
+            if first.slots.iter().any(|slot| slot.word().state() == SlotState::Tomb) {
+                // EMPTY within GRACE.
+                let pause = self.engine.constants.grace_ns / TOMB_LOOKS;
+                self.engine.endpoint.sleep_until(self.lane, self.now() + pause).await;
+                return Ok(Inserted::Again);
+            }
             return Err(Error::OutOfSpace { what: Exhausted::Index }.into());
         };
         let empty = first.slots[at].word();
@@ -120,9 +126,8 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
                 return Ok(Confirmed::Present(seen.target(at)));
             }
             match self.read_and_examine(word, seen.posted).await? {
-                Read::Examined(Examined::Ours(_, header)) => {
-                    let generation = Some(header.generation);
-                    return Ok(Confirmed::Present(Target { generation, ..seen.target(at) }));
+                Read::Examined(Examined::Ours(found, header)) => {
+                    return Ok(Confirmed::Present(seen.target(at).read(&found, header)));
                 }
                 Read::Examined(Examined::Other) => {}
                 Read::Examined(Examined::Damaged(error)) => return Err(error.into()),
@@ -172,7 +177,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         new: &NewBlock,
         condition: Condition,
     ) -> Outcome<Inserted> {
-        let live = claim.pending.live(new.block, condition != Condition::None);
+        let live = claim.pending.live(new.block, condition != Condition::None || new.expires());
         let hint = self.hash.hint(claim.pending.incarnation());
         let posted = self.now();
         let chain = [
@@ -247,6 +252,9 @@ fn before_publishing(error: ChainError) -> Failure {
         error => error.into(),
     }
 }
+
+/// How often a full window with a TOMB is looked at in the GRACE after which that is EMPTY.
+const TOMB_LOOKS: Nanos = 16;
 
 /// How often a chain that must not be left out is posted again when it was late.
 const LATE_ATTEMPTS_MAX: u32 = 1000;

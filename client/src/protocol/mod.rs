@@ -26,6 +26,7 @@ use farside_common::layout::{
 use crate::allocator::Depot;
 use crate::engine::{Engine, Failure, LANE};
 use crate::location_cache::Location;
+use crate::store::Lifetime;
 use crate::{Error, Version};
 
 pub(crate) use conditional::Expected;
@@ -44,11 +45,11 @@ type Outcome<T> = Result<T, Failure>;
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Action<'v> {
     Get,
-    Put,
-    Insert,
-    Update,
+    Put(Lifetime),
+    Insert(Lifetime),
+    Update(Lifetime),
     Delete,
-    Exchange(Expected<'v>),
+    Exchange(Expected<'v>, Lifetime),
 }
 
 impl Action<'_> {
@@ -84,6 +85,7 @@ pub(crate) struct Operation<'e, F, D: Depot> {
 pub(crate) struct Found {
     /// Which write the value comes from.
     pub(crate) version: Version,
+    expires_at_s: u32,
     value_start: u32,
     pub(crate) value_bytes: u32,
 }
@@ -103,14 +105,32 @@ struct Target {
     word: SlotWord,
     /// The full generation of its block, where it is known.
     generation: Option<u32>,
+    /// When its value ends, seconds since 1970, 0 for never, where it is known.
+    expires_at_s: Option<u32>,
     /// When the READ or compare-and-swap that last proved it was posted.
     proved_at: Nanos,
 }
 
+impl Target {
+    /// A slot whose block was not READ. A word that is not conditional leads to no block whose
+    /// value ends (invariant I16).
+    fn unread(slot: u64, word: SlotWord, proved_at: Nanos) -> Self {
+        let expires_at_s = (!word.is_conditional()).then_some(0);
+        Self { slot, word, generation: None, expires_at_s, proved_at }
+    }
+
+    /// The same slot, whose block was READ.
+    fn read(self, found: &Found, header: HeaderWord) -> Self {
+        let (generation, expires_at_s) = (Some(header.generation), Some(found.expires_at_s));
+        Self { generation, expires_at_s, ..self }
+    }
+}
+
 impl From<Location> for Target {
     fn from(location: Location) -> Self {
-        let Location { slot, word, generation, proved_at, .. } = location;
-        Self { slot, word, generation: Some(generation), proved_at }
+        let Location { slot, word, generation, expires, proved_at, .. } = location;
+        let (generation, expires_at_s) = (Some(generation), (!expires).then_some(0));
+        Self { slot, word, generation, expires_at_s, proved_at }
     }
 }
 
@@ -171,11 +191,13 @@ impl<'e, F: Fabric, D: Depot> Operation<'e, F, D> {
     pub(crate) async fn perform(&self, action: Action<'_>) -> Outcome<Answer> {
         let (applied, found) = match action {
             Action::Get => (true, self.get().await?),
-            Action::Put => (self.put().await.map(|()| true)?, None),
-            Action::Insert => (self.insert().await?, None),
-            Action::Update => (self.update().await?, None),
+            Action::Put(lifetime) => (self.put(lifetime).await.map(|()| true)?, None),
+            Action::Insert(lifetime) => (self.insert(lifetime).await?, None),
+            Action::Update(lifetime) => (self.update(lifetime).await?, None),
             Action::Delete => (self.delete().await?, None),
-            Action::Exchange(expected) => self.compare_exchange(expected).await?,
+            Action::Exchange(expected, lifetime) => {
+                self.compare_exchange(expected, lifetime).await?
+            }
         };
         Ok(Answer { applied, found })
     }
@@ -189,6 +211,19 @@ impl<'e, F: Fabric, D: Depot> Operation<'e, F, D> {
     #[inline]
     fn is_fresh(&self, posted: Nanos) -> bool {
         self.now().saturating_sub(posted) <= self.engine.constants.patience_ns
+    }
+
+    /// Whether a value with this end had ended when a READ or a chain was posted then. What is
+    /// said of the moment of the post holds for what the region showed or did after it.
+    #[inline]
+    fn has_ended(&self, expires_at_s: u32, posted: Nanos) -> bool {
+        if expires_at_s == 0 {
+            return false;
+        }
+        let fabric = self.engine.endpoint.fabric();
+        let since = fabric.now().saturating_sub(posted);
+        let wall_ns = fabric.wall_clock_ns().saturating_sub(since);
+        u64::from(expires_at_s) <= wall_ns / 1_000_000_000
     }
 
     /// One round trip. What it changes takes effect before the deadline or never.
@@ -245,8 +280,8 @@ impl<'e, F: Fabric, D: Depot> Operation<'e, F, D> {
         }
         let version = Version::of(block.address, header.generation);
         let value_start = (start + self.key_bytes) as u32;
-        let value_bytes = found.value().len() as u32;
-        Examined::Ours(Found { version, value_start, value_bytes }, header)
+        let (expires_at_s, value_bytes) = (found.expires_at_s(), found.value().len() as u32);
+        Examined::Ours(Found { version, expires_at_s, value_start, value_bytes }, header)
     }
 
     /// Where the cache says the key is; not where a split holds it.

@@ -1,8 +1,10 @@
 //! Reading a subtable and its blocks, slot by slot.
 
+use std::num::NonZeroU32;
+
 use farside_common::fabric::{Buffer, Fabric, LaneId, Verb};
 use farside_common::layout::{
-    Block, BlockRef, Row, SLOTS_PER_ROW, SUBTABLE_BYTES, Slot, SlotState, SlotWord,
+    Block, BlockAddress, BlockRef, Row, SLOTS_PER_ROW, SUBTABLE_BYTES, Slot, SlotState, SlotWord,
     slot_in_subtable,
 };
 use zerocopy::FromBytes;
@@ -84,7 +86,14 @@ pub(crate) async fn read_entry<F: Fabric, D: Depot>(
         }
         let bytes = &fabric.buffer(lane, Buffer::Block)[..reference.class.block_bytes() as usize];
         match Block::decode(bytes, reference.address) {
-            Ok(block) => return Ok(Some(entry(&block, reference.address))),
+            Ok(block) => {
+                let wall_s = fabric.wall_clock_ns() / 1_000_000_000;
+                let expires_at_s = NonZeroU32::new(block.expires_at_s()).map(NonZeroU32::get);
+                if expires_at_s.is_some_and(|end| u64::from(end) <= wall_s) {
+                    return Ok(None);
+                }
+                return Ok(Some(entry(&block, reference.address, expires_at_s)));
+            }
             Err(error) => {
                 damaged += 1;
                 if damaged == DAMAGE_READS_MAX {
@@ -96,8 +105,8 @@ pub(crate) async fn read_entry<F: Fabric, D: Depot>(
     Err(Error::Contended { attempts: FOLLOWS_MAX }.into())
 }
 
-fn entry(block: &Block<'_>, address: farside_common::layout::BlockAddress) -> Entry {
+fn entry(block: &Block<'_>, address: BlockAddress, expires_at_s: Option<u32>) -> Entry {
     let version = Version::of(address, block.header_word().generation);
     let value = Value { data: block.value().to_vec(), version };
-    Entry { key: block.key().to_vec(), value }
+    Entry { key: block.key().to_vec(), value, expires_at_s }
 }

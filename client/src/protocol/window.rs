@@ -52,8 +52,7 @@ impl Seen {
 
     /// The slot as a target, by this READ.
     pub(super) fn target(&self, at: usize) -> Target {
-        let (slot, word) = (self.slot(at), self.slots[at].word());
-        Target { slot, word, generation: None, proved_at: self.posted }
+        Target::unread(self.slot(at), self.slots[at].word(), self.posted)
     }
 
     /// Slots whose word has this fingerprint and one of these states.
@@ -153,9 +152,8 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
                 return Ok(Own::Here(seen.target(at)));
             }
             match self.read_and_examine(word, seen.posted).await? {
-                Read::Examined(Examined::Ours(_, header)) => {
-                    let generation = Some(header.generation);
-                    return Ok(Own::Here(Target { generation, ..seen.target(at) }));
+                Read::Examined(Examined::Ours(found, header)) => {
+                    return Ok(Own::Here(seen.target(at).read(&found, header)));
                 }
                 Read::Examined(Examined::Other) => {}
                 Read::Examined(Examined::Damaged(error)) => {

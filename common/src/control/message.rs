@@ -53,6 +53,8 @@ pub enum Request {
     Collect,
     /// Answered by [`Reply::Statistics`].
     Statistics,
+    /// The client is about to store values with an end: somebody has to remove them. Not answered.
+    Expires,
     /// The client is leaving and holds nothing any more. Not answered.
     Goodbye,
 }
@@ -65,6 +67,8 @@ pub enum Reply {
     Blocks {
         /// Of which class.
         class: SizeClass,
+        /// Whether all of them have been unlinked for GRACE already; else the client waits.
+        rested: bool,
         /// There are none just now, but soon there may be: ask again.
         soon: bool,
         /// Which; none when there are none.
@@ -94,7 +98,7 @@ pub enum Ask {
 struct Header {
     kind: u8,
     class: u8,
-    flag: u8,
+    flags: u8,
     reserved: u8,
     count: le::U32,
 }
@@ -116,17 +120,22 @@ const HELD: u8 = 9;
 const COLLECT: u8 = 10;
 const REPORT: u8 = 11;
 const RETURN: u8 = 12;
+const EXPIRES: u8 = 20;
+
+/// The flags of [`Reply::Blocks`].
+const RESTED: u8 = 1;
+const SOON: u8 = 2;
 
 /// The header of a message, in place of what `into` held.
-fn encode_header(kind: u8, class: u8, flag: bool, count: u32, into: &mut Vec<u8>) {
-    let header = Header { kind, class, flag: flag.into(), reserved: 0, count: count.into() };
+fn encode_header(kind: u8, class: u8, flags: u8, count: u32, into: &mut Vec<u8>) {
+    let header = Header { kind, class, flags, reserved: 0, count: count.into() };
     into.clear();
     into.extend_from_slice(header.as_bytes());
 }
 
-fn encode_blocks(kind: u8, class: SizeClass, flag: bool, blocks: &[FreeBlock], into: &mut Vec<u8>) {
+fn encode_blocks(kind: u8, class: SizeClass, flags: u8, blocks: &[FreeBlock], into: &mut Vec<u8>) {
     debug_assert!(blocks.len() <= BLOCKS_PER_MESSAGE_MAX);
-    encode_header(kind, class.index(), flag, blocks.len() as u32, into);
+    encode_header(kind, class.index(), flags, blocks.len() as u32, into);
     for block in blocks {
         let (address, generation) = (block.address.0.into(), block.generation.into());
         into.extend_from_slice(BlockBytes { address, generation }.as_bytes());
@@ -136,7 +145,7 @@ fn encode_blocks(kind: u8, class: SizeClass, flag: bool, blocks: &[FreeBlock], i
 struct Decoded<'a> {
     kind: u8,
     class: u8,
-    flag: u8,
+    flags: u8,
     count: u32,
     payload: &'a [u8],
 }
@@ -149,7 +158,7 @@ fn decode(bytes: &[u8]) -> Result<Decoded<'_>, ControlError> {
     }
     unused("reserved byte", header.reserved)?;
     let count = header.count.get();
-    Ok(Decoded { kind: header.kind, class: header.class, flag: header.flag, count, payload })
+    Ok(Decoded { kind: header.kind, class: header.class, flags: header.flags, count, payload })
 }
 
 /// What this kind of message has no use for is 0.
@@ -164,17 +173,21 @@ impl Decoded<'_> {
     /// A message that says nothing but what it is.
     fn bare(&self) -> Result<(), ControlError> {
         unused("size class", self.class)?;
-        unused("flag", self.flag)?;
+        unused("flags", self.flags)?;
         unused("count", self.count)?;
         self.no_payload()
     }
 
+    /// Whether the one flag of this kind of message is set.
     fn flag(&self) -> Result<bool, ControlError> {
-        match self.flag {
-            0 => Ok(false),
-            1 => Ok(true),
-            value => Err(ControlError::Unknown { field: "flag", value: value.into() }),
-        }
+        unused("flags", self.flags & !1)?;
+        Ok(self.flags == 1)
+    }
+
+    /// Which of the flags of [`Reply::Blocks`] are set: `rested`, `soon`.
+    fn rested_and_soon(&self) -> Result<(bool, bool), ControlError> {
+        unused("flags", self.flags & !(RESTED | SOON))?;
+        Ok((self.flags & RESTED != 0, self.flags & SOON != 0))
     }
 
     fn class(&self) -> Result<SizeClass, ControlError> {
@@ -215,7 +228,7 @@ impl Decoded<'_> {
 
     fn statistics(&self) -> Result<ServerStatistics, ControlError> {
         unused("size class", self.class)?;
-        unused("flag", self.flag)?;
+        unused("flags", self.flags)?;
         let statistics = ServerStatistics::decode(self.payload)?;
         match statistics.classes.len() == self.count as usize {
             true => Ok(statistics),
@@ -229,21 +242,22 @@ impl Request {
     pub fn encode(&self, into: &mut Vec<u8>) {
         match self {
             Self::TakeBlocks { class, count } => {
-                encode_header(TAKE, class.index(), false, *count, into);
+                encode_header(TAKE, class.index(), 0, *count, into);
             }
             Self::GiveBlocks { class, rested, blocks } => {
-                encode_blocks(GIVE, *class, *rested, blocks, into);
+                encode_blocks(GIVE, *class, (*rested).into(), blocks, into);
             }
             Self::Held { collection, last, blocks } => {
                 debug_assert!(blocks.len() <= HELD_PER_MESSAGE_MAX);
-                encode_header(HELD, 0, *last, *collection, into);
+                encode_header(HELD, 0, (*last).into(), *collection, into);
                 for address in blocks {
                     into.extend_from_slice(&address.0.to_le_bytes());
                 }
             }
-            Self::Collect => encode_header(COLLECT, 0, false, 0, into),
-            Self::Statistics => encode_header(STATISTICS, 0, false, 0, into),
-            Self::Goodbye => encode_header(GOODBYE, 0, false, 0, into),
+            Self::Collect => encode_header(COLLECT, 0, 0, 0, into),
+            Self::Statistics => encode_header(STATISTICS, 0, 0, 0, into),
+            Self::Expires => encode_header(EXPIRES, 0, 0, 0, into),
+            Self::Goodbye => encode_header(GOODBYE, 0, 0, 0, into),
         }
     }
 
@@ -256,7 +270,7 @@ impl Request {
         match message.kind {
             TAKE => {
                 message.no_payload()?;
-                unused("flag", message.flag)?;
+                unused("flags", message.flags)?;
                 Ok(Self::TakeBlocks { class: message.class()?, count: message.count })
             }
             GIVE => Ok(Self::GiveBlocks {
@@ -271,6 +285,7 @@ impl Request {
             }
             COLLECT => message.bare().map(|()| Self::Collect),
             STATISTICS => message.bare().map(|()| Self::Statistics),
+            EXPIRES => message.bare().map(|()| Self::Expires),
             GOODBYE => message.bare().map(|()| Self::Goodbye),
             kind => Err(ControlError::Unknown { field: "request", value: kind.into() }),
         }
@@ -281,17 +296,19 @@ impl Reply {
     /// The reply as bytes, in place of what `into` held.
     pub fn encode(&self, into: &mut Vec<u8>) {
         match self {
-            Self::Blocks { class, soon, blocks } => {
-                encode_blocks(BLOCKS, *class, *soon, blocks, into);
+            Self::Blocks { class, rested, soon, blocks } => {
+                let rested = if *rested { RESTED } else { 0 };
+                let soon = if *soon { SOON } else { 0 };
+                encode_blocks(BLOCKS, *class, rested | soon, blocks, into);
             }
             Self::Statistics(statistics) => {
-                encode_header(STATISTICS_REPLY, 0, false, statistics.classes.len() as u32, into);
+                encode_header(STATISTICS_REPLY, 0, 0, statistics.classes.len() as u32, into);
                 statistics.encode(into);
             }
             Self::Ask(Ask::Report { collection }) => {
-                encode_header(REPORT, 0, false, *collection, into);
+                encode_header(REPORT, 0, 0, *collection, into);
             }
-            Self::Ask(Ask::Return) => encode_header(RETURN, 0, false, 0, into),
+            Self::Ask(Ask::Return) => encode_header(RETURN, 0, 0, 0, into),
         }
     }
 
@@ -302,11 +319,11 @@ impl Reply {
     pub fn decode(bytes: &[u8]) -> Result<Self, ControlError> {
         let message = decode(bytes)?;
         match message.kind {
-            BLOCKS => Ok(Self::Blocks {
-                class: message.class()?,
-                soon: message.flag()?,
-                blocks: message.blocks()?,
-            }),
+            BLOCKS => {
+                let (rested, soon) = message.rested_and_soon()?;
+                let (class, blocks) = (message.class()?, message.blocks()?);
+                Ok(Self::Blocks { class, rested, soon, blocks })
+            }
             STATISTICS_REPLY => message.statistics().map(Self::Statistics),
             REPORT => {
                 let collection = message.count;

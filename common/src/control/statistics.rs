@@ -46,6 +46,10 @@ pub struct ServerStatistics {
     pub collecting: u64,
     /// Lost blocks that were found since the server started.
     pub blocks_collected: u64,
+    /// Keys removed since the server started because their values had ended.
+    pub keys_expired: u64,
+    /// Keys removed since the server started to make room for others.
+    pub keys_evicted: u64,
     /// Classes that have chunks.
     pub classes: Vec<ClassStatistics>,
 }
@@ -65,7 +69,7 @@ pub struct ClassStatistics {
 }
 
 /// The numbers of [`ServerStatistics`] before its classes.
-const NUMBERS: usize = 18;
+const NUMBERS: usize = 20;
 /// The numbers of a [`ClassStatistics`].
 const CLASS_NUMBERS: usize = 4;
 
@@ -91,6 +95,8 @@ impl ServerStatistics {
             self.collections_next,
             self.collecting,
             self.blocks_collected,
+            self.keys_expired,
+            self.keys_evicted,
         ];
         let class = |of: &ClassStatistics| {
             [of.class.index().into(), of.blocks, of.blocks_free, of.blocks_resting]
@@ -134,6 +140,8 @@ impl ServerStatistics {
             collections_next,
             collecting,
             blocks_collected,
+            keys_expired,
+            keys_evicted,
         ] = first.map(le::U64::get);
         Ok(Self {
             incarnation,
@@ -154,6 +162,8 @@ impl ServerStatistics {
             collections_next,
             collecting,
             blocks_collected,
+            keys_expired,
+            keys_evicted,
             classes: classes.iter().map(class).collect::<Result<_, _>>()?,
         })
     }

@@ -184,6 +184,12 @@ pub trait Fabric {
     /// The time, on the clock that deadlines are given in.
     fn now(&self) -> Nanos;
 
+    /// The wall clock, nanoseconds since 1970: what values end by.
+    fn wall_clock_ns(&self) -> u64 {
+        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        since.unwrap_or_default().as_nanos() as u64
+    }
+
     /// Queues a chain. Its outcome comes from [`Fabric::poll`], errors included.
     fn post(&mut self, lane: LaneId, chain: &[Verb], deadline: Nanos);
 

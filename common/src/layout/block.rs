@@ -168,6 +168,11 @@ impl<'a> Block<'a> {
         &self.payload[usize::from(self.header.key_bytes.get())..]
     }
 
+    /// When the value ends, seconds since 1970; 0 for never.
+    pub fn expires_at_s(&self) -> u32 {
+        self.header.expires_at_s()
+    }
+
     /// The client id of the writer.
     pub fn writer(&self) -> u16 {
         self.header.writer.get()

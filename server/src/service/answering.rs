@@ -6,7 +6,8 @@ use farside_common::layout::SizeClass;
 
 use super::Service;
 use crate::collect::Step;
-use crate::peer::{Farewell, Who};
+use crate::eviction::Evictor;
+use crate::peer::{Farewell, Peer, Who};
 use crate::recovery::{Opened, RegionTables};
 
 /// How long after it asked all clients for what they can spare the server waits for it before it
@@ -54,9 +55,10 @@ impl Service {
             | Request::GiveBlocks { .. }
             | Request::Held { .. }
             | Request::Collect
+            | Request::Expires
                 if role == Role::Reader =>
             {
-                return Err(broken("a reader has no use for blocks"));
+                return Err(broken("a reader has no use for memory"));
             }
             Request::TakeBlocks { class, count } => return self.take_out(token, class, count, now),
             Request::GiveBlocks { class, rested, blocks } => {
@@ -80,6 +82,12 @@ impl Service {
                 reply
             }
             Request::Statistics => Reply::Statistics(self.statistics(now)),
+            Request::Expires => {
+                if let Some(Peer { who: Who::Client { id, .. }, .. }) = self.peers.get(&token) {
+                    self.reaper.announce(*id, now);
+                }
+                return Ok(());
+            }
             Request::Goodbye => return Err(Farewell::Goodbye),
         };
         self.reply(token, reply)
@@ -100,10 +108,14 @@ impl Service {
     ) -> Result<(), Farewell> {
         let Opened { region, geometry, depot, .. } = &mut self.opened;
         let blocks = depot.take(class, count, now, &RegionTables { region, geometry });
-        let blocks = blocks.map_err(broken)?;
+        let mut blocks = blocks.map_err(broken)?;
+        let rested = count == 0 || !blocks.is_empty();
+        if !rested {
+            blocks = self.evict(class, count).map_err(broken)?;
+        }
         self.statistics.blocks_taken += blocks.len() as u64;
-        if count == 0 || !blocks.is_empty() {
-            return self.reply(token, Reply::Blocks { class, soon: false, blocks });
+        if rested || !blocks.is_empty() {
+            return self.reply(token, Reply::Blocks { class, rested, soon: false, blocks });
         }
         let recalls = self.recall.may(self.statistics.blocks_given, now);
         if recalls {
@@ -113,7 +125,7 @@ impl Service {
         let soon = self.recall.is_recent(now)
             || self.opened.depot.has_some_by(class, now.saturating_add(SOON_NS));
         self.statistics.requests_denied += u64::from(!soon);
-        self.reply(token, Reply::Blocks { class, soon, blocks })?;
+        self.reply(token, Reply::Blocks { class, rested: true, soon, blocks })?;
         if recalls {
             self.ask_writers(Ask::Return);
         }
@@ -176,6 +188,8 @@ impl Service {
             collections_next: self.collector.next(),
             collecting: self.collector.activity(),
             blocks_collected: self.collector.recovered(),
+            keys_expired: self.reaper.expired(),
+            keys_evicted: self.evictor.as_ref().map_or(0, Evictor::evicted),
             classes,
             ..self.statistics.clone()
         }

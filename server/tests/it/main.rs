@@ -150,7 +150,7 @@ impl Client {
                 Some(Reply::Blocks { soon: true, .. }) => {
                     std::thread::sleep(Duration::from_millis(1));
                 }
-                Some(Reply::Blocks { class: of, soon: false, blocks }) => {
+                Some(Reply::Blocks { class: of, soon: false, blocks, .. }) => {
                     assert!(of == class && blocks.len() <= BLOCKS_PER_MESSAGE_MAX);
                     return blocks;
                 }

@@ -144,7 +144,9 @@ fn a_client_that_does_not_answer_is_fenced_and_others_go_on() {
             let mut session = observer.session().unwrap();
             let mut count = 0u64;
             while !stop.load(Ordering::Relaxed) {
-                session.put(&(count % 100).to_le_bytes(), &count.to_le_bytes()).unwrap();
+                // None of the worker's keys: it knows what these can hold.
+                let key = [b"observed ", &(count % 100).to_le_bytes()[..]].concat();
+                session.put(&key, &count.to_le_bytes()).unwrap();
                 count += 1;
             }
             count

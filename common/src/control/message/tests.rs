@@ -28,6 +28,7 @@ fn messages_come_back() {
         Request::Held { collection: u32::MAX, last: false, blocks: Vec::new() },
         Request::Collect,
         Request::Statistics,
+        Request::Expires,
         Request::Goodbye,
     ] {
         request.encode(&mut bytes);
@@ -41,8 +42,9 @@ fn messages_come_back() {
     let statistics =
         ServerStatistics { clients: 3, clients_lost: 8, classes, ..Default::default() };
     for reply in [
-        Reply::Blocks { class: class(3), soon: false, blocks: full },
-        Reply::Blocks { class: class(4), soon: true, blocks: Vec::new() },
+        Reply::Blocks { class: class(3), rested: true, soon: false, blocks: full },
+        Reply::Blocks { class: class(4), rested: true, soon: true, blocks: Vec::new() },
+        Reply::Blocks { class: class(4), rested: false, soon: false, blocks: some_blocks(2) },
         Reply::Ask(Ask::Report { collection: 9 }),
         Reply::Ask(Ask::Return),
         Reply::Statistics(statistics),
@@ -89,7 +91,7 @@ proptest! {
             1 => Request::GiveBlocks { class, rested: true, blocks }.encode(&mut bytes),
             2 => Request::Statistics.encode(&mut bytes),
             3 => Request::Goodbye.encode(&mut bytes),
-            4 => Reply::Blocks { class, soon: false, blocks }.encode(&mut bytes),
+            4 => Reply::Blocks { class, rested: false, soon: true, blocks }.encode(&mut bytes),
             5 => {
                 let blocks = blocks.iter().map(|block| block.address).collect();
                 Request::Held { collection: 7, last: true, blocks }.encode(&mut bytes);
