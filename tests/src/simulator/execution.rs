@@ -152,11 +152,12 @@ impl Execution<'_> {
             Action::Begin(at) => {
                 self.last = Some(at);
                 self.poll(at)?;
-                self.poll_completed(at, self.lazy)?;
-                let swift = self.prepared.scenario.clients[self.processes[at].client].swift;
-                while swift && self.processes[at].state == State::Between {
-                    self.poll(at)?;
+                if self.prepared.scenario.clients[self.processes[at].client].swift {
                     self.poll_completed(at, false)?;
+                    while self.processes[at].state == State::Between {
+                        self.poll(at)?;
+                        self.poll_completed(at, false)?;
+                    }
                 }
                 // Nothing happened yet: to begin later is the same.
                 let process = &self.processes[at];

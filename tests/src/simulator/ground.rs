@@ -95,8 +95,8 @@ impl Ground {
         }
     }
 
-    /// A formatted region. Slots that cannot be used hold words of another fingerprint, which nobody
-    /// looks behind.
+    /// A formatted region. Slots that cannot be used hold words of another fingerprint, which
+    /// nobody looks behind.
     pub(super) fn memory(&self) -> Memory {
         let directory = self.geometry.directory_offset(0).expect("depth 0 exists");
         let block_words = (self.class.block_bytes() / 8 * self.blocks_max) as usize;

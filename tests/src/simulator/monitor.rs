@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use farside::Error;
 use farside::testing::Reply;
 
 use super::ground::KEYS;
@@ -143,23 +144,21 @@ impl Monitor {
         &mut self,
         id: u32,
         key: Key,
-        reply: &Result<Reply, Option<farside::Error>>,
+        reply: &Result<Reply, Option<Error>>,
     ) -> Result<(), Violation> {
         self.time += 1;
         let at = self.records[&id];
         self.history[at].returned = Some(self.time);
         let reply = match reply {
             Ok(reply) => reply,
-            Err(Some(farside::Error::Indeterminate)) => return Ok(()),
+            Err(Some(Error::Indeterminate)) => return Ok(()),
             // What failed has not happened.
             Err(error) => {
                 self.history[at].result = Ended::Failed;
                 self.registers[key].cancel(id);
                 return match error {
-                    None
-                    | Some(farside::Error::Contended { .. } | farside::Error::OutOfSpace { .. }) => {
-                        Ok(())
-                    }
+                    None => Ok(()),
+                    Some(Error::Contended { .. } | Error::OutOfSpace { .. }) => Ok(()),
                     Some(error) => Err(Violation::Failed(error.to_string())),
                 };
             }
