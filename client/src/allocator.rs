@@ -6,23 +6,35 @@
 
 use std::collections::VecDeque;
 
-use farside_common::control::{BLOCKS_PER_MESSAGE_MAX, FreeBlock};
+use farside_common::control::{BLOCKS_PER_MESSAGE_MAX, FreeBlock, SplitOutcome};
 use farside_common::fabric::Nanos;
 use farside_common::layout::SizeClass;
+
+use crate::growth::{Growth, Prefix};
 
 /// Where blocks come from and go to: the server's depot, asynchronously.
 pub(crate) trait Depot {
     /// Asks for blocks; they come, or not, with a later [`Depot::receive`].
     fn request(&mut self, class: SizeClass, count: u32);
 
+    /// Asks for a subtable to be split; the answer comes with a later [`Depot::receive`].
+    fn request_split(&mut self, prefix: Prefix);
+
     /// The answer to a request, if one has come.
-    fn receive(&mut self) -> Option<(SizeClass, Vec<FreeBlock>)>;
+    fn receive(&mut self) -> Option<Delivery>;
 
     /// Gives blocks away. `rested`: unlinked for GRACE already.
     fn give(&mut self, class: SizeClass, rested: bool, blocks: Vec<FreeBlock>);
 
     /// Nobody will answer any more.
     fn is_lost(&self) -> bool;
+}
+
+/// What the server answers a session.
+#[derive(Debug)]
+pub(crate) enum Delivery {
+    Blocks(SizeClass, Vec<FreeBlock>),
+    Split(Prefix, SplitOutcome),
 }
 
 /// How an attempt to take a block went.
@@ -65,6 +77,7 @@ pub(crate) struct Allocator<D> {
     depot: D,
     grace_ns: Nanos,
     outstanding: u32,
+    growth: Growth,
 }
 
 /// How many blocks of a class fill this many bytes, at least one, at most a message's worth.
@@ -75,7 +88,7 @@ fn blocks_in(bytes: u64, class: SizeClass) -> u32 {
 impl<D: Depot> Allocator<D> {
     pub(crate) fn new(depot: D, grace_ns: Nanos) -> Self {
         let classes = SizeClass::all().map(|_| ClassList::default()).collect();
-        Self { classes, depot, grace_ns, outstanding: 0 }
+        Self { classes, depot, grace_ns, outstanding: 0, growth: Growth::default() }
     }
 
     fn list(&mut self, class: SizeClass) -> &mut ClassList {
@@ -130,13 +143,39 @@ impl<D: Depot> Allocator<D> {
     }
 
     fn receive(&mut self, now: Nanos) {
-        while let Some((class, blocks)) = self.depot.receive() {
+        while let Some(delivery) = self.depot.receive() {
             self.outstanding = self.outstanding.saturating_sub(1);
+            let (class, blocks) = match delivery {
+                Delivery::Blocks(class, blocks) => (class, blocks),
+                Delivery::Split(prefix, outcome) => {
+                    self.growth.answered(prefix, outcome);
+                    continue;
+                }
+            };
             let list = self.list(class);
             list.requested = false;
             list.denied_at = blocks.is_empty().then_some(now);
             list.ready.extend(blocks);
         }
+    }
+
+    /// A lane waits until the server has split this subtable.
+    pub(crate) fn join_split(&mut self, prefix: Prefix) {
+        if self.growth.join(prefix) {
+            self.outstanding += 1;
+            self.depot.request_split(prefix);
+        }
+    }
+
+    /// What the server answered, if it has.
+    pub(crate) fn split_outcome(&mut self, prefix: Prefix, now: Nanos) -> Option<SplitOutcome> {
+        self.receive(now);
+        self.growth.answer(prefix)
+    }
+
+    /// The lane does not wait for that any more.
+    pub(crate) fn leave_split(&mut self, prefix: Prefix) {
+        self.growth.leave(prefix);
     }
 
     /// A block that never got linked: it can be written again at once and keeps its generation.
@@ -198,14 +237,16 @@ mod tests {
             self.asked.push((class, count));
         }
 
-        fn receive(&mut self) -> Option<(SizeClass, Vec<FreeBlock>)> {
+        fn request_split(&mut self, _: Prefix) {}
+
+        fn receive(&mut self) -> Option<Delivery> {
             let (class, count) = self.asked.pop()?;
             let count = count.min(self.left);
             self.left -= count;
             let first = self.next;
             self.next += count;
             let block = |n| FreeBlock { address: BlockAddress(n), generation: 1 };
-            Some((class, (first..self.next).map(block).collect()))
+            Some(Delivery::Blocks(class, (first..self.next).map(block).collect()))
         }
 
         fn give(&mut self, _: SizeClass, rested: bool, blocks: Vec<FreeBlock>) {

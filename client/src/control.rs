@@ -15,7 +15,8 @@ use farside_common::control::{
 use farside_common::layout::SizeClass;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
-use crate::allocator::Depot;
+use crate::allocator::{Delivery, Depot};
+use crate::growth::Prefix;
 use crate::{Error, Result};
 
 /// How long somebody who asked for statistics waits.
@@ -40,7 +41,7 @@ enum Waiter {
     Statistics(Arc<Slot>),
 }
 
-/// Blocks on their way to a session.
+/// Answers on their way to a session.
 #[derive(Default)]
 pub(crate) struct Inbox {
     waiting: AtomicUsize,
@@ -49,7 +50,7 @@ pub(crate) struct Inbox {
 
 #[derive(Default)]
 struct Deliveries {
-    blocks: VecDeque<(SizeClass, Vec<FreeBlock>)>,
+    answers: VecDeque<Delivery>,
     /// The session has ended: what comes now goes back.
     closed: bool,
 }
@@ -168,12 +169,18 @@ impl Depot for ControlDepot {
         self.shared.send(Request::TakeBlocks { class, count }, waiter);
     }
 
+    fn request_split(&mut self, prefix: Prefix) {
+        let (directory_hash, local_depth) = (prefix.directory_hash(), prefix.local_depth);
+        let waiter = Waiter::Session(self.inbox.clone());
+        self.shared.send(Request::Split { directory_hash, local_depth }, waiter);
+    }
+
     #[inline]
-    fn receive(&mut self) -> Option<(SizeClass, Vec<FreeBlock>)> {
+    fn receive(&mut self) -> Option<Delivery> {
         if self.inbox.waiting.load(Ordering::Acquire) == 0 {
             return None;
         }
-        let delivery = lock(&self.inbox.deliveries).blocks.pop_front()?;
+        let delivery = lock(&self.inbox.deliveries).answers.pop_front()?;
         self.inbox.waiting.fetch_sub(1, Ordering::AcqRel);
         Some(delivery)
     }
@@ -193,10 +200,14 @@ impl Drop for ControlDepot {
         let late = {
             let mut deliveries = lock(&self.inbox.deliveries);
             deliveries.closed = true;
-            std::mem::take(&mut deliveries.blocks)
+            std::mem::take(&mut deliveries.answers)
         };
-        for (class, blocks) in late.into_iter().filter(|(_, blocks)| !blocks.is_empty()) {
-            self.give(class, true, blocks);
+        for delivery in late {
+            if let Delivery::Blocks(class, blocks) = delivery
+                && !blocks.is_empty()
+            {
+                self.give(class, true, blocks);
+            }
         }
     }
 }
@@ -323,7 +334,15 @@ impl Service {
         let reply = Reply::decode(&self.buffer[..bytes]);
         match (reply, self.waiters.pop_front()) {
             (Ok(Reply::Blocks { class, blocks }), Some(Waiter::Session(inbox))) => {
-                self.deliver(&inbox, class, blocks);
+                self.deliver(&inbox, Delivery::Blocks(class, blocks));
+                Ok(())
+            }
+            (
+                Ok(Reply::Split { directory_hash, local_depth, outcome }),
+                Some(Waiter::Session(inbox)),
+            ) => {
+                let prefix = Prefix::of(directory_hash, local_depth);
+                self.deliver(&inbox, Delivery::Split(prefix, outcome));
                 Ok(())
             }
             (Ok(Reply::Statistics(statistics)), Some(Waiter::Statistics(slot))) => {
@@ -336,12 +355,14 @@ impl Service {
         }
     }
 
-    fn deliver(&self, inbox: &Inbox, class: SizeClass, blocks: Vec<FreeBlock>) {
+    fn deliver(&self, inbox: &Inbox, delivery: Delivery) {
         let mut deliveries = lock(&inbox.deliveries);
         if !deliveries.closed {
-            deliveries.blocks.push_back((class, blocks));
+            deliveries.answers.push_back(delivery);
             inbox.waiting.fetch_add(1, Ordering::AcqRel);
-        } else if !blocks.is_empty() {
+        } else if let Delivery::Blocks(class, blocks) = delivery
+            && !blocks.is_empty()
+        {
             self.shared.send(Request::GiveBlocks { class, rested: true, blocks }, Waiter::None);
         }
     }

@@ -98,6 +98,7 @@ mod control;
 mod directory;
 mod engine;
 mod error;
+mod growth;
 mod lanes;
 mod location_cache;
 mod pipeline;
@@ -117,3 +118,8 @@ pub use pipeline::{Completed, Outcome, Pipeline, PipelineFull, Ticket};
 pub use scan::{Entry, Scan};
 pub use session::Session;
 pub use value::{Exchange, Value, Version};
+
+/// For kv-server, which does some chores with the protocol's own verbs; of no use to others.
+pub mod chores {
+    pub use crate::protocol::split::{Mover, Progress, Split};
+}

@@ -395,5 +395,6 @@ impl Depot {
     }
 }
 
+mod chunks;
 #[cfg(test)]
 mod tests;

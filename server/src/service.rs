@@ -3,6 +3,7 @@
 mod device;
 mod door;
 mod socket;
+mod statistics;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -21,8 +22,8 @@ use rustix::event::{Timespec, epoll};
 
 use crate::clients::Clients;
 use crate::error::{ServerError, system};
-use crate::index::SlotCleaner;
 use crate::listening::Listening;
+use crate::own_endpoint::OwnEndpoint;
 use crate::peer::{Farewell, Peer, Who};
 use crate::recovery::{Opened, RegionTables};
 use crate::sweep::Sweeper;
@@ -66,6 +67,7 @@ pub(crate) struct Service {
     tokens: Tokens,
     opened: Opened,
     clients: Clients,
+    own: OwnEndpoint,
     sweeper: Sweeper,
     started_at: Nanos,
     statistics: ServerStatistics,
@@ -83,14 +85,14 @@ impl Service {
         watch(&epoll, listening.as_fd(), LISTENER).map_err(system("watch for clients"))?;
         watch(&epoll, stop.as_fd(), STOP).map_err(system("watch for the end"))?;
         let (region, geometry) = (&opened.region, opened.geometry);
-        let (door, cleaner) = match listening {
+        let (door, own) = match listening {
             Listening::Socket(listener) => {
-                (Door::Socket(Socket::new(listener, &memory)?), SlotCleaner::over_memory(region))
+                (Door::Socket(Socket::new(listener, &memory)?), OwnEndpoint::over_memory(region))
             }
             Listening::Device(listener) => {
                 let device = Device::new(listener, region, config)?;
-                let cleaner = SlotCleaner::over(device.loopback(config)?);
-                (Door::Device(device), cleaner)
+                let own = OwnEndpoint::over(device.loopback(config)?);
+                (Door::Device(device), own)
             }
         };
         Ok(Self {
@@ -107,13 +109,12 @@ impl Service {
             _memory: memory,
             tokens: Tokens::new(config),
             clients: Clients::new(region, geometry, opened.incarnation, config.clients_max),
-            sweeper: Sweeper::new(region, geometry, cleaner),
+            sweeper: Sweeper::new(region, geometry),
+            own,
             started_at: boot_time_ns(),
             statistics: ServerStatistics {
                 incarnation: opened.incarnation,
                 chunks: geometry.chunks().into(),
-                chunks_index: opened.depot.chunks_index(),
-                subtables: opened.index.subtables() as u64,
                 ..Default::default()
             },
             opened,
@@ -172,7 +173,7 @@ impl Service {
             self.probe(now);
         }
         if self.sweeper.next_step_at().is_some_and(|at| at <= now) {
-            for client in self.sweeper.step(&self.opened.index, now)? {
+            for client in self.sweeper.step(&self.opened.index, &self.own, now)? {
                 self.clients.forget(client);
             }
         }
@@ -286,8 +287,10 @@ impl Service {
         let request = Request::decode(bytes).map_err(|error| broken(&error))?;
         let now = boot_time_ns();
         let reply = match request {
-            Request::TakeBlocks { .. } | Request::GiveBlocks { .. } if role == Role::Reader => {
-                return Err(broken(&"a reader has no use for blocks"));
+            Request::TakeBlocks { .. } | Request::GiveBlocks { .. } | Request::Split { .. }
+                if role == Role::Reader =>
+            {
+                return Err(broken(&"a reader has no use for memory"));
             }
             Request::TakeBlocks { class, count } => {
                 let Opened { region, geometry, depot, .. } = &mut self.opened;
@@ -305,21 +308,19 @@ impl Service {
                 self.statistics.blocks_given += count;
                 return Ok(());
             }
+            Request::Split { directory_hash, local_depth } => {
+                let Opened { region, geometry, format, depot, index, .. } = &mut self.opened;
+                let tables = RegionTables { region, geometry };
+                let wanted = (directory_hash, local_depth);
+                let grown = index.grow(wanted, format, &self.own, depot, &tables);
+                let outcome = grown.map_err(|error| broken(&error))?;
+                Reply::Split { directory_hash, local_depth, outcome }
+            }
             Request::Statistics => Reply::Statistics(self.statistics(now)),
             Request::Goodbye => return Err(Farewell::Goodbye),
         };
         let Some(peer) = self.peers.get_mut(&token) else { return Ok(()) };
         peer.answer(reply, &mut self.reply)
-    }
-
-    fn statistics(&self, now: Nanos) -> ServerStatistics {
-        ServerStatistics {
-            uptime_ms: now.saturating_sub(self.started_at) / 1_000_000,
-            clients: self.clients.connected().into(),
-            chunks_free: self.opened.depot.chunks_free(),
-            classes: self.opened.depot.classes(),
-            ..self.statistics.clone()
-        }
     }
 
     /// After a goodbye: the client's place is free, and the connection stays until it hangs up.
@@ -362,7 +363,7 @@ impl Service {
         match role {
             // Its memory refused every store: there is nothing of it to find.
             Role::Reader => self.clients.forget(id),
-            Role::Writer => self.sweeper.add(id, boot_time_ns()),
+            Role::Writer => self.sweeper.add(id, boot_time_ns(), self.own.settles_ns()),
         }
         self.statistics.clients_lost += 1;
         tracing::warn!(client = id, "lost a client: {farewell}");
@@ -382,7 +383,7 @@ impl Service {
                 }
             }
         }
-        let word = Superblock::state_word(RegionState::Clean, self.opened.directory_depth);
+        let word = Superblock::state_word(RegionState::Clean, self.opened.index.depth);
         self.opened.region.store(STATE_OFFSET, word)?;
         tracing::info!("stopped");
         Ok(())

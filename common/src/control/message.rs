@@ -1,6 +1,6 @@
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, little_endian as le};
 
-use super::ControlError;
+use super::{ControlError, ServerStatistics};
 use crate::layout::{BlockAddress, SizeClass};
 
 /// The longest message on a control channel, in bytes.
@@ -37,6 +37,14 @@ pub enum Request {
         /// Which.
         blocks: Vec<FreeBlock>,
     },
+    /// A subtable of the index has no room for a key: split it, please. Answered by
+    /// [`Reply::Split`] once that is done, or cannot be.
+    Split {
+        /// The leading bits of the key's hash, which lead to the subtable.
+        directory_hash: u32,
+        /// How many of them its keys share. A deeper one by now needs no split.
+        local_depth: u8,
+    },
     /// Answered by [`Reply::Statistics`].
     Statistics,
     /// The client is leaving and holds nothing any more. Not answered.
@@ -53,49 +61,40 @@ pub enum Reply {
         /// Which; none when there are none.
         blocks: Vec<FreeBlock>,
     },
+    /// To [`Request::Split`], whose numbers come back.
+    Split {
+        /// As in the request.
+        directory_hash: u32,
+        /// As in the request.
+        local_depth: u8,
+        /// What came of it.
+        outcome: SplitOutcome,
+    },
     /// To [`Request::Statistics`].
     Statistics(ServerStatistics),
 }
 
-/// What a server knows about its region and its clients.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ServerStatistics {
-    /// How many times a server started on the region.
-    pub incarnation: u64,
-    /// How long the server has been up, in milliseconds.
-    pub uptime_ms: u64,
-    /// Connected clients, the asking one included.
-    pub clients: u64,
-    /// Chunks of the heap.
-    pub chunks: u64,
-    /// Chunks without a use.
-    pub chunks_free: u64,
-    /// Chunks with subtables.
-    pub chunks_index: u64,
-    /// Subtables of the index.
-    pub subtables: u64,
-    /// Blocks handed out to clients since the server started.
-    pub blocks_taken: u64,
-    /// Blocks clients gave back since the server started.
-    pub blocks_given: u64,
-    /// Requests for blocks that found none.
-    pub requests_denied: u64,
-    /// Clients that vanished without a goodbye since the server started.
-    pub clients_lost: u64,
-    /// Classes that have chunks.
-    pub classes: Vec<ClassStatistics>,
+/// What came of a request to split a subtable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum SplitOutcome {
+    /// There are two now: look again.
+    Done = 0,
+    /// There is no memory for another subtable just now, but some is about to come free.
+    Later = 1,
+    /// It cannot be split: no memory is left, or an entry of it is damaged.
+    Impossible = 2,
 }
 
-/// What a server knows about the blocks of a class.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ClassStatistics {
-    /// Which.
-    pub class: SizeClass,
-    /// All blocks of the class.
-    pub blocks: u64,
-    /// Those with the server, the ones still resting for GRACE included; the rest is linked or with
-    /// clients.
-    pub blocks_free: u64,
+impl SplitOutcome {
+    fn from_bits(bits: u8) -> Result<Self, ControlError> {
+        match bits {
+            0 => Ok(Self::Done),
+            1 => Ok(Self::Later),
+            2 => Ok(Self::Impossible),
+            _ => Err(ControlError::Unknown { field: "split outcome", value: bits.into() }),
+        }
+    }
 }
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -121,17 +120,25 @@ const STATISTICS: u8 = 3;
 const GOODBYE: u8 = 4;
 const BLOCKS: u8 = 5;
 const STATISTICS_REPLY: u8 = 6;
+const SPLIT: u8 = 7;
+const SPLIT_REPLY: u8 = 8;
 
-/// The numbers of [`ServerStatistics`] before its classes.
-const STATISTICS_NUMBERS: usize = 11;
-/// The numbers of a [`ClassStatistics`].
-const CLASS_NUMBERS: usize = 3;
-
+/// The most bits of a hash a directory could go by.
+const DEPTH_MAX: u8 = 32;
 /// The header of a message, in place of what `into` held.
 fn encode_header(kind: u8, class: u8, flag: bool, count: u32, into: &mut Vec<u8>) {
-    let header = Header { kind, class, flag: flag.into(), reserved: 0, count: count.into() };
+    put_header(Header { kind, class, flag: flag.into(), reserved: 0, count: count.into() }, into);
+}
+
+fn put_header(header: Header, into: &mut Vec<u8>) {
     into.clear();
     into.extend_from_slice(header.as_bytes());
+}
+
+/// A split's messages have the depth for a class, the outcome for a flag, the hash for a count.
+fn encode_split(kind: u8, directory_hash: u32, local_depth: u8, flag: u8, into: &mut Vec<u8>) {
+    let (class, count) = (local_depth, directory_hash.into());
+    put_header(Header { kind, class, flag, reserved: 0, count }, into);
 }
 
 fn encode_blocks(kind: u8, class: SizeClass, flag: bool, blocks: &[FreeBlock], into: &mut Vec<u8>) {
@@ -146,7 +153,7 @@ fn encode_blocks(kind: u8, class: SizeClass, flag: bool, blocks: &[FreeBlock], i
 struct Decoded<'a> {
     kind: u8,
     class: u8,
-    flag: bool,
+    flag: u8,
     count: u32,
     payload: &'a [u8],
 }
@@ -158,7 +165,7 @@ fn decode(bytes: &[u8]) -> Result<Decoded<'_>, ControlError> {
         return Err(length);
     }
     let count = header.count.get();
-    Ok(Decoded { kind: header.kind, class: header.class, flag: header.flag != 0, count, payload })
+    Ok(Decoded { kind: header.kind, class: header.class, flag: header.flag, count, payload })
 }
 
 impl Decoded<'_> {
@@ -166,6 +173,13 @@ impl Decoded<'_> {
         let value = self.class.into();
         SizeClass::from_index(self.class)
             .map_err(|_| ControlError::Unknown { field: "size class", value })
+    }
+
+    /// The local depth in a split's message.
+    fn depth(&self) -> Result<u8, ControlError> {
+        let value = self.class.into();
+        let depth = (self.class <= DEPTH_MAX).then_some(self.class);
+        depth.ok_or(ControlError::Unknown { field: "local depth", value })
     }
 
     fn blocks(&self) -> Result<Vec<FreeBlock>, ControlError> {
@@ -187,72 +201,6 @@ impl Decoded<'_> {
             bytes => Err(ControlError::Length { bytes }),
         }
     }
-
-    fn statistics(&self) -> Result<ServerStatistics, ControlError> {
-        let length = ControlError::Length { bytes: self.payload.len() };
-        let Ok(numbers) = <[le::U64]>::ref_from_bytes(self.payload) else { return Err(length) };
-        let Some((first, classes)) = numbers.split_first_chunk::<STATISTICS_NUMBERS>() else {
-            return Err(length);
-        };
-        let (classes, []) = classes.as_chunks::<CLASS_NUMBERS>() else { return Err(length) };
-        let class = |[class, blocks, blocks_free]: &[le::U64; CLASS_NUMBERS]| {
-            let value = class.get();
-            let unknown = ControlError::Unknown { field: "size class", value };
-            let index = u8::try_from(value).map_err(|_| unknown.clone())?;
-            let class = SizeClass::from_index(index).map_err(|_| unknown)?;
-            Ok(ClassStatistics { class, blocks: blocks.get(), blocks_free: blocks_free.get() })
-        };
-        let [
-            incarnation,
-            uptime_ms,
-            clients,
-            chunks,
-            chunks_free,
-            chunks_index,
-            subtables,
-            blocks_taken,
-            blocks_given,
-            requests_denied,
-            clients_lost,
-        ] = first.map(le::U64::get);
-        Ok(ServerStatistics {
-            incarnation,
-            uptime_ms,
-            clients,
-            chunks,
-            chunks_free,
-            chunks_index,
-            subtables,
-            blocks_taken,
-            blocks_given,
-            requests_denied,
-            clients_lost,
-            classes: classes.iter().map(class).collect::<Result<_, _>>()?,
-        })
-    }
-}
-
-impl ServerStatistics {
-    fn encode(&self, into: &mut Vec<u8>) {
-        encode_header(STATISTICS_REPLY, 0, false, self.classes.len() as u32, into);
-        let first: [u64; STATISTICS_NUMBERS] = [
-            self.incarnation,
-            self.uptime_ms,
-            self.clients,
-            self.chunks,
-            self.chunks_free,
-            self.chunks_index,
-            self.subtables,
-            self.blocks_taken,
-            self.blocks_given,
-            self.requests_denied,
-            self.clients_lost,
-        ];
-        let class = |of: &ClassStatistics| [of.class.index().into(), of.blocks, of.blocks_free];
-        for number in first.into_iter().chain(self.classes.iter().flat_map(class)) {
-            into.extend_from_slice(&number.to_le_bytes());
-        }
-    }
 }
 
 impl Request {
@@ -264,6 +212,9 @@ impl Request {
             }
             Self::GiveBlocks { class, rested, blocks } => {
                 encode_blocks(GIVE, *class, *rested, blocks, into);
+            }
+            Self::Split { directory_hash, local_depth } => {
+                encode_split(SPLIT, *directory_hash, *local_depth, 0, into);
             }
             Self::Statistics => encode_header(STATISTICS, 0, false, 0, into),
             Self::Goodbye => encode_header(GOODBYE, 0, false, 0, into),
@@ -283,9 +234,13 @@ impl Request {
             }
             GIVE => Ok(Self::GiveBlocks {
                 class: message.class()?,
-                rested: message.flag,
+                rested: message.flag != 0,
                 blocks: message.blocks()?,
             }),
+            SPLIT => {
+                message.no_payload()?;
+                Ok(Self::Split { directory_hash: message.count, local_depth: message.depth()? })
+            }
             STATISTICS => message.no_payload().map(|()| Self::Statistics),
             GOODBYE => message.no_payload().map(|()| Self::Goodbye),
             kind => Err(ControlError::Unknown { field: "request", value: kind.into() }),
@@ -298,7 +253,14 @@ impl Reply {
     pub fn encode(&self, into: &mut Vec<u8>) {
         match self {
             Self::Blocks { class, blocks } => encode_blocks(BLOCKS, *class, false, blocks, into),
-            Self::Statistics(statistics) => statistics.encode(into),
+            Self::Split { directory_hash, local_depth, outcome } => {
+                encode_split(SPLIT_REPLY, *directory_hash, *local_depth, *outcome as u8, into);
+            }
+            Self::Statistics(statistics) => {
+                let classes = statistics.classes.len() as u32;
+                encode_header(STATISTICS_REPLY, 0, false, classes, into);
+                statistics.encode(into);
+            }
         }
     }
 
@@ -310,7 +272,15 @@ impl Reply {
         let message = decode(bytes)?;
         match message.kind {
             BLOCKS => Ok(Self::Blocks { class: message.class()?, blocks: message.blocks()? }),
-            STATISTICS_REPLY => Ok(Self::Statistics(message.statistics()?)),
+            SPLIT_REPLY => {
+                message.no_payload()?;
+                Ok(Self::Split {
+                    directory_hash: message.count,
+                    local_depth: message.depth()?,
+                    outcome: SplitOutcome::from_bits(message.flag)?,
+                })
+            }
+            STATISTICS_REPLY => Ok(Self::Statistics(ServerStatistics::decode(message.payload)?)),
             kind => Err(ControlError::Unknown { field: "reply", value: kind.into() }),
         }
     }
@@ -321,6 +291,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::control::ClassStatistics;
 
     fn some_blocks(count: u32) -> Vec<FreeBlock> {
         let block = |n| FreeBlock { address: BlockAddress(n), generation: n * 3 };
@@ -339,6 +310,7 @@ mod tests {
             Request::TakeBlocks { class: class(59), count: 512 },
             Request::GiveBlocks { class: class(0), rested: true, blocks: full.clone() },
             Request::GiveBlocks { class: class(1), rested: false, blocks: Vec::new() },
+            Request::Split { directory_hash: 0xdead_beef, local_depth: 32 },
             Request::Statistics,
             Request::Goodbye,
         ] {
@@ -354,6 +326,7 @@ mod tests {
             ServerStatistics { clients: 3, clients_lost: 8, classes, ..Default::default() };
         for reply in [
             Reply::Blocks { class: class(3), blocks: full },
+            Reply::Split { directory_hash: 7, local_depth: 3, outcome: SplitOutcome::Impossible },
             Reply::Statistics(statistics),
             Reply::Statistics(ServerStatistics::default()),
         ] {

@@ -7,6 +7,7 @@ mod chaos;
 mod cli;
 mod damage;
 mod depot;
+mod growth;
 mod limits;
 mod model;
 mod reader;
