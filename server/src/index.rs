@@ -8,7 +8,7 @@ use farside::chores::Split;
 use farside_common::fabric::shm::Region;
 use farside_common::fabric::{ChainError, Nanos};
 use farside_common::layout::{
-    CHUNK_BYTES, ChunkUse, DirectoryEntry, Geometry, ROW_BYTES, Row, SUBTABLE_BYTES, Slot,
+    CHUNK_BYTES, ChunkUse, DirectoryEntry, Geometry, ROW_BYTES, Row, SUBTABLE_BYTES, Slot, SlotState,
     slot_in_subtable,
 };
 use zerocopy::{FromBytes, IntoBytes};
@@ -148,9 +148,14 @@ impl Index {
             let leads = |new: [u64; 2]| {
                 Some(new) == forward && new[0] != new[1] && new.iter().all(|to| places.contains(to))
             };
-            if !header.is_valid() || !right || !header.forward().is_none_or(leads) {
+            let believable = right && header.is_valid() && !header.is_filling();
+            if !believable || !header.forward().is_none_or(leads) {
                 return Err(Damage::Row { offset });
             }
+        }
+        let moved = image.slots().find(|(_, slot)| slot.word().state() == SlotState::Moved);
+        if let (None, Some((slot, _))) = (forward, moved) {
+            return Err(Damage::Split { slot });
         }
         Ok(forward.map(|new| Split { prefix, local_depth, old, new }))
     }

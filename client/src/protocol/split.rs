@@ -6,6 +6,8 @@
 
 mod directory;
 mod rows;
+#[cfg(test)]
+mod tests;
 
 use farside_common::fabric::{Buffer, ChainError, Endpoint, Fabric, InFlight, LaneId, Nanos, Verb};
 use farside_common::hash::{KeyHash, KeyHasher};

@@ -92,6 +92,8 @@ fn with_engine(test: impl FnOnce(&TimelessEngine, &Cell<Nanos>)) {
     let config = ServerConfig {
         listen: Some(address.parse().unwrap()),
         memory: Some(ByteSize::mib(64)),
+        // Large enough for nothing to be split.
+        index: Some(ByteSize::mib(16)),
         ..Default::default()
     };
     let _server = Server::start(&config).unwrap();

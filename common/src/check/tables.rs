@@ -133,7 +133,7 @@ impl<F: Fabric> Walk<'_, F> {
             let (mut problems, mut is_current) = (Vec::new(), true);
             for look in 0..LOOKS_MAX {
                 self.reads.read(new.offset, Buffer::Image, SUBTABLE_BYTES).await?;
-                problems = self.row_problems(new)?;
+                problems = self.row_problems(new, true)?;
                 // A split that has ended meanwhile leaves nothing to find here.
                 is_current = problems.is_empty() || self.still_leads(old, new).await?;
                 if problems.is_empty() || !is_current {
@@ -239,7 +239,7 @@ impl<F: Fabric> Walk<'_, F> {
         if let Some(problem) = self.group_problem(index, entries)? {
             return Ok(nowhere(problem));
         }
-        let problems = self.row_problems(subtable)?;
+        let problems = self.row_problems(subtable, false)?;
         Ok(Look { entries, subtable: Some(subtable), problems })
     }
 
@@ -297,7 +297,12 @@ impl<F: Fabric> Walk<'_, F> {
         Ok(Row::read_from_prefix(bytes).map_err(|_| short)?.0)
     }
 
-    fn row_problems(&self, subtable: Subtable) -> Result<Vec<Problem>, LayoutError> {
+    /// Only a subtable that a split leads to may still be filled.
+    fn row_problems(
+        &self,
+        subtable: Subtable,
+        may_fill: bool,
+    ) -> Result<Vec<Problem>, LayoutError> {
         let mut problems = Vec::new();
         let forward_of_all = self.forward()?;
         for row in 0..ROWS_PER_SUBTABLE {
@@ -307,7 +312,7 @@ impl<F: Fabric> Walk<'_, F> {
             let forward = header.forward();
             let leads = |forward: [u64; 2]| forward.into_iter().all(|to| self.is_subtable(to));
             let has_moved = || slots.iter().any(|slot| slot.word().state() == SlotState::Moved);
-            if !header.is_valid() {
+            if !header.is_valid() || header.is_filling() && !may_fill {
                 problems.push(Problem::RowHeader { offset });
             } else if (prefix, local_depth) != (subtable.prefix, subtable.local_depth) {
                 problems.push(Problem::RowPrefix { offset, prefix, local_depth });

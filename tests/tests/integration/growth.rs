@@ -261,6 +261,8 @@ fn scans_see_every_key_once_while_the_index_grows() {
             let wrong = seen.iter().position(|times| *times != round);
             assert_eq!(wrong, None, "a key came more or less than once in scan {round}");
         }
+        // So does the checker, which follows splits just as well.
+        server.assert_verifies();
         stop.store(true, Ordering::Relaxed);
     });
     assert!(server.client().statistics().unwrap().splits > 10);
