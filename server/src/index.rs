@@ -8,8 +8,8 @@ use farside::chores::Split;
 use farside_common::fabric::shm::Region;
 use farside_common::fabric::{ChainError, Nanos};
 use farside_common::layout::{
-    CHUNK_BYTES, ChunkUse, DirectoryEntry, Geometry, ROW_BYTES, Row, SUBTABLE_BYTES, Slot, SlotState,
-    slot_in_subtable,
+    CHUNK_BYTES, ChunkUse, DirectoryEntry, Geometry, ROW_BYTES, Row, SUBTABLE_BYTES, Slot,
+    SlotState, slot_in_subtable,
 };
 use zerocopy::{FromBytes, IntoBytes};
 

@@ -109,9 +109,8 @@ fn a_split_can_stop_anywhere() {
     let left = Rc::new(Cell::new(u64::MAX));
     let engine = client.engine_over(|fabric| Stopping(fabric, left.clone())).unwrap();
     let keys_of = |prefix: u32| {
-        let is_here = |n: &u64| {
-            prefix_of(engine.hasher.hash(&n.to_le_bytes()).directory(), DEPTH) == prefix
-        };
+        let is_here =
+            |n: &u64| prefix_of(engine.hasher.hash(&n.to_le_bytes()).directory(), DEPTH) == prefix;
         (0..KEYS).filter(is_here).collect::<Vec<u64>>()
     };
     let index = engine.geometry.chunk_offset(0).unwrap();
@@ -148,8 +147,7 @@ fn a_split_can_stop_anywhere() {
         }
     }
     assert_eq!(depth, DEPTH + 1);
-    let mut seen: Vec<Vec<u8>> =
-        session.scan().unwrap().map(|entry| entry.unwrap().key).collect();
+    let mut seen: Vec<Vec<u8>> = session.scan().unwrap().map(|entry| entry.unwrap().key).collect();
     seen.sort_unstable();
     seen.dedup();
     assert_eq!(seen.len() as u64, KEYS);
