@@ -11,6 +11,9 @@ use crate::error::Damage;
 use crate::index::{Index, SubtableImage, places_of};
 use crate::own_endpoint::OwnEndpoint;
 
+/// How long the server leaves a split alone that damage kept it from ending.
+const STUCK_NS: Nanos = 100_000_000;
+
 impl Index {
     /// Makes room for keys with this directory hash, which found none in a subtable that goes by so
     /// many bits of it.
@@ -27,7 +30,8 @@ impl Index {
             return Ok(SplitOutcome::Done);
         }
         let (old, local_depth) = (entry.offset(), entry.local_depth());
-        if local_depth == self.geometry.directory_depth_max() {
+        let is_stuck = self.unfinished.get(&old).is_some_and(|again_at| boot_time_ns() < *again_at);
+        if is_stuck || local_depth == self.geometry.directory_depth_max() {
             return Ok(SplitOutcome::Impossible);
         }
         let begun = SubtableImage::read(&self.region, old)?.forward();
@@ -55,7 +59,7 @@ impl Index {
         own: &OwnEndpoint,
     ) -> Result<bool, ChainError> {
         // Until it is done, and for ever should the endpoint fail.
-        self.unfinished.insert(split.old);
+        self.unfinished.insert(split.old, Nanos::MAX);
         let (progress, depth) = own.split(split, format, self.depth)?;
         self.depth = depth;
         match progress {
@@ -68,6 +72,7 @@ impl Index {
                 Ok(true)
             }
             Progress::Stuck { slot } => {
+                self.unfinished.insert(split.old, boot_time_ns().saturating_add(STUCK_NS));
                 tracing::warn!(
                     "a subtable cannot be split, for the entry at {slot:#x} is damaged: see \
                      kv-cli verify; deleting its key, or putting another value, mends it"

@@ -1,7 +1,7 @@
 //! The index as the server sees it: which subtables there are, what their slots say, and which are
 //! free for splits to come.
 
-use std::collections::{BTreeSet, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use farside::chores::Split;
@@ -32,8 +32,8 @@ pub(crate) struct Index {
     pub(crate) free: Vec<u64>,
     /// Places that a split has emptied, and when nobody believes a READ from before any more.
     pub(crate) resting: VecDeque<(Nanos, u64)>,
-    /// Splits that were begun and not ended, by their old subtable.
-    pub(crate) unfinished: BTreeSet<u64>,
+    /// Splits that were begun and not ended, by their old subtable, and when to try again.
+    pub(crate) unfinished: BTreeMap<u64, Nanos>,
     /// Splits since the start.
     pub(crate) splits: u64,
 }
@@ -61,7 +61,7 @@ impl Index {
             in_use: 0,
             free: Vec::new(),
             resting: VecDeque::new(),
-            unfinished: BTreeSet::new(),
+            unfinished: BTreeMap::new(),
             splits: 0,
         };
         for (chunk, _) in (0..).zip(uses).filter(|(_, of)| **of == ChunkUse::Subtables) {

@@ -20,12 +20,12 @@ const ANSWER_TIMEOUT_NS: Nanos = 5_000_000_000;
 const LATER_NS: Nanos = 1_000_000;
 
 impl<F: Fabric, D: Depot> Operation<'_, F, D> {
-    /// Has the subtable of a full window split. No verb: one message each way.
+    /// Has the subtable of a full window split: one message each way, and a READ now and then.
     ///
     /// # Errors
     /// [`Error::OutOfSpace`] if the server cannot.
     pub(super) async fn grow(&self, seen: &Seen) -> Outcome<()> {
-        self.ask_for_split(Prefix::of(self.hash.directory(), seen.local_depth)).await
+        self.ask_for_split(Prefix::of(self.hash.directory(), seen.local_depth), seen).await
     }
 
     /// A pause while a split brings keys to the subtable of this window; after a while the server is
@@ -37,12 +37,12 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         }
         tries.moving_since = None;
         let from = seen.local_depth.saturating_sub(1);
-        self.ask_for_split(Prefix::of(self.hash.directory(), from)).await
+        self.ask_for_split(Prefix::of(self.hash.directory(), from), seen).await
     }
 
-    async fn ask_for_split(&self, prefix: Prefix) -> Outcome<()> {
+    async fn ask_for_split(&self, prefix: Prefix, seen: &Seen) -> Outcome<()> {
         self.engine.allocator().join_split(prefix);
-        let outcome = self.split_outcome(prefix).await;
+        let outcome = self.split_outcome(prefix, seen).await;
         self.engine.allocator().leave_split(prefix);
         match outcome? {
             SplitOutcome::Done => Ok(()),
@@ -54,12 +54,18 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         }
     }
 
-    async fn split_outcome(&self, prefix: Prefix) -> Outcome<SplitOutcome> {
+    /// What the server answers, or what the window says, whichever is sooner: the answer takes two
+    /// threads more to get here.
+    async fn split_outcome(&self, prefix: Prefix, seen: &Seen) -> Outcome<SplitOutcome> {
         let started = self.now();
         loop {
             let now = self.now();
-            if let Some(outcome) = self.engine.allocator().split_outcome(prefix, now) {
+            let answer = self.engine.allocator().split_outcome(prefix, now);
+            if let Some(outcome) = answer {
                 return Ok(outcome);
+            }
+            if self.read_window_at(seen.base, seen.local_depth).await?.standing != seen.standing {
+                return Ok(SplitOutcome::Done);
             }
             let timed_out = now.saturating_sub(started) > ANSWER_TIMEOUT_NS;
             if timed_out || self.engine.allocator().is_lost() {

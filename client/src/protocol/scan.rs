@@ -96,27 +96,36 @@ pub(crate) async fn next_entry<F: Fabric, D: Depot>(
         if progress.from >= progress.returned_to {
             progress.returned.clear();
         }
-        progress.to = collect(engine, lane, progress.from as u32, &mut progress.slots).await?;
+        let from = progress.from as u32;
+        let collected = collect(engine, lane, from, &mut progress.slots).await;
+        // After an error, that is as far as the directory knows, and left out.
+        progress.to = end_of(from, engine.directory().subtable(from).local_depth);
         progress.returned_to = progress.returned_to.max(progress.to);
+        if let Err(error) = collected {
+            progress.slots.clear();
+            return Err(error);
+        }
     }
 }
 
-/// READs the subtable for keys with this directory hash, and those to which a split takes its keys;
-/// returns where their hashes end. What moves meanwhile is seen at least once: the new ones are
-/// READ after the old one (invariant I13).
+/// Where the hashes end that share so many bits with this one.
+fn end_of(directory_hash: u32, local_depth: u8) -> u64 {
+    (u64::from(prefix_of(directory_hash, local_depth)) + 1) << (32 - u32::from(local_depth))
+}
+
+/// READs the subtable for keys with this directory hash, and those to which a split takes its keys.
+/// What moves meanwhile is seen at least once: the new ones are READ after the old one (I13).
 async fn collect<F: Fabric, D: Depot>(
     engine: &Engine<F, D>,
     lane: LaneId,
     from: u32,
     slots: &mut Vec<ScannedSlot>,
-) -> Outcome<u64> {
+) -> Outcome<()> {
     for _ in 0..COLLECTS_MAX {
         slots.clear();
         let first = engine.directory().subtable(from);
         if collect_from(engine, lane, from, first, slots).await? {
-            let bits = u32::from(first.local_depth);
-            let prefix = u64::from(prefix_of(from, first.local_depth));
-            return Ok((prefix + 1) << (32 - bits));
+            return Ok(());
         }
         engine.reload_entry(lane, from).await?;
     }

@@ -78,6 +78,15 @@ impl Seen {
         self.base + u64::from(self.offsets[at])
     }
 
+    /// Whether a split can have this word here. If not it is damaged, and will stay.
+    fn is_moving(&self, word: SlotWord) -> bool {
+        match word.state() {
+            SlotState::Frozen => matches!(self.standing, Standing::Splitting(_)),
+            SlotState::Copy => self.standing == Standing::Filling,
+            _ => false,
+        }
+    }
+
     /// The slot as a target, by this READ.
     pub(super) fn target(&self, at: usize) -> Target {
         let (slot, word) = (self.slot(at), self.slots[at].word());
@@ -121,7 +130,8 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         Err(LayoutError::Row { offset }.into())
     }
 
-    async fn read_window_at(&self, base: u64, local_depth: u8) -> Outcome<Seen> {
+    /// READs the window there, whose subtable has to go by this many bits. One round trip.
+    pub(super) async fn read_window_at(&self, base: u64, local_depth: u8) -> Outcome<Seen> {
         let posted = self.now();
         self.chain(&[self.window_verb(base)], posted).await?;
         self.seen(base, posted, local_depth)
@@ -249,7 +259,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         for (at, slot) in seen.with_fingerprint(self.hash.fingerprint(), states) {
             let word = slot.word();
             if is_moving(word) {
-                return Ok(Own::Moving);
+                return Ok(if seen.is_moving(word) { Own::Moving } else { Own::Stale });
             }
             if !self.hint_matches(slot) {
                 continue;
