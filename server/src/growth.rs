@@ -111,8 +111,8 @@ impl Index {
         })
     }
 
-    /// Makes places free that have rested for GRACE. Whoever has an unfinished INSERT in one will
-    /// still come back to it: then it rests on.
+    /// Makes places free that have rested for GRACE (invariant I17). Whoever has an unfinished
+    /// INSERT in one will still come back to it: then it rests on.
     fn wake(&mut self, own: &OwnEndpoint) -> Result<(), ChainError> {
         let now = boot_time_ns();
         for _ in 0..self.resting.len() {

@@ -80,8 +80,8 @@ impl OwnEndpoint {
         }
     }
 
-    /// Moves the entries of a subtable to two others and makes the directory, which is `depth` deep,
-    /// lead there; returns how far that came, and the directory's depth afterwards.
+    /// Moves the entries of a subtable to two others and makes the directory, which is `depth`
+    /// deep, lead there; returns how far that came, and the directory's depth afterwards.
     pub(crate) fn split(
         &self,
         split: &Split,

@@ -28,8 +28,8 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         self.ask_for_split(Prefix::of(self.hash.directory(), seen.local_depth), seen).await
     }
 
-    /// A pause while a split brings keys to the subtable of this window; after a while the server is
-    /// asked about it, for it may have been interrupted.
+    /// A pause while a split brings keys to the subtable of this window; after a while the server
+    /// is asked about it, for it may have been interrupted.
     pub(super) async fn wait_or_grow(&self, seen: &Seen, tries: &mut Tries) -> Outcome<()> {
         let since = tries.moving_since.unwrap_or(self.now());
         if self.now().saturating_sub(since) < FILLING_NS {

@@ -103,8 +103,8 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     /// Steps 2 and 3: is the key there after all, and who else is inserting it? Others' PENDING of
     /// the same fingerprint are aborted, without asking for their key.
     async fn confirm(&self, first: &Seen, seen: &Seen, claim: Claim) -> Outcome<Confirmed> {
-        // Once a split has begun, nobody inserts here: whoever gets past this was PENDING before the
-        // split looked at the slot, and is aborted or carried along by it (invariant I15).
+        // Once a split has begun, nobody inserts here: whoever gets past this was PENDING before
+        // the split looked at the slot, and is aborted or carried along by it (invariant I15).
         if seen.standing != Standing::Whole || !self.is_fresh(first.posted) {
             return Ok(Confirmed::Disturbed);
         }

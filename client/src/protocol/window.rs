@@ -209,6 +209,8 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         Ok(seen)
     }
 
+    /// A prefix and local depth name one subtable for ever (invariant I16), so rows with exactly
+    /// those that led here are of the subtable that was meant.
     fn standing(&self, window: &Window, local_depth: u8) -> Standing {
         let headers = window.rows.each_ref().map(|row| row.header);
         let directory_hash = self.hash.directory();

@@ -1,5 +1,6 @@
 //! One client of the chaos test: mixed operations on a few hot keys, and ever new ones by which the
-//! index grows, until it is killed or its time is up. Exits with 3 and a line on stderr when it sees anything that must not be.
+//! index grows, until it is killed or its time is up. Exits with 3 and a line on stderr when it
+//! sees anything that must not be.
 //!
 //! `chaos-worker ADDRESS SECONDS WRITER LEDGER`; LEDGER is a file that all
 //! workers map.
