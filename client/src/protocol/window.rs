@@ -62,6 +62,7 @@ pub(super) enum Own {
 }
 
 /// Where else the key may be, when it is not in a window.
+#[allow(clippy::large_enum_variant, reason = "it lives for a moment; a box would allocate")]
 pub(super) enum Beyond {
     /// Nowhere.
     Nowhere,
