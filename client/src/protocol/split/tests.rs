@@ -123,7 +123,7 @@ fn a_split_can_stop_anywhere() {
         let split = Split { prefix, local_depth: DEPTH, old, new: [place(0), place(1)] };
         let mover = Mover::new(&engine.endpoint, 1 + 3 * (prefix as u16 % 3), &engine.format);
         let keys = keys_of(prefix);
-        let chains = if prefix == 0 { u64::MAX } else { total * u64::from(prefix) >> DEPTH };
+        let chains = if prefix == 0 { u64::MAX } else { (total * u64::from(prefix)) >> DEPTH };
         left.set(chains);
         let stopped = engine.endpoint.drive(mover.split(&split));
         // Towards the end some have fewer entries and are done.
