@@ -6,21 +6,12 @@
 
 use std::sync::Arc;
 
-use farside_common::control::{BLOCKS_PER_MESSAGE_MAX, FreeBlock};
+use farside_common::control::{BLOCKS_PER_MESSAGE_MAX, FreeBlock, SplitOutcome};
 use farside_common::fabric::{LaneId, Nanos};
 use farside_common::layout::{BlockAddress, SizeClass};
 
+use crate::growth::{Growth, Prefix};
 use crate::holdings::{ClassList, Holdings, Lists};
-
-/// What a server said to a request for blocks.
-pub(crate) struct Delivery {
-    pub(crate) class: SizeClass,
-    /// They were unlinked GRACE ago; else they have to rest here.
-    pub(crate) rested: bool,
-    /// There are none just now; ask again.
-    pub(crate) soon: bool,
-    pub(crate) blocks: Vec<FreeBlock>,
-}
 
 /// Where blocks come from and go to: the server's depot, asynchronously.
 pub(crate) trait Depot {
@@ -29,6 +20,9 @@ pub(crate) trait Depot {
 
     /// Asks for blocks; they come, or not, with a later [`Depot::receive`].
     fn request(&mut self, class: SizeClass, count: u32);
+
+    /// Asks for a subtable to be split; the answer comes with a later [`Depot::receive`].
+    fn request_split(&mut self, prefix: Prefix);
 
     /// The answer to a request, if one has come.
     fn receive(&mut self) -> Option<Delivery>;
@@ -41,6 +35,22 @@ pub(crate) trait Depot {
 
     /// Nobody will answer any more.
     fn is_lost(&self) -> bool;
+}
+
+/// What the server answers a session.
+pub(crate) enum Delivery {
+    Blocks(Blocks),
+    Split(Prefix, SplitOutcome),
+}
+
+/// What it said to a request for blocks.
+pub(crate) struct Blocks {
+    pub(crate) class: SizeClass,
+    /// They were unlinked GRACE ago; else they have to rest here.
+    pub(crate) rested: bool,
+    /// There are none just now; ask again.
+    pub(crate) soon: bool,
+    pub(crate) blocks: Vec<FreeBlock>,
 }
 
 /// How an attempt to take a block went.
@@ -77,6 +87,7 @@ pub(crate) struct Allocator<D> {
     grace_ns: Nanos,
     outstanding: u32,
     ends_announced: bool,
+    growth: Growth,
 }
 
 /// How many blocks of a class fill this many bytes, at least one, at most a message's worth.
@@ -89,17 +100,18 @@ impl<D: Depot> Allocator<D> {
     pub(crate) fn new(mut depot: D, grace_ns: Nanos, lanes: u16) -> Self {
         let holdings = Arc::new(Holdings::new(lanes));
         depot.watch(&holdings);
-        Self { holdings, depot, grace_ns, outstanding: 0, ends_announced: false }
+        let growth = Growth::default();
+        Self { holdings, depot, grace_ns, outstanding: 0, ends_announced: false, growth }
     }
 
     /// A block of the class for a lane, from this session's own if there is one.
     #[inline]
     pub(crate) fn take(&mut self, lane: LaneId, class: SizeClass, now: Nanos) -> Taken {
-        let Self { holdings, depot, grace_ns, outstanding, .. } = self;
-        let mut lists = holdings.lists();
-        if *outstanding > 0 {
-            *outstanding -= receive(depot, &mut lists, *grace_ns, now);
+        if self.outstanding > 0 {
+            self.receive(now);
         }
+        let Self { holdings, depot, outstanding, .. } = self;
+        let mut lists = holdings.lists();
         let list = lists.class(class);
         let block = match list.resting.pop_front_if(|(ready_at, _)| *ready_at <= now) {
             Some((_, block)) => Some(block),
@@ -121,6 +133,37 @@ impl<D: Depot> Allocator<D> {
                 Taken::Block(block)
             }
             None => wait(list, now),
+        }
+    }
+
+    /// A lane waits until the server has split this subtable.
+    pub(crate) fn join_split(&mut self, prefix: Prefix) {
+        if self.growth.join(prefix) {
+            self.outstanding += 1;
+            self.depot.request_split(prefix);
+        }
+    }
+
+    /// What the server answered, if it has.
+    pub(crate) fn split_outcome(&mut self, prefix: Prefix, now: Nanos) -> Option<SplitOutcome> {
+        self.receive(now);
+        self.growth.answer(prefix)
+    }
+
+    /// The lane does not wait for that any more.
+    pub(crate) fn leave_split(&mut self, prefix: Prefix) {
+        self.growth.leave(prefix);
+    }
+
+    /// Takes what has come.
+    fn receive(&mut self, now: Nanos) {
+        let mut lists = self.holdings.lists();
+        while let Some(delivery) = self.depot.receive() {
+            self.outstanding = self.outstanding.saturating_sub(1);
+            match delivery {
+                Delivery::Blocks(blocks) => take_in(&mut lists, blocks, self.grace_ns, now),
+                Delivery::Split(prefix, outcome) => self.growth.answered(prefix, outcome),
+            }
         }
     }
 
@@ -249,25 +292,21 @@ fn request(list: &mut ClassList, class: SizeClass, now: Nanos) -> Option<u32> {
     Some(count)
 }
 
-/// Takes what has come; returns how many requests were answered.
-fn receive(depot: &mut impl Depot, lists: &mut Lists, grace_ns: Nanos, now: Nanos) -> u32 {
-    let mut answered = 0;
-    while let Some(Delivery { class, rested, soon, blocks }) = depot.receive() {
-        answered += 1;
-        let list = lists.class(class);
-        list.requested = false;
-        list.denied_at = (blocks.is_empty() && !soon).then_some(now);
-        list.ask_again_at = soon.then_some(now + SOON_NS);
-        if rested {
-            list.ready.extend(blocks);
-        } else if !blocks.is_empty() {
-            let ready_at = now + grace_ns;
-            // The server has none that rested: no use asking again before these have.
-            list.ask_again_at = Some(ready_at);
-            list.resting.extend(blocks.into_iter().map(|block| (ready_at, block)));
-        }
+/// Takes in blocks that have come, or that there are none.
+fn take_in(lists: &mut Lists, delivered: Blocks, grace_ns: Nanos, now: Nanos) {
+    let Blocks { class, rested, soon, blocks } = delivered;
+    let list = lists.class(class);
+    list.requested = false;
+    list.denied_at = (blocks.is_empty() && !soon).then_some(now);
+    list.ask_again_at = soon.then_some(now + SOON_NS);
+    if rested {
+        list.ready.extend(blocks);
+    } else if !blocks.is_empty() {
+        let ready_at = now + grace_ns;
+        // The server has none that rested: no use asking again before these have.
+        list.ask_again_at = Some(ready_at);
+        list.resting.extend(blocks.into_iter().map(|block| (ready_at, block)));
     }
-    answered
 }
 
 #[cfg(test)]

@@ -3,13 +3,11 @@
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, UNIX_EPOCH};
 
-use farside_common::fabric::Fabric;
 use farside_common::layout::SizeClass;
 
 use crate::any_engine::{AnyEngine, over};
-use crate::engine::{Engine, Failure, LANE};
-use crate::protocol::{ScannedSlot, read_entry, read_subtable};
-use crate::remote_depot::ControlDepot;
+use crate::engine::{Failure, LANE};
+use crate::protocol::{HASHES, ScannedSlot, read_part, read_slot};
 use crate::{Client, Entry, Error, Result, Store};
 
 /// How much is moved before what it left goes back to the server, in bytes: at most as much is out
@@ -47,22 +45,25 @@ impl Client {
     pub fn compact(&self) -> Result<Compaction> {
         let mut session = self.session()?;
         let mut chunks: HashMap<u32, Occupancy> = HashMap::new();
-        let subtables = over!(session.engine()?, engine => subtables(engine));
-        for subtable in &subtables {
-            for (chunk, slot) in self.slots(session.engine()?, *subtable)? {
+        let mut from = 0;
+        while from < HASHES {
+            let (slots, to) = self.slots(session.engine()?, from)?;
+            for (chunk, slot) in slots {
                 let Some(block) = slot.block() else { continue };
                 let new = Occupancy { class: block.class, live: 0 };
                 chunks.entry(chunk).or_insert(new).live += 1;
             }
+            from = to;
         }
         let thin = thin_chunks(&chunks);
         let mut done = Compaction { chunks_thin: thin.len() as u64, ..Default::default() };
         if thin.is_empty() {
             return Ok(done);
         }
-        let mut batch_bytes = 0;
-        for subtable in &subtables {
-            for (chunk, slot) in self.slots(session.engine()?, *subtable)? {
+        let (mut batch_bytes, mut from) = (0, 0);
+        while from < HASHES {
+            let (slots, to) = self.slots(session.engine()?, from)?;
+            for (chunk, slot) in slots {
                 if !thin.contains(&chunk) {
                     continue;
                 }
@@ -87,26 +88,28 @@ impl Client {
                     batch_bytes = 0;
                 }
             }
+            from = to;
         }
         Ok(done)
     }
 
-    /// The slots of a subtable that link a block, with its chunk. One round trip.
-    fn slots(&self, engine: &AnyEngine, subtable: u64) -> Result<Vec<(u32, ScannedSlot)>> {
+    /// The slots that link a block, with its chunk, of the part of all hashes that begins there;
+    /// and where that ends. One round trip a subtable.
+    fn slots(&self, engine: &AnyEngine, from: u64) -> Result<(Vec<(u32, ScannedSlot)>, u64)> {
         let geometry = engine.format().geometry();
         let mut found = Vec::new();
         let read = over!(engine, engine => {
-            engine.endpoint.drive(read_subtable(engine, LANE, subtable, &mut found))
+            engine.endpoint.drive(read_part(engine, LANE, from as u32, &mut found))
         });
-        read.map_err(|failure| self.told(failure))?;
+        let to = read.map_err(|failure| self.told(failure))?;
         let chunk = |slot: &ScannedSlot| geometry.chunk_of(slot.block()?.address.offset());
-        Ok(found.into_iter().filter_map(|slot| Some((chunk(&slot)?, slot))).collect())
+        Ok((found.into_iter().filter_map(|slot| Some((chunk(&slot)?, slot))).collect(), to))
     }
 
     /// The entry of a slot; `None` if it is gone, or for others to mend.
     fn entry(&self, engine: &AnyEngine, slot: ScannedSlot) -> Result<Option<Entry>> {
         let entry = over!(engine, engine => {
-            engine.endpoint.drive(read_entry(engine, LANE, slot))
+            engine.endpoint.drive(read_slot(engine, LANE, slot))
         });
         match entry.map_err(|failure| self.told(failure)) {
             Err(Error::Layout(_) | Error::Contended { .. }) => Ok(None),
@@ -120,10 +123,6 @@ impl Client {
             Failure::Disconnected => self.shared.unreachable(Duration::ZERO),
         }
     }
-}
-
-fn subtables<F: Fabric>(engine: &Engine<F, ControlDepot>) -> Vec<u64> {
-    engine.directory().subtables().collect()
 }
 
 /// The thinnest chunks of each class, as many as the others have room for.

@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 use farside_common::control::{Ask, Channel, MESSAGE_BYTES_MAX, Reply, Request, ServerStatistics};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
-use crate::allocator::Delivery;
+use crate::allocator::{Blocks, Delivery};
+use crate::growth::Prefix;
 use crate::remote_depot::{ControlDepot, Inbox, Watched};
 use crate::{Error, Result};
 
@@ -296,7 +297,16 @@ impl Service {
         };
         match (reply, self.waiters.pop_front()) {
             (Reply::Blocks { class, rested, soon, blocks }, Some(Waiter::Session(inbox))) => {
-                inbox.deliver(Delivery { class, rested, soon, blocks }, &self.shared);
+                let blocks = Blocks { class, rested, soon, blocks };
+                inbox.deliver(Delivery::Blocks(blocks), &self.shared);
+                Ok(())
+            }
+            (
+                Reply::Split { directory_hash, local_depth, outcome },
+                Some(Waiter::Session(inbox)),
+            ) => {
+                let prefix = Prefix::of(directory_hash, local_depth);
+                inbox.deliver(Delivery::Split(prefix, outcome), &self.shared);
                 Ok(())
             }
             (Reply::Statistics(statistics), Some(Waiter::Statistics(slot))) => {

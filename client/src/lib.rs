@@ -99,6 +99,7 @@ mod control;
 mod directory;
 mod engine;
 mod error;
+mod growth;
 mod holdings;
 mod lanes;
 mod location_cache;
@@ -126,3 +127,8 @@ pub use scan::{Entry, Scan};
 pub use session::Session;
 pub use store::Store;
 pub use value::{Exchange, Value, Version};
+
+/// For kv-server, which does some chores with the protocol's own verbs; of no use to others.
+pub mod chores {
+    pub use crate::protocol::split::{Mover, Progress, Split};
+}

@@ -8,11 +8,12 @@ use std::sync::{Arc, Mutex};
 use farside_common::control::{FreeBlock, HELD_PER_MESSAGE_MAX, Request};
 use farside_common::layout::{BlockAddress, SizeClass};
 
-use crate::allocator::{Delivery, Depot, give_drained};
+use crate::allocator::{Blocks, Delivery, Depot, give_drained};
 use crate::control::{Shared, Waiter, lock};
+use crate::growth::Prefix;
 use crate::holdings::Holdings;
 
-/// Blocks on their way to a session.
+/// Answers on their way to a session.
 #[derive(Default)]
 pub(crate) struct Inbox {
     waiting: AtomicUsize,
@@ -21,7 +22,7 @@ pub(crate) struct Inbox {
 
 #[derive(Default)]
 struct Deliveries {
-    blocks: VecDeque<Delivery>,
+    answers: VecDeque<Delivery>,
     /// The session has ended: what comes now goes back.
     closed: bool,
 }
@@ -55,12 +56,18 @@ impl Depot for ControlDepot {
         self.shared.send(Request::TakeBlocks { class, count }, waiter);
     }
 
+    fn request_split(&mut self, prefix: Prefix) {
+        let (directory_hash, local_depth) = (prefix.directory_hash(), prefix.local_depth);
+        let waiter = Waiter::Session(self.inbox.clone());
+        self.shared.send(Request::Split { directory_hash, local_depth }, waiter);
+    }
+
     #[inline]
     fn receive(&mut self) -> Option<Delivery> {
         if self.inbox.waiting.load(Ordering::Acquire) == 0 {
             return None;
         }
-        let delivery = lock(&self.inbox.deliveries).blocks.pop_front()?;
+        let delivery = lock(&self.inbox.deliveries).answers.pop_front()?;
         self.inbox.waiting.fetch_sub(1, Ordering::AcqRel);
         Some(delivery)
     }
@@ -84,8 +91,8 @@ impl Drop for ControlDepot {
     fn drop(&mut self) {
         let mut deliveries = lock(&self.inbox.deliveries);
         deliveries.closed = true;
-        for Delivery { class, rested, blocks, .. } in std::mem::take(&mut deliveries.blocks) {
-            self.shared.give(class, rested, blocks);
+        for delivery in std::mem::take(&mut deliveries.answers) {
+            self.shared.give_back(delivery);
         }
         drop(deliveries);
         let mut sessions = lock(&self.shared.sessions);
@@ -98,10 +105,10 @@ impl Inbox {
     pub(crate) fn deliver(&self, delivery: Delivery, shared: &Shared) {
         let mut deliveries = lock(&self.deliveries);
         if !deliveries.closed {
-            deliveries.blocks.push_back(delivery);
+            deliveries.answers.push_back(delivery);
             self.waiting.fetch_add(1, Ordering::AcqRel);
         } else {
-            shared.give(delivery.class, delivery.rested, delivery.blocks);
+            shared.give_back(delivery);
         }
     }
 }
@@ -112,13 +119,22 @@ impl Watched {
         let lists = self.holdings.lists();
         into.extend(lists.addresses());
         let deliveries = lock(&self.inbox.deliveries);
-        let delivered = deliveries.blocks.iter().flat_map(|delivery| &delivery.blocks);
-        into.extend(delivered.map(|block| block.address));
+        for delivery in &deliveries.answers {
+            if let Delivery::Blocks(delivered) = delivery {
+                into.extend(delivered.blocks.iter().map(|block| block.address));
+            }
+        }
         into.extend(self.holdings.in_hands());
     }
 }
 
 impl Shared {
+    fn give_back(&self, delivery: Delivery) {
+        if let Delivery::Blocks(Blocks { class, rested, blocks, .. }) = delivery {
+            self.give(class, rested, blocks);
+        }
+    }
+
     fn give(&self, class: SizeClass, rested: bool, blocks: Vec<FreeBlock>) {
         if !blocks.is_empty() {
             self.send(Request::GiveBlocks { class, rested, blocks }, Waiter::None);

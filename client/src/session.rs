@@ -271,10 +271,10 @@ impl Session {
 
     /// Iterates over all keys and values, in no particular order.
     ///
-    /// Weakly consistent: a key that is there from the first to the last step, unchanged, comes
-    /// exactly once. A key that is inserted, deleted or deleted and inserted again meanwhile may
-    /// come, may not come, or may come twice; a key whose value is replaced comes with a value it
-    /// had at some moment of the scan. Two round trips an entry at most, one a subtable.
+    /// Weakly consistent: a key that is there from the first to the last step comes exactly once,
+    /// also when the index grows meanwhile, with a value it had at some moment of the scan. A key
+    /// that is inserted or deleted meanwhile comes at most once. One round trip an entry, more when
+    /// its value is replaced under the scan's eyes, and one a subtable, more while it is split.
     ///
     /// # Errors
     /// [`Error::Unreachable`] if the server went away and did not come back.

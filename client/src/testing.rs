@@ -1,12 +1,13 @@
 //! The operations over any fabric, for the simulator of `farside-tests`: production code, driven
 //! from outside. Behind the feature `testing`; not a part of the API.
 
-use farside_common::control::{FreeBlock, Welcome};
+use farside_common::control::{FreeBlock, SplitOutcome, Welcome};
 use farside_common::fabric::{Buffer, Endpoint, Fabric, LaneId, Nanos};
 use farside_common::layout::SizeClass;
 
-use crate::allocator::{Delivery, Depot};
+use crate::allocator::{Blocks as Delivered, Delivery, Depot};
 use crate::engine::{Engine, EngineOptions, Failure, LANE};
+use crate::growth::Prefix;
 use crate::protocol::{Action, Answer, Expected, Operation};
 use crate::store::Lifetime;
 use crate::{Error, Version};
@@ -30,7 +31,13 @@ struct Supply {
 impl Depot for Supply {
     fn request(&mut self, class: SizeClass, count: u32) {
         let blocks = self.blocks.take(class, count);
-        self.answers.push(Delivery { class, rested: true, soon: false, blocks });
+        let delivered = Delivered { class, rested: true, soon: false, blocks };
+        self.answers.push(Delivery::Blocks(delivered));
+    }
+
+    /// Nobody splits here.
+    fn request_split(&mut self, prefix: Prefix) {
+        self.answers.push(Delivery::Split(prefix, SplitOutcome::Impossible));
     }
 
     fn receive(&mut self) -> Option<Delivery> {

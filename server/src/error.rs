@@ -89,7 +89,9 @@ pub enum Damage {
     Slot { slot: u64, source: LayoutError },
     #[error("the slot at offset {slot:#x}: {why}")]
     Link { slot: u64, why: String },
-    #[error("the slot at offset {slot:#x} is in the middle of a split, which nobody does yet")]
+    #[error(
+        "the slot at offset {slot:#x} is in the middle of a split of which nothing else is known"
+    )]
     Split { slot: u64 },
     #[error("{0}")]
     Access(#[from] ChainError),

@@ -13,7 +13,8 @@ use farside_common::layout::{Block, BlockRef, Geometry, SizeClass, SlotState, Sl
 use zerocopy::IntoBytes;
 
 use crate::expiry::Reaper;
-use crate::index::{Index, SlotCleaner};
+use crate::index::Index;
+use crate::own_endpoint::OwnEndpoint;
 
 /// The most keys that go for one request.
 const EVICTIONS_MAX: usize = 1024;
@@ -60,11 +61,11 @@ impl Evictor {
         class: SizeClass,
         count: u32,
         index: &Index,
-        cleaner: &SlotCleaner,
+        own: &OwnEndpoint,
         reaper: &mut Reaper,
     ) -> Result<Vec<FreeBlock>, ChainError> {
         let wanted = (count as usize).min(EVICTIONS_MAX);
-        let mut sample = self.sample(class, wanted * SAMPLE, index, cleaner)?;
+        let mut sample = self.sample(class, wanted * SAMPLE, index, own)?;
         sample.sort_unstable_by_key(|candidate| candidate.written_at_ns);
         let going = sample.len().div_ceil(SAMPLE).min(wanted);
         let mut blocks = Vec::with_capacity(going);
@@ -73,8 +74,8 @@ impl Evictor {
                 break;
             }
             // One that was replaced meanwhile is not old any more.
-            if cleaner.entomb(slot, word, block, deadline)? {
-                let removed = reaper.bury(slot, word, block, generation, cleaner.now());
+            if own.entomb(slot, word, block, deadline)? {
+                let removed = reaper.bury(slot, word, block, generation, own.now());
                 blocks.push(removed.block);
             }
         }
@@ -87,12 +88,12 @@ impl Evictor {
         class: SizeClass,
         size: usize,
         index: &Index,
-        cleaner: &SlotCleaner,
+        own: &OwnEndpoint,
     ) -> Result<Vec<Candidate>, ChainError> {
         let mut sample = Vec::with_capacity(size);
-        for _ in 0..index.subtables().min(SUBTABLES_MAX) {
-            let deadline = cleaner.now().saturating_add(self.word_ns);
-            let number = self.next_subtable % index.subtables();
+        for _ in 0..index.places.len().min(SUBTABLES_MAX) {
+            let deadline = own.now().saturating_add(self.word_ns);
+            let number = self.next_subtable % index.places.len();
             self.next_subtable = number + 1;
             let Some(image) = index.subtable(number) else { break };
             for (slot, content) in image?.slots() {

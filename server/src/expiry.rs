@@ -15,7 +15,8 @@ use farside_common::layout::{
 };
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::index::{Index, SlotCleaner};
+use crate::index::Index;
+use crate::own_endpoint::OwnEndpoint;
 
 /// How many subtables are looked through before the server looks after its clients again.
 const SUBTABLES_PER_STEP: usize = 64;
@@ -115,10 +116,10 @@ impl Reaper {
     pub(crate) fn step(
         &mut self,
         index: &Index,
-        cleaner: &SlotCleaner,
+        own: &OwnEndpoint,
     ) -> Result<Vec<Removed>, ChainError> {
-        let now = cleaner.now();
-        self.clear_tombs(cleaner, now)?;
+        let now = own.now();
+        self.clear_tombs(own, now)?;
         let mut removed = Vec::new();
         let due = self.next_pass_at.is_some_and(|at| at <= now);
         let Some(mut pass) = self.pass.take().or_else(|| due.then(Pass::begin)) else {
@@ -127,10 +128,10 @@ impl Reaper {
         self.next_pass_at = None;
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         for _ in 0..SUBTABLES_PER_STEP {
-            let deadline = cleaner.now().saturating_add(self.word_ns);
+            let deadline = own.now().saturating_add(self.word_ns);
             let Some(image) = index.subtable(pass.next_subtable) else {
-                pass.worked_ns += cleaner.now().saturating_sub(now);
-                self.end(&pass, wall, cleaner.now());
+                pass.worked_ns += own.now().saturating_sub(now);
+                self.end(&pass, wall, own.now());
                 return Ok(removed);
             };
             for (slot, content) in image?.slots() {
@@ -140,10 +141,10 @@ impl Reaper {
                     let first = pass.first_end_s.map_or(end_s, |first| first.min(end_s));
                     pass.first_end_s = Some(first);
                 } else if let Some(generation) = self.generation_if_ended(block, end_s)?
-                    && cleaner.entomb(slot, word, block, deadline)?
+                    && own.entomb(slot, word, block, deadline)?
                 {
                     self.expired += 1;
-                    removed.push(self.bury(slot, word, block, generation, cleaner.now()));
+                    removed.push(self.bury(slot, word, block, generation, own.now()));
                 }
             }
             pass.next_subtable += 1;
@@ -151,7 +152,7 @@ impl Reaper {
                 break;
             }
         }
-        pass.worked_ns += cleaner.now().saturating_sub(now);
+        pass.worked_ns += own.now().saturating_sub(now);
         self.pass = Some(pass);
         Ok(removed)
     }
@@ -173,10 +174,10 @@ impl Reaper {
     }
 
     /// Slots that no operation under way can have seen in use any more are empty.
-    fn clear_tombs(&mut self, cleaner: &SlotCleaner, now: Nanos) -> Result<(), ChainError> {
+    fn clear_tombs(&mut self, own: &OwnEndpoint, now: Nanos) -> Result<(), ChainError> {
         while let Some(tomb) = self.tombs.pop_front_if(|tomb| tomb.ready_at <= now) {
             // If a split took it meanwhile, there is nothing left to do.
-            cleaner.clear_tomb(tomb.slot, tomb.word)?;
+            own.clear_tomb(tomb.slot, tomb.word)?;
         }
         Ok(())
     }
@@ -198,7 +199,7 @@ impl Reaper {
     }
 
     /// The block of a word whose value ends some day, and when. Only a conditional word can lead to
-    /// one (invariant I16).
+    /// one (invariant I19).
     fn block_that_ends(&self, word: SlotWord) -> Result<Option<(BlockRef, u32)>, ChainError> {
         if word.state() != SlotState::Live || !word.is_conditional() {
             return Ok(None);

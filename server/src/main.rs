@@ -48,7 +48,7 @@ struct Flags {
     /// How long unlinked memory of a new region stays untouched
     #[arg(long, value_name = "MS")]
     grace_ms: Option<u32>,
-    /// How much memory of a new region the index gets, such as 64MiB
+    /// How much memory the index of a new region starts with, such as 64MiB
     #[arg(long, value_name = "SIZE")]
     index: Option<ByteSize>,
     /// The longest key of a new region

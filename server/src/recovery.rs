@@ -19,7 +19,8 @@ use farside_common::size::ByteSize;
 use crate::depot::{Depot, DepotOptions, Memory};
 use crate::error::{Damage, ServerError};
 use crate::formatting::{format_region, superblock_bytes};
-use crate::index::{Index, SlotCleaner};
+use crate::index::Index;
+use crate::own_endpoint::OwnEndpoint;
 
 /// What a server works on.
 pub(crate) struct Opened {
@@ -27,7 +28,6 @@ pub(crate) struct Opened {
     pub(crate) format: Format,
     pub(crate) geometry: Geometry,
     pub(crate) incarnation: u64,
-    pub(crate) directory_depth: u8,
     pub(crate) index: Index,
     pub(crate) depot: Depot,
     /// It was formatted just now: there is no key in it.
@@ -107,8 +107,7 @@ pub(crate) fn open(memory: &RegionMemory, config: &ServerConfig) -> Result<Opene
         warn_of_kept(config, &format);
     }
     let is_new = memory.is_new;
-    let directory_depth = depth;
-    Ok(Opened { region, format, geometry, incarnation, directory_depth, index, depot, is_new })
+    Ok(Opened { region, format, geometry, incarnation, index, depot, is_new })
 }
 
 fn log_continued(path: &Path, state: RegionState, incarnation: u64) {
@@ -166,20 +165,23 @@ fn unused_generation(region_id: &[u8; 16]) -> u32 {
 impl Recovery<'_> {
     fn run(&self, format: &Format, is_new: bool) -> Result<(Index, Depot), Damage> {
         let uses = self.chunk_uses()?;
-        let index = Index::read(self.region, &self.geometry, self.depth, &uses)?;
+        let own = OwnEndpoint::over_memory(self.region);
+        if !is_new {
+            // Until then a former client's last verb may take effect.
+            sleep_until(self.fenced_at + own.settles_ns());
+        }
+        let (mut index, splits) = Index::read(self.region, &self.geometry, self.depth, &uses)?;
+        index.resume(&splits, format, &own)?;
         let grace = Nanos::from(format.grace_ms) * 1_000_000;
         let options = DepotOptions::new(grace, unused_generation(&format.region_id));
         let mut depot = Depot::new(self.geometry, &uses, options, boot_time_ns());
         if is_new {
             return Ok((index, depot));
         }
-        let cleaner = SlotCleaner::over_memory(self.region);
-        // Until then a former client's last verb may take effect.
-        sleep_until(self.fenced_at + cleaner.settles_ns());
-        let (linked, cleared) = self.walk(&index, &mut depot, &cleaner)?;
+        let (linked, cleared) = self.walk(&index, &mut depot, &own)?;
         tracing::info!(keys = linked, unfinished = cleared, "the index was walked");
         // Until then a former client's last READ may want what its last verb unlinked.
-        sleep_until(self.fenced_at + cleaner.settles_ns() + grace);
+        sleep_until(self.fenced_at + own.settles_ns() + grace);
         Ok((index, depot))
     }
 
@@ -221,7 +223,7 @@ impl Recovery<'_> {
         &self,
         index: &Index,
         depot: &mut Depot,
-        cleaner: &SlotCleaner,
+        own: &OwnEndpoint,
     ) -> Result<(u64, u64), Damage> {
         let (mut linked, mut cleared) = (0, 0);
         for number in 0.. {
@@ -229,7 +231,8 @@ impl Recovery<'_> {
             for (slot, content) in image?.slots() {
                 let word = content.word();
                 match word.state() {
-                    SlotState::Empty => {}
+                    // MOVED: a free place, or what a split has emptied.
+                    SlotState::Empty | SlotState::Moved => {}
                     SlotState::Live | SlotState::Frozen => {
                         let damaged = |source| Damage::Slot { slot, source };
                         let block = word.block().map_err(damaged)?;
@@ -238,10 +241,10 @@ impl Recovery<'_> {
                         linked += 1;
                     }
                     SlotState::Pending | SlotState::Aborted | SlotState::Tomb => {
-                        cleaner.clear(slot, word)?;
+                        own.clear(slot, word)?;
                         cleared += 1;
                     }
-                    SlotState::Copy | SlotState::Moved => return Err(Damage::Split { slot }),
+                    SlotState::Copy => return Err(Damage::Split { slot }),
                 }
             }
         }

@@ -5,6 +5,7 @@ mod chores;
 mod device;
 mod door;
 mod socket;
+mod statistics;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -26,8 +27,8 @@ use crate::collect::Collector;
 use crate::error::{ServerError, system};
 use crate::eviction::Evictor;
 use crate::expiry::Reaper;
-use crate::index::SlotCleaner;
 use crate::listening::Listening;
+use crate::own_endpoint::OwnEndpoint;
 use crate::peer::{Farewell, Peer, Who};
 use crate::recovery::Opened;
 use crate::sweep::Sweeper;
@@ -72,6 +73,7 @@ pub(crate) struct Service {
     tokens: Tokens,
     opened: Opened,
     clients: Clients,
+    own: OwnEndpoint,
     sweeper: Sweeper,
     collector: Collector,
     recall: Recall,
@@ -94,14 +96,14 @@ impl Service {
         watch(&epoll, listening.as_fd(), LISTENER).map_err(system("watch for clients"))?;
         watch(&epoll, stop.as_fd(), STOP).map_err(system("watch for the end"))?;
         let (region, geometry) = (&opened.region, opened.geometry);
-        let (door, cleaner) = match listening {
+        let (door, own) = match listening {
             Listening::Socket(listener) => {
-                (Door::Socket(Socket::new(listener, &memory)?), SlotCleaner::over_memory(region))
+                (Door::Socket(Socket::new(listener, &memory)?), OwnEndpoint::over_memory(region))
             }
             Listening::Device(listener) => {
                 let device = Device::new(listener, region, config)?;
-                let cleaner = SlotCleaner::over(device.loopback(config)?);
-                (Door::Device(device), cleaner)
+                let own = OwnEndpoint::over(device.loopback(config)?);
+                (Door::Device(device), own)
             }
         };
         let grace = Nanos::from(opened.format.grace_ms) * 1_000_000;
@@ -119,17 +121,16 @@ impl Service {
             _memory: memory,
             tokens: Tokens::new(config),
             clients: Clients::new(region, geometry, opened.incarnation, config.clients_max),
-            collector: Collector::new(cleaner.settles_ns()),
-            reaper: Reaper::new(region, geometry, (grace, cleaner.word_ns(grace)), opened.is_new),
-            evictor: config.evict.then(|| Evictor::new(region, geometry, cleaner.word_ns(grace))),
-            sweeper: Sweeper::new(region, geometry, cleaner),
+            collector: Collector::new(own.settles_ns()),
+            reaper: Reaper::new(region, geometry, (grace, own.word_ns(grace)), opened.is_new),
+            evictor: config.evict.then(|| Evictor::new(region, geometry, own.word_ns(grace))),
+            sweeper: Sweeper::new(region, geometry),
             recall: Recall::default(),
+            own,
             started_at: boot_time_ns(),
             statistics: ServerStatistics {
                 incarnation: opened.incarnation,
                 chunks: geometry.chunks().into(),
-                chunks_index: opened.depot.chunks_index(),
-                subtables: opened.index.subtables() as u64,
                 ..Default::default()
             },
             opened,
@@ -314,7 +315,7 @@ impl Service {
         match role {
             // Its memory refused every store: there is nothing of it to find.
             Role::Reader => self.clients.forget(id),
-            Role::Writer => self.sweeper.add(id, now),
+            Role::Writer => self.sweeper.add(id, now, self.own.settles_ns()),
         }
         self.statistics.clients_lost += 1;
         tracing::warn!(client = id, "lost a client: {farewell}");
@@ -334,7 +335,7 @@ impl Service {
                 }
             }
         }
-        let word = Superblock::state_word(RegionState::Clean, self.opened.directory_depth);
+        let word = Superblock::state_word(RegionState::Clean, self.opened.index.depth);
         self.opened.region.store(STATE_OFFSET, word)?;
         tracing::info!("stopped");
         Ok(())

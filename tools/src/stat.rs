@@ -50,6 +50,7 @@ struct Overview {
     slots: u64,
     load_factor: f64,
     subtables: u64,
+    index: Index,
     memory: Memory,
     blocks_taken: u64,
     blocks_given: u64,
@@ -63,6 +64,20 @@ struct Overview {
     grace_ms: u32,
     problems: u64,
     classes: Vec<Class>,
+}
+
+/// How the index grows.
+#[derive(Debug, Serialize)]
+struct Index {
+    directory_depth: u64,
+    /// Places for subtables that hold nothing.
+    subtables_free: u64,
+    /// Since the server started.
+    splits: u64,
+    /// Subtables that a split was taking keys from when the walk came by.
+    splitting: u64,
+    /// Splits that an entry's damage keeps from ending.
+    stuck: u64,
 }
 
 /// Where the region's bytes are.
@@ -138,6 +153,13 @@ impl Overview {
             slots: report.slots_total(),
             load_factor: report.load_factor(),
             subtables: report.subtables,
+            index: Index {
+                directory_depth: statistics.directory_depth,
+                subtables_free: statistics.subtables_free,
+                splits: statistics.splits,
+                splitting: report.subtables_splitting,
+                stuck: statistics.splits_stuck,
+            },
             memory,
             blocks_taken: statistics.blocks_taken,
             blocks_given: statistics.blocks_given,
@@ -155,7 +177,7 @@ impl Overview {
     }
 
     fn table(&self) -> String {
-        let memory = &self.memory;
+        let (memory, index) = (&self.memory, &self.index);
         let seconds = self.uptime_ms / 1000;
         let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
         let mut table = [
@@ -164,6 +186,18 @@ impl Overview {
             ("clients", format!("{} ({} lost so far)", self.clients, self.clients_lost)),
             ("keys", self.keys.to_string()),
             ("load", format!("{:.3} of {} slots", self.load_factor, self.slots)),
+            (
+                "subtables",
+                format!(
+                    "{}, {} free; {} split, {} being split, {} stuck; directory of {} bits",
+                    self.subtables,
+                    index.subtables_free,
+                    index.splits,
+                    index.splitting,
+                    index.stuck,
+                    index.directory_depth
+                ),
+            ),
             ("memory", bytes(memory.region_bytes)),
             ("  free", bytes(memory.free_bytes)),
             ("  index", bytes(memory.index_bytes)),

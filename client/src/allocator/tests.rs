@@ -17,6 +17,8 @@ impl Depot for TestDepot {
         self.asked.push((class, count));
     }
 
+    fn request_split(&mut self, _: Prefix) {}
+
     fn receive(&mut self) -> Option<Delivery> {
         let (class, count) = self.asked.pop()?;
         let count = count.min(self.left);
@@ -25,8 +27,8 @@ impl Depot for TestDepot {
         self.next += count;
         let block = |n| FreeBlock { address: BlockAddress(n), generation: 1 };
         let blocks = (first..self.next).map(block).collect();
-        let soon = false;
-        Some(Delivery { class, rested: !self.unrested, soon, blocks })
+        let rested = !self.unrested;
+        Some(Delivery::Blocks(Blocks { class, rested, soon: false, blocks }))
     }
 
     fn give(&mut self, _: SizeClass, rested: bool, blocks: Vec<FreeBlock>) {

@@ -5,7 +5,7 @@ use farside_common::layout::{SlotState, SlotWord};
 
 use super::swing::Swung;
 use super::window::Own;
-use super::{ATTEMPTS_MAX, Operation, Outcome, Target};
+use super::{ATTEMPTS_MAX, Operation, Outcome, Target, Tries};
 use crate::allocator::Depot;
 
 /// What a DELETE does about a compare-and-swap that found another word.
@@ -30,21 +30,24 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
             }
         }
         self.engine.cache().statistics.misses += 1;
-        let mut damaged = 0;
-        for attempt in 0..ATTEMPTS_MAX {
-            let seen = self.read_window().await?;
-            match self.find_own(&seen, &mut damaged).await? {
+        let (mut damaged, mut tries) = (0, Tries::default());
+        loop {
+            let (own, seen) = self.locate(&mut damaged).await?;
+            match own {
                 Own::Absent => return Ok(false),
                 Own::Here(target) => {
                     if let Some(deleted) = self.unlink_seen(target, seen.posted).await? {
                         return Ok(deleted);
                     }
                 }
-                Own::Moving | Own::Stale => {}
+                Own::Moving => {
+                    self.wait_for_split(&mut tries).await?;
+                    continue;
+                }
+                Own::Stale => {}
             }
-            self.back_off(attempt).await;
+            self.try_again(&mut tries).await?;
         }
-        Err(self.contended())
     }
 
     /// Unlinks a word that this operation READ; `None` to look again.

@@ -8,11 +8,10 @@ use farside_common::layout::{HINT_OFFSET, LayoutError, SLOTS_PER_ROW, Slot, Slot
 
 use super::put::Condition;
 use super::swing::NewBlock;
-use super::window::{Read, Seen};
+use super::window::{Read, Seen, Standing};
 use super::{Examined, Operation, Outcome, Target, is_moving};
 use crate::allocator::Depot;
 use crate::engine::Failure;
-use crate::{Error, Exhausted};
 
 /// How an attempt to insert went.
 pub(super) enum Inserted {
@@ -20,6 +19,10 @@ pub(super) enum Inserted {
     /// The key is there, by a READ posted then.
     Present(Target, Nanos),
     Again,
+    /// The window has no room.
+    Full,
+    /// A split is still bringing keys here.
+    Filling,
 }
 
 /// A slot with our PENDING word in it.
@@ -38,6 +41,9 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         new: &NewBlock,
         condition: Condition,
     ) -> Outcome<Inserted> {
+        if first.standing != Standing::Whole {
+            return Ok(Inserted::Filling);
+        }
         let Some(at) = self.choose_slot(first) else {
             // What others are in the middle of may end as EMPTY.
             let undecided = |slot: &Slot| {
@@ -52,7 +58,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
                 self.engine.endpoint.sleep_until(self.lane, self.now() + pause).await;
                 return Ok(Inserted::Again);
             }
-            return Err(Error::OutOfSpace { what: Exhausted::Index }.into());
+            return Ok(Inserted::Full);
         };
         let empty = first.slots[at].word();
         let pending = empty.pending(self.hash.fingerprint(), new.block);
@@ -74,7 +80,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
             }
             Err(error) => return Err(before_publishing(error)),
         }
-        let seen = self.seen(first.base, posted)?;
+        let seen = self.seen(first.base, posted, first.local_depth)?;
         match self.confirm(first, &seen, claim).await {
             Ok(Confirmed::Alone) => self.publish(claim, new, condition).await,
             Ok(Confirmed::Present(target)) => {
@@ -105,7 +111,9 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     /// Steps 2 and 3: is the key there after all, and who else is inserting it? Others' PENDING of
     /// the same fingerprint are aborted, without asking for their key.
     async fn confirm(&self, first: &Seen, seen: &Seen, claim: Claim) -> Outcome<Confirmed> {
-        if !seen.covers || !self.is_fresh(first.posted) {
+        // Once a split has begun, nobody inserts here: whoever gets past this was PENDING before
+        // the split looked at the slot, and is aborted or carried along by it (invariant I16).
+        if seen.standing != Standing::Whole || !self.is_fresh(first.posted) {
             return Ok(Confirmed::Disturbed);
         }
         let fingerprint = self.hash.fingerprint();

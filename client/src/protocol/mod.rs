@@ -7,9 +7,11 @@ mod conditional;
 mod deaths;
 mod delete;
 mod get;
+mod grow;
 mod insert;
 mod put;
 mod scan;
+pub(crate) mod split;
 mod swing;
 #[cfg(test)]
 mod tests;
@@ -30,10 +32,16 @@ use crate::store::Lifetime;
 use crate::{Error, Version};
 
 pub(crate) use conditional::Expected;
-pub(crate) use scan::{ScannedSlot, read_entry, read_subtable};
+pub(crate) use scan::{
+    HASHES, Progress as ScanProgress, ScannedSlot, next_entry, read_part, read_slot,
+};
 
 /// How often an operation that others keep disturbing is tried.
 const ATTEMPTS_MAX: u32 = 128;
+/// How long an operation waits for a split to let go of its key, before it gives up.
+const MOVING_NS_MAX: Nanos = 5_000_000_000;
+/// How long at most between two looks whether it has.
+const MOVING_PAUSE_NS_MAX: Nanos = 60_000;
 /// The longest random pause between two attempts is this, doubled with each attempt ...
 const BACKOFF_NS: Nanos = 250;
 /// ... this often.
@@ -113,7 +121,7 @@ struct Target {
 
 impl Target {
     /// A slot whose block was not READ. A word that is not conditional leads to no block whose
-    /// value ends (invariant I16).
+    /// value ends (invariant I19).
     fn unread(slot: u64, word: SlotWord, proved_at: Nanos) -> Self {
         let expires_at_s = (!word.is_conditional()).then_some(0);
         Self { slot, word, generation: None, expires_at_s, proved_at }
@@ -132,6 +140,14 @@ impl From<Location> for Target {
         let (generation, expires_at_s) = (Some(generation), (!expires).then_some(0));
         Self { slot, word, generation, expires_at_s, proved_at }
     }
+}
+
+/// What an operation that does not get on has been through.
+#[derive(Default)]
+struct Tries {
+    attempts: u32,
+    /// Since when a split has had its key in its hands.
+    moving_since: Option<Nanos>,
 }
 
 /// What a block that was READ turned out to be.
@@ -245,6 +261,38 @@ impl<'e, F: Fabric, D: Depot> Operation<'e, F, D> {
         let most = BACKOFF_NS << attempt.min(BACKOFF_DOUBLINGS_MAX);
         let pause = self.engine.random_below(most);
         self.engine.endpoint.sleep_until(self.lane, self.now() + pause).await;
+    }
+
+    /// A pause before looking again at what others disturbed.
+    ///
+    /// # Errors
+    /// [`Error::Contended`] after [`ATTEMPTS_MAX`] of them.
+    async fn try_again(&self, tries: &mut Tries) -> Outcome<()> {
+        if tries.attempts == ATTEMPTS_MAX {
+            return Err(self.contended());
+        }
+        self.back_off(tries.attempts).await;
+        *tries = Tries { attempts: tries.attempts + 1, moving_since: None };
+        Ok(())
+    }
+
+    /// A pause before looking again at what a split has in its hands: microseconds, unless the
+    /// server was stopped in it.
+    ///
+    /// # Errors
+    /// [`Error::Contended`] after [`MOVING_NS_MAX`].
+    async fn wait_for_split(&self, tries: &mut Tries) -> Outcome<()> {
+        let now = self.now();
+        let waited = now.saturating_sub(*tries.moving_since.get_or_insert(now));
+        if self.engine.allocator().is_lost() {
+            return Err(Failure::Disconnected);
+        }
+        if waited > MOVING_NS_MAX {
+            return Err(self.contended());
+        }
+        let pause = waited.clamp(BACKOFF_NS, MOVING_PAUSE_NS_MAX);
+        self.engine.endpoint.sleep_until(self.lane, now + pause).await;
+        Ok(())
     }
 
     fn contended(&self) -> Failure {

@@ -5,7 +5,7 @@ use farside_common::fabric::{Fabric, Nanos};
 use super::insert::Inserted;
 use super::swing::{Linked, NewBlock, Swung, absorbs};
 use super::window::{Own, Read};
-use super::{ATTEMPTS_MAX, Examined, Operation, Outcome, Target, is_moving};
+use super::{Examined, Operation, Outcome, Target, Tries, is_moving};
 use crate::allocator::Depot;
 use crate::store::Lifetime;
 
@@ -57,10 +57,10 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         if condition != Condition::Absent && self.swing_cached(new, condition).await? {
             return Ok(Linked::Yes);
         }
-        let mut damaged = 0;
-        for attempt in 0..ATTEMPTS_MAX {
-            let seen = self.read_window().await?;
-            let (mut own, mut seen_at) = (self.find_own(&seen, &mut damaged).await?, seen.posted);
+        let (mut damaged, mut tries) = (0, Tries::default());
+        loop {
+            let (mut own, seen) = self.locate(&mut damaged).await?;
+            let mut seen_at = seen.posted;
             if let (Own::Absent, Condition::None | Condition::Absent) = (&own, condition) {
                 match self.insert_block(&seen, new, condition).await? {
                     Inserted::Done => return Ok(Linked::Yes),
@@ -68,6 +68,14 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
                         (own, seen_at) = (Own::Here(target), posted);
                     }
                     Inserted::Again => own = Own::Stale,
+                    Inserted::Full => {
+                        self.grow(&seen).await?;
+                        own = Own::Stale;
+                    }
+                    Inserted::Filling => {
+                        self.wait_or_grow(&seen, &mut tries).await?;
+                        continue;
+                    }
                 }
             }
             if let Own::Here(target) = &mut own
@@ -103,11 +111,14 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
                         Swung::Lost(_) | Swung::Late => {}
                     }
                 }
-                (Own::Moving | Own::Stale, _) => {}
+                (Own::Moving, _) => {
+                    self.wait_for_split(&mut tries).await?;
+                    continue;
+                }
+                (Own::Stale, _) => {}
             }
-            self.back_off(attempt).await;
+            self.try_again(&mut tries).await?;
         }
-        Err(self.contended())
     }
 
     /// Whether the value of a word that a READ posted at `seen_at` brought had ended; `None` if it

@@ -229,7 +229,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
 }
 
 impl NewBlock {
-    /// Whether its value ends some day: then its word is conditional (invariant I16).
+    /// Whether its value ends some day: then its word is conditional (invariant I19).
     pub(super) fn expires(&self) -> bool {
         self.expires_at_s != 0
     }

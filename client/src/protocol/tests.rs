@@ -126,6 +126,8 @@ fn with_engine(test: impl FnOnce(&TimelessEngine, &Clock)) {
     let config = ServerConfig {
         listen: Some(address.parse().unwrap()),
         memory: Some(ByteSize::mib(64)),
+        // Large enough for nothing to be split.
+        index: Some(ByteSize::mib(16)),
         ..Default::default()
     };
     let _server = Server::start(&config).unwrap();

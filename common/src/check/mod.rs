@@ -171,7 +171,8 @@ struct Walk<'a, F> {
     directory: Vec<u64>,
     /// Subtables visited.
     subtables: HashSet<u64>,
-    /// LIVE keys of the subtable being visited: all places of a key are in one subtable.
+    /// LIVE keys of the subtable being visited, and of those to which a split takes them: all
+    /// places of a key.
     keys: HashMap<KeyHash, Linked>,
     /// All slots that link a block.
     linked: Vec<Linked>,

@@ -51,8 +51,7 @@ impl<F: Fabric> Walk<'_, F> {
         observer: &mut dyn Observer,
     ) -> Result<(), CheckError> {
         self.report.subtables += 1;
-        self.keys.clear();
-        if self.row(0)?.header.forward.get() != 0 {
+        if self.row(0)?.header.forward().is_some() {
             self.report.subtables_splitting += 1;
         }
         for row in 0..ROWS_PER_SUBTABLE {

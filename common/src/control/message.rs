@@ -1,6 +1,6 @@
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, little_endian as le};
 
-use super::{ControlError, ServerStatistics};
+use super::{ControlError, ServerStatistics, SplitOutcome};
 use crate::layout::{BlockAddress, SizeClass};
 
 /// The longest message on a control channel, in bytes.
@@ -51,6 +51,14 @@ pub enum Request {
     },
     /// Look for lost blocks, please. Answered by [`Reply::Statistics`], at once.
     Collect,
+    /// A subtable of the index has no room for a key: split it, please. Answered by
+    /// [`Reply::Split`] once that is done, or cannot be.
+    Split {
+        /// The leading bits of the key's hash, which lead to the subtable.
+        directory_hash: u32,
+        /// How many of them its keys share. A deeper one by now needs no split.
+        local_depth: u8,
+    },
     /// Answered by [`Reply::Statistics`].
     Statistics,
     /// The client is about to store values with an end: somebody has to remove them. Not answered.
@@ -73,6 +81,15 @@ pub enum Reply {
         soon: bool,
         /// Which; none when there are none.
         blocks: Vec<FreeBlock>,
+    },
+    /// To [`Request::Split`], whose numbers come back.
+    Split {
+        /// As in the request.
+        directory_hash: u32,
+        /// As in the request.
+        local_depth: u8,
+        /// What came of it.
+        outcome: SplitOutcome,
     },
     /// To [`Request::Statistics`] and [`Request::Collect`].
     Statistics(ServerStatistics),
@@ -116,6 +133,8 @@ const STATISTICS: u8 = 3;
 const GOODBYE: u8 = 4;
 const BLOCKS: u8 = 5;
 const STATISTICS_REPLY: u8 = 6;
+const SPLIT: u8 = 7;
+const SPLIT_REPLY: u8 = 8;
 const HELD: u8 = 9;
 const COLLECT: u8 = 10;
 const REPORT: u8 = 11;
@@ -125,8 +144,11 @@ const EXPIRES: u8 = 20;
 /// The flags of [`Reply::Blocks`].
 const RESTED: u8 = 1;
 const SOON: u8 = 2;
+/// The most bits of a hash a directory could go by.
+const DEPTH_MAX: u8 = 32;
 
-/// The header of a message, in place of what `into` held.
+/// The header of a message, in place of what `into` held. A split's messages have the depth for a
+/// class, the outcome for flags, the hash for a count.
 fn encode_header(kind: u8, class: u8, flags: u8, count: u32, into: &mut Vec<u8>) {
     let header = Header { kind, class, flags, reserved: 0, count: count.into() };
     into.clear();
@@ -196,6 +218,13 @@ impl Decoded<'_> {
             .map_err(|_| ControlError::Unknown { field: "size class", value })
     }
 
+    /// The local depth in a split's message.
+    fn depth(&self) -> Result<u8, ControlError> {
+        let value = self.class.into();
+        let depth = (self.class <= DEPTH_MAX).then_some(self.class);
+        depth.ok_or(ControlError::Unknown { field: "local depth", value })
+    }
+
     fn blocks(&self) -> Result<Vec<FreeBlock>, ControlError> {
         let length = ControlError::Length { bytes: self.payload.len() };
         let Ok(blocks) = <[BlockBytes]>::ref_from_bytes(self.payload) else { return Err(length) };
@@ -255,6 +284,9 @@ impl Request {
                 }
             }
             Self::Collect => encode_header(COLLECT, 0, 0, 0, into),
+            Self::Split { directory_hash, local_depth } => {
+                encode_header(SPLIT, *local_depth, 0, *directory_hash, into);
+            }
             Self::Statistics => encode_header(STATISTICS, 0, 0, 0, into),
             Self::Expires => encode_header(EXPIRES, 0, 0, 0, into),
             Self::Goodbye => encode_header(GOODBYE, 0, 0, 0, into),
@@ -284,6 +316,11 @@ impl Request {
                 Ok(Self::Held { collection, last, blocks: message.addresses()? })
             }
             COLLECT => message.bare().map(|()| Self::Collect),
+            SPLIT => {
+                message.no_payload()?;
+                unused("flags", message.flags)?;
+                Ok(Self::Split { directory_hash: message.count, local_depth: message.depth()? })
+            }
             STATISTICS => message.bare().map(|()| Self::Statistics),
             EXPIRES => message.bare().map(|()| Self::Expires),
             GOODBYE => message.bare().map(|()| Self::Goodbye),
@@ -300,6 +337,9 @@ impl Reply {
                 let rested = if *rested { RESTED } else { 0 };
                 let soon = if *soon { SOON } else { 0 };
                 encode_blocks(BLOCKS, *class, rested | soon, blocks, into);
+            }
+            Self::Split { directory_hash, local_depth, outcome } => {
+                encode_header(SPLIT_REPLY, *local_depth, *outcome as u8, *directory_hash, into);
             }
             Self::Statistics(statistics) => {
                 encode_header(STATISTICS_REPLY, 0, 0, statistics.classes.len() as u32, into);
@@ -323,6 +363,12 @@ impl Reply {
                 let (rested, soon) = message.rested_and_soon()?;
                 let (class, blocks) = (message.class()?, message.blocks()?);
                 Ok(Self::Blocks { class, rested, soon, blocks })
+            }
+            SPLIT_REPLY => {
+                message.no_payload()?;
+                let (directory_hash, local_depth) = (message.count, message.depth()?);
+                let outcome = SplitOutcome::from_bits(message.flags)?;
+                Ok(Self::Split { directory_hash, local_depth, outcome })
             }
             STATISTICS_REPLY => message.statistics().map(Self::Statistics),
             REPORT => {

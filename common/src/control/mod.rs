@@ -7,11 +7,13 @@
 mod channel;
 mod connect;
 mod message;
+mod split;
 mod statistics;
 
 pub use channel::Channel;
 pub use connect::*;
 pub use message::*;
+pub use split::SplitOutcome;
 pub use statistics::*;
 
 /// The version of the messages here. A server answers a request of another version with a refusal.

@@ -22,6 +22,14 @@ pub struct ServerStatistics {
     pub chunks_index: u64,
     /// Subtables of the index.
     pub subtables: u64,
+    /// Subtables that hold nothing: for splits to come, or resting after one.
+    pub subtables_free: u64,
+    /// How many bits of a hash the directory goes by.
+    pub directory_depth: u64,
+    /// Subtables split since the server started.
+    pub splits: u64,
+    /// Splits that were begun and cannot go on: an entry is damaged.
+    pub splits_stuck: u64,
     /// Blocks handed out to clients since the server started.
     pub blocks_taken: u64,
     /// Blocks clients gave back since the server started.
@@ -69,7 +77,7 @@ pub struct ClassStatistics {
 }
 
 /// The numbers of [`ServerStatistics`] before its classes.
-const NUMBERS: usize = 20;
+const NUMBERS: usize = 24;
 /// The numbers of a [`ClassStatistics`].
 const CLASS_NUMBERS: usize = 4;
 
@@ -84,6 +92,10 @@ impl ServerStatistics {
             self.chunks_free,
             self.chunks_index,
             self.subtables,
+            self.subtables_free,
+            self.directory_depth,
+            self.splits,
+            self.splits_stuck,
             self.blocks_taken,
             self.blocks_given,
             self.requests_denied,
@@ -129,6 +141,10 @@ impl ServerStatistics {
             chunks_free,
             chunks_index,
             subtables,
+            subtables_free,
+            directory_depth,
+            splits,
+            splits_stuck,
             blocks_taken,
             blocks_given,
             requests_denied,
@@ -151,6 +167,10 @@ impl ServerStatistics {
             chunks_free,
             chunks_index,
             subtables,
+            subtables_free,
+            directory_depth,
+            splits,
+            splits_stuck,
             blocks_taken,
             blocks_given,
             requests_denied,

@@ -32,6 +32,13 @@ pub struct BlockHeader {
 }
 const _: () = assert!(size_of::<BlockHeader>() == 32);
 
+impl BlockHeader {
+    /// How long it says the key behind it is.
+    pub fn key_bytes(&self) -> usize {
+        self.key_bytes.get().into()
+    }
+}
+
 /// A block's header, in bytes.
 pub const BLOCK_HEADER_BYTES: u64 = size_of::<BlockHeader>() as u64;
 /// Where what the checksum covers starts in a block, in bytes.

@@ -46,12 +46,17 @@ impl DirectoryEntry {
         self.0 as u8
     }
 
+    /// The byte offset of the subtable, whether or not one can be there.
+    pub const fn offset(self) -> u64 {
+        (self.0 >> 8).saturating_mul(SUBTABLE_BYTES)
+    }
+
     /// The byte offset of the subtable.
     ///
     /// # Errors
     /// [`LayoutError::SubtableOutside`] when the entry points out of the heap.
     pub fn subtable(self, geometry: &Geometry) -> Result<u64, LayoutError> {
-        let offset = (self.0 >> 8).saturating_mul(SUBTABLE_BYTES);
+        let offset = self.offset();
         geometry.check_subtable(offset)?;
         Ok(offset)
     }

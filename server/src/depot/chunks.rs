@@ -119,7 +119,6 @@ impl Depot {
     }
 
     /// A chunk for subtables, all zeros; `None` if none is free.
-    #[allow(dead_code, reason = "for splits")]
     pub(crate) fn take_chunk(&mut self, memory: &impl Memory) -> Result<Option<u32>, ChainError> {
         let Some(chunk) = self.free.first().copied() else { return Ok(None) };
         let age = memory.entry(chunk)?.age();

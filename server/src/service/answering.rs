@@ -1,12 +1,11 @@
 //! What clients ask for, and what they are asked for.
 
-use farside_common::control::{Ask, ClassStatistics, Reply, Request, Role, ServerStatistics};
+use farside_common::control::{Ask, Reply, Request, Role};
 use farside_common::fabric::Nanos;
 use farside_common::layout::SizeClass;
 
 use super::Service;
 use crate::collect::Step;
-use crate::eviction::Evictor;
 use crate::peer::{Farewell, Peer, Who};
 use crate::recovery::{Opened, RegionTables};
 
@@ -55,6 +54,7 @@ impl Service {
             | Request::GiveBlocks { .. }
             | Request::Held { .. }
             | Request::Collect
+            | Request::Split { .. }
             | Request::Expires
                 if role == Role::Reader =>
             {
@@ -75,6 +75,14 @@ impl Service {
                     }
                 }
                 return Ok(());
+            }
+            Request::Split { directory_hash, local_depth } => {
+                let Opened { region, geometry, format, depot, index, .. } = &mut self.opened;
+                let memory = RegionTables { region, geometry };
+                let wanted = (directory_hash, local_depth);
+                let grown = index.grow(wanted, format, &self.own, depot, &memory);
+                let outcome = grown.map_err(broken)?;
+                Reply::Split { directory_hash, local_depth, outcome }
             }
             Request::Collect => {
                 let reply = Reply::Statistics(self.statistics(now));
@@ -169,30 +177,6 @@ impl Service {
             }
         }
         Ok(())
-    }
-
-    pub(super) fn statistics(&mut self, now: Nanos) -> ServerStatistics {
-        let Opened { region, geometry, depot, .. } = &mut self.opened;
-        let memory = RegionTables { region, geometry };
-        if let Err(error) = depot.refresh(now, &memory) {
-            tracing::error!("cannot look after free chunks: {error}");
-        }
-        let classes: Vec<ClassStatistics> = depot.classes();
-        ServerStatistics {
-            uptime_ms: now.saturating_sub(self.started_at) / 1_000_000,
-            clients: self.clients.connected().into(),
-            chunks_free: depot.chunks_free(),
-            chunks_resting: depot.spans_whole(),
-            chunks_emptied: depot.chunks_emptied(),
-            collections: self.collector.finished(),
-            collections_next: self.collector.next(),
-            collecting: self.collector.activity(),
-            blocks_collected: self.collector.recovered(),
-            keys_expired: self.reaper.expired(),
-            keys_evicted: self.evictor.as_ref().map_or(0, Evictor::evicted),
-            classes,
-            ..self.statistics.clone()
-        }
     }
 }
 

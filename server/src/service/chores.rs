@@ -44,7 +44,7 @@ impl Service {
             self.probe(now);
         }
         if self.sweeper.next_step_at().is_some_and(|at| at <= now) {
-            for client in self.sweeper.step(&self.opened.index, now)? {
+            for client in self.sweeper.step(&self.opened.index, &self.own, now)? {
                 self.clients.forget(client);
             }
         }
@@ -62,8 +62,8 @@ impl Service {
         count: u32,
     ) -> Result<Vec<FreeBlock>, ChainError> {
         let Some(evictor) = &mut self.evictor else { return Ok(Vec::new()) };
-        let (Opened { index, depot, .. }, cleaner) = (&mut self.opened, self.sweeper.cleaner());
-        let blocks = evictor.make_room(class, count, index, cleaner, &mut self.reaper)?;
+        let Opened { index, depot, .. } = &mut self.opened;
+        let blocks = evictor.make_room(class, count, index, &self.own, &mut self.reaper)?;
         // As if they had gone by the depot: what comes out of it is not suspected to be lost, and
         // taken less given is what clients and slots have.
         blocks.iter().for_each(|block| depot.clear_held(block.address));
@@ -74,7 +74,7 @@ impl Service {
     /// Removes some of what has ended; the blocks are the depot's, once they rested.
     fn reap(&mut self) -> Result<(), ServerError> {
         let Opened { index, depot, .. } = &mut self.opened;
-        for Removed { class, block } in self.reaper.step(index, self.sweeper.cleaner())? {
+        for Removed { class, block } in self.reaper.step(index, &self.own)? {
             // Given like any other, so that taken less given is what clients and slots have.
             self.statistics.blocks_given += 1;
             if let Err(error) = depot.give(class, vec![block], false, boot_time_ns()) {

@@ -47,6 +47,8 @@ impl Place {
         let config = ServerConfig {
             listen: Some(Address::Shm(folder.path().join("kv.sock"))),
             memory: Some(ByteSize(REGION_BYTES)),
+            // Several subtables, so that tests can take one for another.
+            index: Some(ByteSize(64 << 10)),
             grace_ms: 1,
             ..Default::default()
         };

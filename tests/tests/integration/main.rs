@@ -15,6 +15,7 @@ mod damage;
 mod depot;
 mod eviction;
 mod expiry;
+mod growth;
 mod limits;
 mod model;
 mod reader;

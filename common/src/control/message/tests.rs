@@ -27,6 +27,7 @@ fn messages_come_back() {
         },
         Request::Held { collection: u32::MAX, last: false, blocks: Vec::new() },
         Request::Collect,
+        Request::Split { directory_hash: 0xdead_beef, local_depth: 32 },
         Request::Statistics,
         Request::Expires,
         Request::Goodbye,
@@ -45,6 +46,7 @@ fn messages_come_back() {
         Reply::Blocks { class: class(3), rested: true, soon: false, blocks: full },
         Reply::Blocks { class: class(4), rested: true, soon: true, blocks: Vec::new() },
         Reply::Blocks { class: class(4), rested: false, soon: false, blocks: some_blocks(2) },
+        Reply::Split { directory_hash: 7, local_depth: 3, outcome: SplitOutcome::Impossible },
         Reply::Ask(Ask::Report { collection: 9 }),
         Reply::Ask(Ask::Return),
         Reply::Statistics(statistics),
@@ -78,7 +80,7 @@ proptest! {
 
     #[test]
     fn damaged_messages_are_errors_or_other_messages(
-        kind in 0usize..10,
+        kind in 0usize..12,
         at in 0usize..32,
         value: u8,
         cut in 0usize..40,
@@ -99,6 +101,11 @@ proptest! {
             6 => Request::Collect.encode(&mut bytes),
             7 => Reply::Ask(Ask::Report { collection: 9 }).encode(&mut bytes),
             8 => Reply::Ask(Ask::Return).encode(&mut bytes),
+            9 => Request::Split { directory_hash: 9, local_depth: 4 }.encode(&mut bytes),
+            10 => {
+                let outcome = SplitOutcome::Later;
+                Reply::Split { directory_hash: 9, local_depth: 4, outcome }.encode(&mut bytes);
+            }
             _ => Reply::Statistics(ServerStatistics { classes, ..Default::default() })
                 .encode(&mut bytes),
         }

@@ -1,0 +1,41 @@
+//! What the headers of rows say while a split goes on.
+
+use farside_common::fabric::{ChainError, Fabric, Verb};
+use farside_common::layout::{FORWARD_OFFSET, ROW_BYTES, ROWS_PER_SUBTABLE, RowHeader};
+
+use super::{Chain, Mover, Split};
+
+/// The byte offsets of a subtable's rows.
+fn rows_of(subtable: u64) -> impl Iterator<Item = u64> {
+    (subtable..).step_by(ROW_BYTES as usize).take(ROWS_PER_SUBTABLE)
+}
+
+impl<F: Fabric> Mover<'_, F> {
+    /// Says in the new subtables whose they will be, then in the old one where its keys go: before
+    /// the first word moves, so that whoever finds a MOVED word finds the way.
+    pub(super) async fn open(&self, split: &Split) -> Result<(), ChainError> {
+        self.write_headers(split, [0, 1].map(|side| split.header(side).filling())).await?;
+        let [_, forward] = split.header(0).with_forward(split.new).words();
+        let verb = |row| Verb::WriteWord { remote: row + FORWARD_OFFSET, value: forward };
+        self.all(rows_of(split.old).map(|row| Chain::of(&[verb(row)]))).await
+    }
+
+    /// The forward first: a header never sends readers where those of its subtable did not go.
+    pub(super) async fn write_headers(
+        &self,
+        split: &Split,
+        headers: [RowHeader; 2],
+    ) -> Result<(), ChainError> {
+        for (subtable, header) in split.new.into_iter().zip(headers) {
+            let [place, forward] = header.words();
+            self.all(rows_of(subtable).map(|row| {
+                Chain::of(&[
+                    Verb::WriteWord { remote: row + FORWARD_OFFSET, value: forward },
+                    Verb::WriteWord { remote: row, value: place },
+                ])
+            }))
+            .await?;
+        }
+        Ok(())
+    }
+}
