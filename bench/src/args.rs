@@ -115,8 +115,8 @@ pub struct Target {
     /// A running server; without it kv-bench starts one for the run
     #[arg(long, value_name = "URI")]
     pub server: Option<String>,
-    /// A client's config file, for `secret`, `server` and `[rdma]`; with --server alone the files that
-    /// kv-cli takes
+    /// A client's config file, for `secret`, `server` and `[rdma]`; with --server alone the files
+    /// that kv-cli takes
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub config: Option<PathBuf>,
 }

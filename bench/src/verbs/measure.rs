@@ -56,9 +56,9 @@ const LOOK_EVERY: u64 = 1 << 16;
 /// From one target to the next: a stride that no prefetcher follows, coprime to most counts.
 const STRIDE: usize = 7919;
 
-/// Keeps all lanes busy with one verb, or chain, on one target after another. A latency is taken from the
-/// clock's reading before its doorbell to the one after its completion; completions of one poll
-/// share a reading.
+/// Keeps all lanes busy with one verb, or chain, on one target after another. A latency is taken
+/// from the clock's reading before its doorbell to the one after its completion; completions of one
+/// poll share a reading.
 ///
 /// # Errors
 /// [`Error::Chain`] if a verb fails, [`Error::Interrupted`].
