@@ -50,6 +50,7 @@ const DENIED_NS: Nanos = 20_000_000;
 const ANSWER_POLL_NS: Nanos = 60_000;
 
 #[derive(Default)]
+#[cfg_attr(feature = "testing", derive(Hash))]
 struct ClassList {
     ready: Vec<FreeBlock>,
     /// Unlinked, oldest first, with the time from which they may be written again (invariant I3).
@@ -162,6 +163,16 @@ impl<D: Depot> Allocator<D> {
     /// Whether the server is gone.
     pub(crate) fn is_lost(&self) -> bool {
         self.depot.is_lost()
+    }
+
+    /// Mixes all lists that are in use into a hash.
+    #[cfg(feature = "testing")]
+    pub(crate) fn hash_state(&self, hasher: &mut impl std::hash::Hasher) {
+        use std::hash::Hash;
+        self.classes
+            .iter()
+            .filter(|list| list.request_blocks > 0)
+            .for_each(|list| list.hash(hasher));
     }
 
     /// Gives everything to the depot: the session ends.

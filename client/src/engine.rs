@@ -137,6 +137,19 @@ impl<F: Fabric, D: Depot> Engine<F, D> {
         welcome: &Welcome,
         options: EngineOptions,
     ) -> std::result::Result<Self, Failure> {
+        let wall = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        Self::open_at(fabric, depot, welcome, options, wall.unwrap_or_default().as_nanos() as u64)
+    }
+
+    /// [`Engine::open`] when the wall clock reads this many nanoseconds since 1970; it also seeds
+    /// the random numbers.
+    pub(crate) fn open_at(
+        fabric: F,
+        depot: D,
+        welcome: &Welcome,
+        options: EngineOptions,
+        wall: u64,
+    ) -> std::result::Result<Self, Failure> {
         let endpoint = Endpoint::new(fabric, options.lanes);
         let bytes = SUPERBLOCK_BYTES.min(welcome.region_bytes / 8 * 8) as u32;
         let read = [Verb::Read { remote: 0, into: Buffer::Block, bytes }];
@@ -147,8 +160,7 @@ impl<F: Fabric, D: Depot> Engine<F, D> {
             return Err(LayoutError::NotARegion.into());
         }
         let constants = Constants::new(&format, &*endpoint.fabric());
-        let (now, wall) = (endpoint.fabric().now(), std::time::SystemTime::now());
-        let wall = wall.duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_nanos() as u64;
+        let now = endpoint.fabric().now();
         let engine = Self {
             geometry: format.geometry(),
             constants,
@@ -252,6 +264,15 @@ impl<F: Fabric, D: Depot> Engine<F, D> {
         state ^= state << 17;
         self.random.set(state);
         state % bound.max(1)
+    }
+
+    /// Mixes into a hash what operations that begin later depend on.
+    #[cfg(feature = "testing")]
+    pub(crate) fn hash_state(&self, hasher: &mut impl std::hash::Hasher) {
+        hasher.write_u64(self.random.get());
+        self.directory().subtables().for_each(|offset| hasher.write_u64(offset));
+        self.cache().hash_state(hasher);
+        self.allocator().hash_state(hasher);
     }
 
     pub(crate) fn counters(&self) -> Counters {

@@ -104,6 +104,9 @@ mod pipeline;
 mod protocol;
 mod scan;
 mod session;
+#[cfg(feature = "testing")]
+#[doc(hidden)]
+pub mod testing;
 mod value;
 
 pub use batch::{Batch, BatchOutcome};

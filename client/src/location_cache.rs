@@ -206,6 +206,12 @@ impl LocationCache {
             entry.zero();
         }
     }
+
+    /// Mixes everything that is remembered into a hash.
+    #[cfg(feature = "testing")]
+    pub(crate) fn hash_state(&self, hasher: &mut impl std::hash::Hasher) {
+        hasher.write(self.memory.as_deref().unwrap_or_default());
+    }
 }
 
 #[cfg(test)]

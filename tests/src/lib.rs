@@ -11,7 +11,9 @@ use farside::{Client, ClientBuilder};
 
 pub mod counters;
 pub mod ledger;
+pub mod linearizability;
 pub mod proof;
+pub mod simulator;
 
 /// The binary of this name, built from the present sources.
 pub fn binary(name: &str) -> PathBuf {

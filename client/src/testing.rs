@@ -1,0 +1,157 @@
+//! The operations over any fabric, for the simulator of `farside-tests`: production code, driven
+//! from outside. Behind the feature `testing`; not a part of the API.
+
+use farside_common::control::{FreeBlock, Welcome};
+use farside_common::fabric::{Buffer, Endpoint, Fabric, LaneId, Nanos};
+use farside_common::layout::SizeClass;
+
+use crate::allocator::Depot;
+use crate::engine::{Engine, EngineOptions, Failure, LANE};
+use crate::protocol::{Action, Answer, Expected, Operation};
+use crate::{Error, Version};
+
+/// Where a rig's blocks come from and go to.
+pub trait Blocks {
+    /// The answer to a request for so many, at once; fewer if there are no more.
+    fn take(&mut self, class: SizeClass, count: u32) -> Vec<FreeBlock>;
+
+    /// Gets blocks back. `rested`: unlinked for GRACE already.
+    fn give(&mut self, class: SizeClass, rested: bool, blocks: Vec<FreeBlock>);
+}
+
+struct Supply {
+    blocks: Box<dyn Blocks>,
+    answers: Vec<(SizeClass, Vec<FreeBlock>)>,
+}
+
+impl Depot for Supply {
+    fn request(&mut self, class: SizeClass, count: u32) {
+        let answer = self.blocks.take(class, count);
+        self.answers.push((class, answer));
+    }
+
+    fn receive(&mut self) -> Option<(SizeClass, Vec<FreeBlock>)> {
+        self.answers.pop()
+    }
+
+    fn give(&mut self, class: SizeClass, rested: bool, blocks: Vec<FreeBlock>) {
+        self.blocks.give(class, rested, blocks);
+    }
+
+    fn is_lost(&self) -> bool {
+        false
+    }
+}
+
+/// What to do with a key.
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs, reason = "the operations of `Session`")]
+pub enum Call<'v> {
+    Get,
+    Put(&'v [u8]),
+    Insert(&'v [u8]),
+    Update(&'v [u8]),
+    Delete,
+    Exchange { expected: &'v [u8], value: &'v [u8] },
+    ExchangeVersion { expected: Version, value: &'v [u8] },
+}
+
+/// What became of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reply {
+    /// A GET found the key, or the change was made.
+    pub done: bool,
+    /// What a GET found, or an exchange instead of what it expected.
+    pub found: Option<(Vec<u8>, Version)>,
+}
+
+/// What a session has, over a fabric of the test's.
+pub struct Rig<F: Fabric> {
+    engine: Engine<F, Supply>,
+}
+
+impl<F: Fabric> Rig<F> {
+    /// Reads superblock and directory. `wall` also seeds the random numbers.
+    ///
+    /// # Errors
+    /// What is wrong with the region.
+    pub fn open(
+        fabric: F,
+        blocks: Box<dyn Blocks>,
+        welcome: &Welcome,
+        lanes: u16,
+        cache_bytes: usize,
+        wall: u64,
+    ) -> Result<Self, Option<Error>> {
+        let supply = Supply { blocks, answers: Vec::new() };
+        let options = EngineOptions { cache_bytes, lanes };
+        let engine = Engine::open_at(fabric, supply, welcome, options, wall).map_err(error)?;
+        Ok(Self { engine })
+    }
+
+    /// The endpoint that polls and completes.
+    pub fn endpoint(&self) -> &Endpoint<F> {
+        &self.engine.endpoint
+    }
+
+    /// Asks for blocks for a key and a value of these lengths before the first operation needs one.
+    ///
+    /// # Errors
+    /// [`Error::OutOfSpace`].
+    pub fn fetch_blocks(&self, class: SizeClass) -> Result<(), Option<Error>> {
+        let taken = self.engine.endpoint.drive(self.engine.take_block(LANE, class));
+        self.engine.allocator().put_back(class, taken.map_err(error)?);
+        Ok(())
+    }
+
+    /// One operation on a lane.
+    ///
+    /// # Errors
+    /// The operation's; `None` if the connection was lost.
+    pub async fn run(
+        &self,
+        lane: LaneId,
+        call: Call<'_>,
+        key: &[u8],
+    ) -> Result<Reply, Option<Error>> {
+        let (action, value) = match call {
+            Call::Get => (Action::Get, &[][..]),
+            Call::Put(value) => (Action::Put, value),
+            Call::Insert(value) => (Action::Insert, value),
+            Call::Update(value) => (Action::Update, value),
+            Call::Delete => (Action::Delete, &[][..]),
+            Call::Exchange { expected, value } => {
+                (Action::Exchange(Expected::Value(expected)), value)
+            }
+            Call::ExchangeVersion { expected, value } => {
+                (Action::Exchange(Expected::Version(expected)), value)
+            }
+        };
+        self.engine.check_key(key).map_err(Some)?;
+        self.engine.check_value(value).map_err(Some)?;
+        let operation = Operation::stage(&self.engine, lane, key, value);
+        let Answer { applied, found } = operation.perform(action).await.map_err(error)?;
+        let buffer = self.engine.endpoint.buffer(lane, Buffer::Block);
+        let found = found.map(|found| (found.value_in(&buffer).to_vec(), found.version));
+        Ok(Reply { done: applied && (action.changes() || found.is_some()), found })
+    }
+
+    /// What the constants of `docs/protocol.md` are here: GRACE, patience, T_hint, T_word.
+    pub fn constants(&self) -> [Nanos; 4] {
+        let constants = &self.engine.constants;
+        [constants.grace_ns, constants.patience_ns, constants.hint_ns, constants.word_ns]
+    }
+
+    /// Mixes everything that later operations depend on into a hash: cache, free blocks, random
+    /// numbers. Not what operations in flight remember.
+    pub fn hash_state(&self, hasher: &mut impl std::hash::Hasher) {
+        self.engine.hash_state(hasher);
+    }
+}
+
+fn error(failure: Failure) -> Option<Error> {
+    match failure {
+        Failure::Error(error) => Some(*error),
+        Failure::Disconnected => None,
+    }
+}

@@ -1,0 +1,115 @@
+//! The open format of histories: one JSON object a line. `docs/testing.md` describes it.
+
+use std::io::{BufRead, Write};
+
+use serde::{Deserialize, Serialize};
+
+/// What was asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[allow(missing_docs, reason = "the operations of `Session`")]
+pub enum Operation {
+    Get,
+    Put,
+    Insert,
+    Update,
+    Delete,
+    Exchange,
+    ExchangeVersion,
+}
+
+/// How it ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Ended {
+    /// A GET found the key; the change was made.
+    Done,
+    /// A GET did not find it; the key was not as required, and nothing was changed.
+    Refused,
+    /// An error after which nothing has changed.
+    Failed,
+    /// Nobody knows, because its process died or its connection broke: it may have taken effect at
+    /// any time since, or never.
+    Unknown,
+}
+
+/// One operation of one process. Texts are opaque; equal texts mean equal bytes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Record {
+    /// Who.
+    pub process: u64,
+    /// What.
+    pub operation: Operation,
+    /// On which key.
+    pub key: String,
+    /// The value to be stored.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub argument: Option<String>,
+    /// The value, or the version, that an exchange required.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expected: Option<String>,
+    /// How it ended.
+    pub result: Ended,
+    /// The value that a GET found, or an exchange instead of what it required.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub found: Option<String>,
+    /// That value's version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<String>,
+    /// When it began, on a clock that all processes share.
+    pub invoke: u64,
+    /// When it ended, on the same clock; absent if it never did.
+    #[serde(rename = "return", default, skip_serializing_if = "Option::is_none")]
+    pub returned: Option<u64>,
+}
+
+/// Reads a history; empty lines are skipped.
+///
+/// # Errors
+/// The number of the first line that is no record, and why.
+pub fn read(input: impl BufRead) -> Result<Vec<Record>, String> {
+    let mut records = Vec::new();
+    for (number, line) in input.lines().enumerate() {
+        let number = number + 1;
+        let line = line.map_err(|error| format!("line {number}: {error}"))?;
+        if !line.trim().is_empty() {
+            let record = serde_json::from_str(&line);
+            records.push(record.map_err(|error| format!("line {number}: {error}"))?);
+        }
+    }
+    Ok(records)
+}
+
+/// Writes a history.
+///
+/// # Errors
+/// Those of the output.
+pub fn write(records: &[Record], mut output: impl Write) -> std::io::Result<()> {
+    for record in records {
+        serde_json::to_writer(&mut output, record)?;
+        output.write_all(b"\n")?;
+    }
+    output.flush()
+}
+
+impl std::fmt::Display for Record {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let end = self.returned.map_or("...".to_owned(), |end| end.to_string());
+        write!(f, "[{:>4} {end:>4}] process {}: ", self.invoke, self.process)?;
+        write!(f, "{:?} {}", self.operation, self.key)?;
+        if let Some(expected) = &self.expected {
+            write!(f, " if {expected}")?;
+        }
+        if let Some(argument) = &self.argument {
+            write!(f, " := {argument}")?;
+        }
+        write!(f, " -> {:?}", self.result)?;
+        if let Some(found) = &self.found {
+            write!(f, ", found {found}")?;
+        }
+        if let Some(version) = &self.version {
+            write!(f, " (version {version})")?;
+        }
+        Ok(())
+    }
+}

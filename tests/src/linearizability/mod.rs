@@ -1,0 +1,193 @@
+//! Is a history linearizable? Each key by itself: linearizability is local.
+//!
+//! For runs of the simulator, of processes over shared memory, and over verbs alike.
+
+mod history;
+mod register;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, HashMap};
+
+pub use history::{Ended, Operation, Record, read, write};
+pub use register::{Answer, CONFIGURATIONS_MAX, Call, Fault, Register, Value};
+
+/// Why a history was not accepted.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Violation {
+    /// No order explains it.
+    #[error("key {key}: no order of the operations explains the last of\n{}", lines(around))]
+    NotLinearizable {
+        /// The key.
+        key: String,
+        /// The last operations on the key before and with the one whose answer cannot be.
+        around: Vec<Record>,
+    },
+    /// One version, two values; or two versions of a value that was written once.
+    #[error("key {key}: version {version} does not stand for one write:\n{}", lines(around))]
+    Version {
+        /// The key.
+        key: String,
+        /// The version.
+        version: String,
+        /// The operations that saw it.
+        around: Vec<Record>,
+    },
+    /// A record that cannot be.
+    #[error("this is not how an operation can look: {0}")]
+    Record(Box<Record>),
+    /// Too many unanswered operations at once.
+    #[error("key {key}: over {CONFIGURATIONS_MAX} explanations at {at}")]
+    TooMany {
+        /// The key.
+        key: String,
+        /// Where it became too much.
+        at: Box<Record>,
+    },
+}
+
+fn lines(records: &[Record]) -> String {
+    records.iter().map(|record| format!("  {record}")).collect::<Vec<_>>().join("\n")
+}
+
+/// How many operations a violation shows.
+const AROUND: usize = 24;
+
+/// Checks a history in which all keys are absent at the start.
+///
+/// # Errors
+/// The first violation of one key, keys in order.
+pub fn check(history: &[Record]) -> Result<(), Violation> {
+    let mut keys: BTreeMap<&str, Vec<&Record>> = BTreeMap::new();
+    for record in history {
+        keys.entry(&record.key).or_default().push(record);
+    }
+    keys.into_iter().try_for_each(|(key, records)| check_key(key, &records))
+}
+
+fn check_key(key: &str, records: &[&Record]) -> Result<(), Violation> {
+    let values = Values::new(key, records)?;
+    // Invocations before answers at one time: then they are concurrent.
+    let mut events: Vec<(u64, bool, usize)> = Vec::with_capacity(2 * records.len());
+    for (at, record) in records.iter().enumerate() {
+        if record.result == Ended::Failed {
+            continue;
+        }
+        events.push((record.invoke, false, at));
+        match (record.result, record.returned) {
+            (Ended::Unknown, _) => {}
+            (_, Some(end)) if end >= record.invoke => events.push((end, true, at)),
+            _ => return Err(Violation::Record(Box::new((*record).clone()))),
+        }
+    }
+    events.sort_unstable();
+    let mut register = Register::new(None);
+    for (_, is_end, at) in events {
+        let record = records[at];
+        let told = values.answer(record);
+        if !is_end {
+            register.invoke(at as u32, values.call(record)?, told);
+        } else if let Some(told) = told {
+            register.respond(at as u32, told).map_err(|fault| {
+                let key = key.to_owned();
+                match fault {
+                    Fault::NotLinearizable(_) => {
+                        Violation::NotLinearizable { key, around: before(records, record) }
+                    }
+                    Fault::TooMany(_) => Violation::TooMany { key, at: Box::new(record.clone()) },
+                }
+            })?;
+        }
+    }
+    Ok(())
+}
+
+/// The operations that began before this one ended, as many as are shown.
+fn before(records: &[&Record], last: &Record) -> Vec<Record> {
+    let began = |record: &&&Record| Some(record.invoke) <= last.returned && **record != last;
+    let mut around: Vec<Record> =
+        records.iter().filter(began).map(|record| (*record).clone()).collect();
+    around.sort_by_key(|record| record.returned.unwrap_or(u64::MAX).min(record.invoke));
+    let skipped = (around.len() + 1).saturating_sub(AROUND);
+    around.drain(..skipped);
+    around.push(last.clone());
+    around
+}
+
+/// Values as numbers, and versions as the values they stand for.
+struct Values<'r> {
+    numbers: HashMap<&'r str, Value>,
+    versions: HashMap<&'r str, Value>,
+}
+
+impl<'r> Values<'r> {
+    /// A version stands for one write: so for one value, and for a value that was stored once
+    /// there is no other.
+    fn new(key: &str, records: &[&'r Record]) -> Result<Self, Violation> {
+        let mut numbers = HashMap::new();
+        let mut stored: HashMap<Value, u32> = HashMap::new();
+        for record in records {
+            for text in [&record.argument, &record.found, &record.expected].into_iter().flatten() {
+                let next = numbers.len() as Value;
+                numbers.entry(text.as_str()).or_insert(next);
+            }
+            if let Some(argument) = &record.argument {
+                *stored.entry(numbers[argument.as_str()]).or_default() += 1;
+            }
+        }
+        let mut versions: HashMap<&str, Value> = HashMap::new();
+        let mut of_value: HashMap<Value, &str> = HashMap::new();
+        for record in records {
+            let (Some(version), Some(found)) = (&record.version, &record.found) else { continue };
+            let value = numbers[found.as_str()];
+            let same_value = *versions.entry(version).or_insert(value) == value;
+            let once = stored.get(&value).is_none_or(|times| *times == 1);
+            let same_version = *of_value.entry(value).or_insert(version) == version || !once;
+            if !(same_value && same_version) {
+                let saw = |other: &&&Record| {
+                    other.version.as_ref() == Some(version) || other.found.as_ref() == Some(found)
+                };
+                let around = records.iter().filter(saw).map(|other| (*other).clone()).collect();
+                let (key, version) = (key.to_owned(), version.clone());
+                return Err(Violation::Version { key, version, around });
+            }
+        }
+        Ok(Self { numbers, versions })
+    }
+
+    fn call(&self, record: &Record) -> Result<Call, Violation> {
+        let number = |text: &Option<String>| {
+            let known = text.as_ref().and_then(|text| self.numbers.get(text.as_str()));
+            known.copied().ok_or_else(|| Violation::Record(Box::new(record.clone())))
+        };
+        Ok(match record.operation {
+            Operation::Get => Call::Get,
+            Operation::Delete => Call::Delete,
+            Operation::Put => Call::Put(number(&record.argument)?),
+            Operation::Insert => Call::Insert(number(&record.argument)?),
+            Operation::Update => Call::Update(number(&record.argument)?),
+            Operation::Exchange => {
+                let (expected, value) = (number(&record.expected)?, number(&record.argument)?);
+                Call::Exchange { expected, value }
+            }
+            Operation::ExchangeVersion => {
+                let value = number(&record.argument)?;
+                let version = record.expected.as_ref();
+                match version.and_then(|version| self.versions.get(version.as_str())) {
+                    Some(expected) => Call::Exchange { expected: *expected, value },
+                    None => Call::ExchangeUnseen(value),
+                }
+            }
+        })
+    }
+
+    /// What the caller was told; `None` if nothing.
+    fn answer(&self, record: &Record) -> Option<Answer> {
+        let found = record.found.as_ref().map(|text| self.numbers[text.as_str()]);
+        match record.result {
+            Ended::Done => Some(Answer { done: true, found }),
+            Ended::Refused => Some(Answer { done: false, found }),
+            Ended::Failed | Ended::Unknown => None,
+        }
+    }
+}

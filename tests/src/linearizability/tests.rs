@@ -1,0 +1,241 @@
+//! Proves the checker: against trying every order, on small random histories, and on histories
+//! known to be bad.
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn record(process: u64, operation: Operation, argument: Option<u32>) -> Record {
+    Record {
+        process,
+        operation,
+        key: "k".to_owned(),
+        argument: argument.map(|value| value.to_string()),
+        expected: None,
+        result: Ended::Done,
+        found: None,
+        version: None,
+        invoke: 0,
+        returned: None,
+    }
+}
+
+fn get(process: u64, found: Option<u32>) -> Record {
+    let result = if found.is_some() { Ended::Done } else { Ended::Refused };
+    let found = found.map(|value| value.to_string());
+    Record { result, found, ..record(process, Operation::Get, None) }
+}
+
+fn put(process: u64, value: u32) -> Record {
+    record(process, Operation::Put, Some(value))
+}
+
+fn at(invoke: u64, returned: u64, record: Record) -> Record {
+    Record { invoke, returned: Some(returned), ..record }
+}
+
+/// Whether some order of these operations, those without an answer optional, explains all.
+fn explains(records: &[Record], done: &mut Vec<usize>, held: Option<Value>) -> bool {
+    let values = Values::new("k", &records.iter().collect::<Vec<_>>()).unwrap();
+    let open = |at: &usize| !done.contains(at);
+    let rest: Vec<usize> = (0..records.len()).filter(open).collect();
+    if rest.iter().all(|at| records[*at].result == Ended::Unknown) {
+        return true;
+    }
+    for at in &rest {
+        // Nobody whose end lies before this one's beginning may come later.
+        let late = |other: &&usize| {
+            let other = &records[**other];
+            other.result != Ended::Unknown && other.returned < Some(records[*at].invoke)
+        };
+        if rest.iter().any(|other| late(&other)) {
+            continue;
+        }
+        let (after, answer) = values.call(&records[*at]).unwrap().apply(held);
+        if values.answer(&records[*at]).is_some_and(|told| told != answer) {
+            continue;
+        }
+        done.push(*at);
+        if explains(records, done, after) {
+            return true;
+        }
+        done.pop();
+    }
+    false
+}
+
+/// An operation with a random answer that is not absurd, at a random time.
+fn any_record() -> impl Strategy<Value = Record> {
+    let value = 0..3u32;
+    let operations = prop_oneof![
+        prop::option::of(0..3u32).prop_map(|found| get(0, found)),
+        value.clone().prop_map(|value| put(0, value)),
+        (value.clone(), any::<bool>()).prop_map(|(value, done)| {
+            let result = if done { Ended::Done } else { Ended::Refused };
+            Record { result, ..record(0, Operation::Insert, Some(value)) }
+        }),
+        (value.clone(), any::<bool>()).prop_map(|(value, done)| {
+            let result = if done { Ended::Done } else { Ended::Refused };
+            Record { result, ..record(0, Operation::Update, Some(value)) }
+        }),
+        any::<bool>().prop_map(|done| {
+            let result = if done { Ended::Done } else { Ended::Refused };
+            Record { result, ..record(0, Operation::Delete, None) }
+        }),
+        (value.clone(), value, prop::option::of(0..3u32), any::<bool>()).prop_map(
+            |(expected, value, found, done)| {
+                let result = if done { Ended::Done } else { Ended::Refused };
+                let expected = Some(expected.to_string());
+                let found = found.filter(|_| !done).map(|value| value.to_string());
+                let exchange = record(0, Operation::Exchange, Some(value));
+                Record { expected, result, found, ..exchange }
+            }
+        ),
+    ];
+    (operations, 0..12u64, 0..6u64, 0..8u8).prop_map(|(operation, invoke, takes, unknown)| {
+        let record = at(invoke, invoke + takes, operation);
+        if unknown == 0 { Record { result: Ended::Unknown, found: None, ..record } } else { record }
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 4000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn the_checker_agrees_with_trying_every_order(
+        records in prop::collection::vec(any_record(), 0..7),
+    ) {
+        let (verdict, explained) = (check(&records), explains(&records, &mut Vec::new(), None));
+        prop_assert_eq!(verdict.is_ok(), explained, "{:?}", verdict);
+    }
+}
+
+#[test]
+fn random_histories_of_both_kinds_are_tried() {
+    use proptest::strategy::ValueTree;
+    use proptest::test_runner::TestRunner;
+    let mut runner = TestRunner::deterministic();
+    let histories = prop::collection::vec(any_record(), 1..7);
+    let mut good = 0;
+    for _ in 0..1000 {
+        let history = histories.new_tree(&mut runner).unwrap().current();
+        good += usize::from(check(&history).is_ok());
+    }
+    assert!((50..950).contains(&good), "{good} of 1000 random histories are linearizable");
+}
+
+fn assert_bad(history: &[Record]) {
+    let verdict = check(history);
+    assert!(matches!(verdict, Err(Violation::NotLinearizable { .. })), "{verdict:?}");
+}
+
+#[test]
+fn a_stale_read_is_found() {
+    assert_bad(&[at(0, 1, put(1, 1)), at(2, 3, put(1, 2)), at(4, 5, get(2, Some(1)))]);
+    // Concurrent with the second PUT it is fine.
+    let fine = [at(0, 1, put(1, 1)), at(2, 6, put(1, 2)), at(4, 5, get(2, Some(1)))];
+    assert_eq!(check(&fine), Ok(()));
+}
+
+#[test]
+fn reads_that_go_back_are_found() {
+    let put_two = at(2, 9, put(1, 2));
+    let (new, old) = (at(3, 4, get(2, Some(2))), at(5, 6, get(3, Some(1))));
+    assert_bad(&[at(0, 1, put(1, 1)), put_two, new, old]);
+}
+
+#[test]
+fn a_lost_update_and_a_value_from_nowhere_are_found() {
+    let exchange = |process, expected: u32, value| Record {
+        expected: Some(expected.to_string()),
+        ..record(process, Operation::Exchange, Some(value))
+    };
+    assert_bad(&[at(0, 1, put(1, 1)), at(2, 5, exchange(1, 1, 2)), at(2, 5, exchange(2, 1, 3))]);
+    assert_bad(&[at(0, 1, put(1, 1)), at(2, 3, get(2, Some(9)))]);
+}
+
+#[test]
+fn two_inserts_or_two_deletes_of_one_key_are_found() {
+    let insert = |process, value| record(process, Operation::Insert, Some(value));
+    assert_bad(&[at(0, 5, insert(1, 1)), at(0, 5, insert(2, 2))]);
+    let delete = |process| record(process, Operation::Delete, None);
+    assert_bad(&[at(0, 1, put(1, 1)), at(2, 5, delete(1)), at(2, 5, delete(2))]);
+}
+
+#[test]
+fn who_never_answered_may_have_acted_late_or_never() {
+    let lost = Record { result: Ended::Unknown, returned: None, ..put(1, 2) };
+    let first = at(0, 1, put(2, 1));
+    for found in [1, 2] {
+        let history = [first.clone(), lost.clone(), at(7, 8, get(2, Some(found)))];
+        assert_eq!(check(&history), Ok(()));
+    }
+    // But not come and gone and come again.
+    let seen = [2, 1, 2].map(Some);
+    let reads = (0..3).map(|n| at(10 + 2 * n, 11 + 2 * n, get(2, seen[n as usize])));
+    assert_bad(&[first, lost].into_iter().chain(reads).collect::<Vec<_>>());
+}
+
+#[test]
+fn what_failed_has_not_happened() {
+    let failed = Record { result: Ended::Failed, ..at(0, 1, put(1, 1)) };
+    assert_eq!(check(&[failed.clone(), at(2, 3, get(1, None))]), Ok(()));
+    assert_bad(&[failed, at(2, 3, get(1, Some(1)))]);
+}
+
+#[test]
+fn a_version_stands_for_one_write() {
+    let read = |from, value, version: &str| {
+        at(from, from + 1, Record { version: Some(version.to_owned()), ..get(2, Some(value)) })
+    };
+    let puts = [at(0, 1, put(1, 1)), at(4, 5, put(1, 2))];
+    let with = |reads: [Record; 2]| check(&[&puts[..], &reads].concat());
+    assert_eq!(with([read(2, 1, "a"), read(6, 2, "b")]), Ok(()));
+    assert!(matches!(with([read(2, 1, "a"), read(6, 2, "a")]), Err(Violation::Version { .. })));
+    assert!(matches!(with([read(2, 1, "a"), read(3, 1, "b")]), Err(Violation::Version { .. })));
+}
+
+#[test]
+fn exchanges_by_version_are_exchanges_of_what_it_stands_for() {
+    let read = at(2, 3, Record { version: Some("a".to_owned()), ..get(1, Some(1)) });
+    let exchange = |version: &str, value| Record {
+        expected: Some(version.to_owned()),
+        ..record(1, Operation::ExchangeVersion, Some(value))
+    };
+    let first = at(0, 1, put(1, 1));
+    let history = [first.clone(), read.clone(), at(4, 5, exchange("a", 2))];
+    assert_eq!(check(&history), Ok(()));
+    assert_bad(&[first, read, at(4, 5, exchange("a", 2)), at(6, 7, exchange("a", 3))]);
+}
+
+#[test]
+fn a_long_history_of_many_processes_takes_no_time() {
+    let (processes, rounds) = (8u64, 4000u64);
+    let mut history = Vec::new();
+    for round in 0..rounds {
+        for process in 0..processes {
+            let start = round * 100 + process;
+            let value = (round * processes + process) as u32;
+            // All overlap; the last one's value is what the next round finds.
+            let operation = match process % 2 {
+                0 => put(process, value),
+                _ => get(process, Some(value - 1)),
+            };
+            history.push(at(start, start + 50, operation));
+        }
+    }
+    assert_eq!(check(&history), Ok(()));
+}
+
+#[test]
+fn histories_come_back_from_json_lines() {
+    let lost = Record { result: Ended::Unknown, returned: None, ..put(1, 2) };
+    let history = [at(0, 1, put(1, 1)), lost, at(4, 5, get(2, None))];
+    let mut bytes = Vec::new();
+    write(&history, &mut bytes).unwrap();
+    let text = String::from_utf8(bytes.clone()).unwrap();
+    let first = r#"{"process":1,"operation":"put","key":"k","argument":"1","result":"done","#;
+    assert!(text.starts_with(&format!(r#"{first}"invoke":0,"return":1}}"#)), "{text}");
+    assert_eq!(read(&bytes[..]).unwrap(), history);
+    assert!(read(&b"{}\n"[..]).unwrap_err().starts_with("line 1: "));
+}

@@ -1,0 +1,185 @@
+//! Every execution of a small scenario, one by one.
+//!
+//! Futures cannot be copied, so each execution starts anew and repeats the choices of the one
+//! before up to the last that has an alternative. A state that was reached before is left at once:
+//! what a client remembers follows from what it observed, so hashes of memory, observations and
+//! explanations stand for the state. Which words matter is learnt: whenever somebody writes what
+//! somebody else had accessed before, the word gets steps of its own and the search starts over.
+
+use std::collections::{BTreeSet, HashMap};
+use std::rc::Rc;
+
+use super::execution::{Action, Execution};
+use super::failure::Failure;
+use super::monitor::Violation;
+use super::prepared::Prepared;
+use super::scenario::Scenario;
+
+/// How far a search went.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Explored {
+    /// Different states.
+    pub states: usize,
+    /// Executions, most of them short.
+    pub executions: u64,
+    /// Steps that led somewhere.
+    pub transitions: u64,
+    /// Executions that went on to the end.
+    pub complete: u64,
+    /// Nothing was left out but what the bound on preemptions excludes.
+    pub exhausted: bool,
+}
+
+/// What a search leaves out.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds {
+    /// How often a client in the middle of a chain has to wait while another one goes on; `None`
+    /// for any number.
+    pub preemptions: Option<u8>,
+    /// After so many executions the search ends.
+    pub executions: u64,
+}
+
+impl Default for Bounds {
+    fn default() -> Self {
+        Self { preemptions: None, executions: u64::MAX }
+    }
+}
+
+struct Frame {
+    actions: Vec<Action>,
+    chosen: usize,
+    /// How many preemptions are left before it.
+    left: u8,
+}
+
+struct Search<'s> {
+    prepared: Prepared<'s>,
+    bounds: Bounds,
+    hot: Rc<BTreeSet<usize>>,
+    visited: HashMap<u64, u8>,
+    frames: Vec<Frame>,
+    explored: Explored,
+}
+
+impl Scenario {
+    /// Tries every execution within the bounds.
+    ///
+    /// # Errors
+    /// The first execution that went wrong.
+    pub fn explore(&self, bounds: Bounds) -> Result<Explored, Box<Failure>> {
+        let mut search = Search {
+            prepared: Prepared::new(self),
+            bounds,
+            hot: Rc::default(),
+            visited: HashMap::new(),
+            frames: Vec::new(),
+            explored: Explored::default(),
+        };
+        loop {
+            match search.execute() {
+                Err(violation) => return Err(Box::new(search.failure(violation))),
+                // What was seen so far was too coarse.
+                Ok(Some(hot)) => {
+                    search.hot = Rc::new(&*search.hot | &hot);
+                    search.visited.clear();
+                    search.frames.clear();
+                    let executions = search.explored.executions;
+                    search.explored = Explored { executions, ..Explored::default() };
+                    continue;
+                }
+                Ok(None) => {}
+            }
+            while let Some(frame) = search.frames.last_mut() {
+                frame.chosen += 1;
+                if frame.chosen < frame.actions.len() {
+                    break;
+                }
+                search.frames.pop();
+            }
+            search.explored.states = search.visited.len();
+            search.explored.exhausted = search.frames.is_empty();
+            if search.frames.is_empty() || search.explored.executions >= bounds.executions {
+                return Ok(search.explored);
+            }
+        }
+    }
+
+    /// [`Scenario::explore`] with ever more preemptions, so that what goes wrong does so with as
+    /// few as possible.
+    ///
+    /// # Errors
+    /// The first execution that went wrong.
+    pub fn explore_deeper(&self, bounds: Bounds) -> Result<Explored, Box<Failure>> {
+        for preemptions in 0..bounds.preemptions.unwrap_or(4) {
+            self.explore(Bounds { preemptions: Some(preemptions), ..bounds })?;
+        }
+        self.explore(bounds)
+    }
+}
+
+impl Search<'_> {
+    /// One execution: the choices that stand, then first ones. The words that turned out to be
+    /// hot, if any.
+    fn execute(&mut self) -> Result<Option<BTreeSet<usize>>, Violation> {
+        self.explored.executions += 1;
+        let mut execution = self.prepared.begin(Some(self.hot.clone()), false);
+        let mut left = self.bounds.preemptions.unwrap_or(u8::MAX);
+        for frame in &self.frames {
+            left = frame.left;
+            let action = frame.actions[frame.chosen];
+            left -= self.cost(&execution, action);
+            execution.act(action)?;
+        }
+        self.explored.transitions += 1;
+        let mut actions = Vec::new();
+        loop {
+            let hot = std::mem::take(&mut execution.world.borrow_mut().newly_hot);
+            if !hot.is_empty() {
+                return Ok(Some(hot.into_iter().collect()));
+            }
+            execution.actions(&mut actions);
+            actions.retain(|action| self.cost(&execution, *action) <= left);
+            if actions.is_empty() {
+                self.explored.complete += 1;
+                return execution.finish().map(|()| None);
+            }
+            if actions.len() > 1 {
+                let bounded = self.bounds.preemptions.is_some();
+                let known = self.visited.entry(execution.state(bounded));
+                match known {
+                    std::collections::hash_map::Entry::Occupied(mut before) => {
+                        if *before.get() >= left {
+                            return Ok(None);
+                        }
+                        before.insert(left);
+                    }
+                    std::collections::hash_map::Entry::Vacant(place) => {
+                        place.insert(left);
+                    }
+                }
+            }
+            let action = actions[0];
+            self.frames.push(Frame { actions: actions.clone(), chosen: 0, left });
+            left -= self.cost(&execution, action);
+            self.explored.transitions += 1;
+            execution.act(action)?;
+        }
+    }
+
+    fn cost(&self, execution: &Execution<'_>, action: Action) -> u8 {
+        match self.bounds.preemptions {
+            Some(_) => u8::from(execution.preempts(action)),
+            None => 0,
+        }
+    }
+
+    /// The choices that stand, once more, with a trace.
+    fn failure(&self, violation: Violation) -> Failure {
+        let actions = self.frames.iter().map(|frame| frame.actions[frame.chosen]).collect();
+        let hot = Some(self.hot.clone());
+        let mut failure = Failure::new(&self.prepared, hot, actions, violation);
+        failure.executions = self.explored.executions;
+        failure
+    }
+}

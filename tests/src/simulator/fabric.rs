@@ -1,0 +1,362 @@
+//! The fabric of the simulator: chains that execute word by word, when the scheduler says so.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use farside_common::fabric::{
+    Buffer, ChainError, Completion, Counters, Fabric, LaneId, Nanos, Timing, Verb,
+};
+use zerocopy::IntoBytes;
+
+use super::lies::Lie;
+use super::memory::mix;
+use super::world::World;
+
+/// Pauses up to this take no time: the clock of a simulation is coarse, so that executions that
+/// differ in nothing else do not differ by their pauses.
+const PAUSE_NS_MAX: Nanos = 1_000_000;
+
+/// What a lane is in the middle of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    Idle,
+    /// A chain is under way.
+    Posted,
+    /// Until this time.
+    Waiting(Nanos),
+    /// Over, but nobody was told yet.
+    Complete,
+}
+
+/// One lane's chain.
+pub(super) struct Lane {
+    pub(super) phase: Phase,
+    /// What was posted, and what is executed: the same, unless the fabric lies.
+    asked: Vec<Verb>,
+    chain: Vec<Verb>,
+    /// The verb that is executing.
+    at: usize,
+    /// Which of its words still have to be accessed, in groups that are accessed at once.
+    pub(super) units: Vec<u64>,
+    /// Those that it makes no difference when they are accessed.
+    cold: u64,
+    posted: Nanos,
+    deadline: Nanos,
+    found: u64,
+    result: Result<u64, ChainError>,
+    /// A hash of what the chain brought so far, whatever the order.
+    pub(super) progress: u64,
+    buffers: [Vec<u64>; Buffer::COUNT],
+    counters: Counters,
+}
+
+/// One client's way to the simulated region.
+pub(super) struct SimFabric {
+    world: Rc<RefCell<World>>,
+    timing: Timing,
+    /// The process of the first lane; the others follow.
+    process: usize,
+    lanes: Vec<Lane>,
+    lie: Option<Box<dyn Lie>>,
+    /// Chains execute when they are posted.
+    pub(super) immediate: bool,
+    /// A hash of everything that completed.
+    pub(super) observed: u64,
+    /// Whose completion may be handed out.
+    pub(super) turn: LaneId,
+}
+
+impl SimFabric {
+    pub(super) fn new(
+        world: Rc<RefCell<World>>,
+        timing: Timing,
+        process: usize,
+        lanes: u16,
+        lie: Option<Box<dyn Lie>>,
+    ) -> Self {
+        let lane = |_| Lane {
+            phase: Phase::Idle,
+            asked: Vec::with_capacity(4),
+            chain: Vec::with_capacity(4),
+            at: 0,
+            units: Vec::with_capacity(4),
+            cold: 0,
+            posted: 0,
+            deadline: 0,
+            found: 0,
+            result: Ok(0),
+            progress: 0,
+            buffers: std::array::from_fn(|_| vec![0; 32]),
+            counters: Counters::default(),
+        };
+        let lanes = (0..lanes).map(lane).collect();
+        Self { world, timing, process, lanes, lie, immediate: true, observed: 0, turn: LaneId(0) }
+    }
+
+    pub(super) fn lane(&self, lane: LaneId) -> &Lane {
+        &self.lanes[usize::from(lane.0)]
+    }
+
+    /// Accesses one group of words of the verb that is executing, and then everything up to the
+    /// next access that somebody could notice.
+    pub(super) fn advance(&mut self, lane: LaneId, unit: usize) {
+        let state = &mut self.lanes[usize::from(lane.0)];
+        let words = state.units.swap_remove(unit);
+        // The order of the rest must not depend on which went first.
+        state.units.sort_unstable();
+        self.access(lane, words);
+        self.settle(lane);
+    }
+
+    /// Accesses what nobody can notice, up to something that somebody can.
+    fn settle(&mut self, lane: LaneId) {
+        let id = usize::from(lane.0);
+        while self.lanes[id].phase == Phase::Posted && self.lanes[id].units.is_empty() {
+            let cold = std::mem::take(&mut self.lanes[id].cold);
+            if cold != 0 {
+                self.access(lane, cold);
+                continue;
+            }
+            self.lanes[id].at += 1;
+            if self.lanes[id].at == self.lanes[id].chain.len() {
+                let found = self.lanes[id].found;
+                self.complete(lane, Ok(found));
+            } else {
+                self.start_verb(lane);
+            }
+        }
+    }
+
+    /// Divides the words of a verb into those that others could notice, and the rest.
+    fn start_verb(&mut self, lane: LaneId) {
+        let state = &mut self.lanes[usize::from(lane.0)];
+        let (remote, bytes) = extent(&state.chain[state.at]);
+        let place = self.world.borrow().memory.place(remote & !7, bytes);
+        let place = match place {
+            Ok(place) => place,
+            Err(error) => return self.complete(lane, Err(error)),
+        };
+        let words = (bytes / 8) as usize;
+        if self.immediate || words > 64 {
+            // Long READs are of what never changes.
+            return self.copy_all(lane, place, words);
+        }
+        let world = self.world.borrow();
+        let state = &mut self.lanes[usize::from(lane.0)];
+        state.cold = world.units(place, words, &mut state.units);
+    }
+
+    fn copy_all(&mut self, lane: LaneId, place: usize, words: usize) {
+        let state = &mut self.lanes[usize::from(lane.0)];
+        let verb = state.chain[state.at];
+        if let Verb::Read { into, .. } = verb {
+            let world = &mut *self.world.borrow_mut();
+            let buffer = &mut state.buffers[into as usize];
+            buffer.resize(buffer.len().max(words), 0);
+            let found = world.memory.slice(place, words);
+            buffer[..words].copy_from_slice(found);
+            if world.began {
+                let hash = found.iter().fold(0, |hash, word| mix(hash, *word));
+                state.progress ^= mix(state.at as u64, hash);
+            }
+            let process = self.process + usize::from(lane.0);
+            (place..place + words).for_each(|place| world.note_read(process, place));
+        } else {
+            for word in 0..words {
+                self.access(lane, 1 << word);
+            }
+        }
+    }
+
+    /// Accesses these words of the verb that is executing.
+    fn access(&mut self, lane: LaneId, mut words: u64) {
+        let process = self.process + usize::from(lane.0);
+        while words != 0 {
+            let word = words.trailing_zeros() as usize;
+            words &= words - 1;
+            if let Err(error) = self.access_word(lane, process, word) {
+                return self.complete(lane, Err(error));
+            }
+        }
+    }
+
+    fn access_word(&mut self, lane: LaneId, process: usize, word: usize) -> Result<(), ChainError> {
+        let world = &mut *self.world.borrow_mut();
+        let state = &mut self.lanes[usize::from(lane.0)];
+        let verb = state.chain[state.at];
+        let (remote, bytes) = extent(&verb);
+        let place = world.memory.place(remote & !7, bytes)? + word;
+        let tag = (state.at as u64) << 32 | word as u64;
+        if matches!(verb, Verb::Write { .. } | Verb::WriteWord { .. } | Verb::CompareSwap { .. })
+            && world.now > state.deadline
+        {
+            return Err(ChainError::Late);
+        }
+        let before = world.memory.load(place);
+        match verb {
+            Verb::Read { into, .. } => {
+                let buffer = &mut state.buffers[into as usize];
+                if buffer.len() <= word {
+                    buffer.resize(word + 1, 0);
+                }
+                buffer[word] = before;
+                state.progress ^= mix(tag, before);
+                world.note_read(process, place);
+            }
+            Verb::Write { from, .. } => {
+                let value = state.buffers[from as usize].get(word).copied().unwrap_or(0);
+                state.progress ^= mix(tag, 1);
+                world.write(process, place, value, verb);
+            }
+            Verb::WriteHalf { remote, value } => {
+                state.progress ^= mix(tag, 1);
+                let shift = (remote & 4) * 8;
+                let kept = before & !(0xffff_ffff << shift);
+                world.write(process, place, kept | u64::from(value) << shift, verb);
+            }
+            Verb::WriteWord { value, .. } => {
+                state.progress ^= mix(tag, 1);
+                world.write(process, place, value, verb);
+            }
+            Verb::CompareSwap { expected, desired, .. } => {
+                state.found = before;
+                state.progress ^= mix(tag, before);
+                world.swap(process, place, (expected, desired));
+            }
+            Verb::FetchAdd { addend, .. } => {
+                state.found = before;
+                state.progress ^= mix(tag, before);
+                world.write(process, place, before.wrapping_add(addend), verb);
+            }
+        }
+        Ok(())
+    }
+
+    fn complete(&mut self, lane: LaneId, result: Result<u64, ChainError>) {
+        let process = self.process + usize::from(lane.0);
+        let state = &mut self.lanes[usize::from(lane.0)];
+        state.units.clear();
+        state.cold = 0;
+        state.result = result;
+        state.phase = Phase::Complete;
+        let world = &mut *self.world.borrow_mut();
+        if world.began {
+            world.now = world.now.max(state.posted + world.round_trip_ns);
+        }
+        if let (Some(lie), Ok(found)) = (&mut self.lie, &mut state.result) {
+            lie.complete(&state.asked, &mut state.buffers, found);
+        }
+        let told = match &state.result {
+            Ok(found) => *found,
+            Err(error) => {
+                world.note(process, || format!("the chain ends: {error}"));
+                mix(1, state.at as u64)
+            }
+        };
+        self.observed = mix(mix(self.observed, process as u64), mix(state.progress, told));
+    }
+
+    /// Lets a lane that waits go on; the clock moves if it waits for long.
+    pub(super) fn wake(&mut self, lane: LaneId) {
+        let state = &mut self.lanes[usize::from(lane.0)];
+        let Phase::Waiting(until) = state.phase else { return };
+        let world = &mut *self.world.borrow_mut();
+        if until.saturating_sub(world.now) > PAUSE_NS_MAX {
+            world.now = until;
+        }
+        state.phase = Phase::Complete;
+        state.result = Ok(0);
+        self.observed = mix(mix(self.observed, 2), world.now);
+    }
+}
+
+/// Where a verb accesses the region and how much, in whole words.
+pub(super) fn extent(verb: &Verb) -> (u64, u64) {
+    match *verb {
+        Verb::Read { remote, bytes, .. } | Verb::Write { remote, bytes, .. } => {
+            (remote, u64::from(bytes))
+        }
+        Verb::WriteHalf { remote, .. }
+        | Verb::WriteWord { remote, .. }
+        | Verb::CompareSwap { remote, .. }
+        | Verb::FetchAdd { remote, .. } => (remote, 8),
+    }
+}
+
+impl Fabric for SimFabric {
+    fn timing(&self) -> Timing {
+        self.timing
+    }
+
+    fn now(&self) -> Nanos {
+        let world = self.world.borrow();
+        // Nobody lies before the scenario begins.
+        let lie = self.lie.as_ref().filter(|_| world.began);
+        lie.map_or(world.now, |lie| lie.now(world.now))
+    }
+
+    fn post(&mut self, lane: LaneId, chain: &[Verb], deadline: Nanos) {
+        let state = &mut self.lanes[usize::from(lane.0)];
+        state.counters.count(chain);
+        state.asked.clear();
+        state.asked.extend_from_slice(chain);
+        state.chain.clear();
+        state.chain.extend_from_slice(chain);
+        {
+            let world = self.world.borrow();
+            state.posted = world.now;
+            // By the clock of all, not by the client's, which may lie.
+            let latest = world.now + self.timing.lateness_max_ns;
+            state.deadline = if self.lie.is_some() { latest } else { deadline };
+            if let Some(lie) = &mut self.lie {
+                lie.post(&mut state.chain, &world.memory);
+            }
+        }
+        (state.at, state.found, state.progress, state.phase) = (0, 0, 0, Phase::Posted);
+        self.start_verb(lane);
+        self.settle(lane);
+    }
+
+    fn wait(&mut self, lane: LaneId, until: Nanos) {
+        self.lanes[usize::from(lane.0)].phase = Phase::Waiting(until);
+        if self.immediate {
+            self.wake(lane);
+        }
+    }
+
+    fn ring(&mut self) {}
+
+    fn poll(&mut self) -> Option<Completion> {
+        let lane = &mut self.lanes[usize::from(self.turn.0)];
+        if lane.phase != Phase::Complete {
+            return None;
+        }
+        lane.phase = Phase::Idle;
+        Some(Completion { lane: self.turn, result: lane.result.clone() })
+    }
+
+    fn relax(&mut self) {}
+
+    fn buffer(&self, lane: LaneId, buffer: Buffer) -> &[u8] {
+        self.lane(lane).buffers[buffer as usize].as_bytes()
+    }
+
+    fn buffer_mut(&mut self, lane: LaneId, buffer: Buffer) -> &mut [u8] {
+        self.lanes[usize::from(lane.0)].buffers[buffer as usize].as_mut_bytes()
+    }
+
+    fn reserve(&mut self, lane: LaneId, buffer: Buffer, bytes: usize) {
+        let buffer = &mut self.lanes[usize::from(lane.0)].buffers[buffer as usize];
+        buffer.resize(buffer.len().max(bytes.div_ceil(8)), 0);
+    }
+
+    fn counters(&self) -> Counters {
+        let mut all = Counters::default();
+        self.lanes.iter().for_each(|lane| all += lane.counters);
+        all
+    }
+
+    fn lane_counters(&self, lane: LaneId) -> &Counters {
+        &self.lane(lane).counters
+    }
+}

@@ -1,0 +1,72 @@
+//! An execution that went wrong, told in full.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::rc::Rc;
+
+use super::execution::Action;
+use super::monitor::Violation;
+use super::prepared::{Prepared, name};
+use super::trace::Line;
+use crate::linearizability::Record;
+
+/// An execution that went wrong.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    scenario: String,
+    /// What went wrong.
+    pub violation: Violation,
+    /// Everything that was asked and answered.
+    pub history: Vec<Record>,
+    trace: Vec<Line>,
+    /// How many executions went well before.
+    pub executions: u64,
+    /// Which seed led here, if one did.
+    pub seed: Option<u64>,
+}
+
+impl Failure {
+    /// Repeats an execution for its trace.
+    pub(super) fn new(
+        prepared: &Prepared<'_>,
+        hot: Option<Rc<BTreeSet<usize>>>,
+        actions: Vec<Action>,
+        violation: Violation,
+    ) -> Self {
+        let mut execution = prepared.begin(hot, true);
+        let failed = actions.iter().any(|action| execution.act(*action).is_err());
+        if !failed {
+            // It went wrong at its end.
+            let _ = execution.finish();
+        }
+        let trace = execution.world.borrow_mut().trace.take().unwrap_or_default();
+        let history = std::mem::take(&mut execution.monitor.history);
+        let scenario = prepared.scenario.name.clone();
+        Self { scenario, violation, history, trace, executions: 0, seed: None }
+    }
+
+    /// How many steps the execution took.
+    pub fn steps(&self) -> usize {
+        self.trace.len()
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.scenario, self.violation)?;
+        if let Some(seed) = self.seed {
+            write!(f, " (seed {seed})")?;
+        }
+        let start = self.trace.first().map_or(0, |line| line.now);
+        for line in &self.trace {
+            let who = line.process.map_or(" ".to_owned(), name);
+            let indent = line.process.map_or(0, |process| 2 * process);
+            let time = line.now - start;
+            write!(f, "\n{time:>10} {:indent$}{who} {}", "", line.text)?;
+        }
+        write!(f, "\nhistory:")?;
+        self.history.iter().try_for_each(|record| write!(f, "\n  {record}"))
+    }
+}
+
+impl std::error::Error for Failure {}

@@ -1,0 +1,236 @@
+//! The region that scenarios play on: one window, a few slots that are free, blocks of one class,
+//! and keys that could all be each other's: the same row, the same fingerprint.
+
+use std::collections::BTreeSet;
+use std::sync::OnceLock;
+
+use farside_common::control::{FreeBlock, Welcome};
+use farside_common::hash::{KeyHash, KeyHasher};
+use farside_common::layout::{
+    Block, BlockAddress, BlockRef, DirectoryEntry, Format, Geometry, HINT_OFFSET, REGION_BYTES_MIN,
+    ROW_BYTES, ROWS_PER_SUBTABLE, RowHeader, SLOTS_PER_ROW, SUBTABLE_BYTES, SizeClass, SlotState,
+    SlotWord, Superblock, WINDOW_SLOTS, class_for, slot_in_subtable,
+};
+use zerocopy::IntoBytes;
+
+use super::memory::{Extent, Memory};
+use super::monitor::Violation;
+
+/// GRACE in simulations, in milliseconds.
+pub const GRACE_MS: u32 = 100;
+/// How many keys there are: the first four share a window and a fingerprint; the fifth has the
+/// fingerprint too, and its home row is the one behind theirs.
+pub const KEYS: usize = 5;
+/// Every block holds one such key and such a value: 64 bytes with the header.
+const VALUE_BYTES_MAX: usize = 24;
+const KEY_BYTES: usize = 8;
+const HASH_KEY: [u8; 16] = *b"a simulated key.";
+
+/// Where things are.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ground {
+    pub(super) format: Format,
+    pub(super) geometry: Geometry,
+    pub(super) class: SizeClass,
+    /// The subtable that the directory leads to.
+    pub(super) subtable: u64,
+    pub(super) blocks: u64,
+    /// How many there are, and how many of them belong to each client at first, and as many to
+    /// whoever stores the first values.
+    blocks_max: u64,
+    blocks_each: u64,
+    /// The home row of the keys.
+    pub(super) row: usize,
+    /// How many slots can be used, from the start of that row.
+    slots: usize,
+}
+
+pub(super) fn keys() -> &'static [Vec<u8>; KEYS] {
+    static FOUND: OnceLock<[Vec<u8>; KEYS]> = OnceLock::new();
+    FOUND.get_or_init(|| {
+        let all = (0u32..).map(|n| format!("key{n:05}").into_bytes());
+        let first = hash(b"key00000");
+        let mut same = all.clone().filter(|key| {
+            let hash = hash(key);
+            (hash.window_offset(), hash.fingerprint())
+                == (first.window_offset(), first.fingerprint())
+        });
+        let mut next = all.filter(|key| {
+            let hash = hash(key);
+            (hash.window_offset(), hash.fingerprint())
+                == (first.window_offset() + ROW_BYTES, first.fingerprint())
+        });
+        let mut one = |at: usize| if at < 4 { same.next() } else { next.next() };
+        std::array::from_fn(|at| one(at).expect("keys do not run out"))
+    })
+}
+
+pub(super) fn hash(key: &[u8]) -> KeyHash {
+    KeyHasher::new(&HASH_KEY).hash(key)
+}
+
+impl Ground {
+    /// For so many clients with at most so many blocks, and with so many slots.
+    pub(super) fn new(blocks: u64, clients: u64, slots: usize) -> Self {
+        let format = Format {
+            region_bytes: REGION_BYTES_MIN,
+            region_id: *b"simulated region",
+            hash_key: HASH_KEY,
+            grace_ms: GRACE_MS,
+            key_bytes_max: KEY_BYTES as u32,
+            value_bytes_max: VALUE_BYTES_MAX as u32,
+        };
+        let geometry = format.geometry();
+        let chunk = |n| geometry.chunk_offset(n).expect("the smallest region has three chunks");
+        Self {
+            format,
+            geometry,
+            class: class_for(KEY_BYTES, VALUE_BYTES_MAX).expect("a small class"),
+            subtable: chunk(0),
+            blocks: chunk(1),
+            blocks_max: blocks.max(KEYS as u64) * (clients + 1) + 1,
+            blocks_each: blocks.max(KEYS as u64),
+            row: (hash(&keys()[0]).window_offset() / ROW_BYTES) as usize,
+            slots,
+        }
+    }
+
+    /// A formatted region. Slots that cannot be used hold words of another fingerprint, which
+    /// nobody looks behind.
+    pub(super) fn memory(&self) -> Memory {
+        let directory = self.geometry.directory_offset(0).expect("depth 0 exists");
+        let block_words = (self.class.block_bytes() / 8 * self.blocks_max) as usize;
+        let mut memory = Memory::new(&[
+            Extent { first: self.subtable / 8, words: (SUBTABLE_BYTES / 8) as usize },
+            Extent { first: self.blocks / 8, words: block_words },
+            Extent { first: 0, words: 512 },
+            Extent { first: directory / 8, words: 8 },
+        ]);
+        let superblock = Superblock::new(&self.format, 0).expect("a checked format");
+        memory.fill(0, superblock.as_bytes());
+        let entry = DirectoryEntry::new(self.subtable, 0).bits();
+        memory.fill(directory, &entry.to_le_bytes());
+        let header = RowHeader::new(0, 0);
+        for row in 0..ROWS_PER_SUBTABLE {
+            memory.fill(self.subtable + row as u64 * ROW_BYTES, header.as_bytes());
+        }
+        // Three rows: the window of the fifth key reaches one row further.
+        let other = hash(&keys()[0]).fingerprint().wrapping_add(1);
+        let block = self.block(self.blocks_max - 1);
+        let block = BlockRef { address: block, class: self.class, generation_low: 1 };
+        let taken = SlotWord::empty(0).pending(other, block).live(block, false);
+        for at in self.slots..WINDOW_SLOTS + SLOTS_PER_ROW {
+            memory.fill(self.slot(at), &taken.bits().to_le_bytes());
+            memory.fill(self.slot(at) + HINT_OFFSET, &1u64.to_le_bytes());
+        }
+        memory
+    }
+
+    /// The offset of a slot, counted from the keys' home row.
+    pub(super) fn slot(&self, at: usize) -> u64 {
+        let (row, slot) = (self.row + at / SLOTS_PER_ROW, at % SLOTS_PER_ROW);
+        self.subtable + slot_in_subtable(row, slot)
+    }
+
+    /// Whether anything in the word at this offset can ever change.
+    pub(super) fn can_change(&self, offset: u64) -> bool {
+        self.block_at(offset).is_some()
+            || self.slot_at(offset).is_some_and(|(slot, _)| slot < self.slots)
+    }
+
+    /// Which slot, counted from the keys' home row, and whether its hint, an offset is in.
+    pub(super) fn slot_at(&self, offset: u64) -> Option<(usize, bool)> {
+        (0..WINDOW_SLOTS + SLOTS_PER_ROW).find_map(|at| {
+            let slot = self.slot(at);
+            (slot..slot + 16).contains(&offset).then_some((at, offset >= slot + HINT_OFFSET))
+        })
+    }
+
+    fn block(&self, number: u64) -> BlockAddress {
+        let offset = self.blocks + number * self.class.block_bytes();
+        BlockAddress::from_offset(offset).expect("blocks are aligned")
+    }
+
+    /// Which block, and which of its words, an offset is in.
+    pub(super) fn block_at(&self, offset: u64) -> Option<(u64, u64)> {
+        let within = offset.checked_sub(self.blocks)?;
+        let bytes = self.class.block_bytes();
+        (within < self.blocks_max * bytes).then_some((within / bytes, within % bytes / 8))
+    }
+
+    /// The first blocks of a client; 0 is whoever stores the first values.
+    pub(super) fn free_blocks(&self, client: u64, count: u64) -> Vec<FreeBlock> {
+        let first = client * self.blocks_each;
+        let numbers = first..first + count;
+        numbers.rev().map(|n| FreeBlock { address: self.block(n), generation: 1 }).collect()
+    }
+
+    /// The slots of the keys' rows that lead to a block of theirs.
+    fn linked(&self, memory: &Memory) -> Vec<(SlotWord, u64, BlockRef)> {
+        let fingerprint = hash(&keys()[0]).fingerprint();
+        let slots = (0..WINDOW_SLOTS + SLOTS_PER_ROW).map(|at| self.slot(at));
+        slots
+            .filter_map(|slot| {
+                let word = SlotWord::from_bits(memory.word(slot));
+                let linked = matches!(word.state(), SlotState::Live | SlotState::Frozen)
+                    && word.fingerprint() == fingerprint;
+                linked.then(|| Some((word, memory.word(slot + HINT_OFFSET), word.block().ok()?)))?
+            })
+            .collect()
+    }
+
+    fn bytes(&self, memory: &Memory, block: BlockRef) -> Vec<u8> {
+        let words = 0..block.class.block_bytes() / 8;
+        let offset = block.address.offset();
+        words.flat_map(|word| memory.word(offset + word * 8).to_le_bytes()).collect()
+    }
+
+    /// The offset of the block that holds a key.
+    pub(super) fn block_of(&self, memory: &Memory, key: usize) -> u64 {
+        let holds = |block: &BlockRef| {
+            let bytes = self.bytes(memory, *block);
+            Block::decode(&bytes, block.address).is_ok_and(|found| found.key() == keys()[key])
+        };
+        let mut blocks = self.linked(memory).into_iter().map(|(_, _, block)| block);
+        blocks.find(holds).map_or(0, |block| block.address.offset())
+    }
+
+    /// That every linked block is whole, linked once, and the only one of its key, beside the
+    /// key's hint.
+    pub(super) fn inspect(&self, memory: &Memory) -> Result<(), Violation> {
+        let (mut seen, mut blocks) = (BTreeSet::new(), BTreeSet::new());
+        for (word, hint, block) in self.linked(memory) {
+            let bytes = self.bytes(memory, block);
+            let found = match Block::decode(&bytes, block.address) {
+                Ok(found) => found,
+                Err(error) => return Err(Violation::Damaged(format!("{word:?}: {error}"))),
+            };
+            let problem = if found.header_word().generation as u8 != block.generation_low {
+                "another generation"
+            } else if hint != hash(found.key()).hint(word.incarnation()) {
+                "another key's hint"
+            } else if !seen.insert(found.key().to_vec()) {
+                "its key is there twice"
+            } else if !blocks.insert(block.address.0) {
+                "its block is linked twice"
+            } else {
+                continue;
+            };
+            return Err(Violation::Damaged(format!("{word:?}: {problem}")));
+        }
+        Ok(())
+    }
+
+    pub(super) fn welcome(&self, client_id: u16) -> Welcome {
+        Welcome {
+            client_id,
+            lease: 1,
+            region_id: self.format.region_id,
+            incarnation: 1,
+            base_address: 0,
+            region_bytes: self.format.region_bytes,
+            rkey: 0,
+            round_trip_min_ns: 0,
+        }
+    }
+}

@@ -1,0 +1,382 @@
+//! Fabrics that lie: each makes of the production code a twin that breaks one rule of the protocol,
+//! without a switch in the code itself. A checker that does not catch a twin is worth nothing.
+
+use std::cell::Cell;
+use std::collections::HashMap;
+
+use farside_common::fabric::{Buffer, Nanos, Verb};
+use farside_common::layout::{
+    BlockAddress, BlockStamp, HINT_OFFSET, HeaderWord, SlotState, SlotWord, WINDOW_BYTES, seal,
+};
+use zerocopy::IntoBytes;
+
+use super::ground::{GRACE_MS, hash, keys};
+use super::memory::Memory;
+use super::scenario::Key;
+
+/// The scratch buffers of a lane.
+pub(super) type Buffers = [Vec<u64>; Buffer::COUNT];
+
+/// A protocol with one rule broken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Twin {
+    /// The mark comes after the compare-and-swap (I2).
+    MarkAfterSwap,
+    /// There is no mark (I2).
+    NoMark,
+    /// The mark is a whole word, with the generation its writer knew (I9).
+    MarkOfEightBytes,
+    /// Readers do not look at the mark (I2).
+    MarkIgnored,
+    /// Readers take whatever generation they find (I10).
+    GenerationIgnored,
+    /// Readers have no checksum: not a rule of the protocol, but the net below two of them.
+    NoChecksum,
+    /// The clock runs fast: GRACE is over at once (I3).
+    FastClock,
+    /// The clock stands still, and the net is gone: an operation believes for ever (I3).
+    StoppedClock,
+    /// The clock stands still: proofs do not age (I4), READs take no time (I7).
+    StoppedClockOnly,
+    /// A compare-and-swap is a load and a store (I11).
+    SwapInTwo,
+    /// INSERT does not claim its slot (I8).
+    NoPending,
+    /// INSERT looks before it claims, not after (I8).
+    LooksTooEarly,
+    /// INSERT lets other inserters be (I8).
+    NobodyAborted,
+    /// INSERT goes on although the one it wanted to abort is LIVE (I8).
+    GoesOnAfterLive,
+    /// The hint of this key is written before its slot is claimed (I6).
+    HintBeforePending(Key),
+    /// The one who aborts empties the slot (I6).
+    AbortsToEmpty,
+    /// An inserter takes a slot that is ABORTED (I6).
+    TakesAborted,
+    /// Who withdraws leaves the hint, and 61 others did the same since (I6).
+    WithdrawKeepsHint,
+    /// Who withdraws clears the hint, and so did 61 others: nothing is wrong with that.
+    WithdrawOften,
+    /// The number of the incarnation does not rise (I5).
+    SameIncarnation,
+    /// Between a DELETE and the next INSERT there are 63 incarnations that take no time (I7).
+    IncarnationsInNoTime,
+    /// INSERT's second look believes every hint that is not this key's (I12).
+    EveryMismatchBelieved(Key),
+    /// PUT calls itself overwritten by a conditional operation.
+    AbsorbedByConditional,
+    /// PUT relies on a window of long ago to call itself overwritten.
+    AbsorbedByOldWindow,
+    /// A DELETE that lost to a PUT says that the key was there.
+    DeleteAbsorbed,
+    /// Whether a marked block is still linked is asked only once.
+    PoisonedBelieved,
+}
+
+/// What a fabric does other than it was told.
+pub(super) trait Lie {
+    /// Changes a chain as it is posted.
+    fn post(&mut self, chain: &mut Vec<Verb>, memory: &Memory);
+
+    /// Changes what a chain brought.
+    fn complete(&mut self, asked: &[Verb], buffers: &mut Buffers, found: &mut u64);
+
+    /// What the client's clock shows.
+    fn now(&self, now: Nanos) -> Nanos;
+}
+
+/// A twin at work.
+pub(super) struct Liar {
+    twin: Twin,
+    /// What the clock shows beyond the truth, or where it stopped.
+    clock: Cell<Nanos>,
+    /// The first generation seen of each block, by its offset.
+    generations: HashMap<u64, u32>,
+    /// What slots really hold, and what the client was told, by their offset.
+    words: HashMap<u64, (u64, u64)>,
+    /// The first window that was READ.
+    window: Option<Vec<u64>>,
+    /// The first word that was READ by itself.
+    word: Option<u64>,
+    /// What the compare-and-swap of the chain under way is said to have found.
+    told: Option<u64>,
+}
+
+impl Liar {
+    /// A clock that stands still has done so since `now`.
+    pub(super) fn new(twin: Twin, now: Nanos) -> Self {
+        let stopped = matches!(twin, Twin::StoppedClock | Twin::StoppedClockOnly);
+        Self {
+            twin,
+            clock: Cell::new(if stopped { now } else { 0 }),
+            generations: HashMap::new(),
+            words: HashMap::new(),
+            window: None,
+            word: None,
+            told: None,
+        }
+    }
+}
+
+fn state(bits: u64) -> SlotState {
+    SlotWord::from_bits(bits).state()
+}
+
+/// The chain's compare-and-swap: its place in the chain, slot, expected and desired word.
+fn swap_of(chain: &[Verb]) -> Option<(usize, u64, u64, u64)> {
+    chain.iter().enumerate().find_map(|(at, verb)| match *verb {
+        Verb::CompareSwap { remote, expected, desired } => Some((at, remote, expected, desired)),
+        _ => None,
+    })
+}
+
+/// Whether these words are swapped for one another by this compare-and-swap.
+fn swaps(expected: u64, desired: u64, from: SlotState, to: SlotState) -> bool {
+    (state(expected), state(desired)) == (from, to)
+}
+
+fn is_window(verb: &Verb) -> bool {
+    matches!(*verb, Verb::Read { bytes, .. } if u64::from(bytes) == WINDOW_BYTES)
+}
+
+/// The places of the words of slots in a window.
+fn window_words() -> impl Iterator<Item = usize> {
+    (0..2usize).flat_map(|row| (0..7usize).map(move |slot| row * 16 + 2 + slot * 2))
+}
+
+impl Lie for Liar {
+    fn now(&self, now: Nanos) -> Nanos {
+        match self.twin {
+            Twin::FastClock => {
+                let ahead = self.clock.get() + u64::from(GRACE_MS) * 1_000_000;
+                self.clock.set(ahead);
+                now + ahead
+            }
+            Twin::StoppedClock | Twin::StoppedClockOnly => self.clock.get(),
+            _ => now,
+        }
+    }
+
+    fn post(&mut self, chain: &mut Vec<Verb>, memory: &Memory) {
+        self.told = None;
+        self.post_marks(chain, memory);
+        if let Some(swap) = swap_of(chain) {
+            self.post_swap(chain, swap, memory);
+        }
+    }
+
+    fn complete(&mut self, asked: &[Verb], buffers: &mut Buffers, found: &mut u64) {
+        if let Some((_, slot, expected, desired)) = swap_of(asked) {
+            if let Some(told) = self.told.take() {
+                *found = told;
+            }
+            self.complete_swap((slot, expected, desired), found);
+        }
+        for verb in asked {
+            if let Verb::Read { remote, into: Buffer::Block, bytes: 64 } = *verb {
+                self.complete_block(remote, &mut buffers[Buffer::Block as usize]);
+            }
+        }
+        self.complete_window(asked, &mut buffers[Buffer::Window as usize]);
+    }
+}
+
+impl Liar {
+    fn post_marks(&mut self, chain: &mut Vec<Verb>, memory: &Memory) {
+        let Some(mark) = chain.iter().position(|verb| matches!(verb, Verb::WriteHalf { .. }))
+        else {
+            return;
+        };
+        match (self.twin, chain[mark]) {
+            (Twin::MarkAfterSwap, _) => chain.swap(mark, mark + 1),
+            (Twin::NoMark, _) => drop(chain.remove(mark)),
+            (Twin::MarkOfEightBytes, Verb::WriteHalf { remote, .. }) => {
+                chain[mark] = Verb::WriteWord { remote, value: memory.word(remote) | 1 };
+            }
+            _ => {}
+        }
+    }
+
+    fn post_swap(
+        &mut self,
+        chain: &mut Vec<Verb>,
+        (at, slot, expected, desired): (usize, u64, u64, u64),
+        memory: &Memory,
+    ) {
+        use SlotState::{Aborted, Empty, Live, Pending};
+        let is = |from, to| swaps(expected, desired, from, to);
+        let swap = |expected, desired| Verb::CompareSwap { remote: slot, expected, desired };
+        match self.twin {
+            Twin::SwapInTwo => {
+                let found = memory.word(slot);
+                self.told = Some(found);
+                if found == expected {
+                    chain[at] = Verb::WriteWord { remote: slot, value: desired };
+                } else {
+                    chain.remove(at);
+                }
+            }
+            Twin::NoPending if is(Empty, Pending) => {
+                self.words.insert(slot, (expected, desired));
+                self.told = Some(expected);
+                chain.remove(at);
+            }
+            Twin::NoPending if is(Pending, Live) => {
+                let (real, _) = self.words[&slot];
+                chain[at] = swap(real, desired);
+            }
+            Twin::NoPending if is(Pending, Empty) || is(Aborted, Empty) => {
+                self.told = Some(expected);
+                chain.clear();
+                // A chain needs a verb.
+                chain.push(Verb::Read { remote: slot, into: Buffer::Window, bytes: 8 });
+            }
+            Twin::LooksTooEarly if is(Empty, Pending) => chain.swap(at, at + 1),
+            Twin::NobodyAborted if is(Pending, Aborted) => {
+                self.told = Some(expected);
+                chain[at] = Verb::Read { remote: slot, into: Buffer::Image, bytes: 0 };
+            }
+            Twin::HintBeforePending(key) if is(Empty, Pending) => {
+                let incarnation = SlotWord::from_bits(desired).incarnation();
+                let value = hash(&keys()[key]).hint(incarnation);
+                chain.insert(at, Verb::WriteWord { remote: slot + HINT_OFFSET, value });
+            }
+            Twin::AbortsToEmpty if is(Pending, Aborted) => {
+                chain[at] = swap(expected, SlotWord::from_bits(desired).emptied().bits());
+            }
+            Twin::AbortsToEmpty if is(Aborted, Empty) => {
+                self.told = Some(expected);
+                chain[at] = Verb::Read { remote: slot, into: Buffer::Image, bytes: 0 };
+            }
+            Twin::TakesAborted | Twin::SameIncarnation => {
+                if let Some((real, told)) = self.words.get(&slot)
+                    && *told == expected
+                {
+                    chain[at] = swap(*real, desired);
+                }
+            }
+            Twin::WithdrawKeepsHint | Twin::WithdrawOften if is(Pending, Empty) => {
+                let incarnation = SlotWord::from_bits(desired).incarnation();
+                chain[at] = swap(expected, SlotWord::empty((incarnation + 62) % 64).bits());
+                if self.twin == Twin::WithdrawKeepsHint {
+                    chain.remove(at - 1);
+                }
+            }
+            Twin::IncarnationsInNoTime if is(Live, Empty) => {
+                let incarnation = SlotWord::from_bits(desired).incarnation();
+                chain[at] = swap(expected, SlotWord::empty((incarnation + 63) % 64).bits());
+            }
+            _ => {}
+        }
+    }
+
+    fn complete_swap(&mut self, (slot, expected, desired): (u64, u64, u64), found: &mut u64) {
+        use SlotState::{Aborted, Empty, Live, Pending};
+        let is = |from, to| swaps(expected, desired, from, to);
+        let (wanted, met) = (SlotWord::from_bits(expected), SlotWord::from_bits(*found));
+        let same_incarnation = wanted.incarnation() == met.incarnation();
+        let aborted = wanted.with_state(Aborted).bits();
+        match self.twin {
+            Twin::NoPending if is(Pending, Live) => {
+                let (real, _) = self.words[&slot];
+                *found = if *found == real { expected } else { aborted };
+            }
+            Twin::GoesOnAfterLive if is(Pending, Aborted) && met.state() == Live => {
+                *found = expected;
+            }
+            Twin::AbortsToEmpty
+                if (is(Pending, Live) || is(Pending, Empty)) && *found != expected =>
+            {
+                *found = aborted;
+            }
+            Twin::TakesAborted | Twin::SameIncarnation => {
+                if let Some((real, told)) = self.words.remove(&slot)
+                    && *found == real
+                {
+                    *found = told;
+                }
+            }
+            Twin::AbsorbedByConditional if met.state() == Live && met != wanted => {
+                *found &= !(1 << 60);
+            }
+            Twin::DeleteAbsorbed if is(Live, Empty) && met.state() == Live && same_incarnation => {
+                *found = expected;
+            }
+            _ => {}
+        }
+    }
+
+    fn complete_block(&mut self, remote: u64, block: &mut [u64]) {
+        let header = HeaderWord::from_bits(block[0]);
+        match self.twin {
+            Twin::MarkIgnored => block[0] &= !0xffff_ffff,
+            Twin::GenerationIgnored => {
+                let generation = *self.generations.entry(remote).or_insert(header.generation);
+                block[0] = block[0] & 0xffff_ffff | u64::from(generation) << 32;
+                reseal(remote, block);
+            }
+            Twin::NoChecksum | Twin::StoppedClock => reseal(remote, block),
+            _ => {}
+        }
+    }
+
+    fn complete_window(&mut self, asked: &[Verb], window: &mut [u64]) {
+        let Some(Verb::Read { remote, .. }) = asked.iter().find(|verb| is_window(verb)) else {
+            if let (Twin::PoisonedBelieved, 2, Verb::Read { bytes: 8, .. }) =
+                (self.twin, asked.len(), asked[0])
+            {
+                window[0] = *self.word.get_or_insert(window[0]);
+            }
+            return;
+        };
+        let claims = swap_of(asked).is_some();
+        match self.twin {
+            Twin::AbsorbedByOldWindow if !claims => {
+                let first = self.window.get_or_insert_with(|| window[..32].to_vec());
+                window[..32].copy_from_slice(first);
+            }
+            Twin::EveryMismatchBelieved(key) if claims => {
+                let hash = hash(&keys()[key]);
+                for at in window_words() {
+                    let word = SlotWord::from_bits(window[at]);
+                    let matches = window[at + 1] == hash.hint(word.incarnation());
+                    if word.state() == SlotState::Live && !matches {
+                        window[at] = SlotWord::empty(0).bits();
+                    }
+                }
+            }
+            Twin::TakesAborted | Twin::SameIncarnation => {
+                for at in window_words() {
+                    let real = SlotWord::from_bits(window[at]);
+                    let told = match (self.twin, real.state()) {
+                        (Twin::TakesAborted, SlotState::Aborted) => real.emptied(),
+                        (Twin::SameIncarnation, SlotState::Empty) => SlotWord::empty(0),
+                        _ => continue,
+                    };
+                    self.words.insert(remote + at as u64 * 8, (real.bits(), told.bits()));
+                    window[at] = told.bits();
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Makes the checksum of a block right, whatever it holds.
+fn reseal(remote: u64, block: &mut [u64]) {
+    let Some(address) = BlockAddress::from_offset(remote) else { return };
+    let superseded = block[0] & 0xffff_ffff;
+    let stamp = BlockStamp {
+        address,
+        generation: HeaderWord::from_bits(block[0]).generation,
+        writer: (block[1] >> 48) as u16,
+        written_at_ns: block[2],
+        expires_at_s: (block[3] >> 32) as u32,
+    };
+    let (key_bytes, value_bytes) = ((block[1] >> 32) as u16, block[3] as u32);
+    // What does not fit is no block, and does not become one.
+    if seal(block.as_mut_bytes(), key_bytes, value_bytes, stamp).is_ok() {
+        block[0] |= superseded;
+    }
+}

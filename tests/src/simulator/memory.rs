@@ -1,0 +1,110 @@
+//! The words of a region that exist, and a hash of them that is always up to date.
+
+use std::rc::Rc;
+
+use farside_common::fabric::ChainError;
+
+/// A part of the region that exists. Everything else is outside.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Extent {
+    /// Where it starts in the region, in words of 8 bytes.
+    pub(super) first: u64,
+    /// How long it is, in words.
+    pub(super) words: usize,
+}
+
+/// Every word has a place: its number among the words that exist.
+#[derive(Clone)]
+pub(super) struct Memory {
+    extents: Rc<[Extent]>,
+    words: Vec<u64>,
+    hash: u64,
+}
+
+/// A good hash of two numbers: the finalizer of SplitMix64, twice.
+pub(super) fn mix(left: u64, right: u64) -> u64 {
+    let finish = |mut mixed: u64| {
+        mixed = mixed.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ mixed >> 31
+    };
+    finish(finish(left) ^ right)
+}
+
+impl Memory {
+    /// Zeroed memory.
+    pub(super) fn new(extents: &[Extent]) -> Self {
+        let words = extents.iter().map(|extent| extent.words).sum();
+        Self { extents: extents.into(), words: vec![0; words], hash: 0 }
+    }
+
+    /// The place of the first of `bytes` bytes at this offset.
+    pub(super) fn place(&self, remote: u64, bytes: u64) -> Result<usize, ChainError> {
+        let outside = ChainError::Outside { remote, bytes };
+        if !remote.is_multiple_of(8) || !bytes.is_multiple_of(8) {
+            return Err(outside);
+        }
+        let (first, count) = (remote / 8, (bytes / 8) as usize);
+        let mut start = 0;
+        for extent in &*self.extents {
+            if first >= extent.first && first - extent.first < extent.words as u64 {
+                let within = (first - extent.first) as usize;
+                let fits = within + count <= extent.words;
+                return if fits { Ok(start + within) } else { Err(outside) };
+            }
+            start += extent.words;
+        }
+        Err(outside)
+    }
+
+    /// The offset in the region of a place.
+    pub(super) fn offset(&self, place: usize) -> u64 {
+        let mut start = 0;
+        for extent in &*self.extents {
+            if place < start + extent.words {
+                return (extent.first + (place - start) as u64) * 8;
+            }
+            start += extent.words;
+        }
+        u64::MAX
+    }
+
+    /// How many words there are.
+    pub(super) fn len(&self) -> usize {
+        self.words.len()
+    }
+
+    pub(super) fn load(&self, place: usize) -> u64 {
+        self.words[place]
+    }
+
+    /// The word at this offset of the region; 0 where there is none.
+    pub(super) fn word(&self, remote: u64) -> u64 {
+        self.place(remote, 8).map_or(0, |place| self.words[place])
+    }
+
+    pub(super) fn slice(&self, place: usize, words: usize) -> &[u64] {
+        &self.words[place..place + words]
+    }
+
+    pub(super) fn store(&mut self, place: usize, value: u64) {
+        let old = std::mem::replace(&mut self.words[place], value);
+        self.hash ^= mix(place as u64, old) ^ mix(place as u64, value);
+    }
+
+    /// Stores whole bytes; for making regions.
+    pub(super) fn fill(&mut self, remote: u64, bytes: &[u8]) {
+        let (words, rest) = bytes.as_chunks();
+        assert!(rest.is_empty(), "regions are made of words");
+        let place = self.place(remote, bytes.len() as u64).expect("made where memory is");
+        for (at, word) in words.iter().enumerate() {
+            self.store(place + at, u64::from_le_bytes(*word));
+        }
+    }
+
+    /// The same for the same content, whatever the order in which it was stored.
+    pub(super) fn hash(&self) -> u64 {
+        self.hash
+    }
+}

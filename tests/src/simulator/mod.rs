@@ -1,0 +1,33 @@
+//! A simulator of the fabric: the production code of all operations, run over a region in memory by
+//! a scheduler that decides about every access to every word.
+//!
+//! A [`Scenario`] says what there is and who does what. [`Scenario::explore`] tries every execution
+//! of a small one, [`Scenario::run_seed`] a random one of any. Both hand each answer to the checker
+//! of [`crate::linearizability`] as it is given. `docs/testing.md` says how to add a scenario and
+//! how to repeat a seed.
+//!
+//! What the simulated fabric does is the contract of [`farside_common::fabric::Fabric`] and nothing
+//! kinder: the words of a READ or WRITE in any order, anybody's accesses between any two, chains
+//! that stay under way for as long as their deadline allows, a clock that jumps.
+
+mod execution;
+mod explore;
+mod fabric;
+mod failure;
+mod ground;
+mod lies;
+mod memory;
+mod monitor;
+mod prepared;
+mod random;
+mod scenario;
+mod task;
+mod trace;
+mod world;
+
+pub use explore::{Bounds, Explored};
+pub use failure::Failure;
+pub use ground::{GRACE_MS, KEYS};
+pub use lies::Twin;
+pub use monitor::Violation;
+pub use scenario::{Key, Op, Scenario, Script, client};

@@ -1,0 +1,191 @@
+//! Watches an execution: hands what is asked and answered to the checker, and keeps the history.
+
+use std::collections::HashMap;
+
+use farside::Error;
+use farside::testing::Reply;
+
+use super::ground::KEYS;
+use super::memory::mix;
+use super::scenario::{Key, Op};
+use crate::linearizability::{Answer, Call, Ended, Fault, Operation, Record, Register, Value};
+
+/// What is wrong with an execution.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Violation {
+    /// No order of the operations explains an answer.
+    #[error("not linearizable")]
+    NotLinearizable,
+    /// One version, two values, or the other way round.
+    #[error("version {0} stands for two writes")]
+    Version(String),
+    /// An operation failed that nothing should have kept from succeeding.
+    #[error("an operation failed: {0}")]
+    Failed(String),
+    /// At the end the region is not as it should be.
+    #[error("the region is damaged: {0}")]
+    Damaged(String),
+    /// Somebody can never go on.
+    #[error("process {0} is stuck")]
+    Stuck(usize),
+    /// The checker gave up.
+    #[error("too many explanations")]
+    TooMany,
+}
+
+/// What a script's operation asks, with the names of its values.
+#[derive(Clone, Debug)]
+pub(super) struct Asked {
+    pub(super) op: Op,
+    /// What it stores.
+    pub(super) value: String,
+    /// The value, and the version if by that, that an exchange requires.
+    pub(super) expected: Option<(String, Option<String>)>,
+}
+
+impl Asked {
+    pub(super) fn key(&self) -> Key {
+        match self.op {
+            Op::Get(key)
+            | Op::Put(key)
+            | Op::Insert(key)
+            | Op::Update(key)
+            | Op::Delete(key)
+            | Op::Exchange(key, _)
+            | Op::ExchangeSeen(key) => key,
+        }
+    }
+
+    fn operation(&self) -> Operation {
+        match self.op {
+            Op::Get(_) => Operation::Get,
+            Op::Put(_) => Operation::Put,
+            Op::Insert(_) => Operation::Insert,
+            Op::Update(_) => Operation::Update,
+            Op::Delete(_) => Operation::Delete,
+            Op::Exchange(..) => Operation::Exchange,
+            Op::ExchangeSeen(_) => Operation::ExchangeVersion,
+        }
+    }
+}
+
+#[derive(Default)]
+pub(super) struct Monitor {
+    registers: Vec<Register>,
+    numbers: HashMap<String, Value>,
+    versions: HashMap<String, Value>,
+    of_value: HashMap<Value, String>,
+    pub(super) history: Vec<Record>,
+    /// Where in the history each operation is.
+    records: HashMap<u32, usize>,
+    time: u64,
+}
+
+impl Monitor {
+    /// All keys absent.
+    pub(super) fn new() -> Self {
+        let registers = (0..KEYS).map(|_| Register::new(None)).collect();
+        Self { registers, ..Self::default() }
+    }
+
+    fn number(&mut self, text: &str) -> Value {
+        if let Some(number) = self.numbers.get(text) {
+            return *number;
+        }
+        let next = self.numbers.len() as Value;
+        self.numbers.insert(text.to_owned(), next);
+        next
+    }
+
+    /// What the n-th operation of a process is called.
+    pub(super) fn id(process: usize, n: u32) -> u32 {
+        (process as u32) << 16 | n
+    }
+
+    pub(super) fn record(&self, id: u32) -> &Record {
+        &self.history[self.records[&id]]
+    }
+
+    /// The n-th operation of a process begins.
+    pub(super) fn invoke(&mut self, process: usize, n: u32, asked: &Asked) -> u32 {
+        let value = self.number(&asked.value);
+        let expected = asked.expected.as_ref().map(|(text, _)| self.number(text));
+        let call = match (asked.op, expected) {
+            (Op::Get(_), _) => Call::Get,
+            (Op::Put(_), _) => Call::Put(value),
+            (Op::Insert(_), _) => Call::Insert(value),
+            (Op::Update(_), _) => Call::Update(value),
+            (Op::Delete(_), _) => Call::Delete,
+            (_, Some(expected)) => Call::Exchange { expected, value },
+            (_, None) => Call::ExchangeUnseen(value),
+        };
+        let id = Self::id(process, n);
+        self.records.insert(id, self.history.len());
+        self.registers[asked.key()].invoke(id, call, None);
+        let stores = !matches!(asked.op, Op::Get(_) | Op::Delete(_));
+        self.time += 1;
+        self.history.push(Record {
+            process: process as u64,
+            operation: asked.operation(),
+            key: format!("k{}", asked.key()),
+            argument: stores.then(|| asked.value.clone()),
+            expected: asked.expected.clone().map(|(value, version)| version.unwrap_or(value)),
+            result: Ended::Unknown,
+            found: None,
+            version: None,
+            invoke: self.time,
+            returned: None,
+        });
+        id
+    }
+
+    /// An operation ended.
+    pub(super) fn respond(
+        &mut self,
+        id: u32,
+        key: Key,
+        reply: &Result<Reply, Option<Error>>,
+    ) -> Result<(), Violation> {
+        self.time += 1;
+        let at = self.records[&id];
+        self.history[at].returned = Some(self.time);
+        let reply = match reply {
+            Ok(reply) => reply,
+            Err(Some(Error::Indeterminate)) => return Ok(()),
+            // What failed has not happened.
+            Err(error) => {
+                self.history[at].result = Ended::Failed;
+                self.registers[key].cancel(id);
+                return match error {
+                    None => Ok(()),
+                    Some(Error::Contended { .. } | Error::OutOfSpace { .. }) => Ok(()),
+                    Some(error) => Err(Violation::Failed(error.to_string())),
+                };
+            }
+        };
+        self.history[at].result = if reply.done { Ended::Done } else { Ended::Refused };
+        let mut answer = Answer { done: reply.done, found: None };
+        if let Some((value, version)) = &reply.found {
+            let (text, version) = (String::from_utf8_lossy(value), version.to_string());
+            let value = self.number(&text);
+            answer.found = Some(value);
+            self.history[at].found = Some(text.into_owned());
+            self.history[at].version = Some(version.clone());
+            let same_value = *self.versions.entry(version.clone()).or_insert(value) == value;
+            let of_value = self.of_value.entry(value).or_insert_with(|| version.clone());
+            if !same_value || *of_value != version {
+                return Err(Violation::Version(version));
+            }
+        }
+        self.registers[key].respond(id, answer).map_err(|fault| match fault {
+            Fault::NotLinearizable(_) => Violation::NotLinearizable,
+            Fault::TooMany(_) => Violation::TooMany,
+        })
+    }
+
+    /// A hash of everything that decides about the rest.
+    pub(super) fn state(&self) -> u64 {
+        let all = self.registers.iter().map(Register::state);
+        all.fold(0, mix)
+    }
+}

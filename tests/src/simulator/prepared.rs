@@ -1,0 +1,179 @@
+//! A scenario with its region, and how an execution of it begins.
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::rc::Rc;
+use std::task::{Context, Waker};
+
+use farside::testing::{Blocks, Call, Reply, Rig};
+use farside_common::control::FreeBlock;
+use farside_common::fabric::{LaneId, Timing};
+use farside_common::layout::SizeClass;
+
+use super::execution::{Execution, Process, State};
+use super::fabric::SimFabric;
+use super::ground::{Ground, keys};
+use super::lies::{Liar, Lie, Twin};
+use super::memory::{Memory, mix};
+use super::monitor::{Asked, Monitor};
+use super::scenario::{Op, Scenario, Script};
+use super::task::{Events, run_script};
+use super::world::World;
+
+/// How much memory a client's location cache has.
+const CACHE_BYTES: usize = 512;
+/// Who is said to have stored the first values.
+const STORER: usize = 99;
+/// A scenario with its region.
+pub(super) struct Prepared<'s> {
+    pub(super) scenario: &'s Scenario,
+    ground: Rc<Ground>,
+    memory: Memory,
+}
+
+struct Given(Vec<FreeBlock>);
+
+impl Blocks for Given {
+    fn take(&mut self, _: SizeClass, count: u32) -> Vec<FreeBlock> {
+        let rest = self.0.len().saturating_sub(count as usize);
+        self.0.split_off(rest)
+    }
+
+    fn give(&mut self, _: SizeClass, _: bool, _: Vec<FreeBlock>) {}
+}
+
+impl<'s> Prepared<'s> {
+    pub(super) fn new(scenario: &'s Scenario) -> Self {
+        let most = scenario.clients.iter().map(|script| script.blocks).max();
+        let ground =
+            Rc::new(Ground::new(most.unwrap_or(0), scenario.clients.len() as u64, scenario.slots));
+        let memory = ground.memory();
+        let world = World::new(ground.clone(), memory, Some(Rc::default()), 0);
+        let world = Rc::new(RefCell::new(world));
+        let mut prepared = Self { scenario, ground, memory: world.borrow().memory.clone() };
+        let rig = prepared.open(&world, 0, 0, 1, None);
+        for key in scenario.removed.iter().chain(&scenario.stored) {
+            drive(&rig, Call::Insert(format!("i{key}").as_bytes()), *key);
+            if scenario.removed.contains(key) {
+                drive(&rig, Call::Delete, *key);
+            }
+        }
+        prepared.memory = world.borrow().memory.clone();
+        for key in &scenario.marked {
+            let block = prepared.ground.block_of(&prepared.memory, *key);
+            let place = prepared.memory.place(block, 8).expect("its block exists");
+            let header = prepared.memory.load(place);
+            prepared.memory.store(place, header | 1);
+        }
+        prepared
+    }
+
+    /// A client with its blocks; chains execute at once until the fabric is told otherwise.
+    pub(super) fn open(
+        &self,
+        world: &Rc<RefCell<World>>,
+        client: usize,
+        process: usize,
+        lanes: u16,
+        twin: Option<Twin>,
+    ) -> Rig<SimFabric> {
+        let timing = Timing {
+            round_trip_min_ns: self.scenario.round_trip_min_ns,
+            lateness_max_ns: self.scenario.lateness_max_ns,
+        };
+        let now = world.borrow().now;
+        let lie = twin.map(|twin| Box::new(Liar::new(twin, now)) as Box<dyn Lie>);
+        let fabric = SimFabric::new(world.clone(), timing, process, lanes, lie);
+        let script = client.checked_sub(1).and_then(|at| self.scenario.clients.get(at));
+        let (owner, count) = match client {
+            0 => (0, super::KEYS as u64),
+            _ => script.map_or((0, 0), |script| {
+                (script.blocks_of.unwrap_or(client as u64), script.blocks)
+            }),
+        };
+        let blocks = Given(self.ground.free_blocks(owner, count));
+        let welcome = self.ground.welcome(client as u16 + 1);
+        // Whoever does only one thing needs no cache.
+        let once = |script: &Script| script.known.is_empty() && script.operations() == 1;
+        let cache_bytes = if script.is_none_or(once) { 0 } else { CACHE_BYTES };
+        let seed = mix(self.scenario.seed, client as u64);
+        let rig = Rig::open(fabric, Box::new(blocks), &welcome, lanes, cache_bytes, seed);
+        let rig = rig.expect("the region is in order");
+        if count > 0 {
+            rig.fetch_blocks(self.ground.class).expect("it was given blocks");
+        }
+        rig
+    }
+
+    /// The start of an execution: everybody has connected and looked up what it knows.
+    pub(super) fn begin(&'s self, hot: Option<Rc<BTreeSet<usize>>>, trace: bool) -> Execution<'s> {
+        let scenario = self.scenario;
+        let lazy = hot.is_none();
+        let world =
+            World::new(self.ground.clone(), self.memory.clone(), hot, scenario.round_trip_ns);
+        let world = Rc::new(RefCell::new(world));
+        let mut execution = Execution {
+            prepared: self,
+            world,
+            rigs: Vec::new(),
+            processes: Vec::new(),
+            monitor: Monitor::new(),
+            last: None,
+            bound: false,
+            jumps: 0,
+            deaths: 0,
+            lazy,
+        };
+        for key in &scenario.stored {
+            let asked = Asked { op: Op::Put(*key), value: format!("i{key}"), expected: None };
+            let id = execution.monitor.invoke(STORER, *key as u32, &asked);
+            let stored = Ok(Reply { done: true, found: None });
+            execution.monitor.respond(id, *key, &stored).expect("the first values");
+        }
+        for (at, script) in scenario.clients.iter().enumerate() {
+            let lanes = script.lanes.len() as u16;
+            let first = execution.processes.len();
+            let rig = self.open(&execution.world, at + 1, first, lanes, script.twin);
+            for key in &script.known {
+                drive(&rig, Call::Get, *key);
+            }
+            rig.endpoint().fabric_mut().immediate = script.swift;
+            let rig = Rc::new(rig);
+            for (lane, script) in script.lanes.iter().enumerate() {
+                let name = name(first + lane);
+                let events = Events::default();
+                let lane = LaneId(lane as u16);
+                let task = run_script(rig.clone(), lane, script.clone(), name, events.clone());
+                let mut task = Box::pin(task);
+                // Up to where its first operation begins.
+                let _ = task.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+                execution.processes.push(Process {
+                    client: at,
+                    lane,
+                    task,
+                    events,
+                    state: State::Between,
+                    chains: 0,
+                    began: 0,
+                    seen: 0,
+                });
+            }
+            execution.rigs.push(rig);
+        }
+        let mut shared = execution.world.borrow_mut();
+        shared.began = true;
+        shared.trace = trace.then(Vec::new);
+        drop(shared);
+        execution
+    }
+}
+
+/// What a process is called.
+pub(super) fn name(process: usize) -> String {
+    char::from(b'A' + process as u8).to_string()
+}
+
+fn drive(rig: &Rig<SimFabric>, call: Call<'_>, key: usize) -> Reply {
+    let reply = rig.endpoint().drive(rig.run(LaneId(0), call, &keys()[key]));
+    reply.expect("nobody disturbs it")
+}

@@ -1,0 +1,256 @@
+//! What a scenario is: what there is at the start, and what each client does.
+
+use farside_common::fabric::Nanos;
+
+use super::lies::Twin;
+
+/// A key by its number; see [`super::KEYS`].
+pub type Key = usize;
+
+/// One operation of a script. Values name themselves after who stores them: `A1` is what client A
+/// stores with its first operation; what there is at the start is `i0`, by the key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the operations of `Session`")]
+pub enum Op {
+    Get(Key),
+    Put(Key),
+    Insert(Key),
+    Update(Key),
+    Delete(Key),
+    Exchange(Key, &'static str),
+    /// By the version that the script's last GET of the key found; left out if it found none.
+    ExchangeSeen(Key),
+}
+
+/// What one client does.
+#[derive(Clone)]
+pub struct Script {
+    pub(super) known: Vec<Key>,
+    /// One after another, for each lane.
+    pub(super) lanes: Vec<Vec<Op>>,
+    pub(super) blocks: u64,
+    pub(super) swift: bool,
+    /// Whose blocks it is given, if not its own.
+    pub(super) blocks_of: Option<u64>,
+    pub(super) twin: Option<Twin>,
+}
+
+/// A client that does nothing yet.
+pub fn client() -> Script {
+    Script {
+        known: Vec::new(),
+        lanes: vec![Vec::new()],
+        blocks: 4,
+        swift: false,
+        blocks_of: None,
+        twin: None,
+    }
+}
+
+impl Script {
+    fn then(mut self, op: Op) -> Self {
+        if let Some(lane) = self.lanes.last_mut() {
+            lane.push(op);
+        }
+        self
+    }
+
+    pub(super) fn operations(&self) -> usize {
+        self.lanes.iter().map(Vec::len).sum()
+    }
+
+    /// The key's location is in its cache.
+    pub fn knows(mut self, key: Key) -> Self {
+        self.known.push(key);
+        self
+    }
+
+    /// It has only so many free blocks.
+    pub fn blocks(mut self, blocks: u64) -> Self {
+        self.blocks = blocks;
+        self
+    }
+
+    /// What follows is done on another lane of the same session, at the same time.
+    pub fn lane(mut self) -> Self {
+        self.lanes.push(Vec::new());
+        self
+    }
+
+    /// All that it does is one step: for those who do a lot.
+    pub fn swift(mut self) -> Self {
+        self.swift = true;
+        self
+    }
+
+    /// By mistake it is given the blocks of another client; the first is 1.
+    pub fn blocks_of(mut self, client: u64) -> Self {
+        self.blocks_of = Some(client);
+        self
+    }
+
+    /// It follows a protocol with a rule broken.
+    pub fn twin(mut self, twin: Twin) -> Self {
+        self.twin = Some(twin);
+        self
+    }
+
+    /// GET.
+    pub fn get(self, key: Key) -> Self {
+        self.then(Op::Get(key))
+    }
+
+    /// PUT.
+    pub fn put(self, key: Key) -> Self {
+        self.then(Op::Put(key))
+    }
+
+    /// PUT if absent.
+    pub fn insert(self, key: Key) -> Self {
+        self.then(Op::Insert(key))
+    }
+
+    /// PUT if present.
+    pub fn update(self, key: Key) -> Self {
+        self.then(Op::Update(key))
+    }
+
+    /// DELETE.
+    pub fn delete(self, key: Key) -> Self {
+        self.then(Op::Delete(key))
+    }
+
+    /// Compare-and-exchange by value.
+    pub fn exchange(self, key: Key, expected: &'static str) -> Self {
+        self.then(Op::Exchange(key, expected))
+    }
+
+    /// Compare-and-exchange by the version seen last.
+    pub fn exchange_seen(self, key: Key) -> Self {
+        self.then(Op::ExchangeSeen(key))
+    }
+
+    /// Any operation.
+    pub fn op(self, op: Op) -> Self {
+        self.then(op)
+    }
+}
+
+/// What there is at the start, who does what, and what may happen meanwhile.
+#[derive(Clone)]
+pub struct Scenario {
+    pub(super) name: String,
+    pub(super) slots: usize,
+    pub(super) stored: Vec<Key>,
+    pub(super) removed: Vec<Key>,
+    pub(super) marked: Vec<Key>,
+    pub(super) clients: Vec<Script>,
+    /// What the fabric promises as the shortest round trip, and what it keeps.
+    pub(super) round_trip_min_ns: Nanos,
+    pub(super) round_trip_ns: Nanos,
+    pub(super) lateness_max_ns: Nanos,
+    pub(super) jumps: Vec<Nanos>,
+    pub(super) jumps_max: u32,
+    pub(super) deaths_max: u32,
+    pub(super) chains_max: u32,
+    pub(super) seed: u64,
+}
+
+impl Scenario {
+    /// A scenario with two free slots and nothing stored.
+    pub fn new(name: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            slots: 2,
+            stored: Vec::new(),
+            removed: Vec::new(),
+            marked: Vec::new(),
+            clients: Vec::new(),
+            round_trip_min_ns: 20_000,
+            round_trip_ns: 0,
+            lateness_max_ns: 8_000_000_000,
+            jumps: Vec::new(),
+            jumps_max: 0,
+            deaths_max: 0,
+            chains_max: 16,
+            seed: 0,
+        }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The key is there at the start.
+    pub fn stored(mut self, key: Key) -> Self {
+        self.stored.push(key);
+        self
+    }
+
+    /// The key was there once; its slot remembers its hint.
+    pub fn removed(mut self, key: Key) -> Self {
+        self.removed.push(key);
+        self
+    }
+
+    /// The key is there, its block marked by somebody who died before the compare-and-swap.
+    pub fn marked(mut self, key: Key) -> Self {
+        self.marked.push(key);
+        self.stored(key)
+    }
+
+    /// How many slots of the window can be used, up to 7.
+    pub fn slots(mut self, slots: usize) -> Self {
+        self.slots = slots;
+        self
+    }
+
+    /// Somebody who takes part.
+    pub fn client(mut self, script: Script) -> Self {
+        self.clients.push(script);
+        self
+    }
+
+    /// At up to `most` moments the clock jumps by one of these.
+    pub fn jumps(mut self, most: u32, by: &[Nanos]) -> Self {
+        (self.jumps_max, self.jumps) = (most, by.to_vec());
+        self
+    }
+
+    /// Up to so many clients die, anywhere.
+    pub fn deaths(mut self, most: u32) -> Self {
+        self.deaths_max = most;
+        self
+    }
+
+    /// Time passes: a chain takes as long as the fabric promises at least.
+    pub fn round_trips(mut self) -> Self {
+        self.round_trip_ns = self.round_trip_min_ns;
+        self
+    }
+
+    /// How late a chain can take effect (L).
+    pub fn lateness(mut self, lateness_max_ns: Nanos) -> Self {
+        self.lateness_max_ns = lateness_max_ns;
+        self
+    }
+
+    /// Other random numbers for the clients: other slots for their INSERTs.
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.seed = seed;
+        self
+    }
+
+    /// Everybody follows this protocol with a rule broken.
+    pub fn all_twins(mut self, twin: Twin) -> Self {
+        self.clients.iter_mut().for_each(|client| client.twin = Some(twin));
+        self
+    }
+
+    /// How many chains an operation gets; it is left pending when it wants more.
+    pub fn chains(mut self, most: u32) -> Self {
+        self.chains_max = most;
+        self
+    }
+}

@@ -1,0 +1,143 @@
+//! What all clients of a simulation share: memory, clock, and who touched what.
+
+use std::collections::BTreeSet;
+use std::rc::Rc;
+
+use farside_common::fabric::{Nanos, Verb};
+
+use super::ground::Ground;
+use super::memory::Memory;
+use super::trace::{Line, describe};
+
+pub(super) struct World {
+    pub(super) ground: Rc<Ground>,
+    pub(super) memory: Memory,
+    pub(super) now: Nanos,
+    /// No chain takes less.
+    pub(super) round_trip_ns: Nanos,
+    /// Words for which it matters when they are accessed; for all but these it was never seen that
+    /// somebody wrote what somebody else had accessed before.
+    is_hot: Vec<bool>,
+    /// Which processes accessed each word so far, a bit each.
+    touched: Vec<u16>,
+    /// Words that turned out to be hot: what was explored so far was too coarse.
+    pub(super) newly_hot: Vec<usize>,
+    /// Every word is accessed by itself, whether it matters or not.
+    fine: bool,
+    /// Whether accesses count: not before the scenario begins.
+    pub(super) began: bool,
+    pub(super) trace: Option<Vec<Line>>,
+}
+
+impl World {
+    pub(super) fn new(
+        ground: Rc<Ground>,
+        memory: Memory,
+        hot: Option<Rc<BTreeSet<usize>>>,
+        round_trip_ns: Nanos,
+    ) -> Self {
+        let words = memory.len();
+        let fine = hot.is_none();
+        let mut is_hot = vec![false; words];
+        match hot {
+            Some(hot) => hot.iter().for_each(|place| is_hot[*place] = true),
+            None => {
+                (0..words).for_each(|place| is_hot[place] = ground.can_change(memory.offset(place)))
+            }
+        }
+        Self {
+            ground,
+            memory,
+            now: 1_000_000_000,
+            round_trip_ns,
+            is_hot,
+            touched: vec![0; words],
+            newly_hot: Vec::new(),
+            fine,
+            began: false,
+            trace: None,
+        }
+    }
+
+    /// Divides words into groups that are accessed at once, each a mask from `place` on; returns
+    /// those that nobody can notice. Of a block's words the header's first stands alone, its rest
+    /// and the key together, and the value.
+    pub(super) fn units(&self, place: usize, words: usize, units: &mut Vec<u64>) -> u64 {
+        let mut cold = 0;
+        let (mut rest, mut value) = (0, 0);
+        for word in 0..words {
+            let at = place + word;
+            if !self.is_hot[at] {
+                cold |= 1 << word;
+                continue;
+            }
+            match self.ground.block_at(self.memory.offset(at)) {
+                _ if self.fine => units.push(1 << word),
+                Some((_, 1..=4)) => rest |= 1 << word,
+                Some((_, 5..)) => value |= 1 << word,
+                _ => units.push(1 << word),
+            }
+        }
+        units.extend([rest, value].into_iter().filter(|unit| *unit != 0));
+        units.sort_unstable();
+        cold
+    }
+
+    fn touch(&mut self, process: usize, place: usize, writes: bool) {
+        if !self.began {
+            return;
+        }
+        let own = 1 << process;
+        if writes && self.touched[place] & !own != 0 && !self.is_hot[place] {
+            self.newly_hot.push(place);
+        }
+        self.touched[place] |= own;
+    }
+
+    pub(super) fn note_read(&mut self, process: usize, place: usize) {
+        self.touch(process, place, false);
+        if self.trace.is_some() && self.is_hot[place] {
+            let what = describe(self, place, self.memory.load(place));
+            self.note(process, || format!("READ  {what}"));
+        }
+    }
+
+    pub(super) fn write(&mut self, process: usize, place: usize, value: u64, verb: Verb) {
+        self.touch(process, place, true);
+        if self.trace.is_some() {
+            let old = describe(self, place, self.memory.load(place));
+            let new = describe(self, place, value);
+            let new = new.split_once(" = ").map_or("", |(_, new)| new);
+            let name = if matches!(verb, Verb::FetchAdd { .. }) { "ADD  " } else { "WRITE" };
+            self.note(process, || format!("{name} {old} := {new}"));
+        }
+        self.memory.store(place, value);
+    }
+
+    pub(super) fn swap(&mut self, process: usize, place: usize, (expected, desired): (u64, u64)) {
+        let found = self.memory.load(place);
+        self.touch(process, place, true);
+        if self.trace.is_some() {
+            let old = describe(self, place, found);
+            let new = describe(self, place, desired);
+            let new = new.split_once(" = ").map_or("", |(_, new)| new);
+            self.note(process, || match found == expected {
+                true => format!("CAS   {old} := {new}"),
+                false => format!("CAS   {old}, lost; it wanted to store {new}"),
+            });
+        }
+        if found == expected {
+            self.memory.store(place, desired);
+        }
+    }
+
+    /// Adds a line to the trace, if there is one.
+    pub(super) fn note(&mut self, process: usize, text: impl FnOnce() -> String) {
+        let now = self.now;
+        if let Some(trace) = &mut self.trace
+            && self.began
+        {
+            trace.push(Line { now, process: Some(process), text: text() });
+        }
+    }
+}

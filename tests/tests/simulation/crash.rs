@@ -1,0 +1,35 @@
+//! Clients that die anywhere. Nothing has to be repaired before others go on.
+
+use farside_tests::simulator::{Op, Scenario, client};
+
+use crate::passes;
+
+#[test]
+fn one_of_two_dies() {
+    let ops = [Op::Put(0), Op::Insert(0), Op::Delete(0), Op::Exchange(0, "i0")];
+    for op in ops {
+        for stored in [false, true] {
+            let scenario = Scenario::new(format!("{op:?} dies, stored={stored} | PUT, GET"));
+            let scenario = if stored { scenario.stored(0) } else { scenario.seed(2) };
+            let scenario = scenario.deaths(1).client(client().op(op));
+            passes(scenario.client(client().put(0).get(0)), 1);
+        }
+    }
+}
+
+/// A PENDING word that nobody will ever decide about does not keep others from inserting.
+#[test]
+fn an_inserter_dies_and_two_more_come() {
+    let scenario = Scenario::new("INSERT dies | INSERT, DELETE | GET").deaths(1).seed(2);
+    let scenario = scenario.client(client().insert(0)).client(client().insert(0).delete(0));
+    passes(scenario.client(client().get(0)), 0);
+}
+
+/// Somebody who knew the key reads on after its writer died between mark and compare-and-swap.
+#[test]
+fn a_writer_dies_and_readers_read_on() {
+    let scenario = Scenario::new("PUT dies | GET hit, GET, GET | PUT").stored(0).deaths(1);
+    let reader = client().knows(0).get(0).get(0).get(0);
+    let scenario = scenario.client(client().knows(0).put(0)).client(reader);
+    passes(scenario.client(client().knows(0).put(0)), 2);
+}

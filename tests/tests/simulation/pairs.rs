@@ -1,0 +1,64 @@
+//! Every operation beside every other, on one key, cached and not.
+
+use farside_tests::simulator::{Op, Scenario, client};
+
+use crate::passes;
+
+const OPS: [Op; 6] =
+    [Op::Get(0), Op::Put(0), Op::Insert(0), Op::Update(0), Op::Delete(0), Op::Exchange(0, "i0")];
+
+/// Each pair of operations: of an absent key, with different and with the same choice of a slot; of
+/// a key that is there and known to neither, the first, or both. The second one looks afterwards.
+fn every_pair(preemptions: Option<u8>) {
+    for first in OPS {
+        for second in OPS {
+            let scenario = |kind: &str| Scenario::new(format!("{first:?} | {second:?} {kind}"));
+            let (one, two) = (client().op(first), client().op(second).get(0));
+            for seed in [1, 2] {
+                let scenario = scenario("absent").seed(seed);
+                passes(scenario.client(one.clone()).client(two.clone()), preemptions);
+            }
+            let (known_one, known_two) = (one.clone().knows(0), two.clone().knows(0));
+            for (one, two, kind) in [
+                (&one, &two, "unknown"),
+                (&known_one, &two, "known to the first"),
+                (&known_one, &known_two, "known"),
+            ] {
+                let scenario = scenario(kind).stored(0);
+                passes(scenario.client(one.clone()).client(two.clone()), preemptions);
+            }
+        }
+    }
+}
+
+#[test]
+fn every_pair_on_one_key() {
+    every_pair(Some(2));
+}
+
+#[test]
+#[ignore = "takes minutes"]
+fn every_pair_on_one_key_with_any_number_of_preemptions() {
+    every_pair(None);
+}
+
+/// Keys that could be taken for each other: same window, same fingerprint.
+#[test]
+fn every_pair_of_neighbours() {
+    let other = |op| match op {
+        Op::Get(_) => Op::Get(1),
+        Op::Put(_) => Op::Put(1),
+        Op::Insert(_) => Op::Insert(1),
+        Op::Update(_) => Op::Update(1),
+        Op::Delete(_) => Op::Delete(1),
+        _ => Op::Exchange(1, "i1"),
+    };
+    for first in OPS {
+        for second in OPS {
+            let name = format!("{first:?} | {:?}", other(second));
+            let scenario = Scenario::new(name).slots(2).stored(0);
+            let scenario = scenario.client(client().op(first));
+            passes(scenario.client(client().op(other(second)).get(1)), 1);
+        }
+    }
+}

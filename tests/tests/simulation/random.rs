@@ -1,0 +1,67 @@
+//! Long scenarios at random: every word by itself, completions late, sleeps and deaths.
+
+use std::time::{Duration, Instant};
+
+use farside_tests::simulator::{GRACE_MS, Scenario, Twin, client};
+
+const GRACE_NS: u64 = GRACE_MS as u64 * 1_000_000;
+
+/// Four clients, three keys that could be taken for each other, few slots, fewer blocks.
+fn brawl() -> Scenario {
+    let first = client().blocks(2).knows(0).put(0).get(1).delete(0).insert(2).put(1).get(0);
+    let second = client().blocks(2).insert(1).get(0).exchange_seen(0).delete(1).put(2).get(2);
+    let third = client().blocks(2).knows(0).get(0).put(0).get(0).insert(0).delete(2).get(1);
+    let lanes = client().knows(0).get(0).get(1).get(2).lane().update(0).delete(1).put(1).get(1);
+    let scenario = Scenario::new("brawl").slots(3).stored(0).deaths(1);
+    let scenario = scenario.jumps(2, &[1_300_000, GRACE_NS, 8_100_000_000]).chains(64);
+    scenario.client(first).client(second).client(third).client(lanes)
+}
+
+/// Two keys that chase each other through one slot.
+fn chase() -> Scenario {
+    let mover = client().blocks(3).delete(0).insert(1).delete(1).insert(0).delete(0).insert(1);
+    let writer = client().blocks(3).put(0).put(1).put(0).delete(0).put(1).get(0);
+    let reader = client().knows(0).get(0).get(1).get(0).get(1).get(0).get(1);
+    let scenario = Scenario::new("chase").slots(1).stored(0).chains(64).jumps(1, &[GRACE_NS]);
+    scenario.client(mover).client(writer).client(reader)
+}
+
+/// Everybody inserts and deletes one key.
+fn rush() -> Scenario {
+    let one = || client().insert(0).delete(0).put(0).get(0).insert(0).delete(0);
+    Scenario::new("rush").slots(3).chains(64).client(one()).client(one()).client(one())
+}
+
+fn seconds() -> u64 {
+    let asked = std::env::var("FARSIDE_SIMULATION_SECONDS").ok();
+    asked.and_then(|asked| asked.parse().ok()).unwrap_or(10)
+}
+
+/// As many seeds as fit into `FARSIDE_SIMULATION_SECONDS`, from `FARSIDE_SIMULATION_SEED` on.
+#[test]
+fn seeds() {
+    let first = std::env::var("FARSIDE_SIMULATION_SEED").ok();
+    let first: u64 = first.and_then(|first| first.parse().ok()).unwrap_or(0);
+    let scenarios = [brawl(), chase(), rush()];
+    let share = Duration::from_secs(seconds()) / scenarios.len() as u32;
+    for scenario in &scenarios {
+        let started = Instant::now();
+        let seeds = (first..).take_while(|seed| *seed == first || started.elapsed() < share);
+        let count = scenario.run_seeds(seeds).unwrap_or_else(|failure| panic!("{failure}"));
+        println!("{}: seeds {first} to {}", scenario.name(), first + count - 1);
+    }
+}
+
+/// What goes wrong does so again with the same seed, and is told in fewer steps than it took.
+#[test]
+fn a_seed_repeats_and_its_story_is_short() {
+    let reader = client().knows(0).get(0).get(0).get(0);
+    let writer = || client().knows(0).put(0).put(0).put(0);
+    let scenario = Scenario::new("three PUTs without a mark").stored(0).client(reader);
+    let scenario = scenario.client(writer()).client(writer()).all_twins(Twin::NoMark);
+    let wrong = |seed: u64| scenario.run_seed(seed).err();
+    let (seed, failure) = (0..1000).find_map(|seed| Some((seed, wrong(seed)?))).unwrap();
+    println!("{failure}");
+    assert_eq!(wrong(seed).unwrap().to_string(), failure.to_string());
+    assert!(failure.steps() < 80, "{} steps", failure.steps());
+}

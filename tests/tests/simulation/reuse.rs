@@ -1,0 +1,64 @@
+//! Blocks that are used again after GRACE, while others still know their last content.
+
+use farside_tests::simulator::{Scenario, Twin, client};
+
+use crate::passes;
+
+#[test]
+fn a_block_becomes_its_own_next_value() {
+    let again = || client().blocks(1).knows(0).put(0).put(0);
+    let start = |name: &str| Scenario::new(name).stored(0);
+    let readers = client().knows(0).get(0).get(0);
+    passes(start("GET hit, GET hit | PUT, PUT in two blocks").client(readers).client(again()), 2);
+    let reader = client().get(0).get(0);
+    passes(start("GET miss, GET hit | PUT, PUT in two blocks").client(reader).client(again()), 2);
+    let late = client().knows(0).put(0);
+    passes(start("late PUT hit | PUT, PUT in two blocks").client(late).client(again()), 3);
+}
+
+#[test]
+fn a_block_becomes_another_keys() {
+    let moves = || client().blocks(0).knows(0).delete(0).insert(1).get(1);
+    let start = |name: &str| Scenario::new(name).slots(1).stored(0);
+    let reader = client().knows(0).get(0);
+    passes(
+        start("GET hit k0 | DELETE k0, INSERT k1 in its block").client(reader).client(moves()),
+        3,
+    );
+    let late = client().knows(0).put(0);
+    passes(start("late PUT hit k0 | DELETE k0, INSERT k1").client(late).client(moves()), 2);
+    let late = client().knows(0).delete(0);
+    passes(start("late DELETE hit k0 | DELETE k0, INSERT k1").client(late).client(moves()), 3);
+    let late = client().put(0);
+    passes(start("late PUT miss k0 | DELETE k0, INSERT k1").client(late).client(moves()), 2);
+}
+
+/// The checksum is a net: the protocol is right without it.
+#[test]
+fn a_reader_without_a_checksum() {
+    let again = || client().blocks(1).knows(0).put(0).put(0);
+    let start = |name: &str| Scenario::new(name).stored(0);
+    let reader = client().knows(0).get(0).get(0).twin(Twin::NoChecksum);
+    passes(
+        start("GET hit, no checksum | PUT, PUT in two blocks").client(reader).client(again()),
+        2,
+    );
+    let reader = client().get(0).get(0).twin(Twin::NoChecksum);
+    passes(start("GET miss, no checksum | PUT, PUT").client(reader).client(again()), 2);
+}
+
+/// A mark that its writer did not live to see through, or that came late: two verbs for a GET.
+#[test]
+fn a_linked_block_with_a_mark() {
+    let start = |name: &str| Scenario::new(name).marked(0);
+    let reader = || client().knows(0).get(0).get(0);
+    passes(
+        start("GET, GET of a marked block | PUT").client(reader()).client(client().put(0)),
+        None,
+    );
+    let again = client().blocks(1).knows(0).put(0).put(0);
+    passes(start("GET, GET of a marked block | PUT, PUT").client(reader()).client(again), 2);
+    let moves = client().blocks(0).delete(0).insert(1).get(1);
+    let scenario = start("GET of a marked block | DELETE, INSERT k1").slots(1);
+    passes(scenario.client(client().knows(0).get(0)).client(moves), 2);
+}

@@ -1,0 +1,63 @@
+//! Clocks: processes that sleep for too long anywhere, chains that take effect late, numbers that
+//! recur.
+
+use farside_tests::simulator::{Bounds, GRACE_MS, Op, Scenario, Twin, client};
+
+use crate::passes;
+
+const GRACE_NS: u64 = GRACE_MS as u64 * 1_000_000;
+/// Longer than T_hint, which is 63 times 20 us; longer than patience; longer than L; than T_word.
+const JUMPS: [u64; 4] = [1_300_000, GRACE_NS, 8_100_000_000, 256 * GRACE_NS];
+
+/// Each operation with a sleep of any length at any moment, beside one that replaces the value and
+/// uses its block again, and beside one that gives its slot to another key.
+#[test]
+fn a_sleep_anywhere() {
+    let ops = [Op::Get(0), Op::Put(0), Op::Insert(0), Op::Delete(0), Op::Exchange(0, "i0")];
+    for op in ops {
+        for known in [false, true] {
+            let sleeper = client().op(op);
+            let sleeper = if known { sleeper.knows(0) } else { sleeper };
+            let jumps = if known { &JUMPS[1..] } else { &JUMPS[..3] };
+            let name = format!("{op:?}, asleep, known={known} | UPDATE, UPDATE in two blocks");
+            let scenario = Scenario::new(name).stored(0).jumps(1, jumps).client(sleeper);
+            passes(scenario.client(client().blocks(1).knows(0).update(0).update(0)), 0);
+        }
+        let name = format!("{op:?}, asleep | DELETE k0, INSERT k1");
+        let scenario = Scenario::new(name).slots(1).stored(0).jumps(1, &JUMPS[..2]);
+        let moves = client().knows(0).delete(0).insert(1).get(1);
+        passes(scenario.client(client().op(op)).client(moves), 0);
+    }
+}
+
+#[test]
+fn inserters_that_sleep() {
+    for seed in [1, 2] {
+        let scenario = Scenario::new("INSERT | INSERT, asleep").seed(seed).jumps(1, &JUMPS[1..3]);
+        passes(scenario.client(client().insert(0)).client(client().insert(0)), 0);
+    }
+}
+
+/// Between hint and word of one READ, 64 incarnations of the slot, each as short as can be: the
+/// READ is longer than T_hint, so its hint is not believed (invariant I7). By a clock that stands
+/// still it would be.
+#[test]
+fn sixty_four_incarnations_in_one_read() {
+    let mut moves = client().swift().blocks(70).knows(0).delete(0);
+    for _ in 0..63 {
+        moves = moves.insert(1).delete(1);
+    }
+    let moves = moves.insert(1).get(1);
+    let bounds = |executions| Bounds { preemptions: Some(1), executions };
+    let scenario = |clock: Option<Twin>| {
+        let reader = clock.into_iter().fold(client().update(0), |script, twin| script.twin(twin));
+        let scenario =
+            Scenario::new("UPDATE k0 | 64 incarnations").slots(1).stored(0).round_trips();
+        scenario.client(reader).client(moves.clone())
+    };
+    let stopped = scenario(Some(Twin::StoppedClockOnly)).explore(bounds(20_000));
+    let failure = stopped.expect_err("a hint that recurred is believed");
+    println!("{} steps, {} executions", failure.steps(), failure.executions);
+    let honest = scenario(None).explore(bounds(failure.executions));
+    honest.unwrap_or_else(|failure| panic!("{failure}"));
+}

@@ -1,0 +1,98 @@
+//! Three clients where two are not enough to go wrong, two where one does several things, and
+//! lanes of one session.
+
+use farside_tests::simulator::{Scenario, client};
+
+use crate::passes;
+
+#[test]
+fn updates_under_the_eyes_of_readers() {
+    let scenario = Scenario::new("PUT hit | PUT miss | GET hit, GET hit").stored(0);
+    let scenario = scenario.client(client().knows(0).put(0)).client(client().put(0));
+    passes(scenario.client(client().knows(0).get(0).get(0)), 2);
+    let scenario = Scenario::new("PUT hit | GET miss, GET hit | GET hit").stored(0);
+    let scenario = scenario.client(client().knows(0).put(0)).client(client().get(0).get(0));
+    passes(scenario.client(client().knows(0).get(0)), None);
+}
+
+#[test]
+fn who_lost_to_whom() {
+    let start = |name: &str| Scenario::new(name).stored(0);
+    let delete = || client().delete(0);
+    let scenario = start("DELETE | DELETE | UPDATE").client(delete()).client(delete());
+    passes(scenario.client(client().update(0)), None);
+    let scenario = start("PUT | exchange | DELETE").client(client().put(0));
+    passes(scenario.client(client().exchange(0, "i0")).client(delete()), 1);
+    let scenario = start("PUT | PUT | exchange of what was seen");
+    let seen = client().get(0).exchange_seen(0);
+    passes(scenario.client(client().put(0)).client(client().put(0)).client(seen), 2);
+    let scenario = start("exchange | exchange | exchange");
+    let exchange = || client().knows(0).exchange(0, "i0");
+    passes(scenario.client(exchange()).client(exchange()).client(exchange()), 2);
+}
+
+#[test]
+fn inserters() {
+    let insert = || client().insert(0);
+    for seed in [1, 2] {
+        let scenario = Scenario::new("INSERT | INSERT | GET, GET").seed(seed);
+        passes(scenario.client(insert()).client(insert()).client(client().get(0).get(0)), 1);
+        let scenario = Scenario::new("INSERT | INSERT | INSERT").slots(3).seed(seed);
+        passes(scenario.client(insert()).client(insert()).client(insert()), 0);
+        let scenario = Scenario::new("PUT, DELETE | PUT").seed(seed);
+        passes(scenario.client(client().put(0).delete(0)).client(client().put(0)), 2);
+        let scenario = Scenario::new("DELETE | INSERT | INSERT").stored(0).seed(seed);
+        passes(scenario.client(client().delete(0)).client(insert()).client(insert()), 1);
+    }
+}
+
+/// A slot that goes from key to key, hints and words READ apart from each other (I5 to I7, I12).
+#[test]
+fn one_slot_for_two_keys() {
+    let start = |name: &str| Scenario::new(name).slots(1).stored(0);
+    let moves = || client().delete(0).insert(1).get(1);
+    passes(start("PUT k0 | DELETE k0, INSERT k1").client(client().put(0)).client(moves()), 3);
+    passes(start("DELETE k0 | DELETE k0, INSERT k1").client(client().delete(0)).client(moves()), 3);
+    passes(start("GET k0 | DELETE k0, INSERT k1").client(client().get(0)).client(moves()), None);
+    let cached = client().knows(0).put(0);
+    passes(start("PUT hit k0 | DELETE k0, INSERT k1").client(cached).client(moves()), 3);
+    let other = client().insert(1).delete(1).put(1).get(1);
+    let scenario = Scenario::new("INSERT k0 | INSERT k1, DELETE k1, PUT k1, GET k1").seed(1);
+    passes(scenario.client(client().insert(0)).client(other), 1);
+}
+
+/// Key 4 lives one row further: windows that overlap by one row only.
+#[test]
+fn overlapping_windows() {
+    let scenario = Scenario::new("INSERT k0 | INSERT k4, GET k4").slots(9);
+    passes(scenario.client(client().insert(0)).client(client().insert(4).get(4)), 1);
+}
+
+/// Lanes share cache and blocks, and nothing else.
+#[test]
+fn lanes_of_one_session() {
+    let lanes = client().knows(0).put(0).lane().put(0).lane().get(0);
+    passes(Scenario::new("PUT & PUT & GET of one session").stored(0).client(lanes), 2);
+    let lanes = client().insert(0).lane().insert(0).get(0);
+    passes(Scenario::new("INSERT & INSERT of one session").client(lanes), 2);
+    let lanes = client().knows(0).delete(0).lane().put(0).get(0);
+    let scenario = Scenario::new("DELETE & PUT of one session | GET hit").stored(0).client(lanes);
+    passes(scenario.client(client().knows(0).get(0)), 1);
+}
+
+#[test]
+#[ignore = "takes many minutes"]
+fn inserters_at_length() {
+    let insert = || client().insert(0);
+    for seed in [1, 2] {
+        let scenario = Scenario::new("INSERT | INSERT | GET, GET").seed(seed);
+        passes(scenario.client(insert()).client(insert()).client(client().get(0).get(0)), 3);
+        let scenario = Scenario::new("INSERT | INSERT | INSERT").slots(3).seed(seed);
+        passes(scenario.client(insert()).client(insert()).client(insert()), 2);
+        let scenario = Scenario::new("DELETE | INSERT | INSERT").stored(0).seed(seed);
+        passes(scenario.client(client().delete(0)).client(insert()).client(insert()), 3);
+        let scenario = Scenario::new("PUT | exchange | DELETE").stored(0).seed(seed);
+        let scenario = scenario.client(client().put(0)).client(client().exchange(0, "i0"));
+        passes(scenario.client(client().delete(0)), 3);
+    }
+}

@@ -1,0 +1,241 @@
+//! Twins of the protocol, each with one rule broken: the simulator has to catch them all. And the
+//! same scenarios without a twin: it must not cry wolf.
+
+use farside_tests::simulator::{Bounds, Failure, Scenario, Twin, Violation, client};
+
+/// Enough for every twin, and what the honest protocol is tried with.
+const BOUNDS: Bounds = Bounds { preemptions: Some(4), executions: 200_000 };
+
+/// That the scenario goes wrong, and not without its twins.
+fn assert_caught(scenario: Scenario, honest: Scenario) -> Box<Failure> {
+    let started = std::time::Instant::now();
+    let failure = match scenario.explore_deeper(BOUNDS) {
+        Err(failure) => failure,
+        Ok(explored) => panic!("{} is not caught: {explored:?}", scenario.name()),
+    };
+    println!("{failure}\n{} steps, {:?}", failure.steps(), started.elapsed());
+    let bounds = Bounds { preemptions: Some(2), executions: 2_000 };
+    honest.explore(bounds).unwrap_or_else(|failure| panic!("without its twin: {failure}"));
+    failure
+}
+
+/// All clients follow the twin's protocol.
+fn all(twin: Twin, scenario: Scenario) -> Box<Failure> {
+    assert_caught(scenario.clone().all_twins(twin), scenario)
+}
+
+fn name(twin: Twin) -> Scenario {
+    Scenario::new(format!("{twin:?}"))
+}
+
+/// A PUT, somebody who looks it up, and somebody who knows where the key was.
+fn cached_get(twin: Twin) -> Scenario {
+    let reader = client().knows(0).get(0);
+    name(twin).stored(0).client(client().knows(0).put(0)).client(client().get(0)).client(reader)
+}
+
+#[test]
+fn mark_after_swap() {
+    all(Twin::MarkAfterSwap, cached_get(Twin::MarkAfterSwap));
+}
+
+#[test]
+fn no_mark() {
+    all(Twin::NoMark, cached_get(Twin::NoMark));
+}
+
+#[test]
+fn mark_ignored() {
+    all(Twin::MarkIgnored, cached_get(Twin::MarkIgnored));
+}
+
+/// The late mark of a PUT that lost hits the block after it was used again.
+#[test]
+fn mark_of_eight_bytes() {
+    let twin = Twin::MarkOfEightBytes;
+    let again = client().blocks(1).knows(0).put(0).put(0);
+    all(twin, name(twin).stored(0).client(client().knows(0).put(0)).client(again));
+}
+
+/// A block that is being written for its next use, seen by somebody who knows its last.
+#[test]
+fn generation_ignored() {
+    let twin = Twin::GenerationIgnored;
+    let again = client().blocks(1).knows(0).put(0).put(0);
+    let reader = client().knows(0).get(0);
+    all(twin, name(twin).stored(0).client(again).client(reader).client(client().get(0)));
+}
+
+/// Without its net, only GRACE keeps a GET from a block that is half its next use.
+#[test]
+fn reuse_before_grace() {
+    let scenario = |clock: Option<Twin>| {
+        let again = client().blocks(1).knows(0).put(0).put(0);
+        let again = clock.into_iter().fold(again, |script, twin| script.twin(twin));
+        let reader = client().knows(0).get(0).twin(Twin::NoChecksum);
+        name(Twin::FastClock).stored(0).client(again).client(reader)
+    };
+    assert_caught(scenario(Some(Twin::FastClock)), scenario(None));
+}
+
+#[test]
+fn belief_beyond_grace() {
+    let scenario = |clock| {
+        let again = client().blocks(1).knows(0).put(0).put(0);
+        name(clock).stored(0).client(again).client(client().knows(0).get(0).twin(clock))
+    };
+    assert_caught(scenario(Twin::StoppedClock), scenario(Twin::NoChecksum));
+}
+
+/// 256 generations later the same word stands for another key.
+#[test]
+fn proofs_that_do_not_age() {
+    let scenario = |clock: Option<Twin>| {
+        let mut again = client().swift().blocks(0).knows(0).delete(0);
+        for n in 0..256 {
+            again = again.insert(1);
+            again = if n < 255 { again.delete(1) } else { again };
+        }
+        let late = client().knows(0).put(0);
+        let late = clock.into_iter().fold(late, |script, twin| script.twin(twin));
+        name(Twin::StoppedClockOnly).slots(1).stored(0).client(again).client(late)
+    };
+    let twin = scenario(Some(Twin::StoppedClockOnly));
+    let none = Bounds { preemptions: Some(0), executions: 20 };
+    let failure = twin.explore(none).expect_err("a proof of 25 seconds ago is relied on");
+    println!("{} steps", failure.steps());
+    scenario(None).explore(none).unwrap_or_else(|failure| panic!("{failure}"));
+}
+
+#[test]
+fn blocks_of_two_owners() {
+    let scenario = |owner| {
+        let second = client().insert(1);
+        let second = if owner == 1 { second.blocks_of(1) } else { second };
+        Scenario::new("BlocksOfTwoOwners").client(client().insert(0)).client(second)
+    };
+    assert_caught(scenario(1), scenario(2));
+}
+
+/// Two compare-and-exchanges of one value.
+#[test]
+fn swap_in_two() {
+    let twin = Twin::SwapInTwo;
+    let exchange = || client().knows(0).exchange(0, "i0");
+    all(twin, name(twin).stored(0).client(exchange()).client(exchange()));
+}
+
+/// Two inserters of one key, each in a slot of its own.
+fn two_inserters(twin: Twin) -> Scenario {
+    name(twin).seed(2).client(client().insert(0)).client(client().insert(0))
+}
+
+#[test]
+fn no_pending() {
+    all(Twin::NoPending, two_inserters(Twin::NoPending));
+}
+
+#[test]
+fn looks_too_early() {
+    all(Twin::LooksTooEarly, two_inserters(Twin::LooksTooEarly));
+}
+
+#[test]
+fn nobody_aborted() {
+    all(Twin::NobodyAborted, two_inserters(Twin::NobodyAborted));
+}
+
+#[test]
+fn goes_on_after_live() {
+    all(Twin::GoesOnAfterLive, two_inserters(Twin::GoesOnAfterLive));
+}
+
+#[test]
+fn every_mismatch_believed() {
+    let twin = Twin::EveryMismatchBelieved(0);
+    all(twin, two_inserters(twin));
+}
+
+/// The slot is taken by somebody else between the look and the claim.
+#[test]
+fn hint_before_pending() {
+    let scenario = |second: Option<Twin>| {
+        let other = client().insert(1).get(1);
+        let other = second.into_iter().fold(other, |script, twin| script.twin(twin));
+        let name = Scenario::new("HintBeforePending");
+        name.slots(1).client(client().insert(0).get(0)).client(other)
+    };
+    assert_caught(scenario(Some(Twin::HintBeforePending(1))), scenario(None));
+}
+
+#[test]
+fn aborts_to_empty() {
+    let twin = Twin::AbortsToEmpty;
+    let others = client().insert(1).insert(2).get(2);
+    all(twin, name(twin).seed(1).client(client().insert(0)).client(others));
+}
+
+#[test]
+fn takes_aborted() {
+    let twin = Twin::TakesAborted;
+    let others = client().insert(1).insert(2).get(2);
+    all(twin, name(twin).seed(1).client(client().insert(0)).client(others));
+}
+
+/// A slot whose last key was 0, in incarnation 1, is claimed and given up 62 times; then key 3
+/// moves in, in incarnation 1, while somebody who wants key 0 reads first the hint, then the word.
+#[test]
+#[ignore = "takes minutes"]
+fn withdraw_keeps_hint() {
+    let scenario = |twin| {
+        let others = client().insert(2).insert(3);
+        let scenario = name(twin).removed(0).client(client().update(0));
+        scenario.client(client().insert(2).twin(twin)).client(others)
+    };
+    assert_caught(scenario(Twin::WithdrawKeepsHint), scenario(Twin::WithdrawOften));
+}
+
+/// Key 0 makes room for key 1 while a PUT of key 0 reads first the hint, then the word.
+fn another_key(twin: Twin) -> Scenario {
+    let other = client().delete(0).insert(1);
+    name(twin).slots(1).stored(0).client(client().put(0)).client(other)
+}
+
+#[test]
+fn same_incarnation() {
+    all(Twin::SameIncarnation, another_key(Twin::SameIncarnation));
+}
+
+#[test]
+fn incarnations_in_no_time() {
+    all(Twin::IncarnationsInNoTime, another_key(Twin::IncarnationsInNoTime));
+}
+
+#[test]
+fn absorbed_by_conditional() {
+    let twin = Twin::AbsorbedByConditional;
+    let exchange = client().knows(0).exchange(0, "i0");
+    all(twin, name(twin).stored(0).client(client().put(0)).client(exchange));
+}
+
+#[test]
+fn absorbed_by_old_window() {
+    let twin = Twin::AbsorbedByOldWindow;
+    let first = client().knows(0).put(0);
+    all(twin, name(twin).stored(0).client(first).client(client().knows(0).put(0)));
+}
+
+#[test]
+fn delete_absorbed() {
+    let twin = Twin::DeleteAbsorbed;
+    let scenario = name(twin).stored(0).client(client().delete(0)).client(client().delete(0));
+    all(twin, scenario.client(client().update(0)));
+}
+
+#[test]
+fn poisoned_believed() {
+    let twin = Twin::PoisonedBelieved;
+    let reader = client().knows(0).get(0).get(0);
+    let failure = all(twin, name(twin).marked(0).client(client().put(0)).client(reader));
+    assert_eq!(failure.violation, Violation::NotLinearizable);
+}
