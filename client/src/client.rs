@@ -191,23 +191,14 @@ pub const PIPELINE_DEPTH_MAX: u16 = 1024;
 
 impl Default for ClientBuilder {
     fn default() -> Self {
-        Self {
-            server: None,
-            role: Role::Writer,
-            token: Token::NONE,
-            cache_bytes: 64 << 20,
-            pipeline_depth: 64,
-            connect_timeout: Duration::from_secs(4),
-            rdma: Options::default(),
-        }
+        Self::from(&ClientConfig::default())
     }
 }
 
-impl ClientBuilder {
-    /// Takes everything from a configuration.
-    pub fn config(self, config: &ClientConfig) -> Self {
+impl From<&ClientConfig> for ClientBuilder {
+    fn from(config: &ClientConfig) -> Self {
         Self {
-            server: config.server.clone().or(self.server),
+            server: config.server.clone(),
             role: config.role,
             token: config.token(),
             cache_bytes: config.cache_bytes.0 as usize,
@@ -215,6 +206,14 @@ impl ClientBuilder {
             connect_timeout: Duration::from_millis(config.connect_timeout_ms),
             rdma: config.rdma.options(),
         }
+    }
+}
+
+impl ClientBuilder {
+    /// Takes everything from a configuration.
+    pub fn config(self, config: &ClientConfig) -> Self {
+        let taken = Self::from(config);
+        Self { server: taken.server.clone().or(self.server), ..taken }
     }
 
     /// The server's address, for example `shm:///run/farside/kv.sock`.
@@ -256,7 +255,7 @@ impl ClientBuilder {
         self
     }
 
-    /// How long connecting may take, and reconnecting when the server went away. 4 s by default.
+    /// How long connecting may take, and reconnecting when the server went away. 3 s by default.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.connect_timeout = timeout;
         self

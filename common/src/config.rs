@@ -306,7 +306,7 @@ impl Default for ClientConfig {
             secret: None,
             cache_bytes: ByteSize::mib(64),
             pipeline_depth: 64,
-            connect_timeout_ms: 4000,
+            connect_timeout_ms: 3000,
             rdma: RdmaConfig::default(),
         }
     }

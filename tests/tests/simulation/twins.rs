@@ -185,7 +185,7 @@ fn takes_aborted() {
 /// A slot whose last key was 0, in incarnation 1, is claimed and given up 62 times; then key 3
 /// moves in, in incarnation 1, while somebody who wants key 0 reads first the hint, then the word.
 #[test]
-#[ignore = "takes minutes"]
+#[ignore = "open: not caught in 200,000 executions"]
 fn withdraw_keeps_hint() {
     let scenario = |twin| {
         let others = client().insert(2).insert(3);

@@ -36,7 +36,7 @@ impl Guest {
         self.share.join(self.name)
     }
 
-    /// Starts a line of bash; `exec` makes [`Running::kill`] meet the program itself.
+    /// Starts a line of bash; `exec` makes a kill meet the program itself.
     pub(crate) fn start(&self, command: &str) -> Running {
         let number = self.commands.replace(self.commands.get() + 1);
         let path = self.folder().join(number.to_string());

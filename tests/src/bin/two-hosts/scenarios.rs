@@ -189,7 +189,7 @@ fn cli(arguments: &[&str]) -> std::process::Output {
 fn dead_host_max() -> Duration {
     let Options { retry_count, ack_timeout, .. } = Options::default();
     let noticed = Duration::from_nanos(4096 << ack_timeout) * (u32::from(retry_count) + 1);
-    noticed + Duration::from_secs(4) + SLACK
+    noticed + Duration::from_secs(3) + SLACK
 }
 
 fn assert_bounded(finished: &Finished, most: Duration) {

@@ -153,7 +153,7 @@ fn an_accepted_connection_with_garbage_is_none() {
     let mut replies: Vec<Vec<u8>> = (0..=REPLY_BYTES_MAX).map(&mut noise).collect();
     replies.extend((0..REPLY_BYTES).map(|bytes| valid[..bytes].to_vec()));
     let mut random = SmallRng::seed_from_u64(8);
-    replies.extend((0..scaled(20_000)).map(|_| garbage(&mut random, &valid, REPLY_BYTES_MAX)));
+    replies.extend((0..scaled(5_000)).map(|_| garbage(&mut random, &valid, REPLY_BYTES_MAX)));
     // Zeros that were cut off come back: RDMA-CM pads with them.
     let end = valid.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
     replies.retain(|reply| !reply.starts_with(&valid[..end]));
@@ -178,7 +178,7 @@ fn a_refusal_with_garbage_is_one() {
     let valid = encode_reply(&Err(Refusal::Full { clients: 7 }));
     let mut random = SmallRng::seed_from_u64(9);
     let mut reasons: Vec<Vec<u8>> = (0..=REASON_BYTES_MAX).map(|bytes| vec![0xa5; bytes]).collect();
-    reasons.extend((0..scaled(10_000)).map(|_| garbage(&mut random, &valid, REASON_BYTES_MAX)));
+    reasons.extend((0..scaled(5_000)).map(|_| garbage(&mut random, &valid, REASON_BYTES_MAX)));
     for reason in reasons {
         let mut answer = |_| Answer::Reject(reason.clone());
         imposter.while_client(&mut answer, || expect_nothing(&target, &welcome));
