@@ -67,6 +67,9 @@ struct ClassList {
     resting: VecDeque<(Nanos, FreeBlock)>,
     requested: bool,
     request_blocks: u32,
+    /// What came last had not rested: the server has none in store, and removes keys for what is
+    /// asked for. So no more is asked for than is used.
+    is_scarce: bool,
     /// The server had none that rested: no use asking again before that.
     ask_again_at: Nanos,
 }
@@ -107,10 +110,8 @@ impl<D: Depot> Allocator<D> {
         }
         let block = list.ready.pop();
         let few = list.request_blocks as usize / 2;
-        let has_few = |resting: &VecDeque<(Nanos, FreeBlock)>| {
-            resting.get(few).is_none_or(|(ready_at, _)| *ready_at > now)
-        };
-        if block.is_none() || list.ready.len() < few && has_few(&list.resting) {
+        let has_rested = || list.resting.get(few).is_some_and(|(ready_at, _)| *ready_at <= now);
+        if block.is_none() || list.ready.len() < few && !(list.is_scarce && has_rested()) {
             self.request(class, now);
         }
         match block {
@@ -150,6 +151,7 @@ impl<D: Depot> Allocator<D> {
             let ready_at = now + self.grace_ns;
             let list = self.list(class);
             list.requested = false;
+            list.is_scarce = !rested;
             if blocks.is_empty() {
                 list.ask_again_at = now + DENIED_NS;
             } else if rested {
