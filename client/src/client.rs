@@ -129,6 +129,11 @@ impl Shared {
         Error::Unreachable { server: self.target.address.to_string(), tried, source: None }
     }
 
+    /// How long connecting, and reconnecting, may take.
+    pub(crate) fn connect_timeout(&self) -> Duration {
+        self.target.timeout
+    }
+
     pub(crate) fn role(&self) -> Role {
         self.target.role
     }

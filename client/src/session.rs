@@ -16,8 +16,11 @@ use crate::{
     Batch, CacheStatistics, Error, Exchange, Limits, Pipeline, Result, Scan, Store, Value, Version,
 };
 
-/// How often one call reconnects before it gives up.
-const RECONNECTS_MAX: u32 = 3;
+/// How often one call reconnects at least; it goes on until the timeout for connecting is over.
+const RECONNECTS_MIN: u32 = 3;
+/// How long it waits before it reconnects, but for the first time, times how often it did.
+const RECONNECT_PAUSE: Duration = Duration::from_millis(10);
+const RECONNECT_PAUSE_MAX: Duration = Duration::from_millis(250);
 /// How often a compare-and-exchange with an absent key starts over because the key comes and goes.
 const EXCHANGE_ATTEMPTS_MAX: u32 = 64;
 
@@ -40,13 +43,37 @@ struct Link {
 
 impl Link {
     fn new(shared: &Shared) -> Result<Self> {
-        let started = Instant::now();
-        let connection = shared.connection()?;
-        match connection.engine(shared.options) {
-            Ok(engine) => Ok(Self { engine, connection }),
-            Err(Failure::Error(error)) => Err(*error),
-            Err(Failure::Disconnected) => Err(shared.unreachable(started.elapsed())),
+        let mut losses = Losses::default();
+        loop {
+            let connection = shared.connection()?;
+            match connection.engine(shared.options) {
+                Ok(engine) => return Ok(Self { engine, connection }),
+                Err(Failure::Error(error)) => return Err(*error),
+                // A server may be killed again before it showed anything.
+                Err(Failure::Disconnected) => connection.control.give_up(),
+            }
+            losses.add(shared)?;
         }
+    }
+}
+
+/// How often a call lost its connection.
+#[derive(Default)]
+struct Losses {
+    first_at: Option<Instant>,
+    count: u32,
+}
+
+impl Losses {
+    /// One more; the error if that is enough.
+    fn add(&mut self, shared: &Shared) -> Result<()> {
+        let lost = self.first_at.get_or_insert_with(Instant::now).elapsed();
+        self.count += 1;
+        if self.count >= RECONNECTS_MIN && lost >= shared.connect_timeout() {
+            return Err(shared.unreachable(lost));
+        }
+        std::thread::sleep((RECONNECT_PAUSE * (self.count - 1)).min(RECONNECT_PAUSE_MAX));
+        Ok(())
     }
 }
 
@@ -83,16 +110,15 @@ impl Session {
         if action.changes() && self.shared.role() == Role::Reader {
             return Err(Error::Denied);
         }
-        let mut lost_at = None;
-        for _ in 0..RECONNECTS_MAX {
+        let mut losses = Losses::default();
+        loop {
             match self.engine()?.perform(action, key, value) {
                 Ok(answer) => return Ok(answer),
                 Err(Failure::Error(error)) => return Err(*error),
                 Err(Failure::Disconnected) => self.link.connection.control.give_up(),
             }
-            lost_at.get_or_insert_with(Instant::now);
+            losses.add(&self.shared)?;
         }
-        Err(self.shared.unreachable(lost_at.map_or(Duration::ZERO, |at| at.elapsed())))
     }
 
     /// Appends a value that a GET left in the block buffer.

@@ -49,6 +49,9 @@ struct Pass {
     worked_ns: Nanos,
     /// When the first of the values that stay ends, seconds since 1970.
     first_end_s: Option<u32>,
+    /// Something may have been missed: an entry that a split had in its hands, or what a client
+    /// that left meanwhile stored behind the walk's back.
+    again: bool,
 }
 
 /// Walks the index, a step at a time, for as long as there may be values with an end.
@@ -97,7 +100,10 @@ impl Reaper {
 
     /// This client is gone; what it stored is not.
     pub(crate) fn forget(&mut self, client: u16) {
-        self.clients.remove(&client);
+        let stored = self.clients.remove(&client);
+        if let Some(pass) = &mut self.pass {
+            pass.again |= stored;
+        }
     }
 
     /// How many values were removed because they had ended.
@@ -136,6 +142,7 @@ impl Reaper {
             };
             for (slot, content) in image?.slots() {
                 let word = content.word();
+                pass.again |= matches!(word.state(), SlotState::Frozen | SlotState::Copy);
                 let Some((block, end_s)) = self.block_that_ends(word)? else { continue };
                 if u64::from(end_s) + MARGIN_S > wall {
                     let first = pass.first_end_s.map_or(end_s, |first| first.min(end_s));
@@ -191,7 +198,7 @@ impl Reaper {
             left_s.saturating_mul(1_000_000_000)
         });
         let pause = match until_first {
-            _ if !self.clients.is_empty() => Some(rest),
+            _ if pass.again || !self.clients.is_empty() => Some(rest),
             Some(left) => Some(left.max(rest)),
             None => None,
         };
@@ -229,6 +236,6 @@ impl Reaper {
 
 impl Pass {
     fn begin() -> Self {
-        Self { next_subtable: 0, worked_ns: 0, first_end_s: None }
+        Self { next_subtable: 0, worked_ns: 0, first_end_s: None, again: false }
     }
 }

@@ -42,9 +42,8 @@ fn advice(report: &Report, is_offline: bool) -> &'static str {
              server with `--restore FILE` and another region file"
         }
         (false, true) => {
-            "the index is damaged, and a server may refuse this region: start one with \
-             `--restore` and your last snapshot on another region file, and keep this one for a \
-             report"
+            "the index is damaged, and a server may refuse this region: start one with another \
+             region file and your last snapshot (`--restore`), and keep this one for a report"
         }
     }
 }
