@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use farside_common::control::{FreeBlock, HELD_PER_MESSAGE_MAX, Request};
+use farside_common::control::{FreeBlock, Request};
 use farside_common::layout::{BlockAddress, SizeClass};
 
 use crate::allocator::{Blocks, Delivery, Depot, give_drained};
@@ -145,16 +145,7 @@ impl Shared {
     pub(crate) fn report(&self, collection: u32) {
         let mut held = Vec::new();
         lock(&self.sessions).iter().for_each(|session| session.report(&mut held));
-        let mut rest = held.as_slice();
-        loop {
-            let (some, behind) = rest.split_at(rest.len().min(HELD_PER_MESSAGE_MAX));
-            let (last, blocks) = (behind.is_empty(), some.to_vec());
-            self.send(Request::Held { collection, last, blocks }, Waiter::None);
-            if last {
-                return;
-            }
-            rest = behind;
-        }
+        Request::held(collection, &held).for_each(|message| self.send(message, Waiter::None));
     }
 
     /// Gives back what no session needs at this moment.

@@ -267,6 +267,16 @@ impl Decoded<'_> {
 }
 
 impl Request {
+    /// The messages that answer an [`Ask::Report`]: everything the client holds.
+    pub fn held(collection: u32, blocks: &[BlockAddress]) -> impl Iterator<Item = Self> {
+        let count = blocks.len().div_ceil(HELD_PER_MESSAGE_MAX).max(1);
+        (0..count).map(move |at| {
+            let from = at * HELD_PER_MESSAGE_MAX;
+            let to = blocks.len().min(from + HELD_PER_MESSAGE_MAX);
+            Self::Held { collection, last: at + 1 == count, blocks: blocks[from..to].to_vec() }
+        })
+    }
+
     /// The request as bytes, in place of what `into` held.
     pub fn encode(&self, into: &mut Vec<u8>) {
         match self {

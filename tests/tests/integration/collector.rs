@@ -6,6 +6,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use farside::{Client, ServerStatistics};
+use farside_bench::verbs::Attached;
+use farside_common::config::ClientConfig;
+use farside_common::control::HELD_PER_MESSAGE_MAX;
+use farside_common::layout::SizeClass;
 use farside_tests::ledger::Ledger;
 use farside_tests::{ServerProcess, device, scaled};
 use rustix::process::Signal;
@@ -16,6 +20,15 @@ fn blocks_missing(client: &Client, statistics: &ServerStatistics) -> i64 {
     let all: u64 = statistics.classes.iter().map(|class| class.blocks).sum();
     let free: u64 = statistics.classes.iter().map(|class| class.blocks_free).sum();
     all as i64 - free as i64 - linked
+}
+
+/// Waits until all blocks that are not linked are with the server.
+fn wait_for_all(observer: &Client) {
+    let started = Instant::now();
+    while blocks_missing(observer, &observer.statistics().unwrap()) != 0 {
+        assert!(started.elapsed() < Duration::from_secs(10));
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 fn worker(server: &ServerProcess, number: u64) -> Child {
@@ -103,6 +116,29 @@ fn collections_harm_nobody_who_lives_and_miss_nobody_who_died() {
 }
 
 #[test]
+fn what_a_benchmark_of_verbs_holds_is_left_to_it() {
+    let server = ServerProcess::start(&["--memory", "64MiB", "--grace-ms", "5"]);
+    let observer = server.client();
+    let config = ClientConfig { server: Some(server.address()), ..ClientConfig::default() };
+    let mut attached = Attached::connect(&config).unwrap();
+    // More than fit in a message.
+    const BLOCKS: usize = HELD_PER_MESSAGE_MAX + 1;
+    attached.take_blocks(SizeClass::for_bytes(64).unwrap(), BLOCKS).unwrap();
+    let after = std::thread::scope(|scope| {
+        let collecting = scope.spawn(|| observer.collect().unwrap());
+        while !collecting.is_finished() {
+            attached.answer_all().unwrap();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        collecting.join().unwrap()
+    });
+    assert_eq!((after.blocks_collected, after.clients_lost), (0, 0));
+    assert_eq!(blocks_missing(&observer, &after), BLOCKS as i64);
+    attached.give_back().unwrap();
+    wait_for_all(&observer);
+}
+
+#[test]
 fn what_an_idle_session_holds_is_left_to_it() {
     let server = ServerProcess::start(&["--memory", "32MiB", "--grace-ms", "5"]);
     let client = server.client();
@@ -122,11 +158,7 @@ fn what_an_idle_session_holds_is_left_to_it() {
         idle.put(&n.to_le_bytes(), &[2; 100]).unwrap();
     }
     drop((idle, client));
-    let started = Instant::now();
-    while blocks_missing(&observer, &observer.statistics().unwrap()) != 0 {
-        assert!(started.elapsed() < Duration::from_secs(10));
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    wait_for_all(&observer);
 }
 
 /// Over RDMA nothing stands between a stopped process and its memory but its queue pairs; they go.

@@ -21,8 +21,8 @@ use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
 const WRITERS: u64 = 4;
-/// How full subtables are on average when all grow at the same pace: from 0.34, when all have just
-/// been split, to 0.69 of 448 slots in 8 KiB. In bytes of index a key, with some room.
+/// How full subtables are on average when all grow at the same pace: from 0.35, when all have just
+/// been split, to 0.70 of 448 slots in 8 KiB. In bytes of index a key, with some room.
 const BYTES_PER_KEY_MAX: f64 = 60.0;
 
 fn key(writer: u64, number: u64) -> [u8; 8] {

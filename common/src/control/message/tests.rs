@@ -115,3 +115,24 @@ proptest! {
         understood_only_as_sent(&bytes);
     }
 }
+
+#[test]
+fn what_a_client_holds_fits_in_messages() {
+    for count in [0, 1, HELD_PER_MESSAGE_MAX, HELD_PER_MESSAGE_MAX + 1, 2 * HELD_PER_MESSAGE_MAX] {
+        let blocks: Vec<_> = (0..count as u32).map(BlockAddress).collect();
+        let mut said = Vec::new();
+        let mut ends = Vec::new();
+        for message in Request::held(7, &blocks) {
+            let mut bytes = Vec::new();
+            message.encode(&mut bytes);
+            let Request::Held { collection: 7, last, blocks } = Request::decode(&bytes).unwrap()
+            else {
+                panic!("{message:?}");
+            };
+            said.extend(blocks);
+            ends.push(last);
+        }
+        assert_eq!(said, blocks);
+        assert!(ends.pop().unwrap() && !ends.contains(&true), "{ends:?}");
+    }
+}
