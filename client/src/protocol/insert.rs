@@ -106,7 +106,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         let empty = |at: &usize| seen.slots[*at].word().state() == SlotState::Empty;
         let home = (0..SLOTS_PER_ROW).filter(empty).count();
         let next = (SLOTS_PER_ROW..seen.slots.len()).filter(empty).count();
-        let is_home_even = self.hash.window_offset() / ROW_BYTES % 2 == 0;
+        let is_home_even = (self.hash.window_offset() / ROW_BYTES).is_multiple_of(2);
         let goes_home = home > next || home == next && is_home_even;
         let (skip, among) = if goes_home { (0, home) } else { (home, next) };
         let chosen = skip + self.engine.random_below(among as u64) as usize;
