@@ -64,6 +64,14 @@ impl Connection {
         })
     }
 
+    /// After this error nobody knows what the last operation did: without a goodbye the server looks
+    /// for what it may have left, and sessions connect anew.
+    pub(crate) fn note(&self, error: &Error) {
+        if matches!(error, Error::Indeterminate) {
+            self.control.give_up();
+        }
+    }
+
     /// That a writer's own settings leave it a T_word (`docs/protocol.md`); the server checked its
     /// own, and a reader relies on no proof of a word.
     fn check_lateness(&self, grace_ms: u32) -> Result<()> {

@@ -98,6 +98,7 @@ impl Control {
     /// told goodbye, so that it looks for what was left behind.
     pub(crate) fn give_up(&self) {
         self.shared.lost.store(true, Ordering::Relaxed);
+        self.shared.wake();
     }
 
     /// What the server knows; `None` if it did not answer.
@@ -178,6 +179,9 @@ struct Service {
 enum End {
     /// This side said goodbye.
     Goodbye,
+    /// Sessions do without it: the server sees it go without a goodbye, and looks for what was left
+    /// behind.
+    GivenUp,
     /// The server is gone, or cannot be understood.
     Lost(String),
 }
@@ -215,6 +219,9 @@ impl Service {
         if readable {
             self.receive()?;
         }
+        if self.shared.is_lost() {
+            return Err(End::GivenUp);
+        }
         self.send_all()?;
         if self.shared.closing.load(Ordering::Acquire) {
             self.close()?;
@@ -246,10 +253,6 @@ impl Service {
     /// Goodbye, once everything is sent and everything asked for has come and gone back.
     fn close(&mut self) -> std::result::Result<(), End> {
         let since = *self.closing_since.get_or_insert_with(Instant::now);
-        if self.shared.lost.load(Ordering::Relaxed) {
-            // Given up: the server has to find out by itself, and to look after what was left.
-            return Err(End::Goodbye);
-        }
         let is_flushed = self.unsent.is_none()
             && self.waiters.is_empty()
             && lock(&self.shared.outbox).is_empty();

@@ -52,7 +52,7 @@ impl Lists {
         &mut self,
     ) -> impl Iterator<Item = (SizeClass, Vec<FreeBlock>, Vec<FreeBlock>)> {
         SizeClass::all().zip(&mut self.classes).map(|(class, list)| {
-            list.request_blocks = 0;
+            (list.request_blocks, list.denied_at) = (0, None);
             let resting = list.resting.drain(..).map(|(_, block)| block).collect();
             (class, std::mem::take(&mut list.ready), resting)
         })

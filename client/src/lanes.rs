@@ -245,7 +245,10 @@ impl<'s, F: Fabric> Lanes<'s, F> {
                 Action::Put(_) => Outcome::Stored,
                 _ => Outcome::Applied(applied),
             }),
-            Err(Failure::Error(error)) => Err(*error),
+            Err(Failure::Error(error)) => {
+                self.connection.note(&error);
+                Err(*error)
+            }
             Err(Failure::Disconnected) => {
                 self.connection.control.give_up();
                 Err(self.shared.unreachable(Duration::ZERO))

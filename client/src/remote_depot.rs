@@ -153,6 +153,13 @@ impl Shared {
         for session in &*lock(&self.sessions) {
             let mut lists = session.holdings.lists();
             give_drained(&mut lists, |class, rested, blocks| self.give(class, rested, blocks));
+            // Also what an idle session has not even seen.
+            for delivery in &mut lock(&session.inbox.deliveries).answers {
+                if let Delivery::Blocks(Blocks { class, rested, soon, blocks }) = delivery {
+                    *soon |= !blocks.is_empty();
+                    self.give(*class, *rested, std::mem::take(blocks));
+                }
+            }
         }
     }
 }

@@ -114,7 +114,10 @@ impl Session {
         loop {
             match self.engine()?.perform(action, key, value) {
                 Ok(answer) => return Ok(answer),
-                Err(Failure::Error(error)) => return Err(*error),
+                Err(Failure::Error(error)) => {
+                    self.link.connection.note(&error);
+                    return Err(*error);
+                }
                 Err(Failure::Disconnected) => self.link.connection.control.give_up(),
             }
             losses.add(&self.shared)?;

@@ -246,7 +246,7 @@ impl Collector {
 pub(crate) fn clear_linked(depot: &mut Depot, subtable: &SubtableImage) {
     for (_, slot) in subtable.slots() {
         if let Some(block) = block_of(slot.word()) {
-            depot.clear_linked(block);
+            depot.clear(block.address);
         }
     }
 }

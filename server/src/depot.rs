@@ -3,6 +3,7 @@
 //! A data structure only; the chunk table and the block headers are reached through [`Memory`].
 
 mod chunks;
+mod figures;
 mod lost;
 mod shelf;
 #[cfg(test)]
@@ -10,18 +11,24 @@ mod tests;
 
 use std::collections::BTreeSet;
 
-use farside_common::control::{BLOCKS_PER_MESSAGE_MAX, ClassStatistics, FreeBlock};
+use farside_common::control::{BLOCKS_PER_MESSAGE_MAX, FreeBlock};
 use farside_common::fabric::{ChainError, Nanos};
 use farside_common::layout::{
     BlockAddress, BlockRef, ChunkEntry, ChunkUse, Geometry, HeaderWord, SizeClass, WORD_GENERATIONS,
 };
 
+pub(crate) use figures::Stock;
 pub(crate) use lost::Suspect;
 use shelf::{Resting, Shelf, Span};
 
 /// One client gets at most one in so many of the blocks that a class could still give, so that it
 /// does not take the last memory away from the others.
 const HOARD_SHARE: u64 = 4;
+
+/// How many blocks are made ready at a time, some more at the end ...
+const BLOCKS_PER_REFRESH: usize = 1 << 16;
+/// ... and how many chunks lose their class, each of whose headers is looked at.
+const CHUNKS_PER_REFRESH: usize = 8;
 
 /// What the depot needs of the region.
 pub(crate) trait Memory {
@@ -96,6 +103,8 @@ pub(crate) struct Depot {
     /// Spans all of whose blocks can be handed out, and since when.
     whole: BTreeSet<(Nanos, u32)>,
     emptied: u64,
+    /// Blocks leave the index as many chunks as it needs for a key in each of them.
+    is_cache: bool,
 }
 
 impl Depot {
@@ -115,6 +124,7 @@ impl Depot {
             shelves: (0..SizeClass::COUNT).map(|_| Shelf::default()).collect(),
             whole: BTreeSet::new(),
             emptied: 0,
+            is_cache: false,
         };
         for (chunk, chunk_use) in (0..).zip(uses) {
             match chunk_use {
@@ -128,6 +138,12 @@ impl Depot {
             }
         }
         depot
+    }
+
+    /// The region is a cache, all of whose blocks get used: without this they would take what the
+    /// index needs to grow.
+    pub(crate) fn reserve_for_index(&mut self) {
+        self.is_cache = true;
     }
 
     fn shelf(&mut self, class: SizeClass) -> &mut Shelf {
@@ -240,17 +256,24 @@ impl Depot {
         Ok(blocks)
     }
 
-    /// Makes ready what has rested long enough, and empties chunks that nobody needs.
+    /// Makes ready what has rested long enough, and empties chunks that nobody needs: some of it,
+    /// where there is much, for everybody waits meanwhile.
     pub(crate) fn refresh(&mut self, now: Nanos, memory: &impl Memory) -> Result<(), ChainError> {
+        let mut left = BLOCKS_PER_REFRESH;
         for class in SizeClass::all() {
-            while let Some(Resting { ready_at, blocks }) = self.shelf(class).next_rested(now) {
+            while left > 0
+                && let Some(Resting { ready_at, blocks }) = self.shelf(class).next_rested(now)
+            {
+                left = left.saturating_sub(blocks.len());
                 self.make_ready(class, blocks, ready_at);
             }
         }
-        while let Some((since, chunk)) = self.whole.first().copied()
-            && since.saturating_add(self.options.chunk_rest) <= now
-        {
-            self.empty(chunk, memory)?;
+        for _ in 0..CHUNKS_PER_REFRESH {
+            let due = |since: Nanos| since.saturating_add(self.options.chunk_rest) <= now;
+            match self.whole.first().copied() {
+                Some((since, chunk)) if due(since) => self.empty(chunk, memory)?,
+                _ => break,
+            }
         }
         Ok(())
     }
@@ -332,47 +355,6 @@ impl Depot {
         span.clear_suspect(index);
         self.shelf(class).held += 1;
         Ok(())
-    }
-
-    /// Whether the class, which has none now, may have a block by then.
-    pub(crate) fn has_some_by(&self, class: SizeClass, then: Nanos) -> bool {
-        let shelf = &self.shelves[usize::from(class.index())];
-        let whole = self.whole.first();
-        let emptied = whole.map(|(since, _)| since.saturating_add(self.options.chunk_rest));
-        shelf.resting_count > 0 || emptied.is_some_and(|at| at <= then)
-    }
-
-    /// Chunks without a use.
-    pub(crate) fn chunks_free(&self) -> u64 {
-        self.free.len() as u64
-    }
-
-    /// Spans all of whose blocks are free, which still keep their class.
-    pub(crate) fn spans_whole(&self) -> u64 {
-        self.whole.len() as u64
-    }
-
-    /// Chunks that lost their class since the server started.
-    pub(crate) fn chunks_emptied(&self) -> u64 {
-        self.emptied
-    }
-
-    /// Chunks with subtables.
-    pub(crate) fn chunks_index(&self) -> u64 {
-        self.chunks.iter().filter(|chunk| matches!(chunk, Chunk::Subtables)).count() as u64
-    }
-
-    /// What there is of each class that has chunks.
-    pub(crate) fn classes(&self) -> Vec<ClassStatistics> {
-        let shelves = SizeClass::all().zip(&self.shelves).filter(|(_, shelf)| shelf.blocks > 0);
-        shelves
-            .map(|(class, shelf)| ClassStatistics {
-                class,
-                blocks: shelf.blocks,
-                blocks_free: shelf.held,
-                blocks_resting: shelf.resting_count,
-            })
-            .collect()
     }
 }
 

@@ -4,14 +4,11 @@
 //! A sample of the class's blocks is looked at, and the oldest of them are unlinked. Done when a
 //! client asks for blocks and the depot has none.
 
-use std::sync::Arc;
-
 use farside_common::control::FreeBlock;
-use farside_common::fabric::shm::Region;
 use farside_common::fabric::{ChainError, Nanos};
-use farside_common::layout::{Block, BlockRef, Geometry, SizeClass, SlotState, SlotWord};
-use zerocopy::IntoBytes;
+use farside_common::layout::{BlockRef, SizeClass, SlotState, SlotWord};
 
+use crate::content::{Content, Reader};
 use crate::expiry::Reaper;
 use crate::index::Index;
 use crate::own_endpoint::OwnEndpoint;
@@ -35,8 +32,7 @@ struct Candidate {
 
 /// Chooses keys to remove, and removes them.
 pub(crate) struct Evictor {
-    region: Arc<Region>,
-    geometry: Geometry,
+    reader: Reader,
     /// How old a word may be for a compare-and-swap to rely on (invariant I4).
     word_ns: Nanos,
     /// Where the next sample begins: samples go round the index, whose order is that of hashes.
@@ -45,8 +41,8 @@ pub(crate) struct Evictor {
 }
 
 impl Evictor {
-    pub(crate) fn new(region: &Arc<Region>, geometry: Geometry, word_ns: Nanos) -> Self {
-        Self { region: region.clone(), geometry, word_ns, next_subtable: 0, evicted: 0 }
+    pub(crate) fn new(reader: Reader, word_ns: Nanos) -> Self {
+        Self { reader, word_ns, next_subtable: 0, evicted: 0 }
     }
 
     /// How many keys were removed.
@@ -102,7 +98,9 @@ impl Evictor {
                 if word.state() != SlotState::Live || block.class != class {
                     continue;
                 }
-                if let Some((written_at_ns, generation)) = self.look_at(block)? {
+                if let Some(Content { generation, written_at_ns, .. }) =
+                    self.reader.read(content, block)?
+                {
                     let found =
                         Candidate { written_at_ns, slot, word, block, generation, deadline };
                     sample.push(found);
@@ -113,19 +111,5 @@ impl Evictor {
             }
         }
         Ok(sample)
-    }
-
-    /// When a block was written, and its generation. A damaged one, or one that was rewritten
-    /// meanwhile, is left alone.
-    fn look_at(&self, block: BlockRef) -> Result<Option<(u64, u32)>, ChainError> {
-        if self.geometry.check_block(block).is_err() {
-            return Ok(None);
-        }
-        let mut words = vec![0u64; (block.class.block_bytes() / 8) as usize];
-        self.region.read(block.address.offset(), &mut words)?;
-        let Ok(content) = Block::decode(words.as_bytes(), block.address) else { return Ok(None) };
-        let generation = content.header_word().generation;
-        let is_meant = generation as u8 == block.generation_low;
-        Ok(is_meant.then_some((content.written_at_ns(), generation)))
     }
 }

@@ -4,17 +4,16 @@
 //! As long as nobody stored a value with an end there is nothing to do, and the server sleeps.
 
 use std::collections::{BTreeSet, VecDeque};
-use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use farside_common::control::FreeBlock;
-use farside_common::fabric::shm::Region;
 use farside_common::fabric::{ChainError, Nanos};
 use farside_common::layout::{
-    BLOCK_HEADER_BYTES, Block, BlockHeader, BlockRef, Geometry, SizeClass, SlotState, SlotWord,
+    BLOCK_HEADER_BYTES, BlockHeader, BlockRef, SizeClass, SlotState, SlotWord,
 };
 use zerocopy::{FromBytes, IntoBytes};
 
+use crate::content::Reader;
 use crate::index::Index;
 use crate::own_endpoint::OwnEndpoint;
 
@@ -49,6 +48,8 @@ struct Pass {
     worked_ns: Nanos,
     /// When the first of the values that stay ends, seconds since 1970.
     first_end_s: Option<u32>,
+    /// How many splits there had been.
+    splits: u64,
     /// Something may have been missed: an entry that a split had in its hands, or what a client
     /// that left meanwhile stored behind the walk's back.
     again: bool,
@@ -56,8 +57,7 @@ struct Pass {
 
 /// Walks the index, a step at a time, for as long as there may be values with an end.
 pub(crate) struct Reaper {
-    region: Arc<Region>,
-    geometry: Geometry,
+    reader: Reader,
     grace: Nanos,
     /// How old a word may be for a compare-and-swap to rely on (invariant I4).
     word_ns: Nanos,
@@ -72,15 +72,9 @@ pub(crate) struct Reaper {
 
 impl Reaper {
     /// Begins with a walk if the region may have such values from before.
-    pub(crate) fn new(
-        region: &Arc<Region>,
-        geometry: Geometry,
-        (grace, word_ns): (Nanos, Nanos),
-        is_new: bool,
-    ) -> Self {
+    pub(crate) fn new(reader: Reader, (grace, word_ns): (Nanos, Nanos), is_new: bool) -> Self {
         Self {
-            region: region.clone(),
-            geometry,
+            reader,
             grace,
             word_ns,
             clients: BTreeSet::new(),
@@ -128,7 +122,8 @@ impl Reaper {
         self.clear_tombs(own, now)?;
         let mut removed = Vec::new();
         let due = self.next_pass_at.is_some_and(|at| at <= now);
-        let Some(mut pass) = self.pass.take().or_else(|| due.then(Pass::begin)) else {
+        let Some(mut pass) = self.pass.take().or_else(|| due.then(|| Pass::begin(index.splits)))
+        else {
             return Ok(removed);
         };
         self.next_pass_at = None;
@@ -137,6 +132,8 @@ impl Reaper {
             let deadline = own.now().saturating_add(self.word_ns);
             let Some(image) = index.subtable(pass.next_subtable) else {
                 pass.worked_ns += own.now().saturating_sub(now);
+                // A split may have moved entries to where the walk had been.
+                pass.again |= index.splits != pass.splits;
                 self.end(&pass, wall, own.now());
                 return Ok(removed);
             };
@@ -147,11 +144,12 @@ impl Reaper {
                 if u64::from(end_s) + MARGIN_S > wall {
                     let first = pass.first_end_s.map_or(end_s, |first| first.min(end_s));
                     pass.first_end_s = Some(first);
-                } else if let Some(generation) = self.generation_if_ended(block, end_s)?
+                } else if let Some(found) = self.reader.read(content, block)?
+                    && found.expires_at_s == end_s
                     && own.entomb(slot, word, block, deadline)?
                 {
                     self.expired += 1;
-                    removed.push(self.bury(slot, word, block, generation, own.now()));
+                    removed.push(self.bury(slot, word, block, found.generation, own.now()));
                 }
             }
             pass.next_subtable += 1;
@@ -212,30 +210,19 @@ impl Reaper {
             return Ok(None);
         }
         let Ok(block) = word.block() else { return Ok(None) };
-        if self.geometry.check_block(block).is_err() {
+        if self.reader.geometry.check_block(block).is_err() {
             return Ok(None);
         }
         let mut words = [0u64; BLOCK_HEADER_BYTES as usize / 8];
-        self.region.read(block.address.offset(), &mut words)?;
+        self.reader.region.read(block.address.offset(), &mut words)?;
         let Ok(header) = BlockHeader::ref_from_bytes(words.as_bytes()) else { return Ok(None) };
         let end_s = header.expires_at_s();
         Ok((end_s != 0).then_some((block, end_s)))
     }
-
-    /// The generation of a block that has this end, on a closer look: what is damaged, or was
-    /// rewritten meanwhile, is left alone.
-    fn generation_if_ended(&self, block: BlockRef, end_s: u32) -> Result<Option<u32>, ChainError> {
-        let mut words = vec![0u64; (block.class.block_bytes() / 8) as usize];
-        self.region.read(block.address.offset(), &mut words)?;
-        let Ok(content) = Block::decode(words.as_bytes(), block.address) else { return Ok(None) };
-        let generation = content.header_word().generation;
-        let is_meant = generation as u8 == block.generation_low && content.expires_at_s() == end_s;
-        Ok(is_meant.then_some(generation))
-    }
 }
 
 impl Pass {
-    fn begin() -> Self {
-        Self { next_subtable: 0, worked_ns: 0, first_end_s: None, again: false }
+    fn begin(splits: u64) -> Self {
+        Self { next_subtable: 0, worked_ns: 0, first_end_s: None, splits, again: false }
     }
 }

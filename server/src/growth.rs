@@ -14,10 +14,12 @@ use crate::own_endpoint::OwnEndpoint;
 
 /// How long the server leaves a split alone that damage kept it from ending.
 const STUCK_NS: Nanos = 100_000_000;
+/// How often it says at most that the index is damaged.
+const COMPLAINT_NS: Nanos = 1_000_000_000;
 
 impl Index {
     /// Makes room for keys with this directory hash, which found none in a subtable that goes by so
-    /// many bits of it.
+    /// many bits of it; `None` if there is no memory for another subtable.
     pub(crate) fn grow(
         &mut self,
         (directory_hash, local_depth): (u32, u8),
@@ -25,45 +27,66 @@ impl Index {
         own: &OwnEndpoint,
         depot: &mut Depot,
         memory: &impl Memory,
-    ) -> Result<SplitOutcome, ChainError> {
-        let entry = self.entry(prefix_of(directory_hash, self.depth).into())?;
+    ) -> Result<Option<SplitOutcome>, ChainError> {
+        match self.try_to_grow((directory_hash, local_depth), format, own, depot, memory) {
+            Ok(outcome) => Ok(outcome),
+            Err(Damage::Access(error)) => Err(error),
+            Err(damage) => {
+                let now = boot_time_ns();
+                if self.complain_at <= now {
+                    self.complain_at = now.saturating_add(COMPLAINT_NS);
+                    tracing::warn!("a subtable cannot be split: {damage}: see kv-cli verify");
+                }
+                Ok(Some(SplitOutcome::Impossible))
+            }
+        }
+    }
+
+    fn try_to_grow(
+        &mut self,
+        (directory_hash, local_depth): (u32, u8),
+        format: &Format,
+        own: &OwnEndpoint,
+        depot: &mut Depot,
+        memory: &impl Memory,
+    ) -> Result<Option<SplitOutcome>, Damage> {
+        let (entry, _) = self.subtable_at(prefix_of(directory_hash, self.depth).into())?;
         if entry.local_depth() > local_depth {
-            return Ok(SplitOutcome::Done);
+            return Ok(Some(SplitOutcome::Done));
         }
         let (old, local_depth) = (entry.offset(), entry.local_depth());
         let is_stuck = self.unfinished.get(&old).is_some_and(|again_at| boot_time_ns() < *again_at);
         if is_stuck || local_depth == self.geometry.directory_depth_max() {
-            return Ok(SplitOutcome::Impossible);
+            return Ok(Some(SplitOutcome::Impossible));
         }
-        let begun = SubtableImage::read(&self.region, old)?.forward();
-        let new = match begun {
-            Some(new) => new,
+        // What follows is written where the rows say: they are looked at as when the server starts.
+        let prefix = prefix_of(directory_hash, local_depth);
+        let split = match self.check_rows(entry, prefix)? {
+            Some(_) if !self.unfinished.contains_key(&old) => {
+                return Err(Damage::Row { offset: old });
+            }
+            Some(begun) => begun,
             None => match self.take_pair(own, depot, memory)? {
-                Some(new) => new,
-                None if self.resting.is_empty() => return Ok(SplitOutcome::Impossible),
-                None => return Ok(SplitOutcome::Later),
+                Some(new) => Split { prefix, local_depth, old, new },
+                None if self.resting.is_empty() => return Ok(None),
+                None => return Ok(Some(SplitOutcome::Later)),
             },
         };
-        let prefix = prefix_of(directory_hash, local_depth);
-        let split = Split { prefix, local_depth, old, new };
-        let ended = self.run(&split, format, own)?;
-        for place in new {
+        let ended = self.run(&split, format, own);
+        for place in split.new {
             // A collection's walk may have been here before.
             clear_linked(depot, &SubtableImage::read(&self.region, place)?);
         }
-        Ok(match ended {
-            true => SplitOutcome::Done,
-            false => SplitOutcome::Impossible,
-        })
+        Ok(Some(ended?))
     }
 
-    /// Splits, from wherever an earlier attempt stopped; false if it could not be ended.
+    /// Splits, from wherever an earlier attempt stopped.
     fn run(
         &mut self,
         split: &Split,
         format: &Format,
         own: &OwnEndpoint,
-    ) -> Result<bool, ChainError> {
+    ) -> Result<SplitOutcome, ChainError> {
         // Until it is done, and for ever should the endpoint fail.
         self.unfinished.insert(split.old, Nanos::MAX);
         let (progress, depth) = own.split(split, format, self.depth)?;
@@ -75,7 +98,11 @@ impl Index {
                 self.splits += 1;
                 let grace = Nanos::from(format.grace_ms) * 1_000_000;
                 self.resting.push_back((boot_time_ns().saturating_add(grace), split.old));
-                Ok(true)
+                Ok(SplitOutcome::Done)
+            }
+            Progress::Busy => {
+                self.unfinished.insert(split.old, 0);
+                Ok(SplitOutcome::Later)
             }
             Progress::Stuck { slot } => {
                 self.unfinished.insert(split.old, boot_time_ns().saturating_add(STUCK_NS));
@@ -83,7 +110,7 @@ impl Index {
                     "a subtable cannot be split, for the entry at {slot:#x} is damaged: see \
                      kv-cli verify; deleting its key, or putting another value, mends it"
                 );
-                Ok(false)
+                Ok(SplitOutcome::Impossible)
             }
         }
     }
@@ -107,7 +134,7 @@ impl Index {
             for place in &places {
                 self.clear(*place)?;
             }
-            self.places.extend(&places);
+            self.add_chunk(chunk);
             // The lowest on top.
             self.free.extend(places.iter().rev());
         }
@@ -171,7 +198,7 @@ impl Index {
                     own.clear(slot, content.word())?;
                 }
             }
-            if self.run(split, format, own)? {
+            if self.run(split, format, own)? == SplitOutcome::Done {
                 tracing::info!(subtable = split.old, "ended a split that was interrupted");
             }
         }

@@ -26,6 +26,8 @@ pub(crate) struct Index {
     /// All places for subtables, in use or not. Only ever grows, so that whoever walks through it
     /// by number misses none.
     pub(crate) places: Vec<u64>,
+    /// The chunks that they are in.
+    chunks: HashSet<u32>,
     /// How many subtables the directory leads to.
     pub(crate) in_use: u64,
     /// Places nothing leads to, with all words MOVED.
@@ -36,6 +38,8 @@ pub(crate) struct Index {
     pub(crate) unfinished: BTreeMap<u64, Nanos>,
     /// Splits since the start.
     pub(crate) splits: u64,
+    /// When to say again that something is damaged.
+    pub(crate) complain_at: Nanos,
 }
 
 /// A subtable's bytes, read at one moment.
@@ -58,23 +62,24 @@ impl Index {
             geometry: *geometry,
             depth,
             places: Vec::new(),
+            chunks: HashSet::new(),
             in_use: 0,
             free: Vec::new(),
             resting: VecDeque::new(),
             unfinished: BTreeMap::new(),
             splits: 0,
+            complain_at: 0,
         };
         for (chunk, _) in (0..).zip(uses).filter(|(_, of)| **of == ChunkUse::Subtables) {
-            index.places.extend(places_of(geometry, chunk));
+            index.add_chunk(chunk);
         }
-        let places: HashSet<u64> = index.places.iter().copied().collect();
         let mut used = HashSet::new();
         let mut splits = Vec::new();
         let mut entry = 0;
         while entry < 1 << depth {
-            let (subtable, entries) = index.subtable_at(entry, &places)?;
+            let (subtable, entries) = index.subtable_at(entry)?;
             let prefix = (entry / entries) as u32;
-            let split = index.check_rows(subtable, prefix, &places)?;
+            let split = index.check_rows(subtable, prefix)?;
             index.check_group(entry, entries, subtable, split.as_ref())?;
             used.insert(subtable.offset());
             used.extend(split.iter().flat_map(|split| split.new));
@@ -86,22 +91,29 @@ impl Index {
         Ok((index, splits))
     }
 
-    pub(crate) fn entry(&self, entry: u64) -> Result<DirectoryEntry, ChainError> {
+    /// A chunk's places for subtables are this index's.
+    pub(crate) fn add_chunk(&mut self, chunk: u32) {
+        self.chunks.insert(chunk);
+        self.places.extend(places_of(&self.geometry, chunk));
+    }
+
+    fn is_place(&self, offset: u64) -> bool {
+        offset.is_multiple_of(SUBTABLE_BYTES)
+            && self.geometry.chunk_of(offset).is_some_and(|chunk| self.chunks.contains(&chunk))
+    }
+
+    fn entry(&self, entry: u64) -> Result<DirectoryEntry, ChainError> {
         let outside = ChainError::Outside { remote: entry, bytes: 8 };
         let directory = self.geometry.directory_offset(self.depth).ok_or(outside)?;
         Ok(DirectoryEntry::from_bits(self.region.load(directory + entry * 8)?))
     }
 
     /// What a directory entry leads to, and how many entries do.
-    fn subtable_at(
-        &self,
-        entry: u64,
-        places: &HashSet<u64>,
-    ) -> Result<(DirectoryEntry, u64), Damage> {
+    pub(crate) fn subtable_at(&self, entry: u64) -> Result<(DirectoryEntry, u64), Damage> {
         let first = self.entry(entry)?;
         let offset =
             first.subtable(&self.geometry).map_err(|source| Damage::Directory { entry, source })?;
-        if first.local_depth() > self.depth || !places.contains(&offset) {
+        if first.local_depth() > self.depth || !self.is_place(offset) {
             return Err(Damage::DirectoryEntry { entry });
         }
         // A subtable of fewer bits stands in all the entries that share them.
@@ -133,11 +145,11 @@ impl Index {
         Ok(())
     }
 
-    fn check_rows(
+    /// The split that was begun of this subtable, if one was.
+    pub(crate) fn check_rows(
         &self,
         subtable: DirectoryEntry,
         prefix: u32,
-        places: &HashSet<u64>,
     ) -> Result<Option<Split>, Damage> {
         let (old, local_depth) = (subtable.offset(), subtable.local_depth());
         let image = SubtableImage::read(&self.region, old)?;
@@ -146,7 +158,7 @@ impl Index {
             let header = &row.header;
             let right = header.prefix.get() == prefix && header.local_depth == local_depth;
             let leads = |new: [u64; 2]| {
-                Some(new) == forward && new[0] != new[1] && new.iter().all(|to| places.contains(to))
+                Some(new) == forward && new[0] != new[1] && new.iter().all(|to| self.is_place(*to))
             };
             let believable = right && header.is_valid() && !header.is_filling();
             if !believable || !header.forward().is_none_or(leads) {

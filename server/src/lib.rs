@@ -25,6 +25,7 @@
 
 mod clients;
 mod collect;
+mod content;
 mod depot;
 mod error;
 mod eviction;

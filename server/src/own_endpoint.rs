@@ -27,8 +27,14 @@ impl OwnEndpoint {
         Self::Memory(Endpoint::new(ShmFabric::new(region.clone(), None, LANES), LANES))
     }
 
-    pub(crate) fn over(Loopback { fabric, peer }: Loopback) -> Self {
-        Self::Device(Box::new(Endpoint::new(fabric, LANES)), peer)
+    /// Fails if the device may not have the memory that splits need.
+    pub(crate) fn over(
+        Loopback { fabric, peer }: Loopback,
+        format: &Format,
+    ) -> Result<Self, ChainError> {
+        let endpoint = Endpoint::new(fabric, LANES);
+        Mover::new(&endpoint, LANES, format).reserve()?;
+        Ok(Self::Device(Box::new(endpoint), peer))
     }
 
     /// How long after it was fenced a client's verbs can still take effect.
@@ -152,6 +158,6 @@ async fn split_and_publish<F: Fabric>(
     let progress = mover.split(split).await?;
     match progress {
         Progress::Done => Ok((progress, mover.publish(split, depth).await?)),
-        Progress::Stuck { .. } => Ok((progress, depth)),
+        Progress::Busy | Progress::Stuck { .. } => Ok((progress, depth)),
     }
 }

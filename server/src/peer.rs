@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use farside_common::control::{Ask, Channel, Refusal, Reply, Role};
+use farside_common::fabric::ChainError;
 use farside_common::fabric::verbs::{ConnectionId, DataConnection};
 use rustix::event::epoll::EventFlags;
 
@@ -32,6 +33,8 @@ pub(crate) enum Farewell {
     Refused(Refusal),
     #[error("it breaks the protocol: {0}")]
     Broken(String),
+    #[error("the server does not reach the region: {0}")]
+    Failed(ChainError),
     #[error("it cannot be answered: {0}")]
     Unreachable(io::Error),
     #[error("its host does not answer")]

@@ -16,14 +16,15 @@ use farside_common::config::ServerConfig;
 use farside_common::control::{
     Channel, MESSAGE_BYTES_MAX, Refusal, Reply, Role, ServerStatistics, Welcome, encode_reply,
 };
-use farside_common::fabric::Nanos;
 use farside_common::fabric::shm::{RegionMemory, boot_time_ns};
+use farside_common::fabric::{ChainError, Nanos};
 use farside_common::layout::{RegionState, STATE_OFFSET, Superblock};
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll;
 
 use crate::clients::Clients;
 use crate::collect::Collector;
+use crate::content::Reader;
 use crate::error::{ServerError, system};
 use crate::eviction::Evictor;
 use crate::expiry::Reaper;
@@ -34,7 +35,7 @@ use crate::recovery::Opened;
 use crate::sweep::Sweeper;
 use crate::tokens::Tokens;
 
-use answering::Recall;
+use answering::{Recall, Recalls};
 use device::Device;
 pub(crate) use device::bind as bind_device;
 use door::Door;
@@ -76,11 +77,13 @@ pub(crate) struct Service {
     own: OwnEndpoint,
     sweeper: Sweeper,
     collector: Collector,
-    recall: Recall,
+    recalls: Recalls,
     reaper: Reaper,
     /// In a region that is a cache.
     evictor: Option<Evictor>,
     started_at: Nanos,
+    /// The server does not reach its own memory any more: it ends, so that the next one resumes.
+    failed: Option<ChainError>,
     statistics: ServerStatistics,
 }
 
@@ -89,12 +92,15 @@ impl Service {
         config: &ServerConfig,
         listening: Listening,
         memory: Arc<RegionMemory>,
-        opened: Opened,
+        mut opened: Opened,
         stop: &OwnedFd,
     ) -> Result<Self, ServerError> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("create epoll"))?;
         watch(&epoll, listening.as_fd(), LISTENER).map_err(system("watch for clients"))?;
         watch(&epoll, stop.as_fd(), STOP).map_err(system("watch for the end"))?;
+        if config.evict {
+            opened.depot.reserve_for_index();
+        }
         let (region, geometry) = (&opened.region, opened.geometry);
         let (door, own) = match listening {
             Listening::Socket(listener) => {
@@ -102,11 +108,12 @@ impl Service {
             }
             Listening::Device(listener) => {
                 let device = Device::new(listener, region, config)?;
-                let own = OwnEndpoint::over(device.loopback(config)?);
+                let own = OwnEndpoint::over(device.loopback(config)?, &opened.format)?;
                 (Door::Device(device), own)
             }
         };
         let grace = Nanos::from(opened.format.grace_ms) * 1_000_000;
+        let reader = || Reader::new(region, &opened.format);
         Ok(Self {
             epoll,
             door,
@@ -122,12 +129,13 @@ impl Service {
             tokens: Tokens::new(config),
             clients: Clients::new(region, geometry, opened.incarnation, config.clients_max),
             collector: Collector::new(own.settles_ns()),
-            reaper: Reaper::new(region, geometry, (grace, own.word_ns(grace)), opened.is_new),
-            evictor: config.evict.then(|| Evictor::new(region, geometry, own.word_ns(grace))),
+            reaper: Reaper::new(reader(), (grace, own.word_ns(grace)), opened.is_new),
+            evictor: config.evict.then(|| Evictor::new(reader(), own.word_ns(grace))),
             sweeper: Sweeper::new(region, geometry),
-            recall: Recall::default(),
+            recalls: [Recall::default(); _],
             own,
             started_at: boot_time_ns(),
+            failed: None,
             statistics: ServerStatistics {
                 incarnation: opened.incarnation,
                 chunks: geometry.chunks().into(),
@@ -193,6 +201,11 @@ impl Service {
                 Ok(true) => {}
                 Ok(false) => return,
                 Err(Farewell::Goodbye) => return self.let_leave(token),
+                // Not this client's fault; but nobody can be served.
+                Err(Farewell::Failed(error)) => {
+                    self.failed = Some(error);
+                    return;
+                }
                 Err(farewell) => return self.part(token, &farewell),
             }
         }

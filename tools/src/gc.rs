@@ -13,7 +13,7 @@ pub(crate) fn gc(args: &Args) -> anyhow::Result<Outcome> {
     let started = Instant::now();
     let before = client.statistics()?;
     let after = client.collect()?;
-    let found = after.blocks_collected - before.blocks_collected;
+    let found = after.blocks_collected.saturating_sub(before.blocks_collected);
     let mut stdout = output::stdout();
     writeln!(
         stdout,

@@ -16,16 +16,19 @@ const FILLING_NS: Nanos = 2_000_000;
 const ANSWER_POLL_NS: Nanos = 60_000;
 /// How long it waits in all.
 const ANSWER_TIMEOUT_NS: Nanos = 5_000_000_000;
-/// How long it waits where memory is about to come free.
+/// How long it waits where memory is about to come free, before it asks again ...
 const LATER_NS: Nanos = 1_000_000;
+/// ... and in all.
+const LATER_NS_MAX: Nanos = 5_000_000_000;
 
 impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     /// Has the subtable of a full window split: one message each way, and a READ now and then.
+    /// False if it is to be asked again, after a pause that has been.
     ///
     /// # Errors
     /// [`Error::OutOfSpace`] if the server cannot.
-    pub(super) async fn grow(&self, seen: &Seen) -> Outcome<()> {
-        self.ask_for_split(Prefix::of(self.hash.directory(), seen.local_depth), seen).await
+    pub(super) async fn grow(&self, seen: &Seen, tries: &mut Tries) -> Outcome<bool> {
+        self.ask_for_split(Prefix::of(self.hash.directory(), seen.local_depth), seen, tries).await
     }
 
     /// A pause while a split brings keys to the subtable of this window; after a while the server
@@ -37,20 +40,25 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         }
         tries.moving_since = None;
         let from = seen.local_depth.saturating_sub(1);
-        self.ask_for_split(Prefix::of(self.hash.directory(), from), seen).await
+        self.ask_for_split(Prefix::of(self.hash.directory(), from), seen, tries).await.map(drop)
     }
 
-    async fn ask_for_split(&self, prefix: Prefix, seen: &Seen) -> Outcome<()> {
+    async fn ask_for_split(&self, prefix: Prefix, seen: &Seen, tries: &mut Tries) -> Outcome<bool> {
         self.engine.allocator().join_split(prefix);
         let outcome = self.split_outcome(prefix, seen).await;
         self.engine.allocator().leave_split(prefix);
+        let now = self.now();
         match outcome? {
-            SplitOutcome::Done => Ok(()),
-            SplitOutcome::Later => {
-                self.engine.endpoint.sleep_until(self.lane, self.now() + LATER_NS).await;
-                Ok(())
+            SplitOutcome::Done => Ok(true),
+            SplitOutcome::Later
+                if now.saturating_sub(*tries.later_since.get_or_insert(now)) < LATER_NS_MAX =>
+            {
+                self.engine.endpoint.sleep_until(self.lane, now + LATER_NS).await;
+                Ok(false)
             }
-            SplitOutcome::Impossible => Err(Error::OutOfSpace { what: Exhausted::Index }.into()),
+            SplitOutcome::Later | SplitOutcome::Impossible => {
+                Err(Error::OutOfSpace { what: Exhausted::Index }.into())
+            }
         }
     }
 

@@ -21,6 +21,8 @@ pub(super) enum Inserted {
     /// The key is there, by a READ posted then.
     Present(Target, Nanos),
     Again,
+    /// The window has no room but where others are in the middle of an INSERT.
+    Undecided,
     /// The window has no room.
     Full,
     /// A split is still bringing keys here.
@@ -47,12 +49,11 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
             return Ok(Inserted::Filling);
         }
         let Some(at) = self.choose_slot(first) else {
-            // What others are in the middle of may end as EMPTY.
             let undecided = |slot: &Slot| {
                 matches!(slot.word().state(), SlotState::Pending | SlotState::Aborted)
             };
             if first.slots.iter().any(undecided) {
-                return Ok(Inserted::Again);
+                return Ok(Inserted::Undecided);
             }
             if first.slots.iter().any(|slot| slot.word().state() == SlotState::Tomb) {
                 // EMPTY within GRACE.

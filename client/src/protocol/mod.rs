@@ -22,7 +22,7 @@ use std::cell::Cell;
 use farside_common::fabric::{Buffer, Fabric, InFlight, LaneId, Nanos, Verb};
 use farside_common::hash::KeyHash;
 use farside_common::layout::{
-    BLOCK_HEADER_BYTES, Block, BlockRef, HeaderWord, LayoutError, SlotState, SlotWord,
+    BLOCK_HEADER_BYTES, Block, BlockRef, HeaderWord, LayoutError, SlotState, SlotWord, class_for,
 };
 
 use crate::allocator::Depot;
@@ -148,6 +148,8 @@ struct Tries {
     attempts: u32,
     /// Since when a split has had its key in its hands.
     moving_since: Option<Nanos>,
+    /// Since when the server has had no room for the split it needs, but expects some.
+    later_since: Option<Nanos>,
 }
 
 /// What a block that was READ turned out to be.
@@ -272,7 +274,7 @@ impl<'e, F: Fabric, D: Depot> Operation<'e, F, D> {
             return Err(self.contended());
         }
         self.back_off(tries.attempts).await;
-        *tries = Tries { attempts: tries.attempts + 1, moving_since: None };
+        *tries = Tries { attempts: tries.attempts + 1, ..Tries::default() };
         Ok(())
     }
 
@@ -325,6 +327,12 @@ impl<'e, F: Fabric, D: Depot> Operation<'e, F, D> {
         let start = BLOCK_HEADER_BYTES as usize;
         if found.key() != &image[start..start + self.key_bytes] {
             return Examined::Other;
+        }
+        // The word says the class, and has no checksum: the block must not be used again as a
+        // larger one than it is.
+        if class_for(self.key_bytes, found.value().len()) != Some(block.class) {
+            let (field, value) = ("class", u64::from(block.class.index()));
+            return Examined::Damaged(LayoutError::Field { field, value });
         }
         let version = Version::of(block.address, header.generation);
         let value_start = (start + self.key_bytes) as u32;

@@ -9,6 +9,10 @@ use super::{Examined, Operation, Outcome, Target, Tries, is_moving};
 use crate::allocator::Depot;
 use crate::store::Lifetime;
 
+/// How often an INSERT looks whether others leave a slot of a full window, before it has the
+/// subtable split.
+const UNDECIDED_ATTEMPTS: u32 = 8;
+
 /// What a store requires of the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Condition {
@@ -67,11 +71,15 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
                     Inserted::Present(target, posted) => {
                         (own, seen_at) = (Own::Here(target), posted);
                     }
-                    Inserted::Again => own = Own::Stale,
-                    Inserted::Full => {
-                        self.grow(&seen).await?;
+                    // What others are in the middle of may end as EMPTY; but they may be asleep.
+                    Inserted::Undecided if tries.attempts < UNDECIDED_ATTEMPTS => own = Own::Stale,
+                    Inserted::Undecided | Inserted::Full => {
+                        if !self.grow(&seen, &mut tries).await? {
+                            continue;
+                        }
                         own = Own::Stale;
                     }
+                    Inserted::Again => own = Own::Stale,
                     Inserted::Filling => {
                         self.wait_or_grow(&seen, &mut tries).await?;
                         continue;

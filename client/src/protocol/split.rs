@@ -4,18 +4,21 @@
 //! as it is then, and the same call goes on from there. Each round below is a round trip for as
 //! many slots as there are lanes; at no moment does it wait for a client.
 
+mod chains;
 mod directory;
 mod rows;
 #[cfg(test)]
 mod tests;
 
-use farside_common::fabric::{Buffer, ChainError, Endpoint, Fabric, InFlight, LaneId, Nanos, Verb};
+use farside_common::fabric::{Buffer, ChainError, Endpoint, Fabric, LaneId, Nanos, Verb};
 use farside_common::hash::{KeyHash, KeyHasher};
 use farside_common::layout::{
     BLOCK_HEADER_BYTES, BlockHeader, BlockRef, Format, Geometry, HINT_OFFSET, Row, RowHeader,
     SLOTS_PER_ROW, SUBTABLE_BYTES, Slot, SlotState, SlotWord, prefix_of, side_of, slot_in_subtable,
 };
 use zerocopy::FromBytes;
+
+use chains::Chain;
 
 /// How often the slots of a batch are tried, should clients change them under every attempt.
 const ROUNDS_MAX: u32 = 64;
@@ -47,6 +50,8 @@ impl Split {
 pub enum Progress {
     /// Every key is in its new subtable.
     Done,
+    /// Clients changed some entry under every attempt: it stays where it is, to be tried again.
+    Busy,
     /// The entry in this slot stays where it is: its block or the slot is damaged. Everything can
     /// be read and changed, but nothing inserted; to be tried again once it was mended.
     Stuck {
@@ -64,21 +69,6 @@ pub struct Mover<'e, F> {
     key_bytes_max: u64,
 }
 
-/// Up to three verbs for one lane.
-#[derive(Clone, Copy)]
-struct Chain {
-    verbs: [Verb; 3],
-    count: usize,
-}
-
-impl Chain {
-    fn of(verbs: &[Verb]) -> Self {
-        let mut chain = Self { verbs: [verbs[0]; 3], count: verbs.len() };
-        chain.verbs[..verbs.len()].copy_from_slice(verbs);
-        chain
-    }
-}
-
 /// A FROZEN entry and where it goes.
 struct Entry {
     at: usize,
@@ -91,6 +81,7 @@ struct Words {
     old: Vec<SlotWord>,
     new: [Vec<SlotWord>; 2],
     stuck: Option<u64>,
+    busy: bool,
 }
 
 /// Where the nth slot of a subtable stands behind its start.
@@ -110,6 +101,25 @@ impl<'e, F: Fabric> Mover<'e, F> {
         Self { endpoint, lanes, geometry: format.geometry(), hasher, key_bytes_max }
     }
 
+    /// Makes room for all that a split reads and writes: better now than in the middle of one.
+    ///
+    /// # Errors
+    /// [`ChainError::Unregistered`] where the system does not let the device have that much.
+    pub fn reserve(&self) -> Result<(), ChainError> {
+        let key_bytes = (BLOCK_HEADER_BYTES + self.key_bytes_max).next_multiple_of(8);
+        let keys = (0..self.lanes).map(|lane| (LaneId(lane), Buffer::Block, key_bytes));
+        let block = (LANE, Buffer::Block, SUBTABLE_BYTES.max(directory::PIECE_BYTES));
+        let image = (LANE, Buffer::Image, 2 * directory::PIECE_BYTES);
+        let mut fabric = self.endpoint.fabric_mut();
+        for (lane, buffer, bytes) in keys.chain([block, image]) {
+            fabric.reserve(lane, buffer, bytes as usize);
+            if (fabric.buffer(lane, buffer).len() as u64) < bytes {
+                return Err(ChainError::Unregistered { bytes });
+            }
+        }
+        Ok(())
+    }
+
     /// Moves everything from the old subtable to the new ones, from wherever an earlier call
     /// stopped. Clients come by the old subtable meanwhile; [`Mover::publish`] ends that.
     ///
@@ -121,6 +131,7 @@ impl<'e, F: Fabric> Mover<'e, F> {
             old: self.words_of(split.old).await?,
             new: [self.words_of(split.new[0]).await?, self.words_of(split.new[1]).await?],
             stuck: None,
+            busy: false,
         };
         let slots: Vec<usize> = (0..words.old.len()).collect();
         for batch in slots.chunks(self.lanes.into()) {
@@ -129,6 +140,9 @@ impl<'e, F: Fabric> Mover<'e, F> {
         self.finish_copies(split, &mut words).await?;
         if let Some(slot) = words.stuck {
             return Ok(Progress::Stuck { slot });
+        }
+        if words.busy {
+            return Ok(Progress::Busy);
         }
         self.release(split, &words).await?;
         // Only now may anybody believe a new subtable without having been in the old one.
@@ -143,28 +157,6 @@ impl<'e, F: Fabric> Mover<'e, F> {
         let buffer = self.endpoint.buffer(LANE, Buffer::Block);
         let rows = <[Row]>::ref_from_bytes(&buffer[..SUBTABLE_BYTES as usize]).unwrap_or_default();
         Ok(rows.iter().flat_map(|row| row.slots.iter().map(Slot::word)).collect())
-    }
-
-    /// Posts each chain on a lane of its own, in order; what their atomic verbs found.
-    async fn batch(&self, chains: &[Chain]) -> Result<Vec<u64>, ChainError> {
-        let lanes = (0..self.lanes).map(LaneId);
-        let post = |(lane, chain): (LaneId, &Chain)| {
-            self.endpoint.chain(lane, &chain.verbs[..chain.count], Nanos::MAX)
-        };
-        let in_flight: Vec<InFlight<'_>> = lanes.zip(chains).map(post).collect();
-        let mut found = Vec::with_capacity(in_flight.len());
-        for chain in in_flight {
-            found.push(chain.await);
-        }
-        found.into_iter().collect()
-    }
-
-    async fn all(&self, chains: impl Iterator<Item = Chain>) -> Result<(), ChainError> {
-        let chains: Vec<Chain> = chains.collect();
-        for some in chains.chunks(self.lanes.into()) {
-            self.batch(some).await?;
-        }
-        Ok(())
     }
 
     /// Moves these slots, at most as many as there are lanes. What clients change meanwhile is
@@ -187,8 +179,7 @@ impl<'e, F: Fabric> Mover<'e, F> {
             let frozen = self.freeze(split, words, &mut left).await?;
             self.carry(split, words, frozen).await?;
         }
-        left.retain(|at| is_open(words, *at));
-        words.stuck = left.first().map(|at| split.old + slot_offset(*at)).or(words.stuck);
+        words.busy |= left.iter().any(|at| is_open(words, *at));
         Ok(())
     }
 

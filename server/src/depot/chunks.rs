@@ -2,9 +2,13 @@
 
 use farside_common::control::BLOCKS_PER_MESSAGE_MAX;
 use farside_common::fabric::{ChainError, Nanos};
-use farside_common::layout::{ChunkEntry, ChunkUse, HeaderWord, SizeClass};
+use farside_common::layout::{CHUNK_BYTES, ChunkEntry, ChunkUse, HeaderWord, SizeClass};
 
 use super::{Chunk, Depot, HOARD_SHARE, Memory};
+
+/// What the index takes for a key at most: 54 when all its subtables have just been split, and some
+/// more for places that rest.
+const INDEX_BYTES_PER_KEY: u64 = 60;
 
 impl Depot {
     /// How many blocks the class could give now; a lower bound where that is more than decides.
@@ -49,6 +53,9 @@ impl Depot {
             self.free.iter().rev().copied().find(|chunk| self.free.contains(&(chunk + 1)))
         };
         let Some(chunk) = chunk else { return Ok(false) };
+        if self.is_cache && !self.leaves_enough(class) {
+            return Ok(false);
+        }
         let chunks = chunk..chunk + class.chunks_per_span() as u32;
         let mut age = 0;
         for chunk in chunks.clone() {
@@ -69,6 +76,15 @@ impl Depot {
         }
         self.open(chunk, class, now);
         Ok(true)
+    }
+
+    /// Whether the index can grow to hold a key for each block, with another span of this class.
+    fn leaves_enough(&self, class: SizeClass) -> bool {
+        let blocks: u64 = self.shelves.iter().map(|shelf| shelf.blocks).sum();
+        let blocks = blocks + class.blocks_per_span();
+        let needed = (blocks * INDEX_BYTES_PER_KEY).div_ceil(CHUNK_BYTES);
+        let left = (self.free.len() as u64).saturating_sub(class.chunks_per_span());
+        self.chunks_index() + left >= needed
     }
 
     /// Makes headers in chunks that had another use: where the new class has its headers, anything

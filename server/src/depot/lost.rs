@@ -5,7 +5,7 @@
 
 use farside_common::control::FreeBlock;
 use farside_common::fabric::{ChainError, Nanos};
-use farside_common::layout::{BlockAddress, BlockRef, HeaderWord, SizeClass};
+use farside_common::layout::{BlockAddress, HeaderWord, SizeClass};
 
 use super::shelf::Resting;
 use super::{Chunk, Depot, Memory, Span, used_generation};
@@ -38,24 +38,19 @@ impl Depot {
         self.spans().for_each(|span| span.suspects = None);
     }
 
-    /// A slot has this block.
-    pub(crate) fn clear_linked(&mut self, block: BlockRef) {
-        if let Ok((chunk, index)) = self.locate(block.address, block.class)
-            && let Chunk::Span(span) = &mut self.chunks[chunk as usize]
-        {
-            span.clear_suspect(index);
-        }
-    }
-
-    /// A client has the block there. Whatever is no block is nobody's.
-    pub(crate) fn clear_held(&mut self, address: BlockAddress) {
+    /// A slot or a client has the block there. Whatever is no block is nobody's. Not by its class:
+    /// a slot may be damaged, and what it leads to is not lost for that.
+    pub(crate) fn clear(&mut self, address: BlockAddress) {
         let chunk = self.geometry.chunk_of(address.offset());
         let Some(Chunk::Span(span)) = chunk.and_then(|chunk| self.chunks.get(chunk as usize))
         else {
             return;
         };
-        let class = span.class;
-        self.clear_linked(BlockRef { address, class, generation_low: 0 });
+        if let Ok((chunk, index)) = self.locate(address, span.class)
+            && let Chunk::Span(span) = &mut self.chunks[chunk as usize]
+        {
+            span.clear_suspect(index);
+        }
     }
 
     /// Who is still suspected.

@@ -327,7 +327,7 @@ mod movement {
         depot.give(small, vec![last], true, 5000).unwrap();
         let from = 1000 + GRACE;
         assert!(depot.take(large, 1, from + rest - 1, &memory).unwrap().is_empty());
-        assert!(!depot.has_some_by(large, from + rest - 1));
+        assert!(!depot.has_some_by(Some(large), from + rest - 1));
         // All but the last one's chunk, which is whole again only since 5000.
         assert_eq!(depot.chunks_free(), 0);
         let first = depot.take(large, 1, from + rest.max(5000), &memory).unwrap();
@@ -368,17 +368,17 @@ mod movement {
         blocks.iter().for_each(|block| memory.write(*block, false));
         depot.suspect_all();
         let [linked, held, given, changed, lost, ..] = blocks[..] else { panic!() };
-        depot.clear_linked(BlockRef { address: linked.address, class, generation_low: 0 });
-        depot.clear_held(held.address);
+        depot.clear(linked.address);
+        depot.clear(held.address);
         let noted = depot.suspects(&memory).unwrap();
         assert_eq!(noted.len(), 6);
         depot.give(class, vec![given], true, 0).unwrap();
         // Unlinked since it was noted, or rewritten.
         memory.write(changed, true);
         // What is no block is nobody's.
-        depot.clear_held(BlockAddress(lost.address.0 + 1));
-        depot.clear_held(BlockAddress(u32::MAX));
-        depot.clear_held(BlockAddress(0));
+        depot.clear(BlockAddress(lost.address.0 + 1));
+        depot.clear(BlockAddress(u32::MAX));
+        depot.clear(BlockAddress(0));
         let late = depot.take(class, 1, 0, &memory).unwrap();
         assert_eq!(late, [given]);
         assert_eq!(depot.recover(&noted, 50, &memory).unwrap(), 4);

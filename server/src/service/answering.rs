@@ -1,36 +1,38 @@
 //! What clients ask for, and what they are asked for.
 
-use farside_common::control::{Ask, Reply, Request, Role};
+use farside_common::control::{Ask, Reply, Request, Role, SplitOutcome};
 use farside_common::fabric::Nanos;
 use farside_common::layout::SizeClass;
 
 use super::Service;
 use crate::collect::Step;
+use crate::depot::Stock;
 use crate::peer::{Farewell, Peer, Who};
 use crate::recovery::{Opened, RegionTables};
 
 /// How long after it asked all clients for what they can spare the server waits for it before it
 /// says that there is nothing.
 const RECALL_ANSWER_NS: Nanos = 100_000_000;
-/// How often it asks at most.
+/// How often it asks at most for one kind of memory.
 const RECALL_PAUSE_NS: Nanos = 20_000_000;
-/// How often when nothing came back the last time.
-const RECALL_IN_VAIN_PAUSE_NS: Nanos = 1_000_000_000;
+/// How often when nothing of that kind came back the last time.
+const RECALL_IN_VAIN_PAUSE_NS: Nanos = 250_000_000;
 /// How long a client is told to ask again at most: its own patience is one second more.
 const SOON_NS: Nanos = 4_000_000_000;
 
-/// When all clients were asked last for the blocks they do not need.
-#[derive(Default)]
+/// When all clients were asked last for the blocks they do not need, because of one kind of memory:
+/// what has come back of another does not help whoever wants this.
+#[derive(Clone, Copy, Default)]
 pub(super) struct Recall {
     at: Option<Nanos>,
-    /// What clients had given back until then.
-    blocks_given: u64,
+    /// What there was then.
+    found: Stock,
 }
 
 impl Recall {
-    fn may(&self, blocks_given: u64, now: Nanos) -> bool {
+    fn may(&self, found: Stock, now: Nanos) -> bool {
         let Some(at) = self.at else { return true };
-        let in_vain = self.blocks_given == blocks_given;
+        let in_vain = self.found == found;
         let pause = if in_vain { RECALL_IN_VAIN_PAUSE_NS } else { RECALL_PAUSE_NS };
         now.saturating_sub(at) >= pause
     }
@@ -39,6 +41,11 @@ impl Recall {
         self.at.is_some_and(|at| now.saturating_sub(at) < RECALL_ANSWER_NS)
     }
 }
+
+/// A recall for each class of blocks, and one for the index, which wants chunks.
+pub(super) type Recalls = [Recall; SizeClass::COUNT + 1];
+/// Which of them is that for chunks.
+const CHUNKS: usize = SizeClass::COUNT;
 
 impl Service {
     pub(super) fn answer(
@@ -69,7 +76,7 @@ impl Service {
             }
             Request::Held { collection, last, blocks } => {
                 if self.collector.is_awaited(token, collection) {
-                    blocks.into_iter().for_each(|block| self.opened.depot.clear_held(block));
+                    blocks.into_iter().for_each(|block| self.opened.depot.clear(block));
                     if last {
                         self.collector.answered(token);
                     }
@@ -81,7 +88,10 @@ impl Service {
                 let memory = RegionTables { region, geometry };
                 let wanted = (directory_hash, local_depth);
                 let grown = index.grow(wanted, format, &self.own, depot, &memory);
-                let outcome = grown.map_err(broken)?;
+                let outcome = match grown.map_err(Farewell::Failed)? {
+                    Some(outcome) => outcome,
+                    None => self.seek_chunk(now),
+                };
                 Reply::Split { directory_hash, local_depth, outcome }
             }
             Request::Collect => {
@@ -116,28 +126,47 @@ impl Service {
     ) -> Result<(), Farewell> {
         let Opened { region, geometry, depot, .. } = &mut self.opened;
         let blocks = depot.take(class, count, now, &RegionTables { region, geometry });
-        let mut blocks = blocks.map_err(broken)?;
+        let mut blocks = blocks.map_err(Farewell::Failed)?;
         let rested = count == 0 || !blocks.is_empty();
         if !rested {
-            blocks = self.evict(class, count).map_err(broken)?;
+            blocks = self.evict(class, count).map_err(Farewell::Failed)?;
         }
         self.statistics.blocks_taken += blocks.len() as u64;
         if rested || !blocks.is_empty() {
             return self.reply(token, Reply::Blocks { class, rested, soon: false, blocks });
         }
-        let recalls = self.recall.may(self.statistics.blocks_given, now);
-        if recalls {
-            self.recall = Recall { at: Some(now), blocks_given: self.statistics.blocks_given };
-            self.statistics.recalls += 1;
-        }
-        let soon = self.recall.is_recent(now)
-            || self.opened.depot.has_some_by(class, now.saturating_add(SOON_NS));
+        let found = self.opened.depot.stock(Some(class));
+        let recalls = self.recall(class.index().into(), found, now);
+        let soon = self.recalls[usize::from(class.index())].is_recent(now)
+            || self.opened.depot.has_some_by(Some(class), now.saturating_add(SOON_NS));
         self.statistics.requests_denied += u64::from(!soon);
         self.reply(token, Reply::Blocks { class, rested: true, soon, blocks })?;
         if recalls {
             self.ask_writers(Ask::Return);
         }
         Ok(())
+    }
+
+    /// What to say to whoever needs another subtable when there is no chunk for it: a chunk that
+    /// gets free does so long after its last block did.
+    fn seek_chunk(&mut self, now: Nanos) -> SplitOutcome {
+        if self.recall(CHUNKS, self.opened.depot.stock(None), now) {
+            self.ask_writers(Ask::Return);
+        }
+        match self.opened.depot.has_some_by(None, now.saturating_add(SOON_NS)) {
+            true => SplitOutcome::Later,
+            false => SplitOutcome::Impossible,
+        }
+    }
+
+    /// Whether to ask all clients for what they can spare, for the sake of this kind of memory.
+    fn recall(&mut self, kind: usize, found: Stock, now: Nanos) -> bool {
+        let may = self.recalls[kind].may(found, now);
+        if may {
+            self.recalls[kind] = Recall { at: Some(now), found };
+            self.statistics.recalls += 1;
+        }
+        may
     }
 
     /// Asks every writer; returns their connections.

@@ -34,6 +34,9 @@ impl Service {
     }
 
     pub(super) fn do_chores(&mut self) -> Result<(), ServerError> {
+        if let Some(error) = self.failed.take() {
+            return Err(error.into());
+        }
         let now = boot_time_ns();
         if self.accept_again_at.is_some_and(|at| at <= now) {
             self.accept_again_at = None;
@@ -63,10 +66,13 @@ impl Service {
     ) -> Result<Vec<FreeBlock>, ChainError> {
         let Some(evictor) = &mut self.evictor else { return Ok(Vec::new()) };
         let Opened { index, depot, .. } = &mut self.opened;
+        if !depot.has_out(class) {
+            return Ok(Vec::new());
+        }
         let blocks = evictor.make_room(class, count, index, &self.own, &mut self.reaper)?;
         // As if they had gone by the depot: what comes out of it is not suspected to be lost, and
         // taken less given is what clients and slots have.
-        blocks.iter().for_each(|block| depot.clear_held(block.address));
+        blocks.iter().for_each(|block| depot.clear(block.address));
         self.statistics.blocks_given += blocks.len() as u64;
         Ok(blocks)
     }

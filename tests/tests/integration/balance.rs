@@ -170,3 +170,47 @@ fn a_heap_full_of_small_values_becomes_one_of_large_values_and_back() {
     wait_for_chunks(&client, statistics.chunks - statistics.chunks_index);
     server.assert_verifies();
 }
+
+#[test]
+fn what_an_idle_session_has_not_even_seen_comes_back() {
+    const BYTES: usize = 60_000;
+    let server = ServerProcess::start(&["--memory", "32MiB", "--grace-ms", "1"]);
+    let (hoarder, observer) = (server.client(), server.client());
+    let mut idle = hoarder.session().unwrap();
+    (0..3u64).for_each(|key| idle.put(&key.to_le_bytes(), &[1; BYTES]).unwrap());
+    let mut session = observer.session().unwrap();
+    let full = (3u64..).find(|key| session.put(&key.to_le_bytes(), &[2; BYTES]).is_err());
+    let class = SizeClass::for_bytes(block_bytes(8, BYTES)).unwrap();
+    let statistics = observer.statistics().unwrap();
+    let of_class = statistics.classes.iter().find(|of| of.class == class).unwrap();
+    assert_eq!(full, Some(of_class.blocks), "all blocks of the class are in use: {statistics:?}");
+}
+
+/// Who wants a size that cannot be had does not take away, over and over, what others work with.
+#[test]
+fn one_who_gets_nothing_does_not_disturb_the_others() {
+    let server = ServerProcess::start(&["--memory", "16MiB", "--grace-ms", "1"]);
+    let client = server.client();
+    let mut session = client.session().unwrap();
+    (1u64..).find(|key| session.put(&key.to_le_bytes(), &[3; 2000]).is_err()).unwrap();
+    let before = client.statistics().unwrap().recalls;
+    let is_over = AtomicBool::new(false);
+    let denied = std::thread::scope(|scope| {
+        let (other, is_over) = (server.client(), &is_over);
+        scope.spawn(move || {
+            let mut session = other.session().unwrap();
+            // Gives back, and takes, blocks of its own class all the time.
+            while !is_over.load(Ordering::Relaxed) {
+                session.delete(&1u64.to_le_bytes()).unwrap();
+                session.put(&1u64.to_le_bytes(), &[4; 2000]).unwrap();
+            }
+        });
+        let mut large = server.client().session().unwrap();
+        let denied = (0..4).filter(|_| large.put(b"large", &[5; 1 << 20]).is_err()).count();
+        is_over.store(true, Ordering::Relaxed);
+        denied
+    });
+    assert_eq!(denied, 4);
+    let recalls = client.statistics().unwrap().recalls - before;
+    assert!(recalls <= 20, "{recalls} recalls for four puts");
+}

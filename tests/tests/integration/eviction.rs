@@ -36,6 +36,23 @@ fn a_cache_takes_ten_times_what_fits_and_keeps_what_is_written_often() {
     server.assert_verifies();
 }
 
+/// Small values: the index has to grow all the while, and blocks leave it the memory to.
+#[test]
+fn a_cache_of_small_values_never_runs_out_of_index() {
+    let server = ServerProcess::start(&["--memory", "32MiB", "--grace-ms", "10", "--evict"]);
+    let client = server.client();
+    let mut session = client.session().unwrap();
+    let total = scaled(600_000).max(100_000);
+    for n in 0..total {
+        session.put(&n.to_le_bytes(), &n.to_le_bytes()).unwrap();
+    }
+    let last = (total - 1000..total).filter(|n| session.get(&n.to_le_bytes()).unwrap().is_some());
+    assert!(last.count() > 800);
+    let statistics = client.statistics().unwrap();
+    assert!(statistics.splits > 100 && statistics.chunks_index > 1, "{statistics:?}");
+    server.assert_verifies();
+}
+
 #[test]
 fn without_it_a_full_region_stays_full() {
     let server = ServerProcess::start(&["--memory", "8MiB"]);

@@ -10,13 +10,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use farside::{Client, Error, Exchange, Exhausted, Session};
-use farside_common::fabric::shm::Region;
-use farside_common::layout::{
-    BLOCK_HEADER_BYTES, Format, ROWS_PER_SUBTABLE, SLOTS_PER_ROW, SlotState, SlotWord, Superblock,
-    slot_in_subtable,
-};
-use farside_tests::{ServerProcess, left_out_over_rdma, scaled};
+use farside::{Client, Exchange, Session};
+use farside_tests::{ServerProcess, scaled};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
@@ -25,11 +20,11 @@ const WRITERS: u64 = 4;
 /// been split, to 0.70 of 448 slots in 8 KiB. In bytes of index a key, with some room.
 const BYTES_PER_KEY_MAX: f64 = 60.0;
 
-fn key(writer: u64, number: u64) -> [u8; 8] {
+pub(crate) fn key(writer: u64, number: u64) -> [u8; 8] {
     (writer << 48 | number).to_le_bytes()
 }
 
-fn number_at(session: &mut Session, key: &[u8]) -> Option<u64> {
+pub(crate) fn number_at(session: &mut Session, key: &[u8]) -> Option<u64> {
     let value = session.get(key).unwrap()?;
     Some(u64::from_le_bytes(value.data.try_into().unwrap()))
 }
@@ -306,63 +301,4 @@ fn a_server_killed_in_splits_loses_nothing() {
         }
     }
     assert_eq!(server.client().statistics().unwrap().splits_stuck, 0);
-}
-
-#[test]
-fn a_damaged_entry_keeps_only_its_subtable_from_growing() {
-    if left_out_over_rdma("it changes the region file behind the device's back") {
-        return;
-    }
-    let server = ServerProcess::start_with_file(&["--memory", "64MiB"]);
-    let client = server.client();
-    let mut session = client.session().unwrap();
-    (0..100).for_each(|number| session.put(&key(0, number), &number.to_le_bytes()).unwrap());
-    let victim = damage_a_key(&server, &(0..100).map(|number| key(0, number)).collect::<Vec<_>>());
-    let mut number = 100;
-    let error = loop {
-        match session.put(&key(0, number), &number.to_le_bytes()) {
-            Ok(()) => number += 1,
-            Err(error) => break error,
-        }
-    };
-    assert!(matches!(error, Error::OutOfSpace { what: Exhausted::Index }), "{error}");
-    let statistics = client.statistics().unwrap();
-    assert_eq!((statistics.subtables, statistics.splits_stuck), (1, 1));
-    for there in (0..number).filter(|there| key(0, *there) != victim) {
-        session.clear_cache();
-        assert_eq!(number_at(&mut session, &key(0, there)), Some(there));
-        session.put(&key(0, there), &there.to_le_bytes()).unwrap();
-    }
-    assert!(session.insert(b"no room yet", b"").is_err());
-    // Another value mends the key, and with it the split.
-    let mended = u64::from_le_bytes(victim) & 0xffff;
-    session.put(&victim, &mended.to_le_bytes()).unwrap();
-    // The server does not try again at once.
-    std::thread::sleep(Duration::from_millis(200));
-    assert!(session.insert(b"room", b"").unwrap());
-    assert_eq!(client.statistics().unwrap().splits_stuck, 0);
-    for there in 0..number {
-        assert_eq!(number_at(&mut session, &key(0, there)), Some(there));
-    }
-    server.assert_verifies();
-}
-
-/// Flips a bit of some key in its block; returns the key.
-fn damage_a_key(server: &ServerProcess, keys: &[[u8; 8]]) -> [u8; 8] {
-    let file = std::fs::OpenOptions::new().read(true).write(true).open(server.region_file());
-    let region = Region::map(&file.unwrap()).unwrap();
-    let mut words = [0; 512];
-    region.read(0, &mut words).unwrap();
-    let bytes: Vec<u8> = words.iter().flat_map(|word: &u64| word.to_le_bytes()).collect();
-    let (_, format): (_, Format) = Superblock::decode(&bytes, region.bytes()).unwrap();
-    let index = format.geometry().chunk_offset(0).unwrap();
-    let slot = |n: usize| slot_in_subtable(n / SLOTS_PER_ROW, n % SLOTS_PER_ROW);
-    let word = |n| SlotWord::from_bits(region.load(index + slot(n)).unwrap());
-    let mut words = (0..SLOTS_PER_ROW * ROWS_PER_SUBTABLE).map(word);
-    let live = words.find(|word| word.state() == SlotState::Live).unwrap();
-    let at = live.block().unwrap().address.offset() + BLOCK_HEADER_BYTES;
-    let victim = region.load(at).unwrap();
-    assert!(keys.contains(&victim.to_le_bytes()));
-    region.store(at, victim ^ 1 << 20).unwrap();
-    victim.to_le_bytes()
 }

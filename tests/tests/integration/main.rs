@@ -18,6 +18,7 @@ mod expiry;
 mod growth;
 mod limits;
 mod model;
+mod obstacles;
 mod reader;
 mod reconnect;
 mod refusals;

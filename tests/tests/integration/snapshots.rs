@@ -7,6 +7,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use farside::Store;
+use farside_common::layout::{
+    ROWS_PER_SUBTABLE, SLOTS_PER_ROW, SlotState, SlotWord, Superblock, slot_in_subtable,
+};
 use farside_tests::{ServerProcess, binary, left_out_over_rdma, proof, scaled};
 
 const WRITERS: u64 = 3;
@@ -250,10 +253,14 @@ fn a_region_file_is_verified_without_a_server() {
     assert!(verify(Path::new("/nonexistent/region")).2.contains("cannot open"));
     // Damage the index: the server names the command, which names the places.
     let mut bytes = std::fs::read(&region).unwrap();
-    let magic = farside_common::layout::ROW_BYTES as usize;
-    let word = (0..bytes.len() / 16)
-        .map(|n| n * 16)
-        .find(|at| *at > 4 << 20 && bytes[at + 7] >> 5 == 3 && at % magic >= 16)
+    let (_, format) = Superblock::decode(&bytes, bytes.len() as u64).unwrap();
+    let index = format.geometry().chunk_offset(0).unwrap();
+    let word = (0..ROWS_PER_SUBTABLE * SLOTS_PER_ROW)
+        .map(|n| (index + slot_in_subtable(n / SLOTS_PER_ROW, n % SLOTS_PER_ROW)) as usize)
+        .find(|at| {
+            let bits = u64::from_le_bytes(bytes[*at..at + 8].try_into().unwrap());
+            SlotWord::from_bits(bits).state() == SlotState::Live
+        })
         .unwrap();
     bytes[word + 4] |= 63;
     std::fs::write(&region, &bytes).unwrap();

@@ -1,9 +1,12 @@
 //! What the headers of rows say while a split goes on.
 
 use farside_common::fabric::{ChainError, Fabric, Verb};
-use farside_common::layout::{FORWARD_OFFSET, ROW_BYTES, ROWS_PER_SUBTABLE, RowHeader};
+use farside_common::layout::{
+    FORWARD_OFFSET, ROW_BYTES, ROWS_PER_SUBTABLE, RowHeader, slot_in_subtable,
+};
 
-use super::{Chain, Mover, Split};
+use super::chains::Chain;
+use super::{Mover, Split};
 
 /// The byte offsets of a subtable's rows.
 fn rows_of(subtable: u64) -> impl Iterator<Item = u64> {
@@ -17,7 +20,30 @@ impl<F: Fabric> Mover<'_, F> {
         self.write_headers(split, [0, 1].map(|side| split.header(side).filling())).await?;
         let [_, forward] = split.header(0).with_forward(split.new).words();
         let verb = |row| Verb::WriteWord { remote: row + FORWARD_OFFSET, value: forward };
-        self.all(rows_of(split.old).map(|row| Chain::of(&[verb(row)]))).await
+        self.all(rows_of(split.old).map(|row| Chain::of(&[verb(row)]))).await?;
+        // Where a processor executes the verbs, its stores may still be on their way to the others
+        // while it reads on; not past a compare-and-swap, here one that changes nothing. So whoever
+        // fills a slot after this has read it will see the way (invariant I16).
+        self.batch(&[Chain::of(&[Verb::CompareSwap {
+            remote: split.old + slot_in_subtable(0, 0),
+            expected: 0,
+            desired: 0,
+        }])])
+        .await
+        .map(drop)
+    }
+
+    /// Makes a subtable nobody's that nothing leads to any more, so that an old directory is found
+    /// to be old, whatever the place is used for next. In this order: where it says whose it is, it
+    /// also says where the keys went.
+    pub(super) async fn disown(&self, subtable: u64) -> Result<(), ChainError> {
+        self.all(rows_of(subtable).map(|row| {
+            Chain::of(&[
+                Verb::WriteWord { remote: row, value: 0 },
+                Verb::WriteWord { remote: row + FORWARD_OFFSET, value: 0 },
+            ])
+        }))
+        .await
     }
 
     /// The forward first: a header never sends readers where those of its subtable did not go.
