@@ -64,8 +64,8 @@ impl Connection {
         })
     }
 
-    /// After this error nobody knows what the last operation did: without a goodbye the server looks
-    /// for what it may have left, and sessions connect anew.
+    /// After this error nobody knows what the last operation did: without a goodbye the server
+    /// looks for what it may have left, and sessions connect anew.
     pub(crate) fn note(&self, error: &Error) {
         if matches!(error, Error::Indeterminate) {
             self.control.give_up();

@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -38,6 +38,15 @@ pub fn binary(name: &str) -> PathBuf {
         built.push(name.to_owned());
     }
     folder.join(name)
+}
+
+/// Tells threads to stop, also when the test fails: else a scope would wait for them for ever.
+pub struct StopOnDrop<'f>(pub &'f AtomicBool);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 /// How long a process may take to start or stop.

@@ -170,7 +170,7 @@ struct Walk<'a, F> {
     chunks: Vec<u64>,
     directory: Vec<u64>,
     /// Subtables visited.
-    subtables: HashSet<u64>,
+    subtables: HashSet<slots::Subtable>,
     /// LIVE keys of the subtable being visited, and of those to which a split takes them: all
     /// places of a key.
     keys: HashMap<KeyHash, Linked>,

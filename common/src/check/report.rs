@@ -33,11 +33,6 @@ pub enum Problem {
     DirectoryGroup { offset: u64, local_depth: u8 },
     #[error("the subtable at offset {subtable:#x} lies in a chunk that is not for subtables")]
     SubtableChunk { subtable: u64 },
-    #[error(
-        "the directory entry at offset {offset:#x} leads to the subtable at {subtable:#x}, and so \
-         does one for other bits"
-    )]
-    SubtableTwice { offset: u64, subtable: u64 },
     #[error("the row at offset {offset:#x} has a damaged header")]
     RowHeader { offset: u64 },
     #[error(

@@ -9,7 +9,7 @@ use crate::layout::{
 };
 
 /// A subtable and what leads to it.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Subtable {
     pub(super) offset: u64,
     pub(super) prefix: u32,

@@ -11,7 +11,7 @@ use farside_common::config::ClientConfig;
 use farside_common::control::HELD_PER_MESSAGE_MAX;
 use farside_common::layout::SizeClass;
 use farside_tests::ledger::Ledger;
-use farside_tests::{ServerProcess, device, scaled};
+use farside_tests::{ServerProcess, StopOnDrop, device, scaled};
 use rustix::process::Signal;
 
 /// Blocks that are neither with the server nor linked, when nobody is at work.
@@ -167,11 +167,15 @@ fn a_client_that_does_not_answer_is_fenced_and_others_go_on() {
     let server = ServerProcess::start(&["--memory", "64MiB", "--grace-ms", "20"]);
     Ledger::create(&server.folder().join("ledger"));
     let mut stopped = worker(&server, 0);
-    std::thread::sleep(Duration::from_millis(300));
-    farside_tests::send_signal(&stopped, Signal::STOP);
     let observer = server.client();
+    // It has blocks.
+    while blocks_missing(&observer, &observer.statistics().unwrap()) == 0 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    farside_tests::send_signal(&stopped, Signal::STOP);
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
+        let stopping = StopOnDrop(&stop);
         let working = scope.spawn(|| {
             let mut session = observer.session().unwrap();
             let mut count = 0u64;
@@ -187,7 +191,7 @@ fn a_client_that_does_not_answer_is_fenced_and_others_go_on() {
         let statistics = observer.collect().unwrap();
         assert!(started.elapsed() < Duration::from_secs(if device().is_some() { 60 } else { 20 }));
         assert_eq!((statistics.clients_lost, statistics.clients), (1, 1));
-        stop.store(true, Ordering::Relaxed);
+        drop(stopping);
         assert!(working.join().unwrap() > scaled(1000));
     });
     // It comes back and finds itself fenced: it connects anew and goes on.

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use farside::{Client, Exchange, Session};
-use farside_tests::{ServerProcess, scaled};
+use farside_tests::{ServerProcess, StopOnDrop, scaled};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
@@ -81,6 +81,7 @@ fn four_processes_fill_an_index_of_one_subtable() {
     };
     let since = || (Instant::now(), operations.load(Ordering::Relaxed));
     std::thread::scope(|scope| {
+        let _stops = StopOnDrop(&stop);
         scope.spawn(|| read_and_write(&server.client(), &stop, &operations));
         let growing = since();
         let mut workers: Vec<Worker> =
@@ -140,6 +141,7 @@ fn no_key_is_missed_while_it_moves() {
     let stop = AtomicBool::new(false);
     let counted = AtomicU64::new(0);
     std::thread::scope(|scope| {
+        let _stops = StopOnDrop(&stop);
         let keys = scaled(60_000);
         // Each key has one writer, so whoever reads it sees its numbers rise.
         scope.spawn(|| raise(&server.client(), &stop));
@@ -241,6 +243,7 @@ fn scans_see_every_key_once_while_the_index_grows() {
     (0..keys).for_each(|number| session.put(&key(9, number), &number.to_le_bytes()).unwrap());
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
+        let _stops = StopOnDrop(&stop);
         for writer in 0..2 {
             let (client, stop) = (server.client(), &stop);
             scope.spawn(move || insert_until(&client, writer, stop));
@@ -271,6 +274,7 @@ fn a_server_killed_in_splits_loses_nothing() {
     let mut server = ServerProcess::start_with_file(&memory);
     let stop = AtomicBool::new(false);
     let inserted: Vec<u64> = std::thread::scope(|scope| {
+        let _stops = StopOnDrop(&stop);
         let insert = |writer| {
             let client = server.client_builder().connect_timeout(Duration::from_secs(60));
             let client = client.connect().unwrap();

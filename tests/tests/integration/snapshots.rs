@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 
 use farside::Store;
 use farside_common::layout::{
-    ROWS_PER_SUBTABLE, SLOTS_PER_ROW, SlotState, SlotWord, Superblock, slot_in_subtable,
+    CHUNK_BYTES, ROWS_PER_SUBTABLE, SLOTS_PER_ROW, SUBTABLE_BYTES, SlotState, SlotWord, Superblock,
+    slot_in_subtable,
 };
-use farside_tests::{ServerProcess, binary, left_out_over_rdma, proof, scaled};
+use farside_tests::{ServerProcess, StopOnDrop, binary, left_out_over_rdma, proof, scaled};
 
 const WRITERS: u64 = 3;
 
@@ -39,6 +40,7 @@ fn a_snapshot_under_load_has_a_state_that_each_key_had() {
     let stop = AtomicBool::new(false);
     let client = server.client();
     let (before, after) = std::thread::scope(|scope| {
+        let _stops = StopOnDrop(&stop);
         for writer in 0..WRITERS {
             let (client, begun, done, stop) = (client.clone(), &begun, &done, &stop);
             scope.spawn(move || {
@@ -255,8 +257,14 @@ fn a_region_file_is_verified_without_a_server() {
     let mut bytes = std::fs::read(&region).unwrap();
     let (_, format) = Superblock::decode(&bytes, bytes.len() as u64).unwrap();
     let index = format.geometry().chunk_offset(0).unwrap();
-    let word = (0..ROWS_PER_SUBTABLE * SLOTS_PER_ROW)
-        .map(|n| (index + slot_in_subtable(n / SLOTS_PER_ROW, n % SLOTS_PER_ROW)) as usize)
+    // One after the other, the first of which a split has emptied.
+    let word = (index..index + CHUNK_BYTES)
+        .step_by(SUBTABLE_BYTES as usize)
+        .flat_map(|subtable| {
+            let slots = (0..ROWS_PER_SUBTABLE * SLOTS_PER_ROW).map(|n| (n / SLOTS_PER_ROW, n));
+            slots.map(move |(row, n)| subtable + slot_in_subtable(row, n % SLOTS_PER_ROW))
+        })
+        .map(|at| at as usize)
         .find(|at| {
             let bits = u64::from_le_bytes(bytes[*at..at + 8].try_into().unwrap());
             SlotWord::from_bits(bits).state() == SlotState::Live
