@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use farside::Client;
 use farside_common::layout::{CHUNK_BYTES, SizeClass, block_bytes};
-use farside_tests::{ServerProcess, scaled};
+use farside_tests::{ServerProcess, left_out_over_rdma, scaled};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
@@ -77,6 +77,9 @@ fn footprint(value_bytes: usize) -> u64 {
 
 #[test]
 fn all_sizes_in_any_order_fit_as_long_as_there_is_room() {
+    if left_out_over_rdma("a chunk changes its class after 288 x GRACE, which is 29 s there") {
+        return;
+    }
     let passes: u64 =
         std::env::var("FARSIDE_BALANCE_PASSES").map_or(4, |text| text.parse().unwrap());
     // Each of the 52 classes takes a chunk at least: in a small region that alone is too much.
@@ -139,6 +142,9 @@ fn wait_for_chunks(client: &Client, chunks: u64) {
 
 #[test]
 fn a_heap_full_of_small_values_becomes_one_of_large_values_and_back() {
+    if left_out_over_rdma("a chunk changes its class after 288 x GRACE, which is 29 s there") {
+        return;
+    }
     let server = ServerProcess::start(&["--memory", "32MiB", "--index", "4MiB", "--grace-ms", "2"]);
     let client = server.client();
     let mut session = client.session().unwrap();

@@ -31,6 +31,15 @@ fn wait_for_all(observer: &Client) {
     }
 }
 
+/// Waits until so many clients are connected.
+fn wait_for_clients(observer: &Client, count: u64) {
+    let started = Instant::now();
+    while observer.statistics().unwrap().clients < count {
+        assert!(started.elapsed() < Duration::from_secs(20));
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 fn worker(server: &ServerProcess, number: u64) -> Child {
     let errors = server.folder().join(format!("worker-{number}"));
     Command::new(env!("CARGO_BIN_EXE_chaos-worker"))
@@ -59,7 +68,8 @@ fn what_killed_clients_held_comes_back_by_itself() {
     let observer = server.client();
     const WORKERS: u64 = 4;
     let mut workers: Vec<Child> = (0..WORKERS).map(|number| worker(&server, number)).collect();
-    std::thread::sleep(Duration::from_millis(500));
+    wait_for_clients(&observer, WORKERS + 1);
+    std::thread::sleep(Duration::from_millis(300));
     for worker in &mut workers {
         worker.kill().unwrap();
         worker.wait().unwrap();
@@ -90,6 +100,7 @@ fn collections_harm_nobody_who_lives_and_miss_nobody_who_died() {
     let mut started = workers.len() as u64;
     let kills = scaled(20).max(10);
     for _ in 0..kills {
+        wait_for_clients(&observer, LIVING as u64 + 2);
         // One dies at any moment of a collection, and another comes.
         let mut victim = workers.swap_remove(LIVING);
         std::thread::scope(|scope| {
