@@ -288,7 +288,7 @@ fn request(list: &mut ClassList, class: SizeClass, now: Nanos) -> Option<u32> {
     let most = blocks_in(REQUEST_BYTES_MAX, class);
     let count = doubled.clamp(blocks_in(REQUEST_BYTES_MIN, class), most);
     list.request_blocks = count;
-    list.requested = true;
+    (list.requested, list.recalled) = (true, false);
     Some(count)
 }
 
@@ -297,6 +297,7 @@ fn take_in(lists: &mut Lists, delivered: Blocks, grace_ns: Nanos, now: Nanos) {
     let Blocks { class, rested, soon, blocks } = delivered;
     let list = lists.class(class);
     list.requested = false;
+    let soon = soon || list.recalled;
     list.denied_at = (blocks.is_empty() && !soon).then_some(now);
     list.ask_again_at = soon.then_some(now + SOON_NS);
     if rested {

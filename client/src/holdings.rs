@@ -19,6 +19,8 @@ pub(crate) struct ClassList {
     pub(crate) resting: VecDeque<(Nanos, FreeBlock)>,
     pub(crate) requested: bool,
     pub(crate) request_blocks: u32,
+    /// Blocks went to the server since it was asked: what it answers may be older than that.
+    pub(crate) recalled: bool,
     /// The server said then that it has none.
     pub(crate) denied_at: Option<Nanos>,
     /// The server said that it may have some then.
@@ -53,6 +55,7 @@ impl Lists {
     ) -> impl Iterator<Item = (SizeClass, Vec<FreeBlock>, Vec<FreeBlock>)> {
         SizeClass::all().zip(&mut self.classes).map(|(class, list)| {
             (list.request_blocks, list.denied_at) = (0, None);
+            list.recalled |= !list.ready.is_empty() || !list.resting.is_empty();
             let resting = list.resting.drain(..).map(|(_, block)| block).collect();
             (class, std::mem::take(&mut list.ready), resting)
         })

@@ -17,7 +17,7 @@ use farside_common::layout::{
     BlockAddress, BlockRef, ChunkEntry, ChunkUse, Geometry, HeaderWord, SizeClass, WORD_GENERATIONS,
 };
 
-pub(crate) use figures::Stock;
+pub(crate) use figures::Returned;
 pub(crate) use lost::Suspect;
 use shelf::{Resting, Shelf, Span};
 
@@ -353,7 +353,9 @@ impl Depot {
         }
         span.held.set(index);
         span.clear_suspect(index);
-        self.shelf(class).held += 1;
+        let shelf = self.shelf(class);
+        shelf.held += 1;
+        shelf.returned += 1;
         Ok(())
     }
 }

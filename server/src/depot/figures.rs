@@ -6,15 +6,13 @@ use farside_common::layout::SizeClass;
 
 use super::{Chunk, Depot};
 
-/// What a class could be given: whether this changes says whether anything came back.
+/// What has come back since the server started, for a class or for whoever wants a chunk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Stock {
+pub(crate) struct Returned {
     /// Blocks of the class.
-    held: u64,
-    /// Spans all of whose blocks are free.
-    whole: usize,
-    /// Chunks without a use.
-    free: usize,
+    blocks: u64,
+    /// Chunks that lost their class.
+    chunks: u64,
 }
 
 impl Depot {
@@ -24,10 +22,10 @@ impl Depot {
         shelf.held < shelf.blocks
     }
 
-    /// What there is of a class, or for whoever wants a chunk.
-    pub(crate) fn stock(&self, class: Option<SizeClass>) -> Stock {
-        let held = class.map(|class| self.shelves[usize::from(class.index())].held);
-        Stock { held: held.unwrap_or_default(), whole: self.whole.len(), free: self.free.len() }
+    /// What has come back of a class, or for whoever wants a chunk.
+    pub(crate) fn returned(&self, class: Option<SizeClass>) -> Returned {
+        let blocks = class.map(|class| self.shelves[usize::from(class.index())].returned);
+        Returned { blocks: blocks.unwrap_or_default(), chunks: self.emptied }
     }
 
     /// Whether the class, which has none now, may have a block by then; or whoever wants a chunk

@@ -93,6 +93,7 @@ impl Depot {
             let ready_at = now.saturating_add(self.options.grace);
             let shelf = self.shelf(class);
             shelf.held += 1;
+            shelf.returned += 1;
             shelf.rest(Resting { ready_at, blocks: vec![block] });
             recovered += 1;
         }

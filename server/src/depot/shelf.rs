@@ -142,6 +142,8 @@ pub(super) struct Shelf {
     listed: BTreeSet<(u64, u32)>,
     pub(super) blocks: u64,
     pub(super) held: u64,
+    /// Blocks that came back since the server started.
+    pub(super) returned: u64,
     pub(super) available: u64,
     pub(super) resting_count: u64,
 }

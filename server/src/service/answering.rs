@@ -6,7 +6,7 @@ use farside_common::layout::SizeClass;
 
 use super::Service;
 use crate::collect::Step;
-use crate::depot::Stock;
+use crate::depot::Returned;
 use crate::peer::{Farewell, Peer, Who};
 use crate::recovery::{Opened, RegionTables};
 
@@ -15,8 +15,13 @@ use crate::recovery::{Opened, RegionTables};
 const RECALL_ANSWER_NS: Nanos = 100_000_000;
 /// How often it asks at most for one kind of memory.
 const RECALL_PAUSE_NS: Nanos = 20_000_000;
-/// How often when nothing of that kind came back the last time.
-const RECALL_IN_VAIN_PAUSE_NS: Nanos = 250_000_000;
+/// How often when nothing of that kind came back the last time: somebody may be about to unlink
+/// some.
+const RECALL_IN_VAIN_PAUSE_NS: Nanos = 50_000_000;
+/// How many times in a row it does that ...
+const RECALLS_IN_VAIN: u32 = 8;
+/// ... before it takes this long between two.
+const RECALL_HOPELESS_PAUSE_NS: Nanos = 500_000_000;
 /// How long a client is told to ask again at most: its own patience is one second more.
 const SOON_NS: Nanos = 4_000_000_000;
 
@@ -25,16 +30,24 @@ const SOON_NS: Nanos = 4_000_000_000;
 #[derive(Clone, Copy, Default)]
 pub(super) struct Recall {
     at: Option<Nanos>,
-    /// What there was then.
-    found: Stock,
+    /// What had come back until then.
+    returned: Returned,
+    /// How many in a row have brought nothing.
+    in_vain: u32,
 }
 
 impl Recall {
-    fn may(&self, found: Stock, now: Nanos) -> bool {
-        let Some(at) = self.at else { return true };
-        let in_vain = self.found == found;
-        let pause = if in_vain { RECALL_IN_VAIN_PAUSE_NS } else { RECALL_PAUSE_NS };
-        now.saturating_sub(at) >= pause
+    /// What becomes of it if clients are asked now; `None` if it is too early.
+    fn next(&self, returned: Returned, now: Nanos) -> Option<Self> {
+        let again = Self { at: Some(now), returned, in_vain: 0 };
+        let Some(at) = self.at else { return Some(again) };
+        let in_vain = if self.returned == returned { self.in_vain + 1 } else { 0 };
+        let pause = match in_vain {
+            0 => RECALL_PAUSE_NS,
+            1..=RECALLS_IN_VAIN => RECALL_IN_VAIN_PAUSE_NS,
+            _ => RECALL_HOPELESS_PAUSE_NS,
+        };
+        (now.saturating_sub(at) >= pause).then_some(Self { in_vain, ..again })
     }
 
     fn is_recent(&self, now: Nanos) -> bool {
@@ -135,8 +148,8 @@ impl Service {
         if rested || !blocks.is_empty() {
             return self.reply(token, Reply::Blocks { class, rested, soon: false, blocks });
         }
-        let found = self.opened.depot.stock(Some(class));
-        let recalls = self.recall(class.index().into(), found, now);
+        let returned = self.opened.depot.returned(Some(class));
+        let recalls = self.recall(class.index().into(), returned, now);
         let soon = self.recalls[usize::from(class.index())].is_recent(now)
             || self.opened.depot.has_some_by(Some(class), now.saturating_add(SOON_NS));
         self.statistics.requests_denied += u64::from(!soon);
@@ -150,7 +163,7 @@ impl Service {
     /// What to say to whoever needs another subtable when there is no chunk for it: a chunk that
     /// gets free does so long after its last block did.
     fn seek_chunk(&mut self, now: Nanos) -> SplitOutcome {
-        if self.recall(CHUNKS, self.opened.depot.stock(None), now) {
+        if self.recall(CHUNKS, self.opened.depot.returned(None), now) {
             self.ask_writers(Ask::Return);
         }
         match self.opened.depot.has_some_by(None, now.saturating_add(SOON_NS)) {
@@ -160,13 +173,13 @@ impl Service {
     }
 
     /// Whether to ask all clients for what they can spare, for the sake of this kind of memory.
-    fn recall(&mut self, kind: usize, found: Stock, now: Nanos) -> bool {
-        let may = self.recalls[kind].may(found, now);
-        if may {
-            self.recalls[kind] = Recall { at: Some(now), found };
+    fn recall(&mut self, kind: usize, returned: Returned, now: Nanos) -> bool {
+        let next = self.recalls[kind].next(returned, now);
+        if let Some(next) = next {
+            self.recalls[kind] = next;
             self.statistics.recalls += 1;
         }
-        may
+        next.is_some()
     }
 
     /// Asks every writer; returns their connections.
