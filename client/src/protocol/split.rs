@@ -12,8 +12,9 @@ mod tests;
 use farside_common::fabric::{Buffer, ChainError, Endpoint, Fabric, InFlight, LaneId, Nanos, Verb};
 use farside_common::hash::{KeyHash, KeyHasher};
 use farside_common::layout::{
-    BLOCK_HEADER_BYTES, BlockHeader, BlockRef, Format, Geometry, HINT_OFFSET, Row, RowHeader,
-    SLOTS_PER_ROW, SUBTABLE_BYTES, Slot, SlotState, SlotWord, prefix_of, side_of, slot_in_subtable,
+    BLOCK_HEADER_BYTES, BlockHeader, BlockRef, Format, Geometry, HINT_OFFSET, ROWS_PER_SUBTABLE,
+    Row, RowHeader, SLOTS_PER_ROW, SUBTABLE_BYTES, Slot, SlotState, SlotWord, prefix_of, side_of,
+    slot_in_subtable,
 };
 use zerocopy::FromBytes;
 
@@ -62,6 +63,7 @@ pub struct Mover<'e, F> {
     geometry: Geometry,
     hasher: KeyHasher,
     key_bytes_max: u64,
+    rows: std::ops::Range<usize>,
 }
 
 /// Up to three verbs for one lane.
@@ -107,7 +109,8 @@ impl<'e, F: Fabric> Mover<'e, F> {
     pub fn new(endpoint: &'e Endpoint<F>, lanes: u16, format: &Format) -> Self {
         let hasher = KeyHasher::new(&format.hash_key);
         let key_bytes_max = format.key_bytes_max.into();
-        Self { endpoint, lanes, geometry: format.geometry(), hasher, key_bytes_max }
+        let (geometry, rows) = (format.geometry(), 0..ROWS_PER_SUBTABLE);
+        Self { endpoint, lanes, geometry, hasher, key_bytes_max, rows }
     }
 
     /// Moves everything from the old subtable to the new ones, from wherever an earlier call
