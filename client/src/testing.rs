@@ -21,11 +21,17 @@ pub trait Blocks {
 
     /// Gets blocks back. `rested`: unlinked for GRACE already.
     fn give(&mut self, class: SizeClass, rested: bool, blocks: Vec<FreeBlock>);
+
+    /// The answer to a request for a split of a subtable that goes by so many bits, once there is
+    /// one.
+    fn split_outcome(&mut self, local_depth: u8) -> Option<SplitOutcome>;
 }
 
 struct Supply {
     blocks: Box<dyn Blocks>,
     answers: Vec<Delivery>,
+    /// Splits that were asked for and not answered yet.
+    asked: Vec<Prefix>,
 }
 
 impl Depot for Supply {
@@ -35,12 +41,19 @@ impl Depot for Supply {
         self.answers.push(Delivery::Blocks(delivered));
     }
 
-    /// Nobody splits here.
     fn request_split(&mut self, prefix: Prefix) {
-        self.answers.push(Delivery::Split(prefix, SplitOutcome::Impossible));
+        self.asked.push(prefix);
     }
 
     fn receive(&mut self) -> Option<Delivery> {
+        let Self { blocks, answers, asked } = self;
+        asked.retain(|prefix| match blocks.split_outcome(prefix.local_depth) {
+            Some(outcome) => {
+                answers.push(Delivery::Split(*prefix, outcome));
+                false
+            }
+            None => true,
+        });
         self.answers.pop()
     }
 
@@ -93,7 +106,7 @@ impl<F: Fabric> Rig<F> {
         cache_bytes: usize,
         wall: u64,
     ) -> Result<Self, Option<Error>> {
-        let supply = Supply { blocks, answers: Vec::new() };
+        let supply = Supply { blocks, answers: Vec::new(), asked: Vec::new() };
         let options = EngineOptions { cache_bytes, lanes };
         let engine = Engine::open_at(fabric, supply, welcome, options, wall).map_err(error)?;
         Ok(Self { engine })

@@ -13,8 +13,9 @@ mod tests;
 use farside_common::fabric::{Buffer, ChainError, Endpoint, Fabric, LaneId, Nanos, Verb};
 use farside_common::hash::{KeyHash, KeyHasher};
 use farside_common::layout::{
-    BLOCK_HEADER_BYTES, BlockHeader, BlockRef, Format, Geometry, HINT_OFFSET, Row, RowHeader,
-    SLOTS_PER_ROW, SUBTABLE_BYTES, Slot, SlotState, SlotWord, prefix_of, side_of, slot_in_subtable,
+    BLOCK_HEADER_BYTES, BlockHeader, BlockRef, Format, Geometry, HINT_OFFSET, ROWS_PER_SUBTABLE,
+    Row, RowHeader, SLOTS_PER_ROW, SUBTABLE_BYTES, Slot, SlotState, SlotWord, prefix_of, side_of,
+    slot_in_subtable,
 };
 use zerocopy::FromBytes;
 
@@ -67,6 +68,7 @@ pub struct Mover<'e, F> {
     geometry: Geometry,
     hasher: KeyHasher,
     key_bytes_max: u64,
+    rows: std::ops::Range<usize>,
 }
 
 /// A FROZEN entry and where it goes.
@@ -98,7 +100,8 @@ impl<'e, F: Fabric> Mover<'e, F> {
     pub fn new(endpoint: &'e Endpoint<F>, lanes: u16, format: &Format) -> Self {
         let hasher = KeyHasher::new(&format.hash_key);
         let key_bytes_max = format.key_bytes_max.into();
-        Self { endpoint, lanes, geometry: format.geometry(), hasher, key_bytes_max }
+        let (geometry, rows) = (format.geometry(), 0..ROWS_PER_SUBTABLE);
+        Self { endpoint, lanes, geometry, hasher, key_bytes_max, rows }
     }
 
     /// Makes room for all that a split reads and writes: better now than in the middle of one.

@@ -1,26 +1,30 @@
 //! What the headers of rows say while a split goes on.
 
 use farside_common::fabric::{ChainError, Fabric, Verb};
-use farside_common::layout::{
-    FORWARD_OFFSET, ROW_BYTES, ROWS_PER_SUBTABLE, RowHeader, slot_in_subtable,
-};
+use farside_common::layout::{FORWARD_OFFSET, ROW_BYTES, RowHeader, slot_in_subtable};
 
 use super::chains::Chain;
 use super::{Mover, Split};
 
-/// The byte offsets of a subtable's rows.
-fn rows_of(subtable: u64) -> impl Iterator<Item = u64> {
-    (subtable..).step_by(ROW_BYTES as usize).take(ROWS_PER_SUBTABLE)
-}
-
 impl<F: Fabric> Mover<'_, F> {
+    /// Leaves out the headers of all rows but these, for a simulation in which nobody reads others.
+    #[cfg(feature = "testing")]
+    pub fn with_rows(self, rows: std::ops::Range<usize>) -> Self {
+        Self { rows, ..self }
+    }
+
+    /// The byte offsets of a subtable's rows whose headers are to be written: all.
+    fn rows_of(&self, subtable: u64) -> impl Iterator<Item = u64> {
+        self.rows.clone().map(move |row| subtable + row as u64 * ROW_BYTES)
+    }
+
     /// Says in the new subtables whose they will be, then in the old one where its keys go: before
     /// the first word moves, so that whoever finds a MOVED word finds the way.
     pub(super) async fn open(&self, split: &Split) -> Result<(), ChainError> {
         self.write_headers(split, [0, 1].map(|side| split.header(side).filling())).await?;
         let [_, forward] = split.header(0).with_forward(split.new).words();
         let verb = |row| Verb::WriteWord { remote: row + FORWARD_OFFSET, value: forward };
-        self.all(rows_of(split.old).map(|row| Chain::of(&[verb(row)]))).await?;
+        self.all(self.rows_of(split.old).map(|row| Chain::of(&[verb(row)]))).await?;
         // Where a processor executes the verbs, its stores may still be on their way to the others
         // while it reads on; not past a compare-and-swap, here one that changes nothing. So whoever
         // fills a slot after this has read it will see the way (invariant I16).
@@ -37,7 +41,7 @@ impl<F: Fabric> Mover<'_, F> {
     /// to be old, whatever the place is used for next. In this order: where it says whose it is, it
     /// also says where the keys went.
     pub(super) async fn disown(&self, subtable: u64) -> Result<(), ChainError> {
-        self.all(rows_of(subtable).map(|row| {
+        self.all(self.rows_of(subtable).map(|row| {
             Chain::of(&[
                 Verb::WriteWord { remote: row, value: 0 },
                 Verb::WriteWord { remote: row + FORWARD_OFFSET, value: 0 },
@@ -54,7 +58,7 @@ impl<F: Fabric> Mover<'_, F> {
     ) -> Result<(), ChainError> {
         for (subtable, header) in split.new.into_iter().zip(headers) {
             let [place, forward] = header.words();
-            self.all(rows_of(subtable).map(|row| {
+            self.all(self.rows_of(subtable).map(|row| {
                 Chain::of(&[
                     Verb::WriteWord { remote: row + FORWARD_OFFSET, value: forward },
                     Verb::WriteWord { remote: row, value: place },
