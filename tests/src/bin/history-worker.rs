@@ -11,7 +11,6 @@ use std::path::Path;
 use std::time::Duration;
 
 use farside::{Client, Error};
-use farside_common::fabric::shm::boot_time_ns;
 use farside_tests::proof;
 use farside_tests::recorder::{HOT_KEYS, RecordingSession};
 use rand::rngs::SmallRng;
@@ -20,12 +19,11 @@ use rand::{RngExt, SeedableRng};
 const SIZES: [usize; 4] = [24, 100, 1000, 6000];
 /// How long a call waits for a server to come back.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(60);
-/// How many operations a session records at most.
-const OPERATIONS_MAX: u64 = 1 << 20;
-/// The first part of each period is for hot keys, by a clock that all share: they meet there, and
-/// what lies between keeps histories short enough to be judged.
-const PERIOD_NS: u64 = 10_000_000;
-const BUSY_NS: u64 = 4_000_000;
+/// How many operations a session records at most: what can be judged in no time.
+const OPERATIONS_MAX: u64 = 1 << 16;
+/// A session pauses after so many operations, for so long.
+const BURST: u64 = 256;
+const PAUSE: Duration = Duration::from_millis(3);
 /// How many keys a session inserts at most: what the region has room for.
 const NEW_KEYS_MAX: u64 = 400_000;
 
@@ -66,14 +64,13 @@ fn work(client: &Client, folder: &Path, process: u64) {
     let mut session = RecordingSession::new(session, &file, process, OPERATIONS_MAX).unwrap();
     let mut random = SmallRng::seed_from_u64(process);
     while !folder.join("stop").exists() {
-        while boot_time_ns() % PERIOD_NS < BUSY_NS {
+        for _ in 0..BURST {
             if session.is_full() {
                 return;
             }
             step(&mut session, &mut random);
         }
-        let next_ns = PERIOD_NS - boot_time_ns() % PERIOD_NS;
-        std::thread::sleep(Duration::from_nanos(next_ns));
+        std::thread::sleep(PAUSE);
     }
 }
 
@@ -91,6 +88,9 @@ fn step(session: &mut RecordingSession, random: &mut SmallRng) {
         80..88 => drop(allowed(session.update(key, bytes))),
         choice => {
             let Some(Some(current)) = allowed(session.get(key)) else { return };
+            if session.is_full() {
+                return;
+            }
             let _ = allowed(match choice {
                 88..94 => session.exchange(key, &current, bytes),
                 _ => session.exchange_version(key, current.version, bytes),
