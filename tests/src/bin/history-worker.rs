@@ -19,7 +19,7 @@ use rand::{RngExt, SeedableRng};
 const SIZES: [usize; 4] = [24, 100, 1000, 6000];
 /// How long a call waits for a server to come back.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(60);
-/// How many operations a session records at most: what can be judged in no time.
+/// How many operations a session records at most, so that they can be judged.
 const OPERATIONS_MAX: u64 = 1 << 16;
 /// A session pauses after so many operations, for so long.
 const BURST: u64 = 256;
