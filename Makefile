@@ -1,6 +1,6 @@
 # `make help` lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-verbs vm bench-verbs deny clean
+.PHONY: help build demo test soak test-verbs vm bench-verbs deny clean
 
 export RUSTDOCFLAGS ?= -D warnings
 # How long the processes of the chaos test are killed and replaced.
@@ -32,6 +32,13 @@ test: ## Proves it: format, lints, documentation, all tests, also over RDMA in g
 	    cargo test --workspace --locked
 	cargo check --workspace --no-default-features --locked
 	. tools/scripts/verbs-env.sh && tests/vm/suite && tests/vm/two-hosts
+
+MINUTES ?= 10
+soak: ## Records histories for MINUTES=10 while clients and servers are killed, and judges them
+	@tools/scripts/needs.sh
+	. tools/scripts/verbs-env.sh && FARSIDE_SOAK_MINUTES=$(MINUTES) \
+	    cargo test --release --locked -p farside-tests --test integration histories::soak -- \
+	    --ignored --exact --nocapture
 
 test-verbs: ## Of these, only those over RDMA; with FARSIDE_TEST_DEVICE=ADDRESS on this machine's device
 	@tests/vm/needs.sh

@@ -13,6 +13,7 @@ pub mod counters;
 pub mod ledger;
 pub mod linearizability;
 pub mod proof;
+pub mod recorder;
 pub mod simulator;
 
 /// The binary of this name, built from the present sources.

@@ -16,6 +16,7 @@ mod depot;
 mod eviction;
 mod expiry;
 mod growth;
+mod histories;
 mod limits;
 mod model;
 mod obstacles;
