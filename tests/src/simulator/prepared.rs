@@ -51,6 +51,7 @@ impl Blocks for Given {
             // There is one split and no more.
             _ if !world.ground.splits || local_depth > 0 => Some(SplitOutcome::Impossible),
             Some(Progress::Done) => Some(SplitOutcome::Done),
+            Some(Progress::Busy) => Some(SplitOutcome::Later),
             Some(Progress::Stuck { .. }) => Some(SplitOutcome::Impossible),
             None => None,
         }
