@@ -157,7 +157,11 @@ async fn split_and_publish<F: Fabric>(
     let mover = Mover::new(endpoint, LANES, format);
     let progress = mover.split(split).await?;
     match progress {
-        Progress::Done => Ok((progress, mover.publish(split, depth).await?)),
+        Progress::Done => {
+            let depth = mover.publish(split, depth).await?;
+            mover.disown(split).await?;
+            Ok((progress, depth))
+        }
         Progress::Busy | Progress::Stuck { .. } => Ok((progress, depth)),
     }
 }

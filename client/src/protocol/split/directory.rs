@@ -11,8 +11,7 @@ const PIECE_ENTRIES: u64 = 4096;
 pub(super) const PIECE_BYTES: u64 = PIECE_ENTRIES * ENTRY_BYTES;
 
 impl<F: Fabric> Mover<'_, F> {
-    /// Leads readers to the new subtables of a split that is done, and makes the old one nobody's;
-    /// `depth` is that of the directory
+    /// Leads readers to the new subtables of a split that is done; `depth` is that of the directory
     /// in use. Returns its depth afterwards: one more if the old subtable had an entry for itself.
     ///
     /// # Errors
@@ -34,7 +33,6 @@ impl<F: Fabric> Mover<'_, F> {
             let write = [Verb::WriteWord { remote, value: entry.bits() }];
             self.endpoint.chain(LANE, &write, Nanos::MAX).await?;
         }
-        self.disown(split.old).await?;
         Ok(depth)
     }
 

@@ -1,7 +1,9 @@
 //! What the headers of rows say while a split goes on.
 
 use farside_common::fabric::{ChainError, Fabric, Verb};
-use farside_common::layout::{FORWARD_OFFSET, ROW_BYTES, RowHeader, slot_in_subtable};
+use farside_common::layout::{
+    FORWARD_OFFSET, ROW_BYTES, ROWS_PER_SUBTABLE, RowHeader, SLOTS_PER_ROW, slot_in_subtable,
+};
 
 use super::chains::Chain;
 use super::{Mover, Split};
@@ -29,7 +31,7 @@ impl<F: Fabric> Mover<'_, F> {
         // while it reads on; not past a compare-and-swap, here one that changes nothing. So whoever
         // fills a slot after this has read it will see the way (invariant I16).
         self.batch(&[Chain::of(&[Verb::CompareSwap {
-            remote: split.old + slot_in_subtable(0, 0),
+            remote: split.new[1] + slot_in_subtable(ROWS_PER_SUBTABLE - 1, SLOTS_PER_ROW - 1),
             expected: 0,
             desired: 0,
         }])])
@@ -37,11 +39,14 @@ impl<F: Fabric> Mover<'_, F> {
         .map(drop)
     }
 
-    /// Makes a subtable nobody's that nothing leads to any more, so that an old directory is found
-    /// to be old, whatever the place is used for next. In this order: where it says whose it is, it
-    /// also says where the keys went.
-    pub(super) async fn disown(&self, subtable: u64) -> Result<(), ChainError> {
-        self.all(self.rows_of(subtable).map(|row| {
+    /// Makes the old subtable nobody's, to which nothing leads any more, so that an old directory is
+    /// found to be old, whatever the place is used for next. In this order: where it says whose it
+    /// is, it also says where the keys went.
+    ///
+    /// # Errors
+    /// [`ChainError`] when the endpoint does not reach the region any more.
+    pub async fn disown(&self, split: &Split) -> Result<(), ChainError> {
+        self.all(self.rows_of(split.old).map(|row| {
             Chain::of(&[
                 Verb::WriteWord { remote: row, value: 0 },
                 Verb::WriteWord { remote: row + FORWARD_OFFSET, value: 0 },
