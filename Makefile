@@ -1,10 +1,12 @@
 # `make help` lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-verbs vm bench-verbs deny clean
+.PHONY: help build demo test soak test-verbs vm bench-verbs deny clean
 
 export RUSTDOCFLAGS ?= -D warnings
 # How long the processes of the chaos test are killed and replaced.
 export FARSIDE_CHAOS_SECONDS ?= 60
+# How often values as large as the region together go through the test of all sizes.
+export FARSIDE_BALANCE_PASSES ?= 20
 
 help: ## Lists the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -30,6 +32,13 @@ test: ## Proves it: format, lints, documentation, all tests, also over RDMA in g
 	    cargo test --workspace --locked
 	cargo check --workspace --no-default-features --locked
 	. tools/scripts/verbs-env.sh && tests/vm/suite && tests/vm/two-hosts
+
+MINUTES ?= 10
+soak: ## Records histories for MINUTES=10 while clients and servers are killed, and judges them
+	@tools/scripts/needs.sh
+	. tools/scripts/verbs-env.sh && FARSIDE_SOAK_MINUTES=$(MINUTES) \
+	    cargo test --release --locked -p farside-tests --test integration histories::soak -- \
+	    --ignored --exact --nocapture
 
 test-verbs: ## Of these, only those over RDMA; with FARSIDE_TEST_DEVICE=ADDRESS on this machine's device
 	@tests/vm/needs.sh

@@ -48,8 +48,9 @@ const HEADROOM_BYTES: u64 = 256 << 20;
 /// Free blocks a session keeps in store.
 const SESSION_BYTES: u64 = 16 << 20;
 const SESSION_BLOCKS: u64 = 64;
-/// The index is at most this full, in percent. An index that cannot grow is full when the first of
-/// its windows is: simulated, at 0.30 to 0.37 with 2^13 subtables, at 0.27 to 0.29 with 2^17.
+/// The index starts with room for this load, in percent, so that no run has to wait for a split.
+/// The first window of many is full, simulated, at 0.30 to 0.37 with 2^13 subtables, at 0.27 to
+/// 0.29 with 2^17.
 const INDEX_LOAD_PERCENT_MAX: u64 = 25;
 
 impl Demand {

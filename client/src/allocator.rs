@@ -4,25 +4,53 @@
 //! Whoever unlinks a block owns it, so a workload of updates lives on its own blocks and sends no
 //! message at all.
 
-use std::collections::VecDeque;
+use std::sync::Arc;
 
-use farside_common::control::{BLOCKS_PER_MESSAGE_MAX, FreeBlock};
-use farside_common::fabric::Nanos;
-use farside_common::layout::SizeClass;
+use farside_common::control::{BLOCKS_PER_MESSAGE_MAX, FreeBlock, SplitOutcome};
+use farside_common::fabric::{LaneId, Nanos};
+use farside_common::layout::{BlockAddress, SizeClass};
+
+use crate::growth::{Growth, Prefix};
+use crate::holdings::{ClassList, Holdings, Lists};
 
 /// Where blocks come from and go to: the server's depot, asynchronously.
 pub(crate) trait Depot {
+    /// Whose blocks these are: to be looked at whenever the server asks.
+    fn watch(&mut self, _holdings: &Arc<Holdings>) {}
+
     /// Asks for blocks; they come, or not, with a later [`Depot::receive`].
     fn request(&mut self, class: SizeClass, count: u32);
 
+    /// Asks for a subtable to be split; the answer comes with a later [`Depot::receive`].
+    fn request_split(&mut self, prefix: Prefix);
+
     /// The answer to a request, if one has come.
-    fn receive(&mut self) -> Option<(SizeClass, Vec<FreeBlock>)>;
+    fn receive(&mut self) -> Option<Delivery>;
 
     /// Gives blocks away. `rested`: unlinked for GRACE already.
     fn give(&mut self, class: SizeClass, rested: bool, blocks: Vec<FreeBlock>);
 
+    /// Values with an end are about to be stored: the server has to remove them.
+    fn announce_ends(&mut self) {}
+
     /// Nobody will answer any more.
     fn is_lost(&self) -> bool;
+}
+
+/// What the server answers a session.
+pub(crate) enum Delivery {
+    Blocks(Blocks),
+    Split(Prefix, SplitOutcome),
+}
+
+/// What it said to a request for blocks.
+pub(crate) struct Blocks {
+    pub(crate) class: SizeClass,
+    /// They were unlinked GRACE ago; else they have to rest here.
+    pub(crate) rested: bool,
+    /// There are none just now; ask again.
+    pub(crate) soon: bool,
+    pub(crate) blocks: Vec<FreeBlock>,
 }
 
 /// How an attempt to take a block went.
@@ -32,6 +60,8 @@ pub(crate) enum Taken {
     Block(FreeBlock),
     /// The server was asked: look again then.
     Asked(Nanos),
+    /// The server has none, but may have some then.
+    Soon(Nanos),
     /// The server has none, but a block of this session's own will have rested then.
     Resting(Nanos),
     /// None here and none with the server.
@@ -46,26 +76,18 @@ const REQUEST_BYTES_MAX: u64 = 2 << 20;
 const GIVE_BYTES: u64 = 256 << 10;
 /// How long a session believes that the server has no more.
 const DENIED_NS: Nanos = 20_000_000;
+/// How long it waits where the server may have some soon.
+const SOON_NS: Nanos = 1_000_000;
 /// How often a session without blocks looks whether its request was answered.
 const ANSWER_POLL_NS: Nanos = 60_000;
 
-#[derive(Default)]
-#[cfg_attr(feature = "testing", derive(Hash))]
-struct ClassList {
-    ready: Vec<FreeBlock>,
-    /// Unlinked, oldest first, with the time from which they may be written again (invariant I3).
-    resting: VecDeque<(Nanos, FreeBlock)>,
-    requested: bool,
-    request_blocks: u32,
-    /// The server said then that it has none.
-    denied_at: Option<Nanos>,
-}
-
 pub(crate) struct Allocator<D> {
-    classes: Box<[ClassList]>,
+    holdings: Arc<Holdings>,
     depot: D,
     grace_ns: Nanos,
     outstanding: u32,
+    ends_announced: bool,
+    growth: Growth,
 }
 
 /// How many blocks of a class fill this many bytes, at least one, at most a message's worth.
@@ -74,89 +96,134 @@ fn blocks_in(bytes: u64, class: SizeClass) -> u32 {
 }
 
 impl<D: Depot> Allocator<D> {
-    pub(crate) fn new(depot: D, grace_ns: Nanos) -> Self {
-        let classes = SizeClass::all().map(|_| ClassList::default()).collect();
-        Self { classes, depot, grace_ns, outstanding: 0 }
+    /// For a session with this many lanes.
+    pub(crate) fn new(mut depot: D, grace_ns: Nanos, lanes: u16) -> Self {
+        let holdings = Arc::new(Holdings::new(lanes));
+        depot.watch(&holdings);
+        let growth = Growth::default();
+        Self { holdings, depot, grace_ns, outstanding: 0, ends_announced: false, growth }
     }
 
-    fn list(&mut self, class: SizeClass) -> &mut ClassList {
-        &mut self.classes[usize::from(class.index())]
-    }
-
-    /// A block of the class, from this session's own if there is one.
+    /// A block of the class for a lane, from this session's own if there is one.
     #[inline]
-    pub(crate) fn take(&mut self, class: SizeClass, now: Nanos) -> Taken {
+    pub(crate) fn take(&mut self, lane: LaneId, class: SizeClass, now: Nanos) -> Taken {
         if self.outstanding > 0 {
             self.receive(now);
         }
-        let list = self.list(class);
-        let rested = list.resting.pop_front_if(|(ready_at, _)| *ready_at <= now);
-        if let Some((_, block)) = rested {
-            return Taken::Block(block);
-        }
-        let block = list.ready.pop();
-        if list.ready.len() < list.request_blocks as usize / 2 || block.is_none() {
-            self.request(class, now);
-        }
+        let Self { holdings, depot, outstanding, .. } = self;
+        let mut lists = holdings.lists();
+        let list = lists.class(class);
+        let block = match list.resting.pop_front_if(|(ready_at, _)| *ready_at <= now) {
+            Some((_, block)) => Some(block),
+            None => {
+                let block = list.ready.pop();
+                let is_low = list.ready.len() < list.request_blocks as usize / 2;
+                if (is_low || block.is_none())
+                    && let Some(count) = request(list, class, now)
+                {
+                    depot.request(class, count);
+                    *outstanding += 1;
+                }
+                block
+            }
+        };
         match block {
-            Some(block) => Taken::Block(block),
-            None => self.wait(class, now),
+            Some(block) => {
+                holdings.hold_new(lane, block.address);
+                Taken::Block(block)
+            }
+            None => wait(list, now),
         }
     }
 
-    fn wait(&mut self, class: SizeClass, now: Nanos) -> Taken {
-        let list = self.list(class);
-        if list.requested {
-            return Taken::Asked(now + ANSWER_POLL_NS);
-        }
-        match list.resting.front() {
-            Some((ready_at, _)) => Taken::Resting(*ready_at),
-            None => Taken::Exhausted,
+    /// A lane waits until the server has split this subtable.
+    pub(crate) fn join_split(&mut self, prefix: Prefix) {
+        if self.growth.join(prefix) {
+            self.outstanding += 1;
+            self.depot.request_split(prefix);
         }
     }
 
-    fn request(&mut self, class: SizeClass, now: Nanos) {
-        let list = self.list(class);
-        let denied = list.denied_at.is_some_and(|at| now.saturating_sub(at) < DENIED_NS);
-        if list.requested || denied {
-            return;
-        }
-        let doubled = list.request_blocks.saturating_mul(2);
-        let most = blocks_in(REQUEST_BYTES_MAX, class);
-        let count = doubled.clamp(blocks_in(REQUEST_BYTES_MIN, class), most);
-        list.request_blocks = count;
-        list.requested = true;
-        self.outstanding += 1;
-        self.depot.request(class, count);
+    /// What the server answered, if it has.
+    pub(crate) fn split_outcome(&mut self, prefix: Prefix, now: Nanos) -> Option<SplitOutcome> {
+        self.receive(now);
+        self.growth.answer(prefix)
     }
 
+    /// The lane does not wait for that any more.
+    pub(crate) fn leave_split(&mut self, prefix: Prefix) {
+        self.growth.leave(prefix);
+    }
+
+    /// Takes what has come.
     fn receive(&mut self, now: Nanos) {
-        while let Some((class, blocks)) = self.depot.receive() {
+        let mut lists = self.holdings.lists();
+        while let Some(delivery) = self.depot.receive() {
             self.outstanding = self.outstanding.saturating_sub(1);
-            let list = self.list(class);
-            list.requested = false;
-            list.denied_at = blocks.is_empty().then_some(now);
-            list.ready.extend(blocks);
+            match delivery {
+                Delivery::Blocks(blocks) => take_in(&mut lists, blocks, self.grace_ns, now),
+                Delivery::Split(prefix, outcome) => self.growth.answered(prefix, outcome),
+            }
         }
     }
 
-    /// A block that never got linked: it can be written again at once and keeps its generation.
+    /// The lane's new block never got linked: it can be written again at once and keeps its
+    /// generation.
     #[inline]
-    pub(crate) fn put_back(&mut self, class: SizeClass, block: FreeBlock) {
-        self.list(class).ready.push(block);
+    pub(crate) fn put_back(&mut self, lane: LaneId, class: SizeClass, block: FreeBlock) {
+        let mut lists = self.holdings.lists();
+        lists.class(class).ready.push(block);
+        self.holdings.drop_new(lane);
     }
 
-    /// A block that this session unlinked at `now`; its next content gets `block.generation`.
+    /// The lane's new block is linked.
     #[inline]
-    pub(crate) fn retire(&mut self, class: SizeClass, block: FreeBlock, now: Nanos) {
+    pub(crate) fn let_go(&self, lane: LaneId) {
+        self.holdings.drop_new(lane);
+    }
+
+    /// Nobody knows whether the lane's new block is linked.
+    pub(crate) fn lose_new(&self, lane: LaneId) {
+        self.holdings.lose_new(lane);
+    }
+
+    /// The lane is about to unlink a block.
+    #[inline]
+    pub(crate) fn reach(&self, lane: LaneId, old: BlockAddress) {
+        self.holdings.hold_old(lane, old);
+    }
+
+    /// The lane did not unlink what it reached for.
+    #[inline]
+    pub(crate) fn miss(&self, lane: LaneId) {
+        self.holdings.drop_old(lane);
+    }
+
+    /// Nobody knows whether the lane unlinked what it reached for.
+    pub(crate) fn lose_old(&self, lane: LaneId) {
+        self.holdings.lose_old(lane);
+    }
+
+    /// A block that the lane unlinked at `now`; its next content gets `block.generation`.
+    #[inline]
+    pub(crate) fn retire(&mut self, lane: LaneId, class: SizeClass, block: FreeBlock, now: Nanos) {
         let ready_at = now + self.grace_ns;
-        let list = self.list(class);
+        let mut lists = self.holdings.lists();
+        let list = lists.class(class);
         list.resting.push_back((ready_at, block));
+        self.holdings.drop_old(lane);
         let surplus = blocks_in(GIVE_BYTES, class) as usize;
         let rested = |at: usize| list.resting.get(at).is_some_and(|(ready_at, _)| *ready_at <= now);
         if rested(2 * surplus) {
             let blocks = list.resting.drain(..surplus).map(|(_, block)| block).collect();
             self.depot.give(class, true, blocks);
+        }
+    }
+
+    /// Values with an end are about to be stored. Tells the server, once.
+    pub(crate) fn announce_ends(&mut self) {
+        if !std::mem::replace(&mut self.ends_announced, true) {
+            self.depot.announce_ends();
         }
     }
 
@@ -169,140 +236,79 @@ impl<D: Depot> Allocator<D> {
     #[cfg(feature = "testing")]
     pub(crate) fn hash_state(&self, hasher: &mut impl std::hash::Hasher) {
         use std::hash::Hash;
-        self.classes
-            .iter()
-            .filter(|list| list.request_blocks > 0)
-            .for_each(|list| list.hash(hasher));
+        let lists = self.holdings.lists();
+        let used = lists.classes.iter().filter(|list| list.request_blocks > 0);
+        used.for_each(|list| list.hash(hasher));
     }
 
     /// Gives everything to the depot: the session ends.
     pub(crate) fn give_all(&mut self) {
-        for class in SizeClass::all() {
-            let list = &mut self.classes[usize::from(class.index())];
-            let resting: Vec<FreeBlock> = list.resting.drain(..).map(|(_, block)| block).collect();
-            for (rested, blocks) in [(true, std::mem::take(&mut list.ready)), (false, resting)] {
-                for some in blocks.chunks(BLOCKS_PER_MESSAGE_MAX) {
-                    self.depot.give(class, rested, some.to_vec());
-                }
+        let Self { holdings, depot, .. } = self;
+        let mut lists = holdings.lists();
+        give_drained(&mut lists, |class, rested, blocks| depot.give(class, rested, blocks));
+    }
+}
+
+/// Gives all that lists can spare, in messages' worths.
+pub(crate) fn give_drained(
+    lists: &mut Lists,
+    mut give: impl FnMut(SizeClass, bool, Vec<FreeBlock>),
+) {
+    for (class, ready, resting) in lists.drain() {
+        for (rested, blocks) in [(true, ready), (false, resting)] {
+            for some in blocks.chunks(BLOCKS_PER_MESSAGE_MAX) {
+                give(class, rested, some.to_vec());
             }
         }
+    }
+}
+
+/// What to do while there is no block.
+fn wait(list: &ClassList, now: Nanos) -> Taken {
+    if list.requested {
+        return Taken::Asked(now + ANSWER_POLL_NS);
+    }
+    match (list.resting.front(), list.ask_again_at) {
+        (Some((ready_at, _)), at) if at.is_none_or(|at| *ready_at <= at) => {
+            Taken::Resting(*ready_at)
+        }
+        (_, Some(at)) => Taken::Soon(at),
+        (_, None) => Taken::Exhausted,
+    }
+}
+
+/// How many blocks to ask for, if it is time to.
+fn request(list: &mut ClassList, class: SizeClass, now: Nanos) -> Option<u32> {
+    let denied = list.denied_at.is_some_and(|at| now.saturating_sub(at) < DENIED_NS);
+    let waits = list.ask_again_at.is_some_and(|at| now < at);
+    if list.requested || denied || waits {
+        return None;
+    }
+    let doubled = list.request_blocks.saturating_mul(2);
+    let most = blocks_in(REQUEST_BYTES_MAX, class);
+    let count = doubled.clamp(blocks_in(REQUEST_BYTES_MIN, class), most);
+    list.request_blocks = count;
+    (list.requested, list.recalled) = (true, false);
+    Some(count)
+}
+
+/// Takes in blocks that have come, or that there are none.
+fn take_in(lists: &mut Lists, delivered: Blocks, grace_ns: Nanos, now: Nanos) {
+    let Blocks { class, rested, soon, blocks } = delivered;
+    let list = lists.class(class);
+    list.requested = false;
+    let soon = soon || list.recalled;
+    list.denied_at = (blocks.is_empty() && !soon).then_some(now);
+    list.ask_again_at = soon.then_some(now + SOON_NS);
+    if rested {
+        list.ready.extend(blocks);
+    } else if !blocks.is_empty() {
+        let ready_at = now + grace_ns;
+        // The server has none that rested: no use asking again before these have.
+        list.ask_again_at = Some(ready_at);
+        list.resting.extend(blocks.into_iter().map(|block| (ready_at, block)));
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use farside_common::layout::BlockAddress;
-
-    use super::*;
-
-    /// A depot with a number of blocks that answers when told to.
-    #[derive(Default)]
-    struct TestDepot {
-        left: u32,
-        next: u32,
-        asked: Vec<(SizeClass, u32)>,
-        given: Vec<(bool, usize)>,
-    }
-
-    impl Depot for TestDepot {
-        fn request(&mut self, class: SizeClass, count: u32) {
-            self.asked.push((class, count));
-        }
-
-        fn receive(&mut self) -> Option<(SizeClass, Vec<FreeBlock>)> {
-            let (class, count) = self.asked.pop()?;
-            let count = count.min(self.left);
-            self.left -= count;
-            let first = self.next;
-            self.next += count;
-            let block = |n| FreeBlock { address: BlockAddress(n), generation: 1 };
-            Some((class, (first..self.next).map(block).collect()))
-        }
-
-        fn give(&mut self, _: SizeClass, rested: bool, blocks: Vec<FreeBlock>) {
-            self.given.push((rested, blocks.len()));
-        }
-
-        fn is_lost(&self) -> bool {
-            false
-        }
-    }
-
-    const GRACE: Nanos = 100;
-
-    fn allocator(blocks: u32) -> Allocator<TestDepot> {
-        Allocator::new(TestDepot { left: blocks, ..Default::default() }, GRACE)
-    }
-
-    fn class() -> SizeClass {
-        SizeClass::for_bytes(128).unwrap()
-    }
-
-    fn take(allocator: &mut Allocator<TestDepot>, now: Nanos) -> Option<FreeBlock> {
-        for _ in 0..3 {
-            match allocator.take(class(), now) {
-                Taken::Block(block) => return Some(block),
-                Taken::Asked(_) => {}
-                Taken::Resting(_) | Taken::Exhausted => return None,
-            }
-        }
-        None
-    }
-
-    #[test]
-    fn no_block_is_handed_out_twice_and_all_are() {
-        let mut allocator = allocator(1000);
-        let mut seen = std::collections::HashSet::new();
-        while let Some(block) = take(&mut allocator, 0) {
-            assert!(seen.insert(block.address));
-        }
-        assert_eq!(seen.len(), 1000);
-        assert_eq!(allocator.take(class(), 0), Taken::Exhausted);
-    }
-
-    #[test]
-    fn an_unlinked_block_rests_for_grace() {
-        let mut allocator = allocator(1);
-        let block = take(&mut allocator, 0).unwrap();
-        assert_eq!(take(&mut allocator, 0), None);
-        allocator.retire(class(), FreeBlock { generation: 2, ..block }, 7);
-        assert_eq!(allocator.take(class(), 7 + GRACE - 1), Taken::Resting(7 + GRACE));
-        let again = FreeBlock { generation: 2, ..block };
-        assert_eq!(allocator.take(class(), 7 + GRACE), Taken::Block(again));
-    }
-
-    #[test]
-    fn a_block_that_was_never_linked_is_ready_at_once() {
-        let mut allocator = allocator(1);
-        let block = take(&mut allocator, 0).unwrap();
-        allocator.put_back(class(), block);
-        assert_eq!(allocator.take(class(), 0), Taken::Block(block));
-    }
-
-    #[test]
-    fn requests_grow_and_come_before_the_list_runs_dry() {
-        let mut allocator = allocator(100_000);
-        let mut requests = Vec::new();
-        for _ in 0..20_000 {
-            take(&mut allocator, 0).unwrap();
-            requests.extend(allocator.depot.asked.last());
-        }
-        let counts: Vec<u32> = requests.iter().map(|(_, count)| *count).collect();
-        assert!(counts.is_sorted() && counts.contains(&4096), "{counts:?}");
-    }
-
-    #[test]
-    fn a_consumer_gives_back_what_rested() {
-        let mut allocator = allocator(0);
-        let surplus = blocks_in(GIVE_BYTES, class());
-        for n in 0..4 * surplus {
-            let block = FreeBlock { address: BlockAddress(n), generation: 1 };
-            allocator.retire(class(), block, Nanos::from(n) * GRACE);
-        }
-        assert!(!allocator.depot.given.is_empty());
-        assert!(allocator.depot.given.iter().all(|given| *given == (true, surplus as usize)));
-        allocator.give_all();
-        let given: usize = allocator.depot.given.iter().map(|(_, blocks)| blocks).sum();
-        assert_eq!(given, 4 * surplus as usize);
-    }
-}
+mod tests;

@@ -7,10 +7,10 @@ use farside_common::fabric::verbs::VerbsFabric;
 use farside_common::fabric::{Buffer, Counters};
 use farside_common::layout::Format;
 
-use crate::control::ControlDepot;
 use crate::engine::{Engine, Failure, LANE};
 use crate::location_cache::LocationCache;
 use crate::protocol::{Action, Answer};
+use crate::remote_depot::ControlDepot;
 
 /// What a session works with. Everything behind it is generic over the fabric; calls are matched
 /// here, once each.

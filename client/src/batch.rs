@@ -1,7 +1,8 @@
 //! Many operations, one doorbell.
 
 use crate::protocol::Action;
-use crate::{Outcome, Result, Session, Value};
+use crate::store::Lifetime;
+use crate::{Outcome, Result, Session, Store, Value};
 
 /// Collects operations; [`Batch::run`] runs them together.
 ///
@@ -20,7 +21,7 @@ pub enum BatchOutcome {
     Value(Option<Value>),
     /// PUT: stored.
     Stored,
-    /// INSERT, UPDATE, DELETE: whether the key was as required, and so the change made.
+    /// Every other: whether the key was as required, and so the change made.
     Applied(bool),
 }
 
@@ -41,17 +42,22 @@ impl<'s, 'd> Batch<'s, 'd> {
 
     /// Adds a PUT.
     pub fn put(&mut self, key: &'d [u8], value: &'d [u8]) -> &mut Self {
-        self.add(Action::Put, key, value)
+        self.add(Action::Put(Lifetime::Forever), key, value)
+    }
+
+    /// Adds a store under a condition, for ever or for a time.
+    pub fn store(&mut self, key: &'d [u8], value: &'d [u8], store: Store<'static>) -> &mut Self {
+        self.add(store.action(), key, value)
     }
 
     /// Adds a PUT that happens only if the key is absent.
     pub fn insert(&mut self, key: &'d [u8], value: &'d [u8]) -> &mut Self {
-        self.add(Action::Insert, key, value)
+        self.add(Action::Insert(Lifetime::Forever), key, value)
     }
 
     /// Adds a PUT that happens only if the key is there.
     pub fn update(&mut self, key: &'d [u8], value: &'d [u8]) -> &mut Self {
-        self.add(Action::Update, key, value)
+        self.add(Action::Update(Lifetime::Forever), key, value)
     }
 
     /// Adds a DELETE.

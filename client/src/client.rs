@@ -18,7 +18,7 @@ use crate::{Error, Result, Session};
 /// reconnect by themselves as soon as it is back.
 #[derive(Clone)]
 pub struct Client {
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
 }
 
 /// What all clones of a client, and its sessions, share.
@@ -77,6 +77,34 @@ impl Client {
     }
 }
 
+/// How often somebody who waits for a collection asks whether it has ended.
+const COLLECT_POLL: Duration = Duration::from_millis(5);
+
+impl Client {
+    /// Has the server look for lost blocks, which dead clients held, and waits until it has; what
+    /// it knows then. Everybody goes on meanwhile. Takes as long as two walks of the server's
+    /// through the index, and as its slowest client takes to answer.
+    ///
+    /// # Errors
+    /// [`Error::Denied`] for a reader, [`Error::Unreachable`] if the server does not answer.
+    pub fn collect(&self) -> Result<ServerStatistics> {
+        if self.shared.role() == Role::Reader {
+            return Err(Error::Denied);
+        }
+        let started = Instant::now();
+        let connection = self.shared.connection()?;
+        let unreachable = || self.shared.unreachable(started.elapsed());
+        let before = connection.control.collect().ok_or_else(unreachable)?;
+        loop {
+            let now = connection.control.statistics().ok_or_else(unreachable)?;
+            if now.collections >= before.collections_next {
+                return Ok(now);
+            }
+            std::thread::sleep(COLLECT_POLL);
+        }
+    }
+}
+
 #[cfg(test)]
 impl Client {
     /// An engine whose fabric is something around the real one.
@@ -84,7 +112,7 @@ impl Client {
         &self,
         around: impl FnOnce(farside_common::fabric::shm::ShmFabric) -> F,
     ) -> std::result::Result<
-        crate::engine::Engine<F, crate::control::ControlDepot>,
+        crate::engine::Engine<F, crate::remote_depot::ControlDepot>,
         crate::engine::Failure,
     > {
         self.shared.connection()?.engine_over(self.shared.options, around)
@@ -99,6 +127,11 @@ impl Shared {
 
     pub(crate) fn unreachable(&self, tried: Duration) -> Error {
         Error::Unreachable { server: self.target.address.to_string(), tried, source: None }
+    }
+
+    /// How long connecting, and reconnecting, may take.
+    pub(crate) fn connect_timeout(&self) -> Duration {
+        self.target.timeout
     }
 
     pub(crate) fn role(&self) -> Role {

@@ -64,6 +64,14 @@ impl Connection {
         })
     }
 
+    /// After this error nobody knows what the last operation did: without a goodbye the server
+    /// looks for what it may have left, and sessions connect anew.
+    pub(crate) fn note(&self, error: &Error) {
+        if matches!(error, Error::Indeterminate) {
+            self.control.give_up();
+        }
+    }
+
     /// That a writer's own settings leave it a T_word (`docs/protocol.md`); the server checked its
     /// own, and a reader relies on no proof of a word.
     fn check_lateness(&self, grace_ms: u32) -> Result<()> {
@@ -83,7 +91,7 @@ impl Connection {
         &self,
         options: EngineOptions,
         around: impl FnOnce(farside_common::fabric::shm::ShmFabric) -> F,
-    ) -> std::result::Result<Engine<F, crate::control::ControlDepot>, Failure> {
+    ) -> std::result::Result<Engine<F, crate::remote_depot::ControlDepot>, Failure> {
         let AnyFabric::Shm(fabric) = self.route.fabric(options.lanes)? else {
             return Err(Failure::Disconnected);
         };

@@ -4,18 +4,17 @@
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use farside_common::control::{
-    Channel, FreeBlock, MESSAGE_BYTES_MAX, Reply, Request, ServerStatistics,
-};
-use farside_common::layout::SizeClass;
+use farside_common::control::{Ask, Channel, MESSAGE_BYTES_MAX, Reply, Request, ServerStatistics};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
-use crate::allocator::Depot;
+use crate::allocator::{Blocks, Delivery};
+use crate::growth::Prefix;
+use crate::remote_depot::{ControlDepot, Inbox, Watched};
 use crate::{Error, Result};
 
 /// How long somebody who asked for statistics waits.
@@ -28,41 +27,29 @@ const OUTSTANDING_MAX: usize = 4;
 
 /// A lock whose holder cannot leave what it guards half changed: every critical section here is a
 /// push or a pop.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Who is waiting for a reply.
-enum Waiter {
+pub(crate) enum Waiter {
     /// Nobody: the request has no reply.
     None,
     Session(Arc<Inbox>),
     Statistics(Arc<Slot>),
 }
 
-/// Blocks on their way to a session.
-#[derive(Default)]
-pub(crate) struct Inbox {
-    waiting: AtomicUsize,
-    deliveries: Mutex<Deliveries>,
-}
-
-#[derive(Default)]
-struct Deliveries {
-    blocks: VecDeque<(SizeClass, Vec<FreeBlock>)>,
-    /// The session has ended: what comes now goes back.
-    closed: bool,
-}
-
 /// A place for one answer.
 #[derive(Default)]
-struct Slot {
+pub(crate) struct Slot {
     answer: Mutex<Option<ServerStatistics>>,
     answered: Condvar,
 }
 
-struct Shared {
+pub(crate) struct Shared {
     outbox: Mutex<VecDeque<(Request, Waiter)>>,
+    /// Whose blocks these are.
+    pub(crate) sessions: Mutex<Vec<Watched>>,
     /// Wakes the thread when the outbox has something.
     wake: OwnedFd,
     lost: AtomicBool,
@@ -82,9 +69,9 @@ impl Control {
         let failed = |doing| move |source: io::Error| Error::System { doing, source };
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|errno| failed("making an eventfd")(errno.into()))?;
-        let outbox = Mutex::default();
+        let (outbox, sessions) = (Mutex::default(), Mutex::default());
         let (lost, closing) = (AtomicBool::new(false), AtomicBool::new(false));
-        let shared = Arc::new(Shared { outbox, wake, lost, closing });
+        let shared = Arc::new(Shared { outbox, sessions, wake, lost, closing });
         let service = Service {
             shared: shared.clone(),
             channel,
@@ -104,19 +91,29 @@ impl Control {
     /// Whether the server is gone, or broke the protocol.
     #[inline]
     pub(crate) fn is_lost(&self) -> bool {
-        self.shared.lost.load(Ordering::Relaxed)
+        self.shared.is_lost()
     }
 
     /// The lease is gone, or the server does not answer: sessions connect anew. The server is not
     /// told goodbye, so that it looks for what was left behind.
     pub(crate) fn give_up(&self) {
         self.shared.lost.store(true, Ordering::Relaxed);
+        self.shared.wake();
     }
 
     /// What the server knows; `None` if it did not answer.
     pub(crate) fn statistics(&self) -> Option<ServerStatistics> {
+        self.ask(Request::Statistics)
+    }
+
+    /// Has the server look for lost blocks, and what it knew before; `None` if it did not answer.
+    pub(crate) fn collect(&self) -> Option<ServerStatistics> {
+        self.ask(Request::Collect)
+    }
+
+    fn ask(&self, request: Request) -> Option<ServerStatistics> {
         let slot = Arc::new(Slot::default());
-        self.shared.send(Request::Statistics, Waiter::Statistics(slot.clone()));
+        self.shared.send(request, Waiter::Statistics(slot.clone()));
         let answer = lock(&slot.answer);
         let (mut answer, _) = slot
             .answered
@@ -129,7 +126,7 @@ impl Control {
 
     /// A depot for one session.
     pub(crate) fn depot(&self) -> ControlDepot {
-        ControlDepot { shared: self.shared.clone(), inbox: Arc::default() }
+        ControlDepot::new(self.shared.clone())
     }
 }
 
@@ -146,7 +143,13 @@ impl Drop for Control {
 }
 
 impl Shared {
-    fn send(&self, request: Request, waiter: Waiter) {
+    #[inline]
+    pub(crate) fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Relaxed)
+    }
+
+    /// Puts a message behind those that wait.
+    pub(crate) fn send(&self, request: Request, waiter: Waiter) {
         lock(&self.outbox).push_back((request, waiter));
         self.wake();
     }
@@ -154,51 +157,6 @@ impl Shared {
     fn wake(&self) {
         // The counter of an eventfd cannot overflow here; being set already is as good.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
-    }
-}
-
-/// A session's way to the server's depot.
-pub(crate) struct ControlDepot {
-    shared: Arc<Shared>,
-    inbox: Arc<Inbox>,
-}
-
-impl Depot for ControlDepot {
-    fn request(&mut self, class: SizeClass, count: u32) {
-        let waiter = Waiter::Session(self.inbox.clone());
-        self.shared.send(Request::TakeBlocks { class, count }, waiter);
-    }
-
-    #[inline]
-    fn receive(&mut self) -> Option<(SizeClass, Vec<FreeBlock>)> {
-        if self.inbox.waiting.load(Ordering::Acquire) == 0 {
-            return None;
-        }
-        let delivery = lock(&self.inbox.deliveries).blocks.pop_front()?;
-        self.inbox.waiting.fetch_sub(1, Ordering::AcqRel);
-        Some(delivery)
-    }
-
-    fn give(&mut self, class: SizeClass, rested: bool, blocks: Vec<FreeBlock>) {
-        self.shared.send(Request::GiveBlocks { class, rested, blocks }, Waiter::None);
-    }
-
-    fn is_lost(&self) -> bool {
-        self.shared.lost.load(Ordering::Relaxed)
-    }
-}
-
-impl Drop for ControlDepot {
-    /// What was delivered too late for the session goes back, now and later.
-    fn drop(&mut self) {
-        let late = {
-            let mut deliveries = lock(&self.inbox.deliveries);
-            deliveries.closed = true;
-            std::mem::take(&mut deliveries.blocks)
-        };
-        for (class, blocks) in late.into_iter().filter(|(_, blocks)| !blocks.is_empty()) {
-            self.give(class, true, blocks);
-        }
     }
 }
 
@@ -221,6 +179,9 @@ struct Service {
 enum End {
     /// This side said goodbye.
     Goodbye,
+    /// Sessions do without it: the server sees it go without a goodbye, and looks for what was left
+    /// behind.
+    GivenUp,
     /// The server is gone, or cannot be understood.
     Lost(String),
 }
@@ -258,6 +219,9 @@ impl Service {
         if readable {
             self.receive()?;
         }
+        if self.shared.is_lost() {
+            return Err(End::GivenUp);
+        }
         self.send_all()?;
         if self.shared.closing.load(Ordering::Acquire) {
             self.close()?;
@@ -289,10 +253,6 @@ impl Service {
     /// Goodbye, once everything is sent and everything asked for has come and gone back.
     fn close(&mut self) -> std::result::Result<(), End> {
         let since = *self.closing_since.get_or_insert_with(Instant::now);
-        if self.shared.lost.load(Ordering::Relaxed) {
-            // Given up: the server has to find out by itself, and to look after what was left.
-            return Err(End::Goodbye);
-        }
         let is_flushed = self.unsent.is_none()
             && self.waiters.is_empty()
             && lock(&self.shared.outbox).is_empty();
@@ -324,31 +284,40 @@ impl Service {
         }
     }
 
-    /// Hands an answer to whoever waits for it.
+    /// Hands an answer to whoever waits for it; does what the server asks.
     fn take(&mut self, bytes: usize) -> std::result::Result<(), End> {
-        let reply = Reply::decode(&self.buffer[..bytes]);
+        let reply = match Reply::decode(&self.buffer[..bytes]) {
+            Ok(Reply::Ask(Ask::Report { collection })) => {
+                self.shared.report(collection);
+                return Ok(());
+            }
+            Ok(Reply::Ask(Ask::Return)) => {
+                self.shared.give_spare();
+                return Ok(());
+            }
+            Ok(reply) => reply,
+            Err(error) => return Err(End::Lost(error.to_string())),
+        };
         match (reply, self.waiters.pop_front()) {
-            (Ok(Reply::Blocks { class, blocks }), Some(Waiter::Session(inbox))) => {
-                self.deliver(&inbox, class, blocks);
+            (Reply::Blocks { class, rested, soon, blocks }, Some(Waiter::Session(inbox))) => {
+                let blocks = Blocks { class, rested, soon, blocks };
+                inbox.deliver(Delivery::Blocks(blocks), &self.shared);
                 Ok(())
             }
-            (Ok(Reply::Statistics(statistics)), Some(Waiter::Statistics(slot))) => {
+            (
+                Reply::Split { directory_hash, local_depth, outcome },
+                Some(Waiter::Session(inbox)),
+            ) => {
+                let prefix = Prefix::of(directory_hash, local_depth);
+                inbox.deliver(Delivery::Split(prefix, outcome), &self.shared);
+                Ok(())
+            }
+            (Reply::Statistics(statistics), Some(Waiter::Statistics(slot))) => {
                 *lock(&slot.answer) = Some(statistics);
                 slot.answered.notify_all();
                 Ok(())
             }
-            (Ok(_), _) => Err(End::Lost("it answered what was not asked".into())),
-            (Err(error), _) => Err(End::Lost(error.to_string())),
-        }
-    }
-
-    fn deliver(&self, inbox: &Inbox, class: SizeClass, blocks: Vec<FreeBlock>) {
-        let mut deliveries = lock(&inbox.deliveries);
-        if !deliveries.closed {
-            deliveries.blocks.push_back((class, blocks));
-            inbox.waiting.fetch_add(1, Ordering::AcqRel);
-        } else if !blocks.is_empty() {
-            self.shared.send(Request::GiveBlocks { class, rested: true, blocks }, Waiter::None);
+            _ => Err(End::Lost("it answered what was not asked".into())),
         }
     }
 

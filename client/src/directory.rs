@@ -1,43 +1,132 @@
 //! A session's copy of the directory. An old copy is slow, never wrong: row headers tell.
 
 use farside_common::hash::KeyHash;
-use farside_common::layout::{DirectoryEntry, Geometry, LayoutError};
+use farside_common::layout::{DirectoryEntry, Geometry, LayoutError, prefix_of};
 
 #[derive(Default)]
 pub(crate) struct Directory {
     depth: u8,
-    /// The byte offset of the subtable for each prefix of `depth` bits.
-    subtables: Vec<u64>,
+    /// The entry for each prefix of `depth` bits.
+    entries: Vec<DirectoryEntry>,
+}
+
+/// A subtable as the directory leads to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Subtable {
+    /// Its byte offset.
+    pub(crate) offset: u64,
+    /// How many leading bits of the hash its keys share: its rows have to say the same.
+    pub(crate) local_depth: u8,
 }
 
 impl Directory {
     pub(crate) fn with_depth(depth: u8) -> Self {
-        Self { depth, subtables: Vec::with_capacity(1 << depth) }
+        Self { depth, entries: Vec::with_capacity(1 << depth) }
     }
 
     /// Appends the entries in these bytes.
     ///
     /// # Errors
-    /// [`LayoutError::SubtableOutside`].
+    /// [`LayoutError`] for an entry that leads nowhere.
     pub(crate) fn extend(&mut self, bytes: &[u8], geometry: &Geometry) -> Result<(), LayoutError> {
         let (entries, _) = bytes.as_chunks();
         for entry in entries {
             let entry = DirectoryEntry::from_bits(u64::from_le_bytes(*entry));
-            self.subtables.push(entry.subtable(geometry)?);
+            check(entry, geometry)?;
+            self.entries.push(entry);
         }
         Ok(())
     }
 
-    /// The byte offset of the key's window in the region.
-    #[inline]
-    pub(crate) fn window(&self, hash: KeyHash) -> u64 {
-        self.subtables[hash.directory_index(self.depth) as usize] + hash.window_offset()
+    /// Mixes the entries into a hash.
+    #[cfg(feature = "testing")]
+    pub(crate) fn hash_state(&self, hasher: &mut impl std::hash::Hasher) {
+        self.entries.iter().for_each(|entry| hasher.write_u64(entry.bits()));
     }
 
-    /// All subtables, each once: entries that share one stand side by side.
-    pub(crate) fn subtables(&self) -> impl DoubleEndedIterator<Item = u64> {
-        let entries = &self.subtables;
-        let first = |at: usize| at == 0 || entries[at - 1] != entries[at];
-        (0..entries.len()).filter(move |at| first(*at)).map(|at| entries[at])
+    /// The subtable for keys with this directory hash.
+    #[inline]
+    pub(crate) fn subtable(&self, directory_hash: u32) -> Subtable {
+        let entry = self.entries[prefix_of(directory_hash, self.depth) as usize];
+        Subtable { offset: entry.offset(), local_depth: entry.local_depth() }
+    }
+
+    /// The byte offset of the key's window in the region.
+    #[inline]
+    pub(crate) fn window(&self, hash: KeyHash) -> (u64, u8) {
+        let Subtable { offset, local_depth } = self.subtable(hash.directory());
+        (offset + hash.window_offset(), local_depth)
+    }
+
+    /// Takes note of the subtable for keys with this directory hash, and as many leading bits of it
+    /// as the entry says. Doubles the copy where that are more than it goes by.
+    ///
+    /// # Errors
+    /// [`LayoutError`] for an entry that leads nowhere.
+    pub(crate) fn update(
+        &mut self,
+        directory_hash: u32,
+        entry: DirectoryEntry,
+        geometry: &Geometry,
+    ) -> Result<(), LayoutError> {
+        check(entry, geometry)?;
+        while self.depth < entry.local_depth() {
+            self.entries = self.entries.iter().flat_map(|entry| [*entry; 2]).collect();
+            self.depth += 1;
+        }
+        let shift = self.depth - entry.local_depth();
+        let first = (prefix_of(directory_hash, entry.local_depth()) as usize) << shift;
+        self.entries[first..first + (1 << shift)].fill(entry);
+        Ok(())
+    }
+}
+
+fn check(entry: DirectoryEntry, geometry: &Geometry) -> Result<(), LayoutError> {
+    entry.subtable(geometry)?;
+    let (depth, max) = (entry.local_depth(), geometry.directory_depth_max());
+    if depth <= max {
+        return Ok(());
+    }
+    let (field, value) = ("local depth", u64::from(depth));
+    Err(LayoutError::Bound { field, value, min: 0, max: max.into() })
+}
+
+#[cfg(test)]
+mod tests {
+    use farside_common::layout::{Format, SUBTABLE_BYTES};
+
+    use super::*;
+
+    #[test]
+    fn updates_reach_exactly_their_prefix() {
+        let format = Format {
+            region_bytes: 64 << 20,
+            region_id: [0; 16],
+            hash_key: [0; 16],
+            grace_ms: 100,
+            key_bytes_max: 8,
+            value_bytes_max: 8,
+        };
+        let geometry = format.geometry();
+        let offset = |n| geometry.chunk_offset(0).unwrap() + n * SUBTABLE_BYTES;
+        let mut directory = Directory::with_depth(0);
+        let first = DirectoryEntry::new(offset(0), 0);
+        directory.extend(&first.bits().to_le_bytes(), &geometry).unwrap();
+        let update = |directory: &mut Directory, prefix: u32, depth: u8, n| {
+            let entry = DirectoryEntry::new(offset(n), depth);
+            directory.update(prefix << (32 - depth), entry, &geometry).unwrap();
+        };
+        update(&mut directory, 0b0, 1, 1);
+        update(&mut directory, 0b1, 1, 2);
+        update(&mut directory, 0b101, 3, 3);
+        let at = |prefix: u32| directory.subtable(prefix << 29);
+        let expected = [1, 1, 1, 1, 2, 3, 2, 2];
+        for (prefix, n) in (0..).zip(expected) {
+            assert_eq!(at(prefix).offset, offset(n), "{prefix:#b}");
+        }
+        assert_eq!((at(0).local_depth, at(5).local_depth), (1, 3));
+        let deep = DirectoryEntry::new(offset(0), 33);
+        assert!(directory.update(0, deep, &geometry).is_err());
+        assert!(directory.update(0, DirectoryEntry::from_bits(0), &geometry).is_err());
     }
 }

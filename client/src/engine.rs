@@ -8,12 +8,12 @@ use farside_common::control::{FreeBlock, Welcome};
 use farside_common::fabric::{Buffer, ChainError, Counters, Endpoint, Fabric, LaneId, Nanos, Verb};
 use farside_common::hash::KeyHasher;
 use farside_common::layout::{
-    Format, Geometry, INCARNATIONS, LayoutError, SUPERBLOCK_BYTES, SizeClass, Superblock,
-    WORD_GENERATIONS,
+    DirectoryEntry, Format, Geometry, INCARNATIONS, LayoutError, STATE_OFFSET, SUPERBLOCK_BYTES,
+    SizeClass, Superblock, WORD_GENERATIONS, prefix_of,
 };
 
 use crate::allocator::{Allocator, Depot, Taken};
-use crate::directory::Directory;
+use crate::directory::{Directory, Subtable};
 use crate::location_cache::LocationCache;
 use crate::{Error, Exhausted, Result};
 
@@ -170,7 +170,7 @@ impl<F: Fabric, D: Depot> Engine<F, D> {
             wall_offset_ns: wall.wrapping_sub(now),
             directory: RefCell::default(),
             cache: RefCell::new(LocationCache::new(options.cache_bytes)),
-            allocator: RefCell::new(Allocator::new(depot, constants.grace_ns)),
+            allocator: RefCell::new(Allocator::new(depot, constants.grace_ns, options.lanes)),
             random: Cell::new(wall | 1),
             pipelined: Cell::new(false),
             endpoint,
@@ -206,8 +206,42 @@ impl<F: Fabric, D: Depot> Engine<F, D> {
         Ok(())
     }
 
+    /// READs the one directory entry for keys with this directory hash anew: its subtable was
+    /// split. Two round trips.
+    pub(crate) async fn reload_entry(
+        &self,
+        lane: LaneId,
+        directory_hash: u32,
+    ) -> std::result::Result<(), Failure> {
+        let word = |remote| [Verb::Read { remote, into: Buffer::Window, bytes: 8 }];
+        let found = || {
+            let buffer = self.endpoint.buffer(lane, Buffer::Window);
+            u64::from_le_bytes(buffer.first_chunk().copied().unwrap_or_default())
+        };
+        self.endpoint.chain(lane, &word(STATE_OFFSET), Nanos::MAX).await?;
+        let depth = (found() >> 32).min(u8::MAX.into()) as u8;
+        let Some(directory) = self.geometry.directory_offset(depth) else {
+            return Err(LayoutError::Field { field: "depth", value: depth.into() }.into());
+        };
+        let number = u64::from(prefix_of(directory_hash, depth));
+        let entry = directory + number * size_of::<DirectoryEntry>() as u64;
+        self.endpoint.chain(lane, &word(entry), Nanos::MAX).await?;
+        let entry = DirectoryEntry::from_bits(found());
+        Ok(self.directory.borrow_mut().update(directory_hash, entry, &self.geometry)?)
+    }
+
     pub(crate) fn directory(&self) -> Ref<'_, Directory> {
         self.directory.borrow()
+    }
+
+    /// A subtable that was seen complete is where keys with this directory hash are.
+    pub(crate) fn learn(
+        &self,
+        directory_hash: u32,
+        subtable: Subtable,
+    ) -> std::result::Result<(), Failure> {
+        let entry = DirectoryEntry::new(subtable.offset, subtable.local_depth);
+        Ok(self.directory.borrow_mut().update(directory_hash, entry, &self.geometry)?)
     }
 
     #[inline]
@@ -229,7 +263,7 @@ impl<F: Fabric, D: Depot> Engine<F, D> {
         let started = self.endpoint.now();
         let mut now = started;
         loop {
-            let taken = self.allocator.borrow_mut().take(class, now);
+            let taken = self.allocator.borrow_mut().take(lane, class, now);
             let out_of_space = || {
                 let what = Exhausted::Blocks { bytes: class.block_bytes() };
                 Err(Error::OutOfSpace { what }.into())
@@ -240,8 +274,8 @@ impl<F: Fabric, D: Depot> Engine<F, D> {
                 Taken::Asked(_) if timed_out || self.allocator.borrow().is_lost() => {
                     return Err(Failure::Disconnected);
                 }
-                Taken::Resting(_) if timed_out => return out_of_space(),
-                Taken::Asked(until) | Taken::Resting(until) => {
+                Taken::Soon(_) | Taken::Resting(_) if timed_out => return out_of_space(),
+                Taken::Asked(until) | Taken::Soon(until) | Taken::Resting(until) => {
                     self.endpoint.sleep_until(lane, until).await;
                 }
                 Taken::Exhausted => return out_of_space(),
@@ -270,7 +304,7 @@ impl<F: Fabric, D: Depot> Engine<F, D> {
     #[cfg(feature = "testing")]
     pub(crate) fn hash_state(&self, hasher: &mut impl std::hash::Hasher) {
         hasher.write_u64(self.random.get());
-        self.directory().subtables().for_each(|offset| hasher.write_u64(offset));
+        self.directory().hash_state(hasher);
         self.cache().hash_state(hasher);
         self.allocator().hash_state(hasher);
     }

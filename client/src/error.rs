@@ -134,7 +134,8 @@ pub enum Exhausted {
         /// The size, in bytes.
         bytes: u64,
     },
-    /// All places of the key's window in the index are taken.
+    /// All places of the key's window in the index are taken, and the server could not split its
+    /// subtable.
     Index,
 }
 
@@ -147,8 +148,8 @@ impl std::fmt::Display for Exhausted {
             ),
             Self::Index => write!(
                 f,
-                "the key's part of the index is full; delete keys, or start a server with a new \
-                 region and a larger --index"
+                "the key's part of the index is full and there is no memory for more; delete keys, \
+                 or start a server with more --memory (kv-cli verify says whether damage is why)"
             ),
         }
     }

@@ -14,10 +14,10 @@ use farside_common::hash::KeyHash;
 
 use crate::client::Shared;
 use crate::connection::Connection;
-use crate::control::ControlDepot;
 use crate::engine::{Engine, Failure};
 use crate::pipeline::{Completed, Outcome, PipelineFull, Ticket};
 use crate::protocol::{Action, Answer, Operation};
+use crate::remote_depot::ControlDepot;
 use crate::{Error, Result};
 
 /// What a lane is to do. Key and value stand in its image buffer.
@@ -242,10 +242,13 @@ impl<'s, F: Fabric> Lanes<'s, F> {
                     lane.value.extend_from_slice(found.value_in(block));
                     (lane.value.as_slice(), found.version)
                 })),
-                Action::Put => Outcome::Stored,
+                Action::Put(_) => Outcome::Stored,
                 _ => Outcome::Applied(applied),
             }),
-            Err(Failure::Error(error)) => Err(*error),
+            Err(Failure::Error(error)) => {
+                self.connection.note(&error);
+                Err(*error)
+            }
             Err(Failure::Disconnected) => {
                 self.connection.control.give_up();
                 Err(self.shared.unreachable(Duration::ZERO))

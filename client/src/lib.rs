@@ -93,17 +93,22 @@ mod allocator;
 mod any_engine;
 mod batch;
 mod client;
+mod compact;
 mod connection;
 mod control;
 mod directory;
 mod engine;
 mod error;
+mod growth;
+mod holdings;
 mod lanes;
 mod location_cache;
 mod pipeline;
 mod protocol;
+mod remote_depot;
 mod scan;
 mod session;
+mod store;
 #[cfg(feature = "testing")]
 #[doc(hidden)]
 pub mod testing;
@@ -111,6 +116,7 @@ mod value;
 
 pub use batch::{Batch, BatchOutcome};
 pub use client::{Client, ClientBuilder, Limits, PIPELINE_DEPTH_MAX};
+pub use compact::Compaction;
 pub use error::{Error, Exhausted, Result};
 pub use farside_common::config::ClientConfig;
 pub use farside_common::control::{ClassStatistics, Role, ServerStatistics};
@@ -119,4 +125,10 @@ pub use location_cache::CacheStatistics;
 pub use pipeline::{Completed, Outcome, Pipeline, PipelineFull, Ticket};
 pub use scan::{Entry, Scan};
 pub use session::Session;
+pub use store::Store;
 pub use value::{Exchange, Value, Version};
+
+/// For kv-server, which does some chores with the protocol's own verbs; of no use to others.
+pub mod chores {
+    pub use crate::protocol::split::{Mover, Progress, Split};
+}

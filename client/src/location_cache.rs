@@ -31,6 +31,8 @@ pub(crate) struct Location {
     /// The block was linked although its `superseded` was set: its writer died, or a late mark hit
     /// it. Only the slot can tell whether it still is.
     pub(crate) poisoned: bool,
+    /// The block's value ends some day.
+    pub(crate) expires: bool,
     /// When the last READ or compare-and-swap that proved it was posted.
     pub(crate) proved_at: Nanos,
 }
@@ -38,6 +40,8 @@ pub(crate) struct Location {
 /// The unit in which entries remember `proved_at`: 2^24 ns, 17 ms.
 const PROVED_UNIT_SHIFT: u32 = 24;
 const POISONED: u64 = 1 << 63;
+/// Where the offset of a slot, which is a multiple of 16, has no bits of its own.
+const EXPIRES: u64 = 1;
 /// Where bits of the key's place stand in an entry, above the offset of a slot.
 const PLACE_SHIFT: u32 = 40;
 const PLACE_MASK: u64 = ((1 << 23) - 1) << PLACE_SHIFT;
@@ -49,7 +53,7 @@ struct Entry {
     /// Not 0: the key's tag.
     tag: u64,
     word: u64,
-    /// The slot's offset, 23 bits of the key's place, and [`POISONED`].
+    /// The slot's offset, 23 bits of the key's place, [`POISONED`] and [`EXPIRES`].
     slot: u64,
     generation: u32,
     proved: u32,
@@ -163,10 +167,11 @@ impl LocationCache {
     pub(crate) fn get(&mut self, hash: KeyHash) -> Option<Location> {
         let entry = self.entry(hash)?;
         Some(Location {
-            slot: entry.slot & !(POISONED | PLACE_MASK),
+            slot: entry.slot & !(POISONED | PLACE_MASK | EXPIRES),
             word: SlotWord::from_bits(entry.word),
             generation: entry.generation,
             poisoned: entry.slot & POISONED != 0,
+            expires: entry.slot & EXPIRES != 0,
             proved_at: Nanos::from(entry.proved) << PROVED_UNIT_SHIFT,
         })
     }
@@ -177,10 +182,11 @@ impl LocationCache {
     pub(crate) fn put(&mut self, hash: KeyHash, location: Location) {
         let Some(set) = self.set(hash) else { return };
         let poisoned = if location.poisoned { POISONED } else { 0 };
+        let expires = if location.expires { EXPIRES } else { 0 };
         *set.victim(hash) = Entry {
             tag: hash.tag().max(1),
             word: location.word.bits(),
-            slot: location.slot | Entry::place(hash) | poisoned,
+            slot: location.slot | Entry::place(hash) | poisoned | expires,
             generation: location.generation,
             proved: (location.proved_at >> PROVED_UNIT_SHIFT) as u32,
         };
@@ -226,6 +232,7 @@ mod tests {
             word: SlotWord::from_bits(n),
             generation: n as u32,
             poisoned: n % 2 == 1,
+            expires: n % 3 == 1,
             proved_at: n << PROVED_UNIT_SHIFT,
         }
     }

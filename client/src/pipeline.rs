@@ -9,7 +9,8 @@ use crate::client::Shared;
 use crate::connection::Connection;
 use crate::lanes::Lanes;
 use crate::protocol::Action;
-use crate::{Result, Version};
+use crate::store::Lifetime;
+use crate::{Result, Store, Version};
 
 /// Names an operation in a pipeline: numbered in the order they were started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -54,7 +55,7 @@ pub enum Outcome<'p> {
     Value(Option<(&'p [u8], Version)>),
     /// PUT: stored.
     Stored,
-    /// INSERT, UPDATE, DELETE: whether the key was as required, and so the change made.
+    /// Every other: whether the key was as required, and so the change made.
     Applied(bool),
 }
 
@@ -109,7 +110,20 @@ impl<'s> Pipeline<'s> {
     /// # Errors
     /// [`PipelineFull`]; every other error comes with its [`Completed`].
     pub fn put(&mut self, key: &[u8], value: &[u8]) -> std::result::Result<Ticket, PipelineFull> {
-        self.start(Action::Put, key, value)
+        self.start(Action::Put(Lifetime::Forever), key, value)
+    }
+
+    /// Starts a store under a condition, for ever or for a time.
+    ///
+    /// # Errors
+    /// [`PipelineFull`]; every other error comes with its [`Completed`].
+    pub fn store(
+        &mut self,
+        key: &[u8],
+        value: &[u8],
+        store: Store<'static>,
+    ) -> std::result::Result<Ticket, PipelineFull> {
+        self.start(store.action(), key, value)
     }
 
     /// Starts a PUT that happens only if the key is absent.
@@ -121,7 +135,7 @@ impl<'s> Pipeline<'s> {
         key: &[u8],
         value: &[u8],
     ) -> std::result::Result<Ticket, PipelineFull> {
-        self.start(Action::Insert, key, value)
+        self.start(Action::Insert(Lifetime::Forever), key, value)
     }
 
     /// Starts a PUT that happens only if the key is there.
@@ -133,7 +147,7 @@ impl<'s> Pipeline<'s> {
         key: &[u8],
         value: &[u8],
     ) -> std::result::Result<Ticket, PipelineFull> {
-        self.start(Action::Update, key, value)
+        self.start(Action::Update(Lifetime::Forever), key, value)
     }
 
     /// Starts a DELETE.

@@ -2,14 +2,11 @@
 
 use std::time::Duration;
 
-use farside_common::fabric::Fabric;
-
 use crate::any_engine::{AnyEngine, over};
 use crate::client::Shared;
 use crate::connection::Connection;
-use crate::control::ControlDepot;
-use crate::engine::{Engine, Failure, LANE};
-use crate::protocol::{ScannedSlot, read_entry, read_subtable};
+use crate::engine::{Failure, LANE};
+use crate::protocol::{ScanProgress, next_entry};
 use crate::{Result, Value};
 
 /// A key with its value.
@@ -19,6 +16,8 @@ pub struct Entry {
     pub key: Vec<u8>,
     /// The value and its version.
     pub value: Value,
+    /// When it ends, seconds since 1970; `None` for never.
+    pub expires_at_s: Option<u32>,
 }
 
 /// Iterates over all entries; see [`Session::scan`](crate::Session::scan).
@@ -26,9 +25,7 @@ pub struct Scan<'s> {
     engine: &'s AnyEngine,
     connection: &'s Connection,
     shared: &'s Shared,
-    /// The subtables not read yet, last first.
-    subtables: Vec<u64>,
-    slots: Vec<ScannedSlot>,
+    progress: ScanProgress,
 }
 
 impl<'s> Scan<'s> {
@@ -37,32 +34,15 @@ impl<'s> Scan<'s> {
         connection: &'s Connection,
         shared: &'s Shared,
     ) -> Self {
-        let subtables = over!(engine, engine => engine.directory().subtables().rev().collect());
-        Self { engine, connection, shared, subtables, slots: Vec::new() }
+        Self { engine, connection, shared, progress: ScanProgress::default() }
     }
 
     fn step(&mut self) -> std::result::Result<Option<Entry>, Failure> {
         if self.connection.control.is_lost() {
             return Err(Failure::Disconnected);
         }
-        over!(self.engine, engine => advance(engine, &mut self.subtables, &mut self.slots))
-    }
-}
-
-/// The next entry of these slots and subtables.
-fn advance<F: Fabric>(
-    engine: &Engine<F, ControlDepot>,
-    subtables: &mut Vec<u64>,
-    slots: &mut Vec<ScannedSlot>,
-) -> std::result::Result<Option<Entry>, Failure> {
-    loop {
-        while let Some(slot) = slots.pop() {
-            if let Some(entry) = engine.endpoint.drive(read_entry(engine, LANE, slot))? {
-                return Ok(Some(entry));
-            }
-        }
-        let Some(subtable) = subtables.pop() else { return Ok(None) };
-        engine.endpoint.drive(read_subtable(engine, LANE, subtable, slots))?;
+        let progress = &mut self.progress;
+        over!(self.engine, engine => engine.endpoint.drive(next_entry(engine, LANE, progress)))
     }
 }
 
@@ -75,8 +55,7 @@ impl Iterator for Scan<'_> {
             Ok(entry) => entry.map(Ok),
             Err(Failure::Error(error)) => Some(Err(*error)),
             Err(Failure::Disconnected) => {
-                self.subtables.clear();
-                self.slots.clear();
+                self.progress.end();
                 self.connection.control.give_up();
                 Some(Err(self.shared.unreachable(Duration::ZERO)))
             }

@@ -11,12 +11,16 @@ use crate::client::Shared;
 use crate::connection::Connection;
 use crate::engine::Failure;
 use crate::protocol::{Action, Answer, Expected, Found};
+use crate::store::Lifetime;
 use crate::{
-    Batch, CacheStatistics, Error, Exchange, Limits, Pipeline, Result, Scan, Value, Version,
+    Batch, CacheStatistics, Error, Exchange, Limits, Pipeline, Result, Scan, Store, Value, Version,
 };
 
-/// How often one call reconnects before it gives up.
-const RECONNECTS_MAX: u32 = 3;
+/// How often one call reconnects at least; it goes on until the timeout for connecting is over.
+const RECONNECTS_MIN: u32 = 3;
+/// How long it waits before it reconnects, but for the first time, times how often it did.
+const RECONNECT_PAUSE: Duration = Duration::from_millis(10);
+const RECONNECT_PAUSE_MAX: Duration = Duration::from_millis(250);
 /// How often a compare-and-exchange with an absent key starts over because the key comes and goes.
 const EXCHANGE_ATTEMPTS_MAX: u32 = 64;
 
@@ -39,13 +43,37 @@ struct Link {
 
 impl Link {
     fn new(shared: &Shared) -> Result<Self> {
-        let started = Instant::now();
-        let connection = shared.connection()?;
-        match connection.engine(shared.options) {
-            Ok(engine) => Ok(Self { engine, connection }),
-            Err(Failure::Error(error)) => Err(*error),
-            Err(Failure::Disconnected) => Err(shared.unreachable(started.elapsed())),
+        let mut losses = Losses::default();
+        loop {
+            let connection = shared.connection()?;
+            match connection.engine(shared.options) {
+                Ok(engine) => return Ok(Self { engine, connection }),
+                Err(Failure::Error(error)) => return Err(*error),
+                // A server may be killed again before it showed anything.
+                Err(Failure::Disconnected) => connection.control.give_up(),
+            }
+            losses.add(shared)?;
         }
+    }
+}
+
+/// How often a call lost its connection.
+#[derive(Default)]
+struct Losses {
+    first_at: Option<Instant>,
+    count: u32,
+}
+
+impl Losses {
+    /// One more; the error if that is enough.
+    fn add(&mut self, shared: &Shared) -> Result<()> {
+        let lost = self.first_at.get_or_insert_with(Instant::now).elapsed();
+        self.count += 1;
+        if self.count >= RECONNECTS_MIN && lost >= shared.connect_timeout() {
+            return Err(shared.unreachable(lost));
+        }
+        std::thread::sleep((RECONNECT_PAUSE * (self.count - 1)).min(RECONNECT_PAUSE_MAX));
+        Ok(())
     }
 }
 
@@ -68,7 +96,7 @@ impl Session {
     /// The engine, on a new connection if the old one was lost; a new one if somebody forgot a
     /// pipeline with operations on its lanes.
     #[inline]
-    fn engine(&mut self) -> Result<&AnyEngine> {
+    pub(crate) fn engine(&mut self) -> Result<&AnyEngine> {
         if self.link.connection.control.is_lost() || self.link.engine.is_pipelined() {
             self.link = Link::new(&self.shared)?;
         }
@@ -82,16 +110,18 @@ impl Session {
         if action.changes() && self.shared.role() == Role::Reader {
             return Err(Error::Denied);
         }
-        let mut lost_at = None;
-        for _ in 0..RECONNECTS_MAX {
+        let mut losses = Losses::default();
+        loop {
             match self.engine()?.perform(action, key, value) {
                 Ok(answer) => return Ok(answer),
-                Err(Failure::Error(error)) => return Err(*error),
+                Err(Failure::Error(error)) => {
+                    self.link.connection.note(&error);
+                    return Err(*error);
+                }
                 Err(Failure::Disconnected) => self.link.connection.control.give_up(),
             }
-            lost_at.get_or_insert_with(Instant::now);
+            losses.add(&self.shared)?;
         }
-        Err(self.shared.unreachable(lost_at.map_or(Duration::ZERO, |at| at.elapsed())))
     }
 
     /// Appends a value that a GET left in the block buffer.
@@ -145,27 +175,51 @@ impl Session {
     /// [`Error::Indeterminate`] if the connection broke on the way.
     #[inline]
     pub fn put(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
-        self.run(Action::Put, key, value).map(|_| ())
+        self.run(Action::Put(Lifetime::Forever), key, value).map(|_| ())
+    }
+
+    /// Stores a value that ends after `ttl`: [`Store::ttl`] says when. Then the key is absent.
+    ///
+    /// Costs what [`Session::put`] costs.
+    ///
+    /// # Errors
+    /// As [`Session::put`].
+    pub fn put_with_ttl(&mut self, key: &[u8], value: &[u8], ttl: Duration) -> Result<()> {
+        self.store(key, value, Store::always().ttl(ttl)).map(|_| ())
+    }
+
+    /// Stores a value under a condition, for ever or for a time; false if the condition did not
+    /// hold.
+    ///
+    /// Costs what [`Session::put`], [`Session::insert`], [`Session::update`] or
+    /// [`Session::compare_exchange`] cost.
+    ///
+    /// # Errors
+    /// As [`Session::put`].
+    pub fn store(&mut self, key: &[u8], value: &[u8], store: Store<'_>) -> Result<bool> {
+        Ok(self.run(store.action(), key, value)?.applied)
     }
 
     /// Stores a value only if the key is absent; false if it was there.
     ///
-    /// Three round trips; one if the key was there.
+    /// Three round trips; one if the key was there, two if its value may end: it was stored with a
+    /// TTL, or under a condition.
     ///
     /// # Errors
     /// As [`Session::put`].
     pub fn insert(&mut self, key: &[u8], value: &[u8]) -> Result<bool> {
-        Ok(self.run(Action::Insert, key, value)?.applied)
+        Ok(self.run(Action::Insert(Lifetime::Forever), key, value)?.applied)
     }
 
     /// Stores a value only if the key is there; false if it was absent.
     ///
-    /// One round trip if the key's location is cached, two if not; one if the key was absent.
+    /// One round trip if the key's location is cached, two if not; one if the key was absent. One
+    /// more if its value was stored with a TTL, or, uncached, under a condition: it may have ended.
     ///
     /// # Errors
     /// As [`Session::put`].
     pub fn update(&mut self, key: &[u8], value: &[u8]) -> Result<bool> {
-        Ok(self.run(Action::Update, key, value)?.applied)
+        Ok(self.run(Action::Update(Lifetime::Forever), key, value)?.applied)
     }
 
     /// Removes a key; false if it was absent.
@@ -223,7 +277,7 @@ impl Session {
     }
 
     fn exchange(&mut self, key: &[u8], expected: Expected<'_>, new: &[u8]) -> Result<Exchange> {
-        let answer = self.run(Action::Exchange(expected), key, new)?;
+        let answer = self.run(Action::Exchange(expected, Lifetime::Forever), key, new)?;
         if answer.applied {
             return Ok(Exchange::Exchanged);
         }
@@ -246,10 +300,10 @@ impl Session {
 
     /// Iterates over all keys and values, in no particular order.
     ///
-    /// Weakly consistent: a key that is there from the first to the last step, unchanged, comes
-    /// exactly once. A key that is inserted, deleted or deleted and inserted again meanwhile may
-    /// come, may not come, or may come twice; a key whose value is replaced comes with a value it
-    /// had at some moment of the scan. Two round trips an entry at most, one a subtable.
+    /// Weakly consistent: a key that is there from the first to the last step comes exactly once,
+    /// also when the index grows meanwhile, with a value it had at some moment of the scan. A key
+    /// that is inserted or deleted meanwhile comes at most once. One round trip an entry, more when
+    /// its value is replaced under the scan's eyes, and one a subtable, more while it is split.
     ///
     /// # Errors
     /// [`Error::Unreachable`] if the server went away and did not come back.

@@ -1,14 +1,18 @@
 //! The operations over any fabric, for the simulator of `farside-tests`: production code, driven
 //! from outside. Behind the feature `testing`; not a part of the API.
 
-use farside_common::control::{FreeBlock, Welcome};
+use farside_common::control::{FreeBlock, SplitOutcome, Welcome};
 use farside_common::fabric::{Buffer, Endpoint, Fabric, LaneId, Nanos};
 use farside_common::layout::SizeClass;
 
-use crate::allocator::Depot;
+use crate::allocator::{Blocks as Delivered, Delivery, Depot};
 use crate::engine::{Engine, EngineOptions, Failure, LANE};
+use crate::growth::Prefix;
 use crate::protocol::{Action, Answer, Expected, Operation};
+use crate::store::Lifetime;
 use crate::{Error, Version};
+
+const FOREVER: Lifetime = Lifetime::Forever;
 
 /// Where a rig's blocks come from and go to.
 pub trait Blocks {
@@ -17,20 +21,39 @@ pub trait Blocks {
 
     /// Gets blocks back. `rested`: unlinked for GRACE already.
     fn give(&mut self, class: SizeClass, rested: bool, blocks: Vec<FreeBlock>);
+
+    /// The answer to a request for a split of a subtable that goes by so many bits, once there is
+    /// one.
+    fn split_outcome(&mut self, local_depth: u8) -> Option<SplitOutcome>;
 }
 
 struct Supply {
     blocks: Box<dyn Blocks>,
-    answers: Vec<(SizeClass, Vec<FreeBlock>)>,
+    answers: Vec<Delivery>,
+    /// Splits that were asked for and not answered yet.
+    asked: Vec<Prefix>,
 }
 
 impl Depot for Supply {
     fn request(&mut self, class: SizeClass, count: u32) {
-        let answer = self.blocks.take(class, count);
-        self.answers.push((class, answer));
+        let blocks = self.blocks.take(class, count);
+        let delivered = Delivered { class, rested: true, soon: false, blocks };
+        self.answers.push(Delivery::Blocks(delivered));
     }
 
-    fn receive(&mut self) -> Option<(SizeClass, Vec<FreeBlock>)> {
+    fn request_split(&mut self, prefix: Prefix) {
+        self.asked.push(prefix);
+    }
+
+    fn receive(&mut self) -> Option<Delivery> {
+        let Self { blocks, answers, asked } = self;
+        asked.retain(|prefix| match blocks.split_outcome(prefix.local_depth) {
+            Some(outcome) => {
+                answers.push(Delivery::Split(*prefix, outcome));
+                false
+            }
+            None => true,
+        });
         self.answers.pop()
     }
 
@@ -83,7 +106,7 @@ impl<F: Fabric> Rig<F> {
         cache_bytes: usize,
         wall: u64,
     ) -> Result<Self, Option<Error>> {
-        let supply = Supply { blocks, answers: Vec::new() };
+        let supply = Supply { blocks, answers: Vec::new(), asked: Vec::new() };
         let options = EngineOptions { cache_bytes, lanes };
         let engine = Engine::open_at(fabric, supply, welcome, options, wall).map_err(error)?;
         Ok(Self { engine })
@@ -100,7 +123,7 @@ impl<F: Fabric> Rig<F> {
     /// [`Error::OutOfSpace`].
     pub fn fetch_blocks(&self, class: SizeClass) -> Result<(), Option<Error>> {
         let taken = self.engine.endpoint.drive(self.engine.take_block(LANE, class));
-        self.engine.allocator().put_back(class, taken.map_err(error)?);
+        self.engine.allocator().put_back(LANE, class, taken.map_err(error)?);
         Ok(())
     }
 
@@ -116,15 +139,15 @@ impl<F: Fabric> Rig<F> {
     ) -> Result<Reply, Option<Error>> {
         let (action, value) = match call {
             Call::Get => (Action::Get, &[][..]),
-            Call::Put(value) => (Action::Put, value),
-            Call::Insert(value) => (Action::Insert, value),
-            Call::Update(value) => (Action::Update, value),
+            Call::Put(value) => (Action::Put(FOREVER), value),
+            Call::Insert(value) => (Action::Insert(FOREVER), value),
+            Call::Update(value) => (Action::Update(FOREVER), value),
             Call::Delete => (Action::Delete, &[][..]),
             Call::Exchange { expected, value } => {
-                (Action::Exchange(Expected::Value(expected)), value)
+                (Action::Exchange(Expected::Value(expected), FOREVER), value)
             }
             Call::ExchangeVersion { expected, value } => {
-                (Action::Exchange(Expected::Version(expected)), value)
+                (Action::Exchange(Expected::Version(expected), FOREVER), value)
             }
         };
         self.engine.check_key(key).map_err(Some)?;

@@ -134,6 +134,9 @@ pub struct ServerConfig {
     pub memory: Option<ByteSize>,
     /// A file on tmpfs or hugetlbfs that holds the region and survives the server.
     pub region_file: Option<PathBuf>,
+    /// A snapshot to fill a new region with, for this start only: it has no key in a file.
+    #[serde(skip)]
+    pub restore: Option<PathBuf>,
     /// Whether the region gets huge pages.
     pub huge_pages: HugePages,
     /// How long an unlinked block of a new region stays untouched, in milliseconds.
@@ -145,6 +148,8 @@ pub struct ServerConfig {
     /// How much memory the index of a new region gets; else between a sixth and a third of it.
     #[serde(deserialize_with = "from_text")]
     pub index: Option<ByteSize>,
+    /// Whether keys that were not written for long are removed when others need their room.
+    pub evict: bool,
     /// How many clients may be connected at a time.
     pub clients_max: u32,
     /// How often the server looks whether the hosts of its clients are still there, in
@@ -168,11 +173,13 @@ impl Default for ServerConfig {
             listen: None,
             memory: None,
             region_file: None,
+            restore: None,
             huge_pages: HugePages::default(),
             grace_ms: 100,
             key_bytes_max: 1024,
             value_bytes_max: 1 << 20,
             index: None,
+            evict: false,
             clients_max: CLIENTS_MAX_LIMIT,
             probe_ms: 1000,
             rdma: RdmaConfig::default(),

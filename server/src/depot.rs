@@ -2,23 +2,50 @@
 //!
 //! A data structure only; the chunk table and the block headers are reached through [`Memory`].
 
-use std::collections::{BTreeSet, VecDeque};
+mod chunks;
+mod figures;
+mod lost;
+mod shelf;
+#[cfg(test)]
+mod tests;
 
-use farside_common::control::{BLOCKS_PER_MESSAGE_MAX, ClassStatistics, FreeBlock};
+use std::collections::BTreeSet;
+
+use farside_common::control::{BLOCKS_PER_MESSAGE_MAX, FreeBlock};
 use farside_common::fabric::{ChainError, Nanos};
-use farside_common::layout::{BlockAddress, BlockRef, ChunkUse, Geometry, HeaderWord, SizeClass};
+use farside_common::layout::{
+    BlockAddress, BlockRef, ChunkEntry, ChunkUse, Geometry, HeaderWord, SizeClass, WORD_GENERATIONS,
+};
+
+pub(crate) use figures::Returned;
+pub(crate) use lost::Suspect;
+use shelf::{Resting, Shelf, Span};
 
 /// One client gets at most one in so many of the blocks that a class could still give, so that it
 /// does not take the last memory away from the others.
 const HOARD_SHARE: u64 = 4;
 
+/// How many blocks are made ready at a time, some more at the end ...
+const BLOCKS_PER_REFRESH: usize = 1 << 16;
+/// ... and how many chunks lose their class, each of whose headers is looked at.
+const CHUNKS_PER_REFRESH: usize = 8;
+
 /// What the depot needs of the region.
 pub(crate) trait Memory {
+    /// A chunk's entry in the chunk table.
+    fn entry(&self, chunk: u32) -> Result<ChunkEntry, ChainError>;
+
     /// Writes a chunk's entry in the chunk table.
-    fn set_use(&self, chunk: u32, chunk_use: ChunkUse) -> Result<(), ChainError>;
+    fn set_entry(&self, chunk: u32, entry: ChunkEntry) -> Result<(), ChainError>;
 
     /// The header word of the block there, or of what may become one.
     fn header(&self, address: BlockAddress) -> Result<HeaderWord, ChainError>;
+
+    /// Makes a header where there was none: nobody else uses the memory.
+    fn set_header(&self, address: BlockAddress, header: HeaderWord) -> Result<(), ChainError>;
+
+    /// Makes a chunk all zeros that nobody else uses.
+    fn clear(&self, chunk: u32) -> Result<(), ChainError>;
 }
 
 /// Why a block cannot be what somebody says it is.
@@ -34,109 +61,50 @@ pub(crate) enum BlockError {
     LinkedTwice { offset: u64 },
 }
 
-/// One bit for each block of a span.
-struct Bits(Box<[u64]>);
-
-impl Bits {
-    fn all(count: u64) -> Self {
-        let mut words = vec![u64::MAX; count.div_ceil(64) as usize];
-        let used = count % 64;
-        if let Some(last) = words.last_mut()
-            && used > 0
-        {
-            *last = (1 << used) - 1;
-        }
-        Self(words.into())
-    }
-
-    fn has(&self, index: u64) -> bool {
-        self.0[(index / 64) as usize] >> (index % 64) & 1 == 1
-    }
-
-    fn set(&mut self, index: u64) {
-        self.0[(index / 64) as usize] |= 1 << (index % 64);
-    }
-
-    fn clear(&mut self, index: u64) {
-        self.0[(index / 64) as usize] &= !(1 << (index % 64));
-    }
-
-    /// The first set bit at or behind `from`.
-    fn next(&self, from: u64) -> Option<u64> {
-        let start = (from / 64) as usize;
-        self.0.iter().enumerate().skip(start).find_map(|(at, word)| {
-            let hidden = if at == start { from % 64 } else { 0 };
-            let rest = word >> hidden << hidden;
-            (rest != 0).then(|| at as u64 * 64 + u64::from(rest.trailing_zeros()))
-        })
-    }
-}
-
-/// Chunks in a row, carved into blocks of one class.
-struct Span {
-    class: SizeClass,
-    /// Blocks with the depot. What is not here is linked or with a client.
-    held: Bits,
-    /// Blocks with the depot that are in no list: not looked at since the server started.
-    uncarved: Bits,
-}
-
 enum Chunk {
     Free,
     Subtables,
     /// The first chunk of a span.
-    Span(Span),
+    Span(Box<Span>),
     Continued,
 }
 
-/// Blocks that were given back and may not be written before a moment.
-struct Resting {
-    ready_at: Nanos,
-    blocks: Vec<FreeBlock>,
+/// Times and numbers that a depot goes by.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DepotOptions {
+    /// How long an unlinked block rests.
+    pub(crate) grace: Nanos,
+    /// How long after its last block became free a chunk keeps its class: until then somebody may
+    /// still name one of its blocks (invariant I13).
+    pub(crate) chunk_rest: Nanos,
+    /// The last generation, so to say, of memory that was never a block: random by region, so that
+    /// a version of one region is not one of another.
+    pub(crate) unused_generation: u32,
 }
 
-/// The blocks of a class.
-#[derive(Default)]
-struct Shelf {
-    ready: Vec<FreeBlock>,
-    /// By `ready_at`, for every batch rests equally long.
-    resting: VecDeque<Resting>,
-    /// Spans with uncarved blocks: first chunk, and the index to look from.
-    spans: VecDeque<(u32, u64)>,
-    blocks: u64,
-    held: u64,
-    uncarved: u64,
-}
+/// [`DepotOptions::chunk_rest`] in multiples of GRACE: T_word + L, which is 256 x GRACE, and an
+/// eighth more, because clocks drift.
+const CHUNK_REST_GRACES: u64 = WORD_GENERATIONS / 8 * 9;
 
-impl Shelf {
-    /// Registers a span, all of whose blocks are with the depot.
-    fn open(&mut self, chunk: u32, class: SizeClass) -> Span {
-        let count = class.blocks_per_span();
-        self.spans.push_back((chunk, 0));
-        self.blocks += count;
-        self.held += count;
-        self.uncarved += count;
-        Span { class, held: Bits::all(count), uncarved: Bits::all(count) }
-    }
-
-    /// Makes ready what has rested long enough.
-    fn wake(&mut self, now: Nanos) {
-        while self.resting.front().is_some_and(|batch| batch.ready_at <= now) {
-            self.ready.extend(self.resting.pop_front().into_iter().flat_map(|batch| batch.blocks));
-        }
+impl DepotOptions {
+    pub(crate) fn new(grace: Nanos, unused_generation: u32) -> Self {
+        let chunk_rest = grace.saturating_mul(CHUNK_REST_GRACES);
+        Self { grace, chunk_rest, unused_generation }
     }
 }
 
 /// Free blocks, by class, and chunks without a use.
 pub(crate) struct Depot {
     geometry: Geometry,
-    grace: Nanos,
-    /// The last generation, so to say, of memory that was never a block: random by region, so that
-    /// a version of one region is not one of another.
-    unused_generation: u32,
+    options: DepotOptions,
     chunks: Vec<Chunk>,
     free: BTreeSet<u32>,
     shelves: Vec<Shelf>,
+    /// Spans all of whose blocks can be handed out, and since when.
+    whole: BTreeSet<(Nanos, u32)>,
+    emptied: u64,
+    /// Blocks leave the index as many chunks as it needs for a key in each of them.
+    is_cache: bool,
 }
 
 impl Depot {
@@ -145,49 +113,97 @@ impl Depot {
     pub(crate) fn new(
         geometry: Geometry,
         uses: &[ChunkUse],
-        grace: Nanos,
-        unused_generation: u32,
+        options: DepotOptions,
+        now: Nanos,
     ) -> Self {
         let mut depot = Self {
             geometry,
-            grace,
-            unused_generation,
-            chunks: Vec::with_capacity(uses.len()),
+            options,
+            chunks: uses.iter().map(|_| Chunk::Continued).collect(),
             free: BTreeSet::new(),
             shelves: (0..SizeClass::COUNT).map(|_| Shelf::default()).collect(),
+            whole: BTreeSet::new(),
+            emptied: 0,
+            is_cache: false,
         };
         for (chunk, chunk_use) in (0..).zip(uses) {
-            let state = match chunk_use {
+            match chunk_use {
                 ChunkUse::Free => {
                     depot.free.insert(chunk);
-                    Chunk::Free
+                    depot.chunks[chunk as usize] = Chunk::Free;
                 }
-                ChunkUse::Subtables => Chunk::Subtables,
-                ChunkUse::Continued => Chunk::Continued,
-                ChunkUse::Blocks(class) => Chunk::Span(depot.shelf(*class).open(chunk, *class)),
-            };
-            depot.chunks.push(state);
+                ChunkUse::Subtables => depot.chunks[chunk as usize] = Chunk::Subtables,
+                ChunkUse::Continued => {}
+                ChunkUse::Blocks(class) => depot.open(chunk, *class, now),
+            }
         }
         depot
+    }
+
+    /// The region is a cache, all of whose blocks get used: without this they would take what the
+    /// index needs to grow.
+    pub(crate) fn reserve_for_index(&mut self) {
+        self.is_cache = true;
     }
 
     fn shelf(&mut self, class: SizeClass) -> &mut Shelf {
         &mut self.shelves[usize::from(class.index())]
     }
 
-    /// Notes that a slot links this block. Only before the first [`Depot::take`].
-    pub(crate) fn link(&mut self, block: BlockRef) -> Result<(), BlockError> {
-        let (chunk, index) = self.locate(block.address, block.class)?;
-        let Chunk::Span(span) = &mut self.chunks[chunk as usize] else { return Ok(()) };
-        if !span.held.has(index) {
-            return Err(BlockError::LinkedTwice { offset: block.address.offset() });
+    /// Puts a span on its shelf, all of its blocks with the depot.
+    fn open(&mut self, chunk: u32, class: SizeClass, now: Nanos) {
+        let mut span = Box::new(Span::new(class));
+        let shelf = self.shelf(class);
+        shelf.blocks += class.blocks_per_span();
+        shelf.held += class.blocks_per_span();
+        shelf.list(chunk, &mut span, 0);
+        span.whole_since = Some(now);
+        self.whole.insert((now, chunk));
+        self.chunks[chunk as usize] = Chunk::Span(span);
+    }
+
+    /// Changes a span, and notes what that means for where it is listed.
+    fn change<T>(
+        &mut self,
+        chunk: u32,
+        now: Nanos,
+        change: impl FnOnce(&mut Span, &mut Shelf) -> T,
+    ) -> Option<T> {
+        let Some(Chunk::Span(span)) = self.chunks.get_mut(chunk as usize) else { return None };
+        let shelf = &mut self.shelves[usize::from(span.class.index())];
+        let before = span.available();
+        let output = change(span, shelf);
+        shelf.list(chunk, span, before);
+        span.changed_at = span.changed_at.max(now);
+        let is_whole = span.available() == span.class.blocks_per_span();
+        match span.whole_since {
+            Some(since) if !is_whole => {
+                self.whole.remove(&(since, chunk));
+                span.whole_since = None;
+            }
+            None if is_whole => {
+                self.whole.insert((span.changed_at, chunk));
+                span.whole_since = Some(span.changed_at);
+            }
+            _ => {}
         }
-        span.held.clear(index);
-        span.uncarved.clear(index);
-        let shelf = self.shelf(block.class);
-        shelf.held -= 1;
-        shelf.uncarved -= 1;
-        Ok(())
+        Some(output)
+    }
+
+    /// Notes that a slot links this block. Only before the first [`Depot::take`].
+    pub(crate) fn link(&mut self, block: BlockRef, now: Nanos) -> Result<(), BlockError> {
+        let (chunk, index) = self.locate(block.address, block.class)?;
+        let linked = self.change(chunk, now, |span, shelf| {
+            if !span.held.has(index) {
+                return Err(BlockError::LinkedTwice { offset: block.address.offset() });
+            }
+            span.held.clear(index);
+            span.uncarved.clear(index);
+            span.uncarved_count -= 1;
+            shelf.held -= 1;
+            Ok(())
+        });
+        linked.unwrap_or(Ok(()))
     }
 
     /// Which block this is: the first chunk of its span, and its number in it.
@@ -211,6 +227,12 @@ impl Depot {
         }
     }
 
+    /// Where the block with this number stands; `None` beyond the heap.
+    fn address(&self, chunk: u32, class: SizeClass, index: u64) -> Option<BlockAddress> {
+        let start = self.geometry.chunk_offset(chunk)?;
+        BlockAddress::from_offset(start + index * class.block_bytes())
+    }
+
     /// Hands out blocks of a class: as many as asked for, within the bounds of a message and of
     /// [`HOARD_SHARE`]; one at least if there is one.
     pub(crate) fn take(
@@ -220,117 +242,80 @@ impl Depot {
         now: Nanos,
         memory: &impl Memory,
     ) -> Result<Vec<FreeBlock>, ChainError> {
-        self.shelf(class).wake(now);
+        self.refresh(now, memory)?;
         let share = (self.available(class) / HOARD_SHARE).max(1);
         let grant = u64::from(count).min(BLOCKS_PER_MESSAGE_MAX as u64).min(share) as usize;
         let mut blocks = Vec::with_capacity(grant);
         while blocks.len() < grant {
-            let Some(block) = self.next_block(class, memory)? else { break };
-            blocks.push(block);
+            match self.shelf(class).first() {
+                Some(chunk) => self.take_from(chunk, grant, &mut blocks, now, memory)?,
+                None if self.grow(class, now, memory)? => {}
+                None => break,
+            }
         }
         Ok(blocks)
     }
 
-    /// How many blocks the class could give now; a lower bound where that is more than decides.
-    fn available(&self, class: SizeClass) -> u64 {
-        let shelf = &self.shelves[usize::from(class.index())];
-        let spans = if class.chunks_per_span() == 1 {
-            self.free.len() as u64
-        } else {
-            let enough = BLOCKS_PER_MESSAGE_MAX as u64 * HOARD_SHARE;
-            self.free_pairs(enough)
-        };
-        shelf.ready.len() as u64 + shelf.uncarved + spans * class.blocks_per_span()
-    }
-
-    /// How many pairs of neighbours there are among the free chunks, up to `enough`.
-    fn free_pairs(&self, enough: u64) -> u64 {
-        let (mut pairs, mut single) = (0, None);
-        for chunk in &self.free {
-            if single.is_some_and(|left: u32| left + 1 == *chunk) {
-                (pairs, single) = (pairs + 1, None);
-            } else {
-                single = Some(*chunk);
-            }
-            if pairs == enough {
-                break;
+    /// Makes ready what has rested long enough, and empties chunks that nobody needs: some of it,
+    /// where there is much, for everybody waits meanwhile.
+    pub(crate) fn refresh(&mut self, now: Nanos, memory: &impl Memory) -> Result<(), ChainError> {
+        let mut left = BLOCKS_PER_REFRESH;
+        for class in SizeClass::all() {
+            while left > 0
+                && let Some(Resting { ready_at, blocks }) = self.shelf(class).next_rested(now)
+            {
+                left = left.saturating_sub(blocks.len());
+                self.make_ready(class, blocks, ready_at);
             }
         }
-        pairs
+        for _ in 0..CHUNKS_PER_REFRESH {
+            let due = |since: Nanos| since.saturating_add(self.options.chunk_rest) <= now;
+            match self.whole.first().copied() {
+                Some((since, chunk)) if due(since) => self.empty(chunk, memory)?,
+                _ => break,
+            }
+        }
+        Ok(())
     }
 
-    fn next_block(
+    fn make_ready(&mut self, class: SizeClass, blocks: Vec<FreeBlock>, now: Nanos) {
+        for block in blocks {
+            // Only what `locate` accepted comes here.
+            if let Ok((chunk, _)) = self.locate(block.address, class) {
+                self.change(chunk, now, |span, _| span.ready.push(block));
+            }
+        }
+    }
+
+    /// Takes blocks of a span that has some, until there are `grant`.
+    fn take_from(
         &mut self,
-        class: SizeClass,
+        chunk: u32,
+        grant: usize,
+        blocks: &mut Vec<FreeBlock>,
+        now: Nanos,
         memory: &impl Memory,
-    ) -> Result<Option<FreeBlock>, ChainError> {
-        let shelf = self.shelf(class);
-        if let Some(block) = shelf.ready.pop() {
-            // Only what `locate` accepted is in a list.
-            if let Ok((chunk, index)) = self.locate(block.address, class) {
-                self.hand_out(chunk, index);
+    ) -> Result<(), ChainError> {
+        let Some(start) = self.geometry.chunk_offset(chunk) else { return Ok(()) };
+        let unused = self.options.unused_generation;
+        let taken = self.change(chunk, now, |span, shelf| {
+            while blocks.len() < grant {
+                let block = match span.ready.pop() {
+                    Some(block) => block,
+                    None => match carve(span, start, unused, memory)? {
+                        Some(block) => block,
+                        None => break,
+                    },
+                };
+                let index = (block.address.offset() - start) / span.class.block_bytes();
+                span.held.clear(index);
+                span.clear_suspect(index);
+                shelf.held -= 1;
+                blocks.push(block);
             }
-            return Ok(Some(block));
-        }
-        if self.shelf(class).uncarved == 0 && !self.grow(class, memory)? {
-            return Ok(None);
-        }
-        self.carve(class, memory)
-    }
-
-    fn hand_out(&mut self, chunk: u32, index: u64) {
-        if let Chunk::Span(span) = &mut self.chunks[chunk as usize] {
-            span.held.clear(index);
-            self.shelves[usize::from(span.class.index())].held -= 1;
-        }
-    }
-
-    /// The next block that has been in no list yet.
-    fn carve(
-        &mut self,
-        class: SizeClass,
-        memory: &impl Memory,
-    ) -> Result<Option<FreeBlock>, ChainError> {
-        while let Some((chunk, from)) = self.shelf(class).spans.pop_front() {
-            let Chunk::Span(span) = &mut self.chunks[chunk as usize] else { continue };
-            let Some(index) = span.uncarved.next(from) else { continue };
-            let Some(start) = self.geometry.chunk_offset(chunk) else { continue };
-            let offset = start + index * class.block_bytes();
-            let Some(address) = BlockAddress::from_offset(offset) else { continue };
-            let header = memory.header(address)?;
-            let is_unused = header == HeaderWord::from_bits(0);
-            let last = if is_unused { self.unused_generation } else { header.generation };
-            let generation = last.wrapping_add(1);
-            span.uncarved.clear(index);
-            let shelf = self.shelf(class);
-            shelf.uncarved -= 1;
-            shelf.spans.push_front((chunk, index + 1));
-            self.hand_out(chunk, index);
-            return Ok(Some(FreeBlock { address, generation }));
-        }
-        Ok(None)
-    }
-
-    /// Gives a class another span; false when there is no room for one.
-    fn grow(&mut self, class: SizeClass, memory: &impl Memory) -> Result<bool, ChainError> {
-        let chunk = if class.chunks_per_span() == 1 {
-            self.free.first().copied()
-        } else {
-            // From the far end, so that single chunks break up few pairs.
-            self.free.iter().rev().copied().find(|chunk| self.free.contains(&(chunk + 1)))
-        };
-        let Some(chunk) = chunk else { return Ok(false) };
-        // The last chunk first: a server that dies in between leaves a continuation of nothing,
-        // which the next one takes for free.
-        for behind in (1..class.chunks_per_span() as u32).rev() {
-            memory.set_use(chunk + behind, ChunkUse::Continued)?;
-            self.free.remove(&(chunk + behind));
-            self.chunks[(chunk + behind) as usize] = Chunk::Continued;
-        }
-        memory.set_use(chunk, ChunkUse::Blocks(class))?;
-        self.free.remove(&chunk);
-        self.chunks[chunk as usize] = Chunk::Span(self.shelf(class).open(chunk, class));
-        Ok(true)
+            Ok(())
+        });
+        taken.unwrap_or(Ok(()))
     }
 
     /// Takes blocks back, to be handed out again at once (`rested`) or after GRACE. Stops at the
@@ -351,12 +336,11 @@ impl Depot {
                 break;
             }
         }
-        let ready_at = now.saturating_add(self.grace);
-        let shelf = self.shelf(class);
         if rested {
-            shelf.ready.extend(accepted);
+            self.make_ready(class, accepted, now);
         } else if !accepted.is_empty() {
-            shelf.resting.push_back(Resting { ready_at, blocks: accepted });
+            let ready_at = now.saturating_add(self.options.grace);
+            self.shelf(class).rest(Resting { ready_at, blocks: accepted });
         }
         outcome
     }
@@ -368,32 +352,31 @@ impl Depot {
             return Err(BlockError::NotOut { offset: block.address.offset() });
         }
         span.held.set(index);
-        self.shelf(class).held += 1;
+        span.clear_suspect(index);
+        let shelf = self.shelf(class);
+        shelf.held += 1;
+        shelf.returned += 1;
         Ok(())
-    }
-
-    /// Chunks without a use.
-    pub(crate) fn chunks_free(&self) -> u64 {
-        self.free.len() as u64
-    }
-
-    /// Chunks with subtables.
-    pub(crate) fn chunks_index(&self) -> u64 {
-        self.chunks.iter().filter(|chunk| matches!(chunk, Chunk::Subtables)).count() as u64
-    }
-
-    /// What there is of each class that has chunks.
-    pub(crate) fn classes(&self) -> Vec<ClassStatistics> {
-        let shelves = SizeClass::all().zip(&self.shelves).filter(|(_, shelf)| shelf.blocks > 0);
-        shelves
-            .map(|(class, shelf)| ClassStatistics {
-                class,
-                blocks: shelf.blocks,
-                blocks_free: shelf.held,
-            })
-            .collect()
     }
 }
 
-#[cfg(test)]
-mod tests;
+/// The next block of a span, that starts there, that has been in no list yet.
+fn carve(
+    span: &mut Span,
+    start: u64,
+    unused_generation: u32,
+    memory: &impl Memory,
+) -> Result<Option<FreeBlock>, ChainError> {
+    while let Some(index) = span.next_uncarved() {
+        let offset = start + index * span.class.block_bytes();
+        let Some(address) = BlockAddress::from_offset(offset) else { continue };
+        let last = used_generation(memory.header(address)?, unused_generation);
+        return Ok(Some(FreeBlock { address, generation: last.wrapping_add(1) }));
+    }
+    Ok(None)
+}
+
+/// The generation of what a header stands before; memory that never had one is all zeros.
+fn used_generation(header: HeaderWord, unused_generation: u32) -> u32 {
+    if header.bits() == 0 { unused_generation } else { header.generation }
+}

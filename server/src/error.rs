@@ -11,6 +11,7 @@ use farside_common::layout::LayoutError;
 use farside_common::size::ByteSize;
 
 use crate::depot::BlockError;
+use crate::restore::RestoreError;
 
 /// Why a server did not start: one line that says what to do.
 #[derive(Debug, thiserror::Error)]
@@ -54,11 +55,13 @@ pub enum ServerError {
     )]
     IndexTooLarge { asked: ByteSize, most: ByteSize },
     #[error(
-        "the region in {} is damaged: {damage}; no key was changed: copy the file and report this, \
-         then name another region_file, or delete this one if nobody needs its content",
+        "the region in {0} is damaged: {damage}; no key was changed: `kv-cli verify --region {0}` \
+         shows all that is wrong, and a snapshot can be restored into another region_file",
         .path.display()
     )]
     Damaged { path: PathBuf, damage: Damage },
+    #[error("cannot restore {}: {source}", .path.display())]
+    Restore { path: PathBuf, source: Box<RestoreError> },
     #[error("cannot use the region's memory: {0}")]
     Access(#[from] ChainError),
     #[error("the control service panicked, which is a bug: please report what stands above")]
@@ -86,7 +89,9 @@ pub enum Damage {
     Slot { slot: u64, source: LayoutError },
     #[error("the slot at offset {slot:#x}: {why}")]
     Link { slot: u64, why: String },
-    #[error("the slot at offset {slot:#x} is in the middle of a split, which nobody does yet")]
+    #[error(
+        "the slot at offset {slot:#x} is in the middle of a split of which nothing else is known"
+    )]
     Split { slot: u64 },
     #[error("{0}")]
     Access(#[from] ChainError),

@@ -13,10 +13,7 @@ use zerocopy::IntoBytes;
 
 use crate::error::{ServerError, system};
 
-/// Without other orders the index gets at most one in so many of the heap's bytes. That much,
-/// because nothing splits a subtable yet, and a window is full at a load of about 0.3.
-const INDEX_SHARE: u64 = 3;
-/// And with orders at most one in so many.
+/// The index of a new region gets at most one in so many of the heap's bytes.
 const INDEX_SHARE_MAX: u64 = 2;
 const SUBTABLES_PER_CHUNK: u64 = CHUNK_BYTES / SUBTABLE_BYTES;
 
@@ -50,7 +47,8 @@ pub(crate) fn format_region(region: &Region, config: &ServerConfig) -> Result<()
 fn index_depth(geometry: &Geometry, asked: Option<ByteSize>) -> Result<u8, ServerError> {
     let heap_bytes = u64::from(geometry.chunks()) * CHUNK_BYTES;
     let depth = match asked {
-        None => (heap_bytes / INDEX_SHARE / SUBTABLE_BYTES).max(1).ilog2(),
+        // It grows as it needs to.
+        None => 0,
         Some(asked) => {
             let most = heap_bytes / INDEX_SHARE_MAX;
             let subtables = asked.0.div_ceil(SUBTABLE_BYTES).max(1).checked_next_power_of_two();
@@ -107,12 +105,9 @@ mod tests {
     }
 
     #[test]
-    fn the_index_gets_up_to_a_third() {
+    fn the_index_starts_with_one_subtable() {
         for bytes in [8 << 20, 64 << 20, 1 << 30, 1 << 38] {
-            let geometry = geometry(bytes);
-            let heap = u64::from(geometry.chunks()) * CHUNK_BYTES;
-            let index = SUBTABLE_BYTES << index_depth(&geometry, None).unwrap();
-            assert!(index * 3 <= heap && index * 6 > heap, "{index} of {heap}");
+            assert_eq!(index_depth(&geometry(bytes), None).unwrap(), 0);
         }
     }
 

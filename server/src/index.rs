@@ -1,26 +1,45 @@
-//! The index as the server sees it: which subtables there are, and what their slots say.
+//! The index as the server sees it: which subtables there are, what their slots say, and which are
+//! free for splits to come.
 
+use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::Arc;
 
-use farside_common::fabric::shm::{Region, ShmFabric};
-use farside_common::fabric::verbs::{Loopback, LoopbackPeer, VerbsFabric};
-use farside_common::fabric::{ChainError, Endpoint, Fabric, LaneId, Nanos, Verb};
+use farside::chores::Split;
+use farside_common::fabric::shm::Region;
+use farside_common::fabric::{ChainError, Nanos};
 use farside_common::layout::{
-    ChunkUse, DirectoryEntry, Geometry, HINT_OFFSET, ROW_BYTES, Row, SUBTABLE_BYTES, Slot,
-    SlotState, SlotWord, slot_in_subtable,
+    CHUNK_BYTES, ChunkUse, DirectoryEntry, Geometry, ROW_BYTES, Row, SUBTABLE_BYTES, Slot,
+    SlotState, slot_in_subtable,
 };
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::error::Damage;
 
 const SUBTABLE_WORDS: usize = (SUBTABLE_BYTES / 8) as usize;
-/// The one lane of the server's own endpoint.
-const LANE: LaneId = LaneId(0);
 
-/// The subtables of a region.
+/// The subtables of a region. `growth.rs` has how they become more.
 pub(crate) struct Index {
-    region: Arc<Region>,
-    subtables: Vec<u64>,
+    pub(crate) region: Arc<Region>,
+    pub(crate) geometry: Geometry,
+    /// How many bits of a hash the directory in use goes by.
+    pub(crate) depth: u8,
+    /// All places for subtables, in use or not. Only ever grows, so that whoever walks through it
+    /// by number misses none.
+    pub(crate) places: Vec<u64>,
+    /// The chunks that they are in.
+    chunks: HashSet<u32>,
+    /// How many subtables the directory leads to.
+    pub(crate) in_use: u64,
+    /// Places nothing leads to, with all words MOVED.
+    pub(crate) free: Vec<u64>,
+    /// Places that a split has emptied, and when nobody believes a READ from before any more.
+    pub(crate) resting: VecDeque<(Nanos, u64)>,
+    /// Splits that were begun and not ended, by their old subtable, and when to try again.
+    pub(crate) unfinished: BTreeMap<u64, Nanos>,
+    /// Splits since the start.
+    pub(crate) splits: u64,
+    /// When to say again that something is damaged.
+    pub(crate) complain_at: Nanos,
 }
 
 /// A subtable's bytes, read at one moment.
@@ -30,73 +49,146 @@ pub(crate) struct SubtableImage {
 }
 
 impl Index {
-    /// Follows the directory of this depth, and checks every row's header.
+    /// Follows the directory of this depth, and checks every row's header. Returns also what splits
+    /// a former server began and did not end.
     pub(crate) fn read(
         region: &Arc<Region>,
         geometry: &Geometry,
         depth: u8,
         uses: &[ChunkUse],
-    ) -> Result<Self, Damage> {
-        let mut index = Self { region: region.clone(), subtables: Vec::new() };
-        let Some(directory) = geometry.directory_offset(depth) else {
-            return Err(Damage::DirectoryEntry { entry: 0 });
+    ) -> Result<(Self, Vec<Split>), Damage> {
+        let mut index = Self {
+            region: region.clone(),
+            geometry: *geometry,
+            depth,
+            places: Vec::new(),
+            chunks: HashSet::new(),
+            in_use: 0,
+            free: Vec::new(),
+            resting: VecDeque::new(),
+            unfinished: BTreeMap::new(),
+            splits: 0,
+            complain_at: 0,
         };
-        let entry_at = |entry: u64| region.load(directory + entry * 8);
+        for (chunk, _) in (0..).zip(uses).filter(|(_, of)| **of == ChunkUse::Subtables) {
+            index.add_chunk(chunk);
+        }
+        let mut used = HashSet::new();
+        let mut splits = Vec::new();
         let mut entry = 0;
         while entry < 1 << depth {
-            let first = DirectoryEntry::from_bits(entry_at(entry)?);
-            let offset =
-                first.subtable(geometry).map_err(|source| Damage::Directory { entry, source })?;
-            let local_depth = first.local_depth();
-            let in_index = geometry
-                .chunk_of(offset)
-                .is_some_and(|chunk| uses.get(chunk as usize) == Some(&ChunkUse::Subtables));
-            if local_depth > depth || !in_index {
-                return Err(Damage::DirectoryEntry { entry });
-            }
-            // A subtable of fewer bits stands in all the entries that share them.
-            let group = 1u64 << (depth - local_depth);
-            if !entry.is_multiple_of(group) {
-                return Err(Damage::DirectoryEntry { entry });
-            }
-            for other in entry + 1..entry + group {
-                if entry_at(other)? != first.bits() {
-                    return Err(Damage::DirectoryEntry { entry: other });
-                }
-            }
-            index.check_rows(offset, (entry / group) as u32, local_depth)?;
-            index.subtables.push(offset);
-            entry += group;
+            let (subtable, entries) = index.subtable_at(entry)?;
+            let prefix = (entry / entries) as u32;
+            let split = index.check_rows(subtable, prefix)?;
+            index.check_group(entry, entries, subtable, split.as_ref())?;
+            used.insert(subtable.offset());
+            used.extend(split.iter().flat_map(|split| split.new));
+            splits.extend(split);
+            index.in_use += 1;
+            entry += entries;
         }
-        Ok(index)
+        index.free = index.places.iter().copied().filter(|place| !used.contains(place)).collect();
+        Ok((index, splits))
     }
 
-    fn check_rows(&self, subtable: u64, prefix: u32, local_depth: u8) -> Result<(), Damage> {
-        let image = SubtableImage::read(&self.region, subtable)?;
-        for (row, offset) in image.rows().iter().zip((subtable..).step_by(ROW_BYTES as usize)) {
-            let header = &row.header;
-            let right = header.prefix.get() == prefix && header.local_depth == local_depth;
-            if !header.is_valid() || !right {
-                return Err(Damage::Row { offset });
+    /// A chunk's places for subtables are this index's.
+    pub(crate) fn add_chunk(&mut self, chunk: u32) {
+        self.chunks.insert(chunk);
+        self.places.extend(places_of(&self.geometry, chunk));
+    }
+
+    fn is_place(&self, offset: u64) -> bool {
+        offset.is_multiple_of(SUBTABLE_BYTES)
+            && self.geometry.chunk_of(offset).is_some_and(|chunk| self.chunks.contains(&chunk))
+    }
+
+    fn entry(&self, entry: u64) -> Result<DirectoryEntry, ChainError> {
+        let outside = ChainError::Outside { remote: entry, bytes: 8 };
+        let directory = self.geometry.directory_offset(self.depth).ok_or(outside)?;
+        Ok(DirectoryEntry::from_bits(self.region.load(directory + entry * 8)?))
+    }
+
+    /// What a directory entry leads to, and how many entries do.
+    pub(crate) fn subtable_at(&self, entry: u64) -> Result<(DirectoryEntry, u64), Damage> {
+        let first = self.entry(entry)?;
+        let offset =
+            first.subtable(&self.geometry).map_err(|source| Damage::Directory { entry, source })?;
+        if first.local_depth() > self.depth || !self.is_place(offset) {
+            return Err(Damage::DirectoryEntry { entry });
+        }
+        // A subtable of fewer bits stands in all the entries that share them.
+        let entries = 1u64 << (self.depth - first.local_depth());
+        if !entry.is_multiple_of(entries) {
+            return Err(Damage::DirectoryEntry { entry });
+        }
+        Ok((first, entries))
+    }
+
+    /// That all entries lead to the same subtable, or to where a split takes its keys: they are
+    /// changed from the last to the first.
+    fn check_group(
+        &self,
+        first: u64,
+        entries: u64,
+        subtable: DirectoryEntry,
+        split: Option<&Split>,
+    ) -> Result<(), Damage> {
+        for at in 1..entries {
+            let bits = self.entry(first + at)?.bits();
+            let side = usize::from(2 * at >= entries);
+            let moved = split
+                .map(|split| DirectoryEntry::new(split.new[side], split.local_depth + 1).bits());
+            if bits != subtable.bits() && moved != Some(bits) {
+                return Err(Damage::DirectoryEntry { entry: first + at });
             }
         }
         Ok(())
     }
 
-    /// How many subtables there are.
-    pub(crate) fn subtables(&self) -> usize {
-        self.subtables.len()
+    /// The split that was begun of this subtable, if one was.
+    pub(crate) fn check_rows(
+        &self,
+        subtable: DirectoryEntry,
+        prefix: u32,
+    ) -> Result<Option<Split>, Damage> {
+        let (old, local_depth) = (subtable.offset(), subtable.local_depth());
+        let image = SubtableImage::read(&self.region, old)?;
+        let forward = image.forward();
+        for (row, offset) in image.rows().iter().zip((old..).step_by(ROW_BYTES as usize)) {
+            let header = &row.header;
+            let right = header.prefix.get() == prefix && header.local_depth == local_depth;
+            let leads = |new: [u64; 2]| {
+                Some(new) == forward && new[0] != new[1] && new.iter().all(|to| self.is_place(*to))
+            };
+            let believable = right && header.is_valid() && !header.is_filling();
+            if !believable || !header.forward().is_none_or(leads) {
+                return Err(Damage::Row { offset });
+            }
+        }
+        let moved = image.slots().find(|(_, slot)| slot.word().state() == SlotState::Moved);
+        if let (None, Some((slot, _))) = (forward, moved) {
+            return Err(Damage::Split { slot });
+        }
+        Ok(forward.map(|new| Split { prefix, local_depth, old, new }))
     }
 
-    /// The subtable with this number; `None` beyond the last.
+    /// The place with this number; `None` beyond the last.
     pub(crate) fn subtable(&self, number: usize) -> Option<Result<SubtableImage, ChainError>> {
-        let offset = *self.subtables.get(number)?;
+        let offset = *self.places.get(number)?;
         Some(SubtableImage::read(&self.region, offset))
     }
 }
 
+/// The places for subtables in a chunk.
+pub(crate) fn places_of(geometry: &Geometry, chunk: u32) -> impl Iterator<Item = u64> + use<> {
+    let start = geometry.chunk_offset(chunk);
+    start
+        .into_iter()
+        .flat_map(|start| (start..start + CHUNK_BYTES).step_by(SUBTABLE_BYTES as usize))
+}
+
 impl SubtableImage {
-    fn read(region: &Region, offset: u64) -> Result<Self, ChainError> {
+    pub(crate) fn read(region: &Region, offset: u64) -> Result<Self, ChainError> {
         let mut words = Box::new([0; SUBTABLE_WORDS]);
         region.read(offset, &mut words[..])?;
         Ok(Self { offset, words })
@@ -106,6 +198,11 @@ impl SubtableImage {
         <[Row]>::ref_from_bytes(self.words.as_bytes()).unwrap_or_default()
     }
 
+    /// Where a split takes the keys, by any row: it says so in one after the other.
+    pub(crate) fn forward(&self) -> Option<[u64; 2]> {
+        self.rows().iter().find_map(|row| row.header.forward())
+    }
+
     /// Every slot with its offset in the region.
     pub(crate) fn slots(&self) -> impl Iterator<Item = (u64, &Slot)> {
         let start = self.offset;
@@ -113,63 +210,5 @@ impl SubtableImage {
             let offset = move |slot| start + slot_in_subtable(number, slot);
             row.slots.iter().enumerate().map(move |(slot, content)| (offset(slot), content))
         })
-    }
-}
-
-/// The server's own way to change slots: verbs like everybody's (invariant I11), never fenced.
-pub(crate) enum SlotCleaner {
-    Memory(Endpoint<ShmFabric>),
-    /// With the other end, which lives as long.
-    Device(Box<Endpoint<VerbsFabric>>, #[allow(dead_code, reason = "only kept")] LoopbackPeer),
-}
-
-impl SlotCleaner {
-    pub(crate) fn over_memory(region: &Arc<Region>) -> Self {
-        Self::Memory(Endpoint::new(ShmFabric::new(region.clone(), None, 1), 1))
-    }
-
-    pub(crate) fn over(Loopback { fabric, peer }: Loopback) -> Self {
-        Self::Device(Box::new(Endpoint::new(fabric, 1)), peer)
-    }
-
-    /// How long after it was fenced a client's verbs can still take effect.
-    pub(crate) fn settles_ns(&self) -> Nanos {
-        match self {
-            Self::Memory(endpoint) => endpoint.fabric().timing().lateness_max_ns,
-            // Its queue pairs were destroyed.
-            Self::Device(..) => 0,
-        }
-    }
-
-    /// Empties a slot whose owner is gone; false if somebody else changed it meanwhile.
-    ///
-    /// The hint goes first, so that it never stands beside another incarnation (invariant I6). No
-    /// deadline: with its owner gone nobody but the server takes the slot out of PENDING and
-    /// ABORTED, so the chain cannot be late.
-    pub(crate) fn clear(&self, slot: u64, word: SlotWord) -> Result<bool, ChainError> {
-        if self.clear_once(slot, word)? {
-            return Ok(true);
-        }
-        // Another INSERT of the fingerprint may have aborted it. Nothing follows ABORTED.
-        match word.state() {
-            SlotState::Pending => self.clear_once(slot, word.with_state(SlotState::Aborted)),
-            _ => Ok(false),
-        }
-    }
-
-    fn clear_once(&self, slot: u64, word: SlotWord) -> Result<bool, ChainError> {
-        let chain = [
-            Verb::WriteWord { remote: slot + HINT_OFFSET, value: 0 },
-            Verb::CompareSwap {
-                remote: slot,
-                expected: word.bits(),
-                desired: word.emptied().bits(),
-            },
-        ];
-        let found = match self {
-            Self::Memory(own) => own.drive(own.chain(LANE, &chain, Nanos::MAX))?,
-            Self::Device(own, _) => own.drive(own.chain(LANE, &chain, Nanos::MAX))?,
-        };
-        Ok(found == word.bits())
     }
 }

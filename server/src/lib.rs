@@ -24,17 +24,25 @@
 #![deny(unsafe_code)]
 
 mod clients;
+mod collect;
+mod content;
 mod depot;
 mod error;
+mod eviction;
+mod expiry;
 mod formatting;
+mod growth;
 mod index;
 mod listening;
+mod own_endpoint;
 mod peer;
 mod recovery;
+mod restore;
 mod server;
 mod service;
 mod sweep;
 mod tokens;
 
 pub use error::{Damage, ServerError};
+pub use restore::RestoreError;
 pub use server::{Server, Stopper};

@@ -36,13 +36,19 @@ struct Flags {
     /// A file on tmpfs or hugetlbfs that holds the region and survives the server
     #[arg(long, value_name = "FILE")]
     region_file: Option<PathBuf>,
+    /// A snapshot to fill a new region with; the region file must not be there yet
+    #[arg(long, value_name = "FILE")]
+    restore: Option<PathBuf>,
+    /// Use the region as a cache: when it is full, remove keys that were not written for long
+    #[arg(long)]
+    evict: bool,
     /// Huge pages: auto, never or require
     #[arg(long, value_name = "CHOICE")]
     huge_pages: Option<HugePages>,
     /// How long unlinked memory of a new region stays untouched
     #[arg(long, value_name = "MS")]
     grace_ms: Option<u32>,
-    /// How much memory of a new region the index gets, such as 64MiB
+    /// How much memory the index of a new region starts with, such as 64MiB
     #[arg(long, value_name = "SIZE")]
     index: Option<ByteSize>,
     /// The longest key of a new region
@@ -103,6 +109,8 @@ fn configure(flags: Flags) -> Result<ServerConfig> {
     config.listen = flags.listen.or(config.listen);
     config.memory = flags.memory.or(config.memory);
     config.region_file = flags.region_file.or(config.region_file);
+    config.evict |= flags.evict;
+    config.restore = flags.restore.or(config.restore);
     config.index = flags.index.or(config.index);
     override_with(&mut config.huge_pages, flags.huge_pages);
     override_with(&mut config.grace_ms, flags.grace_ms);

@@ -3,7 +3,8 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use farside_common::control::{Channel, Refusal, Reply, Role};
+use farside_common::control::{Ask, Channel, Refusal, Reply, Role};
+use farside_common::fabric::ChainError;
 use farside_common::fabric::verbs::{ConnectionId, DataConnection};
 use rustix::event::epoll::EventFlags;
 
@@ -32,10 +33,14 @@ pub(crate) enum Farewell {
     Refused(Refusal),
     #[error("it breaks the protocol: {0}")]
     Broken(String),
+    #[error("the server does not reach the region: {0}")]
+    Failed(ChainError),
     #[error("it cannot be answered: {0}")]
     Unreachable(io::Error),
     #[error("its host does not answer")]
     Silent,
+    #[error("it does not say which blocks it holds")]
+    Mute,
     #[error("others wait to say who they are")]
     Crowded,
 }
@@ -51,6 +56,9 @@ pub(crate) struct Peer {
     pub(crate) watched: EventFlags,
     unsent: Option<Reply>,
     last_sent: Option<Reply>,
+    /// What it is to be asked once there is room: to report, and to return what it can spare.
+    report: Option<Ask>,
+    recall: Option<Ask>,
     /// The other end is closed: it gets nothing any more, but what it sent before is still here.
     is_closed: bool,
     /// It closed before it took `last_sent`; what it left before that, nobody knows.
@@ -66,6 +74,8 @@ impl Peer {
             watched: EventFlags::IN,
             unsent: None,
             last_sent: None,
+            report: None,
+            recall: None,
             is_closed: false,
             missed_last: false,
         }
@@ -90,8 +100,14 @@ impl Peer {
 
     /// What epoll should watch it for.
     pub(crate) fn wants(&self) -> EventFlags {
-        let by_writing = self.is_waiting() && self.channel.is_writable_with_room();
-        if by_writing { EventFlags::OUT } else { EventFlags::IN }
+        let is_asking = self.report.is_some() || self.recall.is_some();
+        match (self.is_waiting(), is_asking && !self.is_closed) {
+            _ if !self.channel.is_writable_with_room() => EventFlags::IN,
+            (true, _) => EventFlags::OUT,
+            // What it says meanwhile may be what makes it ask for less.
+            (false, true) => EventFlags::IN | EventFlags::OUT,
+            (false, false) => EventFlags::IN,
+        }
     }
 
     /// Receives one message; `None` if there is none after all.
@@ -124,12 +140,43 @@ impl Peer {
         self.flush(buffer)
     }
 
-    /// Sends the answer that waits.
+    /// Asks, now or once there is room; nothing a second time before the first was sent.
+    pub(crate) fn ask(&mut self, ask: Ask, buffer: &mut Vec<u8>) -> Result<(), Farewell> {
+        match ask {
+            Ask::Report { .. } => self.report = Some(ask),
+            Ask::Return => self.recall = Some(ask),
+        }
+        self.flush(buffer)
+    }
+
+    /// Sends the answer that waits, then what there is to ask.
     pub(crate) fn flush(&mut self, buffer: &mut Vec<u8>) -> Result<(), Farewell> {
-        let Some(reply) = self.unsent.as_ref().filter(|_| !self.is_closed) else { return Ok(()) };
-        reply.encode(buffer);
-        match self.channel.send(buffer) {
-            Ok(()) => self.last_sent = self.unsent.take(),
+        if let Some(reply) = &self.unsent {
+            reply.encode(buffer);
+            if self.send(buffer)? {
+                self.last_sent = self.unsent.take();
+            }
+        }
+        while let Some(ask) = self.report.or(self.recall).filter(|_| self.unsent.is_none()) {
+            Reply::Ask(ask).encode(buffer);
+            if !self.send(buffer)? {
+                return Ok(());
+            }
+            let sent = if self.report.is_some() { &mut self.report } else { &mut self.recall };
+            *sent = None;
+            // What it did not read when it closes may be no more than this.
+            self.last_sent = None;
+        }
+        Ok(())
+    }
+
+    /// Whether the message is on its way.
+    fn send(&mut self, message: &[u8]) -> Result<bool, Farewell> {
+        if self.is_closed {
+            return Ok(false);
+        }
+        match self.channel.send(message) {
+            Ok(()) => return Ok(true),
             Err(error) => match error.kind() {
                 io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => {}
                 // Not the end: its last requests are still to be read.
@@ -142,7 +189,7 @@ impl Peer {
                 _ => return Err(Farewell::Unreachable(error)),
             },
         }
-        Ok(())
+        Ok(false)
     }
 
     /// From here on nothing is sent.

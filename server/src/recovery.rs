@@ -11,15 +11,16 @@ use farside_common::config::ServerConfig;
 use farside_common::fabric::shm::{Region, RegionMemory, boot_time_ns};
 use farside_common::fabric::{ChainError, Nanos};
 use farside_common::layout::{
-    BlockAddress, CLIENTS_MAX, ChunkEntry, ChunkUse, Format, Geometry, HeaderWord,
+    BlockAddress, CHUNK_BYTES, CLIENTS_MAX, ChunkEntry, ChunkUse, Format, Geometry, HeaderWord,
     INCARNATION_OFFSET, RegionState, STATE_OFFSET, SlotState, Superblock,
 };
 use farside_common::size::ByteSize;
 
-use crate::depot::{Depot, Memory};
+use crate::depot::{Depot, DepotOptions, Memory};
 use crate::error::{Damage, ServerError};
 use crate::formatting::{format_region, superblock_bytes};
-use crate::index::{Index, SlotCleaner};
+use crate::index::Index;
+use crate::own_endpoint::OwnEndpoint;
 
 /// What a server works on.
 pub(crate) struct Opened {
@@ -27,9 +28,10 @@ pub(crate) struct Opened {
     pub(crate) format: Format,
     pub(crate) geometry: Geometry,
     pub(crate) incarnation: u64,
-    pub(crate) directory_depth: u8,
     pub(crate) index: Index,
     pub(crate) depot: Depot,
+    /// It was formatted just now: there is no key in it.
+    pub(crate) is_new: bool,
 }
 
 /// The region as the depot sees it.
@@ -38,15 +40,34 @@ pub(crate) struct RegionTables<'a> {
     pub(crate) geometry: &'a Geometry,
 }
 
-impl Memory for RegionTables<'_> {
-    fn set_use(&self, chunk: u32, chunk_use: ChunkUse) -> Result<(), ChainError> {
+impl RegionTables<'_> {
+    fn offset(&self, chunk: u32) -> Result<u64, ChainError> {
         let outside = ChainError::Outside { remote: chunk.into(), bytes: 8 };
-        let entry = self.geometry.chunk_entry(chunk).ok_or(outside)?;
-        self.region.store(entry, ChunkEntry::new(chunk_use).bits())
+        self.geometry.chunk_entry(chunk).ok_or(outside)
+    }
+}
+
+impl Memory for RegionTables<'_> {
+    fn entry(&self, chunk: u32) -> Result<ChunkEntry, ChainError> {
+        Ok(ChunkEntry::from_bits(self.region.load(self.offset(chunk)?)?))
+    }
+
+    fn set_entry(&self, chunk: u32, entry: ChunkEntry) -> Result<(), ChainError> {
+        self.region.store(self.offset(chunk)?, entry.bits())
     }
 
     fn header(&self, address: BlockAddress) -> Result<HeaderWord, ChainError> {
         Ok(HeaderWord::from_bits(self.region.load(address.offset())?))
+    }
+
+    fn set_header(&self, address: BlockAddress, header: HeaderWord) -> Result<(), ChainError> {
+        self.region.store(address.offset(), header.bits())
+    }
+
+    fn clear(&self, chunk: u32) -> Result<(), ChainError> {
+        let outside = ChainError::Outside { remote: chunk.into(), bytes: CHUNK_BYTES };
+        let start = self.geometry.chunk_offset(chunk).ok_or(outside)?;
+        self.region.write(start, &vec![0; (CHUNK_BYTES / 8) as usize])
     }
 }
 
@@ -85,7 +106,8 @@ pub(crate) fn open(memory: &RegionMemory, config: &ServerConfig) -> Result<Opene
         log_continued(&path, state, incarnation);
         warn_of_kept(config, &format);
     }
-    Ok(Opened { region, format, geometry, incarnation, directory_depth: depth, index, depot })
+    let is_new = memory.is_new;
+    Ok(Opened { region, format, geometry, incarnation, index, depot, is_new })
 }
 
 fn log_continued(path: &Path, state: RegionState, incarnation: u64) {
@@ -143,20 +165,23 @@ fn unused_generation(region_id: &[u8; 16]) -> u32 {
 impl Recovery<'_> {
     fn run(&self, format: &Format, is_new: bool) -> Result<(Index, Depot), Damage> {
         let uses = self.chunk_uses()?;
-        let index = Index::read(self.region, &self.geometry, self.depth, &uses)?;
+        let own = OwnEndpoint::over_memory(self.region);
+        if !is_new {
+            // Until then a former client's last verb may take effect.
+            sleep_until(self.fenced_at + own.settles_ns());
+        }
+        let (mut index, splits) = Index::read(self.region, &self.geometry, self.depth, &uses)?;
+        index.resume(&splits, format, &own)?;
         let grace = Nanos::from(format.grace_ms) * 1_000_000;
-        let mut depot =
-            Depot::new(self.geometry, &uses, grace, unused_generation(&format.region_id));
+        let options = DepotOptions::new(grace, unused_generation(&format.region_id));
+        let mut depot = Depot::new(self.geometry, &uses, options, boot_time_ns());
         if is_new {
             return Ok((index, depot));
         }
-        let cleaner = SlotCleaner::over_memory(self.region);
-        // Until then a former client's last verb may take effect.
-        sleep_until(self.fenced_at + cleaner.settles_ns());
-        let (linked, cleared) = self.walk(&index, &mut depot, &cleaner)?;
+        let (linked, cleared) = self.walk(&index, &mut depot, &own)?;
         tracing::info!(keys = linked, unfinished = cleared, "the index was walked");
         // Until then a former client's last READ may want what its last verb unlinked.
-        sleep_until(self.fenced_at + cleaner.settles_ns() + grace);
+        sleep_until(self.fenced_at + own.settles_ns() + grace);
         Ok((index, depot))
     }
 
@@ -175,7 +200,9 @@ impl Recovery<'_> {
                     // A server died between the two stores that give a class two chunks.
                     uses[chunk] = ChunkUse::Free;
                     let tables = RegionTables { region: self.region, geometry: &self.geometry };
-                    tables.set_use(chunk as u32, ChunkUse::Free)?;
+                    let age = tables.entry(chunk as u32)?.age();
+                    let free = ChunkEntry::new(ChunkUse::Free).with_age(age);
+                    tables.set_entry(chunk as u32, free)?;
                     1
                 }
                 ChunkUse::Free | ChunkUse::Subtables => 1,
@@ -196,7 +223,7 @@ impl Recovery<'_> {
         &self,
         index: &Index,
         depot: &mut Depot,
-        cleaner: &SlotCleaner,
+        own: &OwnEndpoint,
     ) -> Result<(u64, u64), Damage> {
         let (mut linked, mut cleared) = (0, 0);
         for number in 0.. {
@@ -204,19 +231,20 @@ impl Recovery<'_> {
             for (slot, content) in image?.slots() {
                 let word = content.word();
                 match word.state() {
-                    SlotState::Empty => {}
+                    // MOVED: a free place, or what a split has emptied.
+                    SlotState::Empty | SlotState::Moved => {}
                     SlotState::Live | SlotState::Frozen => {
                         let damaged = |source| Damage::Slot { slot, source };
                         let block = word.block().map_err(damaged)?;
                         self.geometry.check_block(block).map_err(damaged)?;
-                        depot.link(block).map_err(|why| Damage::link(slot, why))?;
+                        depot.link(block, boot_time_ns()).map_err(|why| Damage::link(slot, why))?;
                         linked += 1;
                     }
                     SlotState::Pending | SlotState::Aborted | SlotState::Tomb => {
-                        cleaner.clear(slot, word)?;
+                        own.clear(slot, word)?;
                         cleared += 1;
                     }
-                    SlotState::Copy | SlotState::Moved => return Err(Damage::Split { slot }),
+                    SlotState::Copy => return Err(Damage::Split { slot }),
                 }
             }
         }

@@ -12,7 +12,8 @@ use rustix::event::EventfdFlags;
 
 use crate::error::{ServerError, system};
 use crate::listening::Listening;
-use crate::recovery;
+use crate::recovery::{self, Opened};
+use crate::restore::restored_memory;
 use crate::service::Service;
 
 /// A running server: a region, a socket, and a thread that sleeps until a client connects, asks
@@ -36,17 +37,31 @@ impl Server {
         config.validate()?;
         let address = config.address()?.clone();
         let listening = Listening::at(&address, config)?;
-        let memory = region_memory(config)?;
+        let memory = match &config.restore {
+            Some(snapshot) => restored_memory(snapshot, config)?,
+            None => region_memory(config)?,
+        };
         let opened = recovery::open(&memory, config)?;
         let bytes = ByteSize(opened.format.region_bytes);
         let (pages, incarnation) = (memory.pages, opened.incarnation);
-        let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(system("create an event"))?;
-        let service = Service::new(config, listening, memory, opened, &stop)?;
+        let server = Self::serve(config, listening, Arc::new(memory), opened, stop_event()?)?;
         tracing::info!(%address, memory = %bytes, %pages, incarnation, "serving");
         if let Some(advice) = pages.advice(bytes.0) {
             tracing::info!("{advice}");
         }
+        Ok(server)
+    }
+
+    /// Serves a region in the background.
+    pub(crate) fn serve(
+        config: &ServerConfig,
+        listening: Listening,
+        memory: Arc<RegionMemory>,
+        opened: Opened,
+        stop: OwnedFd,
+    ) -> Result<Self, ServerError> {
+        let address = config.address()?.clone();
+        let service = Service::new(config, listening, memory, opened, &stop)?;
         let stop = Stopper(Arc::new(stop));
         let thread = thread::Builder::new()
             .name("farside-control".to_owned())
@@ -112,7 +127,12 @@ impl Drop for Server {
     }
 }
 
-fn region_memory(config: &ServerConfig) -> Result<RegionMemory, ServerError> {
+pub(crate) fn stop_event() -> Result<OwnedFd, ServerError> {
+    rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+        .map_err(system("create an event"))
+}
+
+pub(crate) fn region_memory(config: &ServerConfig) -> Result<RegionMemory, ServerError> {
     let (bytes, huge_pages) = (config.region_bytes(), config.huge_pages);
     Ok(match &config.region_file {
         Some(path) => RegionMemory::file(path, bytes, huge_pages)?,

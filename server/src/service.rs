@@ -1,33 +1,41 @@
 //! The control service: one thread that sleeps until somebody connects, asks or leaves.
 
+mod answering;
+mod chores;
 mod device;
 mod door;
 mod socket;
+mod statistics;
 
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use farside_common::config::ServerConfig;
 use farside_common::control::{
-    Channel, MESSAGE_BYTES_MAX, Refusal, Reply, Request, Role, ServerStatistics, Welcome,
-    encode_reply,
+    Channel, MESSAGE_BYTES_MAX, Refusal, Reply, Role, ServerStatistics, Welcome, encode_reply,
 };
-use farside_common::fabric::Nanos;
 use farside_common::fabric::shm::{RegionMemory, boot_time_ns};
+use farside_common::fabric::{ChainError, Nanos};
 use farside_common::layout::{RegionState, STATE_OFFSET, Superblock};
 use rustix::buffer::spare_capacity;
-use rustix::event::{Timespec, epoll};
+use rustix::event::epoll;
 
 use crate::clients::Clients;
+use crate::collect::Collector;
+use crate::content::Reader;
 use crate::error::{ServerError, system};
-use crate::index::SlotCleaner;
+use crate::eviction::Evictor;
+use crate::expiry::Reaper;
 use crate::listening::Listening;
+use crate::own_endpoint::OwnEndpoint;
 use crate::peer::{Farewell, Peer, Who};
-use crate::recovery::{Opened, RegionTables};
+use crate::recovery::Opened;
 use crate::sweep::Sweeper;
 use crate::tokens::Tokens;
 
+use answering::{Recall, Recalls};
 use device::Device;
 pub(crate) use device::bind as bind_device;
 use door::Door;
@@ -62,12 +70,20 @@ pub(crate) struct Service {
     buffer: Vec<u8>,
     reply: Vec<u8>,
     /// Holds the lock of a region file.
-    _memory: RegionMemory,
+    _memory: Arc<RegionMemory>,
     tokens: Tokens,
     opened: Opened,
     clients: Clients,
+    own: OwnEndpoint,
     sweeper: Sweeper,
+    collector: Collector,
+    recalls: Recalls,
+    reaper: Reaper,
+    /// In a region that is a cache.
+    evictor: Option<Evictor>,
     started_at: Nanos,
+    /// The server does not reach its own memory any more: it ends, so that the next one resumes.
+    failed: Option<ChainError>,
     statistics: ServerStatistics,
 }
 
@@ -75,24 +91,29 @@ impl Service {
     pub(crate) fn new(
         config: &ServerConfig,
         listening: Listening,
-        memory: RegionMemory,
-        opened: Opened,
+        memory: Arc<RegionMemory>,
+        mut opened: Opened,
         stop: &OwnedFd,
     ) -> Result<Self, ServerError> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("create epoll"))?;
         watch(&epoll, listening.as_fd(), LISTENER).map_err(system("watch for clients"))?;
         watch(&epoll, stop.as_fd(), STOP).map_err(system("watch for the end"))?;
+        if config.evict {
+            opened.depot.reserve_for_index();
+        }
         let (region, geometry) = (&opened.region, opened.geometry);
-        let (door, cleaner) = match listening {
+        let (door, own) = match listening {
             Listening::Socket(listener) => {
-                (Door::Socket(Socket::new(listener, &memory)?), SlotCleaner::over_memory(region))
+                (Door::Socket(Socket::new(listener, &memory)?), OwnEndpoint::over_memory(region))
             }
             Listening::Device(listener) => {
                 let device = Device::new(listener, region, config)?;
-                let cleaner = SlotCleaner::over(device.loopback(config)?);
-                (Door::Device(device), cleaner)
+                let own = OwnEndpoint::over(device.loopback(config)?, &opened.format)?;
+                (Door::Device(device), own)
             }
         };
+        let grace = Nanos::from(opened.format.grace_ms) * 1_000_000;
+        let reader = || Reader::new(region, &opened.format);
         Ok(Self {
             epoll,
             door,
@@ -107,13 +128,17 @@ impl Service {
             _memory: memory,
             tokens: Tokens::new(config),
             clients: Clients::new(region, geometry, opened.incarnation, config.clients_max),
-            sweeper: Sweeper::new(region, geometry, cleaner),
+            collector: Collector::new(own.settles_ns()),
+            reaper: Reaper::new(reader(), (grace, own.word_ns(grace)), opened.is_new),
+            evictor: config.evict.then(|| Evictor::new(reader(), own.word_ns(grace))),
+            sweeper: Sweeper::new(region, geometry),
+            recalls: [Recall::default(); _],
+            own,
             started_at: boot_time_ns(),
+            failed: None,
             statistics: ServerStatistics {
                 incarnation: opened.incarnation,
                 chunks: geometry.chunks().into(),
-                chunks_index: opened.depot.chunks_index(),
-                subtables: opened.index.subtables() as u64,
                 ..Default::default()
             },
             opened,
@@ -149,36 +174,6 @@ impl Service {
         }
     }
 
-    /// How long the thread may sleep: for ever, unless a lost client has to be cleaned up after.
-    fn timeout(&self) -> Option<Timespec> {
-        if !self.again.is_empty() {
-            return Some(Timespec { tv_sec: 0, tv_nsec: 0 });
-        }
-        let due = [self.sweeper.next_step_at(), self.accept_again_at, self.next_probe_at()];
-        let due = due.into_iter().flatten().min()?;
-        let left = due.saturating_sub(boot_time_ns());
-        let (tv_sec, tv_nsec) = ((left / 1_000_000_000) as i64, (left % 1_000_000_000) as i64);
-        Some(Timespec { tv_sec, tv_nsec })
-    }
-
-    fn do_chores(&mut self) -> Result<(), ServerError> {
-        let now = boot_time_ns();
-        if self.accept_again_at.is_some_and(|at| at <= now) {
-            self.accept_again_at = None;
-            let watched = watch(&self.epoll, self.door.as_fd(), LISTENER);
-            watched.map_err(system("watch for clients"))?;
-        }
-        if self.next_probe_at().is_some_and(|at| at <= now) {
-            self.probe(now);
-        }
-        if self.sweeper.next_step_at().is_some_and(|at| at <= now) {
-            for client in self.sweeper.step(&self.opened.index, now)? {
-                self.clients.forget(client);
-            }
-        }
-        Ok(())
-    }
-
     /// Lets clients in.
     fn accept(&mut self) {
         match self.door {
@@ -206,6 +201,11 @@ impl Service {
                 Ok(true) => {}
                 Ok(false) => return,
                 Err(Farewell::Goodbye) => return self.let_leave(token),
+                // Not this client's fault; but nobody can be served.
+                Err(Farewell::Failed(error)) => {
+                    self.failed = Some(error);
+                    return;
+                }
                 Err(farewell) => return self.part(token, &farewell),
             }
         }
@@ -223,7 +223,9 @@ impl Service {
             Ok(None) => Ok(false),
             Ok(Some(bytes)) => match peer.who {
                 Who::Stranger => self.welcome(token, &buffer[..bytes]),
-                Who::Client { role, .. } => self.answer(token, role, &buffer[..bytes]),
+                Who::Client { role, .. } => {
+                    self.answer(token, role, &buffer[..bytes], boot_time_ns())
+                }
                 Who::Leaving => Err(Farewell::Broken("it speaks after its goodbye".to_owned())),
             }
             .map(|()| true),
@@ -251,10 +253,10 @@ impl Service {
     /// Blocks in answers that nobody saw belong to the depot again, as rested as they were.
     fn take_back(&mut self, undelivered: [Option<Reply>; 2]) {
         for reply in undelivered.into_iter().flatten() {
-            let Reply::Blocks { class, blocks } = reply else { continue };
+            let Reply::Blocks { class, rested, blocks, .. } = reply else { continue };
             // Given like any other, so that taken less given is what clients and slots have.
             self.statistics.blocks_given += blocks.len() as u64;
-            if let Err(error) = self.opened.depot.give(class, blocks, true, boot_time_ns()) {
+            if let Err(error) = self.opened.depot.give(class, blocks, rested, boot_time_ns()) {
                 tracing::error!("blocks that were not delivered do not fit: {error}");
             }
         }
@@ -281,52 +283,13 @@ impl Service {
         }
     }
 
-    fn answer(&mut self, token: u64, role: Role, bytes: &[u8]) -> Result<(), Farewell> {
-        let broken = |why: &dyn std::fmt::Display| Farewell::Broken(why.to_string());
-        let request = Request::decode(bytes).map_err(|error| broken(&error))?;
-        let now = boot_time_ns();
-        let reply = match request {
-            Request::TakeBlocks { .. } | Request::GiveBlocks { .. } if role == Role::Reader => {
-                return Err(broken(&"a reader has no use for blocks"));
-            }
-            Request::TakeBlocks { class, count } => {
-                let Opened { region, geometry, depot, .. } = &mut self.opened;
-                let tables = RegionTables { region, geometry };
-                let taken = depot.take(class, count, now, &tables);
-                let blocks = taken.map_err(|error| broken(&error))?;
-                self.statistics.blocks_taken += blocks.len() as u64;
-                self.statistics.requests_denied += u64::from(count > 0 && blocks.is_empty());
-                Reply::Blocks { class, blocks }
-            }
-            Request::GiveBlocks { class, rested, blocks } => {
-                let count = blocks.len() as u64;
-                let given = self.opened.depot.give(class, blocks, rested, now);
-                given.map_err(|error| broken(&error))?;
-                self.statistics.blocks_given += count;
-                return Ok(());
-            }
-            Request::Statistics => Reply::Statistics(self.statistics(now)),
-            Request::Goodbye => return Err(Farewell::Goodbye),
-        };
-        let Some(peer) = self.peers.get_mut(&token) else { return Ok(()) };
-        peer.answer(reply, &mut self.reply)
-    }
-
-    fn statistics(&self, now: Nanos) -> ServerStatistics {
-        ServerStatistics {
-            uptime_ms: now.saturating_sub(self.started_at) / 1_000_000,
-            clients: self.clients.connected().into(),
-            chunks_free: self.opened.depot.chunks_free(),
-            classes: self.opened.depot.classes(),
-            ..self.statistics.clone()
-        }
-    }
-
     /// After a goodbye: the client's place is free, and the connection stays until it hangs up.
     fn let_leave(&mut self, token: u64) {
         let Some(peer) = self.peers.get_mut(&token) else { return };
         let Who::Client { id, .. } = peer.who else { return };
+        self.reaper.forget(id);
         peer.who = Who::Leaving;
+        self.collector.lost(token, false, boot_time_ns());
         peer.close();
         peer.data.clear();
         if let Err(error) = self.clients.fence(id) {
@@ -355,14 +318,17 @@ impl Service {
             tracing::debug!("a connection ended: {farewell}");
             return;
         };
+        self.reaper.forget(id);
         if let Err(error) = self.clients.fence(id) {
             tracing::error!(client = id, "cannot fence a client: {error}");
             return;
         }
+        let now = boot_time_ns();
+        self.collector.lost(token, role == Role::Writer, now);
         match role {
             // Its memory refused every store: there is nothing of it to find.
             Role::Reader => self.clients.forget(id),
-            Role::Writer => self.sweeper.add(id, boot_time_ns()),
+            Role::Writer => self.sweeper.add(id, now, self.own.settles_ns()),
         }
         self.statistics.clients_lost += 1;
         tracing::warn!(client = id, "lost a client: {farewell}");
@@ -382,7 +348,7 @@ impl Service {
                 }
             }
         }
-        let word = Superblock::state_word(RegionState::Clean, self.opened.directory_depth);
+        let word = Superblock::state_word(RegionState::Clean, self.opened.index.depth);
         self.opened.region.store(STATE_OFFSET, word)?;
         tracing::info!("stopped");
         Ok(())

@@ -7,7 +7,8 @@ use farside_common::fabric::{ChainError, Nanos};
 use farside_common::layout::{Block, Geometry, SlotState, SlotWord};
 use zerocopy::IntoBytes;
 
-use crate::index::{Index, SlotCleaner};
+use crate::index::Index;
+use crate::own_endpoint::OwnEndpoint;
 
 /// How many subtables are looked through before the server looks after its clients again: 2 MiB.
 const SUBTABLES_PER_STEP: usize = 256;
@@ -16,7 +17,6 @@ const SUBTABLES_PER_STEP: usize = 256;
 pub(crate) struct Sweeper {
     region: Arc<Region>,
     geometry: Geometry,
-    cleaner: SlotCleaner,
     /// Fenced clients, and from when on none of their verbs can take effect any more.
     waiting: Vec<(Nanos, u16)>,
     pass: Option<Pass>,
@@ -30,13 +30,13 @@ struct Pass {
 }
 
 impl Sweeper {
-    pub(crate) fn new(region: &Arc<Region>, geometry: Geometry, cleaner: SlotCleaner) -> Self {
-        Self { region: region.clone(), geometry, cleaner, waiting: Vec::new(), pass: None }
+    pub(crate) fn new(region: &Arc<Region>, geometry: Geometry) -> Self {
+        Self { region: region.clone(), geometry, waiting: Vec::new(), pass: None }
     }
 
-    /// A client was fenced just now and left without a goodbye.
-    pub(crate) fn add(&mut self, client: u16, now: Nanos) {
-        self.waiting.push((now.saturating_add(self.cleaner.settles_ns()), client));
+    /// A client was fenced just now and left without a goodbye; its verbs take effect for so long.
+    pub(crate) fn add(&mut self, client: u16, now: Nanos, settles_ns: Nanos) {
+        self.waiting.push((now.saturating_add(settles_ns), client));
     }
 
     /// When there is something to do; `None` for never.
@@ -47,8 +47,18 @@ impl Sweeper {
         }
     }
 
+    /// Whether nothing is left to be done.
+    pub(crate) fn is_done(&self) -> bool {
+        self.pass.is_none() && self.waiting.is_empty()
+    }
+
     /// Goes on a little; returns the clients of whom nothing is left, once a walk is over.
-    pub(crate) fn step(&mut self, index: &Index, now: Nanos) -> Result<Vec<u16>, ChainError> {
+    pub(crate) fn step(
+        &mut self,
+        index: &Index,
+        own: &OwnEndpoint,
+        now: Nanos,
+    ) -> Result<Vec<u16>, ChainError> {
         let mut pass = match self.pass.take() {
             Some(pass) => pass,
             None => {
@@ -69,7 +79,7 @@ impl Sweeper {
             };
             for (slot, content) in image?.slots() {
                 let word = content.word();
-                if self.belongs_to(word, &pass.clients)? && self.cleaner.clear(slot, word)? {
+                if self.belongs_to(word, &pass.clients)? && own.clear(slot, word)? {
                     pass.cleared += 1;
                 }
             }

@@ -7,6 +7,21 @@ use farside_common::fabric::shm::Region;
 
 /// How many counters there are.
 pub const COUNTERS: u64 = 8;
+/// How many processes write keys of their own in the restart test.
+pub const WRITERS: u64 = 4;
+/// How many keys each of them has.
+pub const KEYS_PER_WRITER: u64 = 200;
+const ENTRIES: u64 = COUNTERS + WRITERS * KEYS_PER_WRITER;
+
+/// Which entry, behind those of the counters, belongs to a writer's key; it also names the key.
+pub fn entry_of(writer: u64, key: u64) -> u64 {
+    COUNTERS + writer * KEYS_PER_WRITER + key
+}
+
+/// Whether this step of a key removes it; the others store a value with the step's number.
+pub fn is_removal(number: u64) -> bool {
+    number > 0 && number.is_multiple_of(7)
+}
 
 /// For each counter how many increments were attempted and how many acknowledged. A worker that is
 /// killed in between leaves an attempt that may or may not have happened.
@@ -17,7 +32,7 @@ pub struct Ledger {
 impl Ledger {
     /// Makes the file.
     pub fn create(path: &Path) {
-        std::fs::write(path, vec![0; COUNTERS as usize * 16]).unwrap();
+        std::fs::write(path, vec![0; ENTRIES as usize * 16]).unwrap();
     }
 
     /// Maps it.
@@ -26,9 +41,9 @@ impl Ledger {
         Self { words: Region::map(&file).unwrap() }
     }
 
-    /// An increment is about to be tried.
-    pub fn attempt(&self, counter: u64) {
-        self.words.fetch_add(counter * 16, 1).unwrap();
+    /// An increment, or the next step of a key, is about to be tried; how many were before.
+    pub fn attempt(&self, counter: u64) -> u64 {
+        self.words.fetch_add(counter * 16, 1).unwrap()
     }
 
     /// It did not happen.
@@ -39,6 +54,11 @@ impl Ledger {
     /// It happened.
     pub fn acknowledge(&self, counter: u64) {
         self.words.fetch_add(counter * 16 + 8, 1).unwrap();
+    }
+
+    /// The step with this number happened to a key.
+    pub fn acknowledge_as(&self, entry: u64, number: u64) {
+        self.words.store(entry * 16 + 8, number).unwrap();
     }
 
     /// The least and the most increments that can have happened.

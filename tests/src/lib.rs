@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -13,6 +13,7 @@ pub mod counters;
 pub mod ledger;
 pub mod linearizability;
 pub mod proof;
+pub mod recorder;
 pub mod simulator;
 
 /// The binary of this name, built from the present sources.
@@ -38,6 +39,15 @@ pub fn binary(name: &str) -> PathBuf {
         built.push(name.to_owned());
     }
     folder.join(name)
+}
+
+/// Tells threads to stop, also when the test fails: else a scope would wait for them for ever.
+pub struct StopOnDrop<'f>(pub &'f AtomicBool);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 /// How long a process may take to start or stop.
@@ -219,8 +229,13 @@ impl ServerProcess {
     /// Starts it again with the same arguments, after [`ServerProcess::kill`] or
     /// [`ServerProcess::terminate`].
     pub fn restart(&mut self) {
-        self.child = Self::spawn(self.folder.path(), &self.address, &self.arguments);
+        self.start_again();
         self.wait_until_serving();
+    }
+
+    /// The same without waiting until it serves.
+    pub fn start_again(&mut self) {
+        self.child = Self::spawn(self.folder.path(), &self.address, &self.arguments);
     }
 
     /// How often its threads gave up the processor of their own will, that is, slept and woke.

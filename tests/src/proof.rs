@@ -16,6 +16,12 @@ pub fn value(key: u64, writer: u64, count: u64, bytes: usize) -> Vec<u8> {
 /// What a value says about itself before its proof, in bytes.
 pub const HEADER_BYTES: usize = 24;
 
+/// The count in a value that some writer made for this key; `None` if nobody made it.
+pub fn number(key: u64, bytes: &[u8]) -> Option<u64> {
+    let count = bytes.get(16..HEADER_BYTES)?.try_into().ok()?;
+    holds(key, bytes).then(|| u64::from_le_bytes(count))
+}
+
 /// Whether the bytes are exactly a value that some writer made for this key.
 pub fn holds(key: u64, bytes: &[u8]) -> bool {
     let (numbers, _) = bytes.as_chunks::<8>();
@@ -40,6 +46,7 @@ mod tests {
     fn a_proof_holds_for_its_value_only() {
         let good = value(7, 1, 2, 100);
         assert!(holds(7, &good));
+        assert_eq!((number(7, &good), number(8, &good), number(7, b"")), (Some(2), None, None));
         assert!(!holds(8, &good));
         assert!(!holds(7, &good[..20]));
         for at in 0..good.len() {

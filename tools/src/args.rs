@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueHint};
 use clap_complete::Shell;
@@ -68,10 +69,24 @@ pub(crate) enum Command {
     Load(Load),
     /// Write every key to a file below a folder, or to a .jsonl file
     Dump(Dump),
+    /// Write all keys, values and their ends to a file for `kv-server --restore`
+    ///
+    /// Clients may go on meanwhile: each key comes with a value it had at some moment of the
+    /// snapshot, and a key that is there all the time is not missed.
+    Snapshot(Snapshot),
+    /// Have the server look for blocks that dead clients held, and wait for the end
+    ///
+    /// It does so by itself when a client died. Clients go on meanwhile; who does not answer the
+    /// server for five seconds is let go.
+    Gc,
+    /// Move blocks out of chunks that are mostly free, so that these can hold values of other sizes
+    ///
+    /// By ordinary updates: values stay, their versions change. Clients go on meanwhile.
+    Compact,
     /// Check the whole region, read-only: every row, slot, block and checksum; exit 2 on damage
     ///
-    /// Clients may go on meanwhile.
-    Verify,
+    /// Clients may go on meanwhile; with --region no server may use the file.
+    Verify(Verify),
     /// Look at what this machine has and say what to do about what it lacks
     Doctor,
     /// Print a completion script for a shell
@@ -94,6 +109,9 @@ pub(crate) struct KeyValue {
     /// Take the value from this file
     #[arg(long, conflicts_with = "value", value_hint = ValueHint::FilePath)]
     pub(crate) file: Option<PathBuf>,
+    /// The value ends after this long, such as 90s, 15m, 12h or 7d; without it never
+    #[arg(long, value_name = "TIME", value_parser = ttl)]
+    pub(crate) ttl: Option<Duration>,
 }
 
 #[derive(Debug, clap::Args)]
@@ -156,9 +174,41 @@ pub(crate) struct Dump {
 }
 
 #[derive(Debug, clap::Args)]
+pub(crate) struct Snapshot {
+    /// The file to make
+    #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) to: PathBuf,
+    /// Replace the file if it is there
+    #[arg(long)]
+    pub(crate) force: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Verify {
+    /// Check this region file, without a server
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) region: Option<PathBuf>,
+}
+
+#[derive(Debug, clap::Args)]
 pub(crate) struct Completions {
     /// Which
     pub(crate) shell: Shell,
+}
+
+/// A whole number of seconds, minutes, hours or days.
+fn ttl(text: &str) -> Result<Duration, String> {
+    const UNITS: [(char, u64); 4] = [('s', 1), ('m', 60), ('h', 3600), ('d', 86_400)];
+    let with_unit = |(unit, seconds): (char, u64)| {
+        let digits = text.strip_suffix(unit)?;
+        // `parse` alone would take a sign.
+        let number = digits.bytes().all(|byte| byte.is_ascii_digit()).then_some(digits)?;
+        number.parse::<u64>().ok()?.checked_mul(seconds)
+    };
+    let seconds = UNITS.into_iter().find_map(with_unit).filter(|seconds| *seconds > 0);
+    seconds
+        .map(Duration::from_secs)
+        .ok_or_else(|| "write a whole number above 0 and s, m, h or d, as in 90s or 12h".to_owned())
 }
 
 #[cfg(test)]
@@ -186,5 +236,14 @@ mod tests {
         assert!(parse("kv-cli cas k b").is_err());
         assert!(parse("kv-cli cas k --absent --expect a b").is_err());
         assert!(parse("kv-cli get k --secret s").is_err());
+    }
+
+    #[test]
+    fn times_have_a_unit() {
+        let seconds = |text| ttl(text).ok().map(|ttl| ttl.as_secs());
+        assert_eq!(["90s", "15m", "12h", "7d"].map(seconds), [90, 900, 43_200, 604_800].map(Some));
+        for wrong in ["", "5", "s", "0s", "+5s", "-5s", "1.5h", "5 s", "5w", "99999999999999999d"] {
+            assert_eq!(seconds(wrong), None, "{wrong}");
+        }
     }
 }

@@ -1,12 +1,13 @@
 //! `dump`: everything in a region as files, or as lines of JSON.
 
-use std::fs::{self, File};
-use std::io::{BufWriter, Write};
-use std::path::{Path, PathBuf};
+use std::fs;
+use std::io::Write;
+use std::path::Path;
 
 use anyhow::{Context, bail};
 use farside::{Entry, Error, Session};
 use farside_common::command_line::one_line;
+use indicatif::ProgressBar;
 
 use crate::args::{self, Args};
 use crate::connect;
@@ -14,6 +15,7 @@ use crate::encoding::escape;
 use crate::files::Target;
 use crate::output::{self, Outcome, count};
 use crate::records::{Format, Record};
+use crate::unfinished::Unfinished;
 
 /// How many failures are told one by one; the rest is only counted.
 const FAILURES_TOLD_MAX: u64 = 20;
@@ -34,7 +36,9 @@ pub(crate) fn dump(args: &Args, what: &args::Dump) -> anyhow::Result<Outcome> {
 fn dump_folder(args: &Args, what: &args::Dump) -> anyhow::Result<Outcome> {
     let mut session = connect::reader(args)?.session()?;
     let mut target = Target::open(&what.to, what.force)?;
-    let tally = for_each_entry(&mut session, |entry| target.write(&entry.key, &entry.value))?;
+    let tally = for_each_entry(&mut session, &output::progress("dumping"), |entry| {
+        target.write(&entry.key, &entry.value)
+    })?;
     Ok(tally.conclude("file", &what.to))
 }
 
@@ -45,7 +49,7 @@ fn dump_lines(args: &Args, what: &args::Dump) -> anyhow::Result<Outcome> {
     }
     let mut session = connect::reader(args)?.session()?;
     let mut file = Unfinished::create(&what.to).with_context(|| format!("cannot write {name}"))?;
-    let tally = for_each_entry(&mut session, |entry| {
+    let tally = for_each_entry(&mut session, &output::progress("dumping"), |entry| {
         let line = Record::new(&entry.key, &entry.value).to_line();
         file.writer.write_all(line.as_bytes()).map_err(|error| Fatal(error).into())
     })?;
@@ -56,14 +60,14 @@ fn dump_lines(args: &Args, what: &args::Dump) -> anyhow::Result<Outcome> {
 /// A failure that all entries would meet.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot write: {0}")]
-struct Fatal(#[source] std::io::Error);
+pub(crate) struct Fatal(#[source] pub(crate) std::io::Error);
 
 /// Calls `write` with every entry; what fails for one entry is told and counted.
-fn for_each_entry(
+pub(crate) fn for_each_entry(
     session: &mut Session,
+    bar: &ProgressBar,
     mut write: impl FnMut(&Entry) -> anyhow::Result<()>,
 ) -> anyhow::Result<Tally> {
-    let bar = output::progress("dumping");
     let mut tally = Tally::default();
     for entry in session.scan()? {
         let (name, result) = match entry {
@@ -99,45 +103,16 @@ fn is_disk_full(error: &anyhow::Error) -> bool {
     error.is_some_and(|error| error.kind() == std::io::ErrorKind::StorageFull)
 }
 
-/// A file that gets its name once it is complete.
-struct Unfinished {
-    writer: BufWriter<File>,
-    path: PathBuf,
-    name: PathBuf,
-}
-
-impl Unfinished {
-    fn create(name: &Path) -> std::io::Result<Self> {
-        let mut path = name.as_os_str().to_owned();
-        path.push(format!(".{}.unfinished", std::process::id()));
-        let path = PathBuf::from(path);
-        let writer = BufWriter::new(File::create(&path)?);
-        Ok(Self { writer, path, name: name.to_owned() })
-    }
-
-    fn finish(mut self) -> std::io::Result<()> {
-        self.writer.flush()?;
-        fs::rename(&self.path, &self.name)
-    }
-}
-
-impl Drop for Unfinished {
-    fn drop(&mut self) {
-        // Under this name it is there only if it was not finished.
-        let _ = fs::remove_file(&self.path);
-    }
-}
-
 /// What became of the entries.
 #[derive(Debug, Default)]
-struct Tally {
+pub(crate) struct Tally {
     written: u64,
     bytes: u64,
     failed: u64,
 }
 
 impl Tally {
-    fn conclude(&self, noun: &str, to: &Path) -> Outcome {
+    pub(crate) fn conclude(&self, noun: &str, to: &Path) -> Outcome {
         let untold = self.failed.saturating_sub(FAILURES_TOLD_MAX);
         if untold > 0 {
             output::tell(format_args!("... and {untold} more"));
@@ -149,25 +124,5 @@ impl Tally {
         }
         output::tell(format_args!("{} left out", count(self.failed, "key")));
         Outcome::Failed
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_file_gets_its_name_only_when_finished() {
-        let folder = tempfile::tempdir().unwrap();
-        let name = folder.path().join("out.jsonl");
-        let mut file = Unfinished::create(&name).unwrap();
-        file.writer.write_all(b"{}\n").unwrap();
-        drop(file);
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
-        let mut file = Unfinished::create(&name).unwrap();
-        file.writer.write_all(b"{}\n").unwrap();
-        file.finish().unwrap();
-        assert_eq!(fs::read(&name).unwrap(), b"{}\n");
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
     }
 }

@@ -4,9 +4,10 @@ use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context, bail};
-use farside::{Exchange, Session};
+use farside::{Exchange, Session, Store};
 
 use crate::args::{Args, Cas, Key, KeyValue};
 use crate::connect;
@@ -25,22 +26,29 @@ pub(crate) fn get(args: &Args, what: &Key) -> anyhow::Result<Outcome> {
 /// `put`.
 pub(crate) fn put(args: &Args, what: &KeyValue) -> anyhow::Result<Outcome> {
     let Change { mut session, key, value } = Change::prepare(args, what)?;
-    session.put(&key, &value)?;
+    session.store(&key, &value, for_ttl(Store::always(), what.ttl))?;
     Ok(Outcome::Done)
 }
 
 /// `insert`.
 pub(crate) fn insert(args: &Args, what: &KeyValue) -> anyhow::Result<Outcome> {
     let Change { mut session, key, value } = Change::prepare(args, what)?;
-    let inserted = session.insert(&key, &value)?;
+    let inserted = session.store(&key, &value, for_ttl(Store::if_absent(), what.ttl))?;
     if inserted { Ok(Outcome::Done) } else { no("is there already; nothing was changed", &key) }
 }
 
 /// `update`.
 pub(crate) fn update(args: &Args, what: &KeyValue) -> anyhow::Result<Outcome> {
     let Change { mut session, key, value } = Change::prepare(args, what)?;
-    let updated = session.update(&key, &value)?;
+    let updated = session.store(&key, &value, for_ttl(Store::if_present(), what.ttl))?;
     if updated { Ok(Outcome::Done) } else { no("is absent; nothing was changed", &key) }
+}
+
+fn for_ttl(store: Store<'_>, ttl: Option<Duration>) -> Store<'_> {
+    match ttl {
+        Some(ttl) => store.ttl(ttl),
+        None => store,
+    }
 }
 
 /// `delete`.

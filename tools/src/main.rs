@@ -9,14 +9,18 @@ mod doctor;
 mod dump;
 mod encoding;
 mod files;
+mod gc;
 mod keys;
 mod load;
 mod output;
 mod raw;
 mod records;
+mod region_file;
 mod scan;
+mod snapshot;
 mod stat;
 mod system;
+mod unfinished;
 mod verify;
 
 use std::process::ExitCode;
@@ -65,7 +69,10 @@ fn run(args: &Args) -> anyhow::Result<Outcome> {
         Command::Stat(what) => stat::stat(args, what),
         Command::Load(what) => load::load(args, what),
         Command::Dump(what) => dump::dump(args, what),
-        Command::Verify => verify::verify(args),
+        Command::Gc => gc::gc(args),
+        Command::Compact => gc::compact(args),
+        Command::Snapshot(what) => snapshot::snapshot(args, what),
+        Command::Verify(what) => verify::verify(args, what),
         Command::Doctor => doctor::doctor(args),
         Command::Completions(what) => completions(what.shell),
     }

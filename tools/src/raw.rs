@@ -46,7 +46,7 @@ impl Drop for RawRegion {
     }
 }
 
-struct OnBar<'a>(&'a ProgressBar);
+pub(crate) struct OnBar<'a>(pub(crate) &'a ProgressBar);
 
 impl Observer for OnBar<'_> {
     fn progress(&mut self, done: u64, total: u64) {

@@ -50,15 +50,34 @@ struct Overview {
     slots: u64,
     load_factor: f64,
     subtables: u64,
+    index: Index,
     memory: Memory,
     blocks_taken: u64,
     blocks_given: u64,
     requests_denied: u64,
+    recalls: u64,
+    collector: Collector,
+    keys_expired: u64,
+    keys_evicted: u64,
     key_bytes_max: u32,
     value_bytes_max: u32,
     grace_ms: u32,
     problems: u64,
     classes: Vec<Class>,
+}
+
+/// How the index grows.
+#[derive(Debug, Serialize)]
+struct Index {
+    directory_depth: u64,
+    /// Places for subtables that hold nothing.
+    subtables_free: u64,
+    /// Since the server started.
+    splits: u64,
+    /// Subtables that a split was taking keys from when the walk came by.
+    splitting: u64,
+    /// Splits that an entry's damage keeps from ending.
+    stuck: u64,
 }
 
 /// Where the region's bytes are.
@@ -70,8 +89,33 @@ struct Memory {
     index_bytes: u64,
     /// Chunks carved into blocks.
     blocks_bytes: u64,
+    /// Of `blocks_bytes`: chunks without a key or a client, which wait until nobody can name one
+    /// of their blocks. Then they are free.
+    emptying_bytes: u64,
     /// Blocks that hold a key.
     linked_bytes: u64,
+}
+
+/// The search for blocks that dead clients held.
+#[derive(Debug, Serialize)]
+struct Collector {
+    state: &'static str,
+    collections: u64,
+    blocks_collected: u64,
+}
+
+impl From<&ServerStatistics> for Collector {
+    fn from(statistics: &ServerStatistics) -> Self {
+        Self {
+            state: match statistics.collecting {
+                0 => "idle",
+                1 => "walking the index",
+                _ => "waiting for clients",
+            },
+            collections: statistics.collections,
+            blocks_collected: statistics.blocks_collected,
+        }
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -81,8 +125,10 @@ struct Class {
     blocks: u64,
     /// Those that hold a key.
     linked: u64,
-    /// Those with the server, some of them in quarantine.
+    /// Those with the server.
     free: u64,
+    /// Those of them that are in quarantine for GRACE.
+    resting: u64,
     /// The rest: with clients, in quarantine or ready for their next writes.
     with_clients: u64,
 }
@@ -94,6 +140,7 @@ impl Overview {
             free_bytes: report.chunks.free * CHUNK_BYTES,
             index_bytes: report.chunks.subtables * CHUNK_BYTES,
             blocks_bytes: report.chunks.blocks * CHUNK_BYTES,
+            emptying_bytes: statistics.chunks_resting * CHUNK_BYTES,
             linked_bytes: report.block_bytes,
         };
         Self {
@@ -106,10 +153,21 @@ impl Overview {
             slots: report.slots_total(),
             load_factor: report.load_factor(),
             subtables: report.subtables,
+            index: Index {
+                directory_depth: statistics.directory_depth,
+                subtables_free: statistics.subtables_free,
+                splits: statistics.splits,
+                splitting: report.subtables_splitting,
+                stuck: statistics.splits_stuck,
+            },
             memory,
             blocks_taken: statistics.blocks_taken,
             blocks_given: statistics.blocks_given,
             requests_denied: statistics.requests_denied,
+            recalls: statistics.recalls,
+            collector: statistics.into(),
+            keys_expired: statistics.keys_expired,
+            keys_evicted: statistics.keys_evicted,
             key_bytes_max: report.format.key_bytes_max,
             value_bytes_max: report.format.value_bytes_max,
             grace_ms: report.format.grace_ms,
@@ -119,7 +177,7 @@ impl Overview {
     }
 
     fn table(&self) -> String {
-        let memory = &self.memory;
+        let (memory, index) = (&self.memory, &self.index);
         let seconds = self.uptime_ms / 1000;
         let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
         let mut table = [
@@ -128,6 +186,18 @@ impl Overview {
             ("clients", format!("{} ({} lost so far)", self.clients, self.clients_lost)),
             ("keys", self.keys.to_string()),
             ("load", format!("{:.3} of {} slots", self.load_factor, self.slots)),
+            (
+                "subtables",
+                format!(
+                    "{}, {} free; {} split, {} being split, {} stuck; directory of {} bits",
+                    self.subtables,
+                    index.subtables_free,
+                    index.splits,
+                    index.splitting,
+                    index.stuck,
+                    index.directory_depth
+                ),
+            ),
             ("memory", bytes(memory.region_bytes)),
             ("  free", bytes(memory.free_bytes)),
             ("  index", bytes(memory.index_bytes)),
@@ -135,6 +205,7 @@ impl Overview {
                 "  blocks",
                 format!("{}, {} with keys", bytes(memory.blocks_bytes), bytes(memory.linked_bytes)),
             ),
+            ("  emptying", bytes(memory.emptying_bytes)),
             (
                 "limits",
                 format!(
@@ -145,24 +216,38 @@ impl Overview {
             ),
             ("grace", format!("{} ms", self.grace_ms)),
             ("refused", format!("{} requests for blocks", self.requests_denied)),
+            ("recalled", format!("spare blocks, {} times", self.recalls)),
+            (
+                "collector",
+                format!(
+                    "{}, {} so far, {} found",
+                    self.collector.state,
+                    output::count(self.collector.collections, "collection"),
+                    output::count(self.collector.blocks_collected, "lost block"),
+                ),
+            ),
+            ("removed", format!("{} expired, {} evicted", self.keys_expired, self.keys_evicted)),
         ]
-        .map(|(name, value)| format!("{name:<10}{value}\n"))
+        .map(|(name, value)| format!("{name:<12}{value}\n"))
         .concat();
         if !self.classes.is_empty() {
-            let columns = ["block", "chunks", "blocks", "with keys", "free", "with clients"];
+            let columns =
+                ["block", "chunks", "blocks", "with keys", "free", "resting", "with clients"];
             table += &row(&columns.map(str::to_owned));
         }
         for of in &self.classes {
-            let numbers = [of.chunks, of.blocks, of.linked, of.free, of.with_clients];
-            let [chunks, blocks, linked, free, clients] = numbers.map(|number| number.to_string());
-            table += &row(&[bytes(of.block_bytes), chunks, blocks, linked, free, clients]);
+            let numbers = [of.chunks, of.blocks, of.linked, of.free, of.resting, of.with_clients];
+            let [chunks, blocks, linked, free, resting, clients] =
+                numbers.map(|number| number.to_string());
+            let size = bytes(of.block_bytes);
+            table += &row(&[size, chunks, blocks, linked, free, resting, clients]);
         }
         table
     }
 }
 
-fn row(cells: &[String; 6]) -> String {
-    let padded = cells.iter().map(|cell| format!("{cell:>13}"));
+fn row(cells: &[String; 7]) -> String {
+    let padded = cells.iter().map(|cell| format!("{cell:>12}"));
     padded.collect::<String>().trim_end().to_owned() + "\n"
 }
 
@@ -172,6 +257,7 @@ fn classes(statistics: &ServerStatistics, report: &Report) -> Vec<Class> {
     let class = |of: &farside_common::check::ClassUse| {
         let known = statistics.classes.iter().find(|known| known.class == of.class);
         let free = known.map_or(0, |known| known.blocks_free);
+        let resting = known.map_or(0, |known| known.blocks_resting);
         let (blocks, linked) = (of.blocks(), of.blocks_linked);
         Class {
             block_bytes: of.class.block_bytes(),
@@ -179,6 +265,7 @@ fn classes(statistics: &ServerStatistics, report: &Report) -> Vec<Class> {
             blocks,
             linked,
             free,
+            resting,
             with_clients: blocks.saturating_sub(linked + free),
         }
     };

@@ -2,24 +2,50 @@
 
 use std::io::Write;
 
-use farside_common::check::{Report, Scope};
+use farside_common::check::{Problem, Report, Scope};
 use farside_common::layout::SlotState;
 
-use crate::args::Args;
+use crate::args::{self, Args};
 use crate::connect;
 use crate::output::{self, Outcome, bytes, count};
-use crate::raw::RawRegion;
+use crate::raw::{OnBar, RawRegion};
+use crate::region_file;
 
 /// `verify`: the report on stdout, the verdict in the exit code.
-pub(crate) fn verify(args: &Args) -> anyhow::Result<Outcome> {
-    let region = RawRegion::open(&connect::config(args)?)?;
+pub(crate) fn verify(args: &Args, what: &args::Verify) -> anyhow::Result<Outcome> {
     let bar = output::progress("verifying");
-    let report = region.check(Scope::Blocks, &bar)?;
+    let report = match &what.region {
+        Some(path) => region_file::check(path, &mut OnBar(&bar))?,
+        None => RawRegion::open(&connect::config(args)?)?.check(Scope::Blocks, &bar)?,
+    };
     bar.finish_and_clear();
     let mut stdout = output::stdout();
     stdout.write_all(describe(&report).as_bytes())?;
     output::finish(stdout)?;
+    if !report.is_clean() {
+        output::tell(advice(&report, what.region.is_some()));
+    }
     Ok(if report.is_clean() { Outcome::Done } else { Outcome::Failed })
+}
+
+/// What to do about damage.
+fn advice(report: &Report, is_offline: bool) -> &'static str {
+    let in_blocks_only = report.problems.len() as u64 == report.problem_count
+        && report.problems.iter().all(|problem| matches!(problem, Problem::Block { .. }));
+    match (in_blocks_only, is_offline) {
+        (true, false) => "values are damaged: store or delete their keys; the others are whole",
+        (true, true) => {
+            "values are damaged: a server takes this region; then store or delete their keys"
+        }
+        (false, false) => {
+            "the index is damaged: take what can be read with `kv-cli snapshot FILE`, then start a \
+             server with `--restore FILE` and another region file"
+        }
+        (false, true) => {
+            "the index is damaged, and a server may refuse this region: start one with another \
+             region file and your last snapshot (`--restore`), and keep this one for a report"
+        }
+    }
 }
 
 fn describe(report: &Report) -> String {

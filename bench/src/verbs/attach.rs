@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use farside_common::attach::{self, AnyFabric, Target};
 use farside_common::config::ClientConfig;
 use farside_common::control::{
-    BLOCKS_PER_MESSAGE_MAX, FreeBlock, MESSAGE_BYTES_MAX, Reply, Request, Role,
+    Ask, BLOCKS_PER_MESSAGE_MAX, FreeBlock, MESSAGE_BYTES_MAX, Reply, Request, Role,
 };
 use farside_common::layout::{BLOCK_HEADER_BYTES, SizeClass};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -56,7 +56,13 @@ impl Attached {
             let wanted = (count - targets.len()).min(BLOCKS_PER_MESSAGE_MAX) as u32;
             self.send(&Request::TakeBlocks { class, count: wanted })?;
             let bytes = self.receive(&mut buffer).map_err(Error::system("waiting for blocks"))?;
-            let Reply::Blocks { blocks, .. } = Reply::decode(&buffer[..bytes])? else { continue };
+            let blocks = match Reply::decode(&buffer[..bytes])? {
+                Reply::Blocks { blocks, .. } => blocks,
+                other => {
+                    self.answer(&other)?;
+                    continue;
+                }
+            };
             if blocks.is_empty() {
                 let (blocks, bytes) = (targets.len(), class.block_bytes());
                 return Err(Error::TooFewBlocks { blocks, bytes });
@@ -65,6 +71,29 @@ impl Attached {
             self.held.extend(blocks.into_iter().map(|block| (class, block)));
         }
         Ok(targets)
+    }
+
+    /// Answers what the server has asked meanwhile: it fences who does not say in time which blocks
+    /// it holds.
+    ///
+    /// # Errors
+    /// [`Error::System`] when the server is gone.
+    pub fn answer_all(&mut self) -> Result<()> {
+        let mut buffer = vec![0; MESSAGE_BYTES_MAX];
+        let failed = || Error::system("listening to the server");
+        while let Some(bytes) = self.server.channel.receive(&mut buffer).map_err(failed())? {
+            if bytes == 0 {
+                return Err(failed()(io::ErrorKind::ConnectionReset.into()));
+            }
+            self.answer(&Reply::decode(&buffer[..bytes])?)?;
+        }
+        Ok(())
+    }
+
+    fn answer(&mut self, asked: &Reply) -> Result<()> {
+        let Reply::Ask(Ask::Report { collection }) = asked else { return Ok(()) };
+        let held: Vec<_> = self.held.iter().map(|(_, block)| block.address).collect();
+        Request::held(*collection, &held).try_for_each(|message| self.send(&message))
     }
 
     /// Gives all blocks back and says goodbye.

@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 use farside_common::fabric::{Buffer, Fabric, LaneId, Nanos, Verb};
 use serde::Serialize;
 
-use crate::interrupt::Interrupt;
 use crate::recorder::latency_histogram;
 use crate::{Error, Result};
 
@@ -31,8 +30,8 @@ pub struct Plan<'a> {
     pub lanes: u16,
     /// For how long.
     pub duration: Duration,
-    /// What ends it early.
-    pub interrupt: &'a Interrupt,
+    /// Looked at every now and then: what it returns ends the run early.
+    pub look: &'a dyn Fn() -> Result<()>,
 }
 
 /// What a verb achieves.
@@ -51,8 +50,8 @@ struct InFlight {
     posted: Nanos,
 }
 
-/// How many completions are taken between two looks at the interrupt.
-const LOOK_EVERY: u64 = 1 << 16;
+/// The time between two looks.
+const LOOK_EVERY_NS: Nanos = 100_000_000;
 /// From one target to the next: a stride that no prefetcher follows, coprime to most counts.
 const STRIDE: usize = 7919;
 
@@ -61,7 +60,7 @@ const STRIDE: usize = 7919;
 /// poll share a reading.
 ///
 /// # Errors
-/// [`Error::Chain`] if a verb fails, [`Error::Interrupted`].
+/// [`Error::Chain`] if a verb fails, and that of a look.
 pub fn measure<F: Fabric>(fabric: &mut F, verb: RawVerb, plan: &Plan<'_>) -> Result<Rate> {
     let lanes = usize::from(plan.lanes);
     let mut run = Run {
@@ -78,7 +77,7 @@ pub fn measure<F: Fabric>(fabric: &mut F, verb: RawVerb, plan: &Plan<'_>) -> Res
         fabric.reserve(*lane, Buffer::Block, plan.bytes as usize);
     }
     let (started, begun) = (Instant::now(), fabric.now());
-    let (mut now, mut look_at) = (begun, LOOK_EVERY);
+    let (mut now, mut look_at) = (begun, begun + LOOK_EVERY_NS);
     let end = begun + plan.duration.as_nanos() as Nanos;
     while now < end {
         for lane in done.drain(..) {
@@ -99,9 +98,9 @@ pub fn measure<F: Fabric>(fabric: &mut F, verb: RawVerb, plan: &Plan<'_>) -> Res
             latencies
                 .saturating_record(now.saturating_sub(run.in_flight[usize::from(lane.0)].posted));
         }
-        if latencies.len() >= look_at {
-            plan.interrupt.check()?;
-            look_at = latencies.len() + LOOK_EVERY;
+        if now >= look_at {
+            (plan.look)()?;
+            look_at = now + LOOK_EVERY_NS;
         }
     }
     let seconds = started.elapsed().as_secs_f64();
@@ -196,9 +195,8 @@ mod tests {
         let region = Arc::new(Region::map(&file).unwrap());
         let mut fabric = ShmFabric::new(region.clone(), None, 4);
         let targets: Vec<u64> = (1..64).map(|n| n * 256).collect();
-        let interrupt = Interrupt::default();
         let duration = Duration::from_millis(5);
-        let plan = Plan { targets: &targets, bytes: 64, lanes: 4, duration, interrupt: &interrupt };
+        let plan = Plan { targets: &targets, bytes: 64, lanes: 4, duration, look: &|| Ok(()) };
         // Last what counts words up: a chain writes zeros over others' words.
         for verb in [RawVerb::Read, RawVerb::Write, RawVerb::Update, RawVerb::CompareSwap] {
             let rate = measure(&mut fabric, verb, &plan).unwrap();

@@ -6,6 +6,7 @@
 mod attach;
 mod measure;
 
+use std::cell::RefCell;
 use std::fmt::{self, Write as _};
 use std::time::Duration;
 
@@ -57,18 +58,23 @@ pub fn run(args: &Verbs, interrupt: &Interrupt) -> Result<VerbsReport> {
     let server = Server::connect_or_start(config, || Ok(memory(class, blocks)), interrupt)?;
     let mut attached = Attached::connect(&server.config)?;
     let targets = attached.take_blocks(class, blocks)?;
+    let attached = RefCell::new(attached);
     let plan = Plan {
         targets: &targets,
         bytes: args.bytes,
         lanes: args.depth,
         duration: Duration::from_secs_f64(args.seconds),
-        interrupt,
+        look: &|| {
+            attached.borrow_mut().answer_all()?;
+            interrupt.check()
+        },
     };
-    let [read, write, cas, update] = match attached.fabric(args.depth)? {
+    let fabric = attached.borrow().fabric(args.depth)?;
+    let [read, write, cas, update] = match fabric {
         AnyFabric::Shm(mut fabric) => rates(&mut fabric, &plan)?,
         AnyFabric::Verbs(mut fabric) => rates(&mut fabric, &plan)?,
     };
-    attached.give_back()?;
+    attached.into_inner().give_back()?;
     Ok(VerbsReport {
         fabric: server.fabric().to_owned(),
         bytes: args.bytes,

@@ -3,9 +3,10 @@
 use farside_common::fabric::{Buffer, Fabric};
 
 use super::swing::{Linked, NewBlock, Swung};
-use super::{ATTEMPTS_MAX, Found, Operation, Outcome, is_moving};
+use super::{Found, Operation, Outcome, Tries, is_moving};
 use crate::Version;
 use crate::allocator::Depot;
+use crate::store::Lifetime;
 
 /// What has to be there for the exchange to happen.
 #[derive(Clone, Copy, Debug)]
@@ -20,8 +21,9 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     pub(super) async fn compare_exchange(
         &self,
         expected: Expected<'_>,
+        lifetime: Lifetime,
     ) -> Outcome<(bool, Option<Found>)> {
-        let new = self.new_block().await?;
+        let new = self.new_block(lifetime).await?;
         let mut mismatch = None;
         let outcome = self.exchange_block(&new, expected, &mut mismatch).await;
         let linked = self.settle(&new, outcome)?;
@@ -34,7 +36,8 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         expected: Expected<'_>,
         mismatch: &mut Option<Found>,
     ) -> Outcome<Linked> {
-        for attempt in 0..ATTEMPTS_MAX {
+        let mut tries = Tries::default();
+        loop {
             let found = self.get().await?;
             let is_expected = found.is_some_and(|found| self.is_expected(&found, expected));
             let Some(location) = self.located.get().filter(|_| is_expected) else {
@@ -43,7 +46,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
             };
             if is_moving(location.word) {
                 self.engine.cache().forget(self.hash);
-                self.back_off(attempt).await;
+                self.wait_for_split(&mut tries).await?;
                 continue;
             }
             // The new word is conditional: nobody may call itself overwritten by it.
@@ -51,9 +54,8 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
             if let Swung::Done = self.swing(location.into(), Some(new), desired).await? {
                 return Ok(Linked::Yes);
             }
-            self.back_off(attempt).await;
+            self.try_again(&mut tries).await?;
         }
-        Err(self.contended())
     }
 
     fn is_expected(&self, found: &Found, expected: Expected<'_>) -> bool {

@@ -5,7 +5,7 @@ use farside_common::layout::{SlotState, SlotWord};
 
 use super::swing::Swung;
 use super::window::Own;
-use super::{ATTEMPTS_MAX, Operation, Outcome, Target};
+use super::{ATTEMPTS_MAX, Operation, Outcome, Target, Tries};
 use crate::allocator::Depot;
 
 /// What a DELETE does about a compare-and-swap that found another word.
@@ -22,39 +22,46 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     /// Removes the key; whether it was there. One round trip if its location is cached, else two,
     /// one if it is absent.
     pub(crate) async fn delete(&self) -> Outcome<bool> {
-        if let Some(target) = self.cached_target()
-            && let Swung::Done = self.unlink(target).await?
-        {
-            self.engine.cache().statistics.hits += 1;
-            return Ok(true);
+        if let Some(target) = self.cached_target() {
+            let posted = self.now();
+            if let Swung::Done = self.unlink(target).await? {
+                self.engine.cache().statistics.hits += 1;
+                return Ok(self.was_there(&target, posted));
+            }
         }
         self.engine.cache().statistics.misses += 1;
-        let mut damaged = 0;
-        for attempt in 0..ATTEMPTS_MAX {
-            let seen = self.read_window().await?;
-            match self.find_own(&seen, &mut damaged).await? {
+        let (mut damaged, mut tries) = (0, Tries::default());
+        loop {
+            let (own, seen) = self.locate(&mut damaged).await?;
+            match own {
                 Own::Absent => return Ok(false),
                 Own::Here(target) => {
                     if let Some(deleted) = self.unlink_seen(target, seen.posted).await? {
                         return Ok(deleted);
                     }
                 }
-                Own::Moving | Own::Stale => {}
+                Own::Moving => {
+                    self.wait_for_split(&mut tries).await?;
+                    continue;
+                }
+                Own::Stale => {}
             }
-            self.back_off(attempt).await;
+            self.try_again(&mut tries).await?;
         }
-        Err(self.contended())
     }
 
     /// Unlinks a word that this operation READ; `None` to look again.
     async fn unlink_seen(&self, mut target: Target, seen_at: Nanos) -> Outcome<Option<bool>> {
         for _ in 0..ATTEMPTS_MAX {
+            let posted = self.now();
             match self.unlink(target).await? {
-                Swung::Done => return Ok(Some(true)),
+                Swung::Done => return Ok(Some(self.was_there(&target, posted))),
                 Swung::Late => return Ok(None),
                 Swung::Lost(found) => match self.after_loss(target.word, found, seen_at) {
                     Next::Absent => return Ok(Some(false)),
-                    Next::Retry(word) => target = Target { word, generation: None, ..target },
+                    Next::Retry(word) => {
+                        target = Target::unread(target.slot, word, target.proved_at);
+                    }
                     Next::Restart => return Ok(None),
                 },
             }

@@ -3,8 +3,8 @@
 use farside_common::fabric::{Buffer, Fabric, InFlight, Nanos, Verb};
 use farside_common::layout::{HeaderWord, SlotState, SlotWord};
 
-use super::window::{Read, Seen};
-use super::{ATTEMPTS_MAX, Examined, Found, Operation, Outcome, read_block};
+use super::window::{Beyond, Read, Seen};
+use super::{Examined, Found, Operation, Outcome, Tries, read_block};
 use crate::allocator::Depot;
 use crate::location_cache::Location;
 
@@ -25,12 +25,18 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
             let posted = self.now();
             self.post_cached(&location)?.await?;
             if let Some(found) = self.examine_cached(&location, posted) {
-                return Ok(Some(found));
+                return Ok(self.unless_ended(found, posted));
             }
             self.engine.cache().forget(self.hash);
         }
         self.engine.cache().statistics.misses += 1;
         self.get_uncached().await
+    }
+
+    /// A value whose end has come is none.
+    #[inline]
+    fn unless_ended(&self, found: Found, posted: Nanos) -> Option<Found> {
+        (!self.has_ended(found.expires_at_s, posted)).then_some(found)
     }
 
     /// READ the block, nothing else. A poisoned block does not vouch for itself: ask its slot, in
@@ -75,22 +81,31 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     }
 
     async fn get_uncached(&self) -> Outcome<Option<Found>> {
-        let mut damaged = 0;
-        for attempt in 0..ATTEMPTS_MAX {
-            let seen = self.read_window().await?;
-            match self.search(&seen, &mut damaged).await? {
-                Searched::Found(found) => return Ok(Some(found)),
-                Searched::Absent => return Ok(None),
-                Searched::Again => self.back_off(attempt).await,
+        let (mut damaged, mut tries) = (0, Tries::default());
+        loop {
+            let mut seen = self.read_window().await?;
+            // As often as there are splits of splits under way.
+            loop {
+                match self.search(&seen, &mut damaged).await? {
+                    Searched::Found(found) => return Ok(self.unless_ended(found, seen.posted)),
+                    Searched::Again => break,
+                    Searched::Absent => match self.beyond(&seen).await? {
+                        Beyond::Nowhere => return Ok(None),
+                        Beyond::Window(next) => seen = next,
+                        Beyond::Unknown => break,
+                    },
+                }
             }
+            self.try_again(&mut tries).await?;
         }
-        Err(self.contended())
     }
 
     /// READs the block whose hint matches; a hint that does not is another key's (invariant I12).
-    /// `superseded` says nothing here: the word was LIVE during this operation.
+    /// `superseded` says nothing here: the word was LIVE during this operation. COPY is seen only
+    /// where a split has brought the entry, by who found it gone from the old place, and then it
+    /// holds what FROZEN held (invariant I15).
     async fn search(&self, seen: &Seen, damaged: &mut u32) -> Outcome<Searched> {
-        let states = &[SlotState::Live, SlotState::Frozen];
+        let states = &[SlotState::Live, SlotState::Frozen, SlotState::Copy];
         for (at, slot) in seen.with_fingerprint(self.hash.fingerprint(), states) {
             if !self.hint_matches(slot) {
                 continue;
@@ -102,6 +117,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
                         word: slot.word(),
                         generation: header.generation,
                         poisoned: header.superseded,
+                        expires: found.expires_at_s != 0,
                         proved_at: seen.posted,
                     };
                     self.engine.cache().put(self.hash, location);

@@ -4,15 +4,16 @@
 //! sees the other (invariant I8).
 
 use farside_common::fabric::{ChainError, Fabric, Nanos, Verb};
-use farside_common::layout::{HINT_OFFSET, LayoutError, SLOTS_PER_ROW, Slot, SlotState, SlotWord};
+use farside_common::layout::{
+    HINT_OFFSET, LayoutError, ROW_BYTES, SLOTS_PER_ROW, Slot, SlotState, SlotWord,
+};
 
 use super::put::Condition;
 use super::swing::NewBlock;
-use super::window::{Read, Seen};
+use super::window::{Read, Seen, Standing};
 use super::{Examined, Operation, Outcome, Target, is_moving};
 use crate::allocator::Depot;
 use crate::engine::Failure;
-use crate::{Error, Exhausted};
 
 /// How an attempt to insert went.
 pub(super) enum Inserted {
@@ -20,6 +21,12 @@ pub(super) enum Inserted {
     /// The key is there, by a READ posted then.
     Present(Target, Nanos),
     Again,
+    /// The window has no room but where others are in the middle of an INSERT.
+    Undecided,
+    /// The window has no room.
+    Full,
+    /// A split is still bringing keys here.
+    Filling,
 }
 
 /// A slot with our PENDING word in it.
@@ -38,15 +45,23 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         new: &NewBlock,
         condition: Condition,
     ) -> Outcome<Inserted> {
+        if first.standing != Standing::Whole {
+            return Ok(Inserted::Filling);
+        }
         let Some(at) = self.choose_slot(first) else {
-            // What others are in the middle of may end as EMPTY.
             let undecided = |slot: &Slot| {
                 matches!(slot.word().state(), SlotState::Pending | SlotState::Aborted)
             };
             if first.slots.iter().any(undecided) {
+                return Ok(Inserted::Undecided);
+            }
+            if first.slots.iter().any(|slot| slot.word().state() == SlotState::Tomb) {
+                // EMPTY within GRACE.
+                let pause = self.engine.constants.grace_ns / TOMB_LOOKS;
+                self.engine.endpoint.sleep_until(self.lane, self.now() + pause).await;
                 return Ok(Inserted::Again);
             }
-            return Err(Error::OutOfSpace { what: Exhausted::Index }.into());
+            return Ok(Inserted::Full);
         };
         let empty = first.slots[at].word();
         let pending = empty.pending(self.hash.fingerprint(), new.block);
@@ -68,7 +83,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
             }
             Err(error) => return Err(before_publishing(error)),
         }
-        let seen = self.seen(first.base, posted)?;
+        let seen = self.seen(first.base, posted, first.local_depth)?;
         match self.confirm(first, &seen, claim).await {
             Ok(Confirmed::Alone) => self.publish(claim, new, condition).await,
             Ok(Confirmed::Present(target)) => {
@@ -86,12 +101,15 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         }
     }
 
-    /// An EMPTY slot of the emptier row.
+    /// An EMPTY slot of the emptier row. Of two as full one of the even row: a subtable takes 2 %
+    /// more keys that way before a window is full.
     fn choose_slot(&self, seen: &Seen) -> Option<usize> {
         let empty = |at: &usize| seen.slots[*at].word().state() == SlotState::Empty;
         let home = (0..SLOTS_PER_ROW).filter(empty).count();
         let next = (SLOTS_PER_ROW..seen.slots.len()).filter(empty).count();
-        let (skip, among) = if home >= next { (0, home) } else { (home, next) };
+        let is_home_even = (self.hash.window_offset() / ROW_BYTES).is_multiple_of(2);
+        let goes_home = home > next || home == next && is_home_even;
+        let (skip, among) = if goes_home { (0, home) } else { (home, next) };
         let chosen = skip + self.engine.random_below(among as u64) as usize;
         (0..seen.slots.len()).filter(empty).nth(chosen)
     }
@@ -99,7 +117,9 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     /// Steps 2 and 3: is the key there after all, and who else is inserting it? Others' PENDING of
     /// the same fingerprint are aborted, without asking for their key.
     async fn confirm(&self, first: &Seen, seen: &Seen, claim: Claim) -> Outcome<Confirmed> {
-        if !seen.covers || !self.is_fresh(first.posted) {
+        // Once a split has begun, nobody inserts here: whoever gets past this was PENDING before
+        // the split looked at the slot, and is aborted or carried along by it (invariant I16).
+        if seen.standing != Standing::Whole || !self.is_fresh(first.posted) {
             return Ok(Confirmed::Disturbed);
         }
         let fingerprint = self.hash.fingerprint();
@@ -120,9 +140,8 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
                 return Ok(Confirmed::Present(seen.target(at)));
             }
             match self.read_and_examine(word, seen.posted).await? {
-                Read::Examined(Examined::Ours(_, header)) => {
-                    let generation = Some(header.generation);
-                    return Ok(Confirmed::Present(Target { generation, ..seen.target(at) }));
+                Read::Examined(Examined::Ours(found, header)) => {
+                    return Ok(Confirmed::Present(seen.target(at).read(&found, header)));
                 }
                 Read::Examined(Examined::Other) => {}
                 Read::Examined(Examined::Damaged(error)) => return Err(error.into()),
@@ -172,7 +191,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         new: &NewBlock,
         condition: Condition,
     ) -> Outcome<Inserted> {
-        let live = claim.pending.live(new.block, condition != Condition::None);
+        let live = claim.pending.live(new.block, condition != Condition::None || new.expires());
         let hint = self.hash.hint(claim.pending.incarnation());
         let posted = self.now();
         let chain = [
@@ -247,6 +266,9 @@ fn before_publishing(error: ChainError) -> Failure {
         error => error.into(),
     }
 }
+
+/// How often a full window with a TOMB is looked at in the GRACE after which that is EMPTY.
+const TOMB_LOOKS: Nanos = 16;
 
 /// How often a chain that must not be left out is posted again when it was late.
 const LATE_ATTEMPTS_MAX: u32 = 1000;

@@ -3,11 +3,15 @@
 //! `docs/protocol.md` has the protocol, why it is right, and the numbered invariants cited here.
 
 mod conditional;
+#[cfg(test)]
+mod deaths;
 mod delete;
 mod get;
+mod grow;
 mod insert;
 mod put;
 mod scan;
+pub(crate) mod split;
 mod swing;
 #[cfg(test)]
 mod tests;
@@ -18,19 +22,26 @@ use std::cell::Cell;
 use farside_common::fabric::{Buffer, Fabric, InFlight, LaneId, Nanos, Verb};
 use farside_common::hash::KeyHash;
 use farside_common::layout::{
-    BLOCK_HEADER_BYTES, Block, BlockRef, HeaderWord, LayoutError, SlotState, SlotWord,
+    BLOCK_HEADER_BYTES, Block, BlockRef, HeaderWord, LayoutError, SlotState, SlotWord, class_for,
 };
 
 use crate::allocator::Depot;
 use crate::engine::{Engine, Failure, LANE};
 use crate::location_cache::Location;
+use crate::store::Lifetime;
 use crate::{Error, Version};
 
 pub(crate) use conditional::Expected;
-pub(crate) use scan::{ScannedSlot, read_entry, read_subtable};
+pub(crate) use scan::{
+    HASHES, Progress as ScanProgress, ScannedSlot, next_entry, read_part, read_slot,
+};
 
 /// How often an operation that others keep disturbing is tried.
 const ATTEMPTS_MAX: u32 = 128;
+/// How long an operation waits for a split to let go of its key, before it gives up.
+const MOVING_NS_MAX: Nanos = 5_000_000_000;
+/// How long at most between two looks whether it has.
+const MOVING_PAUSE_NS_MAX: Nanos = 60_000;
 /// The longest random pause between two attempts is this, doubled with each attempt ...
 const BACKOFF_NS: Nanos = 250;
 /// ... this often.
@@ -42,11 +53,11 @@ type Outcome<T> = Result<T, Failure>;
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Action<'v> {
     Get,
-    Put,
-    Insert,
-    Update,
+    Put(Lifetime),
+    Insert(Lifetime),
+    Update(Lifetime),
     Delete,
-    Exchange(Expected<'v>),
+    Exchange(Expected<'v>, Lifetime),
 }
 
 impl Action<'_> {
@@ -82,6 +93,7 @@ pub(crate) struct Operation<'e, F, D: Depot> {
 pub(crate) struct Found {
     /// Which write the value comes from.
     pub(crate) version: Version,
+    expires_at_s: u32,
     value_start: u32,
     pub(crate) value_bytes: u32,
 }
@@ -101,15 +113,43 @@ struct Target {
     word: SlotWord,
     /// The full generation of its block, where it is known.
     generation: Option<u32>,
+    /// When its value ends, seconds since 1970, 0 for never, where it is known.
+    expires_at_s: Option<u32>,
     /// When the READ or compare-and-swap that last proved it was posted.
     proved_at: Nanos,
 }
 
+impl Target {
+    /// A slot whose block was not READ. A word that is not conditional leads to no block whose
+    /// value ends (invariant I19).
+    fn unread(slot: u64, word: SlotWord, proved_at: Nanos) -> Self {
+        let expires_at_s = (!word.is_conditional()).then_some(0);
+        Self { slot, word, generation: None, expires_at_s, proved_at }
+    }
+
+    /// The same slot, whose block was READ.
+    fn read(self, found: &Found, header: HeaderWord) -> Self {
+        let (generation, expires_at_s) = (Some(header.generation), Some(found.expires_at_s));
+        Self { generation, expires_at_s, ..self }
+    }
+}
+
 impl From<Location> for Target {
     fn from(location: Location) -> Self {
-        let Location { slot, word, generation, proved_at, .. } = location;
-        Self { slot, word, generation: Some(generation), proved_at }
+        let Location { slot, word, generation, expires, proved_at, .. } = location;
+        let (generation, expires_at_s) = (Some(generation), (!expires).then_some(0));
+        Self { slot, word, generation, expires_at_s, proved_at }
     }
+}
+
+/// What an operation that does not get on has been through.
+#[derive(Default)]
+struct Tries {
+    attempts: u32,
+    /// Since when a split has had its key in its hands.
+    moving_since: Option<Nanos>,
+    /// Since when the server has had no room for the split it needs, but expects some.
+    later_since: Option<Nanos>,
 }
 
 /// What a block that was READ turned out to be.
@@ -169,11 +209,13 @@ impl<'e, F: Fabric, D: Depot> Operation<'e, F, D> {
     pub(crate) async fn perform(&self, action: Action<'_>) -> Outcome<Answer> {
         let (applied, found) = match action {
             Action::Get => (true, self.get().await?),
-            Action::Put => (self.put().await.map(|()| true)?, None),
-            Action::Insert => (self.insert().await?, None),
-            Action::Update => (self.update().await?, None),
+            Action::Put(lifetime) => (self.put(lifetime).await.map(|()| true)?, None),
+            Action::Insert(lifetime) => (self.insert(lifetime).await?, None),
+            Action::Update(lifetime) => (self.update(lifetime).await?, None),
             Action::Delete => (self.delete().await?, None),
-            Action::Exchange(expected) => self.compare_exchange(expected).await?,
+            Action::Exchange(expected, lifetime) => {
+                self.compare_exchange(expected, lifetime).await?
+            }
         };
         Ok(Answer { applied, found })
     }
@@ -187,6 +229,19 @@ impl<'e, F: Fabric, D: Depot> Operation<'e, F, D> {
     #[inline]
     fn is_fresh(&self, posted: Nanos) -> bool {
         self.now().saturating_sub(posted) <= self.engine.constants.patience_ns
+    }
+
+    /// Whether a value with this end had ended when a READ or a chain was posted then. What is
+    /// said of the moment of the post holds for what the region showed or did after it.
+    #[inline]
+    fn has_ended(&self, expires_at_s: u32, posted: Nanos) -> bool {
+        if expires_at_s == 0 {
+            return false;
+        }
+        let fabric = self.engine.endpoint.fabric();
+        let since = fabric.now().saturating_sub(posted);
+        let wall_ns = fabric.wall_clock_ns().saturating_sub(since);
+        u64::from(expires_at_s) <= wall_ns / 1_000_000_000
     }
 
     /// One round trip. What it changes takes effect before the deadline or never.
@@ -208,6 +263,38 @@ impl<'e, F: Fabric, D: Depot> Operation<'e, F, D> {
         let most = BACKOFF_NS << attempt.min(BACKOFF_DOUBLINGS_MAX);
         let pause = self.engine.random_below(most);
         self.engine.endpoint.sleep_until(self.lane, self.now() + pause).await;
+    }
+
+    /// A pause before looking again at what others disturbed.
+    ///
+    /// # Errors
+    /// [`Error::Contended`] after [`ATTEMPTS_MAX`] of them.
+    async fn try_again(&self, tries: &mut Tries) -> Outcome<()> {
+        if tries.attempts == ATTEMPTS_MAX {
+            return Err(self.contended());
+        }
+        self.back_off(tries.attempts).await;
+        *tries = Tries { attempts: tries.attempts + 1, ..Tries::default() };
+        Ok(())
+    }
+
+    /// A pause before looking again at what a split has in its hands: microseconds, unless the
+    /// server was stopped in it.
+    ///
+    /// # Errors
+    /// [`Error::Contended`] after [`MOVING_NS_MAX`].
+    async fn wait_for_split(&self, tries: &mut Tries) -> Outcome<()> {
+        let now = self.now();
+        let waited = now.saturating_sub(*tries.moving_since.get_or_insert(now));
+        if self.engine.allocator().is_lost() {
+            return Err(Failure::Disconnected);
+        }
+        if waited > MOVING_NS_MAX {
+            return Err(self.contended());
+        }
+        let pause = waited.clamp(BACKOFF_NS, MOVING_PAUSE_NS_MAX);
+        self.engine.endpoint.sleep_until(self.lane, now + pause).await;
+        Ok(())
     }
 
     fn contended(&self) -> Failure {
@@ -241,10 +328,16 @@ impl<'e, F: Fabric, D: Depot> Operation<'e, F, D> {
         if found.key() != &image[start..start + self.key_bytes] {
             return Examined::Other;
         }
+        // The word says the class, and has no checksum: the block must not be used again as a
+        // larger one than it is.
+        if class_for(self.key_bytes, found.value().len()) != Some(block.class) {
+            let (field, value) = ("class", u64::from(block.class.index()));
+            return Examined::Damaged(LayoutError::Field { field, value });
+        }
         let version = Version::of(block.address, header.generation);
         let value_start = (start + self.key_bytes) as u32;
-        let value_bytes = found.value().len() as u32;
-        Examined::Ours(Found { version, value_start, value_bytes }, header)
+        let (expires_at_s, value_bytes) = (found.expires_at_s(), found.value().len() as u32);
+        Examined::Ours(Found { version, expires_at_s, value_start, value_bytes }, header)
     }
 
     /// Where the cache says the key is; not where a split holds it.

@@ -1,12 +1,17 @@
 //! PUT and UPDATE: replacing what is there.
 
-use farside_common::fabric::Fabric;
+use farside_common::fabric::{Fabric, Nanos};
 
 use super::insert::Inserted;
 use super::swing::{Linked, NewBlock, Swung, absorbs};
-use super::window::Own;
-use super::{ATTEMPTS_MAX, Operation, Outcome, Target};
+use super::window::{Own, Read};
+use super::{Examined, Operation, Outcome, Target, Tries, is_moving};
 use crate::allocator::Depot;
+use crate::store::Lifetime;
+
+/// How often an INSERT looks whether others leave a slot of a full window, before it has the
+/// subtable split.
+const UNDECIDED_ATTEMPTS: u32 = 8;
 
 /// What a store requires of the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,23 +27,25 @@ pub(super) enum Condition {
 impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     /// Stores the value, whatever was there: one round trip if the key's location is cached, else
     /// two, three for a new key.
-    pub(crate) async fn put(&self) -> Outcome<()> {
-        self.store(Condition::None).await.map(|_| ())
+    pub(crate) async fn put(&self, lifetime: Lifetime) -> Outcome<()> {
+        self.store(Condition::None, lifetime).await.map(|_| ())
     }
 
-    /// Stores the value if the key is there; whether it was. Round trips as for `put`.
-    pub(crate) async fn update(&self) -> Outcome<bool> {
-        self.store(Condition::Present).await
+    /// Stores the value if the key is there; whether it was. Round trips as for `put`, one more if
+    /// the key's value may end some day.
+    pub(crate) async fn update(&self, lifetime: Lifetime) -> Outcome<bool> {
+        self.store(Condition::Present, lifetime).await
     }
 
-    /// Stores the value if the key is absent; whether it was. Three round trips, one if not.
-    pub(crate) async fn insert(&self) -> Outcome<bool> {
-        self.store(Condition::Absent).await
+    /// Stores the value if the key is absent; whether it was. Three round trips, one if not; one
+    /// more in that case if the key's value may end some day.
+    pub(crate) async fn insert(&self, lifetime: Lifetime) -> Outcome<bool> {
+        self.store(Condition::Absent, lifetime).await
     }
 
     /// True if the store happened, or may be said to have.
-    async fn store(&self, condition: Condition) -> Outcome<bool> {
-        let new = self.new_block().await?;
+    async fn store(&self, condition: Condition, lifetime: Lifetime) -> Outcome<bool> {
+        let new = self.new_block(lifetime).await?;
         let mut met = true;
         let outcome = self.store_block(&new, condition, &mut met).await;
         self.settle(&new, outcome)?;
@@ -54,21 +61,46 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         if condition != Condition::Absent && self.swing_cached(new, condition).await? {
             return Ok(Linked::Yes);
         }
-        let mut damaged = 0;
-        for attempt in 0..ATTEMPTS_MAX {
-            let seen = self.read_window().await?;
-            let (mut own, mut seen_at) = (self.find_own(&seen, &mut damaged).await?, seen.posted);
+        let (mut damaged, mut tries) = (0, Tries::default());
+        loop {
+            let (mut own, seen) = self.locate(&mut damaged).await?;
+            let mut seen_at = seen.posted;
             if let (Own::Absent, Condition::None | Condition::Absent) = (&own, condition) {
                 match self.insert_block(&seen, new, condition).await? {
                     Inserted::Done => return Ok(Linked::Yes),
                     Inserted::Present(target, posted) => {
                         (own, seen_at) = (Own::Here(target), posted);
                     }
+                    // What others are in the middle of may end as EMPTY; but they may be asleep.
+                    Inserted::Undecided if tries.attempts < UNDECIDED_ATTEMPTS => own = Own::Stale,
+                    Inserted::Undecided | Inserted::Full => {
+                        if !self.grow(&seen, &mut tries).await? {
+                            continue;
+                        }
+                        own = Own::Stale;
+                    }
                     Inserted::Again => own = Own::Stale,
+                    Inserted::Filling => {
+                        self.wait_or_grow(&seen, &mut tries).await?;
+                        continue;
+                    }
+                }
+            }
+            if let Own::Here(target) = &mut own
+                && condition != Condition::None
+            {
+                match self.ended(target, seen_at).await? {
+                    None => own = Own::Stale,
+                    // There is something for INSERT, or nothing for UPDATE.
+                    Some(ended) if ended == (condition == Condition::Present) => {
+                        *met = false;
+                        return Ok(Linked::No);
+                    }
+                    Some(_) => {}
                 }
             }
             match (own, condition) {
-                (Own::Here(_), Condition::Absent) | (Own::Absent, _) => {
+                (Own::Absent, _) => {
                     *met = false;
                     return Ok(Linked::No);
                 }
@@ -87,16 +119,47 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
                         Swung::Lost(_) | Swung::Late => {}
                     }
                 }
-                (Own::Moving | Own::Stale, _) => {}
+                (Own::Moving, _) => {
+                    self.wait_for_split(&mut tries).await?;
+                    continue;
+                }
+                (Own::Stale, _) => {}
             }
-            self.back_off(attempt).await;
+            self.try_again(&mut tries).await?;
         }
-        Err(self.contended())
+    }
+
+    /// Whether the value of a word that a READ posted at `seen_at` brought had ended; `None` if it
+    /// took too long to find out. No round trip; one if only the block can tell.
+    async fn ended(&self, target: &mut Target, seen_at: Nanos) -> Outcome<Option<bool>> {
+        if target.expires_at_s.is_none() {
+            match self.read_and_examine(target.word, seen_at).await? {
+                Read::Examined(Examined::Ours(found, header)) => {
+                    *target = target.read(&found, header);
+                }
+                // The hint was exact, so it is the key's; a damaged block has no end.
+                Read::Examined(_) => {}
+                Read::Stale => return Ok(None),
+            }
+        }
+        Ok(Some(self.has_ended(target.expires_at_s.unwrap_or_default(), seen_at)))
+    }
+
+    /// Where the cache says the key is. An UPDATE has to know that the value has not ended: one
+    /// round trip if it ends some day.
+    async fn cached_for(&self, condition: Condition) -> Outcome<Option<Target>> {
+        let target = self.cached_target();
+        let knows = |target: Target| target.expires_at_s.is_some();
+        if condition == Condition::None || target.is_none_or(knows) {
+            return Ok(target);
+        }
+        let located = self.get().await?.and(self.located.get());
+        Ok(located.filter(|location| !is_moving(location.word)).map(Target::from))
     }
 
     /// One round trip, if the cache knows where the key is and is right.
     async fn swing_cached(&self, new: &NewBlock, condition: Condition) -> Outcome<bool> {
-        if let Some(target) = self.cached_target()
+        if let Some(target) = self.cached_for(condition).await?
             && let Swung::Done = self.swing_to(target, new, condition).await?
         {
             self.engine.cache().statistics.hits += 1;
@@ -112,7 +175,8 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         new: &NewBlock,
         condition: Condition,
     ) -> Outcome<Swung> {
-        let desired = target.word.live(new.block, condition != Condition::None);
+        let conditional = condition != Condition::None || new.expires();
+        let desired = target.word.live(new.block, conditional);
         self.swing(target, Some(new), desired).await
     }
 }

@@ -15,11 +15,14 @@ use crate::Error;
 use crate::allocator::Depot;
 use crate::engine::Failure;
 use crate::location_cache::Location;
+use crate::store::Lifetime;
 
 /// A block of our own, sealed in the image buffer.
 pub(super) struct NewBlock {
     free: FreeBlock,
     pub(super) block: BlockRef,
+    /// When its value ends, seconds since 1970; 0 for never.
+    expires_at_s: u32,
     /// How much of it there is to WRITE, in bytes.
     write_bytes: u32,
     /// It stands in the region already, unlinked.
@@ -45,7 +48,7 @@ pub(super) enum Swung {
 
 impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     /// Takes a free block and seals key and value into it.
-    pub(super) async fn new_block(&self) -> Outcome<NewBlock> {
+    pub(super) async fn new_block(&self, lifetime: Lifetime) -> Outcome<NewBlock> {
         let Some(class) = class_for(self.key_bytes, self.value_bytes) else {
             let bytes = self.value_bytes;
             let max = self.engine.format.value_bytes_max as usize;
@@ -55,12 +58,19 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         let generation_low = (u64::from(free.generation) % WORD_GENERATIONS) as u8;
         let block = BlockRef { address: free.address, class, generation_low };
         self.engine.geometry.check_block(block)?;
+        let expires_at_s = match lifetime {
+            Lifetime::Forever => 0,
+            _ => {
+                self.engine.allocator().announce_ends();
+                lifetime.expires_at_s(self.engine.endpoint.fabric().wall_clock_ns())
+            }
+        };
         let stamp = BlockStamp {
             address: free.address,
             generation: free.generation,
             writer: self.engine.client_id,
             written_at_ns: self.engine.wall_clock_ns(self.now()),
-            expires_at_s: 0,
+            expires_at_s,
         };
         let total = BLOCK_HEADER_BYTES as usize + self.key_bytes + self.value_bytes;
         let write_bytes = total.next_multiple_of(8);
@@ -69,19 +79,27 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         let image = fabric.buffer_mut(self.lane, Buffer::Image);
         image[total..write_bytes].fill(0);
         seal(image, self.key_bytes as u16, self.value_bytes as u32, stamp)?;
-        Ok(NewBlock { free, block, write_bytes: write_bytes as u32, written: Cell::new(false) })
+        let (write_bytes, written) = (write_bytes as u32, Cell::new(false));
+        Ok(NewBlock { free, block, expires_at_s, write_bytes, written })
     }
 
     /// Gives a new block back unless it got linked, or may have been, or a lost connection left a
     /// PENDING word that still points to it.
     pub(super) fn settle(&self, new: &NewBlock, outcome: Outcome<Linked>) -> Outcome<Linked> {
-        let unlinked = match &outcome {
-            Ok(linked) => *linked == Linked::No,
-            Err(Failure::Disconnected) => false,
-            Err(Failure::Error(error)) => !matches!(**error, Error::Indeterminate),
+        let mut allocator = self.engine.allocator();
+        let is_unknown = match &outcome {
+            Ok(Linked::Yes) => {
+                allocator.let_go(self.lane);
+                return outcome;
+            }
+            Ok(Linked::No) => false,
+            Err(Failure::Disconnected) => true,
+            Err(Failure::Error(error)) => matches!(**error, Error::Indeterminate),
         };
-        if unlinked {
-            self.engine.allocator().put_back(new.block.class, new.free);
+        if is_unknown {
+            allocator.lose_new(self.lane);
+        } else {
+            allocator.put_back(self.lane, new.block.class, new.free);
         }
         outcome
     }
@@ -125,20 +143,27 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         }
         push(mark);
         push(cas);
-        if target.generation.is_none() {
+        if target.generation.is_none() || new.is_none() && target.expires_at_s.is_none() {
             // The old block's next generation is one more than its last: READ it on the way, and
-            // the key, by which the block vouches for the word.
+            // the key, by which the block vouches for the word. A DELETE also has to say whether
+            // the value had ended.
             push(header);
         }
+        self.engine.allocator().reach(self.lane, old.address);
         let found = match self.chain(&chain[..verbs], posted).await {
             Ok(found) => SlotWord::from_bits(found),
             Err(ChainError::Late) => {
+                self.engine.allocator().miss(self.lane);
                 new.inspect(|new| new.written.set(false));
                 return Ok(Swung::Late);
             }
-            Err(error) => return Err(error.into()),
+            Err(error) => {
+                self.engine.allocator().lose_old(self.lane);
+                return Err(error.into());
+            }
         };
         if found != target.word {
+            self.engine.allocator().miss(self.lane);
             self.engine.cache().forget(self.hash);
             return Ok(Swung::Lost(found));
         }
@@ -153,17 +178,29 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     /// The block this operation just unlinked is this session's now: no LIVE word points to it, and
     /// it is in no other list (invariant I1).
     fn retire(&self, old: BlockRef, generation: Option<u32>) {
-        let Some(generation) = generation.or_else(|| self.read_generation(old)) else {
-            // Damage: whose block it is cannot be told, so nobody gets it.
+        let read = || self.read_header(old).map(|(generation, _)| generation);
+        let Some(generation) = generation.or_else(read) else {
+            // Damage: whose block it is cannot be told. If it is nobody's, the server finds it.
+            self.engine.allocator().miss(self.lane);
             return;
         };
         let free = FreeBlock { address: old.address, generation: generation.wrapping_add(1) };
-        self.engine.allocator().retire(old.class, free, self.now());
+        let now = self.now();
+        self.engine.allocator().retire(self.lane, old.class, free, now);
     }
 
-    /// The generation of the old block, whose header and key were READ; `None` if it is not what
-    /// the word said: a damaged word may lead to another key's block, or into one.
-    fn read_generation(&self, old: BlockRef) -> Option<u32> {
+    /// Whether the value of the block that this chain unlinked, posted then, had not ended. No
+    /// round trip: the chain READ the header if that was not known.
+    pub(super) fn was_there(&self, target: &Target, posted: Nanos) -> bool {
+        let read = || self.read_header(target.word.block().ok()?).map(|(_, ends)| ends);
+        // A damaged block cannot tell; its key was there.
+        let expires_at_s = target.expires_at_s.or_else(read).unwrap_or_default();
+        !self.has_ended(expires_at_s, posted)
+    }
+
+    /// Generation and end of the old block, whose header and key were READ; `None` if it is not
+    /// what the word said: a damaged word may lead to another key's block, or into one.
+    fn read_header(&self, old: BlockRef) -> Option<(u32, u32)> {
         let fabric = self.engine.endpoint.fabric();
         let block = fabric.buffer(self.lane, Buffer::Block);
         let image = fabric.buffer(self.lane, Buffer::Image);
@@ -174,7 +211,8 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         let is_ours = header.fits(old.class, self.key_bytes) && rest.starts_with(key);
         let (words, _) = block.as_chunks();
         let generation = HeaderWord::from_bits(u64::from_le_bytes(words[0])).generation;
-        (is_ours && generation as u8 == old.generation_low).then_some(generation)
+        let is_ours = is_ours && generation as u8 == old.generation_low;
+        is_ours.then(|| (generation, header.expires_at_s()))
     }
 
     pub(super) fn remember(&self, slot: u64, word: SlotWord, new: &NewBlock, posted: Nanos) {
@@ -183,6 +221,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
             word,
             generation: new.free.generation,
             poisoned: false,
+            expires: new.expires(),
             proved_at: posted,
         };
         self.engine.cache().put(self.hash, location);
@@ -190,6 +229,11 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
 }
 
 impl NewBlock {
+    /// Whether its value ends some day: then its word is conditional (invariant I19).
+    pub(super) fn expires(&self) -> bool {
+        self.expires_at_s != 0
+    }
+
     pub(super) fn write(&self) -> Verb {
         Verb::Write {
             remote: self.free.address.offset(),

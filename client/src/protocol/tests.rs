@@ -2,6 +2,8 @@
 //! memory a process that loses the processor during a READ rightly pays for another. Guards against
 //! an old proof of a word being relied on, and against one being forgotten too early.
 
+mod expiry;
+
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -16,8 +18,11 @@ use farside_server::Server;
 
 use super::{Expected, Operation};
 use crate::Client;
-use crate::control::ControlDepot;
 use crate::engine::{Engine, LANE};
+use crate::remote_depot::ControlDepot;
+use crate::store::Lifetime;
+
+const FOREVER: Lifetime = Lifetime::Forever;
 
 /// A fabric whose time is the test's, and which looks at the deadline of every chain.
 struct Timeless {
@@ -45,6 +50,10 @@ impl Fabric for Timeless {
     }
 
     fn now(&self) -> Nanos {
+        self.clock.now.get()
+    }
+
+    fn wall_clock_ns(&self) -> u64 {
         self.clock.now.get()
     }
 
@@ -117,6 +126,8 @@ fn with_engine(test: impl FnOnce(&TimelessEngine, &Clock)) {
     let config = ServerConfig {
         listen: Some(address.parse().unwrap()),
         memory: Some(ByteSize::mib(64)),
+        // Large enough for nothing to be split.
+        index: Some(ByteSize::mib(16)),
         ..Default::default()
     };
     let _server = Server::start(&config).unwrap();
@@ -133,14 +144,14 @@ fn every_operation_costs_what_the_price_list_says() {
 }
 
 fn assert_price_list(engine: &TimelessEngine, key: u64) {
-    let insert = run(engine, key, async |operation| operation.insert().await);
+    let insert = run(engine, key, async |operation| operation.insert(FOREVER).await);
     assert_eq!(insert, (true, (3, 2, 2, 2)), "INSERT");
     let get = run(engine, key, async |operation| operation.get().await.map(|f| f.is_some()));
     assert_eq!(get, (true, (1, 1, 0, 0)), "cached GET");
-    let put = run(engine, key, async |operation| operation.put().await);
+    let put = run(engine, key, async |operation| operation.put(FOREVER).await);
     assert_eq!(put.1, (1, 0, 2, 1), "cached PUT");
     engine.cache().clear();
-    let put = run(engine, key, async |operation| operation.put().await);
+    let put = run(engine, key, async |operation| operation.put(FOREVER).await);
     assert_eq!(put.1, (2, 2, 2, 1), "uncached PUT");
     engine.cache().clear();
     let get = run(engine, key, async |operation| operation.get().await.map(|f| f.is_some()));
@@ -162,12 +173,12 @@ fn a_proof_of_a_word_lasts_for_t_word() {
     with_engine(|engine, clock| {
         let word_ns = engine.constants.word_ns;
         let later = |by: Nanos| clock.add(by);
-        let put = || run(engine, 1, async |operation| operation.put().await).1;
+        let put = || run(engine, 1, async |operation| operation.put(FOREVER).await).1;
         let get = || run(engine, 1, async |operation| operation.get().await.map(drop)).1;
         let exchange = || {
             let value = Expected::Value(b"value");
             let call = async |operation: &Operation<'_, _, _>| {
-                operation.compare_exchange(value).await.map(|(done, _)| done)
+                operation.compare_exchange(value, FOREVER).await.map(|(done, _)| done)
             };
             run(engine, 1, call)
         };
@@ -191,7 +202,7 @@ fn what_comes_late_is_tried_again() {
     with_engine(|engine, clock| {
         let late = 10 * engine.constants.lateness_ns.max(engine.constants.grace_ns);
         let get = || run(engine, 1, async |of| of.get().await.map(|found| found.is_some()));
-        let put = || run(engine, 1, async |of| of.put().await).1;
+        let put = || run(engine, 1, async |of| of.put(FOREVER).await).1;
         put();
         clock.stall.set(late);
         assert_eq!(get(), (true, (3, 3, 0, 0)), "cached GET, then an uncached one");

@@ -2,11 +2,13 @@
 
 use farside_common::fabric::{Buffer, Fabric, Nanos, Verb};
 use farside_common::layout::{
-    BLOCK_BYTES_MAX, LayoutError, Slot, SlotState, SlotWord, WINDOW_BYTES, WINDOW_SLOTS, Window,
+    BLOCK_BYTES_MAX, LayoutError, RowHeader, Slot, SlotState, SlotWord, WINDOW_BYTES, WINDOW_SLOTS,
+    Window, side_of,
 };
 
 use super::{Examined, Operation, Outcome, Target, is_moving};
 use crate::allocator::Depot;
+use crate::directory::Subtable;
 
 /// How often an operation READs its window, and the directory when that was old, before it calls
 /// the row damaged.
@@ -16,11 +18,27 @@ const WINDOW_READS_MAX: u32 = 16;
 const DAMAGE_ATTEMPTS_MAX: u32 = 16;
 const _: () = assert!(BLOCK_BYTES_MAX <= u32::MAX as u64);
 
+/// What a window's rows say about the subtable it belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Standing {
+    /// It is the key's: what is not here is absent.
+    Whole,
+    /// It is the key's, and a split is taking its keys to these two.
+    Splitting([u64; 2]),
+    /// A split is bringing its keys: what is not here or was not in the old one is absent, and
+    /// nothing can be inserted.
+    Filling,
+    /// It is not, or not any more, or it changed during the READ.
+    Elsewhere,
+}
+
 /// A window as one READ brought it.
 #[derive(Clone, Copy)]
 pub(super) struct Seen {
     /// Where it is in the region.
     pub(super) base: u64,
+    /// How many leading bits of the hash the keys of its subtable share.
+    pub(super) local_depth: u8,
     /// When its READ was posted.
     pub(super) posted: Nanos,
     /// How long it took.
@@ -30,8 +48,7 @@ pub(super) struct Seen {
     pub(super) slots: [Slot; WINDOW_SLOTS],
     /// The byte offset of each slot from `base`.
     offsets: [u16; WINDOW_SLOTS],
-    /// Both rows belong to the key's subtable.
-    pub(super) covers: bool,
+    pub(super) standing: Standing,
 }
 
 /// Where a window has the key.
@@ -44,16 +61,36 @@ pub(super) enum Own {
     Stale,
 }
 
+/// Where else the key may be, when it is not in a window.
+#[allow(clippy::large_enum_variant, reason = "it lives for a moment; a box would allocate")]
+pub(super) enum Beyond {
+    /// Nowhere.
+    Nowhere,
+    /// In this one, to which a split took it. READ after the other, so that nothing that moved is
+    /// missed (invariant I14).
+    Window(Seen),
+    /// Cannot be told: start over.
+    Unknown,
+}
+
 impl Seen {
     /// The byte offset of a slot in the region.
     pub(super) fn slot(&self, at: usize) -> u64 {
         self.base + u64::from(self.offsets[at])
     }
 
+    /// Whether a split can have this word here. If not it is damaged, and will stay.
+    fn is_moving(&self, word: SlotWord) -> bool {
+        match word.state() {
+            SlotState::Frozen => matches!(self.standing, Standing::Splitting(_)),
+            SlotState::Copy => self.standing == Standing::Filling,
+            _ => false,
+        }
+    }
+
     /// The slot as a target, by this READ.
     pub(super) fn target(&self, at: usize) -> Target {
-        let (slot, word) = (self.slot(at), self.slots[at].word());
-        Target { slot, word, generation: None, proved_at: self.posted }
+        Target::unread(self.slot(at), self.slots[at].word(), self.posted)
     }
 
     /// Slots whose word has this fingerprint and one of these states.
@@ -74,48 +111,128 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     pub(super) async fn read_window(&self) -> Outcome<Seen> {
         let mut stale = false;
         for _ in 0..WINDOW_READS_MAX {
-            let base = self.engine.directory().window(self.hash);
-            let posted = self.now();
-            self.read(&[self.window_verb(base)]).await?;
-            let seen = self.seen(base, posted)?;
+            let (base, local_depth) = self.engine.directory().window(self.hash);
+            let seen = self.read_window_at(base, local_depth).await?;
             stale = seen.took > self.engine.constants.patience_ns;
-            if !seen.covers {
-                self.engine.load_directory(self.lane).await?;
-            } else if !stale {
-                return Ok(seen);
+            match seen.standing {
+                // Believed only by who comes from the old one: this directory is older than both.
+                Standing::Elsewhere | Standing::Filling => {
+                    self.engine.reload_entry(self.lane, self.hash.directory()).await?;
+                }
+                Standing::Whole | Standing::Splitting(_) if stale => {}
+                Standing::Whole | Standing::Splitting(_) => return Ok(seen),
             }
         }
         if stale {
             return Err(self.contended());
         }
-        let offset = self.engine.directory().window(self.hash);
+        let (offset, _) = self.engine.directory().window(self.hash);
         Err(LayoutError::Row { offset }.into())
+    }
+
+    /// READs the window there, whose subtable has to go by this many bits. One round trip.
+    pub(super) async fn read_window_at(&self, base: u64, local_depth: u8) -> Outcome<Seen> {
+        let posted = self.now();
+        self.read(&[self.window_verb(base)]).await?;
+        self.seen(base, posted, local_depth)
+    }
+
+    /// Where a key may be that is not in this window. One round trip during a split, none else.
+    pub(super) async fn beyond(&self, seen: &Seen) -> Outcome<Beyond> {
+        let Standing::Splitting(forward) = seen.standing else { return Ok(Beyond::Nowhere) };
+        let directory_hash = self.hash.directory();
+        let offset = forward[side_of(directory_hash, seen.local_depth)];
+        self.engine.geometry.check_subtable(offset)?;
+        // No deeper and no shallower: it may have been split since, and be another's now.
+        let local_depth = seen.local_depth + 1;
+        let base = offset + self.hash.window_offset();
+        let next = self.read_window_at(base, local_depth).await?;
+        if next.took > self.engine.constants.patience_ns {
+            return Ok(Beyond::Unknown);
+        }
+        match next.standing {
+            Standing::Elsewhere => {
+                self.engine.reload_entry(self.lane, directory_hash).await?;
+                Ok(Beyond::Unknown)
+            }
+            Standing::Filling => Ok(Beyond::Window(next)),
+            Standing::Whole | Standing::Splitting(_) => {
+                self.engine.learn(directory_hash, Subtable { offset, local_depth })?;
+                Ok(Beyond::Window(next))
+            }
+        }
+    }
+
+    /// Where the key is, and the last window that was READ for it: one round trip, one more for
+    /// each split under way.
+    pub(super) async fn locate(&self, damaged: &mut u32) -> Outcome<(Own, Seen)> {
+        let mut seen = self.read_window().await?;
+        for _ in 0..WINDOW_READS_MAX {
+            let own = self.find_own(&seen, damaged).await?;
+            if !matches!(own, Own::Absent) {
+                return Ok((own, seen));
+            }
+            match self.beyond(&seen).await? {
+                Beyond::Nowhere => return Ok((Own::Absent, seen)),
+                Beyond::Window(next) => seen = next,
+                Beyond::Unknown => break,
+            }
+        }
+        Ok((Own::Stale, seen))
     }
 
     pub(super) fn window_verb(&self, base: u64) -> Verb {
         Verb::Read { remote: base, into: Buffer::Window, bytes: WINDOW_BYTES as u32 }
     }
 
-    /// What the window buffer holds after a READ from `base` posted then.
-    pub(super) fn seen(&self, base: u64, posted: Nanos) -> Outcome<Seen> {
+    /// What the window buffer holds after a READ from `base` posted then; its subtable has to go by
+    /// this many bits.
+    pub(super) fn seen(&self, base: u64, posted: Nanos, local_depth: u8) -> Outcome<Seen> {
         let took = self.now().saturating_sub(posted);
         let fabric = self.engine.endpoint.fabric();
         let buffer = fabric.buffer(self.lane, Buffer::Window);
         let window = Window::decode(&buffer[..WINDOW_BYTES as usize])?;
         let mut seen = Seen {
             base,
+            local_depth,
             posted,
             took,
             hints_exact: took <= self.engine.constants.hint_ns,
             slots: [Slot::new(SlotWord::default(), 0); WINDOW_SLOTS],
             offsets: [0; WINDOW_SLOTS],
-            covers: window.rows.iter().all(|row| row.header.covers(self.hash.directory())),
+            standing: self.standing(window, local_depth),
         };
         for (at, (offset, slot)) in window.slots().enumerate() {
             seen.slots[at] = *slot;
             seen.offsets[at] = offset as u16;
         }
         Ok(seen)
+    }
+
+    /// A prefix and local depth name one subtable for ever (invariant I17), so rows with exactly
+    /// those that led here are of the subtable that was meant.
+    fn standing(&self, window: &Window, local_depth: u8) -> Standing {
+        let headers = window.rows.each_ref().map(|row| row.header);
+        let directory_hash = self.hash.directory();
+        let is_right =
+            |header: &RowHeader| header.covers(directory_hash) && header.local_depth == local_depth;
+        if !headers.iter().all(is_right) {
+            return Standing::Elsewhere;
+        }
+        if headers.iter().any(RowHeader::is_filling) {
+            return Standing::Filling;
+        }
+        match headers.map(|header| header.forward()) {
+            [None, None] => {
+                // The split began after the headers were READ and before the words were.
+                let moved = |(_, slot): (u64, &Slot)| slot.word().state() == SlotState::Moved;
+                let is_torn = window.slots().any(moved);
+                if is_torn { Standing::Elsewhere } else { Standing::Whole }
+            }
+            [Some(forward), None] | [None, Some(forward)] => Standing::Splitting(forward),
+            [Some(first), Some(second)] if first == second => Standing::Splitting(first),
+            [Some(_), Some(_)] => Standing::Elsewhere,
+        }
     }
 
     /// Whether no incarnation number can have recurred since a READ posted then (invariant I7).
@@ -144,7 +261,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         for (at, slot) in seen.with_fingerprint(self.hash.fingerprint(), states) {
             let word = slot.word();
             if is_moving(word) {
-                return Ok(Own::Moving);
+                return Ok(if seen.is_moving(word) { Own::Moving } else { Own::Stale });
             }
             if !self.hint_matches(slot) {
                 continue;
@@ -153,9 +270,8 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
                 return Ok(Own::Here(seen.target(at)));
             }
             match self.read_and_examine(word, seen.posted).await? {
-                Read::Examined(Examined::Ours(_, header)) => {
-                    let generation = Some(header.generation);
-                    return Ok(Own::Here(Target { generation, ..seen.target(at) }));
+                Read::Examined(Examined::Ours(found, header)) => {
+                    return Ok(Own::Here(seen.target(at).read(&found, header)));
                 }
                 Read::Examined(Examined::Other) => {}
                 Read::Examined(Examined::Damaged(error)) => {

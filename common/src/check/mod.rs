@@ -170,8 +170,9 @@ struct Walk<'a, F> {
     chunks: Vec<u64>,
     directory: Vec<u64>,
     /// Subtables visited.
-    subtables: HashSet<u64>,
-    /// LIVE keys of the subtable being visited: all places of a key are in one subtable.
+    subtables: HashSet<slots::Subtable>,
+    /// LIVE keys of the subtable being visited, and of those to which a split takes them: all
+    /// places of a key.
     keys: HashMap<KeyHash, Linked>,
     /// All slots that link a block.
     linked: Vec<Linked>,

@@ -33,11 +33,6 @@ pub enum Problem {
     DirectoryGroup { offset: u64, local_depth: u8 },
     #[error("the subtable at offset {subtable:#x} lies in a chunk that is not for subtables")]
     SubtableChunk { subtable: u64 },
-    #[error(
-        "the directory entry at offset {offset:#x} leads to the subtable at {subtable:#x}, and so \
-         does one for other bits"
-    )]
-    SubtableTwice { offset: u64, subtable: u64 },
     #[error("the row at offset {offset:#x} has a damaged header")]
     RowHeader { offset: u64 },
     #[error(
@@ -45,8 +40,13 @@ pub enum Problem {
          that lead to it"
     )]
     RowPrefix { offset: u64, prefix: u32, local_depth: u8 },
-    #[error("the row at offset {offset:#x} sends readers to {forward:#x}, where no subtable is")]
-    RowForward { offset: u64, forward: u64 },
+    #[error(
+        "the row at offset {offset:#x} sends readers to {forward:#x?}, where no subtables are, or \
+         elsewhere than the rows before it"
+    )]
+    RowForward { offset: u64, forward: [u64; 2] },
+    #[error("the row at offset {offset:#x} says that a key went elsewhere, but not where")]
+    MovedNowhere { offset: u64 },
     #[error("the slot at offset {offset:#x} is empty but has the bits {bits:#x} left")]
     EmptyWord { offset: u64, bits: u64 },
     #[error("the slot at offset {offset:#x}: {error}")]

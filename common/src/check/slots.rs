@@ -9,7 +9,7 @@ use crate::layout::{
 };
 
 /// A subtable and what leads to it.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Subtable {
     pub(super) offset: u64,
     pub(super) prefix: u32,
@@ -51,8 +51,7 @@ impl<F: Fabric> Walk<'_, F> {
         observer: &mut dyn Observer,
     ) -> Result<(), CheckError> {
         self.report.subtables += 1;
-        self.keys.clear();
-        if self.row(0)?.header.forward.get() != 0 {
+        if self.row(0)?.header.forward().is_some() {
             self.report.subtables_splitting += 1;
         }
         for row in 0..ROWS_PER_SUBTABLE {

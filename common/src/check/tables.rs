@@ -7,7 +7,7 @@ use super::{CheckError, LOOKS_MAX, Observer, Problem, Walk};
 use crate::fabric::{Buffer, Fabric};
 use crate::layout::{
     ChunkEntry, ChunkUse, DirectoryEntry, LayoutError, ROW_BYTES, ROWS_PER_SUBTABLE, Row,
-    SUBTABLE_BYTES,
+    RowHeader, SUBTABLE_BYTES, SlotState,
 };
 
 /// What one look at a directory entry found.
@@ -97,7 +97,7 @@ impl<F: Fabric> Walk<'_, F> {
                 self.report.add_problem(problem);
             }
             if let Some(subtable) = look.subtable {
-                self.visit_once(index, subtable, observer).await?;
+                self.visit_once(subtable, observer).await?;
             }
             index += look.entries;
         }
@@ -105,18 +105,87 @@ impl<F: Fabric> Walk<'_, F> {
         Ok(())
     }
 
+    /// A place may have been seen as another subtable before: a split made it free, and another one
+    /// used it since.
     async fn visit_once(
         &mut self,
-        index: u64,
         subtable: Subtable,
         observer: &mut dyn Observer,
     ) -> Result<(), CheckError> {
-        if self.subtables.insert(subtable.offset) {
-            return self.visit_subtable(subtable, observer).await;
+        if self.subtables.insert(subtable) {
+            self.keys.clear();
+            self.visit_subtable(subtable, observer).await?;
+            self.visit_new_ones(subtable, observer).await?;
         }
-        let offset = self.entry_offset(index);
-        self.report.add_problem(Problem::SubtableTwice { offset, subtable: subtable.offset });
         Ok(())
+    }
+
+    /// Visits the subtables to which a split takes the keys of the one that was visited last, and
+    /// so on, should those be split already.
+    async fn visit_new_ones(
+        &mut self,
+        old: Subtable,
+        observer: &mut dyn Observer,
+    ) -> Result<(), CheckError> {
+        let mut left = self.new_ones(old)?;
+        while let Some((old, new)) = left.pop() {
+            let (mut problems, mut is_current) = (Vec::new(), true);
+            for look in 0..LOOKS_MAX {
+                self.reads.read(new.offset, Buffer::Image, SUBTABLE_BYTES).await?;
+                problems = self.row_problems(new, true)?;
+                // A split that has ended meanwhile leaves nothing to find here.
+                is_current = problems.is_empty() || self.still_leads(old, new).await?;
+                if problems.is_empty() || !is_current {
+                    break;
+                }
+                if look + 1 < LOOKS_MAX {
+                    self.pause().await;
+                }
+            }
+            if !is_current {
+                self.report.unsettled += 1;
+                continue;
+            }
+            problems.into_iter().for_each(|problem| self.report.add_problem(problem));
+            if self.subtables.insert(new) {
+                self.visit_subtable(new, observer).await?;
+                left.extend(self.new_ones(new)?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Where the subtable that was read last sends its keys.
+    fn new_ones(&self, old: Subtable) -> Result<Vec<(Subtable, Subtable)>, LayoutError> {
+        let Some(forward) = self.forward()? else { return Ok(Vec::new()) };
+        let new = |side: usize| Subtable {
+            offset: forward[side],
+            prefix: old.prefix << 1 | side as u32,
+            local_depth: old.local_depth + 1,
+        };
+        let leads = |new: &Subtable| self.is_subtable(new.offset);
+        Ok([new(0), new(1)].into_iter().filter(leads).map(|new| (old, new)).collect())
+    }
+
+    /// Whether a row of the old subtable still sends its keys to the new one.
+    async fn still_leads(&self, old: Subtable, new: Subtable) -> Result<bool, CheckError> {
+        let bytes = size_of::<RowHeader>() as u64;
+        self.reads.read(old.offset, Buffer::Window, bytes).await?;
+        let header: [u8; size_of::<RowHeader>()] = self.reads.bytes(Buffer::Window)?;
+        let header: RowHeader = zerocopy::transmute!(header);
+        Ok((header.prefix.get(), header.local_depth) == (old.prefix, old.local_depth)
+            && header.forward().is_some_and(|forward| forward.contains(&new.offset)))
+    }
+
+    /// Where a split sends the keys of the subtable that was read last, by any of its rows: it says
+    /// so in one after the other.
+    fn forward(&self) -> Result<Option<[u64; 2]>, LayoutError> {
+        for row in 0..ROWS_PER_SUBTABLE {
+            if let Some(forward) = self.row(row)?.header.forward() {
+                return Ok(Some(forward));
+            }
+        }
+        Ok(None)
     }
 
     fn entry_offset(&self, index: u64) -> u64 {
@@ -160,18 +229,21 @@ impl<F: Fabric> Walk<'_, F> {
 
     /// Looks at a directory entry as last read, and at the subtable behind it.
     async fn look(&mut self, index: u64) -> Result<Look, CheckError> {
-        let (entries, subtable) = match self.group(index) {
-            Ok(group) => group,
-            Err(problem) => {
-                return Ok(Look { entries: 1, subtable: None, problems: vec![problem] });
-            }
+        let nowhere = |problem| Look { entries: 1, subtable: None, problems: vec![problem] };
+        let (entries, subtable) = match self.entry(index) {
+            Ok(entry) => entry,
+            Err(problem) => return Ok(nowhere(problem)),
         };
         self.reads.read(subtable.offset, Buffer::Image, SUBTABLE_BYTES).await?;
-        let problems = self.row_problems(subtable)?;
+        if let Some(problem) = self.group_problem(index, entries)? {
+            return Ok(nowhere(problem));
+        }
+        let problems = self.row_problems(subtable, false)?;
         Ok(Look { entries, subtable: Some(subtable), problems })
     }
 
-    fn group(&self, index: u64) -> Result<(u64, Subtable), Problem> {
+    /// How many entries belong to the subtable of this one, and what it is.
+    fn entry(&self, index: u64) -> Result<(u64, Subtable), Problem> {
         let entry = DirectoryEntry::from_bits(self.directory[index as usize]);
         let (offset, depth, local_depth) =
             (self.entry_offset(index), self.depth, entry.local_depth());
@@ -186,12 +258,28 @@ impl<F: Fabric> Walk<'_, F> {
         }
         let shift = depth - local_depth;
         let entries = 1u64 << shift;
-        let group = self.directory[index as usize..].iter().take(entries as usize);
-        if !index.is_multiple_of(entries) || group.into_iter().any(|bits| *bits != entry.bits()) {
+        if !index.is_multiple_of(entries) || index + entries > self.directory.len() as u64 {
             return Err(Problem::DirectoryGroup { offset, local_depth });
         }
         let prefix = (index >> shift) as u32;
         Ok((entries, Subtable { offset: subtable, prefix, local_depth }))
+    }
+
+    /// That all entries for the subtable that was read last lead to it, or to where a split took
+    /// its keys: a split changes them from the last to the first.
+    fn group_problem(&self, index: u64, entries: u64) -> Result<Option<Problem>, LayoutError> {
+        let group = &self.directory[index as usize..(index + entries) as usize];
+        let first = DirectoryEntry::from_bits(group[0]);
+        let local_depth = first.local_depth();
+        let forward = self.forward()?;
+        let fits = |(at, bits): (usize, &u64)| {
+            let side = usize::from(2 * at >= group.len());
+            let moved = forward.map(|new| DirectoryEntry::new(new[side], local_depth + 1).bits());
+            *bits == first.bits() || moved == Some(*bits)
+        };
+        let offset = self.entry_offset(index);
+        let problem = Problem::DirectoryGroup { offset, local_depth };
+        Ok((!group.iter().enumerate().all(fits)).then_some(problem))
     }
 
     fn is_subtable(&self, offset: u64) -> bool {
@@ -208,21 +296,31 @@ impl<F: Fabric> Walk<'_, F> {
         Ok(Row::read_from_prefix(bytes).map_err(|_| short)?.0)
     }
 
-    fn row_problems(&self, subtable: Subtable) -> Result<Vec<Problem>, LayoutError> {
+    /// Only a subtable that a split leads to may still be filled.
+    fn row_problems(
+        &self,
+        subtable: Subtable,
+        may_fill: bool,
+    ) -> Result<Vec<Problem>, LayoutError> {
         let mut problems = Vec::new();
-        let forward_of_all = self.row(0)?.header.forward;
+        let forward_of_all = self.forward()?;
         for row in 0..ROWS_PER_SUBTABLE {
-            let header = self.row(row)?.header;
+            let Row { header, slots } = self.row(row)?;
             let offset = subtable.offset + row as u64 * ROW_BYTES;
             let (prefix, local_depth) = (header.prefix.get(), header.local_depth);
-            let forward = header.forward.get();
-            if !header.is_valid() {
+            let forward = header.forward();
+            let leads = |forward: [u64; 2]| forward.into_iter().all(|to| self.is_subtable(to));
+            let has_moved = || slots.iter().any(|slot| slot.word().state() == SlotState::Moved);
+            if !header.is_valid() || header.is_filling() && !may_fill {
                 problems.push(Problem::RowHeader { offset });
             } else if (prefix, local_depth) != (subtable.prefix, subtable.local_depth) {
                 problems.push(Problem::RowPrefix { offset, prefix, local_depth });
-            } else if header.forward != forward_of_all || forward != 0 && !self.is_subtable(forward)
-            {
-                problems.push(Problem::RowForward { offset, forward });
+            } else if let Some(forward) = forward {
+                if Some(forward) != forward_of_all || !leads(forward) {
+                    problems.push(Problem::RowForward { offset, forward });
+                }
+            } else if has_moved() && !header.is_filling() && forward_of_all.is_none() {
+                problems.push(Problem::MovedNowhere { offset });
             }
         }
         Ok(problems)

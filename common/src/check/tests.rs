@@ -4,12 +4,12 @@
 
 use std::sync::Arc;
 
-use super::sample::{DEPTH, KEYS, LARGE_BYTES, REGION_BYTES, Sample};
+use super::sample::{DEPTH, KEYS, LARGE_BYTES, REGION_BYTES, Sample, Used};
 use super::*;
 use crate::fabric::shm::{Region, ShmFabric};
 use crate::layout::{
-    BLOCK_HEADER_BYTES, CHUNK_BYTES, ROW_BYTES, ROWS_PER_SUBTABLE, SLOTS_PER_ROW, STATE_OFFSET,
-    SUBTABLE_BYTES, slot_in_subtable,
+    BLOCK_HEADER_BYTES, CHUNK_BYTES, ROW_BYTES, ROWS_PER_SUBTABLE, RowHeader, SLOTS_PER_ROW,
+    STATE_OFFSET, SUBTABLE_BYTES, side_of, slot_in_subtable,
 };
 
 const LANE: LaneId = LaneId(0);
@@ -104,6 +104,70 @@ fn slots_in_the_middle_of_something_are_counted_and_no_problem() {
     }
 }
 
+impl Sample {
+    /// Begins to split the first subtable, and brings one entry to one of the new ones. Returns the
+    /// entry's old slot and its new one.
+    fn begin_split(&self) -> (u64, u64) {
+        let old = self.subtables[0];
+        let new = [4, 5].map(|n| self.geometry.chunk_offset(0).unwrap() + n * SUBTABLE_BYTES);
+        for row in (0..ROWS_PER_SUBTABLE as u64).map(|row| row * ROW_BYTES) {
+            for (side, subtable) in (0..).zip(new) {
+                let header = RowHeader::new(side, 2).filling().words();
+                self.region.write(subtable + row, &header).unwrap();
+            }
+            let header = RowHeader::new(0, 1).with_forward(new).words();
+            self.region.write(old + row, &header).unwrap();
+        }
+        let is_here = |used: &Used| (old..old + SUBTABLE_BYTES).contains(&used.slot);
+        let n = self.used.iter().position(is_here).unwrap();
+        let used = &self.used[n];
+        let hash = self.hash(&format!("key {n}"));
+        let to = new[side_of(hash.directory(), 1)] + (used.slot - old);
+        let word = SlotWord::from_bits(self.region.load(used.slot).unwrap());
+        let live = SlotWord::empty(6).moved().copy_of(word).with_state(SlotState::Live);
+        self.region.write(to, &[live.bits(), hash.hint(7)]).unwrap();
+        self.region.store(used.slot, word.moved().bits()).unwrap();
+        (used.slot, to)
+    }
+}
+
+#[test]
+fn a_split_under_way_is_followed() {
+    let sample = Sample::new();
+    let (old, new) = sample.begin_split();
+    let report = sample.check().unwrap();
+    assert_eq!(report.problems, []);
+    assert_eq!((report.keys, report.subtables, report.subtables_splitting), (KEYS, 5, 1));
+    // The entry is looked at where it is now, and must not be in both places.
+    sample.flip(new, 64);
+    assert_eq!(sample.problems(), [Problem::Hint { offset: new }]);
+    sample.flip(new, 64);
+    let live = SlotWord::from_bits(sample.region.load(new).unwrap());
+    let hint = sample.region.load(new + 8).unwrap();
+    sample.region.write(old, &[live.bits(), hint]).unwrap();
+    let block = live.block().unwrap().address.offset();
+    let twice = Problem::BlockTwice { first: old.min(new), second: old.max(new), block };
+    assert!(sample.problems().contains(&twice), "{:?}", sample.problems());
+}
+
+#[test]
+fn a_split_that_leads_astray_is_damage() {
+    let sample = Sample::new();
+    let (old, new) = sample.begin_split();
+    let [rows, others] = [old, new].map(|slot| slot / SUBTABLE_BYTES * SUBTABLE_BYTES);
+    let whole = RowHeader::new(0, 1).words();
+    (0..ROWS_PER_SUBTABLE as u64).for_each(|row| {
+        sample.region.write(rows + row * ROW_BYTES, &whole).unwrap();
+    });
+    let row = old / ROW_BYTES * ROW_BYTES;
+    assert_eq!(sample.problems(), [Problem::MovedNowhere { offset: row }]);
+    let sample = Sample::new();
+    sample.begin_split();
+    sample.region.write(others, &RowHeader::new(3, 2).words()).unwrap();
+    let astray = Problem::RowPrefix { offset: others, prefix: 3, local_depth: 2 };
+    assert_eq!(sample.problems(), [astray]);
+}
+
 #[test]
 fn every_flipped_bit_of_the_superblock_and_the_tables_is_found() {
     let sample = Sample::new();
@@ -113,7 +177,8 @@ fn every_flipped_bit_of_the_superblock_and_the_tables_is_found() {
     let directory = sample.geometry.directory_offset(DEPTH).unwrap();
     sample.flip_each(directory, 0..4 * 64, |_| true);
     let chunks = sample.geometry.chunk_entry(0).unwrap();
-    sample.flip_each(chunks, 0..2 * 64, |_| true);
+    // Any age is right: half an entry.
+    sample.flip_each(chunks, 0..2 * 64, |bit| bit % 64 < 32);
     assert_eq!(sample.problems(), []);
 }
 

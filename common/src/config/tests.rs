@@ -56,7 +56,7 @@ fn the_documented_defaults_are_the_defaults() {
     assert_eq!(memory, Some(MEMORY_DEFAULT));
     let client: ClientConfig = toml::from_str(&uncommented(CLIENT_FILE)).unwrap();
     assert_eq!(client, ClientConfig { server: client.server.clone(), ..Default::default() });
-    for (file, shown) in [(SERVER_FILE, 7), (CLIENT_FILE, 4)] {
+    for (file, shown) in [(SERVER_FILE, 8), (CLIENT_FILE, 4)] {
         let added = uncommented(file).parse::<toml::Table>().unwrap().len()
             - file.parse::<toml::Table>().unwrap().len();
         assert!(added >= shown, "only {added} defaults are shown");

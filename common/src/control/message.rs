@@ -1,12 +1,14 @@
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, little_endian as le};
 
-use super::ControlError;
+use super::{ControlError, ServerStatistics, SplitOutcome};
 use crate::layout::{BlockAddress, SizeClass};
 
 /// The longest message on a control channel, in bytes.
 pub const MESSAGE_BYTES_MAX: usize = 64 << 10;
 /// The most blocks one message carries.
 pub const BLOCKS_PER_MESSAGE_MAX: usize = 4096;
+/// The most addresses one message carries.
+pub const HELD_PER_MESSAGE_MAX: usize = 16_000;
 
 /// A block nobody links, and the generation its next content gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -37,65 +39,75 @@ pub enum Request {
         /// Which.
         blocks: Vec<FreeBlock>,
     },
+    /// What the client holds, on every session, in lists and in its hands: to [`Ask::Report`], in
+    /// one message or several. Not answered.
+    Held {
+        /// The number of the collection.
+        collection: u32,
+        /// Nothing more follows.
+        last: bool,
+        /// At most [`HELD_PER_MESSAGE_MAX`].
+        blocks: Vec<BlockAddress>,
+    },
+    /// Look for lost blocks, please. Answered by [`Reply::Statistics`], at once.
+    Collect,
+    /// A subtable of the index has no room for a key: split it, please. Answered by
+    /// [`Reply::Split`] once that is done, or cannot be.
+    Split {
+        /// The leading bits of the key's hash, which lead to the subtable.
+        directory_hash: u32,
+        /// How many of them its keys share. A deeper one by now needs no split.
+        local_depth: u8,
+    },
     /// Answered by [`Reply::Statistics`].
     Statistics,
+    /// The client is about to store values with an end: somebody has to remove them. Not answered.
+    Expires,
     /// The client is leaving and holds nothing any more. Not answered.
     Goodbye,
 }
 
-/// What a server answers on a control channel, in the order of the requests.
+/// What a server says on a control channel: answers in the order of the requests, and what it asks
+/// by itself, in between.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
     /// To [`Request::TakeBlocks`]: these belong to the client now.
     Blocks {
         /// Of which class.
         class: SizeClass,
+        /// Whether all of them have been unlinked for GRACE already; else the client waits.
+        rested: bool,
+        /// There are none just now, but soon there may be: ask again.
+        soon: bool,
         /// Which; none when there are none.
         blocks: Vec<FreeBlock>,
     },
-    /// To [`Request::Statistics`].
+    /// To [`Request::Split`], whose numbers come back.
+    Split {
+        /// As in the request.
+        directory_hash: u32,
+        /// As in the request.
+        local_depth: u8,
+        /// What came of it.
+        outcome: SplitOutcome,
+    },
+    /// To [`Request::Statistics`] and [`Request::Collect`].
     Statistics(ServerStatistics),
+    /// To nothing: a server asks this by itself.
+    Ask(Ask),
 }
 
-/// What a server knows about its region and its clients.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ServerStatistics {
-    /// How many times a server started on the region.
-    pub incarnation: u64,
-    /// How long the server has been up, in milliseconds.
-    pub uptime_ms: u64,
-    /// Connected clients, the asking one included.
-    pub clients: u64,
-    /// Chunks of the heap.
-    pub chunks: u64,
-    /// Chunks without a use.
-    pub chunks_free: u64,
-    /// Chunks with subtables.
-    pub chunks_index: u64,
-    /// Subtables of the index.
-    pub subtables: u64,
-    /// Blocks handed out to clients since the server started.
-    pub blocks_taken: u64,
-    /// Blocks clients gave back since the server started.
-    pub blocks_given: u64,
-    /// Requests for blocks that found none.
-    pub requests_denied: u64,
-    /// Clients that vanished without a goodbye since the server started.
-    pub clients_lost: u64,
-    /// Classes that have chunks.
-    pub classes: Vec<ClassStatistics>,
-}
-
-/// What a server knows about the blocks of a class.
+/// What a server asks a writer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ClassStatistics {
-    /// Which.
-    pub class: SizeClass,
-    /// All blocks of the class.
-    pub blocks: u64,
-    /// Those with the server, the ones still resting for GRACE included; the rest is linked or with
-    /// clients.
-    pub blocks_free: u64,
+pub enum Ask {
+    /// What do you hold? To be answered by [`Request::Held`], in time: the server fences who does
+    /// not.
+    Report {
+        /// The number of the collection.
+        collection: u32,
+    },
+    /// Give back the blocks you do not need, by [`Request::GiveBlocks`]: somebody has none.
+    Return,
 }
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -103,7 +115,7 @@ pub struct ClassStatistics {
 struct Header {
     kind: u8,
     class: u8,
-    flag: u8,
+    flags: u8,
     reserved: u8,
     count: le::U32,
 }
@@ -121,22 +133,31 @@ const STATISTICS: u8 = 3;
 const GOODBYE: u8 = 4;
 const BLOCKS: u8 = 5;
 const STATISTICS_REPLY: u8 = 6;
+const SPLIT: u8 = 7;
+const SPLIT_REPLY: u8 = 8;
+const HELD: u8 = 9;
+const COLLECT: u8 = 10;
+const REPORT: u8 = 11;
+const RETURN: u8 = 12;
+const EXPIRES: u8 = 20;
 
-/// The numbers of [`ServerStatistics`] before its classes.
-const STATISTICS_NUMBERS: usize = 11;
-/// The numbers of a [`ClassStatistics`].
-const CLASS_NUMBERS: usize = 3;
+/// The flags of [`Reply::Blocks`].
+const RESTED: u8 = 1;
+const SOON: u8 = 2;
+/// The most bits of a hash a directory could go by.
+const DEPTH_MAX: u8 = 32;
 
-/// The header of a message, in place of what `into` held.
-fn encode_header(kind: u8, class: u8, flag: bool, count: u32, into: &mut Vec<u8>) {
-    let header = Header { kind, class, flag: flag.into(), reserved: 0, count: count.into() };
+/// The header of a message, in place of what `into` held. A split's messages have the depth for a
+/// class, the outcome for flags, the hash for a count.
+fn encode_header(kind: u8, class: u8, flags: u8, count: u32, into: &mut Vec<u8>) {
+    let header = Header { kind, class, flags, reserved: 0, count: count.into() };
     into.clear();
     into.extend_from_slice(header.as_bytes());
 }
 
-fn encode_blocks(kind: u8, class: SizeClass, flag: bool, blocks: &[FreeBlock], into: &mut Vec<u8>) {
+fn encode_blocks(kind: u8, class: SizeClass, flags: u8, blocks: &[FreeBlock], into: &mut Vec<u8>) {
     debug_assert!(blocks.len() <= BLOCKS_PER_MESSAGE_MAX);
-    encode_header(kind, class.index(), flag, blocks.len() as u32, into);
+    encode_header(kind, class.index(), flags, blocks.len() as u32, into);
     for block in blocks {
         let (address, generation) = (block.address.0.into(), block.generation.into());
         into.extend_from_slice(BlockBytes { address, generation }.as_bytes());
@@ -146,7 +167,7 @@ fn encode_blocks(kind: u8, class: SizeClass, flag: bool, blocks: &[FreeBlock], i
 struct Decoded<'a> {
     kind: u8,
     class: u8,
-    flag: u8,
+    flags: u8,
     count: u32,
     payload: &'a [u8],
 }
@@ -159,7 +180,7 @@ fn decode(bytes: &[u8]) -> Result<Decoded<'_>, ControlError> {
     }
     unused("reserved byte", header.reserved)?;
     let count = header.count.get();
-    Ok(Decoded { kind: header.kind, class: header.class, flag: header.flag, count, payload })
+    Ok(Decoded { kind: header.kind, class: header.class, flags: header.flags, count, payload })
 }
 
 /// What this kind of message has no use for is 0.
@@ -174,23 +195,34 @@ impl Decoded<'_> {
     /// A message that says nothing but what it is.
     fn bare(&self) -> Result<(), ControlError> {
         unused("size class", self.class)?;
-        unused("flag", self.flag)?;
+        unused("flags", self.flags)?;
         unused("count", self.count)?;
         self.no_payload()
     }
 
+    /// Whether the one flag of this kind of message is set.
     fn flag(&self) -> Result<bool, ControlError> {
-        match self.flag {
-            0 => Ok(false),
-            1 => Ok(true),
-            value => Err(ControlError::Unknown { field: "flag", value: value.into() }),
-        }
+        unused("flags", self.flags & !1)?;
+        Ok(self.flags == 1)
+    }
+
+    /// Which of the flags of [`Reply::Blocks`] are set: `rested`, `soon`.
+    fn rested_and_soon(&self) -> Result<(bool, bool), ControlError> {
+        unused("flags", self.flags & !(RESTED | SOON))?;
+        Ok((self.flags & RESTED != 0, self.flags & SOON != 0))
     }
 
     fn class(&self) -> Result<SizeClass, ControlError> {
         let value = self.class.into();
         SizeClass::from_index(self.class)
             .map_err(|_| ControlError::Unknown { field: "size class", value })
+    }
+
+    /// The local depth in a split's message.
+    fn depth(&self) -> Result<u8, ControlError> {
+        let value = self.class.into();
+        let depth = (self.class <= DEPTH_MAX).then_some(self.class);
+        depth.ok_or(ControlError::Unknown { field: "local depth", value })
     }
 
     fn blocks(&self) -> Result<Vec<FreeBlock>, ControlError> {
@@ -206,6 +238,16 @@ impl Decoded<'_> {
         Ok(blocks.iter().map(block).collect())
     }
 
+    fn addresses(&self) -> Result<Vec<BlockAddress>, ControlError> {
+        let length = ControlError::Length { bytes: self.payload.len() };
+        match <[le::U32]>::ref_from_bytes(self.payload) {
+            Ok(units) if units.len() <= HELD_PER_MESSAGE_MAX => {
+                Ok(units.iter().map(|units| BlockAddress(units.get())).collect())
+            }
+            _ => Err(length),
+        }
+    }
+
     fn no_payload(&self) -> Result<(), ControlError> {
         match self.payload.len() {
             0 => Ok(()),
@@ -214,89 +256,50 @@ impl Decoded<'_> {
     }
 
     fn statistics(&self) -> Result<ServerStatistics, ControlError> {
-        let length = ControlError::Length { bytes: self.payload.len() };
-        let Ok(numbers) = <[le::U64]>::ref_from_bytes(self.payload) else { return Err(length) };
-        let Some((first, classes)) = numbers.split_first_chunk::<STATISTICS_NUMBERS>() else {
-            return Err(length);
-        };
-        let (classes, []) = classes.as_chunks::<CLASS_NUMBERS>() else { return Err(length) };
         unused("size class", self.class)?;
-        unused("flag", self.flag)?;
-        if classes.len() != self.count as usize {
-            return Err(length);
-        }
-        let class = |[class, blocks, blocks_free]: &[le::U64; CLASS_NUMBERS]| {
-            let value = class.get();
-            let unknown = ControlError::Unknown { field: "size class", value };
-            let index = u8::try_from(value).map_err(|_| unknown.clone())?;
-            let class = SizeClass::from_index(index).map_err(|_| unknown)?;
-            Ok(ClassStatistics { class, blocks: blocks.get(), blocks_free: blocks_free.get() })
-        };
-        let [
-            incarnation,
-            uptime_ms,
-            clients,
-            chunks,
-            chunks_free,
-            chunks_index,
-            subtables,
-            blocks_taken,
-            blocks_given,
-            requests_denied,
-            clients_lost,
-        ] = first.map(le::U64::get);
-        Ok(ServerStatistics {
-            incarnation,
-            uptime_ms,
-            clients,
-            chunks,
-            chunks_free,
-            chunks_index,
-            subtables,
-            blocks_taken,
-            blocks_given,
-            requests_denied,
-            clients_lost,
-            classes: classes.iter().map(class).collect::<Result<_, _>>()?,
-        })
-    }
-}
-
-impl ServerStatistics {
-    fn encode(&self, into: &mut Vec<u8>) {
-        encode_header(STATISTICS_REPLY, 0, false, self.classes.len() as u32, into);
-        let first: [u64; STATISTICS_NUMBERS] = [
-            self.incarnation,
-            self.uptime_ms,
-            self.clients,
-            self.chunks,
-            self.chunks_free,
-            self.chunks_index,
-            self.subtables,
-            self.blocks_taken,
-            self.blocks_given,
-            self.requests_denied,
-            self.clients_lost,
-        ];
-        let class = |of: &ClassStatistics| [of.class.index().into(), of.blocks, of.blocks_free];
-        for number in first.into_iter().chain(self.classes.iter().flat_map(class)) {
-            into.extend_from_slice(&number.to_le_bytes());
+        unused("flags", self.flags)?;
+        let statistics = ServerStatistics::decode(self.payload)?;
+        match statistics.classes.len() == self.count as usize {
+            true => Ok(statistics),
+            false => Err(ControlError::Length { bytes: self.payload.len() }),
         }
     }
 }
 
 impl Request {
+    /// The messages that answer an [`Ask::Report`]: everything the client holds.
+    pub fn held(collection: u32, blocks: &[BlockAddress]) -> impl Iterator<Item = Self> {
+        let count = blocks.len().div_ceil(HELD_PER_MESSAGE_MAX).max(1);
+        (0..count).map(move |at| {
+            let from = at * HELD_PER_MESSAGE_MAX;
+            let to = blocks.len().min(from + HELD_PER_MESSAGE_MAX);
+            Self::Held { collection, last: at + 1 == count, blocks: blocks[from..to].to_vec() }
+        })
+    }
+
     /// The request as bytes, in place of what `into` held.
     pub fn encode(&self, into: &mut Vec<u8>) {
         match self {
             Self::TakeBlocks { class, count } => {
-                encode_header(TAKE, class.index(), false, *count, into);
+                encode_header(TAKE, class.index(), 0, *count, into);
             }
             Self::GiveBlocks { class, rested, blocks } => {
-                encode_blocks(GIVE, *class, *rested, blocks, into);
+                encode_blocks(GIVE, *class, (*rested).into(), blocks, into);
             }
-            Self::Statistics => encode_header(STATISTICS, 0, false, 0, into),
-            Self::Goodbye => encode_header(GOODBYE, 0, false, 0, into),
+            Self::Held { collection, last, blocks } => {
+                debug_assert!(blocks.len() <= HELD_PER_MESSAGE_MAX);
+                encode_header(HELD, 0, (*last).into(), *collection, into);
+                for address in blocks {
+                    into.extend_from_slice(&address.0.to_le_bytes());
+                }
+            }
+            Self::Collect => encode_header(COLLECT, 0, 0, 0, into),
+            Self::Split { directory_hash, local_depth } => {
+                encode_header(SPLIT, *local_depth, 0, *directory_hash, into);
+            }
+            Self::Statistics => encode_header(STATISTICS, 0, 0, 0, into),
+            Self::Expires => encode_header(EXPIRES, 0, 0, 0, into),
+            Self::Goodbye => encode_header(GOODBYE, 0, 0, 0, into),
         }
     }
 
@@ -309,7 +312,7 @@ impl Request {
         match message.kind {
             TAKE => {
                 message.no_payload()?;
-                unused("flag", message.flag)?;
+                unused("flags", message.flags)?;
                 Ok(Self::TakeBlocks { class: message.class()?, count: message.count })
             }
             GIVE => Ok(Self::GiveBlocks {
@@ -317,7 +320,19 @@ impl Request {
                 rested: message.flag()?,
                 blocks: message.blocks()?,
             }),
+            HELD => {
+                unused("size class", message.class)?;
+                let (collection, last) = (message.count, message.flag()?);
+                Ok(Self::Held { collection, last, blocks: message.addresses()? })
+            }
+            COLLECT => message.bare().map(|()| Self::Collect),
+            SPLIT => {
+                message.no_payload()?;
+                unused("flags", message.flags)?;
+                Ok(Self::Split { directory_hash: message.count, local_depth: message.depth()? })
+            }
             STATISTICS => message.bare().map(|()| Self::Statistics),
+            EXPIRES => message.bare().map(|()| Self::Expires),
             GOODBYE => message.bare().map(|()| Self::Goodbye),
             kind => Err(ControlError::Unknown { field: "request", value: kind.into() }),
         }
@@ -328,8 +343,22 @@ impl Reply {
     /// The reply as bytes, in place of what `into` held.
     pub fn encode(&self, into: &mut Vec<u8>) {
         match self {
-            Self::Blocks { class, blocks } => encode_blocks(BLOCKS, *class, false, blocks, into),
-            Self::Statistics(statistics) => statistics.encode(into),
+            Self::Blocks { class, rested, soon, blocks } => {
+                let rested = if *rested { RESTED } else { 0 };
+                let soon = if *soon { SOON } else { 0 };
+                encode_blocks(BLOCKS, *class, rested | soon, blocks, into);
+            }
+            Self::Split { directory_hash, local_depth, outcome } => {
+                encode_header(SPLIT_REPLY, *local_depth, *outcome as u8, *directory_hash, into);
+            }
+            Self::Statistics(statistics) => {
+                encode_header(STATISTICS_REPLY, 0, 0, statistics.classes.len() as u32, into);
+                statistics.encode(into);
+            }
+            Self::Ask(Ask::Report { collection }) => {
+                encode_header(REPORT, 0, 0, *collection, into);
+            }
+            Self::Ask(Ask::Return) => encode_header(RETURN, 0, 0, 0, into),
         }
     }
 
@@ -341,10 +370,23 @@ impl Reply {
         let message = decode(bytes)?;
         match message.kind {
             BLOCKS => {
-                unused("flag", message.flag)?;
-                Ok(Self::Blocks { class: message.class()?, blocks: message.blocks()? })
+                let (rested, soon) = message.rested_and_soon()?;
+                let (class, blocks) = (message.class()?, message.blocks()?);
+                Ok(Self::Blocks { class, rested, soon, blocks })
             }
-            STATISTICS_REPLY => Ok(Self::Statistics(message.statistics()?)),
+            SPLIT_REPLY => {
+                message.no_payload()?;
+                let (directory_hash, local_depth) = (message.count, message.depth()?);
+                let outcome = SplitOutcome::from_bits(message.flags)?;
+                Ok(Self::Split { directory_hash, local_depth, outcome })
+            }
+            STATISTICS_REPLY => message.statistics().map(Self::Statistics),
+            REPORT => {
+                let collection = message.count;
+                Decoded { count: 0, ..message }.bare()?;
+                Ok(Self::Ask(Ask::Report { collection }))
+            }
+            RETURN => message.bare().map(|()| Self::Ask(Ask::Return)),
             kind => Err(ControlError::Unknown { field: "reply", value: kind.into() }),
         }
     }

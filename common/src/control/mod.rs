@@ -7,13 +7,17 @@
 mod channel;
 mod connect;
 mod message;
+mod split;
+mod statistics;
 
 pub use channel::Channel;
 pub use connect::*;
 pub use message::*;
+pub use split::SplitOutcome;
+pub use statistics::*;
 
 /// The version of the messages here. A server answers a request of another version with a refusal.
-pub const PROTOCOL_VERSION: u16 = 1;
+pub const PROTOCOL_VERSION: u16 = 2;
 
 /// Why a message cannot be understood.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

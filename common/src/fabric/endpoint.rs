@@ -149,4 +149,18 @@ impl<F: Fabric> Endpoint<F> {
         self.alone.set(false);
         output
     }
+
+    /// Runs one future to its end that may have chains on several lanes in flight, when no other is
+    /// under way: they share doorbells.
+    pub fn drive_lanes<T>(&self, future: impl Future<Output = T>) -> T {
+        let mut future = pin!(future);
+        let mut context = Context::from_waker(Waker::noop());
+        loop {
+            self.tick();
+            match future.as_mut().poll(&mut context) {
+                Poll::Ready(output) => return output,
+                Poll::Pending => self.step(|_| ()),
+            }
+        }
+    }
 }

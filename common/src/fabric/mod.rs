@@ -171,7 +171,7 @@ pub struct Timing {
 ///    one executor, and the server's CPU never writes a word that clients compare-and-swap
 ///    (invariant I11).
 /// 5. A completion that reports success means that every verb of the chain took effect; one
-///    completion a chain. A WRITE from a buffer and an atomic verb take effect before the chain's
+///    completion a chain. A WRITE and an atomic verb take effect before the chain's
 ///    deadline or not at all (a long WRITE possibly in part), within what
 ///    [`Timing::lateness_max_ns`] and the implementor's documentation allow.
 ///
@@ -183,6 +183,12 @@ pub trait Fabric {
 
     /// The time, on the clock that deadlines are given in.
     fn now(&self) -> Nanos;
+
+    /// The wall clock, nanoseconds since 1970: what values end by.
+    fn wall_clock_ns(&self) -> u64 {
+        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        since.unwrap_or_default().as_nanos() as u64
+    }
 
     /// Queues a chain. Its outcome comes from [`Fabric::poll`], errors included.
     fn post(&mut self, lane: LaneId, chain: &[Verb], deadline: Nanos);

@@ -32,6 +32,13 @@ pub struct BlockHeader {
 }
 const _: () = assert!(size_of::<BlockHeader>() == 32);
 
+impl BlockHeader {
+    /// How long it says the key behind it is.
+    pub fn key_bytes(&self) -> usize {
+        self.key_bytes.get().into()
+    }
+}
+
 /// A block's header, in bytes.
 pub const BLOCK_HEADER_BYTES: u64 = size_of::<BlockHeader>() as u64;
 /// Where what the checksum covers starts in a block, in bytes.
@@ -51,6 +58,11 @@ pub struct HeaderWord {
 }
 
 impl HeaderWord {
+    /// The bits as they stand in the region.
+    pub const fn bits(self) -> u64 {
+        (self.superseded as u64 * SUPERSEDED as u64) | ((self.generation as u64) << 32)
+    }
+
     /// The header word in these eight bytes, read as a little-endian integer.
     pub const fn from_bits(bits: u64) -> Self {
         Self { superseded: bits as u32 != 0, generation: (bits >> 32) as u32 }
@@ -161,6 +173,11 @@ impl<'a> Block<'a> {
     /// The value.
     pub fn value(&self) -> &'a [u8] {
         &self.payload[usize::from(self.header.key_bytes.get())..]
+    }
+
+    /// When the value ends, seconds since 1970; 0 for never.
+    pub fn expires_at_s(&self) -> u32 {
+        self.header.expires_at_s()
     }
 
     /// The client id of the writer.

@@ -85,6 +85,11 @@ impl BlockHeader {
         let has = usize::from(self.key_bytes.get());
         has == key_bytes && class_for(has, self.value_bytes.get() as usize) == Some(class)
     }
+
+    /// When the value ends, seconds since 1970; 0 for never.
+    pub fn expires_at_s(&self) -> u32 {
+        self.expires_at_s.get()
+    }
 }
 
 const _: () = {

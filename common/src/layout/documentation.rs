@@ -27,7 +27,7 @@ fn tables() -> String {
         grace_ms, key_bytes_max, value_bytes_max, reserved, incarnation, state, directory_depth);
     table!(out, ClientEntry: lease, reserved);
     table!(out, Row: header, slots);
-    table!(out, RowHeader: prefix, local_depth, reserved, magic, forward);
+    table!(out, RowHeader: prefix, local_depth, filling, magic, forward);
     table!(out, Slot: word, hint);
     table!(out, BlockHeader: superseded, generation, crc32, key_bytes, writer, written_at_ns,
         value_bytes, expires_at_s);

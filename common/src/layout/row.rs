@@ -25,7 +25,7 @@ const ROW_MAGIC: u16 = 0x4652;
 
 /// Tells clients with an old directory that they look in the wrong place.
 ///
-/// Written by the server before the subtable is published; never by clients.
+/// Written by the server alone, two words at a time: see `docs/protocol.md`, splits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct RowHeader {
@@ -33,13 +33,19 @@ pub struct RowHeader {
     pub prefix: le::U32,
     /// How many leading bits that are.
     pub local_depth: u8,
-    pub(super) reserved: u8,
+    /// 1 while a split is still bringing keys: only who comes by the old subtable's forward may
+    /// believe what is here, and nobody inserts.
+    pub(super) filling: u8,
     pub(super) magic: le::U16,
-    /// Where the keys went when a split emptied this subtable: the byte offset of the first of the
-    /// two new ones; 0 before.
-    pub forward: le::U64,
+    /// Where the keys go when a split empties this subtable: the two new ones, in units of 8 KiB
+    /// from the region's start, for keys whose next bit is 0 and 1. Both 0 before.
+    pub(super) forward: [le::U32; 2],
 }
 const _: () = assert!(size_of::<RowHeader>() == 16);
+const _: () = assert!(super::REGION_BYTES_MAX / SUBTABLE_BYTES <= u32::MAX as u64);
+
+/// Where the forward pointers stand behind a row's start, in bytes.
+pub const FORWARD_OFFSET: u64 = std::mem::offset_of!(RowHeader, forward) as u64;
 
 impl RowHeader {
     /// The header of a row in a subtable for hashes that start with these `local_depth` bits.
@@ -47,10 +53,36 @@ impl RowHeader {
         Self {
             prefix: prefix.into(),
             local_depth,
-            reserved: 0,
+            filling: 0,
             magic: ROW_MAGIC.into(),
-            forward: 0.into(),
+            forward: [0.into(); 2],
         }
+    }
+
+    /// The same while a split fills the subtable.
+    pub fn filling(self) -> Self {
+        Self { filling: 1, ..self }
+    }
+
+    /// Whether a split still fills the subtable.
+    pub fn is_filling(&self) -> bool {
+        self.filling != 0
+    }
+
+    /// The same, sending readers to these subtables, by their byte offsets.
+    pub fn with_forward(self, subtables: [u64; 2]) -> Self {
+        Self { forward: subtables.map(|offset| ((offset / SUBTABLE_BYTES) as u32).into()), ..self }
+    }
+
+    /// The byte offsets of the two subtables that the keys go to, if a split has begun.
+    pub fn forward(&self) -> Option<[u64; 2]> {
+        let subtables = self.forward.map(|number| u64::from(number.get()) * SUBTABLE_BYTES);
+        (subtables != [0, 0]).then_some(subtables)
+    }
+
+    /// The two words of the header, as they stand in the region.
+    pub fn words(&self) -> [u64; 2] {
+        zerocopy::transmute!(*self)
     }
 
     /// Whether the row is in use and a key with this directory hash belongs into its subtable.
@@ -60,7 +92,7 @@ impl RowHeader {
 
     /// Whether these bytes are a row's header at all.
     pub fn is_valid(&self) -> bool {
-        self.magic.get() == ROW_MAGIC && self.local_depth <= 32 && self.reserved == 0
+        self.magic.get() == ROW_MAGIC && self.local_depth <= 32 && self.filling <= 1
     }
 }
 
@@ -71,6 +103,11 @@ pub const fn prefix_of(directory_hash: u32, depth: u8) -> u32 {
         1..=32 => directory_hash >> (32 - depth as u32),
         _ => u32::MAX,
     }
+}
+
+/// Which of the two subtables that a split makes of one with this depth a key belongs to.
+pub const fn side_of(directory_hash: u32, local_depth: u8) -> usize {
+    (prefix_of(directory_hash, local_depth + 1) & 1) as usize
 }
 
 /// One place for one key.
@@ -168,6 +205,18 @@ mod tests {
         assert!(header.covers(0b101 << 29 | 1));
         assert!(!header.covers(0b100 << 29));
         assert!(RowHeader::new(0, 0).covers(u32::MAX));
+    }
+
+    #[test]
+    fn forwards_come_back_and_leave_the_rest_alone() {
+        let header = RowHeader::new(0b10, 2);
+        assert_eq!(header.forward(), None);
+        let split = header.with_forward([3 * SUBTABLE_BYTES, (1 << 38) - SUBTABLE_BYTES]);
+        assert_eq!(split.forward(), Some([3 * SUBTABLE_BYTES, (1 << 38) - SUBTABLE_BYTES]));
+        assert_eq!(split.words()[0], header.words()[0]);
+        assert!(header.filling().is_filling() && !header.is_filling());
+        assert!(header.filling().covers(0b10 << 30));
+        assert_eq!((side_of(0b100 << 29, 2), side_of(0b101 << 29, 2)), (0, 1));
     }
 
     #[test]

@@ -46,12 +46,17 @@ impl DirectoryEntry {
         self.0 as u8
     }
 
+    /// The byte offset of the subtable, whether or not one can be there.
+    pub const fn offset(self) -> u64 {
+        (self.0 >> 8).saturating_mul(SUBTABLE_BYTES)
+    }
+
     /// The byte offset of the subtable.
     ///
     /// # Errors
     /// [`LayoutError::SubtableOutside`] when the entry points out of the heap.
     pub fn subtable(self, geometry: &Geometry) -> Result<u64, LayoutError> {
-        let offset = (self.0 >> 8).saturating_mul(SUBTABLE_BYTES);
+        let offset = self.offset();
         geometry.check_subtable(offset)?;
         Ok(offset)
     }
@@ -70,7 +75,11 @@ pub enum ChunkUse {
     Continued,
 }
 
-/// A chunk's entry in the chunk table.
+/// A chunk's entry in the chunk table: its use, and its age.
+///
+/// The age says how many generations beyond the region's first a block may have had that stood in
+/// this chunk when its use last changed; 0 if it never did. Blocks of its next class begin behind
+/// that, so that no two contents at one address ever have the same generation (invariant I10).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChunkEntry(u64);
 const _: () = assert!(size_of::<ChunkEntry>() == 8);
@@ -84,6 +93,16 @@ impl ChunkEntry {
             ChunkUse::Blocks(class) => Self(2 | (class.index() as u64) << 8),
             ChunkUse::Continued => Self(3),
         }
+    }
+
+    /// The same use, at this age.
+    pub const fn with_age(self, age: u32) -> Self {
+        Self((self.0 & u32::MAX as u64) | ((age as u64) << 32))
+    }
+
+    /// How many generations blocks in this chunk have had.
+    pub const fn age(self) -> u32 {
+        (self.0 >> 32) as u32
     }
 
     /// The entry with exactly these bits.
@@ -101,7 +120,7 @@ impl ChunkEntry {
     /// # Errors
     /// [`LayoutError::Field`] or [`LayoutError::SizeClass`] for bits that say nothing.
     pub const fn chunk_use(self) -> Result<ChunkUse, LayoutError> {
-        match (self.0 as u8, self.0 >> 8) {
+        match (self.0 as u8, self.0 as u32 >> 8) {
             (0, 0) => Ok(ChunkUse::Free),
             (1, 0) => Ok(ChunkUse::Subtables),
             (2, class @ 0..=0xff) => match SizeClass::from_index(class as u8) {
@@ -125,6 +144,8 @@ mod tests {
             [ChunkUse::Free, ChunkUse::Subtables, ChunkUse::Continued].into_iter().chain(classes)
         {
             assert_eq!(ChunkEntry::new(chunk_use).chunk_use().unwrap(), chunk_use);
+            let old = ChunkEntry::new(chunk_use).with_age(7).with_age(u32::MAX);
+            assert_eq!((old.chunk_use().unwrap(), old.age()), (chunk_use, u32::MAX));
         }
         for bits in [4, 0x100, 2 | 60 << 8, u64::MAX] {
             assert!(ChunkEntry::from_bits(bits).chunk_use().is_err(), "{bits:#x}");

@@ -112,6 +112,26 @@ impl SlotWord {
         Self::empty(self.incarnation())
     }
 
+    /// The MOVED word that takes this one's place in a split. It keeps the incarnation.
+    pub const fn moved(self) -> Self {
+        self.emptied().with_state(SlotState::Moved)
+    }
+
+    /// The COPY word, in this MOVED slot, of an entry whose word was `entry` in the old subtable:
+    /// the next incarnation of this slot, the same block.
+    ///
+    /// Conditional, so that nobody calls itself overwritten by a split.
+    pub const fn copy_of(self, entry: Self) -> Self {
+        let incarnation = (self.incarnation() as u64 + 1) % INCARNATIONS;
+        let kept = !(7 << STATE_SHIFT | (INCARNATIONS - 1) << INCARNATION_SHIFT);
+        Self(
+            entry.0 & kept
+                | (SlotState::Copy as u64) << STATE_SHIFT
+                | 1 << COND_SHIFT
+                | incarnation << INCARNATION_SHIFT,
+        )
+    }
+
     /// The state of the slot.
     pub const fn state(self) -> SlotState {
         SlotState::from_bits(self.0 >> STATE_SHIFT)
@@ -236,6 +256,12 @@ mod tests {
             prop_assert_eq!(live.incarnation(), pending.incarnation());
             prop_assert_eq!(live.block().unwrap(), block);
             prop_assert_eq!(live.emptied(), SlotWord::empty(pending.incarnation()));
+            prop_assert_eq!(live.moved(), live.emptied().with_state(SlotState::Moved));
+            let copy = SlotWord::empty(inc).moved().copy_of(live);
+            prop_assert_eq!(copy.state(), SlotState::Copy);
+            prop_assert_eq!(copy.incarnation(), (inc + 1) % 64);
+            prop_assert!(copy.is_conditional());
+            prop_assert_eq!((copy.fingerprint(), copy.block().unwrap()), (fp, block));
         }
 
         #[test]

@@ -15,19 +15,41 @@ const GRACE: Nanos = 100;
 /// A chunk table and headers without a region.
 #[derive(Default)]
 struct FakeMemory {
-    uses: RefCell<HashMap<u32, ChunkUse>>,
-    generations: HashMap<BlockAddress, u32>,
+    entries: RefCell<HashMap<u32, ChunkEntry>>,
+    headers: RefCell<HashMap<BlockAddress, HeaderWord>>,
 }
 
 impl Memory for FakeMemory {
-    fn set_use(&self, chunk: u32, chunk_use: ChunkUse) -> Result<(), ChainError> {
-        self.uses.borrow_mut().insert(chunk, chunk_use);
+    fn entry(&self, chunk: u32) -> Result<ChunkEntry, ChainError> {
+        let entry = self.entries.borrow().get(&chunk).copied();
+        Ok(entry.unwrap_or(ChunkEntry::new(ChunkUse::Free)))
+    }
+
+    fn set_entry(&self, chunk: u32, entry: ChunkEntry) -> Result<(), ChainError> {
+        self.entries.borrow_mut().insert(chunk, entry);
         Ok(())
     }
 
     fn header(&self, address: BlockAddress) -> Result<HeaderWord, ChainError> {
-        let generation = self.generations.get(&address).copied().unwrap_or(0);
-        Ok(HeaderWord { superseded: false, generation })
+        let header = self.headers.borrow().get(&address).copied();
+        Ok(header.unwrap_or(HeaderWord::from_bits(0)))
+    }
+
+    fn set_header(&self, address: BlockAddress, header: HeaderWord) -> Result<(), ChainError> {
+        self.headers.borrow_mut().insert(address, header);
+        Ok(())
+    }
+
+    fn clear(&self, _: u32) -> Result<(), ChainError> {
+        self.headers.borrow_mut().clear();
+        Ok(())
+    }
+}
+
+impl FakeMemory {
+    fn write(&self, block: FreeBlock, superseded: bool) {
+        let header = HeaderWord { superseded, generation: block.generation };
+        self.headers.borrow_mut().insert(block.address, header);
     }
 }
 
@@ -37,7 +59,8 @@ fn geometry(bytes: u64) -> Geometry {
 
 fn depot(bytes: u64) -> Depot {
     let geometry = geometry(bytes);
-    Depot::new(geometry, &vec![ChunkUse::Free; geometry.chunks() as usize], GRACE, 0)
+    let uses = vec![ChunkUse::Free; geometry.chunks() as usize];
+    Depot::new(geometry, &uses, DepotOptions::new(GRACE, 0), 0)
 }
 
 fn class(bytes: u64) -> SizeClass {
@@ -96,10 +119,10 @@ fn large_blocks_take_two_chunks_and_the_table_says_so() {
     let class = class(BLOCK_BYTES_MAX);
     let blocks = depot.take(class, 1, 0, &memory).unwrap();
     let chunk = geometry(16 << 20).chunk_of(blocks[0].address.offset()).unwrap();
-    let uses = memory.uses.borrow();
-    assert_eq!(uses.len(), 2);
-    assert_eq!(uses[&chunk], ChunkUse::Blocks(class));
-    assert_eq!(uses[&(chunk + 1)], ChunkUse::Continued);
+    let entries = memory.entries.borrow();
+    assert_eq!(entries.len(), 2);
+    assert_eq!(entries[&chunk], ChunkEntry::new(ChunkUse::Blocks(class)));
+    assert_eq!(entries[&(chunk + 1)], ChunkEntry::new(ChunkUse::Continued));
     // The second chunk's start is no block, whatever its alignment.
     let inside = BlockAddress::from_offset(blocks[0].address.offset() + CHUNK_BYTES).unwrap();
     let lie = FreeBlock { address: inside, generation: 1 };
@@ -112,7 +135,7 @@ fn lone_chunks_are_no_place_for_large_blocks() {
     let geometry = geometry(16 << 20);
     let mut uses = vec![ChunkUse::Free; geometry.chunks() as usize];
     uses.iter_mut().step_by(2).for_each(|chunk_use| *chunk_use = ChunkUse::Subtables);
-    let mut depot = Depot::new(geometry, &uses, GRACE, 0);
+    let mut depot = Depot::new(geometry, &uses, DepotOptions::new(GRACE, 0), 0);
     assert!(take(&mut depot, class(3 << 20), 1, 0).is_empty());
     assert!(!take(&mut depot, class(2 << 20), 1, 0).is_empty());
 }
@@ -206,19 +229,18 @@ fn linked_blocks_stay_out_until_they_are_given() {
     let class = class(512 << 10);
     let mut uses = vec![ChunkUse::Subtables; geometry.chunks() as usize];
     uses[1] = ChunkUse::Blocks(class);
-    let mut depot = Depot::new(geometry, &uses, GRACE, 0);
+    let mut depot = Depot::new(geometry, &uses, DepotOptions::new(GRACE, 0), 0);
     let start = geometry.chunk_offset(1).unwrap();
     let address = |n: u64| BlockAddress::from_offset(start + n * class.block_bytes()).unwrap();
     let linked = BlockRef { address: address(2), class, generation_low: 0 };
-    depot.link(linked).unwrap();
-    assert!(matches!(depot.link(linked), Err(BlockError::LinkedTwice { .. })));
+    depot.link(linked, 0).unwrap();
+    assert!(matches!(depot.link(linked, 0), Err(BlockError::LinkedTwice { .. })));
     // Unlinked by a client and given back before the depot came to look at it.
     let block = FreeBlock { address: address(2), generation: 9 };
     depot.give(class, vec![block], false, 0).unwrap();
-    let memory = FakeMemory {
-        generations: [(address(0), 41), (address(1), u32::MAX)].into(),
-        ..Default::default()
-    };
+    let memory = FakeMemory::default();
+    memory.write(FreeBlock { address: address(0), generation: 41 }, false);
+    memory.write(FreeBlock { address: address(1), generation: u32::MAX }, false);
     let mut taken = Vec::new();
     for _ in 0..4 {
         taken.extend(depot.take(class, 1, GRACE - 1, &memory).unwrap());
@@ -270,6 +292,107 @@ proptest! {
         for found in depot.classes() {
             let all = out[&found.class].len() as u64;
             prop_assert_eq!((found.blocks, found.blocks_free), (all, 0));
+        }
+    }
+}
+
+/// The order in which chunks fill and empty, and what is found of what was lost.
+mod movement {
+    use super::*;
+
+    #[test]
+    fn a_chunk_changes_its_class_when_nobody_can_name_its_blocks() {
+        let memory = FakeMemory::default();
+        let mut depot = depot(8 << 20);
+        let rest = depot.options.chunk_rest;
+        assert!(rest > 256 * GRACE);
+        let (small, large) = (class(64 << 10), class(2 << 20));
+        let chunks = u64::from(geometry(8 << 20).chunks());
+        let mut blocks = Vec::new();
+        loop {
+            let some = depot.take(small, u32::MAX, 0, &memory).unwrap();
+            if some.is_empty() {
+                break;
+            }
+            blocks.extend(some);
+        }
+        assert_eq!(blocks.len() as u64, chunks * 32);
+        // Written seven times, the last time with generation 7.
+        for block in &mut blocks {
+            memory.write(FreeBlock { generation: 7, ..*block }, true);
+            block.generation = 8;
+        }
+        let last = blocks.pop().unwrap();
+        depot.give(small, blocks, false, 1000).unwrap();
+        depot.give(small, vec![last], true, 5000).unwrap();
+        let from = 1000 + GRACE;
+        assert!(depot.take(large, 1, from + rest - 1, &memory).unwrap().is_empty());
+        assert!(!depot.has_some_by(Some(large), from + rest - 1));
+        // All but the last one's chunk, which is whole again only since 5000.
+        assert_eq!(depot.chunks_free(), 0);
+        let first = depot.take(large, 1, from + rest.max(5000), &memory).unwrap();
+        assert_eq!(first.len(), 1);
+        assert!(depot.chunks_emptied() >= chunks - 1);
+        // Beyond every generation that stood there.
+        assert_eq!(first[0].generation, 8);
+        let header = memory.header(first[0].address).unwrap();
+        assert_eq!(header, HeaderWord { superseded: true, generation: 7 });
+    }
+
+    #[test]
+    fn the_fullest_chunk_gives_first_so_that_others_empty() {
+        let mut depot = depot(32 << 20);
+        let class = class(512 << 10);
+        let mut blocks = Vec::new();
+        for _ in 0..8 {
+            blocks.extend(take(&mut depot, class, 1, 0));
+        }
+        let chunk = |block: &FreeBlock| block.address.offset() / CHUNK_BYTES;
+        let (first, second) = (chunk(&blocks[0]), chunk(&blocks[7]));
+        assert!(first != second && blocks.iter().filter(|b| chunk(b) == first).count() == 4);
+        // Three of the first chunk's are free, one of the second's.
+        depot.give(class, vec![blocks[0], blocks[1], blocks[2], blocks[7]], true, 0).unwrap();
+        assert_eq!(chunk(&take(&mut depot, class, 1, 0)[0]), second);
+        assert_eq!(chunk(&take(&mut depot, class, 1, 0)[0]), first);
+    }
+
+    #[test]
+    fn what_nobody_has_is_found_and_nothing_else() {
+        let memory = FakeMemory::default();
+        let mut depot = depot(8 << 20);
+        let class = class(128);
+        let mut blocks = Vec::new();
+        for _ in 0..8 {
+            blocks.extend(depot.take(class, 1, 0, &memory).unwrap());
+        }
+        blocks.iter().for_each(|block| memory.write(*block, false));
+        depot.suspect_all();
+        let [linked, held, given, changed, lost, ..] = blocks[..] else { panic!() };
+        depot.clear(linked.address);
+        depot.clear(held.address);
+        let noted = depot.suspects(&memory).unwrap();
+        assert_eq!(noted.len(), 6);
+        depot.give(class, vec![given], true, 0).unwrap();
+        // Unlinked since it was noted, or rewritten.
+        memory.write(changed, true);
+        // What is no block is nobody's.
+        depot.clear(BlockAddress(lost.address.0 + 1));
+        depot.clear(BlockAddress(u32::MAX));
+        depot.clear(BlockAddress(0));
+        let late = depot.take(class, 1, 0, &memory).unwrap();
+        assert_eq!(late, [given]);
+        assert_eq!(depot.recover(&noted, 50, &memory).unwrap(), 4);
+        assert_eq!(depot.recover(&noted, 50, &memory).unwrap(), 0, "once");
+        depot.suspect_none();
+        assert_eq!(depot.classes()[0].blocks_resting, 4);
+        let mut back = Vec::new();
+        for _ in 0..4 {
+            back.extend(depot.take(class, 1, 50 + GRACE, &memory).unwrap());
+        }
+        let found = back.iter().find(|block| block.address == lost.address).unwrap();
+        assert_eq!(found.generation, lost.generation + 1);
+        for block in [linked, held, given, changed] {
+            assert!(back.iter().all(|found| found.address != block.address));
         }
     }
 }

@@ -19,6 +19,7 @@ use farside_common::fabric::verbs::{
 use super::door::Door;
 use super::{EVENTS_MAX, Service};
 use crate::error::ServerError;
+use crate::own_endpoint::LANES;
 use crate::peer::{Farewell, Peer, Who};
 
 /// How many sessions a client may have.
@@ -46,7 +47,7 @@ impl Device {
 
     /// The server's own way to the region (invariant I11).
     pub(super) fn loopback(&self, config: &ServerConfig) -> Result<Loopback, VerbsError> {
-        self.writers.loopback(1, &config.rdma.options())
+        self.writers.loopback(LANES, &config.rdma.options())
     }
 
     fn protection(&self, role: Role) -> &Protection {

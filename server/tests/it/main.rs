@@ -47,6 +47,8 @@ impl Place {
         let config = ServerConfig {
             listen: Some(Address::Shm(folder.path().join("kv.sock"))),
             memory: Some(ByteSize(REGION_BYTES)),
+            // Several subtables, so that tests can take one for another.
+            index: Some(ByteSize(64 << 10)),
             grace_ms: 1,
             ..Default::default()
         };
@@ -121,8 +123,18 @@ impl Client {
         self.connection.send(&bytes, None).unwrap();
     }
 
-    /// The next answer; `None` when the server hung up.
+    /// The next answer; `None` when the server hung up. What the server asks is passed over.
     fn receive(&self) -> Option<Reply> {
+        loop {
+            match self.hear() {
+                Some(Reply::Ask(_)) => {}
+                answer => return answer,
+            }
+        }
+    }
+
+    /// The next message, whatever it is.
+    fn hear(&self) -> Option<Reply> {
         let mut buffer = vec![0; MESSAGE_BYTES_MAX];
         match self.connection.receive(&mut buffer) {
             Ok((0, _)) => None,
@@ -132,14 +144,20 @@ impl Client {
         }
     }
 
+    /// Takes blocks, asking as long as the server says that there may be some soon.
     fn take(&self, class: SizeClass, count: u32) -> Vec<FreeBlock> {
-        self.send(&Request::TakeBlocks { class, count });
-        match self.receive() {
-            Some(Reply::Blocks { class: of, blocks }) => {
-                assert!(of == class && blocks.len() <= BLOCKS_PER_MESSAGE_MAX);
-                blocks
+        loop {
+            self.send(&Request::TakeBlocks { class, count });
+            match self.receive() {
+                Some(Reply::Blocks { soon: true, .. }) => {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                Some(Reply::Blocks { class: of, soon: false, blocks, .. }) => {
+                    assert!(of == class && blocks.len() <= BLOCKS_PER_MESSAGE_MAX);
+                    return blocks;
+                }
+                other => panic!("{other:?}"),
             }
-            other => panic!("{other:?}"),
         }
     }
 

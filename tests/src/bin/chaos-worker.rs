@@ -1,5 +1,6 @@
-//! One client of the chaos test: mixed operations on a few hot keys until it is killed or its time
-//! is up. Exits with 3 and a line on stderr when it sees anything that must not be.
+//! One client of the chaos test: mixed operations on a few hot keys, and ever new ones by which the
+//! index grows, until it is killed or its time is up. Exits with 3 and a line on stderr when it
+//! sees anything that must not be.
 //!
 //! `chaos-worker ADDRESS SECONDS WRITER LEDGER`; LEDGER is a file that all
 //! workers map.
@@ -32,6 +33,7 @@ fn main() {
         writer,
         count: 0,
         ledger,
+        grown: Vec::new(),
     };
     while Instant::now() < until {
         for _ in 0..64 {
@@ -46,6 +48,8 @@ struct Worker {
     writer: u64,
     count: u64,
     ledger: Ledger,
+    /// Keys of its own that it inserted and nobody touches.
+    grown: Vec<u64>,
 }
 
 fn wrong(what: &str, key: u64, bytes: &[u8]) -> ! {
@@ -91,7 +95,8 @@ impl Worker {
                 allowed(self.session.update(&name, &value));
             }
             85..90 => self.exchange(key, &value),
-            90..95 => self.batch(),
+            90..93 => self.batch(),
+            93..95 => self.grow(),
             _ => self.increment(),
         }
     }
@@ -101,6 +106,26 @@ impl Worker {
             && !proof::holds(key, &value)
         {
             wrong("a GET returned what nobody wrote", key, &value);
+        }
+    }
+
+    /// Inserts a key that stays, and looks at one of those before.
+    fn grow(&mut self) {
+        let name = |key: u64| format!("new {key}");
+        let key = self.writer << 32 | self.count;
+        let value = proof::value(key, self.writer, self.count, 24);
+        match allowed(self.session.insert(name(key).as_bytes(), &value)) {
+            Some(true) => self.grown.push(key),
+            Some(false) => wrong("a new key was there", key, &value),
+            None => {}
+        }
+        let Some(&key) = self.grown.get(self.random.random_range(0..=self.grown.len())) else {
+            return;
+        };
+        match allowed(self.session.get(name(key).as_bytes())) {
+            Some(Some(value)) if !proof::holds(key, &value) => wrong("a wrong value", key, &value),
+            Some(None) => wrong("a key was missed", key, &[]),
+            _ => {}
         }
     }
 

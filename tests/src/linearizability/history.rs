@@ -29,7 +29,7 @@ pub enum Ended {
     /// An error after which nothing has changed.
     Failed,
     /// Nobody knows, because its process died or its connection broke: it may have taken effect at
-    /// any time since, or never.
+    /// any time since, up to when it returned if it did, or never.
     Unknown,
 }
 

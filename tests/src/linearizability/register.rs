@@ -151,13 +151,31 @@ impl Register {
         if let Some(pending) = self.pending.get_mut(&id) {
             pending.told = Some(answer);
         }
-        let mut next = HashSet::new();
+        self.settle(id, Some(answer))
+    }
+
+    /// An operation ends without an answer: it has taken effect by now, or never will.
+    ///
+    /// # Errors
+    /// [`Fault::TooMany`].
+    pub fn give_up(&mut self, id: u32) -> Result<(), Fault> {
+        self.settle(id, None)
+    }
+
+    fn settle(&mut self, id: u32, answer: Option<Answer>) -> Result<(), Fault> {
+        let mut next = match answer {
+            Some(_) => HashSet::new(),
+            None => {
+                let not_applied = |of: &&Configuration| of.has_applied(id).is_none();
+                self.configurations.iter().filter(not_applied).cloned().collect()
+            }
+        };
         let mut stack: Vec<_> = self.configurations.drain().collect();
         let mut seen: HashSet<_> = stack.iter().cloned().collect();
         while let Some(configuration) = stack.pop() {
             let configuration = self.look_around(configuration);
             if let Some(predicted) = configuration.has_applied(id) {
-                if predicted == answer {
+                if answer.is_none_or(|answer| answer == predicted) {
                     next.insert(configuration.without(id));
                 }
                 continue;

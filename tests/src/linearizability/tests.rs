@@ -55,11 +55,18 @@ fn explains(records: &[Record], done: &mut Vec<usize>, held: Option<Value>) -> b
         if values.answer(&records[*at]).is_some_and(|told| told != answer) {
             continue;
         }
+        // Who did not answer and is past his time has not acted.
+        let past = |other: &&usize| {
+            let end = records[**other].returned;
+            *other != at && end.is_some_and(|end| end < records[*at].invoke)
+        };
+        let before = done.len();
         done.push(*at);
+        done.extend(rest.iter().filter(past));
         if explains(records, done, after) {
             return true;
         }
-        done.pop();
+        done.truncate(before);
     }
     false
 }
@@ -94,7 +101,11 @@ fn any_record() -> impl Strategy<Value = Record> {
     ];
     (operations, 0..12u64, 0..6u64, 0..8u8).prop_map(|(operation, invoke, takes, unknown)| {
         let record = at(invoke, invoke + takes, operation);
-        if unknown == 0 { Record { result: Ended::Unknown, found: None, ..record } } else { record }
+        let returned = record.returned.filter(|_| unknown == 0);
+        match unknown {
+            0 | 1 => Record { result: Ended::Unknown, found: None, returned, ..record },
+            _ => record,
+        }
     })
 }
 
@@ -174,6 +185,18 @@ fn who_never_answered_may_have_acted_late_or_never() {
     let seen = [2, 1, 2].map(Some);
     let reads = (0..3).map(|n| at(10 + 2 * n, 11 + 2 * n, get(2, seen[n as usize])));
     assert_bad(&[first, lost].into_iter().chain(reads).collect::<Vec<_>>());
+}
+
+#[test]
+fn who_gave_up_has_acted_by_then_or_never() {
+    let lost = at(2, 5, Record { result: Ended::Unknown, ..put(1, 2) });
+    let (first, before) = (at(0, 1, put(2, 1)), at(3, 4, get(2, Some(1))));
+    for found in [1, 2] {
+        let after = [6, 8].map(|from| at(from, from + 1, get(2, Some(found))));
+        let history = [first.clone(), lost.clone(), before.clone()];
+        assert_eq!(check(&[&history[..], &after].concat()), Ok(()));
+    }
+    assert_bad(&[first, lost, at(6, 7, get(2, Some(1))), at(8, 9, get(2, Some(2)))]);
 }
 
 #[test]

@@ -1,64 +1,24 @@
 //! One execution of a scenario: who can do what next, and what it leads to.
 
-use std::cell::RefCell;
+use std::cell::{RefCell, RefMut};
 use std::hash::Hasher;
-use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Waker};
 
+use farside::chores::Progress;
 use farside::testing::{Call, Rig};
 use farside_common::fabric::{LaneId, Nanos};
 
-use super::fabric::{Phase, SimFabric};
+use super::fabric::{PAUSE_NS_MAX, Phase, SimFabric};
 use super::ground::keys;
 use super::memory::mix;
 use super::monitor::{Asked, Monitor, Violation};
 use super::prepared::Prepared;
+use super::process::{Action, Process, State};
 use super::scenario::Op;
-use super::task::{Event, Events};
+use super::task::Event;
 use super::trace::Line;
 use super::world::World;
-
-/// What can happen next.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Action {
-    /// A process begins its next operation.
-    Begin(usize),
-    /// It accesses this group of words.
-    Access(usize, usize),
-    /// It stops waiting.
-    Wake(usize),
-    /// It learns that its chain is over.
-    Complete(usize),
-    /// The clock jumps.
-    Jump(Nanos),
-    /// A client dies.
-    Die(usize),
-}
-
-/// What a process does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
-    /// Between two operations.
-    Between,
-    Working,
-    Over,
-    /// It died, or has used up its chains.
-    Gone,
-}
-
-pub(super) struct Process {
-    pub(super) client: usize,
-    pub(super) lane: LaneId,
-    pub(super) task: Pin<Box<dyn Future<Output = ()>>>,
-    pub(super) events: Events,
-    pub(super) state: State,
-    pub(super) chains: u32,
-    /// How many operations it began.
-    pub(super) began: u32,
-    /// A hash of what its script remembers.
-    pub(super) seen: u64,
-}
 
 /// An execution so far.
 pub(super) struct Execution<'s> {
@@ -72,8 +32,11 @@ pub(super) struct Execution<'s> {
     pub(super) bound: bool,
     pub(super) jumps: u32,
     pub(super) deaths: u32,
+    pub(super) restarts: u32,
     /// Completions are events of their own.
     pub(super) lazy: bool,
+    /// Who looks at everything at the end, by the directory there was at the start.
+    pub(super) observer: Option<Rc<Rig<SimFabric>>>,
 }
 
 impl Execution<'_> {
@@ -97,13 +60,18 @@ impl Execution<'_> {
             actions.extend(scenario.jumps.iter().map(|by| Action::Jump(*by)));
         }
         if self.deaths < scenario.deaths_max {
-            let alive = |client: &usize| {
-                self.processes
-                    .iter()
-                    .any(|process| process.client == *client && process.state == State::Working)
-            };
-            actions.extend((0..self.rigs.len()).filter(alive).map(Action::Die));
+            let alive = |client: &usize| self.is_working(*client);
+            actions.extend((0..scenario.clients.len()).filter(alive).map(Action::Die));
         }
+        let mover = scenario.clients.len();
+        if self.restarts < scenario.restarts_max && self.is_working(mover) {
+            actions.push(Action::Restart(mover));
+        }
+    }
+
+    fn is_working(&self, client: usize) -> bool {
+        let mut processes = self.processes.iter();
+        processes.any(|process| process.client == client && process.state == State::Working)
     }
 
     fn actions_of(&self, at: usize, actions: &mut Vec<Action>) {
@@ -113,17 +81,33 @@ impl Execution<'_> {
             State::Between => actions.push(Action::Begin(at)),
             State::Working => {
                 let fabric = self.rigs[process.client].endpoint().fabric();
-                let lane = fabric.lane(process.lane);
-                match lane.phase {
-                    Phase::Posted => {
-                        actions.extend((0..lane.units.len()).map(|unit| Action::Access(at, unit)));
+                for id in process.lanes() {
+                    let lane = fabric.lane(id);
+                    match lane.phase {
+                        Phase::Posted => {
+                            let access = |unit| Action::Access(at, id, unit);
+                            actions.extend((0..lane.units.len()).map(access));
+                        }
+                        Phase::Waiting(until) if self.is_in_vain(process, until) => {}
+                        Phase::Waiting(_) => actions.push(Action::Wake(at, id)),
+                        Phase::Complete => actions.push(Action::Complete(at, id)),
+                        Phase::Idle => {}
                     }
-                    Phase::Waiting(_) => actions.push(Action::Wake(at)),
-                    Phase::Complete => actions.push(Action::Complete(at)),
-                    Phase::Idle => {}
                 }
             }
         }
+    }
+
+    /// Whether a process that pauses would see what it saw before its last pause, too.
+    fn is_in_vain(&self, process: &Process, until: Nanos) -> bool {
+        let pause = until.saturating_sub(self.world.borrow().now);
+        pause <= PAUSE_NS_MAX && process.waits[0] == Some(self.moment())
+    }
+
+    /// What there is for somebody who looks again.
+    fn moment(&self) -> u64 {
+        let world = self.world.borrow();
+        mix(world.memory.hash(), world.now << 1 | u64::from(world.split.is_some()))
     }
 
     /// Whether the process that acted last is in the middle of something, so that to let another
@@ -131,17 +115,18 @@ impl Execution<'_> {
     pub(super) fn preempts(&self, action: Action) -> bool {
         let actor = match action {
             Action::Begin(process)
-            | Action::Access(process, _)
-            | Action::Wake(process)
-            | Action::Complete(process) => Some(process),
+            | Action::Access(process, ..)
+            | Action::Wake(process, _)
+            | Action::Complete(process, _) => Some(process),
             // Time and death have bounds of their own.
-            Action::Jump(_) | Action::Die(_) => return false,
+            Action::Jump(_) | Action::Die(_) | Action::Restart(_) => return false,
         };
         let Some(last) = self.last.filter(|last| Some(*last) != actor) else { return false };
         let process = &self.processes[last];
         process.state == State::Working && {
             let fabric = self.rigs[process.client].endpoint().fabric();
-            matches!(fabric.lane(process.lane).phase, Phase::Posted | Phase::Complete)
+            let busy = |lane| matches!(fabric.lane(lane).phase, Phase::Posted | Phase::Complete);
+            process.lanes().any(busy)
         }
     }
 
@@ -151,39 +136,53 @@ impl Execution<'_> {
         match action {
             Action::Begin(at) => {
                 self.last = Some(at);
+                self.fabric_mut(at).noticed = false;
                 self.poll(at)?;
-                if self.prepared.scenario.clients[self.processes[at].client].swift {
+                if self.is_swift(at) {
                     self.poll_completed(at, false)?;
                     while self.processes[at].state == State::Between {
                         self.poll(at)?;
                         self.poll_completed(at, false)?;
                     }
                 }
-                // Nothing happened yet: to begin later is the same.
-                let process = &self.processes[at];
-                self.bound = process.state == State::Working && {
-                    let fabric = self.rigs[process.client].endpoint().fabric();
-                    fabric.lane(process.lane).phase == Phase::Posted
-                };
+                if self.prepared.scenario.clients.len() == self.processes[at].client {
+                    // Much of what a mover does nobody notices.
+                    self.poll_completed(at, self.lazy)?;
+                }
+                self.bind(at);
                 Ok(())
             }
-            Action::Access(at, unit) => {
+            Action::Access(at, lane, unit) => {
                 self.last = Some(at);
-                let process = &self.processes[at];
-                let rig = self.rigs[process.client].clone();
-                rig.endpoint().fabric_mut().advance(process.lane, unit);
+                self.fabric_mut(at).advance(lane, unit);
+                self.poll_completed(at, self.lazy)?;
+                self.bind(at);
+                Ok(())
+            }
+            Action::Wake(at, lane) => {
+                self.last = Some(at);
+                self.fabric_mut(at).noticed = true;
+                self.fabric_mut(at).wake(lane);
+                self.poll_lane(at, lane)?;
                 self.poll_completed(at, self.lazy)
             }
-            Action::Wake(at) => {
+            Action::Complete(at, lane) => {
                 self.last = Some(at);
-                let process = &self.processes[at];
-                let rig = self.rigs[process.client].clone();
-                rig.endpoint().fabric_mut().wake(process.lane);
-                self.poll_completed(at, false)
+                self.poll_lane(at, lane)?;
+                self.poll_completed(at, self.lazy)
             }
-            Action::Complete(at) => {
-                self.last = Some(at);
-                self.poll_completed(at, false)
+            Action::Restart(client) => {
+                self.restarts += 1;
+                let Some(at) = self.processes.iter().position(|process| process.client == client)
+                else {
+                    return Ok(());
+                };
+                self.world.borrow_mut().note(at, || "is killed, and started again".to_owned());
+                let (rig, process) = self.prepared.mover(&self.world, client, at);
+                self.rigs[client] = rig;
+                self.processes[at] = process;
+                self.last = None;
+                Ok(())
             }
             Action::Jump(by) => {
                 self.jumps += 1;
@@ -210,29 +209,53 @@ impl Execution<'_> {
         }
     }
 
+    fn fabric_mut(&self, at: usize) -> RefMut<'_, SimFabric> {
+        self.rigs[self.processes[at].client].endpoint().fabric_mut()
+    }
+
+    /// A process must go on if nobody could notice yet that it acts: to act later is the same.
+    fn bind(&mut self, at: usize) {
+        let process = &self.processes[at];
+        let fabric = self.rigs[process.client].endpoint().fabric();
+        let posted = |lane| fabric.lane(lane).phase == Phase::Posted;
+        self.bound =
+            process.state == State::Working && !fabric.noticed && process.lanes().any(posted);
+    }
+
+    fn is_swift(&self, at: usize) -> bool {
+        let script = self.prepared.scenario.clients.get(self.processes[at].client);
+        script.is_some_and(|script| script.swift)
+    }
+
     /// Polls a process as long as its chains complete without anybody noticing.
     fn poll_completed(&mut self, at: usize, lazy: bool) -> Result<(), Violation> {
-        while self.processes[at].state == State::Working {
+        while self.processes[at].state == State::Working && !lazy {
             let process = &self.processes[at];
-            let rig = self.rigs[process.client].clone();
-            let phase = rig.endpoint().fabric().lane(process.lane).phase;
-            if phase != Phase::Complete || lazy {
-                break;
-            }
-            self.poll(at)?;
+            let complete = {
+                let fabric = self.rigs[process.client].endpoint().fabric();
+                process.lanes().find(|lane| fabric.lane(*lane).phase == Phase::Complete)
+            };
+            let Some(lane) = complete else { break };
+            self.poll_lane(at, lane)?;
         }
         Ok(())
     }
 
     fn poll(&mut self, at: usize) -> Result<(), Violation> {
+        self.poll_lane(at, self.processes[at].lane)
+    }
+
+    /// Hands out what this lane completed.
+    fn poll_lane(&mut self, at: usize, lane: LaneId) -> Result<(), Violation> {
         let process = &mut self.processes[at];
         let rig = self.rigs[process.client].clone();
-        rig.endpoint().fabric_mut().turn = process.lane;
+        rig.endpoint().fabric_mut().turn = lane;
         rig.endpoint().try_step(|_| ());
         rig.endpoint().tick();
         if process.state == State::Between {
             // Up to where the next operation begins.
             process.chains = 0;
+            process.waits = [None; 2];
             process.began += 1;
             process.state = State::Working;
         }
@@ -245,14 +268,21 @@ impl Execution<'_> {
             self.handle(at, event)?;
         }
         let process = &mut self.processes[at];
-        if process.state == State::Working && process.chains > self.prepared.scenario.chains_max {
+        let is_client = process.client < self.prepared.scenario.clients.len();
+        let too_many = is_client && process.chains > self.prepared.scenario.chains_max;
+        if process.state == State::Working && too_many {
             process.state = State::Gone;
             self.world.borrow_mut().note(at, || "has used up its chains".to_owned());
         }
-        let process = &self.processes[at];
-        let stuck = process.state == State::Working
-            && rig.endpoint().fabric().lane(process.lane).phase == Phase::Idle;
-        if stuck { Err(Violation::Stuck(at)) } else { Ok(()) }
+        let moment = self.moment();
+        let process = &mut self.processes[at];
+        let fabric = rig.endpoint().fabric();
+        let phase = |lane| fabric.lane(lane).phase;
+        if let Phase::Waiting(_) = phase(process.lane) {
+            process.waits = [process.waits[1], Some(moment)];
+        }
+        let idle = process.lanes().all(|lane| phase(lane) == Phase::Idle);
+        if process.state == State::Working && idle { Err(Violation::Stuck(at)) } else { Ok(()) }
     }
 
     fn handle(&mut self, at: usize, event: Event) -> Result<(), Violation> {
@@ -278,6 +308,14 @@ impl Execution<'_> {
                 self.forget_the_past(at);
             }
             Event::Skip => self.processes[at].state = State::Between,
+            Event::Split(progress) => {
+                let mut world = self.world.borrow_mut();
+                world.split = Some(progress);
+                world.note(at, || format!("ends the split: {progress:?}"));
+                if progress != Progress::Done {
+                    return Err(Violation::Failed(format!("the split is {progress:?}")));
+                }
+            }
             Event::Over => self.processes[at].state = State::Over,
         }
         Ok(())
@@ -298,6 +336,7 @@ impl Execution<'_> {
 
     /// A hash of everything that decides about the rest.
     pub(super) fn state(&self, bounded: bool) -> u64 {
+        let moment = self.moment();
         let world = self.world.borrow();
         let mut hash = mix(world.memory.hash(), mix(world.now, self.monitor.state()));
         for rig in &self.rigs {
@@ -305,13 +344,18 @@ impl Execution<'_> {
         }
         for process in &self.processes {
             let fabric = self.rigs[process.client].endpoint().fabric();
-            let lane = fabric.lane(process.lane);
+            let progress =
+                process.lanes().fold(0, |all, lane| mix(all, fabric.lane(lane).progress));
             let state = process.state as u64 | u64::from(process.chains) << 8;
             let script = mix(process.seen, u64::from(process.began));
-            hash = mix(hash, mix(lane.progress, mix(state, script)));
+            hash = mix(hash, mix(progress, mix(state, script)));
+            // No moment comes again.
+            let waits = process.waits.map(|wait| u64::from(wait == Some(moment)));
+            hash = mix(hash, waits[0] << 1 | waits[1]);
         }
         let last = if bounded || self.bound { self.last.map_or(0, |last| last + 1) } else { 0 };
-        let counts = u64::from(self.jumps) << 8 | u64::from(self.deaths);
+        let counts =
+            u64::from(self.restarts) << 16 | u64::from(self.jumps) << 8 | u64::from(self.deaths);
         mix(hash, mix(last as u64, counts << 1 | u64::from(self.bound)))
     }
 
@@ -319,17 +363,24 @@ impl Execution<'_> {
     /// be whole.
     pub(super) fn finish(&mut self) -> Result<(), Violation> {
         let open = |process: &Process| matches!(process.state, State::Between | State::Working);
-        if let Some(at) = self.processes.iter().position(open) {
+        // Who waits for somebody who is no more waits for the server, which would clear his slot.
+        let gone = self.processes.iter().any(|process| process.state == State::Gone);
+        if let Some(at) = self.processes.iter().position(open).filter(|_| !gone) {
             return Err(Violation::Stuck(at));
         }
-        let observer = self.processes.len();
-        let rig = self.prepared.open(&self.world, self.rigs.len() + 1, observer, 1, None);
-        self.world.borrow_mut().note(observer, || "looks at everything".to_owned());
-        for key in 0..super::KEYS {
-            let asked = Asked { op: Op::Get(key), value: String::new(), expected: None };
-            let id = self.monitor.invoke(observer, key as u32, &asked);
-            let reply = rig.endpoint().drive(rig.run(LaneId(0), Call::Get, &keys()[key]));
-            self.monitor.respond(id, key, &reply)?;
+        let first = self.processes.len();
+        let new = self.prepared.open(&self.world, self.rigs.len() + 1, first, 1, None);
+        for (rig, observer) in self.observer.iter().chain([&Rc::new(new)]).zip(first..) {
+            self.world.borrow_mut().note(observer, || "looks at everything".to_owned());
+            for key in 0..super::KEYS {
+                let asked = Asked { op: Op::Get(key), value: String::new(), expected: None };
+                let id = self.monitor.invoke(observer, key as u32, &asked);
+                let reply = rig.endpoint().drive(rig.run(LaneId(0), Call::Get, &keys()[key]));
+                if let Err(Some(error)) = &reply {
+                    return Err(Violation::Failed(error.to_string()));
+                }
+                self.monitor.respond(id, key, &reply)?;
+            }
         }
         let world = self.world.borrow();
         world.ground.inspect(&world.memory)

@@ -9,10 +9,11 @@
 use std::collections::{BTreeSet, HashMap};
 use std::rc::Rc;
 
-use super::execution::{Action, Execution};
+use super::execution::Execution;
 use super::failure::Failure;
 use super::monitor::Violation;
 use super::prepared::Prepared;
+use super::process::Action;
 use super::scenario::Scenario;
 
 /// How far a search went.

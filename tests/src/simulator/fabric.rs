@@ -1,6 +1,7 @@
 //! The fabric of the simulator: chains that execute word by word, when the scheduler says so.
 
 use std::cell::RefCell;
+use std::ops::Range;
 use std::rc::Rc;
 
 use farside_common::fabric::{
@@ -14,7 +15,7 @@ use super::world::World;
 
 /// Pauses up to this take no time: the clock of a simulation is coarse, so that executions that
 /// differ in nothing else do not differ by their pauses.
-const PAUSE_NS_MAX: Nanos = 1_000_000;
+pub(super) const PAUSE_NS_MAX: Nanos = 1_000_000;
 
 /// What a lane is in the middle of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,10 +37,16 @@ pub(super) struct Lane {
     chain: Vec<Verb>,
     /// The verb that is executing.
     at: usize,
-    /// Which of its words still have to be accessed, in groups that are accessed at once.
+    /// Which of its words still have to be accessed, in groups that are accessed at once: bits that
+    /// count from `skipped`.
     pub(super) units: Vec<u64>,
-    /// Those that it makes no difference when they are accessed.
+    /// So many of its words before them were accessed already.
+    skipped: usize,
+    /// The only group is one that nobody notices.
+    is_cold: bool,
+    /// Those that it makes no difference when they are accessed, and whether these are all.
     cold: u64,
+    all_cold: bool,
     posted: Nanos,
     deadline: Nanos,
     found: u64,
@@ -64,6 +71,9 @@ pub(super) struct SimFabric {
     pub(super) observed: u64,
     /// Whose completion may be handed out.
     pub(super) turn: LaneId,
+    /// Somebody could notice what happened in this step: what is written next, and nobody notices,
+    /// belongs to the step after it, so that others who come first are noticed, too.
+    pub(super) noticed: bool,
 }
 
 impl SimFabric {
@@ -80,7 +90,10 @@ impl SimFabric {
             chain: Vec::with_capacity(4),
             at: 0,
             units: Vec::with_capacity(4),
+            skipped: 0,
+            is_cold: false,
             cold: 0,
+            all_cold: false,
             posted: 0,
             deadline: 0,
             found: 0,
@@ -90,7 +103,8 @@ impl SimFabric {
             counters: Counters::default(),
         };
         let lanes = (0..lanes).map(lane).collect();
-        Self { world, timing, process, lanes, lie, immediate: true, observed: 0, turn: LaneId(0) }
+        let (immediate, observed, turn, noticed) = (true, 0, LaneId(0), false);
+        Self { world, timing, process, lanes, lie, immediate, observed, turn, noticed }
     }
 
     pub(super) fn lane(&self, lane: LaneId) -> &Lane {
@@ -104,6 +118,7 @@ impl SimFabric {
         let words = state.units.swap_remove(unit);
         // The order of the rest must not depend on which went first.
         state.units.sort_unstable();
+        self.noticed = !std::mem::take(&mut state.is_cold);
         self.access(lane, words);
         self.settle(lane);
     }
@@ -112,7 +127,14 @@ impl SimFabric {
     fn settle(&mut self, lane: LaneId) {
         let id = usize::from(lane.0);
         while self.lanes[id].phase == Phase::Posted && self.lanes[id].units.is_empty() {
-            let cold = std::mem::take(&mut self.lanes[id].cold);
+            let state = &mut self.lanes[id];
+            let cold = std::mem::take(&mut state.cold);
+            let reads = matches!(state.chain[state.at], Verb::Read { .. });
+            if cold != 0 && self.noticed && state.all_cold && !reads {
+                state.units.push(cold);
+                state.is_cold = true;
+                return;
+            }
             if cold != 0 {
                 self.access(lane, cold);
                 continue;
@@ -137,32 +159,42 @@ impl SimFabric {
             Err(error) => return self.complete(lane, Err(error)),
         };
         let words = (bytes / 8) as usize;
-        if self.immediate || words > 64 {
-            // Long READs are of what never changes.
-            return self.copy_all(lane, place, words);
+        self.lanes[usize::from(lane.0)].skipped = 0;
+        if self.immediate {
+            return self.copy_all(lane, place, 0..words);
+        }
+        let mut part = 0..words;
+        if words > 64 {
+            let (skipped, few) = self.world.borrow().noticeable(place, words);
+            assert!(few <= 64, "the words of a long READ that change are close to each other");
+            part = skipped..skipped + few;
+            self.copy_all(lane, place, 0..skipped);
+            self.copy_all(lane, place, part.end..words);
         }
         let world = self.world.borrow();
         let state = &mut self.lanes[usize::from(lane.0)];
-        state.cold = world.units(place, words, &mut state.units);
+        state.skipped = part.start;
+        state.cold = world.units(place + part.start, part.len(), &mut state.units);
+        state.all_cold = state.units.is_empty();
     }
 
-    fn copy_all(&mut self, lane: LaneId, place: usize, words: usize) {
+    fn copy_all(&mut self, lane: LaneId, place: usize, words: Range<usize>) {
         let state = &mut self.lanes[usize::from(lane.0)];
         let verb = state.chain[state.at];
         if let Verb::Read { into, .. } = verb {
             let world = &mut *self.world.borrow_mut();
             let buffer = &mut state.buffers[into as usize];
-            buffer.resize(buffer.len().max(words), 0);
-            let found = world.memory.slice(place, words);
-            buffer[..words].copy_from_slice(found);
+            buffer.resize(buffer.len().max(words.end), 0);
+            let found = world.memory.slice(place + words.start, words.len());
+            buffer[words.clone()].copy_from_slice(found);
             if world.began {
-                let hash = found.iter().fold(0, |hash, word| mix(hash, *word));
+                let hash = found.iter().fold(words.start as u64, |hash, word| mix(hash, *word));
                 state.progress ^= mix(state.at as u64, hash);
             }
             let process = self.process + usize::from(lane.0);
-            (place..place + words).for_each(|place| world.note_read(process, place));
+            words.for_each(|word| world.note_read(process, place + word));
         } else {
-            for word in 0..words {
+            for word in words {
                 self.access(lane, 1 << word);
             }
         }
@@ -174,6 +206,7 @@ impl SimFabric {
         while words != 0 {
             let word = words.trailing_zeros() as usize;
             words &= words - 1;
+            let word = self.lanes[usize::from(lane.0)].skipped + word;
             if let Err(error) = self.access_word(lane, process, word) {
                 return self.complete(lane, Err(error));
             }
@@ -308,11 +341,12 @@ impl Fabric for SimFabric {
             // By the clock of all, not by the client's, which may lie.
             let latest = world.now + self.timing.lateness_max_ns;
             state.deadline = if self.lie.is_some() { latest } else { deadline };
-            if let Some(lie) = &mut self.lie {
+            state.progress = self.lie.as_mut().map_or(0, |lie| {
                 lie.post(&mut state.chain, &world.memory);
-            }
+                lie.state()
+            });
         }
-        (state.at, state.found, state.progress, state.phase) = (0, 0, 0, Phase::Posted);
+        (state.at, state.found, state.phase) = (0, 0, Phase::Posted);
         self.start_verb(lane);
         self.settle(lane);
     }

@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::rc::Rc;
 
-use super::execution::Action;
 use super::monitor::Violation;
 use super::prepared::{Prepared, name};
+use super::process::Action;
 use super::trace::Line;
 use crate::linearizability::Record;
 

@@ -2,14 +2,16 @@
 //! and keys that could all be each other's: the same row, the same fingerprint.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::sync::OnceLock;
 
+use farside::chores::Split;
 use farside_common::control::{FreeBlock, Welcome};
 use farside_common::hash::{KeyHash, KeyHasher};
 use farside_common::layout::{
     Block, BlockAddress, BlockRef, DirectoryEntry, Format, Geometry, HINT_OFFSET, REGION_BYTES_MIN,
-    ROW_BYTES, ROWS_PER_SUBTABLE, RowHeader, SLOTS_PER_ROW, SUBTABLE_BYTES, SizeClass, SlotState,
-    SlotWord, Superblock, WINDOW_SLOTS, class_for, slot_in_subtable,
+    ROW_BYTES, ROWS_PER_SUBTABLE, RowHeader, SLOTS_PER_ROW, STATE_OFFSET, SUBTABLE_BYTES,
+    SizeClass, SlotState, SlotWord, Superblock, WINDOW_SLOTS, class_for, slot_in_subtable,
 };
 use zerocopy::IntoBytes;
 
@@ -24,6 +26,8 @@ pub const KEYS: usize = 5;
 /// Every block holds one such key and such a value: 64 bytes with the header.
 const VALUE_BYTES_MAX: usize = 24;
 const KEY_BYTES: usize = 8;
+/// How many slots the rows have that keys can be in.
+const SLOTS: usize = WINDOW_SLOTS + SLOTS_PER_ROW;
 const HASH_KEY: [u8; 16] = *b"a simulated key.";
 
 /// Where things are.
@@ -32,8 +36,10 @@ pub(super) struct Ground {
     pub(super) format: Format,
     pub(super) geometry: Geometry,
     pub(super) class: SizeClass,
-    /// The subtable that the directory leads to.
-    pub(super) subtable: u64,
+    /// The subtable that the directory leads to, and the two that a split takes its keys to.
+    subtables: [u64; 3],
+    /// There is a split.
+    pub(super) splits: bool,
     pub(super) blocks: u64,
     /// How many there are, and how many of them belong to each client at first, and as many to
     /// whoever stores the first values.
@@ -71,7 +77,7 @@ pub(super) fn hash(key: &[u8]) -> KeyHash {
 
 impl Ground {
     /// For so many clients with at most so many blocks, and with so many slots.
-    pub(super) fn new(blocks: u64, clients: u64, slots: usize) -> Self {
+    pub(super) fn new(blocks: u64, clients: u64, slots: usize, splits: bool) -> Self {
         let format = Format {
             region_bytes: REGION_BYTES_MIN,
             region_id: *b"simulated region",
@@ -86,7 +92,8 @@ impl Ground {
             format,
             geometry,
             class: class_for(KEY_BYTES, VALUE_BYTES_MAX).expect("a small class"),
-            subtable: chunk(0),
+            subtables: [0, 1, 2].map(|n| chunk(0) + n * SUBTABLE_BYTES),
+            splits,
             blocks: chunk(1),
             blocks_max: blocks.max(KEYS as u64) * (clients + 1) + 1,
             blocks_each: blocks.max(KEYS as u64),
@@ -95,54 +102,131 @@ impl Ground {
         }
     }
 
-    /// A formatted region. Slots that cannot be used hold words of another fingerprint, which
-    /// nobody looks behind.
-    pub(super) fn memory(&self) -> Memory {
-        let directory = self.geometry.directory_offset(0).expect("depth 0 exists");
+    /// A formatted region, with a directory of this depth. Slots that cannot be used hold words of
+    /// another fingerprint, which nobody looks behind.
+    pub(super) fn memory(&self, depth: u8) -> Memory {
+        let [first, last] = [0, 1].map(|depth| self.geometry.directory_offset(depth));
+        let (first, last) = (first.expect("depth 0 exists"), last.expect("depth 1 exists"));
         let block_words = (self.class.block_bytes() / 8 * self.blocks_max) as usize;
+        let subtables = if self.splits { &self.subtables[..] } else { &self.subtables[..1] };
+        let subtable_words = (SUBTABLE_BYTES / 8) as usize * subtables.len();
         let mut memory = Memory::new(&[
-            Extent { first: self.subtable / 8, words: (SUBTABLE_BYTES / 8) as usize },
+            Extent { first: self.subtables[0] / 8, words: subtable_words },
             Extent { first: self.blocks / 8, words: block_words },
             Extent { first: 0, words: 512 },
-            Extent { first: directory / 8, words: 8 },
+            Extent { first: first / 8, words: ((last - first) / 8) as usize + 2 },
         ]);
-        let superblock = Superblock::new(&self.format, 0).expect("a checked format");
+        let superblock = Superblock::new(&self.format, depth).expect("a checked format");
         memory.fill(0, superblock.as_bytes());
-        let entry = DirectoryEntry::new(self.subtable, 0).bits();
-        memory.fill(directory, &entry.to_le_bytes());
+        let entry = DirectoryEntry::new(self.subtables[0], 0).bits();
+        let directory = [first, last][usize::from(depth)];
+        for at in 0..1 << depth {
+            memory.fill(directory + at * 8, &entry.to_le_bytes());
+        }
         let header = RowHeader::new(0, 0);
         for row in 0..ROWS_PER_SUBTABLE {
-            memory.fill(self.subtable + row as u64 * ROW_BYTES, header.as_bytes());
+            memory.fill(self.subtables[0] + row as u64 * ROW_BYTES, header.as_bytes());
         }
-        // Three rows: the window of the fifth key reaches one row further.
         let other = hash(&keys()[0]).fingerprint().wrapping_add(1);
         let block = self.block(self.blocks_max - 1);
         let block = BlockRef { address: block, class: self.class, generation_low: 1 };
         let taken = SlotWord::empty(0).pending(other, block).live(block, false);
-        for at in self.slots..WINDOW_SLOTS + SLOTS_PER_ROW {
-            memory.fill(self.slot(at), &taken.bits().to_le_bytes());
-            memory.fill(self.slot(at) + HINT_OFFSET, &1u64.to_le_bytes());
+        for (subtable, at) in self.slots_of(subtables) {
+            let slot = self.slot(subtable, at);
+            let usable = at < self.slots;
+            let word = match subtable {
+                // Nothing to move: whose it is will never come back.
+                0 if self.splits && !usable => taken.with_state(SlotState::Aborted),
+                _ if !usable => taken,
+                0 => continue,
+                _ => SlotWord::empty(0).moved(),
+            };
+            memory.fill(slot, &word.bits().to_le_bytes());
+            memory.fill(slot + HINT_OFFSET, &u64::from(!usable).to_le_bytes());
+        }
+        if self.splits {
+            self.move_other_rows(&mut memory);
         }
         memory
     }
 
-    /// The offset of a slot, counted from the keys' home row.
-    pub(super) fn slot(&self, at: usize) -> u64 {
+    /// Rows that are in no key's window are as they will be after the split. Nobody but the mover
+    /// ever accesses them, so what it does there commutes with everything that others do.
+    fn move_other_rows(&self, memory: &mut Memory) {
+        let moved = SlotWord::empty(0).moved();
+        for row in (0..ROWS_PER_SUBTABLE).filter(|row| !self.rows().contains(row)) {
+            for slot in (0..SLOTS_PER_ROW).map(|slot| slot_in_subtable(row, slot)) {
+                memory.fill(self.subtables[0] + slot, &moved.bits().to_le_bytes());
+            }
+        }
+    }
+
+    /// The split that the server makes.
+    pub(super) fn split(&self) -> Split {
+        let [old, one, other] = self.subtables;
+        Split { prefix: 0, local_depth: 0, old, new: [one, other] }
+    }
+
+    /// The rows that keys can be in: the window of the fifth key reaches one row further.
+    pub(super) fn rows(&self) -> Range<usize> {
+        self.row..self.row + SLOTS.div_ceil(SLOTS_PER_ROW)
+    }
+
+    fn slots_of(&self, subtables: &[u64]) -> impl Iterator<Item = (usize, usize)> + use<> {
+        (0..subtables.len()).flat_map(|subtable| (0..SLOTS).map(move |at| (subtable, at)))
+    }
+
+    /// The offset of a slot of a subtable, counted from the keys' home row.
+    pub(super) fn slot(&self, subtable: usize, at: usize) -> u64 {
         let (row, slot) = (self.row + at / SLOTS_PER_ROW, at % SLOTS_PER_ROW);
-        self.subtable + slot_in_subtable(row, slot)
+        self.subtables[subtable] + slot_in_subtable(row, slot)
     }
 
     /// Whether anything in the word at this offset can ever change.
     pub(super) fn can_change(&self, offset: u64) -> bool {
+        let leads = self.header_at(offset).is_some()
+            || self.directory_at(offset).is_some()
+            || offset == STATE_OFFSET;
         self.block_at(offset).is_some()
-            || self.slot_at(offset).is_some_and(|(slot, _)| slot < self.slots)
+            || self.slot_at(offset).is_some_and(|(_, slot, _)| slot < self.slots)
+            || self.splits && leads
     }
 
-    /// Which slot, counted from the keys' home row, and whether its hint, an offset is in.
-    pub(super) fn slot_at(&self, offset: u64) -> Option<(usize, bool)> {
-        (0..WINDOW_SLOTS + SLOTS_PER_ROW).find_map(|at| {
-            let slot = self.slot(at);
-            (slot..slot + 16).contains(&offset).then_some((at, offset >= slot + HINT_OFFSET))
+    /// The subtable, the row, counted from the keys' home row, and the word of its header that an
+    /// offset is in.
+    pub(super) fn header_at(&self, offset: u64) -> Option<(usize, usize, u64)> {
+        let subtable = self.subtable_at(offset)?;
+        let within = offset - self.subtables[subtable];
+        let row = (within / ROW_BYTES) as usize;
+        let word = within % ROW_BYTES / 8;
+        (self.rows().contains(&row) && word < 2).then(|| (subtable, row - self.row, word))
+    }
+
+    fn subtable_at(&self, offset: u64) -> Option<usize> {
+        let holds = |subtable: &u64| (*subtable..subtable + SUBTABLE_BYTES).contains(&offset);
+        self.subtables.iter().position(holds)
+    }
+
+    /// The number of the entry, counted over the directories of depth 0 and 1, an offset is in.
+    pub(super) fn directory_at(&self, offset: u64) -> Option<u64> {
+        let entry = offset.checked_sub(self.geometry.directory_offset(0)?)? / 8;
+        (entry < 3).then_some(entry)
+    }
+
+    /// What a subtable is called: S is the old one, T and U are those for keys whose next bit is 0
+    /// and 1.
+    pub(super) fn name_of(&self, offset: u64) -> &'static str {
+        self.subtable_at(offset).map_or("nowhere", |subtable| ["S", "T", "U"][subtable])
+    }
+
+    /// Which subtable and slot, counted from the keys' home row, and whether its hint, an offset is
+    /// in.
+    pub(super) fn slot_at(&self, offset: u64) -> Option<(usize, usize, bool)> {
+        let subtable = self.subtable_at(offset)?;
+        (0..SLOTS).find_map(|at| {
+            let slot = self.slot(subtable, at);
+            let is_hint = offset >= slot + HINT_OFFSET;
+            (slot..slot + 16).contains(&offset).then_some((subtable, at, is_hint))
         })
     }
 
@@ -168,12 +252,12 @@ impl Ground {
     /// The slots of the keys' rows that lead to a block of theirs.
     fn linked(&self, memory: &Memory) -> Vec<(SlotWord, u64, BlockRef)> {
         let fingerprint = hash(&keys()[0]).fingerprint();
-        let slots = (0..WINDOW_SLOTS + SLOTS_PER_ROW).map(|at| self.slot(at));
-        slots
-            .filter_map(|slot| {
+        let states = [SlotState::Live, SlotState::Frozen, SlotState::Copy];
+        self.slots_of(&self.subtables)
+            .filter_map(|(subtable, at)| {
+                let slot = self.slot(subtable, at);
                 let word = SlotWord::from_bits(memory.word(slot));
-                let linked = matches!(word.state(), SlotState::Live | SlotState::Frozen)
-                    && word.fingerprint() == fingerprint;
+                let linked = states.contains(&word.state()) && word.fingerprint() == fingerprint;
                 linked.then(|| Some((word, memory.word(slot + HINT_OFFSET), word.block().ok()?)))?
             })
             .collect()
@@ -205,7 +289,9 @@ impl Ground {
                 Ok(found) => found,
                 Err(error) => return Err(Violation::Damaged(format!("{word:?}: {error}"))),
             };
-            let problem = if found.header_word().generation as u8 != block.generation_low {
+            let problem = if word.state() != SlotState::Live {
+                "the split has left it"
+            } else if found.header_word().generation as u8 != block.generation_low {
                 "another generation"
             } else if hint != hash(found.key()).hint(word.incarnation()) {
                 "another key's hint"

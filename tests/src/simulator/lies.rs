@@ -12,72 +12,19 @@ use zerocopy::IntoBytes;
 
 use super::ground::{GRACE_MS, hash, keys};
 use super::memory::Memory;
-use super::scenario::Key;
+use super::split_lies::SplitLies;
+use super::twin::Twin;
 
 /// The scratch buffers of a lane.
 pub(super) type Buffers = [Vec<u64>; Buffer::COUNT];
-
-/// A protocol with one rule broken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Twin {
-    /// The mark comes after the compare-and-swap (I2).
-    MarkAfterSwap,
-    /// There is no mark (I2).
-    NoMark,
-    /// The mark is a whole word, with the generation its writer knew (I9).
-    MarkOfEightBytes,
-    /// Readers do not look at the mark (I2).
-    MarkIgnored,
-    /// Readers take whatever generation they find (I10).
-    GenerationIgnored,
-    /// Readers have no checksum: not a rule of the protocol, but the net below two of them.
-    NoChecksum,
-    /// The clock runs fast: GRACE is over at once (I3).
-    FastClock,
-    /// The clock stands still, and the net is gone: an operation believes for ever (I3).
-    StoppedClock,
-    /// The clock stands still: proofs do not age (I4), READs take no time (I7).
-    StoppedClockOnly,
-    /// A compare-and-swap is a load and a store (I11).
-    SwapInTwo,
-    /// INSERT does not claim its slot (I8).
-    NoPending,
-    /// INSERT looks before it claims, not after (I8).
-    LooksTooEarly,
-    /// INSERT lets other inserters be (I8).
-    NobodyAborted,
-    /// INSERT goes on although the one it wanted to abort is LIVE (I8).
-    GoesOnAfterLive,
-    /// The hint of this key is written before its slot is claimed (I6).
-    HintBeforePending(Key),
-    /// The one who aborts empties the slot (I6).
-    AbortsToEmpty,
-    /// An inserter takes a slot that is ABORTED (I6).
-    TakesAborted,
-    /// Who withdraws leaves the hint, and 61 others did the same since (I6).
-    WithdrawKeepsHint,
-    /// Who withdraws clears the hint, and so did 61 others: nothing is wrong with that.
-    WithdrawOften,
-    /// The number of the incarnation does not rise (I5).
-    SameIncarnation,
-    /// Between a DELETE and the next INSERT there are 63 incarnations that take no time (I7).
-    IncarnationsInNoTime,
-    /// INSERT's second look believes every hint that is not this key's (I12).
-    EveryMismatchBelieved(Key),
-    /// PUT calls itself overwritten by a conditional operation.
-    AbsorbedByConditional,
-    /// PUT relies on a window of long ago to call itself overwritten.
-    AbsorbedByOldWindow,
-    /// A DELETE that lost to a PUT says that the key was there.
-    DeleteAbsorbed,
-    /// Whether a marked block is still linked is asked only once.
-    PoisonedBelieved,
-}
 
 /// What a fabric does other than it was told.
 pub(super) trait Lie {
     /// Changes a chain as it is posted.
     fn post(&mut self, chain: &mut Vec<Verb>, memory: &Memory);
+
+    /// A hash of what it remembers of the region that nobody could tell from answers.
+    fn state(&self) -> u64;
 
     /// Changes what a chain brought.
     fn complete(&mut self, asked: &[Verb], buffers: &mut Buffers, found: &mut u64);
@@ -88,7 +35,7 @@ pub(super) trait Lie {
 
 /// A twin at work.
 pub(super) struct Liar {
-    twin: Twin,
+    pub(super) twin: Twin,
     /// What the clock shows beyond the truth, or where it stopped.
     clock: Cell<Nanos>,
     /// The first generation seen of each block, by its offset.
@@ -100,7 +47,8 @@ pub(super) struct Liar {
     /// The first word that was READ by itself.
     word: Option<u64>,
     /// What the compare-and-swap of the chain under way is said to have found.
-    told: Option<u64>,
+    pub(super) told: Option<u64>,
+    pub(super) split: SplitLies,
 }
 
 impl Liar {
@@ -115,6 +63,7 @@ impl Liar {
             window: None,
             word: None,
             told: None,
+            split: SplitLies::default(),
         }
     }
 }
@@ -124,7 +73,7 @@ fn state(bits: u64) -> SlotState {
 }
 
 /// The chain's compare-and-swap: its place in the chain, slot, expected and desired word.
-fn swap_of(chain: &[Verb]) -> Option<(usize, u64, u64, u64)> {
+pub(super) fn swap_of(chain: &[Verb]) -> Option<(usize, u64, u64, u64)> {
     chain.iter().enumerate().find_map(|(at, verb)| match *verb {
         Verb::CompareSwap { remote, expected, desired } => Some((at, remote, expected, desired)),
         _ => None,
@@ -132,16 +81,16 @@ fn swap_of(chain: &[Verb]) -> Option<(usize, u64, u64, u64)> {
 }
 
 /// Whether these words are swapped for one another by this compare-and-swap.
-fn swaps(expected: u64, desired: u64, from: SlotState, to: SlotState) -> bool {
+pub(super) fn swaps(expected: u64, desired: u64, from: SlotState, to: SlotState) -> bool {
     (state(expected), state(desired)) == (from, to)
 }
 
-fn is_window(verb: &Verb) -> bool {
+pub(super) fn is_window(verb: &Verb) -> bool {
     matches!(*verb, Verb::Read { bytes, .. } if u64::from(bytes) == WINDOW_BYTES)
 }
 
 /// The places of the words of slots in a window.
-fn window_words() -> impl Iterator<Item = usize> {
+pub(super) fn window_words() -> impl Iterator<Item = usize> {
     (0..2usize).flat_map(|row| (0..7usize).map(move |slot| row * 16 + 2 + slot * 2))
 }
 
@@ -158,9 +107,14 @@ impl Lie for Liar {
         }
     }
 
+    fn state(&self) -> u64 {
+        self.split.state()
+    }
+
     fn post(&mut self, chain: &mut Vec<Verb>, memory: &Memory) {
         self.told = None;
         self.post_marks(chain, memory);
+        self.post_split(chain, memory);
         if let Some(swap) = swap_of(chain) {
             self.post_swap(chain, swap, memory);
         }
@@ -179,6 +133,7 @@ impl Lie for Liar {
             }
         }
         self.complete_window(asked, &mut buffers[Buffer::Window as usize]);
+        self.complete_split(asked, &mut buffers[Buffer::Window as usize]);
     }
 }
 

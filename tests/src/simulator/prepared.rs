@@ -2,22 +2,24 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
-use std::rc::Rc;
-use std::task::{Context, Waker};
+use std::rc::{Rc, Weak};
 
+use farside::chores::Progress;
 use farside::testing::{Blocks, Call, Reply, Rig};
-use farside_common::control::FreeBlock;
+use farside_common::control::{FreeBlock, SplitOutcome};
 use farside_common::fabric::{LaneId, Timing};
 use farside_common::layout::SizeClass;
 
-use super::execution::{Execution, Process, State};
+use super::execution::Execution;
 use super::fabric::SimFabric;
 use super::ground::{Ground, keys};
-use super::lies::{Liar, Lie, Twin};
+use super::lies::{Liar, Lie};
 use super::memory::{Memory, mix};
 use super::monitor::{Asked, Monitor};
+use super::process::Process;
 use super::scenario::{Op, Scenario, Script};
-use super::task::{Events, run_script};
+use super::task::{Events, run_script, run_split};
+use super::twin::Twin;
 use super::world::World;
 
 /// How much memory a client's location cache has.
@@ -31,7 +33,8 @@ pub(super) struct Prepared<'s> {
     memory: Memory,
 }
 
-struct Given(Vec<FreeBlock>);
+/// Blocks, and where to see how a split went.
+struct Given(Vec<FreeBlock>, Weak<RefCell<World>>);
 
 impl Blocks for Given {
     fn take(&mut self, _: SizeClass, count: u32) -> Vec<FreeBlock> {
@@ -40,14 +43,28 @@ impl Blocks for Given {
     }
 
     fn give(&mut self, _: SizeClass, _: bool, _: Vec<FreeBlock>) {}
+
+    fn split_outcome(&mut self, local_depth: u8) -> Option<SplitOutcome> {
+        let world = self.1.upgrade()?;
+        let world = world.borrow();
+        match world.split {
+            // There is one split and no more.
+            _ if !world.ground.splits || local_depth > 0 => Some(SplitOutcome::Impossible),
+            Some(Progress::Done) => Some(SplitOutcome::Done),
+            Some(Progress::Busy) => Some(SplitOutcome::Later),
+            Some(Progress::Stuck { .. }) => Some(SplitOutcome::Impossible),
+            None => None,
+        }
+    }
 }
 
 impl<'s> Prepared<'s> {
     pub(super) fn new(scenario: &'s Scenario) -> Self {
         let most = scenario.clients.iter().map(|script| script.blocks).max();
-        let ground =
-            Rc::new(Ground::new(most.unwrap_or(0), scenario.clients.len() as u64, scenario.slots));
-        let memory = ground.memory();
+        let (clients, splits) = (scenario.clients.len() as u64, scenario.split.is_some());
+        let ground = Ground::new(most.unwrap_or(0), clients, scenario.slots, splits);
+        let ground = Rc::new(ground);
+        let memory = ground.memory(scenario.split.map_or(0, |split| split.depth));
         let world = World::new(ground.clone(), memory, Some(Rc::default()), 0);
         let world = Rc::new(RefCell::new(world));
         let mut prepared = Self { scenario, ground, memory: world.borrow().memory.clone() };
@@ -91,7 +108,7 @@ impl<'s> Prepared<'s> {
                 (script.blocks_of.unwrap_or(client as u64), script.blocks)
             }),
         };
-        let blocks = Given(self.ground.free_blocks(owner, count));
+        let blocks = Given(self.ground.free_blocks(owner, count), Rc::downgrade(world));
         let welcome = self.ground.welcome(client as u16 + 1);
         // Whoever does only one thing needs no cache.
         let once = |script: &Script| script.known.is_empty() && script.operations() == 1;
@@ -103,6 +120,22 @@ impl<'s> Prepared<'s> {
             rig.fetch_blocks(self.ground.class).expect("it was given blocks");
         }
         rig
+    }
+
+    /// Who splits: for the scheduler a client, whose number this is, with one process.
+    pub(super) fn mover(
+        &self,
+        world: &Rc<RefCell<World>>,
+        client: usize,
+        process: usize,
+    ) -> (Rc<Rig<SimFabric>>, Process) {
+        let split = self.scenario.split.expect("a scenario with a split");
+        let rig = Rc::new(self.open(world, client + 1, process, split.lanes, split.twin));
+        rig.endpoint().fabric_mut().immediate = false;
+        let events = Events::default();
+        let task = run_split(rig.clone(), world.clone(), split.lanes, events.clone());
+        let lanes = (LaneId(0), split.lanes);
+        (rig, Process::new(client, lanes, Box::pin(task), events))
     }
 
     /// The start of an execution: everybody has connected and looked up what it knows.
@@ -122,7 +155,9 @@ impl<'s> Prepared<'s> {
             bound: false,
             jumps: 0,
             deaths: 0,
+            restarts: 0,
             lazy,
+            observer: None,
         };
         for key in &scenario.stored {
             let asked = Asked { op: Op::Put(*key), value: format!("i{key}"), expected: None };
@@ -144,21 +179,17 @@ impl<'s> Prepared<'s> {
                 let events = Events::default();
                 let lane = LaneId(lane as u16);
                 let task = run_script(rig.clone(), lane, script.clone(), name, events.clone());
-                let mut task = Box::pin(task);
-                // Up to where its first operation begins.
-                let _ = task.as_mut().poll(&mut Context::from_waker(Waker::noop()));
-                execution.processes.push(Process {
-                    client: at,
-                    lane,
-                    task,
-                    events,
-                    state: State::Between,
-                    chains: 0,
-                    began: 0,
-                    seen: 0,
-                });
+                execution.processes.push(Process::new(at, (lane, 1), Box::pin(task), events));
             }
             execution.rigs.push(rig);
+        }
+        if scenario.split.is_some() {
+            let (client, at) = (execution.rigs.len(), execution.processes.len());
+            let observer = self.open(&execution.world, client + 2, at + 1, 1, None);
+            execution.observer = Some(Rc::new(observer));
+            let (rig, process) = self.mover(&execution.world, client, at);
+            execution.rigs.push(rig);
+            execution.processes.push(process);
         }
         let mut shared = execution.world.borrow_mut();
         shared.began = true;

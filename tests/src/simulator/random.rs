@@ -1,10 +1,10 @@
 //! Long scenarios at random: a seed decides everything, and repeats it exactly.
 
-use super::execution::Action;
 use super::failure::Failure;
 use super::memory::mix;
 use super::monitor::Violation;
 use super::prepared::Prepared;
+use super::process::Action;
 use super::scenario::Scenario;
 
 /// Random numbers that depend on nothing but the seed.
@@ -77,8 +77,12 @@ fn roll(prepared: &Prepared<'_>, seed: u64, taken: &mut Vec<Action>) -> Result<(
         }
         let stay = dice.below(patience) != 0;
         let own = actions.iter().filter(|action| !execution.preempts(**action)).count();
-        let is_rare =
-            |action: &Action| matches!(action, Action::Jump(_) | Action::Die(_) | Action::Wake(_));
+        let is_rare = |action: &Action| {
+            matches!(
+                action,
+                Action::Jump(_) | Action::Die(_) | Action::Restart(_) | Action::Wake(..)
+            )
+        };
         let mut action = actions[dice.below(actions.len())];
         if stay && own > 0 {
             actions.retain(|action| !execution.preempts(*action));

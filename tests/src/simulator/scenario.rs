@@ -2,7 +2,7 @@
 
 use farside_common::fabric::Nanos;
 
-use super::lies::Twin;
+use super::twin::Twin;
 
 /// A key by its number; see [`super::KEYS`].
 pub type Key = usize;
@@ -136,6 +136,16 @@ impl Script {
     }
 }
 
+/// A split of the subtable that the keys are in, by the server.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Splitting {
+    /// The directory's depth before.
+    pub(super) depth: u8,
+    /// How many slots are moved at a time.
+    pub(super) lanes: u16,
+    pub(super) twin: Option<Twin>,
+}
+
 /// What there is at the start, who does what, and what may happen meanwhile.
 #[derive(Clone)]
 pub struct Scenario {
@@ -152,6 +162,8 @@ pub struct Scenario {
     pub(super) jumps: Vec<Nanos>,
     pub(super) jumps_max: u32,
     pub(super) deaths_max: u32,
+    pub(super) split: Option<Splitting>,
+    pub(super) restarts_max: u32,
     pub(super) chains_max: u32,
     pub(super) seed: u64,
 }
@@ -172,6 +184,8 @@ impl Scenario {
             jumps: Vec::new(),
             jumps_max: 0,
             deaths_max: 0,
+            split: None,
+            restarts_max: 0,
             chains_max: 16,
             seed: 0,
         }
@@ -224,6 +238,19 @@ impl Scenario {
         self
     }
 
+    /// Meanwhile, at any moment, the server splits the subtable of all keys, so many slots at a
+    /// time; the directory is so deep at first, 0 or 1.
+    pub fn splits(mut self, depth: u8, lanes: u16) -> Self {
+        self.split = Some(Splitting { depth, lanes, twin: None });
+        self
+    }
+
+    /// Up to so often the server is killed in the middle of the split, and goes on with it.
+    pub fn restarts(mut self, most: u32) -> Self {
+        self.restarts_max = most;
+        self
+    }
+
     /// Time passes: a chain takes as long as the fabric promises at least.
     pub fn round_trips(mut self) -> Self {
         self.round_trip_ns = self.round_trip_min_ns;
@@ -245,6 +272,9 @@ impl Scenario {
     /// Everybody follows this protocol with a rule broken.
     pub fn all_twins(mut self, twin: Twin) -> Self {
         self.clients.iter_mut().for_each(|client| client.twin = Some(twin));
+        if let Some(split) = &mut self.split {
+            split.twin = Some(twin);
+        }
         self
     }
 

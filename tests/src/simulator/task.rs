@@ -6,13 +6,16 @@ use std::rc::Rc;
 use std::task::Poll;
 
 use farside::Version;
+use farside::chores::{Mover, Progress};
 use farside::testing::{Call, Reply, Rig};
 use farside_common::fabric::LaneId;
+use farside_common::layout::STATE_OFFSET;
 
 use super::fabric::SimFabric;
 use super::ground::keys;
 use super::monitor::Asked;
 use super::scenario::Op;
+use super::world::World;
 
 /// What a process tells whoever polls it.
 pub(super) enum Event {
@@ -20,10 +23,44 @@ pub(super) enum Event {
     Respond(usize, Result<Reply, Option<farside::Error>>),
     /// Nothing to do after all.
     Skip,
+    /// A split has gone as far as it could.
+    Split(Progress),
     Over,
 }
 
 pub(super) type Events = Rc<RefCell<VecDeque<Event>>>;
+
+/// Splits as the server does. Before it begins it waits to be polled.
+pub(super) async fn run_split(
+    rig: Rc<Rig<SimFabric>>,
+    world: Rc<RefCell<World>>,
+    lanes: u16,
+    events: Events,
+) {
+    begin().await;
+    let (split, format, depth, rows) = {
+        let world = world.borrow();
+        let depth = world.memory.word(STATE_OFFSET) >> 32;
+        let ground = &world.ground;
+        (ground.split(), ground.format, depth as u8, ground.rows())
+    };
+    let mover = Mover::new(rig.endpoint(), lanes, &format).with_rows(rows);
+    let progress = mover.split(&split).await.expect("the fabric reaches all of it");
+    if progress == Progress::Done {
+        mover.publish(&split, depth).await.expect("there is a directory that deep");
+    }
+    events.borrow_mut().extend([Event::Split(progress), Event::Over]);
+}
+
+/// Ready when it is polled again, which is when the scheduler says so.
+async fn begin() {
+    let mut began = false;
+    std::future::poll_fn(|_| match std::mem::replace(&mut began, true) {
+        true => Poll::Ready(()),
+        false => Poll::Pending,
+    })
+    .await;
+}
 
 /// Runs a script. Between operations it waits to be polled.
 pub(super) async fn run_script(
@@ -35,13 +72,7 @@ pub(super) async fn run_script(
 ) {
     let mut seen: Vec<Option<(String, Version)>> = vec![None; super::KEYS];
     for (n, op) in script.into_iter().enumerate() {
-        // Begins when the scheduler says so.
-        let mut began = false;
-        std::future::poll_fn(|_| match std::mem::replace(&mut began, true) {
-            true => Poll::Ready(()),
-            false => Poll::Pending,
-        })
-        .await;
+        begin().await;
         let value = format!("{name}{}", n + 1);
         let expected = match op {
             Op::Exchange(_, expected) => Some((expected.to_owned(), None)),

@@ -1,7 +1,7 @@
 //! Executions as people read them.
 
 use farside_common::fabric::Nanos;
-use farside_common::layout::{HeaderWord, SlotWord};
+use farside_common::layout::{DirectoryEntry, HeaderWord, RowHeader, SlotWord};
 
 use super::ground::keys;
 use super::world::World;
@@ -18,11 +18,36 @@ pub(super) struct Line {
 /// A word of the region and what it holds.
 pub(super) fn describe(world: &World, place: usize, value: u64) -> String {
     let offset = world.memory.offset(place);
-    if let Some((slot, is_hint)) = world.ground.slot_at(offset) {
+    let ground = &world.ground;
+    let subtable = if ground.splits { ground.name_of(offset) } else { "" };
+    if let Some((_, slot, is_hint)) = ground.slot_at(offset) {
         return match is_hint {
-            false => format!("slot {slot} = {}", word(world, value)),
-            true => format!("hint {slot} = {}", hint(value)),
+            false => format!("slot {subtable}{slot} = {}", word(world, value)),
+            true => format!("hint {subtable}{slot} = {}", hint(value)),
         };
+    }
+    if let Some((_, row, at)) = ground.header_at(offset) {
+        let mut words = [0; 2];
+        words[at as usize] = value;
+        let header: RowHeader = zerocopy::transmute!(words);
+        return match (at, header.forward()) {
+            (0, _) if !header.is_valid() => format!("place {subtable}{row} = none"),
+            (0, _) => {
+                let (bits, prefix) = (header.local_depth, header.prefix.get());
+                let filling = if header.is_filling() { ", filling" } else { "" };
+                format!("place {subtable}{row} = prefix {prefix:b} of {bits} bits{filling}")
+            }
+            (_, None) => format!("forward {subtable}{row} = none"),
+            (_, Some(to)) => {
+                let [one, other] = to.map(|offset| ground.name_of(offset));
+                format!("forward {subtable}{row} = {one}, {other}")
+            }
+        };
+    }
+    if let Some(entry) = ground.directory_at(offset) {
+        let leads = DirectoryEntry::from_bits(value);
+        let (to, bits) = (ground.name_of(leads.offset()), leads.local_depth());
+        return format!("directory {entry} = {to}, {bits} bits");
     }
     match world.ground.block_at(offset) {
         Some((block, 0)) => {

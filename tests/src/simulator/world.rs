@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
+use farside::chores::Progress;
 use farside_common::fabric::{Nanos, Verb};
 
 use super::ground::Ground;
@@ -27,6 +28,8 @@ pub(super) struct World {
     /// Whether accesses count: not before the scenario begins.
     pub(super) began: bool,
     pub(super) trace: Option<Vec<Line>>,
+    /// How the split went, once it is over.
+    pub(super) split: Option<Progress>,
 }
 
 impl World {
@@ -56,7 +59,17 @@ impl World {
             fine,
             began: false,
             trace: None,
+            split: None,
         }
+    }
+
+    /// The part of these words in which those are that somebody could notice: where it starts, and
+    /// how many words it has.
+    pub(super) fn noticeable(&self, place: usize, words: usize) -> (usize, usize) {
+        let is_hot = &self.is_hot[place..place + words];
+        let first = is_hot.iter().position(|hot| *hot).unwrap_or(0);
+        let end = is_hot.iter().rposition(|hot| *hot).map_or(0, |last| last + 1);
+        (first, end.saturating_sub(first))
     }
 
     /// Divides words into groups that are accessed at once, each a mask from `place` on; returns
@@ -83,6 +96,7 @@ impl World {
         cold
     }
 
+    /// To write what stands there already is to change nothing.
     fn touch(&mut self, process: usize, place: usize, writes: bool) {
         if !self.began {
             return;
@@ -103,8 +117,8 @@ impl World {
     }
 
     pub(super) fn write(&mut self, process: usize, place: usize, value: u64, verb: Verb) {
-        self.touch(process, place, true);
-        if self.trace.is_some() {
+        self.touch(process, place, value != self.memory.load(place));
+        if self.trace.is_some() && (self.is_hot[place] || value != self.memory.load(place)) {
             let old = describe(self, place, self.memory.load(place));
             let new = describe(self, place, value);
             let new = new.split_once(" = ").map_or("", |(_, new)| new);
@@ -116,7 +130,7 @@ impl World {
 
     pub(super) fn swap(&mut self, process: usize, place: usize, (expected, desired): (u64, u64)) {
         let found = self.memory.load(place);
-        self.touch(process, place, true);
+        self.touch(process, place, found == expected);
         if self.trace.is_some() {
             let old = describe(self, place, found);
             let new = describe(self, place, desired);

@@ -173,7 +173,7 @@ fn stat_says_what_there_is() {
     let class = &stat["classes"].as_array().unwrap()[0];
     assert_eq!((&class["block_bytes"], &class["linked"]), (&Json::from(1280), &Json::from(1)));
     let table = cli(&server, &["stat"]);
-    assert!(table.text().contains("keys      1\n"), "{}", table.text());
+    assert!(table.text().contains("keys        1\n"), "{}", table.text());
 }
 
 /// Files below a folder, by relative path.

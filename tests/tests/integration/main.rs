@@ -6,18 +6,27 @@
 )]
 
 mod allocations;
+mod balance;
 mod bench_cli;
 mod chaos;
 mod cli;
+mod collector;
 mod damage;
 mod depot;
+mod eviction;
+mod expiry;
+mod growth;
+mod histories;
 mod limits;
 mod model;
+mod obstacles;
 mod reader;
 mod reconnect;
 mod refusals;
+mod restarts;
 mod server_cli;
 mod slow_pipeline;
+mod snapshots;
 mod space;
 mod strangers;
 mod tidy;

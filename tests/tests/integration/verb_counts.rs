@@ -25,6 +25,11 @@ fn uncached(session: &mut Session, call: impl FnOnce(&mut Session)) -> (u64, u64
     price(session, call)
 }
 
+/// With room for all keys from the start: a split costs whoever comes by it round trips.
+fn server() -> ServerProcess {
+    ServerProcess::start(&["--memory", "32MiB", "--index", "4MiB"])
+}
+
 fn session(server: &ServerProcess) -> Session {
     server.client().session().unwrap()
 }
@@ -37,7 +42,7 @@ fn key(n: u64) -> [u8; 8] {
 
 #[test]
 fn get() {
-    let server = ServerProcess::start(&["--memory", "32MiB"]);
+    let server = server();
     let session = &mut session(&server);
     for n in 0..KEYS {
         session.put(&key(n), b"value").unwrap();
@@ -57,7 +62,7 @@ fn get() {
 
 #[test]
 fn put_and_delete_of_an_existing_key() {
-    let server = ServerProcess::start(&["--memory", "32MiB"]);
+    let server = server();
     let session = &mut session(&server);
     for n in 0..KEYS {
         session.put(&key(n), b"value").unwrap();
@@ -76,7 +81,7 @@ fn put_and_delete_of_an_existing_key() {
 /// that stands still.
 #[test]
 fn uncached_put_and_delete() {
-    let server = ServerProcess::start(&["--memory", "32MiB"]);
+    let server = server();
     let session = &mut session(&server);
     let mut exact = (0, 0);
     for n in 0..KEYS {
@@ -93,7 +98,7 @@ fn uncached_put_and_delete() {
 
 #[test]
 fn insert_takes_at_most_three_round_trips() {
-    let server = ServerProcess::start(&["--memory", "32MiB"]);
+    let server = server();
     let session = &mut session(&server);
     session.put(b"first", b"brings the first blocks").unwrap();
     for n in 0..KEYS {
@@ -110,7 +115,7 @@ fn insert_takes_at_most_three_round_trips() {
 
 #[test]
 fn conditional_operations() {
-    let server = ServerProcess::start(&["--memory", "32MiB"]);
+    let server = server();
     let session = &mut session(&server);
     session.put(b"key", b"one").unwrap();
     let update = |session: &mut Session| assert!(session.update(b"key", b"two").unwrap());
@@ -126,7 +131,7 @@ fn conditional_operations() {
 
 #[test]
 fn a_batch_rings_once_for_all() {
-    let server = ServerProcess::start(&["--memory", "32MiB"]);
+    let server = server();
     let session = &mut session(&server);
     for n in 0..32 {
         session.put(&key(n), b"value").unwrap();
@@ -144,7 +149,7 @@ fn a_batch_rings_once_for_all() {
 
 #[test]
 fn pipelined_operations_count_their_own_verbs() {
-    let server = ServerProcess::start(&["--memory", "32MiB"]);
+    let server = server();
     let session = &mut session(&server);
     session.put(b"key", b"value").unwrap();
     let mut pipeline = session.pipeline().unwrap();
@@ -162,7 +167,7 @@ fn pipelined_operations_count_their_own_verbs() {
 #[test]
 fn tickets_lend_a_lane_and_lanes_count_one_operation_at_a_time() {
     const DEPTH: u16 = 4;
-    let server = ServerProcess::start(&["--memory", "32MiB"]);
+    let server = server();
     let client = server.client_builder().pipeline_depth(DEPTH).connect().unwrap();
     let session = &mut client.session().unwrap();
     session.put(b"key", b"value").unwrap();

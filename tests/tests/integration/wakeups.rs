@@ -13,7 +13,7 @@ fn the_server_sleeps_through_two_hundred_thousand_operations() {
     let config = folder.path().join("server.toml");
     std::fs::write(&config, "memory = \"256MiB\"\nprobe_ms = 0\n").unwrap();
     let config = config.to_str().unwrap();
-    let server = ServerProcess::start(&["--config", config, "--grace-ms", "10"]);
+    let server = ServerProcess::start(&["--config", config, "--index", "4MiB", "--grace-ms", "10"]);
     let mut session = server.client().session().unwrap();
     for n in 0..KEYS {
         session.put(&n.to_le_bytes(), b"first").unwrap();
@@ -46,7 +46,7 @@ fn the_server_sleeps_through_two_hundred_thousand_operations() {
 
 #[test]
 fn a_stopped_server_keeps_serving() {
-    let server = ServerProcess::start(&["--memory", "64MiB"]);
+    let server = ServerProcess::start(&["--memory", "64MiB", "--index", "4MiB"]);
     let mut session = server.client().session().unwrap();
     for n in 0..KEYS {
         session.put(&n.to_le_bytes(), b"before").unwrap();

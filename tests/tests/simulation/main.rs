@@ -6,6 +6,8 @@ mod crash;
 mod pairs;
 mod random;
 mod reuse;
+mod split_twins;
+mod splits;
 mod time;
 mod triples;
 mod twins;

@@ -32,6 +32,16 @@ fn rush() -> Scenario {
     Scenario::new("rush").slots(3).chains(64).client(one()).client(one()).client(one())
 }
 
+/// Everybody is at work on keys of both sides while the server splits, is killed, and goes on.
+fn moving() -> Scenario {
+    let first = client().knows(0).put(0).get(2).delete(0).insert(1).put(2).get(0);
+    let second = client().knows(2).insert(1).get(0).update(2).delete(1).put(0).get(1);
+    let third = client().knows(0).get(0).get(2).insert(0).get(1).exchange_seen(2).get(2);
+    let scenario = Scenario::new("moving").slots(4).stored(0).stored(2).splits(0, 2).restarts(1);
+    let scenario = scenario.deaths(1).jumps(2, &[1_300_000, 3_000_000, GRACE_NS]).chains(64);
+    scenario.client(first).client(second).client(third)
+}
+
 fn seconds() -> u64 {
     let asked = std::env::var("FARSIDE_SIMULATION_SECONDS").ok();
     asked.and_then(|asked| asked.parse().ok()).unwrap_or(10)
@@ -42,7 +52,7 @@ fn seconds() -> u64 {
 fn seeds() {
     let first = std::env::var("FARSIDE_SIMULATION_SEED").ok();
     let first: u64 = first.and_then(|first| first.parse().ok()).unwrap_or(0);
-    let scenarios = [brawl(), chase(), rush()];
+    let scenarios = [brawl(), chase(), rush(), moving()];
     let share = Duration::from_secs(seconds()) / scenarios.len() as u32;
     for scenario in &scenarios {
         let started = Instant::now();

@@ -20,11 +20,11 @@ fn assert_caught(scenario: Scenario, honest: Scenario) -> Box<Failure> {
 }
 
 /// All clients follow the twin's protocol.
-fn all(twin: Twin, scenario: Scenario) -> Box<Failure> {
+pub(crate) fn all(twin: Twin, scenario: Scenario) -> Box<Failure> {
     assert_caught(scenario.clone().all_twins(twin), scenario)
 }
 
-fn name(twin: Twin) -> Scenario {
+pub(crate) fn name(twin: Twin) -> Scenario {
     Scenario::new(format!("{twin:?}"))
 }
 

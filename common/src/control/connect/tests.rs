@@ -74,7 +74,7 @@ fn a_request_of_another_version_is_told_both_versions() {
     let mut bytes = request().encode();
     bytes[4] = 9;
     let refusal = ConnectRequest::decode(&bytes).err().unwrap();
-    assert_eq!(refusal, Refusal::Version { server: 1, client: 9 });
+    assert_eq!(refusal, Refusal::Version { server: PROTOCOL_VERSION.into(), client: 9 });
 }
 
 #[test]

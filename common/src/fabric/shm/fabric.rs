@@ -40,10 +40,10 @@ pub struct Lease {
 
 /// Executes chains at the next doorbell.
 ///
-/// Before each WRITE but the four-byte mark, which may come late (invariant I9), and before each
-/// atomic verb it looks at the clock and at the lease, because the
-/// process may have been stopped for an hour anywhere before. What remains open is a stop between
-/// that look and the instruction, or the few kilobytes of a WRITE, behind it.
+/// Before each WRITE, the four-byte mark too (invariant I13), and before each atomic verb it looks
+/// at the clock and at the lease, because the process may have been stopped for an hour anywhere
+/// before. What remains open is a stop between that look and the instruction, or the few kilobytes
+/// of a WRITE, behind it.
 pub struct ShmFabric {
     executor: Executor,
     lanes: Box<[Lane]>,
@@ -134,7 +134,10 @@ impl Executor {
                     let source = words_mut(&mut buffers[from as usize], bytes);
                     self.write(remote, source, deadline)?;
                 }
-                Verb::WriteHalf { remote, value } => self.region.store_half(remote, value)?,
+                Verb::WriteHalf { remote, value } => {
+                    self.check_accepted(deadline)?;
+                    self.region.store_half(remote, value)?;
+                }
                 Verb::WriteWord { remote, value } => {
                     self.check_accepted(deadline)?;
                     self.region.store(remote, value)?;

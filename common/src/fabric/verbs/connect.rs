@@ -202,7 +202,11 @@ impl Waiting {
         let (address, status) = (self.address, event.status());
         let source = io::Error::from_raw_os_error(status.saturating_abs());
         match event.kind() {
-            kind::RDMA_CM_EVENT_REJECTED if status == REJECTED_BY_PROGRAM => {
+            // Linux refuses in the name of a program that ends before it answers, and says nothing.
+            kind::RDMA_CM_EVENT_REJECTED
+                if status == REJECTED_BY_PROGRAM
+                    && event.private_data().iter().any(|byte| *byte != 0) =>
+            {
                 VerbsError::Rejected { address, reason: event.private_data().to_vec() }
             }
             kind::RDMA_CM_EVENT_REJECTED => VerbsError::NobodyListens { address },

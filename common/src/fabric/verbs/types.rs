@@ -140,7 +140,7 @@ pub enum VerbsError {
     NobodyListens { address: SocketAddr },
     #[error("{address} did not answer within {} ms: is the host up?", .after.as_millis())]
     TimedOut { address: SocketAddr, after: Duration },
-    /// The peer's reason, as its owner encodes it; empty when it said nothing.
+    /// The peer's reason, as its owner encodes it.
     #[error("{address} refused the connection")]
     Rejected { address: SocketAddr, reason: Vec<u8> },
     #[error("the RDMA device {device} has no atomic operations, which Farside needs: use another")]

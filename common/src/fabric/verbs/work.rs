@@ -143,10 +143,10 @@ pub(super) fn is_atomic(verb: Verb) -> bool {
     matches!(verb, Verb::CompareSwap { .. } | Verb::FetchAdd { .. })
 }
 
-/// Whether a verb must not be posted late; the four-byte mark may be (invariant I9).
+/// Whether a verb must not be posted late: whatever changes memory (invariants I4, I13).
 #[inline]
 pub(super) fn has_deadline(verb: Verb) -> bool {
-    !matches!(verb, Verb::Read { .. } | Verb::WriteHalf { .. })
+    !matches!(verb, Verb::Read { .. })
 }
 
 /// The buffer a verb uses, and how much of it.

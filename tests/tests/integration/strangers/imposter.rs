@@ -8,7 +8,7 @@ use std::time::Duration;
 use farside::Client;
 use farside_common::attach::AttachError;
 use farside_common::control::{
-    REPLY_BYTES, REPLY_BYTES_MAX, Reply, ServerStatistics, Welcome, encode_reply,
+    PROTOCOL_VERSION, REPLY_BYTES, REPLY_BYTES_MAX, Reply, ServerStatistics, Welcome, encode_reply,
 };
 use farside_common::fabric::shm::{HugePages, Listener as Socket, RegionMemory};
 use farside_common::fabric::verbs::{
@@ -193,20 +193,24 @@ fn a_server_of_another_version_is_named() {
     let Some(device) = device() else { return };
     let mut imposter = Imposter::new(&device);
     let (target, welcome) = (imposter.target(), imposter.welcome());
-    let versions = Refusal::Version { server: 2, client: 1 };
+    let (ours, theirs) = (u64::from(PROTOCOL_VERSION), u64::from(PROTOCOL_VERSION) + 1);
+    let versions = Refusal::Version { server: theirs, client: ours };
     let mut newer = encode_reply(&Ok(welcome));
     newer[4] += 1;
     for (mut answer, says) in [
         (
             Answer::Reject(encode_reply(&Err(versions)).to_vec()),
-            "the server speaks protocol version 2, this client 1",
+            format!("the server speaks protocol version {theirs}, this client {ours}"),
         ),
-        (Answer::Accept(newer.to_vec(), Vec::new()), "protocol version has the unknown value 2"),
+        (
+            Answer::Accept(newer.to_vec(), Vec::new()),
+            format!("protocol version has the unknown value {theirs}"),
+        ),
     ] {
         let mut answer = |_| std::mem::replace(&mut answer, Answer::Reject(Vec::new()));
         let line = imposter.while_client(&mut answer, || expect_nothing(&target, &welcome));
         println!("{line}");
-        assert!(line.contains(says), "{line}");
+        assert!(line.contains(&says), "{line}");
     }
 }
 

@@ -1,0 +1,136 @@
+use farside_common::fabric::LaneId;
+
+use super::*;
+
+/// A depot with a number of blocks that answers when told to.
+#[derive(Default)]
+struct TestDepot {
+    left: u32,
+    next: u32,
+    asked: Vec<(SizeClass, u32)>,
+    given: Vec<(bool, usize)>,
+    unrested: bool,
+}
+
+impl Depot for TestDepot {
+    fn request(&mut self, class: SizeClass, count: u32) {
+        self.asked.push((class, count));
+    }
+
+    fn request_split(&mut self, _: Prefix) {}
+
+    fn receive(&mut self) -> Option<Delivery> {
+        let (class, count) = self.asked.pop()?;
+        let count = count.min(self.left);
+        self.left -= count;
+        let first = self.next;
+        self.next += count;
+        let block = |n| FreeBlock { address: BlockAddress(n), generation: 1 };
+        let blocks = (first..self.next).map(block).collect();
+        let rested = !self.unrested;
+        Some(Delivery::Blocks(Blocks { class, rested, soon: false, blocks }))
+    }
+
+    fn give(&mut self, _: SizeClass, rested: bool, blocks: Vec<FreeBlock>) {
+        self.given.push((rested, blocks.len()));
+    }
+
+    fn is_lost(&self) -> bool {
+        false
+    }
+}
+
+const GRACE: Nanos = 100;
+const LANE: LaneId = LaneId(0);
+
+fn allocator(blocks: u32) -> Allocator<TestDepot> {
+    Allocator::new(TestDepot { left: blocks, ..Default::default() }, GRACE, 1)
+}
+
+fn class() -> SizeClass {
+    SizeClass::for_bytes(128).unwrap()
+}
+
+fn take(allocator: &mut Allocator<TestDepot>, now: Nanos) -> Option<FreeBlock> {
+    for _ in 0..3 {
+        match allocator.take(LANE, class(), now) {
+            Taken::Block(block) => return Some(block),
+            Taken::Asked(_) => {}
+            Taken::Soon(_) | Taken::Resting(_) | Taken::Exhausted => return None,
+        }
+    }
+    None
+}
+
+#[test]
+fn no_block_is_handed_out_twice_and_all_are() {
+    let mut allocator = allocator(1000);
+    let mut seen = std::collections::HashSet::new();
+    while let Some(block) = take(&mut allocator, 0) {
+        assert!(seen.insert(block.address));
+    }
+    assert_eq!(seen.len(), 1000);
+    assert_eq!(allocator.take(LANE, class(), 0), Taken::Exhausted);
+}
+
+#[test]
+fn an_unlinked_block_rests_for_grace() {
+    let mut allocator = allocator(1);
+    let block = take(&mut allocator, 0).unwrap();
+    assert_eq!(take(&mut allocator, 0), None);
+    allocator.retire(LANE, class(), FreeBlock { generation: 2, ..block }, 7);
+    assert_eq!(allocator.take(LANE, class(), 7 + GRACE - 1), Taken::Resting(7 + GRACE));
+    let again = FreeBlock { generation: 2, ..block };
+    assert_eq!(allocator.take(LANE, class(), 7 + GRACE), Taken::Block(again));
+}
+
+#[test]
+fn a_block_that_was_never_linked_is_ready_at_once() {
+    let mut allocator = allocator(1);
+    let block = take(&mut allocator, 0).unwrap();
+    allocator.put_back(LANE, class(), block);
+    assert_eq!(allocator.take(LANE, class(), 0), Taken::Block(block));
+}
+
+#[test]
+fn requests_grow_and_come_before_the_list_runs_dry() {
+    let mut allocator = allocator(100_000);
+    let mut requests = Vec::new();
+    for _ in 0..20_000 {
+        take(&mut allocator, 0).unwrap();
+        requests.extend(allocator.depot.asked.last());
+    }
+    let counts: Vec<u32> = requests.iter().map(|(_, count)| *count).collect();
+    assert!(counts.is_sorted() && counts.contains(&4096), "{counts:?}");
+}
+
+#[test]
+fn blocks_that_have_not_rested_are_waited_for_and_not_asked_for_twice() {
+    let mut allocator = allocator(1000);
+    allocator.depot.unrested = true;
+    assert!(matches!(allocator.take(LANE, class(), 0), Taken::Asked(_)));
+    assert_eq!(allocator.take(LANE, class(), 5), Taken::Resting(5 + GRACE));
+    assert_eq!(allocator.take(LANE, class(), 6), Taken::Resting(5 + GRACE));
+    let left = allocator.depot.left;
+    let granted = 1000 - left;
+    // Once they rested they serve, and while half of them are left nobody asks for more.
+    for _ in 0..granted / 2 - 1 {
+        assert!(take(&mut allocator, 5 + GRACE).is_some());
+    }
+    assert_eq!((allocator.depot.left, allocator.depot.asked.len()), (left, 0));
+}
+
+#[test]
+fn a_consumer_gives_back_what_rested() {
+    let mut allocator = allocator(0);
+    let surplus = blocks_in(GIVE_BYTES, class());
+    for n in 0..4 * surplus {
+        let block = FreeBlock { address: BlockAddress(n), generation: 1 };
+        allocator.retire(LANE, class(), block, Nanos::from(n) * GRACE);
+    }
+    assert!(!allocator.depot.given.is_empty());
+    assert!(allocator.depot.given.iter().all(|given| *given == (true, surplus as usize)));
+    allocator.give_all();
+    let given: usize = allocator.depot.given.iter().map(|(_, blocks)| blocks).sum();
+    assert_eq!(given, 4 * surplus as usize);
+}

@@ -1,0 +1,44 @@
+//! Many chains of verbs, each on a lane of its own.
+
+use farside_common::fabric::{ChainError, Fabric, InFlight, LaneId, Nanos, Verb};
+
+use super::Mover;
+
+/// Up to three verbs for one lane.
+#[derive(Clone, Copy)]
+pub(super) struct Chain {
+    verbs: [Verb; 3],
+    count: usize,
+}
+
+impl Chain {
+    pub(super) fn of(verbs: &[Verb]) -> Self {
+        let mut chain = Self { verbs: [verbs[0]; 3], count: verbs.len() };
+        chain.verbs[..verbs.len()].copy_from_slice(verbs);
+        chain
+    }
+}
+
+impl<F: Fabric> Mover<'_, F> {
+    /// Posts each chain on a lane of its own, in order; what their atomic verbs found.
+    pub(super) async fn batch(&self, chains: &[Chain]) -> Result<Vec<u64>, ChainError> {
+        let lanes = (0..self.lanes).map(LaneId);
+        let post = |(lane, chain): (LaneId, &Chain)| {
+            self.endpoint.chain(lane, &chain.verbs[..chain.count], Nanos::MAX)
+        };
+        let in_flight: Vec<InFlight<'_>> = lanes.zip(chains).map(post).collect();
+        let mut found = Vec::with_capacity(in_flight.len());
+        for chain in in_flight {
+            found.push(chain.await);
+        }
+        found.into_iter().collect()
+    }
+
+    pub(super) async fn all(&self, chains: impl Iterator<Item = Chain>) -> Result<(), ChainError> {
+        let chains: Vec<Chain> = chains.collect();
+        for some in chains.chunks(self.lanes.into()) {
+            self.batch(some).await?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,154 @@
+//! Stops a split after each of many verbs, as a killed server would, and looks what clients find
+//! then; then lets it go on. Guards against a state in which a key is missed, seen twice or lost.
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use farside_common::config::ServerConfig;
+use farside_common::fabric::shm::ShmFabric;
+use farside_common::fabric::{
+    Buffer, ChainError, Completion, Counters, Fabric, LaneId, Nanos, Timing, Verb,
+};
+use farside_common::layout::{SUBTABLE_BYTES, prefix_of};
+use farside_common::size::ByteSize;
+use farside_server::Server;
+
+use super::{Mover, Progress, Split};
+use crate::{Client, Session};
+
+/// A fabric that executes so many chains and then none.
+struct Stopping(ShmFabric, Rc<Cell<u64>>);
+
+impl Fabric for Stopping {
+    fn timing(&self) -> Timing {
+        self.0.timing()
+    }
+
+    fn now(&self) -> Nanos {
+        self.0.now()
+    }
+
+    fn post(&mut self, lane: LaneId, chain: &[Verb], deadline: Nanos) {
+        self.0.post(lane, chain, deadline);
+    }
+
+    fn wait(&mut self, lane: LaneId, until: Nanos) {
+        self.0.wait(lane, until);
+    }
+
+    fn ring(&mut self) {
+        self.0.ring();
+    }
+
+    fn poll(&mut self) -> Option<Completion> {
+        self.0.poll()
+    }
+
+    fn relax(&mut self) {
+        self.0.relax();
+    }
+
+    fn buffer(&self, lane: LaneId, buffer: Buffer) -> &[u8] {
+        self.0.buffer(lane, buffer)
+    }
+
+    fn buffer_mut(&mut self, lane: LaneId, buffer: Buffer) -> &mut [u8] {
+        self.0.buffer_mut(lane, buffer)
+    }
+
+    fn reserve(&mut self, lane: LaneId, buffer: Buffer, bytes: usize) {
+        self.0.reserve(lane, buffer, bytes);
+    }
+
+    fn run(&mut self, lane: LaneId, chain: &[Verb], deadline: Nanos) -> Result<u64, ChainError> {
+        match self.1.get().checked_sub(1) {
+            Some(left) => {
+                self.1.set(left);
+                self.0.run(lane, chain, deadline)
+            }
+            None => Err(ChainError::Fenced),
+        }
+    }
+
+    fn counters(&self) -> Counters {
+        self.0.counters()
+    }
+
+    fn lane_counters(&self, lane: LaneId) -> &Counters {
+        self.0.lane_counters(lane)
+    }
+}
+
+/// Subtables, by 2 to this power, and keys in all of them.
+const DEPTH: u8 = 6;
+const KEYS: u64 = 60 << DEPTH;
+
+fn find(session: &mut Session, number: u64) {
+    let value = session.get(&number.to_le_bytes()).unwrap();
+    let value = value.unwrap_or_else(|| panic!("key {number} was missed"));
+    assert_eq!(value.data, number.to_le_bytes());
+}
+
+#[test]
+fn a_split_can_stop_anywhere() {
+    let folder = tempfile::tempdir().unwrap();
+    let address = format!("shm://{}", folder.path().join("kv.sock").display());
+    let config = ServerConfig {
+        listen: Some(address.parse().unwrap()),
+        memory: Some(ByteSize::mib(64)),
+        index: Some(ByteSize(SUBTABLE_BYTES << DEPTH)),
+        ..Default::default()
+    };
+    let _server = Server::start(&config).unwrap();
+    let client = Client::builder().server(&address).connect().unwrap();
+    let mut session = client.session().unwrap();
+    (0..KEYS).for_each(|n| session.put(&n.to_le_bytes(), &n.to_le_bytes()).unwrap());
+    // One that looks everything up, and one that knows where everything was.
+    let mut other = client.session().unwrap();
+    (0..KEYS).for_each(|n| find(&mut other, n));
+    let left = Rc::new(Cell::new(u64::MAX));
+    let engine = client.engine_over(|fabric| Stopping(fabric, left.clone())).unwrap();
+    let keys_of = |prefix: u32| {
+        let is_here =
+            |n: &u64| prefix_of(engine.hasher.hash(&n.to_le_bytes()).directory(), DEPTH) == prefix;
+        (0..KEYS).filter(is_here).collect::<Vec<u64>>()
+    };
+    let index = engine.geometry.chunk_offset(0).unwrap();
+    // What it takes in all, found with the first one.
+    let (mut depth, mut total) = (DEPTH, u64::MAX);
+    for prefix in 0..1u32 << DEPTH {
+        let old = engine.directory().subtable(prefix << (32 - DEPTH)).offset;
+        // The server, which splits nothing here, has cleared all these places.
+        let place = |n: u32| index + u64::from(255 - 2 * prefix - n) * SUBTABLE_BYTES;
+        let split = Split { prefix, local_depth: DEPTH, old, new: [place(0), place(1)] };
+        let mover = Mover::new(&engine.endpoint, 1 + 3 * (prefix as u16 % 3), &engine.format);
+        let keys = keys_of(prefix);
+        let chains = if prefix == 0 { u64::MAX } else { (total * u64::from(prefix)) >> DEPTH };
+        left.set(chains);
+        let stopped = engine.endpoint.drive(mover.split(&split));
+        // Towards the end some have fewer entries and are done.
+        assert!(stopped.is_err() || !(1..50).contains(&prefix), "{prefix}: {stopped:?}");
+        total = if prefix == 0 { chains - left.get() } else { total };
+        session.clear_cache();
+        for key in &keys {
+            find(&mut session, *key);
+            find(&mut other, *key);
+        }
+        left.set(u64::MAX);
+        assert_eq!(engine.endpoint.drive(mover.split(&split)), Ok(Progress::Done));
+        depth = engine.endpoint.drive(mover.publish(&split, depth)).unwrap();
+        session.clear_cache();
+        for key in &keys {
+            find(&mut session, *key);
+            session.put(&key.to_le_bytes(), &key.to_le_bytes()).unwrap();
+            find(&mut other, *key);
+            assert!(other.delete(&key.to_le_bytes()).unwrap());
+            assert!(session.insert(&key.to_le_bytes(), &key.to_le_bytes()).unwrap());
+        }
+    }
+    assert_eq!(depth, DEPTH + 1);
+    let mut seen: Vec<Vec<u8>> = session.scan().unwrap().map(|entry| entry.unwrap().key).collect();
+    seen.sort_unstable();
+    seen.dedup();
+    assert_eq!(seen.len() as u64, KEYS);
+}

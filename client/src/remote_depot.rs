@@ -1,0 +1,165 @@
+//! A session's way to the server's depot, over its client's control channel; and what the control
+//! thread does with a session's blocks when the server asks for them.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use farside_common::control::{FreeBlock, Request};
+use farside_common::layout::{BlockAddress, SizeClass};
+
+use crate::allocator::{Blocks, Delivery, Depot, give_drained};
+use crate::control::{Shared, Waiter, lock};
+use crate::growth::Prefix;
+use crate::holdings::Holdings;
+
+/// Answers on their way to a session.
+#[derive(Default)]
+pub(crate) struct Inbox {
+    waiting: AtomicUsize,
+    deliveries: Mutex<Deliveries>,
+}
+
+#[derive(Default)]
+struct Deliveries {
+    answers: VecDeque<Delivery>,
+    /// The session has ended: what comes now goes back.
+    closed: bool,
+}
+
+/// A session as the control thread sees it.
+pub(crate) struct Watched {
+    holdings: Arc<Holdings>,
+    inbox: Arc<Inbox>,
+}
+
+/// A session's way to the server's depot.
+pub(crate) struct ControlDepot {
+    shared: Arc<Shared>,
+    inbox: Arc<Inbox>,
+}
+
+impl ControlDepot {
+    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+        Self { shared, inbox: Arc::default() }
+    }
+}
+
+impl Depot for ControlDepot {
+    fn watch(&mut self, holdings: &Arc<Holdings>) {
+        let watched = Watched { holdings: holdings.clone(), inbox: self.inbox.clone() };
+        lock(&self.shared.sessions).push(watched);
+    }
+
+    fn request(&mut self, class: SizeClass, count: u32) {
+        let waiter = Waiter::Session(self.inbox.clone());
+        self.shared.send(Request::TakeBlocks { class, count }, waiter);
+    }
+
+    fn request_split(&mut self, prefix: Prefix) {
+        let (directory_hash, local_depth) = (prefix.directory_hash(), prefix.local_depth);
+        let waiter = Waiter::Session(self.inbox.clone());
+        self.shared.send(Request::Split { directory_hash, local_depth }, waiter);
+    }
+
+    #[inline]
+    fn receive(&mut self) -> Option<Delivery> {
+        if self.inbox.waiting.load(Ordering::Acquire) == 0 {
+            return None;
+        }
+        let delivery = lock(&self.inbox.deliveries).answers.pop_front()?;
+        self.inbox.waiting.fetch_sub(1, Ordering::AcqRel);
+        Some(delivery)
+    }
+
+    fn give(&mut self, class: SizeClass, rested: bool, blocks: Vec<FreeBlock>) {
+        self.shared.give(class, rested, blocks);
+    }
+
+    fn announce_ends(&mut self) {
+        self.shared.send(Request::Expires, Waiter::None);
+    }
+
+    fn is_lost(&self) -> bool {
+        self.shared.is_lost()
+    }
+}
+
+impl Drop for ControlDepot {
+    /// What was delivered too late for the session goes back, now and later. Under the lock, so
+    /// that no report comes between the taking out and the giving back.
+    fn drop(&mut self) {
+        let mut deliveries = lock(&self.inbox.deliveries);
+        deliveries.closed = true;
+        for delivery in std::mem::take(&mut deliveries.answers) {
+            self.shared.give_back(delivery);
+        }
+        drop(deliveries);
+        let mut sessions = lock(&self.shared.sessions);
+        sessions.retain(|session| !Arc::ptr_eq(&session.inbox, &self.inbox));
+    }
+}
+
+impl Inbox {
+    /// Hands an answer over, or gives it back if nobody wants it any more.
+    pub(crate) fn deliver(&self, delivery: Delivery, shared: &Shared) {
+        let mut deliveries = lock(&self.deliveries);
+        if !deliveries.closed {
+            deliveries.answers.push_back(delivery);
+            self.waiting.fetch_add(1, Ordering::AcqRel);
+        } else {
+            shared.give_back(delivery);
+        }
+    }
+}
+
+impl Watched {
+    /// Every block the session has: delivered, in lists, in hands.
+    fn report(&self, into: &mut Vec<BlockAddress>) {
+        let lists = self.holdings.lists();
+        into.extend(lists.addresses());
+        let deliveries = lock(&self.inbox.deliveries);
+        for delivery in &deliveries.answers {
+            if let Delivery::Blocks(delivered) = delivery {
+                into.extend(delivered.blocks.iter().map(|block| block.address));
+            }
+        }
+        into.extend(self.holdings.in_hands());
+    }
+}
+
+impl Shared {
+    fn give_back(&self, delivery: Delivery) {
+        if let Delivery::Blocks(Blocks { class, rested, blocks, .. }) = delivery {
+            self.give(class, rested, blocks);
+        }
+    }
+
+    fn give(&self, class: SizeClass, rested: bool, blocks: Vec<FreeBlock>) {
+        if !blocks.is_empty() {
+            self.send(Request::GiveBlocks { class, rested, blocks }, Waiter::None);
+        }
+    }
+
+    /// Says what all sessions hold. Whatever was given back before is in the outbox before this.
+    pub(crate) fn report(&self, collection: u32) {
+        let mut held = Vec::new();
+        lock(&self.sessions).iter().for_each(|session| session.report(&mut held));
+        Request::held(collection, &held).for_each(|message| self.send(message, Waiter::None));
+    }
+
+    /// Gives back what no session needs at this moment.
+    pub(crate) fn give_spare(&self) {
+        for session in &*lock(&self.sessions) {
+            let mut lists = session.holdings.lists();
+            give_drained(&mut lists, |class, rested, blocks| self.give(class, rested, blocks));
+            // Also what an idle session has not even seen.
+            for delivery in &mut lock(&session.inbox.deliveries).answers {
+                if let Delivery::Blocks(Blocks { class, rested, soon, blocks }) = delivery {
+                    *soon |= !blocks.is_empty();
+                    self.give(*class, *rested, std::mem::take(blocks));
+                }
+            }
+        }
+    }
+}

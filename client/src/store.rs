@@ -1,0 +1,134 @@
+//! Conditions and ends of what is stored.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use crate::Version;
+use crate::protocol::{Action, Expected};
+
+/// How long a stored value stays.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Lifetime {
+    /// Until somebody replaces or removes it.
+    #[default]
+    Forever,
+    /// This long from when it is written.
+    For(Duration),
+    /// Until this second, since 1970.
+    Until(u32),
+}
+
+impl Lifetime {
+    /// When a value written at `wall_ns`, nanoseconds since 1970, ends, as it stands in a block:
+    /// the first second in which it is gone, 0 for never. It gets the whole of its time, so that
+    /// is rounded up; what would end after 2106 ends then.
+    pub(crate) fn expires_at_s(self, wall_ns: u64) -> u32 {
+        match self {
+            Self::Forever => 0,
+            Self::For(ttl) => second(u128::from(wall_ns) + ttl.as_nanos()),
+            Self::Until(second) => second,
+        }
+    }
+}
+
+/// The first full second that is not before this moment, in nanoseconds since 1970.
+fn second(end_ns: u128) -> u32 {
+    u32::try_from(end_ns.div_ceil(1_000_000_000)).unwrap_or(u32::MAX).max(1)
+}
+
+/// What has to be there for a store to happen.
+#[derive(Clone, Copy, Debug, Default)]
+enum Condition<'e> {
+    #[default]
+    None,
+    Absent,
+    Present,
+    Is(Expected<'e>),
+}
+
+/// When a value is stored, and for how long: for [`Session::store`](crate::Session::store),
+/// [`Pipeline::store`](crate::Pipeline::store) and [`Batch::store`](crate::Batch::store).
+///
+/// ```
+/// use std::time::Duration;
+/// use farside::Store;
+///
+/// let lock = Store::if_absent().ttl(Duration::from_secs(10));
+/// # let _ = lock;
+/// ```
+#[derive(Clone, Copy, Debug, Default)]
+#[must_use = "it says how to store, and stores nothing"]
+pub struct Store<'e> {
+    condition: Condition<'e>,
+    lifetime: Lifetime,
+}
+
+impl<'e> Store<'e> {
+    fn when(condition: Condition<'e>) -> Self {
+        Self { condition, lifetime: Lifetime::Forever }
+    }
+
+    /// Whatever is there, as a PUT.
+    pub fn always() -> Self {
+        Self::default()
+    }
+
+    /// Only if the key is absent, as an INSERT.
+    pub fn if_absent() -> Self {
+        Self::when(Condition::Absent)
+    }
+
+    /// Only if the key is there, as an UPDATE.
+    pub fn if_present() -> Self {
+        Self::when(Condition::Present)
+    }
+
+    /// Only if the key has this value.
+    pub fn if_value(value: &'e [u8]) -> Self {
+        Self::when(Condition::Is(Expected::Value(value)))
+    }
+
+    /// Only if the key's value still comes from this write.
+    pub fn if_version(version: Version) -> Self {
+        Self::when(Condition::Is(Expected::Version(version)))
+    }
+
+    /// The value ends this long after it is written, rounded up to a full second of the wall clock,
+    /// and at the latest in 2106. From that second on the key is absent. Without this it stays, and
+    /// so it does when a value that would have ended is replaced by one without it.
+    pub fn ttl(mut self, ttl: Duration) -> Self {
+        self.lifetime = Lifetime::For(ttl);
+        self
+    }
+
+    /// The value ends at this time, rounded up to a full second, and else as with [`Store::ttl`].
+    pub fn until(mut self, end: SystemTime) -> Self {
+        let since = end.duration_since(UNIX_EPOCH).unwrap_or_default();
+        self.lifetime = Lifetime::Until(second(since.as_nanos()));
+        self
+    }
+
+    pub(crate) fn action(self) -> Action<'e> {
+        match self.condition {
+            Condition::None => Action::Put(self.lifetime),
+            Condition::Absent => Action::Insert(self.lifetime),
+            Condition::Present => Action::Update(self.lifetime),
+            Condition::Is(expected) => Action::Exchange(expected, self.lifetime),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ends_are_full_seconds_and_never_early() {
+        let end = |ttl_ms, wall_ms: u64| {
+            Lifetime::For(Duration::from_millis(ttl_ms)).expires_at_s(wall_ms * 1_000_000)
+        };
+        assert_eq!([end(0, 5000), end(1, 5000), end(1000, 5000), end(1000, 5001)], [5, 6, 6, 7]);
+        assert_eq!(Lifetime::Forever.expires_at_s(5), 0);
+        assert_eq!(Lifetime::For(Duration::MAX).expires_at_s(u64::MAX), u32::MAX);
+        assert_eq!(Lifetime::For(Duration::ZERO).expires_at_s(0), 1);
+    }
+}

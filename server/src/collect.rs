@@ -1,0 +1,261 @@
+//! Finding lost blocks, with clients at full speed: what a dead client held, what its last
+//! operation was about to link, and what it had unlinked.
+//!
+//! `docs/protocol.md` ("Lost blocks") has the argument, step by step.
+
+use std::collections::BTreeSet;
+
+use farside_common::fabric::{ChainError, Nanos};
+use farside_common::layout::{BlockRef, SlotState, SlotWord};
+
+use crate::depot::{Depot, Memory, Suspect};
+use crate::index::{Index, SubtableImage};
+
+/// How many subtables are looked through before the server looks after its clients again: 2 MiB.
+const SUBTABLES_PER_STEP: usize = 256;
+/// How long a client may take to say what it holds. Then it is fenced.
+const ANSWER_NS: Nanos = 5_000_000_000;
+/// After a death, how long others may follow it before a collection begins.
+const DEBOUNCE_NS: Nanos = 100_000_000;
+/// How long a collection waits at most until the slots of lost clients are cleared.
+const SWEEP_NS: Nanos = 2_000_000_000;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Idle,
+    /// The first walk only makes the suspects few.
+    Filter,
+    /// Report 1.
+    FirstReport,
+    /// Until no verb of a lost client can take effect any more.
+    Settle,
+    /// The walk that counts.
+    Walk,
+    /// Report 2.
+    SecondReport,
+    /// As `Settle`, then whoever is left is lost.
+    Finish,
+}
+
+/// What the service has to do for the collector.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    Nothing,
+    /// Ask every writer what it holds, and tell [`Collector::asked`].
+    Ask,
+    /// Let these connections go: they did not answer.
+    Fence(Vec<u64>),
+}
+
+/// One collection after another, a step at a time.
+pub(crate) struct Collector {
+    stage: Stage,
+    /// A collection is to begin then, and was first wanted then.
+    wanted: Option<(Nanos, Nanos)>,
+    number: u32,
+    finished: u64,
+    recovered: u64,
+    /// Connections that were asked and have not answered.
+    awaiting: BTreeSet<u64>,
+    answer_by: Nanos,
+    next_subtable: usize,
+    suspects: Vec<Suspect>,
+    /// How long after it was fenced a client's verbs can still take effect.
+    settles_ns: Nanos,
+    settled_at: Nanos,
+}
+
+impl Collector {
+    pub(crate) fn new(settles_ns: Nanos) -> Self {
+        Self {
+            stage: Stage::Idle,
+            wanted: None,
+            number: 0,
+            finished: 0,
+            recovered: 0,
+            awaiting: BTreeSet::new(),
+            answer_by: 0,
+            next_subtable: 0,
+            suspects: Vec::new(),
+            settles_ns,
+            settled_at: 0,
+        }
+    }
+
+    /// A collection is to begin, as soon as the slots of lost clients are cleared.
+    pub(crate) fn want(&mut self, now: Nanos) {
+        let since = self.wanted.map_or(now, |(_, since)| since);
+        self.wanted = Some((now, since));
+    }
+
+    /// A connection is gone; `fenced`: a writer's, without a goodbye, just now.
+    pub(crate) fn lost(&mut self, token: u64, fenced: bool, now: Nanos) {
+        self.awaiting.remove(&token);
+        if fenced {
+            self.settled_at = now.saturating_add(self.settles_ns);
+            let (_, since) = self.wanted.unwrap_or((now, now));
+            self.wanted = Some((now.saturating_add(DEBOUNCE_NS), since));
+        }
+    }
+
+    /// How many collections have ended.
+    pub(crate) fn finished(&self) -> u64 {
+        self.finished
+    }
+
+    /// How many will have ended once there was one that began after now.
+    pub(crate) fn next(&self) -> u64 {
+        self.finished + if self.stage == Stage::Idle { 1 } else { 2 }
+    }
+
+    /// What the present one is doing, as `ServerStatistics` has it.
+    pub(crate) fn activity(&self) -> u64 {
+        match self.stage {
+            Stage::Idle => 0,
+            Stage::Filter | Stage::Walk => 1,
+            Stage::FirstReport | Stage::Settle | Stage::SecondReport | Stage::Finish => 2,
+        }
+    }
+
+    /// How many lost blocks were found.
+    pub(crate) fn recovered(&self) -> u64 {
+        self.recovered
+    }
+
+    /// When there is something to do; `None` for never. `swept`: the slots of all lost clients are
+    /// cleared.
+    pub(crate) fn next_step_at(&self, swept: bool) -> Option<Nanos> {
+        match self.stage {
+            Stage::Idle => self.begin_at(swept),
+            Stage::Filter | Stage::Walk => Some(0),
+            Stage::FirstReport | Stage::SecondReport if self.awaiting.is_empty() => Some(0),
+            Stage::FirstReport | Stage::SecondReport => Some(self.answer_by),
+            Stage::Settle | Stage::Finish => Some(self.settled_at),
+        }
+    }
+
+    fn begin_at(&self, swept: bool) -> Option<Nanos> {
+        let (at, since) = self.wanted?;
+        let at = if swept { at } else { Nanos::MAX };
+        Some(at.min(since.saturating_add(SWEEP_NS)))
+    }
+
+    /// These were asked.
+    pub(crate) fn asked(&mut self, tokens: BTreeSet<u64>, now: Nanos) {
+        self.awaiting = tokens;
+        self.answer_by = now.saturating_add(ANSWER_NS);
+    }
+
+    /// What to ask with.
+    pub(crate) fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Whether an answer with this number is one to the present question.
+    pub(crate) fn is_awaited(&self, token: u64, number: u32) -> bool {
+        self.number == number && self.awaiting.contains(&token)
+    }
+
+    /// A client has said all it holds.
+    pub(crate) fn answered(&mut self, token: u64) {
+        self.awaiting.remove(&token);
+    }
+
+    /// Goes on a little, when [`Collector::next_step_at`] says so.
+    pub(crate) fn step(
+        &mut self,
+        depot: &mut Depot,
+        index: &Index,
+        memory: &impl Memory,
+        now: Nanos,
+    ) -> Result<Step, ChainError> {
+        match self.stage {
+            Stage::Idle => {
+                self.wanted = None;
+                depot.suspect_all();
+                self.enter(Stage::Filter);
+            }
+            Stage::Filter => {
+                if self.walk(depot, index)? {
+                    self.suspects = depot.suspects(memory)?;
+                    return Ok(self.ask(Stage::FirstReport));
+                }
+            }
+            Stage::FirstReport | Stage::SecondReport if !self.awaiting.is_empty() => {
+                return Ok(Step::Fence(self.awaiting.iter().copied().collect()));
+            }
+            Stage::FirstReport => self.enter(Stage::Settle),
+            Stage::Settle => self.enter(Stage::Walk),
+            Stage::Walk => {
+                if self.walk(depot, index)? {
+                    return Ok(self.ask(Stage::SecondReport));
+                }
+            }
+            Stage::SecondReport => self.enter(Stage::Finish),
+            Stage::Finish => {
+                if now >= self.settled_at {
+                    self.finish(depot, memory, now)?;
+                }
+            }
+        }
+        Ok(Step::Nothing)
+    }
+
+    fn enter(&mut self, stage: Stage) {
+        self.stage = stage;
+        self.next_subtable = 0;
+    }
+
+    fn ask(&mut self, stage: Stage) -> Step {
+        self.enter(stage);
+        self.number = self.number.wrapping_add(1);
+        Step::Ask
+    }
+
+    /// Clears what slots have; true at the end.
+    fn walk(&mut self, depot: &mut Depot, index: &Index) -> Result<bool, ChainError> {
+        for _ in 0..SUBTABLES_PER_STEP {
+            let Some(image) = index.subtable(self.next_subtable) else { return Ok(true) };
+            clear_linked(depot, &image?);
+            self.next_subtable += 1;
+        }
+        Ok(false)
+    }
+
+    fn finish(
+        &mut self,
+        depot: &mut Depot,
+        memory: &impl Memory,
+        now: Nanos,
+    ) -> Result<(), ChainError> {
+        let recovered = depot.recover(&self.suspects, now, memory)?;
+        if recovered > 0 {
+            tracing::info!(blocks = recovered, "found lost blocks");
+        }
+        depot.suspect_none();
+        self.suspects = Vec::new();
+        self.recovered += recovered;
+        self.finished += 1;
+        self.enter(Stage::Idle);
+        Ok(())
+    }
+}
+
+/// Clears what the slots of a subtable have. Also to be called for the subtables that a split has
+/// just filled: a walk may have been there before its words were.
+pub(crate) fn clear_linked(depot: &mut Depot, subtable: &SubtableImage) {
+    for (_, slot) in subtable.slots() {
+        if let Some(block) = block_of(slot.word()) {
+            depot.clear(block.address);
+        }
+    }
+}
+
+/// The block a slot has: linked, in the middle of a split, or about to be linked by somebody.
+fn block_of(word: SlotWord) -> Option<BlockRef> {
+    use SlotState::{Aborted, Copy, Empty, Frozen, Live, Moved, Pending, Tomb};
+    match word.state() {
+        Live | Frozen | Copy | Pending | Aborted => word.block().ok(),
+        Empty | Moved | Tomb => None,
+    }
+}

@@ -1,0 +1,115 @@
+//! Making room in a full region, for use as a cache: keys that were written long ago go first,
+//! approximately.
+//!
+//! A sample of the class's blocks is looked at, and the oldest of them are unlinked. Done when a
+//! client asks for blocks and the depot has none.
+
+use farside_common::control::FreeBlock;
+use farside_common::fabric::{ChainError, Nanos};
+use farside_common::layout::{BlockRef, SizeClass, SlotState, SlotWord};
+
+use crate::content::{Content, Reader};
+use crate::expiry::Reaper;
+use crate::index::Index;
+use crate::own_endpoint::OwnEndpoint;
+
+/// The most keys that go for one request.
+const EVICTIONS_MAX: usize = 1024;
+/// How many blocks are looked at for each that goes.
+const SAMPLE: usize = 5;
+/// How much of the index is looked through for one request: 32 MiB.
+const SUBTABLES_MAX: usize = 4096;
+
+/// A slot whose key may go.
+struct Candidate {
+    written_at_ns: u64,
+    slot: u64,
+    word: SlotWord,
+    block: BlockRef,
+    generation: u32,
+    deadline: Nanos,
+}
+
+/// Chooses keys to remove, and removes them.
+pub(crate) struct Evictor {
+    reader: Reader,
+    /// How old a word may be for a compare-and-swap to rely on (invariant I4).
+    word_ns: Nanos,
+    /// Where the next sample begins: samples go round the index, whose order is that of hashes.
+    next_subtable: usize,
+    evicted: u64,
+}
+
+impl Evictor {
+    pub(crate) fn new(reader: Reader, word_ns: Nanos) -> Self {
+        Self { reader, word_ns, next_subtable: 0, evicted: 0 }
+    }
+
+    /// How many keys were removed.
+    pub(crate) fn evicted(&self) -> u64 {
+        self.evicted
+    }
+
+    /// Unlinks up to `count` blocks of the class, one at least if a client could find it. They have
+    /// not rested.
+    pub(crate) fn make_room(
+        &mut self,
+        class: SizeClass,
+        count: u32,
+        index: &Index,
+        own: &OwnEndpoint,
+        reaper: &mut Reaper,
+    ) -> Result<Vec<FreeBlock>, ChainError> {
+        let wanted = (count as usize).min(EVICTIONS_MAX);
+        let mut sample = self.sample(class, wanted * SAMPLE, index, own)?;
+        sample.sort_unstable_by_key(|candidate| candidate.written_at_ns);
+        let going = sample.len().div_ceil(SAMPLE).min(wanted);
+        let mut blocks = Vec::with_capacity(going);
+        for Candidate { slot, word, block, generation, deadline, .. } in sample {
+            if blocks.len() == going {
+                break;
+            }
+            // One that was replaced meanwhile is not old any more.
+            if own.entomb(slot, word, block, deadline)? {
+                let removed = reaper.bury(slot, word, block, generation, own.now());
+                blocks.push(removed.block);
+            }
+        }
+        self.evicted += blocks.len() as u64;
+        Ok(blocks)
+    }
+
+    fn sample(
+        &mut self,
+        class: SizeClass,
+        size: usize,
+        index: &Index,
+        own: &OwnEndpoint,
+    ) -> Result<Vec<Candidate>, ChainError> {
+        let mut sample = Vec::with_capacity(size);
+        for _ in 0..index.places.len().min(SUBTABLES_MAX) {
+            let deadline = own.now().saturating_add(self.word_ns);
+            let number = self.next_subtable % index.places.len();
+            self.next_subtable = number + 1;
+            let Some(image) = index.subtable(number) else { break };
+            for (slot, content) in image?.slots() {
+                let word = content.word();
+                let Ok(block) = word.block() else { continue };
+                if word.state() != SlotState::Live || block.class != class {
+                    continue;
+                }
+                if let Some(Content { generation, written_at_ns, .. }) =
+                    self.reader.read(content, block)?
+                {
+                    let found =
+                        Candidate { written_at_ns, slot, word, block, generation, deadline };
+                    sample.push(found);
+                }
+            }
+            if sample.len() >= size {
+                break;
+            }
+        }
+        Ok(sample)
+    }
+}

@@ -1,0 +1,219 @@
+//! More subtables: a full one is split into two, and its place is used again.
+
+use farside::chores::{Progress, Split};
+use farside_common::control::SplitOutcome;
+use farside_common::fabric::shm::boot_time_ns;
+use farside_common::fabric::{ChainError, Nanos};
+use farside_common::layout::{Format, SlotState, prefix_of};
+
+use crate::collect::clear_linked;
+use crate::depot::{Depot, Memory};
+use crate::error::Damage;
+use crate::index::{Index, SubtableImage, places_of};
+use crate::own_endpoint::OwnEndpoint;
+
+/// How long the server leaves a split alone that damage kept it from ending.
+const STUCK_NS: Nanos = 100_000_000;
+/// How often it says at most that the index is damaged.
+const COMPLAINT_NS: Nanos = 1_000_000_000;
+
+impl Index {
+    /// Makes room for keys with this directory hash, which found none in a subtable that goes by so
+    /// many bits of it; `None` if there is no memory for another subtable.
+    pub(crate) fn grow(
+        &mut self,
+        (directory_hash, local_depth): (u32, u8),
+        format: &Format,
+        own: &OwnEndpoint,
+        depot: &mut Depot,
+        memory: &impl Memory,
+    ) -> Result<Option<SplitOutcome>, ChainError> {
+        match self.try_to_grow((directory_hash, local_depth), format, own, depot, memory) {
+            Ok(outcome) => Ok(outcome),
+            Err(Damage::Access(error)) => Err(error),
+            Err(damage) => {
+                let now = boot_time_ns();
+                if self.complain_at <= now {
+                    self.complain_at = now.saturating_add(COMPLAINT_NS);
+                    tracing::warn!("a subtable cannot be split: {damage}: see kv-cli verify");
+                }
+                Ok(Some(SplitOutcome::Impossible))
+            }
+        }
+    }
+
+    fn try_to_grow(
+        &mut self,
+        (directory_hash, local_depth): (u32, u8),
+        format: &Format,
+        own: &OwnEndpoint,
+        depot: &mut Depot,
+        memory: &impl Memory,
+    ) -> Result<Option<SplitOutcome>, Damage> {
+        let (entry, _) = self.subtable_at(prefix_of(directory_hash, self.depth).into())?;
+        if entry.local_depth() > local_depth {
+            return Ok(Some(SplitOutcome::Done));
+        }
+        let (old, local_depth) = (entry.offset(), entry.local_depth());
+        let is_stuck = self.unfinished.get(&old).is_some_and(|again_at| boot_time_ns() < *again_at);
+        if is_stuck || local_depth == self.geometry.directory_depth_max() {
+            return Ok(Some(SplitOutcome::Impossible));
+        }
+        // What follows is written where the rows say: they are looked at as when the server starts.
+        let prefix = prefix_of(directory_hash, local_depth);
+        let split = match self.check_rows(entry, prefix)? {
+            Some(_) if !self.unfinished.contains_key(&old) => {
+                return Err(Damage::Row { offset: old });
+            }
+            Some(begun) => begun,
+            None => match self.take_pair(own, depot, memory)? {
+                Some(new) => Split { prefix, local_depth, old, new },
+                None if self.resting.is_empty() => return Ok(None),
+                None => return Ok(Some(SplitOutcome::Later)),
+            },
+        };
+        let ended = self.run(&split, format, own);
+        for place in split.new {
+            // A collection's walk may have been here before.
+            clear_linked(depot, &SubtableImage::read(&self.region, place)?);
+        }
+        Ok(Some(ended?))
+    }
+
+    /// Splits, from wherever an earlier attempt stopped.
+    fn run(
+        &mut self,
+        split: &Split,
+        format: &Format,
+        own: &OwnEndpoint,
+    ) -> Result<SplitOutcome, ChainError> {
+        // Until it is done, and for ever should the endpoint fail.
+        self.unfinished.insert(split.old, Nanos::MAX);
+        let (progress, depth) = own.split(split, format, self.depth)?;
+        self.depth = depth;
+        match progress {
+            Progress::Done => {
+                self.unfinished.remove(&split.old);
+                self.in_use += 1;
+                self.splits += 1;
+                let grace = Nanos::from(format.grace_ms) * 1_000_000;
+                self.resting.push_back((boot_time_ns().saturating_add(grace), split.old));
+                Ok(SplitOutcome::Done)
+            }
+            Progress::Busy => {
+                self.unfinished.insert(split.old, 0);
+                Ok(SplitOutcome::Later)
+            }
+            Progress::Stuck { slot } => {
+                self.unfinished.insert(split.old, boot_time_ns().saturating_add(STUCK_NS));
+                tracing::warn!(
+                    "a subtable cannot be split, for the entry at {slot:#x} is damaged: see \
+                     kv-cli verify; deleting its key, or putting another value, mends it"
+                );
+                Ok(SplitOutcome::Impossible)
+            }
+        }
+    }
+
+    fn take_pair(
+        &mut self,
+        own: &OwnEndpoint,
+        depot: &mut Depot,
+        memory: &impl Memory,
+    ) -> Result<Option<[u64; 2]>, ChainError> {
+        if self.free.len() < 2 {
+            self.wake(own)?;
+        }
+        if self.free.len() < 2 {
+            depot.refresh(boot_time_ns(), memory)?;
+        }
+        if self.free.len() < 2
+            && let Some(chunk) = depot.take_chunk(memory)?
+        {
+            let places: Vec<u64> = places_of(&self.geometry, chunk).collect();
+            for place in &places {
+                self.clear(*place)?;
+            }
+            self.add_chunk(chunk);
+            // The lowest on top.
+            self.free.extend(places.iter().rev());
+        }
+        Ok(match self.free[..] {
+            [.., second, first] => {
+                self.free.truncate(self.free.len() - 2);
+                Some([first, second])
+            }
+            _ => None,
+        })
+    }
+
+    /// Makes places free that have rested for GRACE (invariant I18). Whoever has an unfinished
+    /// INSERT in one will still come back to it: then it rests on.
+    fn wake(&mut self, own: &OwnEndpoint) -> Result<(), ChainError> {
+        let now = boot_time_ns();
+        for _ in 0..self.resting.len() {
+            let Some((_, place)) = self.resting.pop_front_if(|(at, _)| *at <= now) else { break };
+            let mut is_empty = true;
+            for (slot, content) in SubtableImage::read(&self.region, place)?.slots() {
+                let word = content.word();
+                is_empty &= match word.state() {
+                    SlotState::Moved => true,
+                    SlotState::Empty => own.swap(slot, word, word.moved())?,
+                    _ => false,
+                };
+            }
+            if is_empty {
+                self.free.push(place);
+            } else {
+                self.resting.push_back((now, place));
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes all words of a place MOVED that nothing leads to and nobody uses: with the CPU, for
+    /// clients swap words there only once a split has made some EMPTY.
+    fn clear(&self, place: u64) -> Result<(), ChainError> {
+        for (slot, content) in SubtableImage::read(&self.region, place)?.slots() {
+            let word = content.word();
+            if word.state() != SlotState::Moved {
+                self.region.store(slot, word.moved().bits())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Before there are clients: ends the splits that a former server began, and clears the places
+    /// that are free.
+    pub(crate) fn resume(
+        &mut self,
+        splits: &[Split],
+        format: &Format,
+        own: &OwnEndpoint,
+    ) -> Result<(), Damage> {
+        for split in splits {
+            // What its clients were inserting nobody ends.
+            for (slot, content) in SubtableImage::read(&self.region, split.old)?.slots() {
+                if matches!(content.word().state(), SlotState::Pending | SlotState::Aborted) {
+                    own.clear(slot, content.word())?;
+                }
+            }
+            if self.run(split, format, own)? == SplitOutcome::Done {
+                tracing::info!(subtable = split.old, "ended a split that was interrupted");
+            }
+        }
+        // Nobody has read anything yet.
+        self.free.extend(self.resting.drain(..).map(|(_, place)| place));
+        for place in &self.free {
+            for (slot, content) in SubtableImage::read(&self.region, *place)?.slots() {
+                let links = [SlotState::Live, SlotState::Frozen, SlotState::Copy];
+                if links.contains(&content.word().state()) {
+                    return Err(Damage::Split { slot });
+                }
+            }
+            self.clear(*place)?;
+        }
+        self.splits = 0;
+        Ok(())
+    }
+}

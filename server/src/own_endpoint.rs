@@ -1,0 +1,167 @@
+//! The server's own way to change what clients compare-and-swap.
+
+use std::sync::Arc;
+
+use farside::chores::{Mover, Progress, Split};
+use farside_common::fabric::shm::{Region, ShmFabric};
+use farside_common::fabric::verbs::{Loopback, LoopbackPeer, VerbsFabric};
+use farside_common::fabric::{ChainError, Endpoint, Fabric, LaneId, Nanos, Verb};
+use farside_common::layout::{
+    BlockRef, Format, HINT_OFFSET, SUPERSEDED, SlotState, SlotWord, WORD_GENERATIONS,
+};
+
+/// How many slots of a split are under way at a time: on RDMA each batch takes four round trips.
+pub(crate) const LANES: u16 = 32;
+/// The lane of whatever goes one by one.
+const LANE: LaneId = LaneId(0);
+
+/// Verbs like everybody's (invariant I11), never fenced.
+pub(crate) enum OwnEndpoint {
+    Memory(Endpoint<ShmFabric>),
+    /// With the other end, which lives as long.
+    Device(Box<Endpoint<VerbsFabric>>, #[expect(dead_code, reason = "only kept")] LoopbackPeer),
+}
+
+impl OwnEndpoint {
+    pub(crate) fn over_memory(region: &Arc<Region>) -> Self {
+        Self::Memory(Endpoint::new(ShmFabric::new(region.clone(), None, LANES), LANES))
+    }
+
+    /// Fails if the device may not have the memory that splits need.
+    pub(crate) fn over(
+        Loopback { fabric, peer }: Loopback,
+        format: &Format,
+    ) -> Result<Self, ChainError> {
+        let endpoint = Endpoint::new(fabric, LANES);
+        Mover::new(&endpoint, LANES, format).reserve()?;
+        Ok(Self::Device(Box::new(endpoint), peer))
+    }
+
+    /// How long after it was fenced a client's verbs can still take effect.
+    pub(crate) fn settles_ns(&self) -> Nanos {
+        match self {
+            Self::Memory(endpoint) => endpoint.fabric().timing().lateness_max_ns,
+            // Its queue pairs were destroyed.
+            Self::Device(..) => 0,
+        }
+    }
+
+    /// How old a word may be for a compare-and-swap to rely on (invariant I4).
+    pub(crate) fn word_ns(&self, grace: Nanos) -> Nanos {
+        let lateness = match self {
+            Self::Memory(endpoint) => endpoint.fabric().timing().lateness_max_ns,
+            Self::Device(endpoint, _) => endpoint.fabric().timing().lateness_max_ns,
+        };
+        (WORD_GENERATIONS * grace).saturating_sub(lateness)
+    }
+
+    /// Empties a slot whose owner is gone; false if somebody else changed it meanwhile.
+    ///
+    /// The hint goes first, so that it never stands beside another incarnation (invariant I6). No
+    /// deadline: with its owner gone nobody but the server takes the slot out of PENDING and
+    /// ABORTED, so the chain cannot be late.
+    pub(crate) fn clear(&self, slot: u64, word: SlotWord) -> Result<bool, ChainError> {
+        if self.clear_once(slot, word)? {
+            return Ok(true);
+        }
+        // Another INSERT of the fingerprint may have aborted it. Nothing follows ABORTED.
+        match word.state() {
+            SlotState::Pending => self.clear_once(slot, word.with_state(SlotState::Aborted)),
+            _ => Ok(false),
+        }
+    }
+
+    fn clear_once(&self, slot: u64, word: SlotWord) -> Result<bool, ChainError> {
+        let chain = [
+            Verb::WriteWord { remote: slot + HINT_OFFSET, value: 0 },
+            Verb::CompareSwap {
+                remote: slot,
+                expected: word.bits(),
+                desired: word.emptied().bits(),
+            },
+        ];
+        Ok(self.chain(&chain, Nanos::MAX)? == word.bits())
+    }
+
+    /// Whether the slot held this word, which is replaced then.
+    pub(crate) fn swap(&self, slot: u64, from: SlotWord, to: SlotWord) -> Result<bool, ChainError> {
+        let (expected, desired) = (from.bits(), to.bits());
+        let swap = Verb::CompareSwap { remote: slot, expected, desired };
+        Ok(self.chain(&[swap], Nanos::MAX)? == expected)
+    }
+
+    /// Takes a LIVE slot out of service if it still holds this word, at the latest at `deadline`;
+    /// false if it does not. The mark goes first (invariant I2). TOMB absorbs nobody: the key is
+    /// removed because of its value, so a PUT that lost to this must not call itself overwritten.
+    pub(crate) fn entomb(
+        &self,
+        slot: u64,
+        word: SlotWord,
+        block: BlockRef,
+        deadline: Nanos,
+    ) -> Result<bool, ChainError> {
+        let tomb = word.with_state(SlotState::Tomb);
+        let chain = [
+            Verb::WriteHalf { remote: block.address.offset(), value: SUPERSEDED },
+            Verb::CompareSwap { remote: slot, expected: word.bits(), desired: tomb.bits() },
+        ];
+        match self.chain(&chain, deadline) {
+            Ok(found) => Ok(found == word.bits()),
+            Err(ChainError::Late) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Empties a slot that was taken out of service GRACE ago. Its hint may stay (invariant I6).
+    pub(crate) fn clear_tomb(&self, slot: u64, tomb: SlotWord) -> Result<(), ChainError> {
+        self.swap(slot, tomb, tomb.emptied()).map(drop)
+    }
+
+    /// The time, on the clock of deadlines.
+    pub(crate) fn now(&self) -> Nanos {
+        match self {
+            Self::Memory(endpoint) => endpoint.fabric().now(),
+            Self::Device(endpoint, _) => endpoint.fabric().now(),
+        }
+    }
+
+    fn chain(&self, chain: &[Verb], deadline: Nanos) -> Result<u64, ChainError> {
+        match self {
+            Self::Memory(own) => own.drive(own.chain(LANE, chain, deadline)),
+            Self::Device(own, _) => own.drive(own.chain(LANE, chain, deadline)),
+        }
+    }
+
+    /// Moves the entries of a subtable to two others and makes the directory, which is `depth`
+    /// deep, lead there; returns how far that came, and the directory's depth afterwards.
+    pub(crate) fn split(
+        &self,
+        split: &Split,
+        format: &Format,
+        depth: u8,
+    ) -> Result<(Progress, u8), ChainError> {
+        match self {
+            // The processor waits for nothing, so there is nothing to overlap.
+            Self::Memory(own) => own.drive(split_and_publish(own, split, format, depth)),
+            Self::Device(own, _) => own.drive_lanes(split_and_publish(own, split, format, depth)),
+        }
+    }
+}
+
+async fn split_and_publish<F: Fabric>(
+    endpoint: &Endpoint<F>,
+    split: &Split,
+    format: &Format,
+    depth: u8,
+) -> Result<(Progress, u8), ChainError> {
+    let mover = Mover::new(endpoint, LANES, format);
+    let progress = mover.split(split).await?;
+    match progress {
+        Progress::Done => {
+            let depth = mover.publish(split, depth).await?;
+            mover.disown(split).await?;
+            Ok((progress, depth))
+        }
+        Progress::Busy | Progress::Stuck { .. } => Ok((progress, depth)),
+    }
+}

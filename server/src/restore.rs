@@ -1,0 +1,154 @@
+//! Filling a new region from a snapshot, before anybody is let in.
+//!
+//! The values are stored by an ordinary client over a private socket: the protocol exists once.
+
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::{self, BufReader};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use farside::{Client, Store};
+use farside_common::address::Address;
+use farside_common::config::ServerConfig;
+use farside_common::fabric::shm::RegionMemory;
+use farside_snapshot::{Reader, Record, SnapshotError};
+
+use crate::error::{ServerError, system};
+use crate::listening::Listening;
+use crate::recovery;
+use crate::server::{Server, region_memory, stop_event};
+
+/// Why a snapshot was not restored.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "the messages say what the fields are")]
+pub enum RestoreError {
+    #[error(transparent)]
+    Snapshot(#[from] SnapshotError),
+    #[error("the file cannot be opened: {0}")]
+    Open(io::Error),
+    #[error(
+        "{} is there already: a snapshot is restored into a new region; name another region_file, \
+         or leave --restore out to continue with this one", .region_file.display()
+    )]
+    RegionExists { region_file: PathBuf },
+    #[error(
+        "the region is too small for it ({source}, after {records} of {total} keys): give the \
+         server more --memory"
+    )]
+    NoRoom { records: u64, total: u64, source: farside::Error },
+    #[error(
+        "record {record} does not fit into the region ({source}): raise key_bytes_max or \
+         value_bytes_max"
+    )]
+    TooLong { record: u64, source: farside::Error },
+    #[error("storing record {record} failed: {source}")]
+    Store { record: u64, source: farside::Error },
+    #[error("the server for it did not start: {0}")]
+    Private(Box<ServerError>),
+}
+
+/// A region that has the snapshot's content. On failure nothing is left, and a region file that
+/// was there is as it was.
+pub(crate) fn restored_memory(
+    snapshot: &Path,
+    config: &ServerConfig,
+) -> Result<RegionMemory, ServerError> {
+    let refused =
+        |source| ServerError::Restore { path: snapshot.to_owned(), source: Box::new(source) };
+    let Some(region_file) = &config.region_file else {
+        return fill(snapshot, config).map_err(refused);
+    };
+    if fs::metadata(region_file).is_ok_and(|found| !found.is_file() || found.len() > 0) {
+        let region_file = region_file.clone();
+        return Err(refused(RestoreError::RegionExists { region_file }));
+    }
+    // Under another name until it is whole: a server that is killed meanwhile leaves no region that
+    // the next one would take for complete.
+    let mut unfinished = OsString::from(region_file);
+    unfinished.push(".restoring");
+    let unfinished = PathBuf::from(unfinished);
+    // What such a server left.
+    let _ = fs::remove_file(&unfinished);
+    let renamed = ServerConfig { region_file: Some(unfinished.clone()), ..config.clone() };
+    let filled = fill(snapshot, &renamed).map_err(refused).and_then(|memory| {
+        fs::rename(&unfinished, region_file).map_err(system("name the restored region"))?;
+        Ok(memory)
+    });
+    if filled.is_err() {
+        let _ = fs::remove_file(&unfinished);
+    }
+    filled
+}
+
+fn fill(snapshot: &Path, config: &ServerConfig) -> Result<RegionMemory, RestoreError> {
+    // All of it once before there is a region: a damaged file is refused at once.
+    let mut reader = open(snapshot)?;
+    while reader.next_record()?.is_some() {}
+    let total = reader.records();
+    tracing::info!(keys = total, "restoring a snapshot");
+    let private = |error: ServerError| RestoreError::Private(Box::new(error));
+    let folder = tempfile::Builder::new().prefix("farside-restore-").tempdir();
+    let folder = folder.map_err(|source| private(system("make a folder")(source)))?;
+    let address = Address::Shm(folder.path().join("kv.sock"));
+    let config = ServerConfig {
+        listen: Some(address.clone()),
+        secret: None,
+        reader_secret: None,
+        // A snapshot that does not fit is refused, not thinned out.
+        evict: false,
+        ..config.clone()
+    };
+    let start = || -> Result<_, ServerError> {
+        let listening = Listening::at(&address, &config)?;
+        let memory = region_memory(&config)?;
+        let opened = recovery::open(&memory, &config)?;
+        let stop = stop_event()?;
+        Ok((listening, Arc::new(memory), opened, stop))
+    };
+    let (listening, memory, opened, stop): (_, _, _, OwnedFd) = start().map_err(private)?;
+    let server = Server::serve(&config, listening, memory.clone(), opened, stop);
+    let server = server.map_err(private)?;
+    let stored = store_all(snapshot, &address, total);
+    server.stop();
+    stored?;
+    // The server's thread has ended, and with it the only other holder.
+    let gone = || private(ServerError::Panicked);
+    let mut memory = Arc::into_inner(memory).ok_or_else(gone)?;
+    memory.is_new = false;
+    Ok(memory)
+}
+
+fn open(snapshot: &Path) -> Result<Reader<BufReader<File>>, RestoreError> {
+    let file = File::open(snapshot).map_err(RestoreError::Open)?;
+    Ok(Reader::open(BufReader::new(file))?)
+}
+
+/// Stores every record that has not ended, one after the other, for a key may come twice.
+fn store_all(snapshot: &Path, address: &Address, total: u64) -> Result<(), RestoreError> {
+    let failed = |record| move |source| RestoreError::Store { record, source };
+    let client = Client::builder().server(&address.to_string()).cache_bytes(0).connect();
+    let mut session = client.and_then(|client| client.session()).map_err(failed(0))?;
+    let mut reader = open(snapshot)?;
+    let mut records = 0;
+    while let Some(Record { key, value, expires_at_s }) = reader.next_record()? {
+        records += 1;
+        let end = UNIX_EPOCH + Duration::from_secs(expires_at_s.into());
+        let store = match expires_at_s {
+            0 => Store::always(),
+            _ if end <= SystemTime::now() => continue,
+            _ => Store::always().until(end),
+        };
+        session.store(key, value, store).map_err(|source| match source {
+            farside::Error::OutOfSpace { .. } => RestoreError::NoRoom { records, total, source },
+            farside::Error::KeyTooLong { .. } | farside::Error::ValueTooLong { .. } => {
+                RestoreError::TooLong { record: records, source }
+            }
+            source => failed(records)(source),
+        })?;
+    }
+    Ok(())
+}

@@ -1,0 +1,156 @@
+//! Splits with a rule broken, and clients that break one when they meet a split.
+
+use std::collections::HashMap;
+
+use farside_common::fabric::{Buffer, Verb};
+use farside_common::layout::{
+    HINT_OFFSET, ROW_BYTES, SLOTS_PER_ROW, SUBTABLE_BYTES, SlotState, SlotWord, WINDOW_BYTES,
+};
+
+use super::lies::{Liar, is_window, swap_of, swaps, window_words};
+use super::memory::{Memory, mix};
+use super::twin::Twin;
+
+/// What a twin that splits, or meets a split, remembers.
+#[derive(Default)]
+pub(super) struct SplitLies {
+    /// The entry that is being moved: its slot, its LIVE and its FROZEN word.
+    entry: Option<(u64, SlotWord, SlotWord)>,
+    /// The hint that has yet to be written.
+    hint: Option<Verb>,
+    /// What the windows of the two new subtables held when that of the old one was READ.
+    windows: HashMap<u64, Vec<u64>>,
+}
+
+impl SplitLies {
+    pub(super) fn state(&self) -> u64 {
+        let hash = |words: &Vec<u64>| words.iter().fold(0, |hash, word| mix(hash, *word));
+        self.windows.iter().fold(0, |all, (at, words)| all ^ mix(*at, hash(words)))
+    }
+}
+
+/// A verb that does nothing.
+fn nothing(remote: u64) -> Verb {
+    Verb::Read { remote, into: Buffer::Image, bytes: 0 }
+}
+
+impl Liar {
+    pub(super) fn post_split(&mut self, chain: &mut Vec<Verb>, memory: &Memory) {
+        match self.twin {
+            Twin::NeverFilling => {
+                for verb in chain {
+                    if let Verb::WriteWord { remote, value } = verb
+                        && remote.is_multiple_of(ROW_BYTES)
+                    {
+                        *value &= !(0xff << 40);
+                    }
+                }
+            }
+            Twin::NewBeforeOld => self.look_ahead(chain, memory),
+            _ => {
+                if let Some(swap) = swap_of(chain) {
+                    self.post_move(chain, swap, memory);
+                }
+            }
+        }
+    }
+
+    fn post_move(
+        &mut self,
+        chain: &mut Vec<Verb>,
+        (at, slot, expected, desired): (usize, u64, u64, u64),
+        memory: &Memory,
+    ) {
+        use SlotState::{Copy, Frozen, Live, Moved};
+        let is = |from, to| swaps(expected, desired, from, to);
+        let swap = |slot, from: SlotWord, to: SlotWord| Verb::CompareSwap {
+            remote: slot,
+            expected: from.bits(),
+            desired: to.bits(),
+        };
+        if is(Live, Frozen) {
+            let words = [expected, desired].map(SlotWord::from_bits);
+            self.split.entry = Some((slot, words[0], words[1]));
+        }
+        let Some((old, live, frozen)) = self.split.entry else { return };
+        match self.twin {
+            Twin::NotFrozen if is(Live, Frozen) => {
+                self.told = Some(memory.word(slot));
+                chain[at] = nothing(slot);
+            }
+            Twin::NotFrozen if is(Frozen, Moved) => {
+                self.told = Some(expected);
+                chain[at] = swap(old, live, live.moved());
+            }
+            Twin::MovedBeforeCopy if is(Moved, Copy) => {
+                chain.insert(0, swap(old, frozen, frozen.moved()));
+            }
+            Twin::MovedBeforeCopy if is(Frozen, Moved) => {
+                self.told = Some(expected);
+                chain.truncate(at);
+            }
+            Twin::LiveBeforeMoved if is(Frozen, Moved) => {
+                let Verb::WriteWord { remote, .. } = chain[0] else { return };
+                let new = remote - HINT_OFFSET;
+                let copy = SlotWord::from_bits(memory.word(new));
+                self.told = Some(expected);
+                chain[at] = swap(new, copy, copy.with_state(Live));
+            }
+            Twin::LiveBeforeMoved if is(Copy, Live) => {
+                self.told = Some(expected);
+                chain[at] = swap(old, frozen, frozen.moved());
+            }
+            Twin::HintAfterLive if is(Frozen, Moved) => self.split.hint = Some(chain.remove(0)),
+            Twin::HintAfterLive if is(Copy, Live) => chain.extend(self.split.hint.take()),
+            _ => {}
+        }
+    }
+
+    /// Remembers what is in the new subtables, which stand behind the old one, when it is READ.
+    fn look_ahead(&mut self, chain: &[Verb], memory: &Memory) {
+        let window = |remote| {
+            let place = memory.place(remote, WINDOW_BYTES).ok()?;
+            Some((remote, memory.slice(place, WINDOW_BYTES as usize / 8).to_vec()))
+        };
+        match *chain {
+            [Verb::Read { remote, .. }] if is_window(&chain[0]) => {
+                if !self.split.windows.contains_key(&remote) {
+                    let new = [1, 2].map(|n| window(remote + n * SUBTABLE_BYTES));
+                    self.split.windows = new.into_iter().flatten().collect();
+                }
+            }
+            _ => self.split.windows.clear(),
+        }
+    }
+
+    pub(super) fn complete_split(&mut self, asked: &[Verb], window: &mut [u64]) {
+        match (self.twin, asked) {
+            (Twin::NotFrozen, [Verb::CompareSwap { .. }, Verb::Read { .. }, _]) => {
+                if let Some((_, live, frozen)) = self.split.entry
+                    && window[0] == live.bits()
+                {
+                    window[0] = frozen.bits();
+                }
+            }
+            (Twin::NewBeforeOld, [Verb::Read { remote, .. }]) if is_window(&asked[0]) => {
+                if let Some(before) = self.split.windows.remove(remote) {
+                    window[..before.len()].copy_from_slice(&before);
+                }
+            }
+            (Twin::ForwardIgnored, _)
+                if swap_of(asked).is_some() && asked.iter().any(is_window) =>
+            {
+                for row in 0..window_words().count() / SLOTS_PER_ROW {
+                    window[row * (ROW_BYTES / 8) as usize + 1] = 0;
+                }
+                for at in window_words() {
+                    let word = SlotWord::from_bits(window[at]);
+                    if word.state() == SlotState::Moved {
+                        window[at] = word.emptied().bits();
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! Protocols with a rule broken.
+
+use super::scenario::Key;
+
+/// A protocol with one rule broken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Twin {
+    /// The mark comes after the compare-and-swap (I2).
+    MarkAfterSwap,
+    /// There is no mark (I2).
+    NoMark,
+    /// The mark is a whole word, with the generation its writer knew (I9).
+    MarkOfEightBytes,
+    /// Readers do not look at the mark (I2).
+    MarkIgnored,
+    /// Readers take whatever generation they find (I10).
+    GenerationIgnored,
+    /// Readers have no checksum: not a rule of the protocol, but the net below two of them.
+    NoChecksum,
+    /// The clock runs fast: GRACE is over at once (I3).
+    FastClock,
+    /// The clock stands still, and the net is gone: an operation believes for ever (I3).
+    StoppedClock,
+    /// The clock stands still: proofs do not age (I4), READs take no time (I7).
+    StoppedClockOnly,
+    /// A compare-and-swap is a load and a store (I11).
+    SwapInTwo,
+    /// INSERT does not claim its slot (I8).
+    NoPending,
+    /// INSERT looks before it claims, not after (I8).
+    LooksTooEarly,
+    /// INSERT lets other inserters be (I8).
+    NobodyAborted,
+    /// INSERT goes on although the one it wanted to abort is LIVE (I8).
+    GoesOnAfterLive,
+    /// The hint of this key is written before its slot is claimed (I6).
+    HintBeforePending(Key),
+    /// The one who aborts empties the slot (I6).
+    AbortsToEmpty,
+    /// An inserter takes a slot that is ABORTED (I6).
+    TakesAborted,
+    /// Who withdraws leaves the hint, and 61 others did the same since (I6).
+    WithdrawKeepsHint,
+    /// Who withdraws clears the hint, and so did 61 others: nothing is wrong with that.
+    WithdrawOften,
+    /// The number of the incarnation does not rise (I5).
+    SameIncarnation,
+    /// Between a DELETE and the next INSERT there are 63 incarnations that take no time (I7).
+    IncarnationsInNoTime,
+    /// INSERT's second look believes every hint that is not this key's (I12).
+    EveryMismatchBelieved(Key),
+    /// PUT calls itself overwritten by a conditional operation.
+    AbsorbedByConditional,
+    /// PUT relies on a window of long ago to call itself overwritten.
+    AbsorbedByOldWindow,
+    /// A DELETE that lost to a PUT says that the key was there.
+    DeleteAbsorbed,
+    /// Whether a marked block is still linked is asked only once.
+    PoisonedBelieved,
+    /// The mover takes the entry out of the old subtable before the new one has it (I14).
+    MovedBeforeCopy,
+    /// The mover writes the hint after the entry is LIVE in the new subtable (I14).
+    HintAfterLive,
+    /// A reader looks into the new subtable first, then into the old one (I14).
+    NewBeforeOld,
+    /// The mover copies entries that everybody can change meanwhile (I15).
+    NotFrozen,
+    /// The entry is LIVE in the new subtable before it is out of the old one (I1).
+    LiveBeforeMoved,
+    /// INSERT's second look does not see that a split has begun (I16).
+    ForwardIgnored,
+    /// New subtables do not say that they are being filled (I17).
+    NeverFilling,
+}

@@ -1,0 +1,63 @@
+//! Proves that with --evict a put finds room however much was stored, and that what goes are keys
+//! that were not written for long.
+
+use farside::Error;
+use farside_tests::{ServerProcess, proof, scaled};
+
+const BYTES: usize = 1000;
+
+#[test]
+fn a_cache_takes_ten_times_what_fits_and_keeps_what_is_written_often() {
+    let arguments = ["--memory", "16MiB", "--grace-ms", "10", "--evict"];
+    let server = ServerProcess::start(&arguments);
+    let client = server.client();
+    let mut session = client.session().unwrap();
+    let (hot, total) = (200u64, scaled(100_000).max(20_000));
+    for n in 0..total {
+        let key = 1_000_000 + n;
+        session.put(&key.to_le_bytes(), &proof::value(key, 0, 0, BYTES)).unwrap();
+        let often = n % hot;
+        session.put(&often.to_le_bytes(), &proof::value(often, 0, n, BYTES)).unwrap();
+    }
+    let there = |session: &mut farside::Session, key: u64| {
+        session.get(&key.to_le_bytes()).unwrap().is_some_and(|value| {
+            assert!(proof::holds(key, &value), "key {key}");
+            true
+        })
+    };
+    // Each was written within the last 400 of over 10,000 puts that fit.
+    let kept = (0..hot).filter(|key| there(&mut session, *key)).count() as u64;
+    assert!(kept > hot * 8 / 10, "{kept} of {hot} that were written often");
+    let early = (0..1000).filter(|n| there(&mut session, 1_000_000 + n)).count();
+    let late = (total - 1000..total).filter(|n| there(&mut session, 1_000_000 + n)).count();
+    assert!(early < 100 && late > 800, "{early} of the oldest, {late} of the newest");
+    let statistics = client.statistics().unwrap();
+    assert!(statistics.keys_evicted > total / 2, "{statistics:?}");
+    server.assert_verifies();
+}
+
+/// Small values: the index has to grow all the while, and blocks leave it the memory to.
+#[test]
+fn a_cache_of_small_values_never_runs_out_of_index() {
+    let server = ServerProcess::start(&["--memory", "32MiB", "--grace-ms", "10", "--evict"]);
+    let client = server.client();
+    let mut session = client.session().unwrap();
+    let total = scaled(600_000).max(100_000);
+    for n in 0..total {
+        session.put(&n.to_le_bytes(), &n.to_le_bytes()).unwrap();
+    }
+    let last = (total - 1000..total).filter(|n| session.get(&n.to_le_bytes()).unwrap().is_some());
+    assert!(last.count() > 800);
+    let statistics = client.statistics().unwrap();
+    assert!(statistics.splits > 100 && statistics.chunks_index > 1, "{statistics:?}");
+    server.assert_verifies();
+}
+
+#[test]
+fn without_it_a_full_region_stays_full() {
+    let server = ServerProcess::start(&["--memory", "8MiB"]);
+    let mut session = server.client().session().unwrap();
+    let full = (0..20_000u64).find_map(|key| session.put(&key.to_le_bytes(), &[0; BYTES]).err());
+    assert!(matches!(full, Some(Error::OutOfSpace { .. })), "{full:?}");
+    assert_eq!(server.client().statistics().unwrap().keys_evicted, 0);
+}

@@ -1,0 +1,129 @@
+//! Proves that values end for every client at their second, that the server then takes their
+//! memory back with a few wakeups, and that without such values it does not wake at all.
+
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use farside::{BatchOutcome, Exchange, Store};
+use farside_tests::{ServerProcess, scaled};
+
+const TTL: Duration = Duration::from_secs(2);
+/// How long the server may take to remove what has ended: its margin, its rest, and a slow machine.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !holds() {
+        assert!(started.elapsed() < PATIENCE, "never came true: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn values_end_for_everybody_and_their_memory_comes_back() {
+    let keys = scaled(5000);
+    let server = ServerProcess::start(&["--memory", "32MiB", "--grace-ms", "20"]);
+    let client = server.client();
+    let (mut session, mut other) = (client.session().unwrap(), server.client().session().unwrap());
+    for key in 0..keys {
+        session.put_with_ttl(&key.to_le_bytes(), b"ends", TTL).unwrap();
+    }
+    session.put(b"stays", b"stays").unwrap();
+    let of = |n: &u64| n.to_le_bytes();
+    assert!((0..keys).step_by(97).all(|n| other.get(&of(&n)).unwrap().is_some()));
+    std::thread::sleep(TTL + Duration::from_secs(1));
+    // Cached and uncached, before or after the server was there.
+    assert!((0..keys).all(|n| session.get(&of(&n)).unwrap().is_none()));
+    assert!((0..keys).all(|n| other.get(&of(&n)).unwrap().is_none()));
+    assert_eq!(session.scan().unwrap().count(), 1);
+    eventually("all are removed", || client.statistics().unwrap().keys_expired == keys);
+    server.assert_verifies();
+    assert_eq!(*session.get(b"stays").unwrap().unwrap(), *b"stays");
+    // Their places in the index and their blocks serve again.
+    for key in 0..keys {
+        assert!(session.insert(&key.to_le_bytes(), b"again").unwrap());
+    }
+    server.assert_verifies();
+}
+
+#[test]
+fn conditions_and_ends_go_together() {
+    let server = ServerProcess::start(&["--memory", "32MiB"]);
+    let session = &mut server.client().session().unwrap();
+    let lock = Store::if_absent().ttl(TTL);
+    assert!(session.store(b"lock", b"mine", lock).unwrap());
+    assert!(!session.store(b"lock", b"theirs", lock).unwrap());
+    let version = session.get(b"lock").unwrap().unwrap().version;
+    assert!(session.store(b"lock", b"renewed", Store::if_version(version).ttl(TTL)).unwrap());
+    assert!(!session.store(b"lock", b"late", Store::if_version(version).ttl(TTL)).unwrap());
+    assert!(session.store(b"lock", b"again", Store::if_value(b"renewed").ttl(TTL)).unwrap());
+    let mut batch = session.batch();
+    batch.store(b"one", b"1", Store::always().ttl(TTL));
+    batch.store(b"lock", b"no", Store::if_absent());
+    let outcomes: Vec<_> = batch.run().unwrap().into_iter().map(Result::unwrap).collect();
+    assert_eq!(outcomes, [BatchOutcome::Stored, BatchOutcome::Applied(false)]);
+    // Without an end again.
+    assert!(session.update(b"one", b"2").unwrap());
+    std::thread::sleep(TTL + Duration::from_secs(1));
+    assert!(!session.store(b"lock", b"no", Store::if_present()).unwrap());
+    let exchanged = session.compare_exchange(b"lock", Some(b"again"), b"no").unwrap();
+    assert_eq!(exchanged, Exchange::Mismatch(None));
+    assert!(!session.delete(b"lock").unwrap());
+    assert!(session.store(b"lock", b"theirs", lock).unwrap());
+    assert_eq!(*session.get(b"one").unwrap().unwrap(), *b"2");
+}
+
+#[test]
+fn an_end_is_a_second_of_the_wall_clock() {
+    let server = ServerProcess::start(&["--memory", "32MiB"]);
+    let session = &mut server.client().session().unwrap();
+    let end = SystemTime::now() + TTL;
+    session.store(b"key", b"value", Store::always().until(end)).unwrap();
+    let second = |time: SystemTime| time.duration_since(UNIX_EPOCH).unwrap().as_secs();
+    let end = second(end + Duration::from_nanos(999_999_999));
+    loop {
+        let before = second(SystemTime::now());
+        let is_there = session.get(b"key").unwrap().is_some();
+        let after = second(SystemTime::now());
+        assert!(is_there || after >= end, "gone in {after}, ends in {end}");
+        assert!(!is_there || before < end, "there in {before}, ended in {end}");
+        if !is_there {
+            break;
+        }
+    }
+}
+
+/// A server that starts on a region with values that end finds them by itself.
+#[test]
+fn ends_outlive_the_server_and_the_client() {
+    let mut server = ServerProcess::start_with_file(&["--memory", "32MiB", "--grace-ms", "20"]);
+    let mut session = server.client().session().unwrap();
+    for key in 0..100u64 {
+        session.put_with_ttl(&key.to_le_bytes(), b"ends", TTL).unwrap();
+    }
+    drop(session);
+    server.kill();
+    server.restart();
+    let client = server.client();
+    eventually("all are removed", || client.statistics().unwrap().keys_expired == 100);
+    server.assert_verifies();
+    // Nobody stores such values any more: once the last slots are empty, the server sleeps.
+    std::thread::sleep(Duration::from_secs(2));
+    let before = server.wakeups();
+    std::thread::sleep(Duration::from_secs(3));
+    let probes = if farside_tests::device().is_some() { 5 } else { 0 };
+    assert!(server.wakeups() - before <= probes, "{} wakeups", server.wakeups() - before);
+}
+
+#[test]
+fn kv_cli_gives_values_an_end() {
+    let server = ServerProcess::start(&["--memory", "32MiB"]);
+    let is_done = |line: &str| {
+        let words: Vec<&str> = line.split(' ').collect();
+        server.cli(&words).status.success()
+    };
+    assert!(is_done("put key value --ttl 2s") && is_done("get key"));
+    assert!(is_done("insert lock mine --ttl 2s") && !is_done("insert lock theirs --ttl 2s"));
+    assert!(!is_done("put key value --ttl 2"), "a time without a unit");
+    std::thread::sleep(TTL + Duration::from_secs(1));
+    assert!(!is_done("get key") && is_done("insert lock theirs --ttl 2s"));
+}

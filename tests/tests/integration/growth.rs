@@ -1,0 +1,312 @@
+//! Proves that the index grows while clients use it: from one subtable, with every key readable,
+//! changeable and deletable throughout, scans included, and that a server killed anywhere in a
+//! split loses nothing. Guards against a key that is missed, seen twice or lost while it moves.
+//!
+//! `FARSIDE_GROWTH_KEYS` sets how many keys four processes insert: 100 000 by default.
+
+use std::collections::HashMap;
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use farside::{Client, Exchange, Session};
+use farside_tests::{ServerProcess, StopOnDrop, left_out_over_rdma, scaled};
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
+
+const WRITERS: u64 = 4;
+/// How full subtables are on average when all grow at the same pace: from 0.35, when all have just
+/// been split, to 0.70 of 448 slots in 8 KiB. In bytes of index a key, with some room.
+const BYTES_PER_KEY_MAX: f64 = 60.0;
+
+pub(crate) fn key(writer: u64, number: u64) -> [u8; 8] {
+    (writer << 48 | number).to_le_bytes()
+}
+
+pub(crate) fn number_at(session: &mut Session, key: &[u8]) -> Option<u64> {
+    let value = session.get(key).unwrap()?;
+    Some(u64::from_le_bytes(value.data.try_into().unwrap()))
+}
+
+/// Inserts keys of this writer until told to stop; how many.
+fn insert_until(client: &Client, writer: u64, stop: &AtomicBool) -> u64 {
+    let mut session = client.session().unwrap();
+    let is_going = |_: &u64| !stop.load(Ordering::Relaxed);
+    let inserted = (0..).take_while(is_going).map(|number| {
+        assert!(session.insert(&key(writer, number), &number.to_le_bytes()).unwrap());
+    });
+    inserted.count() as u64
+}
+
+/// A growth-worker process and what it says.
+struct Worker(Child);
+
+impl Worker {
+    fn start(server: &ServerProcess, writer: u64, keys: u64) -> Self {
+        let child = Command::new(env!("CARGO_BIN_EXE_growth-worker"))
+            .args([server.address(), writer.to_string(), keys.to_string()])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn();
+        Self(child.unwrap())
+    }
+
+    /// Its line about the inserts, once they are done.
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        BufReader::new(self.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert!(line.contains("inserts in"), "{line:?}: {:?}", self.0.wait());
+        line.trim_end().to_owned()
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn four_processes_fill_an_index_of_one_subtable() {
+    let keys = std::env::var("FARSIDE_GROWTH_KEYS").map(|text| text.parse().unwrap());
+    let keys: u64 = keys.unwrap_or(scaled(100_000)) / WRITERS;
+    let mib = 128 + WRITERS * keys * 256 / (1 << 20);
+    let server = ServerProcess::start(&["--memory", &format!("{mib}MiB")]);
+    let client = server.client();
+    let (stop, operations) = (AtomicBool::new(false), AtomicU64::new(0));
+    let rate = |from: (Instant, u64)| {
+        (operations.load(Ordering::Relaxed) - from.1) as f64 / from.0.elapsed().as_secs_f64()
+    };
+    let since = || (Instant::now(), operations.load(Ordering::Relaxed));
+    std::thread::scope(|scope| {
+        let _stops = StopOnDrop(&stop);
+        scope.spawn(|| read_and_write(&server.client(), &stop, &operations));
+        let growing = since();
+        let mut workers: Vec<Worker> =
+            (0..WRITERS).map(|writer| Worker::start(&server, writer, keys)).collect();
+        for worker in &mut workers {
+            println!("{}", worker.line());
+        }
+        let during = rate(growing);
+        let steady = since();
+        std::thread::sleep(Duration::from_secs(1));
+        let after = rate(steady);
+        stop.store(true, Ordering::Relaxed);
+        println!("GET and PUT of another: {during:.0} a second, {after:.0} when nothing grows");
+    });
+    let mut session = client.session().unwrap();
+    for writer in 0..WRITERS {
+        for number in (0..keys).step_by(7) {
+            assert_eq!(number_at(&mut session, &key(writer, number)), Some(number));
+        }
+        assert_eq!(session.get(&key(writer, keys)).unwrap(), None);
+    }
+    let statistics = client.statistics().unwrap();
+    assert_eq!(statistics.splits + 1, statistics.subtables);
+    assert_eq!(statistics.splits_stuck, 0);
+    let of_index = |bytes: u64| bytes as f64 / (WRITERS * keys) as f64;
+    let (exact, chunks) = (statistics.subtables * 8192, statistics.chunks_index << 21);
+    println!(
+        "{} subtables, {:.1} bytes of index a key, {:.1} with chunks and places that rest",
+        statistics.subtables,
+        of_index(exact),
+        of_index(chunks)
+    );
+    // Few keys are in subtables that were all split at one moment, or not.
+    assert!(of_index(exact) < BYTES_PER_KEY_MAX || statistics.subtables < 100);
+    server.assert_verifies();
+}
+
+/// GETs and PUTs of a thousand keys, half of each, counted.
+fn read_and_write(client: &Client, stop: &AtomicBool, operations: &AtomicU64) {
+    const KEYS: u64 = 1000;
+    let mut session = client.session().unwrap();
+    let mut random = SmallRng::seed_from_u64(1);
+    (0..KEYS).for_each(|number| session.put(&key(99, number), &[0; 8]).unwrap());
+    while !stop.load(Ordering::Relaxed) {
+        let key = key(99, random.random_range(0..KEYS));
+        session.put(&key, &[1; 8]).unwrap();
+        assert!(session.get(&key).unwrap().is_some());
+        operations.fetch_add(2, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn no_key_is_missed_while_it_moves() {
+    const KEYS: u64 = 500;
+    let server = ServerProcess::start(&["--memory", "512MiB", "--grace-ms", "20"]);
+    let mut session = server.client().session().unwrap();
+    (0..KEYS).for_each(|number| session.put(&key(9, number), &0u64.to_le_bytes()).unwrap());
+    let stop = AtomicBool::new(false);
+    let counted = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        let _stops = StopOnDrop(&stop);
+        let keys = scaled(60_000);
+        // Each key has one writer, so whoever reads it sees its numbers rise.
+        scope.spawn(|| raise(&server.client(), &stop));
+        scope.spawn(|| watch(&server.client(), &stop, KEYS));
+        scope.spawn(|| come_and_go(&server.client(), &stop));
+        for _ in 0..2 {
+            scope.spawn(|| count_together(&server.client(), &stop, &counted));
+        }
+        let mut session = server.client().session().unwrap();
+        for number in 0..keys {
+            assert!(session.insert(&key(0, number), &number.to_le_bytes()).unwrap());
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    let total: u64 = (0..8).filter_map(|n| number_at(&mut session, &key(8, n))).sum();
+    assert_eq!(total, counted.load(Ordering::Relaxed), "an increment was lost or happened twice");
+    assert!(server.client().statistics().unwrap().splits > 2);
+    server.assert_verifies();
+}
+
+/// Puts rising numbers, with and without cached locations.
+fn raise(client: &Client, stop: &AtomicBool) {
+    let mut session = client.session().unwrap();
+    let mut random = SmallRng::seed_from_u64(2);
+    for round in 1u64.. {
+        if stop.load(Ordering::Relaxed) {
+            return;
+        }
+        if random.random_range(0..50) == 0 {
+            session.clear_cache();
+        }
+        let key = key(9, random.random_range(0..500));
+        assert!(session.update(&key, &round.to_le_bytes()).unwrap(), "an UPDATE missed {key:?}");
+    }
+}
+
+/// Looks at keys that are there throughout.
+fn watch(client: &Client, stop: &AtomicBool, keys: u64) {
+    let mut session = client.session().unwrap();
+    let mut random = SmallRng::seed_from_u64(3);
+    let mut seen: HashMap<u64, u64> = HashMap::new();
+    while !stop.load(Ordering::Relaxed) {
+        if random.random_range(0..3) == 0 {
+            session.clear_cache();
+        }
+        let number = random.random_range(0..keys);
+        let value = number_at(&mut session, &key(9, number));
+        let value = value.unwrap_or_else(|| panic!("key {number} was missed"));
+        let before = seen.insert(number, value).unwrap_or(0);
+        assert!(value >= before, "key {number} went back from {before} to {value}");
+        assert!(!session.insert(&key(9, number), b"twice").unwrap(), "key {number} was missed");
+    }
+}
+
+/// Inserts and deletes keys of its own, and knows which are there.
+fn come_and_go(client: &Client, stop: &AtomicBool) {
+    let mut session = client.session().unwrap();
+    let mut random = SmallRng::seed_from_u64(4);
+    let mut there = [false; 300];
+    while !stop.load(Ordering::Relaxed) {
+        let number = random.random_range(0..there.len());
+        let key = key(7, number as u64);
+        if random.random_range(0..4) == 0 {
+            session.clear_cache();
+        }
+        match random.random_range(0..3) {
+            0 => assert_eq!(session.insert(&key, b"here").unwrap(), !there[number]),
+            1 => assert_eq!(session.delete(&key).unwrap(), there[number]),
+            _ => assert_eq!(session.get(&key).unwrap().is_some(), there[number]),
+        }
+        there[number] = session.get(&key).unwrap().is_some();
+    }
+}
+
+/// Increments shared counters.
+fn count_together(client: &Client, stop: &AtomicBool, counted: &AtomicU64) {
+    let mut session = client.session().unwrap();
+    for n in (0..8u64).cycle() {
+        if stop.load(Ordering::Relaxed) {
+            return;
+        }
+        session.clear_cache();
+        let key = key(8, n);
+        let now = number_at(&mut session, &key);
+        let expected = now.map(u64::to_le_bytes);
+        let new = (now.unwrap_or(0) + 1).to_le_bytes();
+        let expected = expected.as_ref().map(<[u8; 8]>::as_slice);
+        if session.compare_exchange(&key, expected, &new).unwrap() == Exchange::Exchanged {
+            counted.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+#[test]
+fn scans_see_every_key_once_while_the_index_grows() {
+    let server = ServerProcess::start(&["--memory", "512MiB", "--grace-ms", "20"]);
+    let mut session = server.client().session().unwrap();
+    let keys = scaled(3000);
+    (0..keys).for_each(|number| session.put(&key(9, number), &number.to_le_bytes()).unwrap());
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let _stops = StopOnDrop(&stop);
+        for writer in 0..2 {
+            let (client, stop) = (server.client(), &stop);
+            scope.spawn(move || insert_until(&client, writer, stop));
+        }
+        let mut seen = vec![0; keys as usize];
+        for round in 1..=5 {
+            for entry in session.scan().unwrap() {
+                let id = u64::from_le_bytes(entry.unwrap().key.try_into().unwrap());
+                if id >> 48 == 9 {
+                    seen[(id & 0xffff_ffff) as usize] += 1;
+                }
+            }
+            let wrong = seen.iter().position(|times| *times != round);
+            assert_eq!(wrong, None, "a key came more or less than once in scan {round}");
+        }
+        // So does the checker, which follows splits just as well.
+        server.assert_verifies();
+        stop.store(true, Ordering::Relaxed);
+    });
+    assert!(server.client().statistics().unwrap().splits >= scaled(10));
+    server.assert_verifies();
+}
+
+#[test]
+fn a_server_killed_in_splits_loses_nothing() {
+    if left_out_over_rdma("it takes minutes there until a kill hits a split") {
+        return;
+    }
+    const KILLS_MAX: u32 = 60;
+    let memory = ["--memory", "512MiB", "--grace-ms", "5"];
+    let mut server = ServerProcess::start_with_file(&memory);
+    let stop = AtomicBool::new(false);
+    let inserted: Vec<u64> = std::thread::scope(|scope| {
+        let _stops = StopOnDrop(&stop);
+        let insert = |writer| {
+            let client = server.client_builder().connect_timeout(Duration::from_secs(60));
+            let client = client.connect().unwrap();
+            let stop = &stop;
+            scope.spawn(move || insert_until(&client, writer, stop))
+        };
+        let writers: Vec<_> = (0..WRITERS).map(insert).collect();
+        let mut random = SmallRng::seed_from_u64(5);
+        for kills in 1.. {
+            std::thread::sleep(Duration::from_micros(random.random_range(5_000..60_000)));
+            server.kill();
+            server.restart();
+            // Some kills hit a split: the next server says so.
+            let hits = server.log().matches("ended a split that was interrupted").count();
+            if hits >= 3 || kills == KILLS_MAX {
+                assert!(hits > 0, "no kill hit a split");
+                break;
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+        writers.into_iter().map(|writer| writer.join().unwrap()).collect()
+    });
+    server.assert_verifies();
+    let mut session = server.client().session().unwrap();
+    for (writer, inserted) in (0..).zip(inserted) {
+        for number in 0..inserted {
+            assert_eq!(number_at(&mut session, &key(writer, number)), Some(number));
+        }
+    }
+    assert_eq!(server.client().statistics().unwrap().splits_stuck, 0);
+}

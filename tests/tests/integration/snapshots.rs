@@ -1,0 +1,286 @@
+//! Proves that a snapshot taken while clients write, restored into a region of another size, has a
+//! state that every key had; and that damaged files are refused with one line and leave nothing.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use farside::Store;
+use farside_common::layout::{
+    CHUNK_BYTES, ROWS_PER_SUBTABLE, SLOTS_PER_ROW, SUBTABLE_BYTES, SlotState, SlotWord, Superblock,
+    slot_in_subtable,
+};
+use farside_tests::{ServerProcess, StopOnDrop, binary, left_out_over_rdma, proof, scaled};
+
+const WRITERS: u64 = 3;
+
+fn snapshot(server: &ServerProcess, to: &Path) {
+    let output = server.cli(&["snapshot", to.to_str().unwrap()]);
+    assert!(output.status.success(), "{output:?}");
+}
+
+fn restored(snapshot: &Path, memory: &str) -> ServerProcess {
+    ServerProcess::start(&["--memory", memory, "--restore", snapshot.to_str().unwrap()])
+}
+
+/// Writers number what they store; each key's number in the snapshot is between the last that was
+/// acknowledged before the snapshot began and the first that was begun after it ended.
+#[test]
+fn a_snapshot_under_load_has_a_state_that_each_key_had() {
+    let keys = scaled(3000).max(100);
+    let server = ServerProcess::start(&["--memory", "64MiB"]);
+    let total = (keys * WRITERS) as usize;
+    let (begun, done): (Vec<_>, Vec<_>) =
+        (0..total).map(|_| (AtomicU64::new(0), AtomicU64::new(0))).unzip();
+    let load = |of: &[AtomicU64]| -> Vec<u64> {
+        of.iter().map(|number| number.load(Ordering::SeqCst)).collect()
+    };
+    let file = server.folder().join("snapshot");
+    let stop = AtomicBool::new(false);
+    let client = server.client();
+    let (before, after) = std::thread::scope(|scope| {
+        let _stops = StopOnDrop(&stop);
+        for writer in 0..WRITERS {
+            let (client, begun, done, stop) = (client.clone(), &begun, &done, &stop);
+            scope.spawn(move || {
+                let mut session = client.session().unwrap();
+                for round in 1u64.. {
+                    for key in writer * keys..(writer + 1) * keys {
+                        if stop.load(Ordering::Relaxed) && round > 1 {
+                            return;
+                        }
+                        let bytes = 24 + (key % 50) as usize * 10;
+                        begun[key as usize].store(round, Ordering::SeqCst);
+                        let value = proof::value(key, writer, round, bytes);
+                        // Some are removed and come back, in another place.
+                        if round % 4 == 3 && key % 5 == 0 {
+                            session.delete(&key.to_le_bytes()).unwrap();
+                        } else {
+                            session.put(&key.to_le_bytes(), &value).unwrap();
+                        }
+                        done[key as usize].store(round, Ordering::SeqCst);
+                    }
+                }
+            });
+        }
+        let all_stored = || load(&done).iter().all(|number| *number > 0);
+        let started = Instant::now();
+        while !all_stored() {
+            assert!(started.elapsed() < Duration::from_secs(300), "nobody stores");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let before = load(&done);
+        snapshot(&server, &file);
+        let after = load(&begun);
+        stop.store(true, Ordering::Relaxed);
+        (before, after)
+    });
+    for memory in ["32MiB", "200MiB"] {
+        let other = restored(&file, memory);
+        other.assert_verifies();
+        let mut session = other.client().session().unwrap();
+        for key in 0..total as u64 {
+            let possible = before[key as usize]..=after[key as usize];
+            let value = session.get(&key.to_le_bytes()).unwrap();
+            let is_removal = |round: u64| round % 4 == 3 && key % 5 == 0;
+            match value.map(|value| proof::number(key, &value)) {
+                Some(number) => {
+                    let number = number.expect("a value that nobody wrote");
+                    let right = possible.contains(&number) && !is_removal(number);
+                    assert!(right, "key {key} has {number}, not one of {possible:?}");
+                }
+                // A key that comes and goes may be missed.
+                None => assert!(key % 5 == 0, "key {key} is missing"),
+            }
+        }
+    }
+}
+
+#[test]
+fn ends_bytes_and_large_values_come_back() {
+    let server = ServerProcess::start(&["--memory", "64MiB"]);
+    let mut session = server.client().session().unwrap();
+    let all: Vec<u8> = (0..=255).collect();
+    let large: Vec<u8> = (0..1 << 20).map(|n: u32| (n ^ (n >> 8)) as u8).collect();
+    session.put(&all, &large).unwrap();
+    session.put(b"empty", b"").unwrap();
+    let day = Duration::from_secs(86_400);
+    session.put_with_ttl(b"day", b"1", day).unwrap();
+    session.put_with_ttl(b"soon", b"2", Duration::from_secs(1)).unwrap();
+    let ends = |session: &mut farside::Session| {
+        let entries = session.scan().unwrap().map(Result::unwrap);
+        let mut ends: Vec<_> = entries.map(|entry| (entry.key, entry.expires_at_s)).collect();
+        ends.sort_unstable();
+        ends
+    };
+    let file = server.folder().join("snapshot");
+    snapshot(&server, &file);
+    std::thread::sleep(Duration::from_secs(2));
+    let other = restored(&file, "32MiB");
+    let mut there = other.client().session().unwrap();
+    assert_eq!(there.get(b"soon").unwrap(), None);
+    assert_eq!(there.get(&all).unwrap().unwrap().data, large);
+    assert_eq!(there.get(b"empty").unwrap().unwrap().data, b"");
+    assert_eq!(ends(&mut there), ends(&mut session));
+    assert!(there.store(b"day", b"3", Store::if_value(b"1")).unwrap());
+    // An existing file is replaced only if that was asked for, and then as a whole.
+    let name = file.to_str().unwrap();
+    assert_eq!(server.cli(&["snapshot", name]).status.code(), Some(2));
+    assert!(server.cli(&["snapshot", name, "--force"]).status.success());
+    let left = std::fs::read_dir(server.folder()).unwrap().map(|entry| entry.unwrap().path());
+    assert_eq!(left.filter(|path| path.to_string_lossy().contains("snapshot")).count(), 1);
+}
+
+struct Attempt {
+    folder: tempfile::TempDir,
+}
+
+impl Attempt {
+    fn region_file(&self) -> PathBuf {
+        self.folder.path().join("region")
+    }
+
+    /// Starts a server that is expected to refuse.
+    fn start(&self, snapshot: &Path, memory: &str) -> Output {
+        let address = format!("shm://{}", self.folder.path().join("kv.sock").display());
+        Command::new(binary("kv-server"))
+            .args(["--listen", &address, "--memory", memory])
+            .arg("--region-file")
+            .arg(self.region_file())
+            .arg("--restore")
+            .arg(snapshot)
+            .stdin(Stdio::null())
+            .output()
+            .unwrap()
+    }
+
+    fn refuses(&self, snapshot: &Path, memory: &str, why: &str) {
+        let output = self.start(snapshot, memory);
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        let last = text.lines().last().unwrap_or_default();
+        assert_eq!(output.status.code(), Some(1), "{text}");
+        assert!(last.starts_with("kv-server: cannot restore ") && last.contains(why), "{text}");
+        let left = std::fs::read_dir(self.folder.path()).unwrap();
+        let names = left.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let names: Vec<String> = names.filter(|name| name.contains("region")).collect();
+        assert!(names.is_empty(), "left behind: {names:?}");
+    }
+}
+
+#[test]
+fn what_is_no_whole_snapshot_is_refused_and_leaves_nothing() {
+    if left_out_over_rdma("the region and the file have nothing to do with it") {
+        return;
+    }
+    let server = ServerProcess::start(&["--memory", "64MiB"]);
+    let mut session = server.client().session().unwrap();
+    for key in 0..5000u64 {
+        session.put(&key.to_le_bytes(), &proof::value(key, 0, 0, 1000)).unwrap();
+    }
+    let file = server.folder().join("snapshot");
+    snapshot(&server, &file);
+    let whole = std::fs::read(&file).unwrap();
+    let attempt = Attempt { folder: tempfile::tempdir_in("/dev/shm").unwrap() };
+    let other = server.folder().join("other");
+    let refuses = |bytes: &[u8], why: &str| {
+        std::fs::write(&other, bytes).unwrap();
+        attempt.refuses(&other, "64MiB", why);
+    };
+    refuses(&whole[..whole.len() / 2], "it is truncated after");
+    refuses(&whole[..whole.len() - 1], "it is truncated after 5000 records");
+    for at in [40, whole.len() / 2, whole.len() - 1] {
+        let mut damaged = whole.clone();
+        damaged[at] ^= 1;
+        refuses(&damaged, "it is corrupted");
+    }
+    refuses(b"{\"key\":\"a\"}\n", "it is no snapshot");
+    attempt.refuses(&server.folder().join("missing"), "64MiB", "cannot be opened");
+    attempt.refuses(&file, "8MiB", "give the server more --memory");
+    std::fs::write(attempt.region_file(), b"something").unwrap();
+    let output = attempt.start(&file, "64MiB");
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && text.contains("is there already"), "{text}");
+    assert_eq!(std::fs::read(attempt.region_file()).unwrap(), b"something");
+}
+
+#[test]
+fn a_restored_region_file_goes_on_as_any_other() {
+    let server = ServerProcess::start(&["--memory", "32MiB"]);
+    let mut session = server.client().session().unwrap();
+    session.put(b"key", b"value").unwrap();
+    let file = server.folder().join("snapshot");
+    snapshot(&server, &file);
+    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+    let region = folder.path().join("region").display().to_string();
+    // What a server that was killed while it restored left behind.
+    std::fs::write(folder.path().join("region.restoring"), b"half").unwrap();
+    let restore = ["--region-file", &region, "--restore", file.to_str().unwrap()];
+    let mut other = ServerProcess::start(&restore);
+    assert_eq!(*other.client().session().unwrap().get(b"key").unwrap().unwrap(), *b"value");
+    assert_eq!(other.terminate(), Some(0));
+    let output = Command::new(binary("kv-cli")).args(["verify", "--region", &region]).output();
+    assert!(output.unwrap().status.success());
+    let next = ServerProcess::start(&["--region-file", &region]);
+    assert_eq!(*next.client().session().unwrap().get(b"key").unwrap().unwrap(), *b"value");
+}
+
+#[test]
+fn a_region_file_is_verified_without_a_server() {
+    if left_out_over_rdma("a file is a file") {
+        return;
+    }
+    let mut server = ServerProcess::start_with_file(&["--memory", "32MiB"]);
+    let mut session = server.client().session().unwrap();
+    for key in 0..1000u64 {
+        session.put(&key.to_le_bytes(), b"value").unwrap();
+    }
+    drop(session);
+    let region = server.region_file();
+    let verify = |path: &Path| {
+        let path = path.to_str().unwrap();
+        let output = Command::new(binary("kv-cli")).args(["verify", "--region", path]).output();
+        let output = output.unwrap();
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        (output.status.code(), text(output.stdout), text(output.stderr))
+    };
+    let (code, _, said) = verify(&region);
+    assert!(
+        code == Some(2) && said.contains("a server uses") && said.lines().count() == 1,
+        "{said}"
+    );
+    server.kill();
+    let (code, report, said) = verify(&region);
+    assert!(code == Some(0) && report.contains("keys        1000"), "{report}{said}");
+    assert!(verify(Path::new("/nonexistent/region")).2.contains("cannot open"));
+    // Damage the index: the server names the command, which names the places.
+    let mut bytes = std::fs::read(&region).unwrap();
+    let (_, format) = Superblock::decode(&bytes, bytes.len() as u64).unwrap();
+    let index = format.geometry().chunk_offset(0).unwrap();
+    // One after the other, the first of which a split has emptied.
+    let word = (index..index + CHUNK_BYTES)
+        .step_by(SUBTABLE_BYTES as usize)
+        .flat_map(|subtable| {
+            let slots = (0..ROWS_PER_SUBTABLE * SLOTS_PER_ROW).map(|n| (n / SLOTS_PER_ROW, n));
+            slots.map(move |(row, n)| subtable + slot_in_subtable(row, n % SLOTS_PER_ROW))
+        })
+        .map(|at| at as usize)
+        .find(|at| {
+            let bits = u64::from_le_bytes(bytes[*at..at + 8].try_into().unwrap());
+            SlotWord::from_bits(bits).state() == SlotState::Live
+        })
+        .unwrap();
+    bytes[word + 4] |= 63;
+    std::fs::write(&region, &bytes).unwrap();
+    let (code, report, said) = verify(&region);
+    assert!(code == Some(2) && report.contains("DAMAGE"), "{report}");
+    assert!(said.contains("--restore"), "{said}");
+    assert_eq!(std::fs::read(&region).unwrap(), bytes, "verify changed the file");
+    server.start_again();
+    let started = Instant::now();
+    let says = format!("kv-cli verify --region {}", region.display());
+    while !server.log().contains(&says) {
+        assert!(started.elapsed() < Duration::from_secs(20), "{}", server.log());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}

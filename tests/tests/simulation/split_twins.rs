@@ -1,0 +1,59 @@
+//! Splits with a rule broken, and clients that break one when they meet a split.
+
+use farside_tests::simulator::{Bounds, Scenario, Twin, client};
+
+use crate::twins::{all, name};
+
+fn split(twin: Twin) -> Scenario {
+    name(twin).splits(0, 1).slots(1)
+}
+
+#[test]
+fn moved_before_copy() {
+    let twin = Twin::MovedBeforeCopy;
+    all(twin, split(twin).stored(0).client(client().get(0)));
+}
+
+#[test]
+fn hint_after_live() {
+    let twin = Twin::HintAfterLive;
+    all(twin, split(twin).stored(0).client(client().get(0)));
+}
+
+#[test]
+fn new_before_old() {
+    let twin = Twin::NewBeforeOld;
+    all(twin, split(twin).stored(0).client(client().get(0)));
+}
+
+#[test]
+fn not_frozen() {
+    let twin = Twin::NotFrozen;
+    all(twin, split(twin).stored(0).client(client().put(0)));
+}
+
+#[test]
+fn live_before_moved() {
+    let twin = Twin::LiveBeforeMoved;
+    all(twin, split(twin).stored(0).restarts(1).client(client().put(0)));
+}
+
+/// Who was aborted by the mover leaves EMPTY behind, which another one has seen before it saw that
+/// a split has begun. It takes two preemptions; to try all with one takes minutes.
+#[test]
+fn forward_ignored() {
+    let twin = Twin::ForwardIgnored;
+    // No more chains than it takes: neither waits for the end of the split.
+    let scenario = split(twin).chains(4).client(client().insert(0)).client(client().insert(1));
+    let bounds = |executions| Bounds { preemptions: Some(2), executions };
+    let caught = scenario.clone().all_twins(twin).explore(bounds(100_000));
+    let failure = caught.expect_err("a key is inserted into the old subtable");
+    println!("{failure}\n{} steps, {} executions", failure.steps(), failure.executions);
+    scenario.explore(bounds(2_000)).unwrap_or_else(|failure| panic!("without its twin: {failure}"));
+}
+
+#[test]
+fn never_filling() {
+    let twin = Twin::NeverFilling;
+    all(twin, split(twin).stored(0).client(client().get(1).get(0)));
+}

@@ -1,0 +1,118 @@
+//! A subtable is split while clients are at work: every entry moves, and the directory doubles.
+//! Keys 0, 1 and 3 go to one side, key 2 to the other.
+
+use farside_tests::simulator::{GRACE_MS, Op, Scenario, client};
+
+use crate::passes;
+
+const GRACE_NS: u64 = GRACE_MS as u64 * 1_000_000;
+const OPS: [Op; 6] =
+    [Op::Get(0), Op::Put(0), Op::Insert(0), Op::Update(0), Op::Delete(0), Op::Exchange(0, "i0")];
+
+fn split(name: impl Into<String>) -> Scenario {
+    Scenario::new(format!("{} | split", name.into())).splits(0, 1).slots(1)
+}
+
+/// Each operation of a key that is there, known and not, and of one that is absent; the same client
+/// looks afterwards.
+fn every_operation(preemptions: u8, restarts: u32) {
+    for op in OPS {
+        for known in [false, true] {
+            let script = client().op(op).get(0);
+            let script = if known { script.knows(0) } else { script };
+            let scenario = split(format!("{op:?}, known={known}")).stored(0).restarts(restarts);
+            passes(scenario.client(script), preemptions);
+        }
+        let scenario = split(format!("{op:?}, absent")).restarts(restarts);
+        passes(scenario.client(client().op(op).get(0)), preemptions.min(1));
+    }
+}
+
+#[test]
+fn every_operation_beside_a_split() {
+    every_operation(1, 0);
+}
+
+#[test]
+fn every_operation_beside_a_split_that_is_killed_and_goes_on() {
+    every_operation(0, 1);
+}
+
+#[test]
+#[ignore = "takes minutes"]
+fn every_operation_beside_a_split_with_more_preemptions() {
+    every_operation(3, 0);
+    every_operation(1, 1);
+}
+
+/// Two clients change one key, in any order.
+#[test]
+fn two_writers_beside_a_split() {
+    let ops = [Op::Put(0), Op::Update(0), Op::Delete(0)];
+    for first in ops {
+        let scenario = split(format!("{first:?} | PUT hit, GET")).stored(0);
+        let second = client().knows(0).put(0).get(0);
+        passes(scenario.client(client().op(first)).client(second), 0);
+    }
+    let scenario = split("PUT hit | DELETE hit").stored(0);
+    let delete = client().knows(0).delete(0);
+    passes(scenario.client(client().knows(0).put(0)).client(delete), 1);
+}
+
+/// A reader beside a writer: what one has seen the other has.
+#[test]
+fn readers_and_a_writer_beside_a_split() {
+    let scenario = split("GET, GET | PUT").stored(0);
+    passes(scenario.client(client().get(0).get(0)).client(client().put(0)), 1);
+    let scenario = split("GET hit, GET | DELETE").stored(0);
+    passes(scenario.client(client().knows(0).get(0).get(0)).client(client().delete(0)), 1);
+}
+
+/// A key for each of the new subtables, both moved at a time; a directory that need not double.
+#[test]
+fn a_key_to_each_side() {
+    let start = |name: &str, depth, lanes| {
+        Scenario::new(format!("{name} | split in {lanes} lanes from depth {depth}"))
+            .splits(depth, lanes)
+            .stored(0)
+            .stored(2)
+    };
+    for (depth, lanes) in [(0, 1), (1, 2)] {
+        let scenario = start("GET k0, GET k2", depth, lanes);
+        passes(scenario.client(client().get(0).get(2)), 0);
+        let scenario = start("PUT k0, DELETE k2", depth, lanes);
+        passes(scenario.client(client().knows(0).knows(2).put(0).delete(2)), 0);
+    }
+}
+
+#[test]
+fn inserters_beside_a_split() {
+    let scenario = split("INSERT k0 | INSERT k0");
+    passes(scenario.client(client().insert(0)).client(client().insert(0)), 0);
+    let scenario = split("INSERT k0 | INSERT k2");
+    passes(scenario.client(client().insert(0)).client(client().insert(2)), 0);
+    let scenario = split("DELETE k0 | INSERT k0, GET").stored(0);
+    passes(scenario.client(client().delete(0)).client(client().insert(0).get(0)), 0);
+}
+
+/// Whoever sleeps through the split, anywhere, and for longer than GRACE, has an old directory.
+#[test]
+fn a_sleep_through_a_split() {
+    for op in OPS {
+        let scenario = split(format!("{op:?}, asleep")).stored(0).jumps(1, &[GRACE_NS]);
+        passes(scenario.client(client().op(op).get(0)), 0);
+    }
+    let scenario = split("INSERT, asleep").jumps(1, &[GRACE_NS]);
+    passes(scenario.client(client().insert(0).get(0)), 0);
+}
+
+/// Clients that die anywhere keep no split from its end.
+#[test]
+fn a_client_dies_beside_a_split() {
+    for op in [Op::Put(0), Op::Delete(0), Op::Exchange(0, "i0")] {
+        let scenario = split(format!("{op:?} dies | GET")).stored(0).deaths(1);
+        passes(scenario.client(client().op(op)).client(client().get(0)), 0);
+    }
+    let scenario = split("INSERT dies | INSERT").chains(8).deaths(1);
+    passes(scenario.client(client().insert(0)).client(client().insert(0)), 0);
+}

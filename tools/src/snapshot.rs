@@ -1,0 +1,54 @@
+//! `snapshot`.
+
+use std::fs;
+use std::io::Write;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, bail};
+use farside::Session;
+use farside_common::check::Scope;
+use farside_snapshot::{Record, Writer};
+
+use crate::args::{self, Args};
+use crate::connect;
+use crate::dump::for_each_entry;
+use crate::output::{self, Outcome};
+use crate::raw::RawRegion;
+use crate::unfinished::Unfinished;
+
+/// `snapshot`: a scan, into a file that is there only once it is whole.
+pub(crate) fn snapshot(args: &Args, what: &args::Snapshot) -> anyhow::Result<Outcome> {
+    let name = what.to.display();
+    if !what.force && fs::symlink_metadata(&what.to).is_ok() {
+        bail!("{name} is there already: choose another name, or use --force to replace it");
+    }
+    let mut session = connect::reader(args)?.session()?;
+    let bar = output::progress("snapshot");
+    let keys = RawRegion::open(&connect::config(args)?)?.check(Scope::Index, &bar)?.keys;
+    output::set_total(&bar, keys);
+    bar.set_position(0);
+    let writing = || format!("cannot write {name}");
+    let mut file = Unfinished::create(&what.to).with_context(writing)?;
+    let tally = write(&mut session, &mut file.writer, &bar).with_context(writing)?;
+    file.finish().with_context(writing)?;
+    Ok(tally.conclude("key", &what.to))
+}
+
+fn write(
+    session: &mut Session,
+    to: impl Write,
+    bar: &indicatif::ProgressBar,
+) -> anyhow::Result<crate::dump::Tally> {
+    let created_at_s = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    let mut writer = Writer::create(to, created_at_s)?;
+    let tally = for_each_entry(session, bar, |entry| {
+        let expires_at_s = entry.expires_at_s.unwrap_or_default();
+        let record = Record { key: &entry.key, value: &entry.value, expires_at_s };
+        writer.push(&record).map_err(|error| match error {
+            farside_snapshot::SnapshotError::Io(error) => crate::dump::Fatal(error).into(),
+            other => other.into(),
+        })
+    })?;
+    writer.finish()?.flush()?;
+    Ok(tally)
+}
