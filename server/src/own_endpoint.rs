@@ -19,7 +19,7 @@ const LANE: LaneId = LaneId(0);
 pub(crate) enum OwnEndpoint {
     Memory(Endpoint<ShmFabric>),
     /// With the other end, which lives as long.
-    Device(Box<Endpoint<VerbsFabric>>, #[expect(dead_code, reason = "only kept")] LoopbackPeer),
+    Device(Box<Endpoint<VerbsFabric>>, #[allow(dead_code, reason = "only kept")] LoopbackPeer),
 }
 
 impl OwnEndpoint {
