@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use farside_common::attach::Target;
 use farside_common::config::ClientConfig;
-use farside_common::control::{Role, ServerStatistics, Token};
+use farside_common::control::{Request, Role, ServerStatistics, Token};
 use farside_common::fabric::verbs::Options;
 
 use crate::connection::Connection;
@@ -102,6 +102,17 @@ impl Client {
             }
             std::thread::sleep(COLLECT_POLL);
         }
+    }
+
+    /// Tells the server how far a snapshot is that this program takes, in thousandths, 1000 when it
+    /// is complete: for whoever looks at [`ServerStatistics`]. One message, which is not answered.
+    ///
+    /// # Errors
+    /// [`Error::Unreachable`] if the server went away and did not come back.
+    pub fn report_snapshot(&self, permille: u32) -> Result<()> {
+        let request = Request::Snapshot { permille: permille.min(1000) };
+        self.shared.connection()?.control.tell(request);
+        Ok(())
     }
 }
 

@@ -111,6 +111,11 @@ impl Control {
         self.ask(Request::Collect)
     }
 
+    /// Tells the server, which does not answer.
+    pub(crate) fn tell(&self, request: Request) {
+        self.shared.send(request, Waiter::None);
+    }
+
     fn ask(&self, request: Request) -> Option<ServerStatistics> {
         let slot = Arc::new(Slot::default());
         self.shared.send(request, Waiter::Statistics(slot.clone()));

@@ -54,6 +54,8 @@ pub(crate) struct Peer {
     pub(crate) who: Who,
     /// What epoll watches it for.
     pub(crate) watched: EventFlags,
+    /// How far the snapshot is that it takes.
+    pub(crate) snapshot_permille: Option<u32>,
     unsent: Option<Reply>,
     last_sent: Option<Reply>,
     /// What it is to be asked once there is room: to report, and to return what it can spare.
@@ -72,6 +74,7 @@ impl Peer {
             data: Vec::new(),
             who,
             watched: EventFlags::IN,
+            snapshot_permille: None,
             unsent: None,
             last_sent: None,
             report: None,

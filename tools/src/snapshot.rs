@@ -5,7 +5,7 @@ use std::io::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, bail};
-use farside::Session;
+use farside::{Client, Session};
 use farside_common::check::Scope;
 use farside_snapshot::{Record, Writer};
 
@@ -22,26 +22,38 @@ pub(crate) fn snapshot(args: &Args, what: &args::Snapshot) -> anyhow::Result<Out
     if !what.force && fs::symlink_metadata(&what.to).is_ok() {
         bail!("{name} is there already: choose another name, or use --force to replace it");
     }
-    let mut session = connect::reader(args)?.session()?;
+    let client = connect::reader(args)?;
+    let mut session = client.session()?;
     let bar = output::progress("snapshot");
     let keys = RawRegion::open(&connect::config(args)?)?.check(Scope::Index, &bar)?.keys;
     output::set_total(&bar, keys);
     bar.set_position(0);
     let writing = || format!("cannot write {name}");
     let mut file = Unfinished::create(&what.to).with_context(writing)?;
-    let tally = write(&mut session, &mut file.writer, &bar).with_context(writing)?;
+    let tally = write(&client, &mut session, &mut file.writer, &bar).with_context(writing)?;
     file.finish().with_context(writing)?;
+    // The file is complete, whoever knows.
+    let _ = client.report_snapshot(1000);
     Ok(tally.conclude("key", &what.to))
 }
 
 fn write(
+    client: &Client,
     session: &mut Session,
     to: impl Write,
     bar: &indicatif::ProgressBar,
 ) -> anyhow::Result<crate::dump::Tally> {
     let created_at_s = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let mut writer = Writer::create(to, created_at_s)?;
+    let mut reported = None;
     let tally = for_each_entry(session, bar, |entry| {
+        // For `stat`; should the server be gone, the scan says so. Keys that came meanwhile may
+        // make it more than all.
+        let permille = bar.position() * 1000 / bar.length().unwrap_or(0).max(1);
+        let permille = permille.min(999) as u32;
+        if reported.replace(permille) != Some(permille) {
+            let _ = client.report_snapshot(permille);
+        }
         let expires_at_s = entry.expires_at_s.unwrap_or_default();
         let record = Record { key: &entry.key, value: &entry.value, expires_at_s };
         writer.push(&record).map_err(|error| match error {

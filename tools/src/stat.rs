@@ -59,6 +59,7 @@ struct Overview {
     collector: Collector,
     keys_expired: u64,
     keys_evicted: u64,
+    snapshots: Snapshots,
     key_bytes_max: u32,
     value_bytes_max: u32,
     grace_ms: u32,
@@ -102,6 +103,16 @@ struct Collector {
     state: &'static str,
     collections: u64,
     blocks_collected: u64,
+}
+
+/// What `kv-cli snapshot` does, here and elsewhere.
+#[derive(Debug, Serialize)]
+struct Snapshots {
+    under_way: u64,
+    /// How far the one is that is least far.
+    permille: u64,
+    /// Completed since the server started.
+    taken: u64,
 }
 
 impl From<&ServerStatistics> for Collector {
@@ -168,6 +179,11 @@ impl Overview {
             collector: statistics.into(),
             keys_expired: statistics.keys_expired,
             keys_evicted: statistics.keys_evicted,
+            snapshots: Snapshots {
+                under_way: statistics.snapshots,
+                permille: statistics.snapshot_permille,
+                taken: statistics.snapshots_taken,
+            },
             key_bytes_max: report.format.key_bytes_max,
             value_bytes_max: report.format.value_bytes_max,
             grace_ms: report.format.grace_ms,
@@ -227,6 +243,16 @@ impl Overview {
                 ),
             ),
             ("removed", format!("{} expired, {} evicted", self.keys_expired, self.keys_evicted)),
+            (
+                "snapshots",
+                match &self.snapshots {
+                    Snapshots { under_way: 0, taken, .. } => format!("{taken} so far"),
+                    Snapshots { under_way, permille, taken } => {
+                        let percent = *permille as f64 / 10.0;
+                        format!("{under_way} under way, at {percent:.1} %; {taken} so far")
+                    }
+                },
+            ),
         ]
         .map(|(name, value)| format!("{name:<12}{value}\n"))
         .concat();

@@ -1,7 +1,11 @@
+mod decoded;
+
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, little_endian as le};
 
 use super::{ControlError, ServerStatistics, SplitOutcome};
 use crate::layout::{BlockAddress, SizeClass};
+
+use decoded::{Decoded, decode, unused};
 
 /// The longest message on a control channel, in bytes.
 pub const MESSAGE_BYTES_MAX: usize = 64 << 10;
@@ -63,12 +67,19 @@ pub enum Request {
     Statistics,
     /// The client is about to store values with an end: somebody has to remove them. Not answered.
     Expires,
+    /// The client takes a snapshot, and has so many thousandths of it; with 1000 it has ended. For
+    /// whoever looks at the statistics. Not answered.
+    Snapshot {
+        /// At most 1000.
+        permille: u32,
+    },
     /// The client is leaving and holds nothing any more. Not answered.
     Goodbye,
 }
 
 /// What a server says on a control channel: answers in the order of the requests, and what it asks
 /// by itself, in between.
+#[allow(clippy::large_enum_variant, reason = "few of them, and none for long")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
     /// To [`Request::TakeBlocks`]: these belong to the client now.
@@ -140,6 +151,7 @@ const COLLECT: u8 = 10;
 const REPORT: u8 = 11;
 const RETURN: u8 = 12;
 const EXPIRES: u8 = 20;
+const SNAPSHOT: u8 = 21;
 
 /// The flags of [`Reply::Blocks`].
 const RESTED: u8 = 1;
@@ -161,108 +173,6 @@ fn encode_blocks(kind: u8, class: SizeClass, flags: u8, blocks: &[FreeBlock], in
     for block in blocks {
         let (address, generation) = (block.address.0.into(), block.generation.into());
         into.extend_from_slice(BlockBytes { address, generation }.as_bytes());
-    }
-}
-
-struct Decoded<'a> {
-    kind: u8,
-    class: u8,
-    flags: u8,
-    count: u32,
-    payload: &'a [u8],
-}
-
-fn decode(bytes: &[u8]) -> Result<Decoded<'_>, ControlError> {
-    let length = ControlError::Length { bytes: bytes.len() };
-    let Ok((header, payload)) = Header::ref_from_prefix(bytes) else { return Err(length) };
-    if bytes.len() > MESSAGE_BYTES_MAX {
-        return Err(length);
-    }
-    unused("reserved byte", header.reserved)?;
-    let count = header.count.get();
-    Ok(Decoded { kind: header.kind, class: header.class, flags: header.flags, count, payload })
-}
-
-/// What this kind of message has no use for is 0.
-fn unused(field: &'static str, value: impl Into<u64>) -> Result<(), ControlError> {
-    match value.into() {
-        0 => Ok(()),
-        value => Err(ControlError::Unknown { field, value }),
-    }
-}
-
-impl Decoded<'_> {
-    /// A message that says nothing but what it is.
-    fn bare(&self) -> Result<(), ControlError> {
-        unused("size class", self.class)?;
-        unused("flags", self.flags)?;
-        unused("count", self.count)?;
-        self.no_payload()
-    }
-
-    /// Whether the one flag of this kind of message is set.
-    fn flag(&self) -> Result<bool, ControlError> {
-        unused("flags", self.flags & !1)?;
-        Ok(self.flags == 1)
-    }
-
-    /// Which of the flags of [`Reply::Blocks`] are set: `rested`, `soon`.
-    fn rested_and_soon(&self) -> Result<(bool, bool), ControlError> {
-        unused("flags", self.flags & !(RESTED | SOON))?;
-        Ok((self.flags & RESTED != 0, self.flags & SOON != 0))
-    }
-
-    fn class(&self) -> Result<SizeClass, ControlError> {
-        let value = self.class.into();
-        SizeClass::from_index(self.class)
-            .map_err(|_| ControlError::Unknown { field: "size class", value })
-    }
-
-    /// The local depth in a split's message.
-    fn depth(&self) -> Result<u8, ControlError> {
-        let value = self.class.into();
-        let depth = (self.class <= DEPTH_MAX).then_some(self.class);
-        depth.ok_or(ControlError::Unknown { field: "local depth", value })
-    }
-
-    fn blocks(&self) -> Result<Vec<FreeBlock>, ControlError> {
-        let length = ControlError::Length { bytes: self.payload.len() };
-        let Ok(blocks) = <[BlockBytes]>::ref_from_bytes(self.payload) else { return Err(length) };
-        if blocks.len() != self.count as usize || blocks.len() > BLOCKS_PER_MESSAGE_MAX {
-            return Err(length);
-        }
-        let block = |bytes: &BlockBytes| FreeBlock {
-            address: BlockAddress(bytes.address.get()),
-            generation: bytes.generation.get(),
-        };
-        Ok(blocks.iter().map(block).collect())
-    }
-
-    fn addresses(&self) -> Result<Vec<BlockAddress>, ControlError> {
-        let length = ControlError::Length { bytes: self.payload.len() };
-        match <[le::U32]>::ref_from_bytes(self.payload) {
-            Ok(units) if units.len() <= HELD_PER_MESSAGE_MAX => {
-                Ok(units.iter().map(|units| BlockAddress(units.get())).collect())
-            }
-            _ => Err(length),
-        }
-    }
-
-    fn no_payload(&self) -> Result<(), ControlError> {
-        match self.payload.len() {
-            0 => Ok(()),
-            bytes => Err(ControlError::Length { bytes }),
-        }
-    }
-
-    fn statistics(&self) -> Result<ServerStatistics, ControlError> {
-        unused("size class", self.class)?;
-        unused("flags", self.flags)?;
-        let statistics = ServerStatistics::decode(self.payload)?;
-        match statistics.classes.len() == self.count as usize {
-            true => Ok(statistics),
-            false => Err(ControlError::Length { bytes: self.payload.len() }),
-        }
     }
 }
 
@@ -299,6 +209,7 @@ impl Request {
             }
             Self::Statistics => encode_header(STATISTICS, 0, 0, 0, into),
             Self::Expires => encode_header(EXPIRES, 0, 0, 0, into),
+            Self::Snapshot { permille } => encode_header(SNAPSHOT, 0, 0, *permille, into),
             Self::Goodbye => encode_header(GOODBYE, 0, 0, 0, into),
         }
     }
@@ -333,6 +244,7 @@ impl Request {
             }
             STATISTICS => message.bare().map(|()| Self::Statistics),
             EXPIRES => message.bare().map(|()| Self::Expires),
+            SNAPSHOT => message.permille().map(|permille| Self::Snapshot { permille }),
             GOODBYE => message.bare().map(|()| Self::Goodbye),
             kind => Err(ControlError::Unknown { field: "request", value: kind.into() }),
         }

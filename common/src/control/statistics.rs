@@ -58,6 +58,12 @@ pub struct ServerStatistics {
     pub keys_expired: u64,
     /// Keys removed since the server started to make room for others.
     pub keys_evicted: u64,
+    /// Clients that are taking a snapshot.
+    pub snapshots: u64,
+    /// How far the one is that is least far, in thousandths; 0 without any.
+    pub snapshot_permille: u64,
+    /// Snapshots that were completed since the server started.
+    pub snapshots_taken: u64,
     /// Classes that have chunks.
     pub classes: Vec<ClassStatistics>,
 }
@@ -77,7 +83,7 @@ pub struct ClassStatistics {
 }
 
 /// The numbers of [`ServerStatistics`] before its classes.
-const NUMBERS: usize = 24;
+const NUMBERS: usize = 27;
 /// The numbers of a [`ClassStatistics`].
 const CLASS_NUMBERS: usize = 4;
 
@@ -109,6 +115,9 @@ impl ServerStatistics {
             self.blocks_collected,
             self.keys_expired,
             self.keys_evicted,
+            self.snapshots,
+            self.snapshot_permille,
+            self.snapshots_taken,
         ];
         let class = |of: &ClassStatistics| {
             [of.class.index().into(), of.blocks, of.blocks_free, of.blocks_resting]
@@ -158,6 +167,9 @@ impl ServerStatistics {
             blocks_collected,
             keys_expired,
             keys_evicted,
+            snapshots,
+            snapshot_permille,
+            snapshots_taken,
         ] = first.map(le::U64::get);
         Ok(Self {
             incarnation,
@@ -184,6 +196,9 @@ impl ServerStatistics {
             blocks_collected,
             keys_expired,
             keys_evicted,
+            snapshots,
+            snapshot_permille,
+            snapshots_taken,
             classes: classes.iter().map(class).collect::<Result<_, _>>()?,
         })
     }

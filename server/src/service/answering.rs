@@ -119,6 +119,13 @@ impl Service {
                 }
                 return Ok(());
             }
+            Request::Snapshot { permille } => {
+                if let Some(peer) = self.peers.get_mut(&token) {
+                    peer.snapshot_permille = (permille < 1000).then_some(permille);
+                    self.statistics.snapshots_taken += u64::from(permille == 1000);
+                }
+                return Ok(());
+            }
             Request::Goodbye => return Err(Farewell::Goodbye),
         };
         self.reply(token, reply)

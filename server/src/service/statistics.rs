@@ -14,6 +14,7 @@ impl Service {
         if let Err(error) = depot.refresh(now, &memory) {
             tracing::error!("cannot look after free chunks: {error}");
         }
+        let snapshots = || self.peers.values().filter_map(|peer| peer.snapshot_permille);
         ServerStatistics {
             uptime_ms: now.saturating_sub(self.started_at) / 1_000_000,
             clients: self.clients.connected().into(),
@@ -32,6 +33,8 @@ impl Service {
             blocks_collected: self.collector.recovered(),
             keys_expired: self.reaper.expired(),
             keys_evicted: self.evictor.as_ref().map_or(0, Evictor::evicted),
+            snapshots: snapshots().count() as u64,
+            snapshot_permille: snapshots().min().unwrap_or(0).into(),
             classes: depot.classes(),
             ..self.statistics.clone()
         }

@@ -184,6 +184,10 @@ fn a_client_that_does_not_answer_is_fenced_and_others_go_on() {
         std::thread::sleep(Duration::from_millis(1));
     }
     farside_tests::send_signal(&stopped, Signal::STOP);
+    let status = format!("/proc/{}/status", stopped.id());
+    while !std::fs::read_to_string(&status).unwrap().contains("State:\tT") {
+        std::thread::sleep(Duration::from_millis(1));
+    }
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let stopping = StopOnDrop(&stop);

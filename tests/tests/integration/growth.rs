@@ -260,8 +260,16 @@ fn scans_see_every_key_once_while_the_index_grows() {
             let wrong = seen.iter().position(|times| *times != round);
             assert_eq!(wrong, None, "a key came more or less than once in scan {round}");
         }
-        // So does the checker, which follows splits just as well.
-        server.assert_verifies();
+        // So does the checker, which follows splits just as well, but not a directory that grows
+        // all the time.
+        loop {
+            let verified = server.cli(&["verify"]);
+            if verified.status.success() {
+                break;
+            }
+            let said = String::from_utf8(verified.stderr).unwrap();
+            assert!(said.contains("the index was rebuilt under each of"), "{said}");
+        }
         stop.store(true, Ordering::Relaxed);
     });
     assert!(server.client().statistics().unwrap().splits >= scaled(10));

@@ -284,3 +284,34 @@ fn a_region_file_is_verified_without_a_server() {
         std::thread::sleep(Duration::from_millis(10));
     }
 }
+
+#[test]
+fn a_snapshot_shows_while_it_is_taken() {
+    let server = ServerProcess::start(&["--memory", "16MiB"]);
+    let (taking, observer) = (server.client(), server.client());
+    let wait_for = |under_way: u64, permille: u64, taken: u64| {
+        let started = Instant::now();
+        loop {
+            let now = observer.statistics().unwrap();
+            let now = (now.snapshots, now.snapshot_permille, now.snapshots_taken);
+            if now == (under_way, permille, taken) {
+                return;
+            }
+            assert!(started.elapsed() < Duration::from_secs(20), "{now:?}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    };
+    taking.report_snapshot(400).unwrap();
+    wait_for(1, 400, 0);
+    taking.report_snapshot(1000).unwrap();
+    wait_for(0, 0, 1);
+    taking.report_snapshot(1).unwrap();
+    wait_for(1, 1, 1);
+    drop(taking);
+    wait_for(0, 0, 1);
+    observer.session().unwrap().put(b"key", b"value").unwrap();
+    snapshot(&server, &server.folder().join("snapshot"));
+    wait_for(0, 0, 2);
+    let shown = String::from_utf8(server.cli(&["stat"]).stdout).unwrap();
+    assert!(shown.contains("snapshots   2 so far"), "{shown}");
+}

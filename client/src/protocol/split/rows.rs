@@ -39,9 +39,9 @@ impl<F: Fabric> Mover<'_, F> {
         .map(drop)
     }
 
-    /// Makes the old subtable nobody's, to which nothing leads any more, so that an old directory is
-    /// found to be old, whatever the place is used for next. In this order: where it says whose it
-    /// is, it also says where the keys went.
+    /// Makes the old subtable nobody's, to which nothing leads any more, so that an old directory
+    /// is found to be old, whatever the place is used for next. In this order: where it says whose
+    /// it is, it also says where the keys went.
     ///
     /// # Errors
     /// [`ChainError`] when the endpoint does not reach the region any more.

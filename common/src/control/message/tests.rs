@@ -30,6 +30,7 @@ fn messages_come_back() {
         Request::Split { directory_hash: 0xdead_beef, local_depth: 32 },
         Request::Statistics,
         Request::Expires,
+        Request::Snapshot { permille: 1000 },
         Request::Goodbye,
     ] {
         request.encode(&mut bytes);
@@ -80,7 +81,7 @@ proptest! {
 
     #[test]
     fn damaged_messages_are_errors_or_other_messages(
-        kind in 0usize..12,
+        kind in 0usize..13,
         at in 0usize..32,
         value: u8,
         cut in 0usize..40,
@@ -99,6 +100,7 @@ proptest! {
                 Request::Held { collection: 7, last: true, blocks }.encode(&mut bytes);
             }
             6 => Request::Collect.encode(&mut bytes),
+            11 => Request::Snapshot { permille: 7 }.encode(&mut bytes),
             7 => Reply::Ask(Ask::Report { collection: 9 }).encode(&mut bytes),
             8 => Reply::Ask(Ask::Return).encode(&mut bytes),
             9 => Request::Split { directory_hash: 9, local_depth: 4 }.encode(&mut bytes),
