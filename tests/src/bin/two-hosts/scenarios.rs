@@ -135,7 +135,8 @@ impl World {
 
     /// Takes what the ledger of the other host says.
     fn read_ledger_elsewhere(&mut self) {
-        let text = self.other_host.run(&format!("od -An -v -w16 -t u8 {LEDGER}"));
+        let bytes = COUNTERS * 16;
+        let text = self.other_host.run(&format!("od -An -v -w16 -N{bytes} -t u8 {LEDGER}"));
         let numbers = |line: &str| -> Vec<u64> {
             line.split_whitespace().map(|number| number.parse().unwrap()).collect()
         };
