@@ -9,7 +9,7 @@ use farside_common::control::{Request, Role, ServerStatistics, Token};
 use farside_common::fabric::verbs::Options;
 
 use crate::connection::Connection;
-use crate::engine::EngineOptions;
+use crate::engine::{EngineOptions, Failure};
 use crate::{Error, Result, Session};
 
 /// A connection to a memory server: cheap to clone, shared by all threads of a process.
@@ -138,6 +138,11 @@ impl Shared {
 
     pub(crate) fn unreachable(&self, tried: Duration) -> Error {
         Error::Unreachable { server: self.target.address.to_string(), tried, source: None }
+    }
+
+    /// The error to return for a failure where nobody connects anew.
+    pub(crate) fn told(&self, connection: &Connection, failure: Failure) -> Error {
+        connection.failed(failure).unwrap_or_else(|| self.unreachable(Duration::ZERO))
     }
 
     /// How long connecting, and reconnecting, may take.

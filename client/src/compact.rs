@@ -6,9 +6,9 @@ use std::time::{Duration, UNIX_EPOCH};
 use farside_common::layout::SizeClass;
 
 use crate::any_engine::{AnyEngine, over};
-use crate::engine::{Failure, LANE};
+use crate::engine::LANE;
 use crate::protocol::{HASHES, ScannedSlot, read_part, read_slot};
-use crate::{Client, Entry, Error, Result, Store};
+use crate::{Client, Entry, Error, Result, Session, Store};
 
 /// How much is moved before what it left goes back to the server, in bytes: at most as much is out
 /// of everybody's reach.
@@ -47,7 +47,7 @@ impl Client {
         let mut chunks: HashMap<u32, Occupancy> = HashMap::new();
         let mut from = 0;
         while from < HASHES {
-            let (slots, to) = self.slots(session.engine()?, from)?;
+            let (slots, to) = slots(&mut session, from)?;
             for (chunk, slot) in slots {
                 let Some(block) = slot.block() else { continue };
                 let new = Occupancy { class: block.class, live: 0 };
@@ -62,12 +62,12 @@ impl Client {
         }
         let (mut batch_bytes, mut from) = (0, 0);
         while from < HASHES {
-            let (slots, to) = self.slots(session.engine()?, from)?;
+            let (slots, to) = slots(&mut session, from)?;
             for (chunk, slot) in slots {
                 if !thin.contains(&chunk) {
                     continue;
                 }
-                let Some(entry) = self.entry(session.engine()?, slot)? else { continue };
+                let Some(entry) = entry(&mut session, slot)? else { continue };
                 let mut store = Store::if_version(entry.value.version);
                 if let Some(end_s) = entry.expires_at_s {
                     store = store.until(UNIX_EPOCH + Duration::from_secs(end_s.into()));
@@ -92,36 +92,30 @@ impl Client {
         }
         Ok(done)
     }
+}
 
-    /// The slots that link a block, with its chunk, of the part of all hashes that begins there;
-    /// and where that ends. One round trip a subtable.
-    fn slots(&self, engine: &AnyEngine, from: u64) -> Result<(Vec<(u32, ScannedSlot)>, u64)> {
-        let geometry = engine.format().geometry();
-        let mut found = Vec::new();
-        let read = over!(engine, engine => {
-            engine.endpoint.drive(read_part(engine, LANE, from as u32, &mut found))
-        });
-        let to = read.map_err(|failure| self.told(failure))?;
-        let chunk = |slot: &ScannedSlot| geometry.chunk_of(slot.block()?.address.offset());
-        Ok((found.into_iter().filter_map(|slot| Some((chunk(&slot)?, slot))).collect(), to))
-    }
+/// The slots that link a block, with its chunk, of the part of all hashes that begins there; and
+/// where that ends. One round trip a subtable.
+fn slots(session: &mut Session, from: u64) -> Result<(Vec<(u32, ScannedSlot)>, u64)> {
+    let engine = session.engine()?;
+    let geometry = engine.format().geometry();
+    let mut found = Vec::new();
+    let read = over!(engine, engine => {
+        engine.endpoint.drive(read_part(engine, LANE, from as u32, &mut found))
+    });
+    let to = read.map_err(|failure| session.told(failure))?;
+    let chunk = |slot: &ScannedSlot| geometry.chunk_of(slot.block()?.address.offset());
+    Ok((found.into_iter().filter_map(|slot| Some((chunk(&slot)?, slot))).collect(), to))
+}
 
-    /// The entry of a slot; `None` if it is gone, or for others to mend.
-    fn entry(&self, engine: &AnyEngine, slot: ScannedSlot) -> Result<Option<Entry>> {
-        let entry = over!(engine, engine => {
-            engine.endpoint.drive(read_slot(engine, LANE, slot))
-        });
-        match entry.map_err(|failure| self.told(failure)) {
-            Err(Error::Layout(_) | Error::Contended { .. }) => Ok(None),
-            entry => entry,
-        }
-    }
-
-    fn told(&self, failure: Failure) -> Error {
-        match failure {
-            Failure::Error(error) => *error,
-            Failure::Disconnected => self.shared.unreachable(Duration::ZERO),
-        }
+/// The entry of a slot; `None` if it is gone, or for others to mend.
+fn entry(session: &mut Session, slot: ScannedSlot) -> Result<Option<Entry>> {
+    let entry = over!(session.engine()?, engine => {
+        engine.endpoint.drive(read_slot(engine, LANE, slot))
+    });
+    match entry.map_err(|failure| session.told(failure)) {
+        Err(Error::Layout(_) | Error::Contended { .. }) => Ok(None),
+        entry => entry,
     }
 }
 

@@ -64,12 +64,18 @@ impl Connection {
         })
     }
 
-    /// After this error nobody knows what the last operation did: without a goodbye the server
-    /// looks for what it may have left, and sessions connect anew.
-    pub(crate) fn note(&self, error: &Error) {
-        if matches!(error, Error::Indeterminate) {
+    /// The error behind a failure; `None` if this connection is lost, and nothing happened. Where
+    /// nobody knows what the last operation did, it is given up as well: without a goodbye the
+    /// server looks for what it may have left, and sessions connect anew.
+    pub(crate) fn failed(&self, failure: Failure) -> Option<Error> {
+        let error = match failure {
+            Failure::Error(error) => Some(*error),
+            Failure::Disconnected => None,
+        };
+        if matches!(error, None | Some(Error::Indeterminate)) {
             self.control.give_up();
         }
+        error
     }
 
     /// That a writer's own settings leave it a T_word (`docs/protocol.md`); the server checked its

@@ -245,14 +245,7 @@ impl<'s, F: Fabric> Lanes<'s, F> {
                 Action::Put(_) => Outcome::Stored,
                 _ => Outcome::Applied(applied),
             }),
-            Err(Failure::Error(error)) => {
-                self.connection.note(&error);
-                Err(*error)
-            }
-            Err(Failure::Disconnected) => {
-                self.connection.control.give_up();
-                Err(self.shared.unreachable(Duration::ZERO))
-            }
+            Err(failure) => Err(self.shared.told(self.connection, failure)),
         };
         Some(Completed { ticket: lane.ticket, result, counters: &lane.counters })
     }

@@ -1,7 +1,5 @@
 //! Iterating over everything.
 
-use std::time::Duration;
-
 use crate::any_engine::{AnyEngine, over};
 use crate::client::Shared;
 use crate::connection::Connection;
@@ -53,11 +51,11 @@ impl Iterator for Scan<'_> {
     fn next(&mut self) -> Option<Self::Item> {
         match self.step() {
             Ok(entry) => entry.map(Ok),
-            Err(Failure::Error(error)) => Some(Err(*error)),
-            Err(Failure::Disconnected) => {
-                self.progress.end();
-                self.connection.control.give_up();
-                Some(Err(self.shared.unreachable(Duration::ZERO)))
+            Err(failure) => {
+                if matches!(failure, Failure::Disconnected) {
+                    self.progress.end();
+                }
+                Some(Err(self.shared.told(self.connection, failure)))
             }
         }
     }

@@ -48,9 +48,8 @@ impl Link {
             let connection = shared.connection()?;
             match connection.engine(shared.options) {
                 Ok(engine) => return Ok(Self { engine, connection }),
-                Err(Failure::Error(error)) => return Err(*error),
                 // A server may be killed again before it showed anything.
-                Err(Failure::Disconnected) => connection.control.give_up(),
+                Err(failure) => connection.failed(failure).map_or(Ok(()), Err)?,
             }
             losses.add(shared)?;
         }
@@ -103,6 +102,11 @@ impl Session {
         Ok(&self.link.engine)
     }
 
+    /// The error to return for a failure on [`Session::engine`].
+    pub(crate) fn told(&self, failure: Failure) -> Error {
+        self.shared.told(&self.link.connection, failure)
+    }
+
     /// Runs an operation; again on a new connection if this one turned out to be lost before the
     /// operation happened.
     #[inline]
@@ -114,11 +118,7 @@ impl Session {
         loop {
             match self.engine()?.perform(action, key, value) {
                 Ok(answer) => return Ok(answer),
-                Err(Failure::Error(error)) => {
-                    self.link.connection.note(&error);
-                    return Err(*error);
-                }
-                Err(Failure::Disconnected) => self.link.connection.control.give_up(),
+                Err(failure) => self.link.connection.failed(failure).map_or(Ok(()), Err)?,
             }
             losses.add(&self.shared)?;
         }

@@ -3,6 +3,7 @@
 use std::fs::OpenOptions;
 use std::path::Path;
 
+use farside::Session;
 use farside_common::fabric::shm::Region;
 
 /// How many counters there are.
@@ -39,6 +40,21 @@ impl Ledger {
     pub fn open(path: &Path) -> Self {
         let file = OpenOptions::new().read(true).write(true).open(path).unwrap();
         Self { words: Region::map(&file).unwrap() }
+    }
+
+    /// That no increment of a shared counter was lost, and none happened twice.
+    pub fn check_counters(&self, session: &mut Session) {
+        for counter in 0..COUNTERS {
+            let (acknowledged, attempted) = self.bounds(counter);
+            let value = session.get(format!("counter {counter}").as_bytes()).unwrap();
+            let number =
+                value.map_or(0, |value| u64::from_le_bytes(value.data.try_into().unwrap()));
+            assert!(acknowledged > 0, "counter {counter} was not used");
+            assert!(
+                (acknowledged..=attempted).contains(&number),
+                "counter {counter} is {number}, between {acknowledged} and {attempted} were possible"
+            );
+        }
     }
 
     /// An increment, or the next step of a key, is about to be tried; how many were before.

@@ -15,6 +15,9 @@ pub mod linearizability;
 pub mod proof;
 pub mod recorder;
 pub mod simulator;
+mod worker;
+
+pub use worker::Worker;
 
 /// The binary of this name, built from the present sources.
 pub fn binary(name: &str) -> PathBuf {
@@ -50,8 +53,17 @@ impl Drop for StopOnDrop<'_> {
     }
 }
 
-/// How long a process may take to start or stop.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// How long what takes no time may take on a busy machine.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Waits until something holds, with a limit.
+pub fn wait_until(what: &str, most: Duration, mut holds: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !holds() {
+        assert!(started.elapsed() < most, "after {most:?} still waiting: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
 
 /// The address of the RDMA device to test with, where there is one; else tests use shared memory.
 pub fn device() -> Option<String> {

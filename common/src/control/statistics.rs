@@ -88,37 +88,42 @@ const NUMBERS: usize = 27;
 const CLASS_NUMBERS: usize = 4;
 
 impl ServerStatistics {
+    /// The numbers before the classes, as they stand in a message.
+    fn numbers(&mut self) -> [&mut u64; NUMBERS] {
+        [
+            &mut self.incarnation,
+            &mut self.uptime_ms,
+            &mut self.clients,
+            &mut self.chunks,
+            &mut self.chunks_free,
+            &mut self.chunks_index,
+            &mut self.subtables,
+            &mut self.subtables_free,
+            &mut self.directory_depth,
+            &mut self.splits,
+            &mut self.splits_stuck,
+            &mut self.blocks_taken,
+            &mut self.blocks_given,
+            &mut self.requests_denied,
+            &mut self.clients_lost,
+            &mut self.chunks_resting,
+            &mut self.chunks_emptied,
+            &mut self.recalls,
+            &mut self.collections,
+            &mut self.collections_next,
+            &mut self.collecting,
+            &mut self.blocks_collected,
+            &mut self.keys_expired,
+            &mut self.keys_evicted,
+            &mut self.snapshots,
+            &mut self.snapshot_permille,
+            &mut self.snapshots_taken,
+        ]
+    }
+
     /// Appends all numbers to a message.
     pub(super) fn encode(&self, into: &mut Vec<u8>) {
-        let first: [u64; NUMBERS] = [
-            self.incarnation,
-            self.uptime_ms,
-            self.clients,
-            self.chunks,
-            self.chunks_free,
-            self.chunks_index,
-            self.subtables,
-            self.subtables_free,
-            self.directory_depth,
-            self.splits,
-            self.splits_stuck,
-            self.blocks_taken,
-            self.blocks_given,
-            self.requests_denied,
-            self.clients_lost,
-            self.chunks_resting,
-            self.chunks_emptied,
-            self.recalls,
-            self.collections,
-            self.collections_next,
-            self.collecting,
-            self.blocks_collected,
-            self.keys_expired,
-            self.keys_evicted,
-            self.snapshots,
-            self.snapshot_permille,
-            self.snapshots_taken,
-        ];
+        let first = self.clone().numbers().map(|number| *number);
         let class = |of: &ClassStatistics| {
             [of.class.index().into(), of.blocks, of.blocks_free, of.blocks_resting]
         };
@@ -142,64 +147,11 @@ impl ServerStatistics {
             let class = SizeClass::from_index(index).map_err(|_| unknown)?;
             Ok(ClassStatistics { class, blocks, blocks_free, blocks_resting })
         };
-        let [
-            incarnation,
-            uptime_ms,
-            clients,
-            chunks,
-            chunks_free,
-            chunks_index,
-            subtables,
-            subtables_free,
-            directory_depth,
-            splits,
-            splits_stuck,
-            blocks_taken,
-            blocks_given,
-            requests_denied,
-            clients_lost,
-            chunks_resting,
-            chunks_emptied,
-            recalls,
-            collections,
-            collections_next,
-            collecting,
-            blocks_collected,
-            keys_expired,
-            keys_evicted,
-            snapshots,
-            snapshot_permille,
-            snapshots_taken,
-        ] = first.map(le::U64::get);
-        Ok(Self {
-            incarnation,
-            uptime_ms,
-            clients,
-            chunks,
-            chunks_free,
-            chunks_index,
-            subtables,
-            subtables_free,
-            directory_depth,
-            splits,
-            splits_stuck,
-            blocks_taken,
-            blocks_given,
-            requests_denied,
-            clients_lost,
-            chunks_resting,
-            chunks_emptied,
-            recalls,
-            collections,
-            collections_next,
-            collecting,
-            blocks_collected,
-            keys_expired,
-            keys_evicted,
-            snapshots,
-            snapshot_permille,
-            snapshots_taken,
-            classes: classes.iter().map(class).collect::<Result<_, _>>()?,
-        })
+        let classes = classes.iter().map(class).collect::<Result<_, _>>()?;
+        let mut statistics = Self { classes, ..Self::default() };
+        for (into, number) in statistics.numbers().into_iter().zip(first) {
+            *into = number.get();
+        }
+        Ok(statistics)
     }
 }

@@ -7,7 +7,6 @@ use farside_common::control::FreeBlock;
 use farside_common::fabric::{ChainError, Nanos};
 use farside_common::layout::{BlockAddress, HeaderWord, SizeClass};
 
-use super::shelf::Resting;
 use super::{Chunk, Depot, Memory, Span, used_generation};
 
 /// A block that nobody has been found to have, and its header when it was noted.
@@ -81,21 +80,14 @@ impl Depot {
         for suspect in noted {
             let Suspect { address, class, header } = *suspect;
             let Ok((chunk, index)) = self.locate(address, class) else { continue };
-            let Chunk::Span(span) = &mut self.chunks[chunk as usize] else { continue };
+            let Chunk::Span(span) = &self.chunks[chunk as usize] else { continue };
             let is_suspect = span.suspects.as_ref().is_some_and(|bits| bits.has(index));
             if !is_suspect || span.held.has(index) || memory.header(address)? != header {
                 continue;
             }
             let last = used_generation(header, self.options.unused_generation);
             let block = FreeBlock { address, generation: last.wrapping_add(1) };
-            span.held.set(index);
-            span.clear_suspect(index);
-            let ready_at = now.saturating_add(self.options.grace);
-            let shelf = self.shelf(class);
-            shelf.held += 1;
-            shelf.returned += 1;
-            shelf.rest(Resting { ready_at, blocks: vec![block] });
-            recovered += 1;
+            recovered += u64::from(self.give(class, vec![block], false, now).is_ok());
         }
         Ok(recovered)
     }

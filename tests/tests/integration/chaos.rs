@@ -5,46 +5,20 @@
 //!
 //! `FARSIDE_CHAOS_SECONDS` sets how long (5 by default, 60 in `make test`).
 
-use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use farside_tests::ledger::{COUNTERS, Ledger};
-use farside_tests::{ServerProcess, device, scaled};
+use farside_tests::ledger::Ledger;
+use farside_tests::{ServerProcess, Worker, device, scaled};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
 const WORKERS: usize = 8;
 
-struct Worker {
-    child: Child,
-    errors: std::path::PathBuf,
-}
-
-impl Worker {
-    fn start(server: &ServerProcess, seconds: u64, number: u64) -> Self {
-        let errors = server.folder().join(format!("worker-{number}"));
-        let child = Command::new(env!("CARGO_BIN_EXE_chaos-worker"))
-            .arg(server.address())
-            .arg(seconds.to_string())
-            .arg(number.to_string())
-            .arg(server.folder().join("ledger"))
-            .stdin(Stdio::null())
-            .stderr(std::fs::File::create(&errors).unwrap())
-            .spawn()
-            .unwrap();
-        Self { child, errors }
-    }
-
-    fn errors(&self) -> String {
-        std::fs::read_to_string(&self.errors).unwrap()
-    }
-
-    /// That it has not ended by itself for a reason.
-    fn check(&mut self) {
-        if let Some(status) = self.child.try_wait().unwrap() {
-            assert!(status.success(), "a worker failed: {status}: {}", self.errors());
-        }
-    }
+/// A client at work for so long.
+pub(crate) fn worker(server: &ServerProcess, seconds: u64, number: u64) -> Worker {
+    let ledger = server.folder().join("ledger").into_os_string();
+    let arguments = [seconds.to_string().into(), number.to_string().into(), ledger];
+    Worker::start(env!("CARGO_BIN_EXE_chaos-worker"), server, number, arguments)
 }
 
 #[test]
@@ -54,47 +28,26 @@ fn clients_killed_at_random_harm_nobody() {
     let memory = if device().is_some() { "512MiB" } else { "2GiB" };
     let server = ServerProcess::start(&["--memory", memory, "--grace-ms", "20"]);
     Ledger::create(&server.folder().join("ledger"));
+    let ledger = Ledger::open(&server.folder().join("ledger"));
     let until = Instant::now() + Duration::from_secs(seconds);
     let left = || until.saturating_duration_since(Instant::now()).as_secs() + 1;
     let mut random = SmallRng::seed_from_u64(1);
     let mut started = WORKERS as u64;
     let mut workers: Vec<Worker> =
-        (0..started).map(|number| Worker::start(&server, left(), number)).collect();
+        (0..started).map(|number| worker(&server, left(), number)).collect();
     let mut killed = 0;
     while Instant::now() < until {
         std::thread::sleep(Duration::from_millis(random.random_range(5..150)));
-        let victim = &mut workers[random.random_range(0..WORKERS)];
-        victim.check();
-        victim.child.kill().unwrap();
-        victim.child.wait().unwrap();
-        assert_eq!(victim.errors(), "", "a killed worker had seen something");
-        *victim = Worker::start(&server, left(), started);
+        workers.swap_remove(random.random_range(0..WORKERS)).kill();
+        workers.push(worker(&server, left(), started));
         started += 1;
         killed += 1;
     }
-    for worker in &mut workers {
-        let status = worker.child.wait().unwrap();
-        assert!(status.success(), "a worker failed: {status}: {}", worker.errors());
-    }
+    workers.into_iter().for_each(Worker::wait);
     assert!(killed > scaled(seconds * 2), "{killed} kills");
-    check_counters(&server);
+    ledger.check_counters(&mut server.client().session().unwrap());
     server.assert_verifies();
     let statistics = server.client().statistics().unwrap();
     assert_eq!(statistics.clients, 1, "dead clients are noticed");
     assert!(device().is_some() || statistics.subtables > 4, "{statistics:?}");
-}
-
-fn check_counters(server: &ServerProcess) {
-    let mut session = server.client().session().unwrap();
-    let ledger = Ledger::open(&server.folder().join("ledger"));
-    for counter in 0..COUNTERS {
-        let (acknowledged, attempted) = ledger.bounds(counter);
-        let value = session.get(format!("counter {counter}").as_bytes()).unwrap();
-        let number = value.map_or(0, |value| u64::from_le_bytes(value.data.try_into().unwrap()));
-        assert!(acknowledged > 0, "counter {counter} was not used");
-        assert!(
-            (acknowledged..=attempted).contains(&number),
-            "counter {counter} is {number}, between {acknowledged} and {attempted} were possible"
-        );
-    }
 }

@@ -1,7 +1,6 @@
 //! Proves that what killed clients held comes back, exactly, while others go on at full speed: that
 //! after a collection each block is free, linked, or with a client that lives.
 
-use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -11,8 +10,9 @@ use farside_common::config::ClientConfig;
 use farside_common::control::HELD_PER_MESSAGE_MAX;
 use farside_common::layout::SizeClass;
 use farside_tests::ledger::Ledger;
-use farside_tests::{ServerProcess, StopOnDrop, device, scaled};
-use rustix::process::Signal;
+use farside_tests::{PATIENCE, ServerProcess, StopOnDrop, Worker, device, scaled, wait_until};
+
+use crate::chaos;
 
 /// Blocks that are neither with the server nor linked, when nobody is at work.
 fn blocks_missing(client: &Client, statistics: &ServerStatistics) -> i64 {
@@ -24,40 +24,19 @@ fn blocks_missing(client: &Client, statistics: &ServerStatistics) -> i64 {
 
 /// Waits until all blocks that are not linked are with the server.
 fn wait_for_all(observer: &Client) {
-    let started = Instant::now();
-    while blocks_missing(observer, &observer.statistics().unwrap()) != 0 {
-        assert!(started.elapsed() < Duration::from_secs(10));
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    wait_until("all blocks are back", PATIENCE, || {
+        blocks_missing(observer, &observer.statistics().unwrap()) == 0
+    });
 }
 
 /// Waits until so many clients are connected.
 fn wait_for_clients(observer: &Client, count: u64) {
-    let started = Instant::now();
-    while observer.statistics().unwrap().clients < count {
-        assert!(started.elapsed() < Duration::from_secs(20));
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    wait_until("the clients connect", PATIENCE, || observer.statistics().unwrap().clients >= count);
 }
 
-fn worker(server: &ServerProcess, number: u64) -> Child {
-    let errors = server.folder().join(format!("worker-{number}"));
-    Command::new(env!("CARGO_BIN_EXE_chaos-worker"))
-        .arg(server.address())
-        .args(["3600", &number.to_string()])
-        .arg(server.folder().join("ledger"))
-        .stdin(Stdio::null())
-        .stderr(std::fs::File::create(errors).unwrap())
-        .spawn()
-        .unwrap()
-}
-
-/// That no worker saw what must not be.
-fn assert_no_errors(server: &ServerProcess, workers: u64) {
-    for number in 0..workers {
-        let errors = std::fs::read_to_string(server.folder().join(format!("worker-{number}")));
-        assert_eq!(errors.unwrap(), "", "worker {number}");
-    }
+/// A client that is at work until it is killed.
+fn worker(server: &ServerProcess, number: u64) -> Worker {
+    chaos::worker(server, 3600, number)
 }
 
 #[test]
@@ -67,25 +46,14 @@ fn what_killed_clients_held_comes_back_by_itself() {
     Ledger::create(&server.folder().join("ledger"));
     let observer = server.client();
     const WORKERS: u64 = 4;
-    let mut workers: Vec<Child> = (0..WORKERS).map(|number| worker(&server, number)).collect();
+    let workers: Vec<Worker> = (0..WORKERS).map(|number| worker(&server, number)).collect();
     wait_for_clients(&observer, WORKERS + 1);
     std::thread::sleep(Duration::from_millis(300));
-    for worker in &mut workers {
-        worker.kill().unwrap();
-        worker.wait().unwrap();
-    }
-    let started = Instant::now();
-    let statistics = loop {
-        let statistics = observer.statistics().unwrap();
-        if blocks_missing(&observer, &statistics) == 0 {
-            break statistics;
-        }
-        assert!(started.elapsed() < Duration::from_secs(20), "{statistics:?}");
-        std::thread::sleep(Duration::from_millis(20));
-    };
+    workers.into_iter().for_each(Worker::kill);
+    wait_for_all(&observer);
+    let statistics = observer.statistics().unwrap();
     assert_eq!(statistics.clients_lost, WORKERS);
     assert!(statistics.blocks_collected > WORKERS, "{statistics:?}");
-    assert_no_errors(&server, WORKERS);
     server.assert_verifies();
 }
 
@@ -96,33 +64,27 @@ fn collections_harm_nobody_who_lives_and_miss_nobody_who_died() {
     Ledger::create(&server.folder().join("ledger"));
     let observer = server.client();
     const LIVING: usize = 3;
-    let mut workers: Vec<Child> = (0..LIVING as u64 + 1).map(|n| worker(&server, n)).collect();
+    let mut workers: Vec<Worker> = (0..LIVING as u64 + 1).map(|n| worker(&server, n)).collect();
     let mut started = workers.len() as u64;
     let kills = scaled(20).max(10);
     for _ in 0..kills {
         wait_for_clients(&observer, LIVING as u64 + 2);
         // One dies at any moment of a collection, and another comes.
-        let mut victim = workers.swap_remove(LIVING);
+        let victim = workers.swap_remove(LIVING);
         std::thread::scope(|scope| {
             let collecting = scope.spawn(|| observer.collect().unwrap());
-            victim.kill().unwrap();
-            victim.wait().unwrap();
+            victim.kill();
             workers.push(worker(&server, started));
             started += 1;
             collecting.join().unwrap();
         });
     }
-    for worker in &mut workers {
-        assert!(worker.try_wait().unwrap().is_none(), "a worker ended");
-        worker.kill().unwrap();
-        worker.wait().unwrap();
-    }
+    workers.into_iter().for_each(Worker::kill);
     let statistics = observer.collect().unwrap();
     assert_eq!(blocks_missing(&observer, &statistics), 0, "{statistics:?}");
     assert!(statistics.collections > kills);
     // Some were killed before they connected.
     assert!((kills / 2..=started).contains(&statistics.clients_lost), "{statistics:?}");
-    assert_no_errors(&server, started);
     server.assert_verifies();
 }
 
@@ -177,17 +139,12 @@ fn what_an_idle_session_holds_is_left_to_it() {
 fn a_client_that_does_not_answer_is_fenced_and_others_go_on() {
     let server = ServerProcess::start(&["--memory", "64MiB", "--grace-ms", "20"]);
     Ledger::create(&server.folder().join("ledger"));
-    let mut stopped = worker(&server, 0);
+    let stopped = worker(&server, 0);
     let observer = server.client();
-    // It has blocks.
-    while blocks_missing(&observer, &observer.statistics().unwrap()) == 0 {
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    farside_tests::send_signal(&stopped, Signal::STOP);
-    let status = format!("/proc/{}/status", stopped.id());
-    while !std::fs::read_to_string(&status).unwrap().contains("State:\tT") {
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    wait_until("it has blocks", PATIENCE, || {
+        blocks_missing(&observer, &observer.statistics().unwrap()) != 0
+    });
+    stopped.stop();
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let stopping = StopOnDrop(&stop);
@@ -210,16 +167,10 @@ fn a_client_that_does_not_answer_is_fenced_and_others_go_on() {
         assert!(working.join().unwrap() > scaled(1000));
     });
     // It comes back and finds itself fenced: it connects anew and goes on.
-    farside_tests::send_signal(&stopped, Signal::CONT);
-    let started = Instant::now();
-    while observer.statistics().unwrap().clients < 2 {
-        assert!(started.elapsed() < Duration::from_secs(20), "it does not come back");
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    stopped.kill().unwrap();
-    stopped.wait().unwrap();
+    stopped.go_on();
+    wait_for_clients(&observer, 2);
+    stopped.kill();
     let statistics = observer.collect().unwrap();
     assert_eq!(blocks_missing(&observer, &statistics), 0, "{statistics:?}");
-    assert_no_errors(&server, 1);
     server.assert_verifies();
 }

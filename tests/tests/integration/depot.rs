@@ -3,7 +3,7 @@
 //! harm.
 
 use farside::{Client, Error, Outcome};
-use farside_tests::{ServerProcess, device, scaled};
+use farside_tests::{PATIENCE, ServerProcess, device, scaled, wait_until};
 use rustix::process::Signal;
 
 /// Blocks that are neither with the server nor linked.
@@ -121,15 +121,9 @@ fn what_a_forgotten_pipeline_left_undecided_is_cleared() {
     assert!(pipeline.poll().is_none() && pipeline.poll().is_none());
     std::mem::forget(pipeline);
     drop((session, client));
-    let started = std::time::Instant::now();
-    while watcher.statistics().unwrap().clients_lost == 0 {
-        assert!(started.elapsed().as_secs() < 10, "the server took it for a goodbye");
-        std::thread::sleep(std::time::Duration::from_millis(5));
-    }
-    while !server.log().contains("emptied what lost clients left behind") {
-        assert!(started.elapsed().as_secs() < 10, "{}", server.log());
-        std::thread::sleep(std::time::Duration::from_millis(5));
-    }
+    wait_until("no goodbye", PATIENCE, || watcher.statistics().unwrap().clients_lost > 0);
+    let says = "emptied what lost clients left behind";
+    wait_until(says, PATIENCE, || server.log().contains(says));
     assert!(watcher.session().unwrap().insert(b"new", b"other").unwrap());
     server.assert_verifies();
 }

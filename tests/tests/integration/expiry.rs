@@ -1,23 +1,12 @@
 //! Proves that values end for every client at their second, that the server then takes their
 //! memory back with a few wakeups, and that without such values it does not wake at all.
 
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use farside::{BatchOutcome, Exchange, Store};
-use farside_tests::{ServerProcess, scaled};
+use farside_tests::{PATIENCE, ServerProcess, scaled, wait_until};
 
 const TTL: Duration = Duration::from_secs(2);
-/// How long the server may take to remove what has ended: its margin, its rest, and a slow machine.
-const PATIENCE: Duration = Duration::from_secs(20);
-
-fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let started = Instant::now();
-    while !holds() {
-        assert!(started.elapsed() < PATIENCE, "never came true: {what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
-
 #[test]
 fn values_end_for_everybody_and_their_memory_comes_back() {
     let keys = scaled(5000);
@@ -35,7 +24,7 @@ fn values_end_for_everybody_and_their_memory_comes_back() {
     assert!((0..keys).all(|n| session.get(&of(&n)).unwrap().is_none()));
     assert!((0..keys).all(|n| other.get(&of(&n)).unwrap().is_none()));
     assert_eq!(session.scan().unwrap().count(), 1);
-    eventually("all are removed", || client.statistics().unwrap().keys_expired == keys);
+    wait_until("all are removed", PATIENCE, || client.statistics().unwrap().keys_expired == keys);
     server.assert_verifies();
     assert_eq!(*session.get(b"stays").unwrap().unwrap(), *b"stays");
     // Their places in the index and their blocks serve again.
@@ -104,7 +93,7 @@ fn ends_outlive_the_server_and_the_client() {
     server.kill();
     server.restart();
     let client = server.client();
-    eventually("all are removed", || client.statistics().unwrap().keys_expired == 100);
+    wait_until("all are removed", PATIENCE, || client.statistics().unwrap().keys_expired == 100);
     server.assert_verifies();
     // Nobody stores such values any more: once the last slots are empty, the server sleeps.
     std::thread::sleep(Duration::from_secs(2));

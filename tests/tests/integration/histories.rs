@@ -6,14 +6,13 @@
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use farside::Client;
 use farside_common::fabric::shm::boot_time_ns;
 use farside_tests::linearizability::{self, Ended, Operation, Record, Violation};
 use farside_tests::recorder::{HOT_KEYS, RECORD_BYTES, RecordingSession, read};
-use farside_tests::{ServerProcess, device, scaled};
+use farside_tests::{ServerProcess, Worker, device, scaled};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
@@ -24,21 +23,6 @@ const OPERATIONS_MIN: u64 = 10_000;
 const SPLITS_MIN: u64 = 60;
 /// But no longer than this.
 const PATIENCE: Duration = Duration::from_secs(60);
-
-/// A history-worker process.
-struct Worker {
-    child: Child,
-    errors: PathBuf,
-    /// The number of its first session.
-    first: u64,
-}
-
-impl Drop for Worker {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
 
 /// What is killed meanwhile.
 #[derive(Clone, Copy, Default)]
@@ -97,7 +81,8 @@ impl std::fmt::Display for Figures {
 struct Run {
     server: ServerProcess,
     folder: PathBuf,
-    workers: Vec<Worker>,
+    /// With the number of the first session of each.
+    workers: Vec<(u64, Worker)>,
     sessions: u64,
     /// When the workers with these first sessions were certainly dead.
     deaths: Vec<(u64, u64)>,
@@ -119,16 +104,10 @@ impl Run {
     fn start_worker(&mut self) {
         let first = self.sessions;
         self.sessions += SESSIONS;
-        let errors = self.server.folder().join(format!("errors-{first}"));
-        let child = Command::new(env!("CARGO_BIN_EXE_history-worker"))
-            .arg(self.server.address())
-            .arg(&self.folder)
-            .args([first.to_string(), SESSIONS.to_string()])
-            .stdin(Stdio::null())
-            .stderr(std::fs::File::create(&errors).unwrap())
-            .spawn()
-            .unwrap();
-        self.workers.push(Worker { child, errors, first });
+        let folder = self.folder.clone().into_os_string();
+        let arguments = [folder, first.to_string().into(), SESSIONS.to_string().into()];
+        let program = env!("CARGO_BIN_EXE_history-worker");
+        self.workers.push((first, Worker::start(program, &self.server, first, arguments)));
     }
 
     /// Kills for so long what is to be killed, and until there is enough to judge.
@@ -136,11 +115,7 @@ impl Run {
         let started = Instant::now();
         while started.elapsed() < duration || (self.is_early() && started.elapsed() < PATIENCE) {
             std::thread::sleep(Duration::from_millis(random.random_range(20..200)));
-            for worker in &mut self.workers {
-                if let Some(status) = worker.child.try_wait().unwrap() {
-                    panic!("a worker ended: {status}: {}", errors(worker));
-                }
-            }
+            self.workers.iter_mut().for_each(|(_, worker)| worker.check());
             if kills.server && (!kills.workers || random.random_range(0..4) == 0) {
                 self.add_splits();
                 self.server.kill();
@@ -171,11 +146,9 @@ impl Run {
     }
 
     fn replace_worker(&mut self, random: &mut SmallRng) {
-        let mut victim = self.workers.swap_remove(random.random_range(0..WORKERS));
-        victim.child.kill().unwrap();
-        victim.child.wait().unwrap();
-        self.deaths.push((victim.first, boot_time_ns()));
-        assert_eq!(errors(&victim), "", "a killed worker had seen something");
+        let (first, victim) = self.workers.swap_remove(random.random_range(0..WORKERS));
+        victim.kill();
+        self.deaths.push((first, boot_time_ns()));
         self.figures.clients_killed += 1;
         self.start_worker();
     }
@@ -188,10 +161,7 @@ impl Run {
     /// Stops all, has somebody new read every key, and judges what is on file.
     fn judge(mut self) -> (Figures, Vec<Record>) {
         std::fs::write(self.folder.join("stop"), []).unwrap();
-        for worker in &mut self.workers {
-            let status = worker.child.wait().unwrap();
-            assert!(status.success(), "a worker failed: {status}: {}", errors(worker));
-        }
+        self.workers.drain(..).for_each(|(_, worker)| worker.wait());
         self.add_splits();
         let (session, last) = (self.client().session().unwrap(), self.sessions);
         let file = self.folder.join(last.to_string());
@@ -230,10 +200,6 @@ impl Run {
         }
         history
     }
-}
-
-fn errors(worker: &Worker) -> String {
-    std::fs::read_to_string(&worker.errors).unwrap()
 }
 
 /// Writes a history to where it outlives the test.

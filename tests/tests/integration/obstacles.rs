@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use farside::{Error, Exhausted, Session};
+use farside::{Client, Error, Exhausted, Session};
 use farside_common::fabric::shm::Region;
 use farside_common::layout::{
     BLOCK_HEADER_BYTES, FORWARD_OFFSET, Format, ROW_BYTES, ROWS_PER_SUBTABLE, SLOTS_PER_ROW,
@@ -54,15 +54,21 @@ fn fill(session: &mut Session, from: u64) -> (u64, Error) {
     unreachable!()
 }
 
+/// A server with a hundred keys in its only subtable.
+fn start() -> (ServerProcess, Client, Session) {
+    let server = ServerProcess::start_with_file(&["--memory", "64MiB"]);
+    let client = server.client();
+    let mut session = client.session().unwrap();
+    (0..100).for_each(|number| session.put(&key(0, number), &number.to_le_bytes()).unwrap());
+    (server, client, session)
+}
+
 #[test]
 fn a_damaged_entry_keeps_only_its_subtable_from_growing() {
     if left_out_over_rdma("it changes the region file behind the device's back") {
         return;
     }
-    let server = ServerProcess::start_with_file(&["--memory", "64MiB"]);
-    let client = server.client();
-    let mut session = client.session().unwrap();
-    (0..100).for_each(|number| session.put(&key(0, number), &number.to_le_bytes()).unwrap());
+    let (server, client, mut session) = start();
     let victim = damage_a_key(&server, &(0..100).map(|number| key(0, number)).collect::<Vec<_>>());
     let (number, error) = fill(&mut session, 100);
     assert!(matches!(error, Error::OutOfSpace { what: Exhausted::Index }), "{error}");
@@ -103,10 +109,7 @@ fn a_header_that_leads_astray_keeps_its_subtable_from_growing_and_harms_nothing_
     if left_out_over_rdma("it changes the region file behind the device's back") {
         return;
     }
-    let server = ServerProcess::start_with_file(&["--memory", "64MiB"]);
-    let client = server.client();
-    let mut session = client.session().unwrap();
-    (0..100).for_each(|number| session.put(&key(0, number), &number.to_le_bytes()).unwrap());
+    let (server, _client, mut session) = start();
     let subtable = FirstSubtable::of(&server);
     // As if a split took this row's keys to the superblock and to the middle of the heap.
     const ROW: u64 = 40;
@@ -140,10 +143,7 @@ fn inserts_of_sleeping_clients_do_not_fill_a_subtable() {
     if left_out_over_rdma("it changes the region file behind the device's back") {
         return;
     }
-    let server = ServerProcess::start_with_file(&["--memory", "64MiB"]);
-    let client = server.client();
-    let mut session = client.session().unwrap();
-    (0..100).for_each(|number| session.put(&key(0, number), &number.to_le_bytes()).unwrap());
+    let (server, client, mut session) = start();
     let subtable = FirstSubtable::of(&server);
     let block = subtable.a_live_word().block().unwrap();
     // What a client leaves that is stopped in the middle of very many INSERTs.

@@ -4,48 +4,18 @@
 //!
 //! `FARSIDE_RESTART_KILLS` sets how often it is killed (50 by default).
 
-use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use farside::Session;
-use farside_tests::ledger::{COUNTERS, KEYS_PER_WRITER, Ledger, WRITERS, entry_of, is_removal};
-use farside_tests::{ServerProcess, device, proof};
+use farside_tests::ledger::{KEYS_PER_WRITER, Ledger, WRITERS, entry_of, is_removal};
+use farside_tests::{ServerProcess, Worker, device, proof};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
-struct Worker {
-    child: Child,
-    errors: std::path::PathBuf,
-}
-
-impl Worker {
-    fn start(server: &ServerProcess, number: u64) -> Self {
-        let errors = server.folder().join(format!("worker-{number}"));
-        let child = Command::new(env!("CARGO_BIN_EXE_restart-worker"))
-            .arg(server.address())
-            .arg(number.to_string())
-            .arg(server.folder().join("ledger"))
-            .arg(server.folder().join("stop"))
-            .stdin(Stdio::null())
-            .stderr(std::fs::File::create(&errors).unwrap())
-            .spawn()
-            .unwrap();
-        Self { child, errors }
-    }
-
-    /// That it has not ended by itself.
-    fn check(&mut self) {
-        if let Some(status) = self.child.try_wait().unwrap() {
-            panic!("a worker ended: {status}: {}", std::fs::read_to_string(&self.errors).unwrap());
-        }
-    }
-}
-
-impl Drop for Worker {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+fn worker(server: &ServerProcess, number: u64) -> Worker {
+    let file = |name: &str| server.folder().join(name).into_os_string();
+    let arguments = [number.to_string().into(), file("ledger"), file("stop")];
+    Worker::start(env!("CARGO_BIN_EXE_restart-worker"), server, number, arguments)
 }
 
 #[test]
@@ -57,8 +27,7 @@ fn a_server_killed_under_load_loses_nothing_acknowledged() {
     Ledger::create(&server.folder().join("ledger"));
     let ledger = Ledger::open(&server.folder().join("ledger"));
     let mut random = SmallRng::seed_from_u64(1);
-    let mut workers: Vec<Worker> =
-        (0..WRITERS).map(|number| Worker::start(&server, number)).collect();
+    let mut workers: Vec<Worker> = (0..WRITERS).map(|number| worker(&server, number)).collect();
     let mut idle_rounds = 0;
     let mut before = acknowledged(&ledger);
     for kill in 0..kills {
@@ -80,15 +49,11 @@ fn a_server_killed_under_load_loses_nothing_acknowledged() {
     assert!(idle_rounds < kills.div_ceil(2), "{idle_rounds} of {kills} rounds were idle");
     std::thread::sleep(Duration::from_millis(200));
     std::fs::write(server.folder().join("stop"), []).unwrap();
-    for worker in &mut workers {
-        let status = worker.child.wait().unwrap();
-        let errors = std::fs::read_to_string(&worker.errors).unwrap();
-        assert!(status.success(), "a worker failed: {status}: {errors}");
-    }
+    workers.into_iter().for_each(Worker::wait);
     let check = |server: &ServerProcess| {
         let mut session = server.client().session().unwrap();
         check_keys(&mut session, &ledger);
-        check_counters(&mut session, &ledger);
+        ledger.check_counters(&mut session);
         server.assert_verifies();
     };
     check(&server);
@@ -124,18 +89,5 @@ fn check_keys(session: &mut Session, ledger: &Ledger) {
                 ),
             }
         }
-    }
-}
-
-fn check_counters(session: &mut Session, ledger: &Ledger) {
-    for counter in 0..COUNTERS {
-        let (acknowledged, attempted) = ledger.bounds(counter);
-        let value = session.get(format!("counter {counter}").as_bytes()).unwrap();
-        let number = value.map_or(0, |value| u64::from_le_bytes(value.data.try_into().unwrap()));
-        assert!(acknowledged > 0, "counter {counter} was not used");
-        assert!(
-            (acknowledged..=attempted).contains(&number),
-            "counter {counter} is {number}, between {acknowledged} and {attempted} were possible"
-        );
     }
 }

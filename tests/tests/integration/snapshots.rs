@@ -4,14 +4,16 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use farside::Store;
 use farside_common::layout::{
     CHUNK_BYTES, ROWS_PER_SUBTABLE, SLOTS_PER_ROW, SUBTABLE_BYTES, SlotState, SlotWord, Superblock,
     slot_in_subtable,
 };
-use farside_tests::{ServerProcess, StopOnDrop, binary, left_out_over_rdma, proof, scaled};
+use farside_tests::{
+    PATIENCE, ServerProcess, StopOnDrop, binary, left_out_over_rdma, proof, scaled, wait_until,
+};
 
 const WRITERS: u64 = 3;
 
@@ -65,11 +67,7 @@ fn a_snapshot_under_load_has_a_state_that_each_key_had() {
             });
         }
         let all_stored = || load(&done).iter().all(|number| *number > 0);
-        let started = Instant::now();
-        while !all_stored() {
-            assert!(started.elapsed() < Duration::from_secs(300), "nobody stores");
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        wait_until("everybody stores", Duration::from_secs(300), all_stored);
         let before = load(&done);
         snapshot(&server, &file);
         let after = load(&begun);
@@ -277,12 +275,8 @@ fn a_region_file_is_verified_without_a_server() {
     assert!(said.contains("--restore"), "{said}");
     assert_eq!(std::fs::read(&region).unwrap(), bytes, "verify changed the file");
     server.start_again();
-    let started = Instant::now();
     let says = format!("kv-cli verify --region {}", region.display());
-    while !server.log().contains(&says) {
-        assert!(started.elapsed() < Duration::from_secs(20), "{}", server.log());
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    wait_until(&says, PATIENCE, || server.log().contains(&says));
 }
 
 #[test]
@@ -290,16 +284,11 @@ fn a_snapshot_shows_while_it_is_taken() {
     let server = ServerProcess::start(&["--memory", "16MiB"]);
     let (taking, observer) = (server.client(), server.client());
     let wait_for = |under_way: u64, permille: u64, taken: u64| {
-        let started = Instant::now();
-        loop {
+        wait_until("the snapshot shows", PATIENCE, || {
             let now = observer.statistics().unwrap();
-            let now = (now.snapshots, now.snapshot_permille, now.snapshots_taken);
-            if now == (under_way, permille, taken) {
-                return;
-            }
-            assert!(started.elapsed() < Duration::from_secs(20), "{now:?}");
-            std::thread::sleep(Duration::from_millis(1));
-        }
+            (now.snapshots, now.snapshot_permille, now.snapshots_taken)
+                == (under_way, permille, taken)
+        });
     };
     taking.report_snapshot(400).unwrap();
     wait_for(1, 400, 0);

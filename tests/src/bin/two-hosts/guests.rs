@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use farside_tests::{PATIENCE, wait_until};
+
 /// A guest that runs tests/vm/hosts-agent.
 pub(crate) struct Guest {
     pub(crate) name: &'static str,
@@ -19,8 +21,6 @@ pub(crate) struct Running {
     path: PathBuf,
 }
 
-/// How long a guest may take for what takes no time.
-const PATIENCE: Duration = Duration::from_secs(20);
 /// A boot of three guests on a busy machine takes half a minute.
 const BOOT: Duration = Duration::from_secs(180);
 
@@ -99,14 +99,5 @@ impl Running {
         wait_until(&self.what, most, || self.read("code").is_some());
         let code = self.read("code").unwrap();
         assert_eq!(code.trim(), "0", "{}: {}", self.what, self.output());
-    }
-}
-
-/// Waits, with a limit.
-pub(crate) fn wait_until(what: &str, most: Duration, mut holds: impl FnMut() -> bool) {
-    let started = Instant::now();
-    while !holds() {
-        assert!(started.elapsed() < most, "after {most:?} still waiting: {what}");
-        std::thread::sleep(Duration::from_millis(20));
     }
 }

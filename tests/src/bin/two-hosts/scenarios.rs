@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use farside::{Client, Error, Session};
 use farside_common::fabric::verbs::Options;
-use farside_tests::counters;
 use farside_tests::ledger::{COUNTERS, Ledger};
+use farside_tests::{PATIENCE, counters, wait_until};
 
-use crate::guests::{Guest, Running, wait_until};
+use crate::guests::{Guest, Running};
 use crate::load::{Finished, Kind, Load, SESSIONS};
 use crate::worker::{counter_name, number, own_name};
 
@@ -32,8 +32,6 @@ pub(crate) const ALL: &[(&str, Scenario)] = &[
 const CALL_MAX: Duration = Duration::from_secs(5);
 /// How long the emulated processors may take beyond what timeouts say.
 const SLACK: Duration = Duration::from_secs(1);
-/// How long what has to happen at all may take.
-const PATIENCE: Duration = Duration::from_secs(20);
 const ADDRESS: &str = "10.9.0.1:7400";
 
 /// The hosts, and what runs there.
