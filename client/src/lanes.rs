@@ -16,7 +16,7 @@ use crate::client::Shared;
 use crate::connection::Connection;
 use crate::engine::{Engine, Failure};
 use crate::pipeline::{Completed, Outcome, PipelineFull, Ticket};
-use crate::protocol::{Action, Answer, Operation};
+use crate::protocol::{Action, Answer, CachedRead, Operation};
 use crate::remote_depot::ControlDepot;
 use crate::{Error, Result};
 
@@ -27,6 +27,17 @@ struct Job {
     hash: KeyHash,
     key_bytes: usize,
     value_bytes: usize,
+}
+
+impl Job {
+    #[inline]
+    fn operation<F: Fabric>(
+        self,
+        engine: &Engine<F, ControlDepot>,
+        lane: LaneId,
+    ) -> Operation<'_, F, ControlDepot> {
+        Operation::staged(engine, lane, self.hash, self.key_bytes, self.value_bytes)
+    }
 }
 
 /// Between a pipeline and one of its lanes.
@@ -45,12 +56,26 @@ impl Mailbox {
     }
 }
 
+/// Who does what a lane is to do.
+#[derive(Clone, Copy)]
+enum State {
+    /// Nobody yet.
+    New,
+    /// A GET reads where the cache says, which needs no task.
+    Reading,
+    /// The task.
+    InTask,
+}
+
 struct Lane<'s> {
     mailbox: Rc<Mailbox>,
     /// Runs one job after another, for ever: made once, so that operations allocate nothing.
     task: Pin<Box<dyn Future<Output = ()> + 's>>,
     ticket: Ticket,
-    action: Action<'static>,
+    job: Job,
+    state: State,
+    /// The READ of [`State::Reading`].
+    read: CachedRead,
     /// The value that the operation taken last found.
     value: Vec<u8>,
     /// What the operation taken last asked of the fabric, and the lane in all until then.
@@ -81,6 +106,12 @@ impl<'s, F: Fabric> Lanes<'s, F> {
     ) -> Self {
         engine.pipelined.set(true);
         let count = engine.lanes;
+        let job = Job {
+            action: Action::Get,
+            hash: engine.hasher.hash(&[]),
+            key_bytes: 0,
+            value_bytes: 0,
+        };
         let lane = |id| {
             let id = LaneId(id);
             let mailbox = Rc::new(Mailbox::default());
@@ -91,7 +122,9 @@ impl<'s, F: Fabric> Lanes<'s, F> {
                 mailbox,
                 task,
                 ticket,
-                action: Action::Get,
+                job,
+                state: State::InTask,
+                read: CachedRead::default(),
                 value: Vec::new(),
                 counters: counted,
                 counted,
@@ -121,14 +154,14 @@ impl<'s, F: Fabric> Lanes<'s, F> {
         self.started += 1;
         let checked = self.check(action, key, value);
         let lane = &mut self.lanes[usize::from(id.0)];
-        (lane.ticket, lane.action) = (ticket, action);
+        lane.ticket = ticket;
         match checked {
             Ok(()) => {
                 let hash = self.engine.hasher.hash(key);
                 let (key_bytes, value_bytes) = (key.len(), value.len());
-                let job = Job { action, hash, key_bytes, value_bytes };
+                lane.job = Job { action, hash, key_bytes, value_bytes };
+                lane.state = State::New;
                 Operation::fill(self.engine, id, key, value);
-                lane.mailbox.job.set(Some(job));
                 // Posted with the next step, so that operations started together wait for memory
                 // together.
                 self.engine.cache().expect(hash);
@@ -150,6 +183,58 @@ impl<'s, F: Fabric> Lanes<'s, F> {
         }
         let may = !action.changes() || self.shared.role() == Role::Writer;
         if may { Ok(()) } else { Err(Error::Denied) }
+    }
+
+    /// A new job. A GET whose location is cached needs no task: it is posted here, and looked at
+    /// when it completed.
+    fn begin(&mut self, id: LaneId) {
+        let lane = &mut self.lanes[usize::from(id.0)];
+        if let Action::Get = lane.job.action {
+            match lane.job.operation(self.engine, id).post_cached() {
+                Ok(Some((read, _in_flight))) => {
+                    (lane.read, lane.state) = (read, State::Reading);
+                    return;
+                }
+                Ok(None) => {}
+                Err(failure) => {
+                    lane.mailbox.answer(Err(failure));
+                    return self.finished.push_back(id);
+                }
+            }
+        }
+        self.hand_over(id);
+    }
+
+    /// The READ of a cached location completed.
+    fn end_reading(&mut self, id: LaneId) {
+        let lane = &mut self.lanes[usize::from(id.0)];
+        let Some(result) = self.engine.endpoint.take_result(id) else { return };
+        let answer = match result {
+            Ok(_) => match lane.job.operation(self.engine, id).examine_cached(&lane.read) {
+                Some(found) => Ok(Answer { applied: true, found }),
+                None => return self.hand_over(id),
+            },
+            Err(error) => Err(error.into()),
+        };
+        lane.mailbox.answer(answer);
+        self.finished.push_back(id);
+    }
+
+    /// The task is to do the job.
+    fn hand_over(&mut self, id: LaneId) {
+        let lane = &mut self.lanes[usize::from(id.0)];
+        lane.mailbox.job.set(Some(lane.job));
+        lane.state = State::InTask;
+        self.poll_lane(id);
+    }
+
+    /// It has a new job, or its chain completed.
+    fn go_on(&mut self, id: LaneId) {
+        match self.lanes[usize::from(id.0)].state {
+            State::New => self.begin(id),
+            State::Reading => self.end_reading(id),
+            State::InTask => self.poll_lane(id),
+        }
     }
 
     fn poll_lane(&mut self, id: LaneId) {
@@ -206,7 +291,7 @@ impl<'s, F: Fabric> Lanes<'s, F> {
             for at in 0..self.completed.len() {
                 let id = self.completed[at];
                 if self.engine.endpoint.has_room() {
-                    self.poll_lane(id);
+                    self.go_on(id);
                 } else {
                     self.waiting.push_front(id);
                 }
@@ -219,7 +304,7 @@ impl<'s, F: Fabric> Lanes<'s, F> {
             while self.engine.endpoint.has_room()
                 && let Some(id) = self.waiting.pop_front()
             {
-                self.poll_lane(id);
+                self.go_on(id);
             }
         }
     }
@@ -231,11 +316,11 @@ impl<'s, F: Fabric> Lanes<'s, F> {
         lane.mailbox.is_answered.set(false);
         let answer = lane.mailbox.answer.take()?;
         let fabric = self.engine.endpoint.fabric();
-        let counted = *fabric.lane_counters(id);
-        lane.counters = counted - lane.counted;
-        lane.counted = counted;
+        let counted = fabric.lane_counters(id);
+        lane.counters = counted.since(&lane.counted);
+        lane.counted = *counted;
         let result = match answer {
-            Ok(Answer { applied, found }) => Ok(match lane.action {
+            Ok(Answer { applied, found }) => Ok(match lane.job.action {
                 Action::Get => Outcome::Value(found.map(|found| {
                     lane.value.clear();
                     let block = fabric.buffer(id, Buffer::Block);
@@ -264,7 +349,6 @@ impl<F: Fabric> Drop for Lanes<'_, F> {
 async fn run_lane<F: Fabric>(engine: &Engine<F, ControlDepot>, lane: LaneId, mailbox: Rc<Mailbox>) {
     loop {
         let job = poll_fn(|_| mailbox.job.take().map_or(Poll::Pending, Poll::Ready)).await;
-        let operation = Operation::staged(engine, lane, job.hash, job.key_bytes, job.value_bytes);
-        mailbox.answer(operation.perform(job.action).await);
+        mailbox.answer(job.operation(engine, lane).perform(job.action).await);
     }
 }

@@ -20,7 +20,7 @@ pub struct CacheStatistics {
 }
 
 /// Where a key's value is, as of `proved_at`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Location {
     /// The byte offset of the slot.
     pub(crate) slot: u64,

@@ -11,6 +11,13 @@ use crate::location_cache::Location;
 /// How often a GET looks again at a block that seems damaged, before it says so.
 const DAMAGE_ATTEMPTS_MAX: u32 = 3;
 
+/// A READ of the block where the cache says the key is.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct CachedRead {
+    location: Location,
+    posted: Nanos,
+}
+
 enum Searched {
     Found(Found),
     Absent,
@@ -20,14 +27,11 @@ enum Searched {
 impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     /// The key's value: one round trip if its location is cached, else two, one if it is absent.
     pub(crate) async fn get(&self) -> Outcome<Option<Found>> {
-        let cached = self.engine.cache().get(self.hash);
-        if let Some(location) = cached {
-            let posted = self.now();
-            self.post_cached(&location)?.await?;
-            if let Some(found) = self.examine_cached(&location, posted) {
-                return Ok(self.unless_ended(found, posted));
+        if let Some((cached, in_flight)) = self.post_cached()? {
+            in_flight.await?;
+            if let Some(found) = self.examine_cached(&cached) {
+                return Ok(found);
             }
-            self.engine.cache().forget(self.hash);
         }
         self.engine.cache().statistics.misses += 1;
         self.get_uncached().await
@@ -39,22 +43,38 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         (!self.has_ended(found.expires_at_s, posted)).then_some(found)
     }
 
-    /// READ the block, nothing else. A poisoned block does not vouch for itself: ask its slot, in
-    /// the same round trip.
+    /// If the cache knows where the key is, READs the block, nothing else. A poisoned block does
+    /// not vouch for itself: ask its slot, in the same round trip.
     #[inline]
-    fn post_cached(&self, location: &Location) -> Outcome<InFlight<'_>> {
+    pub(crate) fn post_cached(&self) -> Outcome<Option<(CachedRead, InFlight<'_>)>> {
+        let Some(location) = self.engine.cache().get(self.hash) else { return Ok(None) };
+        let posted = self.now();
         let read_block = read_block(location.word.block()?);
-        if !location.poisoned {
-            return Ok(self.read(&[read_block]));
+        let in_flight = if location.poisoned {
+            let read_word = Verb::Read { remote: location.slot, into: Buffer::Window, bytes: 8 };
+            self.read(&[read_word, read_block])
+        } else {
+            self.read(&[read_block])
+        };
+        Ok(Some((CachedRead { location, posted }, in_flight)))
+    }
+
+    /// What a READ by [`Operation::post_cached`] found; `None` if it proves nothing, and what the
+    /// cache knew is forgotten.
+    #[inline]
+    pub(crate) fn examine_cached(&self, read: &CachedRead) -> Option<Option<Found>> {
+        let proved = self.prove_cached(read);
+        if proved.is_none() {
+            self.engine.cache().forget(self.hash);
         }
-        let read_word = Verb::Read { remote: location.slot, into: Buffer::Window, bytes: 8 };
-        Ok(self.read(&[read_word, read_block]))
+        proved.map(|found| self.unless_ended(found, read.posted))
     }
 
     /// The cached generation with a clear mark proves that the block is linked at the moment of the
-    /// READ (invariants I2, I10); `None` if it proves nothing.
+    /// READ (invariants I2, I10).
     #[inline]
-    fn examine_cached(&self, location: &Location, posted: Nanos) -> Option<Found> {
+    fn prove_cached(&self, read: &CachedRead) -> Option<Found> {
+        let CachedRead { location, posted } = *read;
         if !self.is_fresh(posted) || location.poisoned && self.first_word() != location.word {
             return None;
         }
@@ -65,8 +85,8 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
             {
                 let mut cache = self.engine.cache();
                 cache.statistics.hits += 1;
-                cache.prove(self.hash, location, posted);
-                self.located.set(Some(Location { proved_at: posted, ..*location }));
+                cache.prove(self.hash, &location, posted);
+                self.located.set(Some(Location { proved_at: posted, ..location }));
                 Some(found)
             }
             _ => None,

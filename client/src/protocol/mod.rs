@@ -32,6 +32,7 @@ use crate::store::Lifetime;
 use crate::{Error, Version};
 
 pub(crate) use conditional::Expected;
+pub(crate) use get::CachedRead;
 pub(crate) use scan::{
     HASHES, Progress as ScanProgress, ScannedSlot, next_entry, read_part, read_slot,
 };

@@ -55,6 +55,21 @@ impl Counters {
         self.written_bytes += bytes;
     }
 
+    /// What was counted since `earlier`, a former state of these same counters.
+    #[inline]
+    pub fn since(&self, earlier: &Self) -> Self {
+        Self {
+            round_trips: self.round_trips.wrapping_sub(earlier.round_trips),
+            doorbells: self.doorbells.wrapping_sub(earlier.doorbells),
+            reads: self.reads.wrapping_sub(earlier.reads),
+            writes: self.writes.wrapping_sub(earlier.writes),
+            compare_swaps: self.compare_swaps.wrapping_sub(earlier.compare_swaps),
+            fetch_adds: self.fetch_adds.wrapping_sub(earlier.fetch_adds),
+            read_bytes: self.read_bytes.wrapping_sub(earlier.read_bytes),
+            written_bytes: self.written_bytes.wrapping_sub(earlier.written_bytes),
+        }
+    }
+
     /// All verbs together.
     pub fn verbs(&self) -> u64 {
         self.reads + self.writes + self.compare_swaps + self.fetch_adds

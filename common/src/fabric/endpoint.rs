@@ -99,6 +99,12 @@ impl<F: Fabric> Endpoint<F> {
         InFlight { result: &self.results[usize::from(lane.0)], at_once }
     }
 
+    /// What became of a lane's chain, for who does not await it; `None` while it is in flight.
+    #[inline]
+    pub fn take_result(&self, lane: LaneId) -> Option<Result<u64, ChainError>> {
+        self.results[usize::from(lane.0)].take()
+    }
+
     /// Waits until the clock reads `until`.
     pub async fn sleep_until(&self, lane: LaneId, until: Nanos) {
         self.fabric.borrow_mut().wait(lane, until);
@@ -112,9 +118,10 @@ impl<F: Fabric> Endpoint<F> {
     /// Rings, and hands completions to their lanes; calls `completed` with each lane that can go
     /// on. Does not wait: false when none completed.
     pub fn try_step(&self, mut completed: impl FnMut(LaneId)) -> bool {
-        self.fabric.borrow_mut().ring();
+        let mut fabric = self.fabric.borrow_mut();
+        fabric.ring();
         let mut any = false;
-        while let Some(Completion { lane, result }) = self.poll() {
+        while let Some(Completion { lane, result }) = fabric.poll() {
             self.results[usize::from(lane.0)].set(Some(result));
             any = true;
             completed(lane);
@@ -127,10 +134,6 @@ impl<F: Fabric> Endpoint<F> {
         while !self.try_step(&mut completed) {
             self.fabric.borrow_mut().relax();
         }
-    }
-
-    fn poll(&self) -> Option<Completion> {
-        self.fabric.borrow_mut().poll()
     }
 
     /// Runs one future to its end, when no other is under way. It must await nothing but this

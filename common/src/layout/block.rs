@@ -158,6 +158,7 @@ impl<'a> Block<'a> {
     }
 
     /// The word a cached GET goes by.
+    #[inline]
     pub fn header_word(&self) -> HeaderWord {
         HeaderWord {
             superseded: self.header.superseded.get() != 0,
@@ -166,16 +167,19 @@ impl<'a> Block<'a> {
     }
 
     /// The key.
+    #[inline]
     pub fn key(&self) -> &'a [u8] {
         &self.payload[..usize::from(self.header.key_bytes.get())]
     }
 
     /// The value.
+    #[inline]
     pub fn value(&self) -> &'a [u8] {
         &self.payload[usize::from(self.header.key_bytes.get())..]
     }
 
     /// When the value ends, seconds since 1970; 0 for never.
+    #[inline]
     pub fn expires_at_s(&self) -> u32 {
         self.header.expires_at_s()
     }
@@ -192,6 +196,7 @@ impl<'a> Block<'a> {
 }
 
 /// Whether a block of this length fits a class at all, and which.
+#[inline]
 pub const fn class_for(key_bytes: usize, value_bytes: usize) -> Option<SizeClass> {
     SizeClass::for_bytes(block_bytes(key_bytes, value_bytes))
 }

@@ -26,6 +26,8 @@ const WRITE_WORDS_MAX: usize = 512;
 /// How much one doorbell executes before completions are looked at, and how much is posted before
 /// there is no room: what waits must not grow older than GRACE.
 const RING_BYTES_MAX: u64 = 4 << 20;
+/// How much of what a chain accesses is asked for ahead, in bytes.
+const PREFETCH_BYTES_MAX: u32 = 256;
 /// Waits longer than this give the processor to others.
 const SPIN_NS_MAX: Nanos = 50_000;
 
@@ -207,14 +209,12 @@ impl Fabric for ShmFabric {
         for verb in chain {
             match *verb {
                 Verb::Read { remote, bytes, .. } | Verb::Write { remote, bytes, .. } => {
-                    for line in 0..u64::from(bytes).div_ceil(64).min(4) {
-                        self.executor.region.prefetch(remote + line * 64);
-                    }
+                    self.executor.region.prefetch(remote, bytes.min(PREFETCH_BYTES_MAX));
                 }
                 Verb::WriteHalf { remote, .. }
                 | Verb::WriteWord { remote, .. }
                 | Verb::CompareSwap { remote, .. }
-                | Verb::FetchAdd { remote, .. } => self.executor.region.prefetch(remote & !7),
+                | Verb::FetchAdd { remote, .. } => self.executor.region.prefetch(remote & !7, 8),
             }
         }
         self.posted.push_back(lane_id);

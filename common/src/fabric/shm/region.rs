@@ -18,6 +18,7 @@ pub struct Region {
 
 /// The unit of every access, in bytes.
 const WORD_BYTES: u64 = size_of::<u64>() as u64;
+const CACHE_LINE_WORDS: usize = 8;
 
 impl Region {
     /// Maps the whole file for reading and writing.
@@ -182,9 +183,9 @@ impl Region {
 
     /// Tells the processor that these bytes will be wanted; any offset will do.
     #[inline]
-    pub fn prefetch(&self, offset: u64) {
-        if let Ok(word) = self.word(offset) {
-            prefetch(word);
+    pub fn prefetch(&self, offset: u64, bytes: u32) {
+        if let Ok(words) = self.range(offset, (u64::from(bytes) / WORD_BYTES) as usize) {
+            words.iter().step_by(CACHE_LINE_WORDS).for_each(prefetch);
         }
     }
 }
