@@ -31,6 +31,8 @@ pub(super) struct Prepared<'s> {
     pub(super) scenario: &'s Scenario,
     ground: Rc<Ground>,
     memory: Memory,
+    /// Words that can change at all.
+    can_change: Vec<bool>,
 }
 
 /// Blocks, and where to see how a split went.
@@ -65,9 +67,12 @@ impl<'s> Prepared<'s> {
         let ground = Ground::new(most.unwrap_or(0), clients, scenario.slots, splits);
         let ground = Rc::new(ground);
         let memory = ground.memory(scenario.split.map_or(0, |split| split.depth));
-        let world = World::new(ground.clone(), memory, Some(Rc::default()), 0);
+        let can_change = |place| ground.can_change(memory.offset(place));
+        let can_change: Vec<bool> = (0..memory.len()).map(can_change).collect();
+        let cold = vec![false; memory.len()];
+        let world = World::new(ground.clone(), memory.clone(), cold, false, 0);
         let world = Rc::new(RefCell::new(world));
-        let mut prepared = Self { scenario, ground, memory: world.borrow().memory.clone() };
+        let mut prepared = Self { scenario, ground, memory, can_change };
         let rig = prepared.open(&world, 0, 0, 1, None);
         for key in scenario.removed.iter().chain(&scenario.stored) {
             drive(&rig, Call::Insert(format!("i{key}").as_bytes()), *key);
@@ -142,8 +147,16 @@ impl<'s> Prepared<'s> {
     pub(super) fn begin(&'s self, hot: Option<Rc<BTreeSet<usize>>>, trace: bool) -> Execution<'s> {
         let scenario = self.scenario;
         let lazy = hot.is_none();
-        let world =
-            World::new(self.ground.clone(), self.memory.clone(), hot, scenario.round_trip_ns);
+        let is_hot = match hot {
+            None => self.can_change.clone(),
+            Some(hot) => {
+                let mut is_hot = vec![false; self.memory.len()];
+                hot.iter().for_each(|place| is_hot[*place] = true);
+                is_hot
+            }
+        };
+        let (ground, memory) = (self.ground.clone(), self.memory.clone());
+        let world = World::new(ground, memory, is_hot, lazy, scenario.round_trip_ns);
         let world = Rc::new(RefCell::new(world));
         let mut execution = Execution {
             prepared: self,

@@ -1,6 +1,5 @@
 //! What all clients of a simulation share: memory, clock, and who touched what.
 
-use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use farside::chores::Progress;
@@ -36,18 +35,11 @@ impl World {
     pub(super) fn new(
         ground: Rc<Ground>,
         memory: Memory,
-        hot: Option<Rc<BTreeSet<usize>>>,
+        is_hot: Vec<bool>,
+        fine: bool,
         round_trip_ns: Nanos,
     ) -> Self {
         let words = memory.len();
-        let fine = hot.is_none();
-        let mut is_hot = vec![false; words];
-        match hot {
-            Some(hot) => hot.iter().for_each(|place| is_hot[*place] = true),
-            None => {
-                (0..words).for_each(|place| is_hot[place] = ground.can_change(memory.offset(place)))
-            }
-        }
         Self {
             ground,
             memory,
