@@ -58,6 +58,10 @@ pub struct Ycsb {
     /// How long to run before that
     #[arg(long, value_name = "N", default_value = "2", value_parser = seconds)]
     pub warmup_seconds: f64,
+    /// How long to measure the limit after that: the same operations of one thread on a map inside
+    /// kv-bench. Over shm; 0 leaves it out
+    #[arg(long, value_name = "N", default_value = "1", value_parser = seconds)]
+    pub limit_seconds: f64,
     /// Which records are popular; latest for workload d, else zipfian
     #[arg(long, value_name = "zipfian|uniform|latest")]
     pub distribution: Option<Shape>,

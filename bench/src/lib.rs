@@ -3,7 +3,8 @@
 //! - [`workload`], [`distribution`], [`keys`], [`operations`]: which operation comes next.
 //! - [`driver`], [`recorder`]: the measured loops, and what they note down.
 //! - [`run`], [`server`], [`accounting`]: threads, phases, a server for the run and what it spent.
-//! - [`verbs`]: the raw rates of a fabric, the limit of everything above.
+//! - [`verbs`], [`limit`]: the raw rates of a fabric and of a map in this process, the limits of
+//!   everything above.
 //! - [`report`], [`environment`]: JSON and tables.
 #![deny(unsafe_code)]
 
@@ -18,6 +19,7 @@ pub mod environment;
 pub mod error;
 pub mod interrupt;
 pub mod keys;
+pub mod limit;
 pub mod operations;
 pub mod recorder;
 pub mod report;

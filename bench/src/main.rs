@@ -9,7 +9,7 @@ use farside_bench::args::{Args, Command};
 use farside_bench::error::FAILED;
 use farside_bench::interrupt::Interrupt;
 use farside_bench::report::{YcsbReport, publish};
-use farside_bench::{Error, Result, run, verbs};
+use farside_bench::{Error, Result, limit, run, verbs};
 use farside_common::command_line::{one_line, usage_line};
 
 #[global_allocator]
@@ -50,7 +50,8 @@ fn measure(args: &Args) -> Result<()> {
     match &args.command {
         Command::Ycsb(ycsb) => {
             let measured = run::ycsb(ycsb, &interrupt)?;
-            let report = YcsbReport::new(ycsb, &measured);
+            let limit = limit::map_ops_s(ycsb, &measured.fabric, &interrupt)?;
+            let report = YcsbReport::new(ycsb, &measured, limit);
             let table = report.table(&measured).map_err(|_| Error::Panicked)?;
             publish(&report, &table, ycsb.json.as_deref())
         }

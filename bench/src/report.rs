@@ -36,6 +36,17 @@ pub struct YcsbReport {
     pub server: Option<ServerUsage>,
     /// By the threads that ran the operations.
     pub allocations: u64,
+    /// Null where it was not measured.
+    pub limit: Option<LimitReport>,
+}
+
+/// What one thread does with the same operations on a map in its own process.
+#[derive(Clone, Copy, Debug, Serialize)]
+#[allow(missing_docs, reason = "the names are those of the JSON")]
+pub struct LimitReport {
+    pub map_ops_s: f64,
+    /// Of this run's throughput a thread to that.
+    pub ratio: f64,
 }
 
 /// All operations of one kind.
@@ -97,7 +108,12 @@ impl From<&KindRecord> for OperationReport {
 
 impl YcsbReport {
     /// The report of a run.
-    pub fn new(args: &Ycsb, measured: &Measured) -> Self {
+    pub fn new(args: &Ycsb, measured: &Measured, map_ops_s: Option<f64>) -> Self {
+        let throughput_ops_s = measured.recorder.operations() as f64 / measured.seconds;
+        let limit = |map_ops_s| {
+            let per_thread = throughput_ops_s / f64::from(args.threads);
+            LimitReport { map_ops_s, ratio: per_thread / map_ops_s }
+        };
         let operations = measured.recorder.kinds().map(|(kind, of)| (kind.name(), of.into()));
         Self {
             fabric: measured.fabric.clone(),
@@ -108,11 +124,12 @@ impl YcsbReport {
             records: args.records,
             value_size: args.value_size,
             seconds: measured.seconds,
-            throughput_ops_s: measured.recorder.operations() as f64 / measured.seconds,
+            throughput_ops_s,
             operations: operations.collect(),
             cache: CacheReport { hits: measured.cache.hits, misses: measured.cache.misses },
             server: measured.server,
             allocations: measured.allocations,
+            limit: map_ops_s.map(limit),
         }
     }
 
@@ -147,6 +164,10 @@ impl YcsbReport {
             grouped(per_thread as u64),
             per_op(measured.recorder.driver_ns as f64),
         )?;
+        if let Some(LimitReport { map_ops_s, ratio }) = self.limit {
+            let limit = grouped(map_ops_s as u64);
+            writeln!(out, "limit: {limit} ops/s by a map in one thread; this is {ratio:.2} of it")?;
+        }
         if let Some(gets) = self.operations.get("get") {
             let rate = gets.count as f64 / self.seconds / f64::from(self.threads);
             writeln!(out, "GET/s a thread: {}", grouped(rate as u64))?;
@@ -271,7 +292,7 @@ fn write_whole(path: &Path, text: &str) -> io::Result<()> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use serde_json::Value;
 
     use super::*;
@@ -300,7 +321,11 @@ mod tests {
             load_seconds: 1.0,
             environment: Environment::look(),
         };
-        let args = Ycsb {
+        (YcsbReport::new(&args(), &measured, Some(200.0)), measured)
+    }
+
+    pub(crate) fn args() -> Ycsb {
+        Ycsb {
             workload: Workload::F,
             records: 1_000_000,
             value_size: 64,
@@ -314,8 +339,8 @@ mod tests {
             memory: None,
             seed: 1,
             json: None,
-        };
-        (YcsbReport::new(&args, &measured), measured)
+            limit_seconds: 1.0,
+        }
     }
 
     #[test]
@@ -350,6 +375,8 @@ mod tests {
             ("/server/cpu_s", 0.01.into()),
             ("/server/wakeups", 2.into()),
             ("/allocations", 0.into()),
+            ("/limit/map_ops_s", 200.0.into()),
+            ("/limit/ratio", 0.5.into()),
         ] {
             assert_eq!(json.pointer(pointer), Some(&expected), "{pointer}");
         }
@@ -367,8 +394,13 @@ mod tests {
     fn the_table_shows_what_matters() {
         let (report, measured) = sample();
         let table = report.table(&measured).unwrap();
-        for text in ["1,000,000 records", "GET/s a thread: 50", "allocations_per_op: 0.0", "p99.9"]
-        {
+        for text in [
+            "1,000,000 records",
+            "GET/s a thread: 50",
+            "0.50 of it",
+            "allocations_per_op: 0.0",
+            "p99.9",
+        ] {
             assert!(table.contains(text), "{table}");
         }
         assert!(!table.contains("WARNING"));

@@ -47,6 +47,8 @@ fn every_workload_has_the_promised_fields() {
             "0.1",
             "--seconds",
             "1",
+            "--limit-seconds",
+            "0.1",
             "--json",
             file.to_str().unwrap(),
         ]);
@@ -68,8 +70,10 @@ fn every_workload_has_the_promised_fields() {
                 "server",
                 // Besides what was promised: a GET has to have none.
                 "allocations",
+                "limit",
             ],
         );
+        expect_fields(&json["limit"], &["map_ops_s", "ratio"]);
         assert_eq!((&json["fabric"], &json["workload"]), (&"shm".into(), &workload.into()));
         assert_eq!((&json["threads"], &json["records"]), (&2.into(), &1000.into()));
         expect_fields(&json["cache"], &["hits", "misses"]);

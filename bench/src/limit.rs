@@ -1,0 +1,132 @@
+//! The limit beside a result: the same operations on a map inside this process. The same keys,
+//! values and copies; nothing is shared, checked or freed for others.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use farside_common::layout::block_bytes;
+
+use crate::args::Ycsb;
+use crate::distribution::Distribution;
+use crate::interrupt::Interrupt;
+use crate::keys::{self, KEY_BYTES, Key};
+use crate::operations::{Batch, Generator, Operation, RecordCounter, Values};
+use crate::workload::Kind;
+use crate::{Error, Result};
+
+/// Operations a second of one thread on a [`HashMap`] that has the workload's records; `None` over
+/// another fabric than `shm`, and without the time for it, or the memory.
+///
+/// # Errors
+/// [`Error::Interrupted`], and what the system says about its memory.
+pub fn map_ops_s(args: &Ycsb, fabric: &str, interrupt: &Interrupt) -> Result<Option<f64>> {
+    // A map's entry takes hardly more than a block.
+    let needed = args.records.saturating_mul(2 * block_bytes(KEY_BYTES, args.value_size as usize));
+    let is_wanted = fabric == "shm" && args.limit_seconds > 0.0;
+    if !is_wanted || needed > available_bytes()? {
+        return Ok(None);
+    }
+    let mut map = Map::load(args);
+    let records = Arc::new(RecordCounter::new(args.records));
+    let distribution = Arc::new(Distribution::new(args.shape(), args.records));
+    let mut source = Generator::new(args.workload.mix(), distribution, records.clone(), args.seed);
+    let (mut batch, mut operations) = (Batch::new(), 0);
+    let duration = Duration::from_secs_f64(args.limit_seconds);
+    let started = Instant::now();
+    while started.elapsed() < duration {
+        interrupt.check()?;
+        batch.refill(&mut source);
+        for operation in batch.rest() {
+            map.perform(operation);
+            if operation.kind == Kind::Insert {
+                records.acknowledge(operation.record);
+            }
+        }
+        operations += batch.rest().len();
+        batch.consume(batch.rest().len());
+    }
+    Ok(Some(operations as f64 / started.elapsed().as_secs_f64()))
+}
+
+/// How much memory the system can give, in bytes.
+fn available_bytes() -> Result<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo")
+        .map_err(Error::system("reading how much memory there is"))?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kib = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
+    Ok(kib.unwrap_or(0) << 10)
+}
+
+struct Map {
+    entries: HashMap<Key, Vec<u8>>,
+    values: Values,
+    /// Where GETs put values.
+    value: Vec<u8>,
+}
+
+impl Map {
+    fn load(args: &Ycsb) -> Self {
+        let mut values = Values::new(args.value_size as usize, args.seed);
+        let entry = |record| (keys::encode(record), values.take().to_vec());
+        Self { entries: (0..args.records).map(entry).collect(), values, value: Vec::new() }
+    }
+
+    #[inline]
+    fn perform(&mut self, Operation { kind, key, .. }: &Operation) {
+        let Self { entries, values, value } = self;
+        if matches!(kind, Kind::Get | Kind::Rmw) {
+            value.clear();
+            value.extend_from_slice(entries.get(key).map_or(&[], Vec::as_slice));
+            std::hint::black_box(&value);
+        }
+        match kind {
+            Kind::Get => {}
+            Kind::Put | Kind::Insert | Kind::Rmw => {
+                let entry = entries.entry(*key).or_default();
+                entry.clear();
+                entry.extend_from_slice(values.take());
+            }
+            Kind::Delete => drop(entries.remove(key)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workload::Workload;
+
+    fn args(workload: Workload) -> Ycsb {
+        Ycsb { workload, records: 1000, limit_seconds: 0.01, ..crate::report::tests::args() }
+    }
+
+    #[test]
+    fn every_workload_has_a_limit_unless_there_is_no_time_or_memory() {
+        let measure = |args: Ycsb, fabric| map_ops_s(&args, fabric, &Interrupt::default()).unwrap();
+        for workload in [Workload::A, Workload::C, Workload::D, Workload::F] {
+            let rate = measure(args(workload), "shm");
+            assert!(rate.is_some_and(|rate| rate > 0.0), "{rate:?}");
+        }
+        assert_eq!(measure(args(Workload::C), "verbs"), None);
+        let none = Ycsb { limit_seconds: 0.0, ..args(Workload::C) };
+        assert_eq!(measure(none, "shm"), None);
+        let much = Ycsb { records: 1 << 39, ..args(Workload::C) };
+        assert_eq!(measure(much, "shm"), None);
+    }
+
+    #[test]
+    fn the_map_does_what_it_is_told() {
+        let mut map = Map::load(&args(Workload::C));
+        let operation = |kind, record| Operation { kind, record, key: keys::encode(record) };
+        map.perform(&operation(Kind::Get, 7));
+        assert_eq!(map.value, map.entries[&keys::encode(7)]);
+        let old = map.value.clone();
+        map.perform(&operation(Kind::Rmw, 7));
+        assert_ne!(map.entries[&keys::encode(7)], old);
+        map.perform(&operation(Kind::Insert, 1000));
+        assert_eq!(map.entries[&keys::encode(1000)].len(), old.len());
+        map.perform(&operation(Kind::Delete, 7));
+        assert!(!map.entries.contains_key(&keys::encode(7)));
+    }
+}
