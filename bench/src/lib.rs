@@ -2,6 +2,7 @@
 //!
 //! - [`workload`], [`distribution`], [`keys`], [`operations`]: which operation comes next.
 //! - [`driver`], [`recorder`]: the measured loops, and what they note down.
+//! - [`history`], [`journal`]: an open format for operations, and a witness that writes it.
 //! - [`run`], [`server`], [`accounting`]: threads, phases, a server for the run and what it spent.
 //! - [`verbs`]: the raw rates of a fabric, the limit of everything above.
 //! - [`report`], [`environment`]: JSON and tables.
@@ -16,7 +17,9 @@ pub mod distribution;
 pub mod driver;
 pub mod environment;
 pub mod error;
+pub mod history;
 pub mod interrupt;
+pub mod journal;
 pub mod keys;
 pub mod operations;
 pub mod recorder;
