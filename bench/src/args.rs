@@ -80,6 +80,10 @@ pub struct Ycsb {
     /// Write the result here as JSON; - writes it to stdout instead of the table
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub json: Option<PathBuf>,
+    /// Record every operation, those of loading too, as one JSON object a line here: for checkers
+    /// of linearizability. Takes time and space, so what is measured meanwhile is slower
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub history: Option<PathBuf>,
 }
 
 impl Ycsb {

@@ -14,6 +14,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use farside::{Counters, Outcome, Pipeline, PipelineFull, Result, Session};
 
 use crate::clock::now_ns;
+use crate::history;
+use crate::journal::Witness;
 use crate::keys::{self, Key};
 use crate::operations::{BATCH, Batch, Operation, RecordCounter, Source, Values};
 use crate::recorder::Recorder;
@@ -22,8 +24,12 @@ use crate::workload::Kind;
 /// How many operations in flight share one reading of the clock.
 const READING_SHARED_MAX: usize = 8;
 
-/// What a thread keeps from phase to phase.
-pub struct Driver<'a> {
+/// That of operations one after another.
+const ONLY_LANE: usize = 0;
+
+/// What a thread keeps from phase to phase. Its witness is told every operation.
+pub struct Driver<'a, W> {
+    witness: &'a mut W,
     batch: Batch,
     values: Values,
     /// Where GETs put values.
@@ -35,18 +41,18 @@ pub struct Driver<'a> {
     progress: &'a AtomicU64,
 }
 
-impl<'a> Driver<'a> {
+impl<'a, W: Witness> Driver<'a, W> {
     /// For values of this length and this many operations in flight.
     pub fn new(
-        value_bytes: usize,
-        depth: usize,
+        witness: &'a mut W,
+        (value_bytes, depth): (usize, usize),
         seed: u64,
         records: &'a RecordCounter,
         progress: &'a AtomicU64,
     ) -> Self {
         let values = Values::new(value_bytes, seed);
         let value = Vec::with_capacity(value_bytes);
-        Self { batch: Batch::new(), values, value, value_bytes, depth, records, progress }
+        Self { witness, batch: Batch::new(), values, value, value_bytes, depth, records, progress }
     }
 
     /// Forgets operations made and not done yet: for another source.
@@ -100,8 +106,9 @@ impl<'a> Driver<'a> {
                     break;
                 }
                 attribution.enter(operation.kind, session, recorder);
-                let expected = perform(session, operation, &mut self.values, &mut self.value)?
-                    && (operation.kind != Kind::Get || self.value.len() == self.value_bytes);
+                let (witness, values) = (&mut *self.witness, &mut self.values);
+                let value = (&mut self.value, self.value_bytes);
+                let expected = perform(session, operation, witness, values, value)?;
                 recorder.unexpected += u64::from(!expected);
                 let end = now_ns();
                 latencies[done] = end - start;
@@ -123,24 +130,43 @@ impl<'a> Driver<'a> {
     }
 }
 
-/// Whether the operation found what the workload had left.
+/// One operation, waited for; whether it found what the workload had left.
 #[inline]
 fn perform(
     session: &mut Session,
-    operation: &Operation,
+    Operation { kind, record, key }: &Operation,
+    witness: &mut impl Witness,
     values: &mut Values,
-    value: &mut Vec<u8>,
+    (value, value_bytes): (&mut Vec<u8>, usize),
 ) -> Result<bool> {
-    match operation.kind {
-        Kind::Get => Ok(session.get_into(&operation.key, value)?.is_some()),
-        Kind::Put => session.put(&operation.key, values.take()).map(|()| true),
-        Kind::Insert => session.insert(&operation.key, values.take()),
-        Kind::Delete => session.delete(&operation.key),
-        Kind::Rmw => {
-            let found = session.get_into(&operation.key, value)?.is_some();
-            session.put(&operation.key, values.take())?;
-            Ok(found)
-        }
+    let mut expected = true;
+    if matches!(kind, Kind::Get | Kind::Rmw) {
+        witness.begins(history::Operation::Get, *record);
+        let version = session.get_into(key, value)?;
+        let outcome = Outcome::Value(version.map(|version| (&value[..], version)));
+        witness.goes_on(ONLY_LANE);
+        witness.ends(ONLY_LANE, outcome);
+        expected = as_expected(outcome, value_bytes);
+    }
+    let Some(change) = change(*kind) else { return Ok(expected) };
+    witness.begins(change, *record);
+    let outcome = match kind {
+        Kind::Delete => Outcome::Applied(session.delete(key)?),
+        Kind::Insert => Outcome::Applied(session.insert(key, witness.value(values))?),
+        _ => session.put(key, witness.value(values)).map(|()| Outcome::Stored)?,
+    };
+    witness.goes_on(ONLY_LANE);
+    witness.ends(ONLY_LANE, outcome);
+    Ok(expected && as_expected(outcome, value_bytes))
+}
+
+/// How an operation changes its record, if it does.
+fn change(kind: Kind) -> Option<history::Operation> {
+    match kind {
+        Kind::Get => None,
+        Kind::Put | Kind::Rmw => Some(history::Operation::Put),
+        Kind::Insert => Some(history::Operation::Insert),
+        Kind::Delete => Some(history::Operation::Delete),
     }
 }
 
@@ -187,8 +213,8 @@ impl InFlight {
 }
 
 /// The loop with many operations in flight.
-struct SideBySide<'d, 'a, 's> {
-    driver: &'d mut Driver<'a>,
+struct SideBySide<'d, 'a, 's, W> {
+    driver: &'d mut Driver<'a, W>,
     pipeline: Pipeline<'s>,
     /// By the lane of the operation's ticket.
     lanes: Vec<InFlight>,
@@ -196,7 +222,7 @@ struct SideBySide<'d, 'a, 's> {
     recorder: &'d mut Recorder,
 }
 
-impl SideBySide<'_, '_, '_> {
+impl<W: Witness> SideBySide<'_, '_, '_, W> {
     fn run(mut self, source: &mut impl Source, go_on: impl Fn() -> bool) -> Result<()> {
         loop {
             self.start(source, &go_on);
@@ -237,14 +263,18 @@ impl SideBySide<'_, '_, '_> {
 
     /// Posts an operation, or the second half of one.
     fn submit(&mut self, in_flight: InFlight, key: &Key) -> std::result::Result<(), PipelineFull> {
-        let (pipeline, values) = (&mut self.pipeline, &mut self.driver.values);
+        let (pipeline, Driver { witness, values, .. }) = (&mut self.pipeline, &mut *self.driver);
+        let reads = in_flight.kind == Kind::Rmw && !in_flight.has_read;
+        let change = change(in_flight.kind).filter(|_| !reads);
+        witness.begins(change.unwrap_or(history::Operation::Get), in_flight.record);
         let ticket = match in_flight.kind {
-            Kind::Rmw if in_flight.has_read => pipeline.put(key, values.take()),
+            Kind::Rmw if in_flight.has_read => pipeline.put(key, witness.value(values)),
             Kind::Get | Kind::Rmw => pipeline.get(key),
-            Kind::Put => pipeline.put(key, values.take()),
-            Kind::Insert => pipeline.insert(key, values.take()),
+            Kind::Put => pipeline.put(key, witness.value(values)),
+            Kind::Insert => pipeline.insert(key, witness.value(values)),
             Kind::Delete => pipeline.delete(key),
         }?;
+        witness.goes_on(ticket.lane());
         self.lanes[ticket.lane()] = in_flight;
         Ok(())
     }
@@ -256,7 +286,9 @@ impl SideBySide<'_, '_, '_> {
         while let Some(completed) = taken {
             let in_flight = self.lanes[completed.ticket.lane()];
             self.recorder.attribute(in_flight.kind, completed.counters);
-            let expected = as_expected(completed.result?, value_bytes);
+            let outcome = completed.result?;
+            self.driver.witness.ends(completed.ticket.lane(), outcome);
+            let expected = as_expected(outcome, value_bytes);
             self.recorder.unexpected += u64::from(!expected);
             if in_flight.kind == Kind::Rmw && !in_flight.has_read {
                 let key = keys::encode(in_flight.record);

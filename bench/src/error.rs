@@ -35,6 +35,12 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
+    #[error("the history {}: {source}", .path.display())]
+    History {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
     #[error(transparent)]
     Attach(#[from] AttachError),
     #[error("the control channel broke: {0}")]

@@ -2,6 +2,7 @@
 //!
 //! - [`workload`], [`distribution`], [`keys`], [`operations`]: which operation comes next.
 //! - [`driver`], [`recorder`]: the measured loops, and what they note down.
+//! - [`history`], [`journal`]: an open format for operations, and a witness that writes it.
 //! - [`run`], [`server`], [`accounting`]: threads, phases, a server for the run and what it spent.
 //! - [`verbs`], [`limit`]: the raw rates of a fabric and of a map in this process, the limits of
 //!   everything above.
@@ -17,7 +18,9 @@ pub mod distribution;
 pub mod driver;
 pub mod environment;
 pub mod error;
+pub mod history;
 pub mod interrupt;
+pub mod journal;
 pub mod keys;
 pub mod limit;
 pub mod operations;

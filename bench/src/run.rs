@@ -16,6 +16,7 @@ use crate::distribution::Distribution;
 use crate::driver::Driver;
 use crate::environment::Environment;
 use crate::interrupt::Interrupt;
+use crate::journal::{HistoryFile, Journal, NUMBER_BYTES, Witness};
 use crate::operations::{Generator, Loader, RecordCounter};
 use crate::recorder::Recorder;
 use crate::report::grouped;
@@ -53,12 +54,14 @@ pub struct Measured {
 /// What went wrong first, in whichever thread.
 pub fn ycsb(args: &Ycsb, interrupt: &Interrupt) -> Result<Measured> {
     let config = args.target.config()?;
+    let history = history(args)?;
     let server = Server::connect_or_start(config, || memory(args), interrupt)?;
     let client = connect(args, &server.config)?;
     check_limits(args, &client)?;
     let shared = Shared {
         args,
         client,
+        history,
         distribution: Arc::new(Distribution::new(args.shape(), args.records)),
         records: Arc::new(RecordCounter::new(args.records)),
         // Somebody's server may hold the records already, with other values.
@@ -84,6 +87,16 @@ pub fn ycsb(args: &Ycsb, interrupt: &Interrupt) -> Result<Measured> {
             .collect();
         summarize(server.fabric(), worked, supervised)
     })
+}
+
+/// The file that a history goes to.
+fn history(args: &Ycsb) -> Result<Option<HistoryFile>> {
+    let Some(path) = &args.history else { return Ok(None) };
+    if (args.value_size as usize) < NUMBER_BYTES {
+        let advice = format!("--history takes a --value-size of {NUMBER_BYTES} or more, so that");
+        return Err(Error::Usage(format!("{advice} values can differ")));
+    }
+    HistoryFile::create(path).map(Some)
 }
 
 fn memory(args: &Ycsb) -> Result<Memory> {
@@ -138,6 +151,7 @@ struct Progress(AtomicU64);
 struct Shared<'a> {
     args: &'a Ycsb,
     client: Client,
+    history: Option<HistoryFile>,
     distribution: Arc<Distribution>,
     records: Arc<RecordCounter>,
     load_kind: Kind,
@@ -189,14 +203,23 @@ impl Shared<'_> {
 
     /// One thread, all phases. `None` if the run ended before the measured one.
     fn work(&self, thread: u32) -> Result<Option<Worked>> {
+        let Some(file) = &self.history else { return self.witnessed(thread, &mut ()) };
+        let mut journal = Journal::new(file, thread, self.args.depth);
+        let worked = self.witnessed(thread, &mut journal);
+        let recorded = journal.finish();
+        // What ended the run is on file.
+        worked.and_then(|worked| recorded.map(|()| worked))
+    }
+
+    fn witnessed(&self, thread: u32, witness: &mut impl Witness) -> Result<Option<Worked>> {
         let stop_others = StopOthers(self);
         let args = self.args;
         let mut session = self.client.session().map_err(Error::client("opening a session"))?;
         // Every thread its own operations and values, whatever the seed.
         let seed = args.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ u64::from(thread) << 32;
         let progress = &self.progress[thread as usize].0;
-        let (value_bytes, depth) = (args.value_size as usize, args.depth.into());
-        let mut driver = Driver::new(value_bytes, depth, seed, &self.records, progress);
+        let shape = (args.value_size as usize, args.depth.into());
+        let mut driver = Driver::new(witness, shape, seed, &self.records, progress);
         self.load(thread, &mut driver, &mut session)?;
         let (records, distribution) = (self.records.clone(), self.distribution.clone());
         let mut source = Generator::new(args.workload.mix(), distribution, records, seed);
@@ -221,7 +244,12 @@ impl Shared<'_> {
     }
 
     /// Stores this thread's share of the records, then waits for the other threads.
-    fn load(&self, thread: u32, driver: &mut Driver<'_>, session: &mut Session) -> Result<()> {
+    fn load(
+        &self,
+        thread: u32,
+        driver: &mut Driver<'_, impl Witness>,
+        session: &mut Session,
+    ) -> Result<()> {
         let (records, threads) = (self.args.records, self.args.threads.into());
         let mut loader = Loader::new(self.load_kind, records, thread.into(), threads);
         driver

@@ -52,7 +52,7 @@ impl Ledger {
             assert!(acknowledged > 0, "counter {counter} was not used");
             assert!(
                 (acknowledged..=attempted).contains(&number),
-                "counter {counter} is {number}, between {acknowledged} and {attempted} were possible"
+                "counter {counter} is {number}, possible is {acknowledged} to {attempted}"
             );
         }
     }

@@ -2,14 +2,13 @@
 //!
 //! For runs of the simulator, of processes over shared memory, and over verbs alike.
 
-mod history;
 mod register;
 #[cfg(test)]
 mod tests;
 
 use std::collections::{BTreeMap, HashMap};
 
-pub use history::{Ended, Operation, Record, read, write};
+pub use farside_bench::history::{Ended, Operation, Record, read, write};
 pub use register::{Answer, CONFIGURATIONS_MAX, Call, Fault, Register, Value};
 
 /// Why a history was not accepted.

@@ -1,10 +1,12 @@
 //! Proves that kv-bench writes the JSON that its readers were promised, for every workload, from a
-//! server that it starts by itself, and that every mistake is one line.
+//! server that it starts by itself, and that every mistake is one line. Also that what it records
+//! is linearizable, and a record of it, so that a wrong answer would show.
 
 use std::collections::BTreeSet;
 use std::process::{Command, Stdio};
 
 use farside_tests::binary;
+use farside_tests::linearizability::{self, Operation, Record, Violation};
 use serde_json::Value as Json;
 
 use crate::cli::Said;
@@ -95,10 +97,45 @@ fn every_workload_has_the_promised_fields() {
     }
 }
 
+/// What a short run on few records put on file.
+fn recorded(workload: &str, depth: &str) -> Vec<Record> {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("history.jsonl");
+    let name = file.to_str().unwrap();
+    let ycsb = ["ycsb", "--workload", workload, "--records", "50", "--threads", "3"];
+    let short = ["--depth", depth, "--warmup-seconds", "0", "--seconds", "1", "--history", name];
+    let said = bench(&[&ycsb[..], &short].concat());
+    assert_eq!(said.code, Some(0), "{}", said.stderr);
+    linearizability::read(std::io::BufReader::new(std::fs::File::open(file).unwrap())).unwrap()
+}
+
+#[test]
+fn histories_are_linearizable_and_those_with_one_wrong_answer_are_not() {
+    for (workload, depth) in [("a", "8"), ("a", "1"), ("d", "8"), ("f", "8"), ("f", "1")] {
+        let history = recorded(workload, depth);
+        let of = |operation| history.iter().filter(move |record| record.operation == operation);
+        assert_eq!(linearizability::check(&history), Ok(()), "{workload} {depth}");
+        assert!(of(Operation::Get).count() > 0, "{workload} {depth}");
+        assert!(of(Operation::Insert).count() >= 50, "{workload} {depth}: the load is missing");
+        // No value is stored twice.
+        let stored: BTreeSet<_> = history.iter().filter_map(|to| to.argument.as_ref()).collect();
+        assert_eq!(stored.len() + of(Operation::Get).count(), history.len());
+        let last = of(Operation::Get).max_by_key(|get| get.invoke).unwrap();
+        let loaded = of(Operation::Insert).find(|insert| insert.key != last.key).unwrap();
+        let mut wrong = history.clone();
+        let answer = wrong.iter_mut().find(|record| *record == last).unwrap();
+        answer.found.clone_from(&loaded.argument);
+        answer.version = None;
+        let verdict = linearizability::check(&wrong);
+        assert!(matches!(verdict, Err(Violation::NotLinearizable { .. })), "{verdict:?}");
+    }
+}
+
 #[test]
 fn mistakes_and_errors_are_one_line() {
     let nowhere = "shm:///nowhere/kv.sock";
     let c = &["ycsb", "--workload", "c"];
+    let few = ["--records", "50", "--warmup-seconds", "0", "--seconds", "0.1"];
     for (arguments, parts) in [
         (&["ycsb", "--workload", "e"][..], &["workload e needs range scans"][..]),
         (&["ycsb"], &["--workload", "--help"]),
@@ -106,6 +143,12 @@ fn mistakes_and_errors_are_one_line() {
         (&[c, &["--memory", "1GiB", "--server", nowhere][..]].concat(), &["--memory"]),
         (&[c, &["--server", nowhere][..]].concat(), &["no server answers at", nowhere]),
         (&[c, &["--memory", "250GiB"][..]].concat(), &["did not start", "of memory available"]),
+        (
+            &[c, &["--history", "/nowhere/h"][..]].concat(),
+            &["the history /nowhere/h: No such file"],
+        ),
+        (&[c, &["--history", "/dev/full"][..], &few[..]].concat(), &["/dev/full: No space left"]),
+        (&[c, &["--history", "h", "--value-size", "7"][..]].concat(), &["--value-size of 8"]),
         (&["verbs", "--server", nowhere], &["no server answers at", nowhere]),
         (&["verbs", "--server", "kv.sock"], &["no scheme"]),
         (&["verbs", "--config", "/nowhere/client.toml"], &["/nowhere/client.toml"]),
