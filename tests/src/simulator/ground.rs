@@ -167,6 +167,12 @@ impl Ground {
         Split { prefix: 0, local_depth: 0, old, new: [one, other] }
     }
 
+    /// The subtables there are.
+    pub(super) fn places(&self) -> impl Iterator<Item = u64> + use<> {
+        let count = if self.splits { self.subtables.len() } else { 1 };
+        self.subtables.into_iter().take(count)
+    }
+
     /// The rows that keys can be in: the window of the fifth key reaches one row further.
     pub(super) fn rows(&self) -> Range<usize> {
         self.row..self.row + SLOTS.div_ceil(SLOTS_PER_ROW)
@@ -261,6 +267,22 @@ impl Ground {
                 linked.then(|| Some((word, memory.word(slot + HINT_OFFSET), word.block().ok()?)))?
             })
             .collect()
+    }
+
+    /// The slots in the middle of an INSERT, and whose they are.
+    pub(super) fn unfinished<'m>(
+        &'m self,
+        memory: &'m Memory,
+    ) -> impl Iterator<Item = (u64, SlotWord, Option<u16>)> + 'm {
+        let slots = self.slots_of(&self.subtables).map(|(subtable, at)| self.slot(subtable, at));
+        slots.filter_map(|slot| {
+            let word = SlotWord::from_bits(memory.word(slot));
+            let block = word.block().ok()?;
+            let bytes = self.bytes(memory, block);
+            let writer = Block::decode(&bytes, block.address).ok().map(|found| found.writer());
+            let is_unfinished = matches!(word.state(), SlotState::Pending | SlotState::Aborted);
+            is_unfinished.then_some((slot, word, writer))
+        })
     }
 
     fn bytes(&self, memory: &Memory, block: BlockRef) -> Vec<u8> {

@@ -2,6 +2,7 @@
 
 use farside_common::fabric::Nanos;
 
+use super::server::Chore;
 use super::twin::Twin;
 
 /// A key by its number; see [`super::KEYS`].
@@ -162,6 +163,11 @@ pub struct Scenario {
     pub(super) jumps: Vec<Nanos>,
     pub(super) jumps_max: u32,
     pub(super) deaths_max: u32,
+    pub(super) losses_max: u32,
+    pub(super) renewals_max: u32,
+    pub(super) sweeps: bool,
+    /// What the server does other than it should, but for splits.
+    pub(super) server: Option<Twin>,
     pub(super) split: Option<Splitting>,
     pub(super) restarts_max: u32,
     pub(super) chains_max: u32,
@@ -184,6 +190,10 @@ impl Scenario {
             jumps: Vec::new(),
             jumps_max: 0,
             deaths_max: 0,
+            losses_max: 0,
+            renewals_max: 0,
+            sweeps: false,
+            server: None,
             split: None,
             restarts_max: 0,
             chains_max: 16,
@@ -236,6 +246,39 @@ impl Scenario {
     pub fn deaths(mut self, most: u32) -> Self {
         self.deaths_max = most;
         self
+    }
+
+    /// Up to so many connections break, anywhere; who had one gets another.
+    pub fn losses(mut self, most: u32) -> Self {
+        self.losses_max = most;
+        self
+    }
+
+    /// The server notices each death and each lost connection at some moment: it fences the client,
+    /// whose last verbs may be executed until then, and clears what it left.
+    pub fn sweeps(mut self) -> Self {
+        self.sweeps = true;
+        self
+    }
+
+    /// Up to so often the server is killed and started again, and everybody gets another
+    /// connection.
+    pub fn renewals(mut self, most: u32) -> Self {
+        self.renewals_max = most;
+        self
+    }
+
+    /// The server's chores follow a protocol with a rule broken.
+    pub fn server_twin(mut self, twin: Twin) -> Self {
+        self.server = Some(twin);
+        self
+    }
+
+    /// What the server has to do, in this order.
+    pub(super) fn chores(&self) -> Vec<Chore> {
+        let lost = if self.sweeps { self.deaths_max + self.losses_max } else { 0 };
+        let sweeps = (0..lost).map(|_| Chore::Sweep);
+        self.split.iter().map(|_| Chore::Split).chain(sweeps).collect()
     }
 
     /// Meanwhile, at any moment, the server splits the subtable of all keys, so many slots at a

@@ -30,6 +30,8 @@ pub(super) struct World {
     pub(super) trace: Option<Vec<Line>>,
     /// How the split went, once it is over.
     pub(super) split: Option<Progress>,
+    /// Clients that were fenced and not yet cleared up after.
+    pub(super) fenced: Vec<u16>,
 }
 
 impl World {
@@ -60,6 +62,7 @@ impl World {
             began: false,
             trace: None,
             split: None,
+            fenced: Vec::new(),
         }
     }
 
