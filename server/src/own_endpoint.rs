@@ -143,26 +143,19 @@ impl OwnEndpoint {
     ) -> Result<(Progress, u8), ChainError> {
         match self {
             // The processor waits for nothing, so there is nothing to overlap.
-            Self::Memory(own) => own.drive(split_and_publish(own, split, format, depth)),
-            Self::Device(own, _) => own.drive_lanes(split_and_publish(own, split, format, depth)),
+            Self::Memory(own) => own.drive(Mover::new(own, LANES, format).run(split, depth)),
+            Self::Device(own, _) => {
+                own.drive_lanes(Mover::new(own, LANES, format).run(split, depth))
+            }
         }
     }
-}
 
-async fn split_and_publish<F: Fabric>(
-    endpoint: &Endpoint<F>,
-    split: &Split,
-    format: &Format,
-    depth: u8,
-) -> Result<(Progress, u8), ChainError> {
-    let mover = Mover::new(endpoint, LANES, format);
-    let progress = mover.split(split).await?;
-    match progress {
-        Progress::Done => {
-            let depth = mover.publish(split, depth).await?;
-            mover.disown(split).await?;
-            Ok((progress, depth))
+    /// Makes a place free that a split has emptied; false while somebody has not cleared what he
+    /// left there.
+    pub(crate) fn vacate(&self, place: u64, format: &Format) -> Result<bool, ChainError> {
+        match self {
+            Self::Memory(own) => own.drive(Mover::new(own, LANES, format).vacate(place)),
+            Self::Device(own, _) => own.drive_lanes(Mover::new(own, LANES, format).vacate(place)),
         }
-        Progress::Busy | Progress::Stuck { .. } => Ok((progress, depth)),
     }
 }

@@ -16,9 +16,9 @@ use super::ground::{Ground, keys};
 use super::lies::{Liar, Lie};
 use super::memory::{Memory, mix};
 use super::monitor::{Asked, Monitor};
-use super::process::Process;
+use super::process::{Process, State};
 use super::scenario::{Op, Scenario, Script};
-use super::server::run_chores;
+use super::server::{Chore, run_chores};
 use super::task::{Events, Reading, run_script};
 use super::twin::Twin;
 use super::world::World;
@@ -66,7 +66,7 @@ impl Blocks for Given {
         let world = world.borrow();
         match world.split {
             // There is one split and no more.
-            _ if !world.ground.splits || local_depth > 0 => Some(SplitOutcome::Impossible),
+            _ if !world.ground.splits() || local_depth > 0 => Some(SplitOutcome::Impossible),
             Some(Progress::Done) => Some(SplitOutcome::Done),
             Some(Progress::Busy) => Some(SplitOutcome::Later),
             Some(Progress::Stuck { .. }) => Some(SplitOutcome::Impossible),
@@ -78,7 +78,8 @@ impl Blocks for Given {
 impl<'s> Prepared<'s> {
     pub(super) fn new(scenario: &'s Scenario) -> Self {
         let most = scenario.clients.iter().map(|script| script.blocks).max();
-        let (clients, splits) = (scenario.clients.len() as u64, scenario.split.is_some());
+        let clients = scenario.clients.len() as u64;
+        let splits = scenario.chores().iter().filter(|chore| **chore != Chore::Sweep).count();
         let reopened = u64::from(scenario.losses_max) + clients * u64::from(scenario.renewals_max);
         let ground = Ground::new(most.unwrap_or(0), clients + reopened, scenario.slots, splits);
         let ground = Rc::new(ground);
@@ -198,6 +199,9 @@ impl<'s> Prepared<'s> {
         let task = run_chores(rig.clone(), world.clone(), (chores, lanes), events.clone());
         let mut process = Process::new(client, (LaneId(0), lanes), Box::pin(task), events);
         process.began = chore;
+        if chore as usize == self.scenario.chores().len() {
+            process.state = State::Over;
+        }
         (rig, process)
     }
 
@@ -265,6 +269,7 @@ impl<'s> Prepared<'s> {
         }
         let mut shared = execution.world.borrow_mut();
         shared.began = true;
+        shared.places_rest = scenario.server != Some(Twin::ReusedAtOnce);
         shared.trace = trace.then(Vec::new);
         drop(shared);
         execution

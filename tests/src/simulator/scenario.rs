@@ -169,6 +169,7 @@ pub struct Scenario {
     /// What the server does other than it should, but for splits.
     pub(super) server: Option<Twin>,
     pub(super) split: Option<Splitting>,
+    pub(super) reuse: Option<bool>,
     pub(super) restarts_max: u32,
     pub(super) chains_max: u32,
     pub(super) seed: u64,
@@ -195,6 +196,7 @@ impl Scenario {
             sweeps: false,
             server: None,
             split: None,
+            reuse: None,
             restarts_max: 0,
             chains_max: 16,
             seed: 0,
@@ -278,13 +280,22 @@ impl Scenario {
     pub(super) fn chores(&self) -> Vec<Chore> {
         let lost = if self.sweeps { self.deaths_max + self.losses_max } else { 0 };
         let sweeps = (0..lost).map(|_| Chore::Sweep);
-        self.split.iter().map(|_| Chore::Split).chain(sweeps).collect()
+        let splits = self.split.iter().map(|_| Chore::Split);
+        let reuse = self.reuse.map(|returns| Chore::Reuse { returns });
+        splits.chain(reuse).chain(sweeps).collect()
     }
 
     /// Meanwhile, at any moment, the server splits the subtable of all keys, so many slots at a
     /// time; the directory is so deep at first, 0 or 1.
     pub fn splits(mut self, depth: u8, lanes: u16) -> Self {
         self.split = Some(Splitting { depth, lanes, twin: None });
+        self
+    }
+
+    /// After that, and GRACE, the server splits the subtable where key 0 is then, and uses the place
+    /// of the first one again: for key 0, or else for keys that part from it.
+    pub fn reuses(mut self, returns: bool) -> Self {
+        self.reuse = Some(returns);
         self
     }
 

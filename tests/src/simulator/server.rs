@@ -9,7 +9,7 @@ use farside_common::fabric::{Buffer, LaneId, Nanos, Verb};
 use farside_common::layout::{BlockRef, ROW_BYTES, Row, STATE_OFFSET, SlotWord, slot_in_subtable};
 use zerocopy::FromBytes;
 
-use super::fabric::SimFabric;
+use super::fabric::{PAUSE_NS_MAX, SimFabric};
 use super::task::{Event, Events, begin};
 use super::world::World;
 
@@ -17,6 +17,10 @@ use super::world::World;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Chore {
     Split,
+    /// Splits what the first split made, into its place. For key 0, or keys that part from it.
+    Reuse {
+        returns: bool,
+    },
     /// Clears up after whoever is lost.
     Sweep,
 }
@@ -31,7 +35,8 @@ pub(super) async fn run_chores(
     for chore in chores {
         begin().await;
         let done = match chore {
-            Chore::Split => split(&rig, &world, lanes).await,
+            Chore::Split => split(&rig, &world, lanes, None).await,
+            Chore::Reuse { returns } => split(&rig, &world, lanes, Some(returns)).await,
             Chore::Sweep => sweep(&rig, &world).await,
         };
         events.borrow_mut().extend([done, Event::Skip]);
@@ -39,15 +44,35 @@ pub(super) async fn run_chores(
     events.borrow_mut().push_back(Event::Over);
 }
 
-async fn split(rig: &Rig<SimFabric>, world: &RefCell<World>, lanes: u16) -> Event {
-    let (split, format, depth, rows) = {
+/// Splits what the directory led to at the start, or, with `returns`, once nobody believes a READ
+/// from before, what it leads to then, into the place of the former.
+async fn split(
+    rig: &Rig<SimFabric>,
+    world: &RefCell<World>,
+    lanes: u16,
+    returns: Option<bool>,
+) -> Event {
+    let (ground, depth, rests) = {
         let world = world.borrow();
         let depth = world.memory.word(STATE_OFFSET) >> 32;
-        let ground = &world.ground;
-        (ground.split(), ground.format, depth as u8, ground.rows())
+        (world.ground.clone(), depth as u8, world.places_rest)
     };
-    let mover = Mover::new(rig.endpoint(), lanes, &format).with_rows(rows);
-    let progress = mover.split(&split).await.expect("the fabric reaches all of it");
+    let (endpoint, lane) = (rig.endpoint(), LaneId(0));
+    let mover = Mover::new(endpoint, lanes, &ground.format);
+    let mover = mover.with_part(ground.rows(), ground.usable());
+    let reach = "the fabric reaches all of it";
+    let mut split = ground.split();
+    if let Some(returns) = returns {
+        mover.disown(&split).await.expect(reach);
+        if rests {
+            endpoint.sleep_until(lane, endpoint.now() + rig.constants()[0]).await;
+        }
+        while !mover.vacate(split.old).await.expect(reach) {
+            endpoint.sleep_until(lane, endpoint.now() + PAUSE_NS_MAX).await;
+        }
+        split = ground.next_split(returns);
+    }
+    let progress = mover.split(&split).await.expect(reach);
     if progress == Progress::Done {
         mover.publish(&split, depth).await.expect("there is a directory that deep");
     }

@@ -79,6 +79,8 @@ pub enum Twin {
     LiveBeforeMoved,
     /// INSERT's second look does not see that a split has begun (I16).
     ForwardIgnored,
+    /// The place of a subtable is used again before GRACE is over (I18).
+    ReusedAtOnce,
     /// New subtables do not say that they are being filled (I17).
     NeverFilling,
 }

@@ -32,6 +32,8 @@ pub(super) struct World {
     pub(super) split: Option<Progress>,
     /// Clients that were fenced and not yet cleared up after.
     pub(super) fenced: Vec<u16>,
+    /// Places of subtables rest before they are used again.
+    pub(super) places_rest: bool,
 }
 
 impl World {
@@ -63,6 +65,7 @@ impl World {
             trace: None,
             split: None,
             fenced: Vec::new(),
+            places_rest: true,
         }
     }
 

@@ -4,8 +4,10 @@
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 mod crash;
+mod full;
 mod lost;
 mod pairs;
+mod places;
 mod random;
 mod reuse;
 mod split_twins;
