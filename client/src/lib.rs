@@ -131,4 +131,5 @@ pub use value::{Exchange, Value, Version};
 /// For kv-server, which does some chores with the protocol's own verbs; of no use to others.
 pub mod chores {
     pub use crate::protocol::split::{Mover, Progress, Split};
+    pub use crate::protocol::sweep::{clear, clear_left_by};
 }

@@ -66,7 +66,7 @@ impl Index {
                 return Err(Damage::Row { offset: old });
             }
             Some(begun) => begun,
-            None => match self.take_pair(own, depot, memory)? {
+            None => match self.take_pair(format, own, depot, memory)? {
                 Some(new) => Split { prefix, local_depth, old, new },
                 None if self.resting.is_empty() => return Ok(None),
                 None => return Ok(Some(SplitOutcome::Later)),
@@ -117,12 +117,13 @@ impl Index {
 
     fn take_pair(
         &mut self,
+        format: &Format,
         own: &OwnEndpoint,
         depot: &mut Depot,
         memory: &impl Memory,
     ) -> Result<Option<[u64; 2]>, ChainError> {
         if self.free.len() < 2 {
-            self.wake(own)?;
+            self.wake(format, own)?;
         }
         if self.free.len() < 2 {
             depot.refresh(boot_time_ns(), memory)?;
@@ -149,20 +150,11 @@ impl Index {
 
     /// Makes places free that have rested for GRACE (invariant I18). Whoever has an unfinished
     /// INSERT in one will still come back to it: then it rests on.
-    fn wake(&mut self, own: &OwnEndpoint) -> Result<(), ChainError> {
+    fn wake(&mut self, format: &Format, own: &OwnEndpoint) -> Result<(), ChainError> {
         let now = boot_time_ns();
         for _ in 0..self.resting.len() {
             let Some((_, place)) = self.resting.pop_front_if(|(at, _)| *at <= now) else { break };
-            let mut is_empty = true;
-            for (slot, content) in SubtableImage::read(&self.region, place)?.slots() {
-                let word = content.word();
-                is_empty &= match word.state() {
-                    SlotState::Moved => true,
-                    SlotState::Empty => own.swap(slot, word, word.moved())?,
-                    _ => false,
-                };
-            }
-            if is_empty {
+            if own.vacate(place, format)? {
                 self.free.push(place);
             } else {
                 self.resting.push_back((now, place));

@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use farside::chores::{Mover, Progress, Split};
+use farside::chores::{Mover, Progress, Split, clear, clear_left_by};
 use farside_common::fabric::shm::{Region, ShmFabric};
 use farside_common::fabric::verbs::{Loopback, LoopbackPeer, VerbsFabric};
 use farside_common::fabric::{ChainError, Endpoint, Fabric, LaneId, Nanos, Verb};
 use farside_common::layout::{
-    BlockRef, Format, HINT_OFFSET, SUPERSEDED, SlotState, SlotWord, WORD_GENERATIONS,
+    BlockRef, Format, Geometry, SUPERSEDED, SlotState, SlotWord, WORD_GENERATIONS,
 };
+use zerocopy::IntoBytes;
 
 /// How many slots of a split are under way at a time: on RDMA each batch takes four round trips.
 pub(crate) const LANES: u16 = 32;
@@ -56,31 +57,31 @@ impl OwnEndpoint {
     }
 
     /// Empties a slot whose owner is gone; false if somebody else changed it meanwhile.
-    ///
-    /// The hint goes first, so that it never stands beside another incarnation (invariant I6). No
-    /// deadline: with its owner gone nobody but the server takes the slot out of PENDING and
-    /// ABORTED, so the chain cannot be late.
     pub(crate) fn clear(&self, slot: u64, word: SlotWord) -> Result<bool, ChainError> {
-        if self.clear_once(slot, word)? {
-            return Ok(true);
-        }
-        // Another INSERT of the fingerprint may have aborted it. Nothing follows ABORTED.
-        match word.state() {
-            SlotState::Pending => self.clear_once(slot, word.with_state(SlotState::Aborted)),
-            _ => Ok(false),
+        match self {
+            Self::Memory(own) => own.drive(clear(own, slot, word)),
+            Self::Device(own, _) => own.drive(clear(own, slot, word)),
         }
     }
 
-    fn clear_once(&self, slot: u64, word: SlotWord) -> Result<bool, ChainError> {
-        let chain = [
-            Verb::WriteWord { remote: slot + HINT_OFFSET, value: 0 },
-            Verb::CompareSwap {
-                remote: slot,
-                expected: word.bits(),
-                desired: word.emptied().bits(),
-            },
-        ];
-        Ok(self.chain(&chain, Nanos::MAX)? == word.bits())
+    /// Empties a slot if one of these clients, all fenced, is in the middle of an INSERT with this
+    /// word; whether it did.
+    pub(crate) fn clear_left_by(
+        &self,
+        clients: &[u16],
+        slot: (u64, SlotWord),
+        region: &Region,
+        geometry: &Geometry,
+    ) -> Result<bool, ChainError> {
+        let read = async |block: BlockRef| {
+            let mut words = vec![0u64; (block.class.block_bytes() / 8) as usize];
+            region.read(block.address.offset(), &mut words)?;
+            Ok(words.as_bytes().to_vec())
+        };
+        match self {
+            Self::Memory(own) => own.drive(clear_left_by(own, geometry, clients, slot, read)),
+            Self::Device(own, _) => own.drive(clear_left_by(own, geometry, clients, slot, read)),
+        }
     }
 
     /// Whether the slot held this word, which is replaced then.
@@ -142,26 +143,19 @@ impl OwnEndpoint {
     ) -> Result<(Progress, u8), ChainError> {
         match self {
             // The processor waits for nothing, so there is nothing to overlap.
-            Self::Memory(own) => own.drive(split_and_publish(own, split, format, depth)),
-            Self::Device(own, _) => own.drive_lanes(split_and_publish(own, split, format, depth)),
+            Self::Memory(own) => own.drive(Mover::new(own, LANES, format).run(split, depth)),
+            Self::Device(own, _) => {
+                own.drive_lanes(Mover::new(own, LANES, format).run(split, depth))
+            }
         }
     }
-}
 
-async fn split_and_publish<F: Fabric>(
-    endpoint: &Endpoint<F>,
-    split: &Split,
-    format: &Format,
-    depth: u8,
-) -> Result<(Progress, u8), ChainError> {
-    let mover = Mover::new(endpoint, LANES, format);
-    let progress = mover.split(split).await?;
-    match progress {
-        Progress::Done => {
-            let depth = mover.publish(split, depth).await?;
-            mover.disown(split).await?;
-            Ok((progress, depth))
+    /// Makes a place free that a split has emptied; false while somebody has not cleared what he
+    /// left there.
+    pub(crate) fn vacate(&self, place: u64, format: &Format) -> Result<bool, ChainError> {
+        match self {
+            Self::Memory(own) => own.drive(Mover::new(own, LANES, format).vacate(place)),
+            Self::Device(own, _) => own.drive_lanes(Mover::new(own, LANES, format).vacate(place)),
         }
-        Progress::Busy | Progress::Stuck { .. } => Ok((progress, depth)),
     }
 }

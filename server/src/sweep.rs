@@ -4,8 +4,7 @@ use std::sync::Arc;
 
 use farside_common::fabric::shm::Region;
 use farside_common::fabric::{ChainError, Nanos};
-use farside_common::layout::{Block, Geometry, SlotState, SlotWord};
-use zerocopy::IntoBytes;
+use farside_common::layout::Geometry;
 
 use crate::index::Index;
 use crate::own_endpoint::OwnEndpoint;
@@ -78,33 +77,14 @@ impl Sweeper {
                 return Ok(pass.clients);
             };
             for (slot, content) in image?.slots() {
-                let word = content.word();
-                if self.belongs_to(word, &pass.clients)? && own.clear(slot, word)? {
-                    pass.cleared += 1;
-                }
+                let slot = (slot, content.word());
+                let (region, geometry) = (&self.region, &self.geometry);
+                let cleared = own.clear_left_by(&pass.clients, slot, region, geometry)?;
+                pass.cleared += u64::from(cleared);
             }
             pass.next_subtable += 1;
         }
         self.pass = Some(pass);
         Ok(Vec::new())
-    }
-
-    /// Whether one of these clients, all fenced, is in the middle of an INSERT with this word.
-    ///
-    /// The block is read after the word. If the word's owner were alive, it wrote the block before
-    /// the word, and until the READ nobody could have written it but the owner: a fenced client
-    /// can not, and whoever gets the block later is alive. So its writer is the word's owner.
-    fn belongs_to(&self, word: SlotWord, clients: &[u16]) -> Result<bool, ChainError> {
-        if !matches!(word.state(), SlotState::Pending | SlotState::Aborted) {
-            return Ok(false);
-        }
-        let Ok(block) = word.block() else { return Ok(false) };
-        if self.geometry.check_block(block).is_err() {
-            return Ok(false);
-        }
-        let mut words = vec![0u64; (block.class.block_bytes() / 8) as usize];
-        self.region.read(block.address.offset(), &mut words)?;
-        let decoded = Block::decode(words.as_bytes(), block.address);
-        Ok(decoded.is_ok_and(|block| clients.contains(&block.writer())))
     }
 }

@@ -12,6 +12,7 @@ mod insert;
 mod put;
 mod scan;
 pub(crate) mod split;
+pub(crate) mod sweep;
 mod swing;
 #[cfg(test)]
 mod tests;

@@ -6,9 +6,12 @@
 
 mod chains;
 mod directory;
+mod places;
 mod rows;
 #[cfg(test)]
 mod tests;
+
+use std::ops::Range;
 
 use farside_common::fabric::{Buffer, ChainError, Endpoint, Fabric, LaneId, Nanos, Verb};
 use farside_common::hash::{KeyHash, KeyHasher};
@@ -68,7 +71,8 @@ pub struct Mover<'e, F> {
     geometry: Geometry,
     hasher: KeyHasher,
     key_bytes_max: u64,
-    rows: std::ops::Range<usize>,
+    rows: Range<usize>,
+    slots: Range<usize>,
 }
 
 /// A FROZEN entry and where it goes.
@@ -101,7 +105,8 @@ impl<'e, F: Fabric> Mover<'e, F> {
         let hasher = KeyHasher::new(&format.hash_key);
         let key_bytes_max = format.key_bytes_max.into();
         let (geometry, rows) = (format.geometry(), 0..ROWS_PER_SUBTABLE);
-        Self { endpoint, lanes, geometry, hasher, key_bytes_max, rows }
+        let slots = 0..ROWS_PER_SUBTABLE * SLOTS_PER_ROW;
+        Self { endpoint, lanes, geometry, hasher, key_bytes_max, rows, slots }
     }
 
     /// Makes room for all that a split reads and writes: better now than in the middle of one.
@@ -136,7 +141,7 @@ impl<'e, F: Fabric> Mover<'e, F> {
             stuck: None,
             busy: false,
         };
-        let slots: Vec<usize> = (0..words.old.len()).collect();
+        let slots: Vec<usize> = self.slots.clone().collect();
         for batch in slots.chunks(self.lanes.into()) {
             self.move_batch(split, &mut words, batch).await?;
         }
@@ -370,7 +375,9 @@ impl<'e, F: Fabric> Mover<'e, F> {
     /// Makes the slots that no entry came to EMPTY.
     async fn release(&self, split: &Split, words: &Words) -> Result<(), ChainError> {
         let of = |(subtable, new): (u64, &Vec<SlotWord>)| {
-            let unused = |(_, word): &(usize, &SlotWord)| word.state() == SlotState::Moved;
+            let unused = |(at, word): &(usize, &SlotWord)| {
+                word.state() == SlotState::Moved && self.slots.contains(at)
+            };
             let chain = |(at, word): (usize, &SlotWord)| {
                 Chain::of(&[swap(subtable + slot_offset(at), *word, word.emptied())])
             };

@@ -6,16 +6,16 @@ use std::rc::Rc;
 use std::task::{Context, Waker};
 
 use farside::chores::Progress;
-use farside::testing::{Call, Rig};
+use farside::testing::Rig;
 use farside_common::fabric::{LaneId, Nanos};
 
-use super::fabric::{PAUSE_NS_MAX, Phase, SimFabric};
-use super::ground::keys;
+use super::fabric::{PAUSE_NS_MAX, SimFabric};
+use super::lane::Phase;
 use super::memory::mix;
-use super::monitor::{Asked, Monitor, Violation};
+use super::monitor::{Monitor, Violation};
 use super::prepared::Prepared;
 use super::process::{Action, Process, State};
-use super::scenario::Op;
+use super::server::Chore;
 use super::task::Event;
 use super::trace::Line;
 use super::world::World;
@@ -33,6 +33,14 @@ pub(super) struct Execution<'s> {
     pub(super) jumps: u32,
     pub(super) deaths: u32,
     pub(super) restarts: u32,
+    pub(super) losses: u32,
+    pub(super) renewals: u32,
+    /// What each client is called on its present connection.
+    pub(super) ids: Vec<u16>,
+    /// Who is lost, and the server has not noticed.
+    pub(super) left: Vec<u16>,
+    /// How many connections were made after the first.
+    pub(super) reopened: usize,
     /// Completions are events of their own.
     pub(super) lazy: bool,
     /// Who looks at everything at the end, by the directory there was at the start.
@@ -63,13 +71,14 @@ impl Execution<'_> {
             let alive = |client: &usize| self.is_working(*client);
             actions.extend((0..scenario.clients.len()).filter(alive).map(Action::Die));
         }
-        let mover = scenario.clients.len();
-        if self.restarts < scenario.restarts_max && self.is_working(mover) {
-            actions.push(Action::Restart(mover));
+        self.losses(actions);
+        let server = scenario.clients.len();
+        if self.restarts < scenario.restarts_max && self.is_splitting() {
+            actions.push(Action::Restart(server));
         }
     }
 
-    fn is_working(&self, client: usize) -> bool {
+    pub(super) fn is_working(&self, client: usize) -> bool {
         let mut processes = self.processes.iter();
         processes.any(|process| process.client == client && process.state == State::Working)
     }
@@ -78,8 +87,9 @@ impl Execution<'_> {
         let process = &self.processes[at];
         match process.state {
             State::Over | State::Gone => {}
+            State::Between if self.has_nothing_to_do(at) => {}
             State::Between => actions.push(Action::Begin(at)),
-            State::Working => {
+            State::Working | State::Dying => {
                 let fabric = self.rigs[process.client].endpoint().fabric();
                 for id in process.lanes() {
                     let lane = fabric.lane(id);
@@ -88,6 +98,7 @@ impl Execution<'_> {
                             let access = |unit| Action::Access(at, id, unit);
                             actions.extend((0..lane.units.len()).map(access));
                         }
+                        _ if process.state == State::Dying => {}
                         Phase::Waiting(until) if self.is_in_vain(process, until) => {}
                         Phase::Waiting(_) => actions.push(Action::Wake(at, id)),
                         Phase::Complete => actions.push(Action::Complete(at, id)),
@@ -105,7 +116,7 @@ impl Execution<'_> {
     }
 
     /// What there is for somebody who looks again.
-    fn moment(&self) -> u64 {
+    pub(super) fn moment(&self) -> u64 {
         let world = self.world.borrow();
         mix(world.memory.hash(), world.now << 1 | u64::from(world.split.is_some()))
     }
@@ -119,7 +130,11 @@ impl Execution<'_> {
             | Action::Wake(process, _)
             | Action::Complete(process, _) => Some(process),
             // Time and death have bounds of their own.
-            Action::Jump(_) | Action::Die(_) | Action::Restart(_) => return false,
+            Action::Jump(_)
+            | Action::Die(_)
+            | Action::Lose(..)
+            | Action::Restart(_)
+            | Action::Renew => return false,
         };
         let Some(last) = self.last.filter(|last| Some(*last) != actor) else { return false };
         let process = &self.processes[last];
@@ -137,6 +152,9 @@ impl Execution<'_> {
             Action::Begin(at) => {
                 self.last = Some(at);
                 self.fabric_mut(at).noticed = false;
+                if self.chore(at) == Some(Chore::Sweep) {
+                    self.fence()?;
+                }
                 self.poll(at)?;
                 if self.is_swift(at) {
                     self.poll_completed(at, false)?;
@@ -178,7 +196,8 @@ impl Execution<'_> {
                     return Ok(());
                 };
                 self.world.borrow_mut().note(at, || "is killed, and started again".to_owned());
-                let (rig, process) = self.prepared.mover(&self.world, client, at);
+                let chore = self.processes[at].began - 1;
+                let (rig, process) = self.prepared.server(&self.world, (client, at), chore);
                 self.rigs[client] = rig;
                 self.processes[at] = process;
                 self.last = None;
@@ -197,15 +216,11 @@ impl Execution<'_> {
                 Ok(())
             }
             Action::Die(client) => {
-                self.deaths += 1;
-                for at in 0..self.processes.len() {
-                    if self.processes[at].client == client {
-                        self.processes[at].state = State::Gone;
-                        self.world.borrow_mut().note(at, || "dies".to_owned());
-                    }
-                }
+                self.die(client);
                 Ok(())
             }
+            Action::Lose(client, whole) => self.lose(client, whole),
+            Action::Renew => self.renew(),
         }
     }
 
@@ -228,7 +243,7 @@ impl Execution<'_> {
     }
 
     /// Polls a process as long as its chains complete without anybody noticing.
-    fn poll_completed(&mut self, at: usize, lazy: bool) -> Result<(), Violation> {
+    pub(super) fn poll_completed(&mut self, at: usize, lazy: bool) -> Result<(), Violation> {
         while self.processes[at].state == State::Working && !lazy {
             let process = &self.processes[at];
             let complete = {
@@ -316,6 +331,8 @@ impl Execution<'_> {
                     return Err(Violation::Failed(format!("the split is {progress:?}")));
                 }
             }
+            Event::Swept(clients) => self.check_swept(at, &clients)?,
+            Event::Lost { next, again, seen } => self.reopen(at, next, again, seen),
             Event::Over => self.processes[at].state = State::Over,
         }
         Ok(())
@@ -332,57 +349,5 @@ impl Execution<'_> {
             self.rigs[client].hash_state(&mut hasher);
             self.rigs[client].endpoint().fabric_mut().observed = hasher.finish();
         }
-    }
-
-    /// A hash of everything that decides about the rest.
-    pub(super) fn state(&self, bounded: bool) -> u64 {
-        let moment = self.moment();
-        let world = self.world.borrow();
-        let mut hash = mix(world.memory.hash(), mix(world.now, self.monitor.state()));
-        for rig in &self.rigs {
-            hash = mix(hash, rig.endpoint().fabric().observed);
-        }
-        for process in &self.processes {
-            let fabric = self.rigs[process.client].endpoint().fabric();
-            let progress =
-                process.lanes().fold(0, |all, lane| mix(all, fabric.lane(lane).progress));
-            let state = process.state as u64 | u64::from(process.chains) << 8;
-            let script = mix(process.seen, u64::from(process.began));
-            hash = mix(hash, mix(progress, mix(state, script)));
-            // No moment comes again.
-            let waits = process.waits.map(|wait| u64::from(wait == Some(moment)));
-            hash = mix(hash, waits[0] << 1 | waits[1]);
-        }
-        let last = if bounded || self.bound { self.last.map_or(0, |last| last + 1) } else { 0 };
-        let counts =
-            u64::from(self.restarts) << 16 | u64::from(self.jumps) << 8 | u64::from(self.deaths);
-        mix(hash, mix(last as u64, counts << 1 | u64::from(self.bound)))
-    }
-
-    /// The end: everybody is done or gone. Somebody new looks at every key, and the region has to
-    /// be whole.
-    pub(super) fn finish(&mut self) -> Result<(), Violation> {
-        let open = |process: &Process| matches!(process.state, State::Between | State::Working);
-        // Who waits for somebody who is no more waits for the server, which would clear his slot.
-        let gone = self.processes.iter().any(|process| process.state == State::Gone);
-        if let Some(at) = self.processes.iter().position(open).filter(|_| !gone) {
-            return Err(Violation::Stuck(at));
-        }
-        let first = self.processes.len();
-        let new = self.prepared.open(&self.world, self.rigs.len() + 1, first, 1, None);
-        for (rig, observer) in self.observer.iter().chain([&Rc::new(new)]).zip(first..) {
-            self.world.borrow_mut().note(observer, || "looks at everything".to_owned());
-            for key in 0..super::KEYS {
-                let asked = Asked { op: Op::Get(key), value: String::new(), expected: None };
-                let id = self.monitor.invoke(observer, key as u32, &asked);
-                let reply = rig.endpoint().drive(rig.run(LaneId(0), Call::Get, &keys()[key]));
-                if let Err(Some(error)) = &reply {
-                    return Err(Violation::Failed(error.to_string()));
-                }
-                self.monitor.respond(id, key, &reply)?;
-            }
-        }
-        let world = self.world.borrow();
-        world.ground.inspect(&world.memory)
     }
 }

@@ -69,10 +69,11 @@ impl Scenario {
     /// # Errors
     /// The first execution that went wrong.
     pub fn explore(&self, bounds: Bounds) -> Result<Explored, Box<Failure>> {
+        let prepared = Prepared::new(self);
         let mut search = Search {
-            prepared: Prepared::new(self),
+            hot: Rc::new(prepared.first_hot()),
+            prepared,
             bounds,
-            hot: Rc::default(),
             visited: HashMap::new(),
             frames: Vec::new(),
             explored: Explored::default(),

@@ -9,6 +9,7 @@ use farside_common::fabric::{
 };
 use zerocopy::IntoBytes;
 
+use super::lane::{Lane, Phase, extent};
 use super::lies::Lie;
 use super::memory::mix;
 use super::world::World;
@@ -17,54 +18,17 @@ use super::world::World;
 /// differ in nothing else do not differ by their pauses.
 pub(super) const PAUSE_NS_MAX: Nanos = 1_000_000;
 
-/// What a lane is in the middle of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Phase {
-    Idle,
-    /// A chain is under way.
-    Posted,
-    /// Until this time.
-    Waiting(Nanos),
-    /// Over, but nobody was told yet.
-    Complete,
-}
-
-/// One lane's chain.
-pub(super) struct Lane {
-    pub(super) phase: Phase,
-    /// What was posted, and what is executed: the same, unless the fabric lies.
-    asked: Vec<Verb>,
-    chain: Vec<Verb>,
-    /// The verb that is executing.
-    at: usize,
-    /// Which of its words still have to be accessed, in groups that are accessed at once: bits that
-    /// count from `skipped`.
-    pub(super) units: Vec<u64>,
-    /// So many of its words before them were accessed already.
-    skipped: usize,
-    /// The only group is one that nobody notices.
-    is_cold: bool,
-    /// Those that it makes no difference when they are accessed, and whether these are all.
-    cold: u64,
-    all_cold: bool,
-    posted: Nanos,
-    deadline: Nanos,
-    found: u64,
-    result: Result<u64, ChainError>,
-    /// A hash of what the chain brought so far, whatever the order.
-    pub(super) progress: u64,
-    buffers: [Vec<u64>; Buffer::COUNT],
-    counters: Counters,
-}
-
 /// One client's way to the simulated region.
 pub(super) struct SimFabric {
     world: Rc<RefCell<World>>,
     timing: Timing,
     /// The process of the first lane; the others follow.
     process: usize,
-    lanes: Vec<Lane>,
+    pub(super) lanes: Vec<Lane>,
     lie: Option<Box<dyn Lie>>,
+    /// The connection is gone: nothing that is posted is executed any more, and nobody is told of
+    /// what still is.
+    pub(super) is_lost: bool,
     /// Chains execute when they are posted.
     pub(super) immediate: bool,
     /// A hash of everything that completed.
@@ -84,27 +48,10 @@ impl SimFabric {
         lanes: u16,
         lie: Option<Box<dyn Lie>>,
     ) -> Self {
-        let lane = |_| Lane {
-            phase: Phase::Idle,
-            asked: Vec::with_capacity(4),
-            chain: Vec::with_capacity(4),
-            at: 0,
-            units: Vec::with_capacity(4),
-            skipped: 0,
-            is_cold: false,
-            cold: 0,
-            all_cold: false,
-            posted: 0,
-            deadline: 0,
-            found: 0,
-            result: Ok(0),
-            progress: 0,
-            buffers: std::array::from_fn(|_| vec![0; 32]),
-            counters: Counters::default(),
-        };
-        let lanes = (0..lanes).map(lane).collect();
+        let lanes = (0..lanes).map(|_| Lane::new()).collect();
         let (immediate, observed, turn, noticed) = (true, 0, LaneId(0), false);
-        Self { world, timing, process, lanes, lie, immediate, observed, turn, noticed }
+        let is_lost = false;
+        Self { world, timing, process, lanes, lie, is_lost, immediate, observed, turn, noticed }
     }
 
     pub(super) fn lane(&self, lane: LaneId) -> &Lane {
@@ -265,9 +212,15 @@ impl SimFabric {
         Ok(())
     }
 
-    fn complete(&mut self, lane: LaneId, result: Result<u64, ChainError>) {
+    pub(super) fn complete(&mut self, lane: LaneId, mut result: Result<u64, ChainError>) {
         let process = self.process + usize::from(lane.0);
         let state = &mut self.lanes[usize::from(lane.0)];
+        if self.is_lost && result.is_ok() {
+            result = Err(state.fate(false));
+        }
+        if let (Some(lie), Err(error)) = (&self.lie, &mut result) {
+            lie.fail(error);
+        }
         state.units.clear();
         state.cold = 0;
         state.result = result;
@@ -303,19 +256,6 @@ impl SimFabric {
     }
 }
 
-/// Where a verb accesses the region and how much, in whole words.
-pub(super) fn extent(verb: &Verb) -> (u64, u64) {
-    match *verb {
-        Verb::Read { remote, bytes, .. } | Verb::Write { remote, bytes, .. } => {
-            (remote, u64::from(bytes))
-        }
-        Verb::WriteHalf { remote, .. }
-        | Verb::WriteWord { remote, .. }
-        | Verb::CompareSwap { remote, .. }
-        | Verb::FetchAdd { remote, .. } => (remote, 8),
-    }
-}
-
 impl Fabric for SimFabric {
     fn timing(&self) -> Timing {
         self.timing
@@ -347,6 +287,10 @@ impl Fabric for SimFabric {
             });
         }
         (state.at, state.found, state.phase) = (0, 0, Phase::Posted);
+        if self.is_lost {
+            // It never leaves.
+            return self.complete(lane, Err(ChainError::Fenced));
+        }
         self.start_verb(lane);
         self.settle(lane);
     }

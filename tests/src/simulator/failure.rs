@@ -45,6 +45,11 @@ impl Failure {
         Self { scenario, violation, history, trace, executions: 0, seed: None }
     }
 
+    /// The name of the scenario.
+    pub fn scenario(&self) -> &str {
+        &self.scenario
+    }
+
     /// How many steps the execution took.
     pub fn steps(&self) -> usize {
         self.trace.len()

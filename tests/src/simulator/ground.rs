@@ -11,7 +11,7 @@ use farside_common::hash::{KeyHash, KeyHasher};
 use farside_common::layout::{
     Block, BlockAddress, BlockRef, DirectoryEntry, Format, Geometry, HINT_OFFSET, REGION_BYTES_MIN,
     ROW_BYTES, ROWS_PER_SUBTABLE, RowHeader, SLOTS_PER_ROW, STATE_OFFSET, SUBTABLE_BYTES,
-    SizeClass, SlotState, SlotWord, Superblock, WINDOW_SLOTS, class_for, slot_in_subtable,
+    SizeClass, SlotState, SlotWord, Superblock, WINDOW_SLOTS, class_for, side_of, slot_in_subtable,
 };
 use zerocopy::IntoBytes;
 
@@ -36,10 +36,11 @@ pub(super) struct Ground {
     pub(super) format: Format,
     pub(super) geometry: Geometry,
     pub(super) class: SizeClass,
-    /// The subtable that the directory leads to, and the two that a split takes its keys to.
-    subtables: [u64; 3],
-    /// There is a split.
-    pub(super) splits: bool,
+    /// The subtable that the directory leads to, the two that a split takes its keys to, and one of
+    /// the two that another split takes theirs to.
+    subtables: [u64; 4],
+    /// How many splits there are.
+    splits: usize,
     pub(super) blocks: u64,
     /// How many there are, and how many of them belong to each client at first, and as many to
     /// whoever stores the first values.
@@ -77,7 +78,7 @@ pub(super) fn hash(key: &[u8]) -> KeyHash {
 
 impl Ground {
     /// For so many clients with at most so many blocks, and with so many slots.
-    pub(super) fn new(blocks: u64, clients: u64, slots: usize, splits: bool) -> Self {
+    pub(super) fn new(blocks: u64, clients: u64, slots: usize, splits: usize) -> Self {
         let format = Format {
             region_bytes: REGION_BYTES_MIN,
             region_id: *b"simulated region",
@@ -92,7 +93,7 @@ impl Ground {
             format,
             geometry,
             class: class_for(KEY_BYTES, VALUE_BYTES_MAX).expect("a small class"),
-            subtables: [0, 1, 2].map(|n| chunk(0) + n * SUBTABLE_BYTES),
+            subtables: [0, 1, 2, 3].map(|n| chunk(0) + n * SUBTABLE_BYTES),
             splits,
             blocks: chunk(1),
             blocks_max: blocks.max(KEYS as u64) * (clients + 1) + 1,
@@ -105,21 +106,22 @@ impl Ground {
     /// A formatted region, with a directory of this depth. Slots that cannot be used hold words of
     /// another fingerprint, which nobody looks behind.
     pub(super) fn memory(&self, depth: u8) -> Memory {
-        let [first, last] = [0, 1].map(|depth| self.geometry.directory_offset(depth));
-        let (first, last) = (first.expect("depth 0 exists"), last.expect("depth 1 exists"));
+        let directories = [0, 1, 2].map(|depth| self.geometry.directory_offset(depth));
+        let directories = directories.map(|offset| offset.expect("there is one that deep"));
         let block_words = (self.class.block_bytes() / 8 * self.blocks_max) as usize;
-        let subtables = if self.splits { &self.subtables[..] } else { &self.subtables[..1] };
+        let subtables: Vec<u64> = self.places().collect();
         let subtable_words = (SUBTABLE_BYTES / 8) as usize * subtables.len();
+        let directory_words = ((directories[2] - directories[0]) / 8) as usize + 4;
         let mut memory = Memory::new(&[
             Extent { first: self.subtables[0] / 8, words: subtable_words },
             Extent { first: self.blocks / 8, words: block_words },
             Extent { first: 0, words: 512 },
-            Extent { first: first / 8, words: ((last - first) / 8) as usize + 2 },
+            Extent { first: directories[0] / 8, words: directory_words },
         ]);
         let superblock = Superblock::new(&self.format, depth).expect("a checked format");
         memory.fill(0, superblock.as_bytes());
         let entry = DirectoryEntry::new(self.subtables[0], 0).bits();
-        let directory = [first, last][usize::from(depth)];
+        let directory = directories[usize::from(depth)];
         for at in 0..1 << depth {
             memory.fill(directory + at * 8, &entry.to_le_bytes());
         }
@@ -131,12 +133,12 @@ impl Ground {
         let block = self.block(self.blocks_max - 1);
         let block = BlockRef { address: block, class: self.class, generation_low: 1 };
         let taken = SlotWord::empty(0).pending(other, block).live(block, false);
-        for (subtable, at) in self.slots_of(subtables) {
+        for (subtable, at) in self.slots_of(&subtables) {
             let slot = self.slot(subtable, at);
             let usable = at < self.slots;
             let word = match subtable {
                 // Nothing to move: whose it is will never come back.
-                0 if self.splits && !usable => taken.with_state(SlotState::Aborted),
+                0 if self.splits > 0 && !usable => taken.with_state(SlotState::Aborted),
                 _ if !usable => taken,
                 0 => continue,
                 _ => SlotWord::empty(0).moved(),
@@ -144,32 +146,45 @@ impl Ground {
             memory.fill(slot, &word.bits().to_le_bytes());
             memory.fill(slot + HINT_OFFSET, &u64::from(!usable).to_le_bytes());
         }
-        if self.splits {
-            self.move_other_rows(&mut memory);
-        }
         memory
     }
 
-    /// Rows that are in no key's window are as they will be after the split. Nobody but the mover
-    /// ever accesses them, so what it does there commutes with everything that others do.
-    fn move_other_rows(&self, memory: &mut Memory) {
-        let moved = SlotWord::empty(0).moved();
-        for row in (0..ROWS_PER_SUBTABLE).filter(|row| !self.rows().contains(row)) {
-            for slot in (0..SLOTS_PER_ROW).map(|slot| slot_in_subtable(row, slot)) {
-                memory.fill(self.subtables[0] + slot, &moved.bits().to_le_bytes());
-            }
-        }
+    /// Whether there is more than one subtable.
+    pub(super) fn splits(&self) -> bool {
+        self.splits > 0
     }
 
-    /// The split that the server makes.
+    /// The split that the server makes first.
     pub(super) fn split(&self) -> Split {
-        let [old, one, other] = self.subtables;
+        let [old, one, other, _] = self.subtables;
         Split { prefix: 0, local_depth: 0, old, new: [one, other] }
+    }
+
+    /// The split of key 0's subtable that comes next, and takes some of its keys to where the first
+    /// one's were: key 0 and those on its side, or the others.
+    pub(super) fn next_split(&self, returns: bool) -> Split {
+        let directory = hash(&keys()[0]).directory();
+        let prefix = side_of(directory, 0);
+        let [again, .., unused] = self.subtables;
+        let mut new = [again; 2];
+        new[side_of(directory, 1) ^ usize::from(returns)] = unused;
+        Split { prefix: prefix as u32, local_depth: 1, old: self.subtables[1 + prefix], new }
+    }
+
+    /// The subtables there are.
+    pub(super) fn places(&self) -> impl Iterator<Item = u64> + use<> {
+        self.subtables.into_iter().take([1, 3, 4][self.splits])
     }
 
     /// The rows that keys can be in: the window of the fifth key reaches one row further.
     pub(super) fn rows(&self) -> Range<usize> {
         self.row..self.row + SLOTS.div_ceil(SLOTS_PER_ROW)
+    }
+
+    /// The slots of a subtable that can be used, by their numbers.
+    pub(super) fn usable(&self) -> Range<usize> {
+        let first = self.row * SLOTS_PER_ROW;
+        first..first + self.slots
     }
 
     fn slots_of(&self, subtables: &[u64]) -> impl Iterator<Item = (usize, usize)> + use<> {
@@ -189,7 +204,7 @@ impl Ground {
             || offset == STATE_OFFSET;
         self.block_at(offset).is_some()
             || self.slot_at(offset).is_some_and(|(_, slot, _)| slot < self.slots)
-            || self.splits && leads
+            || self.splits > 0 && leads
     }
 
     /// The subtable, the row, counted from the keys' home row, and the word of its header that an
@@ -207,16 +222,16 @@ impl Ground {
         self.subtables.iter().position(holds)
     }
 
-    /// The number of the entry, counted over the directories of depth 0 and 1, an offset is in.
+    /// The number of the entry, counted over the directories of depth 0 to 2, an offset is in.
     pub(super) fn directory_at(&self, offset: u64) -> Option<u64> {
         let entry = offset.checked_sub(self.geometry.directory_offset(0)?)? / 8;
-        (entry < 3).then_some(entry)
+        (entry < 7).then_some(entry)
     }
 
     /// What a subtable is called: S is the old one, T and U are those for keys whose next bit is 0
-    /// and 1.
+    /// and 1, V is the one that was never used.
     pub(super) fn name_of(&self, offset: u64) -> &'static str {
-        self.subtable_at(offset).map_or("nowhere", |subtable| ["S", "T", "U"][subtable])
+        self.subtable_at(offset).map_or("nowhere", |subtable| ["S", "T", "U", "V"][subtable])
     }
 
     /// Which subtable and slot, counted from the keys' home row, and whether its hint, an offset is
@@ -261,6 +276,22 @@ impl Ground {
                 linked.then(|| Some((word, memory.word(slot + HINT_OFFSET), word.block().ok()?)))?
             })
             .collect()
+    }
+
+    /// The slots in the middle of an INSERT, and whose they are.
+    pub(super) fn unfinished<'m>(
+        &'m self,
+        memory: &'m Memory,
+    ) -> impl Iterator<Item = (u64, SlotWord, Option<u16>)> + 'm {
+        let slots = self.slots_of(&self.subtables).map(|(subtable, at)| self.slot(subtable, at));
+        slots.filter_map(|slot| {
+            let word = SlotWord::from_bits(memory.word(slot));
+            let block = word.block().ok()?;
+            let bytes = self.bytes(memory, block);
+            let writer = Block::decode(&bytes, block.address).ok().map(|found| found.writer());
+            let is_unfinished = matches!(word.state(), SlotState::Pending | SlotState::Aborted);
+            is_unfinished.then_some((slot, word, writer))
+        })
     }
 
     fn bytes(&self, memory: &Memory, block: BlockRef) -> Vec<u8> {

@@ -4,7 +4,7 @@
 use std::cell::Cell;
 use std::collections::HashMap;
 
-use farside_common::fabric::{Buffer, Nanos, Verb};
+use farside_common::fabric::{Buffer, ChainError, Nanos, Verb};
 use farside_common::layout::{
     BlockAddress, BlockStamp, HINT_OFFSET, HeaderWord, SlotState, SlotWord, WINDOW_BYTES, seal,
 };
@@ -28,6 +28,9 @@ pub(super) trait Lie {
 
     /// Changes what a chain brought.
     fn complete(&mut self, asked: &[Verb], buffers: &mut Buffers, found: &mut u64);
+
+    /// Changes why a chain failed.
+    fn fail(&self, error: &mut ChainError);
 
     /// What the client's clock shows.
     fn now(&self, now: Nanos) -> Nanos;
@@ -109,6 +112,12 @@ impl Lie for Liar {
 
     fn state(&self) -> u64 {
         self.split.state()
+    }
+
+    fn fail(&self, error: &mut ChainError) {
+        if self.twin == Twin::UnknownIsNothing && *error == ChainError::Unknown {
+            *error = ChainError::Fenced;
+        }
     }
 
     fn post(&mut self, chain: &mut Vec<Verb>, memory: &Memory) {
@@ -218,6 +227,7 @@ impl Liar {
                     chain.remove(at - 1);
                 }
             }
+            Twin::HintAfterClear if is(Pending, Empty) || is(Aborted, Empty) => chain.reverse(),
             Twin::IncarnationsInNoTime if is(Live, Empty) => {
                 let incarnation = SlotWord::from_bits(desired).incarnation();
                 chain[at] = swap(expected, SlotWord::empty((incarnation + 63) % 64).bits());

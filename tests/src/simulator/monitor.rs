@@ -151,7 +151,7 @@ impl Monitor {
         self.history[at].returned = Some(self.time);
         let reply = match reply {
             Ok(reply) => reply,
-            Err(Some(Error::Indeterminate)) => return Ok(()),
+            Err(Some(Error::Indeterminate)) => return self.give_up(id, key),
             // What failed has not happened.
             Err(error) => {
                 self.history[at].result = Ended::Failed;
@@ -181,6 +181,24 @@ impl Monitor {
             Fault::NotLinearizable(_) => Violation::NotLinearizable,
             Fault::TooMany(_) => Violation::TooMany,
         })
+    }
+
+    /// An operation ends without an answer: it has taken effect by now, or never will.
+    pub(super) fn give_up(&mut self, id: u32, key: Key) -> Result<(), Violation> {
+        self.registers[key].give_up(id).map_err(|_| Violation::TooMany)
+    }
+
+    /// The same for whatever a process that died was at.
+    pub(super) fn bury(&mut self, id: u32) -> Result<(), Violation> {
+        let Some(at) = self.records.get(&id) else { return Ok(()) };
+        let record = &mut self.history[*at];
+        if record.returned.is_some() {
+            return Ok(());
+        }
+        self.time += 1;
+        record.returned = Some(self.time);
+        let key = record.key[1..].parse().expect("keys are numbered");
+        self.give_up(id, key)
     }
 
     /// A hash of everything that decides about the rest.

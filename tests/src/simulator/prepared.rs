@@ -16,9 +16,10 @@ use super::ground::{Ground, keys};
 use super::lies::{Liar, Lie};
 use super::memory::{Memory, mix};
 use super::monitor::{Asked, Monitor};
-use super::process::Process;
+use super::process::{Process, State};
 use super::scenario::{Op, Scenario, Script};
-use super::task::{Events, run_script, run_split};
+use super::server::{Chore, run_chores};
+use super::task::{Events, Reading, run_script};
 use super::twin::Twin;
 use super::world::World;
 
@@ -33,6 +34,22 @@ pub(super) struct Prepared<'s> {
     memory: Memory,
     /// Words that can change at all.
     can_change: Vec<bool>,
+}
+
+/// Who opens a rig, and what with.
+struct Seat {
+    /// Counts from 1; 0 is whoever stores the first values.
+    number: usize,
+    process: usize,
+    lanes: u16,
+    /// Whose blocks it is given, and how many.
+    owner: u64,
+    blocks: u64,
+}
+
+/// The id that a client with this number is welcomed with.
+pub(super) fn client_id(number: usize) -> u16 {
+    number as u16 + 1
 }
 
 /// Blocks, and where to see how a split went.
@@ -51,7 +68,7 @@ impl Blocks for Given {
         let world = world.borrow();
         match world.split {
             // There is one split and no more.
-            _ if !world.ground.splits || local_depth > 0 => Some(SplitOutcome::Impossible),
+            _ if !world.ground.splits() || local_depth > 0 => Some(SplitOutcome::Impossible),
             Some(Progress::Done) => Some(SplitOutcome::Done),
             Some(Progress::Busy) => Some(SplitOutcome::Later),
             Some(Progress::Stuck { .. }) => Some(SplitOutcome::Impossible),
@@ -63,8 +80,10 @@ impl Blocks for Given {
 impl<'s> Prepared<'s> {
     pub(super) fn new(scenario: &'s Scenario) -> Self {
         let most = scenario.clients.iter().map(|script| script.blocks).max();
-        let (clients, splits) = (scenario.clients.len() as u64, scenario.split.is_some());
-        let ground = Ground::new(most.unwrap_or(0), clients, scenario.slots, splits);
+        let clients = scenario.clients.len() as u64;
+        let splits = scenario.chores().iter().filter(|chore| **chore != Chore::Sweep).count();
+        let reopened = u64::from(scenario.losses_max) + clients * u64::from(scenario.renewals_max);
+        let ground = Ground::new(most.unwrap_or(0), clients + reopened, scenario.slots, splits);
         let ground = Rc::new(ground);
         let memory = ground.memory(scenario.split.map_or(0, |split| split.depth));
         let can_change = |place| ground.can_change(memory.offset(place));
@@ -90,6 +109,17 @@ impl<'s> Prepared<'s> {
         prepared
     }
 
+    /// Words that get steps of their own from the start: where connections break, the slots, even
+    /// if nobody else accesses them, for who tries again meets what he did before.
+    pub(super) fn first_hot(&self) -> BTreeSet<usize> {
+        let breaks = self.scenario.losses_max > 0 || self.scenario.renewals_max > 0;
+        let is_slot = |place: &usize| {
+            let offset = self.memory.offset(*place);
+            self.ground.slot_at(offset).is_some() && self.ground.can_change(offset)
+        };
+        (0..self.memory.len()).filter(|_| breaks).filter(is_slot).collect()
+    }
+
     /// A client with its blocks; chains execute at once until the fabric is told otherwise.
     pub(super) fn open(
         &self,
@@ -99,6 +129,28 @@ impl<'s> Prepared<'s> {
         lanes: u16,
         twin: Option<Twin>,
     ) -> Rig<SimFabric> {
+        let script = client.checked_sub(1).and_then(|at| self.scenario.clients.get(at));
+        let (owner, blocks) = match client {
+            0 => (0, super::KEYS as u64),
+            _ => script.map_or((0, 0), |script| {
+                (script.blocks_of.unwrap_or(client as u64), script.blocks)
+            }),
+        };
+        // Whoever does only one thing needs no cache.
+        let once = |script: &Script| script.known.is_empty() && script.operations() == 1;
+        let cache_bytes = if script.is_none_or(once) { 0 } else { CACHE_BYTES };
+        let seat = Seat { number: client, process, lanes, owner, blocks };
+        self.open_at(world, seat, twin, cache_bytes)
+    }
+
+    fn open_at(
+        &self,
+        world: &Rc<RefCell<World>>,
+        seat: Seat,
+        twin: Option<Twin>,
+        cache_bytes: usize,
+    ) -> Rig<SimFabric> {
+        let Seat { number, process, lanes, owner, blocks } = seat;
         let timing = Timing {
             round_trip_min_ns: self.scenario.round_trip_min_ns,
             lateness_max_ns: self.scenario.lateness_max_ns,
@@ -106,41 +158,56 @@ impl<'s> Prepared<'s> {
         let now = world.borrow().now;
         let lie = twin.map(|twin| Box::new(Liar::new(twin, now)) as Box<dyn Lie>);
         let fabric = SimFabric::new(world.clone(), timing, process, lanes, lie);
-        let script = client.checked_sub(1).and_then(|at| self.scenario.clients.get(at));
-        let (owner, count) = match client {
-            0 => (0, super::KEYS as u64),
-            _ => script.map_or((0, 0), |script| {
-                (script.blocks_of.unwrap_or(client as u64), script.blocks)
-            }),
-        };
-        let blocks = Given(self.ground.free_blocks(owner, count), Rc::downgrade(world));
-        let welcome = self.ground.welcome(client as u16 + 1);
-        // Whoever does only one thing needs no cache.
-        let once = |script: &Script| script.known.is_empty() && script.operations() == 1;
-        let cache_bytes = if script.is_none_or(once) { 0 } else { CACHE_BYTES };
-        let seed = mix(self.scenario.seed, client as u64);
-        let rig = Rig::open(fabric, Box::new(blocks), &welcome, lanes, cache_bytes, seed);
+        let given = Given(self.ground.free_blocks(owner, blocks), Rc::downgrade(world));
+        let welcome = self.ground.welcome(client_id(number));
+        let seed = mix(self.scenario.seed, number as u64);
+        let rig = Rig::open(fabric, Box::new(given), &welcome, lanes, cache_bytes, seed);
         let rig = rig.expect("the region is in order");
-        if count > 0 {
+        if blocks > 0 {
             rig.fetch_blocks(self.ground.class).expect("it was given blocks");
         }
         rig
     }
 
-    /// Who splits: for the scheduler a client, whose number this is, with one process.
-    pub(super) fn mover(
+    /// A new connection of a client with one lane, the nth of all that are made.
+    pub(super) fn reopen(
         &self,
         world: &Rc<RefCell<World>>,
-        client: usize,
-        process: usize,
+        (client, process): (usize, usize),
+        nth: usize,
+    ) -> Rig<SimFabric> {
+        let script = &self.scenario.clients[client];
+        // The numbers behind those that look at everything at the end.
+        let number = self.scenario.clients.len() + 4 + nth;
+        let owner = (self.scenario.clients.len() + 1 + nth) as u64;
+        let seat = Seat { number, process, lanes: 1, owner, blocks: script.blocks };
+        let rig = self.open_at(world, seat, script.twin, CACHE_BYTES);
+        rig.endpoint().fabric_mut().immediate = script.swift;
+        rig
+    }
+
+    /// The server, from this chore on: for the scheduler a client, whose number this is, with one
+    /// process.
+    pub(super) fn server(
+        &self,
+        world: &Rc<RefCell<World>>,
+        (client, process): (usize, usize),
+        chore: u32,
     ) -> (Rc<Rig<SimFabric>>, Process) {
-        let split = self.scenario.split.expect("a scenario with a split");
-        let rig = Rc::new(self.open(world, client + 1, process, split.lanes, split.twin));
+        let split = self.scenario.split;
+        let lanes = split.map_or(1, |split| split.lanes);
+        let twin = split.and_then(|split| split.twin).or(self.scenario.server);
+        let rig = Rc::new(self.open(world, client + 1, process, lanes, twin));
         rig.endpoint().fabric_mut().immediate = false;
         let events = Events::default();
-        let task = run_split(rig.clone(), world.clone(), split.lanes, events.clone());
-        let lanes = (LaneId(0), split.lanes);
-        (rig, Process::new(client, lanes, Box::pin(task), events))
+        let chores = self.scenario.chores().split_off(chore as usize);
+        let task = run_chores(rig.clone(), world.clone(), (chores, lanes), events.clone());
+        let mut process = Process::new(client, (LaneId(0), lanes), Box::pin(task), events);
+        process.began = chore;
+        if chore as usize == self.scenario.chores().len() {
+            process.state = State::Over;
+        }
+        (rig, process)
     }
 
     /// The start of an execution: everybody has connected and looked up what it knows.
@@ -169,6 +236,11 @@ impl<'s> Prepared<'s> {
             jumps: 0,
             deaths: 0,
             restarts: 0,
+            losses: 0,
+            renewals: 0,
+            ids: Vec::new(),
+            left: Vec::new(),
+            reopened: 0,
             lazy,
             observer: None,
         };
@@ -191,21 +263,26 @@ impl<'s> Prepared<'s> {
                 let name = name(first + lane);
                 let events = Events::default();
                 let lane = LaneId(lane as u16);
-                let task = run_script(rig.clone(), lane, script.clone(), name, events.clone());
+                let reading = Reading::new(script.clone(), name);
+                let task = run_script(rig.clone(), lane, reading, events.clone());
                 execution.processes.push(Process::new(at, (lane, 1), Box::pin(task), events));
             }
             execution.rigs.push(rig);
+            execution.ids.push(client_id(at + 1));
         }
+        let (client, at) = (execution.rigs.len(), execution.processes.len());
         if scenario.split.is_some() {
-            let (client, at) = (execution.rigs.len(), execution.processes.len());
             let observer = self.open(&execution.world, client + 2, at + 1, 1, None);
             execution.observer = Some(Rc::new(observer));
-            let (rig, process) = self.mover(&execution.world, client, at);
+        }
+        if !scenario.chores().is_empty() {
+            let (rig, process) = self.server(&execution.world, (client, at), 0);
             execution.rigs.push(rig);
             execution.processes.push(process);
         }
         let mut shared = execution.world.borrow_mut();
         shared.began = true;
+        shared.places_rest = scenario.server != Some(Twin::ReusedAtOnce);
         shared.trace = trace.then(Vec::new);
         drop(shared);
         execution

@@ -1,4 +1,4 @@
-//! Who acts in an execution: a lane of a client with a script, or the server that splits.
+//! Who acts in an execution: a lane of a client with a script, or the server with its chores.
 
 use std::pin::Pin;
 use std::task::{Context, Waker};
@@ -22,6 +22,11 @@ pub(super) enum Action {
     Jump(Nanos),
     /// A client dies.
     Die(usize),
+    /// A client's connection breaks: what is under way ends here, or, if so, goes on to its end and
+    /// nobody is told.
+    Lose(usize, bool),
+    /// The server is killed and started again: it accepts nobody from before.
+    Renew,
     /// The server is killed and started again: another goes on with the split.
     Restart(usize),
 }
@@ -33,6 +38,8 @@ pub(super) enum State {
     Between,
     Working,
     Over,
+    /// It died, but what it had under way may still be executed: the server has not noticed.
+    Dying,
     /// It died, or has used up its chains.
     Gone,
 }

@@ -80,7 +80,12 @@ fn roll(prepared: &Prepared<'_>, seed: u64, taken: &mut Vec<Action>) -> Result<(
         let is_rare = |action: &Action| {
             matches!(
                 action,
-                Action::Jump(_) | Action::Die(_) | Action::Restart(_) | Action::Wake(..)
+                Action::Jump(_)
+                    | Action::Die(_)
+                    | Action::Lose(..)
+                    | Action::Restart(_)
+                    | Action::Renew
+                    | Action::Wake(..)
             )
         };
         let mut action = actions[dice.below(actions.len())];

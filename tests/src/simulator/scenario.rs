@@ -2,6 +2,7 @@
 
 use farside_common::fabric::Nanos;
 
+use super::server::Chore;
 use super::twin::Twin;
 
 /// A key by its number; see [`super::KEYS`].
@@ -162,7 +163,13 @@ pub struct Scenario {
     pub(super) jumps: Vec<Nanos>,
     pub(super) jumps_max: u32,
     pub(super) deaths_max: u32,
+    pub(super) losses_max: u32,
+    pub(super) renewals_max: u32,
+    pub(super) sweeps: bool,
+    /// What the server does other than it should, but for splits.
+    pub(super) server: Option<Twin>,
     pub(super) split: Option<Splitting>,
+    pub(super) reuse: Option<bool>,
     pub(super) restarts_max: u32,
     pub(super) chains_max: u32,
     pub(super) seed: u64,
@@ -184,7 +191,12 @@ impl Scenario {
             jumps: Vec::new(),
             jumps_max: 0,
             deaths_max: 0,
+            losses_max: 0,
+            renewals_max: 0,
+            sweeps: false,
+            server: None,
             split: None,
+            reuse: None,
             restarts_max: 0,
             chains_max: 16,
             seed: 0,
@@ -238,10 +250,52 @@ impl Scenario {
         self
     }
 
+    /// Up to so many connections break, anywhere; who had one gets another.
+    pub fn losses(mut self, most: u32) -> Self {
+        self.losses_max = most;
+        self
+    }
+
+    /// The server notices each death and each lost connection at some moment: it fences the client,
+    /// whose last verbs may be executed until then, and clears what it left.
+    pub fn sweeps(mut self) -> Self {
+        self.sweeps = true;
+        self
+    }
+
+    /// Up to so often the server is killed and started again, and everybody gets another
+    /// connection.
+    pub fn renewals(mut self, most: u32) -> Self {
+        self.renewals_max = most;
+        self
+    }
+
+    /// The server's chores follow a protocol with a rule broken.
+    pub fn server_twin(mut self, twin: Twin) -> Self {
+        self.server = Some(twin);
+        self
+    }
+
+    /// What the server has to do, in this order.
+    pub(super) fn chores(&self) -> Vec<Chore> {
+        let lost = if self.sweeps { self.deaths_max + self.losses_max } else { 0 };
+        let sweeps = (0..lost).map(|_| Chore::Sweep);
+        let splits = self.split.iter().map(|_| Chore::Split);
+        let reuse = self.reuse.map(|returns| Chore::Reuse { returns });
+        splits.chain(reuse).chain(sweeps).collect()
+    }
+
     /// Meanwhile, at any moment, the server splits the subtable of all keys, so many slots at a
     /// time; the directory is so deep at first, 0 or 1.
     pub fn splits(mut self, depth: u8, lanes: u16) -> Self {
         self.split = Some(Splitting { depth, lanes, twin: None });
+        self
+    }
+
+    /// After that, and GRACE, the server splits the subtable where key 0 is then, and uses the place
+    /// of the first one again: for key 0, or else for keys that part from it.
+    pub fn reuses(mut self, returns: bool) -> Self {
+        self.reuse = Some(returns);
         self
     }
 

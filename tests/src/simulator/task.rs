@@ -6,16 +6,14 @@ use std::rc::Rc;
 use std::task::Poll;
 
 use farside::Version;
-use farside::chores::{Mover, Progress};
+use farside::chores::Progress;
 use farside::testing::{Call, Reply, Rig};
 use farside_common::fabric::LaneId;
-use farside_common::layout::STATE_OFFSET;
 
 use super::fabric::SimFabric;
 use super::ground::keys;
 use super::monitor::Asked;
 use super::scenario::Op;
-use super::world::World;
 
 /// What a process tells whoever polls it.
 pub(super) enum Event {
@@ -25,35 +23,25 @@ pub(super) enum Event {
     Skip,
     /// A split has gone as far as it could.
     Split(Progress),
+    /// The server has cleared up after these clients.
+    Swept(Vec<u16>),
+    /// The connection is lost: a new one goes on with this operation of the script, for the second
+    /// time if so.
+    Lost {
+        next: usize,
+        again: bool,
+        seen: Seen,
+    },
     Over,
 }
 
+/// What a script's GETs found last, by key.
+pub(super) type Seen = Vec<Option<(String, Version)>>;
+
 pub(super) type Events = Rc<RefCell<VecDeque<Event>>>;
 
-/// Splits as the server does. Before it begins it waits to be polled.
-pub(super) async fn run_split(
-    rig: Rc<Rig<SimFabric>>,
-    world: Rc<RefCell<World>>,
-    lanes: u16,
-    events: Events,
-) {
-    begin().await;
-    let (split, format, depth, rows) = {
-        let world = world.borrow();
-        let depth = world.memory.word(STATE_OFFSET) >> 32;
-        let ground = &world.ground;
-        (ground.split(), ground.format, depth as u8, ground.rows())
-    };
-    let mover = Mover::new(rig.endpoint(), lanes, &format).with_rows(rows);
-    let progress = mover.split(&split).await.expect("the fabric reaches all of it");
-    if progress == Progress::Done {
-        mover.publish(&split, depth).await.expect("there is a directory that deep");
-    }
-    events.borrow_mut().extend([Event::Split(progress), Event::Over]);
-}
-
 /// Ready when it is polled again, which is when the scheduler says so.
-async fn begin() {
+pub(super) async fn begin() {
     let mut began = false;
     std::future::poll_fn(|_| match std::mem::replace(&mut began, true) {
         true => Poll::Ready(()),
@@ -62,16 +50,31 @@ async fn begin() {
     .await;
 }
 
+/// A script, and how far somebody came with it.
+pub(super) struct Reading {
+    pub(super) script: Vec<Op>,
+    pub(super) name: String,
+    /// The operation to begin with, and whether that was invoked before.
+    pub(super) next: usize,
+    pub(super) again: bool,
+    pub(super) seen: Seen,
+}
+
+impl Reading {
+    pub(super) fn new(script: Vec<Op>, name: String) -> Self {
+        Self { script, name, next: 0, again: false, seen: vec![None; super::KEYS] }
+    }
+}
+
 /// Runs a script. Between operations it waits to be polled.
 pub(super) async fn run_script(
     rig: Rc<Rig<SimFabric>>,
     lane: LaneId,
-    script: Vec<Op>,
-    name: String,
+    reading: Reading,
     events: Events,
 ) {
-    let mut seen: Vec<Option<(String, Version)>> = vec![None; super::KEYS];
-    for (n, op) in script.into_iter().enumerate() {
+    let Reading { script, name, next, mut again, mut seen } = reading;
+    for (n, op) in script.into_iter().enumerate().skip(next) {
         begin().await;
         let value = format!("{name}{}", n + 1);
         let expected = match op {
@@ -87,7 +90,9 @@ pub(super) async fn run_script(
         };
         let asked = Asked { op, value: value.clone(), expected: expected.clone() };
         let key = asked.key();
-        events.borrow_mut().push_back(Event::Invoke(asked));
+        if !std::mem::take(&mut again) {
+            events.borrow_mut().push_back(Event::Invoke(asked));
+        }
         let value = value.as_bytes();
         let call = match (&op, &expected) {
             (Op::Get(_), _) => Call::Get,
@@ -105,7 +110,20 @@ pub(super) async fn run_script(
         if let (Op::Get(_), Ok(Reply { found: Some((value, version)), .. })) = (op, &reply) {
             seen[key] = Some((String::from_utf8_lossy(value).into_owned(), *version));
         }
-        events.borrow_mut().push_back(Event::Respond(key, reply));
+        let mut events = events.borrow_mut();
+        let again = matches!(reply, Err(None));
+        if rig.endpoint().fabric().is_lost
+            && (again || matches!(reply, Err(Some(farside::Error::Indeterminate))))
+        {
+            // What sessions do: what has not happened is tried again on a new connection.
+            if !again {
+                events.push_back(Event::Respond(key, reply));
+            }
+            let next = if again { n } else { n + 1 };
+            events.push_back(Event::Lost { next, again, seen });
+            return;
+        }
+        events.push_back(Event::Respond(key, reply));
     }
     events.borrow_mut().push_back(Event::Over);
 }

@@ -19,7 +19,7 @@ pub(super) struct Line {
 pub(super) fn describe(world: &World, place: usize, value: u64) -> String {
     let offset = world.memory.offset(place);
     let ground = &world.ground;
-    let subtable = if ground.splits { ground.name_of(offset) } else { "" };
+    let subtable = if ground.splits() { ground.name_of(offset) } else { "" };
     if let Some((_, slot, is_hint)) = ground.slot_at(offset) {
         return match is_hint {
             false => format!("slot {subtable}{slot} = {}", word(world, value)),

@@ -49,6 +49,16 @@ pub enum Twin {
     IncarnationsInNoTime,
     /// INSERT's second look believes every hint that is not this key's (I12).
     EveryMismatchBelieved(Key),
+    /// The server clears up after a client that it did not fence (I6).
+    Unfenced,
+    /// The server clears up after clients that are alive (I6).
+    SweepsTheLiving,
+    /// Who clears a slot does so before its hint (I6).
+    HintAfterClear,
+    /// The server does not fence those from before its restart (I6).
+    Unrefused,
+    /// What may have happened before a connection broke is taken not to have happened.
+    UnknownIsNothing,
     /// PUT calls itself overwritten by a conditional operation.
     AbsorbedByConditional,
     /// PUT relies on a window of long ago to call itself overwritten.
@@ -69,6 +79,8 @@ pub enum Twin {
     LiveBeforeMoved,
     /// INSERT's second look does not see that a split has begun (I16).
     ForwardIgnored,
+    /// The place of a subtable is used again before GRACE is over (I18).
+    ReusedAtOnce,
     /// New subtables do not say that they are being filled (I17).
     NeverFilling,
 }

@@ -29,6 +29,10 @@ pub(super) struct World {
     pub(super) trace: Option<Vec<Line>>,
     /// How the split went, once it is over.
     pub(super) split: Option<Progress>,
+    /// Clients that were fenced and not yet cleared up after.
+    pub(super) fenced: Vec<u16>,
+    /// Places of subtables rest before they are used again.
+    pub(super) places_rest: bool,
 }
 
 impl World {
@@ -52,6 +56,8 @@ impl World {
             began: false,
             trace: None,
             split: None,
+            fenced: Vec::new(),
+            places_rest: true,
         }
     }
 

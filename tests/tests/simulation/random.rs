@@ -12,7 +12,7 @@ fn brawl() -> Scenario {
     let second = client().blocks(2).insert(1).get(0).exchange_seen(0).delete(1).put(2).get(2);
     let third = client().blocks(2).knows(0).get(0).put(0).get(0).insert(0).delete(2).get(1);
     let lanes = client().knows(0).get(0).get(1).get(2).lane().update(0).delete(1).put(1).get(1);
-    let scenario = Scenario::new("brawl").slots(3).stored(0).deaths(1);
+    let scenario = Scenario::new("brawl").slots(3).stored(0).deaths(1).sweeps();
     let scenario = scenario.jumps(2, &[1_300_000, GRACE_NS, 8_100_000_000]).chains(64);
     scenario.client(first).client(second).client(third).client(lanes)
 }
@@ -42,6 +42,25 @@ fn moving() -> Scenario {
     scenario.client(first).client(second).client(third)
 }
 
+/// Clients die, lose their connections and get others, the server is killed, and clears up.
+fn wreck() -> Scenario {
+    let first = client().knows(0).put(0).insert(1).get(0).delete(1).insert(2).get(1);
+    let second = client().insert(1).get(2).put(0).delete(0).insert(0).exchange_seen(2);
+    let third = client().knows(0).delete(0).insert(0).get(1).put(1).get(0);
+    let scenario = Scenario::new("wreck").slots(3).stored(0).deaths(1).losses(2).renewals(1);
+    let scenario = scenario.sweeps().chains(64).jumps(1, &[1_300_000, GRACE_NS]);
+    scenario.client(first).client(second).client(third)
+}
+
+/// Splits one after the other, the second into the place of the first, while clients sleep.
+fn returning() -> Scenario {
+    let first = client().knows(0).put(0).get(0).delete(0).insert(1).put(0).get(1);
+    let second = client().knows(0).get(0).insert(1).get(0).update(0).delete(1).get(0);
+    let scenario = Scenario::new("returning").slots(3).stored(0).splits(0, 2).reuses(true);
+    let scenario = scenario.deaths(1).sweeps().chains(64).jumps(2, &[1_300_000, GRACE_NS]);
+    scenario.client(first).client(second)
+}
+
 fn seconds() -> u64 {
     let asked = std::env::var("FARSIDE_SIMULATION_SECONDS").ok();
     asked.and_then(|asked| asked.parse().ok()).unwrap_or(10)
@@ -52,7 +71,7 @@ fn seconds() -> u64 {
 fn seeds() {
     let first = std::env::var("FARSIDE_SIMULATION_SEED").ok();
     let first: u64 = first.and_then(|first| first.parse().ok()).unwrap_or(0);
-    let scenarios = [brawl(), chase(), rush(), moving()];
+    let scenarios = [brawl(), chase(), rush(), moving(), wreck(), returning()];
     let share = Duration::from_secs(seconds()) / scenarios.len() as u32;
     for scenario in &scenarios {
         let started = Instant::now();

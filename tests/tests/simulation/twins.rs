@@ -7,16 +7,23 @@ use farside_tests::simulator::{Bounds, Failure, Scenario, Twin, Violation, clien
 const BOUNDS: Bounds = Bounds { preemptions: Some(4), executions: 200_000 };
 
 /// That the scenario goes wrong, and not without its twins.
-fn assert_caught(scenario: Scenario, honest: Scenario) -> Box<Failure> {
+pub(crate) fn assert_caught(scenario: Scenario, honest: Scenario) -> Box<Failure> {
     let started = std::time::Instant::now();
     let failure = match scenario.explore_deeper(BOUNDS) {
         Err(failure) => failure,
         Ok(explored) => panic!("{} is not caught: {explored:?}", scenario.name()),
     };
-    println!("{failure}\n{} steps, {:?}", failure.steps(), started.elapsed());
+    println!("{failure}");
+    report(&failure, started.elapsed());
     let bounds = Bounds { preemptions: Some(2), executions: 2_000 };
     honest.explore(bounds).unwrap_or_else(|failure| panic!("without its twin: {failure}"));
     failure
+}
+
+/// A line for each twin that was caught.
+pub(crate) fn report(failure: &Failure, took: std::time::Duration) {
+    let (name, seconds) = (failure.scenario(), took.as_secs_f32());
+    println!("twin | {name} | {} | {} | {seconds:.1}", failure.steps(), failure.executions);
 }
 
 /// All clients follow the twin's protocol.
@@ -102,8 +109,9 @@ fn proofs_that_do_not_age() {
     };
     let twin = scenario(Some(Twin::StoppedClockOnly));
     let none = Bounds { preemptions: Some(0), executions: 20 };
+    let started = std::time::Instant::now();
     let failure = twin.explore(none).expect_err("a proof of 25 seconds ago is relied on");
-    println!("{} steps", failure.steps());
+    report(&failure, started.elapsed());
     scenario(None).explore(none).unwrap_or_else(|failure| panic!("{failure}"));
 }
 

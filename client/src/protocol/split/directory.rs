@@ -3,7 +3,7 @@
 use farside_common::fabric::{Buffer, ChainError, Fabric, Nanos, Verb};
 use farside_common::layout::{DirectoryEntry, RegionState, STATE_OFFSET, Superblock};
 
-use super::{LANE, Mover, Split};
+use super::{LANE, Mover, Progress, Split};
 
 const ENTRY_BYTES: u64 = size_of::<DirectoryEntry>() as u64;
 /// How many entries of the old directory one READ brings to be doubled.
@@ -11,6 +11,24 @@ const PIECE_ENTRIES: u64 = 4096;
 pub(super) const PIECE_BYTES: u64 = PIECE_ENTRIES * ENTRY_BYTES;
 
 impl<F: Fabric> Mover<'_, F> {
+    /// Moves the entries of a subtable to two others and makes the directory, which is `depth` deep,
+    /// lead there, from wherever an earlier call stopped; how far that came, and the directory's
+    /// depth afterwards.
+    ///
+    /// # Errors
+    /// [`ChainError`] when the endpoint does not reach the region any more.
+    pub async fn run(&self, split: &Split, depth: u8) -> Result<(Progress, u8), ChainError> {
+        let progress = self.split(split).await?;
+        match progress {
+            Progress::Done => {
+                let depth = self.publish(split, depth).await?;
+                self.disown(split).await?;
+                Ok((progress, depth))
+            }
+            Progress::Busy | Progress::Stuck { .. } => Ok((progress, depth)),
+        }
+    }
+
     /// Leads readers to the new subtables of a split that is done; `depth` is that of the directory
     /// in use. Returns its depth afterwards: one more if the old subtable had an entry for itself.
     ///

@@ -1,5 +1,8 @@
 //! What the headers of rows say while a split goes on.
 
+#[cfg(feature = "testing")]
+use std::ops::Range;
+
 use farside_common::fabric::{ChainError, Fabric, Verb};
 use farside_common::layout::{
     FORWARD_OFFSET, ROW_BYTES, ROWS_PER_SUBTABLE, RowHeader, SLOTS_PER_ROW, slot_in_subtable,
@@ -9,10 +12,11 @@ use super::chains::Chain;
 use super::{Mover, Split};
 
 impl<F: Fabric> Mover<'_, F> {
-    /// Leaves out the headers of all rows but these, for a simulation in which nobody reads others.
+    /// Leaves out all rows and slots but these, for a simulation in which nobody else accesses
+    /// others.
     #[cfg(feature = "testing")]
-    pub fn with_rows(self, rows: std::ops::Range<usize>) -> Self {
-        Self { rows, ..self }
+    pub fn with_part(self, rows: Range<usize>, slots: Range<usize>) -> Self {
+        Self { rows, slots, ..self }
     }
 
     /// The byte offsets of a subtable's rows whose headers are to be written: all.

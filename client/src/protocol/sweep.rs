@@ -1,0 +1,75 @@
+//! Clearing slots in the middle of an INSERT that nobody will finish: their owner is gone.
+//!
+//! Done by kv-server, through an endpoint of its own, once no verb of the owner can take effect any
+//! more: after a client's death, and for all clients after a restart.
+
+use farside_common::fabric::{ChainError, Endpoint, Fabric, LaneId, Nanos, Verb};
+use farside_common::layout::{Block, BlockRef, Geometry, HINT_OFFSET, SlotState, SlotWord};
+
+/// The lane of whatever goes one by one.
+const LANE: LaneId = LaneId(0);
+
+/// Empties a slot if one of these clients, all fenced, is in the middle of an INSERT with its word;
+/// whether it did. `block_of` READs a block.
+///
+/// The block is READ after the word. If the word's owner were alive, it wrote the block before the
+/// word, and until the READ nobody could have written it but the owner: a fenced client can not,
+/// and whoever gets the block later is alive. So its writer is the word's owner.
+///
+/// # Errors
+/// [`ChainError`] when the endpoint does not reach the region any more.
+pub async fn clear_left_by<F: Fabric>(
+    endpoint: &Endpoint<F>,
+    geometry: &Geometry,
+    clients: &[u16],
+    (slot, word): (u64, SlotWord),
+    block_of: impl AsyncFnOnce(BlockRef) -> Result<Vec<u8>, ChainError>,
+) -> Result<bool, ChainError> {
+    if !matches!(word.state(), SlotState::Pending | SlotState::Aborted) {
+        return Ok(false);
+    }
+    let Ok(block) = word.block() else { return Ok(false) };
+    if geometry.check_block(block).is_err() {
+        return Ok(false);
+    }
+    let bytes = block_of(block).await?;
+    match Block::decode(&bytes, block.address) {
+        Ok(found) if clients.contains(&found.writer()) => clear(endpoint, slot, word).await,
+        _ => Ok(false),
+    }
+}
+
+/// Empties a slot whose owner is gone; false if somebody else changed it meanwhile.
+///
+/// The hint goes first, so that it never stands beside another incarnation (invariant I6). No
+/// deadline: with its owner gone nobody but the server takes the slot out of PENDING and ABORTED,
+/// so the chain cannot be late.
+///
+/// # Errors
+/// [`ChainError`] when the endpoint does not reach the region any more.
+pub async fn clear<F: Fabric>(
+    endpoint: &Endpoint<F>,
+    slot: u64,
+    word: SlotWord,
+) -> Result<bool, ChainError> {
+    if clear_once(endpoint, slot, word).await? {
+        return Ok(true);
+    }
+    // Another INSERT of the fingerprint may have aborted it. Nothing follows ABORTED.
+    match word.state() {
+        SlotState::Pending => clear_once(endpoint, slot, word.with_state(SlotState::Aborted)).await,
+        _ => Ok(false),
+    }
+}
+
+async fn clear_once<F: Fabric>(
+    endpoint: &Endpoint<F>,
+    slot: u64,
+    word: SlotWord,
+) -> Result<bool, ChainError> {
+    let chain = [
+        Verb::WriteWord { remote: slot + HINT_OFFSET, value: 0 },
+        Verb::CompareSwap { remote: slot, expected: word.bits(), desired: word.emptied().bits() },
+    ];
+    Ok(endpoint.chain(LANE, &chain, Nanos::MAX).await? == word.bits())
+}

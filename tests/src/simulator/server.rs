@@ -1,0 +1,115 @@
+//! The server's chores while clients are at work: production code, over an endpoint of its own.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use farside::chores::{Mover, Progress, clear_left_by};
+use farside::testing::Rig;
+use farside_common::fabric::{Buffer, LaneId, Nanos, Verb};
+use farside_common::layout::{BlockRef, ROW_BYTES, Row, STATE_OFFSET, SlotWord, slot_in_subtable};
+use zerocopy::FromBytes;
+
+use super::fabric::{PAUSE_NS_MAX, SimFabric};
+use super::task::{Event, Events, begin};
+use super::world::World;
+
+/// Something that the server does once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Chore {
+    Split,
+    /// Splits what the first split made, into its place. For key 0, or keys that part from it.
+    Reuse {
+        returns: bool,
+    },
+    /// Clears up after whoever is lost.
+    Sweep,
+}
+
+/// The server: its chores, one after another. Before each it waits to be polled.
+pub(super) async fn run_chores(
+    rig: Rc<Rig<SimFabric>>,
+    world: Rc<RefCell<World>>,
+    (chores, lanes): (Vec<Chore>, u16),
+    events: Events,
+) {
+    for chore in chores {
+        begin().await;
+        let done = match chore {
+            Chore::Split => split(&rig, &world, lanes, None).await,
+            Chore::Reuse { returns } => split(&rig, &world, lanes, Some(returns)).await,
+            Chore::Sweep => sweep(&rig, &world).await,
+        };
+        events.borrow_mut().extend([done, Event::Skip]);
+    }
+    events.borrow_mut().push_back(Event::Over);
+}
+
+/// Splits what the directory led to at the start, or, with `returns`, once nobody believes a READ
+/// from before, what it leads to then, into the place of the former.
+async fn split(
+    rig: &Rig<SimFabric>,
+    world: &RefCell<World>,
+    lanes: u16,
+    returns: Option<bool>,
+) -> Event {
+    let (ground, depth, rests) = {
+        let world = world.borrow();
+        let depth = world.memory.word(STATE_OFFSET) >> 32;
+        (world.ground.clone(), depth as u8, world.places_rest)
+    };
+    let (endpoint, lane) = (rig.endpoint(), LaneId(0));
+    let mover = Mover::new(endpoint, lanes, &ground.format);
+    let mover = mover.with_part(ground.rows(), ground.usable());
+    let reach = "the fabric reaches all of it";
+    let mut split = ground.split();
+    if let Some(returns) = returns {
+        mover.disown(&split).await.expect(reach);
+        if rests {
+            endpoint.sleep_until(lane, endpoint.now() + rig.constants()[0]).await;
+        }
+        while !mover.vacate(split.old).await.expect(reach) {
+            endpoint.sleep_until(lane, endpoint.now() + PAUSE_NS_MAX).await;
+        }
+        split = ground.next_split(returns);
+    }
+    let progress = mover.split(&split).await.expect(reach);
+    if progress == Progress::Done {
+        mover.publish(&split, depth).await.expect("there is a directory that deep");
+    }
+    Event::Split(progress)
+}
+
+/// Looks through the rows that keys can be in.
+async fn sweep(rig: &Rig<SimFabric>, world: &RefCell<World>) -> Event {
+    let (ground, clients) = {
+        let mut world = world.borrow_mut();
+        (world.ground.clone(), std::mem::take(&mut world.fenced))
+    };
+    let endpoint = rig.endpoint();
+    let read = async |remote: u64, bytes: u64| {
+        let read = [Verb::Read { remote, into: Buffer::Block, bytes: bytes as u32 }];
+        endpoint.chain(LaneId(0), &read, Nanos::MAX).await?;
+        Ok(endpoint.buffer(LaneId(0), Buffer::Block)[..bytes as usize].to_vec())
+    };
+    let rows = ground.rows();
+    for place in ground.places() {
+        let bytes = rows.len() as u64 * ROW_BYTES;
+        let image = read(place + rows.start as u64 * ROW_BYTES, bytes).await;
+        let image = image.expect("the fabric reaches all of it");
+        let image = <[Row]>::ref_from_bytes(&image).expect("whole rows");
+        let mut slots: Vec<(u64, SlotWord)> = Vec::new();
+        for (number, row) in rows.clone().zip(image) {
+            let offset = |at| place + slot_in_subtable(number, at);
+            slots.extend(row.slots.iter().enumerate().map(|(at, slot)| (offset(at), slot.word())));
+        }
+        for slot in slots {
+            let block_of = async |block: BlockRef| {
+                read(block.address.offset(), block.class.block_bytes()).await
+            };
+            clear_left_by(endpoint, &ground.geometry, &clients, slot, block_of)
+                .await
+                .expect("the fabric reaches all of it");
+        }
+    }
+    Event::Swept(clients)
+}

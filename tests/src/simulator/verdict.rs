@@ -1,0 +1,77 @@
+//! What an execution amounts to: its state, by which others that reach the same are known, and how
+//! it ends.
+
+use std::rc::Rc;
+
+use farside::testing::Call;
+use farside_common::fabric::LaneId;
+
+use super::execution::Execution;
+use super::ground::keys;
+use super::memory::mix;
+use super::monitor::{Asked, Violation};
+use super::process::{Process, State};
+use super::scenario::Op;
+
+impl Execution<'_> {
+    /// A hash of everything that decides about the rest.
+    pub(super) fn state(&self, bounded: bool) -> u64 {
+        let moment = self.moment();
+        let world = self.world.borrow();
+        let mut hash = mix(world.memory.hash(), mix(world.now, self.monitor.state()));
+        for rig in &self.rigs {
+            hash = mix(hash, rig.endpoint().fabric().observed);
+        }
+        for process in &self.processes {
+            let fabric = self.rigs[process.client].endpoint().fabric();
+            let progress =
+                process.lanes().fold(0, |all, lane| mix(all, fabric.lane(lane).progress));
+            let state = process.state as u64 | u64::from(process.chains) << 8;
+            let script = mix(process.seen, u64::from(process.began));
+            hash = mix(hash, mix(progress, mix(state, script)));
+            // No moment comes again.
+            let waits = process.waits.map(|wait| u64::from(wait == Some(moment)));
+            hash = mix(hash, waits[0] << 1 | waits[1]);
+        }
+        let last = if bounded || self.bound { self.last.map_or(0, |last| last + 1) } else { 0 };
+        let counts =
+            u64::from(self.restarts) << 16 | u64::from(self.jumps) << 8 | u64::from(self.deaths);
+        let counts = counts << 16 | u64::from(self.losses) << 8 | u64::from(self.renewals);
+        let names = self.ids.iter().chain([&0]).chain(&self.left);
+        hash = names.fold(mix(hash, counts), |hash, id| mix(hash, (*id).into()));
+        mix(hash, (last as u64) << 1 | u64::from(self.bound))
+    }
+
+    /// The end: everybody is done or gone. Somebody new looks at every key, and the region has to
+    /// be whole.
+    pub(super) fn finish(&mut self) -> Result<(), Violation> {
+        // The server has always something to do.
+        let open = |process: &Process| match process.state {
+            State::Between => process.client < self.prepared.scenario.clients.len(),
+            State::Working => true,
+            State::Over | State::Dying | State::Gone => false,
+        };
+        // Who waits for somebody who is no more waits for the server, which would clear his slot.
+        let mut processes = self.processes.iter();
+        let gone = processes.any(|process| matches!(process.state, State::Dying | State::Gone));
+        if let Some(at) = self.processes.iter().position(open).filter(|_| !gone) {
+            return Err(Violation::Stuck(at));
+        }
+        let first = self.processes.len();
+        let new = self.prepared.open(&self.world, self.rigs.len() + 1, first, 1, None);
+        for (rig, observer) in self.observer.iter().chain([&Rc::new(new)]).zip(first..) {
+            self.world.borrow_mut().note(observer, || "looks at everything".to_owned());
+            for key in 0..super::KEYS {
+                let asked = Asked { op: Op::Get(key), value: String::new(), expected: None };
+                let id = self.monitor.invoke(observer, key as u32, &asked);
+                let reply = rig.endpoint().drive(rig.run(LaneId(0), Call::Get, &keys()[key]));
+                if let Err(Some(error)) = &reply {
+                    return Err(Violation::Failed(error.to_string()));
+                }
+                self.monitor.respond(id, key, &reply)?;
+            }
+        }
+        let world = self.world.borrow();
+        world.ground.inspect(&world.memory)
+    }
+}

@@ -1,0 +1,97 @@
+//! Connections that break: nothing, a part or all of what was under way is executed, and nobody is
+//! told. What may have happened ends as `Indeterminate`, everything else is tried again by a new
+//! client, while the server clears up after the old one. And servers that start anew.
+
+use farside_tests::simulator::{Op, Scenario, Twin, client};
+
+use crate::passes;
+use crate::twins::assert_caught;
+
+const OPS: [Op; 6] =
+    [Op::Get(0), Op::Put(0), Op::Insert(0), Op::Update(0), Op::Delete(0), Op::Exchange(0, "i0")];
+
+fn start(name: String, stored: bool) -> Scenario {
+    let scenario = Scenario::new(name);
+    if stored { scenario.stored(0) } else { scenario }
+}
+
+fn breaks(op: Op, stored: bool, other: Op) -> Scenario {
+    let name = format!("{op:?}, stored={stored}, {other:?}, one loses its connection | sweep");
+    let scenario = start(name, stored).losses(1).sweeps();
+    scenario.client(client().op(op).get(0)).client(client().op(other))
+}
+
+fn starts_anew(op: Op, stored: bool, other: Op) -> Scenario {
+    let name = format!("{op:?}, stored={stored}, {other:?} | restart");
+    let scenario = start(name, stored).renewals(1);
+    scenario.client(client().op(op).get(0)).client(client().knows(0).op(other))
+}
+
+#[test]
+fn a_connection_breaks_anywhere() {
+    for op in OPS {
+        passes(breaks(op, true, Op::Update(0)), 0);
+    }
+    passes(breaks(Op::Insert(0), false, Op::Delete(0)), 0);
+}
+
+#[test]
+fn the_server_starts_anew() {
+    for op in OPS {
+        passes(starts_anew(op, true, Op::Put(0)), 0);
+    }
+    passes(starts_anew(Op::Insert(0), false, Op::Delete(0)), 0);
+}
+
+#[test]
+#[ignore = "takes minutes"]
+fn connections_break_at_length() {
+    for op in OPS {
+        for (stored, other) in [(true, Op::Delete(0)), (false, Op::Insert(0)), (false, Op::Put(0))]
+        {
+            passes(breaks(op, stored, other), 1);
+            passes(starts_anew(op, stored, other), 1);
+        }
+    }
+}
+
+/// Who knew where the key was starts over with an empty cache.
+#[test]
+fn a_connection_breaks_that_knew_the_key() {
+    for op in [Op::Put(0), Op::Delete(0), Op::Exchange(0, "i0")] {
+        let name = format!("{op:?} hit, DELETE, one loses its connection | sweep");
+        let scenario = start(name, true).losses(1).sweeps();
+        let scenario = scenario.client(client().knows(0).op(op).get(0));
+        passes(scenario.client(client().delete(0)), 0);
+    }
+}
+
+#[test]
+fn inserters_of_one_slot_lose_their_connection() {
+    let scenario = Scenario::new("INSERT k0 | INSERT k1, one loses its connection | sweep");
+    let scenario = scenario.slots(1).losses(1).sweeps().client(client().insert(0).get(0));
+    passes(scenario.client(client().insert(1).get(1)), 0);
+}
+
+#[test]
+fn inserters_of_one_slot_and_a_server_that_starts_anew() {
+    let scenario = Scenario::new("INSERT k0 | INSERT k1 | restart").slots(1).renewals(1);
+    let scenario = scenario.client(client().insert(0).get(0));
+    passes(scenario.client(client().insert(1).get(1)), 1);
+}
+
+#[test]
+fn unknown_is_nothing() {
+    let twin = Twin::UnknownIsNothing;
+    let scenario = Scenario::new(format!("{twin:?}")).stored(0).losses(1);
+    let scenario = scenario.client(client().knows(0).exchange(0, "i0"));
+    assert_caught(scenario.clone().all_twins(twin), scenario);
+}
+
+#[test]
+fn unrefused() {
+    let twin = Twin::Unrefused;
+    let scenario = Scenario::new(format!("{twin:?}")).slots(1).renewals(1);
+    let scenario = scenario.client(client().insert(0)).client(client().insert(1).get(1));
+    assert_caught(scenario.clone().server_twin(twin), scenario);
+}

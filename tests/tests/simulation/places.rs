@@ -1,0 +1,44 @@
+//! The place of a subtable that was split is used again, GRACE later, for one of the two that a
+//! split of its successor makes, while clients sleep with a directory that leads there.
+
+use farside_tests::simulator::{Op, Scenario, Twin, client};
+
+use crate::passes;
+use crate::twins::{assert_caught, name};
+
+/// Key 0 comes back to the place, or other keys could come there.
+fn reused(name: impl Into<String>, returns: bool) -> Scenario {
+    Scenario::new(format!("{} | split, split into its place, returns={returns}", name.into()))
+        .splits(0, 1)
+        .reuses(returns)
+        .slots(1)
+}
+
+#[test]
+fn every_operation_beside_a_place_that_is_used_again() {
+    let ops = [Op::Get(0), Op::Put(0), Op::Insert(0), Op::Delete(0), Op::Exchange(0, "i0")];
+    for op in ops {
+        for returns in [false, true] {
+            let scenario = reused(format!("{op:?} hit"), returns).stored(0);
+            passes(scenario.client(client().knows(0).op(op)), 0);
+        }
+    }
+    for returns in [false, true] {
+        passes(reused("INSERT", returns).client(client().insert(0)), 0);
+    }
+}
+
+#[test]
+fn a_reader_and_a_place_that_is_used_again() {
+    for returns in [false, true] {
+        passes(reused("GET", returns).stored(0).client(client().get(0)), 1);
+    }
+}
+
+#[test]
+fn reused_at_once() {
+    let twin = Twin::ReusedAtOnce;
+    let scenario = name(twin).splits(0, 1).reuses(false).slots(1).stored(0);
+    let scenario = scenario.client(client().get(0));
+    assert_caught(scenario.clone().server_twin(twin), scenario);
+}

@@ -1,0 +1,71 @@
+//! The server clears what dead clients left in the middle of an INSERT, while others want the same
+//! slots and keys. Until it fences a client, what that had under way may still be executed.
+
+use farside_tests::simulator::{Op, Scenario, Twin, client};
+
+use crate::passes;
+use crate::twins::assert_caught;
+
+fn dies(name: &str) -> Scenario {
+    Scenario::new(format!("{name} | sweep")).deaths(1).sweeps()
+}
+
+fn an_inserter_dies(op: Op, slots: usize) -> Scenario {
+    let scenario = dies(&format!("INSERT dies | {op:?}, GET in {slots} slots")).slots(slots);
+    scenario.seed(2).client(client().insert(0)).client(client().op(op).get(0))
+}
+
+#[test]
+fn an_inserter_dies_and_is_swept() {
+    for op in [Op::Get(0), Op::Put(0), Op::Insert(0), Op::Delete(0)] {
+        passes(an_inserter_dies(op, 1), 0);
+    }
+    passes(an_inserter_dies(Op::Insert(0), 2), 0);
+}
+
+#[test]
+#[ignore = "takes minutes"]
+fn an_inserter_dies_and_is_swept_at_length() {
+    for op in [Op::Get(0), Op::Put(0), Op::Insert(0), Op::Delete(0)] {
+        passes(an_inserter_dies(op, 2), 2);
+    }
+}
+
+/// The only slot is another key's next.
+#[test]
+fn what_a_dead_inserter_left_becomes_another_keys() {
+    let scenario = dies("INSERT k0 dies | INSERT k1, GET k1").slots(1);
+    passes(scenario.client(client().insert(0)).client(client().insert(1).get(1)), 1);
+}
+
+#[test]
+fn a_writer_dies_and_is_swept() {
+    for op in [Op::Put(0), Op::Delete(0), Op::Exchange(0, "i0")] {
+        let scenario = dies(&format!("{op:?} dies | GET hit, PUT")).stored(0);
+        let other = client().knows(0).get(0).put(0);
+        passes(scenario.client(client().op(op)).client(other), 0);
+    }
+}
+
+fn two_in_a_slot(twin: Twin) -> Scenario {
+    let scenario = Scenario::new(format!("{twin:?}")).deaths(1).sweeps().slots(1);
+    scenario.client(client().insert(0)).client(client().insert(1).get(1))
+}
+
+#[test]
+fn unfenced() {
+    let scenario = two_in_a_slot(Twin::Unfenced);
+    assert_caught(scenario.clone().server_twin(Twin::Unfenced), scenario);
+}
+
+#[test]
+fn sweeps_the_living() {
+    let scenario = two_in_a_slot(Twin::SweepsTheLiving);
+    assert_caught(scenario.clone().server_twin(Twin::SweepsTheLiving), scenario);
+}
+
+#[test]
+fn hint_after_clear() {
+    let scenario = two_in_a_slot(Twin::HintAfterClear);
+    assert_caught(scenario.clone().server_twin(Twin::HintAfterClear), scenario);
+}
