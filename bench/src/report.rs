@@ -340,6 +340,7 @@ pub(crate) mod tests {
             seed: 1,
             json: None,
             limit_seconds: 1.0,
+            history: None,
         }
     }
 
