@@ -156,9 +156,9 @@ mod tests {
             thin.sort_unstable();
             thin
         };
-        assert_eq!(thin(&[4, 4, 4]), []);
-        assert_eq!(thin(&[1]), []);
-        assert_eq!(thin(&[3, 3, 3]), []);
+        assert_eq!(thin(&[4, 4, 4]), [0; 0]);
+        assert_eq!(thin(&[1]), [0; 0]);
+        assert_eq!(thin(&[3, 3, 3]), [0; 0]);
         assert_eq!(thin(&[1, 4, 3]), [0]);
         assert_eq!(thin(&[3, 1, 2, 2]), [1, 2]);
         assert_eq!(thin(&[3, 3, 3, 3]), [0]);

@@ -62,6 +62,41 @@ impl Lists {
     }
 }
 
+/// The word of a hand, generic so that loom runs the same code on its own.
+trait Hand {
+    fn load(&self, order: Ordering) -> u32;
+    fn store(&self, address: u32, order: Ordering);
+}
+
+impl Hand for AtomicU32 {
+    #[inline]
+    fn load(&self, order: Ordering) -> u32 {
+        self.load(order)
+    }
+
+    #[inline]
+    fn store(&self, address: u32, order: Ordering) {
+        self.store(address, order);
+    }
+}
+
+/// From now on a report finds the block here. Before whatever takes it from where it was: who sees
+/// what that did sees this.
+#[inline]
+fn hold(hand: &impl Hand, address: u32) {
+    hand.store(address, Ordering::Release);
+}
+
+/// The block can be found elsewhere by now.
+#[inline]
+fn let_go(hand: &impl Hand) {
+    hand.store(0, Ordering::Release);
+}
+
+fn held(hand: &impl Hand) -> u32 {
+    hand.load(Ordering::Acquire)
+}
+
 /// What an operation on a lane has in its hands; 0 is no block's address.
 #[derive(Default)]
 struct Hands {
@@ -103,26 +138,25 @@ impl Holdings {
     /// The lane has this block now. Under the lock that it was taken out of a list with.
     #[inline]
     pub(crate) fn hold_new(&self, lane: LaneId, block: BlockAddress) {
-        self.hands(lane).new.store(block.0, Ordering::Release);
+        hold(&self.hands(lane).new, block.0);
     }
 
     /// The lane's block is linked, or in a list again.
     #[inline]
     pub(crate) fn drop_new(&self, lane: LaneId) {
-        self.hands(lane).new.store(0, Ordering::Release);
+        let_go(&self.hands(lane).new);
     }
 
-    /// The lane is about to unlink this block. Before the compare-and-swap: whoever sees what that
-    /// did sees this.
+    /// The lane is about to unlink this block: before the compare-and-swap.
     #[inline]
     pub(crate) fn hold_old(&self, lane: LaneId, block: BlockAddress) {
-        self.hands(lane).old.store(block.0, Ordering::Release);
+        hold(&self.hands(lane).old, block.0);
     }
 
     /// The lane did not unlink it, or it is in a list.
     #[inline]
     pub(crate) fn drop_old(&self, lane: LaneId) {
-        self.hands(lane).old.store(0, Ordering::Release);
+        let_go(&self.hands(lane).old);
     }
 
     /// Nobody knows whether the lane unlinked its old block.
@@ -137,17 +171,129 @@ impl Holdings {
 
     fn lose(&self, hand: &AtomicU32) {
         let mut lists = self.lists();
-        let address = hand.swap(0, Ordering::AcqRel);
+        let address = held(hand);
         if address != 0 {
             lists.limbo.push(BlockAddress(address));
         }
+        let_go(hand);
     }
 
     /// Every block in a hand. To be looked at under the lock, so that none is between a hand and a
     /// list.
     pub(crate) fn in_hands(&self) -> impl Iterator<Item = BlockAddress> {
         let each = self.hands.iter().flat_map(|hands| [&hands.new, &hands.old]);
-        let held = each.map(|hand| hand.load(Ordering::Acquire));
-        held.filter(|address| *address != 0).map(BlockAddress)
+        each.map(held).filter(|address| *address != 0).map(BlockAddress)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::catch_unwind;
+
+    use loom::sync::atomic::{AtomicU32 as LoomHand, AtomicU64 as LoomWord};
+    use loom::sync::{Arc, Mutex};
+    use loom::thread;
+
+    use super::*;
+
+    impl Hand for LoomHand {
+        fn load(&self, order: Ordering) -> u32 {
+            self.load(order)
+        }
+
+        fn store(&self, address: u32, order: Ordering) {
+            self.store(address, order);
+        }
+    }
+
+    const BLOCK: u32 = 7;
+
+    /// A session with one block, and a slot of the region.
+    struct Model {
+        list: Mutex<bool>,
+        new: LoomHand,
+        old: LoomHand,
+        slot: LoomWord,
+    }
+
+    /// What is wrong with a twin.
+    #[derive(Clone, Copy, PartialEq, Eq)]
+    enum Wrong {
+        Nothing,
+        /// The block is in the hand only once it is unlinked.
+        HeldLate,
+        /// The hand is empty before the block is in the list.
+        LetGoEarly,
+        /// The server asks only before it looks at the slot.
+        OneReport,
+    }
+
+    impl Model {
+        fn swap(&self, expected: u32, desired: u32) {
+            let (acquired, lost) = (Ordering::AcqRel, Ordering::Acquire);
+            self.slot.compare_exchange(expected.into(), desired.into(), acquired, lost).unwrap();
+        }
+
+        /// A PUT that links the block, another one that unlinks it.
+        fn work(&self, wrong: Wrong) {
+            let mut list = self.list.lock().unwrap();
+            *list = false;
+            hold(&self.new, BLOCK);
+            drop(list);
+            self.swap(0, BLOCK);
+            let_go(&self.new);
+            if wrong != Wrong::HeldLate {
+                hold(&self.old, BLOCK);
+            }
+            self.swap(BLOCK, 0);
+            if wrong == Wrong::HeldLate {
+                hold(&self.old, BLOCK);
+            }
+            if wrong == Wrong::LetGoEarly {
+                let_go(&self.old);
+            }
+            *self.list.lock().unwrap() = true;
+            let_go(&self.old);
+        }
+
+        /// Whether the session says that it has the block.
+        fn report(&self) -> bool {
+            let list = self.list.lock().unwrap();
+            *list || held(&self.new) == BLOCK || held(&self.old) == BLOCK
+        }
+
+        fn is_linked(&self) -> bool {
+            self.slot.load(Ordering::Acquire) == u64::from(BLOCK)
+        }
+    }
+
+    /// A collection beside a session at work: report, walk, report.
+    fn collection(wrong: Wrong) {
+        loom::model(move || {
+            let model = Arc::new(Model {
+                list: Mutex::new(true),
+                new: LoomHand::new(0),
+                old: LoomHand::new(0),
+                slot: LoomWord::new(0),
+            });
+            let session = model.clone();
+            let session = thread::spawn(move || session.work(wrong));
+            let found =
+                model.report() || model.is_linked() || wrong != Wrong::OneReport && model.report();
+            assert!(found, "a block in use is taken for lost");
+            session.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn a_block_in_use_is_found_by_a_report_or_the_walk() {
+        collection(Wrong::Nothing);
+    }
+
+    #[test]
+    fn twins_that_lose_sight_of_a_block_are_caught() {
+        for wrong in [Wrong::HeldLate, Wrong::LetGoEarly, Wrong::OneReport] {
+            assert!(catch_unwind(|| collection(wrong)).is_err(), "a twin was not caught");
+        }
     }
 }
