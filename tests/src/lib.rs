@@ -54,7 +54,7 @@ impl Drop for StopOnDrop<'_> {
 }
 
 /// How long what takes no time may take on a busy machine.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Waits until something holds, with a limit.
 pub fn wait_until(what: &str, most: Duration, mut holds: impl FnMut() -> bool) {
