@@ -276,13 +276,14 @@ impl Fabric for SimFabric {
         state.chain.clear();
         state.chain.extend_from_slice(chain);
         {
-            let world = self.world.borrow();
+            let world = &mut *self.world.borrow_mut();
             state.posted = world.now;
             // By the clock of all, not by the client's, which may lie.
             let latest = world.now + self.timing.lateness_max_ns;
             state.deadline = if self.lie.is_some() { latest } else { deadline };
             state.progress = self.lie.as_mut().map_or(0, |lie| {
                 lie.post(&mut state.chain, &world.memory);
+                world.now += lie.delay();
                 lie.state()
             });
         }

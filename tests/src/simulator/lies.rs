@@ -12,6 +12,7 @@ use zerocopy::IntoBytes;
 
 use super::ground::{GRACE_MS, hash, keys};
 use super::memory::Memory;
+use super::scenario::ROUND_TRIP_MIN_NS;
 use super::split_lies::SplitLies;
 use super::twin::Twin;
 
@@ -22,6 +23,9 @@ pub(super) type Buffers = [Vec<u64>; Buffer::COUNT];
 pub(super) trait Lie {
     /// Changes a chain as it is posted.
     fn post(&mut self, chain: &mut Vec<Verb>, memory: &Memory);
+
+    /// How long what the posted chain stands for takes before it.
+    fn delay(&mut self) -> Nanos;
 
     /// A hash of what it remembers of the region that nobody could tell from answers.
     fn state(&self) -> u64;
@@ -51,6 +55,8 @@ pub(super) struct Liar {
     word: Option<u64>,
     /// What the compare-and-swap of the chain under way is said to have found.
     pub(super) told: Option<u64>,
+    /// How long the chain under way waits for what it stands for.
+    delay: Nanos,
     pub(super) split: SplitLies,
 }
 
@@ -66,6 +72,7 @@ impl Liar {
             window: None,
             word: None,
             told: None,
+            delay: 0,
             split: SplitLies::default(),
         }
     }
@@ -112,6 +119,10 @@ impl Lie for Liar {
 
     fn state(&self) -> u64 {
         self.split.state()
+    }
+
+    fn delay(&mut self) -> Nanos {
+        std::mem::take(&mut self.delay)
     }
 
     fn fail(&self, error: &mut ChainError) {
@@ -223,6 +234,7 @@ impl Liar {
             Twin::WithdrawKeepsHint | Twin::WithdrawOften if is(Pending, Empty) => {
                 let incarnation = SlotWord::from_bits(desired).incarnation();
                 chain[at] = swap(expected, SlotWord::empty((incarnation + 62) % 64).bits());
+                self.delay = 62 * ROUND_TRIP_MIN_NS;
                 if self.twin == Twin::WithdrawKeepsHint {
                     chain.remove(at - 1);
                 }

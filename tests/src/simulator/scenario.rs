@@ -5,6 +5,9 @@ use farside_common::fabric::Nanos;
 use super::server::Chore;
 use super::twin::Twin;
 
+/// What the fabric promises as the shortest round trip.
+pub(super) const ROUND_TRIP_MIN_NS: Nanos = 20_000;
+
 /// A key by its number; see [`super::KEYS`].
 pub type Key = usize;
 
@@ -185,7 +188,7 @@ impl Scenario {
             removed: Vec::new(),
             marked: Vec::new(),
             clients: Vec::new(),
-            round_trip_min_ns: 20_000,
+            round_trip_min_ns: ROUND_TRIP_MIN_NS,
             round_trip_ns: 0,
             lateness_max_ns: 8_000_000_000,
             jumps: Vec::new(),

@@ -39,7 +39,7 @@ pub enum Twin {
     AbortsToEmpty,
     /// An inserter takes a slot that is ABORTED (I6).
     TakesAborted,
-    /// Who withdraws leaves the hint, and 61 others did the same since (I6).
+    /// Who withdraws leaves the hint, and 61 others before him did the same (I6).
     WithdrawKeepsHint,
     /// Who withdraws clears the hint, and so did 61 others: nothing is wrong with that.
     WithdrawOften,

@@ -24,14 +24,20 @@ fn every_operation_beside_a_place_that_is_used_again() {
         }
     }
     for returns in [false, true] {
+        let scenario = reused("GET, GET", returns).stored(0);
+        passes(scenario.client(client().get(0).get(0)), 0);
         passes(reused("INSERT", returns).client(client().insert(0)), 0);
     }
 }
 
 #[test]
-fn a_reader_and_a_place_that_is_used_again() {
-    for returns in [false, true] {
-        passes(reused("GET", returns).stored(0).client(client().get(0)), 1);
+#[ignore = "takes minutes"]
+fn torn_windows_and_a_place_that_is_used_again() {
+    for op in [Op::Get(0), Op::Put(0), Op::Delete(0)] {
+        for returns in [false, true] {
+            let scenario = reused(format!("{op:?}"), returns).stored(0);
+            passes(scenario.client(client().op(op)), 1);
+        }
     }
 }
 

@@ -3,8 +3,8 @@
 
 use farside_tests::simulator::{Bounds, GRACE_MS, Op, Scenario, Twin, client};
 
-use crate::passes;
 use crate::twins::report;
+use crate::{core_seconds, passes};
 
 const GRACE_NS: u64 = GRACE_MS as u64 * 1_000_000;
 /// Longer than T_hint, which is 63 times 20 us; longer than patience; longer than L; than T_word.
@@ -56,10 +56,10 @@ fn sixty_four_incarnations_in_one_read() {
             Scenario::new("UPDATE k0 | 64 incarnations").slots(1).stored(0).round_trips();
         scenario.client(reader).client(moves.clone())
     };
-    let started = std::time::Instant::now();
+    let started = core_seconds();
     let stopped = scenario(Some(Twin::StoppedClockOnly)).explore(bounds(20_000));
     let failure = stopped.expect_err("a hint that recurred is believed");
-    report(&failure, started.elapsed());
+    report(&failure, core_seconds() - started);
     let honest = scenario(None).explore(bounds(failure.executions));
     honest.unwrap_or_else(|failure| panic!("{failure}"));
 }
