@@ -2,12 +2,13 @@
 
 use std::error::Error;
 
-/// An error and its causes, without those that it already names.
+/// An error and its causes, without those that it already names. Control characters, which may
+/// come from a file that somebody else wrote, are spaces: they would do something to a terminal.
 pub fn one_line(error: &(dyn Error + 'static)) -> String {
     let mut text = String::new();
     let mut next = Some(error);
     while let Some(cause) = next {
-        let said = cause.to_string().replace('\n', " ");
+        let said = cause.to_string().replace(char::is_control, " ");
         if text.is_empty() {
             text = said;
         } else if !text.contains(&said) {
@@ -47,6 +48,7 @@ mod tests {
         let error = said("it broke: the cause", Some(said("the cause", None)));
         assert_eq!(one_line(&said("so", Some(error))), "so: it broke: the cause");
         assert_eq!(one_line(&said("two\nlines", None)), "two lines");
+        assert_eq!(one_line(&said("\x1b[31mred\r\u{85}", None)), " [31mred  ");
     }
 
     #[test]

@@ -197,7 +197,15 @@ impl ServerConfig {
     /// # Errors
     /// [`ConfigError::Unreadable`], and [`ConfigError::Syntax`] with the line.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
-        load(path)
+        Self::parse(&read(path)?, path)
+    }
+
+    /// The configuration in this text of a file, not yet validated.
+    ///
+    /// # Errors
+    /// [`ConfigError::Syntax`] with the file and the line.
+    pub fn parse(text: &str, path: &Path) -> Result<Self, ConfigError> {
+        parse(text, path)
     }
 
     /// Checks every key.
@@ -332,9 +340,17 @@ impl ClientConfig {
     /// # Errors
     /// A [`ConfigError`] that names the key, or the file and the line.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
-        let config: Self = load(path)?;
+        let config = Self::parse(&read(path)?, path)?;
         config.validate()?;
         Ok(config)
+    }
+
+    /// The configuration in this text of a file, not yet validated.
+    ///
+    /// # Errors
+    /// [`ConfigError::Syntax`] with the file and the line.
+    pub fn parse(text: &str, path: &Path) -> Result<Self, ConfigError> {
+        parse(text, path)
     }
 
     /// Checks every key.
@@ -359,13 +375,13 @@ impl ClientConfig {
     }
 }
 
-fn load<T: DeserializeOwned>(path: &Path) -> Result<T, ConfigError> {
-    let unreadable = |error: std::io::Error| ConfigError::Unreadable {
-        path: path.to_owned(),
-        why: error.to_string(),
-    };
-    let text = fs::read_to_string(path).map_err(unreadable)?;
-    toml::from_str(&text).map_err(|error| {
+fn read(path: &Path) -> Result<String, ConfigError> {
+    fs::read_to_string(path)
+        .map_err(|error| ConfigError::Unreadable { path: path.to_owned(), why: error.to_string() })
+}
+
+fn parse<T: DeserializeOwned>(text: &str, path: &Path) -> Result<T, ConfigError> {
+    toml::from_str(text).map_err(|error| {
         let start = error.span().map_or(0, |span| span.start.min(text.len()));
         let line = text.as_bytes()[..start].iter().filter(|byte| **byte == b'\n').count() + 1;
         let mut message = error.message().replace('\n', " ");

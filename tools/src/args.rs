@@ -6,8 +6,7 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueHint};
 use clap_complete::Shell;
-
-use crate::encoding::Encoding;
+use farside_tools::encoding::Encoding;
 
 const EXIT_CODES: &str = "\
 Exit codes:

@@ -7,14 +7,14 @@ use std::path::Path;
 use anyhow::{Context, bail};
 use farside::{Entry, Error, Session};
 use farside_common::command_line::one_line;
+use farside_tools::encoding::escape;
+use farside_tools::records::{Format, Record};
 use indicatif::ProgressBar;
 
 use crate::args::{self, Args};
 use crate::connect;
-use crate::encoding::escape;
 use crate::files::Target;
 use crate::output::{self, Outcome, count};
-use crate::records::{Format, Record};
 use crate::unfinished::Unfinished;
 
 /// How many failures are told one by one; the rest is only counted.

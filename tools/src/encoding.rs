@@ -10,7 +10,7 @@ use base64::engine::general_purpose::STANDARD;
 
 /// How bytes are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum Encoding {
+pub enum Encoding {
     /// As they are; where lines are printed, with escapes
     Raw,
     /// Two hexadecimal digits a byte
@@ -21,12 +21,18 @@ pub(crate) enum Encoding {
 
 impl Encoding {
     /// The bytes that an argument stands for.
-    pub(crate) fn decode_argument(self, what: &str, text: &OsStr) -> anyhow::Result<Vec<u8>> {
+    ///
+    /// # Errors
+    /// As [`Encoding::decode`], with what the argument is.
+    pub fn decode_argument(self, what: &str, text: &OsStr) -> anyhow::Result<Vec<u8>> {
         self.decode(text.as_bytes()).with_context(|| format!("the {what}"))
     }
 
     /// The bytes that a text stands for.
-    pub(crate) fn decode(self, text: &[u8]) -> anyhow::Result<Vec<u8>> {
+    ///
+    /// # Errors
+    /// What is wrong with the text.
+    pub fn decode(self, text: &[u8]) -> anyhow::Result<Vec<u8>> {
         match self {
             Self::Raw => Ok(text.to_vec()),
             Self::Hex => decode_hex(text),
@@ -35,7 +41,7 @@ impl Encoding {
     }
 
     /// The bytes on one line, without a tab.
-    pub(crate) fn encode_line(self, bytes: &[u8]) -> String {
+    pub fn encode_line(self, bytes: &[u8]) -> String {
         match self {
             Self::Raw => escape(bytes),
             Self::Hex => bytes.iter().fold(String::new(), |mut text, byte| {
@@ -48,7 +54,7 @@ impl Encoding {
     }
 
     /// The bytes alone on stdout: raw exactly as they are, else a line.
-    pub(crate) fn encode_whole(self, bytes: &[u8]) -> Vec<u8> {
+    pub fn encode_whole(self, bytes: &[u8]) -> Vec<u8> {
         match self {
             Self::Raw => bytes.to_vec(),
             Self::Hex | Self::Base64 => {
@@ -61,7 +67,7 @@ impl Encoding {
 }
 
 /// Base64 with padding.
-pub(crate) fn to_base64(bytes: &[u8]) -> String {
+pub fn to_base64(bytes: &[u8]) -> String {
     STANDARD.encode(bytes)
 }
 
@@ -76,7 +82,7 @@ fn decode_hex(text: &[u8]) -> anyhow::Result<Vec<u8>> {
 }
 
 /// Bytes that stay on their line and do nothing to a terminal; text stays readable.
-pub(crate) fn escape(bytes: &[u8]) -> String {
+pub fn escape(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len());
     for chunk in bytes.utf8_chunks() {
         for character in chunk.valid().chars() {

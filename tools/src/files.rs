@@ -1,13 +1,12 @@
 //! Keys as files below a folder, both ways.
 
 use std::collections::HashSet;
-use std::ffi::OsStr;
 use std::fs;
 use std::io;
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
+use farside_tools::paths::path_of;
 
 /// What stands below a folder.
 #[derive(Debug, Default)]
@@ -52,30 +51,6 @@ impl Tree {
         }
         Ok(())
     }
-}
-
-/// The key of a file: its path from the folder, as bytes.
-pub(crate) fn key_of<'a>(file: &'a Path, root: &Path) -> &'a [u8] {
-    file.strip_prefix(root).unwrap_or(file).as_os_str().as_bytes()
-}
-
-/// The path below a folder that a key stands for; an error if it could lead out of the folder, or
-/// to where another key's file is.
-pub(crate) fn path_of(key: &[u8]) -> anyhow::Result<&Path> {
-    if key.contains(&0) {
-        bail!("it has a NUL byte, which no path has");
-    }
-    if key.starts_with(b"/") {
-        bail!("it is an absolute path");
-    }
-    for part in key.split(|byte| *byte == b'/') {
-        match part {
-            b"" => bail!("it has an empty part, as in `a//b`"),
-            b"." | b".." => bail!("it has a part `.` or `..`"),
-            _ => {}
-        }
-    }
-    Ok(Path::new(OsStr::from_bytes(key)))
 }
 
 /// A folder that files are written into.
@@ -147,21 +122,9 @@ impl Drop for Target {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use farside_tools::paths::key_of;
 
-    #[test]
-    fn keys_that_could_leave_the_folder_are_refused() {
-        for key in ["a", "a/b", "...", "a/..b", ".hidden", "a b", "\u{fc}"] {
-            assert_eq!(path_of(key.as_bytes()).unwrap(), Path::new(key));
-        }
-        assert!(path_of(b"\xff\xfe").is_ok());
-        for key in
-            ["", "/", "/a", "//a", "..", "../a", "a/../b", "a/..", ".", "a/./b", "a//b", "a/"]
-        {
-            assert!(path_of(key.as_bytes()).is_err(), "{key}");
-        }
-        assert!(path_of(b"a\0b").is_err());
-    }
+    use super::*;
 
     #[test]
     fn a_tree_comes_back() {

@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use farside::{Exchange, Session, Store};
+use farside_tools::encoding::escape;
 
 use crate::args::{Args, Cas, Key, KeyValue};
 use crate::connect;
-use crate::encoding::escape;
 use crate::output::{self, Outcome};
 
 /// `get`: the bytes, and nothing else, on stdout.

@@ -8,14 +8,15 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 use farside::{Error, Pipeline, PipelineFull, Ticket};
 use farside_common::command_line::one_line;
+use farside_tools::paths::key_of;
+use farside_tools::records::Format;
 use indicatif::ProgressBar;
 
 use crate::args::{self, Args};
 use crate::connect;
-use crate::files::{self, Tree};
+use crate::files::Tree;
 use crate::keys::read_at_most;
 use crate::output::{self, Outcome, count};
-use crate::records::Format;
 
 /// How many failures are told one by one; the rest is only counted.
 const FAILURES_TOLD_MAX: u64 = 20;
@@ -62,7 +63,7 @@ fn load_folder(root: &Path, loader: &mut Loader<'_>, bytes_max: usize) -> anyhow
     }
     output::set_total(loader.bar, tree.files.len() as u64);
     for file in tree.files {
-        let key = files::key_of(&file, root).to_vec();
+        let key = key_of(&file, root).to_vec();
         let pair = read_file(&file, bytes_max).map(|value| (key, value));
         loader.put_or_fail(Origin::File(file), pair)?;
     }

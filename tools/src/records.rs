@@ -15,12 +15,12 @@ use crate::encoding::{Encoding, to_base64};
 const LINE_BYTES_MAX: u64 = 32 << 20;
 
 /// A key and a value.
-pub(crate) type Pair = (Vec<u8>, Vec<u8>);
+pub type Pair = (Vec<u8>, Vec<u8>);
 
 /// A line of JSON: text where the bytes are UTF-8, else base64.
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Record {
+pub struct Record {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     key: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -32,14 +32,15 @@ pub(crate) struct Record {
 }
 
 impl Record {
-    pub(crate) fn new(key: &[u8], value: &[u8]) -> Self {
+    /// The record of these bytes.
+    pub fn new(key: &[u8], value: &[u8]) -> Self {
         let (key, key_base64) = text_or_base64(key);
         let (value, value_base64) = text_or_base64(value);
         Self { key, key_base64, value, value_base64 }
     }
 
     /// The record with its line feed.
-    pub(crate) fn to_line(&self) -> String {
+    pub fn to_line(&self) -> String {
         // Four strings always serialize.
         let mut line = serde_json::to_string(self).unwrap_or_default();
         line.push('\n');
@@ -75,13 +76,18 @@ fn bytes_of(name: &str, text: Option<String>, base64: Option<String>) -> anyhow:
 }
 
 /// A record and the line it begins at; or what is wrong with that line.
-pub(crate) struct Numbered {
-    pub(crate) line: u64,
-    pub(crate) pair: anyhow::Result<Pair>,
+pub struct Numbered {
+    /// Counted from 1.
+    pub line: u64,
+    /// The record.
+    pub pair: anyhow::Result<Pair>,
 }
 
 /// Calls `take` with every record of lines of JSON. Empty lines are skipped.
-pub(crate) fn read_json_lines(
+///
+/// # Errors
+/// What `take` or the system says, and a line that is too long to be a record.
+pub fn read_json_lines(
     mut from: impl BufRead,
     mut take: impl FnMut(Numbered) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
@@ -102,7 +108,10 @@ pub(crate) fn read_json_lines(
 }
 
 /// Calls `take` with every record of a CSV file that has the columns `key` and `value`.
-pub(crate) fn read_csv(
+///
+/// # Errors
+/// What `take` or the system says, and a first line that does not name the columns.
+pub fn read_csv(
     from: impl Read,
     key_encoding: Encoding,
     value_encoding: Encoding,
@@ -144,13 +153,16 @@ fn csv_error(error: &csv::Error) -> anyhow::Error {
 
 /// The format that a file's name says, if it is one of records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Format {
+pub enum Format {
+    /// A line of JSON each.
     JsonLines,
+    /// With the names of its columns in the first line.
     Csv,
 }
 
 impl Format {
-    pub(crate) fn of(path: &Path) -> Option<Self> {
+    /// By the extension.
+    pub fn of(path: &Path) -> Option<Self> {
         match path.extension()?.to_str()? {
             "jsonl" => Some(Self::JsonLines),
             "csv" => Some(Self::Csv),
@@ -159,7 +171,10 @@ impl Format {
     }
 
     /// Calls `take` with every record in the file.
-    pub(crate) fn read(
+    ///
+    /// # Errors
+    /// As [`read_json_lines`] and [`read_csv`].
+    pub fn read(
         self,
         file: File,
         (key_encoding, value_encoding): (Encoding, Encoding),

@@ -3,11 +3,11 @@
 use std::io::Write;
 
 use farside::Entry;
+use farside_tools::records::Record;
 
 use crate::args::{self, Args};
 use crate::connect;
 use crate::output::{self, Outcome};
-use crate::records::Record;
 
 /// `scan`: one line an entry.
 pub(crate) fn scan(args: &Args, what: &args::Scan) -> anyhow::Result<Outcome> {

@@ -5,8 +5,8 @@
 //! unchanged word is real), and a table has to be wrong in the same way twice, a pause apart.
 
 mod report;
-#[cfg(test)]
-mod sample;
+#[cfg(any(test, feature = "testing"))]
+pub mod sample;
 mod slots;
 mod tables;
 #[cfg(test)]

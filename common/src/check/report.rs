@@ -41,8 +41,9 @@ pub enum Problem {
     )]
     RowPrefix { offset: u64, prefix: u32, local_depth: u8 },
     #[error(
-        "the row at offset {offset:#x} sends readers to {forward:#x?}, where no subtables are, or \
-         elsewhere than the rows before it"
+        "the row at offset {offset:#x} sends readers to {:#x} and {:#x}, where no subtables are, \
+         or elsewhere than the rows before it",
+        .forward[0], .forward[1]
     )]
     RowForward { offset: u64, forward: [u64; 2] },
     #[error("the row at offset {offset:#x} says that a key went elsewhere, but not where")]

@@ -1,10 +1,14 @@
-//! A region made by hand, by the book, for the checker's tests.
+//! A region made by hand, by the book, for the checker's tests and fuzzing. Behind the feature
+//! `testing`.
+#![allow(clippy::unwrap_used, reason = "a sample that cannot be made is a failed test")]
 
 use std::sync::Arc;
 
 use zerocopy::IntoBytes;
 
-use crate::fabric::shm::Region;
+use super::{CheckError, Report, Scope, check_with_pauses};
+use crate::fabric::shm::{HugePages, Region, RegionMemory, ShmFabric};
+use crate::fabric::{Endpoint, LaneId};
 use crate::hash::{KeyHash, KeyHasher};
 use crate::layout::{
     BLOCK_HEADER_BYTES, BlockAddress, BlockRef, BlockStamp, CHUNK_BYTES, ChunkEntry, ChunkUse,
@@ -13,26 +17,36 @@ use crate::layout::{
     slot_in_subtable,
 };
 
-/// The sample's length, its directory's depth, and how many keys it holds.
-pub(super) const REGION_BYTES: u64 = 6 * CHUNK_BYTES;
-pub(super) const DEPTH: u8 = 2;
-pub(super) const KEYS: u64 = 40;
+/// The sample's length, in bytes.
+pub const REGION_BYTES: u64 = 6 * CHUNK_BYTES;
+/// Its directory's depth.
+pub const DEPTH: u8 = 2;
+/// How many keys it holds.
+pub const KEYS: u64 = 40;
+/// The lane that checks it.
+pub const LANE: LaneId = LaneId(0);
 /// The length of the value that needs two chunks.
-pub(super) const LARGE_BYTES: u64 = 3 * CHUNK_BYTES / 2;
+pub const LARGE_BYTES: u64 = 3 * CHUNK_BYTES / 2;
 
 /// A slot in use and its block.
 #[derive(Clone, Copy)]
-pub(super) struct Used {
-    pub(super) slot: u64,
-    pub(super) block: u64,
+pub struct Used {
+    /// The slot's offset, in bytes.
+    pub slot: u64,
+    /// The block's.
+    pub block: u64,
 }
 
 /// A small region, and where its parts are.
-pub(super) struct Sample {
-    pub(super) region: Arc<Region>,
-    pub(super) geometry: Geometry,
-    pub(super) subtables: [u64; 3],
-    pub(super) used: Vec<Used>,
+pub struct Sample {
+    /// The region.
+    pub region: Arc<Region>,
+    /// Its geometry.
+    pub geometry: Geometry,
+    /// The offsets of its subtables, in bytes.
+    pub subtables: [u64; 3],
+    /// Its keys, in the order of their numbers.
+    pub used: Vec<Used>,
 }
 
 fn format() -> Format {
@@ -52,19 +66,18 @@ fn to_words(bytes: &[u8]) -> Vec<u64> {
 
 impl Sample {
     /// A directory of four entries for three subtables, small blocks in two chunks.
-    pub(super) fn new() -> Self {
+    pub fn small() -> Self {
         Self::with_value_of_key_7(7)
     }
 
     /// The same with a block over two chunks, which takes its time to check.
-    pub(super) fn with_large_block() -> Self {
+    pub fn with_large_block() -> Self {
         Self::with_value_of_key_7(LARGE_BYTES)
     }
 
     fn with_value_of_key_7(bytes: u64) -> Self {
-        let file = tempfile::tempfile().unwrap();
-        file.set_len(REGION_BYTES).unwrap();
-        let region = Arc::new(Region::map(&file).unwrap());
+        let memory = RegionMemory::anonymous(REGION_BYTES, HugePages::Never).unwrap();
+        let region = memory.region;
         let geometry = format().geometry();
         let index = geometry.chunk_offset(0).unwrap();
         let subtables = [1, 2, 3].map(|n| index + n * SUBTABLE_BYTES);
@@ -107,12 +120,13 @@ impl Sample {
         }
     }
 
-    pub(super) fn hash(&self, key: &str) -> KeyHash {
+    /// The hash of a key.
+    pub fn hash(&self, key: &str) -> KeyHash {
         KeyHasher::new(&format().hash_key).hash(key.as_bytes())
     }
 
     /// Writes the `n`th block.
-    pub(super) fn store_block(&self, key: &str, value: &[u8], n: u64) -> BlockRef {
+    pub fn store_block(&self, key: &str, value: &[u8], n: u64) -> BlockRef {
         let class = class_for(key.len(), value.len()).unwrap();
         let mut chunk = 0;
         let chunk_use = |chunk| {
@@ -138,7 +152,7 @@ impl Sample {
     }
 
     /// The first empty slot of a key's window.
-    pub(super) fn free_slot(&self, key: &str) -> u64 {
+    pub fn free_slot(&self, key: &str) -> u64 {
         let hash = self.hash(key);
         let subtable = self.subtables[[0, 0, 1, 2][hash.directory_index(DEPTH) as usize]];
         let first_row = (hash.window_offset() / ROW_BYTES) as usize;
@@ -148,7 +162,8 @@ impl Sample {
             .unwrap()
     }
 
-    pub(super) fn link(&self, slot: u64, hash: KeyHash, block: BlockRef, incarnation: u8) {
+    /// Makes a slot lead to a block.
+    pub fn link(&self, slot: u64, hash: KeyHash, block: BlockRef, incarnation: u8) {
         let word = SlotWord::empty(incarnation).pending(hash.fingerprint(), block);
         let word = word.live(block, false);
         self.region.store(slot, word.bits()).unwrap();
@@ -161,4 +176,21 @@ impl Sample {
         self.link(slot, self.hash(key), block, n as u8);
         self.used.push(Used { slot, block: block.address.offset() });
     }
+
+    /// Checks the whole region, without giving what looks wrong time to settle.
+    ///
+    /// # Errors
+    /// [`CheckError`] when there is nothing to report on.
+    pub fn check(&self) -> Result<Report, CheckError> {
+        check_region(Arc::clone(&self.region), REGION_BYTES)
+    }
+}
+
+/// The same for any region.
+///
+/// # Errors
+/// [`CheckError`] when there is nothing to report on.
+pub fn check_region(region: Arc<Region>, region_bytes: u64) -> Result<Report, CheckError> {
+    let endpoint = Endpoint::new(ShmFabric::new(region, None, 1), 1);
+    check_with_pauses(&endpoint, LANE, region_bytes, Scope::Blocks, 0, &mut ())
 }

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use super::sample::{DEPTH, KEYS, LARGE_BYTES, REGION_BYTES, Sample, Used};
+use super::sample::{DEPTH, KEYS, LANE, LARGE_BYTES, REGION_BYTES, Sample, Used, check_region};
 use super::*;
 use crate::fabric::shm::{Region, ShmFabric};
 use crate::layout::{
@@ -12,15 +12,10 @@ use crate::layout::{
     STATE_OFFSET, SUBTABLE_BYTES, side_of, slot_in_subtable,
 };
 
-const LANE: LaneId = LaneId(0);
 /// Where the superblock's checksummed part ends, in bytes.
 const CONSTANT_BYTES: u64 = crate::layout::INCARNATION_OFFSET;
 
 impl Sample {
-    fn check(&self) -> Result<Report, CheckError> {
-        check_region(Arc::clone(&self.region), REGION_BYTES)
-    }
-
     fn flip(&self, offset: u64, bit: u64) {
         let at = (offset + bit / 8) & !7;
         let word = self.region.load(at).unwrap();
@@ -40,11 +35,6 @@ impl Sample {
     fn problems(&self) -> Vec<Problem> {
         self.check().unwrap().problems
     }
-}
-
-fn check_region(region: Arc<Region>, region_bytes: u64) -> Result<Report, CheckError> {
-    let endpoint = Endpoint::new(ShmFabric::new(region, None, 1), 1);
-    check_with_pauses(&endpoint, LANE, region_bytes, Scope::Blocks, 0, &mut ())
 }
 
 #[test]
@@ -77,7 +67,7 @@ fn the_observer_hears_of_every_block_and_the_index_alone_is_enough_for_statistic
             self.linked += 1;
         }
     }
-    let sample = Sample::new();
+    let sample = Sample::small();
     let endpoint = Endpoint::new(ShmFabric::new(Arc::clone(&sample.region), None, 1), 1);
     let mut counts = Counts::default();
     let report = check(&endpoint, LANE, REGION_BYTES, Scope::Index, &mut counts).unwrap();
@@ -89,7 +79,7 @@ fn the_observer_hears_of_every_block_and_the_index_alone_is_enough_for_statistic
 
 #[test]
 fn slots_in_the_middle_of_something_are_counted_and_no_problem() {
-    let sample = Sample::new();
+    let sample = Sample::small();
     let states = [SlotState::Pending, SlotState::Aborted, SlotState::Copy, SlotState::Tomb];
     for (used, state) in sample.used.iter().zip(states) {
         let word = SlotWord::from_bits(sample.region.load(used.slot).unwrap());
@@ -133,7 +123,7 @@ impl Sample {
 
 #[test]
 fn a_split_under_way_is_followed() {
-    let sample = Sample::new();
+    let sample = Sample::small();
     let (old, new) = sample.begin_split();
     let report = sample.check().unwrap();
     assert_eq!(report.problems, []);
@@ -152,7 +142,7 @@ fn a_split_under_way_is_followed() {
 
 #[test]
 fn a_split_that_leads_astray_is_damage() {
-    let sample = Sample::new();
+    let sample = Sample::small();
     let (old, new) = sample.begin_split();
     let [rows, others] = [old, new].map(|slot| slot / SUBTABLE_BYTES * SUBTABLE_BYTES);
     let whole = RowHeader::new(0, 1).words();
@@ -161,7 +151,7 @@ fn a_split_that_leads_astray_is_damage() {
     });
     let row = old / ROW_BYTES * ROW_BYTES;
     assert_eq!(sample.problems(), [Problem::MovedNowhere { offset: row }]);
-    let sample = Sample::new();
+    let sample = Sample::small();
     sample.begin_split();
     sample.region.write(others, &RowHeader::new(3, 2).words()).unwrap();
     let astray = Problem::RowPrefix { offset: others, prefix: 3, local_depth: 2 };
@@ -169,8 +159,18 @@ fn a_split_that_leads_astray_is_damage() {
 }
 
 #[test]
+fn a_problem_is_told_in_one_line() {
+    let sample = Sample::small();
+    let row = sample.subtables[0];
+    let header = RowHeader::new(0, 1).with_forward([SUBTABLE_BYTES, 0]).words();
+    sample.region.write(row, &header).unwrap();
+    let text = sample.problems()[0].to_string();
+    assert!(text.contains("readers to 0x2000 and 0x0, where") && !text.contains('\n'), "{text}");
+}
+
+#[test]
 fn every_flipped_bit_of_the_superblock_and_the_tables_is_found() {
-    let sample = Sample::new();
+    let sample = Sample::small();
     sample.flip_each(0, 0..CONSTANT_BYTES * 8, |_| true);
     // Whether the last server said goodbye (the two lowest bits) is not for a check to judge.
     sample.flip_each(STATE_OFFSET, 0..64, |bit| bit >= 2);
@@ -184,7 +184,7 @@ fn every_flipped_bit_of_the_superblock_and_the_tables_is_found() {
 
 #[test]
 fn every_flipped_bit_of_row_headers_is_found() {
-    let sample = Sample::new();
+    let sample = Sample::small();
     for subtable in sample.subtables {
         for row in 0..ROWS_PER_SUBTABLE as u64 {
             sample.flip_each(subtable + row * ROW_BYTES, 0..128, |_| true);
@@ -194,7 +194,7 @@ fn every_flipped_bit_of_row_headers_is_found() {
 
 #[test]
 fn every_flipped_bit_of_slots_that_matters_is_found() {
-    let sample = Sample::new();
+    let sample = Sample::small();
     for used in &sample.used {
         // A LIVE word turned PENDING, ABORTED or TOMB by one bit is a word like any other, and the
         // mark of conditional operations (bit 60) is right either way.
@@ -211,7 +211,7 @@ fn every_flipped_bit_of_slots_that_matters_is_found() {
 
 #[test]
 fn every_flipped_bit_of_block_headers_is_found_but_the_mark() {
-    let sample = Sample::new();
+    let sample = Sample::small();
     for used in &sample.used {
         sample.flip_each(used.block, 0..BLOCK_HEADER_BYTES * 8, |bit| bit >= 32);
     }
@@ -219,7 +219,7 @@ fn every_flipped_bit_of_block_headers_is_found_but_the_mark() {
 
 #[test]
 fn a_key_in_two_slots_and_a_block_in_two_slots_are_found() {
-    let sample = Sample::new();
+    let sample = Sample::small();
     let (key, block) = ("key 1", sample.store_block("key 1", b"another", 50));
     let slot = sample.free_slot(key);
     sample.link(slot, sample.hash(key), block, 9);
@@ -235,7 +235,7 @@ fn a_key_in_two_slots_and_a_block_in_two_slots_are_found() {
 
 #[test]
 fn a_key_outside_its_window_is_found() {
-    let sample = Sample::new();
+    let sample = Sample::small();
     let hash = sample.hash("key 3");
     let block = sample.store_block("key 3", b"", 60);
     let far = (hash.window_offset() / ROW_BYTES) as usize + 32;
@@ -248,7 +248,7 @@ fn a_key_outside_its_window_is_found() {
 
 #[test]
 fn random_bytes_are_damage_and_never_a_panic() {
-    let sample = Sample::new();
+    let sample = Sample::small();
     let parts = [
         (sample.geometry.directory_offset(DEPTH).unwrap(), 4 * 8),
         (sample.geometry.chunk_entry(0).unwrap(), 5 * 8),
@@ -275,7 +275,7 @@ fn random_bytes_are_damage_and_never_a_panic() {
 
 #[test]
 fn random_slots_under_sound_headers_are_damage_and_never_a_panic() {
-    let sample = Sample::new();
+    let sample = Sample::small();
     let mut bits = 1u64;
     for n in 0..(ROWS_PER_SUBTABLE * SLOTS_PER_ROW) {
         bits = bits.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -290,7 +290,7 @@ fn random_slots_under_sound_headers_are_damage_and_never_a_panic() {
 
 #[test]
 fn a_truncated_region_is_an_error() {
-    let sample = Sample::new();
+    let sample = Sample::small();
     for bytes in [8, 4096, CHUNK_BYTES, REGION_BYTES - CHUNK_BYTES, REGION_BYTES - 8] {
         let file = tempfile::tempfile().unwrap();
         file.set_len(bytes).unwrap();
@@ -306,7 +306,7 @@ fn a_truncated_region_is_an_error() {
 /// The checker's own canary: it must not report what changes between two looks.
 #[test]
 fn a_slot_in_use_is_looked_at_again() {
-    let sample = Sample::new();
+    let sample = Sample::small();
     let (slot, block) = (sample.used[2].slot, sample.used[2].block);
     let whole = sample.region.load(block + 24).unwrap();
     let stop = std::sync::atomic::AtomicBool::new(false);

@@ -1,0 +1,88 @@
+//! The config files of server and client.
+
+use std::path::Path;
+
+use farside_common::address::Address;
+use farside_common::config::{ClientConfig, ConfigError, PIPELINE_DEPTH, ServerConfig};
+use farside_common::layout::CHUNK_BYTES;
+use farside_common::size::ByteSize;
+
+use crate::is_told_in_one_line;
+
+const SERVER_FILE: &str = include_str!("../../config/server.toml");
+const CLIENT_FILE: &str = include_str!("../../config/client.toml");
+const RDMA: &str = "[rdma]\nretry_count = 3\nack_timeout = 14\nspin_us = 50\n";
+
+/// The file as it is, and without its comments but with the values in these made real.
+fn with_and_without_comments(file: &str) -> [Vec<u8>; 2] {
+    let is_key = |line: &str| line.starts_with(|c: char| c.is_ascii_lowercase() || c == '[');
+    let uncommented = file.lines().map(|line| line.trim_start_matches('#'));
+    let keys: Vec<_> = uncommented.filter(|line| is_key(line)).collect();
+    [file.into(), keys.join("\n").into_bytes()]
+}
+
+pub(crate) fn servers() -> Vec<Vec<u8>> {
+    let mut all: Vec<_> = with_and_without_comments(SERVER_FILE).into();
+    let rest = "listen = 'rdma://[fe80::1]:7400'\nmemory = '64MiB'\nsecret = 'a'\n\
+        reader_secret = 'b'\nhuge_pages = 'never'\nlog = 'json'\ngrace_ms = 10000\nevict = true\n";
+    all.push(format!("{rest}{RDMA}").into_bytes());
+    all
+}
+
+pub(crate) fn clients() -> Vec<Vec<u8>> {
+    let mut all: Vec<_> = with_and_without_comments(CLIENT_FILE).into();
+    let rest = "server = 'rdma://kv-1.rack:7400'\nrole = 'reader'\nsecret = 'a'\n";
+    all.push(format!("{rest}{RDMA}").into_bytes());
+    all
+}
+
+fn refused(error: &ConfigError) -> bool {
+    is_told_in_one_line(error);
+    false
+}
+
+fn address_comes_back(address: &Address) {
+    assert_eq!(address.to_string().parse::<Address>().unwrap(), *address);
+}
+
+fn size_comes_back(size: ByteSize) {
+    assert_eq!(size.to_string().parse::<ByteSize>().unwrap(), size);
+}
+
+/// A server's config file.
+pub(crate) fn server(bytes: &[u8]) -> bool {
+    let Ok(text) = str::from_utf8(bytes) else { return false };
+    let config = match ServerConfig::parse(text, Path::new("server.toml")) {
+        Ok(config) => config,
+        Err(error) => return refused(&error),
+    };
+    if let Err(error) = config.validate() {
+        return refused(&error);
+    }
+    address_comes_back(config.address().unwrap());
+    [config.memory, config.index].into_iter().flatten().for_each(size_comes_back);
+    let region_bytes = config.region_bytes();
+    assert!(region_bytes.is_multiple_of(CHUNK_BYTES));
+    config.format(region_bytes, [0; 16], [0; 16]).check().unwrap();
+    let _ = config.rdma.options().lateness_max_ns();
+    true
+}
+
+/// A client's config file.
+pub(crate) fn client(bytes: &[u8]) -> bool {
+    let Ok(text) = str::from_utf8(bytes) else { return false };
+    let config = match ClientConfig::parse(text, Path::new("client.toml")) {
+        Ok(config) => config,
+        Err(error) => return refused(&error),
+    };
+    if let Err(error) = config.validate() {
+        return refused(&error);
+    }
+    if let Some(server) = &config.server {
+        address_comes_back(&server.parse().unwrap());
+    }
+    size_comes_back(config.cache_bytes);
+    assert!(PIPELINE_DEPTH.contains(&config.pipeline_depth));
+    let _ = config.rdma.options().lateness_max_ns();
+    true
+}

@@ -1,0 +1,173 @@
+//! What client and server say to each other.
+
+use farside_common::control::{
+    Ask, BLOCKS_PER_MESSAGE_MAX, ClassStatistics, ConnectRequest, ControlError, FreeBlock,
+    HELD_PER_MESSAGE_MAX, MESSAGE_BYTES_MAX, Purpose, REPLY_BYTES_MAX, Refusal, Reply, Request,
+    Role, ServerStatistics, SplitOutcome, Token, Welcome, decode_reply, encode_reply,
+};
+use farside_common::layout::{BlockAddress, SizeClass};
+
+use crate::is_told_in_one_line;
+
+fn class() -> SizeClass {
+    SizeClass::from_index(7).unwrap()
+}
+
+fn some_blocks() -> Vec<FreeBlock> {
+    (1..4).map(|n| FreeBlock { address: BlockAddress(n), generation: n * 3 }).collect()
+}
+
+fn refused(error: &ControlError) -> bool {
+    is_told_in_one_line(error);
+    false
+}
+
+pub(crate) fn requests() -> Vec<Vec<u8>> {
+    let (class, blocks) = (class(), some_blocks());
+    let addresses = blocks.iter().map(|block| block.address).collect();
+    let all = [
+        Request::TakeBlocks { class, count: 512 },
+        Request::GiveBlocks { class, rested: true, blocks },
+        Request::Held { collection: 7, last: true, blocks: addresses },
+        Request::Collect,
+        Request::Split { directory_hash: 0xdead_beef, local_depth: 32 },
+        Request::Statistics,
+        Request::Expires,
+        Request::Snapshot { permille: 1000 },
+        Request::Goodbye,
+    ];
+    let mut bytes = Vec::new();
+    let encoded = |request: Request| {
+        request.encode(&mut bytes);
+        bytes.clone()
+    };
+    all.into_iter().map(encoded).collect()
+}
+
+/// What a client asks.
+pub(crate) fn request(bytes: &[u8]) -> bool {
+    let request = match Request::decode(bytes) {
+        Ok(request) => request,
+        Err(error) => return refused(&error),
+    };
+    match &request {
+        Request::GiveBlocks { blocks, .. } => assert!(blocks.len() <= BLOCKS_PER_MESSAGE_MAX),
+        Request::Held { blocks, .. } => assert!(blocks.len() <= HELD_PER_MESSAGE_MAX),
+        Request::Split { local_depth, .. } => assert!(*local_depth <= 32),
+        Request::Snapshot { permille } => assert!(*permille <= 1000),
+        _ => {}
+    }
+    let mut again = Vec::new();
+    request.encode(&mut again);
+    assert_eq!(again, bytes);
+    assert!(bytes.len() <= MESSAGE_BYTES_MAX);
+    true
+}
+
+pub(crate) fn replies() -> Vec<Vec<u8>> {
+    let (class, blocks) = (class(), some_blocks());
+    let classes = vec![ClassStatistics { class, blocks: 9, blocks_free: 4, blocks_resting: 1 }];
+    let all = [
+        Reply::Blocks { class, rested: true, soon: false, blocks },
+        Reply::Blocks { class, rested: false, soon: true, blocks: Vec::new() },
+        Reply::Split { directory_hash: 7, local_depth: 3, outcome: SplitOutcome::Later },
+        Reply::Ask(Ask::Report { collection: 9 }),
+        Reply::Ask(Ask::Return),
+        Reply::Statistics(ServerStatistics { clients: 3, classes, ..Default::default() }),
+        Reply::Statistics(ServerStatistics::default()),
+    ];
+    let mut bytes = Vec::new();
+    let encoded = |reply: Reply| {
+        reply.encode(&mut bytes);
+        bytes.clone()
+    };
+    all.into_iter().map(encoded).collect()
+}
+
+/// What a server says.
+pub(crate) fn reply(bytes: &[u8]) -> bool {
+    let reply = match Reply::decode(bytes) {
+        Ok(reply) => reply,
+        Err(error) => return refused(&error),
+    };
+    match &reply {
+        Reply::Blocks { blocks, .. } => assert!(blocks.len() <= BLOCKS_PER_MESSAGE_MAX),
+        Reply::Split { local_depth, .. } => assert!(*local_depth <= 32),
+        _ => {}
+    }
+    let mut again = Vec::new();
+    reply.encode(&mut again);
+    assert_eq!(again, bytes);
+    assert!(bytes.len() <= MESSAGE_BYTES_MAX);
+    true
+}
+
+pub(crate) fn hellos() -> Vec<Vec<u8>> {
+    let data = Purpose::Data { client_id: 7, lease: 1 << 40 };
+    let all = [
+        ConnectRequest { role: Role::Writer, purpose: Purpose::Control, token: Token::NONE },
+        ConnectRequest { role: Role::Reader, purpose: data, token: Token::of("secret") },
+    ];
+    all.map(|request| request.encode().to_vec()).into()
+}
+
+/// What a client says first: private data of RDMA-CM, or a message on a socket.
+pub(crate) fn hello(bytes: &[u8]) -> bool {
+    match ConnectRequest::decode(bytes) {
+        Ok(request) => {
+            assert_eq!(&request.encode()[..], bytes);
+            assert!(request.token.matches(&request.token));
+            true
+        }
+        Err(refusal) => {
+            // Which travels back as it is.
+            is_told_in_one_line(&refusal);
+            assert_eq!(decode_reply(&encode_reply(&Err(refusal))), Ok(Err(refusal)));
+            false
+        }
+    }
+}
+
+pub(crate) fn welcomes() -> Vec<Vec<u8>> {
+    let over_rdma = Welcome {
+        client_id: 7,
+        lease: 1 << 40,
+        region_id: [3; 16],
+        incarnation: 2,
+        base_address: 0x7f00_0000_0000,
+        region_bytes: 64 << 20,
+        rkey: 0x1234,
+        round_trip_min_ns: 900,
+    };
+    let shared = Welcome { base_address: 0, rkey: 0, round_trip_min_ns: 0, ..over_rdma };
+    let refusals = [
+        Refusal::Version { server: 1, client: 2 },
+        Refusal::Full { clients: 5 },
+        Refusal::UnknownClient { client: 12 },
+    ];
+    let all = [Ok(over_rdma), Ok(shared)].into_iter().chain(refusals.map(Err));
+    let mut encoded: Vec<_> = all.map(|reply| encode_reply(&reply).to_vec()).collect();
+    let mut padded = encoded[0].clone();
+    padded.resize(REPLY_BYTES_MAX, 0);
+    encoded.push(padded);
+    encoded
+}
+
+/// What a server answers to a hello. Refusals may come from servers of other versions, so they
+/// are only looked at.
+pub(crate) fn welcome(bytes: &[u8]) -> bool {
+    match decode_reply(bytes) {
+        Ok(reply @ Ok(_)) => {
+            let mut again = encode_reply(&reply).to_vec();
+            again.resize(bytes.len(), 0);
+            assert_eq!(again, bytes);
+            true
+        }
+        Ok(Err(refusal)) => {
+            is_told_in_one_line(&refusal);
+            assert_eq!(decode_reply(&encode_reply(&Err(refusal))), Ok(Err(refusal)));
+            true
+        }
+        Err(error) => refused(&error),
+    }
+}

@@ -1,0 +1,239 @@
+//! Superblock, windows of the index with the words in them, blocks.
+
+use farside_common::layout::{
+    BLOCK_HEADER_BYTES, Block, BlockAddress, BlockRef, BlockStamp, CHUNK_BYTES, CLIENTS_MAX,
+    ChunkEntry, DirectoryEntry, Format, Geometry, INCARNATION_OFFSET, LayoutError,
+    REGION_BYTES_MAX, REGION_BYTES_MIN, ROW_BYTES, Row, RowHeader, SUBTABLE_BYTES, SizeClass, Slot,
+    SlotState, SlotWord, Superblock, WINDOW_BYTES, Window, block_bytes, seal, side_of,
+};
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::is_told_in_one_line;
+
+/// Where `docs/memory-layout.md` says that these stand.
+const SUPERBLOCK_CRC32: usize = 12;
+const SUPERBLOCK_REGION_BYTES: usize = 48;
+const BLOCK_GENERATION: usize = 4;
+const BLOCK_KEY_BYTES: usize = 12;
+const BLOCK_WRITER: usize = 14;
+const BLOCK_WRITTEN_AT: usize = 16;
+const BLOCK_VALUE_BYTES: usize = 24;
+const BLOCK_EXPIRES_AT: usize = 28;
+
+/// The integer at this offset; 0 beyond the end.
+fn integer<const N: usize>(bytes: &[u8], offset: usize) -> u64 {
+    let mut word = [0; 8];
+    if let Some(found) = bytes.get(offset..offset + N) {
+        word[..N].copy_from_slice(found);
+    }
+    u64::from_le_bytes(word)
+}
+
+fn format(region_bytes: u64) -> Format {
+    Format {
+        region_bytes,
+        region_id: [1; 16],
+        hash_key: [2; 16],
+        grace_ms: 100,
+        key_bytes_max: 1024,
+        value_bytes_max: 1 << 20,
+    }
+}
+
+pub(crate) fn superblocks() -> Vec<Vec<u8>> {
+    let of = |region_bytes, depth| Superblock::new(&format(region_bytes), depth).unwrap();
+    let all = [of(64 << 20, 5), of(REGION_BYTES_MIN, 0), of(REGION_BYTES_MAX, 25)];
+    all.map(|superblock| superblock.as_bytes().to_vec()).into()
+}
+
+/// A superblock, with a checksum that is right, of a region as long as it says.
+pub(crate) fn superblock(bytes: &[u8]) -> bool {
+    let _ = Superblock::decode(bytes, bytes.len() as u64);
+    let mut sealed = bytes.to_vec();
+    if let Some(constant) = sealed.get_mut(..INCARNATION_OFFSET as usize) {
+        constant[SUPERBLOCK_CRC32..SUPERBLOCK_CRC32 + 4].fill(0);
+        let crc32 = crc32fast::hash(constant);
+        constant[SUPERBLOCK_CRC32..SUPERBLOCK_CRC32 + 4].copy_from_slice(&crc32.to_le_bytes());
+    }
+    let region_bytes = integer::<8>(bytes, SUPERBLOCK_REGION_BYTES);
+    let (superblock, format) = match Superblock::decode(&sealed, region_bytes) {
+        Ok(decoded) => decoded,
+        Err(error) => {
+            is_told_in_one_line(&error);
+            return false;
+        }
+    };
+    assert!(Superblock::decode(&sealed, region_bytes ^ CHUNK_BYTES).is_err());
+    assert!(sealed.starts_with(superblock.as_bytes()));
+    format.check().unwrap();
+    let geometry = format.geometry();
+    let depth = superblock.directory_depth(&geometry).unwrap();
+    let state = superblock.state().unwrap();
+    let again = Superblock::new(&format, depth).unwrap();
+    assert_eq!(Superblock::decode(again.as_bytes(), region_bytes).unwrap().1, format);
+    let word = Superblock::state_word(state, depth);
+    let state_offset = farside_common::layout::STATE_OFFSET as usize;
+    assert_eq!(word, integer::<8>(&sealed, state_offset));
+    parts_do_not_overlap(&geometry, depth);
+    true
+}
+
+fn parts_do_not_overlap(geometry: &Geometry, depth: u8) {
+    let clients_end = geometry.client_entry(CLIENTS_MAX as u16 - 1).unwrap() + 64;
+    let directory = geometry.directory_offset(depth).unwrap();
+    assert!(clients_end <= directory);
+    let last = geometry.chunks().checked_sub(1).expect("a heap of at least one chunk");
+    assert!(directory + (8 << depth) <= geometry.chunk_entry(0).unwrap());
+    assert!(geometry.chunk_entry(last).unwrap() + 8 <= geometry.chunk_offset(0).unwrap());
+    let end = geometry.chunk_offset(last).unwrap() + CHUNK_BYTES;
+    assert_eq!(end, geometry.region_bytes());
+}
+
+pub(crate) fn windows() -> Vec<Vec<u8>> {
+    let geometry = format(64 << 20).geometry();
+    let heap = geometry.chunk_offset(1).unwrap();
+    let class = SizeClass::from_index(7).unwrap();
+    let address = BlockAddress::from_offset(heap).unwrap();
+    let block = BlockRef { address, class, generation_low: 3 };
+    let pending = SlotWord::empty(5).pending(0xaa, block);
+    let live = pending.live(block, true);
+    let words = [
+        SlotWord::empty(63),
+        pending,
+        live,
+        live.with_state(SlotState::Frozen),
+        SlotWord::empty(1).moved().copy_of(live),
+        live.moved(),
+        SlotWord::from_bits(DirectoryEntry::new(heap, 3).bits()),
+    ];
+    let slots = words.map(|word| Slot::new(word, 0x0123_4567_89ab_cdef));
+    let header = RowHeader::new(0b101, 3);
+    let split = header.with_forward([heap, heap + SUBTABLE_BYTES]);
+    let window =
+        |headers: [RowHeader; 2]| Window { rows: headers.map(|header| Row { header, slots }) };
+    let all = [window([header, header]), window([split, split]), window([header.filling(), split])];
+    all.map(|window| window.as_bytes().to_vec()).into()
+}
+
+/// Two rows of the index, as a client reads them. Accepted if both are in use.
+pub(crate) fn window(bytes: &[u8]) -> bool {
+    let geometry = format(64 << 20).geometry();
+    let window = match Window::decode(bytes) {
+        Ok(window) => window,
+        Err(error) => {
+            assert_ne!(bytes.len() as u64, WINDOW_BYTES, "{error}");
+            return false;
+        }
+    };
+    assert_eq!(window.as_bytes(), bytes);
+    for (offset, slot) in window.slots() {
+        assert_eq!(Slot::read_from_prefix(&bytes[offset as usize..]).unwrap().0, *slot);
+        assert_eq!(Slot::new(slot.word(), slot.hint()), *slot);
+        word_holds(slot.word(), &geometry);
+        entries_hold(slot.word().bits(), &geometry);
+    }
+    window.rows.iter().for_each(|row| header_holds(&row.header));
+    window.rows.iter().all(|row| row.header.is_valid())
+}
+
+fn header_holds(header: &RowHeader) {
+    let bytes: [u8; 16] = zerocopy::transmute!(*header);
+    assert_eq!(header.words().map(u64::to_le_bytes).concat(), bytes);
+    let (depth, prefix) = (header.local_depth, header.prefix.get());
+    let first = u64::from(prefix) << 32u8.saturating_sub(depth);
+    assert!(header.is_valid() || !header.covers(first as u32));
+    if let Some(subtables) = header.forward() {
+        assert_eq!(header.with_forward(subtables), *header);
+    }
+    if header.is_valid() {
+        let fits = prefix == 0 || prefix.ilog2() < u32::from(depth);
+        assert_eq!(header.covers(first as u32), fits);
+        assert!(side_of(first as u32, depth) <= 1);
+        assert!(!header.filling().covers(0) || header.covers(0));
+    }
+}
+
+fn word_holds(word: SlotWord, geometry: &Geometry) {
+    assert_eq!(SlotWord::from_bits(word.bits()), word);
+    assert_eq!(word.with_state(word.state()), word);
+    assert_eq!(word.emptied().incarnation(), word.incarnation());
+    let _ = format!("{word:?}");
+    let Ok(block) = word.block() else { return };
+    assert_eq!(word.live(block, word.is_conditional()).with_state(word.state()), word);
+    if geometry.check_block(block).is_ok() {
+        let start = block.address.offset();
+        let last = start + block.class.block_bytes() - 1;
+        let chunks = [start, last].map(|offset| geometry.chunk_of(offset).unwrap());
+        assert!(chunks[1] - chunks[0] <= block.class.chunks_per_span() as u32);
+    }
+}
+
+/// The same bits as an entry of the directory and of the chunk table.
+fn entries_hold(bits: u64, geometry: &Geometry) {
+    let entry = DirectoryEntry::from_bits(bits);
+    if let Ok(offset) = entry.subtable(geometry) {
+        assert!(geometry.chunk_of(offset + SUBTABLE_BYTES - 1).is_some());
+        assert_eq!(DirectoryEntry::new(offset, entry.local_depth()), entry);
+        assert_eq!(offset % ROW_BYTES, 0);
+    }
+    let entry = ChunkEntry::from_bits(bits);
+    if let Ok(chunk_use) = entry.chunk_use() {
+        assert_eq!(ChunkEntry::new(chunk_use).with_age(entry.age()), entry);
+    }
+}
+
+pub(crate) fn blocks() -> Vec<Vec<u8>> {
+    let block = |key: &[u8], value: &[u8], units: u32| {
+        let mut image = vec![0; BLOCK_HEADER_BYTES as usize];
+        image.extend_from_slice(key);
+        image.extend_from_slice(value);
+        let address = BlockAddress(units);
+        let stamp =
+            BlockStamp { address, generation: 9, writer: 7, written_at_ns: 1, expires_at_s: 0 };
+        seal(&mut image, key.len() as u16, value.len() as u32, stamp).unwrap();
+        image.resize(image.len().next_multiple_of(64), 0);
+        [&units.to_le_bytes()[..], &image].concat()
+    };
+    vec![block(b"key", b"value", 3), block(b"", b"", 0), block(&[7; 100], &[8; 300], u32::MAX)]
+}
+
+/// A block as it was read and as if its checksum were right, behind the address it was read from.
+pub(crate) fn block(bytes: &[u8]) -> bool {
+    let Some((units, image)) = bytes.split_first_chunk() else { return false };
+    let address = BlockAddress(u32::from_le_bytes(*units));
+    let read = Block::decode(image, address);
+    if let Ok(block) = &read {
+        block_holds(block, image);
+    }
+    let mut sealed = image.to_vec();
+    let stamp = BlockStamp {
+        address,
+        generation: integer::<4>(image, BLOCK_GENERATION) as u32,
+        writer: integer::<2>(image, BLOCK_WRITER) as u16,
+        written_at_ns: integer::<8>(image, BLOCK_WRITTEN_AT),
+        expires_at_s: integer::<4>(image, BLOCK_EXPIRES_AT) as u32,
+    };
+    let key_bytes = integer::<2>(image, BLOCK_KEY_BYTES) as u16;
+    let value_bytes = integer::<4>(image, BLOCK_VALUE_BYTES) as u32;
+    if seal(&mut sealed, key_bytes, value_bytes, stamp).is_err() {
+        assert!(matches!(read, Err(LayoutError::Truncated { .. })));
+        return false;
+    }
+    let block = Block::decode(&sealed, address).unwrap();
+    assert_eq!(block.header_word().generation, stamp.generation);
+    block_holds(&block, &sealed);
+    let elsewhere = BlockAddress(address.0.wrapping_add(1));
+    assert!(Block::decode(&sealed, elsewhere).is_err());
+    // All but the mark, which no checksum covers.
+    assert!(read.is_err() || sealed[4..] == image[4..]);
+    true
+}
+
+fn block_holds(block: &Block<'_>, image: &[u8]) {
+    let length = block_bytes(block.key().len(), block.value().len()) as usize;
+    let payload = &image[BLOCK_HEADER_BYTES as usize..length];
+    assert_eq!([block.key(), block.value()].concat(), payload);
+    assert_eq!(u64::from(block.writer()), integer::<2>(image, BLOCK_WRITER));
+    assert_eq!(block.written_at_ns(), integer::<8>(image, BLOCK_WRITTEN_AT));
+    assert_eq!(u64::from(block.expires_at_s()), integer::<4>(image, BLOCK_EXPIRES_AT));
+}

@@ -1,0 +1,102 @@
+//! Proves that no target of `make fuzz` finds anything in its seeds, in the inputs kept in
+//! `fuzz/kept`, and in some thousand mutations of both, the same ones every time. Guards against
+//! targets and seeds that rot, and decoders that panic.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+
+use farside_fuzz::mutate::Mutator;
+use farside_fuzz::{TARGETS, Target};
+
+/// Mutations of each target. The checker takes a hundred times as long as a decoder.
+const MUTATIONS: u32 = 20_000;
+const MUTATIONS_OF_A_REGION: u32 = 300;
+
+fn folder(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(name)
+}
+
+/// Fresh seeds and kept inputs.
+fn inputs(target: &Target) -> Vec<Vec<u8>> {
+    let mut inputs = (target.seeds)();
+    if let Ok(entries) = fs::read_dir(folder("kept").join(target.name)) {
+        let mut paths: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
+        paths.sort();
+        inputs.extend(paths.iter().map(|path| fs::read(path).unwrap()));
+    }
+    inputs
+}
+
+/// How many of the inputs and their mutations were accepted and refused; or what was found.
+fn explore(target: &Target, inputs: &[Vec<u8>], mutations: u32) -> Result<[u32; 2], String> {
+    let mut mutator = Mutator::new(1);
+    let mut counts = [0; 2];
+    let mutated = (0..mutations).map(|_| mutator.next(inputs));
+    for bytes in inputs.iter().cloned().chain(mutated) {
+        match catch_unwind(AssertUnwindSafe(|| (target.accepts)(&bytes))) {
+            Ok(accepted) => counts[usize::from(!accepted)] += 1,
+            Err(_) => return Err(format!("{}: b\"{}\"", target.name, bytes.escape_ascii())),
+        }
+    }
+    Ok(counts)
+}
+
+#[test]
+fn seeds_are_accepted() {
+    for target in TARGETS {
+        let seeds = (target.seeds)();
+        assert!(seeds.len() >= 2, "{}", target.name);
+        for (n, seed) in seeds.iter().enumerate() {
+            assert!((target.accepts)(seed), "seed {n} of {} is refused", target.name);
+        }
+    }
+}
+
+#[test]
+fn mutations_find_nothing() {
+    for target in TARGETS {
+        let accepts_all = ["region", "text"].contains(&target.name);
+        let mutations = if target.name == "region" { MUTATIONS_OF_A_REGION } else { MUTATIONS };
+        let [accepted, refused] = explore(target, &inputs(target), mutations).unwrap();
+        println!("{}: {accepted} accepted, {refused} refused", target.name);
+        assert!(accepted > mutations / 100, "{}: only {accepted} accepted", target.name);
+        assert!(accepts_all || refused > mutations / 100, "{}: {refused} refused", target.name);
+    }
+}
+
+/// The test's own canary: decoders that believe a length, or pass over a byte, do not get past it.
+#[test]
+fn broken_decoders_are_found() {
+    let seeds = || vec![vec![3, 0, 0, 0, 1, 2, 3], vec![0; 4]];
+    let believes = |bytes: &[u8]| {
+        let Some((length, rest)) = bytes.split_first_chunk() else { return false };
+        rest[..u32::from_le_bytes(*length) as usize].len() == rest.len()
+    };
+    let passes_over = |bytes: &[u8]| {
+        let [kind, _, _, _, ..] = *bytes else { return false };
+        assert_eq!([kind, 0, 0, 0], bytes[..4]);
+        true
+    };
+    for accepts in [believes, passes_over] as [fn(&[u8]) -> bool; 2] {
+        let target = Target { name: "broken", accepts, seeds };
+        assert!(explore(&target, &seeds(), MUTATIONS).is_err());
+    }
+}
+
+#[test]
+fn every_target_has_its_binary_and_kept_inputs_have_a_target() {
+    let names: BTreeSet<String> = TARGETS.iter().map(|target| target.name.to_owned()).collect();
+    let in_folder = |name: &str| -> BTreeSet<String> {
+        let entries = fs::read_dir(folder(name)).unwrap();
+        let stem = |path: PathBuf| path.file_stem().unwrap().to_str().unwrap().to_owned();
+        entries.map(|entry| stem(entry.unwrap().path())).collect()
+    };
+    assert_eq!(in_folder("fuzz_targets"), names);
+    for name in &names {
+        let path = folder("fuzz_targets").join(format!("{name}.rs"));
+        assert!(fs::read_to_string(path).unwrap().contains(&format!("run(\"{name}\", data)")));
+    }
+    assert!(in_folder("kept").is_subset(&names));
+}
