@@ -8,7 +8,8 @@ use farside_bench::allocations::CountingAllocator;
 use farside_bench::args::{Args, Command};
 use farside_bench::error::FAILED;
 use farside_bench::interrupt::Interrupt;
-use farside_bench::report::{YcsbReport, publish};
+use farside_bench::publish::publish;
+use farside_bench::report::YcsbReport;
 use farside_bench::{Error, Result, limit, run, verbs};
 use farside_common::command_line::{one_line, usage_line};
 

@@ -1,5 +1,5 @@
-//! What ends connections: deaths, lost queue pairs, a server that starts anew. And what follows: the
-//! server's fence, and new connections.
+//! What ends connections: deaths, lost queue pairs, a server that starts anew. And what follows:
+//! the server's fence, and new connections.
 
 use std::hash::{DefaultHasher, Hasher};
 use std::rc::Rc;

@@ -295,8 +295,8 @@ impl Scenario {
         self
     }
 
-    /// After that, and GRACE, the server splits the subtable where key 0 is then, and uses the place
-    /// of the first one again: for key 0, or else for keys that part from it.
+    /// After that, and GRACE, the server splits the subtable where key 0 is then, and uses the
+    /// place of the first one again: for key 0, or else for keys that part from it.
     pub fn reuses(mut self, returns: bool) -> Self {
         self.reuse = Some(returns);
         self

@@ -11,9 +11,9 @@ const PIECE_ENTRIES: u64 = 4096;
 pub(super) const PIECE_BYTES: u64 = PIECE_ENTRIES * ENTRY_BYTES;
 
 impl<F: Fabric> Mover<'_, F> {
-    /// Moves the entries of a subtable to two others and makes the directory, which is `depth` deep,
-    /// lead there, from wherever an earlier call stopped; how far that came, and the directory's
-    /// depth afterwards.
+    /// Moves the entries of a subtable to two others and makes the directory, which is `depth`
+    /// deep, lead there, from wherever an earlier call stopped; how far that came, and the
+    /// directory's depth afterwards.
     ///
     /// # Errors
     /// [`ChainError`] when the endpoint does not reach the region any more.
