@@ -137,9 +137,9 @@ impl SimFabric {
             if world.began {
                 let hash = found.iter().fold(words.start as u64, |hash, word| mix(hash, *word));
                 state.progress ^= mix(state.at as u64, hash);
+                let process = self.process + usize::from(lane.0);
+                words.for_each(|word| world.note_read(process, place + word));
             }
-            let process = self.process + usize::from(lane.0);
-            words.for_each(|word| world.note_read(process, place + word));
         } else {
             for word in words {
                 self.access(lane, 1 << word);

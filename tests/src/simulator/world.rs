@@ -22,8 +22,8 @@ pub(super) struct World {
     touched: Vec<u16>,
     /// Words that turned out to be hot: what was explored so far was too coarse.
     pub(super) newly_hot: Vec<usize>,
-    /// Every word is accessed by itself, whether it matters or not.
-    fine: bool,
+    /// Every word is accessed by itself, whether it matters or not; nobody compares states.
+    pub(super) fine: bool,
     /// Whether accesses count: not before the scenario begins.
     pub(super) began: bool,
     pub(super) trace: Option<Vec<Line>>,
