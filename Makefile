@@ -1,6 +1,6 @@
 # `make help` lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help build demo test soak miri test-verbs vm bench-verbs deny clean
+.PHONY: help build demo test soak fuzz miri test-verbs vm bench-verbs deny clean
 
 export RUSTDOCFLAGS ?= -D warnings
 # How long the processes of the chaos test are killed and replaced.
@@ -39,6 +39,11 @@ soak: ## Records histories for MINUTES=10 while clients and servers are killed, 
 	. tools/scripts/verbs-env.sh && FARSIDE_SOAK_MINUTES=$(MINUTES) \
 	    cargo test --release --locked -p farside-tests --test integration histories::soak -- \
 	    --ignored --exact --nocapture
+
+SECONDS ?= 60
+fuzz: ## Fuzzes every decoder with libFuzzer, SECONDS=60 each; takes nightly and cargo-fuzz
+	@tools/scripts/needs.sh
+	@tools/scripts/fuzz.sh $(SECONDS) $(TARGETS)
 
 miri: ## Runs the tests of layout, hash and messages under Miri; takes nightly
 	@tools/scripts/needs.sh

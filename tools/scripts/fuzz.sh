@@ -28,7 +28,7 @@ mkdir -p "$build/found"
 export CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16
 options=(--features libfuzzer --target-dir "$build")
 cargo "+$toolchain" fuzz build --codegen-units 16 "${options[@]}"
-cargo run --quiet --locked -p farside-fuzz --no-default-features --bin farside-fuzz -- "$build/seeds"
+"$build"/*/release/farside-fuzz "$build/seeds"
 
 [ $# -gt 0 ] || mapfile -t targets < <(cargo "+$toolchain" fuzz list)
 [ $# -eq 0 ] || targets=("$@")
