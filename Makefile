@@ -34,7 +34,7 @@ test: ## Proves it: format, lints, documentation, all tests, also over RDMA in g
 	. tools/scripts/verbs-env.sh && tests/vm/suite && tests/vm/two-hosts
 
 MINUTES ?= 10
-soak: ## Records histories for MINUTES=10 while clients and servers are killed, and judges them
+soak: ## Records histories for MINUTES=10 while everything goes wrong at once, and judges them
 	@tools/scripts/needs.sh
 	. tools/scripts/verbs-env.sh && FARSIDE_SOAK_MINUTES=$(MINUTES) \
 	    cargo test --release --locked -p farside-tests --test integration histories::soak -- \

@@ -17,6 +17,8 @@ use crate::remote_depot::ControlDepot;
 pub(crate) enum AnyEngine {
     Shm(Engine<ShmFabric, ControlDepot>),
     Verbs(Engine<VerbsFabric, ControlDepot>),
+    #[cfg(feature = "testing")]
+    Faulty(Engine<crate::faults::FaultyFabric, ControlDepot>),
 }
 
 /// The same expression over whichever engine it is.
@@ -25,6 +27,8 @@ macro_rules! over {
         match $any {
             AnyEngine::Shm($engine) => $result,
             AnyEngine::Verbs($engine) => $result,
+            #[cfg(feature = "testing")]
+            AnyEngine::Faulty($engine) => $result,
         }
     };
 }

@@ -8,6 +8,7 @@ use farside_common::config::ClientConfig;
 use farside_common::control::{Request, Role, ServerStatistics, Token};
 use farside_common::fabric::verbs::Options;
 
+use crate::any_engine::AnyEngine;
 use crate::connection::Connection;
 use crate::engine::{EngineOptions, Failure};
 use crate::{Error, Result, Session};
@@ -25,6 +26,8 @@ pub struct Client {
 pub(crate) struct Shared {
     target: Target,
     pub(crate) options: EngineOptions,
+    #[cfg(feature = "testing")]
+    faults: Option<Arc<crate::faults::Faults>>,
     state: Mutex<State>,
     /// An attempt to reconnect has ended.
     attempted: Condvar,
@@ -140,6 +143,18 @@ impl Shared {
         Error::Unreachable { server: self.target.address.to_string(), tried, source: None }
     }
 
+    /// An engine for one session.
+    pub(crate) fn engine(
+        &self,
+        connection: &Connection,
+    ) -> std::result::Result<AnyEngine, Failure> {
+        #[cfg(feature = "testing")]
+        if let Some(faults) = &self.faults {
+            return connection.faulty_engine(self.options, faults);
+        }
+        connection.engine(self.options)
+    }
+
     /// The error to return for a failure where nobody connects anew.
     pub(crate) fn told(&self, connection: &Connection, failure: Failure) -> Error {
         connection.failed(failure).unwrap_or_else(|| self.unreachable(Duration::ZERO))
@@ -205,6 +220,8 @@ pub struct ClientBuilder {
     pipeline_depth: u16,
     connect_timeout: Duration,
     rdma: Options,
+    #[cfg(feature = "testing")]
+    faults: Option<Arc<crate::faults::Faults>>,
 }
 
 /// The most operations a session can have in flight.
@@ -226,6 +243,8 @@ impl From<&ClientConfig> for ClientBuilder {
             pipeline_depth: config.pipeline_depth,
             connect_timeout: Duration::from_millis(config.connect_timeout_ms),
             rdma: config.rdma.options(),
+            #[cfg(feature = "testing")]
+            faults: None,
         }
     }
 }
@@ -282,6 +301,14 @@ impl ClientBuilder {
         self
     }
 
+    /// What is to go wrong between the sessions and the fabric: for tests.
+    #[cfg(feature = "testing")]
+    #[doc(hidden)]
+    pub fn faults(mut self, faults: Arc<crate::faults::Faults>) -> Self {
+        self.faults = Some(faults);
+        self
+    }
+
     /// Connects.
     ///
     /// # Errors
@@ -297,6 +324,14 @@ impl ClientBuilder {
         let options = EngineOptions { cache_bytes: self.cache_bytes, lanes };
         let state = State { connection, is_connecting: false, failed_at: None };
         let (state, attempted) = (Mutex::new(state), Condvar::new());
-        Ok(Client { shared: Arc::new(Shared { target, options, state, attempted }) })
+        let shared = Shared {
+            target,
+            options,
+            #[cfg(feature = "testing")]
+            faults: self.faults,
+            state,
+            attempted,
+        };
+        Ok(Client { shared: Arc::new(shared) })
     }
 }

@@ -90,6 +90,25 @@ impl Connection {
     }
 }
 
+#[cfg(feature = "testing")]
+impl Connection {
+    /// [`Connection::engine`] with faults.
+    pub(crate) fn faulty_engine(
+        &self,
+        options: EngineOptions,
+        faults: &std::sync::Arc<crate::faults::Faults>,
+    ) -> std::result::Result<AnyEngine, Failure> {
+        let fabric: Box<dyn farside_common::fabric::Fabric + Send> =
+            match self.route.fabric(options.lanes)? {
+                AnyFabric::Shm(fabric) => Box::new(fabric),
+                AnyFabric::Verbs(fabric) => Box::new(fabric),
+            };
+        let faulty = faults.around(fabric, options.lanes);
+        let engine = Engine::open(faulty, self.control.depot(), &self.welcome, options)?;
+        Ok(AnyEngine::Faulty(engine))
+    }
+}
+
 #[cfg(test)]
 impl Connection {
     /// An engine whose fabric is something around that of shared memory.

@@ -91,6 +91,9 @@
 
 mod allocator;
 mod any_engine;
+#[cfg(any(test, feature = "testing"))]
+#[doc(hidden)]
+pub mod around;
 mod batch;
 mod client;
 mod compact;
@@ -99,6 +102,9 @@ mod control;
 mod directory;
 mod engine;
 mod error;
+#[cfg(any(test, feature = "testing"))]
+#[doc(hidden)]
+pub mod faults;
 mod growth;
 mod holdings;
 mod lanes;

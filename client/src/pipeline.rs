@@ -73,6 +73,8 @@ pub struct Pipeline<'s>(AnyLanes<'s>);
 enum AnyLanes<'s> {
     Shm(Lanes<'s, ShmFabric>),
     Verbs(Lanes<'s, VerbsFabric>),
+    #[cfg(feature = "testing")]
+    Faulty(Lanes<'s, crate::faults::FaultyFabric>),
 }
 
 /// The same expression over whichever lanes they are.
@@ -81,6 +83,8 @@ macro_rules! over_lanes {
         match $any {
             AnyLanes::Shm($lanes) => $result,
             AnyLanes::Verbs($lanes) => $result,
+            #[cfg(feature = "testing")]
+            AnyLanes::Faulty($lanes) => $result,
         }
     };
 }
@@ -94,6 +98,8 @@ impl<'s> Pipeline<'s> {
         Self(match engine {
             AnyEngine::Shm(engine) => AnyLanes::Shm(Lanes::new(engine, connection, shared)),
             AnyEngine::Verbs(engine) => AnyLanes::Verbs(Lanes::new(engine, connection, shared)),
+            #[cfg(feature = "testing")]
+            AnyEngine::Faulty(engine) => AnyLanes::Faulty(Lanes::new(engine, connection, shared)),
         })
     }
 

@@ -46,7 +46,7 @@ impl Link {
         let mut losses = Losses::default();
         loop {
             let connection = shared.connection()?;
-            match connection.engine(shared.options) {
+            match shared.engine(&connection) {
                 Ok(engine) => return Ok(Self { engine, connection }),
                 // A server may be killed again before it showed anything.
                 Err(failure) => connection.failed(failure).map_or(Ok(()), Err)?,

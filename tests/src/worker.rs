@@ -1,6 +1,7 @@
 //! Processes at work on a server: binaries of the tests that check what they see.
 
 use std::ffi::OsStr;
+use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
@@ -47,10 +48,23 @@ impl Worker {
 
     /// Kills it; until then it must have seen nothing wrong.
     pub fn kill(mut self) {
-        self.check();
         self.child.kill().unwrap();
-        self.child.wait().unwrap();
-        assert_eq!(self.errors(), "", "a killed worker had seen something");
+        self.is_killed_or_well();
+    }
+
+    /// Whether SIGKILL has ended it, which it may have sent itself; any other end must be a good
+    /// one.
+    pub fn has_died(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_some() && self.is_killed_or_well()
+    }
+
+    /// Waits for its end; whether SIGKILL was it.
+    pub fn is_killed_or_well(&mut self) -> bool {
+        let status = self.child.wait().unwrap();
+        assert_eq!(self.errors(), "", "a worker that ended had seen something");
+        let is_killed = status.signal() == Some(Signal::KILL.as_raw());
+        assert!(is_killed || status.success(), "a worker failed: {status}");
+        is_killed
     }
 
     /// Stops it, as a debugger would; returns once it is stopped.

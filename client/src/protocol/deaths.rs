@@ -10,84 +10,14 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use farside_common::config::ServerConfig;
-use farside_common::fabric::shm::ShmFabric;
-use farside_common::fabric::{Buffer, Completion, Counters, Fabric, LaneId, Nanos, Timing, Verb};
 use farside_common::size::ByteSize;
 use farside_server::Server;
-use rustix::process::{Signal, getpid, kill_process};
+use rustix::process::Signal;
 
 use super::{Action, Expected};
 use crate::Client;
-use crate::engine::Engine;
-use crate::remote_depot::ControlDepot;
+use crate::faults::{Faults, Rates};
 use crate::store::Lifetime;
-
-/// A fabric that executes so many verbs, and kills the process instead of the next.
-struct Mortal {
-    fabric: ShmFabric,
-    verbs_left: u64,
-}
-
-impl Fabric for Mortal {
-    fn timing(&self) -> Timing {
-        self.fabric.timing()
-    }
-
-    fn now(&self) -> Nanos {
-        self.fabric.now()
-    }
-
-    fn post(&mut self, lane: LaneId, chain: &[Verb], deadline: Nanos) {
-        if chain.len() as u64 > self.verbs_left {
-            let last = &chain[..self.verbs_left as usize];
-            if !last.is_empty() {
-                let _ = self.fabric.run(lane, last, deadline);
-            }
-            kill_process(getpid(), Signal::KILL).unwrap();
-            loop {
-                std::thread::park();
-            }
-        }
-        self.verbs_left -= chain.len() as u64;
-        self.fabric.post(lane, chain, deadline);
-    }
-
-    fn wait(&mut self, lane: LaneId, until: Nanos) {
-        self.fabric.wait(lane, until);
-    }
-
-    fn ring(&mut self) {
-        self.fabric.ring();
-    }
-
-    fn poll(&mut self) -> Option<Completion> {
-        self.fabric.poll()
-    }
-
-    fn relax(&mut self) {
-        self.fabric.relax();
-    }
-
-    fn buffer(&self, lane: LaneId, buffer: Buffer) -> &[u8] {
-        self.fabric.buffer(lane, buffer)
-    }
-
-    fn buffer_mut(&mut self, lane: LaneId, buffer: Buffer) -> &mut [u8] {
-        self.fabric.buffer_mut(lane, buffer)
-    }
-
-    fn reserve(&mut self, lane: LaneId, buffer: Buffer, bytes: usize) {
-        self.fabric.reserve(lane, buffer, bytes);
-    }
-
-    fn counters(&self) -> Counters {
-        self.fabric.counters()
-    }
-
-    fn lane_counters(&self, lane: LaneId) -> &Counters {
-        self.fabric.lane_counters(lane)
-    }
-}
 
 const ADDRESS: &str = "FARSIDE_VICTIM_SERVER";
 const OPERATION: &str = "FARSIDE_VICTIM_OPERATION";
@@ -119,8 +49,6 @@ fn key_of(name: &str) -> &'static [u8] {
     if matches!(name, "INSERT" | "PUT of a new key") { NEW_KEY } else { KEY }
 }
 
-type MortalEngine = Engine<Mortal, ControlDepot>;
-
 /// Not a test by itself: what a victim process runs.
 #[test]
 #[ignore = "run by `clients_may_die_at_every_verb`"]
@@ -130,8 +58,8 @@ fn a_victim() {
     let verbs_left: u64 = variable(VERBS).parse().unwrap();
     let key = key_of(OPERATIONS[variable(OPERATION).parse::<usize>().unwrap()].0);
     let client = Client::builder().server(&variable(ADDRESS)).connect().unwrap();
-    let mortal = |fabric| Mortal { fabric, verbs_left: u64::MAX };
-    let engine: MortalEngine = client.engine_over(mortal).unwrap();
+    let faults = Faults::new(0, Rates::default());
+    let engine = client.engine_over(|fabric| faults.around(Box::new(fabric), 1)).unwrap();
     // It has blocks in every list: free ones, and some that rest.
     for value in [&[0u8; 13][..], &[0; 500], &[0; 3000], OLD] {
         engine.perform(Action::Put(FOREVER), b"the victim's own", value).unwrap();
@@ -140,7 +68,7 @@ fn a_victim() {
     if cached {
         engine.perform(Action::Get, key, &[]).unwrap();
     }
-    engine.endpoint.fabric_mut().verbs_left = verbs_left;
+    faults.die_after(verbs_left);
     engine.perform(action, key, NEW).unwrap();
     std::process::exit(SURVIVED);
 }

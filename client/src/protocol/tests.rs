@@ -10,23 +10,21 @@ use std::rc::Rc;
 
 use farside_common::config::ServerConfig;
 use farside_common::fabric::shm::ShmFabric;
-use farside_common::fabric::{
-    Buffer, ChainError, Completion, Counters, Fabric, LaneId, Nanos, Timing, Verb,
-};
+use farside_common::fabric::{ChainError, Completion, Counters, Fabric, LaneId, Nanos, Verb};
 use farside_common::size::ByteSize;
 use farside_server::Server;
 
 use super::{Expected, Operation};
 use crate::Client;
+use crate::around::{Around, Rule};
 use crate::engine::{Engine, LANE};
 use crate::remote_depot::ControlDepot;
 use crate::store::Lifetime;
 
 const FOREVER: Lifetime = Lifetime::Forever;
 
-/// A fabric whose time is the test's, and which looks at the deadline of every chain.
+/// The time is the test's, and the deadline of every chain is looked at.
 struct Timeless {
-    fabric: ShmFabric,
     clock: Rc<Clock>,
     late: VecDeque<LaneId>,
 }
@@ -44,72 +42,41 @@ impl Clock {
     }
 }
 
-impl Fabric for Timeless {
-    fn timing(&self) -> Timing {
-        self.fabric.timing()
-    }
-
-    fn now(&self) -> Nanos {
+impl Rule<ShmFabric> for Timeless {
+    fn now(&self, _: &ShmFabric) -> Nanos {
         self.clock.now.get()
     }
 
-    fn wall_clock_ns(&self) -> u64 {
+    fn wall_clock_ns(&self, _: &ShmFabric) -> u64 {
         self.clock.now.get()
     }
 
-    fn post(&mut self, lane: LaneId, chain: &[Verb], deadline: Nanos) {
+    fn post(&mut self, fabric: &mut ShmFabric, lane: LaneId, chain: &[Verb], deadline: Nanos) {
         self.clock.add(self.clock.stall.take());
-        match self.now() > deadline {
+        match self.clock.now.get() > deadline {
             true => self.late.push_back(lane),
-            false => self.fabric.post(lane, chain, Nanos::MAX),
+            false => fabric.post(lane, chain, Nanos::MAX),
         }
     }
 
     /// Waits, for blocks from the server, are real.
-    fn wait(&mut self, lane: LaneId, until: Nanos) {
-        self.fabric.wait(lane, self.fabric.now() + until - self.now());
+    fn wait(&mut self, fabric: &mut ShmFabric, lane: LaneId, until: Nanos) {
+        fabric.wait(lane, fabric.now() + until - self.clock.now.get());
     }
 
-    fn ring(&mut self) {
-        self.fabric.ring();
-    }
-
-    fn poll(&mut self) -> Option<Completion> {
+    fn poll(&mut self, fabric: &mut ShmFabric) -> Option<Completion> {
         let late = |lane| Completion { lane, result: Err(ChainError::Late) };
-        self.late.pop_front().map(late).or_else(|| self.fabric.poll())
-    }
-
-    fn relax(&mut self) {
-        self.fabric.relax();
-    }
-
-    fn buffer(&self, lane: LaneId, buffer: Buffer) -> &[u8] {
-        self.fabric.buffer(lane, buffer)
-    }
-
-    fn buffer_mut(&mut self, lane: LaneId, buffer: Buffer) -> &mut [u8] {
-        self.fabric.buffer_mut(lane, buffer)
-    }
-
-    fn reserve(&mut self, lane: LaneId, buffer: Buffer, bytes: usize) {
-        self.fabric.reserve(lane, buffer, bytes);
-    }
-
-    fn counters(&self) -> Counters {
-        self.fabric.counters()
-    }
-
-    fn lane_counters(&self, lane: LaneId) -> &Counters {
-        self.fabric.lane_counters(lane)
+        self.late.pop_front().map(late).or_else(|| fabric.poll())
     }
 }
 
-type TimelessEngine = Engine<Timeless, ControlDepot>;
+type TimelessFabric = Around<ShmFabric, Timeless>;
+type TimelessEngine = Engine<TimelessFabric, ControlDepot>;
 
 fn run<T>(
     engine: &TimelessEngine,
     key: u64,
-    call: impl AsyncFn(&Operation<'_, Timeless, ControlDepot>) -> super::Outcome<T>,
+    call: impl AsyncFn(&Operation<'_, TimelessFabric, ControlDepot>) -> super::Outcome<T>,
 ) -> (T, (u64, u64, u64, u64)) {
     let before = engine.counters();
     let operation = Operation::stage(engine, LANE, &key.to_le_bytes(), b"value");
@@ -133,7 +100,8 @@ fn with_engine(test: impl FnOnce(&TimelessEngine, &Clock)) {
     let _server = Server::start(&config).unwrap();
     let client = Client::builder().server(&address).connect().unwrap();
     let clock = Rc::new(Clock::default());
-    let around = |fabric| Timeless { fabric, clock: clock.clone(), late: VecDeque::new() };
+    let rule = Timeless { clock: clock.clone(), late: VecDeque::new() };
+    let around = |fabric| Around { rule, fabric: Box::new(fabric) };
     let engine = client.engine_over(around).unwrap();
     test(&engine, &clock);
 }

@@ -2,15 +2,20 @@
 //! inserts new keys, so that the hot ones move from subtable to subtable. Exits with 3 and a line
 //! on stderr when a call fails as it must not.
 //!
-//! `history-worker ADDRESS FOLDER FIRST SESSIONS`; the sessions are the processes FIRST, FIRST + 1
-//! and so on of the history and each writes a file of that name to FOLDER. It ends once FOLDER has
-//! a file `stop`.
+//! `history-worker ADDRESS FOLDER FIRST SESSIONS [faults]`; the sessions are the processes FIRST,
+//! FIRST + 1 and so on of the history and each writes a file of that name to FOLDER. It ends once
+//! FOLDER has a file `stop`. With `faults` chains are late and connections break, and at some verb
+//! it kills itself; how often the former happened is in the file `faults-FIRST`.
 #![allow(clippy::unwrap_used, clippy::print_stderr)]
 
+use std::fs::OpenOptions;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
+use farside::faults::{Faults, Rates};
 use farside::{Client, Error};
+use farside_common::fabric::shm::Region;
 use farside_tests::proof;
 use farside_tests::recorder::{HOT_KEYS, RecordingSession};
 use rand::rngs::SmallRng;
@@ -20,22 +25,33 @@ const SIZES: [usize; 4] = [24, 100, 1000, 6000];
 /// How long a call waits for a server to come back.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(60);
 /// How many operations a session records at most, so that they can be judged.
-const OPERATIONS_MAX: u64 = 1 << 16;
+const OPERATIONS_MAX: u64 = 1 << 17;
 /// A session pauses after so many operations, for so long.
 const BURST: u64 = 256;
 const PAUSE: Duration = Duration::from_millis(3);
 /// How many keys a session inserts at most: what the region has room for.
 const NEW_KEYS_MAX: u64 = 400_000;
 
+/// What goes wrong, in a million chains, and after how many verbs the process ends.
+const RATES: Rates = Rates { delayed: 3000, told_late: 2000, broken: 200 };
+const LAST_VERB_MIN: u64 = 5_000;
+const LAST_VERB_MAX: u64 = 200_000;
+/// How often what went wrong is put on file.
+const LOOK: Duration = Duration::from_millis(5);
+
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [address, folder, first, sessions] = arguments.as_slice() else {
-        eprintln!("history-worker ADDRESS FOLDER FIRST SESSIONS");
+    let [address, folder, first, sessions, rest @ ..] = arguments.as_slice() else {
+        eprintln!("history-worker ADDRESS FOLDER FIRST SESSIONS [faults]");
         std::process::exit(2);
     };
     let (first, sessions): (u64, u64) = (first.parse().unwrap(), sessions.parse().unwrap());
     let folder = Path::new(folder);
-    let client = Client::builder().server(address).connect_timeout(CONNECT_TIMEOUT);
+    let mut client = Client::builder().server(address).connect_timeout(CONNECT_TIMEOUT);
+    let faults = (rest == ["faults"]).then(|| faults(first));
+    if let Some(faults) = &faults {
+        client = client.faults(faults.clone());
+    }
     let client = client.connect().unwrap();
     std::thread::scope(|scope| {
         let client = &client;
@@ -43,7 +59,32 @@ fn main() {
             scope.spawn(move || work(client, folder, process));
         }
         scope.spawn(|| insert(client, folder, first));
+        if let Some(faults) = &faults {
+            report(faults, folder, first);
+        }
     });
+}
+
+fn faults(seed: u64) -> Arc<Faults> {
+    let faults = Faults::new(seed, RATES);
+    let last = SmallRng::seed_from_u64(seed).random_range(LAST_VERB_MIN..LAST_VERB_MAX);
+    faults.die_after(last);
+    faults
+}
+
+/// Keeps on file what went wrong, in a way that outlives this process.
+fn report(faults: &Faults, folder: &Path, first: u64) {
+    let file = folder.join(format!("faults-{first}"));
+    let file = OpenOptions::new().read(true).write(true).create_new(true).open(file).unwrap();
+    let counts = faults.counts();
+    file.set_len(size_of_val(&counts) as u64).unwrap();
+    let words = Region::map(&file).unwrap();
+    while !folder.join("stop").exists() {
+        for (at, count) in (0..).step_by(size_of::<u64>()).zip(faults.counts()) {
+            words.store(at, count).unwrap();
+        }
+        std::thread::sleep(LOOK);
+    }
 }
 
 /// What may fail, and says so, has to be one of these.

@@ -2,80 +2,40 @@
 //! then; then lets it go on. Guards against a state in which a key is missed, seen twice or lost.
 
 use std::cell::Cell;
+use std::collections::VecDeque;
 use std::rc::Rc;
 
 use farside_common::config::ServerConfig;
 use farside_common::fabric::shm::ShmFabric;
-use farside_common::fabric::{
-    Buffer, ChainError, Completion, Counters, Fabric, LaneId, Nanos, Timing, Verb,
-};
+use farside_common::fabric::{ChainError, Completion, Fabric, LaneId, Nanos, Verb};
 use farside_common::layout::{SUBTABLE_BYTES, prefix_of};
 use farside_common::size::ByteSize;
 use farside_server::Server;
 
 use super::{Mover, Progress, Split};
+use crate::around::{Around, Rule};
 use crate::{Client, Session};
 
-/// A fabric that executes so many chains and then none.
-struct Stopping(ShmFabric, Rc<Cell<u64>>);
+/// So many chains are executed and then none.
+struct Stopping {
+    left: Rc<Cell<u64>>,
+    refused: VecDeque<LaneId>,
+}
 
-impl Fabric for Stopping {
-    fn timing(&self) -> Timing {
-        self.0.timing()
-    }
-
-    fn now(&self) -> Nanos {
-        self.0.now()
-    }
-
-    fn post(&mut self, lane: LaneId, chain: &[Verb], deadline: Nanos) {
-        self.0.post(lane, chain, deadline);
-    }
-
-    fn wait(&mut self, lane: LaneId, until: Nanos) {
-        self.0.wait(lane, until);
-    }
-
-    fn ring(&mut self) {
-        self.0.ring();
-    }
-
-    fn poll(&mut self) -> Option<Completion> {
-        self.0.poll()
-    }
-
-    fn relax(&mut self) {
-        self.0.relax();
-    }
-
-    fn buffer(&self, lane: LaneId, buffer: Buffer) -> &[u8] {
-        self.0.buffer(lane, buffer)
-    }
-
-    fn buffer_mut(&mut self, lane: LaneId, buffer: Buffer) -> &mut [u8] {
-        self.0.buffer_mut(lane, buffer)
-    }
-
-    fn reserve(&mut self, lane: LaneId, buffer: Buffer, bytes: usize) {
-        self.0.reserve(lane, buffer, bytes);
-    }
-
-    fn run(&mut self, lane: LaneId, chain: &[Verb], deadline: Nanos) -> Result<u64, ChainError> {
-        match self.1.get().checked_sub(1) {
+impl Rule<ShmFabric> for Stopping {
+    fn post(&mut self, fabric: &mut ShmFabric, lane: LaneId, chain: &[Verb], deadline: Nanos) {
+        match self.left.get().checked_sub(1) {
             Some(left) => {
-                self.1.set(left);
-                self.0.run(lane, chain, deadline)
+                self.left.set(left);
+                fabric.post(lane, chain, deadline);
             }
-            None => Err(ChainError::Fenced),
+            None => self.refused.push_back(lane),
         }
     }
 
-    fn counters(&self) -> Counters {
-        self.0.counters()
-    }
-
-    fn lane_counters(&self, lane: LaneId) -> &Counters {
-        self.0.lane_counters(lane)
+    fn poll(&mut self, fabric: &mut ShmFabric) -> Option<Completion> {
+        let refused = |lane| Completion { lane, result: Err(ChainError::Fenced) };
+        self.refused.pop_front().map(refused).or_else(|| fabric.poll())
     }
 }
 
@@ -107,7 +67,9 @@ fn a_split_can_stop_anywhere() {
     let mut other = client.session().unwrap();
     (0..KEYS).for_each(|n| find(&mut other, n));
     let left = Rc::new(Cell::new(u64::MAX));
-    let engine = client.engine_over(|fabric| Stopping(fabric, left.clone())).unwrap();
+    let rule = Stopping { left: left.clone(), refused: VecDeque::new() };
+    let around = |fabric| Around { rule, fabric: Box::new(fabric) };
+    let engine = client.engine_over(around).unwrap();
     let keys_of = |prefix: u32| {
         let is_here =
             |n: &u64| prefix_of(engine.hasher.hash(&n.to_le_bytes()).directory(), DEPTH) == prefix;

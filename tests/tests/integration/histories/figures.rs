@@ -1,0 +1,79 @@
+//! What runs came to, in one line.
+
+use std::fmt;
+use std::time::Duration;
+
+use farside::faults::Fault;
+
+/// What `kv-cli` does from the side.
+pub(super) const CHORES: [&[&str]; 3] =
+    [&["gc"], &["compact"], &["snapshot", "--force", "snapshot"]];
+
+/// What a run came to.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Figures {
+    pub(super) operations: u64,
+    /// Nobody knows whether they happened.
+    pub(super) unknown: u64,
+    pub(super) failed: u64,
+    /// Sessions that stopped because their file was full.
+    pub(super) full: u64,
+    pub(super) clients_killed: u64,
+    /// Clients that killed themselves at some verb.
+    pub(super) suicides: u64,
+    /// By the order of [`Fault::NAMES`].
+    pub(super) faults: [u64; Fault::NAMES.len()],
+    pub(super) server_restarts: u64,
+    pub(super) splits: u64,
+    /// How often each of [`CHORES`] was done.
+    pub(super) chores: [u64; CHORES.len()],
+    pub(super) violations: u64,
+    /// How long the judgement took.
+    pub(super) judging: Duration,
+}
+
+impl Figures {
+    pub(super) fn add(&mut self, other: &Self) {
+        self.operations += other.operations;
+        self.unknown += other.unknown;
+        self.failed += other.failed;
+        self.full += other.full;
+        self.clients_killed += other.clients_killed;
+        self.suicides += other.suicides;
+        self.server_restarts += other.server_restarts;
+        self.splits += other.splits;
+        self.violations += other.violations;
+        self.judging += other.judging;
+        self.faults.iter_mut().zip(other.faults).for_each(|(sum, more)| *sum += more);
+        self.chores.iter_mut().zip(other.chores).for_each(|(sum, more)| *sum += more);
+    }
+}
+
+impl fmt::Display for Figures {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} operations ({} unknown, {} failed; {} sessions full), {} clients killed, {} by \
+             themselves, {} server restarts, {} splits",
+            self.operations,
+            self.unknown,
+            self.failed,
+            self.full,
+            self.clients_killed,
+            self.suicides,
+            self.server_restarts,
+            self.splits,
+        )?;
+        if self.faults != [0; Fault::NAMES.len()] {
+            let faults = Fault::NAMES.iter().zip(self.faults);
+            let faults: Vec<String> =
+                faults.map(|(name, count)| format!("{count} {name}")).collect();
+            write!(f, ", chains: {}", faults.join(", "))?;
+        }
+        for (chore, count) in CHORES.iter().zip(self.chores).filter(|(_, count)| *count > 0) {
+            write!(f, ", {count} {}", chore[0])?;
+        }
+        let rate = self.operations as f64 / self.judging.as_secs_f64();
+        write!(f, ", {} violations; {rate:.0} operations judged a second", self.violations)
+    }
+}

@@ -1,0 +1,276 @@
+//! A server, processes at work on it whose sessions record, and what happens to all of them.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use farside::Client;
+use farside::faults::Fault;
+use farside_common::fabric::shm::boot_time_ns;
+use farside_tests::linearizability::{self, Ended, Record};
+use farside_tests::recorder::{HOT_KEYS, RECORD_BYTES, RecordingSession, read};
+use farside_tests::{ServerProcess, Worker, binary, device, scaled};
+use rand::RngExt;
+use rand::rngs::SmallRng;
+
+use super::figures::{CHORES, Figures};
+
+const WORKERS: usize = 2;
+const SESSIONS: u64 = 3;
+/// A run goes on until there is so much to judge, which takes longer where others are at work.
+pub(super) const OPERATIONS_MIN: u64 = 10_000;
+pub(super) const SPLITS_MIN: u64 = 60;
+/// But no longer than this.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What happens in a run.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Plan {
+    /// Workers are killed and replaced.
+    pub(super) kills_workers: bool,
+    /// The server is killed and started again.
+    pub(super) kills_server: bool,
+    /// How many workers have faults between them and the region, which they also die of.
+    pub(super) faulty: usize,
+    /// The commands of [`CHORES`] run.
+    pub(super) chores: bool,
+}
+
+struct Member {
+    /// The number of its first session.
+    first: u64,
+    worker: Worker,
+    is_faulty: bool,
+}
+
+/// A command at its work.
+struct Chore {
+    number: usize,
+    child: Child,
+    /// How often the server had been restarted before.
+    restarts: u64,
+}
+
+/// A server, processes at work on it, and what these recorded.
+pub(super) struct Run {
+    plan: Plan,
+    pub(super) server: ServerProcess,
+    folder: PathBuf,
+    workers: Vec<Member>,
+    sessions: u64,
+    /// When the workers with these first sessions were certainly dead.
+    deaths: Vec<(u64, u64)>,
+    chore: Option<Chore>,
+    figures: Figures,
+}
+
+impl Run {
+    pub(super) fn start(plan: Plan) -> Self {
+        let memory = if device().is_some() { "512MiB" } else { "1GiB" };
+        let server = ServerProcess::start_with_file(&["--memory", memory, "--grace-ms", "20"]);
+        let folder = server.folder().join("histories");
+        std::fs::create_dir(&folder).unwrap();
+        let mut run = Self {
+            plan,
+            server,
+            folder,
+            workers: Vec::new(),
+            sessions: 0,
+            deaths: Vec::new(),
+            chore: None,
+            figures: Figures::default(),
+        };
+        (0..WORKERS).for_each(|number| run.start_worker(number < plan.faulty));
+        run
+    }
+
+    fn start_worker(&mut self, is_faulty: bool) {
+        let first = self.sessions;
+        self.sessions += SESSIONS;
+        let mut arguments = vec![self.folder.display().to_string()];
+        arguments.extend([first, SESSIONS].map(|number| number.to_string()));
+        if is_faulty {
+            arguments.push("faults".to_owned());
+        }
+        let program = env!("CARGO_BIN_EXE_history-worker");
+        let worker = Worker::start(program, &self.server, first, arguments);
+        self.workers.push(Member { first, worker, is_faulty });
+    }
+
+    /// Does for so long what is planned, and until there is enough to judge.
+    pub(super) fn go_on(&mut self, duration: Duration, random: &mut SmallRng) {
+        let Plan { kills_workers, kills_server, chores, .. } = self.plan;
+        let started = Instant::now();
+        while started.elapsed() < duration || (self.is_early() && started.elapsed() < PATIENCE) {
+            std::thread::sleep(Duration::from_millis(random.random_range(20..200)));
+            self.replace_dead();
+            if chores {
+                self.do_chore(random.random_range(0..CHORES.len()));
+            }
+            if kills_server && (!kills_workers || random.random_range(0..4) == 0) {
+                self.add_splits();
+                self.server.kill();
+                if kills_workers && random.random() {
+                    self.kill_worker(random);
+                }
+                self.server.restart();
+                self.figures.server_restarts += 1;
+            } else if kills_workers {
+                self.kill_worker(random);
+            }
+        }
+    }
+
+    /// Another client. It may take long to get in between those at work.
+    pub(super) fn client(&self) -> Client {
+        self.server.client_builder().connect_timeout(Duration::from_secs(60)).connect().unwrap()
+    }
+
+    /// Whether there is not enough to judge yet.
+    fn is_early(&self) -> bool {
+        // Files of /dev/shm consist of pages that were touched.
+        let bytes = |file: std::fs::DirEntry| file.metadata().unwrap().blocks() * 512;
+        let files = std::fs::read_dir(&self.folder).unwrap();
+        let touched: u64 = files.map(|file| bytes(file.unwrap())).sum();
+        let splits = self.figures.splits + self.client().statistics().unwrap().splits;
+        touched / RECORD_BYTES < 2 * scaled(OPERATIONS_MIN)
+            || splits <= scaled(SPLITS_MIN)
+            || (self.plan.faulty > 0 && (self.figures.suicides == 0 || self.faults().contains(&0)))
+    }
+
+    /// Replaces workers that died of their faults; the others must be well.
+    fn replace_dead(&mut self) {
+        let died = |member: &mut Member| {
+            if !member.is_faulty {
+                member.worker.check();
+            }
+            member.is_faulty && member.worker.has_died()
+        };
+        while let Some(at) = (0..self.workers.len()).find(|at| died(&mut self.workers[*at])) {
+            let Member { first, .. } = self.workers.swap_remove(at);
+            self.deaths.push((first, boot_time_ns()));
+            self.figures.suicides += 1;
+            self.start_worker(true);
+        }
+    }
+
+    fn kill_worker(&mut self, random: &mut SmallRng) {
+        let member = self.workers.swap_remove(random.random_range(0..WORKERS));
+        member.worker.kill();
+        self.deaths.push((member.first, boot_time_ns()));
+        self.figures.clients_killed += 1;
+        self.start_worker(member.is_faulty);
+    }
+
+    /// Starts a command, once the last one has ended.
+    fn do_chore(&mut self, number: usize) {
+        if let Some(chore) = &mut self.chore {
+            if chore.child.try_wait().unwrap().is_none() {
+                return;
+            }
+            self.end_chore();
+        }
+        let mut command = Command::new(binary("kv-cli"));
+        command.args(CHORES[number]).env("FARSIDE_SERVER", self.server.address());
+        command.current_dir(self.server.folder()).stdin(Stdio::null());
+        let child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let restarts = self.figures.server_restarts;
+        self.chore = Some(Chore { number, child, restarts });
+    }
+
+    /// Waits for the command that runs. It may fail because it lost its server, or did not get in
+    /// between those at work.
+    fn end_chore(&mut self) {
+        let Some(Chore { number, child, restarts }) = self.chore.take() else { return };
+        let output = child.wait_with_output().unwrap();
+        if output.status.success() {
+            self.figures.chores[number] += 1;
+        } else if restarts == self.figures.server_restarts {
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert!(said.contains("no server answers"), "{:?}: {said}", CHORES[number]);
+        }
+    }
+
+    /// Splits of this server; a restarted one counts anew.
+    fn add_splits(&mut self) {
+        self.figures.splits += self.client().statistics().unwrap().splits;
+    }
+
+    /// What went wrong in all faulty workers.
+    fn faults(&self) -> [u64; Fault::NAMES.len()] {
+        let mut all = [0; Fault::NAMES.len()];
+        for first in (0..self.sessions).step_by(SESSIONS as usize) {
+            let file = self.folder.join(format!("faults-{first}"));
+            let bytes = std::fs::read(file).unwrap_or_default();
+            for (total, count) in all.iter_mut().zip(bytes.as_chunks().0) {
+                *total += u64::from_le_bytes(*count);
+            }
+        }
+        all
+    }
+
+    /// Stops all, has somebody new read every key, and judges what is on file.
+    pub(super) fn judge(&mut self) -> (Figures, Vec<Record>) {
+        std::fs::write(self.folder.join("stop"), []).unwrap();
+        for Member { first, mut worker, is_faulty } in std::mem::take(&mut self.workers) {
+            if is_faulty && worker.is_killed_or_well() {
+                self.deaths.push((first, boot_time_ns()));
+                self.figures.suicides += 1;
+            } else if !is_faulty {
+                worker.wait();
+            }
+        }
+        self.end_chore();
+        self.add_splits();
+        self.figures.faults = self.faults();
+        let (session, last) = (self.client().session().unwrap(), self.sessions);
+        let file = self.folder.join(last.to_string());
+        let mut reader = RecordingSession::new(session, &file, last, HOT_KEYS).unwrap();
+        for key in 0..HOT_KEYS {
+            reader.get(key).unwrap();
+        }
+        let history = self.history();
+        let count = |end| history.iter().filter(|record| record.result == end).count() as u64;
+        self.figures.operations = history.len() as u64;
+        self.figures.unknown = count(Ended::Unknown);
+        self.figures.failed = count(Ended::Failed);
+        let judging = Instant::now();
+        if let Err(violation) = linearizability::check(&history) {
+            println!("VIOLATION: {violation}\nThe history is in {}", keep(&history).display());
+            self.figures.violations = 1;
+        }
+        self.figures.judging = judging.elapsed();
+        self.server.assert_verifies();
+        println!("{}", self.figures);
+        (self.figures, history)
+    }
+
+    /// What is on file.
+    fn history(&mut self) -> Vec<Record> {
+        let mut history = Vec::new();
+        for process in 0..=self.sessions {
+            let of = |(first, _): &&(u64, u64)| (*first..first + SESSIONS).contains(&process);
+            // What a device was given it may execute after the process is gone.
+            let died = self.deaths.iter().find(of).filter(|_| device().is_none());
+            let file = self.folder.join(process.to_string());
+            // A worker may be killed before its sessions are connected.
+            if file.exists() {
+                let records = read(&file, process, died.map(|(_, at)| *at)).unwrap();
+                let room = std::fs::metadata(&file).unwrap().len() / RECORD_BYTES;
+                let is_full = process != self.sessions && records.len() as u64 == room;
+                self.figures.full += u64::from(is_full);
+                history.extend(records);
+            }
+        }
+        history
+    }
+}
+
+/// Writes a history to where it outlives the test.
+fn keep(history: &[Record]) -> PathBuf {
+    let file = format!("history-{}-{}.jsonl", std::process::id(), boot_time_ns());
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(file);
+    linearizability::write(history, std::fs::File::create(&path).unwrap()).unwrap();
+    path
+}
