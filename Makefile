@@ -1,6 +1,6 @@
 # `make help` lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help build demo test soak fuzz miri test-verbs vm bench-verbs deny clean
+.PHONY: help build demo test soak fuzz miri memcheck test-verbs vm bench-verbs deny clean
 
 export RUSTDOCFLAGS ?= -D warnings
 # How long the processes of the chaos test are killed and replaced.
@@ -48,6 +48,10 @@ fuzz: ## Fuzzes every decoder with libFuzzer, SECONDS=60 each; takes nightly and
 miri: ## Runs the tests of layout, hash and messages under Miri; takes nightly
 	@tools/scripts/needs.sh
 	@tools/scripts/miri.sh
+
+memcheck: ## Runs a client that makes every operation under valgrind
+	@tools/scripts/needs.sh
+	@tools/scripts/memcheck.sh
 
 test-verbs: ## Of these, only those over RDMA; with FARSIDE_TEST_DEVICE=ADDRESS on this machine's device
 	@tests/vm/needs.sh

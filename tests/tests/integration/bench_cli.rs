@@ -103,7 +103,7 @@ fn recorded(workload: &str, depth: &str) -> Vec<Record> {
     let file = folder.path().join("history.jsonl");
     let name = file.to_str().unwrap();
     let ycsb = ["ycsb", "--workload", workload, "--records", "50", "--threads", "3"];
-    let short = ["--depth", depth, "--warmup-seconds", "0", "--seconds", "1", "--history", name];
+    let short = ["--depth", depth, "--warmup-seconds", "0", "--seconds", "0.2", "--history", name];
     let said = bench(&[&ycsb[..], &short].concat());
     assert_eq!(said.code, Some(0), "{}", said.stderr);
     linearizability::read(std::io::BufReader::new(std::fs::File::open(file).unwrap())).unwrap()
