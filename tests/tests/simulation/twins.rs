@@ -26,7 +26,7 @@ pub(crate) fn assert_caught(scenario: Scenario, honest: Scenario) -> Box<Failure
 
 /// A line for each twin that was caught.
 pub(crate) fn report(failure: &Failure, took: f64) {
-    let name = failure.scenario();
+    let name = failure.scenario().replace(" | ", ", ");
     println!("twin | {name} | {} | {} | {took:.1}", failure.steps(), failure.executions);
 }
 
