@@ -32,10 +32,10 @@ const PAUSE: Duration = Duration::from_millis(3);
 /// How many keys a session inserts at most: what the region has room for.
 const NEW_KEYS_MAX: u64 = 400_000;
 
-/// What goes wrong, in a million chains, and after how many verbs the process ends.
+/// What goes wrong, in a million chains.
 const RATES: Rates = Rates { delayed: 3000, told_late: 2000, broken: 200 };
-const LAST_VERB_MIN: u64 = 5_000;
-const LAST_VERB_MAX: u64 = 200_000;
+/// After how many verbs the process ends: two to one of these powers, and up to twice that.
+const LAST_VERB: std::ops::Range<u32> = 8..17;
 /// How often what went wrong is put on file.
 const LOOK: Duration = Duration::from_millis(5);
 
@@ -67,8 +67,9 @@ fn main() {
 
 fn faults(seed: u64) -> Arc<Faults> {
     let faults = Faults::new(seed, RATES);
-    let last = SmallRng::seed_from_u64(seed).random_range(LAST_VERB_MIN..LAST_VERB_MAX);
-    faults.die_after(last);
+    let mut random = SmallRng::seed_from_u64(seed);
+    let magnitude = 1 << random.random_range(LAST_VERB);
+    faults.die_after(magnitude + random.random_range(0..magnitude));
     faults
 }
 

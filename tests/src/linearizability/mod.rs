@@ -57,15 +57,46 @@ const AROUND: usize = 24;
 /// # Errors
 /// The first violation of one key, keys in order.
 pub fn check(history: &[Record]) -> Result<(), Violation> {
+    check_keys(history, false)
+}
+
+/// Checks a history with compactions in it, which give a value another version
+/// (`docs/decisions/0001-versions.md`): an exchange by the one before is refused, and finds it.
+///
+/// # Errors
+/// As [`check`].
+pub fn check_compacted(history: &[Record]) -> Result<(), Violation> {
+    let mut values: HashMap<(&str, &str), &str> = HashMap::new();
+    for record in history {
+        if let (Some(version), Some(found)) = (&record.version, &record.found) {
+            values.insert((&record.key, version), found);
+        }
+    }
+    let as_read = |record: &Record| {
+        let Record { operation, result, expected, found, version, .. } = record;
+        let is_refused = (*operation, *result) == (Operation::ExchangeVersion, Ended::Refused);
+        let required = expected.as_deref().and_then(|version| values.get(&(&record.key, version)));
+        let has_moved = found.is_some() && required.copied() == found.as_deref();
+        if is_refused && has_moved && expected != version {
+            let (operation, result) = (Operation::Get, Ended::Done);
+            Record { operation, result, argument: None, expected: None, ..record.clone() }
+        } else {
+            record.clone()
+        }
+    };
+    check_keys(&history.iter().map(as_read).collect::<Vec<_>>(), true)
+}
+
+fn check_keys(history: &[Record], values_move: bool) -> Result<(), Violation> {
     let mut keys: BTreeMap<&str, Vec<&Record>> = BTreeMap::new();
     for record in history {
         keys.entry(&record.key).or_default().push(record);
     }
-    keys.into_iter().try_for_each(|(key, records)| check_key(key, &records))
+    keys.into_iter().try_for_each(|(key, records)| check_key(key, &records, values_move))
 }
 
-fn check_key(key: &str, records: &[&Record]) -> Result<(), Violation> {
-    let values = Values::new(key, records)?;
+fn check_key(key: &str, records: &[&Record], values_move: bool) -> Result<(), Violation> {
+    let values = Values::new(key, records, values_move)?;
     // Invocations before answers at one time: then they are concurrent.
     let mut events: Vec<(u64, bool, usize)> = Vec::with_capacity(2 * records.len());
     for (at, record) in records.iter().enumerate() {
@@ -127,8 +158,8 @@ struct Values<'r> {
 
 impl<'r> Values<'r> {
     /// A version stands for one write: so for one value, and for a value that was stored once
-    /// there is no other.
-    fn new(key: &str, records: &[&'r Record]) -> Result<Self, Violation> {
+    /// there is no other, unless values move.
+    fn new(key: &str, records: &[&'r Record], values_move: bool) -> Result<Self, Violation> {
         let mut numbers = HashMap::new();
         let mut stored: HashMap<Value, u32> = HashMap::new();
         for record in records {
@@ -147,8 +178,8 @@ impl<'r> Values<'r> {
             let value = numbers[found.as_str()];
             let same_value = *versions.entry(version).or_insert(value) == value;
             let once = stored.get(&value).is_none_or(|times| *times == 1);
-            let same_version = *of_value.entry(value).or_insert(version) == version || !once;
-            if !(same_value && same_version) {
+            let same_version = *of_value.entry(value).or_insert(version) == version;
+            if !(same_value && (same_version || values_move || !once)) {
                 let saw = |other: &&&Record| {
                     other.version.as_ref() == Some(version) || other.found.as_ref() == Some(found)
                 };

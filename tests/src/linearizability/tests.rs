@@ -36,7 +36,7 @@ fn at(invoke: u64, returned: u64, record: Record) -> Record {
 
 /// Whether some order of these operations, those without an answer optional, explains all.
 fn explains(records: &[Record], done: &mut Vec<usize>, held: Option<Value>) -> bool {
-    let values = Values::new("k", &records.iter().collect::<Vec<_>>()).unwrap();
+    let values = Values::new("k", &records.iter().collect::<Vec<_>>(), false).unwrap();
     let open = |at: &usize| !done.contains(at);
     let rest: Vec<usize> = (0..records.len()).filter(open).collect();
     if rest.iter().all(|at| records[*at].result == Ended::Unknown) {
@@ -229,6 +229,32 @@ fn exchanges_by_version_are_exchanges_of_what_it_stands_for() {
     let history = [first.clone(), read.clone(), at(4, 5, exchange("a", 2))];
     assert_eq!(check(&history), Ok(()));
     assert_bad(&[first, read, at(4, 5, exchange("a", 2)), at(6, 7, exchange("a", 3))]);
+}
+
+#[test]
+fn compactions_change_versions_and_nothing_else() {
+    let read = |from, value, version: &str| {
+        at(from, from + 1, Record { version: Some(version.to_owned()), ..get(2, Some(value)) })
+    };
+    let refused = |expected: &str, found, version: &str| Record {
+        operation: Operation::ExchangeVersion,
+        argument: Some("2".to_owned()),
+        expected: Some(expected.to_owned()),
+        result: Ended::Refused,
+        ..read(6, found, version)
+    };
+    let first = [at(0, 1, put(1, 1)), read(2, 1, "a")];
+    let with = |more: Record| [&first[..], &[more]].concat();
+    for moved in [with(read(4, 1, "b")), with(refused("a", 1, "b"))] {
+        assert_eq!(check_compacted(&moved), Ok(()));
+        assert!(check(&moved).is_err());
+    }
+    // Refused although the version was what it required, or by a value that was not there; one
+    // version of two values.
+    assert!(check_compacted(&with(refused("a", 1, "a"))).is_err());
+    assert!(check_compacted(&with(refused("a", 3, "b"))).is_err());
+    let two = [with(at(3, 4, put(1, 3))), vec![read(6, 3, "a")]].concat();
+    assert!(matches!(check_compacted(&two), Err(Violation::Version { .. })));
 }
 
 #[test]
