@@ -13,11 +13,11 @@ mod tests;
 
 use std::ops::Range;
 
-use farside_common::fabric::{Buffer, ChainError, Endpoint, Fabric, LaneId, Nanos, Verb};
+use farside_common::fabric::{Buffer, ChainError, Endpoint, Fabric, LaneId, Verb};
 use farside_common::hash::{KeyHash, KeyHasher};
 use farside_common::layout::{
     BLOCK_HEADER_BYTES, BlockHeader, BlockRef, Format, Geometry, HINT_OFFSET, ROWS_PER_SUBTABLE,
-    Row, RowHeader, SLOTS_PER_ROW, SUBTABLE_BYTES, Slot, SlotState, SlotWord, prefix_of, side_of,
+    RowHeader, SLOTS_PER_ROW, SUBTABLE_BYTES, Slot, SlotState, SlotWord, prefix_of, side_of,
     slot_in_subtable,
 };
 use zerocopy::FromBytes;
@@ -134,6 +134,12 @@ impl<'e, F: Fabric> Mover<'e, F> {
     /// # Errors
     /// [`ChainError`] when the endpoint does not reach the region any more.
     pub async fn split(&self, split: &Split) -> Result<Progress, ChainError> {
+        if self.is_released(split).await? {
+            // Clients may be there without having been in the old one, and need not find it filling
+            // again.
+            self.write_headers(split, [split.header(0), split.header(1)]).await?;
+            return Ok(Progress::Done);
+        }
         self.open(split).await?;
         let mut words = Words {
             old: self.words_of(split.old).await?,
@@ -159,11 +165,7 @@ impl<'e, F: Fabric> Mover<'e, F> {
     }
 
     async fn words_of(&self, subtable: u64) -> Result<Vec<SlotWord>, ChainError> {
-        let bytes = SUBTABLE_BYTES as u32;
-        let read = [Verb::Read { remote: subtable, into: Buffer::Block, bytes }];
-        self.endpoint.chain(LANE, &read, Nanos::MAX).await?;
-        let buffer = self.endpoint.buffer(LANE, Buffer::Block);
-        let rows = <[Row]>::ref_from_bytes(&buffer[..SUBTABLE_BYTES as usize]).unwrap_or_default();
+        let rows = self.read_rows(subtable).await?;
         Ok(rows.iter().flat_map(|row| row.slots.iter().map(Slot::word)).collect())
     }
 

@@ -4,7 +4,8 @@ use std::collections::HashMap;
 
 use farside_common::fabric::{Buffer, Verb};
 use farside_common::layout::{
-    HINT_OFFSET, ROW_BYTES, SLOTS_PER_ROW, SUBTABLE_BYTES, SlotState, SlotWord, WINDOW_BYTES,
+    HINT_OFFSET, ROW_BYTES, ROWS_PER_SUBTABLE, SLOTS_PER_ROW, SUBTABLE_BYTES, SlotState, SlotWord,
+    WINDOW_BYTES,
 };
 
 use super::lies::{Liar, is_window, swap_of, swaps, window_words};
@@ -29,6 +30,12 @@ impl SplitLies {
     }
 }
 
+/// Whether this is the header of a new subtable, and it is not `filling`.
+fn is_released(header: u64) -> bool {
+    let [local_depth, filling] = [header >> 32, header >> 40].map(|byte| byte as u8);
+    local_depth > 0 && filling == 0
+}
+
 /// A verb that does nothing.
 fn nothing(remote: u64) -> Verb {
     Verb::Read { remote, into: Buffer::Image, bytes: 0 }
@@ -47,6 +54,16 @@ impl Liar {
                 }
             }
             Twin::NewBeforeOld => self.look_ahead(chain, memory),
+            Twin::FillsAgain => {
+                if let [Verb::Read { remote, bytes, .. }] = &mut chain[..]
+                    && u64::from(*bytes) == SUBTABLE_BYTES
+                    && (0..ROWS_PER_SUBTABLE as u64)
+                        .any(|row| is_released(memory.word(*remote + row * ROW_BYTES)))
+                {
+                    // Its rows are others.
+                    *remote -= SUBTABLE_BYTES;
+                }
+            }
             _ => {
                 if let Some(swap) = swap_of(chain) {
                     self.post_move(chain, swap, memory);

@@ -83,4 +83,6 @@ pub enum Twin {
     ReusedAtOnce,
     /// New subtables do not say that they are being filled (I17).
     NeverFilling,
+    /// A split that goes on after it was interrupted fills what clients use already (I17).
+    FillsAgain,
 }

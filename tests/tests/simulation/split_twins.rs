@@ -60,3 +60,10 @@ fn never_filling() {
     let twin = Twin::NeverFilling;
     all(twin, split(twin).stored(0).client(client().get(1).get(0)));
 }
+
+#[test]
+fn fills_again() {
+    let twin = Twin::FillsAgain;
+    let scenario = split(twin).stored(2).restarts(1).chains(64);
+    all(twin, scenario.client(client().get(2).insert(2)));
+}

@@ -38,6 +38,17 @@ fn every_operation_beside_a_split_that_is_killed_and_goes_on() {
     every_operation(0, 1);
 }
 
+/// Who has learnt where a new subtable is finds it as it was, though the server was killed before
+/// the whole directory said so.
+#[test]
+fn a_split_that_goes_on_does_not_begin_again() {
+    for key in [0, 2] {
+        let script = client().get(key).insert(key).get(key);
+        let scenario = split(format!("GET k{key}, INSERT k{key}, killed")).restarts(1).chains(64);
+        passes(scenario.stored(key).client(script), 0);
+    }
+}
+
 #[test]
 #[ignore = "takes minutes"]
 fn every_operation_beside_a_split_with_more_preemptions() {

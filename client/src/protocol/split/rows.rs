@@ -3,13 +3,15 @@
 #[cfg(feature = "testing")]
 use std::ops::Range;
 
-use farside_common::fabric::{ChainError, Fabric, Verb};
+use farside_common::fabric::{Buffer, ChainError, Fabric, Nanos, Verb};
 use farside_common::layout::{
-    FORWARD_OFFSET, ROW_BYTES, ROWS_PER_SUBTABLE, RowHeader, SLOTS_PER_ROW, slot_in_subtable,
+    FORWARD_OFFSET, ROW_BYTES, ROWS_PER_SUBTABLE, Row, RowHeader, SLOTS_PER_ROW, SUBTABLE_BYTES,
+    slot_in_subtable,
 };
+use zerocopy::FromBytes;
 
 use super::chains::Chain;
-use super::{Mover, Split};
+use super::{LANE, Mover, Split};
 
 impl<F: Fabric> Mover<'_, F> {
     /// Leaves out all rows and slots but these, for a simulation in which nobody else accesses
@@ -22,6 +24,30 @@ impl<F: Fabric> Mover<'_, F> {
     /// The byte offsets of a subtable's rows whose headers are to be written: all.
     fn rows_of(&self, subtable: u64) -> impl Iterator<Item = u64> {
         self.rows.clone().map(move |row| subtable + row as u64 * ROW_BYTES)
+    }
+
+    /// The rows of a subtable, as one READ brings them.
+    pub(super) async fn read_rows(&self, subtable: u64) -> Result<Vec<Row>, ChainError> {
+        let bytes = SUBTABLE_BYTES as u32;
+        let read = [Verb::Read { remote: subtable, into: Buffer::Block, bytes }];
+        self.endpoint.chain(LANE, &read, Nanos::MAX).await?;
+        let buffer = self.endpoint.buffer(LANE, Buffer::Block);
+        let rows = <[Row]>::ref_from_bytes(&buffer[..SUBTABLE_BYTES as usize]).unwrap_or_default();
+        Ok(rows.to_vec())
+    }
+
+    /// Whether an earlier call moved everything, and a new subtable, or some of its rows, is not
+    /// `filling` any more. A prefix and local depth name one subtable for ever (invariant I17), so
+    /// no earlier use of the place left such a header.
+    pub(super) async fn is_released(&self, split: &Split) -> Result<bool, ChainError> {
+        for (side, subtable) in split.new.into_iter().enumerate() {
+            let [place, _] = split.header(side).words();
+            let rows = self.read_rows(subtable).await?;
+            if rows[self.rows.clone()].iter().any(|row| row.header.words()[0] == place) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Says in the new subtables whose they will be, then in the old one where its keys go: before
