@@ -274,7 +274,7 @@ impl ClientBuilder {
         self
     }
 
-    /// The most memory each session uses to remember where keys are, 32 bytes a key; 0 switches
+    /// The most memory each session uses to remember where keys are, 16 bytes a key; 0 switches
     /// the location cache off. 64 MiB by default, provided by the system only as it is used.
     pub fn cache_bytes(mut self, bytes: usize) -> Self {
         self.cache_bytes = bytes;

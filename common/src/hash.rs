@@ -68,6 +68,11 @@ impl KeyHash {
         if mixed == 0 { 1 } else { mixed }
     }
 
+    /// Of the bits that choose the window's row, those that hardly do: low ones come last.
+    pub const fn low_place(self) -> u32 {
+        self.place as u32
+    }
+
     /// 64 bits that tell keys apart, for tables on the client.
     pub const fn tag(self) -> u64 {
         self.identity

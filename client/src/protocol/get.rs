@@ -51,7 +51,8 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         let posted = self.now();
         let read_block = read_block(location.word.block()?);
         let in_flight = if location.poisoned {
-            let read_word = Verb::Read { remote: location.slot, into: Buffer::Window, bytes: 8 };
+            let read_word =
+                Verb::Read { remote: self.slot_of(&location), into: Buffer::Window, bytes: 8 };
             self.read(&[read_word, read_block])
         } else {
             self.read(&[read_block])
@@ -133,7 +134,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
             match self.read_and_examine(slot.word(), seen.posted).await? {
                 Read::Examined(Examined::Ours(found, header)) => {
                     let location = Location {
-                        slot: seen.slot(at),
+                        in_window: seen.offsets[at],
                         word: slot.word(),
                         generation: header.generation,
                         poisoned: header.superseded,

@@ -136,14 +136,6 @@ impl Target {
     }
 }
 
-impl From<Location> for Target {
-    fn from(location: Location) -> Self {
-        let Location { slot, word, generation, expires, proved_at, .. } = location;
-        let (generation, expires_at_s) = (Some(generation), (!expires).then_some(0));
-        Self { slot, word, generation, expires_at_s, proved_at }
-    }
-}
-
 /// What an operation that does not get on has been through.
 #[derive(Default)]
 struct Tries {
@@ -342,10 +334,22 @@ impl<'e, F: Fabric, D: Depot> Operation<'e, F, D> {
         Examined::Ours(Found { version, expires_at_s, value_start, value_bytes }, header)
     }
 
-    /// Where the cache says the key is; not where a split holds it.
+    /// Where the cache says the key is.
     fn cached_target(&self) -> Option<Target> {
         let location = self.engine.cache().get(self.hash)?;
-        (location.word.state() == SlotState::Live).then(|| location.into())
+        Some(self.target(location))
+    }
+
+    /// The slot of a location, as the directory leads to it.
+    fn slot_of(&self, location: &Location) -> u64 {
+        let (window, _) = self.engine.directory().window(self.hash);
+        window + u64::from(location.in_window)
+    }
+
+    fn target(&self, location: Location) -> Target {
+        let Location { word, generation, expires, proved_at, .. } = location;
+        let (generation, expires_at_s) = (Some(generation), (!expires).then_some(0));
+        Target { slot: self.slot_of(&location), word, generation, expires_at_s, proved_at }
     }
 }
 

@@ -6,7 +6,7 @@ use farside_common::control::FreeBlock;
 use farside_common::fabric::{Buffer, ChainError, Fabric, Nanos, Verb};
 use farside_common::layout::{
     BLOCK_HEADER_BYTES, BlockHeader, BlockRef, BlockStamp, HeaderWord, SUPERSEDED, SlotState,
-    SlotWord, WORD_GENERATIONS, class_for, seal,
+    SlotWord, WINDOW_BYTES, WORD_GENERATIONS, class_for, seal,
 };
 use zerocopy::FromBytes;
 
@@ -216,8 +216,13 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     }
 
     pub(super) fn remember(&self, slot: u64, word: SlotWord, new: &NewBlock, posted: Nanos) {
+        let (window, _) = self.engine.directory().window(self.hash);
+        let Some(in_window) = slot.checked_sub(window).filter(|at| *at < WINDOW_BYTES) else {
+            // A split moved the window meanwhile.
+            return self.engine.cache().forget(self.hash);
+        };
         let location = Location {
-            slot,
+            in_window: in_window as u16,
             word,
             generation: new.free.generation,
             poisoned: false,

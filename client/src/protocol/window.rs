@@ -47,7 +47,7 @@ pub(super) struct Seen {
     pub(super) hints_exact: bool,
     pub(super) slots: [Slot; WINDOW_SLOTS],
     /// The byte offset of each slot from `base`.
-    offsets: [u16; WINDOW_SLOTS],
+    pub(super) offsets: [u16; WINDOW_SLOTS],
     pub(super) standing: Standing,
 }
 

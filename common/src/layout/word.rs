@@ -94,6 +94,17 @@ impl SlotWord {
         Self(self.0 & !(7 << STATE_SHIFT) | (state as u64) << STATE_SHIFT)
     }
 
+    /// The LIVE word of a key with this fingerprint in this incarnation of its slot.
+    pub const fn live_in(
+        incarnation: u8,
+        fingerprint: u8,
+        block: BlockRef,
+        conditional: bool,
+    ) -> Self {
+        let fingerprint = (fingerprint as u64) << FINGERPRINT_SHIFT;
+        Self(Self::empty(incarnation).0 | fingerprint).live(block, conditional)
+    }
+
     /// The LIVE word that replaces this one: same incarnation and fingerprint, so the same key
     /// (invariant I5), another block.
     /// `conditional` marks a word whose writer depended on what it replaced.

@@ -1,0 +1,208 @@
+//! What the location cache keeps of a key, in 16 bytes.
+
+use farside_common::fabric::Nanos;
+use farside_common::hash::KeyHash;
+use farside_common::layout::{
+    BlockAddress, BlockRef, INCARNATIONS, LayoutError, SizeClass, SlotWord, WINDOW_BYTES,
+};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// Where a key's value is, as of `proved_at`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Location {
+    /// The slot's byte offset from the start of the key's window.
+    pub(crate) in_window: u16,
+    /// The word it held.
+    pub(crate) word: SlotWord,
+    /// The generation of the block the word points to.
+    pub(crate) generation: u32,
+    /// The block was linked although its `superseded` was set: its writer died, or a late mark hit
+    /// it. Only the slot can tell whether it still is.
+    pub(crate) poisoned: bool,
+    /// The block's value ends some day.
+    pub(crate) expires: bool,
+    /// When the last READ or compare-and-swap that proved it was posted.
+    pub(crate) proved_at: Nanos,
+}
+
+/// A [`Location`] in 16 bytes, by leaving out what the key's hash and the other fields say: the
+/// fingerprint, the low bits of the generation, and the state, for only LIVE words are remembered.
+/// Where the window is, the directory says.
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub(super) struct Entry {
+    /// Of the block; 0 is nowhere, for the region starts with its superblock.
+    address: u32,
+    generation: u32,
+    /// The key's tag, and below it, from [`PROVED`] on, what is left of the location.
+    rest: u64,
+}
+const _: () = assert!(size_of::<Entry>() == 16);
+
+/// Some bits of [`Entry::rest`].
+#[derive(Clone, Copy)]
+struct Field {
+    shift: u32,
+    bits: u32,
+}
+
+impl Field {
+    const fn above(below: Self, bits: u32) -> Self {
+        Self { shift: below.shift + below.bits, bits }
+    }
+
+    const fn max(self) -> u64 {
+        (1 << self.bits) - 1
+    }
+
+    #[inline]
+    const fn of(self, rest: u64) -> u64 {
+        rest >> self.shift & self.max()
+    }
+
+    #[inline]
+    const fn with(self, value: u64) -> u64 {
+        (value & self.max()) << self.shift
+    }
+}
+
+/// In units of [`SLOT_UNIT`] from the start of the window.
+const SLOT: Field = Field { shift: 0, bits: 4 };
+const INCARNATION: Field = Field::above(SLOT, 6);
+const CLASS: Field = Field::above(INCARNATION, 6);
+const CONDITIONAL: Field = Field::above(CLASS, 1);
+const POISONED: Field = Field::above(CONDITIONAL, 1);
+const EXPIRES: Field = Field::above(POISONED, 1);
+/// See [`Proofs`].
+const PROVED: Field = Field::above(EXPIRES, 12);
+const TAG: Field = Field::above(PROVED, 33);
+const _: () = assert!(TAG.shift + TAG.bits == 64);
+const _: () = assert!(INCARNATION.max() == INCARNATIONS - 1);
+const _: () = assert!(SizeClass::COUNT as u64 <= CLASS.max() + 1);
+/// Slots start at multiples of it, in bytes.
+const SLOT_UNIT: u16 = 16;
+const _: () = assert!(WINDOW_BYTES == (SLOT.max() + 1) * SLOT_UNIT as u64);
+
+impl Entry {
+    /// What there is to keep of a LIVE word's location, proved as the stamp says.
+    ///
+    /// # Errors
+    /// [`LayoutError`] if the word leads to no block.
+    #[inline]
+    pub(super) fn new(hash: KeyHash, location: &Location, stamp: u64) -> Result<Self, LayoutError> {
+        let Location { in_window, word, generation, poisoned, expires, .. } = *location;
+        let BlockRef { address, class, .. } = word.block()?;
+        let rest = TAG.with(Self::tag(hash))
+            | PROVED.with(stamp)
+            | EXPIRES.with(expires.into())
+            | POISONED.with(poisoned.into())
+            | CONDITIONAL.with(word.is_conditional().into())
+            | CLASS.with(class.index().into())
+            | INCARNATION.with(word.incarnation().into())
+            | SLOT.with((in_window / SLOT_UNIT).into());
+        Ok(Self { address: address.0, generation, rest })
+    }
+
+    /// The location, of the key with this hash, that was kept.
+    ///
+    /// # Errors
+    /// None: what was kept has a size class.
+    #[inline]
+    pub(super) fn location(self, hash: KeyHash, proofs: Proofs) -> Result<Location, LayoutError> {
+        let Self { address, generation, rest } = self;
+        let block = BlockRef {
+            address: BlockAddress(address),
+            class: SizeClass::from_index(CLASS.of(rest) as u8)?,
+            generation_low: generation as u8,
+        };
+        let incarnation = INCARNATION.of(rest) as u8;
+        let conditional = CONDITIONAL.of(rest) == 1;
+        Ok(Location {
+            in_window: SLOT.of(rest) as u16 * SLOT_UNIT,
+            word: SlotWord::live_in(incarnation, hash.fingerprint(), block, conditional),
+            generation,
+            poisoned: POISONED.of(rest) == 1,
+            expires: EXPIRES.of(rest) == 1,
+            proved_at: proofs.at(PROVED.of(rest)),
+        })
+    }
+
+    /// Bits of the hash that neither the set nor the window nor the fingerprint goes by. A cached
+    /// PUT or DELETE does not look at the key again: see docs/decisions/0006.
+    #[inline]
+    pub(super) fn tag(hash: KeyHash) -> u64 {
+        const PLACE_BITS: u32 = TAG.bits - 24;
+        hash.tag() >> 40 << PLACE_BITS | u64::from(hash.low_place()) & ((1 << PLACE_BITS) - 1)
+    }
+
+    #[inline]
+    pub(super) fn is_of(&self, hash: KeyHash) -> bool {
+        TAG.of(self.rest) == Self::tag(hash) && !self.is_empty()
+    }
+
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.address == 0
+    }
+
+    /// When it was proved last: see [`Proofs`].
+    #[inline]
+    pub(super) fn stamp(&self) -> u64 {
+        PROVED.of(self.rest)
+    }
+
+    pub(super) fn set_stamp(&mut self, stamp: u64) {
+        self.rest = self.rest & !PROVED.with(PROVED.max()) | PROVED.with(stamp);
+    }
+}
+
+/// What entries write down instead of the time of a proof: how many units passed between a base
+/// and then, and one; 0 for a proof that is too old for anything.
+#[derive(Clone, Copy)]
+pub(super) struct Proofs {
+    /// Log2 of a unit in nanoseconds.
+    unit_shift: u32,
+    /// In units.
+    base: u64,
+}
+
+/// A unit is at most this part of the time a proof is good for ...
+pub(super) const UNITS_PER_PROOF: Nanos = 16;
+/// ... but at least 17 ms, so that the base lasts for more than a minute.
+pub(super) const UNIT_SHIFT_MIN: u32 = 24;
+
+impl Proofs {
+    /// The largest stamp.
+    pub(super) const STAMP_MAX: u64 = PROVED.max();
+
+    pub(super) fn new(proof_ns: Nanos) -> Self {
+        let unit_shift = (proof_ns / UNITS_PER_PROOF).max(1).ilog2().max(UNIT_SHIFT_MIN);
+        Self { unit_shift, base: 0 }
+    }
+
+    /// What an entry proved then writes down; over [`Proofs::STAMP_MAX`] when the base is too long
+    /// ago.
+    #[inline]
+    pub(super) fn stamp(self, at: Nanos) -> u64 {
+        ((at >> self.unit_shift) + 1).saturating_sub(self.base)
+    }
+
+    /// When an entry with this stamp was proved, or a little earlier.
+    #[inline]
+    fn at(self, stamp: u64) -> Nanos {
+        if stamp == 0 { 0 } else { (self.base + stamp - 1) << self.unit_shift }
+    }
+
+    /// Whether a proof at `at` is worth writing down over one of `before`.
+    #[inline]
+    pub(super) fn is_later(self, at: Nanos, before: Nanos) -> bool {
+        at >> self.unit_shift > before >> self.unit_shift
+    }
+
+    /// Moves the base to where all proofs that are still good at `now` stay so; returns by how
+    /// much all stamps get smaller.
+    pub(super) fn rebase(&mut self, now: Nanos) -> u64 {
+        let base = (now >> self.unit_shift).saturating_sub(4 * UNITS_PER_PROOF);
+        base.saturating_sub(std::mem::replace(&mut self.base, base))
+    }
+}

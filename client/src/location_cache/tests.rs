@@ -1,0 +1,140 @@
+use farside_common::hash::KeyHasher;
+use farside_common::layout::{BlockAddress, BlockRef, INCARNATIONS, SizeClass, SlotWord};
+
+use super::entry::{UNIT_SHIFT_MIN, UNITS_PER_PROOF};
+use super::*;
+
+/// For proofs of less than this a unit is 17 ms.
+const PROOF_NS: Nanos = UNITS_PER_PROOF << UNIT_SHIFT_MIN;
+
+fn cache(bytes: usize) -> LocationCache {
+    LocationCache::new(bytes, PROOF_NS)
+}
+
+fn units(n: u64) -> Nanos {
+    n << UNIT_SHIFT_MIN
+}
+
+/// Something to remember of key `key`; each `n` is another.
+fn location(key: u64, n: u64) -> Location {
+    let class = SizeClass::from_index((n % SizeClass::COUNT as u64) as u8).unwrap();
+    let address = BlockAddress(u32::MAX - n as u32);
+    let block = BlockRef { address, class, generation_low: n as u8 };
+    let fingerprint = hash(key).fingerprint();
+    Location {
+        in_window: (n % 16) as u16 * 16,
+        word: SlotWord::live_in((n % INCARNATIONS) as u8, fingerprint, block, n % 5 == 1),
+        generation: (n as u32 & 0xff) | 0xabcd_ef00,
+        poisoned: n % 2 == 1,
+        expires: n % 3 == 1,
+        proved_at: units(n),
+    }
+}
+
+fn hash(n: u64) -> KeyHash {
+    KeyHasher::new(&[0; 16]).hash(&n.to_le_bytes())
+}
+
+#[test]
+fn what_is_put_comes_back_until_forgotten() {
+    let mut cache = cache(1 << 20);
+    for n in 0..1000 {
+        cache.put(hash(n), location(n, n));
+    }
+    for n in 0..1000 {
+        assert_eq!(cache.get(hash(n)), Some(location(n, n)));
+    }
+    cache.put(hash(7), location(7, 8));
+    assert_eq!(cache.get(hash(7)), Some(location(7, 8)));
+    cache.prove(hash(7), &location(7, 8), units(99));
+    cache.prove(hash(7), &location(7, 9), units(100));
+    cache.prove(hash(7), &location(7, 8), units(98));
+    assert_eq!(cache.get(hash(7)), Some(Location { proved_at: units(99), ..location(7, 8) }));
+    cache.forget(hash(7));
+    assert_eq!(cache.get(hash(7)), None);
+    cache.clear();
+    assert_eq!(cache.get(hash(8)), None);
+}
+
+#[test]
+fn what_a_split_has_in_its_hands_is_not_remembered() {
+    let mut cache = cache(1 << 20);
+    cache.put(hash(1), location(1, 1));
+    let frozen = location(1, 1).word.with_state(SlotState::Frozen);
+    cache.put(hash(1), Location { word: frozen, ..location(1, 1) });
+    assert_eq!(cache.get(hash(1)), None);
+}
+
+/// The numbers for times run out: the base moves, and what was proved keeps its time as long as
+/// that is good for anything.
+#[test]
+fn proofs_keep_their_time_for_ever_or_lose_it() {
+    let mut cache = cache(1 << 20);
+    for lap in 1..5 {
+        let now = lap * (Proofs::STAMP_MAX + 1);
+        for n in 0..100 {
+            cache.put(hash(n), Location { proved_at: units(now - n), ..location(n, n) });
+        }
+        for n in 0..100 {
+            let proved_at = cache.get(hash(n)).unwrap().proved_at;
+            let good = n <= UNITS_PER_PROOF;
+            assert!(proved_at == units(now - n) || !good && proved_at < units(now - n));
+        }
+    }
+    let much_later = units(1 << 30);
+    let known = cache.get(hash(5)).unwrap();
+    cache.prove(hash(5), &known, much_later);
+    assert_eq!(cache.get(hash(5)).unwrap().proved_at, much_later);
+    assert_eq!(cache.get(hash(6)).unwrap().proved_at, 0);
+}
+
+/// No two keys of many are taken for each other, and all that tells them apart does.
+#[test]
+fn tags_differ() {
+    let tags = (0..100_000).map(|n| Entry::tag(hash(n)));
+    let distinct: std::collections::HashSet<u64> = tags.clone().collect();
+    // 2^33 tags: one pair in two tries, on average.
+    assert!(distinct.len() >= 100_000 - 4, "{}", distinct.len());
+    let (all, any) = tags.fold((u64::MAX, 0), |(all, any), tag| (all & tag, any | tag));
+    assert_eq!((all, any), (0, (1 << 33) - 1));
+}
+
+#[test]
+fn a_key_whose_line_is_full_stands_in_the_other_one() {
+    let mut cache = cache(128);
+    let same_line = |n: &u64| Set::first(hash(*n)) == Set::first(hash(0));
+    let keys: Vec<u64> = (0..).filter(same_line).take(WAYS).collect();
+    keys.iter().for_each(|n| cache.put(hash(*n), location(*n, *n)));
+    for (at, n) in keys.iter().enumerate() {
+        let way = Set::ways(hash(*n))
+            .position(|way| cache.set(hash(*n)).is_some_and(|set| set.0[way].is_of(hash(*n))));
+        assert_eq!((way, cache.get(hash(*n))), (Some(at), Some(location(*n, *n))));
+    }
+    // Found there, a key is also replaced and forgotten there.
+    let last = keys[WAYS - 1];
+    cache.put(hash(last), location(last, 100));
+    assert_eq!(cache.get(hash(last)), Some(location(last, 100)));
+    cache.forget(hash(last));
+    assert_eq!(cache.get(hash(last)), None);
+    assert!(keys[..WAYS - 1].iter().all(|n| cache.get(hash(*n)).is_some()));
+}
+
+#[test]
+fn memory_is_bounded_and_zero_is_off() {
+    for bytes in [128, 255, 256, 1000, 1 << 20] {
+        let cache = cache(bytes);
+        assert!((128..=bytes).contains(&cache.memory.unwrap().len()));
+    }
+    let mut off = cache(0);
+    off.put(hash(1), location(1, 1));
+    assert_eq!(off.get(hash(1)), None);
+    let mut small = cache(128);
+    for n in 1..=8 {
+        small.put(hash(n), location(n, n));
+    }
+    // Used again, so the one after it is the oldest.
+    small.prove(hash(1), &location(1, 1), units(19));
+    small.put(hash(9), location(9, 9));
+    let kept: Vec<u64> = (1..=9).filter(|n| small.get(hash(*n)).is_some()).collect();
+    assert_eq!(kept, [1, 3, 4, 5, 6, 7, 8, 9]);
+}
