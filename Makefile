@@ -31,7 +31,8 @@ test: ## Proves it: format, lints, documentation, all tests, also over RDMA in g
 	    cargo build --workspace --bins --locked && \
 	    cargo test --workspace --locked
 	cargo check --workspace --no-default-features --locked
-	. tools/scripts/verbs-env.sh && tests/vm/suite && tests/vm/two-hosts
+	. tools/scripts/verbs-env.sh && tools/scripts/seeds-beside.sh sh -c \
+	    'tests/vm/suite && tests/vm/two-hosts'
 
 MINUTES ?= 10
 soak: ## Records histories for MINUTES=10 while everything goes wrong at once, and judges them

@@ -169,7 +169,7 @@ impl<F: Fabric, D: Depot> Engine<F, D> {
             client_id: welcome.client_id,
             wall_offset_ns: wall.wrapping_sub(now),
             directory: RefCell::default(),
-            cache: RefCell::new(LocationCache::new(options.cache_bytes, constants.word_ns)),
+            cache: RefCell::new(LocationCache::new(options.cache_bytes, constants.word_ns, now)),
             allocator: RefCell::new(Allocator::new(depot, constants.grace_ns, options.lanes)),
             random: Cell::new(wall | 1),
             pipelined: Cell::new(false),

@@ -76,10 +76,10 @@ pub(crate) struct LocationCache {
 
 impl LocationCache {
     /// A cache of at most this many bytes, for words whose proof is good for `proof_ns`.
-    pub(crate) fn new(bytes: usize, proof_ns: Nanos) -> Self {
+    pub(crate) fn new(bytes: usize, proof_ns: Nanos, now: Nanos) -> Self {
         let sets = (bytes / size_of::<Set>() + 1).next_power_of_two() / 2;
         let memory = Self::map(sets * size_of::<Set>());
-        Self { memory, proofs: Proofs::new(proof_ns), statistics: CacheStatistics::default() }
+        Self { memory, proofs: Proofs::new(proof_ns, now), statistics: CacheStatistics::default() }
     }
 
     /// Without memory for the cache the store works as well, one round trip slower.

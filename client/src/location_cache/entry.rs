@@ -175,9 +175,9 @@ impl Proofs {
     /// The largest stamp.
     pub(super) const STAMP_MAX: u64 = PROVED.max();
 
-    pub(super) fn new(proof_ns: Nanos) -> Self {
+    pub(super) fn new(proof_ns: Nanos, now: Nanos) -> Self {
         let unit_shift = (proof_ns / UNITS_PER_PROOF).max(1).ilog2().max(UNIT_SHIFT_MIN);
-        Self { unit_shift, base: 0 }
+        Self { unit_shift, base: now >> unit_shift }
     }
 
     /// What an entry proved then writes down; over [`Proofs::STAMP_MAX`] when the base is too long

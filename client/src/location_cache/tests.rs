@@ -8,7 +8,7 @@ use super::*;
 const PROOF_NS: Nanos = UNITS_PER_PROOF << UNIT_SHIFT_MIN;
 
 fn cache(bytes: usize) -> LocationCache {
-    LocationCache::new(bytes, PROOF_NS)
+    LocationCache::new(bytes, PROOF_NS, 0)
 }
 
 fn units(n: u64) -> Nanos {
