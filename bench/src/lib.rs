@@ -1,7 +1,8 @@
 //! The parts of kv-bench.
 //!
 //! - [`workload`], [`distribution`], [`keys`], [`operations`]: which operation comes next.
-//! - [`driver`], [`recorder`]: the measured loops, and what they note down.
+//! - [`driver`], [`store`], [`recorder`]: the measured loops, what they drive, and what they note
+//!   down.
 //! - [`history`], [`journal`]: an open format for operations, and a witness that writes it.
 //! - [`run`], [`server`], [`accounting`]: threads, phases, a server for the run and what it spent.
 //! - [`verbs`], [`limit`]: the raw rates of a fabric and of a map in this process, the limits of
@@ -30,6 +31,7 @@ pub mod report;
 pub mod run;
 pub mod server;
 pub mod sizing;
+pub mod store;
 pub mod verbs;
 pub mod workload;
 
