@@ -17,8 +17,9 @@ use crate::clock::now_ns;
 use crate::history;
 use crate::journal::Witness;
 use crate::keys::{self, Key};
-use crate::operations::{BATCH, Batch, Operation, RecordCounter, Source, Values};
+use crate::operations::{BATCH, Batch, Operation, Source, Values};
 use crate::recorder::Recorder;
+use crate::records::RecordCounter;
 use crate::store::{Pipelined, Store};
 use crate::workload::Kind;
 
@@ -35,7 +36,6 @@ pub struct Driver<'a, W> {
     values: Values,
     /// Where GETs put values.
     value: Vec<u8>,
-    value_bytes: usize,
     depth: usize,
     records: &'a RecordCounter,
     /// How many operations the thread did in all phases, up to a batch, for others to see.
@@ -43,17 +43,17 @@ pub struct Driver<'a, W> {
 }
 
 impl<'a, W: Witness> Driver<'a, W> {
-    /// For values of this length and this many operations in flight.
+    /// For values of up to this length and this many operations in flight.
     pub fn new(
         witness: &'a mut W,
-        (value_bytes, depth): (usize, usize),
+        (value_bytes_max, depth): (u32, usize),
         seed: u64,
         records: &'a RecordCounter,
         progress: &'a AtomicU64,
     ) -> Self {
-        let values = Values::new(value_bytes, seed);
-        let value = Vec::with_capacity(value_bytes);
-        Self { witness, batch: Batch::new(), values, value, value_bytes, depth, records, progress }
+        let values = Values::new(value_bytes_max, seed);
+        let value = Vec::with_capacity(value_bytes_max as usize);
+        Self { witness, batch: Batch::new(), values, value, depth, records, progress }
     }
 
     /// Forgets operations made and not done yet: for another source.
@@ -72,6 +72,7 @@ impl<'a, W: Witness> Driver<'a, W> {
         recorder: &mut Recorder,
         go_on: impl Fn() -> bool,
     ) -> Result<(), S::Error> {
+        self.batch.unclaim();
         if self.depth == 1 {
             self.one_by_one(store, source, recorder, go_on)
         } else {
@@ -108,8 +109,7 @@ impl<'a, W: Witness> Driver<'a, W> {
                 }
                 attribution.enter(operation.kind, store, recorder);
                 let (witness, values) = (&mut *self.witness, &mut self.values);
-                let value = (&mut self.value, self.value_bytes);
-                let expected = perform(store, operation, witness, values, value)?;
+                let expected = perform(store, operation, witness, values, &mut self.value)?;
                 recorder.unexpected += u64::from(!expected);
                 let end = now_ns();
                 latencies[done] = end - start;
@@ -135,26 +135,26 @@ impl<'a, W: Witness> Driver<'a, W> {
 #[inline]
 fn perform<S: Store>(
     store: &mut S,
-    Operation { kind, record, key }: &Operation,
+    &Operation { kind, record, ref key, value_bytes }: &Operation,
     witness: &mut impl Witness,
     values: &mut Values,
-    (value, value_bytes): (&mut Vec<u8>, usize),
+    value: &mut Vec<u8>,
 ) -> Result<bool, S::Error> {
     let mut expected = true;
     if matches!(kind, Kind::Get | Kind::Rmw) {
-        witness.begins(history::Operation::Get, *record);
+        witness.begins(history::Operation::Get, record);
         let version = store.get_into(key, value)?;
         let outcome = Outcome::Value(version.map(|version| (&value[..], version)));
         witness.goes_on(ONLY_LANE);
         witness.ends(ONLY_LANE, outcome);
         expected = as_expected(outcome, value_bytes);
     }
-    let Some(change) = change(*kind) else { return Ok(expected) };
-    witness.begins(change, *record);
+    let Some(change) = change(kind) else { return Ok(expected) };
+    witness.begins(change, record);
     let outcome = match kind {
         Kind::Delete => Outcome::Applied(store.delete(key)?),
-        Kind::Insert => Outcome::Applied(store.insert(key, witness.value(values))?),
-        _ => store.put(key, witness.value(values)).map(|()| Outcome::Stored)?,
+        Kind::Insert => Outcome::Applied(store.insert(key, witness.value(values, value_bytes))?),
+        _ => store.put(key, witness.value(values, value_bytes)).map(|()| Outcome::Stored)?,
     };
     witness.goes_on(ONLY_LANE);
     witness.ends(ONLY_LANE, outcome);
@@ -204,13 +204,15 @@ impl Attribution {
 struct InFlight {
     kind: Kind,
     record: u64,
+    value_bytes: u32,
     started_ns: u64,
     /// The GET of an RMW is done.
     has_read: bool,
 }
 
 impl InFlight {
-    const NOTHING: Self = Self { kind: Kind::Get, record: 0, started_ns: 0, has_read: false };
+    const NOTHING: Self =
+        Self { kind: Kind::Get, record: 0, value_bytes: 0, started_ns: 0, has_read: false };
 }
 
 /// The loop with many operations in flight.
@@ -250,10 +252,10 @@ impl<W: Witness, P: Pipelined> SideBySide<'_, '_, W, P> {
             } else if shared == READING_SHARED_MAX {
                 (now, shared) = (now_ns(), 0);
             }
-            let Some(&Operation { kind, record, key }) = self.driver.batch.rest().first() else {
-                return;
-            };
-            let in_flight = InFlight { kind, record, started_ns: now, has_read: false };
+            let Some(&operation) = self.driver.batch.rest().first() else { return };
+            let Operation { kind, record, key, value_bytes } = operation;
+            let in_flight =
+                InFlight { kind, record, value_bytes, started_ns: now, has_read: false };
             if self.submit(in_flight, &key).is_err() {
                 return;
             }
@@ -268,11 +270,12 @@ impl<W: Witness, P: Pipelined> SideBySide<'_, '_, W, P> {
         let reads = in_flight.kind == Kind::Rmw && !in_flight.has_read;
         let change = change(in_flight.kind).filter(|_| !reads);
         witness.begins(change.unwrap_or(history::Operation::Get), in_flight.record);
+        let bytes = in_flight.value_bytes;
         let lane = match in_flight.kind {
-            Kind::Rmw if in_flight.has_read => pipeline.put(key, witness.value(values)),
+            Kind::Rmw if in_flight.has_read => pipeline.put(key, witness.value(values, bytes)),
             Kind::Get | Kind::Rmw => pipeline.get(key),
-            Kind::Put => pipeline.put(key, witness.value(values)),
-            Kind::Insert => pipeline.insert(key, witness.value(values)),
+            Kind::Put => pipeline.put(key, witness.value(values, bytes)),
+            Kind::Insert => pipeline.insert(key, witness.value(values, bytes)),
             Kind::Delete => pipeline.delete(key),
         }?;
         witness.goes_on(lane);
@@ -282,14 +285,13 @@ impl<W: Witness, P: Pipelined> SideBySide<'_, '_, W, P> {
 
     /// Waits for one completion and takes all there are.
     fn finish(&mut self) -> Result<(), P::Error> {
-        let value_bytes = self.driver.value_bytes;
         let mut taken = self.pipeline.wait();
         while let Some(completed) = taken {
             let in_flight = self.lanes[completed.lane];
             self.recorder.attribute(in_flight.kind, completed.counters);
             let outcome = completed.result?;
             self.driver.witness.ends(completed.lane, outcome);
-            let expected = as_expected(outcome, value_bytes);
+            let expected = as_expected(outcome, in_flight.value_bytes);
             self.recorder.unexpected += u64::from(!expected);
             if in_flight.kind == Kind::Rmw && !in_flight.has_read {
                 let key = keys::encode(in_flight.record);
@@ -320,9 +322,11 @@ impl<W: Witness, P: Pipelined> SideBySide<'_, '_, W, P> {
 
 /// Whether an operation found what the workload had left.
 #[inline]
-fn as_expected(outcome: Outcome<'_>, value_bytes: usize) -> bool {
+fn as_expected(outcome: Outcome<'_>, value_bytes: u32) -> bool {
     match outcome {
-        Outcome::Value(found) => found.is_some_and(|(value, _)| value.len() == value_bytes),
+        Outcome::Value(found) => {
+            found.is_some_and(|(value, _)| value.len() == value_bytes as usize)
+        }
         Outcome::Stored => true,
         Outcome::Applied(applied) => applied,
     }

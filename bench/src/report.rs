@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use crate::accounting::ServerUsage;
 use crate::args::Ycsb;
+use crate::pattern::PatternReport;
 use crate::recorder::KindRecord;
 use crate::run::Measured;
 
@@ -17,12 +18,12 @@ use crate::run::Measured;
 pub struct YcsbReport {
     pub fabric: String,
     pub workload: String,
-    #[serde(skip)]
-    pub distribution: &'static str,
     pub threads: u32,
     pub depth: u16,
     pub records: u64,
+    /// The mean.
     pub value_size: u32,
+    pub pattern: PatternReport,
     pub seconds: f64,
     pub throughput_ops_s: f64,
     pub operations: BTreeMap<&'static str, OperationReport>,
@@ -112,12 +113,12 @@ impl YcsbReport {
         let operations = measured.recorder.kinds().map(|(kind, of)| (kind.name(), of.into()));
         Self {
             fabric: measured.fabric.clone(),
-            workload: args.workload.to_string(),
-            distribution: args.shape().name(),
+            workload: args.workload_name(),
             threads: args.threads,
             depth: args.depth,
             records: args.records,
-            value_size: args.value_size,
+            value_size: args.value_size.mean().round() as u32,
+            pattern: PatternReport::new(args),
             seconds: measured.seconds,
             throughput_ops_s,
             operations: operations.collect(),
@@ -142,8 +143,8 @@ impl YcsbReport {
             self.workload,
             self.fabric,
             grouped(self.records),
-            self.value_size,
-            self.distribution,
+            self.pattern.value_size.name,
+            self.pattern.distribution.name,
             self.threads,
             self.depth,
             self.seconds,
@@ -259,7 +260,7 @@ pub(crate) mod tests {
     use serde_json::Value;
 
     use super::*;
-    use crate::args::Target;
+    use crate::args::tests::ycsb;
     use crate::environment::Environment;
     use crate::publish::publish;
     use crate::recorder::Recorder;
@@ -288,24 +289,8 @@ pub(crate) mod tests {
         (YcsbReport::new(&args(), &measured, Some(200.0)), measured)
     }
 
-    pub(crate) fn args() -> Ycsb {
-        Ycsb {
-            workload: Workload::F,
-            records: 1_000_000,
-            value_size: 64,
-            threads: 1,
-            depth: 1,
-            seconds: 2.0,
-            warmup_seconds: 0.0,
-            distribution: None,
-            target: Target::default(),
-            cache_bytes: None,
-            memory: None,
-            seed: 1,
-            json: None,
-            limit_seconds: 1.0,
-            history: None,
-        }
+    fn args() -> Ycsb {
+        ycsb("ycsb --workload f --depth 1 --seconds 2")
     }
 
     #[test]

@@ -65,6 +65,7 @@ fn every_workload_has_the_promised_fields() {
                 "depth",
                 "records",
                 "value_size",
+                "pattern",
                 "seconds",
                 "throughput_ops_s",
                 "operations",
