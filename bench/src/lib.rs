@@ -7,6 +7,7 @@
 //! - [`run`], [`server`], [`accounting`]: threads, phases, a server for the run and what it spent.
 //! - [`verbs`], [`limit`]: the raw rates of a fabric and of a map in this process, the limits of
 //!   everything above.
+//! - [`peers`]: what others published, on the same fabrics.
 //! - [`report`], [`environment`], [`publish`]: JSON and tables.
 #![deny(unsafe_code)]
 
@@ -25,6 +26,7 @@ pub mod journal;
 pub mod keys;
 pub mod limit;
 pub mod operations;
+pub mod peers;
 pub mod publish;
 pub mod recorder;
 pub mod report;
