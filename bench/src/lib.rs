@@ -10,6 +10,7 @@
 //!   server for the run and what it spent.
 //! - [`verbs`], [`limit`]: the raw rates of a fabric and of a map in this process, the limits of
 //!   everything above.
+//! - [`peers`]: what others published, on the same fabrics.
 //! - [`report`], [`environment`], [`publish`]: JSON and tables.
 #![deny(unsafe_code)]
 
@@ -29,6 +30,7 @@ pub mod keys;
 pub mod limit;
 pub mod operations;
 pub mod pattern;
+pub mod peers;
 pub mod progress;
 pub mod properties;
 pub mod publish;
