@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use crate::accounting::ServerUsage;
 use crate::args::Ycsb;
+use crate::open_loop::{OpenLoopReport, ServiceReport};
 use crate::pattern::PatternReport;
 use crate::recorder::KindRecord;
 use crate::run::Measured;
@@ -26,6 +27,8 @@ pub struct YcsbReport {
     pub pattern: PatternReport,
     pub seconds: f64,
     pub throughput_ops_s: f64,
+    /// Null where threads start the next operation when one has ended.
+    pub open_loop: Option<OpenLoopReport>,
     pub operations: BTreeMap<&'static str, OperationReport>,
     pub cache: CacheReport,
     /// Null when the server's process is not known.
@@ -53,6 +56,9 @@ pub struct OperationReport {
     pub p50_ns: u64,
     pub p99_ns: u64,
     pub p999_ns: u64,
+    /// From when operations were started, where the above is from when they were meant to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub service: Option<ServiceReport>,
     pub round_trips: u64,
     pub verbs: VerbsReport,
     pub bytes: u64,
@@ -95,6 +101,7 @@ impl From<&KindRecord> for OperationReport {
             p50_ns: quantile(0.5),
             p99_ns: quantile(0.99),
             p999_ns: quantile(0.999),
+            service: record.services.as_ref().map(ServiceReport::from),
             round_trips: record.counters.round_trips,
             verbs: record.counters.into(),
             bytes: record.counters.bytes(),
@@ -121,6 +128,7 @@ impl YcsbReport {
             pattern: PatternReport::new(args),
             seconds: measured.seconds,
             throughput_ops_s,
+            open_loop: OpenLoopReport::new(args, measured),
             operations: operations.collect(),
             cache: CacheReport { hits: measured.cache.hits, misses: measured.cache.misses },
             server: measured.server,
@@ -152,6 +160,9 @@ impl YcsbReport {
         )?;
         writeln!(out, "{}\n", measured.environment)?;
         self.write_operations(&mut out)?;
+        if let Some(open_loop) = &self.open_loop {
+            open_loop.write(&self.operations, &mut out)?;
+        }
         let per_thread = self.throughput_ops_s / f64::from(self.threads);
         writeln!(
             out,

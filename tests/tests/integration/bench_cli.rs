@@ -68,6 +68,7 @@ fn every_workload_has_the_promised_fields() {
                 "pattern",
                 "seconds",
                 "throughput_ops_s",
+                "open_loop",
                 "operations",
                 "cache",
                 "server",
