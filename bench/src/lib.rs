@@ -6,7 +6,8 @@
 //! - [`run`], [`server`], [`accounting`]: threads, phases, a server for the run and what it spent.
 //! - [`verbs`], [`limit`]: the raw rates of a fabric and of a map in this process, the limits of
 //!   everything above.
-//! - [`report`], [`environment`], [`publish`]: JSON and tables.
+//! - [`report`], [`environment`], [`publish`]: JSON, CSV and tables.
+//! - [`price`]: what an operation takes at least.
 #![deny(unsafe_code)]
 
 pub mod accounting;
@@ -24,6 +25,7 @@ pub mod journal;
 pub mod keys;
 pub mod limit;
 pub mod operations;
+pub mod price;
 pub mod publish;
 pub mod recorder;
 pub mod report;
