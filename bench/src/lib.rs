@@ -11,7 +11,8 @@
 //! - [`verbs`], [`limit`]: the raw rates of a fabric and of a map in this process, the limits of
 //!   everything above.
 //! - [`peers`]: what others published, on the same fabrics.
-//! - [`report`], [`open_loop`], [`environment`], [`publish`]: JSON and tables.
+//! - [`report`], [`open_loop`], [`environment`], [`publish`]: JSON, CSV and tables.
+//! - [`price`]: what an operation takes at least.
 #![deny(unsafe_code)]
 
 pub mod accounting;
@@ -34,6 +35,7 @@ pub mod open_loop;
 pub mod operations;
 pub mod pattern;
 pub mod peers;
+pub mod price;
 pub mod progress;
 pub mod properties;
 pub mod publish;

@@ -25,8 +25,7 @@ pub fn map_ops_s(args: &Ycsb, fabric: &str, interrupt: &Interrupt) -> Result<Opt
     // A map's entry takes hardly more than a block.
     let block_bytes = block_bytes(KEY_BYTES, args.value_size.mean() as usize);
     let needed = args.records.saturating_mul(2 * block_bytes);
-    // A rate that was given says nothing about what is possible.
-    let is_wanted = fabric == "shm" && args.limit_seconds > 0.0 && args.target_rate.is_none();
+    let is_wanted = fabric == "shm" && args.limit_seconds > 0.0;
     if !is_wanted || needed > available_bytes()? {
         return Ok(None);
     }

@@ -4,18 +4,18 @@ use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
 
 use hdrhistogram::Histogram;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::args::Ycsb;
 use crate::report::{OperationReport, grouped};
 use crate::run::Measured;
 
 /// The rate, and what became of it.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the names are those of the JSON")]
 pub struct OpenLoopReport {
     pub target_ops_s: f64,
-    pub arrivals: &'static str,
+    pub arrivals: String,
     /// How far behind its schedule the latest thread was at its end.
     pub behind_s: f64,
     /// Whether that is next to nothing: else latencies only tell for how long the queue grew.
@@ -23,7 +23,7 @@ pub struct OpenLoopReport {
 }
 
 /// From when operations were started.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the names are those of the JSON")]
 pub struct ServiceReport {
     pub p50_ns: u64,
@@ -40,7 +40,7 @@ impl OpenLoopReport {
         let target_ops_s = args.target_rate?;
         let behind_s = measured.recorder.behind_ns as f64 / 1e9;
         let reached = behind_s <= BEHIND_MAX * measured.seconds;
-        Some(Self { target_ops_s, arrivals: args.arrivals.name(), behind_s, reached })
+        Some(Self { target_ops_s, arrivals: args.arrivals.name().to_owned(), behind_s, reached })
     }
 
     /// The lines for people.
@@ -49,7 +49,7 @@ impl OpenLoopReport {
     /// None: formatting into a text does not fail.
     pub fn write(
         &self,
-        operations: &BTreeMap<&'static str, OperationReport>,
+        operations: &BTreeMap<String, OperationReport>,
         out: &mut String,
     ) -> fmt::Result {
         let Self { target_ops_s, arrivals, behind_s, reached } = self;

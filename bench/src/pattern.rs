@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::args::Ycsb;
 use crate::distribution::{Distribution, Shape};
@@ -30,20 +30,20 @@ impl Pattern {
 }
 
 /// The same in a report.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the names are those of the JSON")]
 pub struct PatternReport {
     /// By kind, the share of the operations.
-    pub mix: BTreeMap<&'static str, f64>,
+    pub mix: BTreeMap<String, f64>,
     pub distribution: DistributionReport,
     pub value_size: ValueSizeReport,
 }
 
 /// Which records are popular.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the names are those of the JSON")]
 pub struct DistributionReport {
-    pub name: &'static str,
+    pub name: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub theta: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -53,7 +53,7 @@ pub struct DistributionReport {
 }
 
 /// How long values are, in bytes.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the names are those of the JSON")]
 pub struct ValueSizeReport {
     pub name: String,
@@ -69,7 +69,7 @@ impl PatternReport {
         let is_zipfian = matches!(shape, Shape::Zipfian | Shape::Latest);
         let is_hotspot = shape == Shape::Hotspot;
         let distribution = DistributionReport {
-            name: shape.name(),
+            name: shape.name().to_owned(),
             theta: is_zipfian.then_some(args.theta),
             hot_set: is_hotspot.then_some(args.hot_set),
             hot_operations: is_hotspot.then_some(args.hot_operations),
@@ -80,7 +80,7 @@ impl PatternReport {
             mean: size.mean(),
             max: size.max(),
         };
-        let mix = args.mix.kinds().map(|(kind, share)| (kind.name(), share)).collect();
+        let mix = args.mix.kinds().map(|(kind, share)| (kind.name().to_owned(), share)).collect();
         Self { mix, distribution, value_size }
     }
 }

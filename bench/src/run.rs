@@ -23,6 +23,7 @@ use crate::recorder::Recorder;
 use crate::records::RecordCounter;
 use crate::server::Server;
 use crate::sizing::{Demand, Memory};
+use crate::verbs::RawLimit;
 use crate::workload::{Kind, Mix};
 use crate::{Error, Result, allocations};
 
@@ -47,6 +48,8 @@ pub struct Measured {
     pub load_seconds: f64,
     /// The machine.
     pub environment: Environment,
+    /// What the fabric can do at most, if it was measured.
+    pub raw: Option<RawLimit>,
 }
 
 /// Runs a workload.
@@ -73,7 +76,7 @@ pub fn ycsb(args: &Ycsb, interrupt: &Interrupt) -> Result<Measured> {
         ended: AtomicUsize::new(0),
         progress: (0..args.threads).map(|_| Progress::default()).collect(),
     };
-    thread::scope(|scope| {
+    let mut measured = thread::scope(|scope| {
         let workers: Vec<_> = (0..args.threads)
             .map(|thread| {
                 scope.spawn({
@@ -89,7 +92,9 @@ pub fn ycsb(args: &Ycsb, interrupt: &Interrupt) -> Result<Measured> {
             .map(|worker| worker.join().unwrap_or(Err(Error::Panicked)))
             .collect();
         summarize(server.fabric(), worked, supervised)
-    })
+    })?;
+    measured.raw = RawLimit::measure(args, &server.config, interrupt)?;
+    Ok(measured)
 }
 
 /// The file that a history goes to.
@@ -384,5 +389,6 @@ fn summarize(
         server,
         load_seconds,
         environment,
+        raw: None,
     })
 }

@@ -11,6 +11,7 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueHint};
 use farside_common::config::{ClientConfig, ConfigError};
 use farside_common::size::ByteSize;
 
+use crate::publish::Output;
 use crate::{Error, Result};
 
 pub use ycsb::Ycsb;
@@ -72,9 +73,9 @@ pub struct Verbs {
     /// How much memory the verbs spread over
     #[arg(long, value_name = "SIZE", default_value = "64MiB")]
     pub span: ByteSize,
-    /// Write the result here as JSON; - writes it to stdout instead of the table
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
-    pub json: Option<PathBuf>,
+    /// Where the result goes.
+    #[command(flatten)]
+    pub output: Output,
 }
 
 /// The server of a run.

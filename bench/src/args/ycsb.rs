@@ -9,6 +9,7 @@ use super::{Target, positive_seconds, seconds};
 use crate::arrivals::Arrivals;
 use crate::distribution::{HOT_OPERATIONS, HOT_SET, Shape, Skew};
 use crate::properties::{Properties, Property};
+use crate::publish::Output;
 use crate::value_size::ValueSize;
 use crate::workload::{Mix, Workload};
 use crate::zipfian::THETA;
@@ -68,8 +69,9 @@ pub struct Ycsb {
     /// How long to run before that
     #[arg(long, value_name = "N", default_value = "2", value_parser = seconds)]
     pub warmup_seconds: f64,
-    /// How long to measure the limit after that: the same operations of one thread on a map inside
-    /// kv-bench. Over shm; 0 leaves it out
+    /// How long to measure each limit after that: the raw verbs of the fabric, in up to 64 MiB of
+    /// free blocks; over shm the same operations of one thread on a map inside kv-bench, too. 0
+    /// leaves them out
     #[arg(long, value_name = "N", default_value = "1", value_parser = seconds)]
     pub limit_seconds: f64,
     /// Which records are popular; latest for workload d, else zipfian
@@ -96,9 +98,9 @@ pub struct Ycsb {
     /// The same seed makes the same operations
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
-    /// Write the result here as JSON; - writes it to stdout instead of the table
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
-    pub json: Option<PathBuf>,
+    /// Where the result goes.
+    #[command(flatten)]
+    pub output: Output,
     /// Record every operation, those of loading too, as one JSON object a line here: for checkers
     /// of linearizability. Takes time and space, so what is measured meanwhile is slower
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]

@@ -3,8 +3,11 @@
 //! is linearizable, and a record of it, so that a wrong answer would show.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::process::{Command, Stdio};
 
+use farside_bench::price::Price;
+use farside_bench::workload::Kind;
 use farside_tests::binary;
 use farside_tests::linearizability::{self, Operation, Record, Violation};
 use serde_json::Value as Json;
@@ -26,10 +29,28 @@ fn expect_fields(object: &Json, fields: &[&str]) {
     assert_eq!(has, fields.iter().copied().collect(), "{object}");
 }
 
+/// One kind of operation in all files; returns how many there were.
+#[track_caller]
+fn expect_kind(kind: &str, of: &Json, csv: &str, hdr: &str) -> u64 {
+    let latencies = ["p50_ns", "p99_ns", "p999_ns", "max_ns", "latencies"];
+    let rest = ["count", "round_trips", "verbs", "bytes"];
+    expect_fields(of, &[&latencies[..], &rest[..]].concat());
+    expect_fields(&of["verbs"], &["read", "write", "cas", "faa"]);
+    let number = |name: &str| of[name].as_u64().unwrap();
+    let count = number("count");
+    assert!(count > 0 && number("round_trips") > 0);
+    assert!(number("p50_ns") <= number("p99_ns") && number("p99_ns") <= number("p999_ns"));
+    assert!(hdr.contains(&format!("\nTag={kind},")), "{hdr}");
+    assert!(csv.contains(&format!(",{kind},{count},")), "{csv}");
+    let price = Price::of(Kind::ALL.into_iter().find(|of| of.name() == kind).unwrap(), 64);
+    assert!(number("bytes") >= price.bytes * count, "{of} for less than {price:?}");
+    count
+}
+
 #[test]
 fn every_workload_has_the_promised_fields() {
     let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("result.json");
+    let [file, csv, hdr] = ["json", "csv", "hdr"].map(|name| folder.path().join(name));
     for (workload, operations) in [
         ("a", &["get", "put"][..]),
         ("b", &["get", "put"]),
@@ -37,30 +58,25 @@ fn every_workload_has_the_promised_fields() {
         ("d", &["get", "insert"]),
         ("f", &["get", "rmw"]),
     ] {
-        let said = bench(&[
-            "ycsb",
-            "--workload",
-            workload,
-            "--records",
-            "1000",
-            "--threads",
-            "2",
-            "--warmup-seconds",
-            "0.1",
-            "--seconds",
-            "1",
-            "--limit-seconds",
-            "0.1",
-            "--json",
-            file.to_str().unwrap(),
-        ]);
+        let names = [&file, &csv, &hdr].map(|path| path.display());
+        let [json, csv_name, hdr_name] = [&file, &csv, &hdr].map(|path| path.display());
+        let line = format!(
+            "ycsb --workload {workload} --records 1000 --threads 2 --warmup-seconds 0.1 \
+             --seconds 1 --limit-seconds 0.1 --json {json} --csv {csv_name} --hdr {hdr_name}"
+        );
+        let said = bench(&line.split(' ').collect::<Vec<_>>());
         assert_eq!(said.code, Some(0), "{}", said.stderr);
         let json: Json = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
         expect_fields(
             &json,
             &[
+                "command",
+                "commit",
+                "date",
+                "machine",
                 "fabric",
                 "workload",
+                "distribution",
                 "threads",
                 "depth",
                 "records",
@@ -71,28 +87,27 @@ fn every_workload_has_the_promised_fields() {
                 "open_loop",
                 "operations",
                 "cache",
+                "cpu_s",
                 "server",
                 // Besides what was promised: a GET has to have none.
                 "allocations",
                 "limit",
             ],
         );
-        expect_fields(&json["limit"], &["map_ops_s", "ratio"]);
+        let raw = ["read_ops_s", "write_ops_s", "cas_ops_s", "update_ops_s"];
+        let ratios = ["map_ops_s", "ratio", "mix_ops_s", "mix_ratio"];
+        expect_fields(&json["limit"], &[&raw[..], &ratios[..]].concat());
+        expect_fields(&json["machine"], &["processor", "cores", "kernel", "pages"]);
         assert_eq!((&json["fabric"], &json["workload"]), (&"shm".into(), &workload.into()));
         assert_eq!((&json["threads"], &json["records"]), (&2.into(), &1000.into()));
         expect_fields(&json["cache"], &["hits", "misses"]);
         expect_fields(&json["server"], &["cpu_s", "wakeups"]);
         expect_fields(&json["operations"], operations);
-        let mut total = 0;
-        for of in json["operations"].as_object().unwrap().values() {
-            let fields = ["count", "p50_ns", "p99_ns", "p999_ns", "round_trips", "verbs", "bytes"];
-            expect_fields(of, &fields);
-            expect_fields(&of["verbs"], &["read", "write", "cas", "faa"]);
-            let number = |name: &str| of[name].as_u64().unwrap();
-            assert!(number("count") > 0 && number("round_trips") > 0 && number("bytes") > 0);
-            assert!(number("p50_ns") <= number("p99_ns") && number("p99_ns") <= number("p999_ns"));
-            total += number("count");
-        }
+        let text = |path: &Path| std::fs::read_to_string(path).unwrap();
+        let (lines, log) = (text(&csv), text(&hdr));
+        assert_eq!(lines.lines().count(), 1 + operations.len(), "{lines}");
+        let kinds = json["operations"].as_object().unwrap();
+        let total: u64 = kinds.iter().map(|(kind, of)| expect_kind(kind, of, &lines, &log)).sum();
         let rate = total as f64 / json["seconds"].as_f64().unwrap();
         let told = json["throughput_ops_s"].as_f64().unwrap();
         assert!((rate / told - 1.0).abs() < 0.01, "{rate} {told}");
@@ -151,6 +166,10 @@ fn mistakes_and_errors_are_one_line() {
         ),
         (&[c, &["--history", "/dev/full"][..], &few[..]].concat(), &["/dev/full: No space left"]),
         (&[c, &["--history", "h", "--value-size", "7"][..]].concat(), &["--value-size of 8"]),
+        (
+            &[c, &["--json", "/nowhere/x.json"][..]].concat(),
+            &["cannot write /nowhere/x.json: /nowhere is no folder"],
+        ),
         (&["verbs", "--server", nowhere], &["no server answers at", nowhere]),
         (&["verbs", "--server", "kv.sock"], &["no scheme"]),
         (&["verbs", "--config", "/nowhere/client.toml"], &["/nowhere/client.toml"]),
