@@ -55,6 +55,8 @@ pub enum Error {
     Chain(#[from] ChainError),
     #[error("the server gave {blocks} free blocks of {bytes} bytes; give it more --memory")]
     TooFewBlocks { blocks: usize, bytes: u64 },
+    #[error("process {number} of the benchmark failed: {said}")]
+    Process { number: usize, said: String },
     #[error("a thread of the benchmark panicked")]
     Panicked,
     #[error("interrupted")]

@@ -6,8 +6,9 @@
 //! - [`driver`], [`arrivals`], [`store`], [`recorder`], [`attribution`]: the measured loops, when
 //!   they start what, what they drive, and what they note down.
 //! - [`history`], [`journal`]: an open format for operations, and a witness that writes it.
-//! - [`run`], [`progress`], [`server`], [`accounting`]: threads, phases, what is shown meanwhile, a
-//!   server for the run and what it spent.
+//! - [`run`], [`phases`], [`processes`], [`worked`], [`progress`], [`server`], [`accounting`]:
+//!   threads and processes, their phases and sums, what is shown meanwhile, a server for the run
+//!   and what it spent.
 //! - [`verbs`], [`limit`]: the raw rates of a fabric and of a map in this process, the limits of
 //!   everything above.
 //! - [`peers`]: what others published, on the same fabrics.
@@ -35,7 +36,9 @@ pub mod open_loop;
 pub mod operations;
 pub mod pattern;
 pub mod peers;
+pub mod phases;
 pub mod price;
+pub mod processes;
 pub mod progress;
 pub mod properties;
 pub mod publish;
@@ -48,6 +51,7 @@ pub mod sizing;
 pub mod store;
 pub mod value_size;
 pub mod verbs;
+pub mod worked;
 pub mod workload;
 pub mod zipfian;
 

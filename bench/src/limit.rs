@@ -30,7 +30,7 @@ pub fn map_ops_s(args: &Ycsb, fabric: &str, interrupt: &Interrupt) -> Result<Opt
         return Ok(None);
     }
     let mut map = Map::load(args);
-    let records = Arc::new(RecordCounter::new(args.records));
+    let records = Arc::new(RecordCounter::new(args.records, (0, 1)));
     let mut source = Generator::new(Pattern::new(args), records.clone(), args.seed);
     let (mut batch, mut operations) = (Batch::new(), 0);
     let duration = Duration::from_secs_f64(args.limit_seconds);

@@ -9,7 +9,7 @@ use farside_bench::error::FAILED;
 use farside_bench::interrupt::Interrupt;
 use farside_bench::publish::Published;
 use farside_bench::report::YcsbReport;
-use farside_bench::{Error, Result, limit, run, verbs};
+use farside_bench::{Error, Result, limit, processes, run, verbs};
 use farside_common::command_line::{one_line, usage_line};
 
 #[global_allocator]
@@ -48,6 +48,10 @@ fn tell(line: &str) {
 fn measure(args: &Args) -> Result<()> {
     let interrupt = Interrupt::install()?;
     match &args.command {
+        Command::Ycsb(ycsb) if ycsb.process.is_some() => {
+            processes::child(ycsb, &interrupt);
+            Ok(())
+        }
         Command::Ycsb(ycsb) => {
             if !ycsb.ignored.is_empty() {
                 tell(&format!("these properties are not known here: {}", ycsb.ignored.join(", ")));

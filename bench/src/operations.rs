@@ -186,7 +186,10 @@ impl Source for Generator {
         let kind = self.kind();
         let record = match kind {
             Kind::Insert => self.records.claim(),
-            _ => self.pattern.distribution.draw(&mut self.random, self.records.stored()),
+            _ => {
+                let stored = self.records.stored();
+                self.records.record(self.pattern.distribution.draw(&mut self.random, stored))
+            }
         };
         Some(Operation::new(kind, record, self.pattern.sizes))
     }
@@ -251,7 +254,7 @@ mod tests {
 
     #[test]
     fn a_mix_comes_in_its_shares_and_inserts_are_new() {
-        let records = Arc::new(RecordCounter::new(100));
+        let records = Arc::new(RecordCounter::new(100, (0, 1)));
         let mut generator = Generator::new(pattern(Workload::D), records.clone(), 3);
         let mut batch = Batch::new();
         let (mut inserts, mut expected) = (0, 100);
@@ -275,7 +278,7 @@ mod tests {
 
     #[test]
     fn threads_do_exactly_what_the_budget_allows_whatever_the_warm_up_left() {
-        let records = Arc::new(RecordCounter::new(100));
+        let records = Arc::new(RecordCounter::new(100, (0, 1)));
         let budget = Arc::new(Budget::new(10_000));
         let done: usize = std::thread::scope(|scope| {
             let run = |seed| {

@@ -92,23 +92,26 @@ impl Recorder {
 
     /// Adds another thread's.
     pub fn merge(&mut self, other: &Self) {
-        for (ours, theirs) in self.kinds.iter_mut().zip(&other.kinds) {
-            match (ours, theirs) {
-                (Some(ours), Some(theirs)) => {
-                    // Cannot fail: the histograms have the same bounds.
-                    let _ = ours.latencies.add(&theirs.latencies);
-                    if let (Some(ours), Some(theirs)) = (&mut ours.services, &theirs.services) {
-                        let _ = ours.add(theirs);
-                    }
-                    ours.counters += theirs.counters;
-                }
-                (ours @ None, Some(theirs)) => *ours = Some(theirs.clone()),
-                (_, None) => {}
-            }
+        for (kind, of) in other.kinds() {
+            self.add(kind, of.clone());
         }
         self.unexpected += other.unexpected;
         self.driver_ns += other.driver_ns;
         self.behind_ns = self.behind_ns.max(other.behind_ns);
+    }
+
+    /// Adds operations of a kind.
+    pub fn add(&mut self, kind: Kind, of: KindRecord) {
+        let Some(ours) = &mut self.kinds[kind.index()] else {
+            self.kinds[kind.index()] = Some(of);
+            return;
+        };
+        // Cannot fail: the histograms have the same bounds.
+        let _ = ours.latencies.add(&of.latencies);
+        if let (Some(ours), Some(theirs)) = (&mut ours.services, &of.services) {
+            let _ = ours.add(theirs);
+        }
+        ours.counters += of.counters;
     }
 
     /// The kinds there are, with what is known of them.

@@ -117,7 +117,7 @@ const OPERATIONS: u64 = 200;
 
 /// Two hundred operations that arrive every millisecond, or one when another has ended.
 fn drive(depth: usize, is_paced: bool) -> Recorder {
-    let (records, progress) = (Arc::new(RecordCounter::new(10)), AtomicU64::new(0));
+    let (records, progress) = (Arc::new(RecordCounter::new(10, (0, 1))), AtomicU64::new(0));
     let pattern = Pattern::new(&ycsb("ycsb --workload c --records 10"));
     let mut source = Generator::new(pattern, records.clone(), 1);
     source.limit(Some(Arc::new(Budget::new(OPERATIONS))));

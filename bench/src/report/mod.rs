@@ -35,7 +35,10 @@ pub struct YcsbReport {
     pub workload: String,
     #[serde(default)]
     pub distribution: String,
+    /// Of all processes.
     pub threads: u32,
+    #[serde(default = "one")]
+    pub processes: u32,
     pub depth: u16,
     pub records: u64,
     /// The mean.
@@ -59,6 +62,10 @@ pub struct YcsbReport {
     /// Null where nothing of it was measured.
     #[serde(default)]
     pub limit: Option<LimitReport>,
+}
+
+fn one() -> u32 {
+    1
 }
 
 /// What the same machine does without a store, in the same run.
@@ -198,7 +205,7 @@ impl YcsbReport {
     /// The report of a run.
     pub fn new(args: &Ycsb, measured: &Measured, map_ops_s: Option<f64>) -> Self {
         let throughput_ops_s = measured.recorder.operations() as f64 / measured.seconds;
-        let per_thread = throughput_ops_s / f64::from(args.threads);
+        let per_thread = throughput_ops_s / f64::from(args.all_threads());
         let verbs = measured.raw.as_ref().map(|raw| VerbsLimit::new(raw, measured));
         let ratio = map_ops_s.map(|map_ops_s| per_thread / map_ops_s);
         let limit = LimitReport { map_ops_s, ratio, verbs };
@@ -208,7 +215,8 @@ impl YcsbReport {
             fabric: measured.fabric.clone(),
             workload: args.workload_name(),
             distribution: args.shape().name().to_owned(),
-            threads: args.threads,
+            threads: args.all_threads(),
+            processes: args.processes,
             depth: args.depth,
             records: args.records,
             value_size: args.value_size.mean().round() as u32,

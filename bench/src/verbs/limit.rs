@@ -46,7 +46,7 @@ impl RawLimit {
         let class = class_for(KEY_BYTES, args.value_size.mean() as usize);
         let (Some(class), true) = (class, args.limit_seconds > 0.0) else { return Ok(None) };
         let mut attached = Attached::connect(config)?;
-        let (threads, depth) = (args.threads as usize, usize::from(args.depth));
+        let (threads, depth) = (args.all_threads() as usize, usize::from(args.depth));
         let span = SPAN_BYTES_MAX / class.block_bytes();
         let targets = attached.take_blocks(class, args.records.min(span) as usize)?;
         if targets.len() < threads * depth {

@@ -78,6 +78,7 @@ fn every_workload_has_the_promised_fields() {
                 "workload",
                 "distribution",
                 "threads",
+                "processes",
                 "depth",
                 "records",
                 "value_size",
@@ -112,6 +113,85 @@ fn every_workload_has_the_promised_fields() {
         let told = json["throughput_ops_s"].as_f64().unwrap();
         assert!((rate / told - 1.0).abs() < 0.01, "{rate} {told}");
     }
+}
+
+/// The JSON of a short run.
+fn measured(line: &str) -> Json {
+    let short = "--records 500 --warmup-seconds 0 --limit-seconds 0 --json -";
+    let said = bench(&format!("ycsb {line} {short}").split(' ').collect::<Vec<_>>());
+    assert_eq!(said.code, Some(0), "{}", said.stderr);
+    assert!(!said.stderr.contains("WARNING"), "{}", said.stderr);
+    serde_json::from_slice(&said.stdout).unwrap()
+}
+
+/// How many operations of all kinds there were.
+fn count(json: &Json) -> u64 {
+    let kinds = json["operations"].as_object().unwrap().values();
+    kinds.map(|of| of["count"].as_u64().unwrap()).sum()
+}
+
+#[test]
+fn a_count_of_operations_is_kept_exactly() {
+    for (line, expected) in [
+        ("--workload a --operations 1001 --threads 3", 1001),
+        ("--workload d --operations 77 --depth 1 --value-size facebook", 77),
+        ("-p operationcount=5 -p insertproportion=1 -p fieldlengthdistribution=uniform", 5),
+        ("--workload f --operations 333 --distribution hotspot --target-rate 1e6", 333),
+    ] {
+        let json = measured(line);
+        assert_eq!(count(&json), expected, "{line}");
+    }
+}
+
+#[test]
+fn a_property_file_makes_the_run_and_what_nobody_knows_is_told() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let text = "recordcount=100\noperationcount=200\nworkload=site.ycsb.workloads.CoreWorkload\n\
+                readproportion=0.7\nupdateproportion=0.2\nreadmodifywriteproportion=0.1\n\
+                fieldcount=2\nfieldlength=8\nrequestdistribution=hotspot\nredis.host=here\n";
+    std::fs::write(file.path(), text).unwrap();
+    let name = file.path().to_str().unwrap();
+    let rest = ["--warmup-seconds", "0", "--limit-seconds", "0", "--json", "-"];
+    let said = bench(&[&["ycsb", "-P", name][..], &rest].concat());
+    assert_eq!(said.code, Some(0), "{}", said.stderr);
+    assert!(said.stderr.ends_with("these properties are not known here: redis.host\n"));
+    let json: Json = serde_json::from_slice(&said.stdout).unwrap();
+    assert_eq!((count(&json), &json["records"]), (200, &100.into()));
+    assert_eq!((&json["workload"], &json["value_size"]), (&"custom".into(), &16.into()));
+    assert_eq!(json["pattern"]["distribution"]["name"], "hotspot");
+    expect_fields(&json["pattern"]["mix"], &["get", "put", "rmw"]);
+}
+
+#[test]
+fn an_offered_rate_is_not_exceeded_and_one_out_of_reach_is_told() {
+    for depth in [1, 8] {
+        let line = format!("--workload b --seconds 0.2 --threads 2 --depth {depth}");
+        let slow = measured(&format!("{line} --target-rate 1000"));
+        let operations = count(&slow) as f64;
+        let due = slow["seconds"].as_f64().unwrap() * 1000.0;
+        assert!(operations > 0.0 && operations <= due + 2.0, "{operations} of {due}");
+        expect_fields(&slow["open_loop"], &["target_ops_s", "arrivals", "behind_s", "reached"]);
+        expect_fields(&slow["operations"]["get"]["service"], &["p50_ns", "p99_ns", "p999_ns"]);
+        let fast = measured(&format!("{line} --target-rate 1e9 --arrivals poisson"));
+        assert_eq!((&fast["open_loop"]["reached"], count(&fast) > 0), (&false.into(), true));
+        let get = &fast["operations"]["get"];
+        assert!(get["p50_ns"].as_u64() > get["service"]["p50_ns"].as_u64(), "{get}");
+    }
+}
+
+#[test]
+fn processes_make_one_run() {
+    for workload in ["a", "d"] {
+        let line = format!("--workload {workload} --operations 1000 --processes 3 --threads 2");
+        let json = measured(&line);
+        assert_eq!(count(&json), 1000, "{workload}");
+        assert_eq!((&json["threads"], &json["processes"]), (&6.into(), &3.into()));
+        assert!(json["server"].is_object() && json["machine"]["cores"].as_u64() > Some(0));
+    }
+    let json = measured("--workload b --seconds 0.2 --processes 2 --target-rate 500 --depth 1");
+    let operations = count(&json) as f64;
+    let due = json["seconds"].as_f64().unwrap() * 500.0;
+    assert!(operations > 0.0 && operations <= due + 2.0, "{operations} of {due}");
 }
 
 /// What a short run on few records put on file.
@@ -156,6 +236,12 @@ fn mistakes_and_errors_are_one_line() {
     for (arguments, parts) in [
         (&["ycsb", "--workload", "e"][..], &["workload e needs range scans"][..]),
         (&["ycsb"], &["--workload", "--help"]),
+        (&["ycsb", "-p", "scanproportion=1"], &["scanproportion=1", "range scans"]),
+        (
+            &[c, &["--processes", "2", "--server", nowhere][..]].concat(),
+            &["of the benchmark failed: connecting: no server answers at", nowhere],
+        ),
+        (&["ycsb", "-P", "/nowhere/a"], &["/nowhere/a: No such file"]),
         (&["ycsb", "--wrkload", "a"], &["'--wrkload'", "'--workload'"]),
         (&[c, &["--memory", "1GiB", "--server", nowhere][..]].concat(), &["--memory"]),
         (&[c, &["--server", nowhere][..]].concat(), &["no server answers at", nowhere]),
