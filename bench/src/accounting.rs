@@ -6,10 +6,10 @@ use std::io;
 use farside_common::address::Address;
 use farside_common::fabric::shm::Connection;
 use rustix::net::sockopt::socket_peercred;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// What a process spent since it started.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ServerUsage {
     /// CPU time, in seconds, in kernel and user space.
     pub cpu_s: f64,

@@ -8,17 +8,24 @@
 //! In flight: from a reading at or before the operation was started to one at or after its
 //! completion was taken. A reading serves up to `READING_SHARED_MAX` operations, so a latency is
 //! never too short, and too long by at most the time that so many calls take.
+//!
+//! By a [`Schedule`]: from when the operation was meant to start, however long those before it kept
+//! it waiting; and beside that from when it was started, as above.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use farside::{Counters, Outcome, Pipeline, PipelineFull, Result, Session};
+use farside::{Outcome, PipelineFull};
 
+use crate::arrivals::Schedule;
+use crate::attribution::Attribution;
 use crate::clock::now_ns;
 use crate::history;
 use crate::journal::Witness;
 use crate::keys::{self, Key};
-use crate::operations::{BATCH, Batch, Operation, RecordCounter, Source, Values};
+use crate::operations::{BATCH, Batch, Operation, Source, Values};
 use crate::recorder::Recorder;
+use crate::records::RecordCounter;
+use crate::store::{Pipelined, Store};
 use crate::workload::Kind;
 
 /// How many operations in flight share one reading of the clock.
@@ -34,25 +41,26 @@ pub struct Driver<'a, W> {
     values: Values,
     /// Where GETs put values.
     value: Vec<u8>,
-    value_bytes: usize,
     depth: usize,
+    schedule: Option<Schedule>,
     records: &'a RecordCounter,
     /// How many operations the thread did in all phases, up to a batch, for others to see.
     progress: &'a AtomicU64,
 }
 
 impl<'a, W: Witness> Driver<'a, W> {
-    /// For values of this length and this many operations in flight.
+    /// For values of up to this length and this many operations in flight.
     pub fn new(
         witness: &'a mut W,
-        (value_bytes, depth): (usize, usize),
+        (value_bytes_max, depth): (u32, usize),
         seed: u64,
         records: &'a RecordCounter,
         progress: &'a AtomicU64,
     ) -> Self {
-        let values = Values::new(value_bytes, seed);
-        let value = Vec::with_capacity(value_bytes);
-        Self { witness, batch: Batch::new(), values, value, value_bytes, depth, records, progress }
+        let values = Values::new(value_bytes_max, seed);
+        let value = Vec::with_capacity(value_bytes_max as usize);
+        let (batch, schedule) = (Batch::new(), None);
+        Self { witness, batch, values, value, depth, schedule, records, progress }
     }
 
     /// Forgets operations made and not done yet: for another source.
@@ -60,25 +68,38 @@ impl<'a, W: Witness> Driver<'a, W> {
         self.batch = Batch::new();
     }
 
+    /// From now on operations start when they are meant to, or as soon as one can after that.
+    pub fn pace(&mut self, schedule: Option<Schedule>) {
+        self.schedule = schedule;
+    }
+
     /// Runs operations as long as `go_on` says so and the source has any.
     ///
     /// # Errors
     /// That of the first operation that fails.
-    pub fn drive(
+    pub fn drive<S: Store>(
         &mut self,
-        session: &mut Session,
+        store: &mut S,
         source: &mut impl Source,
         recorder: &mut Recorder,
         go_on: impl Fn() -> bool,
-    ) -> Result<()> {
+    ) -> Result<(), S::Error> {
+        self.batch.unclaim();
+        if let Some(schedule) = &mut self.schedule {
+            schedule.start(now_ns());
+        }
         if self.depth == 1 {
-            self.one_by_one(session, source, recorder, go_on)
+            self.one_by_one(store, source, recorder, go_on)?;
         } else {
-            let pipeline = session.pipeline()?;
+            let pipeline = store.pipeline()?;
             let lanes = vec![InFlight::NOTHING; pipeline.depth()];
             let finished = Vec::with_capacity(READING_SHARED_MAX);
-            SideBySide { driver: self, pipeline, lanes, finished, recorder }.run(source, go_on)
+            SideBySide { driver: self, pipeline, lanes, finished, recorder }.run(source, go_on)?;
         }
+        if let Some(schedule) = &self.schedule {
+            recorder.behind_ns = now_ns().saturating_sub(schedule.due_ns());
+        }
+        Ok(())
     }
 
     fn publish(&self, operations: usize) {
@@ -87,15 +108,15 @@ impl<'a, W: Witness> Driver<'a, W> {
         self.progress.store(before + operations as u64, Ordering::Relaxed);
     }
 
-    fn one_by_one(
+    fn one_by_one<S: Store>(
         &mut self,
-        session: &mut Session,
+        store: &mut S,
         source: &mut impl Source,
         recorder: &mut Recorder,
         go_on: impl Fn() -> bool,
-    ) -> Result<()> {
-        let mut latencies = [0; BATCH];
-        let mut attribution = Attribution { kind: None, since: session.counters() };
+    ) -> Result<(), S::Error> {
+        let mut times = [Times::default(); BATCH];
+        let mut attribution = Attribution::new(store);
         let mut last = now_ns();
         while go_on() && self.batch.refill(source) {
             let mut start = now_ns();
@@ -105,19 +126,23 @@ impl<'a, W: Witness> Driver<'a, W> {
                 if !go_on() {
                     break;
                 }
-                attribution.enter(operation.kind, session, recorder);
+                if let Some(schedule) = &self.schedule {
+                    let Some(now) = schedule.wait(&go_on) else { break };
+                    start = now;
+                }
+                attribution.enter(operation.kind, store, recorder);
                 let (witness, values) = (&mut *self.witness, &mut self.values);
-                let value = (&mut self.value, self.value_bytes);
-                let expected = perform(session, operation, witness, values, value)?;
+                let expected = perform(store, operation, witness, values, &mut self.value)?;
                 recorder.unexpected += u64::from(!expected);
                 let end = now_ns();
-                latencies[done] = end - start;
+                let due = intended(&mut self.schedule, start);
+                times[done] = Times { latency_ns: end - due, service_ns: end - start };
                 start = end;
                 done += 1;
             }
             last = start;
-            for (operation, latency_ns) in self.batch.rest().iter().zip(&latencies[..done]) {
-                recorder.record(operation.kind, *latency_ns);
+            for (operation, times) in self.batch.rest().iter().zip(&times[..done]) {
+                times.record(operation.kind, recorder);
                 if operation.kind == Kind::Insert {
                     self.records.acknowledge(operation.record);
                 }
@@ -125,35 +150,59 @@ impl<'a, W: Witness> Driver<'a, W> {
             self.batch.consume(done);
             self.publish(done);
         }
-        attribution.leave(session, recorder);
+        attribution.leave(store, recorder);
         Ok(())
+    }
+}
+
+/// When the operation that starts now was meant to start; after it, it is the next one's turn.
+#[inline]
+fn intended(schedule: &mut Option<Schedule>, now: u64) -> u64 {
+    let Some(schedule) = schedule else { return now };
+    let due = schedule.due_ns();
+    schedule.advance();
+    due
+}
+
+/// How long an operation took, from when it was meant to start and from when it was started.
+#[derive(Clone, Copy, Default)]
+struct Times {
+    latency_ns: u64,
+    service_ns: u64,
+}
+
+impl Times {
+    #[inline]
+    fn record(&self, kind: Kind, recorder: &mut Recorder) {
+        recorder.record(kind, self.latency_ns);
+        recorder.record_service(kind, self.service_ns);
     }
 }
 
 /// One operation, waited for; whether it found what the workload had left.
 #[inline]
-fn perform(
-    session: &mut Session,
-    Operation { kind, record, key }: &Operation,
+fn perform<S: Store>(
+    store: &mut S,
+    &Operation { kind, record, ref key, value_bytes }: &Operation,
     witness: &mut impl Witness,
     values: &mut Values,
-    (value, value_bytes): (&mut Vec<u8>, usize),
-) -> Result<bool> {
+    value: &mut Vec<u8>,
+) -> Result<bool, S::Error> {
     let mut expected = true;
     if matches!(kind, Kind::Get | Kind::Rmw) {
-        witness.begins(history::Operation::Get, *record);
-        let version = session.get_into(key, value)?;
+        witness.begins(history::Operation::Get, record);
+        let version = store.get_into(key, value)?;
         let outcome = Outcome::Value(version.map(|version| (&value[..], version)));
         witness.goes_on(ONLY_LANE);
         witness.ends(ONLY_LANE, outcome);
         expected = as_expected(outcome, value_bytes);
     }
-    let Some(change) = change(*kind) else { return Ok(expected) };
-    witness.begins(change, *record);
+    let Some(change) = change(kind) else { return Ok(expected) };
+    witness.begins(change, record);
     let outcome = match kind {
-        Kind::Delete => Outcome::Applied(session.delete(key)?),
-        Kind::Insert => Outcome::Applied(session.insert(key, witness.value(values))?),
-        _ => session.put(key, witness.value(values)).map(|()| Outcome::Stored)?,
+        Kind::Delete => Outcome::Applied(store.delete(key)?),
+        Kind::Insert => Outcome::Applied(store.insert(key, witness.value(values, value_bytes))?),
+        _ => store.put(key, witness.value(values, value_bytes)).map(|()| Outcome::Stored)?,
     };
     witness.goes_on(ONLY_LANE);
     witness.ends(ONLY_LANE, outcome);
@@ -170,67 +219,62 @@ fn change(kind: Kind) -> Option<history::Operation> {
     }
 }
 
-/// Adds what the session asked of its fabric to the kind of operation it did meanwhile. Looks only
-/// where the kind changes.
-struct Attribution {
-    kind: Option<Kind>,
-    since: Counters,
-}
-
-impl Attribution {
-    #[inline]
-    fn enter(&mut self, kind: Kind, session: &Session, recorder: &mut Recorder) {
-        if self.kind != Some(kind) {
-            self.leave(session, recorder);
-            self.kind = Some(kind);
-        }
-    }
-
-    fn leave(&mut self, session: &Session, recorder: &mut Recorder) {
-        let now = session.counters();
-        if now.round_trips < self.since.round_trips {
-            // The session reconnected and counts from 0 again.
-            self.since = Counters::default();
-        }
-        if let Some(kind) = self.kind {
-            recorder.attribute(kind, &(now - self.since));
-        }
-        self.since = now;
-    }
-}
-
 #[derive(Clone, Copy)]
 struct InFlight {
     kind: Kind,
     record: u64,
+    value_bytes: u32,
+    due_ns: u64,
     started_ns: u64,
     /// The GET of an RMW is done.
     has_read: bool,
 }
 
 impl InFlight {
-    const NOTHING: Self = Self { kind: Kind::Get, record: 0, started_ns: 0, has_read: false };
+    const NOTHING: Self = Self {
+        kind: Kind::Get,
+        record: 0,
+        value_bytes: 0,
+        due_ns: 0,
+        started_ns: 0,
+        has_read: false,
+    };
 }
 
 /// The loop with many operations in flight.
-struct SideBySide<'d, 'a, 's, W> {
+struct SideBySide<'d, 'a, W, P> {
     driver: &'d mut Driver<'a, W>,
-    pipeline: Pipeline<'s>,
-    /// By the lane of the operation's ticket.
+    pipeline: P,
+    /// By the operation's lane.
     lanes: Vec<InFlight>,
     finished: Vec<InFlight>,
     recorder: &'d mut Recorder,
 }
 
-impl<W: Witness> SideBySide<'_, '_, '_, W> {
-    fn run(mut self, source: &mut impl Source, go_on: impl Fn() -> bool) -> Result<()> {
+impl<W: Witness, P: Pipelined> SideBySide<'_, '_, W, P> {
+    fn run(mut self, source: &mut impl Source, go_on: impl Fn() -> bool) -> Result<(), P::Error> {
         loop {
             self.start(source, &go_on);
-            if self.pipeline.in_flight() == 0 {
+            let is_early = self.is_early();
+            if self.pipeline.in_flight() > 0 {
+                self.finish(!is_early)?;
+                continue;
+            }
+            let Some(schedule) = self.driver.schedule.as_ref().filter(|_| is_early) else {
+                return Ok(());
+            };
+            if schedule.wait(&go_on).is_none() {
                 return Ok(());
             }
-            self.finish()?;
         }
+    }
+
+    /// Whether there is an operation that only waits until it is meant to start.
+    fn is_early(&self) -> bool {
+        let Some(schedule) = &self.driver.schedule else { return false };
+        let is_ready = !self.driver.batch.rest().is_empty();
+        let has_room = self.pipeline.in_flight() < self.driver.depth;
+        is_ready && has_room && schedule.due_ns() > now_ns()
     }
 
     /// Fills the pipeline.
@@ -249,12 +293,19 @@ impl<W: Witness> SideBySide<'_, '_, '_, W> {
             } else if shared == READING_SHARED_MAX {
                 (now, shared) = (now_ns(), 0);
             }
-            let Some(&Operation { kind, record, key }) = self.driver.batch.rest().first() else {
+            let Some(&operation) = self.driver.batch.rest().first() else { return };
+            let due_ns = self.driver.schedule.as_ref().map_or(now, Schedule::due_ns);
+            if due_ns > now {
                 return;
-            };
-            let in_flight = InFlight { kind, record, started_ns: now, has_read: false };
+            }
+            let Operation { kind, record, key, value_bytes } = operation;
+            let in_flight =
+                InFlight { kind, record, value_bytes, due_ns, started_ns: now, has_read: false };
             if self.submit(in_flight, &key).is_err() {
                 return;
+            }
+            if let Some(schedule) = &mut self.driver.schedule {
+                schedule.advance();
             }
             self.driver.batch.consume(1);
             shared += 1;
@@ -262,33 +313,33 @@ impl<W: Witness> SideBySide<'_, '_, '_, W> {
     }
 
     /// Posts an operation, or the second half of one.
-    fn submit(&mut self, in_flight: InFlight, key: &Key) -> std::result::Result<(), PipelineFull> {
+    fn submit(&mut self, in_flight: InFlight, key: &Key) -> Result<(), PipelineFull> {
         let (pipeline, Driver { witness, values, .. }) = (&mut self.pipeline, &mut *self.driver);
         let reads = in_flight.kind == Kind::Rmw && !in_flight.has_read;
         let change = change(in_flight.kind).filter(|_| !reads);
         witness.begins(change.unwrap_or(history::Operation::Get), in_flight.record);
-        let ticket = match in_flight.kind {
-            Kind::Rmw if in_flight.has_read => pipeline.put(key, witness.value(values)),
+        let bytes = in_flight.value_bytes;
+        let lane = match in_flight.kind {
+            Kind::Rmw if in_flight.has_read => pipeline.put(key, witness.value(values, bytes)),
             Kind::Get | Kind::Rmw => pipeline.get(key),
-            Kind::Put => pipeline.put(key, witness.value(values)),
-            Kind::Insert => pipeline.insert(key, witness.value(values)),
+            Kind::Put => pipeline.put(key, witness.value(values, bytes)),
+            Kind::Insert => pipeline.insert(key, witness.value(values, bytes)),
             Kind::Delete => pipeline.delete(key),
         }?;
-        witness.goes_on(ticket.lane());
-        self.lanes[ticket.lane()] = in_flight;
+        witness.goes_on(lane);
+        self.lanes[lane] = in_flight;
         Ok(())
     }
 
-    /// Waits for one completion and takes all there are.
-    fn finish(&mut self) -> Result<()> {
-        let value_bytes = self.driver.value_bytes;
-        let mut taken = self.pipeline.wait();
+    /// Takes all completions there are; where there are none, waits for one if it may.
+    fn finish(&mut self, may_wait: bool) -> Result<(), P::Error> {
+        let mut taken = if may_wait { self.pipeline.wait() } else { self.pipeline.poll() };
         while let Some(completed) = taken {
-            let in_flight = self.lanes[completed.ticket.lane()];
+            let in_flight = self.lanes[completed.lane];
             self.recorder.attribute(in_flight.kind, completed.counters);
             let outcome = completed.result?;
-            self.driver.witness.ends(completed.ticket.lane(), outcome);
-            let expected = as_expected(outcome, value_bytes);
+            self.driver.witness.ends(completed.lane, outcome);
+            let expected = as_expected(outcome, in_flight.value_bytes);
             self.recorder.unexpected += u64::from(!expected);
             if in_flight.kind == Kind::Rmw && !in_flight.has_read {
                 let key = keys::encode(in_flight.record);
@@ -308,8 +359,9 @@ impl<W: Witness> SideBySide<'_, '_, '_, W> {
 
     fn record(&mut self) {
         let now = now_ns();
-        for InFlight { kind, record, started_ns, .. } in self.finished.drain(..) {
-            self.recorder.record(kind, now - started_ns);
+        for InFlight { kind, record, due_ns, started_ns, .. } in self.finished.drain(..) {
+            let times = Times { latency_ns: now - due_ns, service_ns: now - started_ns };
+            times.record(kind, self.recorder);
             if kind == Kind::Insert {
                 self.driver.records.acknowledge(record);
             }
@@ -319,10 +371,15 @@ impl<W: Witness> SideBySide<'_, '_, '_, W> {
 
 /// Whether an operation found what the workload had left.
 #[inline]
-fn as_expected(outcome: Outcome<'_>, value_bytes: usize) -> bool {
+fn as_expected(outcome: Outcome<'_>, value_bytes: u32) -> bool {
     match outcome {
-        Outcome::Value(found) => found.is_some_and(|(value, _)| value.len() == value_bytes),
+        Outcome::Value(found) => {
+            found.is_some_and(|(value, _)| value.len() == value_bytes as usize)
+        }
         Outcome::Stored => true,
         Outcome::Applied(applied) => applied,
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,13 +1,57 @@
-//! The machine a result comes from.
+//! The machine a result comes from, and the command.
 
 use std::fmt;
 use std::fs;
+use std::time::SystemTime;
+
+use serde::{Deserialize, Serialize};
+
+/// What it takes to make a result again. In results of older versions there is nothing of it.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Origin {
+    /// The command line.
+    pub command: String,
+    /// The commit that kv-bench was built from, `-dirty` if something was not committed; null if
+    /// that is not known.
+    pub commit: Option<String>,
+    /// When the result was complete, in UTC.
+    pub date: String,
+    /// Where.
+    pub machine: Environment,
+}
+
+impl Origin {
+    /// Of this process, now.
+    pub fn of(machine: Environment) -> Self {
+        let words = std::env::args().skip(1).map(|word| quoted(&word));
+        Self {
+            command: std::iter::once("kv-bench".to_owned())
+                .chain(words)
+                .collect::<Vec<_>>()
+                .join(" "),
+            commit: option_env!("FARSIDE_COMMIT").map(str::to_owned),
+            date: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
+            machine,
+        }
+    }
+}
+
+/// A word as a shell takes it.
+fn quoted(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,+@%".contains(c);
+    if !word.is_empty() && word.chars().all(is_plain) {
+        return word.to_owned();
+    }
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
 
 /// What a reader has to know beside the numbers.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Environment {
-    processor: String,
-    cores: usize,
+    pub(crate) processor: String,
+    pub(crate) cores: usize,
     kernel: String,
     pages: String,
 }
@@ -85,7 +129,20 @@ mod tests {
     }
 
     #[test]
-    fn this_machine_has_cores() {
-        assert!(Environment::look().to_string().contains("cores"));
+    fn a_result_says_where_it_comes_from() {
+        let Origin { command, date, machine, .. } = Origin::of(Environment::look());
+        assert!(command.starts_with("kv-bench"), "{command}");
+        assert!(humantime::parse_rfc3339(&date).is_ok(), "{date}");
+        assert!(machine.cores > 0 && machine.to_string().contains("cores"), "{machine}");
+    }
+
+    #[test]
+    fn words_come_through_a_shell() {
+        for word in ["plain-1.5", "", "two words", "it's", "$HOME"] {
+            let echo = format!("printf %s {}", quoted(word));
+            let output = std::process::Command::new("sh").args(["-c", &echo]).output().unwrap();
+            assert_eq!(String::from_utf8(output.stdout).unwrap(), word);
+        }
+        assert_eq!(quoted("--server=shm:///tmp/kv.sock"), "--server=shm:///tmp/kv.sock");
     }
 }

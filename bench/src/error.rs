@@ -1,7 +1,7 @@
 //! What can go wrong in a run.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use farside_common::attach::AttachError;
 use farside_common::control::ControlError;
@@ -35,6 +35,12 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
+    #[error("cannot write {}: {source}", .path.display())]
+    Output {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
     #[error("the history {}: {source}", .path.display())]
     History {
         path: PathBuf,
@@ -49,6 +55,8 @@ pub enum Error {
     Chain(#[from] ChainError),
     #[error("the server gave {blocks} free blocks of {bytes} bytes; give it more --memory")]
     TooFewBlocks { blocks: usize, bytes: u64 },
+    #[error("process {number} of the benchmark failed: {said}")]
+    Process { number: usize, said: String },
     #[error("a thread of the benchmark panicked")]
     Panicked,
     #[error("interrupted")]
@@ -59,6 +67,12 @@ impl Error {
     /// For `map_err`: the system refused something.
     pub fn system(doing: &'static str) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::System { doing, source }
+    }
+
+    /// For `map_err`: a file of results cannot be written.
+    pub fn output(path: &Path) -> impl FnOnce(io::Error) -> Self {
+        let path = path.to_owned();
+        move |source| Self::Output { path, source }
     }
 
     /// For `map_err`: the client library refused something.

@@ -29,6 +29,11 @@ impl Interrupt {
         Ok(interrupt)
     }
 
+    /// Asks for the end.
+    pub fn raise(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
     /// Fails once somebody asked for the end.
     ///
     /// # Errors

@@ -1,18 +1,27 @@
 //! The parts of kv-bench.
 //!
-//! - [`workload`], [`distribution`], [`keys`], [`operations`]: which operation comes next.
-//! - [`driver`], [`recorder`]: the measured loops, and what they note down.
+//! - [`args`], [`properties`]: what is asked for, on the command line or in upstream's files.
+//! - [`workload`], [`distribution`], [`zipfian`], [`keys`], [`records`], [`value_size`],
+//!   [`pattern`], [`operations`]: which operation comes next.
+//! - [`driver`], [`arrivals`], [`store`], [`recorder`], [`attribution`]: the measured loops, when
+//!   they start what, what they drive, and what they note down.
 //! - [`history`], [`journal`]: an open format for operations, and a witness that writes it.
-//! - [`run`], [`server`], [`accounting`]: threads, phases, a server for the run and what it spent.
+//! - [`run`], [`phases`], [`processes`], [`worked`], [`progress`], [`server`], [`accounting`]:
+//!   threads and processes, their phases and sums, what is shown meanwhile, a server for the run
+//!   and what it spent.
 //! - [`verbs`], [`limit`]: the raw rates of a fabric and of a map in this process, the limits of
 //!   everything above.
-//! - [`report`], [`environment`], [`publish`]: JSON and tables.
+//! - [`peers`]: what others published, on the same fabrics.
+//! - [`report`], [`open_loop`], [`environment`], [`publish`]: JSON, CSV and tables.
+//! - [`price`]: what an operation takes at least.
 #![deny(unsafe_code)]
 
 pub mod accounting;
 #[allow(unsafe_code, reason = "a global allocator is unsafe to implement")]
 pub mod allocations;
 pub mod args;
+pub mod arrivals;
+pub mod attribution;
 pub mod clock;
 pub mod distribution;
 pub mod driver;
@@ -23,14 +32,27 @@ pub mod interrupt;
 pub mod journal;
 pub mod keys;
 pub mod limit;
+pub mod open_loop;
 pub mod operations;
+pub mod pattern;
+pub mod peers;
+pub mod phases;
+pub mod price;
+pub mod processes;
+pub mod progress;
+pub mod properties;
 pub mod publish;
 pub mod recorder;
+pub mod records;
 pub mod report;
 pub mod run;
 pub mod server;
 pub mod sizing;
+pub mod store;
+pub mod value_size;
 pub mod verbs;
+pub mod worked;
 pub mod workload;
+pub mod zipfian;
 
 pub use error::{Error, Result};

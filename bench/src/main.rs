@@ -3,21 +3,20 @@
 use std::io::Write;
 use std::process::ExitCode;
 
-use clap::Parser;
 use farside_bench::allocations::CountingAllocator;
 use farside_bench::args::{Args, Command};
 use farside_bench::error::FAILED;
 use farside_bench::interrupt::Interrupt;
-use farside_bench::publish::publish;
+use farside_bench::publish::Published;
 use farside_bench::report::YcsbReport;
-use farside_bench::{Error, Result, limit, run, verbs};
+use farside_bench::{Error, Result, limit, processes, run, verbs};
 use farside_common::command_line::{one_line, usage_line};
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 fn main() -> ExitCode {
-    let args = match Args::try_parse() {
+    let args = match Args::read(std::env::args_os()) {
         Ok(args) => args,
         Err(error) if is_mistake(&error) => {
             tell(&usage_line("kv-bench", &error.to_string()));
@@ -49,17 +48,34 @@ fn tell(line: &str) {
 fn measure(args: &Args) -> Result<()> {
     let interrupt = Interrupt::install()?;
     match &args.command {
+        Command::Ycsb(ycsb) if ycsb.process.is_some() => {
+            processes::child(ycsb, &interrupt);
+            Ok(())
+        }
         Command::Ycsb(ycsb) => {
+            if !ycsb.ignored.is_empty() {
+                tell(&format!("these properties are not known here: {}", ycsb.ignored.join(", ")));
+            }
+            ycsb.output.check()?;
             let measured = run::ycsb(ycsb, &interrupt)?;
             let limit = limit::map_ops_s(ycsb, &measured.fabric, &interrupt)?;
             let report = YcsbReport::new(ycsb, &measured, limit);
             let table = report.table(&measured).map_err(|_| Error::Panicked)?;
-            publish(&report, &table, ycsb.json.as_deref())
+            let kinds = measured.recorder.kinds();
+            let latencies: Vec<_> = kinds.map(|(kind, of)| (kind.name(), &of.latencies)).collect();
+            let (rows, seconds): (Vec<_>, _) = (report.rows().collect(), report.seconds);
+            Published { json: &report, table: &table, rows: &rows, latencies: &latencies, seconds }
+                .publish(&ycsb.output)
         }
         Command::Verbs(args) => {
+            args.output.check()?;
             let report = verbs::run(args, &interrupt)?;
             let table = report.table().map_err(|_| Error::Panicked)?;
-            publish(&report, &table, args.json.as_deref())
+            let names = report.rates().map(|(verb, _)| verb);
+            let latencies: Vec<_> = names.into_iter().zip(&report.latencies).collect();
+            let (rows, seconds): (Vec<_>, _) = (report.rows().collect(), report.seconds);
+            Published { json: &report, table: &table, rows: &rows, latencies: &latencies, seconds }
+                .publish(&args.output)
         }
     }
 }

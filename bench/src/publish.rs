@@ -1,44 +1,252 @@
-//! Where results go.
+//! Where results go: a table, JSON, CSV, a log of HDR histograms.
 
 use std::fs;
 use std::io::{self, Write as _};
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
+use clap::ValueHint;
+use hdrhistogram::Histogram;
+use hdrhistogram::serialization::V2DeflateSerializer;
+use hdrhistogram::serialization::interval_log::{
+    IntervalLogWriterBuilder, IntervalLogWriterError, Tag,
+};
 use serde::Serialize;
+use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
 
 use crate::{Error, Result};
 
-/// Writes JSON to the file, complete or not at all, and the table to stdout; with `-` for the file
-/// the JSON to stdout and no table.
-///
-/// # Errors
-/// [`Error::System`].
-pub fn publish(report: &impl Serialize, table: &str, json: Option<&Path>) -> Result<()> {
-    let written = match json {
-        None => print(table),
-        Some(path) => match serde_json::to_string_pretty(report).map_err(io::Error::from) {
-            Err(error) => Err(error),
-            Ok(text) if path == Path::new("-") => print(&(text + "\n")),
-            Ok(text) => write_whole(path, &(text + "\n")).and_then(|()| print(table)),
-        },
-    };
-    written.map_err(Error::system("writing the result"))
+/// Where a result goes besides the table.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct Output {
+    /// Write the result here as JSON, for `kv-bench report` too; - writes it to stdout instead of
+    /// the table
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub json: Option<PathBuf>,
+    /// Write it here as CSV, a line for each kind of operation
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub csv: Option<PathBuf>,
+    /// Write all latencies here, in nanoseconds: an interval log for the tools of HdrHistogram,
+    /// with a tag for each kind of operation
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub hdr: Option<PathBuf>,
+}
+
+impl Output {
+    /// Before anything is measured: can the files be written?
+    ///
+    /// # Errors
+    /// [`Error::Usage`] that names the folder that is not there.
+    pub fn check(&self) -> Result<()> {
+        for path in [&self.json, &self.csv, &self.hdr].into_iter().flatten() {
+            let folder = folder_of(path);
+            if !folder.is_dir() {
+                let (path, folder) = (path.display(), folder.display());
+                return Err(Error::Usage(format!("cannot write {path}: {folder} is no folder")));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A result, in all its forms.
+pub struct Published<'a, Json, Row> {
+    /// For programs.
+    pub json: &'a Json,
+    /// For people.
+    pub table: &'a str,
+    /// For spreadsheets.
+    pub rows: &'a [Row],
+    /// By kind of operation, of the last `seconds`.
+    pub latencies: &'a [(&'a str, &'a Histogram<u64>)],
+    /// How long was measured.
+    pub seconds: f64,
+}
+
+impl<Json: Serialize, Row: Serialize> Published<'_, Json, Row> {
+    /// Writes the files that are wanted, each complete or not at all, and the table to stdout; with
+    /// `-` for the JSON's file that to stdout and no table.
+    ///
+    /// # Errors
+    /// [`Error::Output`] that names the file.
+    pub fn publish(&self, output: &Output) -> Result<()> {
+        let is_stdout = |path: &&PathBuf| path.as_path() == Path::new("-");
+        let json = json_text(self.json).map_err(Error::system("writing the result"))?;
+        let on_stdout = if output.json.as_ref().is_some_and(|path| is_stdout(&path)) {
+            &json
+        } else {
+            self.table
+        };
+        print(on_stdout).map_err(Error::system("writing the result"))?;
+        if let Some(path) = output.json.as_ref().filter(|path| !is_stdout(path)) {
+            write_whole(path, json.as_bytes())?;
+        }
+        if let Some(path) = &output.csv {
+            let text = csv_text(self.rows).map_err(Error::output(path))?;
+            write_whole(path, &text)?;
+        }
+        if let Some(path) = &output.hdr {
+            let text = interval_log(self.latencies, self.seconds).map_err(Error::output(path))?;
+            write_whole(path, &text)?;
+        }
+        Ok(())
+    }
+}
+
+/// Indented, but every list on one line.
+struct ListsOnOneLine(PrettyFormatter<'static>);
+
+impl Formatter for ListsOnOneLine {
+    fn begin_object<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.0.begin_object(writer)
+    }
+
+    fn end_object<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.0.end_object(writer)
+    }
+
+    fn begin_object_key<W: ?Sized + io::Write>(
+        &mut self,
+        writer: &mut W,
+        first: bool,
+    ) -> io::Result<()> {
+        self.0.begin_object_key(writer, first)
+    }
+
+    fn begin_object_value<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.0.begin_object_value(writer)
+    }
+
+    fn end_object_value<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.0.end_object_value(writer)
+    }
+}
+
+fn json_text(report: &impl Serialize) -> io::Result<String> {
+    let mut bytes = Vec::new();
+    let formatter = ListsOnOneLine(PrettyFormatter::new());
+    report.serialize(&mut Serializer::with_formatter(&mut bytes, formatter))?;
+    bytes.push(b'\n');
+    String::from_utf8(bytes).map_err(io::Error::other)
+}
+
+fn csv_text(rows: &[impl Serialize]) -> io::Result<Vec<u8>> {
+    let mut writer = csv::Writer::from_writer(Vec::new());
+    for row in rows {
+        writer.serialize(row).map_err(io::Error::other)?;
+    }
+    writer.into_inner().map_err(|error| error.into_error())
+}
+
+/// For readers of the log the maximum of an interval is in milliseconds, as Java's writer has it.
+const NS_PER_MAXIMUM: f64 = 1e6;
+
+/// One interval, of all that was measured, for each kind.
+fn interval_log(latencies: &[(&str, &Histogram<u64>)], seconds: f64) -> io::Result<Vec<u8>> {
+    let (mut bytes, mut serializer) = (Vec::new(), V2DeflateSerializer::new());
+    let duration = Duration::from_secs_f64(seconds);
+    let mut builder = IntervalLogWriterBuilder::new();
+    builder
+        .add_comment("[Histogram log format version 1.3]")
+        .add_comment("[latencies in nanoseconds, by kv-bench]")
+        .with_base_time(SystemTime::now() - duration)
+        .with_max_value_divisor(NS_PER_MAXIMUM);
+    let mut writer = builder.begin_log_with(&mut bytes, &mut serializer)?;
+    for (name, histogram) in latencies {
+        let written = writer.write_histogram(histogram, Duration::ZERO, duration, Tag::new(name));
+        written.map_err(|error| match error {
+            IntervalLogWriterError::IoError(error) => error,
+            IntervalLogWriterError::SerializeError(error) => io::Error::other(error),
+        })?;
+    }
+    Ok(bytes)
 }
 
 fn print(text: &str) -> io::Result<()> {
     io::stdout().write_all(text.as_bytes())
 }
 
-fn write_whole(path: &Path, text: &str) -> io::Result<()> {
-    let folder = match path.parent() {
+fn folder_of(path: &Path) -> &Path {
+    match path.parent() {
         Some(folder) if folder != Path::new("") => folder,
         _ => Path::new("."),
+    }
+}
+
+/// Writes a file that is complete or as it was. What is no file, like a pipe, is just written to.
+///
+/// # Errors
+/// [`Error::Output`] that names it.
+pub fn write_whole(path: &Path, content: &[u8]) -> Result<()> {
+    let write = || {
+        if fs::metadata(path).is_ok_and(|metadata| !metadata.is_file()) {
+            return fs::File::options().write(true).open(path)?.write_all(content);
+        }
+        // Readable by all whom the umask allows, as a file that a shell makes.
+        let permissions = fs::Permissions::from_mode(0o666);
+        let mut builder = tempfile::Builder::new();
+        let mut file = builder.permissions(permissions).tempfile_in(folder_of(path))?;
+        file.write_all(content)?;
+        file.persist(path)?;
+        Ok(())
     };
-    // Readable by all whom the umask allows, as a file that a shell makes.
-    let permissions = fs::Permissions::from_mode(0o666);
-    let mut file = tempfile::Builder::new().permissions(permissions).tempfile_in(folder)?;
-    file.write_all(text.as_bytes())?;
-    file.persist(path)?;
-    Ok(())
+    write().map_err(Error::output(path))
+}
+
+#[cfg(test)]
+mod tests {
+    use hdrhistogram::serialization::Deserializer;
+    use hdrhistogram::serialization::interval_log::{IntervalLogIterator, LogEntry};
+
+    use super::*;
+    use crate::recorder::latency_histogram;
+
+    #[test]
+    fn the_log_gives_every_latency_back() {
+        let mut gets = latency_histogram();
+        (0..1000).for_each(|n| gets.record(300 + n).unwrap());
+        let mut puts = latency_histogram();
+        puts.record(7_000_000).unwrap();
+        let log = interval_log(&[("get", &gets), ("put", &puts)], 2.0).unwrap();
+        let found: Vec<(String, Histogram<u64>)> = IntervalLogIterator::new(&log)
+            .filter_map(|entry| match entry.unwrap() {
+                LogEntry::Interval(interval) => {
+                    assert_eq!(interval.duration(), Duration::from_secs(2));
+                    use base64::Engine as _;
+                    let engine = base64::engine::general_purpose::STANDARD;
+                    let bytes = engine.decode(interval.encoded_histogram()).unwrap();
+                    let histogram = Deserializer::new().deserialize(&mut &bytes[..]).unwrap();
+                    Some((interval.tag().unwrap().as_str().to_owned(), histogram))
+                }
+                _ => None,
+            })
+            .collect();
+        let expected = [("get".to_owned(), gets), ("put".to_owned(), puts)];
+        assert!(found == expected, "{}", String::from_utf8_lossy(&log));
+    }
+
+    #[test]
+    fn lists_take_one_line() {
+        let json = serde_json::json!({ "a": [[1, 2], [3, 4]], "b": { "c": 1 } });
+        let expected = "{\n  \"a\": [[1,2],[3,4]],\n  \"b\": {\n    \"c\": 1\n  }\n}\n";
+        assert_eq!(json_text(&json).unwrap(), expected);
+    }
+
+    #[test]
+    fn devices_are_written_to_and_never_replaced() {
+        write_whole(Path::new("/dev/null"), b"text").unwrap();
+        assert!(!fs::metadata("/dev/null").unwrap().is_file());
+        let error = write_whole(Path::new("/dev/full"), b"text").unwrap_err();
+        assert!(error.to_string().starts_with("cannot write /dev/full: "), "{error}");
+    }
+
+    #[test]
+    fn a_folder_that_is_not_there_is_known_before_the_run() {
+        let output = Output { csv: Some("/nowhere/x.csv".into()), ..Default::default() };
+        let error = output.check().unwrap_err().to_string();
+        assert_eq!(error, "cannot write /nowhere/x.csv: /nowhere is no folder");
+        let plain = Output { json: Some("-".into()), ..Default::default() };
+        assert!(plain.check().is_ok());
+    }
 }

@@ -28,7 +28,9 @@ pub struct Server {
     pub config: ClientConfig,
     /// Its process, if known.
     pub process: Option<u32>,
-    own: Option<OwnServer>,
+    /// Stopped with this.
+    _own: Option<OwnServer>,
+    is_own: bool,
 }
 
 impl Server {
@@ -43,16 +45,21 @@ impl Server {
     ) -> Result<Self> {
         if let Some(address) = &config.server {
             let process = accounting::process_at(address);
-            return Ok(Self { config, process, own: None });
+            return Ok(Self { config, process, _own: None, is_own: false });
         }
         let own = OwnServer::start(memory()?, interrupt)?;
         let config = ClientConfig { server: Some(own.address.clone()), ..config };
-        Ok(Self { config, process: Some(own.child.id()), own: Some(own) })
+        Ok(Self { config, process: Some(own.child.id()), _own: Some(own), is_own: true })
+    }
+
+    /// The one that this configuration names, which another kv-bench may have started.
+    pub fn of_parent(config: ClientConfig, is_own: bool) -> Self {
+        Self { config, process: None, _own: None, is_own }
     }
 
     /// Whether it was started for this run.
     pub fn is_own(&self) -> bool {
-        self.own.is_some()
+        self.is_own
     }
 
     /// The name of the fabric that leads to it.

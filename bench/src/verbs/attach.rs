@@ -44,11 +44,11 @@ impl Attached {
         Ok(self.server.route.fabric(lanes)?)
     }
 
-    /// Takes free blocks; returns where their content starts, behind the header: "a block header
-    /// is a header for ever".
+    /// Takes free blocks, as many as the server has of these; returns where their content starts,
+    /// behind the header: "a block header is a header for ever".
     ///
     /// # Errors
-    /// [`Error::TooFewBlocks`] when the server has not enough.
+    /// [`Error::System`] when the server is gone.
     pub fn take_blocks(&mut self, class: SizeClass, count: usize) -> Result<Vec<u64>> {
         let mut targets = Vec::with_capacity(count);
         let mut buffer = vec![0; MESSAGE_BYTES_MAX];
@@ -64,8 +64,7 @@ impl Attached {
                 }
             };
             if blocks.is_empty() {
-                let (blocks, bytes) = (targets.len(), class.block_bytes());
-                return Err(Error::TooFewBlocks { blocks, bytes });
+                break;
             }
             targets.extend(blocks.iter().map(|block| block.address.offset() + BLOCK_HEADER_BYTES));
             self.held.extend(blocks.into_iter().map(|block| (class, block)));

@@ -3,7 +3,8 @@
 use std::time::{Duration, Instant};
 
 use farside_common::fabric::{Buffer, Fabric, LaneId, Nanos, Verb};
-use serde::Serialize;
+use hdrhistogram::Histogram;
+use serde::{Deserialize, Serialize};
 
 use crate::recorder::latency_histogram;
 use crate::{Error, Result};
@@ -34,8 +35,33 @@ pub struct Plan<'a> {
     pub look: &'a dyn Fn() -> Result<()>,
 }
 
+/// What was measured.
+#[derive(Clone, Debug)]
+pub struct Timed {
+    /// Of each chain, in nanoseconds.
+    pub latencies: Histogram<u64>,
+    /// From the first chain to the last, in seconds.
+    pub seconds: f64,
+}
+
+impl Timed {
+    /// Chains a second.
+    pub fn rate_per_s(&self) -> f64 {
+        self.latencies.len() as f64 / self.seconds
+    }
+
+    /// For a report.
+    pub fn rate(&self) -> Rate {
+        Rate {
+            rate_per_s: self.rate_per_s(),
+            p50_ns: self.latencies.value_at_quantile(0.5),
+            p99_ns: self.latencies.value_at_quantile(0.99),
+        }
+    }
+}
+
 /// What a verb achieves.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the names are those of the JSON")]
 pub struct Rate {
     pub rate_per_s: f64,
@@ -61,7 +87,7 @@ const STRIDE: usize = 7919;
 ///
 /// # Errors
 /// [`Error::Chain`] if a verb fails, and that of a look.
-pub fn measure<F: Fabric>(fabric: &mut F, verb: RawVerb, plan: &Plan<'_>) -> Result<Rate> {
+pub fn measure<F: Fabric>(fabric: &mut F, verb: RawVerb, plan: &Plan<'_>) -> Result<Timed> {
     let lanes = usize::from(plan.lanes);
     let mut run = Run {
         words: vec![0; plan.targets.len()],
@@ -105,11 +131,7 @@ pub fn measure<F: Fabric>(fabric: &mut F, verb: RawVerb, plan: &Plan<'_>) -> Res
     }
     let seconds = started.elapsed().as_secs_f64();
     finish(fabric, lanes - done.len())?;
-    Ok(Rate {
-        rate_per_s: latencies.len() as f64 / seconds,
-        p50_ns: latencies.value_at_quantile(0.5),
-        p99_ns: latencies.value_at_quantile(0.99),
-    })
+    Ok(Timed { latencies, seconds })
 }
 
 /// Takes the completions still due.
@@ -199,7 +221,7 @@ mod tests {
         let plan = Plan { targets: &targets, bytes: 64, lanes: 4, duration, look: &|| Ok(()) };
         // Last what counts words up: a chain writes zeros over others' words.
         for verb in [RawVerb::Read, RawVerb::Write, RawVerb::Update, RawVerb::CompareSwap] {
-            let rate = measure(&mut fabric, verb, &plan).unwrap();
+            let rate = measure(&mut fabric, verb, &plan).unwrap().rate();
             assert!(rate.rate_per_s > 0.0 && rate.p50_ns <= rate.p99_ns, "{verb:?} {rate:?}");
         }
         let swapped: Vec<u64> = targets.iter().map(|at| region.load(*at).unwrap()).collect();

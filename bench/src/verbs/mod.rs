@@ -4,6 +4,7 @@
 //! headers, so that nothing of the store is touched; they are given back afterwards.
 
 mod attach;
+mod limit;
 mod measure;
 
 use std::cell::RefCell;
@@ -14,10 +15,11 @@ use farside_common::attach::AnyFabric;
 use farside_common::fabric::Fabric;
 use farside_common::layout::{BLOCK_HEADER_BYTES, CHUNK_BYTES, SizeClass};
 use farside_common::size::ByteSize;
-use serde::Serialize;
+use hdrhistogram::Histogram;
+use serde::{Deserialize, Serialize};
 
 use crate::args::Verbs;
-use crate::environment::Environment;
+use crate::environment::{Environment, Origin};
 use crate::interrupt::Interrupt;
 use crate::report::grouped;
 use crate::server::Server;
@@ -25,12 +27,15 @@ use crate::sizing::{Memory, VALUE_BYTES_MAX_DEFAULT};
 use crate::{Error, Result};
 
 pub use attach::Attached;
-pub use measure::{Plan, Rate, RawVerb, measure};
+pub use limit::RawLimit;
+pub use measure::{Plan, Rate, RawVerb, Timed, measure};
 
 /// The result of `kv-bench verbs`.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the names are those of the JSON")]
 pub struct VerbsReport {
+    #[serde(flatten)]
+    pub origin: Origin,
     pub fabric: String,
     pub bytes: u32,
     pub depth: u16,
@@ -39,9 +44,12 @@ pub struct VerbsReport {
     pub cas: Rate,
     pub update: Rate,
     #[serde(skip)]
-    pub environment: String,
-    #[serde(skip)]
     pub blocks: usize,
+    /// In the order of the rates.
+    #[serde(skip)]
+    pub latencies: Vec<Histogram<u64>>,
+    #[serde(skip)]
+    pub seconds: f64,
 }
 
 /// Measures READ, WRITE, compare-and-swap and a PUT's chain, one after the other.
@@ -58,6 +66,10 @@ pub fn run(args: &Verbs, interrupt: &Interrupt) -> Result<VerbsReport> {
     let server = Server::connect_or_start(config, || Ok(memory(class, blocks)), interrupt)?;
     let mut attached = Attached::connect(&server.config)?;
     let targets = attached.take_blocks(class, blocks)?;
+    if targets.len() < blocks {
+        let (blocks, bytes) = (targets.len(), class.block_bytes());
+        return Err(Error::TooFewBlocks { blocks, bytes });
+    }
     let attached = RefCell::new(attached);
     let plan = Plan {
         targets: &targets,
@@ -70,12 +82,15 @@ pub fn run(args: &Verbs, interrupt: &Interrupt) -> Result<VerbsReport> {
         },
     };
     let fabric = attached.borrow().fabric(args.depth)?;
-    let [read, write, cas, update] = match fabric {
+    let timed = match fabric {
         AnyFabric::Shm(mut fabric) => rates(&mut fabric, &plan)?,
         AnyFabric::Verbs(mut fabric) => rates(&mut fabric, &plan)?,
     };
+    let origin = Origin::of(Environment::look());
     attached.into_inner().give_back()?;
+    let [read, write, cas, update] = [0, 1, 2, 3].map(|at: usize| timed[at].rate());
     Ok(VerbsReport {
+        origin,
         fabric: server.fabric().to_owned(),
         bytes: args.bytes,
         depth: args.depth,
@@ -83,13 +98,14 @@ pub fn run(args: &Verbs, interrupt: &Interrupt) -> Result<VerbsReport> {
         write,
         cas,
         update,
-        environment: Environment::look().to_string(),
         blocks: targets.len(),
+        latencies: timed.into_iter().map(|timed| timed.latencies).collect(),
+        seconds: args.seconds,
     })
 }
 
 /// READ, WRITE, compare-and-swap and a PUT's chain, one after the other.
-fn rates<F: Fabric>(fabric: &mut F, plan: &Plan<'_>) -> Result<[Rate; 4]> {
+fn rates<F: Fabric>(fabric: &mut F, plan: &Plan<'_>) -> Result<[Timed; 4]> {
     // The first round finds pages and branches cold.
     measure(fabric, RawVerb::Read, &Plan { duration: plan.duration / 10, ..*plan })?;
     Ok([
@@ -117,16 +133,50 @@ impl VerbsReport {
         let Self { fabric, bytes, depth, blocks, .. } = self;
         let blocks = grouped(*blocks as u64);
         writeln!(out, "verbs on {fabric}: {bytes} B, depth {depth}, over {blocks} blocks")?;
-        writeln!(out, "{}\n", self.environment)?;
+        writeln!(out, "{}\n", self.origin.machine)?;
         writeln!(out, "{:<7}{:>14}{:>9}{:>9}", "", "rate /s", "p50 ns", "p99 ns")?;
-        let rates = [self.read, self.write, self.cas, self.update];
-        for (name, rate) in ["READ", "WRITE", "CAS", "PUT's"].into_iter().zip(rates) {
+        for (name, (_, rate)) in ["READ", "WRITE", "CAS", "PUT's"].into_iter().zip(self.rates()) {
             let Rate { rate_per_s, p50_ns, p99_ns } = rate;
             let rate = grouped(rate_per_s as u64);
             writeln!(out, "{name:<7}{rate:>14}{:>9}{:>9}", grouped(p50_ns), grouped(p99_ns))?;
         }
         Ok(out)
     }
+
+    /// By the name that the JSON has for the verb.
+    pub fn rates(&self) -> [(&'static str, Rate); 4] {
+        [("read", self.read), ("write", self.write), ("cas", self.cas), ("update", self.update)]
+    }
+
+    /// The lines of a CSV file.
+    pub fn rows(&self) -> impl Iterator<Item = Row<'_>> {
+        self.rates().into_iter().map(|(verb, Rate { rate_per_s, p50_ns, p99_ns })| Row {
+            date: &self.origin.date,
+            commit: self.origin.commit.as_deref(),
+            fabric: &self.fabric,
+            bytes: self.bytes,
+            depth: self.depth,
+            verb,
+            rate_per_s,
+            p50_ns,
+            p99_ns,
+        })
+    }
+}
+
+/// One verb, in CSV. Columns are only ever added, at the end.
+#[derive(Clone, Debug, Serialize)]
+#[allow(missing_docs, reason = "the names are those of the columns")]
+pub struct Row<'a> {
+    pub date: &'a str,
+    pub commit: Option<&'a str>,
+    pub fabric: &'a str,
+    pub bytes: u32,
+    pub depth: u16,
+    pub verb: &'static str,
+    pub rate_per_s: f64,
+    pub p50_ns: u64,
+    pub p99_ns: u64,
 }
 
 #[cfg(test)]
@@ -144,11 +194,13 @@ mod tests {
             write: rate,
             cas: rate,
             update: rate,
-            environment: "here".into(),
+            origin: Origin::default(),
             blocks: 7,
+            latencies: Vec::new(),
+            seconds: 1.0,
         };
         let json = serde_json::to_value(&report).unwrap();
-        assert_eq!(json.as_object().unwrap().len(), 7);
+        assert_eq!(json.as_object().unwrap().len(), 11);
         for verb in ["read", "write", "cas"] {
             assert_eq!(json[verb]["rate_per_s"], 1e6);
             assert_eq!(

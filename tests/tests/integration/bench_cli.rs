@@ -3,8 +3,11 @@
 //! is linearizable, and a record of it, so that a wrong answer would show.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::process::{Command, Stdio};
 
+use farside_bench::price::Price;
+use farside_bench::workload::Kind;
 use farside_tests::binary;
 use farside_tests::linearizability::{self, Operation, Record, Violation};
 use serde_json::Value as Json;
@@ -26,10 +29,28 @@ fn expect_fields(object: &Json, fields: &[&str]) {
     assert_eq!(has, fields.iter().copied().collect(), "{object}");
 }
 
+/// One kind of operation in all files; returns how many there were.
+#[track_caller]
+fn expect_kind(kind: &str, of: &Json, csv: &str, hdr: &str) -> u64 {
+    let latencies = ["p50_ns", "p99_ns", "p999_ns", "max_ns", "latencies"];
+    let rest = ["count", "round_trips", "verbs", "bytes"];
+    expect_fields(of, &[&latencies[..], &rest[..]].concat());
+    expect_fields(&of["verbs"], &["read", "write", "cas", "faa"]);
+    let number = |name: &str| of[name].as_u64().unwrap();
+    let count = number("count");
+    assert!(count > 0 && number("round_trips") > 0);
+    assert!(number("p50_ns") <= number("p99_ns") && number("p99_ns") <= number("p999_ns"));
+    assert!(hdr.contains(&format!("\nTag={kind},")), "{hdr}");
+    assert!(csv.contains(&format!(",{kind},{count},")), "{csv}");
+    let price = Price::of(Kind::ALL.into_iter().find(|of| of.name() == kind).unwrap(), 64);
+    assert!(number("bytes") >= price.bytes * count, "{of} for less than {price:?}");
+    count
+}
+
 #[test]
 fn every_workload_has_the_promised_fields() {
     let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("result.json");
+    let [file, csv, hdr] = ["json", "csv", "hdr"].map(|name| folder.path().join(name));
     for (workload, operations) in [
         ("a", &["get", "put"][..]),
         ("b", &["get", "put"]),
@@ -37,64 +58,140 @@ fn every_workload_has_the_promised_fields() {
         ("d", &["get", "insert"]),
         ("f", &["get", "rmw"]),
     ] {
-        let said = bench(&[
-            "ycsb",
-            "--workload",
-            workload,
-            "--records",
-            "1000",
-            "--threads",
-            "2",
-            "--warmup-seconds",
-            "0.1",
-            "--seconds",
-            "1",
-            "--limit-seconds",
-            "0.1",
-            "--json",
-            file.to_str().unwrap(),
-        ]);
+        let names = [&file, &csv, &hdr].map(|path| path.display());
+        let [json, csv_name, hdr_name] = [&file, &csv, &hdr].map(|path| path.display());
+        let line = format!(
+            "ycsb --workload {workload} --records 1000 --threads 2 --warmup-seconds 0.1 \
+             --seconds 1 --limit-seconds 0.1 --json {json} --csv {csv_name} --hdr {hdr_name}"
+        );
+        let said = bench(&line.split(' ').collect::<Vec<_>>());
         assert_eq!(said.code, Some(0), "{}", said.stderr);
         let json: Json = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
         expect_fields(
             &json,
             &[
+                "command",
+                "commit",
+                "date",
+                "machine",
                 "fabric",
                 "workload",
+                "distribution",
                 "threads",
+                "processes",
                 "depth",
                 "records",
                 "value_size",
+                "pattern",
                 "seconds",
                 "throughput_ops_s",
+                "open_loop",
                 "operations",
                 "cache",
+                "cpu_s",
                 "server",
                 // Besides what was promised: a GET has to have none.
                 "allocations",
                 "limit",
             ],
         );
-        expect_fields(&json["limit"], &["map_ops_s", "ratio"]);
+        let raw = ["read_ops_s", "write_ops_s", "cas_ops_s", "update_ops_s"];
+        let ratios = ["map_ops_s", "ratio", "mix_ops_s", "mix_ratio"];
+        expect_fields(&json["limit"], &[&raw[..], &ratios[..]].concat());
+        expect_fields(&json["machine"], &["processor", "cores", "kernel", "pages"]);
         assert_eq!((&json["fabric"], &json["workload"]), (&"shm".into(), &workload.into()));
         assert_eq!((&json["threads"], &json["records"]), (&2.into(), &1000.into()));
         expect_fields(&json["cache"], &["hits", "misses"]);
         expect_fields(&json["server"], &["cpu_s", "wakeups"]);
         expect_fields(&json["operations"], operations);
-        let mut total = 0;
-        for of in json["operations"].as_object().unwrap().values() {
-            let fields = ["count", "p50_ns", "p99_ns", "p999_ns", "round_trips", "verbs", "bytes"];
-            expect_fields(of, &fields);
-            expect_fields(&of["verbs"], &["read", "write", "cas", "faa"]);
-            let number = |name: &str| of[name].as_u64().unwrap();
-            assert!(number("count") > 0 && number("round_trips") > 0 && number("bytes") > 0);
-            assert!(number("p50_ns") <= number("p99_ns") && number("p99_ns") <= number("p999_ns"));
-            total += number("count");
-        }
+        let text = |path: &Path| std::fs::read_to_string(path).unwrap();
+        let (lines, log) = (text(&csv), text(&hdr));
+        assert_eq!(lines.lines().count(), 1 + operations.len(), "{lines}");
+        let kinds = json["operations"].as_object().unwrap();
+        let total: u64 = kinds.iter().map(|(kind, of)| expect_kind(kind, of, &lines, &log)).sum();
         let rate = total as f64 / json["seconds"].as_f64().unwrap();
         let told = json["throughput_ops_s"].as_f64().unwrap();
         assert!((rate / told - 1.0).abs() < 0.01, "{rate} {told}");
     }
+}
+
+/// The JSON of a short run.
+fn measured(line: &str) -> Json {
+    let short = "--records 500 --warmup-seconds 0 --limit-seconds 0 --json -";
+    let said = bench(&format!("ycsb {line} {short}").split(' ').collect::<Vec<_>>());
+    assert_eq!(said.code, Some(0), "{}", said.stderr);
+    assert!(!said.stderr.contains("WARNING"), "{}", said.stderr);
+    serde_json::from_slice(&said.stdout).unwrap()
+}
+
+/// How many operations of all kinds there were.
+fn count(json: &Json) -> u64 {
+    let kinds = json["operations"].as_object().unwrap().values();
+    kinds.map(|of| of["count"].as_u64().unwrap()).sum()
+}
+
+#[test]
+fn a_count_of_operations_is_kept_exactly() {
+    for (line, expected) in [
+        ("--workload a --operations 1001 --threads 3", 1001),
+        ("--workload d --operations 77 --depth 1 --value-size facebook", 77),
+        ("-p operationcount=5 -p insertproportion=1 -p fieldlengthdistribution=uniform", 5),
+        ("--workload f --operations 333 --distribution hotspot --target-rate 1e6", 333),
+    ] {
+        let json = measured(line);
+        assert_eq!(count(&json), expected, "{line}");
+    }
+}
+
+#[test]
+fn a_property_file_makes_the_run_and_what_nobody_knows_is_told() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let text = "recordcount=100\noperationcount=200\nworkload=site.ycsb.workloads.CoreWorkload\n\
+                readproportion=0.7\nupdateproportion=0.2\nreadmodifywriteproportion=0.1\n\
+                fieldcount=2\nfieldlength=8\nrequestdistribution=hotspot\nredis.host=here\n";
+    std::fs::write(file.path(), text).unwrap();
+    let name = file.path().to_str().unwrap();
+    let rest = ["--warmup-seconds", "0", "--limit-seconds", "0", "--json", "-"];
+    let said = bench(&[&["ycsb", "-P", name][..], &rest].concat());
+    assert_eq!(said.code, Some(0), "{}", said.stderr);
+    assert!(said.stderr.ends_with("these properties are not known here: redis.host\n"));
+    let json: Json = serde_json::from_slice(&said.stdout).unwrap();
+    assert_eq!((count(&json), &json["records"]), (200, &100.into()));
+    assert_eq!((&json["workload"], &json["value_size"]), (&"custom".into(), &16.into()));
+    assert_eq!(json["pattern"]["distribution"]["name"], "hotspot");
+    expect_fields(&json["pattern"]["mix"], &["get", "put", "rmw"]);
+}
+
+#[test]
+fn an_offered_rate_is_not_exceeded_and_one_out_of_reach_is_told() {
+    for depth in [1, 8] {
+        let line = format!("--workload b --seconds 0.2 --threads 2 --depth {depth}");
+        let slow = measured(&format!("{line} --target-rate 1000"));
+        let operations = count(&slow) as f64;
+        let due = slow["seconds"].as_f64().unwrap() * 1000.0;
+        assert!(operations > 0.0 && operations <= due + 2.0, "{operations} of {due}");
+        expect_fields(&slow["open_loop"], &["target_ops_s", "arrivals", "behind_s", "reached"]);
+        expect_fields(&slow["operations"]["get"]["service"], &["p50_ns", "p99_ns", "p999_ns"]);
+        let fast = measured(&format!("{line} --target-rate 1e9 --arrivals poisson"));
+        assert_eq!((&fast["open_loop"]["reached"], count(&fast) > 0), (&false.into(), true));
+        let get = &fast["operations"]["get"];
+        assert!(get["p50_ns"].as_u64() > get["service"]["p50_ns"].as_u64(), "{get}");
+    }
+}
+
+#[test]
+fn processes_make_one_run() {
+    for workload in ["a", "d"] {
+        let line = format!("--workload {workload} --operations 1000 --processes 3 --threads 2");
+        let json = measured(&line);
+        assert_eq!(count(&json), 1000, "{workload}");
+        assert_eq!((&json["threads"], &json["processes"]), (&6.into(), &3.into()));
+        assert!(json["server"].is_object() && json["machine"]["cores"].as_u64() > Some(0));
+    }
+    let json = measured("--workload b --seconds 0.2 --processes 2 --target-rate 500 --depth 1");
+    let operations = count(&json) as f64;
+    let due = json["seconds"].as_f64().unwrap() * 500.0;
+    assert!(operations > 0.0 && operations <= due + 2.0, "{operations} of {due}");
 }
 
 /// What a short run on few records put on file.
@@ -139,6 +236,12 @@ fn mistakes_and_errors_are_one_line() {
     for (arguments, parts) in [
         (&["ycsb", "--workload", "e"][..], &["workload e needs range scans"][..]),
         (&["ycsb"], &["--workload", "--help"]),
+        (&["ycsb", "-p", "scanproportion=1"], &["scanproportion=1", "range scans"]),
+        (
+            &[c, &["--processes", "2", "--server", nowhere][..]].concat(),
+            &["of the benchmark failed: connecting: no server answers at", nowhere],
+        ),
+        (&["ycsb", "-P", "/nowhere/a"], &["/nowhere/a: No such file"]),
         (&["ycsb", "--wrkload", "a"], &["'--wrkload'", "'--workload'"]),
         (&[c, &["--memory", "1GiB", "--server", nowhere][..]].concat(), &["--memory"]),
         (&[c, &["--server", nowhere][..]].concat(), &["no server answers at", nowhere]),
@@ -149,6 +252,10 @@ fn mistakes_and_errors_are_one_line() {
         ),
         (&[c, &["--history", "/dev/full"][..], &few[..]].concat(), &["/dev/full: No space left"]),
         (&[c, &["--history", "h", "--value-size", "7"][..]].concat(), &["--value-size of 8"]),
+        (
+            &[c, &["--json", "/nowhere/x.json"][..]].concat(),
+            &["cannot write /nowhere/x.json: /nowhere is no folder"],
+        ),
         (&["verbs", "--server", nowhere], &["no server answers at", nowhere]),
         (&["verbs", "--server", "kv.sock"], &["no scheme"]),
         (&["verbs", "--config", "/nowhere/client.toml"], &["/nowhere/client.toml"]),

@@ -1,0 +1,23 @@
+//! Tells kv-bench the commit it is built from, for its results: FARSIDE_COMMIT, unset without git.
+
+use std::process::Command;
+
+fn git(arguments: &[&str]) -> Option<String> {
+    let output = Command::new("git").args(arguments).output().ok()?;
+    let text = String::from_utf8(output.stdout).ok()?;
+    output.status.success().then(|| text.trim().to_owned()).filter(|text| !text.is_empty())
+}
+
+fn main() {
+    // What it is built of: a change makes it `-dirty`, a commit of the change clean again.
+    for path in ["src", "../client/src", "../common/src", "../Cargo.lock"] {
+        println!("cargo::rerun-if-changed={path}");
+    }
+    if let Some(log) = git(&["rev-parse", "--git-path", "logs/HEAD"]) {
+        println!("cargo::rerun-if-changed={log}");
+    }
+    let describe = ["describe", "--always", "--exclude=*", "--abbrev=10", "--dirty"];
+    if let Some(commit) = git(&describe) {
+        println!("cargo::rustc-env=FARSIDE_COMMIT={commit}");
+    }
+}

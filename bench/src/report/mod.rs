@@ -1,0 +1,240 @@
+//! The result of `kv-bench ycsb`: JSON, and what is made of it. Read again by `kv-bench report`,
+//! from older versions too: what they did not write yet has a default.
+
+mod rows;
+mod table;
+#[cfg(test)]
+pub(crate) mod tests;
+
+use std::collections::BTreeMap;
+
+use farside::Counters;
+use hdrhistogram::Histogram;
+use serde::{Deserialize, Serialize};
+
+use crate::accounting::ServerUsage;
+use crate::args::Ycsb;
+use crate::environment::Origin;
+use crate::open_loop::{OpenLoopReport, ServiceReport};
+use crate::pattern::PatternReport;
+use crate::recorder::KindRecord;
+use crate::run::Measured;
+use crate::verbs::RawLimit;
+use crate::workload::Kind;
+
+pub use rows::Row;
+pub use table::grouped;
+
+/// Totals over the measured phase.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the names are those of the JSON")]
+pub struct YcsbReport {
+    #[serde(flatten)]
+    pub origin: Origin,
+    pub fabric: String,
+    pub workload: String,
+    #[serde(default)]
+    pub distribution: String,
+    /// Of all processes.
+    pub threads: u32,
+    #[serde(default = "one")]
+    pub processes: u32,
+    pub depth: u16,
+    pub records: u64,
+    /// The mean.
+    pub value_size: u32,
+    #[serde(default)]
+    pub pattern: Option<PatternReport>,
+    pub seconds: f64,
+    pub throughput_ops_s: f64,
+    /// Null where threads start the next operation when one has ended.
+    #[serde(default)]
+    pub open_loop: Option<OpenLoopReport>,
+    pub operations: BTreeMap<String, OperationReport>,
+    pub cache: CacheReport,
+    /// Of the threads that ran the operations.
+    #[serde(default)]
+    pub cpu_s: f64,
+    /// Null when the server's process is not known.
+    pub server: Option<ServerUsage>,
+    /// By the threads that ran the operations.
+    pub allocations: u64,
+    /// Null where nothing of it was measured.
+    #[serde(default)]
+    pub limit: Option<LimitReport>,
+}
+
+fn one() -> u32 {
+    1
+}
+
+/// What the same machine does without a store, in the same run.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the names are those of the JSON")]
+pub struct LimitReport {
+    /// One thread, with the same operations on a map in its own process; null where it was not
+    /// measured.
+    pub map_ops_s: Option<f64>,
+    /// Of this run's throughput a thread to that.
+    pub ratio: Option<f64>,
+    #[serde(flatten)]
+    pub verbs: Option<VerbsLimit>,
+}
+
+/// Raw chains of the same fabric: as many threads, as many in flight, as long as a record's block.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the names are those of the JSON")]
+pub struct VerbsLimit {
+    pub read_ops_s: f64,
+    pub write_ops_s: f64,
+    pub cas_ops_s: f64,
+    /// A cached PUT's chain.
+    pub update_ops_s: f64,
+    /// This run's operations, each the chains it takes at least.
+    pub mix_ops_s: f64,
+    /// Of this run's throughput to that.
+    pub mix_ratio: f64,
+}
+
+/// All operations of one kind.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the names are those of the JSON")]
+pub struct OperationReport {
+    pub count: u64,
+    pub p50_ns: u64,
+    pub p99_ns: u64,
+    pub p999_ns: u64,
+    #[serde(default)]
+    pub max_ns: u64,
+    /// From when operations were started, where the above is from when they were meant to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub service: Option<ServiceReport>,
+    pub round_trips: u64,
+    pub verbs: VerbsReport,
+    pub bytes: u64,
+    /// Percentiles with the latency below which so many are: what a plot needs.
+    #[serde(default)]
+    pub latencies: Vec<(f64, u64)>,
+}
+
+/// Verbs by kind.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the names are those of the JSON")]
+pub struct VerbsReport {
+    pub read: u64,
+    pub write: u64,
+    pub cas: u64,
+    pub faa: u64,
+}
+
+/// What the location caches did.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the names are those of the JSON")]
+pub struct CacheReport {
+    pub hits: u64,
+    pub misses: u64,
+}
+
+impl From<Counters> for VerbsReport {
+    fn from(counters: Counters) -> Self {
+        Self {
+            read: counters.reads,
+            write: counters.writes,
+            cas: counters.compare_swaps,
+            faa: counters.fetch_adds,
+        }
+    }
+}
+
+/// Dense where latencies differ: around the middle, and towards the end.
+const PERCENTILES: &[f64] = &[
+    0.0, 0.1, 1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 25.0, 30.0, 35.0, 40.0, 45.0, 50.0, 55.0, 60.0,
+    65.0, 70.0, 75.0, 80.0, 85.0, 90.0, 92.5, 95.0, 97.0, 98.0, 99.0, 99.5, 99.7, 99.8, 99.9,
+    99.95, 99.97, 99.98, 99.99, 99.995, 99.998, 99.999, 99.9999, 100.0,
+];
+
+/// The distribution of latencies, in points. A percentile that says the same as the next one is
+/// left out.
+fn points(latencies: &Histogram<u64>) -> Vec<(f64, u64)> {
+    let mut points: Vec<(f64, u64)> = Vec::with_capacity(PERCENTILES.len());
+    for percentile in PERCENTILES {
+        let latency_ns = latencies.value_at_percentile(*percentile);
+        match points.last_mut() {
+            Some(last) if last.1 == latency_ns => last.0 = *percentile,
+            _ => points.push((*percentile, latency_ns)),
+        }
+    }
+    points
+}
+
+impl From<&KindRecord> for OperationReport {
+    fn from(record: &KindRecord) -> Self {
+        let quantile = |quantile| record.latencies.value_at_quantile(quantile);
+        Self {
+            count: record.latencies.len(),
+            p50_ns: quantile(0.5),
+            p99_ns: quantile(0.99),
+            p999_ns: quantile(0.999),
+            max_ns: record.latencies.max(),
+            service: record.services.as_ref().map(ServiceReport::from),
+            round_trips: record.counters.round_trips,
+            verbs: record.counters.into(),
+            bytes: record.counters.bytes(),
+            latencies: points(&record.latencies),
+        }
+    }
+}
+
+impl VerbsLimit {
+    fn new(raw: &RawLimit, measured: &Measured) -> Self {
+        let (operations, seconds) = (measured.recorder.operations() as f64, measured.seconds);
+        let counts = measured.recorder.kinds().map(|(kind, of)| (kind, of.latencies.len()));
+        let mix_ops_s = operations / raw.seconds(counts);
+        Self {
+            read_ops_s: raw.read,
+            write_ops_s: raw.write,
+            cas_ops_s: raw.cas,
+            update_ops_s: raw.update,
+            mix_ops_s,
+            mix_ratio: operations / seconds / mix_ops_s,
+        }
+    }
+}
+
+impl YcsbReport {
+    /// The report of a run.
+    pub fn new(args: &Ycsb, measured: &Measured, map_ops_s: Option<f64>) -> Self {
+        let throughput_ops_s = measured.recorder.operations() as f64 / measured.seconds;
+        let per_thread = throughput_ops_s / f64::from(args.all_threads());
+        let verbs = measured.raw.as_ref().map(|raw| VerbsLimit::new(raw, measured));
+        let ratio = map_ops_s.map(|map_ops_s| per_thread / map_ops_s);
+        let limit = LimitReport { map_ops_s, ratio, verbs };
+        let operation = |(kind, of): (Kind, &KindRecord)| (kind.name().to_owned(), of.into());
+        Self {
+            origin: Origin::of(measured.environment.clone()),
+            fabric: measured.fabric.clone(),
+            workload: args.workload_name(),
+            distribution: args.shape().name().to_owned(),
+            threads: args.all_threads(),
+            processes: args.processes,
+            depth: args.depth,
+            records: args.records,
+            value_size: args.value_size.mean().round() as u32,
+            pattern: Some(PatternReport::new(args)),
+            seconds: measured.seconds,
+            throughput_ops_s,
+            open_loop: OpenLoopReport::new(args, measured),
+            operations: measured.recorder.kinds().map(operation).collect(),
+            cache: CacheReport { hits: measured.cache.hits, misses: measured.cache.misses },
+            cpu_s: measured.cpu_s,
+            server: measured.server,
+            allocations: measured.allocations,
+            limit: (map_ops_s.is_some() || verbs.is_some()).then_some(limit),
+        }
+    }
+
+    /// All operations.
+    pub fn count(&self) -> u64 {
+        self.operations.values().map(|of| of.count).sum()
+    }
+}

@@ -1,0 +1,155 @@
+//! The result as a table for people.
+
+use std::fmt::{self, Write as _};
+
+use super::{LimitReport, VerbsLimit, YcsbReport};
+use crate::accounting::ServerUsage;
+use crate::run::Measured;
+
+impl YcsbReport {
+    /// The table for people.
+    ///
+    /// # Errors
+    /// None: formatting into a text does not fail.
+    pub fn table(&self, measured: &Measured) -> std::result::Result<String, fmt::Error> {
+        let mut out = String::new();
+        let total = self.count();
+        let per_op = |number: f64| number / total.max(1) as f64;
+        writeln!(
+            out,
+            "YCSB {} on {}: {} records x {} B, {}, {} thread(s), depth {}, {:.2} s (load {:.2} s)",
+            self.workload,
+            self.fabric,
+            grouped(self.records),
+            self.pattern.as_ref().map_or("?", |pattern| &pattern.value_size.name),
+            self.distribution,
+            self.threads,
+            self.depth,
+            self.seconds,
+            measured.load_seconds,
+        )?;
+        writeln!(out, "{}\n", measured.environment)?;
+        self.write_operations(&mut out)?;
+        if let Some(open_loop) = &self.open_loop {
+            open_loop.write(&self.operations, &mut out)?;
+        }
+        let per_thread = self.throughput_ops_s / f64::from(self.threads);
+        writeln!(
+            out,
+            "\nall: {} ops/s, {} a thread; of each operation {:.0} ns are kv-bench's own",
+            grouped(self.throughput_ops_s as u64),
+            grouped(per_thread as u64),
+            per_op(measured.recorder.driver_ns as f64),
+        )?;
+        self.write_limit(&mut out)?;
+        if let Some(gets) = self.operations.get("get") {
+            let rate = gets.count as f64 / self.seconds / f64::from(self.threads);
+            writeln!(out, "GET/s a thread: {}", grouped(rate as u64))?;
+        }
+        let per_cpu_s = total as f64 / measured.cpu_s.max(f64::MIN_POSITIVE);
+        writeln!(
+            out,
+            "clients: {:.2} s CPU, {} ops a CPU second",
+            measured.cpu_s,
+            grouped(per_cpu_s as u64),
+        )?;
+        let lookups = self.cache.hits + self.cache.misses;
+        writeln!(
+            out,
+            "location cache: {} hits, {} misses ({:.2} % hits)",
+            grouped(self.cache.hits),
+            grouped(self.cache.misses),
+            self.cache.hits as f64 * 100.0 / lookups.max(1) as f64,
+        )?;
+        writeln!(
+            out,
+            "allocations_per_op: {:.6} ({} in all)",
+            per_op(self.allocations as f64),
+            grouped(self.allocations),
+        )?;
+        match self.server {
+            Some(ServerUsage { cpu_s, wakeups }) => {
+                writeln!(out, "server: {cpu_s:.2} s CPU, {} wake-ups", grouped(wakeups))?;
+            }
+            None => writeln!(out, "server: its process is not known")?,
+        }
+        if measured.recorder.unexpected > 0 {
+            let count = grouped(measured.recorder.unexpected);
+            writeln!(out, "WARNING: {count} operations found another state than the load left")?;
+        }
+        Ok(out)
+    }
+
+    fn write_limit(&self, out: &mut String) -> fmt::Result {
+        let Some(LimitReport { map_ops_s, ratio, verbs }) = self.limit else { return Ok(()) };
+        if let Some((map_ops_s, ratio)) = map_ops_s.zip(ratio) {
+            let limit = grouped(map_ops_s as u64);
+            writeln!(out, "limit: {limit} ops/s by a map in one thread; this is {ratio:.2} of it")?;
+        }
+        let Some(VerbsLimit { mix_ops_s, mix_ratio, .. }) = verbs else { return Ok(()) };
+        let mix = grouped(mix_ops_s as u64);
+        writeln!(out, "limit: {mix} ops/s by raw verbs alone; this is {mix_ratio:.2} of it")
+    }
+
+    fn write_operations(&self, out: &mut String) -> fmt::Result {
+        writeln!(
+            out,
+            "{:<7} {:>13} {:>12} {:>9} {:>10} {:>10} | per op: {:>6} {:>6} {:>6} {:>6} {:>11}",
+            "",
+            "count",
+            "ops/s",
+            "p50 ns",
+            "p99 ns",
+            "p99.9 ns",
+            "trips",
+            "read",
+            "write",
+            "cas",
+            "bytes",
+        )?;
+        for (name, of) in &self.operations {
+            let per_op = |number: u64| number as f64 / of.count.max(1) as f64;
+            writeln!(
+                out,
+                "{name:<7} {:>13} {:>12} {:>9} {:>10} {:>10} |         \
+                 {:>6.3} {:>6.3} {:>6.3} {:>6.3} {:>11.1}",
+                grouped(of.count),
+                grouped((of.count as f64 / self.seconds) as u64),
+                grouped(of.p50_ns),
+                grouped(of.p99_ns),
+                grouped(of.p999_ns),
+                per_op(of.round_trips),
+                per_op(of.verbs.read),
+                per_op(of.verbs.write),
+                per_op(of.verbs.cas),
+                per_op(of.bytes),
+            )?;
+        }
+        Ok(())
+    }
+}
+
+/// 1234567 as 1,234,567.
+pub fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut out = String::with_capacity(digits.len() * 4 / 3);
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_grouped() {
+        for (number, text) in [(0, "0"), (999, "999"), (1000, "1,000"), (1_234_567, "1,234,567")] {
+            assert_eq!(grouped(number), text);
+        }
+    }
+}
