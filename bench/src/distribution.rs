@@ -4,6 +4,8 @@ use std::str::FromStr;
 
 use rand::{Rng, RngExt};
 
+use crate::zipfian::{THETA, Zipfian};
+
 /// The shape of popularity among records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
@@ -13,6 +15,8 @@ pub enum Shape {
     Uniform,
     /// The newest are the most popular.
     Latest,
+    /// Some are popular, all of these alike, and stand anywhere.
+    Hotspot,
 }
 
 impl Shape {
@@ -22,6 +26,7 @@ impl Shape {
             Self::Zipfian => "zipfian",
             Self::Uniform => "uniform",
             Self::Latest => "latest",
+            Self::Hotspot => "hotspot",
         }
     }
 }
@@ -30,85 +35,33 @@ impl FromStr for Shape {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        [Self::Zipfian, Self::Uniform, Self::Latest]
+        [Self::Zipfian, Self::Uniform, Self::Latest, Self::Hotspot]
             .into_iter()
             .find(|shape| shape.name() == text)
-            .ok_or("there are zipfian, uniform and latest")
+            .ok_or("there are zipfian, uniform, latest and hotspot")
     }
 }
 
-/// YCSB's skew.
-pub const THETA: f64 = 0.99;
-
-/// Ranks with probability proportional to 1 / (rank + 1)^theta, by the method of Gray et al.,
-/// "Quickly generating billion-record synthetic databases" (SIGMOD 1994), which YCSB uses as well:
-/// one power per draw, exact for the first two ranks and close for the rest.
-#[derive(Clone, Debug)]
-pub struct Zipfian {
-    items: u64,
-    alpha: f64,
-    /// Alpha where it is an integer, as with YCSB's skew: ten multiplications instead of a power.
-    alpha_integer: Option<i32>,
-    zeta: f64,
-    eta: f64,
-    /// Below this, `u * zeta` means rank 1.
-    second: f64,
+/// How far popular records stand out.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Skew {
+    /// Zipfian and latest: the exponent, between 0 and 1.
+    pub theta: f64,
+    /// Hotspot: the share of the records that is hot.
+    pub hot_set: f64,
+    /// Hotspot: the share of the operations that goes to them.
+    pub hot_operations: f64,
 }
 
-impl Zipfian {
-    /// Ranks below `items`, which is at least 1; theta between 0 and 1.
-    pub fn new(items: u64, theta: f64) -> Self {
-        let items = items.max(1);
-        let zeta_items = zeta(items, theta);
-        let eta =
-            (1.0 - (2.0 / items as f64).powf(1.0 - theta)) / (1.0 - zeta(2, theta) / zeta_items);
-        let second = 1.0 + 0.5f64.powf(theta);
-        let alpha = 1.0 / (1.0 - theta);
-        let is_integer = (alpha - alpha.round()).abs() < 1e-9;
-        let alpha_integer = is_integer.then_some(alpha.round() as i32);
-        Self { items, alpha, alpha_integer, zeta: zeta_items, eta, second }
-    }
+/// YCSB's share of hot records.
+pub const HOT_SET: f64 = 0.2;
+/// YCSB's share of operations on them.
+pub const HOT_OPERATIONS: f64 = 0.8;
 
-    /// A rank; 0 is the most popular.
-    #[inline]
-    pub fn draw(&self, random: &mut impl Rng) -> u64 {
-        let u: f64 = random.random();
-        let uz = u * self.zeta;
-        if uz < 1.0 {
-            return 0;
-        }
-        if uz < self.second {
-            return 1.min(self.items - 1);
-        }
-        let base = self.eta * u - self.eta + 1.0;
-        let power = match self.alpha_integer {
-            Some(alpha) => base.powi(alpha),
-            None => base.powf(self.alpha),
-        };
-        let rank = self.items as f64 * power;
-        (rank as u64).min(self.items - 1)
+impl Default for Skew {
+    fn default() -> Self {
+        Self { theta: THETA, hot_set: HOT_SET, hot_operations: HOT_OPERATIONS }
     }
-
-    /// The probability of a rank, by definition.
-    pub fn probability(&self, rank: u64, theta: f64) -> f64 {
-        ((rank + 1) as f64).powf(-theta) / self.zeta
-    }
-}
-
-/// Terms of the zeta sum that are added one by one; the rest is an integral.
-const ZETA_TERMS: u64 = 1 << 16;
-
-/// The sum of 1 / i^theta for i from 1 to `items`; the tail by Euler and Maclaurin, whose error is
-/// below 1e-11 here.
-fn zeta(items: u64, theta: f64) -> f64 {
-    let term = |i: u64| (i as f64).powf(-theta);
-    let head: f64 = (1..=items.min(ZETA_TERMS)).map(term).sum();
-    if items <= ZETA_TERMS {
-        return head;
-    }
-    let primitive = |x: u64| (x as f64).powf(1.0 - theta) / (1.0 - theta);
-    let integral = primitive(items) - primitive(ZETA_TERMS);
-    head + integral + (term(items) - term(ZETA_TERMS)) / 2.0
 }
 
 /// A permutation of the records, so that popular ranks stand far apart. Upstream hashes ranks
@@ -155,27 +108,64 @@ enum Draw {
     Zipfian(Zipfian, Scramble),
     Uniform,
     Latest(Zipfian),
+    Hotspot(Hotspot, Scramble),
+}
+
+/// YCSB's `HotspotIntegerGenerator`: uniform within the hot records, and within the others.
+#[derive(Clone, Debug)]
+struct Hotspot {
+    hot: u64,
+    cold: u64,
+    operations: f64,
+}
+
+impl Hotspot {
+    fn new(records: u64, skew: &Skew) -> Self {
+        let hot = ((records as f64 * skew.hot_set) as u64).min(records);
+        let cold = records - hot;
+        // Where one of the sets is empty all goes to the other.
+        let operations = match (hot, cold) {
+            (0, _) => 0.0,
+            (_, 0) => 1.0,
+            _ => skew.hot_operations,
+        };
+        Self { hot, cold, operations }
+    }
+
+    /// A rank; the hot ones come first.
+    #[inline]
+    fn draw(&self, random: &mut impl Rng) -> u64 {
+        let u: f64 = random.random();
+        if u < self.operations {
+            below(random, self.hot)
+        } else {
+            self.hot + below(random, self.cold)
+        }
+    }
 }
 
 impl Distribution {
     /// For this many loaded records, at least 1.
-    pub fn new(shape: Shape, records: u64) -> Self {
+    pub fn new(shape: Shape, skew: &Skew, records: u64) -> Self {
+        let scramble = Scramble::new(records);
         Self(match shape {
-            Shape::Zipfian => Draw::Zipfian(Zipfian::new(records, THETA), Scramble::new(records)),
+            Shape::Zipfian => Draw::Zipfian(Zipfian::new(records, skew.theta), scramble),
             Shape::Uniform => Draw::Uniform,
-            Shape::Latest => Draw::Latest(Zipfian::new(records, THETA)),
+            Shape::Latest => Draw::Latest(Zipfian::new(records, skew.theta)),
+            Shape::Hotspot => Draw::Hotspot(Hotspot::new(records, skew), scramble),
         })
     }
 
     /// A record below `records_now`, which is never less than the number of loaded records.
     ///
-    /// Zipfian draws among the loaded records; latest among as many of the newest.
+    /// Zipfian and hotspot draw among the loaded records; latest among as many of the newest.
     #[inline]
     pub fn draw(&self, random: &mut impl Rng, records_now: u64) -> u64 {
         match &self.0 {
             Draw::Zipfian(ranks, scramble) => scramble.record(ranks.draw(random)),
             Draw::Uniform => below(random, records_now),
             Draw::Latest(ranks) => records_now - 1 - ranks.draw(random),
+            Draw::Hotspot(ranks, scramble) => scramble.record(ranks.draw(random)),
         }
     }
 }
@@ -189,68 +179,49 @@ pub fn below(random: &mut impl Rng, end: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use rand::SeedableRng;
-    use rand::distr::Distribution as _;
     use rand::rngs::SmallRng;
 
     use super::*;
-
-    const DRAWS: u32 = 400_000;
-
-    fn counts(items: u64, mut draw: impl FnMut(&mut SmallRng) -> u64) -> Vec<u32> {
-        let mut random = SmallRng::seed_from_u64(7);
-        let mut counts = vec![0; items as usize];
-        for _ in 0..DRAWS {
-            counts[draw(&mut random) as usize] += 1;
-        }
-        counts
-    }
-
-    fn share(count: u32) -> f64 {
-        f64::from(count) / f64::from(DRAWS)
-    }
+    use crate::zipfian::tests::{counts, share};
 
     #[test]
-    fn the_hottest_ranks_come_as_often_as_theory_says() {
-        for items in [1000, 1_000_000] {
-            let ranks = Zipfian::new(items, THETA);
-            let counts = counts(items, |random| ranks.draw(random));
-            for (rank, count) in counts.iter().take(2).enumerate() {
-                let expected = ranks.probability(rank as u64, THETA);
-                assert!((share(*count) / expected - 1.0).abs() < 0.05, "rank {rank} of {items}");
+    fn hot_records_get_their_share_of_the_operations_and_all_of_a_set_alike() {
+        for (hot_set, hot_operations) in [(0.2, 0.8), (0.01, 0.5), (0.5, 0.1)] {
+            let skew = Skew { hot_set, hot_operations, ..Skew::default() };
+            let ranks = Hotspot::new(1000, &skew);
+            let ranked = counts(1000, |random| ranks.draw(random));
+            let hot = (1000.0 * hot_set) as usize;
+            let drawn = share(ranked[..hot].iter().sum());
+            assert!((drawn - hot_operations).abs() < 0.01, "{skew:?}: {drawn}");
+            for half in [&ranked[..hot], &ranked[hot..]] {
+                let (first, second) = half.split_at(half.len() / 2);
+                let (first, second) = (first.iter().sum::<u32>(), second.iter().sum::<u32>());
+                let ratio = f64::from(first) / f64::from(second);
+                assert!((ratio - 1.0).abs() < 0.05, "{skew:?}: {ratio}");
             }
-            // The method is approximate for single ranks behind the second, not for many together.
-            for end in [10u64, 100, 1000] {
-                let expected: f64 = (0..end).map(|rank| ranks.probability(rank, THETA)).sum();
-                let drawn = share(counts.iter().take(end as usize).sum());
-                assert!((drawn / expected - 1.0).abs() < 0.1, "first {end} of {items}: {drawn}");
-            }
+            // The records are the same ones in another order.
+            let distribution = Distribution::new(Shape::Hotspot, &skew, 1000);
+            let mut records = counts(1000, |random| distribution.draw(random, 1000));
+            let mut ranked = ranked;
+            records.sort_unstable();
+            ranked.sort_unstable();
+            assert_eq!(records, ranked);
         }
-    }
-
-    #[test]
-    fn it_agrees_with_another_implementation() {
-        let ours = Zipfian::new(5000, THETA);
-        let theirs = rand_distr::Zipf::new(5000.0, THETA).unwrap();
-        let ours = counts(5000, |random| ours.draw(random));
-        let theirs = counts(5000, |random| theirs.sample(random) as u64 - 1);
-        for end in [1, 20, 500, 2500] {
-            let (a, b) = (share(ours[..end].iter().sum()), share(theirs[..end].iter().sum()));
-            assert!((a - b).abs() < 0.02, "first {end}: {a} and {b}");
+        // All hot, none hot.
+        for (hot_set, expected) in [(0.0, 1000), (1.0, 1000)] {
+            let skew = Skew { hot_set, ..Skew::default() };
+            let ranks = Hotspot::new(1000, &skew);
+            let drawn = counts(1000, |random| ranks.draw(random));
+            assert_eq!(drawn.iter().filter(|count| **count > 0).count(), expected);
         }
-    }
-
-    #[test]
-    fn the_shortcut_for_zeta_is_exact_enough() {
-        let exact: f64 = (1..=300_000u64).map(|i| (i as f64).powf(-THETA)).sum();
-        assert!((zeta(300_000, THETA) - exact).abs() < 1e-8);
     }
 
     #[test]
     fn draws_stay_in_range_however_few_records_there_are() {
         let mut random = SmallRng::seed_from_u64(1);
-        for shape in [Shape::Zipfian, Shape::Uniform, Shape::Latest] {
+        for shape in [Shape::Zipfian, Shape::Uniform, Shape::Latest, Shape::Hotspot] {
             for records in [1, 2, 3, 10, 4096] {
-                let distribution = Distribution::new(shape, records);
+                let distribution = Distribution::new(shape, &Skew::default(), records);
                 for extra in 0..200 {
                     let now = records + extra;
                     assert!(distribution.draw(&mut random, now) < now, "{shape:?} {records}");
@@ -279,7 +250,7 @@ mod tests {
 
     #[test]
     fn latest_prefers_the_newest() {
-        let distribution = Distribution::new(Shape::Latest, 1000);
+        let distribution = Distribution::new(Shape::Latest, &Skew::default(), 1000);
         let counts = counts(2000, |random| distribution.draw(random, 2000));
         assert!(counts[..1000].iter().all(|count| *count == 0));
         assert!(share(counts[1999]) > 0.1);
@@ -288,7 +259,7 @@ mod tests {
 
     #[test]
     fn uniform_reaches_all_alike() {
-        let distribution = Distribution::new(Shape::Uniform, 10);
+        let distribution = Distribution::new(Shape::Uniform, &Skew::default(), 10);
         let counts = counts(10, |random| distribution.draw(random, 10));
         assert!(counts.iter().all(|count| (share(*count) - 0.1).abs() < 0.01), "{counts:?}");
     }

@@ -11,14 +11,16 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use farside::{Counters, Outcome, Pipeline, PipelineFull, Result, Session};
+use farside::{Counters, Outcome, PipelineFull};
 
 use crate::clock::now_ns;
 use crate::history;
 use crate::journal::Witness;
 use crate::keys::{self, Key};
-use crate::operations::{BATCH, Batch, Operation, RecordCounter, Source, Values};
+use crate::operations::{BATCH, Batch, Operation, Source, Values};
 use crate::recorder::Recorder;
+use crate::records::RecordCounter;
+use crate::store::{Pipelined, Store};
 use crate::workload::Kind;
 
 /// How many operations in flight share one reading of the clock.
@@ -34,7 +36,6 @@ pub struct Driver<'a, W> {
     values: Values,
     /// Where GETs put values.
     value: Vec<u8>,
-    value_bytes: usize,
     depth: usize,
     records: &'a RecordCounter,
     /// How many operations the thread did in all phases, up to a batch, for others to see.
@@ -42,17 +43,17 @@ pub struct Driver<'a, W> {
 }
 
 impl<'a, W: Witness> Driver<'a, W> {
-    /// For values of this length and this many operations in flight.
+    /// For values of up to this length and this many operations in flight.
     pub fn new(
         witness: &'a mut W,
-        (value_bytes, depth): (usize, usize),
+        (value_bytes_max, depth): (u32, usize),
         seed: u64,
         records: &'a RecordCounter,
         progress: &'a AtomicU64,
     ) -> Self {
-        let values = Values::new(value_bytes, seed);
-        let value = Vec::with_capacity(value_bytes);
-        Self { witness, batch: Batch::new(), values, value, value_bytes, depth, records, progress }
+        let values = Values::new(value_bytes_max, seed);
+        let value = Vec::with_capacity(value_bytes_max as usize);
+        Self { witness, batch: Batch::new(), values, value, depth, records, progress }
     }
 
     /// Forgets operations made and not done yet: for another source.
@@ -64,17 +65,18 @@ impl<'a, W: Witness> Driver<'a, W> {
     ///
     /// # Errors
     /// That of the first operation that fails.
-    pub fn drive(
+    pub fn drive<S: Store>(
         &mut self,
-        session: &mut Session,
+        store: &mut S,
         source: &mut impl Source,
         recorder: &mut Recorder,
         go_on: impl Fn() -> bool,
-    ) -> Result<()> {
+    ) -> Result<(), S::Error> {
+        self.batch.unclaim();
         if self.depth == 1 {
-            self.one_by_one(session, source, recorder, go_on)
+            self.one_by_one(store, source, recorder, go_on)
         } else {
-            let pipeline = session.pipeline()?;
+            let pipeline = store.pipeline()?;
             let lanes = vec![InFlight::NOTHING; pipeline.depth()];
             let finished = Vec::with_capacity(READING_SHARED_MAX);
             SideBySide { driver: self, pipeline, lanes, finished, recorder }.run(source, go_on)
@@ -87,15 +89,15 @@ impl<'a, W: Witness> Driver<'a, W> {
         self.progress.store(before + operations as u64, Ordering::Relaxed);
     }
 
-    fn one_by_one(
+    fn one_by_one<S: Store>(
         &mut self,
-        session: &mut Session,
+        store: &mut S,
         source: &mut impl Source,
         recorder: &mut Recorder,
         go_on: impl Fn() -> bool,
-    ) -> Result<()> {
+    ) -> Result<(), S::Error> {
         let mut latencies = [0; BATCH];
-        let mut attribution = Attribution { kind: None, since: session.counters() };
+        let mut attribution = Attribution { kind: None, since: store.counters() };
         let mut last = now_ns();
         while go_on() && self.batch.refill(source) {
             let mut start = now_ns();
@@ -105,10 +107,9 @@ impl<'a, W: Witness> Driver<'a, W> {
                 if !go_on() {
                     break;
                 }
-                attribution.enter(operation.kind, session, recorder);
+                attribution.enter(operation.kind, store, recorder);
                 let (witness, values) = (&mut *self.witness, &mut self.values);
-                let value = (&mut self.value, self.value_bytes);
-                let expected = perform(session, operation, witness, values, value)?;
+                let expected = perform(store, operation, witness, values, &mut self.value)?;
                 recorder.unexpected += u64::from(!expected);
                 let end = now_ns();
                 latencies[done] = end - start;
@@ -125,35 +126,35 @@ impl<'a, W: Witness> Driver<'a, W> {
             self.batch.consume(done);
             self.publish(done);
         }
-        attribution.leave(session, recorder);
+        attribution.leave(store, recorder);
         Ok(())
     }
 }
 
 /// One operation, waited for; whether it found what the workload had left.
 #[inline]
-fn perform(
-    session: &mut Session,
-    Operation { kind, record, key }: &Operation,
+fn perform<S: Store>(
+    store: &mut S,
+    &Operation { kind, record, ref key, value_bytes }: &Operation,
     witness: &mut impl Witness,
     values: &mut Values,
-    (value, value_bytes): (&mut Vec<u8>, usize),
-) -> Result<bool> {
+    value: &mut Vec<u8>,
+) -> Result<bool, S::Error> {
     let mut expected = true;
     if matches!(kind, Kind::Get | Kind::Rmw) {
-        witness.begins(history::Operation::Get, *record);
-        let version = session.get_into(key, value)?;
+        witness.begins(history::Operation::Get, record);
+        let version = store.get_into(key, value)?;
         let outcome = Outcome::Value(version.map(|version| (&value[..], version)));
         witness.goes_on(ONLY_LANE);
         witness.ends(ONLY_LANE, outcome);
         expected = as_expected(outcome, value_bytes);
     }
-    let Some(change) = change(*kind) else { return Ok(expected) };
-    witness.begins(change, *record);
+    let Some(change) = change(kind) else { return Ok(expected) };
+    witness.begins(change, record);
     let outcome = match kind {
-        Kind::Delete => Outcome::Applied(session.delete(key)?),
-        Kind::Insert => Outcome::Applied(session.insert(key, witness.value(values))?),
-        _ => session.put(key, witness.value(values)).map(|()| Outcome::Stored)?,
+        Kind::Delete => Outcome::Applied(store.delete(key)?),
+        Kind::Insert => Outcome::Applied(store.insert(key, witness.value(values, value_bytes))?),
+        _ => store.put(key, witness.value(values, value_bytes)).map(|()| Outcome::Stored)?,
     };
     witness.goes_on(ONLY_LANE);
     witness.ends(ONLY_LANE, outcome);
@@ -170,7 +171,7 @@ fn change(kind: Kind) -> Option<history::Operation> {
     }
 }
 
-/// Adds what the session asked of its fabric to the kind of operation it did meanwhile. Looks only
+/// Adds what the store asked of its fabric to the kind of operation it did meanwhile. Looks only
 /// where the kind changes.
 struct Attribution {
     kind: Option<Kind>,
@@ -179,15 +180,15 @@ struct Attribution {
 
 impl Attribution {
     #[inline]
-    fn enter(&mut self, kind: Kind, session: &Session, recorder: &mut Recorder) {
+    fn enter(&mut self, kind: Kind, store: &impl Store, recorder: &mut Recorder) {
         if self.kind != Some(kind) {
-            self.leave(session, recorder);
+            self.leave(store, recorder);
             self.kind = Some(kind);
         }
     }
 
-    fn leave(&mut self, session: &Session, recorder: &mut Recorder) {
-        let now = session.counters();
+    fn leave(&mut self, store: &impl Store, recorder: &mut Recorder) {
+        let now = store.counters();
         if now.round_trips < self.since.round_trips {
             // The session reconnected and counts from 0 again.
             self.since = Counters::default();
@@ -203,27 +204,29 @@ impl Attribution {
 struct InFlight {
     kind: Kind,
     record: u64,
+    value_bytes: u32,
     started_ns: u64,
     /// The GET of an RMW is done.
     has_read: bool,
 }
 
 impl InFlight {
-    const NOTHING: Self = Self { kind: Kind::Get, record: 0, started_ns: 0, has_read: false };
+    const NOTHING: Self =
+        Self { kind: Kind::Get, record: 0, value_bytes: 0, started_ns: 0, has_read: false };
 }
 
 /// The loop with many operations in flight.
-struct SideBySide<'d, 'a, 's, W> {
+struct SideBySide<'d, 'a, W, P> {
     driver: &'d mut Driver<'a, W>,
-    pipeline: Pipeline<'s>,
-    /// By the lane of the operation's ticket.
+    pipeline: P,
+    /// By the operation's lane.
     lanes: Vec<InFlight>,
     finished: Vec<InFlight>,
     recorder: &'d mut Recorder,
 }
 
-impl<W: Witness> SideBySide<'_, '_, '_, W> {
-    fn run(mut self, source: &mut impl Source, go_on: impl Fn() -> bool) -> Result<()> {
+impl<W: Witness, P: Pipelined> SideBySide<'_, '_, W, P> {
+    fn run(mut self, source: &mut impl Source, go_on: impl Fn() -> bool) -> Result<(), P::Error> {
         loop {
             self.start(source, &go_on);
             if self.pipeline.in_flight() == 0 {
@@ -249,10 +252,10 @@ impl<W: Witness> SideBySide<'_, '_, '_, W> {
             } else if shared == READING_SHARED_MAX {
                 (now, shared) = (now_ns(), 0);
             }
-            let Some(&Operation { kind, record, key }) = self.driver.batch.rest().first() else {
-                return;
-            };
-            let in_flight = InFlight { kind, record, started_ns: now, has_read: false };
+            let Some(&operation) = self.driver.batch.rest().first() else { return };
+            let Operation { kind, record, key, value_bytes } = operation;
+            let in_flight =
+                InFlight { kind, record, value_bytes, started_ns: now, has_read: false };
             if self.submit(in_flight, &key).is_err() {
                 return;
             }
@@ -262,33 +265,33 @@ impl<W: Witness> SideBySide<'_, '_, '_, W> {
     }
 
     /// Posts an operation, or the second half of one.
-    fn submit(&mut self, in_flight: InFlight, key: &Key) -> std::result::Result<(), PipelineFull> {
+    fn submit(&mut self, in_flight: InFlight, key: &Key) -> Result<(), PipelineFull> {
         let (pipeline, Driver { witness, values, .. }) = (&mut self.pipeline, &mut *self.driver);
         let reads = in_flight.kind == Kind::Rmw && !in_flight.has_read;
         let change = change(in_flight.kind).filter(|_| !reads);
         witness.begins(change.unwrap_or(history::Operation::Get), in_flight.record);
-        let ticket = match in_flight.kind {
-            Kind::Rmw if in_flight.has_read => pipeline.put(key, witness.value(values)),
+        let bytes = in_flight.value_bytes;
+        let lane = match in_flight.kind {
+            Kind::Rmw if in_flight.has_read => pipeline.put(key, witness.value(values, bytes)),
             Kind::Get | Kind::Rmw => pipeline.get(key),
-            Kind::Put => pipeline.put(key, witness.value(values)),
-            Kind::Insert => pipeline.insert(key, witness.value(values)),
+            Kind::Put => pipeline.put(key, witness.value(values, bytes)),
+            Kind::Insert => pipeline.insert(key, witness.value(values, bytes)),
             Kind::Delete => pipeline.delete(key),
         }?;
-        witness.goes_on(ticket.lane());
-        self.lanes[ticket.lane()] = in_flight;
+        witness.goes_on(lane);
+        self.lanes[lane] = in_flight;
         Ok(())
     }
 
     /// Waits for one completion and takes all there are.
-    fn finish(&mut self) -> Result<()> {
-        let value_bytes = self.driver.value_bytes;
+    fn finish(&mut self) -> Result<(), P::Error> {
         let mut taken = self.pipeline.wait();
         while let Some(completed) = taken {
-            let in_flight = self.lanes[completed.ticket.lane()];
+            let in_flight = self.lanes[completed.lane];
             self.recorder.attribute(in_flight.kind, completed.counters);
             let outcome = completed.result?;
-            self.driver.witness.ends(completed.ticket.lane(), outcome);
-            let expected = as_expected(outcome, value_bytes);
+            self.driver.witness.ends(completed.lane, outcome);
+            let expected = as_expected(outcome, in_flight.value_bytes);
             self.recorder.unexpected += u64::from(!expected);
             if in_flight.kind == Kind::Rmw && !in_flight.has_read {
                 let key = keys::encode(in_flight.record);
@@ -319,9 +322,11 @@ impl<W: Witness> SideBySide<'_, '_, '_, W> {
 
 /// Whether an operation found what the workload had left.
 #[inline]
-fn as_expected(outcome: Outcome<'_>, value_bytes: usize) -> bool {
+fn as_expected(outcome: Outcome<'_>, value_bytes: u32) -> bool {
     match outcome {
-        Outcome::Value(found) => found.is_some_and(|(value, _)| value.len() == value_bytes),
+        Outcome::Value(found) => {
+            found.is_some_and(|(value, _)| value.len() == value_bytes as usize)
+        }
         Outcome::Stored => true,
         Outcome::Applied(applied) => applied,
     }

@@ -18,8 +18,8 @@ pub trait Witness {
     /// An operation is about to be started on a record.
     fn begins(&mut self, operation: Operation, record: u64);
 
-    /// The value that it stores.
-    fn value<'v>(&'v mut self, values: &'v mut Values) -> &'v [u8];
+    /// The value that it stores, of this length.
+    fn value<'v>(&'v mut self, values: &'v mut Values, value_bytes: u32) -> &'v [u8];
 
     /// It is under way on this lane.
     fn goes_on(&mut self, lane: usize);
@@ -33,8 +33,8 @@ impl Witness for () {
     fn begins(&mut self, _: Operation, _: u64) {}
 
     #[inline]
-    fn value<'v>(&'v mut self, values: &'v mut Values) -> &'v [u8] {
-        values.take()
+    fn value<'v>(&'v mut self, values: &'v mut Values, value_bytes: u32) -> &'v [u8] {
+        values.take(value_bytes)
     }
 
     #[inline]
@@ -158,9 +158,9 @@ impl Witness for Journal<'_> {
         });
     }
 
-    fn value<'v>(&'v mut self, values: &'v mut Values) -> &'v [u8] {
+    fn value<'v>(&'v mut self, values: &'v mut Values, value_bytes: u32) -> &'v [u8] {
         self.value.clear();
-        self.value.extend_from_slice(values.take());
+        self.value.extend_from_slice(values.take(value_bytes));
         self.value[..NUMBER_BYTES].copy_from_slice(&self.number.to_le_bytes());
         self.number += 1;
         if let Some(next) = &mut self.next {

@@ -1,13 +1,18 @@
 //! The parts of kv-bench.
 //!
-//! - [`workload`], [`distribution`], [`keys`], [`operations`]: which operation comes next.
-//! - [`driver`], [`recorder`]: the measured loops, and what they note down.
+//! - [`args`], [`properties`]: what is asked for, on the command line or in upstream's files.
+//! - [`workload`], [`distribution`], [`zipfian`], [`keys`], [`records`], [`value_size`],
+//!   [`pattern`], [`operations`]: which operation comes next.
+//! - [`driver`], [`store`], [`recorder`]: the measured loops, what they drive, and what they note
+//!   down.
 //! - [`history`], [`journal`]: an open format for operations, and a witness that writes it.
-//! - [`run`], [`server`], [`accounting`]: threads, phases, a server for the run and what it spent.
+//! - [`run`], [`progress`], [`server`], [`accounting`]: threads, phases, what is shown meanwhile, a
+//!   server for the run and what it spent.
 //! - [`verbs`], [`limit`]: the raw rates of a fabric and of a map in this process, the limits of
 //!   everything above.
-//! - [`report`], [`environment`], [`publish`]: JSON, CSV and tables.
 //! - [`price`]: what an operation takes at least.
+//! - [`peers`]: what others published, on the same fabrics.
+//! - [`report`], [`environment`], [`publish`]: JSON, CSV and tables.
 #![deny(unsafe_code)]
 
 pub mod accounting;
@@ -25,14 +30,22 @@ pub mod journal;
 pub mod keys;
 pub mod limit;
 pub mod operations;
+pub mod pattern;
+pub mod peers;
 pub mod price;
+pub mod progress;
+pub mod properties;
 pub mod publish;
 pub mod recorder;
+pub mod records;
 pub mod report;
 pub mod run;
 pub mod server;
 pub mod sizing;
+pub mod store;
+pub mod value_size;
 pub mod verbs;
 pub mod workload;
+pub mod zipfian;
 
 pub use error::{Error, Result};

@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 use farside_common::layout::block_bytes;
 
 use crate::args::Ycsb;
-use crate::distribution::Distribution;
 use crate::interrupt::Interrupt;
 use crate::keys::{self, KEY_BYTES, Key};
-use crate::operations::{Batch, Generator, Operation, RecordCounter, Values};
+use crate::operations::{Batch, Generator, Operation, Values};
+use crate::pattern::Pattern;
+use crate::records::RecordCounter;
 use crate::workload::Kind;
 use crate::{Error, Result};
 
@@ -22,15 +23,15 @@ use crate::{Error, Result};
 /// [`Error::Interrupted`], and what the system says about its memory.
 pub fn map_ops_s(args: &Ycsb, fabric: &str, interrupt: &Interrupt) -> Result<Option<f64>> {
     // A map's entry takes hardly more than a block.
-    let needed = args.records.saturating_mul(2 * block_bytes(KEY_BYTES, args.value_size as usize));
+    let block_bytes = block_bytes(KEY_BYTES, args.value_size.mean() as usize);
+    let needed = args.records.saturating_mul(2 * block_bytes);
     let is_wanted = fabric == "shm" && args.limit_seconds > 0.0;
     if !is_wanted || needed > available_bytes()? {
         return Ok(None);
     }
     let mut map = Map::load(args);
     let records = Arc::new(RecordCounter::new(args.records));
-    let distribution = Arc::new(Distribution::new(args.shape(), args.records));
-    let mut source = Generator::new(args.workload.mix(), distribution, records.clone(), args.seed);
+    let mut source = Generator::new(Pattern::new(args), records.clone(), args.seed);
     let (mut batch, mut operations) = (Batch::new(), 0);
     let duration = Duration::from_secs_f64(args.limit_seconds);
     let started = Instant::now();
@@ -67,13 +68,14 @@ struct Map {
 
 impl Map {
     fn load(args: &Ycsb) -> Self {
-        let mut values = Values::new(args.value_size as usize, args.seed);
-        let entry = |record| (keys::encode(record), values.take().to_vec());
+        let mut values = Values::new(args.value_size.max(), args.seed);
+        let sizes = args.value_size;
+        let entry = |record| (keys::encode(record), values.take(sizes.of(record)).to_vec());
         Self { entries: (0..args.records).map(entry).collect(), values, value: Vec::new() }
     }
 
     #[inline]
-    fn perform(&mut self, Operation { kind, key, .. }: &Operation) {
+    fn perform(&mut self, &Operation { kind, ref key, value_bytes, .. }: &Operation) {
         let Self { entries, values, value } = self;
         if matches!(kind, Kind::Get | Kind::Rmw) {
             value.clear();
@@ -85,7 +87,7 @@ impl Map {
             Kind::Put | Kind::Insert | Kind::Rmw => {
                 let entry = entries.entry(*key).or_default();
                 entry.clear();
-                entry.extend_from_slice(values.take());
+                entry.extend_from_slice(values.take(value_bytes));
             }
             Kind::Delete => drop(entries.remove(key)),
         }
@@ -95,30 +97,31 @@ impl Map {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::workload::Workload;
+    use crate::args::tests::ycsb;
+    use crate::value_size::ValueSize;
 
-    fn args(workload: Workload) -> Ycsb {
-        Ycsb { workload, records: 1000, limit_seconds: 0.01, ..crate::report::tests::args() }
+    fn args(workload: char) -> Ycsb {
+        ycsb(&format!("ycsb --workload {workload} --records 1000 --limit-seconds 0.01"))
     }
 
     #[test]
     fn every_workload_has_a_limit_unless_there_is_no_time_or_memory() {
         let measure = |args: Ycsb, fabric| map_ops_s(&args, fabric, &Interrupt::default()).unwrap();
-        for workload in [Workload::A, Workload::C, Workload::D, Workload::F] {
+        for workload in ['a', 'c', 'd', 'f'] {
             let rate = measure(args(workload), "shm");
             assert!(rate.is_some_and(|rate| rate > 0.0), "{rate:?}");
         }
-        assert_eq!(measure(args(Workload::C), "verbs"), None);
-        let none = Ycsb { limit_seconds: 0.0, ..args(Workload::C) };
+        assert_eq!(measure(args('c'), "verbs"), None);
+        let none = Ycsb { limit_seconds: 0.0, ..args('c') };
         assert_eq!(measure(none, "shm"), None);
-        let much = Ycsb { records: 1 << 39, ..args(Workload::C) };
+        let much = Ycsb { records: 1 << 39, ..args('c') };
         assert_eq!(measure(much, "shm"), None);
     }
 
     #[test]
     fn the_map_does_what_it_is_told() {
-        let mut map = Map::load(&args(Workload::C));
-        let operation = |kind, record| Operation { kind, record, key: keys::encode(record) };
+        let mut map = Map::load(&args('c'));
+        let operation = |kind, record| Operation::new(kind, record, ValueSize::Constant(64));
         map.perform(&operation(Kind::Get, 7));
         assert_eq!(map.value, map.entries[&keys::encode(7)]);
         let old = map.value.clone();

@@ -3,7 +3,6 @@
 use std::io::Write;
 use std::process::ExitCode;
 
-use clap::Parser;
 use farside_bench::allocations::CountingAllocator;
 use farside_bench::args::{Args, Command};
 use farside_bench::error::FAILED;
@@ -17,7 +16,7 @@ use farside_common::command_line::{one_line, usage_line};
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 fn main() -> ExitCode {
-    let args = match Args::try_parse() {
+    let args = match Args::read(std::env::args_os()) {
         Ok(args) => args,
         Err(error) if is_mistake(&error) => {
             tell(&usage_line("kv-bench", &error.to_string()));
@@ -51,6 +50,9 @@ fn measure(args: &Args) -> Result<()> {
     match &args.command {
         Command::Ycsb(ycsb) => {
             ycsb.output.check()?;
+            if !ycsb.ignored.is_empty() {
+                tell(&format!("these properties are not known here: {}", ycsb.ignored.join(", ")));
+            }
             let measured = run::ycsb(ycsb, &interrupt)?;
             let limit = limit::map_ops_s(ycsb, &measured.fabric, &interrupt)?;
             let report = YcsbReport::new(ycsb, &measured, limit);

@@ -42,7 +42,7 @@ impl Recorder {
     pub fn new(mix: Mix) -> Self {
         let empty = || KindRecord { latencies: latency_histogram(), counters: Counters::default() };
         let mut kinds: [Option<KindRecord>; Kind::COUNT] = Default::default();
-        for (kind, _) in mix {
+        for (kind, _) in mix.kinds() {
             kinds[kind.index()] = Some(empty());
         }
         Self { kinds, unexpected: 0, driver_ns: 0 }
@@ -102,7 +102,7 @@ mod tests {
 
     #[test]
     fn threads_add_up_and_long_latencies_saturate() {
-        let mut all = Recorder::new(&[]);
+        let mut all = Recorder::new(Mix::NOTHING);
         for latency_ns in [100, u64::MAX] {
             let mut thread = Recorder::new(Workload::A.mix());
             thread.record(Kind::Get, latency_ns);

@@ -8,22 +8,22 @@ use std::time::{Duration, Instant};
 use farside::{CacheStatistics, Client, Session};
 use farside_common::config::ClientConfig;
 use farside_common::size::ByteSize;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::accounting::ServerUsage;
 use crate::args::Ycsb;
-use crate::distribution::Distribution;
 use crate::driver::Driver;
 use crate::environment::Environment;
 use crate::interrupt::Interrupt;
 use crate::journal::{HistoryFile, Journal, NUMBER_BYTES, Witness};
-use crate::operations::{Generator, Loader, RecordCounter};
+use crate::operations::{Budget, Generator, Loader};
+use crate::pattern::Pattern;
+use crate::progress::ProgressLine;
 use crate::recorder::Recorder;
-use crate::report::grouped;
+use crate::records::RecordCounter;
 use crate::server::Server;
 use crate::sizing::{Demand, Memory};
 use crate::verbs::RawLimit;
-use crate::workload::Kind;
+use crate::workload::{Kind, Mix};
 use crate::{Error, Result, allocations};
 
 /// What a run measured, of all threads together.
@@ -65,12 +65,14 @@ pub fn ycsb(args: &Ycsb, interrupt: &Interrupt) -> Result<Measured> {
         args,
         client,
         history,
-        distribution: Arc::new(Distribution::new(args.shape(), args.records)),
+        pattern: Pattern::new(args),
         records: Arc::new(RecordCounter::new(args.records)),
         // Somebody's server may hold the records already, with other values.
         load_kind: if server.is_own() { Kind::Insert } else { Kind::Put },
         phase: AtomicU8::new(Phase::Load as u8),
+        budget: args.operations.map(|operations| Arc::new(Budget::new(operations))),
         loaded: AtomicUsize::new(0),
+        ended: AtomicUsize::new(0),
         progress: (0..args.threads).map(|_| Progress::default()).collect(),
     };
     let mut measured = thread::scope(|scope| {
@@ -97,7 +99,7 @@ pub fn ycsb(args: &Ycsb, interrupt: &Interrupt) -> Result<Measured> {
 /// The file that a history goes to.
 fn history(args: &Ycsb) -> Result<Option<HistoryFile>> {
     let Some(path) = &args.history else { return Ok(None) };
-    if (args.value_size as usize) < NUMBER_BYTES {
+    if (args.value_size.min() as usize) < NUMBER_BYTES {
         let advice = format!("--history takes a --value-size of {NUMBER_BYTES} or more, so that");
         return Err(Error::Usage(format!("{advice} values can differ")));
     }
@@ -105,14 +107,14 @@ fn history(args: &Ycsb) -> Result<Option<HistoryFile>> {
 }
 
 fn memory(args: &Ycsb) -> Result<Memory> {
-    let mix = |kind| u64::from(args.workload.percent(kind));
     let demand = Demand {
         records: args.records,
-        value_bytes: args.value_size.into(),
+        sizes: args.value_size,
         threads: args.threads.into(),
-        percent_writes: mix(Kind::Put) + mix(Kind::Rmw),
-        percent_inserts: mix(Kind::Insert),
-        seconds: args.warmup_seconds + args.seconds,
+        mix: args.mix,
+        operations: args.operations,
+        seconds: args.seconds,
+        warmup_seconds: args.warmup_seconds,
     };
     let memory = demand.memory()?;
     Ok(match args.memory {
@@ -131,11 +133,11 @@ fn connect(args: &Ycsb, config: &ClientConfig) -> Result<Client> {
 
 fn check_limits(args: &Ycsb, client: &Client) -> Result<()> {
     let session = client.session().map_err(Error::client("opening a session"))?;
-    let (asked, most) = (args.value_size as usize, session.limits().value_bytes_max);
+    let (asked, most) = (args.value_size.max() as usize, session.limits().value_bytes_max);
     if asked <= most {
         return Ok(());
     }
-    Err(Error::Usage(format!("--value-size is {asked}, this server takes at most {most} bytes")))
+    Err(Error::Usage(format!("values have up to {asked} bytes, this server takes at most {most}")))
 }
 
 /// Phases follow each other in this order.
@@ -157,11 +159,14 @@ struct Shared<'a> {
     args: &'a Ycsb,
     client: Client,
     history: Option<HistoryFile>,
-    distribution: Arc<Distribution>,
+    pattern: Pattern,
     records: Arc<RecordCounter>,
     load_kind: Kind,
     phase: AtomicU8,
+    budget: Option<Arc<Budget>>,
     loaded: AtomicUsize,
+    /// How many threads have measured all there was.
+    ended: AtomicUsize,
     progress: Box<[Progress]>,
 }
 
@@ -183,11 +188,13 @@ struct Supervised {
 }
 
 /// Ends the run when a thread fails or panics.
-struct StopOthers<'a>(&'a Shared<'a>);
+struct StopOthers<'a>(Option<&'a Shared<'a>>);
 
 impl Drop for StopOthers<'_> {
     fn drop(&mut self) {
-        self.0.enter(Phase::Stop);
+        if let Some(shared) = self.0 {
+            shared.enter(Phase::Stop);
+        }
     }
 }
 
@@ -217,25 +224,25 @@ impl Shared<'_> {
     }
 
     fn witnessed(&self, thread: u32, witness: &mut impl Witness) -> Result<Option<Worked>> {
-        let stop_others = StopOthers(self);
+        let mut stop_others = StopOthers(Some(self));
         let args = self.args;
         let mut session = self.client.session().map_err(Error::client("opening a session"))?;
         // Every thread its own operations and values, whatever the seed.
         let seed = args.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ u64::from(thread) << 32;
         let progress = &self.progress[thread as usize].0;
-        let shape = (args.value_size as usize, args.depth.into());
+        let shape = (args.value_size.max(), args.depth.into());
         let mut driver = Driver::new(witness, shape, seed, &self.records, progress);
         self.load(thread, &mut driver, &mut session)?;
-        let (records, distribution) = (self.records.clone(), self.distribution.clone());
-        let mut source = Generator::new(args.workload.mix(), distribution, records, seed);
-        let mut ignored = Recorder::new(&[]);
-        let mut recorder = Recorder::new(args.workload.mix());
+        let mut source = Generator::new(self.pattern.clone(), self.records.clone(), seed);
+        let mut ignored = Recorder::new(Mix::NOTHING);
+        let mut recorder = Recorder::new(args.mix);
         driver
             .drive(&mut session, &mut source, &mut ignored, || self.is_in(Phase::WarmUp))
             .map_err(Error::client("warming up"))?;
         if !self.is_in(Phase::Measure) {
             return Ok(None);
         }
+        source.limit(self.budget.clone());
         let (cache_before, allocated) = (session.cache_statistics(), allocations::of_this_thread());
         let (started, cpu_before) = (Instant::now(), thread_cpu_s());
         driver
@@ -244,7 +251,9 @@ impl Shared<'_> {
         let (ended, cpu_s) = (Instant::now(), thread_cpu_s() - cpu_before);
         let allocations = allocations::of_this_thread() - allocated;
         let cache = cache_since(session.cache_statistics(), cache_before);
-        drop(stop_others);
+        self.ended.fetch_add(1, Ordering::Release);
+        // They may have some of the operations left.
+        stop_others.0 = None;
         Ok(Some(Worked { recorder, started, ended, cache, allocations, cpu_s }))
     }
 
@@ -256,9 +265,11 @@ impl Shared<'_> {
         session: &mut Session,
     ) -> Result<()> {
         let (records, threads) = (self.args.records, self.args.threads.into());
-        let mut loader = Loader::new(self.load_kind, records, thread.into(), threads);
+        let (sizes, share) = (self.args.value_size, (thread.into(), threads));
+        let mut loader = Loader::new(self.load_kind, sizes, records, share);
+        let mut ignored = Recorder::new(Mix::NOTHING);
         driver
-            .drive(session, &mut loader, &mut Recorder::new(&[]), || self.is_in(Phase::Load))
+            .drive(session, &mut loader, &mut ignored, || self.is_in(Phase::Load))
             .map_err(Error::client("loading"))?;
         driver.clear();
         self.loaded.fetch_add(1, Ordering::Release);
@@ -277,15 +288,17 @@ impl Shared<'_> {
         self.watch(&line, interrupt, "load", all_loaded)?;
         let load_seconds = load.elapsed().as_secs_f64();
         let environment = Environment::look();
-        let until = |seconds: f64| {
-            let end = Instant::now() + Duration::from_secs_f64(seconds);
-            move || Instant::now() >= end
+        let until = |seconds: Option<f64>| {
+            let end = seconds.map(|seconds| Instant::now() + Duration::from_secs_f64(seconds));
+            move || end.is_some_and(|end| Instant::now() >= end)
         };
         self.enter_unless_stopped(Phase::WarmUp);
-        self.watch(&line, interrupt, "warm-up", until(self.args.warmup_seconds))?;
+        self.watch(&line, interrupt, "warm-up", until(Some(self.args.warmup_seconds)))?;
         let before = usage();
         self.enter_unless_stopped(Phase::Measure);
-        self.watch(&line, interrupt, "measure", until(self.args.seconds))?;
+        let is_late = until(self.args.seconds);
+        let all_ended = || self.ended.load(Ordering::Acquire) == self.progress.len();
+        self.watch(&line, interrupt, "measure", || is_late() || all_ended())?;
         let server = before.zip(usage()).map(|(before, after)| after.since(&before));
         Ok(Supervised { server, load_seconds, environment })
     }
@@ -346,7 +359,7 @@ fn summarize(
     let threads: Vec<Option<Worked>> = worked.into_iter().collect::<Result<_>>()?;
     let supervised = supervised?;
     let threads: Vec<Worked> = threads.into_iter().collect::<Option<_>>().ok_or(Error::Panicked)?;
-    let mut recorder = Recorder::new(&[]);
+    let mut recorder = Recorder::new(Mix::NOTHING);
     let (mut cache, mut allocations, mut cpu_s) = (CacheStatistics::default(), 0, 0.0);
     for thread in &threads {
         recorder.merge(&thread.recorder);
@@ -371,29 +384,4 @@ fn summarize(
         environment,
         raw: None,
     })
-}
-
-/// One line on stderr that changes; nothing if stderr is no terminal.
-struct ProgressLine(ProgressBar);
-
-impl ProgressLine {
-    fn new() -> Self {
-        let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
-        if let Ok(style) = ProgressStyle::with_template("{spinner} {msg}") {
-            bar.set_style(style);
-        }
-        Self(bar)
-    }
-
-    fn show(&self, phase: &str, rate: f64, elapsed: Duration) {
-        let rate = grouped(rate as u64);
-        self.0.set_message(format!("{phase:<8} {rate:>12} ops/s  {:.1} s", elapsed.as_secs_f64()));
-        self.0.tick();
-    }
-}
-
-impl Drop for ProgressLine {
-    fn drop(&mut self) {
-        self.0.finish_and_clear();
-    }
 }

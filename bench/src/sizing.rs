@@ -1,10 +1,15 @@
 //! How much memory a server needs for a run.
 
+use std::collections::BTreeMap;
+
 use farside_common::layout::{
-    CHUNK_BYTES, ROWS_PER_SUBTABLE, SLOTS_PER_ROW, SUBTABLE_BYTES, class_for,
+    CHUNK_BYTES, ROWS_PER_SUBTABLE, SLOTS_PER_ROW, SUBTABLE_BYTES, SizeClass, block_bytes,
+    class_for,
 };
 
 use crate::keys::KEY_BYTES;
+use crate::value_size::ValueSize;
+use crate::workload::{Kind, Mix};
 use crate::{Error, Result};
 
 /// What decides it.
@@ -12,16 +17,18 @@ use crate::{Error, Result};
 pub struct Demand {
     /// Records loaded.
     pub records: u64,
-    /// The length of their values, in bytes.
-    pub value_bytes: u64,
+    /// How long their values are.
+    pub sizes: ValueSize,
     /// Threads, each a session with free blocks of its own.
     pub threads: u64,
-    /// How many of a hundred operations overwrite a value.
-    pub percent_writes: u64,
-    /// How many of a hundred operations insert a new record.
-    pub percent_inserts: u64,
-    /// How long operations go on, warm-up included, in seconds.
-    pub seconds: f64,
+    /// The operations.
+    pub mix: Mix,
+    /// How many of them are measured, if that is known.
+    pub operations: Option<u64>,
+    /// How long they are measured, if that is known, in seconds.
+    pub seconds: Option<f64>,
+    /// How long they go on before, in seconds.
+    pub warmup_seconds: f64,
 }
 
 /// What a server is told.
@@ -53,10 +60,17 @@ const SESSION_BLOCKS: u64 = 64;
 /// 0.29 with 2^17.
 const INDEX_LOAD_PERCENT_MAX: u64 = 25;
 
+/// Where lengths differ, so many records tell how many there are of each.
+const SAMPLE: u64 = 1 << 16;
+
 impl Demand {
     fn inserts(&self) -> u64 {
-        let per_s = OPERATIONS_PER_S_MAX / 100 * self.percent_inserts * self.threads;
-        (per_s as f64 * self.seconds) as u64
+        let inserts = self.mix.share(Kind::Insert);
+        let per_s = OPERATIONS_PER_S_MAX as f64 * self.threads as f64;
+        let measured_max = self.operations.map_or(f64::INFINITY, |operations| operations as f64);
+        let measured =
+            self.seconds.map_or(measured_max, |seconds| measured_max.min(per_s * seconds));
+        ((per_s * self.warmup_seconds + measured) * inserts) as u64
     }
 
     /// The memory for this.
@@ -64,45 +78,76 @@ impl Demand {
     /// # Errors
     /// [`Error::Usage`] if no block is large enough for the values.
     pub fn memory(&self) -> Result<Memory> {
-        let class = class_for(KEY_BYTES, self.value_bytes as usize).ok_or_else(|| {
-            Error::Usage(format!("no block holds a value of {} bytes", self.value_bytes))
-        })?;
-        let block_bytes = class.block_bytes();
+        let bytes_max = u64::from(self.sizes.max());
+        let longest = class(self.sizes.max())?.block_bytes();
         let records = self.records + self.inserts();
         let slots = (SLOTS_PER_ROW * ROWS_PER_SUBTABLE) as u64;
         let subtables = (records * 100).div_ceil(slots * INDEX_LOAD_PERCENT_MAX);
         let index_bytes = subtables.next_power_of_two() * SUBTABLE_BYTES;
-        let blocks = records.div_ceil(class.blocks_per_span());
-        let heap_bytes = blocks * class.chunks_per_span() * CHUNK_BYTES;
-        let rate = (OPERATIONS_PER_S_MAX * block_bytes).min(WRITE_BYTES_PER_S_MAX);
-        let quarantine = match self.percent_writes {
-            0 => 0,
-            _ => rate / 1000 * QUARANTINE_MS,
-        };
-        let per_session = quarantine + SESSION_BYTES.max(SESSION_BLOCKS * block_bytes);
+        let heap_bytes = self.heap_bytes(records)?;
+        let mean = block_bytes(KEY_BYTES, self.sizes.mean() as usize);
+        let mean = mean.max(class(self.sizes.min())?.block_bytes());
+        let rate = (OPERATIONS_PER_S_MAX * mean).min(WRITE_BYTES_PER_S_MAX);
+        let writes = self.mix.share(Kind::Put) + self.mix.share(Kind::Rmw);
+        let quarantine = if writes > 0.0 { rate / 1000 * QUARANTINE_MS } else { 0 };
+        let per_session = quarantine + SESSION_BYTES.max(SESSION_BLOCKS * longest);
         let tables = index_bytes / 64 + 4 * CHUNK_BYTES;
         let region_bytes =
             index_bytes + heap_bytes + HEADROOM_BYTES + tables + self.threads * per_session;
         Ok(Memory {
             region_bytes: region_bytes.next_multiple_of(CHUNK_BYTES),
             index_bytes,
-            value_bytes_max: self.value_bytes.max(VALUE_BYTES_MAX_DEFAULT),
+            value_bytes_max: bytes_max.max(VALUE_BYTES_MAX_DEFAULT),
         })
     }
+
+    /// What the records' blocks take. Those of each class fill spans of their own.
+    fn heap_bytes(&self, records: u64) -> Result<u64> {
+        let span_bytes = |class: SizeClass| class.chunks_per_span() * CHUNK_BYTES;
+        let mut sampled: BTreeMap<u64, (SizeClass, u64)> = BTreeMap::new();
+        let sample = match self.sizes {
+            ValueSize::Constant(_) => 1,
+            _ => records.min(SAMPLE),
+        };
+        for record in 0..sample {
+            let class = class(self.sizes.of(record))?;
+            sampled.entry(class.block_bytes()).or_insert((class, 0)).1 += 1;
+        }
+        let spans = |(class, of): (SizeClass, u64)| {
+            let blocks = (u128::from(records) * u128::from(of)).div_ceil(sample.into()) as u64;
+            blocks.div_ceil(class.blocks_per_span()) * span_bytes(class)
+        };
+        let common: u64 = sampled.values().copied().map(spans).sum();
+        if sample == 1 {
+            return Ok(common);
+        }
+        // A span for each class that only few records take, and a tenth for the error of a sample.
+        let longest = class(self.sizes.max())?;
+        let classes =
+            SizeClass::all().take_while(|class| class.block_bytes() <= longest.block_bytes());
+        Ok(common + common / 10 + classes.map(span_bytes).sum::<u64>())
+    }
+}
+
+fn class(value_bytes: u32) -> Result<SizeClass> {
+    class_for(KEY_BYTES, value_bytes as usize)
+        .ok_or_else(|| Error::Usage(format!("no block holds a value of {value_bytes} bytes")))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::workload::Workload;
 
     fn demand() -> Demand {
         Demand {
             records: 1_000_000,
-            value_bytes: 64,
+            sizes: ValueSize::Constant(64),
             threads: 1,
-            percent_writes: 0,
-            percent_inserts: 0,
-            seconds: 10.0,
+            mix: Workload::C.mix(),
+            operations: None,
+            seconds: Some(10.0),
+            warmup_seconds: 0.0,
         }
     }
 
@@ -120,11 +165,28 @@ mod tests {
     #[test]
     fn writes_and_inserts_need_more() {
         let reads = demand().memory().unwrap();
-        let writes = Demand { percent_writes: 50, ..demand() }.memory().unwrap();
-        let inserts = Demand { percent_inserts: 5, ..demand() }.memory().unwrap();
+        let writes = Demand { mix: Workload::A.mix(), ..demand() }.memory().unwrap();
+        let inserts = Demand { mix: Workload::D.mix(), ..demand() };
+        let few = Demand { operations: Some(1000), ..inserts }.memory().unwrap();
+        let inserts = inserts.memory().unwrap();
         assert!(writes.region_bytes > reads.region_bytes);
         assert!(inserts.region_bytes > reads.region_bytes);
         assert!(inserts.index_bytes > reads.index_bytes);
-        assert!(Demand { value_bytes: 5 << 20, ..demand() }.memory().is_err());
+        assert!(few.region_bytes < inserts.region_bytes);
+        assert!(Demand { sizes: ValueSize::Constant(5 << 20), ..demand() }.memory().is_err());
+    }
+
+    #[test]
+    fn values_of_different_lengths_need_what_their_classes_take() {
+        for sizes in [ValueSize::Uniform(16, 4096), ValueSize::Facebook, ValueSize::ZippyDb] {
+            let demand = Demand { sizes, ..demand() };
+            let blocks = |record| class(sizes.of(record)).unwrap().block_bytes();
+            let exact: u64 = (0..demand.records).map(blocks).sum();
+            let heap = demand.heap_bytes(demand.records).unwrap();
+            // Each of hardly more than a hundred classes has a span of a few chunks.
+            assert!(heap > exact && heap < exact + exact / 4 + (1 << 30), "{sizes}: {heap}");
+            let memory = demand.memory().unwrap();
+            assert!(memory.value_bytes_max >= sizes.max().into());
+        }
     }
 }

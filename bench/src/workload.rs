@@ -44,8 +44,48 @@ impl Kind {
     }
 }
 
-/// How many of a hundred operations are of which kind. The numbers add up to 100.
-pub type Mix = &'static [(Kind, u32)];
+/// The share of each kind among the operations, by [`Kind::index`]. The shares add up to 1.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Mix([f64; Kind::COUNT]);
+
+impl Mix {
+    /// No operations at all.
+    pub const NOTHING: Self = Self([0.0; Kind::COUNT]);
+
+    /// In proportion to these weights, whatever they add up to; `None` where that means nothing.
+    pub fn new(weights: &[(Kind, f64)]) -> Option<Self> {
+        let sum: f64 = weights.iter().map(|(_, weight)| weight).sum();
+        let are_weights = weights.iter().all(|(_, weight)| *weight >= 0.0);
+        if !are_weights || !sum.is_finite() || sum <= 0.0 {
+            return None;
+        }
+        let mut shares = [0.0; Kind::COUNT];
+        for (kind, weight) in weights {
+            shares[kind.index()] += weight / sum;
+        }
+        Some(Self(shares))
+    }
+
+    /// The share of a kind.
+    pub const fn share(&self, kind: Kind) -> f64 {
+        self.0[kind.index()]
+    }
+
+    /// The kinds there are, with their shares.
+    pub fn kinds(&self) -> impl Iterator<Item = (Kind, f64)> {
+        Kind::ALL.into_iter().zip(self.0).filter(|(_, share)| *share > 0.0)
+    }
+
+    /// The standard workload that has these shares.
+    pub fn standard(&self) -> Option<Workload> {
+        // Shares that were written in decimals need not add up exactly.
+        let same = |a: f64, b: f64| (a - b).abs() < 1e-9;
+        Workload::ALL.into_iter().find(|workload| {
+            let Self(shares) = workload.mix();
+            shares.into_iter().zip(self.0).all(|(a, b)| same(a, b))
+        })
+    }
+}
 
 /// A standard workload of YCSB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,11 +102,14 @@ pub enum Workload {
     F,
 }
 
+/// Why there are no scans.
+pub const NEEDS_RANGES: &str = "needs range scans, and a hash index has no order to scan in";
+
 /// Why a text names no workload that can run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WorkloadError {
     /// Workload E.
-    #[error("workload e needs range scans, and a hash index has no order to scan in")]
+    #[error("workload e {NEEDS_RANGES}")]
     NeedsRanges,
     /// No such workload.
     #[error("there are the workloads a, b, c, d and f")]
@@ -74,15 +117,19 @@ pub enum WorkloadError {
 }
 
 impl Workload {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::A, Self::B, Self::C, Self::D, Self::F];
+
     /// The operations it consists of.
     pub const fn mix(self) -> Mix {
-        match self {
-            Self::A => &[(Kind::Get, 50), (Kind::Put, 50)],
-            Self::B => &[(Kind::Get, 95), (Kind::Put, 5)],
-            Self::C => &[(Kind::Get, 100)],
-            Self::D => &[(Kind::Get, 95), (Kind::Insert, 5)],
-            Self::F => &[(Kind::Get, 50), (Kind::Rmw, 50)],
-        }
+        // GET, PUT, INSERT, DELETE, RMW.
+        Mix(match self {
+            Self::A => [0.5, 0.5, 0.0, 0.0, 0.0],
+            Self::B => [0.95, 0.05, 0.0, 0.0, 0.0],
+            Self::C => [1.0, 0.0, 0.0, 0.0, 0.0],
+            Self::D => [0.95, 0.0, 0.05, 0.0, 0.0],
+            Self::F => [0.5, 0.0, 0.0, 0.0, 0.5],
+        })
     }
 
     /// The distribution that YCSB gives it.
@@ -91,11 +138,6 @@ impl Workload {
             Self::D => Shape::Latest,
             _ => Shape::Zipfian,
         }
-    }
-
-    /// How many of a hundred operations are of this kind.
-    pub fn percent(self, kind: Kind) -> u32 {
-        self.mix().iter().filter(|(of, _)| *of == kind).map(|(_, percent)| percent).sum()
     }
 }
 
@@ -137,7 +179,9 @@ mod tests {
             let workload: Workload = name.parse().unwrap();
             assert_eq!(workload.to_string(), name);
             assert_eq!(name.to_uppercase().parse(), Ok(workload));
-            assert_eq!(workload.mix().iter().map(|(_, percent)| percent).sum::<u32>(), 100);
+            let sum: f64 = workload.mix().kinds().map(|(_, share)| share).sum();
+            assert!((sum - 1.0).abs() < 1e-12);
+            assert_eq!(workload.mix().standard(), Some(workload));
         }
         let error = "e".parse::<Workload>().unwrap_err();
         assert!(error.to_string().contains("range scans"), "{error}");
@@ -151,7 +195,22 @@ mod tests {
         for (index, kind) in Kind::ALL.into_iter().enumerate() {
             assert_eq!(kind.index(), index);
         }
-        assert_eq!(Workload::D.percent(Kind::Insert), 5);
-        assert_eq!(Workload::C.percent(Kind::Put), 0);
+        assert_eq!(Workload::D.mix().share(Kind::Insert), 0.05);
+        assert_eq!(Workload::C.mix().share(Kind::Put), 0.0);
+        assert_eq!(Workload::F.mix().share(Kind::Rmw), 0.5);
+    }
+
+    #[test]
+    fn weights_become_shares() {
+        let mix = Mix::new(&[(Kind::Get, 3.0), (Kind::Put, 1.0)]).unwrap();
+        assert_eq!((mix.share(Kind::Get), mix.share(Kind::Put)), (0.75, 0.25));
+        assert_eq!(mix.standard(), None);
+        assert_eq!(mix.kinds().count(), 2);
+        let b = Mix::new(&[(Kind::Get, 0.95), (Kind::Put, 0.05)]).unwrap();
+        assert_eq!(b.standard(), Some(Workload::B));
+        for weights in [&[][..], &[(Kind::Get, 0.0)], &[(Kind::Get, f64::NAN)]] {
+            assert_eq!(Mix::new(weights), None);
+        }
+        assert_eq!(Mix::new(&[(Kind::Get, 2.0), (Kind::Put, -1.0)]), None);
     }
 }

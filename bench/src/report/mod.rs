@@ -4,7 +4,7 @@
 mod rows;
 mod table;
 #[cfg(test)]
-pub(crate) mod tests;
+mod tests;
 
 use std::collections::BTreeMap;
 
@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::accounting::ServerUsage;
 use crate::args::Ycsb;
 use crate::environment::Origin;
+use crate::pattern::PatternReport;
 use crate::recorder::KindRecord;
 use crate::run::Measured;
 use crate::verbs::RawLimit;
@@ -31,12 +32,13 @@ pub struct YcsbReport {
     pub origin: Origin,
     pub fabric: String,
     pub workload: String,
-    #[serde(default)]
-    pub distribution: String,
     pub threads: u32,
     pub depth: u16,
     pub records: u64,
+    /// The mean.
     pub value_size: u32,
+    #[serde(default)]
+    pub pattern: PatternReport,
     pub seconds: f64,
     pub throughput_ops_s: f64,
     pub operations: BTreeMap<String, OperationReport>,
@@ -194,12 +196,12 @@ impl YcsbReport {
         Self {
             origin: Origin::of(measured.environment.clone()),
             fabric: measured.fabric.clone(),
-            workload: args.workload.to_string(),
-            distribution: args.shape().name().to_owned(),
+            workload: args.workload_name(),
             threads: args.threads,
             depth: args.depth,
             records: args.records,
-            value_size: args.value_size,
+            value_size: args.value_size.mean().round() as u32,
+            pattern: PatternReport::new(args),
             seconds: measured.seconds,
             throughput_ops_s,
             operations: measured.recorder.kinds().map(operation).collect(),

@@ -3,7 +3,7 @@ use std::fs;
 use serde_json::Value;
 
 use super::*;
-use crate::args::Target;
+use crate::args::tests::ycsb;
 use crate::environment::Environment;
 use crate::publish::{Output, Published};
 use crate::recorder::Recorder;
@@ -32,24 +32,8 @@ fn sample() -> (YcsbReport, Measured) {
     (YcsbReport::new(&args(), &measured, Some(200.0)), measured)
 }
 
-pub(crate) fn args() -> Ycsb {
-    Ycsb {
-        workload: Workload::F,
-        records: 1_000_000,
-        value_size: 64,
-        threads: 1,
-        depth: 1,
-        seconds: 2.0,
-        warmup_seconds: 0.0,
-        distribution: None,
-        target: Target::default(),
-        cache_bytes: None,
-        memory: None,
-        seed: 1,
-        output: Output::default(),
-        limit_seconds: 1.0,
-        history: None,
-    }
+fn args() -> Ycsb {
+    ycsb("ycsb --workload f --depth 1 --seconds 2")
 }
 
 #[test]

@@ -58,7 +58,6 @@ fn every_workload_has_the_promised_fields() {
         ("d", &["get", "insert"]),
         ("f", &["get", "rmw"]),
     ] {
-        let names = [&file, &csv, &hdr].map(|path| path.display());
         let [json, csv_name, hdr_name] = [&file, &csv, &hdr].map(|path| path.display());
         let line = format!(
             "ycsb --workload {workload} --records 1000 --threads 2 --warmup-seconds 0.1 \
@@ -76,11 +75,11 @@ fn every_workload_has_the_promised_fields() {
                 "machine",
                 "fabric",
                 "workload",
-                "distribution",
                 "threads",
                 "depth",
                 "records",
                 "value_size",
+                "pattern",
                 "seconds",
                 "throughput_ops_s",
                 "operations",

@@ -1,15 +1,20 @@
 //! What can be written after `kv-bench`.
 
+mod ycsb;
+
+use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::{Parser, Subcommand, ValueHint};
+use clap::error::ErrorKind;
+use clap::parser::ValueSource;
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueHint};
 use farside_common::config::{ClientConfig, ConfigError};
 use farside_common::size::ByteSize;
 
-use crate::distribution::Shape;
 use crate::publish::Output;
-use crate::workload::Workload;
 use crate::{Error, Result};
+
+pub use ycsb::Ycsb;
 
 /// Measures Farside: YCSB through the client library, and the raw verbs below it.
 #[derive(Debug, Parser)]
@@ -20,79 +25,33 @@ pub struct Args {
     pub command: Command,
 }
 
+impl Args {
+    /// The command line, completed by the property files that it names.
+    ///
+    /// # Errors
+    /// What is wrong with either, as clap says it; and `--help` and `--version`.
+    pub fn read(
+        words: impl IntoIterator<Item = impl Into<OsString> + Clone>,
+    ) -> std::result::Result<Self, clap::Error> {
+        let matches = Self::command().try_get_matches_from(words)?;
+        let mut args = Self::from_arg_matches(&matches)?;
+        if let (Command::Ycsb(ycsb), Some((_, matches))) = (&mut args.command, matches.subcommand())
+        {
+            let given = |id: &str| matches.value_source(id) == Some(ValueSource::CommandLine);
+            let mistake = |error| Self::command().error(ErrorKind::ValueValidation, error);
+            ycsb.complete(given).map_err(mistake)?;
+        }
+        Ok(args)
+    }
+}
+
 /// What to measure.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Run a standard workload of YCSB: load, warm up, measure
-    Ycsb(Ycsb),
+    Ycsb(Box<Ycsb>),
     /// Measure the raw READ, WRITE and compare-and-swap of a fabric, in blocks nobody uses
     Verbs(Verbs),
-}
-
-const RECORDS_MAX: u64 = 1 << 40;
-
-/// `kv-bench ycsb`.
-#[derive(Clone, Debug, clap::Args)]
-pub struct Ycsb {
-    /// a: half reads, half updates; b: 95 % reads, 5 % updates; c: reads; d: 95 % reads of the
-    /// latest, 5 % inserts; f: half reads, half read-modify-writes
-    #[arg(long, value_name = "a|b|c|d|f")]
-    pub workload: Workload,
-    /// How many records to load
-    #[arg(long, value_name = "N", default_value_t = 1_000_000)]
-    #[arg(value_parser = clap::value_parser!(u64).range(1..=RECORDS_MAX))]
-    pub records: u64,
-    /// The length of every value, in bytes
-    #[arg(long, value_name = "N", default_value_t = 64)]
-    pub value_size: u32,
-    /// How many threads, each with a session of its own
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..=1000))]
-    pub threads: u32,
-    /// How many operations each thread keeps in flight; 1 is one after another
-    #[arg(long, value_name = "N", default_value_t = 16)]
-    #[arg(value_parser = clap::value_parser!(u16).range(1..=1024))]
-    pub depth: u16,
-    /// How long to measure
-    #[arg(long, value_name = "N", default_value = "10", value_parser = positive_seconds)]
-    pub seconds: f64,
-    /// How long to run before that
-    #[arg(long, value_name = "N", default_value = "2", value_parser = seconds)]
-    pub warmup_seconds: f64,
-    /// How long to measure each limit after that: the raw verbs of the fabric, in up to 64 MiB of
-    /// free blocks; over shm the same operations of one thread on a map inside kv-bench, too. 0
-    /// leaves them out
-    #[arg(long, value_name = "N", default_value = "1", value_parser = seconds)]
-    pub limit_seconds: f64,
-    /// Which records are popular; latest for workload d, else zipfian
-    #[arg(long, value_name = "zipfian|uniform|latest")]
-    pub distribution: Option<Shape>,
-    /// Which server.
-    #[command(flatten)]
-    pub target: Target,
-    /// Memory for each session's location cache, as in 64MiB; 0B switches it off
-    #[arg(long, value_name = "SIZE")]
-    pub cache_bytes: Option<ByteSize>,
-    /// Memory for the server started for the run, instead of what the records need
-    #[arg(long, value_name = "SIZE", conflicts_with_all = ["server", "config"])]
-    pub memory: Option<ByteSize>,
-    /// The same seed makes the same operations
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub seed: u64,
-    /// Where the result goes.
-    #[command(flatten)]
-    pub output: Output,
-    /// Record every operation, those of loading too, as one JSON object a line here: for checkers
-    /// of linearizability. Takes time and space, so what is measured meanwhile is slower
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
-    pub history: Option<PathBuf>,
-}
-
-impl Ycsb {
-    /// The distribution asked for, or the workload's own.
-    pub fn shape(&self) -> Shape {
-        self.distribution.unwrap_or(self.workload.default_shape())
-    }
 }
 
 /// `kv-bench verbs`.
@@ -185,12 +144,21 @@ fn verb_bytes(text: &str) -> std::result::Result<u32, String> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
+    use crate::distribution::Shape;
 
     fn parse(line: &str) -> std::result::Result<Args, String> {
         let words = std::iter::once("kv-bench").chain(line.split_whitespace());
-        Args::try_parse_from(words).map_err(|error| error.to_string())
+        Args::read(words).map_err(|error| error.to_string())
+    }
+
+    /// What `kv-bench` followed by this asks for.
+    pub(crate) fn ycsb(line: &str) -> Ycsb {
+        match parse(line).map(|args| args.command) {
+            Ok(Command::Ycsb(ycsb)) => *ycsb,
+            other => panic!("{line}: {other:?}"),
+        }
     }
 
     #[test]
@@ -198,12 +166,8 @@ mod tests {
         let line = "ycsb --workload c --records 1000000 --value-size 64 --threads 2 --depth 16 \
                     --seconds 0.5 --distribution uniform --json - --server shm:///tmp/kv.sock \
                     --cache-bytes 1GiB --warmup-seconds 0 --seed 9";
-        let Command::Ycsb(ycsb) = parse(line).unwrap().command else { panic!("ycsb") };
+        let ycsb = ycsb(line);
         assert_eq!((ycsb.threads, ycsb.depth, ycsb.shape()), (2, 16, Shape::Uniform));
-        let Command::Ycsb(ycsb) = parse("ycsb --workload d").unwrap().command else {
-            panic!("ycsb")
-        };
-        assert_eq!(ycsb.shape(), Shape::Latest);
         assert!(parse("verbs --seconds 1 --bytes 64 --depth 8 --json x").is_ok());
     }
 
@@ -219,7 +183,16 @@ mod tests {
             ("ycsb --workload a --records 0", "1..="),
             ("ycsb --workload a --seconds 0", "above 0"),
             ("ycsb --workload a --seconds x", "number of seconds"),
+            ("ycsb --workload a --seconds 0 --operations 5", "above 0"),
+            ("ycsb --workload a --operations 0", "1..="),
             ("ycsb --workload a --distribution zipf", "zipfian"),
+            ("ycsb --workload a --theta 1", "between 0 and 1"),
+            ("ycsb --workload a --distribution uniform --theta 0.5", "--theta is for"),
+            ("ycsb --workload a --hot-set 0.5", "--hot-set is for"),
+            ("ycsb --workload a --distribution hotspot --hot-set 2", "from 0 to 1"),
+            ("ycsb --workload a --value-size 1KiB", "facebook"),
+            ("ycsb --workload a -P /nowhere/workloada", "/nowhere/workloada: No such file"),
+            ("ycsb -p readproportion", "name=value"),
             ("ycsb --workload a --cache-bytes 5", "1GiB"),
             ("verbs --bytes 12", "multiple of 8"),
         ] {

@@ -1,0 +1,290 @@
+//! What can be written after `kv-bench ycsb`.
+
+use std::path::PathBuf;
+
+use clap::ValueHint;
+use farside_common::size::ByteSize;
+
+use super::{Target, positive_seconds, seconds};
+use crate::distribution::{HOT_OPERATIONS, HOT_SET, Shape, Skew};
+use crate::properties::{Properties, Property};
+use crate::publish::Output;
+use crate::value_size::ValueSize;
+use crate::workload::{Mix, Workload};
+use crate::zipfian::THETA;
+
+/// Neither records nor operations are more.
+const COUNT_MAX: u64 = 1 << 40;
+/// How long a run measures that is told neither a time nor a count, in seconds.
+const SECONDS_DEFAULT: f64 = 10.0;
+
+/// `kv-bench ycsb`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Ycsb {
+    /// a: half reads, half updates; b: 95 % reads, 5 % updates; c: reads; d: 95 % reads of the
+    /// latest, 5 % inserts; f: half reads, half read-modify-writes. With -P or -p it replaces
+    /// their proportions and request distribution
+    #[arg(long, value_name = "a|b|c|d|f")]
+    #[arg(required_unless_present_any = ["property_files", "properties"])]
+    pub workload: Option<Workload>,
+    /// A property file of upstream YCSB, as workloads/workloada there; may be repeated. Flags win
+    /// over files, later files over earlier ones; what no file says is as upstream
+    #[arg(short = 'P', value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub property_files: Vec<PathBuf>,
+    /// A single property, which wins over the files; may be repeated
+    #[arg(short = 'p', value_name = "NAME=VALUE")]
+    pub properties: Vec<Property>,
+    /// How many records to load
+    #[arg(long, value_name = "N", default_value_t = 1_000_000)]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=COUNT_MAX))]
+    pub records: u64,
+    /// The length of the values, in bytes: 64, uniform:16-1024, or the published fits facebook
+    /// (memcached's ETC pool, SIGMETRICS 2012) and zippydb (FAST 2020). A record keeps its length
+    #[arg(long, value_name = "N|NAME", default_value = "64")]
+    pub value_size: ValueSize,
+    /// How many threads, each with a session of its own
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub threads: u32,
+    /// How many operations each thread keeps in flight; 1 is one after another
+    #[arg(long, value_name = "N", default_value_t = 16)]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub depth: u16,
+    /// How many operations to measure, of all threads together; with --seconds whichever ends first
+    #[arg(long, value_name = "N")]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=COUNT_MAX))]
+    pub operations: Option<u64>,
+    /// How long to measure; 10 unless there are --operations
+    #[arg(long, value_name = "N", value_parser = positive_seconds)]
+    pub seconds: Option<f64>,
+    /// How long to run before that
+    #[arg(long, value_name = "N", default_value = "2", value_parser = seconds)]
+    pub warmup_seconds: f64,
+    /// How long to measure each limit after that: the raw verbs of the fabric, in up to 64 MiB of
+    /// free blocks; over shm the same operations of one thread on a map inside kv-bench, too. 0
+    /// leaves them out
+    #[arg(long, value_name = "N", default_value = "1", value_parser = seconds)]
+    pub limit_seconds: f64,
+    /// Which records are popular; latest for workload d, else zipfian
+    #[arg(long, value_name = "zipfian|uniform|latest|hotspot")]
+    pub distribution: Option<Shape>,
+    /// How skewed zipfian and latest are
+    #[arg(long, value_name = "X", default_value_t = THETA, value_parser = theta)]
+    pub theta: f64,
+    /// Hotspot: which share of the records is hot
+    #[arg(long, value_name = "X", default_value_t = HOT_SET, value_parser = share)]
+    pub hot_set: f64,
+    /// Hotspot: which share of the operations goes to hot records
+    #[arg(long, value_name = "X", default_value_t = HOT_OPERATIONS, value_parser = share)]
+    pub hot_operations: f64,
+    /// Which server.
+    #[command(flatten)]
+    pub target: Target,
+    /// Memory for each session's location cache, as in 64MiB; 0B switches it off
+    #[arg(long, value_name = "SIZE")]
+    pub cache_bytes: Option<ByteSize>,
+    /// Memory for the server started for the run, instead of what the records need
+    #[arg(long, value_name = "SIZE", conflicts_with_all = ["server", "config"])]
+    pub memory: Option<ByteSize>,
+    /// The same seed makes the same operations
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
+    /// Where the result goes.
+    #[command(flatten)]
+    pub output: Output,
+    /// Record every operation, those of loading too, as one JSON object a line here: for checkers
+    /// of linearizability. Takes time and space, so what is measured meanwhile is slower
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub history: Option<PathBuf>,
+    /// The operations, whether a workload or properties say so.
+    #[arg(skip = Mix::NOTHING)]
+    pub mix: Mix,
+    /// Properties that nothing here knows.
+    #[arg(skip)]
+    pub ignored: Vec<String>,
+}
+
+impl Ycsb {
+    /// The distribution asked for, or the workload's own.
+    pub fn shape(&self) -> Shape {
+        let own = self.workload.map_or(Shape::Uniform, Workload::default_shape);
+        self.distribution.unwrap_or(own)
+    }
+
+    /// How skewed it is.
+    pub fn skew(&self) -> Skew {
+        let Self { theta, hot_set, hot_operations, .. } = *self;
+        Skew { theta, hot_set, hot_operations }
+    }
+
+    /// The standard workload's letter, or that it is none of them.
+    pub fn workload_name(&self) -> String {
+        let workload = self.workload.or_else(|| self.mix.standard());
+        workload.map_or_else(|| "custom".to_owned(), |workload| workload.to_string())
+    }
+
+    /// Takes from the properties what no flag has said. `given` tells whether a flag was given, by
+    /// its name.
+    pub(super) fn complete(&mut self, given: impl Fn(&str) -> bool) -> Result<(), String> {
+        if self.property_files.is_empty() && self.properties.is_empty() {
+            self.mix = self.workload.map_or(Mix::NOTHING, Workload::mix);
+        } else {
+            let properties = Properties::read(&self.property_files, &self.properties)?;
+            self.take(&properties, &given)?;
+            self.ignored = properties.unknown();
+        }
+        if self.seconds.is_none() && self.operations.is_none() {
+            self.seconds = Some(SECONDS_DEFAULT);
+        }
+        let is_zipfian = matches!(self.shape(), Shape::Zipfian | Shape::Latest);
+        let is_hotspot = self.shape() == Shape::Hotspot;
+        for (id, flag, is_used, of) in [
+            ("theta", "--theta", is_zipfian, "zipfian or latest"),
+            ("hot_set", "--hot-set", is_hotspot, "hotspot"),
+            ("hot_operations", "--hot-operations", is_hotspot, "hotspot"),
+        ] {
+            if given(id) && !is_used {
+                let shape = self.shape().name();
+                return Err(format!("{flag} is for the distribution {of}, and this is {shape}"));
+            }
+        }
+        Ok(())
+    }
+
+    fn take(
+        &mut self,
+        properties: &Properties,
+        given: &impl Fn(&str) -> bool,
+    ) -> Result<(), String> {
+        match self.workload {
+            Some(workload) => self.mix = workload.mix(),
+            None => {
+                self.mix = properties.mix()?;
+                self.distribution = self.distribution.or(Some(properties.shape()?));
+            }
+        }
+        let records = properties.number("recordcount", 1..=COUNT_MAX)?;
+        let threads = properties.number("threadcount", 1..=1000)?;
+        let threads = threads.map(|threads| threads as u32);
+        replace(&mut self.records, !given("records"), records);
+        replace(&mut self.threads, !given("threads"), threads);
+        let hot_set = properties.share("hotspotdatafraction")?;
+        let hot_operations = properties.share("hotspotopnfraction")?;
+        replace(&mut self.hot_set, !given("hot_set"), hot_set);
+        replace(&mut self.hot_operations, !given("hot_operations"), hot_operations);
+        if !given("value_size") {
+            self.value_size = properties.value_size()?;
+        }
+        // How long a run takes is said by one side.
+        if !given("operations") && !given("seconds") {
+            // Upstream's way to say without end, twice.
+            let positive = |number: &u64| *number > 0;
+            let operations = properties.number("operationcount", 0..=COUNT_MAX)?;
+            let seconds = properties.number("maxexecutiontime", 0..=SECONDS_MAX)?;
+            self.operations = operations.filter(positive);
+            self.seconds = seconds.filter(positive).map(|seconds| seconds as f64);
+        }
+        properties.check()
+    }
+}
+
+fn replace<T>(value: &mut T, may: bool, by: Option<T>) {
+    if let (true, Some(by)) = (may, by) {
+        *value = by;
+    }
+}
+
+/// A day.
+const SECONDS_MAX: u64 = 86_400;
+
+fn theta(text: &str) -> Result<f64, String> {
+    let is_possible = |theta: &f64| *theta > 0.0 && *theta < 1.0;
+    let theta = text.parse().ok().filter(is_possible);
+    theta.ok_or_else(|| "write a number between 0 and 1".to_owned())
+}
+
+fn share(text: &str) -> Result<f64, String> {
+    let share = text.parse().ok().filter(|share| (0.0..=1.0).contains(share));
+    share.ok_or_else(|| "write a number from 0 to 1".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::super::tests::ycsb;
+    use super::*;
+    use crate::value_size::Fields;
+    use crate::workload::Kind;
+
+    /// Upstream's workloada to workloadf, without their comments.
+    const UPSTREAM: [(&str, &str); 6] = [
+        ("a", "readproportion=0.5\nupdateproportion=0.5\nscanproportion=0\ninsertproportion=0\n"),
+        ("b", "readproportion=0.95\nupdateproportion=0.05\nscanproportion=0\ninsertproportion=0\n"),
+        ("c", "readproportion=1\nupdateproportion=0\nscanproportion=0\ninsertproportion=0\n"),
+        ("d", "readproportion=0.95\nupdateproportion=0\nscanproportion=0\ninsertproportion=0.05\n"),
+        (
+            "e",
+            "readproportion=0\nupdateproportion=0\nscanproportion=0.95\ninsertproportion=0.05\n\
+             maxscanlength=100\nscanlengthdistribution=uniform\n",
+        ),
+        (
+            "f",
+            "readproportion=0.5\nupdateproportion=0\nscanproportion=0\ninsertproportion=0\n\
+             readmodifywriteproportion=0.5\n",
+        ),
+    ];
+    const HEAD: &str = "recordcount=1000\noperationcount=1000\n\
+                        workload=site.ycsb.workloads.CoreWorkload\n\nreadallfields=true\n\n";
+
+    fn write(folder: &Path) {
+        for (name, lines) in UPSTREAM {
+            let shape = if name == "d" { "latest" } else { "zipfian" };
+            let text = format!("{HEAD}{lines}\nrequestdistribution={shape}\n\n");
+            std::fs::write(folder.join(format!("workload{name}")), text).unwrap();
+        }
+    }
+
+    #[test]
+    fn the_files_of_upstream_are_its_workloads() {
+        let folder = tempfile::tempdir().unwrap();
+        write(folder.path());
+        let path = |name: &str| folder.path().join(name).display().to_string();
+        for workload in Workload::ALL {
+            let run = ycsb(&format!("ycsb -P {}", path(&format!("workload{workload}"))));
+            assert_eq!(run.workload_name(), workload.to_string());
+            assert_eq!((run.mix, run.shape()), (workload.mix(), workload.default_shape()));
+            assert_eq!((run.records, run.operations, run.seconds), (1000, Some(1000), None));
+            assert_eq!((run.value_size, run.ignored), (ValueSize::Constant(1000), vec![]));
+        }
+        let words = ["kv-bench", "ycsb", "-P", &path("workloade")];
+        let error = super::super::Args::read(words).unwrap_err().to_string();
+        assert!(error.contains("scanproportion=0.95") && error.contains("range scans"), "{error}");
+    }
+
+    #[test]
+    fn flags_win_over_properties_and_those_over_files() {
+        let folder = tempfile::tempdir().unwrap();
+        write(folder.path());
+        let a = format!("ycsb -P {}", folder.path().join("workloada").display());
+        let run = ycsb(&format!("{a} -p recordcount=7 -p fieldcount=1 -p redis.host=here"));
+        assert_eq!((run.records, run.value_size), (7, ValueSize::Constant(100)));
+        assert_eq!(run.ignored, ["redis.host"]);
+        let run = ycsb(&format!("{a} --records 9 -p recordcount=7 --value-size 64 --seconds 3"));
+        assert_eq!((run.records, run.value_size), (9, ValueSize::Constant(64)));
+        assert_eq!((run.operations, run.seconds), (None, Some(3.0)));
+        let run = ycsb(&format!("{a} --workload d -p operationcount=0"));
+        assert_eq!((run.mix, run.shape()), (Workload::D.mix(), Shape::Latest));
+        assert_eq!((run.operations, run.seconds), (None, Some(10.0)));
+        let line = "-p requestdistribution=hotspot -p hotspotdatafraction=0.1 -p threadcount=4";
+        let run = ycsb(&format!("{a} {line} -p hotspotopnfraction=0.7 --hot-set 0.3"));
+        assert_eq!((run.shape(), run.hot_set, run.hot_operations), (Shape::Hotspot, 0.3, 0.7));
+        assert_eq!(run.threads, 4);
+        let run = ycsb("ycsb -p fieldlengthdistribution=zipfian -p readproportion=0.2");
+        let fields = Fields { count: 10, length_max: 100, are_zipfian: true };
+        assert_eq!((run.value_size, run.shape()), (ValueSize::Fields(fields), Shape::Uniform));
+        // 0.2 to upstream's default of 0.05.
+        assert!((run.mix.share(Kind::Get) - 0.8).abs() < 1e-12);
+        assert_eq!(run.workload_name(), "custom");
+    }
+}

@@ -1,0 +1,115 @@
+//! What operations are like, for those who make them and for reports.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::args::Ycsb;
+use crate::distribution::{Distribution, Shape};
+use crate::value_size::ValueSize;
+use crate::workload::Mix;
+
+/// What operations are like.
+#[derive(Clone)]
+pub struct Pattern {
+    /// Their kinds.
+    pub mix: Mix,
+    /// Which records they are about.
+    pub distribution: Arc<Distribution>,
+    /// How long the records' values are.
+    pub sizes: ValueSize,
+}
+
+impl Pattern {
+    /// As asked for.
+    pub fn new(args: &Ycsb) -> Self {
+        let distribution = Distribution::new(args.shape(), &args.skew(), args.records);
+        Self { mix: args.mix, distribution: Arc::new(distribution), sizes: args.value_size }
+    }
+}
+
+/// The same in a report.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the names are those of the JSON")]
+pub struct PatternReport {
+    /// By kind, the share of the operations.
+    pub mix: BTreeMap<String, f64>,
+    pub distribution: DistributionReport,
+    pub value_size: ValueSizeReport,
+}
+
+/// Which records are popular.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the names are those of the JSON")]
+pub struct DistributionReport {
+    pub name: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub theta: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hot_set: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hot_operations: Option<f64>,
+}
+
+/// How long values are, in bytes.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the names are those of the JSON")]
+pub struct ValueSizeReport {
+    pub name: String,
+    pub min: u32,
+    pub mean: f64,
+    pub max: u32,
+}
+
+impl PatternReport {
+    /// What was asked for.
+    pub fn new(args: &Ycsb) -> Self {
+        let (shape, size) = (args.shape(), args.value_size);
+        let is_zipfian = matches!(shape, Shape::Zipfian | Shape::Latest);
+        let is_hotspot = shape == Shape::Hotspot;
+        let distribution = DistributionReport {
+            name: shape.name().to_owned(),
+            theta: is_zipfian.then_some(args.theta),
+            hot_set: is_hotspot.then_some(args.hot_set),
+            hot_operations: is_hotspot.then_some(args.hot_operations),
+        };
+        let value_size = ValueSizeReport {
+            name: size.to_string(),
+            min: size.min(),
+            mean: size.mean(),
+            max: size.max(),
+        };
+        let mix = args.mix.kinds().map(|(kind, share)| (kind.name().to_owned(), share)).collect();
+        Self { mix, distribution, value_size }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::tests::ycsb;
+
+    #[test]
+    fn a_report_has_what_was_asked_for_and_no_more() {
+        let json = |line: &str| serde_json::to_value(PatternReport::new(&ycsb(line))).unwrap();
+        let zipfian = json("ycsb --workload b --theta 0.5 --value-size 64");
+        assert_eq!(
+            zipfian,
+            serde_json::json!({
+                "mix": { "get": 0.95, "put": 0.05 },
+                "distribution": { "name": "zipfian", "theta": 0.5 },
+                "value_size": { "name": "64", "min": 64, "mean": 64.0, "max": 64 },
+            })
+        );
+        let hotspot = json("ycsb --workload c --distribution hotspot --value-size uniform:1-4");
+        assert_eq!(
+            hotspot["distribution"],
+            serde_json::json!({ "name": "hotspot", "hot_set": 0.2, "hot_operations": 0.8 })
+        );
+        assert_eq!(
+            (&hotspot["value_size"]["mean"], &hotspot["mix"]["get"]),
+            (&2.5.into(), &1.0.into())
+        );
+    }
+}

@@ -1,0 +1,167 @@
+//! FUSEE (Shen et al., FAST'23), with one replica: a driver written from the published description,
+//! not their code.
+//!
+//! Modelled: RACE's index with READs of both choices; entries with key and checksum, which readers
+//! verify; an index cache of slot words; the embedded operation log, whose field for the old value
+//! is written just before the compare-and-swap that commits.
+//!
+//! | operation | round trips, each a chain |
+//! |---|---|
+//! | GET, cached | READ, READ (the two choices), READ (the entry at the cached address) |
+//! | GET, not cached, or the slot has changed | READ, READ; READ (the entry) |
+//! | UPDATE, cached | WRITE (the new entry and its log), READ, READ, READ; WRITE (log), CAS |
+//! | UPDATE, not cached | WRITE, READ, READ; READ; WRITE (log), CAS |
+//! | INSERT | WRITE, READ, READ; WRITE (log), CAS of a free slot |
+//! | DELETE | WRITE (a log object), READ, READ; READ; WRITE (log), CAS; WRITE (the old one's flag) |
+//!
+//! Whoever loses the compare-and-swap of an UPDATE counts as overwritten at once: SNAPSHOT, its
+//! protocol for replicas, lets the last writer win. Left out: replicas and what they cost, the
+//! master, memory from servers in two levels, reclamation by bitmaps (a client frees what it
+//! unlinked), the cache's adaptive bypass, entries of several blocks, and the recovery of clients.
+
+use std::cell::RefCell;
+
+use farside_common::fabric::{Endpoint, Fabric, LaneId, Verb};
+
+use super::index::{Place, Slot, Word};
+use super::memory::Memory;
+use super::table::Table;
+use super::{ATTEMPTS_MAX, Action, Cache, Demand, Peer, PeerError, Result};
+use crate::keys::Key;
+
+/// The log behind each entry: the old slot word, and the flag of an entry that is not in use.
+const TAIL_BYTES: u64 = 16;
+const FLAG_OFFSET: u64 = 8;
+const NOT_IN_USE: u64 = 1;
+
+/// A client of FUSEE.
+pub struct Fusee<F> {
+    table: Table<F>,
+    pub(super) cache: RefCell<Cache<Word>>,
+}
+
+impl<F: Fabric> Fusee<F> {
+    /// An empty store.
+    ///
+    /// # Errors
+    /// What the fabric says, and [`PeerError::OutOfMemory`].
+    pub fn new(fabric: F, memory: &mut Memory, demand: Demand) -> Result<Self> {
+        let table = Table::new(fabric, memory, demand, TAIL_BYTES)?;
+        Ok(Self { table, cache: RefCell::default() })
+    }
+
+    /// How many segments of memory that takes.
+    pub fn segments(demand: Demand) -> u64 {
+        Table::<F>::segments(demand, TAIL_BYTES)
+    }
+
+    fn cached(&self, tag: u64) -> Option<Word> {
+        self.cache.borrow().get(&tag).copied()
+    }
+
+    async fn get(&self, lane: LaneId, key: &Key, value: &mut Vec<u8>) -> Result<bool> {
+        let (place, tag) = self.table.place(key);
+        let cached = self.cached(tag);
+        let [first, second] = place.reads();
+        let entry = self.table.read(cached.unwrap_or(Word::FREE));
+        let chain = [first, second, entry];
+        let verbs = if cached.is_some() { &chain[..] } else { &chain[..2] };
+        self.table.reach.chain(lane, verbs).await?;
+        let slot = self.table.search(lane, &place, key, cached, Some(value)).await?;
+        if let Some(slot) = slot.filter(|slot| Some(slot.word) != cached) {
+            self.cache.borrow_mut().insert(tag, slot.word);
+        }
+        Ok(slot.is_some())
+    }
+
+    async fn store(&self, lane: LaneId, key: &Key, value: &[u8], is_insert: bool) -> Result<bool> {
+        let (place, tag) = self.table.place(key);
+        let cached = self.cached(tag);
+        let (new, write) = self.table.stage(lane, (key, value), place.fingerprint, TAIL_BYTES)?;
+        let [first, second] = place.reads();
+        let entry = self.table.read(cached.unwrap_or(Word::FREE));
+        let chain = [write, first, second, entry];
+        let verbs = if cached.is_some() { &chain[..] } else { &chain[..3] };
+        self.table.reach.chain(lane, verbs).await?;
+        let found = self.table.search(lane, &place, key, cached, None).await?;
+        let Some(slot) = found else { return self.link(lane, &place, tag, new).await };
+        if is_insert {
+            self.table.free(new);
+            return Ok(false);
+        }
+        let now = self.commit(lane, &slot, new, new).await?;
+        if now == slot.word {
+            self.table.free(slot.word);
+            self.cache.borrow_mut().insert(tag, new);
+        } else {
+            self.table.free(new);
+            self.cache.borrow_mut().remove(&tag);
+        }
+        Ok(true)
+    }
+
+    /// The log gets what the slot held, then the slot what it is to hold; returns what it held.
+    async fn commit(&self, lane: LaneId, slot: &Slot, log: Word, desired: Word) -> Result<Word> {
+        let old = Verb::WriteWord { remote: self.table.tail(log), value: slot.word.0 };
+        let (remote, expected, desired) = (slot.address, slot.word.0, desired.0);
+        let swap = Verb::CompareSwap { remote, expected, desired };
+        Ok(Word(self.table.reach.chain(lane, &[old, swap]).await?))
+    }
+
+    /// Puts a new key's word into a free slot.
+    async fn link(&self, lane: LaneId, place: &Place, tag: u64, new: Word) -> Result<bool> {
+        for _ in 0..ATTEMPTS_MAX {
+            let free = self.table.find(lane, place, 0, |word| word == Word::FREE);
+            let slot = free.ok_or(PeerError::OutOfMemory)?;
+            if self.commit(lane, &slot, new, new).await? == slot.word {
+                self.cache.borrow_mut().insert(tag, new);
+                return Ok(true);
+            }
+            self.table.reach.chain(lane, &place.reads()).await?;
+        }
+        Err(PeerError::Contended(ATTEMPTS_MAX))
+    }
+
+    async fn delete(&self, lane: LaneId, key: &Key) -> Result<bool> {
+        let (place, tag) = self.table.place(key);
+        let (log, write) = self.table.stage(lane, (key, &[]), place.fingerprint, TAIL_BYTES)?;
+        let [first, second] = place.reads();
+        self.table.reach.chain(lane, &[write, first, second]).await?;
+        let mut deleted = false;
+        if let Some(slot) = self.table.search(lane, &place, key, None, None).await? {
+            deleted = self.commit(lane, &slot, log, Word::FREE).await? == slot.word;
+            if deleted {
+                self.cache.borrow_mut().remove(&tag);
+                let remote = self.table.tail(slot.word) + FLAG_OFFSET;
+                let flag = Verb::WriteWord { remote, value: NOT_IN_USE };
+                self.table.reach.chain(lane, &[flag]).await?;
+                self.table.free(slot.word);
+            }
+        }
+        self.table.free(log);
+        Ok(deleted)
+    }
+}
+
+impl<F: Fabric> Peer for Fusee<F> {
+    type Fabric = F;
+
+    fn endpoint(&self) -> &Endpoint<F> {
+        &self.table.reach.endpoint
+    }
+
+    async fn perform(
+        &self,
+        lane: LaneId,
+        action: Action,
+        key: &Key,
+        value: &mut Vec<u8>,
+    ) -> Result<bool> {
+        match action {
+            Action::Get => self.get(lane, key, value).await,
+            Action::Put => self.store(lane, key, value, false).await,
+            Action::Insert => self.store(lane, key, value, true).await,
+            Action::Delete => self.delete(lane, key).await,
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! The index of RACE hashing (ATC'21), which FUSEE uses as well, at a fixed size: groups of three
+//! buckets, the one in the middle shared by its neighbours. A key has two choices in two groups;
+//! each is a bucket at one side and the one in the middle, one READ of 128 bytes. A bucket has 7
+//! slots of 8 bytes behind a header, which resizing would use and nothing here does.
+
+use farside_common::fabric::{Buffer, Verb};
+use farside_common::hash::KeyHash;
+
+use super::Result;
+use super::memory::{Memory, Pieces, segments};
+
+const BUCKET_BYTES: u64 = 64;
+const GROUP_BYTES: u64 = 3 * BUCKET_BYTES;
+/// A bucket and the one in the middle.
+const CHOICE_BYTES: u64 = 2 * BUCKET_BYTES;
+const WORDS_PER_BUCKET: usize = 8;
+const WORDS_PER_CHOICE: usize = 2 * WORDS_PER_BUCKET;
+/// Records to 21 slots: no choice fills up, so that nobody misses resizing.
+const RECORDS_PER_GROUP: u64 = 8;
+/// The least that gives every key two groups, and few keys some room.
+const GROUPS_MIN: u64 = 16;
+
+/// Where READs of the two choices land. The second takes the place of what the chain has written
+/// before: its READ is answered only once that WRITE has arrived.
+const BUFFERS: [Buffer; 2] = [Buffer::Window, Buffer::Image];
+
+/// A slot's content: 0, or a fingerprint and an address in 48 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Word(pub u64);
+
+impl Word {
+    /// Nothing.
+    pub const FREE: Self = Self(0);
+    const ADDRESS_BITS: u32 = 48;
+
+    /// Leads to this address.
+    pub const fn new(fingerprint: u8, address: u64) -> Self {
+        Self((fingerprint as u64) << Self::ADDRESS_BITS | address)
+    }
+
+    /// Where it leads.
+    pub const fn address(self) -> u64 {
+        self.0 & ((1 << Self::ADDRESS_BITS) - 1)
+    }
+
+    /// Whether a key with this fingerprint may be there.
+    pub const fn fits(self, fingerprint: u8) -> bool {
+        self.0 != 0 && (self.0 >> Self::ADDRESS_BITS) as u8 == fingerprint
+    }
+}
+
+/// Where a key can be.
+#[derive(Clone, Copy)]
+pub struct Place {
+    /// What its word has besides the address.
+    pub fingerprint: u8,
+    choices: [u64; 2],
+}
+
+impl Place {
+    /// READs both choices.
+    #[inline]
+    pub fn reads(&self) -> [Verb; 2] {
+        let read = |choice: usize| Verb::Read {
+            remote: self.choices[choice],
+            into: BUFFERS[choice],
+            bytes: CHOICE_BYTES as u32,
+        };
+        [read(0), read(1)]
+    }
+
+    /// The first slot, from this number on, that is as wanted in what was read.
+    #[inline]
+    pub fn find(
+        &self,
+        read: impl Fn(Buffer) -> [u64; WORDS_PER_CHOICE],
+        from: usize,
+        wanted: impl Fn(Word) -> bool,
+    ) -> Option<Slot> {
+        for (choice, buffer) in BUFFERS.into_iter().enumerate().skip(from / WORDS_PER_CHOICE) {
+            let words = read(buffer);
+            let first = from.saturating_sub(choice * WORDS_PER_CHOICE);
+            for (at, bits) in words.into_iter().enumerate().skip(first) {
+                if at % WORDS_PER_BUCKET != 0 && wanted(Word(bits)) {
+                    let address = self.choices[choice] + 8 * at as u64;
+                    let number = choice * WORDS_PER_CHOICE + at;
+                    return Some(Slot { number, address, word: Word(bits) });
+                }
+            }
+        }
+        None
+    }
+}
+
+/// The words of a choice in a buffer that one was read into.
+#[inline]
+pub fn words(buffer: &[u8]) -> [u64; WORDS_PER_CHOICE] {
+    let (words, _) = buffer.as_chunks::<8>();
+    std::array::from_fn(|at| u64::from_le_bytes(words[at]))
+}
+
+/// A slot as it was read.
+#[derive(Clone, Copy, Debug)]
+pub struct Slot {
+    /// Its place among all that a key has.
+    pub number: usize,
+    /// Where it is in the region.
+    pub address: u64,
+    /// What it held.
+    pub word: Word,
+}
+
+/// The index.
+pub struct Index {
+    groups: Pieces,
+}
+
+impl Index {
+    /// For so many records.
+    ///
+    /// # Errors
+    /// [`super::PeerError::OutOfMemory`].
+    pub fn new(memory: &mut Memory, records: u64) -> Result<Self> {
+        Ok(Self { groups: memory.cut(GROUP_BYTES, groups(records))? })
+    }
+
+    /// How many segments of memory that takes.
+    pub fn segments(records: u64) -> u64 {
+        segments(GROUP_BYTES, groups(records))
+    }
+
+    /// What has to be zeros at first.
+    pub fn groups(&self) -> &Pieces {
+        &self.groups
+    }
+
+    /// Where a key can be.
+    #[inline]
+    pub fn place(&self, hash: KeyHash) -> Place {
+        let (count, tag) = (self.groups.count(), hash.tag());
+        let scaled = |bits: u64, bound: u64| (bits * bound) >> 32;
+        let first = scaled(hash.directory().into(), count);
+        // Another group.
+        let second = (first + 1 + scaled(tag >> 32, count - 1)) % count;
+        let choice = |group, bit: u32| self.groups.at(group) + (tag >> bit & 1) * BUCKET_BYTES;
+        Place { fingerprint: hash.fingerprint(), choices: [choice(first, 8), choice(second, 9)] }
+    }
+}
+
+fn groups(records: u64) -> u64 {
+    records.div_ceil(RECORDS_PER_GROUP).max(GROUPS_MIN)
+}
+
+#[cfg(test)]
+mod tests {
+    use farside_common::hash::KeyHasher;
+
+    use super::*;
+
+    #[test]
+    fn a_key_has_28_slots_in_two_groups_and_no_header() {
+        let mut memory = Memory::new((1..9).map(|n| n << 30).collect());
+        let index = Index::new(&mut memory, 100_000).unwrap();
+        let hasher = KeyHasher::new(&[7; 16]);
+        for number in 0..1000u64 {
+            let place = index.place(hasher.hash(&number.to_le_bytes()));
+            let mut slots = Vec::new();
+            let mut from = 0;
+            while let Some(slot) = place.find(|_| [0; 16], from, |word| word == Word::FREE) {
+                slots.push(slot.address);
+                from = slot.number + 1;
+            }
+            assert_eq!(slots.len(), 28);
+            slots.sort_unstable();
+            slots.dedup();
+            assert_eq!(slots.len(), 28);
+            assert!(slots.iter().all(|address| address % BUCKET_BYTES != 0));
+        }
+    }
+
+    #[test]
+    fn words_keep_what_they_are_made_of() {
+        let word = Word::new(0xab, 0x1234_5678_9abc);
+        assert_eq!(word.address(), 0x1234_5678_9abc);
+        assert!(word.fits(0xab) && !word.fits(0xac) && !Word::FREE.fits(0));
+    }
+}

@@ -1,0 +1,286 @@
+//! A peer as a [`Store`]: one operation after another, or a lane for each of many. As in Farside's
+//! pipelines each lane has a task that lives as long as the pipeline, so operations allocate nothing.
+
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+
+use farside::{Counters, Outcome, PipelineFull, Version};
+use farside_common::fabric::{Fabric, LaneId};
+
+use super::{Action, Peer, PeerError, Result};
+use crate::keys::Key;
+use crate::store::{Completed, Pipelined, Store};
+
+/// They have no versions that a client could see.
+const NO_VERSION: Version = Version::from_u64(0);
+
+/// A peer's client, with so many lanes for operations.
+pub struct PeerStore<P: Peer> {
+    pub(super) peer: P,
+    depth: u16,
+    value: Vec<u8>,
+}
+
+impl<P: Peer> PeerStore<P> {
+    /// A client whose fabric has `depth` times [`Peer::LANES`] lanes.
+    pub fn new(peer: P, depth: u16) -> Self {
+        Self { peer, depth, value: Vec::new() }
+    }
+
+    fn run(&mut self, action: Action, key: &Key, value: &[u8]) -> Result<bool> {
+        self.value.clear();
+        self.value.extend_from_slice(value);
+        let Self { peer, value, .. } = self;
+        peer.endpoint().drive_lanes(peer.perform(LaneId(0), action, key, value))
+    }
+}
+
+impl<P: Peer> Store for PeerStore<P> {
+    type Error = PeerError;
+    type Pipeline<'s>
+        = Lanes<'s, P>
+    where
+        P: 's;
+
+    fn get_into(&mut self, key: &Key, value: &mut Vec<u8>) -> Result<Option<Version>> {
+        let future = self.peer.perform(LaneId(0), Action::Get, key, value);
+        Ok(self.peer.endpoint().drive_lanes(future)?.then_some(NO_VERSION))
+    }
+
+    fn put(&mut self, key: &Key, value: &[u8]) -> Result<()> {
+        self.run(Action::Put, key, value).map(|_| ())
+    }
+
+    fn insert(&mut self, key: &Key, value: &[u8]) -> Result<bool> {
+        self.run(Action::Insert, key, value)
+    }
+
+    fn delete(&mut self, key: &Key) -> Result<bool> {
+        self.run(Action::Delete, key, &[])
+    }
+
+    fn pipeline(&mut self) -> Result<Lanes<'_, P>> {
+        Ok(Lanes::new(&self.peer, self.depth))
+    }
+
+    fn counters(&self) -> Counters {
+        self.peer.endpoint().fabric().counters()
+    }
+}
+
+impl<P: Peer> Drop for PeerStore<P> {
+    /// The memory may get another use.
+    fn drop(&mut self) {
+        settle(&self.peer);
+    }
+}
+
+fn settle<P: Peer>(peer: &P) {
+    // What it fails with, the next operation meets again.
+    let _ = peer.endpoint().drive_lanes(peer.settle());
+}
+
+/// An operation, and its value: to be stored, or where a GET puts it.
+struct Job {
+    action: Action,
+    key: Key,
+    value: Vec<u8>,
+}
+
+/// Between the pipeline and a lane's task.
+#[derive(Default)]
+struct Mailbox {
+    job: Cell<Option<Job>>,
+    answer: Cell<Option<(Job, Result<bool>)>>,
+    /// And nobody has noticed yet.
+    is_answered: Cell<bool>,
+}
+
+struct Lane<'s> {
+    mailbox: Rc<Mailbox>,
+    task: Pin<Box<dyn Future<Output = ()> + 's>>,
+    value: Vec<u8>,
+    counters: Counters,
+    counted: Counters,
+}
+
+/// Operations in flight.
+pub struct Lanes<'s, P: Peer> {
+    peer: &'s P,
+    depth: u16,
+    lanes: Vec<Lane<'s>>,
+    free: Vec<u16>,
+    /// To be polled: they have a new job, or their chain completed.
+    ready: VecDeque<u16>,
+    finished: VecDeque<u16>,
+}
+
+impl<'s, P: Peer> Lanes<'s, P> {
+    fn new(peer: &'s P, depth: u16) -> Self {
+        let lane = |id| {
+            let mailbox = Rc::new(Mailbox::default());
+            let task = Box::pin(run_lane(peer, LaneId(id), mailbox.clone()));
+            let counted = counted(peer, id, depth);
+            Lane { mailbox, task, value: Vec::new(), counters: counted, counted }
+        };
+        let count = usize::from(depth);
+        Self {
+            peer,
+            depth,
+            lanes: (0..depth).map(lane).collect(),
+            free: (0..depth).rev().collect(),
+            // Both of an operation's lanes may complete before it is polled.
+            ready: VecDeque::with_capacity(count * usize::from(P::LANES + 1)),
+            finished: VecDeque::with_capacity(count),
+        }
+    }
+
+    #[inline]
+    fn start(
+        &mut self,
+        action: Action,
+        key: &Key,
+        value: &[u8],
+    ) -> std::result::Result<usize, PipelineFull> {
+        let id = self.free.pop().ok_or(PipelineFull)?;
+        let lane = &mut self.lanes[usize::from(id)];
+        let mut buffer = std::mem::take(&mut lane.value);
+        buffer.clear();
+        buffer.extend_from_slice(value);
+        lane.mailbox.job.set(Some(Job { action, key: *key, value: buffer }));
+        self.ready.push_back(id);
+        Ok(id.into())
+    }
+
+    /// Lets lanes go on as long as the fabric has room for what they post.
+    fn poll_lanes(&mut self) {
+        let endpoint = self.peer.endpoint();
+        if !self.ready.is_empty() {
+            endpoint.tick();
+        }
+        let mut context = Context::from_waker(Waker::noop());
+        while endpoint.has_room()
+            && let Some(id) = self.ready.pop_front()
+        {
+            let lane = &mut self.lanes[usize::from(id)];
+            // A task never ends.
+            let _ = lane.task.as_mut().poll(&mut context);
+            if lane.mailbox.is_answered.take() {
+                self.finished.push_back(id);
+            }
+        }
+    }
+
+    fn collect(&mut self, wait: bool) {
+        let Self { peer, ready, depth, .. } = self;
+        let completed = |LaneId(lane): LaneId| ready.push_back(lane % *depth);
+        if wait {
+            peer.endpoint().step(completed);
+        } else {
+            peer.endpoint().try_step(completed);
+        }
+        self.poll_lanes();
+    }
+
+    fn take(&mut self) -> Option<Completed<'_, PeerError>> {
+        let id = self.finished.pop_front()?;
+        let counted = counted(self.peer, id, self.depth);
+        let lane = &mut self.lanes[usize::from(id)];
+        let (job, result) = lane.mailbox.answer.take()?;
+        self.free.push(id);
+        lane.value = job.value;
+        lane.counters = counted.since(&lane.counted);
+        lane.counted = counted;
+        let result = result.map(|applied| match job.action {
+            Action::Get => Outcome::Value(applied.then_some((&lane.value[..], NO_VERSION))),
+            Action::Put => Outcome::Stored,
+            Action::Insert | Action::Delete => Outcome::Applied(applied),
+        });
+        Some(Completed { lane: id.into(), result, counters: &lane.counters })
+    }
+}
+
+/// What an operation's lanes asked of the fabric so far.
+#[inline]
+fn counted<P: Peer>(peer: &P, lane: u16, depth: u16) -> Counters {
+    let fabric = peer.endpoint().fabric();
+    let mut counted = *fabric.lane_counters(LaneId(lane));
+    for more in 1..P::LANES {
+        counted += *fabric.lane_counters(LaneId(lane + more * depth));
+    }
+    counted
+}
+
+/// A lane's task: one job after another, for ever.
+async fn run_lane<P: Peer>(peer: &P, lane: LaneId, mailbox: Rc<Mailbox>) {
+    loop {
+        let mut job = poll_fn(|_| mailbox.job.take().map_or(Poll::Pending, Poll::Ready)).await;
+        let result = peer.perform(lane, job.action, &job.key, &mut job.value).await;
+        mailbox.answer.set(Some((job, result)));
+        mailbox.is_answered.set(true);
+    }
+}
+
+impl<P: Peer> Pipelined for Lanes<'_, P> {
+    type Error = PeerError;
+
+    #[inline]
+    fn get(&mut self, key: &Key) -> std::result::Result<usize, PipelineFull> {
+        self.start(Action::Get, key, &[])
+    }
+
+    #[inline]
+    fn put(&mut self, key: &Key, value: &[u8]) -> std::result::Result<usize, PipelineFull> {
+        self.start(Action::Put, key, value)
+    }
+
+    #[inline]
+    fn insert(&mut self, key: &Key, value: &[u8]) -> std::result::Result<usize, PipelineFull> {
+        self.start(Action::Insert, key, value)
+    }
+
+    #[inline]
+    fn delete(&mut self, key: &Key) -> std::result::Result<usize, PipelineFull> {
+        self.start(Action::Delete, key, &[])
+    }
+
+    fn wait(&mut self) -> Option<Completed<'_, PeerError>> {
+        while self.finished.is_empty() && self.in_flight() > 0 {
+            // New jobs first: what they post shares the next doorbell.
+            self.poll_lanes();
+            if self.finished.is_empty() {
+                self.collect(true);
+            }
+        }
+        self.take()
+    }
+
+    fn poll(&mut self) -> Option<Completed<'_, PeerError>> {
+        if self.finished.is_empty() {
+            self.poll_lanes();
+            self.collect(false);
+        }
+        self.take()
+    }
+
+    #[inline]
+    fn in_flight(&self) -> usize {
+        self.lanes.len() - self.free.len()
+    }
+
+    fn depth(&self) -> usize {
+        self.lanes.len()
+    }
+}
+
+impl<P: Peer> Drop for Lanes<'_, P> {
+    /// Finishes what is in flight, so that no lane begins its next life with a chain under way.
+    fn drop(&mut self) {
+        while self.wait().is_some() {}
+        settle(self.peer);
+    }
+}

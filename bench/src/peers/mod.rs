@@ -1,0 +1,135 @@
+//! What others published, on Farside's fabrics: for each store a driver of its sequence of verbs,
+//! written from the published description. None of it is their code, and what a file leaves out it
+//! says. They work in blocks that a kv-server gave out as free ones ([`memory`]), so that they
+//! share its memory region and the way there.
+//!
+//! A driver is for one client: several would need the parts that are left out. Their caches of
+//! locations have no bound.
+
+pub mod entry;
+pub mod fusee;
+pub mod index;
+pub mod lanes;
+pub mod memory;
+pub mod race;
+pub mod reach;
+pub mod rpc;
+pub mod swarm;
+pub mod table;
+
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+
+use farside_common::fabric::{ChainError, Endpoint, Fabric, LaneId};
+
+use crate::keys::Key;
+
+/// Why an operation of a peer fails.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PeerError {
+    /// A verb failed.
+    #[error("a verb failed: {0}")]
+    Chain(#[from] ChainError),
+    /// No free piece, or no slot.
+    #[error("its memory is full, and it does not grow: take fewer --seconds or more --records")]
+    OutOfMemory,
+    /// Others always came before.
+    #[error("an operation was in the way of others {0} times")]
+    Contended(usize),
+    /// The server of an RPC.
+    #[error("its server does not answer")]
+    NoAnswer,
+    /// What the description does not have.
+    #[error("it has no such operation")]
+    Unsupported,
+}
+
+/// The result of a peer's operation.
+pub type Result<T> = std::result::Result<T, PeerError>;
+
+/// How often an operation begins again before it fails.
+const ATTEMPTS_MAX: usize = 1000;
+
+/// What to do with a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Reads a value.
+    Get,
+    /// Stores a value, over an old one if there is one.
+    Put,
+    /// Stores a value if there is none.
+    Insert,
+    /// Removes the key.
+    Delete,
+}
+
+/// What a peer is to hold.
+#[derive(Clone, Copy, Debug)]
+pub struct Demand {
+    /// How many records at most.
+    pub records: u64,
+    /// The length of each value, in bytes.
+    pub value_bytes: usize,
+    /// How many operations are in flight at most.
+    pub depth: u16,
+}
+
+/// More pieces than records: those in use by operations, and those that rest.
+const SPARE_PIECES: u64 = 1 << 14;
+
+impl Demand {
+    /// So many pieces of memory, if each record has one and every change takes another.
+    fn pieces(&self) -> u64 {
+        self.records + SPARE_PIECES + u64::from(self.depth)
+    }
+}
+
+/// A published store, over any fabric.
+pub trait Peer {
+    /// The fabric it is on.
+    type Fabric: Fabric;
+    /// How many lanes of the fabric an operation takes. The second of operation n is lane n + depth.
+    const LANES: u16 = 1;
+
+    /// What its verbs go through.
+    fn endpoint(&self) -> &Endpoint<Self::Fabric>;
+
+    /// One operation, on a lane of its own. Whether the key was as required; a GET puts the value
+    /// into the buffer, others take it from there.
+    fn perform(
+        &self,
+        lane: LaneId,
+        action: Action,
+        key: &Key,
+        value: &mut Vec<u8>,
+    ) -> impl Future<Output = Result<bool>>;
+
+    /// Waits for what operations left in flight when they ended.
+    fn settle(&self) -> impl Future<Output = Result<()>> {
+        async { Ok(()) }
+    }
+}
+
+/// What a client remembers by the hash of a key.
+type Cache<T> = HashMap<u64, T, BuildHasherDefault<Hashed>>;
+
+/// The key is a hash already.
+#[derive(Default)]
+struct Hashed(u64);
+
+impl Hasher for Hashed {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, _: &[u8]) {}
+
+    #[inline]
+    fn write_u64(&mut self, hash: u64) {
+        self.0 = hash;
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,189 @@
+//! RACE hashing (Zuo et al., ATC'21), as SMART-HT (Ren et al., ASPLOS'24) runs it: a driver written
+//! from the published descriptions, not their code.
+//!
+//! Modelled: two choices of a bucket and its overflow, read with one doorbell; slots of a
+//! fingerprint and an address; entries with key and checksum; the new entry written along with the
+//! first READs; the second look of an INSERT, for the same key in another slot.
+//!
+//! | operation | round trips, each a chain |
+//! |---|---|
+//! | GET | READ, READ (the two choices); READ (the entry) |
+//! | GET, speculative | READ (the entry at the cached address) |
+//! | UPDATE | WRITE (the new entry), READ, READ; READ (the old one, for its key); CAS |
+//! | INSERT | WRITE, READ, READ; CAS of a free slot; READ, READ |
+//! | DELETE | READ, READ; READ; CAS |
+//!
+//! `smart` is `race` with the speculative lookup that SMART describes for its tree: a cached address
+//! is believed if the key fits. With several clients it may be a former value's, which nothing there
+//! tells; this driver is one client. Left out: resizing (SMART-HT disables it), and what SMART does
+//! for many threads that share a device, of which there is one here.
+
+use std::cell::RefCell;
+
+use farside_common::fabric::{Endpoint, Fabric, LaneId, Verb};
+
+use super::index::{Place, Slot, Word};
+use super::memory::Memory;
+use super::table::Table;
+use super::{ATTEMPTS_MAX, Action, Cache, Demand, Peer, PeerError, Result};
+use crate::keys::Key;
+
+/// A client of RACE.
+pub struct Race<F> {
+    table: Table<F>,
+    /// Where entries are, for a client that reads them there without asking the index.
+    pub(super) cache: Option<RefCell<Cache<Word>>>,
+}
+
+impl<F: Fabric> Race<F> {
+    /// An empty store; `is_speculative` as SMART.
+    ///
+    /// # Errors
+    /// What the fabric says, and [`PeerError::OutOfMemory`].
+    pub fn new(
+        fabric: F,
+        memory: &mut Memory,
+        demand: Demand,
+        is_speculative: bool,
+    ) -> Result<Self> {
+        let table = Table::new(fabric, memory, demand, 0)?;
+        Ok(Self { table, cache: is_speculative.then(RefCell::default) })
+    }
+
+    /// How many segments of memory that takes.
+    pub fn segments(demand: Demand) -> u64 {
+        Table::<F>::segments(demand, 0)
+    }
+
+    fn remember(&self, tag: u64, word: Word) {
+        if let Some(cache) = &self.cache {
+            cache.borrow_mut().insert(tag, word);
+        }
+    }
+
+    fn forget(&self, tag: u64) {
+        if let Some(cache) = &self.cache {
+            cache.borrow_mut().remove(&tag);
+        }
+    }
+
+    async fn get(&self, lane: LaneId, key: &Key, value: &mut Vec<u8>) -> Result<bool> {
+        let (place, tag) = self.table.place(key);
+        let cached = self.cache.as_ref().and_then(|cache| cache.borrow().get(&tag).copied());
+        if let Some(word) = cached {
+            self.table.reach.chain(lane, &[self.table.read(word)]).await?;
+            if self.table.take(lane, key, Some(value)) {
+                return Ok(true);
+            }
+        }
+        self.table.reach.chain(lane, &place.reads()).await?;
+        let slot = self.table.search(lane, &place, key, None, Some(value)).await?;
+        if let Some(slot) = slot {
+            self.remember(tag, slot.word);
+        }
+        Ok(slot.is_some())
+    }
+
+    async fn store(&self, lane: LaneId, key: &Key, value: &[u8], is_insert: bool) -> Result<bool> {
+        let (place, tag) = self.table.place(key);
+        let (new, write) = self.table.stage(lane, (key, value), place.fingerprint, 0)?;
+        let [first, second] = place.reads();
+        self.table.reach.chain(lane, &[write, first, second]).await?;
+        for _ in 0..ATTEMPTS_MAX {
+            let found = self.table.search(lane, &place, key, None, None).await?;
+            if is_insert && found.is_some() {
+                self.table.free(new);
+                return Ok(false);
+            }
+            let free = || self.table.find(lane, &place, 0, |word| word == Word::FREE);
+            let slot = found.or_else(free).ok_or(PeerError::OutOfMemory)?;
+            if self.swap(lane, &slot, new).await? {
+                self.remember(tag, new);
+                if found.is_some() {
+                    self.table.free(slot.word);
+                    return Ok(true);
+                }
+                return self.look_again(lane, (&place, tag), key, new).await;
+            }
+            self.table.reach.chain(lane, &place.reads()).await?;
+        }
+        Err(PeerError::Contended(ATTEMPTS_MAX))
+    }
+
+    async fn swap(&self, lane: LaneId, slot: &Slot, new: Word) -> Result<bool> {
+        let (remote, expected, desired) = (slot.address, slot.word.0, new.0);
+        let swap = Verb::CompareSwap { remote, expected, desired };
+        Ok(self.table.reach.chain(lane, &[swap]).await? == expected)
+    }
+
+    /// Whether another has inserted the same key meanwhile: who comes first among the slots stays,
+    /// and the other is removed.
+    async fn look_again(
+        &self,
+        lane: LaneId,
+        (place, tag): (&Place, u64),
+        key: &Key,
+        new: Word,
+    ) -> Result<bool> {
+        self.table.reach.chain(lane, &place.reads()).await?;
+        let Some(ours) = self.table.find(lane, place, 0, |word| word == new) else {
+            return Ok(true);
+        };
+        let others = |word: Word| word.fits(place.fingerprint) && word != new;
+        let mut from = 0;
+        while let Some(other) = self.table.find(lane, place, from, others) {
+            from = other.number + 1;
+            self.table.reach.chain(lane, &[self.table.read(other.word)]).await?;
+            if !self.table.take(lane, key, None) {
+                continue;
+            }
+            let is_first = ours.number < other.number;
+            let last = if is_first { &other } else { &ours };
+            if self.swap(lane, last, Word::FREE).await? {
+                self.table.free(last.word);
+            }
+            if !is_first {
+                self.forget(tag);
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    async fn delete(&self, lane: LaneId, key: &Key) -> Result<bool> {
+        let (place, tag) = self.table.place(key);
+        self.table.reach.chain(lane, &place.reads()).await?;
+        let Some(slot) = self.table.search(lane, &place, key, None, None).await? else {
+            return Ok(false);
+        };
+        let deleted = self.swap(lane, &slot, Word::FREE).await?;
+        if deleted {
+            self.forget(tag);
+            self.table.free(slot.word);
+        }
+        Ok(deleted)
+    }
+}
+
+impl<F: Fabric> Peer for Race<F> {
+    type Fabric = F;
+
+    fn endpoint(&self) -> &Endpoint<F> {
+        &self.table.reach.endpoint
+    }
+
+    async fn perform(
+        &self,
+        lane: LaneId,
+        action: Action,
+        key: &Key,
+        value: &mut Vec<u8>,
+    ) -> Result<bool> {
+        match action {
+            Action::Get => self.get(lane, key, value).await,
+            Action::Put => self.store(lane, key, value, false).await,
+            Action::Insert => self.store(lane, key, value, true).await,
+            Action::Delete => self.delete(lane, key).await,
+        }
+    }
+}

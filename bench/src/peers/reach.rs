@@ -1,0 +1,79 @@
+//! What every peer has: a fabric, and how to hash keys.
+
+use std::cell::Ref;
+
+use farside_common::fabric::{Buffer, Endpoint, Fabric, LaneId, Nanos, Verb};
+use farside_common::hash::KeyHasher;
+
+use super::{Result, memory::Pieces};
+
+/// How much is zeroed by one WRITE, in bytes.
+const ZEROS_BYTES: u64 = 64 << 10;
+/// The first lane, when no other is in use.
+const LANE: LaneId = LaneId(0);
+
+/// The way to the region.
+pub struct Reach<F> {
+    /// The fabric.
+    pub endpoint: Endpoint<F>,
+    /// As good as Farside's, which has its key from the region.
+    pub hasher: KeyHasher,
+    lateness_max_ns: Nanos,
+}
+
+impl<F: Fabric> Reach<F> {
+    /// Over a fabric that has so many lanes. Their buffers get room for this many bytes.
+    pub fn new(mut fabric: F, lanes: u16, bytes: u64) -> Self {
+        for lane in (0..lanes).map(LaneId) {
+            for buffer in [Buffer::Window, Buffer::Image, Buffer::Block] {
+                fabric.reserve(lane, buffer, bytes.max(256) as usize);
+            }
+        }
+        let lateness_max_ns = fabric.timing().lateness_max_ns;
+        let hasher = KeyHasher::new(b"of the benchmark");
+        Self { endpoint: Endpoint::new(fabric, lanes), hasher, lateness_max_ns }
+    }
+
+    /// One round trip.
+    #[inline]
+    pub async fn chain(&self, lane: LaneId, verbs: &[Verb]) -> Result<u64> {
+        let deadline = self.endpoint.now() + self.lateness_max_ns;
+        Ok(self.endpoint.chain(lane, verbs, deadline).await?)
+    }
+
+    /// Posts a chain that nobody waits for; [`Endpoint::take_result`] tells what became of it.
+    #[inline]
+    pub fn post(&self, lane: LaneId, verbs: &[Verb]) {
+        let deadline = self.endpoint.now() + self.lateness_max_ns;
+        self.endpoint.fabric_mut().post(lane, verbs, deadline);
+    }
+
+    /// What a buffer holds; never across an `.await`.
+    #[inline]
+    pub fn buffer(&self, lane: LaneId, buffer: Buffer) -> Ref<'_, [u8]> {
+        self.endpoint.buffer(lane, buffer)
+    }
+
+    /// Fills what the next WRITE takes.
+    #[inline]
+    pub fn fill(&self, lane: LaneId, fill: impl FnOnce(&mut [u8])) {
+        fill(self.endpoint.fabric_mut().buffer_mut(lane, Buffer::Image));
+    }
+
+    /// Makes these pieces zeros, when nothing else is in flight.
+    ///
+    /// # Errors
+    /// [`super::PeerError::Chain`].
+    pub fn clear(&self, pieces: &Pieces) -> Result<()> {
+        self.endpoint.fabric_mut().reserve(LANE, Buffer::Image, ZEROS_BYTES as usize);
+        self.fill(LANE, |image| image.fill(0));
+        for (start, bytes) in pieces.stretches() {
+            for at in (0..bytes).step_by(ZEROS_BYTES as usize) {
+                let bytes = ZEROS_BYTES.min(bytes - at) as u32;
+                let write = Verb::Write { remote: start + at, from: Buffer::Image, bytes };
+                self.endpoint.drive_lanes(self.chain(LANE, &[write]))?;
+            }
+        }
+        Ok(())
+    }
+}

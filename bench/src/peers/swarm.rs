@@ -1,0 +1,369 @@
+//! SWARM-KV (Murat et al., SOSP'24), with one replica: a driver written from the published
+//! description, not their code.
+//!
+//! Modelled: at a location that never moves, a metadata word (a timestamp, the address of a buffer,
+//! whether the write was verified), and behind it a copy of the value with a hash that binds it to
+//! the word, "In-n-Out"; a fresh buffer for every update, written in one chain with the
+//! compare-and-swap that commits; the verification and the new copy in place, which nobody waits
+//! for.
+//!
+//! | operation | round trips, each a chain |
+//! |---|---|
+//! | GET, cached | READ (the word and the value in place) |
+//! | GET, and the copy is not there yet | READ; READ (the buffer) |
+//! | GET, not cached | READ, READ (the index); READ |
+//! | UPDATE, cached | WRITE (the buffer), CAS (the word) |
+//! | ... not waited for | WRITE (the copy in place), CAS (verified) |
+//! | UPDATE, not cached | WRITE, READ, READ; READ; CAS; and as above |
+//! | INSERT | WRITE (the location), READ, READ; CAS of a free slot of the index |
+//!
+//! The index is RACE's: theirs is a service of its own. Timestamps are the client's count. Values
+//! have one length; there is no DELETE. Left out: replicas, quorums and the guessing of timestamps
+//! among clients, who are one here, and the recycling of buffers by agreement.
+
+use std::cell::{Cell, RefCell};
+use std::future::poll_fn;
+use std::task::Poll;
+
+use farside_common::fabric::{Buffer, Endpoint, Fabric, LaneId, Verb};
+
+use super::index::{Index, Place, Slot, Word, words};
+use super::memory::{Heap, Memory, segments};
+use super::reach::Reach;
+use super::{ATTEMPTS_MAX, Action, Cache, Demand, Peer, PeerError, Result};
+use crate::keys::{KEY_BYTES, Key};
+
+/// Of the metadata word, and of the hash.
+const WORD_BYTES: usize = 8;
+
+/// A metadata word.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Metadata(u64);
+
+impl Metadata {
+    const VERIFIED: u64 = 1;
+    const TIME_BITS: u32 = 15;
+    const ADDRESS_SHIFT: u32 = 1 + Self::TIME_BITS;
+
+    const fn new(time: u64, buffer: u64) -> Self {
+        Self(buffer << Self::ADDRESS_SHIFT | (time % (1 << Self::TIME_BITS)) << 1)
+    }
+
+    const fn verified(self) -> Self {
+        Self(self.0 | Self::VERIFIED)
+    }
+
+    /// Where the buffer is; none before the first update.
+    const fn buffer(self) -> Option<u64> {
+        match self.0 >> Self::ADDRESS_SHIFT {
+            0 => None,
+            buffer => Some(buffer),
+        }
+    }
+
+    /// What makes this value the word's.
+    fn hash(self, value: &[u8]) -> u64 {
+        let mut hasher = crc32fast::Hasher::new();
+        hasher.update(&(self.0 & !Self::VERIFIED).to_le_bytes());
+        hasher.update(value);
+        hasher.finalize().into()
+    }
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct Cached {
+    location: u64,
+    metadata: Metadata,
+}
+
+/// A client of SWARM-KV. An operation has a second lane for what it does not wait for.
+pub struct Swarm<F> {
+    reach: Reach<F>,
+    index: Index,
+    locations: RefCell<Heap>,
+    buffers: RefCell<Heap>,
+    pub(super) cache: RefCell<Cache<Cached>>,
+    /// By operation, whether its second lane has a chain in flight.
+    is_busy: Box<[Cell<bool>]>,
+    time: Cell<u64>,
+    demand: Demand,
+}
+
+/// A value with its hash, in whole words.
+const fn hashed_bytes(value_bytes: usize) -> u64 {
+    (WORD_BYTES + value_bytes.next_multiple_of(WORD_BYTES)) as u64
+}
+
+const fn location_bytes(value_bytes: usize) -> u64 {
+    WORD_BYTES as u64 + hashed_bytes(value_bytes) + KEY_BYTES as u64
+}
+
+fn word_at(bytes: &[u8], at: usize) -> u64 {
+    let (words, _) = bytes.as_chunks();
+    u64::from_le_bytes(words[at])
+}
+
+impl<F: Fabric> Swarm<F> {
+    /// An empty store.
+    ///
+    /// # Errors
+    /// What the fabric says, and [`PeerError::OutOfMemory`].
+    pub fn new(fabric: F, memory: &mut Memory, demand: Demand) -> Result<Self> {
+        let bytes = location_bytes(demand.value_bytes);
+        let reach = Reach::new(fabric, Self::LANES * demand.depth, bytes);
+        let index = Index::new(memory, demand.records)?;
+        reach.clear(index.groups())?;
+        let buffers = Heap::new(memory.cut(hashed_bytes(demand.value_bytes), demand.pieces())?);
+        Ok(Self {
+            reach,
+            index,
+            locations: RefCell::new(Heap::new(memory.cut(bytes, demand.pieces())?)),
+            buffers: RefCell::new(buffers),
+            cache: RefCell::default(),
+            is_busy: (0..demand.depth).map(|_| Cell::new(false)).collect(),
+            time: Cell::new(0),
+            demand,
+        })
+    }
+
+    /// How many segments of memory that takes.
+    pub fn segments(demand: Demand) -> u64 {
+        let pieces = demand.pieces();
+        Index::segments(demand.records)
+            + segments(hashed_bytes(demand.value_bytes), pieces)
+            + segments(location_bytes(demand.value_bytes), pieces)
+    }
+
+    fn place(&self, key: &Key) -> (Place, u64) {
+        let hash = self.reach.hasher.hash(key);
+        (self.index.place(hash), hash.tag())
+    }
+
+    fn cached(&self, tag: u64) -> Option<Cached> {
+        self.cache.borrow().get(&tag).copied()
+    }
+
+    fn remember(&self, tag: u64, location: u64, metadata: Metadata) {
+        self.cache.borrow_mut().insert(tag, Cached { location, metadata });
+    }
+
+    fn new_metadata(&self, buffer: u64) -> Metadata {
+        self.time.set(self.time.get() + 1);
+        Metadata::new(self.time.get(), buffer)
+    }
+
+    async fn get(&self, lane: LaneId, key: &Key, value: &mut Vec<u8>) -> Result<bool> {
+        let (place, tag) = self.place(key);
+        let bytes = WORD_BYTES as u64 + hashed_bytes(self.demand.value_bytes);
+        for _ in 0..ATTEMPTS_MAX {
+            if let Some(Cached { location, .. }) = self.cached(tag) {
+                let read =
+                    Verb::Read { remote: location, into: Buffer::Block, bytes: bytes as u32 };
+                self.reach.chain(lane, &[read]).await?;
+            } else {
+                self.reach.chain(lane, &place.reads()).await?;
+                let Some(slot) = self.search(lane, &place, key).await? else { return Ok(false) };
+                let metadata = Metadata(word_at(&self.reach.buffer(lane, Buffer::Block), 0));
+                self.remember(tag, slot.word.address(), metadata);
+            }
+            if self.value(lane, value).await? {
+                return Ok(true);
+            }
+        }
+        Err(PeerError::Contended(ATTEMPTS_MAX))
+    }
+
+    /// The value of the location just read: the copy in place, or the one in the buffer. False if
+    /// both have another use by now.
+    async fn value(&self, lane: LaneId, value: &mut Vec<u8>) -> Result<bool> {
+        let metadata = Metadata(word_at(&self.reach.buffer(lane, Buffer::Block), 0));
+        if self.take(lane, WORD_BYTES, metadata, value) {
+            return Ok(true);
+        }
+        let Some(remote) = metadata.buffer() else { return Ok(false) };
+        let bytes = hashed_bytes(self.demand.value_bytes) as u32;
+        let read = Verb::Read { remote, into: Buffer::Block, bytes };
+        self.reach.chain(lane, &[read]).await?;
+        Ok(self.take(lane, 0, metadata, value))
+    }
+
+    /// The value with its hash at this place of what was read, if it is the word's.
+    fn take(&self, lane: LaneId, at: usize, metadata: Metadata, value: &mut Vec<u8>) -> bool {
+        let block = self.reach.buffer(lane, Buffer::Block);
+        let found = &block[at + WORD_BYTES..][..self.demand.value_bytes];
+        let is_its = word_at(&block[at..], 0) == metadata.hash(found);
+        if is_its {
+            value.clear();
+            value.extend_from_slice(found);
+        }
+        is_its
+    }
+
+    /// Looks for the key among the choices just read; the location it returns was read.
+    async fn search(&self, lane: LaneId, place: &Place, key: &Key) -> Result<Option<Slot>> {
+        let bytes = location_bytes(self.demand.value_bytes);
+        let mut from = 0;
+        while let Some(slot) = self.find(lane, place, from, |word| word.fits(place.fingerprint)) {
+            let remote = slot.word.address();
+            let read = Verb::Read { remote, into: Buffer::Block, bytes: bytes as u32 };
+            self.reach.chain(lane, &[read]).await?;
+            let block = self.reach.buffer(lane, Buffer::Block);
+            if block[bytes as usize - KEY_BYTES..].starts_with(key) {
+                return Ok(Some(slot));
+            }
+            from = slot.number + 1;
+        }
+        Ok(None)
+    }
+
+    fn find(
+        &self,
+        lane: LaneId,
+        place: &Place,
+        from: usize,
+        wanted: impl Fn(Word) -> bool,
+    ) -> Option<Slot> {
+        place.find(|buffer| words(&self.reach.buffer(lane, buffer)), from, wanted)
+    }
+
+    async fn put(&self, lane: LaneId, key: &Key, value: &[u8]) -> Result<bool> {
+        let (place, tag) = self.place(key);
+        let buffer = self.buffers.borrow_mut().take()?;
+        let new = self.new_metadata(buffer);
+        self.reach.fill(lane, |image| hashed(image, new, value));
+        let bytes = hashed_bytes(value.len()) as u32;
+        let write = Verb::Write { remote: buffer, from: Buffer::Image, bytes };
+        let swap = |location, old: Metadata| Verb::CompareSwap {
+            remote: location,
+            expected: old.0,
+            desired: new.0,
+        };
+        let (location, mut old, mut found) = if let Some(cached) = self.cached(tag) {
+            let Cached { location, metadata } = cached;
+            let found = self.reach.chain(lane, &[write, swap(location, metadata)]).await?;
+            (location, metadata, Some(Metadata(found)))
+        } else {
+            let [first, second] = place.reads();
+            self.reach.chain(lane, &[write, first, second]).await?;
+            let Some(slot) = self.search(lane, &place, key).await? else {
+                self.buffers.borrow_mut().give(buffer);
+                return self.insert(lane, key, value).await;
+            };
+            let metadata = Metadata(word_at(&self.reach.buffer(lane, Buffer::Block), 0));
+            (slot.word.address(), metadata, None)
+        };
+        for _ in 0..ATTEMPTS_MAX {
+            if found == Some(old) {
+                self.finish(lane, location, new, value).await?;
+                self.remember(tag, location, new.verified());
+                old.buffer().into_iter().for_each(|old| self.buffers.borrow_mut().give(old));
+                return Ok(true);
+            }
+            old = found.unwrap_or(old);
+            found = Some(Metadata(self.reach.chain(lane, &[swap(location, old)]).await?));
+        }
+        Err(PeerError::Contended(ATTEMPTS_MAX))
+    }
+
+    /// Posts what an update does not wait for: the copy in place, and that the word is verified.
+    /// The doorbell is the next operation's, or its own if there is none.
+    async fn finish(&self, lane: LaneId, location: u64, new: Metadata, value: &[u8]) -> Result<()> {
+        self.last_finished(lane).await?;
+        let second = self.second(lane);
+        self.reach.fill(second, |image| hashed(image, new, value));
+        let (remote, bytes) = (location + WORD_BYTES as u64, hashed_bytes(value.len()) as u32);
+        let copy = Verb::Write { remote, from: Buffer::Image, bytes };
+        let (expected, desired) = (new.0, new.verified().0);
+        let verify = Verb::CompareSwap { remote: location, expected, desired };
+        self.reach.post(second, &[copy, verify]);
+        self.is_busy[usize::from(lane.0)].set(true);
+        Ok(())
+    }
+
+    fn second(&self, lane: LaneId) -> LaneId {
+        LaneId(lane.0 + self.demand.depth)
+    }
+
+    /// Waits for what the lane's last update left in flight.
+    async fn last_finished(&self, lane: LaneId) -> Result<()> {
+        let is_busy = &self.is_busy[usize::from(lane.0)];
+        if is_busy.get() {
+            let second = self.second(lane);
+            let taken = || self.reach.endpoint.take_result(second);
+            poll_fn(|_| taken().map_or(Poll::Pending, Poll::Ready)).await?;
+            is_busy.set(false);
+        }
+        Ok(())
+    }
+
+    async fn insert(&self, lane: LaneId, key: &Key, value: &[u8]) -> Result<bool> {
+        let (place, tag) = self.place(key);
+        let location = self.locations.borrow_mut().take()?;
+        let metadata = self.new_metadata(0).verified();
+        let bytes = location_bytes(value.len());
+        self.reach.fill(lane, |image| {
+            image[..WORD_BYTES].copy_from_slice(&metadata.0.to_le_bytes());
+            hashed(&mut image[WORD_BYTES..], metadata, value);
+            image[bytes as usize - KEY_BYTES..][..KEY_BYTES].copy_from_slice(key);
+        });
+        let write = Verb::Write { remote: location, from: Buffer::Image, bytes: bytes as u32 };
+        let [first, second] = place.reads();
+        self.reach.chain(lane, &[write, first, second]).await?;
+        for _ in 0..ATTEMPTS_MAX {
+            if self.search(lane, &place, key).await?.is_some() {
+                self.locations.borrow_mut().give(location);
+                return Ok(false);
+            }
+            let free = self.find(lane, &place, 0, |word| word == Word::FREE);
+            let slot = free.ok_or(PeerError::OutOfMemory)?;
+            let (remote, expected) = (slot.address, slot.word.0);
+            let desired = Word::new(place.fingerprint, location).0;
+            let swap = Verb::CompareSwap { remote, expected, desired };
+            if self.reach.chain(lane, &[swap]).await? == expected {
+                self.remember(tag, location, metadata);
+                return Ok(true);
+            }
+            self.reach.chain(lane, &place.reads()).await?;
+        }
+        Err(PeerError::Contended(ATTEMPTS_MAX))
+    }
+}
+
+/// Writes a value with its hash to the start of the buffer.
+#[inline]
+fn hashed(buffer: &mut [u8], metadata: Metadata, value: &[u8]) {
+    buffer[..WORD_BYTES].copy_from_slice(&metadata.hash(value).to_le_bytes());
+    buffer[WORD_BYTES..][..value.len()].copy_from_slice(value);
+}
+
+impl<F: Fabric> Peer for Swarm<F> {
+    type Fabric = F;
+    const LANES: u16 = 2;
+
+    fn endpoint(&self) -> &Endpoint<F> {
+        &self.reach.endpoint
+    }
+
+    async fn perform(
+        &self,
+        lane: LaneId,
+        action: Action,
+        key: &Key,
+        value: &mut Vec<u8>,
+    ) -> Result<bool> {
+        match action {
+            Action::Get => self.get(lane, key, value).await,
+            _ if value.len() != self.demand.value_bytes => Err(PeerError::Unsupported),
+            Action::Put => self.put(lane, key, value).await,
+            Action::Insert => self.insert(lane, key, value).await,
+            Action::Delete => Err(PeerError::Unsupported),
+        }
+    }
+
+    async fn settle(&self) -> Result<()> {
+        for lane in 0..self.demand.depth {
+            self.last_finished(LaneId(lane)).await?;
+        }
+        Ok(())
+    }
+}

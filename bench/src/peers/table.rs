@@ -1,0 +1,146 @@
+//! RACE's index over entries in pieces of memory: what FUSEE and RACE have in common.
+
+use std::cell::RefCell;
+
+use farside_common::fabric::{Buffer, Fabric, LaneId, Verb};
+
+use super::entry::{decode, encode, entry_bytes};
+use super::index::{Index, Place, Slot, Word, words};
+use super::memory::{Heap, Memory, segments};
+use super::reach::Reach;
+use super::{Demand, Result};
+use crate::keys::Key;
+
+/// The index and the entries it leads to.
+pub struct Table<F> {
+    /// The fabric.
+    pub reach: Reach<F>,
+    index: Index,
+    heap: RefCell<Heap>,
+    /// Of an entry, without what may follow it.
+    entry_bytes: u64,
+}
+
+impl<F: Fabric> Table<F> {
+    /// An empty one. `tail_bytes` is the length of what follows each entry.
+    ///
+    /// # Errors
+    /// What the fabric says, and [`super::PeerError::OutOfMemory`].
+    pub fn new(fabric: F, memory: &mut Memory, demand: Demand, tail_bytes: u64) -> Result<Self> {
+        let entry_bytes = entry_bytes(demand.value_bytes);
+        let reach = Reach::new(fabric, demand.depth, entry_bytes + tail_bytes);
+        let index = Index::new(memory, demand.records)?;
+        reach.clear(index.groups())?;
+        let heap = Heap::new(memory.cut(entry_bytes + tail_bytes, demand.pieces())?);
+        Ok(Self { reach, index, heap: RefCell::new(heap), entry_bytes })
+    }
+
+    /// How many segments of memory that takes.
+    pub fn segments(demand: Demand, tail_bytes: u64) -> u64 {
+        let piece_bytes = entry_bytes(demand.value_bytes) + tail_bytes;
+        Index::segments(demand.records) + segments(piece_bytes, demand.pieces())
+    }
+
+    /// Where a key can be, and the tag it is cached by.
+    #[inline]
+    pub fn place(&self, key: &Key) -> (Place, u64) {
+        let hash = self.reach.hasher.hash(key);
+        (self.index.place(hash), hash.tag())
+    }
+
+    /// READs the entry that a slot leads to.
+    #[inline]
+    pub fn read(&self, word: Word) -> Verb {
+        let (remote, bytes) = (word.address(), self.entry_bytes as u32);
+        Verb::Read { remote, into: Buffer::Block, bytes }
+    }
+
+    /// Takes a piece for an entry. The WRITE puts it there, with `tail_bytes` of zeros behind it.
+    ///
+    /// # Errors
+    /// [`super::PeerError::OutOfMemory`].
+    #[inline]
+    pub fn stage(
+        &self,
+        lane: LaneId,
+        (key, value): (&Key, &[u8]),
+        fingerprint: u8,
+        tail_bytes: u64,
+    ) -> Result<(Word, Verb)> {
+        let remote = self.heap.borrow_mut().take()?;
+        let bytes = entry_bytes(value.len()) + tail_bytes;
+        self.reach.fill(lane, |image| {
+            encode(image, key, value);
+            image[entry_bytes(value.len()) as usize..bytes as usize].fill(0);
+        });
+        let write = Verb::Write { remote, from: Buffer::Image, bytes: bytes as u32 };
+        Ok((Word::new(fingerprint, remote), write))
+    }
+
+    /// Where what follows an entry starts.
+    #[inline]
+    pub fn tail(&self, word: Word) -> u64 {
+        word.address() + self.entry_bytes
+    }
+
+    /// The piece is free again.
+    #[inline]
+    pub fn free(&self, word: Word) {
+        self.heap.borrow_mut().give(word.address());
+    }
+
+    /// The first slot as wanted in the choices just read.
+    #[inline]
+    pub fn find(
+        &self,
+        lane: LaneId,
+        place: &Place,
+        from: usize,
+        wanted: impl Fn(Word) -> bool,
+    ) -> Option<Slot> {
+        place.find(|buffer| words(&self.reach.buffer(lane, buffer)), from, wanted)
+    }
+
+    /// Whether the entry just read is whole and the key's; its value goes into the buffer.
+    #[inline]
+    pub fn take(&self, lane: LaneId, key: &Key, value: Option<&mut Vec<u8>>) -> bool {
+        let block = self.reach.buffer(lane, Buffer::Block);
+        let Some(found) = decode(&block, key) else { return false };
+        if let Some(value) = value {
+            value.clear();
+            value.extend_from_slice(found);
+        }
+        true
+    }
+
+    /// Looks for the key among the choices just read: one round trip for each slot that its
+    /// fingerprint fits, but for the one whose entry was read with them.
+    ///
+    /// # Errors
+    /// What the fabric says.
+    #[inline]
+    pub async fn search(
+        &self,
+        lane: LaneId,
+        place: &Place,
+        key: &Key,
+        read_already: Option<Word>,
+        mut value: Option<&mut Vec<u8>>,
+    ) -> Result<Option<Slot>> {
+        if let Some(word) = read_already
+            && let Some(slot) = self.find(lane, place, 0, |found| found == word)
+            && self.take(lane, key, value.as_deref_mut())
+        {
+            return Ok(Some(slot));
+        }
+        let mut from = 0;
+        while let Some(slot) = self.find(lane, place, from, |word| word.fits(place.fingerprint)) {
+            self.reach.chain(lane, &[self.read(slot.word)]).await?;
+            if self.take(lane, key, value.as_deref_mut()) {
+                return Ok(Some(slot));
+            }
+            from = slot.number + 1;
+        }
+        Ok(None)
+    }
+}

@@ -1,0 +1,264 @@
+//! Every peer against a model, with many operations in flight too, and the verbs and round trips of
+//! each operation as its file says.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use farside::{Counters, Outcome};
+use farside_common::fabric::shm::{Region, ShmFabric};
+
+use super::fusee::Fusee;
+use super::lanes::PeerStore;
+use super::memory::{Memory, SEGMENT_BYTES};
+use super::race::Race;
+use super::rpc::Rpc;
+use super::swarm::Swarm;
+use super::{Demand, Peer};
+use crate::keys::{self, Key};
+use crate::store::{Completed, Pipelined, Store};
+
+const DEPTH: u16 = 8;
+const DEMAND: Demand = Demand { records: 1000, value_bytes: 13, depth: DEPTH };
+
+/// A region of so many segments, which hold anything but zeros, and a fabric on it.
+fn memory(segments: u64, lanes: u16) -> (Memory, ShmFabric, Arc<Region>) {
+    let file = tempfile::tempfile().unwrap();
+    file.set_len((segments + 1) * SEGMENT_BYTES).unwrap();
+    let region = Arc::new(Region::map(&file).unwrap());
+    let dirt = vec![u64::MAX; SEGMENT_BYTES as usize / 8];
+    let starts: Vec<u64> = (0..segments).map(|at| 64 + at * SEGMENT_BYTES).collect();
+    starts.iter().for_each(|start| region.write(*start, &dirt).unwrap());
+    let fabric = ShmFabric::new(region.clone(), None, lanes);
+    (Memory::new(starts), fabric, region)
+}
+
+fn fusee() -> PeerStore<Fusee<ShmFabric>> {
+    let (mut memory, fabric, _) = memory(Fusee::<ShmFabric>::segments(DEMAND), DEPTH);
+    PeerStore::new(Fusee::new(fabric, &mut memory, DEMAND).unwrap(), DEPTH)
+}
+
+fn race(is_speculative: bool) -> PeerStore<Race<ShmFabric>> {
+    let (mut memory, fabric, _) = memory(Race::<ShmFabric>::segments(DEMAND), DEPTH);
+    PeerStore::new(Race::new(fabric, &mut memory, DEMAND, is_speculative).unwrap(), DEPTH)
+}
+
+fn swarm() -> PeerStore<Swarm<ShmFabric>> {
+    let (mut memory, fabric, _) = memory(Swarm::<ShmFabric>::segments(DEMAND), 2 * DEPTH);
+    PeerStore::new(Swarm::new(fabric, &mut memory, DEMAND).unwrap(), DEPTH)
+}
+
+fn rpc() -> PeerStore<Rpc<ShmFabric>> {
+    let (mut memory, fabric, region) = memory(Rpc::<ShmFabric>::segments(DEMAND), DEPTH);
+    PeerStore::new(Rpc::new(fabric, &mut memory, DEMAND, region).unwrap(), DEPTH)
+}
+
+/// A value of the one length.
+fn value(number: u64) -> Vec<u8> {
+    format!("{number:013}").into_bytes()
+}
+
+/// Operations like random ones, one after another, on few keys.
+fn follows_the_model<S: Store<Error: std::fmt::Debug>>(
+    mut store: S,
+    operations: u64,
+    deletes: bool,
+) {
+    let mut model: HashMap<Key, Vec<u8>> = HashMap::new();
+    let mut found = Vec::new();
+    for number in 0..operations {
+        let dice = keys::hash(number);
+        let (key, value) = (keys::encode(dice / 16 % 800), value(number));
+        match dice % 16 {
+            0..3 => {
+                let is_new = !model.contains_key(&key);
+                assert_eq!(store.insert(&key, &value).unwrap(), is_new, "{number}");
+                model.entry(key).or_insert(value);
+            }
+            3..8 => {
+                store.put(&key, &value).unwrap();
+                model.insert(key, value);
+            }
+            8..10 if deletes => {
+                assert_eq!(store.delete(&key).unwrap(), model.remove(&key).is_some(), "{number}");
+            }
+            _ => {
+                let is_there = store.get_into(&key, &mut found).unwrap().is_some();
+                assert_eq!(is_there.then_some(&found), model.get(&key), "{number}");
+            }
+        }
+    }
+    assert!(model.len() > 300, "the model has only {} keys", model.len());
+}
+
+#[test]
+fn every_peer_follows_the_model() {
+    follows_the_model(fusee(), 60_000, true);
+    follows_the_model(race(false), 60_000, true);
+    follows_the_model(race(true), 60_000, true);
+    follows_the_model(swarm(), 60_000, false);
+    // Each takes a turn of another thread.
+    follows_the_model(rpc(), 2_000, true);
+}
+
+/// An operation in flight.
+#[derive(Clone)]
+struct Open {
+    number: u64,
+    record: usize,
+    is_get: bool,
+    /// The PUTs that a GET may find; those that a PUT overlaps.
+    puts: Vec<u64>,
+}
+
+/// Operations on few keys that overlap: a GET finds what no PUT has surely overwritten.
+fn survives_overlaps<S: Store<Error: std::fmt::Debug>>(mut store: S, operations: u64) {
+    const KEYS: u64 = 5;
+    for record in 0..KEYS {
+        assert!(store.insert(&keys::encode(record), &value(0)).unwrap());
+    }
+    // By key, what may be there.
+    let mut stored: Vec<Vec<u64>> = vec![vec![0]; KEYS as usize];
+    let mut lanes: Vec<Option<Open>> = vec![None; DEPTH.into()];
+    let (mut next, mut gets) = (1, 0);
+    let mut pipeline = store.pipeline().unwrap();
+    while next < operations || pipeline.in_flight() > 0 {
+        while next < operations && pipeline.in_flight() < pipeline.depth() {
+            let (number, record) = (next, (keys::hash(next) % KEYS) as usize);
+            let (key, is_get) = (keys::encode(record as u64), number % 2 == 1);
+            let mut puts = stored[record].clone();
+            let lane = if is_get {
+                pipeline.get(&key).unwrap()
+            } else {
+                let open = lanes.iter_mut().flatten().filter(|open| open.record == record);
+                puts.clear();
+                for open in open {
+                    open.puts.push(number);
+                    puts.extend((!open.is_get).then_some(open.number));
+                }
+                stored[record].push(number);
+                pipeline.put(&key, &value(number)).unwrap()
+            };
+            assert!(lanes[lane].is_none());
+            lanes[lane] = Some(Open { number, record, is_get, puts });
+            next += 1;
+        }
+        let Completed { lane, result, .. } = pipeline.wait().unwrap();
+        let Open { number, record, is_get, puts } = lanes[lane].take().unwrap();
+        match result.unwrap() {
+            Outcome::Value(found) => {
+                let (found, _) = found.unwrap();
+                assert!(is_get && puts.iter().any(|put| value(*put) == found), "{number} {puts:?}");
+                gets += 1;
+            }
+            outcome => {
+                assert_eq!((outcome, is_get), (Outcome::Stored, false));
+                stored[record].retain(|put| *put >= number || puts.contains(put));
+            }
+        }
+    }
+    drop(pipeline);
+    assert_eq!(gets, operations / 2);
+}
+
+#[test]
+fn operations_in_flight_do_not_disturb_each_other() {
+    survives_overlaps(fusee(), 20_000);
+    survives_overlaps(race(false), 20_000);
+    survives_overlaps(race(true), 20_000);
+    survives_overlaps(swarm(), 20_000);
+    survives_overlaps(rpc(), 2_000);
+}
+
+/// What one operation asked of the fabric: round trips, READs, WRITEs, compare-and-swaps.
+fn cost<S: Store>(store: &mut S, operation: impl FnOnce(&mut S)) -> [u64; 4] {
+    let before = store.counters();
+    operation(store);
+    let Counters { round_trips, reads, writes, compare_swaps, .. } = store.counters() - before;
+    [round_trips, reads, writes, compare_swaps]
+}
+
+/// An INSERT, and a GET and an UPDATE where the location is remembered.
+fn costs<S: Store<Error: std::fmt::Debug>>(store: &mut S) -> [[u64; 4]; 3] {
+    // Alone, so that no other key has its fingerprint.
+    let (key, mut found) = (keys::encode(1), Vec::new());
+    [
+        cost(store, |store| assert!(store.insert(&key, &value(1)).unwrap())),
+        cost(store, |store| assert!(store.get_into(&key, &mut found).unwrap().is_some())),
+        cost(store, |store| store.put(&key, &value(2)).unwrap()),
+    ]
+}
+
+#[test]
+fn cached_operations_cost_what_the_tables_say() {
+    //                            INSERT        GET           UPDATE
+    assert_eq!(costs(&mut fusee()), [[2, 2, 2, 1], [1, 3, 0, 0], [2, 3, 2, 1]]);
+    assert_eq!(costs(&mut race(false)), [[3, 4, 1, 1], [2, 3, 0, 0], [3, 3, 1, 1]]);
+    assert_eq!(costs(&mut race(true)), [[3, 4, 1, 1], [1, 1, 0, 0], [3, 3, 1, 1]]);
+    // With what the UPDATE does not wait for: a WRITE and a compare-and-swap.
+    assert_eq!(costs(&mut swarm()), [[2, 2, 1, 1], [1, 1, 0, 0], [2, 0, 2, 2]]);
+}
+
+/// A GET and an UPDATE of a client that has forgotten where the key is.
+fn uncached<P: Peer>(store: &mut PeerStore<P>, forget: impl Fn(&P)) -> [[u64; 4]; 2] {
+    let (key, mut found) = (keys::encode(1), Vec::new());
+    assert!(store.insert(&key, &value(1)).unwrap());
+    forget(&store.peer);
+    let get = cost(store, |store| assert!(store.get_into(&key, &mut found).unwrap().is_some()));
+    forget(&store.peer);
+    [get, cost(store, |store| store.put(&key, &value(2)).unwrap())]
+}
+
+#[test]
+fn without_a_cached_location_they_cost_what_the_tables_say() {
+    let forget = |peer: &Fusee<_>| peer.cache.borrow_mut().clear();
+    assert_eq!(uncached(&mut fusee(), forget), [[2, 3, 0, 0], [3, 3, 2, 1]]);
+    let forget = |peer: &Race<_>| peer.cache.as_ref().unwrap().borrow_mut().clear();
+    assert_eq!(uncached(&mut race(true), forget), [[2, 3, 0, 0], [3, 3, 1, 1]]);
+    let forget = |peer: &Swarm<_>| peer.cache.borrow_mut().clear();
+    assert_eq!(uncached(&mut swarm(), forget), [[2, 3, 0, 0], [4, 3, 2, 2]]);
+}
+
+#[test]
+fn deletes_cost_what_the_tables_say() {
+    fn delete<S: Store<Error: std::fmt::Debug>>(mut store: S) -> [u64; 4] {
+        let key = keys::encode(1);
+        assert!(store.insert(&key, &value(1)).unwrap());
+        cost(&mut store, |store| assert!(store.delete(&key).unwrap()))
+    }
+    assert_eq!(delete(fusee()), [4, 3, 3, 1]);
+    assert_eq!(delete(race(false)), [3, 3, 0, 1]);
+    assert!(swarm().delete(&keys::encode(1)).is_err());
+}
+
+#[test]
+fn a_request_is_one_write_and_answers_are_read_until_they_are_there() {
+    let mut store = rpc();
+    for [round_trips, reads, writes, compare_swaps] in costs(&mut store) {
+        assert!(reads >= 1, "nobody has read the answer");
+        assert_eq!([round_trips, writes, compare_swaps], [1 + reads, 1, 0]);
+    }
+}
+
+#[test]
+fn a_pipeline_counts_what_each_operation_asked_for() {
+    let mut store = swarm();
+    let key = keys::encode(1);
+    store.insert(&key, &value(1)).unwrap();
+    let mut pipeline = store.pipeline().unwrap();
+    for number in 2..20 {
+        pipeline.put(&key, &value(number)).unwrap();
+        let Counters { writes, compare_swaps, .. } = *pipeline.wait().unwrap().counters;
+        assert_eq!([writes, compare_swaps], [2, 2]);
+        pipeline.get(&key).unwrap();
+        let Completed { result, counters, .. } = pipeline.wait().unwrap();
+        let Outcome::Value(Some((found, _))) = result.unwrap() else { panic!("it is there") };
+        assert_eq!((found, counters.reads), (&value(number)[..], 1));
+    }
+}
+
+#[test]
+fn a_full_store_says_so() {
+    let mut store = fusee();
+    let failed = (0..100_000).find_map(|record| store.insert(&keys::encode(record), b"x").err());
+    assert!(failed.unwrap().to_string().contains("full"));
+}

@@ -1,0 +1,186 @@
+//! What the measured loops drive: a store, by one operation after another or with many in flight.
+//! Farside's session is one. Calls are bound when the loop is compiled, and none of them allocates.
+
+use farside::{Counters, Outcome, Pipeline, PipelineFull, Session, Ticket, Version};
+
+use crate::keys::Key;
+
+/// A connection to a store, for one thread.
+pub trait Store {
+    /// Why an operation fails.
+    type Error;
+    /// Many operations in flight.
+    type Pipeline<'s>: Pipelined<Error = Self::Error>
+    where
+        Self: 's;
+
+    /// Puts a key's value into the buffer. The version is whatever the store tells of one.
+    ///
+    /// # Errors
+    /// The store's.
+    fn get_into(&mut self, key: &Key, value: &mut Vec<u8>) -> Result<Option<Version>, Self::Error>;
+
+    /// Stores a value, over an old one if there is one.
+    ///
+    /// # Errors
+    /// The store's.
+    fn put(&mut self, key: &Key, value: &[u8]) -> Result<(), Self::Error>;
+
+    /// Stores a value if the key is absent; whether it was.
+    ///
+    /// # Errors
+    /// The store's.
+    fn insert(&mut self, key: &Key, value: &[u8]) -> Result<bool, Self::Error>;
+
+    /// Removes a key; whether it was there.
+    ///
+    /// # Errors
+    /// The store's.
+    fn delete(&mut self, key: &Key) -> Result<bool, Self::Error>;
+
+    /// Begins to have many operations in flight.
+    ///
+    /// # Errors
+    /// The store's.
+    fn pipeline(&mut self) -> Result<Self::Pipeline<'_>, Self::Error>;
+
+    /// What it asked of its fabric so far.
+    fn counters(&self) -> Counters;
+}
+
+/// Many operations in flight. Starting one names its lane, below [`Pipelined::depth`]: no other
+/// operation's until this one was taken.
+pub trait Pipelined {
+    /// Why an operation fails.
+    type Error;
+
+    /// Starts a GET.
+    ///
+    /// # Errors
+    /// [`PipelineFull`]; every other error comes with its [`Completed`].
+    fn get(&mut self, key: &Key) -> Result<usize, PipelineFull>;
+
+    /// Starts a PUT.
+    ///
+    /// # Errors
+    /// As for [`Pipelined::get`].
+    fn put(&mut self, key: &Key, value: &[u8]) -> Result<usize, PipelineFull>;
+
+    /// Starts an INSERT.
+    ///
+    /// # Errors
+    /// As for [`Pipelined::get`].
+    fn insert(&mut self, key: &Key, value: &[u8]) -> Result<usize, PipelineFull>;
+
+    /// Starts a DELETE.
+    ///
+    /// # Errors
+    /// As for [`Pipelined::get`].
+    fn delete(&mut self, key: &Key) -> Result<usize, PipelineFull>;
+
+    /// The next finished operation; `None` if none is in flight.
+    fn wait(&mut self) -> Option<Completed<'_, Self::Error>>;
+
+    /// A finished operation, if there is one. Does not wait.
+    fn poll(&mut self) -> Option<Completed<'_, Self::Error>>;
+
+    /// How many operations were started and not taken yet.
+    fn in_flight(&self) -> usize;
+
+    /// How many operations can be in flight.
+    fn depth(&self) -> usize;
+}
+
+/// A finished operation.
+pub struct Completed<'p, E> {
+    /// The lane it was on.
+    pub lane: usize,
+    /// What it came to.
+    pub result: Result<Outcome<'p>, E>,
+    /// What it asked of the fabric.
+    pub counters: &'p Counters,
+}
+
+impl Store for Session {
+    type Error = farside::Error;
+    type Pipeline<'s> = Pipeline<'s>;
+
+    #[inline]
+    fn get_into(&mut self, key: &Key, value: &mut Vec<u8>) -> farside::Result<Option<Version>> {
+        self.get_into(key, value)
+    }
+
+    #[inline]
+    fn put(&mut self, key: &Key, value: &[u8]) -> farside::Result<()> {
+        self.put(key, value)
+    }
+
+    #[inline]
+    fn insert(&mut self, key: &Key, value: &[u8]) -> farside::Result<bool> {
+        self.insert(key, value)
+    }
+
+    #[inline]
+    fn delete(&mut self, key: &Key) -> farside::Result<bool> {
+        self.delete(key)
+    }
+
+    fn pipeline(&mut self) -> farside::Result<Pipeline<'_>> {
+        self.pipeline()
+    }
+
+    #[inline]
+    fn counters(&self) -> Counters {
+        self.counters()
+    }
+}
+
+impl Pipelined for Pipeline<'_> {
+    type Error = farside::Error;
+
+    #[inline]
+    fn get(&mut self, key: &Key) -> Result<usize, PipelineFull> {
+        self.get(key).map(Ticket::lane)
+    }
+
+    #[inline]
+    fn put(&mut self, key: &Key, value: &[u8]) -> Result<usize, PipelineFull> {
+        self.put(key, value).map(Ticket::lane)
+    }
+
+    #[inline]
+    fn insert(&mut self, key: &Key, value: &[u8]) -> Result<usize, PipelineFull> {
+        self.insert(key, value).map(Ticket::lane)
+    }
+
+    #[inline]
+    fn delete(&mut self, key: &Key) -> Result<usize, PipelineFull> {
+        self.delete(key).map(Ticket::lane)
+    }
+
+    #[inline]
+    fn wait(&mut self) -> Option<Completed<'_, farside::Error>> {
+        self.wait().map(Completed::from)
+    }
+
+    #[inline]
+    fn poll(&mut self) -> Option<Completed<'_, farside::Error>> {
+        self.poll().map(Completed::from)
+    }
+
+    #[inline]
+    fn in_flight(&self) -> usize {
+        self.in_flight()
+    }
+
+    fn depth(&self) -> usize {
+        self.depth()
+    }
+}
+
+impl<'p> From<farside::Completed<'p>> for Completed<'p, farside::Error> {
+    #[inline]
+    fn from(of: farside::Completed<'p>) -> Self {
+        Self { lane: of.ticket.lane(), result: of.result, counters: of.counters }
+    }
+}

@@ -1,0 +1,299 @@
+//! How long values are.
+//!
+//! A record keeps its length: it is a function of the record's number alone, so that every reader
+//! in every process knows what to expect, and an overwritten block is one of the same size.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::zipfian::THETA;
+
+/// The lengths of the values, in bytes, over the records.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ValueSize {
+    /// All alike.
+    Constant(u32),
+    /// All lengths between these, both included, equally often.
+    Uniform(u32, u32),
+    /// The ETC pool of Facebook's memcached, as fitted by Atikoglu et al., "Workload Analysis of a
+    /// Large-Scale Key-Value Store" (SIGMETRICS 2012).
+    Facebook,
+    /// ZippyDB at Facebook, as fitted by Cao et al., "Characterizing, Modeling, and Benchmarking
+    /// RocksDB Key-Value Workloads at Facebook" (FAST 2020).
+    ZippyDb,
+    /// Upstream's records: so many fields, each of a length up to this.
+    Fields(Fields),
+}
+
+/// What upstream's `fieldcount`, `fieldlength` and `fieldlengthdistribution` make of a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fields {
+    /// How many.
+    pub count: u32,
+    /// The longest, in bytes.
+    pub length_max: u32,
+    /// Short ones most often, by the continuous form of Zipf's law; else uniform, from 1.
+    pub are_zipfian: bool,
+}
+
+/// No value of a formula is longer, in bytes: what a server allows without being told.
+const FORMULA_BYTES_MAX: u32 = 1 << 20;
+/// The longest value that can be asked for, in bytes.
+const VALUE_BYTES_MAX: u32 = 4 << 20;
+
+/// The share of each length from 0 to 14 in the ETC pool; the paper's table, in 1/100,000.
+const ETC_SHORT: [u32; 15] =
+    [536, 47, 17_820, 9239, 18, 2740, 65, 606, 23, 837, 837, 8989, 92, 326, 1980];
+const ETC_UNIT: f64 = 100_000.0;
+/// The other lengths.
+const ETC: Pareto = Pareto { location: 15.0, scale: 214.476, shape: 0.348_238 };
+const ZIPPYDB: Pareto = Pareto { location: 0.0, scale: 25.45, shape: 0.2615 };
+
+/// The generalised Pareto distribution.
+struct Pareto {
+    location: f64,
+    scale: f64,
+    shape: f64,
+}
+
+impl Pareto {
+    fn quantile(&self, u: f64) -> f64 {
+        self.location + self.scale * ((1.0 - u).powf(-self.shape) - 1.0) / self.shape
+    }
+
+    /// The mean of what is cut off at the longest length.
+    fn mean(&self) -> f64 {
+        let longest = f64::from(FORMULA_BYTES_MAX) - self.location;
+        let rest = (1.0 + self.shape * longest / self.scale).powf(1.0 - 1.0 / self.shape);
+        self.location + self.scale / (1.0 - self.shape) * (1.0 - rest)
+    }
+}
+
+impl ValueSize {
+    /// The length of a record's value.
+    #[inline]
+    pub fn of(&self, record: u64) -> u32 {
+        match *self {
+            Self::Constant(bytes) => bytes,
+            Self::Uniform(min, max) => {
+                min + (uniform(record, 0) * (f64::from(max - min) + 1.0)) as u32
+            }
+            Self::Facebook => etc(uniform(record, 0)),
+            Self::ZippyDb => capped(ZIPPYDB.quantile(uniform(record, 0))),
+            Self::Fields(fields) => (0..fields.count)
+                .map(|field| fields.length(uniform(record, u64::from(field))))
+                .sum(),
+        }
+    }
+
+    /// The mean over all records.
+    pub fn mean(&self) -> f64 {
+        match *self {
+            Self::Constant(bytes) => bytes.into(),
+            Self::Uniform(min, max) => f64::midpoint(min.into(), max.into()),
+            Self::Facebook => {
+                let shares = ETC_SHORT.map(|share| f64::from(share) / ETC_UNIT);
+                let short: f64 = (0..).zip(shares).map(|(n, share)| f64::from(n) * share).sum();
+                short + (1.0 - shares.iter().sum::<f64>()) * ETC.mean()
+            }
+            Self::ZippyDb => ZIPPYDB.mean(),
+            Self::Fields(fields) => f64::from(fields.count) * fields.length_mean(),
+        }
+    }
+
+    /// The shortest there may be.
+    pub fn min(&self) -> u32 {
+        match *self {
+            Self::Constant(bytes) => bytes,
+            Self::Uniform(min, _) => min,
+            Self::Facebook | Self::ZippyDb => 0,
+            Self::Fields(fields) => fields.count,
+        }
+    }
+
+    /// The longest there may be.
+    pub fn max(&self) -> u32 {
+        match *self {
+            Self::Constant(bytes) => bytes,
+            Self::Uniform(_, max) => max,
+            Self::Facebook | Self::ZippyDb => FORMULA_BYTES_MAX,
+            Self::Fields(fields) => fields.count * fields.length_max,
+        }
+    }
+}
+
+#[inline]
+fn etc(u: f64) -> u32 {
+    let mut below = 0;
+    for (length, share) in (0..).zip(ETC_SHORT) {
+        below += share;
+        if u * ETC_UNIT < f64::from(below) {
+            return length;
+        }
+    }
+    let short = f64::from(below) / ETC_UNIT;
+    capped(ETC.quantile((u - short) / (1.0 - short)))
+}
+
+fn capped(bytes: f64) -> u32 {
+    (bytes.round() as u32).min(FORMULA_BYTES_MAX)
+}
+
+impl Fields {
+    /// With fields of this length at most; `None` if the value would be too long.
+    pub fn new(count: u32, length_max: u32, are_zipfian: bool) -> Option<Self> {
+        let bytes = count.checked_mul(length_max)?;
+        let is_possible = count > 0 && length_max > 0 && bytes <= VALUE_BYTES_MAX;
+        is_possible.then_some(Self { count, length_max, are_zipfian })
+    }
+
+    #[inline]
+    fn length(&self, u: f64) -> u32 {
+        let length_max = f64::from(self.length_max);
+        let length = if self.are_zipfian {
+            // The inverse of the continuous law between 1 and length_max + 1.
+            let power = (length_max + 1.0).powf(1.0 - THETA) - 1.0;
+            (1.0 + u * power).powf(1.0 / (1.0 - THETA))
+        } else {
+            1.0 + u * length_max
+        };
+        (length as u32).clamp(1, self.length_max)
+    }
+
+    fn length_mean(&self) -> f64 {
+        if !self.are_zipfian {
+            return f64::midpoint(1.0, self.length_max.into());
+        }
+        let primitive = |x: f64| x.powf(1.0 - THETA);
+        let all = primitive(f64::from(self.length_max) + 1.0) - 1.0;
+        let share =
+            |length: u32| (primitive(f64::from(length) + 1.0) - primitive(f64::from(length))) / all;
+        (1..=self.length_max).map(|length| f64::from(length) * share(length)).sum()
+    }
+}
+
+/// A number from 0 up to 1 that looks random, and is the record's own: SplitMix64.
+#[inline]
+fn uniform(record: u64, number: u64) -> f64 {
+    let mut bits = record.wrapping_mul(64).wrapping_add(number);
+    bits = bits.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    bits = (bits ^ bits >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    bits = (bits ^ bits >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    ((bits ^ bits >> 31) >> 11) as f64 / (1u64 << 53) as f64
+}
+
+impl FromStr for ValueSize {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let number = |text: &str| text.parse().ok().filter(|bytes| *bytes <= VALUE_BYTES_MAX);
+        let ends = text.strip_prefix("uniform:").and_then(|ends| ends.split_once('-'));
+        let found = match (text, ends) {
+            ("facebook", _) => Some(Self::Facebook),
+            ("zippydb", _) => Some(Self::ZippyDb),
+            (_, Some((min, max))) => number(min)
+                .zip(number(max))
+                .filter(|(min, max)| min <= max)
+                .map(|(min, max)| Self::Uniform(min, max)),
+            _ => number(text).map(Self::Constant),
+        };
+        found.ok_or_else(|| {
+            format!(
+                "write a number of bytes up to {VALUE_BYTES_MAX}, as in 64, or uniform:16-1024, \
+                 facebook or zippydb"
+            )
+        })
+    }
+}
+
+impl fmt::Display for ValueSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Constant(bytes) => write!(f, "{bytes}"),
+            Self::Uniform(min, max) => write!(f, "uniform:{min}-{max}"),
+            Self::Facebook => f.write_str("facebook"),
+            Self::ZippyDb => f.write_str("zippydb"),
+            Self::Fields(Fields { count, length_max, are_zipfian }) => {
+                let lengths = if *are_zipfian { "zipfian" } else { "uniform" };
+                write!(f, "{count} fields, {lengths}:1-{length_max}")
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RECORDS: u64 = 400_000;
+
+    fn sorted(size: ValueSize) -> Vec<u32> {
+        let mut sizes: Vec<u32> = (0..RECORDS).map(|record| size.of(record)).collect();
+        sizes.sort_unstable();
+        sizes
+    }
+
+    fn mean(sizes: &[u32]) -> f64 {
+        sizes.iter().map(|bytes| f64::from(*bytes)).sum::<f64>() / sizes.len() as f64
+    }
+
+    const ALL: [ValueSize; 6] = [
+        ValueSize::Constant(64),
+        ValueSize::Uniform(16, 1024),
+        ValueSize::Facebook,
+        ValueSize::ZippyDb,
+        ValueSize::Fields(Fields { count: 10, length_max: 100, are_zipfian: false }),
+        ValueSize::Fields(Fields { count: 10, length_max: 100, are_zipfian: true }),
+    ];
+
+    #[test]
+    fn means_and_bounds_are_those_of_the_formulas() {
+        for size in ALL {
+            let sizes = sorted(size);
+            let (sample, formula) = (mean(&sizes), size.mean());
+            assert!((sample / formula - 1.0).abs() < 0.02, "{size}: {sample} and {formula}");
+            assert!(sizes[0] >= size.min() && *sizes.last().unwrap() <= size.max(), "{size}");
+        }
+    }
+
+    #[test]
+    fn quantiles_are_those_of_the_papers() {
+        let quantile = |sizes: &[u32], q: f64| f64::from(sizes[(sizes.len() as f64 * q) as usize]);
+        // By the cumulative distribution, F(x) = 1 - (1 + k x / sigma)^(-1/k), not by its inverse.
+        let share = |x: f64, scale: f64, k: f64| 1.0 - (1.0 + k * x / scale).powf(-1.0 / k);
+        let (etc, zippydb) = (sorted(ValueSize::Facebook), sorted(ValueSize::ZippyDb));
+        for q in [0.5, 0.7, 0.9, 0.99, 0.999] {
+            let x = quantile(&etc, q) - 15.0;
+            // 0.44155 of the values are shorter than 15 bytes.
+            let expected = 0.441_55 + 0.558_45 * share(x, 214.476, 0.348_238);
+            assert!((expected - q).abs() < 0.005, "{q}: {x} is {expected}");
+            let x = quantile(&zippydb, q);
+            let expected = share(x, 25.45, 0.2615);
+            assert!((expected - q).abs() < 0.01, "{q}: {x} is {expected}");
+        }
+        let of = |bytes| etc.iter().filter(|size| **size == bytes).count() as f64;
+        assert!((of(2) / RECORDS as f64 - 0.1782).abs() < 0.005, "{}", of(2));
+        assert!((of(11) / RECORDS as f64 - 0.089_89).abs() < 0.005, "{}", of(11));
+        let uniform = sorted(ValueSize::Uniform(0, 9));
+        let of = |bytes| uniform.iter().filter(|size| **size == bytes).count() as f64;
+        assert!((0..10).all(|bytes| (of(bytes) / RECORDS as f64 - 0.1).abs() < 0.005));
+    }
+
+    #[test]
+    fn neighbours_have_sizes_of_their_own() {
+        let sizes = ValueSize::Uniform(1, 1000);
+        assert!((0..100).filter(|record| sizes.of(*record) == sizes.of(record + 1)).count() < 5);
+    }
+
+    #[test]
+    fn sizes_are_known_by_name() {
+        for text in ["64", "0", "uniform:16-1024", "facebook", "zippydb"] {
+            assert_eq!(text.parse::<ValueSize>().unwrap().to_string(), text);
+        }
+        for text in ["", "-1", "uniform:5-4", "uniform:5", "twitter", "4194305", "1KiB"] {
+            assert!(text.parse::<ValueSize>().unwrap_err().contains("zippydb"), "{text}");
+        }
+        assert_eq!(Fields::new(1 << 20, 1 << 20, false), None);
+        assert_eq!(Fields::new(0, 100, false), None);
+    }
+}

@@ -1,0 +1,150 @@
+//! Zipf's law: few ranks come very often.
+
+use rand::{Rng, RngExt};
+
+/// YCSB's skew.
+pub const THETA: f64 = 0.99;
+
+/// Ranks with probability proportional to 1 / (rank + 1)^theta, by the method of Gray et al.,
+/// "Quickly generating billion-record synthetic databases" (SIGMOD 1994), which YCSB uses as well:
+/// one power per draw, exact for the first two ranks and close for the rest.
+#[derive(Clone, Debug)]
+pub struct Zipfian {
+    items: u64,
+    alpha: f64,
+    /// Alpha where it is an integer, as with YCSB's skew: ten multiplications instead of a power.
+    alpha_integer: Option<i32>,
+    zeta: f64,
+    eta: f64,
+    /// Below this, `u * zeta` means rank 1.
+    second: f64,
+}
+
+impl Zipfian {
+    /// Ranks below `items`, which is at least 1; theta between 0 and 1.
+    pub fn new(items: u64, theta: f64) -> Self {
+        let items = items.max(1);
+        let zeta_items = zeta(items, theta);
+        let eta =
+            (1.0 - (2.0 / items as f64).powf(1.0 - theta)) / (1.0 - zeta(2, theta) / zeta_items);
+        let second = 1.0 + 0.5f64.powf(theta);
+        let alpha = 1.0 / (1.0 - theta);
+        let is_integer = (alpha - alpha.round()).abs() < 1e-9;
+        let alpha_integer = is_integer.then_some(alpha.round() as i32);
+        Self { items, alpha, alpha_integer, zeta: zeta_items, eta, second }
+    }
+
+    /// A rank; 0 is the most popular.
+    #[inline]
+    pub fn draw(&self, random: &mut impl Rng) -> u64 {
+        let u: f64 = random.random();
+        let uz = u * self.zeta;
+        if uz < 1.0 {
+            return 0;
+        }
+        if uz < self.second {
+            return 1.min(self.items - 1);
+        }
+        let base = self.eta * u - self.eta + 1.0;
+        let power = match self.alpha_integer {
+            Some(alpha) => base.powi(alpha),
+            None => base.powf(self.alpha),
+        };
+        let rank = self.items as f64 * power;
+        (rank as u64).min(self.items - 1)
+    }
+
+    /// The probability of a rank, by definition.
+    pub fn probability(&self, rank: u64, theta: f64) -> f64 {
+        ((rank + 1) as f64).powf(-theta) / self.zeta
+    }
+}
+
+/// Terms of the zeta sum that are added one by one; the rest is an integral.
+const ZETA_TERMS: u64 = 1 << 16;
+
+/// The sum of 1 / i^theta for i from 1 to `items`; the tail by Euler and Maclaurin, whose error is
+/// below 1e-11 here.
+fn zeta(items: u64, theta: f64) -> f64 {
+    let term = |i: u64| (i as f64).powf(-theta);
+    let head: f64 = (1..=items.min(ZETA_TERMS)).map(term).sum();
+    if items <= ZETA_TERMS {
+        return head;
+    }
+    let primitive = |x: u64| (x as f64).powf(1.0 - theta) / (1.0 - theta);
+    let integral = primitive(items) - primitive(ZETA_TERMS);
+    head + integral + (term(items) - term(ZETA_TERMS)) / 2.0
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use rand::SeedableRng;
+    use rand::distr::Distribution as _;
+    use rand::rngs::SmallRng;
+
+    use super::*;
+
+    const DRAWS: u32 = 400_000;
+
+    pub(crate) fn counts(items: u64, mut draw: impl FnMut(&mut SmallRng) -> u64) -> Vec<u32> {
+        let mut random = SmallRng::seed_from_u64(7);
+        let mut counts = vec![0; items as usize];
+        for _ in 0..DRAWS {
+            counts[draw(&mut random) as usize] += 1;
+        }
+        counts
+    }
+
+    pub(crate) fn share(count: u32) -> f64 {
+        f64::from(count) / f64::from(DRAWS)
+    }
+
+    #[test]
+    fn the_hottest_ranks_come_as_often_as_theory_says() {
+        for items in [1000, 1_000_000] {
+            let ranks = Zipfian::new(items, THETA);
+            let counts = counts(items, |random| ranks.draw(random));
+            for (rank, count) in counts.iter().take(2).enumerate() {
+                let expected = ranks.probability(rank as u64, THETA);
+                assert!((share(*count) / expected - 1.0).abs() < 0.05, "rank {rank} of {items}");
+            }
+            // The method is approximate for single ranks behind the second, not for many together.
+            for end in [10u64, 100, 1000] {
+                let expected: f64 = (0..end).map(|rank| ranks.probability(rank, THETA)).sum();
+                let drawn = share(counts.iter().take(end as usize).sum());
+                assert!((drawn / expected - 1.0).abs() < 0.1, "first {end} of {items}: {drawn}");
+            }
+        }
+    }
+
+    #[test]
+    fn theta_is_the_exponent() {
+        for theta in [0.2, 0.5, 0.8, 0.95] {
+            let ranks = Zipfian::new(1000, theta);
+            let counts = counts(1000, |random| ranks.draw(random));
+            for end in [2u64, 30, 300] {
+                let expected: f64 = (0..end).map(|rank| ranks.probability(rank, theta)).sum();
+                let drawn = share(counts.iter().take(end as usize).sum());
+                assert!((drawn / expected - 1.0).abs() < 0.1, "{theta}, first {end}: {drawn}");
+            }
+        }
+    }
+
+    #[test]
+    fn it_agrees_with_another_implementation() {
+        let ours = Zipfian::new(5000, THETA);
+        let theirs = rand_distr::Zipf::new(5000.0, THETA).unwrap();
+        let ours = counts(5000, |random| ours.draw(random));
+        let theirs = counts(5000, |random| theirs.sample(random) as u64 - 1);
+        for end in [1, 20, 500, 2500] {
+            let (a, b) = (share(ours[..end].iter().sum()), share(theirs[..end].iter().sum()));
+            assert!((a - b).abs() < 0.02, "first {end}: {a} and {b}");
+        }
+    }
+
+    #[test]
+    fn the_shortcut_for_zeta_is_exact_enough() {
+        let exact: f64 = (1..=300_000u64).map(|i| (i as f64).powf(-THETA)).sum();
+        assert!((zeta(300_000, THETA) - exact).abs() < 1e-8);
+    }
+}
