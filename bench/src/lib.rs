@@ -12,7 +12,7 @@
 //!   everything above.
 //! - [`price`]: what an operation takes at least.
 //! - [`peers`]: what others published, on the same fabrics.
-//! - [`report`], [`environment`], [`publish`]: JSON, CSV and tables.
+//! - [`report`], [`environment`], [`publish`]: JSON, CSV and tables; [`html`]: a page of them.
 #![deny(unsafe_code)]
 
 pub mod accounting;
@@ -25,6 +25,7 @@ pub mod driver;
 pub mod environment;
 pub mod error;
 pub mod history;
+pub mod html;
 pub mod interrupt;
 pub mod journal;
 pub mod keys;
