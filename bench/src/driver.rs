@@ -8,11 +8,16 @@
 //! In flight: from a reading at or before the operation was started to one at or after its
 //! completion was taken. A reading serves up to `READING_SHARED_MAX` operations, so a latency is
 //! never too short, and too long by at most the time that so many calls take.
+//!
+//! By a [`Schedule`]: from when the operation was meant to start, however long those before it kept
+//! it waiting; and beside that from when it was started, as above.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use farside::{Counters, Outcome, PipelineFull};
+use farside::{Outcome, PipelineFull};
 
+use crate::arrivals::Schedule;
+use crate::attribution::Attribution;
 use crate::clock::now_ns;
 use crate::history;
 use crate::journal::Witness;
@@ -37,6 +42,7 @@ pub struct Driver<'a, W> {
     /// Where GETs put values.
     value: Vec<u8>,
     depth: usize,
+    schedule: Option<Schedule>,
     records: &'a RecordCounter,
     /// How many operations the thread did in all phases, up to a batch, for others to see.
     progress: &'a AtomicU64,
@@ -53,12 +59,18 @@ impl<'a, W: Witness> Driver<'a, W> {
     ) -> Self {
         let values = Values::new(value_bytes_max, seed);
         let value = Vec::with_capacity(value_bytes_max as usize);
-        Self { witness, batch: Batch::new(), values, value, depth, records, progress }
+        let (batch, schedule) = (Batch::new(), None);
+        Self { witness, batch, values, value, depth, schedule, records, progress }
     }
 
     /// Forgets operations made and not done yet: for another source.
     pub fn clear(&mut self) {
         self.batch = Batch::new();
+    }
+
+    /// From now on operations start when they are meant to, or as soon as one can after that.
+    pub fn pace(&mut self, schedule: Option<Schedule>) {
+        self.schedule = schedule;
     }
 
     /// Runs operations as long as `go_on` says so and the source has any.
@@ -73,14 +85,21 @@ impl<'a, W: Witness> Driver<'a, W> {
         go_on: impl Fn() -> bool,
     ) -> Result<(), S::Error> {
         self.batch.unclaim();
+        if let Some(schedule) = &mut self.schedule {
+            schedule.start(now_ns());
+        }
         if self.depth == 1 {
-            self.one_by_one(store, source, recorder, go_on)
+            self.one_by_one(store, source, recorder, go_on)?;
         } else {
             let pipeline = store.pipeline()?;
             let lanes = vec![InFlight::NOTHING; pipeline.depth()];
             let finished = Vec::with_capacity(READING_SHARED_MAX);
-            SideBySide { driver: self, pipeline, lanes, finished, recorder }.run(source, go_on)
+            SideBySide { driver: self, pipeline, lanes, finished, recorder }.run(source, go_on)?;
         }
+        if let Some(schedule) = &self.schedule {
+            recorder.behind_ns = now_ns().saturating_sub(schedule.due_ns());
+        }
+        Ok(())
     }
 
     fn publish(&self, operations: usize) {
@@ -96,8 +115,8 @@ impl<'a, W: Witness> Driver<'a, W> {
         recorder: &mut Recorder,
         go_on: impl Fn() -> bool,
     ) -> Result<(), S::Error> {
-        let mut latencies = [0; BATCH];
-        let mut attribution = Attribution { kind: None, since: store.counters() };
+        let mut times = [Times::default(); BATCH];
+        let mut attribution = Attribution::new(store);
         let mut last = now_ns();
         while go_on() && self.batch.refill(source) {
             let mut start = now_ns();
@@ -107,18 +126,23 @@ impl<'a, W: Witness> Driver<'a, W> {
                 if !go_on() {
                     break;
                 }
+                if let Some(schedule) = &self.schedule {
+                    let Some(now) = schedule.wait(&go_on) else { break };
+                    start = now;
+                }
                 attribution.enter(operation.kind, store, recorder);
                 let (witness, values) = (&mut *self.witness, &mut self.values);
                 let expected = perform(store, operation, witness, values, &mut self.value)?;
                 recorder.unexpected += u64::from(!expected);
                 let end = now_ns();
-                latencies[done] = end - start;
+                let due = intended(&mut self.schedule, start);
+                times[done] = Times { latency_ns: end - due, service_ns: end - start };
                 start = end;
                 done += 1;
             }
             last = start;
-            for (operation, latency_ns) in self.batch.rest().iter().zip(&latencies[..done]) {
-                recorder.record(operation.kind, *latency_ns);
+            for (operation, times) in self.batch.rest().iter().zip(&times[..done]) {
+                times.record(operation.kind, recorder);
                 if operation.kind == Kind::Insert {
                     self.records.acknowledge(operation.record);
                 }
@@ -128,6 +152,30 @@ impl<'a, W: Witness> Driver<'a, W> {
         }
         attribution.leave(store, recorder);
         Ok(())
+    }
+}
+
+/// When the operation that starts now was meant to start; after it, it is the next one's turn.
+#[inline]
+fn intended(schedule: &mut Option<Schedule>, now: u64) -> u64 {
+    let Some(schedule) = schedule else { return now };
+    let due = schedule.due_ns();
+    schedule.advance();
+    due
+}
+
+/// How long an operation took, from when it was meant to start and from when it was started.
+#[derive(Clone, Copy, Default)]
+struct Times {
+    latency_ns: u64,
+    service_ns: u64,
+}
+
+impl Times {
+    #[inline]
+    fn record(&self, kind: Kind, recorder: &mut Recorder) {
+        recorder.record(kind, self.latency_ns);
+        recorder.record_service(kind, self.service_ns);
     }
 }
 
@@ -171,48 +219,26 @@ fn change(kind: Kind) -> Option<history::Operation> {
     }
 }
 
-/// Adds what the store asked of its fabric to the kind of operation it did meanwhile. Looks only
-/// where the kind changes.
-struct Attribution {
-    kind: Option<Kind>,
-    since: Counters,
-}
-
-impl Attribution {
-    #[inline]
-    fn enter(&mut self, kind: Kind, store: &impl Store, recorder: &mut Recorder) {
-        if self.kind != Some(kind) {
-            self.leave(store, recorder);
-            self.kind = Some(kind);
-        }
-    }
-
-    fn leave(&mut self, store: &impl Store, recorder: &mut Recorder) {
-        let now = store.counters();
-        if now.round_trips < self.since.round_trips {
-            // The session reconnected and counts from 0 again.
-            self.since = Counters::default();
-        }
-        if let Some(kind) = self.kind {
-            recorder.attribute(kind, &(now - self.since));
-        }
-        self.since = now;
-    }
-}
-
 #[derive(Clone, Copy)]
 struct InFlight {
     kind: Kind,
     record: u64,
     value_bytes: u32,
+    due_ns: u64,
     started_ns: u64,
     /// The GET of an RMW is done.
     has_read: bool,
 }
 
 impl InFlight {
-    const NOTHING: Self =
-        Self { kind: Kind::Get, record: 0, value_bytes: 0, started_ns: 0, has_read: false };
+    const NOTHING: Self = Self {
+        kind: Kind::Get,
+        record: 0,
+        value_bytes: 0,
+        due_ns: 0,
+        started_ns: 0,
+        has_read: false,
+    };
 }
 
 /// The loop with many operations in flight.
@@ -229,11 +255,26 @@ impl<W: Witness, P: Pipelined> SideBySide<'_, '_, W, P> {
     fn run(mut self, source: &mut impl Source, go_on: impl Fn() -> bool) -> Result<(), P::Error> {
         loop {
             self.start(source, &go_on);
-            if self.pipeline.in_flight() == 0 {
+            let is_early = self.is_early();
+            if self.pipeline.in_flight() > 0 {
+                self.finish(!is_early)?;
+                continue;
+            }
+            let Some(schedule) = self.driver.schedule.as_ref().filter(|_| is_early) else {
+                return Ok(());
+            };
+            if schedule.wait(&go_on).is_none() {
                 return Ok(());
             }
-            self.finish()?;
         }
+    }
+
+    /// Whether there is an operation that only waits until it is meant to start.
+    fn is_early(&self) -> bool {
+        let Some(schedule) = &self.driver.schedule else { return false };
+        let is_ready = !self.driver.batch.rest().is_empty();
+        let has_room = self.pipeline.in_flight() < self.driver.depth;
+        is_ready && has_room && schedule.due_ns() > now_ns()
     }
 
     /// Fills the pipeline.
@@ -253,11 +294,18 @@ impl<W: Witness, P: Pipelined> SideBySide<'_, '_, W, P> {
                 (now, shared) = (now_ns(), 0);
             }
             let Some(&operation) = self.driver.batch.rest().first() else { return };
+            let due_ns = self.driver.schedule.as_ref().map_or(now, Schedule::due_ns);
+            if due_ns > now {
+                return;
+            }
             let Operation { kind, record, key, value_bytes } = operation;
             let in_flight =
-                InFlight { kind, record, value_bytes, started_ns: now, has_read: false };
+                InFlight { kind, record, value_bytes, due_ns, started_ns: now, has_read: false };
             if self.submit(in_flight, &key).is_err() {
                 return;
+            }
+            if let Some(schedule) = &mut self.driver.schedule {
+                schedule.advance();
             }
             self.driver.batch.consume(1);
             shared += 1;
@@ -283,9 +331,9 @@ impl<W: Witness, P: Pipelined> SideBySide<'_, '_, W, P> {
         Ok(())
     }
 
-    /// Waits for one completion and takes all there are.
-    fn finish(&mut self) -> Result<(), P::Error> {
-        let mut taken = self.pipeline.wait();
+    /// Takes all completions there are; where there are none, waits for one if it may.
+    fn finish(&mut self, may_wait: bool) -> Result<(), P::Error> {
+        let mut taken = if may_wait { self.pipeline.wait() } else { self.pipeline.poll() };
         while let Some(completed) = taken {
             let in_flight = self.lanes[completed.lane];
             self.recorder.attribute(in_flight.kind, completed.counters);
@@ -311,8 +359,9 @@ impl<W: Witness, P: Pipelined> SideBySide<'_, '_, W, P> {
 
     fn record(&mut self) {
         let now = now_ns();
-        for InFlight { kind, record, started_ns, .. } in self.finished.drain(..) {
-            self.recorder.record(kind, now - started_ns);
+        for InFlight { kind, record, due_ns, started_ns, .. } in self.finished.drain(..) {
+            let times = Times { latency_ns: now - due_ns, service_ns: now - started_ns };
+            times.record(kind, self.recorder);
             if kind == Kind::Insert {
                 self.driver.records.acknowledge(record);
             }
@@ -331,3 +380,6 @@ fn as_expected(outcome: Outcome<'_>, value_bytes: u32) -> bool {
         Outcome::Applied(applied) => applied,
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -3,8 +3,8 @@
 //! - [`args`], [`properties`]: what is asked for, on the command line or in upstream's files.
 //! - [`workload`], [`distribution`], [`zipfian`], [`keys`], [`records`], [`value_size`],
 //!   [`pattern`], [`operations`]: which operation comes next.
-//! - [`driver`], [`store`], [`recorder`]: the measured loops, what they drive, and what they note
-//!   down.
+//! - [`driver`], [`arrivals`], [`store`], [`recorder`], [`attribution`]: the measured loops, when
+//!   they start what, what they drive, and what they note down.
 //! - [`history`], [`journal`]: an open format for operations, and a witness that writes it.
 //! - [`run`], [`progress`], [`server`], [`accounting`]: threads, phases, what is shown meanwhile, a
 //!   server for the run and what it spent.
@@ -12,13 +12,16 @@
 //!   everything above.
 //! - [`price`]: what an operation takes at least.
 //! - [`peers`]: what others published, on the same fabrics.
-//! - [`report`], [`environment`], [`publish`]: JSON, CSV and tables; [`html`]: a page of them.
+//! - [`report`], [`open_loop`], [`environment`], [`publish`]: JSON, CSV and tables.
+//! - [`html`]: a page of them.
 #![deny(unsafe_code)]
 
 pub mod accounting;
 #[allow(unsafe_code, reason = "a global allocator is unsafe to implement")]
 pub mod allocations;
 pub mod args;
+pub mod arrivals;
+pub mod attribution;
 pub mod clock;
 pub mod distribution;
 pub mod driver;
@@ -30,6 +33,7 @@ pub mod interrupt;
 pub mod journal;
 pub mod keys;
 pub mod limit;
+pub mod open_loop;
 pub mod operations;
 pub mod pattern;
 pub mod peers;

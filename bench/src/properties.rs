@@ -31,11 +31,12 @@ impl FromStr for Property {
 pub struct Properties(BTreeMap<String, (String, String)>);
 
 /// What decides a run.
-const USED: [&str; 15] = [
+const USED: [&str; 16] = [
     "recordcount",
     "operationcount",
     "maxexecutiontime",
     "threadcount",
+    "target",
     "readproportion",
     "updateproportion",
     "insertproportion",

@@ -21,6 +21,9 @@ pub fn latency_histogram() -> Histogram<u64> {
 pub struct KindRecord {
     /// Their latencies, in nanoseconds; as many as there were operations.
     pub latencies: Histogram<u64>,
+    /// Where operations have an intended start that latencies count from: the times from their real
+    /// start on, in nanoseconds.
+    pub services: Option<Histogram<u64>>,
     /// What they asked of the fabric.
     pub counters: Counters,
 }
@@ -35,17 +38,40 @@ pub struct Recorder {
     pub unexpected: u64,
     /// Time spent on making operations and recording them, in nanoseconds.
     pub driver_ns: u64,
+    /// How far behind its schedule the latest thread was at its end, in nanoseconds.
+    pub behind_ns: u64,
 }
 
 impl Recorder {
     /// Ready for the kinds of a mix; allocates nothing later.
     pub fn new(mix: Mix) -> Self {
-        let empty = || KindRecord { latencies: latency_histogram(), counters: Counters::default() };
+        let empty = || KindRecord {
+            latencies: latency_histogram(),
+            services: None,
+            counters: Counters::default(),
+        };
         let mut kinds: [Option<KindRecord>; Kind::COUNT] = Default::default();
         for (kind, _) in mix.kinds() {
             kinds[kind.index()] = Some(empty());
         }
-        Self { kinds, unexpected: 0, driver_ns: 0 }
+        Self { kinds, unexpected: 0, driver_ns: 0, behind_ns: 0 }
+    }
+
+    /// Ready for operations with an intended start, too.
+    pub fn with_services(mut self) -> Self {
+        for of in self.kinds.iter_mut().flatten() {
+            of.services = Some(latency_histogram());
+        }
+        self
+    }
+
+    /// Notes how long a finished operation took from its real start on.
+    #[inline]
+    pub fn record_service(&mut self, kind: Kind, service_ns: u64) {
+        let of = self.kinds[kind.index()].as_mut();
+        if let Some(services) = of.and_then(|of| of.services.as_mut()) {
+            services.saturating_record(service_ns);
+        }
     }
 
     /// Notes a finished operation.
@@ -71,6 +97,9 @@ impl Recorder {
                 (Some(ours), Some(theirs)) => {
                     // Cannot fail: the histograms have the same bounds.
                     let _ = ours.latencies.add(&theirs.latencies);
+                    if let (Some(ours), Some(theirs)) = (&mut ours.services, &theirs.services) {
+                        let _ = ours.add(theirs);
+                    }
                     ours.counters += theirs.counters;
                 }
                 (ours @ None, Some(theirs)) => *ours = Some(theirs.clone()),
@@ -79,6 +108,7 @@ impl Recorder {
         }
         self.unexpected += other.unexpected;
         self.driver_ns += other.driver_ns;
+        self.behind_ns = self.behind_ns.max(other.behind_ns);
     }
 
     /// The kinds there are, with what is known of them.
@@ -104,18 +134,22 @@ mod tests {
     fn threads_add_up_and_long_latencies_saturate() {
         let mut all = Recorder::new(Mix::NOTHING);
         for latency_ns in [100, u64::MAX] {
-            let mut thread = Recorder::new(Workload::A.mix());
+            let mut thread = Recorder::new(Workload::A.mix()).with_services();
             thread.record(Kind::Get, latency_ns);
             thread.attribute(Kind::Put, &Counters { reads: 3, ..Default::default() });
+            thread.record_service(Kind::Get, 50);
             thread.unexpected = 2;
+            thread.behind_ns = latency_ns;
             all.merge(&thread);
         }
-        assert_eq!((all.operations(), all.unexpected), (2, 4));
+        assert_eq!((all.operations(), all.unexpected, all.behind_ns), (2, 4, u64::MAX));
         let kinds: Vec<(Kind, u64)> =
             all.kinds().map(|(kind, of)| (kind, of.counters.reads)).collect();
         assert_eq!(kinds, [(Kind::Get, 0), (Kind::Put, 6)]);
         let (_, gets) = all.kinds().next().unwrap();
         assert!(gets.latencies.max() >= LATENCY_NS_MAX);
         assert_eq!(gets.latencies.value_at_quantile(0.4), 100);
+        let services = gets.services.as_ref().unwrap();
+        assert_eq!((services.len(), services.max()), (2, 50));
     }
 }

@@ -11,6 +11,7 @@ use farside_common::size::ByteSize;
 
 use crate::accounting::ServerUsage;
 use crate::args::Ycsb;
+use crate::arrivals::Schedule;
 use crate::driver::Driver;
 use crate::environment::Environment;
 use crate::interrupt::Interrupt;
@@ -112,6 +113,7 @@ fn memory(args: &Ycsb) -> Result<Memory> {
         sizes: args.value_size,
         threads: args.threads.into(),
         mix: args.mix,
+        target_rate: args.target_rate,
         operations: args.operations,
         seconds: args.seconds,
         warmup_seconds: args.warmup_seconds,
@@ -236,6 +238,11 @@ impl Shared<'_> {
         let mut source = Generator::new(self.pattern.clone(), self.records.clone(), seed);
         let mut ignored = Recorder::new(Mix::NOTHING);
         let mut recorder = Recorder::new(args.mix);
+        if let Some(target_ops_s) = args.target_rate {
+            let share = (thread.into(), args.threads.into());
+            driver.pace(Some(Schedule::new(args.arrivals, target_ops_s, share, seed)));
+            recorder = recorder.with_services();
+        }
         driver
             .drive(&mut session, &mut source, &mut ignored, || self.is_in(Phase::WarmUp))
             .map_err(Error::client("warming up"))?;

@@ -23,6 +23,8 @@ pub struct Demand {
     pub threads: u64,
     /// The operations.
     pub mix: Mix,
+    /// How many of them start in a second, if that is known.
+    pub target_rate: Option<f64>,
     /// How many of them are measured, if that is known.
     pub operations: Option<u64>,
     /// How long they are measured, if that is known, in seconds.
@@ -66,7 +68,8 @@ const SAMPLE: u64 = 1 << 16;
 impl Demand {
     fn inserts(&self) -> u64 {
         let inserts = self.mix.share(Kind::Insert);
-        let per_s = OPERATIONS_PER_S_MAX as f64 * self.threads as f64;
+        let most = OPERATIONS_PER_S_MAX as f64 * self.threads as f64;
+        let per_s = self.target_rate.map_or(most, |target| target.min(most));
         let measured_max = self.operations.map_or(f64::INFINITY, |operations| operations as f64);
         let measured =
             self.seconds.map_or(measured_max, |seconds| measured_max.min(per_s * seconds));
@@ -145,6 +148,7 @@ mod tests {
             sizes: ValueSize::Constant(64),
             threads: 1,
             mix: Workload::C.mix(),
+            target_rate: None,
             operations: None,
             seconds: Some(10.0),
             warmup_seconds: 0.0,
@@ -168,6 +172,8 @@ mod tests {
         let writes = Demand { mix: Workload::A.mix(), ..demand() }.memory().unwrap();
         let inserts = Demand { mix: Workload::D.mix(), ..demand() };
         let few = Demand { operations: Some(1000), ..inserts }.memory().unwrap();
+        let slow = Demand { target_rate: Some(100.0), ..inserts }.memory().unwrap();
+        assert_eq!(few.region_bytes, slow.region_bytes);
         let inserts = inserts.memory().unwrap();
         assert!(writes.region_bytes > reads.region_bytes);
         assert!(inserts.region_bytes > reads.region_bytes);

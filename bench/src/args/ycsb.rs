@@ -6,6 +6,7 @@ use clap::ValueHint;
 use farside_common::size::ByteSize;
 
 use super::{Target, positive_seconds, seconds};
+use crate::arrivals::Arrivals;
 use crate::distribution::{HOT_OPERATIONS, HOT_SET, Shape, Skew};
 use crate::properties::{Properties, Property};
 use crate::publish::Output;
@@ -50,6 +51,14 @@ pub struct Ycsb {
     #[arg(long, value_name = "N", default_value_t = 16)]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub depth: u16,
+    /// Offer so many operations a second, of all threads together, whether or not the store keeps
+    /// up: latency then counts from when an operation was meant to start. Without it threads start
+    /// the next operation when one has ended
+    #[arg(long, value_name = "N", value_parser = rate)]
+    pub target_rate: Option<f64>,
+    /// How the arrivals of --target-rate follow each other
+    #[arg(long, value_name = "fixed|poisson", default_value = "fixed")]
+    pub arrivals: Arrivals,
     /// How many operations to measure, of all threads together; with --seconds whichever ends first
     #[arg(long, value_name = "N")]
     #[arg(value_parser = clap::value_parser!(u64).range(1..=COUNT_MAX))]
@@ -136,6 +145,9 @@ impl Ycsb {
         if self.seconds.is_none() && self.operations.is_none() {
             self.seconds = Some(SECONDS_DEFAULT);
         }
+        if given("arrivals") && self.target_rate.is_none() {
+            return Err("--arrivals is for a --target-rate".to_owned());
+        }
         let is_zipfian = matches!(self.shape(), Shape::Zipfian | Shape::Latest);
         let is_hotspot = self.shape() == Shape::Hotspot;
         for (id, flag, is_used, of) in [
@@ -172,6 +184,9 @@ impl Ycsb {
         let hot_operations = properties.share("hotspotopnfraction")?;
         replace(&mut self.hot_set, !given("hot_set"), hot_set);
         replace(&mut self.hot_operations, !given("hot_operations"), hot_operations);
+        let target = properties.number("target", 0..=RATE_MAX)?.filter(|target| *target > 0);
+        let target = target.map(|target| Some(target as f64));
+        replace(&mut self.target_rate, !given("target_rate"), target);
         if !given("value_size") {
             self.value_size = properties.value_size()?;
         }
@@ -196,6 +211,13 @@ fn replace<T>(value: &mut T, may: bool, by: Option<T>) {
 
 /// A day.
 const SECONDS_MAX: u64 = 86_400;
+/// An operation a nanosecond.
+const RATE_MAX: u64 = 1_000_000_000;
+
+fn rate(text: &str) -> Result<f64, String> {
+    let rate = text.parse().ok().filter(|rate| *rate > 0.0 && *rate <= RATE_MAX as f64);
+    rate.ok_or_else(|| format!("write a number of operations a second, up to {RATE_MAX}"))
+}
 
 fn theta(text: &str) -> Result<f64, String> {
     let is_possible = |theta: &f64| *theta > 0.0 && *theta < 1.0;
@@ -279,7 +301,10 @@ mod tests {
         let line = "-p requestdistribution=hotspot -p hotspotdatafraction=0.1 -p threadcount=4";
         let run = ycsb(&format!("{a} {line} -p hotspotopnfraction=0.7 --hot-set 0.3"));
         assert_eq!((run.shape(), run.hot_set, run.hot_operations), (Shape::Hotspot, 0.3, 0.7));
-        assert_eq!(run.threads, 4);
+        assert_eq!((run.threads, run.target_rate), (4, None));
+        let run = ycsb(&format!("{a} -p target=500"));
+        assert_eq!((run.target_rate, run.arrivals), (Some(500.0), Arrivals::Fixed));
+        assert_eq!(ycsb(&format!("{a} -p target=5 --target-rate 0.5")).target_rate, Some(0.5));
         let run = ycsb("ycsb -p fieldlengthdistribution=zipfian -p readproportion=0.2");
         let fields = Fields { count: 10, length_max: 100, are_zipfian: true };
         assert_eq!((run.value_size, run.shape()), (ValueSize::Fields(fields), Shape::Uniform));

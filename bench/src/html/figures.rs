@@ -1,6 +1,7 @@
 //! Which charts a set of results makes. Runs that differ in more than what a chart shows stand in
 //! charts of their own.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
@@ -61,6 +62,11 @@ pub(crate) fn threads(count: u32) -> String {
     format!("{count} thread{}", if count == 1 { "" } else { "s" })
 }
 
+/// The rate it offered, in operations a second.
+fn offered(run: &YcsbReport) -> Option<u64> {
+    Some(run.open_loop.as_ref()?.target_ops_s as u64)
+}
+
 /// Runs by something, in its order.
 fn by<'a, K: Ord>(
     runs: &[&'a YcsbReport],
@@ -76,13 +82,16 @@ fn by<'a, K: Ord>(
 /// All results, and a colour for each workload, the same in every chart.
 pub(crate) struct Figures<'a> {
     runs: Vec<&'a YcsbReport>,
+    /// Those that did what they could.
+    closed: Vec<&'a YcsbReport>,
     curves: BTreeSet<String>,
 }
 
 impl<'a> Figures<'a> {
     pub(crate) fn new(runs: impl Iterator<Item = &'a YcsbReport>) -> Self {
         let runs: Vec<_> = runs.collect();
-        Self { curves: runs.iter().map(|run| curve(run)).collect(), runs }
+        let closed = runs.iter().copied().filter(|run| run.open_loop.is_none()).collect();
+        Self { curves: runs.iter().map(|run| curve(run)).collect(), closed, runs }
     }
 
     fn colour(&self, curve: &str) -> usize {
@@ -92,13 +101,13 @@ impl<'a> Figures<'a> {
     /// Throughput against threads, for each depth, then against depth, for each count of threads.
     pub(crate) fn throughput(&self) -> Vec<Chart> {
         let mut charts = Vec::new();
-        for ((setting, depth), runs) in by(&self.runs, |run| (Setting::of(run), run.depth)) {
+        for ((setting, depth), runs) in by(&self.closed, |run| (Setting::of(run), run.depth)) {
             let title = "Throughput by threads".to_owned();
             let subtitle = format!("{setting}, depth {depth}");
             let axis = ("threads", |run: &YcsbReport| run.threads);
             charts.extend(self.sweep(title, subtitle, axis, &runs));
         }
-        for ((setting, count), runs) in by(&self.runs, |run| (Setting::of(run), run.threads)) {
+        for ((setting, count), runs) in by(&self.closed, |run| (Setting::of(run), run.threads)) {
             let title = "Throughput by operations in flight".to_owned();
             let subtitle = format!("{setting}, {}", threads(count));
             let axis =
@@ -137,7 +146,7 @@ impl<'a> Figures<'a> {
 
     /// How many operations take how long, of each kind.
     pub(crate) fn distributions(&self) -> Vec<Chart> {
-        let groups = by(&self.runs, |run| (Setting::of(run), run.threads, run.depth));
+        let groups = by(&self.closed, |run| (Setting::of(run), run.threads, run.depth));
         let chart = |((setting, count, depth), runs): ((Setting, _, _), Vec<&YcsbReport>)| {
             let mut lines = Vec::new();
             for (name, runs) in by(&runs, curve) {
@@ -165,13 +174,16 @@ impl<'a> Figures<'a> {
         groups.into_iter().map(chart).collect()
     }
 
-    /// p50 and p99 against operations a second, from runs that differ in depth.
+    /// p50 and p99 against operations a second: of runs that offered different rates, or kept more
+    /// and more in flight.
     pub(crate) fn against_load(&self) -> Vec<Chart> {
-        let groups = by(&self.runs, |run| (Setting::of(run), curve(run), run.threads));
+        let key =
+            |run: &YcsbReport| (Setting::of(run), curve(run), run.threads, offered(run).is_some());
         let mut charts = Vec::new();
-        for ((setting, curve, count), mut runs) in groups {
-            runs.sort_by(|a, b| (a.depth, &a.origin.date).cmp(&(b.depth, &b.origin.date)));
-            runs.dedup_by_key(|run| run.depth);
+        for ((setting, curve, count, is_open), mut runs) in by(&self.runs, key) {
+            // Of several with the same load, the latest.
+            runs.sort_by_key(|run| (offered(run), run.depth, Reverse(&run.origin.date)));
+            runs.dedup_by_key(|run| (offered(run), run.depth));
             if runs.len() < 2 {
                 continue;
             }
@@ -192,9 +204,10 @@ impl<'a> Figures<'a> {
                 }
             }
             let points = || lines.iter().flat_map(|line| &line.points);
+            let load = if is_open { "at offered rates" } else { "more and more in flight" };
             charts.push(Chart {
                 title: format!("Latency against load: workload {curve}"),
-                subtitle: format!("{setting}, {}, more and more in flight", threads(count)),
+                subtitle: format!("{setting}, {}, {load}", threads(count)),
                 x: ("operations/s", Scale::linear(points().map(|point| point.0), short)),
                 y: ("latency", Scale::log(points().map(|point| point.1), duration)),
                 lines,
@@ -207,7 +220,7 @@ impl<'a> Figures<'a> {
     /// Throughput beside what the raw verbs of the same run allow.
     pub(crate) fn limits(&self) -> Vec<Bars> {
         let mut charts = Vec::new();
-        for (setting, runs) in by(&self.runs, Setting::of) {
+        for (setting, runs) in by(&self.closed, Setting::of) {
             let mut bars = Vec::new();
             for ((curve, count, depth), runs) in
                 by(&runs, |run| (curve(run), run.threads, run.depth))

@@ -67,6 +67,13 @@ fn every_result_and_every_kind_of_chart_is_there() {
     write(folder.path(), "c2.json", &result("c", 2, 1, 4.5e6));
     write(&below, "c16.json", &result("c", 1, 16, 3.5e6));
     write(&below, "a1.json", &result("a", 1, 1, 1.5e6));
+    for target in [100_000, 200_000] {
+        let mut offered = result("b", 1, 16, f64::from(target));
+        offered["open_loop"] = json!({
+            "target_ops_s": target, "arrivals": "poisson", "behind_s": 0.0, "reached": true,
+        });
+        write(&below, &format!("b{target}.json"), &offered);
+    }
     let rate = json!({ "rate_per_s": 7e6, "p50_ns": 120, "p99_ns": 200 });
     let verbs = json!({
         "fabric": "shm", "bytes": 128, "depth": 1,
@@ -86,6 +93,7 @@ fn every_result_and_every_kind_of_chart_is_there() {
     for title in [
         "Throughput by threads",
         "Throughput by operations in flight",
+        "Latency against load: workload b",
         "Latency against load: workload c",
         "Latency distribution",
         "Throughput against the raw verbs",

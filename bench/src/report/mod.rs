@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::accounting::ServerUsage;
 use crate::args::Ycsb;
 use crate::environment::Origin;
+use crate::open_loop::{OpenLoopReport, ServiceReport};
 use crate::pattern::PatternReport;
 use crate::recorder::KindRecord;
 use crate::run::Measured;
@@ -41,6 +42,9 @@ pub struct YcsbReport {
     pub pattern: PatternReport,
     pub seconds: f64,
     pub throughput_ops_s: f64,
+    /// Null where threads start the next operation when one has ended.
+    #[serde(default)]
+    pub open_loop: Option<OpenLoopReport>,
     pub operations: BTreeMap<String, OperationReport>,
     pub cache: CacheReport,
     /// Of the threads that ran the operations.
@@ -93,6 +97,9 @@ pub struct OperationReport {
     pub p999_ns: u64,
     #[serde(default)]
     pub max_ns: u64,
+    /// From when operations were started, where the above is from when they were meant to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub service: Option<ServiceReport>,
     pub round_trips: u64,
     pub verbs: VerbsReport,
     pub bytes: u64,
@@ -160,6 +167,7 @@ impl From<&KindRecord> for OperationReport {
             p99_ns: quantile(0.99),
             p999_ns: quantile(0.999),
             max_ns: record.latencies.max(),
+            service: record.services.as_ref().map(ServiceReport::from),
             round_trips: record.counters.round_trips,
             verbs: record.counters.into(),
             bytes: record.counters.bytes(),
@@ -204,6 +212,7 @@ impl YcsbReport {
             pattern: PatternReport::new(args),
             seconds: measured.seconds,
             throughput_ops_s,
+            open_loop: OpenLoopReport::new(args, measured),
             operations: measured.recorder.kinds().map(operation).collect(),
             cache: CacheReport { hits: measured.cache.hits, misses: measured.cache.misses },
             cpu_s: measured.cpu_s,

@@ -30,6 +30,9 @@ impl YcsbReport {
         )?;
         writeln!(out, "{}\n", measured.environment)?;
         self.write_operations(&mut out)?;
+        if let Some(open_loop) = &self.open_loop {
+            open_loop.write(&self.operations, &mut out)?;
+        }
         let per_thread = self.throughput_ops_s / f64::from(self.threads);
         writeln!(
             out,

@@ -14,7 +14,7 @@ use serde_json::Value as Json;
 
 use crate::cli::Said;
 
-fn bench(arguments: &[&str]) -> Said {
+pub(crate) fn bench(arguments: &[&str]) -> Said {
     // kv-bench looks for it beside itself.
     binary("kv-server");
     let mut command = Command::new(binary("kv-bench"));
@@ -82,6 +82,7 @@ fn every_workload_has_the_promised_fields() {
                 "pattern",
                 "seconds",
                 "throughput_ops_s",
+                "open_loop",
                 "operations",
                 "cache",
                 "cpu_s",

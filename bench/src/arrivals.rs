@@ -1,0 +1,173 @@
+//! When operations are meant to start, for runs that offer a rate whatever comes of it.
+//!
+//! A latency counts from there: an operation that had to wait because those before it were slow
+//! waited all the same (what is known as coordinated omission is not omitted).
+
+use std::str::FromStr;
+use std::time::Duration;
+
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
+
+use crate::clock::now_ns;
+
+/// How arrivals follow each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arrivals {
+    /// At fixed intervals.
+    Fixed,
+    /// Independently: a Poisson process, with exponential intervals.
+    Poisson,
+}
+
+impl Arrivals {
+    /// The name on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Fixed => "fixed",
+            Self::Poisson => "poisson",
+        }
+    }
+}
+
+impl FromStr for Arrivals {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let found = [Self::Fixed, Self::Poisson].into_iter().find(|known| known.name() == text);
+        found.ok_or("there are fixed and poisson")
+    }
+}
+
+/// The intended starts of one thread's operations.
+#[derive(Clone, Debug)]
+pub struct Schedule {
+    arrivals: Arrivals,
+    interval_ns: f64,
+    /// From the start to the first arrival: threads take turns.
+    offset_ns: f64,
+    random: SmallRng,
+    started_ns: u64,
+    /// The next arrival, from the start.
+    next_ns: f64,
+}
+
+/// A thread that has longer than this to wait sleeps, in nanoseconds; it wakes up this much too
+/// early, because the system wakes it too late.
+const SLEEP_NS_MIN: u64 = 200_000;
+/// How long it sleeps at once, so that it notices the end.
+const SLEEP_NS_MAX: u64 = 5_000_000;
+
+impl Schedule {
+    /// That of one thread of `threads`, which offer so many operations a second together.
+    pub fn new(
+        arrivals: Arrivals,
+        target_ops_s: f64,
+        (thread, threads): (u64, u64),
+        seed: u64,
+    ) -> Self {
+        let interval_ns = 1e9 / target_ops_s * threads as f64;
+        let offset_ns = interval_ns * thread as f64 / threads as f64;
+        let random = SmallRng::seed_from_u64(!seed);
+        Self { arrivals, interval_ns, offset_ns, random, started_ns: 0, next_ns: 0.0 }
+    }
+
+    /// Begins now.
+    pub fn start(&mut self, now_ns: u64) {
+        self.started_ns = now_ns;
+        self.next_ns = self.offset_ns;
+        if self.arrivals == Arrivals::Poisson {
+            self.next_ns = 0.0;
+            self.advance();
+        }
+    }
+
+    /// When the next operation is meant to start.
+    #[inline]
+    pub fn due_ns(&self) -> u64 {
+        self.started_ns + self.next_ns as u64
+    }
+
+    /// On to the one behind it.
+    #[inline]
+    pub fn advance(&mut self) {
+        let intervals = match self.arrivals {
+            Arrivals::Fixed => 1.0,
+            Arrivals::Poisson => {
+                let u: f64 = self.random.random();
+                // From 0 up to 1, so that the logarithm is finite.
+                -(1.0 - u).ln()
+            }
+        };
+        self.next_ns += self.interval_ns * intervals;
+    }
+
+    /// Waits for the next arrival; the time then. `None` when the phase is over before.
+    pub fn wait(&self, go_on: impl Fn() -> bool) -> Option<u64> {
+        let due = self.due_ns();
+        loop {
+            let now = now_ns();
+            if !go_on() {
+                return None;
+            }
+            let left = due.saturating_sub(now);
+            match left {
+                0 => return Some(now),
+                SLEEP_NS_MIN.. => {
+                    let nap = (left - SLEEP_NS_MIN / 2).min(SLEEP_NS_MAX);
+                    std::thread::sleep(Duration::from_nanos(nap));
+                }
+                _ => std::hint::spin_loop(),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The arrivals of a second, from its start.
+    fn second(arrivals: Arrivals, target_ops_s: f64, threads: u64) -> Vec<u64> {
+        let mut all = Vec::new();
+        for thread in 0..threads {
+            let mut schedule = Schedule::new(arrivals, target_ops_s, (thread, threads), thread);
+            schedule.start(1000);
+            while schedule.due_ns() < 1_000_001_000 {
+                all.push(schedule.due_ns() - 1000);
+                schedule.advance();
+            }
+        }
+        all.sort_unstable();
+        all
+    }
+
+    #[test]
+    fn threads_take_turns_at_fixed_intervals() {
+        let all = second(Arrivals::Fixed, 1000.0, 4);
+        assert_eq!(all.len(), 1000);
+        assert!(all.windows(2).all(|pair| pair[1] - pair[0] == 1_000_000), "{all:?}");
+    }
+
+    #[test]
+    fn poisson_arrivals_have_the_rate_and_exponential_intervals() {
+        let all = second(Arrivals::Poisson, 100_000.0, 4);
+        // Three standard deviations.
+        assert!((all.len() as f64 - 100_000.0).abs() < 950.0, "{}", all.len());
+        let intervals: Vec<f64> = all.windows(2).map(|pair| (pair[1] - pair[0]) as f64).collect();
+        for multiple in [0.1, 1.0, 3.0] {
+            let longer = intervals.iter().filter(|interval| **interval > multiple * 10_000.0);
+            let share = longer.count() as f64 / intervals.len() as f64;
+            assert!((share - (-multiple).exp()).abs() < 0.01, "{multiple}: {share}");
+        }
+    }
+
+    #[test]
+    fn who_waits_starts_when_it_is_due_and_ends_when_the_phase_does() {
+        let mut schedule = Schedule::new(Arrivals::Fixed, 1000.0, (0, 1), 1);
+        schedule.start(now_ns());
+        schedule.advance();
+        assert!(schedule.wait(|| true).unwrap() >= schedule.due_ns());
+        assert_eq!(schedule.wait(|| false), None);
+    }
+}

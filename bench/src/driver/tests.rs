@@ -1,0 +1,152 @@
+//! Proves that an operation that had to wait for a slow one before it is late from when it was
+//! meant to start, one by one and in flight, and that a count of operations is kept exactly. The
+//! store is a stub that is slow once.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use farside::{Counters, Version};
+
+use super::*;
+use crate::args::tests::ycsb;
+use crate::arrivals::{Arrivals, Schedule};
+use crate::operations::{Budget, Generator};
+use crate::pattern::Pattern;
+use crate::store::Completed;
+use crate::workload::Workload;
+
+/// Every operation succeeds at once, but for the first one.
+#[derive(Default)]
+struct SlowOnce {
+    operations: u64,
+    in_flight: Vec<usize>,
+    counters: Counters,
+}
+
+const STALL: Duration = Duration::from_millis(60);
+
+impl SlowOnce {
+    fn operate(&mut self) {
+        if self.operations == 0 {
+            std::thread::sleep(STALL);
+        }
+        self.operations += 1;
+    }
+
+    fn post(&mut self) -> Result<usize, PipelineFull> {
+        self.operate();
+        let lane = (0..DEPTH).find(|lane| !self.in_flight.contains(lane)).ok_or(PipelineFull)?;
+        self.in_flight.push(lane);
+        Ok(lane)
+    }
+}
+
+const DEPTH: usize = 2;
+
+impl Store for SlowOnce {
+    type Error = ();
+    type Pipeline<'s> = &'s mut Self;
+
+    fn get_into(&mut self, _: &Key, _: &mut Vec<u8>) -> Result<Option<Version>, ()> {
+        self.operate();
+        Ok(None)
+    }
+
+    fn put(&mut self, _: &Key, _: &[u8]) -> Result<(), ()> {
+        self.operate();
+        Ok(())
+    }
+
+    fn insert(&mut self, _: &Key, _: &[u8]) -> Result<bool, ()> {
+        self.operate();
+        Ok(true)
+    }
+
+    fn delete(&mut self, _: &Key) -> Result<bool, ()> {
+        self.operate();
+        Ok(true)
+    }
+
+    fn pipeline(&mut self) -> Result<&mut Self, ()> {
+        Ok(self)
+    }
+
+    fn counters(&self) -> Counters {
+        self.counters
+    }
+}
+
+impl Pipelined for &mut SlowOnce {
+    type Error = ();
+
+    fn get(&mut self, _: &Key) -> Result<usize, PipelineFull> {
+        self.post()
+    }
+
+    fn put(&mut self, _: &Key, _: &[u8]) -> Result<usize, PipelineFull> {
+        self.post()
+    }
+
+    fn insert(&mut self, _: &Key, _: &[u8]) -> Result<usize, PipelineFull> {
+        self.post()
+    }
+
+    fn delete(&mut self, _: &Key) -> Result<usize, PipelineFull> {
+        self.post()
+    }
+
+    fn wait(&mut self) -> Option<Completed<'_, ()>> {
+        self.poll()
+    }
+
+    fn poll(&mut self) -> Option<Completed<'_, ()>> {
+        let lane = self.in_flight.pop()?;
+        Some(Completed { lane, result: Ok(Outcome::Stored), counters: &self.counters })
+    }
+
+    fn in_flight(&self) -> usize {
+        self.in_flight.len()
+    }
+
+    fn depth(&self) -> usize {
+        DEPTH
+    }
+}
+
+const OPERATIONS: u64 = 200;
+
+/// Two hundred operations that arrive every millisecond, or one when another has ended.
+fn drive(depth: usize, is_paced: bool) -> Recorder {
+    let (records, progress) = (Arc::new(RecordCounter::new(10)), AtomicU64::new(0));
+    let pattern = Pattern::new(&ycsb("ycsb --workload c --records 10"));
+    let mut source = Generator::new(pattern, records.clone(), 1);
+    source.limit(Some(Arc::new(Budget::new(OPERATIONS))));
+    let mut witness = ();
+    let mut driver = Driver::new(&mut witness, (64, depth), 1, &records, &progress);
+    if is_paced {
+        driver.pace(Some(Schedule::new(Arrivals::Fixed, 1000.0, (0, 1), 1)));
+    }
+    let mut recorder = Recorder::new(Workload::C.mix()).with_services();
+    driver.drive(&mut SlowOnce::default(), &mut source, &mut recorder, || true).unwrap();
+    assert_eq!(recorder.operations(), OPERATIONS);
+    recorder
+}
+
+#[test]
+fn who_waits_for_a_slow_operation_is_late() {
+    let ms = |number: u64| number * 1_000_000;
+    for depth in [1, DEPTH] {
+        let late = |recorder: &Recorder| {
+            let (_, gets) = recorder.kinds().next().unwrap();
+            let services = gets.services.as_ref().unwrap();
+            assert!(services.max() > ms(59), "the slow one itself");
+            gets.latencies.count_between(ms(15), ms(10_000))
+        };
+        // The first waits for sixty milliseconds, those of the next forty for twenty at least.
+        let open = drive(depth, true);
+        assert!(late(&open) >= 40, "{depth}: {}", late(&open));
+        // Nobody was meant to start while nobody could.
+        let closed = drive(depth, false);
+        assert!(late(&closed) < 40, "{depth}: {}", late(&closed));
+    }
+}
