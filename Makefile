@@ -22,7 +22,7 @@ demo: ## Shows it: loads a real tree of files (DIR=...), dumps and compares it, 
 	@tools/scripts/demo.sh
 
 test: ## Proves it: format, lints, documentation, all tests, also over RDMA in guests with soft-RoCE
-	@tools/scripts/needs.sh
+	@tools/scripts/needs.sh --test
 	@tests/vm/needs.sh
 	cargo fmt --check
 	. tools/scripts/verbs-env.sh && \

@@ -41,6 +41,8 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
+    #[error("{}: {what}", .path.display())]
+    Input { path: PathBuf, what: String },
     #[error("the history {}: {source}", .path.display())]
     History {
         path: PathBuf,
@@ -67,6 +69,12 @@ impl Error {
     /// For `map_err`: the system refused something.
     pub fn system(doing: &'static str) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::System { doing, source }
+    }
+
+    /// For `map_err`: something is wrong with a file that is read.
+    pub fn input<E: ToString>(path: &Path) -> impl FnOnce(E) -> Self {
+        let path = path.to_owned();
+        move |error| Self::Input { path, what: error.to_string() }
     }
 
     /// For `map_err`: a file of results cannot be written.

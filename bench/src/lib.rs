@@ -11,9 +11,10 @@
 //!   and what it spent.
 //! - [`verbs`], [`limit`]: the raw rates of a fabric and of a map in this process, the limits of
 //!   everything above.
+//! - [`price`]: what an operation takes at least.
 //! - [`peers`]: what others published, on the same fabrics.
 //! - [`report`], [`open_loop`], [`environment`], [`publish`]: JSON, CSV and tables.
-//! - [`price`]: what an operation takes at least.
+//! - [`html`]: a page of them.
 #![deny(unsafe_code)]
 
 pub mod accounting;
@@ -28,6 +29,7 @@ pub mod driver;
 pub mod environment;
 pub mod error;
 pub mod history;
+pub mod html;
 pub mod interrupt;
 pub mod journal;
 pub mod keys;

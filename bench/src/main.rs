@@ -9,7 +9,7 @@ use farside_bench::error::FAILED;
 use farside_bench::interrupt::Interrupt;
 use farside_bench::publish::Published;
 use farside_bench::report::YcsbReport;
-use farside_bench::{Error, Result, limit, processes, run, verbs};
+use farside_bench::{Error, Result, html, limit, processes, run, verbs};
 use farside_common::command_line::{one_line, usage_line};
 
 #[global_allocator]
@@ -53,10 +53,10 @@ fn measure(args: &Args) -> Result<()> {
             Ok(())
         }
         Command::Ycsb(ycsb) => {
+            ycsb.output.check()?;
             if !ycsb.ignored.is_empty() {
                 tell(&format!("these properties are not known here: {}", ycsb.ignored.join(", ")));
             }
-            ycsb.output.check()?;
             let measured = run::ycsb(ycsb, &interrupt)?;
             let limit = limit::map_ops_s(ycsb, &measured.fabric, &interrupt)?;
             let report = YcsbReport::new(ycsb, &measured, limit);
@@ -66,6 +66,11 @@ fn measure(args: &Args) -> Result<()> {
             let (rows, seconds): (Vec<_>, _) = (report.rows().collect(), report.seconds);
             Published { json: &report, table: &table, rows: &rows, latencies: &latencies, seconds }
                 .publish(&ycsb.output)
+        }
+        Command::Report(args) => {
+            let told = html::report(args)?;
+            let written = std::io::stdout().write_all(told.as_bytes());
+            written.map_err(Error::system("writing the result"))
         }
         Command::Verbs(args) => {
             args.output.check()?;

@@ -30,7 +30,7 @@ impl Pattern {
 }
 
 /// The same in a report.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the names are those of the JSON")]
 pub struct PatternReport {
     /// By kind, the share of the operations.
@@ -40,7 +40,7 @@ pub struct PatternReport {
 }
 
 /// Which records are popular.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the names are those of the JSON")]
 pub struct DistributionReport {
     pub name: String,
@@ -53,7 +53,7 @@ pub struct DistributionReport {
 }
 
 /// How long values are, in bytes.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the names are those of the JSON")]
 pub struct ValueSizeReport {
     pub name: String,

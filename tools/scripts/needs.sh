@@ -1,23 +1,46 @@
 #!/usr/bin/env bash
 # Makes sure that what a build needs is there: cargo, which it only asks for, and a C linker, which
-# it installs on Debian and Ubuntu.
+# it installs on Debian and Ubuntu. For `make test` also a browser, where Debian has one: Ubuntu's
+# package only names a snap, and without a browser one test says that it tests nothing.
+#
+#   tools/scripts/needs.sh [--test]
 set -euo pipefail
+
+as_root=()
+[ "$(id -u)" -eq 0 ] || as_root=(sudo)
+install() {
+    for command in "update -qq" "install -y --no-install-recommends $*"; do
+        echo "\$ ${as_root[*]:+sudo }apt-get $command" >&2
+        # shellcheck disable=SC2086 # words are meant to split
+        "${as_root[@]}" apt-get $command
+    done
+}
 
 if ! command -v cargo >/dev/null; then
     echo "cargo is missing: install Rust with rustup (https://rustup.rs), then run this again" >&2
     exit 1
 fi
 if ! command -v cc >/dev/null; then
-    as_root=()
-    [ "$(id -u)" -eq 0 ] || as_root=(sudo)
     if ! command -v apt-get >/dev/null; then
         echo "a C linker (cc) is missing: install gcc with your package manager" >&2
         exit 1
     fi
     echo "a C linker (cc) is missing: installing gcc and libc6-dev" >&2
-    for command in "update -qq" "install -y --no-install-recommends gcc libc6-dev"; do
-        echo "\$ ${as_root[*]:+sudo }apt-get $command" >&2
-        # shellcheck disable=SC2086 # words are meant to split
-        "${as_root[@]}" apt-get $command
+    install gcc libc6-dev
+fi
+
+# What tests/tests/integration/bench_report.rs looks for.
+browser() {
+    for name in chromium chromium-headless-shell chromium-browser google-chrome; do
+        ! "$name" --version >/dev/null 2>&1 || return 0
     done
+    return 1
+}
+if [ "${1:-}" = --test ] && ! browser; then
+    if command -v apt-get >/dev/null && grep -qx 'ID=debian' /etc/os-release; then
+        echo "a browser is missing: installing chromium" >&2
+        install chromium fonts-dejavu-core
+    else
+        echo "no Chromium here: nobody will look at kv-bench's report" >&2
+    fi
 fi

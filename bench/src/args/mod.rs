@@ -11,6 +11,7 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueHint};
 use farside_common::config::{ClientConfig, ConfigError};
 use farside_common::size::ByteSize;
 
+use crate::html::Report;
 use crate::publish::Output;
 use crate::{Error, Result};
 
@@ -52,6 +53,8 @@ pub enum Command {
     Ycsb(Box<Ycsb>),
     /// Measure the raw READ, WRITE and compare-and-swap of a fabric, in blocks nobody uses
     Verbs(Verbs),
+    /// Make one HTML page, with charts, of the results of other runs
+    Report(Report),
 }
 
 /// `kv-bench verbs`.

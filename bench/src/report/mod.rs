@@ -4,7 +4,7 @@
 mod rows;
 mod table;
 #[cfg(test)]
-pub(crate) mod tests;
+mod tests;
 
 use std::collections::BTreeMap;
 
@@ -33,8 +33,6 @@ pub struct YcsbReport {
     pub origin: Origin,
     pub fabric: String,
     pub workload: String,
-    #[serde(default)]
-    pub distribution: String,
     /// Of all processes.
     pub threads: u32,
     #[serde(default = "one")]
@@ -44,7 +42,7 @@ pub struct YcsbReport {
     /// The mean.
     pub value_size: u32,
     #[serde(default)]
-    pub pattern: Option<PatternReport>,
+    pub pattern: PatternReport,
     pub seconds: f64,
     pub throughput_ops_s: f64,
     /// Null where threads start the next operation when one has ended.
@@ -214,13 +212,12 @@ impl YcsbReport {
             origin: Origin::of(measured.environment.clone()),
             fabric: measured.fabric.clone(),
             workload: args.workload_name(),
-            distribution: args.shape().name().to_owned(),
             threads: args.all_threads(),
             processes: args.processes,
             depth: args.depth,
             records: args.records,
             value_size: args.value_size.mean().round() as u32,
-            pattern: Some(PatternReport::new(args)),
+            pattern: PatternReport::new(args),
             seconds: measured.seconds,
             throughput_ops_s,
             open_loop: OpenLoopReport::new(args, measured),

@@ -47,7 +47,7 @@ impl YcsbReport {
             commit: self.origin.commit.as_deref(),
             fabric: &self.fabric,
             workload: &self.workload,
-            distribution: &self.distribution,
+            distribution: &self.pattern.distribution.name,
             threads: self.threads,
             depth: self.depth,
             records: self.records,

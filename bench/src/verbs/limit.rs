@@ -43,7 +43,7 @@ impl RawLimit {
         config: &ClientConfig,
         interrupt: &Interrupt,
     ) -> Result<Option<Self>> {
-        let class = class_for(KEY_BYTES, args.value_size.mean() as usize);
+        let class = class_for(KEY_BYTES, args.value_size.mean().round() as usize);
         let (Some(class), true) = (class, args.limit_seconds > 0.0) else { return Ok(None) };
         let mut attached = Attached::connect(config)?;
         let (threads, depth) = (args.all_threads() as usize, usize::from(args.depth));

@@ -14,7 +14,7 @@ use serde_json::Value as Json;
 
 use crate::cli::Said;
 
-fn bench(arguments: &[&str]) -> Said {
+pub(crate) fn bench(arguments: &[&str]) -> Said {
     // kv-bench looks for it beside itself.
     binary("kv-server");
     let mut command = Command::new(binary("kv-bench"));
@@ -58,7 +58,6 @@ fn every_workload_has_the_promised_fields() {
         ("d", &["get", "insert"]),
         ("f", &["get", "rmw"]),
     ] {
-        let names = [&file, &csv, &hdr].map(|path| path.display());
         let [json, csv_name, hdr_name] = [&file, &csv, &hdr].map(|path| path.display());
         let line = format!(
             "ycsb --workload {workload} --records 1000 --threads 2 --warmup-seconds 0.1 \
@@ -76,7 +75,6 @@ fn every_workload_has_the_promised_fields() {
                 "machine",
                 "fabric",
                 "workload",
-                "distribution",
                 "threads",
                 "processes",
                 "depth",

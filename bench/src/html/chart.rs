@@ -1,0 +1,208 @@
+//! A line chart as SVG. Colours are classes, so that the page's style sheet has both schemes.
+
+use super::markup::Markup;
+use super::scale::Scale;
+
+/// How many colours the style sheet has.
+pub(crate) const COLOURS: usize = 7;
+
+/// A chart of lines over two axes.
+pub(crate) struct Chart {
+    pub(crate) title: String,
+    /// What all lines have in common.
+    pub(crate) subtitle: String,
+    pub(crate) x: (&'static str, Scale),
+    pub(crate) y: (&'static str, Scale),
+    pub(crate) lines: Vec<Line>,
+    /// A dot for each point, and names at the lines' ends; else the names stand in the lower right
+    /// corner, where distributions never are.
+    pub(crate) dots: bool,
+}
+
+/// One line, from left to right.
+pub(crate) struct Line {
+    pub(crate) name: String,
+    /// Below [`COLOURS`].
+    pub(crate) colour: usize,
+    pub(crate) dashed: bool,
+    pub(crate) points: Vec<(f64, f64)>,
+}
+
+pub(crate) const WIDTH: f64 = 640.0;
+const HEIGHT: f64 = 416.0;
+const LEFT: f64 = 76.0;
+const TOP: f64 = 78.0;
+const BOTTOM: f64 = HEIGHT - 50.0;
+/// From one name to the next.
+const NAME_HEIGHT: f64 = 16.0;
+/// About the width of a letter of a name.
+pub(crate) const LETTER: f64 = 7.0;
+
+impl Chart {
+    /// Adds it to a page.
+    pub(crate) fn draw(&self, out: &mut Markup) {
+        let view = format!("0 0 {WIDTH} {HEIGHT}");
+        let attributes: [(&str, &dyn std::fmt::Display); 4] = [
+            ("xmlns", &"http://www.w3.org/2000/svg"),
+            ("viewBox", &view),
+            ("role", &"img"),
+            ("aria-label", &self.title),
+        ];
+        out.element("svg", &attributes, |out| {
+            titles(out, &self.title, &self.subtitle);
+            self.draw_axes(out);
+            for line in &self.lines {
+                self.draw_line(out, line);
+            }
+            if self.dots {
+                self.draw_names_at_ends(out);
+            } else {
+                self.draw_names_in_corner(out);
+            }
+        });
+    }
+
+    /// Where the lines end; names may need room on the right of it.
+    fn right(&self) -> f64 {
+        let longest = self.lines.iter().map(|line| line.name.chars().count()).max().unwrap_or(0);
+        let names = if self.dots { longest as f64 * LETTER + 18.0 } else { 0.0 };
+        WIDTH - 28.0 - names.min(200.0)
+    }
+
+    fn at(&self, (x, y): (f64, f64)) -> (f64, f64) {
+        let (x, y) = (self.x.1.place(x), self.y.1.place(y));
+        (LEFT + x * (self.right() - LEFT), BOTTOM - y * (BOTTOM - TOP))
+    }
+
+    fn draw_axes(&self, out: &mut Markup) {
+        let right = self.right();
+        for (value, label) in &self.y.1.ticks {
+            let y = BOTTOM - self.y.1.place(*value) * (BOTTOM - TOP);
+            stroke(out, "grid", (LEFT, y), (right, y));
+            label_at(out, "tick", "end", (LEFT - 8.0, y + 4.0), label);
+        }
+        for (value, label) in &self.x.1.ticks {
+            let x = LEFT + self.x.1.place(*value) * (right - LEFT);
+            stroke(out, "grid", (x, TOP), (x, BOTTOM));
+            label_at(out, "tick", "middle", (x, BOTTOM + 18.0), label);
+        }
+        stroke(out, "axis", (LEFT, BOTTOM), (right, BOTTOM));
+        label_at(out, "unit", "middle", ((LEFT + right) / 2.0, BOTTOM + 38.0), self.x.0);
+        label_at(out, "unit", "start", (8.0, TOP - 15.0), self.y.0);
+    }
+
+    fn draw_line(&self, out: &mut Markup, line: &Line) {
+        let points: Vec<(f64, f64)> = line.points.iter().map(|point| self.at(*point)).collect();
+        let path: Vec<String> = points.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
+        let class = format!("line c{}{}", line.colour, if line.dashed { " dashed" } else { "" });
+        out.leaf("polyline", &[("class", &class), ("points", &path.join(" "))], "");
+        if !self.dots {
+            return;
+        }
+        for (x, y) in &points {
+            let (class, x, y) = (format!("dot c{}", line.colour), tenth(*x), tenth(*y));
+            out.leaf("circle", &[("class", &class), ("cx", &x), ("cy", &y), ("r", &"4")], "");
+        }
+    }
+
+    /// Beside each line's end, moved apart where they would lie on each other.
+    fn draw_names_at_ends(&self, out: &mut Markup) {
+        let mut ends: Vec<(&Line, (f64, f64))> = self
+            .lines
+            .iter()
+            .filter_map(|line| Some((line, self.at(*line.points.last()?))))
+            .collect();
+        ends.sort_by(|(_, (_, a)), (_, (_, b))| a.total_cmp(b));
+        let wanted: Vec<f64> = ends.iter().map(|(_, (_, y))| *y).collect();
+        let places = moved_apart(&wanted, TOP, BOTTOM);
+        let right = self.right();
+        for ((line, (x, y)), place) in ends.into_iter().zip(places) {
+            let class = format!("c{}", line.colour);
+            stroke(out, &format!("leader {class}"), (x + 5.0, y), (right + 10.0, place));
+            let at = (right + 13.0, place + 4.0);
+            label_at(out, &format!("name {class}"), "start", at, &line.name);
+        }
+    }
+
+    fn draw_names_in_corner(&self, out: &mut Markup) {
+        let longest = self.lines.iter().map(|line| line.name.chars().count()).max().unwrap_or(0);
+        let x = self.right() - 14.0 - longest as f64 * LETTER;
+        let top = BOTTOM - 12.0 - self.lines.len() as f64 * NAME_HEIGHT;
+        let (box_x, box_y) = (tenth(x - 38.0), tenth(top));
+        let width = tenth(self.right() - 6.0 - (x - 38.0));
+        let height = tenth(self.lines.len() as f64 * NAME_HEIGHT + 4.0);
+        let place: [(&str, &dyn std::fmt::Display); 5] = [
+            ("class", &"behind"),
+            ("x", &box_x),
+            ("y", &box_y),
+            ("width", &width),
+            ("height", &height),
+        ];
+        out.leaf("rect", &place, "");
+        for (index, line) in self.lines.iter().enumerate() {
+            let y = top + 14.0 + index as f64 * NAME_HEIGHT;
+            let dashed = if line.dashed { " dashed" } else { "" };
+            let class = format!("line c{}{dashed}", line.colour);
+            stroke(out, &class, (x - 32.0, y - 4.0), (x - 6.0, y - 4.0));
+            label_at(out, &format!("name c{}", line.colour), "start", (x, y), &line.name);
+        }
+    }
+}
+
+/// The two lines above a chart.
+pub(crate) fn titles(out: &mut Markup, title: &str, subtitle: &str) {
+    label_at(out, "title", "start", (8.0, 20.0), title);
+    label_at(out, "subtitle", "start", (8.0, 37.0), subtitle);
+}
+
+/// A text of which the anchor is there.
+pub(crate) fn label_at(out: &mut Markup, class: &str, anchor: &str, at: (f64, f64), text: &str) {
+    let (x, y) = (tenth(at.0), tenth(at.1));
+    let attributes: [(&str, &dyn std::fmt::Display); 4] =
+        [("class", &class), ("text-anchor", &anchor), ("x", &x), ("y", &y)];
+    out.leaf("text", &attributes, text);
+}
+
+/// A straight line.
+pub(crate) fn stroke(out: &mut Markup, class: &str, from: (f64, f64), to: (f64, f64)) {
+    let [x1, y1, x2, y2] = [from.0, from.1, to.0, to.1].map(tenth);
+    let attributes: [(&str, &dyn std::fmt::Display); 5] =
+        [("class", &class), ("x1", &x1), ("y1", &y1), ("x2", &x2), ("y2", &y2)];
+    out.leaf("line", &attributes, "");
+}
+
+pub(crate) fn tenth(value: f64) -> String {
+    format!("{value:.1}")
+}
+
+/// The places nearest to the wanted ones, which rise, that keep their distance and stay inside.
+fn moved_apart(wanted: &[f64], top: f64, bottom: f64) -> Vec<f64> {
+    let mut places = wanted.to_vec();
+    let mut least = top;
+    for place in &mut places {
+        *place = place.max(least);
+        least = *place + NAME_HEIGHT;
+    }
+    let mut most = bottom;
+    for place in places.iter_mut().rev() {
+        *place = place.min(most);
+        most = *place - NAME_HEIGHT;
+    }
+    places
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_keep_their_distance() {
+        for wanted in [vec![], vec![70.0, 71.0, 72.0], vec![300.0, 349.0, 350.0], vec![62.0; 10]] {
+            let places = moved_apart(&wanted, TOP, BOTTOM);
+            assert_eq!(places.len(), wanted.len());
+            assert!(places.windows(2).all(|two| two[1] - two[0] >= NAME_HEIGHT), "{places:?}");
+            assert!(places.iter().all(|place| (TOP..=BOTTOM).contains(place)), "{places:?}");
+        }
+        assert_eq!(moved_apart(&[100.0, 200.0], TOP, BOTTOM), [100.0, 200.0]);
+    }
+}

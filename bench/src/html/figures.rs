@@ -1,0 +1,337 @@
+//! Which charts a set of results makes. Runs that differ in more than what a chart shows stand in
+//! charts of their own.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use super::bars::{Bar, Bars};
+use super::chart::{COLOURS, Chart, Line};
+use super::scale::{PERCENTILE_MAX, Scale, duration, short};
+use crate::pattern::DistributionReport;
+use crate::price::Price;
+use crate::report::{OperationReport, YcsbReport, grouped};
+use crate::workload::{Kind, Workload};
+use crate::zipfian::THETA;
+
+/// What all runs of a chart have in common.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Setting {
+    fabric: String,
+    records: u64,
+    value_size: u32,
+    /// What is said of the values' length; nothing in older results.
+    sizes: String,
+}
+
+impl Setting {
+    pub(crate) fn of(run: &YcsbReport) -> Self {
+        let YcsbReport { fabric, records, value_size, .. } = run;
+        let (fabric, sizes) = (fabric.clone(), run.pattern.value_size.name.clone());
+        Self { fabric, records: *records, value_size: *value_size, sizes }
+    }
+}
+
+impl Setting {
+    fn is_of_one_length(&self) -> bool {
+        self.sizes.is_empty() || self.sizes == self.value_size.to_string()
+    }
+}
+
+impl fmt::Display for Setting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { fabric, records, value_size, sizes } = self;
+        write!(f, "{fabric}, {} records of ", grouped(*records))?;
+        if self.is_of_one_length() { write!(f, "{value_size} B") } else { write!(f, "{sizes}") }
+    }
+}
+
+/// The workload, and its distribution if that is not what YCSB gives it.
+pub(crate) fn curve(run: &YcsbReport) -> String {
+    let DistributionReport { name, theta, .. } = &run.pattern.distribution;
+    let usual = run.workload.parse::<Workload>().map(|workload| workload.default_shape().name());
+    let theta = theta.filter(|theta| *theta != THETA);
+    let mut curve = run.workload.clone();
+    if !name.is_empty() && (theta.is_some() || usual != Ok(name.as_str())) {
+        curve = format!("{curve} {name}");
+    }
+    theta.map_or(curve.clone(), |theta| format!("{curve} {theta}"))
+}
+
+pub(crate) fn threads(count: u32) -> String {
+    format!("{count} thread{}", if count == 1 { "" } else { "s" })
+}
+
+/// The rate it offered, in operations a second.
+fn offered(run: &YcsbReport) -> Option<u64> {
+    Some(run.open_loop.as_ref()?.target_ops_s as u64)
+}
+
+/// Runs by something, in its order.
+fn by<'a, K: Ord>(
+    runs: &[&'a YcsbReport],
+    key: impl Fn(&YcsbReport) -> K,
+) -> BTreeMap<K, Vec<&'a YcsbReport>> {
+    let mut groups = BTreeMap::<K, Vec<_>>::new();
+    for run in runs {
+        groups.entry(key(run)).or_default().push(*run);
+    }
+    groups
+}
+
+/// All results, and a colour for each workload, the same in every chart.
+pub(crate) struct Figures<'a> {
+    runs: Vec<&'a YcsbReport>,
+    /// Those that did what they could.
+    closed: Vec<&'a YcsbReport>,
+    curves: BTreeSet<String>,
+}
+
+impl<'a> Figures<'a> {
+    pub(crate) fn new(runs: impl Iterator<Item = &'a YcsbReport>) -> Self {
+        let runs: Vec<_> = runs.collect();
+        let closed = runs.iter().copied().filter(|run| run.open_loop.is_none()).collect();
+        Self { curves: runs.iter().map(|run| curve(run)).collect(), closed, runs }
+    }
+
+    fn colour(&self, curve: &str) -> usize {
+        self.curves.iter().position(|of| of == curve).unwrap_or(0) % COLOURS
+    }
+
+    /// Throughput against threads, for each depth, then against depth, for each count of threads.
+    pub(crate) fn throughput(&self) -> Vec<Chart> {
+        let mut charts = Vec::new();
+        for ((setting, depth), runs) in by(&self.closed, |run| (Setting::of(run), run.depth)) {
+            let title = "Throughput by threads".to_owned();
+            let subtitle = format!("{setting}, depth {depth}");
+            let axis = ("threads", |run: &YcsbReport| run.threads);
+            charts.extend(self.sweep(title, subtitle, axis, &runs));
+        }
+        for ((setting, count), runs) in by(&self.closed, |run| (Setting::of(run), run.threads)) {
+            let title = "Throughput by operations in flight".to_owned();
+            let subtitle = format!("{setting}, {}", threads(count));
+            let axis =
+                ("depth: operations in flight a thread", |run: &YcsbReport| u32::from(run.depth));
+            charts.extend(self.sweep(title, subtitle, axis, &runs));
+        }
+        charts
+    }
+
+    /// Of workloads with two places on the axis; none if there is none.
+    fn sweep(
+        &self,
+        title: String,
+        subtitle: String,
+        (unit, x): (&'static str, impl Fn(&YcsbReport) -> u32),
+        runs: &[&YcsbReport],
+    ) -> Option<Chart> {
+        let mut lines = Vec::new();
+        for (name, runs) in by(runs, curve) {
+            let places = by(&runs, &x);
+            let points = places.iter().map(|(x, runs)| (f64::from(*x), median(runs)));
+            let points: Vec<_> = points.collect();
+            let colour = self.colour(&name);
+            if points.len() > 1 {
+                lines.push(Line { name, colour, dashed: false, points });
+            }
+        }
+        let points = || lines.iter().flat_map(|line| &line.points);
+        if lines.is_empty() {
+            return None;
+        }
+        let x = (unit, Scale::steps(points().map(|point| point.0).collect(), short));
+        let y = ("operations/s", Scale::linear(points().map(|point| point.1), short));
+        Some(Chart { title, subtitle, x, y, lines, dots: true })
+    }
+
+    /// How many operations take how long, of each kind.
+    pub(crate) fn distributions(&self) -> Vec<Chart> {
+        let groups = by(&self.closed, |run| (Setting::of(run), run.threads, run.depth));
+        let chart = |((setting, count, depth), runs): ((Setting, _, _), Vec<&YcsbReport>)| {
+            let mut lines = Vec::new();
+            for (name, runs) in by(&runs, curve) {
+                // Of several, the latest.
+                let Some(run) = runs.iter().max_by_key(|run| &run.origin.date) else { continue };
+                for (kind, of) in &run.operations {
+                    lines.push(Line {
+                        name: format!("{name} {kind}"),
+                        colour: self.colour(&name),
+                        dashed: kind != Kind::Get.name(),
+                        points: distribution(of),
+                    });
+                }
+            }
+            let latencies = lines.iter().flat_map(|line| &line.points).map(|point| point.0);
+            Chart {
+                title: "Latency distribution".to_owned(),
+                subtitle: format!("{setting}, {}, depth {depth}", threads(count)),
+                x: ("latency", Scale::log(latencies, duration)),
+                y: ("operations that took no longer", Scale::percentiles()),
+                lines,
+                dots: false,
+            }
+        };
+        groups.into_iter().map(chart).collect()
+    }
+
+    /// p50 and p99 against operations a second: of runs that offered different rates, or kept more
+    /// and more in flight.
+    pub(crate) fn against_load(&self) -> Vec<Chart> {
+        let key =
+            |run: &YcsbReport| (Setting::of(run), curve(run), run.threads, offered(run).is_some());
+        let mut charts = Vec::new();
+        for ((setting, curve, count, is_open), mut runs) in by(&self.runs, key) {
+            // Of several with the same load, the latest.
+            runs.sort_by_key(|run| (offered(run), run.depth, Reverse(&run.origin.date)));
+            runs.dedup_by_key(|run| (offered(run), run.depth));
+            if runs.len() < 2 {
+                continue;
+            }
+            let mut lines = Vec::new();
+            let kinds: BTreeSet<&String> =
+                runs.iter().flat_map(|run| run.operations.keys()).collect();
+            for (colour, kind) in kinds.into_iter().enumerate() {
+                for (name, is_tail) in [("p50", false), ("p99", true)] {
+                    let latency =
+                        |of: &OperationReport| if is_tail { of.p99_ns } else { of.p50_ns };
+                    let point = |run: &&YcsbReport| {
+                        let of = run.operations.get(kind)?;
+                        Some((run.throughput_ops_s, latency(of) as f64))
+                    };
+                    let points = runs.iter().filter_map(point).collect();
+                    let name = format!("{kind} {name}");
+                    lines.push(Line { name, colour: colour % COLOURS, dashed: is_tail, points });
+                }
+            }
+            let points = || lines.iter().flat_map(|line| &line.points);
+            let load = if is_open { "at offered rates" } else { "more and more in flight" };
+            charts.push(Chart {
+                title: format!("Latency against load: workload {curve}"),
+                subtitle: format!("{setting}, {}, {load}", threads(count)),
+                x: ("operations/s", Scale::linear(points().map(|point| point.0), short)),
+                y: ("latency", Scale::log(points().map(|point| point.1), duration)),
+                lines,
+                dots: true,
+            });
+        }
+        charts
+    }
+
+    /// Throughput beside what the raw verbs of the same run allow.
+    pub(crate) fn limits(&self) -> Vec<Bars> {
+        let mut charts = Vec::new();
+        for (setting, runs) in by(&self.closed, Setting::of) {
+            let mut bars = Vec::new();
+            for ((curve, count, depth), runs) in
+                by(&runs, |run| (curve(run), run.threads, run.depth))
+            {
+                let Some(run) = runs.iter().max_by_key(|run| &run.origin.date) else { continue };
+                let Some(verbs) = run.limit.and_then(|limit| limit.verbs) else { continue };
+                bars.push(Bar {
+                    name: format!("{curve}, {}, depth {depth}", threads(count)),
+                    parts: vec![run.throughput_ops_s],
+                    label: format!("{:.2} of it", verbs.mix_ratio),
+                    limit: Some(verbs.mix_ops_s),
+                });
+            }
+            let subtitle = setting.to_string();
+            let title = "Throughput against the raw verbs";
+            let parts = vec![("this run", 0)];
+            charts.push(bar_chart(title, subtitle, "operations/s", parts, "the verbs alone", bars));
+        }
+        charts.into_iter().filter(|chart| !chart.bars.is_empty()).collect()
+    }
+
+    /// What an operation costs, beside README's price list.
+    pub(crate) fn costs(&self) -> Vec<Bars> {
+        let mut charts = Vec::new();
+        for (setting, runs) in by(&self.runs, Setting::of) {
+            let mut sums = BTreeMap::<(String, String), Sum>::new();
+            for run in runs {
+                for (kind, of) in &run.operations {
+                    sums.entry((curve(run), kind.clone())).or_default().add(of);
+                }
+            }
+            let bar = |value: &dyn Fn(&Sum) -> Vec<f64>, limit: &dyn Fn(&Price) -> u64| {
+                let mut bars = Vec::new();
+                for ((curve, kind), sum) in &sums {
+                    let parts: Vec<f64> = value(sum).iter().map(|part| part / sum.count).collect();
+                    let label = short(parts.iter().sum());
+                    let of = Kind::ALL.into_iter().find(|of| of.name() == kind);
+                    let price = of.map(|of| Price::of(of, setting.value_size as usize));
+                    let limit = price.map(|price| limit(&price) as f64);
+                    let name = format!("{curve} {kind}");
+                    bars.push(Bar { name, parts, label, limit });
+                }
+                bars
+            };
+            let least = "the least there can be";
+            let trips = bar(&|sum| vec![sum.round_trips], &|price| price.round_trips);
+            let verbs = bar(&|sum| sum.verbs.to_vec(), &Price::verbs);
+            let mut bytes = bar(&|sum| vec![sum.bytes], &|price| price.bytes);
+            if !setting.is_of_one_length() {
+                bytes.iter_mut().for_each(|bar| bar.limit = None);
+            }
+            let names = ["READ", "WRITE", "compare-and-swap"];
+            let kinds = names.into_iter().zip([0, 1, 2]).collect();
+            let [of_trips, of_bytes] = ["round trips", "bytes"].map(|name| vec![(name, 0)]);
+            let all = || setting.to_string();
+            let make = bar_chart;
+            charts.extend([
+                make("Round trips an operation", all(), "round trips", of_trips, least, trips),
+                make("Verbs an operation", all(), "verbs", kinds, least, verbs),
+                make("Bytes an operation", all(), "bytes on the fabric", of_bytes, least, bytes),
+            ]);
+        }
+        charts
+    }
+}
+
+fn bar_chart(
+    title: &'static str,
+    subtitle: String,
+    unit: &'static str,
+    parts: Vec<(&'static str, usize)>,
+    limit: &'static str,
+    bars: Vec<Bar>,
+) -> Bars {
+    let ends = bars.iter().map(|bar| bar.parts.iter().sum::<f64>().max(bar.limit.unwrap_or(0.0)));
+    let x = (unit, Scale::linear(ends, short));
+    Bars { title, subtitle, x, parts, limit, bars }
+}
+
+/// All operations of a kind, of several runs.
+#[derive(Default)]
+struct Sum {
+    count: f64,
+    round_trips: f64,
+    verbs: [f64; 3],
+    bytes: f64,
+}
+
+impl Sum {
+    fn add(&mut self, of: &OperationReport) {
+        self.count += of.count as f64;
+        self.round_trips += of.round_trips as f64;
+        for (sum, verbs) in self.verbs.iter_mut().zip([of.verbs.read, of.verbs.write, of.verbs.cas])
+        {
+            *sum += verbs as f64;
+        }
+        self.bytes += of.bytes as f64;
+    }
+}
+
+/// Latency and percentile, from left to right. Results of older versions know three of them.
+fn distribution(of: &OperationReport) -> Vec<(f64, f64)> {
+    let known = [(50.0, of.p50_ns), (99.0, of.p99_ns), (99.9, of.p999_ns)];
+    let points = if of.latencies.is_empty() { &known[..] } else { &of.latencies };
+    let drawn = points.iter().filter(|(percentile, _)| *percentile <= PERCENTILE_MAX);
+    drawn.map(|(percentile, ns)| (*ns as f64, *percentile)).collect()
+}
+
+/// The throughput of the one in the middle.
+fn median(runs: &[&YcsbReport]) -> f64 {
+    let mut rates: Vec<f64> = runs.iter().map(|run| run.throughput_ops_s).collect();
+    rates.sort_by(f64::total_cmp);
+    rates.get(rates.len() / 2).copied().unwrap_or_default()
+}

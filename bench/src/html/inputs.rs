@@ -1,0 +1,86 @@
+//! Which files are read, and what is in them.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use crate::report::YcsbReport;
+use crate::verbs::VerbsReport;
+use crate::{Error, Result};
+
+/// All results, each with the name of its file.
+#[derive(Default)]
+pub struct Inputs {
+    /// Of `kv-bench ycsb`.
+    pub ycsb: Vec<(String, YcsbReport)>,
+    /// Of `kv-bench verbs`.
+    pub verbs: Vec<(String, VerbsReport)>,
+}
+
+impl Inputs {
+    /// Reads files, and every `.json` in folders and below.
+    ///
+    /// # Errors
+    /// [`Error::Input`] with the first file that cannot be read or is no result.
+    pub fn read(paths: &[PathBuf]) -> Result<Self> {
+        let mut files = Vec::new();
+        for path in paths {
+            let before = files.len();
+            find(path, &mut files)?;
+            if files.len() == before {
+                return Err(Error::input(path)("no file in this folder ends with .json"));
+            }
+        }
+        let mut inputs = Self::default();
+        for file in &files {
+            inputs.add(file)?;
+        }
+        Ok(inputs)
+    }
+
+    fn add(&mut self, path: &Path) -> Result<()> {
+        let bytes = fs::read(path).map_err(Error::input(path))?;
+        let json: Value = serde_json::from_slice(&bytes).map_err(Error::input(path))?;
+        let name = path.display().to_string();
+        if json.get("workload").is_some() {
+            let report: YcsbReport = parsed(path, json)?;
+            let is_whole = report.seconds > 0.0 && report.throughput_ops_s > 0.0;
+            if !is_whole || report.count() == 0 {
+                return Err(Error::input(path)("a run without operations"));
+            }
+            self.ycsb.push((name, report));
+        } else if json.get("update").is_some() {
+            self.verbs.push((name, parsed(path, json)?));
+        } else {
+            let wrong = "neither a result of `kv-bench ycsb --json` nor of `kv-bench verbs --json`";
+            return Err(Error::input(path)(wrong));
+        }
+        Ok(())
+    }
+}
+
+fn parsed<T: DeserializeOwned>(path: &Path, json: Value) -> Result<T> {
+    serde_json::from_value(json).map_err(Error::input(path))
+}
+
+/// The file, or those in the folder, by name.
+fn find(path: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
+    if !path.is_dir() {
+        files.push(path.to_owned());
+        return Ok(());
+    }
+    let entries = fs::read_dir(path).map_err(Error::input(path))?;
+    let entries: std::io::Result<Vec<_>> = entries.map(|entry| Ok(entry?.path())).collect();
+    let mut entries = entries.map_err(Error::input(path))?;
+    entries.sort();
+    for entry in entries {
+        // A link to a folder may lead back here.
+        let is_folder = entry.is_dir() && !entry.is_symlink();
+        if is_folder || entry.extension().is_some_and(|extension| extension == "json") {
+            find(&entry, files)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,175 @@
+//! The page is well-formed, has every result, and lets none of them write markup.
+
+use std::fs;
+use std::path::Path;
+
+use roxmltree::{Document, ParsingOptions};
+use serde_json::{Value, json};
+
+use super::*;
+use crate::Error;
+
+/// A result, as `kv-bench ycsb --json` writes it.
+fn result(workload: &str, threads: u32, depth: u16, ops_s: f64) -> Value {
+    let scale = u64::from(depth);
+    let operation = json!({
+        "count": 1000, "p50_ns": 300 * scale, "p99_ns": 900 * scale, "p999_ns": 2000 * scale,
+        "max_ns": 5000 * scale, "round_trips": 1050,
+        "verbs": { "read": 1050, "write": 0, "cas": 0, "faa": 0 }, "bytes": 140_000,
+        "latencies": [[0.0, 200 * scale], [50.0, 300 * scale], [99.0, 900 * scale], [100.0, 5000]],
+    });
+    json!({
+        "command": "kv-bench ycsb", "commit": "0123abcd", "date": "2026-11-21T00:00:00Z",
+        "machine": { "processor": "A processor", "cores": 2, "kernel": "6.1", "pages": "any" },
+        "fabric": "shm", "workload": workload, "threads": threads, "depth": depth,
+        "records": 1_000_000, "value_size": 64, "seconds": 2.0, "throughput_ops_s": ops_s,
+        "operations": { "get": operation, "put": operation },
+        "cache": { "hits": 990, "misses": 10 },
+        "cpu_s": 2.0, "server": { "cpu_s": 0.5, "wakeups": 3 }, "allocations": 0,
+        "limit": {
+            "map_ops_s": 5e6, "ratio": 0.5, "read_ops_s": 7e6, "write_ops_s": 7e6,
+            "cas_ops_s": 7e6, "update_ops_s": 3e6, "mix_ops_s": 5e6, "mix_ratio": 0.6,
+        },
+    })
+}
+
+fn write(folder: &Path, name: &str, json: &Value) {
+    fs::write(folder.join(name), json.to_string()).unwrap();
+}
+
+/// The page of what is in a folder.
+fn page_of(folder: &Path) -> String {
+    let output = folder.join("page.html");
+    let results = vec![folder.to_owned()];
+    report(&Report { results, output: output.clone() }).unwrap();
+    fs::read_to_string(output).unwrap()
+}
+
+fn parsed(page: &str) -> Document<'_> {
+    let options = ParsingOptions { allow_dtd: true, ..Default::default() };
+    Document::parse_with_options(page, options).unwrap()
+}
+
+/// All texts of charts.
+fn texts(page: &Document<'_>) -> Vec<String> {
+    let texts = page.descendants().filter(|node| node.has_tag_name("text"));
+    // Within SVG's name space.
+    let svg = page.descendants().filter(|node| node.tag_name().name() == "text");
+    texts.chain(svg).filter_map(|node| Some(node.text()?.to_owned())).collect()
+}
+
+#[test]
+fn every_result_and_every_kind_of_chart_is_there() {
+    let folder = tempfile::tempdir().unwrap();
+    let below = folder.path().join("deeper");
+    fs::create_dir(&below).unwrap();
+    write(folder.path(), "c1.json", &result("c", 1, 1, 2.5e6));
+    write(folder.path(), "c2.json", &result("c", 2, 1, 4.5e6));
+    write(&below, "c16.json", &result("c", 1, 16, 3.5e6));
+    write(&below, "a1.json", &result("a", 1, 1, 1.5e6));
+    for target in [100_000, 200_000] {
+        let mut offered = result("b", 1, 16, f64::from(target));
+        offered["open_loop"] = json!({
+            "target_ops_s": target, "arrivals": "poisson", "behind_s": 0.0, "reached": true,
+        });
+        write(&below, &format!("b{target}.json"), &offered);
+    }
+    let rate = json!({ "rate_per_s": 7e6, "p50_ns": 120, "p99_ns": 200 });
+    let verbs = json!({
+        "fabric": "shm", "bytes": 128, "depth": 1,
+        "read": rate, "write": rate, "cas": rate, "update": rate,
+    });
+    write(&below, "verbs.json", &verbs);
+    fs::write(folder.path().join("README.md"), "not a result").unwrap();
+    let page = page_of(folder.path());
+    let document = parsed(&page);
+    for name in ["c1.json", "c2.json", "deeper/c16.json", "deeper/a1.json", "deeper/verbs.json"] {
+        assert!(page.contains(name), "{name}");
+    }
+    for number in ["2,500,000", "4,500,000", "3,500,000", "1,500,000", "7,000,000"] {
+        assert!(page.contains(&format!("<td>{number}</td>")), "{number}");
+    }
+    let texts = texts(&document);
+    for title in [
+        "Throughput by threads",
+        "Throughput by operations in flight",
+        "Latency against load: workload b",
+        "Latency against load: workload c",
+        "Latency distribution",
+        "Throughput against the raw verbs",
+        "Round trips an operation",
+        "Verbs an operation",
+        "Bytes an operation",
+    ] {
+        assert!(texts.iter().any(|text| text == title), "{title}");
+    }
+    // Nothing is loaded from anywhere, nothing runs.
+    for attribute in ["src", "href", "onload", "action"] {
+        let has = document.descendants().any(|node| node.has_attribute(attribute));
+        assert!(!has, "{attribute}");
+    }
+    assert!(!page.contains("<script") && !page.contains("url("));
+}
+
+#[test]
+fn results_are_text_and_never_markup() {
+    let folder = tempfile::tempdir().unwrap();
+    let evil = "</style><script>alert('\"x\"')</script>&\u{1}\u{ffff}";
+    let mut json = result(evil, 1, 1, 2.5e6);
+    for field in ["command", "commit", "date", "fabric"] {
+        json[field] = evil.into();
+    }
+    json["machine"]["processor"] = evil.into();
+    let operation = json["operations"]["get"].take();
+    json["operations"] = json!({ evil: operation });
+    write(folder.path(), "x.json", &json);
+    let page = page_of(folder.path());
+    let document = parsed(&page);
+    assert!(!document.descendants().any(|node| node.tag_name().name() == "script"));
+    assert!(!page.contains("<script"));
+    assert!(texts(&document).iter().any(|text| text.contains("alert('\"x\"')")));
+}
+
+#[test]
+fn results_of_older_versions_are_read() {
+    let results = Path::new(env!("CARGO_MANIFEST_DIR")).join("results/2026-11-21-epyc-2core");
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().join("page.html");
+    let told = report(&Report { results: vec![results], output: output.clone() }).unwrap();
+    assert!(told.ends_with("a page of 3 result(s)\n"), "{told}");
+    let page = fs::read_to_string(output).unwrap();
+    assert!(texts(&parsed(&page)).iter().any(|text| text == "Latency against load: workload c"));
+}
+
+#[test]
+fn what_is_no_result_is_named_and_the_page_stays_as_it_was() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().join("page.html");
+    fs::write(&output, "before").unwrap();
+    let mut idle = result("c", 1, 1, 2.5e6);
+    idle["operations"] = json!({});
+    let mut missing = result("c", 1, 1, 2.5e6);
+    missing.as_object_mut().unwrap().remove("threads");
+    for (name, content, expected) in [
+        ("cut.json", "{\"workload\": \"c\"", "EOF while parsing"),
+        ("other.json", "{}", "neither a result of"),
+        ("list.json", "[1]", "neither a result of"),
+        ("idle.json", &idle.to_string(), "a run without operations"),
+        ("missing.json", &missing.to_string(), "missing field `threads`"),
+        ("bytes.json", "\u{fffd}", "expected value"),
+    ] {
+        let inside = folder.path().join("in");
+        fs::create_dir(&inside).unwrap();
+        fs::write(inside.join(name), content).unwrap();
+        let args = Report { results: vec![inside.clone()], output: output.clone() };
+        let error = report(&args).unwrap_err().to_string();
+        assert!(error.contains(name) && error.contains(expected), "{name}: {error}");
+        fs::remove_dir_all(&inside).unwrap();
+    }
+    let nothing = Report { results: vec!["/nowhere/x.json".into()], output: output.clone() };
+    assert!(report(&nothing).unwrap_err().to_string().starts_with("/nowhere/x.json: No such file"));
+    let empty = tempfile::tempdir().unwrap();
+    let empty = Report { results: vec![empty.path().to_owned()], output: output.clone() };
+    assert!(matches!(report(&empty), Err(Error::Input { .. })));
+    assert_eq!(fs::read_to_string(output).unwrap(), "before");
+}

@@ -1,0 +1,124 @@
+//! Proves that a browser shows the page of `kv-bench report`, made of results of real runs: a
+//! screenshot in headless Chromium, in the light scheme and the dark one, has something in every
+//! quarter, and names and numbers where they belong. Guards against a page that is well-formed and
+//! blank. Without a browser it says so, whoever listens, and proves nothing.
+
+use std::collections::BTreeSet;
+use std::io::Write as _;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use farside_tests::binary;
+
+use crate::bench_cli::bench;
+
+/// A browser of this machine that starts: Ubuntu's is a stub that only names another package.
+fn browser() -> Option<&'static str> {
+    let starts = |name: &&str| {
+        let version = Command::new(name).arg("--version").stderr(Stdio::null()).output();
+        version.is_ok_and(|output| output.status.success())
+    };
+    ["chromium", "chromium-headless-shell", "chromium-browser", "google-chrome"]
+        .into_iter()
+        .find(starts)
+}
+
+/// A page as wide and high as this, as red, green and blue.
+const SIZE: (usize, usize) = (1400, 1600);
+/// How long a browser may take on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+/// What a browser makes of a page, in rows of pixels.
+fn screenshot(browser: &str, page: &Path, is_dark: bool) -> Vec<Vec<[u8; 3]>> {
+    let folder = tempfile::tempdir().unwrap();
+    let image = folder.path().join("page.png");
+    let scheme = if is_dark { 0 } else { 1 };
+    let mut child = Command::new(browser)
+        .args(["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"])
+        .arg(format!("--user-data-dir={}", folder.path().join("profile").display()))
+        .arg(format!("--blink-settings=preferredColorScheme={scheme}"))
+        .arg(format!("--window-size={},{}", SIZE.0, SIZE.1))
+        .arg(format!("--screenshot={}", image.display()))
+        .arg(format!("file://{}", page.display()))
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let started = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        if started.elapsed() > PATIENCE {
+            child.kill().unwrap();
+            child.wait().unwrap();
+            panic!("{browser} made no screenshot in {PATIENCE:?}");
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let file = std::io::BufReader::new(std::fs::File::open(image).unwrap());
+    let mut reader = png::Decoder::new(file).read_info().unwrap();
+    let mut bytes = vec![0; reader.output_buffer_size().unwrap()];
+    let info = reader.next_frame(&mut bytes).unwrap();
+    assert_eq!(info.bit_depth, png::BitDepth::Eight);
+    let samples = info.color_type.samples();
+    let rows = bytes[..info.buffer_size()].chunks(info.line_size);
+    rows.map(|row| row.chunks_exact(samples).map(|p| [p[0], p[1], p[2]]).collect()).collect()
+}
+
+/// Every quarter has more than its background, in several colours.
+fn expect_quarters(rows: &[Vec<[u8; 3]>]) {
+    let (height, width) = (rows.len(), rows[0].len());
+    assert_eq!((width, height), SIZE);
+    for (top, left) in [(0, 0), (0, width / 2), (height / 2, 0), (height / 2, width / 2)] {
+        let quarter =
+            rows[top..top + height / 2].iter().flat_map(|row| &row[left..left + width / 2]);
+        let colours: BTreeSet<[u8; 3]> = quarter.clone().copied().collect();
+        let background = rows[height - 1][0];
+        let drawn = quarter.filter(|pixel| **pixel != background).count();
+        assert!(colours.len() > 20, "{} colours at {top}, {left}", colours.len());
+        assert!(drawn > 2000, "{drawn} pixels drawn at {top}, {left}");
+    }
+}
+
+#[test]
+fn a_browser_shows_the_page_in_both_schemes() {
+    let Some(browser) = browser() else {
+        // Not caught by the harness, as println would be.
+        let told = b"\nNOT TESTED: no Chromium here, so nobody has looked at kv-bench's report\n";
+        std::io::stderr().write_all(told).unwrap();
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let results = folder.path().join("results");
+    std::fs::create_dir(&results).unwrap();
+    for (workload, depth) in [("a", 1), ("a", 8), ("c", 1), ("c", 8)] {
+        let json = results.join(format!("{workload}{depth}.json"));
+        let line = format!(
+            "ycsb --workload {workload} --depth {depth} --records 1000 --warmup-seconds 0 \
+             --seconds 0.2 --limit-seconds 0.1 --json {}",
+            json.display()
+        );
+        let said = bench(&line.split(' ').collect::<Vec<_>>());
+        assert_eq!(said.code, Some(0), "{}", said.stderr);
+    }
+    let page = folder.path().join("page.html");
+    let (from, to) = (results.to_str().unwrap(), page.to_str().unwrap());
+    let said = bench(&["report", from, "-o", to]);
+    assert_eq!(said.code, Some(0), "{}", said.stderr);
+    let [light, dark] = [false, true].map(|is_dark| screenshot(browser, &page, is_dark));
+    expect_quarters(&light);
+    expect_quarters(&dark);
+    let brightness = |rows: &[Vec<[u8; 3]>]| u32::from(rows[0][0][1]);
+    assert!(brightness(&light) > 200 && brightness(&dark) < 60);
+}
+
+#[test]
+fn what_is_no_result_is_one_line() {
+    binary("kv-bench");
+    let folder = tempfile::tempdir().unwrap();
+    let (page, file) = (folder.path().join("page.html"), folder.path().join("cut.json"));
+    std::fs::write(&file, "{\"workload\":").unwrap();
+    let (from, to) = (file.to_str().unwrap(), page.to_str().unwrap());
+    bench(&["report", from, "-o", to]).expect_line(2, &["cut.json", "EOF while parsing"]);
+    assert!(!page.exists());
+    bench(&["report", "-o", to]).expect_line(2, &["RESULTS"]);
+}
