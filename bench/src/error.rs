@@ -35,6 +35,8 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
+    #[error("{store}: {why}")]
+    Store { store: &'static str, why: String },
     #[error("the history {}: {source}", .path.display())]
     History {
         path: PathBuf,

@@ -7,7 +7,8 @@
 //! - [`run`], [`server`], [`accounting`]: threads, phases, a server for the run and what it spent.
 //! - [`verbs`], [`limit`]: the raw rates of a fabric and of a map in this process, the limits of
 //!   everything above.
-//! - [`peers`]: what others published, on the same fabrics.
+//! - [`compare`], [`peers`], [`emulation`]: the same beside what others published, on the same
+//!   fabrics, and a network around them.
 //! - [`report`], [`environment`], [`publish`]: JSON and tables.
 #![deny(unsafe_code)]
 
@@ -16,8 +17,10 @@ pub mod accounting;
 pub mod allocations;
 pub mod args;
 pub mod clock;
+pub mod compare;
 pub mod distribution;
 pub mod driver;
+pub mod emulation;
 pub mod environment;
 pub mod error;
 pub mod history;

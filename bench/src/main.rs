@@ -10,7 +10,7 @@ use farside_bench::error::FAILED;
 use farside_bench::interrupt::Interrupt;
 use farside_bench::publish::publish;
 use farside_bench::report::YcsbReport;
-use farside_bench::{Error, Result, limit, run, verbs};
+use farside_bench::{Error, Result, compare, limit, run, verbs};
 use farside_common::command_line::{one_line, usage_line};
 
 #[global_allocator]
@@ -55,6 +55,11 @@ fn measure(args: &Args) -> Result<()> {
             let report = YcsbReport::new(ycsb, &measured, limit);
             let table = report.table(&measured).map_err(|_| Error::Panicked)?;
             publish(&report, &table, ycsb.json.as_deref())
+        }
+        Command::Compare(args) => {
+            let report = compare::run(args, &interrupt)?;
+            let table = report.table().map_err(|_| Error::Panicked)?;
+            publish(&report, &table, args.json.as_deref())
         }
         Command::Verbs(args) => {
             let report = verbs::run(args, &interrupt)?;
