@@ -97,12 +97,10 @@ impl StoreName {
             Self::Race => "driver from the description of RACE hashing (ATC'21)",
             Self::Smart => "race with the speculative lookup of SMART (ASPLOS'24)",
             Self::Swarm => {
-                "driver from the description of SWARM-KV (SOSP'24), one replica; what an UPDATE does \
-                 not wait for counts as a trip too"
+                "driver from the description of SWARM-KV (SOSP'24), one replica; what an UPDATE \
+                 does not wait for counts as a trip too"
             }
-            Self::Rpc => {
-                "a server's CPU in every operation; remote fetching as in RFP (EuroSys'17)"
-            }
+            Self::Rpc => "a server's CPU in every operation; remote fetching, RFP (EuroSys'17)",
         }
     }
 }
