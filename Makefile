@@ -1,6 +1,6 @@
 # `make help` lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help build demo test soak fuzz miri memcheck test-verbs vm bench-verbs deny clean
+.PHONY: help build demo test soak fuzz miri memcheck test-verbs vm bench-verbs bench-compare deny clean
 
 export RUSTDOCFLAGS ?= -D warnings
 # How long the processes of the chaos test are killed and replaced.
@@ -65,6 +65,11 @@ bench-verbs: build ## Farside beside perftest over soft-RoCE, in one boot: targe
 	@tests/vm/needs.sh
 	@tests/vm/build.sh
 	@tests/vm/bench-verbs
+
+bench-compare: build ## Farside beside what others published, in one boot: target/bench-compare-*.json
+	@tests/vm/needs.sh
+	@tests/vm/build.sh
+	@tests/vm/bench-compare
 
 deny: ## Checks licences and sources of all dependencies
 	command -v cargo-deny >/dev/null || cargo install --locked cargo-deny

@@ -43,6 +43,8 @@ pub enum Error {
     },
     #[error("{}: {what}", .path.display())]
     Input { path: PathBuf, what: String },
+    #[error("{store}: {why}")]
+    Store { store: &'static str, why: String },
     #[error("the history {}: {source}", .path.display())]
     History {
         path: PathBuf,

@@ -12,9 +12,10 @@
 //! - [`verbs`], [`limit`]: the raw rates of a fabric and of a map in this process, the limits of
 //!   everything above.
 //! - [`price`]: what an operation takes at least.
-//! - [`peers`]: what others published, on the same fabrics.
 //! - [`report`], [`open_loop`], [`environment`], [`publish`]: JSON, CSV and tables.
 //! - [`html`]: a page of them.
+//! - [`compare`], [`peers`], [`emulation`]: the same operations on what others published, over the
+//!   same fabrics, and a network around them.
 #![deny(unsafe_code)]
 
 pub mod accounting;
@@ -24,8 +25,10 @@ pub mod args;
 pub mod arrivals;
 pub mod attribution;
 pub mod clock;
+pub mod compare;
 pub mod distribution;
 pub mod driver;
+pub mod emulation;
 pub mod environment;
 pub mod error;
 pub mod history;

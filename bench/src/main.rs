@@ -7,9 +7,9 @@ use farside_bench::allocations::CountingAllocator;
 use farside_bench::args::{Args, Command};
 use farside_bench::error::FAILED;
 use farside_bench::interrupt::Interrupt;
-use farside_bench::publish::Published;
+use farside_bench::publish::{self, Published};
 use farside_bench::report::YcsbReport;
-use farside_bench::{Error, Result, html, limit, processes, run, verbs};
+use farside_bench::{Error, Result, compare, html, limit, processes, run, verbs};
 use farside_common::command_line::{one_line, usage_line};
 
 #[global_allocator]
@@ -71,6 +71,11 @@ fn measure(args: &Args) -> Result<()> {
             let told = html::report(args)?;
             let written = std::io::stdout().write_all(told.as_bytes());
             written.map_err(Error::system("writing the result"))
+        }
+        Command::Compare(args) => {
+            let report = compare::run(args, &interrupt)?;
+            let table = report.table().map_err(|_| Error::Panicked)?;
+            publish::result(&report, &table, args.json.as_deref())
         }
         Command::Verbs(args) => {
             args.output.check()?;

@@ -71,17 +71,7 @@ impl<Json: Serialize, Row: Serialize> Published<'_, Json, Row> {
     /// # Errors
     /// [`Error::Output`] that names the file.
     pub fn publish(&self, output: &Output) -> Result<()> {
-        let is_stdout = |path: &&PathBuf| path.as_path() == Path::new("-");
-        let json = json_text(self.json).map_err(Error::system("writing the result"))?;
-        let on_stdout = if output.json.as_ref().is_some_and(|path| is_stdout(&path)) {
-            &json
-        } else {
-            self.table
-        };
-        print(on_stdout).map_err(Error::system("writing the result"))?;
-        if let Some(path) = output.json.as_ref().filter(|path| !is_stdout(path)) {
-            write_whole(path, json.as_bytes())?;
-        }
+        result(self.json, self.table, output.json.as_deref())?;
         if let Some(path) = &output.csv {
             let text = csv_text(self.rows).map_err(Error::output(path))?;
             write_whole(path, &text)?;
@@ -91,6 +81,21 @@ impl<Json: Serialize, Row: Serialize> Published<'_, Json, Row> {
             write_whole(path, &text)?;
         }
         Ok(())
+    }
+}
+
+/// Writes the JSON to a file that is complete or not there, and the table to stdout; with `-` for
+/// the file the JSON to stdout and no table.
+///
+/// # Errors
+/// [`Error::Output`] that names the file.
+pub fn result(json: &impl Serialize, table: &str, path: Option<&Path>) -> Result<()> {
+    let json = json_text(json).map_err(Error::system("writing the result"))?;
+    let print = |text| print(text).map_err(Error::system("writing the result"));
+    match path {
+        Some(path) if path == Path::new("-") => print(&json),
+        Some(path) => print(table).and_then(|()| write_whole(path, json.as_bytes())),
+        None => print(table),
     }
 }
 

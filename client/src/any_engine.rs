@@ -17,8 +17,8 @@ use crate::remote_depot::ControlDepot;
 pub(crate) enum AnyEngine {
     Shm(Engine<ShmFabric, ControlDepot>),
     Verbs(Engine<VerbsFabric, ControlDepot>),
-    #[cfg(feature = "testing")]
-    Faulty(Engine<crate::faults::FaultyFabric, ControlDepot>),
+    #[cfg(feature = "around")]
+    Wrapped(Engine<Box<dyn farside_common::fabric::Fabric + Send>, ControlDepot>),
 }
 
 /// The same expression over whichever engine it is.
@@ -27,8 +27,8 @@ macro_rules! over {
         match $any {
             AnyEngine::Shm($engine) => $result,
             AnyEngine::Verbs($engine) => $result,
-            #[cfg(feature = "testing")]
-            AnyEngine::Faulty($engine) => $result,
+            #[cfg(feature = "around")]
+            AnyEngine::Wrapped($engine) => $result,
         }
     };
 }

@@ -1,7 +1,14 @@
-//! A fabric around another, which does some things otherwise: what tests put between the library
-//! and a region. Not a part of the API.
+//! A fabric around another, which does some things otherwise: what kv-bench and tests put between
+//! the library and a region. Not a part of the API.
+
+#[cfg(feature = "around")]
+use std::sync::Arc;
 
 use farside_common::fabric::{Buffer, Completion, Counters, Fabric, LaneId, Nanos, Timing, Verb};
+
+/// Puts something around the fabric of each session, which has so many lanes.
+#[cfg(feature = "around")]
+pub type Wrap = Arc<dyn Fn(Box<dyn Fabric + Send>, u16) -> Box<dyn Fabric + Send> + Send + Sync>;
 
 /// What is done otherwise. What it does not say, the fabric does.
 #[allow(missing_docs, reason = "the functions of `Fabric`")]

@@ -26,8 +26,8 @@ pub struct Client {
 pub(crate) struct Shared {
     target: Target,
     pub(crate) options: EngineOptions,
-    #[cfg(feature = "testing")]
-    faults: Option<Arc<crate::faults::Faults>>,
+    #[cfg(feature = "around")]
+    wrap: Option<crate::around::Wrap>,
     state: Mutex<State>,
     /// An attempt to reconnect has ended.
     attempted: Condvar,
@@ -148,9 +148,9 @@ impl Shared {
         &self,
         connection: &Connection,
     ) -> std::result::Result<AnyEngine, Failure> {
-        #[cfg(feature = "testing")]
-        if let Some(faults) = &self.faults {
-            return connection.faulty_engine(self.options, faults);
+        #[cfg(feature = "around")]
+        if let Some(wrap) = &self.wrap {
+            return connection.wrapped_engine(self.options, wrap);
         }
         connection.engine(self.options)
     }
@@ -220,8 +220,8 @@ pub struct ClientBuilder {
     pipeline_depth: u16,
     connect_timeout: Duration,
     rdma: Options,
-    #[cfg(feature = "testing")]
-    faults: Option<Arc<crate::faults::Faults>>,
+    #[cfg(feature = "around")]
+    wrap: Option<crate::around::Wrap>,
 }
 
 /// The most operations a session can have in flight.
@@ -243,8 +243,8 @@ impl From<&ClientConfig> for ClientBuilder {
             pipeline_depth: config.pipeline_depth,
             connect_timeout: Duration::from_millis(config.connect_timeout_ms),
             rdma: config.rdma.options(),
-            #[cfg(feature = "testing")]
-            faults: None,
+            #[cfg(feature = "around")]
+            wrap: None,
         }
     }
 }
@@ -301,11 +301,11 @@ impl ClientBuilder {
         self
     }
 
-    /// What is to go wrong between the sessions and the fabric: for tests.
-    #[cfg(feature = "testing")]
+    /// What is to be between the sessions and their fabric: for kv-bench and tests.
+    #[cfg(feature = "around")]
     #[doc(hidden)]
-    pub fn faults(mut self, faults: Arc<crate::faults::Faults>) -> Self {
-        self.faults = Some(faults);
+    pub fn around(mut self, wrap: crate::around::Wrap) -> Self {
+        self.wrap = Some(wrap);
         self
     }
 
@@ -327,8 +327,8 @@ impl ClientBuilder {
         let shared = Shared {
             target,
             options,
-            #[cfg(feature = "testing")]
-            faults: self.faults,
+            #[cfg(feature = "around")]
+            wrap: self.wrap,
             state,
             attempted,
         };

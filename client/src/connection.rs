@@ -90,22 +90,22 @@ impl Connection {
     }
 }
 
-#[cfg(feature = "testing")]
+#[cfg(feature = "around")]
 impl Connection {
-    /// [`Connection::engine`] with faults.
-    pub(crate) fn faulty_engine(
+    /// [`Connection::engine`] with something around the fabric.
+    pub(crate) fn wrapped_engine(
         &self,
         options: EngineOptions,
-        faults: &std::sync::Arc<crate::faults::Faults>,
+        wrap: &crate::around::Wrap,
     ) -> std::result::Result<AnyEngine, Failure> {
         let fabric: Box<dyn farside_common::fabric::Fabric + Send> =
             match self.route.fabric(options.lanes)? {
                 AnyFabric::Shm(fabric) => Box::new(fabric),
                 AnyFabric::Verbs(fabric) => Box::new(fabric),
             };
-        let faulty = faults.around(fabric, options.lanes);
-        let engine = Engine::open(faulty, self.control.depot(), &self.welcome, options)?;
-        Ok(AnyEngine::Faulty(engine))
+        let wrapped = wrap(fabric, options.lanes);
+        let engine = Engine::open(wrapped, self.control.depot(), &self.welcome, options)?;
+        Ok(AnyEngine::Wrapped(engine))
     }
 }
 

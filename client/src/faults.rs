@@ -12,9 +12,6 @@ use rustix::process::{Signal, getpid, kill_process};
 
 use crate::around::{Around, Rule};
 
-/// A fabric with faults, whichever it is.
-pub type FaultyFabric = Around<dyn Fabric + Send, Injector>;
-
 /// How often something goes wrong: in a million chains.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Rates {

@@ -91,7 +91,7 @@
 
 mod allocator;
 mod any_engine;
-#[cfg(any(test, feature = "testing"))]
+#[cfg(any(test, feature = "around"))]
 #[doc(hidden)]
 pub mod around;
 mod batch;

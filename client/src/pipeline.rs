@@ -73,8 +73,8 @@ pub struct Pipeline<'s>(AnyLanes<'s>);
 enum AnyLanes<'s> {
     Shm(Lanes<'s, ShmFabric>),
     Verbs(Lanes<'s, VerbsFabric>),
-    #[cfg(feature = "testing")]
-    Faulty(Lanes<'s, crate::faults::FaultyFabric>),
+    #[cfg(feature = "around")]
+    Wrapped(Lanes<'s, Box<dyn farside_common::fabric::Fabric + Send>>),
 }
 
 /// The same expression over whichever lanes they are.
@@ -83,8 +83,8 @@ macro_rules! over_lanes {
         match $any {
             AnyLanes::Shm($lanes) => $result,
             AnyLanes::Verbs($lanes) => $result,
-            #[cfg(feature = "testing")]
-            AnyLanes::Faulty($lanes) => $result,
+            #[cfg(feature = "around")]
+            AnyLanes::Wrapped($lanes) => $result,
         }
     };
 }
@@ -98,8 +98,8 @@ impl<'s> Pipeline<'s> {
         Self(match engine {
             AnyEngine::Shm(engine) => AnyLanes::Shm(Lanes::new(engine, connection, shared)),
             AnyEngine::Verbs(engine) => AnyLanes::Verbs(Lanes::new(engine, connection, shared)),
-            #[cfg(feature = "testing")]
-            AnyEngine::Faulty(engine) => AnyLanes::Faulty(Lanes::new(engine, connection, shared)),
+            #[cfg(feature = "around")]
+            AnyEngine::Wrapped(engine) => AnyLanes::Wrapped(Lanes::new(engine, connection, shared)),
         })
     }
 

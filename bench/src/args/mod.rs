@@ -11,6 +11,7 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueHint};
 use farside_common::config::{ClientConfig, ConfigError};
 use farside_common::size::ByteSize;
 
+use crate::compare::Compare;
 use crate::html::Report;
 use crate::publish::Output;
 use crate::{Error, Result};
@@ -51,6 +52,8 @@ impl Args {
 pub enum Command {
     /// Run a standard workload of YCSB: load, warm up, measure
     Ycsb(Box<Ycsb>),
+    /// Measure Farside beside what others published, in turns, on the same fabric
+    Compare(Compare),
     /// Measure the raw READ, WRITE and compare-and-swap of a fabric, in blocks nobody uses
     Verbs(Verbs),
     /// Make one HTML page, with charts, of the results of other runs
@@ -122,14 +125,14 @@ impl Target {
 /// A day.
 const SECONDS_MAX: f64 = 86_400.0;
 
-fn seconds(text: &str) -> std::result::Result<f64, String> {
+pub(crate) fn seconds(text: &str) -> std::result::Result<f64, String> {
     match text.parse::<f64>() {
         Ok(seconds) if (0.0..=SECONDS_MAX).contains(&seconds) => Ok(seconds),
         _ => Err(format!("write a number of seconds from 0 to {SECONDS_MAX}")),
     }
 }
 
-fn positive_seconds(text: &str) -> std::result::Result<f64, String> {
+pub(crate) fn positive_seconds(text: &str) -> std::result::Result<f64, String> {
     match seconds(text)? {
         0.0 => Err("write a number of seconds above 0".to_owned()),
         seconds => Ok(seconds),

@@ -12,7 +12,7 @@
 //! | UPDATE, cached | WRITE (the new entry and its log), READ, READ, READ; WRITE (log), CAS |
 //! | UPDATE, not cached | WRITE, READ, READ; READ; WRITE (log), CAS |
 //! | INSERT | WRITE, READ, READ; WRITE (log), CAS of a free slot |
-//! | DELETE | WRITE (a log object), READ, READ; READ; WRITE (log), CAS; WRITE (the old one's flag) |
+//! | DELETE | WRITE (a log object), READ, READ; READ; WRITE (log), CAS; WRITE (the old flag) |
 //!
 //! Whoever loses the compare-and-swap of an UPDATE counts as overwritten at once: SNAPSHOT, its
 //! protocol for replicas, lets the last writer win. Left out: replicas and what they cost, the

@@ -1,5 +1,5 @@
 //! A peer as a [`Store`]: one operation after another, or a lane for each of many. As in Farside's
-//! pipelines each lane has a task that lives as long as the pipeline, so operations allocate nothing.
+//! pipelines each lane has a task that lives as long as the pipeline: operations allocate nothing.
 
 use std::cell::Cell;
 use std::collections::VecDeque;

@@ -89,7 +89,7 @@ impl Demand {
 pub trait Peer {
     /// The fabric it is on.
     type Fabric: Fabric;
-    /// How many lanes of the fabric an operation takes. The second of operation n is lane n + depth.
+    /// How many lanes of the fabric an operation takes. The second of operation n is n + depth.
     const LANES: u16 = 1;
 
     /// What its verbs go through.

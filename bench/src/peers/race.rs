@@ -13,8 +13,8 @@
 //! | INSERT | WRITE, READ, READ; CAS of a free slot; READ, READ |
 //! | DELETE | READ, READ; READ; CAS |
 //!
-//! `smart` is `race` with the speculative lookup that SMART describes for its tree: a cached address
-//! is believed if the key fits. With several clients it may be a former value's, which nothing there
+//! `smart` is `race` with the speculative lookup that SMART has for its tree: a cached address is
+//! believed if the key fits. With several clients it may be a former value's, which nothing there
 //! tells; this driver is one client. Left out: resizing (SMART-HT disables it), and what SMART does
 //! for many threads that share a device, of which there is one here.
 

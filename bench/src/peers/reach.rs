@@ -9,6 +9,8 @@ use super::{Result, memory::Pieces};
 
 /// How much is zeroed by one WRITE, in bytes.
 const ZEROS_BYTES: u64 = 64 << 10;
+/// None of them says that a verb may come too late.
+const NO_DEADLINE: Nanos = Nanos::MAX;
 /// The first lane, when no other is in use.
 const LANE: LaneId = LaneId(0);
 
@@ -18,7 +20,6 @@ pub struct Reach<F> {
     pub endpoint: Endpoint<F>,
     /// As good as Farside's, which has its key from the region.
     pub hasher: KeyHasher,
-    lateness_max_ns: Nanos,
 }
 
 impl<F: Fabric> Reach<F> {
@@ -29,23 +30,20 @@ impl<F: Fabric> Reach<F> {
                 fabric.reserve(lane, buffer, bytes.max(256) as usize);
             }
         }
-        let lateness_max_ns = fabric.timing().lateness_max_ns;
         let hasher = KeyHasher::new(b"of the benchmark");
-        Self { endpoint: Endpoint::new(fabric, lanes), hasher, lateness_max_ns }
+        Self { endpoint: Endpoint::new(fabric, lanes), hasher }
     }
 
     /// One round trip.
     #[inline]
     pub async fn chain(&self, lane: LaneId, verbs: &[Verb]) -> Result<u64> {
-        let deadline = self.endpoint.now() + self.lateness_max_ns;
-        Ok(self.endpoint.chain(lane, verbs, deadline).await?)
+        Ok(self.endpoint.chain(lane, verbs, NO_DEADLINE).await?)
     }
 
     /// Posts a chain that nobody waits for; [`Endpoint::take_result`] tells what became of it.
     #[inline]
     pub fn post(&self, lane: LaneId, verbs: &[Verb]) {
-        let deadline = self.endpoint.now() + self.lateness_max_ns;
-        self.endpoint.fabric_mut().post(lane, verbs, deadline);
+        self.endpoint.fabric_mut().post(lane, verbs, NO_DEADLINE);
     }
 
     /// What a buffer holds; never across an `.await`.

@@ -34,6 +34,8 @@ const ANSWER_TIMEOUT_NS: Nanos = 5_000_000_000;
 /// A server without requests for so long lets others have its core.
 const IDLE: Duration = Duration::from_millis(5);
 const NAP: Duration = Duration::from_micros(50);
+/// After so many looks in vain both sides give way to others, should they share a core.
+const LOOKS: usize = 64;
 
 const GET: u64 = Action::Get as u64;
 const PUT: u64 = Action::Put as u64;
@@ -156,7 +158,10 @@ impl<F: Fabric> Peer for Rpc<F> {
         let remote = remote + self.layout.answer_offset();
         let bytes = self.layout.answer_bytes(action == Action::Get) as u32;
         let give_up = self.reach.endpoint.now() + ANSWER_TIMEOUT_NS;
-        loop {
+        for looks in 1usize.. {
+            if looks.is_multiple_of(LOOKS) {
+                std::thread::yield_now();
+            }
             let read = Verb::Read { remote, into: Buffer::Block, bytes };
             self.reach.chain(lane, &[read]).await?;
             let block = self.reach.buffer(lane, Buffer::Block);
@@ -172,9 +177,10 @@ impl<F: Fabric> Peer for Rpc<F> {
                 return Ok(applied != 0);
             }
             if self.reach.endpoint.now() > give_up {
-                return Err(PeerError::NoAnswer);
+                break;
             }
         }
+        Err(PeerError::NoAnswer)
     }
 }
 
@@ -227,7 +233,7 @@ impl Serving {
         stop: &AtomicBool,
     ) -> std::result::Result<(), ChainError> {
         let mut last: Vec<u64> = vec![0; mailboxes.count() as usize];
-        let mut busy_at = Instant::now();
+        let (mut busy_at, mut looks) = (Instant::now(), 0usize);
         while !stop.load(Ordering::Relaxed) {
             let mut any = false;
             for (at, last) in last.iter_mut().enumerate() {
@@ -239,11 +245,14 @@ impl Serving {
                 }
             }
             if any {
-                busy_at = Instant::now();
-            } else if busy_at.elapsed() > IDLE {
+                (busy_at, looks) = (Instant::now(), 0);
+                continue;
+            }
+            looks += 1;
+            if busy_at.elapsed() > IDLE {
                 std::thread::sleep(NAP);
-            } else {
-                std::hint::spin_loop();
+            } else if looks.is_multiple_of(LOOKS) {
+                std::thread::yield_now();
             }
         }
         Ok(())

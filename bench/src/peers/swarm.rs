@@ -290,8 +290,9 @@ impl<F: Fabric> Swarm<F> {
         if is_busy.get() {
             let second = self.second(lane);
             let taken = || self.reach.endpoint.take_result(second);
-            poll_fn(|_| taken().map_or(Poll::Pending, Poll::Ready)).await?;
+            let result = poll_fn(|_| taken().map_or(Poll::Pending, Poll::Ready)).await;
             is_busy.set(false);
+            result?;
         }
         Ok(())
     }

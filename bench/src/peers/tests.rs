@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use farside::{Counters, Outcome};
 use farside_common::fabric::shm::{Region, ShmFabric};
@@ -253,6 +254,20 @@ fn a_pipeline_counts_what_each_operation_asked_for() {
         let Completed { result, counters, .. } = pipeline.wait().unwrap();
         let Outcome::Value(Some((found, _))) = result.unwrap() else { panic!("it is there") };
         assert_eq!((found, counters.reads), (&value(number)[..], 1));
+    }
+}
+
+#[test]
+fn what_nobody_waits_for_may_rest_between_two_turns() {
+    let mut store = swarm();
+    let (key, mut found) = (keys::encode(1), Vec::new());
+    store.insert(&key, &value(1)).unwrap();
+    for number in 2..4 {
+        // Its copy in place has no doorbell yet, and would be late for a chain of Farside's.
+        store.put(&key, &value(number)).unwrap();
+        std::thread::sleep(Duration::from_millis(60));
+        assert!(store.get_into(&key, &mut found).unwrap().is_some());
+        assert_eq!(found, value(number));
     }
 }
 

@@ -3,6 +3,7 @@
 //! The protocol is written once over [`Fabric`], as async functions that run on an [`Endpoint`];
 //! every `.await` in it is a round trip.
 
+mod boxed;
 mod counters;
 mod endpoint;
 pub mod shm;

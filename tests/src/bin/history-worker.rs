@@ -50,7 +50,9 @@ fn main() {
     let mut client = Client::builder().server(address).connect_timeout(CONNECT_TIMEOUT);
     let faults = (rest == ["faults"]).then(|| faults(first));
     if let Some(faults) = &faults {
-        client = client.faults(faults.clone());
+        let faults = faults.clone();
+        client =
+            client.around(Arc::new(move |fabric, lanes| Box::new(faults.around(fabric, lanes))));
     }
     let client = client.connect().unwrap();
     std::thread::scope(|scope| {

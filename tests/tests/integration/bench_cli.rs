@@ -192,6 +192,53 @@ fn processes_make_one_run() {
     assert!(operations > 0.0 && operations <= due + 2.0, "{operations} of {due}");
 }
 
+/// The stores of a comparison, on few records, for a moment.
+fn compared(arguments: &[&str]) -> Json {
+    let few = ["compare", "--records", "1000", "--seconds", "0.1", "--warmup-seconds", "0.02"];
+    let said = bench(&[&few[..], &["--rounds", "2", "--json", "-"], arguments].concat());
+    assert_eq!(said.code, Some(0), "{}", said.stderr);
+    serde_json::from_slice(&said.stdout).unwrap()
+}
+
+#[test]
+fn stores_are_compared_on_the_same_fabric() {
+    let json = compared(&["--depth", "4"]);
+    let stores = ["farside", "fusee", "race", "smart", "swarm", "rpc"];
+    expect_fields(&json["stores"], &stores);
+    assert_eq!((&json["network"], &json["left_out"]), (&Json::Null, &Json::Array(vec![])));
+    expect_fields(&json["limit"], &["bytes", "read", "write", "cas"]);
+    let workloads = json["workloads"].as_array().unwrap();
+    let names: Vec<&Json> = workloads.iter().map(|workload| &workload["workload"]).collect();
+    assert_eq!(names, ["a", "b", "c", "d", "f"]);
+    for workload in workloads {
+        let of: Vec<&Json> = workload["stores"].as_array().unwrap().iter().collect();
+        assert_eq!(of.iter().map(|of| &of["store"]).collect::<Vec<_>>(), stores);
+        for of in of {
+            assert!(of["throughput_ops_s"].as_f64().unwrap() > 0.0, "{of}");
+            assert!(of["round_trips_per_op"].as_f64().unwrap() >= 1.0, "{of}");
+            assert!(of["farside_ratio"].as_f64().unwrap() > 0.0, "{of}");
+            assert_eq!(of["unexpected"], 0, "{of}");
+        }
+    }
+    // Reads of cached locations: what counts explain.
+    let c = workloads[2]["stores"].as_array().unwrap();
+    let verbs: Vec<f64> = c.iter().map(|of| of["verbs_per_op"].as_f64().unwrap()).collect();
+    assert!((verbs[0] - 1.0).abs() < 0.1, "{verbs:?}");
+    assert!((verbs[1] - 3.0).abs() < 0.1 && (verbs[2] - 3.0).abs() < 0.1, "{verbs:?}");
+}
+
+#[test]
+fn what_an_emulated_network_touched_says_so() {
+    let emulated = ["--network", "emulated", "--depth", "1", "--workloads", "c"];
+    let json = compared(&[&emulated[..], &["--stores", "farside,race"]].concat());
+    assert!(json["network"].as_str().unwrap().contains("emulated network"));
+    let stores = json["workloads"][0]["stores"].as_array().unwrap();
+    for (of, round_trips) in stores.iter().zip([1.0, 2.0]) {
+        let counted = of["round_trips_per_op"].as_f64().unwrap();
+        assert!((counted - round_trips).abs() < 0.1, "{of}");
+    }
+}
+
 /// What a short run on few records put on file.
 fn recorded(workload: &str, depth: &str) -> Vec<Record> {
     let folder = tempfile::tempdir().unwrap();
@@ -254,6 +301,11 @@ fn mistakes_and_errors_are_one_line() {
             &[c, &["--json", "/nowhere/x.json"][..]].concat(),
             &["cannot write /nowhere/x.json: /nowhere is no folder"],
         ),
+        (&["compare", "--stores", "farside,redis"], &["'redis'", "farside, fusee"]),
+        (&["compare", "--stores", "race,race"], &["--stores has race twice"]),
+        (&["compare", "--workloads", "c,e"], &["workload e needs range scans"]),
+        (&["compare", "--network", "real"], &["emulated"]),
+        (&["compare", "--server", nowhere], &["no server answers at", nowhere]),
         (&["verbs", "--server", nowhere], &["no server answers at", nowhere]),
         (&["verbs", "--server", "kv.sock"], &["no scheme"]),
         (&["verbs", "--config", "/nowhere/client.toml"], &["/nowhere/client.toml"]),

@@ -1,0 +1,133 @@
+//! What can be written after `kv-bench compare`.
+
+use std::path::PathBuf;
+
+use clap::{ValueEnum, ValueHint};
+
+use crate::args::{Target, positive_seconds, seconds};
+use crate::workload::Workload;
+use crate::{Error, Result};
+
+/// `kv-bench compare`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Compare {
+    /// Which of YCSB's workloads, with commas; see ycsb
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "a,b,c,d,f")]
+    pub workloads: Vec<Workload>,
+    /// Which stores, with commas. All but farside are drivers written from the published
+    /// descriptions, not their code
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    #[arg(default_value = "farside,fusee,race,smart,swarm,rpc")]
+    pub stores: Vec<StoreName>,
+    /// What is between the client and the region besides the fabric
+    #[arg(long, value_name = "NETWORK")]
+    pub network: Option<NetworkName>,
+    /// How many records to load
+    #[arg(long, value_name = "N", default_value_t = 100_000)]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=RECORDS_MAX))]
+    pub records: u64,
+    /// The length of every value, in bytes
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=VALUE_BYTES_MAX))]
+    pub value_size: u32,
+    /// How many operations the one thread keeps in flight; 1 is one after another
+    #[arg(long, value_name = "N", default_value_t = 16)]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=512))]
+    pub depth: u16,
+    /// How long to measure each store with each workload, all rounds together
+    #[arg(long, value_name = "N", default_value = "5", value_parser = positive_seconds)]
+    pub seconds: f64,
+    /// In how many rounds: the stores take turns, so that what else the machine does meets them all
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub rounds: u32,
+    /// How long each store runs a workload before that
+    #[arg(long, value_name = "N", default_value = "0.5", value_parser = seconds)]
+    pub warmup_seconds: f64,
+    /// Which server.
+    #[command(flatten)]
+    pub target: Target,
+    /// The same seed makes the same operations
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
+    /// Write the result here as JSON; - writes it to stdout instead of the tables
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub json: Option<PathBuf>,
+}
+
+const RECORDS_MAX: u64 = 1 << 30;
+/// What the drivers take in one piece.
+const VALUE_BYTES_MAX: i64 = 64 << 10;
+
+/// A store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum StoreName {
+    /// Farside, by its client library
+    Farside,
+    /// FUSEE (FAST'23), one replica
+    Fusee,
+    /// RACE hashing (ATC'21)
+    Race,
+    /// The same with SMART's speculative lookup (ASPLOS'24)
+    Smart,
+    /// SWARM-KV (SOSP'24), one replica
+    Swarm,
+    /// A server's CPU in every operation, answers fetched as in RFP (EuroSys'17)
+    Rpc,
+}
+
+impl StoreName {
+    /// The name on the command line and in results.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Farside => "farside",
+            Self::Fusee => "fusee",
+            Self::Race => "race",
+            Self::Smart => "smart",
+            Self::Swarm => "swarm",
+            Self::Rpc => "rpc",
+        }
+    }
+
+    /// What it is, for who reads a result.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Farside => "Farside's client library",
+            Self::Fusee => "driver from the description of FUSEE (FAST'23), one replica",
+            Self::Race => "driver from the description of RACE hashing (ATC'21)",
+            Self::Smart => "race with the speculative lookup of SMART (ASPLOS'24)",
+            Self::Swarm => {
+                "driver from the description of SWARM-KV (SOSP'24), one replica; what an UPDATE \
+                 does not wait for counts as a trip too"
+            }
+            Self::Rpc => "a server's CPU in every operation; remote fetching, RFP (EuroSys'17)",
+        }
+    }
+}
+
+/// A network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum NetworkName {
+    /// Round trips of 2 us and the verb rates of a ConnectX-5, around the fabric
+    Emulated,
+}
+
+impl Compare {
+    /// Checks what clap does not.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] with what is twice in a list.
+    pub fn check(&self) -> Result<()> {
+        for (at, store) in self.stores.iter().enumerate() {
+            if self.stores[..at].contains(store) {
+                return Err(Error::Usage(format!("--stores has {} twice", store.name())));
+            }
+        }
+        for (at, workload) in self.workloads.iter().enumerate() {
+            if self.workloads[..at].contains(workload) {
+                return Err(Error::Usage(format!("--workloads has {workload} twice")));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,316 @@
+//! `kv-bench compare`: Farside and what others published, on one fabric, in one region, with the
+//! same keys, values and operations, in turns.
+
+mod args;
+mod report;
+mod turns;
+
+use std::cell::RefCell;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use farside::Client;
+use farside_common::attach::AnyFabric;
+use farside_common::config::ClientConfig;
+use farside_common::fabric::Fabric;
+use farside_common::fabric::shm::{Region, ShmFabric};
+use farside_common::fabric::verbs::VerbsFabric;
+use farside_common::layout::{
+    BLOCK_BYTES_MAX, BLOCK_HEADER_BYTES, BLOCK_UNIT, SizeClass, class_for,
+};
+
+use crate::emulation::{self, Emulated};
+use crate::environment::Environment;
+use crate::interrupt::Interrupt;
+use crate::keys::KEY_BYTES;
+use crate::peers::fusee::Fusee;
+use crate::peers::lanes::PeerStore;
+use crate::peers::memory::{Memory as Segments, SEGMENT_BYTES};
+use crate::peers::race::Race;
+use crate::peers::rpc::Rpc;
+use crate::peers::swarm::Swarm;
+use crate::peers::{Demand, Peer, PeerError};
+use crate::recorder::Recorder;
+use crate::server::Server;
+use crate::sizing::{self, Memory};
+use crate::value_size::ValueSize;
+use crate::verbs::{Attached, Plan, RawVerb, measure};
+use crate::workload::{Kind, Mix, Workload};
+use crate::{Error, Result};
+
+pub use args::{Compare, NetworkName, StoreName};
+pub use report::{CompareReport, Limit, StoreReport, WorkloadReport};
+use turns::{Done, Order, Player, Seat, pair};
+
+/// Runs everything.
+///
+/// # Errors
+/// What went wrong first.
+pub fn run(args: &Compare, interrupt: &Interrupt) -> Result<CompareReport> {
+    args.check()?;
+    let config = args.target.config()?;
+    let server = Server::connect_or_start(config, || memory(args), interrupt)?;
+    let over_shm = server.fabric() == "shm";
+    // Its server's thread needs the region in this process.
+    let can_run = |store: &StoreName| over_shm || *store != StoreName::Rpc;
+    let stores: Vec<StoreName> = args.stores.iter().copied().filter(can_run).collect();
+    let mut attached = Attached::connect(&server.config)?;
+    let limit = limit(args, &mut attached)?;
+    // No store does more operations than the fabric READs, with some room for noise.
+    let demand = demand(args, (2.0 * limit.read.rate_per_s).min(OPERATIONS_PER_S_MAX));
+    let count = stores.iter().map(|store| segments(*store, demand)).sum();
+    let mut memory = Segments::new(take_segments(&mut attached, count)?);
+    let attached = RefCell::new(attached);
+    let look = || {
+        attached.borrow_mut().answer_all()?;
+        interrupt.check()
+    };
+    let load_kind = if server.is_own() { Kind::Insert } else { Kind::Put };
+    let workloads: Result<Vec<_>> = thread::scope(|scope| {
+        let mut players = Vec::new();
+        for store in &stores {
+            let (player, seat) = pair();
+            let ground = Ground {
+                args,
+                demand,
+                store: *store,
+                load_kind,
+                client: &server.config,
+                region: attached.borrow().region(),
+            };
+            ground.seat(scope, seat, &attached.borrow(), &mut memory)?;
+            players.push((*store, player));
+        }
+        for (_, player) in &players {
+            player.play(Order::Load, None, look)?;
+        }
+        args.workloads.iter().map(|workload| take_turns(args, *workload, &players, look)).collect()
+    });
+    let workloads = workloads?;
+    // While the region is mapped.
+    let environment = Environment::look();
+    attached.into_inner().give_back()?;
+    Ok(CompareReport::new(args, &stores, (server.fabric(), &environment), limit, workloads))
+}
+
+/// One workload, by each store in each round.
+fn take_turns(
+    args: &Compare,
+    workload: Workload,
+    players: &[(StoreName, Player)],
+    look: impl Fn() -> Result<()>,
+) -> Result<WorkloadReport> {
+    let warm_up = Duration::from_secs_f64(args.warmup_seconds);
+    let round = Duration::from_secs_f64(args.seconds / f64::from(args.rounds));
+    for (_, player) in players {
+        player.play(Order::WarmUp(workload), Some(warm_up), &look)?;
+    }
+    let empty = || Done { recorder: Recorder::new(workload.mix()), seconds: 0.0 };
+    let mut all: Vec<Done> = players.iter().map(|_| empty()).collect();
+    for _ in 0..args.rounds {
+        for ((_, player), all) in players.iter().zip(&mut all) {
+            let done = player.play(Order::Measure, Some(round), &look)?;
+            all.recorder.merge(&done.recorder);
+            all.seconds += done.seconds;
+        }
+    }
+    let stores = players.iter().map(|(store, _)| *store);
+    Ok(WorkloadReport::new(workload, stores.zip(&all)))
+}
+
+/// What it takes to make a store.
+struct Ground<'a> {
+    args: &'a Compare,
+    demand: Demand,
+    store: StoreName,
+    load_kind: Kind,
+    client: &'a ClientConfig,
+    region: Option<Arc<Region>>,
+}
+
+type Scope<'s, 'e> = &'s thread::Scope<'s, 'e>;
+
+impl<'a> Ground<'a> {
+    /// Makes the store and starts its thread.
+    fn seat<'s>(
+        self,
+        scope: Scope<'s, '_>,
+        seat: Seat,
+        attached: &Attached,
+        memory: &mut Segments,
+    ) -> Result<()>
+    where
+        'a: 's,
+    {
+        if self.store == StoreName::Farside {
+            let session = self.connect()?.session().map_err(Error::client("opening a session"))?;
+            scope.spawn(move || seat.work(self.args, self.store.name(), session, self.load_kind));
+            return Ok(());
+        }
+        let lanes = lanes(self.store) * self.args.depth;
+        match (self.args.network, attached.fabric(lanes)?) {
+            (None, AnyFabric::Shm(fabric)) => self.peer(scope, seat, fabric, memory),
+            (None, AnyFabric::Verbs(fabric)) => self.peer(scope, seat, fabric, memory),
+            (Some(NetworkName::Emulated), fabric) => {
+                self.peer(scope, seat, emulation::around(boxed(fabric), lanes), memory)
+            }
+        }
+    }
+
+    fn connect(&self) -> Result<Client> {
+        let mut builder = Client::builder().config(self.client).pipeline_depth(self.args.depth);
+        if self.args.network.is_some() {
+            builder = builder.around(emulation::wrap());
+        }
+        builder.connect().map_err(Error::client("connecting"))
+    }
+
+    fn peer<'s, F: Fabric + Send + 's>(
+        self,
+        scope: Scope<'s, '_>,
+        seat: Seat,
+        fabric: F,
+        memory: &mut Segments,
+    ) -> Result<()>
+    where
+        'a: 's,
+    {
+        let (demand, store) = (self.demand, self.store);
+        let failed = |why: PeerError| Error::Store { store: store.name(), why: why.to_string() };
+        match store {
+            StoreName::Fusee => {
+                self.spawn(scope, seat, Fusee::new(fabric, memory, demand).map_err(failed)?);
+            }
+            StoreName::Race | StoreName::Smart => {
+                let is_speculative = store == StoreName::Smart;
+                let race = Race::new(fabric, memory, demand, is_speculative).map_err(failed)?;
+                self.spawn(scope, seat, race);
+            }
+            StoreName::Swarm => {
+                self.spawn(scope, seat, Swarm::new(fabric, memory, demand).map_err(failed)?);
+            }
+            StoreName::Rpc => {
+                let Some(region) = self.region.clone() else { return Ok(()) };
+                let rpc = Rpc::new(fabric, memory, demand, region).map_err(failed)?;
+                self.spawn(scope, seat, rpc);
+            }
+            StoreName::Farside => {}
+        }
+        Ok(())
+    }
+
+    fn spawn<'s, P: Peer + Send + 's>(self, scope: Scope<'s, '_>, seat: Seat, peer: P)
+    where
+        'a: 's,
+    {
+        let store = PeerStore::new(peer, self.args.depth);
+        scope.spawn(move || seat.work(self.args, self.store.name(), store, Kind::Insert));
+    }
+}
+
+fn boxed(fabric: AnyFabric) -> Box<dyn Fabric + Send> {
+    match fabric {
+        AnyFabric::Shm(fabric) => Box::new(fabric),
+        AnyFabric::Verbs(fabric) => Box::new(fabric),
+    }
+}
+
+/// How many lanes of the fabric an operation of the store takes.
+fn lanes(store: StoreName) -> u16 {
+    match store {
+        StoreName::Swarm => Swarm::<ShmFabric>::LANES,
+        _ => 1,
+    }
+}
+
+/// No store does more in a second.
+const OPERATIONS_PER_S_MAX: f64 = 4_000_000.0;
+
+fn demand(args: &Compare, operations_per_s: f64) -> Demand {
+    let inserts: f64 = args.workloads.iter().map(|of| of.mix().share(Kind::Insert)).sum();
+    let operations = (args.warmup_seconds + args.seconds) * operations_per_s;
+    Demand {
+        records: args.records + (operations * inserts) as u64,
+        value_bytes: args.value_size as usize,
+        depth: args.depth,
+    }
+}
+
+/// How many segments of memory a store takes besides Farside's own.
+fn segments(store: StoreName, demand: Demand) -> u64 {
+    match store {
+        StoreName::Farside => 0,
+        StoreName::Fusee => Fusee::<ShmFabric>::segments(demand),
+        StoreName::Race | StoreName::Smart => Race::<ShmFabric>::segments(demand),
+        StoreName::Swarm => Swarm::<ShmFabric>::segments(demand),
+        StoreName::Rpc => Rpc::<ShmFabric>::segments(demand),
+    }
+}
+
+/// What the server started for the run is told.
+fn memory(args: &Compare) -> Result<Memory> {
+    let inserts = args.workloads.iter().map(|of| of.mix().share(Kind::Insert)).sum();
+    let farside = sizing::Demand {
+        records: args.records,
+        sizes: ValueSize::Constant(args.value_size),
+        threads: 1,
+        mix: Mix::new(&[(Kind::Put, 1.0 - inserts), (Kind::Insert, inserts)])
+            .unwrap_or(Workload::A.mix()),
+        target_rate: None,
+        operations: None,
+        seconds: Some(args.seconds),
+        warmup_seconds: args.warmup_seconds,
+    };
+    let memory = farside.memory()?;
+    let demand = demand(args, OPERATIONS_PER_S_MAX);
+    let segments = args.stores.iter().map(|store| segments(*store, demand)).sum::<u64>() + 1;
+    Ok(Memory { region_bytes: memory.region_bytes + segments * BLOCK_BYTES_MAX, ..memory })
+}
+
+/// Takes blocks of the largest class, and their parts that begin on a cache line.
+fn take_segments(attached: &mut Attached, count: u64) -> Result<Vec<u64>> {
+    let Some(class) = SizeClass::for_bytes(BLOCK_BYTES_MAX) else { return Ok(Vec::new()) };
+    let contents = attached.take_blocks(class, count as usize)?;
+    Ok(contents.iter().map(|at| at - BLOCK_HEADER_BYTES + BLOCK_UNIT).collect())
+}
+
+/// How long each raw verb is measured, at most.
+const LIMIT_SECONDS_MAX: f64 = 1.0;
+
+/// The raw verbs, with as many in flight, on what a record of Farside takes.
+fn limit(args: &Compare, attached: &mut Attached) -> Result<Limit> {
+    let segments = take_segments(attached, 1)?;
+    let class = class_for(KEY_BYTES, args.value_size as usize);
+    let bytes = class.map_or(BLOCK_UNIT, SizeClass::block_bytes);
+    let per_segment = (SEGMENT_BYTES / bytes) as usize;
+    let within = |start: &u64| (*start..).step_by(bytes as usize).take(per_segment);
+    let targets: Vec<u64> = segments.iter().flat_map(within).collect();
+    let plan = Plan {
+        targets: &targets,
+        bytes: bytes as u32,
+        lanes: args.depth,
+        duration: Duration::from_secs_f64(args.seconds.min(LIMIT_SECONDS_MAX)),
+        look: &|| Ok(()),
+    };
+    let measured = |fabric: AnyFabric| match (args.network, fabric) {
+        (None, AnyFabric::Shm(mut fabric)) => rates::<ShmFabric>(&mut fabric, &plan),
+        (None, AnyFabric::Verbs(mut fabric)) => rates::<VerbsFabric>(&mut fabric, &plan),
+        (Some(NetworkName::Emulated), fabric) => {
+            let mut fabric: Emulated<_> = emulation::around(boxed(fabric), args.depth);
+            rates(&mut fabric, &plan)
+        }
+    };
+    measured(attached.fabric(args.depth)?)
+}
+
+fn rates<F: Fabric>(fabric: &mut F, plan: &Plan<'_>) -> Result<Limit> {
+    // The first round finds pages and branches cold.
+    measure(fabric, RawVerb::Read, &Plan { duration: plan.duration / 10, ..*plan })?;
+    Ok(Limit {
+        bytes: plan.bytes,
+        read: measure(fabric, RawVerb::Read, plan)?.rate(),
+        write: measure(fabric, RawVerb::Write, plan)?.rate(),
+        cas: measure(fabric, RawVerb::CompareSwap, plan)?.rate(),
+    })
+}

@@ -1,0 +1,204 @@
+//! Results of `kv-bench compare` for programs (JSON) and for people (tables).
+
+use std::collections::BTreeMap;
+use std::fmt::{self, Write as _};
+
+use farside::Counters;
+use serde::Serialize;
+
+use super::args::{Compare, NetworkName, StoreName};
+use super::turns::Done;
+use crate::emulation;
+use crate::environment::Environment;
+use crate::report::{OperationReport, grouped};
+use crate::verbs::Rate;
+use crate::workload::Workload;
+
+/// The result of `kv-bench compare`.
+#[derive(Clone, Debug, Serialize)]
+#[allow(missing_docs, reason = "the names are those of the JSON")]
+pub struct CompareReport {
+    pub fabric: String,
+    /// Null for none but the fabric's own.
+    pub network: Option<&'static str>,
+    pub environment: String,
+    pub records: u64,
+    pub value_size: u32,
+    pub depth: u16,
+    pub rounds: u32,
+    pub seed: u64,
+    /// What each store is.
+    pub stores: BTreeMap<&'static str, &'static str>,
+    /// Asked for, but not possible over this fabric.
+    pub left_out: Vec<&'static str>,
+    pub limit: Limit,
+    pub workloads: Vec<WorkloadReport>,
+}
+
+/// The raw verbs of the same fabric, as many in flight.
+#[derive(Clone, Copy, Debug, Serialize)]
+#[allow(missing_docs, reason = "the names are those of the JSON")]
+pub struct Limit {
+    pub bytes: u32,
+    pub read: Rate,
+    pub write: Rate,
+    pub cas: Rate,
+}
+
+/// One workload.
+#[derive(Clone, Debug, Serialize)]
+#[allow(missing_docs, reason = "the names are those of the JSON")]
+pub struct WorkloadReport {
+    pub workload: String,
+    /// In the order asked for.
+    pub stores: Vec<StoreReport>,
+}
+
+/// One store with it.
+#[derive(Clone, Debug, Serialize)]
+#[allow(missing_docs, reason = "the names are those of the JSON")]
+pub struct StoreReport {
+    pub store: &'static str,
+    pub seconds: f64,
+    pub throughput_ops_s: f64,
+    /// Farside's throughput to this one's; null without Farside.
+    pub farside_ratio: Option<f64>,
+    pub operations: BTreeMap<&'static str, OperationReport>,
+    pub round_trips_per_op: f64,
+    pub verbs_per_op: f64,
+    pub bytes_per_op: f64,
+    /// Operations that found another state than the load had left.
+    pub unexpected: u64,
+}
+
+impl StoreReport {
+    fn new(store: StoreName, done: &Done) -> Self {
+        let mut counters = Counters::default();
+        done.recorder.kinds().for_each(|(_, of)| counters += of.counters);
+        let operations = done.recorder.operations();
+        let per_op = |count: u64| count as f64 / operations.max(1) as f64;
+        Self {
+            store: store.name(),
+            seconds: done.seconds,
+            throughput_ops_s: operations as f64 / done.seconds,
+            farside_ratio: None,
+            operations: done.recorder.kinds().map(|(kind, of)| (kind.name(), of.into())).collect(),
+            round_trips_per_op: per_op(counters.round_trips),
+            verbs_per_op: per_op(counters.verbs()),
+            bytes_per_op: per_op(counters.bytes()),
+            unexpected: done.recorder.unexpected,
+        }
+    }
+}
+
+impl WorkloadReport {
+    /// What each store did.
+    pub(super) fn new<'d>(
+        workload: Workload,
+        stores: impl Iterator<Item = (StoreName, &'d Done)>,
+    ) -> Self {
+        let mut stores: Vec<_> =
+            stores.map(|(store, done)| StoreReport::new(store, done)).collect();
+        let farside = stores.iter().find(|of| of.store == StoreName::Farside.name());
+        if let Some(farside) = farside.map(|of| of.throughput_ops_s) {
+            for of in &mut stores {
+                of.farside_ratio = Some(farside / of.throughput_ops_s);
+            }
+        }
+        Self { workload: workload.to_string(), stores }
+    }
+
+    fn write(&self, out: &mut String) -> fmt::Result {
+        let kinds: Vec<&str> = match self.stores.first() {
+            Some(of) => of.operations.keys().copied().collect(),
+            None => return Ok(()),
+        };
+        write!(out, "\n{:<8} {:>11} {:>8}", format!("YCSB {}", self.workload), "ops/s", "farside")?;
+        for kind in &kinds {
+            write!(out, " {:>12} {:>9}", format!("{kind} p50 ns"), "p99 ns")?;
+        }
+        writeln!(out, " | per op: {:>6} {:>6} {:>7}", "trips", "verbs", "bytes")?;
+        for of in &self.stores {
+            let ratio = of.farside_ratio.map_or("-".to_owned(), |ratio| format!("{ratio:.2} x"));
+            let rate = grouped(of.throughput_ops_s as u64);
+            write!(out, "{:<8} {rate:>11} {ratio:>8}", of.store)?;
+            for kind in &kinds {
+                let (p50, p99) =
+                    of.operations.get(kind).map_or((0, 0), |of| (of.p50_ns, of.p99_ns));
+                write!(out, " {:>12} {:>9}", grouped(p50), grouped(p99))?;
+            }
+            let StoreReport { round_trips_per_op, verbs_per_op, bytes_per_op, .. } = of;
+            writeln!(
+                out,
+                " |         {round_trips_per_op:>6.2} {verbs_per_op:>6.2} {bytes_per_op:>7.1}"
+            )?;
+        }
+        for of in self.stores.iter().filter(|of| of.unexpected > 0) {
+            let count = grouped(of.unexpected);
+            writeln!(out, "WARNING: {count} operations of {} found another state", of.store)?;
+        }
+        Ok(())
+    }
+}
+
+impl CompareReport {
+    /// The report of a run with these of the stores asked for.
+    pub(super) fn new(
+        args: &Compare,
+        stores: &[StoreName],
+        (fabric, environment): (&str, &Environment),
+        limit: Limit,
+        workloads: Vec<WorkloadReport>,
+    ) -> Self {
+        let left_out = args.stores.iter().filter(|store| !stores.contains(store));
+        Self {
+            fabric: fabric.to_owned(),
+            network: args.network.map(|NetworkName::Emulated| emulation::LABEL),
+            environment: environment.to_string(),
+            records: args.records,
+            value_size: args.value_size,
+            depth: args.depth,
+            rounds: args.rounds,
+            seed: args.seed,
+            stores: stores.iter().map(|store| (store.name(), store.label())).collect(),
+            left_out: left_out.map(|store| store.name()).collect(),
+            limit,
+            workloads,
+        }
+    }
+
+    /// The tables for people.
+    ///
+    /// # Errors
+    /// None: formatting into a text does not fail.
+    pub fn table(&self) -> std::result::Result<String, fmt::Error> {
+        let mut out = String::new();
+        let (fabric, depth, rounds) = (&self.fabric, self.depth, self.rounds);
+        let network = self.network.map(|label| format!(", {label}")).unwrap_or_default();
+        let (records, bytes) = (grouped(self.records), self.value_size);
+        writeln!(out, "Stores on {fabric}{network}: {records} records x {bytes} B, one thread,")?;
+        writeln!(out, "depth {depth}, {rounds} rounds in turns")?;
+        writeln!(out, "{}", self.environment)?;
+        let Limit { bytes, read, write, cas } = self.limit;
+        let rate = |rate: Rate| grouped(rate.rate_per_s as u64);
+        writeln!(
+            out,
+            "limit, raw verbs of {bytes} B: READ {} /s, WRITE {} /s, CAS {} /s",
+            rate(read),
+            rate(write),
+            rate(cas),
+        )?;
+        self.workloads.iter().try_for_each(|workload| workload.write(&mut out))?;
+        writeln!(out)?;
+        for (store, label) in &self.stores {
+            writeln!(out, "{store:<8} {label}")?;
+        }
+        for store in &self.left_out {
+            writeln!(
+                out,
+                "{store:<8} left out: its server's thread needs the region, as over shm"
+            )?;
+        }
+        Ok(out)
+    }
+}

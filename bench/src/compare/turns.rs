@@ -1,0 +1,147 @@
+//! Stores that take turns: each has a thread of its own, which sleeps while it is not its turn, so
+//! that its driver, with operations made and not done yet, lives through all of them.
+
+use std::fmt::Display;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::time::{Duration, Instant};
+
+use super::args::Compare;
+use crate::distribution::{Distribution, Skew};
+use crate::driver::Driver;
+use crate::operations::{Generator, Loader};
+use crate::pattern::Pattern;
+use crate::recorder::Recorder;
+use crate::records::RecordCounter;
+use crate::store::Store;
+use crate::value_size::ValueSize;
+use crate::workload::{Kind, Mix, Workload};
+use crate::{Error, Result};
+
+/// What a store is to do in its turn.
+pub(super) enum Order {
+    /// Store all records.
+    Load,
+    /// Do a workload from its start, until told to stop; nothing is recorded.
+    WarmUp(Workload),
+    /// Go on with it, until told to stop.
+    Measure,
+}
+
+/// What it did.
+pub(super) struct Done {
+    /// The operations.
+    pub(super) recorder: Recorder,
+    /// How long that took.
+    pub(super) seconds: f64,
+}
+
+/// How often whoever waits looks around.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// A store's thread, as its caller sees it.
+pub(super) struct Player {
+    orders: Sender<Order>,
+    results: Receiver<Result<Done>>,
+    go_on: Arc<AtomicBool>,
+}
+
+/// What the thread has of that.
+pub(super) struct Seat {
+    orders: Receiver<Order>,
+    results: Sender<Result<Done>>,
+    go_on: Arc<AtomicBool>,
+}
+
+/// Both ends.
+pub(super) fn pair() -> (Player, Seat) {
+    let (orders, taken) = std::sync::mpsc::channel();
+    let (told, results) = std::sync::mpsc::channel();
+    let go_on = Arc::new(AtomicBool::new(true));
+    let player = Player { orders, results, go_on: go_on.clone() };
+    (player, Seat { orders: taken, results: told, go_on })
+}
+
+impl Player {
+    /// Lets it play until it is done, or for so long. `look` is called every now and then.
+    ///
+    /// # Errors
+    /// What the store or the look says.
+    pub(super) fn play(
+        &self,
+        order: Order,
+        most: Option<Duration>,
+        look: impl Fn() -> Result<()>,
+    ) -> Result<Done> {
+        self.go_on.store(true, Ordering::Relaxed);
+        let started = Instant::now();
+        self.orders.send(order).map_err(|_| Error::Panicked)?;
+        let mut looked = Ok(());
+        loop {
+            let left = most.map_or(LOOK, |most| most.saturating_sub(started.elapsed()).min(LOOK));
+            match self.results.recv_timeout(left.max(Duration::from_micros(1))) {
+                Ok(done) => return looked.and(done),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return looked.and(Err(Error::Panicked)),
+            }
+            looked = looked.and_then(|()| look());
+            if looked.is_err() || most.is_some_and(|most| started.elapsed() >= most) {
+                self.go_on.store(false, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+impl Seat {
+    /// Plays until nobody gives orders any more.
+    pub(super) fn work<S: Store<Error: Display>>(
+        self,
+        args: &Compare,
+        name: &'static str,
+        mut store: S,
+        load_kind: Kind,
+    ) {
+        let records = Arc::new(RecordCounter::new(args.records, (0, 1)));
+        let progress = AtomicU64::new(0);
+        let sizes = ValueSize::Constant(args.value_size);
+        let shape = (args.value_size, args.depth.into());
+        let mut witness = ();
+        let mut driver = Driver::new(&mut witness, shape, args.seed, &records, &progress);
+        let mut source = None;
+        let go_on = || self.go_on.load(Ordering::Relaxed);
+        for order in &self.orders {
+            let (workload, recorder) = match order {
+                Order::Load => (None, Recorder::new(Mix::NOTHING)),
+                Order::WarmUp(workload) => {
+                    let shape = workload.default_shape();
+                    let distribution = Distribution::new(shape, &Skew::default(), args.records);
+                    let (mix, distribution) = (workload.mix(), Arc::new(distribution));
+                    let pattern = Pattern { mix, distribution, sizes };
+                    driver.clear();
+                    source = Some((Generator::new(pattern, records.clone(), args.seed), mix));
+                    (source.as_mut(), Recorder::new(Mix::NOTHING))
+                }
+                Order::Measure => {
+                    let mix = source.as_ref().map_or(Mix::NOTHING, |(_, mix)| *mix);
+                    (source.as_mut(), Recorder::new(mix))
+                }
+            };
+            let mut recorder = recorder;
+            let started = Instant::now();
+            let driven = match workload {
+                Some((generator, _)) => driver.drive(&mut store, generator, &mut recorder, go_on),
+                None => {
+                    let mut loader = Loader::new(load_kind, sizes, args.records, (0, 1));
+                    driver.drive(&mut store, &mut loader, &mut recorder, go_on)
+                }
+            };
+            let seconds = started.elapsed().as_secs_f64();
+            let failed = |why: S::Error| Error::Store { store: name, why: why.to_string() };
+            let done = driven.map(|()| Done { recorder, seconds }).map_err(failed);
+            if self.results.send(done).is_err() {
+                return;
+            }
+        }
+    }
+}
