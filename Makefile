@@ -3,6 +3,10 @@
 .PHONY: help build demo test soak fuzz miri memcheck test-verbs vm bench-verbs bench-compare deny clean
 
 export RUSTDOCFLAGS ?= -D warnings
+# What is built once need not be prepared for being built again.
+ifdef CI
+export CARGO_INCREMENTAL ?= 0
+endif
 # How long the processes of the chaos test are killed and replaced.
 export FARSIDE_CHAOS_SECONDS ?= 60
 # How often values as large as the region together go through the test of all sizes.

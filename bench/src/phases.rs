@@ -54,6 +54,8 @@ struct Shared<'a> {
     phase: AtomicU8,
     budget: Option<Arc<Budget>>,
     loaded: AtomicUsize,
+    /// How many threads are through with the warm-up.
+    started: AtomicUsize,
     /// How many threads have measured all there was.
     ended: AtomicUsize,
     progress: Box<[Progress]>,
@@ -108,6 +110,7 @@ pub fn threads(
         phase: AtomicU8::new(Phase::Load as u8),
         budget: args.own_operations().map(|operations| Arc::new(Budget::new(operations))),
         loaded: AtomicUsize::new(0),
+        started: AtomicUsize::new(0),
         ended: AtomicUsize::new(0),
         progress: (0..args.threads).map(|_| Progress::default()).collect(),
     };
@@ -180,6 +183,7 @@ impl Shared<'_> {
         }
         source.limit(self.budget.clone());
         let (cache_before, allocated) = (session.cache_statistics(), allocations::of_this_thread());
+        self.started.fetch_add(1, Ordering::Release);
         let (started_ns, cpu_before) = (now_ns(), thread_cpu_s());
         driver
             .drive(&mut session, &mut source, &mut recorder, || self.is_in(Phase::Measure))
@@ -238,6 +242,9 @@ impl Shared<'_> {
         self.watch(&line, interrupt, "warm-up", is_over)?;
         let before = usage();
         self.enter_unless_stopped(Phase::Measure);
+        // What a thread has in flight when its warm-up ends may take longer than a short phase.
+        let all_started = || self.started.load(Ordering::Acquire) == self.progress.len();
+        self.watch(&line, interrupt, "warm-up", all_started)?;
         let is_late = until(self.args.seconds);
         let all_ended = || self.ended.load(Ordering::Acquire) == self.progress.len();
         self.watch(&line, interrupt, "measure", || is_late() || all_ended())?;
