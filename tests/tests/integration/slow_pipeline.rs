@@ -50,8 +50,9 @@ fn more_in_flight_than_grace_allows_is_read_once() {
     }
     const BYTES: usize = 256 << 10;
     const GETS: u64 = 2000;
-    // 128 MiB in flight: GRACE is over before the test's own build has copied and checked that.
-    let server = ServerProcess::start(&["--memory", "32MiB", "--grace-ms", "40"]);
+    // 128 MiB in flight: GRACE is over before the test's own build has copied and checked that, and
+    // long enough for the few megabytes between a look at the window and one at the block.
+    let server = ServerProcess::start(&["--memory", "32MiB", "--grace-ms", "100"]);
     let client = server.client_builder().pipeline_depth(512).connect().unwrap();
     let mut session = client.session().unwrap();
     for key in 0..8u64 {
