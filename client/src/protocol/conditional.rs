@@ -40,18 +40,18 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         loop {
             let found = self.get().await?;
             let is_expected = found.is_some_and(|found| self.is_expected(&found, expected));
-            let Some(location) = self.located.get().filter(|_| is_expected) else {
+            let Some(target) = self.located.get().filter(|_| is_expected) else {
                 *mismatch = found;
                 return Ok(Linked::No);
             };
-            if is_moving(location.word) {
+            if is_moving(target.word) {
                 self.engine.cache().forget(self.hash);
                 self.wait_for_split(&mut tries).await?;
                 continue;
             }
             // The new word is conditional: nobody may call itself overwritten by it.
-            let desired = location.word.live(new.block, true);
-            if let Swung::Done = self.swing(self.target(location), Some(new), desired).await? {
+            let desired = target.word.live(new.block, true);
+            if let Swung::Done = self.swing(target, Some(new), desired).await? {
                 return Ok(Linked::Yes);
             }
             self.try_again(&mut tries).await?;

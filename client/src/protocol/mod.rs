@@ -87,7 +87,7 @@ pub(crate) struct Operation<'e, F, D: Depot> {
     key_bytes: usize,
     value_bytes: usize,
     /// Where the last GET of this operation found the key.
-    located: Cell<Option<Location>>,
+    located: Cell<Option<Target>>,
 }
 
 /// A value that a GET found; the bytes are in the lane's block buffer.

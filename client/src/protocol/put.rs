@@ -154,7 +154,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
             return Ok(target);
         }
         let located = self.get().await?.and(self.located.get());
-        Ok(located.filter(|location| !is_moving(location.word)).map(|at| self.target(at)))
+        Ok(located.filter(|target| !is_moving(target.word)))
     }
 
     /// One round trip, if the cache knows where the key is and is right.
