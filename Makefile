@@ -32,8 +32,8 @@ test: ## Proves it: format, lints, documentation, all tests, also over RDMA in g
 	. tools/scripts/verbs-env.sh && \
 	    cargo clippy --workspace --all-targets --locked -- -D warnings && \
 	    cargo doc --workspace --no-deps --locked && \
-	    cargo build --workspace --bins --locked && \
-	    cargo test --workspace --locked
+	    cargo build --workspace --bins --tests --locked && \
+	    FARSIDE_BUILT=1 cargo test --workspace --locked
 	cargo check --workspace --no-default-features --locked
 	. tools/scripts/verbs-env.sh && tools/scripts/seeds-beside.sh sh -c \
 	    'tests/vm/suite && tests/vm/two-hosts'

@@ -91,8 +91,8 @@ pub(crate) struct Lanes<'s, F: Fabric> {
     lanes: Vec<Lane<'s>>,
     free: Vec<LaneId>,
     /// Lanes whose chain completed: to be polled first, before what they read grows old.
-    completed: Vec<LaneId>,
-    /// Lanes to be polled once the fabric has room for what they post: those with a new job.
+    completed: VecDeque<LaneId>,
+    /// Lanes with a new job.
     waiting: VecDeque<LaneId>,
     finished: VecDeque<LaneId>,
     started: u64,
@@ -136,7 +136,7 @@ impl<'s, F: Fabric> Lanes<'s, F> {
             shared,
             lanes: (0..count).map(lane).collect(),
             free: (0..count).rev().map(LaneId).collect(),
-            completed: Vec::with_capacity(count.into()),
+            completed: VecDeque::with_capacity(count.into()),
             waiting: VecDeque::with_capacity(count.into()),
             finished: VecDeque::with_capacity(count.into()),
             started: 0,
@@ -262,7 +262,7 @@ impl<'s, F: Fabric> Lanes<'s, F> {
         if self.finished.is_empty() {
             self.poll_lanes();
             let Self { engine, completed, .. } = self;
-            engine.endpoint.try_step(|lane| completed.push(lane));
+            engine.endpoint.try_step(|lane| completed.push_back(lane));
             self.poll_lanes();
         }
         self.take()
@@ -275,30 +275,26 @@ impl<'s, F: Fabric> Lanes<'s, F> {
             self.poll_lanes();
             if self.finished.is_empty() {
                 let Self { engine, completed, .. } = self;
-                engine.endpoint.step(|lane| completed.push(lane));
+                engine.endpoint.step(|lane| completed.push_back(lane));
                 self.poll_lanes();
             }
         }
         self.take()
     }
 
-    /// Lets lanes go on as long as the fabric has room for what they post. Whoever does not get on
-    /// waits with nothing posted, so that however much is in flight, what is posted is executed
-    /// while it is fresh.
+    /// Lets lanes go on, in the order in which they came, as long as the fabric has room for what
+    /// they post. Whoever does not get on waits with nothing posted, so that however much is in
+    /// flight, what is posted is executed while it is fresh.
     fn poll_lanes(&mut self) {
         if !self.completed.is_empty() {
             self.engine.endpoint.tick();
-            for at in 0..self.completed.len() {
-                let id = self.completed[at];
-                if self.engine.endpoint.has_room() {
-                    self.go_on(id);
-                } else {
-                    self.waiting.push_front(id);
-                }
+            while self.engine.endpoint.has_room()
+                && let Some(id) = self.completed.pop_front()
+            {
+                self.go_on(id);
             }
-            self.completed.clear();
         }
-        if !self.waiting.is_empty() {
+        if !self.waiting.is_empty() && self.completed.is_empty() {
             // Anew: looking at large values took its time.
             self.engine.endpoint.tick();
             while self.engine.endpoint.has_room()

@@ -43,10 +43,10 @@ vm_background() {
 }
 
 # The beginning of job/main: the caller's folder and those of its variables that tests look at;
-# and FARSIDE_VM, by which they know where they are.
+# FARSIDE_VM, by which they know where they are, and FARSIDE_BUILT: they cannot build anything.
 vm_surroundings() {
     local name
-    printf 'cd -- %q || exit 125\nexport FARSIDE_VM=1\n' "$PWD"
+    printf 'cd -- %q || exit 125\nexport FARSIDE_VM=1 FARSIDE_BUILT=1\n' "$PWD"
     for name in $(compgen -e); do
         case $name in
         FARSIDE_* | RUST* | CARGO | CARGO_* | LD_LIBRARY_PATH | PATH | HOME | LANG | LC_*)

@@ -11,7 +11,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 said=$(mktemp)
 trap 'rm -f "$said"' EXIT
 export FARSIDE_SIMULATION_SECONDS=${FARSIDE_SIMULATION_SECONDS:-180}
-cargo test --locked -p farside-tests --test simulation random::seeds -- --exact --nocapture \
+cargo test --locked --workspace --test simulation random::seeds -- --exact --nocapture \
     >"$said" 2>&1 &
 failed=0
 "$@" || failed=$?

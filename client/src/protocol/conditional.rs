@@ -40,7 +40,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         loop {
             let found = self.get().await?;
             let is_expected = found.is_some_and(|found| self.is_expected(&found, expected));
-            let Some(target) = self.located.get().filter(|_| is_expected) else {
+            let Some(target) = self.located_target().filter(|_| is_expected) else {
                 *mismatch = found;
                 return Ok(Linked::No);
             };

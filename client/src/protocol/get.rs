@@ -4,7 +4,7 @@ use farside_common::fabric::{Buffer, Fabric, InFlight, Nanos, Verb};
 use farside_common::layout::{HeaderWord, SlotState, SlotWord};
 
 use super::window::{Beyond, Read, Seen};
-use super::{Examined, Found, Operation, Outcome, Target, Tries, read_block};
+use super::{Examined, Found, Operation, Outcome, Tries, read_block};
 use crate::allocator::Depot;
 use crate::location_cache::Location;
 
@@ -87,8 +87,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
                 let mut cache = self.engine.cache();
                 cache.statistics.hits += 1;
                 cache.prove(self.hash, &location, posted);
-                let target = self.target(Location { proved_at: posted, ..location });
-                self.located.set(Some(target));
+                self.located.set(Some((Location { proved_at: posted, ..location }, None)));
                 Some(found)
             }
             _ => None,
@@ -147,8 +146,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
                     if self.engine.directory().window(self.hash).0 == seen.base {
                         self.engine.cache().put(self.hash, location);
                     }
-                    let slot = seen.slot(at);
-                    self.located.set(Some(Target { slot, ..self.target(location) }));
+                    self.located.set(Some((location, Some(seen.base))));
                     return Ok(Searched::Found(found));
                 }
                 Read::Examined(Examined::Other) => {}

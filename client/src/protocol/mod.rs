@@ -86,8 +86,9 @@ pub(crate) struct Operation<'e, F, D: Depot> {
     hash: KeyHash,
     key_bytes: usize,
     value_bytes: usize,
-    /// Where the last GET of this operation found the key.
-    located: Cell<Option<Target>>,
+    /// Where the last GET of this operation found the key, in the window at this byte offset; in
+    /// that to which the directory leads if none is said.
+    located: Cell<Option<(Location, Option<u64>)>>,
 }
 
 /// A value that a GET found; the bytes are in the lane's block buffer.
@@ -337,7 +338,13 @@ impl<'e, F: Fabric, D: Depot> Operation<'e, F, D> {
     /// Where the cache says the key is.
     fn cached_target(&self) -> Option<Target> {
         let location = self.engine.cache().get(self.hash)?;
-        Some(self.target(location))
+        Some(self.target(location, None))
+    }
+
+    /// Where the last GET of this operation found the key.
+    fn located_target(&self) -> Option<Target> {
+        let (location, window) = self.located.get()?;
+        Some(self.target(location, window))
     }
 
     /// The slot of a location, as the directory leads to it.
@@ -346,10 +353,14 @@ impl<'e, F: Fabric, D: Depot> Operation<'e, F, D> {
         window + u64::from(location.in_window)
     }
 
-    fn target(&self, location: Location) -> Target {
+    fn target(&self, location: Location, window: Option<u64>) -> Target {
+        let slot = match window {
+            Some(window) => window + u64::from(location.in_window),
+            None => self.slot_of(&location),
+        };
         let Location { word, generation, expires, proved_at, .. } = location;
         let (generation, expires_at_s) = (Some(generation), (!expires).then_some(0));
-        Target { slot: self.slot_of(&location), word, generation, expires_at_s, proved_at }
+        Target { slot, word, generation, expires_at_s, proved_at }
     }
 }
 

@@ -153,7 +153,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         if condition == Condition::None || target.is_none_or(knows) {
             return Ok(target);
         }
-        let located = self.get().await?.and(self.located.get());
+        let located = self.get().await?.and(self.located_target());
         Ok(located.filter(|target| !is_moving(target.word)))
     }
 

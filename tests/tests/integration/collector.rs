@@ -126,7 +126,8 @@ fn what_an_idle_session_holds_is_left_to_it() {
     // The session is not asked; its client is.
     let after = observer.collect().unwrap();
     assert_eq!(after.blocks_collected, 0);
-    assert_eq!(blocks_missing(&observer, &after), held);
+    // More, where blocks that its client asked for have come since.
+    assert!(blocks_missing(&observer, &after) >= held);
     for n in 0..1000u64 {
         idle.put(&n.to_le_bytes(), &[2; 100]).unwrap();
     }
