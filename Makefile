@@ -1,6 +1,7 @@
 # `make help` lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help build demo test soak fuzz miri memcheck test-verbs vm bench-verbs bench-compare deny clean
+.PHONY: help build demo test soak fuzz miri memcheck instructions test-verbs vm bench-verbs
+.PHONY: bench-compare deny clean
 
 export RUSTDOCFLAGS ?= -D warnings
 # What is built once need not be prepared for being built again.
@@ -57,6 +58,10 @@ miri: ## Runs the tests of layout, hash and messages under Miri; takes nightly
 memcheck: ## Runs a client that makes every operation under valgrind
 	@tools/scripts/needs.sh
 	@tools/scripts/memcheck.sh
+
+instructions: ## Counts a client's instructions for an operation, and compares them with those recorded
+	@tools/scripts/needs.sh
+	@tools/scripts/instructions.sh
 
 test-verbs: ## Of these, only those over RDMA; with FARSIDE_TEST_DEVICE=ADDRESS on this machine's device
 	@tests/vm/needs.sh

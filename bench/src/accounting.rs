@@ -1,4 +1,4 @@
-//! What a server process spent: its CPU time, and how often it woke up.
+//! What a server process spent: its CPU time, and how often it woke up. And CPU time of threads.
 
 use std::fs;
 use std::io;
@@ -6,6 +6,7 @@ use std::io;
 use farside_common::address::Address;
 use farside_common::fabric::shm::Connection;
 use rustix::net::sockopt::socket_peercred;
+use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
 /// What a process spent since it started.
@@ -42,6 +43,12 @@ impl ServerUsage {
             wakeups: self.wakeups.saturating_sub(earlier.wakeups),
         }
     }
+}
+
+/// The CPU time of this thread so far, in seconds.
+pub fn thread_cpu_s() -> f64 {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
 /// utime + stime. The name of the program, in parentheses, may hold anything.

@@ -10,11 +10,24 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use clap::ValueEnum;
 use farside::around::{Around, Rule, Wrap};
+use farside_common::attach::AnyFabric;
 use farside_common::fabric::{Completion, Fabric, LaneId, Nanos, Verb};
 
-/// What every output says that it touched.
-pub const LABEL: &str = "emulated network (2 us, ConnectX-5 rates)";
+/// A network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum NetworkName {
+    /// Round trips of 2 us and the verb rates of a ConnectX-5, around the fabric
+    Emulated,
+}
+
+impl NetworkName {
+    /// What every output says that it touched.
+    pub const fn label(self) -> &'static str {
+        "emulated network (2 us, ConnectX-5 rates)"
+    }
+}
 
 /// From the device's being done with a chain to its completion.
 const ROUND_TRIP_NS: Nanos = 2_000;
@@ -36,6 +49,15 @@ pub fn around<F: Fabric + ?Sized>(fabric: Box<F>, lanes: u16) -> Emulated<F> {
     let rule =
         Network { free_at_ps: 0, due: vec![None; lanes], told: VecDeque::with_capacity(lanes) };
     Around { rule, fabric }
+}
+
+/// The same where the fabric is known only now.
+pub fn around_any(fabric: AnyFabric, lanes: u16) -> Emulated<dyn Fabric + Send> {
+    let fabric: Box<dyn Fabric + Send> = match fabric {
+        AnyFabric::Shm(fabric) => Box::new(fabric),
+        AnyFabric::Verbs(fabric) => Box::new(fabric),
+    };
+    around(fabric, lanes)
 }
 
 /// The same for the sessions of a client.

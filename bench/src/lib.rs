@@ -6,16 +6,17 @@
 //! - [`driver`], [`arrivals`], [`store`], [`recorder`], [`attribution`]: the measured loops, when
 //!   they start what, what they drive, and what they note down.
 //! - [`history`], [`journal`]: an open format for operations, and a witness that writes it.
-//! - [`run`], [`phases`], [`processes`], [`worked`], [`progress`], [`server`], [`accounting`]:
-//!   threads and processes, their phases and sums, what is shown meanwhile, a server for the run
-//!   and what it spent.
+//! - [`run`], [`phases`], [`processes`], [`worked`], [`progress`], [`server`], [`daemon`],
+//!   [`accounting`]: threads and processes, their phases and sums, what is shown meanwhile, a
+//!   server for the run and what it spent.
 //! - [`verbs`], [`limit`]: the raw rates of a fabric and of a map in this process, the limits of
 //!   everything above.
 //! - [`price`]: what an operation takes at least.
 //! - [`report`], [`open_loop`], [`environment`], [`publish`]: JSON, CSV and tables.
 //! - [`html`]: a page of them.
-//! - [`compare`], [`peers`], [`emulation`]: the same operations on what others published, over the
-//!   same fabrics, and a network around them.
+//! - [`compare`], [`peers`], [`emulation`], [`services`]: the same operations on what others
+//!   published, over the same fabrics, a network around them, and servers that are asked over a
+//!   Unix socket.
 #![deny(unsafe_code)]
 
 pub mod accounting;
@@ -26,6 +27,7 @@ pub mod arrivals;
 pub mod attribution;
 pub mod clock;
 pub mod compare;
+pub mod daemon;
 pub mod distribution;
 pub mod driver;
 pub mod emulation;
@@ -52,6 +54,7 @@ pub mod records;
 pub mod report;
 pub mod run;
 pub mod server;
+pub mod services;
 pub mod sizing;
 pub mod store;
 pub mod value_size;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use farside::{CacheStatistics, Client, Session};
 
-use crate::accounting::ServerUsage;
+use crate::accounting::{ServerUsage, thread_cpu_s};
 use crate::args::Ycsb;
 use crate::arrivals::Schedule;
 use crate::clock::now_ns;
@@ -286,12 +286,6 @@ impl Shared<'_> {
     fn operations(&self) -> u64 {
         self.progress.iter().map(|thread| thread.0.load(Ordering::Relaxed)).sum()
     }
-}
-
-/// What this thread used so far.
-fn thread_cpu_s() -> f64 {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
 fn cache_since(now: CacheStatistics, before: CacheStatistics) -> CacheStatistics {

@@ -6,6 +6,7 @@ use farside_common::size::ByteSize;
 
 use crate::accounting::ServerUsage;
 use crate::args::Ycsb;
+use crate::emulation::{self, NetworkName};
 use crate::environment::Environment;
 use crate::interrupt::Interrupt;
 use crate::journal::{HistoryFile, NUMBER_BYTES};
@@ -20,7 +21,7 @@ use crate::{Error, Result};
 
 /// What a run measured, of all threads together.
 pub struct Measured {
-    /// The name of the fabric.
+    /// The name of the fabric, and what is around it.
     pub fabric: String,
     /// Operations.
     pub recorder: Recorder,
@@ -45,11 +46,10 @@ pub struct Measured {
 
 impl Measured {
     /// What all threads together measured.
-    pub fn new(fabric: &str, worked: Worked, supervised: Supervised) -> Self {
+    pub fn new(fabric: String, worked: Worked, supervised: Supervised) -> Self {
         let Worked { recorder, started_ns, ended_ns, cache, allocations, cpu_s } = worked;
         let Supervised { server, load_seconds, environment } = supervised;
         let seconds = (ended_ns - started_ns) as f64 / 1e9;
-        let (fabric, raw) = (fabric.to_owned(), None);
         Self {
             fabric,
             recorder,
@@ -60,7 +60,7 @@ impl Measured {
             server,
             load_seconds,
             environment,
-            raw,
+            raw: None,
         }
     }
 }
@@ -78,7 +78,9 @@ pub fn ycsb(args: &Ycsb, interrupt: &Interrupt) -> Result<Measured> {
         let client = connect(args, &server.config)?;
         phases::threads(args, (client, &server), history, None, interrupt)?
     };
-    let mut measured = Measured::new(server.fabric(), worked, supervised);
+    let network = args.network.map(|network| format!(", {}", network.label())).unwrap_or_default();
+    let fabric = format!("{}{network}", server.fabric());
+    let mut measured = Measured::new(fabric, worked, supervised);
     measured.raw = RawLimit::measure(args, &server.config, interrupt)?;
     Ok(measured)
 }
@@ -130,6 +132,9 @@ fn connect(args: &Ycsb, config: &ClientConfig) -> Result<Client> {
     let mut builder = Client::builder().config(config).pipeline_depth(args.depth);
     if let Some(ByteSize(bytes)) = args.cache_bytes {
         builder = builder.cache_bytes(bytes as usize);
+    }
+    if let Some(NetworkName::Emulated) = args.network {
+        builder = builder.around(emulation::wrap());
     }
     let client = builder.connect().map_err(Error::client("connecting"))?;
     check_limits(args, &client)?;

@@ -25,7 +25,7 @@ pub fn binary(name: &str) -> PathBuf {
     // The test binary is target/<profile>/deps/<name>, or target/<profile>/<name>.
     let own = std::env::current_exe().unwrap();
     let folder = own.ancestors().skip(1).find(|folder| !folder.ends_with("deps")).unwrap();
-    // Who built all of them says so: `make test`, and guests of tests/vm, which could not keep them.
+    // Who built all of them says so: `make test`, and guests, which cannot build anything.
     if std::env::var_os("FARSIDE_BUILT").is_some() {
         return folder.join(name);
     }

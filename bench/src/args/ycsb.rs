@@ -8,6 +8,7 @@ use farside_common::size::ByteSize;
 use super::{Target, positive_seconds, seconds};
 use crate::arrivals::Arrivals;
 use crate::distribution::{HOT_OPERATIONS, HOT_SET, Shape, Skew};
+use crate::emulation::NetworkName;
 use crate::properties::{Properties, Property};
 use crate::publish::Output;
 use crate::value_size::ValueSize;
@@ -96,6 +97,9 @@ pub struct Ycsb {
     /// Which server.
     #[command(flatten)]
     pub target: Target,
+    /// What is between the client and the region besides the fabric
+    #[arg(long, value_name = "NETWORK")]
+    pub network: Option<NetworkName>,
     /// Memory for each session's location cache, as in 64MiB; 0B switches it off
     #[arg(long, value_name = "SIZE")]
     pub cache_bytes: Option<ByteSize>,

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use clap::{ValueEnum, ValueHint};
 
 use crate::args::{Target, positive_seconds, seconds};
+use crate::emulation::NetworkName;
+use crate::services::Service;
 use crate::workload::Workload;
 use crate::{Error, Result};
 
@@ -14,8 +16,8 @@ pub struct Compare {
     /// Which of YCSB's workloads, with commas; see ycsb
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "a,b,c,d,f")]
     pub workloads: Vec<Workload>,
-    /// Which stores, with commas. All but farside are drivers written from the published
-    /// descriptions, not their code
+    /// Which stores, with commas. Fusee to rpc are drivers written from the published descriptions,
+    /// not their code; redis, valkey and memcached are started, where they are installed
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     #[arg(default_value = "farside,fusee,race,smart,swarm,rpc")]
     pub stores: Vec<StoreName>,
@@ -74,6 +76,12 @@ pub enum StoreName {
     Swarm,
     /// A server's CPU in every operation, answers fetched as in RFP (EuroSys'17)
     Rpc,
+    /// redis-server over a Unix socket
+    Redis,
+    /// valkey-server over a Unix socket
+    Valkey,
+    /// memcached over a Unix socket
+    Memcached,
 }
 
 impl StoreName {
@@ -86,6 +94,9 @@ impl StoreName {
             Self::Smart => "smart",
             Self::Swarm => "swarm",
             Self::Rpc => "rpc",
+            Self::Redis => "redis",
+            Self::Valkey => "valkey",
+            Self::Memcached => "memcached",
         }
     }
 
@@ -101,15 +112,21 @@ impl StoreName {
                  does not wait for counts as a trip too"
             }
             Self::Rpc => "a server's CPU in every operation; remote fetching, RFP (EuroSys'17)",
+            Self::Redis => "redis-server as installed, over a Unix socket, nothing kept on disk",
+            Self::Valkey => "valkey-server as installed, over a Unix socket, nothing kept on disk",
+            Self::Memcached => "memcached as installed, over a Unix socket",
         }
     }
-}
 
-/// A network.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum NetworkName {
-    /// Round trips of 2 us and the verb rates of a ConnectX-5, around the fabric
-    Emulated,
+    /// The server it is, if it is not on a fabric.
+    pub const fn service(self) -> Option<Service> {
+        match self {
+            Self::Redis => Some(Service::Redis),
+            Self::Valkey => Some(Service::Valkey),
+            Self::Memcached => Some(Service::Memcached),
+            _ => None,
+        }
+    }
 }
 
 impl Compare {

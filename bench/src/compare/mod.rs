@@ -6,6 +6,8 @@ mod report;
 mod turns;
 
 use std::cell::RefCell;
+use std::fmt::Display;
+use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -20,7 +22,8 @@ use farside_common::layout::{
     BLOCK_BYTES_MAX, BLOCK_HEADER_BYTES, BLOCK_UNIT, SizeClass, class_for,
 };
 
-use crate::emulation::{self, Emulated};
+use crate::daemon::Daemon;
+use crate::emulation::{self, NetworkName};
 use crate::environment::Environment;
 use crate::interrupt::Interrupt;
 use crate::keys::KEY_BYTES;
@@ -31,15 +34,19 @@ use crate::peers::race::Race;
 use crate::peers::rpc::Rpc;
 use crate::peers::swarm::Swarm;
 use crate::peers::{Demand, Peer, PeerError};
-use crate::recorder::Recorder;
 use crate::server::Server;
+use crate::services::memcached::MemcachedProtocol;
+use crate::services::redis::RedisProtocol;
+use crate::services::requests::Requests;
+use crate::services::{Service, ServiceError};
 use crate::sizing::{self, Memory};
+use crate::store::Store;
 use crate::value_size::ValueSize;
 use crate::verbs::{Attached, Plan, RawVerb, measure};
 use crate::workload::{Kind, Mix, Workload};
 use crate::{Error, Result};
 
-pub use args::{Compare, NetworkName, StoreName};
+pub use args::{Compare, StoreName};
 pub use report::{CompareReport, Limit, StoreReport, WorkloadReport};
 use turns::{Done, Order, Player, Seat, pair};
 
@@ -52,9 +59,13 @@ pub fn run(args: &Compare, interrupt: &Interrupt) -> Result<CompareReport> {
     let config = args.target.config()?;
     let server = Server::connect_or_start(config, || memory(args), interrupt)?;
     let over_shm = server.fabric() == "shm";
-    // Its server's thread needs the region in this process.
-    let can_run = |store: &StoreName| over_shm || *store != StoreName::Rpc;
-    let stores: Vec<StoreName> = args.stores.iter().copied().filter(can_run).collect();
+    let left_out: Vec<_> = args
+        .stores
+        .iter()
+        .filter_map(|store| Some((*store, obstacle(*store, over_shm, args.network)?)))
+        .collect();
+    let is_left_out = |store: &StoreName| left_out.iter().any(|(out, _)| out == store);
+    let stores: Vec<_> = args.stores.iter().copied().filter(|store| !is_left_out(store)).collect();
     let mut attached = Attached::connect(&server.config)?;
     let limit = limit(args, &mut attached)?;
     // No store does more operations than the fabric READs, with some room for noise.
@@ -67,10 +78,15 @@ pub fn run(args: &Compare, interrupt: &Interrupt) -> Result<CompareReport> {
         interrupt.check()
     };
     let load_kind = if server.is_own() { Kind::Insert } else { Kind::Put };
+    let start = |service: Service| service.start(demand.records, args.value_size, interrupt);
+    let services: Result<Vec<_>> =
+        stores.iter().map(|store| store.service().map(start).transpose()).collect();
+    let services = services?;
     let workloads: Result<Vec<_>> = thread::scope(|scope| {
         let mut players = Vec::new();
-        for store in &stores {
-            let (player, seat) = pair();
+        for (store, service) in stores.iter().zip(&services) {
+            let process = service.as_ref().map_or(server.process, |of| Some(of.process()));
+            let (player, seat) = pair(process);
             let ground = Ground {
                 args,
                 demand,
@@ -78,6 +94,7 @@ pub fn run(args: &Compare, interrupt: &Interrupt) -> Result<CompareReport> {
                 load_kind,
                 client: &server.config,
                 region: attached.borrow().region(),
+                service: service.as_ref(),
             };
             ground.seat(scope, seat, &attached.borrow(), &mut memory)?;
             players.push((*store, player));
@@ -91,7 +108,24 @@ pub fn run(args: &Compare, interrupt: &Interrupt) -> Result<CompareReport> {
     // While the region is mapped.
     let environment = Environment::look();
     attached.into_inner().give_back()?;
-    Ok(CompareReport::new(args, &stores, (server.fabric(), &environment), limit, workloads))
+    let place = (server.fabric(), &environment);
+    Ok(CompareReport::new(args, &stores, &left_out, place, limit, workloads))
+}
+
+/// Why a store cannot take part.
+fn obstacle(
+    store: StoreName,
+    over_shm: bool,
+    network: Option<NetworkName>,
+) -> Option<&'static str> {
+    if store == StoreName::Rpc && !over_shm {
+        return Some("its server's thread needs the region, as over shm");
+    }
+    let service = store.service()?;
+    if network.is_some() {
+        return Some("nothing emulates a network around its socket");
+    }
+    (!service.is_installed()).then_some("it is not installed")
 }
 
 /// One workload, by each store in each round.
@@ -106,13 +140,10 @@ fn take_turns(
     for (_, player) in players {
         player.play(Order::WarmUp(workload), Some(warm_up), &look)?;
     }
-    let empty = || Done { recorder: Recorder::new(workload.mix()), seconds: 0.0 };
-    let mut all: Vec<Done> = players.iter().map(|_| empty()).collect();
+    let mut all: Vec<_> = players.iter().map(|_| Done::nothing(workload.mix())).collect();
     for _ in 0..args.rounds {
         for ((_, player), all) in players.iter().zip(&mut all) {
-            let done = player.play(Order::Measure, Some(round), &look)?;
-            all.recorder.merge(&done.recorder);
-            all.seconds += done.seconds;
+            all.add(&player.play(Order::Measure, Some(round), &look)?);
         }
     }
     let stores = players.iter().map(|(store, _)| *store);
@@ -127,6 +158,7 @@ struct Ground<'a> {
     load_kind: Kind,
     client: &'a ClientConfig,
     region: Option<Arc<Region>>,
+    service: Option<&'a Daemon>,
 }
 
 type Scope<'s, 'e> = &'s thread::Scope<'s, 'e>;
@@ -148,12 +180,15 @@ impl<'a> Ground<'a> {
             scope.spawn(move || seat.work(self.args, self.store.name(), session, self.load_kind));
             return Ok(());
         }
+        if let Some(service) = self.service {
+            return self.service(scope, seat, &service.socket());
+        }
         let lanes = lanes(self.store) * self.args.depth;
         match (self.args.network, attached.fabric(lanes)?) {
             (None, AnyFabric::Shm(fabric)) => self.peer(scope, seat, fabric, memory),
             (None, AnyFabric::Verbs(fabric)) => self.peer(scope, seat, fabric, memory),
             (Some(NetworkName::Emulated), fabric) => {
-                self.peer(scope, seat, emulation::around(boxed(fabric), lanes), memory)
+                self.peer(scope, seat, emulation::around_any(fabric, lanes), memory)
             }
         }
     }
@@ -177,7 +212,7 @@ impl<'a> Ground<'a> {
         'a: 's,
     {
         let (demand, store) = (self.demand, self.store);
-        let failed = |why: PeerError| Error::Store { store: store.name(), why: why.to_string() };
+        let failed = |why: PeerError| failed(store, &why);
         match store {
             StoreName::Fusee => {
                 self.spawn(scope, seat, Fusee::new(fabric, memory, demand).map_err(failed)?);
@@ -195,7 +230,23 @@ impl<'a> Ground<'a> {
                 let rpc = Rpc::new(fabric, memory, demand, region).map_err(failed)?;
                 self.spawn(scope, seat, rpc);
             }
-            StoreName::Farside => {}
+            StoreName::Farside | StoreName::Redis | StoreName::Valkey | StoreName::Memcached => {}
+        }
+        Ok(())
+    }
+
+    fn service<'s>(self, scope: Scope<'s, '_>, seat: Seat, socket: &Path) -> Result<()>
+    where
+        'a: 's,
+    {
+        let (store, depth) = (self.store, self.args.depth);
+        let failed = |why: ServiceError| failed(store, &why);
+        if store == StoreName::Memcached {
+            let protocol = MemcachedProtocol::connect(socket).map_err(failed)?;
+            self.sit(scope, seat, Requests::new(protocol, depth));
+        } else {
+            let protocol = RedisProtocol::connect(socket).map_err(failed)?;
+            self.sit(scope, seat, Requests::new(protocol, depth));
         }
         Ok(())
     }
@@ -204,16 +255,23 @@ impl<'a> Ground<'a> {
     where
         'a: 's,
     {
-        let store = PeerStore::new(peer, self.args.depth);
-        scope.spawn(move || seat.work(self.args, self.store.name(), store, Kind::Insert));
+        let depth = self.args.depth;
+        self.sit(scope, seat, PeerStore::new(peer, depth));
+    }
+
+    /// A store that holds nothing yet.
+    fn sit<'s, S>(self, scope: Scope<'s, '_>, seat: Seat, store: S)
+    where
+        'a: 's,
+        S: Store<Error: Display> + Send + 's,
+    {
+        let (args, name) = (self.args, self.store.name());
+        scope.spawn(move || seat.work(args, name, store, Kind::Insert));
     }
 }
 
-fn boxed(fabric: AnyFabric) -> Box<dyn Fabric + Send> {
-    match fabric {
-        AnyFabric::Shm(fabric) => Box::new(fabric),
-        AnyFabric::Verbs(fabric) => Box::new(fabric),
-    }
+fn failed(store: StoreName, why: &impl Display) -> Error {
+    Error::Store { store: store.name(), why: why.to_string() }
 }
 
 /// How many lanes of the fabric an operation of the store takes.
@@ -240,7 +298,7 @@ fn demand(args: &Compare, operations_per_s: f64) -> Demand {
 /// How many segments of memory a store takes besides Farside's own.
 fn segments(store: StoreName, demand: Demand) -> u64 {
     match store {
-        StoreName::Farside => 0,
+        StoreName::Farside | StoreName::Redis | StoreName::Valkey | StoreName::Memcached => 0,
         StoreName::Fusee => Fusee::<ShmFabric>::segments(demand),
         StoreName::Race | StoreName::Smart => Race::<ShmFabric>::segments(demand),
         StoreName::Swarm => Swarm::<ShmFabric>::segments(demand),
@@ -297,8 +355,7 @@ fn limit(args: &Compare, attached: &mut Attached) -> Result<Limit> {
         (None, AnyFabric::Shm(mut fabric)) => rates::<ShmFabric>(&mut fabric, &plan),
         (None, AnyFabric::Verbs(mut fabric)) => rates::<VerbsFabric>(&mut fabric, &plan),
         (Some(NetworkName::Emulated), fabric) => {
-            let mut fabric: Emulated<_> = emulation::around(boxed(fabric), args.depth);
-            rates(&mut fabric, &plan)
+            rates(&mut emulation::around_any(fabric, args.depth), &plan)
         }
     };
     measured(attached.fabric(args.depth)?)

@@ -6,9 +6,9 @@ use std::fmt::{self, Write as _};
 use farside::Counters;
 use serde::Serialize;
 
-use super::args::{Compare, NetworkName, StoreName};
+use super::args::{Compare, StoreName};
 use super::turns::Done;
-use crate::emulation;
+use crate::emulation::NetworkName;
 use crate::environment::Environment;
 use crate::report::{OperationReport, grouped};
 use crate::verbs::Rate;
@@ -29,8 +29,8 @@ pub struct CompareReport {
     pub seed: u64,
     /// What each store is.
     pub stores: BTreeMap<&'static str, &'static str>,
-    /// Asked for, but not possible over this fabric.
-    pub left_out: Vec<&'static str>,
+    /// Asked for, but not possible, and why.
+    pub left_out: BTreeMap<&'static str, &'static str>,
     pub limit: Limit,
     pub workloads: Vec<WorkloadReport>,
 }
@@ -61,8 +61,15 @@ pub struct StoreReport {
     pub store: &'static str,
     pub seconds: f64,
     pub throughput_ops_s: f64,
+    /// CPU time of the thread that asks, and of the server's process.
+    pub client_cpu_s: f64,
+    pub server_cpu_s: f64,
+    /// Operations by a second of CPU time of both.
+    pub ops_per_cpu_s: f64,
     /// Farside's throughput to this one's; null without Farside.
     pub farside_ratio: Option<f64>,
+    /// The same of operations by CPU time.
+    pub farside_ratio_cpu: Option<f64>,
     pub operations: BTreeMap<&'static str, OperationReport>,
     pub round_trips_per_op: f64,
     pub verbs_per_op: f64,
@@ -81,7 +88,11 @@ impl StoreReport {
             store: store.name(),
             seconds: done.seconds,
             throughput_ops_s: operations as f64 / done.seconds,
+            client_cpu_s: done.client_cpu_s,
+            server_cpu_s: done.server_cpu_s,
+            ops_per_cpu_s: operations as f64 / (done.client_cpu_s + done.server_cpu_s),
             farside_ratio: None,
+            farside_ratio_cpu: None,
             operations: done.recorder.kinds().map(|(kind, of)| (kind.name(), of.into())).collect(),
             round_trips_per_op: per_op(counters.round_trips),
             verbs_per_op: per_op(counters.verbs()),
@@ -100,9 +111,10 @@ impl WorkloadReport {
         let mut stores: Vec<_> =
             stores.map(|(store, done)| StoreReport::new(store, done)).collect();
         let farside = stores.iter().find(|of| of.store == StoreName::Farside.name());
-        if let Some(farside) = farside.map(|of| of.throughput_ops_s) {
+        if let Some((ops_s, cpu)) = farside.map(|of| (of.throughput_ops_s, of.ops_per_cpu_s)) {
             for of in &mut stores {
-                of.farside_ratio = Some(farside / of.throughput_ops_s);
+                of.farside_ratio = Some(ops_s / of.throughput_ops_s);
+                of.farside_ratio_cpu = Some(cpu / of.ops_per_cpu_s);
             }
         }
         Self { workload: workload.to_string(), stores }
@@ -113,15 +125,21 @@ impl WorkloadReport {
             Some(of) => of.operations.keys().copied().collect(),
             None => return Ok(()),
         };
-        write!(out, "\n{:<8} {:>11} {:>8}", format!("YCSB {}", self.workload), "ops/s", "farside")?;
+        let title = format!("YCSB {}", self.workload);
+        write!(out, "\n{title:<9} {:>11} {:>8}", "ops/s", "farside")?;
+        write!(out, " {:>11} {:>8}", "ops/CPU s", "farside")?;
         for kind in &kinds {
             write!(out, " {:>12} {:>9}", format!("{kind} p50 ns"), "p99 ns")?;
         }
         writeln!(out, " | per op: {:>6} {:>6} {:>7}", "trips", "verbs", "bytes")?;
         for of in &self.stores {
-            let ratio = of.farside_ratio.map_or("-".to_owned(), |ratio| format!("{ratio:.2} x"));
-            let rate = grouped(of.throughput_ops_s as u64);
-            write!(out, "{:<8} {rate:>11} {ratio:>8}", of.store)?;
+            write!(out, "{:<9}", of.store)?;
+            let rates =
+                [(of.throughput_ops_s, of.farside_ratio), (of.ops_per_cpu_s, of.farside_ratio_cpu)];
+            for (rate, ratio) in rates {
+                let ratio = ratio.map_or("-".to_owned(), |ratio| format!("{ratio:.2} x"));
+                write!(out, " {:>11} {ratio:>8}", grouped(rate as u64))?;
+            }
             for kind in &kinds {
                 let (p50, p99) =
                     of.operations.get(kind).map_or((0, 0), |of| (of.p50_ns, of.p99_ns));
@@ -146,14 +164,14 @@ impl CompareReport {
     pub(super) fn new(
         args: &Compare,
         stores: &[StoreName],
+        left_out: &[(StoreName, &'static str)],
         (fabric, environment): (&str, &Environment),
         limit: Limit,
         workloads: Vec<WorkloadReport>,
     ) -> Self {
-        let left_out = args.stores.iter().filter(|store| !stores.contains(store));
         Self {
             fabric: fabric.to_owned(),
-            network: args.network.map(|NetworkName::Emulated| emulation::LABEL),
+            network: args.network.map(NetworkName::label),
             environment: environment.to_string(),
             records: args.records,
             value_size: args.value_size,
@@ -161,7 +179,7 @@ impl CompareReport {
             rounds: args.rounds,
             seed: args.seed,
             stores: stores.iter().map(|store| (store.name(), store.label())).collect(),
-            left_out: left_out.map(|store| store.name()).collect(),
+            left_out: left_out.iter().map(|(store, why)| (store.name(), *why)).collect(),
             limit,
             workloads,
         }
@@ -191,13 +209,10 @@ impl CompareReport {
         self.workloads.iter().try_for_each(|workload| workload.write(&mut out))?;
         writeln!(out)?;
         for (store, label) in &self.stores {
-            writeln!(out, "{store:<8} {label}")?;
+            writeln!(out, "{store:<9} {label}")?;
         }
-        for store in &self.left_out {
-            writeln!(
-                out,
-                "{store:<8} left out: its server's thread needs the region, as over shm"
-            )?;
+        for (store, why) in &self.left_out {
+            writeln!(out, "{store:<9} left out: {why}")?;
         }
         Ok(out)
     }

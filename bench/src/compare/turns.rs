@@ -8,6 +8,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
 use super::args::Compare;
+use crate::accounting::{ServerUsage, thread_cpu_s};
 use crate::distribution::{Distribution, Skew};
 use crate::driver::Driver;
 use crate::operations::{Generator, Loader};
@@ -35,6 +36,26 @@ pub(super) struct Done {
     pub(super) recorder: Recorder,
     /// How long that took.
     pub(super) seconds: f64,
+    /// The CPU time of its thread, in seconds.
+    pub(super) client_cpu_s: f64,
+    /// And of its server's process, in seconds, where that is known.
+    pub(super) server_cpu_s: f64,
+}
+
+impl Done {
+    /// Nothing so far.
+    pub(super) fn nothing(mix: Mix) -> Self {
+        let recorder = Recorder::new(mix);
+        Self { recorder, seconds: 0.0, client_cpu_s: 0.0, server_cpu_s: 0.0 }
+    }
+
+    /// Both.
+    pub(super) fn add(&mut self, more: &Self) {
+        self.recorder.merge(&more.recorder);
+        self.seconds += more.seconds;
+        self.client_cpu_s += more.client_cpu_s;
+        self.server_cpu_s += more.server_cpu_s;
+    }
 }
 
 /// How often whoever waits looks around.
@@ -42,6 +63,8 @@ const LOOK: Duration = Duration::from_millis(5);
 
 /// A store's thread, as its caller sees it.
 pub(super) struct Player {
+    /// The process of its server, if known.
+    server: Option<u32>,
     orders: Sender<Order>,
     results: Receiver<Result<Done>>,
     go_on: Arc<AtomicBool>,
@@ -55,11 +78,11 @@ pub(super) struct Seat {
 }
 
 /// Both ends.
-pub(super) fn pair() -> (Player, Seat) {
+pub(super) fn pair(server: Option<u32>) -> (Player, Seat) {
     let (orders, taken) = std::sync::mpsc::channel();
     let (told, results) = std::sync::mpsc::channel();
     let go_on = Arc::new(AtomicBool::new(true));
-    let player = Player { orders, results, go_on: go_on.clone() };
+    let player = Player { server, orders, results, go_on: go_on.clone() };
     (player, Seat { orders: taken, results: told, go_on })
 }
 
@@ -75,13 +98,18 @@ impl Player {
         look: impl Fn() -> Result<()>,
     ) -> Result<Done> {
         self.go_on.store(true, Ordering::Relaxed);
-        let started = Instant::now();
+        let usage = || self.server.and_then(|server| ServerUsage::of(server).ok());
+        let (started, before) = (Instant::now(), usage());
         self.orders.send(order).map_err(|_| Error::Panicked)?;
         let mut looked = Ok(());
         loop {
             let left = most.map_or(LOOK, |most| most.saturating_sub(started.elapsed()).min(LOOK));
             match self.results.recv_timeout(left.max(Duration::from_micros(1))) {
-                Ok(done) => return looked.and(done),
+                Ok(done) => {
+                    let spent = usage().zip(before).map(|(after, before)| after.since(&before));
+                    let server_cpu_s = spent.unwrap_or_default().cpu_s;
+                    return looked.and(done).map(|done| Done { server_cpu_s, ..done });
+                }
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return looked.and(Err(Error::Panicked)),
             }
@@ -128,7 +156,7 @@ impl Seat {
                 }
             };
             let mut recorder = recorder;
-            let started = Instant::now();
+            let (started, cpu_before) = (Instant::now(), thread_cpu_s());
             let driven = match workload {
                 Some((generator, _)) => driver.drive(&mut store, generator, &mut recorder, go_on),
                 None => {
@@ -138,7 +166,9 @@ impl Seat {
             };
             let seconds = started.elapsed().as_secs_f64();
             let failed = |why: S::Error| Error::Store { store: name, why: why.to_string() };
-            let done = driven.map(|()| Done { recorder, seconds }).map_err(failed);
+            let client_cpu_s = thread_cpu_s() - cpu_before;
+            let done = Done { recorder, seconds, client_cpu_s, server_cpu_s: 0.0 };
+            let done = driven.map(|()| done).map_err(failed);
             if self.results.send(done).is_err() {
                 return;
             }

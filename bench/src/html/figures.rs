@@ -18,6 +18,7 @@ use crate::zipfian::THETA;
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Setting {
     fabric: String,
+    /// 0 where that is what differs.
     records: u64,
     value_size: u32,
     /// What is said of the values' length; nothing in older results.
@@ -41,7 +42,10 @@ impl Setting {
 impl fmt::Display for Setting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { fabric, records, value_size, sizes } = self;
-        write!(f, "{fabric}, {} records of ", grouped(*records))?;
+        match records {
+            0 => write!(f, "{fabric}, records of ")?,
+            _ => write!(f, "{fabric}, {} records of ", grouped(*records))?,
+        }
         if self.is_of_one_length() { write!(f, "{value_size} B") } else { write!(f, "{sizes}") }
     }
 }
@@ -142,6 +146,41 @@ impl<'a> Figures<'a> {
         let x = (unit, Scale::steps(points().map(|point| point.0).collect(), short));
         let y = ("operations/s", Scale::linear(points().map(|point| point.1), short));
         Some(Chart { title, subtitle, x, y, lines, dots: true })
+    }
+
+    /// How long an operation takes a thread, against the number of records.
+    pub(crate) fn by_records(&self) -> Vec<Chart> {
+        let any = |run: &YcsbReport| Setting { records: 0, ..Setting::of(run) };
+        let groups = by(&self.closed, |run| (any(run), run.threads, run.depth));
+        let mut charts = Vec::new();
+        for ((setting, count, depth), runs) in groups {
+            let mut lines = Vec::new();
+            for (name, runs) in by(&runs, curve) {
+                let places = by(&runs, |run| run.records);
+                let ns = |runs: &Vec<_>| 1e9 * f64::from(count) / median(runs);
+                let points: Vec<_> =
+                    places.iter().map(|(records, runs)| (*records as f64, ns(runs))).collect();
+                let colour = self.colour(&name);
+                if points.len() > 1 {
+                    lines.push(Line { name, colour, dashed: false, points });
+                }
+            }
+            let points = || lines.iter().flat_map(|line| &line.points);
+            if !lines.is_empty() {
+                charts.push(Chart {
+                    title: "Time an operation takes by records".to_owned(),
+                    subtitle: format!("{setting}, {}, depth {depth}", threads(count)),
+                    x: ("records", Scale::log(points().map(|point| point.0), short)),
+                    y: (
+                        "time an operation",
+                        Scale::linear(points().map(|point| point.1), duration),
+                    ),
+                    lines,
+                    dots: true,
+                });
+            }
+        }
+        charts
     }
 
     /// How many operations take how long, of each kind.

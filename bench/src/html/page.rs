@@ -146,6 +146,7 @@ fn charts(out: &mut Markup, figures: &Figures<'_>) {
         });
     };
     section(out, "Throughput", figures.throughput());
+    section(out, "Growth", figures.by_records());
     section(out, "Latency", figures.against_load());
     section(out, "Latency distributions", figures.distributions());
     let bars = figures.limits().into_iter().chain(figures.costs());

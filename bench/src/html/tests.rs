@@ -67,6 +67,9 @@ fn every_result_and_every_kind_of_chart_is_there() {
     write(folder.path(), "c2.json", &result("c", 2, 1, 4.5e6));
     write(&below, "c16.json", &result("c", 1, 16, 3.5e6));
     write(&below, "a1.json", &result("a", 1, 1, 1.5e6));
+    let mut larger = result("a", 1, 1, 1.0e6);
+    larger["records"] = 100_000_000.into();
+    write(&below, "larger.json", &larger);
     for target in [100_000, 200_000] {
         let mut offered = result("b", 1, 16, f64::from(target));
         offered["open_loop"] = json!({
@@ -93,6 +96,7 @@ fn every_result_and_every_kind_of_chart_is_there() {
     for title in [
         "Throughput by threads",
         "Throughput by operations in flight",
+        "Time an operation takes by records",
         "Latency against load: workload b",
         "Latency against load: workload c",
         "Latency distribution",

@@ -10,6 +10,7 @@ use farside_common::layout::{BLOCK_HEADER_BYTES, class_for};
 
 use super::{Attached, Plan, Timed, rates};
 use crate::args::Ycsb;
+use crate::emulation::{self, NetworkName};
 use crate::interrupt::Interrupt;
 use crate::keys::KEY_BYTES;
 use crate::workload::Kind;
@@ -60,9 +61,12 @@ impl RawLimit {
         let attached = RefCell::new(attached);
         let of_thread = |fabric, targets: &[u64], look: &dyn Fn() -> Result<()>| {
             let plan = Plan { targets, bytes, lanes: args.depth, duration, look };
-            match fabric {
-                AnyFabric::Shm(mut fabric) => rates(&mut fabric, &plan),
-                AnyFabric::Verbs(mut fabric) => rates(&mut fabric, &plan),
+            match (args.network, fabric) {
+                (None, AnyFabric::Shm(mut fabric)) => rates(&mut fabric, &plan),
+                (None, AnyFabric::Verbs(mut fabric)) => rates(&mut fabric, &plan),
+                (Some(NetworkName::Emulated), fabric) => {
+                    rates(&mut emulation::around_any(fabric, args.depth), &plan)
+                }
             }
         };
         let measured = thread::scope(|scope| {

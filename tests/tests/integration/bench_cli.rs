@@ -205,7 +205,7 @@ fn stores_are_compared_on_the_same_fabric() {
     let json = compared(&["--depth", "4"]);
     let stores = ["farside", "fusee", "race", "smart", "swarm", "rpc"];
     expect_fields(&json["stores"], &stores);
-    assert_eq!((&json["network"], &json["left_out"]), (&Json::Null, &Json::Array(vec![])));
+    assert_eq!((&json["network"], &json["left_out"]), (&Json::Null, &serde_json::json!({})));
     expect_fields(&json["limit"], &["bytes", "read", "write", "cas"]);
     let workloads = json["workloads"].as_array().unwrap();
     let names: Vec<&Json> = workloads.iter().map(|workload| &workload["workload"]).collect();
@@ -227,10 +227,35 @@ fn stores_are_compared_on_the_same_fabric() {
     assert!((verbs[1] - 3.0).abs() < 0.1 && (verbs[2] - 3.0).abs() < 0.1, "{verbs:?}");
 }
 
+/// Those that are not installed are named as such.
+#[test]
+fn servers_over_a_socket_are_compared_where_they_are_installed() {
+    let services = ["redis", "valkey", "memcached"];
+    for depth in ["1", "4"] {
+        let stores = ["--stores", "farside,redis,valkey,memcached", "--depth", depth];
+        let json = compared(&[&stores[..], &["--workloads", "a,d,f"]].concat());
+        let left_out = json["left_out"].as_object().unwrap();
+        assert!(left_out.values().all(|why| why == "it is not installed"), "{left_out:?}");
+        for workload in json["workloads"].as_array().unwrap() {
+            let of = workload["stores"].as_array().unwrap();
+            let names: Vec<_> = of.iter().map(|of| of["store"].as_str().unwrap()).collect();
+            for name in services {
+                assert_ne!(names.contains(&name), left_out.contains_key(name), "{name}");
+            }
+            for of in of {
+                assert_eq!(of["unexpected"], 0, "{of}");
+                assert!(of["ops_per_cpu_s"].as_f64().unwrap() > 0.0, "{of}");
+                assert!(of["farside_ratio_cpu"].as_f64().unwrap() > 0.0, "{of}");
+            }
+        }
+    }
+}
+
 #[test]
 fn what_an_emulated_network_touched_says_so() {
     let emulated = ["--network", "emulated", "--depth", "1", "--workloads", "c"];
-    let json = compared(&[&emulated[..], &["--stores", "farside,race"]].concat());
+    let json = compared(&[&emulated[..], &["--stores", "farside,race,redis"]].concat());
+    assert!(json["left_out"]["redis"].as_str().unwrap().contains("network"));
     assert!(json["network"].as_str().unwrap().contains("emulated network"));
     let stores = json["workloads"][0]["stores"].as_array().unwrap();
     for (of, round_trips) in stores.iter().zip([1.0, 2.0]) {
@@ -301,7 +326,7 @@ fn mistakes_and_errors_are_one_line() {
             &[c, &["--json", "/nowhere/x.json"][..]].concat(),
             &["cannot write /nowhere/x.json: /nowhere is no folder"],
         ),
-        (&["compare", "--stores", "farside,redis"], &["'redis'", "farside, fusee"]),
+        (&["compare", "--stores", "farside,rocksdb"], &["'rocksdb'", "farside, fusee"]),
         (&["compare", "--stores", "race,race"], &["--stores has race twice"]),
         (&["compare", "--workloads", "c,e"], &["workload e needs range scans"]),
         (&["compare", "--network", "real"], &["emulated"]),

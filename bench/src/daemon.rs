@@ -1,0 +1,117 @@
+//! A child process that serves a Unix socket for the time of a run, with its socket and its log in
+//! a temporary folder.
+
+use std::fs::{self, File};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+use crate::interrupt::Interrupt;
+use crate::{Error, Result};
+
+/// How long a server may take to provide its memory and listen.
+const START_TIMEOUT: Duration = Duration::from_secs(120);
+/// How long it may take to stop before it is killed.
+const STOP_TIMEOUT: Duration = Duration::from_secs(10);
+const PAUSE: Duration = Duration::from_millis(10);
+const SOCKET: &str = "server.sock";
+const LOG: &str = "server.log";
+
+/// The process; stopped when this is dropped.
+pub struct Daemon {
+    child: Child,
+    program: PathBuf,
+    folder: TempDir,
+}
+
+impl Daemon {
+    /// Starts a program with the arguments that follow from the path of its socket, and waits until
+    /// it listens there.
+    ///
+    /// # Errors
+    /// [`Error::System`] if it cannot be started, [`Error::ServerStart`] with the last line it said
+    /// if it ends or does not listen, [`Error::Interrupted`].
+    pub fn start(
+        program: PathBuf,
+        arguments: impl FnOnce(&Path) -> Vec<String>,
+        listens: impl Fn(&Path) -> bool,
+        interrupt: &Interrupt,
+    ) -> Result<Self> {
+        let folder = tempfile::Builder::new()
+            .prefix("kv-bench-")
+            .tempdir()
+            .map_err(Error::system("making a temporary folder"))?;
+        let create = || File::create(folder.path().join(LOG));
+        let log = create().map_err(Error::system("making a log"))?;
+        let errors = log.try_clone().map_err(Error::system("making a log"))?;
+        let child = Command::new(&program)
+            .args(arguments(&folder.path().join(SOCKET)))
+            .stdin(Stdio::null())
+            .stdout(log)
+            .stderr(errors)
+            // Ctrl-C in a terminal is for us: we stop the server after our threads.
+            .process_group(0)
+            .spawn()
+            .map_err(Error::system("starting a server"))?;
+        let mut daemon = Self { child, program, folder };
+        daemon.wait_until(listens, interrupt)?;
+        Ok(daemon)
+    }
+
+    /// Where it listens.
+    pub fn socket(&self) -> PathBuf {
+        self.folder.path().join(SOCKET)
+    }
+
+    /// The process.
+    pub fn process(&self) -> u32 {
+        self.child.id()
+    }
+
+    fn wait_until(&mut self, listens: impl Fn(&Path) -> bool, interrupt: &Interrupt) -> Result<()> {
+        let started = Instant::now();
+        loop {
+            interrupt.check()?;
+            if listens(&self.socket()) {
+                return Ok(());
+            }
+            let exited = self.child.try_wait().map_err(Error::system("watching a server"))?;
+            if exited.is_some() || started.elapsed() > START_TIMEOUT {
+                let log = self.last_line();
+                return Err(Error::ServerStart { program: self.program.clone(), log });
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    fn last_line(&self) -> String {
+        let log = fs::read_to_string(self.folder.path().join(LOG)).unwrap_or_default();
+        log.lines().last().unwrap_or("it said nothing").to_owned()
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = kill_process(Pid::from_child(&self.child), Signal::TERM);
+        let asked = Instant::now();
+        while let Ok(None) = self.child.try_wait() {
+            if asked.elapsed() > STOP_TIMEOUT {
+                let _ = self.child.kill();
+                let _ = self.child.wait();
+                return;
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+}
+
+/// Where a program of this name is: in this folder, or else in PATH.
+pub fn find_program(name: &str, beside: Option<&Path>) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let folders = beside.map(Path::to_owned).into_iter().chain(std::env::split_paths(&path));
+    folders.map(|folder| folder.join(name)).find(|program| program.is_file())
+}

@@ -1,0 +1,98 @@
+//! Memcached, by its text protocol ("basic text" in <https://docs.memcached.org/protocols/>). No
+//! client library without a runtime of its own has requests of different kinds in flight.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use super::ServiceError;
+use super::requests::Protocol;
+use crate::keys::Key;
+use crate::peers::Action;
+
+/// A connection.
+pub struct MemcachedProtocol {
+    stream: BufReader<UnixStream>,
+    requests: Vec<u8>,
+    line: Vec<u8>,
+}
+
+/// After every line and value.
+const LINE_END: &[u8] = b"\r\n";
+/// Like redis' client library.
+const BUFFER_BYTES: usize = 16 << 10;
+
+impl MemcachedProtocol {
+    /// To a server that listens there.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn connect(socket: &Path) -> Result<Self, ServiceError> {
+        let stream = BufReader::with_capacity(BUFFER_BYTES, UnixStream::connect(socket)?);
+        Ok(Self { stream, requests: Vec::new(), line: Vec::new() })
+    }
+
+    fn read_line(&mut self) -> Result<(), ServiceError> {
+        self.line.clear();
+        self.stream.read_until(b'\n', &mut self.line)?;
+        match self.line.strip_suffix(LINE_END) {
+            Some(line) => self.line.truncate(line.len()),
+            None => return Err(std::io::Error::from(std::io::ErrorKind::UnexpectedEof).into()),
+        }
+        Ok(())
+    }
+
+    fn unexpected(&self) -> ServiceError {
+        ServiceError::Answer(self.line.escape_ascii().to_string())
+    }
+}
+
+impl Protocol for MemcachedProtocol {
+    fn request(&mut self, action: Action, key: &Key, value: &[u8]) {
+        let command: &[u8] = match action {
+            Action::Get => b"get ",
+            Action::Put => b"set ",
+            Action::Insert => b"add ",
+            Action::Delete => b"delete ",
+        };
+        let requests = &mut self.requests;
+        requests.extend_from_slice(command);
+        requests.extend_from_slice(key);
+        if matches!(action, Action::Put | Action::Insert) {
+            // Flags and expiry; writing to a Vec does not fail.
+            let _ = write!(requests, " 0 0 {}\r\n", value.len());
+            requests.extend_from_slice(value);
+        }
+        requests.extend_from_slice(LINE_END);
+    }
+
+    fn send(&mut self) -> Result<(), ServiceError> {
+        self.stream.get_mut().write_all(&self.requests)?;
+        self.requests.clear();
+        Ok(())
+    }
+
+    fn answer(&mut self, action: Action, value: &mut Vec<u8>) -> Result<bool, ServiceError> {
+        self.read_line()?;
+        match (action, &self.line[..]) {
+            (Action::Get, b"END")
+            | (Action::Insert, b"NOT_STORED")
+            | (Action::Delete, b"NOT_FOUND") => Ok(false),
+            (Action::Put | Action::Insert, b"STORED") | (Action::Delete, b"DELETED") => Ok(true),
+            (Action::Get, line) => {
+                // VALUE <key> <flags> <bytes>
+                let bytes = line.strip_prefix(b"VALUE ").and_then(|line| {
+                    let length = line.rsplit(|byte| *byte == b' ').next()?;
+                    std::str::from_utf8(length).ok()?.parse::<u32>().ok()
+                });
+                let bytes = bytes.ok_or_else(|| self.unexpected())? as usize;
+                value.resize(bytes + LINE_END.len(), 0);
+                self.stream.read_exact(value)?;
+                value.truncate(bytes);
+                self.read_line()?;
+                if self.line == b"END" { Ok(true) } else { Err(self.unexpected()) }
+            }
+            _ => Err(self.unexpected()),
+        }
+    }
+}
