@@ -42,6 +42,11 @@ impl Ledger {
         Self { words: Region::map(&file).unwrap() }
     }
 
+    /// Whether every counter was used.
+    pub fn is_used(&self) -> bool {
+        (0..COUNTERS).all(|counter| self.bounds(counter).0 > 0)
+    }
+
     /// That no increment of a shared counter was lost, and none happened twice.
     pub fn check_counters(&self, session: &mut Session) {
         for counter in 0..COUNTERS {
