@@ -30,15 +30,15 @@ pub struct Daemon {
 
 impl Daemon {
     /// Starts a program with the arguments that follow from the path of its socket, and waits until
-    /// it listens there.
+    /// it answers there.
     ///
     /// # Errors
     /// [`Error::System`] if it cannot be started, [`Error::ServerStart`] with the last line it said
-    /// if it ends or does not listen, [`Error::Interrupted`].
+    /// if it ends or does not answer, [`Error::Interrupted`].
     pub fn start(
         program: PathBuf,
         arguments: impl FnOnce(&Path) -> Vec<String>,
-        listens: impl Fn(&Path) -> bool,
+        answers: impl Fn(&Path) -> bool,
         interrupt: &Interrupt,
     ) -> Result<Self> {
         let folder = tempfile::Builder::new()
@@ -58,11 +58,11 @@ impl Daemon {
             .spawn()
             .map_err(Error::system("starting a server"))?;
         let mut daemon = Self { child, program, folder };
-        daemon.wait_until(listens, interrupt)?;
+        daemon.wait_until(answers, interrupt)?;
         Ok(daemon)
     }
 
-    /// Where it listens.
+    /// Where it answers.
     pub fn socket(&self) -> PathBuf {
         self.folder.path().join(SOCKET)
     }
@@ -72,11 +72,11 @@ impl Daemon {
         self.child.id()
     }
 
-    fn wait_until(&mut self, listens: impl Fn(&Path) -> bool, interrupt: &Interrupt) -> Result<()> {
+    fn wait_until(&mut self, answers: impl Fn(&Path) -> bool, interrupt: &Interrupt) -> Result<()> {
         let started = Instant::now();
         loop {
             interrupt.check()?;
-            if listens(&self.socket()) {
+            if answers(&self.socket()) {
                 return Ok(());
             }
             let exited = self.child.try_wait().map_err(Error::system("watching a server"))?;

@@ -3,8 +3,8 @@
 //! - [`args`], [`properties`]: what is asked for, on the command line or in upstream's files.
 //! - [`workload`], [`distribution`], [`zipfian`], [`keys`], [`records`], [`value_size`],
 //!   [`pattern`], [`operations`]: which operation comes next.
-//! - [`driver`], [`arrivals`], [`store`], [`recorder`], [`attribution`]: the measured loops, when
-//!   they start what, what they drive, and what they note down.
+//! - [`driver`], [`arrivals`], [`store`], [`shards`], [`recorder`], [`attribution`]: the measured
+//!   loops, when they start what, what they drive, one server or several, and what they note down.
 //! - [`history`], [`journal`]: an open format for operations, and a witness that writes it.
 //! - [`run`], [`phases`], [`processes`], [`worked`], [`progress`], [`server`], [`daemon`],
 //!   [`accounting`]: threads and processes, their phases and sums, what is shown meanwhile, a
@@ -55,6 +55,7 @@ pub mod report;
 pub mod run;
 pub mod server;
 pub mod services;
+pub mod shards;
 pub mod sizing;
 pub mod store;
 pub mod value_size;

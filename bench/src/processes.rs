@@ -1,8 +1,9 @@
 //! A run by several processes, as many clients on many machines would make it.
 //!
 //! kv-bench starts itself, with the same command line and which of the processes it is. A child is
-//! told on stdin, a JSON object a line, which server there is, when to warm up and when to measure;
-//! on stdout it tells what it did. When stdin ends its parent is gone, and the child ends too.
+//! told on stdin, a JSON object a line, which servers there are, when to warm up and when to
+//! measure; on stdout it tells what it did. When stdin ends its parent is gone, and the child ends
+//! too.
 
 use std::io::{self, BufRead, BufReader, Write as _};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -16,21 +17,20 @@ use farside_common::command_line::one_line;
 use farside_common::config::ClientConfig;
 use serde::{Deserialize, Serialize};
 
-use crate::accounting::ServerUsage;
 use crate::args::Ycsb;
 use crate::environment::Environment;
 use crate::interrupt::Interrupt;
 use crate::phases::Supervised;
 use crate::progress::ProgressLine;
 use crate::run;
-use crate::server::Server;
+use crate::server::Servers;
 use crate::worked::{Told, Worked};
 use crate::{Error, Result};
 
 /// What a parent tells.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 enum Order {
-    Load { server: String, is_own: bool },
+    Load { servers: Vec<String>, is_own: bool },
     WarmUp,
     Measure,
 }
@@ -56,21 +56,19 @@ const PAUSE: Duration = Duration::from_millis(5);
 ///
 /// # Errors
 /// What went wrong first, in whichever process.
-pub fn run(args: &Ycsb, server: &Server, interrupt: &Interrupt) -> Result<(Worked, Supervised)> {
-    let address = server.config.server.clone().unwrap_or_default();
+pub fn run(args: &Ycsb, servers: &Servers, interrupt: &Interrupt) -> Result<(Worked, Supervised)> {
     let mut children = Children::start(args)?;
     let load = Instant::now();
-    children.tell(&Order::Load { server: address, is_own: server.is_own() })?;
+    children.tell(&Order::Load { servers: servers.addresses(), is_own: servers.is_own() })?;
     children.wait("load", interrupt, |child| child.has_loaded)?;
     let load_seconds = load.elapsed().as_secs_f64();
     children.tell(&Order::WarmUp)?;
     let warm = Instant::now() + Duration::from_secs_f64(args.warmup_seconds);
     children.wait("warm-up", interrupt, |_| Instant::now() >= warm)?;
-    let usage = || server.process.and_then(|process| ServerUsage::of(process).ok());
-    let before = usage();
+    let before = servers.usage();
     children.tell(&Order::Measure)?;
     children.wait("measure", interrupt, |child| child.measured.is_some())?;
-    let spent = before.zip(usage()).map(|(before, after)| after.since(&before));
+    let spent = before.zip(servers.usage()).map(|(before, after)| after.since(&before));
     let measured: Option<Vec<(Worked, Environment)>> =
         children.all.iter_mut().map(|child| child.measured.take()).collect();
     let (worked, machines): (Vec<_>, Vec<_>) = measured.into_iter().flatten().unzip();
@@ -209,7 +207,7 @@ impl Drop for Children {
 
 /// What a child hears from its parent, and tells it.
 pub struct Parent {
-    server: String,
+    servers: Vec<String>,
     is_own: bool,
     /// How many of the later orders have come.
     orders: Arc<AtomicUsize>,
@@ -222,7 +220,7 @@ impl Parent {
         let failed = || Error::system("listening to the kv-bench that started this one");
         let mut line = String::new();
         io::stdin().lock().read_line(&mut line).map_err(failed())?;
-        let Ok(Order::Load { server, is_own }) = serde_json::from_str(&line) else {
+        let Ok(Order::Load { servers, is_own }) = serde_json::from_str(&line) else {
             return Err(failed()(io::ErrorKind::InvalidData.into()));
         };
         let orders = Arc::new(AtomicUsize::new(0));
@@ -235,13 +233,12 @@ impl Parent {
                 interrupt.raise();
             }
         });
-        Ok(Self { server, is_own, orders })
+        Ok(Self { servers, is_own, orders })
     }
 
-    /// The server to go to, and whether it was started for the run.
-    pub fn server(&self, config: ClientConfig) -> Server {
-        let server = Some(self.server.clone());
-        Server::of_parent(ClientConfig { server, ..config }, self.is_own)
+    /// The servers to go to, and whether they were started for the run.
+    pub fn servers(&self, config: &ClientConfig) -> Servers {
+        Servers::of_parent(config, &self.servers, self.is_own)
     }
 
     /// Whether it is time to warm up.

@@ -13,7 +13,7 @@ use crate::journal::{HistoryFile, NUMBER_BYTES};
 use crate::phases::{self, Supervised};
 use crate::processes::{self, Parent};
 use crate::recorder::Recorder;
-use crate::server::Server;
+use crate::server::Servers;
 use crate::sizing::{Demand, Memory};
 use crate::verbs::RawLimit;
 use crate::worked::Worked;
@@ -71,17 +71,21 @@ impl Measured {
 /// What went wrong first, in whichever thread.
 pub fn ycsb(args: &Ycsb, interrupt: &Interrupt) -> Result<Measured> {
     let history = history(args)?;
-    let server = server(args, interrupt)?;
+    let servers = servers(args, interrupt)?;
     let (worked, supervised) = if args.processes > 1 {
-        processes::run(args, &server, interrupt)?
+        processes::run(args, &servers, interrupt)?
     } else {
-        let client = connect(args, &server.config)?;
-        phases::threads(args, (client, &server), history, None, interrupt)?
+        let clients = connect(args, &servers)?;
+        phases::threads(args, (clients, &servers), history, None, interrupt)?
     };
     let network = args.network.map(|network| format!(", {}", network.label())).unwrap_or_default();
-    let fabric = format!("{}{network}", server.fabric());
+    let fabric = format!("{}{network}", servers.fabrics());
     let mut measured = Measured::new(fabric, worked, supervised);
-    measured.raw = RawLimit::measure(args, &server.config, interrupt)?;
+    // A limit of several servers would have to share threads among them as the run does.
+    let mut configs = servers.configs();
+    if let (Some(config), None) = (configs.next(), configs.next()) {
+        measured.raw = RawLimit::measure(args, config, interrupt)?;
+    }
     Ok(measured)
 }
 
@@ -90,14 +94,14 @@ pub fn ycsb(args: &Ycsb, interrupt: &Interrupt) -> Result<Measured> {
 /// # Errors
 /// As for [`ycsb`].
 pub fn part(args: &Ycsb, parent: &Parent, interrupt: &Interrupt) -> Result<(Worked, Supervised)> {
-    let server = parent.server(args.target.config()?);
-    let client = connect(args, &server.config)?;
-    phases::threads(args, (client, &server), None, Some(parent), interrupt)
+    let servers = parent.servers(&args.target.configs()?.swap_remove(0));
+    let clients = connect(args, &servers)?;
+    phases::threads(args, (clients, &servers), None, Some(parent), interrupt)
 }
 
-/// The server that is asked for, or a new one.
-fn server(args: &Ycsb, interrupt: &Interrupt) -> Result<Server> {
-    Server::connect_or_start(args.target.config()?, || memory(args), interrupt)
+/// The servers that are asked for, or a new one.
+fn servers(args: &Ycsb, interrupt: &Interrupt) -> Result<Servers> {
+    Servers::connect_or_start(args.target.configs()?, || memory(args), interrupt)
 }
 
 /// The file that a history goes to.
@@ -128,7 +132,11 @@ fn memory(args: &Ycsb) -> Result<Memory> {
     })
 }
 
-fn connect(args: &Ycsb, config: &ClientConfig) -> Result<Client> {
+fn connect(args: &Ycsb, servers: &Servers) -> Result<Vec<Client>> {
+    servers.configs().map(|config| connect_to(args, config)).collect()
+}
+
+fn connect_to(args: &Ycsb, config: &ClientConfig) -> Result<Client> {
     let mut builder = Client::builder().config(config).pipeline_depth(args.depth);
     if let Some(ByteSize(bytes)) = args.cache_bytes {
         builder = builder.cache_bytes(bytes as usize);

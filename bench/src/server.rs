@@ -1,16 +1,19 @@
-//! A kv-server for the time of a run.
+//! The kv-server of a run, or several.
 
 use std::path::Path;
 
 use farside_common::address::Address;
 use farside_common::config::ClientConfig;
-use farside_common::fabric::shm::Connection;
 
-use crate::accounting;
+use crate::accounting::{self, ServerUsage};
 use crate::daemon::{Daemon, find_program};
 use crate::interrupt::Interrupt;
 use crate::sizing::Memory;
+use crate::verbs::Attached;
 use crate::{Error, Result};
+
+/// How long a server that starts may take for an answer before it is looked after again.
+const ANSWER_TIMEOUT_MS: u64 = 250;
 
 /// The server of a run: somebody's, or one of our own that is stopped when this is dropped.
 pub struct Server {
@@ -42,11 +45,6 @@ impl Server {
         Ok(Self { config, process: Some(own.process()), _own: Some(own), is_own: true })
     }
 
-    /// The one that this configuration names, which another kv-bench may have started.
-    pub fn of_parent(config: ClientConfig, is_own: bool) -> Self {
-        Self { config, process: None, _own: None, is_own }
-    }
-
     /// Whether it was started for this run.
     pub fn is_own(&self) -> bool {
         self.is_own
@@ -56,6 +54,71 @@ impl Server {
     pub fn fabric(&self) -> &str {
         let address = self.config.server.as_deref().unwrap_or_default();
         address.split("://").next().unwrap_or_default()
+    }
+}
+
+/// The servers of a run: one of our own, or somebody's, over which records are spread.
+pub struct Servers(Vec<Server>);
+
+impl Servers {
+    /// Those that the configurations name; a new one if the only configuration names none.
+    ///
+    /// # Errors
+    /// As for a server of its own.
+    pub fn connect_or_start(
+        configs: Vec<ClientConfig>,
+        memory: impl Fn() -> Result<Memory>,
+        interrupt: &Interrupt,
+    ) -> Result<Self> {
+        let server = |config| Server::connect_or_start(config, &memory, interrupt);
+        configs.into_iter().map(server).collect::<Result<_>>().map(Self)
+    }
+
+    /// Those at these addresses, which another kv-bench may have started.
+    pub fn of_parent(config: &ClientConfig, addresses: &[String], is_own: bool) -> Self {
+        let server = |address: &String| {
+            let config = ClientConfig { server: Some(address.clone()), ..config.clone() };
+            Server { config, process: None, _own: None, is_own }
+        };
+        Self(addresses.iter().map(server).collect())
+    }
+
+    /// How to connect to each.
+    pub fn configs(&self) -> impl ExactSizeIterator<Item = &ClientConfig> {
+        self.0.iter().map(|server| &server.config)
+    }
+
+    /// Where each of them is.
+    pub fn addresses(&self) -> Vec<String> {
+        self.configs().filter_map(|config| config.server.clone()).collect()
+    }
+
+    /// Whether they were started for this run.
+    pub fn is_own(&self) -> bool {
+        self.0.iter().all(Server::is_own)
+    }
+
+    /// What their processes spent so far, if all are known.
+    pub fn usage(&self) -> Option<ServerUsage> {
+        let usage = |server: &Server| ServerUsage::of(server.process?).ok();
+        let mut sum = ServerUsage::default();
+        for ServerUsage { cpu_s, wakeups } in
+            self.0.iter().map(usage).collect::<Option<Vec<_>>>()?
+        {
+            sum.cpu_s += cpu_s;
+            sum.wakeups += wakeups;
+        }
+        Some(sum)
+    }
+
+    /// The names of the fabrics that lead to them, and how many they are if they are several.
+    pub fn fabrics(&self) -> String {
+        let mut names: Vec<&str> = self.0.iter().map(Server::fabric).collect();
+        let count = names.len();
+        names.sort_unstable();
+        names.dedup();
+        let names = names.join(" and ");
+        if count == 1 { names } else { format!("{names}, {count} servers") }
     }
 }
 
@@ -75,8 +138,14 @@ fn start(memory: Memory, interrupt: &Interrupt) -> Result<Daemon> {
         ]
         .concat()
     };
-    let listens = |socket: &Path| Connection::connect(socket).is_ok();
-    Daemon::start(program, arguments, listens, interrupt)
+    // It listens long before its memory is there.
+    let answers = |socket: &Path| {
+        let server = Some(address_of(socket));
+        let config =
+            ClientConfig { server, connect_timeout_ms: ANSWER_TIMEOUT_MS, ..Default::default() };
+        Attached::connect(&config).and_then(Attached::give_back).is_ok()
+    };
+    Daemon::start(program, arguments, answers, interrupt)
 }
 
 fn address_of(socket: &Path) -> String {

@@ -1,7 +1,9 @@
 //! What the measured loops drive: a store, by one operation after another or with many in flight.
 //! Farside's session is one. Calls are bound when the loop is compiled, and none of them allocates.
 
-use farside::{Counters, Outcome, Pipeline, PipelineFull, Session, Ticket, Version};
+use farside::{
+    CacheStatistics, Counters, Outcome, Pipeline, PipelineFull, Session, Ticket, Version,
+};
 
 use crate::keys::Key;
 
@@ -46,6 +48,11 @@ pub trait Store {
 
     /// What it asked of its fabric so far.
     fn counters(&self) -> Counters;
+
+    /// What its location cache did so far.
+    fn cache_statistics(&self) -> CacheStatistics {
+        CacheStatistics::default()
+    }
 }
 
 /// Many operations in flight. Starting one names its lane, below [`Pipelined::depth`]: no other
@@ -132,6 +139,10 @@ impl Store for Session {
     #[inline]
     fn counters(&self) -> Counters {
         self.counters()
+    }
+
+    fn cache_statistics(&self) -> CacheStatistics {
+        self.cache_statistics()
     }
 }
 

@@ -20,24 +20,15 @@ bench=${CARGO_TARGET_DIR:-target}/instructions/release/kv-bench
 said=$(mktemp)
 trap 'rm -f "$said"' EXIT
 
-# All instructions of a run with so many operations.
-all() {
-    local operations=$1
-    shift
-    # What waits for time to pass takes fifty times as long here.
-    valgrind --tool=cachegrind --cache-sim=no --cachegrind-out-file=/dev/null "$bench" ycsb \
-        --records 1000 --limit-seconds 0 --warmup-seconds 0 --operations "$operations" "$@" \
-        >"$said" 2>&1 || { cat "$said" >&2; exit 1; }
-    sed -n 's/,//g; s/.*I *refs: *//p' "$said"
-}
-
-# The difference of two runs, so that start, load and end do not count.
+# Of the measured phase, by its operations.
 count() {
-    local name=$1 few many
+    local name=$1 operations=200000
     shift
-    few=$(all 100000 "$@")
-    many=$(all 300000 "$@")
-    echo "$name $(((many - few) / 200000))"
+    valgrind --tool=callgrind --callgrind-out-file=/dev/null \
+        --toggle-collect='*phases::Shared*::measure*' "$bench" ycsb --records 1000 \
+        --limit-seconds 0 --warmup-seconds 0 --operations $operations "$@" >"$said" 2>&1 ||
+        { cat "$said" >&2; exit 1; }
+    echo "$name $(($(sed -n 's/.*Collected *: *//p' "$said") / operations))"
 }
 
 counted=$(

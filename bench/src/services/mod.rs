@@ -79,8 +79,8 @@ impl Service {
             };
             arguments.into_iter().map(str::to_owned).collect()
         };
-        let listens = |socket: &Path| UnixStream::connect(socket).is_ok();
-        Daemon::start(program, arguments, listens, interrupt)
+        let answers = |socket: &Path| UnixStream::connect(socket).is_ok();
+        Daemon::start(program, arguments, answers, interrupt)
     }
 }
 
