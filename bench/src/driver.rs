@@ -25,7 +25,7 @@ use crate::keys::{self, Key};
 use crate::operations::{BATCH, Batch, Operation, Source, Values};
 use crate::recorder::Recorder;
 use crate::records::RecordCounter;
-use crate::store::{Pipelined, Store};
+use crate::store::{Change, Pipelined, Store};
 use crate::workload::Kind;
 
 /// How many operations in flight share one reading of the clock.
@@ -198,25 +198,33 @@ fn perform<S: Store>(
         expected = as_expected(outcome, value_bytes);
     }
     let Some(change) = change(kind) else { return Ok(expected) };
-    witness.begins(change, record);
-    let outcome = match kind {
-        Kind::Delete => Outcome::Applied(store.delete(key)?),
-        Kind::Insert => Outcome::Applied(store.insert(key, witness.value(values, value_bytes))?),
-        _ => store.put(key, witness.value(values, value_bytes)).map(|()| Outcome::Stored)?,
-    };
+    witness.begins(change.into(), record);
+    let value = new_value(change, witness, values, value_bytes);
+    let outcome = change.outcome(store.change(change, key, value)?);
     witness.goes_on(ONLY_LANE);
     witness.ends(ONLY_LANE, outcome);
     Ok(expected && as_expected(outcome, value_bytes))
 }
 
 /// How an operation changes its record, if it does.
-fn change(kind: Kind) -> Option<history::Operation> {
+fn change(kind: Kind) -> Option<Change> {
     match kind {
         Kind::Get => None,
-        Kind::Put | Kind::Rmw => Some(history::Operation::Put),
-        Kind::Insert => Some(history::Operation::Insert),
-        Kind::Delete => Some(history::Operation::Delete),
+        Kind::Put | Kind::Rmw => Some(Change::Put),
+        Kind::Insert => Some(Change::Insert),
+        Kind::Delete => Some(Change::Delete),
     }
+}
+
+/// What a change stores.
+#[inline]
+fn new_value<'v>(
+    change: Change,
+    witness: &'v mut impl Witness,
+    values: &'v mut Values,
+    value_bytes: u32,
+) -> &'v [u8] {
+    if change == Change::Delete { &[] } else { witness.value(values, value_bytes) }
 }
 
 #[derive(Clone, Copy)]
@@ -317,14 +325,13 @@ impl<W: Witness, P: Pipelined> SideBySide<'_, '_, W, P> {
         let (pipeline, Driver { witness, values, .. }) = (&mut self.pipeline, &mut *self.driver);
         let reads = in_flight.kind == Kind::Rmw && !in_flight.has_read;
         let change = change(in_flight.kind).filter(|_| !reads);
-        witness.begins(change.unwrap_or(history::Operation::Get), in_flight.record);
-        let bytes = in_flight.value_bytes;
-        let lane = match in_flight.kind {
-            Kind::Rmw if in_flight.has_read => pipeline.put(key, witness.value(values, bytes)),
-            Kind::Get | Kind::Rmw => pipeline.get(key),
-            Kind::Put => pipeline.put(key, witness.value(values, bytes)),
-            Kind::Insert => pipeline.insert(key, witness.value(values, bytes)),
-            Kind::Delete => pipeline.delete(key),
+        witness.begins(change.map_or(history::Operation::Get, Into::into), in_flight.record);
+        let lane = match change {
+            None => pipeline.get(key),
+            Some(change) => {
+                let value = new_value(change, &mut **witness, values, in_flight.value_bytes);
+                pipeline.change(change, key, value)
+            }
         }?;
         witness.goes_on(lane);
         self.lanes[lane] = in_flight;

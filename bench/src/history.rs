@@ -4,6 +4,8 @@ use std::io::{BufRead, Write};
 
 use serde::{Deserialize, Serialize};
 
+use crate::store::Change;
+
 /// What was asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -16,6 +18,16 @@ pub enum Operation {
     Delete,
     Exchange,
     ExchangeVersion,
+}
+
+impl From<Change> for Operation {
+    fn from(change: Change) -> Self {
+        match change {
+            Change::Put => Self::Put,
+            Change::Insert => Self::Insert,
+            Change::Delete => Self::Delete,
+        }
+    }
 }
 
 /// How it ended.

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use farside::{CacheStatistics, Counters, Outcome, PipelineFull, Version};
 
 use crate::keys::Key;
-use crate::store::{Completed, Pipelined, Store};
+use crate::store::{Change, Completed, Pipelined, Store};
 
 /// 2^64 by the golden ratio: odd, and far from any pattern in keys.
 const SCATTER: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -44,16 +44,8 @@ impl<S: Store> Store for Shards<S> {
         self.of(key).get_into(key, value)
     }
 
-    fn put(&mut self, key: &Key, value: &[u8]) -> Result<(), S::Error> {
-        self.of(key).put(key, value)
-    }
-
-    fn insert(&mut self, key: &Key, value: &[u8]) -> Result<bool, S::Error> {
-        self.of(key).insert(key, value)
-    }
-
-    fn delete(&mut self, key: &Key) -> Result<bool, S::Error> {
-        self.of(key).delete(key)
+    fn change(&mut self, change: Change, key: &Key, value: &[u8]) -> Result<bool, S::Error> {
+        self.of(key).change(change, key, value)
     }
 
     fn pipeline(&mut self) -> Result<Self::Pipeline<'_>, S::Error> {
@@ -164,16 +156,8 @@ impl<P: Pipelined> Pipelined for ShardPipelines<P> {
         self.start(key, |pipeline| pipeline.get(key))
     }
 
-    fn put(&mut self, key: &Key, value: &[u8]) -> Result<usize, PipelineFull> {
-        self.start(key, |pipeline| pipeline.put(key, value))
-    }
-
-    fn insert(&mut self, key: &Key, value: &[u8]) -> Result<usize, PipelineFull> {
-        self.start(key, |pipeline| pipeline.insert(key, value))
-    }
-
-    fn delete(&mut self, key: &Key) -> Result<usize, PipelineFull> {
-        self.start(key, |pipeline| pipeline.delete(key))
+    fn change(&mut self, change: Change, key: &Key, value: &[u8]) -> Result<usize, PipelineFull> {
+        self.start(key, |pipeline| pipeline.change(change, key, value))
     }
 
     fn wait(&mut self) -> Option<Completed<'_, P::Error>> {

@@ -7,6 +7,25 @@ use farside::{
 
 use crate::keys::Key;
 
+/// What is done to a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// Stores a value, over an old one if there is one.
+    Put,
+    /// Stores a value if the key is absent.
+    Insert,
+    /// Removes the key, with no value.
+    Delete,
+}
+
+impl Change {
+    /// What a change comes to, if the key was as required or not.
+    #[inline]
+    pub fn outcome(self, applied: bool) -> Outcome<'static> {
+        if self == Self::Put { Outcome::Stored } else { Outcome::Applied(applied) }
+    }
+}
+
 /// A connection to a store, for one thread.
 pub trait Store {
     /// Why an operation fails.
@@ -22,23 +41,11 @@ pub trait Store {
     /// The store's.
     fn get_into(&mut self, key: &Key, value: &mut Vec<u8>) -> Result<Option<Version>, Self::Error>;
 
-    /// Stores a value, over an old one if there is one.
+    /// Changes a key; whether it was as required.
     ///
     /// # Errors
     /// The store's.
-    fn put(&mut self, key: &Key, value: &[u8]) -> Result<(), Self::Error>;
-
-    /// Stores a value if the key is absent; whether it was.
-    ///
-    /// # Errors
-    /// The store's.
-    fn insert(&mut self, key: &Key, value: &[u8]) -> Result<bool, Self::Error>;
-
-    /// Removes a key; whether it was there.
-    ///
-    /// # Errors
-    /// The store's.
-    fn delete(&mut self, key: &Key) -> Result<bool, Self::Error>;
+    fn change(&mut self, change: Change, key: &Key, value: &[u8]) -> Result<bool, Self::Error>;
 
     /// Begins to have many operations in flight.
     ///
@@ -67,23 +74,11 @@ pub trait Pipelined {
     /// [`PipelineFull`]; every other error comes with its [`Completed`].
     fn get(&mut self, key: &Key) -> Result<usize, PipelineFull>;
 
-    /// Starts a PUT.
+    /// Starts to change a key.
     ///
     /// # Errors
     /// As for [`Pipelined::get`].
-    fn put(&mut self, key: &Key, value: &[u8]) -> Result<usize, PipelineFull>;
-
-    /// Starts an INSERT.
-    ///
-    /// # Errors
-    /// As for [`Pipelined::get`].
-    fn insert(&mut self, key: &Key, value: &[u8]) -> Result<usize, PipelineFull>;
-
-    /// Starts a DELETE.
-    ///
-    /// # Errors
-    /// As for [`Pipelined::get`].
-    fn delete(&mut self, key: &Key) -> Result<usize, PipelineFull>;
+    fn change(&mut self, change: Change, key: &Key, value: &[u8]) -> Result<usize, PipelineFull>;
 
     /// The next finished operation; `None` if none is in flight.
     fn wait(&mut self) -> Option<Completed<'_, Self::Error>>;
@@ -118,18 +113,12 @@ impl Store for Session {
     }
 
     #[inline]
-    fn put(&mut self, key: &Key, value: &[u8]) -> farside::Result<()> {
-        self.put(key, value)
-    }
-
-    #[inline]
-    fn insert(&mut self, key: &Key, value: &[u8]) -> farside::Result<bool> {
-        self.insert(key, value)
-    }
-
-    #[inline]
-    fn delete(&mut self, key: &Key) -> farside::Result<bool> {
-        self.delete(key)
+    fn change(&mut self, change: Change, key: &Key, value: &[u8]) -> farside::Result<bool> {
+        match change {
+            Change::Put => self.put(key, value).map(|()| true),
+            Change::Insert => self.insert(key, value),
+            Change::Delete => self.delete(key),
+        }
     }
 
     fn pipeline(&mut self) -> farside::Result<Pipeline<'_>> {
@@ -155,18 +144,13 @@ impl Pipelined for Pipeline<'_> {
     }
 
     #[inline]
-    fn put(&mut self, key: &Key, value: &[u8]) -> Result<usize, PipelineFull> {
-        self.put(key, value).map(Ticket::lane)
-    }
-
-    #[inline]
-    fn insert(&mut self, key: &Key, value: &[u8]) -> Result<usize, PipelineFull> {
-        self.insert(key, value).map(Ticket::lane)
-    }
-
-    #[inline]
-    fn delete(&mut self, key: &Key) -> Result<usize, PipelineFull> {
-        self.delete(key).map(Ticket::lane)
+    fn change(&mut self, change: Change, key: &Key, value: &[u8]) -> Result<usize, PipelineFull> {
+        let ticket = match change {
+            Change::Put => self.put(key, value),
+            Change::Insert => self.insert(key, value),
+            Change::Delete => self.delete(key),
+        };
+        ticket.map(Ticket::lane)
     }
 
     #[inline]

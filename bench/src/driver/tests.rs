@@ -52,17 +52,7 @@ impl Store for SlowOnce {
         Ok(None)
     }
 
-    fn put(&mut self, _: &Key, _: &[u8]) -> Result<(), ()> {
-        self.operate();
-        Ok(())
-    }
-
-    fn insert(&mut self, _: &Key, _: &[u8]) -> Result<bool, ()> {
-        self.operate();
-        Ok(true)
-    }
-
-    fn delete(&mut self, _: &Key) -> Result<bool, ()> {
+    fn change(&mut self, _: Change, _: &Key, _: &[u8]) -> Result<bool, ()> {
         self.operate();
         Ok(true)
     }
@@ -83,15 +73,7 @@ impl Pipelined for &mut SlowOnce {
         self.post()
     }
 
-    fn put(&mut self, _: &Key, _: &[u8]) -> Result<usize, PipelineFull> {
-        self.post()
-    }
-
-    fn insert(&mut self, _: &Key, _: &[u8]) -> Result<usize, PipelineFull> {
-        self.post()
-    }
-
-    fn delete(&mut self, _: &Key) -> Result<usize, PipelineFull> {
+    fn change(&mut self, _: Change, _: &Key, _: &[u8]) -> Result<usize, PipelineFull> {
         self.post()
     }
 

@@ -13,7 +13,7 @@ use farside_common::fabric::{Fabric, LaneId};
 
 use super::{Action, Peer, PeerError, Result};
 use crate::keys::Key;
-use crate::store::{Completed, Pipelined, Store};
+use crate::store::{Change, Completed, Pipelined, Store};
 
 /// They have no versions that a client could see.
 const NO_VERSION: Version = Version::from_u64(0);
@@ -30,13 +30,6 @@ impl<P: Peer> PeerStore<P> {
     pub fn new(peer: P, depth: u16) -> Self {
         Self { peer, depth, value: Vec::new() }
     }
-
-    fn run(&mut self, action: Action, key: &Key, value: &[u8]) -> Result<bool> {
-        self.value.clear();
-        self.value.extend_from_slice(value);
-        let Self { peer, value, .. } = self;
-        peer.endpoint().drive_lanes(peer.perform(LaneId(0), action, key, value))
-    }
 }
 
 impl<P: Peer> Store for PeerStore<P> {
@@ -51,16 +44,11 @@ impl<P: Peer> Store for PeerStore<P> {
         Ok(self.peer.endpoint().drive_lanes(future)?.then_some(NO_VERSION))
     }
 
-    fn put(&mut self, key: &Key, value: &[u8]) -> Result<()> {
-        self.run(Action::Put, key, value).map(|_| ())
-    }
-
-    fn insert(&mut self, key: &Key, value: &[u8]) -> Result<bool> {
-        self.run(Action::Insert, key, value)
-    }
-
-    fn delete(&mut self, key: &Key) -> Result<bool> {
-        self.run(Action::Delete, key, &[])
+    fn change(&mut self, change: Change, key: &Key, value: &[u8]) -> Result<bool> {
+        self.value.clear();
+        self.value.extend_from_slice(value);
+        let Self { peer, value, .. } = self;
+        peer.endpoint().drive_lanes(peer.perform(LaneId(0), change.into(), key, value))
     }
 
     fn pipeline(&mut self) -> Result<Lanes<'_, P>> {
@@ -234,18 +222,13 @@ impl<P: Peer> Pipelined for Lanes<'_, P> {
     }
 
     #[inline]
-    fn put(&mut self, key: &Key, value: &[u8]) -> std::result::Result<usize, PipelineFull> {
-        self.start(Action::Put, key, value)
-    }
-
-    #[inline]
-    fn insert(&mut self, key: &Key, value: &[u8]) -> std::result::Result<usize, PipelineFull> {
-        self.start(Action::Insert, key, value)
-    }
-
-    #[inline]
-    fn delete(&mut self, key: &Key) -> std::result::Result<usize, PipelineFull> {
-        self.start(Action::Delete, key, &[])
+    fn change(
+        &mut self,
+        change: Change,
+        key: &Key,
+        value: &[u8],
+    ) -> std::result::Result<usize, PipelineFull> {
+        self.start(change.into(), key, value)
     }
 
     fn wait(&mut self) -> Option<Completed<'_, PeerError>> {

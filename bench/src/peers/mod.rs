@@ -23,6 +23,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 use farside_common::fabric::{ChainError, Endpoint, Fabric, LaneId};
 
 use crate::keys::Key;
+use crate::store::Change;
 
 /// Why an operation of a peer fails.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -62,6 +63,16 @@ pub enum Action {
     Insert,
     /// Removes the key.
     Delete,
+}
+
+impl From<Change> for Action {
+    fn from(change: Change) -> Self {
+        match change {
+            Change::Put => Self::Put,
+            Change::Insert => Self::Insert,
+            Change::Delete => Self::Delete,
+        }
+    }
 }
 
 /// What a peer is to hold.

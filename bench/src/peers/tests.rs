@@ -16,7 +16,7 @@ use super::rpc::Rpc;
 use super::swarm::Swarm;
 use super::{Demand, Peer};
 use crate::keys::{self, Key};
-use crate::store::{Completed, Pipelined, Store};
+use crate::store::{Change, Completed, Pipelined, Store};
 
 const DEPTH: u16 = 8;
 const DEMAND: Demand = Demand { records: 1000, value_bytes: 13, depth: DEPTH };
@@ -72,15 +72,19 @@ fn follows_the_model<S: Store<Error: std::fmt::Debug>>(
         match dice % 16 {
             0..3 => {
                 let is_new = !model.contains_key(&key);
-                assert_eq!(store.insert(&key, &value).unwrap(), is_new, "{number}");
+                assert_eq!(store.change(Change::Insert, &key, &value).unwrap(), is_new, "{number}");
                 model.entry(key).or_insert(value);
             }
             3..8 => {
-                store.put(&key, &value).unwrap();
+                store.change(Change::Put, &key, &value).unwrap();
                 model.insert(key, value);
             }
             8..10 if deletes => {
-                assert_eq!(store.delete(&key).unwrap(), model.remove(&key).is_some(), "{number}");
+                assert_eq!(
+                    store.change(Change::Delete, &key, &[]).unwrap(),
+                    model.remove(&key).is_some(),
+                    "{number}"
+                );
             }
             _ => {
                 let is_there = store.get_into(&key, &mut found).unwrap().is_some();
@@ -115,7 +119,7 @@ struct Open {
 fn survives_overlaps<S: Store<Error: std::fmt::Debug>>(mut store: S, operations: u64) {
     const KEYS: u64 = 5;
     for record in 0..KEYS {
-        assert!(store.insert(&keys::encode(record), &value(0)).unwrap());
+        assert!(store.change(Change::Insert, &keys::encode(record), &value(0)).unwrap());
     }
     // By key, what may be there.
     let mut stored: Vec<Vec<u64>> = vec![vec![0]; KEYS as usize];
@@ -137,7 +141,7 @@ fn survives_overlaps<S: Store<Error: std::fmt::Debug>>(mut store: S, operations:
                     puts.extend((!open.is_get).then_some(open.number));
                 }
                 stored[record].push(number);
-                pipeline.put(&key, &value(number)).unwrap()
+                pipeline.change(Change::Put, &key, &value(number)).unwrap()
             };
             assert!(lanes[lane].is_none());
             lanes[lane] = Some(Open { number, record, is_get, puts });
@@ -183,9 +187,9 @@ fn costs<S: Store<Error: std::fmt::Debug>>(store: &mut S) -> [[u64; 4]; 3] {
     // Alone, so that no other key has its fingerprint.
     let (key, mut found) = (keys::encode(1), Vec::new());
     [
-        cost(store, |store| assert!(store.insert(&key, &value(1)).unwrap())),
+        cost(store, |store| assert!(store.change(Change::Insert, &key, &value(1)).unwrap())),
         cost(store, |store| assert!(store.get_into(&key, &mut found).unwrap().is_some())),
-        cost(store, |store| store.put(&key, &value(2)).unwrap()),
+        cost(store, |store| _ = store.change(Change::Put, &key, &value(2)).unwrap()),
     ]
 }
 
@@ -202,11 +206,11 @@ fn cached_operations_cost_what_the_tables_say() {
 /// A GET and an UPDATE of a client that has forgotten where the key is.
 fn uncached<P: Peer>(store: &mut PeerStore<P>, forget: impl Fn(&P)) -> [[u64; 4]; 2] {
     let (key, mut found) = (keys::encode(1), Vec::new());
-    assert!(store.insert(&key, &value(1)).unwrap());
+    assert!(store.change(Change::Insert, &key, &value(1)).unwrap());
     forget(&store.peer);
     let get = cost(store, |store| assert!(store.get_into(&key, &mut found).unwrap().is_some()));
     forget(&store.peer);
-    [get, cost(store, |store| store.put(&key, &value(2)).unwrap())]
+    [get, cost(store, |store| _ = store.change(Change::Put, &key, &value(2)).unwrap())]
 }
 
 #[test]
@@ -223,12 +227,12 @@ fn without_a_cached_location_they_cost_what_the_tables_say() {
 fn deletes_cost_what_the_tables_say() {
     fn delete<S: Store<Error: std::fmt::Debug>>(mut store: S) -> [u64; 4] {
         let key = keys::encode(1);
-        assert!(store.insert(&key, &value(1)).unwrap());
-        cost(&mut store, |store| assert!(store.delete(&key).unwrap()))
+        assert!(store.change(Change::Insert, &key, &value(1)).unwrap());
+        cost(&mut store, |store| assert!(store.change(Change::Delete, &key, &[]).unwrap()))
     }
     assert_eq!(delete(fusee()), [4, 3, 3, 1]);
     assert_eq!(delete(race(false)), [3, 3, 0, 1]);
-    assert!(swarm().delete(&keys::encode(1)).is_err());
+    assert!(swarm().change(Change::Delete, &keys::encode(1), &[]).is_err());
 }
 
 #[test]
@@ -244,10 +248,10 @@ fn a_request_is_one_write_and_answers_are_read_until_they_are_there() {
 fn a_pipeline_counts_what_each_operation_asked_for() {
     let mut store = swarm();
     let key = keys::encode(1);
-    store.insert(&key, &value(1)).unwrap();
+    store.change(Change::Insert, &key, &value(1)).unwrap();
     let mut pipeline = store.pipeline().unwrap();
     for number in 2..20 {
-        pipeline.put(&key, &value(number)).unwrap();
+        pipeline.change(Change::Put, &key, &value(number)).unwrap();
         let Counters { writes, compare_swaps, .. } = *pipeline.wait().unwrap().counters;
         assert_eq!([writes, compare_swaps], [2, 2]);
         pipeline.get(&key).unwrap();
@@ -261,10 +265,10 @@ fn a_pipeline_counts_what_each_operation_asked_for() {
 fn what_nobody_waits_for_may_rest_between_two_turns() {
     let mut store = swarm();
     let (key, mut found) = (keys::encode(1), Vec::new());
-    store.insert(&key, &value(1)).unwrap();
+    store.change(Change::Insert, &key, &value(1)).unwrap();
     for number in 2..4 {
         // Its copy in place has no doorbell yet, and would be late for a chain of Farside's.
-        store.put(&key, &value(number)).unwrap();
+        store.change(Change::Put, &key, &value(number)).unwrap();
         std::thread::sleep(Duration::from_millis(60));
         assert!(store.get_into(&key, &mut found).unwrap().is_some());
         assert_eq!(found, value(number));
@@ -274,6 +278,7 @@ fn what_nobody_waits_for_may_rest_between_two_turns() {
 #[test]
 fn a_full_store_says_so() {
     let mut store = fusee();
-    let failed = (0..100_000).find_map(|record| store.insert(&keys::encode(record), b"x").err());
+    let failed = (0..100_000)
+        .find_map(|record| store.change(Change::Insert, &keys::encode(record), b"x").err());
     assert!(failed.unwrap().to_string().contains("full"));
 }

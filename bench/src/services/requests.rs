@@ -8,7 +8,7 @@ use farside::{Counters, Outcome, PipelineFull, Version};
 use super::ServiceError;
 use crate::keys::Key;
 use crate::peers::Action;
-use crate::store::{Completed, Pipelined, Store};
+use crate::store::{Change, Completed, Pipelined, Store};
 
 type Result<T> = std::result::Result<T, ServiceError>;
 
@@ -71,16 +71,8 @@ impl<P: Protocol> Store for Requests<P> {
         Ok(found.then_some(NO_VERSION))
     }
 
-    fn put(&mut self, key: &Key, value: &[u8]) -> Result<()> {
-        self.ask(Action::Put, key, value).map(|_| ())
-    }
-
-    fn insert(&mut self, key: &Key, value: &[u8]) -> Result<bool> {
-        self.ask(Action::Insert, key, value)
-    }
-
-    fn delete(&mut self, key: &Key) -> Result<bool> {
-        self.ask(Action::Delete, key, &[])
+    fn change(&mut self, change: Change, key: &Key, value: &[u8]) -> Result<bool> {
+        self.ask(change.into(), key, value)
     }
 
     fn pipeline(&mut self) -> Result<RequestPipeline<'_, P>> {
@@ -142,16 +134,13 @@ impl<P: Protocol> Pipelined for RequestPipeline<'_, P> {
         self.start(Action::Get, key, &[])
     }
 
-    fn put(&mut self, key: &Key, value: &[u8]) -> std::result::Result<usize, PipelineFull> {
-        self.start(Action::Put, key, value)
-    }
-
-    fn insert(&mut self, key: &Key, value: &[u8]) -> std::result::Result<usize, PipelineFull> {
-        self.start(Action::Insert, key, value)
-    }
-
-    fn delete(&mut self, key: &Key) -> std::result::Result<usize, PipelineFull> {
-        self.start(Action::Delete, key, &[])
+    fn change(
+        &mut self,
+        change: Change,
+        key: &Key,
+        value: &[u8],
+    ) -> std::result::Result<usize, PipelineFull> {
+        self.start(change.into(), key, value)
     }
 
     fn wait(&mut self) -> Option<Completed<'_, ServiceError>> {

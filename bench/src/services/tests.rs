@@ -6,7 +6,7 @@ use super::memcached::MemcachedProtocol;
 use super::requests::Requests;
 use super::*;
 use crate::keys;
-use crate::store::{Pipelined, Store};
+use crate::store::{Change, Pipelined, Store};
 use farside::Outcome;
 
 /// Sends these answers to whoever connects, whatever it says; what that was.
@@ -44,13 +44,13 @@ fn memcached_answers_one_by_one() {
         let mut store = memcached(socket);
         let mut value = b"old".to_vec();
         assert!(store.get_into(key, &mut value).unwrap().is_none());
-        store.put(key, b"a\r\nbc").unwrap();
+        store.change(Change::Put, key, b"a\r\nbc").unwrap();
         assert!(store.get_into(key, &mut value).unwrap().is_some());
         assert_eq!(value, b"a\r\nbc");
-        assert!(!store.insert(key, b"").unwrap());
-        assert!(store.delete(key).unwrap());
-        assert!(!store.delete(key).unwrap());
-        assert!(store.delete(key).is_err(), "it closed");
+        assert!(!store.change(Change::Insert, key, b"").unwrap());
+        assert!(store.change(Change::Delete, key, &[]).unwrap());
+        assert!(!store.change(Change::Delete, key, &[]).unwrap());
+        assert!(store.change(Change::Delete, key, &[]).is_err(), "it closed");
     });
     let asked = format!(
         "get {name}\r\nset {name} 0 0 5\r\na\r\nbc\r\nget {name}\r\nadd {name} 0 0 0\r\n\r\n\
@@ -64,8 +64,9 @@ fn memcached_answers_in_flight_come_in_order() {
     let (found, _) = with_answers("STORED\r\nEND\r\nVALUE k 0 1\r\nx\r\nEND\r\n", |socket| {
         let mut store = memcached(socket);
         let mut pipeline = store.pipeline().unwrap();
-        let lanes = [pipeline.put(&keys::encode(1), b"x"), pipeline.get(&keys::encode(2))]
-            .map(std::result::Result::unwrap);
+        let lanes =
+            [pipeline.change(Change::Put, &keys::encode(1), b"x"), pipeline.get(&keys::encode(2))]
+                .map(std::result::Result::unwrap);
         assert!(pipeline.poll().is_none(), "nothing is sent before somebody waits");
         let stored = pipeline.wait().unwrap();
         assert_eq!((stored.lane, stored.result.unwrap()), (lanes[0], Outcome::Stored));
