@@ -2,12 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use farside_common::fabric::{Buffer, Fabric, LaneId, Nanos, Verb};
+use farside_common::fabric::{Buffer, ChainError, Fabric, LaneId, Nanos, Verb};
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
+use crate::Result;
 use crate::recorder::latency_histogram;
-use crate::{Error, Result};
 
 /// Which verb.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,8 +112,19 @@ pub fn measure<F: Fabric>(fabric: &mut F, verb: RawVerb, plan: &Plan<'_>) -> Res
         fabric.ring();
         while done.is_empty() {
             while let Some(completion) = fabric.poll() {
-                run.settle(completion.lane, completion.result?);
-                done.push(completion.lane);
+                let lane = completion.lane;
+                match completion.result {
+                    Ok(found) => {
+                        run.settle(lane, found);
+                        done.push(lane);
+                    }
+                    // This thread was not let run meanwhile: another one goes in its place.
+                    Err(ChainError::Late) => {
+                        run.post(fabric, lane, fabric.now());
+                        fabric.ring();
+                    }
+                    Err(error) => return Err(error.into()),
+                }
             }
             if done.is_empty() {
                 fabric.relax();
@@ -138,10 +149,10 @@ pub fn measure<F: Fabric>(fabric: &mut F, verb: RawVerb, plan: &Plan<'_>) -> Res
 fn finish<F: Fabric>(fabric: &mut F, mut due: usize) -> Result<()> {
     while due > 0 {
         match fabric.poll() {
-            Some(completion) => {
-                completion.result.map_err(Error::from)?;
-                due -= 1;
-            }
+            Some(completion) => match completion.result {
+                Ok(_) | Err(ChainError::Late) => due -= 1,
+                Err(error) => return Err(error.into()),
+            },
             None => fabric.relax(),
         }
     }
@@ -206,9 +217,35 @@ impl Run<'_> {
 mod tests {
     use std::sync::Arc;
 
+    use farside::around::{Around, Rule};
     use farside_common::fabric::shm::{Region, ShmFabric};
 
     use super::*;
+
+    /// Some chains come too late.
+    struct OftenLate(u32);
+
+    impl Rule<ShmFabric> for OftenLate {
+        fn post(&mut self, fabric: &mut ShmFabric, lane: LaneId, chain: &[Verb], deadline: Nanos) {
+            self.0 += 1;
+            fabric.post(lane, chain, if self.0.is_multiple_of(3) { 0 } else { deadline });
+        }
+    }
+
+    #[test]
+    fn chains_that_come_too_late_end_nothing() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(1 << 16).unwrap();
+        let region = Arc::new(Region::map(&file).unwrap());
+        let fabric = Box::new(ShmFabric::new(region, None, 4));
+        let mut fabric = Around { rule: OftenLate(0), fabric };
+        let duration = Duration::from_millis(5);
+        let plan = Plan { targets: &[256, 512], bytes: 64, lanes: 4, duration, look: &|| Ok(()) };
+        for verb in [RawVerb::CompareSwap, RawVerb::Update] {
+            assert!(measure(&mut fabric, verb, &plan).unwrap().rate().rate_per_s > 0.0);
+        }
+        assert!(fabric.rule.0 > 3);
+    }
 
     #[test]
     fn every_verb_has_a_rate_and_stays_in_its_targets() {
