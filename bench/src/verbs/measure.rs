@@ -86,7 +86,7 @@ const STRIDE: usize = 7919;
 /// poll share a reading.
 ///
 /// # Errors
-/// [`Error::Chain`] if a verb fails, and that of a look.
+/// [`crate::Error::Chain`] if a verb fails, and that of a look.
 pub fn measure<F: Fabric>(fabric: &mut F, verb: RawVerb, plan: &Plan<'_>) -> Result<Timed> {
     let lanes = usize::from(plan.lanes);
     let mut run = Run {
