@@ -19,13 +19,12 @@ use farside::{Outcome, PipelineFull};
 use crate::arrivals::Schedule;
 use crate::attribution::Attribution;
 use crate::clock::now_ns;
-use crate::history;
 use crate::journal::Witness;
 use crate::keys::{self, Key};
 use crate::operations::{BATCH, Batch, Operation, Source, Values};
 use crate::recorder::Recorder;
 use crate::records::RecordCounter;
-use crate::store::{Change, Pipelined, Store};
+use crate::store::{Action, Change, Pipelined, Store};
 use crate::workload::Kind;
 
 /// How many operations in flight share one reading of the clock.
@@ -190,7 +189,7 @@ fn perform<S: Store>(
 ) -> Result<bool, S::Error> {
     let mut expected = true;
     if matches!(kind, Kind::Get | Kind::Rmw) {
-        witness.begins(history::Operation::Get, record);
+        witness.begins(Action::Get.into(), record);
         let version = store.get_into(key, value)?;
         let outcome = Outcome::Value(version.map(|version| (&value[..], version)));
         witness.goes_on(ONLY_LANE);
@@ -198,9 +197,10 @@ fn perform<S: Store>(
         expected = as_expected(outcome, value_bytes);
     }
     let Some(change) = change(kind) else { return Ok(expected) };
-    witness.begins(change.into(), record);
-    let value = new_value(change, witness, values, value_bytes);
-    let outcome = change.outcome(store.change(change, key, value)?);
+    let action = Action::from(change);
+    witness.begins(action.into(), record);
+    let new_value = new_value(action, witness, values, value_bytes);
+    let outcome = action.outcome(store.change(change, key, new_value)?, &[]);
     witness.goes_on(ONLY_LANE);
     witness.ends(ONLY_LANE, outcome);
     Ok(expected && as_expected(outcome, value_bytes))
@@ -216,15 +216,18 @@ fn change(kind: Kind) -> Option<Change> {
     }
 }
 
-/// What a change stores.
+/// What an operation stores.
 #[inline]
 fn new_value<'v>(
-    change: Change,
+    action: Action,
     witness: &'v mut impl Witness,
     values: &'v mut Values,
     value_bytes: u32,
 ) -> &'v [u8] {
-    if change == Change::Delete { &[] } else { witness.value(values, value_bytes) }
+    match action {
+        Action::Put | Action::Insert => witness.value(values, value_bytes),
+        Action::Get | Action::Delete => &[],
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -325,14 +328,10 @@ impl<W: Witness, P: Pipelined> SideBySide<'_, '_, W, P> {
         let (pipeline, Driver { witness, values, .. }) = (&mut self.pipeline, &mut *self.driver);
         let reads = in_flight.kind == Kind::Rmw && !in_flight.has_read;
         let change = change(in_flight.kind).filter(|_| !reads);
-        witness.begins(change.map_or(history::Operation::Get, Into::into), in_flight.record);
-        let lane = match change {
-            None => pipeline.get(key),
-            Some(change) => {
-                let value = new_value(change, &mut **witness, values, in_flight.value_bytes);
-                pipeline.change(change, key, value)
-            }
-        }?;
+        let action = change.map_or(Action::Get, Action::from);
+        witness.begins(action.into(), in_flight.record);
+        let value = new_value(action, &mut **witness, values, in_flight.value_bytes);
+        let lane = pipeline.start(action, key, value)?;
         witness.goes_on(lane);
         self.lanes[lane] = in_flight;
         Ok(())

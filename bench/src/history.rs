@@ -4,7 +4,7 @@ use std::io::{BufRead, Write};
 
 use serde::{Deserialize, Serialize};
 
-use crate::store::Change;
+use crate::store::Action;
 
 /// What was asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -20,12 +20,13 @@ pub enum Operation {
     ExchangeVersion,
 }
 
-impl From<Change> for Operation {
-    fn from(change: Change) -> Self {
-        match change {
-            Change::Put => Self::Put,
-            Change::Insert => Self::Insert,
-            Change::Delete => Self::Delete,
+impl From<Action> for Operation {
+    fn from(action: Action) -> Self {
+        match action {
+            Action::Get => Self::Get,
+            Action::Put => Self::Put,
+            Action::Insert => Self::Insert,
+            Action::Delete => Self::Delete,
         }
     }
 }

@@ -84,7 +84,7 @@ impl Servers {
     }
 
     /// How to connect to each.
-    pub fn configs(&self) -> impl ExactSizeIterator<Item = &ClientConfig> {
+    pub fn configs(&self) -> impl Iterator<Item = &ClientConfig> {
         self.0.iter().map(|server| &server.config)
     }
 

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use farside::{CacheStatistics, Counters, Outcome, PipelineFull, Version};
 
 use crate::keys::Key;
-use crate::store::{Change, Completed, Pipelined, Store};
+use crate::store::{Action, Change, Completed, Pipelined, Store};
 
 /// 2^64 by the golden ratio: odd, and far from any pattern in keys.
 const SCATTER: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -99,17 +99,6 @@ impl<P: Pipelined> ShardPipelines<P> {
         Self { pipelines, lanes, finished: VecDeque::with_capacity(depth) }
     }
 
-    /// Starts an operation; its lane among all.
-    fn start(
-        &mut self,
-        key: &Key,
-        start: impl FnOnce(&mut P) -> Result<usize, PipelineFull>,
-    ) -> Result<usize, PipelineFull> {
-        let at = shard(key, self.pipelines.len());
-        let before: usize = self.pipelines[..at].iter().map(P::depth).sum();
-        start(&mut self.pipelines[at]).map(|lane| before + lane)
-    }
-
     /// Takes all that has finished.
     fn collect(&mut self) {
         let mut before = 0;
@@ -152,12 +141,10 @@ impl<P: Pipelined> ShardPipelines<P> {
 impl<P: Pipelined> Pipelined for ShardPipelines<P> {
     type Error = P::Error;
 
-    fn get(&mut self, key: &Key) -> Result<usize, PipelineFull> {
-        self.start(key, |pipeline| pipeline.get(key))
-    }
-
-    fn change(&mut self, change: Change, key: &Key, value: &[u8]) -> Result<usize, PipelineFull> {
-        self.start(key, |pipeline| pipeline.change(change, key, value))
+    fn start(&mut self, action: Action, key: &Key, value: &[u8]) -> Result<usize, PipelineFull> {
+        let at = shard(key, self.pipelines.len());
+        let before: usize = self.pipelines[..at].iter().map(P::depth).sum();
+        self.pipelines[at].start(action, key, value).map(|lane| before + lane)
     }
 
     fn wait(&mut self) -> Option<Completed<'_, P::Error>> {

@@ -18,13 +18,44 @@ pub enum Change {
     Delete,
 }
 
-impl Change {
-    /// What a change comes to, if the key was as required or not.
+/// What to do with a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Reads a value.
+    Get,
+    /// As [`Change::Put`].
+    Put,
+    /// As [`Change::Insert`].
+    Insert,
+    /// As [`Change::Delete`].
+    Delete,
+}
+
+impl From<Change> for Action {
     #[inline]
-    pub fn outcome(self, applied: bool) -> Outcome<'static> {
-        if self == Self::Put { Outcome::Stored } else { Outcome::Applied(applied) }
+    fn from(change: Change) -> Self {
+        match change {
+            Change::Put => Self::Put,
+            Change::Insert => Self::Insert,
+            Change::Delete => Self::Delete,
+        }
     }
 }
+
+impl Action {
+    /// What it comes to, if the key was as required or not; a GET found the value.
+    #[inline]
+    pub fn outcome(self, applied: bool, value: &[u8]) -> Outcome<'_> {
+        match self {
+            Self::Get => Outcome::Value(applied.then_some((value, NO_VERSION))),
+            Self::Put => Outcome::Stored,
+            Self::Insert | Self::Delete => Outcome::Applied(applied),
+        }
+    }
+}
+
+/// That of stores which tell none.
+pub const NO_VERSION: Version = Version::from_u64(0);
 
 /// A connection to a store, for one thread.
 pub trait Store {
@@ -68,17 +99,11 @@ pub trait Pipelined {
     /// Why an operation fails.
     type Error;
 
-    /// Starts a GET.
+    /// Starts an operation. Those that store nothing have no value.
     ///
     /// # Errors
     /// [`PipelineFull`]; every other error comes with its [`Completed`].
-    fn get(&mut self, key: &Key) -> Result<usize, PipelineFull>;
-
-    /// Starts to change a key.
-    ///
-    /// # Errors
-    /// As for [`Pipelined::get`].
-    fn change(&mut self, change: Change, key: &Key, value: &[u8]) -> Result<usize, PipelineFull>;
+    fn start(&mut self, action: Action, key: &Key, value: &[u8]) -> Result<usize, PipelineFull>;
 
     /// The next finished operation; `None` if none is in flight.
     fn wait(&mut self) -> Option<Completed<'_, Self::Error>>;
@@ -139,16 +164,12 @@ impl Pipelined for Pipeline<'_> {
     type Error = farside::Error;
 
     #[inline]
-    fn get(&mut self, key: &Key) -> Result<usize, PipelineFull> {
-        self.get(key).map(Ticket::lane)
-    }
-
-    #[inline]
-    fn change(&mut self, change: Change, key: &Key, value: &[u8]) -> Result<usize, PipelineFull> {
-        let ticket = match change {
-            Change::Put => self.put(key, value),
-            Change::Insert => self.insert(key, value),
-            Change::Delete => self.delete(key),
+    fn start(&mut self, action: Action, key: &Key, value: &[u8]) -> Result<usize, PipelineFull> {
+        let ticket = match action {
+            Action::Get => self.get(key),
+            Action::Put => self.put(key, value),
+            Action::Insert => self.insert(key, value),
+            Action::Delete => self.delete(key),
         };
         ticket.map(Ticket::lane)
     }

@@ -294,7 +294,7 @@ impl<'s, F: Fabric> Lanes<'s, F> {
                 self.go_on(id);
             }
         }
-        if !self.waiting.is_empty() && self.completed.is_empty() {
+        if !self.waiting.is_empty() {
             // Anew: looking at large values took its time.
             self.engine.endpoint.tick();
             while self.engine.endpoint.has_room()

@@ -59,13 +59,13 @@ pub fn run(args: &Compare, interrupt: &Interrupt) -> Result<CompareReport> {
     let config = args.target.config()?;
     let server = Server::connect_or_start(config, || memory(args), interrupt)?;
     let over_shm = server.fabric() == "shm";
-    let left_out: Vec<_> = args
-        .stores
-        .iter()
-        .filter_map(|store| Some((*store, obstacle(*store, over_shm, args.network)?)))
-        .collect();
-    let is_left_out = |store: &StoreName| left_out.iter().any(|(out, _)| out == store);
-    let stores: Vec<_> = args.stores.iter().copied().filter(|store| !is_left_out(store)).collect();
+    let (mut stores, mut left_out) = (Vec::new(), Vec::new());
+    for store in &args.stores {
+        match obstacle(*store, over_shm, args.network) {
+            None => stores.push(*store),
+            Some(why) => left_out.push((*store, why)),
+        }
+    }
     let mut attached = Attached::connect(&server.config)?;
     let limit = limit(args, &mut attached)?;
     // No store does more operations than the fabric READs, with some room for noise.

@@ -69,11 +69,7 @@ impl Store for SlowOnce {
 impl Pipelined for &mut SlowOnce {
     type Error = ();
 
-    fn get(&mut self, _: &Key) -> Result<usize, PipelineFull> {
-        self.post()
-    }
-
-    fn change(&mut self, _: Change, _: &Key, _: &[u8]) -> Result<usize, PipelineFull> {
+    fn start(&mut self, _: Action, _: &Key, _: &[u8]) -> Result<usize, PipelineFull> {
         self.post()
     }
 

@@ -8,15 +8,12 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
-use farside::{Counters, Outcome, PipelineFull, Version};
+use farside::{Counters, PipelineFull, Version};
 use farside_common::fabric::{Fabric, LaneId};
 
-use super::{Action, Peer, PeerError, Result};
+use super::{Peer, PeerError, Result};
 use crate::keys::Key;
-use crate::store::{Change, Completed, Pipelined, Store};
-
-/// They have no versions that a client could see.
-const NO_VERSION: Version = Version::from_u64(0);
+use crate::store::{Action, Change, Completed, NO_VERSION, Pipelined, Store};
 
 /// A peer's client, with so many lanes for operations.
 pub struct PeerStore<P: Peer> {
@@ -127,23 +124,6 @@ impl<'s, P: Peer> Lanes<'s, P> {
         }
     }
 
-    #[inline]
-    fn start(
-        &mut self,
-        action: Action,
-        key: &Key,
-        value: &[u8],
-    ) -> std::result::Result<usize, PipelineFull> {
-        let id = self.free.pop().ok_or(PipelineFull)?;
-        let lane = &mut self.lanes[usize::from(id)];
-        let mut buffer = std::mem::take(&mut lane.value);
-        buffer.clear();
-        buffer.extend_from_slice(value);
-        lane.mailbox.job.set(Some(Job { action, key: *key, value: buffer }));
-        self.ready.push_back(id);
-        Ok(id.into())
-    }
-
     /// Lets lanes go on as long as the fabric has room for what they post.
     fn poll_lanes(&mut self) {
         let endpoint = self.peer.endpoint();
@@ -183,11 +163,7 @@ impl<'s, P: Peer> Lanes<'s, P> {
         lane.value = job.value;
         lane.counters = counted.since(&lane.counted);
         lane.counted = counted;
-        let result = result.map(|applied| match job.action {
-            Action::Get => Outcome::Value(applied.then_some((&lane.value[..], NO_VERSION))),
-            Action::Put => Outcome::Stored,
-            Action::Insert | Action::Delete => Outcome::Applied(applied),
-        });
+        let result = result.map(|applied| job.action.outcome(applied, &lane.value));
         Some(Completed { lane: id.into(), result, counters: &lane.counters })
     }
 }
@@ -217,18 +193,20 @@ impl<P: Peer> Pipelined for Lanes<'_, P> {
     type Error = PeerError;
 
     #[inline]
-    fn get(&mut self, key: &Key) -> std::result::Result<usize, PipelineFull> {
-        self.start(Action::Get, key, &[])
-    }
-
-    #[inline]
-    fn change(
+    fn start(
         &mut self,
-        change: Change,
+        action: Action,
         key: &Key,
         value: &[u8],
     ) -> std::result::Result<usize, PipelineFull> {
-        self.start(change.into(), key, value)
+        let id = self.free.pop().ok_or(PipelineFull)?;
+        let lane = &mut self.lanes[usize::from(id)];
+        let mut buffer = std::mem::take(&mut lane.value);
+        buffer.clear();
+        buffer.extend_from_slice(value);
+        lane.mailbox.job.set(Some(Job { action, key: *key, value: buffer }));
+        self.ready.push_back(id);
+        Ok(id.into())
     }
 
     fn wait(&mut self) -> Option<Completed<'_, PeerError>> {

@@ -23,7 +23,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 use farside_common::fabric::{ChainError, Endpoint, Fabric, LaneId};
 
 use crate::keys::Key;
-use crate::store::Change;
+use crate::store::Action;
 
 /// Why an operation of a peer fails.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -51,29 +51,6 @@ pub type Result<T> = std::result::Result<T, PeerError>;
 
 /// How often an operation begins again before it fails.
 const ATTEMPTS_MAX: usize = 1000;
-
-/// What to do with a key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Action {
-    /// Reads a value.
-    Get,
-    /// Stores a value, over an old one if there is one.
-    Put,
-    /// Stores a value if there is none.
-    Insert,
-    /// Removes the key.
-    Delete,
-}
-
-impl From<Change> for Action {
-    fn from(change: Change) -> Self {
-        match change {
-            Change::Put => Self::Put,
-            Change::Insert => Self::Insert,
-            Change::Delete => Self::Delete,
-        }
-    }
-}
 
 /// What a peer is to hold.
 #[derive(Clone, Copy, Debug)]

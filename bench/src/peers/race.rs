@@ -25,8 +25,9 @@ use farside_common::fabric::{Endpoint, Fabric, LaneId, Verb};
 use super::index::{Place, Slot, Word};
 use super::memory::Memory;
 use super::table::Table;
-use super::{ATTEMPTS_MAX, Action, Cache, Demand, Peer, PeerError, Result};
+use super::{ATTEMPTS_MAX, Cache, Demand, Peer, PeerError, Result};
 use crate::keys::Key;
+use crate::store::Action;
 
 /// A client of RACE.
 pub struct Race<F> {

@@ -23,8 +23,9 @@ use zerocopy::IntoBytes;
 
 use super::memory::{Memory, Pieces, segments};
 use super::reach::Reach;
-use super::{Action, Demand, Peer, PeerError, Result};
+use super::{Demand, Peer, PeerError, Result};
 use crate::keys::{KEY_BYTES, Key};
+use crate::store::Action;
 
 /// Of a request and of an answer: its number, the checksum of all else, and two words as below.
 const HEADER_WORDS: usize = 3;

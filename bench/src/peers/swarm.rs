@@ -30,8 +30,9 @@ use farside_common::fabric::{Buffer, Endpoint, Fabric, LaneId, Verb};
 use super::index::{Index, Place, Slot, Word, words};
 use super::memory::{Heap, Memory, segments};
 use super::reach::Reach;
-use super::{ATTEMPTS_MAX, Action, Cache, Demand, Peer, PeerError, Result};
+use super::{ATTEMPTS_MAX, Cache, Demand, Peer, PeerError, Result};
 use crate::keys::{KEY_BYTES, Key};
+use crate::store::Action;
 
 /// Of the metadata word, and of the hash.
 const WORD_BYTES: usize = 8;

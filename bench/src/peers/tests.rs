@@ -16,7 +16,7 @@ use super::rpc::Rpc;
 use super::swarm::Swarm;
 use super::{Demand, Peer};
 use crate::keys::{self, Key};
-use crate::store::{Change, Completed, Pipelined, Store};
+use crate::store::{Action, Change, Completed, Pipelined, Store};
 
 const DEPTH: u16 = 8;
 const DEMAND: Demand = Demand { records: 1000, value_bytes: 13, depth: DEPTH };
@@ -132,7 +132,7 @@ fn survives_overlaps<S: Store<Error: std::fmt::Debug>>(mut store: S, operations:
             let (key, is_get) = (keys::encode(record as u64), number % 2 == 1);
             let mut puts = stored[record].clone();
             let lane = if is_get {
-                pipeline.get(&key).unwrap()
+                pipeline.start(Action::Get, &key, &[]).unwrap()
             } else {
                 let open = lanes.iter_mut().flatten().filter(|open| open.record == record);
                 puts.clear();
@@ -141,7 +141,7 @@ fn survives_overlaps<S: Store<Error: std::fmt::Debug>>(mut store: S, operations:
                     puts.extend((!open.is_get).then_some(open.number));
                 }
                 stored[record].push(number);
-                pipeline.change(Change::Put, &key, &value(number)).unwrap()
+                pipeline.start(Action::Put, &key, &value(number)).unwrap()
             };
             assert!(lanes[lane].is_none());
             lanes[lane] = Some(Open { number, record, is_get, puts });
@@ -251,10 +251,10 @@ fn a_pipeline_counts_what_each_operation_asked_for() {
     store.change(Change::Insert, &key, &value(1)).unwrap();
     let mut pipeline = store.pipeline().unwrap();
     for number in 2..20 {
-        pipeline.change(Change::Put, &key, &value(number)).unwrap();
+        pipeline.start(Action::Put, &key, &value(number)).unwrap();
         let Counters { writes, compare_swaps, .. } = *pipeline.wait().unwrap().counters;
         assert_eq!([writes, compare_swaps], [2, 2]);
-        pipeline.get(&key).unwrap();
+        pipeline.start(Action::Get, &key, &[]).unwrap();
         let Completed { result, counters, .. } = pipeline.wait().unwrap();
         let Outcome::Value(Some((found, _))) = result.unwrap() else { panic!("it is there") };
         assert_eq!((found, counters.reads), (&value(number)[..], 1));

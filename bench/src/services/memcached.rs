@@ -8,7 +8,7 @@ use std::path::Path;
 use super::ServiceError;
 use super::requests::Protocol;
 use crate::keys::Key;
-use crate::peers::Action;
+use crate::store::Action;
 
 /// A connection.
 pub struct MemcachedProtocol {

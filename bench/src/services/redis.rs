@@ -7,7 +7,7 @@ use redis::{Client, Cmd, Connection, Value};
 use super::ServiceError;
 use super::requests::Protocol;
 use crate::keys::Key;
-use crate::peers::Action;
+use crate::store::Action;
 
 /// A connection.
 pub struct RedisProtocol {

@@ -3,17 +3,13 @@
 
 use std::collections::VecDeque;
 
-use farside::{Counters, Outcome, PipelineFull, Version};
+use farside::{Counters, PipelineFull, Version};
 
 use super::ServiceError;
 use crate::keys::Key;
-use crate::peers::Action;
-use crate::store::{Change, Completed, Pipelined, Store};
+use crate::store::{Action, Change, Completed, NO_VERSION, Pipelined, Store};
 
 type Result<T> = std::result::Result<T, ServiceError>;
-
-/// They tell no versions.
-const NO_VERSION: Version = Version::from_u64(0);
 
 /// How a server is asked.
 pub trait Protocol {
@@ -101,6 +97,20 @@ pub struct RequestPipeline<'s, P: Protocol> {
 }
 
 impl<P: Protocol> RequestPipeline<'_, P> {
+    fn take(&mut self) -> Option<Completed<'_, ServiceError>> {
+        let (lane, action) = self.started.pop_front()?;
+        self.sent -= 1;
+        self.free.push(lane);
+        let Requests { protocol, value, counters, .. } = &mut *self.of;
+        let applied = protocol.answer(action, value);
+        let result = applied.map(|applied| action.outcome(applied, value));
+        Some(Completed { lane, result, counters })
+    }
+}
+
+impl<P: Protocol> Pipelined for RequestPipeline<'_, P> {
+    type Error = ServiceError;
+
     fn start(
         &mut self,
         action: Action,
@@ -111,36 +121,6 @@ impl<P: Protocol> RequestPipeline<'_, P> {
         self.of.protocol.request(action, key, value);
         self.started.push_back((lane, action));
         Ok(lane)
-    }
-
-    fn take(&mut self) -> Option<Completed<'_, ServiceError>> {
-        let (lane, action) = self.started.pop_front()?;
-        self.sent -= 1;
-        self.free.push(lane);
-        let Requests { protocol, value, counters, .. } = &mut *self.of;
-        let result = protocol.answer(action, value).map(|applied| match action {
-            Action::Get => Outcome::Value(applied.then_some((&value[..], NO_VERSION))),
-            Action::Put => Outcome::Stored,
-            Action::Insert | Action::Delete => Outcome::Applied(applied),
-        });
-        Some(Completed { lane, result, counters })
-    }
-}
-
-impl<P: Protocol> Pipelined for RequestPipeline<'_, P> {
-    type Error = ServiceError;
-
-    fn get(&mut self, key: &Key) -> std::result::Result<usize, PipelineFull> {
-        self.start(Action::Get, key, &[])
-    }
-
-    fn change(
-        &mut self,
-        change: Change,
-        key: &Key,
-        value: &[u8],
-    ) -> std::result::Result<usize, PipelineFull> {
-        self.start(change.into(), key, value)
     }
 
     fn wait(&mut self) -> Option<Completed<'_, ServiceError>> {

@@ -6,7 +6,7 @@ use super::memcached::MemcachedProtocol;
 use super::requests::Requests;
 use super::*;
 use crate::keys;
-use crate::store::{Change, Pipelined, Store};
+use crate::store::{Action, Change, Pipelined, Store};
 use farside::Outcome;
 
 /// Sends these answers to whoever connects, whatever it says; what that was.
@@ -64,14 +64,16 @@ fn memcached_answers_in_flight_come_in_order() {
     let (found, _) = with_answers("STORED\r\nEND\r\nVALUE k 0 1\r\nx\r\nEND\r\n", |socket| {
         let mut store = memcached(socket);
         let mut pipeline = store.pipeline().unwrap();
-        let lanes =
-            [pipeline.change(Change::Put, &keys::encode(1), b"x"), pipeline.get(&keys::encode(2))]
-                .map(std::result::Result::unwrap);
+        let lanes = [
+            pipeline.start(Action::Put, &keys::encode(1), b"x"),
+            pipeline.start(Action::Get, &keys::encode(2), &[]),
+        ]
+        .map(std::result::Result::unwrap);
         assert!(pipeline.poll().is_none(), "nothing is sent before somebody waits");
         let stored = pipeline.wait().unwrap();
         assert_eq!((stored.lane, stored.result.unwrap()), (lanes[0], Outcome::Stored));
         // Goes with the next ones.
-        let third = pipeline.get(&keys::encode(1)).unwrap();
+        let third = pipeline.start(Action::Get, &keys::encode(1), &[]).unwrap();
         let absent = pipeline.poll().unwrap();
         assert_eq!((absent.lane, absent.result.unwrap()), (lanes[1], Outcome::Value(None)));
         assert!(pipeline.poll().is_none());

@@ -51,8 +51,8 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         let posted = self.now();
         let read_block = read_block(location.word.block()?);
         let in_flight = if location.poisoned {
-            let read_word =
-                Verb::Read { remote: self.slot_of(&location), into: Buffer::Window, bytes: 8 };
+            let remote = self.window() + u64::from(location.in_window);
+            let read_word = Verb::Read { remote, into: Buffer::Window, bytes: 8 };
             self.read(&[read_word, read_block])
         } else {
             self.read(&[read_block])
@@ -143,7 +143,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
                     };
                     // Where a split is still filling, the directory does not lead: the entry would
                     // name a slot of the old subtable.
-                    if self.engine.directory().window(self.hash).0 == seen.base {
+                    if self.window() == seen.base {
                         self.engine.cache().put(self.hash, location);
                     }
                     self.located.set(Some((location, Some(seen.base))));

@@ -130,6 +130,14 @@ impl Target {
         Self { slot, word, generation: None, expires_at_s, proved_at }
     }
 
+    /// Where a GET found the key, or the cache says that it is, in the window at this byte offset.
+    fn located(location: Location, window: u64) -> Self {
+        let Location { word, generation, expires, proved_at, .. } = location;
+        let (generation, expires_at_s) = (Some(generation), (!expires).then_some(0));
+        let slot = window + u64::from(location.in_window);
+        Self { slot, word, generation, expires_at_s, proved_at }
+    }
+
     /// The same slot, whose block was READ.
     fn read(self, found: &Found, header: HeaderWord) -> Self {
         let (generation, expires_at_s) = (Some(header.generation), Some(found.expires_at_s));
@@ -338,29 +346,18 @@ impl<'e, F: Fabric, D: Depot> Operation<'e, F, D> {
     /// Where the cache says the key is.
     fn cached_target(&self) -> Option<Target> {
         let location = self.engine.cache().get(self.hash)?;
-        Some(self.target(location, None))
+        Some(Target::located(location, self.window()))
     }
 
     /// Where the last GET of this operation found the key.
     fn located_target(&self) -> Option<Target> {
         let (location, window) = self.located.get()?;
-        Some(self.target(location, window))
+        Some(Target::located(location, window.unwrap_or_else(|| self.window())))
     }
 
-    /// The slot of a location, as the directory leads to it.
-    fn slot_of(&self, location: &Location) -> u64 {
-        let (window, _) = self.engine.directory().window(self.hash);
-        window + u64::from(location.in_window)
-    }
-
-    fn target(&self, location: Location, window: Option<u64>) -> Target {
-        let slot = match window {
-            Some(window) => window + u64::from(location.in_window),
-            None => self.slot_of(&location),
-        };
-        let Location { word, generation, expires, proved_at, .. } = location;
-        let (generation, expires_at_s) = (Some(generation), (!expires).then_some(0));
-        Target { slot, word, generation, expires_at_s, proved_at }
+    /// The byte offset of the key's window, as the directory leads to it.
+    fn window(&self) -> u64 {
+        self.engine.directory().window(self.hash).0
     }
 }
 

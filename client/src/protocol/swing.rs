@@ -216,7 +216,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     }
 
     pub(super) fn remember(&self, slot: u64, word: SlotWord, new: &NewBlock, posted: Nanos) {
-        let (window, _) = self.engine.directory().window(self.hash);
+        let window = self.window();
         let Some(in_window) = slot.checked_sub(window).filter(|at| *at < WINDOW_BYTES) else {
             // A split moved the window meanwhile.
             return self.engine.cache().forget(self.hash);

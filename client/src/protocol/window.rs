@@ -126,8 +126,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         if stale {
             return Err(self.contended());
         }
-        let (offset, _) = self.engine.directory().window(self.hash);
-        Err(LayoutError::Row { offset }.into())
+        Err(LayoutError::Row { offset: self.window() }.into())
     }
 
     /// READs the window there, whose subtable has to go by this many bits. One round trip.
