@@ -265,8 +265,7 @@ struct SideBySide<'d, 'a, W, P> {
 impl<W: Witness, P: Pipelined> SideBySide<'_, '_, W, P> {
     fn run(mut self, source: &mut impl Source, go_on: impl Fn() -> bool) -> Result<(), P::Error> {
         loop {
-            self.start(source, &go_on);
-            let is_early = self.is_early();
+            let is_early = self.start(source, &go_on);
             if self.pipeline.in_flight() > 0 {
                 self.finish(!is_early)?;
                 continue;
@@ -280,23 +279,15 @@ impl<W: Witness, P: Pipelined> SideBySide<'_, '_, W, P> {
         }
     }
 
-    /// Whether there is an operation that only waits until it is meant to start.
-    fn is_early(&self) -> bool {
-        let Some(schedule) = &self.driver.schedule else { return false };
-        let is_ready = !self.driver.batch.rest().is_empty();
-        let has_room = self.pipeline.in_flight() < self.driver.depth;
-        is_ready && has_room && schedule.due_ns() > now_ns()
-    }
-
-    /// Fills the pipeline.
-    fn start(&mut self, source: &mut impl Source, go_on: impl Fn() -> bool) {
+    /// Fills the pipeline; whether the next operation only waits until it is meant to start.
+    fn start(&mut self, source: &mut impl Source, go_on: impl Fn() -> bool) -> bool {
         let mut now = now_ns();
         let mut shared = 0;
         while self.pipeline.in_flight() < self.driver.depth && go_on() {
             if self.driver.batch.rest().is_empty() {
                 let before = now_ns();
                 if !self.driver.batch.refill(source) {
-                    return;
+                    return false;
                 }
                 self.driver.publish(self.driver.batch.rest().len());
                 (now, shared) = (now_ns(), 0);
@@ -304,16 +295,16 @@ impl<W: Witness, P: Pipelined> SideBySide<'_, '_, W, P> {
             } else if shared == READING_SHARED_MAX {
                 (now, shared) = (now_ns(), 0);
             }
-            let Some(&operation) = self.driver.batch.rest().first() else { return };
+            let Some(&operation) = self.driver.batch.rest().first() else { return false };
             let due_ns = self.driver.schedule.as_ref().map_or(now, Schedule::due_ns);
             if due_ns > now {
-                return;
+                return true;
             }
             let Operation { kind, record, key, value_bytes } = operation;
             let in_flight =
                 InFlight { kind, record, value_bytes, due_ns, started_ns: now, has_read: false };
             if self.submit(in_flight, &key).is_err() {
-                return;
+                return false;
             }
             if let Some(schedule) = &mut self.driver.schedule {
                 schedule.advance();
@@ -321,6 +312,7 @@ impl<W: Witness, P: Pipelined> SideBySide<'_, '_, W, P> {
             self.driver.batch.consume(1);
             shared += 1;
         }
+        false
     }
 
     /// Posts an operation, or the second half of one.

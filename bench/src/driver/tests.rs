@@ -91,22 +91,18 @@ impl Pipelined for &mut SlowOnce {
     }
 }
 
-const OPERATIONS: u64 = 200;
-
-/// Two hundred operations that arrive every millisecond, or one when another has ended.
-fn drive(depth: usize, is_paced: bool) -> Recorder {
+/// So many operations that arrive at this rate, or one when another has ended.
+fn drive(mut store: SlowOnce, depth: usize, operations: u64, rate_ops_s: Option<f64>) -> Recorder {
     let (records, progress) = (Arc::new(RecordCounter::new(10, (0, 1))), AtomicU64::new(0));
     let pattern = Pattern::new(&ycsb("ycsb --workload c --records 10"));
     let mut source = Generator::new(pattern, records.clone(), 1);
-    source.limit(Some(Arc::new(Budget::new(OPERATIONS))));
+    source.limit(Some(Arc::new(Budget::new(operations))));
     let mut witness = ();
     let mut driver = Driver::new(&mut witness, (64, depth), 1, &records, &progress);
-    if is_paced {
-        driver.pace(Some(Schedule::new(Arrivals::Fixed, 1000.0, (0, 1), 1)));
-    }
+    driver.pace(rate_ops_s.map(|rate| Schedule::new(Arrivals::Fixed, rate, (0, 1), 1)));
     let mut recorder = Recorder::new(Workload::C.mix()).with_services();
-    driver.drive(&mut SlowOnce::default(), &mut source, &mut recorder, || true).unwrap();
-    assert_eq!(recorder.operations(), OPERATIONS);
+    driver.drive(&mut store, &mut source, &mut recorder, || true).unwrap();
+    assert_eq!(recorder.operations(), operations, "{depth} {rate_ops_s:?}");
     recorder
 }
 
@@ -121,10 +117,20 @@ fn who_waits_for_a_slow_operation_is_late() {
             gets.latencies.count_between(ms(15), ms(10_000))
         };
         // The first waits for sixty milliseconds, those of the next forty for twenty at least.
-        let open = drive(depth, true);
+        let open = drive(SlowOnce::default(), depth, 200, Some(1000.0));
         assert!(late(&open) >= 40, "{depth}: {}", late(&open));
         // Nobody was meant to start while nobody could.
-        let closed = drive(depth, false);
+        let closed = drive(SlowOnce::default(), depth, 200, None);
         assert!(late(&closed) < 40, "{depth}: {}", late(&closed));
+    }
+}
+
+#[test]
+fn operations_that_come_due_at_any_moment_are_all_done() {
+    for rate_ops_s in [300_000.0, 1e6, 3e6, 1e7] {
+        for depth in [1, DEPTH] {
+            let never_slow = SlowOnce { operations: 1, ..SlowOnce::default() };
+            drive(never_slow, depth, 20_000, Some(rate_ops_s));
+        }
     }
 }
