@@ -47,7 +47,7 @@ pub struct Memory {
 /// What a server allows without being told, in bytes.
 pub const VALUE_BYTES_MAX_DEFAULT: u64 = 1 << 20;
 /// No thread does more operations a second than this.
-const OPERATIONS_PER_S_MAX: u64 = 4_000_000;
+pub const OPERATIONS_PER_S_MAX: u64 = 10_000_000;
 /// No thread writes faster than this, in bytes a second.
 const WRITE_BYTES_PER_S_MAX: u64 = 6 << 30;
 /// Twice the default GRACE, in milliseconds: how long overwritten blocks wait, and some time to

@@ -39,7 +39,7 @@ use crate::services::memcached::MemcachedProtocol;
 use crate::services::redis::RedisProtocol;
 use crate::services::requests::Requests;
 use crate::services::{Service, ServiceError};
-use crate::sizing::{self, Memory};
+use crate::sizing::{self, Memory, OPERATIONS_PER_S_MAX};
 use crate::store::Store;
 use crate::value_size::ValueSize;
 use crate::verbs::{Attached, Plan, RawVerb, measure};
@@ -69,7 +69,7 @@ pub fn run(args: &Compare, interrupt: &Interrupt) -> Result<CompareReport> {
     let mut attached = Attached::connect(&server.config)?;
     let limit = limit(args, &mut attached)?;
     // No store does more operations than the fabric READs, with some room for noise.
-    let demand = demand(args, (2.0 * limit.read.rate_per_s).min(OPERATIONS_PER_S_MAX));
+    let demand = demand(args, (2.0 * limit.read.rate_per_s).min(OPERATIONS_PER_S_MAX as f64));
     let count = stores.iter().map(|store| segments(*store, demand)).sum();
     let mut memory = Segments::new(take_segments(&mut attached, count)?);
     let attached = RefCell::new(attached);
@@ -282,9 +282,6 @@ fn lanes(store: StoreName) -> u16 {
     }
 }
 
-/// No store does more in a second.
-const OPERATIONS_PER_S_MAX: f64 = 4_000_000.0;
-
 fn demand(args: &Compare, operations_per_s: f64) -> Demand {
     let inserts: f64 = args.workloads.iter().map(|of| of.mix().share(Kind::Insert)).sum();
     let operations = (args.warmup_seconds + args.seconds) * operations_per_s;
@@ -321,7 +318,7 @@ fn memory(args: &Compare) -> Result<Memory> {
         warmup_seconds: args.warmup_seconds,
     };
     let memory = farside.memory()?;
-    let demand = demand(args, OPERATIONS_PER_S_MAX);
+    let demand = demand(args, OPERATIONS_PER_S_MAX as f64);
     let segments = args.stores.iter().map(|store| segments(*store, demand)).sum::<u64>() + 1;
     Ok(Memory { region_bytes: memory.region_bytes + segments * BLOCK_BYTES_MAX, ..memory })
 }

@@ -33,7 +33,7 @@ pub enum PeerError {
     #[error("a verb failed: {0}")]
     Chain(#[from] ChainError),
     /// No free piece, or no slot.
-    #[error("its memory is full, and it does not grow: take fewer --seconds or more --records")]
+    #[error("its memory is full, and it does not grow: leave out the workload that inserts, d")]
     OutOfMemory,
     /// Others always came before.
     #[error("an operation was in the way of others {0} times")]
