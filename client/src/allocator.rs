@@ -88,6 +88,8 @@ pub(crate) struct Allocator<D> {
     outstanding: u32,
     ends_announced: bool,
     growth: Growth,
+    /// Where the next block of the class that was asked for last comes from, as it seems.
+    next: Option<BlockAddress>,
 }
 
 /// How many blocks of a class fill this many bytes, at least one, at most a message's worth.
@@ -101,7 +103,8 @@ impl<D: Depot> Allocator<D> {
         let holdings = Arc::new(Holdings::new(lanes));
         depot.watch(&holdings);
         let growth = Growth::default();
-        Self { holdings, depot, grace_ns, outstanding: 0, ends_announced: false, growth }
+        let (outstanding, ends_announced, next) = (0, false, None);
+        Self { holdings, depot, grace_ns, outstanding, ends_announced, growth, next }
     }
 
     /// A block of the class for a lane, from this session's own if there is one.
@@ -110,7 +113,7 @@ impl<D: Depot> Allocator<D> {
         if self.outstanding > 0 {
             self.receive(now);
         }
-        let Self { holdings, depot, outstanding, .. } = self;
+        let Self { holdings, depot, outstanding, next, .. } = self;
         let mut lists = holdings.lists();
         let list = lists.class(class);
         let block = match list.resting.pop_front_if(|(ready_at, _)| *ready_at <= now) {
@@ -130,10 +133,18 @@ impl<D: Depot> Allocator<D> {
         match block {
             Some(block) => {
                 holdings.hold_new(lane, block.address);
+                let resting = list.resting.front().filter(|(ready_at, _)| *ready_at <= now);
+                *next = resting.map(|(_, block)| block).or(list.ready.last()).map(|b| b.address);
                 Taken::Block(block)
             }
             None => wait(list, now),
         }
+    }
+
+    /// Where the block that is taken next, of the class of the last one, will be, as it seems.
+    #[inline]
+    pub(crate) fn next(&self) -> Option<BlockAddress> {
+        self.next
     }
 
     /// A lane waits until the server has split this subtable.

@@ -254,12 +254,13 @@ impl<F: Fabric, D: Depot> Engine<F, D> {
         self.allocator.borrow_mut()
     }
 
-    /// A free block of the class: at once, or after the server answered or GRACE ended.
+    /// A free block of the class, and when it was taken: at once, or after the server answered or
+    /// GRACE ended.
     pub(crate) async fn take_block(
         &self,
         lane: LaneId,
         class: SizeClass,
-    ) -> std::result::Result<FreeBlock, Failure> {
+    ) -> std::result::Result<(FreeBlock, Nanos), Failure> {
         let started = self.endpoint.now();
         let mut now = started;
         loop {
@@ -270,7 +271,13 @@ impl<F: Fabric, D: Depot> Engine<F, D> {
             };
             let timed_out = now.saturating_sub(started) > DEPOT_TIMEOUT_NS;
             match taken {
-                Taken::Block(block) => return Ok(block),
+                Taken::Block(block) => {
+                    if let Some(next) = self.allocator.borrow().next() {
+                        let bytes = class.block_bytes() as u32;
+                        self.endpoint.fabric().expect(next.offset(), bytes);
+                    }
+                    return Ok((block, now));
+                }
                 Taken::Asked(_) if timed_out || self.allocator.borrow().is_lost() => {
                     return Err(Failure::Disconnected);
                 }

@@ -48,21 +48,20 @@ impl Set {
         (0..WAYS).map(move |way| way ^ first)
     }
 
+    /// Where the key's entry stands.
     #[inline]
-    fn entry(&mut self, hash: KeyHash) -> Option<&mut Entry> {
-        let way = Self::ways(hash).find(|way| self.0[*way].is_of(hash))?;
-        Some(&mut self.0[way])
+    fn way(&self, hash: KeyHash) -> Option<usize> {
+        Self::ways(hash).find(|way| self.0[*way].is_of(hash))
     }
 
-    /// The entry that a new one for the key replaces: the key's old one, else an empty one, else
-    /// the one that was not proved for the longest time.
-    fn victim(&mut self, hash: KeyHash) -> &mut Entry {
+    /// Where an entry of a key that has none goes: in place of an empty one, else of the one that
+    /// was not proved for the longest time.
+    fn victim(&self, hash: KeyHash) -> usize {
         let age = |way: &usize| {
             let entry = &self.0[*way];
-            (!entry.is_of(hash), (!entry.is_empty()).then(|| entry.stamp()))
+            (!entry.is_empty()).then(|| entry.stamp())
         };
-        let way = Self::ways(hash).min_by_key(age).unwrap_or_default();
-        &mut self.0[way]
+        Self::ways(hash).min_by_key(age).unwrap_or_default()
     }
 }
 
@@ -113,7 +112,9 @@ impl LocationCache {
 
     #[inline]
     fn entry(&mut self, hash: KeyHash) -> Option<&mut Entry> {
-        self.set(hash)?.entry(hash)
+        let set = self.set(hash)?;
+        let way = set.way(hash)?;
+        Some(&mut set.0[way])
     }
 
     #[inline]
@@ -130,7 +131,8 @@ impl LocationCache {
         match Entry::new(hash, &location, stamp) {
             Ok(entry) if location.word.state() == SlotState::Live => {
                 if let Some(set) = self.set(hash) {
-                    *set.victim(hash) = entry;
+                    let way = set.way(hash).unwrap_or_else(|| set.victim(hash));
+                    set.0[way] = entry;
                 }
             }
             _ => self.forget(hash),

@@ -123,7 +123,7 @@ impl<F: Fabric> Rig<F> {
     /// [`Error::OutOfSpace`].
     pub fn fetch_blocks(&self, class: SizeClass) -> Result<(), Option<Error>> {
         let taken = self.engine.endpoint.drive(self.engine.take_block(LANE, class));
-        self.engine.allocator().put_back(LANE, class, taken.map_err(error)?);
+        self.engine.allocator().put_back(LANE, class, taken.map_err(error)?.0);
         Ok(())
     }
 

@@ -93,6 +93,22 @@ fn a_block_that_was_never_linked_is_ready_at_once() {
 }
 
 #[test]
+fn it_tells_which_block_is_next() {
+    let mut allocator = allocator(8);
+    // First those that the server gave, then those that rested.
+    for now in [0, GRACE] {
+        let first = take(&mut allocator, now).unwrap();
+        let mut blocks = vec![first];
+        while let Some(next) = allocator.next() {
+            blocks.push(take(&mut allocator, now).unwrap());
+            assert_eq!(blocks.last().map(|block| block.address), Some(next));
+        }
+        assert_eq!((blocks.len(), take(&mut allocator, now)), (8, None));
+        blocks.into_iter().for_each(|block| allocator.retire(LANE, class(), block, now));
+    }
+}
+
+#[test]
 fn requests_grow_and_come_before_the_list_runs_dry() {
     let mut allocator = allocator(100_000);
     let mut requests = Vec::new();

@@ -45,9 +45,13 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
 
     /// True if the store happened, or may be said to have.
     async fn store(&self, condition: Condition, lifetime: Lifetime) -> Outcome<bool> {
+        let cached = if condition == Condition::Absent { None } else { self.cached_target() };
+        if let Some(target) = &cached {
+            self.expect(target);
+        }
         let new = self.new_block(lifetime).await?;
         let mut met = true;
-        let outcome = self.store_block(&new, condition, &mut met).await;
+        let outcome = self.store_block(&new, condition, cached, &mut met).await;
         self.settle(&new, outcome)?;
         Ok(met)
     }
@@ -56,9 +60,10 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         &self,
         new: &NewBlock,
         condition: Condition,
+        cached: Option<Target>,
         met: &mut bool,
     ) -> Outcome<Linked> {
-        if condition != Condition::Absent && self.swing_cached(new, condition).await? {
+        if condition != Condition::Absent && self.swing_cached(cached, new, condition).await? {
             return Ok(Linked::Yes);
         }
         let (mut damaged, mut tries) = (0, Tries::default());
@@ -147,19 +152,27 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
 
     /// Where the cache says the key is. An UPDATE has to know that the value has not ended: one
     /// round trip if it ends some day.
-    async fn cached_for(&self, condition: Condition) -> Outcome<Option<Target>> {
-        let target = self.cached_target();
+    async fn cached_for(
+        &self,
+        condition: Condition,
+        cached: Option<Target>,
+    ) -> Outcome<Option<Target>> {
         let knows = |target: Target| target.expires_at_s.is_some();
-        if condition == Condition::None || target.is_none_or(knows) {
-            return Ok(target);
+        if condition == Condition::None || cached.is_none_or(knows) {
+            return Ok(cached);
         }
         let located = self.get().await?.and(self.located_target());
         Ok(located.filter(|target| !is_moving(target.word)))
     }
 
     /// One round trip, if the cache knows where the key is and is right.
-    async fn swing_cached(&self, new: &NewBlock, condition: Condition) -> Outcome<bool> {
-        if let Some(target) = self.cached_for(condition).await?
+    async fn swing_cached(
+        &self,
+        cached: Option<Target>,
+        new: &NewBlock,
+        condition: Condition,
+    ) -> Outcome<bool> {
+        if let Some(target) = self.cached_for(condition, cached).await?
             && let Swung::Done = self.swing_to(target, new, condition).await?
         {
             self.engine.cache().statistics.hits += 1;

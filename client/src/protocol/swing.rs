@@ -17,6 +17,9 @@ use crate::engine::Failure;
 use crate::location_cache::Location;
 use crate::store::Lifetime;
 
+/// What the chain of an update changes of the slot and of the old block, in bytes.
+const WORD_BYTES: u32 = 8;
+
 /// A block of our own, sealed in the image buffer.
 pub(super) struct NewBlock {
     free: FreeBlock,
@@ -54,7 +57,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
             let max = self.engine.format.value_bytes_max as usize;
             return Err(Error::ValueTooLong { bytes, max }.into());
         };
-        let free = self.engine.take_block(self.lane, class).await?;
+        let (free, now) = self.engine.take_block(self.lane, class).await?;
         let generation_low = (u64::from(free.generation) % WORD_GENERATIONS) as u8;
         let block = BlockRef { address: free.address, class, generation_low };
         self.engine.geometry.check_block(block)?;
@@ -69,7 +72,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
             address: free.address,
             generation: free.generation,
             writer: self.engine.client_id,
-            written_at_ns: self.engine.wall_clock_ns(self.now()),
+            written_at_ns: self.engine.wall_clock_ns(now),
             expires_at_s,
         };
         let total = BLOCK_HEADER_BYTES as usize + self.key_bytes + self.value_bytes;
@@ -173,6 +176,15 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
             None => self.engine.cache().forget(self.hash),
         }
         Ok(Swung::Done)
+    }
+
+    /// What a swing of this target accesses is wanted soon.
+    pub(super) fn expect(&self, target: &Target) {
+        if let Ok(old) = target.word.block() {
+            let fabric = self.engine.endpoint.fabric();
+            fabric.expect(target.slot, WORD_BYTES);
+            fabric.expect(old.address.offset(), WORD_BYTES);
+        }
     }
 
     /// The block this operation just unlinked is this session's now: no LIVE word points to it, and

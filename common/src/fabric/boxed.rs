@@ -14,6 +14,10 @@ impl<F: Fabric + ?Sized> Fabric for Box<F> {
         (**self).wall_clock_ns()
     }
 
+    fn expect(&self, remote: u64, bytes: u32) {
+        (**self).expect(remote, bytes);
+    }
+
     fn post(&mut self, lane: LaneId, chain: &[Verb], deadline: Nanos) {
         (**self).post(lane, chain, deadline);
     }

@@ -51,15 +51,23 @@ impl Clock {
 
     #[inline]
     pub(super) fn now(&self) -> Nanos {
-        let now = self.estimate().max(self.last.get());
+        order_loads();
+        let now = self.since_anchor(ticks()).max(self.last.get());
         self.last.set(now);
         now
     }
 
+    /// The time when the processor got here, give or take what it has in flight: far less than a
+    /// microsecond. In no order with the accesses around it.
     #[inline]
-    fn estimate(&self) -> Nanos {
+    pub(super) fn roughly(&self) -> Nanos {
+        self.since_anchor(ticks())
+    }
+
+    #[inline]
+    fn since_anchor(&self, ticks: u64) -> Nanos {
         let anchor = self.anchor.get();
-        let passed = ticks().wrapping_sub(anchor.ticks);
+        let passed = ticks.wrapping_sub(anchor.ticks);
         if passed < self.ticks_max.get() {
             // Below 2^32 ticks times a rate below 2^32.
             return anchor.boot_ns + ((passed * self.rate.get()) >> 32);
@@ -74,6 +82,7 @@ impl Clock {
         if !self.counter_is_time {
             return before_ns;
         }
+        order_loads();
         let ticks = ticks();
         let boot_ns = boot_time_ns();
         let (anchor, now) = (self.anchor.get(), Anchor { ticks, boot_ns });
@@ -97,13 +106,23 @@ impl Clock {
     }
 }
 
-/// The processor's time stamp counter, read when all loads before it are done.
+/// What follows waits until all loads before it are done.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+#[allow(unsafe_code, reason = "this fence is an intrinsic")]
+fn order_loads() {
+    // SAFETY: every x86-64 processor has SSE2 and with it this instruction.
+    unsafe { std::arch::x86_64::_mm_lfence() };
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn order_loads() {}
+
+/// The processor's time stamp counter.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 #[allow(unsafe_code, reason = "reading the counter is an intrinsic")]
 fn ticks() -> u64 {
-    // SAFETY: every x86-64 processor has SSE2 and with it this instruction.
-    unsafe { std::arch::x86_64::_mm_lfence() };
     // SAFETY: every x86-64 processor has this instruction.
     unsafe { std::arch::x86_64::_rdtsc() }
 }
