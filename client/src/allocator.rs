@@ -89,7 +89,7 @@ pub(crate) struct Allocator<D> {
     ends_announced: bool,
     growth: Growth,
     /// Where the next block of the class that was asked for last comes from, as it seems.
-    next: Option<BlockAddress>,
+    upcoming: Option<BlockAddress>,
 }
 
 /// How many blocks of a class fill this many bytes, at least one, at most a message's worth.
@@ -103,8 +103,8 @@ impl<D: Depot> Allocator<D> {
         let holdings = Arc::new(Holdings::new(lanes));
         depot.watch(&holdings);
         let growth = Growth::default();
-        let (outstanding, ends_announced, next) = (0, false, None);
-        Self { holdings, depot, grace_ns, outstanding, ends_announced, growth, next }
+        let (outstanding, ends_announced, upcoming) = (0, false, None);
+        Self { holdings, depot, grace_ns, outstanding, ends_announced, growth, upcoming }
     }
 
     /// A block of the class for a lane, from this session's own if there is one.
@@ -113,7 +113,7 @@ impl<D: Depot> Allocator<D> {
         if self.outstanding > 0 {
             self.receive(now);
         }
-        let Self { holdings, depot, outstanding, next, .. } = self;
+        let Self { holdings, depot, outstanding, upcoming, .. } = self;
         let mut lists = holdings.lists();
         let list = lists.class(class);
         let block = match list.resting.pop_front_if(|(ready_at, _)| *ready_at <= now) {
@@ -134,7 +134,8 @@ impl<D: Depot> Allocator<D> {
             Some(block) => {
                 holdings.hold_new(lane, block.address);
                 let resting = list.resting.front().filter(|(ready_at, _)| *ready_at <= now);
-                *next = resting.map(|(_, block)| block).or(list.ready.last()).map(|b| b.address);
+                let next = resting.map(|(_, block)| block).or(list.ready.last());
+                *upcoming = next.map(|block| block.address);
                 Taken::Block(block)
             }
             None => wait(list, now),
@@ -143,8 +144,8 @@ impl<D: Depot> Allocator<D> {
 
     /// Where the block that is taken next, of the class of the last one, will be, as it seems.
     #[inline]
-    pub(crate) fn next(&self) -> Option<BlockAddress> {
-        self.next
+    pub(crate) fn upcoming(&self) -> Option<BlockAddress> {
+        self.upcoming
     }
 
     /// A lane waits until the server has split this subtable.

@@ -59,6 +59,10 @@ impl<F: Fabric + ?Sized, R: Rule<F>> Fabric for Around<F, R> {
         self.rule.wall_clock_ns(&self.fabric)
     }
 
+    fn expect(&self, remote: u64, bytes: u32) {
+        self.fabric.expect(remote, bytes);
+    }
+
     fn post(&mut self, lane: LaneId, chain: &[Verb], deadline: Nanos) {
         self.rule.post(&mut self.fabric, lane, chain, deadline);
     }

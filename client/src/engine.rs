@@ -272,7 +272,7 @@ impl<F: Fabric, D: Depot> Engine<F, D> {
             let timed_out = now.saturating_sub(started) > DEPOT_TIMEOUT_NS;
             match taken {
                 Taken::Block(block) => {
-                    if let Some(next) = self.allocator.borrow().next() {
+                    if let Some(next) = self.allocator.borrow().upcoming() {
                         let bytes = class.block_bytes() as u32;
                         self.endpoint.fabric().expect(next.offset(), bytes);
                     }

@@ -99,7 +99,7 @@ fn it_tells_which_block_is_next() {
     for now in [0, GRACE] {
         let first = take(&mut allocator, now).unwrap();
         let mut blocks = vec![first];
-        while let Some(next) = allocator.next() {
+        while let Some(next) = allocator.upcoming() {
             blocks.push(take(&mut allocator, now).unwrap());
             assert_eq!(blocks.last().map(|block| block.address), Some(next));
         }

@@ -45,11 +45,13 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
 
     /// True if the store happened, or may be said to have.
     async fn store(&self, condition: Condition, lifetime: Lifetime) -> Outcome<bool> {
+        let taken = self.take_block().await?;
+        // Not before there is a block: while this waits, other lanes change what the cache says.
         let cached = if condition == Condition::Absent { None } else { self.cached_target() };
         if let Some(target) = &cached {
             self.expect(target);
         }
-        let new = self.new_block(lifetime).await?;
+        let new = self.seal_block(taken, lifetime)?;
         let mut met = true;
         let outcome = self.store_block(&new, condition, cached, &mut met).await;
         self.settle(&new, outcome)?;
@@ -150,7 +152,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         Ok(Some(self.has_ended(target.expires_at_s.unwrap_or_default(), seen_at)))
     }
 
-    /// Where the cache says the key is. An UPDATE has to know that the value has not ended: one
+    /// What the cache said, if that will do. An UPDATE has to know that the value has not ended: one
     /// round trip if it ends some day.
     async fn cached_for(
         &self,

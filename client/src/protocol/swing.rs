@@ -5,8 +5,8 @@ use std::cell::Cell;
 use farside_common::control::FreeBlock;
 use farside_common::fabric::{Buffer, ChainError, Fabric, Nanos, Verb};
 use farside_common::layout::{
-    BLOCK_HEADER_BYTES, BlockHeader, BlockRef, BlockStamp, HeaderWord, SUPERSEDED, SlotState,
-    SlotWord, WINDOW_BYTES, WORD_GENERATIONS, class_for, seal,
+    BLOCK_HEADER_BYTES, BlockHeader, BlockRef, BlockStamp, HeaderWord, SUPERSEDED, SizeClass,
+    SlotState, SlotWord, WINDOW_BYTES, WORD_GENERATIONS, class_for, seal,
 };
 use zerocopy::FromBytes;
 
@@ -19,6 +19,13 @@ use crate::store::Lifetime;
 
 /// What the chain of an update changes of the slot and of the old block, in bytes.
 const WORD_BYTES: u32 = 8;
+
+/// A free block for this operation.
+pub(super) struct TakenBlock {
+    free: FreeBlock,
+    class: SizeClass,
+    at: Nanos,
+}
 
 /// A block of our own, sealed in the image buffer.
 pub(super) struct NewBlock {
@@ -52,12 +59,24 @@ pub(super) enum Swung {
 impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     /// Takes a free block and seals key and value into it.
     pub(super) async fn new_block(&self, lifetime: Lifetime) -> Outcome<NewBlock> {
+        let taken = self.take_block().await?;
+        self.seal_block(taken, lifetime)
+    }
+
+    /// Takes a free block for key and value.
+    pub(super) async fn take_block(&self) -> Outcome<TakenBlock> {
         let Some(class) = class_for(self.key_bytes, self.value_bytes) else {
             let bytes = self.value_bytes;
             let max = self.engine.format.value_bytes_max as usize;
             return Err(Error::ValueTooLong { bytes, max }.into());
         };
-        let (free, now) = self.engine.take_block(self.lane, class).await?;
+        let (free, at) = self.engine.take_block(self.lane, class).await?;
+        Ok(TakenBlock { free, class, at })
+    }
+
+    /// Seals key and value into a block that was taken.
+    pub(super) fn seal_block(&self, taken: TakenBlock, lifetime: Lifetime) -> Outcome<NewBlock> {
+        let TakenBlock { free, class, at } = taken;
         let generation_low = (u64::from(free.generation) % WORD_GENERATIONS) as u8;
         let block = BlockRef { address: free.address, class, generation_low };
         self.engine.geometry.check_block(block)?;
@@ -72,7 +91,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
             address: free.address,
             generation: free.generation,
             writer: self.engine.client_id,
-            written_at_ns: self.engine.wall_clock_ns(now),
+            written_at_ns: self.engine.wall_clock_ns(at),
             expires_at_s,
         };
         let total = BLOCK_HEADER_BYTES as usize + self.key_bytes + self.value_bytes;

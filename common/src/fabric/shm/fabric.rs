@@ -15,9 +15,9 @@ use crate::fabric::{
     Buffer, CHAIN_VERBS_MAX, ChainError, Completion, Counters, Fabric, LaneId, Nanos, Timing, Verb,
 };
 
-/// Whoever claims a slot executes two locked instructions, a copy of 256 bytes and at least four
-/// reads of the clock, each of them in order, before anybody else can claim it: some 140 cycles, on
-/// any processor longer than this.
+/// Whoever claims a slot executes two locked instructions, a fence, a copy of 256 bytes and at least
+/// three reads of the clock, each of them in order, before anybody else can claim it: some 140
+/// cycles, on any processor longer than this.
 const ROUND_TRIP_MIN_NS: Nanos = 20;
 /// A chain that the executor comes to later than this after its post is refused.
 const LATENESS_MAX_NS: Nanos = 50_000_000;
@@ -153,20 +153,20 @@ impl Executor {
                     self.write(remote, source, deadline)?;
                 }
                 Verb::WriteHalf { remote, value } => {
-                    self.check_accepted(self.clock.roughly(), deadline)?;
+                    self.check_accepted(Clock::roughly, deadline)?;
                     self.region.store_half(remote, value)?;
                 }
                 Verb::WriteWord { remote, value } => {
-                    self.check_accepted(self.clock.now(), deadline)?;
+                    self.check_accepted(Clock::now, deadline)?;
                     self.region.store(remote, value)?;
                 }
                 Verb::CompareSwap { remote, expected, desired } => {
-                    self.check_accepted(self.clock.now(), deadline)?;
+                    self.check_accepted(Clock::now, deadline)?;
                     found = self.region.compare_swap(remote, expected, desired)?;
                     swapped = true;
                 }
                 Verb::FetchAdd { remote, addend } => {
-                    self.check_accepted(self.clock.now(), deadline)?;
+                    self.check_accepted(Clock::now, deadline)?;
                     found = self.region.fetch_add(remote, addend)?;
                     swapped = true;
                 }
@@ -180,19 +180,23 @@ impl Executor {
     fn write(&self, remote: u64, source: &[u64], deadline: Nanos) -> Result<(), ChainError> {
         let mut offset = remote;
         for part in source.chunks(WRITE_WORDS_MAX) {
-            self.check_accepted(self.clock.roughly(), deadline)?;
+            self.check_accepted(Clock::roughly, deadline)?;
             self.region.write(offset, part)?;
             offset += size_of_val(part) as u64;
         }
         Ok(())
     }
 
-    /// Before words of the index by the time in order, which [`ROUND_TRIP_MIN_NS`] counts on, else
+    /// By the time in order before words of the index, which [`ROUND_TRIP_MIN_NS`] counts on, else
     /// roughly: against [`LATENESS_MAX_NS`] what a processor has in flight is nothing.
     #[inline]
-    fn check_accepted(&self, now: Nanos, deadline: Nanos) -> Result<(), ChainError> {
+    fn check_accepted(
+        &self,
+        time: impl Fn(&Clock) -> Nanos,
+        deadline: Nanos,
+    ) -> Result<(), ChainError> {
         self.check_lease()?;
-        if now > deadline { Err(ChainError::Late) } else { Ok(()) }
+        if time(&self.clock) > deadline { Err(ChainError::Late) } else { Ok(()) }
     }
 }
 
