@@ -1,7 +1,5 @@
 //! Several servers as one [`Store`]: each record belongs to one of them, by its key.
 
-use std::collections::VecDeque;
-
 use farside::{CacheStatistics, Counters, Outcome, PipelineFull, Version};
 
 use crate::keys::Key;
@@ -69,7 +67,7 @@ impl<S: Store> Store for Shards<S> {
     }
 }
 
-/// What an operation came to; a value it found is in its lane.
+/// What an operation came to; a value it found is in [`ShardPipelines::value`].
 enum Came<E> {
     Value(Option<Version>),
     Stored,
@@ -77,64 +75,60 @@ enum Came<E> {
     Failed(E),
 }
 
-/// A lane of one of the pipelines.
-#[derive(Default)]
-struct Lane {
+/// A pipeline to each server, in flight together.
+pub struct ShardPipelines<P> {
+    /// Lanes of the first come first.
+    pipelines: Vec<P>,
+    /// Whose turn it is to be asked what has finished.
+    turn: usize,
+    /// Of the operation taken last.
     value: Vec<u8>,
     counters: Counters,
 }
 
-/// A pipeline to each server, in flight together.
-pub struct ShardPipelines<P: Pipelined> {
-    pipelines: Vec<P>,
-    /// Those of the first pipeline come first.
-    lanes: Vec<Lane>,
-    finished: VecDeque<(usize, Came<P::Error>)>,
-}
-
 impl<P: Pipelined> ShardPipelines<P> {
     fn new(pipelines: Vec<P>) -> Self {
-        let depth = pipelines.iter().map(P::depth).sum();
-        let lanes = (0..depth).map(|_| Lane::default()).collect();
-        Self { pipelines, lanes, finished: VecDeque::with_capacity(depth) }
+        Self { pipelines, turn: 0, value: Vec::new(), counters: Counters::default() }
     }
 
-    /// Takes all that has finished.
-    fn collect(&mut self) {
-        let mut before = 0;
-        for pipeline in &mut self.pipelines {
-            while let Some(Completed { lane, result, counters }) = pipeline.poll() {
-                let at = before + lane;
-                let lane = &mut self.lanes[at];
-                lane.counters = *counters;
+    /// How many lanes there are before those of this pipeline.
+    fn lanes_before(&self, at: usize) -> usize {
+        self.pipelines[..at].iter().map(P::depth).sum()
+    }
+
+    /// One operation that has finished, and its lane. No more: the next to start may get the lane.
+    fn take_one(&mut self) -> Option<(usize, Came<P::Error>)> {
+        for _ in 0..self.pipelines.len() {
+            let at = self.turn;
+            self.turn = (at + 1) % self.pipelines.len();
+            let before = self.lanes_before(at);
+            if let Some(Completed { lane, result, counters }) = self.pipelines[at].poll() {
+                self.counters = *counters;
                 let came = match result {
                     Ok(Outcome::Value(found)) => {
-                        lane.value.clear();
-                        lane.value.extend_from_slice(found.map_or(&[], |(value, _)| value));
+                        self.value.clear();
+                        self.value.extend_from_slice(found.map_or(&[], |(value, _)| value));
                         Came::Value(found.map(|(_, version)| version))
                     }
                     Ok(Outcome::Stored) => Came::Stored,
                     Ok(Outcome::Applied(applied)) => Came::Applied(applied),
                     Err(error) => Came::Failed(error),
                 };
-                self.finished.push_back((at, came));
+                return Some((before + lane, came));
             }
-            before += pipeline.depth();
         }
+        None
     }
 
-    fn take(&mut self) -> Option<Completed<'_, P::Error>> {
-        let (lane, came) = self.finished.pop_front()?;
-        let Lane { value, counters } = &self.lanes[lane];
+    fn completed(&self, (lane, came): (usize, Came<P::Error>)) -> Completed<'_, P::Error> {
+        let value = self.value.as_slice();
         let result = match came {
-            Came::Value(version) => {
-                Ok(Outcome::Value(version.map(|version| (value.as_slice(), version))))
-            }
+            Came::Value(version) => Ok(Outcome::Value(version.map(|version| (value, version)))),
             Came::Stored => Ok(Outcome::Stored),
             Came::Applied(applied) => Ok(Outcome::Applied(applied)),
             Came::Failed(error) => Err(error),
         };
-        Some(Completed { lane, result, counters })
+        Completed { lane, result, counters: &self.counters }
     }
 }
 
@@ -143,30 +137,30 @@ impl<P: Pipelined> Pipelined for ShardPipelines<P> {
 
     fn start(&mut self, action: Action, key: &Key, value: &[u8]) -> Result<usize, PipelineFull> {
         let at = shard(key, self.pipelines.len());
-        let before: usize = self.pipelines[..at].iter().map(P::depth).sum();
+        let before = self.lanes_before(at);
         self.pipelines[at].start(action, key, value).map(|lane| before + lane)
     }
 
     fn wait(&mut self) -> Option<Completed<'_, P::Error>> {
-        while self.finished.is_empty() && self.in_flight() > 0 {
-            self.collect();
+        while self.in_flight() > 0 {
+            if let Some(taken) = self.take_one() {
+                return Some(self.completed(taken));
+            }
         }
-        self.take()
+        None
     }
 
     fn poll(&mut self) -> Option<Completed<'_, P::Error>> {
-        if self.finished.is_empty() {
-            self.collect();
-        }
-        self.take()
+        let taken = self.take_one()?;
+        Some(self.completed(taken))
     }
 
     fn in_flight(&self) -> usize {
-        self.finished.len() + self.pipelines.iter().map(P::in_flight).sum::<usize>()
+        self.pipelines.iter().map(P::in_flight).sum()
     }
 
     fn depth(&self) -> usize {
-        self.lanes.len()
+        self.lanes_before(self.pipelines.len())
     }
 }
 
@@ -183,5 +177,63 @@ mod tests {
             let fair = 10_000 / count as u32;
             assert!(sums.iter().all(|sum| sum.abs_diff(fair) < fair / 10), "{sums:?}");
         }
+    }
+
+    /// Every operation finishes at once; the lane freed last is the next one's.
+    #[derive(Default)]
+    struct AtOnce {
+        free: Vec<usize>,
+        finished: Vec<usize>,
+        counters: Counters,
+    }
+
+    impl Pipelined for AtOnce {
+        type Error = ();
+
+        fn start(&mut self, _: Action, _: &Key, _: &[u8]) -> Result<usize, PipelineFull> {
+            let lane = self.free.pop().ok_or(PipelineFull)?;
+            self.finished.insert(0, lane);
+            Ok(lane)
+        }
+
+        fn wait(&mut self) -> Option<Completed<'_, ()>> {
+            self.poll()
+        }
+
+        fn poll(&mut self) -> Option<Completed<'_, ()>> {
+            let lane = self.finished.pop()?;
+            self.free.push(lane);
+            Some(Completed { lane, result: Ok(Outcome::Stored), counters: &self.counters })
+        }
+
+        fn in_flight(&self) -> usize {
+            self.finished.len()
+        }
+
+        fn depth(&self) -> usize {
+            self.free.len() + self.finished.len()
+        }
+    }
+
+    #[test]
+    fn a_lane_is_nobody_elses_until_its_operation_was_taken() {
+        let pipeline = || AtOnce { free: vec![0, 1, 2], ..AtOnce::default() };
+        let mut pipelines = ShardPipelines::new(vec![pipeline(), pipeline()]);
+        let mut in_flight = std::collections::HashSet::new();
+        for record in 0..1000 {
+            let key = keys::encode(record);
+            // One of the two may be full while the other is not.
+            while let Err(PipelineFull) = pipelines.start(Action::Put, &key, &[]).map(|lane| {
+                assert!(in_flight.insert(lane), "lane {lane} has an operation nobody took");
+            }) {
+                assert!(in_flight.remove(&pipelines.wait().unwrap().lane));
+            }
+            assert_eq!(pipelines.in_flight(), in_flight.len());
+        }
+        while let Some(Completed { lane, .. }) = pipelines.wait() {
+            assert!(in_flight.remove(&lane));
+        }
+        assert!(in_flight.is_empty());
+        assert_eq!(pipelines.depth(), 6);
     }
 }
