@@ -29,11 +29,15 @@ pub(crate) fn number_at(session: &mut Session, key: &[u8]) -> Option<u64> {
     Some(u64::from_le_bytes(value.data.try_into().unwrap()))
 }
 
+/// How many keys a writer inserts at most, however fast the machine is: two of them leave room in
+/// 512 MiB.
+const INSERTS_MAX: usize = 1_000_000;
+
 /// Inserts keys of this writer until told to stop; how many.
 fn insert_until(client: &Client, writer: u64, stop: &AtomicBool) -> u64 {
     let mut session = client.session().unwrap();
     let is_going = |_: &u64| !stop.load(Ordering::Relaxed);
-    let inserted = (0..).take_while(is_going).map(|number| {
+    let inserted = (0..).take_while(is_going).take(INSERTS_MAX).map(|number| {
         assert!(session.insert(&key(writer, number), &number.to_le_bytes()).unwrap());
     });
     inserted.count() as u64
