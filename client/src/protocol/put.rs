@@ -152,8 +152,8 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         Ok(Some(self.has_ended(target.expires_at_s.unwrap_or_default(), seen_at)))
     }
 
-    /// What the cache said, if that will do. An UPDATE has to know that the value has not ended: one
-    /// round trip if it ends some day.
+    /// What the cache said, if that will do. An UPDATE has to know that the value has not ended:
+    /// one round trip if it ends some day.
     async fn cached_for(
         &self,
         condition: Condition,

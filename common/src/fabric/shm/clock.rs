@@ -57,8 +57,8 @@ impl Clock {
         now
     }
 
-    /// The time when the processor got here, give or take what it has in flight, about a microsecond.
-    /// In no order with the accesses around it, nor with other readings.
+    /// The time when the processor got here, give or take what it has in flight, about a
+    /// microsecond. In no order with the accesses around it, nor with other readings.
     #[inline]
     pub(super) fn roughly(&self) -> Nanos {
         self.since_anchor(ticks())
