@@ -166,6 +166,8 @@ impl<P: Pipelined> Pipelined for ShardPipelines<P> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::{HashSet, VecDeque};
+
     use super::*;
     use crate::keys;
 
@@ -183,7 +185,7 @@ mod tests {
     #[derive(Default)]
     struct AtOnce {
         free: Vec<usize>,
-        finished: Vec<usize>,
+        finished: VecDeque<usize>,
         counters: Counters,
     }
 
@@ -192,7 +194,7 @@ mod tests {
 
         fn start(&mut self, _: Action, _: &Key, _: &[u8]) -> Result<usize, PipelineFull> {
             let lane = self.free.pop().ok_or(PipelineFull)?;
-            self.finished.insert(0, lane);
+            self.finished.push_back(lane);
             Ok(lane)
         }
 
@@ -201,7 +203,7 @@ mod tests {
         }
 
         fn poll(&mut self) -> Option<Completed<'_, ()>> {
-            let lane = self.finished.pop()?;
+            let lane = self.finished.pop_front()?;
             self.free.push(lane);
             Some(Completed { lane, result: Ok(Outcome::Stored), counters: &self.counters })
         }
@@ -219,15 +221,16 @@ mod tests {
     fn a_lane_is_nobody_elses_until_its_operation_was_taken() {
         let pipeline = || AtOnce { free: vec![0, 1, 2], ..AtOnce::default() };
         let mut pipelines = ShardPipelines::new(vec![pipeline(), pipeline()]);
-        let mut in_flight = std::collections::HashSet::new();
+        let mut in_flight = HashSet::new();
         for record in 0..1000 {
             let key = keys::encode(record);
-            // One of the two may be full while the other is not.
-            while let Err(PipelineFull) = pipelines.start(Action::Put, &key, &[]).map(|lane| {
-                assert!(in_flight.insert(lane), "lane {lane} has an operation nobody took");
-            }) {
+            let lane = loop {
+                // One of the two may be full while the other is not.
+                let started = pipelines.start(Action::Put, &key, &[]);
+                let Err(PipelineFull) = started else { break started.unwrap() };
                 assert!(in_flight.remove(&pipelines.wait().unwrap().lane));
-            }
+            };
+            assert!(in_flight.insert(lane), "lane {lane} has an operation nobody took");
             assert_eq!(pipelines.in_flight(), in_flight.len());
         }
         while let Some(Completed { lane, .. }) = pipelines.wait() {

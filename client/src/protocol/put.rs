@@ -65,7 +65,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         cached: Option<Target>,
         met: &mut bool,
     ) -> Outcome<Linked> {
-        if condition != Condition::Absent && self.swing_cached(cached, new, condition).await? {
+        if condition != Condition::Absent && self.swing_cached(new, condition, cached).await? {
             return Ok(Linked::Yes);
         }
         let (mut damaged, mut tries) = (0, Tries::default());
@@ -170,9 +170,9 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     /// One round trip, if the cache knows where the key is and is right.
     async fn swing_cached(
         &self,
-        cached: Option<Target>,
         new: &NewBlock,
         condition: Condition,
+        cached: Option<Target>,
     ) -> Outcome<bool> {
         if let Some(target) = self.cached_for(condition, cached).await?
             && let Swung::Done = self.swing_to(target, new, condition).await?
