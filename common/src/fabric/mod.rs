@@ -4,6 +4,7 @@
 //! every `.await` in it is a round trip.
 
 mod boxed;
+mod clock;
 mod counters;
 mod endpoint;
 pub mod shm;
@@ -15,6 +16,7 @@ pub mod verbs;
 pub mod verbs;
 mod waits;
 
+pub use clock::boot_time_ns;
 pub use counters::Counters;
 pub use endpoint::{Endpoint, InFlight};
 

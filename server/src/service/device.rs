@@ -143,7 +143,7 @@ impl Service {
         match added {
             Ok(()) => {
                 tracing::info!(client = id, ?role, "a client connected");
-                self.probed_at = self.probed_at.max(farside_common::fabric::shm::boot_time_ns());
+                self.probed_at = self.probed_at.max(farside_common::fabric::boot_time_ns());
             }
             Err(error) => {
                 self.take_back_admission(id);

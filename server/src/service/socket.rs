@@ -8,7 +8,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use farside_common::control::{
     Channel, ConnectRequest, Purpose, Refusal, Role, Welcome, encode_reply,
 };
-use farside_common::fabric::shm::{Listener, RegionMemory, boot_time_ns};
+use farside_common::fabric::boot_time_ns;
+use farside_common::fabric::shm::{Listener, RegionMemory};
 use rustix::event::epoll;
 
 use super::door::Door;

@@ -8,8 +8,8 @@ use std::time::Duration;
 use zerocopy::IntoBytes;
 
 use super::Region;
-use super::clock::Clock;
 use super::words::order_read_after_swap;
+use crate::fabric::clock::Clock;
 use crate::fabric::waits::Waits;
 use crate::fabric::{
     Buffer, CHAIN_VERBS_MAX, ChainError, Completion, Counters, Fabric, LaneId, Nanos, Timing, Verb,

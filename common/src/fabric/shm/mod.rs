@@ -3,7 +3,6 @@
 //! A region on this fabric must not be reached over another one at the same time: CPU atomics and
 //! a NIC's atomics do not see each other (invariant I11).
 
-mod clock;
 mod fabric;
 mod memory;
 #[allow(unsafe_code, reason = "the mapping is shared with other processes")]
@@ -15,12 +14,3 @@ pub use fabric::{Lease, ShmFabric};
 pub use memory::{HugePages, MemoryError, Pages, RegionMemory};
 pub use region::{Region, prefetch};
 pub use socket::{Connection, Listener};
-
-use super::Nanos;
-
-/// The time since boot, time spent suspended included.
-#[inline]
-pub fn boot_time_ns() -> Nanos {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
-    time.tv_sec as Nanos * 1_000_000_000 + time.tv_nsec as Nanos
-}

@@ -7,7 +7,6 @@ use super::fabric::VerbsFabric;
 use super::ffi::ibv_wc_status;
 use super::lanes::{Lane, Stage};
 use super::work::{Origin, buffer_of, has_deadline, is_atomic, meaning, request};
-use crate::fabric::shm::boot_time_ns;
 use crate::fabric::{
     Buffer, CHAIN_VERBS_MAX, ChainError, Completion, Counters, Fabric, LaneId, Nanos, Timing, Verb,
 };
@@ -120,7 +119,7 @@ impl Fabric for VerbsFabric {
 
     #[inline]
     fn now(&self) -> Nanos {
-        boot_time_ns()
+        self.clock.now()
     }
 
     #[inline]
@@ -161,7 +160,7 @@ impl Fabric for VerbsFabric {
         while let Some(&id) = self.posted.front() {
             let Lane { verbs, deadline, .. } = self.lanes.all[usize::from(id.0)];
             let is_late = deadline < Nanos::MAX
-                && *by.get_or_insert_with(|| boot_time_ns() + self.delivery_max_ns) > deadline;
+                && *by.get_or_insert_with(|| self.clock.now() + self.delivery_max_ns) > deadline;
             if self.broken_at.is_some() || is_late {
                 self.posted.pop_front();
                 let fenced = self.broken_at.is_some();
@@ -202,7 +201,8 @@ impl Fabric for VerbsFabric {
                 }
             }
         }
-        self.waiting.due(boot_time_ns)
+        let clock = &self.clock;
+        self.waiting.due(|| clock.now())
     }
 
     fn relax(&mut self) {

@@ -12,7 +12,7 @@ use super::identifier::EventChannel;
 use super::lanes::{Lanes, Stage};
 use super::types::{Options, RemoteRegion, VerbsError};
 use super::work::meaning;
-use crate::fabric::shm::boot_time_ns;
+use crate::fabric::clock::Clock;
 use crate::fabric::waits::Waits;
 use crate::fabric::{LaneId, Nanos};
 
@@ -38,6 +38,7 @@ pub struct VerbsFabric {
     /// `None` once it had to be destroyed.
     pub(super) queue_pair: Option<Arc<QueuePair>>,
     events: Arc<EventChannel>,
+    pub(super) clock: Clock,
     pub(super) delivery_max_ns: Nanos,
     pub(super) lateness_max_ns: Nanos,
     pub(super) spin_ns: Nanos,
@@ -87,6 +88,7 @@ impl VerbsFabric {
             inline_bytes_max: queue_pair.inline_bytes(),
             queue_pair: Some(queue_pair),
             events,
+            clock: Clock::new(),
             delivery_max_ns: options.delivery_max_ns(),
             lateness_max_ns: options.lateness_max_ns(),
             spin_ns: options.spin.as_nanos() as Nanos,
@@ -112,7 +114,7 @@ impl VerbsFabric {
     /// touched. What was under way has an unknown outcome.
     #[cold]
     pub(super) fn destroy(&mut self) {
-        self.broken_at.get_or_insert(boot_time_ns());
+        self.broken_at.get_or_insert(self.clock.now());
         self.queue_pair = None;
         self.arrived.count = self.arrived.next;
         self.flying = 0;
@@ -130,7 +132,7 @@ impl VerbsFabric {
     #[cold]
     pub(super) fn break_off(&mut self) {
         if self.broken_at.is_none() {
-            self.broken_at = Some(boot_time_ns());
+            self.broken_at = Some(self.clock.now());
             self.queue_pair.as_ref().inspect(|queue_pair| queue_pair.disconnect());
         }
     }

@@ -1,19 +1,26 @@
-//! The clock of this fabric: time since boot, time spent suspended included, in a few nanoseconds.
+//! The clock of the fabrics: time since boot, time spent suspended included, in a few nanoseconds.
 //!
-//! An operation of 200 ns reads the clock twice, and the system's clock takes 28 ns each time.
-//! Where the kernel itself keeps time by the processor's time stamp counter, this clock reads the
-//! counter and asks the system once a millisecond. A counter that was reset by a suspension, or
-//! stepped back, is noticed: the difference to the last anchor is then larger than a millisecond.
+//! An operation reads the clock twice, over shared memory in 200 ns, and the system's clock takes
+//! 28 ns each time. Where the kernel itself keeps time by the processor's time stamp counter, this
+//! clock reads the counter and asks the system once a millisecond. A counter that was reset by a
+//! suspension, or stepped back, is noticed: the difference to the last anchor is then larger than a
+//! millisecond.
 
 use std::cell::Cell;
 
-use super::boot_time_ns;
-use crate::fabric::Nanos;
+use super::Nanos;
 
 /// How long the counter is believed before the system is asked again.
 const ANCHOR_NS: Nanos = 1_000_000;
 /// Both clocks are read within this, or the pair is no good: the process lost the processor.
 const PAIR_NS_MAX: Nanos = 1_000;
+
+/// The time since boot, time spent suspended included, as the system says.
+#[inline]
+pub fn boot_time_ns() -> Nanos {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    time.tv_sec as Nanos * 1_000_000_000 + time.tv_nsec as Nanos
+}
 
 /// A moment by both clocks.
 #[derive(Clone, Copy, PartialEq)]
@@ -25,7 +32,7 @@ struct Anchor {
 const NO_ANCHOR: Anchor = Anchor { ticks: 0, boot_ns: 0 };
 
 /// Time since boot, never stepping back.
-pub(super) struct Clock {
+pub(in crate::fabric) struct Clock {
     counter_is_time: bool,
     anchor: Cell<Anchor>,
     /// Nanoseconds a tick times 2^32; 0 as long as it is not known.
@@ -37,7 +44,7 @@ pub(super) struct Clock {
 }
 
 impl Clock {
-    pub(super) fn new() -> Self {
+    pub(in crate::fabric) fn new() -> Self {
         let path = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
         let source = std::fs::read_to_string(path).unwrap_or_default();
         Self {
@@ -50,7 +57,7 @@ impl Clock {
     }
 
     #[inline]
-    pub(super) fn now(&self) -> Nanos {
+    pub(in crate::fabric) fn now(&self) -> Nanos {
         order_loads();
         let now = self.since_anchor(ticks()).max(self.last.get());
         self.last.set(now);
@@ -60,7 +67,7 @@ impl Clock {
     /// The time when the processor got here, give or take what it has in flight, about a
     /// microsecond. In no order with the accesses around it, nor with other readings.
     #[inline]
-    pub(super) fn roughly(&self) -> Nanos {
+    pub(in crate::fabric) fn roughly(&self) -> Nanos {
         self.since_anchor(ticks())
     }
 
