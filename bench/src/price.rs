@@ -40,8 +40,8 @@ impl Price {
                 Self { round_trips: 1, reads: 0, writes: 2, swaps: 1, bytes }
             }
             Kind::Insert => {
-                let bytes = 2 * WINDOW_BYTES + block + 3 * WORD_BYTES;
-                Self { round_trips: 3, reads: 2, writes: 2, swaps: 2, bytes }
+                let bytes = WINDOW_BYTES + block + 3 * WORD_BYTES;
+                Self { round_trips: 2, reads: 1, writes: 2, swaps: 2, bytes }
             }
             Kind::Delete => {
                 let bytes = MARK_BYTES + WORD_BYTES;
@@ -80,7 +80,7 @@ mod tests {
         };
         assert_eq!(price(Kind::Get), ((1, 1, 0, 0), 128));
         assert_eq!(price(Kind::Put), ((1, 0, 2, 1), 132));
-        assert_eq!(price(Kind::Insert), ((3, 2, 2, 2), 656));
+        assert_eq!(price(Kind::Insert), ((2, 1, 2, 2), 400));
         assert_eq!(price(Kind::Delete), ((1, 0, 1, 1), 12));
         assert_eq!(price(Kind::Rmw), ((2, 1, 2, 1), 260));
         assert_eq!(Price::of(Kind::Rmw, 64).verbs(), 4);

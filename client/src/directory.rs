@@ -8,6 +8,8 @@ pub(crate) struct Directory {
     depth: u8,
     /// The entry for each prefix of `depth` bits.
     entries: Vec<DirectoryEntry>,
+    /// Rows that were READ there were those of its subtable: no damaged entry.
+    confirmed: Vec<bool>,
 }
 
 /// A subtable as the directory leads to it.
@@ -21,7 +23,8 @@ pub(crate) struct Subtable {
 
 impl Directory {
     pub(crate) fn with_depth(depth: u8) -> Self {
-        Self { depth, entries: Vec::with_capacity(1 << depth) }
+        let (entries, confirmed) = (Vec::with_capacity(1 << depth), vec![false; 1 << depth]);
+        Self { depth, entries, confirmed }
     }
 
     /// Appends the entries in these bytes.
@@ -42,6 +45,19 @@ impl Directory {
     #[cfg(feature = "testing")]
     pub(crate) fn hash_state(&self, hasher: &mut impl std::hash::Hasher) {
         self.entries.iter().for_each(|entry| hasher.write_u64(entry.bits()));
+        self.confirmed.iter().for_each(|confirmed| hasher.write_u8((*confirmed).into()));
+    }
+
+    /// The row of the key's window, where the entry leads, was of the subtable it names.
+    #[inline]
+    pub(crate) fn confirm(&mut self, hash: KeyHash) {
+        self.confirmed[prefix_of(hash.directory(), self.depth) as usize] = true;
+    }
+
+    /// Whether the entry was found right since it is here.
+    #[inline]
+    pub(crate) fn is_confirmed(&self, hash: KeyHash) -> bool {
+        self.confirmed[prefix_of(hash.directory(), self.depth) as usize]
     }
 
     /// The subtable for keys with this directory hash.
@@ -72,11 +88,13 @@ impl Directory {
         check(entry, geometry)?;
         while self.depth < entry.local_depth() {
             self.entries = self.entries.iter().flat_map(|entry| [*entry; 2]).collect();
+            self.confirmed = self.confirmed.iter().flat_map(|confirmed| [*confirmed; 2]).collect();
             self.depth += 1;
         }
         let shift = self.depth - entry.local_depth();
         let first = (prefix_of(directory_hash, entry.local_depth()) as usize) << shift;
         self.entries[first..first + (1 << shift)].fill(entry);
+        self.confirmed[first..first + (1 << shift)].fill(false);
         Ok(())
     }
 }

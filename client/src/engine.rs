@@ -6,11 +6,14 @@ use std::cell::{Cell, Ref, RefCell, RefMut};
 use farside_common::attach::AttachError;
 use farside_common::control::{FreeBlock, Welcome};
 use farside_common::fabric::{Buffer, ChainError, Counters, Endpoint, Fabric, LaneId, Nanos, Verb};
-use farside_common::hash::KeyHasher;
+use farside_common::hash::{KeyHash, KeyHasher};
 use farside_common::layout::{
     DirectoryEntry, Format, Geometry, INCARNATIONS, LayoutError, STATE_OFFSET, SUPERBLOCK_BYTES,
-    SizeClass, Superblock, WORD_GENERATIONS, prefix_of,
+    SizeClass, Slot, SlotWord, Superblock, WINDOW_SLOTS, WORD_GENERATIONS, prefix_of,
 };
+
+#[cfg(feature = "testing")]
+use farside_common::layout::SLOTS_PER_ROW;
 
 use crate::allocator::{Allocator, Depot, Taken};
 use crate::directory::{Directory, Subtable};
@@ -117,6 +120,8 @@ pub(crate) struct Engine<F, D: Depot> {
     cache: RefCell<LocationCache>,
     allocator: RefCell<Allocator<D>>,
     random: Cell<u64>,
+    /// How many of [`ROOM_ALL`] slots where keys were inserted lately were never used before.
+    room: Cell<u32>,
     /// A pipeline has operations on the lanes.
     pub(crate) pipelined: Cell<bool>,
 }
@@ -125,6 +130,10 @@ pub(crate) struct Engine<F, D: Depot> {
 pub(crate) const LANE: LaneId = LaneId(0);
 /// How much of the directory one READ brings, in bytes.
 const DIRECTORY_READ_BYTES: u64 = 64 << 10;
+/// All slots, in [`Engine::note_room`].
+const ROOM_ALL: u32 = 1 << 10;
+/// It is an average over so many windows.
+const ROOM_WINDOWS: u32 = 8;
 /// How long a session without blocks waits for the server.
 const DEPOT_TIMEOUT_NS: Nanos = 5_000_000_000;
 
@@ -172,6 +181,7 @@ impl<F: Fabric, D: Depot> Engine<F, D> {
             cache: RefCell::new(LocationCache::new(options.cache_bytes, constants.word_ns, now)),
             allocator: RefCell::new(Allocator::new(depot, constants.grace_ns, options.lanes)),
             random: Cell::new(wall | 1),
+            room: Cell::new(0),
             pipelined: Cell::new(false),
             endpoint,
             format,
@@ -307,10 +317,47 @@ impl<F: Fabric, D: Depot> Engine<F, D> {
         state % bound.max(1)
     }
 
+    /// Takes note of the slots of a window where a key is inserted.
+    pub(crate) fn note_room(&self, slots: &[Slot; WINDOW_SLOTS]) {
+        let unused = slots.iter().filter(|slot| slot.word() == SlotWord::default()).count() as u32;
+        let seen = unused * ROOM_ALL / WINDOW_SLOTS as u32;
+        self.room.set(self.room.get() * (ROOM_WINDOWS - 1) / ROOM_WINDOWS + seen / ROOM_WINDOWS);
+    }
+
+    /// Whether an INSERT need not look first: any slot of the key's window was probably never used,
+    /// and there is a window where the directory leads.
+    pub(crate) fn expects_room(&self, hash: KeyHash) -> bool {
+        self.room.get() > ROOM_ALL / 2 && self.directory.borrow().is_confirmed(hash)
+    }
+
+    /// The directory leads to the key's window: its rows said so.
+    pub(crate) fn confirm_directory(&self, hash: KeyHash) {
+        self.directory.borrow_mut().confirm(hash);
+    }
+
+    /// The key was there, so a claim would be for nothing: the next INSERTs look first.
+    pub(crate) fn expect_no_room(&self) {
+        self.room.set(0);
+    }
+
+    /// From now on INSERTs of this key do not look first; the next one claims this slot of its
+    /// home row.
+    #[cfg(feature = "testing")]
+    pub(crate) fn expect_room(&self, key: &[u8], slot: usize) {
+        self.room.set(ROOM_ALL);
+        self.confirm_directory(self.hasher.hash(key));
+        let mut before = self.random.get();
+        while self.random_below(SLOTS_PER_ROW as u64) != slot as u64 {
+            before = self.random.get();
+        }
+        self.random.set(before);
+    }
+
     /// Mixes into a hash what operations that begin later depend on.
     #[cfg(feature = "testing")]
     pub(crate) fn hash_state(&self, hasher: &mut impl std::hash::Hasher) {
         hasher.write_u64(self.random.get());
+        hasher.write_u32(self.room.get());
         self.directory().hash_state(hasher);
         self.cache().hash_state(hasher);
         self.allocator().hash_state(hasher);

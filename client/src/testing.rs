@@ -112,6 +112,11 @@ impl<F: Fabric> Rig<F> {
         Ok(Self { engine })
     }
 
+    /// INSERTs of this key claim a slot without having looked, the next one this slot of the row.
+    pub fn expect_room(&self, key: &[u8], slot: usize) {
+        self.engine.expect_room(key, slot);
+    }
+
     /// The endpoint that polls and completes.
     pub fn endpoint(&self) -> &Endpoint<F> {
         &self.engine.endpoint

@@ -5,7 +5,7 @@
 
 use farside_common::fabric::{ChainError, Fabric, Nanos, Verb};
 use farside_common::layout::{
-    HINT_OFFSET, LayoutError, ROW_BYTES, SLOTS_PER_ROW, Slot, SlotState, SlotWord,
+    HINT_OFFSET, LayoutError, ROW_BYTES, SLOTS_PER_ROW, Slot, SlotState, SlotWord, slot_in_subtable,
 };
 
 use super::put::Condition;
@@ -29,12 +29,34 @@ pub(super) enum Inserted {
     Filling,
 }
 
+/// How an attempt to insert without having looked went.
+#[allow(clippy::large_enum_variant, reason = "it lives for a moment; a box would allocate")]
+pub(super) enum Unseen {
+    Done,
+    /// The slot was not free; this is what a look would have shown.
+    Taken(Seen),
+    /// The key is there, by this look.
+    Present(Target, Seen),
+    /// Nothing came of it.
+    Nothing,
+}
+
 /// A slot with our PENDING word in it.
 #[derive(Clone, Copy)]
 struct Claim {
     at: usize,
     slot: u64,
     pending: SlotWord,
+}
+
+/// What became of a claim.
+#[allow(clippy::large_enum_variant, reason = "it lives for a moment; a box would allocate")]
+enum Claimed {
+    /// The slot is ours, and this is the window since.
+    Ours(Claim, Seen),
+    /// The slot held something else.
+    Taken(Seen),
+    Late,
 }
 
 impl<F: Fabric, D: Depot> Operation<'_, F, D> {
@@ -64,27 +86,103 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
             return Ok(Inserted::Full);
         };
         let empty = first.slots[at].word();
-        let pending = empty.pending(self.hash.fingerprint(), new.block);
-        let claim = Claim { at, slot: first.slot(at), pending };
-        let posted = self.now();
-        let cas = Verb::CompareSwap {
-            remote: claim.slot,
-            expected: empty.bits(),
-            desired: pending.bits(),
+        match self.claim((first.base, first.local_depth), at, empty, new).await? {
+            Claimed::Ours(claim, seen) => {
+                let confirmed = self.confirm(first, &seen, claim).await;
+                self.conclude(confirmed, claim, seen.posted, new, condition).await
+            }
+            Claimed::Taken(_) | Claimed::Late => Ok(Inserted::Again),
+        }
+    }
+
+    /// Inserts the key if it is absent, into a slot of its home row, if that was never used: two
+    /// round trips then. A look comes with the claim, so nothing is believed that was not seen
+    /// (docs/decisions/0007).
+    pub(super) async fn insert_unseen(
+        &self,
+        new: &NewBlock,
+        condition: Condition,
+    ) -> Outcome<Unseen> {
+        let window = self.engine.directory().window(self.hash);
+        let at = self.engine.random_below(SLOTS_PER_ROW as u64) as usize;
+        let (claim, first) = match self.claim(window, at, SlotWord::default(), new).await? {
+            Claimed::Ours(claim, seen) => (claim, seen),
+            Claimed::Taken(seen)
+                if seen.standing == Standing::Whole && self.is_fresh(seen.posted) =>
+            {
+                return Ok(Unseen::Taken(seen));
+            }
+            Claimed::Taken(_) | Claimed::Late => return Ok(Unseen::Nothing),
         };
-        let chain = [new.write(), cas, self.window_verb(first.base)];
+        let confirmed = self.confirm_unseen(&first, claim).await;
+        match self.conclude(confirmed, claim, first.posted, new, condition).await? {
+            Inserted::Done => Ok(Unseen::Done),
+            Inserted::Present(target, _) => Ok(Unseen::Present(target, first)),
+            _ => Ok(Unseen::Nothing),
+        }
+    }
+
+    /// [`Operation::confirm`] for the first READ of this window. Of a word whose hint is another
+    /// key's it takes a second one to tell whether it was LIVE before.
+    async fn confirm_unseen(&self, first: &Seen, claim: Claim) -> Outcome<Confirmed> {
+        let live = &[SlotState::Live];
+        let is_others = |(_, slot): (usize, Slot)| !self.hint_matches(slot);
+        if first.with_fingerprint(self.hash.fingerprint(), live).any(is_others) {
+            let seen = self.read_window_at(first.base, first.local_depth).await?;
+            return self.confirm(first, &seen, claim).await;
+        }
+        self.confirm(first, first, claim).await
+    }
+
+    /// Step 1: PENDING, if the slot in that window, whose subtable has to go by so many bits, holds
+    /// this word; and then a look at the window.
+    async fn claim(
+        &self,
+        (base, local_depth): (u64, u8),
+        at: usize,
+        empty: SlotWord,
+        new: &NewBlock,
+    ) -> Outcome<Claimed> {
+        let slot = base + slot_in_subtable(at / SLOTS_PER_ROW, at % SLOTS_PER_ROW);
+        let pending = empty.pending(self.hash.fingerprint(), new.block);
+        let posted = self.now();
+        let (expected, desired) = (empty.bits(), pending.bits());
+        let cas = Verb::CompareSwap { remote: slot, expected, desired };
+        let chain = [new.write(), cas, self.window_verb(base)];
         let verbs = if new.written.replace(true) { &chain[1..] } else { &chain[..] };
-        match self.chain(verbs, posted).await {
-            Ok(found) if found == empty.bits() => {}
-            Ok(_) => return Ok(Inserted::Again),
+        let found = match self.chain(verbs, posted).await {
+            Ok(found) => found,
             Err(ChainError::Late) => {
                 new.written.set(false);
-                return Ok(Inserted::Again);
+                return Ok(Claimed::Late);
             }
             Err(error) => return Err(before_publishing(error)),
+        };
+        let claim = (found == empty.bits()).then_some(Claim { at, slot, pending });
+        match (self.seen(base, posted, local_depth), claim) {
+            (Ok(seen), claim) => {
+                self.engine.note_room(&seen.slots);
+                Ok(claim.map_or(Claimed::Taken(seen), |claim| Claimed::Ours(claim, seen)))
+            }
+            (Err(error), claim) => {
+                if let Some(claim) = claim {
+                    self.withdraw(claim).await?;
+                }
+                Err(error)
+            }
         }
-        let seen = self.seen(first.base, posted, first.local_depth)?;
-        match self.confirm(first, &seen, claim).await {
+    }
+
+    /// Steps 3 and 4, or the way back.
+    async fn conclude(
+        &self,
+        confirmed: Outcome<Confirmed>,
+        claim: Claim,
+        posted: Nanos,
+        new: &NewBlock,
+        condition: Condition,
+    ) -> Outcome<Inserted> {
+        match confirmed {
             Ok(Confirmed::Alone) => self.publish(claim, new, condition).await,
             Ok(Confirmed::Present(target)) => {
                 self.withdraw(claim).await?;

@@ -2,7 +2,7 @@
 
 use farside_common::fabric::{Fabric, Nanos};
 
-use super::insert::Inserted;
+use super::insert::{Inserted, Unseen};
 use super::swing::{Linked, NewBlock, Swung, absorbs};
 use super::window::{Own, Read};
 use super::{Examined, Operation, Outcome, Target, Tries, is_moving};
@@ -37,8 +37,9 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         self.store(Condition::Present, lifetime).await
     }
 
-    /// Stores the value if the key is absent; whether it was. Three round trips, one if not; one
-    /// more in that case if the key's value may end some day.
+    /// Stores the value if the key is absent; whether it was. Two round trips where there is much
+    /// room, else three; one if not, one more in that case if the key's value may end some day. Who
+    /// was wrong about the room, or the key, pays one or two more once.
     pub(crate) async fn insert(&self, lifetime: Lifetime) -> Outcome<bool> {
         self.store(Condition::Absent, lifetime).await
     }
@@ -68,9 +69,18 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         if condition != Condition::Absent && self.swing_cached(new, condition, cached).await? {
             return Ok(Linked::Yes);
         }
+        let mut unseen = Unseen::Nothing;
+        if condition == Condition::Absent && self.engine.expects_room(self.hash) {
+            unseen = self.insert_unseen(new, condition).await?;
+        }
         let (mut damaged, mut tries) = (0, Tries::default());
         loop {
-            let (mut own, seen) = self.locate(&mut damaged).await?;
+            let (mut own, seen) = match std::mem::replace(&mut unseen, Unseen::Nothing) {
+                Unseen::Done => return Ok(Linked::Yes),
+                Unseen::Present(target, seen) => (Own::Here(target), seen),
+                Unseen::Taken(seen) => self.locate(Some(seen), &mut damaged).await?,
+                Unseen::Nothing => self.locate(None, &mut damaged).await?,
+            };
             let mut seen_at = seen.posted;
             if let (Own::Absent, Condition::None | Condition::Absent) = (&own, condition) {
                 match self.insert_block(&seen, new, condition).await? {
@@ -100,6 +110,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
                     None => own = Own::Stale,
                     // There is something for INSERT, or nothing for UPDATE.
                     Some(ended) if ended == (condition == Condition::Present) => {
+                        self.engine.expect_no_room();
                         *met = false;
                         return Ok(Linked::No);
                     }

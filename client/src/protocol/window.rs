@@ -120,7 +120,10 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
                     self.engine.reload_entry(self.lane, self.hash.directory()).await?;
                 }
                 Standing::Whole | Standing::Splitting(_) if stale => {}
-                Standing::Whole | Standing::Splitting(_) => return Ok(seen),
+                Standing::Whole | Standing::Splitting(_) => {
+                    self.engine.confirm_directory(self.hash);
+                    return Ok(seen);
+                }
             }
         }
         if stale {
@@ -157,15 +160,23 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
             Standing::Filling => Ok(Beyond::Window(next)),
             Standing::Whole | Standing::Splitting(_) => {
                 self.engine.learn(directory_hash, Subtable { offset, local_depth })?;
+                self.engine.confirm_directory(self.hash);
                 Ok(Beyond::Window(next))
             }
         }
     }
 
-    /// Where the key is, and the last window that was READ for it: one round trip, one more for
-    /// each split under way.
-    pub(super) async fn locate(&self, damaged: &mut u32) -> Outcome<(Own, Seen)> {
-        let mut seen = self.read_window().await?;
+    /// Where the key is, and the last window that was READ for it: one round trip, none if the
+    /// first window is at hand, one more for each split under way.
+    pub(super) async fn locate(
+        &self,
+        first: Option<Seen>,
+        damaged: &mut u32,
+    ) -> Outcome<(Own, Seen)> {
+        let mut seen = match first {
+            Some(seen) => seen,
+            None => self.read_window().await?,
+        };
         for _ in 0..WINDOW_READS_MAX {
             let own = self.find_own(&seen, damaged).await?;
             if !matches!(own, Own::Absent) {

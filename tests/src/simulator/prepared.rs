@@ -163,6 +163,10 @@ impl<'s> Prepared<'s> {
         let seed = mix(self.scenario.seed, number as u64);
         let rig = Rig::open(fabric, Box::new(given), &welcome, lanes, cache_bytes, seed);
         let rig = rig.expect("the region is in order");
+        let script = number.checked_sub(1).and_then(|at| self.scenario.clients.get(at));
+        if let Some(slot) = script.and_then(|script| script.guess) {
+            rig.expect_room(&keys()[0], slot);
+        }
         if blocks > 0 {
             rig.fetch_blocks(self.ground.class).expect("it was given blocks");
         }

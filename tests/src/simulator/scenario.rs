@@ -34,6 +34,7 @@ pub struct Script {
     pub(super) lanes: Vec<Vec<Op>>,
     pub(super) blocks: u64,
     pub(super) swift: bool,
+    pub(super) guess: Option<usize>,
     /// Whose blocks it is given, if not its own.
     pub(super) blocks_of: Option<u64>,
     pub(super) twin: Option<Twin>,
@@ -46,6 +47,7 @@ pub fn client() -> Script {
         lanes: vec![Vec::new()],
         blocks: 4,
         swift: false,
+        guess: None,
         blocks_of: None,
         twin: None,
     }
@@ -84,6 +86,13 @@ impl Script {
     /// All that it does is one step: for those who do a lot.
     pub fn swift(mut self) -> Self {
         self.swift = true;
+        self
+    }
+
+    /// Its INSERTs claim a slot of the row before they have looked, the first one this slot, until
+    /// one of them was for nothing.
+    pub fn guesses(mut self, slot: usize) -> Self {
+        self.guess = Some(slot);
         self
     }
 

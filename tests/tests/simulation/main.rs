@@ -17,6 +17,7 @@ mod sweep;
 mod time;
 mod triples;
 mod twins;
+mod unseen;
 
 use farside_tests::simulator::{Bounds, Scenario};
 use rustix::time::{ClockId, clock_gettime};

@@ -1,0 +1,99 @@
+//! INSERTs that claim a slot without having looked, beside everything else.
+
+use farside_tests::simulator::{GRACE_MS, Op, Scenario, Script, Twin, client};
+
+use crate::passes;
+use crate::twins::{all, name};
+
+const GRACE_NS: u64 = GRACE_MS as u64 * 1_000_000;
+const OPS: [Op; 6] =
+    [Op::Get(0), Op::Put(0), Op::Insert(0), Op::Update(0), Op::Delete(0), Op::Exchange(0, "i0")];
+
+fn inserter(guess: usize) -> Script {
+    client().guesses(guess).insert(0)
+}
+
+fn unseen(name: impl Into<String>) -> Scenario {
+    Scenario::new(format!("unseen INSERT | {}", name.into()))
+}
+
+/// Beside each operation on the same key: absent, with different and with the same choice of a
+/// slot, and there.
+#[test]
+fn beside_every_operation() {
+    for op in OPS {
+        for seed in [1, 2] {
+            let scenario = unseen(format!("{op:?}, GET, seed {seed}")).seed(seed);
+            passes(scenario.client(inserter(0)).client(client().op(op).get(0)), 2);
+        }
+        for guess in [0, 1] {
+            let scenario = unseen(format!("{op:?}, GET, stored, guess {guess}")).stored(0);
+            passes(scenario.client(inserter(guess)).client(client().op(op).get(0)), 1);
+        }
+    }
+}
+
+#[test]
+fn two_and_three_of_them() {
+    for guess in [0, 1] {
+        let scenario = unseen(format!("unseen INSERT of slot {guess}, GET"));
+        let scenario = scenario.client(inserter(0)).client(inserter(guess).get(0));
+        passes(scenario.clone(), 2);
+        passes(scenario.slots(3).client(client().insert(0)), 0);
+    }
+}
+
+/// A neighbour with the same fingerprint asks for a second look.
+#[test]
+fn beside_a_key_that_could_be_taken_for_it() {
+    for op in [Op::Put(1), Op::Delete(1), Op::Insert(1), Op::Insert(0)] {
+        let scenario = unseen(format!("{op:?}, k1 there")).stored(1);
+        for guess in [0, 1] {
+            let inserter = inserter(guess).get(0);
+            passes(scenario.clone().client(inserter).client(client().op(op).get(1)), 1);
+        }
+    }
+}
+
+/// It dies anywhere, and the server clears what it left.
+#[test]
+fn dies_and_is_swept() {
+    for op in [Op::Put(0), Op::Insert(0), Op::Delete(0)] {
+        let scenario = unseen(format!("dies | {op:?}, GET | sweep")).deaths(1).sweeps().slots(1);
+        passes(scenario.client(inserter(0)).client(client().op(op).get(0)), 0);
+    }
+}
+
+/// The subtable is split meanwhile, and its place used again.
+#[test]
+fn beside_a_split() {
+    let split = |name: &str| unseen(format!("{name} | split")).splits(0, 1).slots(1);
+    passes(split("GET").client(inserter(0).get(0)), 1);
+    passes(split("asleep").client(inserter(0).get(0)).jumps(1, &[GRACE_NS]), 0);
+    passes(split("killed").client(inserter(0).get(0)).restarts(1), 0);
+    passes(split("INSERT").client(inserter(0)).client(client().insert(0).get(0)), 0);
+    for returns in [false, true] {
+        let scenario = split(&format!("split into its place, returns={returns}"));
+        passes(scenario.reuses(returns).client(inserter(0)), 0);
+    }
+}
+
+fn two_inserters(twin: Twin) -> Scenario {
+    name(twin).client(inserter(0)).client(inserter(1))
+}
+
+#[test]
+fn every_mismatch_believed() {
+    let twin = Twin::EveryMismatchBelieved(0);
+    all(twin, two_inserters(twin));
+}
+
+#[test]
+fn looks_too_early() {
+    all(Twin::LooksTooEarly, two_inserters(Twin::LooksTooEarly));
+}
+
+#[test]
+fn nobody_aborted() {
+    all(Twin::NobodyAborted, two_inserters(Twin::NobodyAborted));
+}
