@@ -1,5 +1,6 @@
 //! Blocks: one key and one value, immutable once a slot points to them.
 
+use xxhash_rust::xxh3::xxh3_64;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, little_endian as le};
 
 use super::{BlockAddress, LayoutError, SizeClass};
@@ -19,7 +20,7 @@ pub struct BlockHeader {
     pub(super) generation: le::U32,
     /// Over everything behind it, header, key and value, starting from the block's address and
     /// generation, so that no block is taken for another.
-    pub(super) crc32: le::U32,
+    pub(super) checksum: le::U32,
     pub(super) key_bytes: le::U16,
     /// The client id that wrote the block: whose PENDING word this is, should the client die.
     pub(super) writer: le::U16,
@@ -43,6 +44,8 @@ impl BlockHeader {
 pub const BLOCK_HEADER_BYTES: u64 = size_of::<BlockHeader>() as u64;
 /// Where what the checksum covers starts in a block, in bytes.
 const COVERED_OFFSET: usize = std::mem::offset_of!(BlockHeader, key_bytes);
+/// Longer content, in bytes, has a CRC-32, shorter the low half of its XXH3-64.
+const CRC_BYTES_MIN: usize = 1024;
 /// The value of `superseded` in a block about to be unlinked; a WRITE of this many bytes at the
 /// block's start.
 pub const SUPERSEDED: u32 = 1;
@@ -107,24 +110,28 @@ pub fn seal(
     *header = BlockHeader {
         superseded: 0.into(),
         generation: stamp.generation.into(),
-        crc32: 0.into(),
+        checksum: 0.into(),
         key_bytes: key_bytes.into(),
         writer: stamp.writer.into(),
         written_at_ns: stamp.written_at_ns.into(),
         value_bytes: value_bytes.into(),
         expires_at_s: stamp.expires_at_s.into(),
     };
-    let crc32 = checksum(&image[COVERED_OFFSET..], stamp.address, stamp.generation);
+    let checksum = checksum(&image[COVERED_OFFSET..], stamp.address, stamp.generation);
     let (header, _) = BlockHeader::mut_from_prefix(image).map_err(|_| short)?;
-    header.crc32 = crc32.into();
+    header.checksum = checksum.into();
     Ok(())
 }
 
-/// The start is odd times the address plus the generation: within one block no two generations, and
-/// among blocks of one generation no two addresses, have the same.
+/// Each kind where it is the faster one (docs/decisions/0008). The start is odd times the address
+/// plus the generation: within one block no two generations, and among blocks of one generation no
+/// two addresses, have the same, so the same content has another checksum there.
 #[inline]
 fn checksum(covered: &[u8], address: BlockAddress, generation: u32) -> u32 {
     let start = address.0.wrapping_mul(0x9e37_79b1).wrapping_add(generation);
+    if covered.len() < CRC_BYTES_MIN {
+        return xxh3_64(covered) as u32 ^ start;
+    }
     let mut hasher = crc32fast::Hasher::new_with_initial(start);
     hasher.update(covered);
     hasher.finalize()
@@ -151,7 +158,7 @@ impl<'a> Block<'a> {
         let length = usize::from(header.key_bytes.get()) + header.value_bytes.get() as usize;
         let Some(payload) = rest.get(..length) else { return Err(short) };
         let covered = &bytes[COVERED_OFFSET..BLOCK_HEADER_BYTES as usize + length];
-        if checksum(covered, address, header.generation.get()) != header.crc32.get() {
+        if checksum(covered, address, header.generation.get()) != header.checksum.get() {
             return Err(LayoutError::Checksum { what: "block", offset: address.offset() });
         }
         Ok(Self { header, payload })
@@ -216,7 +223,7 @@ mod tests {
     }
 
     fn sample(key: &[u8], value: &[u8], stamp: BlockStamp) -> Vec<u8> {
-        let mut image = vec![0; 256];
+        let mut image = vec![0; 2048];
         let start = BLOCK_HEADER_BYTES as usize;
         image[start..start + key.len()].copy_from_slice(key);
         image[start + key.len()..start + key.len() + value.len()].copy_from_slice(value);
@@ -243,9 +250,22 @@ mod tests {
     #[test]
     fn every_flipped_bit_is_noticed_but_the_mark() {
         let image = sample(b"key", b"value", stamp(3, 9));
-        for bit in 0..block_bytes(3, 5) * 8 {
-            let mut torn = image.clone();
-            torn[bit as usize / 8] ^= 1 << (bit % 8);
+        flip_every_bit(&image, 8);
+    }
+
+    #[test]
+    fn every_flipped_bit_is_noticed_on_both_sides_of_the_kinds_of_checksum() {
+        for value_bytes in [CRC_BYTES_MIN - 24, CRC_BYTES_MIN - 23] {
+            let value: Vec<u8> = (0..value_bytes).map(|at| at as u8).collect();
+            flip_every_bit(&sample(b"key", &value, stamp(3, 9)), 3 + value_bytes);
+        }
+    }
+
+    /// Key and value have so many bytes.
+    fn flip_every_bit(image: &[u8], length: usize) {
+        for bit in 0..(BLOCK_HEADER_BYTES as usize + length) * 8 {
+            let mut torn = image.to_vec();
+            torn[bit / 8] ^= 1 << (bit % 8);
             let decoded = Block::decode(&torn, BlockAddress(3));
             if bit < 32 {
                 assert!(decoded.unwrap().header_word().superseded);
@@ -253,6 +273,25 @@ mod tests {
                 assert!(decoded.is_err(), "bit {bit}");
             }
         }
+    }
+
+    /// Regions keep their blocks' checksums: these must not change with a new version of a crate.
+    #[test]
+    fn checksums_are_these() {
+        let of = |bytes: usize| {
+            let covered: Vec<u8> = (0..bytes).map(|at| (at * 31) as u8).collect();
+            checksum(&covered, BlockAddress(3), 9)
+        };
+        let all = [20, 104, 200, 1023, 1024, 4096].map(of);
+        let right = [
+            3_706_971_016,
+            631_792_775,
+            2_907_110_375,
+            2_497_789_712,
+            1_071_839_848,
+            3_456_584_609,
+        ];
+        assert_eq!(all, right);
     }
 
     #[test]
