@@ -48,10 +48,13 @@ impl Directory {
         self.confirmed.iter().for_each(|confirmed| hasher.write_u8((*confirmed).into()));
     }
 
-    /// The row of the key's window, where the entry leads, was of the subtable it names.
+    /// The rows of this window, by this local depth, were the key's: so its entry is right if it
+    /// is still the one that led there.
     #[inline]
-    pub(crate) fn confirm(&mut self, hash: KeyHash) {
-        self.confirmed[prefix_of(hash.directory(), self.depth) as usize] = true;
+    pub(crate) fn confirm(&mut self, hash: KeyHash, window: (u64, u8)) {
+        if self.window(hash) == window {
+            self.confirmed[prefix_of(hash.directory(), self.depth) as usize] = true;
+        }
     }
 
     /// Whether the entry was found right since it is here.

@@ -12,7 +12,7 @@ use farside_common::layout::{
     SizeClass, Slot, SlotWord, Superblock, WINDOW_SLOTS, WORD_GENERATIONS, prefix_of,
 };
 
-#[cfg(feature = "testing")]
+#[cfg(any(test, feature = "testing"))]
 use farside_common::layout::SLOTS_PER_ROW;
 
 use crate::allocator::{Allocator, Depot, Taken};
@@ -330,9 +330,9 @@ impl<F: Fabric, D: Depot> Engine<F, D> {
         self.room.get() > ROOM_ALL / 2 && self.directory.borrow().is_confirmed(hash)
     }
 
-    /// The directory leads to the key's window: its rows said so.
-    pub(crate) fn confirm_directory(&self, hash: KeyHash) {
-        self.directory.borrow_mut().confirm(hash);
+    /// If the directory leads to this window, by this local depth, it is right: the rows said so.
+    pub(crate) fn confirm_directory(&self, hash: KeyHash, window: (u64, u8)) {
+        self.directory.borrow_mut().confirm(hash, window);
     }
 
     /// The key was there, so a claim would be for nothing: the next INSERTs look first.
@@ -342,10 +342,12 @@ impl<F: Fabric, D: Depot> Engine<F, D> {
 
     /// From now on INSERTs of this key do not look first; the next one claims this slot of its
     /// home row.
-    #[cfg(feature = "testing")]
+    #[cfg(any(test, feature = "testing"))]
     pub(crate) fn expect_room(&self, key: &[u8], slot: usize) {
         self.room.set(ROOM_ALL);
-        self.confirm_directory(self.hasher.hash(key));
+        let hash = self.hasher.hash(key);
+        let window = self.directory().window(hash);
+        self.confirm_directory(hash, window);
         let mut before = self.random.get();
         while self.random_below(SLOTS_PER_ROW as u64) != slot as u64 {
             before = self.random.get();

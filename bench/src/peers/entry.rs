@@ -1,5 +1,7 @@
 //! A key and its value in one piece of memory, with a checksum: what FUSEE and RACE keep.
 
+use xxhash_rust::xxh3::xxh3_64;
+
 use crate::keys::{KEY_BYTES, Key};
 
 /// The checksum, and the length of the value.
@@ -19,7 +21,7 @@ pub fn encode(buffer: &mut [u8], key: &Key, value: &[u8]) {
     entry[LENGTH_OFFSET..HEADER_BYTES].copy_from_slice(&(value.len() as u32).to_le_bytes());
     entry[HEADER_BYTES..VALUE_OFFSET].copy_from_slice(key);
     entry[VALUE_OFFSET..].copy_from_slice(value);
-    let checksum = crc32fast::hash(&entry[LENGTH_OFFSET..]);
+    let checksum = xxh3_64(&entry[LENGTH_OFFSET..]) as u32;
     entry[..LENGTH_OFFSET].copy_from_slice(&checksum.to_le_bytes());
 }
 
@@ -31,7 +33,7 @@ pub fn decode<'b>(buffer: &'b [u8], key: &Key) -> Option<&'b [u8]> {
     let value_bytes = u32::from_le_bytes(*length) as usize;
     let value = rest.strip_prefix(key)?.get(..value_bytes)?;
     let covered = &buffer[LENGTH_OFFSET..VALUE_OFFSET + value_bytes];
-    (crc32fast::hash(covered) == u32::from_le_bytes(*checksum)).then_some(value)
+    (xxh3_64(covered) as u32 == u32::from_le_bytes(*checksum)).then_some(value)
 }
 
 #[cfg(test)]

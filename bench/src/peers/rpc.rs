@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use farside_common::fabric::shm::Region;
 use farside_common::fabric::{Buffer, ChainError, Endpoint, Fabric, LaneId, Nanos, Verb};
+use xxhash_rust::xxh3::xxh3_64_with_seed;
 use zerocopy::IntoBytes;
 
 use super::memory::{Memory, Pieces, segments};
@@ -69,11 +70,7 @@ impl Layout {
 
 /// The header of a message: its number, the checksum, and what it says.
 fn header(number: u64, says: u64, body: &[u8]) -> [u64; HEADER_WORDS] {
-    let mut hasher = crc32fast::Hasher::new();
-    hasher.update(&number.to_le_bytes());
-    hasher.update(&says.to_le_bytes());
-    hasher.update(body);
-    [number, hasher.finalize().into(), says]
+    [number, xxh3_64_with_seed(body, number ^ says.rotate_left(32)), says]
 }
 
 fn encode(buffer: &mut [u8], number: u64, says: u64, body: &[&[u8]]) {

@@ -26,6 +26,7 @@ use std::future::poll_fn;
 use std::task::Poll;
 
 use farside_common::fabric::{Buffer, Endpoint, Fabric, LaneId, Verb};
+use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::index::{Index, Place, Slot, Word, words};
 use super::memory::{Heap, Memory, segments};
@@ -64,10 +65,7 @@ impl Metadata {
 
     /// What makes this value the word's.
     fn hash(self, value: &[u8]) -> u64 {
-        let mut hasher = crc32fast::Hasher::new();
-        hasher.update(&(self.0 & !Self::VERIFIED).to_le_bytes());
-        hasher.update(value);
-        hasher.finalize().into()
+        xxh3_64_with_seed(value, self.0 & !Self::VERIFIED)
     }
 }
 

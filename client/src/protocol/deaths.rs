@@ -10,6 +10,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use farside_common::config::ServerConfig;
+use farside_common::layout::SLOTS_PER_ROW;
 use farside_common::size::ByteSize;
 use farside_server::Server;
 use rustix::process::Signal;
@@ -28,7 +29,8 @@ const SURVIVED: i32 = 7;
 const VERBS_MAX: u64 = 40;
 
 /// What victims die of. Each works on keys whose place it knows (`cached`) or not.
-const OPERATIONS: [(&str, bool, Action<'static>); 9] = [
+const OPERATIONS: [(&str, bool, Action<'static>); 10] = [
+    (UNSEEN, false, Action::Insert(FOREVER)),
     ("GET", false, Action::Get),
     ("PUT", true, Action::Put(FOREVER)),
     ("PUT", false, Action::Put(FOREVER)),
@@ -39,6 +41,8 @@ const OPERATIONS: [(&str, bool, Action<'static>); 9] = [
     ("EXCHANGE", false, Action::Exchange(Expected::Value(OLD), FOREVER)),
     ("PUT of a new key", false, Action::Put(FOREVER)),
 ];
+/// It claims another slot each time, so one that nobody used.
+const UNSEEN: &str = "INSERT that does not look first";
 const FOREVER: Lifetime = Lifetime::Forever;
 const OLD: &[u8] = b"the old value";
 const NEW: &[u8] = b"the new value";
@@ -46,7 +50,7 @@ const KEY: &[u8] = b"the key that the victim works on";
 const NEW_KEY: &[u8] = b"a key that the victim may bring";
 
 fn key_of(name: &str) -> &'static [u8] {
-    if matches!(name, "INSERT" | "PUT of a new key") { NEW_KEY } else { KEY }
+    if matches!(name, UNSEEN | "INSERT" | "PUT of a new key") { NEW_KEY } else { KEY }
 }
 
 /// Not a test by itself: what a victim process runs.
@@ -54,9 +58,9 @@ fn key_of(name: &str) -> &'static [u8] {
 #[ignore = "run by `clients_may_die_at_every_verb`"]
 fn a_victim() {
     let variable = |name| std::env::var(name).unwrap();
-    let (_, cached, action) = OPERATIONS[variable(OPERATION).parse::<usize>().unwrap()];
+    let (name, cached, action) = OPERATIONS[variable(OPERATION).parse::<usize>().unwrap()];
     let verbs_left: u64 = variable(VERBS).parse().unwrap();
-    let key = key_of(OPERATIONS[variable(OPERATION).parse::<usize>().unwrap()].0);
+    let key = key_of(name);
     let client = Client::builder().server(&variable(ADDRESS)).connect().unwrap();
     let faults = Faults::new(0, Rates::default());
     let engine = client.engine_over(|fabric| faults.around(Box::new(fabric), 1)).unwrap();
@@ -67,6 +71,9 @@ fn a_victim() {
     engine.perform(Action::Delete, b"the victim's own", &[]).unwrap();
     if cached {
         engine.perform(Action::Get, key, &[]).unwrap();
+    }
+    if name == UNSEEN {
+        engine.expect_room(key, verbs_left as usize % SLOTS_PER_ROW);
     }
     faults.die_after(verbs_left);
     engine.perform(action, key, NEW).unwrap();

@@ -32,7 +32,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         self.engine.cache().statistics.misses += 1;
         let (mut damaged, mut tries) = (0, Tries::default());
         loop {
-            let (own, seen) = self.locate(None, &mut damaged).await?;
+            let (own, seen) = self.locate(&mut damaged).await?;
             match own {
                 Own::Absent => return Ok(false),
                 Own::Here(target) => {

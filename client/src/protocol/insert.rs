@@ -10,7 +10,7 @@ use farside_common::layout::{
 
 use super::put::Condition;
 use super::swing::NewBlock;
-use super::window::{Read, Seen, Standing};
+use super::window::{Own, Read, Seen, Standing};
 use super::{Examined, Operation, Outcome, Target, is_moving};
 use crate::allocator::Depot;
 use crate::engine::Failure;
@@ -33,10 +33,8 @@ pub(super) enum Inserted {
 #[allow(clippy::large_enum_variant, reason = "it lives for a moment; a box would allocate")]
 pub(super) enum Unseen {
     Done,
-    /// The slot was not free; this is what a look would have shown.
-    Taken(Seen),
-    /// The key is there, by this look.
-    Present(Target, Seen),
+    /// What the look behind the claim showed.
+    Looked(Own, Seen),
     /// Nothing came of it.
     Nothing,
 }
@@ -98,11 +96,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     /// Inserts the key if it is absent, into a slot of its home row, if that was never used: two
     /// round trips then. A look comes with the claim, so nothing is believed that was not seen
     /// (docs/decisions/0007).
-    pub(super) async fn insert_unseen(
-        &self,
-        new: &NewBlock,
-        condition: Condition,
-    ) -> Outcome<Unseen> {
+    pub(super) async fn insert_unseen(&self, new: &NewBlock, damaged: &mut u32) -> Outcome<Unseen> {
         let window = self.engine.directory().window(self.hash);
         let at = self.engine.random_below(SLOTS_PER_ROW as u64) as usize;
         let (claim, first) = match self.claim(window, at, SlotWord::default(), new).await? {
@@ -110,14 +104,15 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
             Claimed::Taken(seen)
                 if seen.standing == Standing::Whole && self.is_fresh(seen.posted) =>
             {
-                return Ok(Unseen::Taken(seen));
+                let (own, seen) = self.locate_from(seen, damaged).await?;
+                return Ok(Unseen::Looked(own, seen));
             }
             Claimed::Taken(_) | Claimed::Late => return Ok(Unseen::Nothing),
         };
         let confirmed = self.confirm_unseen(&first, claim).await;
-        match self.conclude(confirmed, claim, first.posted, new, condition).await? {
+        match self.conclude(confirmed, claim, first.posted, new, Condition::Absent).await? {
             Inserted::Done => Ok(Unseen::Done),
-            Inserted::Present(target, _) => Ok(Unseen::Present(target, first)),
+            Inserted::Present(target, _) => Ok(Unseen::Looked(Own::Here(target), first)),
             _ => Ok(Unseen::Nothing),
         }
     }
@@ -127,7 +122,9 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     async fn confirm_unseen(&self, first: &Seen, claim: Claim) -> Outcome<Confirmed> {
         let live = &[SlotState::Live];
         let is_others = |(_, slot): (usize, Slot)| !self.hint_matches(slot);
-        if first.with_fingerprint(self.hash.fingerprint(), live).any(is_others) {
+        if first.standing == Standing::Whole
+            && first.with_fingerprint(self.hash.fingerprint(), live).any(is_others)
+        {
             let seen = self.read_window_at(first.base, first.local_depth).await?;
             return self.confirm(first, &seen, claim).await;
         }
@@ -158,22 +155,14 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
             }
             Err(error) => return Err(before_publishing(error)),
         };
-        let claim = (found == empty.bits()).then_some(Claim { at, slot, pending });
-        match (self.seen(base, posted, local_depth), claim) {
-            (Ok(seen), claim) => {
-                self.engine.note_room(&seen.slots);
-                Ok(claim.map_or(Claimed::Taken(seen), |claim| Claimed::Ours(claim, seen)))
-            }
-            (Err(error), claim) => {
-                if let Some(claim) = claim {
-                    self.withdraw(claim).await?;
-                }
-                Err(error)
-            }
-        }
+        let seen = self.seen(base, posted, local_depth)?;
+        self.engine.note_room(&seen.slots);
+        let is_ours = found == empty.bits();
+        let claim = is_ours.then_some(Claim { at, slot, pending });
+        Ok(claim.map_or(Claimed::Taken(seen), |claim| Claimed::Ours(claim, seen)))
     }
 
-    /// Steps 3 and 4, or the way back.
+    /// Step 4, or the way back.
     async fn conclude(
         &self,
         confirmed: Outcome<Confirmed>,
@@ -182,21 +171,14 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         new: &NewBlock,
         condition: Condition,
     ) -> Outcome<Inserted> {
-        match confirmed {
-            Ok(Confirmed::Alone) => self.publish(claim, new, condition).await,
-            Ok(Confirmed::Present(target)) => {
-                self.withdraw(claim).await?;
-                Ok(Inserted::Present(target, posted))
-            }
-            Ok(Confirmed::Disturbed) => {
-                self.withdraw(claim).await?;
-                Ok(Inserted::Again)
-            }
-            Err(error) => {
-                self.withdraw(claim).await?;
-                Err(error)
-            }
+        if let Ok(Confirmed::Alone) = confirmed {
+            return self.publish(claim, new, condition).await;
         }
+        self.withdraw(claim).await?;
+        Ok(match confirmed? {
+            Confirmed::Present(target) => Inserted::Present(target, posted),
+            Confirmed::Alone | Confirmed::Disturbed => Inserted::Again,
+        })
     }
 
     /// An EMPTY slot of the emptier row. Of two as full one of the even row: a subtable takes 2 %
@@ -242,8 +224,10 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
                     return Ok(Confirmed::Present(seen.target(at).read(&found, header)));
                 }
                 Read::Examined(Examined::Other) => {}
-                Read::Examined(Examined::Damaged(error)) => return Err(error.into()),
-                Read::Stale => return Ok(Confirmed::Disturbed),
+                // A damaged block: whoever looks again has rules for that.
+                Read::Examined(Examined::Damaged(_)) | Read::Stale => {
+                    return Ok(Confirmed::Disturbed);
+                }
             }
         }
         for (at, slot) in seen.with_fingerprint(fingerprint, &[SlotState::Pending]) {
@@ -371,7 +355,7 @@ const TOMB_LOOKS: Nanos = 16;
 /// How often a chain that must not be left out is posted again when it was late.
 const LATE_ATTEMPTS_MAX: u32 = 1000;
 
-/// What the second look at the window showed.
+/// What the look behind the claim showed.
 enum Confirmed {
     Alone,
     Present(Target),

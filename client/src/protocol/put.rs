@@ -38,8 +38,8 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     }
 
     /// Stores the value if the key is absent; whether it was. Two round trips where there is much
-    /// room, else three; one if not, one more in that case if the key's value may end some day. Who
-    /// was wrong about the room, or the key, pays one or two more once.
+    /// room, else three; one if not, one more in that case if the key's value may end some day, and
+    /// one or two more for the first such after others.
     pub(crate) async fn insert(&self, lifetime: Lifetime) -> Outcome<bool> {
         self.store(Condition::Absent, lifetime).await
     }
@@ -69,17 +69,18 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         if condition != Condition::Absent && self.swing_cached(new, condition, cached).await? {
             return Ok(Linked::Yes);
         }
-        let mut unseen = Unseen::Nothing;
+        let (mut damaged, mut tries, mut looked) = (0, Tries::default(), None);
         if condition == Condition::Absent && self.engine.expects_room(self.hash) {
-            unseen = self.insert_unseen(new, condition).await?;
-        }
-        let (mut damaged, mut tries) = (0, Tries::default());
-        loop {
-            let (mut own, seen) = match std::mem::replace(&mut unseen, Unseen::Nothing) {
+            match self.insert_unseen(new, &mut damaged).await? {
                 Unseen::Done => return Ok(Linked::Yes),
-                Unseen::Present(target, seen) => (Own::Here(target), seen),
-                Unseen::Taken(seen) => self.locate(Some(seen), &mut damaged).await?,
-                Unseen::Nothing => self.locate(None, &mut damaged).await?,
+                Unseen::Looked(own, seen) => looked = Some((own, seen)),
+                Unseen::Nothing => {}
+            }
+        }
+        loop {
+            let (mut own, seen) = match looked.take() {
+                Some(looked) => looked,
+                None => self.locate(&mut damaged).await?,
             };
             let mut seen_at = seen.posted;
             if let (Own::Absent, Condition::None | Condition::Absent) = (&own, condition) {
@@ -110,7 +111,9 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
                     None => own = Own::Stale,
                     // There is something for INSERT, or nothing for UPDATE.
                     Some(ended) if ended == (condition == Condition::Present) => {
-                        self.engine.expect_no_room();
+                        if condition == Condition::Absent {
+                            self.engine.expect_no_room();
+                        }
                         *met = false;
                         return Ok(Linked::No);
                     }

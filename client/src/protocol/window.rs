@@ -121,7 +121,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
                 }
                 Standing::Whole | Standing::Splitting(_) if stale => {}
                 Standing::Whole | Standing::Splitting(_) => {
-                    self.engine.confirm_directory(self.hash);
+                    self.engine.confirm_directory(self.hash, (base, local_depth));
                     return Ok(seen);
                 }
             }
@@ -160,23 +160,25 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
             Standing::Filling => Ok(Beyond::Window(next)),
             Standing::Whole | Standing::Splitting(_) => {
                 self.engine.learn(directory_hash, Subtable { offset, local_depth })?;
-                self.engine.confirm_directory(self.hash);
+                self.engine.confirm_directory(self.hash, (base, local_depth));
                 Ok(Beyond::Window(next))
             }
         }
     }
 
-    /// Where the key is, and the last window that was READ for it: one round trip, none if the
-    /// first window is at hand, one more for each split under way.
-    pub(super) async fn locate(
+    /// Where the key is, and the last window that was READ for it: one round trip, one more for
+    /// each split under way.
+    pub(super) async fn locate(&self, damaged: &mut u32) -> Outcome<(Own, Seen)> {
+        let seen = self.read_window().await?;
+        self.locate_from(seen, damaged).await
+    }
+
+    /// [`Operation::locate`] when the first window is at hand.
+    pub(super) async fn locate_from(
         &self,
-        first: Option<Seen>,
+        mut seen: Seen,
         damaged: &mut u32,
     ) -> Outcome<(Own, Seen)> {
-        let mut seen = match first {
-            Some(seen) => seen,
-            None => self.read_window().await?,
-        };
         for _ in 0..WINDOW_READS_MAX {
             let own = self.find_own(&seen, damaged).await?;
             if !matches!(own, Own::Absent) {
