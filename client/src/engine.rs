@@ -12,9 +12,6 @@ use farside_common::layout::{
     SizeClass, Slot, SlotWord, Superblock, WINDOW_SLOTS, WORD_GENERATIONS, prefix_of,
 };
 
-#[cfg(any(test, feature = "testing"))]
-use farside_common::layout::SLOTS_PER_ROW;
-
 use crate::allocator::{Allocator, Depot, Taken};
 use crate::directory::{Directory, Subtable};
 use crate::location_cache::LocationCache;
@@ -348,8 +345,9 @@ impl<F: Fabric, D: Depot> Engine<F, D> {
         let hash = self.hasher.hash(key);
         let window = self.directory().window(hash);
         self.confirm_directory(hash, window);
+        let slots = farside_common::layout::SLOTS_PER_ROW as u64;
         let mut before = self.random.get();
-        while self.random_below(SLOTS_PER_ROW as u64) != slot as u64 {
+        while self.random_below(slots) != slot as u64 {
             before = self.random.get();
         }
         self.random.set(before);

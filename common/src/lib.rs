@@ -1,7 +1,7 @@
 //! What Farside's server and client have in common.
 //!
 //! - [`layout`]: the bytes of a region, the only place that knows them.
-//! - [`hash`]: where a key belongs.
+//! - [`hash`]: where a key belongs. [`checksum`]: whether bytes are whole.
 //! - [`fabric`]: how verbs reach a region.
 //! - [`control`]: the messages between client and server.
 //! - [`attach`]: how a client gets to both.
@@ -13,6 +13,7 @@
 pub mod address;
 pub mod attach;
 pub mod check;
+pub mod checksum;
 pub mod command_line;
 pub mod config;
 pub mod control;

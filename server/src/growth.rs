@@ -2,8 +2,7 @@
 
 use farside::chores::{Progress, Split};
 use farside_common::control::SplitOutcome;
-use farside_common::fabric::boot_time_ns;
-use farside_common::fabric::{ChainError, Nanos};
+use farside_common::fabric::{ChainError, Nanos, boot_time_ns};
 use farside_common::layout::{Format, SlotState, prefix_of};
 
 use crate::collect::clear_linked;

@@ -8,9 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farside_common::config::ServerConfig;
-use farside_common::fabric::boot_time_ns;
 use farside_common::fabric::shm::{Region, RegionMemory};
-use farside_common::fabric::{ChainError, Nanos};
+use farside_common::fabric::{ChainError, Nanos, boot_time_ns};
 use farside_common::layout::{
     BlockAddress, CHUNK_BYTES, CLIENTS_MAX, ChunkEntry, ChunkUse, Format, Geometry, HeaderWord,
     INCARNATION_OFFSET, RegionState, STATE_OFFSET, SlotState, Superblock,

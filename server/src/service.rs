@@ -16,9 +16,8 @@ use farside_common::config::ServerConfig;
 use farside_common::control::{
     Channel, MESSAGE_BYTES_MAX, Refusal, Reply, Role, ServerStatistics, Welcome, encode_reply,
 };
-use farside_common::fabric::boot_time_ns;
 use farside_common::fabric::shm::RegionMemory;
-use farside_common::fabric::{ChainError, Nanos};
+use farside_common::fabric::{ChainError, Nanos, boot_time_ns};
 use farside_common::layout::{RegionState, STATE_OFFSET, Superblock};
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll;

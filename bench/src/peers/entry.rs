@@ -1,6 +1,6 @@
 //! A key and its value in one piece of memory, with a checksum: what FUSEE and RACE keep.
 
-use xxhash_rust::xxh3::xxh3_64;
+use farside_common::checksum::checksum;
 
 use crate::keys::{KEY_BYTES, Key};
 
@@ -21,19 +21,19 @@ pub fn encode(buffer: &mut [u8], key: &Key, value: &[u8]) {
     entry[LENGTH_OFFSET..HEADER_BYTES].copy_from_slice(&(value.len() as u32).to_le_bytes());
     entry[HEADER_BYTES..VALUE_OFFSET].copy_from_slice(key);
     entry[VALUE_OFFSET..].copy_from_slice(value);
-    let checksum = xxh3_64(&entry[LENGTH_OFFSET..]) as u32;
+    let checksum = checksum(&entry[LENGTH_OFFSET..], 0);
     entry[..LENGTH_OFFSET].copy_from_slice(&checksum.to_le_bytes());
 }
 
 /// The value, if the buffer starts with an entry of this key that is whole.
 #[inline]
 pub fn decode<'b>(buffer: &'b [u8], key: &Key) -> Option<&'b [u8]> {
-    let (checksum, rest) = buffer.split_first_chunk::<LENGTH_OFFSET>()?;
+    let (expected, rest) = buffer.split_first_chunk::<LENGTH_OFFSET>()?;
     let (length, rest) = rest.split_first_chunk::<LENGTH_OFFSET>()?;
     let value_bytes = u32::from_le_bytes(*length) as usize;
     let value = rest.strip_prefix(key)?.get(..value_bytes)?;
     let covered = &buffer[LENGTH_OFFSET..VALUE_OFFSET + value_bytes];
-    (xxh3_64(covered) as u32 == u32::from_le_bytes(*checksum)).then_some(value)
+    (checksum(covered, 0) == u32::from_le_bytes(*expected)).then_some(value)
 }
 
 #[cfg(test)]

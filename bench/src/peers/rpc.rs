@@ -17,9 +17,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use farside_common::checksum::checksum;
 use farside_common::fabric::shm::Region;
 use farside_common::fabric::{Buffer, ChainError, Endpoint, Fabric, LaneId, Nanos, Verb};
-use xxhash_rust::xxh3::xxh3_64_with_seed;
 use zerocopy::IntoBytes;
 
 use super::memory::{Memory, Pieces, segments};
@@ -70,7 +70,8 @@ impl Layout {
 
 /// The header of a message: its number, the checksum, and what it says.
 fn header(number: u64, says: u64, body: &[u8]) -> [u64; HEADER_WORDS] {
-    [number, xxh3_64_with_seed(body, number ^ says.rotate_left(32)), says]
+    let start = checksum([number, says].map(u64::to_le).as_bytes(), 0);
+    [number, checksum(body, start).into(), says]
 }
 
 fn encode(buffer: &mut [u8], number: u64, says: u64, body: &[&[u8]]) {

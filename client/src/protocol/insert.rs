@@ -171,14 +171,14 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         new: &NewBlock,
         condition: Condition,
     ) -> Outcome<Inserted> {
-        if let Ok(Confirmed::Alone) = confirmed {
-            return self.publish(claim, new, condition).await;
-        }
+        let inserted = match confirmed {
+            Ok(Confirmed::Alone) => return self.publish(claim, new, condition).await,
+            Ok(Confirmed::Present(target)) => Ok(Inserted::Present(target, posted)),
+            Ok(Confirmed::Disturbed) => Ok(Inserted::Again),
+            Err(error) => Err(error),
+        };
         self.withdraw(claim).await?;
-        Ok(match confirmed? {
-            Confirmed::Present(target) => Inserted::Present(target, posted),
-            Confirmed::Alone | Confirmed::Disturbed => Inserted::Again,
-        })
+        inserted
     }
 
     /// An EMPTY slot of the emptier row. Of two as full one of the even row: a subtable takes 2 %

@@ -1,9 +1,9 @@
 //! Blocks: one key and one value, immutable once a slot points to them.
 
-use xxhash_rust::xxh3::xxh3_64;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, little_endian as le};
 
 use super::{BlockAddress, LayoutError, SizeClass};
+use crate::checksum::checksum;
 
 /// The longest key the format can hold, in bytes.
 pub const KEY_BYTES_LIMIT: usize = u16::MAX as usize;
@@ -44,8 +44,6 @@ impl BlockHeader {
 pub const BLOCK_HEADER_BYTES: u64 = size_of::<BlockHeader>() as u64;
 /// Where what the checksum covers starts in a block, in bytes.
 const COVERED_OFFSET: usize = std::mem::offset_of!(BlockHeader, key_bytes);
-/// Longer content, in bytes, has a CRC-32, shorter the low half of its XXH3-64.
-const CRC_BYTES_MIN: usize = 1024;
 /// The value of `superseded` in a block about to be unlinked; a WRITE of this many bytes at the
 /// block's start.
 pub const SUPERSEDED: u32 = 1;
@@ -117,24 +115,17 @@ pub fn seal(
         value_bytes: value_bytes.into(),
         expires_at_s: stamp.expires_at_s.into(),
     };
-    let checksum = checksum(&image[COVERED_OFFSET..], stamp.address, stamp.generation);
+    let checksum = checksum(&image[COVERED_OFFSET..], start(stamp.address, stamp.generation));
     let (header, _) = BlockHeader::mut_from_prefix(image).map_err(|_| short)?;
     header.checksum = checksum.into();
     Ok(())
 }
 
-/// Each kind where it is the faster one (docs/decisions/0008). The start is odd times the address
-/// plus the generation: within one block no two generations, and among blocks of one generation no
-/// two addresses, have the same, so the same content has another checksum there.
+/// What a block's checksum starts from. Odd times the address plus the generation: within one block
+/// no two generations, and among blocks of one generation no two addresses, have the same.
 #[inline]
-fn checksum(covered: &[u8], address: BlockAddress, generation: u32) -> u32 {
-    let start = address.0.wrapping_mul(0x9e37_79b1).wrapping_add(generation);
-    if covered.len() < CRC_BYTES_MIN {
-        return xxh3_64(covered) as u32 ^ start;
-    }
-    let mut hasher = crc32fast::Hasher::new_with_initial(start);
-    hasher.update(covered);
-    hasher.finalize()
+const fn start(address: BlockAddress, generation: u32) -> u32 {
+    address.0.wrapping_mul(0x9e37_79b1).wrapping_add(generation)
 }
 
 /// A block whose lengths and checksum were found right.
@@ -158,7 +149,7 @@ impl<'a> Block<'a> {
         let length = usize::from(header.key_bytes.get()) + header.value_bytes.get() as usize;
         let Some(payload) = rest.get(..length) else { return Err(short) };
         let covered = &bytes[COVERED_OFFSET..BLOCK_HEADER_BYTES as usize + length];
-        if checksum(covered, address, header.generation.get()) != header.checksum.get() {
+        if checksum(covered, start(address, header.generation.get())) != header.checksum.get() {
             return Err(LayoutError::Checksum { what: "block", offset: address.offset() });
         }
         Ok(Self { header, payload })
@@ -211,6 +202,7 @@ pub const fn class_for(key_bytes: usize, value_bytes: usize) -> Option<SizeClass
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::checksum::CRC_BYTES_MIN;
 
     fn stamp(units: u32, generation: u32) -> BlockStamp {
         BlockStamp {
@@ -280,7 +272,7 @@ mod tests {
     fn checksums_are_these() {
         let of = |bytes: usize| {
             let covered: Vec<u8> = (0..bytes).map(|at| (at * 31) as u8).collect();
-            checksum(&covered, BlockAddress(3), 9)
+            checksum(&covered, start(BlockAddress(3), 9))
         };
         let all = [20, 104, 200, 1023, 1024, 4096].map(of);
         let right = [

@@ -3,8 +3,7 @@
 use std::os::fd::AsFd;
 
 use farside_common::control::FreeBlock;
-use farside_common::fabric::ChainError;
-use farside_common::fabric::boot_time_ns;
+use farside_common::fabric::{ChainError, boot_time_ns};
 use farside_common::layout::SizeClass;
 use rustix::event::Timespec;
 

@@ -140,7 +140,11 @@ impl<'s> Prepared<'s> {
         let once = |script: &Script| script.known.is_empty() && script.operations() == 1;
         let cache_bytes = if script.is_none_or(once) { 0 } else { CACHE_BYTES };
         let seat = Seat { number: client, process, lanes, owner, blocks };
-        self.open_at(world, seat, twin, cache_bytes)
+        let rig = self.open_at(world, seat, twin, cache_bytes);
+        if let Some(slot) = script.and_then(|script| script.guess) {
+            rig.expect_room(&keys()[0], slot);
+        }
+        rig
     }
 
     fn open_at(
@@ -163,10 +167,6 @@ impl<'s> Prepared<'s> {
         let seed = mix(self.scenario.seed, number as u64);
         let rig = Rig::open(fabric, Box::new(given), &welcome, lanes, cache_bytes, seed);
         let rig = rig.expect("the region is in order");
-        let script = number.checked_sub(1).and_then(|at| self.scenario.clients.get(at));
-        if let Some(slot) = script.and_then(|script| script.guess) {
-            rig.expect_room(&keys()[0], slot);
-        }
         if blocks > 0 {
             rig.fetch_blocks(self.ground.class).expect("it was given blocks");
         }

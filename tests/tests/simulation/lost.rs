@@ -4,11 +4,8 @@
 
 use farside_tests::simulator::{Op, Scenario, Twin, client};
 
-use crate::passes;
 use crate::twins::assert_caught;
-
-const OPS: [Op; 6] =
-    [Op::Get(0), Op::Put(0), Op::Insert(0), Op::Update(0), Op::Delete(0), Op::Exchange(0, "i0")];
+use crate::{OPS, passes};
 
 fn start(name: String, stored: bool) -> Scenario {
     let scenario = Scenario::new(name);

@@ -19,8 +19,13 @@ mod triples;
 mod twins;
 mod unseen;
 
-use farside_tests::simulator::{Bounds, Scenario};
+use farside_tests::simulator::{Bounds, GRACE_MS, Op, Scenario};
 use rustix::time::{ClockId, clock_gettime};
+
+const GRACE_NS: u64 = GRACE_MS as u64 * 1_000_000;
+/// Every operation, on one key.
+const OPS: [Op; 6] =
+    [Op::Get(0), Op::Put(0), Op::Insert(0), Op::Update(0), Op::Delete(0), Op::Exchange(0, "i0")];
 
 /// How long this thread has had a core, in seconds.
 fn core_seconds() -> f64 {

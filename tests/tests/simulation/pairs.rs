@@ -2,10 +2,7 @@
 
 use farside_tests::simulator::{Op, Scenario, client};
 
-use crate::passes;
-
-const OPS: [Op; 6] =
-    [Op::Get(0), Op::Put(0), Op::Insert(0), Op::Update(0), Op::Delete(0), Op::Exchange(0, "i0")];
+use crate::{OPS, passes};
 
 /// Each pair of operations: of an absent key, with different and with the same choice of a slot; of
 /// a key that is there and known to neither, the first, or both. The second one looks afterwards.

@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use farside_tests::simulator::{GRACE_MS, Scenario, Twin, client};
+use farside_tests::simulator::{Scenario, Twin, client};
 
-const GRACE_NS: u64 = GRACE_MS as u64 * 1_000_000;
+use crate::GRACE_NS;
 
 /// Four clients, three keys that could be taken for each other, few slots, fewer blocks.
 fn brawl() -> Scenario {

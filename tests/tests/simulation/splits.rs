@@ -1,13 +1,9 @@
 //! A subtable is split while clients are at work: every entry moves, and the directory doubles.
 //! Keys 0, 1 and 3 go to one side, key 2 to the other.
 
-use farside_tests::simulator::{GRACE_MS, Op, Scenario, client};
+use farside_tests::simulator::{Op, Scenario, client};
 
-use crate::passes;
-
-const GRACE_NS: u64 = GRACE_MS as u64 * 1_000_000;
-const OPS: [Op; 6] =
-    [Op::Get(0), Op::Put(0), Op::Insert(0), Op::Update(0), Op::Delete(0), Op::Exchange(0, "i0")];
+use crate::{GRACE_NS, OPS, passes};
 
 fn split(name: impl Into<String>) -> Scenario {
     Scenario::new(format!("{} | split", name.into())).splits(0, 1).slots(1)

@@ -1,12 +1,11 @@
 //! Clocks: processes that sleep for too long anywhere, chains that take effect late, numbers that
 //! recur.
 
-use farside_tests::simulator::{Bounds, GRACE_MS, Op, Scenario, Twin, client};
+use farside_tests::simulator::{Bounds, Op, Scenario, Twin, client};
 
 use crate::twins::report;
-use crate::{core_seconds, passes};
+use crate::{GRACE_NS, core_seconds, passes};
 
-const GRACE_NS: u64 = GRACE_MS as u64 * 1_000_000;
 /// Longer than T_hint, which is 63 times 20 us; longer than patience; longer than L; than T_word.
 const JUMPS: [u64; 4] = [1_300_000, GRACE_NS, 8_100_000_000, 256 * GRACE_NS];
 

@@ -1,13 +1,8 @@
 //! INSERTs that claim a slot without having looked, beside everything else.
 
-use farside_tests::simulator::{GRACE_MS, Op, Scenario, Script, Twin, client};
+use farside_tests::simulator::{Op, Scenario, Script, client};
 
-use crate::passes;
-use crate::twins::{all, name};
-
-const GRACE_NS: u64 = GRACE_MS as u64 * 1_000_000;
-const OPS: [Op; 6] =
-    [Op::Get(0), Op::Put(0), Op::Insert(0), Op::Update(0), Op::Delete(0), Op::Exchange(0, "i0")];
+use crate::{GRACE_NS, OPS, passes};
 
 fn inserter(guess: usize) -> Script {
     client().guesses(guess).insert(0)
@@ -76,24 +71,4 @@ fn beside_a_split() {
         let scenario = split(&format!("split into its place, returns={returns}"));
         passes(scenario.reuses(returns).client(inserter(0)), 0);
     }
-}
-
-fn two_inserters(twin: Twin) -> Scenario {
-    name(twin).client(inserter(0)).client(inserter(1))
-}
-
-#[test]
-fn every_mismatch_believed() {
-    let twin = Twin::EveryMismatchBelieved(0);
-    all(twin, two_inserters(twin));
-}
-
-#[test]
-fn looks_too_early() {
-    all(Twin::LooksTooEarly, two_inserters(Twin::LooksTooEarly));
-}
-
-#[test]
-fn nobody_aborted() {
-    all(Twin::NobodyAborted, two_inserters(Twin::NobodyAborted));
 }
