@@ -9,7 +9,7 @@ use farside_common::layout::Format;
 
 use crate::engine::{Engine, Failure, LANE};
 use crate::location_cache::LocationCache;
-use crate::protocol::{Action, Answer};
+use crate::protocol::{Action, Answer, Found};
 use crate::remote_depot::ControlDepot;
 
 /// What a session works with. Everything behind it is generic over the fabric; calls are matched
@@ -35,6 +35,12 @@ macro_rules! over {
 pub(crate) use over;
 
 impl AnyEngine {
+    /// A GET, waited for; the value is in [`AnyEngine::block`].
+    #[inline]
+    pub(crate) fn get(&self, key: &[u8]) -> Result<Option<Found>, Failure> {
+        over!(self, engine => engine.get(key))
+    }
+
     /// One operation, waited for.
     #[inline]
     pub(crate) fn perform(

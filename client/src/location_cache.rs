@@ -26,6 +26,11 @@ pub struct CacheStatistics {
 }
 
 const WAYS: usize = 8;
+/// How many entries a set has on average, until the memory given to the cache is in use.
+const ENTRIES_PER_SET: usize = 1;
+/// The sets of an empty cache: 256 KiB. See docs/decisions/0009.
+const FIRST_SETS: usize = 1 << FIRST_SETS_BITS;
+const FIRST_SETS_BITS: u32 = 11;
 
 /// Two cache lines of the processor. A key's entry stands in its own of the two as long as there is
 /// room, so that finding it takes one.
@@ -69,6 +74,10 @@ pub(crate) struct LocationCache {
     /// A power of two of sets, or nothing when the cache is off. Mapped, because the system then
     /// provides zeroed pages, and huge ones, only as they are used.
     memory: Option<MmapMut>,
+    /// How many of the sets are in use, a power of two.
+    sets: usize,
+    /// How many entries are in use.
+    filled: usize,
     proofs: Proofs,
     pub(crate) statistics: CacheStatistics,
 }
@@ -76,9 +85,14 @@ pub(crate) struct LocationCache {
 impl LocationCache {
     /// A cache of at most this many bytes, for words whose proof is good for `proof_ns`.
     pub(crate) fn new(bytes: usize, proof_ns: Nanos, now: Nanos) -> Self {
-        let sets = (bytes / size_of::<Set>() + 1).next_power_of_two() / 2;
-        let memory = Self::map(sets * size_of::<Set>());
-        Self { memory, proofs: Proofs::new(proof_ns, now), statistics: CacheStatistics::default() }
+        let most = (bytes / size_of::<Set>() + 1).next_power_of_two() / 2;
+        Self {
+            memory: Self::map(most * size_of::<Set>()),
+            sets: most.clamp(1, FIRST_SETS),
+            filled: 0,
+            proofs: Proofs::new(proof_ns, now),
+            statistics: CacheStatistics::default(),
+        }
     }
 
     /// Without memory for the cache the store works as well, one round trip slower.
@@ -92,14 +106,45 @@ impl LocationCache {
     /// Forgets everything.
     pub(crate) fn clear(&mut self) {
         self.memory = self.memory.take().and_then(|old| Self::map(old.len()));
+        (self.sets, self.filled) = (self.sets.min(FIRST_SETS), 0);
+    }
+
+    fn all_sets(&mut self) -> &mut [Set] {
+        let memory = self.memory.as_deref_mut().unwrap_or_default();
+        <[Set]>::mut_from_bytes(memory).unwrap_or_default()
     }
 
     #[inline]
     fn set(&mut self, hash: KeyHash) -> Option<&mut Set> {
-        let sets = <[Set]>::mut_from_bytes(self.memory.as_deref_mut()?).ok()?;
-        // Bits of the tag above the fingerprint, which neighbours of a window share.
-        let at = (hash.tag() >> 16) as usize & (sets.len() - 1);
-        sets.get_mut(at)
+        let start = (entry::spread(hash) & (self.sets - 1)) * size_of::<Set>();
+        // Not by way of all sets, which takes three times as many instructions.
+        let memory = self.memory.as_deref_mut()?.get_mut(start..)?;
+        Set::mut_from_bytes(memory.get_mut(..size_of::<Set>())?).ok()
+    }
+
+    /// An entry more is in use: as long as there is memory, the sets shall have room for the next.
+    #[inline]
+    fn filled_one(&mut self) {
+        self.filled += 1;
+        let bytes = self.memory.as_ref().map_or(0, |memory| memory.len());
+        if self.filled > self.sets * ENTRIES_PER_SET && self.sets * size_of::<Set>() < bytes {
+            self.double();
+        }
+    }
+
+    /// Uses twice as many sets: the entries of each are shared out among two.
+    #[cold]
+    fn double(&mut self) {
+        let sets = self.sets;
+        let Some((old, new)) = self.all_sets().split_at_mut_checked(sets) else { return };
+        for (at, (old, new)) in old.iter_mut().zip(new).enumerate() {
+            for (from, to) in old.0.iter_mut().zip(&mut new.0) {
+                if !from.is_empty() && from.spread(at) & sets != 0 {
+                    *to = std::mem::replace(from, Entry::new_zeroed());
+                }
+            }
+        }
+        self.sets = 2 * sets;
     }
 
     /// The key will be looked up soon.
@@ -130,9 +175,10 @@ impl LocationCache {
         let stamp = self.stamp(location.proved_at);
         match Entry::new(hash, &location, stamp) {
             Ok(entry) if location.word.state() == SlotState::Live => {
-                if let Some(set) = self.set(hash) {
-                    let way = set.way(hash).unwrap_or_else(|| set.victim(hash));
-                    set.0[way] = entry;
+                let Some(set) = self.set(hash) else { return };
+                let way = set.way(hash).unwrap_or_else(|| set.victim(hash));
+                if std::mem::replace(&mut set.0[way], entry).is_empty() {
+                    self.filled_one();
                 }
             }
             _ => self.forget(hash),
@@ -169,10 +215,8 @@ impl LocationCache {
     /// One pass over the cache, once in more than two hundred times as long as a proof is good for.
     #[cold]
     fn rebase(&mut self, now: Nanos) {
-        let passed = self.proofs.rebase(now);
-        let memory = self.memory.as_deref_mut().unwrap_or_default();
-        let Ok(sets) = <[Set]>::mut_from_bytes(memory) else { return };
-        for entry in sets.iter_mut().flat_map(|set| &mut set.0) {
+        let (passed, sets) = (self.proofs.rebase(now), self.sets);
+        for entry in self.all_sets().iter_mut().take(sets).flat_map(|set| &mut set.0) {
             // Memory that was never used is not to be taken up now.
             if !entry.is_empty() {
                 entry.set_stamp(entry.stamp().saturating_sub(passed));
@@ -184,6 +228,7 @@ impl LocationCache {
     pub(crate) fn forget(&mut self, hash: KeyHash) {
         if let Some(entry) = self.entry(hash) {
             entry.zero();
+            self.filled -= 1;
         }
     }
 

@@ -110,18 +110,40 @@ impl Session {
     /// Runs an operation; again on a new connection if this one turned out to be lost before the
     /// operation happened.
     #[inline]
-    fn run(&mut self, action: Action<'_>, key: &[u8], value: &[u8]) -> Result<Answer> {
-        if action.changes() && self.shared.role() == Role::Reader {
-            return Err(Error::Denied);
+    fn run<T>(
+        &mut self,
+        operation: impl Fn(&AnyEngine) -> std::result::Result<T, Failure>,
+    ) -> Result<T> {
+        match operation(self.engine()?) {
+            Ok(done) => Ok(done),
+            Err(failure) => self.run_again(failure, operation),
         }
+    }
+
+    #[cold]
+    fn run_again<T>(
+        &mut self,
+        mut failure: Failure,
+        operation: impl Fn(&AnyEngine) -> std::result::Result<T, Failure>,
+    ) -> Result<T> {
         let mut losses = Losses::default();
         loop {
-            match self.engine()?.perform(action, key, value) {
-                Ok(answer) => return Ok(answer),
-                Err(failure) => self.link.connection.failed(failure).map_or(Ok(()), Err)?,
-            }
+            self.link.connection.failed(failure).map_or(Ok(()), Err)?;
             losses.add(&self.shared)?;
+            match operation(self.engine()?) {
+                Ok(done) => return Ok(done),
+                Err(again) => failure = again,
+            }
         }
+    }
+
+    /// Runs an operation that may change the region.
+    #[inline]
+    fn change(&mut self, action: Action<'_>, key: &[u8], value: &[u8]) -> Result<Answer> {
+        if self.shared.role() == Role::Reader {
+            return Err(Error::Denied);
+        }
+        self.run(|engine| engine.perform(action, key, value))
     }
 
     /// Appends a value that a GET left in the block buffer.
@@ -145,8 +167,8 @@ impl Session {
     /// [`Error::KeyEmpty`], [`Error::KeyTooLong`]; [`Error::Layout`] if the block is damaged;
     /// [`Error::Contended`], [`Error::Unreachable`].
     pub fn get(&mut self, key: &[u8]) -> Result<Option<Value>> {
-        let answer = self.run(Action::Get, key, &[])?;
-        Ok(answer.found.map(|found| self.value(&found)))
+        let found = self.run(|engine| engine.get(key))?;
+        Ok(found.map(|found| self.value(&found)))
     }
 
     /// [`Session::get`] into a buffer of the caller's, whose content is replaced; it is empty
@@ -157,8 +179,8 @@ impl Session {
     #[inline]
     pub fn get_into(&mut self, key: &[u8], value: &mut Vec<u8>) -> Result<Option<Version>> {
         value.clear();
-        let answer = self.run(Action::Get, key, &[])?;
-        Ok(answer.found.map(|found| {
+        let found = self.run(|engine| engine.get(key))?;
+        Ok(found.map(|found| {
             self.copy(&found, value);
             found.version
         }))
@@ -175,7 +197,7 @@ impl Session {
     /// [`Error::Indeterminate`] if the connection broke on the way.
     #[inline]
     pub fn put(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
-        self.run(Action::Put(Lifetime::Forever), key, value).map(|_| ())
+        self.change(Action::Put(Lifetime::Forever), key, value).map(|_| ())
     }
 
     /// Stores a value that ends after `ttl`: [`Store::ttl`] says when. Then the key is absent.
@@ -197,7 +219,7 @@ impl Session {
     /// # Errors
     /// As [`Session::put`].
     pub fn store(&mut self, key: &[u8], value: &[u8], store: Store<'_>) -> Result<bool> {
-        Ok(self.run(store.action(), key, value)?.applied)
+        Ok(self.change(store.action(), key, value)?.applied)
     }
 
     /// Stores a value only if the key is absent; false if it was there.
@@ -209,7 +231,7 @@ impl Session {
     /// # Errors
     /// As [`Session::put`].
     pub fn insert(&mut self, key: &[u8], value: &[u8]) -> Result<bool> {
-        Ok(self.run(Action::Insert(Lifetime::Forever), key, value)?.applied)
+        Ok(self.change(Action::Insert(Lifetime::Forever), key, value)?.applied)
     }
 
     /// Stores a value only if the key is there; false if it was absent.
@@ -220,7 +242,7 @@ impl Session {
     /// # Errors
     /// As [`Session::put`].
     pub fn update(&mut self, key: &[u8], value: &[u8]) -> Result<bool> {
-        Ok(self.run(Action::Update(Lifetime::Forever), key, value)?.applied)
+        Ok(self.change(Action::Update(Lifetime::Forever), key, value)?.applied)
     }
 
     /// Removes a key; false if it was absent.
@@ -231,7 +253,7 @@ impl Session {
     /// [`Error::KeyEmpty`], [`Error::KeyTooLong`], [`Error::Denied`]; [`Error::Contended`],
     /// [`Error::Unreachable`], [`Error::Indeterminate`].
     pub fn delete(&mut self, key: &[u8]) -> Result<bool> {
-        Ok(self.run(Action::Delete, key, &[])?.applied)
+        Ok(self.change(Action::Delete, key, &[])?.applied)
     }
 
     /// Stores `new` only if the key's value is `expected`; with `None`, only if it is absent.
@@ -278,7 +300,7 @@ impl Session {
     }
 
     fn exchange(&mut self, key: &[u8], expected: Expected<'_>, new: &[u8]) -> Result<Exchange> {
-        let answer = self.run(Action::Exchange(expected, Lifetime::Forever), key, new)?;
+        let answer = self.change(Action::Exchange(expected, Lifetime::Forever), key, new)?;
         if answer.applied {
             return Ok(Exchange::Exchanged);
         }

@@ -7,6 +7,8 @@ use farside_common::layout::{
 };
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+use super::{FIRST_SETS, FIRST_SETS_BITS};
+
 /// Where a key's value is, as of `proved_at`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Location {
@@ -83,6 +85,18 @@ const _: () = assert!(SizeClass::COUNT as u64 <= CLASS.max() + 1);
 const SLOT_UNIT: u16 = 16;
 const _: () = assert!(WINDOW_BYTES == (SLOT.max() + 1) * SLOT_UNIT as u64);
 
+/// How much of the tag is of [`KeyHash::low_place`].
+const PLACE_BITS: u32 = TAG.bits - IDENTITY_BITS;
+/// How much is of [`KeyHash::tag`], the highest bits.
+const IDENTITY_BITS: u32 = 24;
+
+/// The bits of the hash that the set goes by, low ones first. What the entry knows comes last, so
+/// that sets can be shared out.
+#[inline]
+pub(super) fn spread(hash: KeyHash) -> usize {
+    (hash.tag() >> (u64::BITS - IDENTITY_BITS - FIRST_SETS_BITS)) as usize
+}
+
 impl Entry {
     /// What there is to keep of a LIVE word's location, proved as the stamp says.
     ///
@@ -127,12 +141,18 @@ impl Entry {
         })
     }
 
-    /// Bits of the hash that neither the set nor the window nor the fingerprint goes by. A cached
-    /// PUT or DELETE does not look at the key again: see docs/decisions/0006.
+    /// Bits of the hash that neither the first sets nor the window nor the fingerprint go by. A
+    /// cached PUT or DELETE does not look at the key again: see docs/decisions/0006.
     #[inline]
     pub(super) fn tag(hash: KeyHash) -> u64 {
-        const PLACE_BITS: u32 = TAG.bits - 24;
-        hash.tag() >> 40 << PLACE_BITS | u64::from(hash.low_place()) & ((1 << PLACE_BITS) - 1)
+        let identity = hash.tag() >> (u64::BITS - IDENTITY_BITS);
+        identity << PLACE_BITS | u64::from(hash.low_place()) & ((1 << PLACE_BITS) - 1)
+    }
+
+    /// As [`spread`], of the key whose entry stands in this set.
+    pub(super) fn spread(&self, set: usize) -> usize {
+        let known = (TAG.of(self.rest) >> PLACE_BITS) as usize;
+        known << FIRST_SETS_BITS | set & (FIRST_SETS - 1)
     }
 
     #[inline]

@@ -119,6 +119,36 @@ fn a_key_whose_line_is_full_stands_in_the_other_one() {
     assert!(keys[..WAYS - 1].iter().all(|n| cache.get(hash(*n)).is_some()));
 }
 
+/// Sets come as entries do, and hardly any entry is lost on the way.
+#[test]
+fn sets_double_with_what_they_hold() {
+    let most = 4 * FIRST_SETS;
+    let mut cache = cache(most * size_of::<Set>());
+    let count = (most * ENTRIES_PER_SET) as u64;
+    for n in 0..count {
+        cache.put(hash(n), location(n, n % 1000));
+        let wanted = cache.filled.div_ceil(ENTRIES_PER_SET).next_power_of_two();
+        assert_eq!(cache.sets, wanted.max(FIRST_SETS));
+        if cache.filled.is_power_of_two() {
+            let kept = (0..=n).filter(|n| cache.get(hash(*n)) == Some(location(*n, n % 1000)));
+            assert_eq!(kept.count(), cache.filled);
+        }
+    }
+    assert!(cache.filled as u64 * 1000 > count * 999, "{} of {count}", cache.filled);
+    // Full, it goes on within its memory.
+    for n in count..4 * count {
+        cache.put(hash(n), location(n, n % 1000));
+    }
+    assert_eq!(cache.sets, most);
+    for n in 0..4 * count {
+        cache.forget(hash(n));
+    }
+    assert_eq!(cache.filled, 0);
+    cache.put(hash(1), location(1, 1));
+    cache.clear();
+    assert_eq!((cache.get(hash(1)), cache.sets, cache.filled), (None, FIRST_SETS, 0));
+}
+
 #[test]
 fn memory_is_bounded_and_zero_is_off() {
     for bytes in [128, 255, 256, 1000, 1 << 20] {
