@@ -118,8 +118,8 @@ impl LocationCache {
     fn set(&mut self, hash: KeyHash) -> Option<&mut Set> {
         let start = (entry::spread(hash) & (self.sets - 1)) * size_of::<Set>();
         // Not by way of all sets, which takes three times as many instructions.
-        let memory = self.memory.as_deref_mut()?.get_mut(start..)?;
-        Set::mut_from_bytes(memory.get_mut(..size_of::<Set>())?).ok()
+        let (set, _) = Set::mut_from_prefix(self.memory.as_deref_mut()?.get_mut(start..)?).ok()?;
+        Some(set)
     }
 
     /// An entry more is in use: as long as there is memory, the sets shall have room for the next.

@@ -114,27 +114,20 @@ impl Session {
         &mut self,
         operation: impl Fn(&AnyEngine) -> std::result::Result<T, Failure>,
     ) -> Result<T> {
-        match operation(self.engine()?) {
-            Ok(done) => Ok(done),
-            Err(failure) => self.run_again(failure, operation),
+        let mut losses = Losses::default();
+        loop {
+            match operation(self.engine()?) {
+                Ok(done) => return Ok(done),
+                Err(failure) => self.lose(failure, &mut losses)?,
+            }
         }
     }
 
+    /// The connection failed; the error if the operation is not to be run again.
     #[cold]
-    fn run_again<T>(
-        &mut self,
-        mut failure: Failure,
-        operation: impl Fn(&AnyEngine) -> std::result::Result<T, Failure>,
-    ) -> Result<T> {
-        let mut losses = Losses::default();
-        loop {
-            self.link.connection.failed(failure).map_or(Ok(()), Err)?;
-            losses.add(&self.shared)?;
-            match operation(self.engine()?) {
-                Ok(done) => return Ok(done),
-                Err(again) => failure = again,
-            }
-        }
+    fn lose(&self, failure: Failure, losses: &mut Losses) -> Result<()> {
+        self.link.connection.failed(failure).map_or(Ok(()), Err)?;
+        losses.add(&self.shared)
     }
 
     /// Runs an operation that may change the region.

@@ -6,7 +6,6 @@ use farside_common::layout::{HeaderWord, SlotState, SlotWord};
 use super::window::{Beyond, Read, Seen};
 use super::{Examined, Found, Operation, Outcome, Tries, read_block};
 use crate::allocator::Depot;
-use crate::engine::{Engine, LANE};
 use crate::location_cache::Location;
 
 /// How often a GET looks again at a block that seems damaged, before it says so.
@@ -25,40 +24,17 @@ enum Searched {
     Again,
 }
 
-impl<F: Fabric, D: Depot> Engine<F, D> {
-    /// [`Operation::get`], waited for, when no other operation is in flight. In two parts: the
-    /// future of the first is small, and all that most GETs take.
-    #[inline]
-    pub(crate) fn get(&self, key: &[u8]) -> Outcome<Option<Found>> {
-        self.check_key(key)?;
-        let operation = Operation::stage(self, LANE, key, &[]);
-        match self.endpoint.drive(operation.get_cached())? {
-            Some(found) => Ok(found),
-            None => operation.get_uncached_alone(),
-        }
-    }
-}
-
 impl<F: Fabric, D: Depot> Operation<'_, F, D> {
-    #[inline(never)]
-    fn get_uncached_alone(&self) -> Outcome<Option<Found>> {
-        self.engine.endpoint.drive(self.get_uncached())
-    }
-
     /// The key's value: one round trip if its location is cached, else two, one if it is absent.
     pub(crate) async fn get(&self) -> Outcome<Option<Found>> {
-        if let Some(found) = self.get_cached().await? {
-            return Ok(found);
+        if let Some((cached, in_flight)) = self.post_cached()? {
+            in_flight.await?;
+            if let Some(found) = self.examine_cached(&cached) {
+                return Ok(found);
+            }
         }
+        self.engine.cache().statistics.misses += 1;
         self.get_uncached().await
-    }
-
-    /// The key's value, if the cache knows where it is and is right: one round trip.
-    #[inline]
-    async fn get_cached(&self) -> Outcome<Option<Option<Found>>> {
-        let Some((cached, in_flight)) = self.post_cached()? else { return Ok(None) };
-        in_flight.await?;
-        Ok(self.examine_cached(&cached))
     }
 
     /// A value whose end has come is none.
@@ -126,7 +102,6 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     }
 
     async fn get_uncached(&self) -> Outcome<Option<Found>> {
-        self.engine.cache().statistics.misses += 1;
         let (mut damaged, mut tries) = (0, Tries::default());
         loop {
             let mut seen = self.read_window().await?;

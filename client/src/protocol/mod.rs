@@ -163,6 +163,15 @@ enum Examined {
 }
 
 impl<F: Fabric, D: Depot> Engine<F, D> {
+    /// A GET, waited for, when no other operation is in flight. As [`Engine::perform`], whose
+    /// future has all operations in it and takes another page of the stack.
+    #[inline]
+    pub(crate) fn get(&self, key: &[u8]) -> Outcome<Option<Found>> {
+        self.check_key(key)?;
+        let operation = Operation::stage(self, LANE, key, &[]);
+        self.endpoint.drive(operation.get())
+    }
+
     /// One operation, waited for, when no other is in flight.
     #[inline]
     pub(crate) fn perform(&self, action: Action<'_>, key: &[u8], value: &[u8]) -> Outcome<Answer> {

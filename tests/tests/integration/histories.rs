@@ -75,7 +75,7 @@ fn clients_with_faults_leave_linearizable_histories_and_no_block_behind() {
     }
     let figures = run.judge().0;
     assert_good(&figures);
-    assert!(figures.has_all_faults(), "{figures}");
+    assert!(!figures.faults.contains(&0) && figures.suicides > 0, "{figures}");
     assert!(figures.unknown > 0, "{figures}");
     // Each block is free or linked, but for those of whom the server has just fenced.
     let client = run.client();
@@ -137,6 +137,6 @@ fn soak() {
     }
     println!("in {minutes} minutes: {total}");
     assert_good(&total);
-    assert!(total.has_all_faults(), "{total}");
+    assert!(!total.faults.contains(&0) && total.suicides > 0, "{total}");
     assert!(!total.chores.contains(&0), "{total}");
 }

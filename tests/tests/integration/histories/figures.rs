@@ -4,7 +4,6 @@ use std::fmt;
 use std::time::Duration;
 
 use farside::faults::Fault;
-use farside_tests::device;
 
 /// What `kv-cli` does from the side.
 pub(super) const CHORES: [&[&str]; 3] =
@@ -47,14 +46,6 @@ impl Figures {
         self.judging += other.judging;
         self.faults.iter_mut().zip(other.faults).for_each(|(sum, more)| *sum += more);
         self.chores.iter_mut().zip(other.chores).for_each(|(sum, more)| *sum += more);
-    }
-
-    /// Whether everything that can go wrong in a faulty worker has. Over RDMA no chain is late:
-    /// none is delayed for as long as its deadline is away there.
-    pub(super) fn has_all_faults(&self) -> bool {
-        let can_be_late = device().is_none();
-        let needed = |at: &usize| can_be_late || *at != Fault::Late as usize;
-        self.suicides > 0 && (0..self.faults.len()).filter(needed).all(|at| self.faults[at] > 0)
     }
 }
 

@@ -137,9 +137,9 @@ impl Run {
         touched / RECORD_BYTES < 2 * scaled(OPERATIONS_MIN) || splits <= scaled(SPLITS_MIN)
     }
 
-    /// As [`Figures::has_all_faults`], by now.
+    /// Whether everything that can go wrong in a faulty worker has.
     pub(super) fn has_all_faults(&self) -> bool {
-        Figures { faults: self.faults(), ..self.figures }.has_all_faults()
+        self.figures.suicides > 0 && !self.faults().contains(&0)
     }
 
     /// Replaces workers that died of their faults; the others must be well.
