@@ -1,5 +1,7 @@
 //! The lanes of a pipeline: each runs one operation after another as a task of its own.
 
+mod sharing;
+
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -19,6 +21,7 @@ use crate::pipeline::{Completed, Outcome, PipelineFull, Ticket};
 use crate::protocol::{Action, Answer, CachedRead, Operation};
 use crate::remote_depot::ControlDepot;
 use crate::{Error, Result};
+use sharing::Recent;
 
 /// What a lane is to do. Key and value stand in its image buffer.
 #[derive(Clone, Copy)]
@@ -57,10 +60,12 @@ impl Mailbox {
 }
 
 /// Who does what a lane is to do.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
     /// Nobody yet.
     New,
+    /// Another lane, with its own.
+    Shared,
     /// A GET reads where the cache says, which needs no task.
     Reading,
     /// The task.
@@ -74,6 +79,10 @@ struct Lane<'s> {
     ticket: Ticket,
     job: Job,
     state: State,
+    /// The first of the lanes whose jobs are done with this one, each of which has the next one.
+    shared: Option<LaneId>,
+    /// Whose block buffer has the value that was found.
+    found_by: LaneId,
     /// The READ of [`State::Reading`].
     read: CachedRead,
     /// The value that the operation taken last found.
@@ -92,10 +101,15 @@ pub(crate) struct Lanes<'s, F: Fabric> {
     free: Vec<LaneId>,
     /// Lanes whose chain completed: to be polled first, before what they read grows old.
     completed: VecDeque<LaneId>,
-    /// Lanes with a new job.
-    waiting: VecDeque<LaneId>,
+    /// Lanes with a new job, GETs apart from what changes keys: they go first, and do not find
+    /// what the others just replaced.
+    gets: VecDeque<LaneId>,
+    changes: VecDeque<LaneId>,
+    /// There was no room for all changes the last time: now they go first.
+    changes_first: bool,
     finished: VecDeque<LaneId>,
     started: u64,
+    recent: Recent,
 }
 
 impl<'s, F: Fabric> Lanes<'s, F> {
@@ -124,6 +138,8 @@ impl<'s, F: Fabric> Lanes<'s, F> {
                 ticket,
                 job,
                 state: State::InTask,
+                shared: None,
+                found_by: id,
                 read: CachedRead::default(),
                 value: Vec::new(),
                 counters: counted,
@@ -137,9 +153,12 @@ impl<'s, F: Fabric> Lanes<'s, F> {
             lanes: (0..count).map(lane).collect(),
             free: (0..count).rev().map(LaneId).collect(),
             completed: VecDeque::with_capacity(count.into()),
-            waiting: VecDeque::with_capacity(count.into()),
+            gets: VecDeque::with_capacity(count.into()),
+            changes: VecDeque::with_capacity(count.into()),
+            changes_first: false,
             finished: VecDeque::with_capacity(count.into()),
             started: 0,
+            recent: Recent::new(count),
         }
     }
 
@@ -160,16 +179,18 @@ impl<'s, F: Fabric> Lanes<'s, F> {
                 let hash = self.engine.hasher.hash(key);
                 let (key_bytes, value_bytes) = (key.len(), value.len());
                 lane.job = Job { action, hash, key_bytes, value_bytes };
-                lane.state = State::New;
+                (lane.state, lane.found_by) = (State::New, id);
                 Operation::fill(self.engine, id, key, value);
-                // Posted with the next step, so that operations started together wait for memory
-                // together.
-                self.engine.cache().expect(hash);
-                self.waiting.push_back(id);
+                if !self.share(id, action, hash) {
+                    // Posted with the next step, so that operations started together wait for
+                    // memory together.
+                    self.engine.cache().expect(hash);
+                    self.enqueue(id, action);
+                }
             }
             Err(error) => {
                 lane.mailbox.answer(Err(error.into()));
-                self.finished.push_back(id);
+                self.finish(id);
             }
         }
         Ok(ticket)
@@ -185,6 +206,12 @@ impl<'s, F: Fabric> Lanes<'s, F> {
         if may { Ok(()) } else { Err(Error::Denied) }
     }
 
+    #[inline]
+    fn enqueue(&mut self, id: LaneId, action: Action<'static>) {
+        let queue = if action.changes() { &mut self.changes } else { &mut self.gets };
+        queue.push_back(id);
+    }
+
     /// A new job. A GET whose location is cached needs no task: it is posted here, and looked at
     /// when it completed.
     fn begin(&mut self, id: LaneId) {
@@ -198,7 +225,7 @@ impl<'s, F: Fabric> Lanes<'s, F> {
                 Ok(None) => {}
                 Err(failure) => {
                     lane.mailbox.answer(Err(failure));
-                    return self.finished.push_back(id);
+                    return self.finish(id);
                 }
             }
         }
@@ -217,7 +244,7 @@ impl<'s, F: Fabric> Lanes<'s, F> {
             Err(error) => Err(error.into()),
         };
         lane.mailbox.answer(answer);
-        self.finished.push_back(id);
+        self.finish(id);
     }
 
     /// The task is to do the job.
@@ -232,6 +259,7 @@ impl<'s, F: Fabric> Lanes<'s, F> {
     fn go_on(&mut self, id: LaneId) {
         match self.lanes[usize::from(id.0)].state {
             State::New => self.begin(id),
+            State::Shared => {}
             State::Reading => self.end_reading(id),
             State::InTask => self.poll_lane(id),
         }
@@ -243,7 +271,16 @@ impl<'s, F: Fabric> Lanes<'s, F> {
         // A lane's task never ends; it says so in its mailbox when a job is done.
         let _ = lane.task.as_mut().poll(&mut context);
         if lane.mailbox.is_answered.get() {
-            self.finished.push_back(id);
+            self.finish(id);
+        }
+    }
+
+    /// It has an answer, and with it those whose jobs it did.
+    #[inline]
+    fn finish(&mut self, id: LaneId) {
+        self.finished.push_back(id);
+        if let Some(first) = self.lanes[usize::from(id.0)].shared.take() {
+            self.finish_shared(id, first);
         }
     }
 
@@ -282,9 +319,9 @@ impl<'s, F: Fabric> Lanes<'s, F> {
         self.take()
     }
 
-    /// Lets lanes go on, in the order in which they came, as long as the fabric has room for what
-    /// they post. Whoever does not get on waits with nothing posted, so that however much is in
-    /// flight, what is posted is executed while it is fresh.
+    /// Lets lanes go on as long as the fabric has room for what they post. Whoever does not get on
+    /// waits with nothing posted, so that however much is in flight, what is posted is executed
+    /// while it is fresh.
     fn poll_lanes(&mut self) {
         if !self.completed.is_empty() {
             self.engine.endpoint.tick();
@@ -294,15 +331,24 @@ impl<'s, F: Fabric> Lanes<'s, F> {
                 self.go_on(id);
             }
         }
-        if !self.waiting.is_empty() {
+        if !self.gets.is_empty() || !self.changes.is_empty() {
             // Anew: looking at large values took its time.
             self.engine.endpoint.tick();
+            self.recent.forget();
             while self.engine.endpoint.has_room()
-                && let Some(id) = self.waiting.pop_front()
+                && let Some(id) = self.next_new()
             {
                 self.go_on(id);
             }
+            self.changes_first = !self.changes.is_empty();
         }
+    }
+
+    #[inline]
+    fn next_new(&mut self) -> Option<LaneId> {
+        let Self { gets, changes, changes_first, .. } = self;
+        let (first, second) = if *changes_first { (changes, gets) } else { (gets, changes) };
+        first.pop_front().or_else(|| second.pop_front())
     }
 
     fn take(&mut self) -> Option<Completed<'_>> {
@@ -319,7 +365,7 @@ impl<'s, F: Fabric> Lanes<'s, F> {
             Ok(Answer { applied, found }) => Ok(match lane.job.action {
                 Action::Get => Outcome::Value(found.map(|found| {
                     lane.value.clear();
-                    let block = fabric.buffer(id, Buffer::Block);
+                    let block = fabric.buffer(lane.found_by, Buffer::Block);
                     lane.value.extend_from_slice(found.value_in(block));
                     (lane.value.as_slice(), found.version)
                 })),

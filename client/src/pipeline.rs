@@ -44,7 +44,8 @@ pub struct Completed<'p> {
     pub ticket: Ticket,
     /// What it came to. The bytes stay until the pipeline is used again.
     pub result: Result<Outcome<'p>>,
-    /// What it asked of the fabric; doorbells are shared and not counted here.
+    /// What it asked of the fabric; nothing if it shared another operation's chain. Doorbells are
+    /// shared and not counted here.
     pub counters: &'p Counters,
 }
 
@@ -63,7 +64,9 @@ pub enum Outcome<'p> {
 ///
 /// Starting an operation copies its key and value and never waits: when all lanes are busy it fails
 /// with [`PipelineFull`]. Operations in flight are concurrent with each other, also those on the
-/// same key. What is still in flight when the pipeline is dropped is finished first.
+/// same key; GETs of one key that are posted together share a READ, and of such PUTs only the last
+/// one is carried out, which has overwritten the others by then. What is still in flight when the
+/// pipeline is dropped is finished first.
 ///
 /// When the connection is lost, operations in flight fail with
 /// [`Error::Unreachable`](crate::Error::Unreachable) (they have not happened) or

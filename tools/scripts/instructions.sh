@@ -24,7 +24,7 @@ trap 'rm -f "$said"' EXIT
 count() {
     local name=$1 operations=200000
     shift
-    valgrind --tool=callgrind --callgrind-out-file=/dev/null \
+    valgrind --fair-sched=yes --tool=callgrind --callgrind-out-file=/dev/null \
         --toggle-collect='*phases::Shared*::measure*' "$bench" ycsb --records 1000 \
         --limit-seconds 0 --warmup-seconds 0 --operations $operations "$@" >"$said" 2>&1 ||
         { cat "$said" >&2; exit 1; }

@@ -43,7 +43,8 @@ fn expect_kind(kind: &str, of: &Json, csv: &str, hdr: &str) -> u64 {
     assert!(hdr.contains(&format!("\nTag={kind},")), "{hdr}");
     assert!(csv.contains(&format!(",{kind},{count},")), "{csv}");
     let price = Price::of(Kind::ALL.into_iter().find(|of| of.name() == kind).unwrap(), 64);
-    assert!(number("bytes") >= price.bytes * count, "{of} for less than {price:?}");
+    // Few share the chain of another.
+    assert!(number("bytes") >= price.bytes * count / 2, "{of} for less than {price:?}");
     count
 }
 
@@ -202,7 +203,9 @@ fn records_are_spread_over_several_servers() {
         assert_eq!(count(&json), 2000, "{options}");
         assert_eq!(json["fabric"].as_str().unwrap().split_once(", ").unwrap().1, "3 servers");
         let expected = ["hits", "misses"].map(|of| json["cache"][of].as_u64().unwrap());
-        assert!(expected.iter().sum::<u64>() >= 2000, "{json}");
+        // Few share the chain of another.
+        let asked_for = if options == "--depth 1" { 2000 } else { 1000 };
+        assert!(expected.iter().sum::<u64>() >= asked_for, "{json}");
     }
     let keys = servers.map(|server| server.client().session().unwrap().scan().unwrap().count());
     assert!(keys.iter().all(|keys| *keys > 100), "{keys:?}");
@@ -232,15 +235,17 @@ fn stores_are_compared_on_the_same_fabric() {
         assert_eq!(of.iter().map(|of| &of["store"]).collect::<Vec<_>>(), stores);
         for of in of {
             assert!(of["throughput_ops_s"].as_f64().unwrap() > 0.0, "{of}");
-            assert!(of["round_trips_per_op"].as_f64().unwrap() >= 1.0, "{of}");
+            let shares = of["store"] == "farside";
+            let round_trips_min = if shares { 0.5 } else { 1.0 };
+            assert!(of["round_trips_per_op"].as_f64().unwrap() >= round_trips_min, "{of}");
             assert!(of["farside_ratio"].as_f64().unwrap() > 0.0, "{of}");
             assert_eq!(of["unexpected"], 0, "{of}");
         }
     }
-    // Reads of cached locations: what counts explain.
+    // Reads of cached locations: what counts explain. GETs of one key share a READ.
     let c = workloads[2]["stores"].as_array().unwrap();
     let verbs: Vec<f64> = c.iter().map(|of| of["verbs_per_op"].as_f64().unwrap()).collect();
-    assert!((verbs[0] - 1.0).abs() < 0.1, "{verbs:?}");
+    assert!(verbs[0] > 0.5 && verbs[0] < 1.0, "{verbs:?}");
     assert!((verbs[1] - 3.0).abs() < 0.1 && (verbs[2] - 3.0).abs() < 0.1, "{verbs:?}");
 }
 

@@ -26,6 +26,7 @@ mod reconnect;
 mod refusals;
 mod restarts;
 mod server_cli;
+mod shared_chains;
 mod slow_pipeline;
 mod snapshots;
 mod space;

@@ -49,20 +49,22 @@ fn more_in_flight_than_grace_allows_is_read_once() {
         return;
     }
     const BYTES: usize = 256 << 10;
+    /// As many keys as are in flight: those of one key would share a READ.
+    const KEYS: u64 = 512;
     const GETS: u64 = 2000;
     // 128 MiB in flight: GRACE is over before the test's own build has copied and checked that, and
     // long enough for the few megabytes between a look at the window and one at the block.
-    let server = ServerProcess::start(&["--memory", "32MiB", "--grace-ms", "100"]);
-    let client = server.client_builder().pipeline_depth(512).connect().unwrap();
+    let server = ServerProcess::start(&["--memory", "192MiB", "--grace-ms", "100"]);
+    let client = server.client_builder().pipeline_depth(KEYS as u16).connect().unwrap();
     let mut session = client.session().unwrap();
-    for key in 0..8u64 {
+    for key in 0..KEYS {
         session.put(&key.to_le_bytes(), &proof::value(key, 0, 0, BYTES)).unwrap();
     }
     let before = session.counters();
     let mut pipeline = session.pipeline().unwrap();
     let (mut started, mut taken) = (0, 0);
     while taken < GETS {
-        while started < GETS && pipeline.get(&(started % 8).to_le_bytes()).is_ok() {
+        while started < GETS && pipeline.get(&(started % KEYS).to_le_bytes()).is_ok() {
             started += 1;
         }
         let completed = pipeline.wait().unwrap();

@@ -186,7 +186,9 @@ fn tickets_lend_a_lane_and_lanes_count_one_operation_at_a_time() {
     let server = server();
     let client = server.client_builder().pipeline_depth(DEPTH).connect().unwrap();
     let session = &mut client.session().unwrap();
-    session.put(b"key", b"value").unwrap();
+    // Never two of one key in flight, which would share a chain.
+    let keys = u64::from(DEPTH);
+    (0..keys).for_each(|n| session.put(&key(n), b"value").unwrap());
     let before = session.counters();
     let mut pipeline = session.pipeline().unwrap();
     let mut lent = [None; DEPTH as usize];
@@ -194,8 +196,8 @@ fn tickets_lend_a_lane_and_lanes_count_one_operation_at_a_time() {
     let mut started = 0;
     for round in 0..100u64 {
         while let Ok(ticket) = match started % 3 {
-            0 => pipeline.get(b"key"),
-            1 => pipeline.put(b"key", &round.to_le_bytes()),
+            0 => pipeline.get(&key(started % keys)),
+            1 => pipeline.put(&key(started % keys), &round.to_le_bytes()),
             // Refused before it asks for anything.
             _ => pipeline.get(b""),
         } {
