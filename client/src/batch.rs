@@ -7,7 +7,7 @@ use crate::{Outcome, Result, Session, Store, Value};
 /// Collects operations; [`Batch::run`] runs them together.
 ///
 /// The operations of a batch are concurrent with each other: two on the same key take effect in any
-/// order, and share a chain as in a [`Pipeline`](crate::Pipeline).
+/// order, and may share a chain as in a [`Pipeline`](crate::Pipeline).
 #[must_use = "a batch does nothing until it is run"]
 pub struct Batch<'s, 'd> {
     session: &'s mut Session,

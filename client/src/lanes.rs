@@ -105,7 +105,7 @@ pub(crate) struct Lanes<'s, F: Fabric> {
     /// what the others just replaced.
     gets: VecDeque<LaneId>,
     changes: VecDeque<LaneId>,
-    /// There was no room for all changes the last time: now they go first.
+    /// GETs went first the last time, and there was no room for all changes.
     changes_first: bool,
     finished: VecDeque<LaneId>,
     started: u64,
@@ -224,6 +224,7 @@ impl<'s, F: Fabric> Lanes<'s, F> {
                 }
                 Ok(None) => {}
                 Err(failure) => {
+                    lane.state = State::InTask;
                     lane.mailbox.answer(Err(failure));
                     return self.finish(id);
                 }
@@ -331,7 +332,8 @@ impl<'s, F: Fabric> Lanes<'s, F> {
                 self.go_on(id);
             }
         }
-        if !self.gets.is_empty() || !self.changes.is_empty() {
+        let any_new = !self.gets.is_empty() || !self.changes.is_empty();
+        if any_new && self.engine.endpoint.has_room() {
             // Anew: looking at large values took its time.
             self.engine.endpoint.tick();
             self.recent.forget();
@@ -340,7 +342,7 @@ impl<'s, F: Fabric> Lanes<'s, F> {
             {
                 self.go_on(id);
             }
-            self.changes_first = !self.changes.is_empty();
+            self.changes_first = !self.changes_first && !self.changes.is_empty();
         }
     }
 

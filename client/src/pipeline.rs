@@ -64,9 +64,9 @@ pub enum Outcome<'p> {
 ///
 /// Starting an operation copies its key and value and never waits: when all lanes are busy it fails
 /// with [`PipelineFull`]. Operations in flight are concurrent with each other, also those on the
-/// same key; GETs of one key that are posted together share a READ, and of such PUTs only the last
-/// one is carried out, which has overwritten the others by then. What is still in flight when the
-/// pipeline is dropped is finished first.
+/// same key. GETs of one key that are posted together may share a READ, and of such PUTs perhaps
+/// only the last one is carried out, as if it had overwritten the others. What is still in flight
+/// when the pipeline is dropped is finished first.
 ///
 /// When the connection is lost, operations in flight fail with
 /// [`Error::Unreachable`](crate::Error::Unreachable) (they have not happened) or

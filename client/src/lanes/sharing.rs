@@ -1,7 +1,7 @@
 //! Operations of one key that are done together, so that what is hot costs one chain.
 //!
-//! While nobody has begun an operation of a pipeline, another of its key may join it (invariant
-//! I20): of GETs the first READs for all, of PUTs the last writes for all. Nobody waits for that.
+//! Until lanes begin what is new to them, another operation of a key may join one (invariant I20):
+//! of GETs the first READs for all, of PUTs the last writes for all. Nobody waits for company.
 
 use std::mem::discriminant;
 
@@ -12,7 +12,7 @@ use farside_common::layout::BLOCK_HEADER_BYTES;
 use super::{Lane, Lanes, State};
 use crate::protocol::Action;
 
-/// For each lane, so that few keys have the place of another.
+/// For each lane, half of them for GETs, so that few keys have the place of another.
 const PLACES_PER_LANE: usize = 4;
 
 /// The lanes that were given GETs and PUTs since the last ones began, by key. A key whose place
@@ -107,6 +107,29 @@ impl<F: Fabric> Lanes<'_, F> {
                 let action = lane.job.action;
                 self.enqueue(id, action);
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use farside_common::hash::KeyHasher;
+
+    use super::*;
+
+    /// Breaks [`Recent::forget`] if it forgets nothing (invariant I20).
+    #[test]
+    fn only_those_of_this_round_one_key_and_kind_are_found() {
+        let hasher = KeyHasher::new(&[7; 16]);
+        let (key, other) = (hasher.hash(b"key"), hasher.hash(b"other"));
+        let mut recent = Recent::new(16);
+        assert_eq!(recent.put(key, false, LaneId(1)), None);
+        assert_eq!(recent.put(key, true, LaneId(2)), None);
+        assert_eq!(recent.put(other, false, LaneId(3)), None);
+        assert_eq!(recent.put(key, true, LaneId(4)), Some(LaneId(2)));
+        for _ in 0..1000 {
+            recent.forget();
+            assert_eq!(recent.put(key, true, LaneId(5)), None);
         }
     }
 }

@@ -245,7 +245,7 @@ fn stores_are_compared_on_the_same_fabric() {
     // Reads of cached locations: what counts explain. GETs of one key share a READ.
     let c = workloads[2]["stores"].as_array().unwrap();
     let verbs: Vec<f64> = c.iter().map(|of| of["verbs_per_op"].as_f64().unwrap()).collect();
-    assert!(verbs[0] > 0.5 && verbs[0] < 1.0, "{verbs:?}");
+    assert!(verbs[0] > 0.5 && verbs[0] < 1.1, "{verbs:?}");
     assert!((verbs[1] - 3.0).abs() < 0.1 && (verbs[2] - 3.0).abs() < 0.1, "{verbs:?}");
 }
 
