@@ -101,8 +101,8 @@ pub(crate) struct Lanes<'s, F: Fabric> {
     free: Vec<LaneId>,
     /// Lanes whose chain completed: to be polled first, before what they read grows old.
     completed: VecDeque<LaneId>,
-    /// Lanes with a new job, GETs apart from what changes keys: they go first, and do not find
-    /// what the others just replaced.
+    /// Lanes that were given a new job, GETs apart from what changes keys: they go first, and do
+    /// not find what the others just replaced.
     gets: VecDeque<LaneId>,
     changes: VecDeque<LaneId>,
     /// GETs went first the last time, and there was no room for all changes.
@@ -224,6 +224,7 @@ impl<'s, F: Fabric> Lanes<'s, F> {
                 }
                 Ok(None) => {}
                 Err(failure) => {
+                    // No longer new: nobody joins it.
                     lane.state = State::InTask;
                     lane.mailbox.answer(Err(failure));
                     return self.finish(id);

@@ -117,7 +117,7 @@ mod tests {
 
     use super::*;
 
-    /// Breaks [`Recent::forget`] if it forgets nothing (invariant I20).
+    /// A [`Recent::forget`] that forgets nothing is caught (invariant I20).
     #[test]
     fn only_those_of_this_round_one_key_and_kind_are_found() {
         let hasher = KeyHasher::new(&[7; 16]);

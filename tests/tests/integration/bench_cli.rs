@@ -31,7 +31,7 @@ fn expect_fields(object: &Json, fields: &[&str]) {
 
 /// One kind of operation in all files; returns how many there were.
 #[track_caller]
-fn expect_kind(kind: &str, of: &Json, csv: &str, hdr: &str) -> u64 {
+fn expect_kind(kind: &str, of: &Json, csv: &str, hdr: &str, depth: u64) -> u64 {
     let latencies = ["p50_ns", "p99_ns", "p999_ns", "max_ns", "latencies"];
     let rest = ["count", "round_trips", "verbs", "bytes"];
     expect_fields(of, &[&latencies[..], &rest[..]].concat());
@@ -43,8 +43,9 @@ fn expect_kind(kind: &str, of: &Json, csv: &str, hdr: &str) -> u64 {
     assert!(hdr.contains(&format!("\nTag={kind},")), "{hdr}");
     assert!(csv.contains(&format!(",{kind},{count},")), "{csv}");
     let price = Price::of(Kind::ALL.into_iter().find(|of| of.name() == kind).unwrap(), 64);
-    // Few share the chain of another.
-    assert!(number("bytes") >= price.bytes * count / 2, "{of} for less than {price:?}");
+    // Of those in flight less than half share the chain of another.
+    let own = if depth == 1 { count } else { count / 2 };
+    assert!(number("bytes") >= price.bytes * own, "{of} for less than {price:?}");
     count
 }
 
@@ -52,17 +53,19 @@ fn expect_kind(kind: &str, of: &Json, csv: &str, hdr: &str) -> u64 {
 fn every_workload_has_the_promised_fields() {
     let folder = tempfile::tempdir().unwrap();
     let [file, csv, hdr] = ["json", "csv", "hdr"].map(|name| folder.path().join(name));
-    for (workload, operations) in [
+    let workloads = [
         ("a", &["get", "put"][..]),
         ("b", &["get", "put"]),
         ("c", &["get"]),
         ("d", &["get", "insert"]),
         ("f", &["get", "rmw"]),
-    ] {
+    ];
+    for ((workload, operations), depth) in workloads.iter().flat_map(|of| [(*of, 1), (*of, 16)]) {
         let [json, csv_name, hdr_name] = [&file, &csv, &hdr].map(|path| path.display());
         let line = format!(
-            "ycsb --workload {workload} --records 1000 --threads 2 --warmup-seconds 0.1 \
-             --seconds 1 --limit-seconds 0.1 --json {json} --csv {csv_name} --hdr {hdr_name}"
+            "ycsb --workload {workload} --records 1000 --threads 2 --depth {depth} \
+             --warmup-seconds 0.1 --seconds 1 --limit-seconds 0.1 \
+             --json {json} --csv {csv_name} --hdr {hdr_name}"
         );
         let said = bench(&line.split(' ').collect::<Vec<_>>());
         assert_eq!(said.code, Some(0), "{}", said.stderr);
@@ -107,7 +110,8 @@ fn every_workload_has_the_promised_fields() {
         let (lines, log) = (text(&csv), text(&hdr));
         assert_eq!(lines.lines().count(), 1 + operations.len(), "{lines}");
         let kinds = json["operations"].as_object().unwrap();
-        let total: u64 = kinds.iter().map(|(kind, of)| expect_kind(kind, of, &lines, &log)).sum();
+        let total: u64 =
+            kinds.iter().map(|(kind, of)| expect_kind(kind, of, &lines, &log, depth)).sum();
         let rate = total as f64 / json["seconds"].as_f64().unwrap();
         let told = json["throughput_ops_s"].as_f64().unwrap();
         assert!((rate / told - 1.0).abs() < 0.01, "{rate} {told}");
@@ -203,8 +207,8 @@ fn records_are_spread_over_several_servers() {
         assert_eq!(count(&json), 2000, "{options}");
         assert_eq!(json["fabric"].as_str().unwrap().split_once(", ").unwrap().1, "3 servers");
         let expected = ["hits", "misses"].map(|of| json["cache"][of].as_u64().unwrap());
-        // Few share the chain of another.
-        let asked_for = if options == "--depth 1" { 2000 } else { 1000 };
+        // Of those in flight some share the chain of another.
+        let asked_for = if options == "--depth 1" { 2000 } else { 1700 };
         assert!(expected.iter().sum::<u64>() >= asked_for, "{json}");
     }
     let keys = servers.map(|server| server.client().session().unwrap().scan().unwrap().count());
@@ -235,8 +239,7 @@ fn stores_are_compared_on_the_same_fabric() {
         assert_eq!(of.iter().map(|of| &of["store"]).collect::<Vec<_>>(), stores);
         for of in of {
             assert!(of["throughput_ops_s"].as_f64().unwrap() > 0.0, "{of}");
-            let shares = of["store"] == "farside";
-            let round_trips_min = if shares { 0.5 } else { 1.0 };
+            let round_trips_min = if of["store"] == "farside" { 0.9 } else { 1.0 };
             assert!(of["round_trips_per_op"].as_f64().unwrap() >= round_trips_min, "{of}");
             assert!(of["farside_ratio"].as_f64().unwrap() > 0.0, "{of}");
             assert_eq!(of["unexpected"], 0, "{of}");
@@ -245,7 +248,7 @@ fn stores_are_compared_on_the_same_fabric() {
     // Reads of cached locations: what counts explain. GETs of one key share a READ.
     let c = workloads[2]["stores"].as_array().unwrap();
     let verbs: Vec<f64> = c.iter().map(|of| of["verbs_per_op"].as_f64().unwrap()).collect();
-    assert!(verbs[0] > 0.5 && verbs[0] < 1.1, "{verbs:?}");
+    assert!((verbs[0] - 1.0).abs() < 0.1, "{verbs:?}");
     assert!((verbs[1] - 3.0).abs() < 0.1 && (verbs[2] - 3.0).abs() < 0.1, "{verbs:?}");
 }
 
