@@ -23,7 +23,7 @@ pub struct Price {
 
 /// The mark of an old block.
 const MARK_BYTES: u64 = 4;
-/// A word, a hint, and what a compare-and-swap moves.
+/// What a compare-and-swap moves.
 const WORD_BYTES: u64 = 8;
 
 impl Price {
@@ -40,8 +40,8 @@ impl Price {
                 Self { round_trips: 1, reads: 0, writes: 2, swaps: 1, bytes }
             }
             Kind::Insert => {
-                let bytes = WINDOW_BYTES + block + 3 * WORD_BYTES;
-                Self { round_trips: 2, reads: 1, writes: 2, swaps: 2, bytes }
+                let bytes = WINDOW_BYTES + block + 2 * WORD_BYTES;
+                Self { round_trips: 2, reads: 1, writes: 1, swaps: 2, bytes }
             }
             Kind::Delete => {
                 let bytes = MARK_BYTES + WORD_BYTES;
@@ -80,7 +80,7 @@ mod tests {
         };
         assert_eq!(price(Kind::Get), ((1, 1, 0, 0), 128));
         assert_eq!(price(Kind::Put), ((1, 0, 2, 1), 132));
-        assert_eq!(price(Kind::Insert), ((2, 1, 2, 2), 400));
+        assert_eq!(price(Kind::Insert), ((2, 1, 1, 2), 392));
         assert_eq!(price(Kind::Delete), ((1, 0, 1, 1), 12));
         assert_eq!(price(Kind::Rmw), ((2, 1, 2, 1), 260));
         assert_eq!(Price::of(Kind::Rmw, 64).verbs(), 4);

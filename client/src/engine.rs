@@ -9,7 +9,7 @@ use farside_common::fabric::{Buffer, ChainError, Counters, Endpoint, Fabric, Lan
 use farside_common::hash::{KeyHash, KeyHasher};
 use farside_common::layout::{
     DirectoryEntry, Format, Geometry, INCARNATIONS, LayoutError, STATE_OFFSET, SUPERBLOCK_BYTES,
-    SizeClass, Slot, SlotWord, Superblock, WINDOW_SLOTS, WORD_GENERATIONS, prefix_of,
+    SizeClass, Slot, Superblock, WINDOW_SLOTS, WORD_GENERATIONS, prefix_of,
 };
 
 use crate::allocator::{Allocator, Depot, Taken};
@@ -316,7 +316,7 @@ impl<F: Fabric, D: Depot> Engine<F, D> {
 
     /// Takes note of the slots of a window where a key is inserted.
     pub(crate) fn note_room(&self, slots: &[Slot; WINDOW_SLOTS]) {
-        let unused = slots.iter().filter(|slot| slot.word() == SlotWord::default()).count() as u32;
+        let unused = slots.iter().filter(|slot| slot.is_unused()).count() as u32;
         let seen = unused * ROOM_ALL / WINDOW_SLOTS as u32;
         self.room.set(self.room.get() * (ROOM_WINDOWS - 1) / ROOM_WINDOWS + seen / ROOM_WINDOWS);
     }

@@ -218,8 +218,7 @@ impl Session {
     /// Stores a value only if the key is absent; false if it was there.
     ///
     /// Three round trips, two where the index has much room; one if the key was there, two if its
-    /// value may end: it was stored with a TTL, or under a condition. After INSERTs of new keys the
-    /// first one that is refused takes one or two more.
+    /// value may end: it was stored with a TTL, or under a condition.
     ///
     /// # Errors
     /// As [`Session::put`].

@@ -32,6 +32,9 @@ pub struct KeyHash {
     identity: u64,
 }
 
+/// The hint of a slot that was used and remembers no key. 0 is that of one that was never used.
+pub const NO_HINT: u64 = 1;
+
 impl KeyHash {
     /// The bits the directory goes by, leading bits first.
     pub const fn directory(self) -> u32 {
@@ -54,7 +57,8 @@ impl KeyHash {
         self.identity as u8
     }
 
-    /// What the hint of this key's slot must be in the slot's given incarnation; never 0.
+    /// What the hint of this key's slot must be in the slot's given incarnation; never 0, nor
+    /// [`NO_HINT`].
     ///
     /// For one incarnation a bijection of `identity`, so two keys of a window have the same hint
     /// only if 64 keyed bits of their hashes are the same.
@@ -65,7 +69,7 @@ impl KeyHash {
         mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
         mixed ^= mixed >> 31;
-        if mixed == 0 { 1 } else { mixed }
+        if mixed > NO_HINT { mixed } else { mixed + 2 }
     }
 
     /// Of the bits that choose the window's row, those that hardly do: low ones come last.
@@ -106,13 +110,13 @@ mod tests {
     }
 
     #[test]
-    fn hints_differ_by_incarnation_and_are_never_zero() {
+    fn hints_differ_by_incarnation_and_are_never_those_of_nobody() {
         let hash = KeyHasher::new(&KEY).hash(b"key");
         let hints: std::collections::HashSet<u64> = (0..64).map(|inc| hash.hint(inc)).collect();
         assert_eq!(hints.len(), 64);
-        assert!(!hints.contains(&0));
+        assert!(!hints.contains(&0) && !hints.contains(&NO_HINT));
         let zero = KeyHash { place: 0, identity: 0 };
-        assert_eq!(zero.hint(0), 1);
+        assert_eq!(zero.hint(0), 2);
     }
 
     #[test]

@@ -3,7 +3,8 @@
 use farside::chores::{Progress, Split};
 use farside_common::control::SplitOutcome;
 use farside_common::fabric::{ChainError, Nanos, boot_time_ns};
-use farside_common::layout::{Format, SlotState, prefix_of};
+use farside_common::hash::NO_HINT;
+use farside_common::layout::{Format, HINT_OFFSET, SlotState, SlotWord, prefix_of};
 
 use crate::collect::clear_linked;
 use crate::depot::{Depot, Memory};
@@ -167,8 +168,16 @@ impl Index {
     fn clear(&self, place: u64) -> Result<(), ChainError> {
         for (slot, content) in SubtableImage::read(&self.region, place)?.slots() {
             let word = content.word();
+            let unused = SlotWord::default();
+            let unused_moved = unused.with_state(SlotState::Moved);
+            // A place that is new has slots that were never used (invariant I21).
+            let is_unused = [unused, unused_moved].contains(&word);
             if word.state() != SlotState::Moved {
-                self.region.store(slot, word.moved().bits())?;
+                let moved = if is_unused { unused_moved } else { word.moved() };
+                self.region.store(slot, moved.bits())?;
+            }
+            if !is_unused && content.hint() == 0 {
+                self.region.store(slot + HINT_OFFSET, NO_HINT)?;
             }
         }
         Ok(())

@@ -99,7 +99,7 @@ impl RawLimit {
     }
 
     /// How long so many operations take that are nothing but the chains on README's price list. An
-    /// INSERT's two are like a PUT's, and a compare-and-swap with a short WRITE.
+    /// INSERT's two are like a PUT's, and a compare-and-swap.
     pub fn seconds(&self, operations: impl Iterator<Item = (Kind, u64)>) -> f64 {
         let one = |kind| match kind {
             Kind::Get => 1.0 / self.read,

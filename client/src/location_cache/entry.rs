@@ -3,7 +3,7 @@
 use farside_common::fabric::Nanos;
 use farside_common::hash::KeyHash;
 use farside_common::layout::{
-    BlockAddress, BlockRef, INCARNATIONS, LayoutError, SizeClass, SlotWord, WINDOW_BYTES,
+    BlockAddress, BlockRef, INCARNATION_MAX, LayoutError, SizeClass, SlotWord, WINDOW_BYTES,
 };
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -79,7 +79,7 @@ const EXPIRES: Field = Field::above(POISONED, 1);
 const PROVED: Field = Field::above(EXPIRES, 12);
 const TAG: Field = Field::above(PROVED, 33);
 const _: () = assert!(TAG.shift + TAG.bits == 64);
-const _: () = assert!(INCARNATION.max() == INCARNATIONS - 1);
+const _: () = assert!(INCARNATION.max() == INCARNATION_MAX as u64);
 const _: () = assert!(SizeClass::COUNT as u64 <= CLASS.max() + 1);
 /// Slots start at multiples of it, in bytes.
 const SLOT_UNIT: u16 = 16;

@@ -1,11 +1,14 @@
 //! INSERT: two clients that insert one key must not both succeed, nor both give up for ever.
 //!
-//! PENDING first, then look again, then LIVE from that exact word: of two inserters at least one
-//! sees the other (invariant I8).
+//! First a claim, then another look, then LIVE from that exact word: of two inserters at least one
+//! sees the other (invariant I8). A slot is claimed by a PENDING word, or by its hint if it was
+//! never used (I21, docs/decisions/0011).
 
 use farside_common::fabric::{ChainError, Fabric, Nanos, Verb};
+use farside_common::hash::NO_HINT;
 use farside_common::layout::{
-    HINT_OFFSET, LayoutError, ROW_BYTES, SLOTS_PER_ROW, Slot, SlotState, SlotWord, slot_in_subtable,
+    FIRST_INCARNATION, HINT_OFFSET, LayoutError, ROW_BYTES, SLOTS_PER_ROW, Slot, SlotState,
+    SlotWord, slot_in_subtable,
 };
 
 use super::put::Condition;
@@ -39,12 +42,30 @@ pub(super) enum Unseen {
     Nothing,
 }
 
-/// A slot with our PENDING word in it.
+/// A slot that is ours as long as this is its word: PENDING, or not used if we have its hint.
 #[derive(Clone, Copy)]
 struct Claim {
     at: usize,
     slot: u64,
-    pending: SlotWord,
+    word: SlotWord,
+    /// Its hint behind the claim.
+    hint: u64,
+}
+
+impl Claim {
+    fn is_by_hint(&self) -> bool {
+        self.word == SlotWord::default()
+    }
+
+    /// Another hint, which is the owner's to change, and then another word.
+    fn swaps(&self, hint: u64, word: SlotWord) -> [Verb; 2] {
+        let Self { slot, word: before, hint: hint_before, .. } = *self;
+        let (expected, desired) = (before.bits(), word.bits());
+        [
+            Verb::CompareSwap { remote: slot + HINT_OFFSET, expected: hint_before, desired: hint },
+            Verb::CompareSwap { remote: slot, expected, desired },
+        ]
+    }
 }
 
 /// What became of a claim.
@@ -83,8 +104,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
             }
             return Ok(Inserted::Full);
         };
-        let empty = first.slots[at].word();
-        match self.claim((first.base, first.local_depth), at, empty, new).await? {
+        match self.claim((first.base, first.local_depth), at, first.slots[at], new).await? {
             Claimed::Ours(claim, seen) => {
                 let confirmed = self.confirm(first, &seen, claim).await;
                 self.conclude(confirmed, claim, seen.posted, new, condition).await
@@ -99,7 +119,8 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     pub(super) async fn insert_unseen(&self, new: &NewBlock, damaged: &mut u32) -> Outcome<Unseen> {
         let window = self.engine.directory().window(self.hash);
         let at = self.engine.random_below(SLOTS_PER_ROW as u64) as usize;
-        let (claim, first) = match self.claim(window, at, SlotWord::default(), new).await? {
+        let unused = Slot::new(SlotWord::default(), 0);
+        let (claim, first) = match self.claim(window, at, unused, new).await? {
             Claimed::Ours(claim, seen) => (claim, seen),
             Claimed::Taken(seen)
                 if seen.standing == Standing::Whole && self.is_fresh(seen.posted) =>
@@ -120,31 +141,34 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     /// [`Operation::confirm`] for the first READ of this window. Of a word whose hint is another
     /// key's it takes a second one to tell whether it was LIVE before.
     async fn confirm_unseen(&self, first: &Seen, claim: Claim) -> Outcome<Confirmed> {
-        let live = &[SlotState::Live];
-        let is_others = |(_, slot): (usize, Slot)| !self.hint_matches(slot);
-        if first.standing == Standing::Whole
-            && first.with_fingerprint(self.hash.fingerprint(), live).any(is_others)
-        {
+        let mut live = first.with_fingerprint(self.hash.fingerprint(), &[SlotState::Live]);
+        let is_unclear = live.any(|(_, slot)| !self.hint_matches(slot) && !is_by_hint(slot.word()));
+        if first.standing == Standing::Whole && is_unclear {
             let seen = self.read_window_at(first.base, first.local_depth).await?;
             return self.confirm(first, &seen, claim).await;
         }
         self.confirm(first, first, claim).await
     }
 
-    /// Step 1: PENDING, if the slot in that window, whose subtable has to go by so many bits, holds
-    /// this word; and then a look at the window.
+    /// Step 1: the claim, if the slot in that window, whose subtable has to go by so many bits, is
+    /// as it was; and then a look at the window.
     async fn claim(
         &self,
         (base, local_depth): (u64, u8),
         at: usize,
-        empty: SlotWord,
+        before: Slot,
         new: &NewBlock,
     ) -> Outcome<Claimed> {
         let slot = base + slot_in_subtable(at / SLOTS_PER_ROW, at % SLOTS_PER_ROW);
-        let pending = empty.pending(self.hash.fingerprint(), new.block);
+        let empty = before.word();
+        let (word, (remote, expected, desired)) = if before.is_unused() {
+            (empty, (slot + HINT_OFFSET, 0, self.first_hint()))
+        } else {
+            let pending = empty.pending(self.hash.fingerprint(), new.block);
+            (pending, (slot, empty.bits(), pending.bits()))
+        };
         let posted = self.now();
-        let (expected, desired) = (empty.bits(), pending.bits());
-        let cas = Verb::CompareSwap { remote: slot, expected, desired };
+        let cas = Verb::CompareSwap { remote, expected, desired };
         let chain = [new.write(), cas, self.window_verb(base)];
         let verbs = if new.written.replace(true) { &chain[1..] } else { &chain[..] };
         let found = match self.chain(verbs, posted).await {
@@ -157,9 +181,13 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         };
         let seen = self.seen(base, posted, local_depth)?;
         self.engine.note_room(&seen.slots);
-        let is_ours = found == empty.bits();
-        let claim = is_ours.then_some(Claim { at, slot, pending });
-        Ok(claim.map_or(Claimed::Taken(seen), |claim| Claimed::Ours(claim, seen)))
+        let claim = Claim { at, slot, word, hint: seen.slots[at].hint() };
+        Ok(if found == expected { Claimed::Ours(claim, seen) } else { Claimed::Taken(seen) })
+    }
+
+    /// This key's hint in a slot that was never used.
+    fn first_hint(&self) -> u64 {
+        self.hash.hint(FIRST_INCARNATION)
     }
 
     /// Step 4, or the way back.
@@ -182,9 +210,13 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     }
 
     /// An EMPTY slot of the emptier row. Of two as full one of the even row: a subtable takes 2 %
-    /// more keys that way before a window is full.
+    /// more keys that way before a window is full. Not one that was used and has a hint of 0, which
+    /// is damage, for then others could swap it (invariant I21).
     fn choose_slot(&self, seen: &Seen) -> Option<usize> {
-        let empty = |at: &usize| seen.slots[*at].word().state() == SlotState::Empty;
+        let empty = |at: &usize| {
+            let slot = seen.slots[*at];
+            slot.word().state() == SlotState::Empty && (slot.is_unused() || slot.hint() != 0)
+        };
         let home = (0..SLOTS_PER_ROW).filter(empty).count();
         let next = (SLOTS_PER_ROW..seen.slots.len()).filter(empty).count();
         let is_home_even = (self.hash.window_offset() / ROW_BYTES).is_multiple_of(2);
@@ -195,7 +227,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     }
 
     /// Steps 2 and 3: is the key there after all, and who else is inserting it? Others' PENDING of
-    /// the same fingerprint are aborted, without asking for their key.
+    /// the same fingerprint are aborted, without asking for their key, and their claims by a hint.
     async fn confirm(&self, first: &Seen, seen: &Seen, claim: Claim) -> Outcome<Confirmed> {
         // Once a split has begun, nobody inserts here: whoever gets past this was PENDING before
         // the split looked at the slot, and is aborted or carried along by it (invariant I16).
@@ -212,8 +244,8 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
             let hint_matches = self.hint_matches(slot);
             // The word was LIVE before this READ began, so its hint was in place when this READ
             // saw it: another key's (docs/decisions/0002). A word that became LIVE since may have
-            // been READ after its hint was.
-            if !hint_matches && first.slots[at].word() == word {
+            // been READ after its hint was; where the hint was the claim, its owner saw ours then.
+            if !hint_matches && (first.slots[at].word() == word || is_by_hint(word)) {
                 continue;
             }
             if hint_matches && seen.hints_exact {
@@ -230,8 +262,16 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
                 }
             }
         }
-        for (at, slot) in seen.with_fingerprint(fingerprint, &[SlotState::Pending]) {
-            if at != claim.at && !self.abort(seen.slot(at), slot.word()).await? {
+        for (at, slot) in seen.slots.iter().enumerate().filter(|(at, _)| *at != claim.at) {
+            let word = slot.word();
+            let is_pending =
+                word.state() == SlotState::Pending && word.fingerprint() == fingerprint;
+            let aborted = match slot.hint() == self.first_hint() {
+                _ if is_pending => word.with_state(SlotState::Aborted),
+                true if word == SlotWord::default() => SlotWord::unclaimed(),
+                _ => continue,
+            };
+            if !self.abort(seen.slot(at), word, aborted).await? {
                 return Ok(Confirmed::Disturbed);
             }
         }
@@ -239,9 +279,8 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     }
 
     /// Takes another inserter's chance away; false if it was too late for that.
-    async fn abort(&self, slot: u64, pending: SlotWord) -> Outcome<bool> {
-        let aborted = pending.with_state(SlotState::Aborted);
-        Ok(match self.compare_swap(slot, pending, aborted).await? {
+    async fn abort(&self, slot: u64, word: SlotWord, aborted: SlotWord) -> Outcome<bool> {
+        Ok(match self.compare_swap(slot, word, aborted).await? {
             Some(found) => !matches!(
                 found.state(),
                 SlotState::Live | SlotState::Frozen | SlotState::Copy | SlotState::Moved
@@ -266,29 +305,25 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         }
     }
 
-    /// Step 4: the hint, then LIVE. One round trip.
+    /// Step 4: the hint, if it is not there yet, then LIVE. One round trip.
     async fn publish(
         &self,
         claim: Claim,
         new: &NewBlock,
         condition: Condition,
     ) -> Outcome<Inserted> {
-        let live = claim.pending.live(new.block, condition != Condition::None || new.expires());
-        let hint = self.hash.hint(claim.pending.incarnation());
+        let conditional = condition != Condition::None || new.expires();
+        let incarnation = claim.word.incarnation().max(FIRST_INCARNATION);
+        let fingerprint = self.hash.fingerprint();
+        let live = SlotWord::live_in(incarnation, fingerprint, new.block, conditional);
         let posted = self.now();
-        let chain = [
-            Verb::WriteWord { remote: claim.slot + HINT_OFFSET, value: hint },
-            Verb::CompareSwap {
-                remote: claim.slot,
-                expected: claim.pending.bits(),
-                desired: live.bits(),
-            },
-        ];
-        match self.chain(&chain, posted).await {
-            Ok(found) if found == claim.pending.bits() => {
+        let chain = claim.swaps(self.hash.hint(incarnation), live);
+        match self.chain(&chain[usize::from(claim.is_by_hint())..], posted).await {
+            Ok(found) if found == claim.word.bits() => {
                 self.remember(claim.slot, live, new, posted);
                 Ok(Inserted::Done)
             }
+            Ok(_) if claim.is_by_hint() => Ok(Inserted::Again),
             Ok(found) => {
                 self.clear_aborted(claim, SlotWord::from_bits(found)).await?;
                 Ok(Inserted::Again)
@@ -302,19 +337,15 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     }
 
     /// Takes the PENDING word back, hint first, so that EMPTY stands beside no stranger's hint
-    /// (invariant I6).
+    /// (invariant I6). A hint by itself is in nobody's way: it stays.
     async fn withdraw(&self, claim: Claim) -> Outcome<()> {
-        let chain = [
-            Verb::WriteWord { remote: claim.slot + HINT_OFFSET, value: 0 },
-            Verb::CompareSwap {
-                remote: claim.slot,
-                expected: claim.pending.bits(),
-                desired: claim.pending.emptied().bits(),
-            },
-        ];
+        if claim.is_by_hint() {
+            return Ok(());
+        }
+        let chain = claim.swaps(NO_HINT, claim.word.emptied());
         for _ in 0..LATE_ATTEMPTS_MAX {
             match self.chain(&chain, self.now()).await {
-                Ok(found) if found == claim.pending.bits() => return Ok(()),
+                Ok(found) if found == claim.word.bits() => return Ok(()),
                 Ok(found) => return self.clear_aborted(claim, SlotWord::from_bits(found)).await,
                 Err(ChainError::Late) => {}
                 Err(error) => return Err(before_publishing(error)),
@@ -325,7 +356,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
 
     /// Clears the own word that another inserter aborted: only its owner may (invariant I6).
     async fn clear_aborted(&self, claim: Claim, found: SlotWord) -> Outcome<()> {
-        let aborted = claim.pending.with_state(SlotState::Aborted);
+        let aborted = claim.word.with_state(SlotState::Aborted);
         if found != aborted {
             // Nobody else changes a PENDING word in another way.
             return Err(LayoutError::Field { field: "slot word", value: found.bits() }.into());
@@ -338,6 +369,11 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         }
         Err(Failure::Disconnected)
     }
+}
+
+/// Whether the INSERT that made this word LIVE claimed its slot by the hint.
+fn is_by_hint(word: SlotWord) -> bool {
+    word.incarnation() == FIRST_INCARNATION
 }
 
 /// What a chain that failed before the key could become visible means: whatever became of it, the

@@ -38,8 +38,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     }
 
     /// Stores the value if the key is absent; whether it was. Two round trips where there is much
-    /// room, else three; one if not, one more in that case if the key's value may end some day, and
-    /// one or two more for the first such after others.
+    /// room, else three; one if not, one more in that case if the key's value may end some day.
     pub(crate) async fn insert(&self, lifetime: Lifetime) -> Outcome<bool> {
         self.store(Condition::Absent, lifetime).await
     }

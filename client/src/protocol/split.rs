@@ -6,6 +6,7 @@
 
 mod chains;
 mod directory;
+mod ending;
 mod places;
 mod rows;
 #[cfg(test)]
@@ -86,6 +87,8 @@ struct Entry {
 struct Words {
     old: Vec<SlotWord>,
     new: [Vec<SlotWord>; 2],
+    /// Nobody else changes these: clients swap a hint of 0, where a directory has led them.
+    new_hints: [Vec<u64>; 2],
     stuck: Option<u64>,
     busy: bool,
 }
@@ -141,9 +144,14 @@ impl<'e, F: Fabric> Mover<'e, F> {
             return Ok(Progress::Done);
         }
         self.open(split).await?;
+        let words = |slots: &[Slot]| slots.iter().map(Slot::word).collect();
+        let hints = |slots: &[Slot]| slots.iter().map(Slot::hint).collect();
+        let old = self.slots_of(split.old).await?;
+        let new = [self.slots_of(split.new[0]).await?, self.slots_of(split.new[1]).await?];
         let mut words = Words {
-            old: self.words_of(split.old).await?,
-            new: [self.words_of(split.new[0]).await?, self.words_of(split.new[1]).await?],
+            old: words(&old),
+            new: new.each_ref().map(|slots| words(slots)),
+            new_hints: new.each_ref().map(|slots| hints(slots)),
             stuck: None,
             busy: false,
         };
@@ -164,9 +172,9 @@ impl<'e, F: Fabric> Mover<'e, F> {
         Ok(Progress::Done)
     }
 
-    async fn words_of(&self, subtable: u64) -> Result<Vec<SlotWord>, ChainError> {
+    async fn slots_of(&self, subtable: u64) -> Result<Vec<Slot>, ChainError> {
         let rows = self.read_rows(subtable).await?;
-        Ok(rows.iter().flat_map(|row| row.slots.iter().map(Slot::word)).collect())
+        Ok(rows.iter().flat_map(|row| row.slots).collect())
     }
 
     /// Moves these slots, at most as many as there are lanes. What clients change meanwhile is
@@ -319,10 +327,12 @@ impl<'e, F: Fabric> Mover<'e, F> {
             }
         }
         let hint_and_move = |entry: &Entry| {
-            let hint = entry.hash.hint(words.new[entry.side][entry.at].incarnation());
+            let desired = entry.hash.hint(words.new[entry.side][entry.at].incarnation());
+            let (expected, remote) =
+                (words.new_hints[entry.side][entry.at], slot_of(entry) + HINT_OFFSET);
             let frozen = words.old[entry.at];
             Chain::of(&[
-                Verb::WriteWord { remote: slot_of(entry) + HINT_OFFSET, value: hint },
+                Verb::CompareSwap { remote, expected, desired },
                 swap(split.old + slot_offset(entry.at), frozen, frozen.moved()),
             ])
         };
@@ -357,35 +367,6 @@ impl<'e, F: Fabric> Mover<'e, F> {
             words.stuck = Some(split.old + slot_offset(at));
         }
         Ok(())
-    }
-
-    /// An interrupted split may have left COPY beside MOVED: the entry has arrived.
-    async fn finish_copies(&self, split: &Split, words: &mut Words) -> Result<(), ChainError> {
-        let mut chains = Vec::new();
-        for (subtable, new) in split.new.into_iter().zip(&mut words.new) {
-            for (at, word) in new.iter_mut().enumerate() {
-                if word.state() == SlotState::Copy && words.old[at].state() == SlotState::Moved {
-                    let live = word.with_state(SlotState::Live);
-                    chains.push(Chain::of(&[swap(subtable + slot_offset(at), *word, live)]));
-                    *word = live;
-                }
-            }
-        }
-        self.all(chains.into_iter()).await
-    }
-
-    /// Makes the slots that no entry came to EMPTY.
-    async fn release(&self, split: &Split, words: &Words) -> Result<(), ChainError> {
-        let of = |(subtable, new): (u64, &Vec<SlotWord>)| {
-            let unused = |(at, word): &(usize, &SlotWord)| {
-                word.state() == SlotState::Moved && self.slots.contains(at)
-            };
-            let chain = |(at, word): (usize, &SlotWord)| {
-                Chain::of(&[swap(subtable + slot_offset(at), *word, word.emptied())])
-            };
-            new.iter().enumerate().filter(unused).map(chain).collect::<Vec<_>>()
-        };
-        self.all(split.new.into_iter().zip(&words.new).flat_map(of)).await
     }
 }
 

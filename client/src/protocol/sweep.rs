@@ -3,7 +3,8 @@
 //! Done by kv-server, through an endpoint of its own, once no verb of the owner can take effect any
 //! more: after a client's death, and for all clients after a restart.
 
-use farside_common::fabric::{ChainError, Endpoint, Fabric, LaneId, Nanos, Verb};
+use farside_common::fabric::{Buffer, ChainError, Endpoint, Fabric, LaneId, Nanos, Verb};
+use farside_common::hash::NO_HINT;
 use farside_common::layout::{Block, BlockRef, Geometry, HINT_OFFSET, SlotState, SlotWord};
 
 /// The lane of whatever goes one by one.
@@ -67,8 +68,16 @@ async fn clear_once<F: Fabric>(
     slot: u64,
     word: SlotWord,
 ) -> Result<bool, ChainError> {
+    // Nobody but the owner changes the hint (invariant I6).
+    let hint = slot + HINT_OFFSET;
+    let read = [Verb::Read { remote: hint, into: Buffer::Window, bytes: 8 }];
+    endpoint.chain(LANE, &read, Nanos::MAX).await?;
+    let before = match endpoint.buffer(LANE, Buffer::Window).first_chunk() {
+        Some(hint) => u64::from_le_bytes(*hint),
+        None => NO_HINT,
+    };
     let chain = [
-        Verb::WriteWord { remote: slot + HINT_OFFSET, value: 0 },
+        Verb::CompareSwap { remote: hint, expected: before, desired: NO_HINT },
         Verb::CompareSwap { remote: slot, expected: word.bits(), desired: word.emptied().bits() },
     ];
     Ok(endpoint.chain(LANE, &chain, Nanos::MAX).await? == word.bits())

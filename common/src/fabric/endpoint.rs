@@ -85,8 +85,8 @@ impl<F: Fabric> Endpoint<F> {
         Ref::map(self.fabric.borrow(), |fabric| fabric.buffer(lane, buffer))
     }
 
-    /// One round trip: posts the chain now; the future completes with what its atomic verb found (0
-    /// without one).
+    /// One round trip: posts the chain now; the future completes with what its last atomic verb
+    /// found (0 without one).
     #[inline]
     pub fn chain(&self, lane: LaneId, verbs: &[Verb], deadline: Nanos) -> InFlight<'_> {
         let mut fabric = self.fabric.borrow_mut();

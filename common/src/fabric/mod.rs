@@ -83,7 +83,7 @@ pub enum Verb {
         value: u64,
     },
     /// Replaces the word at `remote`, a multiple of 8, if it is `expected`. The chain's result is
-    /// the word found.
+    /// the word that its last atomic verb found.
     CompareSwap {
         /// Where in the region.
         remote: u64,
@@ -92,7 +92,8 @@ pub enum Verb {
         /// What takes its place.
         desired: u64,
     },
-    /// Adds to the word at `remote`, a multiple of 8. The chain's result is the word found.
+    /// Adds to the word at `remote`, a multiple of 8. The chain's result is as that of
+    /// [`Verb::CompareSwap`].
     FetchAdd {
         /// Where in the region.
         remote: u64,
@@ -106,7 +107,7 @@ pub enum Verb {
 pub struct Completion {
     /// Whose.
     pub lane: LaneId,
-    /// The word its atomic verb found (0 for a chain without), or why it ended early.
+    /// The word its last atomic verb found (0 for a chain without), or why it ended early.
     pub result: Result<u64, ChainError>,
 }
 
@@ -130,8 +131,8 @@ pub enum ChainError {
     /// follows it was executed.
     #[error("the server no longer accepts this connection")]
     Fenced,
-    /// The deadline passed. Neither the atomic verb nor what follows it was executed; a WRITE
-    /// before it may have been, in part.
+    /// The deadline passed. Neither the last atomic verb nor what follows it was executed; what
+    /// stands before it may have been, a WRITE in part.
     #[error("the chain was late")]
     Late,
     /// The connection broke while the chain was under way: each of its verbs took effect, or will
@@ -178,8 +179,8 @@ pub struct Timing {
 ///    deadline or not at all (a long WRITE possibly in part), within what
 ///    [`Timing::lateness_max_ns`] and the implementor's documentation allow.
 ///
-/// A chain has at most one atomic verb and at most [`CHAIN_VERBS_MAX`] verbs, and a lane at most
-/// one chain or wait at a time. Implementors allocate nothing per chain.
+/// A chain has at most [`CHAIN_VERBS_MAX`] verbs, and a lane at most one chain or wait at a time.
+/// Implementors allocate nothing per chain.
 pub trait Fabric {
     /// What the implementor promises about time.
     fn timing(&self) -> Timing;

@@ -115,8 +115,10 @@ pub const fn side_of(directory_hash: u32, local_depth: u8) -> usize {
 #[repr(C)]
 pub struct Slot {
     pub(super) word: le::U64,
-    /// The keyed hash of (key, incarnation), or 0. Written only by the owner of the slot's PENDING
-    /// or COPY word (invariant I6), so that LIVE words always stand beside their key's hint.
+    /// The keyed hash of (key, incarnation), 0 in a slot that was never used, or
+    /// [`NO_HINT`](crate::hash::NO_HINT). Changed, by compare-and-swap, only by the owner of the
+    /// slot's PENDING or COPY word (invariant I6), or from 0, to claim the slot (I21), so that LIVE
+    /// words always stand beside their key's hint.
     pub(super) hint: le::U64,
 }
 const _: () = assert!(size_of::<Slot>() == 16);
@@ -135,9 +137,14 @@ impl Slot {
         SlotWord::from_bits(self.word.get())
     }
 
-    /// The hint, changed only by WRITE.
+    /// The hint.
     pub fn hint(&self) -> u64 {
         self.hint.get()
+    }
+
+    /// Whether the slot was never used, nor claimed.
+    pub fn is_unused(&self) -> bool {
+        self.word() == SlotWord::default() && self.hint() == 0
     }
 }
 

@@ -9,7 +9,7 @@ use super::{BLOCK_UNIT, LayoutError, SizeClass};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum SlotState {
-    /// No key. `inc` is kept, so that the next incarnation gets another number.
+    /// No key. `inc` is kept, so that the next incarnation gets another number; 0 before the first.
     Empty = 0,
     /// An INSERT owns the slot and has not decided yet. Readers ignore it.
     Pending = 1,
@@ -57,8 +57,13 @@ const COND_SHIFT: u32 = FINGERPRINT_SHIFT + 8;
 const STATE_SHIFT: u32 = COND_SHIFT + 1;
 const _: () = assert!(STATE_SHIFT + 3 == 64);
 
-/// How many incarnations a slot counts before the number recurs (6 bits).
-pub const INCARNATIONS: u64 = 1 << 6;
+/// The incarnation of a key whose INSERT claimed a slot that was never used, by its hint: no later
+/// one has this number (invariant I21).
+pub const FIRST_INCARNATION: u8 = 1;
+/// The highest number of an incarnation (6 bits). The next one is the one behind the first.
+pub const INCARNATION_MAX: u8 = (1 << 6) - 1;
+/// After how many incarnations of a slot, the first left out, a number recurs.
+pub const INCARNATIONS: u64 = (INCARNATION_MAX - FIRST_INCARNATION) as u64;
 /// How many generations of a block the word tells apart (8 bits).
 pub const WORD_GENERATIONS: u64 = 1 << 8;
 
@@ -73,20 +78,36 @@ impl SlotWord {
         self.0
     }
 
-    /// A slot without a key whose last incarnation was `incarnation`.
+    /// A slot without a key whose last incarnation was `incarnation`, at most [`INCARNATION_MAX`].
     pub const fn empty(incarnation: u8) -> Self {
-        Self((incarnation as u64 % INCARNATIONS) << INCARNATION_SHIFT)
+        Self(((incarnation & INCARNATION_MAX) as u64) << INCARNATION_SHIFT)
+    }
+
+    /// This word with the next incarnation of its slot. Never the first: that is given away with
+    /// the hint.
+    const fn next_incarnation(self) -> Self {
+        let next = match self.incarnation() {
+            0 | INCARNATION_MAX => FIRST_INCARNATION + 1,
+            incarnation => incarnation + 1,
+        };
+        let kept = !((INCARNATION_MAX as u64) << INCARNATION_SHIFT);
+        Self(self.0 & kept | Self::empty(next).0)
     }
 
     /// A PENDING word for the next incarnation of this EMPTY slot, pointing to `block`.
     pub const fn pending(self, fingerprint: u8, block: BlockRef) -> Self {
-        let incarnation = (self.incarnation() as u64 + 1) % INCARNATIONS;
         Self(
             (SlotState::Pending as u64) << STATE_SHIFT
                 | (fingerprint as u64) << FINGERPRINT_SHIFT
-                | incarnation << INCARNATION_SHIFT
+                | self.emptied().next_incarnation().0
                 | block.bits(),
         )
+    }
+
+    /// The word of a slot that was never used, once its hint is claimed no more: the first
+    /// incarnation is over.
+    pub const fn unclaimed() -> Self {
+        Self::empty(FIRST_INCARNATION)
     }
 
     /// This word with another state, all else kept.
@@ -109,7 +130,7 @@ impl SlotWord {
     /// (invariant I5), another block.
     /// `conditional` marks a word whose writer depended on what it replaced.
     pub const fn live(self, block: BlockRef, conditional: bool) -> Self {
-        let kept = (0xff << FINGERPRINT_SHIFT) | ((INCARNATIONS - 1) << INCARNATION_SHIFT);
+        let kept = 0xff << FINGERPRINT_SHIFT | (INCARNATION_MAX as u64) << INCARNATION_SHIFT;
         Self(
             self.0 & kept
                 | (SlotState::Live as u64) << STATE_SHIFT
@@ -123,9 +144,15 @@ impl SlotWord {
         Self::empty(self.incarnation())
     }
 
-    /// The MOVED word that takes this one's place in a split. It keeps the incarnation.
+    /// The MOVED word that takes this one's place in a split. It keeps the incarnation, and counts
+    /// as used if it was not: who claimed it by its hint must not find it again as it was
+    /// (invariant I21).
     pub const fn moved(self) -> Self {
-        self.emptied().with_state(SlotState::Moved)
+        let emptied = match self.incarnation() {
+            0 => Self::unclaimed(),
+            incarnation => Self::empty(incarnation),
+        };
+        emptied.with_state(SlotState::Moved)
     }
 
     /// The COPY word, in this MOVED slot, of an entry whose word was `entry` in the old subtable:
@@ -133,13 +160,12 @@ impl SlotWord {
     ///
     /// Conditional, so that nobody calls itself overwritten by a split.
     pub const fn copy_of(self, entry: Self) -> Self {
-        let incarnation = (self.incarnation() as u64 + 1) % INCARNATIONS;
-        let kept = !(7 << STATE_SHIFT | (INCARNATIONS - 1) << INCARNATION_SHIFT);
+        let kept = !(7 << STATE_SHIFT | (INCARNATION_MAX as u64) << INCARNATION_SHIFT);
         Self(
             entry.0 & kept
                 | (SlotState::Copy as u64) << STATE_SHIFT
                 | 1 << COND_SHIFT
-                | incarnation << INCARNATION_SHIFT,
+                | self.emptied().next_incarnation().0,
         )
     }
 
@@ -158,9 +184,9 @@ impl SlotWord {
         (self.0 >> FINGERPRINT_SHIFT) as u8
     }
 
-    /// Which incarnation of the slot this is, modulo [`INCARNATIONS`].
+    /// Which incarnation of the slot this is; 0 before the first.
     pub const fn incarnation(self) -> u8 {
-        (self.0 >> INCARNATION_SHIFT & (INCARNATIONS - 1)) as u8
+        (self.0 >> INCARNATION_SHIFT) as u8 & INCARNATION_MAX
     }
 
     /// The block the word points to, or why these bits point to none. Whether the block lies in
@@ -258,7 +284,7 @@ mod tests {
         fn fields_come_back(inc in 0u8..64, fp: u8, block in any_block(), cond: bool) {
             let pending = SlotWord::empty(inc).pending(fp, block);
             prop_assert_eq!(pending.state(), SlotState::Pending);
-            prop_assert_eq!(pending.incarnation(), (inc + 1) % 64);
+            prop_assert_eq!(pending.incarnation(), if inc == 63 { 2 } else { 2.max(inc + 1) });
             prop_assert_eq!(pending.block().unwrap(), block);
             let live = pending.live(block, cond);
             prop_assert_eq!(live.state(), SlotState::Live);
@@ -268,11 +294,24 @@ mod tests {
             prop_assert_eq!(live.block().unwrap(), block);
             prop_assert_eq!(live.emptied(), SlotWord::empty(pending.incarnation()));
             prop_assert_eq!(live.moved(), live.emptied().with_state(SlotState::Moved));
+            prop_assert_ne!(SlotWord::empty(inc).moved().emptied(), SlotWord::default());
             let copy = SlotWord::empty(inc).moved().copy_of(live);
             prop_assert_eq!(copy.state(), SlotState::Copy);
-            prop_assert_eq!(copy.incarnation(), (inc + 1) % 64);
+            prop_assert_eq!(copy.incarnation(), pending.incarnation());
             prop_assert!(copy.is_conditional());
             prop_assert_eq!((copy.fingerprint(), copy.block().unwrap()), (fp, block));
+        }
+
+        #[test]
+        fn incarnations_recur_but_for_the_first(block in any_block()) {
+            let next = |word: SlotWord| word.pending(0, block).emptied();
+            let mut word = SlotWord::default();
+            let numbers: Vec<u8> = (0..2 * INCARNATIONS)
+                .map(|_| { word = next(word); word.incarnation() })
+                .collect();
+            let (first, again) = numbers.split_at(INCARNATIONS as usize);
+            prop_assert_eq!(first, (2..=63).collect::<Vec<_>>());
+            prop_assert_eq!(again, first);
         }
 
         #[test]

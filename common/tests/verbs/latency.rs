@@ -28,6 +28,7 @@ fn figures() {
     let swap = Verb::CompareSwap { remote: 64, expected: 0, desired: 0 };
     let write = |bytes| Verb::Write { remote: 4096, from: Buffer::Image, bytes };
     let mark = Verb::WriteHalf { remote: 4096, value: 1 };
+    let word = Verb::WriteWord { remote: 4096, value: 1 };
     let cases: &[(&str, &[Verb])] = &[
         ("READ 64", &[read(64)]),
         ("READ 256", &[read(256)]),
@@ -37,6 +38,10 @@ fn figures() {
         ("[WRITE 128][CAS]", &[write(128), swap]),
         ("[WRITE 128][WRITE 4][CAS]", &[write(128), mark, swap]),
         ("[WRITE 128][WRITE 4][CAS][READ 256]", &[write(128), mark, swap, read(256)]),
+        ("[WRITE 8][CAS]", &[word, swap]),
+        ("[CAS][CAS]", &[swap, swap]),
+        ("[WRITE 128][CAS][READ 256]", &[write(128), swap, read(256)]),
+        ("[WRITE 128][READ 128][READ 128]", &[write(128), read(128), read(128)]),
     ];
     for (what, chain) in cases {
         let mut took = Vec::with_capacity(ROUNDS);

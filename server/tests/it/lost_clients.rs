@@ -1,5 +1,6 @@
 //! That nothing of a vanished client stands in anybody's way, and nothing of the living is touched.
 
+use farside_common::hash::NO_HINT;
 use farside_common::layout::{HINT_OFFSET, SlotState};
 
 use super::*;
@@ -26,8 +27,8 @@ fn unfinished_inserts_of_the_lost_are_emptied_and_of_the_living_kept() {
     drop(lost);
     eventually("it is fenced", || living.region.load(entry).unwrap() == 0);
     for slot in &slots[..2] {
-        eventually("its slot is empty", || living.word(*slot) == SlotWord::empty(1));
-        assert_eq!(living.region.load(slot + HINT_OFFSET).unwrap(), 0);
+        eventually("its slot is empty", || living.word(*slot) == SlotWord::empty(2));
+        assert_eq!(living.region.load(slot + HINT_OFFSET).unwrap(), NO_HINT);
     }
     for (slot, word) in slots[2..].iter().zip(kept) {
         assert_eq!(living.word(*slot), word);

@@ -30,7 +30,7 @@ fn linked_blocks_stay_linked_and_unfinished_slots_are_emptied() {
     assert_ne!(next.welcome.lease, client.welcome.lease);
     assert_eq!(next.word(slots[0]), live);
     for slot in &slots[1..] {
-        assert_eq!(next.word(*slot), SlotWord::empty(1));
+        assert_eq!(next.word(*slot), SlotWord::empty(2));
     }
     let class_statistics = next.statistics().classes[0];
     assert_eq!(class_statistics.blocks - class_statistics.blocks_free, 1);

@@ -195,6 +195,9 @@ impl SimFabric {
                 world.write(process, place, kept | u64::from(value) << shift, verb);
             }
             Verb::WriteWord { value, .. } => {
+                // Contract 4: clients swap the words and hints of slots.
+                let is_slot = world.ground.slot_at(remote).is_some();
+                assert!(self.lie.is_some() || !is_slot, "a WRITE of a slot");
                 state.progress ^= mix(tag, 1);
                 world.write(process, place, value, verb);
             }

@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 
 use farside::chores::Split;
 use farside_common::control::{FreeBlock, Welcome};
-use farside_common::hash::{KeyHash, KeyHasher};
+use farside_common::hash::{KeyHash, KeyHasher, NO_HINT};
 use farside_common::layout::{
     Block, BlockAddress, BlockRef, DirectoryEntry, Format, Geometry, HINT_OFFSET, REGION_BYTES_MIN,
     ROW_BYTES, ROWS_PER_SUBTABLE, RowHeader, SLOTS_PER_ROW, STATE_OFFSET, SUBTABLE_BYTES,
@@ -48,8 +48,10 @@ pub(super) struct Ground {
     blocks_each: u64,
     /// The home row of the keys.
     pub(super) row: usize,
-    /// How many slots can be used, from the start of that row.
+    /// How many slots can be used, from the start of that row, and how many of them, the last ones,
+    /// were used before.
     slots: usize,
+    used: usize,
 }
 
 pub(super) fn keys() -> &'static [Vec<u8>; KEYS] {
@@ -77,8 +79,13 @@ pub(super) fn hash(key: &[u8]) -> KeyHash {
 }
 
 impl Ground {
-    /// For so many clients with at most so many blocks, and with so many slots.
-    pub(super) fn new(blocks: u64, clients: u64, slots: usize, splits: usize) -> Self {
+    /// For so many clients with at most so many blocks, and with so many slots, some of them used.
+    pub(super) fn new(
+        blocks: u64,
+        clients: u64,
+        (slots, used): (usize, usize),
+        splits: usize,
+    ) -> Self {
         let format = Format {
             region_bytes: REGION_BYTES_MIN,
             region_id: *b"simulated region",
@@ -100,6 +107,7 @@ impl Ground {
             blocks_each: blocks.max(KEYS as u64),
             row: (hash(&keys()[0]).window_offset() / ROW_BYTES) as usize,
             slots,
+            used,
         }
     }
 
@@ -140,11 +148,13 @@ impl Ground {
                 // Nothing to move: whose it is will never come back.
                 0 if self.splits > 0 && !usable => taken.with_state(SlotState::Aborted),
                 _ if !usable => taken,
+                0 if at >= self.slots.saturating_sub(self.used) => SlotWord::unclaimed(),
                 0 => continue,
-                _ => SlotWord::empty(0).moved(),
+                _ => SlotWord::default().with_state(SlotState::Moved),
             };
+            let hint = if word.incarnation() == 0 && usable { 0 } else { NO_HINT };
             memory.fill(slot, &word.bits().to_le_bytes());
-            memory.fill(slot + HINT_OFFSET, &u64::from(!usable).to_le_bytes());
+            memory.fill(slot + HINT_OFFSET, &hint.to_le_bytes());
         }
         memory
     }

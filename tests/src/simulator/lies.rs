@@ -6,13 +6,14 @@ use std::collections::HashMap;
 
 use farside_common::fabric::{Buffer, ChainError, Nanos, Verb};
 use farside_common::layout::{
-    BlockAddress, BlockStamp, HINT_OFFSET, HeaderWord, SlotState, SlotWord, WINDOW_BYTES, seal,
+    BlockAddress, BlockStamp, HINT_OFFSET, HeaderWord, INCARNATIONS, Slot, SlotState, SlotWord,
+    WINDOW_BYTES, seal,
 };
 use zerocopy::IntoBytes;
 
 use super::ground::{GRACE_MS, hash, keys};
+use super::insert_lies::{later, with_incarnation};
 use super::memory::Memory;
-use super::scenario::ROUND_TRIP_MIN_NS;
 use super::split_lies::SplitLies;
 use super::twin::Twin;
 
@@ -48,7 +49,7 @@ pub(super) struct Liar {
     /// The first generation seen of each block, by its offset.
     generations: HashMap<u64, u32>,
     /// What slots really hold, and what the client was told, by their offset.
-    words: HashMap<u64, (u64, u64)>,
+    pub(super) words: HashMap<u64, (u64, u64)>,
     /// The first window that was READ.
     window: Option<Vec<u64>>,
     /// The first word that was READ by itself.
@@ -56,7 +57,7 @@ pub(super) struct Liar {
     /// What the compare-and-swap of the chain under way is said to have found.
     pub(super) told: Option<u64>,
     /// How long the chain under way waits for what it stands for.
-    delay: Nanos,
+    pub(super) delay: Nanos,
     pub(super) split: SplitLies,
 }
 
@@ -82,12 +83,22 @@ fn state(bits: u64) -> SlotState {
     SlotWord::from_bits(bits).state()
 }
 
-/// The chain's compare-and-swap: its place in the chain, slot, expected and desired word.
+/// The chain's compare-and-swap of a word: its place in the chain, slot, expected and desired word.
 pub(super) fn swap_of(chain: &[Verb]) -> Option<(usize, u64, u64, u64)> {
-    chain.iter().enumerate().find_map(|(at, verb)| match *verb {
+    swaps_of(chain).find(|(_, slot, ..)| slot.is_multiple_of(size_of::<Slot>() as u64))
+}
+
+/// The same of words and hints.
+fn swaps_of(chain: &[Verb]) -> impl Iterator<Item = (usize, u64, u64, u64)> {
+    chain.iter().enumerate().filter_map(|(at, verb)| match *verb {
         Verb::CompareSwap { remote, expected, desired } => Some((at, remote, expected, desired)),
         _ => None,
     })
+}
+
+/// Whether this is an INSERT's claim, with the look behind it.
+pub(super) fn is_claim(chain: &[Verb]) -> bool {
+    swaps_of(chain).next().is_some() && chain.iter().any(is_window)
 }
 
 /// Whether these words are swapped for one another by this compare-and-swap.
@@ -135,8 +146,11 @@ impl Lie for Liar {
         self.told = None;
         self.post_marks(chain, memory);
         self.post_split(chain, memory);
-        if let Some(swap) = swap_of(chain) {
+        let (word, any) = (swap_of(chain), swaps_of(chain).next());
+        if let Some(swap) = word {
             self.post_swap(chain, swap, memory);
+        } else if let Some((at, hint, expected, _)) = any {
+            self.post_hint(chain, (at, hint - HINT_OFFSET, expected));
         }
     }
 
@@ -179,7 +193,7 @@ impl Liar {
         (at, slot, expected, desired): (usize, u64, u64, u64),
         memory: &Memory,
     ) {
-        use SlotState::{Aborted, Empty, Live, Pending};
+        use SlotState::{Aborted, Empty, Live, Moved, Pending};
         let is = |from, to| swaps(expected, desired, from, to);
         let swap = |expected, desired| Verb::CompareSwap { remote: slot, expected, desired };
         match self.twin {
@@ -191,31 +205,6 @@ impl Liar {
                 } else {
                     chain.remove(at);
                 }
-            }
-            Twin::NoPending if is(Empty, Pending) => {
-                self.words.insert(slot, (expected, desired));
-                self.told = Some(expected);
-                chain.remove(at);
-            }
-            Twin::NoPending if is(Pending, Live) => {
-                let (real, _) = self.words[&slot];
-                chain[at] = swap(real, desired);
-            }
-            Twin::NoPending if is(Pending, Empty) || is(Aborted, Empty) => {
-                self.told = Some(expected);
-                chain.clear();
-                // A chain needs a verb.
-                chain.push(Verb::Read { remote: slot, into: Buffer::Window, bytes: 8 });
-            }
-            Twin::LooksTooEarly if is(Empty, Pending) => chain.swap(at, at + 1),
-            Twin::NobodyAborted if is(Pending, Aborted) => {
-                self.told = Some(expected);
-                chain[at] = Verb::Read { remote: slot, into: Buffer::Image, bytes: 0 };
-            }
-            Twin::HintBeforePending(key) if is(Empty, Pending) => {
-                let incarnation = SlotWord::from_bits(desired).incarnation();
-                let value = hash(&keys()[key]).hint(incarnation);
-                chain.insert(at, Verb::WriteWord { remote: slot + HINT_OFFSET, value });
             }
             Twin::AbortsToEmpty if is(Pending, Aborted) => {
                 chain[at] = swap(expected, SlotWord::from_bits(desired).emptied().bits());
@@ -231,20 +220,17 @@ impl Liar {
                     chain[at] = swap(*real, desired);
                 }
             }
-            Twin::WithdrawKeepsHint | Twin::WithdrawOften if is(Pending, Empty) => {
-                let incarnation = SlotWord::from_bits(desired).incarnation();
-                chain[at] = swap(expected, SlotWord::empty((incarnation + 62) % 64).bits());
-                self.delay = 62 * ROUND_TRIP_MIN_NS;
-                if self.twin == Twin::WithdrawKeepsHint {
-                    chain.remove(at - 1);
-                }
+            Twin::HintAfterClear if is(Pending, Empty) || is(Aborted, Empty) => {
+                self.told = Some(memory.word(slot));
+                chain.reverse();
             }
-            Twin::HintAfterClear if is(Pending, Empty) || is(Aborted, Empty) => chain.reverse(),
             Twin::IncarnationsInNoTime if is(Live, Empty) => {
-                let incarnation = SlotWord::from_bits(desired).incarnation();
-                chain[at] = swap(expected, SlotWord::empty((incarnation + 63) % 64).bits());
+                chain[at] = swap(expected, later(desired, INCARNATIONS - 1));
             }
-            _ => {}
+            Twin::NewAgain if is(Empty, Moved) && expected == 0 => {
+                chain[at] = swap(expected, SlotWord::default().with_state(Moved).bits());
+            }
+            _ => self.post_insert(chain, (at, slot, expected, desired)),
         }
     }
 
@@ -255,11 +241,13 @@ impl Liar {
         let same_incarnation = wanted.incarnation() == met.incarnation();
         let aborted = wanted.with_state(Aborted).bits();
         match self.twin {
-            Twin::NoPending if is(Pending, Live) => {
+            Twin::NoClaim(_) if is(Pending, Live) => {
                 let (real, _) = self.words[&slot];
                 *found = if *found == real { expected } else { aborted };
             }
-            Twin::GoesOnAfterLive if is(Pending, Aborted) && met.state() == Live => {
+            Twin::GoesOnAfterLive
+                if (is(Pending, Aborted) || is(Empty, Empty)) && met.state() == Live =>
+            {
                 *found = expected;
             }
             Twin::AbortsToEmpty
@@ -273,6 +261,9 @@ impl Liar {
                 {
                     *found = told;
                 }
+            }
+            Twin::FirstTwice(_) if self.words.contains_key(&slot) && met.incarnation() == 1 => {
+                *found = with_incarnation(*found, wanted.incarnation());
             }
             Twin::AbsorbedByConditional if met.state() == Live && met != wanted => {
                 *found &= !(1 << 60);
@@ -307,7 +298,7 @@ impl Liar {
             }
             return;
         };
-        let claims = swap_of(asked).is_some();
+        let claims = is_claim(asked);
         match self.twin {
             Twin::AbsorbedByOldWindow if !claims => {
                 let first = self.window.get_or_insert_with(|| window[..32].to_vec());

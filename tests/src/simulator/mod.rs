@@ -15,6 +15,7 @@ mod explore;
 mod fabric;
 mod failure;
 mod ground;
+mod insert_lies;
 mod lane;
 mod lies;
 mod losses;

@@ -83,7 +83,8 @@ impl<'s> Prepared<'s> {
         let clients = scenario.clients.len() as u64;
         let splits = scenario.chores().iter().filter(|chore| **chore != Chore::Sweep).count();
         let reopened = u64::from(scenario.losses_max) + clients * u64::from(scenario.renewals_max);
-        let ground = Ground::new(most.unwrap_or(0), clients + reopened, scenario.slots, splits);
+        let slots = (scenario.slots, scenario.used);
+        let ground = Ground::new(most.unwrap_or(0), clients + reopened, slots, splits);
         let ground = Rc::new(ground);
         let memory = ground.memory(scenario.split.map_or(0, |split| split.depth));
         let can_change = |place| ground.can_change(memory.offset(place));

@@ -164,6 +164,7 @@ pub(super) struct Splitting {
 pub struct Scenario {
     pub(super) name: String,
     pub(super) slots: usize,
+    pub(super) used: usize,
     pub(super) stored: Vec<Key>,
     pub(super) removed: Vec<Key>,
     pub(super) marked: Vec<Key>,
@@ -193,6 +194,7 @@ impl Scenario {
         Self {
             name: name.into(),
             slots: 2,
+            used: 0,
             stored: Vec::new(),
             removed: Vec::new(),
             marked: Vec::new(),
@@ -241,6 +243,12 @@ impl Scenario {
     /// How many slots of the window can be used, up to 7.
     pub fn slots(mut self, slots: usize) -> Self {
         self.slots = slots;
+        self
+    }
+
+    /// So many of the slots, the last ones, were used before, if nothing is said later.
+    pub fn used(mut self, slots: usize) -> Self {
+        self.used = slots;
         self
     }
 

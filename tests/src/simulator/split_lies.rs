@@ -8,7 +8,7 @@ use farside_common::layout::{
     WINDOW_BYTES,
 };
 
-use super::lies::{Liar, is_window, swap_of, swaps, window_words};
+use super::lies::{Liar, is_claim, is_window, swap_of, swaps, window_words};
 use super::memory::{Memory, mix};
 use super::twin::Twin;
 
@@ -107,7 +107,7 @@ impl Liar {
                 chain.truncate(at);
             }
             Twin::LiveBeforeMoved if is(Frozen, Moved) => {
-                let Verb::WriteWord { remote, .. } = chain[0] else { return };
+                let Verb::CompareSwap { remote, .. } = chain[0] else { return };
                 let new = remote - HINT_OFFSET;
                 let copy = SlotWord::from_bits(memory.word(new));
                 self.told = Some(expected);
@@ -154,9 +154,7 @@ impl Liar {
                     window[..before.len()].copy_from_slice(&before);
                 }
             }
-            (Twin::ForwardIgnored, _)
-                if swap_of(asked).is_some() && asked.iter().any(is_window) =>
-            {
+            (Twin::ForwardIgnored, _) if is_claim(asked) => {
                 for row in 0..window_words().count() / SLOTS_PER_ROW {
                     window[row * (ROW_BYTES / 8) as usize + 1] = 0;
                 }

@@ -25,8 +25,8 @@ pub enum Twin {
     StoppedClockOnly,
     /// A compare-and-swap is a load and a store (I11).
     SwapInTwo,
-    /// INSERT does not claim its slot (I8).
-    NoPending,
+    /// INSERT, of this key, does not claim its slot (I8).
+    NoClaim(Key),
     /// INSERT looks before it claims, not after (I8).
     LooksTooEarly,
     /// INSERT lets other inserters be (I8).
@@ -39,13 +39,18 @@ pub enum Twin {
     AbortsToEmpty,
     /// An inserter takes a slot that is ABORTED (I6).
     TakesAborted,
-    /// Who withdraws leaves the hint, and 61 others before him did the same (I6).
+    /// Who withdraws leaves the hint, and so did 60 others (I6).
     WithdrawKeepsHint,
-    /// Who withdraws clears the hint, and so did 61 others: nothing is wrong with that.
+    /// Who withdraws clears the hint, and so did 60 others: nothing is wrong with that.
     WithdrawOften,
+    /// INSERT, of this key, takes a slot that another one's hint claims in the incarnation of that
+    /// hint (I21).
+    FirstTwice(Key),
+    /// A place that is used again has slots that were never used (I21).
+    NewAgain,
     /// The number of the incarnation does not rise (I5).
     SameIncarnation,
-    /// Between a DELETE and the next INSERT there are 63 incarnations that take no time (I7).
+    /// Between a DELETE and the next INSERT there are 61 incarnations that take no time (I7).
     IncarnationsInNoTime,
     /// INSERT's second look believes every hint that is not this key's (I12).
     EveryMismatchBelieved(Key),

@@ -114,7 +114,11 @@ fn what_a_forgotten_pipeline_left_undecided_is_cleared() {
     let watcher = server.client();
     let client = server.client();
     let mut session = client.session().unwrap();
-    session.put(b"key", b"brings the first blocks").unwrap();
+    // All slots that "new" can have were used: it claims one by its word.
+    for _ in 0..300 {
+        session.put(b"new", b"value").unwrap();
+        assert!(session.delete(b"new").unwrap());
+    }
     let mut pipeline = session.pipeline().unwrap();
     pipeline.insert(b"new", b"value").unwrap();
     // READ window; claim a slot, READ window. What decides is posted and never rung.

@@ -6,8 +6,8 @@ use std::time::Duration;
 use farside::{Client, Error, Exhausted, Session};
 use farside_common::fabric::shm::Region;
 use farside_common::layout::{
-    BLOCK_HEADER_BYTES, FORWARD_OFFSET, Format, ROW_BYTES, ROWS_PER_SUBTABLE, SLOTS_PER_ROW,
-    SlotState, SlotWord, Superblock, slot_in_subtable,
+    BLOCK_HEADER_BYTES, FORWARD_OFFSET, Format, HINT_OFFSET, ROW_BYTES, ROWS_PER_SUBTABLE,
+    SLOTS_PER_ROW, SlotState, SlotWord, Superblock, slot_in_subtable,
 };
 use farside_tests::{ServerProcess, left_out_over_rdma};
 
@@ -135,6 +135,25 @@ fn a_header_that_leads_astray_keeps_its_subtable_from_growing_and_harms_nothing_
     subtable.region.store(forward, 0).unwrap();
     assert!(session.insert(b"room", b"").unwrap());
     server.client().session().unwrap();
+    server.assert_verifies();
+}
+
+#[test]
+fn claims_that_nobody_follows_take_no_room() {
+    if left_out_over_rdma("it changes the region file behind the device's back") {
+        return;
+    }
+    let (server, client, mut session) = start();
+    let subtable = FirstSubtable::of(&server);
+    let unused = subtable.slots().filter(|(_, word)| *word == SlotWord::default());
+    let claims = unused.map(|(slot, _)| subtable.region.store(slot + HINT_OFFSET, 1).unwrap());
+    let claims = claims.count() as u64;
+    let mut numbers = 100..;
+    while client.statistics().unwrap().splits == 0 {
+        let number = numbers.next().unwrap();
+        assert!(session.insert(&key(0, number), &number.to_le_bytes()).unwrap());
+    }
+    assert!(numbers.start - 100 > claims / 2, "{numbers:?}, {claims} claims");
     server.assert_verifies();
 }
 

@@ -20,9 +20,12 @@ fn one_of_two_dies() {
 /// A PENDING word that nobody will ever decide about does not keep others from inserting.
 #[test]
 fn an_inserter_dies_and_two_more_come() {
-    let scenario = Scenario::new("INSERT dies | INSERT, DELETE | GET").deaths(1).seed(2);
-    let scenario = scenario.client(client().insert(0)).client(client().insert(0).delete(0));
-    passes(scenario.client(client().get(0)), 0);
+    for used in 0..=2 {
+        let name = format!("INSERT dies | INSERT, DELETE | GET, used={used}");
+        let scenario = Scenario::new(name).deaths(1).seed(2).used(used);
+        let scenario = scenario.client(client().insert(0)).client(client().insert(0).delete(0));
+        passes(scenario.client(client().get(0)), 0);
+    }
 }
 
 /// Somebody who knew the key reads on after its writer died between mark and compare-and-swap.

@@ -65,16 +65,22 @@ fn a_connection_breaks_that_knew_the_key() {
 
 #[test]
 fn inserters_of_one_slot_lose_their_connection() {
-    let scenario = Scenario::new("INSERT k0 | INSERT k1, one loses its connection | sweep");
-    let scenario = scenario.slots(1).losses(1).sweeps().client(client().insert(0).get(0));
-    passes(scenario.client(client().insert(1).get(1)), 0);
+    for used in 0..=1 {
+        let name = format!("INSERT k0 | INSERT k1, one loses its connection | sweep, used={used}");
+        let scenario = Scenario::new(name).slots(1).used(used).losses(1).sweeps();
+        let scenario = scenario.client(client().insert(0).get(0));
+        passes(scenario.client(client().insert(1).get(1)), 0);
+    }
 }
 
 #[test]
 fn inserters_of_one_slot_and_a_server_that_starts_anew() {
-    let scenario = Scenario::new("INSERT k0 | INSERT k1 | restart").slots(1).renewals(1);
-    let scenario = scenario.client(client().insert(0).get(0));
-    passes(scenario.client(client().insert(1).get(1)), 1);
+    for used in 0..=1 {
+        let name = format!("INSERT k0 | INSERT k1 | restart, used={used}");
+        let scenario = Scenario::new(name).slots(1).used(used).renewals(1);
+        let scenario = scenario.client(client().insert(0).get(0));
+        passes(scenario.client(client().insert(1).get(1)), 1);
+    }
 }
 
 #[test]
@@ -88,7 +94,7 @@ fn unknown_is_nothing() {
 #[test]
 fn unrefused() {
     let twin = Twin::Unrefused;
-    let scenario = Scenario::new(format!("{twin:?}")).slots(1).renewals(1);
+    let scenario = Scenario::new(format!("{twin:?}")).slots(1).used(1).renewals(1);
     let scenario = scenario.client(client().insert(0)).client(client().insert(1).get(1));
     assert_caught(scenario.clone().server_twin(twin), scenario);
 }

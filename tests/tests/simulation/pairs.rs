@@ -4,15 +4,16 @@ use farside_tests::simulator::{Op, Scenario, client};
 
 use crate::{OPS, passes};
 
-/// Each pair of operations: of an absent key, with different and with the same choice of a slot; of
-/// a key that is there and known to neither, the first, or both. The second one looks afterwards.
+/// Each pair of operations: of an absent key, with different and with the same choice of a slot,
+/// used before or not; of a key that is there and known to neither, the first, or both. The second
+/// one looks afterwards.
 fn every_pair(preemptions: Option<u8>) {
     for first in OPS {
         for second in OPS {
             let scenario = |kind: &str| Scenario::new(format!("{first:?} | {second:?} {kind}"));
             let (one, two) = (client().op(first), client().op(second).get(0));
-            for seed in [1, 2] {
-                let scenario = scenario("absent").seed(seed);
+            for (seed, used) in [(1, 0), (2, 0), (1, 1), (1, 2), (2, 2)] {
+                let scenario = scenario(&format!("absent, used={used}")).seed(seed).used(used);
                 passes(scenario.client(one.clone()).client(two.clone()), preemptions);
             }
             let (known_one, known_two) = (one.clone().knows(0), two.clone().knows(0));
@@ -53,9 +54,11 @@ fn every_pair_of_neighbours() {
     for first in OPS {
         for second in OPS {
             let name = format!("{first:?} | {:?}", other(second));
-            let scenario = Scenario::new(name).slots(2).stored(0);
-            let scenario = scenario.client(client().op(first));
-            passes(scenario.client(client().op(other(second)).get(1)), 1);
+            for used in 0..=2 {
+                let scenario = Scenario::new(format!("{name}, used={used}")).used(used).stored(0);
+                let scenario = scenario.client(client().op(first));
+                passes(scenario.client(client().op(other(second)).get(1)), 1);
+            }
         }
     }
 }

@@ -26,7 +26,10 @@ fn every_operation_beside_a_place_that_is_used_again() {
     for returns in [false, true] {
         let scenario = reused("GET, GET", returns).stored(0);
         passes(scenario.client(client().get(0).get(0)), 0);
-        passes(reused("INSERT", returns).client(client().insert(0)), 0);
+        for used in 0..=1 {
+            let scenario = reused(format!("INSERT, used={used}"), returns).used(used);
+            passes(scenario.client(client().insert(0)), 0);
+        }
     }
 }
 
@@ -39,6 +42,14 @@ fn torn_windows_and_a_place_that_is_used_again() {
             passes(scenario.client(client().op(op)), 1);
         }
     }
+}
+
+/// Who claimed a slot by its hint would find it as it was, in a subtable of other keys.
+#[test]
+fn new_again() {
+    let twin = Twin::NewAgain;
+    let scenario = reused("INSERT", false).client(client().guesses(0).insert(0).get(0));
+    assert_caught(scenario.clone().all_twins(twin), scenario);
 }
 
 #[test]

@@ -12,7 +12,7 @@ fn brawl() -> Scenario {
     let second = client().blocks(2).insert(1).get(0).exchange_seen(0).delete(1).put(2).get(2);
     let third = client().blocks(2).knows(0).get(0).put(0).get(0).insert(0).delete(2).get(1);
     let lanes = client().knows(0).get(0).get(1).get(2).lane().update(0).delete(1).put(1).get(1);
-    let scenario = Scenario::new("brawl").slots(3).stored(0).deaths(1).sweeps();
+    let scenario = Scenario::new("brawl").slots(3).used(1).stored(0).deaths(1).sweeps();
     let scenario = scenario.jumps(2, &[1_300_000, GRACE_NS, 8_100_000_000]).chains(64);
     scenario.client(first).client(second).client(third).client(lanes)
 }
@@ -29,7 +29,7 @@ fn chase() -> Scenario {
 /// Everybody inserts and deletes one key.
 fn rush() -> Scenario {
     let one = || client().insert(0).delete(0).put(0).get(0).insert(0).delete(0);
-    let scenario = Scenario::new("rush").slots(3).chains(64).client(one());
+    let scenario = Scenario::new("rush").slots(3).used(1).chains(64).client(one());
     scenario.client(one().guesses(0)).client(one().guesses(1))
 }
 
@@ -39,7 +39,8 @@ fn moving() -> Scenario {
     let second = client().knows(2).insert(1).get(0).update(2).delete(1).put(0).get(1);
     let third = client().guesses(0);
     let third = third.knows(0).get(0).get(2).insert(0).get(1).exchange_seen(2).get(2);
-    let scenario = Scenario::new("moving").slots(4).stored(0).stored(2).splits(0, 2).restarts(1);
+    let scenario =
+        Scenario::new("moving").slots(4).used(1).stored(0).stored(2).splits(0, 2).restarts(1);
     let scenario = scenario.deaths(1).jumps(2, &[1_300_000, 3_000_000, GRACE_NS]).chains(64);
     scenario.client(first).client(second).client(third)
 }
@@ -50,7 +51,8 @@ fn wreck() -> Scenario {
     let first = first.knows(0).put(0).insert(1).get(0).delete(1).insert(2).get(1);
     let second = client().insert(1).get(2).put(0).delete(0).insert(0).exchange_seen(2);
     let third = client().knows(0).delete(0).insert(0).get(1).put(1).get(0);
-    let scenario = Scenario::new("wreck").slots(3).stored(0).deaths(1).losses(2).renewals(1);
+    let scenario =
+        Scenario::new("wreck").slots(3).used(1).stored(0).deaths(1).losses(2).renewals(1);
     let scenario = scenario.sweeps().chains(64).jumps(1, &[1_300_000, GRACE_NS]);
     scenario.client(first).client(second).client(third)
 }

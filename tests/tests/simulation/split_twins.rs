@@ -45,7 +45,8 @@ fn live_before_moved() {
 fn forward_ignored() {
     let twin = Twin::ForwardIgnored;
     // No more chains than it takes: neither waits for the end of the split.
-    let scenario = split(twin).chains(4).client(client().insert(0)).client(client().insert(1));
+    let scenario =
+        split(twin).used(1).chains(4).client(client().insert(0)).client(client().insert(1));
     let bounds = |executions| Bounds { preemptions: Some(2), executions };
     let started = core_seconds();
     let caught = scenario.clone().all_twins(twin).explore(bounds(100_000));

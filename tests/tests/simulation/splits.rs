@@ -19,8 +19,11 @@ fn every_operation(preemptions: u8, restarts: u32) {
             let scenario = split(format!("{op:?}, known={known}")).stored(0).restarts(restarts);
             passes(scenario.client(script), preemptions);
         }
-        let scenario = split(format!("{op:?}, absent")).restarts(restarts);
-        passes(scenario.client(client().op(op).get(0)), preemptions.min(1));
+        for used in 0..=1 {
+            let scenario = split(format!("{op:?}, absent, used={used}")).used(used);
+            let scenario = scenario.restarts(restarts).client(client().op(op).get(0));
+            passes(scenario, preemptions.min(1));
+        }
     }
 }
 
@@ -94,10 +97,12 @@ fn a_key_to_each_side() {
 
 #[test]
 fn inserters_beside_a_split() {
-    let scenario = split("INSERT k0 | INSERT k0");
-    passes(scenario.client(client().insert(0)).client(client().insert(0)), 0);
-    let scenario = split("INSERT k0 | INSERT k2");
-    passes(scenario.client(client().insert(0)).client(client().insert(2)), 0);
+    for used in 0..=1 {
+        for other in [0, 2] {
+            let scenario = split(format!("INSERT k0 | INSERT k{other}, used={used}")).used(used);
+            passes(scenario.client(client().insert(0)).client(client().insert(other)), 0);
+        }
+    }
     let scenario = split("DELETE k0 | INSERT k0, GET").stored(0);
     passes(scenario.client(client().delete(0)).client(client().insert(0).get(0)), 0);
 }
@@ -109,8 +114,10 @@ fn a_sleep_through_a_split() {
         let scenario = split(format!("{op:?}, asleep")).stored(0).jumps(1, &[GRACE_NS]);
         passes(scenario.client(client().op(op).get(0)), 0);
     }
-    let scenario = split("INSERT, asleep").jumps(1, &[GRACE_NS]);
-    passes(scenario.client(client().insert(0).get(0)), 0);
+    for used in 0..=1 {
+        let scenario = split(format!("INSERT, asleep, used={used}")).used(used);
+        passes(scenario.jumps(1, &[GRACE_NS]).client(client().insert(0).get(0)), 0);
+    }
 }
 
 /// Clients that die anywhere keep no split from its end.
@@ -120,6 +127,9 @@ fn a_client_dies_beside_a_split() {
         let scenario = split(format!("{op:?} dies | GET")).stored(0).deaths(1);
         passes(scenario.client(client().op(op)).client(client().get(0)), 0);
     }
-    let scenario = split("INSERT dies | INSERT").chains(8).deaths(1);
-    passes(scenario.client(client().insert(0)).client(client().insert(0)), 0);
+    for used in 0..=1 {
+        let scenario = split(format!("INSERT dies | INSERT, used={used}")).used(used);
+        let scenario = scenario.chains(8).deaths(1).client(client().insert(0));
+        passes(scenario.client(client().insert(0)), 0);
+    }
 }

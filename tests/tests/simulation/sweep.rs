@@ -10,32 +10,42 @@ fn dies(name: &str) -> Scenario {
     Scenario::new(format!("{name} | sweep")).deaths(1).sweeps()
 }
 
-fn an_inserter_dies(op: Op, slots: usize) -> Scenario {
-    let scenario = dies(&format!("INSERT dies | {op:?}, GET in {slots} slots")).slots(slots);
+fn an_inserter_dies(op: Op, slots: usize, used: usize) -> Scenario {
+    let name = format!("INSERT dies | {op:?}, GET in {slots} slots, used={used}");
+    let scenario = dies(&name).slots(slots).used(used);
     scenario.seed(2).client(client().insert(0)).client(client().op(op).get(0))
 }
 
 #[test]
 fn an_inserter_dies_and_is_swept() {
     for op in [Op::Get(0), Op::Put(0), Op::Insert(0), Op::Delete(0)] {
-        passes(an_inserter_dies(op, 1), 0);
+        for used in 0..=1 {
+            passes(an_inserter_dies(op, 1, used), 0);
+        }
     }
-    passes(an_inserter_dies(Op::Insert(0), 2), 0);
+    for used in 0..=2 {
+        passes(an_inserter_dies(Op::Insert(0), 2, used), 0);
+    }
 }
 
 #[test]
 #[ignore = "takes minutes"]
 fn an_inserter_dies_and_is_swept_at_length() {
     for op in [Op::Get(0), Op::Put(0), Op::Insert(0), Op::Delete(0)] {
-        passes(an_inserter_dies(op, 2), 2);
+        for used in 0..=2 {
+            passes(an_inserter_dies(op, 2, used), 2);
+        }
     }
 }
 
 /// The only slot is another key's next.
 #[test]
 fn what_a_dead_inserter_left_becomes_another_keys() {
-    let scenario = dies("INSERT k0 dies | INSERT k1, GET k1").slots(1);
-    passes(scenario.client(client().insert(0)).client(client().insert(1).get(1)), 1);
+    for used in 0..=1 {
+        let scenario = dies(&format!("INSERT k0 dies | INSERT k1, GET k1, used={used}"));
+        let scenario = scenario.slots(1).used(used).client(client().insert(0));
+        passes(scenario.client(client().insert(1).get(1)), 1);
+    }
 }
 
 #[test]
@@ -48,7 +58,7 @@ fn a_writer_dies_and_is_swept() {
 }
 
 fn two_in_a_slot(twin: Twin) -> Scenario {
-    let scenario = Scenario::new(format!("{twin:?}")).deaths(1).sweeps().slots(1);
+    let scenario = Scenario::new(format!("{twin:?}")).deaths(1).sweeps().slots(1).used(1);
     scenario.client(client().insert(0)).client(client().insert(1).get(1))
 }
 

@@ -1,12 +1,13 @@
 //! Clocks: processes that sleep for too long anywhere, chains that take effect late, numbers that
 //! recur.
 
+use farside_common::layout::INCARNATIONS;
 use farside_tests::simulator::{Bounds, Op, Scenario, Twin, client};
 
 use crate::twins::report;
 use crate::{GRACE_NS, core_seconds, passes};
 
-/// Longer than T_hint, which is 63 times 20 us; longer than patience; longer than L; than T_word.
+/// Longer than T_hint, which is 61 times 20 us; longer than patience; longer than L; than T_word.
 const JUMPS: [u64; 4] = [1_300_000, GRACE_NS, 8_100_000_000, 256 * GRACE_NS];
 
 /// Each operation with a sleep of any length at any moment, beside one that replaces the value and
@@ -38,13 +39,13 @@ fn inserters_that_sleep() {
     }
 }
 
-/// Between hint and word of one READ, 64 incarnations of the slot, each as short as can be: the
+/// Between hint and word of one READ, 62 incarnations of the slot, each as short as can be: the
 /// READ is longer than T_hint, so its hint is not believed (invariant I7). By a clock that stands
 /// still it would be.
 #[test]
-fn sixty_four_incarnations_in_one_read() {
+fn as_many_incarnations_as_there_are_in_one_read() {
     let mut moves = client().swift().blocks(70).knows(0).delete(0);
-    for _ in 0..63 {
+    for _ in 0..INCARNATIONS - 1 {
         moves = moves.insert(1).delete(1);
     }
     let moves = moves.insert(1).get(1);
@@ -52,7 +53,7 @@ fn sixty_four_incarnations_in_one_read() {
     let scenario = |clock: Option<Twin>| {
         let reader = clock.into_iter().fold(client().update(0), |script, twin| script.twin(twin));
         let scenario =
-            Scenario::new("UPDATE k0 | 64 incarnations").slots(1).stored(0).round_trips();
+            Scenario::new("UPDATE k0 | 62 incarnations").slots(1).used(1).stored(0).round_trips();
         scenario.client(reader).client(moves.clone())
     };
     let started = core_seconds();

@@ -34,14 +34,17 @@ fn who_lost_to_whom() {
 #[test]
 fn inserters() {
     let insert = || client().insert(0);
-    for seed in [1, 2] {
-        let scenario = Scenario::new("INSERT | INSERT | GET, GET").seed(seed);
+    for (seed, used) in [(1, 0), (2, 0), (1, 1), (1, 3), (2, 3)] {
+        let start = |name: &str| {
+            Scenario::new(format!("{name}, seed={seed}, used={used}")).seed(seed).used(used)
+        };
+        let scenario = start("INSERT | INSERT | GET, GET");
         passes(scenario.client(insert()).client(insert()).client(client().get(0).get(0)), 1);
-        let scenario = Scenario::new("INSERT | INSERT | INSERT").slots(3).seed(seed);
+        let scenario = start("INSERT | INSERT | INSERT").slots(3);
         passes(scenario.client(insert()).client(insert()).client(insert()), 0);
-        let scenario = Scenario::new("PUT, DELETE | PUT").seed(seed);
+        let scenario = start("PUT, DELETE | PUT");
         passes(scenario.client(client().put(0).delete(0)).client(client().put(0)), 2);
-        let scenario = Scenario::new("DELETE | INSERT | INSERT").stored(0).seed(seed);
+        let scenario = start("DELETE | INSERT | INSERT").stored(0);
         passes(scenario.client(client().delete(0)).client(insert()).client(insert()), 1);
     }
 }
@@ -49,7 +52,7 @@ fn inserters() {
 /// A slot that goes from key to key, hints and words READ apart from each other (I5 to I7, I12).
 #[test]
 fn one_slot_for_two_keys() {
-    let start = |name: &str| Scenario::new(name).slots(1).stored(0);
+    let start = |name: &str| Scenario::new(name).slots(1).used(1).stored(0);
     let moves = || client().delete(0).insert(1).get(1);
     passes(start("PUT k0 | DELETE k0, INSERT k1").client(client().put(0)).client(moves()), 3);
     passes(start("DELETE k0 | DELETE k0, INSERT k1").client(client().delete(0)).client(moves()), 3);
@@ -57,8 +60,11 @@ fn one_slot_for_two_keys() {
     let cached = client().knows(0).put(0);
     passes(start("PUT hit k0 | DELETE k0, INSERT k1").client(cached).client(moves()), 3);
     let other = client().insert(1).delete(1).put(1).get(1);
-    let scenario = Scenario::new("INSERT k0 | INSERT k1, DELETE k1, PUT k1, GET k1").seed(1);
-    passes(scenario.client(client().insert(0)).client(other), 1);
+    for used in 0..=2 {
+        let name = format!("INSERT k0 | INSERT k1, DELETE k1, PUT k1, GET k1, used={used}");
+        let scenario = Scenario::new(name).seed(1).used(used).client(client().insert(0));
+        passes(scenario.client(other.clone()), 1);
+    }
 }
 
 /// Key 4 lives one row further: windows that overlap by one row only.

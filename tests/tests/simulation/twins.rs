@@ -1,6 +1,7 @@
 //! Twins of the protocol, each with one rule broken: the simulator has to catch them all. And the
 //! same scenarios without a twin: it must not cry wolf.
 
+use farside_common::layout::INCARNATIONS;
 use farside_tests::simulator::{Bounds, Failure, Scenario, Twin, Violation, client};
 
 use crate::{GRACE_NS, core_seconds};
@@ -100,14 +101,19 @@ fn belief_beyond_grace() {
 #[test]
 fn proofs_that_do_not_age() {
     let scenario = |clock: Option<Twin>| {
-        let mut again = client().swift().blocks(0).knows(0).delete(0);
-        for n in 0..256 {
+        // Each of two blocks is used 256 times, in as many incarnations as there are.
+        let mut again = client().swift().blocks(1).knows(0).delete(0);
+        for n in 1..INCARNATIONS {
             again = again.insert(1);
-            again = if n < 255 { again.delete(1) } else { again };
+            for _ in 0..450 * n / (INCARNATIONS - 1) - 450 * (n - 1) / (INCARNATIONS - 1) {
+                again = again.put(1);
+            }
+            again = again.delete(1);
         }
+        let again = again.insert(1);
         let late = client().knows(0).put(0);
         let late = clock.into_iter().fold(late, |script, twin| script.twin(twin));
-        name(Twin::StoppedClockOnly).slots(1).stored(0).client(again).client(late)
+        name(Twin::StoppedClockOnly).slots(1).used(1).stored(0).client(again).client(late)
     };
     let twin = scenario(Some(Twin::StoppedClockOnly));
     let none = Bounds { preemptions: Some(0), executions: 20 };
@@ -135,16 +141,20 @@ fn swap_in_two() {
     all(twin, name(twin).stored(0).client(exchange()).client(exchange()));
 }
 
-/// Beside two inserters of one key, each in a slot of its own, who look first and who do not.
+/// Beside two inserters of one key, each in a slot of its own, used or not, who look first and who
+/// do not.
 fn two_inserters(twin: Twin) {
-    all(twin, name(twin).seed(2).client(client().insert(0)).client(client().insert(0)));
+    for used in 0..=2 {
+        let scenario = name(twin).used(used).seed(2).client(client().insert(0));
+        all(twin, scenario.client(client().insert(0)));
+    }
     let unseen = |slot| client().guesses(slot).insert(0);
     all(twin, name(twin).client(unseen(0)).client(unseen(1)));
 }
 
 #[test]
-fn no_pending() {
-    two_inserters(Twin::NoPending);
+fn no_claim() {
+    two_inserters(Twin::NoClaim(0));
 }
 
 #[test]
@@ -162,9 +172,15 @@ fn goes_on_after_live() {
     two_inserters(Twin::GoesOnAfterLive);
 }
 
+/// Not where both hints are claims: who comes second sees the first one's.
 #[test]
 fn every_mismatch_believed() {
-    two_inserters(Twin::EveryMismatchBelieved(0));
+    let twin = Twin::EveryMismatchBelieved(0);
+    for used in 1..=2 {
+        let scenario = name(twin).used(used).seed(2).client(client().insert(0));
+        all(twin, scenario.client(client().insert(0)));
+    }
+    all(twin, name(twin).used(1).client(client().guesses(0).insert(0)).client(client().insert(0)));
 }
 
 /// The slot is taken by somebody else between the look and the claim.
@@ -174,7 +190,7 @@ fn hint_before_pending() {
         let other = client().insert(1).get(1);
         let other = second.into_iter().fold(other, |script, twin| script.twin(twin));
         let name = Scenario::new("HintBeforePending");
-        name.slots(1).client(client().insert(0).get(0)).client(other)
+        name.slots(1).used(1).client(client().insert(0).get(0)).client(other)
     };
     assert_caught(scenario(Some(Twin::HintBeforePending(1))), scenario(None));
 }
@@ -183,23 +199,35 @@ fn hint_before_pending() {
 fn aborts_to_empty() {
     let twin = Twin::AbortsToEmpty;
     let others = client().insert(1).insert(2).get(2);
-    all(twin, name(twin).seed(1).client(client().insert(0)).client(others));
+    all(twin, name(twin).used(2).seed(1).client(client().insert(0)).client(others));
 }
 
 #[test]
 fn takes_aborted() {
     let twin = Twin::TakesAborted;
     let others = client().insert(1).insert(2).get(2);
-    all(twin, name(twin).seed(1).client(client().insert(0)).client(others));
+    all(twin, name(twin).used(2).seed(1).client(client().insert(0)).client(others));
 }
 
-/// A slot whose last key was 0, in incarnation 1, is claimed and given up 62 times, because the
-/// INSERT slept; then key 2 moves in, in incarnation 1, while somebody who wants key 0 reads first
+/// Key 0 claims a slot by its hint; who took it for key 1 in the incarnation of that hint could be
+/// taken for key 0.
+#[test]
+fn first_twice() {
+    let twin = Twin::FirstTwice(1);
+    let scenario = name(twin).slots(1);
+    let other = client().insert(1).get(1);
+    let honest = scenario.clone().client(client().guesses(0).insert(0)).client(other.clone());
+    let other = other.twin(twin);
+    assert_caught(scenario.client(client().guesses(0).insert(0)).client(other), honest);
+}
+
+/// A slot whose last key was 0, in incarnation 2, is claimed and given up 61 times, because the
+/// INSERT slept; then key 2 moves in, in incarnation 2, while somebody who wants key 0 reads first
 /// the hint, then the word.
 #[test]
 fn withdraw_keeps_hint() {
     let scenario = |twin| {
-        let scenario = name(twin).slots(1).removed(0).round_trips().jumps(1, &[GRACE_NS]);
+        let scenario = name(twin).slots(1).used(1).removed(0).round_trips().jumps(1, &[GRACE_NS]);
         scenario.client(client().insert(2).twin(twin)).client(client().update(0))
     };
     assert_caught(scenario(Twin::WithdrawKeepsHint), scenario(Twin::WithdrawOften));
@@ -208,7 +236,7 @@ fn withdraw_keeps_hint() {
 /// Key 0 makes room for key 1 while a PUT of key 0 reads first the hint, then the word.
 fn another_key(twin: Twin) -> Scenario {
     let other = client().delete(0).insert(1);
-    name(twin).slots(1).stored(0).client(client().put(0)).client(other)
+    name(twin).slots(1).used(1).stored(0).client(client().put(0)).client(other)
 }
 
 #[test]

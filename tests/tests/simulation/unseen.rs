@@ -13,13 +13,16 @@ fn unseen(name: impl Into<String>) -> Scenario {
 }
 
 /// Beside each operation on the same key: absent, with different and with the same choice of a
-/// slot, and there.
+/// slot, used or not, and there.
 #[test]
 fn beside_every_operation() {
     for op in OPS {
         for seed in [1, 2] {
-            let scenario = unseen(format!("{op:?}, GET, seed {seed}")).seed(seed);
-            passes(scenario.client(inserter(0)).client(client().op(op).get(0)), 2);
+            for (guess, used) in [(0, 0), (0, 1), (1, 1)] {
+                let name = format!("{op:?}, GET, seed {seed}, guess {guess}, used={used}");
+                let scenario = unseen(name).seed(seed).used(used).client(inserter(guess));
+                passes(scenario.client(client().op(op).get(0)), 2);
+            }
         }
         for guess in [0, 1] {
             let scenario = unseen(format!("{op:?}, GET, stored, guess {guess}")).stored(0);
@@ -34,7 +37,10 @@ fn two_and_three_of_them() {
         let scenario = unseen(format!("unseen INSERT of slot {guess}, GET"));
         let scenario = scenario.client(inserter(0)).client(inserter(guess).get(0));
         passes(scenario.clone(), 2);
-        passes(scenario.slots(3).client(client().insert(0)), 0);
+        for used in 0..=1 {
+            let scenario = scenario.clone().slots(3).used(used);
+            passes(scenario.client(client().insert(0)), 0);
+        }
     }
 }
 
@@ -43,9 +49,9 @@ fn two_and_three_of_them() {
 fn beside_a_key_that_could_be_taken_for_it() {
     for op in [Op::Put(1), Op::Delete(1), Op::Insert(1), Op::Insert(0)] {
         let scenario = unseen(format!("{op:?}, k1 there")).stored(1);
-        for guess in [0, 1] {
-            let inserter = inserter(guess).get(0);
-            passes(scenario.clone().client(inserter).client(client().op(op).get(1)), 1);
+        for (guess, used) in [(0, 0), (1, 0), (0, 1), (1, 1)] {
+            let scenario = scenario.clone().used(used).client(inserter(guess).get(0));
+            passes(scenario.client(client().op(op).get(1)), 1);
         }
     }
 }

@@ -1,7 +1,8 @@
 //! Places of subtables that splits have emptied.
 
-use farside_common::fabric::{ChainError, Fabric};
-use farside_common::layout::SlotState;
+use farside_common::fabric::{ChainError, Fabric, Verb};
+use farside_common::hash::NO_HINT;
+use farside_common::layout::{HINT_OFFSET, SlotState};
 
 use super::chains::Chain;
 use super::{Mover, slot_offset, swap};
@@ -14,10 +15,17 @@ impl<F: Fabric> Mover<'_, F> {
     /// # Errors
     /// [`ChainError`] when the endpoint does not reach the region any more.
     pub async fn vacate(&self, place: u64) -> Result<bool, ChainError> {
-        let words = self.words_of(place).await?;
+        let slots = self.slots_of(place).await?;
+        // Used by now, whatever becomes of them (invariant I21).
+        let unclaimed = self.slots.clone().filter(|at| slots[*at].hint() == 0);
+        self.all(unclaimed.map(|at| {
+            let remote = place + slot_offset(at) + HINT_OFFSET;
+            Chain::of(&[Verb::CompareSwap { remote, expected: 0, desired: NO_HINT }])
+        }))
+        .await?;
         let mut is_empty = true;
         for at in self.slots.clone() {
-            let word = words[at];
+            let word = slots[at].word();
             is_empty &= match word.state() {
                 SlotState::Moved => true,
                 SlotState::Empty => {

@@ -132,7 +132,7 @@ impl Lanes {
         unsafe { target.write(word) };
     }
 
-    /// What the lane's atomic verb found.
+    /// What the lane's last atomic verb found.
     #[inline]
     pub(super) fn found(&self, lane: u16) -> u64 {
         let found = self.all[usize::from(lane)].memory.found.address as *const u64;

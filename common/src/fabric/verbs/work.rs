@@ -19,7 +19,7 @@ pub(super) struct Stretch {
 /// The registered memory of a lane.
 pub(super) struct LaneMemory {
     pub(super) buffers: [Stretch; Buffer::COUNT],
-    /// Where an atomic verb leaves the word it found.
+    /// Where atomic verbs leave the word they found, one after the other.
     pub(super) found: Stretch,
     /// From where the words of WriteWord and WriteHalf are sent, one place a verb.
     pub(super) words: Stretch,

@@ -1,0 +1,42 @@
+//! The end of a split in the new subtables.
+
+use farside_common::fabric::{ChainError, Fabric};
+use farside_common::layout::{SlotState, SlotWord};
+
+use super::chains::Chain;
+use super::{Mover, Split, Words, slot_offset, swap};
+
+impl<F: Fabric> Mover<'_, F> {
+    /// An interrupted split may have left COPY beside MOVED: the entry has arrived.
+    pub(super) async fn finish_copies(
+        &self,
+        split: &Split,
+        words: &mut Words,
+    ) -> Result<(), ChainError> {
+        let mut chains = Vec::new();
+        for (subtable, new) in split.new.into_iter().zip(&mut words.new) {
+            for (at, word) in new.iter_mut().enumerate() {
+                if word.state() == SlotState::Copy && words.old[at].state() == SlotState::Moved {
+                    let live = word.with_state(SlotState::Live);
+                    chains.push(Chain::of(&[swap(subtable + slot_offset(at), *word, live)]));
+                    *word = live;
+                }
+            }
+        }
+        self.all(chains.into_iter()).await
+    }
+
+    /// Makes the slots that no entry came to EMPTY.
+    pub(super) async fn release(&self, split: &Split, words: &Words) -> Result<(), ChainError> {
+        let of = |(subtable, new): (u64, &Vec<SlotWord>)| {
+            let unused = |(at, word): &(usize, &SlotWord)| {
+                word.state() == SlotState::Moved && self.slots.contains(at)
+            };
+            let chain = |(at, word): (usize, &SlotWord)| {
+                Chain::of(&[swap(subtable + slot_offset(at), *word, word.emptied())])
+            };
+            new.iter().enumerate().filter(unused).map(chain).collect::<Vec<_>>()
+        };
+        self.all(split.new.into_iter().zip(&words.new).flat_map(of)).await
+    }
+}

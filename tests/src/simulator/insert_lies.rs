@@ -1,0 +1,105 @@
+//! INSERTs with a rule broken.
+
+use farside_common::fabric::{Buffer, Verb};
+use farside_common::hash::NO_HINT;
+use farside_common::layout::{
+    FIRST_INCARNATION, HINT_OFFSET, INCARNATION_MAX, INCARNATIONS, SlotState, SlotWord,
+};
+
+use super::ground::{hash, keys};
+use super::lies::{Liar, swaps};
+use super::scenario::ROUND_TRIP_MIN_NS;
+use super::twin::Twin;
+
+/// What becomes of an EMPTY word in so many incarnations.
+pub(super) fn later(word: u64, incarnations: u64) -> u64 {
+    let block = SlotWord::default().block().expect("there is a class 0");
+    let next = |word: SlotWord, _| word.pending(0, block).emptied();
+    (0..incarnations).fold(SlotWord::from_bits(word), next).bits()
+}
+
+/// A word with another incarnation.
+pub(super) fn with_incarnation(word: u64, incarnation: u8) -> u64 {
+    word & !SlotWord::empty(INCARNATION_MAX).bits() | SlotWord::empty(incarnation).bits()
+}
+impl Liar {
+    /// A claim by the hint of this slot.
+    pub(super) fn post_hint(
+        &mut self,
+        chain: &mut Vec<Verb>,
+        (at, slot, expected): (usize, u64, u64),
+    ) {
+        match self.twin {
+            Twin::NoClaim(_) => {
+                self.words.insert(slot, (0, 0));
+                self.told = Some(expected);
+                chain.remove(at);
+            }
+            Twin::LooksTooEarly => chain.swap(at, at + 1),
+            _ => {}
+        }
+    }
+
+    /// The compare-and-swap of a word in an INSERT.
+    pub(super) fn post_insert(
+        &mut self,
+        chain: &mut Vec<Verb>,
+        (at, slot, expected, desired): (usize, u64, u64, u64),
+    ) {
+        use SlotState::{Aborted, Empty, Live, Pending};
+        let is = |from, to| swaps(expected, desired, from, to);
+        let swap = |expected, desired| Verb::CompareSwap { remote: slot, expected, desired };
+        match self.twin {
+            Twin::NoClaim(_) if is(Empty, Pending) => {
+                self.words.insert(slot, (expected, desired));
+                self.told = Some(expected);
+                chain.remove(at);
+            }
+            Twin::NoClaim(key) if is(Empty, Live) => {
+                let value = hash(&keys()[key]).hint(FIRST_INCARNATION);
+                chain.insert(at, Verb::WriteWord { remote: slot + HINT_OFFSET, value });
+            }
+            Twin::NoClaim(_) if is(Pending, Live) => {
+                let (real, _) = self.words[&slot];
+                chain[at] = swap(real, desired);
+            }
+            Twin::NoClaim(_) if is(Pending, Empty) || is(Aborted, Empty) => {
+                self.told = Some(expected);
+                chain.clear();
+                // A chain needs a verb.
+                chain.push(Verb::Read { remote: slot, into: Buffer::Window, bytes: 8 });
+            }
+            Twin::LooksTooEarly if is(Empty, Pending) => chain.swap(at, at + 1),
+            Twin::NobodyAborted if is(Pending, Aborted) || is(Empty, Empty) => {
+                self.told = Some(expected);
+                chain[at] = Verb::Read { remote: slot, into: Buffer::Image, bytes: 0 };
+            }
+            Twin::HintBeforePending(key) if is(Empty, Pending) => {
+                let incarnation = SlotWord::from_bits(desired).incarnation();
+                let value = hash(&keys()[key]).hint(incarnation);
+                chain.insert(at, Verb::WriteWord { remote: slot + HINT_OFFSET, value });
+            }
+            Twin::WithdrawKeepsHint | Twin::WithdrawOften if is(Pending, Empty) => {
+                chain[at] = swap(expected, later(desired, INCARNATIONS - 2));
+                self.delay = (INCARNATIONS - 2) * ROUND_TRIP_MIN_NS;
+                if self.twin == Twin::WithdrawKeepsHint {
+                    chain.remove(at - 1);
+                }
+            }
+            Twin::FirstTwice(_) if is(Empty, Pending) && expected == 0 => {
+                self.words.insert(slot, (0, 0));
+                chain[at] = swap(expected, with_incarnation(desired, FIRST_INCARNATION));
+            }
+            Twin::FirstTwice(key) if self.words.contains_key(&slot) => {
+                let first = |word| with_incarnation(word, FIRST_INCARNATION);
+                chain[at] = swap(first(expected), first(desired));
+                if let [Verb::CompareSwap { desired, .. }, _] = &mut chain[..]
+                    && *desired != NO_HINT
+                {
+                    *desired = hash(&keys()[key]).hint(FIRST_INCARNATION);
+                }
+            }
+            _ => {}
+        }
+    }
+}
