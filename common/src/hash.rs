@@ -33,7 +33,7 @@ pub struct KeyHash {
 }
 
 /// The hint of a slot that was used and remembers no key. 0 is that of one that was never used.
-pub const NO_HINT: u64 = 1;
+pub const NO_HINT: u64 = u64::MAX;
 
 impl KeyHash {
     /// The bits the directory goes by, leading bits first.
@@ -69,7 +69,7 @@ impl KeyHash {
         mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
         mixed ^= mixed >> 31;
-        if mixed > NO_HINT { mixed } else { mixed + 2 }
+        if matches!(mixed, 0 | NO_HINT) { 1 } else { mixed }
     }
 
     /// Of the bits that choose the window's row, those that hardly do: low ones come last.
@@ -116,7 +116,7 @@ mod tests {
         assert_eq!(hints.len(), 64);
         assert!(!hints.contains(&0) && !hints.contains(&NO_HINT));
         let zero = KeyHash { place: 0, identity: 0 };
-        assert_eq!(zero.hint(0), 2);
+        assert_eq!(zero.hint(0), 1);
     }
 
     #[test]

@@ -176,7 +176,7 @@ impl Index {
                 let moved = if is_unused { unused_moved } else { word.moved() };
                 self.region.store(slot, moved.bits())?;
             }
-            if !is_unused && content.hint() == 0 {
+            if !is_unused {
                 self.region.store(slot + HINT_OFFSET, NO_HINT)?;
             }
         }

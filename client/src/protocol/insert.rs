@@ -7,8 +7,8 @@
 use farside_common::fabric::{ChainError, Fabric, Nanos, Verb};
 use farside_common::hash::NO_HINT;
 use farside_common::layout::{
-    FIRST_INCARNATION, HINT_OFFSET, LayoutError, ROW_BYTES, SLOTS_PER_ROW, Slot, SlotState,
-    SlotWord, slot_in_subtable,
+    FIRST_INCARNATION, HINT_OFFSET, LayoutError, SLOTS_PER_ROW, Slot, SlotState, SlotWord,
+    slot_in_subtable,
 };
 
 use super::put::Condition;
@@ -89,7 +89,9 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         if first.standing != Standing::Whole {
             return Ok(Inserted::Filling);
         }
-        let Some(at) = self.choose_slot(first) else {
+        let at = self.choose_slot(first, |slot| !slot.is_claimed());
+        // What was claimed so far may be for ever.
+        let Some(at) = at.or_else(|| self.choose_slot(first, Slot::is_claimed)) else {
             let undecided = |slot: &Slot| {
                 matches!(slot.word().state(), SlotState::Pending | SlotState::Aborted)
             };
@@ -209,23 +211,6 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         inserted
     }
 
-    /// An EMPTY slot of the emptier row. Of two as full one of the even row: a subtable takes 2 %
-    /// more keys that way before a window is full. Not one that was used and has a hint of 0, which
-    /// is damage, for then others could swap it (invariant I21).
-    fn choose_slot(&self, seen: &Seen) -> Option<usize> {
-        let empty = |at: &usize| {
-            let slot = seen.slots[*at];
-            slot.word().state() == SlotState::Empty && (slot.is_unused() || slot.hint() != 0)
-        };
-        let home = (0..SLOTS_PER_ROW).filter(empty).count();
-        let next = (SLOTS_PER_ROW..seen.slots.len()).filter(empty).count();
-        let is_home_even = (self.hash.window_offset() / ROW_BYTES).is_multiple_of(2);
-        let goes_home = home > next || home == next && is_home_even;
-        let (skip, among) = if goes_home { (0, home) } else { (home, next) };
-        let chosen = skip + self.engine.random_below(among as u64) as usize;
-        (0..seen.slots.len()).filter(empty).nth(chosen)
-    }
-
     /// Steps 2 and 3: is the key there after all, and who else is inserting it? Others' PENDING of
     /// the same fingerprint are aborted, without asking for their key, and their claims by a hint.
     async fn confirm(&self, first: &Seen, seen: &Seen, claim: Claim) -> Outcome<Confirmed> {
@@ -337,7 +322,8 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     }
 
     /// Takes the PENDING word back, hint first, so that EMPTY stands beside no stranger's hint
-    /// (invariant I6). A hint by itself is in nobody's way: it stays.
+    /// (invariant I6); it may be the own one already, if the first swap of `publish` was not late.
+    /// A hint by itself is in nobody's way: it stays.
     async fn withdraw(&self, claim: Claim) -> Outcome<()> {
         if claim.is_by_hint() {
             return Ok(());

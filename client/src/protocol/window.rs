@@ -2,8 +2,8 @@
 
 use farside_common::fabric::{Buffer, Fabric, Nanos, Verb};
 use farside_common::layout::{
-    BLOCK_BYTES_MAX, LayoutError, RowHeader, Slot, SlotState, SlotWord, WINDOW_BYTES, WINDOW_SLOTS,
-    Window, side_of,
+    BLOCK_BYTES_MAX, LayoutError, ROW_BYTES, RowHeader, SLOTS_PER_ROW, Slot, SlotState, SlotWord,
+    WINDOW_BYTES, WINDOW_SLOTS, Window, side_of,
 };
 
 use super::{Examined, Operation, Outcome, Target, is_moving};
@@ -250,6 +250,22 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     /// Whether no incarnation number can have recurred since a READ posted then (invariant I7).
     pub(super) fn is_hint_exact(&self, posted: Nanos) -> bool {
         self.now().saturating_sub(posted) <= self.engine.constants.hint_ns
+    }
+
+    /// A slot for the key: an EMPTY one of this kind, in the row with more of them. Of two as full
+    /// one of the even row: a subtable takes 2 % more keys that way before a window is full.
+    pub(super) fn choose_slot(&self, seen: &Seen, kind: impl Fn(&Slot) -> bool) -> Option<usize> {
+        let suits = |at: &usize| {
+            let slot = &seen.slots[*at];
+            slot.word().state() == SlotState::Empty && kind(slot)
+        };
+        let home = (0..SLOTS_PER_ROW).filter(suits).count();
+        let next = (SLOTS_PER_ROW..seen.slots.len()).filter(suits).count();
+        let is_home_even = (self.hash.window_offset() / ROW_BYTES).is_multiple_of(2);
+        let goes_home = home > next || home == next && is_home_even;
+        let (skip, among) = if goes_home { (0, home) } else { (home, next) };
+        let chosen = skip + self.engine.random_below(among as u64) as usize;
+        (0..seen.slots.len()).filter(suits).nth(chosen)
     }
 
     /// Whether the slot's hint is the one this key has in the slot's incarnation.

@@ -117,8 +117,8 @@ pub struct Slot {
     pub(super) word: le::U64,
     /// The keyed hash of (key, incarnation), 0 in a slot that was never used, or
     /// [`NO_HINT`](crate::hash::NO_HINT). Changed, by compare-and-swap, only by the owner of the
-    /// slot's PENDING or COPY word (invariant I6), or from 0, to claim the slot (I21), so that LIVE
-    /// words always stand beside their key's hint.
+    /// slot's PENDING, ABORTED or COPY word (invariant I6), or from 0, to claim the slot (I21), so
+    /// that LIVE words always stand beside their key's hint.
     pub(super) hint: le::U64,
 }
 const _: () = assert!(size_of::<Slot>() == 16);
@@ -145,6 +145,11 @@ impl Slot {
     /// Whether the slot was never used, nor claimed.
     pub fn is_unused(&self) -> bool {
         self.word() == SlotWord::default() && self.hint() == 0
+    }
+
+    /// Whether the slot was never used, but claimed by its hint.
+    pub fn is_claimed(&self) -> bool {
+        self.word() == SlotWord::default() && self.hint() != 0
     }
 }
 

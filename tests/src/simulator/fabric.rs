@@ -172,6 +172,13 @@ impl SimFabric {
         {
             return Err(ChainError::Late);
         }
+        if matches!(verb, Verb::Write { .. } | Verb::WriteHalf { .. } | Verb::WriteWord { .. }) {
+            // Contract 4: clients swap the words and hints of slots.
+            let written = remote + word as u64 * 8;
+            let is_slot =
+                world.ground.block_at(written).is_none() && world.ground.slot_at(written).is_some();
+            assert!(self.lie.is_some() || !is_slot, "a WRITE of a slot");
+        }
         let before = world.memory.load(place);
         match verb {
             Verb::Read { into, .. } => {
@@ -195,9 +202,6 @@ impl SimFabric {
                 world.write(process, place, kept | u64::from(value) << shift, verb);
             }
             Verb::WriteWord { value, .. } => {
-                // Contract 4: clients swap the words and hints of slots.
-                let is_slot = world.ground.slot_at(remote).is_some();
-                assert!(self.lie.is_some() || !is_slot, "a WRITE of a slot");
                 state.progress ^= mix(tag, 1);
                 world.write(process, place, value, verb);
             }

@@ -70,7 +70,7 @@ impl Lane {
     }
 
     /// What the client is told of a chain that was cut off, or that it is not told the end of.
-    /// `fenced`: a server that fences refuses a chain that it cuts before its atomic verb, and says
+    /// `fenced`: a server that fences refuses a chain that it cuts before any atomic verb, and says
     /// so.
     pub(super) fn fate(&self, fenced: bool) -> ChainError {
         let is_atomic =

@@ -153,7 +153,8 @@ fn claims_that_nobody_follows_take_no_room() {
         let number = numbers.next().unwrap();
         assert!(session.insert(&key(0, number), &number.to_le_bytes()).unwrap());
     }
-    assert!(numbers.start - 100 > claims / 2, "{numbers:?}, {claims} claims");
+    // As many as without claims, which varies.
+    assert!(numbers.start - 100 > claims / 8, "{numbers:?}, {claims} claims");
     server.assert_verifies();
 }
 

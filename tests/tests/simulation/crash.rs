@@ -8,8 +8,9 @@ use crate::passes;
 fn one_of_two_dies() {
     let ops = [Op::Put(0), Op::Insert(0), Op::Delete(0), Op::Exchange(0, "i0")];
     for op in ops {
-        for stored in [false, true] {
-            let scenario = Scenario::new(format!("{op:?} dies, stored={stored} | PUT, GET"));
+        for (stored, used) in [(false, 0), (false, 1), (false, 2), (true, 0)] {
+            let name = format!("{op:?} dies, stored={stored}, used={used} | PUT, GET");
+            let scenario = Scenario::new(name).used(used);
             let scenario = if stored { scenario.stored(0) } else { scenario.seed(2) };
             let scenario = scenario.deaths(1).client(client().op(op));
             passes(scenario.client(client().put(0).get(0)), 1);

@@ -29,7 +29,9 @@ fn a_connection_breaks_anywhere() {
     for op in OPS {
         passes(breaks(op, true, Op::Update(0)), 0);
     }
-    passes(breaks(Op::Insert(0), false, Op::Delete(0)), 0);
+    for used in 0..=2 {
+        passes(breaks(Op::Insert(0), false, Op::Delete(0)).used(used), 0);
+    }
 }
 
 #[test]
@@ -37,7 +39,9 @@ fn the_server_starts_anew() {
     for op in OPS {
         passes(starts_anew(op, true, Op::Put(0)), 0);
     }
-    passes(starts_anew(Op::Insert(0), false, Op::Delete(0)), 0);
+    for used in 0..=2 {
+        passes(starts_anew(Op::Insert(0), false, Op::Delete(0)).used(used), 0);
+    }
 }
 
 #[test]
@@ -46,8 +50,10 @@ fn connections_break_at_length() {
     for op in OPS {
         for (stored, other) in [(true, Op::Delete(0)), (false, Op::Insert(0)), (false, Op::Put(0))]
         {
-            passes(breaks(op, stored, other), 1);
-            passes(starts_anew(op, stored, other), 1);
+            for used in 0..=2 {
+                passes(breaks(op, stored, other).used(used), 1);
+                passes(starts_anew(op, stored, other).used(used), 1);
+            }
         }
     }
 }

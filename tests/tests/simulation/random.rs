@@ -61,7 +61,7 @@ fn wreck() -> Scenario {
 fn returning() -> Scenario {
     let first = client().knows(0).put(0).get(0).delete(0).insert(1).put(0).get(1);
     let second = client().knows(0).get(0).insert(1).get(0).update(0).delete(1).get(0);
-    let scenario = Scenario::new("returning").slots(3).stored(0).splits(0, 2).reuses(true);
+    let scenario = Scenario::new("returning").slots(3).used(1).stored(0).splits(0, 2).reuses(true);
     let scenario = scenario.deaths(1).sweeps().chains(64).jumps(2, &[1_300_000, GRACE_NS]);
     scenario.client(first).client(second)
 }

@@ -33,8 +33,9 @@ fn a_sleep_anywhere() {
 
 #[test]
 fn inserters_that_sleep() {
-    for seed in [1, 2] {
-        let scenario = Scenario::new("INSERT | INSERT, asleep").seed(seed).jumps(1, &JUMPS[1..3]);
+    for (seed, used) in [(1, 0), (2, 0), (1, 1), (1, 2), (2, 2)] {
+        let name = format!("INSERT | INSERT, asleep, seed={seed}, used={used}");
+        let scenario = Scenario::new(name).seed(seed).used(used).jumps(1, &JUMPS[1..3]);
         passes(scenario.client(client().insert(0)).client(client().insert(0)), 0);
     }
 }

@@ -70,8 +70,11 @@ fn one_slot_for_two_keys() {
 /// Key 4 lives one row further: windows that overlap by one row only.
 #[test]
 fn overlapping_windows() {
-    let scenario = Scenario::new("INSERT k0 | INSERT k4, GET k4").slots(9);
-    passes(scenario.client(client().insert(0)).client(client().insert(4).get(4)), 1);
+    for used in [0, 9] {
+        let scenario = Scenario::new(format!("INSERT k0 | INSERT k4, GET k4, used={used}"));
+        let scenario = scenario.slots(9).used(used).client(client().insert(0));
+        passes(scenario.client(client().insert(4).get(4)), 1);
+    }
 }
 
 /// Lanes share cache and blocks, and nothing else.
@@ -79,8 +82,11 @@ fn overlapping_windows() {
 fn lanes_of_one_session() {
     let lanes = client().knows(0).put(0).lane().put(0).lane().get(0);
     passes(Scenario::new("PUT & PUT & GET of one session").stored(0).client(lanes), 2);
-    let lanes = client().insert(0).lane().insert(0).get(0);
-    passes(Scenario::new("INSERT & INSERT of one session").client(lanes), 2);
+    for used in 0..=2 {
+        let lanes = client().insert(0).lane().insert(0).get(0);
+        let scenario = Scenario::new(format!("INSERT & INSERT of one session, used={used}"));
+        passes(scenario.used(used).client(lanes), 2);
+    }
     let lanes = client().knows(0).delete(0).lane().put(0).get(0);
     let scenario = Scenario::new("DELETE & PUT of one session | GET hit").stored(0).client(lanes);
     passes(scenario.client(client().knows(0).get(0)), 1);

@@ -60,8 +60,11 @@ fn beside_a_key_that_could_be_taken_for_it() {
 #[test]
 fn dies_and_is_swept() {
     for op in [Op::Put(0), Op::Insert(0), Op::Delete(0)] {
-        let scenario = unseen(format!("dies | {op:?}, GET | sweep")).deaths(1).sweeps().slots(1);
-        passes(scenario.client(inserter(0)).client(client().op(op).get(0)), 0);
+        for used in 0..=1 {
+            let scenario = unseen(format!("dies | {op:?}, GET | sweep, used={used}"));
+            let scenario = scenario.deaths(1).sweeps().slots(1).used(used).client(inserter(0));
+            passes(scenario.client(client().op(op).get(0)), 0);
+        }
     }
 }
 

@@ -13,7 +13,7 @@ use crate::fabric::{Buffer, CHAIN_VERBS_MAX, ChainError, Counters, Nanos, Verb};
 
 /// What each buffer has at the start, in bytes; a larger verb makes it grow.
 const BUFFER_BYTES: [usize; Buffer::COUNT] = [512, 4096, 4096];
-/// The words in front of a lane's buffers: one for what an atomic verb found, one a verb for what
+/// The words in front of a lane's buffers: one for what atomic verbs found, one a verb for what
 /// is written from here. Rounded up to whole cache lines.
 const WORDS_BYTES: usize = ((1 + CHAIN_VERBS_MAX) * 8).next_multiple_of(64);
 const NO_VERB: Verb = Verb::FetchAdd { remote: 0, addend: 0 };

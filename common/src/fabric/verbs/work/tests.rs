@@ -83,7 +83,7 @@ fn a_fence_stands_only_where_the_device_would_not_keep_the_order() {
     };
     // What the protocol posts.
     assert_eq!(fenced(&[WRITE, MARK, CAS, READ]), [false; 4]);
-    assert_eq!(fenced(&[HINT, CAS]), [false; 2]);
+    assert_eq!(fenced(&[CAS, CAS]), [false; 2]);
     assert_eq!(fenced(&[READ, READ]), [false; 2]);
     assert_eq!(fenced(&[WRITE, CAS, READ]), [false; 3]);
     // What it does not.
@@ -119,6 +119,9 @@ fn only_what_certainly_did_not_happen_is_called_so() {
         assert_eq!(meaning(IBV_WC_WR_FLUSH_ERR, &put, at), ChainError::Unknown);
         assert_eq!(meaning(77, &put, at), ChainError::Unknown);
     }
+    // A publication: its hint, and then its word.
+    assert_eq!(meaning(IBV_WC_REM_ACCESS_ERR, &[CAS, CAS], 0), ChainError::Fenced);
+    assert_eq!(meaning(IBV_WC_REM_ACCESS_ERR, &[CAS, CAS], 1), ChainError::Unknown);
     // The compare-and-swap went through, its word did not come back.
     assert_eq!(meaning(IBV_WC_REM_ACCESS_ERR, &[WRITE, CAS, READ], 2), ChainError::Unknown);
     // A READ that is repeated, after the compare-and-swap behind it.
