@@ -1,5 +1,5 @@
 use farside_common::hash::KeyHasher;
-use farside_common::layout::{BlockAddress, BlockRef, SizeClass, SlotWord};
+use farside_common::layout::{BlockAddress, BlockRef, INCARNATION_MAX, SizeClass, SlotWord};
 
 use super::entry::{UNIT_SHIFT_MIN, UNITS_PER_PROOF};
 use super::*;
@@ -23,7 +23,12 @@ fn location(key: u64, n: u64) -> Location {
     let fingerprint = hash(key).fingerprint();
     Location {
         in_window: (n % 16) as u16 * 16,
-        word: SlotWord::live_in((n % 64) as u8, fingerprint, block, n % 5 == 1),
+        word: SlotWord::live_in(
+            (n % (u64::from(INCARNATION_MAX) + 1)) as u8,
+            fingerprint,
+            block,
+            n % 5 == 1,
+        ),
         generation: (n as u32 & 0xff) | 0xabcd_ef00,
         poisoned: n % 2 == 1,
         expires: n % 3 == 1,

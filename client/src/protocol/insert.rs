@@ -251,10 +251,12 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
             let word = slot.word();
             let is_pending =
                 word.state() == SlotState::Pending && word.fingerprint() == fingerprint;
-            let aborted = match slot.hint() == self.first_hint() {
-                _ if is_pending => word.with_state(SlotState::Aborted),
-                true if word == SlotWord::default() => SlotWord::unclaimed(),
-                _ => continue,
+            let aborted = if is_pending {
+                word.with_state(SlotState::Aborted)
+            } else if slot.is_claimed() && slot.hint() == self.first_hint() {
+                SlotWord::unclaimed()
+            } else {
+                continue;
             };
             if !self.abort(seen.slot(at), word, aborted).await? {
                 return Ok(Confirmed::Disturbed);

@@ -83,15 +83,14 @@ impl SlotWord {
         Self(((incarnation & INCARNATION_MAX) as u64) << INCARNATION_SHIFT)
     }
 
-    /// This word with the next incarnation of its slot. Never the first: that is given away with
-    /// the hint.
-    const fn next_incarnation(self) -> Self {
+    /// The number of the slot's next incarnation, at its place in a word. Never the first: that is
+    /// given away with the hint.
+    const fn next_incarnation(self) -> u64 {
         let next = match self.incarnation() {
             0 | INCARNATION_MAX => FIRST_INCARNATION + 1,
             incarnation => incarnation + 1,
         };
-        let kept = !((INCARNATION_MAX as u64) << INCARNATION_SHIFT);
-        Self(self.0 & kept | Self::empty(next).0)
+        Self::empty(next).0
     }
 
     /// A PENDING word for the next incarnation of this EMPTY slot, pointing to `block`.
@@ -99,7 +98,7 @@ impl SlotWord {
         Self(
             (SlotState::Pending as u64) << STATE_SHIFT
                 | (fingerprint as u64) << FINGERPRINT_SHIFT
-                | self.emptied().next_incarnation().0
+                | self.next_incarnation()
                 | block.bits(),
         )
     }
@@ -148,10 +147,8 @@ impl SlotWord {
     /// as used if it was not: who claimed it by its hint must not find it again as it was
     /// (invariant I21).
     pub const fn moved(self) -> Self {
-        let emptied = match self.incarnation() {
-            0 => Self::unclaimed(),
-            incarnation => Self::empty(incarnation),
-        };
+        let is_unused = self.incarnation() == 0;
+        let emptied = if is_unused { Self::unclaimed() } else { self.emptied() };
         emptied.with_state(SlotState::Moved)
     }
 
@@ -165,7 +162,7 @@ impl SlotWord {
             entry.0 & kept
                 | (SlotState::Copy as u64) << STATE_SHIFT
                 | 1 << COND_SHIFT
-                | self.emptied().next_incarnation().0,
+                | self.next_incarnation(),
         )
     }
 

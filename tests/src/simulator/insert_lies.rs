@@ -9,6 +9,7 @@ use farside_common::layout::{
 use super::ground::{hash, keys};
 use super::lies::{Liar, swaps};
 use super::scenario::ROUND_TRIP_MIN_NS;
+use super::split_lies::nothing;
 use super::twin::Twin;
 
 /// What becomes of an EMPTY word in so many incarnations.
@@ -22,6 +23,7 @@ pub(super) fn later(word: u64, incarnations: u64) -> u64 {
 pub(super) fn with_incarnation(word: u64, incarnation: u8) -> u64 {
     word & !SlotWord::empty(INCARNATION_MAX).bits() | SlotWord::empty(incarnation).bits()
 }
+
 impl Liar {
     /// A claim by the hint of this slot.
     pub(super) fn post_hint(
@@ -72,7 +74,7 @@ impl Liar {
             Twin::LooksTooEarly if is(Empty, Pending) => chain.swap(at, at + 1),
             Twin::NobodyAborted if is(Pending, Aborted) || is(Empty, Empty) => {
                 self.told = Some(expected);
-                chain[at] = Verb::Read { remote: slot, into: Buffer::Image, bytes: 0 };
+                chain[at] = nothing(slot);
             }
             Twin::HintBeforePending(key) if is(Empty, Pending) => {
                 let incarnation = SlotWord::from_bits(desired).incarnation();

@@ -14,7 +14,7 @@ use zerocopy::IntoBytes;
 use super::ground::{GRACE_MS, hash, keys};
 use super::insert_lies::{later, with_incarnation};
 use super::memory::Memory;
-use super::split_lies::SplitLies;
+use super::split_lies::{SplitLies, nothing};
 use super::twin::Twin;
 
 /// The scratch buffers of a lane.
@@ -211,7 +211,7 @@ impl Liar {
             }
             Twin::AbortsToEmpty if is(Aborted, Empty) => {
                 self.told = Some(expected);
-                chain[at] = Verb::Read { remote: slot, into: Buffer::Image, bytes: 0 };
+                chain[at] = nothing(slot);
             }
             Twin::TakesAborted | Twin::SameIncarnation => {
                 if let Some((real, told)) = self.words.get(&slot)

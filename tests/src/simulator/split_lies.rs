@@ -37,7 +37,7 @@ fn is_released(header: u64) -> bool {
 }
 
 /// A verb that does nothing.
-fn nothing(remote: u64) -> Verb {
+pub(super) fn nothing(remote: u64) -> Verb {
     Verb::Read { remote, into: Buffer::Image, bytes: 0 }
 }
 

@@ -54,22 +54,24 @@ fn fill(session: &mut Session, from: u64) -> (u64, Error) {
     unreachable!()
 }
 
-/// A server with a hundred keys in its only subtable.
-fn start() -> (ServerProcess, Client, Session) {
+/// A server with a hundred keys in its only subtable; `None` where that cannot be changed.
+fn start() -> Option<(ServerProcess, Client, Session, FirstSubtable)> {
+    if left_out_over_rdma("it changes the region file behind the device's back") {
+        return None;
+    }
     let server = ServerProcess::start_with_file(&["--memory", "64MiB"]);
     let client = server.client();
     let mut session = client.session().unwrap();
     (0..100).for_each(|number| session.put(&key(0, number), &number.to_le_bytes()).unwrap());
-    (server, client, session)
+    let subtable = FirstSubtable::of(&server);
+    Some((server, client, session, subtable))
 }
 
 #[test]
 fn a_damaged_entry_keeps_only_its_subtable_from_growing() {
-    if left_out_over_rdma("it changes the region file behind the device's back") {
-        return;
-    }
-    let (server, client, mut session) = start();
-    let victim = damage_a_key(&server, &(0..100).map(|number| key(0, number)).collect::<Vec<_>>());
+    let Some((server, client, mut session, subtable)) = start() else { return };
+    let victim =
+        damage_a_key(&subtable, &(0..100).map(|number| key(0, number)).collect::<Vec<_>>());
     let (number, error) = fill(&mut session, 100);
     assert!(matches!(error, Error::OutOfSpace { what: Exhausted::Index }), "{error}");
     let statistics = client.statistics().unwrap();
@@ -94,8 +96,7 @@ fn a_damaged_entry_keeps_only_its_subtable_from_growing() {
 }
 
 /// Flips a bit of some key in its block; returns the key.
-fn damage_a_key(server: &ServerProcess, keys: &[[u8; 8]]) -> [u8; 8] {
-    let subtable = FirstSubtable::of(server);
+fn damage_a_key(subtable: &FirstSubtable, keys: &[[u8; 8]]) -> [u8; 8] {
     let block = subtable.a_live_word().block().unwrap();
     let at = block.address.offset() + BLOCK_HEADER_BYTES;
     let victim = subtable.region.load(at).unwrap();
@@ -106,11 +107,7 @@ fn damage_a_key(server: &ServerProcess, keys: &[[u8; 8]]) -> [u8; 8] {
 
 #[test]
 fn a_header_that_leads_astray_keeps_its_subtable_from_growing_and_harms_nothing_else() {
-    if left_out_over_rdma("it changes the region file behind the device's back") {
-        return;
-    }
-    let (server, _client, mut session) = start();
-    let subtable = FirstSubtable::of(&server);
+    let Some((server, _client, mut session, subtable)) = start() else { return };
     // As if a split took this row's keys to the superblock and to the middle of the heap.
     const ROW: u64 = 40;
     let forward = subtable.start + ROW * ROW_BYTES + FORWARD_OFFSET;
@@ -140,11 +137,7 @@ fn a_header_that_leads_astray_keeps_its_subtable_from_growing_and_harms_nothing_
 
 #[test]
 fn claims_that_nobody_follows_take_no_room() {
-    if left_out_over_rdma("it changes the region file behind the device's back") {
-        return;
-    }
-    let (server, client, mut session) = start();
-    let subtable = FirstSubtable::of(&server);
+    let Some((server, client, mut session, subtable)) = start() else { return };
     let unused = subtable.slots().filter(|(_, word)| *word == SlotWord::default());
     let claims = unused.map(|(slot, _)| subtable.region.store(slot + HINT_OFFSET, 1).unwrap());
     let claims = claims.count() as u64;
@@ -160,11 +153,7 @@ fn claims_that_nobody_follows_take_no_room() {
 
 #[test]
 fn inserts_of_sleeping_clients_do_not_fill_a_subtable() {
-    if left_out_over_rdma("it changes the region file behind the device's back") {
-        return;
-    }
-    let (server, client, mut session) = start();
-    let subtable = FirstSubtable::of(&server);
+    let Some((server, client, mut session, subtable)) = start() else { return };
     let block = subtable.a_live_word().block().unwrap();
     // What a client leaves that is stopped in the middle of very many INSERTs.
     for (slot, word) in subtable.slots() {
