@@ -3,8 +3,9 @@
 use farside_common::layout::{
     BLOCK_HEADER_BYTES, Block, BlockAddress, BlockRef, BlockStamp, CHUNK_BYTES, CLIENTS_MAX,
     ChunkEntry, DirectoryEntry, Format, Geometry, INCARNATION_OFFSET, LayoutError,
-    REGION_BYTES_MAX, REGION_BYTES_MIN, ROW_BYTES, Row, RowHeader, SUBTABLE_BYTES, SizeClass, Slot,
-    SlotState, SlotWord, Superblock, WINDOW_BYTES, Window, block_bytes, seal, side_of,
+    REGION_BYTES_MAX, REGION_BYTES_MIN, ROW_BYTES, Row, RowHeader, SLOTS_PER_ROW, SUBTABLE_BYTES,
+    SizeClass, Slot, SlotState, SlotWord, Superblock, WINDOW_BYTES, WINDOW_SLOTS, Window,
+    block_bytes, seal, side_of, slot_in_subtable,
 };
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -126,8 +127,10 @@ pub(crate) fn window(bytes: &[u8]) -> bool {
         }
     };
     assert_eq!(window.as_bytes(), bytes);
-    for (offset, slot) in window.slots() {
-        assert_eq!(Slot::read_from_prefix(&bytes[offset as usize..]).unwrap().0, *slot);
+    for at in 0..WINDOW_SLOTS {
+        let (row, at) = (at / SLOTS_PER_ROW, at % SLOTS_PER_ROW);
+        let (offset, slot) = (slot_in_subtable(row, at) as usize, &window.rows[row].slots[at]);
+        assert_eq!(Slot::read_from_prefix(&bytes[offset..]).unwrap().0, *slot);
         assert_eq!(Slot::new(slot.word(), slot.hint()), *slot);
         word_holds(slot.word(), &geometry);
         entries_hold(slot.word().bits(), &geometry);

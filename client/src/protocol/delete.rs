@@ -4,7 +4,7 @@ use farside_common::fabric::{Fabric, Nanos};
 use farside_common::layout::{SlotState, SlotWord};
 
 use super::swing::Swung;
-use super::window::Own;
+use super::window::{Own, Seen};
 use super::{ATTEMPTS_MAX, Operation, Outcome, Target, Tries};
 use crate::allocator::Depot;
 
@@ -31,9 +31,9 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         }
         self.engine.cache().statistics.misses += 1;
         let (mut damaged, mut tries) = (0, Tries::default());
+        let mut seen = Seen::nothing();
         loop {
-            let (own, seen) = self.locate(&mut damaged).await?;
-            match own {
+            match self.locate(&mut seen, &mut damaged).await? {
                 Own::Absent => return Ok(false),
                 Own::Here(target) => {
                     if let Some(deleted) = self.unlink_seen(target, seen.posted).await? {

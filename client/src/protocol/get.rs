@@ -103,16 +103,17 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
 
     async fn get_uncached(&self) -> Outcome<Option<Found>> {
         let (mut damaged, mut tries) = (0, Tries::default());
+        let mut seen = Seen::nothing();
         loop {
-            let mut seen = self.read_window().await?;
+            self.read_window(&mut seen).await?;
             // As often as there are splits of splits under way.
             loop {
                 match self.search(&seen, &mut damaged).await? {
                     Searched::Found(found) => return Ok(self.unless_ended(found, seen.posted)),
                     Searched::Again => break,
-                    Searched::Absent => match self.beyond(&seen).await? {
+                    Searched::Absent => match self.beyond(&mut seen).await? {
                         Beyond::Nowhere => return Ok(None),
-                        Beyond::Window(next) => seen = next,
+                        Beyond::Window => {}
                         Beyond::Unknown => break,
                     },
                 }
@@ -127,14 +128,14 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     /// holds what FROZEN held (invariant I15).
     async fn search(&self, seen: &Seen, damaged: &mut u32) -> Outcome<Searched> {
         let states = &[SlotState::Live, SlotState::Frozen, SlotState::Copy];
-        for (at, slot) in seen.with_fingerprint(self.hash.fingerprint(), states) {
+        for (at, slot) in seen.matching(states) {
             if !self.hint_matches(slot) {
                 continue;
             }
             match self.read_and_examine(slot.word(), seen.posted).await? {
                 Read::Examined(Examined::Ours(found, header)) => {
                     let location = Location {
-                        in_window: seen.offsets[at],
+                        in_window: Seen::in_window(at) as u16,
                         word: slot.word(),
                         generation: header.generation,
                         poisoned: header.superseded,

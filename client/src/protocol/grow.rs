@@ -65,14 +65,15 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     /// What the server answers, or what the window says, whichever is sooner: the answer takes two
     /// threads more to get here.
     async fn split_outcome(&self, prefix: Prefix, seen: &Seen) -> Outcome<SplitOutcome> {
-        let started = self.now();
+        let (started, mut later) = (self.now(), Seen::nothing());
         loop {
             let now = self.now();
             let answer = self.engine.allocator().split_outcome(prefix, now);
             if let Some(outcome) = answer {
                 return Ok(outcome);
             }
-            if self.read_window_at(seen.base, seen.local_depth).await?.standing != seen.standing {
+            self.read_window_at((seen.base, seen.local_depth), &mut later).await?;
+            if later.standing != seen.standing {
                 return Ok(SplitOutcome::Done);
             }
             let timed_out = now.saturating_sub(started) > ANSWER_TIMEOUT_NS;

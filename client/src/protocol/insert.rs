@@ -8,7 +8,6 @@ use farside_common::fabric::{ChainError, Fabric, Nanos, Verb};
 use farside_common::hash::NO_HINT;
 use farside_common::layout::{
     FIRST_INCARNATION, HINT_OFFSET, LayoutError, SLOTS_PER_ROW, Slot, SlotState, SlotWord,
-    slot_in_subtable,
 };
 
 use super::put::Condition;
@@ -33,11 +32,10 @@ pub(super) enum Inserted {
 }
 
 /// How an attempt to insert without having looked went.
-#[allow(clippy::large_enum_variant, reason = "it lives for a moment; a box would allocate")]
 pub(super) enum Unseen {
     Done,
     /// What the look behind the claim showed.
-    Looked(Own, Seen),
+    Looked(Own),
     /// Nothing came of it.
     Nothing,
 }
@@ -68,13 +66,13 @@ impl Claim {
     }
 }
 
-/// What became of a claim.
-#[allow(clippy::large_enum_variant, reason = "it lives for a moment; a box would allocate")]
+/// What became of a claim, and of the look at the window behind it.
 enum Claimed {
-    /// The slot is ours, and this is the window since.
-    Ours(Claim, Seen),
+    /// The slot is ours.
+    Ours(Claim),
     /// The slot held something else.
-    Taken(Seen),
+    Taken,
+    /// Neither has happened.
     Late,
 }
 
@@ -106,36 +104,39 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
             }
             return Ok(Inserted::Full);
         };
-        match self.claim((first.base, first.local_depth), at, first.slots[at], new).await? {
-            Claimed::Ours(claim, seen) => {
+        let (window, mut seen) = ((first.base, first.local_depth), Seen::nothing());
+        match self.claim(window, at, first.slots[at], new, &mut seen).await? {
+            Claimed::Ours(claim) => {
                 let confirmed = self.confirm(first, &seen, claim).await;
                 self.conclude(confirmed, claim, seen.posted, new, condition).await
             }
-            Claimed::Taken(_) | Claimed::Late => Ok(Inserted::Again),
+            Claimed::Taken | Claimed::Late => Ok(Inserted::Again),
         }
     }
 
     /// Inserts the key if it is absent, into a slot of its home row, if that was never used: two
     /// round trips then. A look comes with the claim, so nothing is believed that was not seen
     /// (docs/decisions/0007).
-    pub(super) async fn insert_unseen(&self, new: &NewBlock, damaged: &mut u32) -> Outcome<Unseen> {
+    pub(super) async fn insert_unseen(
+        &self,
+        new: &NewBlock,
+        seen: &mut Seen,
+        damaged: &mut u32,
+    ) -> Outcome<Unseen> {
         let window = self.engine.directory().window(self.hash);
         let at = self.engine.random_below(SLOTS_PER_ROW as u64) as usize;
         let unused = Slot::new(SlotWord::default(), 0);
-        let (claim, first) = match self.claim(window, at, unused, new).await? {
-            Claimed::Ours(claim, seen) => (claim, seen),
-            Claimed::Taken(seen)
-                if seen.standing == Standing::Whole && self.is_fresh(seen.posted) =>
-            {
-                let (own, seen) = self.locate_from(seen, damaged).await?;
-                return Ok(Unseen::Looked(own, seen));
+        let claim = match self.claim(window, at, unused, new, seen).await? {
+            Claimed::Ours(claim) => claim,
+            Claimed::Taken if seen.standing == Standing::Whole && self.is_fresh(seen.posted) => {
+                return Ok(Unseen::Looked(self.locate_from(seen, damaged).await?));
             }
-            Claimed::Taken(_) | Claimed::Late => return Ok(Unseen::Nothing),
+            Claimed::Taken | Claimed::Late => return Ok(Unseen::Nothing),
         };
-        let confirmed = self.confirm_unseen(&first, claim).await;
-        match self.conclude(confirmed, claim, first.posted, new, Condition::Absent).await? {
+        let confirmed = self.confirm_unseen(seen, claim).await;
+        match self.conclude(confirmed, claim, seen.posted, new, Condition::Absent).await? {
             Inserted::Done => Ok(Unseen::Done),
-            Inserted::Present(target, _) => Ok(Unseen::Looked(Own::Here(target), first)),
+            Inserted::Present(target, _) => Ok(Unseen::Looked(Own::Here(target))),
             _ => Ok(Unseen::Nothing),
         }
     }
@@ -143,10 +144,11 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     /// [`Operation::confirm`] for the first READ of this window. Of a word whose hint is another
     /// key's it takes a second one to tell whether it was LIVE before.
     async fn confirm_unseen(&self, first: &Seen, claim: Claim) -> Outcome<Confirmed> {
-        let mut live = first.with_fingerprint(self.hash.fingerprint(), &[SlotState::Live]);
+        let mut live = first.matching(&[SlotState::Live]);
         let is_unclear = live.any(|(_, slot)| !self.hint_matches(slot) && !is_by_hint(slot.word()));
         if first.standing == Standing::Whole && is_unclear {
-            let seen = self.read_window_at(first.base, first.local_depth).await?;
+            let mut seen = Seen::nothing();
+            self.read_window_at((first.base, first.local_depth), &mut seen).await?;
             return self.confirm(first, &seen, claim).await;
         }
         self.confirm(first, first, claim).await
@@ -156,12 +158,13 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     /// as it was; and then a look at the window.
     async fn claim(
         &self,
-        (base, local_depth): (u64, u8),
+        window: (u64, u8),
         at: usize,
         before: Slot,
         new: &NewBlock,
+        seen: &mut Seen,
     ) -> Outcome<Claimed> {
-        let slot = base + slot_in_subtable(at / SLOTS_PER_ROW, at % SLOTS_PER_ROW);
+        let slot = window.0 + Seen::in_window(at);
         let empty = before.word();
         let (word, (remote, expected, desired)) = if before.is_unused() {
             (empty, (slot + HINT_OFFSET, 0, self.first_hint()))
@@ -171,7 +174,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         };
         let posted = self.now();
         let cas = Verb::CompareSwap { remote, expected, desired };
-        let chain = [new.write(), cas, self.window_verb(base)];
+        let chain = [new.write(), cas, self.window_verb(window.0)];
         let verbs = if new.written.replace(true) { &chain[1..] } else { &chain[..] };
         let found = match self.chain(verbs, posted).await {
             Ok(found) => found,
@@ -181,10 +184,10 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
             }
             Err(error) => return Err(before_publishing(error)),
         };
-        let seen = self.seen(base, posted, local_depth)?;
+        self.see(window, posted, seen)?;
         self.engine.note_room(&seen.slots);
         let claim = Claim { at, slot, word, hint: seen.slots[at].hint() };
-        Ok(if found == expected { Claimed::Ours(claim, seen) } else { Claimed::Taken(seen) })
+        Ok(if found == expected { Claimed::Ours(claim) } else { Claimed::Taken })
     }
 
     /// This key's hint in a slot that was never used.
@@ -219,9 +222,8 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         if seen.standing != Standing::Whole || !self.is_fresh(first.posted) {
             return Ok(Confirmed::Disturbed);
         }
-        let fingerprint = self.hash.fingerprint();
         let states = &[SlotState::Live, SlotState::Frozen, SlotState::Copy];
-        for (at, slot) in seen.with_fingerprint(fingerprint, states) {
+        for (at, slot) in seen.matching(states) {
             let word = slot.word();
             if is_moving(word) {
                 return Ok(Confirmed::Disturbed);
@@ -247,18 +249,15 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
                 }
             }
         }
-        for (at, slot) in seen.slots.iter().enumerate().filter(|(at, _)| *at != claim.at) {
-            let word = slot.word();
-            let is_pending =
-                word.state() == SlotState::Pending && word.fingerprint() == fingerprint;
-            let aborted = if is_pending {
-                word.with_state(SlotState::Aborted)
-            } else if slot.is_claimed() && slot.hint() == self.first_hint() {
-                SlotWord::unclaimed()
-            } else {
-                continue;
-            };
-            if !self.abort(seen.slot(at), word, aborted).await? {
+        let pending = seen.matching(&[SlotState::Pending]);
+        let pending =
+            pending.map(|(at, slot)| (at, slot, slot.word().with_state(SlotState::Aborted)));
+        let claimed = seen.slots.iter().enumerate();
+        let claimed =
+            claimed.filter(|(_, slot)| slot.is_claimed() && slot.hint() == self.first_hint());
+        let claimed = claimed.map(|(at, slot)| (at, *slot, SlotWord::unclaimed()));
+        for (at, slot, aborted) in pending.chain(claimed).filter(|(at, ..)| *at != claim.at) {
+            if !self.abort(seen.slot(at), slot.word(), aborted).await? {
                 return Ok(Confirmed::Disturbed);
             }
         }

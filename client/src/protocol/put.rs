@@ -4,7 +4,7 @@ use farside_common::fabric::{Fabric, Nanos};
 
 use super::insert::{Inserted, Unseen};
 use super::swing::{Linked, NewBlock, Swung, absorbs};
-use super::window::{Own, Read};
+use super::window::{Own, Read, Seen};
 use super::{Examined, Operation, Outcome, Target, Tries, is_moving};
 use crate::allocator::Depot;
 use crate::store::Lifetime;
@@ -69,17 +69,18 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
             return Ok(Linked::Yes);
         }
         let (mut damaged, mut tries, mut looked) = (0, Tries::default(), None);
+        let mut seen = Seen::nothing();
         if condition == Condition::Absent && self.engine.expects_room(self.hash) {
-            match self.insert_unseen(new, &mut damaged).await? {
+            match self.insert_unseen(new, &mut seen, &mut damaged).await? {
                 Unseen::Done => return Ok(Linked::Yes),
-                Unseen::Looked(own, seen) => looked = Some((own, seen)),
+                Unseen::Looked(own) => looked = Some(own),
                 Unseen::Nothing => {}
             }
         }
         loop {
-            let (mut own, seen) = match looked.take() {
-                Some(looked) => looked,
-                None => self.locate(&mut damaged).await?,
+            let mut own = match looked.take() {
+                Some(own) => own,
+                None => self.locate(&mut seen, &mut damaged).await?,
             };
             let mut seen_at = seen.posted;
             if let (Own::Absent, Condition::None | Condition::Absent) = (&own, condition) {

@@ -3,7 +3,7 @@
 use farside_common::fabric::{Buffer, Fabric, Nanos, Verb};
 use farside_common::layout::{
     BLOCK_BYTES_MAX, LayoutError, ROW_BYTES, RowHeader, SLOTS_PER_ROW, Slot, SlotState, SlotWord,
-    WINDOW_BYTES, WINDOW_SLOTS, Window, side_of,
+    WINDOW_BYTES, WINDOW_SLOTS, Window, prefix_of, side_of, slot_in_subtable,
 };
 
 use super::{Examined, Operation, Outcome, Target, is_moving};
@@ -32,8 +32,8 @@ pub(super) enum Standing {
     Elsewhere,
 }
 
-/// A window as one READ brought it.
-#[derive(Clone, Copy)]
+/// A window as one READ brought it. Whoever READs one says where it is to stand: it is large, and
+/// would be copied on the way back from each function.
 pub(super) struct Seen {
     /// Where it is in the region.
     pub(super) base: u64,
@@ -46,10 +46,11 @@ pub(super) struct Seen {
     /// The READ was short enough for its hints to be exact (invariant I7).
     pub(super) hints_exact: bool,
     pub(super) slots: [Slot; WINDOW_SLOTS],
-    /// The byte offset of each slot from `base`.
-    pub(super) offsets: [u16; WINDOW_SLOTS],
+    /// A bit for each slot whose word has the key's fingerprint.
+    matching: u16,
     pub(super) standing: Standing,
 }
+const _: () = assert!(WINDOW_SLOTS <= u16::BITS as usize);
 
 /// Where a window has the key.
 pub(super) enum Own {
@@ -62,21 +63,39 @@ pub(super) enum Own {
 }
 
 /// Where else the key may be, when it is not in a window.
-#[allow(clippy::large_enum_variant, reason = "it lives for a moment; a box would allocate")]
 pub(super) enum Beyond {
     /// Nowhere.
     Nowhere,
-    /// In this one, to which a split took it. READ after the other, so that nothing that moved is
-    /// missed (invariant I14).
-    Window(Seen),
+    /// In the one seen now, to which a split took it. READ after the other, so that nothing that
+    /// moved is missed (invariant I14).
+    Window,
     /// Cannot be told: start over.
     Unknown,
 }
 
 impl Seen {
+    /// No window yet.
+    pub(super) fn nothing() -> Self {
+        Self {
+            base: 0,
+            local_depth: 0,
+            posted: 0,
+            took: 0,
+            hints_exact: false,
+            slots: [Slot::new(SlotWord::default(), 0); WINDOW_SLOTS],
+            matching: 0,
+            standing: Standing::Elsewhere,
+        }
+    }
+
+    /// The byte offset of a slot from the start of the window.
+    pub(super) fn in_window(at: usize) -> u64 {
+        slot_in_subtable(at / SLOTS_PER_ROW, at % SLOTS_PER_ROW)
+    }
+
     /// The byte offset of a slot in the region.
     pub(super) fn slot(&self, at: usize) -> u64 {
-        self.base + u64::from(self.offsets[at])
+        self.base + Self::in_window(at)
     }
 
     /// Whether a split can have this word here. If not it is damaged, and will stay.
@@ -93,26 +112,28 @@ impl Seen {
         Target::unread(self.slot(at), self.slots[at].word(), self.posted)
     }
 
-    /// Slots whose word has this fingerprint and one of these states.
-    pub(super) fn with_fingerprint(
+    /// Slots whose word has the key's fingerprint and one of these states.
+    pub(super) fn matching(
         &self,
-        fingerprint: u8,
         states: &'static [SlotState],
     ) -> impl Iterator<Item = (usize, Slot)> + '_ {
-        self.slots.iter().copied().enumerate().filter(move |(_, slot)| {
-            let word = slot.word();
-            word.fingerprint() == fingerprint && states.contains(&word.state())
-        })
+        let mut left = self.matching;
+        let next = move || {
+            let at = (left != 0).then(|| left.trailing_zeros() as usize)?;
+            left &= left - 1;
+            Some((at, self.slots[at]))
+        };
+        std::iter::from_fn(next).filter(|(_, slot)| states.contains(&slot.word().state()))
     }
 }
 
 impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     /// READs the key's window: one round trip, more when the directory had to be READ anew.
-    pub(super) async fn read_window(&self) -> Outcome<Seen> {
+    pub(super) async fn read_window(&self, seen: &mut Seen) -> Outcome<()> {
         let mut stale = false;
         for _ in 0..WINDOW_READS_MAX {
             let (base, local_depth) = self.engine.directory().window(self.hash);
-            let seen = self.read_window_at(base, local_depth).await?;
+            self.read_window_at((base, local_depth), seen).await?;
             stale = seen.took > self.engine.constants.patience_ns;
             match seen.standing {
                 // Believed only by who comes from the old one: this directory is older than both.
@@ -122,7 +143,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
                 Standing::Whole | Standing::Splitting(_) if stale => {}
                 Standing::Whole | Standing::Splitting(_) => {
                     self.engine.confirm_directory(self.hash, (base, local_depth));
-                    return Ok(seen);
+                    return Ok(());
                 }
             }
         }
@@ -133,14 +154,14 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     }
 
     /// READs the window there, whose subtable has to go by this many bits. One round trip.
-    pub(super) async fn read_window_at(&self, base: u64, local_depth: u8) -> Outcome<Seen> {
+    pub(super) async fn read_window_at(&self, there: (u64, u8), seen: &mut Seen) -> Outcome<()> {
         let posted = self.now();
-        self.read(&[self.window_verb(base)]).await?;
-        self.seen(base, posted, local_depth)
+        self.read(&[self.window_verb(there.0)]).await?;
+        self.see(there, posted, seen)
     }
 
     /// Where a key may be that is not in this window. One round trip during a split, none else.
-    pub(super) async fn beyond(&self, seen: &Seen) -> Outcome<Beyond> {
+    pub(super) async fn beyond(&self, seen: &mut Seen) -> Outcome<Beyond> {
         let Standing::Splitting(forward) = seen.standing else { return Ok(Beyond::Nowhere) };
         let directory_hash = self.hash.directory();
         let offset = forward[side_of(directory_hash, seen.local_depth)];
@@ -148,84 +169,87 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         // No deeper and no shallower: it may have been split since, and be another's now.
         let local_depth = seen.local_depth + 1;
         let base = offset + self.hash.window_offset();
-        let next = self.read_window_at(base, local_depth).await?;
-        if next.took > self.engine.constants.patience_ns {
+        self.read_window_at((base, local_depth), seen).await?;
+        if seen.took > self.engine.constants.patience_ns {
             return Ok(Beyond::Unknown);
         }
-        match next.standing {
+        match seen.standing {
             Standing::Elsewhere => {
                 self.engine.reload_entry(self.lane, directory_hash).await?;
                 Ok(Beyond::Unknown)
             }
-            Standing::Filling => Ok(Beyond::Window(next)),
+            Standing::Filling => Ok(Beyond::Window),
             Standing::Whole | Standing::Splitting(_) => {
                 self.engine.learn(directory_hash, Subtable { offset, local_depth })?;
                 self.engine.confirm_directory(self.hash, (base, local_depth));
-                Ok(Beyond::Window(next))
+                Ok(Beyond::Window)
             }
         }
     }
 
-    /// Where the key is, and the last window that was READ for it: one round trip, one more for
-    /// each split under way.
-    pub(super) async fn locate(&self, damaged: &mut u32) -> Outcome<(Own, Seen)> {
-        let seen = self.read_window().await?;
+    /// Where the key is, by the last window that was READ for it: one round trip, one more for each
+    /// split under way.
+    pub(super) async fn locate(&self, seen: &mut Seen, damaged: &mut u32) -> Outcome<Own> {
+        self.read_window(seen).await?;
         self.locate_from(seen, damaged).await
     }
 
     /// [`Operation::locate`] when the first window is at hand.
-    pub(super) async fn locate_from(
-        &self,
-        mut seen: Seen,
-        damaged: &mut u32,
-    ) -> Outcome<(Own, Seen)> {
+    pub(super) async fn locate_from(&self, seen: &mut Seen, damaged: &mut u32) -> Outcome<Own> {
         for _ in 0..WINDOW_READS_MAX {
-            let own = self.find_own(&seen, damaged).await?;
+            let own = self.find_own(seen, damaged).await?;
             if !matches!(own, Own::Absent) {
-                return Ok((own, seen));
+                return Ok(own);
             }
-            match self.beyond(&seen).await? {
-                Beyond::Nowhere => return Ok((Own::Absent, seen)),
-                Beyond::Window(next) => seen = next,
+            match self.beyond(seen).await? {
+                Beyond::Nowhere => return Ok(Own::Absent),
+                Beyond::Window => {}
                 Beyond::Unknown => break,
             }
         }
-        Ok((Own::Stale, seen))
+        Ok(Own::Stale)
     }
 
     pub(super) fn window_verb(&self, base: u64) -> Verb {
         Verb::Read { remote: base, into: Buffer::Window, bytes: WINDOW_BYTES as u32 }
     }
 
-    /// What the window buffer holds after a READ from `base` posted then; its subtable has to go by
-    /// this many bits.
-    pub(super) fn seen(&self, base: u64, posted: Nanos, local_depth: u8) -> Outcome<Seen> {
+    /// Takes in what the window buffer holds after a READ from `base` posted then; its subtable has
+    /// to go by this many bits.
+    pub(super) fn see(
+        &self,
+        (base, local_depth): (u64, u8),
+        posted: Nanos,
+        seen: &mut Seen,
+    ) -> Outcome<()> {
         let took = self.now().saturating_sub(posted);
         let fabric = self.engine.endpoint.fabric();
         let buffer = fabric.buffer(self.lane, Buffer::Window);
         let window = Window::decode(&buffer[..WINDOW_BYTES as usize])?;
-        let mut seen = Seen {
-            base,
-            local_depth,
-            posted,
-            took,
-            hints_exact: took <= self.engine.constants.hint_ns,
-            slots: [Slot::new(SlotWord::default(), 0); WINDOW_SLOTS],
-            offsets: [0; WINDOW_SLOTS],
-            standing: self.standing(window, local_depth),
-        };
-        for (at, (offset, slot)) in window.slots().enumerate() {
-            seen.slots[at] = *slot;
-            seen.offsets[at] = offset as u16;
+        let (rows, _) = seen.slots.as_chunks_mut();
+        rows.iter_mut().zip(&window.rows).for_each(|(slots, row)| *slots = row.slots);
+        let (fingerprint, mut matching, mut any_moved) = (self.hash.fingerprint(), 0, false);
+        for (at, slot) in seen.slots.iter().enumerate() {
+            matching |= u16::from(slot.word().fingerprint() == fingerprint) << at;
+            any_moved |= slot.word().state() == SlotState::Moved;
         }
-        Ok(seen)
+        (seen.base, seen.local_depth, seen.posted, seen.took) = (base, local_depth, posted, took);
+        seen.hints_exact = took <= self.engine.constants.hint_ns;
+        seen.matching = matching;
+        let headers = window.rows.each_ref().map(|row| row.header);
+        seen.standing = self.standing(headers, local_depth, any_moved);
+        Ok(())
     }
 
     /// A prefix and local depth name one subtable for ever (invariant I17), so rows with exactly
     /// those that led here are of the subtable that was meant.
-    fn standing(&self, window: &Window, local_depth: u8) -> Standing {
-        let headers = window.rows.each_ref().map(|row| row.header);
+    fn standing(&self, headers: [RowHeader; 2], local_depth: u8, any_moved: bool) -> Standing {
         let directory_hash = self.hash.directory();
+        let whole = RowHeader::new(prefix_of(directory_hash, local_depth), local_depth).words();
+        if headers.each_ref().map(RowHeader::words) == [whole; 2] {
+            // If any moved, the split began after the headers were READ and before the words were.
+            return if any_moved { Standing::Elsewhere } else { Standing::Whole };
+        }
         let is_right =
             |header: &RowHeader| header.covers(directory_hash) && header.local_depth == local_depth;
         if !headers.iter().all(is_right) {
@@ -235,15 +259,9 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
             return Standing::Filling;
         }
         match headers.map(|header| header.forward()) {
-            [None, None] => {
-                // The split began after the headers were READ and before the words were.
-                let moved = |(_, slot): (u64, &Slot)| slot.word().state() == SlotState::Moved;
-                let is_torn = window.slots().any(moved);
-                if is_torn { Standing::Elsewhere } else { Standing::Whole }
-            }
             [Some(forward), None] | [None, Some(forward)] => Standing::Splitting(forward),
             [Some(first), Some(second)] if first == second => Standing::Splitting(first),
-            [Some(_), Some(_)] => Standing::Elsewhere,
+            _ => Standing::Elsewhere,
         }
     }
 
@@ -286,7 +304,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     /// tell, and a damaged one cannot: that is worth some more looks, counted in `damaged`.
     pub(super) async fn find_own(&self, seen: &Seen, damaged: &mut u32) -> Outcome<Own> {
         let states = &[SlotState::Live, SlotState::Frozen, SlotState::Copy];
-        for (at, slot) in seen.with_fingerprint(self.hash.fingerprint(), states) {
+        for (at, slot) in seen.matching(states) {
             let word = slot.word();
             if is_moving(word) {
                 return Ok(if seen.is_moving(word) { Own::Moving } else { Own::Stale });

@@ -184,14 +184,6 @@ impl Window {
         Self::ref_from_bytes(bytes)
             .map_err(|_| LayoutError::Truncated { what: "window", bytes: bytes.len() as u64 })
     }
-
-    /// All slots of the window with their byte offset from the window's start.
-    pub fn slots(&self) -> impl Iterator<Item = (u64, &Slot)> {
-        self.rows.iter().enumerate().flat_map(|(row, content)| {
-            let start = row as u64 * ROW_BYTES;
-            content.slots.iter().enumerate().map(move |(n, slot)| (start + slot_in_row(n), slot))
-        })
-    }
 }
 
 /// The byte offset of a slot from the start of its subtable.
@@ -233,11 +225,13 @@ mod tests {
 
     #[test]
     fn slots_of_a_window_stand_where_a_subtable_says() {
-        let window = Window::read_from_bytes(&[0; WINDOW_BYTES as usize]).unwrap();
-        let offsets: Vec<u64> = window.slots().map(|(offset, _)| offset).collect();
-        assert_eq!(offsets.len(), WINDOW_SLOTS);
-        assert_eq!(offsets[0], slot_in_subtable(0, 0));
-        assert_eq!(offsets[7], slot_in_subtable(1, 0));
-        assert_eq!(offsets[13], slot_in_subtable(1, 6));
+        // Every word says where it stands.
+        let words: Vec<u64> = (0..WINDOW_BYTES).step_by(8).collect();
+        let window = Window::decode(words.as_bytes()).unwrap();
+        for (row, at) in (0..WINDOW_SLOTS).map(|at| (at / SLOTS_PER_ROW, at % SLOTS_PER_ROW)) {
+            let slot = window.rows[row].slots[at];
+            assert_eq!(slot.word().bits(), slot_in_subtable(row, at));
+            assert_eq!(slot.hint(), slot_in_subtable(row, at) + HINT_OFFSET);
+        }
     }
 }

@@ -118,13 +118,18 @@ impl Executor {
     fn expect(&self, chain: &[Verb]) {
         for verb in chain {
             match *verb {
-                Verb::Read { remote, bytes, .. } | Verb::Write { remote, bytes, .. } => {
+                Verb::Read { remote, bytes, .. } => {
                     self.region.prefetch(remote, bytes.min(PREFETCH_BYTES_MAX));
+                }
+                Verb::Write { remote, bytes, .. } => {
+                    self.region.prefetch_to_change(remote, bytes.min(PREFETCH_BYTES_MAX));
                 }
                 Verb::WriteHalf { remote, .. }
                 | Verb::WriteWord { remote, .. }
                 | Verb::CompareSwap { remote, .. }
-                | Verb::FetchAdd { remote, .. } => self.region.prefetch(remote & !7, 8),
+                | Verb::FetchAdd { remote, .. } => {
+                    self.region.prefetch_to_change(remote & !7, 8);
+                }
             }
         }
     }
@@ -222,7 +227,7 @@ impl Fabric for ShmFabric {
 
     #[inline]
     fn expect(&self, remote: u64, bytes: u32) {
-        self.executor.region.prefetch(remote, bytes.min(PREFETCH_BYTES_MAX));
+        self.executor.region.prefetch_to_change(remote, bytes.min(PREFETCH_BYTES_MAX));
     }
 
     #[inline]

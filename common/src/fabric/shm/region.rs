@@ -181,12 +181,25 @@ impl Region {
         Ok(self.word_to_change(offset)?.fetch_add(addend, Ordering::AcqRel))
     }
 
-    /// Tells the processor that these bytes will be wanted; any offset will do.
+    /// Tells the processor that these bytes will be read; any offset will do.
     #[inline]
     pub fn prefetch(&self, offset: u64, bytes: u32) {
-        if let Ok(words) = self.range(offset, (u64::from(bytes) / WORD_BYTES) as usize) {
-            words.iter().step_by(CACHE_LINE_WORDS).for_each(prefetch);
+        self.lines(offset, bytes).for_each(prefetch);
+    }
+
+    /// Tells the processor that these bytes will be changed; any offset will do.
+    #[inline]
+    pub fn prefetch_to_change(&self, offset: u64, bytes: u32) {
+        if self.writable {
+            self.lines(offset, bytes).for_each(prefetch_to_change);
         }
+    }
+
+    /// The first word of each cache line of these bytes, if they are inside.
+    #[inline]
+    fn lines(&self, offset: u64, bytes: u32) -> impl Iterator<Item = &AtomicU64> {
+        let words = self.range(offset, (u64::from(bytes) / WORD_BYTES) as usize);
+        words.unwrap_or_default().iter().step_by(CACHE_LINE_WORDS)
     }
 }
 
@@ -201,4 +214,19 @@ pub fn prefetch<T>(wanted: &T) {
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = wanted;
+}
+
+/// As [`prefetch`], taking the cache line from other processors: whoever changes what he fetched as
+/// a reader waits for it a second time.
+#[inline]
+fn prefetch_to_change<T>(wanted: &T) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint about memory that is mapped, by the reference; without effect on processors
+    // that do not know it. Not an intrinsic, which becomes another hint unless all who run the
+    // program are said to know it.
+    unsafe {
+        std::arch::asm!("prefetchw [{}]", in(reg) wanted, options(nostack, preserves_flags));
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    prefetch(wanted);
 }
