@@ -1,63 +1,26 @@
 //! The lanes of a pipeline: each runs one operation after another as a task of its own.
 
 mod sharing;
+mod task;
 
-use std::cell::Cell;
 use std::collections::VecDeque;
-use std::future::poll_fn;
 use std::pin::Pin;
 use std::rc::Rc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Waker};
 use std::time::Duration;
 
 use farside_common::control::Role;
 use farside_common::fabric::{Buffer, Counters, Fabric, LaneId};
-use farside_common::hash::KeyHash;
 
 use crate::client::Shared;
 use crate::connection::Connection;
-use crate::engine::{Engine, Failure};
+use crate::engine::Engine;
 use crate::pipeline::{Completed, Outcome, PipelineFull, Ticket};
 use crate::protocol::{Action, Answer, CachedRead, Operation};
 use crate::remote_depot::ControlDepot;
 use crate::{Error, Result};
 use sharing::Recent;
-
-/// What a lane is to do. Key and value stand in its image buffer.
-#[derive(Clone, Copy)]
-struct Job {
-    action: Action<'static>,
-    hash: KeyHash,
-    key_bytes: usize,
-    value_bytes: usize,
-}
-
-impl Job {
-    #[inline]
-    fn operation<F: Fabric>(
-        self,
-        engine: &Engine<F, ControlDepot>,
-        lane: LaneId,
-    ) -> Operation<'_, F, ControlDepot> {
-        Operation::staged(engine, lane, self.hash, self.key_bytes, self.value_bytes)
-    }
-}
-
-/// Between a pipeline and one of its lanes.
-#[derive(Default)]
-struct Mailbox {
-    job: Cell<Option<Job>>,
-    answer: Cell<Option<std::result::Result<Answer, Failure>>>,
-    is_answered: Cell<bool>,
-}
-
-impl Mailbox {
-    #[inline]
-    fn answer(&self, answer: std::result::Result<Answer, Failure>) {
-        self.answer.set(Some(answer));
-        self.is_answered.set(true);
-    }
-}
+use task::{Job, Mailbox, run_lane};
 
 /// Who does what a lane is to do.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -125,6 +88,7 @@ impl<'s, F: Fabric> Lanes<'s, F> {
             hash: engine.hasher.hash(&[]),
             key_bytes: 0,
             value_bytes: 0,
+            successor: None,
         };
         let lane = |id| {
             let id = LaneId(id);
@@ -178,7 +142,7 @@ impl<'s, F: Fabric> Lanes<'s, F> {
             Ok(()) => {
                 let hash = self.engine.hasher.hash(key);
                 let (key_bytes, value_bytes) = (key.len(), value.len());
-                lane.job = Job { action, hash, key_bytes, value_bytes };
+                lane.job = Job { action, hash, key_bytes, value_bytes, successor: None };
                 (lane.state, lane.found_by) = (State::New, id);
                 Operation::fill(self.engine, id, key, value);
                 if !self.share(id, action, hash) {
@@ -239,10 +203,16 @@ impl<'s, F: Fabric> Lanes<'s, F> {
         let lane = &mut self.lanes[usize::from(id.0)];
         let Some(result) = self.engine.endpoint.take_result(id) else { return };
         let answer = match result {
-            Ok(_) => match lane.job.operation(self.engine, id).examine_cached(&lane.read) {
-                Some(found) => Ok(Answer { applied: true, found }),
-                None => return self.hand_over(id),
-            },
+            Ok(_) => {
+                let operation = lane.job.operation(self.engine, id);
+                match operation.examine_cached(&lane.read) {
+                    Some(found) => Ok(Answer { applied: true, found }),
+                    None => {
+                        lane.job.successor = operation.successor(&lane.read);
+                        return self.hand_over(id);
+                    }
+                }
+            }
             Err(error) => Err(error.into()),
         };
         lane.mailbox.answer(answer);
@@ -387,13 +357,5 @@ impl<F: Fabric> Drop for Lanes<'_, F> {
     fn drop(&mut self) {
         while self.wait().is_some() {}
         self.engine.pipelined.set(false);
-    }
-}
-
-/// A lane's task: waits for a job, runs it, answers, for ever.
-async fn run_lane<F: Fabric>(engine: &Engine<F, ControlDepot>, lane: LaneId, mailbox: Rc<Mailbox>) {
-    loop {
-        let job = poll_fn(|_| mailbox.job.take().map_or(Poll::Pending, Poll::Ready)).await;
-        mailbox.answer(job.operation(engine, lane).perform(job.action).await);
     }
 }

@@ -21,7 +21,7 @@ pub(crate) use self::entry::Location;
 pub struct CacheStatistics {
     /// Operations whose key's location was known and right.
     pub hits: u64,
-    /// Operations that had to READ the index.
+    /// Operations whose key's location was not known, or wrong.
     pub misses: u64,
 }
 

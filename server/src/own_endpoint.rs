@@ -7,7 +7,7 @@ use farside_common::fabric::shm::{Region, ShmFabric};
 use farside_common::fabric::verbs::{Loopback, LoopbackPeer, VerbsFabric};
 use farside_common::fabric::{ChainError, Endpoint, Fabric, LaneId, Nanos, Verb};
 use farside_common::layout::{
-    BlockRef, Format, Geometry, SUPERSEDED, SlotState, SlotWord, WORD_GENERATIONS,
+    BlockRef, Format, Geometry, Mark, SlotState, SlotWord, WORD_GENERATIONS,
 };
 use zerocopy::IntoBytes;
 
@@ -103,7 +103,7 @@ impl OwnEndpoint {
     ) -> Result<bool, ChainError> {
         let tomb = word.with_state(SlotState::Tomb);
         let chain = [
-            Verb::WriteHalf { remote: block.address.offset(), value: SUPERSEDED },
+            Verb::WriteHalf { remote: block.address.offset(), value: Mark::SUPERSEDED.bits() },
             Verb::CompareSwap { remote: slot, expected: word.bits(), desired: tomb.bits() },
         ];
         match self.chain(&chain, deadline) {

@@ -51,7 +51,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
             }
             // The new word is conditional: nobody may call itself overwritten by it.
             let desired = target.word.live(new.block, true);
-            if let Swung::Done = self.swing(target, Some(new), desired).await? {
+            if let Swung::Done = self.swing(target, Some(new), desired, self.now()).await? {
                 return Ok(Linked::Yes);
             }
             self.try_again(&mut tries).await?;

@@ -24,7 +24,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     pub(crate) async fn delete(&self) -> Outcome<bool> {
         if let Some(target) = self.cached_target() {
             let posted = self.now();
-            if let Swung::Done = self.unlink(target).await? {
+            if let Swung::Done = self.unlink(target, posted).await? {
                 self.engine.cache().statistics.hits += 1;
                 return Ok(self.was_there(&target, posted));
             }
@@ -54,7 +54,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     async fn unlink_seen(&self, mut target: Target, seen_at: Nanos) -> Outcome<Option<bool>> {
         for _ in 0..ATTEMPTS_MAX {
             let posted = self.now();
-            match self.unlink(target).await? {
+            match self.unlink(target, posted).await? {
                 Swung::Done => return Ok(Some(self.was_there(&target, posted))),
                 Swung::Late => return Ok(None),
                 Swung::Lost(found) => match self.after_loss(target.word, found, seen_at) {
@@ -86,7 +86,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         }
     }
 
-    async fn unlink(&self, target: Target) -> Outcome<Swung> {
-        self.swing(target, None, target.word.emptied()).await
+    async fn unlink(&self, target: Target, posted: Nanos) -> Outcome<Swung> {
+        self.swing(target, None, target.word.emptied(), posted).await
     }
 }

@@ -1,7 +1,9 @@
 //! GET.
 
 use farside_common::fabric::{Buffer, Fabric, InFlight, Nanos, Verb};
-use farside_common::layout::{HeaderWord, SlotState, SlotWord};
+use farside_common::layout::{
+    BlockAddress, BlockRef, HeaderWord, SizeClass, Slot, SlotState, SlotWord,
+};
 
 use super::window::{Beyond, Read, Seen};
 use super::{Examined, Found, Operation, Outcome, Tries, read_block};
@@ -10,12 +12,26 @@ use crate::location_cache::Location;
 
 /// How often a GET looks again at a block that seems damaged, before it says so.
 const DAMAGE_ATTEMPTS_MAX: u32 = 3;
+/// Of larger blocks no successor is READ along, in bytes: were it the wrong one, that would take
+/// longer than a round trip.
+const SUCCESSOR_BYTES_MAX: u64 = 4096;
+const SLOT_BYTES: u32 = size_of::<Slot>() as u32;
 
 /// A READ of the block where the cache says the key is.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct CachedRead {
     location: Location,
     posted: Nanos,
+}
+
+/// A block that was to take the place of the one where the cache said the key is.
+#[derive(Clone, Copy)]
+pub(crate) struct Successor {
+    /// The slot's byte offset from the start of the key's window.
+    in_window: u16,
+    address: BlockAddress,
+    /// Of the block before it: most likely its own, too.
+    class: SizeClass,
 }
 
 enum Searched {
@@ -25,15 +41,30 @@ enum Searched {
 }
 
 impl<F: Fabric, D: Depot> Operation<'_, F, D> {
-    /// The key's value: one round trip if its location is cached, else two, one if it is absent.
+    /// The key's value: one round trip if its location is cached, two if the value was replaced
+    /// since, else two, one if it is absent.
     pub(crate) async fn get(&self) -> Outcome<Option<Found>> {
-        if let Some((cached, in_flight)) = self.post_cached()? {
+        let mut successor = self.successor;
+        if successor.is_none()
+            && let Some((cached, in_flight)) = self.post_cached()?
+        {
             in_flight.await?;
             if let Some(found) = self.examine_cached(&cached) {
                 return Ok(found);
             }
+            successor = self.successor(&cached);
         }
+        self.get_missed(successor).await
+    }
+
+    /// The key's value, when what the cache knew led to nothing but this.
+    async fn get_missed(&self, successor: Option<Successor>) -> Outcome<Option<Found>> {
         self.engine.cache().statistics.misses += 1;
+        if let Some(successor) = successor
+            && let Some((found, posted)) = self.read_successor(successor).await?
+        {
+            return Ok(self.unless_ended(found, posted));
+        }
         self.get_uncached().await
     }
 
@@ -76,13 +107,15 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     #[inline]
     fn prove_cached(&self, read: &CachedRead) -> Option<Found> {
         let CachedRead { location, posted } = *read;
-        if !self.is_fresh(posted) || location.poisoned && self.first_word() != location.word {
+        let word = [location.word.bits()];
+        let is_unlinked = || self.first_words(Buffer::Window) != word;
+        if !self.is_fresh(posted) || location.poisoned && is_unlinked() {
             return None;
         }
         let block = location.word.block().ok()?;
         match self.examine(block) {
-            Examined::Ours(found, HeaderWord { superseded, generation })
-                if generation == location.generation && superseded <= location.poisoned =>
+            Examined::Ours(found, HeaderWord { mark, generation })
+                if generation == location.generation && (!mark.is_set() || location.poisoned) =>
             {
                 let mut cache = self.engine.cache();
                 cache.statistics.hits += 1;
@@ -94,11 +127,85 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         }
     }
 
-    /// The first word of the window buffer.
-    fn first_word(&self) -> SlotWord {
+    /// What was to take the place of the block that was READ, as far as its mark says.
+    #[cold]
+    pub(crate) fn successor(&self, read: &CachedRead) -> Option<Successor> {
+        let CachedRead { location: Location { in_window, word, generation, .. }, .. } = *read;
+        let [header] = self.first_words(Buffer::Block).map(HeaderWord::from_bits);
+        let class = word.block().ok()?.class;
+        let is_worth_it =
+            header.generation == generation && class.block_bytes() <= SUCCESSOR_BYTES_MAX;
+        let address = header.mark.successor().filter(|_| is_worth_it)?;
+        Some(Successor { in_window, address, class })
+    }
+
+    /// READs the slot and, in the same round trip, the block to which it most likely leads; one
+    /// more if it leads to another. As with a window, the slot is what is believed, and the block
+    /// it names (invariant I22); `None` if it is not this key's, or not any more.
+    async fn read_successor(&self, successor: Successor) -> Outcome<Option<(Found, Nanos)>> {
+        let Successor { in_window, address, class } = successor;
+        let expected = BlockRef { address, class, generation_low: 0 };
+        if self.engine.geometry.check_block(expected).is_err() {
+            return Ok(None);
+        }
+        let (base, posted) = (self.window(), self.now());
+        let remote = base + u64::from(in_window);
+        let read_slot = Verb::Read { remote, into: Buffer::Window, bytes: SLOT_BYTES };
+        self.read(&[read_slot, read_block(expected)]).await?;
+        let [word, hint] = self.first_words(Buffer::Window);
+        let slot = Slot::new(SlotWord::from_bits(word), hint);
+        let word = slot.word();
+        if !matches!(word.state(), SlotState::Live | SlotState::Frozen)
+            || word.fingerprint() != self.hash.fingerprint()
+            || !self.hint_matches(slot)
+            || !self.is_fresh(posted)
+        {
+            return Ok(None);
+        }
+        let block = word.block()?;
+        let examined = if (block.address, block.class) == (address, class) {
+            self.examine(block)
+        } else {
+            match self.read_and_examine(word, posted).await? {
+                Read::Examined(examined) => examined,
+                Read::Stale => return Ok(None),
+            }
+        };
+        let Examined::Ours(found, header) = examined else { return Ok(None) };
+        self.note_found((base, in_window), word, &found, header, posted);
+        Ok(Some((found, posted)))
+    }
+
+    /// Remembers where a READ posted then found the key: in this slot of the window there.
+    fn note_found(
+        &self,
+        (base, in_window): (u64, u16),
+        word: SlotWord,
+        found: &Found,
+        header: HeaderWord,
+        posted: Nanos,
+    ) {
+        let location = Location {
+            in_window,
+            word,
+            generation: header.generation,
+            poisoned: header.mark.is_set(),
+            expires: found.expires_at_s != 0,
+            proved_at: posted,
+        };
+        // Where a split is still filling, the directory does not lead: the entry would name a slot
+        // of the old subtable.
+        if self.window() == base {
+            self.engine.cache().put(self.hash, location);
+        }
+        self.located.set(Some((location, Some(base))));
+    }
+
+    /// The first words of a buffer.
+    fn first_words<const N: usize>(&self, buffer: Buffer) -> [u64; N] {
         let fabric = self.engine.endpoint.fabric();
-        let (words, _) = fabric.buffer(self.lane, Buffer::Window).as_chunks();
-        SlotWord::from_bits(u64::from_le_bytes(words[0]))
+        let (words, _) = fabric.buffer(self.lane, buffer).as_chunks();
+        std::array::from_fn(|at| u64::from_le_bytes(words[at]))
     }
 
     async fn get_uncached(&self) -> Outcome<Option<Found>> {
@@ -134,20 +241,8 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
             }
             match self.read_and_examine(slot.word(), seen.posted).await? {
                 Read::Examined(Examined::Ours(found, header)) => {
-                    let location = Location {
-                        in_window: Seen::in_window(at) as u16,
-                        word: slot.word(),
-                        generation: header.generation,
-                        poisoned: header.superseded,
-                        expires: found.expires_at_s != 0,
-                        proved_at: seen.posted,
-                    };
-                    // Where a split is still filling, the directory does not lead: the entry would
-                    // name a slot of the old subtable.
-                    if self.window() == seen.base {
-                        self.engine.cache().put(self.hash, location);
-                    }
-                    self.located.set(Some((location, Some(seen.base))));
+                    let place = (seen.base, Seen::in_window(at) as u16);
+                    self.note_found(place, slot.word(), &found, header, seen.posted);
                     return Ok(Searched::Found(found));
                 }
                 Read::Examined(Examined::Other) => {}

@@ -33,7 +33,7 @@ use crate::store::Lifetime;
 use crate::{Error, Version};
 
 pub(crate) use conditional::Expected;
-pub(crate) use get::CachedRead;
+pub(crate) use get::{CachedRead, Successor};
 pub(crate) use scan::{
     HASHES, Progress as ScanProgress, ScannedSlot, next_entry, read_part, read_slot,
 };
@@ -86,6 +86,8 @@ pub(crate) struct Operation<'e, F, D: Depot> {
     hash: KeyHash,
     key_bytes: usize,
     value_bytes: usize,
+    /// Where to look, after a READ that this operation's caller has seen to.
+    successor: Option<Successor>,
     /// Where the last GET of this operation found the key, in the window at this byte offset; in
     /// that to which the directory leads if none is said.
     located: Cell<Option<(Location, Option<u64>)>>,
@@ -214,7 +216,14 @@ impl<'e, F: Fabric, D: Depot> Operation<'e, F, D> {
         key_bytes: usize,
         value_bytes: usize,
     ) -> Self {
-        Self { engine, lane, hash, key_bytes, value_bytes, located: Cell::new(None) }
+        let (successor, located) = (None, Cell::new(None));
+        Self { engine, lane, hash, key_bytes, value_bytes, successor, located }
+    }
+
+    /// The same, whose cached location was READ: it led to nothing but this.
+    #[inline]
+    pub(crate) fn after(self, successor: Option<Successor>) -> Self {
+        Self { successor, ..self }
     }
 
     /// Whatever there is to do.
@@ -247,9 +256,11 @@ impl<'e, F: Fabric, D: Depot> Operation<'e, F, D> {
     /// said of the moment of the post holds for what the region showed or did after it.
     #[inline]
     fn has_ended(&self, expires_at_s: u32, posted: Nanos) -> bool {
-        if expires_at_s == 0 {
-            return false;
-        }
+        expires_at_s != 0 && self.is_over(expires_at_s, posted)
+    }
+
+    #[cold]
+    fn is_over(&self, expires_at_s: u32, posted: Nanos) -> bool {
         let fabric = self.engine.endpoint.fabric();
         let since = fabric.now().saturating_sub(posted);
         let wall_ns = fabric.wall_clock_ns().saturating_sub(since);

@@ -24,6 +24,15 @@ pub(super) enum Condition {
     Present,
 }
 
+/// How an attempt to store where the cache says the key is went.
+enum Cached {
+    Done,
+    /// Another value of the key's was there.
+    Replaced(Target),
+    /// Nothing was learned.
+    Unknown,
+}
+
 impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     /// Stores the value, whatever was there: one round trip if the key's location is cached, else
     /// two, three for a new key.
@@ -65,24 +74,31 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         cached: Option<Target>,
         met: &mut bool,
     ) -> Outcome<Linked> {
-        if condition != Condition::Absent && self.swing_cached(new, condition, cached).await? {
-            return Ok(Linked::Yes);
+        let mut looked = None;
+        if condition != Condition::Absent {
+            match self.swing_cached(new, condition, cached).await? {
+                Cached::Done => return Ok(Linked::Yes),
+                Cached::Replaced(target) => looked = Some((target.proved_at, Own::Here(target))),
+                Cached::Unknown => {}
+            }
         }
-        let (mut damaged, mut tries, mut looked) = (0, Tries::default(), None);
+        let (mut damaged, mut tries) = (0, Tries::default());
         let mut seen = Seen::nothing();
         if condition == Condition::Absent && self.engine.expects_room(self.hash) {
             match self.insert_unseen(new, &mut seen, &mut damaged).await? {
                 Unseen::Done => return Ok(Linked::Yes),
-                Unseen::Looked(own) => looked = Some(own),
+                Unseen::Looked(own) => looked = Some((seen.posted, own)),
                 Unseen::Nothing => {}
             }
         }
         loop {
-            let mut own = match looked.take() {
-                Some(own) => own,
-                None => self.locate(&mut seen, &mut damaged).await?,
+            let (mut seen_at, mut own) = match looked.take() {
+                Some(looked) => looked,
+                None => {
+                    let own = self.locate(&mut seen, &mut damaged).await?;
+                    (seen.posted, own)
+                }
             };
-            let mut seen_at = seen.posted;
             if let (Own::Absent, Condition::None | Condition::Absent) = (&own, condition) {
                 match self.insert_block(&seen, new, condition).await? {
                     Inserted::Done => return Ok(Linked::Yes),
@@ -126,7 +142,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
                     return Ok(Linked::No);
                 }
                 (Own::Here(target), _) => {
-                    match self.swing_to(target, new, condition).await? {
+                    match self.swing_to(target, new, condition, self.now()).await? {
                         Swung::Done => return Ok(Linked::Yes),
                         // Overwritten before anybody could see it: linearized just before whoever
                         // replaced the word this operation read.
@@ -181,21 +197,28 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         Ok(located.filter(|target| !is_moving(target.word)))
     }
 
-    /// One round trip, if the cache knows where the key is and is right.
+    /// One round trip, if the cache knows where the key is and is right; one more if the value was
+    /// replaced since.
     async fn swing_cached(
         &self,
         new: &NewBlock,
         condition: Condition,
         cached: Option<Target>,
-    ) -> Outcome<bool> {
-        if let Some(target) = self.cached_for(condition, cached).await?
-            && let Swung::Done = self.swing_to(target, new, condition).await?
-        {
-            self.engine.cache().statistics.hits += 1;
-            return Ok(true);
+    ) -> Outcome<Cached> {
+        let mut replaced = None;
+        if let Some(target) = self.cached_for(condition, cached).await? {
+            let posted = self.now();
+            match self.swing_to(target, new, condition, posted).await? {
+                Swung::Done => {
+                    self.engine.cache().statistics.hits += 1;
+                    return Ok(Cached::Done);
+                }
+                Swung::Lost(found) => replaced = self.follow(target, found, posted).await?,
+                Swung::Late => {}
+            }
         }
         self.engine.cache().statistics.misses += 1;
-        Ok(false)
+        Ok(replaced.map_or(Cached::Unknown, Cached::Replaced))
     }
 
     async fn swing_to(
@@ -203,9 +226,10 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         target: Target,
         new: &NewBlock,
         condition: Condition,
+        posted: Nanos,
     ) -> Outcome<Swung> {
         let conditional = condition != Condition::None || new.expires();
         let desired = target.word.live(new.block, conditional);
-        self.swing(target, Some(new), desired).await
+        self.swing(target, Some(new), desired, posted).await
     }
 }

@@ -5,8 +5,8 @@ use std::cell::Cell;
 use farside_common::control::FreeBlock;
 use farside_common::fabric::{Buffer, ChainError, Fabric, Nanos, Verb};
 use farside_common::layout::{
-    BLOCK_HEADER_BYTES, BlockHeader, BlockRef, BlockStamp, HeaderWord, SUPERSEDED, SizeClass,
-    SlotState, SlotWord, WINDOW_BYTES, WORD_GENERATIONS, class_for, seal,
+    BLOCK_HEADER_BYTES, BlockHeader, BlockRef, BlockStamp, HeaderWord, Mark, SizeClass, SlotState,
+    SlotWord, WINDOW_BYTES, WORD_GENERATIONS, class_for, seal,
 };
 use zerocopy::FromBytes;
 
@@ -127,7 +127,8 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     }
 
     /// The update: `[WRITE new][WRITE superseded at the old][CAS slot]`, one round trip. The mark
-    /// stands before the CAS in the chain: invariant I2. With `new` absent it unlinks only.
+    /// stands before the CAS in the chain: invariant I2. With `new` absent it unlinks only. Posted
+    /// now, at `posted`.
     ///
     /// Not tried with a word whose proof is older than T_word: it may have come again for another
     /// key by the time the chain takes effect (invariant I4).
@@ -136,8 +137,8 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         target: Target,
         new: Option<&NewBlock>,
         desired: SlotWord,
+        posted: Nanos,
     ) -> Outcome<Swung> {
-        let posted = self.now();
         if posted.saturating_sub(target.proved_at) > self.engine.constants.word_ns {
             return Ok(Swung::Late);
         }
@@ -149,7 +150,9 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
             expected: target.word.bits(),
             desired: desired.bits(),
         };
-        let mark = Verb::WriteHalf { remote: old_offset, value: SUPERSEDED };
+        let by = |new: &NewBlock| Mark::superseded_by(new.free.address);
+        let value = new.map_or(Mark::SUPERSEDED, by).bits();
+        let mark = Verb::WriteHalf { remote: old_offset, value };
         let key_end = (BLOCK_HEADER_BYTES as usize + self.key_bytes).next_multiple_of(8);
         let bytes = (key_end as u64).min(old.class.block_bytes()) as u32;
         let header = Verb::Read { remote: old_offset, into: Buffer::Block, bytes };

@@ -88,6 +88,11 @@ fn run<T>(
 
 /// Calls `test` with a session of its own server, and the session's clock.
 fn with_engine(test: impl FnOnce(&TimelessEngine, &Clock)) {
+    with_engines(|[engine], clock| test(engine, clock));
+}
+
+/// The same with some sessions of one server, which have one clock.
+fn with_engines<const N: usize>(test: impl FnOnce([&TimelessEngine; N], &Clock)) {
     let folder = tempfile::tempdir().unwrap();
     let address = format!("shm://{}", folder.path().join("kv.sock").display());
     let config = ServerConfig {
@@ -100,10 +105,11 @@ fn with_engine(test: impl FnOnce(&TimelessEngine, &Clock)) {
     let _server = Server::start(&config).unwrap();
     let client = Client::builder().server(&address).connect().unwrap();
     let clock = Rc::new(Clock::default());
-    let rule = Timeless { clock: clock.clone(), late: VecDeque::new() };
-    let around = |fabric| Around { rule, fabric: Box::new(fabric) };
-    let engine = client.engine_over(around).unwrap();
-    test(&engine, &clock);
+    let engines = [(); N].map(|()| {
+        let rule = Timeless { clock: clock.clone(), late: VecDeque::new() };
+        client.engine_over(|fabric| Around { rule, fabric: Box::new(fabric) }).unwrap()
+    });
+    test(engines.each_ref(), &clock);
 }
 
 #[test]
@@ -175,6 +181,27 @@ fn a_proof_of_a_word_lasts_for_t_word() {
         assert_eq!(put(), (1, 0, 2, 1), "PUT after the GET");
         later(word_ns + 1);
         assert_eq!(exchange(), (true, (2, 1, 2, 1)), "exchange, which relies on its own GET");
+    });
+}
+
+/// A block says what took its place, a compare-and-swap that lost what is there: both lead on.
+#[test]
+fn a_location_that_another_session_made_stale_leads_on() {
+    with_engines(|[engine, other], _| {
+        let put = |of| run(of, 1, async |operation| operation.put(FOREVER).await).1;
+        let get = |of| run(of, 1, async |of| of.get().await.map(|found| found.is_some()));
+        put(other);
+        put(engine);
+        assert_eq!(get(other), (true, (2, 3, 0, 0)), "GET of what was replaced");
+        assert_eq!(get(other), (true, (1, 1, 0, 0)), "and then");
+        put(engine);
+        put(engine);
+        assert_eq!(get(other), (true, (3, 4, 0, 0)), "GET of what was replaced twice");
+        put(engine);
+        assert_eq!(put(other), (3, 1, 3, 2), "PUT of what was replaced");
+        assert_eq!(put(other), (1, 0, 2, 1), "and then");
+        run(engine, 1, async |operation| operation.delete().await);
+        assert_eq!(get(other), (false, (2, 2, 0, 0)), "GET of what was removed");
     });
 }
 

@@ -333,6 +333,30 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         Ok(Own::Absent)
     }
 
+    /// The word that a compare-and-swap posted at `seen_at` found instead of the target's, if it is
+    /// still the key's: others replaced its value. One round trip, for only the block can tell
+    /// (invariant I22). In another incarnation the hint has to say whose it is.
+    pub(super) async fn follow(
+        &self,
+        target: Target,
+        word: SlotWord,
+        seen_at: Nanos,
+    ) -> Outcome<Option<Target>> {
+        let leads_on = word.state() == SlotState::Live
+            && word.fingerprint() == self.hash.fingerprint()
+            && word.incarnation() == target.word.incarnation()
+            && word.block().is_ok_and(|block| self.engine.geometry.check_block(block).is_ok());
+        if !leads_on {
+            return Ok(None);
+        }
+        Ok(match self.read_and_examine(word, seen_at).await? {
+            Read::Examined(Examined::Ours(found, header)) => {
+                Some(Target::unread(target.slot, word, seen_at).read(&found, header))
+            }
+            Read::Examined(Examined::Other | Examined::Damaged(_)) | Read::Stale => None,
+        })
+    }
+
     /// READs and examines the block of a word that a READ posted at `seen_at` brought. One round
     /// trip.
     pub(super) async fn read_and_examine(&self, word: SlotWord, seen_at: Nanos) -> Outcome<Read> {

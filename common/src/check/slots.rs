@@ -194,7 +194,7 @@ impl<F: Fabric> Walk<'_, F> {
         Ok(Entry {
             key_bytes: block.key().len() as u64,
             value_bytes: block.value().len() as u64,
-            superseded: header.superseded,
+            superseded: header.mark.is_set(),
             hash,
         })
     }

@@ -13,8 +13,8 @@ pub const KEY_BYTES_LIMIT: usize = u16::MAX as usize;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct BlockHeader {
-    /// Not 0 from just before the block is unlinked (invariant I2). The only field that changes
-    /// while the block is published, and the only one outside the checksum.
+    /// A [`Mark`]: not 0 from just before the block is unlinked (invariant I2). The only field that
+    /// changes while the block is published, and the only one outside the checksum.
     pub(super) superseded: le::U32,
     /// How many times this memory held a linked block. Rises by one with each reuse.
     pub(super) generation: le::U32,
@@ -44,16 +44,46 @@ impl BlockHeader {
 pub const BLOCK_HEADER_BYTES: u64 = size_of::<BlockHeader>() as u64;
 /// Where what the checksum covers starts in a block, in bytes.
 const COVERED_OFFSET: usize = std::mem::offset_of!(BlockHeader, key_bytes);
-/// The value of `superseded` in a block about to be unlinked; a WRITE of this many bytes at the
-/// block's start.
-pub const SUPERSEDED: u32 = 1;
+
+/// The first four bytes of a block, which a WRITE just before its unlink sets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mark(u32);
+
+impl Mark {
+    /// No unlink of the block was announced.
+    pub const CLEAR: Self = Self(0);
+    /// One was, and nothing takes the block's place. No block's address: the superblock stands
+    /// there.
+    pub const SUPERSEDED: Self = Self(1);
+
+    /// One was, and this block is to take its place. A hint: the compare-and-swap behind the mark
+    /// may not have succeeded, and others may have since.
+    pub const fn superseded_by(block: BlockAddress) -> Self {
+        Self(block.0)
+    }
+
+    /// The bits, as they stand in the region.
+    pub const fn bits(self) -> u32 {
+        self.0
+    }
+
+    /// Whether an unlink of the block was announced.
+    pub const fn is_set(self) -> bool {
+        self.0 != 0
+    }
+
+    /// The block that was to take its place.
+    pub const fn successor(self) -> Option<BlockAddress> {
+        if self.0 > Self::SUPERSEDED.0 { Some(BlockAddress(self.0)) } else { None }
+    }
+}
 
 /// The first aligned word of a block: the two fields that decide whether a cached GET may believe
 /// what it read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeaderWord {
     /// Whether an unlink of the block was announced.
-    pub superseded: bool,
+    pub mark: Mark,
     /// The block's generation.
     pub generation: u32,
 }
@@ -61,12 +91,12 @@ pub struct HeaderWord {
 impl HeaderWord {
     /// The bits as they stand in the region.
     pub const fn bits(self) -> u64 {
-        (self.superseded as u64 * SUPERSEDED as u64) | ((self.generation as u64) << 32)
+        self.mark.0 as u64 | (self.generation as u64) << 32
     }
 
     /// The header word in these eight bytes, read as a little-endian integer.
     pub const fn from_bits(bits: u64) -> Self {
-        Self { superseded: bits as u32 != 0, generation: (bits >> 32) as u32 }
+        Self { mark: Mark(bits as u32), generation: (bits >> 32) as u32 }
     }
 }
 
@@ -159,7 +189,7 @@ impl<'a> Block<'a> {
     #[inline]
     pub fn header_word(&self) -> HeaderWord {
         HeaderWord {
-            superseded: self.header.superseded.get() != 0,
+            mark: Mark(self.header.superseded.get()),
             generation: self.header.generation.get(),
         }
     }
@@ -228,7 +258,7 @@ mod tests {
         let image = sample(b"key", b"value", stamp(3, 9));
         let block = Block::decode(&image, BlockAddress(3)).unwrap();
         assert_eq!((block.key(), block.value()), (&b"key"[..], &b"value"[..]));
-        assert_eq!(block.header_word(), HeaderWord { superseded: false, generation: 9 });
+        assert_eq!(block.header_word(), HeaderWord { mark: Mark::CLEAR, generation: 9 });
         assert_eq!((block.writer(), block.written_at_ns()), (7, 1));
     }
 
@@ -260,7 +290,7 @@ mod tests {
             torn[bit / 8] ^= 1 << (bit % 8);
             let decoded = Block::decode(&torn, BlockAddress(3));
             if bit < 32 {
-                assert!(decoded.unwrap().header_word().superseded);
+                assert!(decoded.unwrap().header_word().mark.is_set());
             } else {
                 assert!(decoded.is_err(), "bit {bit}");
             }

@@ -2,7 +2,7 @@
 
 use farside_common::control::BLOCKS_PER_MESSAGE_MAX;
 use farside_common::fabric::{ChainError, Nanos};
-use farside_common::layout::{CHUNK_BYTES, ChunkEntry, ChunkUse, HeaderWord, SizeClass};
+use farside_common::layout::{CHUNK_BYTES, ChunkEntry, ChunkUse, HeaderWord, Mark, SizeClass};
 
 use super::{Chunk, Depot, HOARD_SHARE, Memory};
 
@@ -99,7 +99,7 @@ impl Depot {
         let generation = self.options.unused_generation.wrapping_add(age);
         for index in 0..class.blocks_per_span() {
             let Some(address) = self.address(chunk, class, index) else { continue };
-            memory.set_header(address, HeaderWord { superseded: true, generation })?;
+            memory.set_header(address, HeaderWord { mark: Mark::SUPERSEDED, generation })?;
         }
         Ok(())
     }

@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 
 use farside_common::config::ServerConfig;
-use farside_common::layout::{BLOCK_BYTES_MAX, CHUNK_BYTES};
+use farside_common::layout::{BLOCK_BYTES_MAX, CHUNK_BYTES, Mark};
 use proptest::prelude::*;
 
 use super::*;
@@ -48,7 +48,8 @@ impl Memory for FakeMemory {
 
 impl FakeMemory {
     fn write(&self, block: FreeBlock, superseded: bool) {
-        let header = HeaderWord { superseded, generation: block.generation };
+        let mark = if superseded { Mark::SUPERSEDED } else { Mark::CLEAR };
+        let header = HeaderWord { mark, generation: block.generation };
         self.headers.borrow_mut().insert(block.address, header);
     }
 }
@@ -336,7 +337,7 @@ mod movement {
         // Beyond every generation that stood there.
         assert_eq!(first[0].generation, 8);
         let header = memory.header(first[0].address).unwrap();
-        assert_eq!(header, HeaderWord { superseded: true, generation: 7 });
+        assert_eq!(header, HeaderWord { mark: Mark::SUPERSEDED, generation: 7 });
     }
 
     #[test]

@@ -6,8 +6,8 @@ use std::collections::HashMap;
 
 use farside_common::fabric::{Buffer, ChainError, Nanos, Verb};
 use farside_common::layout::{
-    BlockAddress, BlockStamp, HINT_OFFSET, HeaderWord, INCARNATIONS, Slot, SlotState, SlotWord,
-    WINDOW_BYTES, seal,
+    BlockAddress, BlockRef, BlockStamp, HINT_OFFSET, HeaderWord, INCARNATIONS, Slot, SlotState,
+    SlotWord, WINDOW_BYTES, class_for, seal,
 };
 use zerocopy::IntoBytes;
 
@@ -56,6 +56,8 @@ pub(super) struct Liar {
     word: Option<u64>,
     /// What the compare-and-swap of the chain under way is said to have found.
     pub(super) told: Option<u64>,
+    /// The last chain's found another key's LIVE word, or that of another value.
+    lost: bool,
     /// How long the chain under way waits for what it stands for.
     pub(super) delay: Nanos,
     pub(super) split: SplitLies,
@@ -73,6 +75,7 @@ impl Liar {
             window: None,
             word: None,
             told: None,
+            lost: false,
             delay: 0,
             split: SplitLies::default(),
         }
@@ -160,11 +163,28 @@ impl Lie for Liar {
                 *found = told;
             }
             self.complete_swap((slot, expected, desired), found);
+            self.lost = *found != expected && state(*found) == SlotState::Live;
+            if self.lost && matches!(self.twin, Twin::FoundBelieved(_)) {
+                // After as many others as there are, the number is that of the cached word.
+                let number = SlotWord::from_bits(expected).incarnation();
+                let told = with_incarnation(*found, number);
+                self.words.insert(slot, (*found, told));
+                *found = told;
+            }
         }
         for verb in asked {
             if let Verb::Read { remote, into: Buffer::Block, bytes: 64 } = *verb {
                 self.complete_block(remote, &mut buffers[Buffer::Block as usize]);
             }
+        }
+        if let (
+            Twin::SuccessorBelieved,
+            [Verb::Read { bytes: 16, .. }, Verb::Read { remote, .. }],
+        ) = (self.twin, asked)
+        {
+            let slot = leads_to(*remote, &buffers[Buffer::Block as usize]);
+            let told = [slot.word().bits(), slot.hint()];
+            buffers[Buffer::Window as usize][..2].copy_from_slice(&told);
         }
         self.complete_window(asked, &mut buffers[Buffer::Window as usize]);
         self.complete_split(asked, &mut buffers[Buffer::Window as usize]);
@@ -213,7 +233,7 @@ impl Liar {
                 self.told = Some(expected);
                 chain[at] = nothing(slot);
             }
-            Twin::TakesAborted | Twin::SameIncarnation => {
+            Twin::TakesAborted | Twin::SameIncarnation | Twin::FoundBelieved(_) => {
                 if let Some((real, told)) = self.words.get(&slot)
                     && *told == expected
                 {
@@ -255,7 +275,7 @@ impl Liar {
             {
                 *found = aborted;
             }
-            Twin::TakesAborted | Twin::SameIncarnation => {
+            Twin::TakesAborted | Twin::SameIncarnation | Twin::FoundBelieved(_) => {
                 if let Some((real, told)) = self.words.remove(&slot)
                     && *found == real
                 {
@@ -285,6 +305,11 @@ impl Liar {
                 reseal(remote, block);
             }
             Twin::NoChecksum | Twin::StoppedClock => reseal(remote, block),
+            Twin::FoundBelieved(key) if std::mem::take(&mut self.lost) => {
+                block[4] =
+                    keys()[key].iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
+                reseal(remote, block);
+            }
             _ => {}
         }
     }
@@ -329,6 +354,18 @@ impl Liar {
             _ => {}
         }
     }
+}
+
+/// The slot of the first key that leads to this block.
+fn leads_to(remote: u64, block: &[u64]) -> Slot {
+    let generation_low = HeaderWord::from_bits(block[0]).generation as u8;
+    let address = BlockAddress::from_offset(remote);
+    let class = class_for(keys()[0].len(), 2);
+    let (Some(address), Some(class)) = (address, class) else {
+        return Slot::new(SlotWord::default(), 0);
+    };
+    let (block, hash) = (BlockRef { address, class, generation_low }, hash(&keys()[0]));
+    Slot::new(SlotWord::live_in(0, hash.fingerprint(), block, false), hash.hint(0))
 }
 
 /// Makes the checksum of a block right, whatever it holds.

@@ -52,7 +52,7 @@ pub(super) fn describe(world: &World, place: usize, value: u64) -> String {
     match world.ground.block_at(offset) {
         Some((block, 0)) => {
             let header = HeaderWord::from_bits(value);
-            let mark = if header.superseded { ", superseded" } else { "" };
+            let mark = if header.mark.is_set() { ", superseded" } else { "" };
             format!("block {block} header = generation {}{mark}", header.generation)
         }
         Some((block, word @ (4 | 5))) => {

@@ -72,6 +72,10 @@ pub enum Twin {
     DeleteAbsorbed,
     /// Whether a marked block is still linked is asked only once.
     PoisonedBelieved,
+    /// GET believes that the slot leads where the mark of a block says (I22).
+    SuccessorBelieved,
+    /// PUT believes that the word it lost to is that of its own key, this one (I22).
+    FoundBelieved(Key),
     /// The mover takes the entry out of the old subtable before the new one has it (I14).
     MovedBeforeCopy,
     /// The mover writes the hint after the entry is LIVE in the new subtable (I14).

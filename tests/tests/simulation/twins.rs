@@ -259,7 +259,8 @@ fn absorbed_by_conditional() {
 #[test]
 fn absorbed_by_old_window() {
     let twin = Twin::AbsorbedByOldWindow;
-    let first = client().knows(0).put(0);
+    // Its first READ of the window is for a key that is not there.
+    let first = client().get(1).put(0);
     all(twin, name(twin).stored(0).client(first).client(client().knows(0).put(0)));
 }
 
@@ -276,4 +277,24 @@ fn poisoned_believed() {
     let reader = client().knows(0).get(0).get(0);
     let failure = all(twin, name(twin).marked(0).client(client().put(0)).client(reader));
     assert_eq!(failure.violation, Violation::NotLinearizable);
+}
+
+/// The mark stands, and the compare-and-swap behind it has not happened.
+#[test]
+fn successor_believed() {
+    let failure = all(Twin::SuccessorBelieved, cached_get(Twin::SuccessorBelieved));
+    assert_eq!(failure.violation, Violation::NotLinearizable);
+}
+
+/// The slot is another key's by the time of the compare-and-swap.
+#[test]
+fn found_believed() {
+    let twin = Twin::FoundBelieved(0);
+    let other = client().delete(0).insert(1);
+    let late = client().knows(0).put(0);
+    let scenario = name(twin).slots(1).stored(0).client(late.clone().twin(twin));
+    assert_caught(
+        scenario.client(other.clone()),
+        name(twin).slots(1).stored(0).client(late).client(other),
+    );
 }

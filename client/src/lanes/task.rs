@@ -1,0 +1,64 @@
+//! A lane's task, and what the pipeline and it tell each other.
+
+use std::cell::Cell;
+use std::future::poll_fn;
+use std::rc::Rc;
+use std::task::Poll;
+
+use farside_common::fabric::{Fabric, LaneId};
+use farside_common::hash::KeyHash;
+
+use crate::engine::{Engine, Failure};
+use crate::protocol::{Action, Answer, Operation, Successor};
+use crate::remote_depot::ControlDepot;
+
+/// What a lane is to do. Key and value stand in its image buffer.
+#[derive(Clone, Copy)]
+pub(super) struct Job {
+    pub(super) action: Action<'static>,
+    pub(super) hash: KeyHash,
+    pub(super) key_bytes: usize,
+    pub(super) value_bytes: usize,
+    /// What a READ of the cached location led to.
+    pub(super) successor: Option<Successor>,
+}
+
+impl Job {
+    #[inline]
+    pub(super) fn operation<F: Fabric>(
+        self,
+        engine: &Engine<F, ControlDepot>,
+        lane: LaneId,
+    ) -> Operation<'_, F, ControlDepot> {
+        let staged = Operation::staged(engine, lane, self.hash, self.key_bytes, self.value_bytes);
+        staged.after(self.successor)
+    }
+}
+
+/// Between a pipeline and one of its lanes.
+#[derive(Default)]
+pub(super) struct Mailbox {
+    pub(super) job: Cell<Option<Job>>,
+    pub(super) answer: Cell<Option<std::result::Result<Answer, Failure>>>,
+    pub(super) is_answered: Cell<bool>,
+}
+
+impl Mailbox {
+    #[inline]
+    pub(super) fn answer(&self, answer: std::result::Result<Answer, Failure>) {
+        self.answer.set(Some(answer));
+        self.is_answered.set(true);
+    }
+}
+
+/// A lane's task: waits for a job, runs it, answers, for ever.
+pub(super) async fn run_lane<F: Fabric>(
+    engine: &Engine<F, ControlDepot>,
+    lane: LaneId,
+    mailbox: Rc<Mailbox>,
+) {
+    loop {
+        let job = poll_fn(|_| mailbox.job.take().map_or(Poll::Pending, Poll::Ready)).await;
+        mailbox.answer(job.operation(engine, lane).perform(job.action).await);
+    }
+}
