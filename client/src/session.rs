@@ -154,7 +154,8 @@ impl Session {
     /// The value of a key, `None` if it is absent.
     ///
     /// One READ and one round trip if the key's location is cached; two of each if not; one of each
-    /// if the key is absent.
+    /// if the key is absent. If others replaced the value since its location was cached, two round
+    /// trips with three READs, or three.
     ///
     /// # Errors
     /// [`Error::KeyEmpty`], [`Error::KeyTooLong`]; [`Error::Layout`] if the block is damaged;

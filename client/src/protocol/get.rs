@@ -41,8 +41,8 @@ enum Searched {
 }
 
 impl<F: Fabric, D: Depot> Operation<'_, F, D> {
-    /// The key's value: one round trip if its location is cached, two if the value was replaced
-    /// since, else two, one if it is absent.
+    /// The key's value: one round trip if its location is cached, else two, one if it is absent.
+    /// Where others replaced the value since: two, mostly, and three READs.
     pub(crate) async fn get(&self) -> Outcome<Option<Found>> {
         let mut successor = self.successor;
         if successor.is_none()

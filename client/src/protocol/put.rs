@@ -35,7 +35,7 @@ enum Cached {
 
 impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     /// Stores the value, whatever was there: one round trip if the key's location is cached, else
-    /// two, three for a new key.
+    /// two, three for a new key, or where others replaced a cached value since.
     pub(crate) async fn put(&self, lifetime: Lifetime) -> Outcome<()> {
         self.store(Condition::None, lifetime).await.map(|_| ())
     }

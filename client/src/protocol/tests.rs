@@ -78,8 +78,17 @@ fn run<T>(
     key: u64,
     call: impl AsyncFn(&Operation<'_, TimelessFabric, ControlDepot>) -> super::Outcome<T>,
 ) -> (T, (u64, u64, u64, u64)) {
+    run_with(engine, key, b"value", call)
+}
+
+fn run_with<T>(
+    engine: &TimelessEngine,
+    key: u64,
+    value: &[u8],
+    call: impl AsyncFn(&Operation<'_, TimelessFabric, ControlDepot>) -> super::Outcome<T>,
+) -> (T, (u64, u64, u64, u64)) {
     let before = engine.counters();
-    let operation = Operation::stage(engine, LANE, &key.to_le_bytes(), b"value");
+    let operation = Operation::stage(engine, LANE, &key.to_le_bytes(), value);
     let output = engine.endpoint.drive(call(&operation)).unwrap();
     let counters = engine.counters() - before;
     let Counters { round_trips, reads, writes, compare_swaps, .. } = counters;
@@ -197,6 +206,15 @@ fn a_location_that_another_session_made_stale_leads_on() {
         put(engine);
         put(engine);
         assert_eq!(get(other), (true, (3, 4, 0, 0)), "GET of what was replaced twice");
+        let put_long = |bytes: usize| {
+            run_with(engine, 1, &vec![0; bytes], async |of| of.put(FOREVER).await);
+        };
+        put_long(200);
+        assert_eq!(get(other), (true, (3, 4, 0, 0)), "GET of what a longer value replaced");
+        put_long(5000);
+        get(other);
+        put_long(5000);
+        assert_eq!(get(other), (true, (3, 3, 0, 0)), "GET of a long value that was replaced");
         put(engine);
         assert_eq!(put(other), (3, 1, 3, 2), "PUT of what was replaced");
         assert_eq!(put(other), (1, 0, 2, 1), "and then");

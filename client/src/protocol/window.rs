@@ -335,7 +335,8 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
 
     /// The word that a compare-and-swap posted at `seen_at` found instead of the target's, if it is
     /// still the key's: others replaced its value. One round trip, for only the block can tell
-    /// (invariant I22). In another incarnation the hint has to say whose it is.
+    /// (invariant I22). A damaged incarnation must not be kept: then the hint has to say whose it
+    /// is.
     pub(super) async fn follow(
         &self,
         target: Target,
@@ -357,8 +358,8 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         })
     }
 
-    /// READs and examines the block of a word that a READ posted at `seen_at` brought. One round
-    /// trip.
+    /// READs and examines the block of a word that a READ or compare-and-swap posted at `seen_at`
+    /// brought. One round trip.
     pub(super) async fn read_and_examine(&self, word: SlotWord, seen_at: Nanos) -> Outcome<Read> {
         let block = word.block()?;
         // A lane that had to wait for its turn need not READ what it could not believe.

@@ -82,7 +82,7 @@ impl Mark {
 /// what it read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeaderWord {
-    /// Whether an unlink of the block was announced.
+    /// Whether an unlink of the block was announced, and what takes its place.
     pub mark: Mark,
     /// The block's generation.
     pub generation: u32,

@@ -56,7 +56,7 @@ pub(super) struct Liar {
     word: Option<u64>,
     /// What the compare-and-swap of the chain under way is said to have found.
     pub(super) told: Option<u64>,
-    /// The last chain's found another key's LIVE word, or that of another value.
+    /// The last compare-and-swap found another key's LIVE word, or that of another value.
     lost: bool,
     /// How long the chain under way waits for what it stands for.
     pub(super) delay: Nanos,

@@ -293,8 +293,9 @@ fn found_believed() {
     let other = client().delete(0).insert(1);
     let late = client().knows(0).put(0);
     let scenario = name(twin).slots(1).stored(0).client(late.clone().twin(twin));
-    assert_caught(
+    let failure = assert_caught(
         scenario.client(other.clone()),
         name(twin).slots(1).stored(0).client(late).client(other),
     );
+    assert_eq!(failure.violation, Violation::NotLinearizable);
 }

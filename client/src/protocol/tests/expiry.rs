@@ -56,6 +56,21 @@ impl Bench<'_> {
     }
 }
 
+#[test]
+fn what_replaced_a_cached_value_may_have_ended() {
+    with_engines(|engines, clock| {
+        let [bench, other] = engines.map(|engine| Bench { engine, clock });
+        for ask in [Bench::get, Bench::update] {
+            run(bench.engine, 1, async |operation| operation.put(FOREVER).await);
+            assert!(other.get().0);
+            bench.store();
+            bench.end();
+            let asked = ask(&other);
+            assert!(matches!(asked, (false, (2, 1 | 3, ..))), "{asked:?}");
+        }
+    });
+}
+
 fn with_bench(test: impl FnOnce(&Bench<'_>)) {
     with_engine(|engine, clock| test(&Bench { engine, clock }));
 }
