@@ -15,7 +15,7 @@ use rand::SeedableRng;
 use rand::rngs::SmallRng;
 
 use figures::Figures;
-use run::{OPERATIONS_MIN, Plan, Run, SPLITS_MIN};
+use run::{CLIENTS_KILLED_MIN, OPERATIONS_MIN, Plan, Run, SERVER_RESTARTS_MIN, SPLITS_MIN};
 
 /// How often a run with faults is lengthened until each kind has happened.
 const ATTEMPTS_MAX: u32 = 12;
@@ -53,14 +53,14 @@ fn hot_keys_that_move_all_the_time_are_linearizable() {
 fn clients_killed_at_random_leave_linearizable_histories() {
     let figures = run(seconds(3), Plan { kills_workers: true, ..Plan::default() }, 1);
     assert_good(&figures);
-    assert!(figures.clients_killed > 5, "{figures}");
+    assert!(figures.clients_killed > CLIENTS_KILLED_MIN, "{figures}");
 }
 
 #[test]
 fn a_server_killed_at_random_leaves_linearizable_histories() {
     let figures = run(seconds(3), Plan { kills_server: true, ..Plan::default() }, 1);
     assert_good(&figures);
-    assert!(figures.server_restarts > 2, "{figures}");
+    assert!(figures.server_restarts > SERVER_RESTARTS_MIN, "{figures}");
 }
 
 #[test]

@@ -21,6 +21,9 @@ const SESSIONS: u64 = 3;
 /// A run goes on until there is so much to judge, which takes longer where others are at work.
 pub(super) const OPERATIONS_MIN: u64 = 10_000;
 pub(super) const SPLITS_MIN: u64 = 60;
+/// Where they are killed.
+pub(super) const CLIENTS_KILLED_MIN: u64 = 5;
+pub(super) const SERVER_RESTARTS_MIN: u64 = 2;
 /// But no longer than this.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -129,6 +132,12 @@ impl Run {
 
     /// Whether there is not enough to judge yet.
     fn is_early(&self) -> bool {
+        let Plan { kills_workers, kills_server, .. } = self.plan;
+        if kills_workers && self.figures.clients_killed <= CLIENTS_KILLED_MIN
+            || kills_server && self.figures.server_restarts <= SERVER_RESTARTS_MIN
+        {
+            return true;
+        }
         // Files of /dev/shm consist of pages that were touched.
         let bytes = |file: std::fs::DirEntry| file.metadata().unwrap().blocks() * 512;
         let files = std::fs::read_dir(&self.folder).unwrap();
