@@ -153,11 +153,10 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         let read_slot = Verb::Read { remote, into: Buffer::Window, bytes: SLOT_BYTES };
         self.read(&[read_slot, read_block(expected)]).await?;
         let [word, hint] = self.first_words(Buffer::Window);
-        let slot = Slot::new(SlotWord::from_bits(word), hint);
-        let word = slot.word();
+        let word = SlotWord::from_bits(word);
         if !matches!(word.state(), SlotState::Live | SlotState::Frozen)
             || word.fingerprint() != self.hash.fingerprint()
-            || !self.hint_matches(slot)
+            || !self.hint_matches(Slot::new(word, hint))
             || !self.is_fresh(posted)
         {
             return Ok(None);

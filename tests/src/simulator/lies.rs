@@ -6,8 +6,8 @@ use std::collections::HashMap;
 
 use farside_common::fabric::{Buffer, ChainError, Nanos, Verb};
 use farside_common::layout::{
-    BlockAddress, BlockRef, BlockStamp, HINT_OFFSET, HeaderWord, INCARNATIONS, Slot, SlotState,
-    SlotWord, WINDOW_BYTES, class_for, seal,
+    BLOCK_HEADER_BYTES, BlockAddress, BlockRef, BlockStamp, HINT_OFFSET, HeaderWord, INCARNATIONS,
+    Slot, SlotState, SlotWord, WINDOW_BYTES, class_for, seal,
 };
 use zerocopy::IntoBytes;
 
@@ -306,8 +306,8 @@ impl Liar {
             }
             Twin::NoChecksum | Twin::StoppedClock => reseal(remote, block),
             Twin::FoundBelieved(key) if std::mem::take(&mut self.lost) => {
-                block[4] =
-                    keys()[key].iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
+                block.as_mut_bytes()[BLOCK_HEADER_BYTES as usize..][..keys()[key].len()]
+                    .copy_from_slice(&keys()[key]);
                 reseal(remote, block);
             }
             _ => {}
