@@ -1,8 +1,9 @@
 //! Many operations, one doorbell.
 
 use crate::protocol::Action;
+use crate::session::Losses;
 use crate::store::Lifetime;
-use crate::{Outcome, Result, Session, Store, Value};
+use crate::{Error, Outcome, Pipeline, Result, Session, Store, Value};
 
 /// Collects operations; [`Batch::run`] runs them together.
 ///
@@ -11,8 +12,11 @@ use crate::{Outcome, Result, Session, Store, Value};
 #[must_use = "a batch does nothing until it is run"]
 pub struct Batch<'s, 'd> {
     session: &'s mut Session,
-    operations: Vec<(Action<'static>, &'d [u8], &'d [u8])>,
+    operations: Vec<Planned<'d>>,
 }
+
+/// An operation with its key and value.
+type Planned<'d> = (Action<'static>, &'d [u8], &'d [u8]);
 
 /// What an operation of a batch came to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,44 +70,60 @@ impl<'s, 'd> Batch<'s, 'd> {
     }
 
     /// Runs all of them and waits for all; the results stand in the order of the operations. Up to
-    /// `pipeline_depth` operations share each doorbell.
+    /// `pipeline_depth` operations share each doorbell. What a lost connection kept from happening
+    /// runs again on a new one.
     ///
     /// # Errors
-    /// [`Error::Unreachable`](crate::Error::Unreachable) if there is no connection to run them on;
-    /// what becomes of each operation is its own result.
+    /// [`Error::Unreachable`] if there is no connection to run them on; what becomes of each
+    /// operation is its own result.
     pub fn run(self) -> Result<Vec<Result<BatchOutcome>>> {
-        let mut pipeline = self.session.pipeline()?;
-        let mut results: Vec<_> = self.operations.iter().map(|_| None).collect();
-        // Tickets count from 0 in the order of the starts.
-        let mut tickets = Vec::with_capacity(results.len());
-        for (action, key, value) in self.operations {
-            loop {
-                match pipeline.start(action, key, value) {
-                    Ok(ticket) => break tickets.push(ticket),
-                    Err(_) => take(&mut pipeline, &tickets, &mut results),
-                }
+        let Self { session, operations } = self;
+        let mut results: Vec<_> = operations.iter().map(|_| None).collect();
+        run_left(session.pipeline()?, &operations, &mut results);
+        let (mut losses, mut why) = (Losses::default(), None);
+        while why.is_none() && results.iter().any(Option::is_none) {
+            match session.lost(&mut losses).and_then(|()| session.pipeline()) {
+                Ok(pipeline) => run_left(pipeline, &operations, &mut results),
+                Err(error) => why = Some(error),
             }
         }
-        while pipeline.in_flight() > 0 {
-            take(&mut pipeline, &tickets, &mut results);
-        }
-        Ok(results.into_iter().flatten().collect())
+        // The first of those that are left says why.
+        let mut left = || why.take().unwrap_or_else(|| session.unreachable(&losses));
+        Ok(results.into_iter().map(|result| result.unwrap_or_else(|| Err(left()))).collect())
     }
 }
 
-fn take(
-    pipeline: &mut crate::Pipeline<'_>,
-    tickets: &[crate::Ticket],
+/// Runs the operations that have no result. Those that are lost with the connection, before they
+/// happened, have none behind it either.
+fn run_left(
+    mut pipeline: Pipeline<'_>,
+    operations: &[Planned<'_>],
     results: &mut [Option<Result<BatchOutcome>>],
 ) {
+    let left: Vec<usize> = (0..results.len()).filter(|&at| results[at].is_none()).collect();
+    for &at in &left {
+        let (action, key, value) = operations[at];
+        while pipeline.start(action, key, value).is_err() {
+            take(&mut pipeline, &left, results);
+        }
+    }
+    while pipeline.in_flight() > 0 {
+        take(&mut pipeline, &left, results);
+    }
+}
+
+/// Takes a result. Tickets count from 0 in the order of the starts, which is that of `left`.
+fn take(pipeline: &mut Pipeline<'_>, left: &[usize], results: &mut [Option<Result<BatchOutcome>>]) {
     let Some(completed) = pipeline.wait() else { return };
-    if let Ok(at) = tickets.binary_search(&completed.ticket) {
-        results[at] = Some(completed.result.map(|outcome| match outcome {
+    let result = match completed.result {
+        Err(Error::Unreachable { .. }) => return,
+        result => result.map(|outcome| match outcome {
             Outcome::Value(value) => BatchOutcome::Value(
                 value.map(|(data, version)| Value { data: data.to_vec(), version }),
             ),
             Outcome::Stored => BatchOutcome::Stored,
             Outcome::Applied(applied) => BatchOutcome::Applied(applied),
-        }));
-    }
+        }),
+    };
+    results[left[completed.ticket.number() as usize]] = Some(result);
 }

@@ -58,18 +58,23 @@ impl Link {
 
 /// How often a call lost its connection.
 #[derive(Default)]
-struct Losses {
+pub(crate) struct Losses {
     first_at: Option<Instant>,
     count: u32,
 }
 
 impl Losses {
+    /// For how long there was no connection that lasted.
+    fn lasted(&self) -> Duration {
+        self.first_at.map_or(Duration::ZERO, |first| first.elapsed())
+    }
+
     /// One more; the error if that is enough.
     fn add(&mut self, shared: &Shared) -> Result<()> {
-        let lost = self.first_at.get_or_insert_with(Instant::now).elapsed();
+        self.first_at.get_or_insert_with(Instant::now);
         self.count += 1;
-        if self.count >= RECONNECTS_MIN && lost >= shared.connect_timeout() {
-            return Err(shared.unreachable(lost));
+        if self.count >= RECONNECTS_MIN && self.lasted() >= shared.connect_timeout() {
+            return Err(shared.unreachable(self.lasted()));
         }
         std::thread::sleep((RECONNECT_PAUSE * (self.count - 1)).min(RECONNECT_PAUSE_MAX));
         Ok(())
@@ -127,7 +132,18 @@ impl Session {
     #[cold]
     fn lose(&self, failure: Failure, losses: &mut Losses) -> Result<()> {
         self.link.connection.failed(failure).map_or(Ok(()), Err)?;
+        self.lost(losses)
+    }
+
+    /// The connection was lost under operations that have not happened; the error if that is
+    /// enough.
+    pub(crate) fn lost(&self, losses: &mut Losses) -> Result<()> {
         losses.add(&self.shared)
+    }
+
+    /// The error for operations that all these losses kept from happening.
+    pub(crate) fn unreachable(&self, losses: &Losses) -> Error {
+        self.shared.unreachable(losses.lasted())
     }
 
     /// Runs an operation that may change the region.

@@ -140,7 +140,7 @@ fn what_an_idle_session_holds_is_left_to_it() {
 fn a_client_that_does_not_answer_is_fenced_and_others_go_on() {
     let server = ServerProcess::start(&["--memory", "64MiB", "--grace-ms", "20"]);
     Ledger::create(&server.folder().join("ledger"));
-    let stopped = worker(&server, 0);
+    let mut stopped = worker(&server, 0);
     let observer = server.client();
     wait_until("it has blocks", PATIENCE, || {
         blocks_missing(&observer, &observer.statistics().unwrap()) != 0
@@ -169,7 +169,10 @@ fn a_client_that_does_not_answer_is_fenced_and_others_go_on() {
     });
     // It comes back and finds itself fenced: it connects anew and goes on.
     stopped.go_on();
-    wait_for_clients(&observer, 2);
+    wait_until("it connects anew", PATIENCE, || {
+        stopped.check();
+        observer.statistics().unwrap().clients >= 2
+    });
     stopped.kill();
     let statistics = observer.collect().unwrap();
     assert_eq!(blocks_missing(&observer, &statistics), 0, "{statistics:?}");

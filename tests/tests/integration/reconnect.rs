@@ -1,11 +1,15 @@
 //! Proves that sessions survive the server: they reconnect when it comes back, say so when it does
 //! not, and find what was acknowledged where the region has a file.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use farside::Error;
+use farside::around::{Around, Rule, Wrap};
+use farside::{BatchOutcome, Error};
+use farside_common::fabric::{ChainError, Completion, Fabric, LaneId, Nanos, Verb};
 use farside_tests::{ServerProcess, device, proof};
+use rustix::process::{Pid, Signal, kill_process};
 
 const KEYS: u64 = 1000;
 
@@ -128,4 +132,133 @@ fn sessions_fail_together() {
         failures.iter().all(|count| count.load(Ordering::Relaxed) < ATTEMPTS_MAX),
         "{failures:?}"
     );
+}
+
+/// Which chain of a program is its last on the connection it is posted to.
+#[derive(Clone)]
+struct Fence {
+    /// How many go before it, on any connection.
+    before: Arc<AtomicU64>,
+    /// What happens then.
+    then: Arc<dyn Fn() + Send + Sync>,
+}
+
+/// One fabric of such a program.
+struct Fenced {
+    fence: Fence,
+    is_fenced: bool,
+    refused: Vec<LaneId>,
+}
+
+impl<F: Fabric + ?Sized> Rule<F> for Fenced {
+    fn post(&mut self, fabric: &mut F, lane: LaneId, chain: &[Verb], deadline: Nanos) {
+        if self.fence.before.fetch_sub(1, Ordering::Relaxed) == 0 {
+            self.is_fenced = true;
+            (self.fence.then)();
+        }
+        if self.is_fenced {
+            self.refused.push(lane);
+        } else {
+            fabric.post(lane, chain, deadline);
+        }
+    }
+
+    fn poll(&mut self, fabric: &mut F) -> Option<Completion> {
+        let refused = self.refused.pop();
+        let refused = refused.map(|lane| Completion { lane, result: Err(ChainError::Fenced) });
+        refused.or_else(|| fabric.poll())
+    }
+}
+
+impl Fence {
+    /// None yet.
+    fn new(then: impl Fn() + Send + Sync + 'static) -> Self {
+        Self { before: Arc::new(AtomicU64::new(u64::MAX)), then: Arc::new(then) }
+    }
+
+    fn set(&self, before: u64) {
+        self.before.store(before, Ordering::Relaxed);
+    }
+
+    /// Whether that chain came.
+    fn has_come(&self) -> bool {
+        self.before.load(Ordering::Relaxed) > u64::MAX / 2
+    }
+
+    fn wrap(&self) -> Wrap {
+        let fence = self.clone();
+        Arc::new(move |fabric, _| {
+            let (fence, is_fenced, refused) = (fence.clone(), false, Vec::new());
+            Box::new(Around { rule: Fenced { fence, is_fenced, refused }, fabric })
+        })
+    }
+}
+
+/// As it is when a client was stopped for too long, at each chain of a batch.
+#[test]
+fn a_batch_whose_connection_is_lost_goes_on_with_the_next() {
+    const KEYS: u64 = 12;
+    let server = ServerProcess::start(&["--memory", "32MiB"]);
+    let fence = Fence::new(|| {});
+    let client = server.client_builder().pipeline_depth(8).around(fence.wrap()).connect().unwrap();
+    let mut session = client.session().unwrap();
+    for before in 0.. {
+        let keys = |kind: u64| -> Vec<_> {
+            (0..KEYS).map(|n| [before, kind, n].map(u64::to_le_bytes).concat()).collect()
+        };
+        let (read, replaced, new) = (keys(0), keys(1), keys(2));
+        for key in read.iter().chain(&replaced) {
+            session.put(key, b"old").unwrap();
+        }
+        let mut batch = session.batch();
+        for ((read, replaced), new) in read.iter().zip(&replaced).zip(&new) {
+            batch.get(read).put(replaced, b"new").insert(new, b"new");
+        }
+        fence.set(before);
+        let outcomes = batch.run().unwrap();
+        let has_come = fence.has_come();
+        fence.set(u64::MAX);
+        for (at, outcome) in outcomes.into_iter().enumerate() {
+            match (at % 3, outcome.unwrap()) {
+                (0, BatchOutcome::Value(Some(value))) => assert_eq!(*value, *b"old"),
+                (1, BatchOutcome::Stored) | (2, BatchOutcome::Applied(true)) => {}
+                (_, outcome) => panic!("operation {at}, fenced after {before}: {outcome:?}"),
+            }
+        }
+        for key in replaced.iter().chain(&new) {
+            assert_eq!(*session.get(key).unwrap().unwrap(), *b"new");
+        }
+        if !has_come {
+            assert!(before > 3 * KEYS, "a batch of {} was {before} chains", 3 * KEYS);
+            break;
+        }
+    }
+    server.assert_verifies();
+}
+
+#[test]
+fn a_batch_whose_server_stays_away_keeps_what_it_knows() {
+    const KEYS: u64 = 12;
+    const BEFORE: u64 = 5;
+    let server = ServerProcess::start(&["--memory", "32MiB"]);
+    let pid = Pid::from_raw(server.pid().cast_signed()).unwrap();
+    let fence = Fence::new(move || kill_process(pid, Signal::KILL).unwrap());
+    let timeout = Duration::from_millis(if device().is_some() { 1000 } else { 200 });
+    let builder = server.client_builder().pipeline_depth(4).connect_timeout(timeout);
+    let client = builder.around(fence.wrap()).connect().unwrap();
+    let mut session = client.session().unwrap();
+    let keys: Vec<_> = (0..KEYS).map(u64::to_le_bytes).collect();
+    keys.iter().for_each(|key| session.put(key, b"value").unwrap());
+    let mut batch = session.batch();
+    for key in &keys {
+        batch.get(key);
+    }
+    fence.set(BEFORE);
+    let outcomes = batch.run().unwrap();
+    let (known, unknown) = outcomes.split_at(BEFORE as usize);
+    assert!(known.iter().all(Result::is_ok), "{known:?}");
+    let is_lost =
+        |error: &Error| matches!(error, Error::Unreachable { tried, .. } if !tried.is_zero());
+    assert!(unknown.iter().all(|it| it.as_ref().is_err_and(is_lost)), "{unknown:?}");
+    assert_eq!(outcomes.len() as u64, KEYS);
 }
