@@ -1,6 +1,6 @@
 //! The one place where fabrics part: an engine over whichever the server's address names.
 
-use std::cell::{Ref, RefMut};
+use std::cell::Ref;
 
 use farside_common::fabric::shm::ShmFabric;
 use farside_common::fabric::verbs::VerbsFabric;
@@ -8,7 +8,7 @@ use farside_common::fabric::{Buffer, Counters};
 use farside_common::layout::Format;
 
 use crate::engine::{Engine, Failure, LANE};
-use crate::location_cache::LocationCache;
+use crate::location_cache::{CacheStatistics, LocationCache};
 use crate::protocol::{Action, Answer, Found};
 use crate::remote_depot::ControlDepot;
 
@@ -68,8 +68,12 @@ impl AnyEngine {
         over!(self, engine => engine.counters())
     }
 
-    pub(crate) fn cache(&self) -> RefMut<'_, LocationCache> {
-        over!(self, engine => engine.cache())
+    pub(crate) fn cache(&self) -> &LocationCache {
+        over!(self, engine => &engine.cache)
+    }
+
+    pub(crate) fn cache_statistics(&self) -> CacheStatistics {
+        over!(self, engine => engine.lookups.statistics())
     }
 
     pub(crate) fn format(&self) -> &Format {

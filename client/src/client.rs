@@ -274,8 +274,9 @@ impl ClientBuilder {
         self
     }
 
-    /// The most memory each session uses to remember where keys are, 16 bytes a key; 0 switches
-    /// the location cache off. 64 MiB by default, provided by the system only as it is used.
+    /// The most memory that the client uses to remember where keys are, 16 bytes a key; 0 switches
+    /// the location cache off, which all its sessions share. 64 MiB by default, provided by the
+    /// system only as it is used.
     pub fn cache_bytes(mut self, bytes: usize) -> Self {
         self.cache_bytes = bytes;
         self

@@ -9,6 +9,7 @@ use farside_common::fabric::verbs::Options;
 use crate::any_engine::AnyEngine;
 use crate::control::Control;
 use crate::engine::{Engine, EngineOptions, Failure};
+use crate::location_cache::ConnectionCache;
 use crate::{Error, Result};
 
 /// The first pause between two attempts to connect; doubled each time.
@@ -21,6 +22,7 @@ pub(crate) struct Connection {
     role: Role,
     rdma: Options,
     pub(crate) control: Control,
+    cache: ConnectionCache,
 }
 
 impl Connection {
@@ -34,7 +36,8 @@ impl Connection {
                 Ok(Attached { welcome, route, channel }) => {
                     let (role, rdma) = (target.role, target.rdma);
                     let control = Control::start(channel)?;
-                    return Ok(Self { welcome, route, role, rdma, control });
+                    let cache = ConnectionCache::default();
+                    return Ok(Self { welcome, route, role, rdma, control, cache });
                 }
                 Err(AttachError::Absent { source, .. }) => source,
                 Err(error) => return Err(error.into()),
@@ -51,13 +54,13 @@ impl Connection {
 
     /// An engine for one session.
     pub(crate) fn engine(&self, options: EngineOptions) -> std::result::Result<AnyEngine, Failure> {
-        let (depot, welcome) = (self.control.depot(), &self.welcome);
+        let (depot, welcome, cache) = (self.control.depot(), &self.welcome, &self.cache);
         Ok(match self.route.fabric(options.lanes)? {
             AnyFabric::Shm(fabric) => {
-                AnyEngine::Shm(Engine::open(fabric, depot, welcome, options)?)
+                AnyEngine::Shm(Engine::open(fabric, depot, welcome, options, cache)?)
             }
             AnyFabric::Verbs(fabric) => {
-                let engine = Engine::open(fabric, depot, welcome, options)?;
+                let engine = Engine::open(fabric, depot, welcome, options, cache)?;
                 self.check_lateness(engine.format.grace_ms)?;
                 AnyEngine::Verbs(engine)
             }
@@ -104,7 +107,8 @@ impl Connection {
                 AnyFabric::Verbs(fabric) => Box::new(fabric),
             };
         let wrapped = wrap(fabric, options.lanes);
-        let engine = Engine::open(wrapped, self.control.depot(), &self.welcome, options)?;
+        let engine =
+            Engine::open(wrapped, self.control.depot(), &self.welcome, options, &self.cache)?;
         Ok(AnyEngine::Wrapped(engine))
     }
 }
@@ -120,6 +124,6 @@ impl Connection {
         let AnyFabric::Shm(fabric) = self.route.fabric(options.lanes)? else {
             return Err(Failure::Disconnected);
         };
-        Engine::open(around(fabric), self.control.depot(), &self.welcome, options)
+        Engine::open(around(fabric), self.control.depot(), &self.welcome, options, &self.cache)
     }
 }

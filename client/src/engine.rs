@@ -1,7 +1,8 @@
-//! What the operations of a session share: the endpoint, what is known of the region, the location
-//! cache and the allocator. Setup lives here, the operations in `protocol/`.
+//! What the operations of a session share: the endpoint, what is known of the region, the client's
+//! location cache, and the allocator. Setup lives here, the operations in `protocol/`.
 
 use std::cell::{Cell, Ref, RefCell, RefMut};
+use std::sync::Arc;
 
 use farside_common::attach::AttachError;
 use farside_common::control::{FreeBlock, Welcome};
@@ -14,7 +15,7 @@ use farside_common::layout::{
 
 use crate::allocator::{Allocator, Depot, Taken};
 use crate::directory::{Directory, Subtable};
-use crate::location_cache::LocationCache;
+use crate::location_cache::{ConnectionCache, LocationCache, Lookups};
 use crate::{Error, Exhausted, Result};
 
 /// Why an operation ended early, before anybody decided whether to try it again.
@@ -114,7 +115,9 @@ pub(crate) struct Engine<F, D: Depot> {
     /// Wall clock minus the fabric's clock, in nanoseconds.
     wall_offset_ns: u64,
     directory: RefCell<Directory>,
-    cache: RefCell<LocationCache>,
+    pub(crate) cache: Arc<LocationCache>,
+    /// What the location cache did for this session.
+    pub(crate) lookups: Lookups,
     allocator: RefCell<Allocator<D>>,
     random: Cell<u64>,
     /// How many of [`ROOM_ALL`] slots where keys were inserted lately were never used before.
@@ -142,9 +145,11 @@ impl<F: Fabric, D: Depot> Engine<F, D> {
         depot: D,
         welcome: &Welcome,
         options: EngineOptions,
+        cache: &ConnectionCache,
     ) -> std::result::Result<Self, Failure> {
         let wall = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-        Self::open_at(fabric, depot, welcome, options, wall.unwrap_or_default().as_nanos() as u64)
+        let wall = wall.unwrap_or_default().as_nanos() as u64;
+        Self::open_at(fabric, depot, welcome, options, cache, wall)
     }
 
     /// [`Engine::open`] when the wall clock reads this many nanoseconds since 1970; it also seeds
@@ -154,6 +159,7 @@ impl<F: Fabric, D: Depot> Engine<F, D> {
         depot: D,
         welcome: &Welcome,
         options: EngineOptions,
+        cache: &ConnectionCache,
         wall: u64,
     ) -> std::result::Result<Self, Failure> {
         let endpoint = Endpoint::new(fabric, options.lanes);
@@ -175,7 +181,8 @@ impl<F: Fabric, D: Depot> Engine<F, D> {
             client_id: welcome.client_id,
             wall_offset_ns: wall.wrapping_sub(now),
             directory: RefCell::default(),
-            cache: RefCell::new(LocationCache::new(options.cache_bytes, constants.word_ns, now)),
+            cache: cache.get(options.cache_bytes, constants.word_ns, now),
+            lookups: Lookups::default(),
             allocator: RefCell::new(Allocator::new(depot, constants.grace_ns, options.lanes)),
             random: Cell::new(wall | 1),
             room: Cell::new(0),
@@ -249,11 +256,6 @@ impl<F: Fabric, D: Depot> Engine<F, D> {
     ) -> std::result::Result<(), Failure> {
         let entry = DirectoryEntry::new(subtable.offset, subtable.local_depth);
         Ok(self.directory.borrow_mut().update(directory_hash, entry, &self.geometry)?)
-    }
-
-    #[inline]
-    pub(crate) fn cache(&self) -> RefMut<'_, LocationCache> {
-        self.cache.borrow_mut()
     }
 
     #[inline]
@@ -359,7 +361,7 @@ impl<F: Fabric, D: Depot> Engine<F, D> {
         hasher.write_u64(self.random.get());
         hasher.write_u32(self.room.get());
         self.directory().hash_state(hasher);
-        self.cache().hash_state(hasher);
+        self.cache.hash_state(hasher);
         self.allocator().hash_state(hasher);
     }
 

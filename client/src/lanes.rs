@@ -148,7 +148,7 @@ impl<'s, F: Fabric> Lanes<'s, F> {
                 if !self.share(id, action, hash) {
                     // Posted with the next step, so that operations started together wait for
                     // memory together.
-                    self.engine.cache().expect(hash);
+                    self.engine.cache.expect(hash);
                     self.enqueue(id, action);
                 }
             }

@@ -40,8 +40,8 @@
 //! # Threads
 //!
 //! A [`Client`] is shared by all threads; each thread that works has a [`Session`] of its own, with
-//! its own lanes, location cache and free blocks. Sessions are `Send`, not
-//! `Sync`, and never take a lock for an operation.
+//! its own lanes and free blocks. They share the client's location cache. Sessions are `Send`,
+//! not `Sync`, and never take a lock for an operation that another one may hold for long.
 //!
 //! # Many operations at once
 //!

@@ -1,18 +1,26 @@
-//! Where a session last saw its keys: what makes a GET one READ.
+//! Where the sessions of a connection last saw their keys: what makes a GET one READ.
 //!
 //! Bounded and lossy: an entry that was pushed out, or that is wrong, costs a round trip and
 //! nothing else, because the block itself says whether it is still the key's (invariants I2, I10).
+//! Threads share it: what one of them is replacing another one leaves as it is
+//! (docs/decisions/0013).
 
 mod entry;
+mod proofs;
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicIsize, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use farside_common::fabric::Nanos;
 use farside_common::fabric::shm::prefetch;
 use farside_common::hash::KeyHash;
-use farside_common::layout::SlotState;
-use memmap2::{Advice, MmapMut};
-use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
+use farside_common::layout::{SlotState, SlotWord};
+use farside_common::pairs::Pairs;
+use portable_atomic::AtomicU128;
 
-use self::entry::{Entry, Proofs};
+use self::entry::Entry;
+use self::proofs::{SharedProofs, empty, entry};
 
 pub(crate) use self::entry::Location;
 
@@ -25,6 +33,29 @@ pub struct CacheStatistics {
     pub misses: u64,
 }
 
+/// [`CacheStatistics`] of one session, as they grow.
+#[derive(Default)]
+pub(crate) struct Lookups {
+    hits: Cell<u64>,
+    misses: Cell<u64>,
+}
+
+impl Lookups {
+    #[inline]
+    pub(crate) fn note_hit(&self) {
+        self.hits.update(|hits| hits + 1);
+    }
+
+    #[inline]
+    pub(crate) fn note_miss(&self) {
+        self.misses.update(|misses| misses + 1);
+    }
+
+    pub(crate) fn statistics(&self) -> CacheStatistics {
+        CacheStatistics { hits: self.hits.get(), misses: self.misses.get() }
+    }
+}
+
 const WAYS: usize = 8;
 /// How many entries a set has on average, until the memory given to the cache is in use.
 const ENTRIES_PER_SET: usize = 1;
@@ -34,208 +65,258 @@ const FIRST_SETS_BITS: u32 = 11;
 
 /// Two cache lines of the processor. A key's entry stands in its own of the two as long as there is
 /// room, so that finding it takes one.
-#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C, align(128))]
-struct Set([Entry; WAYS]);
-const _: () = assert!(size_of::<Set>() == 128);
+type Set = [AtomicU128; WAYS];
+const SET_BYTES: usize = WAYS * size_of::<Entry>();
+const _: () = assert!(SET_BYTES == 128);
 
-impl Set {
-    /// Where the key's own line starts; `ways` go on from there.
-    #[inline]
-    fn first(hash: KeyHash) -> usize {
-        (hash.tag() >> 8) as usize & (WAYS / 2)
-    }
+/// Where the key's own line starts; `ways` go on from there.
+#[inline]
+fn first_way(hash: KeyHash) -> usize {
+    (hash.tag() >> 8) as usize & (WAYS / 2)
+}
 
-    /// All places an entry of the key can have, those in its own line first.
-    #[inline]
-    fn ways(hash: KeyHash) -> impl Iterator<Item = usize> {
-        let first = Self::first(hash);
-        (0..WAYS).map(move |way| way ^ first)
-    }
+/// All places an entry of the key can have, those in its own line first.
+#[inline]
+fn ways(hash: KeyHash) -> impl Iterator<Item = usize> {
+    let first = first_way(hash);
+    (0..WAYS).map(move |way| way ^ first)
+}
 
-    /// Where the key's entry stands.
-    #[inline]
-    fn way(&self, hash: KeyHash) -> Option<usize> {
-        Self::ways(hash).find(|way| self.0[*way].is_of(hash))
-    }
+/// The key's entry, and where it stands.
+#[inline]
+fn find(set: &Set, hash: KeyHash) -> Option<(&AtomicU128, Entry)> {
+    let known = |way| (&set[way], entry(&set[way]));
+    ways(hash).map(known).find(|(_, entry)| entry.is_of(hash))
+}
 
-    /// Where an entry of a key that has none goes: in place of an empty one, else of the one that
-    /// was not proved for the longest time.
-    fn victim(&self, hash: KeyHash) -> usize {
-        let age = |way: &usize| {
-            let entry = &self.0[*way];
-            (!entry.is_empty()).then(|| entry.stamp())
-        };
-        Self::ways(hash).min_by_key(age).unwrap_or_default()
+/// Where an entry of a key that has none goes: in place of an empty one, else of the one that was
+/// not proved for the longest time.
+fn victim(set: &Set, hash: KeyHash) -> Option<(&AtomicU128, Entry)> {
+    let known = |way| (&set[way], entry(&set[way]));
+    let age = |(_, entry): &(_, Entry)| (!entry.is_empty()).then(|| entry.stamp());
+    ways(hash).map(known).min_by_key(age)
+}
+
+/// A cache line apart from what everybody reads.
+#[derive(Default)]
+#[repr(align(128))]
+struct Apart<T>(T);
+
+/// The location cache of a connection, made by the first session.
+#[derive(Default)]
+pub(crate) struct ConnectionCache(OnceLock<Arc<LocationCache>>);
+
+impl ConnectionCache {
+    /// It, of at most this many bytes, for words whose proof is good for `proof_ns`.
+    pub(crate) fn get(&self, bytes: usize, proof_ns: Nanos, now: Nanos) -> Arc<LocationCache> {
+        self.0.get_or_init(|| Arc::new(LocationCache::new(bytes, proof_ns, now))).clone()
     }
 }
 
 pub(crate) struct LocationCache {
-    /// A power of two of sets, or nothing when the cache is off. Mapped, because the system then
-    /// provides zeroed pages, and huge ones, only as they are used.
-    memory: Option<MmapMut>,
-    /// How many of the sets are in use, a power of two.
-    sets: usize,
+    /// A power of two of sets, or nothing when the cache is off.
+    memory: Option<Pairs>,
+    /// How many of the sets are in use, a power of two. Never less than before, for what stood in
+    /// others would miss a [`LocationCache::rebase`]. Released and acquired: who uses a set knows
+    /// of the rebases before it came into use.
+    sets: AtomicUsize,
+    proofs: SharedProofs<AtomicU64>,
     /// How many entries are in use.
-    filled: usize,
-    proofs: Proofs,
-    pub(crate) statistics: CacheStatistics,
+    filled: Apart<AtomicIsize>,
+    /// Whose thread goes through the whole cache, one at a time.
+    upkeep: Mutex<()>,
 }
 
 impl LocationCache {
-    /// A cache of at most this many bytes, for words whose proof is good for `proof_ns`.
-    pub(crate) fn new(bytes: usize, proof_ns: Nanos, now: Nanos) -> Self {
-        let most = (bytes / size_of::<Set>() + 1).next_power_of_two() / 2;
+    fn new(bytes: usize, proof_ns: Nanos, now: Nanos) -> Self {
+        let most = (bytes / SET_BYTES + 1).next_power_of_two() / 2;
         Self {
-            memory: Self::map(most * size_of::<Set>()),
-            sets: most.clamp(1, FIRST_SETS),
-            filled: 0,
-            proofs: Proofs::new(proof_ns, now),
-            statistics: CacheStatistics::default(),
+            // Without memory for the cache the store works as well, one round trip slower.
+            memory: Pairs::new(most * WAYS).ok(),
+            sets: AtomicUsize::new(most.clamp(1, FIRST_SETS)),
+            proofs: SharedProofs::new(proof_ns, now),
+            filled: Apart::default(),
+            upkeep: Mutex::default(),
         }
     }
 
-    /// Without memory for the cache the store works as well, one round trip slower.
-    fn map(bytes: usize) -> Option<MmapMut> {
-        let memory = MmapMut::map_anon(bytes).ok().filter(|_| bytes > 0)?;
-        // Small pages do as well, a little slower.
-        let _ = memory.advise(Advice::HugePage);
-        Some(memory)
+    fn all(&self) -> &[AtomicU128] {
+        self.memory.as_deref().unwrap_or_default()
     }
 
-    /// Forgets everything.
-    pub(crate) fn clear(&mut self) {
-        self.memory = self.memory.take().and_then(|old| Self::map(old.len()));
-        (self.sets, self.filled) = (self.sets.min(FIRST_SETS), 0);
-    }
-
-    fn all_sets(&mut self) -> &mut [Set] {
-        let memory = self.memory.as_deref_mut().unwrap_or_default();
-        <[Set]>::mut_from_bytes(memory).unwrap_or_default()
+    /// Every place in use; who does not have `upkeep` may miss some that come into use.
+    fn used(&self) -> &[AtomicU128] {
+        let all = self.all();
+        &all[..all.len().min(self.sets.load(Ordering::Acquire) * WAYS)]
     }
 
     #[inline]
-    fn set(&mut self, hash: KeyHash) -> Option<&mut Set> {
-        let start = (entry::spread(hash) & (self.sets - 1)) * size_of::<Set>();
-        // Not by way of all sets, which takes three times as many instructions.
-        let (set, _) = Set::mut_from_prefix(self.memory.as_deref_mut()?.get_mut(start..)?).ok()?;
-        Some(set)
+    fn set(&self, hash: KeyHash) -> Option<&Set> {
+        let start = (entry::spread(hash) & (self.sets.load(Ordering::Acquire) - 1)) * WAYS;
+        self.memory.as_deref()?.get(start..)?.first_chunk()
     }
 
     /// An entry more is in use: as long as there is memory, the sets shall have room for the next.
     #[inline]
-    fn filled_one(&mut self) {
-        self.filled += 1;
-        let bytes = self.memory.as_ref().map_or(0, |memory| memory.len());
-        if self.filled > self.sets * ENTRIES_PER_SET && self.sets * size_of::<Set>() < bytes {
+    fn filled_one(&self) {
+        // Below 0 when another thread removed what this one has not counted yet.
+        let filled = self.filled.0.fetch_add(1, Ordering::Relaxed) + 1;
+        if self.is_full(filled) {
             self.double();
         }
     }
 
-    /// Uses twice as many sets: the entries of each are shared out among two.
+    #[inline]
+    fn is_full(&self, filled: isize) -> bool {
+        let sets = self.sets.load(Ordering::Relaxed);
+        filled > (sets * ENTRIES_PER_SET) as isize && sets * WAYS < self.all().len()
+    }
+
+    /// Uses twice as many sets: the entries of each are shared out among two. What is learnt of
+    /// those that move is lost.
     #[cold]
-    fn double(&mut self) {
-        let sets = self.sets;
-        let Some((old, new)) = self.all_sets().split_at_mut_checked(sets) else { return };
-        for (at, (old, new)) in old.iter_mut().zip(new).enumerate() {
-            for (from, to) in old.0.iter_mut().zip(&mut new.0) {
-                if !from.is_empty() && from.spread(at) & sets != 0 {
-                    *to = std::mem::replace(from, Entry::new_zeroed());
-                }
+    fn double(&self) {
+        let Ok(_upkeep) = self.upkeep.try_lock() else { return };
+        if !self.is_full(self.filled.0.load(Ordering::Relaxed)) {
+            return;
+        }
+        let (old, sets) = (self.used(), self.sets.load(Ordering::Relaxed));
+        let new = &self.all()[old.len()..];
+        let moves = |at: usize| {
+            let known = entry(&old[at]);
+            let stays = known.is_empty() || known.is_locked();
+            (!stays && known.spread(at / WAYS) & sets != 0).then_some(known)
+        };
+        // Copies, so that all are found meanwhile.
+        let mut more = 0;
+        for (at, to) in new.iter().enumerate().take(old.len()) {
+            if let Some(known) = moves(at) {
+                to.store(known.bits(), Ordering::Release);
+                more += 1;
             }
         }
-        self.sets = 2 * sets;
+        self.sets.store(2 * sets, Ordering::Release);
+        for (at, from) in old.iter().enumerate() {
+            more -= isize::from(moves(at).is_some_and(|known| empty(from, known)));
+        }
+        self.filled.0.fetch_add(more, Ordering::Relaxed);
+    }
+
+    /// One pass over the cache, once in more than sixty times as long as a proof is good for.
+    #[cold]
+    fn rebase(&self, now: Nanos) {
+        if let Ok(_upkeep) = self.upkeep.try_lock()
+            && self.proofs.is_over(now)
+        {
+            self.proofs.rebase(now, self.used().iter());
+        }
+    }
+
+    /// Forgets everything but what other threads are learning meanwhile.
+    pub(crate) fn clear(&self) {
+        self.used().iter().for_each(|place| self.forget_at(place, entry(place)));
     }
 
     /// The key will be looked up soon.
     #[inline]
-    pub(crate) fn expect(&mut self, hash: KeyHash) {
+    pub(crate) fn expect(&self, hash: KeyHash) {
         if let Some(set) = self.set(hash) {
-            prefetch(&set.0[Set::first(hash)]);
+            prefetch(&set[first_way(hash)]);
         }
     }
 
     #[inline]
-    fn entry(&mut self, hash: KeyHash) -> Option<&mut Entry> {
-        let set = self.set(hash)?;
-        let way = set.way(hash)?;
-        Some(&mut set.0[way])
-    }
-
-    #[inline]
-    pub(crate) fn get(&mut self, hash: KeyHash) -> Option<Location> {
-        let proofs = self.proofs;
-        self.entry(hash)?.location(hash, proofs).ok()
+    pub(crate) fn get(&self, hash: KeyHash) -> Option<Location> {
+        let proofs = self.proofs.for_reading();
+        let (_, entry) = find(self.set(hash)?, hash)?;
+        entry.location(hash, proofs).ok()
     }
 
     /// Remembers a location in place of what was known of the key, or of an entry nobody used for
     /// long. Only of a LIVE word: what a split has in its hands will not stay.
     #[inline]
-    pub(crate) fn put(&mut self, hash: KeyHash, location: Location) {
-        let stamp = self.stamp(location.proved_at);
-        match Entry::new(hash, &location, stamp) {
-            Ok(entry) if location.word.state() == SlotState::Live => {
-                let Some(set) = self.set(hash) else { return };
-                let way = set.way(hash).unwrap_or_else(|| set.victim(hash));
-                if std::mem::replace(&mut set.0[way], entry).is_empty() {
-                    self.filled_one();
-                }
+    pub(crate) fn put(&self, hash: KeyHash, location: Location) {
+        match Entry::new(hash, &location) {
+            Ok(new) if location.word.state() == SlotState::Live => {
+                self.reach(location.proved_at);
+                // Twice: others may be at it, who mostly have older news.
+                (0..2).any(|_| self.put_entry(hash, new, location.proved_at));
             }
             _ => self.forget(hash),
         }
     }
 
-    /// A READ posted then proved this location again, whose entry another operation of the session
-    /// may have replaced meanwhile.
+    /// Whether it could be put.
     #[inline]
-    pub(crate) fn prove(&mut self, hash: KeyHash, location: &Location, at: Nanos) {
+    fn put_entry(&self, hash: KeyHash, new: Entry, at: Nanos) -> bool {
+        let Some(set) = self.set(hash) else { return true };
+        let known = find(set, hash).or_else(|| victim(set, hash));
+        let put = known.filter(|(place, known)| self.proofs.replace(*place, *known, new, at));
+        if put.is_some_and(|(_, known)| known.is_empty()) {
+            self.filled_one();
+        }
+        put.is_some()
+    }
+
+    /// A proof then is about to be written down.
+    #[inline]
+    fn reach(&self, at: Nanos) {
+        if self.proofs.is_over(at) {
+            self.rebase(at);
+        }
+    }
+
+    /// A READ posted then proved this location again, whose entry another operation may have
+    /// replaced meanwhile.
+    #[inline]
+    pub(crate) fn prove(&self, hash: KeyHash, location: &Location, at: Nanos) {
         if self.proofs.is_later(at, location.proved_at) {
             self.prove_later(hash, location, at);
         }
     }
 
-    fn prove_later(&mut self, hash: KeyHash, location: &Location, at: Nanos) {
-        let stamp = self.stamp(at);
-        if self.get(hash).is_some_and(|now| now.word == location.word)
-            && let Some(entry) = self.entry(hash)
+    fn prove_later(&self, hash: KeyHash, location: &Location, at: Nanos) {
+        self.reach(at);
+        let proofs = self.proofs.for_reading();
+        let known = self.set(hash).and_then(|set| find(set, hash));
+        if let Some((place, known)) = known
+            && let Ok(now) = known.location(hash, proofs)
+            // The word alone may have come again.
+            && now == (Location { proved_at: now.proved_at, ..*location })
+            && self.proofs.is_later(at, now.proved_at)
         {
-            entry.set_stamp(stamp.max(entry.stamp()));
-        }
-    }
-
-    /// What an entry proved then writes down.
-    #[inline]
-    fn stamp(&mut self, at: Nanos) -> u64 {
-        if self.proofs.stamp(at) > Proofs::STAMP_MAX {
-            self.rebase(at);
-        }
-        self.proofs.stamp(at)
-    }
-
-    /// One pass over the cache, once in more than two hundred times as long as a proof is good for.
-    #[cold]
-    fn rebase(&mut self, now: Nanos) {
-        let (passed, sets) = (self.proofs.rebase(now), self.sets);
-        for entry in self.all_sets().iter_mut().take(sets).flat_map(|set| &mut set.0) {
-            // Memory that was never used is not to be taken up now.
-            if !entry.is_empty() {
-                entry.set_stamp(entry.stamp().saturating_sub(passed));
-            }
+            self.proofs.replace(place, known, known, at);
         }
     }
 
     #[inline]
-    pub(crate) fn forget(&mut self, hash: KeyHash) {
-        if let Some(entry) = self.entry(hash) {
-            entry.zero();
-            self.filled -= 1;
+    pub(crate) fn forget(&self, hash: KeyHash) {
+        if let Some((place, known)) = self.set(hash).and_then(|set| find(set, hash)) {
+            self.forget_at(place, known);
+        }
+    }
+
+    /// This word is not there any more. What another operation learnt since stays.
+    #[inline]
+    pub(crate) fn forget_word(&self, hash: KeyHash, word: SlotWord) {
+        let proofs = self.proofs.for_reading();
+        if let Some((place, known)) = self.set(hash).and_then(|set| find(set, hash))
+            && known.location(hash, proofs).is_ok_and(|now| now.word == word)
+        {
+            self.forget_at(place, known);
+        }
+    }
+
+    fn forget_at(&self, place: &AtomicU128, known: Entry) {
+        if !known.is_empty() && empty(place, known) {
+            self.filled.0.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
     /// Mixes everything that is remembered into a hash.
     #[cfg(feature = "testing")]
     pub(crate) fn hash_state(&self, hasher: &mut impl std::hash::Hasher) {
-        hasher.write(self.memory.as_deref().unwrap_or_default());
+        self.used().iter().for_each(|place| hasher.write_u128(entry(place).bits()));
     }
 }
 

@@ -24,8 +24,8 @@ const RECONNECT_PAUSE_MAX: Duration = Duration::from_millis(250);
 /// How often a compare-and-exchange with an absent key starts over because the key comes and goes.
 const EXCHANGE_ATTEMPTS_MAX: u32 = 64;
 
-/// One thread's way to the region: its own lanes, location cache and free blocks. `Send`, but not
-/// `Sync`.
+/// One thread's way to the region: its own lanes and free blocks; the location cache is the
+/// client's. `Send`, but not `Sync`.
 ///
 /// Every call returns when its operation is done. For many in flight see [`Session::pipeline`] and
 /// [`Session::batch`]. The round trips and verbs in the descriptions are counted by tests.
@@ -350,12 +350,13 @@ impl Session {
         self.link.engine.counters()
     }
 
-    /// What the location cache did on the present connection.
+    /// What the location cache did for this session on the present connection.
     pub fn cache_statistics(&self) -> CacheStatistics {
-        self.link.engine.cache().statistics
+        self.link.engine.cache_statistics()
     }
 
-    /// Forgets all cached locations.
+    /// Forgets all cached locations, for all sessions of the client; not what others are learning
+    /// meanwhile.
     pub fn clear_cache(&mut self) {
         self.link.engine.cache().clear();
     }

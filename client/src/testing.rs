@@ -8,6 +8,7 @@ use farside_common::layout::SizeClass;
 use crate::allocator::{Blocks as Delivered, Delivery, Depot};
 use crate::engine::{Engine, EngineOptions, Failure, LANE};
 use crate::growth::Prefix;
+use crate::location_cache::ConnectionCache;
 use crate::protocol::{Action, Answer, Expected, Operation};
 use crate::store::Lifetime;
 use crate::{Error, Version};
@@ -26,6 +27,10 @@ pub trait Blocks {
     /// one.
     fn split_outcome(&mut self, local_depth: u8) -> Option<SplitOutcome>;
 }
+
+/// Where rigs that share it last saw their keys, as the sessions of a client do.
+#[derive(Default)]
+pub struct Locations(ConnectionCache);
 
 struct Supply {
     blocks: Box<dyn Blocks>,
@@ -103,12 +108,13 @@ impl<F: Fabric> Rig<F> {
         blocks: Box<dyn Blocks>,
         welcome: &Welcome,
         lanes: u16,
-        cache_bytes: usize,
+        (cache_bytes, locations): (usize, &Locations),
         wall: u64,
     ) -> Result<Self, Option<Error>> {
         let supply = Supply { blocks, answers: Vec::new(), asked: Vec::new() };
         let options = EngineOptions { cache_bytes, lanes };
-        let engine = Engine::open_at(fabric, supply, welcome, options, wall).map_err(error)?;
+        let engine =
+            Engine::open_at(fabric, supply, welcome, options, &locations.0, wall).map_err(error)?;
         Ok(Self { engine })
     }
 

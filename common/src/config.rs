@@ -295,7 +295,7 @@ pub struct ClientConfig {
     pub role: Role,
     /// The server's secret, if it has one.
     pub secret: Option<Secret>,
-    /// How much memory a session's location cache takes; 0 for none.
+    /// How much memory the client's location cache takes; 0 for none.
     #[serde(deserialize_with = "size_from_text")]
     pub cache_bytes: ByteSize,
     /// How many operations a session keeps in flight.

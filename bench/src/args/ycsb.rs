@@ -100,7 +100,7 @@ pub struct Ycsb {
     /// What is between the client and the region besides the fabric
     #[arg(long, value_name = "NETWORK")]
     pub network: Option<NetworkName>,
-    /// Memory for each session's location cache, as in 64MiB; 0B switches it off
+    /// Memory for each client's location cache, as in 64MiB; 0B switches it off
     #[arg(long, value_name = "SIZE")]
     pub cache_bytes: Option<ByteSize>,
     /// Memory for the server started for the run, instead of what the records need

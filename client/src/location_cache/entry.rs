@@ -5,8 +5,9 @@ use farside_common::hash::KeyHash;
 use farside_common::layout::{
     BlockAddress, BlockRef, INCARNATION_MAX, LayoutError, SizeClass, SlotWord, WINDOW_BYTES,
 };
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, transmute};
 
+use super::proofs::Proofs;
 use super::{FIRST_SETS, FIRST_SETS_BITS};
 
 /// Where a key's value is, as of `proved_at`.
@@ -30,7 +31,7 @@ pub(crate) struct Location {
 /// A [`Location`] in 16 bytes, by leaving out what the key's hash and the other fields say: the
 /// fingerprint, the low bits of the generation, and the state, for only LIVE words are remembered.
 /// Where the window is, the directory says.
-#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[derive(Clone, Copy, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub(super) struct Entry {
     /// Of the block; 0 is nowhere, for the region starts with its superblock.
@@ -43,7 +44,7 @@ const _: () = assert!(size_of::<Entry>() == 16);
 
 /// Some bits of [`Entry::rest`].
 #[derive(Clone, Copy)]
-struct Field {
+pub(super) struct Field {
     shift: u32,
     bits: u32,
 }
@@ -53,7 +54,7 @@ impl Field {
         Self { shift: below.shift + below.bits, bits }
     }
 
-    const fn max(self) -> u64 {
+    pub(super) const fn max(self) -> u64 {
         (1 << self.bits) - 1
     }
 
@@ -76,8 +77,10 @@ const CONDITIONAL: Field = Field::above(CLASS, 1);
 const POISONED: Field = Field::above(CONDITIONAL, 1);
 const EXPIRES: Field = Field::above(POISONED, 1);
 /// See [`Proofs`].
-const PROVED: Field = Field::above(EXPIRES, 12);
-const TAG: Field = Field::above(PROVED, 33);
+pub(super) const PROVED: Field = Field::above(EXPIRES, 11);
+/// Somebody is about to replace the entry.
+const LOCKED: Field = Field::above(PROVED, 1);
+const TAG: Field = Field::above(LOCKED, 33);
 const _: () = assert!(TAG.shift + TAG.bits == 64);
 const _: () = assert!(INCARNATION.max() == INCARNATION_MAX as u64);
 const _: () = assert!(SizeClass::COUNT as u64 <= CLASS.max() + 1);
@@ -98,16 +101,15 @@ pub(super) fn spread(hash: KeyHash) -> usize {
 }
 
 impl Entry {
-    /// What there is to keep of a LIVE word's location, proved as the stamp says.
+    /// What there is to keep of a LIVE word's location, but for when it was proved.
     ///
     /// # Errors
     /// [`LayoutError`] if the word leads to no block.
     #[inline]
-    pub(super) fn new(hash: KeyHash, location: &Location, stamp: u64) -> Result<Self, LayoutError> {
+    pub(super) fn new(hash: KeyHash, location: &Location) -> Result<Self, LayoutError> {
         let Location { in_window, word, generation, poisoned, expires, .. } = *location;
         let BlockRef { address, class, .. } = word.block()?;
         let rest = TAG.with(Self::tag(hash))
-            | PROVED.with(stamp)
             | EXPIRES.with(expires.into())
             | POISONED.with(poisoned.into())
             | CONDITIONAL.with(word.is_conditional().into())
@@ -171,58 +173,32 @@ impl Entry {
         PROVED.of(self.rest)
     }
 
-    pub(super) fn set_stamp(&mut self, stamp: u64) {
-        self.rest = self.rest & !PROVED.with(PROVED.max()) | PROVED.with(stamp);
-    }
-}
-
-/// What entries write down instead of the time of a proof: how many units passed between a base
-/// and then, and one; 0 for a proof that is too old for anything.
-#[derive(Clone, Copy)]
-pub(super) struct Proofs {
-    /// Log2 of a unit in nanoseconds.
-    unit_shift: u32,
-    /// In units.
-    base: u64,
-}
-
-/// A unit is at most this part of the time a proof is good for ...
-pub(super) const UNITS_PER_PROOF: Nanos = 16;
-/// ... but at least 17 ms, so that the base lasts for more than a minute.
-pub(super) const UNIT_SHIFT_MIN: u32 = 24;
-
-impl Proofs {
-    /// The largest stamp.
-    pub(super) const STAMP_MAX: u64 = PROVED.max();
-
-    pub(super) fn new(proof_ns: Nanos, now: Nanos) -> Self {
-        let unit_shift = (proof_ns / UNITS_PER_PROOF).max(1).ilog2().max(UNIT_SHIFT_MIN);
-        Self { unit_shift, base: now >> unit_shift }
-    }
-
-    /// What an entry proved then writes down; over [`Proofs::STAMP_MAX`] when the base is too long
-    /// ago.
+    /// The same, proved as the stamp says.
     #[inline]
-    pub(super) fn stamp(self, at: Nanos) -> u64 {
-        ((at >> self.unit_shift) + 1).saturating_sub(self.base)
+    pub(super) fn stamped(self, stamp: u64) -> Self {
+        let rest = self.rest & !PROVED.with(PROVED.max()) | PROVED.with(stamp);
+        Self { rest, ..self }
     }
 
-    /// When an entry with this stamp was proved, or a little earlier.
+    /// Whether somebody is about to replace it.
     #[inline]
-    fn at(self, stamp: u64) -> Nanos {
-        if stamp == 0 { 0 } else { (self.base + stamp - 1) << self.unit_shift }
+    pub(super) fn is_locked(&self) -> bool {
+        LOCKED.of(self.rest) == 1
     }
 
-    /// Whether a proof at `at` is worth writing down over one of `before`.
+    /// The same, for others to leave alone.
     #[inline]
-    pub(super) fn is_later(self, at: Nanos, before: Nanos) -> bool {
-        at >> self.unit_shift > before >> self.unit_shift
+    pub(super) fn locked(self) -> Self {
+        Self { rest: self.rest | LOCKED.with(1), ..self }
     }
 
-    /// Moves the base to where all proofs that are still good at `now` stay so; returns by how
-    /// much all stamps get smaller.
-    pub(super) fn rebase(&mut self, now: Nanos) -> u64 {
-        let base = (now >> self.unit_shift).saturating_sub(4 * UNITS_PER_PROOF);
-        base.saturating_sub(std::mem::replace(&mut self.base, base))
+    #[inline]
+    pub(super) fn from_bits(bits: u128) -> Self {
+        transmute!(bits)
+    }
+
+    #[inline]
+    pub(super) fn bits(self) -> u128 {
+        transmute!(self)
     }
 }

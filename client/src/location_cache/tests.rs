@@ -1,14 +1,24 @@
 use farside_common::hash::KeyHasher;
 use farside_common::layout::{BlockAddress, BlockRef, INCARNATION_MAX, SizeClass, SlotWord};
 
-use super::entry::{UNIT_SHIFT_MIN, UNITS_PER_PROOF};
+use super::proofs::{Proofs, UNIT_SHIFT_MIN, UNITS_PER_PROOF};
 use super::*;
 
-/// For proofs of less than this a unit is 17 ms.
+/// For proofs of less than this a unit is 34 ms.
 const PROOF_NS: Nanos = UNITS_PER_PROOF << UNIT_SHIFT_MIN;
 
 fn cache(bytes: usize) -> LocationCache {
     LocationCache::new(bytes, PROOF_NS, 0)
+}
+
+impl LocationCache {
+    fn sets(&self) -> usize {
+        self.sets.load(Ordering::Relaxed)
+    }
+
+    fn filled(&self) -> usize {
+        self.filled.0.load(Ordering::Relaxed).try_into().unwrap()
+    }
 }
 
 fn units(n: u64) -> Nanos {
@@ -42,7 +52,7 @@ fn hash(n: u64) -> KeyHash {
 
 #[test]
 fn what_is_put_comes_back_until_forgotten() {
-    let mut cache = cache(1 << 20);
+    let cache = cache(1 << 20);
     for n in 0..1000 {
         cache.put(hash(n), location(n, n));
     }
@@ -55,7 +65,14 @@ fn what_is_put_comes_back_until_forgotten() {
     cache.prove(hash(7), &location(7, 9), units(100));
     cache.prove(hash(7), &location(7, 8), units(98));
     assert_eq!(cache.get(hash(7)), Some(Location { proved_at: units(99), ..location(7, 8) }));
-    cache.forget(hash(7));
+    // The same word, but 256 generations ago, when it led to something else.
+    let ago = Location { generation: 0xabcd_ee08, ..location(7, 8) };
+    cache.put(hash(7), ago);
+    cache.prove(hash(7), &location(7, 8), units(200));
+    assert_eq!(cache.get(hash(7)), Some(ago));
+    cache.forget_word(hash(7), location(7, 9).word);
+    assert_eq!(cache.get(hash(7)), Some(ago));
+    cache.forget_word(hash(7), location(7, 8).word);
     assert_eq!(cache.get(hash(7)), None);
     cache.clear();
     assert_eq!(cache.get(hash(8)), None);
@@ -63,7 +80,7 @@ fn what_is_put_comes_back_until_forgotten() {
 
 #[test]
 fn what_a_split_has_in_its_hands_is_not_remembered() {
-    let mut cache = cache(1 << 20);
+    let cache = cache(1 << 20);
     cache.put(hash(1), location(1, 1));
     let frozen = location(1, 1).word.with_state(SlotState::Frozen);
     cache.put(hash(1), Location { word: frozen, ..location(1, 1) });
@@ -74,7 +91,7 @@ fn what_a_split_has_in_its_hands_is_not_remembered() {
 /// that is good for anything.
 #[test]
 fn proofs_keep_their_time_for_ever_or_lose_it() {
-    let mut cache = cache(1 << 20);
+    let cache = cache(1 << 20);
     for lap in 1..5 {
         let now = lap * (Proofs::STAMP_MAX + 1);
         for n in 0..100 {
@@ -106,13 +123,13 @@ fn tags_differ() {
 
 #[test]
 fn a_key_whose_line_is_full_stands_in_the_other_one() {
-    let mut cache = cache(128);
-    let same_line = |n: &u64| Set::first(hash(*n)) == Set::first(hash(0));
+    let cache = cache(128);
+    let same_line = |n: &u64| first_way(hash(*n)) == first_way(hash(0));
     let keys: Vec<u64> = (0..).filter(same_line).take(WAYS).collect();
     keys.iter().for_each(|n| cache.put(hash(*n), location(*n, *n)));
     for (at, n) in keys.iter().enumerate() {
-        let way = Set::ways(hash(*n))
-            .position(|way| cache.set(hash(*n)).is_some_and(|set| set.0[way].is_of(hash(*n))));
+        let set = cache.set(hash(*n)).unwrap();
+        let way = ways(hash(*n)).position(|way| entry(&set[way]).is_of(hash(*n)));
         assert_eq!((way, cache.get(hash(*n))), (Some(at), Some(location(*n, *n))));
     }
     // Found there, a key is also replaced and forgotten there.
@@ -128,42 +145,43 @@ fn a_key_whose_line_is_full_stands_in_the_other_one() {
 #[test]
 fn sets_double_with_what_they_hold() {
     let most = 4 * FIRST_SETS;
-    let mut cache = cache(most * size_of::<Set>());
+    let cache = cache(most * SET_BYTES);
     let count = (most * ENTRIES_PER_SET) as u64;
     for n in 0..count {
         cache.put(hash(n), location(n, n % 1000));
-        let wanted = cache.filled.div_ceil(ENTRIES_PER_SET).next_power_of_two();
-        assert_eq!(cache.sets, wanted.max(FIRST_SETS));
-        if cache.filled.is_power_of_two() {
+        let wanted = cache.filled().div_ceil(ENTRIES_PER_SET).next_power_of_two();
+        assert_eq!(cache.sets(), wanted.max(FIRST_SETS));
+        if cache.filled().is_power_of_two() {
             let kept = (0..=n).filter(|n| cache.get(hash(*n)) == Some(location(*n, n % 1000)));
-            assert_eq!(kept.count(), cache.filled);
+            assert_eq!(kept.count(), cache.filled());
         }
     }
-    assert!(cache.filled as u64 * 1000 > count * 999, "{} of {count}", cache.filled);
+    assert!(cache.filled() as u64 * 1000 > count * 999, "{} of {count}", cache.filled());
     // Full, it goes on within its memory.
     for n in count..4 * count {
         cache.put(hash(n), location(n, n % 1000));
     }
-    assert_eq!(cache.sets, most);
+    assert_eq!(cache.sets(), most);
     for n in 0..4 * count {
         cache.forget(hash(n));
     }
-    assert_eq!(cache.filled, 0);
-    cache.put(hash(1), location(1, 1));
+    assert_eq!(cache.filled(), 0);
+    (0..100).for_each(|n| cache.put(hash(n), location(n, n)));
     cache.clear();
-    assert_eq!((cache.get(hash(1)), cache.sets, cache.filled), (None, FIRST_SETS, 0));
+    assert!((0..100).all(|n| cache.get(hash(n)).is_none()));
+    assert_eq!((cache.sets(), cache.filled()), (most, 0));
 }
 
 #[test]
 fn memory_is_bounded_and_zero_is_off() {
     for bytes in [128, 255, 256, 1000, 1 << 20] {
         let cache = cache(bytes);
-        assert!((128..=bytes).contains(&cache.memory.unwrap().len()));
+        assert!((128..=bytes).contains(&(cache.all().len() * size_of::<Entry>())));
     }
-    let mut off = cache(0);
+    let off = cache(0);
     off.put(hash(1), location(1, 1));
     assert_eq!(off.get(hash(1)), None);
-    let mut small = cache(128);
+    let small = cache(128);
     for n in 1..=8 {
         small.put(hash(n), location(n, n));
     }
@@ -172,4 +190,45 @@ fn memory_is_bounded_and_zero_is_off() {
     small.put(hash(9), location(9, 9));
     let kept: Vec<u64> = (1..=9).filter(|n| small.get(hash(*n)).is_some()).collect();
     assert_eq!(kept, [1, 3, 4, 5, 6, 7, 8, 9]);
+}
+
+/// Threads share a cache: whatever they do, what one of them gets was put, all of it, and was
+/// proved when it says or later, while sets double and the base moves.
+#[test]
+fn what_one_thread_gets_another_one_put() {
+    const ROUNDS: u64 = 200_000;
+    const KEYS: u64 = 3000;
+    /// More than a stamp can tell from each other.
+    const TIMES: u64 = 2 * Proofs::STAMP_MAX;
+    let cache = cache(1 << 20);
+    let work = |thread: u64| {
+        let mut found = 0;
+        for round in 0..ROUNDS {
+            let random = hash(round << 8 | thread).tag();
+            let (key, now) = (random % KEYS, round * TIMES / ROUNDS);
+            match random >> 60 {
+                0..8 => cache.put(hash(key), location(key, now)),
+                8 => cache.forget(hash(key)),
+                // Others keep the time of their PUT.
+                _ if key % 2 == 0 => {
+                    let location = cache.get(hash(key));
+                    location.inspect(|known| cache.prove(hash(key), known, units(now)));
+                }
+                _ => {}
+            }
+            if let Some(got) = cache.get(hash(key)) {
+                let put = location(key, u64::from(u32::MAX - got.word.block().unwrap().address.0));
+                assert_eq!(got, Location { proved_at: got.proved_at, ..put });
+                assert!(key % 2 == 0 || got.proved_at <= put.proved_at);
+                found += 1;
+            }
+        }
+        assert!(found > ROUNDS / 2);
+    };
+    std::thread::scope(|scope| {
+        (0..4).for_each(|thread| drop(scope.spawn(move || work(thread))));
+    });
+    assert_eq!(cache.sets(), 2 * FIRST_SETS);
+    cache.clear();
+    assert_eq!(cache.filled(), 0);
 }

@@ -37,16 +37,18 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         mismatch: &mut Option<Found>,
     ) -> Outcome<Linked> {
         let mut tries = Tries::default();
+        // By the window, should it come to that: other sessions may know the location, and go by
+        // another directory.
+        let mut found = self.get().await?;
         loop {
-            let found = self.get().await?;
             let is_expected = found.is_some_and(|found| self.is_expected(&found, expected));
             let Some(target) = self.located_target().filter(|_| is_expected) else {
                 *mismatch = found;
                 return Ok(Linked::No);
             };
             if is_moving(target.word) {
-                self.engine.cache().forget(self.hash);
                 self.wait_for_split(&mut tries).await?;
+                found = self.get_uncached().await?;
                 continue;
             }
             // The new word is conditional: nobody may call itself overwritten by it.
@@ -55,6 +57,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
                 return Ok(Linked::Yes);
             }
             self.try_again(&mut tries).await?;
+            found = self.get_uncached().await?;
         }
     }
 

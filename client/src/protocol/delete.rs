@@ -25,11 +25,11 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         if let Some(target) = self.cached_target() {
             let posted = self.now();
             if let Swung::Done = self.unlink(target, posted).await? {
-                self.engine.cache().statistics.hits += 1;
+                self.engine.lookups.note_hit();
                 return Ok(self.was_there(&target, posted));
             }
         }
-        self.engine.cache().statistics.misses += 1;
+        self.engine.lookups.note_miss();
         let (mut damaged, mut tries) = (0, Tries::default());
         let mut seen = Seen::nothing();
         loop {

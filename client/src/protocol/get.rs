@@ -59,7 +59,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
 
     /// The key's value, when what the cache knew led to nothing but this.
     async fn get_missed(&self, successor: Option<Successor>) -> Outcome<Option<Found>> {
-        self.engine.cache().statistics.misses += 1;
+        self.engine.lookups.note_miss();
         if let Some(successor) = successor
             && let Some((found, posted)) = self.read_successor(successor).await?
         {
@@ -78,7 +78,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     /// not vouch for itself: ask its slot, in the same round trip.
     #[inline]
     pub(crate) fn post_cached(&self) -> Outcome<Option<(CachedRead, InFlight<'_>)>> {
-        let Some(location) = self.engine.cache().get(self.hash) else { return Ok(None) };
+        let Some(location) = self.engine.cache.get(self.hash) else { return Ok(None) };
         let posted = self.now();
         let read_block = read_block(location.word.block()?);
         let in_flight = if location.poisoned {
@@ -97,7 +97,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     pub(crate) fn examine_cached(&self, read: &CachedRead) -> Option<Option<Found>> {
         let proved = self.prove_cached(read);
         if proved.is_none() {
-            self.engine.cache().forget(self.hash);
+            self.engine.cache.forget_word(self.hash, read.location.word);
         }
         proved.map(|found| self.unless_ended(found, read.posted))
     }
@@ -117,9 +117,8 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
             Examined::Ours(found, HeaderWord { mark, generation })
                 if generation == location.generation && (!mark.is_set() || location.poisoned) =>
             {
-                let mut cache = self.engine.cache();
-                cache.statistics.hits += 1;
-                cache.prove(self.hash, &location, posted);
+                self.engine.lookups.note_hit();
+                self.engine.cache.prove(self.hash, &location, posted);
                 self.located.set(Some((Location { proved_at: posted, ..location }, None)));
                 Some(found)
             }
@@ -195,7 +194,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         // Where a split is still filling, the directory does not lead: the entry would name a slot
         // of the old subtable.
         if self.window() == base {
-            self.engine.cache().put(self.hash, location);
+            self.engine.cache.put(self.hash, location);
         }
         self.located.set(Some((location, Some(base))));
     }
@@ -207,7 +206,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         std::array::from_fn(|at| u64::from_le_bytes(words[at]))
     }
 
-    async fn get_uncached(&self) -> Outcome<Option<Found>> {
+    pub(super) async fn get_uncached(&self) -> Outcome<Option<Found>> {
         let (mut damaged, mut tries) = (0, Tries::default());
         let mut seen = Seen::nothing();
         loop {

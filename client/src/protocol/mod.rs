@@ -365,7 +365,7 @@ impl<'e, F: Fabric, D: Depot> Operation<'e, F, D> {
 
     /// Where the cache says the key is.
     fn cached_target(&self) -> Option<Target> {
-        let location = self.engine.cache().get(self.hash)?;
+        let location = self.engine.cache.get(self.hash)?;
         Some(Target::located(location, self.window()))
     }
 

@@ -210,14 +210,14 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
             let posted = self.now();
             match self.swing_to(target, new, condition, posted).await? {
                 Swung::Done => {
-                    self.engine.cache().statistics.hits += 1;
+                    self.engine.lookups.note_hit();
                     return Ok(Cached::Done);
                 }
                 Swung::Lost(found) => replaced = self.follow(target, found, posted).await?,
                 Swung::Late => {}
             }
         }
-        self.engine.cache().statistics.misses += 1;
+        self.engine.lookups.note_miss();
         Ok(replaced.map_or(Cached::Unknown, Cached::Replaced))
     }
 

@@ -189,13 +189,13 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         };
         if found != target.word {
             self.engine.allocator().miss(self.lane);
-            self.engine.cache().forget(self.hash);
+            self.engine.cache.forget_word(self.hash, target.word);
             return Ok(Swung::Lost(found));
         }
         self.retire(old, target.generation);
         match new {
             Some(new) => self.remember(target.slot, desired, new, posted),
-            None => self.engine.cache().forget(self.hash),
+            None => self.engine.cache.forget_word(self.hash, target.word),
         }
         Ok(Swung::Done)
     }
@@ -253,7 +253,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         let window = self.window();
         let Some(in_window) = slot.checked_sub(window).filter(|at| *at < WINDOW_BYTES) else {
             // A split moved the window meanwhile.
-            return self.engine.cache().forget(self.hash);
+            return self.engine.cache.forget(self.hash);
         };
         let location = Location {
             in_window: in_window as u16,
@@ -263,7 +263,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
             expires: new.expires(),
             proved_at: posted,
         };
-        self.engine.cache().put(self.hash, location);
+        self.engine.cache.put(self.hash, location);
     }
 }
 

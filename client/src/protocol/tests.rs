@@ -100,7 +100,7 @@ fn with_engine(test: impl FnOnce(&TimelessEngine, &Clock)) {
     with_engines(|[engine], clock| test(engine, clock));
 }
 
-/// The same with some sessions of one server, which have one clock.
+/// The same with some sessions of one server, of a client each, which have one clock.
 fn with_engines<const N: usize>(test: impl FnOnce([&TimelessEngine; N], &Clock)) {
     let folder = tempfile::tempdir().unwrap();
     let address = format!("shm://{}", folder.path().join("kv.sock").display());
@@ -112,9 +112,9 @@ fn with_engines<const N: usize>(test: impl FnOnce([&TimelessEngine; N], &Clock))
         ..Default::default()
     };
     let _server = Server::start(&config).unwrap();
-    let client = Client::builder().server(&address).connect().unwrap();
     let clock = Rc::new(Clock::default());
-    let engines = [(); N].map(|()| {
+    let clients = [(); N].map(|()| Client::builder().server(&address).connect().unwrap());
+    let engines = clients.each_ref().map(|client| {
         let rule = Timeless { clock: clock.clone(), late: VecDeque::new() };
         client.engine_over(|fabric| Around { rule, fabric: Box::new(fabric) }).unwrap()
     });
@@ -146,14 +146,14 @@ fn assert_price_list(engine: &TimelessEngine, key: u64) -> bool {
     assert_eq!(get, (true, (1, 1, 0, 0)), "cached GET");
     let put = run(engine, key, async |operation| operation.put(FOREVER).await);
     assert_eq!(put.1, (1, 0, 2, 1), "cached PUT");
-    engine.cache().clear();
+    engine.cache.clear();
     let put = run(engine, key, async |operation| operation.put(FOREVER).await);
     assert_eq!(put.1, (2, 2, 2, 1), "uncached PUT");
-    engine.cache().clear();
+    engine.cache.clear();
     let get = run(engine, key, async |operation| operation.get().await.map(|f| f.is_some()));
     assert_eq!(get, (true, (2, 2, 0, 0)), "uncached GET");
     if key.is_multiple_of(2) {
-        engine.cache().clear();
+        engine.cache.clear();
         let delete = run(engine, key, async |operation| operation.delete().await);
         assert_eq!(delete, (true, (2, 2, 1, 1)), "uncached DELETE");
     } else if key % 4 == 1 {
@@ -195,7 +195,7 @@ fn a_proof_of_a_word_lasts_for_t_word() {
 
 /// A block says what took its place, a compare-and-swap that lost what is there: both lead on.
 #[test]
-fn a_location_that_another_session_made_stale_leads_on() {
+fn a_location_that_another_client_made_stale_leads_on() {
     with_engines(|[engine, other], _| {
         let put = |of| run(of, 1, async |operation| operation.put(FOREVER).await).1;
         let get = |of| run(of, 1, async |of| of.get().await.map(|found| found.is_some()));
@@ -234,7 +234,7 @@ fn what_comes_late_is_tried_again() {
         put();
         clock.stall.set(late);
         assert_eq!(get(), (true, (3, 3, 0, 0)), "cached GET, then an uncached one");
-        engine.cache().clear();
+        engine.cache.clear();
         clock.stall.set(late);
         assert_eq!(get(), (true, (3, 3, 0, 0)), "uncached GET, its window twice");
         clock.stall.set(late);
@@ -243,7 +243,7 @@ fn what_comes_late_is_tried_again() {
             (round_trips, reads) == (2, 2),
             "cached PUT that was refused, then an uncached one"
         );
-        engine.cache().clear();
+        engine.cache.clear();
         clock.stall.set(late);
         assert_eq!(put(), (3, 3, 2, 1), "uncached PUT, its window twice");
         assert!(get().0);

@@ -54,10 +54,11 @@ fn main() {
         client =
             client.around(Arc::new(move |fabric, lanes| Box::new(faults.around(fabric, lanes))));
     }
-    let client = client.connect().unwrap();
+    // Sessions that share their locations, and others that do not.
+    let [client, other] = &[client.clone(), client].map(|client| client.connect().unwrap());
     std::thread::scope(|scope| {
-        let client = &client;
         for process in first..first + sessions {
+            let client = if process % 3 == 0 { other } else { client };
             scope.spawn(move || work(client, folder, process));
         }
         scope.spawn(|| insert(client, folder, first));

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::rc::{Rc, Weak};
 
 use farside::chores::Progress;
-use farside::testing::{Blocks, Call, Reply, Rig};
+use farside::testing::{Blocks, Call, Locations, Reply, Rig};
 use farside_common::control::{FreeBlock, SplitOutcome};
 use farside_common::fabric::{LaneId, Timing};
 use farside_common::layout::SizeClass;
@@ -139,9 +139,11 @@ impl<'s> Prepared<'s> {
         };
         // Whoever does only one thing needs no cache.
         let once = |script: &Script| script.known.is_empty() && script.operations() == 1;
-        let cache_bytes = if script.is_none_or(once) { 0 } else { CACHE_BYTES };
+        let shares = self.scenario.shares_locations && script.is_some() && twin.is_none();
+        let cache_bytes = if script.is_none_or(once) && !shares { 0 } else { CACHE_BYTES };
+        let locations = if shares { world.borrow().locations.clone() } else { Rc::default() };
         let seat = Seat { number: client, process, lanes, owner, blocks };
-        let rig = self.open_at(world, seat, twin, cache_bytes);
+        let rig = self.open_at(world, seat, twin, (cache_bytes, &locations));
         if let Some(slot) = script.and_then(|script| script.guess) {
             rig.expect_room(&keys()[0], slot);
         }
@@ -153,7 +155,7 @@ impl<'s> Prepared<'s> {
         world: &Rc<RefCell<World>>,
         seat: Seat,
         twin: Option<Twin>,
-        cache_bytes: usize,
+        cache: (usize, &Locations),
     ) -> Rig<SimFabric> {
         let Seat { number, process, lanes, owner, blocks } = seat;
         let timing = Timing {
@@ -166,7 +168,7 @@ impl<'s> Prepared<'s> {
         let given = Given(self.ground.free_blocks(owner, blocks), Rc::downgrade(world));
         let welcome = self.ground.welcome(client_id(number));
         let seed = mix(self.scenario.seed, number as u64);
-        let rig = Rig::open(fabric, Box::new(given), &welcome, lanes, cache_bytes, seed);
+        let rig = Rig::open(fabric, Box::new(given), &welcome, lanes, cache, seed);
         let rig = rig.expect("the region is in order");
         if blocks > 0 {
             rig.fetch_blocks(self.ground.class).expect("it was given blocks");
@@ -186,7 +188,8 @@ impl<'s> Prepared<'s> {
         let number = self.scenario.clients.len() + 4 + nth;
         let owner = (self.scenario.clients.len() + 1 + nth) as u64;
         let seat = Seat { number, process, lanes: 1, owner, blocks: script.blocks };
-        let rig = self.open_at(world, seat, script.twin, CACHE_BYTES);
+        let cache = (CACHE_BYTES, &Locations::default());
+        let rig = self.open_at(world, seat, script.twin, cache);
         rig.endpoint().fabric_mut().immediate = script.swift;
         rig
     }

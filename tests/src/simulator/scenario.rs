@@ -179,6 +179,7 @@ pub struct Scenario {
     pub(super) losses_max: u32,
     pub(super) renewals_max: u32,
     pub(super) sweeps: bool,
+    pub(super) shares_locations: bool,
     /// What the server does other than it should, but for splits.
     pub(super) server: Option<Twin>,
     pub(super) split: Option<Splitting>,
@@ -208,6 +209,7 @@ impl Scenario {
             losses_max: 0,
             renewals_max: 0,
             sweeps: false,
+            shares_locations: false,
             server: None,
             split: None,
             reuse: None,
@@ -280,6 +282,14 @@ impl Scenario {
     /// whose last verbs may be executed until then, and clears what it left.
     pub fn sweeps(mut self) -> Self {
         self.sweeps = true;
+        self
+    }
+
+    /// The clients, but for twins, are sessions of one and share a location cache. For random
+    /// executions: those that look at all interleavings take clients to share memory alone.
+    pub fn shares_locations(mut self) -> Self {
+        self.name += ", shared locations";
+        self.shares_locations = true;
         self
     }
 

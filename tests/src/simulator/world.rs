@@ -3,6 +3,7 @@
 use std::rc::Rc;
 
 use farside::chores::Progress;
+use farside::testing::Locations;
 use farside_common::fabric::{Nanos, Verb};
 
 use super::ground::Ground;
@@ -33,6 +34,8 @@ pub(super) struct World {
     pub(super) fenced: Vec<u16>,
     /// Places of subtables rest before they are used again.
     pub(super) places_rest: bool,
+    /// What clients remember that are sessions of one.
+    pub(super) locations: Rc<Locations>,
 }
 
 impl World {
@@ -58,6 +61,7 @@ impl World {
             split: None,
             fenced: Vec::new(),
             places_rest: true,
+            locations: Rc::default(),
         }
     }
 

@@ -186,8 +186,10 @@ impl Model {
 #[test]
 fn any_sequence_equals_a_hash_map() {
     let server = ServerProcess::start(&["--memory", "128MiB", "--grace-ms", "5"]);
-    let clients = [0, 1 << 20]
-        .map(|cache_bytes| server.client_builder().cache_bytes(cache_bytes).connect().unwrap());
+    let clients = [0, 1 << 20].map(|cache_bytes| {
+        let builder = server.client_builder().cache_bytes(cache_bytes);
+        [builder.clone(), builder].map(|builder| builder.connect().unwrap())
+    });
     let operations = proptest::collection::vec(operation(), 1..60);
     let case = std::cell::Cell::new(0);
     let config = ProptestConfig {
@@ -198,8 +200,9 @@ fn any_sequence_equals_a_hash_map() {
     TestRunner::new(config)
         .run(&(operations, any::<bool>()), |(operations, cached)| {
             case.set(case.get() + 1);
-            let client = &clients[usize::from(cached)];
-            let sessions = (0..3).map(|_| client.session().unwrap()).collect();
+            // Two of them share their locations.
+            let [one, other] = &clients[usize::from(cached)];
+            let sessions = [one, one, other].map(|client| client.session().unwrap()).into();
             let (values, versions) = (HashMap::new(), HashMap::new());
             let mut model = Model { sessions, values, versions, case: case.get() };
             for (at, operation) in operations.iter().enumerate() {

@@ -76,6 +76,27 @@ fn put_and_delete_of_an_existing_key() {
     }
 }
 
+/// They share their location cache; another client has its own.
+#[test]
+fn what_one_session_learns_the_others_of_its_client_know() {
+    let server = server();
+    let client = server.client();
+    let [one, other] = &mut [(); 2].map(|()| client.session().unwrap());
+    let stranger = &mut session(&server);
+    for n in 0..KEYS {
+        let put = |session: &mut Session| session.put(&key(n), b"value").unwrap();
+        let get = |session: &mut Session| {
+            assert_eq!(*session.get(&key(n)).unwrap().unwrap(), *b"value");
+        };
+        put(one);
+        assert_eq!(price(other, get), (1, 1, 0, 0), "GET of key {n} that another session inserted");
+        assert_eq!(price(other, put), (1, 0, 2, 1), "PUT of key {n}");
+        assert_eq!(price(one, get), (1, 1, 0, 0), "GET of key {n} that another session replaced");
+        assert_eq!(price(one, put), (1, 0, 2, 1), "PUT of key {n} that another session replaced");
+        assert_eq!(price(stranger, get), (2, 2, 0, 0), "GET of key {n} by another client");
+    }
+}
+
 /// A READ of the window that took longer than T_hint, because the process lost the processor just
 /// then, has the key's block READ too. The unit tests of the client count the same with a clock
 /// that stands still.

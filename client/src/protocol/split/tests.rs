@@ -63,8 +63,10 @@ fn a_split_can_stop_anywhere() {
     let client = Client::builder().server(&address).connect().unwrap();
     let mut session = client.session().unwrap();
     (0..KEYS).for_each(|n| session.put(&n.to_le_bytes(), &n.to_le_bytes()).unwrap());
-    // One that looks everything up, and one that knows where everything was.
-    let mut other = client.session().unwrap();
+    // One that looks everything up, one that knows where everything was, and one that goes by its
+    // directory of before and knows what the first one learnt.
+    let mut other = Client::builder().server(&address).connect().unwrap().session().unwrap();
+    let mut sibling = client.session().unwrap();
     (0..KEYS).for_each(|n| find(&mut other, n));
     let left = Rc::new(Cell::new(u64::MAX));
     let rule = Stopping { left: left.clone(), refused: VecDeque::new() };
@@ -102,7 +104,12 @@ fn a_split_can_stop_anywhere() {
         session.clear_cache();
         for key in &keys {
             find(&mut session, *key);
+            if key % 3 == 0 {
+                // In the new place, by a session that thinks it is in the old one.
+                sibling.put(&key.to_le_bytes(), &key.to_le_bytes()).unwrap();
+            }
             session.put(&key.to_le_bytes(), &key.to_le_bytes()).unwrap();
+            find(&mut sibling, *key);
             find(&mut other, *key);
             assert!(other.delete(&key.to_le_bytes()).unwrap());
             assert!(session.insert(&key.to_le_bytes(), &key.to_le_bytes()).unwrap());

@@ -216,7 +216,10 @@ pub(crate) fn run_elsewhere(arguments: &[String]) {
     println!("under way");
     std::thread::sleep(Duration::from_secs(seconds.parse().unwrap()));
     let finished = load.stop();
-    finished.check(&mut finished.client.session().unwrap());
+    let mut session = finished.client.session().unwrap();
+    session.clear_cache();
+    finished.check(&mut session);
+    drop(session);
     for seen in finished.seen().iter().filter(|seen| seen.is_increment) {
         println!("increment {} {}", seen.counter, seen.value);
     }
