@@ -89,12 +89,25 @@ fn find(set: &Set, hash: KeyHash) -> Option<(&AtomicU128, Entry)> {
     ways(hash).map(known).find(|(_, entry)| entry.is_of(hash))
 }
 
-/// Where an entry of a key that has none goes: in place of an empty one, else of the one that was
-/// not proved for the longest time.
-fn victim(set: &Set, hash: KeyHash) -> Option<(&AtomicU128, Entry)> {
-    let known = |way| (&set[way], entry(&set[way]));
-    let age = |(_, entry): &(_, Entry)| (!entry.is_empty()).then(|| entry.stamp());
-    ways(hash).map(known).min_by_key(age)
+/// Where an entry of the key goes: in place of its own, of an empty one, or else of the one that
+/// was not proved for the longest time.
+#[inline]
+fn place(set: &Set, hash: KeyHash) -> (&AtomicU128, Entry) {
+    let age = |entry: &Entry| (!entry.is_empty()).then(|| entry.stamp());
+    let mut best = (&set[first_way(hash)], entry(&set[first_way(hash)]));
+    if best.1.is_of(hash) {
+        return best;
+    }
+    for way in ways(hash).skip(1) {
+        let known = entry(&set[way]);
+        if known.is_of(hash) {
+            return (&set[way], known);
+        }
+        if age(&known) < age(&best.1) {
+            best = (&set[way], known);
+        }
+    }
+    best
 }
 
 /// A cache line apart from what everybody reads.
@@ -250,12 +263,12 @@ impl LocationCache {
     #[inline]
     fn put_entry(&self, hash: KeyHash, new: Entry, at: Nanos) -> bool {
         let Some(set) = self.set(hash) else { return true };
-        let known = find(set, hash).or_else(|| victim(set, hash));
-        let put = known.filter(|(place, known)| self.proofs.replace(*place, *known, new, at));
-        if put.is_some_and(|(_, known)| known.is_empty()) {
+        let (place, known) = place(set, hash);
+        let is_put = self.proofs.replace(place, known, new, at);
+        if is_put && known.is_empty() {
             self.filled_one();
         }
-        put.is_some()
+        is_put
     }
 
     /// A proof then is about to be written down.
