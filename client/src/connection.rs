@@ -4,12 +4,14 @@ use std::time::{Duration, Instant};
 
 use farside_common::attach::{AnyFabric, AttachError, Attached, Route, Target};
 use farside_common::control::{Role, Welcome};
+use farside_common::fabric::Fabric;
 use farside_common::fabric::verbs::Options;
 
 use crate::any_engine::AnyEngine;
 use crate::control::Control;
 use crate::engine::{Engine, EngineOptions, Failure};
 use crate::location_cache::ConnectionCache;
+use crate::remote_depot::ControlDepot;
 use crate::{Error, Result};
 
 /// The first pause between two attempts to connect; doubled each time.
@@ -54,17 +56,22 @@ impl Connection {
 
     /// An engine for one session.
     pub(crate) fn engine(&self, options: EngineOptions) -> std::result::Result<AnyEngine, Failure> {
-        let (depot, welcome, cache) = (self.control.depot(), &self.welcome, &self.cache);
         Ok(match self.route.fabric(options.lanes)? {
-            AnyFabric::Shm(fabric) => {
-                AnyEngine::Shm(Engine::open(fabric, depot, welcome, options, cache)?)
-            }
+            AnyFabric::Shm(fabric) => AnyEngine::Shm(self.open(fabric, options)?),
             AnyFabric::Verbs(fabric) => {
-                let engine = Engine::open(fabric, depot, welcome, options, cache)?;
+                let engine = self.open(fabric, options)?;
                 self.check_lateness(engine.format.grace_ms)?;
                 AnyEngine::Verbs(engine)
             }
         })
+    }
+
+    fn open<F: Fabric>(
+        &self,
+        fabric: F,
+        options: EngineOptions,
+    ) -> std::result::Result<Engine<F, ControlDepot>, Failure> {
+        Engine::open(fabric, self.control.depot(), &self.welcome, options, &self.cache)
     }
 
     /// The error behind a failure; `None` if this connection is lost, and nothing happened. Where
@@ -101,29 +108,26 @@ impl Connection {
         options: EngineOptions,
         wrap: &crate::around::Wrap,
     ) -> std::result::Result<AnyEngine, Failure> {
-        let fabric: Box<dyn farside_common::fabric::Fabric + Send> =
-            match self.route.fabric(options.lanes)? {
-                AnyFabric::Shm(fabric) => Box::new(fabric),
-                AnyFabric::Verbs(fabric) => Box::new(fabric),
-            };
+        let fabric: Box<dyn Fabric + Send> = match self.route.fabric(options.lanes)? {
+            AnyFabric::Shm(fabric) => Box::new(fabric),
+            AnyFabric::Verbs(fabric) => Box::new(fabric),
+        };
         let wrapped = wrap(fabric, options.lanes);
-        let engine =
-            Engine::open(wrapped, self.control.depot(), &self.welcome, options, &self.cache)?;
-        Ok(AnyEngine::Wrapped(engine))
+        Ok(AnyEngine::Wrapped(self.open(wrapped, options)?))
     }
 }
 
 #[cfg(test)]
 impl Connection {
     /// An engine whose fabric is something around that of shared memory.
-    pub(crate) fn engine_over<F: farside_common::fabric::Fabric>(
+    pub(crate) fn engine_over<F: Fabric>(
         &self,
         options: EngineOptions,
         around: impl FnOnce(farside_common::fabric::shm::ShmFabric) -> F,
-    ) -> std::result::Result<Engine<F, crate::remote_depot::ControlDepot>, Failure> {
+    ) -> std::result::Result<Engine<F, ControlDepot>, Failure> {
         let AnyFabric::Shm(fabric) = self.route.fabric(options.lanes)? else {
             return Err(Failure::Disconnected);
         };
-        Engine::open(around(fabric), self.control.depot(), &self.welcome, options, &self.cache)
+        self.open(around(fabric), options)
     }
 }

@@ -82,29 +82,24 @@ fn ways(hash: KeyHash) -> impl Iterator<Item = usize> {
     (0..WAYS).map(move |way| way ^ first)
 }
 
-/// The key's entry, and where it stands.
+/// All entries that stand there.
 #[inline]
-fn find(set: &Set, hash: KeyHash) -> Option<(&AtomicU128, Entry)> {
-    let known = |way| (&set[way], entry(&set[way]));
-    ways(hash).map(known).find(|(_, entry)| entry.is_of(hash))
+fn entries(set: &Set, hash: KeyHash) -> impl Iterator<Item = (&AtomicU128, Entry)> {
+    ways(hash).map(|way| (&set[way], entry(&set[way])))
 }
 
 /// Where an entry of the key goes: in place of its own, of an empty one, or else of the one that
 /// was not proved for the longest time.
 #[inline]
-fn place(set: &Set, hash: KeyHash) -> (&AtomicU128, Entry) {
+fn place(set: &Set, hash: KeyHash) -> Option<(&AtomicU128, Entry)> {
     let age = |entry: &Entry| (!entry.is_empty()).then(|| entry.stamp());
-    let mut best = (&set[first_way(hash)], entry(&set[first_way(hash)]));
-    if best.1.is_of(hash) {
-        return best;
-    }
-    for way in ways(hash).skip(1) {
-        let known = entry(&set[way]);
+    let mut best: Option<(&AtomicU128, Entry)> = None;
+    for (place, known) in entries(set, hash) {
         if known.is_of(hash) {
-            return (&set[way], known);
+            return Some((place, known));
         }
-        if age(&known) < age(&best.1) {
-            best = (&set[way], known);
+        if best.is_none_or(|(_, other)| age(&known) < age(&other)) {
+            best = Some((place, known));
         }
     }
     best
@@ -167,6 +162,12 @@ impl LocationCache {
     fn set(&self, hash: KeyHash) -> Option<&Set> {
         let start = (entry::spread(hash) & (self.sets.load(Ordering::Acquire) - 1)) * WAYS;
         self.memory.as_deref()?.get(start..)?.first_chunk()
+    }
+
+    /// The key's entry, and where it stands.
+    #[inline]
+    fn find(&self, hash: KeyHash) -> Option<(&AtomicU128, Entry)> {
+        entries(self.set(hash)?, hash).find(|(_, entry)| entry.is_of(hash))
     }
 
     /// An entry more is in use: as long as there is memory, the sets shall have room for the next.
@@ -241,7 +242,7 @@ impl LocationCache {
     #[inline]
     pub(crate) fn get(&self, hash: KeyHash) -> Option<Location> {
         let proofs = self.proofs.for_reading();
-        let (_, entry) = find(self.set(hash)?, hash)?;
+        let (_, entry) = self.find(hash)?;
         entry.location(hash, proofs).ok()
     }
 
@@ -262,8 +263,8 @@ impl LocationCache {
     /// Whether it could be put.
     #[inline]
     fn put_entry(&self, hash: KeyHash, new: Entry, at: Nanos) -> bool {
-        let Some(set) = self.set(hash) else { return true };
-        let (place, known) = place(set, hash);
+        let place = self.set(hash).and_then(|set| place(set, hash));
+        let Some((place, known)) = place else { return true };
         let is_put = self.proofs.replace(place, known, new, at);
         if is_put && known.is_empty() {
             self.filled_one();
@@ -291,8 +292,7 @@ impl LocationCache {
     fn prove_later(&self, hash: KeyHash, location: &Location, at: Nanos) {
         self.reach(at);
         let proofs = self.proofs.for_reading();
-        let known = self.set(hash).and_then(|set| find(set, hash));
-        if let Some((place, known)) = known
+        if let Some((place, known)) = self.find(hash)
             && let Ok(now) = known.location(hash, proofs)
             // The word alone may have come again.
             && now == (Location { proved_at: now.proved_at, ..*location })
@@ -304,7 +304,7 @@ impl LocationCache {
 
     #[inline]
     pub(crate) fn forget(&self, hash: KeyHash) {
-        if let Some((place, known)) = self.set(hash).and_then(|set| find(set, hash)) {
+        if let Some((place, known)) = self.find(hash) {
             self.forget_at(place, known);
         }
     }
@@ -313,7 +313,7 @@ impl LocationCache {
     #[inline]
     pub(crate) fn forget_word(&self, hash: KeyHash, word: SlotWord) {
         let proofs = self.proofs.for_reading();
-        if let Some((place, known)) = self.set(hash).and_then(|set| find(set, hash))
+        if let Some((place, known)) = self.find(hash)
             && known.location(hash, proofs).is_ok_and(|now| now.word == word)
         {
             self.forget_at(place, known);

@@ -19,7 +19,8 @@ use super::entry::{Entry, PROVED};
 pub(super) trait Place {
     fn load(&self, order: Ordering) -> u128;
     fn store(&self, bits: u128, order: Ordering);
-    fn compare_exchange(&self, known: u128, bits: u128) -> Result<u128, u128>;
+    /// Whether `known` stood there, in whose place `bits` is now.
+    fn swap(&self, known: u128, bits: u128) -> bool;
     /// How often to wait for a place before it is given up.
     const PAUSES_MAX: u32;
     fn pause();
@@ -37,8 +38,8 @@ impl Place for AtomicU128 {
     }
 
     #[inline]
-    fn compare_exchange(&self, known: u128, bits: u128) -> Result<u128, u128> {
-        self.compare_exchange(known, bits, Ordering::AcqRel, Ordering::Relaxed)
+    fn swap(&self, known: u128, bits: u128) -> bool {
+        self.compare_exchange(known, bits, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
     /// Longer than the few instructions a lock is for, but for a thread that is stopped in them.
@@ -73,16 +74,22 @@ pub(super) fn entry<P: Place>(place: &P) -> Entry {
     Entry::from_bits(place.load(Ordering::Acquire))
 }
 
+/// Replaces an entry that has to be as it is known, and not somebody's.
+#[inline]
+fn swap<P: Place>(place: &P, known: Entry, new: Entry) -> bool {
+    !known.is_locked() && place.swap(known.bits(), new.bits())
+}
+
 /// Takes an entry that has to be as it is known for this thread to replace.
 #[inline]
 fn lock<P: Place>(place: &P, known: Entry) -> bool {
-    !known.is_locked() && place.compare_exchange(known.bits(), known.locked().bits()).is_ok()
+    swap(place, known, known.locked())
 }
 
 /// Removes an entry that has to be as it is known.
 #[inline]
 pub(super) fn empty<P: Place>(place: &P, known: Entry) -> bool {
-    !known.is_locked() && place.compare_exchange(known.bits(), Entry::default().bits()).is_ok()
+    swap(place, known, Entry::default())
 }
 
 /// Makes an entry's stamp so much smaller, if there is one; false if it stays locked. Also where
@@ -91,12 +98,11 @@ pub(super) fn empty<P: Place>(place: &P, known: Entry) -> bool {
 fn age<P: Place>(place: &P, passed: u64) -> bool {
     (0..P::PAUSES_MAX).any(|_| {
         let known = entry(place);
-        let aged = known.stamped(known.stamp().saturating_sub(passed));
-        if !known.is_locked() && place.compare_exchange(known.bits(), aged.bits()).is_ok() {
-            return true;
+        let is_aged = swap(place, known, known.stamped(known.stamp().saturating_sub(passed)));
+        if !is_aged {
+            P::pause();
         }
-        P::pause();
-        false
+        is_aged
     })
 }
 

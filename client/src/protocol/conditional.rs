@@ -37,8 +37,6 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         mismatch: &mut Option<Found>,
     ) -> Outcome<Linked> {
         let mut tries = Tries::default();
-        // By the window, should it come to that: other sessions may know the location, and go by
-        // another directory.
         let mut found = self.get().await?;
         loop {
             let is_expected = found.is_some_and(|found| self.is_expected(&found, expected));
@@ -48,15 +46,15 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
             };
             if is_moving(target.word) {
                 self.wait_for_split(&mut tries).await?;
-                found = self.get_uncached().await?;
-                continue;
+            } else {
+                // The new word is conditional: nobody may call itself overwritten by it.
+                let desired = target.word.live(new.block, true);
+                if let Swung::Done = self.swing(target, Some(new), desired, self.now()).await? {
+                    return Ok(Linked::Yes);
+                }
+                self.try_again(&mut tries).await?;
             }
-            // The new word is conditional: nobody may call itself overwritten by it.
-            let desired = target.word.live(new.block, true);
-            if let Swung::Done = self.swing(target, Some(new), desired, self.now()).await? {
-                return Ok(Linked::Yes);
-            }
-            self.try_again(&mut tries).await?;
+            // By the window: other sessions may know the location, and go by another directory.
             found = self.get_uncached().await?;
         }
     }

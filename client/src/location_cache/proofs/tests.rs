@@ -36,9 +36,9 @@ impl Place for LoomWord {
         self.store(half(bits), order);
     }
 
-    fn compare_exchange(&self, known: u128, bits: u128) -> Result<u128, u128> {
+    fn swap(&self, known: u128, bits: u128) -> bool {
         let (taken, lost) = (Ordering::AcqRel, Ordering::Relaxed);
-        self.compare_exchange(half(known), half(bits), taken, lost).map(whole).map_err(whole)
+        self.compare_exchange(half(known), half(bits), taken, lost).is_ok()
     }
 
     /// Each of them is a state to look at.
