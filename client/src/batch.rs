@@ -116,7 +116,7 @@ fn run_left(
 fn take(pipeline: &mut Pipeline<'_>, left: &[usize], results: &mut [Option<Result<BatchOutcome>>]) {
     let Some(completed) = pipeline.wait() else { return };
     let result = match completed.result {
-        Err(Error::Unreachable { .. }) => return,
+        Err(Error::Disconnected { .. }) => return,
         result => result.map(|outcome| match outcome {
             Outcome::Value(value) => BatchOutcome::Value(
                 value.map(|(data, version)| Value { data: data.to_vec(), version }),

@@ -155,9 +155,9 @@ impl Shared {
         connection.engine(self.options)
     }
 
-    /// The error to return for a failure where nobody connects anew.
-    pub(crate) fn told(&self, connection: &Connection, failure: Failure) -> Error {
-        connection.failed(failure).unwrap_or_else(|| self.unreachable(Duration::ZERO))
+    /// The error for what did not happen because its connection was lost.
+    pub(crate) fn disconnected(&self) -> Error {
+        Error::Disconnected { server: self.target.address.to_string() }
     }
 
     /// How long connecting, and reconnecting, may take.

@@ -97,23 +97,23 @@ impl Client {
 /// The slots that link a block, with its chunk, of the part of all hashes that begins there; and
 /// where that ends. One round trip a subtable.
 fn slots(session: &mut Session, from: u64) -> Result<(Vec<(u32, ScannedSlot)>, u64)> {
-    let engine = session.engine()?;
-    let geometry = engine.format().geometry();
-    let mut found = Vec::new();
-    let read = over!(engine, engine => {
-        engine.endpoint.drive(read_part(engine, LANE, from as u32, &mut found))
-    });
-    let to = read.map_err(|failure| session.told(failure))?;
+    let (geometry, found, to) = session.run(|engine| {
+        let mut found = Vec::new();
+        let to = over!(engine, engine => {
+            engine.endpoint.drive(read_part(engine, LANE, from as u32, &mut found))
+        })?;
+        Ok((engine.format().geometry(), found, to))
+    })?;
     let chunk = |slot: &ScannedSlot| geometry.chunk_of(slot.block()?.address.offset());
     Ok((found.into_iter().filter_map(|slot| Some((chunk(&slot)?, slot))).collect(), to))
 }
 
 /// The entry of a slot; `None` if it is gone, or for others to mend.
 fn entry(session: &mut Session, slot: ScannedSlot) -> Result<Option<Entry>> {
-    let entry = over!(session.engine()?, engine => {
-        engine.endpoint.drive(read_slot(engine, LANE, slot))
-    });
-    match entry.map_err(|failure| session.told(failure)) {
+    let entry = session.run(
+        |engine| over!(engine, engine => engine.endpoint.drive(read_slot(engine, LANE, slot))),
+    );
+    match entry {
         Err(Error::Layout(_) | Error::Contended { .. }) => Ok(None),
         entry => entry,
     }

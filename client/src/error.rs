@@ -46,6 +46,13 @@ pub enum Error {
     /// has happened, or will never happen. Read the key to find out.
     #[error("the connection broke while the write was on its way: it may or may not have happened")]
     Indeterminate,
+    /// The connection was lost before an operation of a pipeline happened, or the region of a scan
+    /// is gone. The session reconnects at its next use: start it again.
+    #[error("the connection to {server} was lost before this happened: start it again")]
+    Disconnected {
+        /// The address.
+        server: String,
+    },
     /// No server answers, and none came back within the reconnect timeout.
     #[error(
         "no server answers at {server} (tried for {} ms): is kv-server running there?",

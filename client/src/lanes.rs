@@ -7,7 +7,6 @@ use std::collections::VecDeque;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Waker};
-use std::time::Duration;
 
 use farside_common::control::Role;
 use farside_common::fabric::{Buffer, Counters, Fabric, LaneId};
@@ -164,7 +163,7 @@ impl<'s, F: Fabric> Lanes<'s, F> {
         self.engine.check_key(key)?;
         self.engine.check_value(value)?;
         if self.connection.control.is_lost() {
-            return Err(self.shared.unreachable(Duration::ZERO));
+            return Err(self.shared.disconnected());
         }
         let may = !action.changes() || self.shared.role() == Role::Writer;
         if may { Ok(()) } else { Err(Error::Denied) }
@@ -345,7 +344,10 @@ impl<'s, F: Fabric> Lanes<'s, F> {
                 Action::Put(_) => Outcome::Stored,
                 _ => Outcome::Applied(applied),
             }),
-            Err(failure) => Err(self.shared.told(self.connection, failure)),
+            Err(failure) => {
+                let error = self.connection.failed(failure);
+                Err(error.unwrap_or_else(|| self.shared.disconnected()))
+            }
         };
         Some(Completed { ticket: lane.ticket, result, counters: &lane.counters })
     }

@@ -69,7 +69,7 @@ pub enum Outcome<'p> {
 /// when the pipeline is dropped is finished first.
 ///
 /// When the connection is lost, operations in flight fail with
-/// [`Error::Unreachable`](crate::Error::Unreachable) (they have not happened) or
+/// [`Error::Disconnected`](crate::Error::Disconnected) (they have not happened) or
 /// [`Error::Indeterminate`](crate::Error::Indeterminate); the next use of the session reconnects.
 pub struct Pipeline<'s>(AnyLanes<'s>);
 

@@ -1,11 +1,9 @@
 //! Iterating over everything.
 
 use crate::any_engine::{AnyEngine, over};
-use crate::client::Shared;
-use crate::connection::Connection;
 use crate::engine::{Failure, LANE};
 use crate::protocol::{ScanProgress, next_entry};
-use crate::{Result, Value};
+use crate::{Result, Session, Value};
 
 /// A key with its value.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,27 +18,38 @@ pub struct Entry {
 
 /// Iterates over all entries; see [`Session::scan`](crate::Session::scan).
 pub struct Scan<'s> {
-    engine: &'s AnyEngine,
-    connection: &'s Connection,
-    shared: &'s Shared,
+    session: &'s mut Session,
+    region_id: [u8; 16],
     progress: ScanProgress,
+    has_ended: bool,
 }
 
 impl<'s> Scan<'s> {
-    pub(crate) fn new(
-        engine: &'s AnyEngine,
-        connection: &'s Connection,
-        shared: &'s Shared,
-    ) -> Self {
-        Self { engine, connection, shared, progress: ScanProgress::default() }
+    pub(crate) fn new(session: &'s mut Session) -> Result<Self> {
+        let region_id = session.engine()?.format().region_id;
+        Ok(Self { session, region_id, progress: ScanProgress::default(), has_ended: false })
     }
 
-    fn step(&mut self) -> std::result::Result<Option<Entry>, Failure> {
-        if self.connection.control.is_lost() {
-            return Err(Failure::Disconnected);
-        }
-        let progress = &mut self.progress;
-        over!(self.engine, engine => engine.endpoint.drive(next_entry(engine, LANE, progress)))
+    /// The next entry, or what is wrong with it. The other error is the connection's.
+    fn step(&mut self) -> Result<Result<Option<Entry>>> {
+        let Self { session, region_id, progress, .. } = self;
+        let step = session.run(|engine| {
+            if engine.format().region_id != *region_id {
+                return Ok(None);
+            }
+            let entry = over!(engine, engine => {
+                engine.endpoint.drive(next_entry(engine, LANE, progress))
+            });
+            match entry {
+                Ok(entry) => Ok(Some(Ok(entry))),
+                Err(Failure::Error(error)) => Ok(Some(Err(*error))),
+                Err(Failure::Disconnected) => {
+                    progress.again();
+                    Err(Failure::Disconnected)
+                }
+            }
+        })?;
+        step.ok_or_else(|| session.disconnected())
     }
 }
 
@@ -49,14 +58,11 @@ impl Iterator for Scan<'_> {
 
     /// The next entry. After an error about one entry the scan goes on with the others.
     fn next(&mut self) -> Option<Self::Item> {
-        match self.step() {
-            Ok(entry) => entry.map(Ok),
-            Err(failure) => {
-                if matches!(failure, Failure::Disconnected) {
-                    self.progress.end();
-                }
-                Some(Err(self.shared.told(self.connection, failure)))
-            }
+        if self.has_ended {
+            return None;
         }
+        let step = self.step();
+        self.has_ended = matches!(step, Err(_) | Ok(Ok(None)));
+        step.flatten().transpose()
     }
 }

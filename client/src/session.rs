@@ -107,17 +107,12 @@ impl Session {
         Ok(&self.link.engine)
     }
 
-    /// The error to return for a failure on [`Session::engine`].
-    pub(crate) fn told(&self, failure: Failure) -> Error {
-        self.shared.told(&self.link.connection, failure)
-    }
-
     /// Runs an operation; again on a new connection if this one turned out to be lost before the
     /// operation happened.
     #[inline]
-    fn run<T>(
+    pub(crate) fn run<T>(
         &mut self,
-        operation: impl Fn(&AnyEngine) -> std::result::Result<T, Failure>,
+        mut operation: impl FnMut(&AnyEngine) -> std::result::Result<T, Failure>,
     ) -> Result<T> {
         let mut losses = Losses::default();
         loop {
@@ -139,6 +134,11 @@ impl Session {
     /// enough.
     pub(crate) fn lost(&self, losses: &mut Losses) -> Result<()> {
         losses.add(&self.shared)
+    }
+
+    /// The error for what goes by a region that is gone.
+    pub(crate) fn disconnected(&self) -> Error {
+        self.shared.disconnected()
     }
 
     /// The error for operations that all these losses kept from happening.
@@ -334,14 +334,16 @@ impl Session {
     ///
     /// Weakly consistent: a key that is there from the first to the last step comes exactly once,
     /// also when the index grows meanwhile, with a value it had at some moment of the scan. A key
-    /// that is inserted or deleted meanwhile comes at most once. One round trip an entry, more when
-    /// its value is replaced under the scan's eyes, and one a subtable, more while it is split.
+    /// that is inserted or deleted meanwhile comes at most once. When the connection is lost the
+    /// scan goes on with the next one.
+    ///
+    /// One round trip an entry, more when its value is replaced under the scan's eyes, and one a
+    /// subtable, more while it is split.
     ///
     /// # Errors
     /// [`Error::Unreachable`] if the server went away and did not come back.
     pub fn scan(&mut self) -> Result<Scan<'_>> {
-        self.engine()?;
-        Ok(Scan::new(&self.link.engine, &self.link.connection, &self.shared))
+        Scan::new(self)
     }
 
     /// What this session asked of the fabric on its present connection.

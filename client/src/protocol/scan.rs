@@ -51,10 +51,10 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// Nothing comes any more.
-    pub(crate) fn end(&mut self) {
+    /// Forgets what was read of the part, but for the keys that were returned.
+    pub(crate) fn again(&mut self) {
         self.slots.clear();
-        (self.from, self.to, self.again) = (HASHES, HASHES, false);
+        self.again = true;
     }
 }
 

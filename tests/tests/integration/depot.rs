@@ -85,7 +85,7 @@ fn a_pipeline_does_not_outlive_its_server() {
             Err(error) => break error,
         }
     };
-    assert!(matches!(error, Error::Unreachable { .. }), "{error}");
+    assert!(matches!(error, Error::Disconnected { .. }), "{error}");
     drop(pipeline);
     assert_eq!(session.get(b"key").unwrap(), None);
 }

@@ -262,3 +262,50 @@ fn a_batch_whose_server_stays_away_keeps_what_it_knows() {
     assert!(unknown.iter().all(|it| it.as_ref().is_err_and(is_lost)), "{unknown:?}");
     assert_eq!(outcomes.len() as u64, KEYS);
 }
+
+/// As it is when a client was stopped for too long, at each chain of a scan.
+#[test]
+fn a_scan_whose_connection_is_lost_goes_on_with_the_next() {
+    const KEYS: u64 = 40;
+    let server = ServerProcess::start(&["--memory", "32MiB", "--index", "64KiB"]);
+    let fence = Fence::new(|| {});
+    let client = server.client_builder().around(fence.wrap()).connect().unwrap();
+    let mut session = client.session().unwrap();
+    (0..KEYS).for_each(|key| session.put(&key.to_le_bytes(), b"value").unwrap());
+    for before in 0.. {
+        fence.set(before);
+        let keys = session.scan().unwrap().map(|entry| entry.unwrap().key.try_into().unwrap());
+        let mut keys: Vec<_> = keys.map(u64::from_le_bytes).collect();
+        let has_come = fence.has_come();
+        fence.set(u64::MAX);
+        keys.sort_unstable();
+        assert!(keys.iter().copied().eq(0..KEYS), "fenced after {before}: {keys:?}");
+        if !has_come {
+            assert!(before > KEYS, "a scan of {KEYS} keys was {before} chains");
+            break;
+        }
+    }
+}
+
+#[test]
+fn a_scan_ends_with_its_region() {
+    let mut server = ServerProcess::start(&["--memory", "32MiB"]);
+    let client = server.client();
+    let mut session = client.session().unwrap();
+    (0..KEYS).for_each(|key| session.put(&key.to_le_bytes(), b"value").unwrap());
+    let mut scan = session.scan().unwrap();
+    assert!(scan.next().unwrap().is_ok());
+    server.kill();
+    server.restart();
+    // Until the end is noticed its memory is still there.
+    let error = scan.find_map(|entry| {
+        entry.err().or_else(|| {
+            std::thread::sleep(Duration::from_millis(20));
+            None
+        })
+    });
+    assert!(matches!(error, Some(Error::Disconnected { .. })), "{error:?}");
+    assert!(scan.next().is_none());
+    session.put(b"key", b"value").unwrap();
+    assert_eq!(session.scan().unwrap().count(), 1);
+}
