@@ -78,10 +78,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
             // The incarnation that this operation saw LIVE has ended since.
             SlotState::Empty | SlotState::Pending | SlotState::Aborted => Next::Absent,
             SlotState::Live if !same_incarnation => Next::Absent,
-            // Incarnation numbers recur: beyond T_hint the same number says nothing.
-            SlotState::Live if !found.is_conditional() && self.is_hint_exact(seen_at) => {
-                Next::Retry(found)
-            }
+            SlotState::Live if self.was_replaced(word, found, seen_at) => Next::Retry(found),
             _ => Next::Restart,
         }
     }

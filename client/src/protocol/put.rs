@@ -3,7 +3,7 @@
 use farside_common::fabric::{Fabric, Nanos};
 
 use super::insert::{Inserted, Unseen};
-use super::swing::{Linked, NewBlock, Swung, absorbs};
+use super::swing::{Linked, NewBlock, Swung};
 use super::window::{Own, Read, Seen};
 use super::{Examined, Operation, Outcome, Target, Tries, is_moving};
 use crate::allocator::Depot;
@@ -144,12 +144,11 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
                 (Own::Here(target), _) => {
                     match self.swing_to(target, new, condition, self.now()).await? {
                         Swung::Done => return Ok(Linked::Yes),
-                        // Overwritten before anybody could see it: linearized just before whoever
-                        // replaced the word this operation read.
+                        // Overwritten before anybody could see it: linearized just before the PUT
+                        // that did it.
                         Swung::Lost(found)
                             if condition == Condition::None
-                                && absorbs(found)
-                                && self.is_fresh(seen_at) =>
+                                && self.was_replaced(target.word, found, seen_at) =>
                         {
                             return Ok(Linked::No);
                         }

@@ -200,6 +200,18 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         Ok(Swung::Done)
     }
 
+    /// Whether a PUT replaced the value of a word that was READ at `seen_at`, and left what a swing
+    /// found instead. Not a split, which replaces nothing, nor a conditional operation, whose
+    /// condition held for what was there before; and a DELETE may have said that nothing was, of a
+    /// value that had ended. Incarnation numbers recur: beyond T_hint the same number says nothing.
+    pub(super) fn was_replaced(&self, word: SlotWord, found: SlotWord, seen_at: Nanos) -> bool {
+        found.state() == SlotState::Live
+            && !found.is_conditional()
+            && found.incarnation() == word.incarnation()
+            && self.is_fresh(seen_at)
+            && self.is_hint_exact(seen_at)
+    }
+
     /// What a swing of this target accesses is wanted soon.
     pub(super) fn expect(&self, target: &Target) {
         if let Ok(old) = target.word.block() {
@@ -279,16 +291,5 @@ impl NewBlock {
             from: Buffer::Image,
             bytes: self.write_bytes,
         }
-    }
-}
-
-/// Whether a PUT that lost its compare-and-swap to this word may call itself overwritten: not by a
-/// split, which overwrites nothing, nor by a conditional operation, whose condition held for what
-/// was there before.
-pub(super) fn absorbs(found: SlotWord) -> bool {
-    match found.state() {
-        SlotState::Empty | SlotState::Pending | SlotState::Aborted => true,
-        SlotState::Live => !found.is_conditional(),
-        SlotState::Frozen | SlotState::Copy | SlotState::Moved | SlotState::Tomb => false,
     }
 }

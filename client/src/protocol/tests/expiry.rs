@@ -1,6 +1,8 @@
 //! Proves that a value with an end is absent from that second on, for every operation, and what
 //! finding out costs: nothing for those that READ its block anyway, and nothing for other values.
 
+use std::pin::pin;
+use std::task::{Context, Waker};
 use std::time::Duration;
 
 use super::*;
@@ -143,5 +145,42 @@ fn a_put_costs_the_same_with_and_without_an_end() {
         assert_eq!(put(TTL), (1, 0, 2, 1), "over a value that ended");
         bench.engine.cache.clear();
         assert_eq!(put(FOREVER), (2, 2, 2, 1), "uncached");
+    });
+}
+
+/// Before the DELETE it would have been there, so it comes after: it may not be called overwritten.
+#[test]
+fn a_put_that_loses_to_the_deletion_of_an_ended_value_is_stored() {
+    with_engines(|engines, clock| {
+        let [bench, other] = engines.map(|engine| Bench { engine, clock });
+        let endpoint = &bench.engine.endpoint;
+        let exchange_for_nothing = || {
+            let call = async |operation: &Operation<'_, _, _>| {
+                let ended = Lifetime::For(Duration::ZERO);
+                operation.compare_exchange(Expected::Value(b"value"), ended).await
+            };
+            assert!(run(other.engine, 1, call).0.0);
+        };
+        for ends_meanwhile in [false, true] {
+            bench.store();
+            if ends_meanwhile {
+                run(bench.engine, 1, async |operation| operation.put(FOREVER).await);
+            } else {
+                bench.end();
+            }
+            bench.uncached();
+            let operation = Operation::stage(bench.engine, LANE, &1u64.to_le_bytes(), b"new");
+            let mut put = pin!(operation.put(FOREVER));
+            endpoint.tick();
+            assert!(put.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+            endpoint.step(|_| ());
+            // The window is READ, and nothing swapped yet.
+            if ends_meanwhile {
+                exchange_for_nothing();
+            }
+            assert!(!other.delete().0);
+            endpoint.drive_lanes(put).unwrap();
+            assert!(bench.get().0 && other.get().0, "ends meanwhile: {ends_meanwhile}");
+        }
     });
 }
