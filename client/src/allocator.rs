@@ -110,9 +110,6 @@ impl<D: Depot> Allocator<D> {
     /// A block of the class for a lane, from this session's own if there is one.
     #[inline]
     pub(crate) fn take(&mut self, lane: LaneId, class: SizeClass, now: Nanos) -> Taken {
-        if self.outstanding > 0 {
-            self.receive(now);
-        }
         let Self { holdings, depot, outstanding, upcoming, .. } = self;
         let mut lists = holdings.lists();
         let list = lists.class(class);
@@ -156,9 +153,8 @@ impl<D: Depot> Allocator<D> {
         }
     }
 
-    /// What the server answered, if it has.
-    pub(crate) fn split_outcome(&mut self, prefix: Prefix, now: Nanos) -> Option<SplitOutcome> {
-        self.receive(now);
+    /// What the server answered, if that was received.
+    pub(crate) fn split_outcome(&mut self, prefix: Prefix) -> Option<SplitOutcome> {
         self.growth.answer(prefix)
     }
 
@@ -167,13 +163,18 @@ impl<D: Depot> Allocator<D> {
         self.growth.leave(prefix);
     }
 
-    /// Takes what has come.
-    fn receive(&mut self, now: Nanos) {
+    /// Receives what the server answered. The clock is looked at behind each answer: its blocks may
+    /// have been unlinked just before.
+    #[inline]
+    pub(crate) fn receive(&mut self, clock: impl Fn() -> Nanos) {
+        if self.outstanding == 0 {
+            return;
+        }
         let mut lists = self.holdings.lists();
         while let Some(delivery) = self.depot.receive() {
             self.outstanding = self.outstanding.saturating_sub(1);
             match delivery {
-                Delivery::Blocks(blocks) => take_in(&mut lists, blocks, self.grace_ns, now),
+                Delivery::Blocks(blocks) => take_in(&mut lists, blocks, self.grace_ns, clock()),
                 Delivery::Split(prefix, outcome) => self.growth.answered(prefix, outcome),
             }
         }

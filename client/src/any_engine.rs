@@ -7,7 +7,8 @@ use farside_common::fabric::verbs::VerbsFabric;
 use farside_common::fabric::{Buffer, Counters};
 use farside_common::layout::Format;
 
-use crate::engine::{Engine, Failure, LANE};
+use crate::engine::{Engine, LANE};
+use crate::failure::Failure;
 use crate::location_cache::{CacheStatistics, LocationCache};
 use crate::protocol::{Action, Answer, Found};
 use crate::remote_depot::ControlDepot;

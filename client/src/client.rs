@@ -10,7 +10,8 @@ use farside_common::fabric::verbs::Options;
 
 use crate::any_engine::AnyEngine;
 use crate::connection::Connection;
-use crate::engine::{EngineOptions, Failure};
+use crate::engine::EngineOptions;
+use crate::failure::Failure;
 use crate::{Error, Result, Session};
 
 /// A connection to a memory server: cheap to clone, shared by all threads of a process.
@@ -127,7 +128,7 @@ impl Client {
         around: impl FnOnce(farside_common::fabric::shm::ShmFabric) -> F,
     ) -> std::result::Result<
         crate::engine::Engine<F, crate::remote_depot::ControlDepot>,
-        crate::engine::Failure,
+        crate::failure::Failure,
     > {
         self.shared.connection()?.engine_over(self.shared.options, around)
     }
@@ -153,6 +154,21 @@ impl Shared {
             return connection.wrapped_engine(self.options, wrap);
         }
         connection.engine(self.options)
+    }
+
+    /// The error behind a failure; `None` if the connection is lost, and nothing happened. Where
+    /// nobody knows what the last operation did, it is given up as well: without a goodbye the
+    /// server looks for what it may have left, and sessions connect anew.
+    pub(crate) fn failed(&self, connection: &Connection, failure: Failure) -> Option<Error> {
+        let error = match failure {
+            Failure::Error(error) => Some(*error),
+            Failure::Disconnected => None,
+            Failure::NoAnswer(waited) => Some(self.unreachable(Duration::from_nanos(waited))),
+        };
+        if matches!(error, None | Some(Error::Indeterminate)) {
+            connection.control.give_up();
+        }
+        error
     }
 
     /// The error for what did not happen because its connection was lost.

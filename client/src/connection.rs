@@ -9,7 +9,8 @@ use farside_common::fabric::verbs::Options;
 
 use crate::any_engine::AnyEngine;
 use crate::control::Control;
-use crate::engine::{Engine, EngineOptions, Failure};
+use crate::engine::{Engine, EngineOptions};
+use crate::failure::Failure;
 use crate::location_cache::ConnectionCache;
 use crate::remote_depot::ControlDepot;
 use crate::{Error, Result};
@@ -72,20 +73,6 @@ impl Connection {
         options: EngineOptions,
     ) -> std::result::Result<Engine<F, ControlDepot>, Failure> {
         Engine::open(fabric, self.control.depot(), &self.welcome, options, &self.cache)
-    }
-
-    /// The error behind a failure; `None` if this connection is lost, and nothing happened. Where
-    /// nobody knows what the last operation did, it is given up as well: without a goodbye the
-    /// server looks for what it may have left, and sessions connect anew.
-    pub(crate) fn failed(&self, failure: Failure) -> Option<Error> {
-        let error = match failure {
-            Failure::Error(error) => Some(*error),
-            Failure::Disconnected => None,
-        };
-        if matches!(error, None | Some(Error::Indeterminate)) {
-            self.control.give_up();
-        }
-        error
     }
 
     /// That a writer's own settings leave it a T_word (`docs/protocol.md`); the server checked its

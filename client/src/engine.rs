@@ -4,9 +4,8 @@
 use std::cell::{Cell, Ref, RefCell, RefMut};
 use std::sync::Arc;
 
-use farside_common::attach::AttachError;
 use farside_common::control::{FreeBlock, Welcome};
-use farside_common::fabric::{Buffer, ChainError, Counters, Endpoint, Fabric, LaneId, Nanos, Verb};
+use farside_common::fabric::{Buffer, Counters, Endpoint, Fabric, LaneId, Nanos, Verb};
 use farside_common::hash::{KeyHash, KeyHasher};
 use farside_common::layout::{
     DirectoryEntry, Format, Geometry, INCARNATIONS, LayoutError, STATE_OFFSET, SUPERBLOCK_BYTES,
@@ -15,56 +14,9 @@ use farside_common::layout::{
 
 use crate::allocator::{Allocator, Depot, Taken};
 use crate::directory::{Directory, Subtable};
+use crate::failure::Failure;
 use crate::location_cache::{ConnectionCache, LocationCache, Lookups};
 use crate::{Error, Exhausted, Result};
-
-/// Why an operation ended early, before anybody decided whether to try it again.
-#[derive(Debug)]
-pub(crate) enum Failure {
-    /// For the caller. Boxed: it is rare, and what operations return is moved often.
-    Error(Box<Error>),
-    /// The server gave this connection up, or is gone. The operation has not happened.
-    Disconnected,
-}
-
-impl From<Error> for Failure {
-    fn from(error: Error) -> Self {
-        Self::Error(Box::new(error))
-    }
-}
-
-impl From<LayoutError> for Failure {
-    fn from(error: LayoutError) -> Self {
-        Error::from(error).into()
-    }
-}
-
-impl From<AttachError> for Failure {
-    fn from(error: AttachError) -> Self {
-        match error {
-            AttachError::Absent { .. } => Self::Disconnected,
-            error => Error::from(error).into(),
-        }
-    }
-}
-
-impl From<ChainError> for Failure {
-    fn from(error: ChainError) -> Self {
-        match error {
-            ChainError::Outside { remote: offset, bytes } => {
-                LayoutError::BlockOutside { offset, bytes }.into()
-            }
-            ChainError::Denied => Error::Denied.into(),
-            ChainError::Unknown => Error::Indeterminate.into(),
-            ChainError::Unregistered { .. } => {
-                let doing = "registering memory for RDMA";
-                Error::System { doing, source: std::io::Error::other(error) }.into()
-            }
-            // Chains that can be late are looked at where they are posted; READs have no deadline.
-            _ => Self::Disconnected,
-        }
-    }
-}
 
 /// The constants of `docs/protocol.md`, for one region over one fabric.
 #[derive(Clone, Copy, Debug)]
@@ -263,6 +215,12 @@ impl<F: Fabric, D: Depot> Engine<F, D> {
         self.allocator.borrow_mut()
     }
 
+    /// Receives what the server answered.
+    #[inline]
+    pub(crate) fn receive(&self) {
+        self.allocator.borrow_mut().receive(|| self.endpoint.fabric().now());
+    }
+
     /// A free block of the class, and when it was taken: at once, or after the server answered or
     /// GRACE ended.
     pub(crate) async fn take_block(
@@ -273,6 +231,7 @@ impl<F: Fabric, D: Depot> Engine<F, D> {
         let started = self.endpoint.now();
         let mut now = started;
         loop {
+            self.receive();
             let taken = self.allocator.borrow_mut().take(lane, class, now);
             let out_of_space = || {
                 let what = Exhausted::Blocks { bytes: class.block_bytes() };
@@ -287,9 +246,10 @@ impl<F: Fabric, D: Depot> Engine<F, D> {
                     }
                     return Ok((block, now));
                 }
-                Taken::Asked(_) if timed_out || self.allocator.borrow().is_lost() => {
+                Taken::Asked(_) if self.allocator.borrow().is_lost() => {
                     return Err(Failure::Disconnected);
                 }
+                Taken::Asked(_) if timed_out => return Err(Failure::NoAnswer(now - started)),
                 Taken::Soon(_) | Taken::Resting(_) if timed_out => return out_of_space(),
                 Taken::Asked(until) | Taken::Soon(until) | Taken::Resting(until) => {
                     self.endpoint.sleep_until(lane, until).await;

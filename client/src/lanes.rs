@@ -345,7 +345,7 @@ impl<'s, F: Fabric> Lanes<'s, F> {
                 _ => Outcome::Applied(applied),
             }),
             Err(failure) => {
-                let error = self.connection.failed(failure);
+                let error = self.shared.failed(self.connection, failure);
                 Err(error.unwrap_or_else(|| self.shared.disconnected()))
             }
         };

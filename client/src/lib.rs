@@ -102,6 +102,7 @@ mod control;
 mod directory;
 mod engine;
 mod error;
+mod failure;
 #[cfg(any(test, feature = "testing"))]
 #[doc(hidden)]
 pub mod faults;

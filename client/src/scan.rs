@@ -1,7 +1,8 @@
 //! Iterating over everything.
 
 use crate::any_engine::{AnyEngine, over};
-use crate::engine::{Failure, LANE};
+use crate::engine::LANE;
+use crate::failure::Failure;
 use crate::protocol::{ScanProgress, next_entry};
 use crate::{Result, Session, Value};
 
@@ -43,9 +44,9 @@ impl<'s> Scan<'s> {
             match entry {
                 Ok(entry) => Ok(Some(Ok(entry))),
                 Err(Failure::Error(error)) => Ok(Some(Err(*error))),
-                Err(Failure::Disconnected) => {
+                Err(failure) => {
                     progress.again();
-                    Err(Failure::Disconnected)
+                    Err(failure)
                 }
             }
         })?;

@@ -9,7 +9,7 @@ use farside_common::fabric::Counters;
 use crate::any_engine::AnyEngine;
 use crate::client::Shared;
 use crate::connection::Connection;
-use crate::engine::Failure;
+use crate::failure::Failure;
 use crate::protocol::{Action, Answer, Expected, Found};
 use crate::store::Lifetime;
 use crate::{
@@ -49,10 +49,24 @@ impl Link {
             match shared.engine(&connection) {
                 Ok(engine) => return Ok(Self { engine, connection }),
                 // A server may be killed again before it showed anything.
-                Err(failure) => connection.failed(failure).map_or(Ok(()), Err)?,
+                Err(failure) => shared.failed(&connection, failure).map_or(Ok(()), Err)?,
             }
             losses.add(shared)?;
         }
+    }
+
+    /// If somebody forgot a pipeline, and with it operations that will not go on, one of them may
+    /// have left a PENDING word: without a goodbye the server looks for it.
+    fn leave(&self) {
+        if self.engine.is_pipelined() {
+            self.connection.control.give_up();
+        }
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.leave();
     }
 }
 
@@ -81,30 +95,26 @@ impl Losses {
     }
 }
 
-impl Drop for Link {
-    /// Somebody forgot a pipeline, and with it operations that will not go on. One of them may have
-    /// left a PENDING word: without a goodbye the server looks for it.
-    fn drop(&mut self) {
-        if self.engine.is_pipelined() {
-            self.connection.control.give_up();
-        }
-    }
-}
-
 impl Session {
     pub(crate) fn open(shared: Arc<Shared>) -> Result<Self> {
         let link = Link::new(&shared)?;
         Ok(Self { shared, link })
     }
 
-    /// The engine, on a new connection if the old one was lost; a new one if somebody forgot a
-    /// pipeline with operations on its lanes.
+    /// The engine, on a new connection if the old one was lost.
     #[inline]
     pub(crate) fn engine(&mut self) -> Result<&AnyEngine> {
         if self.link.connection.control.is_lost() || self.link.engine.is_pipelined() {
-            self.link = Link::new(&self.shared)?;
+            self.relink()?;
         }
         Ok(&self.link.engine)
+    }
+
+    #[cold]
+    fn relink(&mut self) -> Result<()> {
+        self.link.leave();
+        self.link = Link::new(&self.shared)?;
+        Ok(())
     }
 
     /// Runs an operation; again on a new connection if this one turned out to be lost before the
@@ -126,7 +136,7 @@ impl Session {
     /// The connection failed; the error if the operation is not to be run again.
     #[cold]
     fn lose(&self, failure: Failure, losses: &mut Losses) -> Result<()> {
-        self.link.connection.failed(failure).map_or(Ok(()), Err)?;
+        self.shared.failed(&self.link.connection, failure).map_or(Ok(()), Err)?;
         self.lost(losses)
     }
 

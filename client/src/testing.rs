@@ -6,7 +6,8 @@ use farside_common::fabric::{Buffer, Endpoint, Fabric, LaneId, Nanos};
 use farside_common::layout::SizeClass;
 
 use crate::allocator::{Blocks as Delivered, Delivery, Depot};
-use crate::engine::{Engine, EngineOptions, Failure, LANE};
+use crate::engine::{Engine, EngineOptions, LANE};
+use crate::failure::Failure;
 use crate::growth::Prefix;
 use crate::location_cache::ConnectionCache;
 use crate::protocol::{Action, Answer, Expected, Operation};
@@ -186,6 +187,6 @@ impl<F: Fabric> Rig<F> {
 fn error(failure: Failure) -> Option<Error> {
     match failure {
         Failure::Error(error) => Some(*error),
-        Failure::Disconnected => None,
+        Failure::Disconnected | Failure::NoAnswer(_) => None,
     }
 }

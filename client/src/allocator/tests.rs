@@ -51,9 +51,14 @@ fn class() -> SizeClass {
     SizeClass::for_bytes(128).unwrap()
 }
 
+fn receive_and_take(allocator: &mut Allocator<TestDepot>, now: Nanos) -> Taken {
+    allocator.receive(|| now);
+    allocator.take(LANE, class(), now)
+}
+
 fn take(allocator: &mut Allocator<TestDepot>, now: Nanos) -> Option<FreeBlock> {
     for _ in 0..3 {
-        match allocator.take(LANE, class(), now) {
+        match receive_and_take(allocator, now) {
             Taken::Block(block) => return Some(block),
             Taken::Asked(_) => {}
             Taken::Soon(_) | Taken::Resting(_) | Taken::Exhausted => return None,
@@ -124,9 +129,9 @@ fn requests_grow_and_come_before_the_list_runs_dry() {
 fn blocks_that_have_not_rested_are_waited_for_and_not_asked_for_twice() {
     let mut allocator = allocator(1000);
     allocator.depot.unrested = true;
-    assert!(matches!(allocator.take(LANE, class(), 0), Taken::Asked(_)));
-    assert_eq!(allocator.take(LANE, class(), 5), Taken::Resting(5 + GRACE));
-    assert_eq!(allocator.take(LANE, class(), 6), Taken::Resting(5 + GRACE));
+    assert!(matches!(receive_and_take(&mut allocator, 0), Taken::Asked(_)));
+    assert_eq!(receive_and_take(&mut allocator, 5), Taken::Resting(5 + GRACE));
+    assert_eq!(receive_and_take(&mut allocator, 6), Taken::Resting(5 + GRACE));
     let left = allocator.depot.left;
     let granted = 1000 - left;
     // Once they rested they serve, and while half of them are left nobody asks for more.
@@ -134,6 +139,16 @@ fn blocks_that_have_not_rested_are_waited_for_and_not_asked_for_twice() {
         assert!(take(&mut allocator, 5 + GRACE).is_some());
     }
     assert_eq!((allocator.depot.left, allocator.depot.asked.len()), (left, 0));
+}
+
+/// They may have been unlinked at any time until they came, however long ago the operation began.
+#[test]
+fn blocks_rest_from_when_they_came() {
+    let mut allocator = allocator(1000);
+    allocator.depot.unrested = true;
+    assert!(matches!(receive_and_take(&mut allocator, 0), Taken::Asked(_)));
+    allocator.receive(|| 60);
+    assert_eq!(allocator.take(LANE, class(), 1), Taken::Resting(60 + GRACE));
 }
 
 #[test]

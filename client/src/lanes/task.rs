@@ -8,7 +8,8 @@ use std::task::Poll;
 use farside_common::fabric::{Fabric, LaneId};
 use farside_common::hash::KeyHash;
 
-use crate::engine::{Engine, Failure};
+use crate::engine::Engine;
+use crate::failure::Failure;
 use crate::protocol::{Action, Answer, Operation, Successor};
 use crate::remote_depot::ControlDepot;
 

@@ -6,7 +6,7 @@ use farside_common::fabric::{Fabric, Nanos};
 use super::window::Seen;
 use super::{Operation, Outcome, Tries};
 use crate::allocator::Depot;
-use crate::engine::Failure;
+use crate::failure::Failure;
 use crate::growth::Prefix;
 use crate::{Error, Exhausted};
 
@@ -68,7 +68,8 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         let (started, mut later) = (self.now(), Seen::nothing());
         loop {
             let now = self.now();
-            let answer = self.engine.allocator().split_outcome(prefix, now);
+            self.engine.receive();
+            let answer = self.engine.allocator().split_outcome(prefix);
             if let Some(outcome) = answer {
                 return Ok(outcome);
             }
@@ -76,9 +77,12 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
             if later.standing != seen.standing {
                 return Ok(SplitOutcome::Done);
             }
-            let timed_out = now.saturating_sub(started) > ANSWER_TIMEOUT_NS;
-            if timed_out || self.engine.allocator().is_lost() {
+            if self.engine.allocator().is_lost() {
                 return Err(Failure::Disconnected);
+            }
+            let waited = now.saturating_sub(started);
+            if waited > ANSWER_TIMEOUT_NS {
+                return Err(Failure::NoAnswer(waited));
             }
             self.engine.endpoint.sleep_until(self.lane, now + ANSWER_POLL_NS).await;
         }

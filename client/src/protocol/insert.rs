@@ -15,7 +15,7 @@ use super::swing::NewBlock;
 use super::window::{Own, Read, Seen, Standing};
 use super::{Examined, Operation, Outcome, Target, is_moving};
 use crate::allocator::Depot;
-use crate::engine::Failure;
+use crate::failure::Failure;
 
 /// How an attempt to insert went.
 pub(super) enum Inserted {

@@ -27,7 +27,8 @@ use farside_common::layout::{
 };
 
 use crate::allocator::Depot;
-use crate::engine::{Engine, Failure, LANE};
+use crate::engine::{Engine, LANE};
+use crate::failure::Failure;
 use crate::location_cache::Location;
 use crate::store::Lifetime;
 use crate::{Error, Version};

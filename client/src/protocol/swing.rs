@@ -13,7 +13,7 @@ use zerocopy::FromBytes;
 use super::{Operation, Outcome, Target};
 use crate::Error;
 use crate::allocator::Depot;
-use crate::engine::Failure;
+use crate::failure::Failure;
 use crate::location_cache::Location;
 use crate::store::Lifetime;
 
@@ -114,7 +114,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
                 allocator.let_go(self.lane);
                 return outcome;
             }
-            Ok(Linked::No) => false,
+            Ok(Linked::No) | Err(Failure::NoAnswer(_)) => false,
             Err(Failure::Disconnected) => true,
             Err(Failure::Error(error)) => matches!(**error, Error::Indeterminate),
         };

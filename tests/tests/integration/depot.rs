@@ -102,6 +102,10 @@ fn a_forgotten_pipeline_does_no_harm() {
         pipeline.poll();
         pipeline.put(b"key", b"also in flight").unwrap();
         std::mem::forget(pipeline);
+        let mut next = session.pipeline().unwrap();
+        next.put(b"key", b"next").unwrap();
+        assert!(matches!(next.wait().unwrap().result, Ok(Outcome::Stored)));
+        drop(next);
         session.put(b"key", &round.to_le_bytes()).unwrap();
         assert_eq!(session.get(b"key").unwrap().unwrap().data, round.to_le_bytes());
     }
@@ -130,6 +134,23 @@ fn what_a_forgotten_pipeline_left_undecided_is_cleared() {
     wait_until(says, PATIENCE, || server.log().contains(says));
     assert!(watcher.session().unwrap().insert(b"new", b"other").unwrap());
     server.assert_verifies();
+}
+
+#[test]
+fn who_waits_for_a_stopped_server_in_vain_disturbs_nobody() {
+    let server = ServerProcess::start(&["--memory", "64MiB"]);
+    let client = server.client();
+    let [mut writer, mut reader] = [(); 2].map(|()| client.session().unwrap());
+    reader.put(b"key", b"value").unwrap();
+    server.signal(Signal::STOP);
+    // Until it has no block left.
+    let error = (0u64..).find_map(|n| writer.put(&n.to_le_bytes(), &[0; 10_000]).err()).unwrap();
+    assert!(matches!(error, Error::Unreachable { .. }), "{error}");
+    assert_eq!(*reader.get(b"key").unwrap().unwrap(), *b"value");
+    server.signal(Signal::CONT);
+    writer.put(b"key", &[0; 10_000]).unwrap();
+    reader.put(b"key", b"other").unwrap();
+    assert_eq!(server.client().statistics().unwrap().clients_lost, 0);
 }
 
 #[test]
