@@ -76,7 +76,7 @@ enum Read {
     Elsewhere,
 }
 
-/// The next entry. One round trip a subtable, one an entry, one more for each time a value was
+/// The next entry. One round trip a subtable, one an entry, one more where its value was
 /// replaced meanwhile.
 pub(crate) async fn next_entry<F: Fabric, D: Depot>(
     engine: &Engine<F, D>,
@@ -221,7 +221,7 @@ async fn read_entry<F: Fabric, D: Depot>(
     scanned: ScannedSlot,
 ) -> Outcome<Read> {
     let ScannedSlot { row, at, mut word, local_depth, directory_hash } = scanned;
-    let mut damaged = 0;
+    let (mut seen_at, mut damaged) = (None, 0);
     for _ in 0..FOLLOWS_MAX {
         let reference = word.block()?;
         engine.geometry.check_block(reference)?;
@@ -230,7 +230,8 @@ async fn read_entry<F: Fabric, D: Depot>(
         let read_row = Verb::Read { remote: row, into: Buffer::Window, bytes: ROW_BYTES as u32 };
         let chain = [read_row, read_block(reference)];
         engine.endpoint.chain(lane, &chain, u64::MAX).await?;
-        let took = engine.endpoint.now().saturating_sub(posted);
+        let is_fresh =
+            |at| engine.endpoint.now().saturating_sub(at) <= engine.constants.patience_ns;
         let fabric = engine.endpoint.fabric();
         let Ok((now, _)) = Row::read_from_prefix(fabric.buffer(lane, Buffer::Window)) else {
             return Ok(Read::Elsewhere);
@@ -243,8 +244,10 @@ async fn read_entry<F: Fabric, D: Depot>(
             let moved = now.state() == SlotState::Moved;
             return Ok(if moved { Read::Elsewhere } else { Read::Gone });
         }
-        if now != word || took > engine.constants.patience_ns {
-            (word, damaged) = (now, 0);
+        // Linked when its block was READ, or not long before (invariant I3).
+        let is_linked = now == word && is_fresh(posted);
+        if !is_linked && !seen_at.is_some_and(is_fresh) {
+            (word, seen_at, damaged) = (now, Some(posted), 0);
             continue;
         }
         let bytes = &fabric.buffer(lane, Buffer::Block)[..reference.class.block_bytes() as usize];
@@ -257,6 +260,7 @@ async fn read_entry<F: Fabric, D: Depot>(
                 }
                 return Ok(Read::Entry(entry(&block, reference.address, expires_at_s)));
             }
+            Err(_) if now != word => (word, seen_at, damaged) = (now, Some(posted), 0),
             Err(error) => {
                 damaged += 1;
                 if damaged == DAMAGE_READS_MAX {

@@ -6,7 +6,9 @@ mod expiry;
 
 use std::cell::Cell;
 use std::collections::VecDeque;
+use std::pin::pin;
 use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
 
 use farside_common::config::ServerConfig;
 use farside_common::fabric::shm::ShmFabric;
@@ -14,7 +16,7 @@ use farside_common::fabric::{ChainError, Completion, Counters, Fabric, LaneId, N
 use farside_common::size::ByteSize;
 use farside_server::Server;
 
-use super::{Expected, Operation};
+use super::{Expected, Operation, ScanProgress, next_entry};
 use crate::Client;
 use crate::around::{Around, Rule};
 use crate::engine::{Engine, LANE};
@@ -247,5 +249,24 @@ fn what_comes_late_is_tried_again() {
         clock.stall.set(late);
         assert_eq!(put(), (3, 3, 2, 1), "uncached PUT, its window twice");
         assert!(get().0);
+    });
+}
+
+#[test]
+fn a_scan_returns_a_key_whose_value_is_replaced_in_every_round_trip() {
+    with_engines(|[engine, other], _| {
+        let put = || run(other, 1, async |operation| operation.put(FOREVER).await);
+        put();
+        let mut progress = ScanProgress::default();
+        let mut next = pin!(next_entry(engine, LANE, &mut progress));
+        let entry = loop {
+            engine.endpoint.tick();
+            match next.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+                Poll::Ready(entry) => break entry,
+                Poll::Pending => engine.endpoint.step(|_| ()),
+            }
+            put();
+        };
+        assert_eq!(entry.unwrap().unwrap().key, 1u64.to_le_bytes());
     });
 }

@@ -1,8 +1,6 @@
 //! Proves that a value with an end is absent from that second on, for every operation, and what
 //! finding out costs: nothing for those that READ its block anyway, and nothing for other values.
 
-use std::pin::pin;
-use std::task::{Context, Waker};
 use std::time::Duration;
 
 use super::*;
