@@ -2,12 +2,16 @@
 
 use std::fs;
 use std::io;
+use std::time::Duration;
 
 use farside_common::address::Address;
 use farside_common::fabric::shm::Connection;
 use rustix::net::sockopt::socket_peercred;
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
+
+/// How long a server that is there may take.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// What a process spent since it started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -68,7 +72,7 @@ fn voluntary_switches(status: &str) -> Option<u64> {
 /// The process that listens at this address, if it is one of this machine that the system tells us.
 pub fn process_at(address: &str) -> Option<u32> {
     let Ok(Address::Shm(path)) = address.parse() else { return None };
-    let connection = Connection::connect(&path).ok()?;
+    let connection = Connection::connect(&path, CONNECT_TIMEOUT).ok()?;
     let credentials = socket_peercred(&connection).ok()?;
     u32::try_from(credentials.pid.as_raw_nonzero().get()).ok()
 }
@@ -80,7 +84,7 @@ mod tests {
     #[test]
     fn a_process_can_account_for_itself() {
         let before = ServerUsage::of(std::process::id()).unwrap();
-        std::thread::sleep(std::time::Duration::from_millis(2));
+        std::thread::sleep(Duration::from_millis(2));
         let spent = ServerUsage::of(std::process::id()).unwrap().since(&before);
         assert!(spent.wakeups >= 1, "{spent:?}");
         assert!(ServerUsage::of(u32::MAX).is_err());

@@ -155,16 +155,21 @@ impl Target {
 
     fn attach_shm(&self, path: &Path, most: Duration) -> Result<Attached> {
         let absent = |source| self.absent(source);
-        let connection = shm::Connection::connect(path).map_err(|source| {
-            use io::ErrorKind::{ConnectionRefused, ConnectionReset, NotFound, WouldBlock};
+        let started = Instant::now();
+        // To the system, no time at all means for ever.
+        let left = || most.saturating_sub(started.elapsed()).max(Duration::from_millis(1));
+        let connection = shm::Connection::connect(path, left()).map_err(|source| {
+            use io::ErrorKind::{
+                ConnectionRefused, ConnectionReset, Interrupted, NotFound, WouldBlock,
+            };
             match source.kind() {
-                NotFound | ConnectionRefused | ConnectionReset | WouldBlock => absent(source),
+                NotFound | ConnectionRefused | ConnectionReset | Interrupted | WouldBlock => {
+                    absent(source)
+                }
                 _ => system("connecting to the server's socket")(source),
             }
         })?;
-        // To the system, no time at all means for ever.
-        let most = most.max(Duration::from_millis(1));
-        connection.set_receive_timeout(Some(most)).map_err(absent)?;
+        connection.set_receive_timeout(Some(left())).map_err(absent)?;
         connection.send(&self.request(Purpose::Control), None).map_err(absent)?;
         let mut buffer = vec![0; MESSAGE_BYTES_MAX];
         let (bytes, descriptor) = connection.receive(&mut buffer).map_err(absent)?;
@@ -338,6 +343,30 @@ fn system(doing: &'static str) -> impl FnOnce(io::Error) -> AttachError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_server_that_never_accepts_is_absent() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("kv.sock");
+        let listener = shm::Listener::bind(&path).unwrap();
+        // One may wait.
+        rustix::net::listen(&listener, 0).unwrap();
+        let target = Target {
+            address: Address::Shm(path),
+            role: Role::Writer,
+            token: Token::NONE,
+            timeout: Duration::from_millis(1),
+            rdma: Options::default(),
+        };
+        // The first waits for its reply, the second for room in the backlog, which those leave full
+        // that nobody accepted.
+        for _ in 0..2 {
+            let Err(AttachError::Absent { source, .. }) = target.attach(target.timeout) else {
+                panic!("nobody answers");
+            };
+            assert_eq!(source.kind(), io::ErrorKind::WouldBlock);
+        }
+    }
 
     #[test]
     fn a_lost_request_leaves_time_for_another() {

@@ -124,7 +124,7 @@ fn a_reader_cannot_write() {
 fn silent_connections_keep_nobody_out() {
     let place = Place::new();
     let _server = place.start();
-    let connect = || Connection::connect(&place.socket()).unwrap();
+    let connect = || Connection::connect(&place.socket(), PATIENCE).unwrap();
     let silent: Vec<Connection> = (0..100).map(|_| connect()).collect();
     let client = place.writer();
     assert_eq!(client.statistics().clients, 1);

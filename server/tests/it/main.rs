@@ -83,7 +83,7 @@ impl Place {
 
     /// Connects and sends these bytes as the request.
     fn say(&self, request: &[u8]) -> Connection {
-        let connection = Connection::connect(&self.socket()).unwrap();
+        let connection = Connection::connect(&self.socket(), PATIENCE).unwrap();
         connection.set_receive_timeout(Some(PATIENCE)).unwrap();
         connection.send(request, None).unwrap();
         connection

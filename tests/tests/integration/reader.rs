@@ -3,7 +3,7 @@
 use farside::{Client, Error, Role};
 use farside_common::control::{ConnectRequest, Purpose, Token, decode_reply};
 use farside_common::fabric::shm::{Connection, Region};
-use farside_tests::{ServerProcess, left_out_over_rdma};
+use farside_tests::{PATIENCE, ServerProcess, left_out_over_rdma};
 
 #[test]
 fn a_reader_reads_and_is_denied_the_rest() {
@@ -33,7 +33,7 @@ fn the_readers_memory_cannot_be_written() {
     }
     let server = ServerProcess::start(&["--memory", "32MiB"]);
     let path = server.address().strip_prefix("shm://").unwrap().to_owned();
-    let connection = Connection::connect(path.as_ref()).unwrap();
+    let connection = Connection::connect(path.as_ref(), PATIENCE).unwrap();
     let request =
         ConnectRequest { role: Role::Reader, purpose: Purpose::Control, token: Token::NONE };
     connection.send(&request.encode(), None).unwrap();

@@ -13,7 +13,7 @@ use farside_common::control::{
 use farside_common::fabric::shm::Connection;
 use farside_common::fabric::verbs::{Options, VerbsError, connect_control, connect_data};
 use farside_common::layout::SizeClass;
-use farside_tests::{ServerProcess, scaled};
+use farside_tests::{PATIENCE, ServerProcess, scaled};
 use rand::rngs::SmallRng;
 use rand::{Rng, RngExt, SeedableRng};
 
@@ -39,8 +39,8 @@ fn answer(server: &str, bytes: &[u8], for_data: bool) -> Option<Refusal> {
     let reply = match target.resolve().unwrap().first() {
         None => {
             let path = server.strip_prefix("shm://").unwrap();
-            let connection = Connection::connect(path.as_ref()).unwrap();
-            connection.set_receive_timeout(Some(Duration::from_secs(20))).unwrap();
+            let connection = Connection::connect(path.as_ref(), PATIENCE).unwrap();
+            connection.set_receive_timeout(Some(PATIENCE)).unwrap();
             connection.send(bytes, None).unwrap();
             let mut reply = [0; 256];
             let (bytes, _) = connection.receive(&mut reply).unwrap();

@@ -21,8 +21,8 @@ const BACKLOG: i32 = 128;
 /// Who may lock a socket's path: the user the server runs as.
 const LOCK_MODE: u32 = 0o600;
 
-fn new_socket() -> io::Result<OwnedFd> {
-    let flags = SocketFlags::CLOEXEC;
+fn new_socket(flags: SocketFlags) -> io::Result<OwnedFd> {
+    let flags = flags | SocketFlags::CLOEXEC;
     Ok(net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
 }
 
@@ -49,16 +49,17 @@ impl Listener {
         is_socket(path)?;
         let lock = lock_beside(path)?;
         if is_socket(path)? {
-            match net::connect(&new_socket()?, &SocketAddrUnix::new(path)?) {
-                // Another kind of socket is another program's.
-                Ok(()) | Err(rustix::io::Errno::PROTOTYPE) => {
+            let probe = new_socket(SocketFlags::NONBLOCK)?;
+            match net::connect(&probe, &SocketAddrUnix::new(path)?) {
+                // Another kind of socket is another program's, and so is a full backlog.
+                Ok(()) | Err(rustix::io::Errno::PROTOTYPE | rustix::io::Errno::AGAIN) => {
                     return Err(io::ErrorKind::AddrInUse.into());
                 }
                 Err(rustix::io::Errno::CONNREFUSED) => fs::remove_file(path)?,
                 Err(error) => return Err(error.into()),
             }
         }
-        let socket = new_socket()?;
+        let socket = new_socket(SocketFlags::empty())?;
         net::bind(&socket, &SocketAddrUnix::new(path)?)?;
         let bound = identity(path)?;
         net::listen(&socket, BACKLOG)?;
@@ -125,12 +126,15 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Connects to a server.
+    /// Connects to a server, or waits this long, which must not be zero, for room in its backlog.
     ///
     /// # Errors
-    /// `NotFound` or `ConnectionRefused` when nobody listens there, else what the system says.
-    pub fn connect(path: &Path) -> io::Result<Self> {
-        let socket = new_socket()?;
+    /// `NotFound` or `ConnectionRefused` when nobody listens there, `WouldBlock` after the timeout,
+    /// `Interrupted` by a signal, else what the system says.
+    pub fn connect(path: &Path, timeout: Duration) -> io::Result<Self> {
+        use net::sockopt::{Timeout, set_socket_timeout};
+        let socket = new_socket(SocketFlags::empty())?;
+        set_socket_timeout(&socket, Timeout::Send, Some(timeout))?;
         net::connect(&socket, &SocketAddrUnix::new(path)?)?;
         Ok(Self { socket })
     }
@@ -205,12 +209,14 @@ mod tests {
 
     use super::*;
 
+    const PATIENCE: Duration = Duration::from_secs(20);
+
     #[test]
     fn messages_keep_their_boundaries_and_carry_descriptors() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("kv.sock");
         let listener = Listener::bind(&path).unwrap();
-        let client = Connection::connect(&path).unwrap();
+        let client = Connection::connect(&path, PATIENCE).unwrap();
         let server = listener.accept().unwrap();
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(b"inside").unwrap();
@@ -253,6 +259,22 @@ mod tests {
     }
 
     #[test]
+    fn nobody_waits_for_ever_for_a_listener_that_never_accepts() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("kv.sock");
+        let Listener { socket, lock, .. } = &Listener::bind(&path).unwrap();
+        // One may wait.
+        net::listen(socket, 0).unwrap();
+        let waiting = Connection::connect(&path, PATIENCE).unwrap();
+        let refused = Connection::connect(&path, Duration::from_millis(1));
+        assert_eq!(refused.err().unwrap().kind(), io::ErrorKind::WouldBlock);
+        // Without the lock it is a program that knows nothing of it.
+        rustix::fs::flock(lock, FlockOperation::Unlock).unwrap();
+        assert_eq!(Listener::bind(&path).err().unwrap().kind(), io::ErrorKind::AddrInUse);
+        drop(waiting);
+    }
+
+    #[test]
     fn a_listener_removes_its_own_socket_only() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("kv.sock");
@@ -288,6 +310,6 @@ mod tests {
         for error in refused {
             assert_eq!(error.err().unwrap().kind(), io::ErrorKind::AddrInUse);
         }
-        assert!(Connection::connect(&path).is_ok());
+        assert!(Connection::connect(&path, PATIENCE).is_ok());
     }
 }
