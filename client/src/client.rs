@@ -191,6 +191,13 @@ impl Shared {
     /// Not under the lock: whoever failed and asks again would mostly have it before those who
     /// wait, and they would wait for one attempt after the other.
     pub(crate) fn connection(&self) -> Result<Arc<Connection>> {
+        self.connection_by(|| Connection::establish(&self.target))
+    }
+
+    fn connection_by(
+        &self,
+        establish: impl FnOnce() -> Result<Connection>,
+    ) -> Result<Arc<Connection>> {
         let asked_at = Instant::now();
         let mut state = self.lock();
         loop {
@@ -207,10 +214,10 @@ impl Shared {
         }
         state.is_connecting = true;
         drop(state);
-        let established = Connection::establish(&self.target);
+        // Declared first, so it ends last, when what came of it is in the state.
+        let _attempt = Attempt(self);
+        let established = establish();
         let mut state = self.lock();
-        state.is_connecting = false;
-        self.attempted.notify_all();
         match established {
             Ok(connection) => {
                 tracing::info!(incarnation = connection.welcome.incarnation, "reconnected");
@@ -222,6 +229,16 @@ impl Shared {
                 Err(error)
             }
         }
+    }
+}
+
+/// An attempt to reconnect. Should it panic, others must not wait for it for ever.
+struct Attempt<'a>(&'a Shared);
+
+impl Drop for Attempt<'_> {
+    fn drop(&mut self) {
+        self.0.lock().is_connecting = false;
+        self.0.attempted.notify_all();
     }
 }
 
@@ -240,6 +257,8 @@ pub struct ClientBuilder {
     wrap: Option<crate::around::Wrap>,
 }
 
+/// The longest that connecting may take: no clock ends before.
+const CONNECT_TIMEOUT_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 /// The most operations a session can have in flight.
 pub const PIPELINE_DEPTH_MAX: u16 = 1024;
 
@@ -312,7 +331,8 @@ impl ClientBuilder {
         self
     }
 
-    /// How long connecting may take, and reconnecting when the server went away. 3 s by default.
+    /// How long connecting may take, and reconnecting when the server went away. 3 s by default, at
+    /// most a day: more is taken for that.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.connect_timeout = timeout;
         self
@@ -334,7 +354,8 @@ impl ClientBuilder {
     /// that cannot be.
     pub fn connect(self) -> Result<Client> {
         let address = self.server.unwrap_or_default().parse()?;
-        let (role, token, timeout) = (self.role, self.token, self.connect_timeout);
+        let (role, token) = (self.role, self.token);
+        let timeout = self.connect_timeout.min(CONNECT_TIMEOUT_MAX);
         let target = Target { address, role, token, timeout, rdma: self.rdma };
         let connection = Arc::new(Connection::establish(&target)?);
         let lanes = self.pipeline_depth.clamp(1, PIPELINE_DEPTH_MAX);
@@ -352,3 +373,6 @@ impl ClientBuilder {
         Ok(Client { shared: Arc::new(shared) })
     }
 }
+
+#[cfg(test)]
+mod tests;

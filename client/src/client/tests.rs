@@ -1,0 +1,43 @@
+//! Connecting: a timeout that no clock can add to, and an attempt that panics.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use farside_common::config::ServerConfig;
+use farside_common::size::ByteSize;
+use farside_server::Server;
+
+use super::*;
+
+/// Calls `test` with how to connect to a server.
+fn with_server(test: impl FnOnce(ClientBuilder)) {
+    let folder = tempfile::tempdir().unwrap();
+    let address = format!("shm://{}", folder.path().join("kv.sock").display());
+    let config = ServerConfig {
+        listen: Some(address.parse().unwrap()),
+        memory: Some(ByteSize::mib(8)),
+        ..Default::default()
+    };
+    let _server = Server::start(&config).unwrap();
+    test(Client::builder().server(&address));
+}
+
+#[test]
+fn no_timeout_is_too_long_for_the_clock() {
+    with_server(|builder| {
+        let client = builder.connect_timeout(Duration::MAX).connect().unwrap();
+        let timeout = client.shared.connect_timeout();
+        assert!(Instant::now().checked_add(timeout).is_some(), "{timeout:?}");
+    });
+}
+
+#[test]
+fn an_attempt_that_panics_leaves_nobody_waiting() {
+    with_server(|builder| {
+        let client = builder.connect().unwrap();
+        client.shared.lock().connection.control.give_up();
+        let attempt = || client.shared.connection_by(|| panic!("as it should"));
+        assert!(catch_unwind(AssertUnwindSafe(attempt)).is_err());
+        assert!(!client.shared.lock().is_connecting);
+        client.shared.connection().unwrap();
+    });
+}
