@@ -4,7 +4,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use farside_common::attach::Target;
-use farside_common::config::ClientConfig;
+use farside_common::config::{ClientConfig, PIPELINE_DEPTH};
 use farside_common::control::{Request, Role, ServerStatistics, Token};
 use farside_common::fabric::verbs::Options;
 
@@ -259,8 +259,6 @@ pub struct ClientBuilder {
 
 /// The longest that connecting may take: no clock ends before.
 const CONNECT_TIMEOUT_MAX: Duration = Duration::from_secs(24 * 60 * 60);
-/// The most operations a session can have in flight.
-pub const PIPELINE_DEPTH_MAX: u16 = 1024;
 
 impl Default for ClientBuilder {
     fn default() -> Self {
@@ -324,8 +322,8 @@ impl ClientBuilder {
         self
     }
 
-    /// How many operations a session can have in flight: at least 1, at most
-    /// [`PIPELINE_DEPTH_MAX`], 64 by default.
+    /// How many operations a session can have in flight: a number in [`PIPELINE_DEPTH`], 64 by
+    /// default.
     pub fn pipeline_depth(mut self, depth: u16) -> Self {
         self.pipeline_depth = depth;
         self
@@ -349,16 +347,19 @@ impl ClientBuilder {
     /// Connects.
     ///
     /// # Errors
-    /// [`Error::Address`] without a server's address, [`Error::Unreachable`] when none answers
-    /// there in time, [`Error::Refused`] with the server's reason, [`Error::Layout`] for a region
-    /// that cannot be.
+    /// [`Error::PipelineDepth`] for a depth out of range, [`Error::Address`] without a server's
+    /// address, [`Error::Unreachable`] when none answers there in time, [`Error::Refused`] with the
+    /// server's reason, [`Error::Layout`] for a region that cannot be.
     pub fn connect(self) -> Result<Client> {
+        let lanes = self.pipeline_depth;
+        if !PIPELINE_DEPTH.contains(&lanes) {
+            return Err(Error::PipelineDepth { depth: lanes });
+        }
         let address = self.server.unwrap_or_default().parse()?;
         let (role, token) = (self.role, self.token);
         let timeout = self.connect_timeout.min(CONNECT_TIMEOUT_MAX);
         let target = Target { address, role, token, timeout, rdma: self.rdma };
         let connection = Arc::new(Connection::establish(&target)?);
-        let lanes = self.pipeline_depth.clamp(1, PIPELINE_DEPTH_MAX);
         let options = EngineOptions { cache_bytes: self.cache_bytes, lanes };
         let state = State { connection, is_connecting: false, failed_at: None };
         let (state, attempted) = (Mutex::new(state), Condvar::new());

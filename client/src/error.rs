@@ -1,6 +1,7 @@
 use std::time::Duration;
 
 use farside_common::attach::AttachError;
+use farside_common::config::PIPELINE_DEPTH;
 use farside_common::control::{ControlError, Refusal};
 use farside_common::layout::LayoutError;
 
@@ -99,6 +100,16 @@ pub enum Error {
         grace_ms: u32,
         /// The shortest that would do, in milliseconds.
         grace_ms_min: u64,
+    },
+    /// A session cannot have so many operations in flight. Nobody was asked.
+    #[error(
+        "pipeline_depth = {depth}: write a number from {} to {}",
+        PIPELINE_DEPTH.start(),
+        PIPELINE_DEPTH.end()
+    )]
+    PipelineDepth {
+        /// How many the builder was told.
+        depth: u16,
     },
     /// The address names no server.
     #[error("{0}")]

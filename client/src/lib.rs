@@ -122,10 +122,10 @@ pub mod testing;
 mod value;
 
 pub use batch::{Batch, BatchOutcome};
-pub use client::{Client, ClientBuilder, Limits, PIPELINE_DEPTH_MAX};
+pub use client::{Client, ClientBuilder, Limits};
 pub use compact::Compaction;
 pub use error::{Error, Exhausted, Result};
-pub use farside_common::config::ClientConfig;
+pub use farside_common::config::{ClientConfig, PIPELINE_DEPTH};
 pub use farside_common::control::{ClassStatistics, Role, ServerStatistics};
 pub use farside_common::fabric::Counters;
 pub use location_cache::CacheStatistics;

@@ -28,7 +28,7 @@ pub const MEMORY_DEFAULT: ByteSize = ByteSize(1 << 30);
 const CLIENT_FILE_SYSTEM: &str = "/etc/farside/client.toml";
 /// And of one user, from their home on.
 const CLIENT_FILE_OWN: &str = ".config/farside/client.toml";
-/// The operations a session may keep in flight.
+/// How many operations a session can keep in flight.
 pub const PIPELINE_DEPTH: RangeInclusive<u16> = 1..=1024;
 
 /// Why a configuration is no good: one line that names the key and what to write.

@@ -1,4 +1,5 @@
-//! Connecting: a timeout that no clock can add to, and an attempt that panics.
+//! Connecting: a timeout that no clock can add to, depths that no session can have, and an attempt
+//! that panics.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -27,6 +28,23 @@ fn no_timeout_is_too_long_for_the_clock() {
         let client = builder.connect_timeout(Duration::MAX).connect().unwrap();
         let timeout = client.shared.connect_timeout();
         assert!(Instant::now().checked_add(timeout).is_some(), "{timeout:?}");
+    });
+}
+
+#[test]
+fn a_depth_out_of_range_is_refused() {
+    with_server(|builder| {
+        for depth in [0, 1025] {
+            let error = builder.clone().pipeline_depth(depth).connect().err().unwrap();
+            assert_eq!(
+                error.to_string(),
+                format!("pipeline_depth = {depth}: write a number from 1 to 1024")
+            );
+        }
+        for depth in [1, 1024] {
+            let client = builder.clone().pipeline_depth(depth).connect().unwrap();
+            assert_eq!(client.shared.options.lanes, depth);
+        }
     });
 }
 
