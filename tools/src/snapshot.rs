@@ -25,9 +25,9 @@ pub(crate) fn snapshot(args: &Args, what: &args::Snapshot) -> anyhow::Result<Out
     let client = connect::reader(args)?;
     let mut session = client.session()?;
     let bar = output::progress("snapshot");
-    let keys = RawRegion::open(&connect::config(args)?)?.check(Scope::Index, &bar)?.keys;
-    output::set_total(&bar, keys);
-    bar.set_position(0);
+    if let Some(keys) = count_keys(args) {
+        output::set_total(&bar, keys);
+    }
     let writing = || format!("cannot write {name}");
     let mut file = Unfinished::create(&what.to).with_context(writing)?;
     let tally = write(&client, &mut session, &mut file.writer, &bar).with_context(writing)?;
@@ -35,6 +35,13 @@ pub(crate) fn snapshot(args: &Args, what: &args::Snapshot) -> anyhow::Result<Out
     // The file is complete, whoever knows.
     let _ = client.report_snapshot(1000);
     Ok(tally.conclude("key", &what.to))
+}
+
+/// How many keys there are, for the bar alone: `None` where the index changes too fast to be
+/// walked, or the server takes no other client. What else is wrong, the scan says.
+fn count_keys(args: &Args) -> Option<u64> {
+    let region = RawRegion::open(&connect::config(args).ok()?).ok()?;
+    Some(region.check(Scope::Index, &output::progress("counting keys")).ok()?.keys)
 }
 
 fn write(
@@ -48,8 +55,8 @@ fn write(
     let mut reported = None;
     let tally = for_each_entry(session, bar, |entry| {
         // For `stat`; should the server be gone, the scan says so. Keys that came meanwhile may
-        // make it more than all.
-        let permille = bar.position() * 1000 / bar.length().unwrap_or(0).max(1);
+        // make it more than all. Without a total it stays 0.
+        let permille = bar.length().map_or(0, |keys| bar.position() * 1000 / keys.max(1));
         let permille = permille.min(999) as u32;
         if reported.replace(permille) != Some(permille) {
             let _ = client.report_snapshot(permille);

@@ -304,3 +304,21 @@ fn a_snapshot_shows_while_it_is_taken() {
     let shown = String::from_utf8(server.cli(&["stat"]).stdout).unwrap();
     assert!(shown.contains("snapshots   2 so far"), "{shown}");
 }
+
+/// Its keys are counted by a client of its own, for the progress bar alone.
+#[test]
+fn a_snapshot_whose_keys_nobody_can_count_is_taken() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("server.toml");
+    std::fs::write(&config, "clients_max = 2\n").unwrap();
+    let config = config.to_str().unwrap();
+    let server = ServerProcess::start(&["--config", config, "--memory", "16MiB"]);
+    let observer = server.client();
+    observer.session().unwrap().put(b"key", b"value").unwrap();
+    wait_until("one is left", PATIENCE, || observer.statistics().unwrap().clients == 1);
+    let file = folder.path().join("snapshot");
+    snapshot(&server, &file);
+    let restored = restored(&file, "16MiB");
+    let value = restored.client().session().unwrap().get(b"key").unwrap();
+    assert_eq!(*value.unwrap(), *b"value");
+}
