@@ -145,7 +145,7 @@ pub struct ServerConfig {
     pub key_bytes_max: u32,
     /// The longest value of a new region, in bytes.
     pub value_bytes_max: u32,
-    /// How much memory the index of a new region gets; else between a sixth and a third of it.
+    /// How much memory the index of a new region starts with; else one subtable, 8 KiB.
     #[serde(deserialize_with = "from_text")]
     pub index: Option<ByteSize>,
     /// Whether keys that were not written for long are removed when others need their room.

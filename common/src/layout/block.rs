@@ -16,7 +16,9 @@ pub struct BlockHeader {
     /// A [`Mark`]: not 0 from just before the block is unlinked (invariant I2). The only field that
     /// changes while the block is published, and the only one outside the checksum.
     pub(super) superseded: le::U32,
-    /// How many times this memory held a linked block. Rises by one with each reuse.
+    /// Tells what was ever linked at this address apart (invariant I10): rises by one with each
+    /// reuse, from a number that is random by region. In a chunk that changed its use it goes on
+    /// behind all that the chunk ever had, which [`ChunkEntry::age`](super::ChunkEntry::age) says.
     pub(super) generation: le::U32,
     /// Over everything behind it, header, key and value, starting from the block's address and
     /// generation, so that no block is taken for another.

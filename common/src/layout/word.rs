@@ -23,7 +23,8 @@ pub enum SlotState {
     Copy = 5,
     /// The entry moved to another subtable; the row's forward pointer leads there.
     Moved = 6,
-    /// Removed by a conditional operation; becomes EMPTY after GRACE.
+    /// Removed by the server, because the value ended or others need its room; becomes EMPTY after
+    /// GRACE.
     Tomb = 7,
 }
 

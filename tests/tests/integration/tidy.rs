@@ -125,6 +125,29 @@ fn links(content: &str) -> Vec<&str> {
     after.filter_map(|rest| rest.split([')', ' ', '\n']).next()).collect()
 }
 
+/// Items that are said to be in a file, and the file: "`A` in `b/c.rs`".
+fn placed(content: &str) -> Vec<(&str, &str)> {
+    let mut found = Vec::new();
+    for text in content.split("```").step_by(2) {
+        let parts: Vec<&str> = text.split('`').collect();
+        let pairs = parts.windows(3).skip(1).step_by(2);
+        let placed = pairs.filter(|part| part[1].trim() == "in" && part[2].ends_with(".rs"));
+        found.extend(placed.map(|part| (part[0], part[2])));
+    }
+    found
+}
+
+/// Whether this Rust defines the item, by its name or the last part of its path.
+fn defines(content: &str, item: &str) -> bool {
+    let name = item.rsplit("::").next().unwrap_or(item);
+    ["struct", "enum", "trait", "type", "fn", "const", "mod", "pub"].iter().any(|kind| {
+        content
+            .split(&format!("{kind} {name}"))
+            .skip(1)
+            .any(|behind| !behind.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '_'))
+    })
+}
+
 /// Whether this is a path from the top of the repository: it starts with one of its folders.
 fn is_path(text: &str, files: &BTreeSet<String>) -> bool {
     let plain = |c: char| c.is_ascii_alphanumeric() || "_-./".contains(c);
@@ -172,6 +195,13 @@ fn documents_name_only_what_is_there() {
             let named = text.split(':').next().unwrap_or_default();
             if is_path(named, &files) && !exists(named, &files) {
                 broken.push(format!("{path}: `{text}`"));
+            }
+        }
+        for (item, named) in
+            placed(&content).into_iter().filter(|(_, named)| files.contains(*named))
+        {
+            if !defines(&std::fs::read_to_string(root().join(named)).unwrap(), item) {
+                broken.push(format!("{path}: `{item}` is not in `{named}`"));
             }
         }
     }
@@ -240,6 +270,10 @@ fn the_rules_can_be_broken() {
     assert_eq!(citations(&flowing("    /// see (invariant\n    /// I9) for\n//! more")), [9]);
     assert_eq!(links("a [b](c.md#d), [e](http://f) `g`"), ["c.md#d", "http://f"]);
     assert_eq!(quoted("a `b/c.rs` d `e`\n```\nf `g`\n```\n`h`"), ["b/c.rs", "e", "h"]);
+    assert_eq!(placed("a `B` in\n`c/d.rs`, `e` of `f.rs` in `g`"), [("B", "c/d.rs")]);
+    let rust = "mod door;\npub(super) enum Door {}\nfn opened() {}";
+    assert!(defines(rust, "Door") && defines(rust, "a::door"));
+    assert!(!defines(rust, "open") && !defines("use door::Door;", "Door"));
     assert_eq!(resolve("docs/decisions/a.md", "../b.md#c"), "docs/b.md#c");
     let files: BTreeSet<String> = ["client/src/lib.rs".to_owned()].into();
     assert!(is_path("client/src/gone.rs", &files) && !exists("client/src/gone.rs", &files));
