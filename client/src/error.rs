@@ -37,8 +37,12 @@ pub enum Error {
         /// What ran out.
         what: Exhausted,
     },
-    /// Other clients changed the key's slots under every attempt. Try again later.
-    #[error("gave up after {attempts} attempts because other clients kept changing the same slots")]
+    /// Other clients, or a split, changed the key's slots under every attempt, or READs took longer
+    /// than GRACE. Try again later.
+    #[error(
+        "gave up after {attempts} attempts: others kept changing the same slots, or READs took \
+         longer than the region's grace_ms"
+    )]
     Contended {
         /// How often it was tried.
         attempts: u32,
