@@ -99,7 +99,7 @@ impl Seen {
     }
 
     /// Whether a split can have this word here. If not it is damaged, and will stay.
-    fn is_moving(&self, word: SlotWord) -> bool {
+    fn fits_split(&self, word: SlotWord) -> bool {
         match word.state() {
             SlotState::Frozen => matches!(self.standing, Standing::Splitting(_)),
             SlotState::Copy => self.standing == Standing::Filling,
@@ -307,7 +307,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         for (at, slot) in seen.matching(states) {
             let word = slot.word();
             if is_moving(word) {
-                return Ok(if seen.is_moving(word) { Own::Moving } else { Own::Stale });
+                return Ok(if seen.fits_split(word) { Own::Moving } else { Own::Stale });
             }
             if !self.hint_matches(slot) {
                 continue;
