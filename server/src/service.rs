@@ -4,6 +4,7 @@ mod answering;
 mod chores;
 mod device;
 mod door;
+mod probing;
 mod socket;
 mod statistics;
 
@@ -39,6 +40,7 @@ use answering::{Recall, Recalls};
 use device::Device;
 pub(crate) use device::bind as bind_device;
 use door::Door;
+use probing::Probing;
 use socket::Socket;
 
 /// Connections of nobody: those that have not said who they are and those that said goodbye. More
@@ -65,8 +67,7 @@ pub(crate) struct Service {
     next_token: u64,
     /// Connections that had more to say than one turn takes.
     again: Vec<u64>,
-    probed_at: Nanos,
-    probe_ns: Nanos,
+    probing: Probing,
     buffer: Vec<u8>,
     reply: Vec<u8>,
     /// Holds the lock of a region file.
@@ -121,8 +122,7 @@ impl Service {
             peers: BTreeMap::new(),
             next_token: FIRST_PEER,
             again: Vec::new(),
-            probed_at: 0,
-            probe_ns: Nanos::from(config.probe_ms) * 1_000_000,
+            probing: Probing::every(Nanos::from(config.probe_ms) * 1_000_000),
             buffer: vec![0; MESSAGE_BYTES_MAX],
             reply: Vec::with_capacity(MESSAGE_BYTES_MAX),
             _memory: memory,

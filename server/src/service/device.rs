@@ -9,12 +9,12 @@ use farside_common::config::ServerConfig;
 use farside_common::control::{
     Channel, ConnectRequest, Purpose, REQUEST_BYTES_MAX, Refusal, Role, Welcome, encode_reply,
 };
-use farside_common::fabric::Nanos;
 use farside_common::fabric::shm::Region;
 use farside_common::fabric::verbs::{
     ConnectionId, Event, Incoming, Listener, Loopback, ProbeState, Protection, RemoteRegion,
     VerbsError,
 };
+use farside_common::fabric::{Nanos, boot_time_ns};
 
 use super::door::Door;
 use super::{EVENTS_MAX, Service};
@@ -136,6 +136,7 @@ impl Service {
         };
         let Some(welcome) = self.welcome_with_key((id, lease), role) else { return Ok(()) };
         let accepted = incoming.accept_control(&encode_reply(&Ok(welcome)));
+        let is_first = self.peers.is_empty();
         let added = accepted.map_err(|error| error.to_string()).and_then(|channel| {
             let peer = Peer::new(Channel::Verbs(channel), Who::Client { id, role, lease });
             self.add_peer(peer).map_err(|error| error.to_string())
@@ -143,7 +144,7 @@ impl Service {
         match added {
             Ok(()) => {
                 tracing::info!(client = id, ?role, "a client connected");
-                self.probed_at = self.probed_at.max(farside_common::fabric::boot_time_ns());
+                self.probing.client_came(is_first, boot_time_ns());
             }
             Err(error) => {
                 self.take_back_admission(id);
@@ -195,16 +196,15 @@ impl Service {
         }
     }
 
-    /// When to look after the hosts of clients: a host that lost power says nothing.
+    /// When to look after the hosts of clients.
     pub(super) fn next_probe_at(&self) -> Option<Nanos> {
         let is_device = matches!(self.door, Door::Device(_));
-        (self.probe_ns > 0 && is_device && !self.peers.is_empty())
-            .then(|| self.probed_at.saturating_add(self.probe_ns))
+        self.probing.next_at().filter(|_| is_device && !self.peers.is_empty())
     }
 
     /// Asks every client's device for a sign of life, and gives up those who did not answer.
     pub(super) fn probe(&mut self, now: Nanos) {
-        self.probed_at = now;
+        self.probing.begin(now);
         let mut silent = Vec::new();
         for (token, peer) in &mut self.peers {
             // What cannot be asked is in the middle of ending, and an event will say so.
