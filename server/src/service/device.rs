@@ -11,12 +11,12 @@ use farside_common::control::{
 };
 use farside_common::fabric::shm::Region;
 use farside_common::fabric::verbs::{
-    ConnectionId, Event, Incoming, Listener, Loopback, ProbeState, Protection, RemoteRegion,
-    VerbsError,
+    ConnectionId, Event, Incoming, Listener, Loopback, Protection, RemoteRegion, VerbsError,
 };
 use farside_common::fabric::{Nanos, boot_time_ns};
 
 use super::door::Door;
+use super::probing::ask_first;
 use super::{EVENTS_MAX, Service};
 use crate::error::ServerError;
 use crate::own_endpoint::LANES;
@@ -202,27 +202,16 @@ impl Service {
         self.probing.next_at().filter(|_| is_device && !self.peers.is_empty())
     }
 
-    /// Asks every client's device for a sign of life, and gives up those who did not answer.
+    /// Asks every client's device for a sign of life: by a session if one answers, for the channel
+    /// wakes this thread when it does. One that is silent ends by itself.
     pub(super) fn probe(&mut self, now: Nanos) {
         self.probing.begin(now);
-        let mut silent = Vec::new();
-        for (token, peer) in &mut self.peers {
-            // What cannot be asked is in the middle of ending, and an event will say so.
-            let Some(connection) = peer.data.first_mut() else {
-                // No session yet. The channel ends by itself when nothing answers.
-                if let Channel::Verbs(channel) = &mut peer.channel {
-                    let _ = channel.probe();
-                }
-                continue;
-            };
-            if connection.probe_state().is_ok_and(|state| state == ProbeState::Dead) {
-                silent.push(*token);
-            } else {
-                let _ = connection.probe();
+        for peer in self.peers.values_mut() {
+            if !ask_first(&mut peer.data)
+                && let Channel::Verbs(channel) = &mut peer.channel
+            {
+                let _ = channel.probe();
             }
-        }
-        for token in silent {
-            self.part(token, &Farewell::Silent);
         }
     }
 }

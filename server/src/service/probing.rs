@@ -1,6 +1,9 @@
-//! When to look after the hosts of clients: a host that lost power says nothing.
+//! When to look after the hosts of clients, and how: a host that lost power says nothing.
+
+use std::io;
 
 use farside_common::fabric::Nanos;
+use farside_common::fabric::verbs::{DataConnection, ProbeState};
 
 /// A clock that goes while there are clients.
 pub(super) struct Probing {
@@ -34,9 +37,74 @@ impl Probing {
     }
 }
 
+/// A session's connection, as far as probes go.
+pub(super) trait Probed {
+    fn probe_state(&mut self) -> io::Result<ProbeState>;
+    fn probe(&mut self) -> io::Result<()>;
+}
+
+impl Probed for DataConnection {
+    fn probe_state(&mut self) -> io::Result<ProbeState> {
+        DataConnection::probe_state(self)
+    }
+
+    fn probe(&mut self) -> io::Result<()> {
+        DataConnection::probe(self)
+    }
+}
+
+/// Asks the first of a client's sessions for a sign of life. Returns whether the session answered
+/// since the last time, or was not asked yet.
+///
+/// One that is dead is dropped, and says nothing of the client: its end may have been told in a
+/// packet that was lost.
+pub(super) fn ask_first(sessions: &mut Vec<impl Probed>) -> bool {
+    let Some(first) = sessions.first_mut() else { return false };
+    let state = first.probe_state();
+    if matches!(state, Ok(ProbeState::Dead)) {
+        sessions.remove(0);
+        return false;
+    }
+    // What cannot be asked is in the middle of ending, and an event will say so.
+    let _ = first.probe();
+    matches!(state, Ok(ProbeState::Idle | ProbeState::Alive))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A session in this state, and how often it was asked.
+    struct Fake(ProbeState, u32);
+
+    impl Probed for Fake {
+        fn probe_state(&mut self) -> io::Result<ProbeState> {
+            Ok(self.0)
+        }
+
+        fn probe(&mut self) -> io::Result<()> {
+            self.1 += 1;
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_dead_session_is_dropped_and_the_next_is_asked() {
+        let mut sessions = vec![Fake(ProbeState::Dead, 0), Fake(ProbeState::Idle, 0)];
+        assert!(!ask_first(&mut sessions), "the channel has to say whether the client is there");
+        assert_eq!(sessions.len(), 1);
+        assert!(ask_first(&mut sessions));
+        assert_eq!(sessions[0].1, 1);
+        sessions[0].0 = ProbeState::Alive;
+        assert!(ask_first(&mut sessions));
+        // As long as the device sends the probe again, without an answer.
+        sessions[0].0 = ProbeState::Pending;
+        assert!(!ask_first(&mut sessions));
+        assert_eq!(sessions.len(), 1);
+        sessions[0].0 = ProbeState::Dead;
+        assert!(!ask_first(&mut sessions) && sessions.is_empty());
+        assert!(!ask_first(&mut sessions));
+    }
 
     #[test]
     fn clients_that_come_and_go_put_off_no_probe() {
