@@ -50,6 +50,13 @@ pub enum ServerError {
     )]
     MemoryDiffers { path: PathBuf, asked: ByteSize, has: ByteSize },
     #[error(
+        "the region in {} keeps grace_ms = {grace_ms}, and over RDMA a verb can come {lateness_ms} \
+         ms late with this rdma.retry_count and rdma.ack_timeout, which takes {grace_ms_min}: \
+         lower those, or listen at shm://, take a snapshot and restore it into a new region",
+        .path.display()
+    )]
+    GraceTooShort { path: PathBuf, grace_ms: u32, lateness_ms: u64, grace_ms_min: u64 },
+    #[error(
         "index = {asked} would take over half of the region's heap: write at most \"{most}\" or \
          raise memory"
     )]

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use farside_common::address::Address;
 use farside_common::config::ServerConfig;
 use farside_common::fabric::shm::{Region, RegionMemory};
 use farside_common::fabric::{ChainError, Nanos, boot_time_ns};
@@ -90,6 +91,7 @@ pub(crate) fn open(memory: &RegionMemory, config: &ServerConfig) -> Result<Opene
         .directory_depth(&geometry)
         .map_err(|source| ServerError::NotARegion { path: path.clone(), source })?;
     let incarnation = superblock.incarnation() + 1;
+    check_grace(config, &path, &format)?;
     if !memory.is_new {
         check_wanted(config, &path, &format)?;
         memory.reserve()?;
@@ -125,6 +127,20 @@ fn check_wanted(config: &ServerConfig, path: &Path, format: &Format) -> Result<(
     if config.memory.is_some() && config.region_bytes() != has.0 {
         let asked = ByteSize(config.region_bytes());
         return Err(ServerError::MemoryDiffers { path: path.to_owned(), asked, has });
+    }
+    Ok(())
+}
+
+/// Whether the region's own GRACE is enough for how late a verb can come: `grace_ms` in the
+/// configuration is for new regions.
+fn check_grace(config: &ServerConfig, path: &Path, format: &Format) -> Result<(), ServerError> {
+    let options = config.rdma.options();
+    let (grace_ms, grace_ms_min) = (format.grace_ms, options.grace_ms_min());
+    let is_rdma = matches!(config.listen, Some(Address::Rdma { .. }));
+    if is_rdma && u64::from(grace_ms) < grace_ms_min {
+        let lateness_ms = options.lateness_max_ns() / 1_000_000;
+        let path = path.to_owned();
+        return Err(ServerError::GraceTooShort { path, grace_ms, lateness_ms, grace_ms_min });
     }
     Ok(())
 }
@@ -256,3 +272,6 @@ fn sleep_until(moment: Nanos) {
     // A sleep does not count time spent suspended, the clock does: it can only be too long.
     std::thread::sleep(Duration::from_nanos(moment.saturating_sub(boot_time_ns())));
 }
+
+#[cfg(test)]
+mod tests;

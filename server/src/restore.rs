@@ -19,7 +19,7 @@ use farside_snapshot::{Reader, Record, SnapshotError};
 use crate::error::{ServerError, system};
 use crate::listening::Listening;
 use crate::recovery;
-use crate::server::{Server, region_memory, stop_event};
+use crate::server::{Server, holds_something, region_memory, stop_event};
 
 /// Why a snapshot was not restored.
 #[derive(Debug, thiserror::Error)]
@@ -62,7 +62,7 @@ pub(crate) fn restored_memory(
     let Some(region_file) = &config.region_file else {
         return fill(snapshot, config).map_err(refused);
     };
-    if fs::metadata(region_file).is_ok_and(|found| !found.is_file() || found.len() > 0) {
+    if holds_something(region_file) {
         let region_file = region_file.clone();
         return Err(refused(RestoreError::RegionExists { region_file }));
     }

@@ -1,6 +1,8 @@
 //! Starting and stopping.
 
+use std::fs;
 use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
@@ -35,6 +37,7 @@ impl Server {
     /// is not reformatted.
     pub fn start(config: &ServerConfig) -> Result<Self, ServerError> {
         config.validate()?;
+        check_new(config)?;
         let address = config.address()?.clone();
         let listening = Listening::at(&address, config)?;
         let memory = match &config.restore {
@@ -130,6 +133,20 @@ impl Drop for Server {
 pub(crate) fn stop_event() -> Result<OwnedFd, ServerError> {
     rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
         .map_err(system("create an event"))
+}
+
+/// What only matters if there is no region yet, before there is memory for one.
+fn check_new(config: &ServerConfig) -> Result<(), ServerError> {
+    let is_rdma = matches!(config.listen, Some(Address::Rdma { .. }));
+    if is_rdma && !config.region_file.as_deref().is_some_and(holds_something) {
+        config.rdma.check_grace(config.grace_ms)?;
+    }
+    Ok(())
+}
+
+/// Whether there is something at this path that cannot become a new region.
+pub(crate) fn holds_something(region_file: &Path) -> bool {
+    fs::metadata(region_file).is_ok_and(|found| !found.is_file() || found.len() > 0)
 }
 
 pub(crate) fn region_memory(config: &ServerConfig) -> Result<RegionMemory, ServerError> {

@@ -34,8 +34,12 @@ impl RdmaConfig {
         Options { retry_count, ack_timeout, spin, ..Options::default() }
     }
 
-    /// That a cached location can be relied on for some time at all (T_word in docs/protocol.md).
-    pub(super) fn check_grace(&self, grace_ms: u32) -> Result<(), ConfigError> {
+    /// That a cached location in a new region can be relied on for some time at all (T_word in
+    /// docs/protocol.md).
+    ///
+    /// # Errors
+    /// [`ConfigError::Value`]: which GRACE would do.
+    pub fn check_grace(&self, grace_ms: u32) -> Result<(), ConfigError> {
         let lateness_ms = self.options().lateness_max_ns() / 1_000_000;
         let min = self.options().grace_ms_min();
         if u64::from(grace_ms) >= min {
