@@ -13,7 +13,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use farside::{Client, Store};
 use farside_common::address::Address;
 use farside_common::config::ServerConfig;
-use farside_common::fabric::shm::RegionMemory;
+use farside_common::fabric::shm::{MemoryError, RegionLock, RegionMemory};
 use farside_snapshot::{Reader, Record, SnapshotError};
 
 use crate::error::{ServerError, system};
@@ -62,26 +62,52 @@ pub(crate) fn restored_memory(
     let Some(region_file) = &config.region_file else {
         return fill(snapshot, config).map_err(refused);
     };
-    if holds_something(region_file) {
-        let region_file = region_file.clone();
-        return Err(refused(RestoreError::RegionExists { region_file }));
+    let check_new = || match holds_something(region_file) {
+        true => Err(refused(RestoreError::RegionExists { region_file: region_file.clone() })),
+        false => Ok(()),
+    };
+    check_new()?;
+    // An empty file until the region takes its place: who has its lock may replace it.
+    let empty = RegionLock::take(region_file)?;
+    let filled = check_new().and_then(|()| filled_file(snapshot, config, region_file));
+    if filled.is_err() && empty.is_new() {
+        let _ = empty.remove();
     }
-    // Under another name until it is whole: a server that is killed meanwhile leaves no region that
-    // the next one would take for complete.
+    filled
+}
+
+/// Fills a region file under another name until it is whole: a server that is killed meanwhile
+/// leaves no region that the next one would take for complete.
+fn filled_file(
+    snapshot: &Path,
+    config: &ServerConfig,
+    region_file: &Path,
+) -> Result<RegionMemory, ServerError> {
     let mut unfinished = OsString::from(region_file);
     unfinished.push(".restoring");
     let unfinished = PathBuf::from(unfinished);
     // What such a server left.
-    let _ = fs::remove_file(&unfinished);
+    remove_unused(&unfinished)?;
     let renamed = ServerConfig { region_file: Some(unfinished.clone()), ..config.clone() };
-    let filled = fill(snapshot, &renamed).map_err(refused).and_then(|memory| {
+    let refused = |source| ServerError::Restore { path: snapshot.to_owned(), source };
+    let filled = fill(snapshot, &renamed).map_err(|source| refused(Box::new(source)));
+    let filled = filled.and_then(|memory| {
         fs::rename(&unfinished, region_file).map_err(system("name the restored region"))?;
         Ok(memory)
     });
     if filled.is_err() {
-        let _ = fs::remove_file(&unfinished);
+        // What is wrong is said; the next one to restore would remove it, too.
+        let _ = remove_unused(&unfinished);
     }
     filled
+}
+
+/// Removes a region file, if there is one, that no server uses.
+fn remove_unused(region_file: &Path) -> Result<(), MemoryError> {
+    match RegionLock::take_existing(region_file)? {
+        Some(lock) => lock.remove(),
+        None => Ok(()),
+    }
 }
 
 fn fill(snapshot: &Path, config: &ServerConfig) -> Result<RegionMemory, RestoreError> {
@@ -152,3 +178,6 @@ fn store_all(snapshot: &Path, address: &Address, total: u64) -> Result<(), Resto
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

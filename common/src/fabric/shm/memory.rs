@@ -3,6 +3,8 @@
 //! All of it is taken at the start, so that no client is ever killed by a page that the system
 //! cannot provide.
 
+mod lock;
+
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -12,11 +14,13 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 
-use rustix::fs::{FallocateFlags, FlockOperation, MemfdFlags, Mode, SealFlags};
+use rustix::fs::{FallocateFlags, MemfdFlags, Mode, SealFlags};
 use serde::Deserialize;
 
 use super::Region;
 use crate::size::ByteSize;
+
+pub use lock::RegionLock;
 
 /// The huge pages asked for, in bytes.
 const HUGE_PAGE_BYTES: u64 = 2 << 20;
@@ -152,10 +156,8 @@ pub struct RegionMemory {
     pub pages: Pages,
     /// Whether it is new and all zeros.
     pub is_new: bool,
-    /// Keeps other servers away from a region file. An open file description of its own, because
-    /// a lock belongs to the description, and clients hold copies of the one in `file`: theirs
-    /// would keep the lock alive when the server is dead.
-    _lock: Option<File>,
+    /// Keeps other servers away from a region file.
+    _lock: Option<RegionLock>,
 }
 
 impl RegionMemory {
@@ -208,29 +210,25 @@ impl RegionMemory {
         bytes_if_new: u64,
         huge_pages: HugePages,
     ) -> Result<Self, MemoryError> {
-        let existed = path.exists();
-        let lock = open(path, true)?;
-        let memory = Self::locked_file(path, lock, bytes_if_new, huge_pages);
-        if !existed && memory.is_err() {
-            // What is wrong is said; that the empty file stays would only be untidy.
-            let _ = fs::remove_file(path);
+        let lock = RegionLock::take(path)?;
+        match Self::locked_file(path, bytes_if_new, huge_pages) {
+            Ok(memory) => Ok(Self { _lock: Some(lock), ..memory }),
+            Err(error) => {
+                if lock.is_new() {
+                    // What is wrong is said; that the empty file stays would only be untidy.
+                    let _ = lock.remove();
+                }
+                Err(error)
+            }
         }
-        memory
     }
 
     fn locked_file(
         path: &Path,
-        lock: File,
         bytes_if_new: u64,
         huge_pages: HugePages,
     ) -> Result<Self, MemoryError> {
         let path_buf = || path.to_owned();
-        rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(|error| {
-            match error {
-                rustix::io::Errno::WOULDBLOCK => MemoryError::Locked { path: path_buf() },
-                other => system("lock")(other),
-            }
-        })?;
         let file = open(path, false)?;
         let metadata = file.metadata().map_err(system("look at"))?;
         if !metadata.is_file() {
@@ -269,7 +267,7 @@ impl RegionMemory {
             TMPFS_MAGIC => advise(&region),
             _ => Pages::Disk,
         };
-        Ok(Self { file, region: Arc::new(region), pages, is_new, _lock: Some(lock) })
+        Ok(Self { file, region: Arc::new(region), pages, is_new, _lock: None })
     }
 
     /// Makes a new file empty again, so that the next start does not take it for a damaged region.

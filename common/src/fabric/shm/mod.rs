@@ -11,6 +11,6 @@ mod socket;
 mod words;
 
 pub use fabric::{Lease, ShmFabric};
-pub use memory::{HugePages, MemoryError, Pages, RegionMemory};
+pub use memory::{HugePages, MemoryError, Pages, RegionLock, RegionMemory};
 pub use region::{Region, prefetch};
 pub use socket::{Connection, Listener};

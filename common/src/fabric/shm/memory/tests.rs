@@ -67,6 +67,51 @@ fn a_file_is_new_once_and_locked_while_it_is_used() {
     assert_eq!((again.region.load(0).unwrap(), mapped.load(0).unwrap()), (5, 5));
 }
 
+/// Servers that start together with one new file: one gets it, and no other takes it away.
+#[test]
+fn who_does_not_get_a_new_file_leaves_it_alone() {
+    use std::os::unix::fs::MetadataExt;
+    use std::sync::Barrier;
+    const STARTING: usize = 4;
+    let folder = tempfile::tempdir().unwrap();
+    for round in 0..100 {
+        let path = folder.path().join(round.to_string());
+        let (barrier, path) = (Barrier::new(STARTING), path.as_path());
+        let start = || {
+            barrier.wait();
+            RegionMemory::file(path, 1 << 20, HugePages::Never)
+        };
+        let outcomes: Vec<_> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..STARTING).map(|_| scope.spawn(start)).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        let (got, refused): (Vec<_>, Vec<_>) = outcomes.into_iter().partition(Result::is_ok);
+        assert!(refused.into_iter().all(|it| matches!(it, Err(MemoryError::Locked { .. }))));
+        assert_eq!(got.len(), 1, "round {round}");
+        let ours = got.into_iter().next().unwrap().unwrap();
+        assert_eq!(fs::metadata(path).unwrap().ino(), ours.file.metadata().unwrap().ino());
+    }
+}
+
+#[test]
+fn a_lock_of_what_stands_there_no_more_is_none() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("region");
+    let opened = || open(&path, true).unwrap();
+    let lock = |file, existed| RegionLock::lock(file, &path, existed);
+    let removed = opened();
+    RegionLock::take(&path).unwrap().remove().unwrap();
+    assert!(matches!(lock(removed, false), Err(MemoryError::Locked { .. })));
+    assert!(RegionLock::take_existing(&path).unwrap().is_none());
+    let replaced = opened();
+    fs::write(folder.path().join("other"), b"region").unwrap();
+    fs::rename(folder.path().join("other"), &path).unwrap();
+    assert!(matches!(lock(replaced, false), Err(MemoryError::Locked { .. })));
+    // Somebody made a region of what this one had made.
+    assert!(!lock(opened(), false).unwrap().is_new());
+    assert_eq!(fs::read(&path).unwrap(), b"region");
+}
+
 #[test]
 fn paths_that_cannot_be_are_named() {
     let folder = tempfile::tempdir().unwrap();
