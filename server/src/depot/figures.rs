@@ -42,9 +42,13 @@ impl Depot {
         self.free.len() as u64
     }
 
-    /// Spans all of whose blocks are free, which still keep their class.
-    pub(crate) fn spans_whole(&self) -> u64 {
-        self.whole.len() as u64
+    /// Chunks of spans all of whose blocks are free, which still keep their class.
+    pub(crate) fn chunks_whole(&self) -> u64 {
+        let chunks = |chunk: u32| match self.chunks.get(chunk as usize) {
+            Some(Chunk::Span(span)) => span.class.chunks_per_span(),
+            _ => 0,
+        };
+        self.whole.iter().map(|(_, chunk)| chunks(*chunk)).sum()
     }
 
     /// Chunks that lost their class since the server started.

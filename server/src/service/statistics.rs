@@ -20,7 +20,7 @@ impl Service {
             clients: self.clients.connected().into(),
             chunks_free: depot.chunks_free(),
             chunks_index: depot.chunks_index(),
-            chunks_resting: depot.spans_whole(),
+            chunks_resting: depot.chunks_whole(),
             chunks_emptied: depot.chunks_emptied(),
             subtables: index.in_use,
             subtables_free: (index.free.len() + index.resting.len()) as u64,
