@@ -19,7 +19,7 @@ const COMPLAINT_NS: Nanos = 1_000_000_000;
 
 impl Index {
     /// Makes room for keys with this directory hash, which found none in a subtable that goes by so
-    /// many bits of it; `None` if there is no memory for another subtable.
+    /// many bits of it; `None` if there is no place for two more, and GRACE brings none.
     pub(crate) fn grow(
         &mut self,
         (directory_hash, local_depth): (u32, u8),
@@ -68,8 +68,8 @@ impl Index {
             Some(begun) => begun,
             None => match self.take_pair(format, own, depot, memory)? {
                 Some(new) => Split { prefix, local_depth, old, new },
-                None if self.resting.is_empty() => return Ok(None),
-                None => return Ok(Some(SplitOutcome::Later)),
+                None if self.has_pair_soon() => return Ok(Some(SplitOutcome::Later)),
+                None => return Ok(None),
             },
         };
         let ended = self.run(&split, format, own);
@@ -146,6 +146,14 @@ impl Index {
             }
             _ => None,
         })
+    }
+
+    /// Whether places that have not rested long enough make up a pair. One that has, and is not
+    /// free, is not counted: a stopped client may never clear what it left there.
+    fn has_pair_soon(&self) -> bool {
+        let now = boot_time_ns();
+        let soon = self.resting.iter().filter(|(at, _)| *at > now);
+        self.free.len() + soon.take(2).count() >= 2
     }
 
     /// Makes places free that have rested for GRACE (invariant I18). Whoever has an unfinished

@@ -168,12 +168,14 @@ impl Service {
     }
 
     /// What to say to whoever needs another subtable when there is no chunk for it: a chunk that
-    /// gets free does so long after its last block did.
+    /// gets free does so long after its last block did. Meanwhile whoever has left something in a
+    /// place that rests may clear it.
     fn seek_chunk(&mut self, now: Nanos) -> SplitOutcome {
         if self.recall(CHUNKS, self.opened.depot.returned(None), now) {
             self.ask_writers(Ask::Return);
         }
-        match self.opened.depot.has_some_by(None, now.saturating_add(SOON_NS)) {
+        let has_some = self.opened.depot.has_some_by(None, now.saturating_add(SOON_NS));
+        match has_some || !self.opened.index.resting.is_empty() {
             true => SplitOutcome::Later,
             false => SplitOutcome::Impossible,
         }

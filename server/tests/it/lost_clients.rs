@@ -1,5 +1,6 @@
 //! That nothing of a vanished client stands in anybody's way, and nothing of the living is touched.
 
+use farside_common::control::SplitOutcome;
 use farside_common::hash::NO_HINT;
 use farside_common::layout::{HINT_OFFSET, SlotState};
 
@@ -56,4 +57,41 @@ fn many_lost_at_once_are_all_swept_and_their_ids_come_back() {
     }
     assert_eq!(living.statistics().clients_lost, 60);
     assert_eq!(living.statistics().clients, 1);
+}
+
+/// A stopped client keeps one place from being used again, for as long as it is stopped. That must
+/// not keep the index from what sessions have and do not need.
+#[test]
+fn a_place_that_rests_for_ever_does_not_stand_for_memory_that_can_be_had() {
+    let place = Place::new();
+    let _server = place.start();
+    let (hoarder, stopped) = (place.writer(), place.writer());
+    let block = stopped.take(class(64), 1)[0];
+    while !hoarder.take(class(2 << 20), 64).is_empty() {}
+    let asked = hoarder.statistics();
+    let split = |prefix: u32, depth: u8| {
+        let directory_hash = prefix << (32 - depth);
+        hoarder.send(&Request::Split { directory_hash, local_depth: depth });
+        match hoarder.receive() {
+            Some(Reply::Split { outcome, .. }) => outcome,
+            other => panic!("{other:?}"),
+        }
+    };
+    let (slot, depth) = (stopped.slot(0, 0), asked.directory_depth as u8);
+    assert_eq!(split(0, depth), SplitOutcome::Done);
+    // As the split leaves what the client was inserting.
+    stopped.link(slot, class(64), block, |word| word.with_state(SlotState::Aborted));
+    let mut subtables =
+        (depth..).flat_map(|depth| (0..1 << depth).map(move |prefix| (prefix, depth)));
+    let (mut prefix, mut depth) = subtables.next().unwrap();
+    eventually("the index has all clients asked", || {
+        let outcome = loop {
+            match split(prefix, depth) {
+                SplitOutcome::Done => (prefix, depth) = subtables.next().unwrap(),
+                other => break other,
+            }
+        };
+        assert_eq!(outcome, SplitOutcome::Later, "the place may get free any time");
+        hoarder.statistics().recalls > asked.recalls
+    });
 }
