@@ -100,6 +100,13 @@ impl Reaper {
         }
     }
 
+    /// This client is gone without a goodbye: it may have stored a value with an end, and not come
+    /// to announce it.
+    pub(crate) fn lose(&mut self, client: u16, now: Nanos) {
+        self.announce(client, now);
+        self.forget(client);
+    }
+
     /// How many values were removed because they had ended.
     pub(crate) fn expired(&self) -> u64 {
         self.expired
@@ -224,5 +231,27 @@ impl Reaper {
 impl Pass {
     fn begin(splits: u64) -> Self {
         Self { next_subtable: 0, worked_ns: 0, first_end_s: None, splits, again: false }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use farside_common::config::ServerConfig;
+    use farside_common::fabric::shm::{HugePages, RegionMemory};
+
+    use super::*;
+
+    #[test]
+    fn what_a_lost_client_stored_is_looked_for() {
+        const BYTES: u64 = 8 << 20;
+        let memory = RegionMemory::anonymous(BYTES, HugePages::Never).unwrap();
+        let format = ServerConfig::default().format(BYTES, [1; 16], [2; 16]);
+        let reader = Reader::new(&memory.region, &format);
+        let mut reaper = Reaper::new(reader, (1, 1), true);
+        reaper.forget(7);
+        assert_eq!(reaper.next_step_at(), None);
+        reaper.lose(7, 5);
+        assert_eq!(reaper.next_step_at(), Some(5 + REST_NS_MIN));
+        assert!(reaper.clients.is_empty());
     }
 }

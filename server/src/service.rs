@@ -328,7 +328,10 @@ impl Service {
         match role {
             // Its memory refused every store: there is nothing of it to find.
             Role::Reader => self.clients.forget(id),
-            Role::Writer => self.sweeper.add(id, now, self.own.settles_ns()),
+            Role::Writer => {
+                self.sweeper.add(id, now, self.own.settles_ns());
+                self.reaper.lose(id, now);
+            }
         }
         self.statistics.clients_lost += 1;
         tracing::warn!(client = id, "lost a client: {farewell}");
