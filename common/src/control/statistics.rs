@@ -34,7 +34,7 @@ pub struct ServerStatistics {
     pub blocks_taken: u64,
     /// Blocks clients gave back since the server started.
     pub blocks_given: u64,
-    /// Requests for blocks that found none, also those whose client was told to ask again.
+    /// Requests for blocks that were refused: there was none, and none to come soon.
     pub requests_denied: u64,
     /// Clients that vanished without a goodbye since the server started.
     pub clients_lost: u64,

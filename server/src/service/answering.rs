@@ -159,7 +159,7 @@ impl Service {
         let recalls = self.recall(class.index().into(), returned, now);
         let soon = self.recalls[usize::from(class.index())].is_recent(now)
             || self.opened.depot.has_some_by(Some(class), now.saturating_add(SOON_NS));
-        self.statistics.requests_denied += 1;
+        self.statistics.requests_denied += u64::from(!soon);
         self.reply(token, Reply::Blocks { class, rested: true, soon, blocks })?;
         if recalls {
             self.ask_writers(Ask::Return);

@@ -64,6 +64,8 @@ fn one_inserts_and_the_other_deletes_for_ever() {
     }
     drop(send);
     deleter.join().unwrap();
+    let statistics = client.statistics().unwrap();
+    assert_eq!(statistics.requests_denied, 0, "{statistics:?}");
     server.assert_verifies();
 }
 
@@ -123,6 +125,7 @@ fn all_sizes_in_any_order_fit_as_long_as_there_is_room() {
     stop.store(true, Ordering::Relaxed);
     compactor.join().unwrap();
     let statistics = client.statistics().unwrap();
+    assert_eq!(statistics.requests_denied, 0, "{statistics:?}");
     assert!(statistics.chunks_emptied > 0 || passes < 2, "{statistics:?}");
     server.assert_verifies();
 }
