@@ -24,6 +24,8 @@ pub(crate) struct Location {
     pub(crate) poisoned: bool,
     /// The block's value ends some day.
     pub(crate) expires: bool,
+    /// How much of the block's end there is no need to READ: see [`SizeClass::padding`].
+    pub(crate) padding: u8,
     /// When the last READ or compare-and-swap that proved it was posted.
     pub(crate) proved_at: Nanos,
 }
@@ -76,14 +78,16 @@ const CLASS: Field = Field::above(INCARNATION, 6);
 const CONDITIONAL: Field = Field::above(CLASS, 1);
 const POISONED: Field = Field::above(CONDITIONAL, 1);
 const EXPIRES: Field = Field::above(POISONED, 1);
+const PADDING: Field = Field::above(EXPIRES, 2);
 /// See [`Proofs`].
-pub(super) const PROVED: Field = Field::above(EXPIRES, 11);
+pub(super) const PROVED: Field = Field::above(PADDING, 9);
 /// Somebody is about to replace the entry.
 const LOCKED: Field = Field::above(PROVED, 1);
 const TAG: Field = Field::above(LOCKED, 33);
 const _: () = assert!(TAG.shift + TAG.bits == 64);
 const _: () = assert!(INCARNATION.max() == INCARNATION_MAX as u64);
 const _: () = assert!(SizeClass::COUNT as u64 <= CLASS.max() + 1);
+const _: () = assert!(SizeClass::PADDING_MAX as u64 == PADDING.max());
 /// Slots start at multiples of it, in bytes.
 const SLOT_UNIT: u16 = 16;
 const _: () = assert!(WINDOW_BYTES == (SLOT.max() + 1) * SLOT_UNIT as u64);
@@ -107,9 +111,10 @@ impl Entry {
     /// [`LayoutError`] if the word leads to no block.
     #[inline]
     pub(super) fn new(hash: KeyHash, location: &Location) -> Result<Self, LayoutError> {
-        let Location { in_window, word, generation, poisoned, expires, .. } = *location;
+        let Location { in_window, word, generation, poisoned, expires, padding, .. } = *location;
         let BlockRef { address, class, .. } = word.block()?;
         let rest = TAG.with(Self::tag(hash))
+            | PADDING.with(padding.into())
             | EXPIRES.with(expires.into())
             | POISONED.with(poisoned.into())
             | CONDITIONAL.with(word.is_conditional().into())
@@ -139,6 +144,7 @@ impl Entry {
             generation,
             poisoned: POISONED.of(rest) == 1,
             expires: EXPIRES.of(rest) == 1,
+            padding: PADDING.of(rest) as u8,
             proved_at: proofs.at(PROVED.of(rest)),
         })
     }

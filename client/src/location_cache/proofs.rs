@@ -196,8 +196,8 @@ pub(super) struct Proofs {
 
 /// A unit is at most this part of the time a proof is good for ...
 pub(super) const UNITS_PER_PROOF: Nanos = 16;
-/// ... but at least 34 ms, so that the base lasts for more than a minute.
-pub(super) const UNIT_SHIFT_MIN: u32 = 25;
+/// ... but at least 134 ms, so that the base lasts for a minute.
+pub(super) const UNIT_SHIFT_MIN: u32 = 27;
 /// How many of them the base stays behind when it moves.
 const UNITS_KEPT: u64 = 4 * UNITS_PER_PROOF;
 

@@ -42,7 +42,8 @@ fn location(key: u64, n: u64) -> Location {
         generation: (n as u32 & 0xff) | 0xabcd_ef00,
         poisoned: n % 2 == 1,
         expires: n % 3 == 1,
-        proved_at: units(n),
+        padding: (n % 4) as u8,
+        proved_at: units(n % 256),
     }
 }
 

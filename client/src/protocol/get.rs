@@ -80,7 +80,9 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     pub(crate) fn post_cached(&self) -> Outcome<Option<(CachedRead, InFlight<'_>)>> {
         let Some(location) = self.engine.cache.get(self.hash) else { return Ok(None) };
         let posted = self.now();
-        let read_block = read_block(location.word.block()?);
+        let block = location.word.block()?;
+        let bytes = block.class.padded_bytes(location.padding) as u32;
+        let read_block = Verb::Read { remote: block.address.offset(), into: Buffer::Block, bytes };
         let in_flight = if location.poisoned {
             let remote = self.window() + u64::from(location.in_window);
             let read_word = Verb::Read { remote, into: Buffer::Window, bytes: 8 };
@@ -113,7 +115,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
             return None;
         }
         let block = location.word.block().ok()?;
-        match self.examine(block) {
+        match self.examine(block, block.class.padded_bytes(location.padding)) {
             Examined::Ours(found, HeaderWord { mark, generation })
                 if generation == location.generation && (!mark.is_set() || location.poisoned) =>
             {
@@ -162,7 +164,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         }
         let block = word.block()?;
         let examined = if (block.address, block.class) == (address, class) {
-            self.examine(block)
+            self.examine(block, class.block_bytes())
         } else {
             match self.read_and_examine(word, posted).await? {
                 Read::Examined(examined) => examined,
@@ -189,6 +191,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
             generation: header.generation,
             poisoned: header.mark.is_set(),
             expires: found.expires_at_s != 0,
+            padding: word.block().map_or(0, |block| found.padding(block.class)),
             proved_at: posted,
         };
         // Where a split is still filling, the directory does not lead: the entry would name a slot

@@ -23,7 +23,8 @@ use std::cell::Cell;
 use farside_common::fabric::{Buffer, Fabric, InFlight, LaneId, Nanos, Verb};
 use farside_common::hash::KeyHash;
 use farside_common::layout::{
-    BLOCK_HEADER_BYTES, Block, BlockRef, HeaderWord, LayoutError, SlotState, SlotWord, class_for,
+    BLOCK_HEADER_BYTES, Block, BlockRef, HeaderWord, LayoutError, SizeClass, SlotState, SlotWord,
+    class_for,
 };
 
 use crate::allocator::Depot;
@@ -109,6 +110,11 @@ impl Found {
     #[inline]
     pub(crate) fn value_in<'b>(&self, block: &'b [u8]) -> &'b [u8] {
         &block[self.value_start as usize..][..self.value_bytes as usize]
+    }
+
+    /// How much of the block's end is not needed.
+    fn padding(&self, class: SizeClass) -> u8 {
+        class.padding((self.value_start + self.value_bytes).into())
     }
 }
 
@@ -332,13 +338,13 @@ impl<'e, F: Fabric, D: Depot> Operation<'e, F, D> {
         Ok(())
     }
 
-    /// What the block that was READ is to this key.
+    /// What the block is to this key, of which so many bytes were READ.
     #[inline]
-    fn examine(&self, block: BlockRef) -> Examined {
+    fn examine(&self, block: BlockRef, bytes_read: u64) -> Examined {
         let fabric = self.engine.endpoint.fabric();
         let bytes = fabric.buffer(self.lane, Buffer::Block);
         let image = fabric.buffer(self.lane, Buffer::Image);
-        let bytes = &bytes[..block.class.block_bytes() as usize];
+        let bytes = &bytes[..bytes_read as usize];
         let found = match Block::decode(bytes, block.address) {
             Ok(found) => found,
             Err(error) => return Examined::Damaged(error),

@@ -273,6 +273,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
             generation: new.free.generation,
             poisoned: false,
             expires: new.expires(),
+            padding: new.block.class.padding(new.write_bytes.into()),
             proved_at: posted,
         };
         self.engine.cache.put(self.hash, location);

@@ -270,3 +270,23 @@ fn a_scan_returns_a_key_whose_value_is_replaced_in_every_round_trip() {
         assert_eq!(entry.unwrap().unwrap().key, 1u64.to_le_bytes());
     });
 }
+
+/// Of the same key, by sessions that found it and that stored it.
+#[test]
+fn a_cached_get_reads_a_block_as_far_as_it_is_in_use() {
+    with_engines(|[engine, other], _| {
+        // 32 bytes of header, 8 of the key; classes of 64, 128, 5,120 and 98,304 bytes.
+        for (value, read) in
+            [(24, 64), (41, 96), (64, 112), (88, 128), (4096, 4352), (90_000, 90_112)]
+        {
+            run_with(engine, 1, &vec![7; value], async |of| of.put(FOREVER).await);
+            run(other, 1, async |of| of.get().await.map(drop));
+            for of in [engine, other] {
+                let before = of.counters();
+                let (found, _) = run(of, 1, async |of| of.get().await);
+                assert_eq!(found.unwrap().value_bytes as usize, value);
+                assert_eq!((of.counters() - before).read_bytes, read, "{value} bytes");
+            }
+        }
+    });
+}

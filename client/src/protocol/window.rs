@@ -370,7 +370,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         if !self.is_fresh(seen_at) {
             return Ok(Read::Stale);
         }
-        Ok(Read::Examined(self.examine(block)))
+        Ok(Read::Examined(self.examine(block, block.class.block_bytes())))
     }
 }
 

@@ -68,6 +68,30 @@ impl SizeClass {
         base + base / 4 * (above % CLASSES_PER_DOUBLING + 1) as u64
     }
 
+    /// What padding is counted in: a quarter of what a block of this class has beyond one of the
+    /// class before, in bytes.
+    const fn padding_unit(self) -> u64 {
+        match self.0.checked_sub(LINEAR_CLASSES) {
+            None => BLOCK_UNIT / 4,
+            Some(above) => (LINEAR_BYTES_MAX << (above / CLASSES_PER_DOUBLING)) / 16,
+        }
+    }
+
+    /// How much of the end of a block of this class is not needed for so many bytes: 0 to
+    /// [`SizeClass::PADDING_MAX`], for [`SizeClass::padded_bytes`].
+    pub const fn padding(self, bytes: u64) -> u8 {
+        let units = self.block_bytes().saturating_sub(bytes) / self.padding_unit();
+        if units > Self::PADDING_MAX as u64 { Self::PADDING_MAX } else { units as u8 }
+    }
+
+    /// The most padding there is; a block with more is one of a smaller class.
+    pub const PADDING_MAX: u8 = 3;
+
+    /// The size of this class's blocks without that padding, in bytes: a multiple of 16.
+    pub const fn padded_bytes(self, padding: u8) -> u64 {
+        self.block_bytes() - self.padding_unit() * (padding & Self::PADDING_MAX) as u64
+    }
+
     /// How many chunks in a row one span of this class takes: 1, or 2 for blocks over 2 MiB.
     pub const fn chunks_per_span(self) -> u64 {
         self.block_bytes().div_ceil(CHUNK_BYTES)
@@ -128,6 +152,22 @@ mod tests {
         for bytes in [513, 641, 1025, 70_000, (1 << 20) + 1, (2 << 20) + 1] {
             let block = SizeClass::for_bytes(bytes).unwrap().block_bytes();
             assert!((block - bytes) * 5 <= block, "{bytes} in {block}");
+        }
+    }
+
+    #[test]
+    fn without_its_padding_a_block_still_holds_what_it_has_to() {
+        let mut below = 0;
+        for class in SizeClass::all() {
+            let block = class.block_bytes();
+            let unit = (block - below) / 4;
+            for bytes in (1..=4).flat_map(|n| [below + (n - 1) * unit + 1, below + n * unit]) {
+                let padded = class.padded_bytes(class.padding(bytes));
+                assert_eq!(padded, below + (bytes - below).next_multiple_of(unit), "{bytes}");
+                assert!(padded.is_multiple_of(16));
+            }
+            assert_eq!(class.padding(0), SizeClass::PADDING_MAX);
+            below = block;
         }
     }
 
