@@ -71,10 +71,10 @@ vm_boot() {
         # bit by bit. With them 48 bytes more took a READ 2 us, 4 KiB 60; no hardware is like that.
         -cpu max,-erms,-fsrm,-sse4.2,-pclmulqdq
         -kernel "$vm_build/vmlinux" -initrd "$vm_build/initramfs"
-        # Less to do at boot, and QEMU ends when the kernel panics.
+        # Less to do at boot, and QEMU ends when the kernel panics. A kernel that hangs says where.
         -append "console=ttyS0 quiet panic=-1 nokaslr mitigations=off audit=0 apparmor=0 selinux=0 \
 tsc=reliable no_timer_check random.trust_cpu=on rcupdate.rcu_expedited=1 cryptomgr.notests \
-net.ifnames=0"
+net.ifnames=0 sysctl.kernel.hung_task_timeout_secs=10"
         -display none -serial "file:$folder/console"
         -fsdev "local,id=machine,path=/,security_model=none,readonly=on,multidevs=remap"
         -device "virtio-9p-pci,fsdev=machine,mount_tag=machine"
@@ -96,6 +96,10 @@ vm_follow() { tail -c +1 -s 0.05 -f --pid="$2" "$1" 2>/dev/null; }
 
 # vm_code FOLDER: the guest's exit code; without one, 1 is returned.
 vm_code() { grep -x '[0-9]\+' "$1/job/exit" 2>/dev/null; }
+
+# vm_hangs FOLDER: whether the guest's kernel waits for what does not come. Linux 6.1 does, rarely and
+# on a busy machine, when soft-RoCE destroys a queue pair.
+vm_hangs() { grep -q 'INFO: task .* blocked for more than' "$1/console"; }
 
 # vm_explain FOLDER WHAT: why there is no exit code, as far as can be seen from outside.
 vm_explain() {
