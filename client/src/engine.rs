@@ -88,6 +88,9 @@ const ROOM_ALL: u32 = 1 << 10;
 const ROOM_WINDOWS: u32 = 8;
 /// How long a session without blocks waits for the server.
 const DEPOT_TIMEOUT_NS: Nanos = 5_000_000_000;
+/// What counts at most as waited between two looks: longer, and it was this process that had been
+/// stopped, and the connection may be lost.
+pub(crate) const WAITED_NS_MAX: Nanos = 100_000_000;
 
 impl<F: Fabric, D: Depot> Engine<F, D> {
     /// Reads and checks the superblock and the directory: a round trip for the first, one for each
@@ -228,8 +231,7 @@ impl<F: Fabric, D: Depot> Engine<F, D> {
         lane: LaneId,
         class: SizeClass,
     ) -> std::result::Result<(FreeBlock, Nanos), Failure> {
-        let started = self.endpoint.now();
-        let mut now = started;
+        let (mut now, mut waited) = (self.endpoint.now(), 0);
         loop {
             self.receive();
             let taken = self.allocator.borrow_mut().take(lane, class, now);
@@ -237,7 +239,7 @@ impl<F: Fabric, D: Depot> Engine<F, D> {
                 let what = Exhausted::Blocks { bytes: class.block_bytes() };
                 Err(Error::OutOfSpace { what }.into())
             };
-            let timed_out = now.saturating_sub(started) > DEPOT_TIMEOUT_NS;
+            let timed_out = waited > DEPOT_TIMEOUT_NS;
             match taken {
                 Taken::Block(block) => {
                     if let Some(next) = self.allocator.borrow().upcoming() {
@@ -249,14 +251,16 @@ impl<F: Fabric, D: Depot> Engine<F, D> {
                 Taken::Asked(_) if self.allocator.borrow().is_lost() => {
                     return Err(Failure::Disconnected);
                 }
-                Taken::Asked(_) if timed_out => return Err(Failure::NoAnswer(now - started)),
+                Taken::Asked(_) if timed_out => return Err(Failure::NoAnswer(waited)),
                 Taken::Soon(_) | Taken::Resting(_) if timed_out => return out_of_space(),
                 Taken::Asked(until) | Taken::Soon(until) | Taken::Resting(until) => {
                     self.endpoint.sleep_until(lane, until).await;
                 }
                 Taken::Exhausted => return out_of_space(),
             }
-            now = self.endpoint.now();
+            let looked = self.endpoint.now();
+            waited += looked.saturating_sub(now).min(WAITED_NS_MAX);
+            now = looked;
         }
     }
 

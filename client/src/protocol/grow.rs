@@ -6,6 +6,7 @@ use farside_common::fabric::{Fabric, Nanos};
 use super::window::Seen;
 use super::{Operation, Outcome, Tries};
 use crate::allocator::Depot;
+use crate::engine::WAITED_NS_MAX;
 use crate::failure::Failure;
 use crate::growth::Prefix;
 use crate::{Error, Exhausted};
@@ -65,9 +66,11 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     /// What the server answers, or what the window says, whichever is sooner: the answer takes two
     /// threads more to get here.
     async fn split_outcome(&self, prefix: Prefix, seen: &Seen) -> Outcome<SplitOutcome> {
-        let (started, mut later) = (self.now(), Seen::nothing());
+        let (mut looked, mut waited, mut later) = (self.now(), 0, Seen::nothing());
         loop {
             let now = self.now();
+            waited += now.saturating_sub(looked).min(WAITED_NS_MAX);
+            looked = now;
             self.engine.receive();
             let answer = self.engine.allocator().split_outcome(prefix);
             if let Some(outcome) = answer {
@@ -80,7 +83,6 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
             if self.engine.allocator().is_lost() {
                 return Err(Failure::Disconnected);
             }
-            let waited = now.saturating_sub(started);
             if waited > ANSWER_TIMEOUT_NS {
                 return Err(Failure::NoAnswer(waited));
             }
