@@ -16,6 +16,7 @@ use crate::allocator::{Allocator, Depot, Taken};
 use crate::directory::{Directory, Subtable};
 use crate::failure::Failure;
 use crate::location_cache::{ConnectionCache, LocationCache, Lookups};
+use crate::waiting::Waiting;
 use crate::{Error, Exhausted, Result};
 
 /// The constants of `docs/protocol.md`, for one region over one fabric.
@@ -86,11 +87,6 @@ const DIRECTORY_READ_BYTES: u64 = 64 << 10;
 const ROOM_ALL: u32 = 1 << 10;
 /// It is an average over so many windows.
 const ROOM_WINDOWS: u32 = 8;
-/// How long a session without blocks waits for the server.
-const DEPOT_TIMEOUT_NS: Nanos = 5_000_000_000;
-/// What counts at most as waited between two looks: longer, and it was this process that had been
-/// stopped, and the connection may be lost.
-pub(crate) const WAITED_NS_MAX: Nanos = 100_000_000;
 
 impl<F: Fabric, D: Depot> Engine<F, D> {
     /// Reads and checks the superblock and the directory: a round trip for the first, one for each
@@ -231,7 +227,8 @@ impl<F: Fabric, D: Depot> Engine<F, D> {
         lane: LaneId,
         class: SizeClass,
     ) -> std::result::Result<(FreeBlock, Nanos), Failure> {
-        let (mut now, mut waited) = (self.endpoint.now(), 0);
+        let mut now = self.endpoint.now();
+        let mut waiting = Waiting::since(now);
         loop {
             self.receive();
             let taken = self.allocator.borrow_mut().take(lane, class, now);
@@ -239,7 +236,6 @@ impl<F: Fabric, D: Depot> Engine<F, D> {
                 let what = Exhausted::Blocks { bytes: class.block_bytes() };
                 Err(Error::OutOfSpace { what }.into())
             };
-            let timed_out = waited > DEPOT_TIMEOUT_NS;
             match taken {
                 Taken::Block(block) => {
                     if let Some(next) = self.allocator.borrow().upcoming() {
@@ -251,16 +247,15 @@ impl<F: Fabric, D: Depot> Engine<F, D> {
                 Taken::Asked(_) if self.allocator.borrow().is_lost() => {
                     return Err(Failure::Disconnected);
                 }
-                Taken::Asked(_) if timed_out => return Err(Failure::NoAnswer(waited)),
-                Taken::Soon(_) | Taken::Resting(_) if timed_out => return out_of_space(),
+                Taken::Asked(_) if waiting.is_over() => return Err(waiting.failure()),
+                Taken::Soon(_) | Taken::Resting(_) if waiting.is_over() => return out_of_space(),
                 Taken::Asked(until) | Taken::Soon(until) | Taken::Resting(until) => {
                     self.endpoint.sleep_until(lane, until).await;
                 }
                 Taken::Exhausted => return out_of_space(),
             }
-            let looked = self.endpoint.now();
-            waited += looked.saturating_sub(now).min(WAITED_NS_MAX);
-            now = looked;
+            now = self.endpoint.now();
+            waiting.look(now);
         }
     }
 

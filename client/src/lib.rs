@@ -116,10 +116,13 @@ mod remote_depot;
 mod scan;
 mod session;
 mod store;
+#[cfg(test)]
+mod test_server;
 #[cfg(feature = "testing")]
 #[doc(hidden)]
 pub mod testing;
 mod value;
+mod waiting;
 
 pub use batch::{Batch, BatchOutcome};
 pub use client::{Client, ClientBuilder, Limits};

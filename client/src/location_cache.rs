@@ -216,7 +216,7 @@ impl LocationCache {
         self.filled.0.fetch_add(more, Ordering::Relaxed);
     }
 
-    /// One pass over the cache, once in more than sixty times as long as a proof is good for.
+    /// One pass over the cache, once in fourteen times as long as a proof is good for, or more.
     #[cold]
     fn rebase(&self, now: Nanos) {
         if let Ok(_upkeep) = self.upkeep.try_lock()

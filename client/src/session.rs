@@ -351,7 +351,9 @@ impl Session {
     /// subtable, more while it is split.
     ///
     /// # Errors
-    /// [`Error::Unreachable`] if the server went away and did not come back.
+    /// [`Error::Unreachable`] if the server went away and did not come back. The scan's own end it,
+    /// as does [`Error::Disconnected`] where the region is another one now, but for those that are
+    /// about one entry: [`Error::Layout`], [`Error::Contended`].
     pub fn scan(&mut self) -> Result<Scan<'_>> {
         Scan::new(self)
     }

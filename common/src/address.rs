@@ -23,6 +23,11 @@ pub enum Address {
 }
 
 impl Address {
+    /// Whether this is an [`Address::Rdma`].
+    pub fn is_rdma(&self) -> bool {
+        matches!(self, Self::Rdma { .. })
+    }
+
     /// For [`Address::Rdma`], the addresses behind the host's name; empty for others.
     ///
     /// # Errors

@@ -88,6 +88,10 @@ impl Reaper {
     /// This client stores values with an end from now on.
     pub(crate) fn announce(&mut self, client: u16, now: Nanos) {
         self.clients.insert(client);
+        self.walk_soon(now);
+    }
+
+    fn walk_soon(&mut self, now: Nanos) {
         let at = now.saturating_add(REST_NS_MIN);
         self.next_pass_at = Some(self.next_pass_at.map_or(at, |next| next.min(at)));
     }
@@ -100,11 +104,12 @@ impl Reaper {
         }
     }
 
-    /// This client is gone without a goodbye: it may have stored a value with an end, and not come
-    /// to announce it.
+    /// As [`Reaper::forget`], without a goodbye: it may have stored a value with an end, and not
+    /// come to announce it.
     pub(crate) fn lose(&mut self, client: u16, now: Nanos) {
-        self.announce(client, now);
         self.forget(client);
+        self.walk_soon(now);
+        self.pass.iter_mut().for_each(|pass| pass.again = true);
     }
 
     /// How many values were removed because they had ended.

@@ -91,8 +91,8 @@ pub(crate) fn open(memory: &RegionMemory, config: &ServerConfig) -> Result<Opene
         .directory_depth(&geometry)
         .map_err(|source| ServerError::NotARegion { path: path.clone(), source })?;
     let incarnation = superblock.incarnation() + 1;
-    check_grace(config, &path, &format)?;
     if !memory.is_new {
+        check_grace(config, &path, &format)?;
         check_wanted(config, &path, &format)?;
         memory.reserve()?;
     }
@@ -136,8 +136,7 @@ fn check_wanted(config: &ServerConfig, path: &Path, format: &Format) -> Result<(
 fn check_grace(config: &ServerConfig, path: &Path, format: &Format) -> Result<(), ServerError> {
     let options = config.rdma.options();
     let (grace_ms, grace_ms_min) = (format.grace_ms, options.grace_ms_min());
-    let is_rdma = matches!(config.listen, Some(Address::Rdma { .. }));
-    if is_rdma && u64::from(grace_ms) < grace_ms_min {
+    if config.listen.as_ref().is_some_and(Address::is_rdma) && u64::from(grace_ms) < grace_ms_min {
         let lateness_ms = options.lateness_max_ns() / 1_000_000;
         let path = path.to_owned();
         return Err(ServerError::GraceTooShort { path, grace_ms, lateness_ms, grace_ms_min });

@@ -137,8 +137,9 @@ pub(crate) fn stop_event() -> Result<OwnedFd, ServerError> {
 
 /// What only matters if there is no region yet, before there is memory for one.
 fn check_new(config: &ServerConfig) -> Result<(), ServerError> {
-    let is_rdma = matches!(config.listen, Some(Address::Rdma { .. }));
-    if is_rdma && !config.region_file.as_deref().is_some_and(holds_something) {
+    if config.listen.as_ref().is_some_and(Address::is_rdma)
+        && !config.region_file.as_deref().is_some_and(holds_something)
+    {
         config.rdma.check_grace(config.grace_ms)?;
     }
     Ok(())

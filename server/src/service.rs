@@ -318,20 +318,20 @@ impl Service {
             tracing::debug!("a connection ended: {farewell}");
             return;
         };
-        self.reaper.forget(id);
+        let now = boot_time_ns();
+        match role {
+            Role::Reader => self.reaper.forget(id),
+            Role::Writer => self.reaper.lose(id, now),
+        }
         if let Err(error) = self.clients.fence(id) {
             tracing::error!(client = id, "cannot fence a client: {error}");
             return;
         }
-        let now = boot_time_ns();
         self.collector.lost(token, role == Role::Writer, now);
         match role {
             // Its memory refused every store: there is nothing of it to find.
             Role::Reader => self.clients.forget(id),
-            Role::Writer => {
-                self.sweeper.add(id, now, self.own.settles_ns());
-                self.reaper.lose(id, now);
-            }
+            Role::Writer => self.sweeper.add(id, now, self.own.settles_ns()),
         }
         self.statistics.clients_lost += 1;
         tracing::warn!(client = id, "lost a client: {farewell}");

@@ -5,21 +5,15 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use farside_common::config::ServerConfig;
 use farside_common::size::ByteSize;
-use farside_server::Server;
 
 use super::*;
+use crate::test_server::TestServer;
 
 /// Calls `test` with how to connect to a server.
 fn with_server(test: impl FnOnce(ClientBuilder)) {
-    let folder = tempfile::tempdir().unwrap();
-    let address = format!("shm://{}", folder.path().join("kv.sock").display());
-    let config = ServerConfig {
-        listen: Some(address.parse().unwrap()),
-        memory: Some(ByteSize::mib(8)),
-        ..Default::default()
-    };
-    let _server = Server::start(&config).unwrap();
-    test(Client::builder().server(&address));
+    let server =
+        TestServer::start(ServerConfig { memory: Some(ByteSize::mib(8)), ..Default::default() });
+    test(Client::builder().server(&server.address));
 }
 
 #[test]

@@ -12,13 +12,13 @@ use std::time::{Duration, Instant};
 use farside_common::config::ServerConfig;
 use farside_common::layout::SLOTS_PER_ROW;
 use farside_common::size::ByteSize;
-use farside_server::Server;
 use rustix::process::Signal;
 
 use super::{Action, Expected};
 use crate::Client;
 use crate::faults::{Faults, Rates};
 use crate::store::Lifetime;
+use crate::test_server::TestServer;
 
 const ADDRESS: &str = "FARSIDE_VICTIM_SERVER";
 const OPERATION: &str = "FARSIDE_VICTIM_OPERATION";
@@ -100,21 +100,17 @@ fn kill_one(address: &str, operation: usize, verbs: u64) -> bool {
 
 #[test]
 fn clients_may_die_at_every_verb() {
-    let folder = tempfile::tempdir().unwrap();
-    let address = format!("shm://{}", folder.path().join("kv.sock").display());
-    let config = ServerConfig {
-        listen: Some(address.parse().unwrap()),
+    let server = TestServer::start(ServerConfig {
         memory: Some(ByteSize::mib(32)),
         grace_ms: 5,
         ..Default::default()
-    };
-    let _server = Server::start(&config).unwrap();
-    let client = Client::builder().server(&address).connect().unwrap();
+    });
+    let client = Client::builder().server(&server.address).connect().unwrap();
     let mut deaths = 0;
     for (number, (name, ..)) in OPERATIONS.iter().enumerate() {
         for verbs in 0..VERBS_MAX {
             prepare(&client);
-            let died = kill_one(&address, number, verbs);
+            let died = kill_one(&server.address, number, verbs);
             deaths += u64::from(died);
             check(&client, &format!("{name}, killed after {verbs} verbs"));
             if !died {

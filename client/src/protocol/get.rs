@@ -81,8 +81,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         let Some(location) = self.engine.cache.get(self.hash) else { return Ok(None) };
         let posted = self.now();
         let block = location.word.block()?;
-        let bytes = block.class.padded_bytes(location.padding) as u32;
-        let read_block = Verb::Read { remote: block.address.offset(), into: Buffer::Block, bytes };
+        let read_block = super::read_block(block, block.class.unpadded_bytes(location.padding));
         let in_flight = if location.poisoned {
             let remote = self.window() + u64::from(location.in_window);
             let read_word = Verb::Read { remote, into: Buffer::Window, bytes: 8 };
@@ -115,7 +114,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
             return None;
         }
         let block = location.word.block().ok()?;
-        match self.examine(block, block.class.padded_bytes(location.padding)) {
+        match self.examine(block, block.class.unpadded_bytes(location.padding)) {
             Examined::Ours(found, HeaderWord { mark, generation })
                 if generation == location.generation && (!mark.is_set() || location.poisoned) =>
             {
@@ -152,7 +151,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         let (base, posted) = (self.window(), self.now());
         let remote = base + u64::from(in_window);
         let read_slot = Verb::Read { remote, into: Buffer::Window, bytes: SLOT_BYTES };
-        self.read(&[read_slot, read_block(expected)]).await?;
+        self.read(&[read_slot, read_block(expected, expected.class.block_bytes())]).await?;
         let [word, hint] = self.first_words(Buffer::Window);
         let word = SlotWord::from_bits(word);
         if !matches!(word.state(), SlotState::Live | SlotState::Frozen)

@@ -6,17 +6,15 @@ use farside_common::fabric::{Fabric, Nanos};
 use super::window::Seen;
 use super::{Operation, Outcome, Tries};
 use crate::allocator::Depot;
-use crate::engine::WAITED_NS_MAX;
 use crate::failure::Failure;
 use crate::growth::Prefix;
+use crate::waiting::Waiting;
 use crate::{Error, Exhausted};
 
 /// How long an INSERT looks for the end of a split that others asked for, before it asks, too.
 const FILLING_NS: Nanos = 2_000_000;
 /// How long a lane waits between two looks whether the server has answered.
 const ANSWER_POLL_NS: Nanos = 60_000;
-/// How long it waits in all.
-const ANSWER_TIMEOUT_NS: Nanos = 5_000_000_000;
 /// How long it waits where memory is about to come free, before it asks again ...
 const LATER_NS: Nanos = 1_000_000;
 /// ... and in all.
@@ -66,11 +64,10 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     /// What the server answers, or what the window says, whichever is sooner: the answer takes two
     /// threads more to get here.
     async fn split_outcome(&self, prefix: Prefix, seen: &Seen) -> Outcome<SplitOutcome> {
-        let (mut looked, mut waited, mut later) = (self.now(), 0, Seen::nothing());
+        let (mut waiting, mut later) = (Waiting::since(self.now()), Seen::nothing());
         loop {
             let now = self.now();
-            waited += now.saturating_sub(looked).min(WAITED_NS_MAX);
-            looked = now;
+            waiting.look(now);
             self.engine.receive();
             let answer = self.engine.allocator().split_outcome(prefix);
             if let Some(outcome) = answer {
@@ -83,8 +80,8 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
             if self.engine.allocator().is_lost() {
                 return Err(Failure::Disconnected);
             }
-            if waited > ANSWER_TIMEOUT_NS {
-                return Err(Failure::NoAnswer(waited));
+            if waiting.is_over() {
+                return Err(waiting.failure());
             }
             self.engine.endpoint.sleep_until(self.lane, now + ANSWER_POLL_NS).await;
         }

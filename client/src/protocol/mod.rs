@@ -334,7 +334,7 @@ impl<'e, F: Fabric, D: Depot> Operation<'e, F, D> {
     /// READs a block into the block buffer. One round trip.
     async fn read_block(&self, block: BlockRef) -> Outcome<()> {
         self.engine.geometry.check_block(block)?;
-        self.read(&[read_block(block)]).await?;
+        self.read(&[read_block(block, block.class.block_bytes())]).await?;
         Ok(())
     }
 
@@ -388,10 +388,9 @@ impl<'e, F: Fabric, D: Depot> Operation<'e, F, D> {
     }
 }
 
-/// The READ of a whole block.
-fn read_block(block: BlockRef) -> Verb {
-    let bytes = block.class.block_bytes() as u32;
-    Verb::Read { remote: block.address.offset(), into: Buffer::Block, bytes }
+/// The READ of so many bytes of a block, from its start.
+fn read_block(block: BlockRef, bytes: u64) -> Verb {
+    Verb::Read { remote: block.address.offset(), into: Buffer::Block, bytes: bytes as u32 }
 }
 
 /// Whether a split has the entry in its hands: wait and look again.

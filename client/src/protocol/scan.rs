@@ -228,7 +228,7 @@ async fn read_entry<F: Fabric, D: Depot>(
         let posted = engine.endpoint.now();
         // The word in the same round trip, before the block: it was linked when the block was READ.
         let read_row = Verb::Read { remote: row, into: Buffer::Window, bytes: ROW_BYTES as u32 };
-        let chain = [read_row, read_block(reference)];
+        let chain = [read_row, read_block(reference, reference.class.block_bytes())];
         engine.endpoint.chain(lane, &chain, u64::MAX).await?;
         let is_fresh =
             |at| engine.endpoint.now().saturating_sub(at) <= engine.constants.patience_ns;

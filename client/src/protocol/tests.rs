@@ -14,7 +14,6 @@ use farside_common::config::ServerConfig;
 use farside_common::fabric::shm::ShmFabric;
 use farside_common::fabric::{ChainError, Completion, Counters, Fabric, LaneId, Nanos, Verb};
 use farside_common::size::ByteSize;
-use farside_server::Server;
 
 use super::{Expected, Operation, ScanProgress, next_entry};
 use crate::Client;
@@ -22,6 +21,7 @@ use crate::around::{Around, Rule};
 use crate::engine::{Engine, LANE};
 use crate::remote_depot::ControlDepot;
 use crate::store::Lifetime;
+use crate::test_server::TestServer;
 
 const FOREVER: Lifetime = Lifetime::Forever;
 
@@ -104,18 +104,14 @@ fn with_engine(test: impl FnOnce(&TimelessEngine, &Clock)) {
 
 /// The same with some sessions of one server, of a client each, which have one clock.
 fn with_engines<const N: usize>(test: impl FnOnce([&TimelessEngine; N], &Clock)) {
-    let folder = tempfile::tempdir().unwrap();
-    let address = format!("shm://{}", folder.path().join("kv.sock").display());
-    let config = ServerConfig {
-        listen: Some(address.parse().unwrap()),
+    let server = TestServer::start(ServerConfig {
         memory: Some(ByteSize::mib(64)),
         // Large enough for nothing to be split.
         index: Some(ByteSize::mib(16)),
         ..Default::default()
-    };
-    let _server = Server::start(&config).unwrap();
+    });
     let clock = Rc::new(Clock::default());
-    let clients = [(); N].map(|()| Client::builder().server(&address).connect().unwrap());
+    let clients = [(); N].map(|()| Client::builder().server(&server.address).connect().unwrap());
     let engines = clients.each_ref().map(|client| {
         let rule = Timeless { clock: clock.clone(), late: VecDeque::new() };
         client.engine_over(|fabric| Around { rule, fabric: Box::new(fabric) }).unwrap()

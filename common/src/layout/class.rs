@@ -21,6 +21,8 @@ pub struct SizeClass(u8);
 impl SizeClass {
     /// How many classes there are.
     pub const COUNT: usize = 60;
+    /// The most padding a block has: with more, a smaller class would do.
+    pub const PADDING_MAX: u8 = 3;
 
     /// The class with this index, or an error for bytes that name none.
     pub const fn from_index(index: u8) -> Result<Self, LayoutError> {
@@ -78,17 +80,14 @@ impl SizeClass {
     }
 
     /// How much of the end of a block of this class is not needed for so many bytes: 0 to
-    /// [`SizeClass::PADDING_MAX`], for [`SizeClass::padded_bytes`].
+    /// [`SizeClass::PADDING_MAX`], for [`SizeClass::unpadded_bytes`].
     pub const fn padding(self, bytes: u64) -> u8 {
         let units = self.block_bytes().saturating_sub(bytes) / self.padding_unit();
         if units > Self::PADDING_MAX as u64 { Self::PADDING_MAX } else { units as u8 }
     }
 
-    /// The most padding there is; a block with more is one of a smaller class.
-    pub const PADDING_MAX: u8 = 3;
-
     /// The size of this class's blocks without that padding, in bytes: a multiple of 16.
-    pub const fn padded_bytes(self, padding: u8) -> u64 {
+    pub const fn unpadded_bytes(self, padding: u8) -> u64 {
         self.block_bytes() - self.padding_unit() * (padding & Self::PADDING_MAX) as u64
     }
 
@@ -162,9 +161,9 @@ mod tests {
             let block = class.block_bytes();
             let unit = (block - below) / 4;
             for bytes in (1..=4).flat_map(|n| [below + (n - 1) * unit + 1, below + n * unit]) {
-                let padded = class.padded_bytes(class.padding(bytes));
-                assert_eq!(padded, below + (bytes - below).next_multiple_of(unit), "{bytes}");
-                assert!(padded.is_multiple_of(16));
+                let unpadded = class.unpadded_bytes(class.padding(bytes));
+                assert_eq!(unpadded, below + (bytes - below).next_multiple_of(unit), "{bytes}");
+                assert!(unpadded.is_multiple_of(16));
             }
             assert_eq!(class.padding(0), SizeClass::PADDING_MAX);
             below = block;

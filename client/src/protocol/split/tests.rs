@@ -10,10 +10,10 @@ use farside_common::fabric::shm::ShmFabric;
 use farside_common::fabric::{ChainError, Completion, Fabric, LaneId, Nanos, Verb};
 use farside_common::layout::{SUBTABLE_BYTES, prefix_of};
 use farside_common::size::ByteSize;
-use farside_server::Server;
 
 use super::{Mover, Progress, Split};
 use crate::around::{Around, Rule};
+use crate::test_server::TestServer;
 use crate::{Client, Session};
 
 /// So many chains are executed and then none.
@@ -51,21 +51,17 @@ fn find(session: &mut Session, number: u64) {
 
 #[test]
 fn a_split_can_stop_anywhere() {
-    let folder = tempfile::tempdir().unwrap();
-    let address = format!("shm://{}", folder.path().join("kv.sock").display());
-    let config = ServerConfig {
-        listen: Some(address.parse().unwrap()),
+    let server = TestServer::start(ServerConfig {
         memory: Some(ByteSize::mib(64)),
         index: Some(ByteSize(SUBTABLE_BYTES << DEPTH)),
         ..Default::default()
-    };
-    let _server = Server::start(&config).unwrap();
-    let client = Client::builder().server(&address).connect().unwrap();
+    });
+    let client = Client::builder().server(&server.address).connect().unwrap();
     let mut session = client.session().unwrap();
     (0..KEYS).for_each(|n| session.put(&n.to_le_bytes(), &n.to_le_bytes()).unwrap());
     // One that looks everything up, one that knows where everything was, and one that goes by its
     // directory of before and knows what the first one learnt.
-    let mut other = Client::builder().server(&address).connect().unwrap().session().unwrap();
+    let mut other = Client::builder().server(&server.address).connect().unwrap().session().unwrap();
     let mut sibling = client.session().unwrap();
     (0..KEYS).for_each(|n| find(&mut other, n));
     let left = Rc::new(Cell::new(u64::MAX));
