@@ -35,7 +35,7 @@ test: ## Proves it: format, lints, documentation, all tests, also over RDMA in g
 	    cargo doc --workspace --no-deps --locked && \
 	    cargo build --workspace --bins --tests --locked && \
 	    FARSIDE_BUILT=1 cargo test --workspace --locked
-	cargo check --workspace --no-default-features --locked
+	cargo clippy --workspace --no-default-features --all-targets --locked -- -D warnings
 	. tools/scripts/verbs-env.sh && tools/scripts/seeds-beside.sh sh -c \
 	    'tests/vm/suite && tests/vm/two-hosts'
 

@@ -4,8 +4,8 @@ use farside_common::fabric::Nanos;
 
 use crate::failure::Failure;
 
-/// How long it waits.
-const ANSWER_TIMEOUT_NS: Nanos = 5_000_000_000;
+/// How long it waits: for an answer, for a split to end, for memory that is about to come free.
+const TIMEOUT_NS: Nanos = 5_000_000_000;
 /// What counts at most as waited between two looks: longer, and it was this process that had been
 /// stopped, and the connection may be lost.
 const WAITED_NS_MAX: Nanos = 100_000_000;
@@ -20,14 +20,18 @@ impl Waiting {
         Self { looked_at: now, waited: 0 }
     }
 
-    /// The server has not answered by now.
+    /// There is nothing yet by now.
     pub(crate) fn look(&mut self, now: Nanos) {
         self.waited += now.saturating_sub(self.looked_at).min(WAITED_NS_MAX);
         self.looked_at = now;
     }
 
+    pub(crate) fn waited(&self) -> Nanos {
+        self.waited
+    }
+
     pub(crate) fn is_over(&self) -> bool {
-        self.waited > ANSWER_TIMEOUT_NS
+        self.waited > TIMEOUT_NS
     }
 
     /// What ends the operation then.

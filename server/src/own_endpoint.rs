@@ -18,14 +18,15 @@ const LANE: LaneId = LaneId(0);
 
 /// Verbs like everybody's (invariant I11), never fenced.
 pub(crate) enum OwnEndpoint {
-    Memory(Endpoint<ShmFabric>),
+    Memory(Box<Endpoint<ShmFabric>>),
     /// With the other end, which lives as long.
     Device(Box<Endpoint<VerbsFabric>>, #[allow(dead_code, reason = "only kept")] LoopbackPeer),
 }
 
 impl OwnEndpoint {
     pub(crate) fn over_memory(region: &Arc<Region>) -> Self {
-        Self::Memory(Endpoint::new(ShmFabric::new(region.clone(), None, LANES), LANES))
+        let fabric = ShmFabric::new(region.clone(), None, LANES);
+        Self::Memory(Box::new(Endpoint::new(fabric, LANES)))
     }
 
     /// Fails if the device may not have the memory that splits need.

@@ -15,10 +15,8 @@ use crate::{Error, Exhausted};
 const FILLING_NS: Nanos = 2_000_000;
 /// How long a lane waits between two looks whether the server has answered.
 const ANSWER_POLL_NS: Nanos = 60_000;
-/// How long it waits where memory is about to come free, before it asks again ...
+/// How long it waits where memory is about to come free, before it asks again.
 const LATER_NS: Nanos = 1_000_000;
-/// ... and in all.
-const LATER_NS_MAX: Nanos = 5_000_000_000;
 
 impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     /// Has the subtable of a full window split: one message each way, and a READ now and then.
@@ -33,11 +31,10 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     /// A pause while a split brings keys to the subtable of this window; after a while the server
     /// is asked about it, for it may have been interrupted.
     pub(super) async fn wait_or_grow(&self, seen: &Seen, tries: &mut Tries) -> Outcome<()> {
-        let since = tries.moving_since.unwrap_or(self.now());
-        if self.now().saturating_sub(since) < FILLING_NS {
+        if tries.moving.as_ref().is_none_or(|moving| moving.waited() < FILLING_NS) {
             return self.wait_for_split(tries).await;
         }
-        tries.moving_since = None;
+        tries.moving = None;
         let from = seen.local_depth.saturating_sub(1);
         self.ask_for_split(Prefix::of(self.hash.directory(), from), seen, tries).await.map(drop)
     }
@@ -47,11 +44,11 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         let outcome = self.split_outcome(prefix, seen).await;
         self.engine.allocator().leave_split(prefix);
         let now = self.now();
+        let later = tries.later.get_or_insert_with(|| Waiting::since(now));
+        later.look(now);
         match outcome? {
             SplitOutcome::Done => Ok(true),
-            SplitOutcome::Later
-                if now.saturating_sub(*tries.later_since.get_or_insert(now)) < LATER_NS_MAX =>
-            {
+            SplitOutcome::Later if !later.is_over() => {
                 self.engine.endpoint.sleep_until(self.lane, now + LATER_NS).await;
                 Ok(false)
             }

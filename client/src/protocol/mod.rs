@@ -32,6 +32,7 @@ use crate::engine::{Engine, LANE};
 use crate::failure::Failure;
 use crate::location_cache::Location;
 use crate::store::Lifetime;
+use crate::waiting::Waiting;
 use crate::{Error, Version};
 
 pub(crate) use conditional::Expected;
@@ -42,9 +43,7 @@ pub(crate) use scan::{
 
 /// How often an operation that others keep disturbing is tried.
 const ATTEMPTS_MAX: u32 = 128;
-/// How long an operation waits for a split to let go of its key, before it gives up.
-const MOVING_NS_MAX: Nanos = 5_000_000_000;
-/// How long at most between two looks whether it has.
+/// How long at most between two looks whether a split has let go of the key.
 const MOVING_PAUSE_NS_MAX: Nanos = 60_000;
 /// The longest random pause between two attempts is this, doubled with each attempt ...
 const BACKOFF_NS: Nanos = 250;
@@ -158,10 +157,10 @@ impl Target {
 #[derive(Default)]
 struct Tries {
     attempts: u32,
-    /// Since when a split has had its key in its hands.
-    moving_since: Option<Nanos>,
-    /// Since when the server has had no room for the split it needs, but expects some.
-    later_since: Option<Nanos>,
+    /// While a split has its key in its hands.
+    moving: Option<Waiting>,
+    /// While the server has no room for the split it needs, but expects some.
+    later: Option<Waiting>,
 }
 
 /// What a block that was READ turned out to be.
@@ -312,17 +311,18 @@ impl<'e, F: Fabric, D: Depot> Operation<'e, F, D> {
     /// server was stopped in it.
     ///
     /// # Errors
-    /// [`Error::Contended`] after [`MOVING_NS_MAX`].
+    /// [`Error::Contended`] if it takes too long.
     async fn wait_for_split(&self, tries: &mut Tries) -> Outcome<()> {
         let now = self.now();
-        let waited = now.saturating_sub(*tries.moving_since.get_or_insert(now));
+        let moving = tries.moving.get_or_insert_with(|| Waiting::since(now));
+        moving.look(now);
         if self.engine.allocator().is_lost() {
             return Err(Failure::Disconnected);
         }
-        if waited > MOVING_NS_MAX {
+        if moving.is_over() {
             return Err(self.contended());
         }
-        let pause = waited.clamp(BACKOFF_NS, MOVING_PAUSE_NS_MAX);
+        let pause = moving.waited().clamp(BACKOFF_NS, MOVING_PAUSE_NS_MAX);
         self.engine.endpoint.sleep_until(self.lane, now + pause).await;
         Ok(())
     }
