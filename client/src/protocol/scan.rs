@@ -87,7 +87,10 @@ pub(crate) async fn next_entry<F: Fabric, D: Depot>(
         while let Some(slot) = progress.slots.pop() {
             match read_entry(engine, lane, slot).await? {
                 Read::Entry(entry) => {
-                    if progress.returned.insert(engine.hasher.hash(&entry.key)) {
+                    let hash = engine.hasher.hash(&entry.key);
+                    if u64::from(hash.directory()) >= progress.from
+                        && progress.returned.insert(hash)
+                    {
                         return Ok(Some(entry));
                     }
                 }
@@ -177,7 +180,11 @@ async fn collect_from<F: Fabric, D: Depot>(
         let Subtable { offset, local_depth } = subtable;
         engine.geometry.check_subtable(offset)?;
         let read = Verb::Read { remote: offset, into: Buffer::Block, bytes: SUBTABLE_BYTES as u32 };
+        let posted = engine.endpoint.now();
         engine.endpoint.chain(lane, &[read], u64::MAX).await?;
+        if engine.endpoint.now().saturating_sub(posted) > engine.constants.patience_ns {
+            return Ok(false);
+        }
         let block = engine.endpoint.buffer(lane, Buffer::Block);
         let rows = <[Row]>::ref_from_bytes(&block[..SUBTABLE_BYTES as usize]).unwrap_or_default();
         let (mut forward, mut has_moved, mut is_filling) = (None, false, false);
@@ -242,7 +249,7 @@ async fn read_entry<F: Fabric, D: Depot>(
         let now = now.slots[at].word();
         if !has_entry(now) {
             let moved = now.state() == SlotState::Moved;
-            return Ok(if moved { Read::Elsewhere } else { Read::Gone });
+            return Ok(if moved || !is_fresh(posted) { Read::Elsewhere } else { Read::Gone });
         }
         // Linked when its block was READ, or not long before (invariant I3).
         let is_linked = now == word && is_fresh(posted);

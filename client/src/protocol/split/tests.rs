@@ -2,17 +2,19 @@
 //! then; then lets it go on. Guards against a state in which a key is missed, seen twice or lost.
 
 use std::cell::Cell;
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::rc::Rc;
 
 use farside_common::config::ServerConfig;
 use farside_common::fabric::shm::ShmFabric;
-use farside_common::fabric::{ChainError, Completion, Fabric, LaneId, Nanos, Verb};
+use farside_common::fabric::{Buffer, ChainError, Completion, Fabric, LaneId, Nanos, Verb};
 use farside_common::layout::{SUBTABLE_BYTES, prefix_of};
 use farside_common::size::ByteSize;
 
 use super::{Mover, Progress, Split};
 use crate::around::{Around, Rule};
+use crate::engine::LANE;
+use crate::protocol::{ScanProgress, next_entry};
 use crate::test_server::TestServer;
 use crate::{Client, Session};
 
@@ -49,8 +51,7 @@ fn find(session: &mut Session, number: u64) {
     assert_eq!(value.data, number.to_le_bytes());
 }
 
-#[test]
-fn a_split_can_stop_anywhere() {
+fn with_keys() -> (TestServer, Client, Session) {
     let server = TestServer::start(ServerConfig {
         memory: Some(ByteSize::mib(64)),
         index: Some(ByteSize(SUBTABLE_BYTES << DEPTH)),
@@ -59,6 +60,12 @@ fn a_split_can_stop_anywhere() {
     let client = Client::builder().server(&server.address).connect().unwrap();
     let mut session = client.session().unwrap();
     (0..KEYS).for_each(|n| session.put(&n.to_le_bytes(), &n.to_le_bytes()).unwrap());
+    (server, client, session)
+}
+
+#[test]
+fn a_split_can_stop_anywhere() {
+    let (server, client, mut session) = with_keys();
     // One that looks everything up, one that knows where everything was, and one that goes by its
     // directory of before and knows what the first one learnt.
     let mut other = Client::builder().server(&server.address).connect().unwrap().session().unwrap();
@@ -116,4 +123,99 @@ fn a_split_can_stop_anywhere() {
     seen.sort_unstable();
     seen.dedup();
     assert_eq!(seen.len() as u64, KEYS);
+}
+
+#[test]
+fn a_scan_returns_a_key_once_while_a_split_is_not_published() {
+    let (_server, client, mut session) = with_keys();
+    let engine = client.engine_over(|fabric| fabric).unwrap();
+    let index = engine.geometry.chunk_offset(0).unwrap();
+    let old = engine.directory().subtable(0).offset;
+    let place = |n: u64| index + (255 - n) * SUBTABLE_BYTES;
+    let split = Split { prefix: 0, local_depth: DEPTH, old, new: [place(0), place(1)] };
+    let mover = Mover::new(&engine.endpoint, 1, &engine.format);
+    assert_eq!(engine.endpoint.drive(mover.split(&split)), Ok(Progress::Done));
+    // Here the server is stopped, or doubles a large directory.
+    let hash = |n: &u64| engine.hasher.hash(&n.to_le_bytes()).directory();
+    session.clear_cache();
+    let of_t0 = (0..KEYS).find(|n| prefix_of(hash(n), DEPTH + 1) == 0).unwrap();
+    find(&mut session, of_t0);
+    let mut seen: Vec<Vec<u8>> = session.scan().unwrap().map(|entry| entry.unwrap().key).collect();
+    let count = seen.len();
+    seen.sort_unstable();
+    seen.dedup();
+    assert_eq!((seen.len() as u64, count as u64), (KEYS, KEYS), "distinct, returned");
+}
+
+/// Between the header and the slots of a row that a scan READs along with an entry, this happens.
+struct Tearing {
+    happens: Option<Box<dyn FnOnce()>>,
+    /// How many such READs come before it.
+    before: usize,
+    header: Option<Vec<u8>>,
+}
+
+impl Rule<ShmFabric> for Tearing {
+    fn post(&mut self, fabric: &mut ShmFabric, lane: LaneId, chain: &[Verb], deadline: Nanos) {
+        if let Verb::Read { remote, into: Buffer::Window, bytes: 128 } = chain[0] {
+            if self.before > 0 {
+                self.before -= 1;
+            } else if let Some(happens) = self.happens.take() {
+                let header = [Verb::Read { remote, into: Buffer::Window, bytes: 16 }];
+                fabric.run(lane, &header, Nanos::MAX).unwrap();
+                self.header = Some(fabric.buffer(lane, Buffer::Window)[..16].to_vec());
+                happens();
+            }
+        }
+        fabric.post(lane, chain, deadline);
+    }
+
+    fn poll(&mut self, fabric: &mut ShmFabric) -> Option<Completion> {
+        let completion = fabric.poll()?;
+        if let Some(header) = self.header.take() {
+            fabric.buffer_mut(completion.lane, Buffer::Window)[..16].copy_from_slice(&header);
+        }
+        Some(completion)
+    }
+}
+
+#[test]
+fn a_scan_that_sleeps_in_a_read_misses_no_key() {
+    let (_server, client, mut session) = with_keys();
+    let engine = Rc::new(client.engine_over(|fabric| fabric).unwrap());
+    let index = engine.geometry.chunk_offset(0).unwrap();
+    let grace_ns = engine.constants.grace_ns;
+    let hasher = engine.hasher;
+    // Splits what the scan READs, and gives its place to another subtable.
+    let happens = Box::new(move || {
+        let of = |prefix: u32| engine.directory().subtable(prefix << (32 - DEPTH)).offset;
+        let place = |n: u64| index + (255 - n) * SUBTABLE_BYTES;
+        let mover = Mover::new(&engine.endpoint, 1, &engine.format);
+        let drive = |split: &Split, depth: u8| {
+            let (progress, depth) = engine.endpoint.drive(mover.run(split, depth)).unwrap();
+            assert_eq!(progress, Progress::Done);
+            depth
+        };
+        let (first, second) = (of(0), of(1));
+        let split = Split { prefix: 0, local_depth: DEPTH, old: first, new: [place(0), place(1)] };
+        let depth = drive(&split, DEPTH);
+        std::thread::sleep(std::time::Duration::from_nanos(grace_ns * 3 / 2));
+        assert!(engine.endpoint.drive(mover.vacate(first)).unwrap());
+        let split = Split { prefix: 1, local_depth: DEPTH, old: second, new: [first, place(2)] };
+        drive(&split, depth);
+    });
+    let hash = |n: &u64| hasher.hash(&n.to_le_bytes()).directory();
+    let before = (0..KEYS).filter(|n| prefix_of(hash(n), DEPTH) == 0).count() - 1;
+    let rule = Tearing { happens: Some(happens), before, header: None };
+    let scanning = client.engine_over(|fabric| Around { rule, fabric: Box::new(fabric) }).unwrap();
+    let mut progress = ScanProgress::default();
+    let mut seen = BTreeSet::new();
+    while let Some(entry) =
+        scanning.endpoint.drive(next_entry(&scanning, LANE, &mut progress)).unwrap()
+    {
+        seen.insert(entry.key);
+    }
+    let missed: Vec<u64> = (0..KEYS).filter(|n| !seen.contains(&n.to_le_bytes()[..])).collect();
+    missed.iter().for_each(|n| find(&mut session, *n));
+    assert_eq!(missed, [0; 0], "there throughout, and not returned");
 }
