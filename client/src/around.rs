@@ -95,8 +95,8 @@ impl<F: Fabric + ?Sized, R: Rule<F>> Fabric for Around<F, R> {
         self.fabric.buffer_mut(lane, buffer)
     }
 
-    fn reserve(&mut self, lane: LaneId, buffer: Buffer, bytes: usize) {
-        self.fabric.reserve(lane, buffer, bytes);
+    fn reserve(&mut self, lane: LaneId, buffer: Buffer, bytes: usize) -> bool {
+        self.fabric.reserve(lane, buffer, bytes)
     }
 
     fn counters(&self) -> Counters {

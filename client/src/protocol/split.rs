@@ -123,8 +123,7 @@ impl<'e, F: Fabric> Mover<'e, F> {
         let image = (LANE, Buffer::Image, 2 * directory::PIECE_BYTES);
         let mut fabric = self.endpoint.fabric_mut();
         for (lane, buffer, bytes) in keys.chain([block, image]) {
-            fabric.reserve(lane, buffer, bytes as usize);
-            if (fabric.buffer(lane, buffer).len() as u64) < bytes {
+            if !fabric.reserve(lane, buffer, bytes as usize) {
                 return Err(ChainError::Unregistered { bytes });
             }
         }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use super::{ConfigError, bad_value};
-use crate::fabric::verbs::Options;
+use crate::fabric::verbs::{ACK_TIMEOUT, Options};
 
 /// How to use RDMA, for an `rdma://` address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -57,8 +57,7 @@ impl RdmaConfig {
             let advice = "write a number from 0 to 6; to some devices 7 means for ever";
             return Err(bad_value("rdma.retry_count", self.retry_count, advice));
         }
-        // Below, a busy host is called dead; above, a dead one is not noticed for minutes.
-        if !(8..=22).contains(&self.ack_timeout) {
+        if !ACK_TIMEOUT.contains(&self.ack_timeout) {
             let advice = "write a number from 8 (1 ms) to 22 (17 s)";
             return Err(bad_value("rdma.ack_timeout", self.ack_timeout, advice));
         }

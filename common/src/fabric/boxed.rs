@@ -50,8 +50,8 @@ impl<F: Fabric + ?Sized> Fabric for Box<F> {
         (**self).buffer_mut(lane, buffer)
     }
 
-    fn reserve(&mut self, lane: LaneId, buffer: Buffer, bytes: usize) {
-        (**self).reserve(lane, buffer, bytes);
+    fn reserve(&mut self, lane: LaneId, buffer: Buffer, bytes: usize) -> bool {
+        (**self).reserve(lane, buffer, bytes)
     }
 
     fn run(&mut self, lane: LaneId, chain: &[Verb], deadline: Nanos) -> Result<u64, ChainError> {

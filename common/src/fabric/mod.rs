@@ -226,8 +226,9 @@ pub trait Fabric {
     fn buffer_mut(&mut self, lane: LaneId, buffer: Buffer) -> &mut [u8];
 
     /// Makes the buffer at least this long; keeps its content. Grows by doubling, so that a steady
-    /// workload stops allocating.
-    fn reserve(&mut self, lane: LaneId, buffer: Buffer, bytes: usize);
+    /// workload stops allocating. False where the device may not have that much: then verbs that
+    /// need it fail with [`ChainError::Unregistered`].
+    fn reserve(&mut self, lane: LaneId, buffer: Buffer, bytes: usize) -> bool;
 
     /// Executes one chain, when no other lane has anything in flight, and waits for its end.
     #[inline]

@@ -18,7 +18,9 @@ mod report;
 mod types;
 
 pub use report::{Capabilities, Device, Finding, Gid, Port, Report};
-pub use types::{ConnectionId, Options, ProbeState, REASON_BYTES_MAX, RemoteRegion, VerbsError};
+pub use types::{
+    ACK_TIMEOUT, ConnectionId, Options, ProbeState, REASON_BYTES_MAX, RemoteRegion, VerbsError,
+};
 
 /// What sysfs says about RDMA on this machine, and that this program cannot use it.
 pub fn preflight() -> Report {
@@ -120,7 +122,7 @@ impl Fabric for VerbsFabric {
         match self.0 {}
     }
 
-    fn reserve(&mut self, _: LaneId, _: Buffer, _: usize) {
+    fn reserve(&mut self, _: LaneId, _: Buffer, _: usize) -> bool {
         match self.0 {}
     }
 

@@ -177,11 +177,22 @@ pub(crate) fn later(fabric: &impl Fabric) -> Nanos {
 }
 
 fn fabric_at(address: SocketAddr, what: &[u8], lanes: u16, options: Options) -> VerbsFabric {
+    fabric_from(address, what, lanes, options, 0)
+}
+
+/// The same for a region that seems to start that many bytes behind its start.
+pub(crate) fn fabric_from(
+    address: SocketAddr,
+    what: &[u8],
+    lanes: u16,
+    options: Options,
+    shift: u64,
+) -> VerbsFabric {
     let link = connect_data(address, what, lanes, &options).unwrap();
     let reply = link.reply();
     let word = |at: usize| u64::from_le_bytes(reply[at..at + 8].try_into().unwrap());
     let remote = RemoteRegion {
-        base_address: word(0),
+        base_address: word(0) + shift,
         region_bytes: word(8),
         rkey: word(16) as u32,
         writable: true,

@@ -5,10 +5,33 @@ use std::time::{Duration, Instant};
 use farside_common::fabric::verbs::{Event, Listener, Options, ProbeState};
 use farside_common::fabric::{Buffer, ChainError, Fabric, LaneId, Verb};
 
-use crate::harness::{PATIENCE, Server, later};
+use crate::harness::{PATIENCE, Server, WRITER, fabric_from, later};
 
 const LANE: LaneId = LaneId(0);
 const LANES: u16 = 16;
+
+/// A doorbell that the device refuses, here for an unaligned atomic, ends the connection. Whoever
+/// waits for room to post more hears of it.
+#[test]
+fn a_refused_doorbell_leaves_room() {
+    let Some(mut server) = Server::new() else { return };
+    let address = server.address();
+    let mut fabric = server.while_client(|| fabric_from(address, WRITER, 2, Options::default(), 4));
+    let deadline = later(&fabric);
+    for lane in 0..2 {
+        let word = Verb::WriteWord { remote: 64, value: 1 };
+        let swap = Verb::CompareSwap { remote: 64, expected: 0, desired: 1 };
+        fabric.post(LaneId(lane), &[word, word, swap], deadline);
+    }
+    fabric.ring();
+    for _ in 0..2 {
+        let completion = std::iter::repeat_with(|| fabric.poll()).flatten().next().unwrap();
+        assert_eq!(completion.result, Err(ChainError::Unknown));
+    }
+    assert!(fabric.is_broken() && fabric.has_room());
+    let read = Verb::Read { remote: 0, into: Buffer::Block, bytes: 8 };
+    assert_eq!(fabric.run(LANE, &[read], deadline), Err(ChainError::Fenced));
+}
 
 /// Dropping the server's end is the fence: what a client has in flight fails, and from that moment
 /// on nothing of it changes the region any more.

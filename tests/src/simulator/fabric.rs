@@ -331,9 +331,10 @@ impl Fabric for SimFabric {
         self.lanes[usize::from(lane.0)].buffers[buffer as usize].as_mut_bytes()
     }
 
-    fn reserve(&mut self, lane: LaneId, buffer: Buffer, bytes: usize) {
+    fn reserve(&mut self, lane: LaneId, buffer: Buffer, bytes: usize) -> bool {
         let buffer = &mut self.lanes[usize::from(lane.0)].buffers[buffer as usize];
         buffer.resize(buffer.len().max(bytes.div_ceil(8)), 0);
+        true
     }
 
     fn counters(&self) -> Counters {

@@ -300,8 +300,9 @@ impl Fabric for ShmFabric {
     }
 
     #[inline]
-    fn reserve(&mut self, lane: LaneId, buffer: Buffer, bytes: usize) {
+    fn reserve(&mut self, lane: LaneId, buffer: Buffer, bytes: usize) -> bool {
         words_mut(&mut self.lanes[usize::from(lane.0)].buffers[buffer as usize], bytes as u32);
+        true
     }
 
     /// The same without the queues.

@@ -237,11 +237,9 @@ impl Fabric for VerbsFabric {
         self.lanes.buffer_mut(lane.0, buffer)
     }
 
-    /// Where the system refuses to register a larger buffer, a verb that needs it fails with
-    /// [`ChainError::Unregistered`].
     #[inline]
-    fn reserve(&mut self, lane: LaneId, buffer: Buffer, bytes: usize) {
-        let _ = self.lanes.provide(lane.0, buffer, bytes);
+    fn reserve(&mut self, lane: LaneId, buffer: Buffer, bytes: usize) -> bool {
+        self.lanes.provide(lane.0, buffer, bytes)
     }
 
     fn counters(&self) -> Counters {

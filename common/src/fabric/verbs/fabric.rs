@@ -121,6 +121,7 @@ impl VerbsFabric {
         for number in 0..self.lanes.all.len() {
             let lane = &self.lanes.all[number];
             if lane.stage == Stage::Flying {
+                self.room += lane.verbs;
                 let unknown = meaning(ibv_wc_status::IBV_WC_WR_FLUSH_ERR, lane.chain(), 0);
                 let error = lane.result.clone().err().unwrap_or(unknown);
                 self.finish(LaneId(number as u16), Err(error));

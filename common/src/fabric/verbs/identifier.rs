@@ -228,7 +228,7 @@ impl CmId {
 
     /// How long the device is to wait for acknowledgements; before the connection is made.
     pub(super) fn set_ack_timeout(&self, options: &Options) -> io::Result<()> {
-        let mut exponent = options.ack_timeout;
+        let mut exponent = options.ack_exponent();
         let value = (&raw mut exponent).cast::<c_void>();
         // SAFETY: the option is one byte long, and only read.
         cm(unsafe {

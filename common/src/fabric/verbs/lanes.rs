@@ -39,7 +39,9 @@ pub(super) struct Lane {
     pub(super) result: Result<u64, ChainError>,
     pub(super) memory: LaneMemory,
     /// Buffers that outgrew the arena.
-    grown: [Option<Grown>; Buffer::COUNT],
+    grown: [Option<Registered>; Buffer::COUNT],
+    /// Buffers that the system did not let be registered.
+    plain: [Option<Plain>; Buffer::COUNT],
     pub(super) counters: Counters,
 }
 
@@ -82,6 +84,7 @@ impl Lanes {
                 result: Ok(0),
                 memory: LaneMemory { buffers, found, words },
                 grown: Default::default(),
+                plain: Default::default(),
                 counters: Counters::default(),
             }
         };
@@ -164,45 +167,59 @@ impl Lanes {
     }
 
     /// Makes a buffer at least this long; false when the system does not let it be registered. The
-    /// buffer is as long as asked for even then, and of no use to the device.
+    /// buffer is as long as asked for even then, and of no use to the device until less will do.
     #[inline]
     pub(super) fn provide(&mut self, lane: u16, buffer: Buffer, bytes: usize) -> bool {
         let of = &self.all[usize::from(lane)];
-        let is_registered = !matches!(of.grown[buffer as usize], Some(Grown::Plain(_)));
-        (is_registered && bytes <= of.memory.buffers[buffer as usize].bytes as usize)
-            || self.grow(lane, buffer, bytes)
+        let has_all = bytes <= of.memory.buffers[buffer as usize].bytes as usize;
+        (has_all && of.plain[buffer as usize].is_none()) || self.grow(lane, buffer, bytes)
     }
 
     #[cold]
     fn grow(&mut self, lane: u16, buffer: Buffer, bytes: usize) -> bool {
-        let before = self.buffer(lane, buffer).len();
-        let bytes = bytes.max(before).next_power_of_two();
-        let grown = match Registered::new(&self.domain, bytes) {
-            Ok(registered) => Grown::Registered(registered),
-            Err(_) if bytes == before => return false,
-            Err(_) => Grown::Plain(Slab::new(bytes / size_of::<u64>(), |_| 0)),
-        };
-        let (address, lkey) = match &grown {
-            Grown::Registered(memory) => (memory.start(), memory.lkey()),
-            Grown::Plain(words) => (words.at(0).cast::<u8>(), 0),
-        };
-        let old = self.buffer(lane, buffer).as_ptr();
-        // SAFETY: the new memory is no shorter, and only this call knows it.
-        unsafe { address.copy_from_nonoverlapping(old, before) };
-        let is_registered = matches!(grown, Grown::Registered(_));
-        let lane = &mut self.all[usize::from(lane)];
-        let stretch = Stretch { address: address as u64, bytes: bytes as u32, lkey };
-        lane.memory.buffers[buffer as usize] = stretch;
-        lane.grown[buffer as usize] = Some(grown);
-        is_registered
+        let of = &mut self.all[usize::from(lane)];
+        let (grown, plain) = (&mut of.grown[buffer as usize], &mut of.plain[buffer as usize]);
+        let stretch = &mut of.memory.buffers[buffer as usize];
+        let registered = plain.as_ref().map_or(*stretch, |plain| plain.instead_of);
+        if bytes <= registered.bytes as usize {
+            stretch.move_to(registered);
+            *plain = None;
+            return true;
+        }
+        let bytes = bytes.next_power_of_two();
+        if let Ok(memory) = Registered::new(&self.domain, bytes) {
+            let (address, lkey) = (memory.start() as u64, memory.lkey());
+            stretch.move_to(Stretch { address, bytes: bytes as u32, lkey });
+            (*plain, *grown) = (None, Some(memory));
+            return true;
+        }
+        if bytes > stretch.bytes as usize {
+            let words = Slab::new(bytes / size_of::<u64>(), |_| 0);
+            let address = words.at(0) as u64;
+            stretch.move_to(Stretch { address, bytes: bytes as u32, lkey: 0 });
+            *plain = Some(Plain { instead_of: registered, _words: words });
+        }
+        false
     }
 }
 
-/// The memory of a buffer that outgrew the arena.
-enum Grown {
-    Registered(Registered),
-    /// The system did not let it be registered.
-    Plain(Slab<u64>),
+impl Stretch {
+    /// The content goes along, as far as there is room.
+    fn move_to(&mut self, to: Self) {
+        let bytes = self.bytes.min(to.bytes) as usize;
+        let (from, target) = (self.address as *const u8, to.address as *mut u8);
+        // SAFETY: two stretches of a lane that has nothing under way, each as long as it says, and
+        // apart: memory in use is never given to another one.
+        unsafe { target.copy_from_nonoverlapping(from, bytes) };
+        *self = to;
+    }
+}
+
+/// Memory for a buffer that the system did not let be registered.
+struct Plain {
+    /// What the lane has for the device.
+    instead_of: Stretch,
+    _words: Slab<u64>,
 }
 
 /// Values in memory that does not move, reached by pointers that C may keep.

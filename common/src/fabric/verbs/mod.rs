@@ -40,4 +40,6 @@ pub use listener::{Event, Incoming, Listener};
 pub use preflight::preflight;
 pub use protection::{DataConnection, Loopback, LoopbackPeer, Protection};
 pub use report::{Capabilities, Device, Finding, Gid, Port, Report};
-pub use types::{ConnectionId, Options, ProbeState, REASON_BYTES_MAX, RemoteRegion, VerbsError};
+pub use types::{
+    ACK_TIMEOUT, ConnectionId, Options, ProbeState, REASON_BYTES_MAX, RemoteRegion, VerbsError,
+};

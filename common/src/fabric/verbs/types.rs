@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use crate::control::REQUEST_BYTES_MAX;
@@ -14,8 +15,9 @@ pub const REASON_BYTES_MAX: usize = 148;
 const RETRY_COUNT_MAX: u8 = 6;
 /// The unit of a queue pair's timeout, in nanoseconds: 4.096 us.
 const ACK_TIMEOUT_UNIT_NS: Nanos = 4096;
-/// The field has five bits.
-const ACK_TIMEOUT_MAX: u8 = 31;
+/// What is asked of a device: below, a busy host is called dead (and 0 means for ever); above, a
+/// dead one is not noticed for minutes.
+pub const ACK_TIMEOUT: RangeInclusive<u8> = 8..=22;
 /// The InfiniBand specification (9.7.6.1.3) lets a device wait up to four times the timeout asked
 /// for.
 const ACK_TIMEOUT_SLACK: Nanos = 4;
@@ -31,7 +33,7 @@ pub struct Options {
     pub retry_count: u8,
     /// How long a device waits for an acknowledgement: 4.096 us times 2 to this power. With 16 and
     /// 6 retries a dead host is noticed after about 2 s; with 14 and none a busy one is called
-    /// dead.
+    /// dead. Of [`ACK_TIMEOUT`], or what is next to it there is used.
     pub ack_timeout: u8,
     /// How long connecting may take. RDMA-CM's own limit is 102 s for a host that does not answer.
     pub connect_timeout: Duration,
@@ -57,10 +59,15 @@ impl Options {
         self.retry_count.min(RETRY_COUNT_MAX)
     }
 
+    /// The acknowledgement timeout that is used, as an exponent.
+    pub(super) fn ack_exponent(&self) -> u8 {
+        self.ack_timeout.clamp(*ACK_TIMEOUT.start(), *ACK_TIMEOUT.end())
+    }
+
     /// How long after its doorbell a verb can still take effect: then the device gives the queue
     /// pair up. Nanoseconds.
     pub fn delivery_max_ns(&self) -> Nanos {
-        let timeout = ACK_TIMEOUT_UNIT_NS << self.ack_timeout.min(ACK_TIMEOUT_MAX);
+        let timeout = ACK_TIMEOUT_UNIT_NS << self.ack_exponent();
         timeout * ACK_TIMEOUT_SLACK * (Nanos::from(self.retries()) + 1)
     }
 
