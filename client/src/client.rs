@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use farside_common::attach::Target;
 use farside_common::config::{ClientConfig, PIPELINE_DEPTH};
-use farside_common::control::{Request, Role, ServerStatistics, Token};
+use farside_common::control::{Refusal, Request, Role, ServerStatistics, Token};
 use farside_common::fabric::verbs::Options;
 
 use crate::any_engine::AnyEngine;
@@ -38,8 +38,8 @@ struct State {
     connection: Arc<Connection>,
     /// A session is reconnecting, for all of them.
     is_connecting: bool,
-    /// When reconnecting failed last.
-    failed_at: Option<Instant>,
+    /// When reconnecting failed last, and whether the server refused.
+    failed: Option<(Instant, Option<Refusal>)>,
 }
 
 /// What a region allows.
@@ -204,8 +204,14 @@ impl Shared {
             if !state.connection.control.is_lost() {
                 return Ok(state.connection.clone());
             }
-            if state.failed_at.is_some_and(|at| at > asked_at) {
-                return Err(self.unreachable(asked_at.elapsed()));
+            if let Some((at, refusal)) = state.failed
+                && at > asked_at
+            {
+                let server = || self.target.address.to_string();
+                return Err(refusal.map_or_else(
+                    || self.unreachable(asked_at.elapsed()),
+                    |source| Error::Refused { server: server(), source },
+                ));
             }
             if !state.is_connecting {
                 break;
@@ -225,7 +231,11 @@ impl Shared {
                 Ok(state.connection.clone())
             }
             Err(error) => {
-                state.failed_at = Some(Instant::now());
+                let refusal = match &error {
+                    Error::Refused { source, .. } => Some(*source),
+                    _ => None,
+                };
+                state.failed = Some((Instant::now(), refusal));
                 Err(error)
             }
         }
@@ -361,7 +371,7 @@ impl ClientBuilder {
         let target = Target { address, role, token, timeout, rdma: self.rdma };
         let connection = Arc::new(Connection::establish(&target)?);
         let options = EngineOptions { cache_bytes: self.cache_bytes, lanes };
-        let state = State { connection, is_connecting: false, failed_at: None };
+        let state = State { connection, is_connecting: false, failed: None };
         let (state, attempted) = (Mutex::new(state), Condvar::new());
         let shared = Shared {
             target,

@@ -1,11 +1,11 @@
 //! One connection to one life of a server: the way to the region, and the control channel.
 
+use std::io;
 use std::time::{Duration, Instant};
 
 use farside_common::attach::{AnyFabric, AttachError, Attached, Route, Target};
 use farside_common::control::{Role, Welcome};
 use farside_common::fabric::Fabric;
-use farside_common::fabric::verbs::Options;
 
 use crate::any_engine::AnyEngine;
 use crate::control::Control;
@@ -22,8 +22,7 @@ const PAUSE_MAX: Duration = Duration::from_millis(250);
 pub(crate) struct Connection {
     pub(crate) welcome: Welcome,
     route: Route,
-    role: Role,
-    rdma: Options,
+    target: Target,
     pub(crate) control: Control,
     cache: ConnectionCache,
 }
@@ -37,10 +36,9 @@ impl Connection {
             let left = target.timeout.saturating_sub(started.elapsed());
             let source = match target.attach(left) {
                 Ok(Attached { welcome, route, channel }) => {
-                    let (role, rdma) = (target.role, target.rdma);
                     let control = Control::start(channel)?;
                     let cache = ConnectionCache::default();
-                    return Ok(Self { welcome, route, role, rdma, control, cache });
+                    return Ok(Self { welcome, route, target: target.clone(), control, cache });
                 }
                 Err(AttachError::Absent { source, .. }) => source,
                 Err(error) => return Err(error.into()),
@@ -57,7 +55,7 @@ impl Connection {
 
     /// An engine for one session.
     pub(crate) fn engine(&self, options: EngineOptions) -> std::result::Result<AnyEngine, Failure> {
-        Ok(match self.route.fabric(options.lanes)? {
+        Ok(match self.fabric(options.lanes)? {
             AnyFabric::Shm(fabric) => AnyEngine::Shm(self.open(fabric, options)?),
             AnyFabric::Verbs(fabric) => {
                 let engine = self.open(fabric, options)?;
@@ -65,6 +63,28 @@ impl Connection {
                 AnyEngine::Verbs(engine)
             }
         })
+    }
+
+    /// A fabric for one session. A server that does not answer may only be busy, or stopped, and
+    /// other sessions go on with the region meanwhile: they keep the connection.
+    fn fabric(&self, lanes: u16) -> std::result::Result<AnyFabric, Failure> {
+        let started = Instant::now();
+        loop {
+            let error = match self.route.fabric(lanes) {
+                Err(AttachError::Rdma(error)) if error.is_passing() => error,
+                fabric => return Ok(fabric?),
+            };
+            if self.control.is_lost() {
+                return Err(Failure::Disconnected);
+            }
+            let tried = started.elapsed();
+            if tried + PAUSE_MAX > self.target.timeout {
+                let server = self.target.address.to_string();
+                let source = Some(io::Error::other(error));
+                return Err(Error::Unreachable { server, tried, source }.into());
+            }
+            std::thread::sleep(PAUSE_MAX);
+        }
     }
 
     fn open<F: Fabric>(
@@ -78,11 +98,12 @@ impl Connection {
     /// That a writer's own settings leave it a T_word (`docs/protocol.md`); the server checked its
     /// own, and a reader relies on no proof of a word.
     fn check_lateness(&self, grace_ms: u32) -> Result<()> {
-        let grace_ms_min = self.rdma.grace_ms_min();
-        if self.role == Role::Reader || u64::from(grace_ms) >= grace_ms_min {
+        let rdma = self.target.rdma;
+        let grace_ms_min = rdma.grace_ms_min();
+        if self.target.role == Role::Reader || u64::from(grace_ms) >= grace_ms_min {
             return Ok(());
         }
-        let lateness_ms = self.rdma.lateness_max_ns() / 1_000_000;
+        let lateness_ms = rdma.lateness_max_ns() / 1_000_000;
         Err(Error::Lateness { lateness_ms, grace_ms, grace_ms_min })
     }
 }
@@ -95,7 +116,7 @@ impl Connection {
         options: EngineOptions,
         wrap: &crate::around::Wrap,
     ) -> std::result::Result<AnyEngine, Failure> {
-        let fabric: Box<dyn Fabric + Send> = match self.route.fabric(options.lanes)? {
+        let fabric: Box<dyn Fabric + Send> = match self.fabric(options.lanes)? {
             AnyFabric::Shm(fabric) => Box::new(fabric),
             AnyFabric::Verbs(fabric) => Box::new(fabric),
         };
@@ -112,7 +133,7 @@ impl Connection {
         options: EngineOptions,
         around: impl FnOnce(farside_common::fabric::shm::ShmFabric) -> F,
     ) -> std::result::Result<Engine<F, ControlDepot>, Failure> {
-        let AnyFabric::Shm(fabric) = self.route.fabric(options.lanes)? else {
+        let AnyFabric::Shm(fabric) = self.fabric(options.lanes)? else {
             return Err(Failure::Disconnected);
         };
         self.open(around(fabric), options)

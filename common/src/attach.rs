@@ -8,6 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
 use crate::address::{Address, AddressError};
@@ -172,7 +173,12 @@ impl Target {
         connection.set_receive_timeout(Some(left())).map_err(absent)?;
         connection.send(&self.request(Purpose::Control), None).map_err(absent)?;
         let mut buffer = vec![0; MESSAGE_BYTES_MAX];
-        let (bytes, descriptor) = connection.receive(&mut buffer).map_err(absent)?;
+        let (bytes, descriptor) = connection.receive(&mut buffer).map_err(|source| {
+            match Errno::from_io_error(&source) {
+                Some(Errno::MFILE) => system("receiving the region's descriptor")(source),
+                _ => absent(source),
+            }
+        })?;
         if bytes == 0 {
             let why = "it hung up: its log says why";
             return Err(absent(io::Error::new(io::ErrorKind::ConnectionReset, why)));
@@ -197,16 +203,22 @@ impl Target {
     }
 
     fn attach_verbs(&self, most: Duration) -> Result<Attached> {
-        let options = Options { connect_timeout: attempt_max(most), ..self.rdma };
+        let started = Instant::now();
         let request = self.request(Purpose::Control);
         let addresses = self.address.resolve().map_err(|source| self.absent(source))?;
         let mut failure = self.absent(io::ErrorKind::NotFound.into());
         for address in addresses {
+            let left = most.saturating_sub(started.elapsed());
+            let options = Options { connect_timeout: attempt_max(left), ..self.rdma };
             let (channel, reply) = match connect_control(address, &request, &options) {
                 Ok(connected) => connected,
                 Err(error) => {
                     failure = from_verbs(&self.address.to_string(), error);
-                    continue;
+                    match failure {
+                        AttachError::Absent { .. } => continue,
+                        // The server was there.
+                        _ => break,
+                    }
                 }
             };
             let welcome = self.welcome(&reply, true)?;
@@ -272,7 +284,8 @@ impl Route {
     /// A fabric of so many lanes, for one session. Over RDMA it connects a queue pair.
     ///
     /// # Errors
-    /// [`AttachError`]; [`AttachError::Absent`] when the control channel is gone, too.
+    /// [`AttachError`]; [`AttachError::Absent`] when the server does not know this client any more,
+    /// [`AttachError::Rdma`] when it does not answer, which says nothing of other sessions.
     pub fn fabric(&self, lanes: u16) -> Result<AnyFabric> {
         let remote = match &self.way {
             Way::Shm { region, lease } => {
@@ -281,7 +294,10 @@ impl Route {
             }
             Way::Verbs(remote) => remote,
         };
-        let failed = |error| from_verbs(&self.server, error);
+        let failed = |error: VerbsError| match error.is_passing() {
+            true => AttachError::Rdma(error),
+            false => from_verbs(&self.server, error),
+        };
         let started = Instant::now();
         let link = loop {
             let left = remote.options.connect_timeout.saturating_sub(started.elapsed());

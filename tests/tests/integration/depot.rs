@@ -146,6 +146,11 @@ fn who_waits_for_a_stopped_server_in_vain_disturbs_nobody() {
     // Until it has no block left.
     let error = (0u64..).find_map(|n| writer.put(&n.to_le_bytes(), &[0; 10_000]).err()).unwrap();
     assert!(matches!(error, Error::Unreachable { .. }), "{error}");
+    // Over RDMA a session takes the server's answer.
+    match client.session() {
+        Ok(_) => assert!(device().is_none()),
+        Err(error) => assert!(matches!(error, Error::Unreachable { .. }), "{error}"),
+    }
     assert_eq!(*reader.get(b"key").unwrap().unwrap(), *b"value");
     server.signal(Signal::CONT);
     writer.put(b"key", &[0; 10_000]).unwrap();

@@ -189,6 +189,10 @@ impl Connection {
             let most = format!("a message over {} bytes", buffer.len().min(MESSAGE_BYTES_MAX));
             return Err(io::Error::new(io::ErrorKind::InvalidData, most));
         }
+        if received.flags.contains(ReturnFlags::CTRUNC) {
+            // A descriptor came and this process may have no more of them.
+            return Err(rustix::io::Errno::MFILE.into());
+        }
         let descriptor = ancillary.drain().find_map(|message| match message {
             RecvAncillaryMessage::ScmRights(mut rights) => rights.next(),
             _ => None,
@@ -236,6 +240,25 @@ mod tests {
         assert_eq!(client.receive(&mut buffer).unwrap_err().kind(), io::ErrorKind::InvalidData);
         drop(server);
         assert_eq!(client.receive(&mut buffer).unwrap().0, 0);
+    }
+
+    /// As when the process may not have one more; the system does not say how many there were.
+    #[test]
+    fn a_descriptor_that_could_not_be_received_is_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("kv.sock");
+        let listener = Listener::bind(&path).unwrap();
+        let client = Connection::connect(&path, PATIENCE).unwrap();
+        let server = listener.accept().unwrap();
+        let folder = std::fs::File::open(folder.path()).unwrap();
+        let many = [folder.as_fd(); 9];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(9))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        assert!(ancillary.push(SendAncillaryMessage::ScmRights(&many)));
+        let parts = [io::IoSlice::new(b"one")];
+        net::sendmsg(&server.socket, &parts, &mut ancillary, SendFlags::empty()).unwrap();
+        let error = client.receive(&mut [0; 8]).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(rustix::io::Errno::MFILE.raw_os_error()));
     }
 
     #[test]
