@@ -220,10 +220,12 @@ impl<D: Depot> Allocator<D> {
     /// A block that the lane unlinked at `now`; its next content gets `block.generation`.
     #[inline]
     pub(crate) fn retire(&mut self, lane: LaneId, class: SizeClass, block: FreeBlock, now: Nanos) {
-        let ready_at = now + self.grace_ns;
         let mut lists = self.holdings.lists();
         let list = lists.class(class);
-        list.resting.push_back((ready_at, block));
+        // Not before the last one, which may have been told by a later look at the clock: in order
+        // of when they are ready (invariant I3).
+        let last = list.resting.back().map_or(0, |(ready_at, _)| *ready_at);
+        list.resting.push_back((last.max(now + self.grace_ns), block));
         self.holdings.drop_old(lane);
         let surplus = blocks_in(GIVE_BYTES, class) as usize;
         let rested = |at: usize| list.resting.get(at).is_some_and(|(ready_at, _)| *ready_at <= now);

@@ -151,6 +151,22 @@ fn blocks_rest_from_when_they_came() {
     assert_eq!(allocator.take(LANE, class(), 1), Taken::Resting(60 + GRACE));
 }
 
+/// A pipeline's operations may share a look at the clock that is older than what came meanwhile.
+#[test]
+fn blocks_are_given_back_only_when_they_have_rested() {
+    let class = SizeClass::for_bytes(256 << 10).unwrap();
+    let mut allocator = allocator(1);
+    allocator.depot.unrested = true;
+    assert!(matches!(allocator.take(LANE, class, 0), Taken::Asked(_)));
+    allocator.receive(|| 50);
+    let block = |n| FreeBlock { address: BlockAddress(n), generation: 1 };
+    (10..13).for_each(|n| allocator.retire(LANE, class, block(n), 0));
+    allocator.retire(LANE, class, block(13), GRACE);
+    assert!(allocator.depot.given.is_empty(), "the first rests until 50 + GRACE");
+    allocator.retire(LANE, class, block(14), 50 + GRACE);
+    assert!(!allocator.depot.given.is_empty());
+}
+
 #[test]
 fn a_consumer_gives_back_what_rested() {
     let mut allocator = allocator(0);

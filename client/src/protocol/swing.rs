@@ -183,7 +183,15 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
                 return Ok(Swung::Late);
             }
             Err(error) => {
-                self.engine.allocator().lose_old(self.lane);
+                let allocator = self.engine.allocator();
+                match error {
+                    // Nothing was executed.
+                    ChainError::Unregistered { .. } | ChainError::Denied => {
+                        allocator.miss(self.lane);
+                    }
+                    _ => allocator.lose_old(self.lane),
+                }
+                drop(allocator);
                 return Err(error.into());
             }
         };
