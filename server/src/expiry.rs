@@ -48,8 +48,8 @@ struct Pass {
     worked_ns: Nanos,
     /// When the first of the values that stay ends, seconds since 1970.
     first_end_s: Option<u32>,
-    /// How many splits there had been.
-    splits: u64,
+    /// [`Index::moves`] then.
+    moves: u64,
     /// Something may have been missed: an entry that a split had in its hands, or what a client
     /// that left meanwhile stored behind the walk's back.
     again: bool,
@@ -134,7 +134,7 @@ impl Reaper {
         self.clear_tombs(own, now)?;
         let mut removed = Vec::new();
         let due = self.next_pass_at.is_some_and(|at| at <= now);
-        let Some(mut pass) = self.pass.take().or_else(|| due.then(|| Pass::begin(index.splits)))
+        let Some(mut pass) = self.pass.take().or_else(|| due.then(|| Pass::begin(index.moves)))
         else {
             return Ok(removed);
         };
@@ -145,7 +145,7 @@ impl Reaper {
             let Some(image) = index.subtable(pass.next_subtable) else {
                 pass.worked_ns += own.now().saturating_sub(now);
                 // A split may have moved entries to where the walk had been.
-                pass.again |= index.splits != pass.splits;
+                pass.again |= index.moves != pass.moves;
                 self.end(&pass, wall, own.now());
                 return Ok(removed);
             };
@@ -234,8 +234,8 @@ impl Reaper {
 }
 
 impl Pass {
-    fn begin(splits: u64) -> Self {
-        Self { next_subtable: 0, worked_ns: 0, first_end_s: None, splits, again: false }
+    fn begin(moves: u64) -> Self {
+        Self { next_subtable: 0, worked_ns: 0, first_end_s: None, moves, again: false }
     }
 }
 

@@ -87,6 +87,7 @@ impl Index {
         format: &Format,
         own: &OwnEndpoint,
     ) -> Result<SplitOutcome, ChainError> {
+        self.moves += 1;
         // Until it is done, and for ever should the endpoint fail.
         self.unfinished.insert(split.old, Nanos::MAX);
         let (progress, depth) = own.split(split, format, self.depth)?;

@@ -38,6 +38,8 @@ pub(crate) struct Index {
     pub(crate) unfinished: BTreeMap<u64, Nanos>,
     /// Splits since the start.
     pub(crate) splits: u64,
+    /// How often a split began, or went on: whatever came of it, it may have moved entries.
+    pub(crate) moves: u64,
     /// When to say again that something is damaged.
     pub(crate) complain_at: Nanos,
 }
@@ -68,6 +70,7 @@ impl Index {
             resting: VecDeque::new(),
             unfinished: BTreeMap::new(),
             splits: 0,
+            moves: 0,
             complain_at: 0,
         };
         for (chunk, _) in (0..).zip(uses).filter(|(_, of)| **of == ChunkUse::Subtables) {
