@@ -3,7 +3,8 @@
 //! A memory server (`kv-server`) owns a region; clients read and change it with one-sided verbs:
 //! GET is a READ, PUT a chain of WRITE, WRITE and compare-and-swap. No server CPU runs for either.
 //! On one host, without any RDMA hardware, the `shm` fabric executes the same verbs on shared
-//! memory.
+//! memory. RDMA, for `rdma://` addresses, takes the feature `verbs`, which is off by default: it
+//! needs the headers of libibverbs and librdmacm, and clang.
 //!
 //! # A first program
 //!
@@ -42,6 +43,9 @@
 //! A [`Client`] is shared by all threads; each thread that works has a [`Session`] of its own, with
 //! its own lanes and free blocks. They share the client's location cache. Sessions are `Send`,
 //! not `Sync`, and never take a lock for an operation that another one may hold for long.
+//!
+//! A process that forks leaves its clients to itself: the child must neither use nor drop them.
+//! [`std::process::Command`] is fine.
 //!
 //! # Many operations at once
 //!

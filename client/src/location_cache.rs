@@ -137,10 +137,20 @@ pub(crate) struct LocationCache {
 
 impl LocationCache {
     fn new(bytes: usize, proof_ns: Nanos, now: Nanos) -> Self {
-        let most = (bytes / SET_BYTES + 1).next_power_of_two() / 2;
+        let mut most = (bytes / SET_BYTES + 1).next_power_of_two() / 2;
+        // Without memory for the cache the store works as well, one round trip slower.
+        let memory = loop {
+            match Pairs::new(most * WAYS) {
+                Err(error) if most > FIRST_SETS => {
+                    most /= 2;
+                    let bytes = most * SET_BYTES;
+                    tracing::warn!(bytes, "the location cache is smaller than asked for: {error}");
+                }
+                memory => break memory.ok(),
+            }
+        };
         Self {
-            // Without memory for the cache the store works as well, one round trip slower.
-            memory: Pairs::new(most * WAYS).ok(),
+            memory,
             sets: AtomicUsize::new(most.clamp(1, FIRST_SETS)),
             proofs: SharedProofs::new(proof_ns, now),
             filled: Apart::default(),

@@ -353,7 +353,7 @@ impl Session {
     /// # Errors
     /// [`Error::Unreachable`] if the server went away and did not come back. The scan's own end it,
     /// as does [`Error::Disconnected`] where the region is another one now, but for those that are
-    /// about one entry: [`Error::Layout`], [`Error::Contended`].
+    /// about one entry: [`Error::Layout`], [`Error::Contended`], [`Error::System`].
     pub fn scan(&mut self) -> Result<Scan<'_>> {
         Scan::new(self)
     }

@@ -12,7 +12,12 @@ pub(crate) struct Unfinished {
 }
 
 impl Unfinished {
+    /// Fails if the name is that of a device, a link or a folder, which would be replaced.
     pub(crate) fn create(name: &Path) -> std::io::Result<Self> {
+        if fs::symlink_metadata(name).is_ok_and(|metadata| !metadata.is_file()) {
+            let why = "it is no regular file: write to another name";
+            return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, why));
+        }
         let mut path = name.as_os_str().to_owned();
         path.push(format!(".{}.unfinished", std::process::id()));
         let path = PathBuf::from(path);
@@ -51,6 +56,17 @@ mod tests {
         file.writer.write_all(b"{}\n").unwrap();
         file.finish().unwrap();
         assert_eq!(fs::read(&name).unwrap(), b"{}\n");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn what_is_no_file_is_not_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let name = folder.path().join("null");
+        std::os::unix::fs::symlink("/dev/null", &name).unwrap();
+        let error = Unfinished::create(&name).err().unwrap().to_string();
+        assert!(error.contains("no regular file"), "{error}");
+        assert_eq!(fs::read_link(&name).unwrap(), Path::new("/dev/null"));
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
     }
 }
