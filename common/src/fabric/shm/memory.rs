@@ -184,7 +184,7 @@ impl RegionMemory {
             HugePages::Never => Pages::Small,
             _ => advise(&region),
         };
-        reserve(&file, bytes).map_err(system("reserve"))?;
+        reserve(&file, FallocateFlags::empty(), bytes).map_err(system("reserve"))?;
         Ok(Self { file, region: Arc::new(region), pages, is_new: true, _lock: None })
     }
 
@@ -195,7 +195,7 @@ impl RegionMemory {
         seal_size(&file)?;
         // Mapping reserves the pages; without enough in the pool this fails.
         let region = Region::map(&file)?;
-        reserve(&file, bytes)?;
+        reserve(&file, FallocateFlags::empty(), bytes)?;
         Ok(Self { file, region: Arc::new(region), pages: Pages::Huge, is_new: true, _lock: None })
     }
 
@@ -250,9 +250,12 @@ impl RegionMemory {
                 }
                 other => system("reserve")(other),
             };
-            rustix::fs::ftruncate(&file, bytes_if_new).map_err(no_room)?;
-            if let Err(error) = reserve(&file, bytes_if_new) {
-                // Empty again, so that the next start does not take it for a damaged region.
+            // Its length comes last: a server that is killed meanwhile leaves an empty file, which
+            // the next start does not take for a damaged region.
+            let made = reserve(&file, FallocateFlags::KEEP_SIZE, bytes_if_new)
+                .and_then(|()| rustix::fs::ftruncate(&file, bytes_if_new));
+            if let Err(error) = made {
+                // So does one that fails, and what it got already is given back.
                 let _ = rustix::fs::ftruncate(&file, 0);
                 return Err(no_room(error));
             }
@@ -284,7 +287,8 @@ impl RegionMemory {
     /// # Errors
     /// [`MemoryError::System`].
     pub fn reserve(&self) -> Result<(), MemoryError> {
-        reserve(&self.file, self.region.bytes()).map_err(system("reserve"))
+        let flags = FallocateFlags::empty();
+        reserve(&self.file, flags, self.region.bytes()).map_err(system("reserve"))
     }
 
     /// What readers get: a description of the same memory that cannot be mapped for writing. A
@@ -311,10 +315,10 @@ fn seal_size(file: &File) -> io::Result<()> {
     Ok(rustix::fs::fcntl_add_seals(file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?)
 }
 
-fn reserve(file: &File, bytes: u64) -> rustix::io::Result<()> {
+fn reserve(file: &File, flags: FallocateFlags, bytes: u64) -> rustix::io::Result<()> {
     loop {
         // Large regions take a while; a signal in between is no failure.
-        match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, bytes) {
+        match rustix::fs::fallocate(file, flags, 0, bytes) {
             Err(rustix::io::Errno::INTR) => {}
             other => return other,
         }
