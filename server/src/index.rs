@@ -2,6 +2,7 @@
 //! free for splits to come.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::iter;
 use std::sync::Arc;
 
 use farside::chores::Split;
@@ -84,8 +85,13 @@ impl Index {
             let prefix = (entry / entries) as u32;
             let split = index.check_rows(subtable, prefix)?;
             index.check_group(entry, entries, subtable, split.as_ref())?;
-            used.insert(subtable.offset());
-            used.extend(split.iter().flat_map(|split| split.new));
+            let new = split.iter().flat_map(|split| split.new);
+            for place in iter::once(subtable.offset()).chain(new) {
+                // What a split goes on to fill must be no other's.
+                if !used.insert(place) {
+                    return Err(Damage::Row { offset: subtable.offset() });
+                }
+            }
             splits.extend(split);
             index.in_use += 1;
             entry += entries;

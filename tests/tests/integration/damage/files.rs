@@ -4,10 +4,11 @@ use std::io::Read;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use farside_common::layout::{CHUNK_BYTES, ChunkEntry, ChunkUse};
+use farside_common::layout::{CHUNK_BYTES, ChunkEntry, ChunkUse, Row, SUBTABLE_BYTES};
 use farside_tests::binary;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
+use zerocopy::{FromBytes, IntoBytes};
 
 use super::*;
 
@@ -95,6 +96,35 @@ fn every_flipped_byte_of_the_superblock_is_refused_untouched() {
         let mut content = whole.clone();
         content[byte] ^= 1 << (byte % 8);
         is_refused(&server, &content, &format!("bit {} of byte {byte}", byte % 8));
+    }
+}
+
+/// Going on with such a split would overwrite the keys of the others.
+#[test]
+fn a_split_that_leads_to_subtables_of_others_is_refused() {
+    let mut server = ServerProcess::start_with_file(&["--memory", "8MiB", "--index", "32KiB"]);
+    let mut session = server.client().session().unwrap();
+    (0..100u64).for_each(|n| session.put(&n.to_le_bytes(), &value(n, 0, 100)).unwrap());
+    drop(session);
+    assert_eq!(server.terminate(), Some(0));
+    let whole = std::fs::read(server.region_file()).unwrap();
+    let heap = {
+        let file = std::fs::File::open(server.region_file()).unwrap();
+        superblock(&Region::map_read_only(&file).unwrap()).1.geometry().chunk_offset(0).unwrap()
+    };
+    let subtable = |number: u64| heap + number * SUBTABLE_BYTES;
+    // One that comes before them in the directory, one between them, one behind.
+    for (of, new) in [(0, [1, 2]), (1, [0, 3]), (3, [2, 1]), (2, [2, 8])] {
+        let (row, _) = Row::ref_from_prefix(&whole[subtable(of) as usize..]).unwrap();
+        let header = row.header.with_forward(new.map(subtable));
+        let mut content = whole.clone();
+        content[subtable(of) as usize..][..header.as_bytes().len()]
+            .copy_from_slice(header.as_bytes());
+        std::fs::write(server.region_file(), &content).unwrap();
+        let said = start_briefly(&server.region_file());
+        assert!(said.contains("damaged") && said.lines().count() == 1, "{of} to {new:?}: {said}");
+        let left = std::fs::read(server.region_file()).unwrap();
+        assert!(left[heap as usize..] == content[heap as usize..], "{of} to {new:?}");
     }
 }
 
