@@ -15,6 +15,9 @@ use crate::index::{Index, SubtableImage};
 const SUBTABLES_PER_STEP: usize = 256;
 /// How long a client may take to say what it holds. Then it is fenced.
 const ANSWER_NS: Nanos = 5_000_000_000;
+/// How often the server looks whether it has said it, and what counts at most as waited between two
+/// looks: longer, and it was the server that had been stopped.
+const LOOK_NS: Nanos = 100_000_000;
 /// After a death, how long others may follow it before a collection begins.
 const DEBOUNCE_NS: Nanos = 100_000_000;
 /// How long a collection waits at most until the slots of lost clients are cleared.
@@ -57,7 +60,9 @@ pub(crate) struct Collector {
     recovered: u64,
     /// Connections that were asked and have not answered.
     awaiting: BTreeSet<u64>,
-    answer_by: Nanos,
+    looked_at: Nanos,
+    /// How long they may still take.
+    patience_ns: Nanos,
     next_subtable: usize,
     suspects: Vec<Suspect>,
     /// How long after it was fenced a client's verbs can still take effect.
@@ -74,7 +79,8 @@ impl Collector {
             finished: 0,
             recovered: 0,
             awaiting: BTreeSet::new(),
-            answer_by: 0,
+            looked_at: 0,
+            patience_ns: 0,
             next_subtable: 0,
             suspects: Vec::new(),
             settles_ns,
@@ -129,7 +135,9 @@ impl Collector {
             Stage::Idle => self.begin_at(swept),
             Stage::Filter | Stage::Walk => Some(0),
             Stage::FirstReport | Stage::SecondReport if self.awaiting.is_empty() => Some(0),
-            Stage::FirstReport | Stage::SecondReport => Some(self.answer_by),
+            Stage::FirstReport | Stage::SecondReport => {
+                Some(self.looked_at.saturating_add(self.patience_ns.min(LOOK_NS)))
+            }
             Stage::Settle | Stage::Finish => Some(self.settled_at),
         }
     }
@@ -143,7 +151,8 @@ impl Collector {
     /// These were asked.
     pub(crate) fn asked(&mut self, tokens: BTreeSet<u64>, now: Nanos) {
         self.awaiting = tokens;
-        self.answer_by = now.saturating_add(ANSWER_NS);
+        self.looked_at = now;
+        self.patience_ns = ANSWER_NS;
     }
 
     /// What to ask with.
@@ -182,7 +191,12 @@ impl Collector {
                 }
             }
             Stage::FirstReport | Stage::SecondReport if !self.awaiting.is_empty() => {
-                return Ok(Step::Fence(self.awaiting.iter().copied().collect()));
+                let waited = now.saturating_sub(self.looked_at).min(LOOK_NS);
+                self.looked_at = now;
+                self.patience_ns = self.patience_ns.saturating_sub(waited);
+                if self.patience_ns == 0 {
+                    return Ok(Step::Fence(self.awaiting.iter().copied().collect()));
+                }
             }
             Stage::FirstReport => self.enter(Stage::Settle),
             Stage::Settle => self.enter(Stage::Walk),
@@ -257,5 +271,40 @@ fn block_of(word: SlotWord) -> Option<BlockRef> {
     match word.state() {
         Live | Frozen | Copy | Pending | Aborted => word.block().ok(),
         Empty | Moved | Tomb => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use farside_common::config::ServerConfig;
+    use farside_common::fabric::boot_time_ns;
+    use farside_common::fabric::shm::{HugePages, RegionMemory};
+
+    use super::*;
+    use crate::recovery::{self, Opened, RegionTables};
+
+    #[test]
+    fn a_server_that_was_stopped_itself_calls_nobody_mute() {
+        let memory = RegionMemory::anonymous(8 << 20, HugePages::Never).unwrap();
+        let opened = recovery::open(&memory, &ServerConfig::default()).unwrap();
+        let Opened { region, geometry, mut depot, index, .. } = opened;
+        let memory = RegionTables { region: &region, geometry: &geometry };
+        let mut collector = Collector::new(0);
+        let mut now = boot_time_ns();
+        let mut step = |collector: &mut Collector, now| {
+            collector.step(&mut depot, &index, &memory, now).unwrap()
+        };
+        collector.want(now);
+        while step(&mut collector, now) != Step::Ask {}
+        collector.asked(BTreeSet::from([7, 8]), now);
+        // Stopped for an hour at a time.
+        for _ in 1..ANSWER_NS / LOOK_NS {
+            assert_eq!(collector.next_step_at(true), Some(now + LOOK_NS));
+            now += 3_600_000_000_000;
+            assert_eq!(step(&mut collector, now), Step::Nothing);
+        }
+        collector.answered(8);
+        now += LOOK_NS;
+        assert_eq!(step(&mut collector, now), Step::Fence(vec![7]));
     }
 }

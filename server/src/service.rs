@@ -19,7 +19,7 @@ use farside_common::control::{
 };
 use farside_common::fabric::shm::RegionMemory;
 use farside_common::fabric::{ChainError, Nanos, boot_time_ns};
-use farside_common::layout::{RegionState, STATE_OFFSET, Superblock};
+use farside_common::layout::{CLIENTS_MAX, RegionState, STATE_OFFSET, Superblock};
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll;
 
@@ -46,8 +46,9 @@ use socket::Socket;
 /// Connections of nobody: those that have not said who they are and those that said goodbye. More
 /// than these, and the oldest is dropped.
 const STRANGERS_MAX: usize = 64;
-/// Events taken at a time.
-const EVENTS_MAX: usize = 64;
+/// Events taken at a time: those of all connections, the listener and the end. Whoever has spoken
+/// by then is heard before chores, which may call a client mute.
+const EVENTS_MAX: usize = CLIENTS_MAX as usize + STRANGERS_MAX + 2;
 /// How many messages of one connection are answered before others get their turn.
 const MESSAGES_MAX: usize = 64;
 /// How long the server does not accept after the system refused it a descriptor.
@@ -158,7 +159,9 @@ impl Service {
             events.clear();
             let timeout = self.timeout();
             match epoll::wait(&self.epoll, spare_capacity(&mut events), timeout.as_ref()) {
-                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Ok(_) => {}
+                // Nobody was heard, and this thread may have been stopped for long.
+                Err(rustix::io::Errno::INTR) => continue,
                 Err(error) => return Err(system("wait for clients")(error)),
             }
             let again = std::mem::take(&mut self.again);

@@ -223,7 +223,9 @@ impl Service {
                 let asked = self.ask_writers(ask);
                 self.collector.asked(asked.into_iter().collect(), now);
             }
-            Step::Fence(tokens) => {
+            Step::Fence(mut tokens) => {
+                // Who has more to say than one turn takes is not mute.
+                tokens.retain(|token| !self.again.contains(token));
                 tokens.into_iter().for_each(|token| self.part(token, &Farewell::Mute));
             }
         }
