@@ -39,19 +39,14 @@ pub struct Format {
 
 /// The largest key and value a region may allow together, in bytes.
 const PAYLOAD_BYTES_MAX: u64 = BLOCK_BYTES_MAX - BLOCK_HEADER_BYTES;
+/// The last that a superblock may have: the next server's has to be half of a lease.
+const INCARNATION_MAX: u64 = u32::MAX as u64 - 1;
 /// The shortest and longest GRACE, in milliseconds.
 const GRACE_MS: std::ops::RangeInclusive<u32> = 1..=60_000;
 
 impl Format {
     /// Whether a region can be like this; the error names the field and its bounds.
     pub fn check(&self) -> Result<(), LayoutError> {
-        let bound = |field, value: u64, min: u64, max: u64| {
-            if (min..=max).contains(&value) {
-                Ok(())
-            } else {
-                Err(LayoutError::Bound { field, value, min, max })
-            }
-        };
         bound("region_bytes", self.region_bytes, REGION_BYTES_MIN, REGION_BYTES_MAX)?;
         if !self.region_bytes.is_multiple_of(CHUNK_BYTES) {
             return Err(LayoutError::Field { field: "region_bytes", value: self.region_bytes });
@@ -67,6 +62,11 @@ impl Format {
     pub fn geometry(&self) -> Geometry {
         Geometry::new(self.region_bytes)
     }
+}
+
+fn bound(field: &'static str, value: u64, min: u64, max: u64) -> Result<(), LayoutError> {
+    let outside = LayoutError::Bound { field, value, min, max };
+    if (min..=max).contains(&value) { Ok(()) } else { Err(outside) }
 }
 
 /// Byte offsets of a region's parts, all derived from its length. The one place that computes
@@ -268,6 +268,7 @@ impl Superblock {
         if format.region_bytes != region_bytes {
             return Err(LayoutError::RegionLength { says: format.region_bytes, is: region_bytes });
         }
+        bound("incarnation", superblock.incarnation(), 0, INCARNATION_MAX)?;
         superblock.state()?;
         superblock.directory_depth(&format.geometry())?;
         Ok((superblock, format))
@@ -301,17 +302,8 @@ impl Superblock {
     /// [`LayoutError::Bound`] for a depth the region has no directory for.
     pub fn directory_depth(&self, geometry: &Geometry) -> Result<u8, LayoutError> {
         let depth = self.directory_depth.get();
-        let max = geometry.directory_depth_max();
-        if depth <= u32::from(max) {
-            Ok(depth as u8)
-        } else {
-            Err(LayoutError::Bound {
-                field: "directory_depth",
-                value: depth.into(),
-                min: 0,
-                max: max.into(),
-            })
-        }
+        bound("directory_depth", depth.into(), 0, geometry.directory_depth_max().into())?;
+        Ok(depth as u8)
     }
 
     /// The word that holds state and directory depth, for the server to store at
@@ -352,6 +344,16 @@ mod tests {
             let mut bytes = superblock.as_bytes().to_vec();
             bytes[bit / 8] ^= 1 << (bit % 8);
             assert!(Superblock::decode(&bytes, 64 << 20).is_err(), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn an_incarnation_that_no_lease_can_have_is_an_error() {
+        let superblock = Superblock::new(&format(), 5).unwrap();
+        for incarnation in [INCARNATION_MAX, INCARNATION_MAX + 1, u64::MAX] {
+            let superblock = Superblock { incarnation: incarnation.into(), ..superblock };
+            let decoded = Superblock::decode(superblock.as_bytes(), 64 << 20);
+            assert_eq!(decoded.is_ok(), incarnation == INCARNATION_MAX, "{decoded:?}");
         }
     }
 
