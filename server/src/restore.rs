@@ -69,7 +69,7 @@ pub(crate) fn restored_memory(
     check_new()?;
     // An empty file until the region takes its place: who has its lock may replace it.
     let empty = RegionLock::take(region_file)?;
-    let filled = check_new().and_then(|()| filled_file(snapshot, config, region_file));
+    let filled = check_new().and_then(|()| filled_file(snapshot, config, empty.path()));
     if filled.is_err() && empty.is_new() {
         let _ = empty.remove();
     }

@@ -48,19 +48,26 @@ impl RegionLock {
             }
         })?;
         let metadata = file.metadata().map_err(system("look at"))?;
+        // By its own name: to remove or replace a link would leave the file alone.
+        let path = fs::canonicalize(path).map_err(|_| locked())?;
         // Who had the lock before may have removed the file, and another stands there by now.
         let identity = |of: &fs::Metadata| (of.dev(), of.ino());
-        if !fs::metadata(path).is_ok_and(|found| identity(&found) == identity(&metadata)) {
+        if !fs::metadata(&path).is_ok_and(|found| identity(&found) == identity(&metadata)) {
             return Err(locked());
         }
         // Of several that make it, one gets it first, and may have put a region into it since.
         let is_new = !existed && metadata.len() == 0;
-        Ok(Self { _file: file, path: path.to_owned(), is_new })
+        Ok(Self { _file: file, path, is_new })
     }
 
     /// Whether there was no file before.
     pub fn is_new(&self) -> bool {
         self.is_new
+    }
+
+    /// The file's own name, without links.
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// Removes the file.
