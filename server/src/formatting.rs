@@ -1,8 +1,10 @@
 //! Making a region out of zeroed memory.
 
+use std::os::unix::fs::FileExt;
+
 use farside_common::config::ServerConfig;
 use farside_common::fabric::ChainError;
-use farside_common::fabric::shm::Region;
+use farside_common::fabric::shm::{Region, RegionMemory};
 use farside_common::layout::{
     CHUNK_BYTES, ChunkEntry, ChunkUse, DirectoryEntry, Geometry, ROW_BYTES, ROWS_PER_SUBTABLE,
     RowHeader, SUBTABLE_BYTES, Superblock,
@@ -88,12 +90,13 @@ fn write_index(region: &Region, geometry: &Geometry, depth: u8) -> Result<(), Se
     Ok(())
 }
 
-/// The superblock at the start of a region, as bytes.
-pub(crate) fn superblock_bytes(region: &Region) -> Result<Vec<u8>, ServerError> {
-    let words = (size_of::<Superblock>() / 8).min((region.bytes() / 8) as usize);
-    let mut found = vec![0u64; words];
-    region.read(0, &mut found)?;
-    Ok(found.as_bytes().to_vec())
+/// The superblock at the start of a region, as bytes. Not by way of the mapping: a file may have
+/// holes until it is recognised, and where there is no room to fill one, a look at it kills.
+pub(crate) fn superblock_bytes(memory: &RegionMemory) -> Result<Vec<u8>, ServerError> {
+    let mut found = vec![0; size_of::<Superblock>().min(memory.region.bytes() as usize)];
+    let read = memory.file.read_exact_at(&mut found, 0);
+    read.map_err(system("read the superblock"))?;
+    Ok(found)
 }
 
 #[cfg(test)]

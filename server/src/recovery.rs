@@ -83,7 +83,7 @@ pub(crate) fn open(memory: &RegionMemory, config: &ServerConfig) -> Result<Opene
         return Err(error);
     }
     let path = config.region_file.clone().unwrap_or_default();
-    let decoded = Superblock::decode(&superblock_bytes(&region)?, region.bytes());
+    let decoded = Superblock::decode(&superblock_bytes(memory)?, region.bytes());
     let (superblock, format) =
         decoded.map_err(|source| ServerError::NotARegion { path: path.clone(), source })?;
     let geometry = format.geometry();

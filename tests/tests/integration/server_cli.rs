@@ -125,6 +125,18 @@ fn a_file_that_is_no_region_is_left_as_it_is() {
     }
 }
 
+/// A look at a hole by way of a mapping would fill it, or kill who looks where there is no room.
+#[test]
+fn the_holes_of_a_file_that_is_no_region_stay() {
+    use std::os::unix::fs::MetadataExt;
+    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+    let file = folder.path().join("file");
+    fs::File::create(&file).unwrap().set_len(16 << 20).unwrap();
+    start_on(&file, &[]).expect_line(1, &["/file", "holds no region", "no magic"]);
+    let found = fs::metadata(&file).unwrap();
+    assert_eq!((found.len(), found.blocks()), (16 << 20, 0));
+}
+
 #[test]
 fn a_region_of_another_format_is_left_as_it_is() {
     let mut ended = region_file();
