@@ -4,6 +4,7 @@
 use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use clap::Parser;
@@ -14,7 +15,7 @@ use farside_common::fabric::shm::HugePages;
 use farside_common::size::ByteSize;
 use farside_server::Server;
 use sd_notify::NotifyState;
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::iterator::Signals;
 use tracing::level_filters::LevelFilter;
 
@@ -89,6 +90,8 @@ fn run(flags: Flags) -> Result<()> {
     start_logging(&config);
     // Before the start, which may take a while: whoever stops it then gets an orderly end, too.
     let mut signals = Signals::new([SIGTERM, SIGINT]).context("cannot wait for signals")?;
+    // Where files have a limit, a longer region is an error, and not the end without a word.
+    signal_hook::flag::register(SIGXFSZ, Arc::default()).context("cannot wait for signals")?;
     let server = Server::start(&config)?;
     let stopper = server.stopper();
     std::thread::spawn(move || {

@@ -184,6 +184,18 @@ fn a_new_region_that_cannot_be_made_leaves_no_zeros_behind() {
 }
 
 #[test]
+fn a_region_file_longer_than_files_may_be() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("region");
+    let mut limited = Command::new("sh");
+    // At most 8 MiB, whatever the shell counts in.
+    limited.args(["-c", "ulimit -f 8192; exec \"$0\" \"$@\""]).arg(binary("kv-server"));
+    limited.args(["--listen", &address(folder.path()), "--memory", "16MiB", "--region-file"]);
+    ended(limited.arg(&file)).expect_line(1, &["kv-server: ", "File too large"]);
+    assert!(!file.exists());
+}
+
+#[test]
 fn a_region_file_that_a_server_uses() {
     let running = ServerProcess::start_with_file(&["--memory", "16MiB"]);
     running.client().session().unwrap().put(b"key", b"value").unwrap();
