@@ -130,7 +130,8 @@ pub enum MemoryError {
     #[error("{} is too short to hold a region: name another file", .path.display())]
     TooShort { path: PathBuf },
     #[error(
-        "another server uses the region file {}: stop it or name another file", .path.display()
+        "another server uses the region file {}, or a client has locked it: stop it or name \
+         another file", .path.display()
     )]
     Locked { path: PathBuf },
     #[error(
