@@ -4,6 +4,7 @@ use std::str::FromStr;
 
 use rand::{Rng, RngExt};
 
+use crate::keys;
 use crate::zipfian::{THETA, Zipfian};
 
 /// The shape of popularity among records.
@@ -11,6 +12,8 @@ use crate::zipfian::{THETA, Zipfian};
 pub enum Shape {
     /// A few records are very popular, and stand anywhere.
     Zipfian,
+    /// What upstream YCSB calls zipfian: half as skewed.
+    ScrambledZipfian,
     /// All are equally popular.
     Uniform,
     /// The newest are the most popular.
@@ -20,14 +23,23 @@ pub enum Shape {
 }
 
 impl Shape {
+    const ALL: [Self; 5] =
+        [Self::Zipfian, Self::ScrambledZipfian, Self::Uniform, Self::Latest, Self::Hotspot];
+
     /// The name on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Zipfian => "zipfian",
+            Self::ScrambledZipfian => "scrambled-zipfian",
             Self::Uniform => "uniform",
             Self::Latest => "latest",
             Self::Hotspot => "hotspot",
         }
+    }
+
+    /// Whether ranks come by Zipf's law, with a theta.
+    pub const fn is_zipfian(self) -> bool {
+        matches!(self, Self::Zipfian | Self::ScrambledZipfian | Self::Latest)
     }
 }
 
@@ -35,17 +47,17 @@ impl FromStr for Shape {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        [Self::Zipfian, Self::Uniform, Self::Latest, Self::Hotspot]
+        Self::ALL
             .into_iter()
             .find(|shape| shape.name() == text)
-            .ok_or("there are zipfian, uniform, latest and hotspot")
+            .ok_or("there are zipfian, scrambled-zipfian, uniform, latest and hotspot")
     }
 }
 
 /// How far popular records stand out.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Skew {
-    /// Zipfian and latest: the exponent, between 0 and 1.
+    /// Zipfian, scrambled or not, and latest: the exponent, between 0 and 1.
     pub theta: f64,
     /// Hotspot: the share of the records that is hot.
     pub hot_set: f64,
@@ -64,9 +76,8 @@ impl Default for Skew {
     }
 }
 
-/// A permutation of the records, so that popular ranks stand far apart. Upstream hashes ranks
-/// modulo the number of records instead, which leaves out a third of them and adds up others; a
-/// permutation keeps every rank's probability.
+/// A permutation of the records, so that popular ranks stand far apart; it keeps every rank's
+/// probability. Upstream hashes ranks of far more items instead: [`ScrambledZipfian`].
 #[derive(Clone, Debug)]
 struct Scramble {
     items: u64,
@@ -106,9 +117,27 @@ pub struct Distribution(Draw);
 #[derive(Clone, Debug)]
 enum Draw {
     Zipfian(Zipfian, Scramble),
+    ScrambledZipfian(ScrambledZipfian),
     Uniform,
     Latest(Zipfian),
     Hotspot(Hotspot, Scramble),
+}
+
+/// YCSB's `ScrambledZipfianGenerator`: however few the records, ranks of so many items, hashed.
+/// Most of the items share a record with many others, and make all records alike.
+#[derive(Clone, Debug)]
+struct ScrambledZipfian {
+    ranks: Zipfian,
+    records: u64,
+}
+
+impl ScrambledZipfian {
+    const ITEMS: u64 = 10_000_000_000;
+
+    #[inline]
+    fn draw(&self, random: &mut impl Rng) -> u64 {
+        keys::hash(self.ranks.draw(random)) % self.records
+    }
 }
 
 /// YCSB's `HotspotIntegerGenerator`: uniform within the hot records, and within the others.
@@ -150,6 +179,10 @@ impl Distribution {
         let scramble = Scramble::new(records);
         Self(match shape {
             Shape::Zipfian => Draw::Zipfian(Zipfian::new(records, skew.theta), scramble),
+            Shape::ScrambledZipfian => {
+                let ranks = Zipfian::new(ScrambledZipfian::ITEMS, skew.theta);
+                Draw::ScrambledZipfian(ScrambledZipfian { ranks, records })
+            }
             Shape::Uniform => Draw::Uniform,
             Shape::Latest => Draw::Latest(Zipfian::new(records, skew.theta)),
             Shape::Hotspot => Draw::Hotspot(Hotspot::new(records, skew), scramble),
@@ -158,11 +191,12 @@ impl Distribution {
 
     /// A record below `records_now`, which is never less than the number of loaded records.
     ///
-    /// Zipfian and hotspot draw among the loaded records; latest among as many of the newest.
+    /// Both zipfians and hotspot draw among the loaded records; latest among as many of the newest.
     #[inline]
     pub fn draw(&self, random: &mut impl Rng, records_now: u64) -> u64 {
         match &self.0 {
             Draw::Zipfian(ranks, scramble) => scramble.record(ranks.draw(random)),
+            Draw::ScrambledZipfian(records) => records.draw(random),
             Draw::Uniform => below(random, records_now),
             Draw::Latest(ranks) => records_now - 1 - ranks.draw(random),
             Draw::Hotspot(ranks, scramble) => scramble.record(ranks.draw(random)),
@@ -219,7 +253,7 @@ mod tests {
     #[test]
     fn draws_stay_in_range_however_few_records_there_are() {
         let mut random = SmallRng::seed_from_u64(1);
-        for shape in [Shape::Zipfian, Shape::Uniform, Shape::Latest, Shape::Hotspot] {
+        for shape in Shape::ALL {
             for records in [1, 2, 3, 10, 4096] {
                 let distribution = Distribution::new(shape, &Skew::default(), records);
                 for extra in 0..200 {
@@ -228,6 +262,40 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn upstreams_zipfian_is_half_as_skewed_as_ours_and_leaves_no_record_out() {
+        let drawn = |shape, records, now| {
+            let distribution = Distribution::new(shape, &Skew::default(), records);
+            let mut counts = counts(now, |random| distribution.draw(random, now));
+            let added = counts.split_off(records as usize);
+            // Records that were added since are for neither of them.
+            assert!(added.iter().all(|count| *count == 0), "{shape:?}");
+            counts.sort_unstable_by_key(|count| std::cmp::Reverse(*count));
+            counts
+        };
+        for (shape, hottest, hot) in
+            [(Shape::Zipfian, 0.078, 0.61), (Shape::ScrambledZipfian, 0.038, 0.31)]
+        {
+            let counts = drawn(shape, 100_000, 100_000);
+            let (first, thousand) = (share(counts[0]), share(counts[..1000].iter().sum()));
+            assert!((first - hottest).abs() < 0.002, "{shape:?}: {first}");
+            assert!((thousand - hot).abs() < 0.02, "{shape:?}: {thousand}");
+        }
+        let counts = drawn(Shape::ScrambledZipfian, 1000, 2000);
+        // Most operations are about what all records share.
+        assert!(share(counts[999]) > 0.0005, "{}", counts[999]);
+    }
+
+    #[test]
+    fn the_scrambled_records_are_those_of_ycsb() {
+        let distribution = Distribution::new(Shape::ScrambledZipfian, &Skew::default(), 1000);
+        let counts = counts(1000, |random| distribution.draw(random, 1000));
+        let mut hot: Vec<usize> = (0..1000).collect();
+        hot.sort_by_key(|record| std::cmp::Reverse(counts[*record]));
+        // The hashes of 0 and 1 end as the keys that YCSB makes of them.
+        assert_eq!(hot[..2], [211, 620]);
     }
 
     #[test]
@@ -266,7 +334,7 @@ mod tests {
 
     #[test]
     fn shapes_are_known_by_name() {
-        assert_eq!("latest".parse(), Ok(Shape::Latest));
+        assert!(Shape::ALL.iter().all(|shape| shape.name().parse() == Ok(*shape)));
         assert!("zipf".parse::<Shape>().unwrap_err().contains("zipfian"));
     }
 }

@@ -66,11 +66,10 @@ impl PatternReport {
     /// What was asked for.
     pub fn new(args: &Ycsb) -> Self {
         let (shape, size) = (args.shape(), args.value_size);
-        let is_zipfian = matches!(shape, Shape::Zipfian | Shape::Latest);
         let is_hotspot = shape == Shape::Hotspot;
         let distribution = DistributionReport {
             name: shape.name().to_owned(),
-            theta: is_zipfian.then_some(args.theta),
+            theta: shape.is_zipfian().then_some(args.theta),
             hot_set: is_hotspot.then_some(args.hot_set),
             hot_operations: is_hotspot.then_some(args.hot_operations),
         };
@@ -101,6 +100,11 @@ mod tests {
                 "distribution": { "name": "zipfian", "theta": 0.5 },
                 "value_size": { "name": "64", "min": 64, "mean": 64.0, "max": 64 },
             })
+        );
+        let upstream = json("ycsb -p requestdistribution=zipfian");
+        assert_eq!(
+            upstream["distribution"],
+            serde_json::json!({ "name": "scrambled-zipfian", "theta": 0.99 })
         );
         let hotspot = json("ycsb --workload c --distribution hotspot --value-size uniform:1-4");
         assert_eq!(

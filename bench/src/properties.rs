@@ -177,13 +177,20 @@ impl Properties {
         Mix::new(&weights).ok_or_else(|| "the proportions add up to no operation".to_owned())
     }
 
-    /// Which records are popular.
+    /// Which records are popular, by upstream's names.
     ///
     /// # Errors
     /// That there is no such distribution here.
     pub fn shape(&self) -> Result<Shape, String> {
         let advice = "there are uniform, zipfian, latest and hotspot here";
-        let shape = self.parsed("requestdistribution", advice, |text| text.parse().ok())?;
+        let shape = |text: &str| match text {
+            "zipfian" => Some(Shape::ScrambledZipfian),
+            "uniform" => Some(Shape::Uniform),
+            "latest" => Some(Shape::Latest),
+            "hotspot" => Some(Shape::Hotspot),
+            _ => None,
+        };
+        let shape = self.parsed("requestdistribution", advice, shape)?;
         Ok(shape.unwrap_or(Shape::Uniform))
     }
 

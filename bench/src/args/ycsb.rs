@@ -82,10 +82,11 @@ pub struct Ycsb {
     /// leaves them out
     #[arg(long, value_name = "N", default_value = "1", value_parser = seconds)]
     pub limit_seconds: f64,
-    /// Which records are popular; latest for workload d, else zipfian
-    #[arg(long, value_name = "zipfian|uniform|latest|hotspot")]
+    /// Which records are popular; latest for workload d, else zipfian, of the records.
+    /// scrambled-zipfian is what upstream and its property files call zipfian: half as skewed
+    #[arg(long, value_name = "zipfian|scrambled-zipfian|uniform|latest|hotspot")]
     pub distribution: Option<Shape>,
-    /// How skewed zipfian and latest are
+    /// How skewed zipfian, scrambled-zipfian and latest are
     #[arg(long, value_name = "X", default_value_t = THETA, value_parser = theta)]
     pub theta: f64,
     /// Hotspot: which share of the records is hot
@@ -187,10 +188,10 @@ impl Ycsb {
         if given("arrivals") && self.target_rate.is_none() {
             return Err("--arrivals is for a --target-rate".to_owned());
         }
-        let is_zipfian = matches!(self.shape(), Shape::Zipfian | Shape::Latest);
+        let is_zipfian = self.shape().is_zipfian();
         let is_hotspot = self.shape() == Shape::Hotspot;
         for (id, flag, is_used, of) in [
-            ("theta", "--theta", is_zipfian, "zipfian or latest"),
+            ("theta", "--theta", is_zipfian, "zipfian, scrambled-zipfian or latest"),
             ("hot_set", "--hot-set", is_hotspot, "hotspot"),
             ("hot_operations", "--hot-operations", is_hotspot, "hotspot"),
         ] {
@@ -314,7 +315,11 @@ mod tests {
         for workload in Workload::ALL {
             let run = ycsb(&format!("ycsb -P {}", path(&format!("workload{workload}"))));
             assert_eq!(run.workload_name(), workload.to_string());
-            assert_eq!((run.mix, run.shape()), (workload.mix(), workload.default_shape()));
+            let shape = match workload.default_shape() {
+                Shape::Zipfian => Shape::ScrambledZipfian,
+                shape => shape,
+            };
+            assert_eq!((run.mix, run.shape()), (workload.mix(), shape));
             assert_eq!((run.records, run.operations, run.seconds), (1000, Some(1000), None));
             assert_eq!((run.value_size, run.ignored), (ValueSize::Constant(1000), vec![]));
         }
