@@ -29,6 +29,12 @@ pub enum Error {
         #[source]
         source: farside::Error,
     },
+    #[error("{doing}: {source}, or insert less with --operations or --target-rate")]
+    NoRoom {
+        doing: &'static str,
+        #[source]
+        source: farside::Error,
+    },
     #[error("{doing}: {source}")]
     System {
         doing: &'static str,

@@ -50,13 +50,20 @@ pub fn map_ops_s(args: &Ycsb, fabric: &str, interrupt: &Interrupt) -> Result<Opt
     Ok(Some(operations as f64 / started.elapsed().as_secs_f64()))
 }
 
-/// How much memory the system can give, in bytes.
-fn available_bytes() -> Result<u64> {
+/// How much memory the system can give at once, in bytes: as it does usually, or in huge pages that
+/// were put aside.
+///
+/// # Errors
+/// [`Error::System`] if it does not say so.
+pub fn available_bytes() -> Result<u64> {
     let text = std::fs::read_to_string("/proc/meminfo")
         .map_err(Error::system("reading how much memory there is"))?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
-    let kib = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
-    Ok(kib.unwrap_or(0) << 10)
+    let number = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name));
+        line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0)
+    };
+    let huge_kib = number("HugePages_Free:") * number("Hugepagesize:");
+    Ok(number("MemAvailable:").max(huge_kib) << 10)
 }
 
 struct Map {

@@ -17,7 +17,7 @@ use crate::server::Servers;
 use crate::sizing::{Demand, Memory};
 use crate::verbs::RawLimit;
 use crate::worked::Worked;
-use crate::{Error, Result};
+use crate::{Error, Result, limit};
 
 /// What a run measured, of all threads together.
 pub struct Measured {
@@ -76,7 +76,8 @@ pub fn ycsb(args: &Ycsb, interrupt: &Interrupt) -> Result<Measured> {
         processes::run(args, &servers, interrupt)?
     } else {
         let clients = connect(args, &servers)?;
-        phases::threads(args, (clients, &servers), history, None, interrupt)?
+        let done = phases::threads(args, (clients, &servers), history, None, interrupt);
+        done.map_err(advised(&servers))?
     };
     let network = args.network.map(|network| format!(", {}", network.label())).unwrap_or_default();
     let fabric = format!("{}{network}", servers.fabrics());
@@ -96,7 +97,19 @@ pub fn ycsb(args: &Ycsb, interrupt: &Interrupt) -> Result<Measured> {
 pub fn part(args: &Ycsb, parent: &Parent, interrupt: &Interrupt) -> Result<(Worked, Supervised)> {
     let servers = parent.servers(&args.target.configs()?.swap_remove(0));
     let clients = connect(args, &servers)?;
-    phases::threads(args, (clients, &servers), None, Some(parent), interrupt)
+    let done = phases::threads(args, (clients, &servers), None, Some(parent), interrupt);
+    done.map_err(advised(&servers))
+}
+
+/// For `map_err`: what to do where a server of our own has no room.
+fn advised(servers: &Servers) -> impl FnOnce(Error) -> Error {
+    let is_own = servers.is_own();
+    move |error| match error {
+        Error::Client { doing, source: source @ farside::Error::OutOfSpace { .. } } if is_own => {
+            Error::NoRoom { doing, source }
+        }
+        error => error,
+    }
 }
 
 /// The servers that are asked for, or a new one.
@@ -125,11 +138,10 @@ fn memory(args: &Ycsb) -> Result<Memory> {
         seconds: args.seconds,
         warmup_seconds: args.warmup_seconds,
     };
-    let memory = demand.memory()?;
-    Ok(match args.memory {
-        Some(ByteSize(region_bytes)) => Memory { region_bytes, ..memory },
-        None => memory,
-    })
+    match args.memory {
+        Some(ByteSize(region_bytes)) => Ok(demand.memory()?.in_region(region_bytes)),
+        None => demand.memory_within(limit::available_bytes()?),
+    }
 }
 
 fn connect(args: &Ycsb, servers: &Servers) -> Result<Vec<Client>> {

@@ -2,10 +2,12 @@
 
 use std::collections::BTreeMap;
 
+use farside_common::config::ServerConfig;
 use farside_common::layout::{
-    CHUNK_BYTES, ROWS_PER_SUBTABLE, SLOTS_PER_ROW, SUBTABLE_BYTES, SizeClass, block_bytes,
-    class_for,
+    CHUNK_BYTES, REGION_BYTES_MIN, ROWS_PER_SUBTABLE, SLOTS_PER_ROW, SUBTABLE_BYTES, SizeClass,
+    block_bytes, class_for,
 };
+use farside_common::size::ByteSize;
 
 use crate::keys::KEY_BYTES;
 use crate::value_size::ValueSize;
@@ -44,9 +46,22 @@ pub struct Memory {
     pub value_bytes_max: u64,
 }
 
+impl Memory {
+    /// The same in a region of another size, with as much of the index as it takes: at most half of
+    /// the heap. The index grows when it has to.
+    pub fn in_region(self, region_bytes: u64) -> Self {
+        // What is no region at all is for the server to refuse.
+        let bytes = region_bytes.max(REGION_BYTES_MIN);
+        let geometry = ServerConfig::default().format(bytes, [0; 16], [0; 16]).geometry();
+        let half = u64::from(geometry.chunks()) * CHUNK_BYTES / 2;
+        let most = SUBTABLE_BYTES << (half / SUBTABLE_BYTES).max(1).ilog2();
+        Self { region_bytes, index_bytes: self.index_bytes.min(most), ..self }
+    }
+}
+
 /// What a server allows without being told, in bytes.
 pub const VALUE_BYTES_MAX_DEFAULT: u64 = 1 << 20;
-/// No thread does more operations a second than this.
+/// No thread does more operations a second than this, if nothing is known about it.
 pub const OPERATIONS_PER_S_MAX: u64 = 10_000_000;
 /// No thread writes faster than this, in bytes a second.
 const WRITE_BYTES_PER_S_MAX: u64 = 6 << 30;
@@ -66,24 +81,50 @@ const INDEX_LOAD_PERCENT_MAX: u64 = 25;
 const SAMPLE: u64 = 1 << 16;
 
 impl Demand {
-    fn inserts(&self) -> u64 {
+    /// How many there are if threads do so many operations a second that are not told a rate.
+    fn inserts(&self, thread_per_s: u64) -> u64 {
         let inserts = self.mix.share(Kind::Insert);
-        let most = OPERATIONS_PER_S_MAX as f64 * self.threads as f64;
-        let per_s = self.target_rate.map_or(most, |target| target.min(most));
+        let most = (OPERATIONS_PER_S_MAX * self.threads) as f64;
+        let guess = (thread_per_s * self.threads) as f64;
+        let per_s = self.target_rate.map_or(guess, |target| target.min(most));
         let measured_max = self.operations.map_or(f64::INFINITY, |operations| operations as f64);
         let measured =
             self.seconds.map_or(measured_max, |seconds| measured_max.min(per_s * seconds));
         ((per_s * self.warmup_seconds + measured) * inserts) as u64
     }
 
-    /// The memory for this.
+    /// The memory for this, however fast threads insert.
     ///
     /// # Errors
     /// [`Error::Usage`] if no block is large enough for the values.
     pub fn memory(&self) -> Result<Memory> {
+        self.memory_at(OPERATIONS_PER_S_MAX)
+    }
+
+    /// The same where so much memory is available. Of that a guess how fast threads insert takes
+    /// no more than half.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] also if what is known of the run needs more than all of it.
+    pub fn memory_within(&self, available_bytes: u64) -> Result<Memory> {
+        let (most, least) = (self.memory()?, self.memory_at(0)?.region_bytes);
+        if least > available_bytes {
+            let [least, available] =
+                [least, available_bytes].map(|bytes| ByteSize(bytes).rounded());
+            return Err(Error::Usage(format!(
+                "this run needs {least} of memory, and {available} are available: give it less \
+                 with --memory, or load less with --records, or insert less with --operations or \
+                 --target-rate"
+            )));
+        }
+        let half = available_bytes / 2 / CHUNK_BYTES * CHUNK_BYTES;
+        Ok(most.in_region(most.region_bytes.min(half).max(least)))
+    }
+
+    fn memory_at(&self, thread_per_s: u64) -> Result<Memory> {
         let bytes_max = u64::from(self.sizes.max());
         let longest = class(self.sizes.max())?.block_bytes();
-        let records = self.records + self.inserts();
+        let records = self.records + self.inserts(thread_per_s);
         let slots = (SLOTS_PER_ROW * ROWS_PER_SUBTABLE) as u64;
         let subtables = (records * 100).div_ceil(slots * INDEX_LOAD_PERCENT_MAX);
         let index_bytes = subtables.next_power_of_two() * SUBTABLE_BYTES;
@@ -180,6 +221,40 @@ mod tests {
         assert!(inserts.index_bytes > reads.index_bytes);
         assert!(few.region_bytes < inserts.region_bytes);
         assert!(Demand { sizes: ValueSize::Constant(5 << 20), ..demand() }.memory().is_err());
+    }
+
+    #[test]
+    fn the_index_never_takes_over_half_of_the_heap() {
+        let inserts = Demand { mix: Workload::D.mix(), seconds: Some(600.0), ..demand() };
+        let memory = inserts.memory().unwrap();
+        assert!(memory.region_bytes > 64 << 30, "{memory:?}");
+        for region_bytes in [0, 8 << 20, 64 << 20, 1 << 30, 100 << 30] {
+            let small = memory.in_region(region_bytes);
+            let subtables = small.index_bytes / SUBTABLE_BYTES;
+            assert!(subtables.is_power_of_two(), "{small:?}");
+            // The tables before the heap take less than a tenth.
+            let is_half = small.index_bytes <= region_bytes.max(8 << 20) / 2;
+            let is_fair = small.index_bytes >= region_bytes / 5;
+            assert!(is_half && (is_fair || small.index_bytes == memory.index_bytes), "{small:?}");
+        }
+    }
+
+    #[test]
+    fn a_guess_takes_half_of_what_is_available_and_what_is_known_has_to_fit() {
+        let inserts = Demand { mix: Workload::D.mix(), seconds: Some(600.0), ..demand() };
+        let guessed = inserts.memory_within(8 << 30).unwrap();
+        assert_eq!(guessed.region_bytes, 4 << 30);
+        assert!(guessed.index_bytes <= 2 << 30);
+        // Reads need the same wherever there is room for them.
+        let reads = demand().memory().unwrap();
+        assert_eq!(demand().memory_within(reads.region_bytes).unwrap(), reads);
+        let known = Demand { operations: Some(10_000_000_000), seconds: None, ..inserts };
+        for known in [known, Demand { records: 1 << 30, ..inserts }] {
+            let error = known.memory_within(8 << 30).unwrap_err().to_string();
+            for flag in ["--memory", "--operations", "--target-rate"] {
+                assert!(error.contains(flag), "{error}");
+            }
+        }
     }
 
     #[test]

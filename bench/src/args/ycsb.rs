@@ -104,7 +104,8 @@ pub struct Ycsb {
     /// Memory for each client's location cache, as in 64MiB; 0B switches it off
     #[arg(long, value_name = "SIZE")]
     pub cache_bytes: Option<ByteSize>,
-    /// Memory for the server started for the run, instead of what the records need
+    /// Memory for the server started for the run, instead of what the records need, and as many
+    /// inserts as could be
     #[arg(long, value_name = "SIZE", conflicts_with_all = ["server", "config"])]
     pub memory: Option<ByteSize>,
     /// The same seed makes the same operations

@@ -147,6 +147,12 @@ fn a_count_of_operations_is_kept_exactly() {
 }
 
 #[test]
+fn a_run_goes_on_in_less_memory_than_all_its_inserts_could_take() {
+    let json = measured("--workload d --seconds 0.3 --threads 8 --memory 64MiB");
+    assert!(count(&json) > 0);
+}
+
+#[test]
 fn a_property_file_makes_the_run_and_what_nobody_knows_is_told() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let text = "recordcount=100\noperationcount=200\nworkload=site.ycsb.workloads.CoreWorkload\n\
@@ -341,6 +347,14 @@ fn mistakes_and_errors_are_one_line() {
         (&[c, &["--memory", "1GiB", "--server", nowhere][..]].concat(), &["--memory"]),
         (&[c, &["--server", nowhere][..]].concat(), &["no server answers at", nowhere]),
         (&[c, &["--memory", "250GiB"][..]].concat(), &["did not start", "of memory available"]),
+        (
+            &[c, &["--records", "10000000000"][..]].concat(),
+            &["this run needs", "--memory", "--operations", "--target-rate"],
+        ),
+        (
+            &["ycsb", "-p", "insertproportion=1", "--memory", "16MiB"],
+            &["out of space", "--memory", "--operations", "--target-rate"],
+        ),
         (
             &[c, &["--history", "/nowhere/h"][..]].concat(),
             &["the history /nowhere/h: No such file"],
