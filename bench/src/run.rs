@@ -42,6 +42,8 @@ pub struct Measured {
     pub environment: Environment,
     /// What the fabric can do at most, if it was measured.
     pub raw: Option<RawLimit>,
+    /// Why it was not, if it should have been.
+    pub raw_missing: Option<String>,
 }
 
 impl Measured {
@@ -61,6 +63,7 @@ impl Measured {
             load_seconds,
             environment,
             raw: None,
+            raw_missing: None,
         }
     }
 }
@@ -84,8 +87,11 @@ pub fn ycsb(args: &Ycsb, interrupt: &Interrupt) -> Result<Measured> {
     let mut measured = Measured::new(fabric, worked, supervised);
     // A limit of several servers would have to share threads among them as the run does.
     let mut configs = servers.configs();
-    if let (Some(config), None) = (configs.next(), configs.next()) {
-        measured.raw = RawLimit::measure(args, config, interrupt)?;
+    if let (Some(config), None, true) = (configs.next(), configs.next(), args.limit_seconds > 0.0) {
+        match RawLimit::measure(args, config, interrupt)? {
+            Ok(raw) => measured.raw = Some(raw),
+            Err(why) => measured.raw_missing = Some(why),
+        }
     }
     Ok(measured)
 }

@@ -42,6 +42,9 @@ impl YcsbReport {
             per_op(measured.recorder.driver_ns as f64),
         )?;
         self.write_limit(&mut out)?;
+        if let Some(why) = &measured.raw_missing {
+            writeln!(out, "limit: raw verbs were not measured: {why}")?;
+        }
         if let Some(gets) = self.operations.get("get") {
             let rate = gets.count as f64 / self.seconds / f64::from(self.threads);
             writeln!(out, "GET/s a thread: {}", grouped(rate as u64))?;

@@ -28,6 +28,7 @@ fn sample() -> (YcsbReport, Measured) {
         load_seconds: 1.0,
         environment: Environment::look(),
         raw: Some(RawLimit { read: 400.0, write: 300.0, cas: 250.0, update: 200.0 }),
+        raw_missing: None,
     };
     (YcsbReport::new(&args(), &measured, Some(200.0)), measured)
 }

@@ -35,7 +35,7 @@ pub struct RawLimit {
 }
 
 impl RawLimit {
-    /// Measures it in free blocks of the server; `None` without the time for it, or the blocks.
+    /// Measures it in free blocks of the server; without enough of them, why not.
     ///
     /// # Errors
     /// What the server or the fabric refuses.
@@ -43,16 +43,23 @@ impl RawLimit {
         args: &Ycsb,
         config: &ClientConfig,
         interrupt: &Interrupt,
-    ) -> Result<Option<Self>> {
-        let class = class_for(KEY_BYTES, args.value_size.mean().round() as usize);
-        let (Some(class), true) = (class, args.limit_seconds > 0.0) else { return Ok(None) };
+    ) -> Result<std::result::Result<Self, String>> {
+        let Some(class) = class_for(KEY_BYTES, args.value_size.mean().round() as usize) else {
+            return Ok(Err("no block holds such values".to_owned()));
+        };
         let mut attached = Attached::connect(config)?;
-        let (threads, depth) = (args.all_threads() as usize, usize::from(args.depth));
-        let span = SPAN_BYTES_MAX / class.block_bytes();
-        let targets = attached.take_blocks(class, args.records.min(span) as usize)?;
-        if targets.len() < threads * depth {
+        let threads = args.all_threads() as usize;
+        // Each chain has a target of its own.
+        let in_flight = threads * usize::from(args.depth);
+        let most = (SPAN_BYTES_MAX / class.block_bytes()) as usize;
+        let targets =
+            attached.take_blocks(class, most.min(in_flight.max(args.records as usize)))?;
+        if targets.len() < in_flight {
             attached.give_back()?;
-            return Ok(None);
+            let (blocks, bytes) = (targets.len(), class.block_bytes());
+            return Ok(Err(format!(
+                "{in_flight} in flight take as many free blocks of {bytes} B, and here are {blocks}"
+            )));
         }
         let fabrics: Vec<AnyFabric> =
             (0..threads).map(|_| attached.fabric(args.depth)).collect::<Result<_>>()?;
@@ -90,7 +97,7 @@ impl RawLimit {
             Ok::<_, Error>(all)
         })?;
         attached.into_inner().give_back()?;
-        Ok(Some(Self::sum(&measured)))
+        Ok(Ok(Self::sum(&measured)))
     }
 
     fn sum(threads: &[[Timed; CHAINS as usize]]) -> Self {

@@ -153,6 +153,18 @@ fn a_run_goes_on_in_less_memory_than_all_its_inserts_could_take() {
 }
 
 #[test]
+fn raw_verbs_are_a_limit_of_few_records_too_and_what_cannot_be_is_told() {
+    let rest = ["--warmup-seconds", "0", "--operations", "999", "--limit-seconds", "0.1"];
+    for (records, depth, size, part) in
+        [("100", "128", "64", "by raw verbs alone"), ("9", "256", "400000", "not measured: 256 in")]
+    {
+        let own = ["ycsb", "--workload", "c", "--records", records, "--depth", depth];
+        let said = bench(&[&own[..], &["--value-size", size], &rest].concat());
+        assert!(String::from_utf8_lossy(&said.stdout).contains(part), "{:?}", said.stderr);
+    }
+}
+
+#[test]
 fn a_property_file_makes_the_run_and_what_nobody_knows_is_told() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let text = "recordcount=100\noperationcount=200\nworkload=site.ycsb.workloads.CoreWorkload\n\
