@@ -149,10 +149,12 @@ impl Chart {
     }
 }
 
-/// The two lines above a chart.
+/// The lines above a chart: of the subtitle two at most.
 pub(crate) fn titles(out: &mut Markup, title: &str, subtitle: &str) {
-    label_at(out, "title", "start", (8.0, 20.0), title);
-    label_at(out, "subtitle", "start", (8.0, 37.0), subtitle);
+    label_at(out, "title", "start", (8.0, 16.0), title);
+    for (line, y) in subtitle.lines().zip([31.0, 45.0]) {
+        label_at(out, "subtitle", "start", (8.0, y), line);
+    }
 }
 
 /// A text of which the anchor is there.

@@ -3,72 +3,23 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 
 use super::bars::{Bar, Bars};
 use super::chart::{COLOURS, Chart, Line};
 use super::scale::{PERCENTILE_MAX, Scale, duration, short};
-use crate::pattern::DistributionReport;
+use super::setting::{Setting, curve, threads};
 use crate::price::Price;
 use crate::report::{OperationReport, YcsbReport, grouped};
-use crate::workload::{Kind, Workload};
-use crate::zipfian::THETA;
-
-/// What all runs of a chart have in common.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Setting {
-    fabric: String,
-    /// 0 where that is what differs.
-    records: u64,
-    value_size: u32,
-    /// What is said of the values' length; nothing in older results.
-    sizes: String,
-}
-
-impl Setting {
-    pub(crate) fn of(run: &YcsbReport) -> Self {
-        let YcsbReport { fabric, records, value_size, .. } = run;
-        let (fabric, sizes) = (fabric.clone(), run.pattern.value_size.name.clone());
-        Self { fabric, records: *records, value_size: *value_size, sizes }
-    }
-}
-
-impl Setting {
-    fn is_of_one_length(&self) -> bool {
-        self.sizes.is_empty() || self.sizes == self.value_size.to_string()
-    }
-}
-
-impl fmt::Display for Setting {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { fabric, records, value_size, sizes } = self;
-        match records {
-            0 => write!(f, "{fabric}, records of ")?,
-            _ => write!(f, "{fabric}, {} records of ", grouped(*records))?,
-        }
-        if self.is_of_one_length() { write!(f, "{value_size} B") } else { write!(f, "{sizes}") }
-    }
-}
-
-/// The workload, and its distribution if that is not what YCSB gives it.
-pub(crate) fn curve(run: &YcsbReport) -> String {
-    let DistributionReport { name, theta, .. } = &run.pattern.distribution;
-    let usual = run.workload.parse::<Workload>().map(|workload| workload.default_shape().name());
-    let theta = theta.filter(|theta| *theta != THETA);
-    let mut curve = run.workload.clone();
-    if !name.is_empty() && (theta.is_some() || usual != Ok(name.as_str())) {
-        curve = format!("{curve} {name}");
-    }
-    theta.map_or(curve.clone(), |theta| format!("{curve} {theta}"))
-}
-
-pub(crate) fn threads(count: u32) -> String {
-    format!("{count} thread{}", if count == 1 { "" } else { "s" })
-}
+use crate::workload::Kind;
 
 /// The rate it offered, in operations a second.
 fn offered(run: &YcsbReport) -> Option<u64> {
     Some(run.open_loop.as_ref()?.target_ops_s as u64)
+}
+
+/// How they arrived, where it offered a rate.
+fn arrivals(run: &YcsbReport) -> Option<String> {
+    Some(run.open_loop.as_ref()?.arrivals.clone())
 }
 
 /// Runs by something, in its order.
@@ -107,13 +58,13 @@ impl<'a> Figures<'a> {
         let mut charts = Vec::new();
         for ((setting, depth), runs) in by(&self.closed, |run| (Setting::of(run), run.depth)) {
             let title = "Throughput by threads".to_owned();
-            let subtitle = format!("{setting}, depth {depth}");
+            let subtitle = setting.subtitle(&format!(", depth {depth}"));
             let axis = ("threads", |run: &YcsbReport| run.threads);
             charts.extend(self.sweep(title, subtitle, axis, &runs));
         }
         for ((setting, count), runs) in by(&self.closed, |run| (Setting::of(run), run.threads)) {
             let title = "Throughput by operations in flight".to_owned();
-            let subtitle = format!("{setting}, {}", threads(count));
+            let subtitle = setting.subtitle(&format!(", {}", threads(count)));
             let axis =
                 ("depth: operations in flight a thread", |run: &YcsbReport| u32::from(run.depth));
             charts.extend(self.sweep(title, subtitle, axis, &runs));
@@ -150,7 +101,7 @@ impl<'a> Figures<'a> {
 
     /// How long an operation takes a thread, against the number of records.
     pub(crate) fn by_records(&self) -> Vec<Chart> {
-        let any = |run: &YcsbReport| Setting { records: 0, ..Setting::of(run) };
+        let any = |run: &YcsbReport| Setting::of(run).of_any_records();
         let groups = by(&self.closed, |run| (any(run), run.threads, run.depth));
         let mut charts = Vec::new();
         for ((setting, count, depth), runs) in groups {
@@ -169,7 +120,7 @@ impl<'a> Figures<'a> {
             if !lines.is_empty() {
                 charts.push(Chart {
                     title: "Time an operation takes by records".to_owned(),
-                    subtitle: format!("{setting}, {}, depth {depth}", threads(count)),
+                    subtitle: setting.subtitle(&format!(", {}, depth {depth}", threads(count))),
                     x: ("records", Scale::log(points().map(|point| point.0), short)),
                     y: (
                         "time an operation",
@@ -185,8 +136,14 @@ impl<'a> Figures<'a> {
 
     /// How many operations take how long, of each kind.
     pub(crate) fn distributions(&self) -> Vec<Chart> {
-        let groups = by(&self.closed, |run| (Setting::of(run), run.threads, run.depth));
-        let chart = |((setting, count, depth), runs): ((Setting, _, _), Vec<&YcsbReport>)| {
+        let key = |run: &YcsbReport| {
+            (Setting::of(run), run.threads, run.depth, offered(run).zip(arrivals(run)))
+        };
+        let mut charts = Vec::new();
+        for ((setting, count, depth, open), runs) in by(&self.runs, key) {
+            let load = open.map_or(String::new(), |(rate, arrivals)| {
+                format!(", {} operations/s offered, {arrivals}", grouped(rate))
+            });
             let mut lines = Vec::new();
             for (name, runs) in by(&runs, curve) {
                 // Of several, the latest.
@@ -201,25 +158,24 @@ impl<'a> Figures<'a> {
                 }
             }
             let latencies = lines.iter().flat_map(|line| &line.points).map(|point| point.0);
-            Chart {
+            charts.push(Chart {
                 title: "Latency distribution".to_owned(),
-                subtitle: format!("{setting}, {}, depth {depth}", threads(count)),
+                subtitle: setting.subtitle(&format!(", {}, depth {depth}{load}", threads(count))),
                 x: ("latency", Scale::log(latencies, duration)),
                 y: ("operations that took no longer", Scale::percentiles()),
                 lines,
                 dots: false,
-            }
-        };
-        groups.into_iter().map(chart).collect()
+            });
+        }
+        charts
     }
 
     /// p50 and p99 against operations a second: of runs that offered different rates, or kept more
     /// and more in flight.
     pub(crate) fn against_load(&self) -> Vec<Chart> {
-        let key =
-            |run: &YcsbReport| (Setting::of(run), curve(run), run.threads, offered(run).is_some());
+        let key = |run: &YcsbReport| (Setting::of(run), curve(run), run.threads, arrivals(run));
         let mut charts = Vec::new();
-        for ((setting, curve, count, is_open), mut runs) in by(&self.runs, key) {
+        for ((setting, curve, count, arrivals), mut runs) in by(&self.runs, key) {
             // Of several with the same load, the latest.
             runs.sort_by_key(|run| (offered(run), run.depth, Reverse(&run.origin.date)));
             runs.dedup_by_key(|run| (offered(run), run.depth));
@@ -243,10 +199,13 @@ impl<'a> Figures<'a> {
                 }
             }
             let points = || lines.iter().flat_map(|line| &line.points);
-            let load = if is_open { "at offered rates" } else { "more and more in flight" };
+            let load = match arrivals {
+                Some(arrivals) => format!("at offered rates, {arrivals}"),
+                None => "more and more in flight".to_owned(),
+            };
             charts.push(Chart {
                 title: format!("Latency against load: workload {curve}"),
-                subtitle: format!("{setting}, {}, {load}", threads(count)),
+                subtitle: setting.subtitle(&format!(", {}, {load}", threads(count))),
                 x: ("operations/s", Scale::linear(points().map(|point| point.0), short)),
                 y: ("latency", Scale::log(points().map(|point| point.1), duration)),
                 lines,
@@ -273,7 +232,7 @@ impl<'a> Figures<'a> {
                     limit: Some(verbs.mix_ops_s),
                 });
             }
-            let subtitle = setting.to_string();
+            let subtitle = setting.subtitle("");
             let title = "Throughput against the raw verbs";
             let parts = vec![("this run", 0)];
             charts.push(bar_chart(title, subtitle, "operations/s", parts, "the verbs alone", bars));
@@ -297,7 +256,7 @@ impl<'a> Figures<'a> {
                     let parts: Vec<f64> = value(sum).iter().map(|part| part / sum.count).collect();
                     let label = short(parts.iter().sum());
                     let of = Kind::ALL.into_iter().find(|of| of.name() == kind);
-                    let price = of.map(|of| Price::of(of, setting.value_size as usize));
+                    let price = of.map(|of| Price::of(of, setting.value_size() as usize));
                     let limit = price.map(|price| limit(&price) as f64);
                     let name = format!("{curve} {kind}");
                     bars.push(Bar { name, parts, label, limit });
@@ -314,7 +273,7 @@ impl<'a> Figures<'a> {
             let names = ["READ", "WRITE", "compare-and-swap"];
             let kinds = names.into_iter().zip([0, 1, 2]).collect();
             let [of_trips, of_bytes] = ["round trips", "bytes"].map(|name| vec![(name, 0)]);
-            let all = || setting.to_string();
+            let all = || setting.subtitle("");
             let make = bar_chart;
             charts.extend([
                 make("Round trips an operation", all(), "round trips", of_trips, least, trips),

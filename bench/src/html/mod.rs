@@ -7,6 +7,7 @@ mod inputs;
 mod markup;
 mod page;
 mod scale;
+mod setting;
 #[cfg(test)]
 mod tests;
 

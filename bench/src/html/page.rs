@@ -1,10 +1,11 @@
 //! The page around the charts: figures of merit, tables, what was not there.
 
 use super::chart::Chart;
-use super::figures::{Figures, Setting, curve, threads};
+use super::figures::Figures;
 use super::inputs::Inputs;
 use super::markup::Markup;
 use super::scale::{duration, short};
+use super::setting::{Setting, curve, machine, threads};
 use crate::environment::Origin;
 use crate::report::{YcsbReport, grouped};
 use crate::verbs::VerbsReport;
@@ -55,12 +56,6 @@ fn summary(inputs: &Inputs) -> String {
     let on =
         if machines.is_empty() { String::new() } else { format!(", on {}", machines.join("; ")) };
     format!("{} result(s){span}{on}", origins.len())
-}
-
-fn machine(origin: &Origin) -> Option<String> {
-    let machine = &origin.machine;
-    (!machine.processor.is_empty())
-        .then(|| format!("{}, {} cores", machine.processor, machine.cores))
 }
 
 /// A run in a few words.

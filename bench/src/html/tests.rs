@@ -1,5 +1,6 @@
 //! The page is well-formed, has every result, and lets none of them write markup.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
@@ -113,6 +114,70 @@ fn every_result_and_every_kind_of_chart_is_there() {
         assert!(!has, "{attribute}");
     }
     assert!(!page.contains("<script") && !page.contains("url("));
+}
+
+#[test]
+fn runs_that_differ_in_more_than_a_chart_shows_stand_in_no_line_together() {
+    let of = |threads: u32, change: &dyn Fn(&mut Value)| {
+        let mut run = result("c", threads, 1, 1e6);
+        change(&mut run);
+        run
+    };
+    let custom = |get: f64| {
+        move |run: &mut Value| {
+            run["workload"] = "custom".into();
+            run["pattern"] = json!({
+                "mix": { "get": get, "put": 1.0 - get }, "distribution": { "name": "uniform" },
+                "value_size": { "name": "64", "min": 64, "mean": 64.0, "max": 64 },
+            });
+        }
+    };
+    let hot = |hot_set: f64| {
+        move |run: &mut Value| {
+            custom(1.0)(run);
+            run["pattern"]["distribution"] =
+                json!({ "name": "hotspot", "hot_set": hot_set, "hot_operations": 0.8 });
+        }
+    };
+    type Change<'a> = &'a dyn Fn(&mut Value);
+    let changes: [(Change<'_>, Change<'_>); 5] = [
+        (&custom(0.7), &custom(0.5)),
+        (&hot(0.1), &hot(0.2)),
+        (&|run| run["processes"] = 1.into(), &|run| run["processes"] = 2.into()),
+        (&|_| {}, &|run| run["commit"] = "4567cdef".into()),
+        (&|_| {}, &|run| run["machine"]["processor"] = "Another".into()),
+    ];
+    for (number, (first, second)) in changes.into_iter().enumerate() {
+        let folder = tempfile::tempdir().unwrap();
+        let lines = |runs: [Value; 2]| {
+            for (name, run) in ["1.json", "2.json"].into_iter().zip(runs) {
+                write(folder.path(), name, &run);
+            }
+            let page = page_of(folder.path());
+            texts(&parsed(&page)).iter().any(|text| text == "Throughput by threads")
+        };
+        assert!(lines([of(1, first), of(2, first)]), "{number}");
+        assert!(!lines([of(1, first), of(2, second)]), "{number}");
+    }
+}
+
+#[test]
+fn open_loops_have_a_distribution_for_each_rate() {
+    let folder = tempfile::tempdir().unwrap();
+    for (rate, arrivals) in [(1000, "fixed"), (1000, "poisson"), (2000, "poisson")] {
+        let mut run = result("b", 1, 16, 1e3);
+        run["open_loop"] = json!({
+            "target_ops_s": rate, "arrivals": arrivals, "behind_s": 0.0, "reached": true,
+        });
+        write(folder.path(), &format!("{rate}{arrivals}.json"), &run);
+    }
+    let page = page_of(folder.path());
+    let texts: BTreeSet<String> = texts(&parsed(&page)).into_iter().collect();
+    let count = |part: &str| texts.iter().filter(|text| text.contains(part)).count();
+    assert_eq!(count(" operations/s offered, "), 3);
+    assert_eq!(count("1,000 operations/s offered, poisson"), 1);
+    // Of the two arrivals only one has two rates.
+    assert_eq!((count("at offered rates, poisson"), count("at offered rates, fixed")), (1, 0));
 }
 
 #[test]
