@@ -63,8 +63,11 @@ pub enum Error {
     Control(#[from] ControlError),
     #[error("a raw verb failed: {0}")]
     Chain(#[from] ChainError),
-    #[error("the server gave {blocks} free blocks of {bytes} bytes; give it more --memory")]
-    TooFewBlocks { blocks: usize, bytes: u64 },
+    #[error(
+        "this takes {asked} blocks of {bytes} bytes, and of the server's free ones {spare} can be \
+         taken without harm to others: write a smaller --span"
+    )]
+    TooFewBlocks { asked: usize, bytes: u64, spare: usize },
     #[error("process {number} of the benchmark failed: {said}")]
     Process { number: usize, said: String },
     #[error("a thread of the benchmark panicked")]

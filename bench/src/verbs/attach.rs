@@ -58,18 +58,10 @@ impl Attached {
     /// [`Error::System`] when the server is gone.
     pub fn take_blocks(&mut self, class: SizeClass, count: usize) -> Result<Vec<u64>> {
         let mut targets = Vec::with_capacity(count);
-        let mut buffer = vec![0; MESSAGE_BYTES_MAX];
         while targets.len() < count {
             let wanted = (count - targets.len()).min(BLOCKS_PER_MESSAGE_MAX) as u32;
-            self.send(&Request::TakeBlocks { class, count: wanted })?;
-            let bytes = self.receive(&mut buffer).map_err(Error::system("waiting for blocks"))?;
-            let blocks = match Reply::decode(&buffer[..bytes])? {
-                Reply::Blocks { blocks, .. } => blocks,
-                other => {
-                    self.answer(&other)?;
-                    continue;
-                }
-            };
+            let reply = self.ask(&Request::TakeBlocks { class, count: wanted })?;
+            let Reply::Blocks { blocks, .. } = reply else { break };
             if blocks.is_empty() {
                 break;
             }
@@ -77,6 +69,24 @@ impl Attached {
             self.held.extend(blocks.into_iter().map(|block| (class, block)));
         }
         Ok(targets)
+    }
+
+    /// How many blocks of these can be taken so that others find some, and no key has to make room:
+    /// half of those that are free.
+    ///
+    /// # Errors
+    /// As for [`Self::take_blocks`].
+    pub fn spare_blocks(&mut self, class: SizeClass) -> Result<usize> {
+        let reply = self.ask(&Request::Statistics)?;
+        let Reply::Statistics(statistics) = reply else { return Ok(0) };
+        let own = statistics.classes.iter().find(|of| of.class == class);
+        let free = own.map_or(0, |of| of.blocks_free.saturating_sub(of.blocks_resting));
+        // A cache that was full keeps the rest of its chunks for the index.
+        let spans = match statistics.keys_evicted {
+            0 => statistics.chunks_free / class.chunks_per_span(),
+            _ => 0,
+        };
+        Ok(((free + spans * class.blocks_per_span()) / 2) as usize)
     }
 
     /// Answers what the server has asked meanwhile: it fences who does not say in time which blocks
@@ -94,6 +104,20 @@ impl Attached {
             self.answer(&Reply::decode(&buffer[..bytes])?)?;
         }
         Ok(())
+    }
+
+    /// Waits for the reply, and answers what the server asks before it.
+    fn ask(&mut self, request: &Request) -> Result<Reply> {
+        let mut buffer = vec![0; MESSAGE_BYTES_MAX];
+        self.send(request)?;
+        loop {
+            let bytes =
+                self.receive(&mut buffer).map_err(Error::system("waiting for the server"))?;
+            match Reply::decode(&buffer[..bytes])? {
+                asked @ Reply::Ask(_) => self.answer(&asked)?,
+                reply => return Ok(reply),
+            }
+        }
     }
 
     fn answer(&mut self, asked: &Reply) -> Result<()> {

@@ -52,6 +52,7 @@ impl RawLimit {
         // Each chain has a target of its own.
         let in_flight = threads * usize::from(args.depth);
         let most = (SPAN_BYTES_MAX / class.block_bytes()) as usize;
+        let most = most.min(attached.spare_blocks(class)?);
         let targets =
             attached.take_blocks(class, most.min(in_flight.max(args.records as usize)))?;
         if targets.len() < in_flight {

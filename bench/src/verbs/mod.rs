@@ -65,10 +65,16 @@ pub fn run(args: &Verbs, interrupt: &Interrupt) -> Result<VerbsReport> {
     let config = args.target.config()?;
     let server = Server::connect_or_start(config, || Ok(memory(class, blocks)), interrupt)?;
     let mut attached = Attached::connect(&server.config)?;
+    // Nobody else uses a server of our own.
+    let spare = if server.is_own() { blocks } else { attached.spare_blocks(class)? };
+    let too_few =
+        |spare| Err(Error::TooFewBlocks { asked: blocks, bytes: class.block_bytes(), spare });
+    if spare < blocks {
+        return too_few(spare);
+    }
     let targets = attached.take_blocks(class, blocks)?;
     if targets.len() < blocks {
-        let (blocks, bytes) = (targets.len(), class.block_bytes());
-        return Err(Error::TooFewBlocks { blocks, bytes });
+        return too_few(targets.len());
     }
     let attached = RefCell::new(attached);
     let plan = Plan {
