@@ -273,7 +273,8 @@ impl Overview {
 }
 
 fn row(cells: &[String; 7]) -> String {
-    let padded = cells.iter().map(|cell| format!("{cell:>12}"));
+    // The longest title has 12 letters.
+    let padded = cells.iter().map(|cell| format!("{cell:>13}"));
     padded.collect::<String>().trim_end().to_owned() + "\n"
 }
 
