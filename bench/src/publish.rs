@@ -12,6 +12,7 @@ use hdrhistogram::serialization::V2DeflateSerializer;
 use hdrhistogram::serialization::interval_log::{
     IntervalLogWriterBuilder, IntervalLogWriterError, Tag,
 };
+use rustix::fs::{Access, access};
 use serde::Serialize;
 use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
 
@@ -37,17 +38,41 @@ impl Output {
     /// Before anything is measured: can the files be written?
     ///
     /// # Errors
-    /// [`Error::Usage`] that names the folder that is not there.
+    /// [`Error::Usage`] and [`Error::Output`] that name the first that cannot.
     pub fn check(&self) -> Result<()> {
-        for path in [&self.json, &self.csv, &self.hdr].into_iter().flatten() {
-            let folder = folder_of(path);
-            if !folder.is_dir() {
-                let (path, folder) = (path.display(), folder.display());
-                return Err(Error::Usage(format!("cannot write {path}: {folder} is no folder")));
-            }
-        }
-        Ok(())
+        check_json(self.json.as_deref())?;
+        [&self.csv, &self.hdr].into_iter().flatten().try_for_each(|path| check_file(path))
     }
+}
+
+/// The same for the JSON alone, for which `-` is stdout.
+///
+/// # Errors
+/// As for [`Output::check`].
+pub fn check_json(path: Option<&Path>) -> Result<()> {
+    path.filter(|path| !is_stdout(path)).map_or(Ok(()), check_file)
+}
+
+fn check_file(path: &Path) -> Result<()> {
+    let folder = folder_of(path);
+    if !folder.is_dir() {
+        let (path, folder) = (path.display(), folder.display());
+        return Err(Error::Usage(format!("cannot write {path}: {folder} is no folder")));
+    }
+    if path.is_dir() {
+        return Err(Error::output(path)(io::ErrorKind::IsADirectory.into()));
+    }
+    // As write_whole goes about it.
+    let (written, how) = if is_no_file(path) {
+        (path, Access::WRITE_OK)
+    } else {
+        (folder, Access::WRITE_OK | Access::EXEC_OK)
+    };
+    access(written, how).map_err(|error| Error::output(path)(error.into()))
+}
+
+fn is_stdout(path: &Path) -> bool {
+    path == Path::new("-")
 }
 
 /// A result, in all its forms.
@@ -65,38 +90,38 @@ pub struct Published<'a, Json, Row> {
 }
 
 impl<Json: Serialize, Row: Serialize> Published<'_, Json, Row> {
-    /// Writes the files that are wanted, each complete or not at all, and the table to stdout; with
-    /// `-` for the JSON's file that to stdout and no table.
+    /// Writes the files that are wanted, each complete or as it was, and then the table to stdout;
+    /// with `-` for the JSON's file that to stdout and no table. What cannot be written keeps
+    /// nothing else from being written.
     ///
     /// # Errors
     /// [`Error::Output`] that names the file.
     pub fn publish(&self, output: &Output) -> Result<()> {
-        result(self.json, self.table, output.json.as_deref())?;
-        if let Some(path) = &output.csv {
-            let text = csv_text(self.rows).map_err(Error::output(path))?;
-            write_whole(path, &text)?;
-        }
-        if let Some(path) = &output.hdr {
-            let text = interval_log(self.latencies, self.seconds).map_err(Error::output(path))?;
-            write_whole(path, &text)?;
-        }
-        Ok(())
+        let write = |path: &Option<PathBuf>, text: &dyn Fn() -> io::Result<Vec<u8>>| {
+            let Some(path) = path else { return Ok(()) };
+            text().map_err(Error::output(path)).and_then(|text| write_whole(path, &text))
+        };
+        let csv = write(&output.csv, &|| csv_text(self.rows));
+        let hdr = write(&output.hdr, &|| interval_log(self.latencies, self.seconds));
+        result(self.json, self.table, output.json.as_deref()).and(csv).and(hdr)
     }
 }
 
-/// Writes the JSON to a file that is complete or not there, and the table to stdout; with `-` for
-/// the file the JSON to stdout and no table.
+/// Writes the JSON to a file that is complete or as it was, and then the table to stdout, also if
+/// the file cannot be written; with `-` for the file the JSON to stdout and no table.
 ///
 /// # Errors
 /// [`Error::Output`] that names the file.
 pub fn result(json: &impl Serialize, table: &str, path: Option<&Path>) -> Result<()> {
     let json = json_text(json).map_err(Error::system("writing the result"))?;
     let print = |text| print(text).map_err(Error::system("writing the result"));
-    match path {
-        Some(path) if path == Path::new("-") => print(&json),
-        Some(path) => print(table).and_then(|()| write_whole(path, json.as_bytes())),
-        None => print(table),
+    let Some(path) = path else { return print(table) };
+    if is_stdout(path) {
+        return print(&json);
     }
+    let written = write_whole(path, json.as_bytes());
+    let printed = print(table);
+    written.and(printed)
 }
 
 /// Indented, but every list on one line.
@@ -179,13 +204,18 @@ fn folder_of(path: &Path) -> &Path {
     }
 }
 
+/// Whether it is there and is something else, like a pipe.
+fn is_no_file(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|metadata| !metadata.is_file())
+}
+
 /// Writes a file that is complete or as it was. What is no file, like a pipe, is just written to.
 ///
 /// # Errors
 /// [`Error::Output`] that names it.
 pub fn write_whole(path: &Path, content: &[u8]) -> Result<()> {
     let write = || {
-        if fs::metadata(path).is_ok_and(|metadata| !metadata.is_file()) {
+        if is_no_file(path) {
             return fs::File::options().write(true).open(path)?.write_all(content);
         }
         // Readable by all whom the umask allows, as a file that a shell makes.
@@ -253,5 +283,33 @@ mod tests {
         assert_eq!(error, "cannot write /nowhere/x.csv: /nowhere is no folder");
         let plain = Output { json: Some("-".into()), ..Default::default() };
         assert!(plain.check().is_ok());
+    }
+
+    #[test]
+    fn what_cannot_be_written_is_known_before_the_run() {
+        let folder = tempfile::tempdir().unwrap();
+        let check = |path: &Path| check_json(Some(path)).map_err(|error| error.to_string());
+        let name = folder.path().display();
+        assert_eq!(check(folder.path()), Err(format!("cannot write {name}: is a directory")));
+        assert_eq!(check(&folder.path().join("new.json")), Ok(()));
+        assert_eq!(check(Path::new("/dev/null")), Ok(()));
+        // Nobody makes files there, not even root.
+        let error = check(Path::new("/proc/self/x.json")).unwrap_err();
+        assert!(error.starts_with("cannot write /proc/self/x.json: "), "{error}");
+    }
+
+    #[test]
+    fn one_output_that_fails_leaves_the_others() {
+        let folder = tempfile::tempdir().unwrap();
+        let [csv, hdr] = ["x.csv", "x.hdr"].map(|name| folder.path().join(name));
+        let json = Some("/dev/full".into());
+        let output = Output { json, csv: Some(csv.clone()), hdr: Some(hdr.clone()) };
+        let (rows, latencies) = ([1, 2], [("get", &latency_histogram())]);
+        let (table, rows, latencies) = ("", &rows[..], &latencies[..]);
+        let published = Published { json: &(), table, rows, latencies, seconds: 1.0 };
+        let error = published.publish(&output).unwrap_err().to_string();
+        assert!(error.starts_with("cannot write /dev/full: "), "{error}");
+        assert_eq!(fs::read_to_string(csv).unwrap(), "1\n2\n");
+        assert!(fs::read_to_string(hdr).unwrap().contains("Tag=get,"));
     }
 }
