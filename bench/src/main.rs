@@ -73,6 +73,7 @@ fn measure(args: &Args) -> Result<()> {
             written.map_err(Error::system("writing the result"))
         }
         Command::Compare(args) => {
+            publish::check_json(args.json.as_deref())?;
             let report = compare::run(args, &interrupt)?;
             let table = report.table().map_err(|_| Error::Panicked)?;
             publish::result(&report, &table, args.json.as_deref())

@@ -378,6 +378,7 @@ fn mistakes_and_errors_are_one_line() {
             &["cannot write /nowhere/x.json: /nowhere is no folder"],
         ),
         (&["compare", "--stores", "farside,rocksdb"], &["'rocksdb'", "farside, fusee"]),
+        (&["compare", "--json", "/nowhere/x"], &["cannot write /nowhere/x: /nowhere is no folder"]),
         (&["compare", "--stores", "race,race"], &["--stores has race twice"]),
         (&["compare", "--workloads", "c,e"], &["workload e needs range scans"]),
         (&["compare", "--network", "real"], &["emulated"]),
