@@ -24,7 +24,7 @@ pub struct Origin {
 impl Origin {
     /// Of this process, now.
     pub fn of(machine: Environment) -> Self {
-        let words = std::env::args().skip(1).map(|word| quoted(&word));
+        let words = std::env::args_os().skip(1).map(|word| quoted(&word.to_string_lossy()));
         Self {
             command: std::iter::once("kv-bench".to_owned())
                 .chain(words)

@@ -3,6 +3,8 @@
 //! is linearizable, and a record of it, so that a wrong answer would show.
 
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -14,7 +16,7 @@ use serde_json::Value as Json;
 
 use crate::cli::Said;
 
-pub(crate) fn bench(arguments: &[&str]) -> Said {
+pub(crate) fn bench(arguments: &[impl AsRef<OsStr>]) -> Said {
     // kv-bench looks for it beside itself.
     binary("kv-server");
     let mut command = Command::new(binary("kv-bench"));
@@ -162,6 +164,18 @@ fn raw_verbs_are_a_limit_of_few_records_too_and_what_cannot_be_is_told() {
         let said = bench(&[&own[..], &["--value-size", size], &rest].concat());
         assert!(String::from_utf8_lossy(&said.stdout).contains(part), "{:?}", said.stderr);
     }
+}
+
+#[test]
+fn arguments_may_be_any_bytes() {
+    let folder = tempfile::tempdir().unwrap();
+    let json = folder.path().join(OsStr::from_bytes(b"\xff.json"));
+    let line = "ycsb --workload c --records 50 --operations 50 --limit-seconds 0 --json";
+    let words = line.split(' ').map(OsStr::new);
+    let said = bench(&words.chain([json.as_os_str()]).collect::<Vec<_>>());
+    assert_eq!(said.code, Some(0), "{}", said.stderr);
+    let json: Json = serde_json::from_slice(&std::fs::read(json).unwrap()).unwrap();
+    assert!(json["command"].as_str().unwrap().ends_with("\u{fffd}.json'"), "{json}");
 }
 
 #[test]
