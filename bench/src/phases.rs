@@ -1,5 +1,6 @@
 //! The threads of a process and the phases that they go through: load, warm-up, measure.
 
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::thread;
@@ -118,12 +119,15 @@ pub fn threads(
         progress: (0..args.threads).map(|_| Progress::default()).collect(),
     };
     thread::scope(|scope| {
-        let workers: Vec<_> = (0..args.threads)
-            .map(|thread| {
-                let shared = &shared;
-                scope.spawn(move || shared.work(thread))
-            })
-            .collect();
+        let shared = &shared;
+        let worker =
+            |thread| thread::Builder::new().spawn_scoped(scope, move || shared.work(thread));
+        let workers: io::Result<Vec<_>> = (0..args.threads).map(worker).collect();
+        if workers.is_err() {
+            // Those that run wait for the others.
+            shared.enter(Phase::Stop);
+        }
+        let workers = workers.map_err(Error::system("starting a thread"))?;
         let supervised = shared.supervise(servers, interrupt);
         shared.enter(Phase::Stop);
         let worked: Vec<Result<Option<Worked>>> = workers

@@ -112,7 +112,8 @@ impl Children {
             let (orders, output) = (child.stdin.take(), child.stdout.take());
             let (sender, number) = (sender.clone(), number as usize);
             if let Some(output) = output {
-                thread::spawn(move || forward(BufReader::new(output), number, &sender));
+                let forward = move || forward(BufReader::new(output), number, &sender);
+                thread::Builder::new().spawn(forward).map_err(starting())?;
             }
             let (operations, has_loaded, measured) = (0, false, None);
             children.all.push(Process { child, orders, operations, has_loaded, measured });
@@ -224,15 +225,15 @@ impl Parent {
             return Err(failed()(io::ErrorKind::InvalidData.into()));
         };
         let orders = Arc::new(AtomicUsize::new(0));
-        thread::spawn({
-            let (orders, interrupt) = (orders.clone(), interrupt.clone());
-            move || {
-                for _ in io::stdin().lock().lines().map_while(io::Result::ok) {
-                    orders.fetch_add(1, Ordering::Release);
-                }
-                interrupt.raise();
+        let counted = (orders.clone(), interrupt.clone());
+        let count = move || {
+            let (orders, interrupt) = counted;
+            for _ in io::stdin().lock().lines().map_while(io::Result::ok) {
+                orders.fetch_add(1, Ordering::Release);
             }
-        });
+            interrupt.raise();
+        };
+        thread::Builder::new().spawn(count).map_err(failed())?;
         Ok(Self { servers, is_own, orders })
     }
 

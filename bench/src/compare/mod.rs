@@ -177,8 +177,7 @@ impl<'a> Ground<'a> {
     {
         if self.store == StoreName::Farside {
             let session = self.connect()?.session().map_err(Error::client("opening a session"))?;
-            scope.spawn(move || seat.work(self.args, self.store.name(), session, self.load_kind));
-            return Ok(());
+            return self.sit(scope, seat, session);
         }
         if let Some(service) = self.service {
             return self.service(scope, seat, &service.socket());
@@ -215,24 +214,25 @@ impl<'a> Ground<'a> {
         let failed = |why: PeerError| failed(store, &why);
         match store {
             StoreName::Fusee => {
-                self.spawn(scope, seat, Fusee::new(fabric, memory, demand).map_err(failed)?);
+                self.spawn(scope, seat, Fusee::new(fabric, memory, demand).map_err(failed)?)
             }
             StoreName::Race | StoreName::Smart => {
                 let is_speculative = store == StoreName::Smart;
                 let race = Race::new(fabric, memory, demand, is_speculative).map_err(failed)?;
-                self.spawn(scope, seat, race);
+                self.spawn(scope, seat, race)
             }
             StoreName::Swarm => {
-                self.spawn(scope, seat, Swarm::new(fabric, memory, demand).map_err(failed)?);
+                self.spawn(scope, seat, Swarm::new(fabric, memory, demand).map_err(failed)?)
             }
             StoreName::Rpc => {
                 let Some(region) = self.region.clone() else { return Ok(()) };
                 let rpc = Rpc::new(fabric, memory, demand, region).map_err(failed)?;
-                self.spawn(scope, seat, rpc);
+                self.spawn(scope, seat, rpc)
             }
-            StoreName::Farside | StoreName::Redis | StoreName::Valkey | StoreName::Memcached => {}
+            StoreName::Farside | StoreName::Redis | StoreName::Valkey | StoreName::Memcached => {
+                Ok(())
+            }
         }
-        Ok(())
     }
 
     fn service<'s>(self, scope: Scope<'s, '_>, seat: Seat, socket: &Path) -> Result<()>
@@ -243,30 +243,33 @@ impl<'a> Ground<'a> {
         let failed = |why: ServiceError| failed(store, &why);
         if store == StoreName::Memcached {
             let protocol = MemcachedProtocol::connect(socket).map_err(failed)?;
-            self.sit(scope, seat, Requests::new(protocol, depth));
+            self.sit(scope, seat, Requests::new(protocol, depth))
         } else {
             let protocol = RedisProtocol::connect(socket).map_err(failed)?;
-            self.sit(scope, seat, Requests::new(protocol, depth));
+            self.sit(scope, seat, Requests::new(protocol, depth))
         }
-        Ok(())
     }
 
-    fn spawn<'s, P: Peer + Send + 's>(self, scope: Scope<'s, '_>, seat: Seat, peer: P)
+    fn spawn<'s, P: Peer + Send + 's>(self, scope: Scope<'s, '_>, seat: Seat, peer: P) -> Result<()>
     where
         'a: 's,
     {
         let depth = self.args.depth;
-        self.sit(scope, seat, PeerStore::new(peer, depth));
+        self.sit(scope, seat, PeerStore::new(peer, depth))
     }
 
-    /// A store that holds nothing yet.
-    fn sit<'s, S>(self, scope: Scope<'s, '_>, seat: Seat, store: S)
+    fn sit<'s, S>(self, scope: Scope<'s, '_>, seat: Seat, store: S) -> Result<()>
     where
         'a: 's,
         S: Store<Error: Display> + Send + 's,
     {
         let (args, name) = (self.args, self.store.name());
-        scope.spawn(move || seat.work(args, name, store, Kind::Insert));
+        // Others hold nothing yet.
+        let load_kind =
+            if self.store == StoreName::Farside { self.load_kind } else { Kind::Insert };
+        let work = move || seat.work(args, name, store, load_kind);
+        let started = thread::Builder::new().spawn_scoped(scope, work);
+        started.map(drop).map_err(Error::system("starting a thread"))
     }
 }
 

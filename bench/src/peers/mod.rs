@@ -38,6 +38,9 @@ pub enum PeerError {
     /// Others always came before.
     #[error("an operation was in the way of others {0} times")]
     Contended(usize),
+    /// The thread of an RPC's server.
+    #[error("starting its server's thread: {0}")]
+    NoServer(String),
     /// The server of an RPC.
     #[error("its server does not answer")]
     NoAnswer,

@@ -107,7 +107,7 @@ impl<F: Fabric> Rpc<F> {
     /// An empty store, with a server on the region that the fabric leads to.
     ///
     /// # Errors
-    /// What the fabric says, and [`PeerError::OutOfMemory`].
+    /// What the fabric says, [`PeerError::OutOfMemory`] and [`PeerError::NoServer`].
     pub fn new(
         fabric: F,
         memory: &mut Memory,
@@ -118,7 +118,7 @@ impl<F: Fabric> Rpc<F> {
         let reach = Reach::new(fabric, demand.depth, layout.request_bytes(true));
         let mailboxes = Arc::new(memory.cut(layout.mailbox_bytes(), demand.depth.into())?);
         reach.clear(&mailboxes)?;
-        let server = Server::start(region, mailboxes.clone(), layout);
+        let server = Server::start(region, mailboxes.clone(), layout)?;
         Ok(Self { reach, mailboxes, layout, number: Cell::new(0), _server: server })
     }
 
@@ -190,7 +190,7 @@ struct Server {
 }
 
 impl Server {
-    fn start(region: Arc<Region>, mailboxes: Arc<Pieces>, layout: Layout) -> Self {
+    fn start(region: Arc<Region>, mailboxes: Arc<Pieces>, layout: Layout) -> Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let mut serving = Serving {
             region,
@@ -200,11 +200,12 @@ impl Server {
             records: HashMap::new(),
         };
         let until = stop.clone();
-        let thread = std::thread::spawn(move || {
+        let started = std::thread::Builder::new().spawn(move || {
             // Whoever waits for an answer notices that there is none.
             let _ = serving.serve(&mailboxes, &until);
         });
-        Self { stop, thread: Some(thread) }
+        let thread = started.map_err(|error| PeerError::NoServer(error.to_string()))?;
+        Ok(Self { stop, thread: Some(thread) })
     }
 }
 

@@ -1,6 +1,7 @@
 //! The raw verbs as the limit beside a result: the same server, as many threads, as many in flight.
 
 use std::cell::RefCell;
+use std::io;
 use std::thread;
 use std::time::Duration;
 
@@ -82,11 +83,12 @@ impl RawLimit {
             // This thread is one of them, and the one that listens to the server meanwhile.
             let Some((fabric, part)) = parts.next() else { return Ok(Vec::new()) };
             let of_thread = &of_thread;
-            let others: Vec<_> = parts
-                .map(|(fabric, part)| {
-                    scope.spawn(move || of_thread(fabric, part, &|| interrupt.check()))
-                })
-                .collect();
+            let other = |(fabric, part)| {
+                let work = move || of_thread(fabric, part, &|| interrupt.check());
+                thread::Builder::new().spawn_scoped(scope, work)
+            };
+            let others: io::Result<Vec<_>> = parts.map(other).collect();
+            let others = others.map_err(Error::system("starting a thread"))?;
             let look = || {
                 attached.borrow_mut().answer_all()?;
                 interrupt.check()
