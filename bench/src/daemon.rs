@@ -2,12 +2,15 @@
 //! a temporary folder.
 
 use std::fs::{self, File};
+use std::io;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{
+    Pid, Signal, getpid, getppid, kill_process, set_parent_process_death_signal,
+};
 use tempfile::TempDir;
 
 use crate::interrupt::Interrupt;
@@ -30,7 +33,8 @@ pub struct Daemon {
 
 impl Daemon {
     /// Starts a program with the arguments that follow from the path of its socket, and waits until
-    /// it answers there.
+    /// it answers there. The thread that calls this has to live as long as the process: its end is
+    /// the program's, too.
     ///
     /// # Errors
     /// [`Error::System`] if it cannot be started, [`Error::ServerStart`] with the last line it said
@@ -45,18 +49,20 @@ impl Daemon {
             .prefix("kv-bench-")
             .tempdir()
             .map_err(Error::system("making a temporary folder"))?;
+        interrupt.removes(folder.path());
         let create = || File::create(folder.path().join(LOG));
         let log = create().map_err(Error::system("making a log"))?;
         let errors = log.try_clone().map_err(Error::system("making a log"))?;
-        let child = Command::new(&program)
+        let mut command = Command::new(&program);
+        command
             .args(arguments(&folder.path().join(SOCKET)))
             .stdin(Stdio::null())
             .stdout(log)
             .stderr(errors)
             // Ctrl-C in a terminal is for us: we stop the server after our threads.
-            .process_group(0)
-            .spawn()
-            .map_err(Error::system("starting a server"))?;
+            .process_group(0);
+        end_with_this_thread(&mut command);
+        let child = command.spawn().map_err(Error::system("starting a server"))?;
         let mut daemon = Self { child, program, folder };
         daemon.wait_until(answers, interrupt)?;
         Ok(daemon)
@@ -107,6 +113,19 @@ impl Drop for Daemon {
             std::thread::sleep(PAUSE);
         }
     }
+}
+
+/// Nobody else would stop the program and free its memory if this process were killed.
+#[allow(unsafe_code, reason = "between fork and exec few calls are allowed")]
+fn end_with_this_thread(command: &mut Command) {
+    let parent = getpid();
+    let prepare = move || {
+        set_parent_process_death_signal(Some(Signal::TERM))?;
+        // Its parent may have ended before that.
+        if getppid() == Some(parent) { Ok(()) } else { Err(io::ErrorKind::NotFound.into()) }
+    };
+    // SAFETY: these are two system calls; nothing is allocated and no lock is taken.
+    unsafe { command.pre_exec(prepare) };
 }
 
 /// Where a program of this name is: in this folder, or else in PATH.

@@ -1,17 +1,28 @@
-//! Ctrl-C and SIGTERM end a run in order: its threads stop, its server is stopped. A second one
-//! ends the process at once.
+//! Ctrl-C, SIGTERM and SIGHUP end a run in order: its threads stop, its server is stopped. A second
+//! one ends the process at once.
 
-use std::sync::Arc;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
 
-use signal_hook::consts::{SIGINT, SIGTERM};
-use signal_hook::flag;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use signal_hook::low_level::exit;
 
 use crate::{Error, Result};
 
 /// Whether somebody asked for the end.
 #[derive(Clone, Default)]
-pub struct Interrupt(Arc<AtomicBool>);
+pub struct Interrupt(Arc<State>);
+
+#[derive(Default)]
+struct State {
+    is_wanted: AtomicBool,
+    /// What the second signal removes.
+    folders: Mutex<Vec<PathBuf>>,
+}
 
 impl Interrupt {
     /// Listens from now on.
@@ -19,19 +30,29 @@ impl Interrupt {
     /// # Errors
     /// [`Error::System`].
     pub fn install() -> Result<Self> {
-        let interrupt = Self::default();
-        for signal in [SIGINT, SIGTERM] {
-            // In this order: the first signal finds the flag clear, the second finds it set.
-            flag::register_conditional_shutdown(signal, 130, interrupt.0.clone())
-                .and_then(|_| flag::register(signal, interrupt.0.clone()))
-                .map_err(Error::system("listening for signals"))?;
+        let failed = || Error::system("listening for signals");
+        let mut wanted = vec![SIGINT, SIGTERM];
+        if !is_ignored(SIGHUP) {
+            wanted.push(SIGHUP);
         }
+        let mut signals = Signals::new(wanted).map_err(failed())?;
+        let interrupt = Self::default();
+        let heard = interrupt.clone();
+        let listen = move || {
+            for _ in signals.forever() {
+                if heard.0.is_wanted.swap(true, Ordering::Relaxed) {
+                    heard.folders().iter().for_each(|folder| drop(fs::remove_dir_all(folder)));
+                    exit(Error::Interrupted.exit_code().into());
+                }
+            }
+        };
+        thread::Builder::new().spawn(listen).map_err(failed())?;
         Ok(interrupt)
     }
 
     /// Asks for the end.
     pub fn raise(&self) {
-        self.0.store(true, Ordering::Relaxed);
+        self.0.is_wanted.store(true, Ordering::Relaxed);
     }
 
     /// Fails once somebody asked for the end.
@@ -39,6 +60,23 @@ impl Interrupt {
     /// # Errors
     /// [`Error::Interrupted`].
     pub fn check(&self) -> Result<()> {
-        if self.0.load(Ordering::Relaxed) { Err(Error::Interrupted) } else { Ok(()) }
+        if self.0.is_wanted.load(Ordering::Relaxed) { Err(Error::Interrupted) } else { Ok(()) }
     }
+
+    /// Nothing is to be left of this folder, also if the process ends at once.
+    pub fn removes(&self, folder: &Path) {
+        self.folders().push(folder.to_owned());
+    }
+
+    fn folders(&self) -> MutexGuard<'_, Vec<PathBuf>> {
+        self.0.folders.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whether who started this process had a signal ignored, as nohup has SIGHUP.
+fn is_ignored(signal: i32) -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
 }

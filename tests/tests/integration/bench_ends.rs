@@ -1,9 +1,15 @@
-//! Proves that kv-bench ends when it cannot go on or is not to. Guards against threads that wait
-//! for one that never started.
+//! Proves that kv-bench ends when it cannot go on or is not to, and that the server which it
+//! started ends with it, however that is. Guards against threads that wait for one that never
+//! started, and against servers that nobody stops, with all their memory.
 
-use std::process::{Command, Stdio};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
-use farside_tests::{ServerProcess, binary};
+use farside_tests::{PATIENCE, ServerProcess, binary, send_signal, wait_until};
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
 
 use crate::cli::Said;
 
@@ -17,4 +23,97 @@ fn a_thread_that_cannot_be_started_is_one_line() {
     command.arg("-c").arg(limited).arg(binary("kv-bench")).stdin(Stdio::null());
     command.env("HOME", "/nowhere").env("RUST_MIN_STACK", (1 << 30).to_string());
     Said::new(command.output().unwrap()).expect_line(2, &["starting a thread: "]);
+}
+
+/// A run without an end, and the server it started.
+struct Run {
+    /// Where its temporary files are.
+    folder: TempDir,
+    child: Child,
+    server: Pid,
+}
+
+impl Run {
+    fn start() -> Self {
+        binary("kv-server");
+        let folder = tempfile::tempdir().unwrap();
+        let line = "ycsb --workload c --records 50 --seconds 600";
+        let mut command = Command::new("env");
+        // Also where nohup started the tests.
+        command.arg("--default-signal=HUP").arg(binary("kv-bench")).args(line.split(' '));
+        command.env("HOME", "/nowhere").env("TMPDIR", folder.path());
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let child = command.spawn().unwrap();
+        let mut server = None;
+        wait_until("it starts a server", PATIENCE, || {
+            server = process_with(folder.path());
+            server.is_some()
+        });
+        Self { server: server.unwrap(), folder, child }
+    }
+
+    /// Both are gone.
+    fn expect_end(mut self, code: Option<i32>) {
+        assert_eq!(self.child.wait().unwrap().code(), code);
+        let folder = self.folder.path();
+        wait_until("its server ends", PATIENCE, || process_with(folder).is_none());
+    }
+
+    fn expect_no_files(&self) {
+        let left: Vec<PathBuf> =
+            self.folder.path().read_dir().unwrap().map(|entry| entry.unwrap().path()).collect();
+        assert!(left.is_empty(), "{left:?}");
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The process that was told of a socket in this folder.
+fn process_with(folder: &Path) -> Option<Pid> {
+    let socket = format!("shm://{}", folder.display());
+    let processes = Path::new("/proc").read_dir().unwrap();
+    let mut numbers = processes.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    let is_it = |number: &i32| {
+        let line = std::fs::read(format!("/proc/{number}/cmdline")).unwrap_or_default();
+        String::from_utf8_lossy(&line).contains(&socket)
+    };
+    numbers.find(is_it).and_then(Pid::from_raw)
+}
+
+#[test]
+fn a_run_that_is_asked_to_end_leaves_nothing() {
+    for signal in [Signal::HUP, Signal::INT, Signal::TERM] {
+        let mut run = Run::start();
+        send_signal(&run.child, signal);
+        run.child.wait().unwrap();
+        run.expect_no_files();
+        run.expect_end(Some(130));
+    }
+}
+
+#[test]
+fn the_second_signal_ends_a_run_whose_server_does_not_stop() {
+    let mut run = Run::start();
+    kill_process(run.server, Signal::STOP).unwrap();
+    wait_until("it ends", PATIENCE, || {
+        send_signal(&run.child, Signal::INT);
+        std::thread::sleep(Duration::from_millis(20));
+        run.child.try_wait().unwrap().is_some()
+    });
+    run.expect_no_files();
+    kill_process(run.server, Signal::CONT).unwrap();
+    run.expect_end(Some(130));
+}
+
+#[test]
+fn a_run_that_is_killed_leaves_no_server() {
+    let mut run = Run::start();
+    run.child.kill().unwrap();
+    assert_eq!(run.child.wait().unwrap().signal(), Some(Signal::KILL.as_raw()));
+    run.expect_end(None);
 }
