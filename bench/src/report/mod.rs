@@ -57,6 +57,9 @@ pub struct YcsbReport {
     pub server: Option<ServerUsage>,
     /// By the threads that ran the operations.
     pub allocations: u64,
+    /// How many operations found another state than the load left.
+    #[serde(default)]
+    pub unexpected: u64,
     /// Null where nothing of it was measured.
     #[serde(default)]
     pub limit: Option<LimitReport>,
@@ -226,6 +229,7 @@ impl YcsbReport {
             cpu_s: measured.cpu_s,
             server: measured.server,
             allocations: measured.allocations,
+            unexpected: measured.recorder.unexpected,
             limit: (map_ops_s.is_some() || verbs.is_some()).then_some(limit),
         }
     }

@@ -36,6 +36,8 @@ pub struct Row<'a> {
     pub cas: u64,
     pub faa: u64,
     pub bytes: u64,
+    /// Of all kinds.
+    pub unexpected: u64,
 }
 
 impl YcsbReport {
@@ -71,6 +73,7 @@ impl YcsbReport {
             cas: of.verbs.cas,
             faa: of.verbs.faa,
             bytes: of.bytes,
+            unexpected: self.unexpected,
         })
     }
 }

@@ -76,8 +76,8 @@ impl YcsbReport {
             }
             None => writeln!(out, "server: its process is not known")?,
         }
-        if measured.recorder.unexpected > 0 {
-            let count = grouped(measured.recorder.unexpected);
+        if self.unexpected > 0 {
+            let count = grouped(self.unexpected);
             writeln!(out, "WARNING: {count} operations found another state than the load left")?;
         }
         Ok(out)

@@ -17,6 +17,7 @@ fn sample() -> (YcsbReport, Measured) {
         let counters = Counters { round_trips: 1, reads: 1, read_bytes: 128, ..Default::default() };
         recorder.attribute(Kind::Get, &counters);
     }
+    recorder.unexpected = 3;
     let measured = Measured {
         fabric: "shm".into(),
         recorder,
@@ -73,6 +74,7 @@ fn the_json_has_every_field() {
         ("/server/cpu_s", 0.01.into()),
         ("/server/wakeups", 2.into()),
         ("/allocations", 0.into()),
+        ("/unexpected", 3.into()),
         ("/limit/map_ops_s", 200.0.into()),
         ("/limit/ratio", 0.5.into()),
         ("/limit/read_ops_s", 400.0.into()),
@@ -105,8 +107,10 @@ fn the_table_shows_what_matters() {
         "0.50 of it",
         "allocations_per_op: 0.0",
         "p99.9",
+        "WARNING: 3 operations found another state",
     ] {
         assert!(table.contains(text), "{table}");
     }
-    assert!(!table.contains("WARNING"));
+    let as_expected = YcsbReport { unexpected: 0, ..report };
+    assert!(!as_expected.table(&measured).unwrap().contains("WARNING"));
 }

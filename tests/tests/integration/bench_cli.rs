@@ -96,6 +96,7 @@ fn every_workload_has_the_promised_fields() {
                 "server",
                 // Besides what was promised: a GET has to have none.
                 "allocations",
+                "unexpected",
                 "limit",
             ],
         );
@@ -108,6 +109,7 @@ fn every_workload_has_the_promised_fields() {
         expect_fields(&json["cache"], &["hits", "misses"]);
         expect_fields(&json["server"], &["cpu_s", "wakeups"]);
         expect_fields(&json["operations"], operations);
+        assert_eq!(json["unexpected"], 0);
         let text = |path: &Path| std::fs::read_to_string(path).unwrap();
         let (lines, log) = (text(&csv), text(&hdr));
         assert_eq!(lines.lines().count(), 1 + operations.len(), "{lines}");
