@@ -82,6 +82,10 @@ pub fn ycsb(args: &Ycsb, interrupt: &Interrupt) -> Result<Measured> {
         let done = phases::threads(args, (clients, &servers), history, None, interrupt);
         done.map_err(advised(&servers))?
     };
+    // Of nothing there are no rates, ratios and percentiles.
+    if worked.recorder.operations() == 0 {
+        return Err(Error::NoOperations);
+    }
     let network = args.network.map(|network| format!(", {}", network.label())).unwrap_or_default();
     let fabric = format!("{}{network}", servers.fabrics());
     let mut measured = Measured::new(fabric, worked, supervised);

@@ -388,6 +388,10 @@ fn mistakes_and_errors_are_one_line() {
             &["the history /nowhere/h: No such file"],
         ),
         (&[c, &["--history", "/dev/full"][..], &few[..]].concat(), &["/dev/full: No space left"]),
+        (
+            &[c, &few[..], &["--target-rate", "0.001", "--arrivals", "poisson"]].concat(),
+            &["no operation ended", "--seconds"],
+        ),
         (&[c, &["--history", "h", "--value-size", "7"][..]].concat(), &["--value-size of 8"]),
         (
             &[c, &["--json", "/nowhere/x.json"][..]].concat(),
