@@ -68,7 +68,7 @@ fn measure(args: &Args) -> Result<()> {
                 .publish(&ycsb.output)
         }
         Command::Report(args) => {
-            let told = html::report(args)?;
+            let told = html::report(args, tell)?;
             let written = std::io::stdout().write_all(told.as_bytes());
             written.map_err(Error::system("writing the result"))
         }

@@ -10,6 +10,8 @@ use crate::report::YcsbReport;
 use crate::verbs::VerbsReport;
 use crate::{Error, Result};
 
+const NO_RESULT: &str = "neither a result of `kv-bench ycsb --json` nor of `kv-bench verbs --json`";
+
 /// All results, each with the name of its file.
 #[derive(Default)]
 pub struct Inputs {
@@ -17,30 +19,44 @@ pub struct Inputs {
     pub ycsb: Vec<(String, YcsbReport)>,
     /// Of `kv-bench verbs`.
     pub verbs: Vec<(String, VerbsReport)>,
+    /// Files in folders that are JSON of something else, like what `kv-bench compare` writes.
+    pub skipped: Vec<PathBuf>,
 }
 
 impl Inputs {
     /// Reads files, and every `.json` in folders and below.
     ///
     /// # Errors
-    /// [`Error::Input`] with the first file that cannot be read or is no result.
+    /// [`Error::Input`] with the first file that cannot be read, or was named and is no result, or
+    /// folder without one.
     pub fn read(paths: &[PathBuf]) -> Result<Self> {
-        let mut files = Vec::new();
-        for path in paths {
-            let before = files.len();
-            find(path, &mut files)?;
-            if files.len() == before {
-                return Err(Error::input(path)("no file in this folder ends with .json"));
-            }
-        }
         let mut inputs = Self::default();
-        for file in &files {
-            inputs.add(file)?;
+        for path in paths {
+            let (mut files, before) = (Vec::new(), inputs.count());
+            find(path, &mut files)?;
+            for file in files {
+                if inputs.add(&file)? {
+                    continue;
+                }
+                if file == *path {
+                    return Err(Error::input(path)(NO_RESULT));
+                }
+                inputs.skipped.push(file);
+            }
+            if inputs.count() == before {
+                return Err(Error::input(path)("no .json in this folder is a result"));
+            }
         }
         Ok(inputs)
     }
 
-    fn add(&mut self, path: &Path) -> Result<()> {
+    /// How many results there are.
+    pub fn count(&self) -> usize {
+        self.ycsb.len() + self.verbs.len()
+    }
+
+    /// Whether the file is a result.
+    fn add(&mut self, path: &Path) -> Result<bool> {
         let bytes = fs::read(path).map_err(Error::input(path))?;
         let json: Value = serde_json::from_slice(&bytes).map_err(Error::input(path))?;
         let name = path.display().to_string();
@@ -54,10 +70,9 @@ impl Inputs {
         } else if json.get("update").is_some() {
             self.verbs.push((name, parsed(path, json)?));
         } else {
-            let wrong = "neither a result of `kv-bench ycsb --json` nor of `kv-bench verbs --json`";
-            return Err(Error::input(path)(wrong));
+            return Ok(false);
         }
-        Ok(())
+        Ok(true)
     }
 }
 

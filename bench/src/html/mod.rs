@@ -32,13 +32,16 @@ pub struct Report {
     pub output: PathBuf,
 }
 
-/// Reads all results, then writes the page. Returns what to tell.
+/// Reads all results, then writes the page. Returns what to tell; tells at once what it skips.
 ///
 /// # Errors
 /// [`crate::Error::Input`] with the first file that is no result; [`crate::Error::Output`].
-pub fn report(args: &Report) -> Result<String> {
+pub fn report(args: &Report, tell: impl Fn(&str)) -> Result<String> {
     let inputs = Inputs::read(&args.results)?;
+    for file in &inputs.skipped {
+        tell(&format!("skipped {}: no result of ycsb or verbs", file.display()));
+    }
     write_whole(&args.output, page::page(&inputs).as_bytes())?;
-    let results = inputs.ycsb.len() + inputs.verbs.len();
+    let results = inputs.count();
     Ok(format!("{}: a page of {results} result(s)\n", args.output.display()))
 }

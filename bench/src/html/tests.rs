@@ -42,7 +42,7 @@ fn write(folder: &Path, name: &str, json: &Value) {
 fn page_of(folder: &Path) -> String {
     let output = folder.join("page.html");
     let results = vec![folder.to_owned()];
-    report(&Report { results, output: output.clone() }).unwrap();
+    report(&Report { results, output: output.clone() }, |_| ()).unwrap();
     fs::read_to_string(output).unwrap()
 }
 
@@ -204,7 +204,8 @@ fn results_of_older_versions_are_read() {
     let results = Path::new(env!("CARGO_MANIFEST_DIR")).join("results/2026-11-21-epyc-2core");
     let folder = tempfile::tempdir().unwrap();
     let output = folder.path().join("page.html");
-    let told = report(&Report { results: vec![results], output: output.clone() }).unwrap();
+    let args = Report { results: vec![results], output: output.clone() };
+    let told = report(&args, |_| ()).unwrap();
     assert!(told.ends_with("a page of 3 result(s)\n"), "{told}");
     let page = fs::read_to_string(output).unwrap();
     assert!(texts(&parsed(&page)).iter().any(|text| text == "Latency against load: workload c"));
@@ -230,15 +231,38 @@ fn what_is_no_result_is_named_and_the_page_stays_as_it_was() {
         let inside = folder.path().join("in");
         fs::create_dir(&inside).unwrap();
         fs::write(inside.join(name), content).unwrap();
-        let args = Report { results: vec![inside.clone()], output: output.clone() };
-        let error = report(&args).unwrap_err().to_string();
+        let args = Report { results: vec![inside.join(name)], output: output.clone() };
+        let error = report(&args, |_| ()).unwrap_err().to_string();
         assert!(error.contains(name) && error.contains(expected), "{name}: {error}");
         fs::remove_dir_all(&inside).unwrap();
     }
     let nothing = Report { results: vec!["/nowhere/x.json".into()], output: output.clone() };
-    assert!(report(&nothing).unwrap_err().to_string().starts_with("/nowhere/x.json: No such file"));
+    let error = report(&nothing, |_| ()).unwrap_err().to_string();
+    assert!(error.starts_with("/nowhere/x.json: No such file"), "{error}");
     let empty = tempfile::tempdir().unwrap();
     let empty = Report { results: vec![empty.path().to_owned()], output: output.clone() };
-    assert!(matches!(report(&empty), Err(Error::Input { .. })));
+    assert!(matches!(report(&empty, |_| ()), Err(Error::Input { .. })));
     assert_eq!(fs::read_to_string(output).unwrap(), "before");
+}
+
+#[test]
+fn folders_may_hold_other_json_but_no_broken_results() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "c.json", &result("c", 1, 1, 2.5e6));
+    write(folder.path(), "compared.json", &json!({ "workloads": [] }));
+    let output = folder.path().join("page.html");
+    let args = Report { results: vec![folder.path().to_owned()], output };
+    let skipped = std::cell::RefCell::new(Vec::new());
+    let told = report(&args, |line| skipped.borrow_mut().push(line.to_owned())).unwrap();
+    assert!(told.ends_with("a page of 1 result(s)\n"), "{told}");
+    let skipped = skipped.into_inner();
+    assert!(skipped.len() == 1 && skipped[0].contains("compared.json"), "{skipped:?}");
+    fs::write(folder.path().join("cut.json"), "{").unwrap();
+    let error = report(&args, |_| ()).unwrap_err().to_string();
+    assert!(error.contains("cut.json"), "{error}");
+    // Of nothing there is no page.
+    fs::remove_file(folder.path().join("cut.json")).unwrap();
+    fs::remove_file(folder.path().join("c.json")).unwrap();
+    let error = report(&args, |_| ()).unwrap_err().to_string();
+    assert!(error.ends_with("no .json in this folder is a result"), "{error}");
 }
