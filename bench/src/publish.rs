@@ -40,8 +40,17 @@ impl Output {
     /// # Errors
     /// [`Error::Usage`] and [`Error::Output`] that name the first that cannot.
     pub fn check(&self) -> Result<()> {
-        check_json(self.json.as_deref())?;
-        [&self.csv, &self.hdr].into_iter().flatten().try_for_each(|path| check_file(path))
+        let json = self.json.as_ref().filter(|path| !is_stdout(path));
+        let all = [json, self.csv.as_ref(), self.hdr.as_ref()];
+        let all: Vec<&PathBuf> = all.into_iter().flatten().collect();
+        for (at, path) in all.iter().enumerate() {
+            check_file(path)?;
+            if all[..at].iter().any(|other| is_same_file(other, path)) {
+                let path = path.display();
+                return Err(Error::Usage(format!("two results cannot be written to {path}")));
+            }
+        }
+        Ok(())
     }
 }
 
@@ -53,7 +62,15 @@ pub fn check_json(path: Option<&Path>) -> Result<()> {
     path.filter(|path| !is_stdout(path)).map_or(Ok(()), check_file)
 }
 
-fn check_file(path: &Path) -> Result<()> {
+/// The same for any other file.
+///
+/// # Errors
+/// As for [`Output::check`], and for `-`.
+pub fn check_file(path: &Path) -> Result<()> {
+    if is_stdout(path) {
+        let advice = "- is stdout for --json only; a file of that name is ./-";
+        return Err(Error::Usage(advice.to_owned()));
+    }
     let folder = folder_of(path);
     if !folder.is_dir() {
         let (path, folder) = (path.display(), folder.display());
@@ -69,6 +86,12 @@ fn check_file(path: &Path) -> Result<()> {
         (folder, Access::WRITE_OK | Access::EXEC_OK)
     };
     access(written, how).map_err(|error| Error::output(path)(error.into()))
+}
+
+/// Whether one replaces the other. What is no file takes several, one after the other.
+pub(crate) fn is_same_file(one: &Path, other: &Path) -> bool {
+    let entry = |path: &Path| Some(folder_of(path).canonicalize().ok()?.join(path.file_name()?));
+    !is_no_file(one) && entry(one).is_some_and(|one| Some(one) == entry(other))
 }
 
 fn is_stdout(path: &Path) -> bool {
@@ -296,6 +319,20 @@ mod tests {
         // Nobody makes files there, not even root.
         let error = check(Path::new("/proc/self/x.json")).unwrap_err();
         assert!(error.starts_with("cannot write /proc/self/x.json: "), "{error}");
+    }
+
+    #[test]
+    fn every_result_has_a_place_of_its_own() {
+        let check = |json: &str, csv: &str| {
+            let [json, csv] = [json, csv].map(|path| Some(path.into()));
+            Output { json, csv, hdr: None }.check().map_err(|error| error.to_string())
+        };
+        let error = check("src/x", "./src/../src/x").unwrap_err();
+        assert_eq!(error, "two results cannot be written to ./src/../src/x");
+        assert_eq!(check("src/x", "x"), Ok(()));
+        assert_eq!(check("/dev/null", "/dev/null"), Ok(()));
+        assert!(check("-", "-").unwrap_err().contains("--json only"));
+        assert_eq!(check("-", "./-"), Ok(()));
     }
 
     #[test]

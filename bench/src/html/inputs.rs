@@ -19,6 +19,8 @@ pub struct Inputs {
     pub ycsb: Vec<(String, YcsbReport)>,
     /// Of `kv-bench verbs`.
     pub verbs: Vec<(String, VerbsReport)>,
+    /// Where all these are.
+    pub files: Vec<PathBuf>,
     /// Files in folders that are JSON of something else, like what `kv-bench compare` writes.
     pub skipped: Vec<PathBuf>,
 }
@@ -32,27 +34,22 @@ impl Inputs {
     pub fn read(paths: &[PathBuf]) -> Result<Self> {
         let mut inputs = Self::default();
         for path in paths {
-            let (mut files, before) = (Vec::new(), inputs.count());
+            let (mut files, before) = (Vec::new(), inputs.files.len());
             find(path, &mut files)?;
             for file in files {
                 if inputs.add(&file)? {
-                    continue;
-                }
-                if file == *path {
+                    inputs.files.push(file);
+                } else if file == *path {
                     return Err(Error::input(path)(NO_RESULT));
+                } else {
+                    inputs.skipped.push(file);
                 }
-                inputs.skipped.push(file);
             }
-            if inputs.count() == before {
+            if inputs.files.len() == before {
                 return Err(Error::input(path)("no .json in this folder is a result"));
             }
         }
         Ok(inputs)
-    }
-
-    /// How many results there are.
-    pub fn count(&self) -> usize {
-        self.ycsb.len() + self.verbs.len()
     }
 
     /// Whether the file is a result.

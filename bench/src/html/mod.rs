@@ -15,8 +15,8 @@ use std::path::PathBuf;
 
 use clap::ValueHint;
 
-use crate::Result;
-use crate::publish::write_whole;
+use crate::publish::{check_file, is_same_file, write_whole};
+use crate::{Error, Result};
 
 pub use inputs::Inputs;
 
@@ -35,13 +35,19 @@ pub struct Report {
 /// Reads all results, then writes the page. Returns what to tell; tells at once what it skips.
 ///
 /// # Errors
-/// [`crate::Error::Input`] with the first file that is no result; [`crate::Error::Output`].
+/// [`Error::Input`] with the first file that is no result; [`Error::Usage`] and
+/// [`Error::Output`] if the page cannot be written.
 pub fn report(args: &Report, tell: impl Fn(&str)) -> Result<String> {
+    check_file(&args.output)?;
     let inputs = Inputs::read(&args.results)?;
+    if inputs.files.iter().any(|file| is_same_file(file, &args.output)) {
+        let output = args.output.display();
+        return Err(Error::Usage(format!("the page would replace the result {output}")));
+    }
     for file in &inputs.skipped {
         tell(&format!("skipped {}: no result of ycsb or verbs", file.display()));
     }
     write_whole(&args.output, page::page(&inputs).as_bytes())?;
-    let results = inputs.count();
+    let results = inputs.files.len();
     Ok(format!("{}: a page of {results} result(s)\n", args.output.display()))
 }

@@ -8,7 +8,6 @@ use roxmltree::{Document, ParsingOptions};
 use serde_json::{Value, json};
 
 use super::*;
-use crate::Error;
 
 /// A result, as `kv-bench ycsb --json` writes it.
 fn result(workload: &str, threads: u32, depth: u16, ops_s: f64) -> Value {
@@ -265,4 +264,17 @@ fn folders_may_hold_other_json_but_no_broken_results() {
     fs::remove_file(folder.path().join("c.json")).unwrap();
     let error = report(&args, |_| ()).unwrap_err().to_string();
     assert!(error.ends_with("no .json in this folder is a result"), "{error}");
+}
+
+#[test]
+fn the_page_replaces_no_result() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "c.json", &result("c", 1, 1, 2.5e6));
+    let page = |output: &Path| {
+        let args = Report { results: vec![folder.path().to_owned()], output: output.to_owned() };
+        report(&args, |_| ()).map_err(|error| error.to_string())
+    };
+    let error = page(&folder.path().join("c.json")).unwrap_err();
+    assert!(error.starts_with("the page would replace the result "), "{error}");
+    assert!(page(Path::new("-")).unwrap_err().contains("./-"));
 }
