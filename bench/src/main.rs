@@ -2,6 +2,7 @@
 
 use std::io::Write;
 use std::process::ExitCode;
+use std::time::SystemTime;
 
 use farside_bench::allocations::CountingAllocator;
 use farside_bench::args::{Args, Command};
@@ -63,9 +64,16 @@ fn measure(args: &Args) -> Result<()> {
             let table = report.table(&measured).map_err(|_| Error::Panicked)?;
             let kinds = measured.recorder.kinds();
             let latencies: Vec<_> = kinds.map(|(kind, of)| (kind.name(), &of.latencies)).collect();
-            let (rows, seconds): (Vec<_>, _) = (report.rows().collect(), report.seconds);
-            Published { json: &report, table: &table, rows: &rows, latencies: &latencies, seconds }
-                .publish(&ycsb.output)
+            let rows: Vec<_> = report.rows().collect();
+            Published {
+                json: &report,
+                table: &table,
+                rows: &rows,
+                latencies: &latencies,
+                seconds: report.seconds,
+                ended: measured.ended,
+            }
+            .publish(&ycsb.output)
         }
         Command::Report(args) => {
             let told = html::report(args, tell)?;
@@ -84,9 +92,16 @@ fn measure(args: &Args) -> Result<()> {
             let table = report.table().map_err(|_| Error::Panicked)?;
             let names = report.rates().map(|(verb, _)| verb);
             let latencies: Vec<_> = names.into_iter().zip(&report.latencies).collect();
-            let (rows, seconds): (Vec<_>, _) = (report.rows().collect(), report.seconds);
-            Published { json: &report, table: &table, rows: &rows, latencies: &latencies, seconds }
-                .publish(&args.output)
+            let rows: Vec<_> = report.rows().collect();
+            Published {
+                json: &report,
+                table: &table,
+                rows: &rows,
+                latencies: &latencies,
+                seconds: report.seconds,
+                ended: SystemTime::now(),
+            }
+            .publish(&args.output)
         }
     }
 }

@@ -110,6 +110,8 @@ pub struct Published<'a, Json, Row> {
     pub latencies: &'a [(&'a str, &'a Histogram<u64>)],
     /// How long was measured.
     pub seconds: f64,
+    /// Until when.
+    pub ended: SystemTime,
 }
 
 impl<Json: Serialize, Row: Serialize> Published<'_, Json, Row> {
@@ -125,7 +127,7 @@ impl<Json: Serialize, Row: Serialize> Published<'_, Json, Row> {
             text().map_err(Error::output(path)).and_then(|text| write_whole(path, &text))
         };
         let csv = write(&output.csv, &|| csv_text(self.rows));
-        let hdr = write(&output.hdr, &|| interval_log(self.latencies, self.seconds));
+        let hdr = write(&output.hdr, &|| interval_log(self.latencies, self.seconds, self.ended));
         result(self.json, self.table, output.json.as_deref()).and(csv).and(hdr)
     }
 }
@@ -196,14 +198,18 @@ fn csv_text(rows: &[impl Serialize]) -> io::Result<Vec<u8>> {
 const NS_PER_MAXIMUM: f64 = 1e6;
 
 /// One interval, of all that was measured, for each kind.
-fn interval_log(latencies: &[(&str, &Histogram<u64>)], seconds: f64) -> io::Result<Vec<u8>> {
+fn interval_log(
+    latencies: &[(&str, &Histogram<u64>)],
+    seconds: f64,
+    ended: SystemTime,
+) -> io::Result<Vec<u8>> {
     let (mut bytes, mut serializer) = (Vec::new(), V2DeflateSerializer::new());
     let duration = Duration::from_secs_f64(seconds);
     let mut builder = IntervalLogWriterBuilder::new();
     builder
         .add_comment("[Histogram log format version 1.3]")
         .add_comment("[latencies in nanoseconds, by kv-bench]")
-        .with_base_time(SystemTime::now() - duration)
+        .with_base_time(ended - duration)
         .with_max_value_divisor(NS_PER_MAXIMUM);
     let mut writer = builder.begin_log_with(&mut bytes, &mut serializer)?;
     for (name, histogram) in latencies {
@@ -266,7 +272,8 @@ mod tests {
         (0..1000).for_each(|n| gets.record(300 + n).unwrap());
         let mut puts = latency_histogram();
         puts.record(7_000_000).unwrap();
-        let log = interval_log(&[("get", &gets), ("put", &puts)], 2.0).unwrap();
+        let ended = SystemTime::UNIX_EPOCH + Duration::from_secs(9);
+        let log = interval_log(&[("get", &gets), ("put", &puts)], 2.0, ended).unwrap();
         let found: Vec<(String, Histogram<u64>)> = IntervalLogIterator::new(&log)
             .filter_map(|entry| match entry.unwrap() {
                 LogEntry::Interval(interval) => {
@@ -276,6 +283,10 @@ mod tests {
                     let bytes = engine.decode(interval.encoded_histogram()).unwrap();
                     let histogram = Deserializer::new().deserialize(&mut &bytes[..]).unwrap();
                     Some((interval.tag().unwrap().as_str().to_owned(), histogram))
+                }
+                LogEntry::BaseTime(started) => {
+                    assert_eq!(started, Duration::from_secs(7));
+                    None
                 }
                 _ => None,
             })
@@ -343,7 +354,8 @@ mod tests {
         let output = Output { json, csv: Some(csv.clone()), hdr: Some(hdr.clone()) };
         let (rows, latencies) = ([1, 2], [("get", &latency_histogram())]);
         let (table, rows, latencies) = ("", &rows[..], &latencies[..]);
-        let published = Published { json: &(), table, rows, latencies, seconds: 1.0 };
+        let (seconds, ended) = (1.0, SystemTime::now());
+        let published = Published { json: &(), table, rows, latencies, seconds, ended };
         let error = published.publish(&output).unwrap_err().to_string();
         assert!(error.starts_with("cannot write /dev/full: "), "{error}");
         assert_eq!(fs::read_to_string(csv).unwrap(), "1\n2\n");

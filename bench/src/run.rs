@@ -1,5 +1,7 @@
 //! `kv-bench ycsb`: what a run needs, and what comes of it.
 
+use std::time::SystemTime;
+
 use farside::{CacheStatistics, Client};
 use farside_common::config::ClientConfig;
 use farside_common::size::ByteSize;
@@ -27,6 +29,8 @@ pub struct Measured {
     pub recorder: Recorder,
     /// From the first thread's start to the last one's end, in seconds.
     pub seconds: f64,
+    /// When that was.
+    pub ended: SystemTime,
     /// What the location caches did.
     pub cache: CacheStatistics,
     /// Allocations of the threads that ran operations.
@@ -47,7 +51,7 @@ pub struct Measured {
 }
 
 impl Measured {
-    /// What all threads together measured.
+    /// What all threads together measured, just now.
     pub fn new(fabric: String, worked: Worked, supervised: Supervised) -> Self {
         let Worked { recorder, started_ns, ended_ns, cache, allocations, cpu_s } = worked;
         let Supervised { server, load_seconds, environment } = supervised;
@@ -56,6 +60,7 @@ impl Measured {
             fabric,
             recorder,
             seconds,
+            ended: SystemTime::now(),
             cache,
             allocations,
             cpu_s,

@@ -22,6 +22,7 @@ fn sample() -> (YcsbReport, Measured) {
         fabric: "shm".into(),
         recorder,
         seconds: 2.0,
+        ended: std::time::SystemTime::now(),
         cache: farside::CacheStatistics { hits: 99, misses: 1 },
         allocations: 0,
         cpu_s: 2.0,
@@ -40,13 +41,14 @@ fn args() -> Ycsb {
 
 #[test]
 fn the_json_has_every_field() {
-    let (report, _) = sample();
+    let (report, measured) = sample();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("result.json");
     let output = Output { json: Some(path.clone()), ..Default::default() };
     let (table, latencies) = ("", &[][..]);
     let rows: Vec<Row<'_>> = report.rows().collect();
-    let published = Published { json: &report, table, rows: &rows, latencies, seconds: 2.0 };
+    let (seconds, ended) = (2.0, measured.ended);
+    let published = Published { json: &report, table, rows: &rows, latencies, seconds, ended };
     published.publish(&output).unwrap();
     let json: Value = serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap();
     for (pointer, expected) in [
