@@ -68,7 +68,7 @@ pub enum Error {
          taken without harm to others: write a smaller --span"
     )]
     TooFewBlocks { asked: usize, bytes: u64, spare: usize },
-    #[error("no operation ended in the time measured: give the run more --seconds, or a higher rate")]
+    #[error("no operation ended: give the run more --seconds, or a higher rate")]
     NoOperations,
     #[error("process {number} of the benchmark failed: {said}")]
     Process { number: usize, said: String },

@@ -9,6 +9,7 @@ mod allocations;
 mod balance;
 mod bench_cli;
 mod bench_ends;
+mod bench_memory;
 mod bench_report;
 mod chaos;
 mod cli;

@@ -6,8 +6,6 @@ use std::time::Duration;
 use farside::{Error, Exhausted};
 use farside_tests::{ServerProcess, device, proof, scaled};
 
-use crate::bench_cli::bench;
-
 #[test]
 fn a_full_heap_says_so_and_deleting_makes_room() {
     let server = ServerProcess::start(&["--memory", "16MiB", "--index", "2MiB"]);
@@ -106,26 +104,4 @@ fn ten_million_overwrites_in_a_small_region() {
         assert_eq!(value.data, (overwrites - KEYS + key).to_le_bytes());
     }
     server.assert_verifies();
-}
-
-#[test]
-fn raw_verbs_take_no_block_that_others_could_need() {
-    let verbs = |server: &ServerProcess, span: &str| {
-        bench(&["verbs", "--server", &server.address(), "--span", span, "--seconds", "0.05"])
-    };
-    let roomy = ServerProcess::start(&["--memory", "32MiB"]);
-    let mut session = roomy.client().session().unwrap();
-    verbs(&roomy, "32MiB").expect_line(2, &["without harm to others", "--span"]);
-    assert_eq!(verbs(&roomy, "4MiB").code, Some(0));
-    session.put(b"key", &[0; 1000]).unwrap();
-    roomy.assert_verifies();
-    let cache = ServerProcess::start(&["--memory", "8MiB", "--grace-ms", "10", "--evict"]);
-    let client = cache.client();
-    let mut session = client.session().unwrap();
-    let evicted = || client.statistics().unwrap().keys_evicted;
-    (0..20_000u64).for_each(|key| session.put(&key.to_le_bytes(), &[0; 1000]).unwrap());
-    let before = evicted();
-    assert!(before > 0);
-    verbs(&cache, "1MiB").expect_line(2, &["without harm to others", "--span"]);
-    assert_eq!(evicted(), before);
 }

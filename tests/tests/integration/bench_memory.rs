@@ -1,0 +1,46 @@
+//! Proves that kv-bench gets along with the memory there is: its own server's, and somebody else's,
+//! of which it takes no block that others could need.
+
+use farside_tests::ServerProcess;
+
+use crate::bench_cli::{bench, count, measured};
+
+#[test]
+fn a_run_goes_on_in_less_memory_than_all_its_inserts_could_take() {
+    let json = measured("--workload d --seconds 0.3 --threads 8 --memory 64MiB");
+    assert!(count(&json) > 0);
+}
+
+#[test]
+fn raw_verbs_take_no_block_that_others_could_need() {
+    let verbs = |server: &ServerProcess, span: &str| {
+        bench(&["verbs", "--server", &server.address(), "--span", span, "--seconds", "0.05"])
+    };
+    let roomy = ServerProcess::start(&["--memory", "32MiB"]);
+    let mut session = roomy.client().session().unwrap();
+    verbs(&roomy, "32MiB").expect_line(2, &["without harm to others", "--span"]);
+    assert_eq!(verbs(&roomy, "4MiB").code, Some(0));
+    session.put(b"key", &[0; 1000]).unwrap();
+    roomy.assert_verifies();
+    let cache = ServerProcess::start(&["--memory", "8MiB", "--grace-ms", "10", "--evict"]);
+    let client = cache.client();
+    let mut session = client.session().unwrap();
+    let evicted = || client.statistics().unwrap().keys_evicted;
+    (0..20_000u64).for_each(|key| session.put(&key.to_le_bytes(), &[0; 1000]).unwrap());
+    let before = evicted();
+    assert!(before > 0);
+    verbs(&cache, "1MiB").expect_line(2, &["without harm to others", "--span"]);
+    assert_eq!(evicted(), before);
+}
+
+#[test]
+fn raw_verbs_are_a_limit_of_few_records_too_and_what_cannot_be_is_told() {
+    let rest = ["--warmup-seconds", "0", "--operations", "999", "--limit-seconds", "0.1"];
+    for (records, depth, size, part) in
+        [("100", "128", "64", "by raw verbs alone"), ("9", "256", "400000", "not measured: 256 in")]
+    {
+        let own = ["ycsb", "--workload", "c", "--records", records, "--depth", depth];
+        let said = bench(&[&own[..], &["--value-size", size], &rest].concat());
+        assert!(String::from_utf8_lossy(&said.stdout).contains(part), "{:?}", said.stderr);
+    }
+}
