@@ -215,13 +215,17 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(20);
 
-    #[test]
-    fn messages_keep_their_boundaries_and_carry_descriptors() {
+    fn pair() -> (Connection, Connection) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("kv.sock");
         let listener = Listener::bind(&path).unwrap();
         let client = Connection::connect(&path, PATIENCE).unwrap();
-        let server = listener.accept().unwrap();
+        (client, listener.accept().unwrap())
+    }
+
+    #[test]
+    fn messages_keep_their_boundaries_and_carry_descriptors() {
+        let (client, server) = pair();
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(b"inside").unwrap();
         server.send(b"one", Some(file.as_fd())).unwrap();
@@ -245,13 +249,8 @@ mod tests {
     /// As when the process may not have one more; the system does not say how many there were.
     #[test]
     fn a_descriptor_that_could_not_be_received_is_an_error() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("kv.sock");
-        let listener = Listener::bind(&path).unwrap();
-        let client = Connection::connect(&path, PATIENCE).unwrap();
-        let server = listener.accept().unwrap();
-        let folder = std::fs::File::open(folder.path()).unwrap();
-        let many = [folder.as_fd(); 9];
+        let (client, server) = pair();
+        let many = [server.as_fd(); 9];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(9))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         assert!(ancillary.push(SendAncillaryMessage::ScmRights(&many)));
