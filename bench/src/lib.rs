@@ -6,9 +6,9 @@
 //! - [`driver`], [`arrivals`], [`store`], [`shards`], [`recorder`], [`attribution`]: the measured
 //!   loops, when they start what, what they drive, one server or several, and what they note down.
 //! - [`history`], [`journal`]: an open format for operations, and a witness that writes it.
-//! - [`run`], [`phases`], [`processes`], [`worked`], [`progress`], [`server`], [`daemon`],
-//!   [`accounting`]: threads and processes, their phases and sums, what is shown meanwhile, a
-//!   server for the run and what it spent.
+//! - [`run`], [`phases`], [`threads`], [`processes`], [`worked`], [`progress`], [`server`],
+//!   [`daemon`], [`accounting`]: threads and processes, their phases and sums, what is shown
+//!   meanwhile, a server for the run and what it spent.
 //! - [`verbs`], [`limit`]: the raw rates of a fabric and of a map in this process, the limits of
 //!   everything above.
 //! - [`price`]: what an operation takes at least.
@@ -58,6 +58,7 @@ pub mod services;
 pub mod shards;
 pub mod sizing;
 pub mod store;
+pub mod threads;
 pub mod value_size;
 pub mod verbs;
 pub mod worked;

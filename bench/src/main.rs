@@ -65,15 +65,9 @@ fn measure(args: &Args) -> Result<()> {
             let kinds = measured.recorder.kinds();
             let latencies: Vec<_> = kinds.map(|(kind, of)| (kind.name(), &of.latencies)).collect();
             let rows: Vec<_> = report.rows().collect();
-            Published {
-                json: &report,
-                table: &table,
-                rows: &rows,
-                latencies: &latencies,
-                seconds: report.seconds,
-                ended: measured.ended,
-            }
-            .publish(&ycsb.output)
+            let (json, table, rows, latencies) = (&report, &*table, &*rows, &*latencies);
+            let (seconds, ended) = (report.seconds, measured.ended);
+            Published { json, table, rows, latencies, seconds, ended }.publish(&ycsb.output)
         }
         Command::Report(args) => {
             let told = html::report(args, tell)?;
@@ -93,15 +87,9 @@ fn measure(args: &Args) -> Result<()> {
             let names = report.rates().map(|(verb, _)| verb);
             let latencies: Vec<_> = names.into_iter().zip(&report.latencies).collect();
             let rows: Vec<_> = report.rows().collect();
-            Published {
-                json: &report,
-                table: &table,
-                rows: &rows,
-                latencies: &latencies,
-                seconds: report.seconds,
-                ended: SystemTime::now(),
-            }
-            .publish(&args.output)
+            let (json, table, rows, latencies) = (&report, &*table, &*rows, &*latencies);
+            let (seconds, ended) = (report.seconds, SystemTime::now());
+            Published { json, table, rows, latencies, seconds, ended }.publish(&args.output)
         }
     }
 }

@@ -1,6 +1,5 @@
 //! The threads of a process and the phases that they go through: load, warm-up, measure.
 
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::thread;
@@ -25,6 +24,7 @@ use crate::records::RecordCounter;
 use crate::server::Servers;
 use crate::shards::Shards;
 use crate::store::Store;
+use crate::threads::start;
 use crate::worked::Worked;
 use crate::workload::{Kind, Mix};
 use crate::{Error, Result, allocations};
@@ -120,14 +120,10 @@ pub fn threads(
     };
     thread::scope(|scope| {
         let shared = &shared;
-        let worker =
-            |thread| thread::Builder::new().spawn_scoped(scope, move || shared.work(thread));
-        let workers: io::Result<Vec<_>> = (0..args.threads).map(worker).collect();
-        if workers.is_err() {
-            // Those that run wait for the others.
-            shared.enter(Phase::Stop);
-        }
-        let workers = workers.map_err(Error::system("starting a thread"))?;
+        let worker = |thread| start(scope, move || shared.work(thread));
+        let workers: Result<Vec<_>> = (0..args.threads).map(worker).collect();
+        // Those that run wait for the others.
+        let workers = workers.inspect_err(|_| shared.enter(Phase::Stop))?;
         let supervised = shared.supervise(servers, interrupt);
         shared.enter(Phase::Stop);
         let worked: Vec<Result<Option<Worked>>> = workers

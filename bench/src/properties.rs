@@ -183,12 +183,10 @@ impl Properties {
     /// That there is no such distribution here.
     pub fn shape(&self) -> Result<Shape, String> {
         let advice = "there are uniform, zipfian, latest and hotspot here";
-        let shape = |text: &str| match text {
-            "zipfian" => Some(Shape::ScrambledZipfian),
-            "uniform" => Some(Shape::Uniform),
-            "latest" => Some(Shape::Latest),
-            "hotspot" => Some(Shape::Hotspot),
-            _ => None,
+        let shape = |text: &str| match text.parse().ok()? {
+            Shape::Zipfian => Some(Shape::ScrambledZipfian),
+            Shape::ScrambledZipfian => None,
+            shape => Some(shape),
         };
         let shape = self.parsed("requestdistribution", advice, shape)?;
         Ok(shape.unwrap_or(Shape::Uniform))

@@ -207,11 +207,11 @@ impl Shared {
             if let Some((at, refusal)) = state.failed
                 && at > asked_at
             {
-                let server = || self.target.address.to_string();
-                return Err(refusal.map_or_else(
-                    || self.unreachable(asked_at.elapsed()),
-                    |source| Error::Refused { server: server(), source },
-                ));
+                let server = self.target.address.to_string();
+                return Err(match refusal {
+                    Some(source) => Error::Refused { server, source },
+                    None => self.unreachable(asked_at.elapsed()),
+                });
             }
             if !state.is_connecting {
                 break;

@@ -11,12 +11,13 @@ use farside_common::layout::{
     DirectoryEntry, Format, Geometry, INCARNATIONS, LayoutError, STATE_OFFSET, SUPERBLOCK_BYTES,
     SizeClass, Slot, Superblock, WINDOW_SLOTS, WORD_GENERATIONS, prefix_of,
 };
+use farside_common::waiting::Waiting;
 
 use crate::allocator::{Allocator, Depot, Taken};
 use crate::directory::{Directory, Subtable};
 use crate::failure::Failure;
 use crate::location_cache::{ConnectionCache, LocationCache, Lookups};
-use crate::waiting::Waiting;
+use crate::waiting::{is_over, no_answer};
 use crate::{Error, Exhausted, Result};
 
 /// The constants of `docs/protocol.md`, for one region over one fabric.
@@ -220,6 +221,12 @@ impl<F: Fabric, D: Depot> Engine<F, D> {
         self.allocator.borrow_mut().receive(|| self.endpoint.fabric().now());
     }
 
+    /// Whether what was seen in a READ posted then is still to be believed (invariant I3).
+    #[inline]
+    pub(crate) fn is_fresh(&self, posted: Nanos) -> bool {
+        self.endpoint.now().saturating_sub(posted) <= self.constants.patience_ns
+    }
+
     /// A free block of the class, and when it was taken: at once, or after the server answered or
     /// GRACE ended.
     pub(crate) async fn take_block(
@@ -247,8 +254,8 @@ impl<F: Fabric, D: Depot> Engine<F, D> {
                 Taken::Asked(_) if self.allocator.borrow().is_lost() => {
                     return Err(Failure::Disconnected);
                 }
-                Taken::Asked(_) if waiting.is_over() => return Err(waiting.failure()),
-                Taken::Soon(_) | Taken::Resting(_) if waiting.is_over() => return out_of_space(),
+                Taken::Asked(_) if is_over(&waiting) => return Err(no_answer(&waiting)),
+                Taken::Soon(_) | Taken::Resting(_) if is_over(&waiting) => return out_of_space(),
                 Taken::Asked(until) | Taken::Soon(until) | Taken::Resting(until) => {
                     self.endpoint.sleep_until(lane, until).await;
                 }

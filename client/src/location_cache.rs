@@ -137,18 +137,19 @@ pub(crate) struct LocationCache {
 
 impl LocationCache {
     fn new(bytes: usize, proof_ns: Nanos, now: Nanos) -> Self {
-        let mut most = (bytes / SET_BYTES + 1).next_power_of_two() / 2;
+        let wanted = (bytes / SET_BYTES + 1).next_power_of_two() / 2;
+        let mut most = wanted;
         // Without memory for the cache the store works as well, one round trip slower.
         let memory = loop {
             match Pairs::new(most * WAYS) {
-                Err(error) if most > FIRST_SETS => {
-                    most /= 2;
-                    let bytes = most * SET_BYTES;
-                    tracing::warn!(bytes, "the location cache is smaller than asked for: {error}");
-                }
+                Err(_) if most > FIRST_SETS => most /= 2,
                 memory => break memory.ok(),
             }
         };
+        if most < wanted {
+            let bytes = most * SET_BYTES;
+            tracing::warn!(bytes, "the system lets the location cache be no larger than this");
+        }
         Self {
             memory,
             sets: AtomicUsize::new(most.clamp(1, FIRST_SETS)),

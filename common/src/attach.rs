@@ -212,14 +212,14 @@ impl Target {
             let options = Options { connect_timeout: attempt_max(left), ..self.rdma };
             let (channel, reply) = match connect_control(address, &request, &options) {
                 Ok(connected) => connected,
-                Err(error) => {
-                    failure = from_verbs(&self.address.to_string(), error);
-                    match failure {
-                        AttachError::Absent { .. } => continue,
-                        // The server was there.
-                        _ => break,
+                Err(error) => match from_verbs(&self.address.to_string(), error) {
+                    absent @ AttachError::Absent { .. } => {
+                        failure = absent;
+                        continue;
                     }
-                }
+                    // The server was there.
+                    refused => return Err(refused),
+                },
             };
             let welcome = self.welcome(&reply, true)?;
             let Welcome { client_id, lease, base_address, region_bytes, rkey, .. } = welcome;

@@ -7,6 +7,7 @@
 //! - [`attach`]: how a client gets to both.
 //! - [`check`]: walks a region and reports what is wrong with it.
 //! - [`address`], [`size`] and [`config`]: what users write.
+//! - [`waiting`]: how long, for who may have been stopped meanwhile.
 //! - [`pairs`]: memory that threads share, in words of 16 bytes.
 //! - [`command_line`]: what the commands answer to mistakes and errors.
 #![deny(unsafe_code)]
@@ -24,3 +25,4 @@ pub mod layout;
 #[allow(unsafe_code, reason = "the mapping is shared by threads")]
 pub mod pairs;
 pub mod size;
+pub mod waiting;

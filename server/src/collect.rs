@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 
 use farside_common::fabric::{ChainError, Nanos};
 use farside_common::layout::{BlockRef, SlotState, SlotWord};
+use farside_common::waiting::Waiting;
 
 use crate::depot::{Depot, Memory, Suspect};
 use crate::index::{Index, SubtableImage};
@@ -15,9 +16,6 @@ use crate::index::{Index, SubtableImage};
 const SUBTABLES_PER_STEP: usize = 256;
 /// How long a client may take to say what it holds. Then it is fenced.
 const ANSWER_NS: Nanos = 5_000_000_000;
-/// How often the server looks whether it has said it, and what counts at most as waited between two
-/// looks: longer, and it was the server that had been stopped.
-const LOOK_NS: Nanos = 100_000_000;
 /// After a death, how long others may follow it before a collection begins.
 const DEBOUNCE_NS: Nanos = 100_000_000;
 /// How long a collection waits at most until the slots of lost clients are cleared.
@@ -60,9 +58,8 @@ pub(crate) struct Collector {
     recovered: u64,
     /// Connections that were asked and have not answered.
     awaiting: BTreeSet<u64>,
-    looked_at: Nanos,
-    /// How long they may still take.
-    patience_ns: Nanos,
+    /// For their answers.
+    waiting: Waiting,
     next_subtable: usize,
     suspects: Vec<Suspect>,
     /// How long after it was fenced a client's verbs can still take effect.
@@ -79,8 +76,7 @@ impl Collector {
             finished: 0,
             recovered: 0,
             awaiting: BTreeSet::new(),
-            looked_at: 0,
-            patience_ns: 0,
+            waiting: Waiting::since(0),
             next_subtable: 0,
             suspects: Vec::new(),
             settles_ns,
@@ -135,9 +131,7 @@ impl Collector {
             Stage::Idle => self.begin_at(swept),
             Stage::Filter | Stage::Walk => Some(0),
             Stage::FirstReport | Stage::SecondReport if self.awaiting.is_empty() => Some(0),
-            Stage::FirstReport | Stage::SecondReport => {
-                Some(self.looked_at.saturating_add(self.patience_ns.min(LOOK_NS)))
-            }
+            Stage::FirstReport | Stage::SecondReport => Some(self.waiting.next_look_at(ANSWER_NS)),
             Stage::Settle | Stage::Finish => Some(self.settled_at),
         }
     }
@@ -151,8 +145,7 @@ impl Collector {
     /// These were asked.
     pub(crate) fn asked(&mut self, tokens: BTreeSet<u64>, now: Nanos) {
         self.awaiting = tokens;
-        self.looked_at = now;
-        self.patience_ns = ANSWER_NS;
+        self.waiting = Waiting::since(now);
     }
 
     /// What to ask with.
@@ -191,10 +184,8 @@ impl Collector {
                 }
             }
             Stage::FirstReport | Stage::SecondReport if !self.awaiting.is_empty() => {
-                let waited = now.saturating_sub(self.looked_at).min(LOOK_NS);
-                self.looked_at = now;
-                self.patience_ns = self.patience_ns.saturating_sub(waited);
-                if self.patience_ns == 0 {
+                self.waiting.look(now);
+                if self.waiting.waited() >= ANSWER_NS {
                     return Ok(Step::Fence(self.awaiting.iter().copied().collect()));
                 }
             }
@@ -279,6 +270,7 @@ mod tests {
     use farside_common::config::ServerConfig;
     use farside_common::fabric::boot_time_ns;
     use farside_common::fabric::shm::{HugePages, RegionMemory};
+    use farside_common::waiting::WAITED_NS_MAX;
 
     use super::*;
     use crate::recovery::{self, Opened, RegionTables};
@@ -298,13 +290,13 @@ mod tests {
         while step(&mut collector, now) != Step::Ask {}
         collector.asked(BTreeSet::from([7, 8]), now);
         // Stopped for an hour at a time.
-        for _ in 1..ANSWER_NS / LOOK_NS {
-            assert_eq!(collector.next_step_at(true), Some(now + LOOK_NS));
+        for _ in 1..ANSWER_NS / WAITED_NS_MAX {
+            assert_eq!(collector.next_step_at(true), Some(now + WAITED_NS_MAX));
             now += 3_600_000_000_000;
             assert_eq!(step(&mut collector, now), Step::Nothing);
         }
         collector.answered(8);
-        now += LOOK_NS;
+        now += WAITED_NS_MAX;
         assert_eq!(step(&mut collector, now), Step::Fence(vec![7]));
     }
 }

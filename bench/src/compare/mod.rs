@@ -41,6 +41,7 @@ use crate::services::requests::Requests;
 use crate::services::{Service, ServiceError};
 use crate::sizing::{self, Memory, OPERATIONS_PER_S_MAX};
 use crate::store::Store;
+use crate::threads::start;
 use crate::value_size::ValueSize;
 use crate::verbs::{Attached, Plan, RawVerb, measure};
 use crate::workload::{Kind, Mix, Workload};
@@ -77,7 +78,11 @@ pub fn run(args: &Compare, interrupt: &Interrupt) -> Result<CompareReport> {
         attached.borrow_mut().answer_all()?;
         interrupt.check()
     };
-    let load_kind = if server.is_own() { Kind::Insert } else { Kind::Put };
+    // Somebody's server may hold the keys already; the other stores hold nothing yet.
+    let load_kind = |store| match store {
+        StoreName::Farside if !server.is_own() => Kind::Put,
+        _ => Kind::Insert,
+    };
     let start = |service: Service| service.start(demand.records, args.value_size, interrupt);
     let services: Result<Vec<_>> =
         stores.iter().map(|store| store.service().map(start).transpose()).collect();
@@ -91,7 +96,7 @@ pub fn run(args: &Compare, interrupt: &Interrupt) -> Result<CompareReport> {
                 args,
                 demand,
                 store: *store,
-                load_kind,
+                load_kind: load_kind(*store),
                 client: &server.config,
                 region: attached.borrow().region(),
                 service: service.as_ref(),
@@ -264,12 +269,7 @@ impl<'a> Ground<'a> {
         S: Store<Error: Display> + Send + 's,
     {
         let (args, name) = (self.args, self.store.name());
-        // Others hold nothing yet.
-        let load_kind =
-            if self.store == StoreName::Farside { self.load_kind } else { Kind::Insert };
-        let work = move || seat.work(args, name, store, load_kind);
-        let started = thread::Builder::new().spawn_scoped(scope, work);
-        started.map(drop).map_err(Error::system("starting a thread"))
+        start(scope, move || seat.work(args, name, store, self.load_kind)).map(drop)
     }
 }
 

@@ -1,7 +1,6 @@
 //! The raw verbs as the limit beside a result: the same server, as many threads, as many in flight.
 
 use std::cell::RefCell;
-use std::io;
 use std::thread;
 use std::time::Duration;
 
@@ -14,6 +13,7 @@ use crate::args::Ycsb;
 use crate::emulation::{self, NetworkName};
 use crate::interrupt::Interrupt;
 use crate::keys::KEY_BYTES;
+use crate::threads::start;
 use crate::workload::Kind;
 use crate::{Error, Result};
 
@@ -84,11 +84,9 @@ impl RawLimit {
             let Some((fabric, part)) = parts.next() else { return Ok(Vec::new()) };
             let of_thread = &of_thread;
             let other = |(fabric, part)| {
-                let work = move || of_thread(fabric, part, &|| interrupt.check());
-                thread::Builder::new().spawn_scoped(scope, work)
+                start(scope, move || of_thread(fabric, part, &|| interrupt.check()))
             };
-            let others: io::Result<Vec<_>> = parts.map(other).collect();
-            let others = others.map_err(Error::system("starting a thread"))?;
+            let others = parts.map(other).collect::<Result<Vec<_>>>()?;
             let look = || {
                 attached.borrow_mut().answer_all()?;
                 interrupt.check()

@@ -2,13 +2,14 @@
 
 use farside_common::control::SplitOutcome;
 use farside_common::fabric::{Fabric, Nanos};
+use farside_common::waiting::Waiting;
 
 use super::window::Seen;
 use super::{Operation, Outcome, Tries};
 use crate::allocator::Depot;
 use crate::failure::Failure;
 use crate::growth::Prefix;
-use crate::waiting::Waiting;
+use crate::waiting::{is_over, no_answer};
 use crate::{Error, Exhausted};
 
 /// How long an INSERT looks for the end of a split that others asked for, before it asks, too.
@@ -48,7 +49,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         later.look(now);
         match outcome? {
             SplitOutcome::Done => Ok(true),
-            SplitOutcome::Later if !later.is_over() => {
+            SplitOutcome::Later if !is_over(later) => {
                 self.engine.endpoint.sleep_until(self.lane, now + LATER_NS).await;
                 Ok(false)
             }
@@ -77,8 +78,8 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
             if self.engine.allocator().is_lost() {
                 return Err(Failure::Disconnected);
             }
-            if waiting.is_over() {
-                return Err(waiting.failure());
+            if is_over(&waiting) {
+                return Err(no_answer(&waiting));
             }
             self.engine.endpoint.sleep_until(self.lane, now + ANSWER_POLL_NS).await;
         }

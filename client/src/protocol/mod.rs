@@ -26,13 +26,14 @@ use farside_common::layout::{
     BLOCK_HEADER_BYTES, Block, BlockRef, HeaderWord, LayoutError, SizeClass, SlotState, SlotWord,
     class_for,
 };
+use farside_common::waiting::Waiting;
 
 use crate::allocator::Depot;
 use crate::engine::{Engine, LANE};
 use crate::failure::Failure;
 use crate::location_cache::Location;
 use crate::store::Lifetime;
-use crate::waiting::Waiting;
+use crate::waiting::is_over;
 use crate::{Error, Version};
 
 pub(crate) use conditional::Expected;
@@ -252,10 +253,9 @@ impl<'e, F: Fabric, D: Depot> Operation<'e, F, D> {
         self.engine.endpoint.now()
     }
 
-    /// Whether what was seen in a READ posted then is still to be believed (invariant I3).
     #[inline]
     fn is_fresh(&self, posted: Nanos) -> bool {
-        self.now().saturating_sub(posted) <= self.engine.constants.patience_ns
+        self.engine.is_fresh(posted)
     }
 
     /// Whether a value with this end had ended when a READ or a chain was posted then. What is
@@ -319,7 +319,7 @@ impl<'e, F: Fabric, D: Depot> Operation<'e, F, D> {
         if self.engine.allocator().is_lost() {
             return Err(Failure::Disconnected);
         }
-        if moving.is_over() {
+        if is_over(moving) {
             return Err(self.contended());
         }
         let pause = moving.waited().clamp(BACKOFF_NS, MOVING_PAUSE_NS_MAX);

@@ -167,7 +167,7 @@ async fn collect<F: Fabric, D: Depot>(
     Err(Error::Contended { attempts: COLLECTS_MAX }.into())
 }
 
-/// False if the directory that led here is old.
+/// False if the directory that led here is old, or a READ took too long to be believed.
 async fn collect_from<F: Fabric, D: Depot>(
     engine: &Engine<F, D>,
     lane: LaneId,
@@ -182,7 +182,7 @@ async fn collect_from<F: Fabric, D: Depot>(
         let read = Verb::Read { remote: offset, into: Buffer::Block, bytes: SUBTABLE_BYTES as u32 };
         let posted = engine.endpoint.now();
         engine.endpoint.chain(lane, &[read], u64::MAX).await?;
-        if engine.endpoint.now().saturating_sub(posted) > engine.constants.patience_ns {
+        if !engine.is_fresh(posted) {
             return Ok(false);
         }
         let block = engine.endpoint.buffer(lane, Buffer::Block);
@@ -237,8 +237,6 @@ async fn read_entry<F: Fabric, D: Depot>(
         let read_row = Verb::Read { remote: row, into: Buffer::Window, bytes: ROW_BYTES as u32 };
         let chain = [read_row, read_block(reference, reference.class.block_bytes())];
         engine.endpoint.chain(lane, &chain, u64::MAX).await?;
-        let is_fresh =
-            |at| engine.endpoint.now().saturating_sub(at) <= engine.constants.patience_ns;
         let fabric = engine.endpoint.fabric();
         let Ok((now, _)) = Row::read_from_prefix(fabric.buffer(lane, Buffer::Window)) else {
             return Ok(Read::Elsewhere);
@@ -249,11 +247,15 @@ async fn read_entry<F: Fabric, D: Depot>(
         let now = now.slots[at].word();
         if !has_entry(now) {
             let moved = now.state() == SlotState::Moved;
-            return Ok(if moved || !is_fresh(posted) { Read::Elsewhere } else { Read::Gone });
+            return Ok(if moved || !engine.is_fresh(posted) {
+                Read::Elsewhere
+            } else {
+                Read::Gone
+            });
         }
         // Linked when its block was READ, or not long before (invariant I3).
-        let is_linked = now == word && is_fresh(posted);
-        if !is_linked && !seen_at.is_some_and(is_fresh) {
+        let is_linked = now == word && engine.is_fresh(posted);
+        if !is_linked && !seen_at.is_some_and(|at| engine.is_fresh(at)) {
             (word, seen_at, damaged) = (now, Some(posted), 0);
             continue;
         }

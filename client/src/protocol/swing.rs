@@ -183,15 +183,12 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
                 return Ok(Swung::Late);
             }
             Err(error) => {
-                let allocator = self.engine.allocator();
-                match error {
-                    // Nothing was executed.
-                    ChainError::Unregistered { .. } | ChainError::Denied => {
-                        allocator.miss(self.lane);
-                    }
-                    _ => allocator.lose_old(self.lane),
+                // Of these nothing was executed.
+                if matches!(error, ChainError::Unregistered { .. } | ChainError::Denied) {
+                    self.engine.allocator().miss(self.lane);
+                } else {
+                    self.engine.allocator().lose_old(self.lane);
                 }
-                drop(allocator);
                 return Err(error.into());
             }
         };
