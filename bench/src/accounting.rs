@@ -7,6 +7,7 @@ use std::time::Duration;
 use farside_common::address::Address;
 use farside_common::fabric::shm::Connection;
 use rustix::net::sockopt::socket_peercred;
+use rustix::process::Pid;
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
@@ -28,9 +29,7 @@ impl ServerUsage {
     /// # Errors
     /// What the system says, for example that there is no such process.
     pub fn of(process: u32) -> io::Result<Self> {
-        let stat = fs::read_to_string(format!("/proc/{process}/stat"))?;
-        let ticks = cpu_ticks(&stat).ok_or(io::ErrorKind::InvalidData)?;
-        let cpu_s = ticks as f64 / rustix::param::clock_ticks_per_second() as f64;
+        let cpu_s = cpu_s(&format!("/proc/{process}/stat"))?;
         let mut wakeups = 0;
         for thread in fs::read_dir(format!("/proc/{process}/task"))? {
             // A thread may end meanwhile.
@@ -53,6 +52,19 @@ impl ServerUsage {
 pub fn thread_cpu_s() -> f64 {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}
+
+/// The CPU time of a thread of this process so far, in seconds; it advances in steps of 10 ms.
+///
+/// # Errors
+/// What the system says, for example that there is no such thread.
+pub fn cpu_s_of(thread: Pid) -> io::Result<f64> {
+    cpu_s(&format!("/proc/self/task/{}/stat", thread.as_raw_nonzero()))
+}
+
+fn cpu_s(stat: &str) -> io::Result<f64> {
+    let ticks = cpu_ticks(&fs::read_to_string(stat)?).ok_or(io::ErrorKind::InvalidData)?;
+    Ok(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
 }
 
 /// utime + stime. The name of the program, in parentheses, may hold anything.
@@ -88,6 +100,15 @@ mod tests {
         let spent = ServerUsage::of(std::process::id()).unwrap().since(&before);
         assert!(spent.wakeups >= 1, "{spent:?}");
         assert!(ServerUsage::of(u32::MAX).is_err());
+    }
+
+    #[test]
+    fn a_thread_is_accounted_for_by_another() {
+        let (thread, before) = (rustix::thread::gettid(), thread_cpu_s());
+        while thread_cpu_s() - before < 0.03 {}
+        let seen = std::thread::scope(|scope| scope.spawn(|| cpu_s_of(thread)).join().unwrap());
+        assert!(seen.unwrap() > 0.0);
+        assert!(cpu_s_of(Pid::INIT).is_err());
     }
 
     #[test]

@@ -17,7 +17,6 @@ use farside_common::attach::AnyFabric;
 use farside_common::config::ClientConfig;
 use farside_common::fabric::Fabric;
 use farside_common::fabric::shm::{Region, ShmFabric};
-use farside_common::fabric::verbs::VerbsFabric;
 use farside_common::layout::{
     BLOCK_BYTES_MAX, BLOCK_HEADER_BYTES, BLOCK_UNIT, SizeClass, class_for,
 };
@@ -43,7 +42,7 @@ use crate::sizing::{self, Memory, OPERATIONS_PER_S_MAX};
 use crate::store::Store;
 use crate::threads::start;
 use crate::value_size::ValueSize;
-use crate::verbs::{Attached, Plan, RawVerb, measure};
+use crate::verbs::{Attached, Plan, RawLimit, Timed, rates};
 use crate::workload::{Kind, Mix, Workload};
 use crate::{Error, Result};
 
@@ -68,9 +67,9 @@ pub fn run(args: &Compare, interrupt: &Interrupt) -> Result<CompareReport> {
         }
     }
     let mut attached = Attached::connect(&server.config)?;
-    let limit = limit(args, &mut attached)?;
+    let (limit, raw) = limit(args, &mut attached)?;
     // No store does more operations than the fabric READs, with some room for noise.
-    let demand = demand(args, (2.0 * limit.read.rate_per_s).min(OPERATIONS_PER_S_MAX as f64));
+    let demand = demand(args, (2.0 * raw.read).min(OPERATIONS_PER_S_MAX as f64));
     let count = stores.iter().map(|store| segments(*store, demand)).sum();
     let mut memory = Segments::new(take_segments(&mut attached, count)?);
     let attached = RefCell::new(attached);
@@ -102,18 +101,23 @@ pub fn run(args: &Compare, interrupt: &Interrupt) -> Result<CompareReport> {
                 service: service.as_ref(),
             };
             ground.seat(scope, seat, &attached.borrow(), &mut memory)?;
-            players.push((*store, player));
+            players.push(player);
         }
-        for (_, player) in &players {
+        for player in &players {
             player.play(Order::Load, None, look)?;
         }
-        args.workloads.iter().map(|workload| take_turns(args, *workload, &players, look)).collect()
+        let turns = |workload: &Workload| {
+            let turns = take_turns(args, *workload, &players, look)?;
+            let stores = stores.iter().copied();
+            Ok(WorkloadReport::new(*workload, stores.zip(&turns), &raw))
+        };
+        args.workloads.iter().map(turns).collect()
     });
     let workloads = workloads?;
     // While the region is mapped.
-    let environment = Environment::look();
+    let machine = Environment::look();
     attached.into_inner().give_back()?;
-    let place = (server.fabric(), &environment);
+    let place = (server.fabric(), machine);
     Ok(CompareReport::new(args, &stores, &left_out, place, limit, workloads))
 }
 
@@ -133,26 +137,25 @@ fn obstacle(
     (!service.is_installed()).then_some("it is not installed")
 }
 
-/// One workload, by each store in each round.
+/// One workload, by each store in each round: what each did.
 fn take_turns(
     args: &Compare,
     workload: Workload,
-    players: &[(StoreName, Player)],
+    players: &[Player],
     look: impl Fn() -> Result<()>,
-) -> Result<WorkloadReport> {
+) -> Result<Vec<Done>> {
     let warm_up = Duration::from_secs_f64(args.warmup_seconds);
     let round = Duration::from_secs_f64(args.seconds / f64::from(args.rounds));
-    for (_, player) in players {
+    for player in players {
         player.play(Order::WarmUp(workload), Some(warm_up), &look)?;
     }
     let mut all: Vec<_> = players.iter().map(|_| Done::nothing(workload.mix())).collect();
     for _ in 0..args.rounds {
-        for ((_, player), all) in players.iter().zip(&mut all) {
+        for (player, all) in players.iter().zip(&mut all) {
             all.add(&player.play(Order::Measure, Some(round), &look)?);
         }
     }
-    let stores = players.iter().map(|(store, _)| *store);
-    Ok(WorkloadReport::new(workload, stores.zip(&all)))
+    Ok(all)
 }
 
 /// What it takes to make a store.
@@ -337,7 +340,7 @@ fn take_segments(attached: &mut Attached, count: u64) -> Result<Vec<u64>> {
 const LIMIT_SECONDS_MAX: f64 = 1.0;
 
 /// The raw verbs, with as many in flight, on what a record of Farside takes.
-fn limit(args: &Compare, attached: &mut Attached) -> Result<Limit> {
+fn limit(args: &Compare, attached: &mut Attached) -> Result<(Limit, RawLimit)> {
     let segments = take_segments(attached, 1)?;
     let class = class_for(KEY_BYTES, args.value_size as usize);
     let bytes = class.map_or(BLOCK_UNIT, SizeClass::block_bytes);
@@ -351,23 +354,7 @@ fn limit(args: &Compare, attached: &mut Attached) -> Result<Limit> {
         duration: Duration::from_secs_f64(args.seconds.min(LIMIT_SECONDS_MAX)),
         look: &|| Ok(()),
     };
-    let measured = |fabric: AnyFabric| match (args.network, fabric) {
-        (None, AnyFabric::Shm(mut fabric)) => rates::<ShmFabric>(&mut fabric, &plan),
-        (None, AnyFabric::Verbs(mut fabric)) => rates::<VerbsFabric>(&mut fabric, &plan),
-        (Some(NetworkName::Emulated), fabric) => {
-            rates(&mut emulation::around_any(fabric, args.depth), &plan)
-        }
-    };
-    measured(attached.fabric(args.depth)?)
-}
-
-fn rates<F: Fabric>(fabric: &mut F, plan: &Plan<'_>) -> Result<Limit> {
-    // The first round finds pages and branches cold.
-    measure(fabric, RawVerb::Read, &Plan { duration: plan.duration / 10, ..*plan })?;
-    Ok(Limit {
-        bytes: plan.bytes,
-        read: measure(fabric, RawVerb::Read, plan)?.rate(),
-        write: measure(fabric, RawVerb::Write, plan)?.rate(),
-        cas: measure(fabric, RawVerb::CompareSwap, plan)?.rate(),
-    })
+    let timed = rates(attached.fabric(args.depth)?, args.network, &plan)?;
+    let [read, write, cas, update] = timed.each_ref().map(Timed::rate);
+    Ok((Limit { bytes: plan.bytes, read, write, cas, update }, RawLimit::of(&[timed])))
 }

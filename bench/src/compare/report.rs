@@ -9,19 +9,20 @@ use serde::Serialize;
 use super::args::{Compare, StoreName};
 use super::turns::Done;
 use crate::emulation::NetworkName;
-use crate::environment::Environment;
+use crate::environment::{Environment, Origin};
 use crate::report::{OperationReport, grouped};
-use crate::verbs::Rate;
+use crate::verbs::{Rate, RawLimit};
 use crate::workload::Workload;
 
 /// The result of `kv-bench compare`.
 #[derive(Clone, Debug, Serialize)]
 #[allow(missing_docs, reason = "the names are those of the JSON")]
 pub struct CompareReport {
+    #[serde(flatten)]
+    pub origin: Origin,
     pub fabric: String,
     /// Null for none but the fabric's own.
     pub network: Option<&'static str>,
-    pub environment: String,
     pub records: u64,
     pub value_size: u32,
     pub depth: u16,
@@ -43,6 +44,8 @@ pub struct Limit {
     pub read: Rate,
     pub write: Rate,
     pub cas: Rate,
+    /// A cached PUT's chain.
+    pub update: Rate,
 }
 
 /// One workload.
@@ -61,7 +64,10 @@ pub struct StoreReport {
     pub store: &'static str,
     pub seconds: f64,
     pub throughput_ops_s: f64,
-    /// CPU time of the thread that asks, and of the server's process.
+    /// Of that to these operations as raw chains, those that Farside takes at least; null over
+    /// another way than the limit's.
+    pub mix_ratio: Option<f64>,
+    /// CPU time of the thread that asks, and of the server's process, or its thread.
     pub client_cpu_s: f64,
     pub server_cpu_s: f64,
     /// Operations by a second of CPU time of both.
@@ -79,15 +85,18 @@ pub struct StoreReport {
 }
 
 impl StoreReport {
-    fn new(store: StoreName, done: &Done) -> Self {
+    fn new(store: StoreName, done: &Done, raw: &RawLimit) -> Self {
         let mut counters = Counters::default();
         done.recorder.kinds().for_each(|(_, of)| counters += of.counters);
         let operations = done.recorder.operations();
         let per_op = |count: u64| count as f64 / operations.max(1) as f64;
+        let throughput_ops_s = operations as f64 / done.seconds;
+        let mix_ratio = || throughput_ops_s / raw.mix_ops_s(&done.recorder);
         Self {
             store: store.name(),
             seconds: done.seconds,
-            throughput_ops_s: operations as f64 / done.seconds,
+            throughput_ops_s,
+            mix_ratio: store.service().is_none().then(mix_ratio),
             client_cpu_s: done.client_cpu_s,
             server_cpu_s: done.server_cpu_s,
             ops_per_cpu_s: operations as f64 / (done.client_cpu_s + done.server_cpu_s),
@@ -107,9 +116,10 @@ impl WorkloadReport {
     pub(super) fn new<'d>(
         workload: Workload,
         stores: impl Iterator<Item = (StoreName, &'d Done)>,
+        raw: &RawLimit,
     ) -> Self {
         let mut stores: Vec<_> =
-            stores.map(|(store, done)| StoreReport::new(store, done)).collect();
+            stores.map(|(store, done)| StoreReport::new(store, done, raw)).collect();
         let farside = stores.iter().find(|of| of.store == StoreName::Farside.name());
         if let Some((ops_s, cpu)) = farside.map(|of| (of.throughput_ops_s, of.ops_per_cpu_s)) {
             for of in &mut stores {
@@ -126,14 +136,15 @@ impl WorkloadReport {
             None => return Ok(()),
         };
         let title = format!("YCSB {}", self.workload);
-        write!(out, "\n{title:<9} {:>11} {:>8}", "ops/s", "farside")?;
+        write!(out, "\n{title:<9} {:>6} {:>11} {:>8}", "of raw", "ops/s", "farside")?;
         write!(out, " {:>11} {:>8}", "ops/CPU s", "farside")?;
         for kind in &kinds {
             write!(out, " {:>12} {:>9}", format!("{kind} p50 ns"), "p99 ns")?;
         }
         writeln!(out, " | per op: {:>6} {:>6} {:>7}", "trips", "verbs", "bytes")?;
         for of in &self.stores {
-            write!(out, "{:<9}", of.store)?;
+            let of_raw = of.mix_ratio.map_or("-".to_owned(), |ratio| format!("{ratio:.2}"));
+            write!(out, "{:<9} {of_raw:>6}", of.store)?;
             let rates =
                 [(of.throughput_ops_s, of.farside_ratio), (of.ops_per_cpu_s, of.farside_ratio_cpu)];
             for (rate, ratio) in rates {
@@ -165,14 +176,14 @@ impl CompareReport {
         args: &Compare,
         stores: &[StoreName],
         left_out: &[(StoreName, &'static str)],
-        (fabric, environment): (&str, &Environment),
+        (fabric, machine): (&str, Environment),
         limit: Limit,
         workloads: Vec<WorkloadReport>,
     ) -> Self {
         Self {
+            origin: Origin::of(machine),
             fabric: fabric.to_owned(),
             network: args.network.map(NetworkName::label),
-            environment: environment.to_string(),
             records: args.records,
             value_size: args.value_size,
             depth: args.depth,
@@ -196,15 +207,16 @@ impl CompareReport {
         let (records, bytes) = (grouped(self.records), self.value_size);
         writeln!(out, "Stores on {fabric}{network}: {records} records x {bytes} B, one thread,")?;
         writeln!(out, "depth {depth}, {rounds} rounds in turns")?;
-        writeln!(out, "{}", self.environment)?;
-        let Limit { bytes, read, write, cas } = self.limit;
+        writeln!(out, "{}", self.origin.machine)?;
+        let Limit { bytes, read, write, cas, update } = self.limit;
         let rate = |rate: Rate| grouped(rate.rate_per_s as u64);
         writeln!(
             out,
-            "limit, raw verbs of {bytes} B: READ {} /s, WRITE {} /s, CAS {} /s",
+            "limit, raw verbs of {bytes} B: READ {} /s, WRITE {} /s, CAS {} /s, a PUT's {} /s",
             rate(read),
             rate(write),
             rate(cas),
+            rate(update),
         )?;
         self.workloads.iter().try_for_each(|workload| workload.write(&mut out))?;
         writeln!(out)?;

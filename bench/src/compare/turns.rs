@@ -38,7 +38,7 @@ pub(super) struct Done {
     pub(super) seconds: f64,
     /// The CPU time of its thread, in seconds.
     pub(super) client_cpu_s: f64,
-    /// And of its server's process, in seconds, where that is known.
+    /// And of its server, in seconds, where that is known.
     pub(super) server_cpu_s: f64,
 }
 
@@ -107,8 +107,10 @@ impl Player {
             match self.results.recv_timeout(left.max(Duration::from_micros(1))) {
                 Ok(done) => {
                     let spent = usage().zip(before).map(|(after, before)| after.since(&before));
-                    let server_cpu_s = spent.unwrap_or_default().cpu_s;
-                    return looked.and(done).map(|done| Done { server_cpu_s, ..done });
+                    let process_cpu_s = spent.unwrap_or_default().cpu_s;
+                    let with_process =
+                        |of: Done| Done { server_cpu_s: of.server_cpu_s + process_cpu_s, ..of };
+                    return looked.and(done).map(with_process);
                 }
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return looked.and(Err(Error::Panicked)),
@@ -156,7 +158,8 @@ impl Seat {
                 }
             };
             let mut recorder = recorder;
-            let (started, cpu_before) = (Instant::now(), thread_cpu_s());
+            let cpu_before = (thread_cpu_s(), store.server_cpu_s());
+            let started = Instant::now();
             let driven = match workload {
                 Some((generator, _)) => driver.drive(&mut store, generator, &mut recorder, go_on),
                 None => {
@@ -166,8 +169,9 @@ impl Seat {
             };
             let seconds = started.elapsed().as_secs_f64();
             let failed = |why: S::Error| Error::Store { store: name, why: why.to_string() };
-            let client_cpu_s = thread_cpu_s() - cpu_before;
-            let done = Done { recorder, seconds, client_cpu_s, server_cpu_s: 0.0 };
+            let client_cpu_s = thread_cpu_s() - cpu_before.0;
+            let server_cpu_s = store.server_cpu_s() - cpu_before.1;
+            let done = Done { recorder, seconds, client_cpu_s, server_cpu_s };
             let done = driven.map(|()| done).map_err(failed);
             if self.results.send(done).is_err() {
                 return;

@@ -100,6 +100,11 @@ pub trait Peer {
     fn settle(&self) -> impl Future<Output = Result<()>> {
         async { Ok(()) }
     }
+
+    /// The CPU time of its server so far, in seconds, if that is a thread of this process.
+    fn server_cpu_s(&self) -> f64 {
+        0.0
+    }
 }
 
 /// What a client remembers by the hash of a key.

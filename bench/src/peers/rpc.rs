@@ -8,23 +8,27 @@
 //! | all | WRITE (the request); READ (the answer), as often as it takes |
 //!
 //! The thread runs in this process, on the same region: it takes a core that the one-sided stores
-//! do not need. Left out: RFP's switch to answers that the server sends when it is slow.
+//! do not need, and its CPU time counts as the server's. Left out: RFP's switch to answers that the
+//! server sends when it is slow.
 
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use farside_common::checksum::checksum;
 use farside_common::fabric::shm::Region;
 use farside_common::fabric::{Buffer, ChainError, Endpoint, Fabric, LaneId, Nanos, Verb};
+use rustix::process::Pid;
 use zerocopy::IntoBytes;
 
 use super::memory::{Memory, Pieces, segments};
 use super::reach::Reach;
 use super::{Demand, Peer, PeerError, Result};
+use crate::accounting::cpu_s_of;
 use crate::keys::{KEY_BYTES, Key};
 use crate::store::Action;
 
@@ -100,7 +104,7 @@ pub struct Rpc<F> {
     mailboxes: Arc<Pieces>,
     layout: Layout,
     number: Cell<u64>,
-    _server: Server,
+    server: Server,
 }
 
 impl<F: Fabric> Rpc<F> {
@@ -119,7 +123,7 @@ impl<F: Fabric> Rpc<F> {
         let mailboxes = Arc::new(memory.cut(layout.mailbox_bytes(), demand.depth.into())?);
         reach.clear(&mailboxes)?;
         let server = Server::start(region, mailboxes.clone(), layout)?;
-        Ok(Self { reach, mailboxes, layout, number: Cell::new(0), _server: server })
+        Ok(Self { reach, mailboxes, layout, number: Cell::new(0), server })
     }
 
     /// How many segments of memory that takes.
@@ -181,12 +185,17 @@ impl<F: Fabric> Peer for Rpc<F> {
         }
         Err(PeerError::NoAnswer)
     }
+
+    fn server_cpu_s(&self) -> f64 {
+        self.server.id.and_then(|id| cpu_s_of(id).ok()).unwrap_or(0.0)
+    }
 }
 
 /// The server's thread; it ends when this is dropped.
 struct Server {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
+    id: Option<Pid>,
 }
 
 impl Server {
@@ -200,12 +209,14 @@ impl Server {
             records: HashMap::new(),
         };
         let until = stop.clone();
+        let (told, id) = mpsc::channel();
         let started = std::thread::Builder::new().spawn(move || {
+            let _ = told.send(rustix::thread::gettid());
             // Whoever waits for an answer notices that there is none.
             let _ = serving.serve(&mailboxes, &until);
         });
         let thread = started.map_err(|error| PeerError::NoServer(error.to_string()))?;
-        Ok(Self { stop, thread: Some(thread) })
+        Ok(Self { stop, thread: Some(thread), id: id.recv().ok() })
     }
 }
 

@@ -189,8 +189,7 @@ impl From<&KindRecord> for OperationReport {
 impl VerbsLimit {
     fn new(raw: &RawLimit, measured: &Measured) -> Self {
         let (operations, seconds) = (measured.recorder.operations() as f64, measured.seconds);
-        let counts = measured.recorder.kinds().map(|(kind, of)| (kind, of.latencies.len()));
-        let mix_ops_s = operations / raw.seconds(counts);
+        let mix_ops_s = raw.mix_ops_s(&measured.recorder);
         Self {
             read_ops_s: raw.read,
             write_ops_s: raw.write,

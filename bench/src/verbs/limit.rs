@@ -10,9 +10,9 @@ use farside_common::layout::{BLOCK_HEADER_BYTES, class_for};
 
 use super::{Attached, Plan, Timed, rates};
 use crate::args::Ycsb;
-use crate::emulation::{self, NetworkName};
 use crate::interrupt::Interrupt;
 use crate::keys::KEY_BYTES;
+use crate::recorder::Recorder;
 use crate::threads::start;
 use crate::workload::Kind;
 use crate::{Error, Result};
@@ -70,13 +70,7 @@ impl RawLimit {
         let attached = RefCell::new(attached);
         let of_thread = |fabric, targets: &[u64], look: &dyn Fn() -> Result<()>| {
             let plan = Plan { targets, bytes, lanes: args.depth, duration, look };
-            match (args.network, fabric) {
-                (None, AnyFabric::Shm(mut fabric)) => rates(&mut fabric, &plan),
-                (None, AnyFabric::Verbs(mut fabric)) => rates(&mut fabric, &plan),
-                (Some(NetworkName::Emulated), fabric) => {
-                    rates(&mut emulation::around_any(fabric, args.depth), &plan)
-                }
-            }
+            rates(fabric, args.network, &plan)
         };
         let measured = thread::scope(|scope| {
             let mut parts = fabrics.into_iter().zip(targets.chunks(targets.len() / threads));
@@ -98,17 +92,24 @@ impl RawLimit {
             Ok::<_, Error>(all)
         })?;
         attached.into_inner().give_back()?;
-        Ok(Ok(Self::sum(&measured)))
+        Ok(Ok(Self::of(&measured)))
     }
 
-    fn sum(threads: &[[Timed; CHAINS as usize]]) -> Self {
+    /// What [`rates`] found for each thread, all together.
+    pub fn of(threads: &[[Timed; CHAINS as usize]]) -> Self {
         let all = |at: usize| threads.iter().map(|timed| timed[at].rate_per_s()).sum();
         Self { read: all(0), write: all(1), cas: all(2), update: all(3) }
     }
 
-    /// How long so many operations take that are nothing but the chains on README's price list. An
-    /// INSERT's two are like a PUT's, and a compare-and-swap.
-    pub fn seconds(&self, operations: impl Iterator<Item = (Kind, u64)>) -> f64 {
+    /// How many of these operations a second would be done that are nothing but the chains on
+    /// README's price list.
+    pub fn mix_ops_s(&self, recorder: &Recorder) -> f64 {
+        let counts = recorder.kinds().map(|(kind, of)| (kind, of.latencies.len()));
+        recorder.operations() as f64 / self.seconds(counts)
+    }
+
+    /// How long so many take. An INSERT's two are like a PUT's, and a compare-and-swap.
+    fn seconds(&self, operations: impl Iterator<Item = (Kind, u64)>) -> f64 {
         let one = |kind| match kind {
             Kind::Get => 1.0 / self.read,
             Kind::Put => 1.0 / self.update,

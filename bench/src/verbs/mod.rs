@@ -19,6 +19,7 @@ use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
 use crate::args::Verbs;
+use crate::emulation::{self, NetworkName};
 use crate::environment::{Environment, Origin};
 use crate::interrupt::Interrupt;
 use crate::report::grouped;
@@ -88,13 +89,10 @@ pub fn run(args: &Verbs, interrupt: &Interrupt) -> Result<VerbsReport> {
         },
     };
     let fabric = attached.borrow().fabric(args.depth)?;
-    let timed = match fabric {
-        AnyFabric::Shm(mut fabric) => rates(&mut fabric, &plan)?,
-        AnyFabric::Verbs(mut fabric) => rates(&mut fabric, &plan)?,
-    };
+    let timed = rates(fabric, None, &plan)?;
     let origin = Origin::of(Environment::look());
     attached.into_inner().give_back()?;
-    let [read, write, cas, update] = [0, 1, 2, 3].map(|at: usize| timed[at].rate());
+    let [read, write, cas, update] = timed.each_ref().map(Timed::rate);
     Ok(VerbsReport {
         origin,
         fabric: server.fabric().to_owned(),
@@ -110,8 +108,25 @@ pub fn run(args: &Verbs, interrupt: &Interrupt) -> Result<VerbsReport> {
     })
 }
 
-/// READ, WRITE, compare-and-swap and a PUT's chain, one after the other.
-fn rates<F: Fabric>(fabric: &mut F, plan: &Plan<'_>) -> Result<[Timed; 4]> {
+/// READ, WRITE, compare-and-swap and a PUT's chain, one after the other, each for the plan's time.
+///
+/// # Errors
+/// As [`measure`].
+pub fn rates(
+    fabric: AnyFabric,
+    network: Option<NetworkName>,
+    plan: &Plan<'_>,
+) -> Result<[Timed; 4]> {
+    match (network, fabric) {
+        (None, AnyFabric::Shm(mut fabric)) => rates_of(&mut fabric, plan),
+        (None, AnyFabric::Verbs(mut fabric)) => rates_of(&mut fabric, plan),
+        (Some(NetworkName::Emulated), fabric) => {
+            rates_of(&mut emulation::around_any(fabric, plan.lanes), plan)
+        }
+    }
+}
+
+fn rates_of<F: Fabric>(fabric: &mut F, plan: &Plan<'_>) -> Result<[Timed; 4]> {
     // The first round finds pages and branches cold.
     measure(fabric, RawVerb::Read, &Plan { duration: plan.duration / 10, ..*plan })?;
     Ok([

@@ -246,7 +246,8 @@ fn stores_are_compared_on_the_same_fabric() {
     let stores = ["farside", "fusee", "race", "smart", "swarm", "rpc"];
     expect_fields(&json["stores"], &stores);
     assert_eq!((&json["network"], &json["left_out"]), (&Json::Null, &serde_json::json!({})));
-    expect_fields(&json["limit"], &["bytes", "read", "write", "cas"]);
+    expect_fields(&json["limit"], &["bytes", "read", "write", "cas", "update"]);
+    assert!(json["command"].as_str().unwrap().starts_with("kv-bench compare"), "{json}");
     let workloads = json["workloads"].as_array().unwrap();
     let names: Vec<&Json> = workloads.iter().map(|workload| &workload["workload"]).collect();
     assert_eq!(names, ["a", "b", "c", "d", "f"]);
@@ -258,6 +259,7 @@ fn stores_are_compared_on_the_same_fabric() {
             let round_trips_min = if of["store"] == "farside" { 0.9 } else { 1.0 };
             assert!(of["round_trips_per_op"].as_f64().unwrap() >= round_trips_min, "{of}");
             assert!(of["farside_ratio"].as_f64().unwrap() > 0.0, "{of}");
+            assert!(of["mix_ratio"].as_f64().unwrap() > 0.0, "{of}");
             assert_eq!(of["unexpected"], 0, "{of}");
         }
     }
@@ -285,6 +287,7 @@ fn servers_over_a_socket_are_compared_where_they_are_installed() {
             }
             for of in of {
                 assert_eq!(of["unexpected"], 0, "{of}");
+                assert_eq!(of["mix_ratio"].is_null(), of["store"] != "farside", "{of}");
                 assert!(of["ops_per_cpu_s"].as_f64().unwrap() > 0.0, "{of}");
                 assert!(of["farside_ratio_cpu"].as_f64().unwrap() > 0.0, "{of}");
             }

@@ -100,6 +100,9 @@ fn a_run_that_is_asked_to_end_leaves_nothing() {
 fn the_second_signal_ends_a_run_whose_server_does_not_stop() {
     let mut run = Run::start();
     kill_process(run.server, Signal::STOP).unwrap();
+    // It may be about to make a file.
+    let stat = format!("/proc/{}/stat", run.server.as_raw_nonzero());
+    wait_until("it stops", PATIENCE, || std::fs::read_to_string(&stat).unwrap().contains(") T "));
     wait_until("it ends", PATIENCE, || {
         send_signal(&run.child, Signal::INT);
         std::thread::sleep(Duration::from_millis(20));
