@@ -29,6 +29,10 @@ pub trait Rule<F: Fabric + ?Sized> {
         fabric.wait(lane, until);
     }
 
+    fn ring(&mut self, fabric: &mut F) {
+        fabric.ring();
+    }
+
     fn poll(&mut self, fabric: &mut F) -> Option<Completion> {
         fabric.poll()
     }
@@ -76,7 +80,7 @@ impl<F: Fabric + ?Sized, R: Rule<F>> Fabric for Around<F, R> {
     }
 
     fn ring(&mut self) {
-        self.fabric.ring();
+        self.rule.ring(&mut self.fabric);
     }
 
     fn poll(&mut self) -> Option<Completion> {

@@ -217,6 +217,20 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
             && self.is_hint_exact(seen_at)
     }
 
+    /// The same of what a swing of this slot found, by the location cache: the key's word that a
+    /// PUT made, most likely of this session. It was not there at the READ, so the PUT came after
+    /// it, however long ago that was (invariant I23).
+    pub(super) fn was_overwritten(&self, slot: u64, found: SlotWord, seen_at: Nanos) -> bool {
+        let is_its = |known: Target| {
+            (known.slot, known.word) == (slot, found)
+                && self.now().saturating_sub(known.proved_at) <= self.engine.constants.word_ns
+        };
+        found.state() == SlotState::Live
+            && !found.is_conditional()
+            && self.is_fresh(seen_at)
+            && self.cached_target().is_some_and(is_its)
+    }
+
     /// What a swing of this target accesses is wanted soon.
     pub(super) fn expect(&self, target: &Target) {
         if let Ok(old) = target.word.block() {

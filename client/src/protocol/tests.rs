@@ -248,6 +248,31 @@ fn what_comes_late_is_tried_again() {
     });
 }
 
+/// However many PUTs of a key it has in flight, and however long their round trips take.
+#[test]
+fn a_put_that_loses_to_one_of_its_session_is_overwritten() {
+    with_engines(|[engine, other], clock| {
+        let put_long = |by| run_with(by, 1, b"longer", async |of| of.put(FOREVER).await);
+        for (winner, value_bytes) in [(engine, 6), (other, 3)] {
+            put_long(engine);
+            engine.cache.clear();
+            let operation = Operation::stage(engine, LaneId(1), &1u64.to_le_bytes(), b"new");
+            let mut put = pin!(operation.put(FOREVER));
+            // The window, whose hints say nothing after that time, and the block.
+            for _ in 0..2 {
+                engine.endpoint.tick();
+                assert!(put.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+                clock.add(2 * engine.constants.hint_ns);
+                engine.endpoint.step(|_| ());
+            }
+            put_long(winner);
+            engine.endpoint.drive_lanes(put).unwrap();
+            let (found, _) = run(engine, 1, async |of| of.get().await);
+            assert_eq!(found.unwrap().value_bytes, value_bytes);
+        }
+    });
+}
+
 #[test]
 fn a_scan_returns_a_key_whose_value_is_replaced_in_every_round_trip() {
     with_engines(|[engine, other], _| {
