@@ -1,6 +1,6 @@
 //! A network that is not there: around a fabric of this machine, so that round trips cost what they
-//! cost elsewhere. Verbs are executed at once; what became of a chain is told one round trip after
-//! the device would have been done with it.
+//! cost elsewhere. Verbs are executed at the doorbell; what became of a chain is told one round trip
+//! after the device would have been done with it.
 //!
 //! The device takes one chain after another, each for as long as its verbs take at the published
 //! rates of a ConnectX-5, or its payload takes on 100 Gb/s if that is longer. Not emulated: the
@@ -46,8 +46,12 @@ pub type Emulated<F> = Around<F, Network>;
 /// Puts the network around a fabric that has so many lanes.
 pub fn around<F: Fabric + ?Sized>(fabric: Box<F>, lanes: u16) -> Emulated<F> {
     let lanes = usize::from(lanes);
-    let rule =
-        Network { free_at_ps: 0, due: vec![None; lanes], told: VecDeque::with_capacity(lanes) };
+    let rule = Network {
+        free_at_ps: 0,
+        posted: Vec::with_capacity(lanes),
+        due: vec![None; lanes],
+        told: VecDeque::with_capacity(lanes),
+    };
     Around { rule, fabric }
 }
 
@@ -69,6 +73,8 @@ pub fn wrap() -> Wrap {
 pub struct Network {
     /// When the device is done with all chains so far.
     free_at_ps: u64,
+    /// Chains since the last doorbell, and how long the device will take for each.
+    posted: Vec<(LaneId, u64)>,
     /// By lane, when its chain's completion is due; none for a lane that waits for a time.
     due: Vec<Option<Nanos>>,
     /// Executed, and not told yet; the first due comes first.
@@ -94,9 +100,19 @@ fn service_ps(chain: &[Verb]) -> u64 {
 
 impl<F: Fabric + ?Sized> Rule<F> for Network {
     fn post(&mut self, fabric: &mut F, lane: LaneId, chain: &[Verb], deadline: Nanos) {
-        self.free_at_ps = self.free_at_ps.max(fabric.now() * 1000) + service_ps(chain);
-        self.due[usize::from(lane.0)] = Some(self.free_at_ps.div_ceil(1000) + ROUND_TRIP_NS);
+        self.posted.push((lane, service_ps(chain)));
         fabric.post(lane, chain, deadline);
+    }
+
+    fn ring(&mut self, fabric: &mut F) {
+        if !self.posted.is_empty() {
+            self.free_at_ps = self.free_at_ps.max(fabric.now() * 1000);
+        }
+        for (lane, service_ps) in self.posted.drain(..) {
+            self.free_at_ps += service_ps;
+            self.due[usize::from(lane.0)] = Some(self.free_at_ps.div_ceil(1000) + ROUND_TRIP_NS);
+        }
+        fabric.ring();
     }
 
     fn poll(&mut self, fabric: &mut F) -> Option<Completion> {
@@ -151,12 +167,14 @@ mod tests {
     #[test]
     fn nothing_is_told_before_its_time_or_out_of_order() {
         let (mut fabric, region) = fabric();
-        let begun = fabric.now();
         for lane in 0..LANES {
             let expected = lane.into();
             let swap = Verb::CompareSwap { remote: 0, expected, desired: expected + 1 };
             fabric.post(LaneId(lane), &[swap], Nanos::MAX);
         }
+        let posted = fabric.now();
+        while fabric.now() < posted + 2 * ROUND_TRIP_NS {}
+        let begun = fabric.now();
         fabric.ring();
         assert_eq!(region.load(0).unwrap(), u64::from(LANES), "they are executed at the doorbell");
         for lane in 0..LANES {

@@ -37,15 +37,15 @@ impl<P: Peer> Store for PeerStore<P> {
         P: 's;
 
     fn get_into(&mut self, key: &Key, value: &mut Vec<u8>) -> Result<Option<Version>> {
-        let future = self.peer.perform(LaneId(0), Action::Get, key, value);
-        Ok(self.peer.endpoint().drive_lanes(future)?.then_some(NO_VERSION))
+        let Self { peer, .. } = self;
+        Ok(finish(peer, peer.perform(LaneId(0), Action::Get, key, value))?.then_some(NO_VERSION))
     }
 
     fn change(&mut self, change: Change, key: &Key, value: &[u8]) -> Result<bool> {
         self.value.clear();
         self.value.extend_from_slice(value);
         let Self { peer, value, .. } = self;
-        peer.endpoint().drive_lanes(peer.perform(LaneId(0), change.into(), key, value))
+        finish(peer, peer.perform(LaneId(0), change.into(), key, value))
     }
 
     fn pipeline(&mut self) -> Result<Lanes<'_, P>> {
@@ -66,6 +66,12 @@ impl<P: Peer> Drop for PeerStore<P> {
     fn drop(&mut self) {
         settle(&self.peer);
     }
+}
+
+/// One operation, waited for: on the spot where it is alone, as Farside's.
+fn finish<P: Peer>(peer: &P, operation: impl Future<Output = Result<bool>>) -> Result<bool> {
+    let endpoint = peer.endpoint();
+    if peer.is_alone() { endpoint.drive(operation) } else { endpoint.drive_lanes(operation) }
 }
 
 fn settle<P: Peer>(peer: &P) {

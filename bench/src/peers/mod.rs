@@ -101,6 +101,11 @@ pub trait Peer {
         async { Ok(()) }
     }
 
+    /// Whether nothing is in flight that operations left when they ended.
+    fn is_alone(&self) -> bool {
+        true
+    }
+
     /// The CPU time of its server so far, in seconds, if that is a thread of this process.
     fn server_cpu_s(&self) -> f64 {
         0.0

@@ -56,6 +56,10 @@ impl<F: Fabric> Race<F> {
         Table::<F>::segments(demand, 0)
     }
 
+    fn cached(&self, tag: u64) -> Option<Word> {
+        self.cache.as_ref().and_then(|cache| cache.borrow().get(&tag).copied())
+    }
+
     fn remember(&self, tag: u64, word: Word) {
         if let Some(cache) = &self.cache {
             cache.borrow_mut().insert(tag, word);
@@ -70,7 +74,7 @@ impl<F: Fabric> Race<F> {
 
     async fn get(&self, lane: LaneId, key: &Key, value: &mut Vec<u8>) -> Result<bool> {
         let (place, tag) = self.table.place(key);
-        let cached = self.cache.as_ref().and_then(|cache| cache.borrow().get(&tag).copied());
+        let cached = self.cached(tag);
         if let Some(word) = cached {
             self.table.reach.chain(lane, &[self.table.read(word)]).await?;
             if self.table.take(lane, key, Some(value)) {
@@ -79,7 +83,10 @@ impl<F: Fabric> Race<F> {
         }
         self.table.reach.chain(lane, &place.reads()).await?;
         let slot = self.table.search(lane, &place, key, None, Some(value)).await?;
-        if let Some(slot) = slot {
+        // Unless a PUT has remembered a newer one meanwhile.
+        if let Some(slot) = slot
+            && self.cached(tag) == cached
+        {
             self.remember(tag, slot.word);
         }
         Ok(slot.is_some())

@@ -93,6 +93,9 @@ fn encode(buffer: &mut [u8], number: u64, says: u64, body: &[&[u8]]) {
 fn decode(buffer: &[u8], number: u64, body_bytes: impl Fn(u64) -> usize) -> Option<(u64, &[u8])> {
     let (words, _) = buffer.as_chunks::<8>();
     let word = |at: usize| u64::from_le_bytes(words[at]);
+    if word(0) != number {
+        return None;
+    }
     let body = buffer[HEADER_BYTES..].get(..body_bytes(word(2)))?;
     let header = header(number, word(2), body);
     (header == [word(0), word(1), word(2)]).then_some((word(2), body))
@@ -163,6 +166,9 @@ impl<F: Fabric> Peer for Rpc<F> {
         let give_up = self.reach.endpoint.now() + ANSWER_TIMEOUT_NS;
         for looks in 1usize.. {
             if looks.is_multiple_of(LOOKS) {
+                if self.reach.endpoint.now() > give_up {
+                    break;
+                }
                 std::thread::yield_now();
             }
             let read = Verb::Read { remote, into: Buffer::Block, bytes };
@@ -178,9 +184,6 @@ impl<F: Fabric> Peer for Rpc<F> {
                     value.extend_from_slice(found);
                 }
                 return Ok(applied != 0);
-            }
-            if self.reach.endpoint.now() > give_up {
-                break;
             }
         }
         Err(PeerError::NoAnswer)

@@ -361,6 +361,18 @@ impl<F: Fabric> Peer for Swarm<F> {
         }
     }
 
+    fn is_alone(&self) -> bool {
+        let has_ended = |(lane, is_busy): (u16, &Cell<bool>)| {
+            let second = self.second(LaneId(lane));
+            // A verb that failed fails the next one, too.
+            if is_busy.get() && self.reach.endpoint.take_result(second).is_some() {
+                is_busy.set(false);
+            }
+            !is_busy.get()
+        };
+        (0..).zip(&self.is_busy).all(has_ended)
+    }
+
     async fn settle(&self) -> Result<()> {
         for lane in 0..self.demand.depth {
             self.last_finished(LaneId(lane)).await?;

@@ -38,12 +38,20 @@ pub struct Row<'a> {
     pub bytes: u64,
     /// Of all kinds.
     pub unexpected: u64,
+    pub processes: u32,
+    pub theta: Option<f64>,
+    pub target_ops_s: Option<f64>,
+    pub arrivals: Option<&'a str>,
+    pub reached: Option<bool>,
+    pub cache_hits: u64,
+    pub cache_misses: u64,
 }
 
 impl YcsbReport {
     /// The lines.
     pub fn rows(&self) -> impl Iterator<Item = Row<'_>> {
         let verbs = self.limit.and_then(|limit| limit.verbs);
+        let open_loop = self.open_loop.as_ref();
         self.operations.iter().map(move |(name, of)| Row {
             date: &self.origin.date,
             commit: self.origin.commit.as_deref(),
@@ -74,6 +82,13 @@ impl YcsbReport {
             faa: of.verbs.faa,
             bytes: of.bytes,
             unexpected: self.unexpected,
+            processes: self.processes,
+            theta: self.pattern.distribution.theta,
+            target_ops_s: open_loop.map(|of| of.target_ops_s),
+            arrivals: open_loop.map(|of| &*of.arrivals),
+            reached: open_loop.map(|of| of.reached),
+            cache_hits: self.cache.hits,
+            cache_misses: self.cache.misses,
         })
     }
 }

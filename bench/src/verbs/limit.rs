@@ -108,7 +108,8 @@ impl RawLimit {
         recorder.operations() as f64 / self.seconds(counts)
     }
 
-    /// How long so many take. An INSERT's two are like a PUT's, and a compare-and-swap.
+    /// How long so many take. An INSERT's two are like a PUT's, and a compare-and-swap; its READ of
+    /// the window is left out.
     fn seconds(&self, operations: impl Iterator<Item = (Kind, u64)>) -> f64 {
         let one = |kind| match kind {
             Kind::Get => 1.0 / self.read,
