@@ -10,6 +10,7 @@
 //! - [`waiting`]: how long, for who may have been stopped meanwhile.
 //! - [`pairs`]: memory that threads share, in words of 16 bytes.
 //! - [`command_line`]: what the commands answer to mistakes and errors.
+//! - [`signals`]: which ones a process was started to ignore.
 #![deny(unsafe_code)]
 
 pub mod address;
@@ -24,5 +25,6 @@ pub mod hash;
 pub mod layout;
 #[allow(unsafe_code, reason = "the mapping is shared by threads")]
 pub mod pairs;
+pub mod signals;
 pub mod size;
 pub mod waiting;

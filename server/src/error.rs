@@ -1,7 +1,7 @@
 //! What can keep a server from starting.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use farside_common::config::ConfigError;
 use farside_common::fabric::ChainError;
@@ -37,6 +37,8 @@ pub enum ServerError {
     NoFolder { path: PathBuf },
     #[error("cannot create the socket {}: this user may not write there", .path.display())]
     NotWritable { path: PathBuf },
+    #[error("cannot open {}: it is another user's: remove it", .path.display())]
+    LockOfAnother { path: PathBuf },
     #[error("cannot listen at {}: {source}", .path.display())]
     Listen { path: PathBuf, source: io::Error },
     #[error(
@@ -44,6 +46,12 @@ pub enum ServerError {
          nobody needs its content", .path.display()
     )]
     NotARegion { path: PathBuf, source: LayoutError },
+    #[error(
+        "the region in {} has format version {found}, and this server knows {known}: start it with \
+         the kv-server that made it, write its content to a file (`kv-cli snapshot FILE`), and \
+         start this one with another region_file and `--restore FILE`", .path.display()
+    )]
+    OtherFormat { path: PathBuf, found: u32, known: u32 },
     #[error(
         "memory = {asked}, but the region in {} has {has}: write memory = \"{has}\" or leave it \
          out", .path.display()
@@ -102,6 +110,17 @@ pub enum Damage {
     Split { slot: u64 },
     #[error("{0}")]
     Access(#[from] ChainError),
+}
+
+impl ServerError {
+    /// Why there is no region to continue with in this file.
+    pub(crate) fn no_region(path: &Path, source: LayoutError) -> Self {
+        let path = path.to_owned();
+        match source {
+            LayoutError::FormatVersion { found, known } => Self::OtherFormat { path, found, known },
+            source => Self::NotARegion { path, source },
+        }
+    }
 }
 
 impl Damage {

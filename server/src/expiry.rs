@@ -25,6 +25,8 @@ const REMOVALS_PER_STEP: usize = 256;
 /// twentieth of a processor at most.
 const REST_FACTOR: u64 = 19;
 const REST_NS_MIN: Nanos = 1_000_000_000;
+/// How long it waits at most for a value to end: the clock may be set meanwhile.
+const PAUSE_NS_MAX: Nanos = 60_000_000_000;
 /// How long a value stays behind its end, so that a server's clock that is ahead of a client's by
 /// less than this takes nothing away early.
 const MARGIN_S: u64 = 2;
@@ -200,7 +202,7 @@ impl Reaper {
     }
 
     /// When to walk again: as long as clients store such values, after a rest; else when the first
-    /// one ends, if there is one.
+    /// one ends, if there is one, or in a minute.
     fn end(&mut self, pass: &Pass, wall_s: u64, now: Nanos) {
         let rest = REST_NS_MIN.max(pass.worked_ns.saturating_mul(REST_FACTOR));
         let until_first = pass.first_end_s.map(|first| {
@@ -209,7 +211,7 @@ impl Reaper {
         });
         let pause = match until_first {
             _ if pass.again || !self.clients.is_empty() => Some(rest),
-            Some(left) => Some(left.max(rest)),
+            Some(left) => Some(left.min(PAUSE_NS_MAX).max(rest)),
             None => None,
         };
         self.next_pass_at = pause.map(|pause| now.saturating_add(pause));
@@ -246,17 +248,35 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn what_a_lost_client_stored_is_looked_for() {
+    fn reaper() -> Reaper {
         const BYTES: u64 = 8 << 20;
         let memory = RegionMemory::anonymous(BYTES, HugePages::Never).unwrap();
         let format = ServerConfig::default().format(BYTES, [1; 16], [2; 16]);
         let reader = Reader::new(&memory.region, &format);
-        let mut reaper = Reaper::new(reader, (1, 1), true);
+        Reaper::new(reader, (1, 1), true)
+    }
+
+    #[test]
+    fn what_a_lost_client_stored_is_looked_for() {
+        let mut reaper = reaper();
         reaper.forget(7);
         assert_eq!(reaper.next_step_at(), None);
         reaper.lose(7, 5);
         assert_eq!(reaper.next_step_at(), Some(5 + REST_NS_MIN));
         assert!(reaper.clients.is_empty());
+    }
+
+    /// When the clock that says so is years ahead, and then set right.
+    #[test]
+    fn an_end_far_away_is_looked_at_again_in_a_minute() {
+        let mut reaper = reaper();
+        let mut pass = Pass { worked_ns: 1, first_end_s: Some(2_000_000_000), ..Pass::begin(0) };
+        reaper.end(&pass, 1_000_000_000, 5);
+        assert_eq!(reaper.next_step_at(), Some(5 + PAUSE_NS_MAX));
+        reaper.end(&pass, 2_000_000_000 - 3, 5);
+        assert_eq!(reaper.next_step_at(), Some(5 + (3 + MARGIN_S) * 1_000_000_000));
+        pass.first_end_s = None;
+        reaper.end(&pass, 1_000_000_000, 5);
+        assert_eq!(reaper.next_step_at(), None);
     }
 }

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use farside_common::address::Address;
@@ -46,9 +47,18 @@ fn socket(path: &Path) -> Result<shm::Listener, ServerError> {
         io::ErrorKind::AddrInUse => ServerError::SocketInUse { path: path_buf() },
         io::ErrorKind::AlreadyExists => ServerError::NotASocket { path: path_buf() },
         io::ErrorKind::NotFound => ServerError::NoFolder { path: path_buf() },
+        io::ErrorKind::PermissionDenied if is_of_another(&shm::lock_path(path)) => {
+            ServerError::LockOfAnother { path: shm::lock_path(path) }
+        }
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
             ServerError::NotWritable { path: path_buf() }
         }
         _ => ServerError::Listen { path: path_buf(), source },
     })
+}
+
+/// Whether there is a file that belongs to another user.
+fn is_of_another(path: &Path) -> bool {
+    let own = rustix::process::geteuid().as_raw();
+    std::fs::symlink_metadata(path).is_ok_and(|found| found.uid() != own)
 }

@@ -1,10 +1,11 @@
 //! The `kv-server` command.
 #![deny(unsafe_code)]
 
-use std::io::IsTerminal;
+use std::io::{self, IsTerminal};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, Result};
 use clap::Parser;
@@ -12,14 +13,16 @@ use farside_common::address::Address;
 use farside_common::command_line::{one_line, usage_line};
 use farside_common::config::{LogFormat, LogLevel, ServerConfig};
 use farside_common::fabric::shm::HugePages;
+use farside_common::signals::is_ignored;
 use farside_common::size::ByteSize;
 use farside_server::Server;
 use sd_notify::NotifyState;
-use signal_hook::consts::{SIGINT, SIGTERM, SIGXFSZ};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
+use signal_hook::flag;
 use signal_hook::iterator::Signals;
 use tracing::level_filters::LevelFilter;
 
-/// Serves memory to Farside's clients until SIGTERM or SIGINT.
+/// Serves memory to Farside's clients until SIGTERM, SIGINT or SIGHUP.
 ///
 /// Flags override the config file. Secrets stand in the file only.
 #[derive(Parser)]
@@ -89,10 +92,8 @@ fn run(flags: Flags) -> Result<()> {
     let config = configure(flags)?;
     start_logging(&config);
     // Before the start, which may take a while: whoever stops it then gets an orderly end, too.
-    let mut signals = Signals::new([SIGTERM, SIGINT]).context("cannot wait for signals")?;
-    // Where files have a limit, a longer region is an error, and not the end without a word.
-    signal_hook::flag::register(SIGXFSZ, Arc::default()).context("cannot wait for signals")?;
-    let server = Server::start(&config)?;
+    let (stop, mut signals) = wait_for_signals().context("cannot wait for signals")?;
+    let server = Server::start_unless(&config, &stop)?;
     let stopper = server.stopper();
     std::thread::spawn(move || {
         signals.forever().next();
@@ -102,6 +103,21 @@ fn run(flags: Flags) -> Result<()> {
     });
     let _ = sd_notify::notify(&[NotifyState::Ready]);
     Ok(server.wait()?)
+}
+
+/// What stops the server: a flag while it starts, and then whoever waits for the signals.
+fn wait_for_signals() -> io::Result<(Arc<AtomicBool>, Signals)> {
+    // Where files have a limit, a longer region is an error, and not the end without a word.
+    flag::register(SIGXFSZ, Arc::default())?;
+    let mut wanted = vec![SIGTERM, SIGINT];
+    if !is_ignored(SIGHUP) {
+        wanted.push(SIGHUP);
+    }
+    let stop = Arc::default();
+    for signal in &wanted {
+        flag::register(*signal, Arc::clone(&stop))?;
+    }
+    Ok((stop, Signals::new(wanted)?))
 }
 
 fn configure(flags: Flags) -> Result<ServerConfig> {
@@ -139,8 +155,8 @@ fn start_logging(config: &ServerConfig) {
     };
     let lines = tracing_subscriber::fmt()
         .with_max_level(level)
-        .with_ansi(std::io::stderr().is_terminal())
-        .with_writer(std::io::stderr)
+        .with_ansi(io::stderr().is_terminal())
+        .with_writer(io::stderr)
         // A closed stderr is no reason to stop serving, and saying so there would be one.
         .log_internal_errors(false);
     match config.log {

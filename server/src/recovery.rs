@@ -84,12 +84,11 @@ pub(crate) fn open(memory: &RegionMemory, config: &ServerConfig) -> Result<Opene
     }
     let path = config.region_file.clone().unwrap_or_default();
     let decoded = Superblock::decode(&superblock_bytes(memory)?, region.bytes());
-    let (superblock, format) =
-        decoded.map_err(|source| ServerError::NotARegion { path: path.clone(), source })?;
+    let (superblock, format) = decoded.map_err(|source| ServerError::no_region(&path, source))?;
     let geometry = format.geometry();
     let depth = superblock
         .directory_depth(&geometry)
-        .map_err(|source| ServerError::NotARegion { path: path.clone(), source })?;
+        .map_err(|source| ServerError::no_region(&path, source))?;
     let incarnation = superblock.incarnation() + 1;
     if !memory.is_new {
         check_grace(config, &path, &format)?;

@@ -4,10 +4,11 @@
 
 use std::ffi::OsString;
 use std::fs::{self, File};
-use std::io::{self, BufReader};
+use std::io::{self, BufRead, BufReader};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use farside::{Client, Store};
@@ -30,6 +31,10 @@ pub enum RestoreError {
     Snapshot(#[from] SnapshotError),
     #[error("the file cannot be opened: {0}")]
     Open(io::Error),
+    #[error("it is no regular file: name a file that `kv-cli snapshot` wrote")]
+    NotAFile,
+    #[error("the server was told to stop before all of it was there; nothing was kept")]
+    Stopped,
     #[error(
         "{} is there already: a snapshot is restored into a new region; name another region_file, \
          or leave --restore out to continue with this one", .region_file.display()
@@ -51,16 +56,17 @@ pub enum RestoreError {
     Private(Box<ServerError>),
 }
 
-/// A region that has the snapshot's content. On failure nothing is left, and a region file that
-/// was there is as it was.
+/// A region that has the snapshot's content. On failure, also because it is to stop, nothing is
+/// left, and a region file that was there is as it was.
 pub(crate) fn restored_memory(
     snapshot: &Path,
     config: &ServerConfig,
+    stop: &AtomicBool,
 ) -> Result<RegionMemory, ServerError> {
     let refused =
         |source| ServerError::Restore { path: snapshot.to_owned(), source: Box::new(source) };
     let Some(region_file) = &config.region_file else {
-        return fill(snapshot, config).map_err(refused);
+        return fill(snapshot, config, stop).map_err(refused);
     };
     let check_new = || match holds_something(region_file) {
         true => Err(refused(RestoreError::RegionExists { region_file: region_file.clone() })),
@@ -69,7 +75,7 @@ pub(crate) fn restored_memory(
     check_new()?;
     // An empty file until the region takes its place: who has its lock may replace it.
     let empty = RegionLock::take(region_file)?;
-    let filled = check_new().and_then(|()| filled_file(snapshot, config, empty.path()));
+    let filled = check_new().and_then(|()| filled_file(snapshot, config, (empty.path(), stop)));
     if filled.is_err() && empty.is_new() {
         let _ = empty.remove();
     }
@@ -81,16 +87,14 @@ pub(crate) fn restored_memory(
 fn filled_file(
     snapshot: &Path,
     config: &ServerConfig,
-    region_file: &Path,
+    (region_file, stop): (&Path, &AtomicBool),
 ) -> Result<RegionMemory, ServerError> {
-    let mut unfinished = OsString::from(region_file);
-    unfinished.push(".restoring");
-    let unfinished = PathBuf::from(unfinished);
+    let unfinished = unfinished_name(region_file);
     // What such a server left.
     remove_unused(&unfinished)?;
     let renamed = ServerConfig { region_file: Some(unfinished.clone()), ..config.clone() };
     let refused = |source| ServerError::Restore { path: snapshot.to_owned(), source };
-    let filled = fill(snapshot, &renamed).map_err(|source| refused(Box::new(source)));
+    let filled = fill(snapshot, &renamed, stop).map_err(|source| refused(Box::new(source)));
     let filled = filled.and_then(|memory| {
         fs::rename(&unfinished, region_file).map_err(system("name the restored region"))?;
         Ok(memory)
@@ -102,6 +106,34 @@ fn filled_file(
     filled
 }
 
+/// What a region file is called until it has all of a snapshot.
+fn unfinished_name(region_file: &Path) -> PathBuf {
+    let mut name = OsString::from(region_file);
+    name.push(".restoring");
+    PathBuf::from(name)
+}
+
+/// Removes what a server that was killed while it restored left of this region, before another
+/// starts without a snapshot and makes an empty one: it would take memory for ever.
+pub(crate) fn remove_abandoned(region_file: &Path) -> Result<(), MemoryError> {
+    let own_name = fs::canonicalize(region_file).unwrap_or_else(|_| region_file.to_owned());
+    let unfinished = unfinished_name(&own_name);
+    if holds_something(region_file) || !unfinished.exists() {
+        return Ok(());
+    }
+    // Nobody restores into it meanwhile.
+    let empty = RegionLock::take(region_file)?;
+    let (region, unfinished_name) = (region_file.display(), unfinished.display());
+    match remove_unused(&unfinished) {
+        Ok(()) => tracing::warn!(
+            "removed {unfinished_name}, an unfinished restore: this region is new and empty; to \
+             have the snapshot, stop this server, delete {region} and start with --restore"
+        ),
+        Err(error) => tracing::warn!("this region is new, and {unfinished_name} stays: {error}"),
+    }
+    if empty.is_new() { empty.remove() } else { Ok(()) }
+}
+
 /// Removes a region file, if there is one, that no server uses.
 fn remove_unused(region_file: &Path) -> Result<(), MemoryError> {
     match RegionLock::take_existing(region_file)? {
@@ -110,10 +142,14 @@ fn remove_unused(region_file: &Path) -> Result<(), MemoryError> {
     }
 }
 
-fn fill(snapshot: &Path, config: &ServerConfig) -> Result<RegionMemory, RestoreError> {
+fn fill(
+    snapshot: &Path,
+    config: &ServerConfig,
+    stop: &AtomicBool,
+) -> Result<RegionMemory, RestoreError> {
     // All of it once before there is a region: a damaged file is refused at once.
     let mut reader = open(snapshot)?;
-    while reader.next_record()?.is_some() {}
+    while next_record(&mut reader, stop)?.is_some() {}
     let total = reader.records();
     tracing::info!(keys = total, "restoring a snapshot");
     let private = |error: ServerError| RestoreError::Private(Box::new(error));
@@ -132,13 +168,12 @@ fn fill(snapshot: &Path, config: &ServerConfig) -> Result<RegionMemory, RestoreE
         let listening = Listening::at(&address, &config)?;
         let memory = region_memory(&config)?;
         let opened = recovery::open(&memory, &config)?;
-        let stop = stop_event()?;
-        Ok((listening, Arc::new(memory), opened, stop))
+        Ok((listening, Arc::new(memory), opened, stop_event()?))
     };
-    let (listening, memory, opened, stop): (_, _, _, OwnedFd) = start().map_err(private)?;
-    let server = Server::serve(&config, listening, memory.clone(), opened, stop);
+    let (listening, memory, opened, end): (_, _, _, OwnedFd) = start().map_err(private)?;
+    let server = Server::serve(&config, listening, memory.clone(), opened, end);
     let server = server.map_err(private)?;
-    let stored = store_all(snapshot, &address, total);
+    let stored = store_all(snapshot, &address, (total, stop));
     server.stop();
     stored?;
     // The server's thread has ended, and with it the only other holder.
@@ -149,18 +184,37 @@ fn fill(snapshot: &Path, config: &ServerConfig) -> Result<RegionMemory, RestoreE
 }
 
 fn open(snapshot: &Path) -> Result<Reader<BufReader<File>>, RestoreError> {
+    // A pipe would be waited for, and is not read twice.
+    if !fs::metadata(snapshot).map_err(RestoreError::Open)?.is_file() {
+        return Err(RestoreError::NotAFile);
+    }
     let file = File::open(snapshot).map_err(RestoreError::Open)?;
     Ok(Reader::open(BufReader::new(file))?)
 }
 
+/// The next record, unless the server is to stop.
+fn next_record<'r>(
+    reader: &'r mut Reader<impl BufRead>,
+    stop: &AtomicBool,
+) -> Result<Option<Record<'r>>, RestoreError> {
+    if stop.load(Ordering::Relaxed) {
+        return Err(RestoreError::Stopped);
+    }
+    Ok(reader.next_record()?)
+}
+
 /// Stores every record that has not ended, one after the other, for a key may come twice.
-fn store_all(snapshot: &Path, address: &Address, total: u64) -> Result<(), RestoreError> {
+fn store_all(
+    snapshot: &Path,
+    address: &Address,
+    (total, stop): (u64, &AtomicBool),
+) -> Result<(), RestoreError> {
     let failed = |record| move |source| RestoreError::Store { record, source };
     let client = Client::builder().server(&address.to_string()).cache_bytes(0).connect();
     let mut session = client.and_then(|client| client.session()).map_err(failed(0))?;
     let mut reader = open(snapshot)?;
     let mut records = 0;
-    while let Some(Record { key, value, expires_at_s }) = reader.next_record()? {
+    while let Some(Record { key, value, expires_at_s }) = next_record(&mut reader, stop)? {
         records += 1;
         let end = UNIX_EPOCH + Duration::from_secs(expires_at_s.into());
         let store = match expires_at_s {

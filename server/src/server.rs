@@ -4,6 +4,7 @@ use std::fs;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::thread::{self, JoinHandle};
 
 use farside_common::address::Address;
@@ -15,7 +16,7 @@ use rustix::event::EventfdFlags;
 use crate::error::{ServerError, system};
 use crate::listening::Listening;
 use crate::recovery::{self, Opened};
-use crate::restore::restored_memory;
+use crate::restore::{remove_abandoned, restored_memory};
 use crate::service::Service;
 
 /// A running server: a region, a socket, and a thread that sleeps until a client connects, asks
@@ -36,13 +37,25 @@ impl Server {
     /// A [`ServerError`] that says what to do. Nothing is left running, and a region that was there
     /// is not reformatted.
     pub fn start(config: &ServerConfig) -> Result<Self, ServerError> {
+        Self::start_unless(config, &AtomicBool::new(false))
+    }
+
+    /// The same; fails if it restores a snapshot, which may take minutes, and is told to stop
+    /// meanwhile.
+    ///
+    /// # Errors
+    /// As [`Server::start`].
+    pub fn start_unless(config: &ServerConfig, stop: &AtomicBool) -> Result<Self, ServerError> {
         config.validate()?;
         check_new(config)?;
         let address = config.address()?.clone();
         let listening = Listening::at(&address, config)?;
         let memory = match &config.restore {
-            Some(snapshot) => restored_memory(snapshot, config)?,
-            None => region_memory(config)?,
+            Some(snapshot) => restored_memory(snapshot, config, stop)?,
+            None => {
+                config.region_file.as_deref().map_or(Ok(()), remove_abandoned)?;
+                region_memory(config)?
+            }
         };
         let opened = recovery::open(&memory, config)?;
         let bytes = ByteSize(opened.format.region_bytes);

@@ -5,6 +5,7 @@ mod chores;
 mod device;
 mod door;
 mod probing;
+mod refusing;
 mod socket;
 mod statistics;
 
@@ -41,6 +42,7 @@ use device::Device;
 pub(crate) use device::bind as bind_device;
 use door::Door;
 use probing::Probing;
+use refusing::Refusals;
 use socket::Socket;
 
 /// Connections of nobody: those that have not said who they are and those that said goodbye. More
@@ -69,6 +71,7 @@ pub(crate) struct Service {
     /// Connections that had more to say than one turn takes.
     again: Vec<u64>,
     probing: Probing,
+    refusals: Refusals,
     buffer: Vec<u8>,
     reply: Vec<u8>,
     /// Holds the lock of a region file.
@@ -124,6 +127,7 @@ impl Service {
             next_token: FIRST_PEER,
             again: Vec::new(),
             probing: Probing::every(Nanos::from(config.probe_ms) * 1_000_000),
+            refusals: Refusals::default(),
             buffer: vec![0; MESSAGE_BYTES_MAX],
             reply: Vec::with_capacity(MESSAGE_BYTES_MAX),
             _memory: memory,
@@ -318,7 +322,10 @@ impl Service {
         peer.data.clear();
         self.take_back(peer.take_undelivered());
         let Who::Client { id, role, .. } = peer.who else {
-            tracing::debug!("a connection ended: {farewell}");
+            match farewell {
+                Farewell::Refused(refusal) => self.refusals.note(*refusal, boot_time_ns()),
+                other => tracing::debug!("a connection ended: {other}"),
+            }
             return;
         };
         let now = boot_time_ns();

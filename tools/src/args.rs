@@ -12,7 +12,8 @@ const EXIT_CODES: &str = "\
 Exit codes:
   0  done
   1  the key is absent, or the change was not made
-  2  an error, or damage
+  2  an error, or damage; of doctor: the config file or the server is not as it should be
+  129, 130, 143  SIGHUP, SIGINT or SIGTERM ended a dump or a snapshot
 
 The server is taken from --server, then FARSIDE_SERVER, then the config file: --config, else
 ~/.config/farside/client.toml, else /etc/farside/client.toml. A secret stands in the config file.";
@@ -67,6 +68,8 @@ pub(crate) enum Command {
     /// links are skipped.
     Load(Load),
     /// Write every key to a file below a folder, or to a .jsonl file
+    ///
+    /// Without the values' ends: what `load` stores of it stays for good. A snapshot keeps them.
     Dump(Dump),
     /// Write all keys, values and their ends to a file for `kv-server --restore`
     ///
@@ -87,6 +90,9 @@ pub(crate) enum Command {
     /// Clients may go on meanwhile; with --region no server may use the file.
     Verify(Verify),
     /// Look at what this machine has and say what to do about what it lacks
+    ///
+    /// Exit 2 when the config file cannot be used, or the server that is named does not answer;
+    /// what the machine lacks is advice.
     Doctor,
     /// Print a completion script for a shell
     Completions(Completions),

@@ -48,10 +48,14 @@ pub(crate) fn doctor(args: &Args) -> anyhow::Result<Outcome> {
     let machine = system::look();
     let mut stdout = output::stdout();
     let rdma = rdma_details(&preflight());
-    for finding in examine(&machine).into_iter().chain(rdma).chain(server(args)) {
+    let configured = configured(args);
+    for finding in examine(&machine).iter().chain(&rdma).chain(&configured) {
         stdout.write_all(finding.line().as_bytes())?;
     }
-    output::finish(stdout)
+    output::finish(stdout)?;
+    // What the machine lacks is advice; what somebody configured has to work.
+    let is_well = configured.iter().all(|finding| finding.cure.is_none());
+    Ok(if is_well { Outcome::Done } else { Outcome::Failed })
 }
 
 fn examine(machine: &Machine) -> Vec<Finding> {
@@ -179,25 +183,39 @@ fn rdma_access(machine: &Machine) -> Finding {
     Finding::warn(what, format!("{is}, but not for this user"), "usermod -aG rdma $USER")
 }
 
-/// Whether the server answers, if one is configured.
-fn server(args: &Args) -> Vec<Finding> {
+/// The config file, and whether the server answers, if one is named.
+fn configured(args: &Args) -> [Finding; 2] {
+    let file = config_file(args);
+    let server = match file.cure {
+        Some(_) => Finding::warn("server", "not asked", "mend the config file first"),
+        None => server(args),
+    };
+    [file, server]
+}
+
+fn config_file(args: &Args) -> Finding {
     let what = "config file";
-    let file = match ClientConfig::file(args.config.as_deref()) {
-        Some(path) => Finding::ok(what, path.display().to_string()),
-        None => Finding::ok(what, "none; --server and FARSIDE_SERVER do"),
+    let Some(path) = ClientConfig::file(args.config.as_deref()) else {
+        return Finding::ok(what, "none; --server and FARSIDE_SERVER do");
     };
+    let name = path.display().to_string();
+    match ClientConfig::load(&path) {
+        Ok(_) => Finding::ok(what, name),
+        Err(error) => Finding::warn(what, name, one_line(&error)),
+    }
+}
+
+/// With a config file that is right, or none.
+fn server(args: &Args) -> Finding {
     let what = "server";
-    let server = match connect::config(args) {
-        Err(error) => Finding::warn(what, "not configured", one_line(error.as_ref())),
-        Ok(config) => {
-            let name = config.server.clone().unwrap_or_default();
-            match connect::reader(args).and_then(|client| Ok(client.statistics()?)) {
-                Ok(_) => Finding::ok(what, format!("{name} answers")),
-                Err(error) => Finding::warn(what, name, one_line(error.as_ref())),
-            }
-        }
+    let Ok(config) = connect::config(args) else {
+        return Finding::ok(what, "none named; --server, FARSIDE_SERVER or a config file do");
     };
-    vec![file, server]
+    let name = config.server.unwrap_or_default();
+    match connect::reader(args).and_then(|client| Ok(client.statistics()?)) {
+        Ok(_) => Finding::ok(what, format!("{name} answers")),
+        Err(error) => Finding::warn(what, name, one_line(error.as_ref())),
+    }
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ use crate::args::{self, Args};
 use crate::connect;
 use crate::files::Target;
 use crate::output::{self, Outcome, count};
+use crate::stopping::Stop;
 use crate::unfinished::Unfinished;
 
 /// How many failures are told one by one; the rest is only counted.
@@ -36,9 +37,10 @@ pub(crate) fn dump(args: &Args, what: &args::Dump) -> anyhow::Result<Outcome> {
 fn dump_folder(args: &Args, what: &args::Dump) -> anyhow::Result<Outcome> {
     let mut session = connect::reader(args)?.session()?;
     let mut target = Target::open(&what.to, what.force)?;
-    let tally = for_each_entry(&mut session, &output::progress("dumping"), |entry| {
-        target.write(&entry.key, &entry.value)
-    })?;
+    let (bar, stop) = (output::progress("dumping"), Stop::listen()?);
+    let tally =
+        for_each_entry(&mut session, (&bar, &stop), |entry| target.write(&entry.key, &entry.value));
+    let tally = tally.with_context(|| format!("{} has only a part", what.to.display()))?;
     Ok(tally.conclude("file", &what.to))
 }
 
@@ -48,28 +50,33 @@ fn dump_lines(args: &Args, what: &args::Dump) -> anyhow::Result<Outcome> {
         bail!("{name} is there already: choose another name, or use --force to replace it");
     }
     let mut session = connect::reader(args)?.session()?;
-    let mut file = Unfinished::create(&what.to).with_context(|| format!("cannot write {name}"))?;
-    let tally = for_each_entry(&mut session, &output::progress("dumping"), |entry| {
+    let writing = || format!("cannot write {name}");
+    let (bar, stop) = (output::progress("dumping"), Stop::listen()?);
+    let mut file = Unfinished::create(&what.to).with_context(writing)?;
+    let tally = for_each_entry(&mut session, (&bar, &stop), |entry| {
         let line = Record::new(&entry.key, &entry.value).to_line();
         file.writer.write_all(line.as_bytes()).map_err(|error| Fatal(error).into())
-    })?;
-    file.finish().with_context(|| format!("cannot write {name}"))?;
+    });
+    let tally = tally.with_context(writing)?;
+    file.finish().with_context(writing)?;
     Ok(tally.conclude("record", &what.to))
 }
 
 /// A failure that all entries would meet.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot write: {0}")]
-pub(crate) struct Fatal(#[source] pub(crate) std::io::Error);
+#[error(transparent)]
+pub(crate) struct Fatal(pub(crate) std::io::Error);
 
-/// Calls `write` with every entry; what fails for one entry is told and counted.
+/// Calls `write` with every entry until a signal says stop; what fails for one entry is told and
+/// counted.
 pub(crate) fn for_each_entry(
     session: &mut Session,
-    bar: &ProgressBar,
+    (bar, stop): (&ProgressBar, &Stop),
     mut write: impl FnMut(&Entry) -> anyhow::Result<()>,
 ) -> anyhow::Result<Tally> {
     let mut tally = Tally::default();
     for entry in session.scan()? {
+        stop.check()?;
         let (name, result) = match entry {
             Ok(entry) => {
                 let result = write(&entry);

@@ -1,12 +1,18 @@
 //! Keys as files below a folder, both ways.
 
 use std::collections::HashSet;
-use std::fs;
-use std::io;
+use std::fs::{self, DirBuilder};
+use std::io::{self, Write};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use farside_tools::paths::path_of;
+
+use crate::unfinished::create_beside;
+
+/// Who may look into a folder that is made here, where names are keys: its user.
+const FOLDER_MODE: u32 = 0o700;
 
 /// What stands below a folder.
 #[derive(Debug, Default)]
@@ -66,7 +72,8 @@ impl Target {
     /// Makes the folder if it is not there.
     pub(crate) fn open(root: &Path, may_hold_files: bool) -> anyhow::Result<Self> {
         let name = root.display();
-        fs::create_dir_all(root).with_context(|| format!("cannot make the folder {name}"))?;
+        let made = DirBuilder::new().mode(FOLDER_MODE).recursive(true).create(root);
+        made.with_context(|| format!("cannot make the folder {name}"))?;
         let mut entries = fs::read_dir(root).with_context(|| format!("cannot read {name}"))?;
         if !may_hold_files && entries.next().is_some() {
             bail!("{name} is not empty: choose another folder, or use --force to write into it");
@@ -85,7 +92,9 @@ impl Target {
         if let Some(folder) = path.parent() {
             self.make_folder(folder)?;
         }
-        fs::write(&self.unfinished, value)?;
+        // What is left of a write that failed.
+        let _ = fs::remove_file(&self.unfinished);
+        create_beside(&self.unfinished, &path)?.write_all(value)?;
         fs::rename(&self.unfinished, &path)?;
         Ok(())
     }
@@ -99,7 +108,7 @@ impl Target {
         if let Some(parent) = folder.parent() {
             self.make_folder(parent)?;
         }
-        match fs::create_dir(folder) {
+        match DirBuilder::new().mode(FOLDER_MODE).create(folder) {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 if !fs::symlink_metadata(folder)?.is_dir() {
@@ -122,6 +131,8 @@ impl Drop for Target {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use farside_tools::paths::key_of;
 
     use super::*;
@@ -136,6 +147,8 @@ mod tests {
         }
         std::os::unix::fs::symlink("a", root.join("link")).unwrap();
         drop(target);
+        let mode = |of: &str| fs::metadata(root.join(of)).unwrap().permissions().mode() & 0o777;
+        assert_eq!([mode(""), mode("b"), mode("b/e")], [0o700, 0o700, 0o600]);
         let tree = Tree::below(&root);
         let keys: Vec<_> = tree.files.iter().map(|file| key_of(file, &root)).collect();
         assert_eq!(keys, [&b"a"[..], b"b/c/d", b"b/e"]);

@@ -17,6 +17,7 @@ mod region_file;
 mod scan;
 mod snapshot;
 mod stat;
+mod stopping;
 mod system;
 mod unfinished;
 mod verify;
@@ -28,6 +29,7 @@ use farside_common::command_line::usage_line;
 
 use args::{Args, Command};
 use output::Outcome;
+use stopping::Stopped;
 
 fn main() -> ExitCode {
     let args = match Args::try_parse() {
@@ -44,7 +46,7 @@ fn main() -> ExitCode {
         Err(error) if output::is_closed(&error) => Outcome::Done.into(),
         Err(error) => {
             output::tell_error(&error);
-            Outcome::Failed.into()
+            error.downcast_ref::<Stopped>().map_or(Outcome::Failed.into(), ExitCode::from)
         }
     }
 }
@@ -56,6 +58,7 @@ fn is_mistake(error: &clap::Error) -> bool {
 }
 
 fn run(args: &Args) -> anyhow::Result<Outcome> {
+    stopping::survive_long_files()?;
     match &args.command {
         Command::Get(what) => keys::get(args, what),
         Command::Put(what) => keys::put(args, what),

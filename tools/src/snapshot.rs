@@ -14,6 +14,7 @@ use crate::connect;
 use crate::dump::for_each_entry;
 use crate::output::{self, Outcome};
 use crate::raw::RawRegion;
+use crate::stopping::Stop;
 use crate::unfinished::Unfinished;
 
 /// `snapshot`: a scan, into a file that is there only once it is whole.
@@ -29,8 +30,10 @@ pub(crate) fn snapshot(args: &Args, what: &args::Snapshot) -> anyhow::Result<Out
         output::set_total(&bar, keys);
     }
     let writing = || format!("cannot write {name}");
+    let stop = Stop::listen()?;
     let mut file = Unfinished::create(&what.to).with_context(writing)?;
-    let tally = write(&client, &mut session, &mut file.writer, &bar).with_context(writing)?;
+    let tally = write(&client, &mut session, &mut file.writer, (&bar, &stop));
+    let tally = tally.with_context(writing)?;
     file.finish().with_context(writing)?;
     // The file is complete, whoever knows.
     let _ = client.report_snapshot(1000);
@@ -48,12 +51,12 @@ fn write(
     client: &Client,
     session: &mut Session,
     to: impl Write,
-    bar: &indicatif::ProgressBar,
+    (bar, stop): (&indicatif::ProgressBar, &Stop),
 ) -> anyhow::Result<crate::dump::Tally> {
     let created_at_s = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let mut writer = Writer::create(to, created_at_s)?;
     let mut reported = None;
-    let tally = for_each_entry(session, bar, |entry| {
+    let tally = for_each_entry(session, (bar, stop), |entry| {
         // For `stat`; should the server be gone, the scan says so. Keys that came meanwhile may
         // make it more than all. Without a total it stays 0.
         let permille = bar.length().map_or(0, |keys| bar.position() * 1000 / keys.max(1));

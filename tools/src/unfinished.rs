@@ -1,8 +1,12 @@
 //! Files that get their name once they are complete.
 
-use std::fs::{self, File};
-use std::io::{BufWriter, Write};
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::io::{self, BufWriter, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+
+/// Who may read what is written here: the values are nobody else's business.
+const FILE_MODE: u32 = 0o600;
 
 /// A file under another name than its own until it is finished.
 pub(crate) struct Unfinished {
@@ -13,24 +17,40 @@ pub(crate) struct Unfinished {
 
 impl Unfinished {
     /// Fails if the name is that of a device, a link or a folder, which would be replaced.
-    pub(crate) fn create(name: &Path) -> std::io::Result<Self> {
+    pub(crate) fn create(name: &Path) -> io::Result<Self> {
         if fs::symlink_metadata(name).is_ok_and(|metadata| !metadata.is_file()) {
             let why = "it is no regular file: write to another name";
-            return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, why));
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
         }
         let mut path = name.as_os_str().to_owned();
         path.push(format!(".{}.unfinished", std::process::id()));
         let path = PathBuf::from(path);
-        let writer = BufWriter::new(File::create(&path)?);
+        let writer = BufWriter::new(create_beside(&path, name)?);
         Ok(Self { writer, path, name: name.to_owned() })
     }
 
     /// The name stands for the whole content, also after a crash of the machine.
-    pub(crate) fn finish(mut self) -> std::io::Result<()> {
+    pub(crate) fn finish(mut self) -> io::Result<()> {
         self.writer.flush()?;
         self.writer.get_ref().sync_all()?;
         fs::rename(&self.path, &self.name)
     }
+}
+
+/// A file that is to replace `name`, for its user alone, or for whom that one is.
+pub(crate) fn create_beside(path: &Path, name: &Path) -> io::Result<File> {
+    let file = OpenOptions::new().write(true).create_new(true).mode(FILE_MODE).open(path);
+    let file = file.map_err(|error| match error.kind() {
+        io::ErrorKind::AlreadyExists => {
+            let why = "is there already, of a kv-cli that was killed: remove it";
+            io::Error::new(error.kind(), format!("{} {why}", path.display()))
+        }
+        _ => error,
+    })?;
+    if let Ok(replaced) = fs::symlink_metadata(name) {
+        file.set_permissions(Permissions::from_mode(replaced.permissions().mode() & 0o777))?;
+    }
+    Ok(file)
 }
 
 impl Drop for Unfinished {
@@ -57,6 +77,21 @@ mod tests {
         file.finish().unwrap();
         assert_eq!(fs::read(&name).unwrap(), b"{}\n");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_file_is_for_its_user_alone_unless_it_replaces_another() {
+        let folder = tempfile::tempdir().unwrap();
+        let name = folder.path().join("snap");
+        let mode = || fs::metadata(&name).unwrap().permissions().mode() & 0o777;
+        Unfinished::create(&name).unwrap().finish().unwrap();
+        assert_eq!(mode(), 0o600);
+        fs::set_permissions(&name, Permissions::from_mode(0o664)).unwrap();
+        Unfinished::create(&name).unwrap().finish().unwrap();
+        assert_eq!(mode(), 0o664);
+        let _under_way = Unfinished::create(&name).unwrap();
+        let error = Unfinished::create(&name).err().unwrap().to_string();
+        assert!(error.contains(".unfinished is there already"), "{error}");
     }
 
     #[test]

@@ -8,6 +8,8 @@ use farside_snapshot::Writer;
 
 use super::*;
 
+static GO_ON: AtomicBool = AtomicBool::new(false);
+
 fn write_snapshot(path: &Path) {
     let mut writer = Writer::create(File::create(path).unwrap(), 1).unwrap();
     writer.push(&Record { key: b"key", value: b"value", expires_at_s: 0 }).unwrap();
@@ -28,7 +30,7 @@ fn a_snapshot_is_not_restored_over_what_another_server_uses() {
     let config = config(&region);
     let refuses = |used: &Path| {
         let before = fs::metadata(used).unwrap();
-        let line = restored_memory(&snapshot, &config).err().unwrap().to_string();
+        let line = restored_memory(&snapshot, &config, &GO_ON).err().unwrap().to_string();
         assert!(line.contains("another server uses the region file"), "{line}");
         let after = fs::metadata(used).unwrap();
         assert_eq!((before.ino(), before.len()), (after.ino(), after.len()));
@@ -41,9 +43,9 @@ fn a_snapshot_is_not_restored_over_what_another_server_uses() {
     refuses(&region);
     drop(begun);
     // What those left whom nobody hears of any more is in nobody's way.
-    assert!(restored_memory(&path("missing"), &config).is_err());
+    assert!(restored_memory(&path("missing"), &config, &GO_ON).is_err());
     assert_eq!((fs::metadata(&region).unwrap().len(), unfinished.exists()), (0, false));
-    let restored = restored_memory(&snapshot, &config).unwrap();
+    let restored = restored_memory(&snapshot, &config, &GO_ON).unwrap();
     let found = fs::metadata(&region).unwrap();
     assert_eq!(found.ino(), restored.file.metadata().unwrap().ino());
     assert!(matches!(RegionLock::take(&region), Err(MemoryError::Locked { .. })));
@@ -59,17 +61,71 @@ fn a_snapshot_is_restored_where_a_link_leads() {
     write_snapshot(&snapshot);
     std::os::unix::fs::symlink(&region, &link).unwrap();
     let is_link = || fs::symlink_metadata(&link).unwrap().is_symlink();
-    assert!(restored_memory(&path("missing"), &config(&link)).is_err());
+    assert!(restored_memory(&path("missing"), &config(&link), &GO_ON).is_err());
     assert!(is_link() && !region.exists(), "nothing is left but the link");
     for existed in [false, true] {
         if existed {
             File::create(&region).unwrap();
         }
-        let restored = restored_memory(&snapshot, &config(&link)).unwrap();
+        let restored = restored_memory(&snapshot, &config(&link), &GO_ON).unwrap();
         let found = fs::symlink_metadata(&region).unwrap();
         assert_eq!(found.ino(), restored.file.metadata().unwrap().ino());
         assert!(is_link() && !path("link.restoring").exists());
         assert!(matches!(RegionLock::take(&region), Err(MemoryError::Locked { .. })));
         fs::remove_file(&region).unwrap();
     }
+}
+
+/// In the middle of its first look at the file, and while records are stored.
+#[test]
+fn who_stops_a_restore_gets_its_end_and_nothing_is_left() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let (snapshot, region) = (path("snap"), path("region"));
+    write_snapshot(&snapshot);
+    let stopped = restored_memory(&snapshot, &config(&region), &AtomicBool::new(true));
+    let line = stopped.err().unwrap().to_string();
+    assert!(line.contains("told to stop") && line.contains("nothing was kept"), "{line}");
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    let address = Address::Shm(path("kv.sock"));
+    let with_address = ServerConfig { listen: Some(address.clone()), ..config(&region) };
+    let _server = Server::start(&with_address).unwrap();
+    let stored = store_all(&snapshot, &address, (1, &AtomicBool::new(true)));
+    assert!(matches!(stored, Err(RestoreError::Stopped)));
+}
+
+#[test]
+fn a_pipe_is_no_snapshot() {
+    let folder = tempfile::tempdir().unwrap();
+    let pipe = folder.path().join("pipe");
+    let made = std::process::Command::new("mkfifo").arg(&pipe).status();
+    assert!(made.unwrap().success());
+    let line = restored_memory(&pipe, &config(&folder.path().join("region")), &GO_ON);
+    let line = line.err().unwrap().to_string();
+    assert!(line.contains("pipe: it is no regular file"), "{line}");
+}
+
+#[test]
+fn a_new_region_does_without_what_a_killed_restore_left() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let (region, unfinished) = (path("region"), path("region.restoring"));
+    let begun = || RegionMemory::file(&unfinished, 8 << 20, HugePages::Never).unwrap();
+    drop(begun());
+    remove_abandoned(&region).unwrap();
+    assert!(!unfinished.exists() && !region.exists());
+    // One that another server uses stays, and so does what is beside a region.
+    let used = begun();
+    File::create(&region).unwrap();
+    remove_abandoned(&region).unwrap();
+    assert!(unfinished.exists());
+    drop(used);
+    fs::write(&region, b"region").unwrap();
+    remove_abandoned(&region).unwrap();
+    assert!(unfinished.exists());
+    // The empty file that a killed restore leaves, by way of a link.
+    File::create(&region).unwrap();
+    std::os::unix::fs::symlink(&region, path("link")).unwrap();
+    remove_abandoned(&path("link")).unwrap();
+    assert!(!unfinished.exists() && region.exists());
 }

@@ -123,7 +123,7 @@ impl Service {
             },
         };
         if let Err((incoming, refusal)) = accepted {
-            tracing::debug!("refused a connection: {refusal}");
+            self.refusals.note(refusal, boot_time_ns());
             // Whoever does not get it learns less.
             let _ = incoming.reject(&encode_reply(&Err(refusal)));
         }

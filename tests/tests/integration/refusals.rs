@@ -59,6 +59,9 @@ fn a_wrong_secret() {
             }
         }
     }
+    let log = server.log();
+    let told = log.lines().find(|line| line.contains("refused a client: wrong secret"));
+    assert!(told.is_some_and(|line| line.contains("WARN")), "{log}");
 }
 
 #[test]

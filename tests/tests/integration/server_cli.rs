@@ -56,29 +56,64 @@ fn a_path_that_is_no_place_for_a_socket() {
     server(&["--listen", &long]).expect_line(2, &["xxx/kv.sock", "over 107 bytes"]);
 }
 
-#[test]
-fn a_folder_that_may_not_be_written() {
+fn permit(path: &Path, mode: u32) {
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+}
+
+/// `kv-server <arguments>` of a user who may not do everything: root becomes somebody else, who
+/// needs a binary of their own to start.
+fn server_of_nobody(folder: &Path, arguments: &[&str]) -> Said {
     const NOBODY: u32 = 65_534;
-    let folder = tempfile::tempdir().unwrap();
-    let permit = |path: &Path, mode| {
-        fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
-    };
-    // For root every folder can be written, so it becomes somebody else, who needs a binary of
-    // their own to start.
-    let program = folder.path().join("kv-server");
+    let program = folder.join("kv-server");
     fs::copy(binary("kv-server"), &program).unwrap();
     permit(&program, 0o755);
-    let closed = folder.path().join("closed");
-    fs::create_dir(&closed).unwrap();
-    permit(&closed, 0o555);
-    permit(folder.path(), 0o755);
+    permit(folder, 0o755);
     let mut command = Command::new("timeout");
-    command.arg("20").arg(&program).args(["--listen", &address(&closed), "--memory", "16MiB"]);
+    command.arg("20").arg(&program).args(arguments);
     if rustix::process::geteuid().is_root() {
         command.uid(NOBODY).gid(NOBODY);
     }
-    let said = Said::new(command.stdin(Stdio::null()).output().unwrap());
+    Said::new(command.stdin(Stdio::null()).output().unwrap())
+}
+
+#[test]
+fn a_folder_that_may_not_be_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let closed = folder.path().join("closed");
+    fs::create_dir(&closed).unwrap();
+    permit(&closed, 0o555);
+    let said =
+        server_of_nobody(folder.path(), &["--listen", &address(&closed), "--memory", "16MiB"]);
     said.expect_line(1, &["closed/kv.sock", "may not write there"]);
+}
+
+/// Only root can make what belongs to another user.
+#[test]
+fn what_another_user_left() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let open = folder.path().join("open");
+    fs::create_dir(&open).unwrap();
+    permit(&open, 0o777);
+    let (lock, region) = (open.join("kv.sock.lock"), open.join("region"));
+    fs::write(&lock, "").unwrap();
+    permit(&lock, 0o600);
+    let listen = address(&open);
+    let start = |more: &[&str]| {
+        let arguments = [&["--listen", &listen, "--memory", "16MiB"], more].concat();
+        server_of_nobody(folder.path(), &arguments)
+    };
+    start(&[]).expect_line(1, &["open/kv.sock.lock: it is another user's: remove it"]);
+    fs::remove_file(&lock).unwrap();
+    for content in [&b""[..], b"region"] {
+        fs::write(&region, content).unwrap();
+        permit(&region, 0o666);
+        let said = start(&["--region-file", region.to_str().unwrap()]);
+        said.expect_line(1, &["open/region belongs to another user: chown it"]);
+        assert_eq!(fs::read(&region).unwrap(), content);
+    }
 }
 
 #[test]
@@ -147,7 +182,10 @@ fn a_region_of_another_format_is_left_as_it_is() {
     assert_eq!(u32::from_le_bytes(version), farside_common::layout::FORMAT_VERSION);
     file.write_all_at(&99u32.to_le_bytes(), 8).unwrap();
     let before = fs::read(ended.region_file()).unwrap();
-    start_on(&ended.region_file(), &[]).expect_line(1, &["/region", "version", "99"]);
+    start_on(&ended.region_file(), &[]).expect_line(
+        1,
+        &["/region has format version 99", "that made it", "kv-cli snapshot", "--restore"],
+    );
     assert!(fs::read(ended.region_file()).unwrap() == before);
     file.write_all_at(&version, 8).unwrap();
     ended.restart();

@@ -9,7 +9,7 @@ use std::fmt;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
@@ -127,6 +127,11 @@ pub enum MemoryError {
         "{} is not a regular file: name one, or a path where there is none", .path.display()
     )]
     NotAFile { path: PathBuf },
+    #[error(
+        "{} belongs to another user: chown it, start the server as that user, or name another \
+         file", .path.display()
+    )]
+    OfAnother { path: PathBuf },
     #[error("{} is too short to hold a region: name another file", .path.display())]
     TooShort { path: PathBuf },
     #[error(
@@ -235,6 +240,7 @@ impl RegionMemory {
         if !metadata.is_file() {
             return Err(MemoryError::NotAFile { path: path_buf() });
         }
+        check_owner(&file, &metadata, path)?;
         let kind = rustix::fs::fstatfs(&file).map_err(system("look at"))?.f_type as u64;
         if huge_pages == HugePages::Require && kind != HUGETLBFS_MAGIC {
             return Err(MemoryError::NotHugetlbfs { path: path_buf() });
@@ -303,6 +309,18 @@ impl RegionMemory {
             .map_err(system("protect"))?;
         let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
         File::open(path).map_err(system("open for readers"))
+    }
+}
+
+/// Whether this process may decide who else opens the file, as [`RegionMemory::reader_descriptor`]
+/// will. Changes nothing.
+fn check_owner(file: &File, metadata: &fs::Metadata, path: &Path) -> Result<(), MemoryError> {
+    if metadata.uid() == rustix::process::geteuid().as_raw() {
+        return Ok(());
+    }
+    match rustix::fs::fchmod(file, Mode::from_raw_mode(metadata.mode())) {
+        Err(rustix::io::Errno::PERM) => Err(MemoryError::OfAnother { path: path.to_owned() }),
+        other => other.map_err(system("look at")),
     }
 }
 

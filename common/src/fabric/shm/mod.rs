@@ -13,4 +13,4 @@ mod words;
 pub use fabric::{Lease, ShmFabric};
 pub use memory::{HugePages, MemoryError, Pages, RegionLock, RegionMemory};
 pub use region::{Region, prefetch};
-pub use socket::{Connection, Listener};
+pub use socket::{Connection, Listener, lock_path};

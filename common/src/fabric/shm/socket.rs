@@ -107,12 +107,18 @@ fn identity(path: &Path) -> io::Result<(u64, u64)> {
     Ok((found.dev(), found.ino()))
 }
 
-fn lock_beside(path: &Path) -> io::Result<File> {
-    let mut name = path.as_os_str().to_owned();
+/// What keeps other servers away from a socket's path.
+pub fn lock_path(socket: &Path) -> PathBuf {
+    let mut name = socket.as_os_str().to_owned();
     name.push(".lock");
+    PathBuf::from(name)
+}
+
+fn lock_beside(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     // The standard library adds O_CLOEXEC.
-    let lock = options.write(true).create(true).truncate(false).mode(LOCK_MODE).open(name)?;
+    let lock =
+        options.write(true).create(true).truncate(false).mode(LOCK_MODE).open(lock_path(path))?;
     match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(lock),
         Err(rustix::io::Errno::WOULDBLOCK) => Err(io::ErrorKind::AddrInUse.into()),

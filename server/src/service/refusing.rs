@@ -1,0 +1,54 @@
+//! Saying that somebody was refused.
+
+use farside_common::control::Refusal;
+use farside_common::fabric::Nanos;
+
+/// How often it says so at most: who is refused tries again.
+const COMPLAINT_NS: Nanos = 1_000_000_000;
+
+/// Who was refused since the log last said so.
+#[derive(Debug, Default)]
+pub(super) struct Refusals {
+    complain_at: Nanos,
+    untold: u64,
+}
+
+impl Refusals {
+    /// Somebody was refused.
+    pub(super) fn note(&mut self, refusal: Refusal, now: Nanos) {
+        match self.to_tell(refusal, now) {
+            None => tracing::debug!("refused a client: {refusal}"),
+            Some(0) => tracing::warn!("refused a client: {refusal}"),
+            Some(others) => tracing::warn!(others, "refused a client: {refusal}"),
+        }
+    }
+
+    /// How many others were refused meanwhile; `None` if it is not to be said yet, or never: a
+    /// session without its client is one that connects anew.
+    fn to_tell(&mut self, refusal: Refusal, now: Nanos) -> Option<u64> {
+        if matches!(refusal, Refusal::UnknownClient { .. }) {
+            return None;
+        }
+        if now < self.complain_at {
+            self.untold += 1;
+            return None;
+        }
+        self.complain_at = now.saturating_add(COMPLAINT_NS);
+        Some(std::mem::take(&mut self.untold))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_is_refused_again_and_again_fills_no_log() {
+        let mut refusals = Refusals::default();
+        let mut told = |at| refusals.to_tell(Refusal::Credentials, at);
+        assert_eq!([told(5), told(6), told(7)], [Some(0), None, None]);
+        assert_eq!([told(5 + COMPLAINT_NS), told(6 + COMPLAINT_NS)], [Some(2), None]);
+        let routine = Refusal::UnknownClient { client: 1 };
+        assert_eq!(refusals.to_tell(routine, 9 * COMPLAINT_NS), None);
+    }
+}
