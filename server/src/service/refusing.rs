@@ -16,7 +16,7 @@ pub(super) struct Refusals {
 impl Refusals {
     /// Somebody was refused.
     pub(super) fn note(&mut self, refusal: Refusal, now: Nanos) {
-        match self.to_tell(refusal, now) {
+        match self.due(refusal, now) {
             None => tracing::debug!("refused a client: {refusal}"),
             Some(0) => tracing::warn!("refused a client: {refusal}"),
             Some(others) => tracing::warn!(others, "refused a client: {refusal}"),
@@ -25,7 +25,7 @@ impl Refusals {
 
     /// How many others were refused meanwhile; `None` if it is not to be said yet, or never: a
     /// session without its client is one that connects anew.
-    fn to_tell(&mut self, refusal: Refusal, now: Nanos) -> Option<u64> {
+    fn due(&mut self, refusal: Refusal, now: Nanos) -> Option<u64> {
         if matches!(refusal, Refusal::UnknownClient { .. }) {
             return None;
         }
@@ -45,10 +45,10 @@ mod tests {
     #[test]
     fn who_is_refused_again_and_again_fills_no_log() {
         let mut refusals = Refusals::default();
-        let mut told = |at| refusals.to_tell(Refusal::Credentials, at);
+        let mut told = |at| refusals.due(Refusal::Credentials, at);
         assert_eq!([told(5), told(6), told(7)], [Some(0), None, None]);
         assert_eq!([told(5 + COMPLAINT_NS), told(6 + COMPLAINT_NS)], [Some(2), None]);
         let routine = Refusal::UnknownClient { client: 1 };
-        assert_eq!(refusals.to_tell(routine, 9 * COMPLAINT_NS), None);
+        assert_eq!(refusals.due(routine, 9 * COMPLAINT_NS), None);
     }
 }

@@ -353,6 +353,15 @@ fn help_doctor_and_completions_need_no_server() {
     for what in ["processors", "huge pages", "locked memory", "RDMA devices", "server"] {
         assert!(doctor.text().contains(what), "{}", doctor.text());
     }
+    let nowhere = "shm:///nonexistent/kv.sock";
+    for (arguments, line) in [
+        (["doctor", "--config", "/nonexistent/x.toml"], "warn  config file   /nonexistent/x.toml"),
+        (["doctor", "--server", nowhere], "warn  server        shm:///nonexistent/kv.sock"),
+    ] {
+        let doctor = cli_alone(&arguments);
+        let tells = doctor.text().contains(line);
+        assert!(doctor.code == Some(2) && tells, "{}", doctor.text());
+    }
     for shell in ["bash", "zsh", "fish"] {
         let script = cli_alone(&["completions", shell]);
         assert_eq!((script.code, script.stderr.as_str()), (Some(0), ""));

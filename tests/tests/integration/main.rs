@@ -19,6 +19,7 @@ mod depot;
 mod eviction;
 mod expiry;
 mod growth;
+mod half_done;
 mod histories;
 mod limits;
 mod model;

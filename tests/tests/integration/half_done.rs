@@ -1,0 +1,95 @@
+//! Proves that what is stopped half-way leaves nothing half: a restore, a snapshot and a dump that
+//! get a signal, or whose file gets longer than files may.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use farside_common::signals::is_ignored;
+use farside_tests::{
+    PATIENCE, ServerProcess, binary, left_out_over_rdma, proof, send_signal, wait_until,
+};
+use rustix::process::Signal;
+
+use crate::cli::Said;
+
+/// Long enough that a signal comes in the middle.
+fn with_many_keys() -> ServerProcess {
+    let server = ServerProcess::start(&["--memory", "96MiB"]);
+    let mut session = server.client().session().unwrap();
+    for key in 0..20_000u64 {
+        session.put(&key.to_le_bytes(), &proof::value(key, 0, 0, 1000)).unwrap();
+    }
+    server
+}
+
+fn spawn(command: &mut Command) -> Child {
+    let command = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.spawn().unwrap()
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).unwrap();
+    entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+}
+
+#[test]
+fn a_file_that_is_not_finished_is_removed() {
+    if left_out_over_rdma("the file has nothing to do with it") {
+        return;
+    }
+    let server = with_many_keys();
+    let folder = tempfile::tempdir().unwrap();
+    for (what, name) in [("snapshot", "all.snap"), ("dump", "all.jsonl")] {
+        let to = folder.path().join(name);
+        let mut command = Command::new(binary("kv-cli"));
+        command.arg(what).arg(&to).env("FARSIDE_SERVER", server.address());
+        let child = spawn(&mut command);
+        wait_until("it has begun", PATIENCE, || !names(folder.path()).is_empty());
+        send_signal(&child, Signal::TERM);
+        let said = Said::new(child.wait_with_output().unwrap());
+        said.expect_line(143, &["kv-cli: cannot write ", name, "stopped by SIGTERM"]);
+        assert_eq!(names(folder.path()), [""; 0]);
+        let mut limited = Command::new("sh");
+        // At most 1 MiB, whatever the shell counts in.
+        limited.args(["-c", "ulimit -f 1024; exec \"$0\" \"$@\""]).arg(binary("kv-cli"));
+        limited.arg(what).arg(&to).env("FARSIDE_SERVER", server.address());
+        let said = Said::new(spawn(&mut limited).wait_with_output().unwrap());
+        said.expect_line(2, &["kv-cli: cannot write ", name, "File too large"]);
+        assert_eq!(names(folder.path()), [""; 0]);
+    }
+}
+
+#[test]
+fn a_restore_that_is_stopped_leaves_nothing() {
+    if left_out_over_rdma("the region has nothing to do with it") {
+        return;
+    }
+    let server = with_many_keys();
+    let file = server.folder().join("snapshot");
+    assert!(server.cli(&["snapshot", file.to_str().unwrap()]).status.success());
+    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+    let log = server.folder().join("log of the other");
+    let mut command = Command::new(binary("kv-server"));
+    command.args(["--listen", &format!("shm://{}", server.folder().join("other").display())]);
+    command.args(["--memory", "96MiB", "--region-file"]).arg(folder.path().join("region"));
+    command.arg("--restore").arg(&file).stdin(Stdio::null()).stdout(Stdio::null());
+    let mut child = command.stderr(fs::File::create(&log).unwrap()).spawn().unwrap();
+    let read = || fs::read_to_string(&log).unwrap();
+    wait_until("it has begun", PATIENCE, || read().contains("restoring a snapshot"));
+    send_signal(&child, Signal::TERM);
+    assert_eq!(child.wait().unwrap().code(), Some(1), "{}", read());
+    let last = read().lines().last().unwrap_or_default().to_owned();
+    assert!(last.starts_with("kv-server: cannot restore ") && last.contains("told to stop"));
+    assert_eq!(names(folder.path()), [""; 0]);
+}
+
+#[test]
+fn a_server_whose_terminal_is_gone_stops_in_order() {
+    if is_ignored(Signal::HUP.as_raw()) {
+        return;
+    }
+    let server = ServerProcess::start(&["--memory", "16MiB"]);
+    server.signal(Signal::HUP);
+    wait_until("it stops", PATIENCE, || server.log().contains("stopped"));
+}
