@@ -1,5 +1,7 @@
 //! Many operations, one doorbell.
 
+use std::time::Duration;
+
 use crate::protocol::Action;
 use crate::session::Losses;
 use crate::store::Lifetime;
@@ -71,7 +73,8 @@ impl<'s, 'd> Batch<'s, 'd> {
 
     /// Runs all of them and waits for all; the results stand in the order of the operations. Up to
     /// `pipeline_depth` operations share each doorbell. What a lost connection kept from happening
-    /// runs again on a new one.
+    /// runs again on a new one. Where one waits for the server in vain, what was not started by then
+    /// is not, and fails with it as [`Error::Unreachable`].
     ///
     /// # Errors
     /// [`Error::Unreachable`] if there is no connection to run them on; what becomes of each
@@ -79,44 +82,53 @@ impl<'s, 'd> Batch<'s, 'd> {
     pub fn run(self) -> Result<Vec<Result<BatchOutcome>>> {
         let Self { session, operations } = self;
         let mut results: Vec<_> = operations.iter().map(|_| None).collect();
-        run_left(session.pipeline()?, &operations, &mut results);
+        let mut in_vain = run_left(session.pipeline()?, &operations, &mut results);
         let (mut losses, mut why) = (Losses::default(), None);
-        while why.is_none() && results.iter().any(Option::is_none) {
+        while why.is_none() && in_vain.is_none() && results.iter().any(Option::is_none) {
             match session.lost(&mut losses).and_then(|()| session.pipeline()) {
-                Ok(pipeline) => run_left(pipeline, &operations, &mut results),
+                Ok(pipeline) => in_vain = run_left(pipeline, &operations, &mut results),
                 Err(error) => why = Some(error),
             }
         }
+        let tried = in_vain.unwrap_or_else(|| losses.lasted());
         // The first of those that are left says why.
-        let mut left = || why.take().unwrap_or_else(|| session.unreachable(&losses));
+        let mut left = || why.take().unwrap_or_else(|| session.unreachable(tried));
         Ok(results.into_iter().map(|result| result.unwrap_or_else(|| Err(left()))).collect())
     }
 }
 
 /// Runs the operations that have no result. Those that are lost with the connection, before they
-/// happened, have none behind it either.
+/// happened, have none behind it either; nor have those that were not started because another one
+/// had waited for the server in vain: for how long, if one did.
 fn run_left(
     mut pipeline: Pipeline<'_>,
     operations: &[Planned<'_>],
     results: &mut [Option<Result<BatchOutcome>>],
-) {
+) -> Option<Duration> {
     let left: Vec<usize> = (0..results.len()).filter(|&at| results[at].is_none()).collect();
+    let mut in_vain = None;
     for &at in &left {
         let (action, key, value) = operations[at];
-        while pipeline.start(action, key, value).is_err() {
-            take(&mut pipeline, &left, results);
+        while in_vain.is_none() && pipeline.start(action, key, value).is_err() {
+            in_vain = take(&mut pipeline, &left, results);
         }
     }
     while pipeline.in_flight() > 0 {
-        take(&mut pipeline, &left, results);
+        in_vain = take(&mut pipeline, &left, results).or(in_vain);
     }
+    in_vain
 }
 
-/// Takes a result. Tickets count from 0 in the order of the starts, which is that of `left`.
-fn take(pipeline: &mut Pipeline<'_>, left: &[usize], results: &mut [Option<Result<BatchOutcome>>]) {
-    let Some(completed) = pipeline.wait() else { return };
+/// Takes a result; for how long it waited for the server, if that was in vain. Tickets count from 0
+/// in the order of the starts, which is that of `left`.
+fn take(
+    pipeline: &mut Pipeline<'_>,
+    left: &[usize],
+    results: &mut [Option<Result<BatchOutcome>>],
+) -> Option<Duration> {
+    let completed = pipeline.wait()?;
     let result = match completed.result {
-        Err(Error::Disconnected { .. }) => return,
+        Err(Error::Disconnected { .. }) => return None,
         result => result.map(|outcome| match outcome {
             Outcome::Value(value) => BatchOutcome::Value(
                 value.map(|(data, version)| Value { data: data.to_vec(), version }),
@@ -125,5 +137,10 @@ fn take(pipeline: &mut Pipeline<'_>, left: &[usize], results: &mut [Option<Resul
             Outcome::Applied(applied) => BatchOutcome::Applied(applied),
         }),
     };
+    let in_vain = match &result {
+        Err(Error::Unreachable { tried, .. }) => Some(*tried),
+        _ => None,
+    };
     results[left[completed.ticket.number() as usize]] = Some(result);
+    in_vain
 }

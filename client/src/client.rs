@@ -341,6 +341,10 @@ impl ClientBuilder {
 
     /// How long connecting may take, and reconnecting when the server went away. 3 s by default, at
     /// most a day: more is taken for that.
+    ///
+    /// It is for connecting only. While the server is connected and does not answer, because it is
+    /// stopped, say, most operations go on without it; one that needs memory from it waits for 5 s
+    /// at most, whatever this is, and fails as [`Error::Unreachable`].
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.connect_timeout = timeout;
         self

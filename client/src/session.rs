@@ -79,7 +79,7 @@ pub(crate) struct Losses {
 
 impl Losses {
     /// For how long there was no connection that lasted.
-    fn lasted(&self) -> Duration {
+    pub(crate) fn lasted(&self) -> Duration {
         self.first_at.map_or(Duration::ZERO, |first| first.elapsed())
     }
 
@@ -151,9 +151,9 @@ impl Session {
         self.shared.disconnected()
     }
 
-    /// The error for operations that all these losses kept from happening.
-    pub(crate) fn unreachable(&self, losses: &Losses) -> Error {
-        self.shared.unreachable(losses.lasted())
+    /// The error for operations that the server kept from happening for so long.
+    pub(crate) fn unreachable(&self, tried: Duration) -> Error {
+        self.shared.unreachable(tried)
     }
 
     /// Runs an operation that may change the region.

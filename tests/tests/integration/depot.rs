@@ -159,6 +159,33 @@ fn who_waits_for_a_stopped_server_in_vain_disturbs_nobody() {
 }
 
 #[test]
+fn a_batch_waits_for_a_stopped_server_once() {
+    const DEPTH: u16 = 4;
+    let new: Vec<_> = (0..DEPTH).map(u16::to_le_bytes).collect();
+    let server = ServerProcess::start(&["--memory", "64MiB"]);
+    server.client().session().unwrap().put(b"key", b"value").unwrap();
+    let client = server.client_builder().pipeline_depth(DEPTH).connect().unwrap();
+    let mut session = client.session().unwrap();
+    server.signal(Signal::STOP);
+    let mut batch = session.batch();
+    // It has no block yet. GETs need none, but stand behind those that wait for some.
+    for key in &new {
+        batch.put(key, b"value");
+    }
+    for key in &new {
+        batch.get(b"key").insert(key, b"value");
+    }
+    let results = batch.run().unwrap();
+    let is_in_vain =
+        |error: &Error| matches!(error, Error::Unreachable { tried, .. } if !tried.is_zero());
+    assert_eq!(results.len(), 3 * usize::from(DEPTH));
+    assert!(results.iter().all(|it| it.as_ref().is_err_and(is_in_vain)), "{results:?}");
+    server.signal(Signal::CONT);
+    assert!(session.insert(&new[0], b"value").unwrap(), "it was not stored");
+    assert_eq!(*session.get(b"key").unwrap().unwrap(), *b"value");
+}
+
+#[test]
 fn a_client_ends_though_its_server_is_stopped() {
     let server = ServerProcess::start(&["--memory", "64MiB", "--grace-ms", "5"]);
     let client = server.client();
