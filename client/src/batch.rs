@@ -82,11 +82,12 @@ impl<'s, 'd> Batch<'s, 'd> {
     pub fn run(self) -> Result<Vec<Result<BatchOutcome>>> {
         let Self { session, operations } = self;
         let mut results: Vec<_> = operations.iter().map(|_| None).collect();
-        let mut in_vain = run_left(session.pipeline()?, &operations, &mut results);
+        let mut in_vain = run_left(session, &operations, &mut results)?;
         let (mut losses, mut why) = (Losses::default(), None);
         while why.is_none() && in_vain.is_none() && results.iter().any(Option::is_none) {
-            match session.lost(&mut losses).and_then(|()| session.pipeline()) {
-                Ok(pipeline) => in_vain = run_left(pipeline, &operations, &mut results),
+            let lost = session.lost(&mut losses);
+            match lost.and_then(|()| run_left(session, &operations, &mut results)) {
+                Ok(waited) => in_vain = waited,
                 Err(error) => why = Some(error),
             }
         }
@@ -101,11 +102,12 @@ impl<'s, 'd> Batch<'s, 'd> {
 /// happened, have none behind it either; nor have those that were not started because another one
 /// had waited for the server in vain: for how long, if one did.
 fn run_left(
-    mut pipeline: Pipeline<'_>,
+    session: &mut Session,
     operations: &[Planned<'_>],
     results: &mut [Option<Result<BatchOutcome>>],
-) -> Option<Duration> {
+) -> Result<Option<Duration>> {
     let left: Vec<usize> = (0..results.len()).filter(|&at| results[at].is_none()).collect();
+    let mut pipeline = session.pipeline_of(left.len())?;
     let mut in_vain = None;
     for &at in &left {
         let (action, key, value) = operations[at];
@@ -116,7 +118,7 @@ fn run_left(
     while pipeline.in_flight() > 0 {
         in_vain = take(&mut pipeline, &left, results).or(in_vain);
     }
-    in_vain
+    Ok(in_vain)
 }
 
 /// Takes a result; for how long it waited for the server, if that was in vain. Tickets count from 0

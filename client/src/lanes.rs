@@ -75,13 +75,15 @@ pub(crate) struct Lanes<'s, F: Fabric> {
 }
 
 impl<'s, F: Fabric> Lanes<'s, F> {
+    /// The first lanes of the engine: so many, but one at least and not more than it has.
     pub(crate) fn new(
         engine: &'s Engine<F, ControlDepot>,
         connection: &'s Connection,
         shared: &'s Shared,
+        count: usize,
     ) -> Self {
         engine.pipelined.set(true);
-        let count = engine.lanes;
+        let count = u16::try_from(count).unwrap_or(u16::MAX).clamp(1, engine.lanes);
         let job = Job {
             action: Action::Get,
             hash: engine.hasher.hash(&[]),

@@ -93,16 +93,22 @@ macro_rules! over_lanes {
 }
 
 impl<'s> Pipeline<'s> {
+    /// Keeps up to `depth` operations in flight, as far as the session has lanes.
     pub(crate) fn new(
         engine: &'s AnyEngine,
         connection: &'s Connection,
         shared: &'s Shared,
+        depth: usize,
     ) -> Self {
         Self(match engine {
-            AnyEngine::Shm(engine) => AnyLanes::Shm(Lanes::new(engine, connection, shared)),
-            AnyEngine::Verbs(engine) => AnyLanes::Verbs(Lanes::new(engine, connection, shared)),
+            AnyEngine::Shm(engine) => AnyLanes::Shm(Lanes::new(engine, connection, shared, depth)),
+            AnyEngine::Verbs(engine) => {
+                AnyLanes::Verbs(Lanes::new(engine, connection, shared, depth))
+            }
             #[cfg(feature = "around")]
-            AnyEngine::Wrapped(engine) => AnyLanes::Wrapped(Lanes::new(engine, connection, shared)),
+            AnyEngine::Wrapped(engine) => {
+                AnyLanes::Wrapped(Lanes::new(engine, connection, shared, depth))
+            }
         })
     }
 

@@ -331,8 +331,13 @@ impl Session {
     /// # Errors
     /// [`Error::Unreachable`] if the server went away and did not come back.
     pub fn pipeline(&mut self) -> Result<Pipeline<'_>> {
+        self.pipeline_of(usize::MAX)
+    }
+
+    /// [`Session::pipeline`] for so many operations: making it costs as much as it has lanes.
+    pub(crate) fn pipeline_of(&mut self, operations: usize) -> Result<Pipeline<'_>> {
         self.engine()?;
-        Ok(Pipeline::new(&self.link.engine, &self.link.connection, &self.shared))
+        Ok(Pipeline::new(&self.link.engine, &self.link.connection, &self.shared, operations))
     }
 
     /// Collects operations that then run together, with one doorbell for all of them.

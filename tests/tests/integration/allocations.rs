@@ -117,3 +117,19 @@ fn a_pipeline_allocates_nothing_once_it_is_warm() {
     }
     assert_eq!(allocations_at_least(round), 0);
 }
+
+#[test]
+fn a_batch_costs_what_its_operations_do_whatever_the_depth() {
+    let server = ServerProcess::start(&["--memory", "32MiB"]);
+    let batch_of_two = |depth| {
+        let client = server.client_builder().pipeline_depth(depth).connect().unwrap();
+        let mut session = client.session().unwrap();
+        let [a, b] = [0, 1].map(u64::to_le_bytes);
+        allocations_at_least(|| {
+            let mut batch = session.batch();
+            batch.get(&a).get(&b);
+            batch.run().unwrap();
+        })
+    };
+    assert_eq!(batch_of_two(2), batch_of_two(1024));
+}
