@@ -18,7 +18,7 @@ pub struct Batch<'s, 'd> {
 }
 
 /// An operation with its key and value.
-type Planned<'d> = (Action<'static>, &'d [u8], &'d [u8]);
+type Planned<'d> = (Action<'d>, &'d [u8], &'d [u8]);
 
 /// What an operation of a batch came to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,7 +36,7 @@ impl<'s, 'd> Batch<'s, 'd> {
         Self { session, operations: Vec::new() }
     }
 
-    fn add(&mut self, action: Action<'static>, key: &'d [u8], value: &'d [u8]) -> &mut Self {
+    fn add(&mut self, action: Action<'d>, key: &'d [u8], value: &'d [u8]) -> &mut Self {
         self.operations.push((action, key, value));
         self
     }
@@ -52,7 +52,7 @@ impl<'s, 'd> Batch<'s, 'd> {
     }
 
     /// Adds a store under a condition, for ever or for a time.
-    pub fn store(&mut self, key: &'d [u8], value: &'d [u8], store: Store<'static>) -> &mut Self {
+    pub fn store(&mut self, key: &'d [u8], value: &'d [u8], store: Store<'d>) -> &mut Self {
         self.add(store.action(), key, value)
     }
 

@@ -35,11 +35,11 @@ enum State {
 }
 
 struct Lane<'s> {
-    mailbox: Rc<Mailbox>,
+    mailbox: Rc<Mailbox<'s>>,
     /// Runs one job after another, for ever: made once, so that operations allocate nothing.
     task: Pin<Box<dyn Future<Output = ()> + 's>>,
     ticket: Ticket,
-    job: Job,
+    job: Job<'s>,
     state: State,
     /// The first of the lanes whose jobs are done with this one, each of which has the next one.
     shared: Option<LaneId>,
@@ -129,7 +129,7 @@ impl<'s, F: Fabric> Lanes<'s, F> {
 
     pub(crate) fn start(
         &mut self,
-        action: Action<'static>,
+        action: Action<'s>,
         key: &[u8],
         value: &[u8],
     ) -> std::result::Result<Ticket, PipelineFull> {
@@ -172,7 +172,7 @@ impl<'s, F: Fabric> Lanes<'s, F> {
     }
 
     #[inline]
-    fn enqueue(&mut self, id: LaneId, action: Action<'static>) {
+    fn enqueue(&mut self, id: LaneId, action: Action<'_>) {
         let queue = if action.changes() { &mut self.changes } else { &mut self.gets };
         queue.push_back(id);
     }

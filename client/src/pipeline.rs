@@ -128,7 +128,7 @@ impl<'s> Pipeline<'s> {
         self.start(Action::Put(Lifetime::Forever), key, value)
     }
 
-    /// Starts a store under a condition, for ever or for a time.
+    /// Starts a store under a condition, for ever or for a time. An expected value is not copied.
     ///
     /// # Errors
     /// [`PipelineFull`]; every other error comes with its [`Completed`].
@@ -136,7 +136,7 @@ impl<'s> Pipeline<'s> {
         &mut self,
         key: &[u8],
         value: &[u8],
-        store: Store<'static>,
+        store: Store<'s>,
     ) -> std::result::Result<Ticket, PipelineFull> {
         self.start(store.action(), key, value)
     }
@@ -175,7 +175,7 @@ impl<'s> Pipeline<'s> {
 
     pub(crate) fn start(
         &mut self,
-        action: Action<'static>,
+        action: Action<'s>,
         key: &[u8],
         value: &[u8],
     ) -> std::result::Result<Ticket, PipelineFull> {

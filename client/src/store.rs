@@ -119,7 +119,12 @@ impl<'e> Store<'e> {
 
 #[cfg(test)]
 mod tests {
+    use farside_common::config::ServerConfig;
+    use farside_common::size::ByteSize;
+
     use super::*;
+    use crate::test_server::TestServer;
+    use crate::{BatchOutcome, Client, Outcome};
 
     #[test]
     fn ends_are_full_seconds_and_never_early() {
@@ -130,5 +135,26 @@ mod tests {
         assert_eq!(Lifetime::Forever.expires_at_s(5), 0);
         assert_eq!(Lifetime::For(Duration::MAX).expires_at_s(u64::MAX), u32::MAX);
         assert_eq!(Lifetime::For(Duration::ZERO).expires_at_s(0), 1);
+    }
+
+    #[test]
+    fn what_is_expected_need_only_outlive_the_operation() {
+        let config = ServerConfig { memory: Some(ByteSize::mib(8)), ..Default::default() };
+        let server = TestServer::start(config);
+        let client = Client::builder().server(&server.address).connect().unwrap();
+        let mut session = client.session().unwrap();
+        session.put(b"key", b"one").unwrap();
+        let (one, two) = (b"one".to_vec(), b"two".to_vec());
+        let mut batch = session.batch();
+        batch.store(b"key", &two, Store::if_value(&one));
+        assert!(matches!(batch.run().unwrap()[..], [Ok(BatchOutcome::Applied(true))]));
+        let mut pipeline = session.pipeline().unwrap();
+        for (expected, holds) in [(&one, false), (&two, true)] {
+            pipeline.store(b"key", b"three", Store::if_value(expected)).unwrap();
+            let result = pipeline.wait().unwrap().result.unwrap();
+            assert_eq!(result, Outcome::Applied(holds));
+        }
+        drop(pipeline);
+        assert_eq!(*session.get(b"key").unwrap().unwrap(), *b"three");
     }
 }

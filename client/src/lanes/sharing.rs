@@ -54,7 +54,7 @@ impl Recent {
 impl<F: Fabric> Lanes<'_, F> {
     /// Looks for a job that a new one can be done with; whether another lane does the new one.
     #[inline]
-    pub(super) fn share(&mut self, id: LaneId, action: Action<'static>, hash: KeyHash) -> bool {
+    pub(super) fn share(&mut self, id: LaneId, action: Action<'_>, hash: KeyHash) -> bool {
         let is_put = match action {
             Action::Get => false,
             Action::Put(_) => true,

@@ -15,8 +15,8 @@ use crate::remote_depot::ControlDepot;
 
 /// What a lane is to do. Key and value stand in its image buffer.
 #[derive(Clone, Copy)]
-pub(super) struct Job {
-    pub(super) action: Action<'static>,
+pub(super) struct Job<'v> {
+    pub(super) action: Action<'v>,
     pub(super) hash: KeyHash,
     pub(super) key_bytes: usize,
     pub(super) value_bytes: usize,
@@ -24,7 +24,7 @@ pub(super) struct Job {
     pub(super) successor: Option<Successor>,
 }
 
-impl Job {
+impl Job<'_> {
     #[inline]
     pub(super) fn operation<F: Fabric>(
         self,
@@ -38,13 +38,13 @@ impl Job {
 
 /// Between a pipeline and one of its lanes.
 #[derive(Default)]
-pub(super) struct Mailbox {
-    pub(super) job: Cell<Option<Job>>,
+pub(super) struct Mailbox<'v> {
+    pub(super) job: Cell<Option<Job<'v>>>,
     pub(super) answer: Cell<Option<std::result::Result<Answer, Failure>>>,
     pub(super) is_answered: Cell<bool>,
 }
 
-impl Mailbox {
+impl Mailbox<'_> {
     #[inline]
     pub(super) fn answer(&self, answer: std::result::Result<Answer, Failure>) {
         self.answer.set(Some(answer));
@@ -56,7 +56,7 @@ impl Mailbox {
 pub(super) async fn run_lane<F: Fabric>(
     engine: &Engine<F, ControlDepot>,
     lane: LaneId,
-    mailbox: Rc<Mailbox>,
+    mailbox: Rc<Mailbox<'_>>,
 ) {
     loop {
         let job = poll_fn(|_| mailbox.job.take().map_or(Poll::Pending, Poll::Ready)).await;
