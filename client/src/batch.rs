@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use crate::losses::Losses;
 use crate::protocol::Action;
-use crate::session::Losses;
 use crate::store::Lifetime;
 use crate::{Error, Outcome, Pipeline, Result, Session, Store, Value};
 
@@ -77,8 +77,8 @@ impl<'s, 'd> Batch<'s, 'd> {
     /// is not, and fails with it as [`Error::Unreachable`].
     ///
     /// # Errors
-    /// [`Error::Unreachable`] if there is no connection to run them on; what becomes of each
-    /// operation is its own result.
+    /// As [`Client::session`](crate::Client::session), if there is no connection to run them on;
+    /// what becomes of each operation is its own result.
     pub fn run(self) -> Result<Vec<Result<BatchOutcome>>> {
         let Self { session, operations } = self;
         let mut results: Vec<_> = operations.iter().map(|_| None).collect();

@@ -1,23 +1,27 @@
-//! Connecting: [`Client`] and its builder.
+//! A client: what its sessions share, and how it connects anew.
+
+mod builder;
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use farside_common::attach::Target;
-use farside_common::config::{ClientConfig, PIPELINE_DEPTH};
-use farside_common::control::{Refusal, Request, Role, ServerStatistics, Token};
-use farside_common::fabric::verbs::Options;
+use farside_common::control::{Refusal, Request, Role, ServerStatistics};
 
 use crate::any_engine::AnyEngine;
 use crate::connection::Connection;
 use crate::engine::EngineOptions;
 use crate::failure::Failure;
 use crate::{Error, Result, Session};
+pub use builder::ClientBuilder;
 
 /// A connection to a memory server: cheap to clone, shared by all threads of a process.
 ///
 /// Operations go through a [`Session`], one per thread. When the server goes away, sessions
 /// reconnect by themselves as soon as it is back.
+///
+/// A background thread talks to the server. It takes the signal mask of the thread that connects:
+/// block there what only others are to handle.
 #[derive(Clone)]
 pub struct Client {
     pub(crate) shared: Arc<Shared>,
@@ -64,8 +68,10 @@ impl Client {
     /// A session, for one thread. It reads the directory of the index: a few round trips.
     ///
     /// # Errors
-    /// [`Error::Unreachable`] if the server went away and did not come back,
-    /// [`Error::Layout`] if the region is damaged.
+    /// [`Error::Unreachable`] if the server went away and did not come back, [`Error::Refused`] if
+    /// it did and refuses this client, [`Error::Layout`] if the region is damaged;
+    /// [`Error::System`] where the system refuses a thread, a descriptor or memory, and over RDMA
+    /// [`Error::Rdma`], and [`Error::Lateness`] for a writer.
     pub fn session(&self) -> Result<Session> {
         Session::open(self.shared.clone())
     }
@@ -249,143 +255,6 @@ impl Drop for Attempt<'_> {
     fn drop(&mut self) {
         self.0.lock().is_connecting = false;
         self.0.attempted.notify_all();
-    }
-}
-
-/// Collects how to connect; [`ClientBuilder::connect`] does it.
-#[derive(Clone)]
-#[must_use]
-pub struct ClientBuilder {
-    server: Option<String>,
-    role: Role,
-    token: Token,
-    cache_bytes: usize,
-    pipeline_depth: u16,
-    connect_timeout: Duration,
-    rdma: Options,
-    #[cfg(feature = "around")]
-    wrap: Option<crate::around::Wrap>,
-}
-
-/// The longest that connecting may take: no clock ends before.
-const CONNECT_TIMEOUT_MAX: Duration = Duration::from_secs(24 * 60 * 60);
-
-impl Default for ClientBuilder {
-    fn default() -> Self {
-        Self::from(&ClientConfig::default())
-    }
-}
-
-impl From<&ClientConfig> for ClientBuilder {
-    fn from(config: &ClientConfig) -> Self {
-        Self {
-            server: config.server.clone(),
-            role: config.role,
-            token: config.token(),
-            cache_bytes: config.cache_bytes.0 as usize,
-            pipeline_depth: config.pipeline_depth,
-            connect_timeout: Duration::from_millis(config.connect_timeout_ms),
-            rdma: config.rdma.options(),
-            #[cfg(feature = "around")]
-            wrap: None,
-        }
-    }
-}
-
-impl ClientBuilder {
-    /// Takes everything from a configuration.
-    pub fn config(self, config: &ClientConfig) -> Self {
-        let taken = Self::from(config);
-        Self { server: taken.server.clone().or(self.server), ..taken }
-    }
-
-    /// The server's address, for example `shm:///run/farside/kv.sock`.
-    pub fn server(mut self, address: &str) -> Self {
-        self.server = Some(address.to_owned());
-        self
-    }
-
-    /// Reader or writer, which is the default. A reader gets memory it cannot write to.
-    pub fn role(mut self, role: Role) -> Self {
-        self.role = role;
-        self
-    }
-
-    /// The shared secret, for a server that wants one.
-    pub fn secret(mut self, secret: &str) -> Self {
-        self.token = Token::of(secret);
-        self
-    }
-
-    /// The most memory that the client uses to remember where keys are, 16 bytes a key; 0 switches
-    /// the location cache off, which all its sessions share. 64 MiB by default, provided by the
-    /// system only as it is used.
-    pub fn cache_bytes(mut self, bytes: usize) -> Self {
-        self.cache_bytes = bytes;
-        self
-    }
-
-    /// How to use RDMA, for an `rdma://` address: timeouts, retries, how long to spin before a
-    /// thread that waits sleeps.
-    pub fn rdma(mut self, options: Options) -> Self {
-        self.rdma = options;
-        self
-    }
-
-    /// How many operations a session can have in flight: a number in [`PIPELINE_DEPTH`], 64 by
-    /// default.
-    pub fn pipeline_depth(mut self, depth: u16) -> Self {
-        self.pipeline_depth = depth;
-        self
-    }
-
-    /// How long connecting may take, and reconnecting when the server went away. 3 s by default, at
-    /// most a day: more is taken for that.
-    ///
-    /// It is for connecting only. While the server is connected and does not answer, because it is
-    /// stopped, say, most operations go on without it; one that needs memory from it waits for 5 s
-    /// at most, whatever this is, and fails as [`Error::Unreachable`].
-    pub fn connect_timeout(mut self, timeout: Duration) -> Self {
-        self.connect_timeout = timeout;
-        self
-    }
-
-    /// What is to be between the sessions and their fabric: for kv-bench and tests.
-    #[cfg(feature = "around")]
-    #[doc(hidden)]
-    pub fn around(mut self, wrap: crate::around::Wrap) -> Self {
-        self.wrap = Some(wrap);
-        self
-    }
-
-    /// Connects.
-    ///
-    /// # Errors
-    /// [`Error::PipelineDepth`] for a depth out of range, [`Error::Address`] without a server's
-    /// address, [`Error::Unreachable`] when none answers there in time, [`Error::Refused`] with the
-    /// server's reason, [`Error::Layout`] for a region that cannot be.
-    pub fn connect(self) -> Result<Client> {
-        let lanes = self.pipeline_depth;
-        if !PIPELINE_DEPTH.contains(&lanes) {
-            return Err(Error::PipelineDepth { depth: lanes });
-        }
-        let address = self.server.unwrap_or_default().parse()?;
-        let (role, token) = (self.role, self.token);
-        let timeout = self.connect_timeout.min(CONNECT_TIMEOUT_MAX);
-        let target = Target { address, role, token, timeout, rdma: self.rdma };
-        let connection = Arc::new(Connection::establish(&target)?);
-        let options = EngineOptions { cache_bytes: self.cache_bytes, lanes };
-        let state = State { connection, is_connecting: false, failed: None };
-        let (state, attempted) = (Mutex::new(state), Condvar::new());
-        let shared = Shared {
-            target,
-            options,
-            #[cfg(feature = "around")]
-            wrap: self.wrap,
-            state,
-            attempted,
-        };
-        Ok(Client { shared: Arc::new(shared) })
     }
 }
 

@@ -52,8 +52,12 @@ pub enum Error {
     #[error("the connection broke while the write was on its way: it may or may not have happened")]
     Indeterminate,
     /// The connection was lost before an operation of a pipeline happened, or the region of a scan
-    /// is gone. The session reconnects at its next use: start it again.
-    #[error("the connection to {server} was lost before this happened: start it again")]
+    /// is gone. A pipeline stays disconnected: drop it, or the scan, and start again with another
+    /// one from the session, which reconnects.
+    #[error(
+        "the connection to {server} was lost before this happened: start it again, in another \
+         pipeline or scan"
+    )]
     Disconnected {
         /// The address.
         server: String,

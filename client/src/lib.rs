@@ -114,6 +114,7 @@ mod growth;
 mod holdings;
 mod lanes;
 mod location_cache;
+mod losses;
 mod pipeline;
 mod protocol;
 mod remote_depot;

@@ -1,7 +1,7 @@
 //! The door: synchronous calls on one session.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use farside_common::control::Role;
 use farside_common::fabric::Counters;
@@ -10,17 +10,13 @@ use crate::any_engine::AnyEngine;
 use crate::client::Shared;
 use crate::connection::Connection;
 use crate::failure::Failure;
+use crate::losses::Losses;
 use crate::protocol::{Action, Answer, Expected, Found};
 use crate::store::Lifetime;
 use crate::{
     Batch, CacheStatistics, Error, Exchange, Limits, Pipeline, Result, Scan, Store, Value, Version,
 };
 
-/// How often one call reconnects at least; it goes on until the timeout for connecting is over.
-const RECONNECTS_MIN: u32 = 3;
-/// How long it waits before it reconnects, but for the first time, times how often it did.
-const RECONNECT_PAUSE: Duration = Duration::from_millis(10);
-const RECONNECT_PAUSE_MAX: Duration = Duration::from_millis(250);
 /// How often a compare-and-exchange with an absent key starts over because the key comes and goes.
 const EXCHANGE_ATTEMPTS_MAX: u32 = 64;
 
@@ -67,31 +63,6 @@ impl Link {
 impl Drop for Link {
     fn drop(&mut self) {
         self.leave();
-    }
-}
-
-/// How often a call lost its connection.
-#[derive(Default)]
-pub(crate) struct Losses {
-    first_at: Option<Instant>,
-    count: u32,
-}
-
-impl Losses {
-    /// For how long there was no connection that lasted.
-    pub(crate) fn lasted(&self) -> Duration {
-        self.first_at.map_or(Duration::ZERO, |first| first.elapsed())
-    }
-
-    /// One more; the error if that is enough.
-    fn add(&mut self, shared: &Shared) -> Result<()> {
-        self.first_at.get_or_insert_with(Instant::now);
-        self.count += 1;
-        if self.count >= RECONNECTS_MIN && self.lasted() >= shared.connect_timeout() {
-            return Err(shared.unreachable(self.lasted()));
-        }
-        std::thread::sleep((RECONNECT_PAUSE * (self.count - 1)).min(RECONNECT_PAUSE_MAX));
-        Ok(())
     }
 }
 
@@ -185,7 +156,9 @@ impl Session {
     ///
     /// # Errors
     /// [`Error::KeyEmpty`], [`Error::KeyTooLong`]; [`Error::Layout`] if the block is damaged;
-    /// [`Error::Contended`], [`Error::Unreachable`].
+    /// [`Error::Contended`], [`Error::Unreachable`]; [`Error::System`] where the system refuses
+    /// memory for RDMA. Where it has to connect anew, also as
+    /// [`Client::session`](crate::Client::session): [`Error::Refused`], say.
     pub fn get(&mut self, key: &[u8]) -> Result<Option<Value>> {
         let found = self.run(|engine| engine.get(key))?;
         Ok(found.map(|found| self.value(&found)))
@@ -214,7 +187,7 @@ impl Session {
     /// # Errors
     /// [`Error::KeyEmpty`], [`Error::KeyTooLong`], [`Error::ValueTooLong`], [`Error::OutOfSpace`],
     /// [`Error::Denied`]; [`Error::Contended`], [`Error::Unreachable`], and
-    /// [`Error::Indeterminate`] if the connection broke on the way.
+    /// [`Error::Indeterminate`] if the connection broke on the way; what else [`Session::get`] has.
     #[inline]
     pub fn put(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
         self.change(Action::Put(Lifetime::Forever), key, value).map(|_| ())
@@ -270,15 +243,16 @@ impl Session {
     ///
     /// # Errors
     /// [`Error::KeyEmpty`], [`Error::KeyTooLong`], [`Error::Denied`]; [`Error::Contended`],
-    /// [`Error::Unreachable`], [`Error::Indeterminate`].
+    /// [`Error::Unreachable`], [`Error::Indeterminate`]; what else [`Session::get`] has.
     pub fn delete(&mut self, key: &[u8]) -> Result<bool> {
         Ok(self.change(Action::Delete, key, &[])?.applied)
     }
 
     /// Stores `new` only if the key's value is `expected`; with `None`, only if it is absent.
     ///
-    /// A GET and one round trip more. Compares whole values: for large ones
-    /// [`Session::compare_exchange_version`] is cheaper.
+    /// A GET and one round trip more; with `None` those of [`Session::insert`], and of a GET if the
+    /// key was there. Compares whole values: for large ones [`Session::compare_exchange_version`]
+    /// is cheaper.
     ///
     /// # Errors
     /// As [`Session::put`].
@@ -329,7 +303,7 @@ impl Session {
     /// Up to `pipeline_depth` operations in flight on this thread.
     ///
     /// # Errors
-    /// [`Error::Unreachable`] if the server went away and did not come back.
+    /// As [`Client::session`](crate::Client::session), if it has to connect anew.
     pub fn pipeline(&mut self) -> Result<Pipeline<'_>> {
         self.pipeline_of(usize::MAX)
     }
@@ -356,8 +330,8 @@ impl Session {
     /// subtable, more while it is split.
     ///
     /// # Errors
-    /// [`Error::Unreachable`] if the server went away and did not come back. The scan's own end it,
-    /// as does [`Error::Disconnected`] where the region is another one now, but for those that are
+    /// As [`Client::session`](crate::Client::session), if it has to connect anew. The scan's own end
+    /// it, as does [`Error::Disconnected`] where the region is another one now, but for those that are
     /// about one entry: [`Error::Layout`], [`Error::Contended`], [`Error::System`].
     pub fn scan(&mut self) -> Result<Scan<'_>> {
         Scan::new(self)

@@ -1,0 +1,37 @@
+//! How long a call goes on reconnecting.
+
+use std::time::{Duration, Instant};
+
+use crate::Result;
+use crate::client::Shared;
+
+/// How often one call reconnects at least; it goes on until the timeout for connecting is over.
+const RECONNECTS_MIN: u32 = 3;
+/// How long it waits before it reconnects, but for the first time, times how often it did.
+const RECONNECT_PAUSE: Duration = Duration::from_millis(10);
+const RECONNECT_PAUSE_MAX: Duration = Duration::from_millis(250);
+
+/// How often a call lost its connection.
+#[derive(Default)]
+pub(crate) struct Losses {
+    first_at: Option<Instant>,
+    count: u32,
+}
+
+impl Losses {
+    /// For how long there was no connection that lasted.
+    pub(crate) fn lasted(&self) -> Duration {
+        self.first_at.map_or(Duration::ZERO, |first| first.elapsed())
+    }
+
+    /// One more; the error if that is enough.
+    pub(crate) fn add(&mut self, shared: &Shared) -> Result<()> {
+        self.first_at.get_or_insert_with(Instant::now);
+        self.count += 1;
+        if self.count >= RECONNECTS_MIN && self.lasted() >= shared.connect_timeout() {
+            return Err(shared.unreachable(self.lasted()));
+        }
+        std::thread::sleep((RECONNECT_PAUSE * (self.count - 1)).min(RECONNECT_PAUSE_MAX));
+        Ok(())
+    }
+}
