@@ -73,8 +73,8 @@ impl<'s, 'd> Batch<'s, 'd> {
 
     /// Runs all of them and waits for all; the results stand in the order of the operations. Up to
     /// `pipeline_depth` operations share each doorbell. What a lost connection kept from happening
-    /// runs again on a new one. Where one waits for the server in vain, what was not started by then
-    /// is not, and fails with it as [`Error::Unreachable`].
+    /// runs again on a new one. Where one waits for the server in vain, those that were not started
+    /// by then fail with it, as [`Error::Unreachable`].
     ///
     /// # Errors
     /// As [`Client::session`](crate::Client::session), if there is no connection to run them on;

@@ -2,8 +2,8 @@ use std::time::Duration;
 
 use farside_common::attach::AttachError;
 use farside_common::config::PIPELINE_DEPTH;
-use farside_common::control::{ControlError, Refusal};
-use farside_common::layout::LayoutError;
+
+use crate::{AddressError, ControlError, LayoutError, Refusal, VerbsError};
 
 /// Why an operation or a connection failed.
 ///
@@ -121,10 +121,10 @@ pub enum Error {
     },
     /// The address names no server.
     #[error("{0}")]
-    Address(#[from] farside_common::address::AddressError),
+    Address(#[from] AddressError),
     /// RDMA does not do what was asked.
     #[error(transparent)]
-    Rdma(#[from] farside_common::fabric::verbs::VerbsError),
+    Rdma(#[from] VerbsError),
     /// The system refused something the client needs.
     #[error("{doing}: {source}")]
     System {

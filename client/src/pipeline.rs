@@ -64,15 +64,17 @@ pub enum Outcome<'p> {
 ///
 /// Starting an operation copies its key and value and never waits: when all lanes are busy it fails
 /// with [`PipelineFull`]. Operations are posted and go on only inside [`Pipeline::poll`],
-/// [`Pipeline::wait`] and drop: call one of them regularly. Operations in flight are concurrent with each other, also those on the
-/// same key. GETs of one key that are posted together may share a READ, and of such PUTs perhaps
-/// only the last one is carried out, as if it had overwritten the others. What is still in flight
-/// when the pipeline is dropped is finished first.
+/// [`Pipeline::wait`] and drop: call one of them regularly. What is still in flight when the
+/// pipeline is dropped is finished first.
+///
+/// Operations in flight are concurrent with each other, also those on the same key. GETs of one key
+/// that are posted together may share a READ, and of such PUTs perhaps only the last one is carried
+/// out, as if it had overwritten the others.
 ///
 /// When the connection is lost, operations in flight fail with
 /// [`Error::Disconnected`](crate::Error::Disconnected) (they have not happened) or
-/// [`Error::Indeterminate`](crate::Error::Indeterminate), and so does all that is started in this
-/// pipeline later: drop it and take another from the session, which reconnects.
+/// [`Error::Indeterminate`](crate::Error::Indeterminate). The pipeline stays disconnected: drop it
+/// and take another from the session, which reconnects.
 pub struct Pipeline<'s>(AnyLanes<'s>);
 
 enum AnyLanes<'s> {

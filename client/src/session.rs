@@ -330,9 +330,9 @@ impl Session {
     /// subtable, more while it is split.
     ///
     /// # Errors
-    /// As [`Client::session`](crate::Client::session), if it has to connect anew. The scan's own end
-    /// it, as does [`Error::Disconnected`] where the region is another one now, but for those that are
-    /// about one entry: [`Error::Layout`], [`Error::Contended`], [`Error::System`].
+    /// As [`Client::session`](crate::Client::session), if it has to connect anew. The scan's own
+    /// end it, as does [`Error::Disconnected`] where the region is another one now, but for those
+    /// that are about one entry: [`Error::Layout`], [`Error::Contended`], [`Error::System`].
     pub fn scan(&mut self) -> Result<Scan<'_>> {
         Scan::new(self)
     }

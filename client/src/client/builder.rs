@@ -6,12 +6,11 @@ use std::time::Duration;
 use farside_common::attach::Target;
 use farside_common::config::{ClientConfig, PIPELINE_DEPTH};
 use farside_common::control::{Role, Token};
-use farside_common::fabric::verbs::Options;
 
 use super::{Client, Shared, State};
 use crate::connection::Connection;
 use crate::engine::EngineOptions;
-use crate::{Error, Result};
+use crate::{Error, RdmaOptions, Result};
 
 /// Collects how to connect; [`ClientBuilder::connect`] does it.
 #[derive(Clone)]
@@ -23,7 +22,7 @@ pub struct ClientBuilder {
     cache_bytes: usize,
     pipeline_depth: u16,
     connect_timeout: Duration,
-    rdma: Options,
+    rdma: RdmaOptions,
     #[cfg(feature = "around")]
     wrap: Option<crate::around::Wrap>,
 }
@@ -88,7 +87,16 @@ impl ClientBuilder {
 
     /// How to use RDMA, for an `rdma://` address: timeouts, retries, how long to spin before a
     /// thread that waits sleeps.
-    pub fn rdma(mut self, options: Options) -> Self {
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use farside::{Client, RdmaOptions};
+    ///
+    /// let patient = RdmaOptions { ack_timeout: 18, spin: Duration::ZERO, ..Default::default() };
+    /// let builder = Client::builder().server("rdma://10.9.0.1:7400").rdma(patient);
+    /// # let _ = builder;
+    /// ```
+    pub fn rdma(mut self, options: RdmaOptions) -> Self {
         self.rdma = options;
         self
     }
