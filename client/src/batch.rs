@@ -1,5 +1,6 @@
 //! Many operations, one doorbell.
 
+use std::fmt;
 use std::time::Duration;
 
 use crate::losses::Losses;
@@ -15,6 +16,13 @@ use crate::{Error, Outcome, Pipeline, Result, Session, Store, Value};
 pub struct Batch<'s, 'd> {
     session: &'s mut Session,
     operations: Vec<Planned<'d>>,
+}
+
+impl fmt::Debug for Batch<'_, '_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let operations = self.operations.len();
+        f.debug_struct("Batch").field("operations", &operations).finish_non_exhaustive()
+    }
 }
 
 /// An operation with its key and value.

@@ -2,6 +2,7 @@
 
 mod builder;
 
+use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -25,6 +26,14 @@ pub use builder::ClientBuilder;
 #[derive(Clone)]
 pub struct Client {
     pub(crate) shared: Arc<Shared>,
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (server, role) = (self.shared.server(), self.shared.role());
+        let mut client = f.debug_struct("Client");
+        client.field("server", &server).field("role", &role).finish_non_exhaustive()
+    }
 }
 
 /// What all clones of a client, and its sessions, share.
@@ -146,8 +155,13 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The server's address.
+    pub(crate) fn server(&self) -> String {
+        self.target.address.to_string()
+    }
+
     pub(crate) fn unreachable(&self, tried: Duration) -> Error {
-        Error::Unreachable { server: self.target.address.to_string(), tried, source: None }
+        Error::Unreachable { server: self.server(), tried, source: None }
     }
 
     /// An engine for one session.
@@ -179,7 +193,7 @@ impl Shared {
 
     /// The error for what did not happen because its connection was lost.
     pub(crate) fn disconnected(&self) -> Error {
-        Error::Disconnected { server: self.target.address.to_string() }
+        Error::Disconnected { server: self.server() }
     }
 
     /// How long connecting, and reconnecting, may take.
@@ -213,7 +227,7 @@ impl Shared {
             if let Some((at, refusal)) = state.failed
                 && at > asked_at
             {
-                let server = self.target.address.to_string();
+                let server = self.server();
                 return Err(match refusal {
                     Some(source) => Error::Refused { server, source },
                     None => self.unreachable(asked_at.elapsed()),

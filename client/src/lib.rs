@@ -92,11 +92,13 @@
 //! [`Error`] says what failed for the caller and what to do. Unless the variant says otherwise, a
 //! failed operation has not happened.
 #![deny(unsafe_code)]
+#![warn(missing_debug_implementations)]
 
 mod allocator;
 mod any_engine;
 #[cfg(any(test, feature = "around"))]
 #[doc(hidden)]
+#[allow(missing_debug_implementations, reason = "not a part of the API")]
 pub mod around;
 mod batch;
 mod client;
@@ -109,6 +111,7 @@ mod error;
 mod failure;
 #[cfg(any(test, feature = "testing"))]
 #[doc(hidden)]
+#[allow(missing_debug_implementations, reason = "not a part of the API")]
 pub mod faults;
 mod growth;
 mod holdings;
@@ -116,6 +119,7 @@ mod lanes;
 mod location_cache;
 mod losses;
 mod pipeline;
+#[allow(missing_debug_implementations, reason = "only kv-server sees some of it")]
 mod protocol;
 mod remote_depot;
 mod scan;
@@ -125,6 +129,7 @@ mod store;
 mod test_server;
 #[cfg(feature = "testing")]
 #[doc(hidden)]
+#[allow(missing_debug_implementations, reason = "not a part of the API")]
 pub mod testing;
 mod value;
 mod waiting;

@@ -1,5 +1,7 @@
 //! Many operations in flight on one session: the door, whatever the fabric.
 
+use std::fmt;
+
 use farside_common::fabric::shm::ShmFabric;
 use farside_common::fabric::verbs::VerbsFabric;
 use farside_common::fabric::{Counters, LaneId};
@@ -76,6 +78,14 @@ pub enum Outcome<'p> {
 /// [`Error::Indeterminate`](crate::Error::Indeterminate). The pipeline stays disconnected: drop it
 /// and take another from the session, which reconnects.
 pub struct Pipeline<'s>(AnyLanes<'s>);
+
+impl fmt::Debug for Pipeline<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (depth, in_flight) = (self.depth(), self.in_flight());
+        let mut pipeline = f.debug_struct("Pipeline");
+        pipeline.field("depth", &depth).field("in_flight", &in_flight).finish_non_exhaustive()
+    }
+}
 
 enum AnyLanes<'s> {
     Shm(Lanes<'s, ShmFabric>),

@@ -1,5 +1,7 @@
 //! Iterating over everything.
 
+use std::fmt;
+
 use crate::any_engine::{AnyEngine, over};
 use crate::engine::LANE;
 use crate::failure::Failure;
@@ -23,6 +25,12 @@ pub struct Scan<'s> {
     region_id: [u8; 16],
     progress: ScanProgress,
     has_ended: bool,
+}
+
+impl fmt::Debug for Scan<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Scan").field("has_ended", &self.has_ended).finish_non_exhaustive()
+    }
 }
 
 impl<'s> Scan<'s> {

@@ -1,5 +1,6 @@
 //! The door: synchronous calls on one session.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -28,6 +29,13 @@ const EXCHANGE_ATTEMPTS_MAX: u32 = 64;
 pub struct Session {
     shared: Arc<Shared>,
     link: Link,
+}
+
+impl fmt::Debug for Session {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let server = self.shared.server();
+        f.debug_struct("Session").field("server", &server).finish_non_exhaustive()
+    }
 }
 
 /// What a session has of one connection.

@@ -1,5 +1,6 @@
 //! How to connect.
 
+use std::fmt;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
@@ -25,6 +26,20 @@ pub struct ClientBuilder {
     rdma: RdmaOptions,
     #[cfg(feature = "around")]
     wrap: Option<crate::around::Wrap>,
+}
+
+/// Without the secret.
+impl fmt::Debug for ClientBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ClientBuilder")
+            .field("server", &self.server)
+            .field("role", &self.role)
+            .field("cache_bytes", &self.cache_bytes)
+            .field("pipeline_depth", &self.pipeline_depth)
+            .field("connect_timeout", &self.connect_timeout)
+            .field("rdma", &self.rdma)
+            .finish_non_exhaustive()
+    }
 }
 
 /// The longest that connecting may take: no clock ends before.

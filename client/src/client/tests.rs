@@ -1,5 +1,5 @@
-//! Connecting: a timeout that no clock can add to, depths that no session can have, and an attempt
-//! that panics.
+//! Connecting: a timeout that no clock can add to, depths that no session can have, an attempt that
+//! panics, and what Debug shows.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -39,6 +39,33 @@ fn a_depth_out_of_range_is_refused() {
             let client = builder.clone().pipeline_depth(depth).connect().unwrap();
             assert_eq!(client.shared.options.lanes, depth);
         }
+    });
+}
+
+#[test]
+fn everything_shows_what_it_is_and_no_secret() {
+    with_server(|builder| {
+        let secret = "open sesame";
+        let builder = builder.pipeline_depth(7).secret(secret);
+        let shown = format!("{builder:?}");
+        assert!(shown.contains("pipeline_depth: 7") && !shown.contains(secret), "{shown}");
+        assert!(!shown.contains("token"), "{shown}");
+        let client = builder.connect().unwrap();
+        let mut session = client.session().unwrap();
+        let server = client.shared.server();
+        assert_eq!(
+            format!("{client:?}"),
+            format!("Client {{ server: {server:?}, role: Writer, .. }}")
+        );
+        assert_eq!(format!("{session:?}"), format!("Session {{ server: {server:?}, .. }}"));
+        let mut batch = session.batch();
+        batch.get(b"a").get(b"b");
+        assert_eq!(format!("{batch:?}"), "Batch { operations: 2, .. }");
+        let mut pipeline = session.pipeline().unwrap();
+        pipeline.get(b"a").unwrap();
+        assert_eq!(format!("{pipeline:?}"), "Pipeline { depth: 7, in_flight: 1, .. }");
+        drop(pipeline);
+        assert_eq!(format!("{:?}", session.scan().unwrap()), "Scan { has_ended: false, .. }");
     });
 }
 
