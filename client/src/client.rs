@@ -7,7 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use farside_common::attach::Target;
-use farside_common::control::{Refusal, Request, Role, ServerStatistics};
+use farside_common::control::{Request, Role, ServerStatistics};
 
 use crate::any_engine::AnyEngine;
 use crate::connection::Connection;
@@ -51,8 +51,8 @@ struct State {
     connection: Arc<Connection>,
     /// A session is reconnecting, for all of them.
     is_connecting: bool,
-    /// When reconnecting failed last, and whether the server refused.
-    failed: Option<(Instant, Option<Refusal>)>,
+    /// When reconnecting failed last, and why, if not because no server answered.
+    failed: Option<(Instant, Option<Error>)>,
 }
 
 /// What a region allows.
@@ -224,14 +224,11 @@ impl Shared {
             if !state.connection.control.is_lost() {
                 return Ok(state.connection.clone());
             }
-            if let Some((at, refusal)) = state.failed
-                && at > asked_at
+            if let Some((at, why)) = &state.failed
+                && *at > asked_at
             {
-                let server = self.server();
-                return Err(match refusal {
-                    Some(source) => Error::Refused { server, source },
-                    None => self.unreachable(asked_at.elapsed()),
-                });
+                let why = why.as_ref().and_then(Error::for_another);
+                return Err(why.unwrap_or_else(|| self.unreachable(asked_at.elapsed())));
             }
             if !state.is_connecting {
                 break;
@@ -251,11 +248,7 @@ impl Shared {
                 Ok(state.connection.clone())
             }
             Err(error) => {
-                let refusal = match &error {
-                    Error::Refused { source, .. } => Some(*source),
-                    _ => None,
-                };
-                state.failed = Some((Instant::now(), refusal));
+                state.failed = Some((Instant::now(), error.for_another()));
                 Err(error)
             }
         }

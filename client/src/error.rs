@@ -136,6 +136,32 @@ pub enum Error {
     },
 }
 
+impl Error {
+    /// Why connecting failed, for another thread that waited for it; `None` if no server answered,
+    /// for each thread has waited for as long as it has.
+    pub(crate) fn for_another(&self) -> Option<Self> {
+        Some(match self {
+            Self::Refused { server, source } => {
+                Self::Refused { server: server.clone(), source: *source }
+            }
+            Self::Layout(error) => Self::Layout(error.clone()),
+            Self::Control(error) => Self::Control(error.clone()),
+            Self::System { doing, source } => Self::System { doing, source: same(source) },
+            // It is not to be had twice; the text is.
+            Self::Rdma(error) => {
+                let source = std::io::Error::other(error.to_string());
+                Self::System { doing: "connecting over RDMA", source }
+            }
+            _ => return None,
+        })
+    }
+}
+
+fn same(error: &std::io::Error) -> std::io::Error {
+    let made = || std::io::Error::new(error.kind(), error.to_string());
+    error.raw_os_error().map_or_else(made, std::io::Error::from_raw_os_error)
+}
+
 impl From<AttachError> for Error {
     fn from(error: AttachError) -> Self {
         match error {
@@ -183,3 +209,29 @@ impl std::fmt::Display for Exhausted {
 
 /// The result of everything here.
 pub type Result<T> = std::result::Result<T, Error>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_waited_is_told_what_failed() {
+        let doing = "starting the control thread";
+        let system = |source| Error::System { doing, source };
+        let server = "shm:///run/kv.sock".to_owned();
+        let told = |error: &Error| error.for_another().map(|error| error.to_string());
+        for error in [
+            system(std::io::Error::from_raw_os_error(11)),
+            system(std::io::Error::other("why")),
+            Error::Refused { server: server.clone(), source: Refusal::ShuttingDown },
+            LayoutError::NotARegion.into(),
+            ControlError::NotFarside.into(),
+        ] {
+            assert_eq!(told(&error), Some(error.to_string()));
+        }
+        let rdma = told(&VerbsError::OtherDevice.into()).unwrap();
+        assert!(rdma.contains(&VerbsError::OtherDevice.to_string()), "{rdma}");
+        let tried = Duration::from_secs(3);
+        assert_eq!(told(&Error::Unreachable { server, tried, source: None }), None);
+    }
+}
