@@ -7,10 +7,11 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use farside_common::attach::Target;
-use farside_common::control::{Request, Role, ServerStatistics};
+use farside_common::control::{Role, ServerStatistics};
 
 use crate::any_engine::AnyEngine;
 use crate::connection::Connection;
+use crate::control::PERMILLE_ALL;
 use crate::engine::EngineOptions;
 use crate::failure::Failure;
 use crate::{Error, Result, Session};
@@ -124,13 +125,13 @@ impl Client {
     }
 
     /// Tells the server how far a snapshot is that this program takes, in thousandths, 1000 when it
-    /// is complete: for whoever looks at [`ServerStatistics`]. One message, which is not answered.
+    /// is complete: for whoever looks at [`ServerStatistics`]. One message, which is not answered,
+    /// and takes the place of one that still waits.
     ///
     /// # Errors
     /// [`Error::Unreachable`] if the server went away and did not come back.
     pub fn report_snapshot(&self, permille: u32) -> Result<()> {
-        let request = Request::Snapshot { permille: permille.min(1000) };
-        self.shared.connection()?.control.tell(request);
+        self.shared.connection()?.control.tell_snapshot(permille.min(PERMILLE_ALL));
         Ok(())
     }
 }

@@ -24,9 +24,11 @@ const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 /// How many requests may wait for their replies: more would fill the socket with replies that
 /// nobody reads while this side still sends.
 const OUTSTANDING_MAX: usize = 4;
+/// How far a snapshot is that is complete, in thousandths.
+pub(crate) const PERMILLE_ALL: u32 = 1000;
 
 /// A lock whose holder cannot leave what it guards half changed: every critical section here is a
-/// push or a pop.
+/// push or a pop, or changes one message.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -67,11 +69,7 @@ impl Control {
     /// Starts the thread that serves this connection.
     pub(crate) fn start(channel: Channel) -> Result<Self> {
         let failed = |doing| move |source: io::Error| Error::System { doing, source };
-        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(|errno| failed("making an eventfd")(errno.into()))?;
-        let (outbox, sessions) = (Mutex::default(), Mutex::default());
-        let (lost, closing) = (AtomicBool::new(false), AtomicBool::new(false));
-        let shared = Arc::new(Shared { outbox, sessions, wake, lost, closing });
+        let shared = Arc::new(Shared::new().map_err(failed("making an eventfd"))?);
         let service = Service {
             shared: shared.clone(),
             channel,
@@ -111,9 +109,9 @@ impl Control {
         self.ask(Request::Collect)
     }
 
-    /// Tells the server, which does not answer.
-    pub(crate) fn tell(&self, request: Request) {
-        self.shared.send(request, Waiter::None);
+    /// Tells the server how far a snapshot is; it does not answer.
+    pub(crate) fn tell_snapshot(&self, permille: u32) {
+        self.shared.send_snapshot(permille);
     }
 
     fn ask(&self, request: Request) -> Option<ServerStatistics> {
@@ -148,6 +146,13 @@ impl Drop for Control {
 }
 
 impl Shared {
+    fn new() -> io::Result<Self> {
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let (outbox, sessions) = (Mutex::default(), Mutex::default());
+        let (lost, closing) = (AtomicBool::new(false), AtomicBool::new(false));
+        Ok(Self { outbox, sessions, wake, lost, closing })
+    }
+
     #[inline]
     pub(crate) fn is_lost(&self) -> bool {
         self.lost.load(Ordering::Relaxed)
@@ -156,6 +161,22 @@ impl Shared {
     /// Puts a message behind those that wait.
     pub(crate) fn send(&self, request: Request, waiter: Waiter) {
         lock(&self.outbox).push_back((request, waiter));
+        self.wake();
+    }
+
+    /// Puts a report in the place of one that still waits, so that however long a server does not
+    /// read there is one; but that of a complete snapshot is for the server to count.
+    fn send_snapshot(&self, permille: u32) {
+        let mut outbox = lock(&self.outbox);
+        let report = Request::Snapshot { permille };
+        let waiting = outbox.iter_mut().map(|(request, _)| request).find(
+            |request| matches!(request, Request::Snapshot { permille } if *permille < PERMILLE_ALL),
+        );
+        match waiting {
+            Some(request) => *request = report,
+            None => outbox.push_back((report, Waiter::None)),
+        }
+        drop(outbox);
         self.wake();
     }
 
@@ -352,5 +373,23 @@ impl Service {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_reports_that_wait_the_last_is_left() {
+        let shared = Shared::new().unwrap();
+        (0..500).for_each(|permille| shared.send_snapshot(permille));
+        shared.send(Request::Expires, Waiter::None);
+        // The second snapshot begins before it was told that the first is complete.
+        (500..=PERMILLE_ALL).chain(0..=7).for_each(|permille| shared.send_snapshot(permille));
+        let outbox = lock(&shared.outbox);
+        let waiting: Vec<_> = outbox.iter().map(|(request, _)| request).collect();
+        let snapshot = |permille| Request::Snapshot { permille };
+        assert_eq!(waiting, [&snapshot(PERMILLE_ALL), &Request::Expires, &snapshot(7)]);
     }
 }
