@@ -4,7 +4,7 @@
 
 use farside::{Client, Error, Outcome};
 use farside_tests::{PATIENCE, ServerProcess, device, scaled, wait_until};
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, waitid};
 
 /// Blocks that are neither with the server nor linked.
 fn blocks_with_clients(client: &Client) -> u64 {
@@ -158,6 +158,13 @@ fn who_waits_for_a_stopped_server_in_vain_disturbs_nobody() {
     assert_eq!(server.client().statistics().unwrap().clients_lost, 0);
 }
 
+/// Stops a server; returns when all its threads have stopped.
+fn stop(server: &ServerProcess) {
+    server.signal(Signal::STOP);
+    let pid = Pid::from_raw(server.pid().cast_signed()).unwrap();
+    waitid(WaitId::Pid(pid), WaitIdOptions::STOPPED).unwrap();
+}
+
 #[test]
 fn a_batch_waits_for_a_stopped_server_once() {
     const DEPTH: u16 = 4;
@@ -166,7 +173,7 @@ fn a_batch_waits_for_a_stopped_server_once() {
     server.client().session().unwrap().put(b"key", b"value").unwrap();
     let client = server.client_builder().pipeline_depth(DEPTH).connect().unwrap();
     let mut session = client.session().unwrap();
-    server.signal(Signal::STOP);
+    stop(&server);
     let mut batch = session.batch();
     // It has no block yet. GETs need none, but stand behind those that wait for some.
     for key in &new {
