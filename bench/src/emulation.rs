@@ -1,6 +1,6 @@
 //! A network that is not there: around a fabric of this machine, so that round trips cost what they
-//! cost elsewhere. Verbs are executed at the doorbell; what became of a chain is told one round trip
-//! after the device would have been done with it.
+//! cost elsewhere. Verbs are executed at the doorbell; what became of a chain is told one round
+//! trip after the device would have been done with it.
 //!
 //! The device takes one chain after another, each for as long as its verbs take at the published
 //! rates of a ConnectX-5, or its payload takes on 100 Gb/s if that is longer. Not emulated: the
