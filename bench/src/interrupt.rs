@@ -7,8 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-use farside_common::signals::is_ignored;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use farside_common::signals;
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::exit;
 
@@ -32,11 +31,7 @@ impl Interrupt {
     /// [`Error::System`].
     pub fn install() -> Result<Self> {
         let failed = || Error::system("listening for signals");
-        let mut wanted = vec![SIGINT, SIGTERM];
-        if !is_ignored(SIGHUP) {
-            wanted.push(SIGHUP);
-        }
-        let mut signals = Signals::new(wanted).map_err(failed())?;
+        let mut signals = Signals::new(signals::ending()).map_err(failed())?;
         let interrupt = Self::default();
         let heard = interrupt.clone();
         let listen = move || {

@@ -10,7 +10,7 @@
 //! - [`waiting`]: how long, for who may have been stopped meanwhile.
 //! - [`pairs`]: memory that threads share, in words of 16 bytes.
 //! - [`command_line`]: what the commands answer to mistakes and errors.
-//! - [`signals`]: which ones a process was started to ignore.
+//! - [`signals`]: which ones end a process.
 #![deny(unsafe_code)]
 
 pub mod address;

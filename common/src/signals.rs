@@ -1,4 +1,16 @@
-//! How a process was started, as far as signals go.
+//! Which signals end a process, which depends on how it was started.
+
+use rustix::process::Signal;
+
+/// SIGINT, SIGTERM, and SIGHUP unless it was ignored.
+pub fn ending() -> Vec<i32> {
+    let mut ending = vec![Signal::INT.as_raw(), Signal::TERM.as_raw()];
+    let hangup = Signal::HUP.as_raw();
+    if !is_ignored(hangup) {
+        ending.push(hangup);
+    }
+    ending
+}
 
 /// Whether who started this process had a signal ignored, as nohup has SIGHUP.
 pub fn is_ignored(signal: i32) -> bool {

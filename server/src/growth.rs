@@ -14,8 +14,6 @@ use crate::own_endpoint::OwnEndpoint;
 
 /// How long the server leaves a split alone that damage kept it from ending.
 const STUCK_NS: Nanos = 100_000_000;
-/// How often it says at most that the index is damaged.
-const COMPLAINT_NS: Nanos = 1_000_000_000;
 
 impl Index {
     /// Makes room for keys with this directory hash, which found none in a subtable that goes by so
@@ -32,9 +30,7 @@ impl Index {
             Ok(outcome) => Ok(outcome),
             Err(Damage::Access(error)) => Err(error),
             Err(damage) => {
-                let now = boot_time_ns();
-                if self.complain_at <= now {
-                    self.complain_at = now.saturating_add(COMPLAINT_NS);
+                if self.damaged.is_due(boot_time_ns()) {
                     tracing::warn!("a subtable cannot be split: {damage}: see kv-cli verify");
                 }
                 Ok(Some(SplitOutcome::Impossible))

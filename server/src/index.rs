@@ -14,6 +14,7 @@ use farside_common::layout::{
 };
 use zerocopy::{FromBytes, IntoBytes};
 
+use crate::complaint::Complaint;
 use crate::error::Damage;
 
 const SUBTABLE_WORDS: usize = (SUBTABLE_BYTES / 8) as usize;
@@ -41,8 +42,8 @@ pub(crate) struct Index {
     pub(crate) splits: u64,
     /// How often a split began, or went on: whatever came of it, it may have moved entries.
     pub(crate) moves: u64,
-    /// When to say again that something is damaged.
-    pub(crate) complain_at: Nanos,
+    /// That something is damaged.
+    pub(crate) damaged: Complaint,
 }
 
 /// A subtable's bytes, read at one moment.
@@ -72,7 +73,7 @@ impl Index {
             unfinished: BTreeMap::new(),
             splits: 0,
             moves: 0,
-            complain_at: 0,
+            damaged: Complaint::default(),
         };
         for (chunk, _) in (0..).zip(uses).filter(|(_, of)| **of == ChunkUse::Subtables) {
             index.add_chunk(chunk);

@@ -25,6 +25,7 @@
 
 mod clients;
 mod collect;
+mod complaint;
 mod content;
 mod depot;
 mod error;

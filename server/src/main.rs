@@ -13,11 +13,11 @@ use farside_common::address::Address;
 use farside_common::command_line::{one_line, usage_line};
 use farside_common::config::{LogFormat, LogLevel, ServerConfig};
 use farside_common::fabric::shm::HugePages;
-use farside_common::signals::is_ignored;
+use farside_common::signals;
 use farside_common::size::ByteSize;
 use farside_server::Server;
 use sd_notify::NotifyState;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
+use signal_hook::consts::SIGXFSZ;
 use signal_hook::flag;
 use signal_hook::iterator::Signals;
 use tracing::level_filters::LevelFilter;
@@ -109,10 +109,7 @@ fn run(flags: Flags) -> Result<()> {
 fn wait_for_signals() -> io::Result<(Arc<AtomicBool>, Signals)> {
     // Where files have a limit, a longer region is an error, and not the end without a word.
     flag::register(SIGXFSZ, Arc::default())?;
-    let mut wanted = vec![SIGTERM, SIGINT];
-    if !is_ignored(SIGHUP) {
-        wanted.push(SIGHUP);
-    }
+    let wanted = signals::ending();
     let stop = Arc::default();
     for signal in &wanted {
         flag::register(*signal, Arc::clone(&stop))?;

@@ -8,6 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use farside::{Client, ClientBuilder};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
 pub mod counters;
 pub mod ledger;
@@ -215,8 +216,14 @@ impl ServerProcess {
     }
 
     /// Sends it a signal.
-    pub fn signal(&self, signal: rustix::process::Signal) {
+    pub fn signal(&self, signal: Signal) {
         send_signal(&self.child, signal);
+    }
+
+    /// SIGSTOP; returns when all its threads have stopped.
+    pub fn pause(&self) {
+        self.signal(Signal::STOP);
+        waitid(WaitId::Pid(Pid::from_child(&self.child)), WaitIdOptions::STOPPED).unwrap();
     }
 
     /// SIGKILL, and waits for its end.
@@ -227,7 +234,7 @@ impl ServerProcess {
 
     /// SIGTERM, and waits for its end; its exit code.
     pub fn terminate(&mut self) -> Option<i32> {
-        self.signal(rustix::process::Signal::TERM);
+        self.signal(Signal::TERM);
         let started = Instant::now();
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
@@ -288,6 +295,6 @@ impl Drop for ServerProcess {
 }
 
 /// Sends a child a signal.
-pub fn send_signal(child: &Child, signal: rustix::process::Signal) {
-    rustix::process::kill_process(rustix::process::Pid::from_child(child), signal).unwrap();
+pub fn send_signal(child: &Child, signal: Signal) {
+    kill_process(Pid::from_child(child), signal).unwrap();
 }

@@ -1,6 +1,5 @@
 //! `dump`: everything in a region as files, or as lines of JSON.
 
-use std::fs;
 use std::io::Write;
 use std::path::Path;
 
@@ -16,7 +15,7 @@ use crate::connect;
 use crate::files::Target;
 use crate::output::{self, Outcome, count};
 use crate::stopping::Stop;
-use crate::unfinished::Unfinished;
+use crate::unfinished::{Unfinished, check_free};
 
 /// How many failures are told one by one; the rest is only counted.
 const FAILURES_TOLD_MAX: u64 = 20;
@@ -46,9 +45,7 @@ fn dump_folder(args: &Args, what: &args::Dump) -> anyhow::Result<Outcome> {
 
 fn dump_lines(args: &Args, what: &args::Dump) -> anyhow::Result<Outcome> {
     let name = what.to.display();
-    if !what.force && fs::symlink_metadata(&what.to).is_ok() {
-        bail!("{name} is there already: choose another name, or use --force to replace it");
-    }
+    check_free(&what.to, what.force)?;
     let mut session = connect::reader(args)?.session()?;
     let writing = || format!("cannot write {name}");
     let (bar, stop) = (output::progress("dumping"), Stop::listen()?);

@@ -1,10 +1,9 @@
 //! `snapshot`.
 
-use std::fs;
 use std::io::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use farside::{Client, Session};
 use farside_common::check::Scope;
 use farside_snapshot::{Record, Writer};
@@ -15,14 +14,12 @@ use crate::dump::for_each_entry;
 use crate::output::{self, Outcome};
 use crate::raw::RawRegion;
 use crate::stopping::Stop;
-use crate::unfinished::Unfinished;
+use crate::unfinished::{Unfinished, check_free};
 
 /// `snapshot`: a scan, into a file that is there only once it is whole.
 pub(crate) fn snapshot(args: &Args, what: &args::Snapshot) -> anyhow::Result<Outcome> {
     let name = what.to.display();
-    if !what.force && fs::symlink_metadata(&what.to).is_ok() {
-        bail!("{name} is there already: choose another name, or use --force to replace it");
-    }
+    check_free(&what.to, what.force)?;
     let client = connect::reader(args)?;
     let mut session = client.session()?;
     let bar = output::progress("snapshot");

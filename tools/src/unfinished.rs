@@ -5,6 +5,8 @@ use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use anyhow::bail;
+
 /// Who may read what is written here: the values are nobody else's business.
 const FILE_MODE: u32 = 0o600;
 
@@ -35,6 +37,15 @@ impl Unfinished {
         self.writer.get_ref().sync_all()?;
         fs::rename(&self.path, &self.name)
     }
+}
+
+/// Fails if there is something of this name, and it is not to be replaced.
+pub(crate) fn check_free(name: &Path, may_replace: bool) -> anyhow::Result<()> {
+    if !may_replace && fs::symlink_metadata(name).is_ok() {
+        let name = name.display();
+        bail!("{name} is there already: choose another name, or use --force to replace it");
+    }
+    Ok(())
 }
 
 /// A file that is to replace `name`, for its user alone, or for whom that one is.

@@ -37,8 +37,8 @@ impl<P: Peer> Store for PeerStore<P> {
         P: 's;
 
     fn get_into(&mut self, key: &Key, value: &mut Vec<u8>) -> Result<Option<Version>> {
-        let Self { peer, .. } = self;
-        Ok(finish(peer, peer.perform(LaneId(0), Action::Get, key, value))?.then_some(NO_VERSION))
+        let get = self.peer.perform(LaneId(0), Action::Get, key, value);
+        Ok(finish(&self.peer, get)?.then_some(NO_VERSION))
     }
 
     fn change(&mut self, change: Change, key: &Key, value: &[u8]) -> Result<bool> {

@@ -286,15 +286,20 @@ impl<F: Fabric> Swarm<F> {
 
     /// Waits for what the lane's last update left in flight.
     async fn last_finished(&self, lane: LaneId) -> Result<()> {
+        poll_fn(|_| self.poll_last(lane)).await
+    }
+
+    /// What became of that, if it is not in flight any more.
+    fn poll_last(&self, lane: LaneId) -> Poll<Result<()>> {
         let is_busy = &self.is_busy[usize::from(lane.0)];
-        if is_busy.get() {
-            let second = self.second(lane);
-            let taken = || self.reach.endpoint.take_result(second);
-            let result = poll_fn(|_| taken().map_or(Poll::Pending, Poll::Ready)).await;
-            is_busy.set(false);
-            result?;
+        if !is_busy.get() {
+            return Poll::Ready(Ok(()));
         }
-        Ok(())
+        let Some(result) = self.reach.endpoint.take_result(self.second(lane)) else {
+            return Poll::Pending;
+        };
+        is_busy.set(false);
+        Poll::Ready(result.map(drop).map_err(PeerError::from))
     }
 
     async fn insert(&self, lane: LaneId, key: &Key, value: &[u8]) -> Result<bool> {
@@ -362,15 +367,8 @@ impl<F: Fabric> Peer for Swarm<F> {
     }
 
     fn is_alone(&self) -> bool {
-        let has_ended = |(lane, is_busy): (u16, &Cell<bool>)| {
-            let second = self.second(LaneId(lane));
-            // A verb that failed fails the next one, too.
-            if is_busy.get() && self.reach.endpoint.take_result(second).is_some() {
-                is_busy.set(false);
-            }
-            !is_busy.get()
-        };
-        (0..).zip(&self.is_busy).all(has_ended)
+        // A verb that failed fails the next one, too.
+        (0..self.demand.depth).all(|lane| self.poll_last(LaneId(lane)).is_ready())
     }
 
     async fn settle(&self) -> Result<()> {

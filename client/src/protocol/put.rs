@@ -148,8 +148,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
                         // that did it.
                         Swung::Lost(found)
                             if condition == Condition::None
-                                && (self.was_replaced(target.word, found, seen_at)
-                                    || self.was_overwritten(target.slot, found, seen_at)) =>
+                                && self.was_overwritten(&target, found, seen_at) =>
                         {
                             return Ok(Linked::No);
                         }

@@ -139,7 +139,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         desired: SlotWord,
         posted: Nanos,
     ) -> Outcome<Swung> {
-        if posted.saturating_sub(target.proved_at) > self.engine.constants.word_ns {
+        if !self.is_proved(&target, posted) {
             return Ok(Swung::Late);
         }
         let old = target.word.block()?;
@@ -210,25 +210,32 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     /// condition held for what was there before; and a DELETE may have said that nothing was, of a
     /// value that had ended. Incarnation numbers recur: beyond T_hint the same number says nothing.
     pub(super) fn was_replaced(&self, word: SlotWord, found: SlotWord, seen_at: Nanos) -> bool {
-        found.state() == SlotState::Live
-            && !found.is_conditional()
+        self.can_absorb(found, seen_at)
             && found.incarnation() == word.incarnation()
-            && self.is_fresh(seen_at)
             && self.is_hint_exact(seen_at)
     }
 
-    /// The same of what a swing of this slot found, by the location cache: the key's word that a
-    /// PUT made, most likely of this session. It was not there at the READ, so the PUT came after
-    /// it, however long ago that was (invariant I23).
-    pub(super) fn was_overwritten(&self, slot: u64, found: SlotWord, seen_at: Nanos) -> bool {
+    /// Whether a PUT that lost the slot of a target READ at `seen_at` was overwritten: its value
+    /// was replaced, as above; or what was found is by the location cache the key's word, most
+    /// likely of this session. That was not there at the READ, so its PUT came after it, however
+    /// long ago the READ was (invariant I23).
+    pub(super) fn was_overwritten(&self, target: &Target, found: SlotWord, seen_at: Nanos) -> bool {
         let is_its = |known: Target| {
-            (known.slot, known.word) == (slot, found)
-                && self.now().saturating_sub(known.proved_at) <= self.engine.constants.word_ns
+            (known.slot, known.word) == (target.slot, found) && self.is_proved(&known, self.now())
         };
-        found.state() == SlotState::Live
-            && !found.is_conditional()
-            && self.is_fresh(seen_at)
-            && self.cached_target().is_some_and(is_its)
+        self.was_replaced(target.word, found, seen_at)
+            || self.can_absorb(found, seen_at) && self.cached_target().is_some_and(is_its)
+    }
+
+    /// Whether it is a PUT's word, if it is the key's, and what was READ at `seen_at` still says
+    /// something.
+    fn can_absorb(&self, found: SlotWord, seen_at: Nanos) -> bool {
+        found.state() == SlotState::Live && !found.is_conditional() && self.is_fresh(seen_at)
+    }
+
+    /// Whether the target's word is still the key's if it stands there then (invariant I4).
+    fn is_proved(&self, target: &Target, at: Nanos) -> bool {
+        at.saturating_sub(target.proved_at) <= self.engine.constants.word_ns
     }
 
     /// What a swing of this target accesses is wanted soon.

@@ -3,13 +3,12 @@
 use farside_common::control::Refusal;
 use farside_common::fabric::Nanos;
 
-/// How often it says so at most: who is refused tries again.
-const COMPLAINT_NS: Nanos = 1_000_000_000;
+use crate::complaint::Complaint;
 
-/// Who was refused since the log last said so.
+/// Who was refused since the log last said so: who is refused tries again.
 #[derive(Debug, Default)]
 pub(super) struct Refusals {
-    complain_at: Nanos,
+    complaint: Complaint,
     untold: u64,
 }
 
@@ -29,11 +28,10 @@ impl Refusals {
         if matches!(refusal, Refusal::UnknownClient { .. }) {
             return None;
         }
-        if now < self.complain_at {
+        if !self.complaint.is_due(now) {
             self.untold += 1;
             return None;
         }
-        self.complain_at = now.saturating_add(COMPLAINT_NS);
         Some(std::mem::take(&mut self.untold))
     }
 }
@@ -41,6 +39,7 @@ impl Refusals {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::complaint::COMPLAINT_NS;
 
     #[test]
     fn who_is_refused_again_and_again_fills_no_log() {

@@ -4,7 +4,7 @@
 
 use farside::{Client, Error, Outcome};
 use farside_tests::{PATIENCE, ServerProcess, device, scaled, wait_until};
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, waitid};
+use rustix::process::Signal;
 
 /// Blocks that are neither with the server nor linked.
 fn blocks_with_clients(client: &Client) -> u64 {
@@ -142,7 +142,7 @@ fn who_waits_for_a_stopped_server_in_vain_disturbs_nobody() {
     let client = server.client();
     let [mut writer, mut reader] = [(); 2].map(|()| client.session().unwrap());
     reader.put(b"key", b"value").unwrap();
-    server.signal(Signal::STOP);
+    server.pause();
     // Until it has no block left.
     let error = (0u64..).find_map(|n| writer.put(&n.to_le_bytes(), &[0; 10_000]).err()).unwrap();
     assert!(matches!(error, Error::Unreachable { .. }), "{error}");
@@ -158,13 +158,6 @@ fn who_waits_for_a_stopped_server_in_vain_disturbs_nobody() {
     assert_eq!(server.client().statistics().unwrap().clients_lost, 0);
 }
 
-/// Stops a server; returns when all its threads have stopped.
-fn stop(server: &ServerProcess) {
-    server.signal(Signal::STOP);
-    let pid = Pid::from_raw(server.pid().cast_signed()).unwrap();
-    waitid(WaitId::Pid(pid), WaitIdOptions::STOPPED).unwrap();
-}
-
 #[test]
 fn a_batch_waits_for_a_stopped_server_once() {
     const DEPTH: u16 = 4;
@@ -173,7 +166,7 @@ fn a_batch_waits_for_a_stopped_server_once() {
     server.client().session().unwrap().put(b"key", b"value").unwrap();
     let client = server.client_builder().pipeline_depth(DEPTH).connect().unwrap();
     let mut session = client.session().unwrap();
-    stop(&server);
+    server.pause();
     let mut batch = session.batch();
     // It has no block yet. GETs need none, but stand behind those that wait for some.
     for key in &new {
@@ -200,7 +193,7 @@ fn a_client_ends_though_its_server_is_stopped() {
     let keys = scaled(100_000);
     (0..keys).for_each(|n| session.put(&n.to_le_bytes(), b"value").unwrap());
     (0..keys).for_each(|n| assert!(session.delete(&n.to_le_bytes()).unwrap()));
-    server.signal(Signal::STOP);
+    server.pause();
     // Returns, though what it gives back does not fit into the socket.
     drop((session, client));
     server.signal(Signal::CONT);

@@ -51,7 +51,7 @@ fn a_stopped_server_keeps_serving() {
     for n in 0..KEYS {
         session.put(&n.to_le_bytes(), b"before").unwrap();
     }
-    server.signal(Signal::STOP);
+    server.pause();
     for n in 0..KEYS {
         let key = n.to_le_bytes();
         assert_eq!(*session.get(&key).unwrap().unwrap(), *b"before");
