@@ -33,6 +33,7 @@ mod eviction;
 mod expiry;
 mod formatting;
 mod growth;
+mod huge_pages;
 mod index;
 mod listening;
 mod own_endpoint;

@@ -14,6 +14,7 @@ use farside_common::size::ByteSize;
 use rustix::event::EventfdFlags;
 
 use crate::error::{ServerError, system};
+use crate::huge_pages::{self, Background};
 use crate::listening::Listening;
 use crate::recovery::{self, Opened};
 use crate::restore::{remove_abandoned, restored_memory};
@@ -28,6 +29,8 @@ pub struct Server {
     address: Address,
     stop: Stopper,
     thread: Option<JoinHandle<Result<(), ServerError>>>,
+    /// While a large region gets its 2 MiB pages, and until the server stops.
+    background: Option<Background>,
 }
 
 impl Server {
@@ -59,11 +62,16 @@ impl Server {
         };
         let opened = recovery::open(&memory, config)?;
         let bytes = ByteSize(opened.format.region_bytes);
-        let (pages, incarnation) = (memory.pages, opened.incarnation);
-        let server = Self::serve(config, listening, Arc::new(memory), opened, stop_event()?)?;
-        tracing::info!(%address, memory = %bytes, %pages, incarnation, "serving");
-        if let Some(advice) = pages.advice(bytes.0) {
-            tracing::info!("{advice}");
+        let incarnation = opened.incarnation;
+        // Before a device pins the memory.
+        let work = huge_pages::make(&memory, address.is_rdma(), stop);
+        let memory = Arc::new(memory);
+        let mut server = Self::serve(config, listening, memory.clone(), opened, stop_event()?)?;
+        let (pages, huge_pages) = (memory.pages_text(), ByteSize(memory.huge_bytes()));
+        tracing::info!(%address, memory = %bytes, pages, %huge_pages, incarnation, "serving");
+        match work {
+            Some(work) => server.background = Some(Background::start(work, memory)),
+            None => huge_pages::advise(&memory),
         }
         Ok(server)
     }
@@ -83,7 +91,7 @@ impl Server {
             .name("farside-control".to_owned())
             .spawn(move || service.run())
             .map_err(system("start a thread"))?;
-        Ok(Self { address, stop, thread: Some(thread) })
+        Ok(Self { address, stop, thread: Some(thread), background: None })
     }
 
     /// Where clients connect.
@@ -110,7 +118,9 @@ impl Server {
     }
 
     fn join(&mut self) -> Result<(), ServerError> {
-        match self.thread.take().map(JoinHandle::join) {
+        let joined = self.thread.take().map(JoinHandle::join);
+        self.background = None;
+        match joined {
             Some(Ok(outcome)) => outcome,
             Some(Err(_)) => Err(ServerError::Panicked),
             None => Ok(()),

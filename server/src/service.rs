@@ -75,7 +75,7 @@ pub(crate) struct Service {
     buffer: Vec<u8>,
     reply: Vec<u8>,
     /// Holds the lock of a region file.
-    _memory: Arc<RegionMemory>,
+    memory: Arc<RegionMemory>,
     tokens: Tokens,
     opened: Opened,
     clients: Clients,
@@ -130,7 +130,7 @@ impl Service {
             refusals: Refusals::default(),
             buffer: vec![0; MESSAGE_BYTES_MAX],
             reply: Vec::with_capacity(MESSAGE_BYTES_MAX),
-            _memory: memory,
+            memory,
             tokens: Tokens::new(config),
             clients: Clients::new(region, geometry, opened.incarnation, config.clients_max),
             collector: Collector::new(own.settles_ns()),

@@ -64,7 +64,6 @@ fn examine(machine: &Machine) -> Vec<Finding> {
         memory(machine),
         shared_memory(machine),
         huge_pages(machine),
-        transparent_huge_pages(machine),
         locked_memory(machine),
         rdma_devices(machine),
         rdma_access(machine),
@@ -108,26 +107,31 @@ fn shared_memory(machine: &Machine) -> Finding {
     }
 }
 
+/// What `huge_pages = "auto"` will do here.
 fn huge_pages(machine: &Machine) -> Finding {
     let what = "huge pages";
-    let Some(pool) = &machine.huge_pages else {
-        return Finding::warn(what, "this kernel has none", "use a kernel with CONFIG_HUGETLBFS");
-    };
-    let (pages, page) = (pool.total, bytes(pool.page_bytes));
-    let is = format!("{} free of {pages} in the pool, {page} each", pool.free);
-    let cure = "sysctl vm.nr_hugepages=512 (1 GiB with pages of 2 MiB), before kv-server starts";
-    if pool.free == 0 { Finding::warn(what, is, cure) } else { Finding::ok(what, is) }
-}
-
-fn transparent_huge_pages(machine: &Machine) -> Finding {
-    let what = "THP for shmem";
-    let file = system::SHMEM_THP;
-    match machine.shmem_thp.as_deref() {
-        Some(setting @ ("always" | "advise" | "within_size" | "force")) => {
-            Finding::ok(what, setting)
+    let pool = match &machine.huge_pages {
+        None => "no pool".to_owned(),
+        Some(pool) if pool.total == 0 => "none in the pool".to_owned(),
+        Some(pool) => {
+            let page = bytes(pool.page_bytes);
+            format!("{} free of {} in the pool, {page} each", pool.free, pool.total)
         }
-        Some(setting) => Finding::warn(what, setting, format!("echo advise > {file}")),
-        None => Finding::warn(what, "this kernel has none", "use huge pages from the pool"),
+    };
+    match &machine.collapse_refusal {
+        None => {
+            let is =
+                format!("{pool}; a region that they are not enough for gets 2 MiB pages anyway");
+            Finding::ok(what, is)
+        }
+        Some(refusal) if machine.huge_pages.as_ref().is_some_and(|pool| pool.free > 0) => {
+            Finding::ok(what, format!("{pool}; larger regions get 4 KiB pages ({refusal})"))
+        }
+        Some(refusal) => {
+            let cure = "sysctl vm.nr_hugepages=512 (1 GiB with pages of 2 MiB), before kv-server \
+                        starts";
+            Finding::warn(what, format!("{pool}, and none can be made: {refusal}"), cure)
+        }
     }
 }
 
@@ -229,7 +233,7 @@ mod tests {
             memory_available_bytes: Some(8 << 30),
             shm: Some((8 << 30, 4 << 30)),
             huge_pages: Some(HugePages { total: 512, free: 512, page_bytes: 2 << 20 }),
-            shmem_thp: Some("advise".into()),
+            collapse_refusal: None,
             locked_bytes_max: None,
             rdma_devices: vec!["mlx5_0".into()],
             verbs_devices: vec!["uverbs0".into()],
@@ -258,9 +262,25 @@ mod tests {
     }
 
     #[test]
+    fn huge_pages_need_a_pool_or_a_kernel_that_makes_them() {
+        let of = |total: u64, refusal: Option<&str>| {
+            let pool = HugePages { total, free: total, page_bytes: 2 << 20 };
+            let collapse_refusal = refusal.map(str::to_owned);
+            let huge_pages = Some(pool);
+            super::huge_pages(&Machine { huge_pages, collapse_refusal, ..machine() })
+        };
+        assert!(of(0, None).line().starts_with("ok    huge pages    none in the pool; a region"));
+        assert!(of(4, Some("refused")).line().contains("4 free of 4 in the pool, 2.0 MiB each"));
+        let lacking = of(0, Some("refused")).line();
+        assert!(lacking.starts_with("warn") && lacking.contains("none can be made: refused"));
+        assert!(lacking.contains("-> sysctl vm.nr_hugepages="), "{lacking}");
+    }
+
+    #[test]
     fn a_machine_that_has_nothing_is_told_a_cure_for_each() {
         let bare = Machine { processors: 1, ..Machine::default() };
-        let bare = Machine { locked_bytes_max: Some(64 << 10), ..bare };
+        let collapse_refusal = Some("the kernel refuses".into());
+        let bare = Machine { locked_bytes_max: Some(64 << 10), collapse_refusal, ..bare };
         let findings = examine(&bare);
         assert!(findings.iter().all(|finding| finding.cure.is_some()), "{findings:?}");
         assert!(findings.iter().all(|finding| finding.line().starts_with("warn")));

@@ -85,6 +85,8 @@ struct Index {
 #[derive(Debug, Serialize)]
 struct Memory {
     region_bytes: u64,
+    /// Of `region_bytes`: those in 2 MiB pages.
+    huge_page_bytes: u64,
     /// Chunks without a use.
     free_bytes: u64,
     index_bytes: u64,
@@ -148,6 +150,7 @@ impl Overview {
     fn new(server: String, statistics: &ServerStatistics, report: &Report) -> Self {
         let memory = Memory {
             region_bytes: report.format.region_bytes,
+            huge_page_bytes: statistics.huge_page_bytes,
             free_bytes: report.chunks.free * CHUNK_BYTES,
             index_bytes: report.chunks.subtables * CHUNK_BYTES,
             blocks_bytes: report.chunks.blocks * CHUNK_BYTES,
@@ -215,6 +218,7 @@ impl Overview {
                 ),
             ),
             ("memory", bytes(memory.region_bytes)),
+            ("  huge", format!("{} in 2 MiB pages", bytes(memory.huge_page_bytes))),
             ("  free", bytes(memory.free_bytes)),
             ("  index", bytes(memory.index_bytes)),
             (

@@ -3,10 +3,8 @@
 use std::fs;
 use std::path::Path;
 
+use farside_common::fabric::shm::collapse_refusal;
 use rustix::process::{Resource, getrlimit};
-
-/// Whether shared memory gets huge pages by itself.
-pub(crate) const SHMEM_THP: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
 
 /// What a machine has. `None` for what could not be found out.
 #[derive(Clone, Debug, Default)]
@@ -17,8 +15,8 @@ pub(crate) struct Machine {
     /// Total and free bytes of `/dev/shm`.
     pub(crate) shm: Option<(u64, u64)>,
     pub(crate) huge_pages: Option<HugePages>,
-    /// The setting of [`SHMEM_THP`].
-    pub(crate) shmem_thp: Option<String>,
+    /// Why kv-server cannot make huge pages without a pool; `None` if it can.
+    pub(crate) collapse_refusal: Option<String>,
     /// How much this process may lock; `None` for no limit.
     pub(crate) locked_bytes_max: Option<u64>,
     pub(crate) rdma_devices: Vec<String>,
@@ -49,7 +47,7 @@ pub(crate) fn look() -> Machine {
         memory_available_bytes: kib(&meminfo, "MemAvailable"),
         shm: shm(),
         huge_pages: huge_pages(&meminfo),
-        shmem_thp: fs::read_to_string(SHMEM_THP).ok().and_then(|text| chosen(&text)),
+        collapse_refusal: collapse_refusal(),
         locked_bytes_max: getrlimit(Resource::Memlock).current,
         rdma_devices: names(Path::new("/sys/class/infiniband")),
         verbs_devices_open: verbs_devices.first().is_some_and(opens),
@@ -95,26 +93,18 @@ fn kib(meminfo: &str, name: &str) -> Option<u64> {
     number(meminfo, name)?.checked_mul(1024)
 }
 
-/// The word in brackets: `always [advise] never`.
-fn chosen(setting: &str) -> Option<String> {
-    let (_, rest) = setting.split_once('[')?;
-    Some(rest.split_once(']')?.0.to_owned())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn meminfo_and_settings_are_understood() {
+    fn meminfo_is_understood() {
         let meminfo = "MemTotal:       100 kB\nMemAvailable:    50 kB\n\
             HugePages_Total:       4\nHugePages_Free:        3\nHugepagesize:       2048 kB\n";
         assert_eq!(kib(meminfo, "MemAvailable"), Some(50 << 10));
         let pool = HugePages { total: 4, free: 3, page_bytes: 2 << 20 };
         assert_eq!(huge_pages(meminfo), Some(pool));
         assert_eq!(huge_pages("MemTotal: x kB"), None);
-        assert_eq!(chosen("always within_size [advise] never\n").as_deref(), Some("advise"));
-        assert_eq!(chosen("nonsense"), None);
     }
 
     #[test]

@@ -17,7 +17,7 @@ pub use split::SplitOutcome;
 pub use statistics::*;
 
 /// The version of the messages here. A server answers a request of another version with a refusal.
-pub const PROTOCOL_VERSION: u16 = 2;
+pub const PROTOCOL_VERSION: u16 = 3;
 
 /// Why a message cannot be understood.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -64,6 +64,8 @@ pub struct ServerStatistics {
     pub snapshot_permille: u64,
     /// Snapshots that were completed since the server started.
     pub snapshots_taken: u64,
+    /// How much of the region has 2 MiB pages, in bytes: from the pool, or made by the server.
+    pub huge_page_bytes: u64,
     /// Classes that have chunks.
     pub classes: Vec<ClassStatistics>,
 }
@@ -83,7 +85,7 @@ pub struct ClassStatistics {
 }
 
 /// The numbers of [`ServerStatistics`] before its classes.
-const NUMBERS: usize = 27;
+const NUMBERS: usize = 28;
 /// The numbers of a [`ClassStatistics`].
 const CLASS_NUMBERS: usize = 4;
 
@@ -118,6 +120,7 @@ impl ServerStatistics {
             &mut self.snapshots,
             &mut self.snapshot_permille,
             &mut self.snapshots_taken,
+            &mut self.huge_page_bytes,
         ]
     }
 

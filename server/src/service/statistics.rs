@@ -35,6 +35,7 @@ impl Service {
             keys_evicted: self.evictor.as_ref().map_or(0, Evictor::evicted),
             snapshots: snapshots().count() as u64,
             snapshot_permille: snapshots().min().unwrap_or(0).into(),
+            huge_page_bytes: self.memory.huge_bytes(),
             classes: depot.classes(),
             ..self.statistics.clone()
         }

@@ -21,6 +21,7 @@ mod expiry;
 mod growth;
 mod half_done;
 mod histories;
+mod huge_pages;
 mod limits;
 mod model;
 mod obstacles;

@@ -5,27 +5,27 @@
 
 mod lock;
 
-use std::fmt;
 use std::fs::{self, File, OpenOptions};
 use std::io;
+use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{FallocateFlags, MemfdFlags, Mode, SealFlags};
 use serde::Deserialize;
 
 use super::Region;
+use super::huge_pages::{HUGE_PAGE_BYTES, Pages, fill};
 use crate::size::ByteSize;
 
 pub use lock::RegionLock;
 
-/// The huge pages asked for, in bytes.
-const HUGE_PAGE_BYTES: u64 = 2 << 20;
 const TMPFS_MAGIC: u64 = 0x0102_1994;
-const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
+pub(super) const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
 /// Who may open a region by its path: the user the server runs as. Others get descriptors.
 const REGION_MODE: u32 = 0o600;
 
@@ -33,10 +33,10 @@ const REGION_MODE: u32 = 0o600;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum HugePages {
-    /// If there are any.
+    /// From the pool if it has enough, else made by MADV_COLLAPSE as far as the system does that.
     #[default]
     Auto,
-    /// Not even transparent ones.
+    /// The server asks for none.
     Never,
     /// Or no region.
     Require,
@@ -51,44 +51,6 @@ impl FromStr for HugePages {
             "never" => Ok(Self::Never),
             "require" => Ok(Self::Require),
             _ => Err(MemoryError::HugePagesChoice { text: text.to_owned() }),
-        }
-    }
-}
-
-/// What a region's memory is made of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pages {
-    /// 2 MiB pages from the system's pool.
-    Huge,
-    /// 2 MiB pages where the system finds some.
-    Transparent,
-    /// 4 KiB pages.
-    Small,
-    /// A file that is not in memory: its pages are written back to a disk.
-    Disk,
-}
-
-impl fmt::Display for Pages {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Huge => "2 MiB huge pages",
-            Self::Transparent => "transparent huge pages",
-            Self::Small => "4 KiB pages",
-            Self::Disk => "pages that are written back to a disk",
-        })
-    }
-}
-
-impl Pages {
-    /// What to do to get better ones for a region of this length; `None` when these are the best.
-    pub fn advice(self, region_bytes: u64) -> Option<String> {
-        let count = region_bytes.div_ceil(HUGE_PAGE_BYTES);
-        match self {
-            Self::Huge => None,
-            Self::Transparent | Self::Small => Some(format!(
-                "for huge pages: sysctl vm.nr_hugepages={count} (and a region file on hugetlbfs)"
-            )),
-            Self::Disk => Some("put the region file on tmpfs, such as /dev/shm".to_owned()),
         }
     }
 }
@@ -162,6 +124,8 @@ pub struct RegionMemory {
     pub pages: Pages,
     /// Whether it is new and all zeros.
     pub is_new: bool,
+    /// How much of it has 2 MiB pages.
+    pub(super) huge_bytes: Arc<AtomicU64>,
     /// Keeps other servers away from a region file.
     _lock: Option<RegionLock>,
 }
@@ -186,12 +150,15 @@ impl RegionMemory {
         rustix::fs::ftruncate(&file, bytes).map_err(system("size"))?;
         seal_size(&file).map_err(system("seal"))?;
         let region = Region::map(&file).map_err(system("map"))?;
-        let pages = match huge_pages {
-            HugePages::Never => Pages::Small,
-            _ => advise(&region),
-        };
-        reserve(&file, FallocateFlags::empty(), bytes).map_err(system("reserve"))?;
-        Ok(Self { file, region: Arc::new(region), pages, is_new: true, _lock: None })
+        let mut memory = Self::new(file, region, Pages::Small, true);
+        if huge_pages != HugePages::Never {
+            memory.pages = Pages::Ordinary;
+            memory.region.advise_huge_pages();
+            let filled = fill(&memory.file, &memory.region);
+            memory.huge_bytes.store(filled, Ordering::Relaxed);
+        }
+        memory.reserve()?;
+        Ok(memory)
     }
 
     fn anonymous_huge(bytes: u64) -> io::Result<Self> {
@@ -201,8 +168,14 @@ impl RegionMemory {
         seal_size(&file)?;
         // Mapping reserves the pages; without enough in the pool this fails.
         let region = Region::map(&file)?;
-        reserve(&file, FallocateFlags::empty(), bytes)?;
-        Ok(Self { file, region: Arc::new(region), pages: Pages::Huge, is_new: true, _lock: None })
+        reserve(&file, FallocateFlags::empty(), 0..bytes)?;
+        Ok(Self::new(file, region, Pages::Pool, true))
+    }
+
+    fn new(file: File, region: Region, pages: Pages, is_new: bool) -> Self {
+        let huge_bytes = if pages == Pages::Pool { region.bytes() } else { 0 };
+        let huge_bytes = Arc::new(AtomicU64::new(huge_bytes));
+        Self { file, region: Arc::new(region), pages, is_new, huge_bytes, _lock: None }
     }
 
     /// The memory in a file, locked against other servers. A file that is absent or empty becomes
@@ -259,7 +232,7 @@ impl RegionMemory {
             };
             // Its length comes last: a server that is killed meanwhile leaves an empty file, which
             // the next start does not take for a damaged region.
-            let made = reserve(&file, FallocateFlags::KEEP_SIZE, bytes_if_new)
+            let made = reserve(&file, FallocateFlags::KEEP_SIZE, 0..bytes_if_new)
                 .and_then(|()| rustix::fs::ftruncate(&file, bytes_if_new));
             if let Err(error) = made {
                 // So does one that fails, and what it got already is given back.
@@ -272,12 +245,15 @@ impl RegionMemory {
             _ => system("map")(source),
         })?;
         let pages = match kind {
-            HUGETLBFS_MAGIC => Pages::Huge,
+            HUGETLBFS_MAGIC => Pages::Pool,
             TMPFS_MAGIC if huge_pages == HugePages::Never => Pages::Small,
-            TMPFS_MAGIC => advise(&region),
+            TMPFS_MAGIC => Pages::Ordinary,
             _ => Pages::Disk,
         };
-        Ok(Self { file, region: Arc::new(region), pages, is_new, _lock: None })
+        if pages == Pages::Ordinary {
+            region.advise_huge_pages();
+        }
+        Ok(Self::new(file, region, pages, is_new))
     }
 
     /// Makes a new file empty again, so that the next start does not take it for a damaged region.
@@ -295,7 +271,7 @@ impl RegionMemory {
     /// [`MemoryError::System`].
     pub fn reserve(&self) -> Result<(), MemoryError> {
         let flags = FallocateFlags::empty();
-        reserve(&self.file, flags, self.region.bytes()).map_err(system("reserve"))
+        reserve(&self.file, flags, 0..self.region.bytes()).map_err(system("reserve"))
     }
 
     /// What readers get: a description of the same memory that cannot be mapped for writing. A
@@ -324,7 +300,7 @@ fn check_owner(file: &File, metadata: &fs::Metadata, path: &Path) -> Result<(), 
     }
 }
 
-fn memfd(flags: MemfdFlags) -> io::Result<File> {
+pub(super) fn memfd(flags: MemfdFlags) -> io::Result<File> {
     let flags = flags | MemfdFlags::ALLOW_SEALING;
     Ok(File::from(rustix::fs::memfd_create("farside-region", flags)?))
 }
@@ -334,21 +310,18 @@ fn seal_size(file: &File) -> io::Result<()> {
     Ok(rustix::fs::fcntl_add_seals(file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?)
 }
 
-fn reserve(file: &File, flags: FallocateFlags, bytes: u64) -> rustix::io::Result<()> {
+pub(super) fn reserve(
+    file: &File,
+    flags: FallocateFlags,
+    range: Range<u64>,
+) -> rustix::io::Result<()> {
     loop {
         // Large regions take a while; a signal in between is no failure.
-        match rustix::fs::fallocate(file, flags, 0, bytes) {
+        match rustix::fs::fallocate(file, flags, range.start, range.end - range.start) {
             Err(rustix::io::Errno::INTR) => {}
             other => return other,
         }
     }
-}
-
-/// Asks for transparent huge pages; says what the system's setting makes of it.
-fn advise(region: &Region) -> Pages {
-    let setting = fs::read_to_string("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
-    let granted = setting.is_ok_and(|text| !text.contains("[never]") && !text.contains("[deny]"));
-    if region.advise_huge_pages() && granted { Pages::Transparent } else { Pages::Small }
 }
 
 fn open(path: &Path, create: bool) -> Result<File, MemoryError> {

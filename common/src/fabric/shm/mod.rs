@@ -4,6 +4,9 @@
 //! a NIC's atomics do not see each other (invariant I11).
 
 mod fabric;
+mod huge_pages;
+#[allow(unsafe_code, reason = "it maps a file at an address of its choice")]
+mod mapping;
 mod memory;
 #[allow(unsafe_code, reason = "the mapping is shared with other processes")]
 mod region;
@@ -11,6 +14,7 @@ mod socket;
 mod words;
 
 pub use fabric::{Lease, ShmFabric};
-pub use memory::{HugePages, MemoryError, Pages, RegionLock, RegionMemory};
+pub use huge_pages::{Collapse, Pages, collapse_refusal};
+pub use memory::{HugePages, MemoryError, RegionLock, RegionMemory};
 pub use region::{Region, prefetch};
 pub use socket::{Connection, Listener, lock_path};

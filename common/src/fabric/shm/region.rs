@@ -4,15 +4,16 @@ use std::fs::File;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use memmap2::{MmapOptions, MmapRaw};
+use memmap2::Advice;
 
+use super::mapping::Mapping;
 use super::words;
 use crate::fabric::ChainError;
 
 /// A mapped region. Every access is to whole words through [`AtomicU64`], so nothing here is a data
 /// race, whatever other processes do; every access is checked against the region's end.
 pub struct Region {
-    map: MmapRaw,
+    map: Mapping,
     writable: bool,
 }
 
@@ -26,8 +27,7 @@ impl Region {
     /// # Errors
     /// What the system says: `PermissionDenied` for a read-only descriptor.
     pub fn map(file: &File) -> io::Result<Self> {
-        let map = MmapOptions::new().map_raw(file)?;
-        Self::checked(map, true)
+        Self::checked(Mapping::new(file, true)?, true)
     }
 
     /// Maps the whole file for reading: the memory itself refuses stores.
@@ -35,23 +35,31 @@ impl Region {
     /// # Errors
     /// What the system says.
     pub fn map_read_only(file: &File) -> io::Result<Self> {
-        let map = MmapOptions::new().map_raw_read_only(file)?;
-        Self::checked(map, false)
+        Self::checked(Mapping::new(file, false)?, false)
     }
 
-    fn checked(map: MmapRaw, writable: bool) -> io::Result<Self> {
+    fn checked(map: Mapping, writable: bool) -> io::Result<Self> {
         if map.len() < WORD_BYTES as usize {
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the region is empty"));
         }
         // A forked child would share free blocks with its parent; it has to connect by itself.
         // Where the system does not know the advice, the documentation has to do.
-        let _ = map.advise(memmap2::Advice::DontFork);
+        let _ = map.advise(Advice::DontFork);
         Ok(Self { map, writable })
     }
 
-    /// Asks the system for huge pages under this mapping; false if it refused.
-    pub fn advise_huge_pages(&self) -> bool {
-        self.map.advise(memmap2::Advice::HugePage).is_ok()
+    /// Tells the system that huge pages are welcome, whenever it has some.
+    pub(super) fn advise_huge_pages(&self) {
+        // Without them the region is only slower.
+        let _ = self.map.advise(Advice::HugePage);
+    }
+
+    /// Makes 2 MiB pages of a part of the region, which may be in use.
+    ///
+    /// # Errors
+    /// What the system says, if the part does not have 2 MiB pages everywhere.
+    pub(super) fn collapse(&self, offset: u64, bytes: u64) -> io::Result<()> {
+        self.map.collapse(offset, bytes)
     }
 
     /// The length, in bytes.
@@ -60,7 +68,7 @@ impl Region {
     }
 
     /// Where it is mapped, for devices.
-    #[cfg(feature = "verbs")]
+    #[cfg(any(test, feature = "verbs"))]
     pub(crate) fn start(&self) -> *mut u8 {
         self.map.as_mut_ptr()
     }
@@ -72,7 +80,7 @@ impl Region {
 
     #[inline]
     fn words(&self) -> &[AtomicU64] {
-        let first = self.map.as_ptr().cast::<AtomicU64>();
+        let first = self.map.as_mut_ptr().cast::<AtomicU64>();
         // SAFETY: the mapping lives as long as `self`, is page-aligned and this many words long;
         // processes that share it access it as atomics too. A read-only mapping is only loaded
         // from: the methods that store check `writable`.

@@ -123,9 +123,17 @@ fn paths_that_cannot_be_are_named() {
 }
 
 #[test]
-fn pages_say_what_they_are_and_how_to_get_better_ones() {
-    let advice = Pages::Small.advice(1 << 30).unwrap();
-    assert!(advice.contains("vm.nr_hugepages=512"), "{advice}");
-    assert_eq!(Pages::Huge.advice(1 << 30), None);
-    assert!(Pages::Huge.to_string().contains("2 MiB"));
+fn memory_says_which_pages_it_has_and_how_to_get_better_ones() {
+    let mut memory = RegionMemory::anonymous(BYTES, HugePages::Never).unwrap();
+    assert_eq!((memory.pages_text().as_str(), memory.advice()), ("4 KiB pages", None));
+    assert!(memory.collapse().is_none(), "small pages, as asked");
+    memory.pages = Pages::Ordinary;
+    let advice = memory.advice().unwrap();
+    assert!(advice.contains("vm.nr_hugepages=4"), "{advice}");
+    memory.huge_bytes.store(BYTES / 4, Ordering::Relaxed);
+    assert_eq!(memory.pages_text(), "25 % in 2 MiB pages, the rest in 4 KiB pages");
+    memory.huge_bytes.store(BYTES, Ordering::Relaxed);
+    assert_eq!((memory.pages_text().as_str(), memory.advice()), ("2 MiB pages", None));
+    memory.pages = Pages::Disk;
+    assert!(memory.advice().unwrap().contains("tmpfs"));
 }

@@ -1,0 +1,157 @@
+//! A file that is mapped where the processor can use its huge pages.
+//!
+//! A 2 MiB page of a file counts only in a mapping that starts at a multiple of 2 MiB: elsewhere
+//! the page table refers to it in pieces of 4 KiB. By itself the system chooses any page.
+
+use std::fs::File;
+use std::io;
+
+use memmap2::{Advice, MmapOptions, MmapRaw};
+use rustix::mm::{MapFlags, ProtFlags};
+
+use super::huge_pages::HUGE_PAGE_BYTES;
+use super::memory::HUGETLBFS_MAGIC;
+
+/// A mapped file. The mapping is shared, and gone when this is dropped.
+pub(super) struct Mapping {
+    /// The file, and around it the rest of the reservation, which is never accessed.
+    reserved: MmapRaw,
+    /// Where in `reserved` the file starts.
+    skipped: usize,
+    bytes: usize,
+}
+
+impl Mapping {
+    /// Maps the whole file.
+    ///
+    /// # Errors
+    /// What the system says: `PermissionDenied` for a descriptor that does not allow it.
+    pub(super) fn new(file: &File, writable: bool) -> io::Result<Self> {
+        let bytes = usize::try_from(file.metadata()?.len()).map_err(io::Error::other)?;
+        // hugetlbfs aligns its mappings, and rounds their lengths up to pages of 2 MiB or 1 GiB.
+        let aligns_itself = rustix::fs::fstatfs(file)?.f_type as u64 == HUGETLBFS_MAGIC;
+        if bytes as u64 >= HUGE_PAGE_BYTES
+            && !aligns_itself
+            && let Some((reserved, skipped)) = reserve_aligned(bytes)
+        {
+            map_into(&reserved, skipped, (file, bytes, writable))?;
+            return Ok(Self { reserved, skipped, bytes });
+        }
+        let mut options = MmapOptions::new();
+        options.len(bytes);
+        let reserved = match writable {
+            true => options.map_raw(file)?,
+            false => options.map_raw_read_only(file)?,
+        };
+        Ok(Self { reserved, skipped: 0, bytes })
+    }
+
+    /// The address of the file's first byte.
+    #[inline]
+    pub(super) fn as_mut_ptr(&self) -> *mut u8 {
+        self.reserved.as_mut_ptr().wrapping_add(self.skipped)
+    }
+
+    /// The length of the file, in bytes.
+    #[inline]
+    pub(super) fn len(&self) -> usize {
+        self.bytes
+    }
+
+    /// Advises the system about all of the mapping.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub(super) fn advise(&self, advice: Advice) -> io::Result<()> {
+        self.reserved.advise_range(advice, self.skipped, self.bytes)
+    }
+
+    /// Makes 2 MiB pages of a part of the file. Its content stays, and other processes may read
+    /// and change it meanwhile.
+    ///
+    /// # Errors
+    /// What the system says, if the part does not have 2 MiB pages everywhere. `UnexpectedEof` if
+    /// it is not inside.
+    pub(super) fn collapse(&self, offset: u64, bytes: u64) -> io::Result<()> {
+        if offset.checked_add(bytes).is_none_or(|end| end > self.bytes as u64) {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let start = self.as_mut_ptr().wrapping_add(offset as usize);
+        // SAFETY: the range is inside the mapping. The advice changes which pages hold the bytes,
+        // and neither the bytes nor their addresses. The kernel looks at the alignment.
+        let outcome = unsafe { libc::madvise(start.cast(), bytes as usize, libc::MADV_COLLAPSE) };
+        if outcome == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+}
+
+/// Address space with room for this many bytes from a multiple of 2 MiB on, and where in it that
+/// is. `None` if the system has none to spare: it counts address space where `overcommit_memory`
+/// is 2.
+fn reserve_aligned(bytes: usize) -> Option<(MmapRaw, usize)> {
+    let huge_page = HUGE_PAGE_BYTES as usize;
+    let room = bytes.checked_add(huge_page)?;
+    let reserved: MmapRaw = MmapOptions::new().len(room).no_reserve_swap().map_anon().ok()?.into();
+    let address = reserved.as_ptr().addr();
+    Some((reserved, address.next_multiple_of(huge_page) - address))
+}
+
+/// Maps a file over the part of a reservation that `skipped` and its length in bytes describe.
+fn map_into(
+    reserved: &MmapRaw,
+    skipped: usize,
+    (file, bytes, writable): (&File, usize, bool),
+) -> io::Result<()> {
+    assert!(skipped + bytes <= reserved.len(), "the file fits into the reservation");
+    let access = match writable {
+        true => ProtFlags::READ | ProtFlags::WRITE,
+        false => ProtFlags::READ,
+    };
+    let start = reserved.as_mut_ptr().wrapping_add(skipped).cast();
+    let flags = MapFlags::SHARED | MapFlags::FIXED;
+    // SAFETY: what is replaced is inside the reservation, where nothing refers to anything yet; the
+    // reservation unmaps the file when it is dropped.
+    unsafe { rustix::mm::mmap(start, bytes, access, flags, file, 0) }?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fs::MemfdFlags;
+
+    fn file(bytes: u64) -> File {
+        let file = File::from(rustix::fs::memfd_create("mapped", MemfdFlags::CLOEXEC).unwrap());
+        file.set_len(bytes).unwrap();
+        file
+    }
+
+    #[test]
+    fn a_mapping_starts_at_a_multiple_of_a_huge_page() {
+        let mut kept = Vec::new();
+        for n in 1..=50u64 {
+            // Something small before each, so that none is aligned by luck.
+            let between = MmapOptions::new().len(n as usize * 4096).map_anon().unwrap();
+            // Also of lengths that no huge page divides.
+            let file = file(HUGE_PAGE_BYTES + n * 4096);
+            for writable in [true, false] {
+                let region = match writable {
+                    true => super::super::Region::map(&file).unwrap(),
+                    false => super::super::Region::map_read_only(&file).unwrap(),
+                };
+                assert_eq!(region.bytes(), HUGE_PAGE_BYTES + n * 4096);
+                assert_eq!(region.start().addr() as u64 % HUGE_PAGE_BYTES, 0);
+                kept.push(region);
+            }
+            drop(between);
+        }
+    }
+
+    #[test]
+    fn a_part_outside_is_refused() {
+        let mapping = Mapping::new(&file(HUGE_PAGE_BYTES), true).unwrap();
+        for (offset, bytes) in [(0, 2 * HUGE_PAGE_BYTES), (HUGE_PAGE_BYTES, 1), (u64::MAX, 2)] {
+            let error = mapping.collapse(offset, bytes).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
+        }
+    }
+}

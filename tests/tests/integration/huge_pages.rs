@@ -1,0 +1,109 @@
+//! Proves that a region gets 2 MiB pages on a machine without a pool of them, that `stat` says how
+//! much of the region has them as the kernel does, and that a server which continues with a region
+//! of small pages makes them while clients use it.
+
+use std::time::Duration;
+
+use farside_common::fabric::shm::collapse_refusal;
+use farside_tests::{ServerProcess, left_out_over_rdma, wait_until};
+
+/// Longer than it takes on any machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Whether a test has to be left out here; it prints why.
+fn is_left_out() -> bool {
+    let refusal = collapse_refusal();
+    if let Some(refusal) = &refusal {
+        eprintln!("left out: {refusal}");
+    }
+    refusal.is_some()
+}
+
+/// What the kernel says of the server's mapping: its bytes in 2 MiB pages, from the pool or not.
+fn mapped_huge(server: &ServerProcess, memory_mib: u64) -> u64 {
+    let smaps = std::fs::read_to_string(format!("/proc/{}/smaps", server.pid())).unwrap();
+    let kib = |line: &str, name: &str| {
+        let number = line.strip_prefix(name)?.strip_suffix(" kB")?.trim();
+        Some(number.parse::<u64>().unwrap())
+    };
+    let mut lines = smaps.lines();
+    let is_region = |line: &str| kib(line, "Size:") == Some(memory_mib << 10);
+    while let Some(line) = lines.next() {
+        if !is_region(line) {
+            continue;
+        }
+        let of = lines.by_ref().take_while(|line| !line.starts_with("VmFlags"));
+        let huge: u64 = of
+            .filter_map(|line| {
+                kib(line, "ShmemPmdMapped:")
+                    .or_else(|| kib(line, "Shared_Hugetlb:"))
+                    .or_else(|| kib(line, "Private_Hugetlb:"))
+            })
+            .sum();
+        return huge << 10;
+    }
+    panic!("no mapping of {memory_mib} MiB: {smaps}");
+}
+
+#[test]
+fn stat_says_what_the_kernel_says() {
+    if is_left_out() {
+        return;
+    }
+    let server = ServerProcess::start(&["--memory", "40MiB"]);
+    let huge = server.client().statistics().unwrap().huge_page_bytes;
+    assert_eq!(huge, mapped_huge(&server, 40), "{}", server.log());
+    assert!(huge > 0, "a fragmented machine has some: {}", server.log());
+    let stat = String::from_utf8(server.cli(&["stat", "--json"]).stdout).unwrap();
+    assert!(stat.contains(&format!("\"huge_page_bytes\":{huge}")), "{stat}");
+    if huge == 40 << 20 {
+        assert!(server.log().contains("2 MiB pages"), "{}", server.log());
+    }
+    let small = ServerProcess::start(&["--memory", "40MiB", "--huge-pages", "never"]);
+    assert_eq!(small.client().statistics().unwrap().huge_page_bytes, 0);
+    assert!(small.log().contains("4 KiB pages"), "{}", small.log());
+}
+
+#[test]
+fn a_region_of_small_pages_gets_huge_ones_while_it_is_used() {
+    // Over RDMA the start waits for the pages, and the figure is final at once.
+    if is_left_out() || left_out_over_rdma("the pages are made before clients connect") {
+        return;
+    }
+    const KEYS: u64 = 20_000;
+    let memory_mib = 512;
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("server.toml");
+    std::fs::write(&config, "huge_pages = 'never'\n").unwrap();
+    let config_name = config.to_str().unwrap();
+    let arguments = ["--config", config_name, "--memory", "512MiB"];
+    let mut server = ServerProcess::start_with_file(&arguments);
+    let mut session = server.client().session().unwrap();
+    for n in 0..KEYS {
+        session.put(&n.to_le_bytes(), &[n as u8; 500]).unwrap();
+    }
+    drop(session);
+    server.terminate();
+    std::fs::write(&config, "").unwrap();
+    server.restart();
+    let client = server.client();
+    let mut session = client.session().unwrap();
+    let mut rounds = 0u64;
+    wait_until("the pages are made", PATIENCE, || {
+        for n in 0..KEYS {
+            let key = n.to_le_bytes();
+            let value = session.get(&key).unwrap().unwrap();
+            assert_eq!(*value, [(n + rounds) as u8; 500][..]);
+            session.put(&key, &[(n + rounds + 1) as u8; 500]).unwrap();
+        }
+        rounds += 1;
+        let log = server.log();
+        let is_complete = !log.contains("in the background") || log.contains("the region has");
+        log.matches("serving").count() == 2 && is_complete
+    });
+    let huge = client.statistics().unwrap().huge_page_bytes;
+    assert_eq!(huge, mapped_huge(&server, memory_mib), "{}", server.log());
+    assert!(huge > 0, "{}", server.log());
+    drop(session);
+    server.assert_verifies();
+}
