@@ -46,7 +46,7 @@ struct Flags {
     /// Use the region as a cache: when it is full, remove keys that were not written for long
     #[arg(long)]
     evict: bool,
-    /// Huge pages: auto, never or require
+    /// Huge pages: auto (from the pool, else made by the kernel), never or require
     #[arg(long, value_name = "CHOICE")]
     huge_pages: Option<HugePages>,
     /// How long unlinked memory of a new region stays untouched

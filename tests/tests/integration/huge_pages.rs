@@ -14,7 +14,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 fn is_left_out() -> bool {
     let refusal = collapse_refusal();
     if let Some(refusal) = &refusal {
-        eprintln!("left out: {refusal}");
+        println!("left out: {refusal}");
     }
     refusal.is_some()
 }

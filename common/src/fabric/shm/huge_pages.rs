@@ -203,11 +203,16 @@ mod tests {
         kib.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() << 10
     }
 
+    #[allow(clippy::print_stderr, reason = "a test that is left out says so")]
+    fn left_out(why: &str) {
+        eprintln!("left out: {why}");
+    }
+
     /// Whether a test has to be left out here; it prints why.
     fn is_left_out() -> bool {
         let refusal = collapse_refusal();
         if let Some(refusal) = &refusal {
-            eprintln!("left out: {refusal}");
+            left_out(refusal);
         }
         refusal.is_some()
     }
@@ -230,7 +235,7 @@ mod tests {
         let filled = fill(&file, &region);
         assert_eq!(filled, huge_bytes_of(region.start().addr()));
         if filled < BYTES {
-            return eprintln!("left out: memory is fragmented, {filled} bytes have huge pages");
+            return left_out(&format!("memory is fragmented, {filled} bytes have huge pages"));
         }
         let client = Region::map_read_only(&file).unwrap();
         for page in (0..BYTES).step_by(HUGE_PAGE_BYTES as usize) {
@@ -250,7 +255,7 @@ mod tests {
         assert!(work.run(|| true));
         assert_eq!(memory.huge_bytes(), huge_bytes_of(memory.region.start().addr()));
         match work.refusal() {
-            Some(refusal) => eprintln!("left out in part: {refusal}"),
+            Some(refusal) => left_out(&refusal),
             None => assert!(memory.huge_bytes() == BYTES && memory.collapse().is_none()),
         }
     }
