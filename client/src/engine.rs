@@ -5,11 +5,13 @@ use std::cell::{Cell, Ref, RefCell, RefMut};
 use std::sync::Arc;
 
 use farside_common::control::{FreeBlock, Welcome};
-use farside_common::fabric::{Buffer, Counters, Endpoint, Fabric, LaneId, Nanos, Verb};
+use farside_common::fabric::{
+    Buffer, Counters, Endpoint, Fabric, LaneId, Nanos, Verb, proof_age_max_ns,
+};
 use farside_common::hash::{KeyHash, KeyHasher};
 use farside_common::layout::{
     DirectoryEntry, Format, Geometry, INCARNATIONS, LayoutError, STATE_OFFSET, SUPERBLOCK_BYTES,
-    SizeClass, Slot, Superblock, WINDOW_SLOTS, WORD_GENERATIONS, prefix_of,
+    SizeClass, Slot, Superblock, WINDOW_SLOTS, prefix_of,
 };
 use farside_common::waiting::Waiting;
 
@@ -43,7 +45,7 @@ impl Constants {
             grace_ns,
             patience_ns: grace_ns / 8 * 7,
             hint_ns: (INCARNATIONS - 1) * timing.round_trip_min_ns,
-            word_ns: (WORD_GENERATIONS * grace_ns).saturating_sub(timing.lateness_max_ns),
+            word_ns: proof_age_max_ns(grace_ns, timing.lateness_max_ns),
             lateness_ns: timing.lateness_max_ns,
         }
     }

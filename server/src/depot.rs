@@ -82,8 +82,8 @@ pub(crate) struct DepotOptions {
     pub(crate) unused_generation: u32,
 }
 
-/// [`DepotOptions::chunk_rest`] in multiples of GRACE: T_word + L, which is 256 x GRACE, and an
-/// eighth more, because clocks drift.
+/// [`DepotOptions::chunk_rest`] in multiples of GRACE: by this clock T_word + L is over before 256
+/// of them, however clocks drift, and this is an eighth more.
 const CHUNK_REST_GRACES: u64 = WORD_GENERATIONS / 8 * 9;
 
 impl DepotOptions {

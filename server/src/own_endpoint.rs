@@ -5,10 +5,10 @@ use std::sync::Arc;
 use farside::chores::{Mover, Progress, Split, clear, clear_left_by};
 use farside_common::fabric::shm::{Region, ShmFabric};
 use farside_common::fabric::verbs::{Loopback, LoopbackPeer, VerbsFabric};
-use farside_common::fabric::{ChainError, Endpoint, Fabric, LaneId, Nanos, Verb};
-use farside_common::layout::{
-    BlockRef, Format, Geometry, Mark, SlotState, SlotWord, WORD_GENERATIONS,
+use farside_common::fabric::{
+    ChainError, Endpoint, Fabric, LaneId, Nanos, Verb, proof_age_max_ns,
 };
+use farside_common::layout::{BlockRef, Format, Geometry, Mark, SlotState, SlotWord};
 use zerocopy::IntoBytes;
 
 /// How many slots of a split are under way at a time: on RDMA each batch takes four round trips.
@@ -54,7 +54,7 @@ impl OwnEndpoint {
             Self::Memory(endpoint) => endpoint.fabric().timing().lateness_max_ns,
             Self::Device(endpoint, _) => endpoint.fabric().timing().lateness_max_ns,
         };
-        (WORD_GENERATIONS * grace).saturating_sub(lateness)
+        proof_age_max_ns(grace, lateness)
     }
 
     /// Empties a slot whose owner is gone; false if somebody else changed it meanwhile.

@@ -3,6 +3,7 @@
 //! The protocol is written once over [`Fabric`], as async functions that run on an [`Endpoint`];
 //! every `.await` in it is a round trip.
 
+mod aging;
 mod boxed;
 mod clock;
 mod counters;
@@ -16,6 +17,7 @@ pub mod verbs;
 pub mod verbs;
 mod waits;
 
+pub use aging::{clock_lag_max_ns, grace_ms_min, proof_age_max_ns};
 pub use clock::boot_time_ns;
 pub use counters::Counters;
 pub use endpoint::{Endpoint, InFlight};

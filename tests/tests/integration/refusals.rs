@@ -140,7 +140,7 @@ fn a_client_whose_writes_may_come_too_late() {
     let with = |arguments: &[&str]| {
         say("kv-cli", &[arguments, &["--config", config.to_str().unwrap()]].concat())
     };
-    let late = &["60629 ms late", "rdma.ack_timeout", "grace_ms = 238", "this one has 100"];
+    let late = &["60629 ms late", "rdma.ack_timeout", "grace_ms = 380", "this one has 100"];
     with(&["put", "key", "other"]).expect_line(2, late);
     let said = with(&["get", "key"]);
     assert_eq!((said.code, said.text()), (Some(0), "value"), "{}", said.stderr);

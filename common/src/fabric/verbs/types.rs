@@ -6,8 +6,7 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use crate::control::REQUEST_BYTES_MAX;
-use crate::fabric::Nanos;
-use crate::layout::WORD_GENERATIONS;
+use crate::fabric::{self, Nanos};
 
 /// What RDMA-CM lets a refusing side say, in bytes.
 pub const REASON_BYTES_MAX: usize = 148;
@@ -79,7 +78,7 @@ impl Options {
     /// The shortest GRACE with which a writer can rely on what it knows of a slot for some time
     /// (T_word in `docs/protocol.md`), in milliseconds.
     pub fn grace_ms_min(&self) -> u64 {
-        self.lateness_max_ns() / 1_000_000 / WORD_GENERATIONS + 2
+        fabric::grace_ms_min(self.lateness_max_ns())
     }
 }
 
@@ -193,10 +192,10 @@ mod tests {
         assert_eq!(options.delivery_max_ns(), 4 * nominal);
         assert!((1_800_000_000..2_000_000_000).contains(&nominal));
         assert_eq!(options.lateness_max_ns(), 4 * nominal + 500_000_000);
-        // 8.0 s of 256 x GRACE, and a GRACE to work with.
-        assert_eq!(options.grace_ms_min(), 33);
+        // 8.0 s of what there is, and a GRACE to work with.
+        assert_eq!(options.grace_ms_min(), 52);
         let slow = Options { ack_timeout: 18, ..options };
-        assert_eq!(slow.grace_ms_min(), 121);
+        assert_eq!(slow.grace_ms_min(), 193);
         // For ever is no bound.
         let endless = Options { retry_count: 7, ..options };
         assert_eq!(endless.delivery_max_ns(), options.delivery_max_ns());
