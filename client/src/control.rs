@@ -10,6 +10,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use farside_common::control::{Ask, Channel, MESSAGE_BYTES_MAX, Reply, Request, ServerStatistics};
+use farside_common::fabric::boot_time_ns;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use crate::allocator::{Blocks, Delivery};
@@ -319,6 +320,11 @@ impl Service {
             }
             Ok(Reply::Ask(Ask::Return)) => {
                 self.shared.give_spare();
+                return Ok(());
+            }
+            Ok(Reply::Ask(Ask::Alive)) => {
+                let alive = Request::Alive { clock_ns: boot_time_ns() };
+                lock(&self.shared.outbox).push_back((alive, Waiter::None));
                 return Ok(());
             }
             Ok(reply) => reply,

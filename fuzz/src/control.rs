@@ -34,6 +34,7 @@ pub(crate) fn requests() -> Vec<Vec<u8>> {
         Request::Statistics,
         Request::Expires,
         Request::Snapshot { permille: 1000 },
+        Request::Alive { clock_ns: 1 << 40 },
         Request::Goodbye,
     ];
     let mut bytes = Vec::new();

@@ -5,9 +5,7 @@ use std::sync::Arc;
 use farside::chores::{Mover, Progress, Split, clear, clear_left_by};
 use farside_common::fabric::shm::{Region, ShmFabric};
 use farside_common::fabric::verbs::{Loopback, LoopbackPeer, VerbsFabric};
-use farside_common::fabric::{
-    ChainError, Endpoint, Fabric, LaneId, Nanos, Verb, proof_age_max_ns,
-};
+use farside_common::fabric::{ChainError, Endpoint, Fabric, LaneId, Nanos, Verb, proof_age_max_ns};
 use farside_common::layout::{BlockRef, Format, Geometry, Mark, SlotState, SlotWord};
 use zerocopy::IntoBytes;
 

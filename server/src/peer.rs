@@ -41,6 +41,10 @@ pub(crate) enum Farewell {
     Silent,
     #[error("it does not say which blocks it holds")]
     Mute,
+    #[error("its process did not answer for {ms} ms")]
+    Unanswered { ms: u64 },
+    #[error("its clock fell {ms} ms behind the server's")]
+    ClockBehind { ms: u64 },
     #[error("others wait to say who they are")]
     Crowded,
 }
@@ -58,9 +62,11 @@ pub(crate) struct Peer {
     pub(crate) snapshot_permille: Option<u32>,
     unsent: Option<Reply>,
     last_sent: Option<Reply>,
-    /// What it is to be asked once there is room: to report, and to return what it can spare.
+    /// What it is to be asked once there is room: to report, to return what it can spare, and
+    /// whether it is there.
     report: Option<Ask>,
     recall: Option<Ask>,
+    alive: Option<Ask>,
     /// The other end is closed: it gets nothing any more, but what it sent before is still here.
     is_closed: bool,
     /// It closed before it took `last_sent`; what it left before that, nobody knows.
@@ -79,6 +85,7 @@ impl Peer {
             last_sent: None,
             report: None,
             recall: None,
+            alive: None,
             is_closed: false,
             missed_last: false,
         }
@@ -103,7 +110,7 @@ impl Peer {
 
     /// What epoll should watch it for.
     pub(crate) fn wants(&self) -> EventFlags {
-        let is_asking = self.report.is_some() || self.recall.is_some();
+        let is_asking = self.report.or(self.recall).or(self.alive).is_some();
         match (self.is_waiting(), is_asking && !self.is_closed) {
             _ if !self.channel.is_writable_with_room() => EventFlags::IN,
             (true, _) => EventFlags::OUT,
@@ -148,6 +155,7 @@ impl Peer {
         match ask {
             Ask::Report { .. } => self.report = Some(ask),
             Ask::Return => self.recall = Some(ask),
+            Ask::Alive => self.alive = Some(ask),
         }
         self.flush(buffer)
     }
@@ -160,13 +168,17 @@ impl Peer {
                 self.last_sent = self.unsent.take();
             }
         }
-        while let Some(ask) = self.report.or(self.recall).filter(|_| self.unsent.is_none()) {
+        let next = |peer: &Self| peer.alive.or(peer.report).or(peer.recall);
+        while let Some(ask) = next(self).filter(|_| self.unsent.is_none()) {
             Reply::Ask(ask).encode(buffer);
             if !self.send(buffer)? {
                 return Ok(());
             }
-            let sent = if self.report.is_some() { &mut self.report } else { &mut self.recall };
-            *sent = None;
+            match ask {
+                Ask::Report { .. } => self.report = None,
+                Ask::Return => self.recall = None,
+                Ask::Alive => self.alive = None,
+            }
             // What it did not read when it closes may be no more than this.
             self.last_sent = None;
         }

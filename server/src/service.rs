@@ -6,6 +6,7 @@ mod device;
 mod door;
 mod probing;
 mod refusing;
+mod roll_call;
 mod socket;
 mod statistics;
 
@@ -19,7 +20,7 @@ use farside_common::control::{
     Channel, MESSAGE_BYTES_MAX, Refusal, Reply, Role, ServerStatistics, Welcome, encode_reply,
 };
 use farside_common::fabric::shm::RegionMemory;
-use farside_common::fabric::{ChainError, Nanos, boot_time_ns};
+use farside_common::fabric::{ChainError, Nanos, boot_time_ns, clock_lag_max_ns};
 use farside_common::layout::{CLIENTS_MAX, RegionState, STATE_OFFSET, Superblock};
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll;
@@ -43,6 +44,7 @@ pub(crate) use device::bind as bind_device;
 use door::Door;
 use probing::Probing;
 use refusing::Refusals;
+use roll_call::RollCall;
 use socket::Socket;
 
 /// Connections of nobody: those that have not said who they are and those that said goodbye. More
@@ -71,6 +73,7 @@ pub(crate) struct Service {
     /// Connections that had more to say than one turn takes.
     again: Vec<u64>,
     probing: Probing,
+    roll_call: RollCall,
     refusals: Refusals,
     buffer: Vec<u8>,
     reply: Vec<u8>,
@@ -127,6 +130,7 @@ impl Service {
             next_token: FIRST_PEER,
             again: Vec::new(),
             probing: Probing::every(Nanos::from(config.probe_ms) * 1_000_000),
+            roll_call: RollCall::new(clock_lag_max_ns(grace)),
             refusals: Refusals::default(),
             buffer: vec![0; MESSAGE_BYTES_MAX],
             reply: Vec::with_capacity(MESSAGE_BYTES_MAX),
@@ -190,12 +194,12 @@ impl Service {
     }
 
     /// From here on the connection is watched.
-    fn add_peer(&mut self, peer: Peer) -> io::Result<()> {
+    fn add_peer(&mut self, peer: Peer) -> io::Result<u64> {
         let token = self.next_token;
         watch(&self.epoll, peer.as_fd(), token)?;
         self.next_token += 1;
         self.peers.insert(token, peer);
-        Ok(())
+        Ok(token)
     }
 
     /// Sends what a connection waits for, and takes its messages and answers them.
@@ -295,6 +299,7 @@ impl Service {
         let Some(peer) = self.peers.get_mut(&token) else { return };
         let Who::Client { id, .. } = peer.who else { return };
         self.reaper.forget(id);
+        self.roll_call.left(token);
         peer.who = Who::Leaving;
         self.collector.lost(token, false, boot_time_ns());
         peer.close();
@@ -315,6 +320,7 @@ impl Service {
     /// Ends a connection. A client without a goodbye may have been anywhere in an operation.
     fn part(&mut self, token: u64, farewell: &Farewell) {
         let Some(mut peer) = self.peers.remove(&token) else { return };
+        self.roll_call.left(token);
         // Explicitly, for a copy of the descriptor in a forked child would keep it watched.
         let _ = epoll::delete(&self.epoll, &peer);
         peer.close();

@@ -73,6 +73,11 @@ pub enum Request {
         /// At most 1000.
         permille: u32,
     },
+    /// To [`Ask::Alive`]: the client's process is there. Not answered.
+    Alive {
+        /// Its clock, by which it dates what it knows of slots, in nanoseconds.
+        clock_ns: u64,
+    },
     /// The client is leaving and holds nothing any more. Not answered.
     Goodbye,
 }
@@ -119,6 +124,9 @@ pub enum Ask {
     },
     /// Give back the blocks you do not need, by [`Request::GiveBlocks`]: somebody has none.
     Return,
+    /// What does your clock read? To be answered by [`Request::Alive`], in time: the server fences
+    /// a client that does not answer, or whose clock has stood still. Over verbs only.
+    Alive,
 }
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -152,6 +160,8 @@ const REPORT: u8 = 11;
 const RETURN: u8 = 12;
 const EXPIRES: u8 = 20;
 const SNAPSHOT: u8 = 21;
+const ASK_ALIVE: u8 = 22;
+const ALIVE: u8 = 23;
 
 /// The flags of [`Reply::Blocks`].
 const RESTED: u8 = 1;
@@ -210,6 +220,10 @@ impl Request {
             Self::Statistics => encode_header(STATISTICS, 0, 0, 0, into),
             Self::Expires => encode_header(EXPIRES, 0, 0, 0, into),
             Self::Snapshot { permille } => encode_header(SNAPSHOT, 0, 0, *permille, into),
+            Self::Alive { clock_ns } => {
+                encode_header(ALIVE, 0, 0, 0, into);
+                into.extend_from_slice(&clock_ns.to_le_bytes());
+            }
             Self::Goodbye => encode_header(GOODBYE, 0, 0, 0, into),
         }
     }
@@ -245,6 +259,7 @@ impl Request {
             STATISTICS => message.bare().map(|()| Self::Statistics),
             EXPIRES => message.bare().map(|()| Self::Expires),
             SNAPSHOT => message.permille().map(|permille| Self::Snapshot { permille }),
+            ALIVE => message.clock().map(|clock_ns| Self::Alive { clock_ns }),
             GOODBYE => message.bare().map(|()| Self::Goodbye),
             kind => Err(ControlError::Unknown { field: "request", value: kind.into() }),
         }
@@ -271,6 +286,7 @@ impl Reply {
                 encode_header(REPORT, 0, 0, *collection, into);
             }
             Self::Ask(Ask::Return) => encode_header(RETURN, 0, 0, 0, into),
+            Self::Ask(Ask::Alive) => encode_header(ASK_ALIVE, 0, 0, 0, into),
         }
     }
 
@@ -299,6 +315,7 @@ impl Reply {
                 Ok(Self::Ask(Ask::Report { collection }))
             }
             RETURN => message.bare().map(|()| Self::Ask(Ask::Return)),
+            ASK_ALIVE => message.bare().map(|()| Self::Ask(Ask::Alive)),
             kind => Err(ControlError::Unknown { field: "reply", value: kind.into() }),
         }
     }

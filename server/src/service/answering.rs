@@ -126,6 +126,10 @@ impl Service {
                 }
                 return Ok(());
             }
+            Request::Alive { clock_ns } => {
+                let answered = self.roll_call.answered(token, clock_ns, now);
+                return answered.map_err(|ms| Farewell::ClockBehind { ms });
+            }
             Request::Goodbye => return Err(Farewell::Goodbye),
         };
         self.reply(token, reply)

@@ -25,6 +25,7 @@ impl Service {
             self.reaper.next_step_at(),
             self.accept_again_at,
             self.next_probe_at(),
+            self.roll_call.next_step_at(),
         ];
         let due = due.into_iter().flatten().min()?;
         let left = due.saturating_sub(boot_time_ns());
@@ -44,6 +45,9 @@ impl Service {
         }
         if self.next_probe_at().is_some_and(|at| at <= now) {
             self.probe(now);
+        }
+        if self.roll_call.next_step_at().is_some_and(|at| at <= now) {
+            self.call_roll(now);
         }
         if self.sweeper.next_step_at().is_some_and(|at| at <= now) {
             for client in self.sweeper.step(&self.opened.index, &self.own, now)? {

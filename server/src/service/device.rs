@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use farside_common::config::ServerConfig;
 use farside_common::control::{
-    Channel, ConnectRequest, Purpose, REQUEST_BYTES_MAX, Refusal, Role, Welcome, encode_reply,
+    Ask, Channel, ConnectRequest, Purpose, REQUEST_BYTES_MAX, Refusal, Role, Welcome, encode_reply,
 };
 use farside_common::fabric::shm::Region;
 use farside_common::fabric::verbs::{
@@ -17,6 +17,7 @@ use farside_common::fabric::{Nanos, boot_time_ns};
 
 use super::door::Door;
 use super::probing::ask_first;
+use super::roll_call::Call;
 use super::{EVENTS_MAX, Service};
 use crate::error::ServerError;
 use crate::own_endpoint::LANES;
@@ -142,9 +143,14 @@ impl Service {
             self.add_peer(peer).map_err(|error| error.to_string())
         });
         match added {
-            Ok(()) => {
+            Ok(token) => {
                 tracing::info!(client = id, ?role, "a client connected");
-                self.probing.client_came(is_first, boot_time_ns());
+                let now = boot_time_ns();
+                self.probing.client_came(is_first, now);
+                // A reader relies on no proof of a word.
+                if role == Role::Writer {
+                    self.roll_call.came(token, now);
+                }
             }
             Err(error) => {
                 self.take_back_admission(id);
@@ -182,6 +188,25 @@ impl Service {
         let RemoteRegion { base_address, rkey, round_trip_min_ns, .. } = remote;
         let welcome = self.welcome_of(admitted);
         Some(Welcome { base_address, rkey, round_trip_min_ns, ..welcome })
+    }
+
+    /// Asks the processes of writers for a sign of life when it is time, and fences those that gave
+    /// none.
+    pub(super) fn call_roll(&mut self, now: Nanos) {
+        let Call { ask, silent } = self.roll_call.step(now);
+        for token in ask {
+            if let Some(peer) = self.peers.get_mut(&token) {
+                // One that is gone already is found out soon, and what does not fit waits for room.
+                let _ = peer.ask(Ask::Alive, &mut self.reply);
+                let _ = self.settle(token);
+            }
+        }
+        for (token, ms) in silent {
+            // Its answer may be among the messages that one turn did not take.
+            if !self.again.contains(&token) {
+                self.part(token, &Farewell::Unanswered { ms });
+            }
+        }
     }
 
     /// The other end of a connection is gone. What a client sent before that counts.

@@ -79,6 +79,15 @@ impl Decoded<'_> {
         if self.count > 1000 { Err(ControlError::Unknown { field, value }) } else { Ok(self.count) }
     }
 
+    /// The clock in a sign of life.
+    pub(super) fn clock(&self) -> Result<u64, ControlError> {
+        unused("size class", self.class)?;
+        unused("flags", self.flags)?;
+        unused("count", self.count)?;
+        let length = ControlError::Length { bytes: self.payload.len() };
+        le::U64::read_from_bytes(self.payload).map(le::U64::get).map_err(|_| length)
+    }
+
     pub(super) fn blocks(&self) -> Result<Vec<FreeBlock>, ControlError> {
         let length = ControlError::Length { bytes: self.payload.len() };
         let Ok(blocks) = <[BlockBytes]>::ref_from_bytes(self.payload) else { return Err(length) };

@@ -31,6 +31,7 @@ fn messages_come_back() {
         Request::Statistics,
         Request::Expires,
         Request::Snapshot { permille: 1000 },
+        Request::Alive { clock_ns: u64::MAX - 7 },
         Request::Goodbye,
     ] {
         request.encode(&mut bytes);
@@ -50,6 +51,7 @@ fn messages_come_back() {
         Reply::Split { directory_hash: 7, local_depth: 3, outcome: SplitOutcome::Impossible },
         Reply::Ask(Ask::Report { collection: 9 }),
         Reply::Ask(Ask::Return),
+        Reply::Ask(Ask::Alive),
         Reply::Statistics(statistics),
         Reply::Statistics(ServerStatistics::default()),
     ] {

@@ -24,6 +24,7 @@ pub(crate) const ALL: &[(&str, Scenario)] = &[
     ("a stopped server", stopped_server),
     ("kill -9 of a client", killed_client),
     ("a client's host freezes and thaws", frozen_client_host),
+    ("a stopped client, whose device goes on", stopped_client),
     ("power-off of a client's host", dead_client_host),
     ("power-off of the server's host", dead_server_host),
 ];
@@ -325,6 +326,32 @@ fn frozen_client_host(world: &mut World) -> String {
     let finished = load.stop();
     assert_bounded(&finished, CALL_MAX);
     world.read_ledger_elsewhere();
+    let said = format!(
+        "noticed after {:.2} s; others: {}; itself: {}",
+        noticed.as_secs_f64(),
+        finished.described,
+        other.output().lines().last().unwrap_or_default()
+    );
+    world.check(finished);
+    said
+}
+
+/// Its device answers probes, so only its process can tell that it does not go on.
+fn stopped_client(world: &mut World) -> String {
+    let mut load = world.load();
+    let other = world.load_elsewhere("mixed", 8);
+    let (lost, logged) = (world.lost(), world.log().len());
+    world.other_host.signal("STOP", &other);
+    let noticed = world.wait_for_loss(lost);
+    world.other_host.signal("CONT", &other);
+    other.wait(Duration::from_secs(60));
+    load.wait_for(1, CALL_MAX);
+    let finished = load.stop();
+    assert_bounded(&finished, CALL_MAX);
+    world.read_ledger_elsewhere();
+    let log = world.log()[logged..].to_owned();
+    assert!(log.contains("its process did not answer for"), "{log}");
+    assert_eq!(world.lost(), lost + 1, "those who go on stay: {log}");
     let said = format!(
         "noticed after {:.2} s; others: {}; itself: {}",
         noticed.as_secs_f64(),
