@@ -12,12 +12,14 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
 pub mod counters;
 pub mod ledger;
+mod left_out;
 pub mod linearizability;
 pub mod proof;
 pub mod recorder;
 pub mod simulator;
 mod worker;
 
+pub use left_out::{device_or_left_out, left_out, left_out_over_rdma};
 pub use worker::Worker;
 
 /// The binary of this name, built from the present sources (unless `FARSIDE_BUILT` is set).
@@ -69,14 +71,6 @@ pub fn wait_until(what: &str, most: Duration, mut holds: impl FnMut() -> bool) {
 /// The address of the RDMA device to test with, where there is one; else tests use shared memory.
 pub fn device() -> Option<String> {
     std::env::var("FARSIDE_TEST_DEVICE").ok().filter(|address| !address.is_empty())
-}
-
-/// Whether a test is left out because the tests run over RDMA; prints why.
-pub fn left_out_over_rdma(why: &str) -> bool {
-    if device().is_some() {
-        eprintln!("left out over RDMA: {why}");
-    }
-    device().is_some()
 }
 
 /// How often to do something `count` times: less often over RDMA, where an operation takes a

@@ -6,9 +6,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use farside_common::signals::is_ignored;
-use farside_tests::{
-    PATIENCE, ServerProcess, binary, left_out_over_rdma, proof, send_signal, wait_until,
-};
+use farside_tests::{PATIENCE, ServerProcess, binary, left_out, proof, send_signal, wait_until};
 use rustix::process::Signal;
 
 use crate::cli::Said;
@@ -35,9 +33,6 @@ fn names(folder: &Path) -> Vec<String> {
 
 #[test]
 fn a_file_that_is_not_finished_is_removed() {
-    if left_out_over_rdma("the file has nothing to do with it") {
-        return;
-    }
     let server = with_many_keys();
     let folder = tempfile::tempdir().unwrap();
     for (what, name) in [("snapshot", "all.snap"), ("dump", "all.jsonl")] {
@@ -62,9 +57,6 @@ fn a_file_that_is_not_finished_is_removed() {
 
 #[test]
 fn a_restore_that_is_stopped_leaves_nothing() {
-    if left_out_over_rdma("the region has nothing to do with it") {
-        return;
-    }
     let server = with_many_keys();
     let file = server.folder().join("snapshot");
     assert!(server.cli(&["snapshot", file.to_str().unwrap()]).status.success());
@@ -87,6 +79,7 @@ fn a_restore_that_is_stopped_leaves_nothing() {
 #[test]
 fn a_server_whose_terminal_is_gone_stops_in_order() {
     if is_ignored(Signal::HUP.as_raw()) {
+        left_out("under nohup", "SIGHUP is ignored");
         return;
     }
     let server = ServerProcess::start(&["--memory", "16MiB"]);

@@ -22,6 +22,7 @@ mod growth;
 mod half_done;
 mod histories;
 mod huge_pages;
+mod left_out;
 mod limits;
 mod model;
 mod obstacles;

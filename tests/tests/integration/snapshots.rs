@@ -11,9 +11,7 @@ use farside_common::layout::{
     CHUNK_BYTES, ROWS_PER_SUBTABLE, SLOTS_PER_ROW, SUBTABLE_BYTES, SlotState, SlotWord, Superblock,
     slot_in_subtable,
 };
-use farside_tests::{
-    PATIENCE, ServerProcess, StopOnDrop, binary, left_out_over_rdma, proof, scaled, wait_until,
-};
+use farside_tests::{PATIENCE, ServerProcess, StopOnDrop, binary, proof, scaled, wait_until};
 
 const WRITERS: u64 = 3;
 
@@ -168,9 +166,6 @@ impl Attempt {
 
 #[test]
 fn what_is_no_whole_snapshot_is_refused_and_leaves_nothing() {
-    if left_out_over_rdma("the region and the file have nothing to do with it") {
-        return;
-    }
     let server = ServerProcess::start(&["--memory", "64MiB"]);
     let mut session = server.client().session().unwrap();
     for key in 0..5000u64 {
@@ -226,9 +221,6 @@ fn a_restored_region_file_goes_on_as_any_other() {
 
 #[test]
 fn a_region_file_is_verified_without_a_server() {
-    if left_out_over_rdma("a file is a file") {
-        return;
-    }
     let mut server = ServerProcess::start_with_file(&["--memory", "32MiB"]);
     let mut session = server.client().session().unwrap();
     for key in 0..1000u64 {

@@ -15,7 +15,7 @@ use farside_common::fabric::verbs::{
     ControlChannel, DataConnection, Event, Incoming, Listener, Protection, REASON_BYTES_MAX,
     RemoteRegion,
 };
-use farside_tests::{device, new_address};
+use farside_tests::{device_or_left_out, left_out_over_rdma, new_address};
 
 use super::*;
 
@@ -139,7 +139,7 @@ fn expect_nothing(target: &Target, welcome: &Welcome) -> String {
 
 #[test]
 fn an_accepted_connection_with_garbage_is_none() {
-    let Some(device) = device() else { return };
+    let Some(device) = device_or_left_out() else { return };
     let mut imposter = Imposter::new(&device);
     let (target, welcome) = (imposter.target(), imposter.welcome());
     let valid = encode_reply(&Ok(welcome));
@@ -172,7 +172,7 @@ fn an_accepted_connection_with_garbage_is_none() {
 
 #[test]
 fn a_refusal_with_garbage_is_one() {
-    let Some(device) = device() else { return };
+    let Some(device) = device_or_left_out() else { return };
     let mut imposter = Imposter::new(&device);
     let (target, welcome) = (imposter.target(), imposter.welcome());
     let valid = encode_reply(&Err(Refusal::Full { clients: 7 }));
@@ -190,7 +190,7 @@ fn a_refusal_with_garbage_is_one() {
 
 #[test]
 fn a_server_of_another_version_is_named() {
-    let Some(device) = device() else { return };
+    let Some(device) = device_or_left_out() else { return };
     let mut imposter = Imposter::new(&device);
     let (target, welcome) = (imposter.target(), imposter.welcome());
     let (ours, theirs) = (u64::from(PROTOCOL_VERSION), u64::from(PROTOCOL_VERSION) + 1);
@@ -218,7 +218,7 @@ fn a_server_of_another_version_is_named() {
 /// what can be taken for an answer leaves a connection on which nobody answers any more.
 #[test]
 fn garbage_on_the_control_channel_ends_the_connection() {
-    let Some(device) = device() else { return };
+    let Some(device) = device_or_left_out() else { return };
     let mut imposter = Imposter::new(&device);
     let target = imposter.target();
     let welcome = encode_reply(&Ok(imposter.welcome()));
@@ -245,7 +245,7 @@ fn garbage_on_the_control_channel_ends_the_connection() {
 #[test]
 fn a_socket_that_answers_with_garbage_is_no_server() {
     let folder = tempfile::tempdir().unwrap();
-    if device().is_some() {
+    if left_out_over_rdma("it is about the socket") {
         return;
     }
     let address = new_address(folder.path());

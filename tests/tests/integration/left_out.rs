@@ -1,0 +1,48 @@
+//! Proves that a test which is left out says so, although libtest captures what a passing test
+//! prints; and that none is left out without a word.
+
+use std::process::Command;
+
+/// This test binary, with these tests, as if there were a device.
+fn run(test: &str) -> (bool, String) {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", test]).env("FARSIDE_TEST_DEVICE", "192.0.2.1");
+    let output = command.output().unwrap();
+    (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+#[test]
+fn a_test_that_is_left_out_is_named_with_the_reason() {
+    let test = "reader::the_readers_memory_cannot_be_written";
+    let (passed, said) = run(test);
+    let line = format!("left out over RDMA: {test}: there is no memory to map");
+    assert!(passed && said.contains(&line), "{said}");
+}
+
+/// A test that returns because of what there is has said so: all ways to ask but `device` do.
+#[test]
+fn no_test_is_left_out_silently() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/integration");
+    let mut folders = vec![std::path::PathBuf::from(folder)];
+    let mut silent = Vec::new();
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+                continue;
+            }
+            let text = std::fs::read_to_string(&path).unwrap();
+            // `device() else { return }` and `if device().is_some() { return`, however broken.
+            let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+            let asks = words.match_indices(concat!("device", "()")).map(|(at, _)| &words[at..]);
+            let ends = |rest: &str| {
+                let condition = rest.split_once('{').map_or("", |(condition, _)| condition);
+                let body = rest.split_once('{').map_or("", |(_, body)| body.trim_start());
+                !condition.contains(';') && body.starts_with("return")
+            };
+            silent.extend(asks.filter(|rest| ends(rest)).map(|_| path.display().to_string()));
+        }
+    }
+    assert!(silent.is_empty(), "these have tests that are left out silently: {silent:?}");
+}
