@@ -323,8 +323,7 @@ impl Service {
                 return Ok(());
             }
             Ok(Reply::Ask(Ask::Alive)) => {
-                let alive = Request::Alive { clock_ns: boot_time_ns() };
-                lock(&self.shared.outbox).push_back((alive, Waiter::None));
+                self.shared.send(Request::Alive { clock_ns: boot_time_ns() }, Waiter::None);
                 return Ok(());
             }
             Ok(reply) => reply,

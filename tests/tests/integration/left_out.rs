@@ -33,7 +33,7 @@ fn no_test_is_left_out_silently() {
                 continue;
             }
             let text = std::fs::read_to_string(&path).unwrap();
-            // `device() else { return }` and `if device().is_some() { return`, however broken.
+            // `let ... else` and `if`, however their lines are broken.
             let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
             let asks = words.match_indices(concat!("device", "()")).map(|(at, _)| &words[at..]);
             let ends = |rest: &str| {

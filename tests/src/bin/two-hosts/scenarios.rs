@@ -314,44 +314,37 @@ fn killed_client(world: &mut World) -> String {
 }
 
 fn frozen_client_host(world: &mut World) -> String {
+    paused_client(world, |host, _| host.power("freeze"), |host, _| host.power("thaw"))
+}
+
+/// Its device answers probes, so only its process can tell that it does not go on.
+fn stopped_client(world: &mut World) -> String {
+    let (lost, logged) = (world.lost(), world.log().len());
+    let stop = |host: &Guest, client: &Running| host.signal("STOP", client);
+    let said = paused_client(world, stop, |host, client| host.signal("CONT", client));
+    let log = world.log()[logged..].to_owned();
+    assert!(log.contains("its process did not answer for"), "{log}");
+    assert_eq!(world.lost(), lost + 1, "those that go on stay: {log}");
+    said
+}
+
+fn paused_client(
+    world: &mut World,
+    pause: impl Fn(&Guest, &Running),
+    go_on: impl Fn(&Guest, &Running),
+) -> String {
     let mut load = world.load();
     let other = world.load_elsewhere("mixed", 8);
     let lost = world.lost();
-    world.other_host.power("freeze");
+    pause(&world.other_host, &other);
     let noticed = world.wait_for_loss(lost);
-    world.other_host.power("thaw");
+    go_on(&world.other_host, &other);
     // It finds itself fenced, connects anew, and looks at all its keys at the end.
     other.wait(Duration::from_secs(60));
     load.wait_for(1, CALL_MAX);
     let finished = load.stop();
     assert_bounded(&finished, CALL_MAX);
     world.read_ledger_elsewhere();
-    let said = format!(
-        "noticed after {:.2} s; others: {}; itself: {}",
-        noticed.as_secs_f64(),
-        finished.described,
-        other.output().lines().last().unwrap_or_default()
-    );
-    world.check(finished);
-    said
-}
-
-/// Its device answers probes, so only its process can tell that it does not go on.
-fn stopped_client(world: &mut World) -> String {
-    let mut load = world.load();
-    let other = world.load_elsewhere("mixed", 8);
-    let (lost, logged) = (world.lost(), world.log().len());
-    world.other_host.signal("STOP", &other);
-    let noticed = world.wait_for_loss(lost);
-    world.other_host.signal("CONT", &other);
-    other.wait(Duration::from_secs(60));
-    load.wait_for(1, CALL_MAX);
-    let finished = load.stop();
-    assert_bounded(&finished, CALL_MAX);
-    world.read_ledger_elsewhere();
-    let log = world.log()[logged..].to_owned();
-    assert!(log.contains("its process did not answer for"), "{log}");
-    assert_eq!(world.lost(), lost + 1, "those who go on stay: {log}");
     let said = format!(
         "noticed after {:.2} s; others: {}; itself: {}",
         noticed.as_secs_f64(),
