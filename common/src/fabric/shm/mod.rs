@@ -3,6 +3,8 @@
 //! A region on this fabric must not be reached over another one at the same time: CPU atomics and
 //! a NIC's atomics do not see each other (invariant I11).
 
+#[allow(unsafe_code, reason = "two socket options that rustix does not have")]
+mod descriptors;
 mod fabric;
 mod huge_pages;
 #[allow(unsafe_code, reason = "it maps a file at an address of its choice")]
@@ -17,4 +19,4 @@ pub use fabric::{Lease, ShmFabric};
 pub use huge_pages::{Collapse, Pages, collapse_refusal};
 pub use memory::{HugePages, MemoryError, RegionLock, RegionMemory};
 pub use region::{Region, prefetch};
-pub use socket::{Connection, Listener, lock_path};
+pub use socket::{Connection, Listener, SocketOptions, lock_path};

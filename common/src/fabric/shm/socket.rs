@@ -4,8 +4,8 @@
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -15,6 +15,7 @@ use rustix::net::{
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 
+use super::descriptors::{self, Closers, Socket};
 use crate::control::MESSAGE_BYTES_MAX;
 
 const BACKLOG: i32 = 128;
@@ -26,9 +27,21 @@ fn new_socket(flags: SocketFlags) -> io::Result<OwnedFd> {
     Ok(net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
 }
 
+/// Who may connect to a socket.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SocketOptions {
+    /// The permissions of its path; else what the process's mask leaves.
+    pub mode: Option<u32>,
+    /// The group of its path; else the process's.
+    pub group: Option<u32>,
+    /// As on Linux before 6.16, where a socket cannot refuse descriptors: for tests.
+    #[doc(hidden)]
+    pub takes_descriptors: bool,
+}
+
 /// A socket that clients connect to. Removes its path when dropped.
 pub struct Listener {
-    socket: OwnedFd,
+    socket: Socket,
     path: PathBuf,
     /// Device and inode of the path, for another socket may have taken its place.
     bound: (u64, u64),
@@ -45,6 +58,14 @@ impl Listener {
     /// `AddrInUse` when a server answers or starts there, `AlreadyExists` when the path is no
     /// socket, else what the system says.
     pub fn bind(path: &Path) -> io::Result<Self> {
+        Self::bind_with(path, &SocketOptions::default())
+    }
+
+    /// The same, with these permissions before anybody can connect.
+    ///
+    /// # Errors
+    /// As [`Listener::bind`].
+    pub fn bind_with(path: &Path, options: &SocketOptions) -> io::Result<Self> {
         // Before the lock, which would leave a file beside something that is not ours.
         is_socket(path)?;
         let lock = lock_beside(path)?;
@@ -60,19 +81,29 @@ impl Listener {
             }
         }
         let socket = new_socket(SocketFlags::empty())?;
+        let refuses =
+            !options.takes_descriptors && descriptors::refuse_descriptors(socket.as_fd()).is_ok();
+        let socket = Socket::new(socket, (!refuses).then(Closers::default));
         net::bind(&socket, &SocketAddrUnix::new(path)?)?;
-        let bound = identity(path)?;
-        net::listen(&socket, BACKLOG)?;
-        Ok(Self { socket, path: path.to_owned(), bound, lock })
+        let listener = Self { bound: identity(path)?, socket, path: path.to_owned(), lock };
+        // Nothing connects before it listens.
+        permit(&listener.path, options)?;
+        net::listen(&listener.socket, BACKLOG)?;
+        Ok(listener)
     }
 
     /// The next client, without waiting for its request. Blocks.
     ///
     /// # Errors
-    /// What the system says.
+    /// What the system says; `Other` while too many former connections cannot be closed.
     pub fn accept(&self) -> io::Result<Connection> {
+        let closers = self.socket.closers();
+        if closers.is_some_and(Closers::is_full) {
+            let why = "former connections brought descriptors that do not close";
+            return Err(io::Error::other(why));
+        }
         let socket = net::accept_with(&self.socket, SocketFlags::CLOEXEC)?;
-        Ok(Connection { socket })
+        Ok(Connection { socket: Socket::new(socket, closers.cloned()) })
     }
 }
 
@@ -102,6 +133,26 @@ fn is_socket(path: &Path) -> io::Result<bool> {
     }
 }
 
+/// Sets a new socket's group and mode, of the socket itself if something else has taken its path.
+fn permit(path: &Path, options: &SocketOptions) -> io::Result<()> {
+    use rustix::fs::{AtFlags, Gid, Mode, OFlags};
+    if options.mode.is_none() && options.group.is_none() {
+        return Ok(());
+    }
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let socket = rustix::fs::open(path, flags, Mode::empty())?;
+    if let Some(group) = options.group {
+        let group = Some(Gid::from_raw(group));
+        rustix::fs::chownat(&socket, c"", None, group, AtFlags::EMPTY_PATH)?;
+    }
+    if let Some(mode) = options.mode {
+        // No call changes the mode of what was opened as a path only; of what this leads to, one.
+        let opened = format!("/proc/self/fd/{}", socket.as_raw_fd());
+        fs::set_permissions(opened, fs::Permissions::from_mode(mode))?;
+    }
+    Ok(())
+}
+
 fn identity(path: &Path) -> io::Result<(u64, u64)> {
     let found = fs::symlink_metadata(path)?;
     Ok((found.dev(), found.ino()))
@@ -128,7 +179,7 @@ fn lock_beside(path: &Path) -> io::Result<File> {
 
 /// One end of a connection.
 pub struct Connection {
-    socket: OwnedFd,
+    socket: Socket,
 }
 
 impl Connection {
@@ -142,7 +193,16 @@ impl Connection {
         let socket = new_socket(SocketFlags::empty())?;
         set_socket_timeout(&socket, Timeout::Send, Some(timeout))?;
         net::connect(&socket, &SocketAddrUnix::new(path)?)?;
-        Ok(Self { socket })
+        Ok(Self { socket: Socket::new(socket, None) })
+    }
+
+    /// The user at the other end: on the accepting side the one that connected, on the connecting
+    /// side the one that listens.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn peer_user(&self) -> io::Result<u32> {
+        descriptors::peer_user(self.as_fd())
     }
 
     /// How long [`Connection::receive`] waits before it fails with `WouldBlock`; `None` for ever.
@@ -183,9 +243,13 @@ impl Connection {
     /// empty message means that the peer is gone.
     ///
     /// # Errors
-    /// `InvalidData` for a message longer than the buffer, `WouldBlock` after the timeout, else
-    /// what the system says.
+    /// `InvalidData` for a message longer than the buffer, and on the accepting side for one with
+    /// a descriptor, `WouldBlock` after the timeout, else what the system says.
     pub fn receive(&self, buffer: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
+        if self.socket.closers().is_some() && descriptors::brings_descriptors(self.as_fd())? {
+            let why = "a message with a descriptor, which a server does not take";
+            return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+        }
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
         let mut parts = [io::IoSliceMut::new(buffer)];
@@ -214,130 +278,4 @@ impl AsFd for Connection {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::io::{Read, Seek, Write};
-
-    use super::*;
-
-    const PATIENCE: Duration = Duration::from_secs(20);
-
-    fn pair() -> (Connection, Connection) {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("kv.sock");
-        let listener = Listener::bind(&path).unwrap();
-        let client = Connection::connect(&path, PATIENCE).unwrap();
-        (client, listener.accept().unwrap())
-    }
-
-    #[test]
-    fn messages_keep_their_boundaries_and_carry_descriptors() {
-        let (client, server) = pair();
-        let mut file = tempfile::tempfile().unwrap();
-        file.write_all(b"inside").unwrap();
-        server.send(b"one", Some(file.as_fd())).unwrap();
-        server.send(b"two", None).unwrap();
-        let mut buffer = [0; 8];
-        let (bytes, descriptor) = client.receive(&mut buffer).unwrap();
-        assert_eq!(&buffer[..bytes], b"one");
-        let mut passed = std::fs::File::from(descriptor.unwrap());
-        passed.rewind().unwrap();
-        let mut content = String::new();
-        passed.read_to_string(&mut content).unwrap();
-        assert_eq!(content, "inside");
-        let (bytes, descriptor) = client.receive(&mut buffer).unwrap();
-        assert_eq!((&buffer[..bytes], descriptor.is_none()), (&b"two"[..], true));
-        server.send(b"far too long", None).unwrap();
-        assert_eq!(client.receive(&mut buffer).unwrap_err().kind(), io::ErrorKind::InvalidData);
-        drop(server);
-        assert_eq!(client.receive(&mut buffer).unwrap().0, 0);
-    }
-
-    /// As when the process may not have one more; the system does not say how many there were.
-    #[test]
-    fn a_descriptor_that_could_not_be_received_is_an_error() {
-        let (client, server) = pair();
-        let many = [server.as_fd(); 9];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(9))];
-        let mut ancillary = SendAncillaryBuffer::new(&mut space);
-        assert!(ancillary.push(SendAncillaryMessage::ScmRights(&many)));
-        let parts = [io::IoSlice::new(b"one")];
-        net::sendmsg(&server.socket, &parts, &mut ancillary, SendFlags::empty()).unwrap();
-        let error = client.receive(&mut [0; 8]).unwrap_err();
-        assert_eq!(error.raw_os_error(), Some(rustix::io::Errno::MFILE.raw_os_error()));
-    }
-
-    #[test]
-    fn a_socket_in_use_is_refused_and_a_dead_one_taken_over() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("kv.sock");
-        let listener = Listener::bind(&path).unwrap();
-        assert_eq!(Listener::bind(&path).err().unwrap().kind(), io::ErrorKind::AddrInUse);
-        let Listener { socket, lock, .. } = &listener;
-        // What a SIGKILL leaves behind: the path without a listener, and the file without a lock.
-        net::shutdown(socket, net::Shutdown::Both).unwrap();
-        let starting = Listener::bind(&path);
-        assert_eq!(starting.err().unwrap().kind(), io::ErrorKind::AddrInUse, "while it is locked");
-        rustix::fs::flock(lock, FlockOperation::Unlock).unwrap();
-        assert!(Listener::bind(&path).is_ok());
-        std::mem::forget(listener);
-        std::fs::write(folder.path().join("file"), "").unwrap();
-        let file = Listener::bind(&folder.path().join("file"));
-        assert_eq!(file.err().unwrap().kind(), io::ErrorKind::AlreadyExists);
-        assert!(!folder.path().join("file.lock").exists());
-    }
-
-    #[test]
-    fn nobody_waits_for_ever_for_a_listener_that_never_accepts() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("kv.sock");
-        let Listener { socket, lock, .. } = &Listener::bind(&path).unwrap();
-        // One may wait.
-        net::listen(socket, 0).unwrap();
-        let waiting = Connection::connect(&path, PATIENCE).unwrap();
-        let refused = Connection::connect(&path, Duration::from_millis(1));
-        assert_eq!(refused.err().unwrap().kind(), io::ErrorKind::WouldBlock);
-        // Without the lock it is a program that knows nothing of it.
-        rustix::fs::flock(lock, FlockOperation::Unlock).unwrap();
-        assert_eq!(Listener::bind(&path).err().unwrap().kind(), io::ErrorKind::AddrInUse);
-        drop(waiting);
-    }
-
-    #[test]
-    fn a_listener_removes_its_own_socket_only() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("kv.sock");
-        drop(Listener::bind(&path).unwrap());
-        assert!(!path.exists());
-        let listener = Listener::bind(&path).unwrap();
-        // Somebody who knows nothing of locks cleans up and listens there.
-        fs::remove_file(&path).unwrap();
-        let other = std::os::unix::net::UnixListener::bind(&path).unwrap();
-        drop(listener);
-        assert!(path.exists());
-        drop(other);
-        assert!(Listener::bind(&path).is_ok(), "a lock that was held is free again");
-    }
-
-    #[test]
-    fn of_many_listeners_that_start_at_once_one_is_left() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("kv.sock");
-        // A dead socket, which all of them would like to take over.
-        drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
-        let barrier = std::sync::Barrier::new(8);
-        let bound: Vec<_> = std::thread::scope(|scope| {
-            let start = || {
-                barrier.wait();
-                Listener::bind(&path)
-            };
-            let threads: Vec<_> = (0..8).map(|_| scope.spawn(start)).collect();
-            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-        });
-        let (listeners, refused): (Vec<_>, Vec<_>) = bound.into_iter().partition(Result::is_ok);
-        assert_eq!(listeners.len(), 1);
-        for error in refused {
-            assert_eq!(error.err().unwrap().kind(), io::ErrorKind::AddrInUse);
-        }
-        assert!(Connection::connect(&path, PATIENCE).is_ok());
-    }
-}
+mod tests;

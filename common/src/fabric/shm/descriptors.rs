@@ -1,0 +1,160 @@
+//! Descriptors that come with a message from a stranger, and who that stranger is.
+//!
+//! To close the last copy of a descriptor can block for as long as the sender likes: a TCP socket
+//! with SO_LINGER and unsent data does it. A server takes no descriptors, so since Linux 6.16 its
+//! sockets refuse them (SO_PASSRIGHTS), and sending one fails for the sender.
+//!
+//! Before 6.16 a descriptor cannot be kept out of a socket's queue. There every message is peeked
+//! at first, which closes nothing, and a connection whose message carries a descriptor is broken
+//! off. Every connection is closed on a thread of its own, because closing a socket closes what is
+//! in its queue. Such a thread may hang without harm; [`CLOSING_MAX`] of them, and the server
+//! accepts nothing more until one has ended.
+
+use std::io;
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+
+use rustix::net::{RecvAncillaryBuffer, RecvFlags, ReturnFlags, recvmsg};
+
+/// Whether messages may bring descriptors, since Linux 6.16; the number of all architectures but
+/// PA-RISC and SPARC, where the call fails or does nothing of importance.
+const SO_PASSRIGHTS: libc::c_int = 83;
+/// Connections that are being closed at a time. More, and nothing is accepted.
+const CLOSING_MAX: usize = 64;
+/// What a thread needs that calls close and nothing else, in bytes.
+const STACK_BYTES: usize = 64 << 10;
+
+/// Has a socket, and every connection that it will accept, refuse descriptors.
+pub(super) fn refuse_descriptors(socket: BorrowedFd<'_>) -> io::Result<()> {
+    let no: libc::c_int = 0;
+    let (value, bytes) = ((&raw const no).cast(), size_of_val(&no) as libc::socklen_t);
+    let (level, option) = (libc::SOL_SOCKET, SO_PASSRIGHTS);
+    // SAFETY: the descriptor is open, and the option is read from an integer that is still there.
+    match unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, value, bytes) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// The user that connected, or that listens; as this process's user namespace names it.
+///
+/// Not rustix's `socket_peercred`: its process id must not be 0, which is what the kernel gives for
+/// a process in another namespace.
+pub(super) fn peer_user(socket: BorrowedFd<'_>) -> io::Result<u32> {
+    let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut bytes = size_of_val(&peer) as libc::socklen_t;
+    let (value, length) = ((&raw mut peer).cast(), &raw mut bytes);
+    let (level, option) = (libc::SOL_SOCKET, libc::SO_PEERCRED);
+    // SAFETY: the descriptor is open, and the structure is as long as `bytes` says.
+    match unsafe { libc::getsockopt(socket.as_raw_fd(), level, option, value, length) } {
+        0 => Ok(peer.uid),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Whether the next message brings descriptors; waits for it if the socket blocks. No descriptor
+/// is taken, and none closed: the message in the queue still has them.
+pub(super) fn brings_descriptors(socket: BorrowedFd<'_>) -> io::Result<bool> {
+    let mut none = RecvAncillaryBuffer::default();
+    let received = recvmsg(socket, &mut [], &mut none, RecvFlags::PEEK)?;
+    Ok(received.flags.contains(ReturnFlags::CTRUNC))
+}
+
+/// Closes sockets on threads of their own, where nobody waits for it.
+#[derive(Clone, Default)]
+pub(super) struct Closers(Arc<ClosersShared>);
+
+#[derive(Default)]
+struct ClosersShared {
+    /// Sockets that no thread has taken yet.
+    waiting: Mutex<Vec<OwnedFd>>,
+    /// These, and those whose `close` has not returned.
+    closing: AtomicUsize,
+}
+
+impl Closers {
+    /// Whether so many sockets do not close that there must not be more of them.
+    pub(super) fn is_full(&self) -> bool {
+        self.0.closing.load(Ordering::Relaxed) >= CLOSING_MAX
+    }
+
+    fn close(&self, socket: OwnedFd) {
+        self.0.closing.fetch_add(1, Ordering::Relaxed);
+        self.0.waiting.lock().unwrap_or_else(PoisonError::into_inner).push(socket);
+        let shared = Arc::clone(&self.0);
+        let close_all = move || {
+            let next = || shared.waiting.lock().unwrap_or_else(PoisonError::into_inner).pop();
+            while let Some(socket) = next() {
+                drop(socket);
+                shared.closing.fetch_sub(1, Ordering::Relaxed);
+            }
+        };
+        let thread = thread::Builder::new().name("farside-close".to_owned());
+        // Without a thread it waits for the next one.
+        let _ = thread.stack_size(STACK_BYTES).spawn(close_all);
+    }
+}
+
+/// A socket; closed elsewhere where its queue may hold descriptors.
+pub(super) struct Socket {
+    socket: ManuallyDrop<OwnedFd>,
+    closers: Option<Closers>,
+}
+
+impl Socket {
+    /// With `closers` if the socket cannot refuse descriptors.
+    pub(super) fn new(socket: OwnedFd, closers: Option<Closers>) -> Self {
+        Self { socket: ManuallyDrop::new(socket), closers }
+    }
+
+    pub(super) fn closers(&self) -> Option<&Closers> {
+        self.closers.as_ref()
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        // SAFETY: nothing else takes it, and nothing uses it after this.
+        let socket = unsafe { ManuallyDrop::take(&mut self.socket) };
+        match &self.closers {
+            Some(closers) => closers.close(socket),
+            None => drop(socket),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_more_sockets_are_taken_while_too_many_do_not_close() {
+        let closers = Closers::default();
+        // As if none of their threads had ended.
+        closers.0.closing.store(CLOSING_MAX - 1, Ordering::Relaxed);
+        assert!(!closers.is_full());
+        closers.0.closing.fetch_add(1, Ordering::Relaxed);
+        assert!(closers.is_full());
+        let (socket, other) = std::os::unix::net::UnixStream::pair().unwrap();
+        drop(Socket::new(socket.into(), Some(closers.clone())));
+        // It was closed all the same.
+        other.set_read_timeout(Some(std::time::Duration::from_secs(20))).unwrap();
+        assert_eq!(io::Read::read(&mut &other, &mut [0]).unwrap(), 0);
+    }
+
+    #[test]
+    fn a_peers_user_is_known() {
+        let (socket, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+        let own = rustix::process::geteuid().as_raw();
+        assert_eq!(peer_user(socket.as_fd()).unwrap(), own);
+    }
+}

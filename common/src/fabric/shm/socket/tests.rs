@@ -1,0 +1,186 @@
+//! That sockets carry what they should, and that two servers do not share one.
+
+use std::io::{Read, Seek, Write};
+
+use super::*;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn pair() -> (Connection, Connection) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("kv.sock");
+    let listener = Listener::bind(&path).unwrap();
+    let client = Connection::connect(&path, PATIENCE).unwrap();
+    (client, listener.accept().unwrap())
+}
+
+#[test]
+fn messages_keep_their_boundaries_and_carry_descriptors() {
+    let (client, server) = pair();
+    let mut file = tempfile::tempfile().unwrap();
+    file.write_all(b"inside").unwrap();
+    server.send(b"one", Some(file.as_fd())).unwrap();
+    server.send(b"two", None).unwrap();
+    let mut buffer = [0; 8];
+    let (bytes, descriptor) = client.receive(&mut buffer).unwrap();
+    assert_eq!(&buffer[..bytes], b"one");
+    let mut passed = std::fs::File::from(descriptor.unwrap());
+    passed.rewind().unwrap();
+    let mut content = String::new();
+    passed.read_to_string(&mut content).unwrap();
+    assert_eq!(content, "inside");
+    let (bytes, descriptor) = client.receive(&mut buffer).unwrap();
+    assert_eq!((&buffer[..bytes], descriptor.is_none()), (&b"two"[..], true));
+    server.send(b"far too long", None).unwrap();
+    assert_eq!(client.receive(&mut buffer).unwrap_err().kind(), io::ErrorKind::InvalidData);
+    drop(server);
+    assert_eq!(client.receive(&mut buffer).unwrap().0, 0);
+}
+
+/// As when the process may not have one more; the system does not say how many there were.
+#[test]
+fn a_descriptor_that_could_not_be_received_is_an_error() {
+    let (client, server) = pair();
+    let many = [server.as_fd(); 9];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(9))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    assert!(ancillary.push(SendAncillaryMessage::ScmRights(&many)));
+    let parts = [io::IoSlice::new(b"one")];
+    net::sendmsg(&server.socket, &parts, &mut ancillary, SendFlags::empty()).unwrap();
+    let error = client.receive(&mut [0; 8]).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(rustix::io::Errno::MFILE.raw_os_error()));
+}
+
+/// A descriptor that blocks whoever closes the last copy of it for a minute, and its other end.
+fn lingering() -> (OwnedFd, std::net::TcpStream) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let sender = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (receiver, _) = listener.accept().unwrap();
+    sender.set_nonblocking(true).unwrap();
+    while (&sender).write(&[0; 1 << 16]).is_ok() {}
+    let linger = Some(Duration::from_secs(60));
+    net::sockopt::set_socket_linger(&sender, linger).unwrap();
+    (sender.into(), receiver)
+}
+
+/// On kernels that refuse descriptors and, the way it is done there, on those that do not.
+#[test]
+fn descriptors_of_strangers_hold_up_nobody() {
+    for takes_descriptors in [false, true] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("kv.sock");
+        let options = SocketOptions { takes_descriptors, ..Default::default() };
+        let listener = Listener::bind_with(&path, &options).unwrap();
+        let (ended, has_ended) = std::sync::mpsc::channel();
+        let (descriptor, _receiver) = lingering();
+        let connect = || Connection::connect(&path, PATIENCE).unwrap();
+        let (read, unread, unaccepted) = (connect(), connect(), connect());
+        for stranger in [&read, &unread, &unaccepted] {
+            let sent = stranger.send(b"hello", Some(descriptor.as_fd()));
+            assert_eq!(sent.is_ok(), listener.socket.closers().is_some());
+        }
+        match listener.socket.closers() {
+            Some(_) => drop(descriptor),
+            // Nobody else has it: to close it would hold up this test.
+            None => std::mem::forget(descriptor),
+        }
+        std::thread::spawn(move || {
+            let (read, unread) = (listener.accept().unwrap(), listener.accept().unwrap());
+            if listener.socket.closers().is_some() {
+                let error = read.receive(&mut [0; 8]).unwrap_err();
+                assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{error}");
+            }
+            drop((read, unread, listener));
+            ended.send(()).unwrap();
+        });
+        has_ended.recv_timeout(PATIENCE).expect("a stranger's descriptor is being closed");
+    }
+}
+
+#[test]
+fn a_socket_has_the_permissions_that_were_asked_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("kv.sock");
+    let group = rustix::process::getgid().as_raw();
+    let options = SocketOptions { mode: Some(0o620), group: Some(group), ..Default::default() };
+    let listener = Listener::bind_with(&path, &options).unwrap();
+    let found = fs::metadata(&path).unwrap();
+    assert_eq!((found.mode() & 0o7777, found.gid()), (0o620, group));
+    assert!(Connection::connect(&path, PATIENCE).is_ok());
+    drop(listener);
+}
+
+#[test]
+fn a_socket_in_use_is_refused_and_a_dead_one_taken_over() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("kv.sock");
+    let listener = Listener::bind(&path).unwrap();
+    assert_eq!(Listener::bind(&path).err().unwrap().kind(), io::ErrorKind::AddrInUse);
+    let Listener { socket, lock, .. } = &listener;
+    // What a SIGKILL leaves behind: the path without a listener, and the file without a lock.
+    net::shutdown(socket, net::Shutdown::Both).unwrap();
+    let starting = Listener::bind(&path);
+    assert_eq!(starting.err().unwrap().kind(), io::ErrorKind::AddrInUse, "while it is locked");
+    rustix::fs::flock(lock, FlockOperation::Unlock).unwrap();
+    assert!(Listener::bind(&path).is_ok());
+    std::mem::forget(listener);
+    std::fs::write(folder.path().join("file"), "").unwrap();
+    let file = Listener::bind(&folder.path().join("file"));
+    assert_eq!(file.err().unwrap().kind(), io::ErrorKind::AlreadyExists);
+    assert!(!folder.path().join("file.lock").exists());
+}
+
+#[test]
+fn nobody_waits_for_ever_for_a_listener_that_never_accepts() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("kv.sock");
+    let Listener { socket, lock, .. } = &Listener::bind(&path).unwrap();
+    // One may wait.
+    net::listen(socket, 0).unwrap();
+    let waiting = Connection::connect(&path, PATIENCE).unwrap();
+    let refused = Connection::connect(&path, Duration::from_millis(1));
+    assert_eq!(refused.err().unwrap().kind(), io::ErrorKind::WouldBlock);
+    // Without the lock it is a program that knows nothing of it.
+    rustix::fs::flock(lock, FlockOperation::Unlock).unwrap();
+    assert_eq!(Listener::bind(&path).err().unwrap().kind(), io::ErrorKind::AddrInUse);
+    drop(waiting);
+}
+
+#[test]
+fn a_listener_removes_its_own_socket_only() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("kv.sock");
+    drop(Listener::bind(&path).unwrap());
+    assert!(!path.exists());
+    let listener = Listener::bind(&path).unwrap();
+    // Somebody who knows nothing of locks cleans up and listens there.
+    fs::remove_file(&path).unwrap();
+    let other = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    drop(listener);
+    assert!(path.exists());
+    drop(other);
+    assert!(Listener::bind(&path).is_ok(), "a lock that was held is free again");
+}
+
+#[test]
+fn of_many_listeners_that_start_at_once_one_is_left() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("kv.sock");
+    // A dead socket, which all of them would like to take over.
+    drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+    let barrier = std::sync::Barrier::new(8);
+    let bound: Vec<_> = std::thread::scope(|scope| {
+        let start = || {
+            barrier.wait();
+            Listener::bind(&path)
+        };
+        let threads: Vec<_> = (0..8).map(|_| scope.spawn(start)).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    let (listeners, refused): (Vec<_>, Vec<_>) = bound.into_iter().partition(Result::is_ok);
+    assert_eq!(listeners.len(), 1);
+    for error in refused {
+        assert_eq!(error.err().unwrap().kind(), io::ErrorKind::AddrInUse);
+    }
+    assert!(Connection::connect(&path, PATIENCE).is_ok());
+}
