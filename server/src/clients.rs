@@ -25,7 +25,9 @@ pub(crate) struct Clients {
     clients_max: u32,
     last_id: u16,
     incarnation: u64,
-    admitted: u32,
+    /// How many clients each id has stood for. A lease is compared only with those of its own id,
+    /// so that 2^42 clients can come before the first id ends.
+    admitted: Vec<u32>,
 }
 
 impl Clients {
@@ -43,13 +45,18 @@ impl Clients {
             clients_max,
             last_id: 0,
             incarnation,
-            admitted: 0,
+            admitted: vec![0; CLIENTS_MAX as usize],
         }
     }
 
     /// How many are connected.
     pub(crate) fn connected(&self) -> u32 {
         self.connected
+    }
+
+    /// How many may be.
+    pub(crate) fn clients_max(&self) -> u32 {
+        self.clients_max
     }
 
     /// An id and a lease for a new client; the lease stands in the client table.
@@ -61,11 +68,12 @@ impl Clients {
         // Ids go round, so that one rests as long as possible. 0 is nobody's.
         let ids = CLIENTS_MAX as u16;
         let round = (1..=ids).map(|step| (self.last_id + step) % ids).filter(|id| *id != 0);
-        let mut free = round.filter(|id| self.ids[usize::from(*id)] == IdState::Free);
+        let is_free = |id: usize| self.ids[id] == IdState::Free && self.admitted[id] < u32::MAX;
+        let mut free = round.filter(|id| is_free(usize::from(*id)));
         let id = free.next().ok_or(full)?;
-        // Never the same twice in a region: the incarnation differs, or the count does.
-        self.admitted = self.admitted.checked_add(1).ok_or(full)?;
-        let lease = self.incarnation << 32 | u64::from(self.admitted);
+        // Never the same twice for an id of a region: the incarnation differs, or the count does.
+        self.admitted[usize::from(id)] += 1;
+        let lease = self.incarnation << 32 | u64::from(self.admitted[usize::from(id)]);
         self.set_lease(id, lease).map_err(|_| full)?;
         self.ids[usize::from(id)] = IdState::Connected;
         self.last_id = id;
@@ -118,13 +126,13 @@ mod tests {
         assert_eq!(clients.admit(), Err(Refusal::Full { clients: 2 }));
         clients.fence(first).unwrap();
         assert_eq!(memory.region.load(entry).unwrap(), 0);
-        let mut seen = vec![lease];
+        let mut seen = vec![(first, lease)];
         // Round and round, past everybody but the one still leaving and the one connected.
         for _ in 0..2 * CLIENTS_MAX {
             let (id, lease) = clients.admit().unwrap();
             assert!(id != 0 && id != first && id != second);
-            assert!(!seen.contains(&lease));
-            seen.push(lease);
+            assert!(!seen.contains(&(id, lease)));
+            seen.push((id, lease));
             clients.fence(id).unwrap();
             clients.forget(id);
         }
@@ -136,5 +144,23 @@ mod tests {
             id == first
         }));
         assert_eq!(clients.connected(), 1);
+    }
+    /// A client in a loop got this far in some days, when all ids shared one count.
+    #[test]
+    fn an_id_that_ends_ends_alone() {
+        let memory = RegionMemory::anonymous(8 << 20, HugePages::Never).unwrap();
+        let format = ServerConfig::default().format(8 << 20, [0; 16], [0; 16]);
+        let mut clients = Clients::new(&memory.region, format.geometry(), 3, 2);
+        clients.admitted[1] = u32::MAX - 1;
+        let mut come_and_go = || {
+            let (id, lease) = clients.admit().unwrap();
+            clients.fence(id).unwrap();
+            clients.forget(id);
+            (id, lease)
+        };
+        assert_eq!(come_and_go(), (1, 3 << 32 | u64::from(u32::MAX)));
+        // All other ids, and again.
+        let next: Vec<_> = (0..CLIENTS_MAX).map(|_| come_and_go()).collect();
+        assert!(next.iter().all(|(id, lease)| *id != 1 && lease >> 32 == 3));
     }
 }

@@ -56,6 +56,10 @@ pub(crate) struct Peer {
     /// Its sessions' ways to the region, over verbs.
     pub(crate) data: Vec<DataConnection>,
     pub(crate) who: Who,
+    /// The user at the other end, on this host.
+    pub(crate) user: Option<u32>,
+    /// It waits for a turn of the control thread.
+    pub(crate) is_queued: bool,
     /// What epoll watches it for.
     pub(crate) watched: EventFlags,
     /// How far the snapshot is that it takes.
@@ -79,6 +83,8 @@ impl Peer {
             channel,
             data: Vec::new(),
             who,
+            user: None,
+            is_queued: false,
             watched: EventFlags::IN,
             snapshot_permille: None,
             unsent: None,

@@ -2,6 +2,7 @@
 
 mod answering;
 mod chores;
+mod crowding;
 mod device;
 mod door;
 mod probing;
@@ -9,9 +10,9 @@ mod refusing;
 mod roll_call;
 mod socket;
 mod statistics;
+mod turns;
 
-use std::collections::BTreeMap;
-use std::io;
+use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
@@ -22,7 +23,6 @@ use farside_common::control::{
 use farside_common::fabric::shm::RegionMemory;
 use farside_common::fabric::{ChainError, Nanos, boot_time_ns, clock_lag_max_ns};
 use farside_common::layout::{CLIENTS_MAX, RegionState, STATE_OFFSET, Superblock};
-use rustix::buffer::spare_capacity;
 use rustix::event::epoll;
 
 use crate::clients::Clients;
@@ -43,9 +43,10 @@ use device::Device;
 pub(crate) use device::bind as bind_device;
 use door::Door;
 use probing::Probing;
-use refusing::Refusals;
+use refusing::{RareWarning, Refusals};
 use roll_call::RollCall;
 use socket::Socket;
+use statistics::DepotFigures;
 
 /// Connections of nobody: those that have not said who they are and those that said goodbye. More
 /// than these, and the oldest is dropped.
@@ -53,8 +54,6 @@ const STRANGERS_MAX: usize = 64;
 /// Events taken at a time: those of all connections, the listener and the end. Whoever has spoken
 /// by then is heard before chores, which may call a client mute.
 const EVENTS_MAX: usize = CLIENTS_MAX as usize + STRANGERS_MAX + 2;
-/// How many messages of one connection are answered before others get their turn.
-const MESSAGES_MAX: usize = 64;
 /// How long the server does not accept after the system refused it a descriptor.
 const ACCEPT_PAUSE_NS: Nanos = 100_000_000;
 
@@ -70,11 +69,13 @@ pub(crate) struct Service {
     /// By token; tokens rise, so the first that is no client is the oldest.
     peers: BTreeMap<u64, Peer>,
     next_token: u64,
-    /// Connections that had more to say than one turn takes.
-    again: Vec<u64>,
+    /// Connections whose turn is still to come, in their order.
+    queue: VecDeque<u64>,
     probing: Probing,
     roll_call: RollCall,
     refusals: Refusals,
+    crowding: RareWarning,
+    unaccepted: RareWarning,
     buffer: Vec<u8>,
     reply: Vec<u8>,
     /// Holds the lock of a region file.
@@ -93,6 +94,7 @@ pub(crate) struct Service {
     /// The server does not reach its own memory any more: it ends, so that the next one resumes.
     failed: Option<ChainError>,
     statistics: ServerStatistics,
+    depot_figures: Option<DepotFigures>,
 }
 
 impl Service {
@@ -128,10 +130,12 @@ impl Service {
             accept_again_at: None,
             peers: BTreeMap::new(),
             next_token: FIRST_PEER,
-            again: Vec::new(),
+            queue: VecDeque::new(),
             probing: Probing::every(Nanos::from(config.probe_ms) * 1_000_000),
             roll_call: RollCall::new(clock_lag_max_ns(grace)),
             refusals: Refusals::default(),
+            crowding: RareWarning::default(),
+            unaccepted: RareWarning::default(),
             buffer: vec![0; MESSAGE_BYTES_MAX],
             reply: Vec::with_capacity(MESSAGE_BYTES_MAX),
             memory,
@@ -150,6 +154,7 @@ impl Service {
                 chunks: geometry.chunks().into(),
                 ..Default::default()
             },
+            depot_figures: None,
             opened,
         })
     }
@@ -159,69 +164,6 @@ impl Service {
         let served = self.serve();
         let left = self.let_go();
         served.and(left)
-    }
-
-    fn serve(&mut self) -> Result<(), ServerError> {
-        let mut events = Vec::with_capacity(EVENTS_MAX);
-        loop {
-            events.clear();
-            let timeout = self.timeout();
-            match epoll::wait(&self.epoll, spare_capacity(&mut events), timeout.as_ref()) {
-                Ok(_) => {}
-                // Nobody was heard, and this thread may have been stopped for long.
-                Err(rustix::io::Errno::INTR) => continue,
-                Err(error) => return Err(system("wait for clients")(error)),
-            }
-            let again = std::mem::take(&mut self.again);
-            let ready = events.iter().map(|event| event.data.u64());
-            for token in ready.chain(again) {
-                match token {
-                    STOP => return Ok(()),
-                    LISTENER => self.accept(),
-                    token => self.listen_to(token),
-                }
-            }
-            self.do_chores()?;
-        }
-    }
-
-    /// Lets clients in.
-    fn accept(&mut self) {
-        match self.door {
-            Door::Socket(_) => self.accept_connection(),
-            Door::Device(_) => self.take_events(),
-        }
-    }
-
-    /// From here on the connection is watched.
-    fn add_peer(&mut self, peer: Peer) -> io::Result<u64> {
-        let token = self.next_token;
-        watch(&self.epoll, peer.as_fd(), token)?;
-        self.next_token += 1;
-        self.peers.insert(token, peer);
-        Ok(token)
-    }
-
-    /// Sends what a connection waits for, and takes its messages and answers them.
-    fn listen_to(&mut self, token: u64) {
-        for _ in 0..MESSAGES_MAX {
-            let Some(peer) = self.peers.get_mut(&token) else { return };
-            let outcome = peer.flush(&mut self.reply).and_then(|()| self.take_message(token));
-            let more = outcome.and_then(|more| self.settle(token).map(|()| more));
-            match more {
-                Ok(true) => {}
-                Ok(false) => return,
-                Err(Farewell::Goodbye) => return self.let_leave(token),
-                // Not this client's fault; but nobody can be served.
-                Err(Farewell::Failed(error)) => {
-                    self.failed = Some(error);
-                    return;
-                }
-                Err(farewell) => return self.part(token, &farewell),
-            }
-        }
-        // It has had its share; others come before the rest.
-        self.again.push(token);
     }
 
     /// Takes a message and answers it; false when there is none, or no room for an answer.
@@ -263,6 +205,7 @@ impl Service {
 
     /// Blocks in answers that nobody saw belong to the depot again, as rested as they were.
     fn take_back(&mut self, undelivered: [Option<Reply>; 2]) {
+        self.depot_figures = None;
         for reply in undelivered.into_iter().flatten() {
             let Reply::Blocks { class, rested, blocks, .. } = reply else { continue };
             // Given like any other, so that taken less given is what clients and slots have.

@@ -177,6 +177,16 @@ pub enum Refusal {
          registered with: use the address that the server listens at"
     )]
     Device,
+    #[error(
+        "the server has {readers} readers and keeps its last places for writers: close some or \
+         raise `clients_max`"
+    )]
+    FullOfReaders { readers: u64 },
+    #[error(
+        "this user has {clients} clients at the server, which keeps its last places for others: \
+         close some or raise `clients_max`"
+    )]
+    FullForUser { clients: u64 },
     #[error("the server refused with the unknown reason {code}: upgrade this client")]
     Unknown { code: u64 },
 }
@@ -192,6 +202,8 @@ impl Refusal {
             Self::ShuttingDown => (5, 0, 0),
             Self::UnknownClient { client } => (6, client, 0),
             Self::Device => (7, 0, 0),
+            Self::FullOfReaders { readers } => (8, readers, 0),
+            Self::FullForUser { clients } => (9, clients, 0),
             Self::Unknown { code } => (code as u32, 0, 0),
         }
     }
@@ -205,6 +217,8 @@ impl Refusal {
             5 => Self::ShuttingDown,
             6 => Self::UnknownClient { client: first },
             7 => Self::Device,
+            8 => Self::FullOfReaders { readers: first },
+            9 => Self::FullForUser { clients: first },
             code => Self::Unknown { code: code.into() },
         }
     }

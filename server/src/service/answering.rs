@@ -69,6 +69,9 @@ impl Service {
         now: Nanos,
     ) -> Result<(), Farewell> {
         let request = Request::decode(bytes).map_err(broken)?;
+        if role == Role::Writer {
+            self.depot_figures = None;
+        }
         let reply = match request {
             Request::TakeBlocks { .. }
             | Request::GiveBlocks { .. }
@@ -218,6 +221,7 @@ impl Service {
         if !self.collector.next_step_at(self.sweeper.is_done()).is_some_and(is_due) {
             return Ok(());
         }
+        self.depot_figures = None;
         let Opened { region, geometry, depot, index, .. } = &mut self.opened;
         let memory = RegionTables { region, geometry };
         match self.collector.step(depot, index, &memory, now)? {
@@ -228,8 +232,8 @@ impl Service {
                 self.collector.asked(asked.into_iter().collect(), now);
             }
             Step::Fence(mut tokens) => {
-                // Who has more to say than one turn takes is not mute.
-                tokens.retain(|token| !self.again.contains(token));
+                // One that waits for its turn is not mute: it may have said so already.
+                tokens.retain(|token| !self.queue.contains(token));
                 tokens.into_iter().for_each(|token| self.part(token, &Farewell::Mute));
             }
         }

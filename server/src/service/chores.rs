@@ -16,7 +16,7 @@ impl Service {
     /// How long the thread may sleep: for ever, unless a lost client has to be cleaned up after or
     /// values end.
     pub(super) fn timeout(&self) -> Option<Timespec> {
-        if !self.again.is_empty() {
+        if !self.queue.is_empty() {
             return Some(Timespec { tv_sec: 0, tv_nsec: 0 });
         }
         let due = [
@@ -50,6 +50,7 @@ impl Service {
             self.call_roll(now);
         }
         if self.sweeper.next_step_at().is_some_and(|at| at <= now) {
+            self.depot_figures = None;
             for client in self.sweeper.step(&self.opened.index, &self.own, now)? {
                 self.clients.forget(client);
             }
@@ -82,6 +83,7 @@ impl Service {
 
     /// Removes some of what has ended; the blocks are the depot's, once they rested.
     fn reap(&mut self) -> Result<(), ServerError> {
+        self.depot_figures = None;
         let Opened { index, depot, .. } = &mut self.opened;
         for Removed { class, block } in self.reaper.step(index, &self.own)? {
             // Given like any other, so that taken less given is what clients and slots have.

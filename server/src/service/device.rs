@@ -131,7 +131,9 @@ impl Service {
     }
 
     fn let_in_client(&mut self, incoming: Incoming, role: Role) -> Result<(), (Incoming, Refusal)> {
-        let (id, lease) = match self.clients.admit() {
+        // Over RDMA nothing tells users apart.
+        let admitted = self.check_shares(role, None).and_then(|()| self.clients.admit());
+        let (id, lease) = match admitted {
             Ok(admitted) => admitted,
             Err(refusal) => return Err((incoming, refusal)),
         };

@@ -5,12 +5,28 @@ use farside_common::fabric::Nanos;
 
 use crate::complaint::Complaint;
 
-/// Who was refused since the log last said so: who is refused tries again.
+/// A warning that strangers can cause as often as they like: once in a while, with the number of
+/// those left out.
 #[derive(Debug, Default)]
-pub(super) struct Refusals {
+pub(super) struct RareWarning {
     complaint: Complaint,
     untold: u64,
 }
+
+impl RareWarning {
+    /// How many were left out before this one; `None` if this one is, too.
+    pub(super) fn due(&mut self, now: Nanos) -> Option<u64> {
+        if !self.complaint.is_due(now) {
+            self.untold += 1;
+            return None;
+        }
+        Some(std::mem::take(&mut self.untold))
+    }
+}
+
+/// Who was refused since the log last said so: who is refused tries again.
+#[derive(Debug, Default)]
+pub(super) struct Refusals(RareWarning);
 
 impl Refusals {
     /// Somebody was refused.
@@ -25,14 +41,8 @@ impl Refusals {
     /// How many others were refused meanwhile; `None` if it is not to be said yet, or never: a
     /// session without its client is one that connects anew.
     fn due(&mut self, refusal: Refusal, now: Nanos) -> Option<u64> {
-        if matches!(refusal, Refusal::UnknownClient { .. }) {
-            return None;
-        }
-        if !self.complaint.is_due(now) {
-            self.untold += 1;
-            return None;
-        }
-        Some(std::mem::take(&mut self.untold))
+        let is_routine = matches!(refusal, Refusal::UnknownClient { .. });
+        if is_routine { None } else { self.0.due(now) }
     }
 }
 

@@ -13,7 +13,7 @@ use farside_common::fabric::shm::{Listener, RegionMemory};
 use rustix::event::epoll;
 
 use super::door::Door;
-use super::{ACCEPT_PAUSE_NS, STRANGERS_MAX, Service};
+use super::{ACCEPT_PAUSE_NS, Service};
 use crate::error::ServerError;
 use crate::peer::{Farewell, Peer, Who};
 
@@ -48,34 +48,37 @@ impl AsFd for Socket {
 }
 
 impl Service {
-    pub(super) fn accept_connection(&mut self) {
-        let Door::Socket(socket) = &self.door else { return };
+    /// Accepts a connection; false if there is none, or none can be.
+    pub(super) fn accept_connection(&mut self) -> bool {
+        let Door::Socket(socket) = &self.door else { return false };
         let connection = match socket.listener.accept() {
             Ok(connection) => connection,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
             Err(error) => {
                 // Out of descriptors, most likely. The client waits; so does this thread.
-                tracing::warn!("cannot accept a client just now: {error}");
+                if self.unaccepted.due(boot_time_ns()).is_some() {
+                    tracing::warn!("cannot accept a client just now: {error}");
+                }
                 if epoll::delete(&self.epoll, socket).is_ok() {
                     self.accept_again_at = Some(boot_time_ns() + ACCEPT_PAUSE_NS);
                 }
-                return;
+                return false;
             }
         };
-        let channel = Channel::over(connection);
-        let added = channel.and_then(|channel| self.add_peer(Peer::new(channel, Who::Stranger)));
+        let user = connection.peer_user();
+        let added = Channel::over(connection).and_then(|channel| {
+            let mut peer = Peer::new(channel, Who::Stranger);
+            peer.user = Some(user?);
+            self.add_peer(peer)
+        });
         if let Err(error) = added {
-            tracing::warn!("cannot serve a client just now: {error}");
-            return;
+            if self.unaccepted.due(boot_time_ns()).is_some() {
+                tracing::warn!("cannot serve a client just now: {error}");
+            }
+            return true;
         }
-        let nobodies = self.peers.iter().filter(|(_, peer)| !peer.is_client());
-        let oldest = nobodies.clone().map(|(token, _)| *token).next();
-        if nobodies.count() > STRANGERS_MAX
-            && let Some(oldest) = oldest
-        {
-            tracing::warn!("dropped a connection: too many do not say who they are");
-            self.part(oldest, &Farewell::Crowded);
-        }
+        self.thin_out();
+        true
     }
 
     pub(super) fn welcome(&mut self, token: u64, bytes: &[u8]) -> Result<(), Farewell> {
@@ -86,7 +89,11 @@ impl Service {
                 Purpose::Control => Ok(request),
                 Purpose::Data { .. } => Err(malformed),
             });
-        let admitted = request.and_then(|request| Ok((request.role, self.clients.admit()?)));
+        let user = self.peers.get(&token).and_then(|peer| peer.user);
+        let admitted = request.and_then(|request| {
+            self.check_shares(request.role, user)?;
+            Ok((request.role, self.clients.admit()?))
+        });
         let welcome = admitted.map(|(role, admitted)| (role, self.welcome_of(admitted)));
         let Some(peer) = self.peers.get_mut(&token) else { return Ok(()) };
         // Only what came through a socket is a stranger.

@@ -34,7 +34,7 @@ fn a_writer_gets_what_it_needs() {
     assert_ne!(format.hash_key, [0; 16]);
     let other = place.writer();
     assert_ne!(other.welcome.client_id, client.welcome.client_id);
-    assert_ne!(other.welcome.lease, client.welcome.lease);
+    assert_eq!(other.lease(), other.welcome.lease);
     server.stop();
     assert_eq!(client.lease(), 0, "a server that stopped accepts nobody");
     assert_eq!(client.receive(), None);

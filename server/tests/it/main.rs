@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails where it panics")]
 
+mod attacks;
 mod blocks;
 mod command;
 mod connecting;

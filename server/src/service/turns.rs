@@ -1,0 +1,116 @@
+//! Turns of the control thread: what is accepted and answered before the thread looks again.
+//!
+//! Connections wait for their turn in one queue. Each gets a share and goes back to its end, so
+//! that one with many requests delays another by a share at most. A turn ends after [`TURN_NS`]:
+//! then the thread looks again at whether it is to stop, at the listener, and at its chores. A
+//! connection that has not said what it is goes first; it has one message to say.
+
+use std::io;
+use std::os::fd::AsFd;
+
+use farside_common::fabric::{Nanos, boot_time_ns};
+use rustix::buffer::spare_capacity;
+use rustix::event::epoll;
+
+use super::door::Door;
+use super::{EVENTS_MAX, FIRST_PEER, LISTENER, STOP, Service, watch};
+use crate::error::{ServerError, system};
+use crate::peer::{Farewell, Peer};
+
+/// How long messages are answered before the thread looks at everything else.
+const TURN_NS: Nanos = 2_000_000;
+/// How many messages of one connection are answered before others get their turn.
+const MESSAGES_MAX: usize = 16;
+/// How many connections are accepted in a turn.
+const ACCEPTS_MAX: usize = 16;
+
+impl Service {
+    pub(super) fn serve(&mut self) -> Result<(), ServerError> {
+        let mut events = Vec::with_capacity(EVENTS_MAX);
+        loop {
+            events.clear();
+            let timeout = self.timeout();
+            match epoll::wait(&self.epoll, spare_capacity(&mut events), timeout.as_ref()) {
+                Ok(_) => {}
+                // Nobody was heard, and this thread may have been stopped for long.
+                Err(rustix::io::Errno::INTR) => continue,
+                Err(error) => return Err(system("wait for clients")(error)),
+            }
+            let tokens = || events.iter().map(|event| event.data.u64());
+            if tokens().any(|token| token == STOP) {
+                return Ok(());
+            }
+            if tokens().any(|token| token == LISTENER) {
+                self.accept();
+            }
+            for token in tokens().filter(|token| *token >= FIRST_PEER) {
+                self.enqueue(token);
+            }
+            self.take_turn();
+            self.do_chores()?;
+        }
+    }
+
+    /// Lets clients in.
+    fn accept(&mut self) {
+        match self.door {
+            Door::Socket(_) => (0..ACCEPTS_MAX).any(|_| !self.accept_connection()),
+            Door::Device(_) => return self.take_events(),
+        };
+    }
+
+    /// Answers those that wait, until none does or the turn is over.
+    fn take_turn(&mut self) {
+        let until = boot_time_ns().saturating_add(TURN_NS);
+        while let Some(token) = self.queue.pop_front() {
+            if let Some(peer) = self.peers.get_mut(&token) {
+                peer.is_queued = false;
+                self.listen_to(token);
+            }
+            if self.failed.is_some() || boot_time_ns() >= until {
+                return;
+            }
+        }
+    }
+
+    /// A connection waits for its turn; once.
+    fn enqueue(&mut self, token: u64) {
+        let Some(peer) = self.peers.get_mut(&token).filter(|peer| !peer.is_queued) else { return };
+        peer.is_queued = true;
+        match peer.is_client() {
+            true => self.queue.push_back(token),
+            false => self.queue.push_front(token),
+        }
+    }
+
+    /// From here on the connection is watched.
+    pub(super) fn add_peer(&mut self, peer: Peer) -> io::Result<u64> {
+        let token = self.next_token;
+        watch(&self.epoll, peer.as_fd(), token)?;
+        self.next_token += 1;
+        self.peers.insert(token, peer);
+        Ok(token)
+    }
+
+    /// Sends what a connection waits for, and takes its messages and answers them.
+    pub(super) fn listen_to(&mut self, token: u64) {
+        for _ in 0..MESSAGES_MAX {
+            let Some(peer) = self.peers.get_mut(&token) else { return };
+            let outcome = peer.flush(&mut self.reply).and_then(|()| self.take_message(token));
+            let more = outcome.and_then(|more| self.settle(token).map(|()| more));
+            match more {
+                Ok(true) => {}
+                Ok(false) => return,
+                Err(Farewell::Goodbye) => return self.let_leave(token),
+                // Not this client's fault; but nobody can be served.
+                Err(Farewell::Failed(error)) => {
+                    self.failed = Some(error);
+                    return;
+                }
+                Err(farewell) => return self.part(token, &farewell),
+            }
+        }
+        // It has had its share; others come before the rest.
+        self.enqueue(token);
+    }
+}
