@@ -88,6 +88,19 @@ pub enum Error {
         #[source]
         source: Refusal,
     },
+    /// The server's socket is another user's, who could be anybody: nothing was said there. Only
+    /// root, this process's user and the owner of the socket's folder are trusted with a secret.
+    #[error(
+        "{server} is served by user {user}, which is not root, this user or the owner of the \
+         socket's folder: let that user's server listen in a folder of its own, which nobody else \
+         could have made, such as /run/farside"
+    )]
+    Untrusted {
+        /// The address.
+        server: String,
+        /// The user's number.
+        user: u32,
+    },
     /// What was found in the region, or at the other end of the connection, cannot be.
     #[error("the region is damaged: {0}; run `kv-cli verify`")]
     Layout(#[from] LayoutError),
@@ -144,6 +157,9 @@ impl Error {
             Self::Refused { server, source } => {
                 Self::Refused { server: server.clone(), source: *source }
             }
+            Self::Untrusted { server, user } => {
+                Self::Untrusted { server: server.clone(), user: *user }
+            }
             Self::Layout(error) => Self::Layout(error.clone()),
             Self::Control(error) => Self::Control(error.clone()),
             Self::System { doing, source } => Self::System { doing, source: same(source) },
@@ -169,6 +185,7 @@ impl From<AttachError> for Error {
                 Self::Unreachable { server, tried: Duration::ZERO, source: Some(source) }
             }
             AttachError::Refused { server, source } => Self::Refused { server, source },
+            AttachError::Untrusted { server, user } => Self::Untrusted { server, user },
             AttachError::Control(error) => error.into(),
             AttachError::Layout(error) => error.into(),
             AttachError::Rdma(error) => error.into(),

@@ -22,6 +22,7 @@ use crate::fabric::verbs::{
     Options, RemoteRegion, VerbsError, VerbsFabric, connect_control, connect_data,
 };
 use crate::layout::{CLIENTS_MAX, LayoutError, SUPERBLOCK_BYTES, Superblock};
+use crate::trust;
 
 /// The least an attempt to connect over RDMA may take, where there is that much time left.
 const ATTEMPT_MIN: Duration = Duration::from_millis(500);
@@ -106,6 +107,18 @@ pub enum AttachError {
         #[source]
         source: Refusal,
     },
+    /// A user listens there who could take the client's secret: none was shown.
+    #[error(
+        "{server} is served by user {user}, which is not root, this user or the owner of the \
+         socket's folder: let that user's server listen in a folder of its own, which nobody else \
+         could have made, such as /run/farside"
+    )]
+    Untrusted {
+        /// The address.
+        server: String,
+        /// The user.
+        user: u32,
+    },
     /// Something else than a server answers, or one that lies.
     #[error("the control channel broke: {0}")]
     Control(#[from] ControlError),
@@ -170,6 +183,10 @@ impl Target {
                 _ => system("connecting to the server's socket")(source),
             }
         })?;
+        let user = connection.peer_user().map_err(system("asking whose server it is"))?;
+        if !trust::may_serve(user, path) {
+            return Err(AttachError::Untrusted { server: self.address.to_string(), user });
+        }
         connection.set_receive_timeout(Some(left())).map_err(absent)?;
         connection.send(&self.request(Purpose::Control), None).map_err(absent)?;
         let mut buffer = vec![0; MESSAGE_BYTES_MAX];
@@ -222,12 +239,12 @@ impl Target {
                 },
             };
             let welcome = self.welcome(&reply, true)?;
-            let Welcome { client_id, lease, base_address, region_bytes, rkey, .. } = welcome;
+            let Welcome { client_id, ticket, base_address, region_bytes, rkey, .. } = welcome;
             let round_trip_min_ns = welcome.round_trip_min_ns;
             let writable = self.role == Role::Writer;
             let remote = Remote {
                 address,
-                request: self.request(Purpose::Data { client_id, lease }),
+                request: self.request(Purpose::Data { client_id, ticket }),
                 welcome,
                 region: RemoteRegion {
                     base_address,
@@ -357,42 +374,4 @@ fn system(doing: &'static str) -> impl FnOnce(io::Error) -> AttachError {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_server_that_never_accepts_is_absent() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("kv.sock");
-        let listener = shm::Listener::bind(&path).unwrap();
-        // One may wait.
-        rustix::net::listen(&listener, 0).unwrap();
-        let target = Target {
-            address: Address::Shm(path),
-            role: Role::Writer,
-            token: Token::NONE,
-            timeout: Duration::from_millis(1),
-            rdma: Options::default(),
-        };
-        // The first waits for its reply, the second for room in the backlog, which those leave full
-        // that nobody accepted.
-        for _ in 0..2 {
-            let Err(AttachError::Absent { source, .. }) = target.attach(target.timeout) else {
-                panic!("nobody answers");
-            };
-            assert_eq!(source.kind(), io::ErrorKind::WouldBlock);
-        }
-    }
-
-    #[test]
-    fn a_lost_request_leaves_time_for_another() {
-        let mut left = Duration::from_secs(4);
-        let mut attempts = Vec::new();
-        while !left.is_zero() {
-            attempts.push(attempt_max(left).as_millis());
-            left -= attempt_max(left);
-        }
-        assert_eq!(attempts, [2000, 1000, 500, 500]);
-        assert_eq!(attempt_max(Duration::from_millis(100)), Duration::from_millis(100));
-    }
-}
+mod tests;

@@ -1,7 +1,9 @@
 //! The configuration files of server and client. Every key is documented in `config/`, and a test
 //! keeps those files and the structs here together.
 
+mod log;
 mod rdma;
+mod socket;
 
 use std::fmt;
 use std::fs;
@@ -18,7 +20,9 @@ use crate::fabric::shm::HugePages;
 use crate::layout::{CHUNK_BYTES, CLIENTS_MAX, Format, LayoutError};
 use crate::size::ByteSize;
 
+pub use log::{LogFormat, LogLevel};
 pub use rdma::RdmaConfig;
+pub use socket::{SocketGroup, SocketMode};
 
 /// The most clients a server may be told to accept: every client id but 0, which is nobody.
 pub const CLIENTS_MAX_LIMIT: u32 = CLIENTS_MAX - 1;
@@ -65,42 +69,6 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// How log lines look.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum LogFormat {
-    /// For people.
-    #[default]
-    Human,
-    /// One JSON object a line.
-    Json,
-}
-
-impl FromStr for LogFormat {
-    type Err = ConfigError;
-
-    fn from_str(text: &str) -> Result<Self, ConfigError> {
-        match text {
-            "human" => Ok(Self::Human),
-            "json" => Ok(Self::Json),
-            _ => Err(bad_value("log", text, "write human or json")),
-        }
-    }
-}
-
-/// How much is logged.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-#[allow(missing_docs, reason = "the names say it")]
-pub enum LogLevel {
-    Error,
-    Warn,
-    #[default]
-    Info,
-    Debug,
-    Trace,
-}
-
 fn from_text<'de, D: Deserializer<'de>, T>(deserializer: D) -> Result<Option<T>, D::Error>
 where
     T: FromStr<Err: fmt::Display>,
@@ -128,6 +96,12 @@ pub struct ServerConfig {
     /// Where clients connect. Required.
     #[serde(deserialize_with = "from_text")]
     pub listen: Option<Address>,
+    /// The permissions of the socket; else what the process's mask leaves.
+    #[serde(deserialize_with = "from_text")]
+    pub socket_mode: Option<SocketMode>,
+    /// The group of the socket; else the process's.
+    #[serde(deserialize_with = "from_text")]
+    pub socket_group: Option<SocketGroup>,
     /// How large the region is. For a new one [`MEMORY_DEFAULT`]; an existing one keeps its size
     /// and is refused if this says another.
     #[serde(deserialize_with = "from_text")]
@@ -171,6 +145,8 @@ impl Default for ServerConfig {
     fn default() -> Self {
         Self {
             listen: None,
+            socket_mode: None,
+            socket_group: None,
             memory: None,
             region_file: None,
             restore: None,
@@ -214,7 +190,9 @@ impl ServerConfig {
     /// # Errors
     /// [`ConfigError::Value`] or [`ConfigError::Missing`]: which key, and what to write.
     pub fn validate(&self) -> Result<(), ConfigError> {
-        self.address()?;
+        if self.address()?.is_rdma() {
+            socket::refuse_over_rdma(self)?;
+        }
         self.rdma.validate()?;
         check_format(&self.format(self.region_bytes(), [0; 16], [0; 16]))?;
         if !(1..=CLIENTS_MAX_LIMIT).contains(&self.clients_max) {

@@ -27,4 +27,5 @@ pub mod layout;
 pub mod pairs;
 pub mod signals;
 pub mod size;
+mod trust;
 pub mod waiting;

@@ -37,8 +37,12 @@ pub enum ServerError {
     NoFolder { path: PathBuf },
     #[error("cannot create the socket {}: this user may not write there", .path.display())]
     NotWritable { path: PathBuf },
-    #[error("cannot open {}: it is another user's: remove it", .path.display())]
-    LockOfAnother { path: PathBuf },
+    #[error(
+        "cannot lock {}: it belongs to user {user}, whose server listened there once: that user or \
+         root can remove it; or listen in a folder of this user's, such as /run/farside or \
+         $XDG_RUNTIME_DIR", .path.display()
+    )]
+    LockOfAnother { path: PathBuf, user: u32 },
     #[error("cannot listen at {}: {source}", .path.display())]
     Listen { path: PathBuf, source: io::Error },
     #[error(

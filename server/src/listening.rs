@@ -21,7 +21,7 @@ pub(crate) enum Listening {
 impl Listening {
     pub(crate) fn at(address: &Address, config: &ServerConfig) -> Result<Self, ServerError> {
         match address {
-            Address::Shm(path) => socket(path).map(Self::Socket),
+            Address::Shm(path) => socket(path, config).map(Self::Socket),
             Address::Rdma { .. } => {
                 let addresses =
                     address.resolve().map_err(system("find the address to listen at"))?;
@@ -41,14 +41,20 @@ impl AsFd for Listening {
     }
 }
 
-fn socket(path: &Path) -> Result<shm::Listener, ServerError> {
+fn socket(path: &Path, config: &ServerConfig) -> Result<shm::Listener, ServerError> {
     let path_buf = || path.to_owned();
-    shm::Listener::bind(path).map_err(|source| match source.kind() {
+    let options = shm::SocketOptions {
+        mode: config.socket_mode.map(|mode| mode.0),
+        group: config.socket_group.map(|group| group.0),
+        ..Default::default()
+    };
+    shm::Listener::bind_with(path, &options).map_err(|source| match source.kind() {
         io::ErrorKind::AddrInUse => ServerError::SocketInUse { path: path_buf() },
         io::ErrorKind::AlreadyExists => ServerError::NotASocket { path: path_buf() },
         io::ErrorKind::NotFound => ServerError::NoFolder { path: path_buf() },
-        io::ErrorKind::PermissionDenied if is_of_another(&shm::lock_path(path)) => {
-            ServerError::LockOfAnother { path: shm::lock_path(path) }
+        io::ErrorKind::PermissionDenied if owner_else(&shm::lock_path(path)).is_some() => {
+            let path = shm::lock_path(path);
+            ServerError::LockOfAnother { user: owner_else(&path).unwrap_or_default(), path }
         }
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
             ServerError::NotWritable { path: path_buf() }
@@ -57,8 +63,9 @@ fn socket(path: &Path) -> Result<shm::Listener, ServerError> {
     })
 }
 
-/// Whether there is a file that belongs to another user.
-fn is_of_another(path: &Path) -> bool {
+/// The user that a file belongs to, if it is not this process's.
+fn owner_else(path: &Path) -> Option<u32> {
     let own = rustix::process::geteuid().as_raw();
-    std::fs::symlink_metadata(path).is_ok_and(|found| found.uid() != own)
+    let owner = std::fs::symlink_metadata(path).ok()?.uid();
+    (owner != own).then_some(owner)
 }

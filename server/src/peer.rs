@@ -17,6 +17,8 @@ pub(crate) enum Who {
         id: u16,
         role: Role,
         lease: u64,
+        /// What its sessions have to show, over verbs.
+        ticket: u64,
     },
     /// A client that said goodbye. Whether it took its last answer shows when it hangs up.
     Leaving,

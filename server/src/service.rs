@@ -227,6 +227,7 @@ impl Service {
             region_bytes: self.opened.format.region_bytes,
             rkey: 0,
             round_trip_min_ns: 0,
+            ticket: 0,
         }
     }
 

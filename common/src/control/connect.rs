@@ -53,8 +53,9 @@ pub enum Purpose {
     Data {
         /// The client's number, as its [`Welcome`] says.
         client_id: u16,
-        /// Its lease, likewise: nobody else knows it.
-        lease: u64,
+        /// Its ticket, likewise. A lease would not do: it stands in the region, where every client
+        /// can read it.
+        ticket: u64,
     },
 }
 
@@ -73,7 +74,7 @@ struct RequestBytes {
     purpose: u8,
     /// These two are 0 for a control connection.
     client_id: le::U16,
-    lease: le::U64,
+    ticket: le::U64,
     reserved: [u8; 6],
     token: Token,
 }
@@ -93,9 +94,9 @@ pub struct ConnectRequest {
 impl ConnectRequest {
     /// The request as bytes.
     pub fn encode(&self) -> [u8; REQUEST_BYTES_MAX] {
-        let (purpose, client_id, lease) = match self.purpose {
+        let (purpose, client_id, ticket) = match self.purpose {
             Purpose::Control => (CONTROL, 0, 0),
-            Purpose::Data { client_id, lease } => (DATA, client_id, lease),
+            Purpose::Data { client_id, ticket } => (DATA, client_id, ticket),
         };
         let bytes = RequestBytes {
             magic: REQUEST_MAGIC.into(),
@@ -103,7 +104,7 @@ impl ConnectRequest {
             role: self.role as u8,
             purpose,
             client_id: client_id.into(),
-            lease: lease.into(),
+            ticket: ticket.into(),
             reserved: [0; 6],
             token: self.token,
         };
@@ -130,10 +131,10 @@ impl ConnectRequest {
             2 => Role::Writer,
             _ => return Err(malformed),
         };
-        let purpose = match (request.purpose, request.client_id.get(), request.lease.get()) {
+        let purpose = match (request.purpose, request.client_id.get(), request.ticket.get()) {
             (CONTROL, 0, 0) => Purpose::Control,
-            (DATA, client_id, lease) if is_client_id(client_id) && lease != 0 => {
-                Purpose::Data { client_id, lease }
+            (DATA, client_id, ticket) if is_client_id(client_id) && ticket != 0 => {
+                Purpose::Data { client_id, ticket }
             }
             _ => return Err(malformed),
         };
@@ -168,7 +169,7 @@ pub enum Refusal {
     #[error("the server is shutting down")]
     ShuttingDown,
     #[error(
-        "the server knows no client {client} with this lease: its control connection is gone, \
+        "the server knows no client {client} with this ticket: its control connection is gone, \
          connect anew"
     )]
     UnknownClient { client: u64 },
@@ -241,6 +242,7 @@ struct ReplyBytes {
     region_bytes: le::U64,
     rkey: le::U32,
     round_trip_min_ns: le::U32,
+    ticket: le::U64,
 }
 const _: () = assert!(size_of::<ReplyBytes>() <= REPLY_BYTES_MAX);
 
@@ -267,6 +269,9 @@ pub struct Welcome {
     /// No chain to the region takes less than this, in nanoseconds: depends on the server's device;
     /// 0 on shared memory, where the fabric knows.
     pub round_trip_min_ns: u32,
+    /// What connections of the client's sessions have to show, for verbs: a random number that no
+    /// other client is told. 0 on shared memory, where there are none.
+    pub ticket: u64,
 }
 
 /// Encodes the server's answer to a connection request.
@@ -280,6 +285,7 @@ pub fn encode_reply(reply: &Result<Welcome, Refusal>) -> [u8; REPLY_BYTES] {
         region_bytes: 0,
         rkey: 0,
         round_trip_min_ns: 0,
+        ticket: 0,
     };
     let welcome = reply.as_ref().unwrap_or(&nothing);
     let (code, first, second) = reply.as_ref().err().map_or((0, 0, 0), |why| why.to_numbers());
@@ -297,6 +303,7 @@ pub fn encode_reply(reply: &Result<Welcome, Refusal>) -> [u8; REPLY_BYTES] {
         region_bytes: welcome.region_bytes.into(),
         rkey: welcome.rkey.into(),
         round_trip_min_ns: welcome.round_trip_min_ns.into(),
+        ticket: welcome.ticket.into(),
     };
     zerocopy::transmute!(bytes)
 }
@@ -329,6 +336,7 @@ pub fn decode_reply(bytes: &[u8]) -> Result<Result<Welcome, Refusal>, ControlErr
         region_bytes: reply.region_bytes.get(),
         rkey: reply.rkey.get(),
         round_trip_min_ns: reply.round_trip_min_ns.get(),
+        ticket: reply.ticket.get(),
     };
     let version = reply.protocol_version.get();
     let format_version = reply.format_version.get();
@@ -355,6 +363,7 @@ pub fn decode_reply(bytes: &[u8]) -> Result<Result<Welcome, Refusal>, ControlErr
     // Over RDMA there are all of these, on shared memory none.
     let is_shared = base_address == 0;
     is_known("rkey", rkey.into(), !is_shared || rkey == 0)?;
+    is_known("ticket", welcome.ticket, is_shared == (welcome.ticket == 0))?;
     let bounds = if is_shared { 0..=0 } else { 1..=ROUND_TRIP_MIN_NS_MAX };
     is_known("round trip", round_trip_min_ns.into(), bounds.contains(&round_trip_min_ns))?;
     Ok(Ok(welcome))

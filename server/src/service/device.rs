@@ -63,6 +63,13 @@ fn listen(config: &ServerConfig) -> String {
     config.listen.as_ref().map(ToString::to_string).unwrap_or_default()
 }
 
+/// A number that nobody can guess; never 0, which is none.
+fn new_ticket() -> std::io::Result<u64> {
+    let mut random = [0; 8];
+    rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
+    Ok(u64::from_le_bytes(random).max(1))
+}
+
 /// Listens at the first address of the host's that a device has.
 pub(crate) fn bind(
     addresses: &[SocketAddr],
@@ -118,8 +125,8 @@ impl Service {
             }
             (_, Ok(ConnectRequest { role, purpose, .. })) => match purpose {
                 Purpose::Control => self.let_in_client(incoming, role),
-                Purpose::Data { client_id, lease } => {
-                    self.let_in_session(incoming, (client_id, lease, role))
+                Purpose::Data { client_id, ticket } => {
+                    self.let_in_session(incoming, (client_id, ticket, role))
                 }
             },
         };
@@ -137,11 +144,14 @@ impl Service {
             Ok(admitted) => admitted,
             Err(refusal) => return Err((incoming, refusal)),
         };
-        let Some(welcome) = self.welcome_with_key((id, lease), role) else { return Ok(()) };
-        let accepted = incoming.accept_control(&encode_reply(&Ok(welcome)));
         let is_first = self.peers.is_empty();
-        let added = accepted.map_err(|error| error.to_string()).and_then(|channel| {
-            let peer = Peer::new(Channel::Verbs(channel), Who::Client { id, role, lease });
+        let added = new_ticket().map_err(|error| error.to_string()).and_then(|ticket| {
+            let Some(welcome) = self.welcome_with_key((id, lease), ticket, role) else {
+                return Ok(());
+            };
+            let accepted = incoming.accept_control(&encode_reply(&Ok(welcome)));
+            let channel = Channel::Verbs(accepted.map_err(|error| error.to_string())?);
+            let peer = Peer::new(channel, Who::Client { id, role, lease, ticket });
             self.add_peer(peer).map_err(|error| error.to_string())
         });
         match added {
@@ -165,14 +175,21 @@ impl Service {
     fn let_in_session(
         &mut self,
         incoming: Incoming,
-        (client_id, lease, role): (u16, u64, Role),
+        (client_id, ticket, role): (u16, u64, Role),
     ) -> Result<(), (Incoming, Refusal)> {
-        let who = Who::Client { id: client_id, role, lease };
-        let Some(welcome) = self.welcome_with_key((client_id, lease), role) else { return Ok(()) };
-        let Door::Device(device) = &self.door else { return Ok(()) };
-        let peer = self.peers.values_mut().find(|peer| peer.who == who);
-        let Some(peer) = peer else {
-            return Err((incoming, Refusal::UnknownClient { client: client_id.into() }));
+        let found = self.peers.iter().find_map(|(token, peer)| match peer.who {
+            Who::Client { id, role: of, lease, ticket: own } => {
+                ((id, of, own) == (client_id, role, ticket)).then_some((*token, lease))
+            }
+            _ => None,
+        });
+        let unknown = Refusal::UnknownClient { client: client_id.into() };
+        let Some((token, lease)) = found else { return Err((incoming, unknown)) };
+        let welcome = self.welcome_with_key((client_id, lease), ticket, role);
+        let (Door::Device(device), Some(welcome), Some(peer)) =
+            (&self.door, welcome, self.peers.get_mut(&token))
+        else {
+            return Ok(());
         };
         if peer.data.len() >= SESSIONS_MAX {
             return Err((incoming, Refusal::Full { clients: SESSIONS_MAX as u64 }));
@@ -184,12 +201,12 @@ impl Service {
         Ok(())
     }
 
-    fn welcome_with_key(&self, admitted: (u16, u64), role: Role) -> Option<Welcome> {
+    fn welcome_with_key(&self, admitted: (u16, u64), ticket: u64, role: Role) -> Option<Welcome> {
         let Door::Device(device) = &self.door else { return None };
         let remote = device.protection(role).remote();
         let RemoteRegion { base_address, rkey, round_trip_min_ns, .. } = remote;
         let welcome = self.welcome_of(admitted);
-        Some(Welcome { base_address, rkey, round_trip_min_ns, ..welcome })
+        Some(Welcome { base_address, rkey, round_trip_min_ns, ticket, ..welcome })
     }
 
     /// Asks the processes of writers for a sign of life when it is time, and fences those that gave

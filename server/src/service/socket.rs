@@ -107,14 +107,14 @@ impl Service {
                 Err(Farewell::Refused(refusal))
             }
             Ok((role, welcome)) => {
-                let Welcome { client_id: id, lease, .. } = welcome;
+                let Welcome { client_id: id, lease, ticket, .. } = welcome;
                 let descriptor = socket.descriptor(role);
                 if let Err(error) = connection.send(&encode_reply(&Ok(welcome)), Some(descriptor)) {
                     self.take_back_admission(id);
                     return Err(Farewell::Unreachable(error));
                 }
                 tracing::info!(client = id, ?role, "a client connected");
-                peer.who = Who::Client { id, role, lease };
+                peer.who = Who::Client { id, role, lease, ticket };
                 Ok(())
             }
         }

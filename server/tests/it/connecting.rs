@@ -157,3 +157,16 @@ fn what_cannot_be_listened_at_is_named() {
     let line = elsewhere.start_error();
     assert!(line.contains("does not exist"), "{line}");
 }
+
+#[test]
+fn the_config_says_who_may_connect() {
+    use std::os::unix::fs::MetadataExt;
+    let mut place = Place::new();
+    let group = rustix::process::getgid().as_raw();
+    place.config.socket_mode = Some("0620".parse().unwrap());
+    place.config.socket_group = Some(group.to_string().parse().unwrap());
+    let _server = place.start();
+    let found = std::fs::metadata(place.socket()).unwrap();
+    assert_eq!((found.mode() & 0o777, found.gid()), (0o620, group));
+    place.writer();
+}

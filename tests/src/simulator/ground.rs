@@ -358,6 +358,7 @@ impl Ground {
             region_bytes: self.format.region_bytes,
             rkey: 0,
             round_trip_min_ns: 0,
+            ticket: 0,
         }
     }
 }

@@ -8,12 +8,12 @@ use farside_common::address::Address;
 use farside_common::attach::Target;
 use farside_common::control::{
     ConnectRequest, MESSAGE_BYTES_MAX, PROTOCOL_VERSION, Purpose, REQUEST_BYTES_MAX, Refusal,
-    Request, Role, Token, decode_reply,
+    Request, Role, Token, Welcome, decode_reply,
 };
 use farside_common::fabric::shm::Connection;
 use farside_common::fabric::verbs::{Options, VerbsError, connect_control, connect_data};
 use farside_common::layout::SizeClass;
-use farside_tests::{PATIENCE, ServerProcess, scaled};
+use farside_tests::{PATIENCE, ServerProcess, device, scaled};
 use rand::rngs::SmallRng;
 use rand::{Rng, RngExt, SeedableRng};
 
@@ -125,7 +125,8 @@ fn no_hello_hurts_a_server() {
         }
     }
     for round in 0..scaled(10_000) {
-        let stolen = Purpose::Data { client_id: 1, lease: (1 << 32) + round % 4 };
+        // A lease is no ticket: it stands where every client can read it.
+        let stolen = Purpose::Data { client_id: 1, ticket: (1 << 32) + round % 4 };
         let purpose = if round % 2 == 0 { Purpose::Control } else { stolen };
         let mut bytes = garbage(&mut random, &hello(Role::Writer, purpose), REQUEST_BYTES_MAX);
         bytes.resize(bytes.len().max(1), 0);
@@ -190,4 +191,17 @@ fn no_message_hurts_anybody_but_who_sends_it() {
     assert!(ended > rounds / 2);
     assert!(server.log().contains("it breaks the protocol"));
     somebody_with_manners(&server);
+}
+
+/// A lease stands in the region: who reads it must not take the place of a client's sessions.
+#[test]
+fn a_reader_uses_up_no_sessions_of_another() {
+    let Some(_) = device() else { return };
+    let (server, target, _folder) = guarded();
+    let victim = target.attach(target.timeout).unwrap();
+    let Welcome { client_id, lease, .. } = victim.welcome;
+    let stolen = hello(Role::Reader, Purpose::Data { client_id, ticket: lease });
+    let unknown = Refusal::UnknownClient { client: client_id.into() };
+    assert_eq!(answer(&server.address(), &stolen, true), Some(unknown));
+    assert!(victim.route.fabric(1).is_ok());
 }

@@ -12,6 +12,7 @@ fn welcome() -> Welcome {
         region_bytes: 1 << 30,
         rkey: 99,
         round_trip_min_ns: 500,
+        ticket: 41,
     }
 }
 
@@ -21,13 +22,13 @@ fn request() -> ConnectRequest {
 
 #[test]
 fn a_purpose_that_cannot_be_is_refused() {
-    let data = Purpose::Data { client_id: 0, lease: 5 };
+    let data = Purpose::Data { client_id: 0, ticket: 5 };
     let nobodys = ConnectRequest { purpose: data, ..request() }.encode();
     assert!(ConnectRequest::decode(&nobodys).is_err());
-    let leaseless = Purpose::Data { client_id: 3, lease: 0 };
-    let leaseless = ConnectRequest { purpose: leaseless, ..request() }.encode();
-    assert!(ConnectRequest::decode(&leaseless).is_err());
-    // The role, the purpose, the client, its lease, and what is reserved.
+    let without = Purpose::Data { client_id: 3, ticket: 0 };
+    let without = ConnectRequest { purpose: without, ..request() }.encode();
+    assert!(ConnectRequest::decode(&without).is_err());
+    // The role, the purpose, the client, its ticket, and what is reserved.
     for (at, value) in [(6, 3), (7, DATA + 1), (8, 1), (10, 1), (18, 1), (23, 128)] {
         let mut bytes = request().encode();
         bytes[at] = value;
@@ -43,7 +44,7 @@ fn a_purpose_that_cannot_be_is_refused() {
 
 #[test]
 fn requests_and_replies_come_back() {
-    let data = Purpose::Data { client_id: 7, lease: 1 << 40 };
+    let data = Purpose::Data { client_id: 7, ticket: 1 << 40 };
     let (reader, writer) = (Role::Reader, Role::Writer);
     for (role, purpose) in [(reader, Purpose::Control), (writer, data)] {
         let request = ConnectRequest { role, purpose, token: Token::of("secret") };
@@ -58,6 +59,8 @@ fn requests_and_replies_come_back() {
         Refusal::Full { clients: 5 },
         Refusal::Malformed { bytes: 3 },
         Refusal::ShuttingDown,
+        Refusal::FullOfReaders { readers: 7 },
+        Refusal::FullForUser { clients: 7 },
         Refusal::UnknownClient { client: 12 },
         Refusal::Device,
         Refusal::Unknown { code: 77 },
@@ -101,7 +104,8 @@ fn a_welcome_that_cannot_be_is_an_error() {
     ] {
         assert!(says.starts_with(field), "{field}: {says}");
     }
-    let on_shared_memory = Welcome { base_address: 0, rkey: 0, round_trip_min_ns: 0, ..welcome() };
+    let on_shared_memory =
+        Welcome { base_address: 0, rkey: 0, round_trip_min_ns: 0, ticket: 0, ..welcome() };
     assert_eq!(decode_reply(&encode_reply(&Ok(on_shared_memory))).unwrap(), Ok(on_shared_memory));
     let mut padded = encode_reply(&Ok(welcome())).to_vec();
     padded.resize(REPLY_BYTES_MAX, 0);
@@ -140,7 +144,7 @@ proptest! {
         reply[at] = value;
         understood_only_as_sent(&reply);
         understood_only_as_sent(&reply[..bytes]);
-        let data = Purpose::Data { client_id: 7, lease: 1 << 40 };
+        let data = Purpose::Data { client_id: 7, ticket: 1 << 40 };
         for purpose in [Purpose::Control, data] {
             let mut request = ConnectRequest { purpose, ..request() }.encode();
             request[at % REQUEST_BYTES_MAX] = value;

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
+use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
 use farside::Client;
@@ -73,6 +74,7 @@ impl Imposter {
             region_bytes,
             rkey,
             round_trip_min_ns,
+            ticket: 5,
         }
     }
 
@@ -261,6 +263,7 @@ fn a_socket_that_answers_with_garbage_is_no_server() {
         region_bytes: REGION_BYTES,
         rkey: 0,
         round_trip_min_ns: 0,
+        ticket: 0,
     };
     let valid = encode_reply(&Ok(welcome));
     let target = Target {
@@ -292,4 +295,42 @@ fn a_socket_that_answers_with_garbage_is_no_server() {
     }
     assert!(lines.iter().any(|line| line.contains("not a Farside region")), "{lines:?}");
     assert!(lines.iter().any(|line| line.contains("without a descriptor")), "{lines:?}");
+}
+
+/// Another user made the socket: the token that would let that user in stays with the client.
+#[test]
+fn a_socket_of_another_user_gets_no_secret() {
+    if device().is_some() || !rustix::process::geteuid().is_root() {
+        println!("left out: it takes a socket, and root to become another user");
+        return;
+    }
+    // As /tmp: everybody may make entries.
+    let folder = tempfile::tempdir().unwrap();
+    let shared = folder.path().join("shared");
+    std::fs::create_dir(&shared).unwrap();
+    for (path, mode) in [(folder.path(), 0o755), (shared.as_path(), 0o1777)] {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+    }
+    let address = format!("shm://{}/kv.sock", shared.display());
+    let socket = std::thread::scope(|scope| {
+        let bind = || {
+            // Of this thread alone: the system call knows nothing of processes.
+            let user = rustix::process::Uid::from_raw(54321);
+            rustix::thread::set_thread_res_uid(user, user, user).unwrap();
+            Socket::bind(&shared.join("kv.sock")).unwrap()
+        };
+        scope.spawn(bind).join().unwrap()
+    });
+    std::thread::scope(|scope| {
+        let heard = scope.spawn(|| {
+            let connection = socket.accept().unwrap();
+            connection.receive(&mut [0; REQUEST_BYTES_MAX]).unwrap().0
+        });
+        let timeout = Duration::from_millis(100);
+        let builder = Client::builder().server(&address).secret("secret").connect_timeout(timeout);
+        let error = builder.connect().err().unwrap();
+        println!("{error}");
+        assert_eq!(heard.join().unwrap(), 0, "the imposter got the token");
+        assert!(error.to_string().contains("is served by user 54321, which is not root"));
+    });
 }
