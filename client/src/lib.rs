@@ -8,7 +8,7 @@
 //!
 //! # A first program
 //!
-//! Start a server: `kv-server --listen shm:///tmp/kv.sock --memory 256MiB`. Then:
+//! Start a server: `kv-server --listen shm:///run/farside/kv.sock --memory 256MiB`. Then:
 //!
 //! ```
 //! # let folder = tempfile::tempdir()?;
@@ -21,7 +21,7 @@
 //! # let server = farside_server::Server::start(&config)?;
 //! use farside::Client;
 //!
-//! let client = Client::builder().server(&address).connect()?; // shm:///tmp/kv.sock
+//! let client = Client::builder().server(&address).connect()?; // shm:///run/farside/kv.sock
 //! let mut session = client.session()?;
 //!
 //! session.put(b"greeting", b"hello")?;

@@ -8,8 +8,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use farside_common::control::Channel;
 use rustix::net::sockopt::set_socket_linger;
+use rustix::process::Signal;
 use rustix::thread::set_thread_res_uid;
 
+use super::command::{self, Running};
 use super::*;
 
 /// A user that is neither root nor the one that runs the tests.
@@ -46,16 +48,19 @@ fn lingering() -> (OwnedFd, TcpStream) {
 #[test]
 fn a_descriptor_that_does_not_close_holds_up_nobody() {
     let place = Place::new();
-    let server = place.start();
+    let arguments = command::arguments(&place);
+    let mut server = Running::start(&arguments.each_ref().map(String::as_str));
     let hello =
-        |role| ConnectRequest { role, purpose: Purpose::Control, token: Token::NONE }.encode();
+        ConnectRequest { role: Role::Reader, purpose: Purpose::Control, token: Token::NONE };
     let reader = place.ask(Role::Reader, Token::NONE).unwrap();
     let connect = || Connection::connect(&place.socket(), PATIENCE).unwrap();
     let (wrong, right) = (connect(), connect());
     let mut receivers = Vec::new();
+    // So that it is the server that has the last copies.
+    server.signal(Signal::STOP);
     for (connection, message) in [
         (&wrong, &b"hello"[..]),
-        (&right, &hello(Role::Reader)[..]),
+        (&right, &hello.encode()[..]),
         (&reader.connection, b"what is that?"),
     ] {
         let (descriptor, receiver) = lingering();
@@ -66,16 +71,11 @@ fn a_descriptor_that_does_not_close_holds_up_nobody() {
             Err(_) => std::mem::forget(descriptor),
         }
     }
-    // Whatever became of those; a hang guard, far below the minute that a close takes.
-    let (done, is_done) = std::sync::mpsc::channel();
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            assert_eq!(place.writer().take(class(64), 1).len(), 1);
-            server.stop();
-            done.send(()).unwrap();
-        });
-        is_done.recv_timeout(PATIENCE).expect("the control thread closes a descriptor");
-    });
+    server.signal(Signal::CONT);
+    // Hang guards, far below the minute that a close takes.
+    assert_eq!(place.writer().take(class(64), 1).len(), 1);
+    server.signal(Signal::TERM);
+    assert!(server.ends_well(), "the control thread closes a descriptor");
 }
 
 /// Each round a new client says its hello, is let in and is served.

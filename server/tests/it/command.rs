@@ -15,10 +15,10 @@ fn kv_server(arguments: &[&str]) -> Command {
 }
 
 /// A process that is ended with its test.
-struct Running(Child);
+pub(super) struct Running(Child);
 
 impl Running {
-    fn start(arguments: &[&str]) -> Self {
+    pub(super) fn start(arguments: &[&str]) -> Self {
         let mut child = kv_server(arguments).spawn().unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
         lines.find(|line| line.as_ref().unwrap().contains("serving")).unwrap().unwrap();
@@ -27,9 +27,21 @@ impl Running {
         Self(child)
     }
 
-    fn signal(&self, signal: rustix::process::Signal) {
+    pub(super) fn signal(&self, signal: rustix::process::Signal) {
         let pid = rustix::process::Pid::from_child(&self.0);
         rustix::process::kill_process(pid, signal).unwrap();
+    }
+
+    /// Whether it ends of itself.
+    pub(super) fn ends_well(&mut self) -> bool {
+        let until = Instant::now() + PATIENCE;
+        while Instant::now() < until {
+            if let Some(status) = self.0.try_wait().unwrap() {
+                return status.success();
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        false
     }
 
     /// How often its threads went to sleep so far.
@@ -51,7 +63,7 @@ impl Drop for Running {
     }
 }
 
-fn arguments(place: &Place) -> [String; 6] {
+pub(super) fn arguments(place: &Place) -> [String; 6] {
     let listen = format!("shm://{}", place.socket().display());
     let file = place.region_file().display().to_string();
     ["--listen", &listen, "--memory", "8MiB", "--region-file", &file].map(str::to_owned)
