@@ -363,9 +363,9 @@ pub fn decode_reply(bytes: &[u8]) -> Result<Result<Welcome, Refusal>, ControlErr
     // Over RDMA there are all of these, on shared memory none.
     let is_shared = base_address == 0;
     is_known("rkey", rkey.into(), !is_shared || rkey == 0)?;
-    is_known("ticket", welcome.ticket, is_shared == (welcome.ticket == 0))?;
     let bounds = if is_shared { 0..=0 } else { 1..=ROUND_TRIP_MIN_NS_MAX };
     is_known("round trip", round_trip_min_ns.into(), bounds.contains(&round_trip_min_ns))?;
+    is_known("ticket", welcome.ticket, is_shared == (welcome.ticket == 0))?;
     Ok(Ok(welcome))
 }
 

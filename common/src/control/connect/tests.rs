@@ -101,6 +101,8 @@ fn a_welcome_that_cannot_be_is_an_error() {
         ("round trip", wrong(|of| of.round_trip_min_ns = 0)),
         ("round trip", wrong(|of| of.round_trip_min_ns = u32::MAX)),
         ("round trip", wrong(|of| (of.base_address, of.rkey) = (0, 0))),
+        ("ticket", wrong(|of| of.ticket = 0)),
+        ("ticket", wrong(|of| (of.base_address, of.rkey, of.round_trip_min_ns) = (0, 0, 0))),
     ] {
         assert!(says.starts_with(field), "{field}: {says}");
     }
