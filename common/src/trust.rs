@@ -56,7 +56,7 @@ mod tests {
     #[test]
     fn another_users_folder_counts_only_where_that_user_could_not_put_it() {
         if !rustix::process::geteuid().is_root() {
-            println!("left out: it takes root to give files away");
+            // It takes root to give files away.
             return;
         }
         let folder = tempfile::tempdir().unwrap();

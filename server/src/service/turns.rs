@@ -54,9 +54,15 @@ impl Service {
     /// Lets clients in.
     fn accept(&mut self) {
         match self.door {
-            Door::Socket(_) => (0..ACCEPTS_MAX).any(|_| !self.accept_connection()),
-            Door::Device(_) => return self.take_events(),
-        };
+            Door::Device(_) => self.take_events(),
+            Door::Socket(_) => {
+                for _ in 0..ACCEPTS_MAX {
+                    if !self.accept_connection() {
+                        return;
+                    }
+                }
+            }
+        }
     }
 
     /// Answers those that wait, until none does or the turn is over.

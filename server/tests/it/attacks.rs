@@ -18,6 +18,7 @@ use super::*;
 const STRANGER: u32 = 54321;
 
 /// Runs as another user; `None` where this one may not become another.
+#[allow(clippy::print_stdout, reason = "a test that is left out says so")]
 fn as_stranger<T: Send>(work: impl FnOnce() -> T + Send) -> Option<T> {
     if !rustix::process::geteuid().is_root() {
         println!("left out: it takes root to become another user");
