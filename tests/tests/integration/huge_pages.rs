@@ -5,16 +5,16 @@
 use std::time::Duration;
 
 use farside_common::fabric::shm::collapse_refusal;
-use farside_tests::{ServerProcess, left_out_over_rdma, wait_until};
+use farside_tests::{ServerProcess, left_out, left_out_over_rdma, wait_until};
 
 /// Longer than it takes on any machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Whether a test has to be left out here; it prints why.
+/// Whether a test has to be left out here; it says why.
 fn is_left_out() -> bool {
     let refusal = collapse_refusal();
     if let Some(refusal) = &refusal {
-        println!("left out: {refusal}");
+        left_out("on this machine", &refusal.to_string());
     }
     refusal.is_some()
 }
