@@ -146,9 +146,8 @@ impl Service {
         };
         let is_first = self.peers.is_empty();
         let added = new_ticket().map_err(|error| error.to_string()).and_then(|ticket| {
-            let Some(welcome) = self.welcome_with_key((id, lease), ticket, role) else {
-                return Ok(());
-            };
+            let welcome = self.welcome_with_key((id, lease), ticket, role);
+            let welcome = welcome.ok_or("there is no device")?;
             let accepted = incoming.accept_control(&encode_reply(&Ok(welcome)));
             let channel = Channel::Verbs(accepted.map_err(|error| error.to_string())?);
             let peer = Peer::new(channel, Who::Client { id, role, lease, ticket });
@@ -222,7 +221,7 @@ impl Service {
         }
         for (token, ms) in silent {
             // Its answer may be among the messages that one turn did not take.
-            if !self.again.contains(&token) {
+            if !self.queue.contains(&token) {
                 self.part(token, &Farewell::Unanswered { ms });
             }
         }
