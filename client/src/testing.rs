@@ -177,6 +177,18 @@ impl<F: Fabric> Rig<F> {
         [constants.grace_ns, constants.patience_ns, constants.hint_ns, constants.word_ns]
     }
 
+    /// Sets what [`Rig::constants`] returns: for protocols with other constants.
+    pub fn set_constants(&mut self, [grace, patience, hint, word]: [Nanos; 4]) {
+        let constants = &mut self.engine.constants;
+        (constants.grace_ns, constants.patience_ns) = (grace, patience);
+        (constants.hint_ns, constants.word_ns) = (hint, word);
+    }
+
+    /// Mixes what the location cache remembers into a hash.
+    pub fn hash_locations(&self, hasher: &mut impl std::hash::Hasher) {
+        self.engine.cache.hash_state(hasher);
+    }
+
     /// Mixes everything that later operations depend on into a hash: cache, free blocks, random
     /// numbers. Not what operations in flight remember.
     pub fn hash_state(&self, hasher: &mut impl std::hash::Hasher) {

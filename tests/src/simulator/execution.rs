@@ -15,6 +15,7 @@ use super::memory::mix;
 use super::monitor::{Monitor, Violation};
 use super::prepared::Prepared;
 use super::process::{Action, Process, State};
+use super::scenario::Op;
 use super::server::Chore;
 use super::task::Event;
 use super::trace::Line;
@@ -35,6 +36,7 @@ pub(super) struct Execution<'s> {
     pub(super) restarts: u32,
     pub(super) losses: u32,
     pub(super) renewals: u32,
+    pub(super) pauses: u32,
     /// What each client is called on its present connection.
     pub(super) ids: Vec<u16>,
     /// Who is lost, and the server has not noticed.
@@ -60,6 +62,8 @@ impl Execution<'_> {
         for process in (0..self.processes.len()).filter(|process| Some(*process) != self.last) {
             self.actions_of(process, actions);
         }
+        let clients = 0..self.prepared.scenario.clients.len();
+        actions.extend(clients.filter(|c| self.is_paused(*c)).map(Action::Resume));
         if actions.is_empty() {
             return;
         }
@@ -72,6 +76,7 @@ impl Execution<'_> {
             actions.extend((0..scenario.clients.len()).filter(alive).map(Action::Die));
         }
         self.losses(actions);
+        actions.extend(self.pausable().map(Action::Pause));
         let server = scenario.clients.len();
         if self.restarts < scenario.restarts_max && self.is_splitting() {
             actions.push(Action::Restart(server));
@@ -88,6 +93,7 @@ impl Execution<'_> {
         match process.state {
             State::Over | State::Gone => {}
             State::Between if self.has_nothing_to_do(at) => {}
+            State::Between if self.is_paused(process.client) => {}
             State::Between => actions.push(Action::Begin(at)),
             State::Working | State::Dying => {
                 let fabric = self.rigs[process.client].endpoint().fabric();
@@ -98,7 +104,8 @@ impl Execution<'_> {
                             let access = |unit| Action::Access(at, id, unit);
                             actions.extend((0..lane.units.len()).map(access));
                         }
-                        _ if process.state == State::Dying => {}
+                        _ if process.state == State::Dying || fabric.clock.stopped_at.is_some() => {
+                        }
                         Phase::Waiting(until) if self.is_in_vain(process, until) => {}
                         Phase::Waiting(_) => actions.push(Action::Wake(at, id)),
                         Phase::Complete => actions.push(Action::Complete(at, id)),
@@ -131,6 +138,8 @@ impl Execution<'_> {
             | Action::Complete(process, _) => Some(process),
             // Time and death have bounds of their own.
             Action::Jump(_)
+            | Action::Pause(_)
+            | Action::Resume(_)
             | Action::Die(_)
             | Action::Lose(..)
             | Action::Restart(_)
@@ -158,7 +167,7 @@ impl Execution<'_> {
                 self.poll(at)?;
                 if self.is_swift(at) {
                     self.poll_completed(at, false)?;
-                    while self.processes[at].state == State::Between {
+                    while self.processes[at].state == State::Between && !self.is_yielding(at) {
                         self.poll(at)?;
                         self.poll_completed(at, false)?;
                     }
@@ -215,6 +224,11 @@ impl Execution<'_> {
                 }
                 Ok(())
             }
+            Action::Pause(client) => {
+                self.pause(client);
+                Ok(())
+            }
+            Action::Resume(client) => self.resume(client),
             Action::Die(client) => {
                 self.die(client);
                 Ok(())
@@ -242,8 +256,17 @@ impl Execution<'_> {
         script.is_some_and(|script| script.swift)
     }
 
+    fn is_yielding(&self, at: usize) -> bool {
+        let process = &self.processes[at];
+        let script = &self.prepared.scenario.clients[process.client];
+        matches!(script.lanes[0].get(process.began as usize), Some(Op::Yield))
+    }
+
     /// Polls a process as long as its chains complete without anybody noticing.
     pub(super) fn poll_completed(&mut self, at: usize, lazy: bool) -> Result<(), Violation> {
+        if self.is_paused(self.processes[at].client) {
+            return Ok(());
+        }
         while self.processes[at].state == State::Working && !lazy {
             let process = &self.processes[at];
             let complete = {
@@ -267,13 +290,16 @@ impl Execution<'_> {
         rig.endpoint().fabric_mut().turn = lane;
         rig.endpoint().try_step(|_| ());
         rig.endpoint().tick();
-        if process.state == State::Between {
+        let begins = process.state == State::Between;
+        if begins {
             // Up to where the next operation begins.
             process.chains = 0;
             process.waits = [None; 2];
             process.began += 1;
             process.state = State::Working;
         }
+        self.note_shared(at, begins);
+        let process = &mut self.processes[at];
         let mut context = Context::from_waker(Waker::noop());
         let _ = process.task.as_mut().poll(&mut context);
         process.chains += 1;

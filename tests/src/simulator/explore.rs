@@ -15,9 +15,10 @@ use super::monitor::Violation;
 use super::prepared::Prepared;
 use super::process::Action;
 use super::scenario::Scenario;
+use super::twin::Twin;
 
 /// How far a search went.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Explored {
     /// Different states.
     pub states: usize,
@@ -29,6 +30,8 @@ pub struct Explored {
     pub complete: u64,
     /// Nothing was left out but what the bound on preemptions excludes.
     pub exhausted: bool,
+    /// Twins of the scenario that did nothing that they should not.
+    pub unfired: Vec<Twin>,
 }
 
 /// What a search leaves out.
@@ -61,6 +64,7 @@ struct Search<'s> {
     visited: HashMap<u64, u8>,
     frames: Vec<Frame>,
     explored: Explored,
+    fired: Vec<Twin>,
 }
 
 impl Scenario {
@@ -77,6 +81,7 @@ impl Scenario {
             visited: HashMap::new(),
             frames: Vec::new(),
             explored: Explored::default(),
+            fired: Vec::new(),
         };
         loop {
             match search.execute() {
@@ -102,6 +107,7 @@ impl Scenario {
             search.explored.states = search.visited.len();
             search.explored.exhausted = search.frames.is_empty();
             if search.frames.is_empty() || search.explored.executions >= bounds.executions {
+                search.explored.unfired = self.unfired(&search.fired);
                 return Ok(search.explored);
             }
         }
@@ -144,7 +150,10 @@ impl Search<'_> {
             actions.retain(|action| self.cost(&execution, *action) <= left);
             if actions.is_empty() {
                 self.explored.complete += 1;
-                return execution.finish().map(|()| None);
+                let finished = execution.finish();
+                self.fired.extend(execution.world.borrow().fired.iter().copied());
+                self.fired.dedup();
+                return finished.map(|()| None);
             }
             if actions.len() > 1 {
                 let bounded = self.bounds.preemptions.is_some();

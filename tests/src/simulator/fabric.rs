@@ -9,9 +9,11 @@ use farside_common::fabric::{
 };
 use zerocopy::IntoBytes;
 
+use super::clock::Clock;
 use super::lane::{Lane, Phase, extent};
 use super::lies::Lie;
 use super::memory::mix;
+use super::twin::Twin;
 use super::world::World;
 
 /// Pauses up to this take no time: the clock of a simulation is coarse, so that executions that
@@ -26,6 +28,8 @@ pub(super) struct SimFabric {
     process: usize,
     pub(super) lanes: Vec<Lane>,
     lie: Option<Box<dyn Lie>>,
+    /// What the client goes by.
+    pub(super) clock: Clock,
     /// The connection is gone: nothing that is posted is executed any more, and nobody is told of
     /// what still is.
     pub(super) is_lost: bool,
@@ -47,11 +51,25 @@ impl SimFabric {
         process: usize,
         lanes: u16,
         lie: Option<Box<dyn Lie>>,
+        pace: u8,
     ) -> Self {
+        let clock = Clock::new(pace, world.borrow().now);
         let lanes = (0..lanes).map(|_| Lane::new()).collect();
         let (immediate, observed, turn, noticed) = (true, 0, LaneId(0), false);
         let is_lost = false;
-        Self { world, timing, process, lanes, lie, is_lost, immediate, observed, turn, noticed }
+        Self {
+            world,
+            timing,
+            process,
+            lanes,
+            lie,
+            clock,
+            is_lost,
+            immediate,
+            observed,
+            turn,
+            noticed,
+        }
     }
 
     pub(super) fn lane(&self, lane: LaneId) -> &Lane {
@@ -167,10 +185,22 @@ impl SimFabric {
         let (remote, bytes) = extent(&verb);
         let place = world.memory.place(remote & !7, bytes)? + word;
         let tag = (state.at as u64) << 32 | word as u64;
-        if matches!(verb, Verb::Write { .. } | Verb::WriteWord { .. } | Verb::CompareSwap { .. })
-            && world.now > state.deadline
-        {
-            return Err(ChainError::Late);
+        if !matches!(verb, Verb::Read { .. }) {
+            let twin = self.lie.as_ref().map(|lie| lie.twin());
+            if std::mem::take(&mut state.is_queued)
+                && twin == Some(Twin::QueueUncounted)
+                && world.now > state.deadline
+            {
+                // The device goes on trying from the time at which the chain leaves the queue.
+                state.deadline = world.now + self.timing.lateness_max_ns;
+                world.lied(Twin::QueueUncounted);
+            }
+            if world.now > state.deadline {
+                return Err(ChainError::Late);
+            }
+            if twin == Some(Twin::BlocksOfTwoOwners) && matches!(verb, Verb::Write { .. }) {
+                world.lied(Twin::BlocksOfTwoOwners);
+            }
         }
         if matches!(verb, Verb::Write { .. } | Verb::WriteHalf { .. } | Verb::WriteWord { .. }) {
             // Contract 4: clients swap the words and hints of slots.
@@ -226,7 +256,11 @@ impl SimFabric {
             result = Err(state.fate(false));
         }
         if let (Some(lie), Err(error)) = (&self.lie, &mut result) {
+            let truth = error.clone();
             lie.fail(error);
+            if truth != *error {
+                self.world.borrow_mut().lied(lie.twin());
+            }
         }
         state.units.clear();
         state.cold = 0;
@@ -237,7 +271,11 @@ impl SimFabric {
             world.now = world.now.max(state.posted + world.round_trip_ns);
         }
         if let (Some(lie), Ok(found)) = (&mut self.lie, &mut state.result) {
+            let truth = (state.buffers.clone(), *found);
             lie.complete(&state.asked, &mut state.buffers, found);
+            if world.began && (&truth.0, truth.1) != (&state.buffers, *found) {
+                world.lied(lie.twin());
+            }
         }
         let told = match &state.result {
             Ok(found) => *found,
@@ -269,10 +307,15 @@ impl Fabric for SimFabric {
     }
 
     fn now(&self) -> Nanos {
-        let world = self.world.borrow();
+        let world = &mut *self.world.borrow_mut();
+        let now = self.clock.shows(world.now);
         // Nobody lies before the scenario begins.
-        let lie = self.lie.as_ref().filter(|_| world.began);
-        lie.map_or(world.now, |lie| lie.now(world.now))
+        let Some(lie) = self.lie.as_ref().filter(|_| world.began) else { return now };
+        let told = lie.now(now);
+        if told != now {
+            world.lied(lie.twin());
+        }
+        told
     }
 
     fn post(&mut self, lane: LaneId, chain: &[Verb], deadline: Nanos) {
@@ -286,13 +329,20 @@ impl Fabric for SimFabric {
             let world = &mut *self.world.borrow_mut();
             state.posted = world.now;
             // By the clock of all, not by the client's, which may lie.
-            let latest = world.now + self.timing.lateness_max_ns;
-            state.deadline = if self.lie.is_some() { latest } else { deadline };
-            state.progress = self.lie.as_mut().map_or(0, |lie| {
+            state.deadline = match self.lie.as_ref().map(|lie| lie.twin()) {
+                Some(twin) if twin.has_false_clock() => world.now + self.timing.lateness_max_ns,
+                _ => self.clock.when(deadline),
+            };
+            (state.is_queued, state.progress) = (true, 0);
+            if let Some(lie) = &mut self.lie {
                 lie.post(&mut state.chain, &world.memory);
-                world.now += lie.delay();
-                lie.state()
-            });
+                let delay = lie.delay();
+                world.now += delay;
+                if world.began && (delay > 0 || state.chain != state.asked) {
+                    world.lied(lie.twin());
+                }
+                state.progress = lie.state();
+            }
         }
         (state.at, state.found, state.phase) = (0, 0, Phase::Posted);
         if self.is_lost {
@@ -304,7 +354,7 @@ impl Fabric for SimFabric {
     }
 
     fn wait(&mut self, lane: LaneId, until: Nanos) {
-        self.lanes[usize::from(lane.0)].phase = Phase::Waiting(until);
+        self.lanes[usize::from(lane.0)].phase = Phase::Waiting(self.clock.when(until));
         if self.immediate {
             self.wake(lane);
         }

@@ -8,6 +8,7 @@ use super::monitor::Violation;
 use super::prepared::{Prepared, name};
 use super::process::Action;
 use super::trace::Line;
+use super::twin::Twin;
 use crate::linearizability::Record;
 
 /// An execution that went wrong.
@@ -19,6 +20,8 @@ pub struct Failure {
     /// Everything that was asked and answered.
     pub history: Vec<Record>,
     trace: Vec<Line>,
+    /// Twins of the scenario that did in this execution nothing that they should not.
+    pub unfired: Vec<Twin>,
     /// How many executions went well before.
     pub executions: u64,
     /// Which seed led here, if one did.
@@ -41,8 +44,9 @@ impl Failure {
         }
         let trace = execution.world.borrow_mut().trace.take().unwrap_or_default();
         let history = std::mem::take(&mut execution.monitor.history);
+        let unfired = prepared.scenario.unfired(&execution.world.borrow().fired);
         let scenario = prepared.scenario.name.clone();
-        Self { scenario, violation, history, trace, executions: 0, seed: None }
+        Self { scenario, violation, history, trace, unfired, executions: 0, seed: None }
     }
 
     /// The name of the scenario.

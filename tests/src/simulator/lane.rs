@@ -33,6 +33,8 @@ pub(super) struct Lane {
     pub(super) cold: u64,
     pub(super) all_cold: bool,
     pub(super) posted: Nanos,
+    /// Nothing of it was executed yet.
+    pub(super) is_queued: bool,
     pub(super) deadline: Nanos,
     pub(super) found: u64,
     pub(super) result: Result<u64, ChainError>,
@@ -55,6 +57,7 @@ impl Lane {
             cold: 0,
             all_cold: false,
             posted: 0,
+            is_queued: false,
             deadline: 0,
             found: 0,
             result: Ok(0),

@@ -22,6 +22,9 @@ pub(super) type Buffers = [Vec<u64>; Buffer::COUNT];
 
 /// What a fabric does other than it was told.
 pub(super) trait Lie {
+    /// Which twin this is.
+    fn twin(&self) -> Twin;
+
     /// Changes a chain as it is posted.
     fn post(&mut self, chain: &mut Vec<Verb>, memory: &Memory);
 
@@ -119,6 +122,10 @@ pub(super) fn window_words() -> impl Iterator<Item = usize> {
 }
 
 impl Lie for Liar {
+    fn twin(&self) -> Twin {
+        self.twin
+    }
+
     fn now(&self, now: Nanos) -> Nanos {
         match self.twin {
             Twin::FastClock => {
@@ -163,6 +170,7 @@ impl Lie for Liar {
                 *found = told;
             }
             self.complete_swap((slot, expected, desired), found);
+            self.lose_cached((slot, expected, desired), found);
             self.lost = *found != expected && state(*found) == SlotState::Live;
             if self.lost && matches!(self.twin, Twin::FoundBelieved(_)) {
                 // After as many others as there are, the number is that of the cached word.
@@ -305,7 +313,9 @@ impl Liar {
                 block[0] = block[0] & 0xffff_ffff | u64::from(generation) << 32;
                 reseal(remote, block);
             }
-            Twin::NoChecksum | Twin::StoppedClock => reseal(remote, block),
+            Twin::NoChecksum | Twin::PatienceWithoutMargin | Twin::StoppedClock => {
+                reseal(remote, block)
+            }
             Twin::FoundBelieved(key) if std::mem::take(&mut self.lost) => {
                 block.as_mut_bytes()[BLOCK_HEADER_BYTES as usize..][..keys()[key].len()]
                     .copy_from_slice(&keys()[key]);
@@ -325,6 +335,7 @@ impl Liar {
             return;
         };
         let claims = is_claim(asked);
+        self.show_another(*remote, window);
         match self.twin {
             Twin::AbsorbedByOldWindow if !claims => {
                 let first = self.window.get_or_insert_with(|| window[..32].to_vec());

@@ -112,14 +112,18 @@ impl Execution<'_> {
     pub(super) fn fence(&mut self) -> Result<(), Violation> {
         let twin = self.prepared.scenario.server;
         let mut left = std::mem::take(&mut self.left);
-        if twin == Some(Twin::SweepsTheLiving) {
+        let mut world = self.world.borrow_mut();
+        if twin == Some(Twin::SweepsTheLiving) && left != self.ids {
             left.clone_from(&self.ids);
+            world.lied(Twin::SweepsTheLiving);
         }
-        self.world.borrow_mut().fenced = left;
-        if twin != Some(Twin::Unfenced) {
-            self.end_lost()?;
+        world.fenced = left;
+        if twin == Some(Twin::Unfenced) {
+            world.lied(Twin::Unfenced);
+            return Ok(());
         }
-        Ok(())
+        drop(world);
+        self.end_lost()
     }
 
     fn end_lost(&mut self) -> Result<(), Violation> {
@@ -155,6 +159,8 @@ impl Execution<'_> {
                 self.cut(client, true);
                 self.rigs[client].endpoint().fabric_mut().is_lost = true;
             }
+        } else {
+            self.world.borrow_mut().lied(Twin::Unrefused);
         }
         let unfinished: Vec<_> = {
             let world = self.world.borrow();

@@ -10,6 +10,7 @@
 //! kinder: the words of a READ or WRITE in any order, anybody's accesses between any two, chains
 //! that stay under way for as long as their deadline allows, a clock that jumps.
 
+mod clock;
 mod execution;
 mod explore;
 mod fabric;
@@ -25,9 +26,11 @@ mod prepared;
 mod process;
 mod random;
 mod scenario;
+mod script;
 mod server;
 mod split_lies;
 mod task;
+mod time_lies;
 mod trace;
 mod twin;
 mod verdict;
@@ -37,5 +40,6 @@ pub use explore::{Bounds, Explored};
 pub use failure::Failure;
 pub use ground::{GRACE_MS, KEYS};
 pub use monitor::Violation;
-pub use scenario::{Key, Op, Scenario, Script, client};
+pub use scenario::{Key, Op, Scenario};
+pub use script::{Script, client};
 pub use twin::Twin;

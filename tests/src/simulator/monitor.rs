@@ -53,6 +53,7 @@ impl Asked {
             | Op::Delete(key)
             | Op::Exchange(key, _)
             | Op::ExchangeSeen(key) => key,
+            Op::Yield => unreachable!("nothing is asked"),
         }
     }
 
@@ -65,6 +66,7 @@ impl Asked {
             Op::Delete(_) => Operation::Delete,
             Op::Exchange(..) => Operation::Exchange,
             Op::ExchangeSeen(_) => Operation::ExchangeVersion,
+            Op::Yield => unreachable!("nothing is asked"),
         }
     }
 }

@@ -10,6 +10,7 @@ use farside_common::control::{FreeBlock, SplitOutcome};
 use farside_common::fabric::{LaneId, Timing};
 use farside_common::layout::SizeClass;
 
+use super::clock::PACE;
 use super::execution::Execution;
 use super::fabric::SimFabric;
 use super::ground::{Ground, keys};
@@ -17,7 +18,8 @@ use super::lies::{Liar, Lie};
 use super::memory::{Memory, mix};
 use super::monitor::{Asked, Monitor};
 use super::process::{Process, State};
-use super::scenario::{Op, Scenario, Script};
+use super::scenario::{Op, Scenario};
+use super::script::Script;
 use super::server::{Chore, run_chores};
 use super::task::{Events, Reading, run_script};
 use super::twin::Twin;
@@ -82,7 +84,8 @@ impl<'s> Prepared<'s> {
         let most = scenario.clients.iter().map(|script| script.blocks).max();
         let clients = scenario.clients.len() as u64;
         let splits = scenario.chores().iter().filter(|chore| **chore != Chore::Sweep).count();
-        let reopened = u64::from(scenario.losses_max) + clients * u64::from(scenario.renewals_max);
+        let reopened = u64::from(scenario.losses_max + scenario.pauses_max)
+            + clients * u64::from(scenario.renewals_max);
         let slots = (scenario.slots, scenario.used);
         let ground = Ground::new(most.unwrap_or(0), clients + reopened, slots, splits);
         let ground = Rc::new(ground);
@@ -113,7 +116,8 @@ impl<'s> Prepared<'s> {
     /// Words that get steps of their own from the start: where connections break, the slots, even
     /// if nobody else accesses them, for who tries again meets what he did before.
     pub(super) fn first_hot(&self) -> BTreeSet<usize> {
-        let breaks = self.scenario.losses_max > 0 || self.scenario.renewals_max > 0;
+        let breaks = self.scenario.losses_max + self.scenario.pauses_max > 0
+            || self.scenario.renewals_max > 0;
         let is_slot = |place: &usize| {
             let offset = self.memory.offset(*place);
             self.ground.slot_at(offset).is_some() && self.ground.can_change(offset)
@@ -134,12 +138,13 @@ impl<'s> Prepared<'s> {
         let (owner, blocks) = match client {
             0 => (0, super::KEYS as u64),
             _ => script.map_or((0, 0), |script| {
-                (script.blocks_of.unwrap_or(client as u64), script.blocks)
+                let is_first = twin == Some(Twin::BlocksOfTwoOwners);
+                (if is_first { 1 } else { client as u64 }, script.blocks)
             }),
         };
         // Whoever does only one thing needs no cache.
         let once = |script: &Script| script.known.is_empty() && script.operations() == 1;
-        let shares = self.scenario.shares_locations && script.is_some() && twin.is_none();
+        let shares = script.is_some_and(|script| script.shares);
         let cache_bytes = if script.is_none_or(once) && !shares { 0 } else { CACHE_BYTES };
         let locations = if shares { world.borrow().locations.clone() } else { Rc::default() };
         let seat = Seat { number: client, process, lanes, owner, blocks };
@@ -164,12 +169,22 @@ impl<'s> Prepared<'s> {
         };
         let now = world.borrow().now;
         let lie = twin.map(|twin| Box::new(Liar::new(twin, now)) as Box<dyn Lie>);
-        let fabric = SimFabric::new(world.clone(), timing, process, lanes, lie);
+        let script = number.checked_sub(1).and_then(|at| self.scenario.clients.get(at));
+        let pace = script.map_or(PACE, |script| script.pace);
+        let fabric = SimFabric::new(world.clone(), timing, process, lanes, lie, pace);
         let given = Given(self.ground.free_blocks(owner, blocks), Rc::downgrade(world));
         let welcome = self.ground.welcome(client_id(number));
         let seed = mix(self.scenario.seed, number as u64);
         let rig = Rig::open(fabric, Box::new(given), &welcome, lanes, cache, seed);
-        let rig = rig.expect("the region is in order");
+        let mut rig = rig.expect("the region is in order");
+        if let Some(twin) = twin {
+            let right = rig.constants();
+            let told = twin.constants(right, self.scenario.lateness_max_ns);
+            rig.set_constants(told);
+            if told != right {
+                world.borrow_mut().lied(twin);
+            }
+        }
         if blocks > 0 {
             rig.fetch_blocks(self.ground.class).expect("it was given blocks");
         }
@@ -246,6 +261,7 @@ impl<'s> Prepared<'s> {
             restarts: 0,
             losses: 0,
             renewals: 0,
+            pauses: 0,
             ids: Vec::new(),
             left: Vec::new(),
             reopened: 0,

@@ -20,6 +20,10 @@ pub(super) enum Action {
     Complete(usize, LaneId),
     /// The clock jumps.
     Jump(Nanos),
+    /// A client's virtual machine is paused.
+    Pause(usize),
+    /// It goes on.
+    Resume(usize),
     /// A client dies.
     Die(usize),
     /// A client's connection breaks: what is under way ends here, or, if so, goes on to its end and

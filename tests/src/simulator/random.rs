@@ -81,6 +81,8 @@ fn roll(prepared: &Prepared<'_>, seed: u64, taken: &mut Vec<Action>) -> Result<(
             matches!(
                 action,
                 Action::Jump(_)
+                    | Action::Pause(_)
+                    | Action::Resume(_)
                     | Action::Die(_)
                     | Action::Lose(..)
                     | Action::Restart(_)

@@ -2,6 +2,7 @@
 
 use farside_common::fabric::Nanos;
 
+use super::script::Script;
 use super::server::Chore;
 use super::twin::Twin;
 
@@ -24,129 +25,8 @@ pub enum Op {
     Exchange(Key, &'static str),
     /// By the version that the script's last GET of the key found; left out if it found none.
     ExchangeSeen(Key),
-}
-
-/// What one client does.
-#[derive(Clone)]
-pub struct Script {
-    pub(super) known: Vec<Key>,
-    /// One after another, for each lane.
-    pub(super) lanes: Vec<Vec<Op>>,
-    pub(super) blocks: u64,
-    pub(super) swift: bool,
-    pub(super) guess: Option<usize>,
-    /// Whose blocks it is given, if not its own.
-    pub(super) blocks_of: Option<u64>,
-    pub(super) twin: Option<Twin>,
-}
-
-/// A client that does nothing yet.
-pub fn client() -> Script {
-    Script {
-        known: Vec::new(),
-        lanes: vec![Vec::new()],
-        blocks: 4,
-        swift: false,
-        guess: None,
-        blocks_of: None,
-        twin: None,
-    }
-}
-
-impl Script {
-    fn then(mut self, op: Op) -> Self {
-        if let Some(lane) = self.lanes.last_mut() {
-            lane.push(op);
-        }
-        self
-    }
-
-    pub(super) fn operations(&self) -> usize {
-        self.lanes.iter().map(Vec::len).sum()
-    }
-
-    /// The key's location is in its cache.
-    pub fn knows(mut self, key: Key) -> Self {
-        self.known.push(key);
-        self
-    }
-
-    /// It has only so many free blocks.
-    pub fn blocks(mut self, blocks: u64) -> Self {
-        self.blocks = blocks;
-        self
-    }
-
-    /// What follows is done on another lane of the same session, at the same time.
-    pub fn lane(mut self) -> Self {
-        self.lanes.push(Vec::new());
-        self
-    }
-
-    /// All that it does is one step: for those who do a lot.
-    pub fn swift(mut self) -> Self {
-        self.swift = true;
-        self
-    }
-
-    /// Its INSERTs claim a slot of the row before they have looked, the first one this slot, until
-    /// one of them was for nothing.
-    pub fn guesses(mut self, slot: usize) -> Self {
-        self.guess = Some(slot);
-        self
-    }
-
-    /// By mistake it is given the blocks of another client; the first is 1.
-    pub fn blocks_of(mut self, client: u64) -> Self {
-        self.blocks_of = Some(client);
-        self
-    }
-
-    /// It follows a protocol with a rule broken.
-    pub fn twin(mut self, twin: Twin) -> Self {
-        self.twin = Some(twin);
-        self
-    }
-
-    /// GET.
-    pub fn get(self, key: Key) -> Self {
-        self.then(Op::Get(key))
-    }
-
-    /// PUT.
-    pub fn put(self, key: Key) -> Self {
-        self.then(Op::Put(key))
-    }
-
-    /// PUT if absent.
-    pub fn insert(self, key: Key) -> Self {
-        self.then(Op::Insert(key))
-    }
-
-    /// PUT if present.
-    pub fn update(self, key: Key) -> Self {
-        self.then(Op::Update(key))
-    }
-
-    /// DELETE.
-    pub fn delete(self, key: Key) -> Self {
-        self.then(Op::Delete(key))
-    }
-
-    /// Compare-and-exchange by value.
-    pub fn exchange(self, key: Key, expected: &'static str) -> Self {
-        self.then(Op::Exchange(key, expected))
-    }
-
-    /// Compare-and-exchange by the version seen last.
-    pub fn exchange_seen(self, key: Key) -> Self {
-        self.then(Op::ExchangeSeen(key))
-    }
-
-    /// Any operation.
-    pub fn op(self, op: Op) -> Self {
-        self.then(op)
-    }
+    /// Nothing: see [`Script::yields`].
+    Yield,
 }
 
 /// A split of the subtable that the keys are in, by the server.
@@ -179,7 +59,8 @@ pub struct Scenario {
     pub(super) losses_max: u32,
     pub(super) renewals_max: u32,
     pub(super) sweeps: bool,
-    pub(super) shares_locations: bool,
+    pub(super) pauses_max: u32,
+    pub(super) answer_ns: Option<Nanos>,
     /// What the server does other than it should, but for splits.
     pub(super) server: Option<Twin>,
     pub(super) split: Option<Splitting>,
@@ -209,7 +90,8 @@ impl Scenario {
             losses_max: 0,
             renewals_max: 0,
             sweeps: false,
-            shares_locations: false,
+            pauses_max: 0,
+            answer_ns: None,
             server: None,
             split: None,
             reuse: None,
@@ -285,11 +167,17 @@ impl Scenario {
         self
     }
 
-    /// The clients, but for twins, are sessions of one and share a location cache. For random
-    /// executions: those that look at all interleavings take clients to share memory alone.
+    /// All clients are sessions of one and share a location cache.
     pub fn shares_locations(mut self) -> Self {
         self.name += ", shared locations";
-        self.shares_locations = true;
+        self.clients.iter_mut().for_each(|client| client.shares = true);
+        self
+    }
+
+    /// Up to so often a client is paused at any moment, and its clock stands still, until any later
+    /// one; the server fences it if it has not answered for this long by then.
+    pub fn pauses(mut self, most: u32, answer_ns: Nanos) -> Self {
+        (self.pauses_max, self.answer_ns) = (most, Some(answer_ns));
         self
     }
 
@@ -304,6 +192,13 @@ impl Scenario {
     pub fn server_twin(mut self, twin: Twin) -> Self {
         self.server = Some(twin);
         self
+    }
+
+    /// The twins among those who take part that are not among these.
+    pub(super) fn unfired(&self, fired: &[Twin]) -> Vec<Twin> {
+        let clients = self.clients.iter().filter_map(|client| client.twin);
+        let all = clients.chain(self.server).chain(self.split.and_then(|split| split.twin));
+        all.filter(|twin| !fired.contains(twin)).collect()
     }
 
     /// What the server has to do, in this order.

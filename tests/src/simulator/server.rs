@@ -11,6 +11,7 @@ use zerocopy::FromBytes;
 
 use super::fabric::{PAUSE_NS_MAX, SimFabric};
 use super::task::{Event, Events, begin};
+use super::twin::Twin;
 use super::world::World;
 
 /// Something that the server does once.
@@ -66,6 +67,8 @@ async fn split(
         mover.disown(&split).await.expect(reach);
         if rests {
             endpoint.sleep_until(lane, endpoint.now() + rig.constants()[0]).await;
+        } else {
+            world.borrow_mut().lied(Twin::ReusedAtOnce);
         }
         while !mover.vacate(split.old).await.expect(reach) {
             endpoint.sleep_until(lane, endpoint.now() + PAUSE_NS_MAX).await;

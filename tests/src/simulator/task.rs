@@ -76,6 +76,10 @@ pub(super) async fn run_script(
     let Reading { script, name, next, mut again, mut seen } = reading;
     for (n, op) in script.into_iter().enumerate().skip(next) {
         begin().await;
+        if op == Op::Yield {
+            events.borrow_mut().push_back(Event::Skip);
+            continue;
+        }
         let value = format!("{name}{}", n + 1);
         let expected = match op {
             Op::Exchange(_, expected) => Some((expected.to_owned(), None)),

@@ -54,6 +54,21 @@ pub enum Twin {
     IncarnationsInNoTime,
     /// INSERT's second look believes every hint that is not this key's (I12).
     EveryMismatchBelieved(Key),
+    /// A client is given blocks that the first one has, too (I1).
+    BlocksOfTwoOwners,
+    /// PUT, of this key, calls itself overwritten by what it finds instead of the cached word, though
+    /// it READ no other there (I23).
+    AbsorbedUnread(Key),
+    /// The time that a chain waits in its queue before the device tries to send it is none (I4, I13).
+    QueueUncounted,
+    /// Patience is GRACE, and the net is gone: clocks that drift are not allowed for (I3).
+    PatienceWithoutMargin,
+    /// T_word and L are 256 times GRACE: clocks that drift are not allowed for (I4).
+    ProofWithoutMargin,
+    /// The server does not fence a client that was paused (I4).
+    NeverFenced,
+    /// It does so only after three times as long as it may take (I4).
+    FencedLate,
     /// The server clears up after a client that it did not fence (I6).
     Unfenced,
     /// The server clears up after clients that are alive (I6).
@@ -94,4 +109,11 @@ pub enum Twin {
     NeverFilling,
     /// A split that goes on after it was interrupted fills what clients use already (I17).
     FillsAgain,
+}
+
+impl Twin {
+    /// Whether what it calls now is not.
+    pub(super) fn has_false_clock(self) -> bool {
+        matches!(self, Self::FastClock | Self::StoppedClock | Self::StoppedClockOnly)
+    }
 }

@@ -1,11 +1,13 @@
 //! What an execution amounts to: its state, by which others that reach the same are known, and how
 //! it ends.
 
+use std::hash::{DefaultHasher, Hasher};
 use std::rc::Rc;
 
 use farside::testing::Call;
 use farside_common::fabric::LaneId;
 
+use super::clock::Clock;
 use super::execution::Execution;
 use super::ground::keys;
 use super::memory::mix;
@@ -20,7 +22,10 @@ impl Execution<'_> {
         let world = self.world.borrow();
         let mut hash = mix(world.memory.hash(), mix(world.now, self.monitor.state()));
         for rig in &self.rigs {
-            hash = mix(hash, rig.endpoint().fabric().observed);
+            let fabric = rig.endpoint().fabric();
+            hash = mix(hash, fabric.observed);
+            let Clock { stood_still, stopped_at, .. } = fabric.clock;
+            hash = mix(hash, mix(stood_still, stopped_at.unwrap_or_default()));
         }
         for process in &self.processes {
             let fabric = self.rigs[process.client].endpoint().fabric();
@@ -39,7 +44,33 @@ impl Execution<'_> {
         let counts = counts << 16 | u64::from(self.losses) << 8 | u64::from(self.renewals);
         let names = self.ids.iter().chain([&0]).chain(&self.left);
         hash = names.fold(mix(hash, counts), |hash, id| mix(hash, (*id).into()));
+        hash = mix(mix(hash, self.locations()), self.pauses.into());
         mix(hash, (last as u64) << 1 | u64::from(self.bound))
+    }
+
+    /// What an operation knows does not follow from what its client's chains brought alone: where
+    /// others of the same client act, also from when it began, and from what their cache had then.
+    pub(super) fn note_shared(&self, at: usize, begins: bool) {
+        let process = &self.processes[at];
+        let Some(script) = self.prepared.scenario.clients.get(process.client) else { return };
+        let mut fabric = self.rigs[process.client].endpoint().fabric_mut();
+        if begins && script.lanes.len() > 1 {
+            fabric.observed = mix(mix(fabric.observed, 3), at as u64);
+        }
+        if script.shares {
+            fabric.observed = mix(fabric.observed, self.locations());
+        }
+    }
+
+    /// A hash of the location cache that clients share, if some do.
+    fn locations(&self) -> u64 {
+        let scripts = self.prepared.scenario.clients.iter();
+        let sharing = scripts.zip(&self.rigs).find(|(script, _)| script.shares);
+        sharing.map_or(0, |(_, rig)| {
+            let mut hasher = DefaultHasher::new();
+            rig.hash_locations(&mut hasher);
+            hasher.finish()
+        })
     }
 
     /// The end: everybody is done or gone. Somebody new looks at every key, and the region has to

@@ -9,6 +9,7 @@ use farside_common::fabric::{Nanos, Verb};
 use super::ground::Ground;
 use super::memory::Memory;
 use super::trace::{Line, describe};
+use super::twin::Twin;
 
 pub(super) struct World {
     pub(super) ground: Rc<Ground>,
@@ -34,6 +35,8 @@ pub(super) struct World {
     pub(super) fenced: Vec<u16>,
     /// Places of subtables rest before they are used again.
     pub(super) places_rest: bool,
+    /// Twins that did what they should not.
+    pub(super) fired: Vec<Twin>,
     /// What clients remember that are sessions of one.
     pub(super) locations: Rc<Locations>,
 }
@@ -61,6 +64,7 @@ impl World {
             split: None,
             fenced: Vec::new(),
             places_rest: true,
+            fired: Vec::new(),
             locations: Rc::default(),
         }
     }
@@ -144,6 +148,13 @@ impl World {
         }
         if found == expected {
             self.memory.store(place, desired);
+        }
+    }
+
+    /// A twin did what it should not.
+    pub(super) fn lied(&mut self, twin: Twin) {
+        if !self.fired.contains(&twin) {
+            self.fired.push(twin);
         }
     }
 

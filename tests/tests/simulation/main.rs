@@ -39,6 +39,7 @@ fn passes(scenario: Scenario, preemptions: impl Into<Option<u8>>) {
     let bounds = Bounds { preemptions: preemptions.into(), ..Bounds::default() };
     let explored = scenario.explore(bounds).unwrap_or_else(|failure| panic!("{failure}"));
     assert!(explored.exhausted && explored.complete > 0);
+    assert!(explored.unfired.is_empty(), "what did {:?} do?", explored.unfired);
     let bound = bounds.preemptions.map_or("any".to_owned(), |most| most.to_string());
     println!(
         "scenario | {} | {bound} | {} | {} | {:.1}",

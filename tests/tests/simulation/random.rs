@@ -98,5 +98,6 @@ fn a_seed_repeats_and_its_story_is_short() {
     let (seed, failure) = (0..1000).find_map(|seed| Some((seed, wrong(seed)?))).unwrap();
     println!("{failure}");
     assert_eq!(wrong(seed).unwrap().to_string(), failure.to_string());
+    assert!(failure.unfired.is_empty(), "{:?}", failure.unfired);
     assert!(failure.steps() < 80, "{} steps", failure.steps());
 }

@@ -19,13 +19,16 @@ pub(crate) fn assert_caught(scenario: Scenario, honest: Scenario) -> Box<Failure
     println!("{failure}");
     report(&failure, core_seconds() - started);
     let bounds = Bounds { preemptions: Some(2), executions: 2_000 };
-    honest.explore(bounds).unwrap_or_else(|failure| panic!("without its twin: {failure}"));
+    let explored = honest.explore(bounds);
+    let explored = explored.unwrap_or_else(|failure| panic!("without its twin: {failure}"));
+    assert!(explored.unfired.is_empty(), "what did {:?} do?", explored.unfired);
     failure
 }
 
 /// A line for each twin that was caught.
 pub(crate) fn report(failure: &Failure, took: f64) {
     let name = failure.scenario().replace(" | ", ", ");
+    assert!(failure.unfired.is_empty(), "{name}: what did {:?} do?", failure.unfired);
     println!("twin | {name} | {} | {} | {took:.1}", failure.steps(), failure.executions);
 }
 
@@ -125,12 +128,10 @@ fn proofs_that_do_not_age() {
 
 #[test]
 fn blocks_of_two_owners() {
-    let scenario = |owner| {
-        let second = client().insert(1);
-        let second = if owner == 1 { second.blocks_of(1) } else { second };
-        Scenario::new("BlocksOfTwoOwners").client(client().insert(0)).client(second)
-    };
-    assert_caught(scenario(1), scenario(2));
+    let twin = Twin::BlocksOfTwoOwners;
+    let scenario = name(twin).client(client().insert(0));
+    let second = client().insert(1);
+    assert_caught(scenario.clone().client(second.clone().twin(twin)), scenario.client(second));
 }
 
 /// Two compare-and-exchanges of one value.
@@ -262,6 +263,18 @@ fn absorbed_by_old_window() {
     // Its first READ of the window is for a key that is not there.
     let first = client().get(1).put(0);
     all(twin, name(twin).stored(0).client(first).client(client().knows(0).put(0)));
+}
+
+/// A lane of the same session tells the cache what is there; and so does another session.
+#[test]
+fn absorbed_unread() {
+    let twin = Twin::AbsorbedUnread(0);
+    let start = || name(twin).stored(0).slots(1).used(1).jumps(1, &[1_300_000]);
+    let lanes = client().knows(0).put(0).lane().get(0).get(0);
+    let scenario = start().client(client().put(0));
+    let failure =
+        assert_caught(scenario.clone().client(lanes.clone().twin(twin)), scenario.client(lanes));
+    assert_eq!(failure.violation, Violation::NotLinearizable);
 }
 
 #[test]

@@ -1,0 +1,107 @@
+//! Clocks of clients: they run slower or faster than the world's, and stand still while a client's
+//! virtual machine is paused.
+
+use farside_common::fabric::Nanos;
+
+use super::execution::Execution;
+use super::monitor::Violation;
+use super::process::State;
+use super::twin::Twin;
+
+/// The pace of a clock that runs as the world's does: sixteenths of a second in a second.
+pub(super) const PACE: u8 = 16;
+
+/// What a client's clock shows.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Clock {
+    pace: Nanos,
+    /// When it was right.
+    origin: Nanos,
+    /// How long it has stood still, and since when it does, by the world's clock.
+    pub(super) stood_still: Nanos,
+    pub(super) stopped_at: Option<Nanos>,
+}
+
+impl Clock {
+    pub(super) fn new(pace: u8, origin: Nanos) -> Self {
+        Self { pace: pace.into(), origin, stood_still: 0, stopped_at: None }
+    }
+
+    /// What it shows when the world's clock shows `now`.
+    pub(super) fn shows(&self, now: Nanos) -> Nanos {
+        let ran = self.stopped_at.unwrap_or(now) - self.stood_still - self.origin;
+        self.origin + ran * self.pace / Nanos::from(PACE)
+    }
+
+    /// What the world's clock shows when this one will show `shown`, unless it stands still.
+    pub(super) fn when(&self, shown: Nanos) -> Nanos {
+        let Some(left) = shown.checked_sub(self.origin) else { return shown };
+        let left = u128::from(left) * u128::from(PACE);
+        let ran = left.div_ceil(self.pace.into()).try_into().unwrap_or(Nanos::MAX);
+        self.origin.saturating_add(ran).saturating_add(self.stood_still)
+    }
+}
+
+impl Execution<'_> {
+    pub(super) fn is_paused(&self, client: usize) -> bool {
+        self.rigs[client].endpoint().fabric().clock.stopped_at.is_some()
+    }
+
+    /// Which clients can be paused now.
+    pub(super) fn pausable(&self) -> impl Iterator<Item = usize> {
+        let scenario = self.prepared.scenario;
+        let left = self.pauses < scenario.pauses_max;
+        let clients = 0..if left { scenario.clients.len() } else { 0 };
+        clients.filter(|client| {
+            let acts = |state| matches!(state, State::Between | State::Working);
+            let mut own = self.processes.iter().filter(|process| process.client == *client);
+            scenario.clients[*client].pauses
+                && !self.is_paused(*client)
+                && own.any(|process| acts(process.state))
+        })
+    }
+
+    /// A client's virtual machine stands still; devices go on.
+    pub(super) fn pause(&mut self, client: usize) {
+        self.pauses += 1;
+        self.last = None;
+        let mut world = self.world.borrow_mut();
+        self.rigs[client].endpoint().fabric_mut().clock.stopped_at = Some(world.now);
+        world.note(client, || "is paused, and its clock".to_owned());
+    }
+
+    /// It goes on. If it did not answer the server for too long, that has fenced it. To do so now is
+    /// to do it as late as can be noticed: meanwhile only what it had posted was executed.
+    pub(super) fn resume(&mut self, client: usize) -> Result<(), Violation> {
+        self.last = None;
+        let paused_for = {
+            let mut world = self.world.borrow_mut();
+            let clock = &mut self.rigs[client].endpoint().fabric_mut().clock;
+            let paused_for = clock.stopped_at.take().map_or(0, |at| world.now - at);
+            clock.stood_still += paused_for;
+            world.note(client, || format!("goes on after {paused_for} ns"));
+            paused_for
+        };
+        let scenario = self.prepared.scenario;
+        let within = scenario.answer_ns;
+        let allowed = match scenario.server {
+            Some(Twin::NeverFenced) => None,
+            Some(Twin::FencedLate) => within.map(|within| 3 * within),
+            _ => within,
+        };
+        let is_late = |within: Option<Nanos>| within.is_some_and(|within| paused_for > within);
+        let is_lost = self.rigs[client].endpoint().fabric().is_lost;
+        if is_late(allowed) && !is_lost {
+            return self.lose(client, false);
+        }
+        if let Some(twin) = scenario.server.filter(|_| is_late(within)) {
+            self.world.borrow_mut().lied(twin);
+        }
+        for at in 0..self.processes.len() {
+            if self.processes[at].client == client {
+                self.poll_completed(at, self.lazy)?;
+            }
+        }
+        Ok(())
+    }
+}
