@@ -86,7 +86,7 @@ impl Execution<'_> {
         let within = scenario.answer_ns;
         let allowed = match scenario.server {
             Some(Twin::NeverFenced) => None,
-            Some(Twin::FencedLate) => within.map(|within| 3 * within),
+            Some(Twin::FencedLate) => within.map(|within| 4 * within),
             _ => within,
         };
         let is_late = |within: Option<Nanos>| within.is_some_and(|within| paused_for > within);

@@ -187,9 +187,10 @@ impl SimFabric {
         let tag = (state.at as u64) << 32 | word as u64;
         if !matches!(verb, Verb::Read { .. }) {
             let twin = self.lie.as_ref().map(|lie| lie.twin());
-            if std::mem::take(&mut state.is_queued)
-                && twin == Some(Twin::QueueUncounted)
+            // What it did before nobody noticed: that could have been now, too.
+            if twin == Some(Twin::QueueUncounted)
                 && world.now > state.deadline
+                && std::mem::take(&mut state.is_queued)
             {
                 // The device goes on trying from the time at which the chain leaves the queue.
                 state.deadline = world.now + self.timing.lateness_max_ns;

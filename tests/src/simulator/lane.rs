@@ -33,7 +33,7 @@ pub(super) struct Lane {
     pub(super) cold: u64,
     pub(super) all_cold: bool,
     pub(super) posted: Nanos,
-    /// Nothing of it was executed yet.
+    /// It may still be in its queue, as far as a twin goes by that.
     pub(super) is_queued: bool,
     pub(super) deadline: Nanos,
     pub(super) found: u64,

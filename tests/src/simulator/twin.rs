@@ -67,7 +67,7 @@ pub enum Twin {
     ProofWithoutMargin,
     /// The server does not fence a client that was paused (I4).
     NeverFenced,
-    /// It does so only after three times as long as it may take (I4).
+    /// It does so only after four times as long as it may take (I4).
     FencedLate,
     /// The server clears up after a client that it did not fence (I6).
     Unfenced,

@@ -4,6 +4,7 @@
 //! executions and seconds.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
+mod clocks;
 mod crash;
 mod full;
 mod lost;
@@ -11,6 +12,7 @@ mod pairs;
 mod places;
 mod random;
 mod reuse;
+mod sessions;
 mod split_twins;
 mod splits;
 mod sweep;
