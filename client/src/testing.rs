@@ -177,6 +177,12 @@ impl<F: Fabric> Rig<F> {
         [constants.grace_ns, constants.patience_ns, constants.hint_ns, constants.word_ns]
     }
 
+    /// Gives the server all free blocks, as a session does that is asked to.
+    pub fn give_back(&self) {
+        self.engine.receive();
+        self.engine.allocator().give_all();
+    }
+
     /// Sets what [`Rig::constants`] returns: for protocols with other constants.
     pub fn set_constants(&mut self, [grace, patience, hint, word]: [Nanos; 4]) {
         let constants = &mut self.engine.constants;

@@ -43,6 +43,9 @@ mod restore;
 mod server;
 mod service;
 mod sweep;
+#[cfg(feature = "testing")]
+#[doc(hidden)]
+pub mod testing;
 mod tokens;
 
 pub use error::{Damage, ServerError};

@@ -16,6 +16,7 @@ use super::monitor::{Monitor, Violation};
 use super::prepared::Prepared;
 use super::process::{Action, Process, State};
 use super::scenario::Op;
+use super::script::Script;
 use super::server::Chore;
 use super::task::Event;
 use super::trace::Line;
@@ -160,7 +161,7 @@ impl Execution<'_> {
         match action {
             Action::Begin(at) => {
                 self.last = Some(at);
-                self.fabric_mut(at).noticed = false;
+                self.fabric_mut(at).noticed = self.is_entangled(at);
                 if self.chore(at) == Some(Chore::Sweep) {
                     self.fence()?;
                 }
@@ -256,6 +257,12 @@ impl Execution<'_> {
         script.is_some_and(|script| script.swift)
     }
 
+    /// Others of the same client, or with the same depot, notice what it does between its chains.
+    fn is_entangled(&self, at: usize) -> bool {
+        let script = self.prepared.scenario.clients.get(self.processes[at].client);
+        script.is_some_and(Script::is_entangled)
+    }
+
     fn is_yielding(&self, at: usize) -> bool {
         let process = &self.processes[at];
         let script = &self.prepared.scenario.clients[process.client];
@@ -267,6 +274,7 @@ impl Execution<'_> {
         if self.is_paused(self.processes[at].client) {
             return Ok(());
         }
+        let lazy = lazy || self.is_entangled(at) && !self.is_swift(at);
         while self.processes[at].state == State::Working && !lazy {
             let process = &self.processes[at];
             let complete = {
@@ -290,15 +298,14 @@ impl Execution<'_> {
         rig.endpoint().fabric_mut().turn = lane;
         rig.endpoint().try_step(|_| ());
         rig.endpoint().tick();
-        let begins = process.state == State::Between;
-        if begins {
+        if process.state == State::Between {
             // Up to where the next operation begins.
             process.chains = 0;
             process.waits = [None; 2];
             process.began += 1;
             process.state = State::Working;
         }
-        self.note_shared(at, begins);
+        self.note_shared(at);
         let process = &mut self.processes[at];
         let mut context = Context::from_waker(Waker::noop());
         let _ = process.task.as_mut().poll(&mut context);

@@ -25,6 +25,10 @@ pub const GRACE_MS: u32 = 100;
 pub const KEYS: usize = 5;
 /// Every block holds one such key and such a value: 64 bytes with the header.
 const VALUE_BYTES_MAX: usize = 24;
+/// A larger value: 128 bytes.
+pub(super) const LARGE_BYTES: usize = 72;
+/// How much of the depot's chunk there is, in bytes.
+const DEPOT_BYTES: u64 = 1024;
 const KEY_BYTES: usize = 8;
 /// How many slots the rows have that keys can be in.
 const SLOTS: usize = WINDOW_SLOTS + SLOTS_PER_ROW;
@@ -46,6 +50,8 @@ pub(super) struct Ground {
     /// whoever stores the first values.
     blocks_max: u64,
     blocks_each: u64,
+    /// Of the depot's blocks, if there is one: the first one.
+    depot: Option<u64>,
     /// The home row of the keys.
     pub(super) row: usize,
     /// How many slots can be used, from the start of that row, and how many of them, the last ones,
@@ -85,6 +91,7 @@ impl Ground {
         clients: u64,
         (slots, used): (usize, usize),
         splits: usize,
+        has_depot: bool,
     ) -> Self {
         let format = Format {
             region_bytes: REGION_BYTES_MIN,
@@ -92,7 +99,7 @@ impl Ground {
             hash_key: HASH_KEY,
             grace_ms: GRACE_MS,
             key_bytes_max: KEY_BYTES as u32,
-            value_bytes_max: VALUE_BYTES_MAX as u32,
+            value_bytes_max: LARGE_BYTES as u32,
         };
         let geometry = format.geometry();
         let chunk = |n| geometry.chunk_offset(n).expect("the smallest region has three chunks");
@@ -105,6 +112,7 @@ impl Ground {
             blocks: chunk(1),
             blocks_max: blocks.max(KEYS as u64) * (clients + 1) + 1,
             blocks_each: blocks.max(KEYS as u64),
+            depot: has_depot.then(|| chunk(2)),
             row: (hash(&keys()[0]).window_offset() / ROW_BYTES) as usize,
             slots,
             used,
@@ -124,6 +132,10 @@ impl Ground {
             Extent { first: self.subtables[0] / 8, words: subtable_words },
             Extent { first: self.blocks / 8, words: block_words },
             Extent { first: 0, words: 512 },
+            Extent {
+                first: self.depot.unwrap_or_default() / 8,
+                words: self.depot.map_or(0, |_| DEPOT_BYTES as usize / 8),
+            },
             Extent { first: directories[0] / 8, words: directory_words },
         ]);
         let superblock = Superblock::new(&self.format, depth).expect("a checked format");
@@ -256,14 +268,27 @@ impl Ground {
     }
 
     fn block(&self, number: u64) -> BlockAddress {
-        let offset = self.blocks + number * self.class.block_bytes();
+        let offset = match (number, self.depot) {
+            (0, Some(depot)) => depot + self.class.block_bytes(),
+            _ => self.blocks + number * self.class.block_bytes(),
+        };
         BlockAddress::from_offset(offset).expect("blocks are aligned")
+    }
+
+    /// Where key 0 is stored at the start.
+    pub(super) fn first_block(&self) -> BlockRef {
+        BlockRef { address: self.block(0), class: self.class, generation_low: 1 }
     }
 
     /// Which block, and which of its words, an offset is in.
     pub(super) fn block_at(&self, offset: u64) -> Option<(u64, u64)> {
-        let within = offset.checked_sub(self.blocks)?;
         let bytes = self.class.block_bytes();
+        if let Some(within) = self.depot.and_then(|depot| offset.checked_sub(depot))
+            && within < DEPOT_BYTES
+        {
+            return Some((self.blocks_max + within / bytes, within % bytes / 8));
+        }
+        let within = offset.checked_sub(self.blocks)?;
         (within < self.blocks_max * bytes).then_some((within / bytes, within % bytes / 8))
     }
 

@@ -11,6 +11,7 @@
 //! that stay under way for as long as their deadline allows, a clock that jumps.
 
 mod clock;
+mod depot;
 mod execution;
 mod explore;
 mod fabric;

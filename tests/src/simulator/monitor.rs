@@ -48,25 +48,26 @@ impl Asked {
         match self.op {
             Op::Get(key)
             | Op::Put(key)
+            | Op::PutLarge(key)
             | Op::Insert(key)
             | Op::Update(key)
             | Op::Delete(key)
             | Op::Exchange(key, _)
             | Op::ExchangeSeen(key) => key,
-            Op::Yield => unreachable!("nothing is asked"),
+            Op::Yield | Op::GiveBack | Op::Sleep(_) => unreachable!("nothing is asked"),
         }
     }
 
     fn operation(&self) -> Operation {
         match self.op {
             Op::Get(_) => Operation::Get,
-            Op::Put(_) => Operation::Put,
+            Op::Put(_) | Op::PutLarge(_) => Operation::Put,
             Op::Insert(_) => Operation::Insert,
             Op::Update(_) => Operation::Update,
             Op::Delete(_) => Operation::Delete,
             Op::Exchange(..) => Operation::Exchange,
             Op::ExchangeSeen(_) => Operation::ExchangeVersion,
-            Op::Yield => unreachable!("nothing is asked"),
+            Op::Yield | Op::GiveBack | Op::Sleep(_) => unreachable!("nothing is asked"),
         }
     }
 }
@@ -114,7 +115,7 @@ impl Monitor {
         let expected = asked.expected.as_ref().map(|(text, _)| self.number(text));
         let call = match (asked.op, expected) {
             (Op::Get(_), _) => Call::Get,
-            (Op::Put(_), _) => Call::Put(value),
+            (Op::Put(_) | Op::PutLarge(_), _) => Call::Put(value),
             (Op::Insert(_), _) => Call::Insert(value),
             (Op::Update(_), _) => Call::Update(value),
             (Op::Delete(_), _) => Call::Delete,

@@ -11,6 +11,7 @@ use farside_common::fabric::{LaneId, Timing};
 use farside_common::layout::SizeClass;
 
 use super::clock::PACE;
+use super::depot::SimDepot;
 use super::execution::Execution;
 use super::fabric::SimFabric;
 use super::ground::{Ground, keys};
@@ -54,16 +55,33 @@ pub(super) fn client_id(number: usize) -> u16 {
     number as u16 + 1
 }
 
-/// Blocks, and where to see how a split went.
-struct Given(Vec<FreeBlock>, Weak<RefCell<World>>);
+/// Blocks, where to see how a split went, and whether the depot has more.
+struct Given(Vec<FreeBlock>, Weak<RefCell<World>>, bool);
+
+type SharedDepot = (Rc<RefCell<World>>, Rc<RefCell<SimDepot>>);
+
+impl Given {
+    fn depot(&self) -> Option<SharedDepot> {
+        let world = self.1.upgrade().filter(|world| self.2 && world.borrow().began)?;
+        let depot = world.borrow().depot.clone()?;
+        Some((world, depot))
+    }
+}
 
 impl Blocks for Given {
-    fn take(&mut self, _: SizeClass, count: u32) -> Vec<FreeBlock> {
+    fn take(&mut self, class: SizeClass, count: u32) -> Vec<FreeBlock> {
+        if let Some((world, depot)) = self.depot().filter(|_| self.0.is_empty()) {
+            return depot.borrow_mut().take(class, &world);
+        }
         let rest = self.0.len().saturating_sub(count as usize);
         self.0.split_off(rest)
     }
 
-    fn give(&mut self, _: SizeClass, _: bool, _: Vec<FreeBlock>) {}
+    fn give(&mut self, class: SizeClass, rested: bool, blocks: Vec<FreeBlock>) {
+        if let Some((world, depot)) = self.depot() {
+            depot.borrow_mut().give((class, rested), blocks, &world);
+        }
+    }
 
     fn split_outcome(&mut self, local_depth: u8) -> Option<SplitOutcome> {
         let world = self.1.upgrade()?;
@@ -87,7 +105,8 @@ impl<'s> Prepared<'s> {
         let reopened = u64::from(scenario.losses_max + scenario.pauses_max)
             + clients * u64::from(scenario.renewals_max);
         let slots = (scenario.slots, scenario.used);
-        let ground = Ground::new(most.unwrap_or(0), clients + reopened, slots, splits);
+        let most = most.unwrap_or(0);
+        let ground = Ground::new(most, clients + reopened, slots, splits, scenario.has_depot);
         let ground = Rc::new(ground);
         let memory = ground.memory(scenario.split.map_or(0, |split| split.depth));
         let can_change = |place| ground.can_change(memory.offset(place));
@@ -171,8 +190,10 @@ impl<'s> Prepared<'s> {
         let lie = twin.map(|twin| Box::new(Liar::new(twin, now)) as Box<dyn Lie>);
         let script = number.checked_sub(1).and_then(|at| self.scenario.clients.get(at));
         let pace = script.map_or(PACE, |script| script.pace);
+        let takes = script.is_some_and(|script| script.takes);
+        let given = self.ground.free_blocks(owner, blocks);
+        let given = Given(given, Rc::downgrade(world), takes);
         let fabric = SimFabric::new(world.clone(), timing, process, lanes, lie, pace);
-        let given = Given(self.ground.free_blocks(owner, blocks), Rc::downgrade(world));
         let welcome = self.ground.welcome(client_id(number));
         let seed = mix(self.scenario.seed, number as u64);
         let rig = Rig::open(fabric, Box::new(given), &welcome, lanes, cache, seed);
@@ -305,6 +326,10 @@ impl<'s> Prepared<'s> {
             execution.processes.push(process);
         }
         let mut shared = execution.world.borrow_mut();
+        if scenario.has_depot {
+            let depot = SimDepot::new(&self.ground, scenario.server, shared.now);
+            shared.depot = Some(Rc::new(RefCell::new(depot)));
+        }
         shared.began = true;
         shared.places_rest = scenario.server != Some(Twin::ReusedAtOnce);
         shared.trace = trace.then(Vec::new);

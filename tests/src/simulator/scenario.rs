@@ -25,6 +25,9 @@ pub enum Op {
     Exchange(Key, &'static str),
     /// By the version that the script's last GET of the key found; left out if it found none.
     ExchangeSeen(Key),
+    PutLarge(Key),
+    GiveBack,
+    Sleep(Nanos),
     /// Nothing: see [`Script::yields`].
     Yield,
 }
@@ -59,6 +62,7 @@ pub struct Scenario {
     pub(super) losses_max: u32,
     pub(super) renewals_max: u32,
     pub(super) sweeps: bool,
+    pub(super) has_depot: bool,
     pub(super) pauses_max: u32,
     pub(super) answer_ns: Option<Nanos>,
     /// What the server does other than it should, but for splits.
@@ -90,6 +94,7 @@ impl Scenario {
             losses_max: 0,
             renewals_max: 0,
             sweeps: false,
+            has_depot: false,
             pauses_max: 0,
             answer_ns: None,
             server: None,
@@ -172,6 +177,12 @@ impl Scenario {
         self.name += ", shared locations";
         self.clients.iter_mut().for_each(|client| client.shares = true);
         self
+    }
+
+    /// There is a depot. It has all blocks of a chunk but one, the second one, which has key 0.
+    pub fn depot(mut self) -> Self {
+        self.has_depot = true;
+        self.stored(0)
     }
 
     /// Up to so often a client is paused at any moment, and its clock stands still, until any later

@@ -1,5 +1,7 @@
 //! What a client of a scenario does.
 
+use farside_common::fabric::Nanos;
+
 use super::clock::PACE;
 use super::scenario::{Key, Op};
 use super::twin::Twin;
@@ -17,6 +19,7 @@ pub struct Script {
     pub(super) pace: u8,
     pub(super) pauses: bool,
     pub(super) shares: bool,
+    pub(super) takes: bool,
     pub(super) twin: Option<Twin>,
 }
 
@@ -31,6 +34,7 @@ pub fn client() -> Script {
         pace: PACE,
         pauses: false,
         shares: false,
+        takes: false,
         twin: None,
     }
 }
@@ -41,6 +45,11 @@ impl Script {
             lane.push(op);
         }
         self
+    }
+
+    /// Whether what it knows does not follow from its own chains alone.
+    pub(super) fn is_entangled(&self) -> bool {
+        self.lanes.len() > 1 || self.shares || self.takes
     }
 
     pub(super) fn operations(&self) -> usize {
@@ -100,6 +109,27 @@ impl Script {
     pub fn twin(mut self, twin: Twin) -> Self {
         self.twin = Some(twin);
         self
+    }
+
+    /// It gets more blocks from the depot: one a request.
+    pub fn takes(mut self) -> Self {
+        self.takes = true;
+        self
+    }
+
+    /// It gives all its free blocks back to the depot.
+    pub fn gives_back(self) -> Self {
+        self.then(Op::GiveBack)
+    }
+
+    /// It does nothing for so long.
+    pub fn sleeps(self, time: Nanos) -> Self {
+        self.then(Op::Sleep(time))
+    }
+
+    /// PUT of a value whose block is twice as large.
+    pub fn put_large(self, key: Key) -> Self {
+        self.then(Op::PutLarge(key))
     }
 
     /// GET.

@@ -11,7 +11,7 @@ use farside::testing::{Call, Reply, Rig};
 use farside_common::fabric::LaneId;
 
 use super::fabric::SimFabric;
-use super::ground::keys;
+use super::ground::{LARGE_BYTES, keys};
 use super::monitor::Asked;
 use super::scenario::Op;
 
@@ -76,11 +76,19 @@ pub(super) async fn run_script(
     let Reading { script, name, next, mut again, mut seen } = reading;
     for (n, op) in script.into_iter().enumerate().skip(next) {
         begin().await;
-        if op == Op::Yield {
+        match op {
+            Op::GiveBack => rig.give_back(),
+            Op::Sleep(time) => rig.endpoint().sleep_until(lane, rig.endpoint().now() + time).await,
+            _ => {}
+        }
+        if matches!(op, Op::Yield | Op::GiveBack | Op::Sleep(_)) {
             events.borrow_mut().push_back(Event::Skip);
             continue;
         }
-        let value = format!("{name}{}", n + 1);
+        let mut value = format!("{name}{}", n + 1);
+        if matches!(op, Op::PutLarge(_)) {
+            value.extend(std::iter::repeat_n('\0', LARGE_BYTES - value.len()));
+        }
         let expected = match op {
             Op::Exchange(_, expected) => Some((expected.to_owned(), None)),
             Op::ExchangeSeen(key) => {
@@ -100,7 +108,7 @@ pub(super) async fn run_script(
         let value = value.as_bytes();
         let call = match (&op, &expected) {
             (Op::Get(_), _) => Call::Get,
-            (Op::Put(_), _) => Call::Put(value),
+            (Op::Put(_) | Op::PutLarge(_), _) => Call::Put(value),
             (Op::Insert(_), _) => Call::Insert(value),
             (Op::Update(_), _) => Call::Update(value),
             (Op::ExchangeSeen(_), _) => match seen[key] {

@@ -69,6 +69,12 @@ pub enum Twin {
     NeverFenced,
     /// It does so only after four times as long as it may take (I4).
     FencedLate,
+    /// The depot hands out blocks before they have rested (I3).
+    GivenAtOnce,
+    /// A chunk changes its class GRACE after its last block came back (I13).
+    ChunkRestsForGrace,
+    /// It does so without headers where the next class has them (I10, I13).
+    HeadersNotWritten,
     /// The server clears up after a client that it did not fence (I6).
     Unfenced,
     /// The server clears up after clients that are alive (I6).

@@ -44,22 +44,30 @@ impl Execution<'_> {
         let counts = counts << 16 | u64::from(self.losses) << 8 | u64::from(self.renewals);
         let names = self.ids.iter().chain([&0]).chain(&self.left);
         hash = names.fold(mix(hash, counts), |hash, id| mix(hash, (*id).into()));
-        hash = mix(mix(hash, self.locations()), self.pauses.into());
+        hash = mix(mix(hash, mix(self.locations(), self.depot())), self.pauses.into());
         mix(hash, (last as u64) << 1 | u64::from(self.bound))
     }
 
     /// What an operation knows does not follow from what its client's chains brought alone: where
-    /// others of the same client act, also from when it began, and from what their cache had then.
-    pub(super) fn note_shared(&self, at: usize, begins: bool) {
+    /// others of the same client act, also from when it went on, and from what their cache had then; so
+    /// it is with the depot.
+    pub(super) fn note_shared(&self, at: usize) {
         let process = &self.processes[at];
-        let Some(script) = self.prepared.scenario.clients.get(process.client) else { return };
+        let script = self.prepared.scenario.clients.get(process.client);
+        let Some(script) = script.filter(|script| script.is_entangled()) else { return };
         let mut fabric = self.rigs[process.client].endpoint().fabric_mut();
-        if begins && script.lanes.len() > 1 {
-            fabric.observed = mix(mix(fabric.observed, 3), at as u64);
-        }
+        fabric.observed = mix(mix(fabric.observed, 3), at as u64);
         if script.shares {
             fabric.observed = mix(fabric.observed, self.locations());
         }
+        if script.takes {
+            fabric.observed = mix(fabric.observed, self.depot());
+        }
+    }
+
+    /// A hash of what the depot has, if there is one.
+    fn depot(&self) -> u64 {
+        self.world.borrow().depot.as_ref().map_or(0, |depot| depot.borrow().state)
     }
 
     /// A hash of the location cache that clients share, if some do.

@@ -1,11 +1,13 @@
 //! What all clients of a simulation share: memory, clock, and who touched what.
 
+use std::cell::RefCell;
 use std::rc::Rc;
 
 use farside::chores::Progress;
 use farside::testing::Locations;
 use farside_common::fabric::{Nanos, Verb};
 
+use super::depot::SimDepot;
 use super::ground::Ground;
 use super::memory::Memory;
 use super::trace::{Line, describe};
@@ -35,6 +37,8 @@ pub(super) struct World {
     pub(super) fenced: Vec<u16>,
     /// Places of subtables rest before they are used again.
     pub(super) places_rest: bool,
+    /// The server's depot, if there is one.
+    pub(super) depot: Option<Rc<RefCell<SimDepot>>>,
     /// Twins that did what they should not.
     pub(super) fired: Vec<Twin>,
     /// What clients remember that are sessions of one.
@@ -64,6 +68,7 @@ impl World {
             split: None,
             fenced: Vec::new(),
             places_rest: true,
+            depot: None,
             fired: Vec::new(),
             locations: Rc::default(),
         }

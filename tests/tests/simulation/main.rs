@@ -6,6 +6,7 @@
 
 mod clocks;
 mod crash;
+mod depot;
 mod full;
 mod lost;
 mod pairs;

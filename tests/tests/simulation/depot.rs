@@ -1,0 +1,89 @@
+//! Blocks that go from client to client by way of the depot, and a chunk that changes its class
+//! while marks and cached locations of its old blocks are still about.
+
+use farside_tests::simulator::{Op, Scenario, Script, Twin, client};
+
+use crate::twins::assert_caught;
+use crate::{GRACE_NS, passes};
+
+/// Longer than a chunk keeps its class.
+const CHUNK_REST_NS: u64 = 290 * GRACE_NS;
+
+/// One gives key 0's block back, and another stores key 1 in it, GRACE later.
+fn taken_over(name: String, reader: Script) -> Scenario {
+    let giver = client().blocks(1).takes().knows(0).put(0).gives_back();
+    let taker = client().blocks(0).takes().insert(1);
+    let scenario = Scenario::new(name).depot().slots(2).jumps(1, &[GRACE_NS]);
+    scenario.client(giver).client(taker).client(reader)
+}
+
+#[test]
+fn a_block_goes_from_client_to_client() {
+    for known in [true, false] {
+        let reader = client().get(0);
+        let reader = if known { reader.knows(0) } else { reader };
+        let name = format!("PUT, give | INSERT k1 | GET, known={known}");
+        passes(taken_over(name, reader), 0);
+    }
+    let name = "PUT, give | INSERT k1 | late PUT".to_owned();
+    passes(taken_over(name, client().knows(0).put(0)), 0);
+}
+
+#[test]
+fn given_at_once() {
+    let twin = Twin::GivenAtOnce;
+    let reader = client().knows(0).get(0);
+    let honest = taken_over(format!("{twin:?}"), reader.clone());
+    let scenario = taken_over(format!("{twin:?}"), reader.twin(Twin::NoChecksum));
+    assert_caught(scenario.server_twin(twin), honest);
+}
+
+/// A mark of key 0's block beside one who gives that back and, after this time, gets a larger block
+/// of the same chunk, with a value where the header was.
+fn larger(name: &str, after: u64, late: Script) -> Scenario {
+    let moves = client().swift().blocks(1).takes().knows(0).put(0).gives_back();
+    let moves = moves.sleeps(after).put_large(1);
+    Scenario::new(name).depot().slots(2).client(moves).client(late)
+}
+
+#[test]
+fn a_late_mark_and_a_chunk_that_changes_its_class() {
+    for (after, what) in [(3 * GRACE_NS, "too soon"), (CHUNK_REST_NS, "in time")] {
+        for late in [Op::Put(0), Op::Delete(0)] {
+            let name = format!("PUT, give, larger PUT {what} | {late:?}");
+            passes(larger(&name, after, client().knows(0).op(late)), 2);
+        }
+    }
+}
+
+#[test]
+fn chunk_rests_for_grace() {
+    let twin = Twin::ChunkRestsForGrace;
+    let scenario = larger("ChunkRestsForGrace", 3 * GRACE_NS, client().knows(0).put(0));
+    assert_caught(scenario.clone().server_twin(twin), scenario);
+}
+
+/// A queue that nobody counts brings the mark after any rest.
+#[test]
+fn queue_uncounted() {
+    let late = client().knows(0).put(0);
+    let scenario = |late| larger("QueueUncounted", CHUNK_REST_NS, late);
+    assert_caught(scenario(late.clone().twin(Twin::QueueUncounted)), scenario(late));
+}
+
+/// The chunk has small blocks, then large ones, then small ones again, the second of which begins
+/// where zeros of a value stood. A cached location of its first life must not fit its last one.
+fn small_again() -> Scenario {
+    let moves = client().swift().blocks(1).takes().knows(0).put(0).gives_back();
+    let moves = moves.sleeps(CHUNK_REST_NS).put_large(1).delete(1).gives_back();
+    let again = client().blocks(0).takes().insert(2).put(0);
+    let scenario = Scenario::new("HeadersNotWritten").depot().slots(3);
+    let scenario = scenario.client(moves.sleeps(CHUNK_REST_NS)).client(again);
+    scenario.client(client().knows(0).get(0)).client(client().get(0))
+}
+
+#[test]
+fn headers_not_written() {
+    let scenario = small_again();
+    assert_caught(scenario.clone().server_twin(Twin::HeadersNotWritten), scenario);
+}
