@@ -55,8 +55,7 @@ impl SimFabric {
     ) -> Self {
         let clock = Clock::new(pace, world.borrow().now);
         let lanes = (0..lanes).map(|_| Lane::new()).collect();
-        let (immediate, observed, turn, noticed) = (true, 0, LaneId(0), false);
-        let is_lost = false;
+        let (is_lost, immediate, observed, turn, noticed) = (false, true, 0, LaneId(0), false);
         Self {
             world,
             timing,
