@@ -4,6 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use farside_common::attach::AttachError;
+use farside_common::command_line::exit_code;
 use farside_common::control::ControlError;
 use farside_common::fabric::ChainError;
 
@@ -106,13 +107,13 @@ impl Error {
         match self {
             // As a shell says it of a program that SIGINT ended.
             Self::Interrupted => 130,
-            _ => FAILED,
+            Self::Usage(_) => exit_code::USAGE,
+            Self::Client { source, .. } | Self::NoRoom { source, .. } => source.exit_code(),
+            Self::Attach(error) => error.exit_code(),
+            _ => exit_code::FAILED,
         }
     }
 }
-
-/// The exit code of every error, as for kv-cli.
-pub const FAILED: u8 = 2;
 
 /// The result of everything here.
 pub type Result<T> = std::result::Result<T, Error>;

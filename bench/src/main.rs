@@ -6,12 +6,11 @@ use std::time::SystemTime;
 
 use farside_bench::allocations::CountingAllocator;
 use farside_bench::args::{Args, Command};
-use farside_bench::error::FAILED;
 use farside_bench::interrupt::Interrupt;
 use farside_bench::publish::{self, Published};
 use farside_bench::report::YcsbReport;
 use farside_bench::{Error, Result, compare, html, limit, processes, run, verbs};
-use farside_common::command_line::{one_line, usage_line};
+use farside_common::command_line::{exit_code, one_line, usage_line};
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
@@ -21,7 +20,7 @@ fn main() -> ExitCode {
         Ok(args) => args,
         Err(error) if is_mistake(&error) => {
             tell(&usage_line("kv-bench", &error.to_string()));
-            return FAILED.into();
+            return exit_code::USAGE.into();
         }
         // --help and --version.
         Err(error) => error.exit(),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::losses::Losses;
 use crate::protocol::Action;
 use crate::store::Lifetime;
-use crate::{Error, Outcome, Pipeline, Result, Session, Store, Value};
+use crate::{Contact, Error, Outcome, Pipeline, Result, Session, Store, Value};
 
 /// Collects operations; [`Batch::run`] runs them together.
 ///
@@ -99,9 +99,12 @@ impl<'s, 'd> Batch<'s, 'd> {
                 Err(error) => why = Some(error),
             }
         }
-        let tried = in_vain.unwrap_or_else(|| losses.lasted());
+        let (contact, tried) = match in_vain {
+            Some(waited) => (Contact::Silent, waited),
+            None => (Contact::Lost, losses.lasted()),
+        };
         // The first of those that are left says why.
-        let mut left = || why.take().unwrap_or_else(|| session.unreachable(tried));
+        let mut left = || why.take().unwrap_or_else(|| session.unreachable(contact, tried));
         Ok(results.into_iter().map(|result| result.unwrap_or_else(|| Err(left()))).collect())
     }
 }

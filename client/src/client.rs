@@ -11,10 +11,11 @@ use farside_common::control::{Role, ServerStatistics};
 
 use crate::any_engine::AnyEngine;
 use crate::connection::Connection;
-use crate::control::PERMILLE_ALL;
+use crate::control::{ANSWER_TIMEOUT, Control, PERMILLE_ALL};
 use crate::engine::EngineOptions;
 use crate::failure::Failure;
-use crate::{Error, Result, Session};
+use crate::losses::Losses;
+use crate::{Contact, Error, Result, Session};
 pub use builder::ClientBuilder;
 
 /// A connection to a memory server: cheap to clone, shared by all threads of a process.
@@ -52,7 +53,7 @@ struct State {
     connection: Arc<Connection>,
     /// A session is reconnecting, for all of them.
     is_connecting: bool,
-    /// When reconnecting failed last, and why, if not because no server answered.
+    /// When reconnecting failed last, and why, as far as that can be told twice.
     failed: Option<(Instant, Option<Error>)>,
 }
 
@@ -91,9 +92,21 @@ impl Client {
     /// # Errors
     /// [`Error::Unreachable`] if the server does not answer.
     pub fn statistics(&self) -> Result<ServerStatistics> {
-        let started = Instant::now();
-        let connection = self.shared.connection()?;
-        connection.control.statistics().ok_or_else(|| self.shared.unreachable(started.elapsed()))
+        self.ask(Control::statistics)
+    }
+
+    /// Asks the server something that does no harm to ask twice: again on a new connection if the
+    /// present one is lost before the answer.
+    fn ask<T>(&self, question: impl Fn(&Control) -> Option<T>) -> Result<T> {
+        let mut losses = Losses::default();
+        loop {
+            let connection = self.shared.connection()?;
+            match question(&connection.control) {
+                Some(answer) => return Ok(answer),
+                None if connection.control.is_lost() => losses.add(&self.shared)?,
+                None => return Err(self.shared.unreachable(Contact::Silent, ANSWER_TIMEOUT)),
+            }
+        }
     }
 }
 
@@ -111,17 +124,16 @@ impl Client {
         if self.shared.role() == Role::Reader {
             return Err(Error::Denied);
         }
-        let started = Instant::now();
-        let connection = self.shared.connection()?;
-        let unreachable = || self.shared.unreachable(started.elapsed());
-        let before = connection.control.collect().ok_or_else(unreachable)?;
-        loop {
-            let now = connection.control.statistics().ok_or_else(unreachable)?;
-            if now.collections >= before.collections_next {
-                return Ok(now);
+        self.ask(|control| {
+            let before = control.collect()?;
+            loop {
+                let now = control.statistics()?;
+                if now.collections >= before.collections_next {
+                    return Some(now);
+                }
+                std::thread::sleep(COLLECT_POLL);
             }
-            std::thread::sleep(COLLECT_POLL);
-        }
+        })
     }
 
     /// Tells the server how far a snapshot is that this program takes, in thousandths, 1000 when it
@@ -161,8 +173,8 @@ impl Shared {
         self.target.address.to_string()
     }
 
-    pub(crate) fn unreachable(&self, tried: Duration) -> Error {
-        Error::Unreachable { server: self.server(), tried, source: None }
+    pub(crate) fn unreachable(&self, contact: Contact, tried: Duration) -> Error {
+        Error::Unreachable { server: self.server(), tried, contact, source: None }
     }
 
     /// An engine for one session.
@@ -184,7 +196,9 @@ impl Shared {
         let error = match failure {
             Failure::Error(error) => Some(*error),
             Failure::Disconnected => None,
-            Failure::NoAnswer(waited) => Some(self.unreachable(Duration::from_nanos(waited))),
+            Failure::NoAnswer(waited) => {
+                Some(self.unreachable(Contact::Silent, Duration::from_nanos(waited)))
+            }
         };
         if matches!(error, None | Some(Error::Indeterminate)) {
             connection.control.give_up();
@@ -228,8 +242,9 @@ impl Shared {
             if let Some((at, why)) = &state.failed
                 && *at > asked_at
             {
-                let why = why.as_ref().and_then(Error::for_another);
-                return Err(why.unwrap_or_else(|| self.unreachable(asked_at.elapsed())));
+                let tried = asked_at.elapsed();
+                let why = why.as_ref().and_then(|why| why.for_another(tried));
+                return Err(why.unwrap_or_else(|| self.unreachable(Contact::Lost, tried)));
             }
             if !state.is_connecting {
                 break;
@@ -249,7 +264,8 @@ impl Shared {
                 Ok(state.connection.clone())
             }
             Err(error) => {
-                state.failed = Some((Instant::now(), error.for_another()));
+                let error = error.after_an_answer();
+                state.failed = Some((Instant::now(), error.for_another(asked_at.elapsed())));
                 Err(error)
             }
         }

@@ -1,9 +1,9 @@
 //! One connection to one life of a server: the way to the region, and the control channel.
 
 use std::io;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use farside_common::attach::{AnyFabric, AttachError, Attached, Route, Target};
+use farside_common::attach::{AnyFabric, AttachError, Attached, Attempts, Route, Target};
 use farside_common::control::{Role, Welcome};
 use farside_common::fabric::Fabric;
 
@@ -13,11 +13,7 @@ use crate::engine::{Engine, EngineOptions};
 use crate::failure::Failure;
 use crate::location_cache::ConnectionCache;
 use crate::remote_depot::ControlDepot;
-use crate::{Error, Result};
-
-/// The first pause between two attempts to connect; doubled each time.
-const PAUSE_MIN: Duration = Duration::from_millis(5);
-const PAUSE_MAX: Duration = Duration::from_millis(250);
+use crate::{Contact, Error, Result};
 
 pub(crate) struct Connection {
     pub(crate) welcome: Welcome,
@@ -28,29 +24,12 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    /// Connects, trying again with growing pauses while no server answers.
+    /// Connects, with as many attempts as the timeout allows.
     pub(crate) fn establish(target: &Target) -> Result<Self> {
-        let started = Instant::now();
-        let mut pause = PAUSE_MIN;
-        loop {
-            let left = target.timeout.saturating_sub(started.elapsed());
-            let source = match target.attach(left) {
-                Ok(Attached { welcome, route, channel }) => {
-                    let control = Control::start(channel)?;
-                    let cache = ConnectionCache::default();
-                    return Ok(Self { welcome, route, target: target.clone(), control, cache });
-                }
-                Err(AttachError::Absent { source, .. }) => source,
-                Err(error) => return Err(error.into()),
-            };
-            let tried = started.elapsed();
-            if tried + pause > target.timeout {
-                let server = target.address.to_string();
-                return Err(Error::Unreachable { server, tried, source: Some(source) });
-            }
-            std::thread::sleep(pause);
-            pause = (pause * 2).min(PAUSE_MAX);
-        }
+        let Attached { welcome, route, channel } = target.connect()?;
+        let control = Control::start(channel)?;
+        let cache = ConnectionCache::default();
+        Ok(Self { welcome, route, target: target.clone(), control, cache })
     }
 
     /// An engine for one session.
@@ -69,6 +48,7 @@ impl Connection {
     /// other sessions go on with the region meanwhile: they keep the connection.
     fn fabric(&self, lanes: u16) -> std::result::Result<AnyFabric, Failure> {
         let started = Instant::now();
+        let mut attempts = Attempts::within(self.target.timeout);
         loop {
             let error = match self.route.fabric(lanes) {
                 Err(AttachError::Rdma(error)) if error.is_passing() => error,
@@ -78,12 +58,12 @@ impl Connection {
                 return Err(Failure::Disconnected);
             }
             let tried = started.elapsed();
-            if tried + PAUSE_MAX > self.target.timeout {
+            let Some(pause) = attempts.pause_after(tried) else {
                 let server = self.target.address.to_string();
-                let source = Some(io::Error::other(error));
-                return Err(Error::Unreachable { server, tried, source }.into());
-            }
-            std::thread::sleep(PAUSE_MAX);
+                let (contact, source) = (Contact::Silent, Some(io::Error::other(error)));
+                return Err(Error::Unreachable { server, tried, contact, source }.into());
+            };
+            std::thread::sleep(pause);
         }
     }
 

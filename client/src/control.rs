@@ -19,7 +19,7 @@ use crate::remote_depot::{ControlDepot, Inbox, Watched};
 use crate::{Error, Result};
 
 /// How long somebody who asked for statistics waits.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long the last messages of a client that ends may take.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 /// How many requests may wait for their replies: more would fill the socket with replies that

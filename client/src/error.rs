@@ -1,9 +1,10 @@
 use std::time::Duration;
 
 use farside_common::attach::AttachError;
+use farside_common::command_line::exit_code;
 use farside_common::config::PIPELINE_DEPTH;
 
-use crate::{AddressError, ControlError, LayoutError, Refusal, VerbsError};
+use crate::{AddressError, Contact, ControlError, LayoutError, Refusal, VerbsError};
 
 /// Why an operation or a connection failed.
 ///
@@ -62,17 +63,17 @@ pub enum Error {
         /// The address.
         server: String,
     },
-    /// No server answers, and none came back within the reconnect timeout.
-    #[error(
-        "no server answers at {server} (tried for {} ms): is kv-server running there?",
-        .tried.as_millis()
-    )]
+    /// No server answers, or it went away and did not come back, or it is connected and does not
+    /// answer: `contact` says which.
+    #[error("{}", .contact.message(.server, *.tried))]
     Unreachable {
         /// The address tried.
         server: String,
         /// For how long.
         tried: Duration,
-        /// What the last attempt met.
+        /// How far the last attempt came.
+        contact: Contact,
+        /// What the system said to the last attempt, where that tells more.
         #[source]
         source: Option<std::io::Error>,
     },
@@ -150,10 +151,15 @@ pub enum Error {
 }
 
 impl Error {
-    /// Why connecting failed, for another thread that waited for it; `None` if no server answered,
-    /// for each thread has waited for as long as it has.
-    pub(crate) fn for_another(&self) -> Option<Self> {
+    /// Why connecting failed, for another thread that waited for it and has tried for this long.
+    pub(crate) fn for_another(&self, tried: Duration) -> Option<Self> {
         Some(match self {
+            Self::Unreachable { server, contact, source, .. } => Self::Unreachable {
+                server: server.clone(),
+                tried,
+                contact: *contact,
+                source: source.as_ref().map(same),
+            },
             Self::Refused { server, source } => {
                 Self::Refused { server: server.clone(), source: *source }
             }
@@ -171,6 +177,40 @@ impl Error {
             _ => return None,
         })
     }
+
+    /// The same for a client that the server had answered before.
+    pub(crate) fn after_an_answer(mut self) -> Self {
+        if let Self::Unreachable { contact, source, .. } = &mut self {
+            *contact = contact.after_an_answer();
+            // "Connection refused" says no more than "went away".
+            *source = None;
+        }
+        self
+    }
+
+    /// What a command ends with after this error.
+    #[doc(hidden)]
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::KeyTooLong { .. }
+            | Self::KeyEmpty
+            | Self::ValueTooLong { .. }
+            | Self::Denied
+            | Self::Lateness { .. }
+            | Self::PipelineDepth { .. }
+            | Self::Address(_) => exit_code::USAGE,
+            Self::Unreachable { .. } | Self::Disconnected { .. } | Self::Refused { .. } => {
+                exit_code::NO_SERVER
+            }
+            Self::Layout(_) => exit_code::DAMAGE,
+            Self::OutOfSpace { .. }
+            | Self::Contended { .. }
+            | Self::Indeterminate
+            | Self::Control(_)
+            | Self::Rdma(_)
+            | Self::System { .. } => exit_code::FAILED,
+        }
+    }
 }
 
 fn same(error: &std::io::Error) -> std::io::Error {
@@ -181,8 +221,8 @@ fn same(error: &std::io::Error) -> std::io::Error {
 impl From<AttachError> for Error {
     fn from(error: AttachError) -> Self {
         match error {
-            AttachError::Absent { server, source } => {
-                Self::Unreachable { server, tried: Duration::ZERO, source: Some(source) }
+            AttachError::Absent { server, contact, tried, source } => {
+                Self::Unreachable { server, tried, contact, source }
             }
             AttachError::Refused { server, source } => Self::Refused { server, source },
             AttachError::Untrusted { server, user } => Self::Untrusted { server, user },
@@ -236,7 +276,8 @@ mod tests {
         let doing = "starting the control thread";
         let system = |source| Error::System { doing, source };
         let server = "shm:///run/kv.sock".to_owned();
-        let told = |error: &Error| error.for_another().map(|error| error.to_string());
+        let tried = Duration::from_secs(3);
+        let told = |error: &Error| error.for_another(tried).map(|error| error.to_string());
         for error in [
             system(std::io::Error::from_raw_os_error(11)),
             system(std::io::Error::other("why")),
@@ -248,7 +289,9 @@ mod tests {
         }
         let rdma = told(&VerbsError::OtherDevice.into()).unwrap();
         assert!(rdma.contains(&VerbsError::OtherDevice.to_string()), "{rdma}");
-        let tried = Duration::from_secs(3);
-        assert_eq!(told(&Error::Unreachable { server, tried, source: None }), None);
+        let first = Duration::from_secs(2);
+        let contact = Contact::Lost;
+        let told = told(&Error::Unreachable { server, tried: first, contact, source: None });
+        assert!(told.is_some_and(|told| told.contains("went away (tried for 3000 ms)")));
     }
 }

@@ -139,6 +139,7 @@ pub use client::{Client, ClientBuilder, Limits};
 pub use compact::Compaction;
 pub use error::{Error, Exhausted, Result};
 pub use farside_common::address::AddressError;
+pub use farside_common::attach::Contact;
 pub use farside_common::config::{ClientConfig, ConfigError, PIPELINE_DEPTH, RdmaConfig, Secret};
 pub use farside_common::control::{ClassStatistics, ControlError, Refusal, Role, ServerStatistics};
 pub use farside_common::fabric::Counters;

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use crate::Result;
 use crate::client::Shared;
+use crate::{Contact, Result};
 
 /// How often one call reconnects at least; it goes on until the timeout for connecting is over.
 const RECONNECTS_MIN: u32 = 3;
@@ -29,7 +29,7 @@ impl Losses {
         self.first_at.get_or_insert_with(Instant::now);
         self.count += 1;
         if self.count >= RECONNECTS_MIN && self.lasted() >= shared.connect_timeout() {
-            return Err(shared.unreachable(self.lasted()));
+            return Err(shared.unreachable(Contact::Lost, self.lasted()));
         }
         std::thread::sleep((RECONNECT_PAUSE * (self.count - 1)).min(RECONNECT_PAUSE_MAX));
         Ok(())

@@ -15,7 +15,8 @@ use crate::losses::Losses;
 use crate::protocol::{Action, Answer, Expected, Found};
 use crate::store::Lifetime;
 use crate::{
-    Batch, CacheStatistics, Error, Exchange, Limits, Pipeline, Result, Scan, Store, Value, Version,
+    Batch, CacheStatistics, Contact, Error, Exchange, Limits, Pipeline, Result, Scan, Store, Value,
+    Version,
 };
 
 /// How often a compare-and-exchange with an absent key starts over because the key comes and goes.
@@ -131,8 +132,8 @@ impl Session {
     }
 
     /// The error for operations that the server kept from happening for so long.
-    pub(crate) fn unreachable(&self, tried: Duration) -> Error {
-        self.shared.unreachable(tried)
+    pub(crate) fn unreachable(&self, contact: Contact, tried: Duration) -> Error {
+        self.shared.unreachable(contact, tried)
     }
 
     /// Runs an operation that may change the region.

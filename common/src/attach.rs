@@ -1,6 +1,8 @@
 //! Attaching to a server, over either fabric: the hello, the control channel, and from then on
 //! fabrics that reach the region. The client library, kv-cli's checker and kv-bench all do it here.
 
+mod retry;
+
 use std::fs::File;
 use std::io;
 use std::net::SocketAddr;
@@ -12,6 +14,7 @@ use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
 use crate::address::{Address, AddressError};
+use crate::command_line::exit_code;
 use crate::config::ClientConfig;
 use crate::control::{
     Channel, ConnectRequest, ControlError, MESSAGE_BYTES_MAX, Purpose, REQUEST_BYTES_MAX, Refusal,
@@ -23,6 +26,7 @@ use crate::fabric::verbs::{
 };
 use crate::layout::{CLIENTS_MAX, LayoutError, SUPERBLOCK_BYTES, Superblock};
 use crate::trust;
+pub use retry::{Attempts, Contact};
 
 /// The least an attempt to connect over RDMA may take, where there is that much time left.
 const ATTEMPT_MIN: Duration = Duration::from_millis(500);
@@ -89,14 +93,18 @@ pub enum AnyFabric {
 /// Why there is no connection.
 #[derive(Debug, thiserror::Error)]
 pub enum AttachError {
-    /// Nobody answers, or not any more; somebody may later.
-    #[error("no server answers at {server}: is kv-server running there?")]
+    /// No server answers, or none does any more; a later attempt may succeed.
+    #[error("{}", .contact.message(.server, *.tried))]
     Absent {
         /// The address tried.
         server: String,
-        /// What was met there.
+        /// How far the last attempt came.
+        contact: Contact,
+        /// For how long.
+        tried: Duration,
+        /// What the system said, where that tells more.
         #[source]
-        source: io::Error,
+        source: Option<io::Error>,
     },
     /// The server does not want this client.
     #[error("{server} refused the connection: {source}")]
@@ -139,6 +147,17 @@ pub enum AttachError {
     },
 }
 
+impl AttachError {
+    /// What a command ends with after this error.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::Absent { .. } | Self::Refused { .. } => exit_code::NO_SERVER,
+            Self::Layout(_) => exit_code::DAMAGE,
+            Self::Control(_) | Self::Rdma(_) | Self::System { .. } => exit_code::FAILED,
+        }
+    }
+}
+
 type Result<T> = std::result::Result<T, AttachError>;
 
 impl Target {
@@ -156,7 +175,7 @@ impl Target {
         })
     }
 
-    /// Connects: one attempt, that may take this long.
+    /// One attempt to connect, which may take this long; [`Target::connect`] makes several.
     ///
     /// # Errors
     /// [`AttachError`]; after [`AttachError::Absent`] another attempt may succeed.
@@ -168,8 +187,9 @@ impl Target {
     }
 
     fn attach_shm(&self, path: &Path, most: Duration) -> Result<Attached> {
-        let absent = |source| self.absent(source);
         let started = Instant::now();
+        let silent = || self.absent(Contact::Silent, started.elapsed(), None);
+        let hung_up = || self.absent(Contact::HungUp, started.elapsed(), None);
         // To the system, no time at all means for ever.
         let left = || most.saturating_sub(started.elapsed()).max(Duration::from_millis(1));
         let connection = shm::Connection::connect(path, left()).map_err(|source| {
@@ -177,9 +197,11 @@ impl Target {
                 ConnectionRefused, ConnectionReset, Interrupted, NotFound, WouldBlock,
             };
             match source.kind() {
-                NotFound | ConnectionRefused | ConnectionReset | Interrupted | WouldBlock => {
-                    absent(source)
+                NotFound | ConnectionRefused | ConnectionReset | Interrupted => {
+                    self.absent(Contact::None, started.elapsed(), Some(source))
                 }
+                // Its backlog is full.
+                WouldBlock => silent(),
                 _ => system("connecting to the server's socket")(source),
             }
         })?;
@@ -187,18 +209,20 @@ impl Target {
         if !trust::may_serve(user, path) {
             return Err(AttachError::Untrusted { server: self.address.to_string(), user });
         }
-        connection.set_receive_timeout(Some(left())).map_err(absent)?;
-        connection.send(&self.request(Purpose::Control), None).map_err(absent)?;
+        let waiting = connection.set_receive_timeout(Some(left()));
+        waiting.map_err(system("setting up the socket"))?;
+        connection.send(&self.request(Purpose::Control), None).map_err(|_| hung_up())?;
         let mut buffer = vec![0; MESSAGE_BYTES_MAX];
         let (bytes, descriptor) = connection.receive(&mut buffer).map_err(|source| {
             match Errno::from_io_error(&source) {
                 Some(Errno::MFILE) => system("receiving the region's descriptor")(source),
-                _ => absent(source),
+                Some(Errno::CONNRESET) => hung_up(),
+                Some(Errno::AGAIN) => silent(),
+                _ => self.absent(Contact::Silent, started.elapsed(), Some(source)),
             }
         })?;
         if bytes == 0 {
-            let why = "it hung up: its log says why";
-            return Err(absent(io::Error::new(io::ErrorKind::ConnectionReset, why)));
+            return Err(hung_up());
         }
         let welcome = self.welcome(&buffer[..bytes], false)?;
         let what = "reply without a descriptor";
@@ -222,8 +246,9 @@ impl Target {
     fn attach_verbs(&self, most: Duration) -> Result<Attached> {
         let started = Instant::now();
         let request = self.request(Purpose::Control);
-        let addresses = self.address.resolve().map_err(|source| self.absent(source))?;
-        let mut failure = self.absent(io::ErrorKind::NotFound.into());
+        let absent = |source| self.absent(Contact::None, started.elapsed(), Some(source));
+        let addresses = self.address.resolve().map_err(absent)?;
+        let mut failure = absent(io::ErrorKind::NotFound.into());
         for address in addresses {
             let left = most.saturating_sub(started.elapsed());
             let options = Options { connect_timeout: attempt_max(left), ..self.rdma };
@@ -280,8 +305,8 @@ impl Target {
         Route { server: self.address.to_string(), way }
     }
 
-    fn absent(&self, source: io::Error) -> AttachError {
-        AttachError::Absent { server: self.address.to_string(), source }
+    fn absent(&self, contact: Contact, tried: Duration, source: Option<io::Error>) -> AttachError {
+        AttachError::Absent { server: self.address.to_string(), contact, tried, source }
     }
 
     fn refused(&self, source: Refusal) -> AttachError {
@@ -348,16 +373,21 @@ fn refused(server: &str, source: Refusal) -> AttachError {
     match source {
         // This server goes, or does not know this client any more. Another connection may be had.
         Refusal::ShuttingDown | Refusal::UnknownClient { .. } => {
-            AttachError::Absent { server, source: io::Error::other(source) }
+            absent_now(server, Contact::Lost, io::Error::other(source))
         }
         source => AttachError::Refused { server, source },
     }
 }
 
+/// For a caller that knows how long it has tried.
+fn absent_now(server: String, contact: Contact, source: io::Error) -> AttachError {
+    AttachError::Absent { server, contact, tried: Duration::ZERO, source: Some(source) }
+}
+
 fn from_verbs(server: &str, error: VerbsError) -> AttachError {
     match error {
         error if error.is_passing() => {
-            AttachError::Absent { server: server.to_owned(), source: io::Error::other(error) }
+            absent_now(server.to_owned(), Contact::None, io::Error::other(error))
         }
         VerbsError::Rejected { reason, .. } => match decode_reply(&reason) {
             Ok(Err(refusal)) => refused(server, refusal),

@@ -276,7 +276,7 @@ pub struct ClientConfig {
     pub cache_bytes: ByteSize,
     /// How many operations a session keeps in flight.
     pub pipeline_depth: u16,
-    /// How long connecting may take, in milliseconds.
+    /// How long connecting may take, in milliseconds: for commands and the library alike.
     pub connect_timeout_ms: u64,
     /// How to use RDMA.
     pub rdma: RdmaConfig,

@@ -11,12 +11,18 @@ use farside_tools::encoding::Encoding;
 const EXIT_CODES: &str = "\
 Exit codes:
   0  done
-  1  the key is absent, or the change was not made
-  2  an error, or damage; of doctor: the config file or the server is not as it should be
+  1  the key is absent, or the condition of the change did not hold
+  2  the command line or the config file is wrong: nothing was done
+  3  no server: none answers, it went away, or it refuses the connection
+  4  damage: something in the region cannot be; what is whole was done
+  5  any other failure
   129, 130, 143  SIGHUP, SIGINT or SIGTERM ended a dump or a snapshot
 
 The server is taken from --server, then FARSIDE_SERVER, then the config file: --config, else
-~/.config/farside/client.toml, else /etc/farside/client.toml. A secret stands in the config file.";
+~/.config/farside/client.toml, else /etc/farside/client.toml. A secret stands in the config file.
+
+A command waits 3 s for a server that does not answer, or as long as connect_timeout_ms in the
+config file says, and as long again for one that goes away meanwhile.";
 
 /// Farside, a one-sided RDMA key-value store, from the command line.
 #[derive(Debug, Parser)]
@@ -85,13 +91,13 @@ pub(crate) enum Command {
     ///
     /// By ordinary updates: values stay, their versions change. Clients go on meanwhile.
     Compact,
-    /// Check the whole region, read-only: every row, slot, block and checksum; exit 2 on damage
+    /// Check the whole region, read-only: every row, slot, block and checksum; exit 4 on damage
     ///
     /// Clients may go on meanwhile; with --region no server may use the file.
     Verify(Verify),
     /// Look at what this machine has and say what to do about what it lacks
     ///
-    /// Exit 2 when the config file cannot be used, or the server that is named does not answer;
+    /// Exit 2 when the config file cannot be used, 3 when the server that is named does not answer;
     /// what the machine lacks is advice.
     Doctor,
     /// Print a completion script for a shell

@@ -1,28 +1,29 @@
 //! Which server, and with what.
 
-use anyhow::{Context, bail};
+use std::ffi::OsStr;
+
 use farside::{Client, Role};
+use farside_common::command_line::one_line;
 use farside_common::config::ClientConfig;
+use farside_tools::encoding::Encoding;
 
 use crate::args::Args;
-
-/// How long to look for a server when no config file says: a person is waiting.
-const CONNECT_TIMEOUT_MS: u64 = 1000;
+use crate::output::Usage;
 
 /// What the config file says, and the server that was asked for.
 pub(crate) fn config(args: &Args) -> anyhow::Result<ClientConfig> {
     let mut config = match ClientConfig::file(args.config.as_deref()) {
         Some(path) => ClientConfig::load(&path)?,
-        None => ClientConfig { connect_timeout_ms: CONNECT_TIMEOUT_MS, ..Default::default() },
+        None => ClientConfig::default(),
     };
     if let Some(server) = args.server.as_ref().filter(|server| !server.is_empty()) {
         config.server = Some(server.clone());
     }
     if config.server.is_none() {
-        bail!(
+        return Err(Usage::new(
             "which server? Give --server shm:///path/of/kv.sock, set FARSIDE_SERVER, or write \
-             `server = \"...\"` into ~/.config/farside/client.toml"
-        );
+             `server = \"...\"` into ~/.config/farside/client.toml",
+        ));
     }
     Ok(config)
 }
@@ -40,7 +41,15 @@ pub(crate) fn reader(args: &Args) -> anyhow::Result<Client> {
 }
 
 /// The bytes of an argument that is a key.
-pub(crate) fn key(args: &Args, text: &std::ffi::OsStr) -> anyhow::Result<Vec<u8>> {
-    let key = args.key_encoding.decode_argument("key", text)?;
-    (!key.is_empty()).then_some(key).context("the key is empty: keys have at least one byte")
+pub(crate) fn key(args: &Args, text: &OsStr) -> anyhow::Result<Vec<u8>> {
+    let key = decode(args.key_encoding, "key", text)?;
+    if key.is_empty() {
+        return Err(Usage::new("the key is empty: keys have at least one byte"));
+    }
+    Ok(key)
+}
+
+/// The bytes that an argument stands for.
+pub(crate) fn decode(encoding: Encoding, what: &str, text: &OsStr) -> anyhow::Result<Vec<u8>> {
+    encoding.decode_argument(what, text).map_err(|error| Usage::new(one_line(error.as_ref())))
 }

@@ -2,9 +2,10 @@
 
 use std::io::Write;
 
-use farside_common::command_line::one_line;
+use farside_common::command_line::{exit_code, one_line};
 use farside_common::config::ClientConfig;
 use farside_common::fabric::verbs::{Device, Report, preflight};
+use farside_tools::encoding::printable;
 
 use crate::args::Args;
 use crate::connect;
@@ -36,6 +37,8 @@ impl Finding {
 
     fn line(&self) -> String {
         let Self { what, is, cure } = self;
+        // A path may hold any characters; those of several lines begin the next one here.
+        let is = is.split('\n').map(printable).collect::<Vec<_>>().join("\n");
         match cure {
             None => format!("ok    {what:<14}{is}\n"),
             Some(cure) => format!("warn  {what:<14}{is}\n      {:<14}-> {cure}\n", ""),
@@ -48,14 +51,13 @@ pub(crate) fn doctor(args: &Args) -> anyhow::Result<Outcome> {
     let machine = system::look();
     let mut stdout = output::stdout();
     let rdma = rdma_details(&preflight());
-    let configured = configured(args);
+    let (configured, outcome) = configured(args);
     for finding in examine(&machine).iter().chain(&rdma).chain(&configured) {
         stdout.write_all(finding.line().as_bytes())?;
     }
     output::finish(stdout)?;
     // What the machine lacks is advice; what somebody configured has to work.
-    let is_well = configured.iter().all(|finding| finding.cure.is_none());
-    Ok(if is_well { Outcome::Done } else { Outcome::Failed })
+    Ok(outcome)
 }
 
 fn examine(machine: &Machine) -> Vec<Finding> {
@@ -188,13 +190,14 @@ fn rdma_access(machine: &Machine) -> Finding {
 }
 
 /// The config file, and whether the server answers, if one is named.
-fn configured(args: &Args) -> [Finding; 2] {
+fn configured(args: &Args) -> ([Finding; 2], Outcome) {
     let file = config_file(args);
-    let server = match file.cure {
-        Some(_) => Finding::warn("server", "not asked", "mend the config file first"),
-        None => server(args),
-    };
-    [file, server]
+    if file.cure.is_some() {
+        let server = Finding::warn("server", "not asked", "mend the config file first");
+        return ([file, server], Outcome::Failed(exit_code::USAGE));
+    }
+    let (server, outcome) = server(args);
+    ([file, server], outcome)
 }
 
 fn config_file(args: &Args) -> Finding {
@@ -210,15 +213,19 @@ fn config_file(args: &Args) -> Finding {
 }
 
 /// With a config file that is right, or none.
-fn server(args: &Args) -> Finding {
+fn server(args: &Args) -> (Finding, Outcome) {
     let what = "server";
     let Ok(config) = connect::config(args) else {
-        return Finding::ok(what, "none named; --server, FARSIDE_SERVER or a config file do");
+        let is = "none named; --server, FARSIDE_SERVER or a config file do";
+        return (Finding::ok(what, is), Outcome::Done);
     };
     let name = config.server.unwrap_or_default();
     match connect::reader(args).and_then(|client| Ok(client.statistics()?)) {
-        Ok(_) => Finding::ok(what, format!("{name} answers")),
-        Err(error) => Finding::warn(what, name, one_line(error.as_ref())),
+        Ok(_) => (Finding::ok(what, format!("{name} answers")), Outcome::Done),
+        Err(error) => {
+            let outcome = Outcome::Failed(output::exit_code(&error));
+            (Finding::warn(what, name, one_line(error.as_ref())), outcome)
+        }
     }
 }
 

@@ -3,17 +3,17 @@
 use std::io::Write;
 use std::path::Path;
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use farside::{Entry, Error, Session};
 use farside_common::command_line::one_line;
-use farside_tools::encoding::escape;
+use farside_tools::encoding::brief;
 use farside_tools::records::{Format, Record};
 use indicatif::ProgressBar;
 
 use crate::args::{self, Args};
 use crate::connect;
 use crate::files::Target;
-use crate::output::{self, Outcome, count};
+use crate::output::{self, Outcome, Usage, count};
 use crate::stopping::Stop;
 use crate::unfinished::{Unfinished, check_free};
 
@@ -28,14 +28,14 @@ pub(crate) fn dump(args: &Args, what: &args::Dump) -> anyhow::Result<Outcome> {
     }
     match Format::of(to) {
         Some(Format::JsonLines) => dump_lines(args, what),
-        Some(Format::Csv) => bail!("dump writes folders and .jsonl files, not CSV"),
+        Some(Format::Csv) => Err(Usage::new("dump writes folders and .jsonl files, not CSV")),
         None => dump_folder(args, what),
     }
 }
 
 fn dump_folder(args: &Args, what: &args::Dump) -> anyhow::Result<Outcome> {
     let mut session = connect::reader(args)?.session()?;
-    let mut target = Target::open(&what.to, what.force)?;
+    let target = Target::open(&what.to, what.force)?;
     let (bar, stop) = (output::progress("dumping"), Stop::listen()?);
     let tally =
         for_each_entry(&mut session, (&bar, &stop), |entry| target.write(&entry.key, &entry.value));
@@ -71,14 +71,14 @@ pub(crate) fn for_each_entry(
     (bar, stop): (&ProgressBar, &Stop),
     mut write: impl FnMut(&Entry) -> anyhow::Result<()>,
 ) -> anyhow::Result<Tally> {
-    let mut tally = Tally::default();
+    let mut tally = Tally { written: 0, bytes: 0, failed: 0, outcome: Outcome::Done };
     for entry in session.scan()? {
         stop.check()?;
         let (name, result) = match entry {
             Ok(entry) => {
                 let result = write(&entry);
                 tally.bytes += if result.is_ok() { entry.value.len() as u64 } else { 0 };
-                (format!("the key `{}`", escape(&entry.key)), result)
+                (format!("the key `{}`", brief(&entry.key)), result)
             }
             Err(error @ Error::Layout(_)) => ("an entry".into(), Err(error.into())),
             Err(error) => return Err(error.into()),
@@ -91,6 +91,7 @@ pub(crate) fn for_each_entry(
             Err(error) if error.is::<Fatal>() || is_disk_full(&error) => return Err(error),
             Err(error) => {
                 tally.failed += 1;
+                tally.outcome = tally.outcome.or_failed(output::exit_code(&error));
                 if tally.failed <= FAILURES_TOLD_MAX {
                     let message = format!("{name} is left out: {}", one_line(error.as_ref()));
                     bar.suspend(|| output::tell(message));
@@ -108,11 +109,12 @@ fn is_disk_full(error: &anyhow::Error) -> bool {
 }
 
 /// What became of the entries.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Tally {
     written: u64,
     bytes: u64,
     failed: u64,
+    outcome: Outcome,
 }
 
 impl Tally {
@@ -123,10 +125,9 @@ impl Tally {
         }
         let (written, bytes) = (count(self.written, noun), output::bytes(self.bytes));
         output::tell(format_args!("{written} written to {}, {bytes} of values", to.display()));
-        if self.failed == 0 {
-            return Outcome::Done;
+        if self.failed > 0 {
+            output::tell(format_args!("{} left out", count(self.failed, "key")));
         }
-        output::tell(format_args!("{} left out", count(self.failed, "key")));
-        Outcome::Failed
+        self.outcome
     }
 }

@@ -7,6 +7,8 @@ use std::os::unix::ffi::OsStrExt;
 use anyhow::{Context, bail};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use farside_common::command_line::is_unprintable;
+use serde::Serialize;
 
 /// How bytes are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -109,11 +111,50 @@ fn escape_each(bytes: &[u8], text: &mut String) {
     }
 }
 
-/// Control characters, and those that break lines or turn the direction of writing.
-fn is_unprintable(character: char) -> bool {
-    character.is_control()
-        || matches!(character, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}')
-        || matches!(character, '\u{2066}'..='\u{2069}' | '\u{feff}')
+/// Text without what would do something to a terminal.
+pub fn printable(text: &str) -> String {
+    let mut safe = String::with_capacity(text.len());
+    for character in text.chars() {
+        if is_unprintable(character) {
+            escape_each(character.encode_utf8(&mut [0; 4]).as_bytes(), &mut safe);
+        } else {
+            safe.push(character);
+        }
+    }
+    safe
+}
+
+/// JSON without what would do something to a terminal: these characters are escaped, as JSON
+/// allows for all of them.
+///
+/// # Errors
+/// What cannot be JSON.
+pub fn to_json(value: &impl Serialize) -> serde_json::Result<String> {
+    let json = serde_json::to_string(value)?;
+    let mut safe = String::with_capacity(json.len());
+    for character in json.chars() {
+        if is_unprintable(character) {
+            for unit in character.encode_utf16(&mut [0; 2]) {
+                // Writing to a String cannot fail.
+                let _ = write!(safe, "\\u{unit:04x}");
+            }
+        } else {
+            safe.push(character);
+        }
+    }
+    Ok(safe)
+}
+
+/// The longest key that a message tells in full, in characters.
+const BRIEF_CHARS_MAX: usize = 100;
+
+/// [`escape`], cut to what can be read in a message.
+pub fn brief(bytes: &[u8]) -> String {
+    let whole = escape(bytes);
+    match whole.char_indices().nth(BRIEF_CHARS_MAX) {
+        Some((end, _)) => format!("{}... ({} bytes)", &whole[..end], bytes.len()),
+        None => whole,
+    }
 }
 
 #[cfg(test)]
@@ -156,5 +197,24 @@ mod tests {
         assert_eq!(escape("\u{85}\u{2028}\u{202e}".as_bytes()).matches("\\x").count(), 8);
         let all: Vec<u8> = (0..=255).collect();
         assert!(escape(&all).chars().all(|character| !character.is_control()));
+    }
+
+    #[test]
+    fn nothing_printed_does_anything_to_a_terminal() {
+        let text = "a\u{9b}b\u{202e}c\x1b\u{e0001}\u{61c}";
+        assert_eq!(printable("caf\u{e9} C:\\ \x1b[31m"), "caf\u{e9} C:\\ \\x1b[31m");
+        let json = to_json(&text).unwrap();
+        for safe in [printable(text), escape(text.as_bytes()), brief(text.as_bytes()), json.clone()]
+        {
+            assert!(!safe.contains(is_unprintable), "{safe:?}");
+        }
+        assert_eq!(serde_json::from_str::<String>(&json).unwrap(), text);
+    }
+
+    #[test]
+    fn a_huge_key_is_told_briefly() {
+        let told = brief(&[b'k'; 70_000]);
+        assert!(told.len() < 130 && told.ends_with("kkk... (70000 bytes)"), "{told}");
+        assert_eq!(brief(b"short\n"), "short\\n");
     }
 }

@@ -1,23 +1,24 @@
 //! Keys as files below a folder, both ways.
 
-use std::collections::HashSet;
-use std::fs::{self, DirBuilder};
+use std::fs::{DirBuilder, File};
 use std::io::{self, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, bail};
-use farside_tools::paths::path_of;
+use anyhow::Context;
+use farside_tools::paths::{PATH_BYTES_MAX, path_of};
+use rustix::fs::FileType;
 
-use crate::unfinished::create_beside;
+use crate::below::Folder;
+use crate::output::Usage;
 
-/// Who may look into a folder that is made here, where names are keys: its user.
+/// Who may look into the folder that is made for a dump: its user.
 const FOLDER_MODE: u32 = 0o700;
 
 /// What stands below a folder.
-#[derive(Debug, Default)]
 pub(crate) struct Tree {
-    /// Regular files, by name.
+    root: Folder,
+    /// The paths of regular files from the root, in order.
     pub(crate) files: Vec<PathBuf>,
     /// Symbolic links, which are not followed.
     pub(crate) links: u64,
@@ -29,43 +30,45 @@ pub(crate) struct Tree {
 
 impl Tree {
     /// Looks at everything below a folder.
-    pub(crate) fn below(root: &Path) -> Self {
-        let mut tree = Self::default();
-        let mut folders = vec![root.to_owned()];
+    pub(crate) fn below(root: &Path) -> io::Result<Self> {
+        let (root, files, failures) = (Folder::open(root)?, Vec::new(), Vec::new());
+        let mut tree = Self { root, files, links: 0, others: 0, failures };
+        let mut folders = vec![PathBuf::new()];
         while let Some(folder) = folders.pop() {
             if let Err(error) = tree.look_into(&folder, &mut folders) {
                 tree.failures.push((folder, error));
             }
         }
         tree.files.sort();
-        tree
+        Ok(tree)
     }
 
     fn look_into(&mut self, folder: &Path, folders: &mut Vec<PathBuf>) -> io::Result<()> {
-        for entry in fs::read_dir(folder)? {
-            let entry = entry?;
-            let kind = entry.file_type()?;
-            if kind.is_dir() {
-                folders.push(entry.path());
-            } else if kind.is_file() {
-                self.files.push(entry.path());
-            } else if kind.is_symlink() {
-                self.links += 1;
-            } else {
-                self.others += 1;
+        if folder.as_os_str().len() > PATH_BYTES_MAX {
+            return Err(io::ErrorKind::InvalidFilename.into());
+        }
+        for child in self.root.descend(folder)?.children()? {
+            let path = folder.join(child.name);
+            match child.kind {
+                FileType::Directory => folders.push(path),
+                FileType::RegularFile => self.files.push(path),
+                FileType::Symlink => self.links += 1,
+                _ => self.others += 1,
             }
         }
         Ok(())
+    }
+
+    /// Opens one of the files, unless it is no regular file any more.
+    pub(crate) fn open(&self, file: &Path) -> io::Result<File> {
+        let (folder, name) = split(file)?;
+        self.root.descend(folder)?.file(name)
     }
 }
 
 /// A folder that files are written into.
 pub(crate) struct Target {
-    root: PathBuf,
-    /// Where each file is written before it gets its name.
-    unfinished: PathBuf,
-    /// Folders known to be there.
-    folders: HashSet<PathBuf>,
+    root: Folder,
 }
 
 impl Target {
@@ -74,66 +77,38 @@ impl Target {
         let name = root.display();
         let made = DirBuilder::new().mode(FOLDER_MODE).recursive(true).create(root);
         made.with_context(|| format!("cannot make the folder {name}"))?;
-        let mut entries = fs::read_dir(root).with_context(|| format!("cannot read {name}"))?;
-        if !may_hold_files && entries.next().is_some() {
-            bail!("{name} is not empty: choose another folder, or use --force to write into it");
+        let reading = || format!("cannot read {name}");
+        let root = Folder::open(root).with_context(reading)?;
+        if !may_hold_files && !root.children().with_context(reading)?.is_empty() {
+            return Err(Usage::new(format!(
+                "{name} is not empty: choose another folder, or use --force to write into it"
+            )));
         }
-        let unfinished = root.join(format!(".kv-cli-{}.unfinished", std::process::id()));
-        let folders = HashSet::from([root.to_owned()]);
-        Ok(Self { root: root.to_owned(), unfinished, folders })
+        Ok(Self { root })
     }
 
     /// Writes a key's file, whole or not at all.
-    pub(crate) fn write(&mut self, key: &[u8], value: &[u8]) -> anyhow::Result<()> {
-        let path = self.root.join(path_of(key)?);
-        if path == self.unfinished {
-            bail!("kv-cli itself uses a file of this name just now");
-        }
-        if let Some(folder) = path.parent() {
-            self.make_folder(folder)?;
-        }
-        // What is left of a write that failed.
-        let _ = fs::remove_file(&self.unfinished);
-        create_beside(&self.unfinished, &path)?.write_all(value)?;
-        fs::rename(&self.unfinished, &path)?;
-        Ok(())
-    }
-
-    /// Makes a folder below the root, with its parents. A symbolic link on the way could lead out
-    /// of the root, so it is refused.
-    fn make_folder(&mut self, folder: &Path) -> anyhow::Result<()> {
-        if self.folders.contains(folder) {
-            return Ok(());
-        }
-        if let Some(parent) = folder.parent() {
-            self.make_folder(parent)?;
-        }
-        match DirBuilder::new().mode(FOLDER_MODE).create(folder) {
-            Ok(()) => {}
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                if !fs::symlink_metadata(folder)?.is_dir() {
-                    bail!("{} is there and not a folder", folder.display());
-                }
-            }
-            Err(error) => return Err(error.into()),
-        }
-        self.folders.insert(folder.to_owned());
-        Ok(())
+    pub(crate) fn write(&self, key: &[u8], value: &[u8]) -> anyhow::Result<()> {
+        let (folder, name) = split(path_of(key)?)?;
+        let folder = self.root.descend_or_make(folder)?;
+        let mut new = folder.create(name)?;
+        new.file.write_all(value)?;
+        Ok(new.finish()?)
     }
 }
 
-impl Drop for Target {
-    fn drop(&mut self) {
-        // It is there only if a write failed half-way.
-        let _ = fs::remove_file(&self.unfinished);
-    }
+/// A file's folder and name.
+fn split(path: &Path) -> io::Result<(&Path, &std::ffi::OsStr)> {
+    path.parent().zip(path.file_name()).ok_or_else(|| io::ErrorKind::InvalidFilename.into())
 }
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt;
+    use std::fs;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::sync::atomic::{AtomicBool, Ordering};
 
-    use farside_tools::paths::key_of;
+    use rustix::fs::{CWD, FileType, Mode, RenameFlags, mknodat, renameat_with};
 
     use super::*;
 
@@ -141,17 +116,16 @@ mod tests {
     fn a_tree_comes_back() {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path().join("out");
-        let mut target = Target::open(&root, false).unwrap();
+        let target = Target::open(&root, false).unwrap();
         for (key, value) in [("a", "1"), ("b/c/d", ""), ("b/e", "2")] {
             target.write(key.as_bytes(), value.as_bytes()).unwrap();
         }
-        std::os::unix::fs::symlink("a", root.join("link")).unwrap();
+        symlink("a", root.join("link")).unwrap();
         drop(target);
         let mode = |of: &str| fs::metadata(root.join(of)).unwrap().permissions().mode() & 0o777;
         assert_eq!([mode(""), mode("b"), mode("b/e")], [0o700, 0o700, 0o600]);
-        let tree = Tree::below(&root);
-        let keys: Vec<_> = tree.files.iter().map(|file| key_of(file, &root)).collect();
-        assert_eq!(keys, [&b"a"[..], b"b/c/d", b"b/e"]);
+        let tree = Tree::below(&root).unwrap();
+        assert_eq!(tree.files, ["a", "b/c/d", "b/e"].map(PathBuf::from));
         assert_eq!((tree.links, tree.others, tree.failures.len()), (1, 0, 0));
         assert_eq!(fs::read(root.join("b/e")).unwrap(), b"2");
         let error = Target::open(&root, false).err().unwrap().to_string();
@@ -163,15 +137,135 @@ mod tests {
     fn files_in_the_way_and_links_out_are_refused() {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path().join("out");
-        let mut target = Target::open(&root, false).unwrap();
+        let target = Target::open(&root, false).unwrap();
         target.write(b"a", b"").unwrap();
         assert!(target.write(b"a/b", b"").is_err());
         target.write(b"c/d", b"").unwrap();
         assert!(target.write(b"c", b"").is_err());
-        std::os::unix::fs::symlink(folder.path(), root.join("out")).unwrap();
+        symlink(folder.path(), root.join("out")).unwrap();
         assert!(target.write(b"out/escaped", b"").is_err());
         assert!(!folder.path().join("escaped").exists());
         drop(target);
-        assert_eq!(Tree::below(&root).files.len(), 2);
+        assert_eq!(Tree::below(&root).unwrap().files.len(), 2);
+    }
+
+    /// A root with a folder `d` that has a file `f`, and a folder beside the root, not empty.
+    fn root_and_outside() -> (tempfile::TempDir, PathBuf, PathBuf) {
+        let folder = tempfile::tempdir().unwrap();
+        let [root, outside] = ["root", "outside"].map(|name| folder.path().join(name));
+        fs::create_dir_all(root.join("d")).unwrap();
+        fs::create_dir(&outside).unwrap();
+        fs::write(root.join("d/f"), "inside").unwrap();
+        fs::write(outside.join("f"), "secret").unwrap();
+        (folder, root, outside)
+    }
+
+    fn replace_by_link(folder: &Path, to: &Path) {
+        fs::rename(folder, folder.with_extension("away")).unwrap();
+        symlink(to, folder).unwrap();
+    }
+
+    #[test]
+    fn a_folder_that_becomes_a_link_during_a_dump_is_not_followed() {
+        let (_folder, root, outside) = root_and_outside();
+        let target = Target::open(&root, true).unwrap();
+        target.write(b"d/1", b"value").unwrap();
+        replace_by_link(&root.join("d"), &outside);
+        let error = target.write(b"d/2", b"value").unwrap_err().to_string();
+        assert!(error.contains("`d` is a symbolic link"), "{error}");
+        assert!(target.write(b"d/f", b"value").is_err());
+        assert_eq!(fs::read(outside.join("f")).unwrap(), b"secret");
+        assert_eq!(fs::read_dir(&outside).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn what_changes_during_a_load_is_not_followed_and_not_waited_for() {
+        let (_folder, root, outside) = root_and_outside();
+        fs::write(root.join("link"), "").unwrap();
+        fs::write(root.join("pipe"), "").unwrap();
+        let tree = Tree::below(&root).unwrap();
+        assert_eq!(tree.files, ["d/f", "link", "pipe"].map(PathBuf::from));
+        replace_by_link(&root.join("d"), &outside);
+        for name in ["link", "pipe"] {
+            fs::remove_file(root.join(name)).unwrap();
+        }
+        symlink(outside.join("f"), root.join("link")).unwrap();
+        mknodat(CWD, root.join("pipe"), FileType::Fifo, Mode::RWXU, 0).unwrap();
+        let error = |file: &str| tree.open(Path::new(file)).unwrap_err().to_string();
+        assert!(error("d/f").contains("`d` is a symbolic link"), "{}", error("d/f"));
+        assert!(error("link").contains("`link` is a symbolic link"), "{}", error("link"));
+        assert!(error("pipe").contains("no regular file"), "{}", error("pipe"));
+    }
+
+    #[test]
+    fn folders_that_keep_turning_into_links_lead_nowhere() {
+        const ROUNDS: u64 = 2000;
+        let (_folder, root, outside) = root_and_outside();
+        symlink(&outside, root.join("link")).unwrap();
+        let (link, d) = (root.join("link"), root.join("d"));
+        let (target, ended) = (Target::open(&root, true).unwrap(), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !ended.load(Ordering::Relaxed) {
+                    renameat_with(CWD, &link, CWD, &d, RenameFlags::EXCHANGE).unwrap();
+                }
+            });
+            let tree = Tree { files: Vec::new(), ..Tree::below(&root).unwrap() };
+            for round in 0..ROUNDS {
+                let _ = target.write(format!("d/{round}").as_bytes(), b"value");
+                if let Ok(file) = tree.open(Path::new("d/f")) {
+                    assert_eq!(io::read_to_string(file).unwrap(), "inside");
+                }
+            }
+            ended.store(true, Ordering::Relaxed);
+        });
+        assert_eq!(fs::read_dir(&outside).unwrap().count(), 1);
+        assert_eq!(fs::read(outside.join("f")).unwrap(), b"secret");
+    }
+
+    #[test]
+    fn keys_may_have_the_names_of_unfinished_files() {
+        let folder = tempfile::tempdir().unwrap();
+        let target = Target::open(folder.path(), false).unwrap();
+        let name = format!(".kv-cli-{}", std::process::id());
+        let keys = ["unfinished/x", "0.unfinished/x", "1.unfinished", "2.unfinished", "plain"];
+        let keys = keys.map(|end| format!("{name}.{end}"));
+        for key in &keys {
+            target.write(key.as_bytes(), key.as_bytes()).unwrap();
+        }
+        for key in &keys {
+            assert_eq!(fs::read_to_string(folder.path().join(key)).unwrap(), *key);
+        }
+        assert_eq!(Tree::below(folder.path()).unwrap().files.len(), keys.len());
+    }
+
+    #[test]
+    fn a_file_takes_the_mode_of_the_file_it_replaces_and_of_nothing_else() {
+        let folder = tempfile::tempdir().unwrap();
+        let target = Target::open(folder.path(), false).unwrap();
+        let path = |name: &str| folder.path().join(name);
+        fs::write(path("own"), "").unwrap();
+        fs::set_permissions(path("own"), fs::Permissions::from_mode(0o640)).unwrap();
+        // Its mode is 0777.
+        symlink("nowhere", path("link")).unwrap();
+        target.write(b"own", b"value").unwrap();
+        assert_eq!(fs::metadata(path("own")).unwrap().permissions().mode() & 0o777, 0o640);
+        let error = target.write(b"link", b"value").unwrap_err().to_string();
+        assert!(error.contains("no regular file"), "{error}");
+        assert!(path("link").is_symlink() && !path("nowhere").exists());
+    }
+
+    #[test]
+    fn a_key_of_slashes_is_too_long_for_a_path() {
+        let folder = tempfile::tempdir().unwrap();
+        let target = Target::open(folder.path(), false).unwrap();
+        let key = |parts: usize| vec!["a"; parts].join("/");
+        let error = target.write(key(32_768).as_bytes(), b"").unwrap_err().to_string();
+        assert!(error.contains("65535 bytes"), "{error}");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+        target.write(key(200).as_bytes(), b"deep").unwrap();
+        let tree = Tree::below(folder.path()).unwrap();
+        assert_eq!(tree.files, [PathBuf::from(key(200))]);
+        assert_eq!(io::read_to_string(tree.open(&tree.files[0]).unwrap()).unwrap(), "deep");
     }
 }

@@ -13,7 +13,10 @@ pub(crate) fn gc(args: &Args) -> anyhow::Result<Outcome> {
     let started = Instant::now();
     let before = client.statistics()?;
     let after = client.collect()?;
-    let found = after.blocks_collected.saturating_sub(before.blocks_collected);
+    // A server that started again meanwhile counts from 0.
+    let is_new = after.uptime_ms < before.uptime_ms;
+    let counted = if is_new { 0 } else { before.blocks_collected };
+    let found = after.blocks_collected.saturating_sub(counted);
     let mut stdout = output::stdout();
     writeln!(
         stdout,

@@ -8,11 +8,12 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use farside::{Exchange, Session, Store};
-use farside_tools::encoding::escape;
+use farside_tools::encoding::brief;
 
 use crate::args::{Args, Cas, Key, KeyValue};
 use crate::connect;
-use crate::output::{self, Outcome};
+use crate::output::{self, Outcome, Usage};
+use crate::standard_streams::StandardStreams;
 
 /// `get`: the bytes, and nothing else, on stdout.
 pub(crate) fn get(args: &Args, what: &Key) -> anyhow::Result<Outcome> {
@@ -61,7 +62,7 @@ pub(crate) fn delete(args: &Args, what: &Key) -> anyhow::Result<Outcome> {
 /// `cas`: on a mismatch the current value goes to stdout.
 pub(crate) fn compare_and_swap(args: &Args, what: &Cas) -> anyhow::Result<Outcome> {
     let key = connect::key(args, &what.key)?;
-    let decode = |text: &OsStr| args.value_encoding.decode_argument("expected value", text);
+    let decode = |text: &OsStr| connect::decode(args.value_encoding, "expected value", text);
     let expected = what.expect.as_deref().map(decode).transpose()?;
     let mut session = connect::writer(args)?.session()?;
     let new = Source::of_argument(args, &what.new)?.read(session.limits().value_bytes_max)?;
@@ -82,7 +83,7 @@ fn print_value(args: &Args, value: &[u8]) -> anyhow::Result<Outcome> {
 }
 
 fn no(why: &str, key: &[u8]) -> anyhow::Result<Outcome> {
-    output::tell(format_args!("the key `{}` {why}", escape(key)));
+    output::tell(format_args!("the key `{}` {why}", brief(key)));
     Ok(Outcome::No)
 }
 
@@ -99,7 +100,7 @@ impl Change {
         let source = match (&what.file, &what.value) {
             (Some(path), _) => Source::File(path),
             (None, Some(text)) => Source::of_argument(args, text)?,
-            (None, None) => bail!("give a value, --file FILE, or - for stdin"),
+            (None, None) => return Err(Usage::new("give a value, --file FILE, or - for stdin")),
         };
         // Connect first: a wrong address should not cost a person the input they typed.
         let session = connect::writer(args)?.session()?;
@@ -120,7 +121,7 @@ impl Source<'_> {
         if text == "-" {
             return Ok(Self::Stdin);
         }
-        Ok(Self::Argument(args.value_encoding.decode_argument("value", text)?))
+        Ok(Self::Argument(connect::decode(args.value_encoding, "value", text)?))
     }
 
     /// The value; stops reading once it is longer than a value may be.
@@ -134,11 +135,14 @@ impl Source<'_> {
                 let name = path.display().to_string();
                 let file = File::open(path).with_context(|| format!("cannot open {name}"))?;
                 let value = read_at_most(file, bytes_max).with_context(|| name.clone())?;
-                value.with_context(|| too_long(&name))
+                value.ok_or_else(|| Usage::new(too_long(&name)))
             }
             Self::Stdin => {
+                if !StandardStreams::at_start().stdin {
+                    bail!("stdin is closed: there is no value to read");
+                }
                 let value = read_at_most(std::io::stdin().lock(), bytes_max).context("stdin")?;
-                value.with_context(|| too_long("stdin"))
+                value.ok_or_else(|| Usage::new(too_long("stdin")))
             }
         }
     }

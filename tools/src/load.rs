@@ -3,12 +3,12 @@
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::fs::{self, File};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use farside::{Error, Pipeline, PipelineFull, Ticket};
-use farside_common::command_line::one_line;
-use farside_tools::paths::key_of;
+use farside_common::command_line::{exit_code, one_line};
 use farside_tools::records::Format;
 use indicatif::ProgressBar;
 
@@ -16,7 +16,7 @@ use crate::args::{self, Args};
 use crate::connect;
 use crate::files::Tree;
 use crate::keys::read_at_most;
-use crate::output::{self, Outcome, count};
+use crate::output::{self, Outcome, Usage, count};
 
 /// How many failures are told one by one; the rest is only counted.
 const FAILURES_TOLD_MAX: u64 = 20;
@@ -27,7 +27,7 @@ pub(crate) fn load(args: &Args, what: &args::Load) -> anyhow::Result<Outcome> {
     let found = fs::metadata(&what.from).with_context(|| format!("cannot load {name}"))?;
     let format = Format::of(&what.from);
     if !found.is_dir() && format.is_none() {
-        bail!("{name} is neither a folder nor a .jsonl or .csv file");
+        return Err(Usage::new(format!("{name} is neither a folder nor a .jsonl or .csv file")));
     }
     let mut session = connect::writer(args)?.session()?;
     let value_bytes_max = session.limits().value_bytes_max;
@@ -55,17 +55,18 @@ pub(crate) fn load(args: &Args, what: &args::Load) -> anyhow::Result<Outcome> {
 }
 
 fn load_folder(root: &Path, loader: &mut Loader<'_>, bytes_max: usize) -> anyhow::Result<()> {
-    let tree = Tree::below(root);
+    let mut tree = Tree::below(root).with_context(|| format!("cannot read {}", root.display()))?;
     loader.tally.links = tree.links;
     loader.tally.others = tree.others;
-    for (folder, error) in tree.failures {
-        loader.fail(&Origin::File(folder), &error.into());
+    for (folder, error) in std::mem::take(&mut tree.failures) {
+        loader.fail(&Origin::File(root.join(folder)), &error.into());
     }
     output::set_total(loader.bar, tree.files.len() as u64);
-    for file in tree.files {
-        let key = key_of(&file, root).to_vec();
-        let pair = read_file(&file, bytes_max).map(|value| (key, value));
-        loader.put_or_fail(Origin::File(file), pair)?;
+    for file in &tree.files {
+        let key = file.as_os_str().as_bytes().to_vec();
+        let value = tree.open(file).map_err(Into::into);
+        let pair = value.and_then(|file| Ok((key, read_file(file, bytes_max)?)));
+        loader.put_or_fail(Origin::File(root.join(file)), pair)?;
     }
     Ok(())
 }
@@ -81,8 +82,7 @@ struct TooLarge {
     max: usize,
 }
 
-fn read_file(path: &Path, max: usize) -> anyhow::Result<Vec<u8>> {
-    let file = File::open(path)?;
+fn read_file(file: File, max: usize) -> anyhow::Result<Vec<u8>> {
     let bytes = file.metadata()?.len();
     if bytes > max as u64 {
         return Err(TooLarge { bytes, max }.into());
@@ -245,7 +245,7 @@ impl Tally {
             output::tell(format_args!("... and {untold} more"));
         }
         output::tell(self.summary());
-        if self.failed == 0 { Outcome::Done } else { Outcome::Failed }
+        if self.failed == 0 { Outcome::Done } else { Outcome::Failed(exit_code::FAILED) }
     }
 
     fn summary(&self) -> String {
@@ -276,9 +276,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("large");
         fs::write(&path, [7; 11]).unwrap();
-        let error = read_file(&path, 10).unwrap_err().to_string();
+        let open = || File::open(&path).unwrap();
+        let error = read_file(open(), 10).unwrap_err().to_string();
         assert!(error.contains("11 bytes") && error.contains("at most 10"), "{error}");
-        assert_eq!(read_file(&path, 11).unwrap(), [7; 11]);
+        assert_eq!(read_file(open(), 11).unwrap(), [7; 11]);
     }
 
     #[test]

@@ -4,6 +4,7 @@
 #![deny(unsafe_code)]
 
 mod args;
+mod below;
 mod connect;
 mod doctor;
 mod dump;
@@ -16,6 +17,7 @@ mod raw;
 mod region_file;
 mod scan;
 mod snapshot;
+mod standard_streams;
 mod stat;
 mod stopping;
 mod system;
@@ -25,28 +27,38 @@ mod verify;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
-use farside_common::command_line::usage_line;
+use farside_common::command_line::{exit_code, usage_line};
 
 use args::{Args, Command};
 use output::Outcome;
-use stopping::Stopped;
 
 fn main() -> ExitCode {
     let args = match Args::try_parse() {
         Ok(args) => args,
         Err(error) if is_mistake(&error) => {
             output::tell(usage_line("kv-cli", &error.to_string()));
-            return Outcome::Failed.into();
+            return exit_code::USAGE.into();
         }
-        // --help and --version.
-        Err(error) => error.exit(),
+        Err(error) => return help(&error),
     };
     match run(&args) {
         Ok(outcome) => outcome.into(),
         Err(error) if output::is_closed(&error) => Outcome::Done.into(),
         Err(error) => {
             output::tell_error(&error);
-            error.downcast_ref::<Stopped>().map_or(Outcome::Failed.into(), ExitCode::from)
+            output::exit_code(&error).into()
+        }
+    }
+}
+
+/// `--help` and `--version`, and the help of a command line without a command.
+fn help(asked: &clap::Error) -> ExitCode {
+    match asked.print() {
+        Ok(()) => (asked.exit_code() as u8).into(),
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Outcome::Done.into(),
+        Err(error) => {
+            output::tell(format_args!("cannot print the help: {error}"));
+            exit_code::FAILED.into()
         }
     }
 }

@@ -4,9 +4,17 @@ use std::fmt;
 use std::io::{self, BufWriter, Write};
 use std::process::ExitCode;
 
-use farside_common::command_line::one_line;
+use farside_common::address::AddressError;
+use farside_common::attach::AttachError;
+use farside_common::check::CheckError;
+use farside_common::command_line::{exit_code, one_line};
+use farside_common::config::ConfigError;
 use farside_common::size::ByteSize;
+use farside_tools::encoding::printable;
 use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::standard_streams::StandardStreams;
+use crate::stopping::Stopped;
 
 /// How a command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,18 +23,60 @@ pub(crate) enum Outcome {
     Done,
     /// The key was absent, or the change was not made.
     No,
-    /// An error or damage, already told.
-    Failed,
+    /// With this exit code: an error or damage, already told.
+    Failed(u8),
+}
+
+impl Outcome {
+    /// After one more failure with this exit code. Damage counts more than what else there was.
+    pub(crate) fn or_failed(self, code: u8) -> Self {
+        match self {
+            Self::Failed(exit_code::DAMAGE) => self,
+            _ => Self::Failed(code),
+        }
+    }
 }
 
 impl From<Outcome> for ExitCode {
     fn from(outcome: Outcome) -> Self {
         match outcome {
             Outcome::Done => Self::SUCCESS,
-            Outcome::No => Self::from(1),
-            Outcome::Failed => Self::from(2),
+            Outcome::No => exit_code::NO.into(),
+            Outcome::Failed(code) => code.into(),
         }
     }
+}
+
+/// A mistake in what was asked for: another command line or config file mends it.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct Usage(String);
+
+impl Usage {
+    pub(crate) fn new(what: impl Into<String>) -> anyhow::Error {
+        Self(what.into()).into()
+    }
+}
+
+/// What the process ends with after an error.
+pub(crate) fn exit_code(error: &anyhow::Error) -> u8 {
+    let code = |cause: &(dyn std::error::Error + 'static)| {
+        if let Some(stopped) = cause.downcast_ref::<Stopped>() {
+            return Some(stopped.exit_code());
+        }
+        if let Some(error) = cause.downcast_ref::<farside::Error>() {
+            return Some(error.exit_code());
+        }
+        if let Some(error) = cause.downcast_ref::<AttachError>() {
+            return Some(error.exit_code());
+        }
+        if cause.is::<Usage>() || cause.is::<ConfigError>() || cause.is::<AddressError>() {
+            return Some(exit_code::USAGE);
+        }
+        let is_damage = matches!(cause.downcast_ref(), Some(CheckError::Superblock(_)));
+        is_damage.then_some(exit_code::DAMAGE)
+    };
+    error.chain().find_map(code).unwrap_or(exit_code::FAILED)
 }
 
 /// Nobody reads stdout any more: no error, but a reason to stop.
@@ -46,16 +96,22 @@ pub(crate) struct Stdout(io::Stdout);
 
 impl Write for Stdout {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.write(bytes).map_err(mark_closed)
+        if !StandardStreams::at_start().stdout {
+            return Err(io::Error::new(io::ErrorKind::NotConnected, "stdout is closed"));
+        }
+        self.0.write(bytes).map_err(mark)
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.0.flush().map_err(mark_closed)
+        self.0.flush().map_err(mark)
     }
 }
 
-fn mark_closed(error: io::Error) -> io::Error {
-    if error.kind() == io::ErrorKind::BrokenPipe { io::Error::other(Closed) } else { error }
+fn mark(error: io::Error) -> io::Error {
+    match error.kind() {
+        io::ErrorKind::BrokenPipe => io::Error::other(Closed),
+        kind => io::Error::new(kind, format!("cannot write to stdout: {error}")),
+    }
 }
 
 /// stdout, buffered; call [`finish`] at the end.
@@ -77,9 +133,10 @@ pub(crate) fn is_closed(error: &anyhow::Error) -> bool {
     })
 }
 
-/// Says something to the person at the terminal.
+/// Says something to the person at the terminal, whose name for it may hold any characters.
 pub(crate) fn tell(message: impl fmt::Display) {
-    // Without stderr there is nobody to tell.
+    let message = printable(&message.to_string());
+    // Without stderr there is no way to tell.
     let _ = writeln!(io::stderr(), "kv-cli: {message}");
 }
 
@@ -128,7 +185,7 @@ mod tests {
     #[test]
     fn a_closed_stdout_is_told_from_a_broken_socket() {
         let broken = || io::Error::from(io::ErrorKind::BrokenPipe);
-        assert!(is_closed(&anyhow::Error::from(mark_closed(broken()))));
+        assert!(is_closed(&anyhow::Error::from(mark(broken()))));
         assert!(!is_closed(&anyhow::Error::from(broken())));
     }
 }

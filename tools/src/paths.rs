@@ -6,10 +6,8 @@ use std::path::Path;
 
 use anyhow::bail;
 
-/// The key of a file: its path from the folder, as bytes.
-pub fn key_of<'a>(file: &'a Path, root: &Path) -> &'a [u8] {
-    file.strip_prefix(root).unwrap_or(file).as_os_str().as_bytes()
-}
+/// The longest path below a folder: the system takes none that is longer.
+pub const PATH_BYTES_MAX: usize = 4095;
 
 /// The path below a folder that a key stands for; an error if it could lead out of the folder, or
 /// to where another key's file is.
@@ -19,6 +17,9 @@ pub fn key_of<'a>(file: &'a Path, root: &Path) -> &'a [u8] {
 pub fn path_of(key: &[u8]) -> anyhow::Result<&Path> {
     if key.contains(&0) {
         bail!("it has a NUL byte, which no path has");
+    }
+    if key.len() > PATH_BYTES_MAX {
+        bail!("it has {} bytes, and a path at most {PATH_BYTES_MAX}", key.len());
     }
     if key.starts_with(b"/") {
         bail!("it is an absolute path");

@@ -1,12 +1,12 @@
 //! The region itself, read-only, for the checker.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use farside_common::attach::{AnyFabric, Attached, Target};
-use farside_common::check::{self, Observer, Report, Scope};
+use farside_common::attach::{AnyFabric, AttachError, Attached, Contact, Target};
+use farside_common::check::{self, CheckError, Observer, Report, Scope};
 use farside_common::config::ClientConfig;
 use farside_common::control::Role;
-use farside_common::fabric::{Endpoint, LaneId};
+use farside_common::fabric::{ChainError, Endpoint, LaneId};
 use indicatif::ProgressBar;
 
 use crate::output;
@@ -16,20 +16,48 @@ const LANE: LaneId = LaneId(0);
 /// How long the server may take to take the goodbye.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// How often a check starts again on a new connection at least; it does so until the timeout for
+/// connecting is over.
+const CHECKS_MIN: u32 = 3;
+
 /// A region that cannot be changed from here: the memory, or the device, refuses it.
-pub(crate) struct RawRegion(Attached);
+pub(crate) struct RawRegion {
+    target: Target,
+    attached: Attached,
+}
 
 impl RawRegion {
     /// Connects as a reader of its own.
     pub(crate) fn open(config: &ClientConfig) -> anyhow::Result<Self> {
         let target = Target::of(config, Role::Reader)?;
-        Ok(Self(target.attach(target.timeout)?))
+        Ok(Self { attached: target.connect()?, target })
     }
 
-    /// Checks the region while clients go on.
-    pub(crate) fn check(&self, scope: Scope, bar: &ProgressBar) -> anyhow::Result<Report> {
-        let (bytes, mut observer) = (self.0.welcome.region_bytes, OnBar(bar));
-        Ok(match self.0.route.fabric(1)? {
+    /// Checks the region while clients go on; again from the start, on a new connection, if the
+    /// server goes away and comes back meanwhile.
+    pub(crate) fn check(&mut self, scope: Scope, bar: &ProgressBar) -> anyhow::Result<Report> {
+        let (started, mut checks) = (Instant::now(), 0);
+        loop {
+            checks += 1;
+            match self.check_once(scope, bar) {
+                Err(error) if is_loss(&error) => {
+                    let tried = started.elapsed();
+                    if checks >= CHECKS_MIN && tried >= self.target.timeout {
+                        let (server, contact) = (self.target.address.to_string(), Contact::Lost);
+                        return Err(
+                            AttachError::Absent { server, contact, tried, source: None }.into()
+                        );
+                    }
+                    self.attached = self.target.connect().map_err(after_an_answer)?;
+                }
+                done => return done,
+            }
+        }
+    }
+
+    fn check_once(&self, scope: Scope, bar: &ProgressBar) -> anyhow::Result<Report> {
+        let (bytes, mut observer) = (self.attached.welcome.region_bytes, OnBar(bar));
+        Ok(match self.attached.route.fabric(1)? {
             AnyFabric::Shm(fabric) => {
                 check::check(&Endpoint::new(fabric, 1), LANE, bytes, scope, &mut observer)?
             }
@@ -40,9 +68,26 @@ impl RawRegion {
     }
 }
 
+/// Whether the server gave the connection up, or is gone. A check changes nothing, so it can be
+/// made again.
+fn is_loss(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(CheckError::Chain(ChainError::Fenced)))
+        || matches!(error.downcast_ref(), Some(AttachError::Absent { .. }))
+}
+
+/// The error of a connection that follows another one.
+fn after_an_answer(error: AttachError) -> AttachError {
+    match error {
+        AttachError::Absent { server, contact, tried, .. } => {
+            AttachError::Absent { server, contact: contact.after_an_answer(), tried, source: None }
+        }
+        error => error,
+    }
+}
+
 impl Drop for RawRegion {
     fn drop(&mut self) {
-        self.0.channel.say_goodbye(FLUSH_TIMEOUT);
+        self.attached.channel.say_goodbye(FLUSH_TIMEOUT);
     }
 }
 

@@ -9,10 +9,13 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize};
 
-use crate::encoding::{Encoding, to_base64};
+use crate::encoding::{Encoding, to_base64, to_json};
 
 /// The longest line of JSON: the largest block, each byte as `\u00XX`, and some more.
 const LINE_BYTES_MAX: u64 = 32 << 20;
+
+/// What some programs begin a file of UTF-8 with.
+const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 
 /// A key and a value.
 pub type Pair = (Vec<u8>, Vec<u8>);
@@ -42,7 +45,7 @@ impl Record {
     /// The record with its line feed.
     pub fn to_line(&self) -> String {
         // Four strings always serialize.
-        let mut line = serde_json::to_string(self).unwrap_or_default();
+        let mut line = to_json(self).unwrap_or_default();
         line.push('\n');
         line
     }
@@ -100,8 +103,12 @@ pub fn read_json_lines(
         if text.len() as u64 == LINE_BYTES_MAX && !text.ends_with(b"\n") {
             bail!("line {line} is over {LINE_BYTES_MAX} bytes long, which no key and value are");
         }
-        if !text.trim_ascii().is_empty() {
-            take(Numbered { line, pair: Record::from_line(&text) })?;
+        let record = match text.strip_prefix(BYTE_ORDER_MARK) {
+            Some(rest) if line == 1 => rest,
+            _ => &text,
+        };
+        if !record.trim_ascii().is_empty() {
+            take(Numbered { line, pair: Record::from_line(record) })?;
         }
     }
     Ok(())
@@ -208,8 +215,10 @@ mod tests {
     #[test]
     fn any_bytes_come_back_from_a_line() {
         let all: Vec<u8> = (0..=255).collect();
+        let line = Record::new("a\u{9b}".as_bytes(), "\u{202e}".as_bytes()).to_line();
+        assert_eq!(line, "{\"key\":\"a\\u009b\",\"value\":\"\\u202e\"}\n");
         for (key, value) in
-            [(&b"key"[..], &b"two\nlines\x00"[..]), (&all, b""), ("\u{fc}".as_bytes(), &all)]
+            [(&b"key"[..], &b"two\nlines\x00"[..]), (&all, b""), ("\u{fc}\u{9b}".as_bytes(), &all)]
         {
             let line = Record::new(key, value).to_line();
             assert_eq!(line.find('\n'), Some(line.len() - 1));
@@ -233,6 +242,19 @@ mod tests {
         assert_eq!(seen[3], "5:it has both value and value_base64");
         assert!(seen[4].starts_with("6:key_base64 is not base64"), "{}", seen[4]);
         assert_eq!(seen[5], "7:[100]=[]");
+    }
+
+    #[test]
+    fn a_byte_order_mark_is_no_part_of_the_first_record() {
+        let text =
+            "\u{feff}{\"key\":\"a\",\"value\":\"1\"}\n\u{feff}{\"key\":\"b\",\"value\":\"\"}\n";
+        let seen = collect(|take| read_json_lines(text.as_bytes(), take).unwrap());
+        assert_eq!(seen[0], "1:[97]=[49]");
+        assert!(seen[1].starts_with("2:expected value"), "{}", seen[1]);
+        let raw = Encoding::Raw;
+        let text = "\u{feff}key,value\na,1\n";
+        let seen = collect(|take| read_csv(text.as_bytes(), raw, raw, take).unwrap());
+        assert_eq!(seen, ["2:[97]=[49]"]);
     }
 
     #[test]

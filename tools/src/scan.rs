@@ -3,6 +3,7 @@
 use std::io::Write;
 
 use farside::Entry;
+use farside_common::command_line::one_line;
 use farside_tools::records::Record;
 
 use crate::args::{self, Args};
@@ -13,7 +14,7 @@ use crate::output::{self, Outcome};
 pub(crate) fn scan(args: &Args, what: &args::Scan) -> anyhow::Result<Outcome> {
     let prefix = what.prefix.as_deref();
     let prefix =
-        prefix.map(|text| args.key_encoding.decode_argument("prefix", text)).transpose()?;
+        prefix.map(|text| connect::decode(args.key_encoding, "prefix", text)).transpose()?;
     let prefix = prefix.unwrap_or_default();
     let mut session = connect::reader(args)?.session()?;
     let mut stdout = output::stdout();
@@ -31,8 +32,8 @@ pub(crate) fn scan(args: &Args, what: &args::Scan) -> anyhow::Result<Outcome> {
             Ok(_) => {}
             Err(error) => {
                 // The scan goes on with what can be read.
-                output::tell(error);
-                outcome = Outcome::Failed;
+                output::tell(one_line(&error));
+                outcome = outcome.or_failed(error.exit_code());
             }
         }
     }

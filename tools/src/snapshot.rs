@@ -40,7 +40,7 @@ pub(crate) fn snapshot(args: &Args, what: &args::Snapshot) -> anyhow::Result<Out
 /// How many keys there are, for the bar alone: `None` where the index changes too fast to be
 /// walked, or the server takes no other client. What else is wrong, the scan says.
 fn count_keys(args: &Args) -> Option<u64> {
-    let region = RawRegion::open(&connect::config(args).ok()?).ok()?;
+    let mut region = RawRegion::open(&connect::config(args).ok()?).ok()?;
     Some(region.check(Scope::Index, &output::progress("counting keys")).ok()?.keys)
 }
 

@@ -3,8 +3,10 @@
 use std::io::Write;
 
 use farside_common::check::{Report, Scope};
+use farside_common::command_line::exit_code;
 use farside_common::control::ServerStatistics;
 use farside_common::layout::CHUNK_BYTES;
+use farside_tools::encoding::{printable, to_json};
 use serde::Serialize;
 
 use crate::args::{self, Args};
@@ -24,8 +26,7 @@ pub(crate) fn stat(args: &Args, what: &args::Stat) -> anyhow::Result<Outcome> {
     let overview = Overview::new(server, &statistics, &report);
     let mut stdout = output::stdout();
     if what.json {
-        serde_json::to_writer(&mut stdout, &overview).map_err(std::io::Error::from)?;
-        writeln!(stdout)?;
+        writeln!(stdout, "{}", to_json(&overview)?)?;
     } else {
         stdout.write_all(overview.table().as_bytes())?;
     }
@@ -34,7 +35,7 @@ pub(crate) fn stat(args: &Args, what: &args::Stat) -> anyhow::Result<Outcome> {
         return Ok(Outcome::Done);
     }
     output::tell("the index is damaged: run `kv-cli verify`");
-    Ok(Outcome::Failed)
+    Ok(Outcome::Failed(exit_code::DAMAGE))
 }
 
 /// What `stat` shows; the names are those of the JSON.
@@ -200,7 +201,7 @@ impl Overview {
         let seconds = self.uptime_ms / 1000;
         let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
         let mut table = [
-            ("server", self.server.clone()),
+            ("server", printable(&self.server)),
             ("up", format!("{hours}:{minutes:02}:{seconds:02}, start {}", self.incarnation)),
             ("clients", format!("{} ({} lost so far)", self.clients, self.clients_lost)),
             ("keys", self.keys.to_string()),

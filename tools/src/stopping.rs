@@ -1,7 +1,6 @@
 //! Signals: what writes a file looks whether somebody wants its end, so that nothing half is left.
 
 use std::io;
-use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -51,9 +50,9 @@ pub(crate) struct Stopped {
     signal: u8,
 }
 
-impl From<&Stopped> for ExitCode {
+impl Stopped {
     /// As a shell has it.
-    fn from(stopped: &Stopped) -> Self {
-        Self::from(128 + stopped.signal)
+    pub(crate) fn exit_code(&self) -> u8 {
+        128 + self.signal
     }
 }

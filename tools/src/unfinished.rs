@@ -1,11 +1,14 @@
 //! Files that get their name once they are complete.
 
-use std::fs::{self, File, OpenOptions, Permissions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, Write};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use anyhow::bail;
+use rustix::fs::{fchmod, lstat};
+
+use crate::below::mode_to_keep;
+use crate::output::Usage;
 
 /// Who may read what is written here: the values are nobody else's business.
 const FILE_MODE: u32 = 0o600;
@@ -20,15 +23,22 @@ pub(crate) struct Unfinished {
 impl Unfinished {
     /// Fails if the name is that of a device, a link or a folder, which would be replaced.
     pub(crate) fn create(name: &Path) -> io::Result<Self> {
-        if fs::symlink_metadata(name).is_ok_and(|metadata| !metadata.is_file()) {
-            let why = "it is no regular file: write to another name";
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
-        }
+        let mode = mode_to_keep(lstat(name))?;
         let mut path = name.as_os_str().to_owned();
         path.push(format!(".{}.unfinished", std::process::id()));
         let path = PathBuf::from(path);
-        let writer = BufWriter::new(create_beside(&path, name)?);
-        Ok(Self { writer, path, name: name.to_owned() })
+        let file = OpenOptions::new().write(true).create_new(true).mode(FILE_MODE).open(&path);
+        let file = file.map_err(|error| match error.kind() {
+            io::ErrorKind::AlreadyExists => {
+                let why = "is there already, of a kv-cli that was killed: remove it";
+                io::Error::new(error.kind(), format!("{} {why}", path.display()))
+            }
+            _ => error,
+        })?;
+        if let Some(mode) = mode {
+            fchmod(&file, mode)?;
+        }
+        Ok(Self { writer: BufWriter::new(file), path, name: name.to_owned() })
     }
 
     /// The name stands for the whole content, also after a crash of the machine.
@@ -43,25 +53,11 @@ impl Unfinished {
 pub(crate) fn check_free(name: &Path, may_replace: bool) -> anyhow::Result<()> {
     if !may_replace && fs::symlink_metadata(name).is_ok() {
         let name = name.display();
-        bail!("{name} is there already: choose another name, or use --force to replace it");
+        return Err(Usage::new(format!(
+            "{name} is there already: choose another name, or use --force to replace it"
+        )));
     }
     Ok(())
-}
-
-/// A file that is to replace `name`, for its user alone, or for whom that one is.
-pub(crate) fn create_beside(path: &Path, name: &Path) -> io::Result<File> {
-    let file = OpenOptions::new().write(true).create_new(true).mode(FILE_MODE).open(path);
-    let file = file.map_err(|error| match error.kind() {
-        io::ErrorKind::AlreadyExists => {
-            let why = "is there already, of a kv-cli that was killed: remove it";
-            io::Error::new(error.kind(), format!("{} {why}", path.display()))
-        }
-        _ => error,
-    })?;
-    if let Ok(replaced) = fs::symlink_metadata(name) {
-        file.set_permissions(Permissions::from_mode(replaced.permissions().mode() & 0o777))?;
-    }
-    Ok(file)
 }
 
 impl Drop for Unfinished {
@@ -73,6 +69,9 @@ impl Drop for Unfinished {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     #[test]

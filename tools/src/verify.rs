@@ -3,6 +3,7 @@
 use std::io::Write;
 
 use farside_common::check::{Problem, Report, Scope};
+use farside_common::command_line::exit_code;
 use farside_common::layout::SlotState;
 
 use crate::args::{self, Args};
@@ -25,7 +26,7 @@ pub(crate) fn verify(args: &Args, what: &args::Verify) -> anyhow::Result<Outcome
     if !report.is_clean() {
         output::tell(advice(&report, what.region.is_some()));
     }
-    Ok(if report.is_clean() { Outcome::Done } else { Outcome::Failed })
+    Ok(if report.is_clean() { Outcome::Done } else { Outcome::Failed(exit_code::DAMAGE) })
 }
 
 /// What to do about damage.

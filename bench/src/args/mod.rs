@@ -18,9 +18,18 @@ use crate::{Error, Result};
 
 pub use ycsb::Ycsb;
 
+const EXIT_CODES: &str = "\
+Exit codes, those of kv-cli:
+  0  done
+  2  the command line or the config file is wrong
+  3  no server: none answers, it went away, or it refuses the connection
+  4  damage: something in the region cannot be
+  5  any other failure
+  130  SIGINT, SIGQUIT, SIGTERM or SIGHUP ended the run";
+
 /// Measures Farside: YCSB through the client library, and the raw verbs below it.
 #[derive(Debug, Parser)]
-#[command(name = "kv-bench", version, about, max_term_width = 100)]
+#[command(name = "kv-bench", version, about, after_help = EXIT_CODES, max_term_width = 100)]
 pub struct Args {
     /// What to measure.
     #[command(subcommand)]

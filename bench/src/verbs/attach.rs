@@ -35,7 +35,7 @@ impl Attached {
     pub fn connect(config: &ClientConfig) -> Result<Self> {
         let target = Target::of(config, Role::Writer);
         let target = target.map_err(|error| Error::Usage(error.to_string()))?;
-        Ok(Self { server: target.attach(target.timeout)?, held: Vec::new() })
+        Ok(Self { server: target.connect()?, held: Vec::new() })
     }
 
     /// A fabric on the region.

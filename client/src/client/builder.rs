@@ -126,8 +126,13 @@ impl ClientBuilder {
         self
     }
 
-    /// How long connecting may take, and reconnecting when the server went away. 3 s by default, at
-    /// most a day: more is taken for that.
+    /// How long connecting may take, and reconnecting when the server went away. 3 s by default, as
+    /// for every program here; at most a day: more is taken for that.
+    ///
+    /// All of it is used: attempts follow each other with pauses of up to 250 ms, and the last one
+    /// is made when the time is over. Then [`Error::Unreachable`] says how far it came. A server
+    /// that is lost during a call is connected to anew, for as long again, if the call has changed
+    /// nothing yet.
     ///
     /// It is for connecting only. While the server is connected and does not answer, because it is
     /// stopped, say, most operations go on without it; one that needs memory from it waits for 5 s

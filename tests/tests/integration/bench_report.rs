@@ -118,7 +118,7 @@ fn what_is_no_result_is_one_line() {
     let (page, file) = (folder.path().join("page.html"), folder.path().join("cut.json"));
     std::fs::write(&file, "{\"workload\":").unwrap();
     let (from, to) = (file.to_str().unwrap(), page.to_str().unwrap());
-    bench(&["report", from, "-o", to]).expect_line(2, &["cut.json", "EOF while parsing"]);
+    bench(&["report", from, "-o", to]).expect_line(5, &["cut.json", "EOF while parsing"]);
     assert!(!page.exists());
     bench(&["report", "-o", to]).expect_line(2, &["RESULTS"]);
 }

@@ -50,7 +50,7 @@ fn a_file_that_is_not_finished_is_removed() {
         limited.args(["-c", "ulimit -f 1024; exec \"$0\" \"$@\""]).arg(binary("kv-cli"));
         limited.arg(what).arg(&to).env("FARSIDE_SERVER", server.address());
         let said = Said::new(spawn(&mut limited).wait_with_output().unwrap());
-        said.expect_line(2, &["kv-cli: cannot write ", name, "File too large"]);
+        said.expect_line(5, &["kv-cli: cannot write ", name, "File too large"]);
         assert_eq!(names(folder.path()), [""; 0]);
     }
 }

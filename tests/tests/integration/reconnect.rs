@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use farside::around::{Around, Rule, Wrap};
-use farside::{BatchOutcome, Error};
+use farside::{BatchOutcome, Contact, Error};
 use farside_common::fabric::{ChainError, Completion, Fabric, LaneId, Nanos, Verb};
 use farside_tests::{ServerProcess, device, proof};
 use rustix::process::{Pid, Signal, kill_process};
@@ -54,7 +54,8 @@ fn a_server_that_stays_away_is_unreachable_within_the_timeout() {
         }
         assert!(started.elapsed() < timeout + Duration::from_secs(5), "the end was not noticed");
     };
-    assert!(matches!(error, Error::Unreachable { .. }), "{error}");
+    assert!(matches!(error, Error::Unreachable { contact: Contact::Lost, .. }), "{error}");
+    assert!(error.to_string().contains("answered, then went away"), "{error}");
     assert!(matches!(session.put(b"key", b"other"), Err(Error::Unreachable { .. })));
     assert!(matches!(client.session(), Err(Error::Unreachable { .. })));
     server.restart();

@@ -55,7 +55,7 @@ fn a_wrong_secret() {
             if is_right {
                 assert_eq!(said.code, Some(0), "{program} {arguments:?}: {}", said.stderr);
             } else {
-                said.expect_line(2, &[&address, "refused the connection", "wrong secret"]);
+                said.expect_line(3, &[&address, "refused the connection", "wrong secret"]);
             }
         }
     }
@@ -70,7 +70,7 @@ fn a_place_where_nobody_listens() {
     let nobody = new_address(folder.path());
     for (program, arguments) in COMMANDS {
         let said = say(program, &[arguments, &["--server", &nobody]].concat());
-        said.expect_line(2, &["no server answers at", &nobody, "is kv-server running there?"]);
+        said.expect_line(3, &["no server answers at", &nobody, "is kv-server running there?"]);
     }
 }
 
@@ -88,7 +88,7 @@ fn no_device() {
     };
     for (program, arguments) in COMMANDS {
         let said = say(program, &[arguments, &["--server", address]].concat());
-        said.expect_line(2, advice);
+        said.expect_line(5, advice);
     }
     let said = say("kv-server", &["--listen", address, "--memory", "16MiB"]);
     said.expect_line(1, &[&["kv-server: "], advice].concat());
@@ -124,7 +124,7 @@ fn too_little_memory_may_be_pinned() {
     let address = server.address();
     for (program, arguments) in COMMANDS {
         let arguments = [arguments, &["--server", &address]].concat();
-        limited(program, &arguments).expect_line(2, parts);
+        limited(program, &arguments).expect_line(5, parts);
     }
     server.assert_verifies();
 }

@@ -237,7 +237,7 @@ fn a_region_file_is_verified_without_a_server() {
     };
     let (code, _, said) = verify(&region);
     assert!(
-        code == Some(2) && said.contains("a server uses") && said.lines().count() == 1,
+        code == Some(5) && said.contains("a server uses") && said.lines().count() == 1,
         "{said}"
     );
     server.kill();
@@ -264,7 +264,7 @@ fn a_region_file_is_verified_without_a_server() {
     bytes[word + 4] |= 63;
     std::fs::write(&region, &bytes).unwrap();
     let (code, report, said) = verify(&region);
-    assert!(code == Some(2) && report.contains("DAMAGE"), "{report}");
+    assert!(code == Some(4) && report.contains("DAMAGE"), "{report}");
     assert!(said.contains("--restore"), "{said}");
     assert_eq!(std::fs::read(&region).unwrap(), bytes, "verify changed the file");
     server.start_again();

@@ -1,0 +1,145 @@
+//! The connect policy, the same for every command and every call: attempts with growing pauses
+//! until the timeout is used up, the last one at its very end; and how far the last one came.
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use super::{AttachError, Attached, Result, Target};
+
+/// The first pause between two attempts; each one is twice as long as the one before.
+const PAUSE_MIN: Duration = Duration::from_millis(5);
+/// The longest pause: a server that comes back is found this soon.
+const PAUSE_MAX: Duration = Duration::from_millis(250);
+/// How long an attempt may take at least, because the last one begins when the time is over.
+const ATTEMPT_LEAST: Duration = Duration::from_millis(50);
+
+/// How far an attempt to reach a server came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Contact {
+    /// No server answers at the address.
+    None,
+    /// The server accepted the connection and sends no answer: it is stopped or overloaded.
+    Silent,
+    /// The server accepted the connection and closed it without an answer.
+    HungUp,
+    /// The server had answered before, and is gone.
+    Lost,
+}
+
+impl Contact {
+    /// The same, seen by a client that this server had answered before.
+    pub fn after_an_answer(self) -> Self {
+        if self == Self::Silent { self } else { Self::Lost }
+    }
+
+    /// The message for a server that was tried for so long.
+    pub fn message(self, server: &str, tried: Duration) -> impl fmt::Display {
+        let ms = tried.as_millis();
+        fmt::from_fn(move |f| match self {
+            Self::None => write!(
+                f,
+                "no server answers at {server} (tried for {ms} ms): is kv-server running there?"
+            ),
+            Self::Silent => write!(
+                f,
+                "the server at {server} accepted the connection, but did not answer within {ms} \
+                 ms: it is stopped or overloaded"
+            ),
+            Self::HungUp => write!(
+                f,
+                "the server at {server} accepted the connection and closed it without an answer \
+                 (tried for {ms} ms): its log says why"
+            ),
+            Self::Lost => write!(
+                f,
+                "the server at {server} answered, then went away (tried for {ms} ms): is it \
+                 running again?"
+            ),
+        })
+    }
+}
+
+/// When to make the next attempt.
+pub struct Attempts {
+    timeout: Duration,
+    pause: Duration,
+}
+
+impl Attempts {
+    /// Attempts for this long.
+    pub fn within(timeout: Duration) -> Self {
+        Self { timeout, pause: PAUSE_MIN }
+    }
+
+    /// How long to pause when an attempt has failed this long after the first began; `None` if it
+    /// was the last.
+    pub fn pause_after(&mut self, elapsed: Duration) -> Option<Duration> {
+        let left = self.timeout.checked_sub(elapsed).filter(|left| !left.is_zero())?;
+        let pause = self.pause.min(left);
+        self.pause = (self.pause * 2).min(PAUSE_MAX);
+        Some(pause)
+    }
+}
+
+impl Target {
+    /// Connects, with as many attempts as the timeout allows.
+    ///
+    /// # Errors
+    /// [`AttachError`]; [`AttachError::Absent`] with the time that was spent.
+    pub fn connect(&self) -> Result<Attached> {
+        let started = Instant::now();
+        let mut attempts = Attempts::within(self.timeout);
+        loop {
+            let left = self.timeout.saturating_sub(started.elapsed());
+            let (server, contact, source) = match self.attach(left.max(ATTEMPT_LEAST)) {
+                Err(AttachError::Absent { server, contact, source, .. }) => {
+                    (server, contact, source)
+                }
+                attached => return attached,
+            };
+            let tried = started.elapsed();
+            let Some(pause) = attempts.pause_after(tried) else {
+                return Err(AttachError::Absent { server, contact, tried, source });
+            };
+            std::thread::sleep(pause);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn attempts_use_the_whole_timeout() {
+        for timeout_ms in [1, 7, 1000, 3000] {
+            let timeout = Duration::from_millis(timeout_ms);
+            let (mut attempts, mut elapsed) = (Attempts::within(timeout), Duration::ZERO);
+            while let Some(pause) = attempts.pause_after(elapsed) {
+                assert!(!pause.is_zero() && pause <= PAUSE_MAX, "{pause:?}");
+                elapsed += pause;
+            }
+            // The last attempt began at the very end.
+            assert_eq!(elapsed, timeout);
+        }
+        // One attempt took all the time.
+        assert_eq!(Attempts::within(PAUSE_MAX).pause_after(PAUSE_MAX * 2), None);
+    }
+
+    #[test]
+    fn a_message_tells_how_far_the_last_attempt_came() {
+        let message = |contact: Contact| {
+            contact.message("shm:///run/kv.sock", Duration::from_millis(1000)).to_string()
+        };
+        for (contact, part) in [
+            (Contact::None, "no server answers at shm:///run/kv.sock (tried for 1000 ms)"),
+            (Contact::Silent, "accepted the connection, but did not answer within 1000 ms"),
+            (Contact::HungUp, "closed it without an answer (tried for 1000 ms)"),
+            (Contact::Lost, "answered, then went away (tried for 1000 ms)"),
+        ] {
+            assert!(message(contact).contains(part), "{}", message(contact));
+        }
+        assert_eq!(Contact::None.after_an_answer(), Contact::Lost);
+        assert_eq!(Contact::Silent.after_an_answer(), Contact::Silent);
+    }
+}

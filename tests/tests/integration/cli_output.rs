@@ -1,0 +1,123 @@
+//! Proves that kv-cli loses nothing without an error: where stdin or stdout is closed, or the disk
+//! behind stdout is full; that what it prints does nothing to a terminal and can be read; and that
+//! every kind of failure has an exit code of its own.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::process::{Command, Stdio};
+
+use farside_tests::{ServerProcess, binary};
+
+use crate::cli::Said;
+
+/// `kv-cli <line>` in a shell, which redirects.
+fn shell(server: &ServerProcess, line: &str) -> Said {
+    let mut command = Command::new("sh");
+    command.args(["-c", &format!("exec \"$0\" {line}")]).arg(binary("kv-cli"));
+    command.env("FARSIDE_SERVER", server.address()).current_dir(server.folder());
+    Said::new(command.stdin(Stdio::null()).output().unwrap())
+}
+
+#[test]
+fn closed_and_full_streams_are_errors() {
+    let server = ServerProcess::start(&["--memory", "32MiB"]);
+    server.client().session().unwrap().put(b"key", b"value").unwrap();
+    shell(&server, "put new - <&-").expect_line(5, &["stdin is closed"]);
+    shell(&server, "get new").expect_line(1, &["absent"]);
+    for command in ["get key", "scan", "stat", "stat --json", "verify", "gc", "doctor"] {
+        shell(&server, &format!("{command} >&-")).expect_line(5, &["stdout is closed"]);
+        let full = shell(&server, &format!("{command} >/dev/full"));
+        full.expect_line(5, &["cannot write to stdout", "No space left"]);
+    }
+    shell(&server, "--help >/dev/full").expect_line(5, &["No space left"]);
+    // Nothing is read or printed here.
+    for fine in ["put new value <&- >&-", "get key </dev/null >/dev/null", "put new - </dev/null"] {
+        let said = shell(&server, fine);
+        assert_eq!((said.code, said.stderr.as_str()), (Some(0), ""), "{fine}");
+    }
+}
+
+#[test]
+fn every_kind_of_failure_has_its_exit_code() {
+    let server = ServerProcess::start(&["--memory", "32MiB"]);
+    fs::write(server.folder().join("none.jsonl"), "").unwrap();
+    for (line, code) in [
+        ("put key value", 0),
+        ("get absent", 1),
+        ("insert key value", 1),
+        ("get key --bogus", 2),
+        ("get \"\"", 2),
+        ("load README", 5),
+        ("load none", 5),
+        ("dump out.csv", 2),
+        ("dump none.jsonl", 2),
+        ("--config /nonexistent get key", 2),
+        ("--server http://x get key", 2),
+        ("--server shm:///nonexistent/s get key", 3),
+        ("--server shm:///nonexistent/s verify", 3),
+        ("--server shm:///nonexistent/s load none.jsonl", 3),
+        ("verify --region none.jsonl", 5),
+        ("verify --region /dev/null", 5),
+    ] {
+        let said = shell(&server, line);
+        assert_eq!(said.code, Some(code), "{line}: {}", said.stderr);
+    }
+    // Damage: a file that is long enough for a region and is none.
+    fs::write(server.folder().join("region"), vec![7; 8 << 20]).unwrap();
+    shell(&server, "verify --region region").expect_line(4, &["not a Farside region"]);
+    let help = shell(&server, "--help");
+    for code in 0..=5 {
+        assert!(help.text().contains(&format!("\n  {code}  ")), "{}", help.text());
+    }
+}
+
+#[test]
+fn what_is_printed_does_nothing_to_a_terminal() {
+    let server = ServerProcess::start(&["--memory", "32MiB", "--value-bytes-max", "100"]);
+    let mut session = server.client().session().unwrap();
+    let text = "a\u{9b}31m\u{202e}\x1b[31m";
+    session.put(text.as_bytes(), text.as_bytes()).unwrap();
+    let is_harmless =
+        |text: &str| !text.replace('\n', "").contains(farside_common::command_line::is_unprintable);
+    for command in ["scan", "scan --json", "scan --keys-only", "dump dump"] {
+        let said = shell(&server, command);
+        assert!(said.code == Some(0) && is_harmless(said.text()), "{command}: {}", said.text());
+        assert!(is_harmless(&said.stderr), "{command}: {}", said.stderr);
+    }
+    let from = server.folder().join("from");
+    fs::create_dir(&from).unwrap();
+    fs::write(from.join(OsStr::from_bytes(text.as_bytes())), [0; 101]).unwrap();
+    let said = shell(&server, "load from");
+    assert!(said.stderr.contains("101 bytes long") && is_harmless(&said.stderr), "{}", said.stderr);
+    assert_eq!(said.code, Some(5));
+}
+
+#[test]
+fn huge_keys_are_cut_and_keys_of_slashes_are_left_out() {
+    let server = ServerProcess::start(&["--memory", "32MiB", "--key-bytes-max", "65535"]);
+    let mut session = server.client().session().unwrap();
+    let deep = vec!["a"; 32_768].join("/");
+    session.put(deep.as_bytes(), b"value").unwrap();
+    session.put(b"good", b"value").unwrap();
+    let absent = "k".repeat(60_000);
+    let said = Said::new(server.cli(&["get", &absent]));
+    said.expect_line(1, &["kkk... (60000 bytes)` is absent"]);
+    assert!(said.stderr.len() < 200, "{}", said.stderr);
+    let said = Said::new(server.cli(&["get", "key", &absent]));
+    assert!(said.code == Some(2) && said.stderr.len() < 300, "{}", said.stderr);
+    let said = shell(&server, "dump out");
+    assert_eq!(said.code, Some(5), "{}", said.stderr);
+    assert!(said.stderr.contains("(65535 bytes)` is left out: it has 65535 bytes"));
+    assert!(said.stderr.len() < 500, "{}", said.stderr);
+    assert_eq!(fs::read_dir(server.folder().join("out")).unwrap().count(), 1);
+}
+
+#[test]
+fn a_byte_order_mark_is_no_part_of_a_record() {
+    let server = ServerProcess::start(&["--memory", "32MiB"]);
+    let line = "\u{feff}{\"key\":\"key\",\"value\":\"value\"}\n";
+    fs::write(server.folder().join("marked.jsonl"), line).unwrap();
+    shell(&server, "load marked.jsonl").expect_line(0, &["1 key loaded"]);
+    assert_eq!(shell(&server, "get key").text(), "value");
+}

@@ -1,0 +1,107 @@
+//! Proves that all commands and calls connect in the same way: they try for as long as the timeout
+//! says, again after a loss where that does no harm, and say what happened. Guards against a
+//! `verify` that tried once, a `gc` that gave up when its server was restarted, and errors that say
+//! "Resource temporarily unavailable".
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use farside_common::fabric::shm;
+use farside_tests::{ServerProcess, binary, left_out_over_rdma, new_address};
+
+use crate::cli::Said;
+
+/// A config file with this timeout.
+fn config(folder: &Path, server: &str, timeout_ms: u64) -> PathBuf {
+    let path = folder.join("client.toml");
+    let text = format!("server = '{server}'\nconnect_timeout_ms = {timeout_ms}\n");
+    std::fs::write(&path, text).unwrap();
+    path
+}
+
+fn cli(arguments: &[&str], config: &Path) -> Command {
+    let mut command = Command::new(binary("kv-cli"));
+    command.args(arguments).arg("--config").arg(config);
+    command.env("HOME", "/nowhere").env_remove("FARSIDE_SERVER").stdin(Stdio::null());
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+#[test]
+fn every_command_waits_for_a_server_that_starts() {
+    let mut server = ServerProcess::start_with_file(&["--memory", "32MiB"]);
+    server.client().session().unwrap().put(b"key", b"value").unwrap();
+    let config = config(server.folder(), &server.address(), 60_000);
+    let snapshot = server.folder().join("snapshot").display().to_string();
+    let commands: [&[&str]; 8] = [
+        &["get", "key"],
+        &["verify"],
+        &["stat"],
+        &["gc"],
+        &["compact"],
+        &["scan"],
+        &["doctor"],
+        &["snapshot", &snapshot],
+    ];
+    server.kill();
+    let children = commands.map(|command| cli(command, &config).spawn().unwrap());
+    // Long enough for one that does not wait.
+    std::thread::sleep(Duration::from_millis(200));
+    server.restart();
+    for (child, command) in children.into_iter().zip(commands) {
+        let said = Said::new(child.wait_with_output().unwrap());
+        assert_eq!(said.code, Some(0), "{command:?}: {}", said.stderr);
+    }
+}
+
+#[test]
+fn a_collection_whose_server_is_restarted_starts_again() {
+    let mut server = ServerProcess::start_with_file(&["--memory", "32MiB"]);
+    let client = server.client_builder().connect_timeout(farside_tests::PATIENCE);
+    let client = client.connect().unwrap();
+    let before = client.statistics().unwrap();
+    // It does not answer, so the collection is under way when it dies.
+    server.pause();
+    let after = std::thread::scope(|scope| {
+        let collecting = scope.spawn(|| client.collect());
+        std::thread::sleep(Duration::from_millis(200));
+        server.kill();
+        server.restart();
+        collecting.join().unwrap().unwrap()
+    });
+    assert_eq!(after.incarnation, before.incarnation + 1);
+    assert!(after.collections > 0);
+}
+
+/// What kv-cli says of a server that accepts connections, and does this with them.
+fn of_a_server_that(accept: impl FnOnce(&shm::Listener) + Send) -> Said {
+    let folder = tempfile::tempdir().unwrap();
+    let address = new_address(folder.path());
+    let listener = shm::Listener::bind(&folder.path().join("kv.sock")).unwrap();
+    let config = config(folder.path(), &address, 300);
+    std::thread::scope(|scope| {
+        scope.spawn(|| accept(&listener));
+        Said::new(cli(&["get", "key"], &config).output().unwrap())
+    })
+}
+
+#[test]
+fn what_a_server_does_that_does_not_serve_is_told() {
+    if left_out_over_rdma("it is about sockets") {
+        return;
+    }
+    let silent = of_a_server_that(|_| ());
+    silent.expect_line(3, &["accepted the connection, but did not answer within 3"]);
+    assert!(!silent.stderr.contains("os error"), "{}", silent.stderr);
+    let hangs_up = of_a_server_that(|listener| {
+        rustix::io::ioctl_fionbio(listener, true).unwrap();
+        let started = std::time::Instant::now();
+        // Also the last attempt, which is made when the time is over.
+        while started.elapsed() < Duration::from_secs(3) {
+            drop(listener.accept());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    });
+    hangs_up.expect_line(3, &["closed it without an answer (tried for 3", "its log says why"]);
+}
