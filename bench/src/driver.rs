@@ -335,7 +335,13 @@ impl<W: Witness, P: Pipelined> SideBySide<'_, '_, W, P> {
         while let Some(completed) = taken {
             let in_flight = self.lanes[completed.lane];
             self.recorder.attribute(in_flight.kind, completed.counters);
-            let outcome = completed.result?;
+            let outcome = match completed.result {
+                Ok(outcome) => outcome,
+                Err(error) => {
+                    self.drain();
+                    return Err(error);
+                }
+            };
             self.driver.witness.ends(completed.lane, outcome);
             let expected = as_expected(outcome, in_flight.value_bytes);
             self.recorder.unexpected += u64::from(!expected);
@@ -353,6 +359,17 @@ impl<W: Witness, P: Pipelined> SideBySide<'_, '_, W, P> {
         }
         self.record();
         Ok(())
+    }
+
+    /// The run has failed: what else is in flight is waited for, because the witness is to know
+    /// which operations have completed all the same.
+    #[cold]
+    fn drain(&mut self) {
+        while let Some(completed) = self.pipeline.wait() {
+            if let Ok(outcome) = completed.result {
+                self.driver.witness.ends(completed.lane, outcome);
+            }
+        }
     }
 
     fn record(&mut self) {

@@ -1,5 +1,5 @@
-//! Ctrl-C, SIGTERM and SIGHUP end a run in order: its threads stop, its server is stopped. A second
-//! one ends the process at once.
+//! SIGINT (Ctrl-C), SIGQUIT, SIGTERM and SIGHUP end a run in order: its threads stop, its server is
+//! stopped, its temporary files are removed. A second signal ends the process at once.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use farside_common::signals;
+use signal_hook::consts::SIGQUIT;
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::exit;
 
@@ -31,7 +32,8 @@ impl Interrupt {
     /// [`Error::System`].
     pub fn install() -> Result<Self> {
         let failed = || Error::system("listening for signals");
-        let mut signals = Signals::new(signals::ending()).map_err(failed())?;
+        let ending = signals::ending().into_iter().chain([SIGQUIT]);
+        let mut signals = Signals::new(ending).map_err(failed())?;
         let interrupt = Self::default();
         let heard = interrupt.clone();
         let listen = move || {

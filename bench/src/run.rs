@@ -78,12 +78,14 @@ impl Measured {
 /// # Errors
 /// What went wrong first, in whichever thread.
 pub fn ycsb(args: &Ycsb, interrupt: &Interrupt) -> Result<Measured> {
-    let history = history(args)?;
+    check_history(args)?;
     let servers = servers(args, interrupt)?;
     let (worked, supervised) = if args.processes > 1 {
         processes::run(args, &servers, interrupt)?
     } else {
         let clients = connect(args, &servers)?;
+        // Not before there are operations: an older history stays where no server answers.
+        let history = args.history.as_deref().map(HistoryFile::create).transpose()?;
         let done = phases::threads(args, (clients, &servers), history, None, interrupt);
         done.map_err(advised(&servers))?
     };
@@ -132,14 +134,13 @@ fn servers(args: &Ycsb, interrupt: &Interrupt) -> Result<Servers> {
     Servers::connect_or_start(args.target.configs()?, || memory(args), interrupt)
 }
 
-/// The file that a history goes to.
-fn history(args: &Ycsb) -> Result<Option<HistoryFile>> {
-    let Some(path) = &args.history else { return Ok(None) };
-    if (args.value_size.min() as usize) < NUMBER_BYTES {
+/// Whether values are long enough for a history, if there is to be one.
+fn check_history(args: &Ycsb) -> Result<()> {
+    if args.history.is_some() && (args.value_size.min() as usize) < NUMBER_BYTES {
         let advice = format!("--history takes a --value-size of {NUMBER_BYTES} or more, so that");
         return Err(Error::Usage(format!("{advice} values can differ")));
     }
-    HistoryFile::create(path).map(Some)
+    Ok(())
 }
 
 fn memory(args: &Ycsb) -> Result<Memory> {

@@ -20,6 +20,10 @@ use crate::workload::Workload;
 struct SlowOnce {
     operations: u64,
     in_flight: Vec<usize>,
+    /// How many results were taken.
+    taken: u64,
+    /// Which of them is an error.
+    fails_at: Option<u64>,
     counters: Counters,
 }
 
@@ -79,7 +83,10 @@ impl Pipelined for &mut SlowOnce {
 
     fn poll(&mut self) -> Option<Completed<'_, ()>> {
         let lane = self.in_flight.pop()?;
-        Some(Completed { lane, result: Ok(Outcome::Stored), counters: &self.counters })
+        let fails = self.fails_at.is_some_and(|number| number == self.taken);
+        self.taken += 1;
+        let result = if fails { Err(()) } else { Ok(Outcome::Stored) };
+        Some(Completed { lane, result, counters: &self.counters })
     }
 
     fn in_flight(&self) -> usize {
@@ -132,5 +139,44 @@ fn operations_that_come_due_at_any_moment_are_all_done() {
             let never_slow = SlowOnce { operations: 1, ..SlowOnce::default() };
             drive(never_slow, depth, 20_000, Some(rate_ops_s));
         }
+    }
+}
+
+/// Counts what it is told.
+#[derive(Default)]
+struct Counting {
+    begun: u64,
+    ended: u64,
+}
+
+impl Witness for Counting {
+    fn begins(&mut self, _: crate::history::Operation, _: u64) {}
+
+    fn value<'v>(&'v mut self, values: &'v mut Values, value_bytes: u32) -> &'v [u8] {
+        values.take(value_bytes)
+    }
+
+    fn goes_on(&mut self, _: usize) {
+        self.begun += 1;
+    }
+
+    fn ends(&mut self, _: usize, _: Outcome<'_>) {
+        self.ended += 1;
+    }
+}
+
+#[test]
+fn a_run_that_fails_still_tells_which_operations_have_completed() {
+    let (records, progress) = (Arc::new(RecordCounter::new(10, (0, 1))), AtomicU64::new(0));
+    let pattern = Pattern::new(&ycsb("ycsb --workload c --records 10"));
+    let mut source = Generator::new(pattern, records.clone(), 1);
+    for fails_at in [0, 1, 10, 11] {
+        let mut store = SlowOnce { operations: 1, fails_at: Some(fails_at), ..SlowOnce::default() };
+        let mut witness = Counting::default();
+        let mut driver = Driver::new(&mut witness, (64, DEPTH), 1, &records, &progress);
+        let mut recorder = Recorder::new(Workload::C.mix());
+        assert!(driver.drive(&mut store, &mut source, &mut recorder, || true).is_err());
+        // All but the one that failed.
+        assert_eq!((store.taken, witness.ended), (witness.begun, witness.begun - 1));
     }
 }

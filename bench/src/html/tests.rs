@@ -199,6 +199,24 @@ fn results_are_text_and_never_markup() {
 }
 
 #[test]
+fn a_ratio_above_1_is_explained() {
+    let folder = tempfile::tempdir().unwrap();
+    let note = "A ratio above 1 is no mistake.";
+    let mut run = result("c", 1, 16, 3e6);
+    write(folder.path(), "run.json", &run);
+    assert!(!page_of(folder.path()).contains(note));
+    for key in ["ratio", "mix_ratio"] {
+        let mut above = run.clone();
+        above["limit"][key] = json!(1.31);
+        write(folder.path(), "run.json", &above);
+        assert!(page_of(folder.path()).contains(note), "{key}");
+    }
+    run["limit"]["ratio"] = json!(null);
+    write(folder.path(), "run.json", &run);
+    assert!(!page_of(folder.path()).contains(note));
+}
+
+#[test]
 fn results_of_older_versions_are_read() {
     let results = Path::new(env!("CARGO_MANIFEST_DIR")).join("results/2026-11-21-epyc-2core");
     let folder = tempfile::tempdir().unwrap();

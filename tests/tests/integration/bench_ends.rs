@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use farside_bench::history::Ended;
 use farside_tests::{PATIENCE, ServerProcess, binary, send_signal, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
@@ -22,7 +23,7 @@ fn a_thread_that_cannot_be_started_is_one_line() {
     let mut command = Command::new("sh");
     command.arg("-c").arg(limited).arg(binary("kv-bench")).stdin(Stdio::null());
     command.env("HOME", "/nowhere").env("RUST_MIN_STACK", (1 << 30).to_string());
-    Said::new(command.output().unwrap()).expect_line(2, &["starting a thread: "]);
+    Said::new(command.output().unwrap()).expect_line(5, &["starting a thread: "]);
 }
 
 /// A run without an end, and the server it started.
@@ -87,7 +88,7 @@ fn process_with(folder: &Path) -> Option<Pid> {
 
 #[test]
 fn a_run_that_is_asked_to_end_leaves_nothing() {
-    for signal in [Signal::HUP, Signal::INT, Signal::TERM] {
+    for signal in [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM] {
         let mut run = Run::start();
         send_signal(&run.child, signal);
         run.child.wait().unwrap();
@@ -119,4 +120,37 @@ fn a_run_that_is_killed_leaves_no_server() {
     run.child.kill().unwrap();
     assert_eq!(run.child.wait().unwrap().signal(), Some(Signal::KILL.as_raw()));
     run.expect_end(None);
+}
+
+/// The history of a run whose server dies has what was done until then, and stays when the next run
+/// finds no server.
+#[test]
+fn a_history_outlives_its_server() {
+    const LANES: usize = 2 * 16;
+    let mut server = ServerProcess::start(&["--memory", "64MiB"]);
+    let history = server.folder().join("history.jsonl");
+    let bench = || {
+        let line = "ycsb --workload a --records 50 --seconds 600 --threads 2 --depth 16";
+        let mut command = Command::new(binary("kv-bench"));
+        command.args(line.split(' ')).args(["--limit-seconds", "0", "--warmup-seconds", "0"]);
+        command.args(["--server", &server.address(), "--history"]).arg(&history);
+        command.env("HOME", "/nowhere").stdin(Stdio::null());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    };
+    let child = bench().spawn().unwrap();
+    let bytes = || std::fs::metadata(&history).map_or(0, |found| found.len());
+    wait_until("operations are on file", PATIENCE, || bytes() > 0);
+    let again = bench();
+    server.kill();
+    let said = Said::new(child.wait_with_output().unwrap());
+    assert_eq!(said.code, Some(3), "{}", said.stderr);
+    let text = std::fs::read(&history).unwrap();
+    let records = farside_bench::history::read(&text[..]).unwrap();
+    let unknown = records.iter().filter(|record| record.result == Ended::Unknown).count();
+    assert!((1..=LANES).contains(&unknown) && records.len() > 1000, "{unknown}");
+    let mut again = again;
+    let said = Said::new(again.output().unwrap());
+    said.expect_line(3, &["no server answers"]);
+    assert!(std::fs::read(&history).unwrap() == text, "it was replaced by nothing");
 }
