@@ -17,6 +17,7 @@ mod cli_output;
 mod collector;
 mod connect_policy;
 mod damage;
+mod demo;
 mod depot;
 mod eviction;
 mod expiry;

@@ -1,0 +1,46 @@
+//! Proves that `make demo` shows what it says although other programs change the tree of files while
+//! it runs. A stub in the place of cargo changes the tree where the demo builds.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use farside_tests::{binary, left_out_over_rdma};
+
+#[test]
+fn the_demo_does_not_mind_a_tree_that_changes() {
+    if left_out_over_rdma("the demo has no RDMA") {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let [tree, target, programs] = ["tree", "target", "programs"].map(|name| {
+        let path = folder.path().join(name);
+        fs::create_dir(&path).unwrap();
+        path
+    });
+    for name in ["stays", "grows", "goes"] {
+        fs::write(tree.join(name), name).unwrap();
+    }
+    symlink(binary("kv-server").parent().unwrap(), target.join("release")).unwrap();
+    ["kv-cli", "kv-bench"].into_iter().for_each(|name| drop(binary(name)));
+    let stub = "#!/bin/sh\n\
+                if [ \"$1\" = metadata ]; then echo \"\\\"target_directory\\\":\\\"$TARGET\\\"\"; exit; fi\n\
+                rm \"$DIR/goes\"; echo more >>\"$DIR/grows\"; echo new >\"$DIR/comes\"\n";
+    let cargo = programs.join("cargo");
+    fs::write(&cargo, stub).unwrap();
+    fs::set_permissions(&cargo, fs::Permissions::from_mode(0o755)).unwrap();
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tools/scripts/demo.sh");
+    let path = format!("{}:{}", programs.display(), std::env::var("PATH").unwrap());
+    let mut demo = Command::new("bash");
+    demo.arg(script).env("PATH", path).env("DIR", &tree).env("TARGET", &target);
+    demo.env("TMPDIR", folder.path()).stdin(Stdio::null());
+    let output = demo.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}\n{errors}");
+    assert!(said.contains("Yes: 3 files"), "{said}");
+    assert!(tree.join("comes").exists(), "the stub was not called");
+    let left = fs::read_dir(folder.path()).unwrap().count();
+    assert_eq!(left, 3, "the demo left files");
+}
