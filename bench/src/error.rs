@@ -72,7 +72,7 @@ pub enum Error {
     #[error("no operation ended: give the run more --seconds, or a higher rate")]
     NoOperations,
     #[error("process {number} of the benchmark failed: {said}")]
-    Process { number: usize, said: String },
+    Process { number: usize, said: String, code: u8 },
     #[error("a thread of the benchmark panicked")]
     Panicked,
     #[error("interrupted")]
@@ -110,6 +110,7 @@ impl Error {
             Self::Usage(_) => exit_code::USAGE,
             Self::Client { source, .. } | Self::NoRoom { source, .. } => source.exit_code(),
             Self::Attach(error) => error.exit_code(),
+            Self::Process { code, .. } => *code,
             _ => exit_code::FAILED,
         }
     }

@@ -13,7 +13,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use farside_common::command_line::one_line;
+use farside_common::command_line::{exit_code, one_line};
 use farside_common::config::ClientConfig;
 use serde::{Deserialize, Serialize};
 
@@ -45,7 +45,10 @@ enum Message {
         told: Box<Told>,
         environment: Environment,
     },
-    Failed(String),
+    Failed {
+        said: String,
+        code: u8,
+    },
 }
 
 /// How long children may take to end by themselves.
@@ -162,13 +165,15 @@ impl Children {
             Some(Message::Measured { told, environment }) => {
                 process.measured = told.worked().map(|worked| (worked, environment));
             }
-            Some(Message::Failed(said)) => return Err(Error::Process { number, said }),
+            Some(Message::Failed { said, code }) => {
+                return Err(Error::Process { number, said, code });
+            }
             None if process.measured.is_some() => {}
             None => {
                 process.orders = None;
                 let status = process.child.wait();
                 let said = status.map_or_else(|error| error.to_string(), |how| how.to_string());
-                return Err(Error::Process { number, said });
+                return Err(Error::Process { number, said, code: exit_code::FAILED });
             }
         }
         Ok(())
@@ -275,8 +280,12 @@ pub fn child(args: &Ycsb, interrupt: &Interrupt) {
     say(&match measured {
         Ok((worked, Supervised { environment, .. })) => match Told::of(&worked) {
             Some(told) => Message::Measured { told: Box::new(told), environment },
-            None => Message::Failed(one_line(&Error::Panicked)),
+            None => failed(&Error::Panicked),
         },
-        Err(error) => Message::Failed(one_line(&error)),
+        Err(error) => failed(&error),
     });
+}
+
+fn failed(error: &Error) -> Message {
+    Message::Failed { said: one_line(error), code: error.exit_code() }
 }

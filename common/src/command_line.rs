@@ -54,7 +54,7 @@ pub fn usage_line(command: &str, text: &str) -> String {
 }
 
 /// The longest word of a command line that is told in full, in characters.
-const WORD_CHARS_MAX: usize = 100;
+const WORD_CHARS_MAX: usize = 300;
 
 /// The beginning of a word that is too long to be read.
 fn cut(word: &str) -> Cow<'_, str> {
@@ -96,7 +96,7 @@ mod tests {
         assert_eq!(usage_line("kv-cli", text), expected);
         let huge = format!("error: unexpected argument '{}' found", "k".repeat(70_000));
         let line = usage_line("kv-cli", &huge);
-        assert!(line.len() < 200 && line.contains("kkk... (70002 bytes) found"), "{line}");
+        assert!(line.len() < 400 && line.contains("kkk... (70002 bytes) found"), "{line}");
         let text = "error: it lacks:\n  <KEY>\n  <VALUE>\n\nUsage: kv-cli put\n";
         let expected = "it lacks: <KEY> <VALUE> (kv-cli --help tells more)";
         assert_eq!(usage_line("kv-cli", text), expected);

@@ -1,5 +1,5 @@
-//! Proves that `make demo` shows what it says although other programs change the tree of files while
-//! it runs. A stub in the place of cargo changes the tree where the demo builds.
+//! Proves that `make demo` shows what it says although other programs change the tree of files
+//! while it runs. A stub in the place of cargo changes the tree where the demo builds.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -24,11 +24,12 @@ fn the_demo_does_not_mind_a_tree_that_changes() {
     }
     symlink(binary("kv-server").parent().unwrap(), target.join("release")).unwrap();
     ["kv-cli", "kv-bench"].into_iter().for_each(|name| drop(binary(name)));
+    let metadata = r#"echo "\"target_directory\":\"$TARGET\""; exit"#;
     let stub = "#!/bin/sh\n\
-                if [ \"$1\" = metadata ]; then echo \"\\\"target_directory\\\":\\\"$TARGET\\\"\"; exit; fi\n\
+                if [ \"$1\" = metadata ]; then METADATA; fi\n\
                 rm \"$DIR/goes\"; echo more >>\"$DIR/grows\"; echo new >\"$DIR/comes\"\n";
     let cargo = programs.join("cargo");
-    fs::write(&cargo, stub).unwrap();
+    fs::write(&cargo, stub.replace("METADATA", metadata)).unwrap();
     fs::set_permissions(&cargo, fs::Permissions::from_mode(0o755)).unwrap();
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tools/scripts/demo.sh");
     let path = format!("{}:{}", programs.display(), std::env::var("PATH").unwrap());

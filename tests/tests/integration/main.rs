@@ -10,6 +10,7 @@ mod balance;
 mod bench_cli;
 mod bench_ends;
 mod bench_memory;
+mod bench_mistakes;
 mod bench_report;
 mod chaos;
 mod cli;

@@ -1,0 +1,72 @@
+//! Proves that kv-bench tells each mistake and each failure in one line, with the exit code that
+//! kv-cli has for it.
+
+use crate::bench_cli::bench;
+
+/// No server is 3, another failure 5; everything else is a mistake in what was asked for.
+fn expected_code(parts: &[&str]) -> i32 {
+    let failures =
+        ["did not start", "out of space", "history", "No space", "no operation", "write"];
+    if parts.iter().any(|part| part.contains("no server answers")) {
+        return 3;
+    }
+    let is_failure = failures.iter().any(|failure| parts[0].contains(failure));
+    if is_failure { 5 } else { 2 }
+}
+
+#[test]
+fn mistakes_and_errors_are_one_line() {
+    let nowhere = "shm:///nowhere/kv.sock";
+    let c = &["ycsb", "--workload", "c"];
+    let few = ["--records", "50", "--warmup-seconds", "0", "--seconds", "0.1"];
+    for (arguments, parts) in [
+        (&["ycsb", "--workload", "e"][..], &["workload e needs range scans"][..]),
+        (&["ycsb"], &["--workload", "--help"]),
+        (&["ycsb", "-p", "scanproportion=1"], &["scanproportion=1", "range scans"]),
+        (
+            &[c, &["--processes", "2", "--server", nowhere][..]].concat(),
+            &["of the benchmark failed: connecting: no server answers at", nowhere],
+        ),
+        (&["ycsb", "-P", "/nowhere/a"], &["/nowhere/a: No such file"]),
+        (&["ycsb", "--wrkload", "a"], &["'--wrkload'", "'--workload'"]),
+        (&[c, &["--memory", "1GiB", "--server", nowhere][..]].concat(), &["--memory"]),
+        (&[c, &["--server", nowhere][..]].concat(), &["no server answers at", nowhere]),
+        (&[c, &["--memory", "250GiB"][..]].concat(), &["did not start", "of memory available"]),
+        (
+            &[c, &["--records", "10000000000"][..]].concat(),
+            &["this run needs", "--memory", "--operations", "--target-rate"],
+        ),
+        (
+            &["ycsb", "-p", "insertproportion=1", "--memory", "16MiB"],
+            &["out of space", "--memory", "--operations", "--target-rate"],
+        ),
+        (
+            &[c, &["--history", "/nowhere/h"][..]].concat(),
+            &["the history /nowhere/h: No such file"],
+        ),
+        (&[c, &["--history", "/dev/full"][..], &few[..]].concat(), &["/dev/full: No space left"]),
+        (
+            &[c, &few[..], &["--target-rate", "0.001", "--arrivals", "poisson"]].concat(),
+            &["no operation ended", "--seconds"],
+        ),
+        (&[c, &["--history", "h", "--value-size", "7"][..]].concat(), &["--value-size of 8"]),
+        (
+            &[c, &["--json", "/nowhere/x.json"][..]].concat(),
+            &["cannot write /nowhere/x.json: /nowhere is no folder"],
+        ),
+        (&["compare", "--stores", "farside,rocksdb"], &["'rocksdb'", "farside, fusee"]),
+        (&["compare", "--json", "/nowhere/x"], &["cannot write /nowhere/x: /nowhere is no folder"]),
+        (&["compare", "--stores", "race,race"], &["--stores has race twice"]),
+        (&["compare", "--workloads", "c,e"], &["workload e needs range scans"]),
+        (&["compare", "--network", "real"], &["emulated"]),
+        (&["compare", "--server", nowhere], &["no server answers at", nowhere]),
+        (&["verbs", "--server", nowhere], &["no server answers at", nowhere]),
+        (&["verbs", "--server", "kv.sock"], &["no scheme"]),
+        (&["verbs", "--config", "/nowhere/client.toml"], &["/nowhere/client.toml"]),
+        (&["verbs", "--config", "/dev/null"], &["names no server"]),
+    ] {
+        let said = bench(arguments);
+        said.expect_line(expected_code(parts), parts);
+        assert!(said.stderr.starts_with("kv-bench: "), "{}", said.stderr);
+    }
+}
