@@ -20,7 +20,7 @@ pub(crate) fn config(args: &Args) -> anyhow::Result<ClientConfig> {
         config.server = Some(server.clone());
     }
     if config.server.is_none() {
-        return Err(Usage::new(
+        return Err(Usage::error(
             "which server? Give --server shm:///path/of/kv.sock, set FARSIDE_SERVER, or write \
              `server = \"...\"` into ~/.config/farside/client.toml",
         ));
@@ -44,12 +44,12 @@ pub(crate) fn reader(args: &Args) -> anyhow::Result<Client> {
 pub(crate) fn key(args: &Args, text: &OsStr) -> anyhow::Result<Vec<u8>> {
     let key = decode(args.key_encoding, "key", text)?;
     if key.is_empty() {
-        return Err(Usage::new("the key is empty: keys have at least one byte"));
+        return Err(Usage::error("the key is empty: keys have at least one byte"));
     }
     Ok(key)
 }
 
 /// The bytes that an argument stands for.
 pub(crate) fn decode(encoding: Encoding, what: &str, text: &OsStr) -> anyhow::Result<Vec<u8>> {
-    encoding.decode_argument(what, text).map_err(|error| Usage::new(one_line(error.as_ref())))
+    encoding.decode_argument(what, text).map_err(|error| Usage::error(one_line(error.as_ref())))
 }

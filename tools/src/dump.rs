@@ -28,7 +28,7 @@ pub(crate) fn dump(args: &Args, what: &args::Dump) -> anyhow::Result<Outcome> {
     }
     match Format::of(to) {
         Some(Format::JsonLines) => dump_lines(args, what),
-        Some(Format::Csv) => Err(Usage::new("dump writes folders and .jsonl files, not CSV")),
+        Some(Format::Csv) => Err(Usage::error("dump writes folders and .jsonl files, not CSV")),
         None => dump_folder(args, what),
     }
 }

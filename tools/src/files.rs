@@ -80,7 +80,7 @@ impl Target {
         let reading = || format!("cannot read {name}");
         let root = Folder::open(root).with_context(reading)?;
         if !may_hold_files && !root.children().with_context(reading)?.is_empty() {
-            return Err(Usage::new(format!(
+            return Err(Usage::error(format!(
                 "{name} is not empty: choose another folder, or use --force to write into it"
             )));
         }

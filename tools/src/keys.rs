@@ -100,7 +100,7 @@ impl Change {
         let source = match (&what.file, &what.value) {
             (Some(path), _) => Source::File(path),
             (None, Some(text)) => Source::of_argument(args, text)?,
-            (None, None) => return Err(Usage::new("give a value, --file FILE, or - for stdin")),
+            (None, None) => return Err(Usage::error("give a value, --file FILE, or - for stdin")),
         };
         // Connect first: a wrong address should not cost a person the input they typed.
         let session = connect::writer(args)?.session()?;
@@ -135,14 +135,14 @@ impl Source<'_> {
                 let name = path.display().to_string();
                 let file = File::open(path).with_context(|| format!("cannot open {name}"))?;
                 let value = read_at_most(file, bytes_max).with_context(|| name.clone())?;
-                value.ok_or_else(|| Usage::new(too_long(&name)))
+                value.ok_or_else(|| Usage::error(too_long(&name)))
             }
             Self::Stdin => {
                 if !StandardStreams::at_start().stdin {
                     bail!("stdin is closed: there is no value to read");
                 }
                 let value = read_at_most(std::io::stdin().lock(), bytes_max).context("stdin")?;
-                value.ok_or_else(|| Usage::new(too_long("stdin")))
+                value.ok_or_else(|| Usage::error(too_long("stdin")))
             }
         }
     }

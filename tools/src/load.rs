@@ -27,7 +27,7 @@ pub(crate) fn load(args: &Args, what: &args::Load) -> anyhow::Result<Outcome> {
     let found = fs::metadata(&what.from).with_context(|| format!("cannot load {name}"))?;
     let format = Format::of(&what.from);
     if !found.is_dir() && format.is_none() {
-        return Err(Usage::new(format!("{name} is neither a folder nor a .jsonl or .csv file")));
+        return Err(Usage::error(format!("{name} is neither a folder nor a .jsonl or .csv file")));
     }
     let mut session = connect::writer(args)?.session()?;
     let value_bytes_max = session.limits().value_bytes_max;

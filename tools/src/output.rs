@@ -53,7 +53,7 @@ impl From<Outcome> for ExitCode {
 pub(crate) struct Usage(String);
 
 impl Usage {
-    pub(crate) fn new(what: impl Into<String>) -> anyhow::Error {
+    pub(crate) fn error(what: impl Into<String>) -> anyhow::Error {
         Self(what.into()).into()
     }
 }

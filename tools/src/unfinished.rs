@@ -53,7 +53,7 @@ impl Unfinished {
 pub(crate) fn check_free(name: &Path, may_replace: bool) -> anyhow::Result<()> {
     if !may_replace && fs::symlink_metadata(name).is_ok() {
         let name = name.display();
-        return Err(Usage::new(format!(
+        return Err(Usage::error(format!(
             "{name} is there already: choose another name, or use --force to replace it"
         )));
     }
