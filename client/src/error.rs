@@ -208,6 +208,7 @@ impl Error {
             | Self::Indeterminate
             | Self::Control(_)
             | Self::Rdma(_)
+            | Self::Untrusted { .. }
             | Self::System { .. } => exit_code::FAILED,
         }
     }

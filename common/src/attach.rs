@@ -153,7 +153,9 @@ impl AttachError {
         match self {
             Self::Absent { .. } | Self::Refused { .. } => exit_code::NO_SERVER,
             Self::Layout(_) => exit_code::DAMAGE,
-            Self::Control(_) | Self::Rdma(_) | Self::System { .. } => exit_code::FAILED,
+            Self::Untrusted { .. } | Self::Control(_) | Self::Rdma(_) | Self::System { .. } => {
+                exit_code::FAILED
+            }
         }
     }
 }
