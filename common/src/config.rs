@@ -58,10 +58,18 @@ fn bad_value(
     ConfigError::Value { key, value: value.to_string(), advice: advice.into() }
 }
 
-/// What a client has to know to connect. Its Debug form does not show it.
-#[derive(Clone, PartialEq, Eq, Deserialize)]
-#[serde(transparent)]
+/// What a client has to know to connect. Its Debug form does not show it, and neither does the
+/// error for a file in which it is not written as a text.
+#[derive(Clone, PartialEq, Eq)]
 pub struct Secret(pub String);
+
+impl<'de> Deserialize<'de> for Secret {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        // The error for another type would quote the value.
+        let quoted = |_| serde::de::Error::custom("write it in quotes, as a text");
+        String::deserialize(deserializer).map(Self).map_err(quoted)
+    }
+}
 
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -362,7 +370,10 @@ fn parse<T: DeserializeOwned>(text: &str, path: &Path) -> Result<T, ConfigError>
         let line = text.as_bytes()[..start].iter().filter(|byte| **byte == b'\n').count() + 1;
         let mut message = error.message().replace('\n', " ");
         let line_text = text.lines().nth(line - 1).unwrap_or_default();
+        // Only what is a key: in a line that is wrong anything may stand before the `=`.
+        let is_key = |text: &str| text.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_');
         if let Some((key, _)) = line_text.split_once('=')
+            && is_key(key.trim())
             && !message.contains(key.trim())
         {
             message = format!("{}: {message}", key.trim());

@@ -9,12 +9,15 @@ use anyhow::{Context, bail};
 use farside_common::check::{self, Observer, Report, Scope};
 use farside_common::fabric::shm::{Region, ShmFabric};
 use farside_common::fabric::{Endpoint, LaneId};
-use rustix::fs::FlockOperation;
+use rustix::fs::{FlockOperation, Mode, OFlags};
 
 /// Checks a region that no server uses meanwhile.
 pub(crate) fn check(path: &Path, observer: &mut dyn Observer) -> anyhow::Result<Report> {
     let name = path.display();
-    let file = File::open(path).with_context(|| format!("cannot open {name}"))?;
+    // Without waiting for the other end of a pipe.
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let opened = rustix::fs::open(path, flags, Mode::empty());
+    let file = File::from(opened.with_context(|| format!("cannot open {name}"))?);
     if !file.metadata()?.is_file() {
         bail!("{name} is not a file: name a server's region_file");
     }

@@ -149,3 +149,34 @@ fn secrets_are_not_shown() {
     assert!(!format!("{client:?}").contains("hush"));
     assert_eq!(client.role, Role::Reader);
 }
+
+/// Whatever is wrong with the line that a secret stands in, the error does not repeat it.
+#[test]
+fn a_secret_that_is_no_text_is_not_quoted() {
+    for key in ["secret", "reader_secret"] {
+        for line in [
+            "KEY = 5551234",
+            "KEY = 5551234555123455512345551234",
+            "KEY = 5551234.25",
+            "KEY = 5551234-01-01",
+            "KEY = 0x5551234",
+            "KEY = [5551234]",
+            "KEY = { a = 5551234 }",
+            "KEY = \"5551234",
+            "KEY = '5551234",
+            "KEY = a5551234",
+            "KEY = 5551234a",
+            "KEY = \"5551234\\q\"",
+            "KEY: 5551234=",
+            "KEY = \"5551234\" 5551234",
+        ] {
+            let text = line.replace("KEY", key);
+            let error = ServerConfig::parse(&text, Path::new("server.toml")).unwrap_err();
+            let error = error.to_string();
+            assert!(error.contains("server.toml:1: "), "{error}");
+            assert!(!error.contains("555") && !error.contains('\n'), "{text}: {error}");
+        }
+    }
+    let error = ClientConfig::parse("secret = 5551234", Path::new("client.toml")).unwrap_err();
+    assert_eq!(error.to_string(), "client.toml:1: secret: write it in quotes, as a text");
+}

@@ -244,6 +244,9 @@ fn a_region_file_is_verified_without_a_server() {
     let (code, report, said) = verify(&region);
     assert!(code == Some(0) && report.contains("keys        1000"), "{report}{said}");
     assert!(verify(Path::new("/nonexistent/region")).2.contains("cannot open"));
+    let pipe = server.folder().join("pipe");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    assert!(verify(&pipe).2.contains("pipe is not a file"), "and nobody writes into it");
     // Damage the index: the server names the command, which names the places.
     let mut bytes = std::fs::read(&region).unwrap();
     let (_, format) = Superblock::decode(&bytes, bytes.len() as u64).unwrap();
