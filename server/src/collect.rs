@@ -9,11 +9,20 @@ use farside_common::fabric::{ChainError, Nanos};
 use farside_common::layout::{BlockRef, SlotState, SlotWord};
 use farside_common::waiting::Waiting;
 
-use crate::depot::{Depot, Memory, Suspect};
+use crate::depot::{Depot, Memory, Noted};
 use crate::index::{Index, SubtableImage};
 
 /// How many subtables are looked through before the server looks after its clients again: 2 MiB.
 const SUBTABLES_PER_STEP: usize = 256;
+/// How many blocks' headers are looked at before that, and those of one chunk more ...
+const HEADERS_PER_STEP: usize = 1 << 14;
+/// ... and in how many chunks blocks are suspected, or are no more.
+const CHUNKS_PER_STEP: u32 = 2048;
+/// What a chunk without suspects costs a step.
+const HEADERS_PER_CHUNK: usize = 64;
+/// How many headers are noted at a time, and those of one chunk more: 32 MiB. If more blocks are
+/// suspected, the collection takes another pass for the chunks behind.
+const NOTED_MAX: usize = 1 << 22;
 /// How long a client may take to say what it holds. Then it is fenced.
 const ANSWER_NS: Nanos = 5_000_000_000;
 /// After a death, how long others may follow it before a collection begins.
@@ -24,8 +33,12 @@ const SWEEP_NS: Nanos = 2_000_000_000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     Idle,
+    /// Blocks become suspects.
+    Suspect,
     /// The first walk only makes the suspects few.
     Filter,
+    /// The headers of the suspects are noted.
+    Note,
     /// Report 1.
     FirstReport,
     /// Until no verb of a lost client can take effect any more.
@@ -36,6 +49,8 @@ enum Stage {
     SecondReport,
     /// As `Settle`, then whoever is left is lost.
     Finish,
+    /// The chunks of this pass have no suspects any more.
+    Acquit,
 }
 
 /// What the service has to do for the collector.
@@ -61,7 +76,16 @@ pub(crate) struct Collector {
     /// For their answers.
     waiting: Waiting,
     next_subtable: usize,
-    suspects: Vec<Suspect>,
+    /// The chunk that a stage goes on with, of those of this pass: from here to there.
+    next_chunk: u32,
+    first_chunk: u32,
+    end_chunk: u32,
+    noted: Vec<Noted>,
+    /// How many headers these have, and may have.
+    noted_count: usize,
+    noted_max: usize,
+    /// How many lost blocks the present collection has found.
+    found: u64,
     /// How long after it was fenced a client's verbs can still take effect.
     settles_ns: Nanos,
     settled_at: Nanos,
@@ -78,7 +102,13 @@ impl Collector {
             awaiting: BTreeSet::new(),
             waiting: Waiting::since(0),
             next_subtable: 0,
-            suspects: Vec::new(),
+            next_chunk: 0,
+            first_chunk: 0,
+            end_chunk: 0,
+            noted: Vec::new(),
+            noted_count: 0,
+            noted_max: NOTED_MAX,
+            found: 0,
             settles_ns,
             settled_at: 0,
         }
@@ -114,8 +144,12 @@ impl Collector {
     pub(crate) fn activity(&self) -> u64 {
         match self.stage {
             Stage::Idle => 0,
-            Stage::Filter | Stage::Walk => 1,
-            Stage::FirstReport | Stage::Settle | Stage::SecondReport | Stage::Finish => 2,
+            Stage::Suspect | Stage::Filter | Stage::Note | Stage::Walk => 1,
+            Stage::FirstReport
+            | Stage::Settle
+            | Stage::SecondReport
+            | Stage::Finish
+            | Stage::Acquit => 2,
         }
     }
 
@@ -129,7 +163,7 @@ impl Collector {
     pub(crate) fn next_step_at(&self, swept: bool) -> Option<Nanos> {
         match self.stage {
             Stage::Idle => self.begin_at(swept),
-            Stage::Filter | Stage::Walk => Some(0),
+            Stage::Suspect | Stage::Filter | Stage::Note | Stage::Walk | Stage::Acquit => Some(0),
             Stage::FirstReport | Stage::SecondReport if self.awaiting.is_empty() => Some(0),
             Stage::FirstReport | Stage::SecondReport => Some(self.waiting.next_look_at(ANSWER_NS)),
             Stage::Settle | Stage::Finish => Some(self.settled_at),
@@ -173,13 +207,24 @@ impl Collector {
     ) -> Result<Step, ChainError> {
         match self.stage {
             Stage::Idle => {
-                self.wanted = None;
-                depot.suspect_all();
-                self.enter(Stage::Filter);
+                (self.wanted, self.found) = (None, 0);
+                self.begin_pass(0);
+            }
+            Stage::Suspect => {
+                let end = self.next_chunk.saturating_add(CHUNKS_PER_STEP);
+                depot.suspect(self.next_chunk..end);
+                self.next_chunk = end;
+                if end >= depot.chunks() {
+                    self.enter(Stage::Filter);
+                }
             }
             Stage::Filter => {
                 if self.walk(depot, index)? {
-                    self.suspects = depot.suspects(memory)?;
+                    self.enter(Stage::Note);
+                }
+            }
+            Stage::Note => {
+                if self.note(depot, memory)? {
                     return Ok(self.ask(Stage::FirstReport));
                 }
             }
@@ -198,8 +243,18 @@ impl Collector {
             }
             Stage::SecondReport => self.enter(Stage::Finish),
             Stage::Finish => {
-                if now >= self.settled_at {
-                    self.finish(depot, memory, now)?;
+                if now >= self.settled_at && self.recover(depot, memory, now)? {
+                    self.enter(Stage::Acquit);
+                }
+            }
+            Stage::Acquit => {
+                let end = self.next_chunk.saturating_add(CHUNKS_PER_STEP);
+                depot.suspect_none(self.next_chunk..end);
+                self.next_chunk = end;
+                match end >= depot.chunks() {
+                    true if self.end_chunk < depot.chunks() => self.begin_pass(self.end_chunk),
+                    true => self.finish(),
+                    false => {}
                 }
             }
         }
@@ -209,6 +264,14 @@ impl Collector {
     fn enter(&mut self, stage: Stage) {
         self.stage = stage;
         self.next_subtable = 0;
+        self.next_chunk = self.first_chunk;
+    }
+
+    /// Looks for lost blocks from this chunk on.
+    fn begin_pass(&mut self, first_chunk: u32) {
+        self.first_chunk = first_chunk;
+        self.noted_count = 0;
+        self.enter(Stage::Suspect);
     }
 
     fn ask(&mut self, stage: Stage) -> Step {
@@ -227,22 +290,49 @@ impl Collector {
         Ok(false)
     }
 
-    fn finish(
+    /// Notes the headers of suspects; true once all are noted, or as many as may be at a time.
+    fn note(&mut self, depot: &Depot, memory: &impl Memory) -> Result<bool, ChainError> {
+        let mut headers = 0;
+        while self.next_chunk < depot.chunks() && self.noted_count < self.noted_max {
+            if headers >= HEADERS_PER_STEP {
+                return Ok(false);
+            }
+            let noted = depot.note(self.next_chunk, memory)?;
+            let count = noted.as_ref().map_or(0, Noted::count);
+            headers += count + HEADERS_PER_CHUNK;
+            self.noted_count += count;
+            self.noted.extend(noted);
+            self.next_chunk += 1;
+        }
+        self.end_chunk = self.next_chunk;
+        Ok(true)
+    }
+
+    /// Gives lost blocks to the depot; true once none is left of those that were noted.
+    fn recover(
         &mut self,
         depot: &mut Depot,
         memory: &impl Memory,
         now: Nanos,
-    ) -> Result<(), ChainError> {
-        let recovered = depot.recover(&self.suspects, now, memory)?;
-        if recovered > 0 {
-            tracing::info!(blocks = recovered, "found lost blocks");
+    ) -> Result<bool, ChainError> {
+        let mut headers = 0;
+        while headers < HEADERS_PER_STEP {
+            let Some(noted) = self.noted.pop() else { return Ok(true) };
+            headers += noted.count();
+            self.found += depot.recover(&noted, now, memory)?;
         }
-        depot.suspect_none();
-        self.suspects = Vec::new();
-        self.recovered += recovered;
+        Ok(false)
+    }
+
+    fn finish(&mut self) {
+        if self.found > 0 {
+            tracing::info!(blocks = self.found, "found lost blocks");
+        }
+        self.noted = Vec::new();
+        self.recovered += self.found;
         self.finished += 1;
+        self.first_chunk = 0;
         self.enter(Stage::Idle);
-        Ok(())
     }
 }
 
@@ -266,37 +356,4 @@ fn block_of(word: SlotWord) -> Option<BlockRef> {
 }
 
 #[cfg(test)]
-mod tests {
-    use farside_common::config::ServerConfig;
-    use farside_common::fabric::boot_time_ns;
-    use farside_common::fabric::shm::{HugePages, RegionMemory};
-    use farside_common::waiting::WAITED_NS_MAX;
-
-    use super::*;
-    use crate::recovery::{self, Opened, RegionTables};
-
-    #[test]
-    fn a_server_that_was_stopped_itself_calls_nobody_mute() {
-        let memory = RegionMemory::anonymous(8 << 20, HugePages::Never).unwrap();
-        let opened = recovery::open(&memory, &ServerConfig::default()).unwrap();
-        let Opened { region, geometry, mut depot, index, .. } = opened;
-        let memory = RegionTables { region: &region, geometry: &geometry };
-        let mut collector = Collector::new(0);
-        let mut now = boot_time_ns();
-        let mut step = |collector: &mut Collector, now| {
-            collector.step(&mut depot, &index, &memory, now).unwrap()
-        };
-        collector.want(now);
-        while step(&mut collector, now) != Step::Ask {}
-        collector.asked(BTreeSet::from([7, 8]), now);
-        // Stopped for an hour at a time.
-        for _ in 1..ANSWER_NS / WAITED_NS_MAX {
-            assert_eq!(collector.next_step_at(true), Some(now + WAITED_NS_MAX));
-            now += 3_600_000_000_000;
-            assert_eq!(step(&mut collector, now), Step::Nothing);
-        }
-        collector.answered(8);
-        now += WAITED_NS_MAX;
-        assert_eq!(step(&mut collector, now), Step::Fence(vec![7]));
-    }
-}
+mod tests;

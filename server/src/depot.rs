@@ -18,8 +18,8 @@ use farside_common::layout::{
 };
 
 pub(crate) use figures::Returned;
-pub(crate) use lost::Suspect;
-use shelf::{Resting, Shelf, Span};
+pub(crate) use lost::Noted;
+use shelf::{Rested, Resting, Shelf, Span};
 
 /// One client gets at most one in so many of the blocks that a class could still give, so that it
 /// does not take the last memory away from the others.
@@ -264,8 +264,13 @@ impl Depot {
             while left > 0
                 && let Some(Resting { ready_at, blocks }) = self.shelf(class).next_rested(now)
             {
-                left = left.saturating_sub(blocks.len());
-                self.make_ready(class, blocks, ready_at);
+                left = left.saturating_sub(blocks.count() as usize);
+                match blocks {
+                    Rested::Given(blocks) => self.make_ready(class, blocks, ready_at),
+                    Rested::Uncarved { chunk, blocks, .. } => {
+                        self.change(chunk, ready_at, |span, _| span.add_uncarved(&blocks));
+                    }
+                }
             }
         }
         for _ in 0..CHUNKS_PER_REFRESH {
@@ -340,7 +345,7 @@ impl Depot {
             self.make_ready(class, accepted, now);
         } else if !accepted.is_empty() {
             let ready_at = now.saturating_add(self.options.grace);
-            self.shelf(class).rest(Resting { ready_at, blocks: accepted });
+            self.shelf(class).rest(Resting { ready_at, blocks: Rested::Given(accepted) });
         }
         outcome
     }

@@ -2,39 +2,58 @@
 //!
 //! Every block that is not with the depot is suspected first. Whoever finds out that it is not lost
 //! clears it; so do its coming and going through the depot.
+//!
+//! A client can leave with every block of a region, 16 million in 1 GiB. So each step below looks
+//! at a bounded number of them, and what it keeps of a block is a bit, or while its header is noted
+//! eight bytes more: the collector bounds how many headers are noted at a time.
 
-use farside_common::control::FreeBlock;
+use std::ops::Range;
+
 use farside_common::fabric::{ChainError, Nanos};
-use farside_common::layout::{BlockAddress, HeaderWord, SizeClass};
+use farside_common::layout::{BlockAddress, HeaderWord};
 
-use super::{Chunk, Depot, Memory, Span, used_generation};
+use super::shelf::{Bits, Rested, Resting};
+use super::{Chunk, Depot, Memory};
 
-/// A block that nobody has been found to have, and its header when it was noted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Suspect {
-    pub(crate) address: BlockAddress,
-    class: SizeClass,
-    header: HeaderWord,
+/// The blocks of a span without a known owner, and their headers when the collector noted them.
+pub(crate) struct Noted {
+    chunk: u32,
+    suspects: Bits,
+    /// One for each bit of `suspects`.
+    headers: Vec<HeaderWord>,
+}
+
+impl Noted {
+    /// How many headers it has.
+    pub(crate) fn count(&self) -> usize {
+        self.headers.len()
+    }
 }
 
 impl Depot {
-    fn spans(&mut self) -> impl Iterator<Item = &mut Span> {
-        self.chunks.iter_mut().filter_map(|chunk| match chunk {
-            Chunk::Span(span) => Some(&mut **span),
-            _ => None,
-        })
+    /// How many chunks there are.
+    pub(crate) fn chunks(&self) -> u32 {
+        self.chunks.len() as u32
     }
 
-    /// Suspects every block that is not here.
-    pub(crate) fn suspect_all(&mut self) {
-        for span in self.spans() {
-            span.suspects = Some(span.held.inverted(span.class.blocks_per_span()));
+    /// Suspects every block of these chunks that is not here.
+    pub(crate) fn suspect(&mut self, chunks: Range<u32>) {
+        let end = chunks.end.min(self.chunks());
+        for state in &mut self.chunks[chunks.start as usize..end as usize] {
+            let Chunk::Span(span) = state else { continue };
+            let suspects = span.held.inverted(span.class.blocks_per_span());
+            span.suspects = (!suspects.is_empty()).then_some(suspects);
         }
     }
 
-    /// The collection is over.
-    pub(crate) fn suspect_none(&mut self) {
-        self.spans().for_each(|span| span.suspects = None);
+    /// The collection is over for the blocks of these chunks.
+    pub(crate) fn suspect_none(&mut self, chunks: Range<u32>) {
+        let end = chunks.end.min(self.chunks());
+        for state in &mut self.chunks[chunks.start as usize..end as usize] {
+            if let Chunk::Span(span) = state {
+                span.suspects = None;
+            }
+        }
     }
 
     /// A slot or a client has the block there. Whatever is no block is nobody's. Not by its class:
@@ -52,19 +71,21 @@ impl Depot {
         }
     }
 
-    /// Who is still suspected.
-    pub(crate) fn suspects(&self, memory: &impl Memory) -> Result<Vec<Suspect>, ChainError> {
-        let mut found = Vec::new();
-        for (chunk, state) in (0..).zip(&self.chunks) {
-            let Chunk::Span(span) = state else { continue };
-            let Some(suspects) = &span.suspects else { continue };
-            for index in suspects.iter() {
-                let class = span.class;
-                let Some(address) = self.address(chunk, class, index) else { continue };
-                found.push(Suspect { address, class, header: memory.header(address)? });
-            }
-        }
-        Ok(found)
+    /// Which blocks of this chunk are still suspected; `None` if there are none.
+    pub(crate) fn note(
+        &self,
+        chunk: u32,
+        memory: &impl Memory,
+    ) -> Result<Option<Noted>, ChainError> {
+        let Some(Chunk::Span(span)) = self.chunks.get(chunk as usize) else { return Ok(None) };
+        let Some(suspects) = span.suspects.as_ref().filter(|bits| !bits.is_empty()) else {
+            return Ok(None);
+        };
+        // A chunk of the depot has an address for each of its blocks.
+        let of = |index| self.address(chunk, span.class, index);
+        let headers = suspects.iter().filter_map(of).map(|address| memory.header(address));
+        let headers = headers.collect::<Result<_, _>>()?;
+        Ok(Some(Noted { chunk, suspects: suspects.clone(), headers }))
     }
 
     /// Takes in those that are still suspected and whose headers have not changed since they were
@@ -72,23 +93,37 @@ impl Depot {
     /// may have been linked once (invariant I2).
     pub(crate) fn recover(
         &mut self,
-        noted: &[Suspect],
+        noted: &Noted,
         now: Nanos,
         memory: &impl Memory,
     ) -> Result<u64, ChainError> {
-        let mut recovered = 0;
-        for suspect in noted {
-            let Suspect { address, class, header } = *suspect;
-            let Ok((chunk, index)) = self.locate(address, class) else { continue };
-            let Chunk::Span(span) = &self.chunks[chunk as usize] else { continue };
-            let is_suspect = span.suspects.as_ref().is_some_and(|bits| bits.has(index));
-            if !is_suspect || span.held.has(index) || memory.header(address)? != header {
+        let chunk = noted.chunk;
+        let Some(Chunk::Span(span)) = self.chunks.get(chunk as usize) else { return Ok(0) };
+        let (class, Some(suspects)) = (span.class, &span.suspects) else { return Ok(0) };
+        let mut lost = Bits::none(class.blocks_per_span());
+        for (index, header) in noted.suspects.iter().zip(&noted.headers) {
+            let is_suspect = suspects.has(index) && !span.held.has(index);
+            let Some(address) = self.address(chunk, class, index).filter(|_| is_suspect) else {
                 continue;
+            };
+            if memory.header(address)? == *header {
+                lost.set(index);
             }
-            let last = used_generation(header, self.options.unused_generation);
-            let block = FreeBlock { address, generation: last.wrapping_add(1) };
-            recovered += u64::from(self.give(class, vec![block], false, now).is_ok());
         }
-        Ok(recovered)
+        let Chunk::Span(span) = &mut self.chunks[chunk as usize] else { return Ok(0) };
+        let mut count = 0;
+        for index in lost.iter() {
+            span.held.set(index);
+            span.clear_suspect(index);
+            count += 1;
+        }
+        let ready_at = now.saturating_add(self.options.grace);
+        let shelf = self.shelf(class);
+        shelf.held += count;
+        shelf.returned += count;
+        if count > 0 {
+            shelf.rest(Resting { ready_at, blocks: Rested::Uncarved { chunk, blocks: lost, count } });
+        }
+        Ok(count)
     }
 }

@@ -10,6 +10,7 @@ use farside_common::layout::SizeClass;
 const LEVELS: u64 = 16;
 
 /// One bit for each block of a span.
+#[derive(Clone)]
 pub(super) struct Bits(Box<[u64]>);
 
 impl Bits {
@@ -22,6 +23,14 @@ impl Bits {
             *last = (1 << used) - 1;
         }
         Self(words.into())
+    }
+
+    pub(super) fn none(count: u64) -> Self {
+        Self(vec![0; count.div_ceil(64) as usize].into())
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.iter().all(|word| *word == 0)
     }
 
     /// The same for those that are not set here.
@@ -118,6 +127,15 @@ impl Span {
         Some(index)
     }
 
+    /// Lost blocks can be handed out now, by way of their headers.
+    pub(super) fn add_uncarved(&mut self, blocks: &Bits) {
+        for index in blocks.iter() {
+            self.uncarved.set(index);
+            self.uncarved_count += 1;
+            self.carve_from = self.carve_from.min(index);
+        }
+    }
+
     /// The block is not lost.
     pub(super) fn clear_suspect(&mut self, index: u64) {
         if let Some(suspects) = &mut self.suspects {
@@ -129,7 +147,25 @@ impl Span {
 /// Blocks that were given back and may not be written before a moment.
 pub(super) struct Resting {
     pub(super) ready_at: Nanos,
-    pub(super) blocks: Vec<FreeBlock>,
+    pub(super) blocks: Rested,
+}
+
+/// Which blocks rest.
+pub(super) enum Rested {
+    /// Those that were given back.
+    Given(Vec<FreeBlock>),
+    /// Lost blocks of a span: a bit each. Their generations stand in their headers, which are
+    /// looked at when they are handed out, as those of blocks that no list ever had.
+    Uncarved { chunk: u32, blocks: Bits, count: u64 },
+}
+
+impl Rested {
+    pub(super) fn count(&self) -> u64 {
+        match self {
+            Self::Given(blocks) => blocks.len() as u64,
+            Self::Uncarved { count, .. } => *count,
+        }
+    }
 }
 
 /// The blocks of a class.
@@ -182,7 +218,7 @@ impl Shelf {
 
     /// Keeps blocks until then.
     pub(super) fn rest(&mut self, batch: Resting) {
-        self.resting_count += batch.blocks.len() as u64;
+        self.resting_count += batch.blocks.count();
         // Nearly always the last: every client's blocks rest equally long.
         let at = self.resting.partition_point(|other| other.ready_at <= batch.ready_at);
         self.resting.insert(at, batch);
@@ -191,7 +227,7 @@ impl Shelf {
     /// The next batch that has rested long enough.
     pub(super) fn next_rested(&mut self, now: Nanos) -> Option<Resting> {
         let batch = self.resting.pop_front_if(|batch| batch.ready_at <= now)?;
-        self.resting_count -= batch.blocks.len() as u64;
+        self.resting_count -= batch.blocks.count();
         Some(batch)
     }
 }

@@ -367,12 +367,14 @@ mod movement {
             blocks.extend(depot.take(class, 1, 0, &memory).unwrap());
         }
         blocks.iter().for_each(|block| memory.write(*block, false));
-        depot.suspect_all();
+        let chunks = depot.chunks();
+        depot.suspect(0..chunks);
         let [linked, held, given, changed, lost, ..] = blocks[..] else { panic!() };
         depot.clear(linked.address);
         depot.clear(held.address);
-        let noted = depot.suspects(&memory).unwrap();
-        assert_eq!(noted.len(), 6);
+        let chunk = geometry(8 << 20).chunk_of(lost.address.offset()).unwrap();
+        let noted = depot.note(chunk, &memory).unwrap().unwrap();
+        assert_eq!(noted.count(), 6);
         depot.give(class, vec![given], true, 0).unwrap();
         // Unlinked since it was noted, or rewritten.
         memory.write(changed, true);
@@ -384,7 +386,7 @@ mod movement {
         assert_eq!(late, [given]);
         assert_eq!(depot.recover(&noted, 50, &memory).unwrap(), 4);
         assert_eq!(depot.recover(&noted, 50, &memory).unwrap(), 0, "once");
-        depot.suspect_none();
+        depot.suspect_none(0..chunks);
         assert_eq!(depot.classes()[0].blocks_resting, 4);
         let mut back = Vec::new();
         for _ in 0..4 {
