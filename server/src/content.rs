@@ -5,14 +5,66 @@ use std::sync::Arc;
 use farside_common::fabric::ChainError;
 use farside_common::fabric::shm::Region;
 use farside_common::hash::KeyHasher;
-use farside_common::layout::{Block, BlockRef, Format, Geometry, Slot, class_for};
-use zerocopy::IntoBytes;
+use farside_common::layout::{
+    BLOCK_HEADER_BYTES, Block, BlockHeader, BlockRef, Format, Geometry, Slot, class_for,
+};
+use zerocopy::{FromBytes, IntoBytes};
 
 /// What matters of a block.
 pub(crate) struct Content {
     pub(crate) generation: u32,
     pub(crate) written_at_ns: u64,
     pub(crate) expires_at_s: u32,
+}
+
+/// How many bytes of blocks a step may still read. A slot can lead to 4 MiB, and a million slots to
+/// the same 4 MiB: the number of slots says nothing about how long a step takes. At 8 MiB a step
+/// takes some milliseconds.
+#[derive(Debug)]
+pub(crate) struct ReadBudget {
+    bytes: u64,
+}
+
+impl ReadBudget {
+    /// What a step of a chore reads.
+    pub(crate) fn of_step() -> Self {
+        Self::of(8 << 20)
+    }
+
+    pub(crate) fn of(bytes: u64) -> Self {
+        Self { bytes }
+    }
+
+    /// Whether the step is to end: what is read last may be more than what was left.
+    pub(crate) fn is_spent(&self) -> bool {
+        self.bytes == 0
+    }
+
+    fn spend(&mut self, bytes: u64) {
+        self.bytes = self.bytes.saturating_sub(bytes);
+    }
+}
+
+/// The block there, as far as its header says that it is in use. `None` if it is not what is looked
+/// for, which its header says first, or cannot be whole.
+pub(crate) fn read_block(
+    region: &Region,
+    block: BlockRef,
+    budget: &mut ReadBudget,
+    is_wanted: impl FnOnce(&BlockHeader) -> bool,
+) -> Result<Option<Vec<u64>>, ChainError> {
+    let mut words = vec![0u64; BLOCK_HEADER_BYTES as usize / 8];
+    region.read(block.address.offset(), &mut words)?;
+    budget.spend(BLOCK_HEADER_BYTES);
+    let Ok(header) = BlockHeader::ref_from_bytes(words.as_bytes()) else { return Ok(None) };
+    let bytes = header.block_bytes().next_multiple_of(8);
+    if bytes > block.class.block_bytes() || !is_wanted(header) {
+        return Ok(None);
+    }
+    words.resize((bytes / 8) as usize, 0);
+    region.read(block.address.offset(), &mut words)?;
+    budget.spend(bytes);
+    Ok(Some(words))
 }
 
 /// Reads blocks.
@@ -30,12 +82,19 @@ impl Reader {
 
     /// What the slot leads to. `None` if the block was rewritten meanwhile or anything is damaged:
     /// nothing in a word is checksummed, and a block of another key must not go because of it.
-    pub(crate) fn read(&self, slot: &Slot, block: BlockRef) -> Result<Option<Content>, ChainError> {
+    pub(crate) fn read(
+        &self,
+        slot: &Slot,
+        block: BlockRef,
+        budget: &mut ReadBudget,
+    ) -> Result<Option<Content>, ChainError> {
         if self.geometry.check_block(block).is_err() {
             return Ok(None);
         }
-        let mut words = vec![0u64; (block.class.block_bytes() / 8) as usize];
-        self.region.read(block.address.offset(), &mut words)?;
+        let is_meant = |header: &BlockHeader| header.generation() as u8 == block.generation_low;
+        let Some(words) = read_block(&self.region, block, budget, is_meant)? else {
+            return Ok(None);
+        };
         let Ok(content) = Block::decode(words.as_bytes(), block.address) else { return Ok(None) };
         let (word, hash) = (slot.word(), self.hasher.hash(content.key()));
         let generation = content.header_word().generation;

@@ -8,7 +8,7 @@ use farside_common::control::FreeBlock;
 use farside_common::fabric::{ChainError, Nanos};
 use farside_common::layout::{BlockRef, SizeClass, SlotState, SlotWord};
 
-use crate::content::{Content, Reader};
+use crate::content::{Content, ReadBudget, Reader};
 use crate::expiry::Reaper;
 use crate::index::Index;
 use crate::own_endpoint::OwnEndpoint;
@@ -17,6 +17,9 @@ use crate::own_endpoint::OwnEndpoint;
 const EVICTIONS_MAX: usize = 1024;
 /// How many blocks are looked at for each that goes.
 const SAMPLE: usize = 5;
+/// How many bytes of blocks are read for one request, and some of one block more: enough for a
+/// sample of what a session asks for, which is 2 MiB or one block.
+const SAMPLE_BYTES_MAX: u64 = 32 << 20;
 /// How much of the index is looked through for one request: 32 MiB.
 const SUBTABLES_MAX: usize = 4096;
 
@@ -86,7 +89,8 @@ impl Evictor {
         index: &Index,
         own: &OwnEndpoint,
     ) -> Result<Vec<Candidate>, ChainError> {
-        let mut sample = Vec::with_capacity(size);
+        let mut sample = Vec::new();
+        let mut budget = ReadBudget::of(SAMPLE_BYTES_MAX);
         for _ in 0..index.places.len().min(SUBTABLES_MAX) {
             let deadline = own.now().saturating_add(self.word_ns);
             let number = self.next_subtable % index.places.len();
@@ -98,8 +102,11 @@ impl Evictor {
                 if word.state() != SlotState::Live || block.class != class {
                     continue;
                 }
+                if budget.is_spent() {
+                    return Ok(sample);
+                }
                 if let Some(Content { generation, written_at_ns, .. }) =
-                    self.reader.read(content, block)?
+                    self.reader.read(content, block, &mut budget)?
                 {
                     let found =
                         Candidate { written_at_ns, slot, word, block, generation, deadline };

@@ -13,7 +13,7 @@ use farside_common::layout::{
 };
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::content::Reader;
+use crate::content::{ReadBudget, Reader};
 use crate::index::Index;
 use crate::own_endpoint::OwnEndpoint;
 
@@ -47,6 +47,8 @@ pub(crate) struct Removed {
 /// One walk through the index.
 struct Pass {
     next_subtable: usize,
+    /// How many slots of it were looked at when the step before had read enough.
+    slots_done: usize,
     worked_ns: Nanos,
     /// When the first of the values that stay ends, seconds since 1970.
     first_end_s: Option<u32>,
@@ -142,6 +144,7 @@ impl Reaper {
         };
         self.next_pass_at = None;
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let mut budget = ReadBudget::of_step();
         for _ in 0..SUBTABLES_PER_STEP {
             let deadline = own.now().saturating_add(self.word_ns);
             let Some(image) = index.subtable(pass.next_subtable) else {
@@ -151,14 +154,18 @@ impl Reaper {
                 self.end(&pass, wall, own.now());
                 return Ok(removed);
             };
-            for (slot, content) in image?.slots() {
+            for (slot, content) in image?.slots().skip(pass.slots_done) {
+                if budget.is_spent() {
+                    break;
+                }
+                pass.slots_done += 1;
                 let word = content.word();
                 pass.again |= matches!(word.state(), SlotState::Frozen | SlotState::Copy);
                 let Some((block, end_s)) = self.block_that_ends(word)? else { continue };
                 if u64::from(end_s) + MARGIN_S > wall {
                     let first = pass.first_end_s.map_or(end_s, |first| first.min(end_s));
                     pass.first_end_s = Some(first);
-                } else if let Some(found) = self.reader.read(content, block)?
+                } else if let Some(found) = self.reader.read(content, block, &mut budget)?
                     && found.expires_at_s == end_s
                     && own.entomb(slot, word, block, deadline)?
                 {
@@ -166,7 +173,10 @@ impl Reaper {
                     removed.push(self.bury(slot, word, block, found.generation, own.now()));
                 }
             }
-            pass.next_subtable += 1;
+            if budget.is_spent() {
+                break;
+            }
+            (pass.next_subtable, pass.slots_done) = (pass.next_subtable + 1, 0);
             if removed.len() >= REMOVALS_PER_STEP {
                 break;
             }
@@ -237,7 +247,7 @@ impl Reaper {
 
 impl Pass {
     fn begin(moves: u64) -> Self {
-        Self { next_subtable: 0, worked_ns: 0, first_end_s: None, moves, again: false }
+        Self { next_subtable: 0, slots_done: 0, worked_ns: 0, first_end_s: None, moves, again: false }
     }
 }
 

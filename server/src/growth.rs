@@ -62,6 +62,11 @@ impl Index {
                 return Err(Damage::Row { offset: old });
             }
             Some(begun) => begun,
+            // Who asked may look again: there is room by now, or it has not looked. Else any writer
+            // could turn the whole heap into index, which never shrinks, by asking.
+            None if !SubtableImage::read(&self.region, old)?.has_full_window() => {
+                return Ok(Some(SplitOutcome::Done));
+            }
             None => match self.take_pair(format, own, depot, memory)? {
                 Some(new) => Split { prefix, local_depth, old, new },
                 None if self.has_pair_soon() => return Ok(Some(SplitOutcome::Later)),

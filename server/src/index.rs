@@ -208,6 +208,15 @@ impl SubtableImage {
         <[Row]>::ref_from_bytes(self.words.as_bytes()).unwrap_or_default()
     }
 
+    /// Whether a key could find no room: in some window all words have a use. The last row is
+    /// nobody's home.
+    pub(crate) fn has_full_window(&self) -> bool {
+        let is_full = |row: &Row| {
+            row.slots.iter().all(|slot| slot.word().state() != SlotState::Empty)
+        };
+        self.rows().windows(2).any(|window| window.iter().all(is_full))
+    }
+
     /// Where a split takes the keys, by any row: it says so in one after the other.
     pub(crate) fn forward(&self) -> Option<[u64; 2]> {
         self.rows().iter().find_map(|row| row.header.forward())

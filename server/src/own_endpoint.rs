@@ -6,8 +6,12 @@ use farside::chores::{Mover, Progress, Split, clear, clear_left_by};
 use farside_common::fabric::shm::{Region, ShmFabric};
 use farside_common::fabric::verbs::{Loopback, LoopbackPeer, VerbsFabric};
 use farside_common::fabric::{ChainError, Endpoint, Fabric, LaneId, Nanos, Verb, proof_age_max_ns};
-use farside_common::layout::{BlockRef, Format, Geometry, Mark, SlotState, SlotWord};
+use farside_common::layout::{
+    BlockHeader, BlockRef, Format, Geometry, Mark, SlotState, SlotWord,
+};
 use zerocopy::IntoBytes;
+
+use crate::content::{ReadBudget, read_block};
 
 /// How many slots of a split are under way at a time: on RDMA each batch takes four round trips.
 pub(crate) const LANES: u16 = 32;
@@ -64,18 +68,18 @@ impl OwnEndpoint {
     }
 
     /// Empties a slot if one of these clients, all fenced, is in the middle of an INSERT with this
-    /// word; whether it did.
+    /// word; whether it did. A block of another client is read no further than its header.
     pub(crate) fn clear_left_by(
         &self,
         clients: &[u16],
         slot: (u64, SlotWord),
-        region: &Region,
-        geometry: &Geometry,
+        (region, geometry): (&Region, &Geometry),
+        budget: &mut ReadBudget,
     ) -> Result<bool, ChainError> {
         let read = async |block: BlockRef| {
-            let mut words = vec![0u64; (block.class.block_bytes() / 8) as usize];
-            region.read(block.address.offset(), &mut words)?;
-            Ok(words.as_bytes().to_vec())
+            let is_theirs = |header: &BlockHeader| clients.contains(&header.writer());
+            let words = read_block(region, block, budget, is_theirs)?;
+            Ok(words.unwrap_or_default().as_bytes().to_vec())
         };
         match self {
             Self::Memory(own) => own.drive(clear_left_by(own, geometry, clients, slot, read)),

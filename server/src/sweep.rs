@@ -6,6 +6,7 @@ use farside_common::fabric::shm::Region;
 use farside_common::fabric::{ChainError, Nanos};
 use farside_common::layout::Geometry;
 
+use crate::content::ReadBudget;
 use crate::index::Index;
 use crate::own_endpoint::OwnEndpoint;
 
@@ -25,6 +26,8 @@ pub(crate) struct Sweeper {
 struct Pass {
     clients: Vec<u16>,
     next_subtable: usize,
+    /// How many slots of it were looked at when the step before had read enough.
+    slots_done: usize,
     cleared: u64,
 }
 
@@ -63,12 +66,13 @@ impl Sweeper {
             None => {
                 let ready = self.waiting.extract_if(.., |(ready_at, _)| *ready_at <= now);
                 let clients: Vec<u16> = ready.map(|(_, client)| client).collect();
-                Pass { clients, next_subtable: 0, cleared: 0 }
+                Pass { clients, next_subtable: 0, slots_done: 0, cleared: 0 }
             }
         };
         if pass.clients.is_empty() {
             return Ok(Vec::new());
         }
+        let mut budget = ReadBudget::of_step();
         for _ in 0..SUBTABLES_PER_STEP {
             let Some(image) = index.subtable(pass.next_subtable) else {
                 if pass.cleared > 0 {
@@ -76,15 +80,22 @@ impl Sweeper {
                 }
                 return Ok(pass.clients);
             };
-            for (slot, content) in image?.slots() {
-                let slot = (slot, content.word());
-                let (region, geometry) = (&self.region, &self.geometry);
-                let cleared = own.clear_left_by(&pass.clients, slot, region, geometry)?;
+            for (slot, content) in image?.slots().skip(pass.slots_done) {
+                if budget.is_spent() {
+                    self.pass = Some(pass);
+                    return Ok(Vec::new());
+                }
+                let (slot, memory) = ((slot, content.word()), (&*self.region, &self.geometry));
+                let cleared = own.clear_left_by(&pass.clients, slot, memory, &mut budget)?;
                 pass.cleared += u64::from(cleared);
+                pass.slots_done += 1;
             }
-            pass.next_subtable += 1;
+            (pass.next_subtable, pass.slots_done) = (pass.next_subtable + 1, 0);
         }
         self.pass = Some(pass);
         Ok(Vec::new())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -40,6 +40,21 @@ impl BlockHeader {
     pub fn key_bytes(&self) -> usize {
         self.key_bytes.get().into()
     }
+
+    /// How long it says the block is: itself, key and value.
+    pub fn block_bytes(&self) -> u64 {
+        block_bytes(self.key_bytes(), self.value_bytes.get() as usize)
+    }
+
+    /// Which generation it says the block has.
+    pub fn generation(&self) -> u32 {
+        self.generation.get()
+    }
+
+    /// The client id of which it says that it wrote the block.
+    pub fn writer(&self) -> u16 {
+        self.writer.get()
+    }
 }
 
 /// A block's header, in bytes.

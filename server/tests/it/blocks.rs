@@ -254,3 +254,23 @@ fn fresh_blocks_get_the_generation_behind_their_header() {
     let header = HeaderWord::from_bits(client.region.load(block.address.offset()).unwrap());
     assert_eq!(header.generation, 7);
 }
+
+/// The index never shrinks, so nobody may turn the heap into index just by asking.
+#[test]
+fn only_a_subtable_with_a_full_window_is_split() {
+    let place = Place::new();
+    let _server = place.start();
+    let client = place.writer();
+    let before = client.statistics();
+    let depth = before.directory_depth as u8;
+    let subtables = || (depth..12).flat_map(|depth| (0..1 << depth).map(move |of| (of, depth)));
+    for (prefix, depth) in subtables() {
+        assert_eq!(client.split(prefix, depth), SplitOutcome::Done, "there is room: look again");
+    }
+    let after = client.statistics();
+    assert_eq!((after.splits, after.chunks_index), (0, before.chunks_index));
+    client.fill_window(0, depth);
+    assert_eq!(client.split(0, depth), SplitOutcome::Done);
+    assert_eq!(client.split(0, depth + 1), SplitOutcome::Done, "what it became has room");
+    assert_eq!(client.statistics().splits, 1);
+}

@@ -1,8 +1,7 @@
 //! That nothing of a vanished client stands in anybody's way, and nothing of the living is touched.
 
-use farside_common::control::SplitOutcome;
 use farside_common::hash::NO_HINT;
-use farside_common::layout::{HINT_OFFSET, SlotState};
+use farside_common::layout::HINT_OFFSET;
 
 use super::*;
 
@@ -70,12 +69,8 @@ fn a_place_that_rests_for_ever_does_not_stand_for_memory_that_can_be_had() {
     while !hoarder.take(class(2 << 20), 64).is_empty() {}
     let asked = hoarder.statistics();
     let split = |prefix: u32, depth: u8| {
-        let directory_hash = prefix << (32 - depth);
-        hoarder.send(&Request::Split { directory_hash, local_depth: depth });
-        match hoarder.receive() {
-            Some(Reply::Split { outcome, .. }) => outcome,
-            other => panic!("{other:?}"),
-        }
+        hoarder.fill_window(prefix, depth);
+        hoarder.split(prefix, depth)
     };
     let (slot, depth) = (stopped.slot(0, 0), asked.directory_depth as u8);
     assert_eq!(split(0, depth), SplitOutcome::Done);

@@ -19,12 +19,12 @@ use farside_common::address::Address;
 use farside_common::config::ServerConfig;
 use farside_common::control::{
     BLOCKS_PER_MESSAGE_MAX, ConnectRequest, FreeBlock, MESSAGE_BYTES_MAX, Purpose, Refusal, Reply,
-    Request, Role, ServerStatistics, Token, Welcome, decode_reply,
+    Request, Role, ServerStatistics, SplitOutcome, Token, Welcome, decode_reply,
 };
 use farside_common::fabric::shm::{Connection, Region};
 use farside_common::layout::{
     BLOCK_HEADER_BYTES, BlockRef, BlockStamp, DirectoryEntry, Format, Geometry, SizeClass,
-    SlotWord, Superblock, seal, slot_in_subtable,
+    SlotState, SlotWord, Superblock, seal, slot_in_subtable,
 };
 use farside_common::size::ByteSize;
 use farside_server::Server;
@@ -193,6 +193,31 @@ impl Client {
         let entry = self.region.load(geometry.directory_offset(depth).unwrap()).unwrap();
         let subtable = DirectoryEntry::from_bits(entry).subtable(&geometry).unwrap();
         subtable + slot_in_subtable(row, slot)
+    }
+
+    /// Asks for the split of the subtable with this prefix of so many bits.
+    fn split(&self, prefix: u32, depth: u8) -> SplitOutcome {
+        let directory_hash = prefix.checked_shl(32 - u32::from(depth)).unwrap_or(0);
+        self.send(&Request::Split { directory_hash, local_depth: depth });
+        match self.receive() {
+            Some(Reply::Split { outcome, .. }) => outcome,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Leaves no EMPTY word in the last window of the subtable with this prefix of so many bits.
+    fn fill_window(&self, prefix: u32, depth: u8) {
+        let (superblock, format) = self.superblock();
+        let geometry = format.geometry();
+        let directory_depth = superblock.directory_depth(&geometry).unwrap();
+        let entry = u64::from(prefix) << (directory_depth - depth);
+        let directory = geometry.directory_offset(directory_depth).unwrap();
+        let entry = DirectoryEntry::from_bits(self.region.load(directory + entry * 8).unwrap());
+        let subtable = entry.subtable(&geometry).unwrap();
+        let tomb = SlotWord::empty(1).with_state(SlotState::Tomb).bits();
+        for (row, slot) in [62, 63].into_iter().flat_map(|row| (0..7).map(move |slot| (row, slot))) {
+            self.region.store(subtable + slot_in_subtable(row, slot), tomb).unwrap();
+        }
     }
 
     fn lease(&self) -> u64 {

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use farside_common::layout::{ChunkEntry, ChunkUse, RegionState, SlotState};
+use farside_common::layout::{ChunkEntry, ChunkUse, RegionState};
 
 use super::*;
 
