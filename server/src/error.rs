@@ -43,6 +43,11 @@ pub enum ServerError {
          $XDG_RUNTIME_DIR", .path.display()
     )]
     LockOfAnother { path: PathBuf, user: u32 },
+    #[error(
+        "{} is no regular file of this user with one name, and the server would lock it: remove it",
+        .path.display()
+    )]
+    NotOwnLock { path: PathBuf },
     #[error("cannot listen at {}: {source}", .path.display())]
     Listen { path: PathBuf, source: io::Error },
     #[error(

@@ -56,6 +56,7 @@ fn socket(path: &Path, config: &ServerConfig) -> Result<shm::Listener, ServerErr
             let path = shm::lock_path(path);
             ServerError::LockOfAnother { user: owner_else(&path).unwrap_or_default(), path }
         }
+        io::ErrorKind::InvalidInput => ServerError::NotOwnLock { path: shm::lock_path(path) },
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
             ServerError::NotWritable { path: path_buf() }
         }

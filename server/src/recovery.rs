@@ -75,12 +75,8 @@ impl Memory for RegionTables<'_> {
 /// Formats the memory if it is new, checks it if it is not, and takes it into use.
 pub(crate) fn open(memory: &RegionMemory, config: &ServerConfig) -> Result<Opened, ServerError> {
     let region = memory.region.clone();
-    if memory.is_new
-        && let Err(error) = format_region(&region, config)
-    {
-        // What is wrong is said; a file of zeros would only be refused the next time.
-        let _ = memory.discard();
-        return Err(error);
+    if memory.is_new {
+        format_region(&region, config)?;
     }
     let path = config.region_file.clone().unwrap_or_default();
     let decoded = Superblock::decode(&superblock_bytes(memory)?, region.bytes());

@@ -2,7 +2,6 @@
 //!
 //! The values are stored by an ordinary client over a private socket: the protocol exists once.
 
-use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader};
 use std::os::fd::OwnedFd;
@@ -14,13 +13,13 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use farside::{Client, Store};
 use farside_common::address::Address;
 use farside_common::config::ServerConfig;
-use farside_common::fabric::shm::{MemoryError, RegionLock, RegionMemory};
+use farside_common::fabric::shm::RegionMemory;
 use farside_snapshot::{Reader, Record, SnapshotError};
 
 use crate::error::{ServerError, system};
 use crate::listening::Listening;
 use crate::recovery;
-use crate::server::{Server, holds_something, region_memory, stop_event};
+use crate::server::{Server, region_memory, stop_event};
 
 /// Why a snapshot was not restored.
 #[derive(Debug, thiserror::Error)]
@@ -65,81 +64,14 @@ pub(crate) fn restored_memory(
 ) -> Result<RegionMemory, ServerError> {
     let refused =
         |source| ServerError::Restore { path: snapshot.to_owned(), source: Box::new(source) };
-    let Some(region_file) = &config.region_file else {
-        return fill(snapshot, config, stop).map_err(refused);
-    };
-    let check_new = || match holds_something(region_file) {
-        true => Err(refused(RestoreError::RegionExists { region_file: region_file.clone() })),
-        false => Ok(()),
-    };
-    check_new()?;
-    // An empty file until the region takes its place: who has its lock may replace it.
-    let empty = RegionLock::take(region_file)?;
-    let filled = check_new().and_then(|()| filled_file(snapshot, config, (empty.path(), stop)));
-    if filled.is_err() && empty.is_new() {
-        let _ = empty.remove();
+    if let Some(region_file) = config.region_file.clone().filter(|path| path.exists()) {
+        return Err(refused(RestoreError::RegionExists { region_file }));
     }
-    filled
-}
-
-/// Fills a region file under another name until it is whole: a server that is killed meanwhile
-/// leaves no region that the next one would take for complete.
-fn filled_file(
-    snapshot: &Path,
-    config: &ServerConfig,
-    (region_file, stop): (&Path, &AtomicBool),
-) -> Result<RegionMemory, ServerError> {
-    let unfinished = unfinished_name(region_file);
-    // What such a server left.
-    remove_unused(&unfinished)?;
-    let renamed = ServerConfig { region_file: Some(unfinished.clone()), ..config.clone() };
-    let refused = |source| ServerError::Restore { path: snapshot.to_owned(), source };
-    let filled = fill(snapshot, &renamed, stop).map_err(|source| refused(Box::new(source)));
-    let filled = filled.and_then(|memory| {
-        fs::rename(&unfinished, region_file).map_err(system("name the restored region"))?;
-        Ok(memory)
-    });
-    if filled.is_err() {
-        // What is wrong is said; the next one to restore would remove it, too.
-        let _ = remove_unused(&unfinished);
-    }
-    filled
-}
-
-/// What a region file is called until it has all of a snapshot.
-fn unfinished_name(region_file: &Path) -> PathBuf {
-    let mut name = OsString::from(region_file);
-    name.push(".restoring");
-    PathBuf::from(name)
-}
-
-/// Removes what a server that was killed while it restored left of this region, before another
-/// starts without a snapshot and makes an empty one: it would take memory for ever.
-pub(crate) fn remove_abandoned(region_file: &Path) -> Result<(), MemoryError> {
-    let own_name = fs::canonicalize(region_file).unwrap_or_else(|_| region_file.to_owned());
-    let unfinished = unfinished_name(&own_name);
-    if holds_something(region_file) || !unfinished.exists() {
-        return Ok(());
-    }
-    // Nobody restores into it meanwhile.
-    let empty = RegionLock::take(region_file)?;
-    let (region, unfinished_name) = (region_file.display(), unfinished.display());
-    match remove_unused(&unfinished) {
-        Ok(()) => tracing::warn!(
-            "removed {unfinished_name}, an unfinished restore: this region is new and empty; to \
-             have the snapshot, stop this server, delete {region} and start with --restore"
-        ),
-        Err(error) => tracing::warn!("this region is new, and {unfinished_name} stays: {error}"),
-    }
-    if empty.is_new() { empty.remove() } else { Ok(()) }
-}
-
-/// Removes a region file, if there is one, that no server uses.
-fn remove_unused(region_file: &Path) -> Result<(), MemoryError> {
-    match RegionLock::take_existing(region_file)? {
-        Some(lock) => lock.remove(),
-        None => Ok(()),
-    }
+    // A file has no name until it is whole: a server that is killed meanwhile leaves no region that
+    // the next one would take for complete.
+    let mut memory = fill(snapshot, config, stop).map_err(refused)?;
+    memory.name_file()?;
+    Ok(memory)
 }
 
 fn fill(

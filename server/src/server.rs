@@ -1,6 +1,5 @@
 //! Starting and stopping.
 
-use std::fs;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
@@ -17,7 +16,7 @@ use crate::error::{ServerError, system};
 use crate::huge_pages::{self, Background};
 use crate::listening::Listening;
 use crate::recovery::{self, Opened};
-use crate::restore::{remove_abandoned, restored_memory};
+use crate::restore::restored_memory;
 use crate::service::Service;
 
 /// A running server: a region, a socket, and a thread that sleeps until a client connects, asks
@@ -53,14 +52,20 @@ impl Server {
         check_new(config)?;
         let address = config.address()?.clone();
         let listening = Listening::at(&address, config)?;
-        let memory = match &config.restore {
+        let mut memory = match &config.restore {
             Some(snapshot) => restored_memory(snapshot, config, stop)?,
-            None => {
-                config.region_file.as_deref().map_or(Ok(()), remove_abandoned)?;
-                region_memory(config)?
-            }
+            None => region_memory(config)?,
         };
+        let replaces_unfinished = memory.replaces_unfinished();
         let opened = recovery::open(&memory, config)?;
+        memory.name_file()?;
+        if replaces_unfinished {
+            tracing::warn!(
+                "a server was killed before the region of {address} was complete: what it left was \
+                 removed, and this region is new and empty; to have a snapshot, stop this server, \
+                 delete its region_file and start with --restore"
+            );
+        }
         let bytes = ByteSize(opened.format.region_bytes);
         let incarnation = opened.incarnation;
         // Before a device pins the memory.
@@ -161,16 +166,11 @@ pub(crate) fn stop_event() -> Result<OwnedFd, ServerError> {
 /// What only matters if there is no region yet, before there is memory for one.
 fn check_new(config: &ServerConfig) -> Result<(), ServerError> {
     if config.listen.as_ref().is_some_and(Address::is_rdma)
-        && !config.region_file.as_deref().is_some_and(holds_something)
+        && !config.region_file.as_deref().is_some_and(Path::exists)
     {
         config.rdma.check_grace(config.grace_ms)?;
     }
     Ok(())
-}
-
-/// Whether there is something at this path that cannot become a new region.
-pub(crate) fn holds_something(region_file: &Path) -> bool {
-    fs::metadata(region_file).is_ok_and(|found| !found.is_file() || found.len() > 0)
 }
 
 pub(crate) fn region_memory(config: &ServerConfig) -> Result<RegionMemory, ServerError> {

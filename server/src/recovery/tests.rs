@@ -14,7 +14,10 @@ fn config(listen: &str, path: &Path, grace_ms: u32) -> ServerConfig {
 /// As a server with this configuration opens the region in its file.
 fn open_with(config: &ServerConfig) -> Result<Opened, ServerError> {
     let path = config.region_file.as_deref().unwrap();
-    open(&RegionMemory::file(path, BYTES, HugePages::Never).unwrap(), config)
+    let mut memory = RegionMemory::file(path, BYTES, HugePages::Never).unwrap();
+    let opened = open(&memory, config)?;
+    memory.name_file().unwrap();
+    Ok(opened)
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::os::unix::fs::MetadataExt;
 
-use farside_common::fabric::shm::HugePages;
+use farside_common::fabric::shm::{HugePages, MemoryError};
 use farside_common::size::ByteSize;
 use farside_snapshot::Writer;
 
@@ -28,27 +28,21 @@ fn a_snapshot_is_not_restored_over_what_another_server_uses() {
     let (snapshot, region, unfinished) = (path("snap"), path("region"), path("region.restoring"));
     write_snapshot(&snapshot);
     let config = config(&region);
-    let refuses = |used: &Path| {
-        let before = fs::metadata(used).unwrap();
-        let line = restored_memory(&snapshot, &config, &GO_ON).err().unwrap().to_string();
-        assert!(line.contains("another server uses the region file"), "{line}");
-        let after = fs::metadata(used).unwrap();
-        assert_eq!((before.ino(), before.len()), (after.ino(), after.len()));
-    };
-    let other = RegionMemory::file(&unfinished, 8 << 20, HugePages::Never).unwrap();
-    refuses(&unfinished);
-    assert!(!region.exists(), "the empty file was for nothing");
+    let other = RegionMemory::file(&region, 8 << 20, HugePages::Never).unwrap();
+    let before = fs::metadata(&unfinished).unwrap();
+    let line = restored_memory(&snapshot, &config, &GO_ON).err().unwrap().to_string();
+    assert!(line.contains("another server uses the region file"), "{line}");
+    let after = fs::metadata(&unfinished).unwrap();
+    assert_eq!((before.ino(), before.len()), (after.ino(), after.len()));
+    assert!(!region.exists());
     drop(other);
-    let begun = RegionLock::take(&region).unwrap();
-    refuses(&region);
-    drop(begun);
-    // What those left whom nobody hears of any more is in nobody's way.
     assert!(restored_memory(&path("missing"), &config, &GO_ON).is_err());
-    assert_eq!((fs::metadata(&region).unwrap().len(), unfinished.exists()), (0, false));
+    assert_eq!((region.exists(), unfinished.exists()), (false, false));
     let restored = restored_memory(&snapshot, &config, &GO_ON).unwrap();
     let found = fs::metadata(&region).unwrap();
     assert_eq!(found.ino(), restored.file.metadata().unwrap().ino());
-    assert!(matches!(RegionLock::take(&region), Err(MemoryError::Locked { .. })));
+    let used = RegionMemory::file(&region, 8 << 20, HugePages::Never);
+    assert!(matches!(used, Err(MemoryError::Locked { .. })));
 }
 
 /// As the next server will come by it, too.
@@ -63,17 +57,16 @@ fn a_snapshot_is_restored_where_a_link_leads() {
     let is_link = || fs::symlink_metadata(&link).unwrap().is_symlink();
     assert!(restored_memory(&path("missing"), &config(&link), &GO_ON).is_err());
     assert!(is_link() && !region.exists(), "nothing is left but the link");
-    for existed in [false, true] {
-        if existed {
-            File::create(&region).unwrap();
-        }
+    {
         let restored = restored_memory(&snapshot, &config(&link), &GO_ON).unwrap();
         let found = fs::symlink_metadata(&region).unwrap();
         assert_eq!(found.ino(), restored.file.metadata().unwrap().ino());
         assert!(is_link() && !path("link.restoring").exists());
-        assert!(matches!(RegionLock::take(&region), Err(MemoryError::Locked { .. })));
-        fs::remove_file(&region).unwrap();
+        let used = RegionMemory::file(&link, 8 << 20, HugePages::Never);
+        assert!(matches!(used, Err(MemoryError::Locked { .. })));
     }
+    let again = restored_memory(&snapshot, &config(&link), &GO_ON);
+    assert!(again.err().unwrap().to_string().contains("is there already"));
 }
 
 /// In the middle of its first look at the file, and while records are stored.
@@ -103,29 +96,4 @@ fn a_pipe_is_no_snapshot() {
     let line = restored_memory(&pipe, &config(&folder.path().join("region")), &GO_ON);
     let line = line.err().unwrap().to_string();
     assert!(line.contains("pipe: it is no regular file"), "{line}");
-}
-
-#[test]
-fn a_new_region_does_without_what_a_killed_restore_left() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = |name: &str| folder.path().join(name);
-    let (region, unfinished) = (path("region"), path("region.restoring"));
-    let begun = || RegionMemory::file(&unfinished, 8 << 20, HugePages::Never).unwrap();
-    drop(begun());
-    remove_abandoned(&region).unwrap();
-    assert!(!unfinished.exists() && !region.exists());
-    // One that another server uses stays, and so does what is beside a region.
-    let used = begun();
-    File::create(&region).unwrap();
-    remove_abandoned(&region).unwrap();
-    assert!(unfinished.exists());
-    drop(used);
-    fs::write(&region, b"region").unwrap();
-    remove_abandoned(&region).unwrap();
-    assert!(unfinished.exists());
-    // The empty file that a killed restore leaves, by way of a link.
-    File::create(&region).unwrap();
-    std::os::unix::fs::symlink(&region, path("link")).unwrap();
-    remove_abandoned(&path("link")).unwrap();
-    assert!(!unfinished.exists() && region.exists());
 }

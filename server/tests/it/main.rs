@@ -7,6 +7,7 @@ mod attacks;
 mod blocks;
 mod command;
 mod connecting;
+mod files;
 mod lost_clients;
 mod restart;
 

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{FallocateFlags, MemfdFlags};
+use rustix::fs::MemfdFlags;
 use rustix::io::Errno;
 
 use super::Region;
@@ -158,7 +158,7 @@ pub(super) fn fill(file: &File, region: &Region) -> u64 {
 fn fill_part(file: &File, region: &Region, offset: u64, bytes: u64) -> io::Result<()> {
     // The kernel refuses a huge page without a single small one in its place.
     for page in (offset..offset + bytes).step_by(HUGE_PAGE_BYTES as usize) {
-        reserve(file, FallocateFlags::empty(), page..page + SMALL_PAGE_BYTES)?;
+        reserve(file, page..page + SMALL_PAGE_BYTES)?;
     }
     region.collapse(offset, bytes)
 }

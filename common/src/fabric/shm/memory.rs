@@ -3,13 +3,12 @@
 //! All of it is taken at the start, so that no client is ever killed by a page that the system
 //! cannot provide.
 
-mod lock;
+mod file;
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
@@ -22,7 +21,7 @@ use super::Region;
 use super::huge_pages::{HUGE_PAGE_BYTES, Pages, fill};
 use crate::size::ByteSize;
 
-pub use lock::RegionLock;
+use file::{RegionFile, Unfinished};
 
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 pub(super) const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
@@ -94,6 +93,16 @@ pub enum MemoryError {
          file", .path.display()
     )]
     OfAnother { path: PathBuf },
+    #[error(
+        "{} is empty: a region was there, and its memory is gone; remove the file to start with a \
+         new and empty region, or with a snapshot (--restore)", .path.display()
+    )]
+    Empty { path: PathBuf },
+    #[error(
+        "{} is no regular file of this user with one name, and the server would make its region \
+         there: remove it", .path.display()
+    )]
+    NotOwn { path: PathBuf },
     #[error("{} is too short to hold a region: name another file", .path.display())]
     TooShort { path: PathBuf },
     #[error(
@@ -127,7 +136,7 @@ pub struct RegionMemory {
     /// How much of it has 2 MiB pages.
     pub(super) huge_bytes: Arc<AtomicU64>,
     /// Keeps other servers away from a region file.
-    _lock: Option<RegionLock>,
+    file_lock: Option<RegionFile>,
 }
 
 impl RegionMemory {
@@ -168,18 +177,19 @@ impl RegionMemory {
         seal_size(&file)?;
         // Mapping reserves the pages; without enough in the pool this fails.
         let region = Region::map(&file)?;
-        reserve(&file, FallocateFlags::empty(), 0..bytes)?;
+        reserve(&file, 0..bytes)?;
         Ok(Self::new(file, region, Pages::Pool, true))
     }
 
     fn new(file: File, region: Region, pages: Pages, is_new: bool) -> Self {
         let huge_bytes = if pages == Pages::Pool { region.bytes() } else { 0 };
         let huge_bytes = Arc::new(AtomicU64::new(huge_bytes));
-        Self { file, region: Arc::new(region), pages, is_new, huge_bytes, _lock: None }
+        Self { file, region: Arc::new(region), pages, is_new, huge_bytes, file_lock: None }
     }
 
-    /// The memory in a file, locked against other servers. A file that is absent or empty becomes
-    /// `bytes_if_new` long; another one is only mapped: it may be anything, and
+    /// The memory in a file, locked against other servers. If there is none, a new one is made, of
+    /// `bytes_if_new`; it gets its name by [`RegionMemory::name_file`], and is removed if it is
+    /// dropped before. One that is there is only mapped: it may be anything, and
     /// [`RegionMemory::reserve`] is for after it was recognised.
     ///
     /// # Errors
@@ -189,56 +199,25 @@ impl RegionMemory {
         bytes_if_new: u64,
         huge_pages: HugePages,
     ) -> Result<Self, MemoryError> {
-        let lock = RegionLock::take(path)?;
-        match Self::locked_file(path, bytes_if_new, huge_pages) {
-            Ok(memory) => Ok(Self { _lock: Some(lock), ..memory }),
-            Err(error) => {
-                if lock.is_new() {
-                    // What is wrong is said; that the empty file stays would only be untidy.
-                    let _ = lock.remove();
-                }
-                Err(error)
-            }
-        }
-    }
-
-    fn locked_file(
-        path: &Path,
-        bytes_if_new: u64,
-        huge_pages: HugePages,
-    ) -> Result<Self, MemoryError> {
         let path_buf = || path.to_owned();
-        let file = open(path, false)?;
-        let metadata = file.metadata().map_err(system("look at"))?;
-        if !metadata.is_file() {
-            return Err(MemoryError::NotAFile { path: path_buf() });
-        }
-        check_owner(&file, &metadata, path)?;
+        let opened = RegionFile::open(path)?;
+        let file = opened.file.try_clone().map_err(system("open"))?;
         let kind = rustix::fs::fstatfs(&file).map_err(system("look at"))?.f_type as u64;
         if huge_pages == HugePages::Require && kind != HUGETLBFS_MAGIC {
             return Err(MemoryError::NotHugetlbfs { path: path_buf() });
         }
-        let is_new = metadata.len() == 0;
+        let is_new = opened.unfinished.is_some();
         if is_new {
             // hugetlbfs has a pool of its own and says itself when it is too small.
             if kind != HUGETLBFS_MAGIC {
                 check_available(bytes_if_new)?;
             }
-            let no_room = |error: rustix::io::Errno| match error {
+            reserve(&file, 0..bytes_if_new).map_err(|error| match error {
                 rustix::io::Errno::NOSPC | rustix::io::Errno::NOMEM => {
                     MemoryError::NoRoom { path: path_buf(), asked: bytes_if_new }
                 }
                 other => system("reserve")(other),
-            };
-            // Its length comes last: a server that is killed meanwhile leaves an empty file, which
-            // the next start does not take for a damaged region.
-            let made = reserve(&file, FallocateFlags::KEEP_SIZE, 0..bytes_if_new)
-                .and_then(|()| rustix::fs::ftruncate(&file, bytes_if_new));
-            if let Err(error) = made {
-                // So does one that fails, and what it got already is given back.
-                let _ = rustix::fs::ftruncate(&file, 0);
-                return Err(no_room(error));
-            }
+            })?;
         }
         let region = Region::map(&file).map_err(|source| match source.kind() {
             io::ErrorKind::UnexpectedEof => MemoryError::TooShort { path: path_buf() },
@@ -253,16 +232,22 @@ impl RegionMemory {
         if pages == Pages::Ordinary {
             region.advise_huge_pages();
         }
-        Ok(Self::new(file, region, pages, is_new))
+        Ok(Self { file_lock: Some(opened), ..Self::new(file, region, pages, is_new) })
     }
 
-    /// Makes a new file empty again, so that the next start does not take it for a damaged region.
-    /// Nobody may use the mapping any more.
+    /// Gives a new region file its name: the region in it is complete.
     ///
     /// # Errors
-    /// [`MemoryError::System`]. Memory without a name never changes its size.
-    pub fn discard(&self) -> Result<(), MemoryError> {
-        rustix::fs::ftruncate(&self.file, 0).map_err(system("discard"))
+    /// [`MemoryError::System`].
+    pub fn name_file(&mut self) -> Result<(), MemoryError> {
+        let unfinished = self.file_lock.as_mut().and_then(|file| file.unfinished.take());
+        unfinished.map_or(Ok(()), Unfinished::name)
+    }
+
+    /// Whether this is a new file in the place of one that a server did not complete: it was killed.
+    pub fn replaces_unfinished(&self) -> bool {
+        let unfinished = self.file_lock.as_ref().and_then(|file| file.unfinished.as_ref());
+        unfinished.is_some_and(|unfinished| unfinished.replaced)
     }
 
     /// Makes the system provide every page now. New memory has them already.
@@ -270,8 +255,7 @@ impl RegionMemory {
     /// # Errors
     /// [`MemoryError::System`].
     pub fn reserve(&self) -> Result<(), MemoryError> {
-        let flags = FallocateFlags::empty();
-        reserve(&self.file, flags, 0..self.region.bytes()).map_err(system("reserve"))
+        reserve(&self.file, 0..self.region.bytes()).map_err(system("reserve"))
     }
 
     /// What readers get: a description of the same memory that cannot be mapped for writing. A
@@ -288,18 +272,6 @@ impl RegionMemory {
     }
 }
 
-/// Whether this process may decide who else opens the file, as [`RegionMemory::reader_descriptor`]
-/// will. Changes nothing.
-fn check_owner(file: &File, metadata: &fs::Metadata, path: &Path) -> Result<(), MemoryError> {
-    if metadata.uid() == rustix::process::geteuid().as_raw() {
-        return Ok(());
-    }
-    match rustix::fs::fchmod(file, Mode::from_raw_mode(metadata.mode())) {
-        Err(rustix::io::Errno::PERM) => Err(MemoryError::OfAnother { path: path.to_owned() }),
-        other => other.map_err(system("look at")),
-    }
-}
-
 pub(super) fn memfd(flags: MemfdFlags) -> io::Result<File> {
     let flags = flags | MemfdFlags::ALLOW_SEALING;
     Ok(File::from(rustix::fs::memfd_create("farside-region", flags)?))
@@ -310,36 +282,17 @@ fn seal_size(file: &File) -> io::Result<()> {
     Ok(rustix::fs::fcntl_add_seals(file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?)
 }
 
-pub(super) fn reserve(
-    file: &File,
-    flags: FallocateFlags,
-    range: Range<u64>,
-) -> rustix::io::Result<()> {
+pub(super) fn reserve(file: &File, range: Range<u64>) -> rustix::io::Result<()> {
     loop {
         // Large regions take a while; a signal in between is no failure.
-        match rustix::fs::fallocate(file, flags, range.start, range.end - range.start) {
+        let (flags, bytes) = (FallocateFlags::empty(), range.end - range.start);
+        match rustix::fs::fallocate(file, flags, range.start, bytes) {
             Err(rustix::io::Errno::INTR) => {}
             other => return other,
         }
     }
 }
 
-fn open(path: &Path, create: bool) -> Result<File, MemoryError> {
-    let opened = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create(create)
-        .truncate(false)
-        .mode(REGION_MODE)
-        .open(path);
-    opened.map_err(|source| match source.kind() {
-        io::ErrorKind::NotFound => MemoryError::NoFolder { path: path.to_owned() },
-        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
-            MemoryError::NotWritable { path: path.to_owned() }
-        }
-        io::ErrorKind::IsADirectory => MemoryError::NotAFile { path: path.to_owned() },
-        _ => MemoryError::System { what: "open", source },
-    })
 }
 
 /// Refuses what the system could only provide by killing somebody.

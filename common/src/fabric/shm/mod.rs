@@ -10,6 +10,7 @@ mod huge_pages;
 #[allow(unsafe_code, reason = "it maps a file at an address of its choice")]
 mod mapping;
 mod memory;
+mod own_file;
 #[allow(unsafe_code, reason = "the mapping is shared with other processes")]
 mod region;
 mod socket;
@@ -17,6 +18,6 @@ mod words;
 
 pub use fabric::{Lease, ShmFabric};
 pub use huge_pages::{Collapse, Pages, collapse_refusal};
-pub use memory::{HugePages, MemoryError, RegionLock, RegionMemory};
+pub use memory::{HugePages, MemoryError, RegionMemory};
 pub use region::{Region, prefetch};
 pub use socket::{Connection, Listener, SocketOptions, lock_path};

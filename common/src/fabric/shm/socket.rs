@@ -1,11 +1,11 @@
 //! Unix sockets that keep message boundaries and carry descriptors: the connection of the `shm`
 //! fabric.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -16,11 +16,10 @@ use rustix::net::{
 };
 
 use super::descriptors::{self, Closers, Socket};
+use super::own_file::{self, Place};
 use crate::control::MESSAGE_BYTES_MAX;
 
 const BACKLOG: i32 = 128;
-/// Who may lock a socket's path: the user the server runs as.
-const LOCK_MODE: u32 = 0o600;
 
 fn new_socket(flags: SocketFlags) -> io::Result<OwnedFd> {
     let flags = flags | SocketFlags::CLOEXEC;
@@ -166,15 +165,8 @@ pub fn lock_path(socket: &Path) -> PathBuf {
 }
 
 fn lock_beside(path: &Path) -> io::Result<File> {
-    let mut options = OpenOptions::new();
-    // The standard library adds O_CLOEXEC.
-    let lock =
-        options.write(true).create(true).truncate(false).mode(LOCK_MODE).open(lock_path(path))?;
-    match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(lock),
-        Err(rustix::io::Errno::WOULDBLOCK) => Err(io::ErrorKind::AddrInUse.into()),
-        Err(error) => Err(error.into()),
-    }
+    let lock = Place::of(&lock_path(path))?.open_own()?;
+    if own_file::lock(&lock)? { Ok(lock) } else { Err(io::ErrorKind::AddrInUse.into()) }
 }
 
 /// One end of a connection.

@@ -52,8 +52,11 @@ fn required_huge_pages_or_nothing() {
 fn a_file_is_new_once_and_locked_while_it_is_used() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("region");
-    let memory = RegionMemory::file(&path, BYTES, HugePages::Auto).unwrap();
-    assert!(memory.is_new);
+    let mut memory = RegionMemory::file(&path, BYTES, HugePages::Auto).unwrap();
+    assert!(memory.is_new && !path.exists(), "it has no name yet");
+    let second = RegionMemory::file(&path, BYTES, HugePages::Auto).err().unwrap();
+    assert!(matches!(second, MemoryError::Locked { .. }), "{second}");
+    memory.name_file().unwrap();
     memory.region.store(0, 5).unwrap();
     let second = RegionMemory::file(&path, BYTES, HugePages::Auto).err().unwrap();
     assert!(matches!(second, MemoryError::Locked { .. }), "{second}");
@@ -79,7 +82,8 @@ fn who_does_not_get_a_new_file_leaves_it_alone() {
         let (barrier, path) = (Barrier::new(STARTING), path.as_path());
         let start = || {
             barrier.wait();
-            RegionMemory::file(path, 1 << 20, HugePages::Never)
+            let mut memory = RegionMemory::file(path, 1 << 20, HugePages::Never)?;
+            memory.name_file().map(|()| memory)
         };
         let outcomes: Vec<_> = std::thread::scope(|scope| {
             let threads: Vec<_> = (0..STARTING).map(|_| scope.spawn(start)).collect();
@@ -94,22 +98,30 @@ fn who_does_not_get_a_new_file_leaves_it_alone() {
 }
 
 #[test]
-fn a_lock_of_what_stands_there_no_more_is_none() {
+fn a_new_file_without_a_name_is_gone_with_its_server() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("region");
-    let opened = || open(&path, true).unwrap();
-    let lock = |file, existed| RegionLock::lock(file, &path, existed);
-    let removed = opened();
-    RegionLock::take(&path).unwrap().remove().unwrap();
-    assert!(matches!(lock(removed, false), Err(MemoryError::Locked { .. })));
-    assert!(RegionLock::take_existing(&path).unwrap().is_none());
-    let replaced = opened();
-    fs::write(folder.path().join("other"), b"region").unwrap();
-    fs::rename(folder.path().join("other"), &path).unwrap();
-    assert!(matches!(lock(replaced, false), Err(MemoryError::Locked { .. })));
-    // Somebody made a region of what this one had made.
-    assert!(!lock(opened(), false).unwrap().is_new());
-    assert_eq!(fs::read(&path).unwrap(), b"region");
+    let names = || fs::read_dir(folder.path()).unwrap().count();
+    let new = || RegionMemory::file(&path, BYTES, HugePages::Never);
+    drop(new().unwrap());
+    assert_eq!(names(), 0);
+    // One that is killed leaves it.
+    fs::write(folder.path().join("region.restoring"), b"half").unwrap();
+    let next = new().unwrap();
+    assert!(next.is_new && next.replaces_unfinished());
+    assert_eq!(next.region.load(0).unwrap(), 0);
+    drop(next);
+    assert_eq!(names(), 0);
+}
+
+#[test]
+fn an_empty_file_is_no_new_region() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("region");
+    fs::write(&path, b"").unwrap();
+    let line = RegionMemory::file(&path, BYTES, HugePages::Never).err().unwrap().to_string();
+    assert!(line.contains("/region is empty: a region was there") && line.contains("remove the file"));
+    assert_eq!(fs::metadata(&path).unwrap().len(), 0);
 }
 
 #[test]
