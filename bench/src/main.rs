@@ -11,6 +11,7 @@ use farside_bench::publish::{self, Published};
 use farside_bench::report::YcsbReport;
 use farside_bench::{Error, Result, compare, html, limit, processes, run, verbs};
 use farside_common::command_line::{exit_code, one_line, usage_line};
+use farside_common::signals::explain_bus_errors;
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
@@ -47,6 +48,7 @@ fn tell(line: &str) {
 
 fn measure(args: &Args) -> Result<()> {
     let interrupt = Interrupt::install()?;
+    explain_bus_errors("kv-bench").map_err(Error::system("waiting for signals"))?;
     match &args.command {
         Command::Ycsb(ycsb) if ycsb.process.is_some() => {
             processes::child(ycsb, &interrupt);

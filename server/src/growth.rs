@@ -215,15 +215,30 @@ impl Index {
         // Nobody has read anything yet.
         self.free.extend(self.resting.drain(..).map(|(_, place)| place));
         for place in &self.free {
-            for (slot, content) in SubtableImage::read(&self.region, *place)?.slots() {
-                let links = [SlotState::Live, SlotState::Frozen, SlotState::Copy];
-                if links.contains(&content.word().state()) {
-                    return Err(Damage::Split { slot });
-                }
-            }
-            self.clear(*place)?;
+            self.clear_free_place(*place)?;
         }
         self.splits = 0;
         Ok(())
+    }
+
+    /// A word in a free place that leads to a block is damage: a split makes all words of a place
+    /// MOVED or ABORTED before the place is free. No key is lost with it. Nothing leads there, so
+    /// no client has found it since, and if its key is stored, it is in the subtable that the
+    /// directory leads to. But rows that are somebody's say that the directory should lead there:
+    /// then the directory is what is damaged, and the keys may be the only ones there are.
+    fn clear_free_place(&self, place: u64) -> Result<(), Damage> {
+        let image = SubtableImage::read(&self.region, place)?;
+        let links = |state| matches!(state, SlotState::Live | SlotState::Frozen | SlotState::Copy);
+        let mut linked = image.slots().filter(|(_, slot)| links(slot.word().state()));
+        if let Some((slot, _)) = linked.next() {
+            if image.is_somebodys() {
+                return Err(Damage::Split { slot });
+            }
+            tracing::warn!(
+                words = 1 + linked.count(),
+                "cleared damaged words from {slot:#x} on, in a place that no key is looked for"
+            );
+        }
+        Ok(self.clear(place)?)
     }
 }

@@ -217,6 +217,11 @@ impl SubtableImage {
         self.rows().windows(2).any(|window| window.iter().all(is_full))
     }
 
+    /// Whether a row says that it is part of a subtable in use.
+    pub(crate) fn is_somebodys(&self) -> bool {
+        self.rows().iter().any(|row| row.header.is_valid() && !row.header.is_filling())
+    }
+
     /// Where a split takes the keys, by any row: it says so in one after the other.
     pub(crate) fn forward(&self) -> Option<[u64; 2]> {
         self.rows().iter().find_map(|row| row.header.forward())

@@ -109,6 +109,7 @@ fn run(flags: Flags) -> Result<()> {
 fn wait_for_signals() -> io::Result<(Arc<AtomicBool>, Signals)> {
     // Where files have a limit, a longer region is an error, and not the end without a word.
     flag::register(SIGXFSZ, Arc::default())?;
+    signals::explain_bus_errors("kv-server")?;
     let wanted = signals::ending();
     let stop = Arc::default();
     for signal in &wanted {

@@ -71,6 +71,7 @@ fn is_mistake(error: &clap::Error) -> bool {
 
 fn run(args: &Args) -> anyhow::Result<Outcome> {
     stopping::survive_long_files()?;
+    farside_common::signals::explain_bus_errors("kv-cli")?;
     match &args.command {
         Command::Get(what) => keys::get(args, what),
         Command::Put(what) => keys::put(args, what),

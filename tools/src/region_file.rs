@@ -35,6 +35,6 @@ pub(crate) fn check(path: &Path, observer: &mut dyn Observer) -> anyhow::Result<
     })?;
     let bytes = region.bytes();
     let endpoint = Endpoint::new(ShmFabric::new(Arc::new(region), None, 1), 1);
-    let report = check::check(&endpoint, LaneId(0), bytes, Scope::Blocks, observer);
+    let report = check::check(&endpoint, LaneId(0), bytes, Scope::File, observer);
     report.with_context(|| format!("{name} cannot be checked"))
 }

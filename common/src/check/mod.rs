@@ -40,6 +40,9 @@ pub enum Scope {
     Index,
     /// Also every linked block: a READ for each.
     Blocks,
+    /// Also the places for subtables that nothing leads to. Only while no server is at work, which
+    /// takes such places into use.
+    File,
 }
 
 /// Is told how a check goes on.
@@ -101,6 +104,9 @@ fn check_with_pauses<F: Fabric>(
             let mut walk = Walk::begin(reads, region_bytes, scope, pause_ns).await?;
             walk.check_chunks().await?;
             walk.check_directory(observer).await?;
+            if scope == Scope::File {
+                walk.check_free_places().await?;
+            }
             walk.check_blocks_linked_once().await?;
             if walk.is_current().await? {
                 return Ok(walk.finish());

@@ -48,6 +48,11 @@ pub enum Problem {
     RowForward { offset: u64, forward: [u64; 2] },
     #[error("the row at offset {offset:#x} says that a key went elsewhere, but not where")]
     MovedNowhere { offset: u64 },
+    #[error(
+        "the slot at offset {offset:#x} leads to a block, in a place for a subtable that nothing \
+         leads to: no client finds it, and a server that starts clears it"
+    )]
+    FreePlace { offset: u64 },
     #[error("the slot at offset {offset:#x} is empty but has the bits {bits:#x} left")]
     EmptyWord { offset: u64, bits: u64 },
     #[error("the slot at offset {offset:#x}: {error}")]

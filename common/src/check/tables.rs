@@ -1,13 +1,15 @@
 //! The walk through chunk table and directory, down to the headers of rows.
 
+use std::collections::HashSet;
+
 use zerocopy::FromBytes;
 
 use super::slots::Subtable;
-use super::{CheckError, LOOKS_MAX, Observer, Problem, Walk};
+use super::{CheckError, LOOKS_MAX, Observer, Problem, Walk, links};
 use crate::fabric::{Buffer, Fabric};
 use crate::layout::{
-    ChunkEntry, ChunkUse, DirectoryEntry, LayoutError, ROW_BYTES, ROWS_PER_SUBTABLE, Row,
-    RowHeader, SUBTABLE_BYTES, SlotState,
+    CHUNK_BYTES, ChunkEntry, ChunkUse, DirectoryEntry, LayoutError, ROW_BYTES, ROWS_PER_SUBTABLE,
+    Row, RowHeader, SUBTABLE_BYTES, SlotState, slot_in_subtable,
 };
 
 /// What one look at a directory entry found.
@@ -102,6 +104,30 @@ impl<F: Fabric> Walk<'_, F> {
             index += look.entries;
         }
         observer.progress(total, total);
+        Ok(())
+    }
+
+    /// That no word leads to a block in a place that neither the directory nor a split leads to.
+    pub(super) async fn check_free_places(&mut self) -> Result<(), CheckError> {
+        let used: HashSet<u64> = self.subtables.iter().map(|used| used.offset).collect();
+        for chunk in 0..self.geometry.chunks() {
+            let Some(start) = self.geometry.chunk_offset(chunk) else { break };
+            if self.chunk_use(chunk) != Ok(ChunkUse::Subtables) {
+                continue;
+            }
+            let places = (start..start + CHUNK_BYTES).step_by(SUBTABLE_BYTES as usize);
+            for place in places.filter(|place| !used.contains(place)) {
+                self.reads.read(place, Buffer::Image, SUBTABLE_BYTES).await?;
+                for row in 0..ROWS_PER_SUBTABLE {
+                    for (n, slot) in self.row(row)?.slots.iter().enumerate() {
+                        if links(slot.word().state()) || slot.word().state() == SlotState::Copy {
+                            let offset = place + slot_in_subtable(row, n);
+                            self.report.add_problem(Problem::FreePlace { offset });
+                        }
+                    }
+                }
+            }
+        }
         Ok(())
     }
 

@@ -1,6 +1,7 @@
 //! The `kv-server` process: how it starts, stops and refuses, and that it sleeps.
 
 use std::io::{BufRead, BufReader};
+use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Stdio};
 
 use farside_common::layout::RegionState;
@@ -98,6 +99,26 @@ fn a_killed_server_is_followed_by_the_next() {
     let _second = Running::start(&arguments);
     assert_eq!(client.lease(), 0, "the first server's client is fenced");
     assert_eq!(place.writer().welcome.incarnation, 2);
+}
+
+/// The client of the test maps the file, too, and does not look at it afterwards.
+#[test]
+fn a_region_file_that_is_cut_short_ends_it_with_one_line() {
+    let place = Place::new();
+    let arguments = arguments(&place);
+    let mut child = kv_server(&arguments.each_ref().map(String::as_str)).spawn().unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
+    lines.find(|line| line.contains("serving")).unwrap();
+    let mut running = Running(child);
+    let client = place.writer();
+    let file = std::fs::OpenOptions::new().write(true).open(place.region_file()).unwrap();
+    file.set_len(4096).unwrap();
+    client.send(&Request::TakeBlocks { class: class(64), count: 1 });
+    let told: Vec<String> = lines.filter(|line| line.contains("kv-server: ")).collect();
+    let [line] = &told[..] else { panic!("{told:?}") };
+    assert!(line.contains("SIGBUS") && line.contains("was made shorter"), "{line}");
+    let status = running.0.wait().unwrap();
+    assert_eq!(status.signal(), Some(rustix::process::Signal::BUS.as_raw()));
 }
 
 #[test]

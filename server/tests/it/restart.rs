@@ -2,7 +2,10 @@
 
 use std::fs;
 
-use farside_common::layout::{ChunkEntry, ChunkUse, RegionState};
+use farside_common::check::{Scope, check};
+use farside_common::fabric::shm::ShmFabric;
+use farside_common::fabric::{Endpoint, LaneId};
+use farside_common::layout::{ChunkEntry, ChunkUse, RegionState, RowHeader, SUBTABLE_BYTES};
 
 use super::*;
 
@@ -167,6 +170,47 @@ fn damaged_regions_are_refused_with_where() {
     let lone = ChunkEntry::new(ChunkUse::Blocks(class(3 << 20))).bits();
     let line = damage(&place, &|client| (client.geometry().chunk_entry(2).unwrap(), lone));
     assert!(line.contains("chunk 3"), "{line}");
+}
+
+/// Where the place for a subtable with this number is.
+fn place_of(client: &Client, number: u64) -> u64 {
+    client.geometry().chunk_offset(0).unwrap() + number * SUBTABLE_BYTES
+}
+
+/// The index has eight subtables: the ninth place is free. `kv-cli verify` names such words, too.
+#[test]
+fn a_word_in_a_free_place_is_cleared_unless_its_row_is_somebodys() {
+    let place = Place::with_file();
+    let server = place.start();
+    let client = place.writer();
+    let block = client.take(class(64), 1)[0];
+    let live =
+        client.link(client.slot(0, 0), class(64), block, |word| word.with_state(SlotState::Live));
+    let slot = place_of(&client, 9) + slot_in_subtable(3, 3);
+    server.stop();
+    for state in [SlotState::Live, SlotState::Frozen, SlotState::Copy] {
+        let word = live.with_state(state);
+        client.region.store(slot, word.bits()).unwrap();
+        assert!(region_problems(&client).contains("in a place for a subtable that nothing leads"));
+        place.start().stop();
+        assert_eq!(client.word(slot).state(), SlotState::Moved);
+        assert_eq!(client.word(client.slot(0, 0)), live, "the key's own word stays");
+        assert!(!region_problems(&client).contains("place for a subtable"));
+    }
+    // Rows of a subtable to which the directory does not lead: its keys may be the only ones.
+    client.region.store(slot, live.bits()).unwrap();
+    let row = zerocopy::transmute!(RowHeader::new(1, 3));
+    let words: [u64; 2] = row;
+    client.region.write(place_of(&client, 9), &words).unwrap();
+    assert!(place.start_error().contains("is damaged"));
+    assert_eq!(client.word(slot), live);
+}
+
+/// What the checker says about the region while no server is at work.
+fn region_problems(client: &Client) -> String {
+    let endpoint = Endpoint::new(ShmFabric::new(client.region.clone(), None, 1), 1);
+    let report = check(&endpoint, LaneId(0), REGION_BYTES, Scope::File, &mut ()).unwrap();
+    report.problems.iter().map(|problem| format!("{problem}\n")).collect()
 }
 
 #[test]

@@ -124,6 +124,12 @@ pub(super) fn lock(file: &File) -> io::Result<bool> {
     }
 }
 
+/// Lets go of the lock.
+pub(super) fn unlock(file: &File) {
+    // A file that is closed has no lock either.
+    let _ = rustix::fs::flock(file, FlockOperation::Unlock);
+}
+
 /// Whether it belongs to the user of this process. Root is no exception: what another user owns, it
 /// can change at any time.
 pub(super) fn is_own(found: &Metadata) -> bool {

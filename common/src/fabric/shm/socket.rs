@@ -119,7 +119,7 @@ impl Drop for Listener {
             let _ = fs::remove_file(&self.path);
         }
         // Explicitly, for a child that is just being started may hold a copy of the descriptor.
-        let _ = rustix::fs::flock(&self.lock, FlockOperation::Unlock);
+        own_file::unlock(&self.lock);
     }
 }
 

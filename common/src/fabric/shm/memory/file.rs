@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use super::{MemoryError, system};
-use crate::fabric::shm::own_file::{Place, is_link, is_own, lock};
+use crate::fabric::shm::own_file::{Place, is_link, is_own, lock, unlock};
 
 /// What a region file is called until it is complete: the name of a region leads to a whole one or
 /// to nothing, whenever a server is killed.
@@ -20,7 +20,7 @@ const LINKS_MAX: u32 = 8;
 /// theirs would keep the lock alive when the server is dead.
 pub(super) struct RegionFile {
     pub(super) file: File,
-    _lock: File,
+    lock: File,
     pub(super) unfinished: Option<Unfinished>,
 }
 
@@ -42,7 +42,7 @@ impl RegionFile {
         }
         let made = Unfinished::make(path, place)?;
         let file = made.0.place.open().map_err(opening(path))?;
-        Ok(Self { file, _lock: made.1, unfinished: Some(made.0) })
+        Ok(Self { file, lock: made.1, unfinished: Some(made.0) })
     }
 
     fn existing(path: &Path, place: &Place) -> Result<Self, MemoryError> {
@@ -66,7 +66,14 @@ impl RegionFile {
         if file.metadata().map_err(system("look at"))?.len() == 0 {
             return Err(MemoryError::Empty { path: path_buf() });
         }
-        Ok(Self { file, _lock: locked, unfinished: None })
+        Ok(Self { file, lock: locked, unfinished: None })
+    }
+}
+
+impl Drop for RegionFile {
+    fn drop(&mut self) {
+        // Explicitly, for a child that is just being started may hold a copy of the descriptor.
+        unlock(&self.lock);
     }
 }
 
