@@ -36,6 +36,7 @@ mod growth;
 mod huge_pages;
 mod index;
 mod listening;
+mod memory_level;
 mod own_endpoint;
 mod peer;
 mod recovery;

@@ -32,6 +32,7 @@ use crate::error::{ServerError, system};
 use crate::eviction::Evictor;
 use crate::expiry::Reaper;
 use crate::listening::Listening;
+use crate::memory_level::MemoryLevel;
 use crate::own_endpoint::OwnEndpoint;
 use crate::peer::{Farewell, Peer, Who};
 use crate::recovery::Opened;
@@ -90,6 +91,9 @@ pub(crate) struct Service {
     reaper: Reaper,
     /// In a region that is a cache.
     evictor: Option<Evictor>,
+    memory_level: MemoryLevel,
+    /// How many splits there were when the log said that the index cannot grow.
+    stuck_at_splits: Option<u64>,
     started_at: Nanos,
     /// The server does not reach its own memory any more: it ends, so that the next one resumes.
     failed: Option<ChainError>,
@@ -147,6 +151,8 @@ impl Service {
             sweeper: Sweeper::new(region, geometry),
             recalls: [Recall::default(); _],
             own,
+            memory_level: MemoryLevel::default(),
+            stuck_at_splits: None,
             started_at: boot_time_ns(),
             failed: None,
             statistics: ServerStatistics {
@@ -294,7 +300,7 @@ impl Service {
             Role::Writer => self.sweeper.add(id, now, self.own.settles_ns()),
         }
         self.statistics.clients_lost += 1;
-        tracing::warn!(client = id, "lost a client: {farewell}");
+        tracing::warn!(client = id, ?role, "lost a client and fenced it: {farewell}");
     }
 
     /// Fences whoever is connected and notes that the region is nobody's.

@@ -184,7 +184,21 @@ impl Service {
         let has_some = self.opened.depot.has_some_by(None, now.saturating_add(SOON_NS));
         match has_some || !self.opened.index.resting.is_empty() {
             true => SplitOutcome::Later,
-            false => SplitOutcome::Impossible,
+            false => {
+                self.tell_stuck();
+                SplitOutcome::Impossible
+            }
+        }
+    }
+
+    /// Says once in the log that the index cannot grow, until it has.
+    fn tell_stuck(&mut self) {
+        if self.stuck_at_splits.is_none() {
+            self.stuck_at_splits = Some(self.opened.index.splits);
+            tracing::warn!(
+                "the index cannot grow, for no chunk of 2 MiB is free: some new keys find no room; \
+                 delete keys and run `kv-cli compact`, or restore a snapshot into a larger region"
+            );
         }
     }
 

@@ -10,6 +10,7 @@ use rustix::event::Timespec;
 use super::{LISTENER, Service, watch};
 use crate::error::{ServerError, system};
 use crate::expiry::Removed;
+use crate::memory_level::LevelChange;
 use crate::recovery::Opened;
 
 impl Service {
@@ -58,7 +59,33 @@ impl Service {
         if self.reaper.next_step_at().is_some_and(|at| at <= now) {
             self.reap()?;
         }
+        self.tell_levels();
         self.collect(now)
+    }
+
+    /// Says in the log when the memory gets full, and when the index grows again.
+    fn tell_levels(&mut self) {
+        let chunks: u64 = self.opened.geometry.chunks().into();
+        let used = chunks - self.opened.depot.chunks_free();
+        let share = format_args!("{used} of {chunks} chunks of 2 MiB");
+        match self.memory_level.look(used, chunks) {
+            // A cache is full as a rule.
+            Some(LevelChange::Reached(level)) if self.evictor.is_some() => {
+                tracing::info!("{level} % of the memory is in use, {share}");
+            }
+            Some(LevelChange::Reached(level)) => tracing::warn!(
+                "{level} % of the memory is in use, {share}: delete keys and run `kv-cli compact`, \
+                 or restore a snapshot into a larger region"
+            ),
+            Some(LevelChange::FellBelow(level)) => {
+                tracing::info!("less than {level} % of the memory is in use again, {share}");
+            }
+            None => {}
+        }
+        if self.stuck_at_splits.is_some_and(|splits| splits != self.opened.index.splits) {
+            self.stuck_at_splits = None;
+            tracing::info!("the index grows again");
+        }
     }
 
     /// Blocks of keys that were not written for long, in a cache; none where there is no such key.

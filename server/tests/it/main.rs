@@ -8,6 +8,7 @@ mod blocks;
 mod command;
 mod connecting;
 mod files;
+mod logs;
 mod lost_clients;
 mod restart;
 

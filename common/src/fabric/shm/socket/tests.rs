@@ -2,6 +2,8 @@
 
 use std::io::{Read, Seek, Write};
 
+use rustix::fs::FlockOperation;
+
 use super::*;
 
 const PATIENCE: Duration = Duration::from_secs(20);

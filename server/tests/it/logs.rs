@@ -1,0 +1,59 @@
+//! That the log says what a person has to know before clients get errors: that the memory gets full
+//! and is no longer, that the index cannot grow, and which client was fenced, and why.
+
+use std::fs::File;
+use std::process::{Child, Command, Stdio};
+
+use super::*;
+
+/// A `kv-server` process whose log is in a file; ended with its test.
+struct Logged(Child);
+
+impl Drop for Logged {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn the_log_says_that_memory_gets_full_and_who_was_fenced() {
+    let place = Place::new();
+    let path = place.folder.path().join("log");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kv-server"));
+    command.arg("--listen").arg(format!("shm://{}", place.socket().display()));
+    command.args(["--memory", "48MiB", "--grace-ms", "1"]).stdin(Stdio::null());
+    let _server = Logged(command.stderr(File::create(&path).unwrap()).spawn().unwrap());
+    let log = || std::fs::read_to_string(&path).unwrap();
+    let count = |line: &str| log().matches(line).count();
+    eventually("it serves", || count("serving") == 1);
+    let (client, gone) = (place.writer(), place.writer());
+    let class = class(2 << 20);
+    let mut blocks = Vec::new();
+    // One of the chunks is the index's.
+    for level in [80, 90, 100] {
+        let statistics = client.statistics();
+        let (used, all) = (statistics.chunks - statistics.chunks_free, statistics.chunks);
+        for _ in used..(level * all).div_ceil(100) {
+            blocks.extend(client.take(class, 1));
+        }
+        let line = format!("{level} % of the memory is in use, ");
+        eventually("the log says so", || count(&line) == 1);
+    }
+    assert!(client.take(class, 1).is_empty());
+    // There are places for a while.
+    let subtables = (0..).flat_map(|depth: u8| (0..1u32 << depth).map(move |of| (of, depth)));
+    let stuck = subtables.map(|(prefix, depth)| {
+        client.fill_window(prefix, depth);
+        std::iter::repeat_with(|| client.split(prefix, depth))
+            .find(|outcome| *outcome != SplitOutcome::Later)
+    });
+    assert!(stuck.flatten().any(|outcome| outcome == SplitOutcome::Impossible));
+    eventually("the log says so", || count("the index cannot grow") == 1);
+    client.give(class, blocks, true);
+    eventually("chunks are free", || client.statistics().chunks_free > 20);
+    eventually("the log says so", || count("less than 100 % of the memory is in use again") == 1);
+    assert_eq!(count(" of the memory is in use, "), 3, "{}", log());
+    drop(gone);
+    eventually("it is fenced", || count("lost a client and fenced it: it is gone") == 1);
+}
