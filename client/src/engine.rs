@@ -19,6 +19,8 @@ use crate::allocator::{Allocator, Depot, Taken};
 use crate::directory::{Directory, Subtable};
 use crate::failure::Failure;
 use crate::location_cache::{ConnectionCache, LocationCache, Lookups};
+use crate::protocol::Action;
+use crate::store::Lifetime;
 use crate::waiting::{is_over, no_answer};
 use crate::{Error, Exhausted, Result};
 
@@ -344,6 +346,15 @@ impl<F: Fabric, D: Depot> Engine<F, D> {
             0 => Err(Error::KeyEmpty),
             bytes if bytes > max => Err(Error::KeyTooLong { bytes, max }),
             _ => Ok(()),
+        }
+    }
+
+    /// That a value may end when it is to.
+    #[inline]
+    pub(crate) fn check_end(&self, action: Action<'_>) -> Result<()> {
+        match action.lifetime() {
+            Lifetime::Forever => Ok(()),
+            lifetime => lifetime.check(self.endpoint.fabric().wall_clock_ns()),
         }
     }
 

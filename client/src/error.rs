@@ -31,6 +31,12 @@ pub enum Error {
         /// The region's limit, in bytes.
         max: usize,
     },
+    /// A value is to end after 2106, which is later than an end can be. Nothing was sent.
+    #[error(
+        "the value would end after the year 2106, and ends reach no further: give it less time, or \
+         no end"
+    )]
+    EndTooLate,
     /// There is no room for another block of this size, or for another key in its part of the
     /// index. Everything stored stays readable and can be deleted, which makes room.
     #[error("out of space: {what}")]

@@ -164,6 +164,7 @@ impl<'s, F: Fabric> Lanes<'s, F> {
     fn check(&self, action: Action<'_>, key: &[u8], value: &[u8]) -> Result<()> {
         self.engine.check_key(key)?;
         self.engine.check_value(value)?;
+        self.engine.check_end(action)?;
         if self.connection.control.is_lost() {
             return Err(self.shared.disconnected());
         }

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::Version;
 use crate::protocol::{Action, Expected};
+use crate::{Error, Result, Version};
 
 /// How long a stored value stays.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -14,14 +14,26 @@ pub(crate) enum Lifetime {
     /// This long from when it is written.
     For(Duration),
     /// Until this second, since 1970.
-    Until(u32),
+    Until(u64),
 }
+
+/// The last second in which a value can end, as long as it has one: in 2106.
+const END_S_MAX: u64 = u32::MAX as u64;
 
 impl Lifetime {
     /// When a value written at `wall_ns`, nanoseconds since 1970, ends, as it stands in a block:
     /// the first second in which it is gone, 0 for never. It gets the whole of its time, so that
-    /// is rounded up; what would end after 2106 ends then.
+    /// is rounded up. [`Lifetime::check`] has refused what a block cannot say.
     pub(crate) fn expires_at_s(self, wall_ns: u64) -> u32 {
+        self.end_s(wall_ns).min(END_S_MAX) as u32
+    }
+
+    /// Whether a value written at `wall_ns` can end when this says.
+    pub(crate) fn check(self, wall_ns: u64) -> Result<()> {
+        if self.end_s(wall_ns) <= END_S_MAX { Ok(()) } else { Err(Error::EndTooLate) }
+    }
+
+    fn end_s(self, wall_ns: u64) -> u64 {
         match self {
             Self::Forever => 0,
             Self::For(ttl) => second(u128::from(wall_ns) + ttl.as_nanos()),
@@ -31,8 +43,8 @@ impl Lifetime {
 }
 
 /// The first full second that is not before this moment, in nanoseconds since 1970.
-fn second(end_ns: u128) -> u32 {
-    u32::try_from(end_ns.div_ceil(1_000_000_000)).unwrap_or(u32::MAX).max(1)
+fn second(end_ns: u128) -> u64 {
+    u64::try_from(end_ns.div_ceil(1_000_000_000)).unwrap_or(u64::MAX).max(1)
 }
 
 /// What has to be there for a store to happen.
@@ -92,8 +104,8 @@ impl<'e> Store<'e> {
         Self::when(Condition::Is(Expected::Version(version)))
     }
 
-    /// The value ends this long after it is written, rounded up to a full second of the wall clock,
-    /// and at the latest in 2106. From that second on the key is absent. Without this it stays, and
+    /// The value ends this long after it is written, rounded up to a full second of the wall clock.
+    /// An end after 2106 is refused, as [`Error::EndTooLate`]. From that second on the key is absent. Without this it stays, and
     /// so it does when a value that would have ended is replaced by one without it.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.lifetime = Lifetime::For(ttl);
@@ -133,7 +145,13 @@ mod tests {
         };
         assert_eq!([end(0, 5000), end(1, 5000), end(1000, 5000), end(1000, 5001)], [5, 6, 6, 7]);
         assert_eq!(Lifetime::Forever.expires_at_s(5), 0);
-        assert_eq!(Lifetime::For(Duration::MAX).expires_at_s(u64::MAX), u32::MAX);
+        let check = |ttl| Lifetime::For(ttl).check(5_000_000_000);
+        let most = Duration::from_secs(END_S_MAX - 5);
+        assert!(
+            check(most).is_ok()
+                && matches!(check(most + Duration::from_nanos(1)), Err(Error::EndTooLate))
+        );
+        assert!(Lifetime::For(Duration::MAX).check(u64::MAX).is_err());
         assert_eq!(Lifetime::For(Duration::ZERO).expires_at_s(0), 1);
     }
 

@@ -3,6 +3,7 @@
 
 mod log;
 mod rdma;
+mod secret;
 mod socket;
 
 use std::fmt;
@@ -22,12 +23,17 @@ use crate::size::ByteSize;
 
 pub use log::{LogFormat, LogLevel};
 pub use rdma::RdmaConfig;
+pub use secret::{Secret, check_private};
 pub use socket::{SocketGroup, SocketMode};
 
 /// The most clients a server may be told to accept: every client id but 0, which is nobody.
 pub const CLIENTS_MAX_LIMIT: u32 = CLIENTS_MAX - 1;
 /// How much memory a new region gets when nobody says.
 pub const MEMORY_DEFAULT: ByteSize = ByteSize(1 << 30);
+/// The longest key and value of a new region when nothing else says, in bytes.
+pub const KEY_BYTES_MAX_DEFAULT: u32 = 1024;
+/// See [`KEY_BYTES_MAX_DEFAULT`].
+pub const VALUE_BYTES_MAX_DEFAULT: u32 = 1 << 20;
 /// The client's config file of everybody on a machine.
 const CLIENT_FILE_SYSTEM: &str = "/etc/farside/client.toml";
 /// And of one user, from their home on.
@@ -46,6 +52,11 @@ pub enum ConfigError {
     Syntax { path: PathBuf, line: usize, message: String },
     #[error("{key} = {value}: {advice}")]
     Value { key: &'static str, value: String, advice: String },
+    #[error(
+        "{} has a secret in it, and with mode {mode:04o} other users can read or change it: chmod \
+         600 it", .path.display()
+    )]
+    Exposed { path: PathBuf, mode: u32 },
     #[error("{key} is missing: {advice}")]
     Missing { key: &'static str, advice: &'static str },
 }
@@ -58,23 +69,6 @@ fn bad_value(
     ConfigError::Value { key, value: value.to_string(), advice: advice.into() }
 }
 
-/// What a client has to know to connect. Its Debug form does not show it, and neither does the
-/// error for a file in which it is not written as a text.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Secret(pub String);
-
-impl<'de> Deserialize<'de> for Secret {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        // The error for another type would quote the value.
-        let quoted = |_| serde::de::Error::custom("write it in quotes, as a text");
-        String::deserialize(deserializer).map(Self).map_err(quoted)
-    }
-}
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Secret(..)")
-    }
 }
 
 fn from_text<'de, D: Deserializer<'de>, T>(deserializer: D) -> Result<Option<T>, D::Error>
@@ -123,10 +117,11 @@ pub struct ServerConfig {
     pub huge_pages: HugePages,
     /// How long an unlinked block of a new region stays untouched, in milliseconds.
     pub grace_ms: u32,
-    /// The longest key of a new region, in bytes.
-    pub key_bytes_max: u32,
-    /// The longest value of a new region, in bytes.
-    pub value_bytes_max: u32,
+    /// The longest key of a new region, in bytes; else what a snapshot says that it is restored
+    /// from, or [`KEY_BYTES_MAX_DEFAULT`].
+    pub key_bytes_max: Option<u32>,
+    /// The longest value of a new region, in bytes; likewise [`VALUE_BYTES_MAX_DEFAULT`].
+    pub value_bytes_max: Option<u32>,
     /// How much memory the index of a new region starts with; else one subtable, 8 KiB.
     #[serde(deserialize_with = "from_text")]
     pub index: Option<ByteSize>,
@@ -160,8 +155,8 @@ impl Default for ServerConfig {
             restore: None,
             huge_pages: HugePages::default(),
             grace_ms: 100,
-            key_bytes_max: 1024,
-            value_bytes_max: 1 << 20,
+            key_bytes_max: None,
+            value_bytes_max: None,
             index: None,
             evict: false,
             clients_max: CLIENTS_MAX_LIMIT,
@@ -202,6 +197,16 @@ impl ServerConfig {
             socket::refuse_over_rdma(self)?;
         }
         self.rdma.validate()?;
+        if let Some(memory) = self.memory.filter(|memory| memory.0 > CHUNK_BYTES)
+            && !memory.0.is_multiple_of(CHUNK_BYTES)
+        {
+            let chunk = ByteSize(CHUNK_BYTES);
+            let advice = match memory.0.checked_next_multiple_of(CHUNK_BYTES).map(ByteSize) {
+                Some(next) => format!("write a multiple of {chunk}, such as {next}"),
+                None => format!("write a multiple of {chunk}"),
+            };
+            return Err(bad_value("memory", memory, advice));
+        }
         check_format(&self.format(self.region_bytes(), [0; 16], [0; 16]))?;
         if !(1..=CLIENTS_MAX_LIMIT).contains(&self.clients_max) {
             let advice = format!("write a number from 1 to {CLIENTS_MAX_LIMIT}");
@@ -247,8 +252,8 @@ impl ServerConfig {
             region_id,
             hash_key,
             grace_ms: self.grace_ms,
-            key_bytes_max: self.key_bytes_max,
-            value_bytes_max: self.value_bytes_max,
+            key_bytes_max: self.key_bytes_max.unwrap_or(KEY_BYTES_MAX_DEFAULT),
+            value_bytes_max: self.value_bytes_max.unwrap_or(VALUE_BYTES_MAX_DEFAULT),
         }
     }
 }
@@ -371,7 +376,8 @@ fn parse<T: DeserializeOwned>(text: &str, path: &Path) -> Result<T, ConfigError>
         let mut message = error.message().replace('\n', " ");
         let line_text = text.lines().nth(line - 1).unwrap_or_default();
         // Only what is a key: in a line that is wrong anything may stand before the `=`.
-        let is_key = |text: &str| text.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_');
+        let is_key =
+            |text: &str| text.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_');
         if let Some((key, _)) = line_text.split_once('=')
             && is_key(key.trim())
             && !message.contains(key.trim())

@@ -14,7 +14,7 @@ const RECORD_BYTES_MAX: usize = 6 << 20;
 type Owned = (Vec<u8>, Vec<u8>, u32);
 
 fn written(records: &[Owned]) -> Result<Vec<u8>, SnapshotError> {
-    let mut writer = Writer::create(Vec::new(), 1234)?;
+    let mut writer = Writer::create(Vec::new(), 1234, None)?;
     for (key, value, expires_at_s) in records {
         writer.push(&Record { key, value, expires_at_s: *expires_at_s })?;
     }

@@ -247,7 +247,14 @@ impl Reaper {
 
 impl Pass {
     fn begin(moves: u64) -> Self {
-        Self { next_subtable: 0, slots_done: 0, worked_ns: 0, first_end_s: None, moves, again: false }
+        Self {
+            next_subtable: 0,
+            slots_done: 0,
+            worked_ns: 0,
+            first_end_s: None,
+            moves,
+            again: false,
+        }
     }
 }
 

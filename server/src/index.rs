@@ -211,9 +211,8 @@ impl SubtableImage {
     /// Whether a key could find no room: in some window all words have a use. The last row is
     /// nobody's home.
     pub(crate) fn has_full_window(&self) -> bool {
-        let is_full = |row: &Row| {
-            row.slots.iter().all(|slot| slot.word().state() != SlotState::Empty)
-        };
+        let is_full =
+            |row: &Row| row.slots.iter().all(|slot| slot.word().state() != SlotState::Empty);
         self.rows().windows(2).any(|window| window.iter().all(is_full))
     }
 

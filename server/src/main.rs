@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 use clap::Parser;
 use farside_common::address::Address;
 use farside_common::command_line::{one_line, usage_line};
-use farside_common::config::{LogFormat, LogLevel, ServerConfig};
+use farside_common::config::{LogFormat, LogLevel, ServerConfig, check_private};
 use farside_common::fabric::shm::HugePages;
 use farside_common::signals;
 use farside_common::size::ByteSize;
@@ -31,6 +31,9 @@ struct Flags {
     /// The config file; config/server.toml documents every key
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
+    /// Refuse a config file with secrets that other users can read, instead of a warning
+    #[arg(long)]
+    strict_config: bool,
     /// Where clients connect, such as shm:///run/farside/kv.sock
     #[arg(long, value_name = "ADDRESS")]
     listen: Option<Address>,
@@ -55,10 +58,10 @@ struct Flags {
     /// How much memory the index of a new region starts with, such as 64MiB
     #[arg(long, value_name = "SIZE")]
     index: Option<ByteSize>,
-    /// The longest key of a new region
+    /// The longest key of a new region; with --restore else that of the snapshot
     #[arg(long, value_name = "BYTES")]
     key_bytes_max: Option<u32>,
-    /// The longest value of a new region
+    /// The longest value of a new region; with --restore else that of the snapshot
     #[arg(long, value_name = "BYTES")]
     value_bytes_max: Option<u32>,
     /// How log lines look: human or json
@@ -89,8 +92,17 @@ fn main() -> ExitCode {
 }
 
 fn run(flags: Flags) -> Result<()> {
+    let (file, strict) = (flags.config.clone(), flags.strict_config);
     let config = configure(flags)?;
     start_logging(&config);
+    if let Some(file) = file.filter(|_| config.secret.is_some())
+        && let Err(exposed) = check_private(&file)
+    {
+        if strict {
+            return Err(exposed.into());
+        }
+        tracing::warn!("{exposed}");
+    }
     // Before the start, which may take a while: whoever stops it then gets an orderly end, too.
     let (stop, mut signals) = wait_for_signals().context("cannot wait for signals")?;
     let server = Server::start_unless(&config, &stop)?;
@@ -131,8 +143,8 @@ fn configure(flags: Flags) -> Result<ServerConfig> {
     config.index = flags.index.or(config.index);
     override_with(&mut config.huge_pages, flags.huge_pages);
     override_with(&mut config.grace_ms, flags.grace_ms);
-    override_with(&mut config.key_bytes_max, flags.key_bytes_max);
-    override_with(&mut config.value_bytes_max, flags.value_bytes_max);
+    config.key_bytes_max = flags.key_bytes_max.or(config.key_bytes_max);
+    config.value_bytes_max = flags.value_bytes_max.or(config.value_bytes_max);
     override_with(&mut config.log, flags.log);
     Ok(config)
 }

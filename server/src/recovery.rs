@@ -100,8 +100,11 @@ pub(crate) fn open(memory: &RegionMemory, config: &ServerConfig) -> Result<Opene
         recovered.map_err(|damage| ServerError::Damaged { path: path.clone(), damage })?;
     if !memory.is_new {
         let state = superblock.state().unwrap_or(RegionState::InUse);
-        log_continued(&path, state, incarnation);
-        warn_of_kept(config, &format);
+        // One that was just restored had no server before this one, and is as it was asked for.
+        if config.restore.is_none() {
+            log_continued(&path, state, incarnation);
+            warn_of_kept(config, &format);
+        }
     }
     let is_new = memory.is_new;
     Ok(Opened { region, format, geometry, incarnation, index, depot, is_new })
@@ -142,13 +145,18 @@ fn check_grace(config: &ServerConfig, path: &Path, format: &Format) -> Result<()
 /// Says which wishes do not count, because the region was formatted otherwise.
 fn warn_of_kept(config: &ServerConfig, format: &Format) {
     for (key, asked, has) in [
-        ("grace_ms", config.grace_ms, format.grace_ms),
+        ("grace_ms", Some(config.grace_ms), format.grace_ms),
         ("key_bytes_max", config.key_bytes_max, format.key_bytes_max),
         ("value_bytes_max", config.value_bytes_max, format.value_bytes_max),
     ] {
-        if asked != has {
+        if let Some(asked) = asked
+            && asked != has
+        {
             tracing::warn!("{key} = {asked} is for new regions: this one keeps {has}");
         }
+    }
+    if let Some(index) = config.index {
+        tracing::warn!("index = {index} is for new regions: this one keeps the index that it has");
     }
 }
 

@@ -15,11 +15,13 @@ use farside_common::address::Address;
 use farside_common::config::ServerConfig;
 use farside_common::fabric::shm::RegionMemory;
 use farside_snapshot::{Reader, Record, SnapshotError};
+use tracing::subscriber::NoSubscriber;
 
 use crate::error::{ServerError, system};
 use crate::listening::Listening;
 use crate::recovery;
 use crate::server::{Server, region_memory, stop_event};
+use crate::service::Service;
 
 /// Why a snapshot was not restored.
 #[derive(Debug, thiserror::Error)]
@@ -82,7 +84,7 @@ fn fill(
     // All of it once before there is a region: a damaged file is refused at once.
     let mut reader = open(snapshot)?;
     while next_record(&mut reader, stop)?.is_some() {}
-    let total = reader.records();
+    let (total, limits) = (reader.records(), reader.limits());
     tracing::info!(keys = total, "restoring a snapshot");
     let private = |error: ServerError| RestoreError::Private(Box::new(error));
     let folder = tempfile::Builder::new().prefix("farside-restore-").tempdir();
@@ -94,8 +96,12 @@ fn fill(
         reader_secret: None,
         // A snapshot that does not fit is refused, not thinned out.
         evict: false,
+        // What the snapshot says, unless this server was told otherwise.
+        key_bytes_max: config.key_bytes_max.or(limits.map(|of| of.key_bytes_max)),
+        value_bytes_max: config.value_bytes_max.or(limits.map(|of| of.value_bytes_max)),
         ..config.clone()
     };
+    config.validate().map_err(|error| private(error.into()))?;
     let start = || -> Result<_, ServerError> {
         let listening = Listening::at(&address, &config)?;
         let memory = region_memory(&config)?;
@@ -103,7 +109,7 @@ fn fill(
         Ok((listening, Arc::new(memory), opened, stop_event()?))
     };
     let (listening, memory, opened, end): (_, _, _, OwnedFd) = start().map_err(private)?;
-    let server = Server::serve(&config, listening, memory.clone(), opened, end);
+    let server = Server::serve(&config, listening, memory.clone(), opened, end, run_unheard);
     let server = server.map_err(private)?;
     let stored = store_all(snapshot, &address, (total, stop));
     server.stop();
@@ -112,7 +118,14 @@ fn fill(
     let gone = || private(ServerError::Panicked);
     let mut memory = Arc::into_inner(memory).ok_or_else(gone)?;
     memory.is_new = false;
+    tracing::info!(keys = total, "restored the snapshot");
     Ok(memory)
+}
+
+/// Serves without a line in the log: that a client of ours came and went, and that this server has
+/// stopped, would only look as if the one that was asked for had. What fails is an error here.
+fn run_unheard(service: Service) -> Result<(), ServerError> {
+    tracing::subscriber::with_default(NoSubscriber::default(), || service.run())
 }
 
 fn open(snapshot: &Path) -> Result<Reader<BufReader<File>>, RestoreError> {

@@ -71,7 +71,7 @@ impl Server {
         // Before a device pins the memory.
         let work = huge_pages::make(&memory, address.is_rdma(), stop);
         let memory = Arc::new(memory);
-        let mut server = Self::serve(config, listening, memory.clone(), opened, stop_event()?)?;
+        let mut server = Self::serve(config, listening, memory.clone(), opened, stop_event()?, Service::run)?;
         let (pages, huge_pages) = (memory.pages_text(), ByteSize(memory.huge_bytes()));
         tracing::info!(%address, memory = %bytes, pages, %huge_pages, incarnation, "serving");
         match work {
@@ -88,13 +88,14 @@ impl Server {
         memory: Arc<RegionMemory>,
         opened: Opened,
         stop: OwnedFd,
+        run: impl FnOnce(Service) -> Result<(), ServerError> + Send + 'static,
     ) -> Result<Self, ServerError> {
         let address = config.address()?.clone();
         let service = Service::new(config, listening, memory, opened, &stop)?;
         let stop = Stopper(Arc::new(stop));
         let thread = thread::Builder::new()
             .name("farside-control".to_owned())
-            .spawn(move || service.run())
+            .spawn(move || run(service))
             .map_err(system("start a thread"))?;
         Ok(Self { address, stop, thread: Some(thread), background: None })
     }

@@ -2,6 +2,8 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, little_endian as le};
 
+use crate::Limits;
+
 pub(crate) const MAGIC: [u8; 8] = *b"farsnap\0";
 pub(crate) const VERSION: u32 = 1;
 
@@ -21,18 +23,22 @@ pub(crate) struct Header {
     pub(crate) version: le::U32,
     pub(crate) crc32: le::U32,
     pub(crate) created_at_s: le::U64,
-    pub(crate) reserved: [u8; 8],
+    /// 0 in files of before they were kept here.
+    pub(crate) key_bytes_max: le::U32,
+    pub(crate) value_bytes_max: le::U32,
 }
 const _: () = assert!(size_of::<Header>() == 32);
 
 impl Header {
-    pub(crate) fn new(created_at_s: u64) -> Self {
+    pub(crate) fn new(created_at_s: u64, limits: Option<Limits>) -> Self {
+        let limits = limits.unwrap_or_default();
         let mut header = Self {
             magic: MAGIC,
             version: VERSION.into(),
             crc32: 0.into(),
             created_at_s: created_at_s.into(),
-            reserved: [0; 8],
+            key_bytes_max: limits.key_bytes_max.into(),
+            value_bytes_max: limits.value_bytes_max.into(),
         };
         header.crc32 = header.checksum().into();
         header
@@ -41,7 +47,8 @@ impl Header {
     pub(crate) fn checksum(&self) -> u32 {
         let mut hasher = crc32fast::Hasher::new();
         hasher.update(self.created_at_s.as_bytes());
-        hasher.update(&self.reserved);
+        hasher.update(self.key_bytes_max.as_bytes());
+        hasher.update(self.value_bytes_max.as_bytes());
         hasher.finalize()
     }
 }

@@ -8,7 +8,8 @@
 //! ```text
 //! file    header, chunks, an end
 //! header  32 bytes: magic "farsnap\0", version u32, crc32 u32 over what follows, time of the
-//!         snapshot u64 in seconds since 1970, 8 reserved bytes
+//!         snapshot u64 in seconds since 1970, the region's limits: key_bytes_max u32 and
+//!         value_bytes_max u32, both 0 in older files, which say nothing of them
 //! chunk   packed_bytes u32, raw_bytes u32, records u32, crc32 u32, then packed_bytes of zstd,
 //!         which become raw_bytes: so many records
 //! end     a chunk without raw bytes and records; its 8 packed bytes, not compressed, are the
@@ -29,6 +30,15 @@ use std::io;
 
 pub use reader::Reader;
 pub use writer::Writer;
+
+/// The longest key and value of the region that a snapshot was taken of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Limits {
+    /// The longest key, in bytes.
+    pub key_bytes_max: u32,
+    /// The longest value, in bytes.
+    pub value_bytes_max: u32,
+}
 
 /// A key with its value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,7 +5,7 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 use crate::format::{
     ChunkHeader, Header, MAGIC, PACKED_BYTES_MAX, RAW_BYTES_MAX, RecordHeader, VERSION,
 };
-use crate::{Record, SnapshotError};
+use crate::{Limits, Record, SnapshotError};
 
 /// Reads a snapshot, record by record. Any bytes are a snapshot or an error, and never take more
 /// memory than the largest chunk.
@@ -13,6 +13,7 @@ pub struct Reader<R> {
     from: R,
     decompressor: zstd::bulk::Decompressor<'static>,
     created_at_s: u64,
+    limits: Option<Limits>,
     packed: Vec<u8>,
     /// The chunk that was read last, how much of it was taken, and how many records are left in it.
     raw: Vec<u8>,
@@ -47,10 +48,15 @@ impl<R: Read> Reader<R> {
         if header.checksum() != header.crc32.get() {
             return Err(SnapshotError::Corrupt { what: "header", records: 0 });
         }
+        let limits = Limits {
+            key_bytes_max: header.key_bytes_max.get(),
+            value_bytes_max: header.value_bytes_max.get(),
+        };
         Ok(Self {
             from,
             decompressor: zstd::bulk::Decompressor::new()?,
             created_at_s: header.created_at_s.get(),
+            limits: (limits.key_bytes_max > 0).then_some(limits),
             packed: Vec::new(),
             raw: Vec::new(),
             at: 0,
@@ -64,6 +70,11 @@ impl<R: Read> Reader<R> {
     /// When it was made, in seconds since 1970.
     pub fn created_at_s(&self) -> u64 {
         self.created_at_s
+    }
+
+    /// The limits of the region that it was taken of; `None` if the file does not say.
+    pub fn limits(&self) -> Option<Limits> {
+        self.limits
     }
 
     /// How many records were taken.

@@ -8,7 +8,7 @@ use super::*;
 type Owned = (Vec<u8>, Vec<u8>, u32);
 
 fn written(records: &[Owned]) -> Vec<u8> {
-    let mut writer = Writer::create(Vec::new(), 1234).unwrap();
+    let mut writer = Writer::create(Vec::new(), 1234, None).unwrap();
     for (key, value, expires_at_s) in records {
         writer.push(&Record { key, value, expires_at_s: *expires_at_s }).unwrap();
     }
@@ -43,7 +43,7 @@ fn a_large_record_and_none_come_back() {
     assert_eq!(read(&written(&[])).unwrap(), []);
     let large = vec![(vec![1; 65_535], vec![2; 4 << 20], u32::MAX), (vec![3], vec![], 0)];
     assert_eq!(read(&written(&large)).unwrap(), large);
-    let mut writer = Writer::create(Vec::new(), 0).unwrap();
+    let mut writer = Writer::create(Vec::new(), 0, None).unwrap();
     for (key, value) in [(vec![], vec![]), (vec![0; 65_536], vec![]), (vec![0], vec![0; 7 << 20])] {
         let pushed = writer.push(&Record { key: &key, value: &value, expires_at_s: 0 });
         assert!(matches!(pushed, Err(SnapshotError::TooLarge { .. })));
@@ -83,6 +83,17 @@ fn chunks_that_change_places_or_are_missing_are_noticed() {
     assert!(matches!(read(&behind), Err(SnapshotError::Corrupt { .. })));
 }
 
+/// Files of before there were limits in them have zeros there.
+#[test]
+fn limits_come_back_and_a_file_need_not_have_any() {
+    let limits = Limits { key_bytes_max: 1, value_bytes_max: 0 };
+    for limits in [Some(limits), None] {
+        let bytes = Writer::create(Vec::new(), 7, limits).unwrap().finish().unwrap();
+        assert_eq!(Reader::open(&bytes[..]).unwrap().limits(), limits);
+        assert_eq!(bytes[24..32] == [0; 8], limits.is_none());
+    }
+}
+
 #[test]
 fn other_files_are_told_what_they_are() {
     assert!(matches!(read(b"{\"key\":\"a\"}"), Err(SnapshotError::NotASnapshot)));
@@ -98,7 +109,7 @@ fn a_chunk_that_lies_under_a_right_checksum_is_refused() {
     use zerocopy::IntoBytes;
     let mut raw = vec![1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, b'k'];
     let file = |raw: &[u8], raw_bytes: u32, records: u32| {
-        let header = Header::new(0);
+        let header = Header::new(0, None);
         let packed = zstd::bulk::compress(raw, 0).unwrap();
         let mut chunk = ChunkHeader {
             packed_bytes: (packed.len() as u32).into(),

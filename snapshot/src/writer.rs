@@ -3,7 +3,7 @@ use std::io::{self, Write};
 use zerocopy::IntoBytes;
 
 use crate::format::{CHUNK_RAW_BYTES, ChunkHeader, Header, RECORD_BYTES_MAX, RecordHeader};
-use crate::{Record, SnapshotError};
+use crate::{Limits, Record, SnapshotError};
 
 /// Writes a snapshot, record by record. Without [`Writer::finish`] it has no end and is refused.
 pub struct Writer<W> {
@@ -17,12 +17,16 @@ pub struct Writer<W> {
 }
 
 impl<W: Write> Writer<W> {
-    /// Starts a snapshot made now, in seconds since 1970.
+    /// Starts a snapshot made now, in seconds since 1970, of a region with these limits.
     ///
     /// # Errors
     /// [`SnapshotError::Io`].
-    pub fn create(mut to: W, created_at_s: u64) -> Result<Self, SnapshotError> {
-        let header = Header::new(created_at_s);
+    pub fn create(
+        mut to: W,
+        created_at_s: u64,
+        limits: Option<Limits>,
+    ) -> Result<Self, SnapshotError> {
+        let header = Header::new(created_at_s, limits);
         to.write_all(header.as_bytes())?;
         let compressor = zstd::bulk::Compressor::new(zstd::DEFAULT_COMPRESSION_LEVEL)?;
         let (raw, crc32) = (Vec::new(), header.crc32.get());

@@ -34,6 +34,9 @@ pub(crate) struct Args {
     /// The config file to use instead of the default ones
     #[arg(long, global = true, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) config: Option<PathBuf>,
+    /// Refuse a config file with a secret that other users can read, instead of a warning
+    #[arg(long, global = true)]
+    pub(crate) strict_config: bool,
     /// How keys are written on the command line and printed
     #[arg(long, global = true, value_name = "HOW", default_value = "raw")]
     pub(crate) key_encoding: Encoding,

@@ -1,19 +1,27 @@
 //! Which server, and with what.
 
 use std::ffi::OsStr;
+use std::path::Path;
+use std::sync::Once;
 
 use farside::{Client, Role};
 use farside_common::command_line::one_line;
-use farside_common::config::ClientConfig;
+use farside_common::config::{ClientConfig, check_private};
 use farside_tools::encoding::Encoding;
 
 use crate::args::Args;
-use crate::output::Usage;
+use crate::output::{self, Usage};
 
 /// What the config file says, and the server that was asked for.
 pub(crate) fn config(args: &Args) -> anyhow::Result<ClientConfig> {
     let mut config = match ClientConfig::file(args.config.as_deref()) {
-        Some(path) => ClientConfig::load(&path)?,
+        Some(path) => {
+            let config = ClientConfig::load(&path)?;
+            if config.secret.is_some() {
+                tell_exposed(&path, args.strict_config)?;
+            }
+            config
+        }
         None => ClientConfig::default(),
     };
     if let Some(server) = args.server.as_ref().filter(|server| !server.is_empty()) {
@@ -26,6 +34,17 @@ pub(crate) fn config(args: &Args) -> anyhow::Result<ClientConfig> {
         ));
     }
     Ok(config)
+}
+
+/// Says once that other users can read a file with a secret; fails if `strict`.
+fn tell_exposed(path: &Path, strict: bool) -> anyhow::Result<()> {
+    static TOLD: Once = Once::new();
+    match check_private(path) {
+        Err(exposed) if strict => return Err(exposed.into()),
+        Err(exposed) => TOLD.call_once(|| output::tell(format_args!("warning: {exposed}"))),
+        Ok(()) => {}
+    }
+    Ok(())
 }
 
 /// Connects to read and write, or as the config file says. No command comes to a key twice, so a

@@ -6,7 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use anyhow::Context;
 use farside::{Client, Session};
 use farside_common::check::Scope;
-use farside_snapshot::{Record, Writer};
+use farside_snapshot::{Limits, Record, Writer};
 
 use crate::args::{self, Args};
 use crate::connect;
@@ -51,7 +51,13 @@ fn write(
     (bar, stop): (&indicatif::ProgressBar, &Stop),
 ) -> anyhow::Result<crate::dump::Tally> {
     let created_at_s = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-    let mut writer = Writer::create(to, created_at_s)?;
+    // Larger than a new region has them by default, or smaller on purpose.
+    let of = session.limits();
+    let limits = Limits {
+        key_bytes_max: of.key_bytes_max as u32,
+        value_bytes_max: of.value_bytes_max as u32,
+    };
+    let mut writer = Writer::create(to, created_at_s, Some(limits))?;
     let mut reported = None;
     let tally = for_each_entry(session, (bar, stop), |entry| {
         // For `stat`; should the server be gone, the scan says so. Keys that came meanwhile may

@@ -2,6 +2,7 @@
 //!
 //! `docs/protocol.md` has the protocol, why it is right, and the numbered invariants cited here.
 
+mod action;
 mod conditional;
 #[cfg(test)]
 mod deaths;
@@ -32,10 +33,10 @@ use crate::allocator::Depot;
 use crate::engine::{Engine, LANE};
 use crate::failure::Failure;
 use crate::location_cache::Location;
-use crate::store::Lifetime;
 use crate::waiting::is_over;
 use crate::{Error, Version};
 
+pub(crate) use action::Action;
 pub(crate) use conditional::Expected;
 pub(crate) use get::{CachedRead, Successor};
 pub(crate) use scan::{
@@ -52,24 +53,6 @@ const BACKOFF_NS: Nanos = 250;
 const BACKOFF_DOUBLINGS_MAX: u32 = 10;
 
 type Outcome<T> = Result<T, Failure>;
-
-/// What to do with a key.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Action<'v> {
-    Get,
-    Put(Lifetime),
-    Insert(Lifetime),
-    Update(Lifetime),
-    Delete,
-    Exchange(Expected<'v>, Lifetime),
-}
-
-impl Action<'_> {
-    /// Whether it may change the region.
-    pub(crate) fn changes(self) -> bool {
-        !matches!(self, Self::Get)
-    }
-}
 
 /// What became of it.
 #[derive(Clone, Copy, Debug)]
@@ -186,6 +169,7 @@ impl<F: Fabric, D: Depot> Engine<F, D> {
     pub(crate) fn perform(&self, action: Action<'_>, key: &[u8], value: &[u8]) -> Outcome<Answer> {
         self.check_key(key)?;
         self.check_value(value)?;
+        self.check_end(action)?;
         let operation = Operation::stage(self, LANE, key, value);
         self.endpoint.drive(operation.perform(action))
     }

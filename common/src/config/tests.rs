@@ -52,7 +52,12 @@ fn the_files_name_every_key() {
 fn the_documented_defaults_are_the_defaults() {
     let server: ServerConfig = toml::from_str(&uncommented(SERVER_FILE)).unwrap();
     let (listen, memory) = (server.listen.clone(), server.memory);
-    assert_eq!(server, ServerConfig { listen, memory, ..Default::default() });
+    let limits = (server.key_bytes_max, server.value_bytes_max);
+    assert_eq!(limits, (Some(KEY_BYTES_MAX_DEFAULT), Some(VALUE_BYTES_MAX_DEFAULT)));
+    let (key_bytes_max, value_bytes_max) = limits;
+    let told =
+        ServerConfig { listen, memory, key_bytes_max, value_bytes_max, ..Default::default() };
+    assert_eq!(server, told);
     assert_eq!(memory, Some(MEMORY_DEFAULT));
     let client: ClientConfig = toml::from_str(&uncommented(CLIENT_FILE)).unwrap();
     assert_eq!(client, ClientConfig { server: client.server.clone(), ..Default::default() });
@@ -92,10 +97,17 @@ fn every_bad_value_is_named_with_its_key_and_what_to_write() {
     let mistakes = [
         (ServerConfig { listen: None, ..server() }, "listen is missing: write for example"),
         (ServerConfig { memory: Some(ByteSize(1)), ..server() }, "memory = 2MiB: write a size"),
+        (
+            ServerConfig { memory: Some(ByteSize::mib(7)), ..server() },
+            "memory = 7MiB: write a multiple of 2MiB, such as 8MiB",
+        ),
         (ServerConfig { memory: Some(ByteSize(u64::MAX)), ..server() }, "memory = "),
         (ServerConfig { grace_ms: 0, ..server() }, "grace_ms = 0: write a number from 1 to"),
-        (ServerConfig { key_bytes_max: 65_536, ..server() }, "key_bytes_max = 65536: write"),
-        (ServerConfig { value_bytes_max: 5 << 20, ..server() }, "value_bytes_max = 5242880: "),
+        (ServerConfig { key_bytes_max: Some(65_536), ..server() }, "key_bytes_max = 65536: write"),
+        (
+            ServerConfig { value_bytes_max: Some(5 << 20), ..server() },
+            "value_bytes_max = 5242880: ",
+        ),
         (ServerConfig { clients_max: 0, ..server() }, "clients_max = 0: write a number from 1"),
         (ServerConfig { clients_max: 1024, ..server() }, "clients_max = 1024: write a number"),
         (ServerConfig { secret: Some(Secret("".into())), ..server() }, "secret = \"\": write"),

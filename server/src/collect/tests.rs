@@ -125,9 +125,8 @@ fn a_server_that_was_stopped_itself_calls_nobody_mute() {
     let memory = RegionTables { region: &region, geometry: &geometry };
     let mut collector = Collector::new(0);
     let mut now = boot_time_ns();
-    let mut step = |collector: &mut Collector, now| {
-        collector.step(&mut depot, &index, &memory, now).unwrap()
-    };
+    let mut step =
+        |collector: &mut Collector, now| collector.step(&mut depot, &index, &memory, now).unwrap();
     collector.want(now);
     while step(&mut collector, now) != Step::Ask {}
     collector.asked(BTreeSet::from([7, 8]), now);

@@ -122,7 +122,10 @@ impl Depot {
         shelf.held += count;
         shelf.returned += count;
         if count > 0 {
-            shelf.rest(Resting { ready_at, blocks: Rested::Uncarved { chunk, blocks: lost, count } });
+            shelf.rest(Resting {
+                ready_at,
+                blocks: Rested::Uncarved { chunk, blocks: lost, count },
+            });
         }
         Ok(count)
     }

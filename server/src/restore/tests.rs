@@ -11,7 +11,7 @@ use super::*;
 static GO_ON: AtomicBool = AtomicBool::new(false);
 
 fn write_snapshot(path: &Path) {
-    let mut writer = Writer::create(File::create(path).unwrap(), 1).unwrap();
+    let mut writer = Writer::create(File::create(path).unwrap(), 1, None).unwrap();
     writer.push(&Record { key: b"key", value: b"value", expires_at_s: 0 }).unwrap();
     writer.finish().unwrap();
 }

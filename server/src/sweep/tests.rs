@@ -44,7 +44,8 @@ fn sweep(writer: u16) -> (usize, usize) {
         sweeper.step(&index, &own, boot_time_ns()).unwrap();
         steps += 1;
     }
-    let left = slots().slots().filter(|(_, slot)| slot.word().state() == SlotState::Pending).count();
+    let left =
+        slots().slots().filter(|(_, slot)| slot.word().state() == SlotState::Pending).count();
     (steps, left)
 }
 

@@ -217,7 +217,8 @@ impl Client {
         let entry = DirectoryEntry::from_bits(self.region.load(directory + entry * 8).unwrap());
         let subtable = entry.subtable(&geometry).unwrap();
         let tomb = SlotWord::empty(1).with_state(SlotState::Tomb).bits();
-        for (row, slot) in [62, 63].into_iter().flat_map(|row| (0..7).map(move |slot| (row, slot))) {
+        for (row, slot) in [62, 63].into_iter().flat_map(|row| (0..7).map(move |slot| (row, slot)))
+        {
             self.region.store(subtable + slot_in_subtable(row, slot), tomb).unwrap();
         }
     }

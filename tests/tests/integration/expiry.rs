@@ -113,6 +113,11 @@ fn kv_cli_gives_values_an_end() {
     assert!(is_done("put key value --ttl 2s") && is_done("get key"));
     assert!(is_done("insert lock mine --ttl 2s") && !is_done("insert lock theirs --ttl 2s"));
     assert!(!is_done("put key value --ttl 2"), "a time without a unit");
+    // Ends reach until 2106. What cannot be kept is not stored.
+    let words = ["put", "late", "value", "--ttl", "40000d"];
+    let said = String::from_utf8(server.cli(&words).stderr).unwrap();
+    assert!(said.contains("would end after the year 2106") && said.lines().count() == 1, "{said}");
+    assert!(!is_done("get late"));
     std::thread::sleep(TTL + Duration::from_secs(1));
     assert!(!is_done("get key") && is_done("insert lock theirs --ttl 2s"));
 }

@@ -7,7 +7,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use farside_tests::{ServerProcess, binary};
+use farside_tests::{PATIENCE, ServerProcess, binary, wait_until};
 
 use crate::cli::Said;
 
@@ -258,4 +258,57 @@ fn flags_and_config_keys_nobody_knows() {
     server(&["--config", path]).expect_line(1, &["server.toml:1"]);
     server(&["--config", "/nonexistent/x.toml"]).expect_line(1, &["/nonexistent/x.toml"]);
     server(&["--listen", "tcp://x"]).expect_line(2, &["tcp://x", "shm://"]);
+}
+
+#[test]
+fn a_config_file_with_a_secret_that_others_can_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("server.toml");
+    fs::write(&config, "secret = \"hush\"\n").unwrap();
+    let path = config.to_str().unwrap();
+    let strict =
+        || server(&["--config", path, "--strict-config", "--listen", "shm:///none/kv.sock"]);
+    for mode in [0o644, 0o666, 0o604] {
+        permit(&config, mode);
+        strict().expect_line(1, &["server.toml has a secret", &format!("{mode:04o}"), "chmod 600"]);
+    }
+    let running = ServerProcess::start_unchecked(&["--memory", "16MiB", "--config", path]);
+    let log = running.log();
+    assert!(log.contains("WARN") && log.contains("server.toml has a secret in it"), "{log}");
+    // A client's file, likewise.
+    let get = |more: &[&str]| {
+        let arguments = [&["get", "key", "--config", path], more].concat();
+        String::from_utf8(running.cli(&arguments).stderr).unwrap()
+    };
+    assert!(get(&[]).contains("kv-cli: warning: ") && get(&[]).lines().count() == 1);
+    assert!(
+        get(&["--strict-config"]).contains("kv-cli: ")
+            && !get(&["--strict-config"]).contains("warning")
+    );
+    permit(&config, 0o600);
+    assert_eq!([get(&[]), get(&["--strict-config"])], ["", ""]);
+    strict().expect_line(1, &["none/kv.sock", "create it first"]);
+}
+
+#[test]
+fn sizes_that_a_region_cannot_have_or_will_not_get() {
+    let folder = tempfile::tempdir().unwrap();
+    let said = server(&["--listen", &address(folder.path()), "--memory", "9MiB"]);
+    said.expect_line(1, &["memory = 9MiB: write a multiple of 2MiB, such as 10MiB"]);
+    let mut running = region_file();
+    running.restart();
+    assert!(!running.log().contains("index = "));
+    running.terminate();
+    let listen = address(folder.path());
+    let file = running.region_file();
+    let arguments = ["--listen", &listen, "--index", "64KiB", "--region-file"];
+    let log = folder.path().join("log");
+    let mut command = Command::new(binary("kv-server"));
+    command.args(arguments).arg(&file).stdin(Stdio::null()).stderr(fs::File::create(&log).unwrap());
+    let mut child = command.spawn().unwrap();
+    let read = || fs::read_to_string(&log).unwrap();
+    wait_until("it serves", PATIENCE, || read().contains(" serving "));
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(read().contains("index = 64KiB is for new regions"), "{}", read());
 }

@@ -197,6 +197,43 @@ fn what_is_no_whole_snapshot_is_refused_and_leaves_nothing() {
     assert_eq!(std::fs::read(attempt.region_file()).unwrap(), b"something");
 }
 
+/// A value that only fits because the first server was told to take it comes back without a flag.
+#[test]
+fn the_limits_of_a_region_are_restored_with_it() {
+    let server = ServerProcess::start(&[
+        "--memory",
+        "32MiB",
+        "--key-bytes-max",
+        "2000",
+        "--value-bytes-max",
+        "2000000",
+    ]);
+    let mut session = server.client().session().unwrap();
+    let (key, value) = (vec![7; 2000], vec![8; 2_000_000]);
+    session.put(&key, &value).unwrap();
+    let file = server.folder().join("snapshot");
+    snapshot(&server, &file);
+    let other = restored(&file, "32MiB");
+    let mut session = other.client().session().unwrap();
+    assert_eq!(session.get(&key).unwrap().unwrap().data, value);
+    let limits = session.limits();
+    assert_eq!((limits.key_bytes_max, limits.value_bytes_max), (2000, 2_000_000));
+    // What a flag says goes first.
+    let path = file.to_str().unwrap();
+    let wide = ServerProcess::start(&["--restore", path, "--value-bytes-max", "3000000"]);
+    let limits = wide.client().session().unwrap().limits();
+    assert_eq!((limits.key_bytes_max, limits.value_bytes_max), (2000, 3_000_000));
+    // The log is that of one server, which restores and serves.
+    let log = other.log();
+    for line in ["restoring a snapshot", "restored the snapshot", " serving "] {
+        assert_eq!(log.matches(line).count(), 1, "{line}: {log}");
+    }
+    for line in ["stopped", "continuing", "client=1 role=Writer\n", "a client left", "is for new"] {
+        let before_serving = log.split(" serving ").next().unwrap();
+        assert!(!before_serving.contains(line), "{line}: {log}");
+    }
+}
+
 #[test]
 fn a_restored_region_file_goes_on_as_any_other() {
     let server = ServerProcess::start(&["--memory", "32MiB"]);

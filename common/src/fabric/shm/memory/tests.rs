@@ -120,7 +120,9 @@ fn an_empty_file_is_no_new_region() {
     let path = folder.path().join("region");
     fs::write(&path, b"").unwrap();
     let line = RegionMemory::file(&path, BYTES, HugePages::Never).err().unwrap().to_string();
-    assert!(line.contains("/region is empty: a region was there") && line.contains("remove the file"));
+    assert!(
+        line.contains("/region is empty: a region was there") && line.contains("remove the file")
+    );
     assert_eq!(fs::metadata(&path).unwrap().len(), 0);
 }
 
