@@ -199,6 +199,7 @@ impl Error {
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::KeyTooLong { .. }
+            | Self::EndTooLate
             | Self::KeyEmpty
             | Self::ValueTooLong { .. }
             | Self::Denied

@@ -69,8 +69,6 @@ fn bad_value(
     ConfigError::Value { key, value: value.to_string(), advice: advice.into() }
 }
 
-}
-
 fn from_text<'de, D: Deserializer<'de>, T>(deserializer: D) -> Result<Option<T>, D::Error>
 where
     T: FromStr<Err: fmt::Display>,

@@ -6,9 +6,7 @@ use farside::chores::{Mover, Progress, Split, clear, clear_left_by};
 use farside_common::fabric::shm::{Region, ShmFabric};
 use farside_common::fabric::verbs::{Loopback, LoopbackPeer, VerbsFabric};
 use farside_common::fabric::{ChainError, Endpoint, Fabric, LaneId, Nanos, Verb, proof_age_max_ns};
-use farside_common::layout::{
-    BlockHeader, BlockRef, Format, Geometry, Mark, SlotState, SlotWord,
-};
+use farside_common::layout::{BlockHeader, BlockRef, Format, Geometry, Mark, SlotState, SlotWord};
 use zerocopy::IntoBytes;
 
 use crate::content::{ReadBudget, read_block};

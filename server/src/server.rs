@@ -71,7 +71,8 @@ impl Server {
         // Before a device pins the memory.
         let work = huge_pages::make(&memory, address.is_rdma(), stop);
         let memory = Arc::new(memory);
-        let mut server = Self::serve(config, listening, memory.clone(), opened, stop_event()?, Service::run)?;
+        let mut server =
+            Self::serve(config, listening, memory.clone(), opened, stop_event()?, Service::run)?;
         let (pages, huge_pages) = (memory.pages_text(), ByteSize(memory.huge_bytes()));
         tracing::info!(%address, memory = %bytes, pages, %huge_pages, incarnation, "serving");
         match work {

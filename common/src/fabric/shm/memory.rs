@@ -293,8 +293,6 @@ pub(super) fn reserve(file: &File, range: Range<u64>) -> rustix::io::Result<()> 
     }
 }
 
-}
-
 /// Refuses what the system could only provide by killing somebody.
 fn check_available(asked: u64) -> Result<(), MemoryError> {
     let meminfo = fs::read_to_string("/proc/meminfo").map_err(system("measure"))?;
