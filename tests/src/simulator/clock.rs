@@ -70,8 +70,8 @@ impl Execution<'_> {
         world.note(client, || "is paused, and its clock".to_owned());
     }
 
-    /// It goes on. If it did not answer the server for too long, that has fenced it. To do so now is
-    /// to do it as late as can be noticed: meanwhile only what it had posted was executed.
+    /// It goes on. If it did not answer the server for too long, that has fenced it. To do so now
+    /// is to do it as late as can be noticed: meanwhile only what it had posted was executed.
     pub(super) fn resume(&mut self, client: usize) -> Result<(), Violation> {
         self.last = None;
         let paused_for = {

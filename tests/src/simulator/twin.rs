@@ -56,10 +56,10 @@ pub enum Twin {
     EveryMismatchBelieved(Key),
     /// A client is given blocks that the first one has, too (I1).
     BlocksOfTwoOwners,
-    /// PUT, of this key, calls itself overwritten by what it finds instead of the cached word, though
-    /// it READ no other there (I23).
+    /// PUT, of this key, calls itself overwritten by what it finds instead of the cached word,
+    /// though it READ no other there (I23).
     AbsorbedUnread(Key),
-    /// The time that a chain waits in its queue before the device tries to send it is none (I4, I13).
+    /// The time that a chain waits in its queue does not count for its deadline (I4, I13).
     QueueUncounted,
     /// Patience is GRACE, and the net is gone: clocks that drift are not allowed for (I3).
     PatienceWithoutMargin,

@@ -49,8 +49,8 @@ impl Execution<'_> {
     }
 
     /// What an operation knows does not follow from what its client's chains brought alone: where
-    /// others of the same client act, also from when it went on, and from what their cache had then; so
-    /// it is with the depot.
+    /// others of the same client act, also from when it went on, and from what their cache had
+    /// then; so it is with the depot.
     pub(super) fn note_shared(&self, at: usize) {
         let process = &self.processes[at];
         let script = self.prepared.scenario.clients.get(process.client);
