@@ -25,6 +25,14 @@ pub trait Rule<F: Fabric + ?Sized> {
         fabric.post(lane, chain, deadline);
     }
 
+    fn has_room(&self, fabric: &F, under_way_bytes: u64) -> bool {
+        fabric.has_room(under_way_bytes)
+    }
+
+    fn set_patience(&mut self, fabric: &mut F, patience: Nanos) {
+        fabric.set_patience(patience);
+    }
+
     fn wait(&mut self, fabric: &mut F, lane: LaneId, until: Nanos) {
         fabric.wait(lane, until);
     }
@@ -71,8 +79,12 @@ impl<F: Fabric + ?Sized, R: Rule<F>> Fabric for Around<F, R> {
         self.rule.post(&mut self.fabric, lane, chain, deadline);
     }
 
-    fn has_room(&self) -> bool {
-        self.fabric.has_room()
+    fn has_room(&self, under_way_bytes: u64) -> bool {
+        self.rule.has_room(&self.fabric, under_way_bytes)
+    }
+
+    fn set_patience(&mut self, patience: Nanos) {
+        self.rule.set_patience(&mut self.fabric, patience);
     }
 
     fn wait(&mut self, lane: LaneId, until: Nanos) {

@@ -128,6 +128,7 @@ impl<F: Fabric, D: Depot> Engine<F, D> {
             return Err(LayoutError::NotARegion.into());
         }
         let constants = Constants::new(&format, &*endpoint.fabric());
+        endpoint.fabric_mut().set_patience(constants.patience_ns);
         let now = endpoint.fabric().now();
         let engine = Self {
             geometry: format.geometry(),

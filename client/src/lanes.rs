@@ -21,6 +21,11 @@ use crate::{Error, Result};
 use sharing::Recent;
 use task::{Job, Mailbox, run_lane};
 
+/// What operations are taken for before any has finished, in bytes.
+const OPERATION_BYTES_AT_FIRST: u64 = 16 << 10;
+/// Their average is over about so many.
+const OPERATIONS_AVERAGED: u64 = 8;
+
 /// Who does what a lane is to do.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
@@ -63,6 +68,8 @@ pub(crate) struct Lanes<'s, F: Fabric> {
     free: Vec<LaneId>,
     /// Lanes whose chain completed: to be polled first, before what they read grows old.
     completed: VecDeque<LaneId>,
+    /// Of these, those whose tasks may post another chain, and wait for room.
+    tasks: VecDeque<LaneId>,
     /// Lanes that were given a new job, GETs apart from what changes keys: they go first, and do
     /// not find what the others just replaced.
     gets: VecDeque<LaneId>,
@@ -71,6 +78,10 @@ pub(crate) struct Lanes<'s, F: Fabric> {
     changes_first: bool,
     finished: VecDeque<LaneId>,
     started: u64,
+    /// Lanes whose operation has begun and not finished.
+    begun: u64,
+    /// What an operation READs and WRITEs, in bytes: an average over the last ones.
+    operation_bytes: u64,
     recent: Recent,
 }
 
@@ -118,11 +129,14 @@ impl<'s, F: Fabric> Lanes<'s, F> {
             lanes: (0..count).map(lane).collect(),
             free: (0..count).rev().map(LaneId).collect(),
             completed: VecDeque::with_capacity(count.into()),
+            tasks: VecDeque::with_capacity(count.into()),
             gets: VecDeque::with_capacity(count.into()),
             changes: VecDeque::with_capacity(count.into()),
             changes_first: false,
             finished: VecDeque::with_capacity(count.into()),
             started: 0,
+            begun: 0,
+            operation_bytes: OPERATION_BYTES_AT_FIRST,
             recent: Recent::new(count),
         }
     }
@@ -155,7 +169,7 @@ impl<'s, F: Fabric> Lanes<'s, F> {
             }
             Err(error) => {
                 lane.mailbox.answer(Err(error.into()));
-                self.finish(id);
+                self.finished.push_back(id);
             }
         }
         Ok(ticket)
@@ -181,6 +195,7 @@ impl<'s, F: Fabric> Lanes<'s, F> {
     /// A new job. A GET whose location is cached needs no task: it is posted here, and looked at
     /// when it completed.
     fn begin(&mut self, id: LaneId) {
+        self.begun += 1;
         let lane = &mut self.lanes[usize::from(id.0)];
         if let Action::Get = lane.job.action {
             match lane.job.operation(self.engine, id).post_cached() {
@@ -252,6 +267,7 @@ impl<'s, F: Fabric> Lanes<'s, F> {
     /// It has an answer, and with it those whose jobs it did.
     #[inline]
     fn finish(&mut self, id: LaneId) {
+        self.begun -= 1;
         self.finished.push_back(id);
         if let Some(first) = self.lanes[usize::from(id.0)].shared.take() {
             self.finish_shared(id, first);
@@ -293,30 +309,45 @@ impl<'s, F: Fabric> Lanes<'s, F> {
         self.take()
     }
 
-    /// Lets lanes go on as long as the fabric has room for what they post. Whoever does not get on
+    /// Lets lanes go on as long as the fabric has room for what they post. A lane without room
     /// waits with nothing posted, so that however much is in flight, what is posted is executed
     /// while it is fresh.
     fn poll_lanes(&mut self) {
-        if !self.completed.is_empty() {
+        if !self.completed.is_empty() || !self.tasks.is_empty() {
             self.engine.endpoint.tick();
-            while self.engine.endpoint.has_room()
-                && let Some(id) = self.completed.pop_front()
+            while let Some(id) = self.completed.pop_front() {
+                match self.lanes[usize::from(id.0)].state {
+                    State::InTask => self.tasks.push_back(id),
+                    // What was READ is looked at in any case.
+                    _ => self.go_on(id),
+                }
+            }
+            while self.engine.endpoint.has_room(0)
+                && let Some(id) = self.tasks.pop_front()
             {
                 self.go_on(id);
             }
         }
         let any_new = !self.gets.is_empty() || !self.changes.is_empty();
-        if any_new && self.engine.endpoint.has_room() {
+        if any_new && self.has_room_for_new() {
             // Anew: looking at large values took its time.
             self.engine.endpoint.tick();
             self.recent.forget();
-            while self.engine.endpoint.has_room()
+            while self.has_room_for_new()
                 && let Some(id) = self.next_new()
             {
                 self.go_on(id);
             }
             self.changes_first = !self.changes_first && !self.changes.is_empty();
         }
+    }
+
+    /// Whether another operation may begin. Those that have begun count with all that they are
+    /// likely to have in flight: of a GET whose location is not cached that is a small window now,
+    /// and a value of any size later, when the window must not have grown old.
+    #[inline]
+    fn has_room_for_new(&self) -> bool {
+        self.tasks.is_empty() && self.engine.endpoint.has_room(self.begun * self.operation_bytes)
     }
 
     #[inline]
@@ -336,6 +367,11 @@ impl<'s, F: Fabric> Lanes<'s, F> {
         let counted = fabric.lane_counters(id);
         lane.counters = counted.since(&lane.counted);
         lane.counted = *counted;
+        if lane.counters.round_trips > 0 {
+            let bytes = lane.counters.bytes() / OPERATIONS_AVERAGED;
+            self.operation_bytes -= self.operation_bytes / OPERATIONS_AVERAGED;
+            self.operation_bytes += bytes;
+        }
         let result = match answer {
             Ok(Answer { applied, found }) => Ok(match lane.job.action {
                 Action::Get => Outcome::Value(found.map(|found| {

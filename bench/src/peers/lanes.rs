@@ -141,7 +141,7 @@ impl<'s, P: Peer> Lanes<'s, P> {
             endpoint.tick();
         }
         let mut context = Context::from_waker(Waker::noop());
-        while endpoint.has_room()
+        while endpoint.has_room(0)
             && let Some(id) = self.ready.pop_front()
         {
             let lane = &mut self.lanes[usize::from(id)];

@@ -22,8 +22,12 @@ impl<F: Fabric + ?Sized> Fabric for Box<F> {
         (**self).post(lane, chain, deadline);
     }
 
-    fn has_room(&self) -> bool {
-        (**self).has_room()
+    fn has_room(&self, under_way_bytes: u64) -> bool {
+        (**self).has_room(under_way_bytes)
+    }
+
+    fn set_patience(&mut self, patience: Nanos) {
+        (**self).set_patience(patience);
     }
 
     fn wait(&mut self, lane: LaneId, until: Nanos) {

@@ -74,10 +74,11 @@ impl<F: Fabric> Endpoint<F> {
         self.ticked_at.set(self.fabric.borrow().now());
     }
 
-    /// Whether a chain posted now goes with the next doorbell.
+    /// Whether a chain posted now goes with the next doorbell, where the operations under way will
+    /// have about so many bytes in flight.
     #[inline]
-    pub fn has_room(&self) -> bool {
-        self.fabric.borrow().has_room()
+    pub fn has_room(&self, under_way_bytes: u64) -> bool {
+        self.fabric.borrow().has_room(under_way_bytes)
     }
 
     /// What a buffer of a lane holds; never across an `.await`.

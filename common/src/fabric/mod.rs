@@ -8,6 +8,7 @@ mod boxed;
 mod clock;
 mod counters;
 mod endpoint;
+mod flight;
 pub mod shm;
 #[cfg(feature = "verbs")]
 #[allow(unsafe_code, reason = "the C libraries of RDMA")]
@@ -21,6 +22,7 @@ pub use aging::{clock_lag_max_ns, grace_ms_min, proof_age_max_ns};
 pub use clock::boot_time_ns;
 pub use counters::Counters;
 pub use endpoint::{Endpoint, InFlight};
+pub use flight::Flight;
 
 /// Nanoseconds of a monotonic clock that goes on while the machine is suspended.
 pub type Nanos = u64;
@@ -143,6 +145,10 @@ pub enum ChainError {
     /// nobody misses ([`ChainError::Fenced`]).
     #[error("the connection broke while the chain was on its way: it may or may not have happened")]
     Unknown,
+    /// The lane has a chain in flight already, which goes on and completes on its own. Nothing of
+    /// this one was executed.
+    #[error("the lane has a chain in flight already")]
+    Busy,
     /// The system did not let the buffer be registered with the RDMA device. Nothing of the chain
     /// was executed.
     #[error(
@@ -203,11 +209,15 @@ pub trait Fabric {
     /// Queues a chain. Its outcome comes from [`Fabric::poll`], errors included.
     fn post(&mut self, lane: LaneId, chain: &[Verb], deadline: Nanos);
 
-    /// Whether what is posted next goes with the next doorbell. Without room, what is posted waits
-    /// and grows old: a pipeline starts nothing more until something completed.
-    fn has_room(&self) -> bool {
+    /// Whether a chain posted next goes with the next doorbell and does not queue for long, where
+    /// the operations under way will have about so many bytes in flight. Without room, what is
+    /// posted waits and grows old: a pipeline starts nothing more until something completed.
+    fn has_room(&self, _under_way_bytes: u64) -> bool {
         true
     }
+
+    /// Operations believe what they READ for this long: chains may queue for a small part of it.
+    fn set_patience(&mut self, _patience: Nanos) {}
 
     /// Queues a wait: the lane completes once the clock reads `until`.
     fn wait(&mut self, lane: LaneId, until: Nanos);
@@ -229,7 +239,8 @@ pub trait Fabric {
 
     /// Makes the buffer at least this long; keeps its content. Grows by doubling, so that a steady
     /// workload stops allocating. False where the device may not have that much: then verbs that
-    /// need it fail with [`ChainError::Unregistered`].
+    /// need it fail with [`ChainError::Unregistered`]. False, too, and nothing grows, while a
+    /// device may have the lane's buffers.
     fn reserve(&mut self, lane: LaneId, buffer: Buffer, bytes: usize) -> bool;
 
     /// Executes one chain, when no other lane has anything in flight, and waits for its end.

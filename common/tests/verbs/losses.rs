@@ -28,7 +28,7 @@ fn a_refused_doorbell_leaves_room() {
         let completion = std::iter::repeat_with(|| fabric.poll()).flatten().next().unwrap();
         assert_eq!(completion.result, Err(ChainError::Unknown));
     }
-    assert!(fabric.is_broken() && fabric.has_room());
+    assert!(fabric.is_broken() && fabric.has_room(0));
     let read = Verb::Read { remote: 0, into: Buffer::Block, bytes: 8 };
     assert_eq!(fabric.run(LANE, &[read], deadline), Err(ChainError::Fenced));
 }

@@ -242,8 +242,9 @@ impl Fabric for ShmFabric {
         self.posted.push_back(lane_id);
     }
 
+    /// Only what is posted counts: it is executed at the doorbell, and nothing stays in flight.
     #[inline]
-    fn has_room(&self) -> bool {
+    fn has_room(&self, _: u64) -> bool {
         self.posted_bytes < RING_BYTES_MAX
     }
 

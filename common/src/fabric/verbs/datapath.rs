@@ -6,6 +6,7 @@ use std::ptr::null_mut;
 use super::fabric::VerbsFabric;
 use super::ffi::ibv_wc_status;
 use super::lanes::{Lane, Stage};
+use super::types::LOOK_NS_MAX;
 use super::work::{Origin, buffer_of, has_deadline, is_atomic, meaning, request};
 use crate::fabric::{
     Buffer, CHAIN_VERBS_MAX, ChainError, Completion, Counters, Fabric, LaneId, Nanos, Timing, Verb,
@@ -13,13 +14,15 @@ use crate::fabric::{
 
 /// Looks at the completion queue between two looks at the clock while spinning.
 const SPINS_PER_LOOK: u32 = 16;
+/// The same for a caller that only polls, and never waits.
+const POLLS_PER_LOOK: u32 = 64;
 
 impl VerbsFabric {
     /// Fills in the lane's work requests.
     #[inline]
     fn prepare(&mut self, lane_id: LaneId, chain: &[Verb]) -> Result<(), ChainError> {
         let lane = &mut self.lanes.all[usize::from(lane_id.0)];
-        lane.counters.count(chain);
+        lane.bytes = lane.counters.count(chain);
         for verb in chain {
             if let Some((buffer, bytes)) = buffer_of(*verb)
                 && !self.lanes.provide(lane_id.0, buffer, bytes as usize)
@@ -45,9 +48,8 @@ impl VerbsFabric {
 
     #[inline]
     pub(super) fn finish(&mut self, lane: LaneId, result: Result<u64, ChainError>) {
-        let of = &mut self.lanes.all[usize::from(lane.0)];
-        (of.result, of.stage) = (result, Stage::Idle);
-        self.completed.push_back(lane);
+        self.lanes.all[usize::from(lane.0)].stage = Stage::Idle;
+        self.completed.push_back(Completion { lane, result });
     }
 
     /// Hands a list to the device. The last work request of each chain is signaled, and the error
@@ -103,6 +105,8 @@ impl VerbsFabric {
         of.stage = Stage::Idle;
         self.flying -= 1;
         self.room += of.verbs;
+        let clock = &self.clock;
+        self.flight.arrive(lane, of.bytes, of.deadline < Nanos::MAX, || clock.now());
         let has_atomic = of.chain[..of.verbs].iter().any(|verb| is_atomic(*verb));
         let result = result.map(|_| if has_atomic { self.lanes.found(origin.lane) } else { 0 });
         Some(Completion { lane, result })
@@ -125,11 +129,15 @@ impl Fabric for VerbsFabric {
     #[inline]
     fn post(&mut self, lane_id: LaneId, chain: &[Verb], deadline: Nanos) {
         assert!((1..=CHAIN_VERBS_MAX).contains(&chain.len()), "a chain has 1 to 4 verbs");
+        if self.lanes.all[usize::from(lane_id.0)].stage != Stage::Idle {
+            // The device may have its buffers and its work requests.
+            let result = Err(ChainError::Busy);
+            return self.completed.push_back(Completion { lane: lane_id, result });
+        }
         if let Err(error) = self.prepare(lane_id, chain) {
             return self.finish(lane_id, Err(error));
         }
         let lane = &mut self.lanes.all[usize::from(lane_id.0)];
-        debug_assert_eq!(lane.stage, Stage::Idle);
         lane.verbs = chain.len();
         lane.chain[..chain.len()].copy_from_slice(chain);
         // For ever, for a chain that may come late: it needs no look at the clock.
@@ -137,13 +145,21 @@ impl Fabric for VerbsFabric {
         lane.deadline = if has_deadline { deadline } else { Nanos::MAX };
         lane.stage = Stage::Posted;
         lane.result = Ok(0);
+        self.posted_bytes += lane.bytes;
         self.posted.push_back(lane_id);
     }
 
-    /// The send queue is the room; some devices have less than all lanes could fill.
+    /// The send queue is the room, of which some devices have less than all lanes could fill, and
+    /// what the link carries in good time.
     #[inline]
-    fn has_room(&self) -> bool {
+    fn has_room(&self, under_way_bytes: u64) -> bool {
         (self.posted.len() + 1) * CHAIN_VERBS_MAX <= self.room
+            && self.flight.admits(self.posted_bytes)
+            && self.flight.admits_all(under_way_bytes)
+    }
+
+    fn set_patience(&mut self, patience: Nanos) {
+        self.flight.set_patience(patience);
     }
 
     fn wait(&mut self, lane: LaneId, until: Nanos) {
@@ -154,24 +170,28 @@ impl Fabric for VerbsFabric {
         if self.posted.is_empty() {
             return;
         }
-        // When what is posted now may take effect at the latest.
-        let mut by = None;
+        let mut now = None;
         let (mut first, mut last) = (None, None);
         while let Some(&id) = self.posted.front() {
-            let Lane { verbs, deadline, .. } = self.lanes.all[usize::from(id.0)];
-            let is_late = deadline < Nanos::MAX
-                && *by.get_or_insert_with(|| self.clock.now() + self.delivery_max_ns) > deadline;
+            let Lane { verbs, bytes, deadline, .. } = self.lanes.all[usize::from(id.0)];
+            let changes = deadline < Nanos::MAX;
+            let mut now = || *now.get_or_insert_with(|| self.clock.now());
+            // What leaves now may take effect so much later.
+            let is_late = changes && now() + self.delivery_max_ns + LOOK_NS_MAX > deadline;
             if self.broken_at.is_some() || is_late {
                 self.posted.pop_front();
+                self.posted_bytes -= bytes;
                 let fenced = self.broken_at.is_some();
                 let error = if fenced { ChainError::Fenced } else { ChainError::Late };
                 self.finish(id, Err(error));
                 continue;
             }
-            if verbs > self.room {
+            if verbs > self.room || !self.flight.admits(0) {
                 break;
             }
+            self.flight.leave(id, bytes, changes, now);
             self.posted.pop_front();
+            self.posted_bytes -= bytes;
             self.room -= verbs;
             self.flying += 1;
             self.lanes.all[usize::from(id.0)].stage = Stage::Flying;
@@ -189,9 +209,8 @@ impl Fabric for VerbsFabric {
 
     #[inline]
     fn poll(&mut self) -> Option<Completion> {
-        if let Some(lane) = self.completed.pop_front() {
-            let result = std::mem::replace(&mut self.lanes.all[usize::from(lane.0)].result, Ok(0));
-            return Some(Completion { lane, result });
+        if let Some(completion) = self.completed.pop_front() {
+            return Some(completion);
         }
         if self.flying > 0 {
             while let Some((origin, status)) = self.next_arrived() {
@@ -199,6 +218,10 @@ impl Fabric for VerbsFabric {
                     (self.idle_since, self.spins) = (0, 0);
                     return Some(completion);
                 }
+            }
+            self.looks = self.looks.wrapping_add(1);
+            if self.looks.is_multiple_of(POLLS_PER_LOOK) {
+                self.look_at_clock(self.clock.now());
             }
         }
         let clock = &self.clock;
@@ -215,10 +238,10 @@ impl Fabric for VerbsFabric {
         if self.idle_since == 0 {
             self.idle_since = now;
         }
+        if self.flying > 0 {
+            self.look_at_clock(now);
+        }
         if now.saturating_sub(self.idle_since) > self.spin_ns {
-            if self.flying > 0 {
-                self.look_at_clock(now);
-            }
             if self.completed.is_empty() {
                 self.sleep(now);
             }

@@ -14,7 +14,7 @@ use super::types::{Options, RemoteRegion, VerbsError};
 use super::work::meaning;
 use crate::fabric::clock::Clock;
 use crate::fabric::waits::Waits;
-use crate::fabric::{LaneId, Nanos};
+use crate::fabric::{ChainError, Completion, Flight, LaneId, Nanos};
 
 /// Completions taken at a time.
 const COMPLETIONS_MAX: usize = 32;
@@ -26,11 +26,14 @@ const FLUSH_NS_MAX: Nanos = 1_000_000_000;
 /// Executes chains through the device, one `ibv_post_send` a doorbell.
 ///
 /// A chain whose deadline would pass before the device must have given up is refused at its
-/// doorbell. What remains open is that the process stops between that look at the clock and the
-/// doorbell a few instructions later.
+/// doorbell, and the queue pair is broken off when its oldest chain that changes the region is
+/// older than that. What remains open is a process that stops: between that look at the clock and
+/// the doorbell, or with such a chain in flight.
+///
+/// How much is in flight is bounded by what the link was seen to carry ([`Flight`]).
 ///
 /// A queue pair that reported an error is finished: whatever is posted later fails at once with
-/// [`ChainError::Fenced`](crate::fabric::ChainError::Fenced), without having been executed.
+/// [`ChainError::Fenced`], without having been executed.
 pub struct VerbsFabric {
     pub(super) lanes: Lanes,
     pub(super) remote: RemoteRegion,
@@ -43,16 +46,21 @@ pub struct VerbsFabric {
     pub(super) lateness_max_ns: Nanos,
     pub(super) spin_ns: Nanos,
     pub(super) posted: VecDeque<LaneId>,
-    pub(super) completed: VecDeque<LaneId>,
+    pub(super) completed: VecDeque<Completion>,
     pub(super) waiting: Waits,
+    /// Payload of the chains that wait for the doorbell.
+    pub(super) posted_bytes: u64,
     /// Work requests the queue pair has room for.
     pub(super) room: usize,
-    /// Chains with the device.
+    /// Chains with the device: how many, and how much of them there may be.
     pub(super) flying: usize,
+    pub(super) flight: Flight,
     /// When the queue pair reported its first error.
     pub(super) broken_at: Option<Nanos>,
     pub(super) arrived: Arrived,
     pub(super) spins: u32,
+    /// Looks at the completion queue that found nothing.
+    pub(super) looks: u32,
     /// When the caller began to find nothing; 0 when it does not.
     pub(super) idle_since: Nanos,
     pub(super) doorbells: u64,
@@ -95,11 +103,14 @@ impl VerbsFabric {
             posted: VecDeque::with_capacity(count),
             completed: VecDeque::with_capacity(count),
             waiting: Waits::with_capacity(count),
+            posted_bytes: 0,
             room: sends as usize,
             flying: 0,
+            flight: Flight::new(lanes),
             broken_at: None,
             arrived: Arrived { all, next: 0, count: 0 },
             spins: 0,
+            looks: 0,
             idle_since: 0,
             doorbells: 0,
         })
@@ -118,6 +129,7 @@ impl VerbsFabric {
         self.queue_pair = None;
         self.arrived.count = self.arrived.next;
         self.flying = 0;
+        self.flight.clear();
         for number in 0..self.lanes.all.len() {
             let lane = &self.lanes.all[number];
             if lane.stage == Stage::Flying {
@@ -181,14 +193,22 @@ impl VerbsFabric {
         }
     }
 
-    /// Gives up on a device that does not hand back what it has.
-    #[cold]
+    /// Gives up on a device that does not hand back what it has, and on a connection that has
+    /// carried a change for so long that it might take effect too late.
+    #[inline]
     pub(super) fn look_at_clock(&mut self, now: Nanos) {
-        let idle = now.saturating_sub(self.idle_since);
+        let idle_since = if self.idle_since == 0 { now } else { self.idle_since };
+        let delivery = self.delivery_max_ns;
         match self.broken_at {
             Some(at) if now.saturating_sub(at) > FLUSH_NS_MAX => self.destroy(),
-            None if idle > self.delivery_max_ns => self.break_off(),
-            _ => {}
+            Some(_) => {}
+            None => {
+                if now.saturating_sub(idle_since) > delivery
+                    || self.flight.has_change_older_than(delivery, now)
+                {
+                    self.break_off();
+                }
+            }
         }
     }
 }

@@ -33,9 +33,12 @@ pub(super) enum Stage {
 pub(super) struct Lane {
     pub(super) chain: [Verb; CHAIN_VERBS_MAX],
     pub(super) verbs: usize,
+    /// The chain's payload.
+    pub(super) bytes: u64,
+    /// For ever, if the chain changes nothing.
     pub(super) deadline: Nanos,
     pub(super) stage: Stage,
-    /// The first error of the chain under way, or the result of one that was not posted.
+    /// The first error of the chain under way.
     pub(super) result: Result<u64, ChainError>,
     pub(super) memory: LaneMemory,
     /// Buffers that outgrew the arena.
@@ -79,6 +82,7 @@ impl Lanes {
             Lane {
                 chain: [NO_VERB; CHAIN_VERBS_MAX],
                 verbs: 0,
+                bytes: 0,
                 deadline: 0,
                 stage: Stage::Idle,
                 result: Ok(0),
@@ -168,6 +172,7 @@ impl Lanes {
 
     /// Makes a buffer at least this long; false when the system does not let it be registered. The
     /// buffer is as long as asked for even then, and of no use to the device until less will do.
+    /// False, too, while a chain of the lane is under way: its work requests name the buffer.
     #[inline]
     pub(super) fn provide(&mut self, lane: u16, buffer: Buffer, bytes: usize) -> bool {
         let of = &self.all[usize::from(lane)];
@@ -178,6 +183,9 @@ impl Lanes {
     #[cold]
     fn grow(&mut self, lane: u16, buffer: Buffer, bytes: usize) -> bool {
         let of = &mut self.all[usize::from(lane)];
+        if of.stage != Stage::Idle {
+            return false;
+        }
         let (grown, plain) = (&mut of.grown[buffer as usize], &mut of.plain[buffer as usize]);
         let stretch = &mut of.memory.buffers[buffer as usize];
         let registered = plain.as_ref().map_or(*stretch, |plain| plain.instead_of);

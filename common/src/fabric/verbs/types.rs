@@ -23,6 +23,9 @@ const ACK_TIMEOUT_SLACK: Nanos = 4;
 /// How long a chain may wait for its doorbell before it is refused: longer than a busy machine
 /// keeps a process from its processor, and little beside the rest.
 const QUEUED_MAX_NS: Nanos = 500_000_000;
+/// How much later than it should a session may notice that a chain is too old: it sleeps for at
+/// most half of this.
+pub(super) const LOOK_NS_MAX: Nanos = 200_000_000;
 
 /// How to connect and to wait. The default is for a data-centre network that loses few packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,16 +66,19 @@ impl Options {
         self.ack_timeout.clamp(*ACK_TIMEOUT.start(), *ACK_TIMEOUT.end())
     }
 
-    /// How long after its doorbell a verb can still take effect: then the device gives the queue
-    /// pair up. Nanoseconds.
+    /// How long a device goes on with a verb that its peer does not acknowledge, and how long a
+    /// chain that changes something may be under way before its connection is broken off.
+    /// Nanoseconds.
     pub fn delivery_max_ns(&self) -> Nanos {
         let timeout = ACK_TIMEOUT_UNIT_NS << self.ack_exponent();
         timeout * ACK_TIMEOUT_SLACK * (Nanos::from(self.retries()) + 1)
     }
 
-    /// How long after its post a chain can still take effect: it may wait for its doorbell, too.
+    /// How long after its post a chain can still take effect (L in `docs/protocol.md`): it may
+    /// wait for its doorbell, queue and be sent again until it is broken off, and that may be
+    /// noticed late.
     pub fn lateness_max_ns(&self) -> Nanos {
-        self.delivery_max_ns() + QUEUED_MAX_NS
+        QUEUED_MAX_NS + self.delivery_max_ns() + LOOK_NS_MAX
     }
 
     /// The shortest GRACE with which a writer can rely on what it knows of a slot for some time
@@ -191,11 +197,11 @@ mod tests {
         let nominal = 7 * (4_096 << 16);
         assert_eq!(options.delivery_max_ns(), 4 * nominal);
         assert!((1_800_000_000..2_000_000_000).contains(&nominal));
-        assert_eq!(options.lateness_max_ns(), 4 * nominal + 500_000_000);
-        // 8.0 s of what there is, and a GRACE to work with.
-        assert_eq!(options.grace_ms_min(), 52);
+        assert_eq!(options.lateness_max_ns(), 4 * nominal + 700_000_000);
+        // 8.2 s of what there is, and a GRACE to work with.
+        assert_eq!(options.grace_ms_min(), 53);
         let slow = Options { ack_timeout: 18, ..options };
-        assert_eq!(slow.grace_ms_min(), 193);
+        assert_eq!(slow.grace_ms_min(), 194);
         // For ever is no bound.
         let endless = Options { retry_count: 7, ..options };
         assert_eq!(endless.delivery_max_ns(), options.delivery_max_ns());
