@@ -80,9 +80,9 @@ bench-compare: build ## Farside beside what others published, in one boot: targe
 	@tests/vm/build.sh
 	@tests/vm/bench-compare
 
-deny: ## Checks licences and sources of all dependencies
+deny: ## Checks licences and sources of all dependencies, and what is known against them
 	command -v cargo-deny >/dev/null || cargo install --locked cargo-deny
-	cargo deny check bans licenses sources
+	tools/scripts/deny.sh
 
 clean: ## Removes what was built
 	cargo clean

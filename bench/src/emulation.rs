@@ -3,17 +3,22 @@
 //! trip after the device would have been done with it.
 //!
 //! The device takes one chain after another, each for as long as its verbs take at the published
-//! rates of a ConnectX-5, or its payload takes on 100 Gb/s if that is longer. Not emulated: the
+//! rates of a ConnectX-5, or its payload takes on the link if that is longer: 100 Gb/s, or what the
+//! caller says. As over verbs, what is in flight is bounded by what the link carries. Not
+//! emulated: the
 //! server's device as a bottleneck for several clients (each session has a device of its own),
 //! packet headers, PCIe, doorbells, and that atomic verbs slow down READs beside them.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use clap::ValueEnum;
 use farside::around::{Around, Rule, Wrap};
 use farside_common::attach::AnyFabric;
-use farside_common::fabric::{Completion, Fabric, LaneId, Nanos, Verb};
+use farside_common::fabric::{
+    CHAIN_VERBS_MAX, ChainError, Completion, Counters, Fabric, Flight, LaneId, Nanos, Verb,
+};
 
 /// A network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -37,104 +42,219 @@ const READ_PS: u64 = 1_000_000 / 88;
 const WRITE_PS: u64 = 1_000_000 / 107;
 /// 20 million atomic verbs.
 const ATOMIC_PS: u64 = 1_000_000 / 20;
-/// 100 Gb/s.
-const BYTE_PS: u64 = 80;
+/// 100 Gb/s, in bytes a second.
+const BANDWIDTH: u64 = 12_500_000_000;
+const PS_PER_S: u64 = 1_000_000_000_000;
 
 /// A fabric behind the emulated network.
 pub type Emulated<F> = Around<F, Network>;
 
 /// Puts the network around a fabric that has so many lanes.
-pub fn around<F: Fabric + ?Sized>(fabric: Box<F>, lanes: u16) -> Emulated<F> {
-    let lanes = usize::from(lanes);
+pub fn around<F: Fabric + ?Sized>(fabric: Box<F>, lanes: u16, link: Link) -> Emulated<F> {
+    let count = usize::from(lanes);
     let rule = Network {
+        byte_ps: PS_PER_S / link.bytes_per_s.max(1),
         free_at_ps: 0,
-        posted: Vec::with_capacity(lanes),
-        due: vec![None; lanes],
-        told: VecDeque::with_capacity(lanes),
+        queue: VecDeque::with_capacity(count),
+        queued_bytes: 0,
+        flight: Flight::new(lanes),
+        due: vec![None; count],
+        told: VecDeque::with_capacity(count),
+        time: link.own_time.map(|now| OwnTime { now, waits: Vec::new() }),
     };
     Around { rule, fabric }
 }
 
 /// The same where the fabric is known only now.
-pub fn around_any(fabric: AnyFabric, lanes: u16) -> Emulated<dyn Fabric + Send> {
+pub fn around_any(fabric: AnyFabric, lanes: u16, link: Link) -> Emulated<dyn Fabric + Send> {
     let fabric: Box<dyn Fabric + Send> = match fabric {
         AnyFabric::Shm(fabric) => Box::new(fabric),
         AnyFabric::Verbs(fabric) => Box::new(fabric),
     };
-    around(fabric, lanes)
+    around(fabric, lanes, link)
 }
 
 /// The same for the sessions of a client.
-pub fn wrap() -> Wrap {
-    Arc::new(|fabric, lanes| Box::new(around(fabric, lanes)))
+pub fn wrap(link: Link) -> Wrap {
+    Arc::new(move |fabric, lanes| Box::new(around(fabric, lanes, link.clone())))
+}
+
+/// What carries the payload.
+#[derive(Clone, Debug)]
+pub struct Link {
+    /// How much of it.
+    pub bytes_per_s: u64,
+    /// A clock in nanoseconds, if time is to pass only while a session waits, and then up to what
+    /// it waits for: what happens does not depend on this machine. For one session, which must not
+    /// wait for its server.
+    pub own_time: Option<Arc<AtomicU64>>,
+}
+
+impl Default for Link {
+    fn default() -> Self {
+        Self { bytes_per_s: BANDWIDTH, own_time: None }
+    }
 }
 
 /// What is on its way.
 pub struct Network {
+    /// How long the link takes for a byte.
+    byte_ps: u64,
     /// When the device is done with all chains so far.
     free_at_ps: u64,
-    /// Chains since the last doorbell, and how long the device will take for each.
-    posted: Vec<(LaneId, u64)>,
+    /// Chains that have not left.
+    queue: VecDeque<Queued>,
+    queued_bytes: u64,
+    flight: Flight,
     /// By lane, when its chain's completion is due; none for a lane that waits for a time.
-    due: Vec<Option<Nanos>>,
+    due: Vec<Option<Due>>,
     /// Executed, and not told yet; the first due comes first.
     told: VecDeque<(Nanos, Completion)>,
+    time: Option<OwnTime>,
 }
 
-/// How long the device takes.
-fn service_ps(chain: &[Verb]) -> u64 {
-    let cost = |verb: &Verb| match *verb {
-        Verb::Read { bytes, .. } => (READ_PS, bytes),
-        Verb::Write { bytes, .. } => (WRITE_PS, bytes),
-        Verb::WriteHalf { .. } => (WRITE_PS, 4),
-        Verb::WriteWord { .. } => (WRITE_PS, 8),
-        Verb::CompareSwap { .. } | Verb::FetchAdd { .. } => (ATOMIC_PS, 8),
-    };
-    let (mut verbs_ps, mut bytes_ps) = (0, 0);
-    for (verb_ps, bytes) in chain.iter().map(cost) {
-        verbs_ps += verb_ps;
-        bytes_ps += BYTE_PS * u64::from(bytes);
+/// A chain that has not left.
+struct Queued {
+    lane: LaneId,
+    chain: [Verb; CHAIN_VERBS_MAX],
+    verbs: usize,
+    bytes: u64,
+    deadline: Nanos,
+}
+
+/// When a chain's completion is due.
+#[derive(Clone, Copy)]
+struct Due {
+    at: Nanos,
+    bytes: u64,
+    changes: bool,
+}
+
+/// A clock that this machine has no part in, and the lanes that wait for it.
+struct OwnTime {
+    now: Arc<AtomicU64>,
+    waits: Vec<(Nanos, LaneId)>,
+}
+
+impl Network {
+    /// How long the device takes.
+    fn service_ps(&self, chain: &[Verb]) -> u64 {
+        let cost = |verb: &Verb| match *verb {
+            Verb::Read { bytes, .. } => (READ_PS, bytes),
+            Verb::Write { bytes, .. } => (WRITE_PS, bytes),
+            Verb::WriteHalf { .. } => (WRITE_PS, 4),
+            Verb::WriteWord { .. } => (WRITE_PS, 8),
+            Verb::CompareSwap { .. } | Verb::FetchAdd { .. } => (ATOMIC_PS, 8),
+        };
+        let (mut verbs_ps, mut bytes_ps) = (0, 0);
+        for (verb_ps, bytes) in chain.iter().map(cost) {
+            verbs_ps += verb_ps;
+            bytes_ps += self.byte_ps * u64::from(bytes);
+        }
+        verbs_ps.max(bytes_ps)
     }
-    verbs_ps.max(bytes_ps)
+
+    /// Hands over to the fabric what the link has room for.
+    fn release<F: Fabric + ?Sized>(&mut self, fabric: &mut F) {
+        let now = self.now(fabric);
+        self.free_at_ps = self.free_at_ps.max(now * 1000);
+        while self.flight.admits(0)
+            && let Some(queued) = self.queue.pop_front()
+        {
+            let Queued { lane, chain, verbs, bytes, deadline } = queued;
+            let chain = &chain[..verbs];
+            self.queued_bytes -= bytes;
+            let changes = chain.iter().any(|verb| !matches!(verb, Verb::Read { .. }));
+            if changes && self.time.is_some() && now > deadline {
+                self.told.push_front((now, Completion { lane, result: Err(ChainError::Late) }));
+                continue;
+            }
+            self.free_at_ps += self.service_ps(chain);
+            let at = self.free_at_ps.div_ceil(1000) + ROUND_TRIP_NS;
+            self.due[usize::from(lane.0)] = Some(Due { at, bytes, changes });
+            self.flight.leave(lane, bytes, changes, || now);
+            // The fabric's own clock is another one.
+            let deadline = if self.time.is_some() { Nanos::MAX } else { deadline };
+            fabric.post(lane, chain, deadline);
+        }
+    }
 }
 
 impl<F: Fabric + ?Sized> Rule<F> for Network {
-    fn post(&mut self, fabric: &mut F, lane: LaneId, chain: &[Verb], deadline: Nanos) {
-        self.posted.push((lane, service_ps(chain)));
-        fabric.post(lane, chain, deadline);
+    fn now(&self, fabric: &F) -> Nanos {
+        self.time.as_ref().map_or_else(|| fabric.now(), |time| time.now.load(Ordering::Relaxed))
+    }
+
+    fn post(&mut self, _: &mut F, lane: LaneId, chain: &[Verb], deadline: Nanos) {
+        let bytes = Counters::default().count(chain);
+        let verbs = chain.len();
+        let mut copy = [chain[0]; CHAIN_VERBS_MAX];
+        copy[..verbs].copy_from_slice(chain);
+        self.queued_bytes += bytes;
+        self.queue.push_back(Queued { lane, chain: copy, verbs, bytes, deadline });
+    }
+
+    fn has_room(&self, fabric: &F, under_way_bytes: u64) -> bool {
+        fabric.has_room(under_way_bytes)
+            && self.flight.admits(self.queued_bytes)
+            && self.flight.admits_all(under_way_bytes)
+    }
+
+    fn set_patience(&mut self, fabric: &mut F, patience: Nanos) {
+        fabric.set_patience(patience);
+        self.flight.set_patience(patience);
+    }
+
+    fn wait(&mut self, fabric: &mut F, lane: LaneId, until: Nanos) {
+        match &mut self.time {
+            Some(time) => time.waits.push((until, lane)),
+            None => fabric.wait(lane, until),
+        }
     }
 
     fn ring(&mut self, fabric: &mut F) {
-        if !self.posted.is_empty() {
-            self.free_at_ps = self.free_at_ps.max(fabric.now() * 1000);
-        }
-        for (lane, service_ps) in self.posted.drain(..) {
-            self.free_at_ps += service_ps;
-            self.due[usize::from(lane.0)] = Some(self.free_at_ps.div_ceil(1000) + ROUND_TRIP_NS);
+        if !self.queue.is_empty() {
+            self.release(fabric);
         }
         fabric.ring();
     }
 
     fn poll(&mut self, fabric: &mut F) -> Option<Completion> {
         while let Some(completion) = fabric.poll() {
-            let Some(due) = self.due[usize::from(completion.lane.0)].take() else {
+            let Some(Due { at: due, .. }) = self.due[usize::from(completion.lane.0)] else {
                 return Some(completion);
             };
             let at = self.told.partition_point(|(other, _)| *other <= due);
             self.told.insert(at, (due, completion));
         }
-        let (due, _) = self.told.front()?;
-        if *due > fabric.now() {
-            return None;
+        let now = self.now(fabric);
+        if let Some(time) = &mut self.time
+            && let Some(at) = time.waits.iter().position(|(until, _)| *until <= now)
+        {
+            let (_, lane) = time.waits.swap_remove(at);
+            return Some(Completion { lane, result: Ok(0) });
         }
-        self.told.pop_front().map(|(_, completion)| completion)
+        let (_, completion) = self.told.pop_front_if(|(due, _)| *due <= now)?;
+        if let Some(due) = self.due[usize::from(completion.lane.0)].take() {
+            self.flight.arrive(completion.lane, due.bytes, due.changes, || now);
+        }
+        Some(completion)
     }
 
     fn relax(&mut self, fabric: &mut F) {
-        if self.told.is_empty() {
-            fabric.relax();
-        } else {
-            std::hint::spin_loop();
+        let told = self.told.front().map(|(due, _)| *due);
+        match &self.time {
+            Some(time) => {
+                let next = time.waits.iter().map(|(until, _)| *until).chain(told).min();
+                match next {
+                    Some(next) => {
+                        time.now.fetch_max(next, Ordering::Relaxed);
+                    }
+                    None => fabric.relax(),
+                }
+            }
+            None if told.is_none() => fabric.relax(),
+            None => std::hint::spin_loop(),
         }
     }
 }
@@ -152,7 +272,10 @@ mod tests {
         let file = tempfile::tempfile().unwrap();
         file.set_len(1 << 16).unwrap();
         let region = Arc::new(Region::map(&file).unwrap());
-        (around(Box::new(ShmFabric::new(region.clone(), None, LANES)), LANES), region)
+        (
+            around(Box::new(ShmFabric::new(region.clone(), None, LANES)), LANES, Link::default()),
+            region,
+        )
     }
 
     fn next(fabric: &mut Emulated<ShmFabric>) -> Completion {
@@ -205,8 +328,11 @@ mod tests {
     fn the_device_takes_what_verbs_or_bytes_take() {
         let read = |bytes| Verb::Read { remote: 0, into: Buffer::Block, bytes };
         let swap = Verb::CompareSwap { remote: 0, expected: 0, desired: 0 };
+        let (fabric, _) = fabric();
+        let service_ps = |chain: &[Verb]| fabric.rule.service_ps(chain);
         assert_eq!(service_ps(&[read(64)]), READ_PS);
-        assert_eq!(service_ps(&[read(4096)]), 4096 * BYTE_PS);
+        // 100 Gb/s.
+        assert_eq!(service_ps(&[read(4096)]), 4096 * 80);
         assert_eq!(service_ps(&[read(64), swap]), READ_PS + ATOMIC_PS);
     }
 }

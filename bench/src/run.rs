@@ -8,7 +8,7 @@ use farside_common::size::ByteSize;
 
 use crate::accounting::ServerUsage;
 use crate::args::Ycsb;
-use crate::emulation::{self, NetworkName};
+use crate::emulation;
 use crate::environment::Environment;
 use crate::interrupt::Interrupt;
 use crate::journal::{HistoryFile, NUMBER_BYTES};
@@ -93,7 +93,10 @@ pub fn ycsb(args: &Ycsb, interrupt: &Interrupt) -> Result<Measured> {
     if worked.recorder.operations() == 0 {
         return Err(Error::NoOperations);
     }
-    let network = args.network.map(|network| format!(", {}", network.label())).unwrap_or_default();
+    let bandwidth = args.bandwidth.map(|bandwidth| format!(", {bandwidth} a second"));
+    let bandwidth = bandwidth.unwrap_or_default();
+    let network = args.network.map(|network| format!(", {}{bandwidth}", network.label()));
+    let network = network.unwrap_or_default();
     let fabric = format!("{}{network}", servers.fabrics());
     let mut measured = Measured::new(fabric, worked, supervised);
     // A limit of several servers would have to share threads among them as the run does.
@@ -169,8 +172,8 @@ fn connect_to(args: &Ycsb, config: &ClientConfig) -> Result<Client> {
     if let Some(ByteSize(bytes)) = args.cache_bytes {
         builder = builder.cache_bytes(bytes as usize);
     }
-    if let Some(NetworkName::Emulated) = args.network {
-        builder = builder.around(emulation::wrap());
+    if let Some(link) = args.link() {
+        builder = builder.around(emulation::wrap(link));
     }
     let client = builder.connect().map_err(Error::client("connecting"))?;
     check_limits(args, &client)?;

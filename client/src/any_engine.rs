@@ -15,6 +15,7 @@ use crate::remote_depot::ControlDepot;
 
 /// What a session works with. Everything behind it is generic over the fabric; calls are matched
 /// here, once each.
+#[allow(clippy::large_enum_variant, reason = "one a session")]
 pub(crate) enum AnyEngine {
     Shm(Engine<ShmFabric, ControlDepot>),
     Verbs(Engine<VerbsFabric, ControlDepot>),

@@ -48,7 +48,8 @@ pub enum Error {
     /// than GRACE. Try again later.
     #[error(
         "gave up after {attempts} attempts: others kept changing the same slots, or READs took \
-         longer than the region's grace_ms"
+         longer than the region's grace_ms, which has to be larger where links are slow and values \
+         large"
     )]
     Contended {
         /// How often it was tried.

@@ -21,9 +21,8 @@ use crate::{Error, Result};
 use sharing::Recent;
 use task::{Job, Mailbox, run_lane};
 
-/// What operations are taken for before any has finished, in bytes.
+/// What an operation takes before any has finished, in bytes; then an average over about so many.
 const OPERATION_BYTES_AT_FIRST: u64 = 16 << 10;
-/// Their average is over about so many.
 const OPERATIONS_AVERAGED: u64 = 8;
 
 /// Who does what a lane is to do.
@@ -68,8 +67,8 @@ pub(crate) struct Lanes<'s, F: Fabric> {
     free: Vec<LaneId>,
     /// Lanes whose chain completed: to be polled first, before what they read grows old.
     completed: VecDeque<LaneId>,
-    /// Of these, those whose tasks may post another chain, and wait for room.
-    tasks: VecDeque<LaneId>,
+    /// Those of them that may post more and found no room. The last one, the freshest, goes first.
+    tasks: Vec<LaneId>,
     /// Lanes that were given a new job, GETs apart from what changes keys: they go first, and do
     /// not find what the others just replaced.
     gets: VecDeque<LaneId>,
@@ -129,7 +128,7 @@ impl<'s, F: Fabric> Lanes<'s, F> {
             lanes: (0..count).map(lane).collect(),
             free: (0..count).rev().map(LaneId).collect(),
             completed: VecDeque::with_capacity(count.into()),
-            tasks: VecDeque::with_capacity(count.into()),
+            tasks: Vec::with_capacity(count.into()),
             gets: VecDeque::with_capacity(count.into()),
             changes: VecDeque::with_capacity(count.into()),
             changes_first: false,
@@ -316,14 +315,15 @@ impl<'s, F: Fabric> Lanes<'s, F> {
         if !self.completed.is_empty() || !self.tasks.is_empty() {
             self.engine.endpoint.tick();
             while let Some(id) = self.completed.pop_front() {
-                match self.lanes[usize::from(id.0)].state {
-                    State::InTask => self.tasks.push_back(id),
-                    // What was READ is looked at in any case.
-                    _ => self.go_on(id),
+                let may_post = self.lanes[usize::from(id.0)].state == State::InTask;
+                if may_post && !self.engine.endpoint.has_room(0) {
+                    self.tasks.push(id);
+                } else {
+                    self.go_on(id);
                 }
             }
             while self.engine.endpoint.has_room(0)
-                && let Some(id) = self.tasks.pop_front()
+                && let Some(id) = self.tasks.pop()
             {
                 self.go_on(id);
             }
@@ -368,9 +368,8 @@ impl<'s, F: Fabric> Lanes<'s, F> {
         lane.counters = counted.since(&lane.counted);
         lane.counted = *counted;
         if lane.counters.round_trips > 0 {
-            let bytes = lane.counters.bytes() / OPERATIONS_AVERAGED;
-            self.operation_bytes -= self.operation_bytes / OPERATIONS_AVERAGED;
-            self.operation_bytes += bytes;
+            let before = self.operation_bytes - self.operation_bytes / OPERATIONS_AVERAGED;
+            self.operation_bytes = before + lane.counters.bytes() / OPERATIONS_AVERAGED;
         }
         let result = match answer {
             Ok(Answer { applied, found }) => Ok(match lane.job.action {

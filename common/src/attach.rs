@@ -83,6 +83,7 @@ struct Remote {
 }
 
 /// Whichever fabric the server's address names.
+#[allow(clippy::large_enum_variant, reason = "one a session")]
 pub enum AnyFabric {
     /// On this host.
     Shm(ShmFabric),

@@ -22,7 +22,7 @@ use farside_common::layout::{
 };
 
 use crate::daemon::Daemon;
-use crate::emulation::{self, NetworkName};
+use crate::emulation::{self, Link, NetworkName};
 use crate::environment::Environment;
 use crate::interrupt::Interrupt;
 use crate::keys::KEY_BYTES;
@@ -195,7 +195,8 @@ impl<'a> Ground<'a> {
             (None, AnyFabric::Shm(fabric)) => self.peer(scope, seat, fabric, memory),
             (None, AnyFabric::Verbs(fabric)) => self.peer(scope, seat, fabric, memory),
             (Some(NetworkName::Emulated), fabric) => {
-                self.peer(scope, seat, emulation::around_any(fabric, lanes), memory)
+                let fabric = emulation::around_any(fabric, lanes, Link::default());
+                self.peer(scope, seat, fabric, memory)
             }
         }
     }
@@ -203,7 +204,7 @@ impl<'a> Ground<'a> {
     fn connect(&self) -> Result<Client> {
         let mut builder = Client::builder().config(self.client).pipeline_depth(self.args.depth);
         if self.args.network.is_some() {
-            builder = builder.around(emulation::wrap());
+            builder = builder.around(emulation::wrap(Link::default()));
         }
         builder.connect().map_err(Error::client("connecting"))
     }
@@ -354,7 +355,7 @@ fn limit(args: &Compare, attached: &mut Attached) -> Result<(Limit, RawLimit)> {
         duration: Duration::from_secs_f64(args.seconds.min(LIMIT_SECONDS_MAX)),
         look: &|| Ok(()),
     };
-    let timed = rates(attached.fabric(args.depth)?, args.network, &plan)?;
+    let timed = rates(attached.fabric(args.depth)?, args.network.map(|_| Link::default()), &plan)?;
     let [read, write, cas, update] = timed.each_ref().map(Timed::rate);
     Ok((Limit { bytes: plan.bytes, read, write, cas, update }, RawLimit::of(&[timed])))
 }

@@ -153,7 +153,11 @@ fn finish<F: Fabric>(fabric: &mut F, mut due: usize) -> Result<()> {
                 Ok(_) | Err(ChainError::Late) => due -= 1,
                 Err(error) => return Err(error.into()),
             },
-            None => fabric.relax(),
+            None => {
+                // What had no room so far.
+                fabric.ring();
+                fabric.relax();
+            }
         }
     }
     Ok(())

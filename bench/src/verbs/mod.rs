@@ -19,7 +19,7 @@ use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
 use crate::args::Verbs;
-use crate::emulation::{self, NetworkName};
+use crate::emulation::{self, Link};
 use crate::environment::{Environment, Origin};
 use crate::interrupt::Interrupt;
 use crate::report::grouped;
@@ -112,16 +112,12 @@ pub fn run(args: &Verbs, interrupt: &Interrupt) -> Result<VerbsReport> {
 ///
 /// # Errors
 /// As [`measure`].
-pub fn rates(
-    fabric: AnyFabric,
-    network: Option<NetworkName>,
-    plan: &Plan<'_>,
-) -> Result<[Timed; 4]> {
+pub fn rates(fabric: AnyFabric, network: Option<Link>, plan: &Plan<'_>) -> Result<[Timed; 4]> {
     match (network, fabric) {
         (None, AnyFabric::Shm(mut fabric)) => rates_of(&mut fabric, plan),
         (None, AnyFabric::Verbs(mut fabric)) => rates_of(&mut fabric, plan),
-        (Some(NetworkName::Emulated), fabric) => {
-            rates_of(&mut emulation::around_any(fabric, plan.lanes), plan)
+        (Some(link), fabric) => {
+            rates_of(&mut emulation::around_any(fabric, plan.lanes, link), plan)
         }
     }
 }

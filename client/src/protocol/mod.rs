@@ -17,6 +17,7 @@ pub(crate) mod sweep;
 mod swing;
 #[cfg(test)]
 mod tests;
+mod tries;
 mod window;
 
 use std::cell::Cell;
@@ -35,6 +36,7 @@ use crate::failure::Failure;
 use crate::location_cache::Location;
 use crate::waiting::is_over;
 use crate::{Error, Version};
+use tries::Tries;
 
 pub(crate) use action::Action;
 pub(crate) use conditional::Expected;
@@ -135,16 +137,6 @@ impl Target {
         let (generation, expires_at_s) = (Some(header.generation), Some(found.expires_at_s));
         Self { generation, expires_at_s, ..self }
     }
-}
-
-/// What an operation that does not get on has been through.
-#[derive(Default)]
-struct Tries {
-    attempts: u32,
-    /// While a split has its key in its hands.
-    moving: Option<Waiting>,
-    /// While the server has no room for the split it needs, but expects some.
-    later: Option<Waiting>,
 }
 
 /// What a block that was READ turned out to be.
@@ -281,13 +273,15 @@ impl<'e, F: Fabric, D: Depot> Operation<'e, F, D> {
     /// A pause before looking again at what others disturbed.
     ///
     /// # Errors
-    /// [`Error::Contended`] after [`ATTEMPTS_MAX`] of them.
+    /// [`Error::Contended`] after [`ATTEMPTS_MAX`] of them, or after too many bytes.
     async fn try_again(&self, tries: &mut Tries) -> Outcome<()> {
-        if tries.attempts == ATTEMPTS_MAX {
-            return Err(self.contended());
+        let read_bytes = self.engine.endpoint.fabric().lane_counters(self.lane).read_bytes;
+        let attempts = tries.attempts;
+        if attempts == ATTEMPTS_MAX || tries.have_read_too_much(read_bytes) {
+            return Err(Error::Contended { attempts }.into());
         }
-        self.back_off(tries.attempts).await;
-        *tries = Tries { attempts: tries.attempts + 1, ..Tries::default() };
+        self.back_off(attempts).await;
+        *tries = tries.next();
         Ok(())
     }
 

@@ -103,13 +103,7 @@ impl Flight {
 
     /// The chain of a lane completed now, with or without an error.
     #[inline]
-    pub fn arrive(
-        &mut self,
-        lane: LaneId,
-        bytes: u64,
-        changes: bool,
-        now: impl FnOnce() -> Nanos,
-    ) {
+    pub fn arrive(&mut self, lane: LaneId, bytes: u64, changes: bool, now: impl FnOnce() -> Nanos) {
         self.bytes = self.bytes.saturating_sub(bytes);
         if changes && let Some(at) = self.changes.iter().position(|(of, _)| *of == lane) {
             // The first one, unless the connection is broken.

@@ -216,3 +216,34 @@ fn the_owner_reaches_its_region_through_the_device() {
     }
     assert_eq!(server.region.load(64), Ok(400));
 }
+
+/// What the device may be reading stays as it is, whatever the caller does.
+#[test]
+fn a_lane_with_a_chain_in_flight_takes_no_other() {
+    let Some(mut server) = Server::new() else { return };
+    let mut fabric = server.client(1);
+    let deadline = later(&fabric);
+    let add = |addend| [Verb::FetchAdd { remote: 64, addend }];
+    // Before its doorbell, and behind it.
+    for is_rung in [false, true] {
+        server.region.store(64, 0).unwrap();
+        fabric.post(LANE, &add(1), deadline);
+        if is_rung {
+            fabric.ring();
+        }
+        fabric.post(LANE, &add(100), deadline);
+        assert!(!fabric.reserve(LANE, Buffer::Image, 1 << 20), "the buffer would move");
+        fabric.ring();
+        let mut next = || loop {
+            match fabric.poll() {
+                Some(completion) => break completion.result,
+                None => fabric.relax(),
+            }
+        };
+        assert_eq!(next(), Err(ChainError::Busy));
+        assert_eq!(next(), Ok(0));
+        assert_eq!(server.region.load(64), Ok(1));
+    }
+    assert!(fabric.reserve(LANE, Buffer::Image, 1 << 20));
+    assert_eq!(fabric.run(LANE, &add(1), deadline), Ok(1), "the lane goes on");
+}

@@ -81,9 +81,12 @@ impl Region {
     #[inline]
     fn words(&self) -> &[AtomicU64] {
         let first = self.map.as_mut_ptr().cast::<AtomicU64>();
-        // SAFETY: the mapping lives as long as `self`, is page-aligned and this many words long;
-        // processes that share it access it as atomics too. A read-only mapping is only loaded
-        // from: the methods that store check `writable`.
+        // SAFETY: the mapping lives as long as `self`, is page-aligned and this many words long.
+        // This process accesses it only as atomics. Other processes and devices change it at any
+        // time, which is outside of the language: to it they are like another thread's relaxed
+        // atomics, because nothing here is of a type that some bytes would make invalid. A file
+        // that was cut short raises SIGBUS, and no access returns. A read-only mapping is only
+        // loaded from: the methods that store check `writable`.
         unsafe { std::slice::from_raw_parts(first, self.map.len() / WORD_BYTES as usize) }
     }
 

@@ -14,7 +14,7 @@ use super::types::{Options, RemoteRegion, VerbsError};
 use super::work::meaning;
 use crate::fabric::clock::Clock;
 use crate::fabric::waits::Waits;
-use crate::fabric::{ChainError, Completion, Flight, LaneId, Nanos};
+use crate::fabric::{Completion, Flight, LaneId, Nanos};
 
 /// Completions taken at a time.
 const COMPLETIONS_MAX: usize = 32;
@@ -33,7 +33,7 @@ const FLUSH_NS_MAX: Nanos = 1_000_000_000;
 /// How much is in flight is bounded by what the link was seen to carry ([`Flight`]).
 ///
 /// A queue pair that reported an error is finished: whatever is posted later fails at once with
-/// [`ChainError::Fenced`], without having been executed.
+/// [`ChainError::Fenced`](crate::fabric::ChainError::Fenced), without having been executed.
 pub struct VerbsFabric {
     pub(super) lanes: Lanes,
     pub(super) remote: RemoteRegion,

@@ -145,9 +145,12 @@ pub(super) struct CmId {
     _channel: Arc<EventChannel>,
 }
 
-// SAFETY: librdmacm synchronizes access to an identifier.
+// SAFETY: an identifier is memory of the process, with nothing of the thread that made it.
 unsafe impl Send for CmId {}
-// SAFETY: likewise.
+// SAFETY: librdmacm does not synchronize access to the structure. The calls that write its fields
+// (bind, resolve, listen, make a queue pair, connect, accept, number it) come from the thread that
+// sets the connection up, before another one has it. After that its fields are only read, and
+// `disconnect` is two calls into the kernel, which synchronizes those.
 unsafe impl Sync for CmId {}
 
 impl CmId {

@@ -57,7 +57,7 @@ impl Lane {
 /// All lanes, and what they share.
 pub(super) struct Lanes {
     pub(super) all: Box<[Lane]>,
-    works: Slab<ffi::ibv_send_wr>,
+    works: Slab<Work>,
     entries: Slab<ffi::ibv_sge>,
     domain: Arc<ProtectionDomain>,
     /// Where lanes' memory begins. Last: nothing above is used without it.
@@ -102,7 +102,7 @@ impl Lanes {
             work.wr_id = Origin { lane: lane as u16, verb: verb as u16 }.to_id();
             work.sg_list = entries.at(place);
             work.num_sge = 1;
-            work
+            Work(work)
         });
         Ok(Self { all, works, entries, domain, _arena: arena })
     }
@@ -117,7 +117,7 @@ impl Lanes {
         let place = usize::from(lane) * CHAIN_VERBS_MAX + verb;
         let (work, entry) = (self.works.at(place), self.entries.at(place));
         // SAFETY: alive, and borrowed from `self` alone; providers copy what they were posted.
-        let work = unsafe { &mut *work };
+        let Work(work) = unsafe { &mut *work };
         // SAFETY: likewise.
         let entry = unsafe { &mut *entry };
         (work, entry)
@@ -126,7 +126,7 @@ impl Lanes {
     /// Where the work request of a verb is, for a list.
     #[inline]
     pub(super) fn place(&self, lane: u16, verb: usize) -> *mut ffi::ibv_send_wr {
-        self.works.at(usize::from(lane) * CHAIN_VERBS_MAX + verb)
+        self.works.at(usize::from(lane) * CHAIN_VERBS_MAX + verb).cast()
     }
 
     /// Puts a word where the WRITE of a verb takes it from.
@@ -230,13 +230,21 @@ struct Plain {
     _words: Slab<u64>,
 }
 
+/// A work request of a lane.
+#[repr(transparent)]
+struct Work(ffi::ibv_send_wr);
+
+// SAFETY: its pointers lead to other work requests and entries of the same `Lanes`, which go
+// along to another thread and are reached through them alone.
+unsafe impl Send for Work {}
+
 /// Values in memory that does not move, reached by pointers that C may keep.
 struct Slab<T> {
     first: NonNull<[T]>,
 }
 
-// SAFETY: it owns its values and nobody else reaches them.
-unsafe impl<T> Send for Slab<T> {}
+// SAFETY: it owns its values, which may go to another thread, and nothing else reaches them.
+unsafe impl<T: Send> Send for Slab<T> {}
 
 impl<T> Slab<T> {
     fn new(count: usize, value: impl FnMut(usize) -> T) -> Self {
@@ -256,5 +264,33 @@ impl<T> Drop for Slab<T> {
     fn drop(&mut self) {
         // SAFETY: leaked from a box in `new`, and taken back once.
         drop(unsafe { Box::from_raw(self.first.as_ptr()) });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::marker::PhantomData;
+    use std::rc::Rc;
+
+    use super::*;
+
+    /// Whether a type may go to another thread: its own constant goes before the trait's.
+    struct Probe<T>(PhantomData<T>);
+
+    trait Otherwise {
+        const IS_SEND: bool = false;
+    }
+
+    impl<T> Otherwise for Probe<T> {}
+
+    impl<T: Send> Probe<T> {
+        const IS_SEND: bool = true;
+    }
+
+    /// Guards against a slab that took values to other threads which must stay with theirs.
+    #[test]
+    fn a_slab_goes_where_its_values_may_go() {
+        const { assert!(Probe::<Slab<u64>>::IS_SEND && Probe::<Lanes>::IS_SEND) };
+        const { assert!(!Probe::<Slab<Rc<u64>>>::IS_SEND) };
     }
 }

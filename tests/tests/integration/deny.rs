@@ -1,0 +1,51 @@
+//! Proves what `make deny` does with advisories, beside a cargo that only notes how it was called:
+//! no database is no failure, but it is said; one that can be had is used, and what it finds counts.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
+
+/// Runs the script; its exit code, what it said, and the calls of `cargo deny`.
+fn deny(fetches: bool, has_database: bool, finds: bool) -> (Option<i32>, String, Vec<String>) {
+    let folder = tempfile::tempdir().unwrap();
+    let (cargo, calls) = (folder.path().join("cargo"), folder.path().join("calls"));
+    let code = |is_fine: bool| u8::from(!is_fine);
+    let script = format!(
+        "#!/bin/sh\necho \"$*\" >>{}\ncase $* in\n*fetch\\ db) exit {} ;;\n*advisories) exit {} ;;\n\
+         esac\n",
+        calls.display(),
+        code(fetches),
+        code(!finds),
+    );
+    std::fs::write(&cargo, script).unwrap();
+    std::fs::set_permissions(&cargo, PermissionsExt::from_mode(0o755)).unwrap();
+    if has_database {
+        std::fs::create_dir_all(folder.path().join("advisory-dbs/rustsec")).unwrap();
+    }
+    let top = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let path = format!("{}:{}", folder.path().display(), std::env::var("PATH").unwrap());
+    let output = Command::new(top.join("tools/scripts/deny.sh"))
+        .env("PATH", path)
+        .env("CARGO_HOME", folder.path())
+        .output()
+        .unwrap();
+    let calls = std::fs::read_to_string(calls).unwrap().lines().map(str::to_owned).collect();
+    (output.status.code(), String::from_utf8(output.stderr).unwrap(), calls)
+}
+
+#[test]
+fn advisories_are_checked_where_a_database_can_be_had() {
+    const CHECKED: &str = "deny check --disable-fetch advisories";
+    let (code, said, calls) = deny(false, false, true);
+    assert_eq!((code, calls.contains(&CHECKED.to_owned())), (Some(0), false));
+    assert!(said.contains("advisories were not checked"), "{said}");
+    assert_eq!(calls[0], "deny check bans licenses sources");
+    let (code, said, calls) = deny(false, true, false);
+    assert_eq!((code, calls.last().unwrap().as_str()), (Some(0), CHECKED));
+    assert!(said.contains("the one at hand"), "{said}");
+    for finds in [false, true] {
+        let (code, said, calls) = deny(true, false, finds);
+        assert_eq!((code, calls.last().unwrap().as_str()), (Some(finds.into()), CHECKED));
+        assert!(said.is_empty(), "{said}");
+    }
+}

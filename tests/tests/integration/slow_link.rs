@@ -1,0 +1,93 @@
+//! Proves that a deep pipeline of large GETs on a slow link READs each value once and keeps the link
+//! busy: on an emulated network of 25 MB/s with a clock of its own, so that no figure depends on
+//! this machine.
+//!
+//! Guards against the bug that everything was posted at once: chains queued for longer than what
+//! they READ is believed, so values were READ up to 125 times, and at the end GETs were `Contended`.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use farside::{Error, Outcome};
+use farside_bench::emulation::{Link, wrap};
+use farside_tests::{ServerProcess, left_out_over_rdma, proof};
+
+const BYTES_PER_S: u64 = 25_000_000;
+/// With key and header it fills a block of 512 KiB, which a GET READs whole if it has no location.
+const BYTES: usize = (512 << 10) - 64;
+/// As many keys as can be in flight: GETs of one key would share a READ.
+const KEYS: u64 = 256;
+
+#[test]
+fn large_values_are_read_once_at_any_depth() {
+    if left_out_over_rdma("the network is emulated, on the clock of the test") {
+        return;
+    }
+    let server = ServerProcess::start(&["--memory", "192MiB", "--grace-ms", "100"]);
+    let mut writer = server.client().session().unwrap();
+    for key in 0..KEYS {
+        writer.put(&key.to_le_bytes(), &proof::value(key, 0, 0, BYTES)).unwrap();
+    }
+    for depth in [1, 4, 16, 64, 256] {
+        for is_cached in [false, true] {
+            assert_read_once(&server, depth, is_cached);
+        }
+    }
+}
+
+fn assert_read_once(server: &ServerProcess, depth: u16, is_cached: bool) {
+    let time = Arc::new(AtomicU64::new(0));
+    let link = Link { bytes_per_s: BYTES_PER_S, own_time: Some(time.clone()) };
+    let builder = server.client_builder().pipeline_depth(depth).around(wrap(link));
+    let builder = if is_cached { builder } else { builder.cache_bytes(0) };
+    let mut session = builder.connect().unwrap().session().unwrap();
+    let keys = KEYS.min(2 * u64::from(depth)).max(16);
+    if is_cached {
+        // One after another, so that the pipeline is as new as it would be otherwise.
+        (0..keys).for_each(|key| assert!(session.get(&key.to_le_bytes()).unwrap().is_some()));
+    }
+    let (begun, before) = (time.load(Ordering::Relaxed), session.counters());
+    let mut pipeline = session.pipeline().unwrap();
+    let gets = 2 * keys;
+    let (mut started, mut taken) = (0, 0);
+    while taken < gets {
+        while started < gets && pipeline.get(&(started % keys).to_le_bytes()).is_ok() {
+            started += 1;
+        }
+        let result = pipeline.wait().unwrap().result;
+        assert!(
+            matches!(&result, Ok(Outcome::Value(Some((value, _)))) if value.len() == BYTES),
+            "{depth} in flight, cached {is_cached}: {:?}",
+            result.err()
+        );
+        taken += 1;
+    }
+    drop(pipeline);
+    let (returned, read) = (gets * BYTES as u64, (session.counters() - before).read_bytes);
+    let seconds = (time.load(Ordering::Relaxed) - begun) as f64 / 1e9;
+    let carried = returned as f64 / (BYTES_PER_S as f64 * seconds);
+    let ratio = read as f64 / returned as f64;
+    println!("{depth:4} in flight, cached {is_cached}: {ratio:.3} READ, {carried:.3} of the link");
+    assert!(ratio <= 1.2, "{depth} in flight, cached {is_cached}: {read} of {returned} bytes");
+    assert!(carried >= 0.85, "{depth} in flight, cached {is_cached}: {carried} of the link");
+}
+
+/// It takes 200 ms, more than twice as long as it would be believed.
+#[test]
+fn a_value_that_cannot_arrive_in_time_is_not_read_for_ever() {
+    if left_out_over_rdma("the network is emulated, on the clock of the test") {
+        return;
+    }
+    const LARGE: usize = 1_000_000;
+    let server = ServerProcess::start(&["--memory", "64MiB", "--grace-ms", "100"]);
+    server.client().session().unwrap().put(b"large", &proof::value(0, 0, 0, LARGE)).unwrap();
+    let link = Link { bytes_per_s: BYTES_PER_S / 5, own_time: Some(Arc::new(AtomicU64::new(0))) };
+    let client = server.client_builder().around(wrap(link)).connect().unwrap();
+    let mut session = client.session().unwrap();
+    let before = session.counters();
+    let error = session.get(b"large").unwrap_err();
+    assert!(matches!(error, Error::Contended { .. }), "{error}");
+    assert!(error.to_string().contains("grace_ms"), "{error}");
+    let read = (session.counters() - before).read_bytes;
+    assert!(read < 80 * LARGE as u64, "READ {read} bytes");
+}
