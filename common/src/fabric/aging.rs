@@ -16,7 +16,7 @@ pub fn proof_age_max_ns(grace_ns: Nanos, lateness_max_ns: Nanos) -> Nanos {
 
 /// By how much a client's clock can fall behind the server's, a sixteenth of the time aside, before
 /// the server has fenced the client. More means fewer fenced by mistake, and a shorter T_word.
-pub fn clock_lag_max_ns(grace_ns: Nanos) -> Nanos {
+pub const fn clock_lag_max_ns(grace_ns: Nanos) -> Nanos {
     WORD_GENERATIONS * grace_ns / 4
 }
 

@@ -1,6 +1,7 @@
 //! Clocks that run at different rates, clocks that stand still while a client is paused, and chains
 //! that wait in a queue beyond their deadline. The margins: an eighth of GRACE, and of T_word + L.
 
+use farside_common::fabric::clock_lag_max_ns;
 use farside_common::layout::INCARNATIONS;
 use farside_tests::simulator::{Bounds, Scenario, Script, Twin, client};
 
@@ -10,9 +11,9 @@ use crate::{GRACE_NS, core_seconds, passes};
 /// Sixteenths of a second in a second: as far apart as clocks may be.
 const SLOW: u8 = 15;
 const FAST: u8 = 17;
-/// Within which a client has to answer the server: an eighth of the time in which a word comes
+/// How far a client's clock may fall behind (A): a quarter of the time in which a word comes
 /// again, for T_word and L take the rest.
-const ANSWER_NS: u64 = 256 * GRACE_NS / 8;
+const ANSWER_NS: u64 = clock_lag_max_ns(GRACE_NS);
 /// Why a scenario has key 0's word come again: 256 generations of its block, 62 incarnations.
 const ROUNDS: u64 = 256 / INCARNATIONS * INCARNATIONS;
 
@@ -80,7 +81,7 @@ fn queue_uncounted() {
 #[test]
 fn a_pause_and_a_word_that_comes_again() {
     let scenario = |name: &str| {
-        let scenario = word_that_comes_again(name, &[10, 135], 16);
+        let scenario = word_that_comes_again(name, &[10, 190], 16);
         scenario.pauses(1, ANSWER_NS).client(client().pauses().knows(0).put(0))
     };
     for twin in [Twin::NeverFenced, Twin::FencedLate] {
