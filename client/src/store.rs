@@ -105,8 +105,9 @@ impl<'e> Store<'e> {
     }
 
     /// The value ends this long after it is written, rounded up to a full second of the wall clock.
-    /// An end after 2106 is refused, as [`Error::EndTooLate`]. From that second on the key is absent. Without this it stays, and
-    /// so it does when a value that would have ended is replaced by one without it.
+    /// An end after 2106 is refused, as [`Error::EndTooLate`]. From that second on the key is
+    /// absent. Without this it stays, and so it does when a value that would have ended is replaced
+    /// by one without it.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.lifetime = Lifetime::For(ttl);
         self

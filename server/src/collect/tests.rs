@@ -1,4 +1,4 @@
-//! That a collection waits for its clients, and that none of its steps takes long, whatever a client
+//! That a collection waits for its clients, and that each of its steps is short, whatever a client
 //! left behind.
 
 use std::cell::Cell;

@@ -30,7 +30,7 @@ fn a_region_is_served_over_rdma_by_its_own_grace() {
     let before = std::fs::read(&short).unwrap();
     let mut wants = config(RDMA, &short, 100);
     let line = open_with(&wants).err().unwrap().to_string();
-    assert!(line.contains("keeps grace_ms = 10") && line.contains("takes 33: lower"), "{line}");
+    assert!(line.contains("keeps grace_ms = 10") && line.contains("takes 53: lower"), "{line}");
     assert!(!line.contains('\n'));
     assert!(std::fs::read(&short).unwrap() == before, "the region was touched");
     wants.rdma.ack_timeout = 12;

@@ -44,8 +44,8 @@ fn lingering() -> (OwnedFd, TcpStream) {
     (sender.into(), receiver)
 }
 
-/// Before the hello, with it, and as a reader that was let in. Fails where the control thread closes
-/// what it was sent.
+/// Before the hello, with it, and as a reader that was let in. Fails where the control thread
+/// closes what it was sent.
 #[test]
 fn a_descriptor_that_does_not_close_holds_up_nobody() {
     let place = Place::new();

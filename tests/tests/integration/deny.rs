@@ -1,5 +1,5 @@
 //! Proves what `make deny` does with advisories, beside a cargo that only notes how it was called:
-//! no database is no failure, but it is said; one that can be had is used, and what it finds counts.
+//! no database is no failure, but it is said; one that can be had is used, and its findings count.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -11,8 +11,8 @@ fn deny(fetches: bool, has_database: bool, finds: bool) -> (Option<i32>, String,
     let (cargo, calls) = (folder.path().join("cargo"), folder.path().join("calls"));
     let code = |is_fine: bool| u8::from(!is_fine);
     let script = format!(
-        "#!/bin/sh\necho \"$*\" >>{}\ncase $* in\n*fetch\\ db) exit {} ;;\n*advisories) exit {} ;;\n\
-         esac\n",
+        "#!/bin/sh\necho \"$*\" >>{}\ncase $* in\n*fetch\\ db) exit {} ;;\n\
+         *advisories) exit {} ;;\nesac\n",
         calls.display(),
         code(fetches),
         code(!finds),

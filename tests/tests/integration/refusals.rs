@@ -1,6 +1,8 @@
 //! Proves that whoever does not get a connection reads why, and what to do, in one line: of kv-cli,
 //! kv-bench and kv-server, over either fabric.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -24,10 +26,11 @@ fn said(command: &mut Command) -> Said {
     said
 }
 
-/// A config file with this in it.
+/// A config file with this in it, for its owner alone.
 fn config(folder: &Path, name: &str, text: &str) -> PathBuf {
     let path = folder.join(name);
     std::fs::write(&path, text).unwrap();
+    std::fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
     path
 }
 

@@ -9,7 +9,7 @@ use std::process::Command;
 /// The longest line of Rust, in columns: what rustfmt.toml says, for comments too.
 const COLUMNS_MAX: usize = 100;
 /// The longest file of Rust, in lines.
-const LINES_MAX: usize = 400;
+const LINES_MAX: usize = 600;
 /// Files that may be longer, and why.
 const LONGER: &[(&str, &str)] = &[];
 
@@ -79,7 +79,7 @@ fn rust_files_are_short_narrow_and_ascii() {
             }
         }
     }
-    report("at most 400 lines of at most 100 columns, in ASCII", &broken);
+    report("at most 600 lines of at most 100 columns, in ASCII", &broken);
 }
 
 /// Split, so that this file may be looked at too.

@@ -244,7 +244,7 @@ impl RegionMemory {
         unfinished.map_or(Ok(()), Unfinished::name)
     }
 
-    /// Whether this is a new file in the place of one that a server did not complete: it was killed.
+    /// Whether this is a new file in the place of one that a killed server did not complete.
     pub fn replaces_unfinished(&self) -> bool {
         let unfinished = self.file_lock.as_ref().and_then(|file| file.unfinished.as_ref());
         unfinished.is_some_and(|unfinished| unfinished.replaced)
