@@ -276,17 +276,17 @@ fn a_config_file_with_a_secret_that_others_can_read() {
     let log = running.log();
     assert!(log.contains("WARN") && log.contains("server.toml has a secret in it"), "{log}");
     // A client's file, likewise.
-    let get = |more: &[&str]| {
-        let arguments = [&["get", "key", "--config", path], more].concat();
+    let scan = |more: &[&str]| {
+        let arguments = [&["scan", "--config", path], more].concat();
         String::from_utf8(running.cli(&arguments).stderr).unwrap()
     };
-    assert!(get(&[]).contains("kv-cli: warning: ") && get(&[]).lines().count() == 1);
+    assert!(scan(&[]).contains("kv-cli: warning: ") && scan(&[]).lines().count() == 1);
     assert!(
-        get(&["--strict-config"]).contains("kv-cli: ")
-            && !get(&["--strict-config"]).contains("warning")
+        scan(&["--strict-config"]).contains("kv-cli: ")
+            && !scan(&["--strict-config"]).contains("warning")
     );
     permit(&config, 0o600);
-    assert_eq!([get(&[]), get(&["--strict-config"])], ["", ""]);
+    assert_eq!([scan(&[]), scan(&["--strict-config"])], ["", ""]);
     strict().expect_line(1, &["none/kv.sock", "create it first"]);
 }
 
