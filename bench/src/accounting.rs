@@ -1,4 +1,4 @@
-//! What a server process spent: its CPU time, and how often it woke up. And CPU time of threads.
+//! The CPU time and the wake-ups of a server process, and the CPU time of the calling thread.
 
 use std::fs;
 use std::io;
@@ -7,7 +7,6 @@ use std::time::Duration;
 use farside_common::address::Address;
 use farside_common::fabric::shm::Connection;
 use rustix::net::sockopt::socket_peercred;
-use rustix::process::Pid;
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
@@ -54,14 +53,6 @@ pub fn thread_cpu_s() -> f64 {
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
-/// The CPU time of a thread of this process so far, in seconds; it advances in steps of 10 ms.
-///
-/// # Errors
-/// What the system says, for example that there is no such thread.
-pub fn cpu_s_of(thread: Pid) -> io::Result<f64> {
-    cpu_s(&format!("/proc/self/task/{}/stat", thread.as_raw_nonzero()))
-}
-
 fn cpu_s(stat: &str) -> io::Result<f64> {
     let ticks = cpu_ticks(&fs::read_to_string(stat)?).ok_or(io::ErrorKind::InvalidData)?;
     Ok(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
@@ -100,15 +91,6 @@ mod tests {
         let spent = ServerUsage::of(std::process::id()).unwrap().since(&before);
         assert!(spent.wakeups >= 1, "{spent:?}");
         assert!(ServerUsage::of(u32::MAX).is_err());
-    }
-
-    #[test]
-    fn a_thread_is_accounted_for_by_another() {
-        let (thread, before) = (rustix::thread::gettid(), thread_cpu_s());
-        while thread_cpu_s() - before < 0.03 {}
-        let seen = std::thread::scope(|scope| scope.spawn(|| cpu_s_of(thread)).join().unwrap());
-        assert!(seen.unwrap() > 0.0);
-        assert!(cpu_s_of(Pid::INIT).is_err());
     }
 
     #[test]

@@ -87,11 +87,6 @@ pub trait Store {
     /// What it asked of its fabric so far.
     fn counters(&self) -> Counters;
 
-    /// The CPU time of its server so far, in seconds, if that is a thread of this process.
-    fn server_cpu_s(&self) -> f64 {
-        0.0
-    }
-
     /// What its location cache did so far.
     fn cache_statistics(&self) -> CacheStatistics {
         CacheStatistics::default()

@@ -318,14 +318,6 @@ impl Target {
 }
 
 impl Route {
-    /// The region itself, where this host has it.
-    pub fn region(&self) -> Option<Arc<Region>> {
-        match &self.way {
-            Way::Shm { region, .. } => Some(region.clone()),
-            Way::Verbs(_) => None,
-        }
-    }
-
     /// A fabric of so many lanes, for one session. Over RDMA it connects a queue pair.
     ///
     /// # Errors

@@ -16,10 +16,10 @@ pub struct Compare {
     /// Which of YCSB's workloads, with commas; see ycsb
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "a,b,c,d,f")]
     pub workloads: Vec<Workload>,
-    /// Which stores, with commas. Fusee to rpc are drivers written from the published descriptions,
-    /// not their code; redis, valkey and memcached are started, where they are installed
+    /// Which stores, with commas. Fusee to swarm are drivers written from the published
+    /// descriptions, not their code; redis, valkey and memcached are started, where installed
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
-    #[arg(default_value = "farside,fusee,race,smart,swarm,rpc")]
+    #[arg(default_value = "farside,fusee,race,smart,swarm")]
     pub stores: Vec<StoreName>,
     /// What is between the client and the region besides the fabric
     #[arg(long, value_name = "NETWORK")]
@@ -74,8 +74,6 @@ pub enum StoreName {
     Smart,
     /// SWARM-KV (SOSP'24), one replica
     Swarm,
-    /// A server's CPU in every operation, answers fetched as in RFP (EuroSys'17)
-    Rpc,
     /// redis-server over a Unix socket
     Redis,
     /// valkey-server over a Unix socket
@@ -93,7 +91,6 @@ impl StoreName {
             Self::Race => "race",
             Self::Smart => "smart",
             Self::Swarm => "swarm",
-            Self::Rpc => "rpc",
             Self::Redis => "redis",
             Self::Valkey => "valkey",
             Self::Memcached => "memcached",
@@ -111,7 +108,6 @@ impl StoreName {
                 "driver from the description of SWARM-KV (SOSP'24), one replica; what an UPDATE \
                  does not wait for counts as a trip too"
             }
-            Self::Rpc => "a server's CPU in every operation; remote fetching, RFP (EuroSys'17)",
             Self::Redis => "redis-server as installed, over a Unix socket, nothing kept on disk",
             Self::Valkey => "valkey-server as installed, over a Unix socket, nothing kept on disk",
             Self::Memcached => "memcached as installed, over a Unix socket",

@@ -8,7 +8,6 @@ mod turns;
 use std::cell::RefCell;
 use std::fmt::Display;
 use std::path::Path;
-use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
@@ -16,7 +15,7 @@ use farside::Client;
 use farside_common::attach::AnyFabric;
 use farside_common::config::ClientConfig;
 use farside_common::fabric::Fabric;
-use farside_common::fabric::shm::{Region, ShmFabric};
+use farside_common::fabric::shm::ShmFabric;
 use farside_common::layout::{
     BLOCK_BYTES_MAX, BLOCK_HEADER_BYTES, BLOCK_UNIT, SizeClass, class_for,
 };
@@ -30,7 +29,6 @@ use crate::peers::fusee::Fusee;
 use crate::peers::lanes::PeerStore;
 use crate::peers::memory::{Memory as Segments, SEGMENT_BYTES};
 use crate::peers::race::Race;
-use crate::peers::rpc::Rpc;
 use crate::peers::swarm::Swarm;
 use crate::peers::{Demand, Peer, PeerError};
 use crate::server::Server;
@@ -58,10 +56,9 @@ pub fn run(args: &Compare, interrupt: &Interrupt) -> Result<CompareReport> {
     args.check()?;
     let config = args.target.config()?;
     let server = Server::connect_or_start(config, || memory(args), interrupt)?;
-    let over_shm = server.fabric() == "shm";
     let (mut stores, mut left_out) = (Vec::new(), Vec::new());
     for store in &args.stores {
-        match obstacle(*store, over_shm, args.network) {
+        match obstacle(*store, args.network) {
             None => stores.push(*store),
             Some(why) => left_out.push((*store, why)),
         }
@@ -97,7 +94,6 @@ pub fn run(args: &Compare, interrupt: &Interrupt) -> Result<CompareReport> {
                 store: *store,
                 load_kind: load_kind(*store),
                 client: &server.config,
-                region: attached.borrow().region(),
                 service: service.as_ref(),
             };
             ground.seat(scope, seat, &attached.borrow(), &mut memory)?;
@@ -122,14 +118,7 @@ pub fn run(args: &Compare, interrupt: &Interrupt) -> Result<CompareReport> {
 }
 
 /// Why a store cannot take part.
-fn obstacle(
-    store: StoreName,
-    over_shm: bool,
-    network: Option<NetworkName>,
-) -> Option<&'static str> {
-    if store == StoreName::Rpc && !over_shm {
-        return Some("its server's thread needs the region, as over shm");
-    }
+fn obstacle(store: StoreName, network: Option<NetworkName>) -> Option<&'static str> {
     let service = store.service()?;
     if network.is_some() {
         return Some("nothing emulates a network around its socket");
@@ -165,7 +154,6 @@ struct Ground<'a> {
     store: StoreName,
     load_kind: Kind,
     client: &'a ClientConfig,
-    region: Option<Arc<Region>>,
     service: Option<&'a Daemon>,
 }
 
@@ -232,11 +220,6 @@ impl<'a> Ground<'a> {
             }
             StoreName::Swarm => {
                 self.spawn(scope, seat, Swarm::new(fabric, memory, demand).map_err(failed)?)
-            }
-            StoreName::Rpc => {
-                let Some(region) = self.region.clone() else { return Ok(()) };
-                let rpc = Rpc::new(fabric, memory, demand, region).map_err(failed)?;
-                self.spawn(scope, seat, rpc)
             }
             StoreName::Farside | StoreName::Redis | StoreName::Valkey | StoreName::Memcached => {
                 Ok(())
@@ -306,7 +289,6 @@ fn segments(store: StoreName, demand: Demand) -> u64 {
         StoreName::Fusee => Fusee::<ShmFabric>::segments(demand),
         StoreName::Race | StoreName::Smart => Race::<ShmFabric>::segments(demand),
         StoreName::Swarm => Swarm::<ShmFabric>::segments(demand),
-        StoreName::Rpc => Rpc::<ShmFabric>::segments(demand),
     }
 }
 

@@ -67,7 +67,7 @@ pub struct StoreReport {
     /// Of that to these operations as raw chains, those that Farside takes at least; null over
     /// another way than the limit's.
     pub mix_ratio: Option<f64>,
-    /// CPU time of the thread that asks, and of the server's process, or its thread.
+    /// CPU time of the thread that asks, and of the server's process.
     pub client_cpu_s: f64,
     pub server_cpu_s: f64,
     /// Operations by a second of CPU time of both.

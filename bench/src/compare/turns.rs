@@ -107,10 +107,8 @@ impl Player {
             match self.results.recv_timeout(left.max(Duration::from_micros(1))) {
                 Ok(done) => {
                     let spent = usage().zip(before).map(|(after, before)| after.since(&before));
-                    let process_cpu_s = spent.unwrap_or_default().cpu_s;
-                    let with_process =
-                        |of: Done| Done { server_cpu_s: of.server_cpu_s + process_cpu_s, ..of };
-                    return looked.and(done).map(with_process);
+                    let server_cpu_s = spent.unwrap_or_default().cpu_s;
+                    return looked.and(done).map(|done| Done { server_cpu_s, ..done });
                 }
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return looked.and(Err(Error::Panicked)),
@@ -158,7 +156,7 @@ impl Seat {
                 }
             };
             let mut recorder = recorder;
-            let cpu_before = (thread_cpu_s(), store.server_cpu_s());
+            let cpu_before_s = thread_cpu_s();
             let started = Instant::now();
             let driven = match workload {
                 Some((generator, _)) => driver.drive(&mut store, generator, &mut recorder, go_on),
@@ -169,9 +167,8 @@ impl Seat {
             };
             let seconds = started.elapsed().as_secs_f64();
             let failed = |why: S::Error| Error::Store { store: name, why: why.to_string() };
-            let client_cpu_s = thread_cpu_s() - cpu_before.0;
-            let server_cpu_s = store.server_cpu_s() - cpu_before.1;
-            let done = Done { recorder, seconds, client_cpu_s, server_cpu_s };
+            let client_cpu_s = thread_cpu_s() - cpu_before_s;
+            let done = Done { recorder, seconds, client_cpu_s, server_cpu_s: 0.0 };
             let done = driven.map(|()| done).map_err(failed);
             if self.results.send(done).is_err() {
                 return;

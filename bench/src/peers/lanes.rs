@@ -55,10 +55,6 @@ impl<P: Peer> Store for PeerStore<P> {
     fn counters(&self) -> Counters {
         self.peer.endpoint().fabric().counters()
     }
-
-    fn server_cpu_s(&self) -> f64 {
-        self.peer.server_cpu_s()
-    }
 }
 
 impl<P: Peer> Drop for PeerStore<P> {

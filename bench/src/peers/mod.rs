@@ -13,7 +13,6 @@ pub mod lanes;
 pub mod memory;
 pub mod race;
 pub mod reach;
-pub mod rpc;
 pub mod swarm;
 pub mod table;
 
@@ -38,12 +37,6 @@ pub enum PeerError {
     /// Others always came before.
     #[error("an operation was in the way of others {0} times")]
     Contended(usize),
-    /// The thread of an RPC's server.
-    #[error("starting its server's thread: {0}")]
-    NoServer(String),
-    /// The server of an RPC.
-    #[error("its server does not answer")]
-    NoAnswer,
     /// What the description does not have.
     #[error("it has no such operation")]
     Unsupported,
@@ -104,11 +97,6 @@ pub trait Peer {
     /// Whether nothing is in flight that operations left when they ended.
     fn is_alone(&self) -> bool {
         true
-    }
-
-    /// The CPU time of its server so far, in seconds, if that is a thread of this process.
-    fn server_cpu_s(&self) -> f64 {
-        0.0
     }
 }
 

@@ -12,7 +12,6 @@ use super::fusee::Fusee;
 use super::lanes::PeerStore;
 use super::memory::{Memory, SEGMENT_BYTES};
 use super::race::Race;
-use super::rpc::Rpc;
 use super::swarm::Swarm;
 use super::{Demand, Peer};
 use crate::keys::{self, Key};
@@ -22,35 +21,29 @@ const DEPTH: u16 = 8;
 const DEMAND: Demand = Demand { records: 1000, value_bytes: 13, depth: DEPTH };
 
 /// A region of so many segments, which hold anything but zeros, and a fabric on it.
-fn memory(segments: u64, lanes: u16) -> (Memory, ShmFabric, Arc<Region>) {
+fn memory(segments: u64, lanes: u16) -> (Memory, ShmFabric) {
     let file = tempfile::tempfile().unwrap();
     file.set_len((segments + 1) * SEGMENT_BYTES).unwrap();
     let region = Arc::new(Region::map(&file).unwrap());
     let dirt = vec![u64::MAX; SEGMENT_BYTES as usize / 8];
     let starts: Vec<u64> = (0..segments).map(|at| 64 + at * SEGMENT_BYTES).collect();
     starts.iter().for_each(|start| region.write(*start, &dirt).unwrap());
-    let fabric = ShmFabric::new(region.clone(), None, lanes);
-    (Memory::new(starts), fabric, region)
+    (Memory::new(starts), ShmFabric::new(region, None, lanes))
 }
 
 fn fusee() -> PeerStore<Fusee<ShmFabric>> {
-    let (mut memory, fabric, _) = memory(Fusee::<ShmFabric>::segments(DEMAND), DEPTH);
+    let (mut memory, fabric) = memory(Fusee::<ShmFabric>::segments(DEMAND), DEPTH);
     PeerStore::new(Fusee::new(fabric, &mut memory, DEMAND).unwrap(), DEPTH)
 }
 
 fn race(is_speculative: bool) -> PeerStore<Race<ShmFabric>> {
-    let (mut memory, fabric, _) = memory(Race::<ShmFabric>::segments(DEMAND), DEPTH);
+    let (mut memory, fabric) = memory(Race::<ShmFabric>::segments(DEMAND), DEPTH);
     PeerStore::new(Race::new(fabric, &mut memory, DEMAND, is_speculative).unwrap(), DEPTH)
 }
 
 fn swarm() -> PeerStore<Swarm<ShmFabric>> {
-    let (mut memory, fabric, _) = memory(Swarm::<ShmFabric>::segments(DEMAND), 2 * DEPTH);
+    let (mut memory, fabric) = memory(Swarm::<ShmFabric>::segments(DEMAND), 2 * DEPTH);
     PeerStore::new(Swarm::new(fabric, &mut memory, DEMAND).unwrap(), DEPTH)
-}
-
-fn rpc() -> PeerStore<Rpc<ShmFabric>> {
-    let (mut memory, fabric, region) = memory(Rpc::<ShmFabric>::segments(DEMAND), DEPTH);
-    PeerStore::new(Rpc::new(fabric, &mut memory, DEMAND, region).unwrap(), DEPTH)
 }
 
 /// A value of the one length.
@@ -101,8 +94,6 @@ fn every_peer_follows_the_model() {
     follows_the_model(race(false), 60_000, true);
     follows_the_model(race(true), 60_000, true);
     follows_the_model(swarm(), 60_000, false);
-    // Each takes a turn of another thread.
-    follows_the_model(rpc(), 2_000, true);
 }
 
 /// An operation in flight.
@@ -171,7 +162,6 @@ fn operations_in_flight_do_not_disturb_each_other() {
     survives_overlaps(race(false), 20_000);
     survives_overlaps(race(true), 20_000);
     survives_overlaps(swarm(), 20_000);
-    survives_overlaps(rpc(), 2_000);
 }
 
 /// What one operation asked of the fabric: round trips, READs, WRITEs, compare-and-swaps.
@@ -233,18 +223,6 @@ fn deletes_cost_what_the_tables_say() {
     assert_eq!(delete(fusee()), [4, 3, 3, 1]);
     assert_eq!(delete(race(false)), [3, 3, 0, 1]);
     assert!(swarm().change(Change::Delete, &keys::encode(1), &[]).is_err());
-}
-
-#[test]
-fn a_request_is_one_write_and_answers_are_read_until_they_are_there() {
-    let mut store = rpc();
-    for [round_trips, reads, writes, compare_swaps] in costs(&mut store) {
-        assert!(reads >= 1, "nobody has read the answer");
-        assert_eq!([round_trips, writes, compare_swaps], [1 + reads, 1, 0]);
-    }
-    while store.server_cpu_s() == 0.0 {
-        store.change(Change::Put, &keys::encode(1), &value(1)).unwrap();
-    }
 }
 
 #[test]

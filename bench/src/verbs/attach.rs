@@ -1,7 +1,6 @@
 //! A connection to a server without the client library: the region itself, and free blocks of it.
 
 use std::io;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use farside_common::attach::{self, AnyFabric, Target};
@@ -9,7 +8,6 @@ use farside_common::config::ClientConfig;
 use farside_common::control::{
     Ask, BLOCKS_PER_MESSAGE_MAX, FreeBlock, MESSAGE_BYTES_MAX, Reply, Request, Role,
 };
-use farside_common::fabric::shm::Region;
 use farside_common::layout::{BLOCK_HEADER_BYTES, SizeClass};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -44,11 +42,6 @@ impl Attached {
     /// [`Error::Attach`]: over RDMA this connects a queue pair.
     pub fn fabric(&self, lanes: u16) -> Result<AnyFabric> {
         Ok(self.server.route.fabric(lanes)?)
-    }
-
-    /// The region itself, where this host has it.
-    pub fn region(&self) -> Option<Arc<Region>> {
-        self.server.route.region()
     }
 
     /// Takes free blocks, as many as the server has of these; returns where their content starts,

@@ -243,7 +243,7 @@ fn compared(arguments: &[&str]) -> Json {
 #[test]
 fn stores_are_compared_on_the_same_fabric() {
     let json = compared(&["--depth", "4"]);
-    let stores = ["farside", "fusee", "race", "smart", "swarm", "rpc"];
+    let stores = ["farside", "fusee", "race", "smart", "swarm"];
     expect_fields(&json["stores"], &stores);
     assert_eq!((&json["network"], &json["left_out"]), (&Json::Null, &serde_json::json!({})));
     expect_fields(&json["limit"], &["bytes", "read", "write", "cas", "update"]);
