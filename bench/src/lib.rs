@@ -3,7 +3,7 @@
 //! - [`args`], [`properties`]: what is asked for, on the command line or in upstream's files.
 //! - [`workload`], [`distribution`], [`zipfian`], [`keys`], [`records`], [`value_size`],
 //!   [`pattern`], [`operations`]: which operation comes next.
-//! - [`driver`], [`arrivals`], [`store`], [`shards`], [`recorder`], [`attribution`]: the measured
+//! - [`driver`], [`arrivals`], [`store`], [`recorder`], [`attribution`]: the measured
 //!   loops, when they start what, what they drive, one server or several, and what they note down.
 //! - [`history`], [`journal`]: an open format for operations, and a witness that writes it.
 //! - [`run`], [`phases`], [`threads`], [`processes`], [`worked`], [`progress`], [`server`],
@@ -55,7 +55,6 @@ pub mod report;
 pub mod run;
 pub mod server;
 pub mod services;
-pub mod shards;
 pub mod sizing;
 pub mod store;
 pub mod threads;

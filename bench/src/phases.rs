@@ -21,9 +21,7 @@ use crate::processes::Parent;
 use crate::progress::ProgressLine;
 use crate::recorder::Recorder;
 use crate::records::RecordCounter;
-use crate::server::Servers;
-use crate::shards::Shards;
-use crate::store::Store;
+use crate::server::Server;
 use crate::threads::start;
 use crate::worked::Worked;
 use crate::workload::{Kind, Mix};
@@ -49,8 +47,7 @@ struct Shared<'a> {
     args: &'a Ycsb,
     /// Where this is one of several processes.
     parent: Option<&'a Parent>,
-    /// One for each server.
-    clients: Vec<Client>,
+    client: Client,
     history: Option<HistoryFile>,
     pattern: Pattern,
     records: Arc<RecordCounter>,
@@ -97,7 +94,7 @@ const TICK: Duration = Duration::from_millis(100);
 /// What went wrong first, in whichever thread.
 pub fn threads(
     args: &Ycsb,
-    (clients, servers): (Vec<Client>, &Servers),
+    (client, server): (Client, &Server),
     history: Option<HistoryFile>,
     parent: Option<&Parent>,
     interrupt: &Interrupt,
@@ -105,12 +102,12 @@ pub fn threads(
     let shared = Shared {
         args,
         parent,
-        clients,
+        client,
         history,
         pattern: Pattern::new(args),
         records: Arc::new(RecordCounter::new(args.records, args.part())),
         // Somebody's server may hold the records already, with other values.
-        load_kind: if servers.is_own() { Kind::Insert } else { Kind::Put },
+        load_kind: if server.is_own() { Kind::Insert } else { Kind::Put },
         phase: AtomicU8::new(Phase::Load as u8),
         budget: args.own_operations().map(|operations| Arc::new(Budget::new(operations))),
         loaded: AtomicUsize::new(0),
@@ -124,7 +121,7 @@ pub fn threads(
         let workers: Result<Vec<_>> = (0..args.threads).map(worker).collect();
         // Those that run wait for the others.
         let workers = workers.inspect_err(|_| shared.enter(Phase::Stop))?;
-        let supervised = shared.supervise(servers, interrupt);
+        let supervised = shared.supervise(server, interrupt);
         shared.enter(Phase::Stop);
         let worked: Vec<Result<Option<Worked>>> = workers
             .into_iter()
@@ -151,9 +148,7 @@ impl Shared<'_> {
     /// One thread, all phases. `None` if the run ended before the measured one.
     fn work(&self, thread: u32) -> Result<Option<Worked>> {
         let Some(file) = &self.history else { return self.connected(thread, &mut ()) };
-        // As many lanes as all pipelines have together.
-        let lanes = self.args.depth * self.clients.len() as u16;
-        let mut journal = Journal::new(file, thread, lanes);
+        let mut journal = Journal::new(file, thread, self.args.depth);
         let worked = self.connected(thread, &mut journal);
         let recorded = journal.finish();
         // What ended the run is on file.
@@ -161,23 +156,8 @@ impl Shared<'_> {
     }
 
     fn connected(&self, own: u32, witness: &mut impl Witness) -> Result<Option<Worked>> {
-        let stop_others = StopOthers(Some(self));
-        let sessions: farside::Result<Vec<Session>> =
-            self.clients.iter().map(Client::session).collect();
-        let sessions = sessions.map_err(Error::client("opening a session"))?;
-        match <[Session; 1]>::try_from(sessions) {
-            Ok([session]) => self.witnessed(own, witness, session, stop_others),
-            Err(sessions) => self.witnessed(own, witness, Shards::new(sessions), stop_others),
-        }
-    }
-
-    fn witnessed<S: Store<Error = farside::Error>>(
-        &self,
-        own: u32,
-        witness: &mut impl Witness,
-        mut store: S,
-        mut stop_others: StopOthers<'_>,
-    ) -> Result<Option<Worked>> {
+        let mut stop_others = StopOthers(Some(self));
+        let mut session = self.client.session().map_err(Error::client("opening a session"))?;
         let args = self.args;
         // Among those of all processes.
         let (thread, threads) = args.share(own);
@@ -186,7 +166,7 @@ impl Shared<'_> {
         let progress = &self.progress[own as usize].0;
         let shape = (args.value_size.max(), args.depth.into());
         let mut driver = Driver::new(witness, shape, seed, &self.records, progress);
-        self.load((thread, threads), &mut driver, &mut store)?;
+        self.load((thread, threads), &mut driver, &mut session)?;
         let mut source = Generator::new(self.pattern.clone(), self.records.clone(), seed);
         let mut ignored = Recorder::new(Mix::NOTHING);
         let mut recorder = Recorder::new(args.mix);
@@ -196,19 +176,19 @@ impl Shared<'_> {
             recorder = recorder.with_services();
         }
         driver
-            .drive(&mut store, &mut source, &mut ignored, || self.is_in(Phase::WarmUp))
+            .drive(&mut session, &mut source, &mut ignored, || self.is_in(Phase::WarmUp))
             .map_err(Error::client("warming up"))?;
         if !self.is_in(Phase::Measure) {
             return Ok(None);
         }
         source.limit(self.budget.clone());
-        let (cache_before, allocated) = (store.cache_statistics(), allocations::of_this_thread());
+        let (cache_before, allocated) = (session.cache_statistics(), allocations::of_this_thread());
         self.started.fetch_add(1, Ordering::Release);
         let (started_ns, cpu_before) = (now_ns(), thread_cpu_s());
-        self.measure(&mut driver, &mut store, &mut source, &mut recorder)?;
+        self.measure(&mut driver, &mut session, &mut source, &mut recorder)?;
         let (ended_ns, cpu_s) = (now_ns(), thread_cpu_s() - cpu_before);
         let allocations = allocations::of_this_thread() - allocated;
-        let cache = cache_since(store.cache_statistics(), cache_before);
+        let cache = cache_since(session.cache_statistics(), cache_before);
         self.ended.fetch_add(1, Ordering::Release);
         // They may have some of the operations left.
         stop_others.0 = None;
@@ -217,15 +197,15 @@ impl Shared<'_> {
 
     /// Has a name in profiles: tools/scripts/instructions.sh counts what is done in it.
     #[inline(never)]
-    fn measure<S: Store<Error = farside::Error>>(
+    fn measure(
         &self,
         driver: &mut Driver<'_, impl Witness>,
-        store: &mut S,
+        session: &mut Session,
         source: &mut Generator,
         recorder: &mut Recorder,
     ) -> Result<()> {
         driver
-            .drive(store, source, recorder, || self.is_in(Phase::Measure))
+            .drive(session, source, recorder, || self.is_in(Phase::Measure))
             .map_err(Error::client("measuring"))
     }
 
@@ -234,13 +214,13 @@ impl Shared<'_> {
         &self,
         share: (u64, u64),
         driver: &mut Driver<'_, impl Witness>,
-        store: &mut impl Store<Error = farside::Error>,
+        session: &mut Session,
     ) -> Result<()> {
         let (sizes, records) = (self.args.value_size, self.args.records);
         let mut loader = Loader::new(self.load_kind, sizes, records, share);
         let mut ignored = Recorder::new(Mix::NOTHING);
         driver
-            .drive(store, &mut loader, &mut ignored, || self.is_in(Phase::Load))
+            .drive(session, &mut loader, &mut ignored, || self.is_in(Phase::Load))
             .map_err(Error::client("loading"))?;
         driver.clear();
         self.loaded.fetch_add(1, Ordering::Release);
@@ -251,7 +231,7 @@ impl Shared<'_> {
     }
 
     /// Leads through the phases, with a progress line. Returns early when a thread failed.
-    fn supervise(&self, servers: &Servers, interrupt: &Interrupt) -> Result<Supervised> {
+    fn supervise(&self, server: &Server, interrupt: &Interrupt) -> Result<Supervised> {
         let line = ProgressLine::new();
         let load = Instant::now();
         let all_loaded = || self.loaded.load(Ordering::Acquire) == self.progress.len();
@@ -271,7 +251,7 @@ impl Shared<'_> {
         // Processes begin to measure together.
         let is_over = || self.parent.map_or_else(&is_warm, Parent::wants_measuring);
         self.watch(&line, interrupt, "warm-up", is_over)?;
-        let before = servers.usage();
+        let before = server.usage();
         self.enter_unless_stopped(Phase::Measure);
         // What a thread has in flight when its warm-up ends may take longer than a short phase.
         let all_started = || self.started.load(Ordering::Acquire) == self.progress.len();
@@ -279,8 +259,8 @@ impl Shared<'_> {
         let is_late = until(self.args.seconds);
         let all_ended = || self.ended.load(Ordering::Acquire) == self.progress.len();
         self.watch(&line, interrupt, "measure", || is_late() || all_ended())?;
-        let server = before.zip(servers.usage()).map(|(before, after)| after.since(&before));
-        Ok(Supervised { server, load_seconds, environment })
+        let spent = before.zip(server.usage()).map(|(before, after)| after.since(&before));
+        Ok(Supervised { server: spent, load_seconds, environment })
     }
 
     fn enter_unless_stopped(&self, phase: Phase) {

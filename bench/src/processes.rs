@@ -1,7 +1,7 @@
 //! A run by several processes, as many clients on many machines would make it.
 //!
 //! kv-bench starts itself, with the same command line and which of the processes it is. A child is
-//! told on stdin, a JSON object a line, which servers there are, when to warm up and when to
+//! told on stdin, a JSON object a line, which server there is, when to warm up and when to
 //! measure; on stdout it tells what it did. When stdin ends its parent is gone, and the child ends
 //! too.
 
@@ -23,14 +23,14 @@ use crate::interrupt::Interrupt;
 use crate::phases::Supervised;
 use crate::progress::ProgressLine;
 use crate::run;
-use crate::server::Servers;
+use crate::server::Server;
 use crate::worked::{Told, Worked};
 use crate::{Error, Result};
 
 /// What a parent tells.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 enum Order {
-    Load { servers: Vec<String>, is_own: bool },
+    Load { server: String, is_own: bool },
     WarmUp,
     Measure,
 }
@@ -59,19 +59,19 @@ const PAUSE: Duration = Duration::from_millis(5);
 ///
 /// # Errors
 /// What went wrong first, in whichever process.
-pub fn run(args: &Ycsb, servers: &Servers, interrupt: &Interrupt) -> Result<(Worked, Supervised)> {
+pub fn run(args: &Ycsb, server: &Server, interrupt: &Interrupt) -> Result<(Worked, Supervised)> {
     let mut children = Children::start(args)?;
     let load = Instant::now();
-    children.tell(&Order::Load { servers: servers.addresses(), is_own: servers.is_own() })?;
+    children.tell(&Order::Load { server: server.address().to_owned(), is_own: server.is_own() })?;
     children.wait("load", interrupt, |child| child.has_loaded)?;
     let load_seconds = load.elapsed().as_secs_f64();
     children.tell(&Order::WarmUp)?;
     let warm = Instant::now() + Duration::from_secs_f64(args.warmup_seconds);
     children.wait("warm-up", interrupt, |_| Instant::now() >= warm)?;
-    let before = servers.usage();
+    let before = server.usage();
     children.tell(&Order::Measure)?;
     children.wait("measure", interrupt, |child| child.measured.is_some())?;
-    let spent = before.zip(servers.usage()).map(|(before, after)| after.since(&before));
+    let spent = before.zip(server.usage()).map(|(before, after)| after.since(&before));
     let measured: Option<Vec<(Worked, Environment)>> =
         children.all.iter_mut().map(|child| child.measured.take()).collect();
     let (worked, machines): (Vec<_>, Vec<_>) = measured.into_iter().flatten().unzip();
@@ -213,7 +213,7 @@ impl Drop for Children {
 
 /// What a child hears from its parent, and tells it.
 pub struct Parent {
-    servers: Vec<String>,
+    server: String,
     is_own: bool,
     /// How many of the later orders have come.
     orders: Arc<AtomicUsize>,
@@ -226,7 +226,7 @@ impl Parent {
         let failed = || Error::system("listening to the kv-bench that started this one");
         let mut line = String::new();
         io::stdin().lock().read_line(&mut line).map_err(failed())?;
-        let Ok(Order::Load { servers, is_own }) = serde_json::from_str(&line) else {
+        let Ok(Order::Load { server, is_own }) = serde_json::from_str(&line) else {
             return Err(failed()(io::ErrorKind::InvalidData.into()));
         };
         let orders = Arc::new(AtomicUsize::new(0));
@@ -239,12 +239,12 @@ impl Parent {
             interrupt.raise();
         };
         thread::Builder::new().spawn(count).map_err(failed())?;
-        Ok(Self { servers, is_own, orders })
+        Ok(Self { server, is_own, orders })
     }
 
-    /// The servers to go to, and whether they were started for the run.
-    pub fn servers(&self, config: &ClientConfig) -> Servers {
-        Servers::of_parent(config, &self.servers, self.is_own)
+    /// The server to go to, and whether it was started for the run.
+    pub fn server(&self, config: ClientConfig) -> Server {
+        Server::of_parent(config, &self.server, self.is_own)
     }
 
     /// Whether it is time to warm up.

@@ -15,7 +15,7 @@ use crate::journal::{HistoryFile, NUMBER_BYTES};
 use crate::phases::{self, Supervised};
 use crate::processes::{self, Parent};
 use crate::recorder::Recorder;
-use crate::server::Servers;
+use crate::server::Server;
 use crate::sizing::{Demand, Memory};
 use crate::verbs::RawLimit;
 use crate::worked::Worked;
@@ -79,15 +79,15 @@ impl Measured {
 /// What went wrong first, in whichever thread.
 pub fn ycsb(args: &Ycsb, interrupt: &Interrupt) -> Result<Measured> {
     check_history(args)?;
-    let servers = servers(args, interrupt)?;
+    let server = Server::connect_or_start(args.target.config()?, || memory(args), interrupt)?;
     let (worked, supervised) = if args.processes > 1 {
-        processes::run(args, &servers, interrupt)?
+        processes::run(args, &server, interrupt)?
     } else {
-        let clients = connect(args, &servers)?;
+        let client = connect(args, &server.config)?;
         // Not before there are operations: an older history stays where no server answers.
         let history = args.history.as_deref().map(HistoryFile::create).transpose()?;
-        let done = phases::threads(args, (clients, &servers), history, None, interrupt);
-        done.map_err(advised(&servers))?
+        let done = phases::threads(args, (client, &server), history, None, interrupt);
+        done.map_err(advised(&server))?
     };
     // Of nothing there are no rates, ratios and percentiles.
     if worked.recorder.operations() == 0 {
@@ -97,12 +97,10 @@ pub fn ycsb(args: &Ycsb, interrupt: &Interrupt) -> Result<Measured> {
     let bandwidth = bandwidth.unwrap_or_default();
     let network = args.network.map(|network| format!(", {}{bandwidth}", network.label()));
     let network = network.unwrap_or_default();
-    let fabric = format!("{}{network}", servers.fabrics());
+    let fabric = format!("{}{network}", server.fabric());
     let mut measured = Measured::new(fabric, worked, supervised);
-    // A limit of several servers would have to share threads among them as the run does.
-    let mut configs = servers.configs();
-    if let (Some(config), None, true) = (configs.next(), configs.next(), args.limit_seconds > 0.0) {
-        match RawLimit::measure(args, config, interrupt)? {
+    if args.limit_seconds > 0.0 {
+        match RawLimit::measure(args, &server.config, interrupt)? {
             Ok(raw) => measured.raw = Some(raw),
             Err(why) => measured.raw_missing = Some(why),
         }
@@ -115,26 +113,21 @@ pub fn ycsb(args: &Ycsb, interrupt: &Interrupt) -> Result<Measured> {
 /// # Errors
 /// As for [`ycsb`].
 pub fn part(args: &Ycsb, parent: &Parent, interrupt: &Interrupt) -> Result<(Worked, Supervised)> {
-    let servers = parent.servers(&args.target.configs()?.swap_remove(0));
-    let clients = connect(args, &servers)?;
-    let done = phases::threads(args, (clients, &servers), None, Some(parent), interrupt);
-    done.map_err(advised(&servers))
+    let server = parent.server(args.target.config()?);
+    let client = connect(args, &server.config)?;
+    let done = phases::threads(args, (client, &server), None, Some(parent), interrupt);
+    done.map_err(advised(&server))
 }
 
 /// For `map_err`: what to do where a server of our own has no room.
-fn advised(servers: &Servers) -> impl FnOnce(Error) -> Error {
-    let is_own = servers.is_own();
+fn advised(server: &Server) -> impl FnOnce(Error) -> Error {
+    let is_own = server.is_own();
     move |error| match error {
         Error::Client { doing, source: source @ farside::Error::OutOfSpace { .. } } if is_own => {
             Error::NoRoom { doing, source }
         }
         error => error,
     }
-}
-
-/// The servers that are asked for, or a new one.
-fn servers(args: &Ycsb, interrupt: &Interrupt) -> Result<Servers> {
-    Servers::connect_or_start(args.target.configs()?, || memory(args), interrupt)
 }
 
 /// Whether values are long enough for a history, if there is to be one.
@@ -163,11 +156,7 @@ fn memory(args: &Ycsb) -> Result<Memory> {
     }
 }
 
-fn connect(args: &Ycsb, servers: &Servers) -> Result<Vec<Client>> {
-    servers.configs().map(|config| connect_to(args, config)).collect()
-}
-
-fn connect_to(args: &Ycsb, config: &ClientConfig) -> Result<Client> {
+fn connect(args: &Ycsb, config: &ClientConfig) -> Result<Client> {
     let mut builder = Client::builder().config(config).pipeline_depth(args.depth);
     if let Some(ByteSize(bytes)) = args.cache_bytes {
         builder = builder.cache_bytes(bytes as usize);

@@ -1,4 +1,4 @@
-//! The kv-server of a run, or several.
+//! The kv-server of a run.
 
 use std::path::Path;
 
@@ -45,80 +45,30 @@ impl Server {
         Ok(Self { config, process: Some(own.process()), _own: Some(own), is_own: true })
     }
 
+    /// The one at this address, which another kv-bench may have started.
+    pub fn of_parent(config: ClientConfig, address: &str, is_own: bool) -> Self {
+        let config = ClientConfig { server: Some(address.to_owned()), ..config };
+        Self { config, process: None, _own: None, is_own }
+    }
+
+    /// Where it is.
+    pub fn address(&self) -> &str {
+        self.config.server.as_deref().unwrap_or_default()
+    }
+
     /// Whether it was started for this run.
     pub fn is_own(&self) -> bool {
         self.is_own
     }
 
+    /// What its process spent so far, if it is known.
+    pub fn usage(&self) -> Option<ServerUsage> {
+        ServerUsage::of(self.process?).ok()
+    }
+
     /// The name of the fabric that leads to it.
     pub fn fabric(&self) -> &str {
-        let address = self.config.server.as_deref().unwrap_or_default();
-        address.split("://").next().unwrap_or_default()
-    }
-}
-
-/// The servers of a run: one of our own, or somebody's, over which records are spread.
-pub struct Servers(Vec<Server>);
-
-impl Servers {
-    /// Those that the configurations name; a new one if the only configuration names none.
-    ///
-    /// # Errors
-    /// As for a server of its own.
-    pub fn connect_or_start(
-        configs: Vec<ClientConfig>,
-        memory: impl Fn() -> Result<Memory>,
-        interrupt: &Interrupt,
-    ) -> Result<Self> {
-        let server = |config| Server::connect_or_start(config, &memory, interrupt);
-        configs.into_iter().map(server).collect::<Result<_>>().map(Self)
-    }
-
-    /// Those at these addresses, which another kv-bench may have started.
-    pub fn of_parent(config: &ClientConfig, addresses: &[String], is_own: bool) -> Self {
-        let server = |address: &String| {
-            let config = ClientConfig { server: Some(address.clone()), ..config.clone() };
-            Server { config, process: None, _own: None, is_own }
-        };
-        Self(addresses.iter().map(server).collect())
-    }
-
-    /// How to connect to each.
-    pub fn configs(&self) -> impl Iterator<Item = &ClientConfig> {
-        self.0.iter().map(|server| &server.config)
-    }
-
-    /// Where each of them is.
-    pub fn addresses(&self) -> Vec<String> {
-        self.configs().filter_map(|config| config.server.clone()).collect()
-    }
-
-    /// Whether they were started for this run.
-    pub fn is_own(&self) -> bool {
-        self.0.iter().all(Server::is_own)
-    }
-
-    /// What their processes spent so far, if all are known.
-    pub fn usage(&self) -> Option<ServerUsage> {
-        let usage = |server: &Server| ServerUsage::of(server.process?).ok();
-        let mut sum = ServerUsage::default();
-        for ServerUsage { cpu_s, wakeups } in
-            self.0.iter().map(usage).collect::<Option<Vec<_>>>()?
-        {
-            sum.cpu_s += cpu_s;
-            sum.wakeups += wakeups;
-        }
-        Some(sum)
-    }
-
-    /// The names of the fabrics that lead to them, and how many they are if they are several.
-    pub fn fabrics(&self) -> String {
-        let mut names: Vec<&str> = self.0.iter().map(Server::fabric).collect();
-        let count = names.len();
-        names.sort_unstable();
-        names.dedup();
-        let names = names.join(" and ");
-        if count == 1 { names } else { format!("{names}, {count} servers") }
+        self.address().split("://").next().unwrap_or_default()
     }
 }
 

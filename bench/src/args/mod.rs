@@ -93,13 +93,12 @@ pub struct Verbs {
     pub output: Output,
 }
 
-/// The servers of a run.
+/// The server of a run.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct Target {
-    /// A running server; without it kv-bench starts one for the run. Ycsb takes several, with
-    /// commas, and spreads the records over them
-    #[arg(long, value_name = "URI", value_delimiter = ',')]
-    pub server: Vec<String>,
+    /// A running server; without it kv-bench starts one for the run
+    #[arg(long, value_name = "URI")]
+    pub server: Option<String>,
     /// A client's config file, for `secret`, `server` and `[rdma]`; with --server alone the files
     /// that kv-cli takes
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
@@ -107,50 +106,28 @@ pub struct Target {
 }
 
 impl Target {
-    /// How to connect to each server that is asked for; one without a server if the run needs one
-    /// of its own. Only what leads to the server comes from the file: what is measured does not
+    /// How to connect to the server that is asked for; without a server if the run needs one of
+    /// its own. Only what leads to the server comes from the file: what is measured does not
     /// depend on it, but for how `[rdma]` waits.
     ///
     /// # Errors
     /// [`Error::Usage`] with what is wrong in the file.
-    pub fn configs(&self) -> Result<Vec<ClientConfig>> {
-        if self.server.is_empty() && self.config.is_none() {
-            return Ok(vec![ClientConfig::default()]);
+    pub fn config(&self) -> Result<ClientConfig> {
+        if self.server.is_none() && self.config.is_none() {
+            return Ok(ClientConfig::default());
         }
         let usage = |error: ConfigError| Error::Usage(error.to_string());
         let file = match ClientConfig::file(self.config.as_deref()) {
             Some(path) => ClientConfig::load(&path).map_err(usage)?,
             None => ClientConfig::default(),
         };
-        let servers = match file.server {
-            Some(server) if self.server.is_empty() => vec![server],
-            _ => self.server.clone(),
-        };
-        if servers.is_empty() {
+        let server = self.server.clone().or(file.server);
+        if server.is_none() {
             let advice = "the config file names no server: write `server`, or give --server";
             return Err(Error::Usage(advice.to_owned()));
         }
         let ClientConfig { secret, connect_timeout_ms, rdma, .. } = file;
-        let to = |server| ClientConfig {
-            server: Some(server),
-            secret: secret.clone(),
-            connect_timeout_ms,
-            rdma,
-            ..Default::default()
-        };
-        Ok(servers.into_iter().map(to).collect())
-    }
-
-    /// The same where there can be only one.
-    ///
-    /// # Errors
-    /// [`Error::Usage`] also for several.
-    pub fn config(&self) -> Result<ClientConfig> {
-        let mut configs = self.configs()?;
-        if configs.len() > 1 {
-            return Err(Error::Usage("only ycsb takes several servers".to_owned()));
-        }
-        Ok(configs.swap_remove(0))
+        Ok(ClientConfig { server, secret, connect_timeout_ms, rdma, ..Default::default() })
     }
 }
 

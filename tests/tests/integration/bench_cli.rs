@@ -10,8 +10,8 @@ use std::process::{Command, Stdio};
 
 use farside_bench::price::Price;
 use farside_bench::workload::Kind;
+use farside_tests::binary;
 use farside_tests::linearizability::{self, Operation, Record, Violation};
-use farside_tests::{ServerProcess, binary};
 use serde_json::Value as Json;
 
 use crate::cli::Said;
@@ -211,25 +211,6 @@ fn processes_make_one_run() {
     let operations = count(&json) as f64;
     let due = json["seconds"].as_f64().unwrap() * 500.0;
     assert!(operations > 0.0 && operations <= due + 2.0, "{operations} of {due}");
-}
-
-#[test]
-fn records_are_spread_over_several_servers() {
-    let servers = [(); 3].map(|()| ServerProcess::start(&["--memory", "64MiB"]));
-    let addresses = servers.each_ref().map(ServerProcess::address).join(",");
-    for options in ["--depth 1", "--depth 8", "--depth 4 --processes 2"] {
-        let line = format!("--workload a --operations 2000 {options} --server {addresses}");
-        let json = measured(&line);
-        assert_eq!(count(&json), 2000, "{options}");
-        assert_eq!(json["fabric"].as_str().unwrap().split_once(", ").unwrap().1, "3 servers");
-        let expected = ["hits", "misses"].map(|of| json["cache"][of].as_u64().unwrap());
-        // Of those in flight some share the chain of another.
-        let asked_for = if options == "--depth 1" { 2000 } else { 1700 };
-        assert!(expected.iter().sum::<u64>() >= asked_for, "{json}");
-    }
-    let keys = servers.map(|server| server.client().session().unwrap().scan().unwrap().count());
-    assert!(keys.iter().all(|keys| *keys > 100), "{keys:?}");
-    assert_eq!(keys.iter().sum::<usize>(), 500);
 }
 
 /// The stores of a comparison, on few records, for a moment.
