@@ -12,7 +12,7 @@
 //! - [`verbs`], [`limit`]: the raw rates of a fabric and of a map in this process, the limits of
 //!   everything above.
 //! - [`price`]: what an operation takes at least.
-//! - [`report`], [`open_loop`], [`environment`], [`publish`]: JSON, CSV and tables.
+//! - [`report`], [`open_loop`], [`environment`], [`publish`]: JSON and tables.
 //! - [`html`]: a page of them.
 //! - [`compare`], [`peers`], [`emulation`], [`services`]: the same operations on what others
 //!   published, over the same fabrics, a network around them, and servers that are asked over a

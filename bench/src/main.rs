@@ -65,10 +65,9 @@ fn measure(args: &Args) -> Result<()> {
             let table = report.table(&measured).map_err(|_| Error::Panicked)?;
             let kinds = measured.recorder.kinds();
             let latencies: Vec<_> = kinds.map(|(kind, of)| (kind.name(), &of.latencies)).collect();
-            let rows: Vec<_> = report.rows().collect();
-            let (json, table, rows, latencies) = (&report, &*table, &*rows, &*latencies);
+            let (json, table, latencies) = (&report, &*table, &*latencies);
             let (seconds, ended) = (report.seconds, measured.ended);
-            Published { json, table, rows, latencies, seconds, ended }.publish(&ycsb.output)
+            Published { json, table, latencies, seconds, ended }.publish(&ycsb.output)
         }
         Command::Report(args) => {
             let told = html::report(args, tell)?;
@@ -87,10 +86,9 @@ fn measure(args: &Args) -> Result<()> {
             let table = report.table().map_err(|_| Error::Panicked)?;
             let names = report.rates().map(|(verb, _)| verb);
             let latencies: Vec<_> = names.into_iter().zip(&report.latencies).collect();
-            let rows: Vec<_> = report.rows().collect();
-            let (json, table, rows, latencies) = (&report, &*table, &*rows, &*latencies);
+            let (json, table, latencies) = (&report, &*table, &*latencies);
             let (seconds, ended) = (report.seconds, SystemTime::now());
-            Published { json, table, rows, latencies, seconds, ended }.publish(&args.output)
+            Published { json, table, latencies, seconds, ended }.publish(&args.output)
         }
     }
 }

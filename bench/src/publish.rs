@@ -1,4 +1,4 @@
-//! Where results go: a table, JSON, CSV, a log of HDR histograms.
+//! Where results go: a table, JSON, a log of HDR histograms.
 
 use std::fs;
 use std::io::{self, Write as _};
@@ -25,9 +25,6 @@ pub struct Output {
     /// the table
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub json: Option<PathBuf>,
-    /// Write it here as CSV, a line for each kind of operation
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
-    pub csv: Option<PathBuf>,
     /// Write all latencies here, in nanoseconds: an interval log for the tools of HdrHistogram,
     /// with a tag for each kind of operation
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
@@ -41,16 +38,16 @@ impl Output {
     /// [`Error::Usage`] and [`Error::Output`] that name the first that cannot.
     pub fn check(&self) -> Result<()> {
         let json = self.json.as_ref().filter(|path| !is_stdout(path));
-        let all = [json, self.csv.as_ref(), self.hdr.as_ref()];
-        let all: Vec<&PathBuf> = all.into_iter().flatten().collect();
-        for (at, path) in all.iter().enumerate() {
+        for path in [json, self.hdr.as_ref()].into_iter().flatten() {
             check_file(path)?;
-            if all[..at].iter().any(|other| is_same_file(other, path)) {
-                let path = path.display();
-                return Err(Error::Usage(format!("two results cannot be written to {path}")));
-            }
         }
-        Ok(())
+        match json.zip(self.hdr.as_ref()) {
+            Some((json, hdr)) if is_same_file(json, hdr) => {
+                let path = hdr.display();
+                Err(Error::Usage(format!("two results cannot be written to {path}")))
+            }
+            _ => Ok(()),
+        }
     }
 }
 
@@ -99,13 +96,11 @@ fn is_stdout(path: &Path) -> bool {
 }
 
 /// A result, in all its forms.
-pub struct Published<'a, Json, Row> {
+pub struct Published<'a, Json> {
     /// For programs.
     pub json: &'a Json,
     /// For people.
     pub table: &'a str,
-    /// For spreadsheets.
-    pub rows: &'a [Row],
     /// By kind of operation, of the last `seconds`.
     pub latencies: &'a [(&'a str, &'a Histogram<u64>)],
     /// How long was measured.
@@ -114,7 +109,7 @@ pub struct Published<'a, Json, Row> {
     pub ended: SystemTime,
 }
 
-impl<Json: Serialize, Row: Serialize> Published<'_, Json, Row> {
+impl<Json: Serialize> Published<'_, Json> {
     /// Writes the files that are wanted, each complete or as it was, and then the table to stdout;
     /// with `-` for the JSON's file that to stdout and no table. What cannot be written keeps
     /// nothing else from being written.
@@ -122,13 +117,11 @@ impl<Json: Serialize, Row: Serialize> Published<'_, Json, Row> {
     /// # Errors
     /// [`Error::Output`] that names the file.
     pub fn publish(&self, output: &Output) -> Result<()> {
-        let write = |path: &Option<PathBuf>, text: &dyn Fn() -> io::Result<Vec<u8>>| {
-            let Some(path) = path else { return Ok(()) };
-            text().map_err(Error::output(path)).and_then(|text| write_whole(path, &text))
-        };
-        let csv = write(&output.csv, &|| csv_text(self.rows));
-        let hdr = write(&output.hdr, &|| interval_log(self.latencies, self.seconds, self.ended));
-        result(self.json, self.table, output.json.as_deref()).and(csv).and(hdr)
+        let hdr = output.hdr.as_ref().map_or(Ok(()), |path| {
+            let log = interval_log(self.latencies, self.seconds, self.ended);
+            log.map_err(Error::output(path)).and_then(|log| write_whole(path, &log))
+        });
+        result(self.json, self.table, output.json.as_deref()).and(hdr)
     }
 }
 
@@ -184,14 +177,6 @@ fn json_text(report: &impl Serialize) -> io::Result<String> {
     report.serialize(&mut Serializer::with_formatter(&mut bytes, formatter))?;
     bytes.push(b'\n');
     String::from_utf8(bytes).map_err(io::Error::other)
-}
-
-fn csv_text(rows: &[impl Serialize]) -> io::Result<Vec<u8>> {
-    let mut writer = csv::Writer::from_writer(Vec::new());
-    for row in rows {
-        writer.serialize(row).map_err(io::Error::other)?;
-    }
-    writer.into_inner().map_err(|error| error.into_error())
 }
 
 /// For readers of the log the maximum of an interval is in milliseconds, as Java's writer has it.
@@ -312,9 +297,9 @@ mod tests {
 
     #[test]
     fn a_folder_that_is_not_there_is_known_before_the_run() {
-        let output = Output { csv: Some("/nowhere/x.csv".into()), ..Default::default() };
+        let output = Output { hdr: Some("/nowhere/x.hdr".into()), ..Default::default() };
         let error = output.check().unwrap_err().to_string();
-        assert_eq!(error, "cannot write /nowhere/x.csv: /nowhere is no folder");
+        assert_eq!(error, "cannot write /nowhere/x.hdr: /nowhere is no folder");
         let plain = Output { json: Some("-".into()), ..Default::default() };
         assert!(plain.check().is_ok());
     }
@@ -334,9 +319,9 @@ mod tests {
 
     #[test]
     fn every_result_has_a_place_of_its_own() {
-        let check = |json: &str, csv: &str| {
-            let [json, csv] = [json, csv].map(|path| Some(path.into()));
-            Output { json, csv, hdr: None }.check().map_err(|error| error.to_string())
+        let check = |json: &str, hdr: &str| {
+            let [json, hdr] = [json, hdr].map(|path| Some(path.into()));
+            Output { json, hdr }.check().map_err(|error| error.to_string())
         };
         let error = check("src/x", "./src/../src/x").unwrap_err();
         assert_eq!(error, "two results cannot be written to ./src/../src/x");
@@ -349,16 +334,13 @@ mod tests {
     #[test]
     fn one_output_that_fails_leaves_the_others() {
         let folder = tempfile::tempdir().unwrap();
-        let [csv, hdr] = ["x.csv", "x.hdr"].map(|name| folder.path().join(name));
-        let json = Some("/dev/full".into());
-        let output = Output { json, csv: Some(csv.clone()), hdr: Some(hdr.clone()) };
-        let (rows, latencies) = ([1, 2], [("get", &latency_histogram())]);
-        let (table, rows, latencies) = ("", &rows[..], &latencies[..]);
-        let (seconds, ended) = (1.0, SystemTime::now());
-        let published = Published { json: &(), table, rows, latencies, seconds, ended };
+        let hdr = folder.path().join("x.hdr");
+        let output = Output { json: Some("/dev/full".into()), hdr: Some(hdr.clone()) };
+        let gets = latency_histogram();
+        let (latencies, seconds, ended) = (&[("get", &gets)][..], 1.0, SystemTime::now());
+        let published = Published { json: &(), table: "", latencies, seconds, ended };
         let error = published.publish(&output).unwrap_err().to_string();
         assert!(error.starts_with("cannot write /dev/full: "), "{error}");
-        assert_eq!(fs::read_to_string(csv).unwrap(), "1\n2\n");
         assert!(fs::read_to_string(hdr).unwrap().contains("Tag=get,"));
     }
 }

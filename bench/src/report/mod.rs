@@ -1,7 +1,6 @@
 //! The result of `kv-bench ycsb`: JSON, and what is made of it. Read again by `kv-bench report`,
 //! from older versions too: what they did not write yet has a default.
 
-mod rows;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -22,7 +21,6 @@ use crate::run::Measured;
 use crate::verbs::RawLimit;
 use crate::workload::Kind;
 
-pub use rows::Row;
 pub use table::grouped;
 
 /// Totals over the measured phase.

@@ -164,36 +164,6 @@ impl VerbsReport {
     pub fn rates(&self) -> [(&'static str, Rate); 4] {
         [("read", self.read), ("write", self.write), ("cas", self.cas), ("update", self.update)]
     }
-
-    /// The lines of a CSV file.
-    pub fn rows(&self) -> impl Iterator<Item = Row<'_>> {
-        self.rates().into_iter().map(|(verb, Rate { rate_per_s, p50_ns, p99_ns })| Row {
-            date: &self.origin.date,
-            commit: self.origin.commit.as_deref(),
-            fabric: &self.fabric,
-            bytes: self.bytes,
-            depth: self.depth,
-            verb,
-            rate_per_s,
-            p50_ns,
-            p99_ns,
-        })
-    }
-}
-
-/// One verb, in CSV. Columns are only ever added, at the end.
-#[derive(Clone, Debug, Serialize)]
-#[allow(missing_docs, reason = "the names are those of the columns")]
-pub struct Row<'a> {
-    pub date: &'a str,
-    pub commit: Option<&'a str>,
-    pub fabric: &'a str,
-    pub bytes: u32,
-    pub depth: u16,
-    pub verb: &'static str,
-    pub rate_per_s: f64,
-    pub p50_ns: u64,
-    pub p99_ns: u64,
 }
 
 #[cfg(test)]
