@@ -1,6 +1,6 @@
 # `make help` lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help build demo test soak fuzz miri memcheck instructions test-verbs vm bench-verbs
+.PHONY: help build demo test soak fuzz miri instructions test-verbs vm bench-verbs
 .PHONY: bench-compare deny clean
 
 export RUSTDOCFLAGS ?= -D warnings
@@ -54,10 +54,6 @@ fuzz: ## Fuzzes every decoder with libFuzzer, SECONDS=60 each; takes nightly and
 miri: ## Runs the tests of layout, hash and messages under Miri; takes nightly
 	@tools/scripts/needs.sh
 	@tools/scripts/miri.sh
-
-memcheck: ## Runs a client that makes every operation under valgrind
-	@tools/scripts/needs.sh
-	@tools/scripts/memcheck.sh
 
 instructions: ## Counts a client's instructions for an operation, and compares them with those recorded
 	@tools/scripts/needs.sh

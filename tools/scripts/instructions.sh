@@ -12,7 +12,7 @@ command -v valgrind >/dev/null || {
     echo "instructions lacks valgrind: apt-get install valgrind" >&2
     exit 1
 }
-# As for memcheck.sh: without libc rustix looks for a vDSO that is not there.
+# Without libc rustix asks the kernel for its vDSO, which is not where valgrind's programs may look.
 cargo build --release --locked --no-default-features --features rustix/use-libc \
     -p farside-bench -p farside-server --bin kv-bench --bin kv-server \
     --target-dir "${CARGO_TARGET_DIR:-target}/instructions"

@@ -111,8 +111,8 @@ fn a_peer_that_takes_nothing_fills_its_own_channel_and_nothing_else() {
     assert_eq!(receive(&mut ours, &mut buffer), 4);
 }
 
-/// Between messages and behind them, more often than the send queue is long. What it finds when
-/// nobody answers takes two hosts: `hosts::idle`.
+/// Between messages and behind them, more often than the send queue is long. What it finds on a
+/// host that does not answer takes two hosts: `tests/vm/two-hosts`.
 #[test]
 fn a_probe_is_in_nobodys_way() {
     let Some(mut server) = Server::new() else { return };

@@ -136,14 +136,10 @@ impl Server {
     }
 
     /// Serves until something is so.
-    pub(crate) fn until(&mut self, is_so: impl FnMut(&mut Self) -> bool) {
-        self.until_for(PATIENCE, is_so);
-    }
-
-    pub(crate) fn until_for(&mut self, most: Duration, mut is_so: impl FnMut(&mut Self) -> bool) {
+    pub(crate) fn until(&mut self, mut is_so: impl FnMut(&mut Self) -> bool) {
         let started = Instant::now();
         while !is_so(self) {
-            assert!(started.elapsed() < most, "it takes too long");
+            assert!(started.elapsed() < PATIENCE, "it takes too long");
             if !self.step() {
                 std::thread::sleep(Duration::from_micros(200));
             }

@@ -9,6 +9,4 @@ mod chains;
 mod connecting;
 mod control;
 mod harness;
-mod hosts;
-mod latency;
 mod losses;
