@@ -144,7 +144,7 @@ impl Network {
             Verb::Write { bytes, .. } => (WRITE_PS, bytes),
             Verb::WriteHalf { .. } => (WRITE_PS, 4),
             Verb::WriteWord { .. } => (WRITE_PS, 8),
-            Verb::CompareSwap { .. } | Verb::FetchAdd { .. } => (ATOMIC_PS, 8),
+            Verb::CompareSwap { .. } => (ATOMIC_PS, 8),
         };
         let (mut verbs_ps, mut bytes_ps) = (0, 0);
         for (verb_ps, bytes) in chain.iter().map(cost) {

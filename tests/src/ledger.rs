@@ -64,17 +64,30 @@ impl Ledger {
 
     /// An increment, or the next step of a key, is about to be tried; how many were before.
     pub fn attempt(&self, counter: u64) -> u64 {
-        self.words.fetch_add(counter * 16, 1).unwrap()
+        self.add(counter * 16, 1)
     }
 
     /// It did not happen.
     pub fn retract(&self, counter: u64) {
-        self.words.fetch_add(counter * 16, u64::MAX).unwrap();
+        self.add(counter * 16, u64::MAX);
     }
 
     /// It happened.
     pub fn acknowledge(&self, counter: u64) {
-        self.words.fetch_add(counter * 16 + 8, 1).unwrap();
+        self.add(counter * 16 + 8, 1);
+    }
+
+    /// Adds to a word, wrapping; returns the word found.
+    fn add(&self, offset: u64, addend: u64) -> u64 {
+        let mut expected = self.words.load(offset).unwrap();
+        loop {
+            let desired = expected.wrapping_add(addend);
+            let found = self.words.compare_swap(offset, expected, desired).unwrap();
+            if found == expected {
+                return found;
+            }
+            expected = found;
+        }
     }
 
     /// The step with this number happened to a key.

@@ -15,7 +15,7 @@ fn result(workload: &str, threads: u32, depth: u16, ops_s: f64) -> Value {
     let operation = json!({
         "count": 1000, "p50_ns": 300 * scale, "p99_ns": 900 * scale, "p999_ns": 2000 * scale,
         "max_ns": 5000 * scale, "round_trips": 1050,
-        "verbs": { "read": 1050, "write": 0, "cas": 0, "faa": 0 }, "bytes": 140_000,
+        "verbs": { "read": 1050, "write": 0, "cas": 0 }, "bytes": 140_000,
         "latencies": [[0.0, 200 * scale], [50.0, 300 * scale], [99.0, 900 * scale], [100.0, 5000]],
     });
     json!({

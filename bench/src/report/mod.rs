@@ -123,7 +123,6 @@ pub struct VerbsReport {
     pub read: u64,
     pub write: u64,
     pub cas: u64,
-    pub faa: u64,
 }
 
 /// What the location caches did.
@@ -136,12 +135,7 @@ pub struct CacheReport {
 
 impl From<Counters> for VerbsReport {
     fn from(counters: Counters) -> Self {
-        Self {
-            read: counters.reads,
-            write: counters.writes,
-            cas: counters.compare_swaps,
-            faa: counters.fetch_adds,
-        }
+        Self { read: counters.reads, write: counters.writes, cas: counters.compare_swaps }
     }
 }
 

@@ -66,7 +66,6 @@ fn the_json_has_every_field() {
         ("/operations/get/verbs/read", 100.into()),
         ("/operations/get/verbs/write", 0.into()),
         ("/operations/get/verbs/cas", 0.into()),
-        ("/operations/get/verbs/faa", 0.into()),
         ("/operations/get/bytes", 12_800.into()),
         ("/operations/rmw/count", 100.into()),
         ("/cache/hits", 99.into()),

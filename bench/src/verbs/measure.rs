@@ -268,6 +268,5 @@ mod tests {
         let swapped: Vec<u64> = targets.iter().map(|at| region.load(*at).unwrap()).collect();
         assert!(swapped.iter().all(|word| *word > 1), "{swapped:?}");
         assert!((0..256).step_by(8).all(|at| region.load(at).unwrap() == 0));
-        assert_eq!(fabric.counters().fetch_adds, 0);
     }
 }

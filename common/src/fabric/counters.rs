@@ -13,11 +13,9 @@ pub struct Counters {
     pub writes: u64,
     /// Compare-and-swap verbs.
     pub compare_swaps: u64,
-    /// Fetch-and-add verbs.
-    pub fetch_adds: u64,
     /// Payload of READs, in bytes.
     pub read_bytes: u64,
-    /// Payload of WRITEs and atomics, in bytes.
+    /// Payload of WRITEs and compare-and-swaps, in bytes.
     pub written_bytes: u64,
 }
 
@@ -40,10 +38,6 @@ impl Counters {
                     self.compare_swaps += 1;
                     self.written_bytes += 8;
                 }
-                Verb::FetchAdd { .. } => {
-                    self.fetch_adds += 1;
-                    self.written_bytes += 8;
-                }
             }
         }
         self.bytes() - before
@@ -64,7 +58,6 @@ impl Counters {
             reads: self.reads.wrapping_sub(earlier.reads),
             writes: self.writes.wrapping_sub(earlier.writes),
             compare_swaps: self.compare_swaps.wrapping_sub(earlier.compare_swaps),
-            fetch_adds: self.fetch_adds.wrapping_sub(earlier.fetch_adds),
             read_bytes: self.read_bytes.wrapping_sub(earlier.read_bytes),
             written_bytes: self.written_bytes.wrapping_sub(earlier.written_bytes),
         }
@@ -72,7 +65,7 @@ impl Counters {
 
     /// All verbs together.
     pub fn verbs(&self) -> u64 {
-        self.reads + self.writes + self.compare_swaps + self.fetch_adds
+        self.reads + self.writes + self.compare_swaps
     }
 
     /// All bytes together.
@@ -93,7 +86,6 @@ impl std::ops::Sub for Counters {
             reads: self.reads.saturating_sub(earlier.reads),
             writes: self.writes.saturating_sub(earlier.writes),
             compare_swaps: self.compare_swaps.saturating_sub(earlier.compare_swaps),
-            fetch_adds: self.fetch_adds.saturating_sub(earlier.fetch_adds),
             read_bytes: self.read_bytes.saturating_sub(earlier.read_bytes),
             written_bytes: self.written_bytes.saturating_sub(earlier.written_bytes),
         }
@@ -108,7 +100,6 @@ impl std::ops::AddAssign for Counters {
         self.reads += other.reads;
         self.writes += other.writes;
         self.compare_swaps += other.compare_swaps;
-        self.fetch_adds += other.fetch_adds;
         self.read_bytes += other.read_bytes;
         self.written_bytes += other.written_bytes;
     }

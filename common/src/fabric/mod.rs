@@ -96,15 +96,6 @@ pub enum Verb {
         /// What takes its place.
         desired: u64,
     },
-    /// Adds to the word at `remote`, a multiple of 8. The chain's result is as that of
-    /// [`Verb::CompareSwap`]. No operation posts it: it is kept for being the devices' other atomic
-    /// verb, and because tests of the fabrics count by it how often a verb took effect.
-    FetchAdd {
-        /// Where in the region.
-        remote: u64,
-        /// What is added, wrapping.
-        addend: u64,
-    },
 }
 
 /// What became of a lane's chain or wait.

@@ -27,22 +27,20 @@ fn each_verb_does_what_it_says() {
     assert_eq!(run(&[cas(0x1111_2222_3333_4444, 7)]), Ok(0x1111_2222_3333_4444));
     assert_eq!(run(&[cas(8, 9)]), Ok(7), "a swap that loses says what it found");
     assert_eq!(region.load(64), Ok(7));
-    assert_eq!(run(&[Verb::FetchAdd { remote: 64, addend: 5 }]), Ok(7));
-    assert_eq!(region.load(64), Ok(12));
     // A mark changes its half and no more.
     assert_eq!(run(&[Verb::WriteHalf { remote: 68, value: 0xabcd }]), Ok(0));
-    assert_eq!(region.load(64), Ok(0xabcd_0000_000c));
+    assert_eq!(region.load(64), Ok(0xabcd_0000_0007));
     assert_eq!(run(&[Verb::WriteWord { remote: 72, value: 99 }]), Ok(0));
     assert_eq!(run(&[read(64, Buffer::Window, 16)]), Ok(0));
     let window = fabric.buffer(LANE, Buffer::Window);
-    assert_eq!(window[..16], [0xabcd_0000_000cu64.to_le_bytes(), 99u64.to_le_bytes()].concat());
+    assert_eq!(window[..16], [0xabcd_0000_0007u64.to_le_bytes(), 99u64.to_le_bytes()].concat());
     let outside = fabric.run(LANE, &[read(REGION_BYTES, Buffer::Block, 8)], deadline);
     assert!(matches!(outside, Err(ChainError::Outside { .. })));
     assert_eq!(fabric.run(LANE, &[read(64, Buffer::Window, 16)], deadline), Ok(0), "still there");
     let counters = fabric.counters();
-    assert_eq!((counters.reads, counters.compare_swaps, counters.fetch_adds), (3, 2, 1));
-    assert_eq!((counters.writes, counters.round_trips), (2, 8));
-    assert_eq!(counters.doorbells, 7, "what lies outside was not posted");
+    assert_eq!((counters.reads, counters.compare_swaps), (3, 2));
+    assert_eq!((counters.writes, counters.round_trips), (2, 7));
+    assert_eq!(counters.doorbells, 6, "what lies outside was not posted");
 }
 
 #[test]
@@ -136,10 +134,15 @@ fn lanes_share_a_doorbell_and_keep_their_results_apart() {
         let deadline = later(&fabric);
         for lane in 0..LANES {
             let (offset, id) = (4096 + u64::from(lane) * 64, LaneId(lane));
+            let expected = u64::from(lane) * round;
             fabric.buffer_mut(id, Buffer::Image)[..32].fill(lane as u8);
             let chain = [
                 Verb::Write { remote: offset, from: Buffer::Image, bytes: 32 },
-                Verb::FetchAdd { remote: offset + 32, addend: u64::from(lane) },
+                Verb::CompareSwap {
+                    remote: offset + 32,
+                    expected,
+                    desired: expected + u64::from(lane),
+                },
                 read(offset, Buffer::Block, 40),
             ];
             fabric.post(id, &chain, deadline);
@@ -209,10 +212,11 @@ fn the_owner_reaches_its_region_through_the_device() {
     let mut client = server.client(1);
     let mut own = server.writers.loopback(4, &Options::default()).unwrap();
     let deadline = later(&client);
-    for _ in 0..200 {
-        let add = [Verb::FetchAdd { remote: 64, addend: 1 }];
-        own.fabric.run(LaneId(3), &add, deadline).unwrap();
-        client.run(LANE, &add, deadline).unwrap();
+    let count = |found| [Verb::CompareSwap { remote: 64, expected: found, desired: found + 1 }];
+    for round in 0..200 {
+        let found = 2 * round;
+        assert_eq!(own.fabric.run(LaneId(3), &count(found), deadline), Ok(found));
+        assert_eq!(client.run(LANE, &count(found + 1), deadline), Ok(found + 1));
     }
     assert_eq!(server.region.load(64), Ok(400));
 }

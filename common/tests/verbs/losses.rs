@@ -97,13 +97,15 @@ fn dropping_the_servers_end_fences_a_client_with_chains_in_flight() {
     }
 }
 
-/// Adds one to the lane's word, after a WRITE and before a READ.
+/// Adds one to the lane's word, after a WRITE and before a READ. All that was tried before has
+/// been acknowledged.
 fn post(fabric: &mut impl Fabric, lane: u16, tried: &mut [u64]) -> usize {
+    let expected = tried[usize::from(lane)];
     tried[usize::from(lane)] += 1;
     let word = u64::from(lane) * 8;
     let chain = [
         Verb::Write { remote: 65_536 + word * 512, from: Buffer::Image, bytes: 1024 },
-        Verb::FetchAdd { remote: 4096 + word, addend: 1 },
+        Verb::CompareSwap { remote: 4096 + word, expected, desired: expected + 1 },
         Verb::Read { remote: 65_536 + word * 512, into: Buffer::Block, bytes: 1024 },
     ];
     let deadline = later(fabric);
@@ -273,9 +275,9 @@ fn sleeping_for_completions_loses_no_wakeup() {
     for round in 0..2000u64 {
         let deadline = later(&fabric);
         let started = Instant::now();
-        let add = Verb::FetchAdd { remote: 64, addend: 1 };
+        let count = Verb::CompareSwap { remote: 64, expected: round, desired: round + 1 };
         let read = Verb::Read { remote: 0, into: Buffer::Block, bytes: 256 };
-        assert_eq!(fabric.run(LANE, &[add, read], deadline), Ok(round));
+        assert_eq!(fabric.run(LANE, &[count, read], deadline), Ok(round));
         // The longest sleep is 100 ms: a lost wakeup would show.
         assert!(started.elapsed() < Duration::from_millis(95), "{:?}", started.elapsed());
     }

@@ -223,27 +223,22 @@ impl SimFabric {
             Verb::Write { from, .. } => {
                 let value = state.buffers[from as usize].get(word).copied().unwrap_or(0);
                 state.progress ^= mix(tag, 1);
-                world.write(process, place, value, verb);
+                world.write(process, place, value);
             }
             Verb::WriteHalf { remote, value } => {
                 state.progress ^= mix(tag, 1);
                 let shift = (remote & 4) * 8;
                 let kept = before & !(0xffff_ffff << shift);
-                world.write(process, place, kept | u64::from(value) << shift, verb);
+                world.write(process, place, kept | u64::from(value) << shift);
             }
             Verb::WriteWord { value, .. } => {
                 state.progress ^= mix(tag, 1);
-                world.write(process, place, value, verb);
+                world.write(process, place, value);
             }
             Verb::CompareSwap { expected, desired, .. } => {
                 state.found = before;
                 state.progress ^= mix(tag, before);
                 world.swap(process, place, (expected, desired));
-            }
-            Verb::FetchAdd { addend, .. } => {
-                state.found = before;
-                state.progress ^= mix(tag, before);
-                world.write(process, place, before.wrapping_add(addend), verb);
             }
         }
         Ok(())

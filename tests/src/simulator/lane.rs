@@ -76,8 +76,7 @@ impl Lane {
     /// `fenced`: a server that fences refuses a chain that it cuts before any atomic verb, and says
     /// so.
     pub(super) fn fate(&self, fenced: bool) -> ChainError {
-        let is_atomic =
-            |verb: &Verb| matches!(verb, Verb::CompareSwap { .. } | Verb::FetchAdd { .. });
+        let is_atomic = |verb: &Verb| matches!(verb, Verb::CompareSwap { .. });
         let done = self.chain.iter().take(self.at).any(is_atomic);
         if !self.changes() || fenced && !done { ChainError::Fenced } else { ChainError::Unknown }
     }
@@ -91,7 +90,6 @@ pub(super) fn extent(verb: &Verb) -> (u64, u64) {
         }
         Verb::WriteHalf { remote, .. }
         | Verb::WriteWord { remote, .. }
-        | Verb::CompareSwap { remote, .. }
-        | Verb::FetchAdd { remote, .. } => (remote, 8),
+        | Verb::CompareSwap { remote, .. } => (remote, 8),
     }
 }

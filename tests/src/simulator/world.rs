@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use farside::chores::Progress;
 use farside::testing::Locations;
-use farside_common::fabric::{Nanos, Verb};
+use farside_common::fabric::Nanos;
 
 use super::depot::SimDepot;
 use super::ground::Ground;
@@ -127,14 +127,13 @@ impl World {
         }
     }
 
-    pub(super) fn write(&mut self, process: usize, place: usize, value: u64, verb: Verb) {
+    pub(super) fn write(&mut self, process: usize, place: usize, value: u64) {
         self.touch(process, place, value != self.memory.load(place));
         if self.trace.is_some() && (self.is_hot[place] || value != self.memory.load(place)) {
             let old = describe(self, place, self.memory.load(place));
             let new = describe(self, place, value);
             let new = new.split_once(" = ").map_or("", |(_, new)| new);
-            let name = if matches!(verb, Verb::FetchAdd { .. }) { "ADD  " } else { "WRITE" };
-            self.note(process, || format!("{name} {old} := {new}"));
+            self.note(process, || format!("WRITE {old} := {new}"));
         }
         self.memory.store(place, value);
     }

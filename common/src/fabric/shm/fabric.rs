@@ -68,7 +68,7 @@ struct Lane {
 
 type Buffers = [Vec<u64>; Buffer::COUNT];
 
-const NO_VERB: Verb = Verb::FetchAdd { remote: 0, addend: 0 };
+const NO_VERB: Verb = Verb::Read { remote: 0, into: Buffer::Window, bytes: 0 };
 
 impl ShmFabric {
     /// A fabric with this many lanes. Without a lease it is never fenced: the server's own.
@@ -126,8 +126,7 @@ impl Executor {
                 }
                 Verb::WriteHalf { remote, .. }
                 | Verb::WriteWord { remote, .. }
-                | Verb::CompareSwap { remote, .. }
-                | Verb::FetchAdd { remote, .. } => {
+                | Verb::CompareSwap { remote, .. } => {
                     self.region.prefetch_to_change(remote & !7, 8);
                 }
             }
@@ -168,11 +167,6 @@ impl Executor {
                 Verb::CompareSwap { remote, expected, desired } => {
                     self.check_accepted(Clock::now, deadline)?;
                     found = self.region.compare_swap(remote, expected, desired)?;
-                    swapped = true;
-                }
-                Verb::FetchAdd { remote, addend } => {
-                    self.check_accepted(Clock::now, deadline)?;
-                    found = self.region.fetch_add(remote, addend)?;
                     swapped = true;
                 }
             }

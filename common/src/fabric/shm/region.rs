@@ -183,15 +183,6 @@ impl Region {
         Ok(words::swap(word, expected, desired))
     }
 
-    /// Adds to the word, wrapping; returns the word found.
-    ///
-    /// # Errors
-    /// [`ChainError::Outside`], [`ChainError::Denied`].
-    #[inline]
-    pub fn fetch_add(&self, offset: u64, addend: u64) -> Result<u64, ChainError> {
-        Ok(self.word_to_change(offset)?.fetch_add(addend, Ordering::AcqRel))
-    }
-
     /// Tells the processor that these bytes will be read; any offset will do.
     #[inline]
     pub fn prefetch(&self, offset: u64, bytes: u32) {

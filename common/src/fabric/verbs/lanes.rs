@@ -16,7 +16,7 @@ const BUFFER_BYTES: [usize; Buffer::COUNT] = [512, 4096, 4096];
 /// The words in front of a lane's buffers: one for what atomic verbs found, one a verb for what
 /// is written from here. Rounded up to whole cache lines.
 const WORDS_BYTES: usize = ((1 + CHAIN_VERBS_MAX) * 8).next_multiple_of(64);
-const NO_VERB: Verb = Verb::FetchAdd { remote: 0, addend: 0 };
+const NO_VERB: Verb = Verb::Read { remote: 0, into: Buffer::Window, bytes: 0 };
 
 /// Where a lane is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -77,7 +77,6 @@ fn claims() -> Claims {
         ("IBV_WR_RDMA_WRITE", ibv_wr_opcode::IBV_WR_RDMA_WRITE),
         ("IBV_WR_RDMA_READ", ibv_wr_opcode::IBV_WR_RDMA_READ),
         ("IBV_WR_ATOMIC_CMP_AND_SWP", ibv_wr_opcode::IBV_WR_ATOMIC_CMP_AND_SWP),
-        ("IBV_WR_ATOMIC_FETCH_AND_ADD", ibv_wr_opcode::IBV_WR_ATOMIC_FETCH_AND_ADD),
         ("IBV_ACCESS_REMOTE_READ", ibv_access_flags::IBV_ACCESS_REMOTE_READ.0),
         ("IBV_ACCESS_REMOTE_ATOMIC", ibv_access_flags::IBV_ACCESS_REMOTE_ATOMIC.0),
         ("IBV_QP_ACCESS_FLAGS", ibv_qp_attr_mask::IBV_QP_ACCESS_FLAGS.0),

@@ -86,11 +86,6 @@ pub(super) fn request(
             request.opcode = ibv_wr_opcode::IBV_WR_ATOMIC_CMP_AND_SWP;
             (request.compare_add, request.swap) = (expected, desired);
         }
-        Verb::FetchAdd { addend, .. } => {
-            local(memory.found);
-            request.opcode = ibv_wr_opcode::IBV_WR_ATOMIC_FETCH_AND_ADD;
-            request.compare_add = addend;
-        }
     }
     if is_write(verb) && bytes <= inline_bytes_max {
         request.flags |= INLINE;
@@ -112,10 +107,7 @@ impl Request {
         work.opcode = self.opcode;
         work.send_flags = self.flags;
         // Assigning a field of a union that needs no drop is safe; the opcode says which it is.
-        if matches!(
-            self.opcode,
-            ibv_wr_opcode::IBV_WR_ATOMIC_CMP_AND_SWP | ibv_wr_opcode::IBV_WR_ATOMIC_FETCH_AND_ADD
-        ) {
+        if self.opcode == ibv_wr_opcode::IBV_WR_ATOMIC_CMP_AND_SWP {
             let (remote_addr, compare_add, swap) = (self.remote, self.compare_add, self.swap);
             work.wr.atomic = ffi::atomic_t { remote_addr, compare_add, swap, rkey };
         } else {
@@ -128,7 +120,7 @@ impl Request {
 fn needs_fence(before: Verb, verb: Verb) -> bool {
     match before {
         Verb::Read { .. } => !matches!(verb, Verb::Read { .. }),
-        Verb::CompareSwap { .. } | Verb::FetchAdd { .. } => is_write(verb),
+        Verb::CompareSwap { .. } => is_write(verb),
         Verb::Write { .. } | Verb::WriteHalf { .. } | Verb::WriteWord { .. } => false,
     }
 }
@@ -140,7 +132,7 @@ fn is_write(verb: Verb) -> bool {
 
 #[inline]
 pub(super) fn is_atomic(verb: Verb) -> bool {
-    matches!(verb, Verb::CompareSwap { .. } | Verb::FetchAdd { .. })
+    matches!(verb, Verb::CompareSwap { .. })
 }
 
 /// Whether a verb must not be posted late: whatever changes memory (invariants I4, I13).
@@ -167,8 +159,7 @@ fn remote_offset(verb: Verb) -> u64 {
         | Verb::Write { remote, .. }
         | Verb::WriteHalf { remote, .. }
         | Verb::WriteWord { remote, .. }
-        | Verb::CompareSwap { remote, .. }
-        | Verb::FetchAdd { remote, .. } => remote,
+        | Verb::CompareSwap { remote, .. } => remote,
     }
 }
 
@@ -177,7 +168,7 @@ fn verb_bytes(verb: Verb) -> u32 {
     match verb {
         Verb::Read { bytes, .. } | Verb::Write { bytes, .. } => bytes,
         Verb::WriteHalf { .. } => 4,
-        Verb::WriteWord { .. } | Verb::CompareSwap { .. } | Verb::FetchAdd { .. } => 8,
+        Verb::WriteWord { .. } | Verb::CompareSwap { .. } => 8,
     }
 }
 
