@@ -2,8 +2,8 @@
 //! what has to hold: no panic, what was decoded encodes to the same bytes, what was accepted is
 //! within its bounds.
 //!
-//! The same targets run twice: under libFuzzer, by the one-line binaries in `fuzz_targets`
-//! (`make fuzz`), and on mutations of their seeds in the test `smoke`, on any toolchain.
+//! The same targets run twice: under libFuzzer, by the binary in `fuzz_targets` (`make fuzz`),
+//! and on mutations of their seeds in the test `smoke`, on any toolchain.
 //!
 //! Where a checksum stands before the rest of a decoder, a target also puts it right: nothing
 //! behind it would be reached otherwise, and who damages a region can compute one.
@@ -18,12 +18,14 @@ mod region;
 mod snapshot;
 mod tools;
 
+use std::sync::LazyLock;
+
 use farside_common::command_line::one_line;
 
 /// Something that takes any bytes.
 #[derive(Clone, Copy)]
 pub struct Target {
-    /// The name of its binary, and of its folder of kept inputs.
+    /// The name of its folder of kept inputs, too.
     pub name: &'static str,
     /// Decodes the bytes; panics if anything does not hold. Whether they were accepted.
     pub accepts: fn(&[u8]) -> bool,
@@ -58,13 +60,21 @@ pub const TARGETS: &[Target] = &[
     target("text", tools::text, tools::texts),
 ];
 
-/// Runs one of [`TARGETS`].
+/// The environment variable that names one of [`TARGETS`]. libFuzzer reads the arguments itself.
+const CHOICE: &str = "FARSIDE_FUZZ_TARGET";
+
+static CHOSEN: LazyLock<&Target> = LazyLock::new(|| {
+    let name = std::env::var(CHOICE).unwrap_or_default();
+    let named = TARGETS.iter().find(|target| target.name == name);
+    named.unwrap_or_else(|| panic!("{CHOICE} is {name:?}, which names no target"))
+});
+
+/// Runs the target that `FARSIDE_FUZZ_TARGET` names.
 ///
 /// # Panics
-/// When there is none of this name, and with every finding.
-pub fn run(name: &str, bytes: &[u8]) {
-    let target = TARGETS.iter().find(|target| target.name == name).expect("a target's name");
-    (target.accepts)(bytes);
+/// When it names none, and with every finding.
+pub fn run(bytes: &[u8]) {
+    (CHOSEN.accepts)(bytes);
 }
 
 /// What people are told is one line, and does nothing to their terminal.

@@ -3,7 +3,6 @@
 //! targets and seeds that rot, and decoders that panic.
 #![allow(clippy::unwrap_used)]
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -87,17 +86,9 @@ fn broken_decoders_are_found() {
 }
 
 #[test]
-fn every_target_has_its_binary_and_kept_inputs_have_a_target() {
-    let names: BTreeSet<String> = TARGETS.iter().map(|target| target.name.to_owned()).collect();
-    let in_folder = |name: &str| -> BTreeSet<String> {
-        let entries = fs::read_dir(folder(name)).unwrap();
-        let stem = |path: PathBuf| path.file_stem().unwrap().to_str().unwrap().to_owned();
-        entries.map(|entry| stem(entry.unwrap().path())).collect()
-    };
-    assert_eq!(in_folder("fuzz_targets"), names);
-    for name in &names {
-        let path = folder("fuzz_targets").join(format!("{name}.rs"));
-        assert!(fs::read_to_string(path).unwrap().contains(&format!("run(\"{name}\", data)")));
+fn kept_inputs_have_a_target() {
+    for entry in fs::read_dir(folder("kept")).unwrap() {
+        let name = entry.unwrap().file_name();
+        assert!(TARGETS.iter().any(|target| name == target.name), "kept/{}", name.display());
     }
-    assert!(in_folder("kept").is_subset(&names));
 }

@@ -28,10 +28,15 @@ mkdir -p "$build/found"
 export CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16
 options=(--features libfuzzer --target-dir "$build")
 cargo "+$toolchain" fuzz build --codegen-units 16 "${options[@]}"
+rm -rf "$build/seeds"
 "$build"/*/release/farside-fuzz "$build/seeds"
 
-[ $# -gt 0 ] || mapfile -t targets < <(cargo "+$toolchain" fuzz list)
+# Each target has its folder of seeds.
+[ $# -gt 0 ] || mapfile -t targets < <(ls "$build/seeds")
 [ $# -eq 0 ] || targets=("$@")
+for target in "${targets[@]}"; do
+    [ -d "$build/seeds/$target" ] || missing "the target $target" "take one of $(ls -m "$build/seeds")"
+done
 found=()
 for target in "${targets[@]}"; do
     kept=fuzz/kept/$target
@@ -39,7 +44,7 @@ for target in "${targets[@]}"; do
     [ ! -d "$kept" ] || corpora+=("$kept")
     mkdir -p "${corpora[@]}"
     log=$build/$target.log
-    if "$build"/*/release/"$target" "${corpora[@]}" -max_total_time="$seconds" -max_len=4096 \
+    if FARSIDE_FUZZ_TARGET=$target "$build"/*/release/decoders "${corpora[@]}" -max_total_time="$seconds" -max_len=4096 \
         -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 \
         -artifact_prefix="$build/found/$target-" >"$log" 2>&1; then
         runs=$(sed -n 's/^stat::number_of_executed_units: *//p' "$log")
