@@ -9,8 +9,7 @@
 //! - [`run`], [`phases`], [`threads`], [`processes`], [`worked`], [`progress`], [`server`],
 //!   [`daemon`], [`accounting`]: threads and processes, their phases and sums, what is shown
 //!   meanwhile, a server for the run and what it spent.
-//! - [`verbs`], [`limit`]: the raw rates of a fabric and of a map in this process, the limits of
-//!   everything above.
+//! - [`verbs`]: the raw rates of a fabric, the limit of everything above.
 //! - [`price`]: what an operation takes at least.
 //! - [`report`], [`open_loop`], [`environment`], [`publish`]: JSON and tables.
 //! - [`html`]: a page of them.
@@ -38,7 +37,6 @@ pub mod html;
 pub mod interrupt;
 pub mod journal;
 pub mod keys;
-pub mod limit;
 pub mod open_loop;
 pub mod operations;
 pub mod pattern;

@@ -9,7 +9,7 @@ use farside_bench::args::{Args, Command};
 use farside_bench::interrupt::Interrupt;
 use farside_bench::publish::{self, Published};
 use farside_bench::report::YcsbReport;
-use farside_bench::{Error, Result, compare, html, limit, processes, run, verbs};
+use farside_bench::{Error, Result, compare, html, processes, run, verbs};
 use farside_common::command_line::{exit_code, one_line, usage_line};
 use farside_common::signals::explain_bus_errors;
 
@@ -60,8 +60,7 @@ fn measure(args: &Args) -> Result<()> {
                 tell(&format!("these properties are not known here: {}", ycsb.ignored.join(", ")));
             }
             let measured = run::ycsb(ycsb, &interrupt)?;
-            let limit = limit::map_ops_s(ycsb, &measured.fabric, &interrupt)?;
-            let report = YcsbReport::new(ycsb, &measured, limit);
+            let report = YcsbReport::new(ycsb, &measured);
             let table = report.table(&measured).map_err(|_| Error::Panicked)?;
             let kinds = measured.recorder.kinds();
             let latencies: Vec<_> = kinds.map(|(kind, of)| (kind.name(), &of.latencies)).collect();

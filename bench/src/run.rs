@@ -16,10 +16,10 @@ use crate::phases::{self, Supervised};
 use crate::processes::{self, Parent};
 use crate::recorder::Recorder;
 use crate::server::Server;
-use crate::sizing::{Demand, Memory};
+use crate::sizing::{self, Demand, Memory};
 use crate::verbs::RawLimit;
 use crate::worked::Worked;
-use crate::{Error, Result, limit};
+use crate::{Error, Result};
 
 /// What a run measured, of all threads together.
 pub struct Measured {
@@ -152,7 +152,7 @@ fn memory(args: &Ycsb) -> Result<Memory> {
     };
     match args.memory {
         Some(ByteSize(region_bytes)) => Ok(demand.memory()?.in_region(region_bytes)),
-        None => demand.memory_within(limit::available_bytes()?),
+        None => demand.memory_within(sizing::available_bytes()?),
     }
 }
 

@@ -178,6 +178,22 @@ fn class(value_bytes: u32) -> Result<SizeClass> {
         .ok_or_else(|| Error::Usage(format!("no block holds a value of {value_bytes} bytes")))
 }
 
+/// How much memory the system can give at once, in bytes: as it does usually, or in huge pages that
+/// were put aside.
+///
+/// # Errors
+/// [`Error::System`] if it does not say so.
+pub fn available_bytes() -> Result<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo")
+        .map_err(Error::system("reading how much memory there is"))?;
+    let number = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name));
+        line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0)
+    };
+    let huge_kib = number("HugePages_Free:") * number("Hugepagesize:");
+    Ok(number("MemAvailable:").max(huge_kib) << 10)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -77,9 +77,8 @@ pub struct Ycsb {
     /// How long to run before that
     #[arg(long, value_name = "N", default_value = "2", value_parser = seconds)]
     pub warmup_seconds: f64,
-    /// How long to measure each limit after that: the raw verbs of the fabric, in up to 64 MiB of
-    /// free blocks; over shm the same operations of one thread on a map inside kv-bench, too. 0
-    /// leaves them out
+    /// How long to measure the raw verbs of the fabric after that, in up to 64 MiB of free blocks;
+    /// 0 leaves them out
     #[arg(long, value_name = "N", default_value = "1", value_parser = seconds)]
     pub limit_seconds: f64,
     /// Which records are popular; latest for workload d, else zipfian, of the records.

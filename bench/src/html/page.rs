@@ -191,7 +191,6 @@ fn runs(out: &mut Markup, runs: &[(String, YcsbReport)]) {
         "depth",
         "operations/s",
         "of raw verbs",
-        "of a map",
         "ops a CPU s",
     ];
     out.leaf("h2", &[], "Every run");
@@ -212,7 +211,6 @@ fn runs(out: &mut Markup, runs: &[(String, YcsbReport)]) {
                     run.depth.to_string(),
                     grouped(run.throughput_ops_s as u64),
                     ratio(run.limit.and_then(|limit| limit.verbs).map(|verbs| verbs.mix_ratio)),
-                    ratio(run.limit.and_then(|limit| limit.ratio)),
                     per_cpu_s(run).map_or("-".to_owned(), short),
                 ] {
                     out.leaf("td", &[], &number);

@@ -27,8 +27,8 @@ fn result(workload: &str, threads: u32, depth: u16, ops_s: f64) -> Value {
         "cache": { "hits": 990, "misses": 10 },
         "cpu_s": 2.0, "server": { "cpu_s": 0.5, "wakeups": 3 }, "allocations": 0,
         "limit": {
-            "map_ops_s": 5e6, "ratio": 0.5, "read_ops_s": 7e6, "write_ops_s": 7e6,
-            "cas_ops_s": 7e6, "update_ops_s": 3e6, "mix_ops_s": 5e6, "mix_ratio": 0.6,
+            "read_ops_s": 7e6, "write_ops_s": 7e6, "cas_ops_s": 7e6, "update_ops_s": 3e6,
+            "mix_ops_s": 5e6, "mix_ratio": 0.6,
         },
     })
 }

@@ -71,11 +71,7 @@ fn one() -> u32 {
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the names are those of the JSON")]
 pub struct LimitReport {
-    /// One thread, with the same operations on a map in its own process; null where it was not
-    /// measured.
-    pub map_ops_s: Option<f64>,
-    /// Of this run's throughput a thread to that.
-    pub ratio: Option<f64>,
+    /// Older results may have only what a map in one thread does.
     #[serde(flatten)]
     pub verbs: Option<VerbsLimit>,
 }
@@ -195,12 +191,9 @@ impl VerbsLimit {
 
 impl YcsbReport {
     /// The report of a run.
-    pub fn new(args: &Ycsb, measured: &Measured, map_ops_s: Option<f64>) -> Self {
+    pub fn new(args: &Ycsb, measured: &Measured) -> Self {
         let throughput_ops_s = measured.recorder.operations() as f64 / measured.seconds;
-        let per_thread = throughput_ops_s / f64::from(args.all_threads());
-        let verbs = measured.raw.as_ref().map(|raw| VerbsLimit::new(raw, measured));
-        let ratio = map_ops_s.map(|map_ops_s| per_thread / map_ops_s);
-        let limit = LimitReport { map_ops_s, ratio, verbs };
+        let limit = |raw| LimitReport { verbs: Some(VerbsLimit::new(raw, measured)) };
         let operation = |(kind, of): (Kind, &KindRecord)| (kind.name().to_owned(), of.into());
         Self {
             origin: Origin::of(measured.environment.clone()),
@@ -221,7 +214,7 @@ impl YcsbReport {
             server: measured.server,
             allocations: measured.allocations,
             unexpected: measured.recorder.unexpected,
-            limit: (map_ops_s.is_some() || verbs.is_some()).then_some(limit),
+            limit: measured.raw.as_ref().map(limit),
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Write as _};
 
-use super::{LimitReport, VerbsLimit, YcsbReport};
+use super::{VerbsLimit, YcsbReport};
 use crate::accounting::ServerUsage;
 use crate::run::Measured;
 
@@ -84,11 +84,7 @@ impl YcsbReport {
     }
 
     fn write_limit(&self, out: &mut String) -> fmt::Result {
-        let Some(LimitReport { map_ops_s, ratio, verbs }) = self.limit else { return Ok(()) };
-        if let Some((map_ops_s, ratio)) = map_ops_s.zip(ratio) {
-            let limit = grouped(map_ops_s as u64);
-            writeln!(out, "limit: {limit} ops/s by a map in one thread; this is {ratio:.2} of it")?;
-        }
+        let verbs = self.limit.and_then(|limit| limit.verbs);
         let Some(VerbsLimit { mix_ops_s, mix_ratio, .. }) = verbs else { return Ok(()) };
         let mix = grouped(mix_ops_s as u64);
         writeln!(out, "limit: {mix} ops/s by raw verbs alone; this is {mix_ratio:.2} of it")

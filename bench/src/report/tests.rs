@@ -32,7 +32,7 @@ fn sample() -> (YcsbReport, Measured) {
         raw: Some(RawLimit { read: 400.0, write: 300.0, cas: 250.0, update: 200.0 }),
         raw_missing: None,
     };
-    (YcsbReport::new(&args(), &measured, Some(200.0)), measured)
+    (YcsbReport::new(&args(), &measured), measured)
 }
 
 fn args() -> Ycsb {
@@ -74,8 +74,6 @@ fn the_json_has_every_field() {
         ("/server/wakeups", 2.into()),
         ("/allocations", 0.into()),
         ("/unexpected", 3.into()),
-        ("/limit/map_ops_s", 200.0.into()),
-        ("/limit/ratio", 0.5.into()),
         ("/limit/read_ops_s", 400.0.into()),
         ("/limit/update_ops_s", 200.0.into()),
         // 100 GETs and 100 read-modify-writes: 1 s. They took 2 s.
