@@ -56,7 +56,6 @@ pub const TARGETS: &[Target] = &[
     target("snapshot", snapshot::file, snapshot::files),
     target("records", snapshot::records, snapshot::some_records),
     target("json_lines", tools::json_lines, tools::some_json_lines),
-    target("csv", tools::csv, tools::some_csv),
     target("text", tools::text, tools::texts),
 ];
 

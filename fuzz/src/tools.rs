@@ -1,4 +1,4 @@
-//! What kv-cli reads: lines of JSON, CSV, keys and values as text, keys as paths.
+//! What kv-cli reads: lines of JSON, keys and values as text, keys as paths.
 
 use std::path::Component;
 
@@ -6,7 +6,7 @@ use farside_common::address::Address;
 use farside_common::size::ByteSize;
 use farside_tools::encoding::{Encoding, escape};
 use farside_tools::paths::path_of;
-use farside_tools::records::{Numbered, Pair, Record, read_csv, read_json_lines};
+use farside_tools::records::{Numbered, Pair, Record, read_json_lines};
 
 use crate::is_told_in_one_line;
 
@@ -69,33 +69,6 @@ pub(crate) fn json_lines(bytes: &[u8]) -> bool {
     });
     read.unwrap();
     gathered.holds()
-}
-
-pub(crate) fn some_csv() -> Vec<Vec<u8>> {
-    let two = b"value,other,key\n1,x,a\n\"two\nlines\",x,\"b,\"\n2,x,\xff\n";
-    vec![b"key,value\n6b,dg==\n".to_vec(), two.to_vec(), b"key,value\r\n\"\"\"\",\r\n".to_vec()]
-}
-
-/// A file of CSV, in every encoding. Accepted if all of it is, as raw bytes.
-pub(crate) fn csv(bytes: &[u8]) -> bool {
-    let mut accepted = false;
-    for (key_encoding, value_encoding) in
-        [(Encoding::Hex, Encoding::Base64), (Encoding::Raw, Encoding::Raw)]
-    {
-        let mut gathered = Gathered::new();
-        let read = read_csv(bytes, key_encoding, value_encoding, |numbered| {
-            gathered.take(numbered);
-            Ok(())
-        });
-        accepted = match read {
-            Ok(()) => gathered.holds(),
-            Err(error) => {
-                is_told_in_one_line(error.as_ref());
-                false
-            }
-        };
-    }
-    accepted
 }
 
 pub(crate) fn texts() -> Vec<Vec<u8>> {

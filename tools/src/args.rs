@@ -73,8 +73,7 @@ pub(crate) enum Command {
     /// Store every file below a folder under its relative path, or every record of a file
     ///
     /// A .jsonl file has {"key":..,"value":..} on each line, or key_base64 and value_base64 for
-    /// bytes that are no text. A .csv file has a header with the columns key and value. Symbolic
-    /// links are skipped.
+    /// bytes that are no text. Symbolic links are skipped.
     Load(Load),
     /// Write every key to a file below a folder, or to a .jsonl file
     ///
@@ -169,7 +168,7 @@ pub(crate) struct Stat {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Load {
-    /// A folder, a .jsonl file or a .csv file
+    /// A folder, or a .jsonl file
     #[arg(value_name = "DIR|FILE", value_hint = ValueHint::AnyPath)]
     pub(crate) from: PathBuf,
     /// Leave out values over the region's limit instead of failing at the end

@@ -7,7 +7,7 @@ use anyhow::Context;
 use farside::{Entry, Error, Session};
 use farside_common::command_line::one_line;
 use farside_tools::encoding::brief;
-use farside_tools::records::{Format, Record};
+use farside_tools::records::{Record, has_json_lines};
 use indicatif::ProgressBar;
 
 use crate::args::{self, Args};
@@ -22,15 +22,10 @@ const FAILURES_TOLD_MAX: u64 = 20;
 
 /// `dump`.
 pub(crate) fn dump(args: &Args, what: &args::Dump) -> anyhow::Result<Outcome> {
-    let to = &what.to;
-    if to.is_dir() {
-        return dump_folder(args, what);
+    if has_json_lines(&what.to) && !what.to.is_dir() {
+        return dump_lines(args, what);
     }
-    match Format::of(to) {
-        Some(Format::JsonLines) => dump_lines(args, what),
-        Some(Format::Csv) => Err(Usage::error("dump writes folders and .jsonl files, not CSV")),
-        None => dump_folder(args, what),
-    }
+    dump_folder(args, what)
 }
 
 fn dump_folder(args: &Args, what: &args::Dump) -> anyhow::Result<Outcome> {

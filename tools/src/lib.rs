@@ -1,5 +1,5 @@
-//! The formats that kv-cli reads and writes, without what it does with them: lines of JSON and CSV,
-//! bytes as text, keys as paths.
+//! The formats that kv-cli reads and writes, without what it does with them: lines of JSON, bytes
+//! as text, keys as paths.
 #![deny(unsafe_code)]
 
 pub mod encoding;

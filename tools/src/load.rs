@@ -3,13 +3,14 @@
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::fs::{self, File};
+use std::io::BufReader;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use farside::{Error, Pipeline, PipelineFull, Ticket};
 use farside_common::command_line::{exit_code, one_line};
-use farside_tools::records::Format;
+use farside_tools::records::{has_json_lines, read_json_lines};
 use indicatif::ProgressBar;
 
 use crate::args::{self, Args};
@@ -25,9 +26,8 @@ const FAILURES_TOLD_MAX: u64 = 20;
 pub(crate) fn load(args: &Args, what: &args::Load) -> anyhow::Result<Outcome> {
     let name = what.from.display();
     let found = fs::metadata(&what.from).with_context(|| format!("cannot load {name}"))?;
-    let format = Format::of(&what.from);
-    if !found.is_dir() && format.is_none() {
-        return Err(Usage::error(format!("{name} is neither a folder nor a .jsonl or .csv file")));
+    if !found.is_dir() && !has_json_lines(&what.from) {
+        return Err(Usage::error(format!("{name} is neither a folder nor a .jsonl file")));
     }
     let mut session = connect::writer(args)?.session()?;
     let value_bytes_max = session.limits().value_bytes_max;
@@ -35,20 +35,16 @@ pub(crate) fn load(args: &Args, what: &args::Load) -> anyhow::Result<Outcome> {
     let mut loader = Loader::new(session.pipeline()?, &bar);
     loader.skip_too_large = what.skip_too_large;
     loader.tally.value_bytes_max = value_bytes_max;
-    match format {
-        Some(format) if !found.is_dir() => {
-            let encodings = (args.key_encoding, args.value_encoding);
-            let file = File::open(&what.from).with_context(|| format!("cannot open {name}"))?;
-            let read = format.read(file, encodings, |record| {
-                loader.put_or_fail(Origin::Line(record.line), record.pair)
-            });
-            loader.finish()?;
-            read.with_context(|| format!("{name}"))?;
-        }
-        _ => {
-            load_folder(&what.from, &mut loader, value_bytes_max)?;
-            loader.finish()?;
-        }
+    if found.is_dir() {
+        load_folder(&what.from, &mut loader, value_bytes_max)?;
+        loader.finish()?;
+    } else {
+        let file = File::open(&what.from).with_context(|| format!("cannot open {name}"))?;
+        let read = read_json_lines(BufReader::new(file), |record| {
+            loader.put_or_fail(Origin::Line(record.line), record.pair)
+        });
+        loader.finish()?;
+        read.with_context(|| format!("{name}"))?;
     }
     bar.finish_and_clear();
     Ok(loader.tally.conclude())

@@ -1,7 +1,6 @@
-//! Keys and values as lines of JSON and as CSV.
+//! Keys and values as lines of JSON.
 
-use std::fs::File;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, Read};
 use std::path::Path;
 
 use anyhow::{Context, anyhow, bail};
@@ -9,7 +8,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize};
 
-use crate::encoding::{Encoding, to_base64, to_json};
+use crate::encoding::{to_base64, to_json};
 
 /// The longest line of JSON: the largest block, each byte as `\u00XX`, and some more.
 const LINE_BYTES_MAX: u64 = 32 << 20;
@@ -114,84 +113,9 @@ pub fn read_json_lines(
     Ok(())
 }
 
-/// Calls `take` with every record of a CSV file that has the columns `key` and `value`.
-///
-/// # Errors
-/// What `take` or the system says, and a first line that does not name the columns.
-pub fn read_csv(
-    from: impl Read,
-    key_encoding: Encoding,
-    value_encoding: Encoding,
-    mut take: impl FnMut(Numbered) -> anyhow::Result<()>,
-) -> anyhow::Result<()> {
-    let mut reader = csv::Reader::from_reader(from);
-    let header = reader.byte_headers()?.clone();
-    let column = |name: &str| {
-        let found = header.iter().position(|field| field == name.as_bytes());
-        found.with_context(|| format!("line 1 has to name the columns key and value; no `{name}`"))
-    };
-    let (key_column, value_column) = (column("key")?, column("value")?);
-    let mut record = csv::ByteRecord::new();
-    loop {
-        let pair = match reader.read_byte_record(&mut record) {
-            Ok(false) => return Ok(()),
-            Ok(true) => {
-                let field = |column| record.get(column).unwrap_or_default();
-                let key = key_encoding.decode(field(key_column)).context("key");
-                let value = value_encoding.decode(field(value_column)).context("value");
-                key.and_then(|key| Ok((key, value?)))
-            }
-            Err(error) if error.is_io_error() => return Err(error.into()),
-            Err(error) => Err(csv_error(&error)),
-        };
-        let line = record.position().map_or(0, csv::Position::line);
-        take(Numbered { line, pair })?;
-    }
-}
-
-fn csv_error(error: &csv::Error) -> anyhow::Error {
-    match error.kind() {
-        csv::ErrorKind::UnequalLengths { expected_len, len, .. } => {
-            anyhow!("it has {len} fields, the header has {expected_len}")
-        }
-        _ => anyhow!("{error}"),
-    }
-}
-
-/// The format that a file's name says, if it is one of records.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Format {
-    /// A line of JSON each.
-    JsonLines,
-    /// With the names of its columns in the first line.
-    Csv,
-}
-
-impl Format {
-    /// By the extension.
-    pub fn of(path: &Path) -> Option<Self> {
-        match path.extension()?.to_str()? {
-            "jsonl" => Some(Self::JsonLines),
-            "csv" => Some(Self::Csv),
-            _ => None,
-        }
-    }
-
-    /// Calls `take` with every record in the file.
-    ///
-    /// # Errors
-    /// As [`read_json_lines`] and [`read_csv`].
-    pub fn read(
-        self,
-        file: File,
-        (key_encoding, value_encoding): (Encoding, Encoding),
-        take: impl FnMut(Numbered) -> anyhow::Result<()>,
-    ) -> anyhow::Result<()> {
-        match self {
-            Self::JsonLines => read_json_lines(BufReader::new(file), take),
-            Self::Csv => read_csv(file, key_encoding, value_encoding, take),
-        }
-    }
+/// Whether a file's name says that it has lines of JSON.
+pub fn has_json_lines(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "jsonl")
 }
 
 #[cfg(test)]
@@ -251,40 +175,11 @@ mod tests {
         let seen = collect(|take| read_json_lines(text.as_bytes(), take).unwrap());
         assert_eq!(seen[0], "1:[97]=[49]");
         assert!(seen[1].starts_with("2:expected value"), "{}", seen[1]);
-        let raw = Encoding::Raw;
-        let text = "\u{feff}key,value\na,1\n";
-        let seen = collect(|take| read_csv(text.as_bytes(), raw, raw, take).unwrap());
-        assert_eq!(seen, ["2:[97]=[49]"]);
-    }
-
-    #[test]
-    fn csv_finds_its_columns_and_counts_lines() {
-        let text = b"value,other,key\n1,x,a\n\"two\nlines\",x,\"b,\"\nshort\n2,x,\xff\n";
-        let raw = Encoding::Raw;
-        let seen = collect(|take| read_csv(&text[..], raw, raw, take).unwrap());
-        let two_lines: Vec<u8> = b"two\nlines".to_vec();
-        assert_eq!(seen[0], "2:[97]=[49]");
-        assert_eq!(seen[1], format!("3:[98, 44]={two_lines:?}"));
-        assert_eq!(seen[2], "5:it has 1 fields, the header has 3");
-        assert_eq!(seen[3], "6:[255]=[50]");
-        let seen = collect(|take| {
-            let text = b"key,value\n6b,dg==\nzz,\n";
-            read_csv(&text[..], Encoding::Hex, Encoding::Base64, take).unwrap();
-        });
-        assert_eq!(seen, ["2:[107]=[118]", "3:key: is not hexadecimal"]);
-    }
-
-    #[test]
-    fn csv_without_its_columns_is_refused() {
-        let raw = Encoding::Raw;
-        let error = read_csv(&b"a,b\n1,2\n"[..], raw, raw, |_| Ok(())).unwrap_err();
-        assert!(error.to_string().contains("key and value"));
     }
 
     #[test]
     fn formats_go_by_the_name() {
-        assert_eq!(Format::of(Path::new("a/b.jsonl")), Some(Format::JsonLines));
-        assert_eq!(Format::of(Path::new("b.csv")), Some(Format::Csv));
-        assert_eq!(Format::of(Path::new("a.jsonl/b")), None);
+        assert!(has_json_lines(Path::new("a/b.jsonl")));
+        assert!(!has_json_lines(Path::new("a.jsonl/b")));
     }
 }
