@@ -13,7 +13,7 @@ use indicatif::ProgressBar;
 use crate::args::{self, Args};
 use crate::connect;
 use crate::files::Target;
-use crate::output::{self, Outcome, Usage, count};
+use crate::output::{self, Outcome, count};
 use crate::stopping::Stop;
 use crate::unfinished::{Unfinished, check_free};
 

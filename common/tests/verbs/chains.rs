@@ -227,15 +227,15 @@ fn a_lane_with_a_chain_in_flight_takes_no_other() {
     let Some(mut server) = Server::new() else { return };
     let mut fabric = server.client(1);
     let deadline = later(&fabric);
-    let add = |addend| [Verb::FetchAdd { remote: 64, addend }];
+    let swap = |desired| [Verb::CompareSwap { remote: 64, expected: 0, desired }];
     // Before its doorbell, and behind it.
     for is_rung in [false, true] {
         server.region.store(64, 0).unwrap();
-        fabric.post(LANE, &add(1), deadline);
+        fabric.post(LANE, &swap(1), deadline);
         if is_rung {
             fabric.ring();
         }
-        fabric.post(LANE, &add(100), deadline);
+        fabric.post(LANE, &swap(100), deadline);
         assert!(!fabric.reserve(LANE, Buffer::Image, 1 << 20), "the buffer would move");
         fabric.ring();
         let mut next = || loop {
@@ -249,5 +249,5 @@ fn a_lane_with_a_chain_in_flight_takes_no_other() {
         assert_eq!(server.region.load(64), Ok(1));
     }
     assert!(fabric.reserve(LANE, Buffer::Image, 1 << 20));
-    assert_eq!(fabric.run(LANE, &add(1), deadline), Ok(1), "the lane goes on");
+    assert_eq!(fabric.run(LANE, &swap(1), deadline), Ok(1), "the lane goes on");
 }

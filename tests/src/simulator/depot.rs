@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::ops::Range;
 
 use farside_common::control::FreeBlock;
-use farside_common::fabric::{Nanos, Verb};
+use farside_common::fabric::Nanos;
 use farside_common::layout::{BlockAddress, CHUNK_BYTES, ChunkUse, HeaderWord, SizeClass};
 use farside_server::testing::{Headers, TestDepot};
 
@@ -47,7 +47,7 @@ impl Headers for WorldHeaders<'_> {
             return world.lied(Twin::HeadersNotWritten);
         }
         let value = header.bits();
-        world.write(SERVER, place, value, Verb::WriteWord { remote: address.offset(), value });
+        world.write(SERVER, place, value);
     }
 }
 

@@ -122,7 +122,8 @@ fn too_little_memory_may_be_pinned() {
     let parts = &["does not let this process pin", "65536 bytes", "ulimit -l", "LimitMEMLOCK"];
     let folder = tempfile::tempdir().unwrap();
     let listen = new_address(folder.path());
-    limited("kv-server", &["--listen", &listen, "--memory", "16MiB"]).expect_line(1, parts);
+    let small = ["--listen", &listen, "--memory", "16MiB", "--huge-pages", "never"];
+    limited("kv-server", &small).expect_line(1, parts);
     let server = ServerProcess::start(&["--memory", "16MiB"]);
     let address = server.address();
     for (program, arguments) in COMMANDS {
@@ -144,7 +145,7 @@ fn a_client_whose_writes_may_come_too_late() {
     let with = |arguments: &[&str]| {
         say("kv-cli", &[arguments, &["--config", config.to_str().unwrap()]].concat())
     };
-    let late = &["60629 ms late", "rdma.ack_timeout", "grace_ms = 380", "this one has 100"];
+    let late = &["60829 ms late", "rdma.ack_timeout", "grace_ms = 382", "this one has 100"];
     with(&["put", "key", "other"]).expect_line(2, late);
     let said = with(&["get", "key"]);
     assert_eq!((said.code, said.text()), (Some(0), "value"), "{}", said.stderr);

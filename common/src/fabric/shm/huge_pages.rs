@@ -280,7 +280,14 @@ mod tests {
                     let mut rounds = 0;
                     while !done.load(Ordering::Relaxed) {
                         for page in (0..BYTES).step_by(SMALL_PAGE_BYTES as usize) {
-                            region.fetch_add(page, 1).unwrap();
+                            let mut found = region.load(page).unwrap();
+                            loop {
+                                let now = region.compare_swap(page, found, found + 1).unwrap();
+                                if now == found {
+                                    break;
+                                }
+                                found = now;
+                            }
                         }
                         rounds += 1;
                     }
