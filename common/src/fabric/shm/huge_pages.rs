@@ -25,7 +25,7 @@ const SMALL_PAGE_BYTES: u64 = 4 << 10;
 const STEP_BYTES: u64 = 64 << 20;
 /// How long new memory is filled with 2 MiB pages before the rest is reserved in small ones.
 /// Exceeding it delays the start of the server.
-const FILL_TIME_MAX: Duration = Duration::from_secs(1);
+const FILL_TIME_MAX: Duration = Duration::from_millis(250);
 
 /// What a region's memory is made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
