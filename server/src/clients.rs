@@ -1,4 +1,4 @@
-//! Who is connected: ids, leases, and the client table in the region that fences.
+//! The connected clients: ids, leases, and the client table in the region that fences.
 
 use std::sync::Arc;
 

@@ -1,7 +1,7 @@
 //! Removing values that have ended, so that their memory comes back: for readers they are absent
 //! from their last second on anyway.
 //!
-//! As long as nobody stored a value with an end there is nothing to do, and the server sleeps.
+//! While no value has an end there is nothing to do, and the server sleeps.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -38,7 +38,7 @@ struct Tomb {
     word: SlotWord,
 }
 
-/// A block that nobody links any more, for the depot; it has not rested.
+/// A block without a link to it, for the depot; it has not rested.
 pub(crate) struct Removed {
     pub(crate) class: SizeClass,
     pub(crate) block: FreeBlock,

@@ -20,7 +20,7 @@ pub(crate) struct MemoryLevel {
 }
 
 impl MemoryLevel {
-    /// What is to be said when so many of all chunks are in use; mostly nothing.
+    /// Returns what to log when so many of all chunks are in use; usually nothing.
     pub(crate) fn look(&mut self, used: u64, total: u64) -> Option<LevelChange> {
         let reached = LEVELS.into_iter().find(|level| used * 100 >= level * total).unwrap_or(0);
         let before = self.level;

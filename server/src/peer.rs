@@ -1,4 +1,4 @@
-//! One connection as the control thread sees it: who is there, and what has not arrived.
+//! One connection as the control thread sees it: its client, and what has not arrived.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -8,10 +8,10 @@ use farside_common::fabric::ChainError;
 use farside_common::fabric::verbs::{ConnectionId, DataConnection};
 use rustix::event::epoll::EventFlags;
 
-/// Who is at the other end of a connection.
+/// The client at the other end of a connection, if any.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Who {
-    /// Nobody knows yet.
+    /// Not identified yet.
     Stranger,
     Client {
         id: u16,

@@ -52,7 +52,7 @@ use statistics::DepotFigures;
 /// Connections of nobody: those that have not said who they are and those that said goodbye. More
 /// than these, and the oldest is dropped.
 const STRANGERS_MAX: usize = 64;
-/// Events taken at a time: those of all connections, the listener and the end. Whoever has spoken
+/// Events taken at a time: those of all connections, the listener and the end. A client that spoke
 /// by then is heard before chores, which may call a client mute.
 const EVENTS_MAX: usize = CLIENTS_MAX as usize + STRANGERS_MAX + 2;
 /// How long the server does not accept after the system refused it a descriptor.
@@ -209,7 +209,7 @@ impl Service {
         Ok(())
     }
 
-    /// Blocks in answers that nobody saw belong to the depot again, as rested as they were.
+    /// Blocks in undelivered answers belong to the depot again, as rested as they were.
     fn take_back(&mut self, undelivered: [Option<Reply>; 2]) {
         self.depot_figures = None;
         for reply in undelivered.into_iter().flatten() {
@@ -222,7 +222,7 @@ impl Service {
         }
     }
 
-    /// What a client of this role is told, but for where the region is.
+    /// The welcome message for this role, without the region's location.
     fn welcome_of(&self, (client_id, lease): (u16, u64)) -> Welcome {
         Welcome {
             client_id,
@@ -261,7 +261,7 @@ impl Service {
         self.clients.forget(id);
         tracing::info!(client = id, "a client left");
         match &peer.channel {
-            // Whoever waits for the server to hang up sees it now. Gone already is as good.
+            // A client that waits for the server to hang up sees it now. Gone already is as good.
             Channel::Shm(socket) => drop(socket.hang_up()),
             Channel::Verbs(_) => drop(self.peers.remove(&token)),
         }
@@ -303,7 +303,7 @@ impl Service {
         tracing::warn!(client = id, ?role, "lost a client and fenced it: {farewell}");
     }
 
-    /// Fences whoever is connected and notes that the region is nobody's.
+    /// Fences all clients and notes that no server uses the region.
     fn let_go(&mut self) -> Result<(), ServerError> {
         for mut peer in std::mem::take(&mut self.peers).into_values() {
             peer.data.clear();

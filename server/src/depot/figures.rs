@@ -6,7 +6,7 @@ use farside_common::layout::SizeClass;
 
 use super::{Chunk, Depot};
 
-/// What has come back since the server started, for a class or for whoever wants a chunk.
+/// What has come back since the server started, for a class or for a request for a chunk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Returned {
     /// Blocks of the class.
@@ -22,7 +22,7 @@ impl Depot {
         shelf.held < shelf.blocks
     }
 
-    /// What has come back of a class, or for whoever wants a chunk.
+    /// What has come back of a class, or for a request for a chunk.
     pub(crate) fn returned(&self, class: Option<SizeClass>) -> Returned {
         let blocks = class.map(|class| self.shelves[usize::from(class.index())].returned);
         Returned { blocks: blocks.unwrap_or_default(), chunks: self.emptied }

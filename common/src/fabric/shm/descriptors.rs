@@ -63,7 +63,7 @@ pub(super) fn brings_descriptors(socket: BorrowedFd<'_>) -> io::Result<bool> {
     Ok(received.flags.contains(ReturnFlags::CTRUNC))
 }
 
-/// Closes sockets on threads of their own, where nobody waits for it.
+/// Closes sockets on threads of their own, because a close may take as long as its sender likes.
 #[derive(Clone, Default)]
 pub(super) struct Closers(Arc<ClosersShared>);
 

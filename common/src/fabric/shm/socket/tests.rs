@@ -53,7 +53,7 @@ fn a_descriptor_that_could_not_be_received_is_an_error() {
     assert_eq!(error.raw_os_error(), Some(rustix::io::Errno::MFILE.raw_os_error()));
 }
 
-/// A descriptor that blocks whoever closes the last copy of it for a minute, and its other end.
+/// A descriptor whose last close takes a minute, and its other end.
 fn lingering() -> (OwnedFd, std::net::TcpStream) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let sender = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
