@@ -50,7 +50,6 @@ fn every_kind_of_failure_has_its_exit_code() {
         ("get \"\"", 2),
         ("load README", 5),
         ("load none", 5),
-        ("dump out.csv", 2),
         ("dump none.jsonl", 2),
         ("--config /nonexistent get key", 2),
         ("--server http://x get key", 2),

@@ -1,6 +1,6 @@
 //! Proves that a deep pipeline of large GETs on a slow link READs each value once and keeps the
-//! link busy: on an emulated network of 25 MB/s with a clock of its own, so that no figure depends on
-//! this machine.
+//! link busy: on an emulated network of 25 MB/s with a clock of its own, so that no figure depends
+//! on this machine.
 //!
 //! Guards against the bug that everything was posted at once: chains queued for longer than what
 //! they READ is believed, so values were READ up to 125 times, and GETs ended as `Contended`.
