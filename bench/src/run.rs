@@ -130,7 +130,7 @@ fn advised(server: &Server) -> impl FnOnce(Error) -> Error {
     }
 }
 
-/// Whether values are long enough for a history, if there is to be one.
+/// Whether values are long enough for the history, if one was asked for.
 fn check_history(args: &Ycsb) -> Result<()> {
     if args.history.is_some() && (args.value_size.min() as usize) < NUMBER_BYTES {
         let advice = format!("--history takes a --value-size of {NUMBER_BYTES} or more, so that");

@@ -52,8 +52,8 @@ use statistics::DepotFigures;
 /// Connections of nobody: those that have not said who they are and those that said goodbye. More
 /// than these, and the oldest is dropped.
 const STRANGERS_MAX: usize = 64;
-/// Events taken at a time: those of all connections, the listener and the end. A client that spoke
-/// by then is heard before chores, which may call a client mute.
+/// Events taken at a time: those of all connections, the listener and the end. So each client that
+/// spoke by then has its turn, or waits for it, before a chore may call it mute.
 const EVENTS_MAX: usize = CLIENTS_MAX as usize + STRANGERS_MAX + 2;
 /// How long the server does not accept after the system refused it a descriptor.
 const ACCEPT_PAUSE_NS: Nanos = 100_000_000;

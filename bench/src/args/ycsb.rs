@@ -157,7 +157,7 @@ impl Ycsb {
         (process * u64::from(self.threads) + u64::from(thread), self.all_threads().into())
     }
 
-    /// What an emulated network is like, if there is to be one.
+    /// The emulated network, if one was asked for.
     pub fn link(&self) -> Option<Link> {
         let usual = Link::default();
         let bytes_per_s = self.bandwidth.map_or(usual.bytes_per_s, |ByteSize(bytes)| bytes);

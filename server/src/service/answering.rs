@@ -245,10 +245,8 @@ impl Service {
                 let asked = self.ask_writers(ask);
                 self.collector.asked(asked.into_iter().collect(), now);
             }
-            Step::Fence(mut tokens) => {
-                // One that waits for its turn is not mute: it may have said so already.
-                tokens.retain(|token| !self.queue.contains(token));
-                tokens.into_iter().for_each(|token| self.part(token, &Farewell::Mute));
+            Step::Fence(tokens) => {
+                tokens.into_iter().for_each(|token| self.part_silent(token, &Farewell::Mute));
             }
         }
         Ok(())

@@ -220,10 +220,7 @@ impl Service {
             }
         }
         for (token, ms) in silent {
-            // Its answer may be among the messages that one turn did not take.
-            if !self.queue.contains(&token) {
-                self.part(token, &Farewell::Unanswered { ms });
-            }
+            self.part_silent(token, &Farewell::Unanswered { ms });
         }
     }
 

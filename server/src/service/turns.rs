@@ -89,6 +89,14 @@ impl Service {
         }
     }
 
+    /// Ends the connection of a client that did not answer. One that waits for its turn stays: its
+    /// answer may be among the messages that the last turn did not take.
+    pub(super) fn part_silent(&mut self, token: u64, farewell: &Farewell) {
+        if self.peers.get(&token).is_some_and(|peer| !peer.is_queued) {
+            self.part(token, farewell);
+        }
+    }
+
     /// From here on the connection is watched.
     pub(super) fn add_peer(&mut self, peer: Peer) -> io::Result<u64> {
         let token = self.next_token;

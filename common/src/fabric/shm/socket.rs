@@ -144,7 +144,7 @@ fn permit(path: &Path, options: &SocketOptions) -> io::Result<()> {
         rustix::fs::chownat(&socket, c"", None, group, AtFlags::EMPTY_PATH)?;
     }
     if let Some(mode) = options.mode {
-        // No call changes the mode of what was opened as a path only; of what this leads to, one.
+        // A descriptor with O_PATH takes no fchmod, but chmod follows its link in /proc.
         let opened = format!("/proc/self/fd/{}", socket.as_raw_fd());
         fs::set_permissions(opened, fs::Permissions::from_mode(mode))?;
     }

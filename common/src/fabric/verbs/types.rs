@@ -198,7 +198,7 @@ mod tests {
         assert_eq!(options.delivery_max_ns(), 4 * nominal);
         assert!((1_800_000_000..2_000_000_000).contains(&nominal));
         assert_eq!(options.lateness_max_ns(), 4 * nominal + 700_000_000);
-        // 8.2 s of what there is, and a GRACE to work with.
+        // L is 8.2 s, and T_word has to be above 0.
         assert_eq!(options.grace_ms_min(), 53);
         let slow = Options { ack_timeout: 18, ..options };
         assert_eq!(slow.grace_ms_min(), 194);

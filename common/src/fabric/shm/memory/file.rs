@@ -119,8 +119,8 @@ impl Drop for Unfinished {
     }
 }
 
-/// Where a region file is, or is to be. The user has named it, so links are followed, also one that
-/// leads to nothing yet; but not those of other users.
+/// The place of a region file, which may not exist yet. The user has named it, so links are
+/// followed, also one that leads to nothing yet; but not those of other users.
 fn resolve(path: &Path) -> Result<PathBuf, MemoryError> {
     let mut path = path.to_owned();
     for _ in 0..LINKS_MAX {

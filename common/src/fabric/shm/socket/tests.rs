@@ -83,7 +83,7 @@ fn descriptors_of_strangers_hold_up_nobody() {
         }
         match listener.socket.closers() {
             Some(_) => drop(descriptor),
-            // Nobody else has it: to close it would hold up this test.
+            // This is the last copy: to close it would hold up this test.
             None => std::mem::forget(descriptor),
         }
         std::thread::spawn(move || {
