@@ -10,7 +10,7 @@ fn git(arguments: &[&str]) -> Option<String> {
 
 fn main() {
     // What it is built of: a change makes it `-dirty`, a commit of the change clean again.
-    for path in ["src", "../client/src", "../common/src", "../Cargo.lock"] {
+    for path in ["src", "../client/src", "../common", "../Cargo.lock"] {
         println!("cargo::rerun-if-changed={path}");
     }
     if let Some(log) = git(&["rev-parse", "--git-path", "logs/HEAD"]) {

@@ -4,8 +4,8 @@ use std::fs;
 use std::io;
 use std::time::Duration;
 
-use farside_common::address::Address;
-use farside_common::fabric::shm::Connection;
+use farside_control::address::Address;
+use farside_fabric::shm::Connection;
 use rustix::net::sockopt::socket_peercred;
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};

@@ -15,8 +15,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use clap::ValueEnum;
 use farside::around::{Around, Rule, Wrap};
-use farside_common::attach::AnyFabric;
-use farside_common::fabric::{
+use farside_control::attach::AnyFabric;
+use farside_fabric::{
     CHAIN_VERBS_MAX, ChainError, Completion, Counters, Fabric, Flight, LaneId, Nanos, Verb,
 };
 
@@ -261,8 +261,8 @@ impl<F: Fabric + ?Sized> Rule<F> for Network {
 
 #[cfg(test)]
 mod tests {
-    use farside_common::fabric::shm::{Region, ShmFabric};
-    use farside_common::fabric::{Buffer, Counters};
+    use farside_fabric::shm::{Region, ShmFabric};
+    use farside_fabric::{Buffer, Counters};
 
     use super::*;
 

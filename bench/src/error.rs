@@ -3,10 +3,10 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use farside_common::attach::AttachError;
-use farside_common::command_line::exit_code;
-use farside_common::control::ControlError;
-use farside_common::fabric::ChainError;
+use farside_config::command_line::exit_code;
+use farside_control::ControlError;
+use farside_control::attach::AttachError;
+use farside_fabric::ChainError;
 
 /// Why a run did not come to its end.
 #[derive(Debug, thiserror::Error)]
@@ -109,7 +109,7 @@ impl Error {
             Self::Interrupted => 130,
             Self::Usage(_) => exit_code::USAGE,
             Self::Client { source, .. } | Self::NoRoom { source, .. } => source.exit_code(),
-            Self::Attach(error) => error.exit_code(),
+            Self::Attach(error) => exit_code::of_attach(error),
             Self::Process { code, .. } => *code,
             _ => exit_code::FAILED,
         }

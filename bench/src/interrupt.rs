@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-use farside_common::signals;
+use farside_config::signals;
 use signal_hook::consts::SIGQUIT;
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::exit;

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use farside::{Outcome, Version};
-use farside_common::fabric::boot_time_ns;
+use farside_fabric::boot_time_ns;
 
 use crate::history::{Ended, Operation, Record, write};
 use crate::operations::Values;

@@ -10,8 +10,8 @@ use farside_bench::interrupt::Interrupt;
 use farside_bench::publish::{self, Published};
 use farside_bench::report::YcsbReport;
 use farside_bench::{Error, Result, compare, html, processes, run, verbs};
-use farside_common::command_line::{exit_code, one_line, usage_line};
-use farside_common::signals::explain_bus_errors;
+use farside_config::command_line::{exit_code, one_line, usage_line};
+use farside_config::signals::explain_bus_errors;
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;

@@ -1,7 +1,7 @@
 //! What an operation takes at least: README's price list, in verbs and bytes. Of one whose location
 //! is cached, without contention; an INSERT has no location yet.
 
-use farside_common::layout::{SizeClass, WINDOW_BYTES, block_bytes, class_for};
+use farside_layout::{SizeClass, WINDOW_BYTES, block_bytes, class_for};
 
 use crate::keys::KEY_BYTES;
 use crate::workload::Kind;

@@ -13,8 +13,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use farside_common::command_line::{exit_code, one_line};
-use farside_common::config::ClientConfig;
+use farside_config::ClientConfig;
+use farside_config::command_line::{exit_code, one_line};
 use serde::{Deserialize, Serialize};
 
 use crate::args::Ycsb;

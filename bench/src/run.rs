@@ -3,8 +3,8 @@
 use std::time::SystemTime;
 
 use farside::{CacheStatistics, Client};
-use farside_common::config::ClientConfig;
-use farside_common::size::ByteSize;
+use farside_config::ClientConfig;
+use farside_config::size::ByteSize;
 
 use crate::accounting::ServerUsage;
 use crate::args::Ycsb;

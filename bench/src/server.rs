@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use farside_common::address::Address;
-use farside_common::config::ClientConfig;
+use farside_config::ClientConfig;
+use farside_control::address::Address;
 
 use crate::accounting::{self, ServerUsage};
 use crate::daemon::{Daemon, find_program};

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use farside_common::config::ServerConfig;
-use farside_common::layout::{
+use farside_config::ServerConfig;
+use farside_config::size::ByteSize;
+use farside_layout::{
     CHUNK_BYTES, REGION_BYTES_MIN, ROWS_PER_SUBTABLE, SLOTS_PER_ROW, SUBTABLE_BYTES, SizeClass,
     block_bytes, class_for,
 };
-use farside_common::size::ByteSize;
 
 use crate::keys::KEY_BYTES;
 use crate::value_size::ValueSize;

@@ -6,9 +6,9 @@
 
 use std::sync::Arc;
 
-use farside_common::control::{BLOCKS_PER_MESSAGE_MAX, FreeBlock, SplitOutcome};
-use farside_common::fabric::{LaneId, Nanos};
-use farside_common::layout::{BlockAddress, SizeClass};
+use farside_control::{BLOCKS_PER_MESSAGE_MAX, FreeBlock, SplitOutcome};
+use farside_fabric::{LaneId, Nanos};
+use farside_layout::{BlockAddress, SizeClass};
 
 use crate::growth::{Growth, Prefix};
 use crate::holdings::{ClassList, Holdings, Lists};

@@ -2,10 +2,10 @@
 
 use std::cell::Ref;
 
-use farside_common::fabric::shm::ShmFabric;
-use farside_common::fabric::verbs::VerbsFabric;
-use farside_common::fabric::{Buffer, Counters};
-use farside_common::layout::Format;
+use farside_fabric::shm::ShmFabric;
+use farside_fabric::verbs::VerbsFabric;
+use farside_fabric::{Buffer, Counters};
+use farside_layout::Format;
 
 use crate::engine::{Engine, LANE};
 use crate::failure::Failure;
@@ -20,7 +20,7 @@ pub(crate) enum AnyEngine {
     Shm(Engine<ShmFabric, ControlDepot>),
     Verbs(Engine<VerbsFabric, ControlDepot>),
     #[cfg(feature = "around")]
-    Wrapped(Engine<Box<dyn farside_common::fabric::Fabric + Send>, ControlDepot>),
+    Wrapped(Engine<Box<dyn farside_fabric::Fabric + Send>, ControlDepot>),
 }
 
 /// The same expression over whichever engine it is.

@@ -4,7 +4,7 @@
 #[cfg(feature = "around")]
 use std::sync::Arc;
 
-use farside_common::fabric::{Buffer, Completion, Counters, Fabric, LaneId, Nanos, Timing, Verb};
+use farside_fabric::{Buffer, Completion, Counters, Fabric, LaneId, Nanos, Timing, Verb};
 
 /// Puts something around the fabric of each session, which has so many lanes.
 #[cfg(feature = "around")]

@@ -6,8 +6,8 @@ use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use farside_common::attach::Target;
-use farside_common::control::{Role, ServerStatistics};
+use farside_control::attach::Target;
+use farside_control::{Role, ServerStatistics};
 
 use crate::any_engine::AnyEngine;
 use crate::connection::Connection;
@@ -151,9 +151,9 @@ impl Client {
 #[cfg(test)]
 impl Client {
     /// An engine whose fabric is something around the real one.
-    pub(crate) fn engine_over<F: farside_common::fabric::Fabric>(
+    pub(crate) fn engine_over<F: farside_fabric::Fabric>(
         &self,
-        around: impl FnOnce(farside_common::fabric::shm::ShmFabric) -> F,
+        around: impl FnOnce(farside_fabric::shm::ShmFabric) -> F,
     ) -> std::result::Result<
         crate::engine::Engine<F, crate::remote_depot::ControlDepot>,
         crate::failure::Failure,

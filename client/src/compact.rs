@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, UNIX_EPOCH};
 
-use farside_common::layout::SizeClass;
+use farside_layout::SizeClass;
 
 use crate::any_engine::{AnyEngine, over};
 use crate::engine::LANE;

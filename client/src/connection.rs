@@ -3,9 +3,9 @@
 use std::io;
 use std::time::Instant;
 
-use farside_common::attach::{AnyFabric, AttachError, Attached, Attempts, Route, Target};
-use farside_common::control::{Role, Welcome};
-use farside_common::fabric::Fabric;
+use farside_control::attach::{AnyFabric, AttachError, Attached, Attempts, Route, Target};
+use farside_control::{Role, Welcome};
+use farside_fabric::Fabric;
 
 use crate::any_engine::AnyEngine;
 use crate::control::Control;
@@ -79,7 +79,7 @@ impl Connection {
     /// own, and a reader relies on no proof of a word.
     fn check_lateness(&self, grace_ms: u32) -> Result<()> {
         let rdma = self.target.rdma;
-        let grace_ms_min = rdma.grace_ms_min();
+        let grace_ms_min = farside_layout::grace_ms_min(rdma.lateness_max_ns());
         if self.target.role == Role::Reader || u64::from(grace_ms) >= grace_ms_min {
             return Ok(());
         }
@@ -111,7 +111,7 @@ impl Connection {
     pub(crate) fn engine_over<F: Fabric>(
         &self,
         options: EngineOptions,
-        around: impl FnOnce(farside_common::fabric::shm::ShmFabric) -> F,
+        around: impl FnOnce(farside_fabric::shm::ShmFabric) -> F,
     ) -> std::result::Result<Engine<F, ControlDepot>, Failure> {
         let AnyFabric::Shm(fabric) = self.fabric(options.lanes)? else {
             return Err(Failure::Disconnected);

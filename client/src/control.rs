@@ -9,8 +9,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use farside_common::control::{Ask, Channel, MESSAGE_BYTES_MAX, Reply, Request, ServerStatistics};
-use farside_common::fabric::boot_time_ns;
+use farside_control::{Ask, Channel, MESSAGE_BYTES_MAX, Reply, Request, ServerStatistics};
+use farside_fabric::boot_time_ns;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use crate::allocator::{Blocks, Delivery};

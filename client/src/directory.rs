@@ -1,7 +1,7 @@
 //! A session's copy of the directory. An old copy is slow, never wrong: row headers tell.
 
-use farside_common::hash::KeyHash;
-use farside_common::layout::{DirectoryEntry, Geometry, LayoutError, prefix_of};
+use farside_layout::hash::KeyHash;
+use farside_layout::{DirectoryEntry, Geometry, LayoutError, prefix_of};
 
 #[derive(Default)]
 pub(crate) struct Directory {
@@ -114,7 +114,7 @@ fn check(entry: DirectoryEntry, geometry: &Geometry) -> Result<(), LayoutError> 
 
 #[cfg(test)]
 mod tests {
-    use farside_common::layout::{Format, SUBTABLE_BYTES};
+    use farside_layout::{Format, SUBTABLE_BYTES};
 
     use super::*;
 

@@ -4,16 +4,14 @@
 use std::cell::{Cell, Ref, RefCell, RefMut};
 use std::sync::Arc;
 
-use farside_common::control::{FreeBlock, Welcome};
-use farside_common::fabric::{
-    Buffer, Counters, Endpoint, Fabric, LaneId, Nanos, Verb, proof_age_max_ns,
-};
-use farside_common::hash::{KeyHash, KeyHasher};
-use farside_common::layout::{
+use farside_control::{FreeBlock, Welcome};
+use farside_fabric::waiting::Waiting;
+use farside_fabric::{Buffer, Counters, Endpoint, Fabric, LaneId, Nanos, Verb};
+use farside_layout::hash::{KeyHash, KeyHasher};
+use farside_layout::{
     DirectoryEntry, Format, Geometry, INCARNATIONS, LayoutError, STATE_OFFSET, SUPERBLOCK_BYTES,
-    SizeClass, Slot, Superblock, WINDOW_SLOTS, prefix_of,
+    SizeClass, Slot, Superblock, WINDOW_SLOTS, prefix_of, proof_age_max_ns,
 };
-use farside_common::waiting::Waiting;
 
 use crate::allocator::{Allocator, Depot, Taken};
 use crate::directory::{Directory, Subtable};
@@ -318,7 +316,7 @@ impl<F: Fabric, D: Depot> Engine<F, D> {
         let hash = self.hasher.hash(key);
         let window = self.directory().window(hash);
         self.confirm_directory(hash, window);
-        let slots = farside_common::layout::SLOTS_PER_ROW as u64;
+        let slots = farside_layout::SLOTS_PER_ROW as u64;
         let mut before = self.random.get();
         while self.random_below(slots) != slot as u64 {
             before = self.random.get();

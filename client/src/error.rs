@@ -1,8 +1,8 @@
 use std::time::Duration;
 
-use farside_common::attach::AttachError;
-use farside_common::command_line::exit_code;
-use farside_common::config::PIPELINE_DEPTH;
+use farside_config::PIPELINE_DEPTH;
+use farside_config::command_line::exit_code;
+use farside_control::attach::AttachError;
 
 use crate::{AddressError, Contact, ControlError, LayoutError, Refusal, VerbsError};
 

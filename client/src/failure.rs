@@ -1,8 +1,8 @@
 //! Why operations end early, before anybody decided whether to try them again.
 
-use farside_common::attach::AttachError;
-use farside_common::fabric::{ChainError, Nanos};
-use farside_common::layout::LayoutError;
+use farside_control::attach::AttachError;
+use farside_fabric::{ChainError, Nanos};
+use farside_layout::LayoutError;
 
 use crate::Error;
 

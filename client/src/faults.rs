@@ -5,9 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use farside_common::fabric::{
-    CHAIN_VERBS_MAX, ChainError, Completion, Fabric, LaneId, Nanos, Verb,
-};
+use farside_fabric::{CHAIN_VERBS_MAX, ChainError, Completion, Fabric, LaneId, Nanos, Verb};
 use rustix::process::{Signal, getpid, kill_process};
 
 use crate::around::{Around, Rule};
@@ -138,7 +136,7 @@ struct Flight {
 }
 
 impl Flight {
-    /// What a broken queue pair says of it: as `meaning` in `common/src/fabric/verbs/work.rs` does
+    /// What a broken queue pair says of it: as `meaning` in `common/fabric/src/verbs/work.rs` does
     /// of one whose acknowledgement is missing.
     fn lost(&self) -> ChainError {
         let reads = |verb: &Verb| matches!(verb, Verb::Read { .. });

@@ -6,9 +6,9 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use farside_common::control::FreeBlock;
-use farside_common::fabric::{LaneId, Nanos};
-use farside_common::layout::{BlockAddress, SizeClass};
+use farside_control::FreeBlock;
+use farside_fabric::{LaneId, Nanos};
+use farside_layout::{BlockAddress, SizeClass};
 
 /// The blocks of one class.
 #[derive(Default)]

@@ -8,8 +8,8 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Waker};
 
-use farside_common::control::Role;
-use farside_common::fabric::{Buffer, Counters, Fabric, LaneId};
+use farside_control::Role;
+use farside_fabric::{Buffer, Counters, Fabric, LaneId};
 
 use crate::client::Shared;
 use crate::connection::Connection;

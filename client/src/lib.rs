@@ -13,9 +13,9 @@
 //! ```
 //! # let folder = tempfile::tempdir()?;
 //! # let address = format!("shm://{}/kv.sock", folder.path().display());
-//! # let config = farside_common::config::ServerConfig {
+//! # let config = farside_config::ServerConfig {
 //! #     listen: Some(address.parse()?),
-//! #     memory: Some(farside_common::size::ByteSize::mib(16)),
+//! #     memory: Some(farside_config::size::ByteSize::mib(16)),
 //! #     ..Default::default()
 //! # };
 //! # let server = farside_server::Server::start(&config)?;
@@ -55,9 +55,9 @@
 //! ```
 //! # let folder = tempfile::tempdir()?;
 //! # let address = format!("shm://{}/kv.sock", folder.path().display());
-//! # let config = farside_common::config::ServerConfig {
+//! # let config = farside_config::ServerConfig {
 //! #     listen: Some(address.parse()?),
-//! #     memory: Some(farside_common::size::ByteSize::mib(16)),
+//! #     memory: Some(farside_config::size::ByteSize::mib(16)),
 //! #     ..Default::default()
 //! # };
 //! # let server = farside_server::Server::start(&config)?;
@@ -118,6 +118,8 @@ mod holdings;
 mod lanes;
 mod location_cache;
 mod losses;
+#[allow(unsafe_code, reason = "the mapping is shared by threads")]
+mod pairs;
 mod pipeline;
 #[allow(missing_debug_implementations, reason = "only kv-server sees some of it")]
 mod protocol;
@@ -138,14 +140,14 @@ pub use batch::{Batch, BatchOutcome};
 pub use client::{Client, ClientBuilder, Limits};
 pub use compact::Compaction;
 pub use error::{Error, Exhausted, Result};
-pub use farside_common::address::AddressError;
-pub use farside_common::attach::Contact;
-pub use farside_common::config::{ClientConfig, ConfigError, PIPELINE_DEPTH, RdmaConfig, Secret};
-pub use farside_common::control::{ClassStatistics, ControlError, Refusal, Role, ServerStatistics};
-pub use farside_common::fabric::Counters;
-pub use farside_common::fabric::verbs::{Options as RdmaOptions, VerbsError};
-pub use farside_common::layout::{LayoutError, SizeClass};
-pub use farside_common::size::ByteSize;
+pub use farside_config::size::ByteSize;
+pub use farside_config::{ClientConfig, ConfigError, PIPELINE_DEPTH, RdmaConfig, Secret};
+pub use farside_control::address::AddressError;
+pub use farside_control::attach::Contact;
+pub use farside_control::{ClassStatistics, ControlError, Refusal, Role, ServerStatistics};
+pub use farside_fabric::Counters;
+pub use farside_fabric::verbs::{Options as RdmaOptions, VerbsError};
+pub use farside_layout::{LayoutError, SizeClass};
 pub use location_cache::CacheStatistics;
 pub use pipeline::{Completed, Outcome, Pipeline, PipelineFull, Ticket};
 pub use scan::{Entry, Scan};

@@ -12,11 +12,11 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicIsize, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use farside_common::fabric::Nanos;
-use farside_common::fabric::shm::prefetch;
-use farside_common::hash::KeyHash;
-use farside_common::layout::{SlotState, SlotWord};
-use farside_common::pairs::Pairs;
+use crate::pairs::Pairs;
+use farside_fabric::Nanos;
+use farside_fabric::shm::prefetch;
+use farside_layout::hash::KeyHash;
+use farside_layout::{SlotState, SlotWord};
 use portable_atomic::AtomicU128;
 
 use self::entry::Entry;

@@ -2,9 +2,9 @@
 
 use std::fmt;
 
-use farside_common::fabric::shm::ShmFabric;
-use farside_common::fabric::verbs::VerbsFabric;
-use farside_common::fabric::{Counters, LaneId};
+use farside_fabric::shm::ShmFabric;
+use farside_fabric::verbs::VerbsFabric;
+use farside_fabric::{Counters, LaneId};
 
 use crate::any_engine::AnyEngine;
 use crate::client::Shared;
@@ -91,7 +91,7 @@ enum AnyLanes<'s> {
     Shm(Lanes<'s, ShmFabric>),
     Verbs(Lanes<'s, VerbsFabric>),
     #[cfg(feature = "around")]
-    Wrapped(Lanes<'s, Box<dyn farside_common::fabric::Fabric + Send>>),
+    Wrapped(Lanes<'s, Box<dyn farside_fabric::Fabric + Send>>),
 }
 
 /// The same expression over whichever lanes they are.

@@ -5,8 +5,8 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use farside_common::control::{FreeBlock, Request};
-use farside_common::layout::{BlockAddress, SizeClass};
+use farside_control::{FreeBlock, Request};
+use farside_layout::{BlockAddress, SizeClass};
 
 use crate::allocator::{Blocks, Delivery, Depot, give_drained};
 use crate::control::{Shared, Waiter, lock};

@@ -4,8 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use farside_common::control::Role;
-use farside_common::fabric::Counters;
+use farside_control::Role;
+use farside_fabric::Counters;
 
 use crate::any_engine::AnyEngine;
 use crate::client::Shared;

@@ -132,8 +132,8 @@ impl<'e> Store<'e> {
 
 #[cfg(test)]
 mod tests {
-    use farside_common::config::ServerConfig;
-    use farside_common::size::ByteSize;
+    use farside_config::ServerConfig;
+    use farside_config::size::ByteSize;
 
     use super::*;
     use crate::test_server::TestServer;

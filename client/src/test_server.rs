@@ -1,6 +1,6 @@
 //! A server within a test.
 
-use farside_common::config::ServerConfig;
+use farside_config::ServerConfig;
 use farside_server::Server;
 
 /// Listens over shared memory, in a folder of its own, for as long as it lives.

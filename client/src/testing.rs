@@ -1,9 +1,9 @@
 //! The operations over any fabric, for the simulator of `farside-tests`: production code, driven
 //! from outside. Behind the feature `testing`; not a part of the API.
 
-use farside_common::control::{FreeBlock, SplitOutcome, Welcome};
-use farside_common::fabric::{Buffer, Endpoint, Fabric, LaneId, Nanos};
-use farside_common::layout::SizeClass;
+use farside_control::{FreeBlock, SplitOutcome, Welcome};
+use farside_fabric::{Buffer, Endpoint, Fabric, LaneId, Nanos};
+use farside_layout::SizeClass;
 
 use crate::allocator::{Blocks as Delivered, Delivery, Depot};
 use crate::engine::{Engine, EngineOptions, LANE};

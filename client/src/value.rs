@@ -1,4 +1,4 @@
-use farside_common::layout::BlockAddress;
+use farside_layout::BlockAddress;
 
 /// Which write of a key a value comes from.
 ///

@@ -1,7 +1,7 @@
 //! When a lane has waited for the server for too long.
 
-use farside_common::fabric::Nanos;
-use farside_common::waiting::Waiting;
+use farside_fabric::Nanos;
+use farside_fabric::waiting::Waiting;
 
 use crate::failure::Failure;
 
@@ -19,7 +19,7 @@ pub(crate) fn no_answer(waiting: &Waiting) -> Failure {
 
 #[cfg(test)]
 mod tests {
-    use farside_common::waiting::WAITED_NS_MAX;
+    use farside_fabric::waiting::WAITED_NS_MAX;
 
     use super::*;
 

@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use farside_common::address::Address;
-use farside_common::config::{ClientConfig, ConfigError, PIPELINE_DEPTH, ServerConfig};
-use farside_common::layout::CHUNK_BYTES;
-use farside_common::size::ByteSize;
+use farside_config::size::ByteSize;
+use farside_config::{ClientConfig, ConfigError, PIPELINE_DEPTH, ServerConfig};
+use farside_control::address::Address;
+use farside_layout::CHUNK_BYTES;
 
 use crate::is_told_in_one_line;
 

@@ -1,11 +1,11 @@
 //! What client and server say to each other.
 
-use farside_common::control::{
+use farside_control::{
     Ask, BLOCKS_PER_MESSAGE_MAX, ClassStatistics, ConnectRequest, ControlError, FreeBlock,
     HELD_PER_MESSAGE_MAX, MESSAGE_BYTES_MAX, Purpose, REPLY_BYTES_MAX, Refusal, Reply, Request,
     Role, ServerStatistics, SplitOutcome, Token, Welcome, decode_reply, encode_reply,
 };
-use farside_common::layout::{BlockAddress, SizeClass};
+use farside_layout::{BlockAddress, SizeClass};
 
 use crate::is_told_in_one_line;
 

@@ -1,6 +1,6 @@
 //! Superblock, windows of the index with the words in them, blocks.
 
-use farside_common::layout::{
+use farside_layout::{
     BLOCK_HEADER_BYTES, Block, BlockAddress, BlockRef, BlockStamp, CHUNK_BYTES, CLIENTS_MAX,
     ChunkEntry, DirectoryEntry, Format, Geometry, INCARNATION_OFFSET, LayoutError,
     REGION_BYTES_MAX, REGION_BYTES_MIN, ROW_BYTES, Row, RowHeader, SLOTS_PER_ROW, SUBTABLE_BYTES,
@@ -73,7 +73,7 @@ pub(crate) fn superblock(bytes: &[u8]) -> bool {
     let again = Superblock::new(&format, depth).unwrap();
     assert_eq!(Superblock::decode(again.as_bytes(), region_bytes).unwrap().1, format);
     let word = Superblock::state_word(state, depth);
-    let state_offset = farside_common::layout::STATE_OFFSET as usize;
+    let state_offset = farside_layout::STATE_OFFSET as usize;
     assert_eq!(word, integer::<8>(&sealed, state_offset));
     parts_do_not_overlap(&geometry, depth);
     true

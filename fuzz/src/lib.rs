@@ -15,12 +15,13 @@ mod control;
 mod layout;
 pub mod mutate;
 mod region;
+pub mod sample;
 mod snapshot;
 mod tools;
 
 use std::sync::LazyLock;
 
-use farside_common::command_line::one_line;
+use farside_config::command_line::one_line;
 
 /// Something that takes any bytes.
 #[derive(Clone, Copy)]

@@ -2,9 +2,9 @@
 
 use std::cell::OnceCell;
 
-use farside_common::check::PROBLEMS_KEPT_MAX;
-use farside_common::check::sample::{DEPTH, KEYS, Sample};
-use farside_common::layout::{BLOCK_HEADER_BYTES, STATE_OFFSET, SUBTABLE_BYTES};
+use crate::sample::{DEPTH, KEYS, Sample};
+use farside_layout::{BLOCK_HEADER_BYTES, STATE_OFFSET, SUBTABLE_BYTES};
+use farside_tools::check::PROBLEMS_KEPT_MAX;
 
 /// The most words that are changed at a time.
 const CHANGES_MAX: usize = 64;

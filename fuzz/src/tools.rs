@@ -2,8 +2,8 @@
 
 use std::path::Component;
 
-use farside_common::address::Address;
-use farside_common::size::ByteSize;
+use farside_config::size::ByteSize;
+use farside_control::address::Address;
 use farside_tools::encoding::{Encoding, escape};
 use farside_tools::paths::path_of;
 use farside_tools::records::{Numbered, Pair, Record, read_json_lines};

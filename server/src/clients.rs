@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use farside_common::control::Refusal;
-use farside_common::fabric::ChainError;
-use farside_common::fabric::shm::Region;
-use farside_common::layout::{CLIENTS_MAX, Geometry};
+use farside_control::Refusal;
+use farside_fabric::ChainError;
+use farside_fabric::shm::Region;
+use farside_layout::{CLIENTS_MAX, Geometry};
 
 /// What a client id stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,8 +106,8 @@ impl Clients {
 
 #[cfg(test)]
 mod tests {
-    use farside_common::config::ServerConfig;
-    use farside_common::fabric::shm::{HugePages, RegionMemory};
+    use farside_config::ServerConfig;
+    use farside_fabric::shm::{HugePages, RegionMemory};
 
     use super::*;
 

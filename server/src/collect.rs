@@ -5,9 +5,9 @@
 
 use std::collections::BTreeSet;
 
-use farside_common::fabric::{ChainError, Nanos};
-use farside_common::layout::{BlockRef, SlotState, SlotWord};
-use farside_common::waiting::Waiting;
+use farside_fabric::waiting::Waiting;
+use farside_fabric::{ChainError, Nanos};
+use farside_layout::{BlockRef, SlotState, SlotWord};
 
 use crate::depot::{Depot, Memory, Noted};
 use crate::index::{Index, SubtableImage};

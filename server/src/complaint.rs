@@ -1,6 +1,6 @@
 //! What may happen again and again, and is not to fill the log.
 
-use farside_common::fabric::Nanos;
+use farside_fabric::Nanos;
 
 /// How often it is said at most.
 pub(crate) const COMPLAINT_NS: Nanos = 1_000_000_000;

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use farside_common::fabric::ChainError;
-use farside_common::fabric::shm::Region;
-use farside_common::hash::KeyHasher;
-use farside_common::layout::{
+use farside_fabric::ChainError;
+use farside_fabric::shm::Region;
+use farside_layout::hash::KeyHasher;
+use farside_layout::{
     BLOCK_HEADER_BYTES, Block, BlockHeader, BlockRef, Format, Geometry, Slot, class_for,
 };
 use zerocopy::{FromBytes, IntoBytes};

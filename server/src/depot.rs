@@ -11,9 +11,9 @@ mod tests;
 
 use std::collections::BTreeSet;
 
-use farside_common::control::{BLOCKS_PER_MESSAGE_MAX, FreeBlock};
-use farside_common::fabric::{ChainError, Nanos};
-use farside_common::layout::{
+use farside_control::{BLOCKS_PER_MESSAGE_MAX, FreeBlock};
+use farside_fabric::{ChainError, Nanos};
+use farside_layout::{
     BlockAddress, BlockRef, ChunkEntry, ChunkUse, Geometry, HeaderWord, SizeClass, WORD_GENERATIONS,
 };
 

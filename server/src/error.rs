@@ -3,12 +3,12 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use farside_common::config::ConfigError;
-use farside_common::fabric::ChainError;
-use farside_common::fabric::shm::MemoryError;
-use farside_common::fabric::verbs::VerbsError;
-use farside_common::layout::LayoutError;
-use farside_common::size::ByteSize;
+use farside_config::ConfigError;
+use farside_config::size::ByteSize;
+use farside_fabric::ChainError;
+use farside_fabric::shm::MemoryError;
+use farside_fabric::verbs::VerbsError;
+use farside_layout::LayoutError;
 
 use crate::depot::BlockError;
 use crate::restore::RestoreError;

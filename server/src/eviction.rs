@@ -4,9 +4,9 @@
 //! A sample of the class's blocks is looked at, and the oldest of them are unlinked. Done when a
 //! client asks for blocks and the depot has none.
 
-use farside_common::control::FreeBlock;
-use farside_common::fabric::{ChainError, Nanos};
-use farside_common::layout::{BlockRef, SizeClass, SlotState, SlotWord};
+use farside_control::FreeBlock;
+use farside_fabric::{ChainError, Nanos};
+use farside_layout::{BlockRef, SizeClass, SlotState, SlotWord};
 
 use crate::content::{Content, ReadBudget, Reader};
 use crate::expiry::Reaper;

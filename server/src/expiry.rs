@@ -6,11 +6,9 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use farside_common::control::FreeBlock;
-use farside_common::fabric::{ChainError, Nanos};
-use farside_common::layout::{
-    BLOCK_HEADER_BYTES, BlockHeader, BlockRef, SizeClass, SlotState, SlotWord,
-};
+use farside_control::FreeBlock;
+use farside_fabric::{ChainError, Nanos};
+use farside_layout::{BLOCK_HEADER_BYTES, BlockHeader, BlockRef, SizeClass, SlotState, SlotWord};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::content::{ReadBudget, Reader};
@@ -260,8 +258,8 @@ impl Pass {
 
 #[cfg(test)]
 mod tests {
-    use farside_common::config::ServerConfig;
-    use farside_common::fabric::shm::{HugePages, RegionMemory};
+    use farside_config::ServerConfig;
+    use farside_fabric::shm::{HugePages, RegionMemory};
 
     use super::*;
 

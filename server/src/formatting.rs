@@ -2,14 +2,14 @@
 
 use std::os::unix::fs::FileExt;
 
-use farside_common::config::ServerConfig;
-use farside_common::fabric::ChainError;
-use farside_common::fabric::shm::{Region, RegionMemory};
-use farside_common::layout::{
+use farside_config::ServerConfig;
+use farside_config::size::ByteSize;
+use farside_fabric::ChainError;
+use farside_fabric::shm::{Region, RegionMemory};
+use farside_layout::{
     CHUNK_BYTES, ChunkEntry, ChunkUse, DirectoryEntry, Geometry, ROW_BYTES, ROWS_PER_SUBTABLE,
     RowHeader, SUBTABLE_BYTES, Superblock,
 };
-use farside_common::size::ByteSize;
 use rustix::rand::GetRandomFlags;
 use zerocopy::IntoBytes;
 

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use farside_common::fabric::shm::{Collapse, RegionMemory};
-use farside_common::size::ByteSize;
+use farside_config::size::ByteSize;
+use farside_fabric::shm::{Collapse, RegionMemory};
 
 /// How long the start of a server waits for pages. What is left then is done in the background.
 const WAIT_MAX: Duration = Duration::from_millis(100);

@@ -6,9 +6,9 @@ use std::iter;
 use std::sync::Arc;
 
 use farside::chores::Split;
-use farside_common::fabric::shm::Region;
-use farside_common::fabric::{ChainError, Nanos};
-use farside_common::layout::{
+use farside_fabric::shm::Region;
+use farside_fabric::{ChainError, Nanos};
+use farside_layout::{
     CHUNK_BYTES, ChunkUse, DirectoryEntry, Geometry, ROW_BYTES, Row, SUBTABLE_BYTES, Slot,
     SlotState, slot_in_subtable,
 };

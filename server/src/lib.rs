@@ -5,8 +5,8 @@
 //! process:
 //!
 //! ```
-//! use farside_common::config::ServerConfig;
-//! use farside_common::size::ByteSize;
+//! use farside_config::ServerConfig;
+//! use farside_config::size::ByteSize;
 //! use farside_server::Server;
 //!
 //! # let folder = tempfile::tempdir()?;

@@ -5,9 +5,9 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use farside_common::address::Address;
-use farside_common::config::ServerConfig;
-use farside_common::fabric::{shm, verbs};
+use farside_config::ServerConfig;
+use farside_control::address::Address;
+use farside_fabric::{shm, verbs};
 
 use crate::error::{ServerError, system};
 use crate::service::bind_device;

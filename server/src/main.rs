@@ -9,12 +9,12 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, Result};
 use clap::Parser;
-use farside_common::address::Address;
-use farside_common::command_line::{one_line, usage_line};
-use farside_common::config::{LogFormat, LogLevel, ServerConfig, check_private};
-use farside_common::fabric::shm::HugePages;
-use farside_common::signals;
-use farside_common::size::ByteSize;
+use farside_config::command_line::{one_line, usage_line};
+use farside_config::signals;
+use farside_config::size::ByteSize;
+use farside_config::{LogFormat, LogLevel, ServerConfig, check_private};
+use farside_control::address::Address;
+use farside_fabric::shm::HugePages;
 use farside_server::Server;
 use sd_notify::NotifyState;
 use signal_hook::consts::SIGXFSZ;

@@ -3,10 +3,12 @@
 use std::sync::Arc;
 
 use farside::chores::{Mover, Progress, Split, clear, clear_left_by};
-use farside_common::fabric::shm::{Region, ShmFabric};
-use farside_common::fabric::verbs::{Loopback, LoopbackPeer, VerbsFabric};
-use farside_common::fabric::{ChainError, Endpoint, Fabric, LaneId, Nanos, Verb, proof_age_max_ns};
-use farside_common::layout::{BlockHeader, BlockRef, Format, Geometry, Mark, SlotState, SlotWord};
+use farside_fabric::shm::{Region, ShmFabric};
+use farside_fabric::verbs::{Loopback, LoopbackPeer, VerbsFabric};
+use farside_fabric::{ChainError, Endpoint, Fabric, LaneId, Nanos, Verb};
+use farside_layout::{
+    BlockHeader, BlockRef, Format, Geometry, Mark, SlotState, SlotWord, proof_age_max_ns,
+};
 use zerocopy::IntoBytes;
 
 use crate::content::{ReadBudget, read_block};

@@ -3,9 +3,9 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use farside_common::control::{Ask, Channel, Refusal, Reply, Role};
-use farside_common::fabric::ChainError;
-use farside_common::fabric::verbs::{ConnectionId, DataConnection};
+use farside_control::{Ask, Channel, Refusal, Reply, Role};
+use farside_fabric::ChainError;
+use farside_fabric::verbs::{ConnectionId, DataConnection};
 use rustix::event::epoll::EventFlags;
 
 /// The client at the other end of a connection, if any.

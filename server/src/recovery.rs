@@ -7,15 +7,15 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use farside_common::address::Address;
-use farside_common::config::ServerConfig;
-use farside_common::fabric::shm::{Region, RegionMemory};
-use farside_common::fabric::{ChainError, Nanos, boot_time_ns};
-use farside_common::layout::{
+use farside_config::ServerConfig;
+use farside_config::size::ByteSize;
+use farside_control::address::Address;
+use farside_fabric::shm::{Region, RegionMemory};
+use farside_fabric::{ChainError, Nanos, boot_time_ns};
+use farside_layout::{
     BlockAddress, CHUNK_BYTES, CLIENTS_MAX, ChunkEntry, ChunkUse, Format, Geometry, HeaderWord,
-    INCARNATION_OFFSET, RegionState, STATE_OFFSET, SlotState, Superblock,
+    INCARNATION_OFFSET, RegionState, STATE_OFFSET, SlotState, Superblock, grace_ms_min,
 };
-use farside_common::size::ByteSize;
 
 use crate::depot::{Depot, DepotOptions, Memory};
 use crate::error::{Damage, ServerError};
@@ -133,7 +133,7 @@ fn check_wanted(config: &ServerConfig, path: &Path, format: &Format) -> Result<(
 /// configuration is for new regions.
 fn check_grace(config: &ServerConfig, path: &Path, format: &Format) -> Result<(), ServerError> {
     let options = config.rdma.options();
-    let (grace_ms, grace_ms_min) = (format.grace_ms, options.grace_ms_min());
+    let (grace_ms, grace_ms_min) = (format.grace_ms, grace_ms_min(options.lateness_max_ns()));
     if config.listen.as_ref().is_some_and(Address::is_rdma) && u64::from(grace_ms) < grace_ms_min {
         let lateness_ms = options.lateness_max_ns() / 1_000_000;
         let path = path.to_owned();

@@ -11,9 +11,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use farside::{Client, Store};
-use farside_common::address::Address;
-use farside_common::config::ServerConfig;
-use farside_common::fabric::shm::RegionMemory;
+use farside_config::ServerConfig;
+use farside_control::address::Address;
+use farside_fabric::shm::RegionMemory;
 use farside_snapshot::{Reader, Record, SnapshotError};
 use tracing::subscriber::NoSubscriber;
 

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::thread::{self, JoinHandle};
 
-use farside_common::address::Address;
-use farside_common::config::ServerConfig;
-use farside_common::fabric::shm::RegionMemory;
-use farside_common::size::ByteSize;
+use farside_config::ServerConfig;
+use farside_config::size::ByteSize;
+use farside_control::address::Address;
+use farside_fabric::shm::RegionMemory;
 use rustix::event::EventfdFlags;
 
 use crate::error::{ServerError, system};

@@ -16,13 +16,13 @@ use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use farside_common::config::ServerConfig;
-use farside_common::control::{
+use farside_config::ServerConfig;
+use farside_control::{
     Channel, MESSAGE_BYTES_MAX, Refusal, Reply, Role, ServerStatistics, Welcome, encode_reply,
 };
-use farside_common::fabric::shm::RegionMemory;
-use farside_common::fabric::{ChainError, Nanos, boot_time_ns, clock_lag_max_ns};
-use farside_common::layout::{CLIENTS_MAX, RegionState, STATE_OFFSET, Superblock};
+use farside_fabric::shm::RegionMemory;
+use farside_fabric::{ChainError, Nanos, boot_time_ns};
+use farside_layout::{CLIENTS_MAX, RegionState, STATE_OFFSET, Superblock, clock_lag_max_ns};
 use rustix::event::epoll;
 
 use crate::clients::Clients;

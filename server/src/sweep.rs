@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use farside_common::fabric::shm::Region;
-use farside_common::fabric::{ChainError, Nanos};
-use farside_common::layout::Geometry;
+use farside_fabric::shm::Region;
+use farside_fabric::{ChainError, Nanos};
+use farside_layout::Geometry;
 
 use crate::content::ReadBudget;
 use crate::index::Index;

@@ -4,9 +4,9 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 
-use farside_common::control::FreeBlock;
-use farside_common::fabric::{ChainError, Nanos};
-use farside_common::layout::{
+use farside_control::FreeBlock;
+use farside_fabric::{ChainError, Nanos};
+use farside_layout::{
     BlockAddress, BlockRef, ChunkEntry, ChunkUse, Geometry, HeaderWord, SizeClass,
 };
 

@@ -1,7 +1,7 @@
 //! Who may come in.
 
-use farside_common::config::{Secret, ServerConfig};
-use farside_common::control::{ConnectRequest, Refusal, Role, Token};
+use farside_config::{Secret, ServerConfig};
+use farside_control::{ConnectRequest, Refusal, Role, Token};
 
 /// What clients must show.
 pub(crate) struct Tokens {

@@ -4,7 +4,7 @@ use std::fs::OpenOptions;
 use std::path::Path;
 
 use farside::Session;
-use farside_common::fabric::shm::Region;
+use farside_fabric::shm::Region;
 
 /// How many counters there are.
 pub const COUNTERS: u64 = 8;

@@ -9,8 +9,8 @@ use std::path::Path;
 use std::sync::atomic::{Ordering, fence};
 
 use farside::{Error, Exchange, Session, Value, Version};
-use farside_common::fabric::boot_time_ns;
-use farside_common::fabric::shm::Region;
+use farside_fabric::boot_time_ns;
+use farside_fabric::shm::Region;
 
 use crate::linearizability::{Ended, Operation, Record};
 use crate::proof;

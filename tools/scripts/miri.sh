@@ -12,6 +12,7 @@ cargo "+$toolchain" miri --version >/dev/null 2>&1 || {
 export PROPTEST_CASES=${PROPTEST_CASES:-8} MIRIFLAGS="${MIRIFLAGS:-} -Zmiri-disable-isolation"
 # These two encode thousands of blocks, for their number and not for what becomes of each.
 large=(--skip messages_come_back --skip what_a_client_holds_fits_in_messages)
-modules=(layout:: hash:: control:: address:: size:: command_line:: fabric::counters fabric::waits)
-cargo "+$toolchain" miri test --locked -p farside-common --no-default-features --lib -- \
-    "${modules[@]}" "${large[@]}"
+small=(address:: size:: command_line:: message:: connect:: counters waits)
+cargo "+$toolchain" miri test --locked -p farside-layout --lib
+cargo "+$toolchain" miri test --locked --no-default-features --lib \
+    -p farside-control -p farside-config -p farside-fabric -- "${small[@]}" "${large[@]}"

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::sync::Once;
 
 use farside::{Client, Role};
-use farside_common::command_line::one_line;
-use farside_common::config::{ClientConfig, check_private};
+use farside_config::command_line::one_line;
+use farside_config::{ClientConfig, check_private};
 use farside_tools::encoding::Encoding;
 
 use crate::args::Args;

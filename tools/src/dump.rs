@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::Context;
 use farside::{Entry, Error, Session};
-use farside_common::command_line::one_line;
+use farside_config::command_line::one_line;
 use farside_tools::encoding::brief;
 use farside_tools::records::{Record, has_json_lines};
 use indicatif::ProgressBar;

@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use anyhow::{Context, bail};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use farside_common::command_line::is_unprintable;
+use farside_config::command_line::is_unprintable;
 use serde::Serialize;
 
 /// How bytes are written.
@@ -159,7 +159,7 @@ pub fn brief(bytes: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use farside_common::command_line::one_line;
+    use farside_config::command_line::one_line;
 
     use super::*;
 

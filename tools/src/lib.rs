@@ -1,7 +1,8 @@
 //! The formats that kv-cli reads and writes, without what it does with them: lines of JSON, bytes
-//! as text, keys as paths.
+//! as text, keys as paths. And the checker of regions.
 #![deny(unsafe_code)]
 
+pub mod check;
 pub mod encoding;
 pub mod paths;
 pub mod records;

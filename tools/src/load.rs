@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use farside::{Error, Pipeline, PipelineFull, Ticket};
-use farside_common::command_line::{exit_code, one_line};
+use farside_config::command_line::{exit_code, one_line};
 use farside_tools::records::{has_json_lines, read_json_lines};
 use indicatif::ProgressBar;
 

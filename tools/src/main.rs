@@ -27,7 +27,7 @@ mod verify;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
-use farside_common::command_line::{exit_code, usage_line};
+use farside_config::command_line::{exit_code, usage_line};
 
 use args::{Args, Command};
 use output::Outcome;
@@ -71,7 +71,7 @@ fn is_mistake(error: &clap::Error) -> bool {
 
 fn run(args: &Args) -> anyhow::Result<Outcome> {
     stopping::survive_long_files()?;
-    farside_common::signals::explain_bus_errors("kv-cli")?;
+    farside_config::signals::explain_bus_errors("kv-cli")?;
     match &args.command {
         Command::Get(what) => keys::get(args, what),
         Command::Put(what) => keys::put(args, what),

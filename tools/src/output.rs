@@ -4,12 +4,12 @@ use std::fmt;
 use std::io::{self, BufWriter, Write};
 use std::process::ExitCode;
 
-use farside_common::address::AddressError;
-use farside_common::attach::AttachError;
-use farside_common::check::CheckError;
-use farside_common::command_line::{exit_code, one_line};
-use farside_common::config::ConfigError;
-use farside_common::size::ByteSize;
+use farside_config::ConfigError;
+use farside_config::command_line::{exit_code, one_line};
+use farside_config::size::ByteSize;
+use farside_control::address::AddressError;
+use farside_control::attach::AttachError;
+use farside_tools::check::CheckError;
 use farside_tools::encoding::printable;
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -68,7 +68,7 @@ pub(crate) fn exit_code(error: &anyhow::Error) -> u8 {
             return Some(error.exit_code());
         }
         if let Some(error) = cause.downcast_ref::<AttachError>() {
-            return Some(error.exit_code());
+            return Some(exit_code::of_attach(error));
         }
         if cause.is::<Usage>() || cause.is::<ConfigError>() || cause.is::<AddressError>() {
             return Some(exit_code::USAGE);

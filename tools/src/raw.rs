@@ -2,11 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use farside_common::attach::{AnyFabric, AttachError, Attached, Contact, Target};
-use farside_common::check::{self, CheckError, Observer, Report, Scope};
-use farside_common::config::ClientConfig;
-use farside_common::control::Role;
-use farside_common::fabric::{ChainError, Endpoint, LaneId};
+use farside_config::ClientConfig;
+use farside_control::Role;
+use farside_control::attach::{AnyFabric, AttachError, Attached, Contact, Target};
+use farside_fabric::{ChainError, Endpoint, LaneId};
+use farside_tools::check::{self, CheckError, Observer, Report, Scope};
 use indicatif::ProgressBar;
 
 use crate::output;
@@ -29,7 +29,7 @@ pub(crate) struct RawRegion {
 impl RawRegion {
     /// Connects as a reader of its own.
     pub(crate) fn open(config: &ClientConfig) -> anyhow::Result<Self> {
-        let target = Target::of(config, Role::Reader)?;
+        let target = config.target(Role::Reader)?;
         Ok(Self { attached: target.connect()?, target })
     }
 

@@ -120,7 +120,7 @@ pub fn has_json_lines(path: &Path) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use farside_common::command_line::one_line;
+    use farside_config::command_line::one_line;
 
     use super::*;
 

@@ -6,9 +6,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
-use farside_common::check::{self, Observer, Report, Scope};
-use farside_common::fabric::shm::{Region, ShmFabric};
-use farside_common::fabric::{Endpoint, LaneId};
+use farside_fabric::shm::{Region, ShmFabric};
+use farside_fabric::{Endpoint, LaneId};
+use farside_tools::check::{self, Observer, Report, Scope};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 
 /// Checks a region that no server uses meanwhile.
@@ -35,6 +35,6 @@ pub(crate) fn check(path: &Path, observer: &mut dyn Observer) -> anyhow::Result<
     })?;
     let bytes = region.bytes();
     let endpoint = Endpoint::new(ShmFabric::new(Arc::new(region), None, 1), 1);
-    let report = check::check(&endpoint, LaneId(0), bytes, Scope::File, observer);
+    let report = check::check_at_rest(&endpoint, LaneId(0), bytes, Scope::File, observer);
     report.with_context(|| format!("{name} cannot be checked"))
 }

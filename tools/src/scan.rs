@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use farside::Entry;
-use farside_common::command_line::one_line;
+use farside_config::command_line::one_line;
 use farside_tools::records::Record;
 
 use crate::args::{self, Args};

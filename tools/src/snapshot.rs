@@ -5,8 +5,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
 use farside::{Client, Session};
-use farside_common::check::Scope;
 use farside_snapshot::{Limits, Record, Writer};
+use farside_tools::check::Scope;
 
 use crate::args::{self, Args};
 use crate::connect;

@@ -2,10 +2,10 @@
 
 use std::io::Write;
 
-use farside_common::check::{Report, Scope};
-use farside_common::command_line::exit_code;
-use farside_common::control::ServerStatistics;
-use farside_common::layout::CHUNK_BYTES;
+use farside_config::command_line::exit_code;
+use farside_control::ServerStatistics;
+use farside_layout::CHUNK_BYTES;
+use farside_tools::check::{Report, Scope};
 use farside_tools::encoding::{printable, to_json};
 use serde::Serialize;
 
@@ -286,7 +286,7 @@ fn row(cells: &[String; 7]) -> String {
 /// The classes in use. The server counts at another moment than the walk, so what is left for the
 /// clients is an estimate while they are at work.
 fn classes(statistics: &ServerStatistics, report: &Report) -> Vec<Class> {
-    let class = |of: &farside_common::check::ClassUse| {
+    let class = |of: &farside_tools::check::ClassUse| {
         let known = statistics.classes.iter().find(|known| known.class == of.class);
         let free = known.map_or(0, |known| known.blocks_free);
         let resting = known.map_or(0, |known| known.blocks_resting);

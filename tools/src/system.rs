@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use farside_common::fabric::shm::collapse_refusal;
+use farside_fabric::shm::collapse_refusal;
 use rustix::process::{Resource, getrlimit};
 
 /// What a machine has. `None` for what could not be found out.

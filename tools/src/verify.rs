@@ -2,9 +2,9 @@
 
 use std::io::Write;
 
-use farside_common::check::{Problem, Report, Scope};
-use farside_common::command_line::exit_code;
-use farside_common::layout::SlotState;
+use farside_config::command_line::exit_code;
+use farside_layout::SlotState;
+use farside_tools::check::{Problem, Report, Scope};
 
 use crate::args::{self, Args};
 use crate::connect;

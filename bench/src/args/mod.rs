@@ -8,8 +8,8 @@ use std::path::PathBuf;
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueHint};
-use farside_common::config::{ClientConfig, ConfigError};
-use farside_common::size::ByteSize;
+use farside_config::size::ByteSize;
+use farside_config::{ClientConfig, ConfigError};
 
 use crate::compare::Compare;
 use crate::html::Report;

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::ValueHint;
-use farside_common::size::{ByteSize, ByteSizeError};
+use farside_config::size::{ByteSize, ByteSizeError};
 
 use super::{Target, positive_seconds, seconds};
 use crate::arrivals::Arrivals;

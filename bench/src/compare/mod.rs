@@ -12,13 +12,11 @@ use std::thread;
 use std::time::Duration;
 
 use farside::Client;
-use farside_common::attach::AnyFabric;
-use farside_common::config::ClientConfig;
-use farside_common::fabric::Fabric;
-use farside_common::fabric::shm::ShmFabric;
-use farside_common::layout::{
-    BLOCK_BYTES_MAX, BLOCK_HEADER_BYTES, BLOCK_UNIT, SizeClass, class_for,
-};
+use farside_config::ClientConfig;
+use farside_control::attach::AnyFabric;
+use farside_fabric::Fabric;
+use farside_fabric::shm::ShmFabric;
+use farside_layout::{BLOCK_BYTES_MAX, BLOCK_HEADER_BYTES, BLOCK_UNIT, SizeClass, class_for};
 
 use crate::daemon::Daemon;
 use crate::emulation::{self, Link, NetworkName};

@@ -1,6 +1,6 @@
 //! A key and its value in one piece of memory, with a checksum: what FUSEE and RACE keep.
 
-use farside_common::checksum::checksum;
+use farside_layout::checksum::checksum;
 
 use crate::keys::{KEY_BYTES, Key};
 

@@ -3,8 +3,8 @@
 //! each is a bucket at one side and the one in the middle, one READ of 128 bytes. A bucket has 7
 //! slots of 8 bytes behind a header, which resizing would use and nothing here does.
 
-use farside_common::fabric::{Buffer, Verb};
-use farside_common::hash::KeyHash;
+use farside_fabric::{Buffer, Verb};
+use farside_layout::hash::KeyHash;
 
 use super::Result;
 use super::memory::{Memory, Pieces, segments};
@@ -153,7 +153,7 @@ fn groups(records: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use farside_common::hash::KeyHasher;
+    use farside_layout::hash::KeyHasher;
 
     use super::*;
 

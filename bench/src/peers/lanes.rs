@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
 use farside::{Counters, PipelineFull, Version};
-use farside_common::fabric::{Fabric, LaneId};
+use farside_fabric::{Fabric, LaneId};
 
 use super::{Peer, PeerError, Result};
 use crate::keys::Key;

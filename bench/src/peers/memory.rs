@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-use farside_common::layout::{BLOCK_BYTES_MAX, BLOCK_UNIT};
+use farside_layout::{BLOCK_BYTES_MAX, BLOCK_UNIT};
 
 use super::{PeerError, Result};
 

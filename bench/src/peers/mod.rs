@@ -19,7 +19,7 @@ pub mod table;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
-use farside_common::fabric::{ChainError, Endpoint, Fabric, LaneId};
+use farside_fabric::{ChainError, Endpoint, Fabric, LaneId};
 
 use crate::keys::Key;
 use crate::store::Action;

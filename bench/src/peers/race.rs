@@ -20,7 +20,7 @@
 
 use std::cell::RefCell;
 
-use farside_common::fabric::{Endpoint, Fabric, LaneId, Verb};
+use farside_fabric::{Endpoint, Fabric, LaneId, Verb};
 
 use super::index::{Place, Slot, Word};
 use super::memory::Memory;

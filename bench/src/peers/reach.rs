@@ -2,8 +2,8 @@
 
 use std::cell::Ref;
 
-use farside_common::fabric::{Buffer, Endpoint, Fabric, LaneId, Nanos, Verb};
-use farside_common::hash::KeyHasher;
+use farside_fabric::{Buffer, Endpoint, Fabric, LaneId, Nanos, Verb};
+use farside_layout::hash::KeyHasher;
 
 use super::{Result, memory::Pieces};
 

@@ -25,8 +25,8 @@ use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::task::Poll;
 
-use farside_common::checksum::checksum;
-use farside_common::fabric::{Buffer, Endpoint, Fabric, LaneId, Verb};
+use farside_fabric::{Buffer, Endpoint, Fabric, LaneId, Verb};
+use farside_layout::checksum::checksum;
 
 use super::index::{Index, Place, Slot, Word, words};
 use super::memory::{Heap, Memory, segments};

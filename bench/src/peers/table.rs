@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 
-use farside_common::fabric::{Buffer, Fabric, LaneId, Verb};
+use farside_fabric::{Buffer, Fabric, LaneId, Verb};
 
 use super::entry::{decode, encode, entry_bytes};
 use super::index::{Index, Place, Slot, Word, words};

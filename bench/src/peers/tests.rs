@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farside::{Counters, Outcome};
-use farside_common::fabric::shm::{Region, ShmFabric};
+use farside_fabric::shm::{Region, ShmFabric};
 
 use super::fusee::Fusee;
 use super::lanes::PeerStore;

@@ -3,12 +3,12 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use farside_common::attach::{self, AnyFabric, Target};
-use farside_common::config::ClientConfig;
-use farside_common::control::{
+use farside_config::ClientConfig;
+use farside_control::attach::{self, AnyFabric};
+use farside_control::{
     Ask, BLOCKS_PER_MESSAGE_MAX, FreeBlock, MESSAGE_BYTES_MAX, Reply, Request, Role,
 };
-use farside_common::layout::{BLOCK_HEADER_BYTES, SizeClass};
+use farside_layout::{BLOCK_HEADER_BYTES, SizeClass};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::{Error, Result};
@@ -31,7 +31,7 @@ impl Attached {
     /// # Errors
     /// What the server refuses, or what is wrong with its region.
     pub fn connect(config: &ClientConfig) -> Result<Self> {
-        let target = Target::of(config, Role::Writer);
+        let target = config.target(Role::Writer);
         let target = target.map_err(|error| Error::Usage(error.to_string()))?;
         Ok(Self { server: target.connect()?, held: Vec::new() })
     }

@@ -4,9 +4,9 @@ use std::cell::RefCell;
 use std::thread;
 use std::time::Duration;
 
-use farside_common::attach::AnyFabric;
-use farside_common::config::ClientConfig;
-use farside_common::layout::{BLOCK_HEADER_BYTES, class_for};
+use farside_config::ClientConfig;
+use farside_control::attach::AnyFabric;
+use farside_layout::{BLOCK_HEADER_BYTES, class_for};
 
 use super::{Attached, Plan, Timed, rates};
 use crate::args::Ycsb;

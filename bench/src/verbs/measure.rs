@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use farside_common::fabric::{Buffer, ChainError, Fabric, LaneId, Nanos, Verb};
+use farside_fabric::{Buffer, ChainError, Fabric, LaneId, Nanos, Verb};
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
@@ -222,7 +222,7 @@ mod tests {
     use std::sync::Arc;
 
     use farside::around::{Around, Rule};
-    use farside_common::fabric::shm::{Region, ShmFabric};
+    use farside_fabric::shm::{Region, ShmFabric};
 
     use super::*;
 

@@ -11,10 +11,10 @@ use std::cell::RefCell;
 use std::fmt::{self, Write as _};
 use std::time::Duration;
 
-use farside_common::attach::AnyFabric;
-use farside_common::fabric::Fabric;
-use farside_common::layout::{BLOCK_HEADER_BYTES, CHUNK_BYTES, SizeClass};
-use farside_common::size::ByteSize;
+use farside_config::size::ByteSize;
+use farside_control::attach::AnyFabric;
+use farside_fabric::Fabric;
+use farside_layout::{BLOCK_HEADER_BYTES, CHUNK_BYTES, SizeClass};
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 

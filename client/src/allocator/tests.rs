@@ -1,4 +1,4 @@
-use farside_common::fabric::LaneId;
+use farside_fabric::LaneId;
 
 use super::*;
 

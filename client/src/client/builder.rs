@@ -4,9 +4,9 @@ use std::fmt;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
-use farside_common::attach::Target;
-use farside_common::config::{ClientConfig, PIPELINE_DEPTH};
-use farside_common::control::{Role, Token};
+use farside_config::{ClientConfig, PIPELINE_DEPTH};
+use farside_control::attach::Target;
+use farside_control::{Role, Token};
 
 use super::{Client, Shared, State};
 use crate::connection::Connection;

@@ -3,8 +3,8 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use farside_common::config::ServerConfig;
-use farside_common::size::ByteSize;
+use farside_config::ServerConfig;
+use farside_config::size::ByteSize;
 
 use super::*;
 use crate::test_server::TestServer;

@@ -5,9 +5,9 @@
 
 use std::mem::discriminant;
 
-use farside_common::fabric::{Buffer, Fabric, LaneId};
-use farside_common::hash::KeyHash;
-use farside_common::layout::BLOCK_HEADER_BYTES;
+use farside_fabric::{Buffer, Fabric, LaneId};
+use farside_layout::BLOCK_HEADER_BYTES;
+use farside_layout::hash::KeyHash;
 
 use super::{Lane, Lanes, State};
 use crate::protocol::Action;
@@ -113,7 +113,7 @@ impl<F: Fabric> Lanes<'_, F> {
 
 #[cfg(test)]
 mod tests {
-    use farside_common::hash::KeyHasher;
+    use farside_layout::hash::KeyHasher;
 
     use super::*;
 

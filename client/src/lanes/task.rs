@@ -5,8 +5,8 @@ use std::future::poll_fn;
 use std::rc::Rc;
 use std::task::Poll;
 
-use farside_common::fabric::{Fabric, LaneId};
-use farside_common::hash::KeyHash;
+use farside_fabric::{Fabric, LaneId};
+use farside_layout::hash::KeyHash;
 
 use crate::engine::Engine;
 use crate::failure::Failure;

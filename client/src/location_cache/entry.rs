@@ -1,8 +1,8 @@
 //! What the location cache keeps of a key, in 16 bytes.
 
-use farside_common::fabric::Nanos;
-use farside_common::hash::KeyHash;
-use farside_common::layout::{
+use farside_fabric::Nanos;
+use farside_layout::hash::KeyHash;
+use farside_layout::{
     BlockAddress, BlockRef, INCARNATION_MAX, LayoutError, SizeClass, SlotWord, WINDOW_BYTES,
 };
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, transmute};

@@ -10,7 +10,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use farside_common::fabric::Nanos;
+use farside_fabric::Nanos;
 use portable_atomic::AtomicU128;
 
 use super::entry::{Entry, PROVED};

@@ -1,5 +1,5 @@
-use farside_common::hash::KeyHasher;
-use farside_common::layout::{BlockAddress, BlockRef, INCARNATION_MAX, SizeClass, SlotWord};
+use farside_layout::hash::KeyHasher;
+use farside_layout::{BlockAddress, BlockRef, INCARNATION_MAX, SizeClass, SlotWord};
 
 use super::proofs::{Proofs, UNIT_SHIFT_MIN, UNITS_PER_PROOF};
 use super::*;

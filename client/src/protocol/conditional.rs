@@ -1,6 +1,6 @@
 //! Compare-and-exchange of values and versions.
 
-use farside_common::fabric::{Buffer, Fabric};
+use farside_fabric::{Buffer, Fabric};
 
 use super::swing::{Linked, NewBlock, Swung};
 use super::{Found, Operation, Outcome, Tries, is_moving};

@@ -9,9 +9,9 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use farside_common::config::ServerConfig;
-use farside_common::layout::SLOTS_PER_ROW;
-use farside_common::size::ByteSize;
+use farside_config::ServerConfig;
+use farside_config::size::ByteSize;
+use farside_layout::SLOTS_PER_ROW;
 use rustix::process::Signal;
 
 use super::{Action, Expected};

@@ -1,7 +1,7 @@
 //! DELETE. It reports whether the key was there, so it is never absorbed.
 
-use farside_common::fabric::{Fabric, Nanos};
-use farside_common::layout::{SlotState, SlotWord};
+use farside_fabric::{Fabric, Nanos};
+use farside_layout::{SlotState, SlotWord};
 
 use super::swing::Swung;
 use super::window::{Own, Seen};

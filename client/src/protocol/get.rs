@@ -1,9 +1,7 @@
 //! GET.
 
-use farside_common::fabric::{Buffer, Fabric, InFlight, Nanos, Verb};
-use farside_common::layout::{
-    BlockAddress, BlockRef, HeaderWord, SizeClass, Slot, SlotState, SlotWord,
-};
+use farside_fabric::{Buffer, Fabric, InFlight, Nanos, Verb};
+use farside_layout::{BlockAddress, BlockRef, HeaderWord, SizeClass, Slot, SlotState, SlotWord};
 
 use super::window::{Beyond, Read, Seen};
 use super::{Examined, Found, Operation, Outcome, Tries, read_block};

@@ -1,8 +1,8 @@
 //! An INSERT that finds no room: the server splits the subtable.
 
-use farside_common::control::SplitOutcome;
-use farside_common::fabric::{Fabric, Nanos};
-use farside_common::waiting::Waiting;
+use farside_control::SplitOutcome;
+use farside_fabric::waiting::Waiting;
+use farside_fabric::{Fabric, Nanos};
 
 use super::window::Seen;
 use super::{Operation, Outcome, Tries};

@@ -4,9 +4,9 @@
 //! sees the other (invariant I8). A slot is claimed by a PENDING word, or by its hint if it was
 //! never used (I21, docs/decisions/0011).
 
-use farside_common::fabric::{ChainError, Fabric, Nanos, Verb};
-use farside_common::hash::NO_HINT;
-use farside_common::layout::{
+use farside_fabric::{ChainError, Fabric, Nanos, Verb};
+use farside_layout::hash::NO_HINT;
+use farside_layout::{
     FIRST_INCARNATION, HINT_OFFSET, LayoutError, SLOTS_PER_ROW, Slot, SlotState, SlotWord,
 };
 

@@ -22,13 +22,13 @@ mod window;
 
 use std::cell::Cell;
 
-use farside_common::fabric::{Buffer, Fabric, InFlight, LaneId, Nanos, Verb};
-use farside_common::hash::KeyHash;
-use farside_common::layout::{
+use farside_fabric::waiting::Waiting;
+use farside_fabric::{Buffer, Fabric, InFlight, LaneId, Nanos, Verb};
+use farside_layout::hash::KeyHash;
+use farside_layout::{
     BLOCK_HEADER_BYTES, Block, BlockRef, HeaderWord, LayoutError, SizeClass, SlotState, SlotWord,
     class_for,
 };
-use farside_common::waiting::Waiting;
 
 use crate::allocator::Depot;
 use crate::engine::{Engine, LANE};

@@ -1,6 +1,6 @@
 //! PUT and UPDATE: replacing what is there.
 
-use farside_common::fabric::{Fabric, Nanos};
+use farside_fabric::{Fabric, Nanos};
 
 use super::insert::{Inserted, Unseen};
 use super::swing::{Linked, NewBlock, Swung};

@@ -3,9 +3,9 @@
 use std::collections::HashSet;
 use std::num::NonZeroU32;
 
-use farside_common::fabric::{Buffer, Fabric, LaneId, Verb};
-use farside_common::hash::KeyHash;
-use farside_common::layout::{
+use farside_fabric::{Buffer, Fabric, LaneId, Verb};
+use farside_layout::hash::KeyHash;
+use farside_layout::{
     Block, BlockAddress, BlockRef, ROW_BYTES, Row, SUBTABLE_BYTES, SlotState, SlotWord, prefix_of,
 };
 use zerocopy::FromBytes;

@@ -14,9 +14,9 @@ mod tests;
 
 use std::ops::Range;
 
-use farside_common::fabric::{Buffer, ChainError, Endpoint, Fabric, LaneId, Verb};
-use farside_common::hash::{KeyHash, KeyHasher};
-use farside_common::layout::{
+use farside_fabric::{Buffer, ChainError, Endpoint, Fabric, LaneId, Verb};
+use farside_layout::hash::{KeyHash, KeyHasher};
+use farside_layout::{
     BLOCK_HEADER_BYTES, BlockHeader, BlockRef, Format, Geometry, HINT_OFFSET, ROWS_PER_SUBTABLE,
     RowHeader, SLOTS_PER_ROW, SUBTABLE_BYTES, Slot, SlotState, SlotWord, prefix_of, side_of,
     slot_in_subtable,

@@ -3,9 +3,9 @@
 //! Done by kv-server, through an endpoint of its own, once no verb of the owner can take effect any
 //! more: after a client's death, and for all clients after a restart.
 
-use farside_common::fabric::{Buffer, ChainError, Endpoint, Fabric, LaneId, Nanos, Verb};
-use farside_common::hash::NO_HINT;
-use farside_common::layout::{Block, BlockRef, Geometry, HINT_OFFSET, SlotState, SlotWord};
+use farside_fabric::{Buffer, ChainError, Endpoint, Fabric, LaneId, Nanos, Verb};
+use farside_layout::hash::NO_HINT;
+use farside_layout::{Block, BlockRef, Geometry, HINT_OFFSET, SlotState, SlotWord};
 
 /// The lane of whatever goes one by one.
 const LANE: LaneId = LaneId(0);

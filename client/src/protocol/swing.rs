@@ -2,9 +2,9 @@
 
 use std::cell::Cell;
 
-use farside_common::control::FreeBlock;
-use farside_common::fabric::{Buffer, ChainError, Fabric, Nanos, Verb};
-use farside_common::layout::{
+use farside_control::FreeBlock;
+use farside_fabric::{Buffer, ChainError, Fabric, Nanos, Verb};
+use farside_layout::{
     BLOCK_HEADER_BYTES, BlockHeader, BlockRef, BlockStamp, HeaderWord, Mark, SizeClass, SlotState,
     SlotWord, WINDOW_BYTES, WORD_GENERATIONS, class_for, seal,
 };

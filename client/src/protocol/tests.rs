@@ -10,10 +10,10 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
-use farside_common::config::ServerConfig;
-use farside_common::fabric::shm::ShmFabric;
-use farside_common::fabric::{ChainError, Completion, Counters, Fabric, LaneId, Nanos, Verb};
-use farside_common::size::ByteSize;
+use farside_config::ServerConfig;
+use farside_config::size::ByteSize;
+use farside_fabric::shm::ShmFabric;
+use farside_fabric::{ChainError, Completion, Counters, Fabric, LaneId, Nanos, Verb};
 
 use super::{Expected, Operation, ScanProgress, next_entry};
 use crate::Client;

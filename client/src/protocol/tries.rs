@@ -1,6 +1,6 @@
 //! How long an operation goes on that others disturb, or whose READs come too late.
 
-use farside_common::waiting::Waiting;
+use farside_fabric::waiting::Waiting;
 
 /// How much it READs in all attempts but the first, in bytes: a value that does not arrive within
 /// GRACE will not do so the next time either. As much as all attempts take for 512 KiB.

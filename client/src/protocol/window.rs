@@ -1,7 +1,7 @@
 //! Reading the window: everywhere a key can be, in one READ.
 
-use farside_common::fabric::{Buffer, Fabric, Nanos, Verb};
-use farside_common::layout::{
+use farside_fabric::{Buffer, Fabric, Nanos, Verb};
+use farside_layout::{
     BLOCK_BYTES_MAX, LayoutError, ROW_BYTES, RowHeader, SLOTS_PER_ROW, Slot, SlotState, SlotWord,
     WINDOW_BYTES, WINDOW_SLOTS, Window, prefix_of, side_of, slot_in_subtable,
 };

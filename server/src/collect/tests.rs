@@ -3,11 +3,11 @@
 
 use std::cell::Cell;
 
-use farside_common::config::ServerConfig;
-use farside_common::fabric::boot_time_ns;
-use farside_common::fabric::shm::{HugePages, RegionMemory};
-use farside_common::layout::{BlockAddress, ChunkEntry, HeaderWord, SizeClass};
-use farside_common::waiting::WAITED_NS_MAX;
+use farside_config::ServerConfig;
+use farside_fabric::boot_time_ns;
+use farside_fabric::shm::{HugePages, RegionMemory};
+use farside_fabric::waiting::WAITED_NS_MAX;
+use farside_layout::{BlockAddress, ChunkEntry, HeaderWord, SizeClass};
 
 use super::*;
 use crate::recovery::{self, Opened, RegionTables};

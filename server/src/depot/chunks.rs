@@ -1,8 +1,8 @@
 //! Chunks: which class gets one, and when it loses it again.
 
-use farside_common::control::BLOCKS_PER_MESSAGE_MAX;
-use farside_common::fabric::{ChainError, Nanos};
-use farside_common::layout::{CHUNK_BYTES, ChunkEntry, ChunkUse, HeaderWord, Mark, SizeClass};
+use farside_control::BLOCKS_PER_MESSAGE_MAX;
+use farside_fabric::{ChainError, Nanos};
+use farside_layout::{CHUNK_BYTES, ChunkEntry, ChunkUse, HeaderWord, Mark, SizeClass};
 
 use super::{Chunk, Depot, HOARD_SHARE, Memory};
 

@@ -1,8 +1,8 @@
 //! What there is in the depot, in numbers.
 
-use farside_common::control::ClassStatistics;
-use farside_common::fabric::Nanos;
-use farside_common::layout::SizeClass;
+use farside_control::ClassStatistics;
+use farside_fabric::Nanos;
+use farside_layout::SizeClass;
 
 use super::{Chunk, Depot};
 

@@ -9,8 +9,8 @@
 
 use std::ops::Range;
 
-use farside_common::fabric::{ChainError, Nanos};
-use farside_common::layout::{BlockAddress, HeaderWord};
+use farside_fabric::{ChainError, Nanos};
+use farside_layout::{BlockAddress, HeaderWord};
 
 use super::shelf::{Bits, Rested, Resting};
 use super::{Chunk, Depot, Memory};

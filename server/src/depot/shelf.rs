@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
-use farside_common::control::FreeBlock;
-use farside_common::fabric::Nanos;
-use farside_common::layout::SizeClass;
+use farside_control::FreeBlock;
+use farside_fabric::Nanos;
+use farside_layout::SizeClass;
 
 /// How finely spans are told apart by how much of them is free.
 const LEVELS: u64 = 16;

@@ -4,8 +4,8 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 
-use farside_common::config::ServerConfig;
-use farside_common::layout::{BLOCK_BYTES_MAX, CHUNK_BYTES, Mark};
+use farside_config::ServerConfig;
+use farside_layout::{BLOCK_BYTES_MAX, CHUNK_BYTES, Mark};
 use proptest::prelude::*;
 
 use super::*;

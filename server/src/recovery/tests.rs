@@ -1,6 +1,6 @@
 //! That a region is taken into use only where its own GRACE is enough.
 
-use farside_common::fabric::shm::HugePages;
+use farside_fabric::shm::HugePages;
 
 use super::*;
 

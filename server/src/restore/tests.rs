@@ -2,8 +2,8 @@
 
 use std::os::unix::fs::MetadataExt;
 
-use farside_common::fabric::shm::{HugePages, MemoryError};
-use farside_common::size::ByteSize;
+use farside_config::size::ByteSize;
+use farside_fabric::shm::{HugePages, MemoryError};
 use farside_snapshot::Writer;
 
 use super::*;

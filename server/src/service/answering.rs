@@ -1,8 +1,8 @@
 //! What clients ask for, and what they are asked for.
 
-use farside_common::control::{Ask, Reply, Request, Role, SplitOutcome};
-use farside_common::fabric::Nanos;
-use farside_common::layout::SizeClass;
+use farside_control::{Ask, Reply, Request, Role, SplitOutcome};
+use farside_fabric::Nanos;
+use farside_layout::SizeClass;
 
 use super::Service;
 use crate::collect::Step;

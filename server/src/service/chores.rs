@@ -2,9 +2,9 @@
 
 use std::os::fd::AsFd;
 
-use farside_common::control::FreeBlock;
-use farside_common::fabric::{ChainError, boot_time_ns};
-use farside_common::layout::SizeClass;
+use farside_control::FreeBlock;
+use farside_fabric::{ChainError, boot_time_ns};
+use farside_layout::SizeClass;
 use rustix::event::Timespec;
 
 use super::{LISTENER, Service, watch};

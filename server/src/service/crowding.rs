@@ -1,7 +1,7 @@
 //! Shares of a server's places, so that neither readers nor one user can take all of them.
 
-use farside_common::control::{Refusal, Role};
-use farside_common::fabric::boot_time_ns;
+use farside_control::{Refusal, Role};
+use farside_fabric::boot_time_ns;
 
 use super::{STRANGERS_MAX, Service};
 use crate::peer::{Farewell, Who};

@@ -5,15 +5,15 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use farside_common::config::ServerConfig;
-use farside_common::control::{
+use farside_config::ServerConfig;
+use farside_control::{
     Ask, Channel, ConnectRequest, Purpose, REQUEST_BYTES_MAX, Refusal, Role, Welcome, encode_reply,
 };
-use farside_common::fabric::shm::Region;
-use farside_common::fabric::verbs::{
+use farside_fabric::shm::Region;
+use farside_fabric::verbs::{
     ConnectionId, Event, Incoming, Listener, Loopback, Protection, RemoteRegion, VerbsError,
 };
-use farside_common::fabric::{Nanos, boot_time_ns};
+use farside_fabric::{Nanos, boot_time_ns};
 
 use super::door::Door;
 use super::probing::ask_first;

@@ -2,8 +2,8 @@
 
 use std::io;
 
-use farside_common::fabric::Nanos;
-use farside_common::fabric::verbs::{DataConnection, ProbeState};
+use farside_fabric::Nanos;
+use farside_fabric::verbs::{DataConnection, ProbeState};
 
 /// A clock that goes while there are clients.
 pub(super) struct Probing {

@@ -1,7 +1,7 @@
 //! Saying that somebody was refused.
 
-use farside_common::control::Refusal;
-use farside_common::fabric::Nanos;
+use farside_control::Refusal;
+use farside_fabric::Nanos;
 
 use crate::complaint::Complaint;
 

@@ -11,8 +11,8 @@
 
 use std::collections::BTreeMap;
 
-use farside_common::fabric::Nanos;
-use farside_common::waiting::Waiting;
+use farside_fabric::Nanos;
+use farside_fabric::waiting::Waiting;
 
 /// By what part of the time a clock may run slow or fast and count as right.
 const DRIFT: i128 = 16;
@@ -143,7 +143,7 @@ impl RollCall {
 
 #[cfg(test)]
 mod tests {
-    use farside_common::waiting::WAITED_NS_MAX;
+    use farside_fabric::waiting::WAITED_NS_MAX;
 
     use super::*;
 

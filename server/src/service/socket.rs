@@ -5,11 +5,9 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use farside_common::control::{
-    Channel, ConnectRequest, Purpose, Refusal, Role, Welcome, encode_reply,
-};
-use farside_common::fabric::boot_time_ns;
-use farside_common::fabric::shm::{Listener, RegionMemory};
+use farside_control::{Channel, ConnectRequest, Purpose, Refusal, Role, Welcome, encode_reply};
+use farside_fabric::boot_time_ns;
+use farside_fabric::shm::{Listener, RegionMemory};
 use rustix::event::epoll;
 
 use super::door::Door;

@@ -1,7 +1,7 @@
 //! What the server tells about itself.
 
-use farside_common::control::{ClassStatistics, ServerStatistics};
-use farside_common::fabric::Nanos;
+use farside_control::{ClassStatistics, ServerStatistics};
+use farside_fabric::Nanos;
 
 use super::Service;
 use crate::eviction::Evictor;

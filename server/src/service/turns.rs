@@ -8,7 +8,7 @@
 use std::io;
 use std::os::fd::AsFd;
 
-use farside_common::fabric::{Nanos, boot_time_ns};
+use farside_fabric::{Nanos, boot_time_ns};
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll;
 

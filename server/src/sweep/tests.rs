@@ -1,10 +1,10 @@
 //! That a step of the sweeper reads a bounded number of bytes, whatever the words of a client that
 //! is gone lead to. Guards against words that all lead to one large block.
 
-use farside_common::config::ServerConfig;
-use farside_common::fabric::boot_time_ns;
-use farside_common::fabric::shm::{HugePages, RegionMemory};
-use farside_common::layout::{
+use farside_config::ServerConfig;
+use farside_fabric::boot_time_ns;
+use farside_fabric::shm::{HugePages, RegionMemory};
+use farside_layout::{
     BLOCK_BYTES_MAX, BLOCK_HEADER_BYTES, BlockAddress, BlockRef, BlockStamp, SizeClass, SlotState,
     SlotWord, seal,
 };

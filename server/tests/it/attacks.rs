@@ -6,7 +6,7 @@ use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use farside_common::control::Channel;
+use farside_control::Channel;
 use rustix::net::sockopt::set_socket_linger;
 use rustix::process::Signal;
 use rustix::thread::set_thread_res_uid;

@@ -1,6 +1,6 @@
 //! Blocks in and out over the wire, and that clients who break the rules are let go.
 
-use farside_common::layout::{BlockAddress, HeaderWord};
+use farside_layout::{BlockAddress, HeaderWord};
 
 use super::*;
 

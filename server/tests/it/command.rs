@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Stdio};
 
-use farside_common::layout::RegionState;
+use farside_layout::RegionState;
 
 use super::*;
 

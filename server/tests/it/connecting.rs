@@ -1,7 +1,7 @@
 //! Who is let in and who is not, and that nobody who is not can hurt those who are.
 
-use farside_common::config::Secret;
-use farside_common::control::{PROTOCOL_VERSION, REQUEST_BYTES_MAX};
+use farside_config::Secret;
+use farside_control::{PROTOCOL_VERSION, REQUEST_BYTES_MAX};
 
 use super::*;
 

@@ -1,7 +1,7 @@
 //! That nothing of a vanished client stands in anybody's way, and nothing of the living is touched.
 
-use farside_common::hash::NO_HINT;
-use farside_common::layout::HINT_OFFSET;
+use farside_layout::HINT_OFFSET;
+use farside_layout::hash::NO_HINT;
 
 use super::*;
 

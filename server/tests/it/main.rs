@@ -17,18 +17,18 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use farside_common::address::Address;
-use farside_common::config::ServerConfig;
-use farside_common::control::{
+use farside_config::ServerConfig;
+use farside_config::size::ByteSize;
+use farside_control::address::Address;
+use farside_control::{
     BLOCKS_PER_MESSAGE_MAX, ConnectRequest, FreeBlock, MESSAGE_BYTES_MAX, Purpose, Refusal, Reply,
     Request, Role, ServerStatistics, SplitOutcome, Token, Welcome, decode_reply,
 };
-use farside_common::fabric::shm::{Connection, Region};
-use farside_common::layout::{
+use farside_fabric::shm::{Connection, Region};
+use farside_layout::{
     BLOCK_HEADER_BYTES, BlockRef, BlockStamp, DirectoryEntry, Format, Geometry, SizeClass,
     SlotState, SlotWord, Superblock, seal, slot_in_subtable,
 };
-use farside_common::size::ByteSize;
 use farside_server::Server;
 use tempfile::TempDir;
 use zerocopy::IntoBytes;

@@ -2,10 +2,10 @@
 
 use std::fs;
 
-use farside_common::check::{Scope, check};
-use farside_common::fabric::shm::ShmFabric;
-use farside_common::fabric::{Endpoint, LaneId};
-use farside_common::layout::{ChunkEntry, ChunkUse, RegionState, RowHeader, SUBTABLE_BYTES};
+use farside_fabric::shm::ShmFabric;
+use farside_fabric::{Endpoint, LaneId};
+use farside_layout::{ChunkEntry, ChunkUse, RegionState, RowHeader, SUBTABLE_BYTES};
+use farside_tools::check::{Scope, check};
 
 use super::*;
 

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use farside::faults::{Faults, Rates};
 use farside::{Client, Error};
-use farside_common::fabric::shm::Region;
+use farside_fabric::shm::Region;
 use farside_tests::proof;
 use farside_tests::recorder::{HOT_KEYS, RecordingSession};
 use rand::rngs::SmallRng;

@@ -1,7 +1,7 @@
 //! Clocks of clients: they run slower or faster than the world's, and stand still while a client's
 //! virtual machine is paused.
 
-use farside_common::fabric::Nanos;
+use farside_fabric::Nanos;
 
 use super::execution::Execution;
 use super::monitor::Violation;

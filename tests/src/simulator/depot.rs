@@ -4,9 +4,9 @@
 use std::cell::RefCell;
 use std::ops::Range;
 
-use farside_common::control::FreeBlock;
-use farside_common::fabric::Nanos;
-use farside_common::layout::{BlockAddress, CHUNK_BYTES, ChunkUse, HeaderWord, SizeClass};
+use farside_control::FreeBlock;
+use farside_fabric::Nanos;
+use farside_layout::{BlockAddress, CHUNK_BYTES, ChunkUse, HeaderWord, SizeClass};
 use farside_server::testing::{Headers, TestDepot};
 
 use super::ground::{GRACE_MS, Ground};

@@ -7,7 +7,7 @@ use std::task::{Context, Waker};
 
 use farside::chores::Progress;
 use farside::testing::Rig;
-use farside_common::fabric::{LaneId, Nanos};
+use farside_fabric::{LaneId, Nanos};
 
 use super::fabric::{PAUSE_NS_MAX, SimFabric};
 use super::lane::Phase;

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::ops::Range;
 use std::rc::Rc;
 
-use farside_common::fabric::{
+use farside_fabric::{
     Buffer, ChainError, Completion, Counters, Fabric, LaneId, Nanos, Timing, Verb,
 };
 use zerocopy::IntoBytes;

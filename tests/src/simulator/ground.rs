@@ -6,9 +6,9 @@ use std::ops::Range;
 use std::sync::OnceLock;
 
 use farside::chores::Split;
-use farside_common::control::{FreeBlock, Welcome};
-use farside_common::hash::{KeyHash, KeyHasher, NO_HINT};
-use farside_common::layout::{
+use farside_control::{FreeBlock, Welcome};
+use farside_layout::hash::{KeyHash, KeyHasher, NO_HINT};
+use farside_layout::{
     Block, BlockAddress, BlockRef, DirectoryEntry, Format, Geometry, HINT_OFFSET, REGION_BYTES_MIN,
     ROW_BYTES, ROWS_PER_SUBTABLE, RowHeader, SLOTS_PER_ROW, STATE_OFFSET, SUBTABLE_BYTES,
     SizeClass, SlotState, SlotWord, Superblock, WINDOW_SLOTS, class_for, side_of, slot_in_subtable,

@@ -1,8 +1,8 @@
 //! INSERTs with a rule broken.
 
-use farside_common::fabric::{Buffer, Verb};
-use farside_common::hash::NO_HINT;
-use farside_common::layout::{
+use farside_fabric::{Buffer, Verb};
+use farside_layout::hash::NO_HINT;
+use farside_layout::{
     FIRST_INCARNATION, HINT_OFFSET, INCARNATION_MAX, INCARNATIONS, SlotState, SlotWord,
 };
 

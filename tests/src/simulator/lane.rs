@@ -1,6 +1,6 @@
 //! A lane of the simulated fabric: its chain, and how far that has come.
 
-use farside_common::fabric::{Buffer, ChainError, Counters, Nanos, Verb};
+use farside_fabric::{Buffer, ChainError, Counters, Nanos, Verb};
 
 /// What a lane is in the middle of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,8 +4,8 @@
 use std::cell::Cell;
 use std::collections::HashMap;
 
-use farside_common::fabric::{Buffer, ChainError, Nanos, Verb};
-use farside_common::layout::{
+use farside_fabric::{Buffer, ChainError, Nanos, Verb};
+use farside_layout::{
     BLOCK_HEADER_BYTES, BlockAddress, BlockRef, BlockStamp, HINT_OFFSET, HeaderWord, INCARNATIONS,
     Slot, SlotState, SlotWord, WINDOW_BYTES, class_for, seal,
 };

@@ -5,7 +5,7 @@ use std::hash::{DefaultHasher, Hasher};
 use std::rc::Rc;
 
 use farside::chores::clear;
-use farside_common::fabric::LaneId;
+use farside_fabric::LaneId;
 
 use super::execution::Execution;
 use super::lane::Phase;

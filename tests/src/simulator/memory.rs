@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use farside_common::fabric::ChainError;
+use farside_fabric::ChainError;
 
 /// A part of the region that exists. Everything else is outside.
 #[derive(Clone, Copy, Debug)]

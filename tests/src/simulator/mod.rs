@@ -6,7 +6,7 @@
 //! of [`crate::linearizability`] as it is given. `docs/testing.md` says how to add a scenario and
 //! how to repeat a seed.
 //!
-//! What the simulated fabric does is the contract of [`farside_common::fabric::Fabric`] and nothing
+//! What the simulated fabric does is the contract of [`farside_fabric::Fabric`] and nothing
 //! kinder: the words of a READ or WRITE in any order, anybody's accesses between any two, chains
 //! that stay under way for as long as their deadline allows, a clock that jumps.
 

@@ -6,9 +6,9 @@ use std::rc::{Rc, Weak};
 
 use farside::chores::Progress;
 use farside::testing::{Blocks, Call, Locations, Reply, Rig};
-use farside_common::control::{FreeBlock, SplitOutcome};
-use farside_common::fabric::{LaneId, Timing};
-use farside_common::layout::SizeClass;
+use farside_control::{FreeBlock, SplitOutcome};
+use farside_fabric::{LaneId, Timing};
+use farside_layout::SizeClass;
 
 use super::clock::PACE;
 use super::depot::SimDepot;

@@ -3,7 +3,7 @@
 use std::pin::Pin;
 use std::task::{Context, Waker};
 
-use farside_common::fabric::{LaneId, Nanos};
+use farside_fabric::{LaneId, Nanos};
 
 use super::task::Events;
 

@@ -1,6 +1,6 @@
 //! What a scenario is: what there is at the start, and what each client does.
 
-use farside_common::fabric::Nanos;
+use farside_fabric::Nanos;
 
 use super::script::Script;
 use super::server::Chore;

@@ -1,6 +1,6 @@
 //! What a client of a scenario does.
 
-use farside_common::fabric::Nanos;
+use farside_fabric::Nanos;
 
 use super::clock::PACE;
 use super::scenario::{Key, Op};

@@ -5,8 +5,8 @@ use std::rc::Rc;
 
 use farside::chores::{Mover, Progress, clear_left_by};
 use farside::testing::Rig;
-use farside_common::fabric::{Buffer, LaneId, Nanos, Verb};
-use farside_common::layout::{BlockRef, ROW_BYTES, Row, STATE_OFFSET, SlotWord, slot_in_subtable};
+use farside_fabric::{Buffer, LaneId, Nanos, Verb};
+use farside_layout::{BlockRef, ROW_BYTES, Row, STATE_OFFSET, SlotWord, slot_in_subtable};
 use zerocopy::FromBytes;
 
 use super::fabric::{PAUSE_NS_MAX, SimFabric};

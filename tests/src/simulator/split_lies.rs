@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use farside_common::fabric::{Buffer, Verb};
-use farside_common::layout::{
+use farside_fabric::{Buffer, Verb};
+use farside_layout::{
     HINT_OFFSET, ROW_BYTES, ROWS_PER_SUBTABLE, SLOTS_PER_ROW, SUBTABLE_BYTES, SlotState, SlotWord,
     WINDOW_BYTES,
 };

@@ -8,7 +8,7 @@ use std::task::Poll;
 use farside::Version;
 use farside::chores::Progress;
 use farside::testing::{Call, Reply, Rig};
-use farside_common::fabric::LaneId;
+use farside_fabric::LaneId;
 
 use super::fabric::SimFabric;
 use super::ground::{LARGE_BYTES, keys};

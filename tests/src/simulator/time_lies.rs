@@ -1,7 +1,7 @@
 //! Clients that rely on what they have not seen, or on constants without a margin.
 
-use farside_common::fabric::Nanos;
-use farside_common::layout::{SlotState, SlotWord, WORD_GENERATIONS};
+use farside_fabric::Nanos;
+use farside_layout::{SlotState, SlotWord, WORD_GENERATIONS};
 
 use super::ground::{hash, keys};
 use super::insert_lies::with_incarnation;

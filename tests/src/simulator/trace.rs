@@ -1,7 +1,7 @@
 //! Executions as people read them.
 
-use farside_common::fabric::Nanos;
-use farside_common::layout::{DirectoryEntry, HeaderWord, RowHeader, SlotWord};
+use farside_fabric::Nanos;
+use farside_layout::{DirectoryEntry, HeaderWord, RowHeader, SlotWord};
 
 use super::ground::keys;
 use super::world::World;

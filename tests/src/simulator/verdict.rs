@@ -5,7 +5,7 @@ use std::hash::{DefaultHasher, Hasher};
 use std::rc::Rc;
 
 use farside::testing::Call;
-use farside_common::fabric::LaneId;
+use farside_fabric::LaneId;
 
 use super::clock::Clock;
 use super::execution::Execution;

@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use farside::chores::Progress;
 use farside::testing::Locations;
-use farside_common::fabric::Nanos;
+use farside_fabric::Nanos;
 
 use super::depot::SimDepot;
 use super::ground::Ground;

@@ -8,7 +8,7 @@ use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
 use farside::Client;
-use farside_common::layout::{CHUNK_BYTES, SizeClass, block_bytes};
+use farside_layout::{CHUNK_BYTES, SizeClass, block_bytes};
 use farside_tests::{PATIENCE, ServerProcess, left_out_over_rdma, scaled, wait_until};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};

@@ -78,7 +78,7 @@ fn what_is_printed_does_nothing_to_a_terminal() {
     let text = "a\u{9b}31m\u{202e}\x1b[31m";
     session.put(text.as_bytes(), text.as_bytes()).unwrap();
     let is_harmless = |text: &str| {
-        !text.replace(['\n', '\t'], "").contains(farside_common::command_line::is_unprintable)
+        !text.replace(['\n', '\t'], "").contains(farside_config::command_line::is_unprintable)
     };
     for command in ["scan", "scan --json", "scan --keys-only", "dump dump"] {
         let said = shell(&server, command);

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use farside::{Client, ServerStatistics};
 use farside_bench::verbs::Attached;
-use farside_common::config::ClientConfig;
-use farside_common::control::HELD_PER_MESSAGE_MAX;
-use farside_common::layout::SizeClass;
+use farside_config::ClientConfig;
+use farside_control::HELD_PER_MESSAGE_MAX;
+use farside_layout::SizeClass;
 use farside_tests::ledger::Ledger;
 use farside_tests::{PATIENCE, ServerProcess, StopOnDrop, Worker, device, scaled, wait_until};
 

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use farside_common::fabric::shm;
+use farside_fabric::shm;
 use farside_tests::{ServerProcess, binary, left_out_over_rdma, new_address};
 
 use crate::cli::Said;

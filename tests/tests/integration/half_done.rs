@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use farside_common::signals::is_ignored;
+use farside_config::signals::is_ignored;
 use farside_tests::{PATIENCE, ServerProcess, binary, left_out, proof, send_signal, wait_until};
 use rustix::process::Signal;
 

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use farside_common::fabric::shm::collapse_refusal;
+use farside_fabric::shm::collapse_refusal;
 use farside_tests::{ServerProcess, left_out, left_out_over_rdma, wait_until};
 
 /// Longer than it takes on any machine.

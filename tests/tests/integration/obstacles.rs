@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use farside::{Client, Error, Exhausted, Session};
-use farside_common::fabric::shm::Region;
-use farside_common::layout::{
+use farside_fabric::shm::Region;
+use farside_layout::{
     BLOCK_HEADER_BYTES, FORWARD_OFFSET, Format, HINT_OFFSET, ROW_BYTES, ROWS_PER_SUBTABLE,
     SLOTS_PER_ROW, SlotState, SlotWord, Superblock, slot_in_subtable,
 };

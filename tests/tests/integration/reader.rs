@@ -1,8 +1,8 @@
 //! Proves that a reader cannot change anything: the library refuses, and so does the memory.
 
 use farside::{Client, Error, Role};
-use farside_common::control::{ConnectRequest, Purpose, Token, decode_reply};
-use farside_common::fabric::shm::{Connection, Region};
+use farside_control::{ConnectRequest, Purpose, Token, decode_reply};
+use farside_fabric::shm::{Connection, Region};
 use farside_tests::{PATIENCE, ServerProcess, left_out_over_rdma};
 
 #[test]
@@ -28,7 +28,9 @@ fn a_reader_reads_and_is_denied_the_rest() {
 
 #[test]
 fn the_readers_memory_cannot_be_written() {
-    if left_out_over_rdma("there is no memory to map; common/tests/verbs asks the device instead") {
+    if left_out_over_rdma(
+        "there is no memory to map; common/fabric/tests/verbs asks the device instead",
+    ) {
         return;
     }
     let server = ServerProcess::start(&["--memory", "32MiB"]);

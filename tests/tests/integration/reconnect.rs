@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use farside::around::{Around, Rule, Wrap};
 use farside::{BatchOutcome, Contact, Error};
-use farside_common::fabric::{ChainError, Completion, Fabric, LaneId, Nanos, Verb};
+use farside_fabric::{ChainError, Completion, Fabric, LaneId, Nanos, Verb};
 use farside_tests::{ServerProcess, device, proof};
 use rustix::process::{Pid, Signal, kill_process};
 

@@ -179,7 +179,7 @@ fn a_region_of_another_format_is_left_as_it_is() {
     // The version stands right behind the magic.
     let mut version = [0; 4];
     file.read_exact_at(&mut version, 8).unwrap();
-    assert_eq!(u32::from_le_bytes(version), farside_common::layout::FORMAT_VERSION);
+    assert_eq!(u32::from_le_bytes(version), farside_layout::FORMAT_VERSION);
     file.write_all_at(&99u32.to_le_bytes(), 8).unwrap();
     let before = fs::read(ended.region_file()).unwrap();
     start_on(&ended.region_file(), &[]).expect_line(

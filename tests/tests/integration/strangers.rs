@@ -4,15 +4,15 @@
 
 use std::time::{Duration, Instant};
 
-use farside_common::address::Address;
-use farside_common::attach::Target;
-use farside_common::control::{
+use farside_control::address::Address;
+use farside_control::attach::Target;
+use farside_control::{
     ConnectRequest, MESSAGE_BYTES_MAX, PROTOCOL_VERSION, Purpose, REQUEST_BYTES_MAX, Refusal,
     Request, Role, Token, Welcome, decode_reply,
 };
-use farside_common::fabric::shm::Connection;
-use farside_common::fabric::verbs::{Options, VerbsError, connect_control, connect_data};
-use farside_common::layout::SizeClass;
+use farside_fabric::shm::Connection;
+use farside_fabric::verbs::{Options, VerbsError, connect_control, connect_data};
+use farside_layout::SizeClass;
 use farside_tests::{PATIENCE, ServerProcess, device, device_or_left_out, scaled};
 use rand::rngs::SmallRng;
 use rand::{Rng, RngExt, SeedableRng};

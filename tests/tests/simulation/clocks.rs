@@ -1,8 +1,8 @@
 //! Clocks that run at different rates, clocks that stand still while a client is paused, and chains
 //! that wait in a queue beyond their deadline. The margins: an eighth of GRACE, and of T_word + L.
 
-use farside_common::fabric::clock_lag_max_ns;
-use farside_common::layout::INCARNATIONS;
+use farside_layout::INCARNATIONS;
+use farside_layout::clock_lag_max_ns;
 use farside_tests::simulator::{Bounds, Scenario, Script, Twin, client};
 
 use crate::twins::{assert_caught, name, report};

@@ -1,7 +1,7 @@
 //! Clocks: processes that sleep for too long anywhere, chains that take effect late, numbers that
 //! recur.
 
-use farside_common::layout::INCARNATIONS;
+use farside_layout::INCARNATIONS;
 use farside_tests::simulator::{Bounds, Op, Scenario, Twin, client};
 
 use crate::twins::report;

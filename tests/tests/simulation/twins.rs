@@ -1,7 +1,7 @@
 //! Twins of the protocol, each with one rule broken: the simulator has to catch them all. And the
 //! same scenarios without a twin: it must not cry wolf.
 
-use farside_common::layout::INCARNATIONS;
+use farside_layout::INCARNATIONS;
 use farside_tests::simulator::{Bounds, Failure, Scenario, Twin, Violation, client};
 
 use crate::{GRACE_NS, core_seconds};

@@ -1,6 +1,6 @@
 //! Many chains of verbs, each on a lane of its own.
 
-use farside_common::fabric::{ChainError, Fabric, InFlight, LaneId, Nanos, Verb};
+use farside_fabric::{ChainError, Fabric, InFlight, LaneId, Nanos, Verb};
 
 use super::Mover;
 

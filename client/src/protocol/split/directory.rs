@@ -1,7 +1,7 @@
 //! The directory leads to the subtables that a split made.
 
-use farside_common::fabric::{Buffer, ChainError, Fabric, Nanos, Verb};
-use farside_common::layout::{DirectoryEntry, RegionState, STATE_OFFSET, Superblock};
+use farside_fabric::{Buffer, ChainError, Fabric, Nanos, Verb};
+use farside_layout::{DirectoryEntry, RegionState, STATE_OFFSET, Superblock};
 
 use super::{LANE, Mover, Progress, Split};
 

@@ -1,7 +1,7 @@
 //! The end of a split in the new subtables.
 
-use farside_common::fabric::{ChainError, Fabric};
-use farside_common::layout::{SlotState, SlotWord};
+use farside_fabric::{ChainError, Fabric};
+use farside_layout::{SlotState, SlotWord};
 
 use super::chains::Chain;
 use super::{Mover, Split, Words, slot_offset, swap};

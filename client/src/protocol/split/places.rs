@@ -1,8 +1,8 @@
 //! Places of subtables that splits have emptied.
 
-use farside_common::fabric::{ChainError, Fabric, Verb};
-use farside_common::hash::NO_HINT;
-use farside_common::layout::{HINT_OFFSET, SlotState};
+use farside_fabric::{ChainError, Fabric, Verb};
+use farside_layout::hash::NO_HINT;
+use farside_layout::{HINT_OFFSET, SlotState};
 
 use super::chains::Chain;
 use super::{Mover, slot_offset, swap};

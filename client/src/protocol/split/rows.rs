@@ -3,8 +3,8 @@
 #[cfg(feature = "testing")]
 use std::ops::Range;
 
-use farside_common::fabric::{Buffer, ChainError, Fabric, Nanos, Verb};
-use farside_common::layout::{
+use farside_fabric::{Buffer, ChainError, Fabric, Nanos, Verb};
+use farside_layout::{
     FORWARD_OFFSET, ROW_BYTES, ROWS_PER_SUBTABLE, Row, RowHeader, SLOTS_PER_ROW, SUBTABLE_BYTES,
     slot_in_subtable,
 };

@@ -5,11 +5,11 @@ use std::cell::Cell;
 use std::collections::{BTreeSet, VecDeque};
 use std::rc::Rc;
 
-use farside_common::config::ServerConfig;
-use farside_common::fabric::shm::ShmFabric;
-use farside_common::fabric::{Buffer, ChainError, Completion, Fabric, LaneId, Nanos, Verb};
-use farside_common::layout::{SUBTABLE_BYTES, prefix_of};
-use farside_common::size::ByteSize;
+use farside_config::ServerConfig;
+use farside_config::size::ByteSize;
+use farside_fabric::shm::ShmFabric;
+use farside_fabric::{Buffer, ChainError, Completion, Fabric, LaneId, Nanos, Verb};
+use farside_layout::{SUBTABLE_BYTES, prefix_of};
 
 use super::{Mover, Progress, Split};
 use crate::around::{Around, Rule};

@@ -1,7 +1,7 @@
 //! Every single bit: superblock, lease, directory, row headers, slots, block headers, values.
 
 use farside::Error;
-use farside_common::layout::{BLOCK_HEADER_BYTES, INCARNATION_OFFSET, WINDOW_BYTES, block_bytes};
+use farside_layout::{BLOCK_HEADER_BYTES, INCARNATION_OFFSET, WINDOW_BYTES, block_bytes};
 
 use super::*;
 

@@ -4,7 +4,7 @@ use std::io::Read;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use farside_common::layout::{CHUNK_BYTES, ChunkEntry, ChunkUse, Row, SUBTABLE_BYTES};
+use farside_layout::{CHUNK_BYTES, ChunkEntry, ChunkUse, Row, SUBTABLE_BYTES};
 use farside_tests::binary;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use farside_common::layout::{ROWS_PER_SUBTABLE, SUBTABLE_BYTES, SizeClass};
+use farside_layout::{ROWS_PER_SUBTABLE, SUBTABLE_BYTES, SizeClass};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 

@@ -1,7 +1,7 @@
 //! What a user can do about damage, and what damage costs who meets it.
 
 use farside::Error;
-use farside_common::layout::BLOCK_HEADER_BYTES;
+use farside_layout::BLOCK_HEADER_BYTES;
 
 use super::*;
 

@@ -16,9 +16,9 @@ use std::fmt::Display;
 use std::time::{Duration, Instant};
 
 use farside::{Exchange, Result, Session};
-use farside_common::fabric::shm::Region;
-use farside_common::hash::{KeyHash, KeyHasher};
-use farside_common::layout::{
+use farside_fabric::shm::Region;
+use farside_layout::hash::{KeyHash, KeyHasher};
+use farside_layout::{
     DirectoryEntry, Format, Geometry, HINT_OFFSET, SLOTS_PER_ROW, SlotState, SlotWord, Superblock,
     WINDOW_BYTES, slot_in_subtable,
 };

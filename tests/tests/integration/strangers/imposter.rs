@@ -7,12 +7,12 @@ use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
 use farside::Client;
-use farside_common::attach::AttachError;
-use farside_common::control::{
+use farside_control::attach::AttachError;
+use farside_control::{
     PROTOCOL_VERSION, REPLY_BYTES, REPLY_BYTES_MAX, Reply, ServerStatistics, Welcome, encode_reply,
 };
-use farside_common::fabric::shm::{HugePages, Listener as Socket, RegionMemory};
-use farside_common::fabric::verbs::{
+use farside_fabric::shm::{HugePages, Listener as Socket, RegionMemory};
+use farside_fabric::verbs::{
     ControlChannel, DataConnection, Event, Incoming, Listener, Protection, REASON_BYTES_MAX,
     RemoteRegion,
 };

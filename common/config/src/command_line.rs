@@ -1,0 +1,118 @@
+//! What the commands say to people: every mistake and every error is one line.
+
+use std::borrow::Cow;
+use std::error::Error;
+
+/// What kv-cli and kv-bench end with. kv-cli's `--help` and docs/operations.md list them.
+pub mod exit_code {
+    use farside_control::attach::AttachError;
+
+    /// The key is absent, or the condition of a change did not hold. kv-cli only.
+    pub const NO: u8 = 1;
+    /// The command line or the config file is wrong.
+    pub const USAGE: u8 = 2;
+    /// There is no connection to a server: none answers, it went away, or it refuses the client.
+    pub const NO_SERVER: u8 = 3;
+    /// Something in the region cannot be.
+    pub const DAMAGE: u8 = 4;
+    /// Every other failure.
+    pub const FAILED: u8 = 5;
+
+    /// What a command ends with that could not connect.
+    pub const fn of_attach(error: &AttachError) -> u8 {
+        match error {
+            AttachError::Absent { .. } | AttachError::Refused { .. } => NO_SERVER,
+            AttachError::Layout(_) => DAMAGE,
+            AttachError::Untrusted { .. }
+            | AttachError::Control(_)
+            | AttachError::Rdma(_)
+            | AttachError::System { .. } => FAILED,
+        }
+    }
+}
+
+/// Whether a character does something to a terminal or to the text around it: control characters,
+/// and those that break lines, turn the direction of writing or are invisible.
+pub fn is_unprintable(character: char) -> bool {
+    character.is_control()
+        || matches!(character, '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}')
+        || matches!(character, '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}')
+        || matches!(character, '\u{e0000}'..='\u{e007f}')
+}
+
+/// An error and its causes, without those that it already names. Unprintable characters, which may
+/// come from a file that somebody else wrote, are spaces.
+pub fn one_line(error: &(dyn Error + 'static)) -> String {
+    let mut text = String::new();
+    let mut next = Some(error);
+    while let Some(cause) = next {
+        let said = cause.to_string().replace(is_unprintable, " ");
+        if text.is_empty() {
+            text = said;
+        } else if !text.contains(&said) {
+            text = format!("{text}: {said}");
+        }
+        next = cause.source();
+    }
+    text
+}
+
+/// What clap says about a wrong command line, without its usage, which `--help` shows.
+pub fn usage_line(command: &str, text: &str) -> String {
+    let text = text.strip_prefix("error: ").unwrap_or(text);
+    let lines = text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:"));
+    let lines = lines.filter(|line| !line.is_empty() && !line.starts_with("For more information"));
+    let line = lines.collect::<Vec<_>>().join(" ").replace(" tip: ", "; ");
+    let line = line.split(' ').map(cut).collect::<Vec<_>>().join(" ");
+    format!("{line} ({command} --help tells more)")
+}
+
+/// The longest word of a command line that is told in full, in characters.
+const WORD_CHARS_MAX: usize = 300;
+
+/// The beginning of a word that is too long to be read.
+fn cut(word: &str) -> Cow<'_, str> {
+    match word.char_indices().nth(WORD_CHARS_MAX) {
+        Some((end, _)) => Cow::Owned(format!("{}... ({} bytes)", &word[..end], word.len())),
+        None => Cow::Borrowed(word),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("{text}")]
+    struct Said {
+        text: &'static str,
+        source: Option<Box<Said>>,
+    }
+
+    fn said(text: &'static str, source: Option<Said>) -> Said {
+        Said { text, source: source.map(Box::new) }
+    }
+
+    #[test]
+    fn an_error_is_one_line_and_says_nothing_twice() {
+        let error = said("it broke: the cause", Some(said("the cause", None)));
+        assert_eq!(one_line(&said("so", Some(error))), "so: it broke: the cause");
+        assert_eq!(one_line(&said("two\nlines", None)), "two lines");
+        assert_eq!(one_line(&said("\x1b[31mred\r\u{85}\u{202e}", None)), " [31mred   ");
+    }
+
+    #[test]
+    fn a_wrong_command_line_is_told_in_one_line() {
+        let text = "error: unexpected argument '--jsn' found\n\n  tip: a similar argument exists: \
+                    '--json'\n\nUsage: kv-cli stat --json\n\nFor more information, try '--help'.\n";
+        let expected = "unexpected argument '--jsn' found; a similar argument exists: '--json' \
+                        (kv-cli --help tells more)";
+        assert_eq!(usage_line("kv-cli", text), expected);
+        let huge = format!("error: unexpected argument '{}' found", "k".repeat(70_000));
+        let line = usage_line("kv-cli", &huge);
+        assert!(line.len() < 400 && line.contains("kkk... (70002 bytes) found"), "{line}");
+        let text = "error: it lacks:\n  <KEY>\n  <VALUE>\n\nUsage: kv-cli put\n";
+        let expected = "it lacks: <KEY> <VALUE> (kv-cli --help tells more)";
+        assert_eq!(usage_line("kv-cli", text), expected);
+    }
+}

@@ -1,0 +1,360 @@
+use sha2::{Digest, Sha256};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, little_endian as le};
+
+use super::{ControlError, PROTOCOL_VERSION, REPLY_BYTES_MAX, REQUEST_BYTES_MAX, Role};
+use farside_layout::{
+    CHUNK_BYTES, CLIENTS_MAX, FORMAT_VERSION, REGION_BYTES_MAX, REGION_BYTES_MIN,
+};
+
+/// The proof that a client knows the shared secret. It protects against mistakes and against
+/// clients on the network, not against someone who reads the wire: that one sees it.
+#[derive(Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(transparent)]
+pub struct Token([u8; 32]);
+
+impl Token {
+    /// The token of a secret.
+    pub fn of(secret: &str) -> Self {
+        Self(Sha256::digest(secret).into())
+    }
+
+    /// Without a secret.
+    pub const NONE: Self = Self([0; 32]);
+
+    /// Whether both are the same, in a time that does not tell where they differ.
+    pub fn matches(&self, other: &Self) -> bool {
+        self.0.iter().zip(other.0).fold(0, |differ, (a, b)| differ | (a ^ b)) == 0
+    }
+}
+
+const REQUEST_MAGIC: u32 = u32::from_le_bytes(*b"FSrq");
+const REPLY_MAGIC: u32 = u32::from_le_bytes(*b"FSre");
+
+/// What a connection is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Purpose {
+    /// The first connection of a client: its control channel, and on shared memory its region.
+    Control,
+    /// A data connection of a client that has a control channel, for one of its sessions. Verbs
+    /// only.
+    Data {
+        /// The client's number, as its [`Welcome`] says.
+        client_id: u16,
+        /// Its ticket, likewise. A lease would not do: it stands in the region, where every client
+        /// can read it.
+        ticket: u64,
+    },
+}
+
+/// No device promises a longer round trip; to believe one would be to trust hints for too long.
+const ROUND_TRIP_MIN_NS_MAX: u32 = 1_000_000;
+
+const CONTROL: u8 = 0;
+const DATA: u8 = 1;
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct RequestBytes {
+    magic: le::U32,
+    protocol_version: le::U16,
+    role: u8,
+    purpose: u8,
+    /// These two are 0 for a control connection.
+    client_id: le::U16,
+    ticket: le::U64,
+    reserved: [u8; 6],
+    token: Token,
+}
+const _: () = assert!(size_of::<RequestBytes>() == REQUEST_BYTES_MAX);
+
+/// What a client says first.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct ConnectRequest {
+    /// What it wants to do.
+    pub role: Role,
+    /// What the connection is for.
+    pub purpose: Purpose,
+    /// Its proof.
+    pub token: Token,
+}
+
+impl ConnectRequest {
+    /// The request as bytes.
+    pub fn encode(&self) -> [u8; REQUEST_BYTES_MAX] {
+        let (purpose, client_id, ticket) = match self.purpose {
+            Purpose::Control => (CONTROL, 0, 0),
+            Purpose::Data { client_id, ticket } => (DATA, client_id, ticket),
+        };
+        let bytes = RequestBytes {
+            magic: REQUEST_MAGIC.into(),
+            protocol_version: PROTOCOL_VERSION.into(),
+            role: self.role as u8,
+            purpose,
+            client_id: client_id.into(),
+            ticket: ticket.into(),
+            reserved: [0; 6],
+            token: self.token,
+        };
+        zerocopy::transmute!(bytes)
+    }
+
+    /// The request in these bytes.
+    ///
+    /// # Errors
+    /// What to refuse the client with.
+    pub fn decode(bytes: &[u8]) -> Result<Self, Refusal> {
+        let malformed = Refusal::Malformed { bytes: bytes.len() as u64 };
+        let request = RequestBytes::read_from_bytes(bytes).map_err(|_| malformed)?;
+        if request.magic.get() != REQUEST_MAGIC {
+            return Err(malformed);
+        }
+        let theirs = request.protocol_version.get();
+        if theirs != PROTOCOL_VERSION {
+            let (server, client) = (PROTOCOL_VERSION.into(), theirs.into());
+            return Err(Refusal::Version { server, client });
+        }
+        let role = match request.role {
+            1 => Role::Reader,
+            2 => Role::Writer,
+            _ => return Err(malformed),
+        };
+        let purpose = match (request.purpose, request.client_id.get(), request.ticket.get()) {
+            (CONTROL, 0, 0) => Purpose::Control,
+            (DATA, client_id, ticket) if is_client_id(client_id) && ticket != 0 => {
+                Purpose::Data { client_id, ticket }
+            }
+            _ => return Err(malformed),
+        };
+        if request.reserved != [0; 6] {
+            return Err(malformed);
+        }
+        Ok(Self { role, purpose, token: request.token })
+    }
+}
+
+/// 0 is nobody.
+fn is_client_id(id: u16) -> bool {
+    id != 0 && u32::from(id) < CLIENTS_MAX
+}
+
+/// Why a server does not accept a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "the messages say what the fields are")]
+pub enum Refusal {
+    #[error("the server speaks protocol version {server}, this client {client}: upgrade the older")]
+    Version { server: u64, client: u64 },
+    #[error("wrong secret for this role: put the server's `secret` into the client's config file")]
+    Credentials,
+    #[error(
+        "the server has {clients} clients, which is its maximum: close some or raise \
+             `clients_max`"
+    )]
+    Full { clients: u64 },
+    #[error("the server did not understand the connection request of {bytes} bytes")]
+    Malformed { bytes: u64 },
+    #[error("the server is shutting down")]
+    ShuttingDown,
+    #[error(
+        "the server knows no client {client} with this ticket: its control connection is gone, \
+         connect anew"
+    )]
+    UnknownClient { client: u64 },
+    #[error(
+        "the connection reached the server through another RDMA device than its region is \
+         registered with: use the address that the server listens at"
+    )]
+    Device,
+    #[error(
+        "the server has {readers} readers and keeps its last places for writers: close some or \
+         raise `clients_max`"
+    )]
+    FullOfReaders { readers: u64 },
+    #[error(
+        "this user has {clients} clients at the server, which keeps its last places for others: \
+         close some or raise `clients_max`"
+    )]
+    FullForUser { clients: u64 },
+    #[error("the server refused with the unknown reason {code}: upgrade this client")]
+    Unknown { code: u64 },
+}
+
+impl Refusal {
+    /// A reason code (never 0) and two numbers.
+    fn to_numbers(self) -> (u32, u64, u64) {
+        match self {
+            Self::Version { server, client } => (1, server, client),
+            Self::Credentials => (2, 0, 0),
+            Self::Full { clients } => (3, clients, 0),
+            Self::Malformed { bytes } => (4, bytes, 0),
+            Self::ShuttingDown => (5, 0, 0),
+            Self::UnknownClient { client } => (6, client, 0),
+            Self::Device => (7, 0, 0),
+            Self::FullOfReaders { readers } => (8, readers, 0),
+            Self::FullForUser { clients } => (9, clients, 0),
+            Self::Unknown { code } => (code as u32, 0, 0),
+        }
+    }
+
+    fn from_numbers(code: u32, first: u64, second: u64) -> Self {
+        match code {
+            1 => Self::Version { server: first, client: second },
+            2 => Self::Credentials,
+            3 => Self::Full { clients: first },
+            4 => Self::Malformed { bytes: first },
+            5 => Self::ShuttingDown,
+            6 => Self::UnknownClient { client: first },
+            7 => Self::Device,
+            8 => Self::FullOfReaders { readers: first },
+            9 => Self::FullForUser { clients: first },
+            code => Self::Unknown { code: code.into() },
+        }
+    }
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct ReplyBytes {
+    magic: le::U32,
+    protocol_version: le::U16,
+    client_id: le::U16,
+    /// 0 for accepted, else a refusal's code.
+    refusal: le::U32,
+    format_version: le::U32,
+    refusal_numbers: [le::U64; 2],
+    region_id: [u8; 16],
+    incarnation: le::U64,
+    lease: le::U64,
+    base_address: le::U64,
+    region_bytes: le::U64,
+    rkey: le::U32,
+    round_trip_min_ns: le::U32,
+    ticket: le::U64,
+}
+const _: () = assert!(size_of::<ReplyBytes>() <= REPLY_BYTES_MAX);
+
+/// The length of a reply, in bytes.
+pub const REPLY_BYTES: usize = size_of::<ReplyBytes>();
+
+/// What a client needs to use a region. Its limits stand in the superblock, read next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Welcome {
+    /// The client's number while it is connected; never 0.
+    pub client_id: u16,
+    /// What the client's entry in the client table holds while the server accepts it.
+    pub lease: u64,
+    /// Which region this is.
+    pub region_id: [u8; 16],
+    /// How many times a server started on it.
+    pub incarnation: u64,
+    /// Its virtual address in the server, for verbs; 0 on shared memory.
+    pub base_address: u64,
+    /// Its length, in bytes.
+    pub region_bytes: u64,
+    /// Its remote key, for verbs; 0 on shared memory.
+    pub rkey: u32,
+    /// No chain to the region takes less than this, in nanoseconds: depends on the server's device;
+    /// 0 on shared memory, where the fabric knows.
+    pub round_trip_min_ns: u32,
+    /// What connections of the client's sessions have to show, for verbs: a random number that no
+    /// other client is told. 0 on shared memory, where there are none.
+    pub ticket: u64,
+}
+
+/// Encodes the server's answer to a connection request.
+pub fn encode_reply(reply: &Result<Welcome, Refusal>) -> [u8; REPLY_BYTES] {
+    let nothing = Welcome {
+        client_id: 0,
+        lease: 0,
+        region_id: [0; 16],
+        incarnation: 0,
+        base_address: 0,
+        region_bytes: 0,
+        rkey: 0,
+        round_trip_min_ns: 0,
+        ticket: 0,
+    };
+    let welcome = reply.as_ref().unwrap_or(&nothing);
+    let (code, first, second) = reply.as_ref().err().map_or((0, 0, 0), |why| why.to_numbers());
+    let bytes = ReplyBytes {
+        magic: REPLY_MAGIC.into(),
+        protocol_version: PROTOCOL_VERSION.into(),
+        client_id: welcome.client_id.into(),
+        refusal: code.into(),
+        format_version: FORMAT_VERSION.into(),
+        refusal_numbers: [first.into(), second.into()],
+        region_id: welcome.region_id,
+        incarnation: welcome.incarnation.into(),
+        lease: welcome.lease.into(),
+        base_address: welcome.base_address.into(),
+        region_bytes: welcome.region_bytes.into(),
+        rkey: welcome.rkey.into(),
+        round_trip_min_ns: welcome.round_trip_min_ns.into(),
+        ticket: welcome.ticket.into(),
+    };
+    zerocopy::transmute!(bytes)
+}
+
+/// Decodes the server's answer; RDMA-CM may have padded it with zeros. Of a refusal, which may come
+/// from a server of another version, only the reason is looked at.
+///
+/// # Errors
+/// [`ControlError`] when the bytes are no such answer.
+pub fn decode_reply(bytes: &[u8]) -> Result<Result<Welcome, Refusal>, ControlError> {
+    let length = ControlError::Length { bytes: bytes.len() };
+    let Ok((reply, padding)) = ReplyBytes::read_from_prefix(bytes) else { return Err(length) };
+    if bytes.len() > REPLY_BYTES_MAX {
+        return Err(length);
+    }
+    if reply.magic.get() != REPLY_MAGIC {
+        return Err(ControlError::NotFarside);
+    }
+    let [first, second] = reply.refusal_numbers.map(le::U64::get);
+    match reply.refusal.get() {
+        0 => {}
+        code => return Ok(Err(Refusal::from_numbers(code, first, second))),
+    }
+    let welcome = Welcome {
+        client_id: reply.client_id.get(),
+        lease: reply.lease.get(),
+        region_id: reply.region_id,
+        incarnation: reply.incarnation.get(),
+        base_address: reply.base_address.get(),
+        region_bytes: reply.region_bytes.get(),
+        rkey: reply.rkey.get(),
+        round_trip_min_ns: reply.round_trip_min_ns.get(),
+        ticket: reply.ticket.get(),
+    };
+    let version = reply.protocol_version.get();
+    let format_version = reply.format_version.get();
+    let padding = padding.iter().map(|byte| u64::from(*byte));
+    let unused = padding.fold(first | second, |all, byte| all | byte);
+    let is_known = |field, value: u64, is_known: bool| {
+        if is_known { Ok(()) } else { Err(ControlError::Unknown { field, value }) }
+    };
+    is_known("protocol version", version.into(), version == PROTOCOL_VERSION)?;
+    is_known("format version", format_version.into(), format_version == FORMAT_VERSION)?;
+    is_known("what has no use", unused, unused == 0)?;
+    let Welcome { client_id, lease, incarnation, base_address, region_bytes, .. } = welcome;
+    let Welcome { rkey, round_trip_min_ns, .. } = welcome;
+    is_known("client id", client_id.into(), is_client_id(client_id))?;
+    is_known("lease", lease, lease != 0)?;
+    is_known("incarnation", incarnation, incarnation != 0)?;
+    let is_region = (REGION_BYTES_MIN..=REGION_BYTES_MAX).contains(&region_bytes)
+        && region_bytes.is_multiple_of(CHUNK_BYTES);
+    is_known("region length", region_bytes, is_region)?;
+    // Atomic verbs take aligned words, and no address may wrap around.
+    let is_base =
+        base_address.is_multiple_of(8) && base_address.checked_add(region_bytes).is_some();
+    is_known("base address", base_address, is_base)?;
+    // Over RDMA there are all of these, on shared memory none.
+    let is_shared = base_address == 0;
+    is_known("rkey", rkey.into(), !is_shared || rkey == 0)?;
+    let bounds = if is_shared { 0..=0 } else { 1..=ROUND_TRIP_MIN_NS_MAX };
+    is_known("round trip", round_trip_min_ns.into(), bounds.contains(&round_trip_min_ns))?;
+    is_known("ticket", welcome.ticket, is_shared == (welcome.ticket == 0))?;
+    Ok(Ok(welcome))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,323 @@
+mod decoded;
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, little_endian as le};
+
+use super::{ControlError, ServerStatistics, SplitOutcome};
+use farside_layout::{BlockAddress, SizeClass};
+
+use decoded::{Decoded, decode, unused};
+
+/// The most blocks one message carries.
+pub const BLOCKS_PER_MESSAGE_MAX: usize = 4096;
+/// The most addresses one message carries.
+pub const HELD_PER_MESSAGE_MAX: usize = 16_000;
+
+/// A block nobody links, and the generation its next content gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FreeBlock {
+    /// Where it is.
+    pub address: BlockAddress,
+    /// What its writer puts into the header.
+    pub generation: u32,
+}
+
+/// What a client asks on its control channel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Request {
+    /// Blocks of a class, please. Answered by [`Reply::Blocks`], with fewer or none when the
+    /// server has no more.
+    TakeBlocks {
+        /// Which.
+        class: SizeClass,
+        /// How many would be welcome, at most [`BLOCKS_PER_MESSAGE_MAX`].
+        count: u32,
+    },
+    /// Blocks that the client does not need. Not answered.
+    GiveBlocks {
+        /// Of which class.
+        class: SizeClass,
+        /// Whether all of them have been unlinked for GRACE already; else the server waits.
+        rested: bool,
+        /// Which.
+        blocks: Vec<FreeBlock>,
+    },
+    /// What the client holds, on every session, in lists and in its hands: to [`Ask::Report`], in
+    /// one message or several. Not answered.
+    Held {
+        /// The number of the collection.
+        collection: u32,
+        /// Nothing more follows.
+        last: bool,
+        /// At most [`HELD_PER_MESSAGE_MAX`].
+        blocks: Vec<BlockAddress>,
+    },
+    /// Look for lost blocks, please. Answered by [`Reply::Statistics`], at once.
+    Collect,
+    /// A subtable of the index has no room for a key: split it, please. Answered by
+    /// [`Reply::Split`] once that is done, or cannot be.
+    Split {
+        /// The leading bits of the key's hash, which lead to the subtable.
+        directory_hash: u32,
+        /// How many of them its keys share. A deeper one by now needs no split.
+        local_depth: u8,
+    },
+    /// Answered by [`Reply::Statistics`].
+    Statistics,
+    /// The client is about to store values with an end: somebody has to remove them. Not answered.
+    Expires,
+    /// The client takes a snapshot, and has so many thousandths of it; with 1000 it has ended. For
+    /// whoever looks at the statistics. Not answered.
+    Snapshot {
+        /// At most 1000.
+        permille: u32,
+    },
+    /// To [`Ask::Alive`]: the client's process is there. Not answered.
+    Alive {
+        /// Its clock, by which it dates what it knows of slots, in nanoseconds.
+        clock_ns: u64,
+    },
+    /// The client is leaving and holds nothing any more. Not answered.
+    Goodbye,
+}
+
+/// What a server says on a control channel: answers in the order of the requests, and what it asks
+/// by itself, in between.
+#[allow(clippy::large_enum_variant, reason = "few of them, and none for long")]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reply {
+    /// To [`Request::TakeBlocks`]: these belong to the client now.
+    Blocks {
+        /// Of which class.
+        class: SizeClass,
+        /// Whether all of them have been unlinked for GRACE already; else the client waits.
+        rested: bool,
+        /// There are none just now, but soon there may be: ask again.
+        soon: bool,
+        /// Which; none when there are none.
+        blocks: Vec<FreeBlock>,
+    },
+    /// To [`Request::Split`], whose numbers come back.
+    Split {
+        /// As in the request.
+        directory_hash: u32,
+        /// As in the request.
+        local_depth: u8,
+        /// What came of it.
+        outcome: SplitOutcome,
+    },
+    /// To [`Request::Statistics`] and [`Request::Collect`].
+    Statistics(ServerStatistics),
+    /// To nothing: a server asks this by itself.
+    Ask(Ask),
+}
+
+/// What a server asks a writer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ask {
+    /// What do you hold? To be answered by [`Request::Held`], in time: the server fences who does
+    /// not.
+    Report {
+        /// The number of the collection.
+        collection: u32,
+    },
+    /// Give back the blocks you do not need, by [`Request::GiveBlocks`]: somebody has none.
+    Return,
+    /// What does your clock read? To be answered by [`Request::Alive`], in time: the server fences
+    /// a client that does not answer, or whose clock has stood still. Over verbs only.
+    Alive,
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct Header {
+    kind: u8,
+    class: u8,
+    flags: u8,
+    reserved: u8,
+    count: le::U32,
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct BlockBytes {
+    address: le::U32,
+    generation: le::U32,
+}
+
+const TAKE: u8 = 1;
+const GIVE: u8 = 2;
+const STATISTICS: u8 = 3;
+const GOODBYE: u8 = 4;
+const BLOCKS: u8 = 5;
+const STATISTICS_REPLY: u8 = 6;
+const SPLIT: u8 = 7;
+const SPLIT_REPLY: u8 = 8;
+const HELD: u8 = 9;
+const COLLECT: u8 = 10;
+const REPORT: u8 = 11;
+const RETURN: u8 = 12;
+const EXPIRES: u8 = 20;
+const SNAPSHOT: u8 = 21;
+const ASK_ALIVE: u8 = 22;
+const ALIVE: u8 = 23;
+
+/// The flags of [`Reply::Blocks`].
+const RESTED: u8 = 1;
+const SOON: u8 = 2;
+/// The most bits of a hash a directory could go by.
+const DEPTH_MAX: u8 = 32;
+
+/// The header of a message, in place of what `into` held. A split's messages have the depth for a
+/// class, the outcome for flags, the hash for a count.
+fn encode_header(kind: u8, class: u8, flags: u8, count: u32, into: &mut Vec<u8>) {
+    let header = Header { kind, class, flags, reserved: 0, count: count.into() };
+    into.clear();
+    into.extend_from_slice(header.as_bytes());
+}
+
+fn encode_blocks(kind: u8, class: SizeClass, flags: u8, blocks: &[FreeBlock], into: &mut Vec<u8>) {
+    debug_assert!(blocks.len() <= BLOCKS_PER_MESSAGE_MAX);
+    encode_header(kind, class.index(), flags, blocks.len() as u32, into);
+    for block in blocks {
+        let (address, generation) = (block.address.0.into(), block.generation.into());
+        into.extend_from_slice(BlockBytes { address, generation }.as_bytes());
+    }
+}
+
+impl Request {
+    /// The messages that answer an [`Ask::Report`]: everything the client holds.
+    pub fn held(collection: u32, blocks: &[BlockAddress]) -> impl Iterator<Item = Self> {
+        let count = blocks.len().div_ceil(HELD_PER_MESSAGE_MAX).max(1);
+        (0..count).map(move |at| {
+            let from = at * HELD_PER_MESSAGE_MAX;
+            let to = blocks.len().min(from + HELD_PER_MESSAGE_MAX);
+            Self::Held { collection, last: at + 1 == count, blocks: blocks[from..to].to_vec() }
+        })
+    }
+
+    /// The request as bytes, in place of what `into` held.
+    pub fn encode(&self, into: &mut Vec<u8>) {
+        match self {
+            Self::TakeBlocks { class, count } => {
+                encode_header(TAKE, class.index(), 0, *count, into);
+            }
+            Self::GiveBlocks { class, rested, blocks } => {
+                encode_blocks(GIVE, *class, (*rested).into(), blocks, into);
+            }
+            Self::Held { collection, last, blocks } => {
+                debug_assert!(blocks.len() <= HELD_PER_MESSAGE_MAX);
+                encode_header(HELD, 0, (*last).into(), *collection, into);
+                for address in blocks {
+                    into.extend_from_slice(&address.0.to_le_bytes());
+                }
+            }
+            Self::Collect => encode_header(COLLECT, 0, 0, 0, into),
+            Self::Split { directory_hash, local_depth } => {
+                encode_header(SPLIT, *local_depth, 0, *directory_hash, into);
+            }
+            Self::Statistics => encode_header(STATISTICS, 0, 0, 0, into),
+            Self::Expires => encode_header(EXPIRES, 0, 0, 0, into),
+            Self::Snapshot { permille } => encode_header(SNAPSHOT, 0, 0, *permille, into),
+            Self::Alive { clock_ns } => {
+                encode_header(ALIVE, 0, 0, 0, into);
+                into.extend_from_slice(&clock_ns.to_le_bytes());
+            }
+            Self::Goodbye => encode_header(GOODBYE, 0, 0, 0, into),
+        }
+    }
+
+    /// The request in these bytes.
+    ///
+    /// # Errors
+    /// [`ControlError`] for bytes that are none.
+    pub fn decode(bytes: &[u8]) -> Result<Self, ControlError> {
+        let message = decode(bytes)?;
+        match message.kind {
+            TAKE => {
+                message.no_payload()?;
+                unused("flags", message.flags)?;
+                Ok(Self::TakeBlocks { class: message.class()?, count: message.count })
+            }
+            GIVE => Ok(Self::GiveBlocks {
+                class: message.class()?,
+                rested: message.flag()?,
+                blocks: message.blocks()?,
+            }),
+            HELD => {
+                unused("size class", message.class)?;
+                let (collection, last) = (message.count, message.flag()?);
+                Ok(Self::Held { collection, last, blocks: message.addresses()? })
+            }
+            COLLECT => message.bare().map(|()| Self::Collect),
+            SPLIT => {
+                message.no_payload()?;
+                unused("flags", message.flags)?;
+                Ok(Self::Split { directory_hash: message.count, local_depth: message.depth()? })
+            }
+            STATISTICS => message.bare().map(|()| Self::Statistics),
+            EXPIRES => message.bare().map(|()| Self::Expires),
+            SNAPSHOT => message.permille().map(|permille| Self::Snapshot { permille }),
+            ALIVE => message.clock().map(|clock_ns| Self::Alive { clock_ns }),
+            GOODBYE => message.bare().map(|()| Self::Goodbye),
+            kind => Err(ControlError::Unknown { field: "request", value: kind.into() }),
+        }
+    }
+}
+
+impl Reply {
+    /// The reply as bytes, in place of what `into` held.
+    pub fn encode(&self, into: &mut Vec<u8>) {
+        match self {
+            Self::Blocks { class, rested, soon, blocks } => {
+                let rested = if *rested { RESTED } else { 0 };
+                let soon = if *soon { SOON } else { 0 };
+                encode_blocks(BLOCKS, *class, rested | soon, blocks, into);
+            }
+            Self::Split { directory_hash, local_depth, outcome } => {
+                encode_header(SPLIT_REPLY, *local_depth, *outcome as u8, *directory_hash, into);
+            }
+            Self::Statistics(statistics) => {
+                encode_header(STATISTICS_REPLY, 0, 0, statistics.classes.len() as u32, into);
+                statistics.encode(into);
+            }
+            Self::Ask(Ask::Report { collection }) => {
+                encode_header(REPORT, 0, 0, *collection, into);
+            }
+            Self::Ask(Ask::Return) => encode_header(RETURN, 0, 0, 0, into),
+            Self::Ask(Ask::Alive) => encode_header(ASK_ALIVE, 0, 0, 0, into),
+        }
+    }
+
+    /// The reply in these bytes.
+    ///
+    /// # Errors
+    /// [`ControlError`] for bytes that are none.
+    pub fn decode(bytes: &[u8]) -> Result<Self, ControlError> {
+        let message = decode(bytes)?;
+        match message.kind {
+            BLOCKS => {
+                let (rested, soon) = message.rested_and_soon()?;
+                let (class, blocks) = (message.class()?, message.blocks()?);
+                Ok(Self::Blocks { class, rested, soon, blocks })
+            }
+            SPLIT_REPLY => {
+                message.no_payload()?;
+                let (directory_hash, local_depth) = (message.count, message.depth()?);
+                let outcome = SplitOutcome::from_bits(message.flags)?;
+                Ok(Self::Split { directory_hash, local_depth, outcome })
+            }
+            STATISTICS_REPLY => message.statistics().map(Self::Statistics),
+            REPORT => {
+                let collection = message.count;
+                Decoded { count: 0, ..message }.bare()?;
+                Ok(Self::Ask(Ask::Report { collection }))
+            }
+            RETURN => message.bare().map(|()| Self::Ask(Ask::Return)),
+            ASK_ALIVE => message.bare().map(|()| Self::Ask(Ask::Alive)),
+            kind => Err(ControlError::Unknown { field: "reply", value: kind.into() }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

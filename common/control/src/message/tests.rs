@@ -1,0 +1,142 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::{ClassStatistics, MESSAGE_BYTES_MAX};
+
+fn some_blocks(count: u32) -> Vec<FreeBlock> {
+    let block = |n| FreeBlock { address: BlockAddress(n), generation: n * 3 };
+    (1..=count).map(block).collect()
+}
+
+fn class(index: u8) -> SizeClass {
+    SizeClass::from_index(index).unwrap()
+}
+
+#[test]
+fn messages_come_back() {
+    let mut bytes = Vec::new();
+    let full = some_blocks(BLOCKS_PER_MESSAGE_MAX as u32);
+    for request in [
+        Request::TakeBlocks { class: class(59), count: 512 },
+        Request::GiveBlocks { class: class(0), rested: true, blocks: full.clone() },
+        Request::GiveBlocks { class: class(1), rested: false, blocks: Vec::new() },
+        Request::Held {
+            collection: 7,
+            last: true,
+            blocks: (0..HELD_PER_MESSAGE_MAX as u32).map(BlockAddress).collect(),
+        },
+        Request::Held { collection: u32::MAX, last: false, blocks: Vec::new() },
+        Request::Collect,
+        Request::Split { directory_hash: 0xdead_beef, local_depth: 32 },
+        Request::Statistics,
+        Request::Expires,
+        Request::Snapshot { permille: 1000 },
+        Request::Alive { clock_ns: u64::MAX - 7 },
+        Request::Goodbye,
+    ] {
+        request.encode(&mut bytes);
+        assert!(bytes.len() <= MESSAGE_BYTES_MAX);
+        assert_eq!(Request::decode(&bytes).unwrap(), request);
+        assert!(Request::decode(&bytes[..bytes.len() - 1]).is_err());
+    }
+    let classes = SizeClass::all()
+        .map(|class| ClassStatistics { class, blocks: 9, blocks_free: 4, blocks_resting: 1 })
+        .collect();
+    let statistics =
+        ServerStatistics { clients: 3, clients_lost: 8, classes, ..Default::default() };
+    for reply in [
+        Reply::Blocks { class: class(3), rested: true, soon: false, blocks: full },
+        Reply::Blocks { class: class(4), rested: true, soon: true, blocks: Vec::new() },
+        Reply::Blocks { class: class(4), rested: false, soon: false, blocks: some_blocks(2) },
+        Reply::Split { directory_hash: 7, local_depth: 3, outcome: SplitOutcome::Impossible },
+        Reply::Ask(Ask::Report { collection: 9 }),
+        Reply::Ask(Ask::Return),
+        Reply::Ask(Ask::Alive),
+        Reply::Statistics(statistics),
+        Reply::Statistics(ServerStatistics::default()),
+    ] {
+        reply.encode(&mut bytes);
+        assert!(bytes.len() <= MESSAGE_BYTES_MAX);
+        assert_eq!(Reply::decode(&bytes).unwrap(), reply);
+        assert!(Reply::decode(&bytes[..bytes.len() - 1]).is_err());
+    }
+}
+
+/// Bytes that are understood are those that would be sent: no bit of them goes unchecked.
+fn understood_only_as_sent(bytes: &[u8]) {
+    let mut again = Vec::new();
+    if let Ok(request) = Request::decode(bytes) {
+        request.encode(&mut again);
+        assert_eq!(again, bytes);
+    }
+    if let Ok(reply) = Reply::decode(bytes) {
+        reply.encode(&mut again);
+        assert_eq!(again, bytes);
+    }
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_are_a_message_or_an_error(bytes: Vec<u8>) {
+        understood_only_as_sent(&bytes);
+    }
+
+    #[test]
+    fn damaged_messages_are_errors_or_other_messages(
+        kind in 0usize..13,
+        at in 0usize..32,
+        value: u8,
+        cut in 0usize..40,
+    ) {
+        let mut bytes = Vec::new();
+        let (class, blocks) = (class(7), some_blocks(3));
+        let classes = vec![ClassStatistics { class, blocks: 9, blocks_free: 4, blocks_resting: 1 }];
+        match kind {
+            0 => Request::TakeBlocks { class, count: 3 }.encode(&mut bytes),
+            1 => Request::GiveBlocks { class, rested: true, blocks }.encode(&mut bytes),
+            2 => Request::Statistics.encode(&mut bytes),
+            3 => Request::Goodbye.encode(&mut bytes),
+            4 => Reply::Blocks { class, rested: false, soon: true, blocks }.encode(&mut bytes),
+            5 => {
+                let blocks = blocks.iter().map(|block| block.address).collect();
+                Request::Held { collection: 7, last: true, blocks }.encode(&mut bytes);
+            }
+            6 => Request::Collect.encode(&mut bytes),
+            11 => Request::Snapshot { permille: 7 }.encode(&mut bytes),
+            7 => Reply::Ask(Ask::Report { collection: 9 }).encode(&mut bytes),
+            8 => Reply::Ask(Ask::Return).encode(&mut bytes),
+            9 => Request::Split { directory_hash: 9, local_depth: 4 }.encode(&mut bytes),
+            10 => {
+                let outcome = SplitOutcome::Later;
+                Reply::Split { directory_hash: 9, local_depth: 4, outcome }.encode(&mut bytes);
+            }
+            _ => Reply::Statistics(ServerStatistics { classes, ..Default::default() })
+                .encode(&mut bytes),
+        }
+        understood_only_as_sent(&bytes[..bytes.len().saturating_sub(cut)]);
+        let at = at % bytes.len();
+        bytes[at] = value;
+        understood_only_as_sent(&bytes);
+    }
+}
+
+#[test]
+fn what_a_client_holds_fits_in_messages() {
+    for count in [0, 1, HELD_PER_MESSAGE_MAX, HELD_PER_MESSAGE_MAX + 1, 2 * HELD_PER_MESSAGE_MAX] {
+        let blocks: Vec<_> = (0..count as u32).map(BlockAddress).collect();
+        let mut said = Vec::new();
+        let mut ends = Vec::new();
+        for message in Request::held(7, &blocks) {
+            let mut bytes = Vec::new();
+            message.encode(&mut bytes);
+            let Request::Held { collection: 7, last, blocks } = Request::decode(&bytes).unwrap()
+            else {
+                panic!("{message:?}");
+            };
+            said.extend(blocks);
+            ends.push(last);
+        }
+        assert_eq!(said, blocks);
+        assert!(ends.pop().unwrap() && !ends.contains(&true), "{ends:?}");
+    }
+}

@@ -1,0 +1,326 @@
+//! The fabric of one host: the client's own CPU executes the verbs on mapped memory.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use zerocopy::IntoBytes;
+
+use super::Region;
+use super::words::order_read_after_swap;
+use crate::clock::Clock;
+use crate::waits::Waits;
+use crate::{
+    Buffer, CHAIN_VERBS_MAX, ChainError, Completion, Counters, Fabric, LaneId, Nanos, Timing, Verb,
+};
+
+/// Whoever claims a slot executes two locked instructions, a fence, a copy of 256 bytes and at
+/// least three reads of the clock, each of them in order, before anybody else can claim it: some
+/// 140 cycles, on any processor longer than this.
+const ROUND_TRIP_MIN_NS: Nanos = 20;
+/// A chain that the executor comes to later than this after its post is refused.
+const LATENESS_MAX_NS: Nanos = 50_000_000;
+/// How much is written between two looks at lease and clock, in words of 8 bytes.
+const WRITE_WORDS_MAX: usize = 512;
+/// How much one doorbell executes before completions are looked at, and how much is posted before
+/// there is no room: what waits must not grow older than GRACE.
+const RING_BYTES_MAX: u64 = 4 << 20;
+/// How much of what a chain accesses is asked for ahead, in bytes.
+const PREFETCH_BYTES_MAX: u32 = 256;
+/// Waits longer than this give the processor to others.
+const SPIN_NS_MAX: Nanos = 50_000;
+
+/// The word that says whether the server still accepts a client: the fence of this fabric.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lease {
+    /// Where the client's entry in the client table is, in bytes.
+    pub offset: u64,
+    /// What it holds as long as the client is accepted.
+    pub number: u64,
+}
+
+/// Executes chains at the next doorbell.
+///
+/// Before each WRITE, the four-byte mark too (invariant I13), and before each atomic verb it looks
+/// at the clock and at the lease, because the process may have been stopped for an hour anywhere
+/// before. What remains open is a stop between that look and the instruction, or the few kilobytes
+/// of a WRITE, behind it.
+pub struct ShmFabric {
+    executor: Executor,
+    lanes: Box<[Lane]>,
+    posted: VecDeque<LaneId>,
+    posted_bytes: u64,
+    completed: VecDeque<LaneId>,
+    waiting: Waits,
+    doorbells: u64,
+}
+
+struct Lane {
+    chain: [Verb; CHAIN_VERBS_MAX],
+    verbs: usize,
+    payload_bytes: u64,
+    deadline: Nanos,
+    result: Result<u64, ChainError>,
+    buffers: Buffers,
+    counters: Counters,
+}
+
+type Buffers = [Vec<u64>; Buffer::COUNT];
+
+const NO_VERB: Verb = Verb::Read { remote: 0, into: Buffer::Window, bytes: 0 };
+
+impl ShmFabric {
+    /// A fabric with this many lanes. Without a lease it is never fenced: the server's own.
+    pub fn new(region: Arc<Region>, lease: Option<Lease>, lanes: u16) -> Self {
+        let lane = || Lane {
+            chain: [NO_VERB; CHAIN_VERBS_MAX],
+            verbs: 0,
+            payload_bytes: 0,
+            deadline: 0,
+            result: Ok(0),
+            buffers: Default::default(),
+            counters: Counters::default(),
+        };
+        let lane_count = usize::from(lanes);
+        Self {
+            executor: Executor { region, lease, clock: Clock::new() },
+            lanes: (0..lanes).map(|_| lane()).collect(),
+            posted: VecDeque::with_capacity(lane_count),
+            posted_bytes: 0,
+            completed: VecDeque::with_capacity(lane_count),
+            waiting: Waits::with_capacity(lane_count),
+            doorbells: 0,
+        }
+    }
+}
+
+/// What executing a chain takes besides the lane.
+struct Executor {
+    region: Arc<Region>,
+    lease: Option<Lease>,
+    clock: Clock,
+}
+
+impl Executor {
+    #[inline]
+    fn check_lease(&self) -> Result<(), ChainError> {
+        let Some(lease) = self.lease else { return Ok(()) };
+        if self.region.load(lease.offset)? == lease.number {
+            Ok(())
+        } else {
+            Err(ChainError::Fenced)
+        }
+    }
+
+    /// Asks memory for what the chain accesses, all of it at once.
+    #[inline]
+    fn expect(&self, chain: &[Verb]) {
+        for verb in chain {
+            match *verb {
+                Verb::Read { remote, bytes, .. } => {
+                    self.region.prefetch(remote, bytes.min(PREFETCH_BYTES_MAX));
+                }
+                Verb::Write { remote, bytes, .. } => {
+                    self.region.prefetch_to_change(remote, bytes.min(PREFETCH_BYTES_MAX));
+                }
+                Verb::WriteHalf { remote, .. }
+                | Verb::WriteWord { remote, .. }
+                | Verb::CompareSwap { remote, .. } => {
+                    self.region.prefetch_to_change(remote & !7, 8);
+                }
+            }
+        }
+    }
+
+    #[inline]
+    fn execute(
+        &self,
+        buffers: &mut Buffers,
+        chain: &[Verb],
+        deadline: Nanos,
+    ) -> Result<u64, ChainError> {
+        let (mut found, mut swapped) = (0, false);
+        self.check_lease()?;
+        for verb in chain {
+            match *verb {
+                Verb::Read { remote, into, bytes } => {
+                    if swapped {
+                        // Contract 2: nothing of this READ comes from before the swap.
+                        order_read_after_swap::<AtomicU64>();
+                    }
+                    let target = words_mut(&mut buffers[into as usize], bytes);
+                    self.region.read(remote, target)?;
+                }
+                Verb::Write { remote, from, bytes } => {
+                    let source = words_mut(&mut buffers[from as usize], bytes);
+                    self.write(remote, source, deadline)?;
+                }
+                Verb::WriteHalf { remote, value } => {
+                    self.check_accepted(Clock::roughly, deadline)?;
+                    self.region.store_half(remote, value)?;
+                }
+                Verb::WriteWord { remote, value } => {
+                    self.check_accepted(Clock::now, deadline)?;
+                    self.region.store(remote, value)?;
+                }
+                Verb::CompareSwap { remote, expected, desired } => {
+                    self.check_accepted(Clock::now, deadline)?;
+                    found = self.region.compare_swap(remote, expected, desired)?;
+                    swapped = true;
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// Looks at lease and clock again every few kilobytes: the memory may be another's by then.
+    #[inline]
+    fn write(&self, remote: u64, source: &[u64], deadline: Nanos) -> Result<(), ChainError> {
+        let mut offset = remote;
+        for part in source.chunks(WRITE_WORDS_MAX) {
+            self.check_accepted(Clock::roughly, deadline)?;
+            self.region.write(offset, part)?;
+            offset += size_of_val(part) as u64;
+        }
+        Ok(())
+    }
+
+    /// By the time in order before words of the index, which [`ROUND_TRIP_MIN_NS`] counts on, else
+    /// roughly: against [`LATENESS_MAX_NS`] what a processor has in flight is nothing.
+    #[inline]
+    fn check_accepted(
+        &self,
+        time: impl Fn(&Clock) -> Nanos,
+        deadline: Nanos,
+    ) -> Result<(), ChainError> {
+        self.check_lease()?;
+        if time(&self.clock) > deadline { Err(ChainError::Late) } else { Ok(()) }
+    }
+}
+
+/// The first `bytes` of a buffer, which grows to hold them.
+#[inline]
+fn words_mut(buffer: &mut Vec<u64>, bytes: u32) -> &mut [u64] {
+    let words = (bytes as usize).div_ceil(size_of::<u64>());
+    if buffer.len() < words {
+        buffer.resize(words.next_power_of_two(), 0);
+    }
+    &mut buffer[..words]
+}
+
+impl Fabric for ShmFabric {
+    fn timing(&self) -> Timing {
+        Timing { round_trip_min_ns: ROUND_TRIP_MIN_NS, lateness_max_ns: LATENESS_MAX_NS }
+    }
+
+    #[inline]
+    fn now(&self) -> Nanos {
+        self.executor.clock.now()
+    }
+
+    #[inline]
+    fn expect(&self, remote: u64, bytes: u32) {
+        self.executor.region.prefetch_to_change(remote, bytes.min(PREFETCH_BYTES_MAX));
+    }
+
+    #[inline]
+    fn post(&mut self, lane_id: LaneId, chain: &[Verb], deadline: Nanos) {
+        let lane = &mut self.lanes[usize::from(lane_id.0)];
+        lane.verbs = chain.len();
+        lane.chain[..chain.len()].copy_from_slice(chain);
+        lane.deadline = deadline;
+        lane.payload_bytes = lane.counters.count(chain);
+        self.posted_bytes += lane.payload_bytes;
+        self.executor.expect(chain);
+        self.posted.push_back(lane_id);
+    }
+
+    /// Only what is posted counts: it is executed at the doorbell, and nothing stays in flight.
+    #[inline]
+    fn has_room(&self, _: u64) -> bool {
+        self.posted_bytes < RING_BYTES_MAX
+    }
+
+    fn wait(&mut self, lane: LaneId, until: Nanos) {
+        self.waiting.add(lane, until);
+    }
+
+    #[inline]
+    fn ring(&mut self) {
+        if self.posted.is_empty() {
+            return;
+        }
+        self.doorbells += 1;
+        let mut left = RING_BYTES_MAX;
+        while left > 0
+            && let Some(id) = self.posted.pop_front()
+        {
+            let lane = &mut self.lanes[usize::from(id.0)];
+            let chain = &lane.chain[..lane.verbs];
+            self.posted_bytes -= lane.payload_bytes;
+            left = left.saturating_sub(lane.payload_bytes);
+            lane.result = self.executor.execute(&mut lane.buffers, chain, lane.deadline);
+            self.completed.push_back(id);
+        }
+    }
+
+    #[inline]
+    fn poll(&mut self) -> Option<Completion> {
+        if let Some(lane) = self.completed.pop_front() {
+            let result = std::mem::replace(&mut self.lanes[usize::from(lane.0)].result, Ok(0));
+            return Some(Completion { lane, result });
+        }
+        let clock = &self.executor.clock;
+        self.waiting.due(|| clock.now())
+    }
+
+    fn relax(&mut self) {
+        let left = self.waiting.first().map_or(0, |until| until.saturating_sub(self.now()));
+        if left > SPIN_NS_MAX {
+            std::thread::sleep(Duration::from_nanos(left));
+        } else {
+            std::hint::spin_loop();
+        }
+    }
+
+    #[inline]
+    fn buffer(&self, lane: LaneId, buffer: Buffer) -> &[u8] {
+        self.lanes[usize::from(lane.0)].buffers[buffer as usize].as_bytes()
+    }
+
+    #[inline]
+    fn buffer_mut(&mut self, lane: LaneId, buffer: Buffer) -> &mut [u8] {
+        self.lanes[usize::from(lane.0)].buffers[buffer as usize].as_mut_bytes()
+    }
+
+    #[inline]
+    fn reserve(&mut self, lane: LaneId, buffer: Buffer, bytes: usize) -> bool {
+        words_mut(&mut self.lanes[usize::from(lane.0)].buffers[buffer as usize], bytes as u32);
+        true
+    }
+
+    /// The same without the queues.
+    #[inline]
+    fn run(&mut self, lane: LaneId, chain: &[Verb], deadline: Nanos) -> Result<u64, ChainError> {
+        self.doorbells += 1;
+        let lane = &mut self.lanes[usize::from(lane.0)];
+        lane.counters.count(chain);
+        if chain.len() > 1 {
+            // One verb waits for the other's memory: a swap for all that was written before it.
+            self.executor.expect(chain);
+        }
+        self.executor.execute(&mut lane.buffers, chain, deadline)
+    }
+
+    fn counters(&self) -> Counters {
+        let mut all = Counters { doorbells: self.doorbells, ..Counters::default() };
+        self.lanes.iter().for_each(|lane| all += lane.counters);
+        all
+    }
+
+    #[inline]
+    fn lane_counters(&self, lane: LaneId) -> &Counters {
+        &self.lanes[usize::from(lane.0)].counters
+    }
+}

@@ -1,0 +1,311 @@
+//! Where a region's memory comes from: the server's side of shared memory.
+//!
+//! All of it is taken at the start, so that no client is ever killed by a page that the system
+//! cannot provide.
+
+mod file;
+
+use std::fs::{self, File};
+use std::io;
+use std::ops::Range;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::fs::{FallocateFlags, MemfdFlags, Mode, SealFlags};
+use serde::Deserialize;
+
+use super::Region;
+use super::huge_pages::{HUGE_PAGE_BYTES, Pages, fill};
+use bytesize::ByteSize;
+
+use file::{RegionFile, Unfinished};
+
+const TMPFS_MAGIC: u64 = 0x0102_1994;
+pub(super) const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
+/// Who may open a region by its path: the user the server runs as. Others get descriptors.
+const REGION_MODE: u32 = 0o600;
+
+/// Whether a region is to get huge pages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum HugePages {
+    /// From the pool if it has enough, else made by MADV_COLLAPSE as far as the system does that.
+    #[default]
+    Auto,
+    /// The server asks for none.
+    Never,
+    /// Or no region.
+    Require,
+}
+
+impl FromStr for HugePages {
+    type Err = MemoryError;
+
+    fn from_str(text: &str) -> Result<Self, MemoryError> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "never" => Ok(Self::Never),
+            "require" => Ok(Self::Require),
+            _ => Err(MemoryError::HugePagesChoice { text: text.to_owned() }),
+        }
+    }
+}
+
+/// Why there is no memory for a region, and what to do.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "the messages say what the fields are")]
+pub enum MemoryError {
+    #[error("`{text}` is no choice of huge pages: write auto, never or require")]
+    HugePagesChoice { text: String },
+    #[error(
+        "{asked} are more than the {available} of memory available: ask for less memory or stop \
+         other programs",
+        asked = ByteSize(*asked), available = ByteSize(*available)
+    )]
+    TooMuch { asked: u64, available: u64 },
+    #[error(
+        "no {size} of huge pages, which are required ({source}): try sysctl \
+         vm.nr_hugepages={count}, or allow small ones with huge_pages = \"auto\"",
+        size = ByteSize(*asked), count = .asked.div_ceil(HUGE_PAGE_BYTES)
+    )]
+    NoHugePages { asked: u64, source: io::Error },
+    #[error(
+        "{} is not on hugetlbfs, but huge pages are required: move it there or write huge_pages \
+         = \"auto\"", .path.display()
+    )]
+    NotHugetlbfs { path: PathBuf },
+    #[error("the folder of {} does not exist: create it first", .path.display())]
+    NoFolder { path: PathBuf },
+    #[error(
+        "{} is not writable for this user: change its permissions or the path", .path.display()
+    )]
+    NotWritable { path: PathBuf },
+    #[error(
+        "{} is not a regular file: name one, or a path where there is none", .path.display()
+    )]
+    NotAFile { path: PathBuf },
+    #[error(
+        "{} belongs to another user: chown it, start the server as that user, or name another \
+         file", .path.display()
+    )]
+    OfAnother { path: PathBuf },
+    #[error(
+        "{} is empty: a region was there, and its memory is gone; remove the file to start with a \
+         new and empty region, or with a snapshot (--restore)", .path.display()
+    )]
+    Empty { path: PathBuf },
+    #[error(
+        "{} is no regular file of this user with one name, and the server would make its region \
+         there: remove it", .path.display()
+    )]
+    NotOwn { path: PathBuf },
+    #[error("{} is too short to hold a region: name another file", .path.display())]
+    TooShort { path: PathBuf },
+    #[error(
+        "another server uses the region file {}, or a client has locked it: stop it or name \
+         another file", .path.display()
+    )]
+    Locked { path: PathBuf },
+    #[error(
+        "the file system of {} has no room for {size}: make room or ask for less memory",
+        .path.display(), size = ByteSize(*asked)
+    )]
+    NoRoom { path: PathBuf, asked: u64 },
+    #[error("cannot {what} the region's memory: {source}")]
+    System { what: &'static str, source: io::Error },
+}
+
+fn system<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> MemoryError {
+    move |source| MemoryError::System { what, source: source.into() }
+}
+
+/// A region's memory, mapped for reading and writing.
+pub struct RegionMemory {
+    /// What writers get: the descriptor of the memory.
+    pub file: File,
+    /// The mapping.
+    pub region: Arc<Region>,
+    /// What it is made of.
+    pub pages: Pages,
+    /// Whether it is new and all zeros.
+    pub is_new: bool,
+    /// How much of it has 2 MiB pages.
+    pub(super) huge_bytes: Arc<AtomicU64>,
+    /// Keeps other servers away from a region file.
+    file_lock: Option<RegionFile>,
+}
+
+impl RegionMemory {
+    /// New memory without a name, gone with the last process that has it.
+    ///
+    /// # Errors
+    /// [`MemoryError::TooMuch`], [`MemoryError::NoHugePages`], [`MemoryError::System`].
+    pub fn anonymous(bytes: u64, huge_pages: HugePages) -> Result<Self, MemoryError> {
+        if huge_pages != HugePages::Never {
+            match Self::anonymous_huge(bytes) {
+                Ok(memory) => return Ok(memory),
+                Err(source) if huge_pages == HugePages::Require => {
+                    return Err(MemoryError::NoHugePages { asked: bytes, source });
+                }
+                Err(_) => {}
+            }
+        }
+        check_available(bytes)?;
+        let file = memfd(MemfdFlags::CLOEXEC).map_err(system("create"))?;
+        rustix::fs::ftruncate(&file, bytes).map_err(system("size"))?;
+        seal_size(&file).map_err(system("seal"))?;
+        let region = Region::map(&file).map_err(system("map"))?;
+        let mut memory = Self::new(file, region, Pages::Small, true);
+        if huge_pages != HugePages::Never {
+            memory.pages = Pages::Ordinary;
+            memory.region.advise_huge_pages();
+            let filled = fill(&memory.file, &memory.region);
+            memory.huge_bytes.store(filled, Ordering::Relaxed);
+        }
+        memory.reserve()?;
+        Ok(memory)
+    }
+
+    fn anonymous_huge(bytes: u64) -> io::Result<Self> {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
+        let file = memfd(flags)?;
+        rustix::fs::ftruncate(&file, bytes)?;
+        seal_size(&file)?;
+        // Mapping reserves the pages; without enough in the pool this fails.
+        let region = Region::map(&file)?;
+        reserve(&file, 0..bytes)?;
+        Ok(Self::new(file, region, Pages::Pool, true))
+    }
+
+    fn new(file: File, region: Region, pages: Pages, is_new: bool) -> Self {
+        let huge_bytes = if pages == Pages::Pool { region.bytes() } else { 0 };
+        let huge_bytes = Arc::new(AtomicU64::new(huge_bytes));
+        Self { file, region: Arc::new(region), pages, is_new, huge_bytes, file_lock: None }
+    }
+
+    /// The memory in a file, locked against other servers. If there is none, a new one is made, of
+    /// `bytes_if_new`; it gets its name by [`RegionMemory::name_file`], and is removed if it is
+    /// dropped before. One that is there is only mapped: it may be anything, and
+    /// [`RegionMemory::reserve`] is for after it was recognised.
+    ///
+    /// # Errors
+    /// Any [`MemoryError`].
+    pub fn file(
+        path: &Path,
+        bytes_if_new: u64,
+        huge_pages: HugePages,
+    ) -> Result<Self, MemoryError> {
+        let path_buf = || path.to_owned();
+        let opened = RegionFile::open(path)?;
+        let file = opened.file.try_clone().map_err(system("open"))?;
+        let kind = rustix::fs::fstatfs(&file).map_err(system("look at"))?.f_type as u64;
+        if huge_pages == HugePages::Require && kind != HUGETLBFS_MAGIC {
+            return Err(MemoryError::NotHugetlbfs { path: path_buf() });
+        }
+        let is_new = opened.unfinished.is_some();
+        if is_new {
+            // hugetlbfs has a pool of its own and says itself when it is too small.
+            if kind != HUGETLBFS_MAGIC {
+                check_available(bytes_if_new)?;
+            }
+            reserve(&file, 0..bytes_if_new).map_err(|error| match error {
+                rustix::io::Errno::NOSPC | rustix::io::Errno::NOMEM => {
+                    MemoryError::NoRoom { path: path_buf(), asked: bytes_if_new }
+                }
+                other => system("reserve")(other),
+            })?;
+        }
+        let region = Region::map(&file).map_err(|source| match source.kind() {
+            io::ErrorKind::UnexpectedEof => MemoryError::TooShort { path: path_buf() },
+            _ => system("map")(source),
+        })?;
+        let pages = match kind {
+            HUGETLBFS_MAGIC => Pages::Pool,
+            TMPFS_MAGIC if huge_pages == HugePages::Never => Pages::Small,
+            TMPFS_MAGIC => Pages::Ordinary,
+            _ => Pages::Disk,
+        };
+        if pages == Pages::Ordinary {
+            region.advise_huge_pages();
+        }
+        Ok(Self { file_lock: Some(opened), ..Self::new(file, region, pages, is_new) })
+    }
+
+    /// Gives a new region file its name: the region in it is complete.
+    ///
+    /// # Errors
+    /// [`MemoryError::System`].
+    pub fn name_file(&mut self) -> Result<(), MemoryError> {
+        let unfinished = self.file_lock.as_mut().and_then(|file| file.unfinished.take());
+        unfinished.map_or(Ok(()), Unfinished::name)
+    }
+
+    /// Whether this is a new file in the place of one that a killed server did not complete.
+    pub fn replaces_unfinished(&self) -> bool {
+        let unfinished = self.file_lock.as_ref().and_then(|file| file.unfinished.as_ref());
+        unfinished.is_some_and(|unfinished| unfinished.replaced)
+    }
+
+    /// Makes the system provide every page now. New memory has them already.
+    ///
+    /// # Errors
+    /// [`MemoryError::System`].
+    pub fn reserve(&self) -> Result<(), MemoryError> {
+        reserve(&self.file, 0..self.region.bytes()).map_err(system("reserve"))
+    }
+
+    /// What readers get: a description of the same memory that cannot be mapped for writing. A
+    /// descriptor's rights belong to its description, so this is a second one. Only the server's
+    /// own user could open the memory anew through /proc for writing.
+    ///
+    /// # Errors
+    /// [`MemoryError::System`].
+    pub fn reader_descriptor(&self) -> Result<File, MemoryError> {
+        rustix::fs::fchmod(&self.file, Mode::from_raw_mode(REGION_MODE))
+            .map_err(system("protect"))?;
+        let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+        File::open(path).map_err(system("open for readers"))
+    }
+}
+
+pub(super) fn memfd(flags: MemfdFlags) -> io::Result<File> {
+    let flags = flags | MemfdFlags::ALLOW_SEALING;
+    Ok(File::from(rustix::fs::memfd_create("farside-region", flags)?))
+}
+
+/// No client can take memory away from under the others.
+fn seal_size(file: &File) -> io::Result<()> {
+    Ok(rustix::fs::fcntl_add_seals(file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?)
+}
+
+pub(super) fn reserve(file: &File, range: Range<u64>) -> rustix::io::Result<()> {
+    loop {
+        // Large regions take a while; a signal in between is no failure.
+        let (flags, bytes) = (FallocateFlags::empty(), range.end - range.start);
+        match rustix::fs::fallocate(file, flags, range.start, bytes) {
+            Err(rustix::io::Errno::INTR) => {}
+            other => return other,
+        }
+    }
+}
+
+/// Refuses what the system could only provide by killing somebody.
+fn check_available(asked: u64) -> Result<(), MemoryError> {
+    let meminfo = fs::read_to_string("/proc/meminfo").map_err(system("measure"))?;
+    match available_bytes(&meminfo) {
+        Some(available) if asked > available => Err(MemoryError::TooMuch { asked, available }),
+        _ => Ok(()),
+    }
+}
+
+fn available_bytes(meminfo: &str) -> Option<u64> {
+    let rest = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    Some(rest.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,278 @@
+//! The data path: chains of verbs to work requests, doorbells, completions back to results. Nothing
+//! here allocates, but for a buffer that has to grow.
+
+use std::ptr::null_mut;
+
+use super::fabric::VerbsFabric;
+use super::ffi::ibv_wc_status;
+use super::lanes::{Lane, Stage};
+use super::types::LOOK_NS_MAX;
+use super::work::{Origin, buffer_of, has_deadline, is_atomic, meaning, request};
+use crate::{
+    Buffer, CHAIN_VERBS_MAX, ChainError, Completion, Counters, Fabric, LaneId, Nanos, Timing, Verb,
+};
+
+/// Looks at the completion queue between two looks at the clock while spinning.
+const SPINS_PER_LOOK: u32 = 16;
+/// The same for a caller that only polls, and never waits.
+const POLLS_PER_LOOK: u32 = 64;
+
+impl VerbsFabric {
+    /// Fills in the lane's work requests.
+    #[inline]
+    fn prepare(&mut self, lane_id: LaneId, chain: &[Verb]) -> Result<(), ChainError> {
+        let lane = &mut self.lanes.all[usize::from(lane_id.0)];
+        lane.bytes = lane.counters.count(chain);
+        for verb in chain {
+            if let Some((buffer, bytes)) = buffer_of(*verb)
+                && !self.lanes.provide(lane_id.0, buffer, bytes as usize)
+            {
+                return Err(ChainError::Unregistered { bytes: bytes.into() });
+            }
+        }
+        for at in 0..chain.len() {
+            let memory = &self.lanes.all[usize::from(lane_id.0)].memory;
+            let request = request(chain, at, &self.remote, memory, self.inline_bytes_max)?;
+            if let Some(word) = request.word {
+                self.lanes.put_word(lane_id.0, at, word);
+            }
+            if at > 0 {
+                let place = self.lanes.place(lane_id.0, at);
+                self.lanes.work(lane_id.0, at - 1).0.next = place;
+            }
+            let (work, entry) = self.lanes.work(lane_id.0, at);
+            request.fill(self.remote.rkey, work, entry);
+        }
+        Ok(())
+    }
+
+    #[inline]
+    pub(super) fn finish(&mut self, lane: LaneId, result: Result<u64, ChainError>) {
+        self.lanes.all[usize::from(lane.0)].stage = Stage::Idle;
+        self.completed.push_back(Completion { lane, result });
+    }
+
+    /// Hands a list to the device. The last work request of each chain is signaled, and the error
+    /// of any other names it, so every chain ends with a completion.
+    #[inline]
+    fn post_list(&mut self, first: LaneId) {
+        self.doorbells += 1;
+        (self.idle_since, self.spins) = (0, 0);
+        let head = self.lanes.place(first.0, 0);
+        let Some(queue_pair) = &self.queue_pair else { return };
+        // SAFETY: the list goes through work requests of `self.lanes`, null behind the last; what
+        // their entries name is registered, and stays as it is while the lanes are `Flying`.
+        if unsafe { queue_pair.post_sends(head) }.is_err() {
+            // Not known how much of it the device has: destroying the queue pair says.
+            self.destroy();
+        }
+    }
+
+    /// The next completion of the device, taken in batches.
+    #[inline]
+    fn next_arrived(&mut self) -> Option<(Origin, ibv_wc_status::Type)> {
+        if self.arrived.next == self.arrived.count {
+            let queue_pair = self.queue_pair.as_ref()?;
+            match queue_pair.completions().poll(&mut self.arrived.all) {
+                Ok(count) => (self.arrived.next, self.arrived.count) = (0, count),
+                Err(_) => self.destroy(),
+            }
+            if self.arrived.next == self.arrived.count {
+                return None;
+            }
+        }
+        let completion = &self.arrived.all[self.arrived.next];
+        self.arrived.next += 1;
+        Some((Origin::from_id(completion.wr_id), completion.status))
+    }
+
+    /// What one of the device's completions means; `None` when the chain's last is still to come.
+    #[inline]
+    fn settle(&mut self, origin: Origin, status: ibv_wc_status::Type) -> Option<Completion> {
+        let (lane, at) = (LaneId(origin.lane), usize::from(origin.verb));
+        let is_ok = status == ibv_wc_status::IBV_WC_SUCCESS;
+        if !is_ok {
+            self.break_off();
+        }
+        let of = &mut self.lanes.all[usize::from(origin.lane)];
+        if !is_ok && of.result.is_ok() {
+            of.result = Err(meaning(status, &of.chain[..of.verbs], at));
+        }
+        if at + 1 < of.verbs {
+            return None;
+        }
+        let result = std::mem::replace(&mut of.result, Ok(0));
+        of.stage = Stage::Idle;
+        self.flying -= 1;
+        self.room += of.verbs;
+        let clock = &self.clock;
+        self.flight.arrive(lane, of.bytes, of.deadline < Nanos::MAX, || clock.now());
+        let has_atomic = of.chain[..of.verbs].iter().any(|verb| is_atomic(*verb));
+        let result = result.map(|_| if has_atomic { self.lanes.found(origin.lane) } else { 0 });
+        Some(Completion { lane, result })
+    }
+}
+
+impl Fabric for VerbsFabric {
+    fn timing(&self) -> Timing {
+        Timing {
+            round_trip_min_ns: self.remote.round_trip_min_ns.into(),
+            lateness_max_ns: self.lateness_max_ns,
+        }
+    }
+
+    #[inline]
+    fn now(&self) -> Nanos {
+        self.clock.now()
+    }
+
+    #[inline]
+    fn post(&mut self, lane_id: LaneId, chain: &[Verb], deadline: Nanos) {
+        assert!((1..=CHAIN_VERBS_MAX).contains(&chain.len()), "a chain has 1 to 4 verbs");
+        if self.lanes.all[usize::from(lane_id.0)].stage != Stage::Idle {
+            // The device may have its buffers and its work requests.
+            let result = Err(ChainError::Busy);
+            return self.completed.push_back(Completion { lane: lane_id, result });
+        }
+        if let Err(error) = self.prepare(lane_id, chain) {
+            return self.finish(lane_id, Err(error));
+        }
+        let lane = &mut self.lanes.all[usize::from(lane_id.0)];
+        lane.verbs = chain.len();
+        lane.chain[..chain.len()].copy_from_slice(chain);
+        // For ever, for a chain that may come late: it needs no look at the clock.
+        let has_deadline = chain.iter().any(|verb| has_deadline(*verb));
+        lane.deadline = if has_deadline { deadline } else { Nanos::MAX };
+        lane.stage = Stage::Posted;
+        lane.result = Ok(0);
+        self.posted_bytes += lane.bytes;
+        self.posted.push_back(lane_id);
+    }
+
+    /// The send queue is the room, of which some devices have less than all lanes could fill, and
+    /// what the link carries in good time.
+    #[inline]
+    fn has_room(&self, under_way_bytes: u64) -> bool {
+        (self.posted.len() + 1) * CHAIN_VERBS_MAX <= self.room
+            && self.flight.admits(self.posted_bytes)
+            && self.flight.admits_all(under_way_bytes)
+    }
+
+    fn set_patience(&mut self, patience: Nanos) {
+        self.flight.set_patience(patience);
+    }
+
+    fn wait(&mut self, lane: LaneId, until: Nanos) {
+        self.waiting.add(lane, until);
+    }
+
+    fn ring(&mut self) {
+        if self.posted.is_empty() {
+            return;
+        }
+        let mut now = None;
+        let (mut first, mut last) = (None, None);
+        while let Some(&id) = self.posted.front() {
+            let Lane { verbs, bytes, deadline, .. } = self.lanes.all[usize::from(id.0)];
+            let changes = deadline < Nanos::MAX;
+            let mut now = || *now.get_or_insert_with(|| self.clock.now());
+            // What leaves now may take effect so much later.
+            let is_late = changes && now() + self.delivery_max_ns + LOOK_NS_MAX > deadline;
+            if self.broken_at.is_some() || is_late {
+                self.posted.pop_front();
+                self.posted_bytes -= bytes;
+                let fenced = self.broken_at.is_some();
+                let error = if fenced { ChainError::Fenced } else { ChainError::Late };
+                self.finish(id, Err(error));
+                continue;
+            }
+            if verbs > self.room || !self.flight.admits(0) {
+                break;
+            }
+            self.flight.leave(id, bytes, changes, now);
+            self.posted.pop_front();
+            self.posted_bytes -= bytes;
+            self.room -= verbs;
+            self.flying += 1;
+            self.lanes.all[usize::from(id.0)].stage = Stage::Flying;
+            let head = self.lanes.place(id.0, 0);
+            if let Some((lane, verb)) = last.replace((id.0, verbs - 1)) {
+                self.lanes.work(lane, verb).0.next = head;
+            }
+            first.get_or_insert(id);
+        }
+        if let (Some(first), Some((lane, verb))) = (first, last) {
+            self.lanes.work(lane, verb).0.next = null_mut();
+            self.post_list(first);
+        }
+    }
+
+    #[inline]
+    fn poll(&mut self) -> Option<Completion> {
+        if let Some(completion) = self.completed.pop_front() {
+            return Some(completion);
+        }
+        if self.flying > 0 {
+            while let Some((origin, status)) = self.next_arrived() {
+                if let Some(completion) = self.settle(origin, status) {
+                    (self.idle_since, self.spins) = (0, 0);
+                    return Some(completion);
+                }
+            }
+            self.looks = self.looks.wrapping_add(1);
+            if self.looks.is_multiple_of(POLLS_PER_LOOK) {
+                self.look_at_clock(self.clock.now());
+            }
+        }
+        let clock = &self.clock;
+        self.waiting.due(|| clock.now())
+    }
+
+    fn relax(&mut self) {
+        self.spins += 1;
+        if !self.spins.is_multiple_of(SPINS_PER_LOOK) {
+            // No pause instruction: a look at the completion queue takes its time by itself.
+            return;
+        }
+        let now = self.now();
+        if self.idle_since == 0 {
+            self.idle_since = now;
+        }
+        if self.flying > 0 {
+            self.look_at_clock(now);
+        }
+        if now.saturating_sub(self.idle_since) > self.spin_ns {
+            if self.completed.is_empty() {
+                self.sleep(now);
+            }
+            // After a sleep there may be something at once.
+            self.spins = SPINS_PER_LOOK - 2;
+        }
+    }
+
+    #[inline]
+    fn buffer(&self, lane: LaneId, buffer: Buffer) -> &[u8] {
+        self.lanes.buffer(lane.0, buffer)
+    }
+
+    #[inline]
+    fn buffer_mut(&mut self, lane: LaneId, buffer: Buffer) -> &mut [u8] {
+        self.lanes.buffer_mut(lane.0, buffer)
+    }
+
+    #[inline]
+    fn reserve(&mut self, lane: LaneId, buffer: Buffer, bytes: usize) -> bool {
+        self.lanes.provide(lane.0, buffer, bytes)
+    }
+
+    fn counters(&self) -> Counters {
+        let mut all = Counters { doorbells: self.doorbells, ..Counters::default() };
+        self.lanes.all.iter().for_each(|lane| all += lane.counters);
+        all
+    }
+
+    #[inline]
+    fn lane_counters(&self, lane: LaneId) -> &Counters {
+        &self.lanes.all[usize::from(lane.0)].counters
+    }
+}

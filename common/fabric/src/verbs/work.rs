@@ -1,0 +1,236 @@
+//! From verbs to work requests, and from completions back to what they mean. No device needed.
+
+use super::ffi::{self, ibv_send_flags, ibv_wc_status, ibv_wr_opcode};
+use super::types::RemoteRegion;
+use crate::{Buffer, CHAIN_VERBS_MAX, ChainError, Verb};
+
+const FENCE: u32 = ibv_send_flags::IBV_SEND_FENCE.0;
+const SIGNALED: u32 = ibv_send_flags::IBV_SEND_SIGNALED.0;
+const INLINE: u32 = ibv_send_flags::IBV_SEND_INLINE.0;
+
+/// A stretch of registered memory.
+#[derive(Clone, Copy)]
+pub(super) struct Stretch {
+    pub(super) address: u64,
+    pub(super) bytes: u32,
+    pub(super) lkey: u32,
+}
+
+/// The registered memory of a lane.
+pub(super) struct LaneMemory {
+    pub(super) buffers: [Stretch; Buffer::COUNT],
+    /// Where atomic verbs leave the word they found, one after the other.
+    pub(super) found: Stretch,
+    /// From where the words of WriteWord and WriteHalf are sent, one place a verb.
+    pub(super) words: Stretch,
+}
+
+/// What a work request does, without the lists it hangs in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Request {
+    pub(super) opcode: ibv_wr_opcode::Type,
+    pub(super) flags: u32,
+    pub(super) remote: u64,
+    pub(super) compare_add: u64,
+    pub(super) swap: u64,
+    /// Where it reads or writes here.
+    pub(super) address: u64,
+    pub(super) bytes: u32,
+    pub(super) lkey: u32,
+    /// What has to stand at `address` before it is posted.
+    pub(super) word: Option<u64>,
+}
+
+/// The work request of the verb at this place of its chain.
+///
+/// The order at the region (the contract of the trait): the responder executes a WRITE before
+/// whatever follows it, and READs and atomics among themselves in order, except an atomic behind a
+/// READ. That and a WRITE behind a READ or an atomic take IBV_SEND_FENCE, which waits for all READs
+/// and atomics of the queue pair (InfiniBand 1.4, 10.8.3.3, table 76). A chain without these, and
+/// the protocol's are, has no fence.
+#[inline]
+pub(super) fn request(
+    chain: &[Verb],
+    at: usize,
+    remote: &RemoteRegion,
+    memory: &LaneMemory,
+    inline_bytes_max: u32,
+) -> Result<Request, ChainError> {
+    let verb = chain[at];
+    let (offset, bytes) = (remote_offset(verb), verb_bytes(verb));
+    check_inside(verb, offset, bytes, remote)?;
+    let mut request = Request {
+        opcode: ibv_wr_opcode::IBV_WR_RDMA_WRITE,
+        flags: 0,
+        remote: remote.base_address + offset,
+        compare_add: 0,
+        swap: 0,
+        address: memory.words.address + (at * size_of::<u64>()) as u64,
+        bytes,
+        lkey: memory.words.lkey,
+        word: None,
+    };
+    let mut local = |stretch: Stretch| {
+        (request.address, request.lkey) = (stretch.address, stretch.lkey);
+    };
+    match verb {
+        Verb::Read { into, .. } => {
+            local(memory.buffers[into as usize]);
+            request.opcode = ibv_wr_opcode::IBV_WR_RDMA_READ;
+        }
+        Verb::Write { from, .. } => local(memory.buffers[from as usize]),
+        Verb::WriteHalf { value, .. } => request.word = Some(value.into()),
+        Verb::WriteWord { value, .. } => request.word = Some(value),
+        Verb::CompareSwap { expected, desired, .. } => {
+            local(memory.found);
+            request.opcode = ibv_wr_opcode::IBV_WR_ATOMIC_CMP_AND_SWP;
+            (request.compare_add, request.swap) = (expected, desired);
+        }
+    }
+    if is_write(verb) && bytes <= inline_bytes_max {
+        request.flags |= INLINE;
+    }
+    if chain[..at].iter().any(|before| needs_fence(*before, verb)) {
+        request.flags |= FENCE;
+    }
+    if at + 1 == chain.len() {
+        request.flags |= SIGNALED;
+    }
+    Ok(request)
+}
+
+impl Request {
+    /// Writes it into a work request and its only scatter/gather entry.
+    #[inline]
+    pub(super) fn fill(&self, rkey: u32, work: &mut ffi::ibv_send_wr, entry: &mut ffi::ibv_sge) {
+        *entry = ffi::ibv_sge { addr: self.address, length: self.bytes, lkey: self.lkey };
+        work.opcode = self.opcode;
+        work.send_flags = self.flags;
+        // Assigning a field of a union that needs no drop is safe; the opcode says which it is.
+        if self.opcode == ibv_wr_opcode::IBV_WR_ATOMIC_CMP_AND_SWP {
+            let (remote_addr, compare_add, swap) = (self.remote, self.compare_add, self.swap);
+            work.wr.atomic = ffi::atomic_t { remote_addr, compare_add, swap, rkey };
+        } else {
+            work.wr.rdma = ffi::rdma_t { remote_addr: self.remote, rkey };
+        }
+    }
+}
+
+#[inline]
+fn needs_fence(before: Verb, verb: Verb) -> bool {
+    match before {
+        Verb::Read { .. } => !matches!(verb, Verb::Read { .. }),
+        Verb::CompareSwap { .. } => is_write(verb),
+        Verb::Write { .. } | Verb::WriteHalf { .. } | Verb::WriteWord { .. } => false,
+    }
+}
+
+#[inline]
+fn is_write(verb: Verb) -> bool {
+    matches!(verb, Verb::Write { .. } | Verb::WriteHalf { .. } | Verb::WriteWord { .. })
+}
+
+#[inline]
+pub(super) fn is_atomic(verb: Verb) -> bool {
+    matches!(verb, Verb::CompareSwap { .. })
+}
+
+/// Whether a verb must not be posted late: whatever changes memory (invariants I4, I13).
+#[inline]
+pub(super) fn has_deadline(verb: Verb) -> bool {
+    !matches!(verb, Verb::Read { .. })
+}
+
+/// The buffer a verb uses, and how much of it.
+#[inline]
+pub(super) fn buffer_of(verb: Verb) -> Option<(Buffer, u32)> {
+    match verb {
+        Verb::Read { into: buffer, bytes, .. } | Verb::Write { from: buffer, bytes, .. } => {
+            Some((buffer, bytes))
+        }
+        _ => None,
+    }
+}
+
+#[inline]
+fn remote_offset(verb: Verb) -> u64 {
+    match verb {
+        Verb::Read { remote, .. }
+        | Verb::Write { remote, .. }
+        | Verb::WriteHalf { remote, .. }
+        | Verb::WriteWord { remote, .. }
+        | Verb::CompareSwap { remote, .. } => remote,
+    }
+}
+
+#[inline]
+fn verb_bytes(verb: Verb) -> u32 {
+    match verb {
+        Verb::Read { bytes, .. } | Verb::Write { bytes, .. } => bytes,
+        Verb::WriteHalf { .. } => 4,
+        Verb::WriteWord { .. } | Verb::CompareSwap { .. } => 8,
+    }
+}
+
+/// Here, because the device's own answer to damaged offsets breaks the queue pair.
+#[inline]
+fn check_inside(
+    verb: Verb,
+    offset: u64,
+    bytes: u32,
+    region: &RemoteRegion,
+) -> Result<(), ChainError> {
+    if !region.writable && !matches!(verb, Verb::Read { .. }) {
+        return Err(ChainError::Denied);
+    }
+    let bytes = u64::from(bytes);
+    let unit = if matches!(verb, Verb::WriteHalf { .. }) { 4 } else { 8 };
+    let inside = offset.checked_add(bytes).is_some_and(|end| end <= region.region_bytes);
+    if inside && offset.is_multiple_of(unit) && bytes.is_multiple_of(unit) {
+        Ok(())
+    } else {
+        Err(ChainError::Outside { remote: offset, bytes })
+    }
+}
+
+/// What it means for a chain that its verb at this place completed with an error.
+///
+/// A peer that refuses a WRITE or an atomic has not executed it, nor what follows. Everything else
+/// leaves open what the peer did: an acknowledgement may have been lost, and a READ may be refused
+/// when it is sent for the second time, after what follows it was executed.
+pub(super) fn meaning(status: ibv_wc_status::Type, chain: &[Verb], at: usize) -> ChainError {
+    if chain.iter().all(|verb| matches!(verb, Verb::Read { .. })) {
+        return ChainError::Fenced;
+    }
+    let refused = matches!(
+        status,
+        ibv_wc_status::IBV_WC_REM_ACCESS_ERR
+            | ibv_wc_status::IBV_WC_REM_INV_REQ_ERR
+            | ibv_wc_status::IBV_WC_REM_OP_ERR
+    );
+    let before = chain.iter().take(at).any(|verb| is_atomic(*verb));
+    let is_read = matches!(chain.get(at), None | Some(Verb::Read { .. }));
+    if refused && !before && !is_read { ChainError::Fenced } else { ChainError::Unknown }
+}
+
+/// Which verb of which lane a completion is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Origin {
+    pub(super) lane: u16,
+    pub(super) verb: u16,
+}
+
+impl Origin {
+    pub(super) fn to_id(self) -> u64 {
+        u64::from(self.lane) | u64::from(self.verb) << 16
+    }
+
+    pub(super) fn from_id(id: u64) -> Self {
+        Self { lane: id as u16, verb: (id >> 16) as u16 }
+    }
+}
+
+const _: () = assert!(CHAIN_VERBS_MAX <= u16::MAX as usize);
+
+#[cfg(test)]
+mod tests;

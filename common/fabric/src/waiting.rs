@@ -1,0 +1,38 @@
+//! How long somebody has waited, as far as he was there to see it.
+
+use crate::Nanos;
+
+/// What counts at most as waited between two looks: longer, and it was this process that had been
+/// stopped.
+pub const WAITED_NS_MAX: Nanos = 100_000_000;
+
+/// One wait. Everything by a clock of the caller's.
+pub struct Waiting {
+    looked_at: Nanos,
+    waited: Nanos,
+}
+
+impl Waiting {
+    /// Begins it.
+    pub fn since(now: Nanos) -> Self {
+        Self { looked_at: now, waited: 0 }
+    }
+
+    /// There is nothing yet by now.
+    pub fn look(&mut self, now: Nanos) {
+        self.waited += now.saturating_sub(self.looked_at).min(WAITED_NS_MAX);
+        self.looked_at = now;
+    }
+
+    /// In nanoseconds, up to the last look.
+    pub fn waited(&self) -> Nanos {
+        self.waited
+    }
+
+    /// When to look again, for who waits no longer than this in all: before more time passes than
+    /// counts.
+    pub fn next_look_at(&self, most: Nanos) -> Nanos {
+        let left = most.saturating_sub(self.waited);
+        self.looked_at.saturating_add(left.min(WAITED_NS_MAX))
+    }
+}

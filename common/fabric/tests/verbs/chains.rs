@@ -1,0 +1,253 @@
+//! Chains do at the region what the trait's contract says, whatever their sizes.
+
+use farside_fabric::verbs::Options;
+use farside_fabric::{Buffer, ChainError, Fabric, LaneId, Verb};
+
+use crate::harness::{REGION_BYTES, Server, later};
+
+const LANE: LaneId = LaneId(0);
+
+fn read(remote: u64, into: Buffer, bytes: u32) -> Verb {
+    Verb::Read { remote, into, bytes }
+}
+
+fn pattern(bytes: usize, seed: u8) -> Vec<u8> {
+    (0..bytes).map(|at| (at as u8).wrapping_mul(31).wrapping_add(seed)).collect()
+}
+
+#[test]
+fn each_verb_does_what_it_says() {
+    let Some(mut server) = Server::new() else { return };
+    let mut fabric = server.client(1);
+    let region = server.region.clone();
+    region.store(64, 0x1111_2222_3333_4444).unwrap();
+    let deadline = later(&fabric);
+    let mut run = |chain: &[Verb]| fabric.run(LANE, chain, deadline);
+    let cas = |expected, desired| Verb::CompareSwap { remote: 64, expected, desired };
+    assert_eq!(run(&[cas(0x1111_2222_3333_4444, 7)]), Ok(0x1111_2222_3333_4444));
+    assert_eq!(run(&[cas(8, 9)]), Ok(7), "a swap that loses says what it found");
+    assert_eq!(region.load(64), Ok(7));
+    // A mark changes its half and no more.
+    assert_eq!(run(&[Verb::WriteHalf { remote: 68, value: 0xabcd }]), Ok(0));
+    assert_eq!(region.load(64), Ok(0xabcd_0000_0007));
+    assert_eq!(run(&[Verb::WriteWord { remote: 72, value: 99 }]), Ok(0));
+    assert_eq!(run(&[read(64, Buffer::Window, 16)]), Ok(0));
+    let window = fabric.buffer(LANE, Buffer::Window);
+    assert_eq!(window[..16], [0xabcd_0000_0007u64.to_le_bytes(), 99u64.to_le_bytes()].concat());
+    let outside = fabric.run(LANE, &[read(REGION_BYTES, Buffer::Block, 8)], deadline);
+    assert!(matches!(outside, Err(ChainError::Outside { .. })));
+    assert_eq!(fabric.run(LANE, &[read(64, Buffer::Window, 16)], deadline), Ok(0), "still there");
+    let counters = fabric.counters();
+    assert_eq!((counters.reads, counters.compare_swaps), (3, 2));
+    assert_eq!((counters.writes, counters.round_trips), (2, 7));
+    assert_eq!(counters.doorbells, 6, "what lies outside was not posted");
+}
+
+#[test]
+fn blocks_of_every_size_arrive_inline_or_not() {
+    let Some(mut server) = Server::new() else { return };
+    let mut fabric = server.client(2);
+    let sizes = [8, 64, 248, 256, 264, 1024, 4096, 4104, 65_536, 1 << 20];
+    for (seed, bytes) in sizes.into_iter().enumerate() {
+        let content = pattern(bytes, seed as u8);
+        fabric.reserve(LANE, Buffer::Image, bytes);
+        fabric.buffer_mut(LANE, Buffer::Image)[..bytes].copy_from_slice(&content);
+        let write = Verb::Write { remote: 4096, from: Buffer::Image, bytes: bytes as u32 };
+        let word = Verb::WriteWord { remote: 8, value: seed as u64 };
+        let deadline = later(&fabric);
+        assert_eq!(fabric.run(LANE, &[write, word], deadline), Ok(0));
+        let mut words = vec![0; bytes / 8];
+        server.region.read(4096, &mut words).unwrap();
+        let there: Vec<u8> = words.into_iter().flat_map(u64::to_le_bytes).collect();
+        assert!(there == content, "{bytes} bytes");
+        // Without a reserve: a READ makes its buffer grow.
+        let other = LaneId(1);
+        let chain = [read(4096, Buffer::Block, bytes as u32)];
+        assert_eq!(fabric.run(other, &chain, deadline), Ok(0));
+        assert!(fabric.buffer(other, Buffer::Block)[..bytes] == content, "{bytes} bytes");
+    }
+}
+
+#[test]
+fn a_buffer_that_grows_keeps_its_content() {
+    let Some(mut server) = Server::new() else { return };
+    let mut fabric = server.client(1);
+    fabric.buffer_mut(LANE, Buffer::Image)[..3].copy_from_slice(b"abc");
+    for bytes in [100, 5000, 100_000, 3 << 20] {
+        fabric.reserve(LANE, Buffer::Image, bytes);
+        assert!(fabric.buffer(LANE, Buffer::Image).len() >= bytes);
+        assert_eq!(&fabric.buffer(LANE, Buffer::Image)[..3], b"abc");
+    }
+}
+
+/// The chain of an INSERT and a PUT, over and over: the READ at its end must see what stood before
+/// it in the chain, every time.
+#[test]
+fn chains_execute_in_order() {
+    let Some(mut server) = Server::new() else { return };
+    let mut fabric = server.client(1);
+    let rounds = std::env::var("FARSIDE_TEST_CHAINS").map_or(10_000, |n| n.parse().unwrap());
+    for round in 0u64..rounds {
+        fabric.buffer_mut(LANE, Buffer::Image)[..512].fill(round as u8);
+        let chain = [
+            Verb::Write { remote: 4096, from: Buffer::Image, bytes: 512 },
+            Verb::WriteHalf { remote: 4096 + 256, value: round as u32 },
+            Verb::CompareSwap { remote: 4096 + 512, expected: round, desired: round + 1 },
+            read(4096, Buffer::Block, 520),
+        ];
+        let deadline = later(&fabric);
+        assert_eq!(fabric.run(LANE, &chain, deadline), Ok(round));
+        let seen = fabric.buffer(LANE, Buffer::Block);
+        assert_eq!(seen[512..520], (round + 1).to_le_bytes());
+        assert_eq!(seen[256..260], (round as u32).to_le_bytes());
+        assert!(seen[..256].iter().chain(&seen[260..512]).all(|byte| *byte == round as u8));
+    }
+    assert_eq!(fabric.counters().doorbells, rounds);
+}
+
+/// What the device alone would not order: a fence has to.
+#[test]
+fn a_swap_behind_a_read_and_a_write_behind_a_swap_wait() {
+    let Some(mut server) = Server::new() else { return };
+    let mut fabric = server.client(1);
+    for round in 0u64..300 {
+        let chain = [
+            read(8192, Buffer::Block, 2048),
+            Verb::CompareSwap { remote: 8192 + 1024, expected: round, desired: round + 1 },
+            Verb::WriteWord { remote: 8192 + 1032, value: round },
+        ];
+        let deadline = later(&fabric);
+        assert_eq!(fabric.run(LANE, &chain, deadline), Ok(round));
+        let seen = &fabric.buffer(LANE, Buffer::Block)[1024..1040];
+        assert_eq!(seen[..8], round.to_le_bytes(), "the READ came before the swap");
+        assert_eq!(seen[8..], round.saturating_sub(1).to_le_bytes());
+    }
+}
+
+#[test]
+fn lanes_share_a_doorbell_and_keep_their_results_apart() {
+    const LANES: u16 = 64;
+    let Some(mut server) = Server::new() else { return };
+    let mut fabric = server.client(LANES);
+    for round in 0u64..50 {
+        let before = fabric.counters();
+        let deadline = later(&fabric);
+        for lane in 0..LANES {
+            let (offset, id) = (4096 + u64::from(lane) * 64, LaneId(lane));
+            let expected = u64::from(lane) * round;
+            fabric.buffer_mut(id, Buffer::Image)[..32].fill(lane as u8);
+            let chain = [
+                Verb::Write { remote: offset, from: Buffer::Image, bytes: 32 },
+                Verb::CompareSwap {
+                    remote: offset + 32,
+                    expected,
+                    desired: expected + u64::from(lane),
+                },
+                read(offset, Buffer::Block, 40),
+            ];
+            fabric.post(id, &chain, deadline);
+        }
+        fabric.ring();
+        let mut completed = 0;
+        while completed < LANES {
+            let Some(completion) = fabric.poll() else {
+                fabric.relax();
+                continue;
+            };
+            let lane = u64::from(completion.lane.0);
+            assert_eq!(completion.result, Ok(lane * round));
+            let seen = fabric.buffer(completion.lane, Buffer::Block);
+            assert!(seen[..32].iter().all(|byte| u64::from(*byte) == lane));
+            assert_eq!(seen[32..40], (lane * (round + 1)).to_le_bytes());
+            completed += 1;
+        }
+        let counters = fabric.counters() - before;
+        assert_eq!((counters.doorbells, counters.round_trips), (1, u64::from(LANES)));
+    }
+}
+
+#[test]
+fn late_chains_are_refused_and_readers_are_not_asked_for_a_deadline() {
+    let Some(mut server) = Server::new() else { return };
+    let mut fabric = server.client(1);
+    let (cas, write) = (
+        Verb::CompareSwap { remote: 64, expected: 0, desired: 1 },
+        Verb::Write { remote: 128, from: Buffer::Image, bytes: 8 },
+    );
+    // A mark, too: what was a block may be something else by then (invariant I13).
+    for chain in [[cas], [write], [Verb::WriteHalf { remote: 64, value: 3 }]] {
+        let now = fabric.now();
+        assert_eq!(fabric.run(LANE, &chain, now - 1), Err(ChainError::Late));
+        // Not too late now, but what the device does with it might be.
+        let too_soon = now + Options::default().delivery_max_ns() / 2;
+        assert_eq!(fabric.run(LANE, &chain, too_soon), Err(ChainError::Late));
+    }
+    assert_eq!(server.region.load(64), Ok(0));
+    assert_eq!(fabric.run(LANE, &[read(0, Buffer::Block, 8)], 0), Ok(0));
+}
+
+#[test]
+fn waits_complete_in_their_time() {
+    let Some(mut server) = Server::new() else { return };
+    let mut fabric = server.client(2);
+    let until = fabric.now() + 20_000_000;
+    fabric.wait(LaneId(1), until);
+    let deadline = later(&fabric);
+    fabric.post(LANE, &[read(0, Buffer::Block, 8)], deadline);
+    fabric.ring();
+    let mut seen = Vec::new();
+    while seen.len() < 2 {
+        match fabric.poll() {
+            Some(completion) => seen.push(completion.lane),
+            None => fabric.relax(),
+        }
+    }
+    assert_eq!(seen, [LANE, LaneId(1)]);
+    assert!(fabric.now() >= until);
+}
+
+#[test]
+fn the_owner_reaches_its_region_through_the_device() {
+    let Some(mut server) = Server::new() else { return };
+    let mut client = server.client(1);
+    let mut own = server.writers.loopback(4, &Options::default()).unwrap();
+    let deadline = later(&client);
+    let count = |found| [Verb::CompareSwap { remote: 64, expected: found, desired: found + 1 }];
+    for round in 0..200 {
+        let found = 2 * round;
+        assert_eq!(own.fabric.run(LaneId(3), &count(found), deadline), Ok(found));
+        assert_eq!(client.run(LANE, &count(found + 1), deadline), Ok(found + 1));
+    }
+    assert_eq!(server.region.load(64), Ok(400));
+}
+
+/// What the device may be reading stays as it is, whatever the caller does.
+#[test]
+fn a_lane_with_a_chain_in_flight_takes_no_other() {
+    let Some(mut server) = Server::new() else { return };
+    let mut fabric = server.client(1);
+    let deadline = later(&fabric);
+    let swap = |desired| [Verb::CompareSwap { remote: 64, expected: 0, desired }];
+    // Before its doorbell, and behind it.
+    for is_rung in [false, true] {
+        server.region.store(64, 0).unwrap();
+        fabric.post(LANE, &swap(1), deadline);
+        if is_rung {
+            fabric.ring();
+        }
+        fabric.post(LANE, &swap(100), deadline);
+        assert!(!fabric.reserve(LANE, Buffer::Image, 1 << 20), "the buffer would move");
+        fabric.ring();
+        let mut next = || loop {
+            match fabric.poll() {
+                Some(completion) => break completion.result,
+                None => fabric.relax(),
+            }
+        };
+        assert_eq!(next(), Err(ChainError::Busy));
+        assert_eq!(next(), Ok(0));
+        assert_eq!(server.region.load(64), Ok(1));
+    }
+    assert!(fabric.reserve(LANE, Buffer::Image, 1 << 20));
+    assert_eq!(fabric.run(LANE, &swap(1), deadline), Ok(1), "the lane goes on");
+}

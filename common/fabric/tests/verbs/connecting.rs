@@ -1,0 +1,259 @@
+//! Who gets a connection and who hears why not, and that none of it leaves anything behind.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use farside_fabric::REQUEST_BYTES_MAX;
+use farside_fabric::verbs::{
+    Listener, Options, REASON_BYTES_MAX, VerbsError, connect_control, connect_data, preflight,
+};
+use farside_fabric::{Buffer, Fabric, LaneId, Verb};
+
+use crate::harness::{CONTROL, READER, REASON, Server, WRITER, address, fabric_from, later};
+
+const LANE: LaneId = LaneId(0);
+
+#[test]
+fn garbage_of_every_length_is_refused_with_the_reason() {
+    let Some(mut server) = Server::new() else { return };
+    let address = server.address();
+    for bytes in 0..=REQUEST_BYTES_MAX {
+        let garbage = vec![0xa5; bytes];
+        let error = server.while_client(|| {
+            connect_data(address, &garbage, 1, &Options::default()).err().unwrap()
+        });
+        let VerbsError::Rejected { reason, .. } = error else { panic!("{error}") };
+        assert!(reason.starts_with(REASON), "{bytes} bytes");
+        // The zeros behind it are RDMA-CM's.
+        let seen = server.garbage.pop().unwrap();
+        assert!(seen.starts_with(&garbage) && seen[bytes..].iter().all(|byte| *byte == 0));
+    }
+    let long = vec![0xa5; REQUEST_BYTES_MAX + 1];
+    let error = connect_control(address, &long, &Options::default()).err().unwrap();
+    assert!(matches!(error, VerbsError::PrivateData { bytes: 57, max: 56 }));
+    assert!(server.connections.is_empty() && server.channels.is_empty());
+    // And somebody with manners is served.
+    let mut fabric = server.client(1);
+    let deadline = later(&fabric);
+    let read = Verb::Read { remote: 0, into: Buffer::Block, bytes: 64 };
+    assert_eq!(fabric.run(LANE, &[read], deadline), Ok(0));
+}
+
+#[test]
+fn a_reason_has_its_limit_and_without_one_nobody_listens() {
+    use farside_fabric::verbs::Event;
+    let Some(address) = address() else { return };
+    let mut listener = Listener::bind(address, &Options::default()).unwrap();
+    let target = listener.local_address().unwrap();
+    for bytes in [0, 1, REASON_BYTES_MAX, REASON_BYTES_MAX + 1] {
+        let client = std::thread::spawn(move || {
+            connect_control(target, CONTROL, &Options::default()).err().unwrap()
+        });
+        let incoming = loop {
+            match listener.next_event().unwrap() {
+                Some(Event::Request(incoming)) => break incoming,
+                _ => std::thread::sleep(Duration::from_millis(1)),
+            }
+        };
+        let rejected = incoming.reject(&vec![7; bytes]);
+        assert_eq!(rejected.is_ok(), bytes <= REASON_BYTES_MAX);
+        match (client.join().unwrap(), bytes) {
+            (VerbsError::Rejected { reason, .. }, 1..=REASON_BYTES_MAX) => {
+                assert_eq!(reason.iter().filter(|byte| **byte == 7).count(), bytes);
+            }
+            // No reason: as Linux says it for a program that ended meanwhile.
+            (VerbsError::NobodyListens { .. }, _) => {}
+            (other, bytes) => panic!("{bytes}: {other}"),
+        }
+    }
+}
+
+#[test]
+fn a_port_where_nobody_listens_is_known_at_once() {
+    let Some(address) = address() else { return };
+    let dead = SocketAddr::new(address.ip(), 9);
+    let started = Instant::now();
+    let error = connect_control(dead, CONTROL, &Options::default()).err().unwrap();
+    assert!(matches!(error, VerbsError::NobodyListens { .. }), "{error}");
+    assert!(error.is_passing() && started.elapsed() < Duration::from_secs(2));
+    // A host that nobody has: in the own network, and behind no device at all.
+    let options = Options { connect_timeout: Duration::from_millis(500), ..Options::default() };
+    let SocketAddr::V4(own) = address else { return };
+    let [a, b, c, _] = own.ip().octets();
+    for absent in [SocketAddr::from(([a, b, c, 250], 7)), SocketAddr::from(([240, 0, 0, 1], 7))] {
+        let started = Instant::now();
+        let error = connect_data(absent, CONTROL, 1, &options).err().unwrap();
+        assert!(error.is_passing(), "{error}");
+        assert!(started.elapsed() < Duration::from_secs(3), "{error}");
+    }
+}
+
+#[test]
+fn a_listener_takes_its_address_and_no_other() {
+    let Some(address) = address() else { return };
+    let listener = Listener::bind(address, &Options::default()).unwrap();
+    let taken = listener.local_address().unwrap();
+    assert_eq!(taken.ip(), address.ip());
+    assert!(Listener::bind(taken, &Options::default()).is_err());
+    let nobodys = SocketAddr::from(([203, 0, 113, 1], 0));
+    let error = Listener::bind(nobodys, &Options::default()).err().unwrap();
+    assert!(matches!(error, VerbsError::NoRoute { .. }), "{error}");
+    drop(listener);
+    assert!(Listener::bind(taken, &Options::default()).is_ok());
+}
+
+/// A reader's memory and its queue pair refuse what this client, against its role, sends.
+#[test]
+fn the_device_refuses_what_a_reader_may_not() {
+    let Some(mut server) = Server::new() else { return };
+    server.region.store(64, 5).unwrap();
+    for forbidden in [
+        Verb::WriteWord { remote: 64, value: 6 },
+        Verb::Write { remote: 64, from: Buffer::Image, bytes: 4096 },
+        Verb::CompareSwap { remote: 64, expected: 5, desired: 6 },
+    ] {
+        let mut fabric = server.client_of(READER, 1, Options::default());
+        let deadline = later(&fabric);
+        let read = Verb::Read { remote: 64, into: Buffer::Block, bytes: 8 };
+        assert_eq!(fabric.run(LANE, &[read], deadline), Ok(0));
+        assert_eq!(fabric.buffer(LANE, Buffer::Block)[..8], 5u64.to_le_bytes());
+        assert!(fabric.run(LANE, &[forbidden], deadline).is_err());
+        assert!(fabric.is_broken());
+        let after = fabric.run(LANE, &[read], deadline);
+        assert!(after.is_err(), "a broken queue pair does nothing more");
+        assert_eq!(server.region.load(64), Ok(5));
+    }
+}
+
+/// A writer's key in a reader's hands: another domain's.
+#[test]
+fn the_device_refuses_the_key_of_another_role() {
+    let Some(mut server) = Server::new() else { return };
+    let stolen = server.writers.remote();
+    let address = server.address();
+    let link =
+        server.while_client(|| connect_data(address, READER, 1, &Options::default()).unwrap());
+    let mut fabric = link.into_fabric(stolen).unwrap();
+    let deadline = later(&fabric);
+    let swap = Verb::CompareSwap { remote: 64, expected: 0, desired: 6 };
+    assert!(fabric.run(LANE, &[swap], deadline).is_err());
+    assert_eq!(server.region.load(64), Ok(0));
+}
+
+fn descriptors() -> u64 {
+    std::fs::read_dir("/proc/self/fd").unwrap().count() as u64
+}
+
+#[test]
+fn connections_that_come_and_go_leave_nothing_behind() {
+    let Some(mut server) = Server::new() else { return };
+    let rounds = std::env::var("FARSIDE_TEST_CONNECTIONS").map_or(80, |n| n.parse().unwrap());
+    let mut open = Vec::new();
+    for round in 0..rounds {
+        let mut fabric = server.client(4);
+        let deadline = later(&fabric);
+        let count = Verb::CompareSwap { remote: 64, expected: round, desired: round + 1 };
+        assert_eq!(fabric.run(LANE, &[count], deadline), Ok(round));
+        let (mut theirs, ours) = server.control();
+        theirs.send(b"hello").unwrap();
+        drop(fabric);
+        server.until(|server| !server.gone.is_empty());
+        // Either end may go first.
+        if round % 2 == 0 {
+            drop(theirs);
+            drop(ours);
+        } else {
+            drop(ours);
+            drop(theirs);
+        }
+        while server.step() {}
+        server.gone.clear();
+        server.connections.clear();
+        if round % 10 == 0 {
+            open.push(descriptors());
+        }
+    }
+    // Other tests may run beside this one.
+    println!("descriptors: {open:?}");
+    assert!(open.iter().all(|count| *count < open[0] + rounds / 2));
+}
+
+#[test]
+fn the_machine_is_described() {
+    let Some(address) = address() else { return };
+    let report = preflight();
+    let text = report.to_string();
+    println!("{text}");
+    assert!(report.devices.iter().any(|device| {
+        device.capabilities.is_some_and(|can| can.atomics && can.max_qp_rd_atom > 0)
+            && device.ports.iter().any(|port| port.mtu_bytes.is_some() && port.state == "ACTIVE")
+    }));
+    assert!(text.contains("RoCE v2"), "{address} {text}");
+}
+
+/// A buffer that may not grow costs the verb that needs it, and none after it. Needs `setpriv` as
+/// the next test does.
+#[test]
+fn a_buffer_that_may_not_grow_serves_what_fits() {
+    let said = by_child("ulimit -l 1024", "child_whose_buffers_may_not_grow");
+    assert!(said.is_none_or(|said| said.contains("1 passed")));
+}
+
+#[test]
+#[ignore = "a part of another test"]
+fn child_whose_buffers_may_not_grow() {
+    let Ok(peer) = std::env::var("FARSIDE_TEST_PEER") else { return };
+    println!("connecting as a client");
+    let (address, lane) = (peer.parse().unwrap(), LaneId(0));
+    let mut fabric = fabric_from(address, WRITER, 1, Options::default(), 0);
+    let deadline = later(&fabric);
+    for bytes in [8, 2 << 20, 8, 4096] {
+        let fits = bytes <= 4096;
+        assert_eq!(fabric.reserve(lane, Buffer::Image, bytes as usize), fits, "{bytes}");
+        fabric.buffer_mut(lane, Buffer::Image)[..8].copy_from_slice(b"12345678");
+        let write = Verb::Write { remote: 4096, from: Buffer::Image, bytes };
+        assert_eq!(fabric.run(lane, &[write], deadline).is_ok(), fits, "{bytes}");
+        let read = Verb::Read { remote: 4096, into: Buffer::Block, bytes };
+        assert_eq!(fabric.run(lane, &[read], deadline).is_ok(), fits, "{bytes}");
+        if fits {
+            assert_eq!(&fabric.buffer(lane, Buffer::Block)[..8], b"12345678");
+        }
+    }
+}
+
+/// A process that may pin next to nothing hears of its limit, and how to raise it. Needs `setpriv`
+/// and root's right to take rights away; says so where it is not.
+#[test]
+fn too_little_pinned_memory_is_one_clear_error() {
+    let said = by_child("ulimit -l 64", "child_that_may_pin_nothing");
+    assert!(said.is_none_or(|said| said.contains("ulimit -l") && said.contains("65536 bytes")));
+}
+
+/// What another test of this module says in a process with this limit, which root's rights do not
+/// lift; `None` where that cannot be had.
+fn by_child(limit: &str, test: &str) -> Option<String> {
+    let mut server = Server::new()?;
+    let address = server.address();
+    let program = std::env::current_exe().unwrap();
+    let script = format!(
+        "{limit}; exec setpriv --bounding-set=-ipc_lock --inh-caps=-ipc_lock \
+         \"$0\" --exact connecting::{test} --nocapture --ignored"
+    );
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", &script]).arg(program).env("FARSIDE_TEST_PEER", address.to_string());
+    let output = server.while_client(|| command.output().unwrap());
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    println!("{said}{}", String::from_utf8_lossy(&output.stderr));
+    said.contains("connecting as a client").then_some(said)
+}
+
+#[test]
+#[ignore = "a part of another test"]
+fn child_that_may_pin_nothing() {
+    let Ok(peer) = std::env::var("FARSIDE_TEST_PEER") else { return };
+    println!("connecting as a client");
+    match connect_control(peer.parse().unwrap(), CONTROL, &Options::default()) {
+        Ok(_) => println!("connected"),
+        Err(error) => println!("{error}"),
+    }
+}

@@ -1,0 +1,195 @@
+//! The control channel keeps messages whole and in order, pushes back, wakes who sleeps, and ends.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use farside_fabric::MESSAGE_BYTES_MAX;
+use farside_fabric::verbs::ControlChannel;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::harness::{PATIENCE, Server};
+
+fn readable_within(channel: &impl AsFd, most: Duration) -> bool {
+    let timeout = Timespec::try_from(most).unwrap();
+    poll(&mut [PollFd::new(channel, PollFlags::IN)], Some(&timeout)).unwrap() > 0
+}
+
+/// Sleeps for the next message.
+fn receive(channel: &mut ControlChannel, buffer: &mut [u8]) -> usize {
+    loop {
+        if let Some(bytes) = channel.receive(buffer).unwrap() {
+            return bytes;
+        }
+        assert!(readable_within(channel, PATIENCE), "no message came");
+    }
+}
+
+/// Sleeps for room.
+fn send(channel: &mut ControlChannel, message: &[u8]) {
+    while let Err(error) = channel.send(message) {
+        assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+        assert!(readable_within(channel, PATIENCE), "no room came");
+    }
+}
+
+#[test]
+fn long_messages_go_both_ways() {
+    let Some(mut server) = Server::new() else { return };
+    let (mut theirs, mut ours) = server.control();
+    let mut buffer = vec![0; MESSAGE_BYTES_MAX];
+    for round in 0u8..40 {
+        let message = vec![round; MESSAGE_BYTES_MAX - usize::from(round)];
+        send(&mut theirs, &message);
+        assert_eq!(receive(&mut ours, &mut buffer), message.len());
+        assert!(buffer.starts_with(&message));
+        send(&mut ours, &message);
+        assert_eq!(receive(&mut theirs, &mut buffer), message.len());
+        assert!(buffer.starts_with(&message));
+    }
+    for length in [0, MESSAGE_BYTES_MAX + 1] {
+        let refused = theirs.send(&vec![0; length]).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::InvalidInput);
+    }
+    send(&mut theirs, b"too long");
+    let received = loop {
+        match ours.receive(&mut buffer[..3]) {
+            Ok(None) => assert!(readable_within(&ours, PATIENCE)),
+            other => break other,
+        }
+    };
+    assert_eq!(received.unwrap_err().kind(), io::ErrorKind::InvalidData);
+}
+
+#[test]
+fn a_thousand_small_messages_keep_their_order_with_a_receiver_that_lags() {
+    let Some(mut server) = Server::new() else { return };
+    let (mut theirs, mut ours) = server.control();
+    let started = Instant::now();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for number in 0u32..1000 {
+                send(&mut theirs, &number.to_le_bytes());
+            }
+            theirs.flush(PATIENCE).unwrap();
+        });
+        let mut buffer = [0; 64];
+        for number in 0u32..1000 {
+            if number % 100 == 50 {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            assert_eq!(receive(&mut ours, &mut buffer), 4);
+            assert_eq!(buffer[..4], number.to_le_bytes());
+        }
+    });
+    println!("1000 messages in {:?}", started.elapsed());
+}
+
+#[test]
+fn a_peer_that_takes_nothing_fills_its_own_channel_and_nothing_else() {
+    let Some(mut server) = Server::new() else { return };
+    let (mut theirs, mut ours) = server.control();
+    let mut sent = 0u32;
+    let started = Instant::now();
+    let error = loop {
+        match theirs.send(&sent.to_le_bytes()) {
+            Ok(()) => sent += 1,
+            // Some may still be on their way.
+            Err(_) if started.elapsed() < Duration::from_millis(300) => {}
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+    assert_eq!(sent, 8, "four received and four to be sent");
+    let mut buffer = [0; 64];
+    for number in 0..sent {
+        assert_eq!(receive(&mut ours, &mut buffer), 4);
+        assert_eq!(buffer[..4], number.to_le_bytes());
+    }
+    assert_eq!(ours.receive(&mut buffer).unwrap(), None);
+    send(&mut theirs, b"more");
+    assert_eq!(receive(&mut ours, &mut buffer), 4);
+}
+
+/// Between messages and behind them, more often than the send queue is long. What it finds on a
+/// host that does not answer takes two hosts: `tests/vm/two-hosts`.
+#[test]
+fn a_probe_is_in_nobodys_way() {
+    let Some(mut server) = Server::new() else { return };
+    let (mut theirs, mut ours) = server.control();
+    let mut buffer = [0; 64];
+    for number in 0u32..100 {
+        ours.probe().unwrap();
+        send(&mut ours, &number.to_le_bytes());
+        ours.probe().unwrap();
+        assert_eq!(receive(&mut theirs, &mut buffer), 4);
+        assert_eq!(buffer[..4], number.to_le_bytes());
+        send(&mut theirs, &number.to_le_bytes());
+        assert_eq!(receive(&mut ours, &mut buffer), 4);
+    }
+    // Also at one who does not take his messages.
+    while theirs.send(b"not taken").is_ok() {}
+    for _ in 0..20 {
+        theirs.probe().unwrap();
+        std::thread::sleep(Duration::from_millis(1));
+        assert_eq!(theirs.receive(&mut buffer).unwrap(), None);
+    }
+    drop(theirs);
+    let started = Instant::now();
+    while ours.receive(&mut buffer).unwrap() != Some(0) {
+        assert!(started.elapsed() < PATIENCE, "no end came");
+        server.step();
+    }
+    assert!(ours.probe().is_ok(), "the end is known: there is nothing to ask");
+}
+
+#[test]
+fn an_idle_channel_lets_its_thread_sleep() {
+    let Some(mut server) = Server::new() else { return };
+    let (mut theirs, mut ours) = server.control();
+    let mut buffer = [0; 64];
+    for _ in 0..3 {
+        // What connecting left.
+        assert_eq!(ours.receive(&mut buffer).unwrap(), None);
+        assert_eq!(theirs.receive(&mut buffer).unwrap(), None);
+    }
+    assert!(!readable_within(&ours, Duration::from_millis(200)));
+    assert!(!readable_within(&theirs, Duration::from_millis(10)));
+    theirs.send(b"wake up").unwrap();
+    assert!(readable_within(&ours, PATIENCE));
+    assert_eq!(ours.receive(&mut buffer).unwrap(), Some(7));
+    assert_eq!(ours.receive(&mut buffer).unwrap(), None);
+    assert!(!readable_within(&ours, Duration::from_millis(50)));
+}
+
+#[test]
+fn the_last_messages_arrive_before_the_end() {
+    let Some(mut server) = Server::new() else { return };
+    let mut buffer = [0; 64];
+    for client_ends in [true, false] {
+        let (theirs, ours) = server.control();
+        let (mut ends, mut stays) = if client_ends { (theirs, ours) } else { (ours, theirs) };
+        for message in [b"one", b"two"] {
+            send(&mut ends, message);
+        }
+        ends.flush(PATIENCE).unwrap();
+        drop(ends);
+        let mut lengths = Vec::new();
+        let started = Instant::now();
+        loop {
+            server.step();
+            match stays.receive(&mut buffer).unwrap() {
+                Some(0) => break,
+                Some(bytes) => lengths.push(bytes),
+                None => {
+                    readable_within(&stays, Duration::from_millis(5));
+                }
+            }
+            assert!(started.elapsed() < PATIENCE, "no end came");
+        }
+        assert_eq!(lengths, [3, 3]);
+        assert_eq!(stays.receive(&mut buffer).unwrap(), Some(0), "the end stays");
+        assert_eq!(stays.send(b"late").unwrap_err().kind(), io::ErrorKind::BrokenPipe);
+        assert!(stays.flush(PATIENCE).is_ok(), "nothing was left to send");
+    }
+}

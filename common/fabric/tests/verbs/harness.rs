@@ -1,0 +1,202 @@
+//! Both ends of connections in one process.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use farside_fabric::Role;
+use farside_fabric::shm::{HugePages, Region, RegionMemory};
+use farside_fabric::verbs::{
+    ConnectionId, ControlChannel, DataConnection, Event, Incoming, Listener, Options, Protection,
+    RemoteRegion, VerbsFabric, connect_control, connect_data, preflight,
+};
+use farside_fabric::{Fabric, Nanos};
+
+pub(crate) const REGION_BYTES: u64 = 8 << 20;
+/// How long anything may take under emulation.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
+/// An IPv4 address of an RDMA device: the one that `FARSIDE_TEST_DEVICE` asks for, else the first;
+/// says so when there is none.
+pub(crate) fn address() -> Option<SocketAddr> {
+    let wanted = std::env::var("FARSIDE_TEST_DEVICE").ok().filter(|wanted| !wanted.is_empty());
+    let report = preflight();
+    let ports = report.devices.iter().flat_map(|device| &device.ports);
+    let gids = ports.flat_map(|port| &port.gids);
+    let mut addresses = gids.filter_map(|gid| {
+        let tail = gid.address.strip_prefix("0000:0000:0000:0000:0000:ffff:")?;
+        let bits = u32::from_str_radix(&tail.replace(':', ""), 16).ok()?;
+        Some(SocketAddr::new(IpAddr::V4(Ipv4Addr::from_bits(bits)), 0))
+    });
+    let found = addresses
+        .find(|found| wanted.as_ref().is_none_or(|wanted| *wanted == found.ip().to_string()));
+    if let (None, Some(wanted)) = (found, wanted) {
+        panic!("no RDMA device has the address {wanted} of FARSIDE_TEST_DEVICE: {report}");
+    }
+    if found.is_none() {
+        println!("skipped: no RDMA device with an IPv4 address");
+    }
+    found
+}
+
+/// The accepting end.
+pub(crate) struct Server {
+    pub(crate) listener: Listener,
+    pub(crate) region: Arc<Region>,
+    pub(crate) writers: Protection,
+    pub(crate) readers: Protection,
+    pub(crate) connections: BTreeMap<ConnectionId, DataConnection>,
+    pub(crate) channels: BTreeMap<ConnectionId, ControlChannel>,
+    /// Whose peers are gone.
+    pub(crate) gone: Vec<ConnectionId>,
+    /// What peers said that was none of the requests here.
+    pub(crate) garbage: Vec<Vec<u8>>,
+    _memory: RegionMemory,
+}
+
+/// What clients of these tests ask for.
+pub(crate) const WRITER: &[u8] = b"W";
+pub(crate) const READER: &[u8] = b"R";
+pub(crate) const CONTROL: &[u8] = b"C";
+/// The reason for refusing everything else.
+pub(crate) const REASON: &[u8] = b"this is no request";
+
+impl Server {
+    pub(crate) fn new() -> Option<Self> {
+        let address = address()?;
+        let memory = RegionMemory::anonymous(REGION_BYTES, HugePages::Never).unwrap();
+        memory.reserve().unwrap();
+        let region = memory.region.clone();
+        Some(Self {
+            listener: Listener::bind(address, &Options::default()).unwrap(),
+            writers: Protection::at(address, &region, Role::Writer).unwrap(),
+            readers: Protection::at(address, &region, Role::Reader).unwrap(),
+            region,
+            connections: BTreeMap::new(),
+            channels: BTreeMap::new(),
+            gone: Vec::new(),
+            garbage: Vec::new(),
+            _memory: memory,
+        })
+    }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.listener.local_address().unwrap()
+    }
+
+    /// Looks at what happened; false if nothing did.
+    pub(crate) fn step(&mut self) -> bool {
+        match self.listener.next_event().unwrap() {
+            Some(Event::Request(incoming)) => self.answer(incoming),
+            Some(Event::Established(_)) => {}
+            Some(Event::Disconnected(id) | Event::DeviceRemoved(id)) => self.gone.push(id),
+            None => return false,
+        }
+        true
+    }
+
+    fn answer(&mut self, incoming: Incoming) {
+        let said = incoming.private_data().to_vec();
+        let what = said.iter().position(|byte| *byte == 0).map_or(&said[..], |end| &said[..end]);
+        let protection = match what {
+            WRITER => &self.writers,
+            READER => &self.readers,
+            CONTROL => {
+                let channel = incoming.accept_control(b"hello").unwrap();
+                self.channels.insert(channel.id(), channel);
+                return;
+            }
+            _ => {
+                self.garbage.push(said);
+                return incoming.reject(REASON).unwrap();
+            }
+        };
+        assert!(protection.serves(&incoming));
+        let RemoteRegion { base_address, region_bytes, rkey, .. } = protection.remote();
+        let mut reply = base_address.to_le_bytes().to_vec();
+        reply.extend_from_slice(&region_bytes.to_le_bytes());
+        reply.extend_from_slice(&rkey.to_le_bytes());
+        let connection = incoming.accept_data(protection, &reply).unwrap();
+        self.connections.insert(connection.id(), connection);
+    }
+
+    /// Serves while a client does something.
+    pub(crate) fn while_client<T: Send>(&mut self, client: impl FnOnce() -> T + Send) -> T {
+        std::thread::scope(|scope| {
+            let client = scope.spawn(client);
+            while !client.is_finished() {
+                if !self.step() {
+                    std::thread::sleep(Duration::from_micros(200));
+                }
+            }
+            client.join().unwrap()
+        })
+    }
+
+    /// Serves until something is so.
+    pub(crate) fn until(&mut self, mut is_so: impl FnMut(&mut Self) -> bool) {
+        let started = Instant::now();
+        while !is_so(self) {
+            assert!(started.elapsed() < PATIENCE, "it takes too long");
+            if !self.step() {
+                std::thread::sleep(Duration::from_micros(200));
+            }
+        }
+    }
+
+    /// A fabric of a client that asks for this, and says that it may write.
+    pub(crate) fn client_of(&mut self, what: &[u8], lanes: u16, options: Options) -> VerbsFabric {
+        let address = self.address();
+        self.while_client(|| fabric_at(address, what, lanes, options))
+    }
+
+    pub(crate) fn client(&mut self, lanes: u16) -> VerbsFabric {
+        self.client_of(WRITER, lanes, Options::default())
+    }
+
+    /// Both ends of a control channel.
+    pub(crate) fn control(&mut self) -> (ControlChannel, ControlChannel) {
+        let address = self.address();
+        let (theirs, reply) =
+            self.while_client(|| connect_control(address, CONTROL, &Options::default()).unwrap());
+        assert!(reply.starts_with(b"hello\0"));
+        self.until(|server| !server.channels.is_empty());
+        (theirs, self.channels.pop_first().unwrap().1)
+    }
+}
+
+/// A deadline that no chain of these tests meets, however busy the machine is.
+pub(crate) fn later(fabric: &impl Fabric) -> Nanos {
+    fabric.now() + fabric.timing().lateness_max_ns + PATIENCE.as_nanos() as Nanos
+}
+
+fn fabric_at(address: SocketAddr, what: &[u8], lanes: u16, options: Options) -> VerbsFabric {
+    fabric_from(address, what, lanes, options, 0)
+}
+
+/// The same for a region that seems to start that many bytes behind its start.
+pub(crate) fn fabric_from(
+    address: SocketAddr,
+    what: &[u8],
+    lanes: u16,
+    options: Options,
+    shift: u64,
+) -> VerbsFabric {
+    let link = connect_data(address, what, lanes, &options).unwrap();
+    let reply = link.reply();
+    let word = |at: usize| u64::from_le_bytes(reply[at..at + 8].try_into().unwrap());
+    let remote = RemoteRegion {
+        base_address: word(0) + shift,
+        region_bytes: word(8),
+        rkey: word(16) as u32,
+        writable: true,
+        round_trip_min_ns: 500,
+    };
+    link.into_fabric(remote).unwrap()
+}
+
+/// A writer's fabric to another process.
+pub(crate) fn client_at(address: SocketAddr, lanes: u16) -> VerbsFabric {
+    fabric_at(address, WRITER, lanes, Options::default())
+}

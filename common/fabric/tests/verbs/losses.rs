@@ -1,0 +1,294 @@
+//! Connections that break: what was under way is reported, nothing hangs, nothing lies.
+
+use std::time::{Duration, Instant};
+
+use farside_fabric::verbs::{Event, Listener, Options, ProbeState};
+use farside_fabric::{Buffer, ChainError, Fabric, LaneId, Verb};
+
+use crate::harness::{PATIENCE, Server, WRITER, fabric_from, later};
+
+const LANE: LaneId = LaneId(0);
+const LANES: u16 = 16;
+
+/// A doorbell that the device refuses, here for an unaligned atomic, ends the connection. Whoever
+/// waits for room to post more hears of it.
+#[test]
+fn a_refused_doorbell_leaves_room() {
+    let Some(mut server) = Server::new() else { return };
+    let address = server.address();
+    let mut fabric = server.while_client(|| fabric_from(address, WRITER, 2, Options::default(), 4));
+    let deadline = later(&fabric);
+    for lane in 0..2 {
+        let word = Verb::WriteWord { remote: 64, value: 1 };
+        let swap = Verb::CompareSwap { remote: 64, expected: 0, desired: 1 };
+        fabric.post(LaneId(lane), &[word, word, swap], deadline);
+    }
+    fabric.ring();
+    for _ in 0..2 {
+        let completion = std::iter::repeat_with(|| fabric.poll()).flatten().next().unwrap();
+        assert_eq!(completion.result, Err(ChainError::Unknown));
+    }
+    assert!(fabric.is_broken() && fabric.has_room(0));
+    let read = Verb::Read { remote: 0, into: Buffer::Block, bytes: 8 };
+    assert_eq!(fabric.run(LANE, &[read], deadline), Err(ChainError::Fenced));
+}
+
+/// Dropping the server's end is the fence: what a client has in flight fails, and from that moment
+/// on nothing of it changes the region any more.
+#[test]
+fn dropping_the_servers_end_fences_a_client_with_chains_in_flight() {
+    let Some(mut server) = Server::new() else { return };
+    for round in 0..10u64 {
+        let mut fabric = server.client(LANES);
+        let region = server.region.clone();
+        let connection = server.connections.pop_first().unwrap().1;
+        let fence = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(5 + round));
+            drop(connection);
+            let at_fence: Vec<u64> =
+                (0..u64::from(LANES)).map(|lane| region.load(4096 + lane * 8).unwrap()).collect();
+            (Instant::now(), at_fence)
+        });
+        let mut acknowledged = [0u64; LANES as usize];
+        let mut tried = [0u64; LANES as usize];
+        let mut flying = 0;
+        for lane in 0..LANES {
+            server.region.store(4096 + u64::from(lane) * 8, 0).unwrap();
+            flying += post(&mut fabric, lane, &mut tried);
+        }
+        let mut ended = Vec::new();
+        while flying > 0 {
+            fabric.ring();
+            let Some(completion) = fabric.poll() else {
+                fabric.relax();
+                continue;
+            };
+            flying -= 1;
+            let lane = usize::from(completion.lane.0);
+            match completion.result {
+                Ok(found) => {
+                    assert_eq!(found, acknowledged[lane]);
+                    acknowledged[lane] += 1;
+                    flying += post(&mut fabric, lane as u16, &mut tried);
+                }
+                Err(error) => ended.push((lane, error)),
+            }
+        }
+        let all_ended = Instant::now();
+        let (fenced_at, at_fence) = fence.join().unwrap();
+        assert!(all_ended.saturating_duration_since(fenced_at) < Duration::from_secs(4));
+        assert_eq!(ended.len(), usize::from(LANES));
+        std::thread::sleep(Duration::from_millis(20));
+        for (lane, error) in ended {
+            let is = server.region.load(4096 + lane as u64 * 8).unwrap();
+            assert_eq!(is, at_fence[lane], "something took effect after the fence");
+            match error {
+                // What was refused certainly did not happen.
+                ChainError::Fenced => assert_eq!(is, acknowledged[lane]),
+                ChainError::Unknown => assert!((acknowledged[lane]..=tried[lane]).contains(&is)),
+                other => panic!("{other}"),
+            }
+        }
+        let deadline = later(&fabric);
+        let read = Verb::Read { remote: 0, into: Buffer::Block, bytes: 8 };
+        let started = Instant::now();
+        assert_eq!(fabric.run(LANE, &[read], deadline), Err(ChainError::Fenced));
+        assert!(started.elapsed() < Duration::from_millis(100), "at once");
+    }
+}
+
+/// Adds one to the lane's word, after a WRITE and before a READ. All that was tried before has
+/// been acknowledged.
+fn post(fabric: &mut impl Fabric, lane: u16, tried: &mut [u64]) -> usize {
+    let expected = tried[usize::from(lane)];
+    tried[usize::from(lane)] += 1;
+    let word = u64::from(lane) * 8;
+    let chain = [
+        Verb::Write { remote: 65_536 + word * 512, from: Buffer::Image, bytes: 1024 },
+        Verb::CompareSwap { remote: 4096 + word, expected, desired: expected + 1 },
+        Verb::Read { remote: 65_536 + word * 512, into: Buffer::Block, bytes: 1024 },
+    ];
+    let deadline = later(fabric);
+    fabric.post(LaneId(lane), &chain, deadline);
+    1
+}
+
+#[test]
+fn an_idle_client_learns_of_its_fence_with_the_next_chain() {
+    let Some(mut server) = Server::new() else { return };
+    let mut fabric = server.client(1);
+    server.connections.clear();
+    std::thread::sleep(Duration::from_millis(50));
+    let started = Instant::now();
+    let deadline = later(&fabric);
+    let swap = Verb::CompareSwap { remote: 64, expected: 0, desired: 1 };
+    let result = fabric.run(LANE, &[swap], deadline);
+    assert!(matches!(result, Err(ChainError::Fenced | ChainError::Unknown)), "{result:?}");
+    println!("known after {:?}", started.elapsed());
+    assert!(started.elapsed() < Duration::from_secs(4));
+    assert_eq!(server.region.load(64), Ok(0));
+}
+
+#[test]
+fn a_client_that_goes_is_noticed_and_its_probe_fails() {
+    let Some(mut server) = Server::new() else { return };
+    let fabric = server.client(1);
+    let (id, mut connection) = server.connections.pop_first().unwrap();
+    assert_eq!(connection.probe_state().unwrap(), ProbeState::Idle);
+    for _ in 0..3 {
+        connection.probe().unwrap();
+        let started = Instant::now();
+        while connection.probe_state().unwrap() == ProbeState::Pending {
+            assert!(started.elapsed() < PATIENCE);
+            wait(&connection);
+        }
+        assert_eq!(connection.probe_state().unwrap(), ProbeState::Alive);
+    }
+    drop(fabric);
+    server.until(|server| server.gone.contains(&id));
+    let started = Instant::now();
+    // The queue pair is in its error state already; that is as good as an answer.
+    let _ = connection.probe();
+    while connection.probe_state().unwrap() != ProbeState::Dead {
+        assert!(started.elapsed() < PATIENCE);
+        wait(&connection);
+    }
+    println!("dead after {:?}", started.elapsed());
+}
+
+fn wait(source: &impl std::os::fd::AsFd) {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let timeout = Timespec { tv_sec: 1, tv_nsec: 0 };
+    poll(&mut [PollFd::new(source, PollFlags::IN)], Some(&timeout)).unwrap();
+}
+
+/// A process that is killed: its device, and with it the system, says so.
+#[test]
+fn a_killed_client_is_noticed() {
+    let Some(mut server) = Server::new() else { return };
+    let address = server.address();
+    let program = std::env::current_exe().unwrap();
+    let mut child = std::process::Command::new(program)
+        .args(["--exact", "losses::child_that_holds_a_connection", "--nocapture", "--ignored"])
+        .env("FARSIDE_TEST_PEER", address.to_string())
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    server.until(|server| !server.connections.is_empty());
+    std::thread::sleep(Duration::from_millis(100));
+    child.kill().unwrap();
+    let killed = Instant::now();
+    server.until(|server| !server.gone.is_empty());
+    println!("noticed after {:?}", killed.elapsed());
+    child.wait().unwrap();
+}
+
+#[test]
+#[ignore = "a part of another test"]
+fn child_that_holds_a_connection() {
+    let Ok(peer) = std::env::var("FARSIDE_TEST_PEER") else { return };
+    let options = Options::default();
+    let peer = peer.parse().unwrap();
+    let link = farside_fabric::verbs::connect_data(peer, b"W", 1, &options).unwrap();
+    std::thread::sleep(PATIENCE);
+    drop(link);
+}
+
+/// A killed server: chains in flight end within seconds, whatever they were.
+#[test]
+fn a_killed_server_ends_every_chain() {
+    let Some(address) = crate::harness::address() else { return };
+    // The child listens and says where; this process is the client.
+    let mut listener = Listener::bind(address, &Options::default()).unwrap();
+    let target = listener.local_address().unwrap();
+    let program = std::env::current_exe().unwrap();
+    let mut child = std::process::Command::new(program)
+        .args(["--exact", "losses::child_that_serves", "--nocapture", "--ignored"])
+        .env("FARSIDE_TEST_PEER", target.to_string())
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    // The child connects here to tell its address.
+    let started = Instant::now();
+    let said = loop {
+        assert!(started.elapsed() < PATIENCE);
+        match listener.next_event().unwrap() {
+            Some(Event::Request(incoming)) => {
+                let said = incoming.private_data().to_vec();
+                incoming.reject(b"thank you").unwrap();
+                break said;
+            }
+            _ => std::thread::sleep(Duration::from_millis(1)),
+        }
+    };
+    let text = String::from_utf8(said.into_iter().take_while(|byte| *byte != 0).collect()).unwrap();
+    let mut fabric = crate::harness::client_at(text.parse().unwrap(), LANES);
+    let mut tried = [0; LANES as usize];
+    let mut flying: usize = (0..LANES).map(|lane| post(&mut fabric, lane, &mut tried)).sum();
+    let mut killed = None;
+    let mut completed = 0;
+    let mut slowest = Duration::ZERO;
+    while flying > 0 {
+        fabric.ring();
+        let Some(completion) = fabric.poll() else {
+            fabric.relax();
+            continue;
+        };
+        flying -= 1;
+        completed += 1;
+        match completion.result {
+            Ok(_) => flying += post(&mut fabric, completion.lane.0, &mut tried),
+            Err(error) => {
+                assert!(matches!(error, ChainError::Fenced | ChainError::Unknown), "{error}");
+                slowest = killed.map_or(Duration::ZERO, |at: Instant| at.elapsed());
+            }
+        }
+        if completed == 500 {
+            child.kill().unwrap();
+            killed = Some(Instant::now());
+        }
+    }
+    println!("all chains ended {slowest:?} after the kill");
+    assert!(killed.is_some() && slowest < Duration::from_secs(5));
+    child.wait().unwrap();
+}
+
+#[test]
+#[ignore = "a part of another test"]
+fn child_that_serves() {
+    let Ok(peer) = std::env::var("FARSIDE_TEST_PEER") else { return };
+    let Some(mut server) = Server::new() else { return };
+    let (peer, own) = (peer.parse().unwrap(), server.address().to_string());
+    let options = Options::default();
+    let told = farside_fabric::verbs::connect_control(peer, own.as_bytes(), &options);
+    assert!(told.is_err());
+    let started = Instant::now();
+    server.until(|_| started.elapsed() > PATIENCE / 2);
+}
+
+/// Who sleeps for completions takes no processor time, and misses none.
+#[test]
+fn sleeping_for_completions_loses_no_wakeup() {
+    let Some(mut server) = Server::new() else { return };
+    let options = Options { spin: Duration::ZERO, ..Options::default() };
+    let mut fabric = server.client_of(b"W", LANES, options);
+    for round in 0..2000u64 {
+        let deadline = later(&fabric);
+        let started = Instant::now();
+        let count = Verb::CompareSwap { remote: 64, expected: round, desired: round + 1 };
+        let read = Verb::Read { remote: 0, into: Buffer::Block, bytes: 256 };
+        assert_eq!(fabric.run(LANE, &[count, read], deadline), Ok(round));
+        // The longest sleep is 100 ms: a lost wakeup would show.
+        assert!(started.elapsed() < Duration::from_millis(95), "{:?}", started.elapsed());
+    }
+    // Sleeping until a time, with nothing in flight.
+    let processor = || rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    let (before, until) = (processor(), fabric.now() + 400_000_000);
+    fabric.wait(LaneId(1), until);
+    while fabric.poll().is_none() {
+        fabric.relax();
+    }
+    let after = processor();
+    let used = (after.tv_sec - before.tv_sec) * 1000 + (after.tv_nsec - before.tv_nsec) / 1_000_000;
+    assert!(used < 100, "{used} ms of processor time for sleeping 400 ms");
+}
