@@ -14,11 +14,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use clap::ValueEnum;
-use farside::around::{Around, Rule, Wrap};
 use farside_control::attach::AnyFabric;
 use farside_fabric::{
     CHAIN_VERBS_MAX, ChainError, Completion, Counters, Fabric, Flight, LaneId, Nanos, Verb,
 };
+use farside_fabric::{Intercept, Intercepted, Interceptor};
 
 /// A network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -47,12 +47,12 @@ const BANDWIDTH: u64 = 12_500_000_000;
 const PS_PER_S: u64 = 1_000_000_000_000;
 
 /// A fabric behind the emulated network.
-pub type Emulated<F> = Around<F, Network>;
+pub type Emulated<F> = Intercepted<F, Network>;
 
 /// Puts the network around a fabric that has so many lanes.
 pub fn around<F: Fabric + ?Sized>(fabric: Box<F>, lanes: u16, link: Link) -> Emulated<F> {
     let count = usize::from(lanes);
-    let rule = Network {
+    let interceptor = Network {
         byte_ps: PS_PER_S / link.bytes_per_s.max(1),
         free_at_ps: 0,
         queue: VecDeque::with_capacity(count),
@@ -62,7 +62,7 @@ pub fn around<F: Fabric + ?Sized>(fabric: Box<F>, lanes: u16, link: Link) -> Emu
         told: VecDeque::with_capacity(count),
         time: link.own_time.map(|now| OwnTime { now, waits: Vec::new() }),
     };
-    Around { rule, fabric }
+    Intercepted { interceptor, fabric }
 }
 
 /// The same where the fabric is known only now.
@@ -75,7 +75,7 @@ pub fn around_any(fabric: AnyFabric, lanes: u16, link: Link) -> Emulated<dyn Fab
 }
 
 /// The same for the sessions of a client.
-pub fn wrap(link: Link) -> Wrap {
+pub fn wrap(link: Link) -> Intercept {
     Arc::new(move |fabric, lanes| Box::new(around(fabric, lanes, link.clone())))
 }
 
@@ -180,7 +180,7 @@ impl Network {
     }
 }
 
-impl<F: Fabric + ?Sized> Rule<F> for Network {
+impl<F: Fabric + ?Sized> Interceptor<F> for Network {
     fn now(&self, fabric: &F) -> Nanos {
         self.time.as_ref().map_or_else(|| fabric.now(), |time| time.now.load(Ordering::Relaxed))
     }
@@ -329,7 +329,7 @@ mod tests {
         let read = |bytes| Verb::Read { remote: 0, into: Buffer::Block, bytes };
         let swap = Verb::CompareSwap { remote: 0, expected: 0, desired: 0 };
         let (fabric, _) = fabric();
-        let service_ps = |chain: &[Verb]| fabric.rule.service_ps(chain);
+        let service_ps = |chain: &[Verb]| fabric.interceptor.service_ps(chain);
         assert_eq!(service_ps(&[read(64)]), READ_PS);
         // 100 Gb/s.
         assert_eq!(service_ps(&[read(4096)]), 4096 * 80);

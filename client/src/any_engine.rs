@@ -7,11 +7,11 @@ use farside_fabric::verbs::VerbsFabric;
 use farside_fabric::{Buffer, Counters};
 use farside_layout::Format;
 
-use crate::engine::{Engine, LANE};
-use crate::failure::Failure;
-use crate::location_cache::{CacheStatistics, LocationCache};
-use crate::protocol::{Action, Answer, Found};
 use crate::remote_depot::ControlDepot;
+use farside_protocol::Failure;
+use farside_protocol::{Action, Answer, Found};
+use farside_protocol::{CacheStatistics, LocationCache};
+use farside_protocol::{Engine, LANE};
 
 /// What a session works with. Everything behind it is generic over the fabric; calls are matched
 /// here, once each.

@@ -4,9 +4,9 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::losses::Losses;
-use crate::protocol::Action;
-use crate::store::Lifetime;
 use crate::{Contact, Error, Outcome, Pipeline, Result, Session, Store, Value};
+use farside_protocol::Action;
+use farside_protocol::Lifetime;
 
 /// Collects operations; [`Batch::run`] runs them together.
 ///

@@ -3,18 +3,18 @@
 mod builder;
 
 use std::fmt;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
 use farside_control::attach::Target;
 use farside_control::{Role, ServerStatistics};
 
 use crate::any_engine::AnyEngine;
-use crate::connection::Connection;
+use crate::connection::{Connection, SessionOptions};
 use crate::control::{ANSWER_TIMEOUT, Control, PERMILLE_ALL};
-use crate::engine::EngineOptions;
 use crate::failure::Failure;
 use crate::losses::Losses;
+use crate::reconnecting::Reconnecting;
 use crate::{Contact, Error, Result, Session};
 pub use builder::ClientBuilder;
 
@@ -41,20 +41,10 @@ impl fmt::Debug for Client {
 /// What all clones of a client, and its sessions, share.
 pub(crate) struct Shared {
     target: Target,
-    pub(crate) options: EngineOptions,
+    pub(crate) options: SessionOptions,
     #[cfg(feature = "around")]
-    wrap: Option<crate::around::Wrap>,
-    state: Mutex<State>,
-    /// An attempt to reconnect has ended.
-    attempted: Condvar,
-}
-
-struct State {
-    connection: Arc<Connection>,
-    /// A session is reconnecting, for all of them.
-    is_connecting: bool,
-    /// When reconnecting failed last, and why, as far as that can be told twice.
-    failed: Option<(Instant, Option<Error>)>,
+    wrap: Option<farside_fabric::Intercept>,
+    connections: Reconnecting<Connection>,
 }
 
 /// What a region allows.
@@ -148,26 +138,7 @@ impl Client {
     }
 }
 
-#[cfg(test)]
-impl Client {
-    /// An engine whose fabric is something around the real one.
-    pub(crate) fn engine_over<F: farside_fabric::Fabric>(
-        &self,
-        around: impl FnOnce(farside_fabric::shm::ShmFabric) -> F,
-    ) -> std::result::Result<
-        crate::engine::Engine<F, crate::remote_depot::ControlDepot>,
-        crate::failure::Failure,
-    > {
-        self.shared.connection()?.engine_over(self.shared.options, around)
-    }
-}
-
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // A panic elsewhere leaves the state as it was.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The server's address.
     pub(crate) fn server(&self) -> String {
         self.target.address.to_string()
@@ -192,9 +163,13 @@ impl Shared {
     /// The error behind a failure; `None` if the connection is lost, and nothing happened. Where
     /// nobody knows what the last operation did, it is given up as well: without a goodbye the
     /// server looks for what it may have left, and sessions connect anew.
-    pub(crate) fn failed(&self, connection: &Connection, failure: Failure) -> Option<Error> {
-        let error = match failure {
-            Failure::Error(error) => Some(*error),
+    pub(crate) fn failed(
+        &self,
+        connection: &Connection,
+        failure: impl Into<Failure>,
+    ) -> Option<Error> {
+        let error = match failure.into() {
+            Failure::Error(error) => Some(error),
             Failure::Disconnected => None,
             Failure::NoAnswer(waited) => {
                 Some(self.unreachable(Contact::Silent, Duration::from_nanos(waited)))
@@ -220,67 +195,15 @@ impl Shared {
         self.target.role
     }
 
-    /// The connection, a new one if the last was lost. The first session that needs it connects;
-    /// the others wait for it, and fail with it.
-    ///
-    /// Not under the lock: whoever failed and asks again would mostly have it before those who
-    /// wait, and they would wait for one attempt after the other.
+    /// The connection, a new one if the last was lost.
     pub(crate) fn connection(&self) -> Result<Arc<Connection>> {
-        self.connection_by(|| Connection::establish(&self.target))
+        let gave_up = |tried| self.unreachable(Contact::Lost, tried);
+        self.connections.get(|now| now.control.is_lost(), || self.reconnect(), gave_up)
     }
 
-    fn connection_by(
-        &self,
-        establish: impl FnOnce() -> Result<Connection>,
-    ) -> Result<Arc<Connection>> {
-        let asked_at = Instant::now();
-        let mut state = self.lock();
-        loop {
-            if !state.connection.control.is_lost() {
-                return Ok(state.connection.clone());
-            }
-            if let Some((at, why)) = &state.failed
-                && *at > asked_at
-            {
-                let tried = asked_at.elapsed();
-                let why = why.as_ref().and_then(|why| why.for_another(tried));
-                return Err(why.unwrap_or_else(|| self.unreachable(Contact::Lost, tried)));
-            }
-            if !state.is_connecting {
-                break;
-            }
-            state = self.attempted.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
-        state.is_connecting = true;
-        drop(state);
-        // Declared first, so it ends last, when what came of it is in the state.
-        let _attempt = Attempt(self);
-        let established = establish();
-        let mut state = self.lock();
-        match established {
-            Ok(connection) => {
-                tracing::info!(incarnation = connection.welcome.incarnation, "reconnected");
-                state.connection = Arc::new(connection);
-                Ok(state.connection.clone())
-            }
-            Err(error) => {
-                let error = error.after_an_answer();
-                state.failed = Some((Instant::now(), error.for_another(asked_at.elapsed())));
-                Err(error)
-            }
-        }
+    fn reconnect(&self) -> Result<Connection> {
+        let connection = Connection::establish(&self.target)?;
+        tracing::info!(incarnation = connection.welcome.incarnation, "reconnected");
+        Ok(connection)
     }
 }
-
-/// An attempt to reconnect. Should it panic, others must not wait for it for ever.
-struct Attempt<'a>(&'a Shared);
-
-impl Drop for Attempt<'_> {
-    fn drop(&mut self) {
-        self.0.lock().is_connecting = false;
-        self.0.attempted.notify_all();
-    }
-}
-
-#[cfg(test)]
-mod tests;

@@ -6,9 +6,9 @@ use std::time::{Duration, UNIX_EPOCH};
 use farside_layout::SizeClass;
 
 use crate::any_engine::{AnyEngine, over};
-use crate::engine::LANE;
-use crate::protocol::{HASHES, ScannedSlot, read_part, read_slot};
 use crate::{Client, Entry, Error, Result, Session, Store};
+use farside_protocol::LANE;
+use farside_protocol::{HASHES, ScannedSlot, read_part, read_slot};
 
 /// How much is moved before what it left goes back to the server, in bytes: at most as much is out
 /// of everybody's reach.

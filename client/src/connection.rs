@@ -6,14 +6,22 @@ use std::time::Instant;
 use farside_control::attach::{AnyFabric, AttachError, Attached, Attempts, Route, Target};
 use farside_control::{Role, Welcome};
 use farside_fabric::Fabric;
+use farside_protocol::{ConnectionCache, Engine, EngineOptions};
 
 use crate::any_engine::AnyEngine;
 use crate::control::Control;
-use crate::engine::{Engine, EngineOptions};
 use crate::failure::Failure;
-use crate::location_cache::ConnectionCache;
 use crate::remote_depot::ControlDepot;
 use crate::{Contact, Error, Result};
+
+/// How a session wants to work.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SessionOptions {
+    /// How much memory the client's location cache takes, in bytes.
+    pub(crate) cache_bytes: usize,
+    /// How many operations can be in flight.
+    pub(crate) lanes: u16,
+}
 
 pub(crate) struct Connection {
     pub(crate) welcome: Welcome,
@@ -33,7 +41,10 @@ impl Connection {
     }
 
     /// An engine for one session.
-    pub(crate) fn engine(&self, options: EngineOptions) -> std::result::Result<AnyEngine, Failure> {
+    pub(crate) fn engine(
+        &self,
+        options: SessionOptions,
+    ) -> std::result::Result<AnyEngine, Failure> {
         Ok(match self.fabric(options.lanes)? {
             AnyFabric::Shm(fabric) => AnyEngine::Shm(self.open(fabric, options)?),
             AnyFabric::Verbs(fabric) => {
@@ -70,9 +81,12 @@ impl Connection {
     fn open<F: Fabric>(
         &self,
         fabric: F,
-        options: EngineOptions,
+        options: SessionOptions,
     ) -> std::result::Result<Engine<F, ControlDepot>, Failure> {
-        Engine::open(fabric, self.control.depot(), &self.welcome, options, &self.cache)
+        let Welcome { region_id, region_bytes, client_id, .. } = self.welcome;
+        let SessionOptions { cache_bytes, lanes } = options;
+        let options = EngineOptions { region_id, region_bytes, client_id, cache_bytes, lanes };
+        Ok(Engine::open(fabric, self.control.depot(), options, &self.cache)?)
     }
 
     /// That a writer's own settings leave it a T_word (`docs/protocol.md`); the server checked its
@@ -93,8 +107,8 @@ impl Connection {
     /// [`Connection::engine`] with something around the fabric.
     pub(crate) fn wrapped_engine(
         &self,
-        options: EngineOptions,
-        wrap: &crate::around::Wrap,
+        options: SessionOptions,
+        wrap: &farside_fabric::Intercept,
     ) -> std::result::Result<AnyEngine, Failure> {
         let fabric: Box<dyn Fabric + Send> = match self.fabric(options.lanes)? {
             AnyFabric::Shm(fabric) => Box::new(fabric),
@@ -102,20 +116,5 @@ impl Connection {
         };
         let wrapped = wrap(fabric, options.lanes);
         Ok(AnyEngine::Wrapped(self.open(wrapped, options)?))
-    }
-}
-
-#[cfg(test)]
-impl Connection {
-    /// An engine whose fabric is something around that of shared memory.
-    pub(crate) fn engine_over<F: Fabric>(
-        &self,
-        options: EngineOptions,
-        around: impl FnOnce(farside_fabric::shm::ShmFabric) -> F,
-    ) -> std::result::Result<Engine<F, ControlDepot>, Failure> {
-        let AnyFabric::Shm(fabric) = self.fabric(options.lanes)? else {
-            return Err(Failure::Disconnected);
-        };
-        self.open(around(fabric), options)
     }
 }

@@ -13,10 +13,10 @@ use farside_control::{Ask, Channel, MESSAGE_BYTES_MAX, Reply, Request, ServerSta
 use farside_fabric::boot_time_ns;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
-use crate::allocator::{Blocks, Delivery};
-use crate::growth::Prefix;
 use crate::remote_depot::{ControlDepot, Inbox, Watched};
 use crate::{Error, Result};
+use farside_protocol::Prefix;
+use farside_protocol::allocator::{Blocks, Delivery};
 
 /// How long somebody who asked for statistics waits.
 pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);

@@ -3,6 +3,7 @@ use std::time::Duration;
 use farside_config::PIPELINE_DEPTH;
 use farside_config::command_line::exit_code;
 use farside_control::attach::AttachError;
+use farside_protocol::{Exhausted, OperationError};
 
 use crate::{AddressError, Contact, ControlError, LayoutError, Refusal, VerbsError};
 
@@ -13,7 +14,7 @@ use crate::{AddressError, Contact, ControlError, LayoutError, Refusal, VerbsErro
 #[non_exhaustive]
 pub enum Error {
     /// The key is longer than the region allows. Nothing was sent.
-    #[error("the key is {bytes} bytes long, this region allows at most {max}")]
+    #[error("{}", OperationError::KeyTooLong { bytes: *bytes, max: *max })]
     KeyTooLong {
         /// The key's length, in bytes.
         bytes: usize,
@@ -21,10 +22,10 @@ pub enum Error {
         max: usize,
     },
     /// Keys have at least one byte. Nothing was sent.
-    #[error("the key is empty: keys have at least one byte")]
+    #[error("{}", OperationError::KeyEmpty)]
     KeyEmpty,
     /// The value is longer than the region allows. Nothing was sent.
-    #[error("the value is {bytes} bytes long, this region allows at most {max}")]
+    #[error("{}", OperationError::ValueTooLong { bytes: *bytes, max: *max })]
     ValueTooLong {
         /// The value's length, in bytes.
         bytes: usize,
@@ -32,32 +33,25 @@ pub enum Error {
         max: usize,
     },
     /// A value is to end after 2106, which is later than an end can be. Nothing was sent.
-    #[error(
-        "the value would end after the year 2106, and ends reach no further: give it less time, or \
-         no end"
-    )]
+    #[error("{}", OperationError::EndTooLate)]
     EndTooLate,
     /// There is no room for another block of this size, or for another key in its part of the
     /// index. Everything stored stays readable and can be deleted, which makes room.
-    #[error("out of space: {what}")]
+    #[error("{}", OperationError::OutOfSpace { what: *what })]
     OutOfSpace {
         /// What ran out.
         what: Exhausted,
     },
     /// Other clients, or a split, changed the key's slots under every attempt, or READs took longer
     /// than GRACE. Try again later.
-    #[error(
-        "gave up after {attempts} attempts: others kept changing the same slots, or READs took \
-         longer than the region's grace_ms, which has to be larger where links are slow and values \
-         large"
-    )]
+    #[error("{}", OperationError::Contended { attempts: *attempts })]
     Contended {
         /// How often it was tried.
         attempts: u32,
     },
     /// A write whose outcome is unknown, because the connection broke while it was on its way: it
     /// has happened, or will never happen. Read the key to find out.
-    #[error("the connection broke while the write was on its way: it may or may not have happened")]
+    #[error("{}", OperationError::Indeterminate)]
     Indeterminate,
     /// The connection was lost before an operation of a pipeline happened, or the region of a scan
     /// is gone. A pipeline stays disconnected: drop it, or the scan, and start again with another
@@ -85,7 +79,7 @@ pub enum Error {
         source: Option<std::io::Error>,
     },
     /// The client connected as a reader. Nothing was sent.
-    #[error("this client is a reader: connect as a writer to change anything")]
+    #[error("{}", OperationError::Denied)]
     Denied,
     /// The server refused the connection.
     #[error("{server} refused the connection: {source}")]
@@ -227,6 +221,26 @@ fn same(error: &std::io::Error) -> std::io::Error {
     error.raw_os_error().map_or_else(made, std::io::Error::from_raw_os_error)
 }
 
+impl From<OperationError> for Error {
+    fn from(error: OperationError) -> Self {
+        match error {
+            OperationError::KeyEmpty => Self::KeyEmpty,
+            OperationError::KeyTooLong { bytes, max } => Self::KeyTooLong { bytes, max },
+            OperationError::ValueTooLong { bytes, max } => Self::ValueTooLong { bytes, max },
+            OperationError::EndTooLate => Self::EndTooLate,
+            OperationError::OutOfSpace { what } => Self::OutOfSpace { what },
+            OperationError::Contended { attempts } => Self::Contended { attempts },
+            OperationError::Indeterminate => Self::Indeterminate,
+            OperationError::Denied => Self::Denied,
+            OperationError::Layout(error) => Self::Layout(error),
+            OperationError::Unregistered(error) => {
+                let source = std::io::Error::other(error);
+                Self::System { doing: "registering memory for RDMA", source }
+            }
+        }
+    }
+}
+
 impl From<AttachError> for Error {
     fn from(error: AttachError) -> Self {
         match error {
@@ -239,36 +253,6 @@ impl From<AttachError> for Error {
             AttachError::Layout(error) => error.into(),
             AttachError::Rdma(error) => error.into(),
             AttachError::System { doing, source } => Self::System { doing, source },
-        }
-    }
-}
-
-/// What ran out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Exhausted {
-    /// No block of this size is free, and no chunk to carve some from.
-    Blocks {
-        /// The size, in bytes.
-        bytes: u64,
-    },
-    /// All places of the key's window in the index are taken, and the server could not split its
-    /// subtable.
-    Index,
-}
-
-impl std::fmt::Display for Exhausted {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Blocks { bytes } => write!(
-                f,
-                "no free block of {bytes} bytes; delete keys, or start a server with more --memory"
-            ),
-            Self::Index => write!(
-                f,
-                "the key's part of the index is full and there is no memory for more; delete keys, \
-                 or start a server with more --memory (kv-cli verify says whether damage is why)"
-            ),
         }
     }
 }

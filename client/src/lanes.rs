@@ -13,11 +13,10 @@ use farside_fabric::{Buffer, Counters, Fabric, LaneId};
 
 use crate::client::Shared;
 use crate::connection::Connection;
-use crate::engine::Engine;
 use crate::pipeline::{Completed, Outcome, PipelineFull, Ticket};
-use crate::protocol::{Action, Answer, CachedRead, Operation};
 use crate::remote_depot::ControlDepot;
-use crate::{Error, Result};
+use farside_protocol::{Action, Answer, CachedRead, Operation};
+use farside_protocol::{Engine, Failure, OperationError};
 use sharing::Recent;
 use task::{Job, Mailbox, run_lane};
 
@@ -167,22 +166,27 @@ impl<'s, F: Fabric> Lanes<'s, F> {
                 }
             }
             Err(error) => {
-                lane.mailbox.answer(Err(error.into()));
+                lane.mailbox.answer(Err(error));
                 self.finished.push_back(id);
             }
         }
         Ok(ticket)
     }
 
-    fn check(&self, action: Action<'_>, key: &[u8], value: &[u8]) -> Result<()> {
+    fn check(
+        &self,
+        action: Action<'_>,
+        key: &[u8],
+        value: &[u8],
+    ) -> std::result::Result<(), Failure> {
         self.engine.check_key(key)?;
         self.engine.check_value(value)?;
         self.engine.check_end(action)?;
         if self.connection.control.is_lost() {
-            return Err(self.shared.disconnected());
+            return Err(Failure::Disconnected);
         }
         let may = !action.changes() || self.shared.role() == Role::Writer;
-        if may { Ok(()) } else { Err(Error::Denied) }
+        if may { Ok(()) } else { Err(OperationError::Denied.into()) }
     }
 
     #[inline]

@@ -10,18 +10,10 @@
 //!
 //! Start a server: `kv-server --listen shm:///run/farside/kv.sock --memory 256MiB`. Then:
 //!
-//! ```
-//! # let folder = tempfile::tempdir()?;
-//! # let address = format!("shm://{}/kv.sock", folder.path().display());
-//! # let config = farside_config::ServerConfig {
-//! #     listen: Some(address.parse()?),
-//! #     memory: Some(farside_config::size::ByteSize::mib(16)),
-//! #     ..Default::default()
-//! # };
-//! # let server = farside_server::Server::start(&config)?;
+//! ```no_run
 //! use farside::Client;
 //!
-//! let client = Client::builder().server(&address).connect()?; // shm:///run/farside/kv.sock
+//! let client = Client::builder().server("shm:///run/farside/kv.sock").connect()?;
 //! let mut session = client.session()?;
 //!
 //! session.put(b"greeting", b"hello")?;
@@ -32,9 +24,6 @@
 //! session.compare_exchange_version(b"greeting", value.version, b"hi")?;
 //! assert!(session.delete(b"greeting")?);
 //! assert_eq!(session.get(b"greeting")?, None);
-//! # drop(session);
-//! # drop(client);
-//! # server.stop();
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
@@ -52,16 +41,8 @@
 //! [`Session::pipeline`] keeps up to `pipeline_depth` operations in flight; [`Session::batch`] runs
 //! a list of them with one doorbell. Both run the same code as the calls that wait.
 //!
-//! ```
-//! # let folder = tempfile::tempdir()?;
-//! # let address = format!("shm://{}/kv.sock", folder.path().display());
-//! # let config = farside_config::ServerConfig {
-//! #     listen: Some(address.parse()?),
-//! #     memory: Some(farside_config::size::ByteSize::mib(16)),
-//! #     ..Default::default()
-//! # };
-//! # let server = farside_server::Server::start(&config)?;
-//! # let client = farside::Client::builder().server(&address).connect()?;
+//! ```no_run
+//! # let client = farside::Client::builder().server("shm:///run/farside/kv.sock").connect()?;
 //! # let mut session = client.session()?;
 //! use farside::{BatchOutcome, Outcome};
 //!
@@ -94,52 +75,28 @@
 #![deny(unsafe_code)]
 #![warn(missing_debug_implementations)]
 
-mod allocator;
 mod any_engine;
-#[cfg(any(test, feature = "around"))]
-#[doc(hidden)]
-#[allow(missing_debug_implementations, reason = "not a part of the API")]
-pub mod around;
 mod batch;
 mod client;
 mod compact;
 mod connection;
 mod control;
-mod directory;
-mod engine;
 mod error;
 mod failure;
-#[cfg(any(test, feature = "testing"))]
-#[doc(hidden)]
-#[allow(missing_debug_implementations, reason = "not a part of the API")]
-pub mod faults;
-mod growth;
-mod holdings;
 mod lanes;
-mod location_cache;
 mod losses;
-#[allow(unsafe_code, reason = "the mapping is shared by threads")]
-mod pairs;
 mod pipeline;
-#[allow(missing_debug_implementations, reason = "only kv-server sees some of it")]
-mod protocol;
+mod reconnecting;
 mod remote_depot;
 mod scan;
 mod session;
 mod store;
-#[cfg(test)]
-mod test_server;
-#[cfg(feature = "testing")]
-#[doc(hidden)]
-#[allow(missing_debug_implementations, reason = "not a part of the API")]
-pub mod testing;
 mod value;
-mod waiting;
 
 pub use batch::{Batch, BatchOutcome};
 pub use client::{Client, ClientBuilder, Limits};
 pub use compact::Compaction;
-pub use error::{Error, Exhausted, Result};
+pub use error::{Error, Result};
 pub use farside_config::size::ByteSize;
 pub use farside_config::{ClientConfig, ConfigError, PIPELINE_DEPTH, RdmaConfig, Secret};
 pub use farside_control::address::AddressError;
@@ -148,15 +105,9 @@ pub use farside_control::{ClassStatistics, ControlError, Refusal, Role, ServerSt
 pub use farside_fabric::Counters;
 pub use farside_fabric::verbs::{Options as RdmaOptions, VerbsError};
 pub use farside_layout::{LayoutError, SizeClass};
-pub use location_cache::CacheStatistics;
+pub use farside_protocol::{CacheStatistics, Entry, Exhausted, Value, Version};
 pub use pipeline::{Completed, Outcome, Pipeline, PipelineFull, Ticket};
-pub use scan::{Entry, Scan};
+pub use scan::Scan;
 pub use session::Session;
 pub use store::Store;
-pub use value::{Exchange, Value, Version};
-
-/// For kv-server, which does some chores with the protocol's own verbs; of no use to others.
-pub mod chores {
-    pub use crate::protocol::split::{Mover, Progress, Split};
-    pub use crate::protocol::sweep::{clear, clear_left_by};
-}
+pub use value::Exchange;

@@ -10,9 +10,9 @@ use crate::any_engine::AnyEngine;
 use crate::client::Shared;
 use crate::connection::Connection;
 use crate::lanes::Lanes;
-use crate::protocol::Action;
-use crate::store::Lifetime;
 use crate::{Result, Store, Version};
+use farside_protocol::Action;
+use farside_protocol::Lifetime;
 
 /// Names an operation in a pipeline: numbered in the order they were started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

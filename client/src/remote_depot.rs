@@ -8,10 +8,10 @@ use std::sync::{Arc, Mutex};
 use farside_control::{FreeBlock, Request};
 use farside_layout::{BlockAddress, SizeClass};
 
-use crate::allocator::{Blocks, Delivery, Depot, give_drained};
 use crate::control::{Shared, Waiter, lock};
-use crate::growth::Prefix;
-use crate::holdings::Holdings;
+use farside_protocol::Prefix;
+use farside_protocol::allocator::{Blocks, Delivery, Depot, give_drained};
+use farside_protocol::holdings::Holdings;
 
 /// Answers on their way to a session.
 #[derive(Default)]

@@ -3,21 +3,10 @@
 use std::fmt;
 
 use crate::any_engine::{AnyEngine, over};
-use crate::engine::LANE;
-use crate::failure::Failure;
-use crate::protocol::{ScanProgress, next_entry};
-use crate::{Result, Session, Value};
-
-/// A key with its value.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry {
-    /// The key.
-    pub key: Vec<u8>,
-    /// The value and its version.
-    pub value: Value,
-    /// When it ends, seconds since 1970; `None` for never.
-    pub expires_at_s: Option<u32>,
-}
+use crate::{Entry, Result, Session};
+use farside_protocol::Failure;
+use farside_protocol::LANE;
+use farside_protocol::{ScanProgress, next_entry};
 
 /// Iterates over all entries; see [`Session::scan`](crate::Session::scan).
 pub struct Scan<'s> {
@@ -51,7 +40,7 @@ impl<'s> Scan<'s> {
             });
             match entry {
                 Ok(entry) => Ok(Some(Ok(entry))),
-                Err(Failure::Error(error)) => Ok(Some(Err(*error))),
+                Err(Failure::Error(error)) => Ok(Some(Err((*error).into()))),
                 Err(failure) => {
                     progress.again();
                     Err(failure)

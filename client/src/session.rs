@@ -10,14 +10,13 @@ use farside_fabric::Counters;
 use crate::any_engine::AnyEngine;
 use crate::client::Shared;
 use crate::connection::Connection;
-use crate::failure::Failure;
 use crate::losses::Losses;
-use crate::protocol::{Action, Answer, Expected, Found};
-use crate::store::Lifetime;
 use crate::{
     Batch, CacheStatistics, Contact, Error, Exchange, Limits, Pipeline, Result, Scan, Store, Value,
     Version,
 };
+use farside_protocol::Lifetime;
+use farside_protocol::{Action, Answer, Expected, Found};
 
 /// How often a compare-and-exchange with an absent key starts over because the key comes and goes.
 const EXCHANGE_ATTEMPTS_MAX: u32 = 64;
@@ -102,7 +101,7 @@ impl Session {
     #[inline]
     pub(crate) fn run<T>(
         &mut self,
-        mut operation: impl FnMut(&AnyEngine) -> std::result::Result<T, Failure>,
+        mut operation: impl FnMut(&AnyEngine) -> std::result::Result<T, farside_protocol::Failure>,
     ) -> Result<T> {
         let mut losses = Losses::default();
         loop {
@@ -115,7 +114,7 @@ impl Session {
 
     /// The connection failed; the error if the operation is not to be run again.
     #[cold]
-    fn lose(&self, failure: Failure, losses: &mut Losses) -> Result<()> {
+    fn lose(&self, failure: farside_protocol::Failure, losses: &mut Losses) -> Result<()> {
         self.shared.failed(&self.link.connection, failure).map_or(Ok(()), Err)?;
         self.lost(losses)
     }

@@ -1,58 +1,6 @@
-use farside_layout::BlockAddress;
+//! What an exchange came to.
 
-/// Which write of a key a value comes from.
-///
-/// Two reads of a key return the same version only if they return the same write, over the whole
-/// life of a region: a version is the place and generation of the block that holds the value.
-/// Versions are not ordered.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Version(u64);
-
-impl Version {
-    pub(crate) fn of(address: BlockAddress, generation: u32) -> Self {
-        Self(u64::from(address.0) << 32 | u64::from(generation))
-    }
-
-    /// The version as a number, for storing it somewhere.
-    pub const fn to_u64(self) -> u64 {
-        self.0
-    }
-
-    /// The version with this number.
-    pub const fn from_u64(number: u64) -> Self {
-        Self(number)
-    }
-}
-
-/// As sixteen hexadecimal digits.
-impl std::fmt::Display for Version {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{:016x}", self.0)
-    }
-}
-
-impl std::fmt::Debug for Version {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Version({self})")
-    }
-}
-
-/// A value and the write it comes from. Derefs to its bytes.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Value {
-    /// The bytes.
-    pub data: Vec<u8>,
-    /// Which write they come from.
-    pub version: Version,
-}
-
-impl std::ops::Deref for Value {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        &self.data
-    }
-}
+use farside_protocol::Value;
 
 /// The outcome of [`Session::compare_exchange`](crate::Session::compare_exchange).
 #[derive(Clone, Debug, PartialEq, Eq)]

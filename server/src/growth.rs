@@ -1,10 +1,10 @@
 //! More subtables: a full one is split into two, and its place is used again.
 
-use farside::chores::{Progress, Split};
 use farside_control::SplitOutcome;
 use farside_fabric::{ChainError, Nanos, boot_time_ns};
 use farside_layout::hash::NO_HINT;
 use farside_layout::{Format, HINT_OFFSET, SlotState, SlotWord, prefix_of};
+use farside_protocol::split::{Progress, Split};
 
 use crate::collect::clear_linked;
 use crate::depot::{Depot, Memory};

@@ -5,13 +5,13 @@ use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::iter;
 use std::sync::Arc;
 
-use farside::chores::Split;
 use farside_fabric::shm::Region;
 use farside_fabric::{ChainError, Nanos};
 use farside_layout::{
     CHUNK_BYTES, ChunkUse, DirectoryEntry, Geometry, ROW_BYTES, Row, SUBTABLE_BYTES, Slot,
     SlotState, slot_in_subtable,
 };
+use farside_protocol::split::Split;
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::complaint::Complaint;

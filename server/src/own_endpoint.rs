@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use farside::chores::{Mover, Progress, Split, clear, clear_left_by};
 use farside_fabric::shm::{Region, ShmFabric};
 use farside_fabric::verbs::{Loopback, LoopbackPeer, VerbsFabric};
 use farside_fabric::{ChainError, Endpoint, Fabric, LaneId, Nanos, Verb};
 use farside_layout::{
     BlockHeader, BlockRef, Format, Geometry, Mark, SlotState, SlotWord, proof_age_max_ns,
 };
+use farside_protocol::split::{Mover, Progress, Split};
+use farside_protocol::sweep::{clear, clear_left_by};
 use zerocopy::IntoBytes;
 
 use crate::content::{ReadBudget, read_block};

@@ -1,27 +1,36 @@
 //! Filling a new region from a snapshot, before anybody is let in.
 //!
-//! The values are stored by an ordinary client over a private socket: the protocol exists once.
+//! The protocol's own engine stores the values, with the depot of the new region as its source of
+//! blocks: the protocol exists once.
 
+use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader};
-use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use farside::{Client, Store};
 use farside_config::ServerConfig;
-use farside_control::address::Address;
-use farside_fabric::shm::RegionMemory;
+use farside_fabric::shm::{RegionMemory, ShmFabric};
+use farside_fabric::{Nanos, boot_time_ns};
+use farside_layout::{FreeBlock, RegionState, STATE_OFFSET, SizeClass, SplitOutcome, Superblock};
+use farside_protocol::allocator::{Blocks, Delivery, Depot as BlockSource};
+use farside_protocol::{
+    Action, ConnectionCache, Engine, EngineOptions, Failure, Lifetime, OperationError, Prefix,
+};
 use farside_snapshot::{Reader, Record, SnapshotError};
-use tracing::subscriber::NoSubscriber;
 
-use crate::error::{ServerError, system};
-use crate::listening::Listening;
-use crate::recovery;
-use crate::server::{Server, region_memory, stop_event};
-use crate::service::Service;
+use crate::error::ServerError;
+use crate::own_endpoint::OwnEndpoint;
+use crate::recovery::{self, Opened, RegionTables};
+use crate::server::region_memory;
+
+/// The client id in the blocks: the first one, which no client has yet.
+const WRITER: u16 = 1;
+/// Soon, for a block that rests: the engine asks again.
+const SOON_NS: Nanos = 1_000_000_000;
 
 /// Why a snapshot was not restored.
 #[derive(Debug, thiserror::Error)]
@@ -45,16 +54,18 @@ pub enum RestoreError {
         "the region is too small for it ({source}, after {records} of {total} keys): give the \
          server more --memory"
     )]
-    NoRoom { records: u64, total: u64, source: farside::Error },
+    NoRoom { records: u64, total: u64, source: OperationError },
     #[error(
         "record {record} does not fit into the region ({source}): raise key_bytes_max or \
          value_bytes_max"
     )]
-    TooLong { record: u64, source: farside::Error },
+    TooLong { record: u64, source: OperationError },
     #[error("storing record {record} failed: {source}")]
-    Store { record: u64, source: farside::Error },
-    #[error("the server for it did not start: {0}")]
-    Private(Box<ServerError>),
+    Store { record: u64, source: OperationError },
+    #[error("the new region does not take record {record} any more: see kv-cli verify")]
+    Stuck { record: u64 },
+    #[error("no region could be made for it: {0}")]
+    Region(Box<ServerError>),
 }
 
 /// A region that has the snapshot's content. On failure, also because it is to stop, nothing is
@@ -86,14 +97,7 @@ fn fill(
     while next_record(&mut reader, stop)?.is_some() {}
     let (total, limits) = (reader.records(), reader.limits());
     tracing::info!(keys = total, "restoring a snapshot");
-    let private = |error: ServerError| RestoreError::Private(Box::new(error));
-    let folder = tempfile::Builder::new().prefix("farside-restore-").tempdir();
-    let folder = folder.map_err(|source| private(system("make a folder")(source)))?;
-    let address = Address::Shm(folder.path().join("kv.sock"));
     let config = ServerConfig {
-        listen: Some(address.clone()),
-        secret: None,
-        reader_secret: None,
         // A snapshot that does not fit is refused, not thinned out.
         evict: false,
         // What the snapshot says, unless this server was told otherwise.
@@ -101,31 +105,68 @@ fn fill(
         value_bytes_max: config.value_bytes_max.or(limits.map(|of| of.value_bytes_max)),
         ..config.clone()
     };
-    config.validate().map_err(|error| private(error.into()))?;
-    let start = || -> Result<_, ServerError> {
-        let listening = Listening::at(&address, &config)?;
-        let memory = region_memory(&config)?;
-        let opened = recovery::open(&memory, &config)?;
-        Ok((listening, Arc::new(memory), opened, stop_event()?))
-    };
-    let (listening, memory, opened, end): (_, _, _, OwnedFd) = start().map_err(private)?;
-    let server = Server::serve(&config, listening, memory.clone(), opened, end, run_unheard);
-    let server = server.map_err(private)?;
-    let stored = store_all(snapshot, &address, (total, stop));
-    server.stop();
-    stored?;
-    // The server's thread has ended, and with it the only other holder.
-    let gone = || private(ServerError::Panicked);
-    let mut memory = Arc::into_inner(memory).ok_or_else(gone)?;
+    let region = |error: ServerError| RestoreError::Region(Box::new(error));
+    config.validate().map_err(|error| region(error.into()))?;
+    let mut memory = region_memory(&config).map_err(region)?;
+    let opened = Rc::new(RefCell::new(recovery::open(&memory, &config).map_err(region)?));
+    store_all(snapshot, &opened, (total, stop))?;
+    let opened = opened.borrow();
+    let word = Superblock::state_word(RegionState::Clean, opened.index.depth);
+    opened.region.store(STATE_OFFSET, word).map_err(|error| region(error.into()))?;
     memory.is_new = false;
     tracing::info!(keys = total, "restored the snapshot");
     Ok(memory)
 }
 
-/// Serves without a line in the log: that a client of ours came and went, and that this server has
-/// stopped, would only look as if the one that was asked for had. What fails is an error here.
-fn run_unheard(service: Service) -> Result<(), ServerError> {
-    tracing::subscriber::with_default(NoSubscriber::default(), || service.run())
+/// The blocks of a region that has no clients yet.
+struct OwnBlocks {
+    opened: Rc<RefCell<Opened>>,
+    own: OwnEndpoint,
+    answers: VecDeque<Delivery>,
+    is_lost: bool,
+}
+
+impl BlockSource for OwnBlocks {
+    fn request(&mut self, class: SizeClass, count: u32) {
+        let Opened { region, geometry, depot, .. } = &mut *self.opened.borrow_mut();
+        let now = boot_time_ns();
+        let Ok(blocks) = depot.take(class, count, now, &RegionTables { region, geometry }) else {
+            self.is_lost = true;
+            return;
+        };
+        let soon = blocks.is_empty() && depot.has_some_by(Some(class), now + SOON_NS);
+        self.answers.push_back(Delivery::Blocks(Blocks { class, rested: true, soon, blocks }));
+    }
+
+    fn request_split(&mut self, prefix: Prefix) {
+        let Opened { region, geometry, format, depot, index, .. } = &mut *self.opened.borrow_mut();
+        let tables = RegionTables { region, geometry };
+        let wanted = (prefix.directory_hash(), prefix.local_depth);
+        let outcome = match index.grow(wanted, format, &self.own, depot, &tables) {
+            Ok(Some(outcome)) => outcome,
+            Ok(None) if depot.has_some_by(None, boot_time_ns() + SOON_NS) => SplitOutcome::Later,
+            Ok(None) if !index.resting.is_empty() => SplitOutcome::Later,
+            Ok(None) => SplitOutcome::Impossible,
+            Err(_) => {
+                self.is_lost = true;
+                return;
+            }
+        };
+        self.answers.push_back(Delivery::Split(prefix, outcome));
+    }
+
+    fn receive(&mut self) -> Option<Delivery> {
+        self.answers.pop_front()
+    }
+
+    fn give(&mut self, class: SizeClass, rested: bool, blocks: Vec<FreeBlock>) {
+        let given = self.opened.borrow_mut().depot.give(class, blocks, rested, boot_time_ns());
+        self.is_lost |= given.is_err();
+    }
+
+    fn is_lost(&self) -> bool {
+        self.is_lost
+    }
 }
 
 fn open(snapshot: &Path) -> Result<Reader<BufReader<File>>, RestoreError> {
@@ -151,31 +192,52 @@ fn next_record<'r>(
 /// Stores every record that has not ended, one after the other, for a key may come twice.
 fn store_all(
     snapshot: &Path,
-    address: &Address,
+    opened: &Rc<RefCell<Opened>>,
     (total, stop): (u64, &AtomicBool),
 ) -> Result<(), RestoreError> {
-    let failed = |record| move |source| RestoreError::Store { record, source };
-    let client = Client::builder().server(&address.to_string()).cache_bytes(0).connect();
-    let mut session = client.and_then(|client| client.session()).map_err(failed(0))?;
+    let engine = engine(opened).map_err(|failure| failed(failure, 0, total))?;
     let mut reader = open(snapshot)?;
     let mut records = 0;
     while let Some(Record { key, value, expires_at_s }) = next_record(&mut reader, stop)? {
         records += 1;
         let end = UNIX_EPOCH + Duration::from_secs(expires_at_s.into());
-        let store = match expires_at_s {
-            0 => Store::always(),
+        let lifetime = match expires_at_s {
+            0 => Lifetime::Forever,
             _ if end <= SystemTime::now() => continue,
-            _ => Store::always().until(end),
+            _ => Lifetime::until(end),
         };
-        session.store(key, value, store).map_err(|source| match source {
-            farside::Error::OutOfSpace { .. } => RestoreError::NoRoom { records, total, source },
-            farside::Error::KeyTooLong { .. } | farside::Error::ValueTooLong { .. } => {
-                RestoreError::TooLong { record: records, source }
-            }
-            source => failed(records)(source),
-        })?;
+        let stored = engine.perform(Action::Put(lifetime), key, value);
+        stored.map_err(|failure| failed(failure, records, total))?;
     }
     Ok(())
+}
+
+fn engine(opened: &Rc<RefCell<Opened>>) -> Result<Engine<ShmFabric, OwnBlocks>, Failure> {
+    let (region, format) = (opened.borrow().region.clone(), opened.borrow().format);
+    let options = EngineOptions {
+        region_id: format.region_id,
+        region_bytes: format.region_bytes,
+        client_id: WRITER,
+        cache_bytes: 0,
+        lanes: 1,
+    };
+    let own = OwnEndpoint::over_memory(&region);
+    let (opened, answers) = (opened.clone(), VecDeque::new());
+    let blocks = OwnBlocks { opened, own, answers, is_lost: false };
+    Engine::open(ShmFabric::new(region, None, 1), blocks, options, &ConnectionCache::default())
+}
+
+fn failed(failure: Failure, record: u64, total: u64) -> RestoreError {
+    let Failure::Error(error) = failure else { return RestoreError::Stuck { record } };
+    match *error {
+        source @ OperationError::OutOfSpace { .. } => {
+            RestoreError::NoRoom { records: record, total, source }
+        }
+        source @ (OperationError::KeyTooLong { .. } | OperationError::ValueTooLong { .. }) => {
+            RestoreError::TooLong { record, source }
+        }
+        source => RestoreError::Store { record, source },
+    }
 }
 
 #[cfg(test)]

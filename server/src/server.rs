@@ -71,8 +71,7 @@ impl Server {
         // Before a device pins the memory.
         let work = huge_pages::make(&memory, address.is_rdma(), stop);
         let memory = Arc::new(memory);
-        let mut server =
-            Self::serve(config, listening, memory.clone(), opened, stop_event()?, Service::run)?;
+        let mut server = Self::serve(config, listening, memory.clone(), opened)?;
         let (pages, huge_pages) = (memory.pages_text(), ByteSize(memory.huge_bytes()));
         tracing::info!(%address, memory = %bytes, pages, %huge_pages, incarnation, "serving");
         match work {
@@ -83,20 +82,18 @@ impl Server {
     }
 
     /// Serves a region in the background.
-    pub(crate) fn serve(
+    fn serve(
         config: &ServerConfig,
         listening: Listening,
         memory: Arc<RegionMemory>,
         opened: Opened,
-        stop: OwnedFd,
-        run: impl FnOnce(Service) -> Result<(), ServerError> + Send + 'static,
     ) -> Result<Self, ServerError> {
-        let address = config.address()?.clone();
+        let (address, stop) = (config.address()?.clone(), stop_event()?);
         let service = Service::new(config, listening, memory, opened, &stop)?;
         let stop = Stopper(Arc::new(stop));
         let thread = thread::Builder::new()
             .name("farside-control".to_owned())
-            .spawn(move || run(service))
+            .spawn(move || service.run())
             .map_err(system("start a thread"))?;
         Ok(Self { address, stop, thread: Some(thread), background: None })
     }
@@ -160,7 +157,7 @@ impl Drop for Server {
     }
 }
 
-pub(crate) fn stop_event() -> Result<OwnedFd, ServerError> {
+fn stop_event() -> Result<OwnedFd, ServerError> {
     rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
         .map_err(system("create an event"))
 }

@@ -11,6 +11,8 @@ use farside::{Client, ClientBuilder};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
 pub mod counters;
+pub mod engine;
+pub mod faults;
 pub mod ledger;
 mod left_out;
 pub mod linearizability;

@@ -221,15 +221,15 @@ impl Run<'_> {
 mod tests {
     use std::sync::Arc;
 
-    use farside::around::{Around, Rule};
     use farside_fabric::shm::{Region, ShmFabric};
+    use farside_fabric::{Intercepted, Interceptor};
 
     use super::*;
 
     /// Some chains come too late.
     struct OftenLate(u32);
 
-    impl Rule<ShmFabric> for OftenLate {
+    impl Interceptor<ShmFabric> for OftenLate {
         fn post(&mut self, fabric: &mut ShmFabric, lane: LaneId, chain: &[Verb], deadline: Nanos) {
             self.0 += 1;
             fabric.post(lane, chain, if self.0.is_multiple_of(3) { 0 } else { deadline });
@@ -242,13 +242,13 @@ mod tests {
         file.set_len(1 << 16).unwrap();
         let region = Arc::new(Region::map(&file).unwrap());
         let fabric = Box::new(ShmFabric::new(region, None, 4));
-        let mut fabric = Around { rule: OftenLate(0), fabric };
+        let mut fabric = Intercepted { interceptor: OftenLate(0), fabric };
         let duration = Duration::from_millis(5);
         let plan = Plan { targets: &[256, 512], bytes: 64, lanes: 4, duration, look: &|| Ok(()) };
         for verb in [RawVerb::CompareSwap, RawVerb::Update] {
             assert!(measure(&mut fabric, verb, &plan).unwrap().rate().rate_per_s > 0.0);
         }
-        assert!(fabric.rule.0 > 3);
+        assert!(fabric.interceptor.0 > 3);
     }
 
     #[test]

@@ -1,16 +1,16 @@
 //! How to connect.
 
 use std::fmt;
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use farside_config::{ClientConfig, PIPELINE_DEPTH};
 use farside_control::attach::Target;
 use farside_control::{Role, Token};
 
-use super::{Client, Shared, State};
-use crate::connection::Connection;
-use crate::engine::EngineOptions;
+use super::{Client, Shared};
+use crate::connection::{Connection, SessionOptions};
+use crate::reconnecting::Reconnecting;
 use crate::{Error, RdmaOptions, Result};
 
 /// Collects how to connect; [`ClientBuilder::connect`] does it.
@@ -25,7 +25,7 @@ pub struct ClientBuilder {
     connect_timeout: Duration,
     rdma: RdmaOptions,
     #[cfg(feature = "around")]
-    wrap: Option<crate::around::Wrap>,
+    wrap: Option<farside_fabric::Intercept>,
 }
 
 /// Without the secret.
@@ -145,7 +145,7 @@ impl ClientBuilder {
     /// What is to be between the sessions and their fabric: for kv-bench and tests.
     #[cfg(feature = "around")]
     #[doc(hidden)]
-    pub fn around(mut self, wrap: crate::around::Wrap) -> Self {
+    pub fn around(mut self, wrap: farside_fabric::Intercept) -> Self {
         self.wrap = Some(wrap);
         self
     }
@@ -166,17 +166,14 @@ impl ClientBuilder {
         let (role, token) = (self.role, self.token);
         let timeout = self.connect_timeout.min(CONNECT_TIMEOUT_MAX);
         let target = Target { address, role, token, timeout, rdma: self.rdma };
-        let connection = Arc::new(Connection::establish(&target)?);
-        let options = EngineOptions { cache_bytes: self.cache_bytes, lanes };
-        let state = State { connection, is_connecting: false, failed: None };
-        let (state, attempted) = (Mutex::new(state), Condvar::new());
+        let connections = Reconnecting::new(Connection::establish(&target)?);
+        let options = SessionOptions { cache_bytes: self.cache_bytes, lanes };
         let shared = Shared {
             target,
             options,
             #[cfg(feature = "around")]
             wrap: self.wrap,
-            state,
-            attempted,
+            connections,
         };
         Ok(Client { shared: Arc::new(shared) })
     }

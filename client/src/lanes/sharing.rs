@@ -10,7 +10,7 @@ use farside_layout::BLOCK_HEADER_BYTES;
 use farside_layout::hash::KeyHash;
 
 use super::{Lane, Lanes, State};
-use crate::protocol::Action;
+use farside_protocol::Action;
 
 /// For each lane, half of them for GETs, so that few keys have the place of another.
 const PLACES_PER_LANE: usize = 4;

@@ -8,10 +8,10 @@ use std::task::Poll;
 use farside_fabric::{Fabric, LaneId};
 use farside_layout::hash::KeyHash;
 
-use crate::engine::Engine;
-use crate::failure::Failure;
-use crate::protocol::{Action, Answer, Operation, Successor};
 use crate::remote_depot::ControlDepot;
+use farside_protocol::Engine;
+use farside_protocol::Failure;
+use farside_protocol::{Action, Answer, Operation, Successor};
 
 /// What a lane is to do. Key and value stand in its image buffer.
 #[derive(Clone, Copy)]

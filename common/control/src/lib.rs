@@ -11,15 +11,14 @@ pub mod attach;
 mod channel;
 mod connect;
 mod message;
-mod split;
 mod statistics;
 mod trust;
 
 pub use channel::Channel;
 pub use connect::*;
 pub use farside_fabric::{MESSAGE_BYTES_MAX, REPLY_BYTES_MAX, REQUEST_BYTES_MAX, Role};
+pub use farside_layout::{FreeBlock, SplitOutcome};
 pub use message::*;
-pub use split::SplitOutcome;
 pub use statistics::*;
 
 /// The version of the messages here. A server answers a request of another version with a refusal.

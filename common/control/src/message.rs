@@ -2,7 +2,7 @@ mod decoded;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, little_endian as le};
 
-use super::{ControlError, ServerStatistics, SplitOutcome};
+use super::{ControlError, FreeBlock, ServerStatistics, SplitOutcome};
 use farside_layout::{BlockAddress, SizeClass};
 
 use decoded::{Decoded, decode, unused};
@@ -11,15 +11,6 @@ use decoded::{Decoded, decode, unused};
 pub const BLOCKS_PER_MESSAGE_MAX: usize = 4096;
 /// The most addresses one message carries.
 pub const HELD_PER_MESSAGE_MAX: usize = 16_000;
-
-/// A block nobody links, and the generation its next content gets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct FreeBlock {
-    /// Where it is.
-    pub address: BlockAddress,
-    /// What its writer puts into the header.
-    pub generation: u32,
-}
 
 /// What a client asks on its control channel.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -303,7 +294,12 @@ impl Reply {
             SPLIT_REPLY => {
                 message.no_payload()?;
                 let (directory_hash, local_depth) = (message.count, message.depth()?);
-                let outcome = SplitOutcome::from_bits(message.flags)?;
+                let outcome = {
+                    let value = message.flags;
+                    let unknown =
+                        ControlError::Unknown { field: "split outcome", value: value.into() };
+                    SplitOutcome::from_bits(value).ok_or(unknown)?
+                };
                 Ok(Self::Split { directory_hash, local_depth, outcome })
             }
             STATISTICS_REPLY => message.statistics().map(Self::Statistics),

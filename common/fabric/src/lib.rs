@@ -5,12 +5,12 @@
 
 #![deny(unsafe_code)]
 
-mod boxed;
 mod channel;
 mod clock;
 mod counters;
 mod endpoint;
 mod flight;
+mod intercept;
 pub mod shm;
 #[cfg(feature = "verbs")]
 #[allow(unsafe_code, reason = "the C libraries of RDMA")]
@@ -26,6 +26,7 @@ pub use clock::boot_time_ns;
 pub use counters::Counters;
 pub use endpoint::{Endpoint, InFlight};
 pub use flight::Flight;
+pub use intercept::{Intercept, Intercepted, Interceptor};
 
 /// Nanoseconds of a monotonic clock that goes on while the machine is suspended.
 pub type Nanos = u64;

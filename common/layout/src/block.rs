@@ -117,6 +117,15 @@ impl HeaderWord {
     }
 }
 
+/// A block nobody links, and the generation its next content gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FreeBlock {
+    /// Where it is.
+    pub address: BlockAddress,
+    /// What its writer puts into the header.
+    pub generation: u32,
+}
+
 /// How many bytes a block with a key and a value of these lengths takes.
 pub const fn block_bytes(key_bytes: usize, value_bytes: usize) -> u64 {
     BLOCK_HEADER_BYTES + key_bytes as u64 + value_bytes as u64

@@ -3,6 +3,7 @@
 use std::os::unix::fs::MetadataExt;
 
 use farside_config::size::ByteSize;
+use farside_control::address::Address;
 use farside_fabric::shm::{HugePages, MemoryError};
 use farside_snapshot::Writer;
 
@@ -18,7 +19,8 @@ fn write_snapshot(path: &Path) {
 
 fn config(region: &Path) -> ServerConfig {
     let (memory, region_file) = (Some(ByteSize::mib(8)), Some(region.to_owned()));
-    ServerConfig { memory, region_file, ..Default::default() }
+    let listen = Some(Address::Shm(region.with_extension("sock")));
+    ServerConfig { listen, memory, region_file, ..Default::default() }
 }
 
 #[test]
@@ -80,10 +82,10 @@ fn who_stops_a_restore_gets_its_end_and_nothing_is_left() {
     let line = stopped.err().unwrap().to_string();
     assert!(line.contains("told to stop") && line.contains("nothing was kept"), "{line}");
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
-    let address = Address::Shm(path("kv.sock"));
-    let with_address = ServerConfig { listen: Some(address.clone()), ..config(&region) };
-    let _server = Server::start(&with_address).unwrap();
-    let stored = store_all(&snapshot, &address, (1, &AtomicBool::new(true)));
+    let config = config(&region);
+    let memory = region_memory(&config).unwrap();
+    let opened = Rc::new(RefCell::new(recovery::open(&memory, &config).unwrap()));
+    let stored = store_all(&snapshot, &opened, (1, &AtomicBool::new(true)));
     assert!(matches!(stored, Err(RestoreError::Stopped)));
 }
 

@@ -13,9 +13,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use farside::faults::{Faults, Rates};
 use farside::{Client, Error};
 use farside_fabric::shm::Region;
+use farside_tests::faults::{Faults, Rates};
 use farside_tests::proof;
 use farside_tests::recorder::{HOT_KEYS, RecordingSession};
 use rand::rngs::SmallRng;

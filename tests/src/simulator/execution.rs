@@ -5,9 +5,9 @@ use std::hash::Hasher;
 use std::rc::Rc;
 use std::task::{Context, Waker};
 
-use farside::chores::Progress;
-use farside::testing::Rig;
+use super::session::Rig;
 use farside_fabric::{LaneId, Nanos};
+use farside_protocol::split::Progress;
 
 use super::fabric::{PAUSE_NS_MAX, SimFabric};
 use super::lane::Phase;

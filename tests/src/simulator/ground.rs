@@ -5,14 +5,14 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::OnceLock;
 
-use farside::chores::Split;
-use farside_control::{FreeBlock, Welcome};
+use farside_layout::FreeBlock;
 use farside_layout::hash::{KeyHash, KeyHasher, NO_HINT};
 use farside_layout::{
     Block, BlockAddress, BlockRef, DirectoryEntry, Format, Geometry, HINT_OFFSET, REGION_BYTES_MIN,
     ROW_BYTES, ROWS_PER_SUBTABLE, RowHeader, SLOTS_PER_ROW, STATE_OFFSET, SUBTABLE_BYTES,
     SizeClass, SlotState, SlotWord, Superblock, WINDOW_SLOTS, class_for, side_of, slot_in_subtable,
 };
+use farside_protocol::split::Split;
 use zerocopy::IntoBytes;
 
 use super::memory::{Extent, Memory};
@@ -371,19 +371,5 @@ impl Ground {
             return Err(Violation::Damaged(format!("{word:?}: {problem}")));
         }
         Ok(())
-    }
-
-    pub(super) fn welcome(&self, client_id: u16) -> Welcome {
-        Welcome {
-            client_id,
-            lease: 1,
-            region_id: self.format.region_id,
-            incarnation: 1,
-            base_address: 0,
-            region_bytes: self.format.region_bytes,
-            rkey: 0,
-            round_trip_min_ns: 0,
-            ticket: 0,
-        }
     }
 }

@@ -4,8 +4,8 @@
 use std::hash::{DefaultHasher, Hasher};
 use std::rc::Rc;
 
-use farside::chores::clear;
 use farside_fabric::LaneId;
+use farside_protocol::sweep::clear;
 
 use super::execution::Execution;
 use super::lane::Phase;

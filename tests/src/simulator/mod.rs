@@ -29,6 +29,7 @@ mod random;
 mod scenario;
 mod script;
 mod server;
+mod session;
 mod split_lies;
 mod task;
 mod time_lies;

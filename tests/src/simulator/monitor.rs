@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
+use super::session::Reply;
 use farside::Error;
-use farside::testing::Reply;
 
 use super::ground::KEYS;
 use super::memory::mix;

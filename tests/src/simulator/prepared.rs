@@ -4,8 +4,10 @@ use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::rc::{Rc, Weak};
 
-use farside::chores::Progress;
-use farside::testing::{Blocks, Call, Locations, Reply, Rig};
+use farside_protocol::EngineOptions;
+use farside_protocol::split::Progress;
+
+use super::session::{Blocks, Call, Locations, Reply, Rig};
 use farside_control::{FreeBlock, SplitOutcome};
 use farside_fabric::{LaneId, Timing};
 use farside_layout::SizeClass;
@@ -194,9 +196,13 @@ impl<'s> Prepared<'s> {
         let given = self.ground.free_blocks(owner, blocks);
         let given = Given(given, Rc::downgrade(world), takes);
         let fabric = SimFabric::new(world.clone(), timing, process, lanes, lie, pace);
-        let welcome = self.ground.welcome(client_id(number));
+        let (cache_bytes, locations) = cache;
+        let (region_id, region_bytes) =
+            (self.ground.format.region_id, self.ground.format.region_bytes);
+        let client_id = client_id(number);
+        let options = EngineOptions { region_id, region_bytes, client_id, cache_bytes, lanes };
         let seed = mix(self.scenario.seed, number as u64);
-        let rig = Rig::open(fabric, Box::new(given), &welcome, lanes, cache, seed);
+        let rig = Rig::open(fabric, Box::new(given), options, locations, seed);
         let mut rig = rig.expect("the region is in order");
         if let Some(twin) = twin {
             let right = rig.constants();

@@ -3,10 +3,11 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use farside::chores::{Mover, Progress, clear_left_by};
-use farside::testing::Rig;
+use super::session::Rig;
 use farside_fabric::{Buffer, LaneId, Nanos, Verb};
 use farside_layout::{BlockRef, ROW_BYTES, Row, STATE_OFFSET, SlotWord, slot_in_subtable};
+use farside_protocol::split::{Mover, Progress};
+use farside_protocol::sweep::clear_left_by;
 use zerocopy::FromBytes;
 
 use super::fabric::{PAUSE_NS_MAX, SimFabric};

@@ -5,10 +5,10 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::task::Poll;
 
+use super::session::{Call, Reply, Rig};
 use farside::Version;
-use farside::chores::Progress;
-use farside::testing::{Call, Reply, Rig};
 use farside_fabric::LaneId;
+use farside_protocol::split::Progress;
 
 use super::fabric::SimFabric;
 use super::ground::{LARGE_BYTES, keys};

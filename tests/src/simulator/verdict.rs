@@ -4,7 +4,7 @@
 use std::hash::{DefaultHasher, Hasher};
 use std::rc::Rc;
 
-use farside::testing::Call;
+use super::session::Call;
 use farside_fabric::LaneId;
 
 use super::clock::Clock;

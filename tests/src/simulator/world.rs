@@ -3,9 +3,9 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use farside::chores::Progress;
-use farside::testing::Locations;
+use super::session::Locations;
 use farside_fabric::Nanos;
+use farside_protocol::split::Progress;
 
 use super::depot::SimDepot;
 use super::ground::Ground;

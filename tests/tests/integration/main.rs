@@ -15,6 +15,7 @@ mod bench_report;
 mod chaos;
 mod cli;
 mod cli_output;
+mod client;
 mod collector;
 mod connect_policy;
 mod damage;

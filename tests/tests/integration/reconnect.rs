@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use farside::around::{Around, Rule, Wrap};
 use farside::{BatchOutcome, Contact, Error};
 use farside_fabric::{ChainError, Completion, Fabric, LaneId, Nanos, Verb};
+use farside_fabric::{Intercept, Intercepted, Interceptor};
 use farside_tests::{ServerProcess, device, proof};
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -151,7 +151,7 @@ struct Fenced {
     refused: Vec<LaneId>,
 }
 
-impl<F: Fabric + ?Sized> Rule<F> for Fenced {
+impl<F: Fabric + ?Sized> Interceptor<F> for Fenced {
     fn post(&mut self, fabric: &mut F, lane: LaneId, chain: &[Verb], deadline: Nanos) {
         if self.fence.before.fetch_sub(1, Ordering::Relaxed) == 0 {
             self.is_fenced = true;
@@ -186,11 +186,11 @@ impl Fence {
         self.before.load(Ordering::Relaxed) > u64::MAX / 2
     }
 
-    fn wrap(&self) -> Wrap {
+    fn wrap(&self) -> Intercept {
         let fence = self.clone();
         Arc::new(move |fabric, _| {
             let (fence, is_fenced, refused) = (fence.clone(), false, Vec::new());
-            Box::new(Around { rule: Fenced { fence, is_fenced, refused }, fabric })
+            Box::new(Intercepted { interceptor: Fenced { fence, is_fenced, refused }, fabric })
         })
     }
 }

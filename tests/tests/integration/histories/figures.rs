@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use farside::faults::Fault;
+use farside_tests::faults::Fault;
 
 /// What `kv-cli` does from the side.
 pub(super) const CHORES: [&[&str]; 3] =

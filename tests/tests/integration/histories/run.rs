@@ -6,8 +6,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use farside::Client;
-use farside::faults::Fault;
 use farside_fabric::boot_time_ns;
+use farside_tests::faults::Fault;
 use farside_tests::linearizability::{self, Ended, Record};
 use farside_tests::recorder::{HOT_KEYS, RECORD_BYTES, RecordingSession, read};
 use farside_tests::{ServerProcess, Worker, binary, device, scaled};

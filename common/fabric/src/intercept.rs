@@ -1,0 +1,194 @@
+//! A fabric whose calls another component intercepts: an emulated network, a fault, a count.
+
+use std::sync::Arc;
+
+use crate::{Buffer, ChainError, Completion, Counters, Fabric, LaneId, Nanos, Timing, Verb};
+
+/// Puts an [`Interceptor`], or several, around the fabric of each session, which has so many lanes.
+pub type Intercept =
+    Arc<dyn Fn(Box<dyn Fabric + Send>, u16) -> Box<dyn Fabric + Send> + Send + Sync>;
+
+/// The calls that are intercepted; the others go to the fabric.
+#[allow(missing_docs, reason = "the functions of `Fabric`")]
+pub trait Interceptor<F: Fabric + ?Sized> {
+    fn now(&self, fabric: &F) -> Nanos {
+        fabric.now()
+    }
+
+    fn wall_clock_ns(&self, fabric: &F) -> u64 {
+        fabric.wall_clock_ns()
+    }
+
+    fn post(&mut self, fabric: &mut F, lane: LaneId, chain: &[Verb], deadline: Nanos) {
+        fabric.post(lane, chain, deadline);
+    }
+
+    fn has_room(&self, fabric: &F, under_way_bytes: u64) -> bool {
+        fabric.has_room(under_way_bytes)
+    }
+
+    fn set_patience(&mut self, fabric: &mut F, patience: Nanos) {
+        fabric.set_patience(patience);
+    }
+
+    fn wait(&mut self, fabric: &mut F, lane: LaneId, until: Nanos) {
+        fabric.wait(lane, until);
+    }
+
+    fn ring(&mut self, fabric: &mut F) {
+        fabric.ring();
+    }
+
+    fn poll(&mut self, fabric: &mut F) -> Option<Completion> {
+        fabric.poll()
+    }
+
+    fn relax(&mut self, fabric: &mut F) {
+        fabric.relax();
+    }
+}
+
+/// A fabric whose calls go through an interceptor.
+pub struct Intercepted<F: Fabric + ?Sized, I> {
+    /// What intercepts the calls.
+    pub interceptor: I,
+    /// The fabric behind it.
+    pub fabric: Box<F>,
+}
+
+impl<F: Fabric + ?Sized, I: Interceptor<F>> Fabric for Intercepted<F, I> {
+    fn timing(&self) -> Timing {
+        self.fabric.timing()
+    }
+
+    fn now(&self) -> Nanos {
+        self.interceptor.now(&self.fabric)
+    }
+
+    fn wall_clock_ns(&self) -> u64 {
+        self.interceptor.wall_clock_ns(&self.fabric)
+    }
+
+    fn expect(&self, remote: u64, bytes: u32) {
+        self.fabric.expect(remote, bytes);
+    }
+
+    fn post(&mut self, lane: LaneId, chain: &[Verb], deadline: Nanos) {
+        self.interceptor.post(&mut self.fabric, lane, chain, deadline);
+    }
+
+    fn has_room(&self, under_way_bytes: u64) -> bool {
+        self.interceptor.has_room(&self.fabric, under_way_bytes)
+    }
+
+    fn set_patience(&mut self, patience: Nanos) {
+        self.interceptor.set_patience(&mut self.fabric, patience);
+    }
+
+    fn wait(&mut self, lane: LaneId, until: Nanos) {
+        self.interceptor.wait(&mut self.fabric, lane, until);
+    }
+
+    fn ring(&mut self) {
+        self.interceptor.ring(&mut self.fabric);
+    }
+
+    fn poll(&mut self) -> Option<Completion> {
+        self.interceptor.poll(&mut self.fabric)
+    }
+
+    fn relax(&mut self) {
+        self.interceptor.relax(&mut self.fabric);
+    }
+
+    fn buffer(&self, lane: LaneId, buffer: Buffer) -> &[u8] {
+        self.fabric.buffer(lane, buffer)
+    }
+
+    fn buffer_mut(&mut self, lane: LaneId, buffer: Buffer) -> &mut [u8] {
+        self.fabric.buffer_mut(lane, buffer)
+    }
+
+    fn reserve(&mut self, lane: LaneId, buffer: Buffer, bytes: usize) -> bool {
+        self.fabric.reserve(lane, buffer, bytes)
+    }
+
+    fn counters(&self) -> Counters {
+        self.fabric.counters()
+    }
+
+    fn lane_counters(&self, lane: LaneId) -> &Counters {
+        self.fabric.lane_counters(lane)
+    }
+}
+
+/// For a session whose fabric is known only at run time: a call through a table each.
+impl<F: Fabric + ?Sized> Fabric for Box<F> {
+    fn timing(&self) -> Timing {
+        (**self).timing()
+    }
+
+    fn now(&self) -> Nanos {
+        (**self).now()
+    }
+
+    fn wall_clock_ns(&self) -> u64 {
+        (**self).wall_clock_ns()
+    }
+
+    fn expect(&self, remote: u64, bytes: u32) {
+        (**self).expect(remote, bytes);
+    }
+
+    fn post(&mut self, lane: LaneId, chain: &[Verb], deadline: Nanos) {
+        (**self).post(lane, chain, deadline);
+    }
+
+    fn has_room(&self, under_way_bytes: u64) -> bool {
+        (**self).has_room(under_way_bytes)
+    }
+
+    fn set_patience(&mut self, patience: Nanos) {
+        (**self).set_patience(patience);
+    }
+
+    fn wait(&mut self, lane: LaneId, until: Nanos) {
+        (**self).wait(lane, until);
+    }
+
+    fn ring(&mut self) {
+        (**self).ring();
+    }
+
+    fn poll(&mut self) -> Option<Completion> {
+        (**self).poll()
+    }
+
+    fn relax(&mut self) {
+        (**self).relax();
+    }
+
+    fn buffer(&self, lane: LaneId, buffer: Buffer) -> &[u8] {
+        (**self).buffer(lane, buffer)
+    }
+
+    fn buffer_mut(&mut self, lane: LaneId, buffer: Buffer) -> &mut [u8] {
+        (**self).buffer_mut(lane, buffer)
+    }
+
+    fn reserve(&mut self, lane: LaneId, buffer: Buffer, bytes: usize) -> bool {
+        (**self).reserve(lane, buffer, bytes)
+    }
+
+    fn run(&mut self, lane: LaneId, chain: &[Verb], deadline: Nanos) -> Result<u64, ChainError> {
+        (**self).run(lane, chain, deadline)
+    }
+
+    fn counters(&self) -> Counters {
+        (**self).counters()
+    }
+
+    fn lane_counters(&self, lane: LaneId) -> &Counters {
+        (**self).lane_counters(lane)
+    }
+}

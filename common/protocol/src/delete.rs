@@ -1,0 +1,89 @@
+//! DELETE. It reports whether the key was there, so it is never absorbed.
+
+use farside_fabric::{Fabric, Nanos};
+use farside_layout::{SlotState, SlotWord};
+
+use super::swing::Swung;
+use super::window::{Own, Seen};
+use super::{ATTEMPTS_MAX, Operation, Outcome, Target, Tries};
+use crate::allocator::Depot;
+
+/// What a DELETE does about a compare-and-swap that found another word.
+enum Next {
+    /// The key was deleted during this operation.
+    Absent,
+    /// The key's value was replaced: this word is the key's too.
+    Retry(SlotWord),
+    /// Look again.
+    Restart,
+}
+
+impl<F: Fabric, D: Depot> Operation<'_, F, D> {
+    /// Removes the key; whether it was there. One round trip if its location is cached, else two,
+    /// one if it is absent.
+    pub async fn delete(&self) -> Outcome<bool> {
+        if let Some(target) = self.cached_target() {
+            let posted = self.now();
+            if let Swung::Done = self.unlink(target, posted).await? {
+                self.engine.lookups.note_hit();
+                return Ok(self.was_there(&target, posted));
+            }
+        }
+        self.engine.lookups.note_miss();
+        let (mut damaged, mut tries) = (0, Tries::default());
+        let mut seen = Seen::nothing();
+        loop {
+            match self.locate(&mut seen, &mut damaged).await? {
+                Own::Absent => return Ok(false),
+                Own::Here(target) => {
+                    if let Some(deleted) = self.unlink_seen(target, seen.posted).await? {
+                        return Ok(deleted);
+                    }
+                }
+                Own::Moving => {
+                    self.wait_for_split(&mut tries).await?;
+                    continue;
+                }
+                Own::Stale => {}
+            }
+            self.try_again(&mut tries).await?;
+        }
+    }
+
+    /// Unlinks a word that this operation READ; `None` to look again.
+    async fn unlink_seen(&self, mut target: Target, seen_at: Nanos) -> Outcome<Option<bool>> {
+        for _ in 0..ATTEMPTS_MAX {
+            let posted = self.now();
+            match self.unlink(target, posted).await? {
+                Swung::Done => return Ok(Some(self.was_there(&target, posted))),
+                Swung::Late => return Ok(None),
+                Swung::Lost(found) => match self.after_loss(target.word, found, seen_at) {
+                    Next::Absent => return Ok(Some(false)),
+                    Next::Retry(word) => {
+                        target = Target::unread(target.slot, word, target.proved_at);
+                    }
+                    Next::Restart => return Ok(None),
+                },
+            }
+        }
+        Ok(None)
+    }
+
+    fn after_loss(&self, word: SlotWord, found: SlotWord, seen_at: Nanos) -> Next {
+        if !self.is_fresh(seen_at) {
+            return Next::Restart;
+        }
+        let same_incarnation = found.incarnation() == word.incarnation();
+        match found.state() {
+            // The incarnation that this operation saw LIVE has ended since.
+            SlotState::Empty | SlotState::Pending | SlotState::Aborted => Next::Absent,
+            SlotState::Live if !same_incarnation => Next::Absent,
+            SlotState::Live if self.was_replaced(word, found, seen_at) => Next::Retry(found),
+            _ => Next::Restart,
+        }
+    }
+
+    async fn unlink(&self, target: Target, posted: Nanos) -> Outcome<Swung> {
+        self.swing(target, None, target.word.emptied(), posted).await
+    }
+}

@@ -1,0 +1,108 @@
+//! Why operations end early, before anything decided whether to try them again.
+
+use farside_fabric::{ChainError, Nanos};
+use farside_layout::LayoutError;
+
+/// Why an operation failed for its caller. Unless the variant says otherwise, nothing was changed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say what the fields are")]
+pub enum OperationError {
+    #[error("the key is empty: keys have at least one byte")]
+    KeyEmpty,
+    #[error("the key is {bytes} bytes long, this region allows at most {max}")]
+    KeyTooLong { bytes: usize, max: usize },
+    #[error("the value is {bytes} bytes long, this region allows at most {max}")]
+    ValueTooLong { bytes: usize, max: usize },
+    #[error(
+        "the value would end after the year 2106, and ends reach no further: give it less time, or \
+         no end"
+    )]
+    EndTooLate,
+    #[error("out of space: {what}")]
+    OutOfSpace { what: Exhausted },
+    #[error(
+        "gave up after {attempts} attempts: others kept changing the same slots, or READs took \
+         longer than the region's grace_ms, which has to be larger where links are slow and values \
+         large"
+    )]
+    Contended { attempts: u32 },
+    /// It has happened, or will never happen.
+    #[error("the connection broke while the write was on its way: it may or may not have happened")]
+    Indeterminate,
+    #[error("this client is a reader: connect as a writer to change anything")]
+    Denied,
+    #[error("the region is damaged: {0}; run `kv-cli verify`")]
+    Layout(LayoutError),
+    /// The system did not let memory be registered.
+    #[error("registering memory for RDMA: {0}")]
+    Unregistered(ChainError),
+}
+
+/// What ran out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Exhausted {
+    /// No block of this size is free, and no chunk to carve some from.
+    Blocks {
+        /// The size, in bytes.
+        bytes: u64,
+    },
+    /// All places of the key's window in the index are taken, and the server could not split its
+    /// subtable.
+    Index,
+}
+
+impl std::fmt::Display for Exhausted {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Blocks { bytes } => write!(
+                f,
+                "no free block of {bytes} bytes; delete keys, or start a server with more --memory"
+            ),
+            Self::Index => write!(
+                f,
+                "the key's part of the index is full and there is no memory for more; delete keys, \
+                 or start a server with more --memory (kv-cli verify says whether damage is why)"
+            ),
+        }
+    }
+}
+
+/// Why an operation ended early.
+#[derive(Debug)]
+pub enum Failure {
+    /// For the caller. Boxed: it is rare, and what operations return is moved often.
+    Error(Box<OperationError>),
+    /// The server gave this connection up, or is gone. The operation has not happened.
+    Disconnected,
+    /// The server has not answered for so long, though the connection is not known to be lost. The
+    /// operation has not happened.
+    NoAnswer(Nanos),
+}
+
+impl From<OperationError> for Failure {
+    fn from(error: OperationError) -> Self {
+        Self::Error(Box::new(error))
+    }
+}
+
+impl From<LayoutError> for Failure {
+    fn from(error: LayoutError) -> Self {
+        OperationError::Layout(error).into()
+    }
+}
+
+impl From<ChainError> for Failure {
+    fn from(error: ChainError) -> Self {
+        match error {
+            ChainError::Outside { remote: offset, bytes } => {
+                LayoutError::BlockOutside { offset, bytes }.into()
+            }
+            ChainError::Denied => OperationError::Denied.into(),
+            ChainError::Unknown => OperationError::Indeterminate.into(),
+            ChainError::Unregistered { .. } => OperationError::Unregistered(error).into(),
+            // Chains that can be late are looked at where they are posted; READs have no deadline.
+            _ => Self::Disconnected,
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! The operations, once, as async functions over the fabric: every `.await` is a round trip.
+//!
+//! An [`Engine`] is what a session knows of one region; an [`Operation`] borrows it for one key on
+//! one lane. The server uses the same code for what only it does: [`split`] and [`sweep`].
+//! `docs/protocol.md` has the protocol, why it is right, and the numbered invariants cited here.
+#![deny(unsafe_code)]
+#![allow(missing_debug_implementations, reason = "engines and operations are not data")]
+
+mod action;
+pub mod allocator;
+mod conditional;
+mod delete;
+mod directory;
+mod engine;
+mod failure;
+mod get;
+mod grow;
+mod growth;
+pub mod holdings;
+mod insert;
+mod lifetime;
+mod location_cache;
+mod operation;
+#[allow(unsafe_code, reason = "the mapping is shared by threads")]
+mod pairs;
+mod put;
+mod scan;
+pub mod split;
+pub mod sweep;
+mod swing;
+mod tries;
+mod version;
+mod waiting;
+mod window;
+
+pub use action::Action;
+pub use conditional::Expected;
+pub use directory::{Directory, Subtable};
+pub use engine::{Constants, Engine, EngineOptions, LANE};
+pub use failure::{Exhausted, Failure, OperationError};
+pub use get::{CachedRead, Successor};
+pub use growth::Prefix;
+pub use lifetime::Lifetime;
+pub use location_cache::{CacheStatistics, ConnectionCache, LocationCache};
+pub use operation::{Answer, Found, Operation};
+pub use scan::{
+    Entry, HASHES, Progress as ScanProgress, ScannedSlot, next_entry, read_part, read_slot,
+};
+pub use version::{Value, Version};
+
+pub(crate) use operation::{ATTEMPTS_MAX, Examined, Outcome, Target, is_moving, read_block};
+pub(crate) use tries::Tries;

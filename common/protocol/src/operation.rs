@@ -1,0 +1,352 @@
+//! What all operations share.
+
+use std::cell::Cell;
+
+use farside_fabric::waiting::Waiting;
+use farside_fabric::{Buffer, Fabric, InFlight, LaneId, Nanos, Verb};
+use farside_layout::hash::KeyHash;
+use farside_layout::{
+    BLOCK_HEADER_BYTES, Block, BlockRef, HeaderWord, LayoutError, SizeClass, SlotState, SlotWord,
+    class_for,
+};
+
+use crate::allocator::Depot;
+use crate::engine::{Engine, LANE};
+use crate::failure::Failure;
+use crate::get::Successor;
+use crate::location_cache::Location;
+use crate::tries::Tries;
+use crate::waiting::is_over;
+use crate::{Action, OperationError, Version};
+
+/// How often an operation that others keep disturbing is tried.
+pub(crate) const ATTEMPTS_MAX: u32 = 128;
+/// How long at most between two looks whether a split has let go of the key.
+const MOVING_PAUSE_NS_MAX: Nanos = 60_000;
+/// The longest random pause between two attempts is this, doubled with each attempt ...
+const BACKOFF_NS: Nanos = 250;
+/// ... this often.
+const BACKOFF_DOUBLINGS_MAX: u32 = 10;
+
+pub(crate) type Outcome<T> = Result<T, Failure>;
+
+/// What became of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Answer {
+    /// The key was as required, and so the change made.
+    pub applied: bool,
+    /// The value that a GET found, or that an exchange did not expect.
+    pub found: Option<Found>,
+}
+
+/// One operation on one key, on one lane. The key stands in the lane's image buffer, where the
+/// block of a PUT wants it.
+pub struct Operation<'e, F, D: Depot> {
+    pub(crate) engine: &'e Engine<F, D>,
+    pub(crate) lane: LaneId,
+    pub(crate) hash: KeyHash,
+    pub(crate) key_bytes: usize,
+    pub(crate) value_bytes: usize,
+    /// Where to look, after a READ that this operation's caller has seen to.
+    pub(crate) successor: Option<Successor>,
+    /// Where the last GET of this operation found the key, in the window at this byte offset; in
+    /// that to which the directory leads if none is said.
+    pub(crate) located: Cell<Option<(Location, Option<u64>)>>,
+}
+
+/// A value that a GET found; the bytes are in the lane's block buffer.
+#[derive(Clone, Copy, Debug)]
+pub struct Found {
+    /// Which write the value comes from.
+    pub version: Version,
+    pub(crate) expires_at_s: u32,
+    pub(crate) value_start: u32,
+    /// The value's length, in bytes.
+    pub value_bytes: u32,
+}
+
+impl Found {
+    /// The value in the bytes of the block buffer.
+    #[inline]
+    pub fn value_in<'b>(&self, block: &'b [u8]) -> &'b [u8] {
+        &block[self.value_start as usize..][..self.value_bytes as usize]
+    }
+
+    /// How much of the block's end is not needed.
+    pub(crate) fn padding(&self, class: SizeClass) -> u8 {
+        class.padding((self.value_start + self.value_bytes).into())
+    }
+}
+
+/// A slot that is the key's, as seen during this operation or proved before.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Target {
+    pub(crate) slot: u64,
+    pub(crate) word: SlotWord,
+    /// The full generation of its block, where it is known.
+    pub(crate) generation: Option<u32>,
+    /// When its value ends, seconds since 1970, 0 for never, where it is known.
+    pub(crate) expires_at_s: Option<u32>,
+    /// When the READ or compare-and-swap that last proved it was posted.
+    pub(crate) proved_at: Nanos,
+}
+
+impl Target {
+    /// A slot whose block was not READ. A word that is not conditional leads to no block whose
+    /// value ends (invariant I19).
+    pub(crate) fn unread(slot: u64, word: SlotWord, proved_at: Nanos) -> Self {
+        let expires_at_s = (!word.is_conditional()).then_some(0);
+        Self { slot, word, generation: None, expires_at_s, proved_at }
+    }
+
+    /// Where a GET found the key, or the cache says that it is, in the window at this byte offset.
+    pub(crate) fn located(location: Location, window: u64) -> Self {
+        let Location { word, generation, expires, proved_at, .. } = location;
+        let (generation, expires_at_s) = (Some(generation), (!expires).then_some(0));
+        let slot = window + u64::from(location.in_window);
+        Self { slot, word, generation, expires_at_s, proved_at }
+    }
+
+    /// The same slot, whose block was READ.
+    pub(crate) fn read(self, found: &Found, header: HeaderWord) -> Self {
+        let (generation, expires_at_s) = (Some(header.generation), Some(found.expires_at_s));
+        Self { generation, expires_at_s, ..self }
+    }
+}
+
+/// What a block that was READ turned out to be.
+pub(crate) enum Examined {
+    Ours(Found, HeaderWord),
+    Other,
+    Damaged(LayoutError),
+}
+
+impl<F: Fabric, D: Depot> Engine<F, D> {
+    /// A GET, waited for, when no other operation is in flight. As [`Engine::perform`], whose
+    /// future has all operations in it and takes another page of the stack.
+    #[inline]
+    pub fn get(&self, key: &[u8]) -> Outcome<Option<Found>> {
+        self.check_key(key)?;
+        let operation = Operation::stage(self, LANE, key, &[]);
+        self.endpoint.drive(operation.get())
+    }
+
+    /// One operation, waited for, when no other is in flight.
+    #[inline]
+    pub fn perform(&self, action: Action<'_>, key: &[u8], value: &[u8]) -> Outcome<Answer> {
+        self.check_key(key)?;
+        self.check_value(value)?;
+        self.check_end(action)?;
+        let operation = Operation::stage(self, LANE, key, value);
+        self.endpoint.drive(operation.perform(action))
+    }
+}
+
+impl<'e, F: Fabric, D: Depot> Operation<'e, F, D> {
+    /// Prepares an operation: the key, and the value if it has one, are copied into the lane's
+    /// image. Both must be within the region's limits.
+    #[inline]
+    pub fn stage(engine: &'e Engine<F, D>, lane: LaneId, key: &[u8], value: &[u8]) -> Self {
+        Self::fill(engine, lane, key, value);
+        Self::staged(engine, lane, engine.hasher.hash(key), key.len(), value.len())
+    }
+
+    /// Copies key and value into the lane's image.
+    #[inline]
+    pub fn fill(engine: &Engine<F, D>, lane: LaneId, key: &[u8], value: &[u8]) {
+        let start = BLOCK_HEADER_BYTES as usize;
+        let (key_end, end) = (start + key.len(), start + key.len() + value.len());
+        let mut fabric = engine.endpoint.fabric_mut();
+        fabric.reserve(lane, Buffer::Image, end);
+        let image = fabric.buffer_mut(lane, Buffer::Image);
+        image[start..key_end].copy_from_slice(key);
+        if !value.is_empty() {
+            image[key_end..end].copy_from_slice(value);
+        }
+    }
+
+    /// An operation whose key, with this hash, and value stand in the lane's image already.
+    #[inline]
+    pub fn staged(
+        engine: &'e Engine<F, D>,
+        lane: LaneId,
+        hash: KeyHash,
+        key_bytes: usize,
+        value_bytes: usize,
+    ) -> Self {
+        let (successor, located) = (None, Cell::new(None));
+        Self { engine, lane, hash, key_bytes, value_bytes, successor, located }
+    }
+
+    /// The same, whose cached location was READ: it led to nothing but this.
+    #[inline]
+    pub fn after(self, successor: Option<Successor>) -> Self {
+        Self { successor, ..self }
+    }
+
+    /// Whatever there is to do.
+    pub async fn perform(&self, action: Action<'_>) -> Outcome<Answer> {
+        let (applied, found) = match action {
+            Action::Get => (true, self.get().await?),
+            Action::Put(lifetime) => (self.put(lifetime).await.map(|()| true)?, None),
+            Action::Insert(lifetime) => (self.insert(lifetime).await?, None),
+            Action::Update(lifetime) => (self.update(lifetime).await?, None),
+            Action::Delete => (self.delete().await?, None),
+            Action::Exchange(expected, lifetime) => {
+                self.compare_exchange(expected, lifetime).await?
+            }
+        };
+        Ok(Answer { applied, found })
+    }
+
+    #[inline]
+    pub(crate) fn now(&self) -> Nanos {
+        self.engine.endpoint.now()
+    }
+
+    #[inline]
+    pub(crate) fn is_fresh(&self, posted: Nanos) -> bool {
+        self.engine.is_fresh(posted)
+    }
+
+    /// Whether a value with this end had ended when a READ or a chain was posted then. What is
+    /// said of the moment of the post holds for what the region showed or did after it.
+    #[inline]
+    pub(crate) fn has_ended(&self, expires_at_s: u32, posted: Nanos) -> bool {
+        expires_at_s != 0 && self.is_over(expires_at_s, posted)
+    }
+
+    #[cold]
+    pub(crate) fn is_over(&self, expires_at_s: u32, posted: Nanos) -> bool {
+        let fabric = self.engine.endpoint.fabric();
+        let since = fabric.now().saturating_sub(posted);
+        let wall_ns = fabric.wall_clock_ns().saturating_sub(since);
+        u64::from(expires_at_s) <= wall_ns / 1_000_000_000
+    }
+
+    /// One round trip. What it changes takes effect before the deadline or never.
+    #[inline]
+    pub(crate) fn chain(&self, verbs: &[Verb], posted: Nanos) -> InFlight<'e> {
+        let deadline = posted.saturating_add(self.engine.constants.lateness_ns);
+        self.engine.endpoint.chain(self.lane, verbs, deadline)
+    }
+
+    /// One round trip that changes nothing. It has no deadline: what comes late is too old to be
+    /// believed, and read again (invariant I3).
+    #[inline]
+    pub(crate) fn read(&self, verbs: &[Verb]) -> InFlight<'e> {
+        self.engine.endpoint.chain(self.lane, verbs, Nanos::MAX)
+    }
+
+    /// A pause before the next attempt: random, so that two clients do not stay in step.
+    pub(crate) async fn back_off(&self, attempt: u32) {
+        let most = BACKOFF_NS << attempt.min(BACKOFF_DOUBLINGS_MAX);
+        let pause = self.engine.random_below(most);
+        self.engine.endpoint.sleep_until(self.lane, self.now() + pause).await;
+    }
+
+    /// A pause before looking again at what others disturbed.
+    ///
+    /// # Errors
+    /// [`OperationError::Contended`] after [`ATTEMPTS_MAX`] of them, or after too many bytes.
+    pub(crate) async fn try_again(&self, tries: &mut Tries) -> Outcome<()> {
+        let read_bytes = self.engine.endpoint.fabric().lane_counters(self.lane).read_bytes;
+        let attempts = tries.attempts;
+        if attempts == ATTEMPTS_MAX || tries.have_read_too_much(read_bytes) {
+            return Err(OperationError::Contended { attempts }.into());
+        }
+        self.back_off(attempts).await;
+        *tries = tries.next();
+        Ok(())
+    }
+
+    /// A pause before looking again at what a split has in its hands: microseconds, unless the
+    /// server was stopped in it.
+    ///
+    /// # Errors
+    /// [`OperationError::Contended`] if it takes too long.
+    pub(crate) async fn wait_for_split(&self, tries: &mut Tries) -> Outcome<()> {
+        let now = self.now();
+        let moving = tries.moving.get_or_insert_with(|| Waiting::since(now));
+        moving.look(now);
+        if self.engine.allocator().is_lost() {
+            return Err(Failure::Disconnected);
+        }
+        if is_over(moving) {
+            return Err(self.contended());
+        }
+        let pause = moving.waited().clamp(BACKOFF_NS, MOVING_PAUSE_NS_MAX);
+        self.engine.endpoint.sleep_until(self.lane, now + pause).await;
+        Ok(())
+    }
+
+    pub(crate) fn contended(&self) -> Failure {
+        OperationError::Contended { attempts: ATTEMPTS_MAX }.into()
+    }
+
+    /// READs a block into the block buffer. One round trip.
+    pub(crate) async fn read_block(&self, block: BlockRef) -> Outcome<()> {
+        self.engine.geometry.check_block(block)?;
+        self.read(&[read_block(block, block.class.block_bytes())]).await?;
+        Ok(())
+    }
+
+    /// What the block is to this key, of which so many bytes were READ.
+    #[inline]
+    pub(crate) fn examine(&self, block: BlockRef, bytes_read: u64) -> Examined {
+        let fabric = self.engine.endpoint.fabric();
+        let bytes = fabric.buffer(self.lane, Buffer::Block);
+        let image = fabric.buffer(self.lane, Buffer::Image);
+        let bytes = &bytes[..bytes_read as usize];
+        let found = match Block::decode(bytes, block.address) {
+            Ok(found) => found,
+            Err(error) => return Examined::Damaged(error),
+        };
+        let header = found.header_word();
+        if header.generation as u8 != block.generation_low {
+            let (field, value) = ("generation", u64::from(header.generation));
+            return Examined::Damaged(LayoutError::Field { field, value });
+        }
+        let start = BLOCK_HEADER_BYTES as usize;
+        if found.key() != &image[start..start + self.key_bytes] {
+            return Examined::Other;
+        }
+        // The word says the class, and has no checksum: the block must not be used again as a
+        // larger one than it is.
+        if class_for(self.key_bytes, found.value().len()) != Some(block.class) {
+            let (field, value) = ("class", u64::from(block.class.index()));
+            return Examined::Damaged(LayoutError::Field { field, value });
+        }
+        let version = Version::of(block.address, header.generation);
+        let value_start = (start + self.key_bytes) as u32;
+        let (expires_at_s, value_bytes) = (found.expires_at_s(), found.value().len() as u32);
+        Examined::Ours(Found { version, expires_at_s, value_start, value_bytes }, header)
+    }
+
+    /// Where the cache says the key is.
+    pub(crate) fn cached_target(&self) -> Option<Target> {
+        let location = self.engine.cache.get(self.hash)?;
+        Some(Target::located(location, self.window()))
+    }
+
+    /// Where the last GET of this operation found the key.
+    pub(crate) fn located_target(&self) -> Option<Target> {
+        let (location, window) = self.located.get()?;
+        Some(Target::located(location, window.unwrap_or_else(|| self.window())))
+    }
+
+    /// The byte offset of the key's window, as the directory leads to it.
+    pub(crate) fn window(&self) -> u64 {
+        self.engine.directory().window(self.hash).0
+    }
+}
+
+/// The READ of so many bytes of a block, from its start.
+pub(crate) fn read_block(block: BlockRef, bytes: u64) -> Verb {
+    Verb::Read { remote: block.address.offset(), into: Buffer::Block, bytes: bytes as u32 }
+}
+
+/// Whether a split has the entry in its hands: wait and look again.
+pub(crate) fn is_moving(word: SlotWord) -> bool {
+    matches!(word.state(), SlotState::Frozen | SlotState::Copy)
+}

@@ -1,0 +1,299 @@
+//! Reading everything, subtable by subtable in the order of hashes, while splits go on.
+
+use std::collections::HashSet;
+use std::num::NonZeroU32;
+
+use farside_fabric::{Buffer, Fabric, LaneId, Verb};
+use farside_layout::hash::KeyHash;
+use farside_layout::{
+    Block, BlockAddress, BlockRef, ROW_BYTES, Row, SUBTABLE_BYTES, SlotState, SlotWord, prefix_of,
+};
+use zerocopy::FromBytes;
+
+use super::{Outcome, read_block};
+use crate::allocator::Depot;
+use crate::directory::Subtable;
+use crate::engine::Engine;
+use crate::{OperationError, Value, Version};
+
+/// A key with its value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// The key.
+    pub key: Vec<u8>,
+    /// The value and its version.
+    pub value: Value,
+    /// When it ends, seconds since 1970; `None` for never.
+    pub expires_at_s: Option<u32>,
+}
+
+/// A slot with an entry as a scan saw it.
+#[derive(Clone, Copy, Debug)]
+pub struct ScannedSlot {
+    row: u64,
+    at: usize,
+    word: SlotWord,
+    /// How many bits of the hash its subtable goes by, and a hash with these bits.
+    local_depth: u8,
+    directory_hash: u32,
+}
+
+impl ScannedSlot {
+    /// The block it linked; `None` if the word is damaged.
+    pub fn block(&self) -> Option<BlockRef> {
+        self.word.block().ok()
+    }
+}
+
+/// How far a scan came.
+#[derive(Default)]
+pub struct Progress {
+    /// Where the part of all hashes begins that is being read, and where it ends.
+    from: u64,
+    to: u64,
+    /// Its slots that were not read yet.
+    slots: Vec<ScannedSlot>,
+    /// An entry of it went elsewhere before it was read: the part is read again.
+    again: bool,
+    /// Keys of it, and of what it was before splits, that were returned.
+    returned: HashSet<KeyHash>,
+    /// Where the hashes end that `returned` is about.
+    returned_to: u64,
+}
+
+impl Progress {
+    /// Forgets what was read of the part, but for the keys that were returned.
+    pub fn again(&mut self) {
+        self.slots.clear();
+        self.again = true;
+    }
+}
+
+/// One more than the last directory hash.
+pub const HASHES: u64 = 1 << 32;
+/// How often a scan follows a slot whose value is replaced under its eyes.
+const FOLLOWS_MAX: u32 = 64;
+/// How often a scan READs a block that seems damaged under a word that stays, before it says so.
+const DAMAGE_READS_MAX: u32 = 3;
+/// How often a scan looks for a subtable that splits keep taking away.
+const COLLECTS_MAX: u32 = 64;
+
+/// What became of a slot.
+enum Read {
+    Entry(Entry),
+    /// The key was deleted, or its value has ended.
+    Gone,
+    /// A split took the entry elsewhere.
+    Elsewhere,
+}
+
+/// The next entry. One round trip a subtable, one an entry, one more where its value was
+/// replaced meanwhile.
+pub async fn next_entry<F: Fabric, D: Depot>(
+    engine: &Engine<F, D>,
+    lane: LaneId,
+    progress: &mut Progress,
+) -> Outcome<Option<Entry>> {
+    loop {
+        while let Some(slot) = progress.slots.pop() {
+            match read_entry(engine, lane, slot).await? {
+                Read::Entry(entry) => {
+                    let hash = engine.hasher.hash(&entry.key);
+                    if u64::from(hash.directory()) >= progress.from
+                        && progress.returned.insert(hash)
+                    {
+                        return Ok(Some(entry));
+                    }
+                }
+                Read::Gone => {}
+                Read::Elsewhere => progress.again = true,
+            }
+        }
+        if !std::mem::take(&mut progress.again) {
+            progress.from = progress.to;
+        }
+        if progress.from == HASHES {
+            return Ok(None);
+        }
+        if progress.from >= progress.returned_to {
+            progress.returned.clear();
+        }
+        let from = progress.from as u32;
+        let collected = collect(engine, lane, from, &mut progress.slots).await;
+        // After an error, that is as far as the directory knows, and left out.
+        progress.to = end_of(from, engine.directory().subtable(from).local_depth);
+        progress.returned_to = progress.returned_to.max(progress.to);
+        if let Err(error) = collected {
+            progress.slots.clear();
+            return Err(error);
+        }
+    }
+}
+
+/// READs the slots with an entry of the part of all hashes that begins there; where it ends. One
+/// round trip a subtable.
+pub async fn read_part<F: Fabric, D: Depot>(
+    engine: &Engine<F, D>,
+    lane: LaneId,
+    from: u32,
+    slots: &mut Vec<ScannedSlot>,
+) -> Outcome<u64> {
+    collect(engine, lane, from, slots).await?;
+    Ok(end_of(from, engine.directory().subtable(from).local_depth))
+}
+
+/// READs the entry of a slot; `None` if it is not there any more. Round trips as for a scan.
+pub async fn read_slot<F: Fabric, D: Depot>(
+    engine: &Engine<F, D>,
+    lane: LaneId,
+    slot: ScannedSlot,
+) -> Outcome<Option<Entry>> {
+    match read_entry(engine, lane, slot).await? {
+        Read::Entry(entry) => Ok(Some(entry)),
+        Read::Gone | Read::Elsewhere => Ok(None),
+    }
+}
+
+/// Where the hashes end that share so many bits with this one.
+fn end_of(directory_hash: u32, local_depth: u8) -> u64 {
+    (u64::from(prefix_of(directory_hash, local_depth)) + 1) << (32 - u32::from(local_depth))
+}
+
+/// READs the subtable for keys with this directory hash, and those to which a split takes its keys.
+/// What moves meanwhile is seen at least once: the new ones are READ after the old one (I14).
+async fn collect<F: Fabric, D: Depot>(
+    engine: &Engine<F, D>,
+    lane: LaneId,
+    from: u32,
+    slots: &mut Vec<ScannedSlot>,
+) -> Outcome<()> {
+    for _ in 0..COLLECTS_MAX {
+        slots.clear();
+        let first = engine.directory().subtable(from);
+        if collect_from(engine, lane, from, first, slots).await? {
+            return Ok(());
+        }
+        engine.reload_entry(lane, from).await?;
+    }
+    Err(OperationError::Contended { attempts: COLLECTS_MAX }.into())
+}
+
+/// False if the directory that led here is old, or a READ took too long to be believed.
+async fn collect_from<F: Fabric, D: Depot>(
+    engine: &Engine<F, D>,
+    lane: LaneId,
+    from: u32,
+    first: Subtable,
+    slots: &mut Vec<ScannedSlot>,
+) -> Outcome<bool> {
+    let mut left = vec![(first, from, false)];
+    while let Some((subtable, directory_hash, is_new)) = left.pop() {
+        let Subtable { offset, local_depth } = subtable;
+        engine.geometry.check_subtable(offset)?;
+        let read = Verb::Read { remote: offset, into: Buffer::Block, bytes: SUBTABLE_BYTES as u32 };
+        let posted = engine.endpoint.now();
+        engine.endpoint.chain(lane, &[read], u64::MAX).await?;
+        if !engine.is_fresh(posted) {
+            return Ok(false);
+        }
+        let block = engine.endpoint.buffer(lane, Buffer::Block);
+        let rows = <[Row]>::ref_from_bytes(&block[..SUBTABLE_BYTES as usize]).unwrap_or_default();
+        let (mut forward, mut has_moved, mut is_filling) = (None, false, false);
+        for (number, row) in rows.iter().enumerate() {
+            if !row.header.covers(directory_hash) || row.header.local_depth != local_depth {
+                return Ok(false);
+            }
+            forward = forward.or(row.header.forward());
+            is_filling |= row.header.is_filling();
+            for (at, slot) in row.slots.iter().enumerate() {
+                let word = slot.word();
+                has_moved |= word.state() == SlotState::Moved;
+                if has_entry(word) {
+                    let row = offset + number as u64 * ROW_BYTES;
+                    slots.push(ScannedSlot { row, at, word, local_depth, directory_hash });
+                }
+            }
+        }
+        // Whoever does not come from the old subtable may believe only a whole one.
+        let is_torn = has_moved && forward.is_none() && !is_filling;
+        if is_torn || is_filling && !is_new {
+            return Ok(false);
+        }
+        for (side, offset) in (0u32..).zip(forward.into_iter().flatten()) {
+            let next_bit = 1 << 31 >> local_depth.min(31);
+            let directory_hash = (directory_hash & !next_bit) | (next_bit * side);
+            left.push((Subtable { offset, local_depth: local_depth + 1 }, directory_hash, true));
+        }
+    }
+    Ok(true)
+}
+
+fn has_entry(word: SlotWord) -> bool {
+    matches!(word.state(), SlotState::Live | SlotState::Frozen | SlotState::Copy)
+}
+
+/// READs the entry of a slot.
+async fn read_entry<F: Fabric, D: Depot>(
+    engine: &Engine<F, D>,
+    lane: LaneId,
+    scanned: ScannedSlot,
+) -> Outcome<Read> {
+    let ScannedSlot { row, at, mut word, local_depth, directory_hash } = scanned;
+    let (mut seen_at, mut damaged) = (None, 0);
+    for _ in 0..FOLLOWS_MAX {
+        let reference = word.block()?;
+        engine.geometry.check_block(reference)?;
+        let posted = engine.endpoint.now();
+        // The word in the same round trip, before the block: it was linked when the block was READ.
+        let read_row = Verb::Read { remote: row, into: Buffer::Window, bytes: ROW_BYTES as u32 };
+        let chain = [read_row, read_block(reference, reference.class.block_bytes())];
+        engine.endpoint.chain(lane, &chain, u64::MAX).await?;
+        let fabric = engine.endpoint.fabric();
+        let Ok((now, _)) = Row::read_from_prefix(fabric.buffer(lane, Buffer::Window)) else {
+            return Ok(Read::Elsewhere);
+        };
+        if !now.header.covers(directory_hash) || now.header.local_depth != local_depth {
+            return Ok(Read::Elsewhere);
+        }
+        let now = now.slots[at].word();
+        if !has_entry(now) {
+            let moved = now.state() == SlotState::Moved;
+            return Ok(if moved || !engine.is_fresh(posted) {
+                Read::Elsewhere
+            } else {
+                Read::Gone
+            });
+        }
+        // Linked when its block was READ, or not long before (invariant I3).
+        let is_linked = now == word && engine.is_fresh(posted);
+        if !is_linked && !seen_at.is_some_and(|at| engine.is_fresh(at)) {
+            (word, seen_at, damaged) = (now, Some(posted), 0);
+            continue;
+        }
+        let bytes = &fabric.buffer(lane, Buffer::Block)[..reference.class.block_bytes() as usize];
+        match Block::decode(bytes, reference.address) {
+            Ok(block) => {
+                let wall_s = fabric.wall_clock_ns() / 1_000_000_000;
+                let expires_at_s = NonZeroU32::new(block.expires_at_s()).map(NonZeroU32::get);
+                if expires_at_s.is_some_and(|end| u64::from(end) <= wall_s) {
+                    return Ok(Read::Gone);
+                }
+                return Ok(Read::Entry(entry(&block, reference.address, expires_at_s)));
+            }
+            Err(_) if now != word => (word, seen_at, damaged) = (now, Some(posted), 0),
+            Err(error) => {
+                damaged += 1;
+                if damaged == DAMAGE_READS_MAX {
+                    return Err(error.into());
+                }
+            }
+        }
+    }
+    Err(OperationError::Contended { attempts: FOLLOWS_MAX }.into())
+}
+
+fn entry(block: &Block<'_>, address: BlockAddress, expires_at_s: Option<u32>) -> Entry {
+    let version = Version::of(address, block.header_word().generation);
+    let value = Value { data: block.value().to_vec(), version };
+    Entry { key: block.key().to_vec(), value, expires_at_s }
+}

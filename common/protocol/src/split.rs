@@ -1,0 +1,378 @@
+//! Splitting a subtable while clients read and write: every entry moves to one of two new ones.
+//!
+//! Done by kv-server, through an endpoint of its own. Whatever stops it, the index stays as usable
+//! as it is then, and the same call goes on from there. Each round below is a round trip for as
+//! many slots as there are lanes; at no moment does it wait for a client.
+
+mod chains;
+mod directory;
+mod ending;
+mod places;
+mod rows;
+
+use std::ops::Range;
+
+use farside_fabric::{Buffer, ChainError, Endpoint, Fabric, LaneId, Verb};
+use farside_layout::hash::{KeyHash, KeyHasher};
+use farside_layout::{
+    BLOCK_HEADER_BYTES, BlockHeader, BlockRef, Format, Geometry, HINT_OFFSET, ROWS_PER_SUBTABLE,
+    RowHeader, SLOTS_PER_ROW, SUBTABLE_BYTES, Slot, SlotState, SlotWord, prefix_of, side_of,
+    slot_in_subtable,
+};
+use zerocopy::FromBytes;
+
+use chains::Chain;
+
+/// How often the slots of a batch are tried, should clients change them under every attempt.
+const ROUNDS_MAX: u32 = 64;
+/// The lane of whatever goes one by one.
+const LANE: LaneId = LaneId(0);
+
+/// A subtable and the two that its keys go to, by their byte offsets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Split {
+    /// The leading bits of the hashes of all its keys, right-aligned.
+    pub prefix: u32,
+    /// How many bits that are.
+    pub local_depth: u8,
+    /// The subtable that is full.
+    pub old: u64,
+    /// Two that nothing leads to, with all words MOVED, for keys whose next bit is 0 and 1.
+    pub new: [u64; 2],
+}
+
+impl Split {
+    /// What the rows of a new subtable say.
+    fn header(&self, side: usize) -> RowHeader {
+        RowHeader::new(self.prefix << 1 | side as u32, self.local_depth + 1)
+    }
+}
+
+/// How far a split came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// Every key is in its new subtable.
+    Done,
+    /// Clients changed some entry under every attempt: it stays where it is, to be tried again.
+    Busy,
+    /// The entry in this slot stays where it is: its block or the slot is damaged. Everything can
+    /// be read and changed, but nothing inserted; to be tried again once it was mended.
+    Stuck {
+        /// The slot's byte offset.
+        slot: u64,
+    },
+}
+
+/// Moves entries through an endpoint that has no other use meanwhile.
+pub struct Mover<'e, F> {
+    endpoint: &'e Endpoint<F>,
+    lanes: u16,
+    geometry: Geometry,
+    hasher: KeyHasher,
+    key_bytes_max: u64,
+    rows: Range<usize>,
+    slots: Range<usize>,
+}
+
+/// A FROZEN entry and where it goes.
+struct Entry {
+    at: usize,
+    side: usize,
+    hash: KeyHash,
+}
+
+/// The words of the three subtables, as last seen or swapped.
+struct Words {
+    old: Vec<SlotWord>,
+    new: [Vec<SlotWord>; 2],
+    /// Nobody else changes these: clients swap a hint of 0, where a directory has led them.
+    new_hints: [Vec<u64>; 2],
+    stuck: Option<u64>,
+    busy: bool,
+}
+
+/// Where the nth slot of a subtable stands behind its start.
+fn slot_offset(at: usize) -> u64 {
+    slot_in_subtable(at / SLOTS_PER_ROW, at % SLOTS_PER_ROW)
+}
+
+fn swap(remote: u64, expected: SlotWord, desired: SlotWord) -> Verb {
+    Verb::CompareSwap { remote, expected: expected.bits(), desired: desired.bits() }
+}
+
+impl<'e, F: Fabric> Mover<'e, F> {
+    /// A mover for a region of this format, with this many lanes of the endpoint.
+    pub fn new(endpoint: &'e Endpoint<F>, lanes: u16, format: &Format) -> Self {
+        let hasher = KeyHasher::new(&format.hash_key);
+        let key_bytes_max = format.key_bytes_max.into();
+        let (geometry, rows) = (format.geometry(), 0..ROWS_PER_SUBTABLE);
+        let slots = 0..ROWS_PER_SUBTABLE * SLOTS_PER_ROW;
+        Self { endpoint, lanes, geometry, hasher, key_bytes_max, rows, slots }
+    }
+
+    /// Makes room for all that a split reads and writes: better now than in the middle of one.
+    ///
+    /// # Errors
+    /// [`ChainError::Unregistered`] where the system does not let the device have that much.
+    pub fn reserve(&self) -> Result<(), ChainError> {
+        let key_bytes = (BLOCK_HEADER_BYTES + self.key_bytes_max).next_multiple_of(8);
+        let keys = (0..self.lanes).map(|lane| (LaneId(lane), Buffer::Block, key_bytes));
+        let block = (LANE, Buffer::Block, SUBTABLE_BYTES.max(directory::PIECE_BYTES));
+        let image = (LANE, Buffer::Image, 2 * directory::PIECE_BYTES);
+        let mut fabric = self.endpoint.fabric_mut();
+        for (lane, buffer, bytes) in keys.chain([block, image]) {
+            if !fabric.reserve(lane, buffer, bytes as usize) {
+                return Err(ChainError::Unregistered { bytes });
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves everything from the old subtable to the new ones, from wherever an earlier call
+    /// stopped. Clients come by the old subtable meanwhile; [`Mover::publish`] ends that.
+    ///
+    /// # Errors
+    /// [`ChainError`] when the endpoint does not reach the region any more.
+    pub async fn split(&self, split: &Split) -> Result<Progress, ChainError> {
+        if self.is_released(split).await? {
+            // Clients may be there without having been in the old one, and need not find it filling
+            // again.
+            self.write_headers(split, [split.header(0), split.header(1)]).await?;
+            return Ok(Progress::Done);
+        }
+        self.open(split).await?;
+        let words = |slots: &[Slot]| slots.iter().map(Slot::word).collect();
+        let hints = |slots: &[Slot]| slots.iter().map(Slot::hint).collect();
+        let old = self.slots_of(split.old).await?;
+        let new = [self.slots_of(split.new[0]).await?, self.slots_of(split.new[1]).await?];
+        let mut words = Words {
+            old: words(&old),
+            new: new.each_ref().map(|slots| words(slots)),
+            new_hints: new.each_ref().map(|slots| hints(slots)),
+            stuck: None,
+            busy: false,
+        };
+        let slots: Vec<usize> = self.slots.clone().collect();
+        for batch in slots.chunks(self.lanes.into()) {
+            self.move_batch(split, &mut words, batch).await?;
+        }
+        self.finish_copies(split, &mut words).await?;
+        if let Some(slot) = words.stuck {
+            return Ok(Progress::Stuck { slot });
+        }
+        if words.busy {
+            return Ok(Progress::Busy);
+        }
+        self.release(split, &words).await?;
+        // Only now may anybody believe a new subtable without having been in the old one.
+        self.write_headers(split, [split.header(0), split.header(1)]).await?;
+        Ok(Progress::Done)
+    }
+
+    async fn slots_of(&self, subtable: u64) -> Result<Vec<Slot>, ChainError> {
+        let rows = self.read_rows(subtable).await?;
+        Ok(rows.iter().flat_map(|row| row.slots).collect())
+    }
+
+    /// Moves these slots, at most as many as there are lanes. What clients change meanwhile is
+    /// tried again; ABORTED is its owner's to clear and nothing to move.
+    async fn move_batch(
+        &self,
+        split: &Split,
+        words: &mut Words,
+        batch: &[usize],
+    ) -> Result<(), ChainError> {
+        let is_open = |words: &Words, at: usize| {
+            !matches!(words.old[at].state(), SlotState::Moved | SlotState::Aborted)
+        };
+        let mut left: Vec<usize> = batch.to_vec();
+        for _ in 0..ROUNDS_MAX {
+            left.retain(|at| is_open(words, *at));
+            if left.is_empty() {
+                return Ok(());
+            }
+            let frozen = self.freeze(split, words, &mut left).await?;
+            self.carry(split, words, frozen).await?;
+        }
+        words.busy |= left.iter().any(|at| is_open(words, *at));
+        Ok(())
+    }
+
+    /// One step for each slot: EMPTY and TOMB become MOVED, PENDING becomes ABORTED, LIVE becomes
+    /// FROZEN; returns the entries that are FROZEN now, and leaves those in `left` that have to be
+    /// tried again.
+    async fn freeze(
+        &self,
+        split: &Split,
+        words: &mut Words,
+        left: &mut Vec<usize>,
+    ) -> Result<Vec<Entry>, ChainError> {
+        let mut chains = Vec::with_capacity(left.len());
+        left.retain(|at| match self.first_step(split, *at, words.old[*at]) {
+            Some(chain) => {
+                chains.push(chain);
+                true
+            }
+            None => {
+                words.stuck = Some(split.old + slot_offset(*at));
+                false
+            }
+        });
+        let found = self.batch(&chains).await?;
+        let (mut frozen, mut damaged) = (Vec::new(), Vec::new());
+        for (lane, (at, found)) in left.iter().copied().zip(found).enumerate() {
+            let was = words.old[at];
+            if was.state() != SlotState::Frozen {
+                let found = SlotWord::from_bits(found);
+                words.old[at] = if found == was { after_first_step(was) } else { found };
+                if found != was {
+                    continue;
+                }
+            }
+            if words.old[at].state() == SlotState::Frozen {
+                match self.entry(split, LaneId(lane as u16), at, words.old[at]) {
+                    Some(entry) => frozen.push(entry),
+                    None => damaged.push(at),
+                }
+            }
+        }
+        left.retain(|at| !damaged.contains(at));
+        self.thaw(split, words, damaged).await?;
+        Ok(frozen)
+    }
+
+    /// `None` if nothing can be done about this word.
+    fn first_step(&self, split: &Split, at: usize, word: SlotWord) -> Option<Chain> {
+        let slot = split.old + slot_offset(at);
+        let freeze = swap(slot, word, after_first_step(word));
+        match word.state() {
+            SlotState::Empty | SlotState::Tomb | SlotState::Pending => Some(Chain::of(&[freeze])),
+            SlotState::Live | SlotState::Frozen => {
+                let block = word.block().ok()?;
+                self.geometry.check_block(block).ok()?;
+                // Behind the swap: a FROZEN word's hint and block are nobody's to change.
+                let read_slot = Verb::Read { remote: slot, into: Buffer::Window, bytes: 16 };
+                let read_key = self.read_key(block);
+                Some(match word.state() {
+                    SlotState::Frozen => Chain::of(&[read_slot, read_key]),
+                    _ => Chain::of(&[freeze, read_slot, read_key]),
+                })
+            }
+            SlotState::Copy | SlotState::Moved | SlotState::Aborted => None,
+        }
+    }
+
+    /// As much of a block as its key can reach.
+    fn read_key(&self, block: BlockRef) -> Verb {
+        let key_end = (BLOCK_HEADER_BYTES + self.key_bytes_max).next_multiple_of(8);
+        let bytes = key_end.min(block.class.block_bytes()) as u32;
+        Verb::Read { remote: block.address.offset(), into: Buffer::Block, bytes }
+    }
+
+    /// Where the entry that a lane has READ goes; `None` if slot and key do not go together.
+    fn entry(&self, split: &Split, lane: LaneId, at: usize, frozen: SlotWord) -> Option<Entry> {
+        let fabric = self.endpoint.fabric();
+        let (slot, _) = Slot::read_from_prefix(fabric.buffer(lane, Buffer::Window)).ok()?;
+        let (header, rest) =
+            BlockHeader::ref_from_prefix(fabric.buffer(lane, Buffer::Block)).ok()?;
+        let hash = self.hasher.hash(rest.get(..header.key_bytes())?);
+        let is_here = prefix_of(hash.directory(), split.local_depth) == split.prefix;
+        // The hint is 64 keyed bits of the key's hash: it vouches for what was READ.
+        let is_right = slot.word() == frozen
+            && hash.fingerprint() == frozen.fingerprint()
+            && slot.hint() == hash.hint(frozen.incarnation());
+        let side = side_of(hash.directory(), split.local_depth);
+        (is_here && is_right).then_some(Entry { at, side, hash })
+    }
+
+    /// Carries FROZEN entries to the same slots of their new subtables, which nobody else uses yet:
+    /// COPY, then the hint, then MOVED in the old one, then LIVE. In this order, so that the hint
+    /// is there before anybody can believe the word (decision 0002), and no key is LIVE twice (I1).
+    async fn carry(
+        &self,
+        split: &Split,
+        words: &mut Words,
+        entries: Vec<Entry>,
+    ) -> Result<(), ChainError> {
+        let slot_of = |entry: &Entry| split.new[entry.side] + slot_offset(entry.at);
+        let copies = |words: &Words, entry: &Entry| {
+            let (frozen, new) = (words.old[entry.at], words.new[entry.side][entry.at]);
+            match new.state() {
+                SlotState::Moved => Some((new, new.copy_of(frozen))),
+                // Made before the split was interrupted.
+                SlotState::Copy if new.block() == frozen.block() => Some((new, new)),
+                _ => None,
+            }
+        };
+        let (ready, blocked): (Vec<Entry>, Vec<Entry>) =
+            entries.into_iter().partition(|entry| copies(words, entry).is_some());
+        let copy = |entry: &Entry| {
+            let (expected, desired) = copies(words, entry).unwrap_or_default();
+            Chain::of(&[swap(slot_of(entry), expected, desired)])
+        };
+        let chains: Vec<Chain> = ready.iter().map(copy).collect();
+        let found = self.batch(&chains).await?;
+        let mut blocked: Vec<usize> = blocked.iter().map(|entry| entry.at).collect();
+        let mut copied = Vec::with_capacity(ready.len());
+        for (entry, found) in ready.into_iter().zip(found) {
+            let (expected, desired) = copies(words, &entry).unwrap_or_default();
+            if found == expected.bits() {
+                words.new[entry.side][entry.at] = desired;
+                copied.push(entry);
+            } else {
+                blocked.push(entry.at);
+            }
+        }
+        let hint_and_move = |entry: &Entry| {
+            let desired = entry.hash.hint(words.new[entry.side][entry.at].incarnation());
+            let (expected, remote) =
+                (words.new_hints[entry.side][entry.at], slot_of(entry) + HINT_OFFSET);
+            let frozen = words.old[entry.at];
+            Chain::of(&[
+                Verb::CompareSwap { remote, expected, desired },
+                swap(split.old + slot_offset(entry.at), frozen, frozen.moved()),
+            ])
+        };
+        self.batch(&copied.iter().map(hint_and_move).collect::<Vec<_>>()).await?;
+        let enliven = |entry: &Entry| {
+            let copy = words.new[entry.side][entry.at];
+            Chain::of(&[swap(slot_of(entry), copy, copy.with_state(SlotState::Live))])
+        };
+        self.batch(&copied.iter().map(enliven).collect::<Vec<_>>()).await?;
+        for entry in copied {
+            words.old[entry.at] = words.old[entry.at].moved();
+            let new = &mut words.new[entry.side][entry.at];
+            *new = new.with_state(SlotState::Live);
+        }
+        self.thaw(split, words, blocked).await
+    }
+
+    /// Lets entries that cannot be moved be LIVE again where they are.
+    async fn thaw(
+        &self,
+        split: &Split,
+        words: &mut Words,
+        slots: Vec<usize>,
+    ) -> Result<(), ChainError> {
+        let live = |words: &Words, at: usize| words.old[at].with_state(SlotState::Live);
+        let thaw = |at: &usize| {
+            Chain::of(&[swap(split.old + slot_offset(*at), words.old[*at], live(words, *at))])
+        };
+        self.batch(&slots.iter().map(thaw).collect::<Vec<_>>()).await?;
+        for at in slots {
+            words.old[at] = live(words, at);
+            words.stuck = Some(split.old + slot_offset(at));
+        }
+        Ok(())
+    }
+}
+
+/// What a word of the old subtable becomes first.
+fn after_first_step(word: SlotWord) -> SlotWord {
+    match word.state() {
+        SlotState::Empty | SlotState::Tomb => word.moved(),
+        SlotState::Pending => word.with_state(SlotState::Aborted),
+        SlotState::Live => word.with_state(SlotState::Frozen),
+        SlotState::Aborted | SlotState::Frozen | SlotState::Copy | SlotState::Moved => word,
+    }
+}

@@ -1,0 +1,322 @@
+//! New blocks, and the chain that swings a slot's word from one block to another.
+
+use std::cell::Cell;
+
+use farside_fabric::{Buffer, ChainError, Fabric, Nanos, Verb};
+use farside_layout::FreeBlock;
+use farside_layout::{
+    BLOCK_HEADER_BYTES, BlockHeader, BlockRef, BlockStamp, HeaderWord, Mark, SizeClass, SlotState,
+    SlotWord, WINDOW_BYTES, WORD_GENERATIONS, class_for, seal,
+};
+use zerocopy::FromBytes;
+
+use super::{Operation, Outcome, Target};
+use crate::Lifetime;
+use crate::OperationError;
+use crate::allocator::Depot;
+use crate::failure::Failure;
+use crate::location_cache::Location;
+
+/// What the chain of an update changes of the slot and of the old block, in bytes.
+const WORD_BYTES: u32 = 8;
+
+/// A free block for this operation.
+pub(super) struct TakenBlock {
+    free: FreeBlock,
+    class: SizeClass,
+    at: Nanos,
+}
+
+/// A block of our own, sealed in the image buffer.
+pub(super) struct NewBlock {
+    free: FreeBlock,
+    pub(super) block: BlockRef,
+    /// When its value ends, seconds since 1970; 0 for never.
+    expires_at_s: u32,
+    /// How much of it there is to WRITE, in bytes.
+    write_bytes: u32,
+    /// It stands in the region already, unlinked.
+    pub(super) written: Cell<bool>,
+}
+
+/// Whether a new block ended up linked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Linked {
+    Yes,
+    No,
+}
+
+/// How a compare-and-swap of a slot went.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Swung {
+    Done,
+    /// The slot held this instead.
+    Lost(SlotWord),
+    /// It was too late for the compare-and-swap: it did not happen.
+    Late,
+}
+
+impl<F: Fabric, D: Depot> Operation<'_, F, D> {
+    /// Takes a free block and seals key and value into it.
+    pub(super) async fn new_block(&self, lifetime: Lifetime) -> Outcome<NewBlock> {
+        let taken = self.take_block().await?;
+        self.seal_block(taken, lifetime)
+    }
+
+    /// Takes a free block for key and value.
+    pub(super) async fn take_block(&self) -> Outcome<TakenBlock> {
+        let Some(class) = class_for(self.key_bytes, self.value_bytes) else {
+            let bytes = self.value_bytes;
+            let max = self.engine.format.value_bytes_max as usize;
+            return Err(OperationError::ValueTooLong { bytes, max }.into());
+        };
+        let (free, at) = self.engine.take_block(self.lane, class).await?;
+        Ok(TakenBlock { free, class, at })
+    }
+
+    /// Seals key and value into a block that was taken.
+    pub(super) fn seal_block(&self, taken: TakenBlock, lifetime: Lifetime) -> Outcome<NewBlock> {
+        let TakenBlock { free, class, at } = taken;
+        let generation_low = (u64::from(free.generation) % WORD_GENERATIONS) as u8;
+        let block = BlockRef { address: free.address, class, generation_low };
+        self.engine.geometry.check_block(block)?;
+        let expires_at_s = match lifetime {
+            Lifetime::Forever => 0,
+            _ => {
+                self.engine.allocator().announce_ends();
+                lifetime.expires_at_s(self.engine.endpoint.fabric().wall_clock_ns())
+            }
+        };
+        let stamp = BlockStamp {
+            address: free.address,
+            generation: free.generation,
+            writer: self.engine.client_id,
+            written_at_ns: self.engine.wall_clock_ns(at),
+            expires_at_s,
+        };
+        let total = BLOCK_HEADER_BYTES as usize + self.key_bytes + self.value_bytes;
+        let write_bytes = total.next_multiple_of(8);
+        let mut fabric = self.engine.endpoint.fabric_mut();
+        fabric.reserve(self.lane, Buffer::Image, write_bytes);
+        let image = fabric.buffer_mut(self.lane, Buffer::Image);
+        image[total..write_bytes].fill(0);
+        seal(image, self.key_bytes as u16, self.value_bytes as u32, stamp)?;
+        let (write_bytes, written) = (write_bytes as u32, Cell::new(false));
+        Ok(NewBlock { free, block, expires_at_s, write_bytes, written })
+    }
+
+    /// Gives a new block back unless it got linked, or may have been, or a lost connection left a
+    /// PENDING word that still points to it.
+    pub(super) fn settle(&self, new: &NewBlock, outcome: Outcome<Linked>) -> Outcome<Linked> {
+        let mut allocator = self.engine.allocator();
+        let is_unknown = match &outcome {
+            Ok(Linked::Yes) => {
+                allocator.let_go(self.lane);
+                return outcome;
+            }
+            Ok(Linked::No) | Err(Failure::NoAnswer(_)) => false,
+            Err(Failure::Disconnected) => true,
+            Err(Failure::Error(error)) => matches!(**error, OperationError::Indeterminate),
+        };
+        if is_unknown {
+            allocator.lose_new(self.lane);
+        } else {
+            allocator.put_back(self.lane, new.block.class, new.free);
+        }
+        outcome
+    }
+
+    /// The update: `[WRITE new][WRITE superseded at the old][CAS slot]`, one round trip. The mark
+    /// stands before the CAS in the chain: invariant I2. With `new` absent it unlinks only. Posted
+    /// now, at `posted`.
+    ///
+    /// Not tried with a word whose proof is older than T_word: it may have come again for another
+    /// key by the time the chain takes effect (invariant I4).
+    pub(super) async fn swing(
+        &self,
+        target: Target,
+        new: Option<&NewBlock>,
+        desired: SlotWord,
+        posted: Nanos,
+    ) -> Outcome<Swung> {
+        if !self.is_proved(&target, posted) {
+            return Ok(Swung::Late);
+        }
+        let old = target.word.block()?;
+        self.engine.geometry.check_block(old)?;
+        let old_offset = old.address.offset();
+        let cas = Verb::CompareSwap {
+            remote: target.slot,
+            expected: target.word.bits(),
+            desired: desired.bits(),
+        };
+        let by = |new: &NewBlock| Mark::superseded_by(new.free.address);
+        let value = new.map_or(Mark::SUPERSEDED, by).bits();
+        let mark = Verb::WriteHalf { remote: old_offset, value };
+        let key_end = (BLOCK_HEADER_BYTES as usize + self.key_bytes).next_multiple_of(8);
+        let bytes = (key_end as u64).min(old.class.block_bytes()) as u32;
+        let header = Verb::Read { remote: old_offset, into: Buffer::Block, bytes };
+        let mut chain = [mark; 4];
+        let mut verbs = 0;
+        let mut push = |verb| {
+            chain[verbs] = verb;
+            verbs += 1;
+        };
+        let write = new.filter(|new| !new.written.replace(true)).map(NewBlock::write);
+        if let Some(write) = write {
+            push(write);
+        }
+        push(mark);
+        push(cas);
+        if target.generation.is_none() || new.is_none() && target.expires_at_s.is_none() {
+            // The old block's next generation is one more than its last: READ it on the way, and
+            // the key, by which the block vouches for the word. A DELETE also has to say whether
+            // the value had ended.
+            push(header);
+        }
+        self.engine.allocator().reach(self.lane, old.address);
+        let found = match self.chain(&chain[..verbs], posted).await {
+            Ok(found) => SlotWord::from_bits(found),
+            Err(ChainError::Late) => {
+                self.engine.allocator().miss(self.lane);
+                new.inspect(|new| new.written.set(false));
+                return Ok(Swung::Late);
+            }
+            Err(error) => {
+                // Of these nothing was executed.
+                if matches!(error, ChainError::Unregistered { .. } | ChainError::Denied) {
+                    self.engine.allocator().miss(self.lane);
+                } else {
+                    self.engine.allocator().lose_old(self.lane);
+                }
+                return Err(error.into());
+            }
+        };
+        if found != target.word {
+            self.engine.allocator().miss(self.lane);
+            self.engine.cache.forget_word(self.hash, target.word);
+            return Ok(Swung::Lost(found));
+        }
+        self.retire(old, target.generation);
+        match new {
+            Some(new) => self.remember(target.slot, desired, new, posted),
+            None => self.engine.cache.forget_word(self.hash, target.word),
+        }
+        Ok(Swung::Done)
+    }
+
+    /// Whether a PUT replaced the value of a word that was READ at `seen_at`, and left what a swing
+    /// found instead. Not a split, which replaces nothing, nor a conditional operation, whose
+    /// condition held for what was there before; and a DELETE may have said that nothing was, of a
+    /// value that had ended. Incarnation numbers recur: beyond T_hint the same number says nothing.
+    pub(super) fn was_replaced(&self, word: SlotWord, found: SlotWord, seen_at: Nanos) -> bool {
+        self.can_absorb(found, seen_at)
+            && found.incarnation() == word.incarnation()
+            && self.is_hint_exact(seen_at)
+    }
+
+    /// Whether a PUT that lost the slot of a target READ at `seen_at` was overwritten: its value
+    /// was replaced, as above; or what was found is by the location cache the key's word, most
+    /// likely of this session. That was not there at the READ, so its PUT came after it, however
+    /// long ago the READ was (invariant I23).
+    pub(super) fn was_overwritten(&self, target: &Target, found: SlotWord, seen_at: Nanos) -> bool {
+        let is_its = |known: Target| {
+            (known.slot, known.word) == (target.slot, found) && self.is_proved(&known, self.now())
+        };
+        self.was_replaced(target.word, found, seen_at)
+            || self.can_absorb(found, seen_at) && self.cached_target().is_some_and(is_its)
+    }
+
+    /// Whether it is a PUT's word, if it is the key's, and what was READ at `seen_at` still says
+    /// something.
+    fn can_absorb(&self, found: SlotWord, seen_at: Nanos) -> bool {
+        found.state() == SlotState::Live && !found.is_conditional() && self.is_fresh(seen_at)
+    }
+
+    /// Whether the target's word is still the key's if it stands there then (invariant I4).
+    fn is_proved(&self, target: &Target, at: Nanos) -> bool {
+        at.saturating_sub(target.proved_at) <= self.engine.constants.word_ns
+    }
+
+    /// What a swing of this target accesses is wanted soon.
+    pub(super) fn expect(&self, target: &Target) {
+        if let Ok(old) = target.word.block() {
+            let fabric = self.engine.endpoint.fabric();
+            fabric.expect(target.slot, WORD_BYTES);
+            fabric.expect(old.address.offset(), WORD_BYTES);
+        }
+    }
+
+    /// The block this operation just unlinked is this session's now: no LIVE word points to it, and
+    /// it is in no other list (invariant I1).
+    fn retire(&self, old: BlockRef, generation: Option<u32>) {
+        let read = || self.read_header(old).map(|(generation, _)| generation);
+        let Some(generation) = generation.or_else(read) else {
+            // Damage: whose block it is cannot be told. If it is nobody's, the server finds it.
+            self.engine.allocator().miss(self.lane);
+            return;
+        };
+        let free = FreeBlock { address: old.address, generation: generation.wrapping_add(1) };
+        let now = self.now();
+        self.engine.allocator().retire(self.lane, old.class, free, now);
+    }
+
+    /// Whether the value of the block that this chain unlinked, posted then, had not ended. No
+    /// round trip: the chain READ the header if that was not known.
+    pub(super) fn was_there(&self, target: &Target, posted: Nanos) -> bool {
+        let read = || self.read_header(target.word.block().ok()?).map(|(_, ends)| ends);
+        // A damaged block cannot tell; its key was there.
+        let expires_at_s = target.expires_at_s.or_else(read).unwrap_or_default();
+        !self.has_ended(expires_at_s, posted)
+    }
+
+    /// Generation and end of the old block, whose header and key were READ; `None` if it is not
+    /// what the word said: a damaged word may lead to another key's block, or into one.
+    fn read_header(&self, old: BlockRef) -> Option<(u32, u32)> {
+        let fabric = self.engine.endpoint.fabric();
+        let block = fabric.buffer(self.lane, Buffer::Block);
+        let image = fabric.buffer(self.lane, Buffer::Image);
+        let (header, rest) = BlockHeader::ref_from_prefix(block).ok()?;
+        let start = BLOCK_HEADER_BYTES as usize;
+        let key = &image[start..start + self.key_bytes];
+        // A header that fits means that the READ went as far as the key.
+        let is_ours = header.fits(old.class, self.key_bytes) && rest.starts_with(key);
+        let (words, _) = block.as_chunks();
+        let generation = HeaderWord::from_bits(u64::from_le_bytes(words[0])).generation;
+        let is_ours = is_ours && generation as u8 == old.generation_low;
+        is_ours.then(|| (generation, header.expires_at_s()))
+    }
+
+    pub(super) fn remember(&self, slot: u64, word: SlotWord, new: &NewBlock, posted: Nanos) {
+        let window = self.window();
+        let Some(in_window) = slot.checked_sub(window).filter(|at| *at < WINDOW_BYTES) else {
+            // A split moved the window meanwhile.
+            return self.engine.cache.forget(self.hash);
+        };
+        let location = Location {
+            in_window: in_window as u16,
+            word,
+            generation: new.free.generation,
+            poisoned: false,
+            expires: new.expires(),
+            padding: new.block.class.padding(new.write_bytes.into()),
+            proved_at: posted,
+        };
+        self.engine.cache.put(self.hash, location);
+    }
+}
+
+impl NewBlock {
+    /// Whether its value ends some day: then its word is conditional (invariant I19).
+    pub(super) fn expires(&self) -> bool {
+        self.expires_at_s != 0
+    }
+
+    pub(super) fn write(&self) -> Verb {
+        Verb::Write {
+            remote: self.free.address.offset(),
+            from: Buffer::Image,
+            bytes: self.write_bytes,
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! The protocol's engine at a real server, over a fabric of the test's; and such a server.
+
+use farside_config::ServerConfig;
+use farside_control::attach::{AnyFabric, Attached, Target};
+use farside_control::{
+    Channel, MESSAGE_BYTES_MAX, Reply, Request, Role, SplitOutcome, Token, Welcome,
+};
+use farside_fabric::Fabric;
+use farside_fabric::shm::ShmFabric;
+use farside_layout::{FreeBlock, SizeClass};
+use farside_protocol::allocator::{Blocks, Delivery, Depot};
+use farside_protocol::{ConnectionCache, Engine, EngineOptions, Prefix};
+use farside_server::Server;
+
+use crate::PATIENCE;
+
+/// A server in this process, over shared memory, in a folder of its own, for as long as it lives.
+pub struct TestServer {
+    /// Where it listens.
+    pub address: String,
+    _server: Server,
+    _folder: tempfile::TempDir,
+}
+
+impl TestServer {
+    /// With this configuration, but for where it listens.
+    pub fn start(config: ServerConfig) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let address = format!("shm://{}", folder.path().join("kv.sock").display());
+        let listen = Some(address.parse().unwrap());
+        let server = Server::start(&ServerConfig { listen, ..config }).unwrap();
+        Self { address, _server: server, _folder: folder }
+    }
+}
+
+/// Blocks from a server, over a control channel that only this engine has.
+pub struct ChannelBlocks {
+    channel: Channel,
+    buffer: Vec<u8>,
+}
+
+impl ChannelBlocks {
+    fn send(&mut self, request: &Request) {
+        let mut bytes = Vec::new();
+        request.encode(&mut bytes);
+        self.channel.send(&bytes).unwrap();
+    }
+}
+
+impl Depot for ChannelBlocks {
+    fn request(&mut self, class: SizeClass, count: u32) {
+        self.send(&Request::TakeBlocks { class, count });
+    }
+
+    fn request_split(&mut self, prefix: Prefix) {
+        let (directory_hash, local_depth) = (prefix.directory_hash(), prefix.local_depth);
+        self.send(&Request::Split { directory_hash, local_depth });
+    }
+
+    fn receive(&mut self) -> Option<Delivery> {
+        let bytes = self.channel.receive(&mut self.buffer).unwrap()?;
+        match Reply::decode(&self.buffer[..bytes]).unwrap() {
+            Reply::Blocks { class, rested, soon, blocks } => {
+                Some(Delivery::Blocks(Blocks { class, rested, soon, blocks }))
+            }
+            Reply::Split { directory_hash, local_depth, outcome } => {
+                let outcome: SplitOutcome = outcome;
+                Some(Delivery::Split(Prefix::of(directory_hash, local_depth), outcome))
+            }
+            // No test of these waits for a collection.
+            Reply::Statistics(_) | Reply::Ask(_) => None,
+        }
+    }
+
+    fn give(&mut self, class: SizeClass, rested: bool, blocks: Vec<FreeBlock>) {
+        if !blocks.is_empty() {
+            self.send(&Request::GiveBlocks { class, rested, blocks });
+        }
+    }
+
+    fn announce_ends(&mut self) {
+        self.send(&Request::Expires);
+    }
+
+    fn is_lost(&self) -> bool {
+        false
+    }
+}
+
+/// An engine of one lane whose fabric is something around that of shared memory.
+pub fn engine_over<F: Fabric>(
+    address: &str,
+    around: impl FnOnce(ShmFabric) -> F,
+) -> Engine<F, ChannelBlocks> {
+    let (role, token) = (Role::Writer, Token::NONE);
+    let (address, timeout) = (address.parse().unwrap(), PATIENCE);
+    let target = Target { address, role, token, timeout, rdma: Default::default() };
+    let Attached { welcome, route, channel } = target.connect().unwrap();
+    let Welcome { region_id, region_bytes, client_id, .. } = welcome;
+    let (cache_bytes, lanes) = (64 << 20, 64);
+    let options = EngineOptions { region_id, region_bytes, client_id, cache_bytes, lanes };
+    let AnyFabric::Shm(fabric) = route.fabric(lanes).unwrap() else { unreachable!() };
+    let blocks = ChannelBlocks { channel, buffer: vec![0; MESSAGE_BYTES_MAX] };
+    Engine::open(around(fabric), blocks, options, &ConnectionCache::default()).unwrap()
+}

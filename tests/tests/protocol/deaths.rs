@@ -1,0 +1,167 @@
+//! Proves that a client may die before, between and behind any two verbs of any operation: nothing
+//! that was stored is lost, everybody else goes on, and after a collection every block is free or
+//! linked, counted one by one. Guards against leaks, and against a collector that takes what it
+//! should not.
+//!
+//! The victims are processes: this test's binary, run again as `a_victim`, which kills itself with
+//! SIGKILL at a verb counted by the fabric around its own.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use farside_config::ServerConfig;
+use farside_config::size::ByteSize;
+use farside_layout::SLOTS_PER_ROW;
+use rustix::process::Signal;
+
+use farside::Client;
+use farside_protocol::Lifetime;
+use farside_protocol::{Action, Expected};
+use farside_tests::engine::{TestServer, engine_over};
+use farside_tests::faults::{Faults, Rates};
+
+const ADDRESS: &str = "FARSIDE_VICTIM_SERVER";
+const OPERATION: &str = "FARSIDE_VICTIM_OPERATION";
+const VERBS: &str = "FARSIDE_VICTIM_VERBS";
+/// Says that the operation ended before the process did.
+const SURVIVED: i32 = 7;
+/// The longest operation, in verbs; more than any has without company.
+const VERBS_MAX: u64 = 40;
+
+/// What victims die of. Each works on keys whose place it knows (`cached`) or not.
+const OPERATIONS: [(&str, bool, Action<'static>); 10] = [
+    (UNSEEN, false, Action::Insert(FOREVER)),
+    ("GET", false, Action::Get),
+    ("PUT", true, Action::Put(FOREVER)),
+    ("PUT", false, Action::Put(FOREVER)),
+    ("INSERT", false, Action::Insert(FOREVER)),
+    ("UPDATE", false, Action::Update(FOREVER)),
+    ("DELETE", true, Action::Delete),
+    ("DELETE", false, Action::Delete),
+    ("EXCHANGE", false, Action::Exchange(Expected::Value(OLD), FOREVER)),
+    ("PUT of a new key", false, Action::Put(FOREVER)),
+];
+/// It claims another slot each time, so one that nobody used.
+const UNSEEN: &str = "INSERT that does not look first";
+const FOREVER: Lifetime = Lifetime::Forever;
+const OLD: &[u8] = b"the old value";
+const NEW: &[u8] = b"the new value";
+const KEY: &[u8] = b"the key that the victim works on";
+const NEW_KEY: &[u8] = b"a key that the victim may bring";
+
+fn key_of(name: &str) -> &'static [u8] {
+    if matches!(name, UNSEEN | "INSERT" | "PUT of a new key") { NEW_KEY } else { KEY }
+}
+
+/// Not a test by itself: what a victim process runs.
+#[test]
+#[ignore = "run by `clients_may_die_at_every_verb`"]
+fn a_victim() {
+    let variable = |name| std::env::var(name).unwrap();
+    let (name, cached, action) = OPERATIONS[variable(OPERATION).parse::<usize>().unwrap()];
+    let verbs_left: u64 = variable(VERBS).parse().unwrap();
+    let key = key_of(name);
+    let faults = Faults::new(0, Rates::default());
+    let engine = engine_over(&variable(ADDRESS), |fabric| faults.around(Box::new(fabric), 1));
+    // It has blocks in every list: free ones, and some that rest.
+    for value in [&[0u8; 13][..], &[0; 500], &[0; 3000], OLD] {
+        engine.perform(Action::Put(FOREVER), b"the victim's own", value).unwrap();
+    }
+    engine.perform(Action::Delete, b"the victim's own", &[]).unwrap();
+    if cached {
+        engine.perform(Action::Get, key, &[]).unwrap();
+    }
+    if name == UNSEEN {
+        engine.expect_room(key, verbs_left as usize % SLOTS_PER_ROW);
+    }
+    faults.die_after(verbs_left);
+    engine.perform(action, key, NEW).unwrap();
+    std::process::exit(SURVIVED);
+}
+
+/// Runs a victim; whether it died.
+fn kill_one(address: &str, operation: usize, verbs: u64) -> bool {
+    let status = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "deaths::a_victim", "--ignored"])
+        .env(ADDRESS, address)
+        .env(OPERATION, operation.to_string())
+        .env(VERBS, verbs.to_string())
+        .output()
+        .unwrap()
+        .status;
+    use std::os::unix::process::ExitStatusExt;
+    match (status.signal(), status.code()) {
+        (Some(signal), _) if signal == Signal::KILL.as_raw() => true,
+        (_, Some(SURVIVED)) => false,
+        _ => panic!("a victim failed: {status}"),
+    }
+}
+
+#[test]
+fn clients_may_die_at_every_verb() {
+    let server = TestServer::start(ServerConfig {
+        memory: Some(ByteSize::mib(32)),
+        grace_ms: 5,
+        ..Default::default()
+    });
+    let client = Client::builder().server(&server.address).connect().unwrap();
+    let mut deaths = 0;
+    for (number, (name, ..)) in OPERATIONS.iter().enumerate() {
+        for verbs in 0..VERBS_MAX {
+            prepare(&client);
+            let died = kill_one(&server.address, number, verbs);
+            deaths += u64::from(died);
+            check(&client, &format!("{name}, killed after {verbs} verbs"));
+            if !died {
+                assert!(verbs > 0, "{name} takes no verb");
+                break;
+            }
+            assert!(verbs + 1 < VERBS_MAX, "{name} has no end");
+        }
+    }
+    assert!(deaths > 30, "{deaths} deaths");
+    let lost = client.statistics().unwrap().clients_lost;
+    // Those that survived left without a goodbye, too.
+    assert_eq!(lost, deaths + OPERATIONS.len() as u64);
+}
+
+/// The same start for every victim.
+fn prepare(client: &Client) {
+    let mut session = client.session().unwrap();
+    session.put(KEY, OLD).unwrap();
+    session.delete(NEW_KEY).unwrap();
+    for n in 0..50u64 {
+        session.put(&n.to_le_bytes(), &n.to_le_bytes()).unwrap();
+    }
+}
+
+/// Nobody lost anything, and nothing is lost.
+fn check(client: &Client, what: &str) {
+    let started = Instant::now();
+    let statistics = client.collect().unwrap();
+    assert!(started.elapsed() < Duration::from_secs(20), "{what}: a collection takes for ever");
+    assert_eq!(statistics.collecting, 0, "{what}");
+    let mut session = client.session().unwrap();
+    for n in 0..50u64 {
+        let value = session.get(&n.to_le_bytes()).unwrap().unwrap();
+        assert_eq!(value.data, n.to_le_bytes(), "{what}");
+    }
+    let (old, new) = (session.get(KEY).unwrap(), session.get(NEW_KEY).unwrap());
+    if let Some(value) = old {
+        assert!(value.data == OLD || value.data == NEW, "{what}: {:?}", value.data);
+    } else {
+        assert!(what.starts_with("DELETE"), "{what}: the key is gone");
+    }
+    assert!(new.is_none_or(|value| value.data == NEW), "{what}");
+    // Others can do what the dead one was about to.
+    session.put(KEY, OLD).unwrap();
+    session.put(NEW_KEY, NEW).unwrap();
+    assert!(session.delete(NEW_KEY).unwrap(), "{what}");
+    let linked = session.scan().unwrap().count() as u64;
+    drop(session);
+    let after = client.collect().unwrap();
+    let all: u64 = after.classes.iter().map(|class| class.blocks).sum();
+    let free: u64 = after.classes.iter().map(|class| class.blocks_free).sum();
+    assert_eq!(all, free + linked, "{what}");
+    assert_eq!(after.blocks_collected, statistics.blocks_collected, "{what}: not all at once");
+}

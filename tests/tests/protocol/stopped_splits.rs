@@ -1,0 +1,224 @@
+//! Stops a split after each of many verbs, as a killed server would, and looks what clients find
+//! then; then lets it go on. Guards against a state in which a key is missed, seen twice or lost.
+
+use std::cell::Cell;
+use std::collections::{BTreeSet, VecDeque};
+use std::rc::Rc;
+
+use farside_config::ServerConfig;
+use farside_config::size::ByteSize;
+use farside_fabric::shm::ShmFabric;
+use farside_fabric::{Buffer, ChainError, Completion, Fabric, LaneId, Nanos, Verb};
+use farside_layout::{SUBTABLE_BYTES, prefix_of};
+
+use farside::{Client, Session};
+use farside_fabric::{Intercepted, Interceptor};
+use farside_protocol::LANE;
+use farside_protocol::split::{Mover, Progress, Split};
+use farside_protocol::{ScanProgress, next_entry};
+use farside_tests::engine::{TestServer, engine_over};
+
+/// So many chains are executed and then none.
+struct Stopping {
+    left: Rc<Cell<u64>>,
+    refused: VecDeque<LaneId>,
+}
+
+impl Interceptor<ShmFabric> for Stopping {
+    fn post(&mut self, fabric: &mut ShmFabric, lane: LaneId, chain: &[Verb], deadline: Nanos) {
+        match self.left.get().checked_sub(1) {
+            Some(left) => {
+                self.left.set(left);
+                fabric.post(lane, chain, deadline);
+            }
+            None => self.refused.push_back(lane),
+        }
+    }
+
+    fn poll(&mut self, fabric: &mut ShmFabric) -> Option<Completion> {
+        let refused = |lane| Completion { lane, result: Err(ChainError::Fenced) };
+        self.refused.pop_front().map(refused).or_else(|| fabric.poll())
+    }
+}
+
+/// Subtables, by 2 to this power, and keys in all of them.
+const DEPTH: u8 = 6;
+const KEYS: u64 = 60 << DEPTH;
+
+fn find(session: &mut Session, number: u64) {
+    let value = session.get(&number.to_le_bytes()).unwrap();
+    let value = value.unwrap_or_else(|| panic!("key {number} was missed"));
+    assert_eq!(value.data, number.to_le_bytes());
+}
+
+fn with_keys() -> (TestServer, Client, Session) {
+    let server = TestServer::start(ServerConfig {
+        memory: Some(ByteSize::mib(64)),
+        index: Some(ByteSize(SUBTABLE_BYTES << DEPTH)),
+        ..Default::default()
+    });
+    let client = Client::builder().server(&server.address).connect().unwrap();
+    let mut session = client.session().unwrap();
+    (0..KEYS).for_each(|n| session.put(&n.to_le_bytes(), &n.to_le_bytes()).unwrap());
+    (server, client, session)
+}
+
+#[test]
+fn a_split_can_stop_anywhere() {
+    let (server, client, mut session) = with_keys();
+    // One that looks everything up, one that knows where everything was, and one that goes by its
+    // directory of before and knows what the first one learnt.
+    let mut other = Client::builder().server(&server.address).connect().unwrap().session().unwrap();
+    let mut sibling = client.session().unwrap();
+    (0..KEYS).for_each(|n| find(&mut other, n));
+    let left = Rc::new(Cell::new(u64::MAX));
+    let interceptor = Stopping { left: left.clone(), refused: VecDeque::new() };
+    let around = |fabric| Intercepted { interceptor, fabric: Box::new(fabric) };
+    let engine = engine_over(&server.address, around);
+    let keys_of = |prefix: u32| {
+        let is_here =
+            |n: &u64| prefix_of(engine.hasher.hash(&n.to_le_bytes()).directory(), DEPTH) == prefix;
+        (0..KEYS).filter(is_here).collect::<Vec<u64>>()
+    };
+    let index = engine.geometry.chunk_offset(0).unwrap();
+    // What it takes in all, found with the first one.
+    let (mut depth, mut total) = (DEPTH, u64::MAX);
+    for prefix in 0..1u32 << DEPTH {
+        let old = engine.directory().subtable(prefix << (32 - DEPTH)).offset;
+        // The server, which splits nothing here, has cleared all these places.
+        let place = |n: u32| index + u64::from(255 - 2 * prefix - n) * SUBTABLE_BYTES;
+        let split = Split { prefix, local_depth: DEPTH, old, new: [place(0), place(1)] };
+        let mover = Mover::new(&engine.endpoint, 1 + 3 * (prefix as u16 % 3), &engine.format);
+        let keys = keys_of(prefix);
+        let chains = if prefix == 0 { u64::MAX } else { (total * u64::from(prefix)) >> DEPTH };
+        left.set(chains);
+        let stopped = engine.endpoint.drive(mover.split(&split));
+        // Towards the end some have fewer entries and are done.
+        assert!(stopped.is_err() || !(1..50).contains(&prefix), "{prefix}: {stopped:?}");
+        total = if prefix == 0 { chains - left.get() } else { total };
+        session.clear_cache();
+        for key in &keys {
+            find(&mut session, *key);
+            find(&mut other, *key);
+        }
+        left.set(u64::MAX);
+        assert_eq!(engine.endpoint.drive(mover.split(&split)), Ok(Progress::Done));
+        depth = engine.endpoint.drive(mover.publish(&split, depth)).unwrap();
+        session.clear_cache();
+        for key in &keys {
+            find(&mut session, *key);
+            if key % 3 == 0 {
+                // In the new place, by a session that thinks it is in the old one.
+                sibling.put(&key.to_le_bytes(), &key.to_le_bytes()).unwrap();
+            }
+            session.put(&key.to_le_bytes(), &key.to_le_bytes()).unwrap();
+            find(&mut sibling, *key);
+            find(&mut other, *key);
+            assert!(other.delete(&key.to_le_bytes()).unwrap());
+            assert!(session.insert(&key.to_le_bytes(), &key.to_le_bytes()).unwrap());
+        }
+    }
+    assert_eq!(depth, DEPTH + 1);
+    let mut seen: Vec<Vec<u8>> = session.scan().unwrap().map(|entry| entry.unwrap().key).collect();
+    seen.sort_unstable();
+    seen.dedup();
+    assert_eq!(seen.len() as u64, KEYS);
+}
+
+#[test]
+fn a_scan_returns_a_key_once_while_a_split_is_not_published() {
+    let (server, _client, mut session) = with_keys();
+    let engine = engine_over(&server.address, |fabric| fabric);
+    let index = engine.geometry.chunk_offset(0).unwrap();
+    let old = engine.directory().subtable(0).offset;
+    let place = |n: u64| index + (255 - n) * SUBTABLE_BYTES;
+    let split = Split { prefix: 0, local_depth: DEPTH, old, new: [place(0), place(1)] };
+    let mover = Mover::new(&engine.endpoint, 1, &engine.format);
+    assert_eq!(engine.endpoint.drive(mover.split(&split)), Ok(Progress::Done));
+    // Here the server is stopped, or doubles a large directory.
+    let hash = |n: &u64| engine.hasher.hash(&n.to_le_bytes()).directory();
+    session.clear_cache();
+    let of_t0 = (0..KEYS).find(|n| prefix_of(hash(n), DEPTH + 1) == 0).unwrap();
+    find(&mut session, of_t0);
+    let mut seen: Vec<Vec<u8>> = session.scan().unwrap().map(|entry| entry.unwrap().key).collect();
+    let count = seen.len();
+    seen.sort_unstable();
+    seen.dedup();
+    assert_eq!((seen.len() as u64, count as u64), (KEYS, KEYS), "distinct, returned");
+}
+
+/// Between the header and the slots of a row that a scan READs along with an entry, this happens.
+struct Tearing {
+    happens: Option<Box<dyn FnOnce()>>,
+    /// How many such READs come before it.
+    before: usize,
+    header: Option<Vec<u8>>,
+}
+
+impl Interceptor<ShmFabric> for Tearing {
+    fn post(&mut self, fabric: &mut ShmFabric, lane: LaneId, chain: &[Verb], deadline: Nanos) {
+        if let Verb::Read { remote, into: Buffer::Window, bytes: 128 } = chain[0] {
+            if self.before > 0 {
+                self.before -= 1;
+            } else if let Some(happens) = self.happens.take() {
+                let header = [Verb::Read { remote, into: Buffer::Window, bytes: 16 }];
+                fabric.run(lane, &header, Nanos::MAX).unwrap();
+                self.header = Some(fabric.buffer(lane, Buffer::Window)[..16].to_vec());
+                happens();
+            }
+        }
+        fabric.post(lane, chain, deadline);
+    }
+
+    fn poll(&mut self, fabric: &mut ShmFabric) -> Option<Completion> {
+        let completion = fabric.poll()?;
+        if let Some(header) = self.header.take() {
+            fabric.buffer_mut(completion.lane, Buffer::Window)[..16].copy_from_slice(&header);
+        }
+        Some(completion)
+    }
+}
+
+#[test]
+fn a_scan_that_sleeps_in_a_read_misses_no_key() {
+    let (server, _client, mut session) = with_keys();
+    let engine = Rc::new(engine_over(&server.address, |fabric| fabric));
+    let index = engine.geometry.chunk_offset(0).unwrap();
+    let grace_ns = engine.constants.grace_ns;
+    let hasher = engine.hasher;
+    // Splits what the scan READs, and gives its place to another subtable.
+    let happens = Box::new(move || {
+        let of = |prefix: u32| engine.directory().subtable(prefix << (32 - DEPTH)).offset;
+        let place = |n: u64| index + (255 - n) * SUBTABLE_BYTES;
+        let mover = Mover::new(&engine.endpoint, 1, &engine.format);
+        let drive = |split: &Split, depth: u8| {
+            let (progress, depth) = engine.endpoint.drive(mover.run(split, depth)).unwrap();
+            assert_eq!(progress, Progress::Done);
+            depth
+        };
+        let (first, second) = (of(0), of(1));
+        let split = Split { prefix: 0, local_depth: DEPTH, old: first, new: [place(0), place(1)] };
+        let depth = drive(&split, DEPTH);
+        std::thread::sleep(std::time::Duration::from_nanos(grace_ns * 3 / 2));
+        assert!(engine.endpoint.drive(mover.vacate(first)).unwrap());
+        let split = Split { prefix: 1, local_depth: DEPTH, old: second, new: [first, place(2)] };
+        drive(&split, depth);
+    });
+    let hash = |n: &u64| hasher.hash(&n.to_le_bytes()).directory();
+    let before = (0..KEYS).filter(|n| prefix_of(hash(n), DEPTH) == 0).count() - 1;
+    let interceptor = Tearing { happens: Some(happens), before, header: None };
+    let scanning = engine_over(&server.address, |fabric| Intercepted {
+        interceptor,
+        fabric: Box::new(fabric),
+    });
+    let mut progress = ScanProgress::default();
+    let mut seen = BTreeSet::new();
+    while let Some(entry) =
+        scanning.endpoint.drive(next_entry(&scanning, LANE, &mut progress)).unwrap()
+    {
+        seen.insert(entry.key);
+    }
+    let missed: Vec<u64> = (0..KEYS).filter(|n| !seen.contains(&n.to_le_bytes()[..])).collect();
+    missed.iter().for_each(|n| find(&mut session, *n));
+    assert_eq!(missed, [0; 0], "there throughout, and not returned");
+}
