@@ -122,7 +122,7 @@ pub(crate) struct KeyValue {
     /// Take the value from this file
     #[arg(long, conflicts_with = "value", value_hint = ValueHint::FilePath)]
     pub(crate) file: Option<PathBuf>,
-    /// The value ends after this long, such as 90s, 15m, 12h or 7d; without it never
+    /// The value ends after this long, such as 500ms, 90s, 15m, 1.5h or 7d; without it never
     #[arg(long, value_name = "TIME", value_parser = ttl)]
     pub(crate) ttl: Option<Duration>,
 }
@@ -209,19 +209,26 @@ pub(crate) struct Completions {
     pub(crate) shell: Shell,
 }
 
-/// A whole number of seconds, minutes, hours or days.
+/// A number of milliseconds, seconds, minutes, hours or days; what is less than a millisecond of it
+/// is rounded up.
 fn ttl(text: &str) -> Result<Duration, String> {
-    const UNITS: [(char, u64); 4] = [('s', 1), ('m', 60), ('h', 3600), ('d', 86_400)];
-    let with_unit = |(unit, seconds): (char, u64)| {
-        let digits = text.strip_suffix(unit)?;
+    const UNITS: [(&str, u64); 5] =
+        [("ms", 1), ("s", 1000), ("m", 60_000), ("h", 3_600_000), ("d", 86_400_000)];
+    let with_unit = |(unit, unit_ms): (&str, u64)| {
+        let number = text.strip_suffix(unit)?;
+        let (whole, fraction) = number.split_once('.').unwrap_or((number, "0"));
         // `parse` alone would take a sign.
-        let number = digits.bytes().all(|byte| byte.is_ascii_digit()).then_some(digits)?;
-        number.parse::<u64>().ok()?.checked_mul(seconds)
+        let is_number = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
+        if !is_number(whole) || !is_number(fraction) {
+            return None;
+        }
+        let parts = format!("{whole}{fraction}").parse::<u64>().ok()?.checked_mul(unit_ms)?;
+        Some(parts.div_ceil(10u64.checked_pow(fraction.len() as u32)?))
     };
-    let seconds = UNITS.into_iter().find_map(with_unit).filter(|seconds| *seconds > 0);
-    seconds
-        .map(Duration::from_secs)
-        .ok_or_else(|| "write a whole number above 0 and s, m, h or d, as in 90s or 12h".to_owned())
+    let ms = UNITS.into_iter().find_map(with_unit).filter(|ms| *ms > 0);
+    ms.map(Duration::from_millis).ok_or_else(|| {
+        "write a number above 0 and ms, s, m, h or d, as in 500ms, 90s or 1.5h".to_owned()
+    })
 }
 
 #[cfg(test)]
@@ -253,10 +260,16 @@ mod tests {
 
     #[test]
     fn times_have_a_unit() {
-        let seconds = |text| ttl(text).ok().map(|ttl| ttl.as_secs());
+        let ms = |text| ttl(text).ok().map(|ttl| ttl.as_millis());
+        let seconds = |text| ms(text).map(|ms| ms / 1000);
         assert_eq!(["90s", "15m", "12h", "7d"].map(seconds), [90, 900, 43_200, 604_800].map(Some));
-        for wrong in ["", "5", "s", "0s", "+5s", "-5s", "1.5h", "5 s", "5w", "99999999999999999d"] {
-            assert_eq!(seconds(wrong), None, "{wrong}");
+        let right = [1500, 500, 1, 1, 5_400_000, 18].map(Some);
+        assert_eq!(["1500ms", "0.5s", "1ms", "0.0001s", "1.5h", "0.0000002d"].map(ms), right);
+        for wrong in ["", "5", "s", "0s", "0.0ms", "+5s", "-5s", ".5s", "5.s", "1.2.3s", "1.-5s"] {
+            assert_eq!(ms(wrong), None, "{wrong}");
+        }
+        for wrong in ["5 s", "5w", "99999999999999999d", "0.00000000000000000001d"] {
+            assert_eq!(ms(wrong), None, "{wrong}");
         }
     }
 }

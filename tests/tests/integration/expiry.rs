@@ -111,7 +111,7 @@ fn kv_cli_gives_values_an_end() {
         server.cli(&words).status.success()
     };
     assert!(is_done("put key value --ttl 2s") && is_done("get key"));
-    assert!(is_done("insert lock mine --ttl 2s") && !is_done("insert lock theirs --ttl 2s"));
+    assert!(is_done("insert lock mine --ttl 1999.5ms") && !is_done("insert lock theirs --ttl 2s"));
     assert!(!is_done("put key value --ttl 2"), "a time without a unit");
     // Ends reach until 2106. What cannot be kept is not stored.
     let words = ["put", "late", "value", "--ttl", "40000d"];
