@@ -1,7 +1,6 @@
 //! Moving blocks together, so that chunks become free for another size.
 
 use std::collections::{HashMap, HashSet};
-use std::time::{Duration, UNIX_EPOCH};
 
 use farside_layout::SizeClass;
 
@@ -69,8 +68,8 @@ impl Client {
                 }
                 let Some(entry) = entry(&mut session, slot)? else { continue };
                 let mut store = Store::if_version(entry.value.version);
-                if let Some(end_s) = entry.expires_at_s {
-                    store = store.until(UNIX_EPOCH + Duration::from_secs(end_s.into()));
+                if let Some(end) = entry.expires_at {
+                    store = store.until(end);
                 }
                 match session.store(&entry.key, &entry.value, store) {
                     Ok(true) => {

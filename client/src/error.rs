@@ -32,7 +32,7 @@ pub enum Error {
         /// The region's limit, in bytes.
         max: usize,
     },
-    /// A value is to end after 2106, which is later than an end can be. Nothing was sent.
+    /// A value is to end after the year 10889, which is later than an end can be. Nothing was sent.
     #[error("{}", OperationError::EndTooLate)]
     EndTooLate,
     /// There is no room for another block of this size, or for another key in its part of the

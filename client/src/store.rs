@@ -61,16 +61,17 @@ impl<'e> Store<'e> {
         Self::when(Condition::Is(Expected::Version(version)))
     }
 
-    /// The value ends this long after it is written, rounded up to a full second of the wall clock.
-    /// An end after 2106 is refused, as [`Error::EndTooLate`]. From that second on the key is
-    /// absent. Without this it stays, and so it does when a value that would have ended is replaced
-    /// by one without it.
+    /// The value ends this long after it is written, rounded up to a full millisecond of the wall
+    /// clock. From that millisecond on the key is absent. An end after the year 10889 is refused,
+    /// as [`Error::EndTooLate`]. Without this it stays, and so it does when a value that would have
+    /// ended is replaced by one without it.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.lifetime = Lifetime::For(ttl);
         self
     }
 
-    /// The value ends at this time, rounded up to a full second, and else as with [`Store::ttl`].
+    /// The value ends at this time, rounded up to a full millisecond, and else as with
+    /// [`Store::ttl`].
     pub fn until(mut self, end: SystemTime) -> Self {
         self.lifetime = Lifetime::until(end);
         self

@@ -17,9 +17,9 @@ const SUPERBLOCK_REGION_BYTES: usize = 48;
 const BLOCK_GENERATION: usize = 4;
 const BLOCK_KEY_BYTES: usize = 12;
 const BLOCK_WRITER: usize = 14;
-const BLOCK_WRITTEN_AT: usize = 16;
-const BLOCK_VALUE_BYTES: usize = 24;
-const BLOCK_EXPIRES_AT: usize = 28;
+const BLOCK_VALUE_BYTES: usize = 16;
+const BLOCK_WRITTEN_AT: usize = 20;
+const BLOCK_EXPIRES_AT: usize = 26;
 
 /// The integer at this offset; 0 beyond the end.
 fn integer<const N: usize>(bytes: &[u8], offset: usize) -> u64 {
@@ -192,7 +192,7 @@ pub(crate) fn blocks() -> Vec<Vec<u8>> {
         image.extend_from_slice(value);
         let address = BlockAddress(units);
         let stamp =
-            BlockStamp { address, generation: 9, writer: 7, written_at_ns: 1, expires_at_s: 0 };
+            BlockStamp { address, generation: 9, writer: 7, written_at_ms: 1, expires_at_ms: 0 };
         seal(&mut image, key.len() as u16, value.len() as u32, stamp).unwrap();
         image.resize(image.len().next_multiple_of(64), 0);
         [&units.to_le_bytes()[..], &image].concat()
@@ -213,8 +213,8 @@ pub(crate) fn block(bytes: &[u8]) -> bool {
         address,
         generation: integer::<4>(image, BLOCK_GENERATION) as u32,
         writer: integer::<2>(image, BLOCK_WRITER) as u16,
-        written_at_ns: integer::<8>(image, BLOCK_WRITTEN_AT),
-        expires_at_s: integer::<4>(image, BLOCK_EXPIRES_AT) as u32,
+        written_at_ms: integer::<6>(image, BLOCK_WRITTEN_AT),
+        expires_at_ms: integer::<6>(image, BLOCK_EXPIRES_AT),
     };
     let key_bytes = integer::<2>(image, BLOCK_KEY_BYTES) as u16;
     let value_bytes = integer::<4>(image, BLOCK_VALUE_BYTES) as u32;
@@ -237,6 +237,6 @@ fn block_holds(block: &Block<'_>, image: &[u8]) {
     let payload = &image[BLOCK_HEADER_BYTES as usize..length];
     assert_eq!([block.key(), block.value()].concat(), payload);
     assert_eq!(u64::from(block.writer()), integer::<2>(image, BLOCK_WRITER));
-    assert_eq!(block.written_at_ns(), integer::<8>(image, BLOCK_WRITTEN_AT));
-    assert_eq!(u64::from(block.expires_at_s()), integer::<4>(image, BLOCK_EXPIRES_AT));
+    assert_eq!(block.written_at_ms(), integer::<6>(image, BLOCK_WRITTEN_AT));
+    assert_eq!(block.expires_at_ms(), integer::<6>(image, BLOCK_EXPIRES_AT));
 }

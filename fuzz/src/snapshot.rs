@@ -11,12 +11,12 @@ const COVERED_OFFSET: usize = 16;
 /// Records longer than this cannot be written.
 const RECORD_BYTES_MAX: usize = 6 << 20;
 
-type Owned = (Vec<u8>, Vec<u8>, u32);
+type Owned = (Vec<u8>, Vec<u8>, u64);
 
 fn written(records: &[Owned]) -> Result<Vec<u8>, SnapshotError> {
     let mut writer = Writer::create(Vec::new(), 1234, None)?;
-    for (key, value, expires_at_s) in records {
-        writer.push(&Record { key, value, expires_at_s: *expires_at_s })?;
+    for (key, value, expires_at_ms) in records {
+        writer.push(&Record { key, value, expires_at_ms: *expires_at_ms })?;
     }
     writer.finish()
 }
@@ -24,8 +24,8 @@ fn written(records: &[Owned]) -> Result<Vec<u8>, SnapshotError> {
 fn read(bytes: &[u8]) -> Result<Vec<Owned>, SnapshotError> {
     let mut reader = Reader::open(bytes)?;
     let mut records = Vec::new();
-    while let Some(Record { key, value, expires_at_s }) = reader.next_record()? {
-        records.push((key.to_vec(), value.to_vec(), expires_at_s));
+    while let Some(Record { key, value, expires_at_ms }) = reader.next_record()? {
+        records.push((key.to_vec(), value.to_vec(), expires_at_ms));
     }
     assert_eq!(reader.records(), records.len() as u64);
     assert!(matches!(reader.next_record(), Ok(None)));
@@ -89,7 +89,7 @@ pub(crate) fn some_records() -> Vec<Vec<u8>> {
         let mut bytes = (key.len() as u16).to_le_bytes().to_vec();
         bytes.extend_from_slice(&[0; 2]);
         bytes.extend_from_slice(&(value.len() as u32).to_le_bytes());
-        bytes.extend_from_slice(&7u32.to_le_bytes());
+        bytes.extend_from_slice(&7u64.to_le_bytes());
         [&bytes, key, value].concat()
     };
     let two = [&[2][..], &record(b"key", b"value"), &record(b"k", b"")].concat();

@@ -260,7 +260,8 @@ fn a_truncated_region_is_an_error() {
 fn a_slot_in_use_is_looked_at_again() {
     let sample = Sample::small();
     let (slot, block) = (sample.used[2].slot, sample.used[2].block);
-    let whole = sample.region.load(block + 24).unwrap();
+    let whole = sample.region.load(block + 16).unwrap();
+    assert_ne!(whole, 0, "the length of the value");
     let stop = std::sync::atomic::AtomicBool::new(false);
     let word = SlotWord::from_bits(sample.region.load(slot).unwrap());
     std::thread::scope(|scope| {
@@ -268,8 +269,8 @@ fn a_slot_in_use_is_looked_at_again() {
         scope.spawn(|| {
             while !stop.load(std::sync::atomic::Ordering::Relaxed) {
                 sample.region.store(slot, word.emptied().bits()).unwrap();
-                sample.region.store(block + 24, 0).unwrap();
-                sample.region.store(block + 24, whole).unwrap();
+                sample.region.store(block + 16, 0).unwrap();
+                sample.region.store(block + 16, whole).unwrap();
                 sample.region.store(slot, word.bits()).unwrap();
             }
         });

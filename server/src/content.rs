@@ -13,8 +13,8 @@ use zerocopy::{FromBytes, IntoBytes};
 /// What matters of a block.
 pub(crate) struct Content {
     pub(crate) generation: u32,
-    pub(crate) written_at_ns: u64,
-    pub(crate) expires_at_s: u32,
+    pub(crate) written_at_ms: u64,
+    pub(crate) expires_at_ms: u64,
 }
 
 /// How many bytes of blocks a step may still read. A slot can lead to 4 MiB, and a million slots to
@@ -104,8 +104,8 @@ impl Reader {
             && hash.hint(word.incarnation()) == slot.hint();
         Ok(is_meant.then(|| Content {
             generation,
-            written_at_ns: content.written_at_ns(),
-            expires_at_s: content.expires_at_s(),
+            written_at_ms: content.written_at_ms(),
+            expires_at_ms: content.expires_at_ms(),
         }))
     }
 }

@@ -25,7 +25,7 @@ const SUBTABLES_MAX: usize = 4096;
 
 /// A slot whose key may go.
 struct Candidate {
-    written_at_ns: u64,
+    written_at_ms: u64,
     slot: u64,
     word: SlotWord,
     block: BlockRef,
@@ -65,7 +65,7 @@ impl Evictor {
     ) -> Result<Vec<FreeBlock>, ChainError> {
         let wanted = (count as usize).min(EVICTIONS_MAX);
         let mut sample = self.sample(class, wanted * SAMPLE, index, own)?;
-        sample.sort_unstable_by_key(|candidate| candidate.written_at_ns);
+        sample.sort_unstable_by_key(|candidate| candidate.written_at_ms);
         let going = sample.len().div_ceil(SAMPLE).min(wanted);
         let mut blocks = Vec::with_capacity(going);
         for Candidate { slot, word, block, generation, deadline, .. } in sample {
@@ -105,11 +105,11 @@ impl Evictor {
                 if budget.is_spent() {
                     return Ok(sample);
                 }
-                if let Some(Content { generation, written_at_ns, .. }) =
+                if let Some(Content { generation, written_at_ms, .. }) =
                     self.reader.read(content, block, &mut budget)?
                 {
                     let found =
-                        Candidate { written_at_ns, slot, word, block, generation, deadline };
+                        Candidate { written_at_ms, slot, word, block, generation, deadline };
                     sample.push(found);
                 }
             }

@@ -1,5 +1,5 @@
 //! Removing values that have ended, so that their memory comes back: for readers they are absent
-//! from their last second on anyway.
+//! from their end on anyway.
 //!
 //! While no value has an end there is nothing to do, and the server sleeps.
 
@@ -27,7 +27,7 @@ const REST_NS_MIN: Nanos = 1_000_000_000;
 const PAUSE_NS_MAX: Nanos = 60_000_000_000;
 /// How long a value stays behind its end, so that a server's clock that is ahead of a client's by
 /// less than this takes nothing away early.
-const MARGIN_S: u64 = 2;
+const MARGIN_MS: u64 = 2000;
 
 /// A slot that was taken out of service.
 struct Tomb {
@@ -48,8 +48,8 @@ struct Pass {
     /// How many slots of it were looked at when the step before had read enough.
     slots_done: usize,
     worked_ns: Nanos,
-    /// When the first of the values that stay ends, seconds since 1970.
-    first_end_s: Option<u32>,
+    /// When the first of the values that stay ends, milliseconds since 1970.
+    first_end_ms: Option<u64>,
     /// [`Index::moves`] then.
     moves: u64,
     /// Something may have been missed: an entry that a split had in its hands, or what a client
@@ -141,7 +141,8 @@ impl Reaper {
             return Ok(removed);
         };
         self.next_pass_at = None;
-        let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let wall_ms = wall.as_millis() as u64;
         let mut budget = ReadBudget::of_step();
         for _ in 0..SUBTABLES_PER_STEP {
             let deadline = own.now().saturating_add(self.word_ns);
@@ -149,7 +150,7 @@ impl Reaper {
                 pass.worked_ns += own.now().saturating_sub(now);
                 // A split may have moved entries to where the walk had been.
                 pass.again |= index.moves != pass.moves;
-                self.end(&pass, wall, own.now());
+                self.end(&pass, wall_ms, own.now());
                 return Ok(removed);
             };
             for (slot, content) in image?.slots().skip(pass.slots_done) {
@@ -159,12 +160,12 @@ impl Reaper {
                 pass.slots_done += 1;
                 let word = content.word();
                 pass.again |= matches!(word.state(), SlotState::Frozen | SlotState::Copy);
-                let Some((block, end_s)) = self.block_that_ends(word)? else { continue };
-                if u64::from(end_s) + MARGIN_S > wall {
-                    let first = pass.first_end_s.map_or(end_s, |first| first.min(end_s));
-                    pass.first_end_s = Some(first);
+                let Some((block, end_ms)) = self.block_that_ends(word)? else { continue };
+                if end_ms + MARGIN_MS > wall_ms {
+                    let first = pass.first_end_ms.map_or(end_ms, |first| first.min(end_ms));
+                    pass.first_end_ms = Some(first);
                 } else if let Some(found) = self.reader.read(content, block, &mut budget)?
-                    && found.expires_at_s == end_s
+                    && found.expires_at_ms == end_ms
                     && own.entomb(slot, word, block, deadline)?
                 {
                     self.expired += 1;
@@ -211,11 +212,11 @@ impl Reaper {
 
     /// When to walk again: as long as clients store such values, after a rest; else when the first
     /// one ends, if there is one, or in a minute.
-    fn end(&mut self, pass: &Pass, wall_s: u64, now: Nanos) {
+    fn end(&mut self, pass: &Pass, wall_ms: u64, now: Nanos) {
         let rest = REST_NS_MIN.max(pass.worked_ns.saturating_mul(REST_FACTOR));
-        let until_first = pass.first_end_s.map(|first| {
-            let left_s = (u64::from(first) + MARGIN_S).saturating_sub(wall_s);
-            left_s.saturating_mul(1_000_000_000)
+        let until_first = pass.first_end_ms.map(|first| {
+            let left_ms = (first + MARGIN_MS).saturating_sub(wall_ms);
+            left_ms.saturating_mul(1_000_000)
         });
         let pause = match until_first {
             _ if pass.again || !self.clients.is_empty() => Some(rest),
@@ -227,7 +228,7 @@ impl Reaper {
 
     /// The block of a word whose value ends some day, and when. Only a conditional word can lead to
     /// one (invariant I19).
-    fn block_that_ends(&self, word: SlotWord) -> Result<Option<(BlockRef, u32)>, ChainError> {
+    fn block_that_ends(&self, word: SlotWord) -> Result<Option<(BlockRef, u64)>, ChainError> {
         if word.state() != SlotState::Live || !word.is_conditional() {
             return Ok(None);
         }
@@ -238,8 +239,8 @@ impl Reaper {
         let mut words = [0u64; BLOCK_HEADER_BYTES as usize / 8];
         self.reader.region.read(block.address.offset(), &mut words)?;
         let Ok(header) = BlockHeader::ref_from_bytes(words.as_bytes()) else { return Ok(None) };
-        let end_s = header.expires_at_s();
-        Ok((end_s != 0).then_some((block, end_s)))
+        let end_ms = header.expires_at_ms();
+        Ok((end_ms != 0).then_some((block, end_ms)))
     }
 }
 
@@ -249,7 +250,7 @@ impl Pass {
             next_subtable: 0,
             slots_done: 0,
             worked_ns: 0,
-            first_end_s: None,
+            first_end_ms: None,
             moves,
             again: false,
         }
@@ -285,13 +286,14 @@ mod tests {
     #[test]
     fn an_end_far_away_is_looked_at_again_in_a_minute() {
         let mut reaper = reaper();
-        let mut pass = Pass { worked_ns: 1, first_end_s: Some(2_000_000_000), ..Pass::begin(0) };
-        reaper.end(&pass, 1_000_000_000, 5);
+        const END_MS: u64 = 2_000_000_000_500;
+        let mut pass = Pass { worked_ns: 1, first_end_ms: Some(END_MS), ..Pass::begin(0) };
+        reaper.end(&pass, END_MS / 2, 5);
         assert_eq!(reaper.next_step_at(), Some(5 + PAUSE_NS_MAX));
-        reaper.end(&pass, 2_000_000_000 - 3, 5);
-        assert_eq!(reaper.next_step_at(), Some(5 + (3 + MARGIN_S) * 1_000_000_000));
-        pass.first_end_s = None;
-        reaper.end(&pass, 1_000_000_000, 5);
+        reaper.end(&pass, END_MS - 3001, 5);
+        assert_eq!(reaper.next_step_at(), Some(5 + (3001 + MARGIN_MS) * 1_000_000));
+        pass.first_end_ms = None;
+        reaper.end(&pass, END_MS / 2, 5);
         assert_eq!(reaper.next_step_at(), None);
     }
 }

@@ -198,10 +198,10 @@ fn store_all(
     let engine = engine(opened).map_err(|failure| failed(failure, 0, total))?;
     let mut reader = open(snapshot)?;
     let mut records = 0;
-    while let Some(Record { key, value, expires_at_s }) = next_record(&mut reader, stop)? {
+    while let Some(Record { key, value, expires_at_ms }) = next_record(&mut reader, stop)? {
         records += 1;
-        let end = UNIX_EPOCH + Duration::from_secs(expires_at_s.into());
-        let lifetime = match expires_at_s {
+        let end = UNIX_EPOCH + Duration::from_millis(expires_at_ms);
+        let lifetime = match expires_at_ms {
             0 => Lifetime::Forever,
             _ if end <= SystemTime::now() => continue,
             _ => Lifetime::until(end),

@@ -67,8 +67,9 @@ fn write(
         if reported.replace(permille) != Some(permille) {
             let _ = client.report_snapshot(permille);
         }
-        let expires_at_s = entry.expires_at_s.unwrap_or_default();
-        let record = Record { key: &entry.key, value: &entry.value, expires_at_s };
+        let end = entry.expires_at.map(|end| end.duration_since(UNIX_EPOCH).unwrap_or_default());
+        let expires_at_ms = end.map_or(0, |end| end.as_millis() as u64);
+        let record = Record { key: &entry.key, value: &entry.value, expires_at_ms };
         writer.push(&record).map_err(|error| match error {
             farside_snapshot::SnapshotError::Io(error) => crate::dump::Fatal(error).into(),
             other => other.into(),

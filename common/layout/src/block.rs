@@ -7,6 +7,28 @@ use crate::checksum::checksum;
 
 /// The longest key the format can hold, in bytes.
 pub const KEY_BYTES_LIMIT: usize = u16::MAX as usize;
+/// The latest end of a value that a block can hold, in milliseconds since 1970: in the year 10889.
+pub const EXPIRES_AT_MS_MAX: u64 = (1 << 48) - 1;
+
+/// Milliseconds since 1970, in 48 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct U48 {
+    low: le::U32,
+    high: le::U16,
+}
+
+impl U48 {
+    /// The number, or the largest one that there is.
+    fn new(number: u64) -> Self {
+        let number = number.min(EXPIRES_AT_MS_MAX);
+        Self { low: (number as u32).into(), high: ((number >> 32) as u16).into() }
+    }
+
+    pub(super) fn get(self) -> u64 {
+        u64::from(self.high.get()) << 32 | u64::from(self.low.get())
+    }
+}
 
 /// The first 32 bytes of a block. "A header is a header for ever": whatever becomes of the memory,
 /// a late 4-byte mark finds `superseded` here and nothing else (invariant I9).
@@ -26,12 +48,12 @@ pub struct BlockHeader {
     pub(super) key_bytes: le::U16,
     /// The client id that wrote the block: whose PENDING word this is, should the client die.
     pub(super) writer: le::U16,
-    /// When the writer made this block, nanoseconds since 1970 by its clock. For people and for
-    /// eviction; nothing is ordered by it.
-    pub(super) written_at_ns: le::U64,
     pub(super) value_bytes: le::U32,
-    /// When the value ends, seconds since 1970; 0 for never.
-    pub(super) expires_at_s: le::U32,
+    /// When the writer made this block, milliseconds since 1970 by its clock. For people and for
+    /// eviction; nothing is ordered by it.
+    pub(super) written_at_ms: U48,
+    /// When the value ends, milliseconds since 1970; 0 for never.
+    pub(super) expires_at_ms: U48,
 }
 const _: () = assert!(size_of::<BlockHeader>() == 32);
 
@@ -54,6 +76,16 @@ impl BlockHeader {
     /// The client id of which it says that it wrote the block.
     pub fn writer(&self) -> u16 {
         self.writer.get()
+    }
+
+    /// How long it says the value behind the key is.
+    pub fn value_bytes(&self) -> u32 {
+        self.value_bytes.get()
+    }
+
+    /// When it says that the block was made, milliseconds since 1970.
+    pub fn written_at_ms(&self) -> u64 {
+        self.written_at_ms.get()
     }
 }
 
@@ -140,10 +172,11 @@ pub struct BlockStamp {
     pub generation: u32,
     /// The client id of the writer.
     pub writer: u16,
-    /// The writer's wall clock, nanoseconds since 1970.
-    pub written_at_ns: u64,
-    /// When the value ends, seconds since 1970; 0 for never.
-    pub expires_at_s: u32,
+    /// The writer's wall clock, milliseconds since 1970.
+    pub written_at_ms: u64,
+    /// When the value ends, milliseconds since 1970; 0 for never. More than
+    /// [`EXPIRES_AT_MS_MAX`] becomes that.
+    pub expires_at_ms: u64,
 }
 
 /// Puts the header before a key and a value that already stand in `image` at
@@ -167,9 +200,9 @@ pub fn seal(
         checksum: 0.into(),
         key_bytes: key_bytes.into(),
         writer: stamp.writer.into(),
-        written_at_ns: stamp.written_at_ns.into(),
         value_bytes: value_bytes.into(),
-        expires_at_s: stamp.expires_at_s.into(),
+        written_at_ms: U48::new(stamp.written_at_ms),
+        expires_at_ms: U48::new(stamp.expires_at_ms),
     };
     let checksum = checksum(&image[COVERED_OFFSET..], start(stamp.address, stamp.generation));
     let (header, _) = BlockHeader::mut_from_prefix(image).map_err(|_| short)?;
@@ -232,10 +265,10 @@ impl<'a> Block<'a> {
         &self.payload[usize::from(self.header.key_bytes.get())..]
     }
 
-    /// When the value ends, seconds since 1970; 0 for never.
+    /// When the value ends, milliseconds since 1970; 0 for never.
     #[inline]
-    pub fn expires_at_s(&self) -> u32 {
-        self.header.expires_at_s()
+    pub fn expires_at_ms(&self) -> u64 {
+        self.header.expires_at_ms()
     }
 
     /// The client id of the writer.
@@ -243,9 +276,9 @@ impl<'a> Block<'a> {
         self.header.writer.get()
     }
 
-    /// The writer's wall clock when it made the block, nanoseconds since 1970.
-    pub fn written_at_ns(&self) -> u64 {
-        self.header.written_at_ns.get()
+    /// The writer's wall clock when it made the block, milliseconds since 1970.
+    pub fn written_at_ms(&self) -> u64 {
+        self.header.written_at_ms()
     }
 }
 
@@ -265,8 +298,8 @@ mod tests {
             address: BlockAddress(units),
             generation,
             writer: 7,
-            written_at_ns: 1,
-            expires_at_s: 0,
+            written_at_ms: 1,
+            expires_at_ms: 0,
         }
     }
 
@@ -285,7 +318,25 @@ mod tests {
         let block = Block::decode(&image, BlockAddress(3)).unwrap();
         assert_eq!((block.key(), block.value()), (&b"key"[..], &b"value"[..]));
         assert_eq!(block.header_word(), HeaderWord { mark: Mark::CLEAR, generation: 9 });
-        assert_eq!((block.writer(), block.written_at_ns()), (7, 1));
+        assert_eq!((block.writer(), block.written_at_ms()), (7, 1));
+    }
+
+    #[test]
+    fn times_keep_their_milliseconds_and_end_with_the_largest() {
+        let times = [0, 1, 1_700_000_000_123, EXPIRES_AT_MS_MAX - 1, EXPIRES_AT_MS_MAX];
+        for time in times.into_iter().chain((0..48).map(|bit| 1 << bit)) {
+            assert_eq!(U48::new(time).get(), time);
+            let stamp = BlockStamp { written_at_ms: time, expires_at_ms: !time, ..stamp(3, 9) };
+            let image = sample(b"key", b"value", stamp);
+            let block = Block::decode(&image, BlockAddress(3)).unwrap();
+            let found = (block.written_at_ms(), block.expires_at_ms());
+            assert_eq!(found, (time, EXPIRES_AT_MS_MAX), "a later end is the latest one");
+            assert_eq!((block.writer(), block.value()), (7, &b"value"[..]));
+        }
+        assert_eq!(U48::new(u64::MAX).get(), EXPIRES_AT_MS_MAX);
+        // As docs/memory-layout.md says.
+        let image = sample(b"", b"", BlockStamp { expires_at_ms: 0x0605_0403_0201, ..stamp(3, 9) });
+        assert_eq!(image[20..32], [1, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6]);
     }
 
     #[test]

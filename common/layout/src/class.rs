@@ -109,9 +109,9 @@ impl BlockHeader {
         has == key_bytes && class_for(has, self.value_bytes.get() as usize) == Some(class)
     }
 
-    /// When the value ends, seconds since 1970; 0 for never.
-    pub fn expires_at_s(&self) -> u32 {
-        self.expires_at_s.get()
+    /// When the value ends, milliseconds since 1970; 0 for never.
+    pub fn expires_at_ms(&self) -> u64 {
+        self.expires_at_ms.get()
     }
 }
 

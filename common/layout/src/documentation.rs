@@ -29,8 +29,8 @@ fn tables() -> String {
     table!(out, Row: header, slots);
     table!(out, RowHeader: prefix, local_depth, filling, magic, forward);
     table!(out, Slot: word, hint);
-    table!(out, BlockHeader: superseded, generation, checksum, key_bytes, writer, written_at_ns,
-        value_bytes, expires_at_s);
+    table!(out, BlockHeader: superseded, generation, checksum, key_bytes, writer, value_bytes,
+        written_at_ms, expires_at_ms);
     writeln!(out, "Size classes, in bytes:\n").unwrap();
     let classes: Vec<u64> = SizeClass::all().map(SizeClass::block_bytes).collect();
     for line in classes.chunks(12) {

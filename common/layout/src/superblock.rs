@@ -8,7 +8,7 @@ use super::{
 };
 
 /// The version of the bytes in a region. A region of another version is refused.
-pub const FORMAT_VERSION: u32 = 4;
+pub const FORMAT_VERSION: u32 = 5;
 /// The superblock, in bytes.
 pub const SUPERBLOCK_BYTES: u64 = 4096;
 /// The smallest region: a chunk of metadata, one of index and two for values, in bytes.

@@ -69,7 +69,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     /// A value whose end has come is none.
     #[inline]
     fn unless_ended(&self, found: Found, posted: Nanos) -> Option<Found> {
-        (!self.has_ended(found.expires_at_s, posted)).then_some(found)
+        (!self.has_ended(found.expires_at_ms, posted)).then_some(found)
     }
 
     /// If the cache knows where the key is, READs the block, nothing else. A poisoned block does
@@ -187,7 +187,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
             word,
             generation: header.generation,
             poisoned: header.mark.is_set(),
-            expires: found.expires_at_s != 0,
+            expires: found.expires_at_ms != 0,
             padding: word.block().map_or(0, |block| found.padding(block.class)),
             proved_at: posted,
         };

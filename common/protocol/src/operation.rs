@@ -59,7 +59,7 @@ pub struct Operation<'e, F, D: Depot> {
 pub struct Found {
     /// Which write the value comes from.
     pub version: Version,
-    pub(crate) expires_at_s: u32,
+    pub(crate) expires_at_ms: u64,
     pub(crate) value_start: u32,
     /// The value's length, in bytes.
     pub value_bytes: u32,
@@ -85,8 +85,8 @@ pub(crate) struct Target {
     pub(crate) word: SlotWord,
     /// The full generation of its block, where it is known.
     pub(crate) generation: Option<u32>,
-    /// When its value ends, seconds since 1970, 0 for never, where it is known.
-    pub(crate) expires_at_s: Option<u32>,
+    /// When its value ends, milliseconds since 1970, 0 for never, where it is known.
+    pub(crate) expires_at_ms: Option<u64>,
     /// When the READ or compare-and-swap that last proved it was posted.
     pub(crate) proved_at: Nanos,
 }
@@ -95,22 +95,22 @@ impl Target {
     /// A slot whose block was not READ. A word that is not conditional leads to no block whose
     /// value ends (invariant I19).
     pub(crate) fn unread(slot: u64, word: SlotWord, proved_at: Nanos) -> Self {
-        let expires_at_s = (!word.is_conditional()).then_some(0);
-        Self { slot, word, generation: None, expires_at_s, proved_at }
+        let expires_at_ms = (!word.is_conditional()).then_some(0);
+        Self { slot, word, generation: None, expires_at_ms, proved_at }
     }
 
     /// Where a GET found the key, or the cache says that it is, in the window at this byte offset.
     pub(crate) fn located(location: Location, window: u64) -> Self {
         let Location { word, generation, expires, proved_at, .. } = location;
-        let (generation, expires_at_s) = (Some(generation), (!expires).then_some(0));
+        let (generation, expires_at_ms) = (Some(generation), (!expires).then_some(0));
         let slot = window + u64::from(location.in_window);
-        Self { slot, word, generation, expires_at_s, proved_at }
+        Self { slot, word, generation, expires_at_ms, proved_at }
     }
 
     /// The same slot, whose block was READ.
     pub(crate) fn read(self, found: &Found, header: HeaderWord) -> Self {
-        let (generation, expires_at_s) = (Some(header.generation), Some(found.expires_at_s));
-        Self { generation, expires_at_s, ..self }
+        let (generation, expires_at_ms) = (Some(header.generation), Some(found.expires_at_ms));
+        Self { generation, expires_at_ms, ..self }
     }
 }
 
@@ -212,16 +212,16 @@ impl<'e, F: Fabric, D: Depot> Operation<'e, F, D> {
     /// Whether a value with this end had ended when a READ or a chain was posted then. What is
     /// said of the moment of the post holds for what the region showed or did after it.
     #[inline]
-    pub(crate) fn has_ended(&self, expires_at_s: u32, posted: Nanos) -> bool {
-        expires_at_s != 0 && self.is_over(expires_at_s, posted)
+    pub(crate) fn has_ended(&self, expires_at_ms: u64, posted: Nanos) -> bool {
+        expires_at_ms != 0 && self.is_over(expires_at_ms, posted)
     }
 
     #[cold]
-    pub(crate) fn is_over(&self, expires_at_s: u32, posted: Nanos) -> bool {
+    pub(crate) fn is_over(&self, expires_at_ms: u64, posted: Nanos) -> bool {
         let fabric = self.engine.endpoint.fabric();
         let since = fabric.now().saturating_sub(posted);
         let wall_ns = fabric.wall_clock_ns().saturating_sub(since);
-        u64::from(expires_at_s) <= wall_ns / 1_000_000_000
+        expires_at_ms <= wall_ns / 1_000_000
     }
 
     /// One round trip. What it changes takes effect before the deadline or never.
@@ -319,8 +319,8 @@ impl<'e, F: Fabric, D: Depot> Operation<'e, F, D> {
         }
         let version = Version::of(block.address, header.generation);
         let value_start = (start + self.key_bytes) as u32;
-        let (expires_at_s, value_bytes) = (found.expires_at_s(), found.value().len() as u32);
-        Examined::Ours(Found { version, expires_at_s, value_start, value_bytes }, header)
+        let (expires_at_ms, value_bytes) = (found.expires_at_ms(), found.value().len() as u32);
+        Examined::Ours(Found { version, expires_at_ms, value_start, value_bytes }, header)
     }
 
     /// Where the cache says the key is.

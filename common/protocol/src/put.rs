@@ -168,7 +168,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     /// Whether the value of a word that a READ posted at `seen_at` brought had ended; `None` if it
     /// took too long to find out. No round trip; one if only the block can tell.
     async fn ended(&self, target: &mut Target, seen_at: Nanos) -> Outcome<Option<bool>> {
-        if target.expires_at_s.is_none() {
+        if target.expires_at_ms.is_none() {
             match self.read_and_examine(target.word, seen_at).await? {
                 Read::Examined(Examined::Ours(found, header)) => {
                     *target = target.read(&found, header);
@@ -178,7 +178,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
                 Read::Stale => return Ok(None),
             }
         }
-        Ok(Some(self.has_ended(target.expires_at_s.unwrap_or_default(), seen_at)))
+        Ok(Some(self.has_ended(target.expires_at_ms.unwrap_or_default(), seen_at)))
     }
 
     /// What the cache said, if that will do. An UPDATE has to know that the value has not ended:
@@ -188,7 +188,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         condition: Condition,
         cached: Option<Target>,
     ) -> Outcome<Option<Target>> {
-        let knows = |target: Target| target.expires_at_s.is_some();
+        let knows = |target: Target| target.expires_at_ms.is_some();
         if condition == Condition::None || cached.is_none_or(knows) {
             return Ok(cached);
         }

@@ -1,7 +1,7 @@
 //! Reading everything, subtable by subtable in the order of hashes, while splits go on.
 
 use std::collections::HashSet;
-use std::num::NonZeroU32;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use farside_fabric::{Buffer, Fabric, LaneId, Verb};
 use farside_layout::hash::KeyHash;
@@ -23,8 +23,8 @@ pub struct Entry {
     pub key: Vec<u8>,
     /// The value and its version.
     pub value: Value,
-    /// When it ends, seconds since 1970; `None` for never.
-    pub expires_at_s: Option<u32>,
+    /// When it ends, a full millisecond; `None` for never.
+    pub expires_at: Option<SystemTime>,
 }
 
 /// A slot with an entry as a scan saw it.
@@ -273,12 +273,10 @@ async fn read_entry<F: Fabric, D: Depot>(
         let bytes = &fabric.buffer(lane, Buffer::Block)[..reference.class.block_bytes() as usize];
         match Block::decode(bytes, reference.address) {
             Ok(block) => {
-                let wall_s = fabric.wall_clock_ns() / 1_000_000_000;
-                let expires_at_s = NonZeroU32::new(block.expires_at_s()).map(NonZeroU32::get);
-                if expires_at_s.is_some_and(|end| u64::from(end) <= wall_s) {
-                    return Ok(Read::Gone);
-                }
-                return Ok(Read::Entry(entry(&block, reference.address, expires_at_s)));
+                let wall = UNIX_EPOCH + Duration::from_nanos(fabric.wall_clock_ns());
+                let entry = entry(&block, reference.address);
+                let has_ended = entry.expires_at.is_some_and(|end| end <= wall);
+                return Ok(if has_ended { Read::Gone } else { Read::Entry(entry) });
             }
             Err(_) if now != word => (word, seen_at, damaged) = (now, Some(posted), 0),
             Err(error) => {
@@ -292,8 +290,10 @@ async fn read_entry<F: Fabric, D: Depot>(
     Err(OperationError::Contended { attempts: FOLLOWS_MAX }.into())
 }
 
-fn entry(block: &Block<'_>, address: BlockAddress, expires_at_s: Option<u32>) -> Entry {
+fn entry(block: &Block<'_>, address: BlockAddress) -> Entry {
     let version = Version::of(address, block.header_word().generation);
     let value = Value { data: block.value().to_vec(), version };
-    Entry { key: block.key().to_vec(), value, expires_at_s }
+    let end_ms = block.expires_at_ms();
+    let expires_at = (end_ms != 0).then(|| UNIX_EPOCH + Duration::from_millis(end_ms));
+    Entry { key: block.key().to_vec(), value, expires_at }
 }

@@ -31,8 +31,8 @@ pub(super) struct TakenBlock {
 pub(super) struct NewBlock {
     free: FreeBlock,
     pub(super) block: BlockRef,
-    /// When its value ends, seconds since 1970; 0 for never.
-    expires_at_s: u32,
+    /// When its value ends, milliseconds since 1970; 0 for never.
+    expires_at_ms: u64,
     /// How much of it there is to WRITE, in bytes.
     write_bytes: u32,
     /// It stands in the region already, unlinked.
@@ -80,19 +80,19 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         let generation_low = (u64::from(free.generation) % WORD_GENERATIONS) as u8;
         let block = BlockRef { address: free.address, class, generation_low };
         self.engine.geometry.check_block(block)?;
-        let expires_at_s = match lifetime {
+        let expires_at_ms = match lifetime {
             Lifetime::Forever => 0,
             _ => {
                 self.engine.allocator().announce_ends();
-                lifetime.expires_at_s(self.engine.endpoint.fabric().wall_clock_ns())
+                lifetime.expires_at_ms(self.engine.endpoint.fabric().wall_clock_ns())
             }
         };
         let stamp = BlockStamp {
             address: free.address,
             generation: free.generation,
             writer: self.engine.client_id,
-            written_at_ns: self.engine.wall_clock_ns(at),
-            expires_at_s,
+            written_at_ms: self.engine.wall_clock_ns(at) / 1_000_000,
+            expires_at_ms,
         };
         let total = BLOCK_HEADER_BYTES as usize + self.key_bytes + self.value_bytes;
         let write_bytes = total.next_multiple_of(8);
@@ -102,7 +102,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         image[total..write_bytes].fill(0);
         seal(image, self.key_bytes as u16, self.value_bytes as u32, stamp)?;
         let (write_bytes, written) = (write_bytes as u32, Cell::new(false));
-        Ok(NewBlock { free, block, expires_at_s, write_bytes, written })
+        Ok(NewBlock { free, block, expires_at_ms, write_bytes, written })
     }
 
     /// Gives a new block back unless it got linked, or may have been, or a lost connection left a
@@ -168,7 +168,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         }
         push(mark);
         push(cas);
-        if target.generation.is_none() || new.is_none() && target.expires_at_s.is_none() {
+        if target.generation.is_none() || new.is_none() && target.expires_at_ms.is_none() {
             // The old block's next generation is one more than its last: READ it on the way, and
             // the key, by which the block vouches for the word. A DELETE also has to say whether
             // the value had ended.
@@ -266,13 +266,13 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     pub(super) fn was_there(&self, target: &Target, posted: Nanos) -> bool {
         let read = || self.read_header(target.word.block().ok()?).map(|(_, ends)| ends);
         // A damaged block cannot tell; its key was there.
-        let expires_at_s = target.expires_at_s.or_else(read).unwrap_or_default();
-        !self.has_ended(expires_at_s, posted)
+        let expires_at_ms = target.expires_at_ms.or_else(read).unwrap_or_default();
+        !self.has_ended(expires_at_ms, posted)
     }
 
     /// Generation and end of the old block, whose header and key were READ; `None` if it is not
     /// what the word said: a damaged word may lead to another key's block, or into one.
-    fn read_header(&self, old: BlockRef) -> Option<(u32, u32)> {
+    fn read_header(&self, old: BlockRef) -> Option<(u32, u64)> {
         let fabric = self.engine.endpoint.fabric();
         let block = fabric.buffer(self.lane, Buffer::Block);
         let image = fabric.buffer(self.lane, Buffer::Image);
@@ -284,7 +284,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         let (words, _) = block.as_chunks();
         let generation = HeaderWord::from_bits(u64::from_le_bytes(words[0])).generation;
         let is_ours = is_ours && generation as u8 == old.generation_low;
-        is_ours.then(|| (generation, header.expires_at_s()))
+        is_ours.then(|| (generation, header.expires_at_ms()))
     }
 
     pub(super) fn remember(&self, slot: u64, word: SlotWord, new: &NewBlock, posted: Nanos) {
@@ -309,7 +309,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
 impl NewBlock {
     /// Whether its value ends some day: then its word is conditional (invariant I19).
     pub(super) fn expires(&self) -> bool {
-        self.expires_at_s != 0
+        self.expires_at_ms != 0
     }
 
     pub(super) fn write(&self) -> Verb {

@@ -5,7 +5,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, little_endian as le
 use crate::Limits;
 
 pub(crate) const MAGIC: [u8; 8] = *b"farsnap\0";
-pub(crate) const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 2;
+/// The version before: an upgrade takes its snapshots with the older program.
+pub(crate) const VERSION_WITH_SECONDS: u32 = 1;
 
 /// When a chunk is full, in bytes before compression.
 pub(crate) const CHUNK_RAW_BYTES: usize = 1 << 20;
@@ -76,12 +78,36 @@ impl ChunkHeader {
     }
 }
 
+/// What a record starts with; its end follows, and then key and value.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub(crate) struct RecordHeader {
     pub(crate) key_bytes: le::U16,
     pub(crate) reserved: [u8; 2],
     pub(crate) value_bytes: le::U32,
-    pub(crate) expires_at_s: le::U32,
 }
-const _: () = assert!(size_of::<RecordHeader>() == 12);
+const _: () = assert!(size_of::<RecordHeader>() == 8);
+
+/// How a record says when its value ends.
+#[derive(Clone, Copy)]
+pub(crate) struct EndFormat {
+    pub(crate) bytes: usize,
+    unit_ms: u64,
+}
+
+impl EndFormat {
+    pub(crate) fn of_version(version: u32) -> Option<Self> {
+        match version {
+            VERSION => Some(Self { bytes: 8, unit_ms: 1 }),
+            VERSION_WITH_SECONDS => Some(Self { bytes: 4, unit_ms: 1000 }),
+            _ => None,
+        }
+    }
+
+    /// The end in these bytes, as many as there have to be, in milliseconds since 1970.
+    pub(crate) fn decode_ms(self, end: &[u8]) -> u64 {
+        let mut number = [0; 8];
+        number[..self.bytes].copy_from_slice(end);
+        u64::from_le_bytes(number) * self.unit_ms
+    }
+}

@@ -14,7 +14,8 @@
 //!         which become raw_bytes: so many records
 //! end     a chunk without raw bytes and records; its 8 packed bytes, not compressed, are the
 //!         number of records in the file, u64. Nothing follows it
-//! record  key_bytes u16, 2 reserved bytes, value_bytes u32, expires_at_s u32, key, value
+//! record  key_bytes u16, 2 reserved bytes, value_bytes u32, expires_at_ms u64 in milliseconds
+//!         since 1970 (in version 1: u32 in seconds) or 0 for never, key, value
 //! ```
 //! Each crc32 covers the one before it and its own chunk, so that chunks cannot be missing or
 //! change places.
@@ -47,8 +48,8 @@ pub struct Record<'a> {
     pub key: &'a [u8],
     /// The value.
     pub value: &'a [u8],
-    /// When the value ends, seconds since 1970; 0 for never.
-    pub expires_at_s: u32,
+    /// When the value ends, milliseconds since 1970; 0 for never.
+    pub expires_at_ms: u64,
 }
 
 /// What is wrong with a snapshot file.
@@ -63,12 +64,13 @@ pub enum SnapshotError {
     NotASnapshot,
     /// It was made by a version with another format.
     #[error(
-        "it has snapshot format {found}, this program reads {known}: use the version that made it"
+        "it has snapshot format {found}, this program reads {known} and before: use the version \
+         that made it"
     )]
     Version {
         /// The format's number.
         found: u32,
-        /// The one this program knows.
+        /// The newest one that this program knows.
         known: u32,
     },
     /// It ends before its end.

@@ -3,7 +3,7 @@ use std::io::{self, Read};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use crate::format::{
-    ChunkHeader, Header, MAGIC, PACKED_BYTES_MAX, RAW_BYTES_MAX, RecordHeader, VERSION,
+    ChunkHeader, EndFormat, Header, MAGIC, PACKED_BYTES_MAX, RAW_BYTES_MAX, RecordHeader, VERSION,
 };
 use crate::{Limits, Record, SnapshotError};
 
@@ -14,6 +14,7 @@ pub struct Reader<R> {
     decompressor: zstd::bulk::Decompressor<'static>,
     created_at_s: u64,
     limits: Option<Limits>,
+    end_format: EndFormat,
     packed: Vec<u8>,
     /// The chunk that was read last, how much of it was taken, and how many records are left in it.
     raw: Vec<u8>,
@@ -42,9 +43,9 @@ impl<R: Read> Reader<R> {
             return Err(SnapshotError::NotASnapshot);
         }
         let found = header.version.get();
-        if found != VERSION {
+        let Some(end_format) = EndFormat::of_version(found) else {
             return Err(SnapshotError::Version { found, known: VERSION });
-        }
+        };
         if header.checksum() != header.crc32.get() {
             return Err(SnapshotError::Corrupt { what: "header", records: 0 });
         }
@@ -57,6 +58,7 @@ impl<R: Read> Reader<R> {
             decompressor: zstd::bulk::Decompressor::new()?,
             created_at_s: header.created_at_s.get(),
             limits: (limits.key_bytes_max > 0).then_some(limits),
+            end_format,
             packed: Vec::new(),
             raw: Vec::new(),
             at: 0,
@@ -104,8 +106,9 @@ impl<R: Read> Reader<R> {
         // What `record_bytes` found there.
         let record = &self.raw[start..self.at];
         let Ok((header, content)) = RecordHeader::ref_from_prefix(record) else { return Ok(None) };
+        let (end, content) = content.split_at(self.end_format.bytes);
         let (key, value) = content.split_at(usize::from(header.key_bytes.get()));
-        Ok(Some(Record { key, value, expires_at_s: header.expires_at_s.get() }))
+        Ok(Some(Record { key, value, expires_at_ms: self.end_format.decode_ms(end) }))
     }
 
     fn corrupt(&self, what: &'static str) -> SnapshotError {
@@ -116,7 +119,7 @@ impl<R: Read> Reader<R> {
     fn record_bytes(&self) -> Option<usize> {
         let (header, content) = RecordHeader::ref_from_prefix(&self.raw[self.at..]).ok()?;
         let key_bytes = usize::from(header.key_bytes.get());
-        let bytes = key_bytes + header.value_bytes.get() as usize;
+        let bytes = self.end_format.bytes + key_bytes + header.value_bytes.get() as usize;
         let is_one = key_bytes > 0 && header.reserved == [0; 2] && bytes <= content.len();
         is_one.then_some(size_of::<RecordHeader>() + bytes)
     }

@@ -5,12 +5,12 @@ use proptest::prelude::*;
 
 use super::*;
 
-type Owned = (Vec<u8>, Vec<u8>, u32);
+type Owned = (Vec<u8>, Vec<u8>, u64);
 
 fn written(records: &[Owned]) -> Vec<u8> {
     let mut writer = Writer::create(Vec::new(), 1234, None).unwrap();
-    for (key, value, expires_at_s) in records {
-        writer.push(&Record { key, value, expires_at_s: *expires_at_s }).unwrap();
+    for (key, value, expires_at_ms) in records {
+        writer.push(&Record { key, value, expires_at_ms: *expires_at_ms }).unwrap();
     }
     writer.finish().unwrap()
 }
@@ -18,8 +18,8 @@ fn written(records: &[Owned]) -> Vec<u8> {
 fn read(bytes: &[u8]) -> Result<Vec<Owned>, SnapshotError> {
     let mut reader = Reader::open(bytes)?;
     let mut records = Vec::new();
-    while let Some(Record { key, value, expires_at_s }) = reader.next_record()? {
-        records.push((key.to_vec(), value.to_vec(), expires_at_s));
+    while let Some(Record { key, value, expires_at_ms }) = reader.next_record()? {
+        records.push((key.to_vec(), value.to_vec(), expires_at_ms));
     }
     assert_eq!(reader.records(), records.len() as u64);
     Ok(records)
@@ -35,17 +35,19 @@ fn sample() -> Vec<Owned> {
         };
         (0..bytes).map(step).collect()
     };
-    (0..100u32).map(|n| (n.to_le_bytes().to_vec(), noise(n as usize * 300), n % 3)).collect()
+    (0..100u32)
+        .map(|n| (n.to_le_bytes().to_vec(), noise(n as usize * 300), u64::from(n % 3)))
+        .collect()
 }
 
 #[test]
 fn a_large_record_and_none_come_back() {
     assert_eq!(read(&written(&[])).unwrap(), []);
-    let large = vec![(vec![1; 65_535], vec![2; 4 << 20], u32::MAX), (vec![3], vec![], 0)];
+    let large = vec![(vec![1; 65_535], vec![2; 4 << 20], u64::MAX), (vec![3], vec![], 0)];
     assert_eq!(read(&written(&large)).unwrap(), large);
     let mut writer = Writer::create(Vec::new(), 0, None).unwrap();
     for (key, value) in [(vec![], vec![]), (vec![0; 65_536], vec![]), (vec![0], vec![0; 7 << 20])] {
-        let pushed = writer.push(&Record { key: &key, value: &value, expires_at_s: 0 });
+        let pushed = writer.push(&Record { key: &key, value: &value, expires_at_ms: 0 });
         assert!(matches!(pushed, Err(SnapshotError::TooLarge { .. })));
     }
 }
@@ -97,42 +99,66 @@ fn limits_come_back_and_a_file_need_not_have_any() {
 #[test]
 fn other_files_are_told_what_they_are() {
     assert!(matches!(read(b"{\"key\":\"a\"}"), Err(SnapshotError::NotASnapshot)));
-    let mut newer = written(&[]);
-    newer[8] = 9;
-    assert!(matches!(read(&newer), Err(SnapshotError::Version { found: 9, .. })));
+    for version in [0, 3] {
+        let mut other = written(&[]);
+        other[8] = version;
+        let error = read(&other).unwrap_err().to_string();
+        let said = format!("it has snapshot format {version}, this program reads 2 and before: ");
+        assert!(error.starts_with(&said), "{error}");
+    }
+}
+
+/// A file of one chunk, whose checksums are right.
+fn file_of(version: u32, raw: &[u8], raw_bytes: u32, records: u32) -> Vec<u8> {
+    use format::{ChunkHeader, Header};
+    use zerocopy::IntoBytes;
+    let header = Header { version: version.into(), ..Header::new(0, None) };
+    let packed = zstd::bulk::compress(raw, 0).unwrap();
+    let mut chunk = ChunkHeader {
+        packed_bytes: (packed.len() as u32).into(),
+        raw_bytes: raw_bytes.into(),
+        records: records.into(),
+        crc32: 0.into(),
+    };
+    chunk.crc32 = chunk.checksum(header.crc32.get(), &packed).into();
+    [header.as_bytes(), chunk.as_bytes(), &packed].concat()
+}
+
+#[test]
+fn ends_keep_their_milliseconds_and_those_of_older_files_have_none() {
+    let ends = [0, 1, 1_700_000_000_123];
+    let records = ends.map(|end| (vec![1], vec![], end));
+    assert_eq!(read(&written(&records)).unwrap(), records);
+    let seconds = [0, 1_700_000_000, u32::MAX];
+    let record = |end: u32| [&[1, 0, 0, 0, 1, 0, 0, 0][..], &end.to_le_bytes(), b"kv"].concat();
+    let raw = seconds.map(record).concat();
+    let older = file_of(1, &raw, 42, 3);
+    let mut reader = Reader::open(&older[..]).unwrap();
+    for end in seconds {
+        let record = reader.next_record().unwrap().unwrap();
+        let expires_at_ms = u64::from(end) * 1000;
+        assert_eq!(record, Record { key: b"k", value: b"v", expires_at_ms });
+    }
 }
 
 /// A chunk may say that it becomes more than it does, or that it holds more records.
 #[test]
 fn a_chunk_that_lies_under_a_right_checksum_is_refused() {
-    use format::{ChunkHeader, Header};
-    use zerocopy::IntoBytes;
-    let mut raw = vec![1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, b'k'];
-    let file = |raw: &[u8], raw_bytes: u32, records: u32| {
-        let header = Header::new(0, None);
-        let packed = zstd::bulk::compress(raw, 0).unwrap();
-        let mut chunk = ChunkHeader {
-            packed_bytes: (packed.len() as u32).into(),
-            raw_bytes: raw_bytes.into(),
-            records: records.into(),
-            crc32: 0.into(),
-        };
-        chunk.crc32 = chunk.checksum(header.crc32.get(), &packed).into();
-        [header.as_bytes(), chunk.as_bytes(), &packed].concat()
-    };
-    let truncated = read(&file(&raw, 13, 1));
+    let mut raw = [&[1][..], &[0; 15], b"k"].concat();
+    let file = |raw: &[u8], raw_bytes, records| file_of(2, raw, raw_bytes, records);
+    let truncated = read(&file(&raw, 17, 1));
     assert!(matches!(truncated, Err(SnapshotError::Truncated { records: 1 })), "{truncated:?}");
-    for (raw_bytes, records) in [(12, 1), (14, 1), (13, 2), (13, 0), (1 << 30, 1), (0, 1)] {
+    for (raw_bytes, records) in [(16, 1), (18, 1), (17, 2), (17, 0), (1 << 30, 1), (0, 1)] {
         let outcome = read(&file(&raw, raw_bytes, records));
         assert!(matches!(outcome, Err(SnapshotError::Corrupt { .. })), "{outcome:?}");
     }
     raw[4] = 1;
-    assert!(matches!(read(&file(&raw, 13, 1)), Err(SnapshotError::Corrupt { .. })));
+    assert!(matches!(read(&file(&raw, 17, 1)), Err(SnapshotError::Corrupt { .. })));
 }
 
 proptest! {
     #[test]
-    fn any_records_come_back(records: Vec<(Vec<u8>, Vec<u8>, u32)>) {
+    fn any_records_come_back(records: Vec<(Vec<u8>, Vec<u8>, u64)>) {
         let records: Vec<Owned> =
             records.into_iter().filter(|(key, ..)| !key.is_empty()).collect();
         prop_assert_eq!(read(&written(&records)).unwrap(), records);

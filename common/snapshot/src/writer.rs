@@ -38,7 +38,7 @@ impl<W: Write> Writer<W> {
     /// # Errors
     /// [`SnapshotError::Io`], and [`SnapshotError::TooLarge`] for what no block can hold.
     pub fn push(&mut self, record: &Record<'_>) -> Result<(), SnapshotError> {
-        let Record { key, value, expires_at_s } = record;
+        let Record { key, value, expires_at_ms } = record;
         let bytes = size_of::<RecordHeader>() + key.len() + value.len();
         let key_bytes = u16::try_from(key.len()).unwrap_or_default();
         if key_bytes == 0 || bytes > RECORD_BYTES_MAX {
@@ -49,9 +49,8 @@ impl<W: Write> Writer<W> {
             key_bytes: key_bytes.into(),
             reserved: [0; 2],
             value_bytes: (value.len() as u32).into(),
-            expires_at_s: (*expires_at_s).into(),
         };
-        for part in [header.as_bytes(), key, value] {
+        for part in [header.as_bytes(), &expires_at_ms.to_le_bytes(), key, value] {
             self.raw.extend_from_slice(part);
         }
         self.raw_records += 1;

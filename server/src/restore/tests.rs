@@ -13,7 +13,7 @@ static GO_ON: AtomicBool = AtomicBool::new(false);
 
 fn write_snapshot(path: &Path) {
     let mut writer = Writer::create(File::create(path).unwrap(), 1, None).unwrap();
-    writer.push(&Record { key: b"key", value: b"value", expires_at_s: 0 }).unwrap();
+    writer.push(&Record { key: b"key", value: b"value", expires_at_ms: 0 }).unwrap();
     writer.finish().unwrap();
 }
 

@@ -243,8 +243,8 @@ impl Client {
             address: block.address,
             generation: block.generation,
             writer: self.welcome.client_id,
-            written_at_ns: 1,
-            expires_at_s: 0,
+            written_at_ms: 1,
+            expires_at_ms: 0,
         };
         seal(bytes, 1, 3, stamp).unwrap();
         self.region.write(block.address.offset(), &image).unwrap();

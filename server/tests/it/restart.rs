@@ -89,8 +89,11 @@ fn files_that_hold_no_region_are_refused_and_left_alone() {
     let place = Place::with_file();
     place.start().stop();
     let whole = fs::read(place.region_file()).unwrap();
-    let mut other_version = whole.clone();
-    other_version[8] = 99;
+    let with_version = |version| {
+        let mut other = whole.clone();
+        other[8] = version;
+        other
+    };
     let mut longer = whole.clone();
     longer.resize(whole.len() + 4096, 0);
     for (content, expected) in [
@@ -101,7 +104,9 @@ fn files_that_hold_no_region_are_refused_and_left_alone() {
         (whole[..100].to_vec(), "truncated"),
         (whole[..16].to_vec(), "holds no region"),
         (vec![1], "too short"),
-        (other_version, "format version 99"),
+        (with_version(99), "format version 99"),
+        // Its blocks had ends in seconds.
+        (with_version(4), "format version 4, and this server knows 5"),
     ] {
         fs::write(place.region_file(), &content).unwrap();
         let line = place.start_error();

@@ -6,10 +6,10 @@ use std::collections::HashMap;
 
 use farside_fabric::{Buffer, ChainError, Nanos, Verb};
 use farside_layout::{
-    BLOCK_HEADER_BYTES, BlockAddress, BlockRef, BlockStamp, HINT_OFFSET, HeaderWord, INCARNATIONS,
-    Slot, SlotState, SlotWord, WINDOW_BYTES, class_for, seal,
+    BLOCK_HEADER_BYTES, BlockAddress, BlockHeader, BlockRef, BlockStamp, HINT_OFFSET, HeaderWord,
+    INCARNATIONS, Slot, SlotState, SlotWord, WINDOW_BYTES, class_for, seal,
 };
-use zerocopy::IntoBytes;
+use zerocopy::{FromBytes, IntoBytes};
 
 use super::ground::{GRACE_MS, hash, keys};
 use super::insert_lies::{later, with_incarnation};
@@ -383,15 +383,16 @@ fn leads_to(remote: u64, block: &[u64]) -> Slot {
 /// Makes the checksum of a block right, whatever it holds.
 fn reseal(remote: u64, block: &mut [u64]) {
     let Some(address) = BlockAddress::from_offset(remote) else { return };
+    let Ok((header, _)) = BlockHeader::read_from_prefix(block.as_bytes()) else { return };
     let superseded = block[0] & 0xffff_ffff;
     let stamp = BlockStamp {
         address,
-        generation: HeaderWord::from_bits(block[0]).generation,
-        writer: (block[1] >> 48) as u16,
-        written_at_ns: block[2],
-        expires_at_s: (block[3] >> 32) as u32,
+        generation: header.generation(),
+        writer: header.writer(),
+        written_at_ms: header.written_at_ms(),
+        expires_at_ms: header.expires_at_ms(),
     };
-    let (key_bytes, value_bytes) = ((block[1] >> 32) as u16, block[3] as u32);
+    let (key_bytes, value_bytes) = (header.key_bytes() as u16, header.value_bytes());
     // What does not fit is no block, and does not become one.
     if seal(block.as_mut_bytes(), key_bytes, value_bytes, stamp).is_ok() {
         block[0] |= superseded;

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use farside::Store;
 use farside_layout::{
@@ -101,12 +101,14 @@ fn ends_bytes_and_large_values_come_back() {
     let large: Vec<u8> = (0..1 << 20).map(|n: u32| (n ^ (n >> 8)) as u8).collect();
     session.put(&all, &large).unwrap();
     session.put(b"empty", b"").unwrap();
-    let day = Duration::from_secs(86_400);
+    let day = Duration::from_millis(86_400_001);
+    let before = SystemTime::now();
     session.put_with_ttl(b"day", b"1", day).unwrap();
+    let after = SystemTime::now() + Duration::from_millis(1);
     session.put_with_ttl(b"soon", b"2", Duration::from_secs(1)).unwrap();
     let ends = |session: &mut farside::Session| {
         let entries = session.scan().unwrap().map(Result::unwrap);
-        let mut ends: Vec<_> = entries.map(|entry| (entry.key, entry.expires_at_s)).collect();
+        let mut ends: Vec<_> = entries.map(|entry| (entry.key, entry.expires_at)).collect();
         ends.sort_unstable();
         ends
     };
@@ -119,6 +121,8 @@ fn ends_bytes_and_large_values_come_back() {
     assert_eq!(there.get(&all).unwrap().unwrap().data, large);
     assert_eq!(there.get(b"empty").unwrap().unwrap().data, b"");
     assert_eq!(ends(&mut there), ends(&mut session));
+    let end = ends(&mut there).into_iter().find(|(key, _)| key == b"day").unwrap().1.unwrap();
+    assert!((before + day..after + day).contains(&end), "to the millisecond");
     assert!(there.store(b"day", b"3", Store::if_value(b"1")).unwrap());
     // An existing file is replaced only if that was asked for, and then as a whole.
     let name = file.to_str().unwrap();

@@ -1,13 +1,16 @@
-//! Proves that a value with an end is absent from that second on, for every operation, and what
-//! finding out costs: nothing for those that READ its block anyway, and nothing for other values.
+//! Proves that a value with an end is absent from that millisecond on, for every operation, and
+//! what finding out costs: nothing for those that READ its block anyway, and nothing for other
+//! values.
 
 use std::time::Duration;
 
 use super::*;
 use farside_protocol::Lifetime;
 
-const SECOND: Nanos = 1_000_000_000;
-const TTL: Lifetime = Lifetime::For(Duration::from_secs(10));
+const MILLISECOND: Nanos = 1_000_000;
+/// No full seconds.
+const TTL_NS: Nanos = 10_500 * MILLISECOND;
+const TTL: Lifetime = Lifetime::For(Duration::from_nanos(TTL_NS));
 
 struct Bench<'a> {
     engine: &'a TimelessEngine,
@@ -15,15 +18,15 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// Stores a value that ends in ten seconds, at a full second.
+    /// Stores a value that ends after exactly [`TTL_NS`], at a full millisecond.
     fn store(&self) {
-        self.clock.now.set(self.clock.now.get().next_multiple_of(SECOND));
+        self.clock.now.set(self.clock.now.get().next_multiple_of(MILLISECOND));
         run(self.engine, 1, async |operation| operation.put(TTL).await);
     }
 
     /// Lets the value end.
     fn end(&self) {
-        self.clock.add(10 * SECOND);
+        self.clock.add(TTL_NS);
     }
 
     fn uncached(&self) -> &Self {
@@ -76,14 +79,14 @@ fn with_bench(test: impl FnOnce(&Bench<'_>)) {
 }
 
 #[test]
-fn a_value_is_there_until_its_second_and_not_from_it_on() {
+fn a_value_is_there_until_its_millisecond_and_not_from_it_on() {
     with_bench(|bench| {
         bench.store();
-        bench.clock.add(10 * SECOND - 1);
+        bench.clock.add(TTL_NS - 1);
         assert_eq!(bench.get(), (true, (1, 1, 0, 0)), "cached GET, a nanosecond before");
         assert_eq!(bench.uncached().get(), (true, (2, 2, 0, 0)), "uncached GET, likewise");
         bench.clock.add(1);
-        assert_eq!(bench.get(), (false, (1, 1, 0, 0)), "cached GET, on the second");
+        assert_eq!(bench.get(), (false, (1, 1, 0, 0)), "cached GET, on the millisecond");
         assert_eq!(bench.uncached().get(), (false, (2, 2, 0, 0)), "uncached GET, likewise");
         assert!(!bench.uncached().exchange().0, "exchange, likewise");
     });
