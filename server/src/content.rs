@@ -109,3 +109,6 @@ impl Reader {
         }))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -303,6 +303,14 @@ impl Protection {
     pub fn loopback(&self, _: u16, _: &Options) -> Result<Loopback, VerbsError> {
         match self.0 {}
     }
+
+    /// The same over a listener at this device's address.
+    ///
+    /// # Errors
+    /// None.
+    pub fn loopback_over(&self, _: Listener, _: u16, _: &Options) -> Result<Loopback, VerbsError> {
+        match self.0 {}
+    }
 }
 
 /// A server's fabric over its own region.

@@ -44,6 +44,7 @@ fn both_have_these_signatures() {
     let _: fn(&Protection) -> RemoteRegion = Protection::remote;
     let _: fn(&Protection, &Incoming) -> bool = Protection::serves;
     let _: fn(&Protection, u16, &Options) -> Made<Loopback> = Protection::loopback;
+    let _: fn(&Protection, Listener, u16, &Options) -> Made<Loopback> = Protection::loopback_over;
     let _: fn(&mut DataConnection) -> io::Result<()> = DataConnection::probe;
     let _: fn(&mut DataConnection) -> io::Result<ProbeState> = DataConnection::probe_state;
     let _: fn(&DataConnection) -> ConnectionId = DataConnection::id;

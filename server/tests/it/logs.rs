@@ -1,13 +1,27 @@
 //! That the log says what a person has to know before clients get errors: that the memory gets full
-//! and is no longer, that the index cannot grow, and which client was fenced, and why.
+//! and is no longer, that the index cannot grow, and which client was fenced, and why. And that
+//! strangers do not fill it.
 
 use std::fs::File;
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
 use super::*;
 
 /// A `kv-server` process whose log is in a file; ended with its test.
 struct Logged(Child);
+
+impl Logged {
+    /// Starts it with these arguments besides; returns where its log is, too.
+    fn start(place: &Place, arguments: &[&str]) -> (Self, PathBuf) {
+        let path = place.folder.path().join("log");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kv-server"));
+        command.arg("--listen").arg(format!("shm://{}", place.socket().display()));
+        command.args(["--grace-ms", "1"]).args(arguments).stdin(Stdio::null());
+        let server = command.stderr(File::create(&path).unwrap()).spawn().unwrap();
+        (Self(server), path)
+    }
+}
 
 impl Drop for Logged {
     fn drop(&mut self) {
@@ -19,11 +33,7 @@ impl Drop for Logged {
 #[test]
 fn the_log_says_that_memory_gets_full_and_who_was_fenced() {
     let place = Place::new();
-    let path = place.folder.path().join("log");
-    let mut command = Command::new(env!("CARGO_BIN_EXE_kv-server"));
-    command.arg("--listen").arg(format!("shm://{}", place.socket().display()));
-    command.args(["--memory", "48MiB", "--grace-ms", "1"]).stdin(Stdio::null());
-    let _server = Logged(command.stderr(File::create(&path).unwrap()).spawn().unwrap());
+    let (_server, path) = Logged::start(&place, &["--memory", "48MiB"]);
     let log = || std::fs::read_to_string(&path).unwrap();
     let count = |line: &str| log().matches(line).count();
     eventually("it serves", || count("serving") == 1);
@@ -56,4 +66,33 @@ fn the_log_says_that_memory_gets_full_and_who_was_fenced() {
     assert_eq!(count(" of the memory is in use, "), 3, "{}", log());
     drop(gone);
     eventually("it is fenced", || count("lost a client and fenced it: it is gone") == 1);
+}
+
+/// Whether a silent connection goes by itself or is dropped because there are too many, the number
+/// of lines follows the time, not the connections. Before, there was a line for each.
+#[test]
+fn silent_connections_do_not_fill_the_log() {
+    const ROUNDS: usize = 10;
+    const CONNECTIONS: usize = 300;
+    let place = Place::new();
+    let (_server, path) = Logged::start(&place, &["--memory", "16MiB"]);
+    let lines = || std::fs::read_to_string(&path).unwrap().lines().count();
+    eventually("it serves", || std::fs::read_to_string(&path).unwrap().contains("serving"));
+    let (before, since) = (lines(), Instant::now());
+    let connect = || Connection::connect(&place.socket(), PATIENCE).unwrap();
+    for _ in 0..ROUNDS {
+        (0..CONNECTIONS).for_each(|_| drop(connect()));
+        let silent: Vec<_> = (0..CONNECTIONS).map(|_| connect()).collect();
+        // The server keeps the last 64.
+        let dropped = &silent[CONNECTIONS - 65];
+        dropped.set_receive_timeout(Some(PATIENCE)).unwrap();
+        assert_eq!(dropped.receive(&mut [0; 8]).unwrap().0, 0);
+    }
+    assert_eq!(place.writer().take(class(64), 1).len(), 1);
+    let log = std::fs::read_to_string(&path).unwrap();
+    let told = log.matches("too many do not say who they are").count();
+    let seconds = since.elapsed().as_secs() as usize;
+    assert!((1..=seconds + 1).contains(&told), "{told} lines in {seconds} s");
+    // Besides these the writer's.
+    assert!(lines() - before <= told + 3, "{log}");
 }

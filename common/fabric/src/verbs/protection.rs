@@ -118,12 +118,22 @@ impl Protection {
     /// # Errors
     /// [`VerbsError`].
     pub fn loopback(&self, lanes: u16, options: &Options) -> Result<Loopback, VerbsError> {
-        let mut listener = Listener::bind(self.address, options)?;
+        self.loopback_over(Listener::bind(self.address, options)?, lanes, options)
+    }
+
+    /// The same over a listener at this device's address, which strangers may know already.
+    ///
+    /// # Errors
+    /// [`VerbsError`].
+    pub fn loopback_over(
+        &self,
+        mut listener: Listener,
+        lanes: u16,
+        options: &Options,
+    ) -> Result<Loopback, VerbsError> {
         let address = listener.local_address().ok_or(VerbsError::OtherDevice)?;
         // The listener is open to all: only this process knows what it says to itself.
-        let mut nonce = [0; NONCE_BYTES];
-        rustix::rand::getrandom(&mut nonce, rustix::rand::GetRandomFlags::empty())
-            .map_err(|error| system("finding a random number")(error.into()))?;
+        let nonce = random_nonce().map_err(system("finding a random number"))?;
         std::thread::scope(|scope| {
             let connecting = scope.spawn(|| connect_data(address, &nonce, lanes, options));
             let accepted = self.accept_own(&mut listener, &nonce, options.connect_timeout);
@@ -160,6 +170,12 @@ impl Protection {
 
 /// How much the owner says to itself, at random.
 const NONCE_BYTES: usize = 16;
+
+fn random_nonce() -> std::io::Result<[u8; NONCE_BYTES]> {
+    let mut nonce = [0; NONCE_BYTES];
+    rustix::rand::getrandom(&mut nonce, rustix::rand::GetRandomFlags::empty())?;
+    Ok(nonce)
+}
 
 /// A server's fabric over its own region.
 pub struct Loopback {
@@ -276,5 +292,16 @@ impl DataConnection {
 impl AsFd for DataConnection {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.queue_pair.completions().as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_server_says_something_else_to_itself() {
+        let nonces: Vec<_> = (0..3).map(|_| random_nonce().unwrap()).collect();
+        assert!(nonces[0] != nonces[1] && nonces[1] != nonces[2] && nonces[2] != nonces[0]);
     }
 }

@@ -1,9 +1,11 @@
 //! Chains do at the region what the trait's contract says, whatever their sizes.
 
-use farside_fabric::verbs::Options;
+use std::time::Duration;
+
+use farside_fabric::verbs::{Listener, Options, connect_data};
 use farside_fabric::{Buffer, ChainError, Fabric, LaneId, Verb};
 
-use crate::harness::{REGION_BYTES, Server, later};
+use crate::harness::{PATIENCE, REGION_BYTES, Server, address, later};
 
 const LANE: LaneId = LaneId(0);
 
@@ -219,6 +221,30 @@ fn the_owner_reaches_its_region_through_the_device() {
         assert_eq!(client.run(LANE, &count(found + 1), deadline), Ok(found + 1));
     }
     assert_eq!(server.region.load(64), Ok(400));
+}
+
+/// What strangers say to the listener of a server's own connection gives them none, however well
+/// they guess. Guards against what every server said once: it was in the source.
+#[test]
+fn a_stranger_does_not_get_the_owners_own_connection() {
+    let Some(server) = Server::new() else { return };
+    let options = Options { connect_timeout: PATIENCE, ..Default::default() };
+    let listener = Listener::bind(address().unwrap(), &options).unwrap();
+    let target = listener.local_address().unwrap();
+    let mut strangers = Vec::new();
+    for guess in [&b"farside loopback"[..], &[0; 16], &[]] {
+        let stranger = std::thread::spawn(move || connect_data(target, guess, 1, &options).is_ok());
+        strangers.push(stranger);
+    }
+    // They knock first.
+    std::thread::sleep(Duration::from_millis(500));
+    let mut own = server.writers.loopback_over(listener, 1, &options).unwrap();
+    let deadline = later(&own.fabric);
+    assert_eq!(own.fabric.run(LANE, &[read(0, Buffer::Block, 64)], deadline), Ok(0));
+    drop(own);
+    for stranger in strangers {
+        assert!(!stranger.join().unwrap(), "a stranger was taken for the owner");
+    }
 }
 
 /// What the device may be reading stays as it is, whatever the caller does.
