@@ -19,8 +19,11 @@ fn deny(fetches: bool, has_database: bool, finds: bool) -> (Option<i32>, String,
     );
     std::fs::write(&cargo, script).unwrap();
     std::fs::set_permissions(&cargo, PermissionsExt::from_mode(0o755)).unwrap();
+    let databases = folder.path().join("advisory-dbs");
+    std::fs::create_dir(&databases).unwrap();
+    std::fs::write(databases.join("db.lock"), "").unwrap();
     if has_database {
-        std::fs::create_dir_all(folder.path().join("advisory-dbs/rustsec")).unwrap();
+        std::fs::create_dir(databases.join("advisory-db-3157b0e258782691")).unwrap();
     }
     let top = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let path = format!("{}:{}", folder.path().display(), std::env::var("PATH").unwrap());
@@ -35,7 +38,7 @@ fn deny(fetches: bool, has_database: bool, finds: bool) -> (Option<i32>, String,
 
 #[test]
 fn advisories_are_checked_where_a_database_can_be_had() {
-    const CHECKED: &str = "deny check --disable-fetch advisories";
+    const CHECKED: &str = "deny --offline check advisories";
     let (code, said, calls) = deny(false, false, true);
     assert_eq!((code, calls.contains(&CHECKED.to_owned())), (Some(0), false));
     assert!(said.contains("advisories were not checked"), "{said}");
