@@ -106,7 +106,6 @@ fn split(path: &Path) -> io::Result<(&Path, &std::ffi::OsStr)> {
 mod tests {
     use std::fs;
     use std::os::unix::fs::{PermissionsExt, symlink};
-    use std::sync::atomic::{AtomicBool, Ordering};
 
     use rustix::fs::{CWD, FileType, Mode, RenameFlags, mknodat, renameat_with};
 
@@ -203,13 +202,8 @@ mod tests {
         let (_folder, root, outside) = root_and_outside();
         symlink(&outside, root.join("link")).unwrap();
         let (link, d) = (root.join("link"), root.join("d"));
-        let (target, ended) = (Target::open(&root, true).unwrap(), AtomicBool::new(false));
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                while !ended.load(Ordering::Relaxed) {
-                    renameat_with(CWD, &link, CWD, &d, RenameFlags::EXCHANGE).unwrap();
-                }
-            });
+        let target = Target::open(&root, true).unwrap();
+        let use_d = || {
             let tree = Tree { files: Vec::new(), ..Tree::below(&root).unwrap() };
             for round in 0..ROUNDS {
                 let _ = target.write(format!("d/{round}").as_bytes(), b"value");
@@ -217,7 +211,13 @@ mod tests {
                     assert_eq!(io::read_to_string(file).unwrap(), "inside");
                 }
             }
-            ended.store(true, Ordering::Relaxed);
+        };
+        std::thread::scope(|scope| {
+            // The thread that may fail is the other one, so that this one never swaps for ever.
+            let user = scope.spawn(use_d);
+            while !user.is_finished() {
+                renameat_with(CWD, &link, CWD, &d, RenameFlags::EXCHANGE).unwrap();
+            }
         });
         assert_eq!(fs::read_dir(&outside).unwrap().count(), 1);
         assert_eq!(fs::read(outside.join("f")).unwrap(), b"secret");
