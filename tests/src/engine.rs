@@ -1,10 +1,11 @@
 //! The protocol's engine at a real server, over a fabric of the test's; and such a server.
 
+use std::collections::VecDeque;
+use std::io;
+
 use farside_config::ServerConfig;
 use farside_control::attach::{AnyFabric, Attached, Target};
-use farside_control::{
-    Channel, MESSAGE_BYTES_MAX, Reply, Request, Role, SplitOutcome, Token, Welcome,
-};
+use farside_control::{Channel, MESSAGE_BYTES_MAX, Reply, Request, Role, Token, Welcome};
 use farside_fabric::Fabric;
 use farside_fabric::shm::ShmFabric;
 use farside_layout::{FreeBlock, SizeClass};
@@ -37,13 +38,38 @@ impl TestServer {
 pub struct ChannelBlocks {
     channel: Channel,
     buffer: Vec<u8>,
+    answers: VecDeque<Delivery>,
 }
 
 impl ChannelBlocks {
     fn send(&mut self, request: &Request) {
         let mut bytes = Vec::new();
         request.encode(&mut bytes);
-        self.channel.send(&bytes).unwrap();
+        // While its answers are not taken, the server takes no more requests.
+        while let Err(error) = self.channel.send(&bytes) {
+            assert_eq!(error.kind(), io::ErrorKind::WouldBlock, "{error}");
+            if !self.take_answer() {
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    /// Takes a message of the server; false when there is none.
+    fn take_answer(&mut self) -> bool {
+        let Some(bytes) = self.channel.receive(&mut self.buffer).unwrap() else { return false };
+        match Reply::decode(&self.buffer[..bytes]).unwrap() {
+            Reply::Blocks { class, rested, soon, blocks } => {
+                let delivery = Blocks { class, rested, soon, blocks };
+                self.answers.push_back(Delivery::Blocks(delivery));
+            }
+            Reply::Split { directory_hash, local_depth, outcome } => {
+                let prefix = Prefix::of(directory_hash, local_depth);
+                self.answers.push_back(Delivery::Split(prefix, outcome));
+            }
+            // No test of these waits for a collection.
+            Reply::Statistics(_) | Reply::Ask(_) => {}
+        }
+        true
     }
 }
 
@@ -58,18 +84,8 @@ impl Depot for ChannelBlocks {
     }
 
     fn receive(&mut self) -> Option<Delivery> {
-        let bytes = self.channel.receive(&mut self.buffer).unwrap()?;
-        match Reply::decode(&self.buffer[..bytes]).unwrap() {
-            Reply::Blocks { class, rested, soon, blocks } => {
-                Some(Delivery::Blocks(Blocks { class, rested, soon, blocks }))
-            }
-            Reply::Split { directory_hash, local_depth, outcome } => {
-                let outcome: SplitOutcome = outcome;
-                Some(Delivery::Split(Prefix::of(directory_hash, local_depth), outcome))
-            }
-            // No test of these waits for a collection.
-            Reply::Statistics(_) | Reply::Ask(_) => None,
-        }
+        while self.answers.is_empty() && self.take_answer() {}
+        self.answers.pop_front()
     }
 
     fn give(&mut self, class: SizeClass, rested: bool, blocks: Vec<FreeBlock>) {
@@ -100,6 +116,7 @@ pub fn engine_over<F: Fabric>(
     let (cache_bytes, lanes) = (64 << 20, 64);
     let options = EngineOptions { region_id, region_bytes, client_id, cache_bytes, lanes };
     let AnyFabric::Shm(fabric) = route.fabric(lanes).unwrap() else { unreachable!() };
-    let blocks = ChannelBlocks { channel, buffer: vec![0; MESSAGE_BYTES_MAX] };
+    let blocks =
+        ChannelBlocks { channel, buffer: vec![0; MESSAGE_BYTES_MAX], answers: VecDeque::new() };
     Engine::open(around(fabric), blocks, options, &ConnectionCache::default()).unwrap()
 }

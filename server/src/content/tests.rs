@@ -2,13 +2,13 @@
 //! the words of the index lead to. Guards against words that all lead to one large block, which
 //! had the server read gigabytes while no client was answered.
 
-use farside_common::config::ServerConfig;
-use farside_common::fabric::shm::{HugePages, RegionMemory};
-use farside_common::layout::{
+use farside_config::ServerConfig;
+use farside_config::size::ByteSize;
+use farside_fabric::shm::{HugePages, RegionMemory};
+use farside_layout::{
     BLOCK_BYTES_MAX, BlockAddress, BlockStamp, HINT_OFFSET, SLOTS_PER_ROW, SizeClass, SlotWord,
     seal,
 };
-use farside_common::size::ByteSize;
 
 use super::*;
 use crate::eviction::Evictor;
@@ -45,7 +45,7 @@ impl Crowded {
         let mut image = vec![0u64; (block_bytes / 8) as usize];
         let value_bytes = block_bytes - BLOCK_HEADER_BYTES - 1;
         let stamp =
-            BlockStamp { address, generation: 1, writer: 1, written_at_ns: 1, expires_at_s: 1 };
+            BlockStamp { address, generation: 1, writer: 1, written_at_ms: 1, expires_at_ms: 1 };
         seal(image.as_mut_bytes(), 1, value_bytes as u32, stamp).unwrap();
         region.write(address.offset(), &image).unwrap();
         let hash = KeyHasher::new(&format.hash_key).hash(&[0]);
