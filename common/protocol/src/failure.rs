@@ -14,8 +14,8 @@ pub enum OperationError {
     #[error("the value is {bytes} bytes long, this region allows at most {max}")]
     ValueTooLong { bytes: usize, max: usize },
     #[error(
-        "the value would end after the year 10889, and ends reach no further: give it less time, or \
-         no end"
+        "the value would end after the year 10889, and ends reach no further: give it less time, \
+         or no end"
     )]
     EndTooLate,
     #[error("out of space: {what}")]
