@@ -1,7 +1,7 @@
 # `make help` lists the targets.
 .DEFAULT_GOAL := help
 .PHONY: help build demo test soak fuzz miri instructions test-verbs vm bench-verbs
-.PHONY: bench-compare deny clean
+.PHONY: bench-compare slow-link deny clean
 
 export RUSTDOCFLAGS ?= -D warnings
 # What is built once need not be prepared for being built again.
@@ -75,6 +75,13 @@ bench-compare: build ## Farside beside what others published, in one boot: targe
 	@tests/vm/needs.sh
 	@tests/vm/build.sh
 	@tests/vm/bench-compare
+
+slow-link: ## Large values over RDMA on a link of 25 MB/s, at each depth, in one boot
+	@tools/scripts/needs.sh
+	@tests/vm/needs.sh
+	. tools/scripts/verbs-env.sh && \
+	    cargo build --release --locked --bin kv-server --bin slow-link
+	@tests/vm/slow-link
 
 deny: ## Checks licences and sources of all dependencies, and what is known against them
 	command -v cargo-deny >/dev/null || cargo install --locked cargo-deny

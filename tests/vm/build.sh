@@ -22,7 +22,12 @@ if [ "$(stamp)" = "$(cat "$out/stamp" 2>/dev/null)" ]; then
 fi
 rm -f "$out/stamp"
 "$here/needs.sh"
-[ -s "$out/version" ] || "$here/kernel.sh" "$out"
+# Another list of modules takes another look at the kernel's package.
+kernel=$(cd "$here" && cksum kernel.sh)
+if [ ! -s "$out/version" ] || [ "$kernel" != "$(cat "$out/kernel" 2>/dev/null)" ]; then
+    "$here/kernel.sh" "$out"
+    echo "$kernel" >"$out/kernel"
+fi
 
 root=$(mktemp -d "$out/initramfs.XXXXXX")
 trap 'rm -rf "$root"' EXIT

@@ -9,7 +9,7 @@
 set -euo pipefail
 
 # What the guest needs; a kernel may have any of these built in.
-modules=(virtio_pci 9pnet_virtio 9p overlay virtio_net veth rdma_rxe rdma_ucm ib_uverbs)
+modules=(virtio_pci 9pnet_virtio 9p overlay virtio_net veth sch_tbf rdma_rxe rdma_ucm ib_uverbs)
 # What rdma_rxe asks for by name at run time, when no modprobe is there to find it.
 modules_if_any=(crc32_generic crc32_pclmul)
 

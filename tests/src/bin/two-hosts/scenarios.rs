@@ -313,8 +313,15 @@ fn killed_client(world: &mut World) -> String {
     said
 }
 
+/// The host stays frozen for half a minute after the loss, far beyond every proof that it has.
 fn frozen_client_host(world: &mut World) -> String {
-    paused_client(world, |host, _| host.power("freeze"), |host, _| host.power("thaw"))
+    let thaw = |host: &Guest, _: &Running| {
+        std::thread::sleep(Duration::from_secs(30));
+        host.power("thaw");
+    };
+    let said = paused_client(world, |host, _| host.power("freeze"), thaw);
+    // A network card would go on and answer probes, and only a stopped process shows that here.
+    format!("{said}; its soft-RoCE device froze with it, which a network card would not")
 }
 
 /// Its device answers probes, so only its process can tell that it does not go on.
