@@ -6,11 +6,11 @@ use farside_layout::{
     WINDOW_BYTES, WINDOW_SLOTS, Window, prefix_of, side_of, slot_in_subtable,
 };
 
-use super::{Examined, Operation, Outcome, Target, is_moving};
+use super::{ATTEMPTS_MAX, Examined, Operation, Outcome, Target, is_moving};
 use crate::allocator::Depot;
 use crate::directory::Subtable;
 
-/// How often an operation READs its window, and the directory when that was old, before it calls
+/// How often an operation READs a window that is not its key's, and the directory, before it calls
 /// the row damaged.
 const WINDOW_READS_MAX: u32 = 16;
 /// How often an operation looks again for an exact hint of a word whose block is damaged, before it
@@ -130,25 +130,30 @@ impl Seen {
 impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     /// READs the key's window: one round trip, more when the directory had to be READ anew.
     pub(super) async fn read_window(&self, seen: &mut Seen) -> Outcome<()> {
-        let mut stale = false;
-        for _ in 0..WINDOW_READS_MAX {
+        let (mut elsewhere, mut stale) = (0, 0);
+        while elsewhere < WINDOW_READS_MAX {
             let (base, local_depth) = self.engine.directory().window(self.hash);
             self.read_window_at((base, local_depth), seen).await?;
-            stale = seen.took > self.engine.constants.patience_ns;
             match seen.standing {
                 // Believed only by who comes from the old one: this directory is older than both.
                 Standing::Elsewhere | Standing::Filling => {
+                    elsewhere += 1;
                     self.engine.reload_entry(self.lane, self.hash.directory()).await?;
                 }
-                Standing::Whole | Standing::Splitting(_) if stale => {}
+                // A lane that waits for its turn in a deep pipeline of large values is often late.
+                Standing::Whole | Standing::Splitting(_)
+                    if seen.took > self.engine.constants.patience_ns =>
+                {
+                    stale += 1;
+                    if stale == ATTEMPTS_MAX {
+                        return Err(self.contended());
+                    }
+                }
                 Standing::Whole | Standing::Splitting(_) => {
                     self.engine.confirm_directory(self.hash, (base, local_depth));
                     return Ok(());
                 }
             }
-        }
-        if stale {
-            return Err(self.contended());
         }
         Err(LayoutError::Row { offset: self.window() }.into())
     }

@@ -91,3 +91,29 @@ fn a_value_that_cannot_arrive_in_time_is_not_read_for_ever() {
     let read = (session.counters() - before).read_bytes;
     assert!(read < 80 * LARGE as u64, "READ {read} bytes");
 }
+
+/// All begin at once, before it is known how large the values are. Two arrive while the windows of
+/// the others are believed, so the last ones READ theirs some thirty times.
+#[test]
+fn the_first_gets_of_a_deep_pipeline_all_have_their_turn() {
+    if left_out_over_rdma("the network is emulated, on the clock of the test") {
+        return;
+    }
+    const LARGE: usize = 1_000_000;
+    const DEPTH: u16 = 64;
+    let server = ServerProcess::start(&["--memory", "128MiB", "--grace-ms", "100"]);
+    let mut writer = server.client().session().unwrap();
+    let value = proof::value(0, 0, 0, LARGE);
+    (0..DEPTH).for_each(|key| writer.put(&key.to_le_bytes(), &value).unwrap());
+    let link = Link { bytes_per_s: BYTES_PER_S, own_time: Some(Arc::new(AtomicU64::new(0))) };
+    let builder = server.client_builder().pipeline_depth(DEPTH).cache_bytes(0).around(wrap(link));
+    let mut session = builder.connect().unwrap().session().unwrap();
+    let mut pipeline = session.pipeline().unwrap();
+    for key in 0..DEPTH {
+        pipeline.get(&key.to_le_bytes()).unwrap();
+    }
+    for _ in 0..DEPTH {
+        let result = pipeline.wait().unwrap().result;
+        assert!(matches!(&result, Ok(Outcome::Value(Some(_)))), "{:?}", result.err());
+    }
+}
