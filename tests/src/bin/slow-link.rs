@@ -101,7 +101,8 @@ fn run(session: &mut Session, operations: u64, puts: bool) -> String {
     let counters = session.counters() - before;
     let verbs = if puts { counters.written_bytes } else { counters.read_bytes } as f64;
     let mut line = format!(
-        "{succeeded} of {operations} in {seconds:.1} s, {:.2} of the link, {} {:.2} times the values",
+        "{succeeded} of {operations} in {seconds:.1} s, {:.2} of the link, {} {:.2} times \
+         the values",
         moved / (BYTES_PER_S * seconds),
         if puts { "WRITE" } else { "READ" },
         verbs / moved
