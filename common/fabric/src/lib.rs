@@ -211,7 +211,7 @@ pub trait Fabric {
         true
     }
 
-    /// Operations believe what they READ for this long: chains may queue for a small part of it.
+    /// Operations believe what they READ for this long: chains may queue for a part of it.
     fn set_patience(&mut self, _patience: Nanos) {}
 
     /// Queues a wait: the lane completes once the clock reads `until`.

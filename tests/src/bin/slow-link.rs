@@ -9,9 +9,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use farside::around::{Around, Rule};
 use farside::{Client, Outcome, Session};
-use farside_common::fabric::{Completion, Fabric, LaneId, Nanos, Verb};
+use farside_fabric::{Completion, Fabric, LaneId, Nanos, Verb};
+use farside_fabric::{Intercepted, Interceptor};
 
 const BYTES_PER_S: f64 = 25e6;
 /// With key and header it fills a block of 512 KiB, so a GET without a location READs no byte more.
@@ -35,12 +35,12 @@ fn main() {
     let watch = (slowest.clone(), lateness_max.clone());
     let builder = builder.around(Arc::new(move |fabric, lanes| {
         watch.1.store(fabric.timing().lateness_max_ns, Ordering::Relaxed);
-        let rule = Doorbells {
+        let interceptor = Doorbells {
             left_at: vec![None; lanes.into()],
             posted: Vec::with_capacity(lanes.into()),
             slowest: watch.0.clone(),
         };
-        Box::new(Around { rule, fabric })
+        Box::new(Intercepted { interceptor, fabric })
     }));
     let client = builder.connect().unwrap();
     let mut session = client.session().unwrap();
@@ -121,7 +121,7 @@ struct Doorbells {
     slowest: Arc<AtomicU64>,
 }
 
-impl<F: Fabric + ?Sized> Rule<F> for Doorbells {
+impl<F: Fabric + ?Sized> Interceptor<F> for Doorbells {
     fn post(&mut self, fabric: &mut F, lane: LaneId, chain: &[Verb], deadline: Nanos) {
         self.left_at[usize::from(lane.0)] = None;
         if chain.iter().any(|verb| !matches!(verb, Verb::Read { .. })) {

@@ -80,9 +80,11 @@ fn a_slow_link_is_busy_and_no_chain_queues_for_long() {
         let (begun, seen) = (link.now, link.run(depth, VALUE, begun + 20 * SECOND));
         let capacity = SLOW * (link.now - begun) / SECOND;
         assert!(seen.bytes >= capacity * 85 / 100, "{depth} lanes: {seen:?} of {capacity}");
-        // One chain may be on its way when the next one leaves.
+        // The next value queues while one is carried.
+        assert!(depth == 1 || seen.chains_max == 2, "{depth} lanes: {seen:?}");
+        // What is in flight when a chain leaves takes no longer than a third of patience.
         let alone = VALUE * SECOND / SLOW;
-        assert!(seen.took_max <= PATIENCE / 8 + 2 * alone, "{depth} lanes: {seen:?}");
+        assert!(seen.took_max <= PATIENCE / 3 + 2 * alone, "{depth} lanes: {seen:?}");
     }
 }
 
