@@ -142,7 +142,7 @@ impl Network {
         let cost = |verb: &Verb| match *verb {
             Verb::Read { bytes, .. } => (READ_PS, bytes),
             Verb::Write { bytes, .. } => (WRITE_PS, bytes),
-            Verb::WriteHalf { .. } => (WRITE_PS, 4),
+            Verb::WriteU32 { .. } => (WRITE_PS, 4),
             Verb::WriteWord { .. } => (WRITE_PS, 8),
             Verb::CompareSwap { .. } => (ATOMIC_PS, 8),
         };
@@ -315,7 +315,7 @@ mod tests {
     #[test]
     fn waits_are_not_late() {
         let (mut fabric, _) = fabric();
-        let read = Verb::Read { remote: 0, into: Buffer::Block, bytes: 64 };
+        let read = Verb::Read { remote: 0, into: Buffer::ReadBlock, bytes: 64 };
         fabric.post(LaneId(0), &[read], Nanos::MAX);
         let until = fabric.now();
         fabric.wait(LaneId(1), until);
@@ -326,7 +326,7 @@ mod tests {
 
     #[test]
     fn the_device_takes_what_verbs_or_bytes_take() {
-        let read = |bytes| Verb::Read { remote: 0, into: Buffer::Block, bytes };
+        let read = |bytes| Verb::Read { remote: 0, into: Buffer::ReadBlock, bytes };
         let swap = Verb::CompareSwap { remote: 0, expected: 0, desired: 0 };
         let (fabric, _) = fabric();
         let service_ps = |chain: &[Verb]| fabric.interceptor.service_ps(chain);

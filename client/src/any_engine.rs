@@ -7,7 +7,7 @@ use farside_fabric::verbs::VerbsFabric;
 use farside_fabric::{Buffer, Counters};
 use farside_layout::Format;
 
-use crate::remote_depot::ControlDepot;
+use crate::control_channel_blocks::ControlChannelBlocks;
 use farside_protocol::Failure;
 use farside_protocol::{Action, Answer, Found};
 use farside_protocol::{CacheStatistics, LocationCache};
@@ -17,10 +17,10 @@ use farside_protocol::{Engine, LANE};
 /// here, once each.
 #[allow(clippy::large_enum_variant, reason = "one a session")]
 pub(crate) enum AnyEngine {
-    Shm(Engine<ShmFabric, ControlDepot>),
-    Verbs(Engine<VerbsFabric, ControlDepot>),
+    Shm(Engine<ShmFabric, ControlChannelBlocks>),
+    Verbs(Engine<VerbsFabric, ControlChannelBlocks>),
     #[cfg(feature = "around")]
-    Wrapped(Engine<Box<dyn farside_fabric::Fabric + Send>, ControlDepot>),
+    Wrapped(Engine<Box<dyn farside_fabric::Fabric + Send>, ControlChannelBlocks>),
 }
 
 /// The same expression over whichever engine it is.
@@ -57,7 +57,7 @@ impl AnyEngine {
     /// What the last GET left in the block buffer.
     #[inline]
     pub(crate) fn block(&self) -> Ref<'_, [u8]> {
-        over!(self, engine => engine.endpoint.buffer(LANE, Buffer::Block))
+        over!(self, engine => engine.endpoint.buffer(LANE, Buffer::ReadBlock))
     }
 
     /// Whether a pipeline has operations on the lanes.

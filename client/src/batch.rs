@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::losses::Losses;
+use crate::reconnect_budget::ReconnectBudget;
 use crate::{Contact, Error, Outcome, Pipeline, Result, Session, Store, Value};
 use farside_protocol::Action;
 use farside_protocol::Lifetime;
@@ -91,7 +91,7 @@ impl<'s, 'd> Batch<'s, 'd> {
         let Self { session, operations } = self;
         let mut results: Vec<_> = operations.iter().map(|_| None).collect();
         let mut in_vain = run_left(session, &operations, &mut results)?;
-        let (mut losses, mut why) = (Losses::default(), None);
+        let (mut losses, mut why) = (ReconnectBudget::default(), None);
         while why.is_none() && in_vain.is_none() && results.iter().any(Option::is_none) {
             let lost = session.lost(&mut losses);
             match lost.and_then(|()| run_left(session, &operations, &mut results)) {

@@ -13,7 +13,7 @@ use crate::any_engine::AnyEngine;
 use crate::connection::{Connection, SessionOptions};
 use crate::control::{ANSWER_TIMEOUT, Control, PERMILLE_ALL};
 use crate::failure::Failure;
-use crate::losses::Losses;
+use crate::reconnect_budget::ReconnectBudget;
 use crate::reconnecting::Reconnecting;
 use crate::{Contact, Error, Result, Session};
 pub use builder::ClientBuilder;
@@ -88,7 +88,7 @@ impl Client {
     /// Asks the server something that does no harm to ask twice: again on a new connection if the
     /// present one is lost before the answer.
     fn ask<T>(&self, question: impl Fn(&Control) -> Option<T>) -> Result<T> {
-        let mut losses = Losses::default();
+        let mut losses = ReconnectBudget::default();
         loop {
             let connection = self.shared.connection()?;
             match question(&connection.control) {

@@ -10,8 +10,8 @@ use farside_protocol::{ConnectionCache, Engine, EngineOptions};
 
 use crate::any_engine::AnyEngine;
 use crate::control::Control;
+use crate::control_channel_blocks::ControlChannelBlocks;
 use crate::failure::Failure;
-use crate::remote_depot::ControlDepot;
 use crate::{Contact, Error, Result};
 
 /// How a session wants to work.
@@ -82,7 +82,7 @@ impl Connection {
         &self,
         fabric: F,
         options: SessionOptions,
-    ) -> std::result::Result<Engine<F, ControlDepot>, Failure> {
+    ) -> std::result::Result<Engine<F, ControlChannelBlocks>, Failure> {
         let Welcome { region_id, region_bytes, client_id, .. } = self.welcome;
         let SessionOptions { cache_bytes, lanes } = options;
         let options = EngineOptions { region_id, region_bytes, client_id, cache_bytes, lanes };

@@ -9,14 +9,16 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use farside_control::{Ask, Channel, MESSAGE_BYTES_MAX, Reply, Request, ServerStatistics};
+use farside_control::{
+    Channel, MESSAGE_BYTES_MAX, Reply, Request, ServerRequest, ServerStatistics,
+};
 use farside_fabric::boot_time_ns;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
-use crate::remote_depot::{ControlDepot, Inbox, Watched};
+use crate::control_channel_blocks::{ControlChannelBlocks, Inbox, ReportingSession};
 use crate::{Error, Result};
 use farside_protocol::Prefix;
-use farside_protocol::allocator::{Blocks, Delivery};
+use farside_protocol::allocator::{BlockDelivery, Delivery};
 
 /// How long somebody who asked for statistics waits.
 pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -52,7 +54,7 @@ pub(crate) struct Slot {
 pub(crate) struct Shared {
     outbox: Mutex<VecDeque<(Request, Waiter)>>,
     /// Whose blocks these are.
-    pub(crate) sessions: Mutex<Vec<Watched>>,
+    pub(crate) sessions: Mutex<Vec<ReportingSession>>,
     /// Wakes the thread when the outbox has something.
     wake: OwnedFd,
     lost: AtomicBool,
@@ -129,8 +131,8 @@ impl Control {
     }
 
     /// A depot for one session.
-    pub(crate) fn depot(&self) -> ControlDepot {
-        ControlDepot::new(self.shared.clone())
+    pub(crate) fn depot(&self) -> ControlChannelBlocks {
+        ControlChannelBlocks::new(self.shared.clone())
     }
 }
 
@@ -314,15 +316,15 @@ impl Service {
     /// Hands an answer to whoever waits for it; does what the server asks.
     fn take(&mut self, bytes: usize) -> std::result::Result<(), End> {
         let reply = match Reply::decode(&self.buffer[..bytes]) {
-            Ok(Reply::Ask(Ask::Report { collection })) => {
+            Ok(Reply::Ask(ServerRequest::Report { collection })) => {
                 self.shared.report(collection);
                 return Ok(());
             }
-            Ok(Reply::Ask(Ask::Return)) => {
+            Ok(Reply::Ask(ServerRequest::Return)) => {
                 self.shared.give_spare();
                 return Ok(());
             }
-            Ok(Reply::Ask(Ask::Alive)) => {
+            Ok(Reply::Ask(ServerRequest::Alive)) => {
                 self.shared.send(Request::Alive { clock_ns: boot_time_ns() }, Waiter::None);
                 return Ok(());
             }
@@ -331,7 +333,7 @@ impl Service {
         };
         match (reply, self.waiters.pop_front()) {
             (Reply::Blocks { class, rested, soon, blocks }, Some(Waiter::Session(inbox))) => {
-                let blocks = Blocks { class, rested, soon, blocks };
+                let blocks = BlockDelivery { class, rested, soon, blocks };
                 inbox.deliver(Delivery::Blocks(blocks), &self.shared);
                 Ok(())
             }

@@ -1,6 +1,6 @@
 //! The lanes of a pipeline: each runs one operation after another as a task of its own.
 
-mod sharing;
+mod combining;
 mod task;
 
 use std::collections::VecDeque;
@@ -13,11 +13,11 @@ use farside_fabric::{Buffer, Counters, Fabric, LaneId};
 
 use crate::client::Shared;
 use crate::connection::Connection;
+use crate::control_channel_blocks::ControlChannelBlocks;
 use crate::pipeline::{Completed, Outcome, PipelineFull, Ticket};
-use crate::remote_depot::ControlDepot;
+use combining::CandidateTable;
 use farside_protocol::{Action, Answer, CachedRead, Operation};
 use farside_protocol::{Engine, Failure, OperationError};
-use sharing::Recent;
 use task::{Job, Mailbox, run_lane};
 
 /// What an operation takes before any has finished, in bytes; then an average over about so many.
@@ -59,7 +59,7 @@ struct Lane<'s> {
 
 /// Operations in flight over one fabric.
 pub(crate) struct Lanes<'s, F: Fabric> {
-    engine: &'s Engine<F, ControlDepot>,
+    engine: &'s Engine<F, ControlChannelBlocks>,
     connection: &'s Connection,
     shared: &'s Shared,
     lanes: Vec<Lane<'s>>,
@@ -80,13 +80,13 @@ pub(crate) struct Lanes<'s, F: Fabric> {
     begun: u64,
     /// What an operation READs and WRITEs, in bytes: an average over the last ones.
     operation_bytes: u64,
-    recent: Recent,
+    recent: CandidateTable,
 }
 
 impl<'s, F: Fabric> Lanes<'s, F> {
     /// The first lanes of the engine: so many, but one at least and not more than it has.
     pub(crate) fn new(
-        engine: &'s Engine<F, ControlDepot>,
+        engine: &'s Engine<F, ControlChannelBlocks>,
         connection: &'s Connection,
         shared: &'s Shared,
         count: usize,
@@ -135,7 +135,7 @@ impl<'s, F: Fabric> Lanes<'s, F> {
             started: 0,
             begun: 0,
             operation_bytes: OPERATION_BYTES_AT_FIRST,
-            recent: Recent::new(count),
+            recent: CandidateTable::new(count),
         }
     }
 
@@ -225,7 +225,7 @@ impl<'s, F: Fabric> Lanes<'s, F> {
         let answer = match result {
             Ok(_) => {
                 let operation = lane.job.operation(self.engine, id);
-                match operation.examine_cached(&lane.read) {
+                match operation.complete_cached_read(&lane.read) {
                     Some(found) => Ok(Answer { applied: true, found }),
                     None => {
                         lane.job.successor = operation.successor(&lane.read);
@@ -379,7 +379,7 @@ impl<'s, F: Fabric> Lanes<'s, F> {
             Ok(Answer { applied, found }) => Ok(match lane.job.action {
                 Action::Get => Outcome::Value(found.map(|found| {
                     lane.value.clear();
-                    let block = fabric.buffer(lane.found_by, Buffer::Block);
+                    let block = fabric.buffer(lane.found_by, Buffer::ReadBlock);
                     lane.value.extend_from_slice(found.value_in(block));
                     (lane.value.as_slice(), found.version)
                 })),

@@ -6,13 +6,13 @@ use crate::any_engine::{AnyEngine, over};
 use crate::{Entry, Result, Session};
 use farside_protocol::Failure;
 use farside_protocol::LANE;
-use farside_protocol::{ScanProgress, next_entry};
+use farside_protocol::{ScanCursor, next_entry};
 
 /// Iterates over all entries; see [`Session::scan`](crate::Session::scan).
 pub struct Scan<'s> {
     session: &'s mut Session,
     region_id: [u8; 16],
-    progress: ScanProgress,
+    progress: ScanCursor,
     has_ended: bool,
 }
 
@@ -25,7 +25,7 @@ impl fmt::Debug for Scan<'_> {
 impl<'s> Scan<'s> {
     pub(crate) fn new(session: &'s mut Session) -> Result<Self> {
         let region_id = session.engine()?.format().region_id;
-        Ok(Self { session, region_id, progress: ScanProgress::default(), has_ended: false })
+        Ok(Self { session, region_id, progress: ScanCursor::default(), has_ended: false })
     }
 
     /// The next entry, or what is wrong with it. The other error is the connection's.

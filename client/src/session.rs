@@ -10,7 +10,7 @@ use farside_fabric::Counters;
 use crate::any_engine::AnyEngine;
 use crate::client::Shared;
 use crate::connection::Connection;
-use crate::losses::Losses;
+use crate::reconnect_budget::ReconnectBudget;
 use crate::{
     Batch, CacheStatistics, Contact, Error, Exchange, Limits, Pipeline, Result, Scan, Store, Value,
     Version,
@@ -28,7 +28,7 @@ const EXCHANGE_ATTEMPTS_MAX: u32 = 64;
 /// [`Session::batch`]. The round trips and verbs in the descriptions are counted by tests.
 pub struct Session {
     shared: Arc<Shared>,
-    link: Link,
+    link: ConnectedEngine,
 }
 
 impl fmt::Debug for Session {
@@ -39,15 +39,15 @@ impl fmt::Debug for Session {
 }
 
 /// What a session has of one connection.
-struct Link {
+struct ConnectedEngine {
     /// Before the connection, so that it is dropped first and its blocks go back.
     engine: AnyEngine,
     connection: Arc<Connection>,
 }
 
-impl Link {
+impl ConnectedEngine {
     fn new(shared: &Shared) -> Result<Self> {
-        let mut losses = Losses::default();
+        let mut losses = ReconnectBudget::default();
         loop {
             let connection = shared.connection()?;
             match shared.engine(&connection) {
@@ -68,7 +68,7 @@ impl Link {
     }
 }
 
-impl Drop for Link {
+impl Drop for ConnectedEngine {
     fn drop(&mut self) {
         self.leave();
     }
@@ -76,7 +76,7 @@ impl Drop for Link {
 
 impl Session {
     pub(crate) fn open(shared: Arc<Shared>) -> Result<Self> {
-        let link = Link::new(&shared)?;
+        let link = ConnectedEngine::new(&shared)?;
         Ok(Self { shared, link })
     }
 
@@ -84,15 +84,15 @@ impl Session {
     #[inline]
     pub(crate) fn engine(&mut self) -> Result<&AnyEngine> {
         if self.link.connection.control.is_lost() || self.link.engine.is_pipelined() {
-            self.relink()?;
+            self.reconnect()?;
         }
         Ok(&self.link.engine)
     }
 
     #[cold]
-    fn relink(&mut self) -> Result<()> {
+    fn reconnect(&mut self) -> Result<()> {
         self.link.leave();
-        self.link = Link::new(&self.shared)?;
+        self.link = ConnectedEngine::new(&self.shared)?;
         Ok(())
     }
 
@@ -103,7 +103,7 @@ impl Session {
         &mut self,
         mut operation: impl FnMut(&AnyEngine) -> std::result::Result<T, farside_protocol::Failure>,
     ) -> Result<T> {
-        let mut losses = Losses::default();
+        let mut losses = ReconnectBudget::default();
         loop {
             match operation(self.engine()?) {
                 Ok(done) => return Ok(done),
@@ -114,14 +114,14 @@ impl Session {
 
     /// The connection failed; the error if the operation is not to be run again.
     #[cold]
-    fn lose(&self, failure: farside_protocol::Failure, losses: &mut Losses) -> Result<()> {
+    fn lose(&self, failure: farside_protocol::Failure, losses: &mut ReconnectBudget) -> Result<()> {
         self.shared.failed(&self.link.connection, failure).map_or(Ok(()), Err)?;
         self.lost(losses)
     }
 
     /// The connection was lost under operations that have not happened; the error if that is
     /// enough.
-    pub(crate) fn lost(&self, losses: &mut Losses) -> Result<()> {
+    pub(crate) fn lost(&self, losses: &mut ReconnectBudget) -> Result<()> {
         losses.add(&self.shared)
     }
 

@@ -63,8 +63,8 @@ impl<'e> Store<'e> {
 
     /// The value ends this long after it is written, rounded up to a full millisecond of the wall
     /// clock. From that millisecond on the key is absent. An end after the year 10889 is refused,
-    /// as [`Error::EndTooLate`]. Without this it stays, and so it does when a value that would have
-    /// ended is replaced by one without it.
+    /// as [`Error::EndTooLate`](crate::Error::EndTooLate). Without this it stays, and so it does
+    /// when a value that would have ended is replaced by one without it.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.lifetime = Lifetime::For(ttl);
         self

@@ -1,9 +1,10 @@
 //! What client and server say to each other.
 
 use farside_control::{
-    Ask, BLOCKS_PER_MESSAGE_MAX, ClassStatistics, ConnectRequest, ControlError, FreeBlock,
+    BLOCKS_PER_MESSAGE_MAX, ClassStatistics, ConnectRequest, ControlError, FreeBlock,
     HELD_PER_MESSAGE_MAX, MESSAGE_BYTES_MAX, Purpose, REPLY_BYTES_MAX, Refusal, Reply, Request,
-    Role, ServerStatistics, SplitOutcome, Token, Welcome, decode_reply, encode_reply,
+    Role, ServerRequest, ServerStatistics, SplitOutcome, Token, Welcome, decode_reply,
+    encode_reply,
 };
 use farside_layout::{BlockAddress, SizeClass};
 
@@ -72,8 +73,8 @@ pub(crate) fn replies() -> Vec<Vec<u8>> {
         Reply::Blocks { class, rested: true, soon: false, blocks },
         Reply::Blocks { class, rested: false, soon: true, blocks: Vec::new() },
         Reply::Split { directory_hash: 7, local_depth: 3, outcome: SplitOutcome::Later },
-        Reply::Ask(Ask::Report { collection: 9 }),
-        Reply::Ask(Ask::Return),
+        Reply::Ask(ServerRequest::Report { collection: 9 }),
+        Reply::Ask(ServerRequest::Return),
         Reply::Statistics(ServerStatistics { clients: 3, classes, ..Default::default() }),
         Reply::Statistics(ServerStatistics::default()),
     ];

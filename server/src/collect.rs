@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 
-use farside_fabric::waiting::Waiting;
+use farside_fabric::waiting::WaitTimer;
 use farside_fabric::{ChainError, Nanos};
 use farside_layout::{BlockRef, SlotState, SlotWord};
 
@@ -74,7 +74,7 @@ pub(crate) struct Collector {
     /// Connections that were asked and have not answered.
     awaiting: BTreeSet<u64>,
     /// For their answers.
-    waiting: Waiting,
+    waiting: WaitTimer,
     next_subtable: usize,
     /// The chunk that a stage goes on with, of those of this pass: from here to there.
     next_chunk: u32,
@@ -100,7 +100,7 @@ impl Collector {
             finished: 0,
             recovered: 0,
             awaiting: BTreeSet::new(),
-            waiting: Waiting::since(0),
+            waiting: WaitTimer::since(0),
             next_subtable: 0,
             next_chunk: 0,
             first_chunk: 0,
@@ -179,7 +179,7 @@ impl Collector {
     /// These were asked.
     pub(crate) fn asked(&mut self, tokens: BTreeSet<u64>, now: Nanos) {
         self.awaiting = tokens;
-        self.waiting = Waiting::since(now);
+        self.waiting = WaitTimer::since(now);
     }
 
     /// What to ask with.
@@ -229,7 +229,7 @@ impl Collector {
                 }
             }
             Stage::FirstReport | Stage::SecondReport if !self.awaiting.is_empty() => {
-                self.waiting.look(now);
+                self.waiting.advance(now);
                 if self.waiting.waited() >= ANSWER_NS {
                     return Ok(Step::Fence(self.awaiting.iter().copied().collect()));
                 }

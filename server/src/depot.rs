@@ -3,9 +3,9 @@
 //! A data structure only; the chunk table and the block headers are reached through [`Memory`].
 
 mod chunks;
+mod class_pool;
 mod figures;
 mod lost;
-mod shelf;
 #[cfg(test)]
 mod tests;
 
@@ -17,9 +17,9 @@ use farside_layout::{
     BlockAddress, BlockRef, ChunkEntry, ChunkUse, Geometry, HeaderWord, SizeClass, WORD_GENERATIONS,
 };
 
+use class_pool::{BlockSpan, ClassPool, Rested, Resting};
 pub(crate) use figures::Returned;
 pub(crate) use lost::Noted;
-use shelf::{Rested, Resting, Shelf, Span};
 
 /// One client gets at most one in so many of the blocks that a class could still give, so that it
 /// does not take the last memory away from the others.
@@ -65,7 +65,7 @@ enum Chunk {
     Free,
     Subtables,
     /// The first chunk of a span.
-    Span(Box<Span>),
+    Span(Box<BlockSpan>),
     Continued,
 }
 
@@ -99,7 +99,7 @@ pub(crate) struct Depot {
     options: DepotOptions,
     chunks: Vec<Chunk>,
     free: BTreeSet<u32>,
-    shelves: Vec<Shelf>,
+    shelves: Vec<ClassPool>,
     /// Spans all of whose blocks can be handed out, and since when.
     whole: BTreeSet<(Nanos, u32)>,
     emptied: u64,
@@ -121,7 +121,7 @@ impl Depot {
             options,
             chunks: uses.iter().map(|_| Chunk::Continued).collect(),
             free: BTreeSet::new(),
-            shelves: (0..SizeClass::COUNT).map(|_| Shelf::default()).collect(),
+            shelves: (0..SizeClass::COUNT).map(|_| ClassPool::default()).collect(),
             whole: BTreeSet::new(),
             emptied: 0,
             is_cache: false,
@@ -146,13 +146,13 @@ impl Depot {
         self.is_cache = true;
     }
 
-    fn shelf(&mut self, class: SizeClass) -> &mut Shelf {
+    fn shelf(&mut self, class: SizeClass) -> &mut ClassPool {
         &mut self.shelves[usize::from(class.index())]
     }
 
     /// Puts a span on its shelf, all of its blocks with the depot.
     fn open(&mut self, chunk: u32, class: SizeClass, now: Nanos) {
-        let mut span = Box::new(Span::new(class));
+        let mut span = Box::new(BlockSpan::new(class));
         let shelf = self.shelf(class);
         shelf.blocks += class.blocks_per_span();
         shelf.held += class.blocks_per_span();
@@ -167,7 +167,7 @@ impl Depot {
         &mut self,
         chunk: u32,
         now: Nanos,
-        change: impl FnOnce(&mut Span, &mut Shelf) -> T,
+        change: impl FnOnce(&mut BlockSpan, &mut ClassPool) -> T,
     ) -> Option<T> {
         let Some(Chunk::Span(span)) = self.chunks.get_mut(chunk as usize) else { return None };
         let shelf = &mut self.shelves[usize::from(span.class.index())];
@@ -367,7 +367,7 @@ impl Depot {
 
 /// The next block of a span, that starts there, that has been in no list yet.
 fn carve(
-    span: &mut Span,
+    span: &mut BlockSpan,
     start: u64,
     unused_generation: u32,
     memory: &impl Memory,

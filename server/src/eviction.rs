@@ -73,8 +73,8 @@ impl Evictor {
                 break;
             }
             // One that was replaced meanwhile is not old any more.
-            if own.entomb(slot, word, block, deadline)? {
-                let removed = reaper.bury(slot, word, block, generation, own.now());
+            if own.unlink_to_tombstone(slot, word, block, deadline)? {
+                let removed = reaper.schedule_removal(slot, word, block, generation, own.now());
                 blocks.push(removed.block);
             }
         }

@@ -166,10 +166,16 @@ impl Reaper {
                     pass.first_end_ms = Some(first);
                 } else if let Some(found) = self.reader.read(content, block, &mut budget)?
                     && found.expires_at_ms == end_ms
-                    && own.entomb(slot, word, block, deadline)?
+                    && own.unlink_to_tombstone(slot, word, block, deadline)?
                 {
                     self.expired += 1;
-                    removed.push(self.bury(slot, word, block, found.generation, own.now()));
+                    removed.push(self.schedule_removal(
+                        slot,
+                        word,
+                        block,
+                        found.generation,
+                        own.now(),
+                    ));
                 }
             }
             if budget.is_spent() {
@@ -186,7 +192,7 @@ impl Reaper {
     }
 
     /// What is left to do about a slot that was taken out of service just now.
-    pub(crate) fn bury(
+    pub(crate) fn schedule_removal(
         &mut self,
         slot: u64,
         word: SlotWord,

@@ -14,8 +14,8 @@ use farside_layout::{
 use farside_protocol::split::Split;
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::complaint::Complaint;
 use crate::error::Damage;
+use crate::rate_limited_warning::RateLimitedWarning;
 
 const SUBTABLE_WORDS: usize = (SUBTABLE_BYTES / 8) as usize;
 
@@ -43,7 +43,7 @@ pub(crate) struct Index {
     /// How often a split began, or went on: whatever came of it, it may have moved entries.
     pub(crate) moves: u64,
     /// That something is damaged.
-    pub(crate) damaged: Complaint,
+    pub(crate) damaged: RateLimitedWarning,
 }
 
 /// A subtable's bytes, read at one moment.
@@ -73,7 +73,7 @@ impl Index {
             unfinished: BTreeMap::new(),
             splits: 0,
             moves: 0,
-            damaged: Complaint::default(),
+            damaged: RateLimitedWarning::default(),
         };
         for (chunk, _) in (0..).zip(uses).filter(|(_, of)| **of == ChunkUse::Subtables) {
             index.add_chunk(chunk);

@@ -25,24 +25,24 @@
 
 mod clients;
 mod collect;
-mod complaint;
 mod content;
 mod depot;
 mod error;
 mod eviction;
 mod expiry;
 mod formatting;
-mod growth;
 mod huge_pages;
 mod index;
 mod listening;
 mod memory_level;
 mod own_endpoint;
 mod peer;
+mod rate_limited_warning;
 mod recovery;
 mod restore;
 mod server;
 mod service;
+mod splits;
 mod sweep;
 #[cfg(feature = "testing")]
 #[doc(hidden)]

@@ -8,7 +8,7 @@ use farside_fabric::{ChainError, Endpoint, Fabric, LaneId, Nanos, Verb};
 use farside_layout::{
     BlockHeader, BlockRef, Format, Geometry, Mark, SlotState, SlotWord, proof_age_max_ns,
 };
-use farside_protocol::split::{Mover, Progress, Split};
+use farside_protocol::split::{Split, SplitProgress, SubtableSplitter};
 use farside_protocol::sweep::{clear, clear_left_by};
 use zerocopy::IntoBytes;
 
@@ -38,7 +38,7 @@ impl OwnEndpoint {
         format: &Format,
     ) -> Result<Self, ChainError> {
         let endpoint = Endpoint::new(fabric, LANES);
-        Mover::new(&endpoint, LANES, format).reserve()?;
+        SubtableSplitter::new(&endpoint, LANES, format).reserve()?;
         Ok(Self::Device(Box::new(endpoint), peer))
     }
 
@@ -98,7 +98,7 @@ impl OwnEndpoint {
     /// Takes a LIVE slot out of service if it still holds this word, at the latest at `deadline`;
     /// false if it does not. The mark goes first (invariant I2). TOMB absorbs nobody: the key is
     /// removed because of its value, so a PUT that lost to this must not call itself overwritten.
-    pub(crate) fn entomb(
+    pub(crate) fn unlink_to_tombstone(
         &self,
         slot: u64,
         word: SlotWord,
@@ -107,7 +107,7 @@ impl OwnEndpoint {
     ) -> Result<bool, ChainError> {
         let tomb = word.with_state(SlotState::Tomb);
         let chain = [
-            Verb::WriteHalf { remote: block.address.offset(), value: Mark::SUPERSEDED.bits() },
+            Verb::WriteU32 { remote: block.address.offset(), value: Mark::SUPERSEDED.bits() },
             Verb::CompareSwap { remote: slot, expected: word.bits(), desired: tomb.bits() },
         ];
         match self.chain(&chain, deadline) {
@@ -144,12 +144,14 @@ impl OwnEndpoint {
         split: &Split,
         format: &Format,
         depth: u8,
-    ) -> Result<(Progress, u8), ChainError> {
+    ) -> Result<(SplitProgress, u8), ChainError> {
         match self {
             // The processor waits for nothing, so there is nothing to overlap.
-            Self::Memory(own) => own.drive(Mover::new(own, LANES, format).run(split, depth)),
+            Self::Memory(own) => {
+                own.drive(SubtableSplitter::new(own, LANES, format).run(split, depth))
+            }
             Self::Device(own, _) => {
-                own.drive_lanes(Mover::new(own, LANES, format).run(split, depth))
+                own.drive_lanes(SubtableSplitter::new(own, LANES, format).run(split, depth))
             }
         }
     }
@@ -158,8 +160,10 @@ impl OwnEndpoint {
     /// left there.
     pub(crate) fn vacate(&self, place: u64, format: &Format) -> Result<bool, ChainError> {
         match self {
-            Self::Memory(own) => own.drive(Mover::new(own, LANES, format).vacate(place)),
-            Self::Device(own, _) => own.drive_lanes(Mover::new(own, LANES, format).vacate(place)),
+            Self::Memory(own) => own.drive(SubtableSplitter::new(own, LANES, format).vacate(place)),
+            Self::Device(own, _) => {
+                own.drive_lanes(SubtableSplitter::new(own, LANES, format).vacate(place))
+            }
         }
     }
 }

@@ -3,14 +3,14 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use farside_control::{Ask, Channel, Refusal, Reply, Role};
+use farside_control::{Channel, Refusal, Reply, Role, ServerRequest};
 use farside_fabric::ChainError;
 use farside_fabric::verbs::{ConnectionId, DataConnection};
 use rustix::event::epoll::EventFlags;
 
 /// The client at the other end of a connection, if any.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Who {
+pub(crate) enum ClientIdentity {
     /// Not identified yet.
     Stranger,
     Client {
@@ -26,7 +26,7 @@ pub(crate) enum Who {
 
 /// Why a connection ends.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Farewell {
+pub(crate) enum DisconnectReason {
     #[error("it said goodbye")]
     Goodbye,
     #[error("it is gone")]
@@ -57,7 +57,7 @@ pub(crate) struct Peer {
     pub(crate) channel: Channel,
     /// Its sessions' ways to the region, over verbs.
     pub(crate) data: Vec<DataConnection>,
-    pub(crate) who: Who,
+    pub(crate) who: ClientIdentity,
     /// The user at the other end, on this host.
     pub(crate) user: Option<u32>,
     /// It waits for a turn of the control thread.
@@ -70,9 +70,9 @@ pub(crate) struct Peer {
     last_sent: Option<Reply>,
     /// What it is to be asked once there is room: to report, to return what it can spare, and
     /// whether it is there.
-    report: Option<Ask>,
-    recall: Option<Ask>,
-    alive: Option<Ask>,
+    report: Option<ServerRequest>,
+    recall: Option<ServerRequest>,
+    alive: Option<ServerRequest>,
     /// The other end is closed: it gets nothing any more, but what it sent before is still here.
     is_closed: bool,
     /// It closed before it took `last_sent`; what it left before that, nobody knows.
@@ -80,7 +80,7 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    pub(crate) fn new(channel: Channel, who: Who) -> Self {
+    pub(crate) fn new(channel: Channel, who: ClientIdentity) -> Self {
         Self {
             channel,
             data: Vec::new(),
@@ -100,7 +100,7 @@ impl Peer {
     }
 
     pub(crate) fn is_client(&self) -> bool {
-        matches!(self.who, Who::Client { .. })
+        matches!(self.who, ClientIdentity::Client { .. })
     }
 
     /// What events of the device call its control channel.
@@ -129,47 +129,55 @@ impl Peer {
     }
 
     /// Receives one message; `None` if there is none after all.
-    pub(crate) fn receive(&mut self, buffer: &mut [u8]) -> Result<Option<usize>, Farewell> {
+    pub(crate) fn receive(&mut self, buffer: &mut [u8]) -> Result<Option<usize>, DisconnectReason> {
         match self.channel.receive(buffer) {
             Ok(Some(0)) => {
                 // It may have closed between this call's look for an error and its look for data.
                 let error = rustix::net::sockopt::socket_error(&self.channel);
                 self.missed_last |= error == Ok(Err(rustix::io::Errno::CONNRESET));
-                Err(Farewell::Gone)
+                Err(DisconnectReason::Gone)
             }
             Ok(received) => Ok(received),
             Err(error) => match error.kind() {
-                io::ErrorKind::InvalidData => Err(Farewell::Broken(error.to_string())),
-                io::ErrorKind::TimedOut => Err(Farewell::Silent),
+                io::ErrorKind::InvalidData => Err(DisconnectReason::Broken(error.to_string())),
+                io::ErrorKind::TimedOut => Err(DisconnectReason::Silent),
                 // Said once, before what the client sent, which may include its goodbye.
                 io::ErrorKind::ConnectionReset if !self.missed_last => {
                     (self.is_closed, self.missed_last) = (true, true);
                     Ok(None)
                 }
-                _ => Err(Farewell::Gone),
+                _ => Err(DisconnectReason::Gone),
             },
         }
     }
 
     /// Answers, now or once there is room.
-    pub(crate) fn answer(&mut self, reply: Reply, buffer: &mut Vec<u8>) -> Result<(), Farewell> {
+    pub(crate) fn answer(
+        &mut self,
+        reply: Reply,
+        buffer: &mut Vec<u8>,
+    ) -> Result<(), DisconnectReason> {
         debug_assert!(!self.is_waiting());
         self.unsent = Some(reply);
         self.flush(buffer)
     }
 
     /// Asks, now or once there is room; nothing a second time before the first was sent.
-    pub(crate) fn ask(&mut self, ask: Ask, buffer: &mut Vec<u8>) -> Result<(), Farewell> {
+    pub(crate) fn ask(
+        &mut self,
+        ask: ServerRequest,
+        buffer: &mut Vec<u8>,
+    ) -> Result<(), DisconnectReason> {
         match ask {
-            Ask::Report { .. } => self.report = Some(ask),
-            Ask::Return => self.recall = Some(ask),
-            Ask::Alive => self.alive = Some(ask),
+            ServerRequest::Report { .. } => self.report = Some(ask),
+            ServerRequest::Return => self.recall = Some(ask),
+            ServerRequest::Alive => self.alive = Some(ask),
         }
         self.flush(buffer)
     }
 
     /// Sends the answer that waits, then what there is to ask.
-    pub(crate) fn flush(&mut self, buffer: &mut Vec<u8>) -> Result<(), Farewell> {
+    pub(crate) fn flush(&mut self, buffer: &mut Vec<u8>) -> Result<(), DisconnectReason> {
         if let Some(reply) = &self.unsent {
             reply.encode(buffer);
             if self.send(buffer)? {
@@ -183,9 +191,9 @@ impl Peer {
                 return Ok(());
             }
             match ask {
-                Ask::Report { .. } => self.report = None,
-                Ask::Return => self.recall = None,
-                Ask::Alive => self.alive = None,
+                ServerRequest::Report { .. } => self.report = None,
+                ServerRequest::Return => self.recall = None,
+                ServerRequest::Alive => self.alive = None,
             }
             // What it did not read when it closes may be no more than this.
             self.last_sent = None;
@@ -194,7 +202,7 @@ impl Peer {
     }
 
     /// Whether the message is on its way.
-    fn send(&mut self, message: &[u8]) -> Result<bool, Farewell> {
+    fn send(&mut self, message: &[u8]) -> Result<bool, DisconnectReason> {
         if self.is_closed {
             return Ok(false);
         }
@@ -209,7 +217,7 @@ impl Peer {
                 io::ErrorKind::ConnectionReset => {
                     (self.is_closed, self.missed_last) = (true, true);
                 }
-                _ => return Err(Farewell::Unreachable(error)),
+                _ => return Err(DisconnectReason::Unreachable(error)),
             },
         }
         Ok(false)

@@ -16,7 +16,7 @@ use farside_config::ServerConfig;
 use farside_fabric::shm::{RegionMemory, ShmFabric};
 use farside_fabric::{Nanos, boot_time_ns};
 use farside_layout::{FreeBlock, RegionState, STATE_OFFSET, SizeClass, SplitOutcome, Superblock};
-use farside_protocol::allocator::{Blocks, Delivery, Depot as BlockSource};
+use farside_protocol::allocator::{BlockDelivery, BlockSource, Delivery};
 use farside_protocol::{
     Action, ConnectionCache, Engine, EngineOptions, Failure, Lifetime, OperationError, Prefix,
 };
@@ -135,7 +135,12 @@ impl BlockSource for OwnBlocks {
             return;
         };
         let soon = blocks.is_empty() && depot.has_some_by(Some(class), now + SOON_NS);
-        self.answers.push_back(Delivery::Blocks(Blocks { class, rested: true, soon, blocks }));
+        self.answers.push_back(Delivery::Blocks(BlockDelivery {
+            class,
+            rested: true,
+            soon,
+            blocks,
+        }));
     }
 
     fn request_split(&mut self, prefix: Prefix) {

@@ -34,7 +34,7 @@ use crate::expiry::Reaper;
 use crate::listening::Listening;
 use crate::memory_level::MemoryLevel;
 use crate::own_endpoint::OwnEndpoint;
-use crate::peer::{Farewell, Peer, Who};
+use crate::peer::{ClientIdentity, DisconnectReason, Peer};
 use crate::recovery::Opened;
 use crate::sweep::Sweeper;
 use crate::tokens::Tokens;
@@ -168,12 +168,12 @@ impl Service {
     /// Serves until told to stop, then leaves the region in order if it can.
     pub(crate) fn run(mut self) -> Result<(), ServerError> {
         let served = self.serve();
-        let left = self.let_go();
+        let left = self.shut_down();
         served.and(left)
     }
 
     /// Takes a message and answers it; false when there is none, or no room for an answer.
-    fn take_message(&mut self, token: u64) -> Result<bool, Farewell> {
+    fn take_message(&mut self, token: u64) -> Result<bool, DisconnectReason> {
         let Some(peer) = self.peers.get_mut(&token).filter(|peer| !peer.is_waiting()) else {
             return Ok(false);
         };
@@ -181,11 +181,13 @@ impl Service {
         let outcome = match peer.receive(&mut buffer) {
             Ok(None) => Ok(false),
             Ok(Some(bytes)) => match peer.who {
-                Who::Stranger => self.welcome(token, &buffer[..bytes]),
-                Who::Client { role, .. } => {
+                ClientIdentity::Stranger => self.welcome(token, &buffer[..bytes]),
+                ClientIdentity::Client { role, .. } => {
                     self.answer(token, role, &buffer[..bytes], boot_time_ns())
                 }
-                Who::Leaving => Err(Farewell::Broken("it speaks after its goodbye".to_owned())),
+                ClientIdentity::Leaving => {
+                    Err(DisconnectReason::Broken("it speaks after its goodbye".to_owned()))
+                }
             }
             .map(|()| true),
             Err(farewell) => Err(farewell),
@@ -195,14 +197,14 @@ impl Service {
     }
 
     /// Takes back what a connection did not get, and watches it for what comes next.
-    fn settle(&mut self, token: u64) -> Result<(), Farewell> {
+    fn settle(&mut self, token: u64) -> Result<(), DisconnectReason> {
         let Some(peer) = self.peers.get_mut(&token) else { return Ok(()) };
         let undelivered = peer.take_undelivered();
         let wants = peer.wants();
         if wants != peer.watched {
             let data = epoll::EventData::new_u64(token);
             epoll::modify(&self.epoll, &*peer, data, wants)
-                .map_err(|error| Farewell::Unreachable(error.into()))?;
+                .map_err(|error| DisconnectReason::Unreachable(error.into()))?;
             peer.watched = wants;
         }
         self.take_back(undelivered);
@@ -245,12 +247,12 @@ impl Service {
     }
 
     /// After a goodbye: the client's place is free, and the connection stays until it hangs up.
-    fn let_leave(&mut self, token: u64) {
+    fn sign_off(&mut self, token: u64) {
         let Some(peer) = self.peers.get_mut(&token) else { return };
-        let Who::Client { id, .. } = peer.who else { return };
+        let ClientIdentity::Client { id, .. } = peer.who else { return };
         self.reaper.forget(id);
         self.roll_call.left(token);
-        peer.who = Who::Leaving;
+        peer.who = ClientIdentity::Leaving;
         self.collector.lost(token, false, boot_time_ns());
         peer.close();
         peer.data.clear();
@@ -268,7 +270,7 @@ impl Service {
     }
 
     /// Ends a connection. A client without a goodbye may have been anywhere in an operation.
-    fn part(&mut self, token: u64, farewell: &Farewell) {
+    fn disconnect(&mut self, token: u64, farewell: &DisconnectReason) {
         let Some(mut peer) = self.peers.remove(&token) else { return };
         self.roll_call.left(token);
         // Explicitly, for a copy of the descriptor in a forked child would keep it watched.
@@ -277,9 +279,9 @@ impl Service {
         // The fence of verbs: these queue pairs are gone when this returns.
         peer.data.clear();
         self.take_back(peer.take_undelivered());
-        let Who::Client { id, role, .. } = peer.who else {
+        let ClientIdentity::Client { id, role, .. } = peer.who else {
             match farewell {
-                Farewell::Refused(refusal) => self.refusals.note(*refusal, boot_time_ns()),
+                DisconnectReason::Refused(refusal) => self.refusals.note(*refusal, boot_time_ns()),
                 other => tracing::debug!("a connection ended: {other}"),
             }
             return;
@@ -304,13 +306,13 @@ impl Service {
     }
 
     /// Fences all clients and notes that no server uses the region.
-    fn let_go(&mut self) -> Result<(), ServerError> {
+    fn shut_down(&mut self) -> Result<(), ServerError> {
         for mut peer in std::mem::take(&mut self.peers).into_values() {
             peer.data.clear();
             match peer.who {
-                Who::Client { id, .. } => self.clients.fence(id)?,
-                Who::Leaving => {}
-                Who::Stranger => {
+                ClientIdentity::Client { id, .. } => self.clients.fence(id)?,
+                ClientIdentity::Leaving => {}
+                ClientIdentity::Stranger => {
                     let bye = encode_reply(&Err(Refusal::ShuttingDown));
                     // Whoever does not take it learns less.
                     let _ = peer.channel.send(&bye);

@@ -9,7 +9,7 @@ use farside_control::{Channel, MESSAGE_BYTES_MAX, Reply, Request, Role, Token, W
 use farside_fabric::Fabric;
 use farside_fabric::shm::ShmFabric;
 use farside_layout::{FreeBlock, SizeClass};
-use farside_protocol::allocator::{Blocks, Delivery, Depot};
+use farside_protocol::allocator::{BlockDelivery, BlockSource, Delivery};
 use farside_protocol::{ConnectionCache, Engine, EngineOptions, Prefix};
 use farside_server::Server;
 
@@ -59,7 +59,7 @@ impl ChannelBlocks {
         let Some(bytes) = self.channel.receive(&mut self.buffer).unwrap() else { return false };
         match Reply::decode(&self.buffer[..bytes]).unwrap() {
             Reply::Blocks { class, rested, soon, blocks } => {
-                let delivery = Blocks { class, rested, soon, blocks };
+                let delivery = BlockDelivery { class, rested, soon, blocks };
                 self.answers.push_back(Delivery::Blocks(delivery));
             }
             Reply::Split { directory_hash, local_depth, outcome } => {
@@ -73,7 +73,7 @@ impl ChannelBlocks {
     }
 }
 
-impl Depot for ChannelBlocks {
+impl BlockSource for ChannelBlocks {
     fn request(&mut self, class: SizeClass, count: u32) {
         self.send(&Request::TakeBlocks { class, count });
     }

@@ -22,7 +22,7 @@ const GROUPS_MIN: u64 = 16;
 
 /// Where READs of the two choices land. The second takes the place of what the chain has written
 /// before: its READ is answered only once that WRITE has arrived.
-const BUFFERS: [Buffer; 2] = [Buffer::Window, Buffer::Image];
+const BUFFERS: [Buffer; 2] = [Buffer::Window, Buffer::NewBlock];
 
 /// A slot's content: 0, or a fingerprint and an address in 48 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

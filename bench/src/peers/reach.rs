@@ -26,7 +26,7 @@ impl<F: Fabric> Reach<F> {
     /// Over a fabric that has so many lanes. Their buffers get room for this many bytes.
     pub fn new(mut fabric: F, lanes: u16, bytes: u64) -> Self {
         for lane in (0..lanes).map(LaneId) {
-            for buffer in [Buffer::Window, Buffer::Image, Buffer::Block] {
+            for buffer in [Buffer::Window, Buffer::NewBlock, Buffer::ReadBlock] {
                 fabric.reserve(lane, buffer, bytes.max(256) as usize);
             }
         }
@@ -55,7 +55,7 @@ impl<F: Fabric> Reach<F> {
     /// Fills what the next WRITE takes.
     #[inline]
     pub fn fill(&self, lane: LaneId, fill: impl FnOnce(&mut [u8])) {
-        fill(self.endpoint.fabric_mut().buffer_mut(lane, Buffer::Image));
+        fill(self.endpoint.fabric_mut().buffer_mut(lane, Buffer::NewBlock));
     }
 
     /// Makes these pieces zeros, when nothing else is in flight.
@@ -63,12 +63,12 @@ impl<F: Fabric> Reach<F> {
     /// # Errors
     /// [`super::PeerError::Chain`].
     pub fn clear(&self, pieces: &Pieces) -> Result<()> {
-        self.endpoint.fabric_mut().reserve(LANE, Buffer::Image, ZEROS_BYTES as usize);
+        self.endpoint.fabric_mut().reserve(LANE, Buffer::NewBlock, ZEROS_BYTES as usize);
         self.fill(LANE, |image| image.fill(0));
         for (start, bytes) in pieces.stretches() {
             for at in (0..bytes).step_by(ZEROS_BYTES as usize) {
                 let bytes = ZEROS_BYTES.min(bytes - at) as u32;
-                let write = Verb::Write { remote: start + at, from: Buffer::Image, bytes };
+                let write = Verb::Write { remote: start + at, from: Buffer::NewBlock, bytes };
                 self.endpoint.drive_lanes(self.chain(LANE, &[write]))?;
             }
         }

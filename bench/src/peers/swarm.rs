@@ -158,12 +158,12 @@ impl<F: Fabric> Swarm<F> {
         for _ in 0..ATTEMPTS_MAX {
             if let Some(Cached { location, .. }) = self.cached(tag) {
                 let read =
-                    Verb::Read { remote: location, into: Buffer::Block, bytes: bytes as u32 };
+                    Verb::Read { remote: location, into: Buffer::ReadBlock, bytes: bytes as u32 };
                 self.reach.chain(lane, &[read]).await?;
             } else {
                 self.reach.chain(lane, &place.reads()).await?;
                 let Some(slot) = self.search(lane, &place, key).await? else { return Ok(false) };
-                let metadata = Metadata(word_at(&self.reach.buffer(lane, Buffer::Block), 0));
+                let metadata = Metadata(word_at(&self.reach.buffer(lane, Buffer::ReadBlock), 0));
                 self.remember(tag, slot.word.address(), metadata);
             }
             if self.value(lane, value).await? {
@@ -176,20 +176,20 @@ impl<F: Fabric> Swarm<F> {
     /// The value of the location just read: the copy in place, or the one in the buffer. False if
     /// both have another use by now.
     async fn value(&self, lane: LaneId, value: &mut Vec<u8>) -> Result<bool> {
-        let metadata = Metadata(word_at(&self.reach.buffer(lane, Buffer::Block), 0));
+        let metadata = Metadata(word_at(&self.reach.buffer(lane, Buffer::ReadBlock), 0));
         if self.take(lane, WORD_BYTES, metadata, value) {
             return Ok(true);
         }
         let Some(remote) = metadata.buffer() else { return Ok(false) };
         let bytes = hashed_bytes(self.demand.value_bytes) as u32;
-        let read = Verb::Read { remote, into: Buffer::Block, bytes };
+        let read = Verb::Read { remote, into: Buffer::ReadBlock, bytes };
         self.reach.chain(lane, &[read]).await?;
         Ok(self.take(lane, 0, metadata, value))
     }
 
     /// The value with its hash at this place of what was read, if it is the word's.
     fn take(&self, lane: LaneId, at: usize, metadata: Metadata, value: &mut Vec<u8>) -> bool {
-        let block = self.reach.buffer(lane, Buffer::Block);
+        let block = self.reach.buffer(lane, Buffer::ReadBlock);
         let found = &block[at + WORD_BYTES..][..self.demand.value_bytes];
         let is_its = word_at(&block[at..], 0) == metadata.hash(found);
         if is_its {
@@ -205,9 +205,9 @@ impl<F: Fabric> Swarm<F> {
         let mut from = 0;
         while let Some(slot) = self.find(lane, place, from, |word| word.fits(place.fingerprint)) {
             let remote = slot.word.address();
-            let read = Verb::Read { remote, into: Buffer::Block, bytes: bytes as u32 };
+            let read = Verb::Read { remote, into: Buffer::ReadBlock, bytes: bytes as u32 };
             self.reach.chain(lane, &[read]).await?;
-            let block = self.reach.buffer(lane, Buffer::Block);
+            let block = self.reach.buffer(lane, Buffer::ReadBlock);
             if block[bytes as usize - KEY_BYTES..].starts_with(key) {
                 return Ok(Some(slot));
             }
@@ -232,7 +232,7 @@ impl<F: Fabric> Swarm<F> {
         let new = self.new_metadata(buffer);
         self.reach.fill(lane, |image| hashed(image, new, value));
         let bytes = hashed_bytes(value.len()) as u32;
-        let write = Verb::Write { remote: buffer, from: Buffer::Image, bytes };
+        let write = Verb::Write { remote: buffer, from: Buffer::NewBlock, bytes };
         let swap = |location, old: Metadata| Verb::CompareSwap {
             remote: location,
             expected: old.0,
@@ -249,7 +249,7 @@ impl<F: Fabric> Swarm<F> {
                 self.buffers.borrow_mut().give(buffer);
                 return self.insert(lane, key, value).await;
             };
-            let metadata = Metadata(word_at(&self.reach.buffer(lane, Buffer::Block), 0));
+            let metadata = Metadata(word_at(&self.reach.buffer(lane, Buffer::ReadBlock), 0));
             (slot.word.address(), metadata, None)
         };
         for _ in 0..ATTEMPTS_MAX {
@@ -272,7 +272,7 @@ impl<F: Fabric> Swarm<F> {
         let second = self.second(lane);
         self.reach.fill(second, |image| hashed(image, new, value));
         let (remote, bytes) = (location + WORD_BYTES as u64, hashed_bytes(value.len()) as u32);
-        let copy = Verb::Write { remote, from: Buffer::Image, bytes };
+        let copy = Verb::Write { remote, from: Buffer::NewBlock, bytes };
         let (expected, desired) = (new.0, new.verified().0);
         let verify = Verb::CompareSwap { remote: location, expected, desired };
         self.reach.post(second, &[copy, verify]);
@@ -312,7 +312,7 @@ impl<F: Fabric> Swarm<F> {
             hashed(&mut image[WORD_BYTES..], metadata, value);
             image[bytes as usize - KEY_BYTES..][..KEY_BYTES].copy_from_slice(key);
         });
-        let write = Verb::Write { remote: location, from: Buffer::Image, bytes: bytes as u32 };
+        let write = Verb::Write { remote: location, from: Buffer::NewBlock, bytes: bytes as u32 };
         let [first, second] = place.reads();
         self.reach.chain(lane, &[write, first, second]).await?;
         for _ in 0..ATTEMPTS_MAX {

@@ -52,7 +52,7 @@ impl<F: Fabric> Table<F> {
     #[inline]
     pub fn read(&self, word: Word) -> Verb {
         let (remote, bytes) = (word.address(), self.entry_bytes as u32);
-        Verb::Read { remote, into: Buffer::Block, bytes }
+        Verb::Read { remote, into: Buffer::ReadBlock, bytes }
     }
 
     /// Takes a piece for an entry. The WRITE puts it there, with `tail_bytes` of zeros behind it.
@@ -73,7 +73,7 @@ impl<F: Fabric> Table<F> {
             encode(image, key, value);
             image[entry_bytes(value.len()) as usize..bytes as usize].fill(0);
         });
-        let write = Verb::Write { remote, from: Buffer::Image, bytes: bytes as u32 };
+        let write = Verb::Write { remote, from: Buffer::NewBlock, bytes: bytes as u32 };
         Ok((Word::new(fingerprint, remote), write))
     }
 
@@ -104,7 +104,7 @@ impl<F: Fabric> Table<F> {
     /// Whether the entry just read is whole and the key's; its value goes into the buffer.
     #[inline]
     pub fn take(&self, lane: LaneId, key: &Key, value: Option<&mut Vec<u8>>) -> bool {
-        let block = self.reach.buffer(lane, Buffer::Block);
+        let block = self.reach.buffer(lane, Buffer::ReadBlock);
         let Some(found) = decode(&block, key) else { return false };
         if let Some(value) = value {
             value.clear();

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use farside_config::ClientConfig;
 use farside_control::attach::{self, AnyFabric};
 use farside_control::{
-    Ask, BLOCKS_PER_MESSAGE_MAX, FreeBlock, MESSAGE_BYTES_MAX, Reply, Request, Role,
+    BLOCKS_PER_MESSAGE_MAX, FreeBlock, MESSAGE_BYTES_MAX, Reply, Request, Role, ServerRequest,
 };
 use farside_layout::{BLOCK_HEADER_BYTES, SizeClass};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -114,7 +114,7 @@ impl Attached {
     }
 
     fn answer(&mut self, asked: &Reply) -> Result<()> {
-        let Reply::Ask(Ask::Report { collection }) = asked else { return Ok(()) };
+        let Reply::Ask(ServerRequest::Report { collection }) = asked else { return Ok(()) };
         let held: Vec<_> = self.held.iter().map(|(_, block)| block.address).collect();
         Request::held(*collection, &held).try_for_each(|message| self.send(&message))
     }

@@ -99,8 +99,8 @@ pub fn measure<F: Fabric>(fabric: &mut F, verb: RawVerb, plan: &Plan<'_>) -> Res
     let mut latencies = latency_histogram();
     let mut done: Vec<LaneId> = (0..plan.lanes).map(LaneId).collect();
     for lane in &done {
-        fabric.reserve(*lane, Buffer::Image, plan.bytes as usize);
-        fabric.reserve(*lane, Buffer::Block, plan.bytes as usize);
+        fabric.reserve(*lane, Buffer::NewBlock, plan.bytes as usize);
+        fabric.reserve(*lane, Buffer::ReadBlock, plan.bytes as usize);
     }
     let (started, begun) = (Instant::now(), fabric.now());
     let (mut now, mut look_at) = (begun, begun + LOOK_EVERY_NS);
@@ -177,14 +177,14 @@ impl Run<'_> {
     fn post<F: Fabric>(&mut self, fabric: &mut F, lane: LaneId, now: Nanos) {
         let bytes = self.plan.bytes;
         let (target, remote) = self.advance();
-        let read = Verb::Read { remote, into: Buffer::Block, bytes };
-        let write = Verb::Write { remote, from: Buffer::Image, bytes };
+        let read = Verb::Read { remote, into: Buffer::ReadBlock, bytes };
+        let write = Verb::Write { remote, from: Buffer::NewBlock, bytes };
         let (target, chain): (_, &[Verb]) = match self.verb {
             RawVerb::Read => (target, &[read]),
             RawVerb::Write => (target, &[write]),
             RawVerb::CompareSwap => (target, &[self.swap(target)]),
             RawVerb::Update => {
-                let mark = Verb::WriteHalf { remote: self.advance().1, value: 1 };
+                let mark = Verb::WriteU32 { remote: self.advance().1, value: 1 };
                 let (target, _) = self.advance();
                 (target, &[write, mark, self.swap(target)])
             }

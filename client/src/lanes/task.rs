@@ -8,7 +8,7 @@ use std::task::Poll;
 use farside_fabric::{Fabric, LaneId};
 use farside_layout::hash::KeyHash;
 
-use crate::remote_depot::ControlDepot;
+use crate::control_channel_blocks::ControlChannelBlocks;
 use farside_protocol::Engine;
 use farside_protocol::Failure;
 use farside_protocol::{Action, Answer, Operation, Successor};
@@ -28,9 +28,9 @@ impl Job<'_> {
     #[inline]
     pub(super) fn operation<F: Fabric>(
         self,
-        engine: &Engine<F, ControlDepot>,
+        engine: &Engine<F, ControlChannelBlocks>,
         lane: LaneId,
-    ) -> Operation<'_, F, ControlDepot> {
+    ) -> Operation<'_, F, ControlChannelBlocks> {
         let staged = Operation::staged(engine, lane, self.hash, self.key_bytes, self.value_bytes);
         staged.after(self.successor)
     }
@@ -54,7 +54,7 @@ impl Mailbox<'_> {
 
 /// A lane's task: waits for a job, runs it, answers, for ever.
 pub(super) async fn run_lane<F: Fabric>(
-    engine: &Engine<F, ControlDepot>,
+    engine: &Engine<F, ControlChannelBlocks>,
     lane: LaneId,
     mailbox: Rc<Mailbox<'_>>,
 ) {

@@ -32,8 +32,8 @@ pub enum Request {
         /// Which.
         blocks: Vec<FreeBlock>,
     },
-    /// What the client holds, on every session, in lists and in its hands: to [`Ask::Report`], in
-    /// one message or several. Not answered.
+    /// What the client holds, on every session, in lists and in operations: to
+    /// [`ServerRequest::Report`], in one message or several. Not answered.
     Held {
         /// The number of the collection.
         collection: u32,
@@ -62,7 +62,7 @@ pub enum Request {
         /// At most 1000.
         permille: u32,
     },
-    /// To [`Ask::Alive`]: the client's process is there. Not answered.
+    /// To [`ServerRequest::Alive`]: the client's process is there. Not answered.
     Alive {
         /// Its clock, by which it dates what it knows of slots, in nanoseconds.
         clock_ns: u64,
@@ -99,12 +99,12 @@ pub enum Reply {
     /// To [`Request::Statistics`] and [`Request::Collect`].
     Statistics(ServerStatistics),
     /// To nothing: a server asks this by itself.
-    Ask(Ask),
+    Ask(ServerRequest),
 }
 
 /// What a server asks a writer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ask {
+pub enum ServerRequest {
     /// What do you hold? To be answered by [`Request::Held`], in time: the server fences who does
     /// not.
     Report {
@@ -176,7 +176,7 @@ fn encode_blocks(kind: u8, class: SizeClass, flags: u8, blocks: &[FreeBlock], in
 }
 
 impl Request {
-    /// The messages that answer an [`Ask::Report`]: everything the client holds.
+    /// The messages that answer an [`ServerRequest::Report`]: everything the client holds.
     pub fn held(collection: u32, blocks: &[BlockAddress]) -> impl Iterator<Item = Self> {
         let count = blocks.len().div_ceil(HELD_PER_MESSAGE_MAX).max(1);
         (0..count).map(move |at| {
@@ -271,11 +271,11 @@ impl Reply {
                 encode_header(STATISTICS_REPLY, 0, 0, statistics.classes.len() as u32, into);
                 statistics.encode(into);
             }
-            Self::Ask(Ask::Report { collection }) => {
+            Self::Ask(ServerRequest::Report { collection }) => {
                 encode_header(REPORT, 0, 0, *collection, into);
             }
-            Self::Ask(Ask::Return) => encode_header(RETURN, 0, 0, 0, into),
-            Self::Ask(Ask::Alive) => encode_header(ASK_ALIVE, 0, 0, 0, into),
+            Self::Ask(ServerRequest::Return) => encode_header(RETURN, 0, 0, 0, into),
+            Self::Ask(ServerRequest::Alive) => encode_header(ASK_ALIVE, 0, 0, 0, into),
         }
     }
 
@@ -306,10 +306,10 @@ impl Reply {
             REPORT => {
                 let collection = message.count;
                 Decoded { count: 0, ..message }.bare()?;
-                Ok(Self::Ask(Ask::Report { collection }))
+                Ok(Self::Ask(ServerRequest::Report { collection }))
             }
-            RETURN => message.bare().map(|()| Self::Ask(Ask::Return)),
-            ASK_ALIVE => message.bare().map(|()| Self::Ask(Ask::Alive)),
+            RETURN => message.bare().map(|()| Self::Ask(ServerRequest::Return)),
+            ASK_ALIVE => message.bare().map(|()| Self::Ask(ServerRequest::Alive)),
             kind => Err(ControlError::Unknown { field: "reply", value: kind.into() }),
         }
     }

@@ -32,7 +32,7 @@ impl Counters {
                     self.read_bytes += u64::from(bytes);
                 }
                 Verb::Write { bytes, .. } => self.count_write(bytes.into()),
-                Verb::WriteHalf { .. } => self.count_write(4),
+                Verb::WriteU32 { .. } => self.count_write(4),
                 Verb::WriteWord { .. } => self.count_write(8),
                 Verb::CompareSwap { .. } => {
                     self.compare_swaps += 1;

@@ -45,9 +45,9 @@ pub enum Buffer {
     /// A window of the index.
     Window = 0,
     /// The image of the block the operation writes.
-    Image = 1,
+    NewBlock = 1,
     /// The block the operation reads.
-    Block = 2,
+    ReadBlock = 2,
 }
 
 impl Buffer {
@@ -77,7 +77,7 @@ pub enum Verb {
         bytes: u32,
     },
     /// Writes these four bytes at `remote`, a multiple of 4.
-    WriteHalf {
+    WriteU32 {
         /// To where in the region.
         remote: u64,
         /// What, stored little-endian.

@@ -7,19 +7,19 @@ use crate::Nanos;
 pub const WAITED_NS_MAX: Nanos = 100_000_000;
 
 /// One wait. Everything by a clock of the caller's.
-pub struct Waiting {
+pub struct WaitTimer {
     looked_at: Nanos,
     waited: Nanos,
 }
 
-impl Waiting {
+impl WaitTimer {
     /// Begins it.
     pub fn since(now: Nanos) -> Self {
         Self { looked_at: now, waited: 0 }
     }
 
     /// There is nothing yet by now.
-    pub fn look(&mut self, now: Nanos) {
+    pub fn advance(&mut self, now: Nanos) {
         self.waited += now.saturating_sub(self.looked_at).min(WAITED_NS_MAX);
         self.looked_at = now;
     }

@@ -1,9 +1,9 @@
 use super::{Completion, LaneId, Nanos};
 
 /// Lanes that wait for a time; what every fabric with a clock of its own does the same.
-pub(super) struct Waits(Vec<(Nanos, LaneId)>);
+pub(super) struct SleepingLanes(Vec<(Nanos, LaneId)>);
 
-impl Waits {
+impl SleepingLanes {
     /// None, with room for this many.
     pub(super) fn with_capacity(lanes: usize) -> Self {
         Self(Vec::with_capacity(lanes))

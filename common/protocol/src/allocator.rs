@@ -10,18 +10,18 @@ use farside_fabric::{LaneId, Nanos};
 use farside_layout::{BlockAddress, SizeClass};
 use farside_layout::{FreeBlock, SplitOutcome};
 
-use crate::growth::{Growth, Prefix};
-use crate::holdings::{ClassList, Holdings, Lists};
+use crate::held_blocks::{ClassList, HeldBlocks, Lists};
+use crate::split_requests::{Prefix, SplitRequests};
 
 /// Where blocks come from and go to: the server's depot, asynchronously.
-pub trait Depot {
+pub trait BlockSource {
     /// Whose blocks these are: to be looked at whenever the server asks.
-    fn watch(&mut self, _holdings: &Arc<Holdings>) {}
+    fn watch(&mut self, _holdings: &Arc<HeldBlocks>) {}
 
-    /// Asks for blocks; they come, or not, with a later [`Depot::receive`].
+    /// Asks for blocks; they come, or not, with a later [`BlockSource::receive`].
     fn request(&mut self, class: SizeClass, count: u32);
 
-    /// Asks for a subtable to be split; the answer comes with a later [`Depot::receive`].
+    /// Asks for a subtable to be split; the answer comes with a later [`BlockSource::receive`].
     fn request_split(&mut self, prefix: Prefix);
 
     /// The answer to a request, if one has come.
@@ -40,13 +40,13 @@ pub trait Depot {
 /// What the server answers a session.
 pub enum Delivery {
     /// To a request for blocks.
-    Blocks(Blocks),
+    Blocks(BlockDelivery),
     /// To a request for a split.
     Split(Prefix, SplitOutcome),
 }
 
 /// What it said to a request for blocks.
-pub struct Blocks {
+pub struct BlockDelivery {
     /// Of which class.
     pub class: SizeClass,
     /// They were unlinked GRACE ago; else they have to rest here.
@@ -59,7 +59,7 @@ pub struct Blocks {
 
 /// How an attempt to take a block went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Taken {
+pub enum TakeResult {
     /// It belongs to the caller.
     Block(FreeBlock),
     /// The server was asked: look again then.
@@ -89,12 +89,12 @@ const ANSWER_POLL_NS: Nanos = 60_000;
 
 /// The free blocks of a session, and its requests for more.
 pub struct Allocator<D> {
-    holdings: Arc<Holdings>,
+    holdings: Arc<HeldBlocks>,
     depot: D,
     grace_ns: Nanos,
     outstanding: u32,
     ends_announced: bool,
-    growth: Growth,
+    growth: SplitRequests,
     /// Where the next block of the class that was asked for last comes from, as it seems.
     upcoming: Option<BlockAddress>,
 }
@@ -104,19 +104,19 @@ fn blocks_in(bytes: u64, class: SizeClass) -> u32 {
     (bytes / class.block_bytes()).clamp(1, BLOCKS_PER_REQUEST_MAX as u64) as u32
 }
 
-impl<D: Depot> Allocator<D> {
+impl<D: BlockSource> Allocator<D> {
     /// For a session with this many lanes.
     pub fn new(mut depot: D, grace_ns: Nanos, lanes: u16) -> Self {
-        let holdings = Arc::new(Holdings::new(lanes));
+        let holdings = Arc::new(HeldBlocks::new(lanes));
         depot.watch(&holdings);
-        let growth = Growth::default();
+        let growth = SplitRequests::default();
         let (outstanding, ends_announced, upcoming) = (0, false, None);
         Self { holdings, depot, grace_ns, outstanding, ends_announced, growth, upcoming }
     }
 
     /// A block of the class for a lane, from this session's own if there is one.
     #[inline]
-    pub fn take(&mut self, lane: LaneId, class: SizeClass, now: Nanos) -> Taken {
+    pub fn take(&mut self, lane: LaneId, class: SizeClass, now: Nanos) -> TakeResult {
         let Self { holdings, depot, outstanding, upcoming, .. } = self;
         let mut lists = holdings.lists();
         let list = lists.class(class);
@@ -140,7 +140,7 @@ impl<D: Depot> Allocator<D> {
                 let resting = list.resting.front().filter(|(ready_at, _)| *ready_at <= now);
                 let next = resting.map(|(_, block)| block).or(list.ready.last());
                 *upcoming = next.map(|block| block.address);
-                Taken::Block(block)
+                TakeResult::Block(block)
             }
             None => wait(list, now),
         }
@@ -203,25 +203,25 @@ impl<D: Depot> Allocator<D> {
     }
 
     /// Nobody knows whether the lane's new block is linked.
-    pub fn lose_new(&self, lane: LaneId) {
-        self.holdings.lose_new(lane);
+    pub fn set_aside_new(&self, lane: LaneId) {
+        self.holdings.set_aside_new(lane);
     }
 
     /// The lane is about to unlink a block.
     #[inline]
-    pub fn reach(&self, lane: LaneId, old: BlockAddress) {
+    pub fn begin_unlink(&self, lane: LaneId, old: BlockAddress) {
         self.holdings.hold_old(lane, old);
     }
 
     /// The lane did not unlink what it reached for.
     #[inline]
-    pub fn miss(&self, lane: LaneId) {
+    pub fn cancel_unlink(&self, lane: LaneId) {
         self.holdings.drop_old(lane);
     }
 
     /// Nobody knows whether the lane unlinked what it reached for.
-    pub fn lose_old(&self, lane: LaneId) {
-        self.holdings.lose_old(lane);
+    pub fn set_aside_old(&self, lane: LaneId) {
+        self.holdings.set_aside_old(lane);
     }
 
     /// A block that the lane unlinked at `now`; its next content gets `block.generation`.
@@ -282,16 +282,16 @@ pub fn give_drained(lists: &mut Lists, mut give: impl FnMut(SizeClass, bool, Vec
 }
 
 /// What to do while there is no block.
-fn wait(list: &ClassList, now: Nanos) -> Taken {
+fn wait(list: &ClassList, now: Nanos) -> TakeResult {
     if list.requested {
-        return Taken::Asked(now + ANSWER_POLL_NS);
+        return TakeResult::Asked(now + ANSWER_POLL_NS);
     }
     match (list.resting.front(), list.ask_again_at) {
         (Some((ready_at, _)), at) if at.is_none_or(|at| *ready_at <= at) => {
-            Taken::Resting(*ready_at)
+            TakeResult::Resting(*ready_at)
         }
-        (_, Some(at)) => Taken::Soon(at),
-        (_, None) => Taken::Exhausted,
+        (_, Some(at)) => TakeResult::Soon(at),
+        (_, None) => TakeResult::Exhausted,
     }
 }
 
@@ -311,8 +311,8 @@ fn request(list: &mut ClassList, class: SizeClass, now: Nanos) -> Option<u32> {
 }
 
 /// Takes in blocks that have come, or that there are none.
-fn take_in(lists: &mut Lists, delivered: Blocks, grace_ns: Nanos, now: Nanos) {
-    let Blocks { class, rested, soon, blocks } = delivered;
+fn take_in(lists: &mut Lists, delivered: BlockDelivery, grace_ns: Nanos, now: Nanos) {
+    let BlockDelivery { class, rested, soon, blocks } = delivered;
     let list = lists.class(class);
     list.requested = false;
     let soon = soon || list.recalled;

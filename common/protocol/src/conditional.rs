@@ -2,11 +2,11 @@
 
 use farside_fabric::{Buffer, Fabric};
 
-use super::swing::{Linked, NewBlock, Swung};
-use super::{Found, Operation, Outcome, Tries, is_moving};
+use super::swing::{BlockFate, NewBlock, SwingResult};
+use super::{Found, Operation, ProtocolResult, RetryState, is_moving};
 use crate::Lifetime;
 use crate::Version;
-use crate::allocator::Depot;
+use crate::allocator::BlockSource;
 
 /// What has to be there for the exchange to happen.
 #[derive(Clone, Copy, Debug)]
@@ -17,19 +17,19 @@ pub enum Expected<'v> {
     Version(Version),
 }
 
-impl<F: Fabric, D: Depot> Operation<'_, F, D> {
+impl<F: Fabric, D: BlockSource> Operation<'_, F, D> {
     /// Stores the value if what is there is as expected: one round trip more than a GET. Whether it
     /// was; if not, what was there, in the lane's block buffer.
     pub async fn compare_exchange(
         &self,
         expected: Expected<'_>,
         lifetime: Lifetime,
-    ) -> Outcome<(bool, Option<Found>)> {
+    ) -> ProtocolResult<(bool, Option<Found>)> {
         let new = self.new_block(lifetime).await?;
         let mut mismatch = None;
         let outcome = self.exchange_block(&new, expected, &mut mismatch).await;
         let linked = self.settle(&new, outcome)?;
-        Ok((linked == Linked::Yes, mismatch))
+        Ok((linked == BlockFate::Linked, mismatch))
     }
 
     async fn exchange_block(
@@ -37,22 +37,24 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         new: &NewBlock,
         expected: Expected<'_>,
         mismatch: &mut Option<Found>,
-    ) -> Outcome<Linked> {
-        let mut tries = Tries::default();
+    ) -> ProtocolResult<BlockFate> {
+        let mut tries = RetryState::default();
         let mut found = self.get().await?;
         loop {
             let is_expected = found.is_some_and(|found| self.is_expected(&found, expected));
             let Some(target) = self.located_target().filter(|_| is_expected) else {
                 *mismatch = found;
-                return Ok(Linked::No);
+                return Ok(BlockFate::Unused);
             };
             if is_moving(target.word) {
                 self.wait_for_split(&mut tries).await?;
             } else {
                 // The new word is conditional: nobody may call itself overwritten by it.
                 let desired = target.word.live(new.block, true);
-                if let Swung::Done = self.swing(target, Some(new), desired, self.now()).await? {
-                    return Ok(Linked::Yes);
+                if let SwingResult::Done =
+                    self.swing(target, Some(new), desired, self.now()).await?
+                {
+                    return Ok(BlockFate::Linked);
                 }
                 self.try_again(&mut tries).await?;
             }
@@ -65,7 +67,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         match expected {
             Expected::Version(version) => found.version == version,
             Expected::Value(value) => {
-                let block = self.engine.endpoint.buffer(self.lane, Buffer::Block);
+                let block = self.engine.endpoint.buffer(self.lane, Buffer::ReadBlock);
                 found.value_in(&block) == value
             }
         }

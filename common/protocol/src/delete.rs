@@ -3,10 +3,10 @@
 use farside_fabric::{Fabric, Nanos};
 use farside_layout::{SlotState, SlotWord};
 
-use super::swing::Swung;
-use super::window::{Own, Seen};
-use super::{ATTEMPTS_MAX, Operation, Outcome, Target, Tries};
-use crate::allocator::Depot;
+use super::swing::SwingResult;
+use super::window::{KeyLookup, ObservedWindow};
+use super::{ATTEMPTS_MAX, Operation, ProtocolResult, ProvenSlot, RetryState};
+use crate::allocator::BlockSource;
 
 /// What a DELETE does about a compare-and-swap that found another word.
 enum Next {
@@ -18,49 +18,53 @@ enum Next {
     Restart,
 }
 
-impl<F: Fabric, D: Depot> Operation<'_, F, D> {
+impl<F: Fabric, D: BlockSource> Operation<'_, F, D> {
     /// Removes the key; whether it was there. One round trip if its location is cached, else two,
     /// one if it is absent.
-    pub async fn delete(&self) -> Outcome<bool> {
+    pub async fn delete(&self) -> ProtocolResult<bool> {
         if let Some(target) = self.cached_target() {
             let posted = self.now();
-            if let Swung::Done = self.unlink(target, posted).await? {
+            if let SwingResult::Done = self.unlink(target, posted).await? {
                 self.engine.lookups.note_hit();
                 return Ok(self.was_there(&target, posted));
             }
         }
         self.engine.lookups.note_miss();
-        let (mut damaged, mut tries) = (0, Tries::default());
-        let mut seen = Seen::nothing();
+        let (mut damaged, mut tries) = (0, RetryState::default());
+        let mut seen = ObservedWindow::nothing();
         loop {
             match self.locate(&mut seen, &mut damaged).await? {
-                Own::Absent => return Ok(false),
-                Own::Here(target) => {
+                KeyLookup::Absent => return Ok(false),
+                KeyLookup::Here(target) => {
                     if let Some(deleted) = self.unlink_seen(target, seen.posted).await? {
                         return Ok(deleted);
                     }
                 }
-                Own::Moving => {
+                KeyLookup::Moving => {
                     self.wait_for_split(&mut tries).await?;
                     continue;
                 }
-                Own::Stale => {}
+                KeyLookup::Stale => {}
             }
             self.try_again(&mut tries).await?;
         }
     }
 
     /// Unlinks a word that this operation READ; `None` to look again.
-    async fn unlink_seen(&self, mut target: Target, seen_at: Nanos) -> Outcome<Option<bool>> {
+    async fn unlink_seen(
+        &self,
+        mut target: ProvenSlot,
+        seen_at: Nanos,
+    ) -> ProtocolResult<Option<bool>> {
         for _ in 0..ATTEMPTS_MAX {
             let posted = self.now();
             match self.unlink(target, posted).await? {
-                Swung::Done => return Ok(Some(self.was_there(&target, posted))),
-                Swung::Late => return Ok(None),
-                Swung::Lost(found) => match self.after_loss(target.word, found, seen_at) {
+                SwingResult::Done => return Ok(Some(self.was_there(&target, posted))),
+                SwingResult::Late => return Ok(None),
+                SwingResult::Lost(found) => match self.after_loss(target.word, found, seen_at) {
                     Next::Absent => return Ok(Some(false)),
                     Next::Retry(word) => {
-                        target = Target::unread(target.slot, word, target.proved_at);
+                        target = ProvenSlot::unread(target.slot, word, target.proved_at);
                     }
                     Next::Restart => return Ok(None),
                 },
@@ -83,7 +87,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         }
     }
 
-    async fn unlink(&self, target: Target, posted: Nanos) -> Outcome<Swung> {
+    async fn unlink(&self, target: ProvenSlot, posted: Nanos) -> ProtocolResult<SwingResult> {
         self.swing(target, None, target.word.emptied(), posted).await
     }
 }

@@ -4,7 +4,7 @@
 use std::cell::{Cell, Ref, RefCell, RefMut};
 use std::sync::Arc;
 
-use farside_fabric::waiting::Waiting;
+use farside_fabric::waiting::WaitTimer;
 use farside_fabric::{Buffer, Counters, Endpoint, Fabric, LaneId, Nanos, Verb};
 use farside_layout::hash::{KeyHash, KeyHasher};
 use farside_layout::{
@@ -14,7 +14,7 @@ use farside_layout::{
 
 use crate::Action;
 use crate::Lifetime;
-use crate::allocator::{Allocator, Depot, Taken};
+use crate::allocator::{Allocator, BlockSource, TakeResult};
 use crate::directory::{Directory, Subtable};
 use crate::failure::Failure;
 use crate::location_cache::{ConnectionCache, LocationCache, Lookups};
@@ -29,9 +29,9 @@ pub struct Constants {
     /// What an operation believes for: 7/8 GRACE, because clocks drift.
     pub patience_ns: Nanos,
     /// How long a READ may take for its hints to be exact (invariant I7).
-    pub hint_ns: Nanos,
+    pub exact_hint_read_ns_max: Nanos,
     /// How old a proof of a word may be for a compare-and-swap to rely on (invariant I4).
-    pub word_ns: Nanos,
+    pub proof_age_ns_max: Nanos,
     /// How late a posted chain can take effect.
     pub lateness_ns: Nanos,
 }
@@ -43,8 +43,8 @@ impl Constants {
         Self {
             grace_ns,
             patience_ns: grace_ns / 8 * 7,
-            hint_ns: (INCARNATIONS - 1) * timing.round_trip_min_ns,
-            word_ns: proof_age_max_ns(grace_ns, timing.lateness_max_ns),
+            exact_hint_read_ns_max: (INCARNATIONS - 1) * timing.round_trip_min_ns,
+            proof_age_ns_max: proof_age_max_ns(grace_ns, timing.lateness_max_ns),
             lateness_ns: timing.lateness_max_ns,
         }
     }
@@ -66,7 +66,7 @@ pub struct EngineOptions {
 }
 
 /// What the operations of a session share.
-pub struct Engine<F, D: Depot> {
+pub struct Engine<F, D: BlockSource> {
     /// The way to the region.
     pub endpoint: Endpoint<F>,
     /// The constants of the region.
@@ -100,12 +100,12 @@ pub struct Engine<F, D: Depot> {
 pub const LANE: LaneId = LaneId(0);
 /// How much of the directory one READ brings, in bytes.
 const DIRECTORY_READ_BYTES: u64 = 64 << 10;
-/// All slots, in [`Engine::note_room`].
+/// All slots, in [`Engine::record_unused_slots`].
 const ROOM_ALL: u32 = 1 << 10;
 /// It is an average over so many windows.
 const ROOM_WINDOWS: u32 = 8;
 
-impl<F: Fabric, D: Depot> Engine<F, D> {
+impl<F: Fabric, D: BlockSource> Engine<F, D> {
     /// Reads and checks the superblock and the directory: a round trip for the first, one for each
     /// 64 KiB of the second.
     pub fn open(
@@ -130,10 +130,10 @@ impl<F: Fabric, D: Depot> Engine<F, D> {
     ) -> Result<Self, Failure> {
         let endpoint = Endpoint::new(fabric, options.lanes);
         let bytes = SUPERBLOCK_BYTES.min(options.region_bytes / 8 * 8) as u32;
-        let read = [Verb::Read { remote: 0, into: Buffer::Block, bytes }];
+        let read = [Verb::Read { remote: 0, into: Buffer::ReadBlock, bytes }];
         endpoint.drive(endpoint.chain(LANE, &read, Nanos::MAX))?;
         let (_, format) =
-            Superblock::decode(&endpoint.buffer(LANE, Buffer::Block), options.region_bytes)?;
+            Superblock::decode(&endpoint.buffer(LANE, Buffer::ReadBlock), options.region_bytes)?;
         if format.region_id != options.region_id {
             return Err(LayoutError::NotARegion.into());
         }
@@ -148,7 +148,7 @@ impl<F: Fabric, D: Depot> Engine<F, D> {
             client_id: options.client_id,
             wall_offset_ns: wall.wrapping_sub(now),
             directory: RefCell::default(),
-            cache: cache.get(options.cache_bytes, constants.word_ns, now),
+            cache: cache.get(options.cache_bytes, constants.proof_age_ns_max, now),
             lookups: Lookups::default(),
             allocator: RefCell::new(Allocator::new(depot, constants.grace_ns, options.lanes)),
             random: Cell::new(wall | 1),
@@ -164,10 +164,10 @@ impl<F: Fabric, D: Depot> Engine<F, D> {
     /// Reads the directory in use.
     pub async fn load_directory(&self, lane: LaneId) -> Result<(), Failure> {
         let bytes = SUPERBLOCK_BYTES as u32;
-        let read = [Verb::Read { remote: 0, into: Buffer::Block, bytes }];
+        let read = [Verb::Read { remote: 0, into: Buffer::ReadBlock, bytes }];
         self.endpoint.chain(lane, &read, Nanos::MAX).await?;
         let depth = {
-            let block = self.endpoint.buffer(lane, Buffer::Block);
+            let block = self.endpoint.buffer(lane, Buffer::ReadBlock);
             let (superblock, _) = Superblock::decode(&block, self.format.region_bytes)?;
             superblock.directory_depth(&self.geometry)?
         };
@@ -178,9 +178,9 @@ impl<F: Fabric, D: Depot> Engine<F, D> {
         let total = 8u64 << depth;
         for done in (0..total).step_by(DIRECTORY_READ_BYTES as usize) {
             let bytes = DIRECTORY_READ_BYTES.min(total - done) as u32;
-            let read = [Verb::Read { remote: offset + done, into: Buffer::Block, bytes }];
+            let read = [Verb::Read { remote: offset + done, into: Buffer::ReadBlock, bytes }];
             self.endpoint.chain(lane, &read, Nanos::MAX).await?;
-            let block = self.endpoint.buffer(lane, Buffer::Block);
+            let block = self.endpoint.buffer(lane, Buffer::ReadBlock);
             directory.extend(&block[..bytes as usize], &self.geometry)?;
         }
         *self.directory.borrow_mut() = directory;
@@ -213,7 +213,7 @@ impl<F: Fabric, D: Depot> Engine<F, D> {
     }
 
     /// A subtable that was seen complete is where keys with this directory hash are.
-    pub fn learn(&self, directory_hash: u32, subtable: Subtable) -> Result<(), Failure> {
+    pub fn update_directory(&self, directory_hash: u32, subtable: Subtable) -> Result<(), Failure> {
         let entry = DirectoryEntry::new(subtable.offset, subtable.local_depth);
         Ok(self.directory.borrow_mut().update(directory_hash, entry, &self.geometry)?)
     }
@@ -244,7 +244,7 @@ impl<F: Fabric, D: Depot> Engine<F, D> {
         class: SizeClass,
     ) -> Result<(FreeBlock, Nanos), Failure> {
         let mut now = self.endpoint.now();
-        let mut waiting = Waiting::since(now);
+        let mut waiting = WaitTimer::since(now);
         loop {
             self.receive();
             let taken = self.allocator.borrow_mut().take(lane, class, now);
@@ -253,25 +253,27 @@ impl<F: Fabric, D: Depot> Engine<F, D> {
                 Err(OperationError::OutOfSpace { what }.into())
             };
             match taken {
-                Taken::Block(block) => {
+                TakeResult::Block(block) => {
                     if let Some(next) = self.allocator.borrow().upcoming() {
                         let bytes = class.block_bytes() as u32;
                         self.endpoint.fabric().expect(next.offset(), bytes);
                     }
                     return Ok((block, now));
                 }
-                Taken::Asked(_) if self.allocator.borrow().is_lost() => {
+                TakeResult::Asked(_) if self.allocator.borrow().is_lost() => {
                     return Err(Failure::Disconnected);
                 }
-                Taken::Asked(_) if is_over(&waiting) => return Err(no_answer(&waiting)),
-                Taken::Soon(_) | Taken::Resting(_) if is_over(&waiting) => return out_of_space(),
-                Taken::Asked(until) | Taken::Soon(until) | Taken::Resting(until) => {
+                TakeResult::Asked(_) if is_over(&waiting) => return Err(no_answer(&waiting)),
+                TakeResult::Soon(_) | TakeResult::Resting(_) if is_over(&waiting) => {
+                    return out_of_space();
+                }
+                TakeResult::Asked(until) | TakeResult::Soon(until) | TakeResult::Resting(until) => {
                     self.endpoint.sleep_until(lane, until).await;
                 }
-                Taken::Exhausted => return out_of_space(),
+                TakeResult::Exhausted => return out_of_space(),
             }
             now = self.endpoint.now();
-            waiting.look(now);
+            waiting.advance(now);
         }
     }
 
@@ -292,7 +294,7 @@ impl<F: Fabric, D: Depot> Engine<F, D> {
     }
 
     /// Takes note of the slots of a window where a key is inserted.
-    pub fn note_room(&self, slots: &[Slot; WINDOW_SLOTS]) {
+    pub fn record_unused_slots(&self, slots: &[Slot; WINDOW_SLOTS]) {
         let unused = slots.iter().filter(|slot| slot.is_unused()).count() as u32;
         let seen = unused * ROOM_ALL / WINDOW_SLOTS as u32;
         self.room.set(self.room.get() * (ROOM_WINDOWS - 1) / ROOM_WINDOWS + seen / ROOM_WINDOWS);
@@ -300,7 +302,7 @@ impl<F: Fabric, D: Depot> Engine<F, D> {
 
     /// Whether an INSERT need not look first: any slot of the key's window was probably never used,
     /// and there is a window where the directory leads.
-    pub fn expects_room(&self, hash: KeyHash) -> bool {
+    pub fn may_claim_blindly(&self, hash: KeyHash) -> bool {
         self.room.get() > ROOM_ALL / 2 && self.directory.borrow().is_confirmed(hash)
     }
 
@@ -372,7 +374,7 @@ impl<F: Fabric, D: Depot> Engine<F, D> {
     }
 }
 
-impl<F, D: Depot> Drop for Engine<F, D> {
+impl<F, D: BlockSource> Drop for Engine<F, D> {
     fn drop(&mut self) {
         self.allocator.get_mut().give_all();
     }

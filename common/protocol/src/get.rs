@@ -3,9 +3,9 @@
 use farside_fabric::{Buffer, Fabric, InFlight, Nanos, Verb};
 use farside_layout::{BlockAddress, BlockRef, HeaderWord, SizeClass, Slot, SlotState, SlotWord};
 
-use super::window::{Beyond, Read, Seen};
-use super::{Examined, Found, Operation, Outcome, Tries, read_block};
-use crate::allocator::Depot;
+use super::window::{BlockRead, ForwardWindow, ObservedWindow};
+use super::{ExaminedBlock, Found, Operation, ProtocolResult, RetryState, read_block};
+use crate::allocator::BlockSource;
 use crate::location_cache::Location;
 
 /// How often a GET looks again at a block that seems damaged, before it says so.
@@ -32,22 +32,22 @@ pub struct Successor {
     class: SizeClass,
 }
 
-enum Searched {
+enum WindowSearch {
     Found(Found),
     Absent,
     Again,
 }
 
-impl<F: Fabric, D: Depot> Operation<'_, F, D> {
+impl<F: Fabric, D: BlockSource> Operation<'_, F, D> {
     /// The key's value: one round trip if its location is cached, else two, one if it is absent.
     /// Where others replaced the value since: two, mostly, and three READs.
-    pub async fn get(&self) -> Outcome<Option<Found>> {
+    pub async fn get(&self) -> ProtocolResult<Option<Found>> {
         let mut successor = self.successor;
         if successor.is_none()
             && let Some((cached, in_flight)) = self.post_cached()?
         {
             in_flight.await?;
-            if let Some(found) = self.examine_cached(&cached) {
+            if let Some(found) = self.complete_cached_read(&cached) {
                 return Ok(found);
             }
             successor = self.successor(&cached);
@@ -56,7 +56,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     }
 
     /// The key's value, when what the cache knew led to nothing but this.
-    async fn get_missed(&self, successor: Option<Successor>) -> Outcome<Option<Found>> {
+    async fn get_missed(&self, successor: Option<Successor>) -> ProtocolResult<Option<Found>> {
         self.engine.lookups.note_miss();
         if let Some(successor) = successor
             && let Some((found, posted)) = self.read_successor(successor).await?
@@ -75,12 +75,12 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     /// If the cache knows where the key is, READs the block, nothing else. A poisoned block does
     /// not vouch for itself: ask its slot, in the same round trip.
     #[inline]
-    pub fn post_cached(&self) -> Outcome<Option<(CachedRead, InFlight<'_>)>> {
+    pub fn post_cached(&self) -> ProtocolResult<Option<(CachedRead, InFlight<'_>)>> {
         let Some(location) = self.engine.cache.get(self.hash) else { return Ok(None) };
         let posted = self.now();
         let block = location.word.block()?;
         let read_block = super::read_block(block, block.class.unpadded_bytes(location.padding));
-        let in_flight = if location.poisoned {
+        let in_flight = if location.has_stale_mark {
             let remote = self.window() + u64::from(location.in_window);
             let read_word = Verb::Read { remote, into: Buffer::Window, bytes: 8 };
             self.read(&[read_word, read_block])
@@ -93,7 +93,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     /// What a READ by [`Operation::post_cached`] found; `None` if it proves nothing, and what the
     /// cache knew is forgotten.
     #[inline]
-    pub fn examine_cached(&self, read: &CachedRead) -> Option<Option<Found>> {
+    pub fn complete_cached_read(&self, read: &CachedRead) -> Option<Option<Found>> {
         let proved = self.prove_cached(read);
         if proved.is_none() {
             self.engine.cache.forget_word(self.hash, read.location.word);
@@ -108,13 +108,14 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         let CachedRead { location, posted } = *read;
         let word = [location.word.bits()];
         let is_unlinked = || self.first_words(Buffer::Window) != word;
-        if !self.is_fresh(posted) || location.poisoned && is_unlinked() {
+        if !self.is_fresh(posted) || location.has_stale_mark && is_unlinked() {
             return None;
         }
         let block = location.word.block().ok()?;
         match self.examine(block, block.class.unpadded_bytes(location.padding)) {
-            Examined::Ours(found, HeaderWord { mark, generation })
-                if generation == location.generation && (!mark.is_set() || location.poisoned) =>
+            ExaminedBlock::Ours(found, HeaderWord { mark, generation })
+                if generation == location.generation
+                    && (!mark.is_set() || location.has_stale_mark) =>
             {
                 self.engine.lookups.note_hit();
                 self.engine.cache.prove(self.hash, &location, posted);
@@ -129,7 +130,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     #[cold]
     pub fn successor(&self, read: &CachedRead) -> Option<Successor> {
         let CachedRead { location: Location { in_window, word, generation, .. }, .. } = *read;
-        let [header] = self.first_words(Buffer::Block).map(HeaderWord::from_bits);
+        let [header] = self.first_words(Buffer::ReadBlock).map(HeaderWord::from_bits);
         let class = word.block().ok()?.class;
         let is_worth_it =
             header.generation == generation && class.block_bytes() <= SUCCESSOR_BYTES_MAX;
@@ -140,7 +141,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     /// READs the slot and, in the same round trip, the block to which it most likely leads; one
     /// more if it leads to another. As with a window, the slot is what is believed, and the block
     /// it names (invariant I22); `None` if it is not this key's, or not any more.
-    async fn read_successor(&self, successor: Successor) -> Outcome<Option<(Found, Nanos)>> {
+    async fn read_successor(&self, successor: Successor) -> ProtocolResult<Option<(Found, Nanos)>> {
         let Successor { in_window, address, class } = successor;
         let expected = BlockRef { address, class, generation_low: 0 };
         if self.engine.geometry.check_block(expected).is_err() {
@@ -164,11 +165,11 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
             self.examine(block, class.block_bytes())
         } else {
             match self.read_and_examine(word, posted).await? {
-                Read::Examined(examined) => examined,
-                Read::Stale => return Ok(None),
+                BlockRead::Examined(examined) => examined,
+                BlockRead::Stale => return Ok(None),
             }
         };
-        let Examined::Ours(found, header) = examined else { return Ok(None) };
+        let ExaminedBlock::Ours(found, header) = examined else { return Ok(None) };
         self.note_found((base, in_window), word, &found, header, posted);
         Ok(Some((found, posted)))
     }
@@ -186,7 +187,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
             in_window,
             word,
             generation: header.generation,
-            poisoned: header.mark.is_set(),
+            has_stale_mark: header.mark.is_set(),
             expires: found.expires_at_ms != 0,
             padding: word.block().map_or(0, |block| found.padding(block.class)),
             proved_at: posted,
@@ -206,20 +207,20 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         std::array::from_fn(|at| u64::from_le_bytes(words[at]))
     }
 
-    pub(super) async fn get_uncached(&self) -> Outcome<Option<Found>> {
-        let (mut damaged, mut tries) = (0, Tries::default());
-        let mut seen = Seen::nothing();
+    pub(super) async fn get_uncached(&self) -> ProtocolResult<Option<Found>> {
+        let (mut damaged, mut tries) = (0, RetryState::default());
+        let mut seen = ObservedWindow::nothing();
         loop {
             self.read_window(&mut seen).await?;
             // As often as there are splits of splits under way.
             loop {
                 match self.search(&seen, &mut damaged).await? {
-                    Searched::Found(found) => return Ok(self.unless_ended(found, seen.posted)),
-                    Searched::Again => break,
-                    Searched::Absent => match self.beyond(&mut seen).await? {
-                        Beyond::Nowhere => return Ok(None),
-                        Beyond::Window => {}
-                        Beyond::Unknown => break,
+                    WindowSearch::Found(found) => return Ok(self.unless_ended(found, seen.posted)),
+                    WindowSearch::Again => break,
+                    WindowSearch::Absent => match self.read_forward_window(&mut seen).await? {
+                        ForwardWindow::Nowhere => return Ok(None),
+                        ForwardWindow::Window => {}
+                        ForwardWindow::Unknown => break,
                     },
                 }
             }
@@ -231,29 +232,33 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     /// `superseded` says nothing here: the word was LIVE during this operation. COPY is seen only
     /// where a split has brought the entry, by who found it gone from the old place, and then it
     /// holds what FROZEN held (invariant I15).
-    async fn search(&self, seen: &Seen, damaged: &mut u32) -> Outcome<Searched> {
+    async fn search(
+        &self,
+        seen: &ObservedWindow,
+        damaged: &mut u32,
+    ) -> ProtocolResult<WindowSearch> {
         let states = &[SlotState::Live, SlotState::Frozen, SlotState::Copy];
         for (at, slot) in seen.matching(states) {
             if !self.hint_matches(slot) {
                 continue;
             }
             match self.read_and_examine(slot.word(), seen.posted).await? {
-                Read::Examined(Examined::Ours(found, header)) => {
-                    let place = (seen.base, Seen::in_window(at) as u16);
+                BlockRead::Examined(ExaminedBlock::Ours(found, header)) => {
+                    let place = (seen.base, ObservedWindow::in_window(at) as u16);
                     self.note_found(place, slot.word(), &found, header, seen.posted);
-                    return Ok(Searched::Found(found));
+                    return Ok(WindowSearch::Found(found));
                 }
-                Read::Examined(Examined::Other) => {}
-                Read::Stale => return Ok(Searched::Again),
-                Read::Examined(Examined::Damaged(error)) => {
+                BlockRead::Examined(ExaminedBlock::Other) => {}
+                BlockRead::Stale => return Ok(WindowSearch::Again),
+                BlockRead::Examined(ExaminedBlock::Damaged(error)) => {
                     *damaged += 1;
                     if *damaged < DAMAGE_ATTEMPTS_MAX {
-                        return Ok(Searched::Again);
+                        return Ok(WindowSearch::Again);
                     }
                     return Err(error.into());
                 }
             }
         }
-        Ok(Searched::Absent)
+        Ok(WindowSearch::Absent)
     }
 }

@@ -12,16 +12,16 @@ use farside_layout::{
 
 use super::put::Condition;
 use super::swing::NewBlock;
-use super::window::{Own, Read, Seen, Standing};
-use super::{Examined, Operation, Outcome, Target, is_moving};
-use crate::allocator::Depot;
+use super::window::{BlockRead, KeyLookup, ObservedWindow, SubtableState};
+use super::{ExaminedBlock, Operation, ProtocolResult, ProvenSlot, is_moving};
+use crate::allocator::BlockSource;
 use crate::failure::Failure;
 
 /// How an attempt to insert went.
 pub(super) enum Inserted {
     Done,
     /// The key is there, by a READ posted then.
-    Present(Target, Nanos),
+    Present(ProvenSlot, Nanos),
     Again,
     /// The window has no room but where others are in the middle of an INSERT.
     Undecided,
@@ -32,10 +32,10 @@ pub(super) enum Inserted {
 }
 
 /// How an attempt to insert without having looked went.
-pub(super) enum Unseen {
+pub(super) enum BlindInsert {
     Done,
     /// What the look behind the claim showed.
-    Looked(Own),
+    Looked(KeyLookup),
     /// Nothing came of it.
     Nothing,
 }
@@ -71,20 +71,20 @@ enum Claimed {
     /// The slot is ours.
     Ours(Claim),
     /// The slot held something else.
-    Taken,
+    TakeResult,
     /// Neither has happened.
     Late,
 }
 
-impl<F: Fabric, D: Depot> Operation<'_, F, D> {
+impl<F: Fabric, D: BlockSource> Operation<'_, F, D> {
     /// Inserts the key, which `first` did not have. Two round trips without company.
     pub(super) async fn insert_block(
         &self,
-        first: &Seen,
+        first: &ObservedWindow,
         new: &NewBlock,
         condition: Condition,
-    ) -> Outcome<Inserted> {
-        if first.standing != Standing::Whole {
+    ) -> ProtocolResult<Inserted> {
+        if first.standing != SubtableState::Whole {
             return Ok(Inserted::Filling);
         }
         let at = self.choose_slot(first, |slot| !slot.is_claimed());
@@ -104,50 +104,59 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
             }
             return Ok(Inserted::Full);
         };
-        let (window, mut seen) = ((first.base, first.local_depth), Seen::nothing());
+        let (window, mut seen) = ((first.base, first.local_depth), ObservedWindow::nothing());
         match self.claim(window, at, first.slots[at], new, &mut seen).await? {
             Claimed::Ours(claim) => {
                 let confirmed = self.confirm(first, &seen, claim).await;
-                self.conclude(confirmed, claim, seen.posted, new, condition).await
+                self.publish_or_withdraw(confirmed, claim, seen.posted, new, condition).await
             }
-            Claimed::Taken | Claimed::Late => Ok(Inserted::Again),
+            Claimed::TakeResult | Claimed::Late => Ok(Inserted::Again),
         }
     }
 
     /// Inserts the key if it is absent, into a slot of its home row, if that was never used: two
     /// round trips then. A look comes with the claim, so nothing is believed that was not seen
     /// (docs/decisions/0007).
-    pub(super) async fn insert_unseen(
+    pub(super) async fn insert_blindly(
         &self,
         new: &NewBlock,
-        seen: &mut Seen,
+        seen: &mut ObservedWindow,
         damaged: &mut u32,
-    ) -> Outcome<Unseen> {
+    ) -> ProtocolResult<BlindInsert> {
         let window = self.engine.directory().window(self.hash);
         let at = self.engine.random_below(SLOTS_PER_ROW as u64) as usize;
         let unused = Slot::new(SlotWord::default(), 0);
         let claim = match self.claim(window, at, unused, new, seen).await? {
             Claimed::Ours(claim) => claim,
-            Claimed::Taken if seen.standing == Standing::Whole && self.is_fresh(seen.posted) => {
-                return Ok(Unseen::Looked(self.locate_from(seen, damaged).await?));
+            Claimed::TakeResult
+                if seen.standing == SubtableState::Whole && self.is_fresh(seen.posted) =>
+            {
+                return Ok(BlindInsert::Looked(self.locate_from(seen, damaged).await?));
             }
-            Claimed::Taken | Claimed::Late => return Ok(Unseen::Nothing),
+            Claimed::TakeResult | Claimed::Late => return Ok(BlindInsert::Nothing),
         };
         let confirmed = self.confirm_unseen(seen, claim).await;
-        match self.conclude(confirmed, claim, seen.posted, new, Condition::Absent).await? {
-            Inserted::Done => Ok(Unseen::Done),
-            Inserted::Present(target, _) => Ok(Unseen::Looked(Own::Here(target))),
-            _ => Ok(Unseen::Nothing),
+        match self
+            .publish_or_withdraw(confirmed, claim, seen.posted, new, Condition::Absent)
+            .await?
+        {
+            Inserted::Done => Ok(BlindInsert::Done),
+            Inserted::Present(target, _) => Ok(BlindInsert::Looked(KeyLookup::Here(target))),
+            _ => Ok(BlindInsert::Nothing),
         }
     }
 
     /// [`Operation::confirm`] for the first READ of this window. Of a word whose hint is another
     /// key's it takes a second one to tell whether it was LIVE before.
-    async fn confirm_unseen(&self, first: &Seen, claim: Claim) -> Outcome<Confirmed> {
+    async fn confirm_unseen(
+        &self,
+        first: &ObservedWindow,
+        claim: Claim,
+    ) -> ProtocolResult<ClaimCheck> {
         let mut live = first.matching(&[SlotState::Live]);
         let is_unclear = live.any(|(_, slot)| !self.hint_matches(slot) && !is_by_hint(slot.word()));
-        if first.standing == Standing::Whole && is_unclear {
-            let mut seen = Seen::nothing();
+        if first.standing == SubtableState::Whole && is_unclear {
+            let mut seen = ObservedWindow::nothing();
             self.read_window_at((first.base, first.local_depth), &mut seen).await?;
             return self.confirm(first, &seen, claim).await;
         }
@@ -162,9 +171,9 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         at: usize,
         before: Slot,
         new: &NewBlock,
-        seen: &mut Seen,
-    ) -> Outcome<Claimed> {
-        let slot = window.0 + Seen::in_window(at);
+        seen: &mut ObservedWindow,
+    ) -> ProtocolResult<Claimed> {
+        let slot = window.0 + ObservedWindow::in_window(at);
         let empty = before.word();
         let (word, (remote, expected, desired)) = if before.is_unused() {
             (empty, (slot + HINT_OFFSET, 0, self.first_hint()))
@@ -185,9 +194,9 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
             Err(error) => return Err(before_publishing(error)),
         };
         self.see(window, posted, seen)?;
-        self.engine.note_room(&seen.slots);
+        self.engine.record_unused_slots(&seen.slots);
         let claim = Claim { at, slot, word, hint: seen.slots[at].hint() };
-        Ok(if found == expected { Claimed::Ours(claim) } else { Claimed::Taken })
+        Ok(if found == expected { Claimed::Ours(claim) } else { Claimed::TakeResult })
     }
 
     /// This key's hint in a slot that was never used.
@@ -196,18 +205,18 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     }
 
     /// Step 4, or the way back.
-    async fn conclude(
+    async fn publish_or_withdraw(
         &self,
-        confirmed: Outcome<Confirmed>,
+        confirmed: ProtocolResult<ClaimCheck>,
         claim: Claim,
         posted: Nanos,
         new: &NewBlock,
         condition: Condition,
-    ) -> Outcome<Inserted> {
+    ) -> ProtocolResult<Inserted> {
         let inserted = match confirmed {
-            Ok(Confirmed::Alone) => return self.publish(claim, new, condition).await,
-            Ok(Confirmed::Present(target)) => Ok(Inserted::Present(target, posted)),
-            Ok(Confirmed::Disturbed) => Ok(Inserted::Again),
+            Ok(ClaimCheck::Alone) => return self.publish(claim, new, condition).await,
+            Ok(ClaimCheck::Present(target)) => Ok(Inserted::Present(target, posted)),
+            Ok(ClaimCheck::Disturbed) => Ok(Inserted::Again),
             Err(error) => Err(error),
         };
         self.withdraw(claim).await?;
@@ -216,17 +225,22 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
 
     /// Steps 2 and 3: is the key there after all, and who else is inserting it? Others' PENDING of
     /// the same fingerprint are aborted, without asking for their key, and their claims by a hint.
-    async fn confirm(&self, first: &Seen, seen: &Seen, claim: Claim) -> Outcome<Confirmed> {
+    async fn confirm(
+        &self,
+        first: &ObservedWindow,
+        seen: &ObservedWindow,
+        claim: Claim,
+    ) -> ProtocolResult<ClaimCheck> {
         // Once a split has begun, nobody inserts here: whoever gets past this was PENDING before
         // the split looked at the slot, and is aborted or carried along by it (invariant I16).
-        if seen.standing != Standing::Whole || !self.is_fresh(first.posted) {
-            return Ok(Confirmed::Disturbed);
+        if seen.standing != SubtableState::Whole || !self.is_fresh(first.posted) {
+            return Ok(ClaimCheck::Disturbed);
         }
         let states = &[SlotState::Live, SlotState::Frozen, SlotState::Copy];
         for (at, slot) in seen.matching(states) {
             let word = slot.word();
             if is_moving(word) {
-                return Ok(Confirmed::Disturbed);
+                return Ok(ClaimCheck::Disturbed);
             }
             let hint_matches = self.hint_matches(slot);
             // The word was LIVE before this READ began, so its hint was in place when this READ
@@ -236,16 +250,16 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
                 continue;
             }
             if hint_matches && seen.hints_exact {
-                return Ok(Confirmed::Present(seen.target(at)));
+                return Ok(ClaimCheck::Present(seen.target(at)));
             }
             match self.read_and_examine(word, seen.posted).await? {
-                Read::Examined(Examined::Ours(found, header)) => {
-                    return Ok(Confirmed::Present(seen.target(at).read(&found, header)));
+                BlockRead::Examined(ExaminedBlock::Ours(found, header)) => {
+                    return Ok(ClaimCheck::Present(seen.target(at).read(&found, header)));
                 }
-                Read::Examined(Examined::Other) => {}
+                BlockRead::Examined(ExaminedBlock::Other) => {}
                 // A damaged block: whoever looks again has rules for that.
-                Read::Examined(Examined::Damaged(_)) | Read::Stale => {
-                    return Ok(Confirmed::Disturbed);
+                BlockRead::Examined(ExaminedBlock::Damaged(_)) | BlockRead::Stale => {
+                    return Ok(ClaimCheck::Disturbed);
                 }
             }
         }
@@ -258,14 +272,14 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         let claimed = claimed.map(|(at, slot)| (at, *slot, SlotWord::unclaimed()));
         for (at, slot, aborted) in pending.chain(claimed).filter(|(at, ..)| *at != claim.at) {
             if !self.abort(seen.slot(at), slot.word(), aborted).await? {
-                return Ok(Confirmed::Disturbed);
+                return Ok(ClaimCheck::Disturbed);
             }
         }
-        Ok(Confirmed::Alone)
+        Ok(ClaimCheck::Alone)
     }
 
     /// Takes another inserter's chance away; false if it was too late for that.
-    async fn abort(&self, slot: u64, word: SlotWord, aborted: SlotWord) -> Outcome<bool> {
+    async fn abort(&self, slot: u64, word: SlotWord, aborted: SlotWord) -> ProtocolResult<bool> {
         Ok(match self.compare_swap(slot, word, aborted).await? {
             Some(found) => !matches!(
                 found.state(),
@@ -281,7 +295,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         slot: u64,
         expected: SlotWord,
         desired: SlotWord,
-    ) -> Outcome<Option<SlotWord>> {
+    ) -> ProtocolResult<Option<SlotWord>> {
         let (expected, desired) = (expected.bits(), desired.bits());
         let cas = Verb::CompareSwap { remote: slot, expected, desired };
         match self.chain(&[cas], self.now()).await {
@@ -297,7 +311,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         claim: Claim,
         new: &NewBlock,
         condition: Condition,
-    ) -> Outcome<Inserted> {
+    ) -> ProtocolResult<Inserted> {
         let conditional = condition != Condition::None || new.expires();
         let incarnation = claim.word.incarnation().max(FIRST_INCARNATION);
         let fingerprint = self.hash.fingerprint();
@@ -325,7 +339,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     /// Takes the PENDING word back, hint first, so that EMPTY stands beside no stranger's hint
     /// (invariant I6); it may be the own one already, if the first swap of `publish` was not late.
     /// A hint by itself is in nobody's way: it stays.
-    async fn withdraw(&self, claim: Claim) -> Outcome<()> {
+    async fn withdraw(&self, claim: Claim) -> ProtocolResult<()> {
         if claim.is_by_hint() {
             return Ok(());
         }
@@ -342,7 +356,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     }
 
     /// Clears the own word that another inserter aborted: only its owner may (invariant I6).
-    async fn clear_aborted(&self, claim: Claim, found: SlotWord) -> Outcome<()> {
+    async fn clear_aborted(&self, claim: Claim, found: SlotWord) -> ProtocolResult<()> {
         let aborted = claim.word.with_state(SlotState::Aborted);
         if found != aborted {
             // Nobody else changes a PENDING word in another way.
@@ -379,8 +393,8 @@ const TOMB_LOOKS: Nanos = 16;
 const LATE_ATTEMPTS_MAX: u32 = 1000;
 
 /// What the look behind the claim showed.
-enum Confirmed {
+enum ClaimCheck {
     Alone,
-    Present(Target),
+    Present(ProvenSlot),
     Disturbed,
 }

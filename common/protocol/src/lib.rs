@@ -14,9 +14,7 @@ mod directory;
 mod engine;
 mod failure;
 mod get;
-mod grow;
-mod growth;
-pub mod holdings;
+pub mod held_blocks;
 mod insert;
 mod lifetime;
 mod location_cache;
@@ -24,11 +22,13 @@ mod operation;
 #[allow(unsafe_code, reason = "the mapping is shared by threads")]
 mod pairs;
 mod put;
+mod request_split;
+mod retry_state;
 mod scan;
 pub mod split;
+mod split_requests;
 pub mod sweep;
 mod swing;
-mod tries;
 mod version;
 mod waiting;
 mod window;
@@ -39,14 +39,14 @@ pub use directory::{Directory, Subtable};
 pub use engine::{Constants, Engine, EngineOptions, LANE};
 pub use failure::{Exhausted, Failure, OperationError};
 pub use get::{CachedRead, Successor};
-pub use growth::Prefix;
 pub use lifetime::Lifetime;
 pub use location_cache::{CacheStatistics, ConnectionCache, LocationCache};
 pub use operation::{Answer, Found, Operation};
-pub use scan::{
-    Entry, HASHES, Progress as ScanProgress, ScannedSlot, next_entry, read_part, read_slot,
-};
+pub use scan::{Entry, HASHES, ScanCursor, ScannedSlot, next_entry, read_part, read_slot};
+pub use split_requests::Prefix;
 pub use version::{Value, Version};
 
-pub(crate) use operation::{ATTEMPTS_MAX, Examined, Outcome, Target, is_moving, read_block};
-pub(crate) use tries::Tries;
+pub(crate) use operation::{
+    ATTEMPTS_MAX, ExaminedBlock, ProtocolResult, ProvenSlot, is_moving, read_block,
+};
+pub(crate) use retry_state::RetryState;

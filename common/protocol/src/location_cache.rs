@@ -19,8 +19,8 @@ use farside_layout::hash::KeyHash;
 use farside_layout::{SlotState, SlotWord};
 use portable_atomic::AtomicU128;
 
-use self::entry::Entry;
-use self::proofs::{SharedProofs, empty, entry};
+use self::entry::PackedLocation;
+use self::proofs::{ProofClock, empty, entry};
 
 pub(crate) use self::entry::Location;
 
@@ -66,7 +66,7 @@ const FIRST_SETS_BITS: u32 = 11;
 /// Two cache lines of the processor. A key's entry stands in its own of the two as long as there is
 /// room, so that finding it takes one.
 type Set = [AtomicU128; WAYS];
-const SET_BYTES: usize = WAYS * size_of::<Entry>();
+const SET_BYTES: usize = WAYS * size_of::<PackedLocation>();
 const _: () = assert!(SET_BYTES == 128);
 
 /// Where the key's own line starts; `ways` go on from there.
@@ -84,16 +84,16 @@ fn ways(hash: KeyHash) -> impl Iterator<Item = usize> {
 
 /// All entries that stand there.
 #[inline]
-fn entries(set: &Set, hash: KeyHash) -> impl Iterator<Item = (&AtomicU128, Entry)> {
+fn entries(set: &Set, hash: KeyHash) -> impl Iterator<Item = (&AtomicU128, PackedLocation)> {
     ways(hash).map(|way| (&set[way], entry(&set[way])))
 }
 
 /// Where an entry of the key goes: in place of its own, of an empty one, or else of the one that
 /// was not proved for the longest time.
 #[inline]
-fn place(set: &Set, hash: KeyHash) -> Option<(&AtomicU128, Entry)> {
-    let age = |entry: &Entry| (!entry.is_empty()).then(|| entry.stamp());
-    let mut best: Option<(&AtomicU128, Entry)> = None;
+fn place(set: &Set, hash: KeyHash) -> Option<(&AtomicU128, PackedLocation)> {
+    let age = |entry: &PackedLocation| (!entry.is_empty()).then(|| entry.stamp());
+    let mut best: Option<(&AtomicU128, PackedLocation)> = None;
     for (place, known) in entries(set, hash) {
         if known.is_of(hash) {
             return Some((place, known));
@@ -108,7 +108,7 @@ fn place(set: &Set, hash: KeyHash) -> Option<(&AtomicU128, Entry)> {
 /// A cache line apart from what everybody reads.
 #[derive(Default)]
 #[repr(align(128))]
-struct Apart<T>(T);
+struct CachePadded<T>(T);
 
 /// The location cache of a connection, made by the first session.
 #[derive(Default)]
@@ -129,9 +129,9 @@ pub struct LocationCache {
     /// others would miss a [`LocationCache::rebase`]. Released and acquired: who uses a set knows
     /// of the rebases before it came into use.
     sets: AtomicUsize,
-    proofs: SharedProofs<AtomicU64>,
+    proofs: ProofClock<AtomicU64>,
     /// How many entries are in use.
-    filled: Apart<AtomicIsize>,
+    filled: CachePadded<AtomicIsize>,
     /// Whose thread goes through the whole cache, one at a time.
     upkeep: Mutex<()>,
 }
@@ -154,8 +154,8 @@ impl LocationCache {
         Self {
             memory,
             sets: AtomicUsize::new(most.clamp(1, FIRST_SETS)),
-            proofs: SharedProofs::new(proof_ns, now),
-            filled: Apart::default(),
+            proofs: ProofClock::new(proof_ns, now),
+            filled: CachePadded::default(),
             upkeep: Mutex::default(),
         }
     }
@@ -178,7 +178,7 @@ impl LocationCache {
 
     /// The key's entry, and where it stands.
     #[inline]
-    fn find(&self, hash: KeyHash) -> Option<(&AtomicU128, Entry)> {
+    fn find(&self, hash: KeyHash) -> Option<(&AtomicU128, PackedLocation)> {
         entries(self.set(hash)?, hash).find(|(_, entry)| entry.is_of(hash))
     }
 
@@ -263,9 +263,9 @@ impl LocationCache {
     /// long. Only of a LIVE word: what a split has in its hands will not stay.
     #[inline]
     pub fn put(&self, hash: KeyHash, location: Location) {
-        match Entry::new(hash, &location) {
+        match PackedLocation::new(hash, &location) {
             Ok(new) if location.word.state() == SlotState::Live => {
-                self.reach(location.proved_at);
+                self.begin_unlink(location.proved_at);
                 // Twice: others may be at it, who mostly have older news.
                 (0..2).any(|_| self.put_entry(hash, new, location.proved_at));
             }
@@ -275,7 +275,7 @@ impl LocationCache {
 
     /// Whether it could be put.
     #[inline]
-    fn put_entry(&self, hash: KeyHash, new: Entry, at: Nanos) -> bool {
+    fn put_entry(&self, hash: KeyHash, new: PackedLocation, at: Nanos) -> bool {
         let place = self.set(hash).and_then(|set| place(set, hash));
         let Some((place, known)) = place else { return true };
         let is_put = self.proofs.replace(place, known, new, at);
@@ -287,7 +287,7 @@ impl LocationCache {
 
     /// A proof then is about to be written down.
     #[inline]
-    fn reach(&self, at: Nanos) {
+    fn begin_unlink(&self, at: Nanos) {
         if self.proofs.is_over(at) {
             self.rebase(at);
         }
@@ -303,7 +303,7 @@ impl LocationCache {
     }
 
     fn prove_later(&self, hash: KeyHash, location: &Location, at: Nanos) {
-        self.reach(at);
+        self.begin_unlink(at);
         let proofs = self.proofs.for_reading();
         if let Some((place, known)) = self.find(hash)
             && let Ok(now) = known.location(hash, proofs)
@@ -334,7 +334,7 @@ impl LocationCache {
         }
     }
 
-    fn forget_at(&self, place: &AtomicU128, known: Entry) {
+    fn forget_at(&self, place: &AtomicU128, known: PackedLocation) {
         if !known.is_empty() && empty(place, known) {
             self.filled.0.fetch_sub(1, Ordering::Relaxed);
         }

@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use farside_fabric::waiting::Waiting;
+use farside_fabric::waiting::WaitTimer;
 use farside_fabric::{Buffer, Fabric, InFlight, LaneId, Nanos, Verb};
 use farside_layout::hash::KeyHash;
 use farside_layout::{
@@ -10,12 +10,12 @@ use farside_layout::{
     class_for,
 };
 
-use crate::allocator::Depot;
+use crate::allocator::BlockSource;
 use crate::engine::{Engine, LANE};
 use crate::failure::Failure;
 use crate::get::Successor;
 use crate::location_cache::Location;
-use crate::tries::Tries;
+use crate::retry_state::RetryState;
 use crate::waiting::is_over;
 use crate::{Action, OperationError, Version};
 
@@ -28,7 +28,7 @@ const BACKOFF_NS: Nanos = 250;
 /// ... this often.
 const BACKOFF_DOUBLINGS_MAX: u32 = 10;
 
-pub(crate) type Outcome<T> = Result<T, Failure>;
+pub(crate) type ProtocolResult<T> = Result<T, Failure>;
 
 /// What became of it.
 #[derive(Clone, Copy, Debug)]
@@ -41,7 +41,7 @@ pub struct Answer {
 
 /// One operation on one key, on one lane. The key stands in the lane's image buffer, where the
 /// block of a PUT wants it.
-pub struct Operation<'e, F, D: Depot> {
+pub struct Operation<'e, F, D: BlockSource> {
     pub(crate) engine: &'e Engine<F, D>,
     pub(crate) lane: LaneId,
     pub(crate) hash: KeyHash,
@@ -80,7 +80,7 @@ impl Found {
 
 /// A slot that is the key's, as seen during this operation or proved before.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Target {
+pub(crate) struct ProvenSlot {
     pub(crate) slot: u64,
     pub(crate) word: SlotWord,
     /// The full generation of its block, where it is known.
@@ -91,7 +91,7 @@ pub(crate) struct Target {
     pub(crate) proved_at: Nanos,
 }
 
-impl Target {
+impl ProvenSlot {
     /// A slot whose block was not READ. A word that is not conditional leads to no block whose
     /// value ends (invariant I19).
     pub(crate) fn unread(slot: u64, word: SlotWord, proved_at: Nanos) -> Self {
@@ -115,17 +115,17 @@ impl Target {
 }
 
 /// What a block that was READ turned out to be.
-pub(crate) enum Examined {
+pub(crate) enum ExaminedBlock {
     Ours(Found, HeaderWord),
     Other,
     Damaged(LayoutError),
 }
 
-impl<F: Fabric, D: Depot> Engine<F, D> {
+impl<F: Fabric, D: BlockSource> Engine<F, D> {
     /// A GET, waited for, when no other operation is in flight. As [`Engine::perform`], whose
     /// future has all operations in it and takes another page of the stack.
     #[inline]
-    pub fn get(&self, key: &[u8]) -> Outcome<Option<Found>> {
+    pub fn get(&self, key: &[u8]) -> ProtocolResult<Option<Found>> {
         self.check_key(key)?;
         let operation = Operation::stage(self, LANE, key, &[]);
         self.endpoint.drive(operation.get())
@@ -133,7 +133,7 @@ impl<F: Fabric, D: Depot> Engine<F, D> {
 
     /// One operation, waited for, when no other is in flight.
     #[inline]
-    pub fn perform(&self, action: Action<'_>, key: &[u8], value: &[u8]) -> Outcome<Answer> {
+    pub fn perform(&self, action: Action<'_>, key: &[u8], value: &[u8]) -> ProtocolResult<Answer> {
         self.check_key(key)?;
         self.check_value(value)?;
         self.check_end(action)?;
@@ -142,7 +142,7 @@ impl<F: Fabric, D: Depot> Engine<F, D> {
     }
 }
 
-impl<'e, F: Fabric, D: Depot> Operation<'e, F, D> {
+impl<'e, F: Fabric, D: BlockSource> Operation<'e, F, D> {
     /// Prepares an operation: the key, and the value if it has one, are copied into the lane's
     /// image. Both must be within the region's limits.
     #[inline]
@@ -157,8 +157,8 @@ impl<'e, F: Fabric, D: Depot> Operation<'e, F, D> {
         let start = BLOCK_HEADER_BYTES as usize;
         let (key_end, end) = (start + key.len(), start + key.len() + value.len());
         let mut fabric = engine.endpoint.fabric_mut();
-        fabric.reserve(lane, Buffer::Image, end);
-        let image = fabric.buffer_mut(lane, Buffer::Image);
+        fabric.reserve(lane, Buffer::NewBlock, end);
+        let image = fabric.buffer_mut(lane, Buffer::NewBlock);
         image[start..key_end].copy_from_slice(key);
         if !value.is_empty() {
             image[key_end..end].copy_from_slice(value);
@@ -185,7 +185,7 @@ impl<'e, F: Fabric, D: Depot> Operation<'e, F, D> {
     }
 
     /// Whatever there is to do.
-    pub async fn perform(&self, action: Action<'_>) -> Outcome<Answer> {
+    pub async fn perform(&self, action: Action<'_>) -> ProtocolResult<Answer> {
         let (applied, found) = match action {
             Action::Get => (true, self.get().await?),
             Action::Put(lifetime) => (self.put(lifetime).await.map(|()| true)?, None),
@@ -249,7 +249,7 @@ impl<'e, F: Fabric, D: Depot> Operation<'e, F, D> {
     ///
     /// # Errors
     /// [`OperationError::Contended`] after [`ATTEMPTS_MAX`] of them, or after too many bytes.
-    pub(crate) async fn try_again(&self, tries: &mut Tries) -> Outcome<()> {
+    pub(crate) async fn try_again(&self, tries: &mut RetryState) -> ProtocolResult<()> {
         let read_bytes = self.engine.endpoint.fabric().lane_counters(self.lane).read_bytes;
         let attempts = tries.attempts;
         if attempts == ATTEMPTS_MAX || tries.have_read_too_much(read_bytes) {
@@ -265,10 +265,10 @@ impl<'e, F: Fabric, D: Depot> Operation<'e, F, D> {
     ///
     /// # Errors
     /// [`OperationError::Contended`] if it takes too long.
-    pub(crate) async fn wait_for_split(&self, tries: &mut Tries) -> Outcome<()> {
+    pub(crate) async fn wait_for_split(&self, tries: &mut RetryState) -> ProtocolResult<()> {
         let now = self.now();
-        let moving = tries.moving.get_or_insert_with(|| Waiting::since(now));
-        moving.look(now);
+        let moving = tries.moving.get_or_insert_with(|| WaitTimer::since(now));
+        moving.advance(now);
         if self.engine.allocator().is_lost() {
             return Err(Failure::Disconnected);
         }
@@ -285,7 +285,7 @@ impl<'e, F: Fabric, D: Depot> Operation<'e, F, D> {
     }
 
     /// READs a block into the block buffer. One round trip.
-    pub(crate) async fn read_block(&self, block: BlockRef) -> Outcome<()> {
+    pub(crate) async fn read_block(&self, block: BlockRef) -> ProtocolResult<()> {
         self.engine.geometry.check_block(block)?;
         self.read(&[read_block(block, block.class.block_bytes())]).await?;
         Ok(())
@@ -293,46 +293,46 @@ impl<'e, F: Fabric, D: Depot> Operation<'e, F, D> {
 
     /// What the block is to this key, of which so many bytes were READ.
     #[inline]
-    pub(crate) fn examine(&self, block: BlockRef, bytes_read: u64) -> Examined {
+    pub(crate) fn examine(&self, block: BlockRef, bytes_read: u64) -> ExaminedBlock {
         let fabric = self.engine.endpoint.fabric();
-        let bytes = fabric.buffer(self.lane, Buffer::Block);
-        let image = fabric.buffer(self.lane, Buffer::Image);
+        let bytes = fabric.buffer(self.lane, Buffer::ReadBlock);
+        let image = fabric.buffer(self.lane, Buffer::NewBlock);
         let bytes = &bytes[..bytes_read as usize];
         let found = match Block::decode(bytes, block.address) {
             Ok(found) => found,
-            Err(error) => return Examined::Damaged(error),
+            Err(error) => return ExaminedBlock::Damaged(error),
         };
         let header = found.header_word();
         if header.generation as u8 != block.generation_low {
             let (field, value) = ("generation", u64::from(header.generation));
-            return Examined::Damaged(LayoutError::Field { field, value });
+            return ExaminedBlock::Damaged(LayoutError::Field { field, value });
         }
         let start = BLOCK_HEADER_BYTES as usize;
         if found.key() != &image[start..start + self.key_bytes] {
-            return Examined::Other;
+            return ExaminedBlock::Other;
         }
         // The word says the class, and has no checksum: the block must not be used again as a
         // larger one than it is.
         if class_for(self.key_bytes, found.value().len()) != Some(block.class) {
             let (field, value) = ("class", u64::from(block.class.index()));
-            return Examined::Damaged(LayoutError::Field { field, value });
+            return ExaminedBlock::Damaged(LayoutError::Field { field, value });
         }
         let version = Version::of(block.address, header.generation);
         let value_start = (start + self.key_bytes) as u32;
         let (expires_at_ms, value_bytes) = (found.expires_at_ms(), found.value().len() as u32);
-        Examined::Ours(Found { version, expires_at_ms, value_start, value_bytes }, header)
+        ExaminedBlock::Ours(Found { version, expires_at_ms, value_start, value_bytes }, header)
     }
 
     /// Where the cache says the key is.
-    pub(crate) fn cached_target(&self) -> Option<Target> {
+    pub(crate) fn cached_target(&self) -> Option<ProvenSlot> {
         let location = self.engine.cache.get(self.hash)?;
-        Some(Target::located(location, self.window()))
+        Some(ProvenSlot::located(location, self.window()))
     }
 
     /// Where the last GET of this operation found the key.
-    pub(crate) fn located_target(&self) -> Option<Target> {
+    pub(crate) fn located_target(&self) -> Option<ProvenSlot> {
         let (location, window) = self.located.get()?;
-        Some(Target::located(location, window.unwrap_or_else(|| self.window())))
+        Some(ProvenSlot::located(location, window.unwrap_or_else(|| self.window())))
     }
 
     /// The byte offset of the key's window, as the directory leads to it.
@@ -343,7 +343,7 @@ impl<'e, F: Fabric, D: Depot> Operation<'e, F, D> {
 
 /// The READ of so many bytes of a block, from its start.
 pub(crate) fn read_block(block: BlockRef, bytes: u64) -> Verb {
-    Verb::Read { remote: block.address.offset(), into: Buffer::Block, bytes: bytes as u32 }
+    Verb::Read { remote: block.address.offset(), into: Buffer::ReadBlock, bytes: bytes as u32 }
 }
 
 /// Whether a split has the entry in its hands: wait and look again.

@@ -2,12 +2,12 @@
 
 use farside_fabric::{Fabric, Nanos};
 
-use super::insert::{Inserted, Unseen};
-use super::swing::{Linked, NewBlock, Swung};
-use super::window::{Own, Read, Seen};
-use super::{Examined, Operation, Outcome, Target, Tries, is_moving};
+use super::insert::{BlindInsert, Inserted};
+use super::swing::{BlockFate, NewBlock, SwingResult};
+use super::window::{BlockRead, KeyLookup, ObservedWindow};
+use super::{ExaminedBlock, Operation, ProtocolResult, ProvenSlot, RetryState, is_moving};
 use crate::Lifetime;
-use crate::allocator::Depot;
+use crate::allocator::BlockSource;
 
 /// How often an INSERT looks whether others leave a slot of a full window, before it has the
 /// subtable split.
@@ -28,32 +28,32 @@ pub(super) enum Condition {
 enum Cached {
     Done,
     /// Another value of the key's was there.
-    Replaced(Target),
+    Replaced(ProvenSlot),
     /// Nothing was learned.
     Unknown,
 }
 
-impl<F: Fabric, D: Depot> Operation<'_, F, D> {
+impl<F: Fabric, D: BlockSource> Operation<'_, F, D> {
     /// Stores the value, whatever was there: one round trip if the key's location is cached, else
     /// two, three for a new key, or where others replaced a cached value since.
-    pub async fn put(&self, lifetime: Lifetime) -> Outcome<()> {
+    pub async fn put(&self, lifetime: Lifetime) -> ProtocolResult<()> {
         self.store(Condition::None, lifetime).await.map(|_| ())
     }
 
     /// Stores the value if the key is there; whether it was. Round trips as for `put`, one more if
     /// the key's value may end some day.
-    pub async fn update(&self, lifetime: Lifetime) -> Outcome<bool> {
+    pub async fn update(&self, lifetime: Lifetime) -> ProtocolResult<bool> {
         self.store(Condition::Present, lifetime).await
     }
 
     /// Stores the value if the key is absent; whether it was. Two round trips where there is much
     /// room, else three; one if not, one more in that case if the key's value may end some day.
-    pub async fn insert(&self, lifetime: Lifetime) -> Outcome<bool> {
+    pub async fn insert(&self, lifetime: Lifetime) -> ProtocolResult<bool> {
         self.store(Condition::Absent, lifetime).await
     }
 
     /// True if the store happened, or may be said to have.
-    async fn store(&self, condition: Condition, lifetime: Lifetime) -> Outcome<bool> {
+    async fn store(&self, condition: Condition, lifetime: Lifetime) -> ProtocolResult<bool> {
         let taken = self.take_block().await?;
         // Not before there is a block: while this waits, other lanes change what the cache says.
         let cached = if condition == Condition::Absent { None } else { self.cached_target() };
@@ -61,34 +61,36 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
             self.expect(target);
         }
         let new = self.seal_block(taken, lifetime)?;
-        let mut met = true;
-        let outcome = self.store_block(&new, condition, cached, &mut met).await;
+        let mut condition_held = true;
+        let outcome = self.store_block(&new, condition, cached, &mut condition_held).await;
         self.settle(&new, outcome)?;
-        Ok(met)
+        Ok(condition_held)
     }
 
     async fn store_block(
         &self,
         new: &NewBlock,
         condition: Condition,
-        cached: Option<Target>,
-        met: &mut bool,
-    ) -> Outcome<Linked> {
+        cached: Option<ProvenSlot>,
+        condition_held: &mut bool,
+    ) -> ProtocolResult<BlockFate> {
         let mut looked = None;
         if condition != Condition::Absent {
             match self.swing_cached(new, condition, cached).await? {
-                Cached::Done => return Ok(Linked::Yes),
-                Cached::Replaced(target) => looked = Some((target.proved_at, Own::Here(target))),
+                Cached::Done => return Ok(BlockFate::Linked),
+                Cached::Replaced(target) => {
+                    looked = Some((target.proved_at, KeyLookup::Here(target)))
+                }
                 Cached::Unknown => {}
             }
         }
-        let (mut damaged, mut tries) = (0, Tries::default());
-        let mut seen = Seen::nothing();
-        if condition == Condition::Absent && self.engine.expects_room(self.hash) {
-            match self.insert_unseen(new, &mut seen, &mut damaged).await? {
-                Unseen::Done => return Ok(Linked::Yes),
-                Unseen::Looked(own) => looked = Some((seen.posted, own)),
-                Unseen::Nothing => {}
+        let (mut damaged, mut tries) = (0, RetryState::default());
+        let mut seen = ObservedWindow::nothing();
+        if condition == Condition::Absent && self.engine.may_claim_blindly(self.hash) {
+            match self.insert_blindly(new, &mut seen, &mut damaged).await? {
+                BlindInsert::Done => return Ok(BlockFate::Linked),
+                BlindInsert::Looked(own) => looked = Some((seen.posted, own)),
+                BlindInsert::Nothing => {}
             }
         }
         loop {
@@ -99,67 +101,69 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
                     (seen.posted, own)
                 }
             };
-            if let (Own::Absent, Condition::None | Condition::Absent) = (&own, condition) {
+            if let (KeyLookup::Absent, Condition::None | Condition::Absent) = (&own, condition) {
                 match self.insert_block(&seen, new, condition).await? {
-                    Inserted::Done => return Ok(Linked::Yes),
+                    Inserted::Done => return Ok(BlockFate::Linked),
                     Inserted::Present(target, posted) => {
-                        (own, seen_at) = (Own::Here(target), posted);
+                        (own, seen_at) = (KeyLookup::Here(target), posted);
                     }
                     // What others are in the middle of may end as EMPTY; but they may be asleep.
-                    Inserted::Undecided if tries.attempts < UNDECIDED_ATTEMPTS => own = Own::Stale,
+                    Inserted::Undecided if tries.attempts < UNDECIDED_ATTEMPTS => {
+                        own = KeyLookup::Stale
+                    }
                     Inserted::Undecided | Inserted::Full => {
                         if !self.grow(&seen, &mut tries).await? {
                             continue;
                         }
-                        own = Own::Stale;
+                        own = KeyLookup::Stale;
                     }
-                    Inserted::Again => own = Own::Stale,
+                    Inserted::Again => own = KeyLookup::Stale,
                     Inserted::Filling => {
                         self.wait_or_grow(&seen, &mut tries).await?;
                         continue;
                     }
                 }
             }
-            if let Own::Here(target) = &mut own
+            if let KeyLookup::Here(target) = &mut own
                 && condition != Condition::None
             {
                 match self.ended(target, seen_at).await? {
-                    None => own = Own::Stale,
+                    None => own = KeyLookup::Stale,
                     // There is something for INSERT, or nothing for UPDATE.
                     Some(ended) if ended == (condition == Condition::Present) => {
                         if condition == Condition::Absent {
                             self.engine.expect_no_room();
                         }
-                        *met = false;
-                        return Ok(Linked::No);
+                        *condition_held = false;
+                        return Ok(BlockFate::Unused);
                     }
                     Some(_) => {}
                 }
             }
             match (own, condition) {
-                (Own::Absent, _) => {
-                    *met = false;
-                    return Ok(Linked::No);
+                (KeyLookup::Absent, _) => {
+                    *condition_held = false;
+                    return Ok(BlockFate::Unused);
                 }
-                (Own::Here(target), _) => {
+                (KeyLookup::Here(target), _) => {
                     match self.swing_to(target, new, condition, self.now()).await? {
-                        Swung::Done => return Ok(Linked::Yes),
+                        SwingResult::Done => return Ok(BlockFate::Linked),
                         // Overwritten before anybody could see it: linearized just before the PUT
                         // that did it.
-                        Swung::Lost(found)
+                        SwingResult::Lost(found)
                             if condition == Condition::None
                                 && self.was_overwritten(&target, found, seen_at) =>
                         {
-                            return Ok(Linked::No);
+                            return Ok(BlockFate::Unused);
                         }
-                        Swung::Lost(_) | Swung::Late => {}
+                        SwingResult::Lost(_) | SwingResult::Late => {}
                     }
                 }
-                (Own::Moving, _) => {
+                (KeyLookup::Moving, _) => {
                     self.wait_for_split(&mut tries).await?;
                     continue;
                 }
-                (Own::Stale, _) => {}
+                (KeyLookup::Stale, _) => {}
             }
             self.try_again(&mut tries).await?;
         }
@@ -167,15 +171,15 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
 
     /// Whether the value of a word that a READ posted at `seen_at` brought had ended; `None` if it
     /// took too long to find out. No round trip; one if only the block can tell.
-    async fn ended(&self, target: &mut Target, seen_at: Nanos) -> Outcome<Option<bool>> {
+    async fn ended(&self, target: &mut ProvenSlot, seen_at: Nanos) -> ProtocolResult<Option<bool>> {
         if target.expires_at_ms.is_none() {
             match self.read_and_examine(target.word, seen_at).await? {
-                Read::Examined(Examined::Ours(found, header)) => {
+                BlockRead::Examined(ExaminedBlock::Ours(found, header)) => {
                     *target = target.read(&found, header);
                 }
                 // The hint was exact, so it is the key's; a damaged block has no end.
-                Read::Examined(_) => {}
-                Read::Stale => return Ok(None),
+                BlockRead::Examined(_) => {}
+                BlockRead::Stale => return Ok(None),
             }
         }
         Ok(Some(self.has_ended(target.expires_at_ms.unwrap_or_default(), seen_at)))
@@ -186,9 +190,9 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     async fn cached_for(
         &self,
         condition: Condition,
-        cached: Option<Target>,
-    ) -> Outcome<Option<Target>> {
-        let knows = |target: Target| target.expires_at_ms.is_some();
+        cached: Option<ProvenSlot>,
+    ) -> ProtocolResult<Option<ProvenSlot>> {
+        let knows = |target: ProvenSlot| target.expires_at_ms.is_some();
         if condition == Condition::None || cached.is_none_or(knows) {
             return Ok(cached);
         }
@@ -202,18 +206,20 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         &self,
         new: &NewBlock,
         condition: Condition,
-        cached: Option<Target>,
-    ) -> Outcome<Cached> {
+        cached: Option<ProvenSlot>,
+    ) -> ProtocolResult<Cached> {
         let mut replaced = None;
         if let Some(target) = self.cached_for(condition, cached).await? {
             let posted = self.now();
             match self.swing_to(target, new, condition, posted).await? {
-                Swung::Done => {
+                SwingResult::Done => {
                     self.engine.lookups.note_hit();
                     return Ok(Cached::Done);
                 }
-                Swung::Lost(found) => replaced = self.follow(target, found, posted).await?,
-                Swung::Late => {}
+                SwingResult::Lost(found) => {
+                    replaced = self.adopt_replacement(target, found, posted).await?
+                }
+                SwingResult::Late => {}
             }
         }
         self.engine.lookups.note_miss();
@@ -222,11 +228,11 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
 
     async fn swing_to(
         &self,
-        target: Target,
+        target: ProvenSlot,
         new: &NewBlock,
         condition: Condition,
         posted: Nanos,
-    ) -> Outcome<Swung> {
+    ) -> ProtocolResult<SwingResult> {
         let conditional = condition != Condition::None || new.expires();
         let desired = target.word.live(new.block, conditional);
         self.swing(target, Some(new), desired, posted).await

@@ -10,8 +10,8 @@ use farside_layout::{
 };
 use zerocopy::FromBytes;
 
-use super::{Outcome, read_block};
-use crate::allocator::Depot;
+use super::{ProtocolResult, read_block};
+use crate::allocator::BlockSource;
 use crate::directory::Subtable;
 use crate::engine::Engine;
 use crate::{OperationError, Value, Version};
@@ -47,7 +47,7 @@ impl ScannedSlot {
 
 /// How far a scan came.
 #[derive(Default)]
-pub struct Progress {
+pub struct ScanCursor {
     /// Where the part of all hashes begins that is being read, and where it ends.
     from: u64,
     to: u64,
@@ -61,7 +61,7 @@ pub struct Progress {
     returned_to: u64,
 }
 
-impl Progress {
+impl ScanCursor {
     /// Forgets what was read of the part, but for the keys that were returned.
     pub fn again(&mut self) {
         self.slots.clear();
@@ -79,7 +79,7 @@ const DAMAGE_READS_MAX: u32 = 3;
 const COLLECTS_MAX: u32 = 64;
 
 /// What became of a slot.
-enum Read {
+enum ScanRead {
     Entry(Entry),
     /// The key was deleted, or its value has ended.
     Gone,
@@ -89,15 +89,15 @@ enum Read {
 
 /// The next entry. One round trip a subtable, one an entry, one more where its value was
 /// replaced meanwhile.
-pub async fn next_entry<F: Fabric, D: Depot>(
+pub async fn next_entry<F: Fabric, D: BlockSource>(
     engine: &Engine<F, D>,
     lane: LaneId,
-    progress: &mut Progress,
-) -> Outcome<Option<Entry>> {
+    progress: &mut ScanCursor,
+) -> ProtocolResult<Option<Entry>> {
     loop {
         while let Some(slot) = progress.slots.pop() {
             match read_entry(engine, lane, slot).await? {
-                Read::Entry(entry) => {
+                ScanRead::Entry(entry) => {
                     let hash = engine.hasher.hash(&entry.key);
                     if u64::from(hash.directory()) >= progress.from
                         && progress.returned.insert(hash)
@@ -105,8 +105,8 @@ pub async fn next_entry<F: Fabric, D: Depot>(
                         return Ok(Some(entry));
                     }
                 }
-                Read::Gone => {}
-                Read::Elsewhere => progress.again = true,
+                ScanRead::Gone => {}
+                ScanRead::Elsewhere => progress.again = true,
             }
         }
         if !std::mem::take(&mut progress.again) {
@@ -132,25 +132,25 @@ pub async fn next_entry<F: Fabric, D: Depot>(
 
 /// READs the slots with an entry of the part of all hashes that begins there; where it ends. One
 /// round trip a subtable.
-pub async fn read_part<F: Fabric, D: Depot>(
+pub async fn read_part<F: Fabric, D: BlockSource>(
     engine: &Engine<F, D>,
     lane: LaneId,
     from: u32,
     slots: &mut Vec<ScannedSlot>,
-) -> Outcome<u64> {
+) -> ProtocolResult<u64> {
     collect(engine, lane, from, slots).await?;
     Ok(end_of(from, engine.directory().subtable(from).local_depth))
 }
 
 /// READs the entry of a slot; `None` if it is not there any more. Round trips as for a scan.
-pub async fn read_slot<F: Fabric, D: Depot>(
+pub async fn read_slot<F: Fabric, D: BlockSource>(
     engine: &Engine<F, D>,
     lane: LaneId,
     slot: ScannedSlot,
-) -> Outcome<Option<Entry>> {
+) -> ProtocolResult<Option<Entry>> {
     match read_entry(engine, lane, slot).await? {
-        Read::Entry(entry) => Ok(Some(entry)),
-        Read::Gone | Read::Elsewhere => Ok(None),
+        ScanRead::Entry(entry) => Ok(Some(entry)),
+        ScanRead::Gone | ScanRead::Elsewhere => Ok(None),
     }
 }
 
@@ -161,12 +161,12 @@ fn end_of(directory_hash: u32, local_depth: u8) -> u64 {
 
 /// READs the subtable for keys with this directory hash, and those to which a split takes its keys.
 /// What moves meanwhile is seen at least once: the new ones are READ after the old one (I14).
-async fn collect<F: Fabric, D: Depot>(
+async fn collect<F: Fabric, D: BlockSource>(
     engine: &Engine<F, D>,
     lane: LaneId,
     from: u32,
     slots: &mut Vec<ScannedSlot>,
-) -> Outcome<()> {
+) -> ProtocolResult<()> {
     for _ in 0..COLLECTS_MAX {
         slots.clear();
         let first = engine.directory().subtable(from);
@@ -179,24 +179,25 @@ async fn collect<F: Fabric, D: Depot>(
 }
 
 /// False if the directory that led here is old, or a READ took too long to be believed.
-async fn collect_from<F: Fabric, D: Depot>(
+async fn collect_from<F: Fabric, D: BlockSource>(
     engine: &Engine<F, D>,
     lane: LaneId,
     from: u32,
     first: Subtable,
     slots: &mut Vec<ScannedSlot>,
-) -> Outcome<bool> {
+) -> ProtocolResult<bool> {
     let mut left = vec![(first, from, false)];
     while let Some((subtable, directory_hash, is_new)) = left.pop() {
         let Subtable { offset, local_depth } = subtable;
         engine.geometry.check_subtable(offset)?;
-        let read = Verb::Read { remote: offset, into: Buffer::Block, bytes: SUBTABLE_BYTES as u32 };
+        let read =
+            Verb::Read { remote: offset, into: Buffer::ReadBlock, bytes: SUBTABLE_BYTES as u32 };
         let posted = engine.endpoint.now();
         engine.endpoint.chain(lane, &[read], u64::MAX).await?;
         if !engine.is_fresh(posted) {
             return Ok(false);
         }
-        let block = engine.endpoint.buffer(lane, Buffer::Block);
+        let block = engine.endpoint.buffer(lane, Buffer::ReadBlock);
         let rows = <[Row]>::ref_from_bytes(&block[..SUBTABLE_BYTES as usize]).unwrap_or_default();
         let (mut forward, mut has_moved, mut is_filling) = (None, false, false);
         for (number, row) in rows.iter().enumerate() {
@@ -233,11 +234,11 @@ fn has_entry(word: SlotWord) -> bool {
 }
 
 /// READs the entry of a slot.
-async fn read_entry<F: Fabric, D: Depot>(
+async fn read_entry<F: Fabric, D: BlockSource>(
     engine: &Engine<F, D>,
     lane: LaneId,
     scanned: ScannedSlot,
-) -> Outcome<Read> {
+) -> ProtocolResult<ScanRead> {
     let ScannedSlot { row, at, mut word, local_depth, directory_hash } = scanned;
     let (mut seen_at, mut damaged) = (None, 0);
     for _ in 0..FOLLOWS_MAX {
@@ -250,18 +251,18 @@ async fn read_entry<F: Fabric, D: Depot>(
         engine.endpoint.chain(lane, &chain, u64::MAX).await?;
         let fabric = engine.endpoint.fabric();
         let Ok((now, _)) = Row::read_from_prefix(fabric.buffer(lane, Buffer::Window)) else {
-            return Ok(Read::Elsewhere);
+            return Ok(ScanRead::Elsewhere);
         };
         if !now.header.covers(directory_hash) || now.header.local_depth != local_depth {
-            return Ok(Read::Elsewhere);
+            return Ok(ScanRead::Elsewhere);
         }
         let now = now.slots[at].word();
         if !has_entry(now) {
             let moved = now.state() == SlotState::Moved;
             return Ok(if moved || !engine.is_fresh(posted) {
-                Read::Elsewhere
+                ScanRead::Elsewhere
             } else {
-                Read::Gone
+                ScanRead::Gone
             });
         }
         // Linked when its block was READ, or not long before (invariant I3).
@@ -270,13 +271,14 @@ async fn read_entry<F: Fabric, D: Depot>(
             (word, seen_at, damaged) = (now, Some(posted), 0);
             continue;
         }
-        let bytes = &fabric.buffer(lane, Buffer::Block)[..reference.class.block_bytes() as usize];
+        let bytes =
+            &fabric.buffer(lane, Buffer::ReadBlock)[..reference.class.block_bytes() as usize];
         match Block::decode(bytes, reference.address) {
             Ok(block) => {
                 let wall = UNIX_EPOCH + Duration::from_nanos(fabric.wall_clock_ns());
                 let entry = entry(&block, reference.address);
                 let has_ended = entry.expires_at.is_some_and(|end| end <= wall);
-                return Ok(if has_ended { Read::Gone } else { Read::Entry(entry) });
+                return Ok(if has_ended { ScanRead::Gone } else { ScanRead::Entry(entry) });
             }
             Err(_) if now != word => (word, seen_at, damaged) = (now, Some(posted), 0),
             Err(error) => {

@@ -50,7 +50,7 @@ impl Split {
 
 /// How far a split came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Progress {
+pub enum SplitProgress {
     /// Every key is in its new subtable.
     Done,
     /// Clients changed some entry under every attempt: it stays where it is, to be tried again.
@@ -64,7 +64,7 @@ pub enum Progress {
 }
 
 /// Moves entries through an endpoint that has no other use meanwhile.
-pub struct Mover<'e, F> {
+pub struct SubtableSplitter<'e, F> {
     endpoint: &'e Endpoint<F>,
     lanes: u16,
     geometry: Geometry,
@@ -75,7 +75,7 @@ pub struct Mover<'e, F> {
 }
 
 /// A FROZEN entry and where it goes.
-struct Entry {
+struct MovingEntry {
     at: usize,
     side: usize,
     hash: KeyHash,
@@ -100,7 +100,7 @@ fn swap(remote: u64, expected: SlotWord, desired: SlotWord) -> Verb {
     Verb::CompareSwap { remote, expected: expected.bits(), desired: desired.bits() }
 }
 
-impl<'e, F: Fabric> Mover<'e, F> {
+impl<'e, F: Fabric> SubtableSplitter<'e, F> {
     /// A mover for a region of this format, with this many lanes of the endpoint.
     pub fn new(endpoint: &'e Endpoint<F>, lanes: u16, format: &Format) -> Self {
         let hasher = KeyHasher::new(&format.hash_key);
@@ -116,9 +116,9 @@ impl<'e, F: Fabric> Mover<'e, F> {
     /// [`ChainError::Unregistered`] where the system does not let the device have that much.
     pub fn reserve(&self) -> Result<(), ChainError> {
         let key_bytes = (BLOCK_HEADER_BYTES + self.key_bytes_max).next_multiple_of(8);
-        let keys = (0..self.lanes).map(|lane| (LaneId(lane), Buffer::Block, key_bytes));
-        let block = (LANE, Buffer::Block, SUBTABLE_BYTES.max(directory::PIECE_BYTES));
-        let image = (LANE, Buffer::Image, 2 * directory::PIECE_BYTES);
+        let keys = (0..self.lanes).map(|lane| (LaneId(lane), Buffer::ReadBlock, key_bytes));
+        let block = (LANE, Buffer::ReadBlock, SUBTABLE_BYTES.max(directory::PIECE_BYTES));
+        let image = (LANE, Buffer::NewBlock, 2 * directory::PIECE_BYTES);
         let mut fabric = self.endpoint.fabric_mut();
         for (lane, buffer, bytes) in keys.chain([block, image]) {
             if !fabric.reserve(lane, buffer, bytes as usize) {
@@ -129,16 +129,17 @@ impl<'e, F: Fabric> Mover<'e, F> {
     }
 
     /// Moves everything from the old subtable to the new ones, from wherever an earlier call
-    /// stopped. Clients come by the old subtable meanwhile; [`Mover::publish`] ends that.
+    /// stopped. Clients come by the old subtable meanwhile: [`SubtableSplitter::publish`] ends
+    /// that.
     ///
     /// # Errors
     /// [`ChainError`] when the endpoint does not reach the region any more.
-    pub async fn split(&self, split: &Split) -> Result<Progress, ChainError> {
+    pub async fn split(&self, split: &Split) -> Result<SplitProgress, ChainError> {
         if self.is_released(split).await? {
             // Clients may be there without having been in the old one, and need not find it filling
             // again.
             self.write_headers(split, [split.header(0), split.header(1)]).await?;
-            return Ok(Progress::Done);
+            return Ok(SplitProgress::Done);
         }
         self.open(split).await?;
         let words = |slots: &[Slot]| slots.iter().map(Slot::word).collect();
@@ -158,15 +159,15 @@ impl<'e, F: Fabric> Mover<'e, F> {
         }
         self.finish_copies(split, &mut words).await?;
         if let Some(slot) = words.stuck {
-            return Ok(Progress::Stuck { slot });
+            return Ok(SplitProgress::Stuck { slot });
         }
         if words.busy {
-            return Ok(Progress::Busy);
+            return Ok(SplitProgress::Busy);
         }
         self.release(split, &words).await?;
         // Only now may anybody believe a new subtable without having been in the old one.
         self.write_headers(split, [split.header(0), split.header(1)]).await?;
-        Ok(Progress::Done)
+        Ok(SplitProgress::Done)
     }
 
     async fn slots_of(&self, subtable: u64) -> Result<Vec<Slot>, ChainError> {
@@ -206,7 +207,7 @@ impl<'e, F: Fabric> Mover<'e, F> {
         split: &Split,
         words: &mut Words,
         left: &mut Vec<usize>,
-    ) -> Result<Vec<Entry>, ChainError> {
+    ) -> Result<Vec<MovingEntry>, ChainError> {
         let mut chains = Vec::with_capacity(left.len());
         left.retain(|at| match self.first_step(split, *at, words.old[*at]) {
             Some(chain) => {
@@ -266,15 +267,21 @@ impl<'e, F: Fabric> Mover<'e, F> {
     fn read_key(&self, block: BlockRef) -> Verb {
         let key_end = (BLOCK_HEADER_BYTES + self.key_bytes_max).next_multiple_of(8);
         let bytes = key_end.min(block.class.block_bytes()) as u32;
-        Verb::Read { remote: block.address.offset(), into: Buffer::Block, bytes }
+        Verb::Read { remote: block.address.offset(), into: Buffer::ReadBlock, bytes }
     }
 
     /// Where the entry that a lane has READ goes; `None` if slot and key do not go together.
-    fn entry(&self, split: &Split, lane: LaneId, at: usize, frozen: SlotWord) -> Option<Entry> {
+    fn entry(
+        &self,
+        split: &Split,
+        lane: LaneId,
+        at: usize,
+        frozen: SlotWord,
+    ) -> Option<MovingEntry> {
         let fabric = self.endpoint.fabric();
         let (slot, _) = Slot::read_from_prefix(fabric.buffer(lane, Buffer::Window)).ok()?;
         let (header, rest) =
-            BlockHeader::ref_from_prefix(fabric.buffer(lane, Buffer::Block)).ok()?;
+            BlockHeader::ref_from_prefix(fabric.buffer(lane, Buffer::ReadBlock)).ok()?;
         let hash = self.hasher.hash(rest.get(..header.key_bytes())?);
         let is_here = prefix_of(hash.directory(), split.local_depth) == split.prefix;
         // The hint is 64 keyed bits of the key's hash: it vouches for what was READ.
@@ -282,7 +289,7 @@ impl<'e, F: Fabric> Mover<'e, F> {
             && hash.fingerprint() == frozen.fingerprint()
             && slot.hint() == hash.hint(frozen.incarnation());
         let side = side_of(hash.directory(), split.local_depth);
-        (is_here && is_right).then_some(Entry { at, side, hash })
+        (is_here && is_right).then_some(MovingEntry { at, side, hash })
     }
 
     /// Carries FROZEN entries to the same slots of their new subtables, which nobody else uses yet:
@@ -292,10 +299,10 @@ impl<'e, F: Fabric> Mover<'e, F> {
         &self,
         split: &Split,
         words: &mut Words,
-        entries: Vec<Entry>,
+        entries: Vec<MovingEntry>,
     ) -> Result<(), ChainError> {
-        let slot_of = |entry: &Entry| split.new[entry.side] + slot_offset(entry.at);
-        let copies = |words: &Words, entry: &Entry| {
+        let slot_of = |entry: &MovingEntry| split.new[entry.side] + slot_offset(entry.at);
+        let copies = |words: &Words, entry: &MovingEntry| {
             let (frozen, new) = (words.old[entry.at], words.new[entry.side][entry.at]);
             match new.state() {
                 SlotState::Moved => Some((new, new.copy_of(frozen))),
@@ -304,9 +311,9 @@ impl<'e, F: Fabric> Mover<'e, F> {
                 _ => None,
             }
         };
-        let (ready, blocked): (Vec<Entry>, Vec<Entry>) =
+        let (ready, blocked): (Vec<MovingEntry>, Vec<MovingEntry>) =
             entries.into_iter().partition(|entry| copies(words, entry).is_some());
-        let copy = |entry: &Entry| {
+        let copy = |entry: &MovingEntry| {
             let (expected, desired) = copies(words, entry).unwrap_or_default();
             Chain::of(&[swap(slot_of(entry), expected, desired)])
         };
@@ -323,7 +330,7 @@ impl<'e, F: Fabric> Mover<'e, F> {
                 blocked.push(entry.at);
             }
         }
-        let hint_and_move = |entry: &Entry| {
+        let hint_and_move = |entry: &MovingEntry| {
             let desired = entry.hash.hint(words.new[entry.side][entry.at].incarnation());
             let (expected, remote) =
                 (words.new_hints[entry.side][entry.at], slot_of(entry) + HINT_OFFSET);
@@ -334,7 +341,7 @@ impl<'e, F: Fabric> Mover<'e, F> {
             ])
         };
         self.batch(&copied.iter().map(hint_and_move).collect::<Vec<_>>()).await?;
-        let enliven = |entry: &Entry| {
+        let enliven = |entry: &MovingEntry| {
             let copy = words.new[entry.side][entry.at];
             Chain::of(&[swap(slot_of(entry), copy, copy.with_state(SlotState::Live))])
         };

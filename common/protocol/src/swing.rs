@@ -10,10 +10,10 @@ use farside_layout::{
 };
 use zerocopy::FromBytes;
 
-use super::{Operation, Outcome, Target};
+use super::{Operation, ProtocolResult, ProvenSlot};
 use crate::Lifetime;
 use crate::OperationError;
-use crate::allocator::Depot;
+use crate::allocator::BlockSource;
 use crate::failure::Failure;
 use crate::location_cache::Location;
 
@@ -39,16 +39,18 @@ pub(super) struct NewBlock {
     pub(super) written: Cell<bool>,
 }
 
-/// Whether a new block ended up linked.
+/// What became of a new block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Linked {
-    Yes,
-    No,
+pub(super) enum BlockFate {
+    /// A slot leads to it.
+    Linked,
+    /// No slot leads to it: it is free again.
+    Unused,
 }
 
 /// How a compare-and-swap of a slot went.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Swung {
+pub(super) enum SwingResult {
     Done,
     /// The slot held this instead.
     Lost(SlotWord),
@@ -56,15 +58,15 @@ pub(super) enum Swung {
     Late,
 }
 
-impl<F: Fabric, D: Depot> Operation<'_, F, D> {
+impl<F: Fabric, D: BlockSource> Operation<'_, F, D> {
     /// Takes a free block and seals key and value into it.
-    pub(super) async fn new_block(&self, lifetime: Lifetime) -> Outcome<NewBlock> {
+    pub(super) async fn new_block(&self, lifetime: Lifetime) -> ProtocolResult<NewBlock> {
         let taken = self.take_block().await?;
         self.seal_block(taken, lifetime)
     }
 
     /// Takes a free block for key and value.
-    pub(super) async fn take_block(&self) -> Outcome<TakenBlock> {
+    pub(super) async fn take_block(&self) -> ProtocolResult<TakenBlock> {
         let Some(class) = class_for(self.key_bytes, self.value_bytes) else {
             let bytes = self.value_bytes;
             let max = self.engine.format.value_bytes_max as usize;
@@ -75,7 +77,11 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     }
 
     /// Seals key and value into a block that was taken.
-    pub(super) fn seal_block(&self, taken: TakenBlock, lifetime: Lifetime) -> Outcome<NewBlock> {
+    pub(super) fn seal_block(
+        &self,
+        taken: TakenBlock,
+        lifetime: Lifetime,
+    ) -> ProtocolResult<NewBlock> {
         let TakenBlock { free, class, at } = taken;
         let generation_low = (u64::from(free.generation) % WORD_GENERATIONS) as u8;
         let block = BlockRef { address: free.address, class, generation_low };
@@ -97,8 +103,8 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         let total = BLOCK_HEADER_BYTES as usize + self.key_bytes + self.value_bytes;
         let write_bytes = total.next_multiple_of(8);
         let mut fabric = self.engine.endpoint.fabric_mut();
-        fabric.reserve(self.lane, Buffer::Image, write_bytes);
-        let image = fabric.buffer_mut(self.lane, Buffer::Image);
+        fabric.reserve(self.lane, Buffer::NewBlock, write_bytes);
+        let image = fabric.buffer_mut(self.lane, Buffer::NewBlock);
         image[total..write_bytes].fill(0);
         seal(image, self.key_bytes as u16, self.value_bytes as u32, stamp)?;
         let (write_bytes, written) = (write_bytes as u32, Cell::new(false));
@@ -107,19 +113,23 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
 
     /// Gives a new block back unless it got linked, or may have been, or a lost connection left a
     /// PENDING word that still points to it.
-    pub(super) fn settle(&self, new: &NewBlock, outcome: Outcome<Linked>) -> Outcome<Linked> {
+    pub(super) fn settle(
+        &self,
+        new: &NewBlock,
+        outcome: ProtocolResult<BlockFate>,
+    ) -> ProtocolResult<BlockFate> {
         let mut allocator = self.engine.allocator();
         let is_unknown = match &outcome {
-            Ok(Linked::Yes) => {
+            Ok(BlockFate::Linked) => {
                 allocator.let_go(self.lane);
                 return outcome;
             }
-            Ok(Linked::No) | Err(Failure::NoAnswer(_)) => false,
+            Ok(BlockFate::Unused) | Err(Failure::NoAnswer(_)) => false,
             Err(Failure::Disconnected) => true,
             Err(Failure::Error(error)) => matches!(**error, OperationError::Indeterminate),
         };
         if is_unknown {
-            allocator.lose_new(self.lane);
+            allocator.set_aside_new(self.lane);
         } else {
             allocator.put_back(self.lane, new.block.class, new.free);
         }
@@ -134,13 +144,13 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     /// key by the time the chain takes effect (invariant I4).
     pub(super) async fn swing(
         &self,
-        target: Target,
+        target: ProvenSlot,
         new: Option<&NewBlock>,
         desired: SlotWord,
         posted: Nanos,
-    ) -> Outcome<Swung> {
+    ) -> ProtocolResult<SwingResult> {
         if !self.is_proved(&target, posted) {
-            return Ok(Swung::Late);
+            return Ok(SwingResult::Late);
         }
         let old = target.word.block()?;
         self.engine.geometry.check_block(old)?;
@@ -152,10 +162,10 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         };
         let by = |new: &NewBlock| Mark::superseded_by(new.free.address);
         let value = new.map_or(Mark::SUPERSEDED, by).bits();
-        let mark = Verb::WriteHalf { remote: old_offset, value };
+        let mark = Verb::WriteU32 { remote: old_offset, value };
         let key_end = (BLOCK_HEADER_BYTES as usize + self.key_bytes).next_multiple_of(8);
         let bytes = (key_end as u64).min(old.class.block_bytes()) as u32;
-        let header = Verb::Read { remote: old_offset, into: Buffer::Block, bytes };
+        let header = Verb::Read { remote: old_offset, into: Buffer::ReadBlock, bytes };
         let mut chain = [mark; 4];
         let mut verbs = 0;
         let mut push = |verb| {
@@ -174,35 +184,35 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
             // the value had ended.
             push(header);
         }
-        self.engine.allocator().reach(self.lane, old.address);
+        self.engine.allocator().begin_unlink(self.lane, old.address);
         let found = match self.chain(&chain[..verbs], posted).await {
             Ok(found) => SlotWord::from_bits(found),
             Err(ChainError::Late) => {
-                self.engine.allocator().miss(self.lane);
+                self.engine.allocator().cancel_unlink(self.lane);
                 new.inspect(|new| new.written.set(false));
-                return Ok(Swung::Late);
+                return Ok(SwingResult::Late);
             }
             Err(error) => {
                 // Of these nothing was executed.
                 if matches!(error, ChainError::Unregistered { .. } | ChainError::Denied) {
-                    self.engine.allocator().miss(self.lane);
+                    self.engine.allocator().cancel_unlink(self.lane);
                 } else {
-                    self.engine.allocator().lose_old(self.lane);
+                    self.engine.allocator().set_aside_old(self.lane);
                 }
                 return Err(error.into());
             }
         };
         if found != target.word {
-            self.engine.allocator().miss(self.lane);
+            self.engine.allocator().cancel_unlink(self.lane);
             self.engine.cache.forget_word(self.hash, target.word);
-            return Ok(Swung::Lost(found));
+            return Ok(SwingResult::Lost(found));
         }
         self.retire(old, target.generation);
         match new {
             Some(new) => self.remember(target.slot, desired, new, posted),
             None => self.engine.cache.forget_word(self.hash, target.word),
         }
-        Ok(Swung::Done)
+        Ok(SwingResult::Done)
     }
 
     /// Whether a PUT replaced the value of a word that was READ at `seen_at`, and left what a swing
@@ -219,8 +229,13 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     /// was replaced, as above; or what was found is by the location cache the key's word, most
     /// likely of this session. That was not there at the READ, so its PUT came after it, however
     /// long ago the READ was (invariant I23).
-    pub(super) fn was_overwritten(&self, target: &Target, found: SlotWord, seen_at: Nanos) -> bool {
-        let is_its = |known: Target| {
+    pub(super) fn was_overwritten(
+        &self,
+        target: &ProvenSlot,
+        found: SlotWord,
+        seen_at: Nanos,
+    ) -> bool {
+        let is_its = |known: ProvenSlot| {
             (known.slot, known.word) == (target.slot, found) && self.is_proved(&known, self.now())
         };
         self.was_replaced(target.word, found, seen_at)
@@ -234,12 +249,12 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     }
 
     /// Whether the target's word is still the key's if it stands there then (invariant I4).
-    fn is_proved(&self, target: &Target, at: Nanos) -> bool {
-        at.saturating_sub(target.proved_at) <= self.engine.constants.word_ns
+    fn is_proved(&self, target: &ProvenSlot, at: Nanos) -> bool {
+        at.saturating_sub(target.proved_at) <= self.engine.constants.proof_age_ns_max
     }
 
     /// What a swing of this target accesses is wanted soon.
-    pub(super) fn expect(&self, target: &Target) {
+    pub(super) fn expect(&self, target: &ProvenSlot) {
         if let Ok(old) = target.word.block() {
             let fabric = self.engine.endpoint.fabric();
             fabric.expect(target.slot, WORD_BYTES);
@@ -253,7 +268,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         let read = || self.read_header(old).map(|(generation, _)| generation);
         let Some(generation) = generation.or_else(read) else {
             // Damage: whose block it is cannot be told. If it is nobody's, the server finds it.
-            self.engine.allocator().miss(self.lane);
+            self.engine.allocator().cancel_unlink(self.lane);
             return;
         };
         let free = FreeBlock { address: old.address, generation: generation.wrapping_add(1) };
@@ -263,7 +278,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
 
     /// Whether the value of the block that this chain unlinked, posted then, had not ended. No
     /// round trip: the chain READ the header if that was not known.
-    pub(super) fn was_there(&self, target: &Target, posted: Nanos) -> bool {
+    pub(super) fn was_there(&self, target: &ProvenSlot, posted: Nanos) -> bool {
         let read = || self.read_header(target.word.block().ok()?).map(|(_, ends)| ends);
         // A damaged block cannot tell; its key was there.
         let expires_at_ms = target.expires_at_ms.or_else(read).unwrap_or_default();
@@ -274,8 +289,8 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     /// what the word said: a damaged word may lead to another key's block, or into one.
     fn read_header(&self, old: BlockRef) -> Option<(u32, u64)> {
         let fabric = self.engine.endpoint.fabric();
-        let block = fabric.buffer(self.lane, Buffer::Block);
-        let image = fabric.buffer(self.lane, Buffer::Image);
+        let block = fabric.buffer(self.lane, Buffer::ReadBlock);
+        let image = fabric.buffer(self.lane, Buffer::NewBlock);
         let (header, rest) = BlockHeader::ref_from_prefix(block).ok()?;
         let start = BLOCK_HEADER_BYTES as usize;
         let key = &image[start..start + self.key_bytes];
@@ -297,7 +312,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
             in_window: in_window as u16,
             word,
             generation: new.free.generation,
-            poisoned: false,
+            has_stale_mark: false,
             expires: new.expires(),
             padding: new.block.class.padding(new.write_bytes.into()),
             proved_at: posted,
@@ -315,7 +330,7 @@ impl NewBlock {
     pub(super) fn write(&self) -> Verb {
         Verb::Write {
             remote: self.free.address.offset(),
-            from: Buffer::Image,
+            from: Buffer::NewBlock,
             bytes: self.write_bytes,
         }
     }

@@ -6,8 +6,8 @@ use farside_layout::{
     WINDOW_BYTES, WINDOW_SLOTS, Window, prefix_of, side_of, slot_in_subtable,
 };
 
-use super::{ATTEMPTS_MAX, Examined, Operation, Outcome, Target, is_moving};
-use crate::allocator::Depot;
+use super::{ATTEMPTS_MAX, ExaminedBlock, Operation, ProtocolResult, ProvenSlot, is_moving};
+use crate::allocator::BlockSource;
 use crate::directory::Subtable;
 
 /// How often an operation READs a window that is not its key's, and the directory, before it calls
@@ -20,7 +20,7 @@ const _: () = assert!(BLOCK_BYTES_MAX <= u32::MAX as u64);
 
 /// What a window's rows say about the subtable it belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Standing {
+pub(super) enum SubtableState {
     /// It is the key's: what is not here is absent.
     Whole,
     /// It is the key's, and a split is taking its keys to these two.
@@ -34,7 +34,7 @@ pub(super) enum Standing {
 
 /// A window as one READ brought it. Whoever READs one says where it is to stand: it is large, and
 /// would be copied on the way back from each function.
-pub(super) struct Seen {
+pub(super) struct ObservedWindow {
     /// Where it is in the region.
     pub(super) base: u64,
     /// How many leading bits of the hash the keys of its subtable share.
@@ -48,13 +48,13 @@ pub(super) struct Seen {
     pub(super) slots: [Slot; WINDOW_SLOTS],
     /// A bit for each slot whose word has the key's fingerprint.
     matching: u16,
-    pub(super) standing: Standing,
+    pub(super) standing: SubtableState,
 }
 const _: () = assert!(WINDOW_SLOTS <= u16::BITS as usize);
 
 /// Where a window has the key.
-pub(super) enum Own {
-    Here(Target),
+pub(super) enum KeyLookup {
+    Here(ProvenSlot),
     Absent,
     /// A split is moving an entry with the key's fingerprint.
     Moving,
@@ -63,7 +63,7 @@ pub(super) enum Own {
 }
 
 /// Where else the key may be, when it is not in a window.
-pub(super) enum Beyond {
+pub(super) enum ForwardWindow {
     /// Nowhere.
     Nowhere,
     /// In the one seen now, to which a split took it. READ after the other, so that nothing that
@@ -73,7 +73,7 @@ pub(super) enum Beyond {
     Unknown,
 }
 
-impl Seen {
+impl ObservedWindow {
     /// No window yet.
     pub(super) fn nothing() -> Self {
         Self {
@@ -84,7 +84,7 @@ impl Seen {
             hints_exact: false,
             slots: [Slot::new(SlotWord::default(), 0); WINDOW_SLOTS],
             matching: 0,
-            standing: Standing::Elsewhere,
+            standing: SubtableState::Elsewhere,
         }
     }
 
@@ -101,15 +101,15 @@ impl Seen {
     /// Whether a split can have this word here. If not it is damaged, and will stay.
     fn fits_split(&self, word: SlotWord) -> bool {
         match word.state() {
-            SlotState::Frozen => matches!(self.standing, Standing::Splitting(_)),
-            SlotState::Copy => self.standing == Standing::Filling,
+            SlotState::Frozen => matches!(self.standing, SubtableState::Splitting(_)),
+            SlotState::Copy => self.standing == SubtableState::Filling,
             _ => false,
         }
     }
 
     /// The slot as a target, by this READ.
-    pub(super) fn target(&self, at: usize) -> Target {
-        Target::unread(self.slot(at), self.slots[at].word(), self.posted)
+    pub(super) fn target(&self, at: usize) -> ProvenSlot {
+        ProvenSlot::unread(self.slot(at), self.slots[at].word(), self.posted)
     }
 
     /// Slots whose word has the key's fingerprint and one of these states.
@@ -127,21 +127,21 @@ impl Seen {
     }
 }
 
-impl<F: Fabric, D: Depot> Operation<'_, F, D> {
+impl<F: Fabric, D: BlockSource> Operation<'_, F, D> {
     /// READs the key's window: one round trip, more when the directory had to be READ anew.
-    pub(super) async fn read_window(&self, seen: &mut Seen) -> Outcome<()> {
+    pub(super) async fn read_window(&self, seen: &mut ObservedWindow) -> ProtocolResult<()> {
         let (mut elsewhere, mut stale) = (0, 0);
         while elsewhere < WINDOW_READS_MAX {
             let (base, local_depth) = self.engine.directory().window(self.hash);
             self.read_window_at((base, local_depth), seen).await?;
             match seen.standing {
                 // Believed only by who comes from the old one: this directory is older than both.
-                Standing::Elsewhere | Standing::Filling => {
+                SubtableState::Elsewhere | SubtableState::Filling => {
                     elsewhere += 1;
                     self.engine.reload_entry(self.lane, self.hash.directory()).await?;
                 }
                 // A lane that waits for its turn in a deep pipeline of large values is often late.
-                Standing::Whole | Standing::Splitting(_)
+                SubtableState::Whole | SubtableState::Splitting(_)
                     if seen.took > self.engine.constants.patience_ns =>
                 {
                     stale += 1;
@@ -149,7 +149,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
                         return Err(self.contended());
                     }
                 }
-                Standing::Whole | Standing::Splitting(_) => {
+                SubtableState::Whole | SubtableState::Splitting(_) => {
                     self.engine.confirm_directory(self.hash, (base, local_depth));
                     return Ok(());
                 }
@@ -159,15 +159,24 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     }
 
     /// READs the window there, whose subtable has to go by this many bits. One round trip.
-    pub(super) async fn read_window_at(&self, there: (u64, u8), seen: &mut Seen) -> Outcome<()> {
+    pub(super) async fn read_window_at(
+        &self,
+        there: (u64, u8),
+        seen: &mut ObservedWindow,
+    ) -> ProtocolResult<()> {
         let posted = self.now();
         self.read(&[self.window_verb(there.0)]).await?;
         self.see(there, posted, seen)
     }
 
     /// Where a key may be that is not in this window. One round trip during a split, none else.
-    pub(super) async fn beyond(&self, seen: &mut Seen) -> Outcome<Beyond> {
-        let Standing::Splitting(forward) = seen.standing else { return Ok(Beyond::Nowhere) };
+    pub(super) async fn read_forward_window(
+        &self,
+        seen: &mut ObservedWindow,
+    ) -> ProtocolResult<ForwardWindow> {
+        let SubtableState::Splitting(forward) = seen.standing else {
+            return Ok(ForwardWindow::Nowhere);
+        };
         let directory_hash = self.hash.directory();
         let offset = forward[side_of(directory_hash, seen.local_depth)];
         self.engine.geometry.check_subtable(offset)?;
@@ -176,43 +185,51 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         let base = offset + self.hash.window_offset();
         self.read_window_at((base, local_depth), seen).await?;
         if seen.took > self.engine.constants.patience_ns {
-            return Ok(Beyond::Unknown);
+            return Ok(ForwardWindow::Unknown);
         }
         match seen.standing {
-            Standing::Elsewhere => {
+            SubtableState::Elsewhere => {
                 self.engine.reload_entry(self.lane, directory_hash).await?;
-                Ok(Beyond::Unknown)
+                Ok(ForwardWindow::Unknown)
             }
-            Standing::Filling => Ok(Beyond::Window),
-            Standing::Whole | Standing::Splitting(_) => {
-                self.engine.learn(directory_hash, Subtable { offset, local_depth })?;
+            SubtableState::Filling => Ok(ForwardWindow::Window),
+            SubtableState::Whole | SubtableState::Splitting(_) => {
+                self.engine.update_directory(directory_hash, Subtable { offset, local_depth })?;
                 self.engine.confirm_directory(self.hash, (base, local_depth));
-                Ok(Beyond::Window)
+                Ok(ForwardWindow::Window)
             }
         }
     }
 
     /// Where the key is, by the last window that was READ for it: one round trip, one more for each
     /// split under way.
-    pub(super) async fn locate(&self, seen: &mut Seen, damaged: &mut u32) -> Outcome<Own> {
+    pub(super) async fn locate(
+        &self,
+        seen: &mut ObservedWindow,
+        damaged: &mut u32,
+    ) -> ProtocolResult<KeyLookup> {
         self.read_window(seen).await?;
         self.locate_from(seen, damaged).await
     }
 
     /// [`Operation::locate`] when the first window is at hand.
-    pub(super) async fn locate_from(&self, seen: &mut Seen, damaged: &mut u32) -> Outcome<Own> {
+    pub(super) async fn locate_from(
+        &self,
+        seen: &mut ObservedWindow,
+        damaged: &mut u32,
+    ) -> ProtocolResult<KeyLookup> {
         for _ in 0..WINDOW_READS_MAX {
             let own = self.find_own(seen, damaged).await?;
-            if !matches!(own, Own::Absent) {
+            if !matches!(own, KeyLookup::Absent) {
                 return Ok(own);
             }
-            match self.beyond(seen).await? {
-                Beyond::Nowhere => return Ok(Own::Absent),
-                Beyond::Window => {}
-                Beyond::Unknown => break,
+            match self.read_forward_window(seen).await? {
+                ForwardWindow::Nowhere => return Ok(KeyLookup::Absent),
+                ForwardWindow::Window => {}
+                ForwardWindow::Unknown => break,
             }
         }
-        Ok(Own::Stale)
+        Ok(KeyLookup::Stale)
     }
 
     pub(super) fn window_verb(&self, base: u64) -> Verb {
@@ -225,8 +242,8 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         &self,
         (base, local_depth): (u64, u8),
         posted: Nanos,
-        seen: &mut Seen,
-    ) -> Outcome<()> {
+        seen: &mut ObservedWindow,
+    ) -> ProtocolResult<()> {
         let took = self.now().saturating_sub(posted);
         let fabric = self.engine.endpoint.fabric();
         let buffer = fabric.buffer(self.lane, Buffer::Window);
@@ -239,7 +256,7 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
             any_moved |= slot.word().state() == SlotState::Moved;
         }
         (seen.base, seen.local_depth, seen.posted, seen.took) = (base, local_depth, posted, took);
-        seen.hints_exact = took <= self.engine.constants.hint_ns;
+        seen.hints_exact = took <= self.engine.constants.exact_hint_read_ns_max;
         seen.matching = matching;
         let headers = window.rows.each_ref().map(|row| row.header);
         seen.standing = self.standing(headers, local_depth, any_moved);
@@ -248,36 +265,40 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
 
     /// A prefix and local depth name one subtable for ever (invariant I17), so rows with exactly
     /// those that led here are of the subtable that was meant.
-    fn standing(&self, headers: [RowHeader; 2], local_depth: u8, any_moved: bool) -> Standing {
+    fn standing(&self, headers: [RowHeader; 2], local_depth: u8, any_moved: bool) -> SubtableState {
         let directory_hash = self.hash.directory();
         let whole = RowHeader::new(prefix_of(directory_hash, local_depth), local_depth).words();
         if headers.each_ref().map(RowHeader::words) == [whole; 2] {
             // If any moved, the split began after the headers were READ and before the words were.
-            return if any_moved { Standing::Elsewhere } else { Standing::Whole };
+            return if any_moved { SubtableState::Elsewhere } else { SubtableState::Whole };
         }
         let is_right =
             |header: &RowHeader| header.covers(directory_hash) && header.local_depth == local_depth;
         if !headers.iter().all(is_right) {
-            return Standing::Elsewhere;
+            return SubtableState::Elsewhere;
         }
         if headers.iter().any(RowHeader::is_filling) {
-            return Standing::Filling;
+            return SubtableState::Filling;
         }
         match headers.map(|header| header.forward()) {
-            [Some(forward), None] | [None, Some(forward)] => Standing::Splitting(forward),
-            [Some(first), Some(second)] if first == second => Standing::Splitting(first),
-            _ => Standing::Elsewhere,
+            [Some(forward), None] | [None, Some(forward)] => SubtableState::Splitting(forward),
+            [Some(first), Some(second)] if first == second => SubtableState::Splitting(first),
+            _ => SubtableState::Elsewhere,
         }
     }
 
     /// Whether no incarnation number can have recurred since a READ posted then (invariant I7).
     pub(super) fn is_hint_exact(&self, posted: Nanos) -> bool {
-        self.now().saturating_sub(posted) <= self.engine.constants.hint_ns
+        self.now().saturating_sub(posted) <= self.engine.constants.exact_hint_read_ns_max
     }
 
     /// A slot for the key: an EMPTY one of this kind, in the row with more of them. Of two as full
     /// one of the even row: a subtable takes 2 % more keys that way before a window is full.
-    pub(super) fn choose_slot(&self, seen: &Seen, kind: impl Fn(&Slot) -> bool) -> Option<usize> {
+    pub(super) fn choose_slot(
+        &self,
+        seen: &ObservedWindow,
+        kind: impl Fn(&Slot) -> bool,
+    ) -> Option<usize> {
         let suits = |at: &usize| {
             let slot = &seen.slots[*at];
             slot.word().state() == SlotState::Empty && kind(slot)
@@ -307,47 +328,55 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
     /// An exact hint says whose word it is whatever its block holds (invariants I6, I7), so a PUT
     /// or DELETE replaces a damaged block: that mends the key. Without one only the block could
     /// tell, and a damaged one cannot: that is worth some more looks, counted in `damaged`.
-    pub(super) async fn find_own(&self, seen: &Seen, damaged: &mut u32) -> Outcome<Own> {
+    pub(super) async fn find_own(
+        &self,
+        seen: &ObservedWindow,
+        damaged: &mut u32,
+    ) -> ProtocolResult<KeyLookup> {
         let states = &[SlotState::Live, SlotState::Frozen, SlotState::Copy];
         for (at, slot) in seen.matching(states) {
             let word = slot.word();
             if is_moving(word) {
-                return Ok(if seen.fits_split(word) { Own::Moving } else { Own::Stale });
+                return Ok(if seen.fits_split(word) {
+                    KeyLookup::Moving
+                } else {
+                    KeyLookup::Stale
+                });
             }
             if !self.hint_matches(slot) {
                 continue;
             }
             if seen.hints_exact {
-                return Ok(Own::Here(seen.target(at)));
+                return Ok(KeyLookup::Here(seen.target(at)));
             }
             match self.read_and_examine(word, seen.posted).await? {
-                Read::Examined(Examined::Ours(found, header)) => {
-                    return Ok(Own::Here(seen.target(at).read(&found, header)));
+                BlockRead::Examined(ExaminedBlock::Ours(found, header)) => {
+                    return Ok(KeyLookup::Here(seen.target(at).read(&found, header)));
                 }
-                Read::Examined(Examined::Other) => {}
-                Read::Examined(Examined::Damaged(error)) => {
+                BlockRead::Examined(ExaminedBlock::Other) => {}
+                BlockRead::Examined(ExaminedBlock::Damaged(error)) => {
                     *damaged += 1;
                     if *damaged == DAMAGE_ATTEMPTS_MAX {
                         return Err(error.into());
                     }
-                    return Ok(Own::Stale);
+                    return Ok(KeyLookup::Stale);
                 }
-                Read::Stale => return Ok(Own::Stale),
+                BlockRead::Stale => return Ok(KeyLookup::Stale),
             }
         }
-        Ok(Own::Absent)
+        Ok(KeyLookup::Absent)
     }
 
     /// The word that a compare-and-swap posted at `seen_at` found instead of the target's, if it is
     /// still the key's: others replaced its value. One round trip, for only the block can tell
     /// (invariant I22). A damaged incarnation must not be kept: then the hint has to say whose it
     /// is.
-    pub(super) async fn follow(
+    pub(super) async fn adopt_replacement(
         &self,
-        target: Target,
+        target: ProvenSlot,
         word: SlotWord,
         seen_at: Nanos,
-    ) -> Outcome<Option<Target>> {
+    ) -> ProtocolResult<Option<ProvenSlot>> {
         let leads_on = word.state() == SlotState::Live
             && word.fingerprint() == self.hash.fingerprint()
             && word.incarnation() == target.word.incarnation()
@@ -356,32 +385,37 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
             return Ok(None);
         }
         Ok(match self.read_and_examine(word, seen_at).await? {
-            Read::Examined(Examined::Ours(found, header)) => {
-                Some(Target::unread(target.slot, word, seen_at).read(&found, header))
+            BlockRead::Examined(ExaminedBlock::Ours(found, header)) => {
+                Some(ProvenSlot::unread(target.slot, word, seen_at).read(&found, header))
             }
-            Read::Examined(Examined::Other | Examined::Damaged(_)) | Read::Stale => None,
+            BlockRead::Examined(ExaminedBlock::Other | ExaminedBlock::Damaged(_))
+            | BlockRead::Stale => None,
         })
     }
 
     /// READs and examines the block of a word that a READ or compare-and-swap posted at `seen_at`
     /// brought. One round trip.
-    pub(super) async fn read_and_examine(&self, word: SlotWord, seen_at: Nanos) -> Outcome<Read> {
+    pub(super) async fn read_and_examine(
+        &self,
+        word: SlotWord,
+        seen_at: Nanos,
+    ) -> ProtocolResult<BlockRead> {
         let block = word.block()?;
         // A lane that had to wait for its turn need not READ what it could not believe.
         if !self.is_fresh(seen_at) {
-            return Ok(Read::Stale);
+            return Ok(BlockRead::Stale);
         }
         self.read_block(block).await?;
         if !self.is_fresh(seen_at) {
-            return Ok(Read::Stale);
+            return Ok(BlockRead::Stale);
         }
-        Ok(Read::Examined(self.examine(block, block.class.block_bytes())))
+        Ok(BlockRead::Examined(self.examine(block, block.class.block_bytes())))
     }
 }
 
 /// What came of reading a block.
-pub(super) enum Read {
-    Examined(Examined),
+pub(super) enum BlockRead {
+    Examined(ExaminedBlock),
     /// Over GRACE since the word was seen: whatever was read proves nothing.
     Stale,
 }

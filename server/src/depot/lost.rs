@@ -12,7 +12,7 @@ use std::ops::Range;
 use farside_fabric::{ChainError, Nanos};
 use farside_layout::{BlockAddress, HeaderWord};
 
-use super::shelf::{Bits, Rested, Resting};
+use super::class_pool::{Bits, Rested, Resting};
 use super::{Chunk, Depot, Memory};
 
 /// The blocks of a span without a known owner, and their headers when the collector noted them.

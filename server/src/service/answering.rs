@@ -1,13 +1,13 @@
 //! What clients ask for, and what they are asked for.
 
-use farside_control::{Ask, Reply, Request, Role, SplitOutcome};
+use farside_control::{Reply, Request, Role, ServerRequest, SplitOutcome};
 use farside_fabric::Nanos;
 use farside_layout::SizeClass;
 
 use super::Service;
 use crate::collect::Step;
 use crate::depot::Returned;
-use crate::peer::{Farewell, Peer, Who};
+use crate::peer::{ClientIdentity, DisconnectReason, Peer};
 use crate::recovery::{Opened, RegionTables};
 
 /// How long after it asked all clients for what they can spare the server waits for it before it
@@ -67,7 +67,7 @@ impl Service {
         role: Role,
         bytes: &[u8],
         now: Nanos,
-    ) -> Result<(), Farewell> {
+    ) -> Result<(), DisconnectReason> {
         let request = Request::decode(bytes).map_err(broken)?;
         if role == Role::Writer {
             self.depot_figures = None;
@@ -104,7 +104,7 @@ impl Service {
                 let memory = RegionTables { region, geometry };
                 let wanted = (directory_hash, local_depth);
                 let grown = index.grow(wanted, format, &self.own, depot, &memory);
-                let outcome = match grown.map_err(Farewell::Failed)? {
+                let outcome = match grown.map_err(DisconnectReason::Failed)? {
                     Some(outcome) => outcome,
                     None => self.seek_chunk(now),
                 };
@@ -117,7 +117,9 @@ impl Service {
             }
             Request::Statistics => Reply::Statistics(self.statistics(now)),
             Request::Expires => {
-                if let Some(Peer { who: Who::Client { id, .. }, .. }) = self.peers.get(&token) {
+                if let Some(Peer { who: ClientIdentity::Client { id, .. }, .. }) =
+                    self.peers.get(&token)
+                {
                     self.reaper.announce(*id, now);
                 }
                 return Ok(());
@@ -131,14 +133,14 @@ impl Service {
             }
             Request::Alive { clock_ns } => {
                 let answered = self.roll_call.answered(token, clock_ns, now);
-                return answered.map_err(|ms| Farewell::ClockBehind { ms });
+                return answered.map_err(|ms| DisconnectReason::ClockBehind { ms });
             }
-            Request::Goodbye => return Err(Farewell::Goodbye),
+            Request::Goodbye => return Err(DisconnectReason::Goodbye),
         };
         self.reply(token, reply)
     }
 
-    fn reply(&mut self, token: u64, reply: Reply) -> Result<(), Farewell> {
+    fn reply(&mut self, token: u64, reply: Reply) -> Result<(), DisconnectReason> {
         let Some(peer) = self.peers.get_mut(&token) else { return Ok(()) };
         peer.answer(reply, &mut self.reply)
     }
@@ -150,13 +152,13 @@ impl Service {
         class: SizeClass,
         count: u32,
         now: Nanos,
-    ) -> Result<(), Farewell> {
+    ) -> Result<(), DisconnectReason> {
         let Opened { region, geometry, depot, .. } = &mut self.opened;
         let blocks = depot.take(class, count, now, &RegionTables { region, geometry });
-        let mut blocks = blocks.map_err(Farewell::Failed)?;
+        let mut blocks = blocks.map_err(DisconnectReason::Failed)?;
         let rested = count == 0 || !blocks.is_empty();
         if !rested {
-            blocks = self.evict(class, count).map_err(Farewell::Failed)?;
+            blocks = self.evict(class, count).map_err(DisconnectReason::Failed)?;
         }
         self.statistics.blocks_taken += blocks.len() as u64;
         if rested || !blocks.is_empty() {
@@ -169,7 +171,7 @@ impl Service {
         self.statistics.requests_denied += u64::from(!soon);
         self.reply(token, Reply::Blocks { class, rested: true, soon, blocks })?;
         if recalls {
-            self.ask_writers(Ask::Return);
+            self.ask_writers(ServerRequest::Return);
         }
         Ok(())
     }
@@ -179,7 +181,7 @@ impl Service {
     /// place that rests may clear it.
     fn seek_chunk(&mut self, now: Nanos) -> SplitOutcome {
         if self.recall(CHUNKS, self.opened.depot.returned(None), now) {
-            self.ask_writers(Ask::Return);
+            self.ask_writers(ServerRequest::Return);
         }
         let has_some = self.opened.depot.has_some_by(None, now.saturating_add(SOON_NS));
         match has_some || !self.opened.index.resting.is_empty() {
@@ -213,8 +215,8 @@ impl Service {
     }
 
     /// Asks every writer; returns their connections.
-    fn ask_writers(&mut self, ask: Ask) -> Vec<u64> {
-        let is_writer = |who| matches!(who, Who::Client { role: Role::Writer, .. });
+    fn ask_writers(&mut self, ask: ServerRequest) -> Vec<u64> {
+        let is_writer = |who| matches!(who, ClientIdentity::Client { role: Role::Writer, .. });
         let writers = self.peers.iter_mut().filter(|(_, peer)| is_writer(peer.who));
         let mut asked = Vec::new();
         for (token, peer) in writers {
@@ -241,18 +243,20 @@ impl Service {
         match self.collector.step(depot, index, &memory, now)? {
             Step::Nothing => {}
             Step::Ask => {
-                let ask = Ask::Report { collection: self.collector.number() };
+                let ask = ServerRequest::Report { collection: self.collector.number() };
                 let asked = self.ask_writers(ask);
                 self.collector.asked(asked.into_iter().collect(), now);
             }
             Step::Fence(tokens) => {
-                tokens.into_iter().for_each(|token| self.part_silent(token, &Farewell::Mute));
+                tokens
+                    .into_iter()
+                    .for_each(|token| self.disconnect_silent(token, &DisconnectReason::Mute));
             }
         }
         Ok(())
     }
 }
 
-fn broken(why: impl std::fmt::Display) -> Farewell {
-    Farewell::Broken(why.to_string())
+fn broken(why: impl std::fmt::Display) -> DisconnectReason {
+    DisconnectReason::Broken(why.to_string())
 }

@@ -4,7 +4,7 @@ use farside_control::{Refusal, Role};
 use farside_fabric::boot_time_ns;
 
 use super::{STRANGERS_MAX, Service};
-use crate::peer::{Farewell, Who};
+use crate::peer::{ClientIdentity, DisconnectReason};
 
 /// One place in this many is kept: from readers for writers, and from one user for others.
 const KEPT_SHARE: u32 = 8;
@@ -21,7 +21,7 @@ impl Service {
         let share = share(self.clients.clients_max());
         let clients = || self.peers.values().filter(|peer| peer.is_client());
         if role == Role::Reader {
-            let is_reader = |who| matches!(who, Who::Client { role: Role::Reader, .. });
+            let is_reader = |who| matches!(who, ClientIdentity::Client { role: Role::Reader, .. });
             let readers = clients().filter(|peer| is_reader(peer.who)).count();
             if readers >= share {
                 return Err(Refusal::FullOfReaders { readers: readers as u64 });
@@ -55,6 +55,6 @@ impl Service {
             Some(0) => tracing::warn!("{why}"),
             Some(others) => tracing::warn!(others, "{why}"),
         }
-        self.part(*oldest, &Farewell::Crowded);
+        self.disconnect(*oldest, &DisconnectReason::Crowded);
     }
 }

@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use farside_config::ServerConfig;
 use farside_control::{
-    Ask, Channel, ConnectRequest, Purpose, REQUEST_BYTES_MAX, Refusal, Role, Welcome, encode_reply,
+    Channel, ConnectRequest, Purpose, REQUEST_BYTES_MAX, Refusal, Role, ServerRequest, Welcome,
+    encode_reply,
 };
 use farside_fabric::shm::Region;
 use farside_fabric::verbs::{
@@ -21,7 +22,7 @@ use super::roll_call::Call;
 use super::{EVENTS_MAX, Service};
 use crate::error::ServerError;
 use crate::own_endpoint::LANES;
-use crate::peer::{Farewell, Peer, Who};
+use crate::peer::{ClientIdentity, DisconnectReason, Peer};
 
 /// How many sessions a client may have.
 const SESSIONS_MAX: usize = 4096;
@@ -150,7 +151,7 @@ impl Service {
             let welcome = welcome.ok_or("there is no device")?;
             let accepted = incoming.accept_control(&encode_reply(&Ok(welcome)));
             let channel = Channel::Verbs(accepted.map_err(|error| error.to_string())?);
-            let peer = Peer::new(channel, Who::Client { id, role, lease, ticket });
+            let peer = Peer::new(channel, ClientIdentity::Client { id, role, lease, ticket });
             self.add_peer(peer).map_err(|error| error.to_string())
         });
         match added {
@@ -177,7 +178,7 @@ impl Service {
         (client_id, ticket, role): (u16, u64, Role),
     ) -> Result<(), (Incoming, Refusal)> {
         let found = self.peers.iter().find_map(|(token, peer)| match peer.who {
-            Who::Client { id, role: of, lease, ticket: own } => {
+            ClientIdentity::Client { id, role: of, lease, ticket: own } => {
                 ((id, of, own) == (client_id, role, ticket)).then_some((*token, lease))
             }
             _ => None,
@@ -215,12 +216,12 @@ impl Service {
         for token in ask {
             if let Some(peer) = self.peers.get_mut(&token) {
                 // One that is gone already is found out soon, and what does not fit waits for room.
-                let _ = peer.ask(Ask::Alive, &mut self.reply);
+                let _ = peer.ask(ServerRequest::Alive, &mut self.reply);
                 let _ = self.settle(token);
             }
         }
         for (token, ms) in silent {
-            self.part_silent(token, &Farewell::Unanswered { ms });
+            self.disconnect_silent(token, &DisconnectReason::Unanswered { ms });
         }
     }
 
@@ -229,7 +230,7 @@ impl Service {
         let of_client = self.peers.iter().find(|(_, peer)| peer.connection_id() == Some(id));
         if let Some(token) = of_client.map(|(token, _)| *token) {
             self.listen_to(token);
-            return self.part(token, &Farewell::Gone);
+            return self.disconnect(token, &DisconnectReason::Gone);
         }
         for peer in self.peers.values_mut() {
             peer.data.retain(|connection| connection.id() != id);

@@ -3,13 +3,13 @@
 use farside_control::Refusal;
 use farside_fabric::Nanos;
 
-use crate::complaint::Complaint;
+use crate::rate_limited_warning::RateLimitedWarning;
 
 /// A warning that strangers can cause as often as they like: once in a while, with the number of
 /// those left out.
 #[derive(Debug, Default)]
 pub(super) struct RareWarning {
-    complaint: Complaint,
+    complaint: RateLimitedWarning,
     untold: u64,
 }
 
@@ -49,7 +49,7 @@ impl Refusals {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::complaint::COMPLAINT_NS;
+    use crate::rate_limited_warning::COMPLAINT_NS;
 
     #[test]
     fn who_is_refused_again_and_again_fills_no_log() {

@@ -12,7 +12,7 @@
 use std::collections::BTreeMap;
 
 use farside_fabric::Nanos;
-use farside_fabric::waiting::Waiting;
+use farside_fabric::waiting::WaitTimer;
 
 /// By what part of the time a clock may run slow or fast and count as right.
 const DRIFT: i128 = 16;
@@ -25,7 +25,7 @@ struct Client {
     /// When that was found out.
     answered_at: Nanos,
     /// For an answer, and when it was asked.
-    awaited: Option<(Nanos, Waiting)>,
+    awaited: Option<(Nanos, WaitTimer)>,
 }
 
 /// What to do now.
@@ -85,7 +85,7 @@ impl RollCall {
     /// When there is something to do; never while there are no writers.
     pub(super) fn next_step_at(&self) -> Option<Nanos> {
         let ask_at = self.asked_at.saturating_add(self.period_ns());
-        let look_at = Waiting::since(self.looked_at).next_look_at(self.silence_max_ns());
+        let look_at = WaitTimer::since(self.looked_at).next_look_at(self.silence_max_ns());
         let at = if self.awaited > 0 { ask_at.min(look_at) } else { ask_at };
         (!self.clients.is_empty()).then_some(at)
     }
@@ -98,13 +98,13 @@ impl RollCall {
         for (token, client) in &mut self.clients {
             match &mut client.awaited {
                 Some((_, waiting)) => {
-                    waiting.look(now);
+                    waiting.advance(now);
                     if waiting.waited() >= silence_max_ns {
                         call.silent.push((*token, waiting.waited() / 1_000_000));
                     }
                 }
                 None if is_time => {
-                    client.awaited = Some((now, Waiting::since(now)));
+                    client.awaited = Some((now, WaitTimer::since(now)));
                     self.awaited += 1;
                     call.ask.push(*token);
                 }
@@ -127,7 +127,7 @@ impl RollCall {
         self.awaited -= 1;
         // It read its clock between the question and now. A server that was stopped meanwhile
         // does not know when it was answered, and takes it to have been early.
-        waiting.look(now);
+        waiting.advance(now);
         let answered_at = asked_at.saturating_add(waiting.waited());
         let clock = i128::from(clock);
         let (most, least) = (clock - i128::from(asked_at), clock - i128::from(answered_at));

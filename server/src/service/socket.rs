@@ -13,7 +13,7 @@ use rustix::event::epoll;
 use super::door::Door;
 use super::{ACCEPT_PAUSE_NS, Service};
 use crate::error::ServerError;
-use crate::peer::{Farewell, Peer, Who};
+use crate::peer::{ClientIdentity, DisconnectReason, Peer};
 
 /// A socket, and what those who come through it get.
 pub(super) struct Socket {
@@ -65,7 +65,7 @@ impl Service {
         };
         let user = connection.peer_user();
         let added = Channel::over(connection).and_then(|channel| {
-            let mut peer = Peer::new(channel, Who::Stranger);
+            let mut peer = Peer::new(channel, ClientIdentity::Stranger);
             peer.user = Some(user?);
             self.add_peer(peer)
         });
@@ -79,7 +79,7 @@ impl Service {
         true
     }
 
-    pub(super) fn welcome(&mut self, token: u64, bytes: &[u8]) -> Result<(), Farewell> {
+    pub(super) fn welcome(&mut self, token: u64, bytes: &[u8]) -> Result<(), DisconnectReason> {
         let malformed = Refusal::Malformed { bytes: bytes.len() as u64 };
         let request = ConnectRequest::decode(bytes)
             .and_then(|request| self.tokens.admit(&request).map(|()| request))
@@ -102,17 +102,17 @@ impl Service {
             Err(refusal) => {
                 // Whoever does not take it learns less.
                 let _ = connection.send(&encode_reply(&Err(refusal)), None);
-                Err(Farewell::Refused(refusal))
+                Err(DisconnectReason::Refused(refusal))
             }
             Ok((role, welcome)) => {
                 let Welcome { client_id: id, lease, ticket, .. } = welcome;
                 let descriptor = socket.descriptor(role);
                 if let Err(error) = connection.send(&encode_reply(&Ok(welcome)), Some(descriptor)) {
                     self.take_back_admission(id);
-                    return Err(Farewell::Unreachable(error));
+                    return Err(DisconnectReason::Unreachable(error));
                 }
                 tracing::info!(client = id, ?role, "a client connected");
-                peer.who = Who::Client { id, role, lease, ticket };
+                peer.who = ClientIdentity::Client { id, role, lease, ticket };
                 Ok(())
             }
         }

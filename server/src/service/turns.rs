@@ -15,7 +15,7 @@ use rustix::event::epoll;
 use super::door::Door;
 use super::{EVENTS_MAX, FIRST_PEER, LISTENER, STOP, Service, watch};
 use crate::error::{ServerError, system};
-use crate::peer::{Farewell, Peer};
+use crate::peer::{DisconnectReason, Peer};
 
 /// How long messages are answered before the thread looks at everything else.
 const TURN_NS: Nanos = 2_000_000;
@@ -91,9 +91,9 @@ impl Service {
 
     /// Ends the connection of a client that did not answer. One that waits for its turn stays: its
     /// answer may be among the messages that the last turn did not take.
-    pub(super) fn part_silent(&mut self, token: u64, farewell: &Farewell) {
+    pub(super) fn disconnect_silent(&mut self, token: u64, farewell: &DisconnectReason) {
         if self.peers.get(&token).is_some_and(|peer| !peer.is_queued) {
-            self.part(token, farewell);
+            self.disconnect(token, farewell);
         }
     }
 
@@ -115,13 +115,13 @@ impl Service {
             match more {
                 Ok(true) => {}
                 Ok(false) => return,
-                Err(Farewell::Goodbye) => return self.let_leave(token),
+                Err(DisconnectReason::Goodbye) => return self.sign_off(token),
                 // Not this client's fault; but nobody can be served.
-                Err(Farewell::Failed(error)) => {
+                Err(DisconnectReason::Failed(error)) => {
                     self.failed = Some(error);
                     return;
                 }
-                Err(farewell) => return self.part(token, &farewell),
+                Err(farewell) => return self.disconnect(token, &farewell),
             }
         }
         // It has had its share; others come before the rest.

@@ -6,7 +6,7 @@ use farside_fabric::Nanos;
 use super::execution::Execution;
 use super::monitor::Violation;
 use super::process::State;
-use super::twin::Twin;
+use super::twin::Mutant;
 
 /// The pace of a clock that runs as the world's does: sixteenths of a second in a second.
 pub(super) const PACE: u8 = 16;
@@ -85,8 +85,8 @@ impl Execution<'_> {
         let scenario = self.prepared.scenario;
         let within = scenario.answer_ns;
         let allowed = match scenario.server {
-            Some(Twin::NeverFenced) => None,
-            Some(Twin::FencedLate) => within.map(|within| 4 * within),
+            Some(Mutant::NeverFenced) => None,
+            Some(Mutant::FencedLate) => within.map(|within| 4 * within),
             _ => within,
         };
         let is_late = |within: Option<Nanos>| within.is_some_and(|within| paused_for > within);

@@ -9,9 +9,9 @@ use farside_fabric::Nanos;
 use farside_layout::{BlockAddress, CHUNK_BYTES, ChunkUse, HeaderWord, SizeClass};
 use farside_server::testing::{Headers, TestDepot};
 
-use super::ground::{GRACE_MS, Ground};
+use super::ground::{GRACE_MS, SimRegion};
 use super::memory::mix;
-use super::twin::Twin;
+use super::twin::Mutant;
 use super::world::World;
 
 /// What the server's processor is called among processes.
@@ -20,7 +20,7 @@ const GRACE_NS: Nanos = GRACE_MS as Nanos * 1_000_000;
 
 pub(super) struct SimDepot {
     depot: TestDepot,
-    twin: Option<Twin>,
+    twin: Option<Mutant>,
     /// Where its blocks are.
     chunk: Range<u64>,
     /// A hash of everything that it was asked and given.
@@ -28,7 +28,7 @@ pub(super) struct SimDepot {
 }
 
 /// The headers in memory, as the server's processor reads and writes them.
-struct WorldHeaders<'w>(&'w RefCell<World>, Option<Twin>);
+struct WorldHeaders<'w>(&'w RefCell<World>, Option<Mutant>);
 
 impl Headers for WorldHeaders<'_> {
     fn header(&self, address: BlockAddress) -> HeaderWord {
@@ -43,8 +43,8 @@ impl Headers for WorldHeaders<'_> {
     fn set_header(&self, address: BlockAddress, header: HeaderWord) {
         let world = &mut *self.0.borrow_mut();
         let Ok(place) = world.memory.place(address.offset(), 8) else { return };
-        if self.1 == Some(Twin::HeadersNotWritten) {
-            return world.lied(Twin::HeadersNotWritten);
+        if self.1 == Some(Mutant::HeadersNotWritten) {
+            return world.lied(Mutant::HeadersNotWritten);
         }
         let value = header.bits();
         world.write(SERVER, place, value);
@@ -53,9 +53,9 @@ impl Headers for WorldHeaders<'_> {
 
 impl SimDepot {
     /// All blocks of the last chunk are with it, except key 0's.
-    pub(super) fn new(ground: &Ground, twin: Option<Twin>, now: Nanos) -> Self {
+    pub(super) fn new(ground: &SimRegion, twin: Option<Mutant>, now: Nanos) -> Self {
         let uses = [ChunkUse::Subtables, ChunkUse::Subtables, ChunkUse::Blocks(ground.class)];
-        let rest = (twin == Some(Twin::ChunkRestsForGrace)).then_some(GRACE_NS);
+        let rest = (twin == Some(Mutant::ChunkRestsForGrace)).then_some(GRACE_NS);
         let mut depot = TestDepot::new(ground.geometry, &uses, GRACE_NS, rest, now);
         depot.link(ground.first_block(), now);
         let start = ground.first_block().address.offset() - ground.class.block_bytes();
@@ -70,8 +70,8 @@ impl SimDepot {
             .first()
             .map_or(0, |block| u64::from(block.address.0) << 32 | u64::from(block.generation));
         self.state = mix(mix(self.state, u64::from(class.index()) << 56 | now), given);
-        if self.twin == Some(Twin::ChunkRestsForGrace) && class.index() > 0 && given != 0 {
-            world.borrow_mut().lied(Twin::ChunkRestsForGrace);
+        if self.twin == Some(Mutant::ChunkRestsForGrace) && class.index() > 0 && given != 0 {
+            world.borrow_mut().lied(Mutant::ChunkRestsForGrace);
         }
         blocks
     }
@@ -88,9 +88,9 @@ impl SimDepot {
         for block in &blocks {
             self.state = mix(mix(self.state, block.address.0.into()), now << 1 | u64::from(rested));
         }
-        let at_once = !rested && !blocks.is_empty() && self.twin == Some(Twin::GivenAtOnce);
+        let at_once = !rested && !blocks.is_empty() && self.twin == Some(Mutant::GivenAtOnce);
         if at_once {
-            world.borrow_mut().lied(Twin::GivenAtOnce);
+            world.borrow_mut().lied(Mutant::GivenAtOnce);
         }
         self.depot.give(class, blocks, rested || at_once, now);
     }

@@ -5,9 +5,9 @@ use std::hash::Hasher;
 use std::rc::Rc;
 use std::task::{Context, Waker};
 
-use super::session::Rig;
+use super::session::TestSession;
 use farside_fabric::{LaneId, Nanos};
-use farside_protocol::split::Progress;
+use farside_protocol::split::SplitProgress;
 
 use super::fabric::{PAUSE_NS_MAX, SimFabric};
 use super::lane::Phase;
@@ -26,7 +26,7 @@ use super::world::World;
 pub(super) struct Execution<'s> {
     pub(super) prepared: &'s Prepared<'s>,
     pub(super) world: Rc<RefCell<World>>,
-    pub(super) rigs: Vec<Rc<Rig<SimFabric>>>,
+    pub(super) rigs: Vec<Rc<TestSession<SimFabric>>>,
     pub(super) processes: Vec<Process>,
     pub(super) monitor: Monitor,
     /// Who acted last, and must go on because nothing happened yet since it began.
@@ -47,7 +47,7 @@ pub(super) struct Execution<'s> {
     /// Completions are events of their own.
     pub(super) lazy: bool,
     /// Who looks at everything at the end, by the directory there was at the start.
-    pub(super) observer: Option<Rc<Rig<SimFabric>>>,
+    pub(super) observer: Option<Rc<TestSession<SimFabric>>>,
 }
 
 impl Execution<'_> {
@@ -359,7 +359,7 @@ impl Execution<'_> {
                 let mut world = self.world.borrow_mut();
                 world.split = Some(progress);
                 world.note(at, || format!("ends the split: {progress:?}"));
-                if progress != Progress::Done {
+                if progress != SplitProgress::Done {
                     return Err(Violation::Failed(format!("the split is {progress:?}")));
                 }
             }

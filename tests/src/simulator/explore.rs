@@ -15,7 +15,7 @@ use super::monitor::Violation;
 use super::prepared::Prepared;
 use super::process::Action;
 use super::scenario::Scenario;
-use super::twin::Twin;
+use super::twin::Mutant;
 
 /// How far a search went.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -31,7 +31,7 @@ pub struct Explored {
     /// Nothing was left out but what the bound on preemptions excludes.
     pub exhausted: bool,
     /// Twins of the scenario that did nothing that they should not.
-    pub unfired: Vec<Twin>,
+    pub unfired: Vec<Mutant>,
 }
 
 /// What a search leaves out.
@@ -64,7 +64,7 @@ struct Search<'s> {
     visited: HashMap<u64, u8>,
     frames: Vec<Frame>,
     explored: Explored,
-    fired: Vec<Twin>,
+    fired: Vec<Mutant>,
 }
 
 impl Scenario {

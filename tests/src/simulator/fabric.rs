@@ -13,7 +13,7 @@ use super::clock::Clock;
 use super::lane::{Lane, Phase, extent};
 use super::lies::Lie;
 use super::memory::mix;
-use super::twin::Twin;
+use super::twin::Mutant;
 use super::world::World;
 
 /// Pauses up to this take no time: the clock of a simulation is coarse, so that executions that
@@ -187,22 +187,22 @@ impl SimFabric {
         if !matches!(verb, Verb::Read { .. }) {
             let twin = self.lie.as_ref().map(|lie| lie.twin());
             // What it did before nobody noticed: that could have been now, too.
-            if twin == Some(Twin::QueueUncounted)
+            if twin == Some(Mutant::QueueUncounted)
                 && world.now > state.deadline
                 && std::mem::take(&mut state.is_queued)
             {
                 // The device goes on trying from the time at which the chain leaves the queue.
                 state.deadline = world.now + self.timing.lateness_max_ns;
-                world.lied(Twin::QueueUncounted);
+                world.lied(Mutant::QueueUncounted);
             }
             if world.now > state.deadline {
                 return Err(ChainError::Late);
             }
-            if twin == Some(Twin::BlocksOfTwoOwners) && matches!(verb, Verb::Write { .. }) {
-                world.lied(Twin::BlocksOfTwoOwners);
+            if twin == Some(Mutant::BlocksOfTwoOwners) && matches!(verb, Verb::Write { .. }) {
+                world.lied(Mutant::BlocksOfTwoOwners);
             }
         }
-        if matches!(verb, Verb::Write { .. } | Verb::WriteHalf { .. } | Verb::WriteWord { .. }) {
+        if matches!(verb, Verb::Write { .. } | Verb::WriteU32 { .. } | Verb::WriteWord { .. }) {
             // Contract 4: clients swap the words and hints of slots.
             let written = remote + word as u64 * 8;
             let is_slot =
@@ -225,7 +225,7 @@ impl SimFabric {
                 state.progress ^= mix(tag, 1);
                 world.write(process, place, value);
             }
-            Verb::WriteHalf { remote, value } => {
+            Verb::WriteU32 { remote, value } => {
                 state.progress ^= mix(tag, 1);
                 let shift = (remote & 4) * 8;
                 let kept = before & !(0xffff_ffff << shift);

@@ -8,7 +8,7 @@ use super::monitor::Violation;
 use super::prepared::{Prepared, name};
 use super::process::Action;
 use super::trace::Line;
-use super::twin::Twin;
+use super::twin::Mutant;
 use crate::linearizability::Record;
 
 /// An execution that went wrong.
@@ -21,7 +21,7 @@ pub struct Failure {
     pub history: Vec<Record>,
     trace: Vec<Line>,
     /// Twins of the scenario that did in this execution nothing that they should not.
-    pub unfired: Vec<Twin>,
+    pub unfired: Vec<Mutant>,
     /// How many executions went well before.
     pub executions: u64,
     /// Which seed led here, if one did.

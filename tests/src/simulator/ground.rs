@@ -36,7 +36,7 @@ const HASH_KEY: [u8; 16] = *b"a simulated key.";
 
 /// Where things are.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Ground {
+pub(super) struct SimRegion {
     pub(super) format: Format,
     pub(super) geometry: Geometry,
     pub(super) class: SizeClass,
@@ -84,7 +84,7 @@ pub(super) fn hash(key: &[u8]) -> KeyHash {
     KeyHasher::new(&HASH_KEY).hash(key)
 }
 
-impl Ground {
+impl SimRegion {
     /// For so many clients with at most so many blocks, and with so many slots, some of them used.
     pub(super) fn new(
         blocks: u64,

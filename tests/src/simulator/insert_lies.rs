@@ -7,10 +7,10 @@ use farside_layout::{
 };
 
 use super::ground::{hash, keys};
-use super::lies::{Liar, swaps};
+use super::lies::{MutantFabric, swaps};
 use super::scenario::ROUND_TRIP_MIN_NS;
 use super::split_lies::nothing;
-use super::twin::Twin;
+use super::twin::Mutant;
 
 /// What becomes of an EMPTY word in so many incarnations.
 pub(super) fn later(word: u64, incarnations: u64) -> u64 {
@@ -24,7 +24,7 @@ pub(super) fn with_incarnation(word: u64, incarnation: u8) -> u64 {
     word & !SlotWord::empty(INCARNATION_MAX).bits() | SlotWord::empty(incarnation).bits()
 }
 
-impl Liar {
+impl MutantFabric {
     /// A claim by the hint of this slot.
     pub(super) fn post_hint(
         &mut self,
@@ -32,12 +32,12 @@ impl Liar {
         (at, slot, expected): (usize, u64, u64),
     ) {
         match self.twin {
-            Twin::NoClaim(_) => {
+            Mutant::NoClaim(_) => {
                 self.words.insert(slot, (0, 0));
                 self.told = Some(expected);
                 chain.remove(at);
             }
-            Twin::LooksTooEarly => chain.swap(at, at + 1),
+            Mutant::LooksTooEarly => chain.swap(at, at + 1),
             _ => {}
         }
     }
@@ -52,47 +52,47 @@ impl Liar {
         let is = |from, to| swaps(expected, desired, from, to);
         let swap = |expected, desired| Verb::CompareSwap { remote: slot, expected, desired };
         match self.twin {
-            Twin::NoClaim(_) if is(Empty, Pending) => {
+            Mutant::NoClaim(_) if is(Empty, Pending) => {
                 self.words.insert(slot, (expected, desired));
                 self.told = Some(expected);
                 chain.remove(at);
             }
-            Twin::NoClaim(key) if is(Empty, Live) => {
+            Mutant::NoClaim(key) if is(Empty, Live) => {
                 let value = hash(&keys()[key]).hint(FIRST_INCARNATION);
                 chain.insert(at, Verb::WriteWord { remote: slot + HINT_OFFSET, value });
             }
-            Twin::NoClaim(_) if is(Pending, Live) => {
+            Mutant::NoClaim(_) if is(Pending, Live) => {
                 let (real, _) = self.words[&slot];
                 chain[at] = swap(real, desired);
             }
-            Twin::NoClaim(_) if is(Pending, Empty) || is(Aborted, Empty) => {
+            Mutant::NoClaim(_) if is(Pending, Empty) || is(Aborted, Empty) => {
                 self.told = Some(expected);
                 chain.clear();
                 // A chain needs a verb.
                 chain.push(Verb::Read { remote: slot, into: Buffer::Window, bytes: 8 });
             }
-            Twin::LooksTooEarly if is(Empty, Pending) => chain.swap(at, at + 1),
-            Twin::NobodyAborted if is(Pending, Aborted) || is(Empty, Empty) => {
+            Mutant::LooksTooEarly if is(Empty, Pending) => chain.swap(at, at + 1),
+            Mutant::NobodyAborted if is(Pending, Aborted) || is(Empty, Empty) => {
                 self.told = Some(expected);
                 chain[at] = nothing(slot);
             }
-            Twin::HintBeforePending(key) if is(Empty, Pending) => {
+            Mutant::HintBeforePending(key) if is(Empty, Pending) => {
                 let incarnation = SlotWord::from_bits(desired).incarnation();
                 let value = hash(&keys()[key]).hint(incarnation);
                 chain.insert(at, Verb::WriteWord { remote: slot + HINT_OFFSET, value });
             }
-            Twin::WithdrawKeepsHint | Twin::WithdrawOften if is(Pending, Empty) => {
+            Mutant::WithdrawKeepsHint | Mutant::WithdrawOften if is(Pending, Empty) => {
                 chain[at] = swap(expected, later(desired, INCARNATIONS - 2));
                 self.delay = (INCARNATIONS - 2) * ROUND_TRIP_MIN_NS;
-                if self.twin == Twin::WithdrawKeepsHint {
+                if self.twin == Mutant::WithdrawKeepsHint {
                     chain.remove(at - 1);
                 }
             }
-            Twin::FirstTwice(_) if is(Empty, Pending) && expected == 0 => {
+            Mutant::FirstTwice(_) if is(Empty, Pending) && expected == 0 => {
                 self.words.insert(slot, (0, 0));
                 chain[at] = swap(expected, with_incarnation(desired, FIRST_INCARNATION));
             }
-            Twin::FirstTwice(key) if self.words.contains_key(&slot) => {
+            Mutant::FirstTwice(key) if self.words.contains_key(&slot) => {
                 let first = |word| with_incarnation(word, FIRST_INCARNATION);
                 chain[at] = swap(first(expected), first(desired));
                 if let [Verb::CompareSwap { desired, .. }, _] = &mut chain[..]

@@ -88,7 +88,7 @@ pub(super) fn extent(verb: &Verb) -> (u64, u64) {
         Verb::Read { remote, bytes, .. } | Verb::Write { remote, bytes, .. } => {
             (remote, u64::from(bytes))
         }
-        Verb::WriteHalf { remote, .. }
+        Verb::WriteU32 { remote, .. }
         | Verb::WriteWord { remote, .. }
         | Verb::CompareSwap { remote, .. } => (remote, 8),
     }

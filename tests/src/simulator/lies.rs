@@ -15,7 +15,7 @@ use super::ground::{GRACE_MS, hash, keys};
 use super::insert_lies::{later, with_incarnation};
 use super::memory::Memory;
 use super::split_lies::{SplitLies, nothing};
-use super::twin::Twin;
+use super::twin::Mutant;
 
 /// The scratch buffers of a lane.
 pub(super) type Buffers = [Vec<u64>; Buffer::COUNT];
@@ -23,7 +23,7 @@ pub(super) type Buffers = [Vec<u64>; Buffer::COUNT];
 /// What a fabric does other than it was told.
 pub(super) trait Lie {
     /// Which twin this is.
-    fn twin(&self) -> Twin;
+    fn twin(&self) -> Mutant;
 
     /// Changes a chain as it is posted.
     fn post(&mut self, chain: &mut Vec<Verb>, memory: &Memory);
@@ -45,8 +45,8 @@ pub(super) trait Lie {
 }
 
 /// A twin at work.
-pub(super) struct Liar {
-    pub(super) twin: Twin,
+pub(super) struct MutantFabric {
+    pub(super) twin: Mutant,
     /// What the clock shows beyond the truth, or where it stopped.
     clock: Cell<Nanos>,
     /// The first generation seen of each block, by its offset.
@@ -66,10 +66,10 @@ pub(super) struct Liar {
     pub(super) split: SplitLies,
 }
 
-impl Liar {
+impl MutantFabric {
     /// A clock that stands still has done so since `now`.
-    pub(super) fn new(twin: Twin, now: Nanos) -> Self {
-        let stopped = matches!(twin, Twin::StoppedClock | Twin::StoppedClockOnly);
+    pub(super) fn new(twin: Mutant, now: Nanos) -> Self {
+        let stopped = matches!(twin, Mutant::StoppedClock | Mutant::StoppedClockOnly);
         Self {
             twin,
             clock: Cell::new(if stopped { now } else { 0 }),
@@ -121,19 +121,19 @@ pub(super) fn window_words() -> impl Iterator<Item = usize> {
     (0..2usize).flat_map(|row| (0..7usize).map(move |slot| row * 16 + 2 + slot * 2))
 }
 
-impl Lie for Liar {
-    fn twin(&self) -> Twin {
+impl Lie for MutantFabric {
+    fn twin(&self) -> Mutant {
         self.twin
     }
 
     fn now(&self, now: Nanos) -> Nanos {
         match self.twin {
-            Twin::FastClock => {
+            Mutant::FastClock => {
                 let ahead = self.clock.get() + u64::from(GRACE_MS) * 1_000_000;
                 self.clock.set(ahead);
                 now + ahead
             }
-            Twin::StoppedClock | Twin::StoppedClockOnly => self.clock.get(),
+            Mutant::StoppedClock | Mutant::StoppedClockOnly => self.clock.get(),
             _ => now,
         }
     }
@@ -147,7 +147,7 @@ impl Lie for Liar {
     }
 
     fn fail(&self, error: &mut ChainError) {
-        if self.twin == Twin::UnknownIsNothing && *error == ChainError::Unknown {
+        if self.twin == Mutant::UnknownIsNothing && *error == ChainError::Unknown {
             *error = ChainError::Fenced;
         }
     }
@@ -172,7 +172,7 @@ impl Lie for Liar {
             self.complete_swap((slot, expected, desired), found);
             self.lose_cached((slot, expected, desired), found);
             self.lost = *found != expected && state(*found) == SlotState::Live;
-            if self.lost && matches!(self.twin, Twin::FoundBelieved(_)) {
+            if self.lost && matches!(self.twin, Mutant::FoundBelieved(_)) {
                 // After as many others as there are, the number is that of the cached word.
                 let number = SlotWord::from_bits(expected).incarnation();
                 let told = with_incarnation(*found, number);
@@ -182,16 +182,16 @@ impl Lie for Liar {
         }
         for verb in asked {
             // A block, without its padding where the location is cached; an old header is shorter.
-            if let Verb::Read { remote, into: Buffer::Block, bytes: 48 | 64 } = *verb {
-                self.complete_block(remote, &mut buffers[Buffer::Block as usize]);
+            if let Verb::Read { remote, into: Buffer::ReadBlock, bytes: 48 | 64 } = *verb {
+                self.complete_block(remote, &mut buffers[Buffer::ReadBlock as usize]);
             }
         }
         if let (
-            Twin::SuccessorBelieved,
+            Mutant::SuccessorBelieved,
             [Verb::Read { bytes: 16, .. }, Verb::Read { remote, .. }],
         ) = (self.twin, asked)
         {
-            let slot = leads_to(*remote, &buffers[Buffer::Block as usize]);
+            let slot = leads_to(*remote, &buffers[Buffer::ReadBlock as usize]);
             let told = [slot.word().bits(), slot.hint()];
             buffers[Buffer::Window as usize][..2].copy_from_slice(&told);
         }
@@ -200,16 +200,15 @@ impl Lie for Liar {
     }
 }
 
-impl Liar {
+impl MutantFabric {
     fn post_marks(&mut self, chain: &mut Vec<Verb>, memory: &Memory) {
-        let Some(mark) = chain.iter().position(|verb| matches!(verb, Verb::WriteHalf { .. }))
-        else {
+        let Some(mark) = chain.iter().position(|verb| matches!(verb, Verb::WriteU32 { .. })) else {
             return;
         };
         match (self.twin, chain[mark]) {
-            (Twin::MarkAfterSwap, _) => chain.swap(mark, mark + 1),
-            (Twin::NoMark, _) => drop(chain.remove(mark)),
-            (Twin::MarkOfEightBytes, Verb::WriteHalf { remote, .. }) => {
+            (Mutant::MarkAfterSwap, _) => chain.swap(mark, mark + 1),
+            (Mutant::NoMark, _) => drop(chain.remove(mark)),
+            (Mutant::MarkOfEightBytes, Verb::WriteU32 { remote, .. }) => {
                 chain[mark] = Verb::WriteWord { remote, value: memory.word(remote) | 1 };
             }
             _ => {}
@@ -226,7 +225,7 @@ impl Liar {
         let is = |from, to| swaps(expected, desired, from, to);
         let swap = |expected, desired| Verb::CompareSwap { remote: slot, expected, desired };
         match self.twin {
-            Twin::SwapInTwo => {
+            Mutant::SwapInTwo => {
                 let found = memory.word(slot);
                 self.told = Some(found);
                 if found == expected {
@@ -235,28 +234,28 @@ impl Liar {
                     chain.remove(at);
                 }
             }
-            Twin::AbortsToEmpty if is(Pending, Aborted) => {
+            Mutant::AbortsToEmpty if is(Pending, Aborted) => {
                 chain[at] = swap(expected, SlotWord::from_bits(desired).emptied().bits());
             }
-            Twin::AbortsToEmpty if is(Aborted, Empty) => {
+            Mutant::AbortsToEmpty if is(Aborted, Empty) => {
                 self.told = Some(expected);
                 chain[at] = nothing(slot);
             }
-            Twin::TakesAborted | Twin::SameIncarnation | Twin::FoundBelieved(_) => {
+            Mutant::TakesAborted | Mutant::SameIncarnation | Mutant::FoundBelieved(_) => {
                 if let Some((real, told)) = self.words.get(&slot)
                     && *told == expected
                 {
                     chain[at] = swap(*real, desired);
                 }
             }
-            Twin::HintAfterClear if is(Pending, Empty) || is(Aborted, Empty) => {
+            Mutant::HintAfterClear if is(Pending, Empty) || is(Aborted, Empty) => {
                 self.told = Some(memory.word(slot));
                 chain.reverse();
             }
-            Twin::IncarnationsInNoTime if is(Live, Empty) => {
+            Mutant::IncarnationsInNoTime if is(Live, Empty) => {
                 chain[at] = swap(expected, later(desired, INCARNATIONS - 1));
             }
-            Twin::NewAgain if is(Empty, Moved) && expected == 0 => {
+            Mutant::NewAgain if is(Empty, Moved) && expected == 0 => {
                 chain[at] = swap(expected, SlotWord::default().with_state(Moved).bits());
             }
             _ => self.post_insert(chain, (at, slot, expected, desired)),
@@ -270,34 +269,36 @@ impl Liar {
         let same_incarnation = wanted.incarnation() == met.incarnation();
         let aborted = wanted.with_state(Aborted).bits();
         match self.twin {
-            Twin::NoClaim(_) if is(Pending, Live) => {
+            Mutant::NoClaim(_) if is(Pending, Live) => {
                 let (real, _) = self.words[&slot];
                 *found = if *found == real { expected } else { aborted };
             }
-            Twin::GoesOnAfterLive
+            Mutant::GoesOnAfterLive
                 if (is(Pending, Aborted) || is(Empty, Empty)) && met.state() == Live =>
             {
                 *found = expected;
             }
-            Twin::AbortsToEmpty
+            Mutant::AbortsToEmpty
                 if (is(Pending, Live) || is(Pending, Empty)) && *found != expected =>
             {
                 *found = aborted;
             }
-            Twin::TakesAborted | Twin::SameIncarnation | Twin::FoundBelieved(_) => {
+            Mutant::TakesAborted | Mutant::SameIncarnation | Mutant::FoundBelieved(_) => {
                 if let Some((real, told)) = self.words.remove(&slot)
                     && *found == real
                 {
                     *found = told;
                 }
             }
-            Twin::FirstTwice(_) if self.words.contains_key(&slot) && met.incarnation() == 1 => {
+            Mutant::FirstTwice(_) if self.words.contains_key(&slot) && met.incarnation() == 1 => {
                 *found = with_incarnation(*found, wanted.incarnation());
             }
-            Twin::AbsorbedByConditional if met.state() == Live && met != wanted => {
+            Mutant::AbsorbedByConditional if met.state() == Live && met != wanted => {
                 *found &= !(1 << 60);
             }
-            Twin::DeleteAbsorbed if is(Live, Empty) && met.state() == Live && same_incarnation => {
+            Mutant::DeleteAbsorbed
+                if is(Live, Empty) && met.state() == Live && same_incarnation =>
+            {
                 *found = expected;
             }
             _ => {}
@@ -307,16 +308,16 @@ impl Liar {
     fn complete_block(&mut self, remote: u64, block: &mut [u64]) {
         let header = HeaderWord::from_bits(block[0]);
         match self.twin {
-            Twin::MarkIgnored => block[0] &= !0xffff_ffff,
-            Twin::GenerationIgnored => {
+            Mutant::MarkIgnored => block[0] &= !0xffff_ffff,
+            Mutant::GenerationIgnored => {
                 let generation = *self.generations.entry(remote).or_insert(header.generation);
                 block[0] = block[0] & 0xffff_ffff | u64::from(generation) << 32;
                 reseal(remote, block);
             }
-            Twin::NoChecksum | Twin::PatienceWithoutMargin | Twin::StoppedClock => {
+            Mutant::NoChecksum | Mutant::PatienceWithoutMargin | Mutant::StoppedClock => {
                 reseal(remote, block)
             }
-            Twin::FoundBelieved(key) if std::mem::take(&mut self.lost) => {
+            Mutant::FoundBelieved(key) if std::mem::take(&mut self.lost) => {
                 block.as_mut_bytes()[BLOCK_HEADER_BYTES as usize..][..keys()[key].len()]
                     .copy_from_slice(&keys()[key]);
                 reseal(remote, block);
@@ -327,7 +328,7 @@ impl Liar {
 
     fn complete_window(&mut self, asked: &[Verb], window: &mut [u64]) {
         let Some(Verb::Read { remote, .. }) = asked.iter().find(|verb| is_window(verb)) else {
-            if let (Twin::PoisonedBelieved, 2, Verb::Read { bytes: 8, .. }) =
+            if let (Mutant::PoisonedBelieved, 2, Verb::Read { bytes: 8, .. }) =
                 (self.twin, asked.len(), asked[0])
             {
                 window[0] = *self.word.get_or_insert(window[0]);
@@ -337,11 +338,11 @@ impl Liar {
         let claims = is_claim(asked);
         self.show_another(*remote, window);
         match self.twin {
-            Twin::AbsorbedByOldWindow if !claims => {
+            Mutant::AbsorbedByOldWindow if !claims => {
                 let first = self.window.get_or_insert_with(|| window[..32].to_vec());
                 window[..32].copy_from_slice(first);
             }
-            Twin::EveryMismatchBelieved(key) if claims => {
+            Mutant::EveryMismatchBelieved(key) if claims => {
                 let hash = hash(&keys()[key]);
                 for at in window_words() {
                     let word = SlotWord::from_bits(window[at]);
@@ -351,12 +352,12 @@ impl Liar {
                     }
                 }
             }
-            Twin::TakesAborted | Twin::SameIncarnation => {
+            Mutant::TakesAborted | Mutant::SameIncarnation => {
                 for at in window_words() {
                     let real = SlotWord::from_bits(window[at]);
                     let told = match (self.twin, real.state()) {
-                        (Twin::TakesAborted, SlotState::Aborted) => real.emptied(),
-                        (Twin::SameIncarnation, SlotState::Empty) => SlotWord::empty(0),
+                        (Mutant::TakesAborted, SlotState::Aborted) => real.emptied(),
+                        (Mutant::SameIncarnation, SlotState::Empty) => SlotWord::empty(0),
                         _ => continue,
                     };
                     self.words.insert(remote + at as u64 * 8, (real.bits(), told.bits()));

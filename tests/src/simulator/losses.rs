@@ -14,7 +14,7 @@ use super::prepared::{client_id, name};
 use super::process::{Action, Process, State};
 use super::server::Chore;
 use super::task::{Events, Reading, Seen, run_script};
-use super::twin::Twin;
+use super::twin::Mutant;
 
 impl Execution<'_> {
     /// Which connections can break now: where nothing is under way, to break later is the same.
@@ -113,13 +113,13 @@ impl Execution<'_> {
         let twin = self.prepared.scenario.server;
         let mut left = std::mem::take(&mut self.left);
         let mut world = self.world.borrow_mut();
-        if twin == Some(Twin::SweepsTheLiving) && left != self.ids {
+        if twin == Some(Mutant::SweepsTheLiving) && left != self.ids {
             left.clone_from(&self.ids);
-            world.lied(Twin::SweepsTheLiving);
+            world.lied(Mutant::SweepsTheLiving);
         }
         world.fenced = left;
-        if twin == Some(Twin::Unfenced) {
-            world.lied(Twin::Unfenced);
+        if twin == Some(Mutant::Unfenced) {
+            world.lied(Mutant::Unfenced);
             return Ok(());
         }
         drop(world);
@@ -152,7 +152,7 @@ impl Execution<'_> {
         self.world.borrow_mut().fenced.clear();
         let clients = self.prepared.scenario.clients.len();
         self.world.borrow_mut().note(0, || "the server is started anew".to_owned());
-        if self.prepared.scenario.server != Some(Twin::Unrefused) {
+        if self.prepared.scenario.server != Some(Mutant::Unrefused) {
             self.end_lost()?;
             let open: Vec<usize> = (0..clients).filter(|client| self.is_open(*client)).collect();
             for client in open {
@@ -160,7 +160,7 @@ impl Execution<'_> {
                 self.rigs[client].endpoint().fabric_mut().is_lost = true;
             }
         } else {
-            self.world.borrow_mut().lied(Twin::Unrefused);
+            self.world.borrow_mut().lied(Mutant::Unrefused);
         }
         let unfinished: Vec<_> = {
             let world = self.world.borrow();

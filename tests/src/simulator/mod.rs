@@ -44,4 +44,4 @@ pub use ground::{GRACE_MS, KEYS};
 pub use monitor::Violation;
 pub use scenario::{Key, Op, Scenario};
 pub use script::{Script, client};
-pub use twin::Twin;
+pub use twin::Mutant;

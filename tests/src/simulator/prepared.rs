@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 use std::rc::{Rc, Weak};
 
 use farside_protocol::EngineOptions;
-use farside_protocol::split::Progress;
+use farside_protocol::split::SplitProgress;
 
-use super::session::{Blocks, Call, Locations, Reply, Rig};
+use super::session::{Blocks, Call, Locations, Reply, TestSession};
 use farside_control::{FreeBlock, SplitOutcome};
 use farside_fabric::{LaneId, Timing};
 use farside_layout::SizeClass;
@@ -16,8 +16,8 @@ use super::clock::PACE;
 use super::depot::SimDepot;
 use super::execution::Execution;
 use super::fabric::SimFabric;
-use super::ground::{Ground, keys};
-use super::lies::{Liar, Lie};
+use super::ground::{SimRegion, keys};
+use super::lies::{Lie, MutantFabric};
 use super::memory::{Memory, mix};
 use super::monitor::{Asked, Monitor};
 use super::process::{Process, State};
@@ -25,7 +25,7 @@ use super::scenario::{Op, Scenario};
 use super::script::Script;
 use super::server::{Chore, run_chores};
 use super::task::{Events, Reading, run_script};
-use super::twin::Twin;
+use super::twin::Mutant;
 use super::world::World;
 
 /// How much memory a client's location cache has.
@@ -35,14 +35,14 @@ const STORER: usize = 99;
 /// A scenario with its region.
 pub(super) struct Prepared<'s> {
     pub(super) scenario: &'s Scenario,
-    ground: Rc<Ground>,
+    ground: Rc<SimRegion>,
     memory: Memory,
     /// Words that can change at all.
     can_change: Vec<bool>,
 }
 
 /// Who opens a rig, and what with.
-struct Seat {
+struct SessionOptions {
     /// Counts from 1; 0 is whoever stores the first values.
     number: usize,
     process: usize,
@@ -91,9 +91,9 @@ impl Blocks for Given {
         match world.split {
             // There is one split and no more.
             _ if !world.ground.splits() || local_depth > 0 => Some(SplitOutcome::Impossible),
-            Some(Progress::Done) => Some(SplitOutcome::Done),
-            Some(Progress::Busy) => Some(SplitOutcome::Later),
-            Some(Progress::Stuck { .. }) => Some(SplitOutcome::Impossible),
+            Some(SplitProgress::Done) => Some(SplitOutcome::Done),
+            Some(SplitProgress::Busy) => Some(SplitOutcome::Later),
+            Some(SplitProgress::Stuck { .. }) => Some(SplitOutcome::Impossible),
             None => None,
         }
     }
@@ -108,7 +108,7 @@ impl<'s> Prepared<'s> {
             + clients * u64::from(scenario.renewals_max);
         let slots = (scenario.slots, scenario.used);
         let most = most.unwrap_or(0);
-        let ground = Ground::new(most, clients + reopened, slots, splits, scenario.has_depot);
+        let ground = SimRegion::new(most, clients + reopened, slots, splits, scenario.has_depot);
         let ground = Rc::new(ground);
         let memory = ground.memory(scenario.split.map_or(0, |split| split.depth));
         let can_change = |place| ground.can_change(memory.offset(place));
@@ -153,13 +153,13 @@ impl<'s> Prepared<'s> {
         client: usize,
         process: usize,
         lanes: u16,
-        twin: Option<Twin>,
-    ) -> Rig<SimFabric> {
+        twin: Option<Mutant>,
+    ) -> TestSession<SimFabric> {
         let script = client.checked_sub(1).and_then(|at| self.scenario.clients.get(at));
         let (owner, blocks) = match client {
             0 => (0, super::KEYS as u64),
             _ => script.map_or((0, 0), |script| {
-                let is_first = twin == Some(Twin::BlocksOfTwoOwners);
+                let is_first = twin == Some(Mutant::BlocksOfTwoOwners);
                 (if is_first { 1 } else { client as u64 }, script.blocks)
             }),
         };
@@ -168,7 +168,7 @@ impl<'s> Prepared<'s> {
         let shares = script.is_some_and(|script| script.shares);
         let cache_bytes = if script.is_none_or(once) && !shares { 0 } else { CACHE_BYTES };
         let locations = if shares { world.borrow().locations.clone() } else { Rc::default() };
-        let seat = Seat { number: client, process, lanes, owner, blocks };
+        let seat = SessionOptions { number: client, process, lanes, owner, blocks };
         let rig = self.open_at(world, seat, twin, (cache_bytes, &locations));
         if let Some(slot) = script.and_then(|script| script.guess) {
             rig.expect_room(&keys()[0], slot);
@@ -179,17 +179,17 @@ impl<'s> Prepared<'s> {
     fn open_at(
         &self,
         world: &Rc<RefCell<World>>,
-        seat: Seat,
-        twin: Option<Twin>,
+        seat: SessionOptions,
+        twin: Option<Mutant>,
         cache: (usize, &Locations),
-    ) -> Rig<SimFabric> {
-        let Seat { number, process, lanes, owner, blocks } = seat;
+    ) -> TestSession<SimFabric> {
+        let SessionOptions { number, process, lanes, owner, blocks } = seat;
         let timing = Timing {
             round_trip_min_ns: self.scenario.round_trip_min_ns,
             lateness_max_ns: self.scenario.lateness_max_ns,
         };
         let now = world.borrow().now;
-        let lie = twin.map(|twin| Box::new(Liar::new(twin, now)) as Box<dyn Lie>);
+        let lie = twin.map(|twin| Box::new(MutantFabric::new(twin, now)) as Box<dyn Lie>);
         let script = number.checked_sub(1).and_then(|at| self.scenario.clients.get(at));
         let pace = script.map_or(PACE, |script| script.pace);
         let takes = script.is_some_and(|script| script.takes);
@@ -202,7 +202,7 @@ impl<'s> Prepared<'s> {
         let client_id = client_id(number);
         let options = EngineOptions { region_id, region_bytes, client_id, cache_bytes, lanes };
         let seed = mix(self.scenario.seed, number as u64);
-        let rig = Rig::open(fabric, Box::new(given), options, locations, seed);
+        let rig = TestSession::open(fabric, Box::new(given), options, locations, seed);
         let mut rig = rig.expect("the region is in order");
         if let Some(twin) = twin {
             let right = rig.constants();
@@ -224,12 +224,12 @@ impl<'s> Prepared<'s> {
         world: &Rc<RefCell<World>>,
         (client, process): (usize, usize),
         nth: usize,
-    ) -> Rig<SimFabric> {
+    ) -> TestSession<SimFabric> {
         let script = &self.scenario.clients[client];
         // The numbers behind those that look at everything at the end.
         let number = self.scenario.clients.len() + 4 + nth;
         let owner = (self.scenario.clients.len() + 1 + nth) as u64;
-        let seat = Seat { number, process, lanes: 1, owner, blocks: script.blocks };
+        let seat = SessionOptions { number, process, lanes: 1, owner, blocks: script.blocks };
         let cache = (CACHE_BYTES, &Locations::default());
         let rig = self.open_at(world, seat, script.twin, cache);
         rig.endpoint().fabric_mut().immediate = script.swift;
@@ -243,7 +243,7 @@ impl<'s> Prepared<'s> {
         world: &Rc<RefCell<World>>,
         (client, process): (usize, usize),
         chore: u32,
-    ) -> (Rc<Rig<SimFabric>>, Process) {
+    ) -> (Rc<TestSession<SimFabric>>, Process) {
         let split = self.scenario.split;
         let lanes = split.map_or(1, |split| split.lanes);
         let twin = split.and_then(|split| split.twin).or(self.scenario.server);
@@ -337,7 +337,7 @@ impl<'s> Prepared<'s> {
             shared.depot = Some(Rc::new(RefCell::new(depot)));
         }
         shared.began = true;
-        shared.places_rest = scenario.server != Some(Twin::ReusedAtOnce);
+        shared.places_rest = scenario.server != Some(Mutant::ReusedAtOnce);
         shared.trace = trace.then(Vec::new);
         drop(shared);
         execution
@@ -349,7 +349,7 @@ pub(super) fn name(process: usize) -> String {
     char::from(b'A' + process as u8).to_string()
 }
 
-fn drive(rig: &Rig<SimFabric>, call: Call<'_>, key: usize) -> Reply {
+fn drive(rig: &TestSession<SimFabric>, call: Call<'_>, key: usize) -> Reply {
     let reply = rig.endpoint().drive(rig.run(LaneId(0), call, &keys()[key]));
     reply.expect("nobody disturbs it")
 }

@@ -4,7 +4,7 @@ use farside_fabric::Nanos;
 
 use super::script::Script;
 use super::server::Chore;
-use super::twin::Twin;
+use super::twin::Mutant;
 
 /// What the fabric promises as the shortest round trip.
 pub(super) const ROUND_TRIP_MIN_NS: Nanos = 20_000;
@@ -39,7 +39,7 @@ pub(super) struct Splitting {
     pub(super) depth: u8,
     /// How many slots are moved at a time.
     pub(super) lanes: u16,
-    pub(super) twin: Option<Twin>,
+    pub(super) twin: Option<Mutant>,
 }
 
 /// What there is at the start, who does what, and what may happen meanwhile.
@@ -66,7 +66,7 @@ pub struct Scenario {
     pub(super) pauses_max: u32,
     pub(super) answer_ns: Option<Nanos>,
     /// What the server does other than it should, but for splits.
-    pub(super) server: Option<Twin>,
+    pub(super) server: Option<Mutant>,
     pub(super) split: Option<Splitting>,
     pub(super) reuse: Option<bool>,
     pub(super) restarts_max: u32,
@@ -200,13 +200,13 @@ impl Scenario {
     }
 
     /// The server's chores follow a protocol with a rule broken.
-    pub fn server_twin(mut self, twin: Twin) -> Self {
+    pub fn server_twin(mut self, twin: Mutant) -> Self {
         self.server = Some(twin);
         self
     }
 
     /// The twins among those who take part that are not among these.
-    pub(super) fn unfired(&self, fired: &[Twin]) -> Vec<Twin> {
+    pub(super) fn unfired(&self, fired: &[Mutant]) -> Vec<Mutant> {
         let clients = self.clients.iter().filter_map(|client| client.twin);
         let all = clients.chain(self.server).chain(self.split.and_then(|split| split.twin));
         all.filter(|twin| !fired.contains(twin)).collect()
@@ -260,7 +260,7 @@ impl Scenario {
     }
 
     /// Everybody follows this protocol with a rule broken.
-    pub fn all_twins(mut self, twin: Twin) -> Self {
+    pub fn all_twins(mut self, twin: Mutant) -> Self {
         self.clients.iter_mut().for_each(|client| client.twin = Some(twin));
         if let Some(split) = &mut self.split {
             split.twin = Some(twin);

@@ -4,7 +4,7 @@ use farside_fabric::Nanos;
 
 use super::clock::PACE;
 use super::scenario::{Key, Op};
-use super::twin::Twin;
+use super::twin::Mutant;
 
 /// What one client does.
 #[derive(Clone)]
@@ -20,7 +20,7 @@ pub struct Script {
     pub(super) pauses: bool,
     pub(super) shares: bool,
     pub(super) takes: bool,
-    pub(super) twin: Option<Twin>,
+    pub(super) twin: Option<Mutant>,
 }
 
 /// A client that does nothing yet.
@@ -106,7 +106,7 @@ impl Script {
     }
 
     /// It follows a protocol with a rule broken.
-    pub fn twin(mut self, twin: Twin) -> Self {
+    pub fn twin(mut self, twin: Mutant) -> Self {
         self.twin = Some(twin);
         self
     }

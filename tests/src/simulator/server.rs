@@ -3,16 +3,16 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use super::session::Rig;
+use super::session::TestSession;
 use farside_fabric::{Buffer, LaneId, Nanos, Verb};
 use farside_layout::{BlockRef, ROW_BYTES, Row, STATE_OFFSET, SlotWord, slot_in_subtable};
-use farside_protocol::split::{Mover, Progress};
+use farside_protocol::split::{SplitProgress, SubtableSplitter};
 use farside_protocol::sweep::clear_left_by;
 use zerocopy::FromBytes;
 
 use super::fabric::{PAUSE_NS_MAX, SimFabric};
 use super::task::{Event, Events, begin};
-use super::twin::Twin;
+use super::twin::Mutant;
 use super::world::World;
 
 /// Something that the server does once.
@@ -29,7 +29,7 @@ pub(super) enum Chore {
 
 /// The server: its chores, one after another. Before each it waits to be polled.
 pub(super) async fn run_chores(
-    rig: Rc<Rig<SimFabric>>,
+    rig: Rc<TestSession<SimFabric>>,
     world: Rc<RefCell<World>>,
     (chores, lanes): (Vec<Chore>, u16),
     events: Events,
@@ -49,7 +49,7 @@ pub(super) async fn run_chores(
 /// Splits what the directory led to at the start, or, with `returns`, once nobody believes a READ
 /// from before, what it leads to then, into the place of the former.
 async fn split(
-    rig: &Rig<SimFabric>,
+    rig: &TestSession<SimFabric>,
     world: &RefCell<World>,
     lanes: u16,
     returns: Option<bool>,
@@ -60,7 +60,7 @@ async fn split(
         (world.ground.clone(), depth as u8, world.places_rest)
     };
     let (endpoint, lane) = (rig.endpoint(), LaneId(0));
-    let mover = Mover::new(endpoint, lanes, &ground.format);
+    let mover = SubtableSplitter::new(endpoint, lanes, &ground.format);
     let mover = mover.with_part(ground.rows(), ground.usable());
     let reach = "the fabric reaches all of it";
     let mut split = ground.split();
@@ -69,7 +69,7 @@ async fn split(
         if rests {
             endpoint.sleep_until(lane, endpoint.now() + rig.constants()[0]).await;
         } else {
-            world.borrow_mut().lied(Twin::ReusedAtOnce);
+            world.borrow_mut().lied(Mutant::ReusedAtOnce);
         }
         while !mover.vacate(split.old).await.expect(reach) {
             endpoint.sleep_until(lane, endpoint.now() + PAUSE_NS_MAX).await;
@@ -77,23 +77,23 @@ async fn split(
         split = ground.next_split(returns);
     }
     let progress = mover.split(&split).await.expect(reach);
-    if progress == Progress::Done {
+    if progress == SplitProgress::Done {
         mover.publish(&split, depth).await.expect("there is a directory that deep");
     }
     Event::Split(progress)
 }
 
 /// Looks through the rows that keys can be in.
-async fn sweep(rig: &Rig<SimFabric>, world: &RefCell<World>) -> Event {
+async fn sweep(rig: &TestSession<SimFabric>, world: &RefCell<World>) -> Event {
     let (ground, clients) = {
         let mut world = world.borrow_mut();
         (world.ground.clone(), std::mem::take(&mut world.fenced))
     };
     let endpoint = rig.endpoint();
     let read = async |remote: u64, bytes: u64| {
-        let read = [Verb::Read { remote, into: Buffer::Block, bytes: bytes as u32 }];
+        let read = [Verb::Read { remote, into: Buffer::ReadBlock, bytes: bytes as u32 }];
         endpoint.chain(LaneId(0), &read, Nanos::MAX).await?;
-        Ok(endpoint.buffer(LaneId(0), Buffer::Block)[..bytes as usize].to_vec())
+        Ok(endpoint.buffer(LaneId(0), Buffer::ReadBlock)[..bytes as usize].to_vec())
     };
     let rows = ground.rows();
     for place in ground.places() {

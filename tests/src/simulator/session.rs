@@ -3,7 +3,7 @@
 use farside::Error;
 use farside_fabric::{Buffer, Endpoint, Fabric, LaneId, Nanos};
 use farside_layout::{FreeBlock, SizeClass, SplitOutcome};
-use farside_protocol::allocator::{Blocks as Delivered, Delivery, Depot};
+use farside_protocol::allocator::{BlockDelivery, BlockSource, Delivery};
 use farside_protocol::{
     Action, Answer, ConnectionCache, Engine, EngineOptions, Expected, Failure, LANE, Lifetime,
     Operation, Prefix, Version,
@@ -35,10 +35,10 @@ struct Supply {
     asked: Vec<Prefix>,
 }
 
-impl Depot for Supply {
+impl BlockSource for Supply {
     fn request(&mut self, class: SizeClass, count: u32) {
         let blocks = self.blocks.take(class, count);
-        let delivered = Delivered { class, rested: true, soon: false, blocks };
+        let delivered = BlockDelivery { class, rested: true, soon: false, blocks };
         self.answers.push(Delivery::Blocks(delivered));
     }
 
@@ -90,11 +90,11 @@ pub(super) struct Reply {
 }
 
 /// What a session has, over a fabric of the test's.
-pub(super) struct Rig<F: Fabric> {
+pub(super) struct TestSession<F: Fabric> {
     engine: Engine<F, Supply>,
 }
 
-impl<F: Fabric> Rig<F> {
+impl<F: Fabric> TestSession<F> {
     /// Reads superblock and directory. `wall` also seeds the random numbers.
     ///
     /// # Errors
@@ -158,7 +158,7 @@ impl<F: Fabric> Rig<F> {
         self.engine.check_value(value).map_err(|error| Some(error.into()))?;
         let operation = Operation::stage(&self.engine, lane, key, value);
         let Answer { applied, found } = operation.perform(action).await.map_err(error)?;
-        let buffer = self.engine.endpoint.buffer(lane, Buffer::Block);
+        let buffer = self.engine.endpoint.buffer(lane, Buffer::ReadBlock);
         let found = found.map(|found| (found.value_in(&buffer).to_vec(), found.version));
         Ok(Reply { done: applied && (action.changes() || found.is_some()), found })
     }
@@ -166,7 +166,12 @@ impl<F: Fabric> Rig<F> {
     /// What the constants of `docs/protocol.md` are here: GRACE, patience, T_hint, T_word.
     pub(super) fn constants(&self) -> [Nanos; 4] {
         let constants = &self.engine.constants;
-        [constants.grace_ns, constants.patience_ns, constants.hint_ns, constants.word_ns]
+        [
+            constants.grace_ns,
+            constants.patience_ns,
+            constants.exact_hint_read_ns_max,
+            constants.proof_age_ns_max,
+        ]
     }
 
     /// Gives the server all free blocks, as a session does that is asked to.
@@ -175,11 +180,11 @@ impl<F: Fabric> Rig<F> {
         self.engine.allocator().give_all();
     }
 
-    /// Sets what [`Rig::constants`] returns: for protocols with other constants.
+    /// Sets what [`TestSession::constants`] returns: for protocols with other constants.
     pub(super) fn set_constants(&mut self, [grace, patience, hint, word]: [Nanos; 4]) {
         let constants = &mut self.engine.constants;
         (constants.grace_ns, constants.patience_ns) = (grace, patience);
-        (constants.hint_ns, constants.word_ns) = (hint, word);
+        (constants.exact_hint_read_ns_max, constants.proof_age_ns_max) = (hint, word);
     }
 
     /// Mixes what the location cache remembers into a hash.

@@ -8,9 +8,9 @@ use farside_layout::{
     WINDOW_BYTES,
 };
 
-use super::lies::{Liar, is_claim, is_window, swap_of, swaps, window_words};
+use super::lies::{MutantFabric, is_claim, is_window, swap_of, swaps, window_words};
 use super::memory::{Memory, mix};
-use super::twin::Twin;
+use super::twin::Mutant;
 
 /// What a twin that splits, or meets a split, remembers.
 #[derive(Default)]
@@ -38,13 +38,13 @@ fn is_released(header: u64) -> bool {
 
 /// A verb that does nothing.
 pub(super) fn nothing(remote: u64) -> Verb {
-    Verb::Read { remote, into: Buffer::Image, bytes: 0 }
+    Verb::Read { remote, into: Buffer::NewBlock, bytes: 0 }
 }
 
-impl Liar {
+impl MutantFabric {
     pub(super) fn post_split(&mut self, chain: &mut Vec<Verb>, memory: &Memory) {
         match self.twin {
-            Twin::NeverFilling => {
+            Mutant::NeverFilling => {
                 for verb in chain {
                     if let Verb::WriteWord { remote, value } = verb
                         && remote.is_multiple_of(ROW_BYTES)
@@ -53,8 +53,8 @@ impl Liar {
                     }
                 }
             }
-            Twin::NewBeforeOld => self.look_ahead(chain, memory),
-            Twin::FillsAgain => {
+            Mutant::NewBeforeOld => self.look_ahead(chain, memory),
+            Mutant::FillsAgain => {
                 if let [Verb::Read { remote, bytes, .. }] = &mut chain[..]
                     && u64::from(*bytes) == SUBTABLE_BYTES
                     && (0..ROWS_PER_SUBTABLE as u64)
@@ -91,34 +91,34 @@ impl Liar {
         }
         let Some((old, live, frozen)) = self.split.entry else { return };
         match self.twin {
-            Twin::NotFrozen if is(Live, Frozen) => {
+            Mutant::NotFrozen if is(Live, Frozen) => {
                 self.told = Some(memory.word(slot));
                 chain[at] = nothing(slot);
             }
-            Twin::NotFrozen if is(Frozen, Moved) => {
+            Mutant::NotFrozen if is(Frozen, Moved) => {
                 self.told = Some(expected);
                 chain[at] = swap(old, live, live.moved());
             }
-            Twin::MovedBeforeCopy if is(Moved, Copy) => {
+            Mutant::MovedBeforeCopy if is(Moved, Copy) => {
                 chain.insert(0, swap(old, frozen, frozen.moved()));
             }
-            Twin::MovedBeforeCopy if is(Frozen, Moved) => {
+            Mutant::MovedBeforeCopy if is(Frozen, Moved) => {
                 self.told = Some(expected);
                 chain.truncate(at);
             }
-            Twin::LiveBeforeMoved if is(Frozen, Moved) => {
+            Mutant::LiveBeforeMoved if is(Frozen, Moved) => {
                 let Verb::CompareSwap { remote, .. } = chain[0] else { return };
                 let new = remote - HINT_OFFSET;
                 let copy = SlotWord::from_bits(memory.word(new));
                 self.told = Some(expected);
                 chain[at] = swap(new, copy, copy.with_state(Live));
             }
-            Twin::LiveBeforeMoved if is(Copy, Live) => {
+            Mutant::LiveBeforeMoved if is(Copy, Live) => {
                 self.told = Some(expected);
                 chain[at] = swap(old, frozen, frozen.moved());
             }
-            Twin::HintAfterLive if is(Frozen, Moved) => self.split.hint = Some(chain.remove(0)),
-            Twin::HintAfterLive if is(Copy, Live) => chain.extend(self.split.hint.take()),
+            Mutant::HintAfterLive if is(Frozen, Moved) => self.split.hint = Some(chain.remove(0)),
+            Mutant::HintAfterLive if is(Copy, Live) => chain.extend(self.split.hint.take()),
             _ => {}
         }
     }
@@ -142,19 +142,19 @@ impl Liar {
 
     pub(super) fn complete_split(&mut self, asked: &[Verb], window: &mut [u64]) {
         match (self.twin, asked) {
-            (Twin::NotFrozen, [Verb::CompareSwap { .. }, Verb::Read { .. }, _]) => {
+            (Mutant::NotFrozen, [Verb::CompareSwap { .. }, Verb::Read { .. }, _]) => {
                 if let Some((_, live, frozen)) = self.split.entry
                     && window[0] == live.bits()
                 {
                     window[0] = frozen.bits();
                 }
             }
-            (Twin::NewBeforeOld, [Verb::Read { remote, .. }]) if is_window(&asked[0]) => {
+            (Mutant::NewBeforeOld, [Verb::Read { remote, .. }]) if is_window(&asked[0]) => {
                 if let Some(before) = self.split.windows.remove(remote) {
                     window[..before.len()].copy_from_slice(&before);
                 }
             }
-            (Twin::ForwardIgnored, _) if is_claim(asked) => {
+            (Mutant::ForwardIgnored, _) if is_claim(asked) => {
                 for row in 0..window_words().count() / SLOTS_PER_ROW {
                     window[row * (ROW_BYTES / 8) as usize + 1] = 0;
                 }

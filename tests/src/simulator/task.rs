@@ -5,10 +5,10 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::task::Poll;
 
-use super::session::{Call, Reply, Rig};
+use super::session::{Call, Reply, TestSession};
 use farside::Version;
 use farside_fabric::LaneId;
-use farside_protocol::split::Progress;
+use farside_protocol::split::SplitProgress;
 
 use super::fabric::SimFabric;
 use super::ground::{LARGE_BYTES, keys};
@@ -22,7 +22,7 @@ pub(super) enum Event {
     /// Nothing to do after all.
     Skip,
     /// A split has gone as far as it could.
-    Split(Progress),
+    Split(SplitProgress),
     /// The server has cleared up after these clients.
     Swept(Vec<u16>),
     /// The connection is lost: a new one goes on with this operation of the script, for the second
@@ -68,7 +68,7 @@ impl Reading {
 
 /// Runs a script. Between operations it waits to be polled.
 pub(super) async fn run_script(
-    rig: Rc<Rig<SimFabric>>,
+    rig: Rc<TestSession<SimFabric>>,
     lane: LaneId,
     reading: Reading,
     events: Events,

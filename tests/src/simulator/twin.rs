@@ -4,7 +4,7 @@ use super::scenario::Key;
 
 /// A protocol with one rule broken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Twin {
+pub enum Mutant {
     /// The mark comes after the compare-and-swap (I2).
     MarkAfterSwap,
     /// There is no mark (I2).
@@ -117,7 +117,7 @@ pub enum Twin {
     FillsAgain,
 }
 
-impl Twin {
+impl Mutant {
     /// Whether what it calls now is not.
     pub(super) fn has_false_clock(self) -> bool {
         matches!(self, Self::FastClock | Self::StoppedClock | Self::StoppedClockOnly)

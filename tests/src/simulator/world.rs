@@ -5,16 +5,16 @@ use std::rc::Rc;
 
 use super::session::Locations;
 use farside_fabric::Nanos;
-use farside_protocol::split::Progress;
+use farside_protocol::split::SplitProgress;
 
 use super::depot::SimDepot;
-use super::ground::Ground;
+use super::ground::SimRegion;
 use super::memory::Memory;
 use super::trace::{Line, describe};
-use super::twin::Twin;
+use super::twin::Mutant;
 
 pub(super) struct World {
-    pub(super) ground: Rc<Ground>,
+    pub(super) ground: Rc<SimRegion>,
     pub(super) memory: Memory,
     pub(super) now: Nanos,
     /// No chain takes less.
@@ -32,7 +32,7 @@ pub(super) struct World {
     pub(super) began: bool,
     pub(super) trace: Option<Vec<Line>>,
     /// How the split went, once it is over.
-    pub(super) split: Option<Progress>,
+    pub(super) split: Option<SplitProgress>,
     /// Clients that were fenced and not yet cleared up after.
     pub(super) fenced: Vec<u16>,
     /// Places of subtables rest before they are used again.
@@ -40,14 +40,14 @@ pub(super) struct World {
     /// The server's depot, if there is one.
     pub(super) depot: Option<Rc<RefCell<SimDepot>>>,
     /// Twins that did what they should not.
-    pub(super) fired: Vec<Twin>,
+    pub(super) fired: Vec<Mutant>,
     /// What clients remember that are sessions of one.
     pub(super) locations: Rc<Locations>,
 }
 
 impl World {
     pub(super) fn new(
-        ground: Rc<Ground>,
+        ground: Rc<SimRegion>,
         memory: Memory,
         is_hot: Vec<bool>,
         fine: bool,
@@ -156,7 +156,7 @@ impl World {
     }
 
     /// A twin did what it should not.
-    pub(super) fn lied(&mut self, twin: Twin) {
+    pub(super) fn lied(&mut self, twin: Mutant) {
         if !self.fired.contains(&twin) {
             self.fired.push(twin);
         }

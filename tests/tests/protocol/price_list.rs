@@ -18,7 +18,7 @@ use farside_fabric::{ChainError, Completion, Counters, Fabric, LaneId, Nanos, Ve
 use farside_fabric::{Intercepted, Interceptor};
 use farside_protocol::Lifetime;
 use farside_protocol::{Engine, LANE};
-use farside_protocol::{Expected, Failure, Operation, ScanProgress, next_entry};
+use farside_protocol::{Expected, Failure, Operation, ScanCursor, next_entry};
 use farside_tests::engine::TestServer;
 use farside_tests::engine::{ChannelBlocks, engine_over};
 
@@ -164,7 +164,7 @@ fn assert_price_list(engine: &TimelessEngine, key: u64) -> bool {
 #[test]
 fn a_proof_of_a_word_lasts_for_t_word() {
     with_engine(|engine, clock| {
-        let word_ns = engine.constants.word_ns;
+        let proof_age_ns_max = engine.constants.proof_age_ns_max;
         let later = |by: Nanos| clock.add(by);
         let put = || run(engine, 1, async |operation| operation.put(FOREVER).await).1;
         let get = || run(engine, 1, async |operation| operation.get().await.map(drop)).1;
@@ -177,17 +177,17 @@ fn a_proof_of_a_word_lasts_for_t_word() {
         };
         put();
         // The cache dates proofs back, by a part of this.
-        later(word_ns - word_ns / 16);
+        later(proof_age_ns_max - proof_age_ns_max / 16);
         assert_eq!(put(), (1, 0, 2, 1), "PUT on a proof of almost T_word");
-        later(word_ns + 1);
+        later(proof_age_ns_max + 1);
         assert_eq!(put(), (2, 2, 2, 1), "PUT on an older one");
         // Where clocks drift, the word may stand for another key before 256 x GRACE.
         later(engine.constants.grace_ns * 256 / 8 * 7);
         assert_eq!(put(), (2, 2, 2, 1), "PUT on one of 7/8 of 256 x GRACE");
-        later(word_ns + 1);
+        later(proof_age_ns_max + 1);
         assert_eq!(get(), (1, 1, 0, 0), "GET, however long ago");
         assert_eq!(put(), (1, 0, 2, 1), "PUT after the GET");
-        later(word_ns + 1);
+        later(proof_age_ns_max + 1);
         assert_eq!(exchange(), (true, (2, 1, 2, 1)), "exchange, which relies on its own GET");
     });
 }
@@ -263,7 +263,7 @@ fn a_put_that_loses_to_one_of_its_session_is_overwritten() {
             for _ in 0..2 {
                 engine.endpoint.tick();
                 assert!(put.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
-                clock.add(2 * engine.constants.hint_ns);
+                clock.add(2 * engine.constants.exact_hint_read_ns_max);
                 engine.endpoint.step(|_| ());
             }
             put_long(winner);
@@ -279,7 +279,7 @@ fn a_scan_returns_a_key_whose_value_is_replaced_in_every_round_trip() {
     with_engines(|[engine, other], _| {
         let put = || run(other, 1, async |operation| operation.put(FOREVER).await);
         put();
-        let mut progress = ScanProgress::default();
+        let mut progress = ScanCursor::default();
         let mut next = pin!(next_entry(engine, LANE, &mut progress));
         let entry = loop {
             engine.endpoint.tick();

@@ -14,8 +14,8 @@ use farside_layout::{SUBTABLE_BYTES, prefix_of};
 use farside::{Client, Session};
 use farside_fabric::{Intercepted, Interceptor};
 use farside_protocol::LANE;
-use farside_protocol::split::{Mover, Progress, Split};
-use farside_protocol::{ScanProgress, next_entry};
+use farside_protocol::split::{Split, SplitProgress, SubtableSplitter};
+use farside_protocol::{ScanCursor, next_entry};
 use farside_tests::engine::{TestServer, engine_over};
 
 /// So many chains are executed and then none.
@@ -88,7 +88,8 @@ fn a_split_can_stop_anywhere() {
         // The server, which splits nothing here, has cleared all these places.
         let place = |n: u32| index + u64::from(255 - 2 * prefix - n) * SUBTABLE_BYTES;
         let split = Split { prefix, local_depth: DEPTH, old, new: [place(0), place(1)] };
-        let mover = Mover::new(&engine.endpoint, 1 + 3 * (prefix as u16 % 3), &engine.format);
+        let mover =
+            SubtableSplitter::new(&engine.endpoint, 1 + 3 * (prefix as u16 % 3), &engine.format);
         let keys = keys_of(prefix);
         let chains = if prefix == 0 { u64::MAX } else { (total * u64::from(prefix)) >> DEPTH };
         left.set(chains);
@@ -102,7 +103,7 @@ fn a_split_can_stop_anywhere() {
             find(&mut other, *key);
         }
         left.set(u64::MAX);
-        assert_eq!(engine.endpoint.drive(mover.split(&split)), Ok(Progress::Done));
+        assert_eq!(engine.endpoint.drive(mover.split(&split)), Ok(SplitProgress::Done));
         depth = engine.endpoint.drive(mover.publish(&split, depth)).unwrap();
         session.clear_cache();
         for key in &keys {
@@ -133,8 +134,8 @@ fn a_scan_returns_a_key_once_while_a_split_is_not_published() {
     let old = engine.directory().subtable(0).offset;
     let place = |n: u64| index + (255 - n) * SUBTABLE_BYTES;
     let split = Split { prefix: 0, local_depth: DEPTH, old, new: [place(0), place(1)] };
-    let mover = Mover::new(&engine.endpoint, 1, &engine.format);
-    assert_eq!(engine.endpoint.drive(mover.split(&split)), Ok(Progress::Done));
+    let mover = SubtableSplitter::new(&engine.endpoint, 1, &engine.format);
+    assert_eq!(engine.endpoint.drive(mover.split(&split)), Ok(SplitProgress::Done));
     // Here the server is stopped, or doubles a large directory.
     let hash = |n: &u64| engine.hasher.hash(&n.to_le_bytes()).directory();
     session.clear_cache();
@@ -190,10 +191,10 @@ fn a_scan_that_sleeps_in_a_read_misses_no_key() {
     let happens = Box::new(move || {
         let of = |prefix: u32| engine.directory().subtable(prefix << (32 - DEPTH)).offset;
         let place = |n: u64| index + (255 - n) * SUBTABLE_BYTES;
-        let mover = Mover::new(&engine.endpoint, 1, &engine.format);
+        let mover = SubtableSplitter::new(&engine.endpoint, 1, &engine.format);
         let drive = |split: &Split, depth: u8| {
             let (progress, depth) = engine.endpoint.drive(mover.run(split, depth)).unwrap();
-            assert_eq!(progress, Progress::Done);
+            assert_eq!(progress, SplitProgress::Done);
             depth
         };
         let (first, second) = (of(0), of(1));
@@ -211,7 +212,7 @@ fn a_scan_that_sleeps_in_a_read_misses_no_key() {
         interceptor,
         fabric: Box::new(fabric),
     });
-    let mut progress = ScanProgress::default();
+    let mut progress = ScanCursor::default();
     let mut seen = BTreeSet::new();
     while let Some(entry) =
         scanning.endpoint.drive(next_entry(&scanning, LANE, &mut progress)).unwrap()

@@ -3,7 +3,7 @@
 
 use farside_layout::INCARNATIONS;
 use farside_layout::clock_lag_max_ns;
-use farside_tests::simulator::{Bounds, Scenario, Script, Twin, client};
+use farside_tests::simulator::{Bounds, Mutant, Scenario, Script, client};
 
 use crate::twins::{assert_caught, name, report};
 use crate::{GRACE_NS, core_seconds, passes};
@@ -58,7 +58,7 @@ fn caught(scenario: &Scenario, preemptions: u8) {
 /// the word comes again by a clock that runs fast.
 #[test]
 fn clocks_that_drift_and_a_word_that_comes_again() {
-    let twin = Twin::ProofWithoutMargin;
+    let twin = Mutant::ProofWithoutMargin;
     let rounds = [150, 180];
     let scenario = word_that_comes_again("ProofWithoutMargin", &rounds, FAST);
     let late = client().pace(SLOW).knows(0).put(0);
@@ -70,7 +70,7 @@ fn clocks_that_drift_and_a_word_that_comes_again() {
 /// post, on a word that came again meanwhile.
 #[test]
 fn queue_uncounted() {
-    let twin = Twin::QueueUncounted;
+    let twin = Mutant::QueueUncounted;
     let scenario = word_that_comes_again("QueueUncounted", &[10], 16);
     let late = client().knows(0).put(0);
     caught(&scenario.clone().client(late.clone().twin(twin)), 1);
@@ -84,7 +84,7 @@ fn a_pause_and_a_word_that_comes_again() {
         let scenario = word_that_comes_again(name, &[10, 190], 16);
         scenario.pauses(1, ANSWER_NS).client(client().pauses().knows(0).put(0))
     };
-    for twin in [Twin::NeverFenced, Twin::FencedLate] {
+    for twin in [Mutant::NeverFenced, Mutant::FencedLate] {
         caught(&scenario(&format!("{twin:?}")).server_twin(twin), 0);
     }
     passes(scenario("PUT hit, paused | its word comes again"), 0);
@@ -97,7 +97,7 @@ fn clocks_that_drift_and_a_block_that_is_used_again() {
     let again = || client().blocks(1).pace(FAST).knows(0).put(0).put(0);
     let start = |name: &str| Scenario::new(name).stored(0).client(again());
     for (known, preemptions) in [(true, 2), (false, 1)] {
-        let reader = client().pace(SLOW).get(0).get(0).twin(Twin::NoChecksum);
+        let reader = client().pace(SLOW).get(0).get(0).twin(Mutant::NoChecksum);
         let reader = if known { reader.knows(0) } else { reader };
         let scenario = start(&format!("slow GET, GET, known={known} | fast PUT, PUT"));
         passes(scenario.jumps(1, &[GRACE_NS / 2]).client(reader), preemptions);
@@ -111,11 +111,11 @@ fn clocks_that_drift_and_a_block_that_is_used_again() {
 
 #[test]
 fn patience_without_margin() {
-    let twin = Twin::PatienceWithoutMargin;
+    let twin = Mutant::PatienceWithoutMargin;
     let again = client().blocks(1).pace(FAST).knows(0).put(0).put(0);
     let scenario = name(twin).stored(0).client(again);
     let reader = client().pace(SLOW).knows(0).get(0);
-    let honest = scenario.clone().client(reader.clone().twin(Twin::NoChecksum));
+    let honest = scenario.clone().client(reader.clone().twin(Mutant::NoChecksum));
     assert_caught(scenario.client(reader.twin(twin)), honest);
 }
 

@@ -1,7 +1,7 @@
 //! Blocks that go from client to client by way of the depot, and a chunk that changes its class
 //! while marks and cached locations of its old blocks are still about.
 
-use farside_tests::simulator::{Op, Scenario, Script, Twin, client};
+use farside_tests::simulator::{Mutant, Op, Scenario, Script, client};
 
 use crate::twins::assert_caught;
 use crate::{GRACE_NS, passes};
@@ -31,10 +31,10 @@ fn a_block_goes_from_client_to_client() {
 
 #[test]
 fn given_at_once() {
-    let twin = Twin::GivenAtOnce;
+    let twin = Mutant::GivenAtOnce;
     let reader = client().knows(0).get(0);
     let honest = taken_over(format!("{twin:?}"), reader.clone());
-    let scenario = taken_over(format!("{twin:?}"), reader.twin(Twin::NoChecksum));
+    let scenario = taken_over(format!("{twin:?}"), reader.twin(Mutant::NoChecksum));
     assert_caught(scenario.server_twin(twin), honest);
 }
 
@@ -58,7 +58,7 @@ fn a_late_mark_and_a_chunk_that_changes_its_class() {
 
 #[test]
 fn chunk_rests_for_grace() {
-    let twin = Twin::ChunkRestsForGrace;
+    let twin = Mutant::ChunkRestsForGrace;
     let scenario = larger("ChunkRestsForGrace", 3 * GRACE_NS, client().knows(0).put(0));
     assert_caught(scenario.clone().server_twin(twin), scenario);
 }
@@ -68,7 +68,7 @@ fn chunk_rests_for_grace() {
 fn queue_uncounted() {
     let late = client().knows(0).put(0);
     let scenario = |late| larger("QueueUncounted", CHUNK_REST_NS, late);
-    assert_caught(scenario(late.clone().twin(Twin::QueueUncounted)), scenario(late));
+    assert_caught(scenario(late.clone().twin(Mutant::QueueUncounted)), scenario(late));
 }
 
 /// The chunk has small blocks, then large ones, then small ones again, the second of which begins
@@ -85,5 +85,5 @@ fn small_again() -> Scenario {
 #[test]
 fn headers_not_written() {
     let scenario = small_again();
-    assert_caught(scenario.clone().server_twin(Twin::HeadersNotWritten), scenario);
+    assert_caught(scenario.clone().server_twin(Mutant::HeadersNotWritten), scenario);
 }

@@ -2,7 +2,7 @@
 //! told. What may have happened ends as `Indeterminate`, everything else is tried again by a new
 //! client, while the server clears up after the old one. And servers that start anew.
 
-use farside_tests::simulator::{Op, Scenario, Twin, client};
+use farside_tests::simulator::{Mutant, Op, Scenario, client};
 
 use crate::twins::assert_caught;
 use crate::{OPS, passes};
@@ -91,7 +91,7 @@ fn inserters_of_one_slot_and_a_server_that_starts_anew() {
 
 #[test]
 fn unknown_is_nothing() {
-    let twin = Twin::UnknownIsNothing;
+    let twin = Mutant::UnknownIsNothing;
     let scenario = Scenario::new(format!("{twin:?}")).stored(0).losses(1);
     let scenario = scenario.client(client().knows(0).exchange(0, "i0"));
     assert_caught(scenario.clone().all_twins(twin), scenario);
@@ -99,7 +99,7 @@ fn unknown_is_nothing() {
 
 #[test]
 fn unrefused() {
-    let twin = Twin::Unrefused;
+    let twin = Mutant::Unrefused;
     let scenario = Scenario::new(format!("{twin:?}")).slots(1).used(1).renewals(1);
     let scenario = scenario.client(client().insert(0)).client(client().insert(1).get(1));
     assert_caught(scenario.clone().server_twin(twin), scenario);

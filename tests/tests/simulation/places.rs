@@ -1,7 +1,7 @@
 //! The place of a subtable that was split is used again, GRACE later, for one of the two that a
 //! split of its successor makes, while clients sleep with a directory that leads there.
 
-use farside_tests::simulator::{Op, Scenario, Twin, client};
+use farside_tests::simulator::{Mutant, Op, Scenario, client};
 
 use crate::passes;
 use crate::twins::{assert_caught, name};
@@ -47,14 +47,14 @@ fn torn_windows_and_a_place_that_is_used_again() {
 /// Who claimed a slot by its hint would find it as it was, in a subtable of other keys.
 #[test]
 fn new_again() {
-    let twin = Twin::NewAgain;
+    let twin = Mutant::NewAgain;
     let scenario = reused("INSERT", false).client(client().guesses(0).insert(0).get(0));
     assert_caught(scenario.clone().all_twins(twin), scenario);
 }
 
 #[test]
 fn reused_at_once() {
-    let twin = Twin::ReusedAtOnce;
+    let twin = Mutant::ReusedAtOnce;
     let scenario = name(twin).splits(0, 1).reuses(false).slots(1).stored(0);
     let scenario = scenario.client(client().get(0));
     assert_caught(scenario.clone().server_twin(twin), scenario);

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use farside_tests::simulator::{Scenario, Twin, client};
+use farside_tests::simulator::{Mutant, Scenario, client};
 
 use crate::GRACE_NS;
 
@@ -93,7 +93,7 @@ fn a_seed_repeats_and_its_story_is_short() {
     let reader = client().knows(0).get(0).get(0).get(0);
     let writer = || client().knows(0).put(0).put(0).put(0);
     let scenario = Scenario::new("three PUTs without a mark").stored(0).client(reader);
-    let scenario = scenario.client(writer()).client(writer()).all_twins(Twin::NoMark);
+    let scenario = scenario.client(writer()).client(writer()).all_twins(Mutant::NoMark);
     let wrong = |seed: u64| scenario.run_seed(seed).err();
     let (seed, failure) = (0..1000).find_map(|seed| Some((seed, wrong(seed)?))).unwrap();
     println!("{failure}");

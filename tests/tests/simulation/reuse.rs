@@ -1,6 +1,6 @@
 //! Blocks that are used again after GRACE, while others still know their last content.
 
-use farside_tests::simulator::{Scenario, Twin, client};
+use farside_tests::simulator::{Mutant, Scenario, client};
 
 use crate::passes;
 
@@ -38,12 +38,12 @@ fn a_block_becomes_another_keys() {
 fn a_reader_without_a_checksum() {
     let again = || client().blocks(1).knows(0).put(0).put(0);
     let start = |name: &str| Scenario::new(name).stored(0);
-    let reader = client().knows(0).get(0).get(0).twin(Twin::NoChecksum);
+    let reader = client().knows(0).get(0).get(0).twin(Mutant::NoChecksum);
     passes(
         start("GET hit, no checksum | PUT, PUT in two blocks").client(reader).client(again()),
         2,
     );
-    let reader = client().get(0).get(0).twin(Twin::NoChecksum);
+    let reader = client().get(0).get(0).twin(Mutant::NoChecksum);
     passes(start("GET miss, no checksum | PUT, PUT").client(reader).client(again()), 2);
 }
 

@@ -1,7 +1,7 @@
 //! Sessions of one client, which share a location cache, beside others: what one of them learns,
 //! proves or forgets the next one goes by.
 
-use farside_tests::simulator::{Op, Scenario, Twin, Violation, client};
+use farside_tests::simulator::{Mutant, Op, Scenario, Violation, client};
 
 use crate::twins::{assert_caught, name};
 use crate::{GRACE_NS, OPS, passes};
@@ -48,7 +48,7 @@ fn two_sessions_and_a_block_that_is_used_again() {
 /// What the other session learnt says that a word is the key's, not that it is new.
 #[test]
 fn absorbed_unread() {
-    let twin = Twin::AbsorbedUnread(0);
+    let twin = Mutant::AbsorbedUnread(0);
     let start = || name(twin).stored(0).slots(1).used(1).client(client().put(0));
     let writer = || client().shares().knows(0).put(0);
     let reader = || client().shares().get(0).get(0);

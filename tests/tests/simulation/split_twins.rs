@@ -1,41 +1,41 @@
 //! Splits with a rule broken, and clients that break one when they meet a split.
 
-use farside_tests::simulator::{Bounds, Scenario, Twin, client};
+use farside_tests::simulator::{Bounds, Mutant, Scenario, client};
 
 use crate::core_seconds;
 use crate::twins::{all, name, report};
 
-fn split(twin: Twin) -> Scenario {
+fn split(twin: Mutant) -> Scenario {
     name(twin).splits(0, 1).slots(1)
 }
 
 #[test]
 fn moved_before_copy() {
-    let twin = Twin::MovedBeforeCopy;
+    let twin = Mutant::MovedBeforeCopy;
     all(twin, split(twin).stored(0).client(client().get(0)));
 }
 
 #[test]
 fn hint_after_live() {
-    let twin = Twin::HintAfterLive;
+    let twin = Mutant::HintAfterLive;
     all(twin, split(twin).stored(0).client(client().get(0)));
 }
 
 #[test]
 fn new_before_old() {
-    let twin = Twin::NewBeforeOld;
+    let twin = Mutant::NewBeforeOld;
     all(twin, split(twin).stored(0).client(client().get(0)));
 }
 
 #[test]
 fn not_frozen() {
-    let twin = Twin::NotFrozen;
+    let twin = Mutant::NotFrozen;
     all(twin, split(twin).stored(0).client(client().put(0)));
 }
 
 #[test]
 fn live_before_moved() {
-    let twin = Twin::LiveBeforeMoved;
+    let twin = Mutant::LiveBeforeMoved;
     all(twin, split(twin).stored(0).restarts(1).client(client().put(0)));
 }
 
@@ -43,7 +43,7 @@ fn live_before_moved() {
 /// a split has begun. It takes two preemptions; to try all with one takes minutes.
 #[test]
 fn forward_ignored() {
-    let twin = Twin::ForwardIgnored;
+    let twin = Mutant::ForwardIgnored;
     // No more chains than it takes: neither waits for the end of the split.
     let scenario =
         split(twin).used(1).chains(4).client(client().insert(0)).client(client().insert(1));
@@ -58,13 +58,13 @@ fn forward_ignored() {
 
 #[test]
 fn never_filling() {
-    let twin = Twin::NeverFilling;
+    let twin = Mutant::NeverFilling;
     all(twin, split(twin).stored(0).client(client().get(1).get(0)));
 }
 
 #[test]
 fn fills_again() {
-    let twin = Twin::FillsAgain;
+    let twin = Mutant::FillsAgain;
     let scenario = split(twin).stored(2).restarts(1).chains(64);
     all(twin, scenario.client(client().get(2).insert(2)));
 }

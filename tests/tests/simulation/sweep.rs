@@ -1,7 +1,7 @@
 //! The server clears what dead clients left in the middle of an INSERT, while others want the same
 //! slots and keys. Until it fences a client, what that had under way may still be executed.
 
-use farside_tests::simulator::{Op, Scenario, Twin, client};
+use farside_tests::simulator::{Mutant, Op, Scenario, client};
 
 use crate::passes;
 use crate::twins::assert_caught;
@@ -57,25 +57,25 @@ fn a_writer_dies_and_is_swept() {
     }
 }
 
-fn two_in_a_slot(twin: Twin) -> Scenario {
+fn two_in_a_slot(twin: Mutant) -> Scenario {
     let scenario = Scenario::new(format!("{twin:?}")).deaths(1).sweeps().slots(1).used(1);
     scenario.client(client().insert(0)).client(client().insert(1).get(1))
 }
 
 #[test]
 fn unfenced() {
-    let scenario = two_in_a_slot(Twin::Unfenced);
-    assert_caught(scenario.clone().server_twin(Twin::Unfenced), scenario);
+    let scenario = two_in_a_slot(Mutant::Unfenced);
+    assert_caught(scenario.clone().server_twin(Mutant::Unfenced), scenario);
 }
 
 #[test]
 fn sweeps_the_living() {
-    let scenario = two_in_a_slot(Twin::SweepsTheLiving);
-    assert_caught(scenario.clone().server_twin(Twin::SweepsTheLiving), scenario);
+    let scenario = two_in_a_slot(Mutant::SweepsTheLiving);
+    assert_caught(scenario.clone().server_twin(Mutant::SweepsTheLiving), scenario);
 }
 
 #[test]
 fn hint_after_clear() {
-    let scenario = two_in_a_slot(Twin::HintAfterClear);
-    assert_caught(scenario.clone().server_twin(Twin::HintAfterClear), scenario);
+    let scenario = two_in_a_slot(Mutant::HintAfterClear);
+    assert_caught(scenario.clone().server_twin(Mutant::HintAfterClear), scenario);
 }

@@ -2,7 +2,7 @@
 //! recur.
 
 use farside_layout::INCARNATIONS;
-use farside_tests::simulator::{Bounds, Op, Scenario, Twin, client};
+use farside_tests::simulator::{Bounds, Mutant, Op, Scenario, client};
 
 use crate::twins::report;
 use crate::{GRACE_NS, core_seconds, passes};
@@ -51,14 +51,14 @@ fn as_many_incarnations_as_there_are_in_one_read() {
     }
     let moves = moves.insert(1).get(1);
     let bounds = |executions| Bounds { preemptions: Some(1), executions };
-    let scenario = |clock: Option<Twin>| {
+    let scenario = |clock: Option<Mutant>| {
         let reader = clock.into_iter().fold(client().update(0), |script, twin| script.twin(twin));
         let scenario =
             Scenario::new("UPDATE k0 | 62 incarnations").slots(1).used(1).stored(0).round_trips();
         scenario.client(reader).client(moves.clone())
     };
     let started = core_seconds();
-    let stopped = scenario(Some(Twin::StoppedClockOnly)).explore(bounds(20_000));
+    let stopped = scenario(Some(Mutant::StoppedClockOnly)).explore(bounds(20_000));
     let failure = stopped.expect_err("a hint that recurred is believed");
     report(&failure, core_seconds() - started);
     let honest = scenario(None).explore(bounds(failure.executions));

@@ -162,8 +162,8 @@ impl<F: Fabric> Reads<'_, F> {
         let mut from = remote;
         for piece in into.chunks_mut((PIECE_BYTES / word_bytes) as usize) {
             let bytes = piece.len() as u64 * word_bytes;
-            self.read(from, Buffer::Block, bytes).await?;
-            let buffer = self.endpoint.buffer(self.lane, Buffer::Block);
+            self.read(from, Buffer::ReadBlock, bytes).await?;
+            let buffer = self.endpoint.buffer(self.lane, Buffer::ReadBlock);
             let (words, _) = buffer.as_chunks();
             for (target, word) in piece.iter_mut().zip(words) {
                 *target = u64::from_le_bytes(*word);

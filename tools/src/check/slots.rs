@@ -143,7 +143,7 @@ impl<F: Fabric> Walk<'_, F> {
             return Ok(Ok(Some((block, None))));
         }
         let bytes = block.class.block_bytes();
-        self.reads.read(block.address.offset(), Buffer::Block, bytes).await?;
+        self.reads.read(block.address.offset(), Buffer::ReadBlock, bytes).await?;
         Ok(self.entry_in(place, slot, block).map(|entry| Some((block, Some(entry)))))
     }
 
@@ -170,7 +170,7 @@ impl<F: Fabric> Walk<'_, F> {
     /// What the block that was read last holds, if it is the one this slot means.
     fn entry_in(&self, place: Place, slot: Slot, linked: BlockRef) -> Result<Entry, Problem> {
         let offset = place.offset;
-        let buffer = self.reads.endpoint.buffer(self.reads.lane, Buffer::Block);
+        let buffer = self.reads.endpoint.buffer(self.reads.lane, Buffer::ReadBlock);
         let bytes = linked.class.block_bytes() as usize;
         let bytes = &buffer[..bytes.min(buffer.len())];
         let block = Block::decode(bytes, linked.address)

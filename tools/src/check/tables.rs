@@ -117,7 +117,7 @@ impl<F: Fabric> Walk<'_, F> {
             }
             let places = (start..start + CHUNK_BYTES).step_by(SUBTABLE_BYTES as usize);
             for place in places.filter(|place| !used.contains(place)) {
-                self.reads.read(place, Buffer::Image, SUBTABLE_BYTES).await?;
+                self.reads.read(place, Buffer::NewBlock, SUBTABLE_BYTES).await?;
                 for row in 0..ROWS_PER_SUBTABLE {
                     for (n, slot) in self.row(row)?.slots.iter().enumerate() {
                         if links(slot.word().state()) || slot.word().state() == SlotState::Copy {
@@ -157,7 +157,7 @@ impl<F: Fabric> Walk<'_, F> {
         while let Some((old, new)) = left.pop() {
             let (mut problems, mut is_current) = (Vec::new(), true);
             for look in 0..LOOKS_MAX {
-                self.reads.read(new.offset, Buffer::Image, SUBTABLE_BYTES).await?;
+                self.reads.read(new.offset, Buffer::NewBlock, SUBTABLE_BYTES).await?;
                 problems = self.row_problems(new, true)?;
                 // A split that has ended meanwhile leaves nothing to find here.
                 is_current = problems.is_empty() || self.still_leads(old, new).await?;
@@ -260,7 +260,7 @@ impl<F: Fabric> Walk<'_, F> {
             Ok(entry) => entry,
             Err(problem) => return Ok(nowhere(problem)),
         };
-        self.reads.read(subtable.offset, Buffer::Image, SUBTABLE_BYTES).await?;
+        self.reads.read(subtable.offset, Buffer::NewBlock, SUBTABLE_BYTES).await?;
         if let Some(problem) = self.group_problem(index, entries)? {
             return Ok(nowhere(problem));
         }
@@ -316,7 +316,7 @@ impl<F: Fabric> Walk<'_, F> {
 
     /// A row of the subtable that was read last.
     pub(super) fn row(&self, row: usize) -> Result<Row, LayoutError> {
-        let buffer = self.reads.endpoint.buffer(self.reads.lane, Buffer::Image);
+        let buffer = self.reads.endpoint.buffer(self.reads.lane, Buffer::NewBlock);
         let short = LayoutError::Truncated { what: "subtable", bytes: buffer.len() as u64 };
         let bytes = buffer.get(row * size_of::<Row>()..).ok_or(short.clone())?;
         Ok(Row::read_from_prefix(bytes).map_err(|_| short)?.0)

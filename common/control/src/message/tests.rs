@@ -49,9 +49,9 @@ fn messages_come_back() {
         Reply::Blocks { class: class(4), rested: true, soon: true, blocks: Vec::new() },
         Reply::Blocks { class: class(4), rested: false, soon: false, blocks: some_blocks(2) },
         Reply::Split { directory_hash: 7, local_depth: 3, outcome: SplitOutcome::Impossible },
-        Reply::Ask(Ask::Report { collection: 9 }),
-        Reply::Ask(Ask::Return),
-        Reply::Ask(Ask::Alive),
+        Reply::Ask(ServerRequest::Report { collection: 9 }),
+        Reply::Ask(ServerRequest::Return),
+        Reply::Ask(ServerRequest::Alive),
         Reply::Statistics(statistics),
         Reply::Statistics(ServerStatistics::default()),
     ] {
@@ -103,8 +103,8 @@ proptest! {
             }
             6 => Request::Collect.encode(&mut bytes),
             11 => Request::Snapshot { permille: 7 }.encode(&mut bytes),
-            7 => Reply::Ask(Ask::Report { collection: 9 }).encode(&mut bytes),
-            8 => Reply::Ask(Ask::Return).encode(&mut bytes),
+            7 => Reply::Ask(ServerRequest::Report { collection: 9 }).encode(&mut bytes),
+            8 => Reply::Ask(ServerRequest::Return).encode(&mut bytes),
             9 => Request::Split { directory_hash: 9, local_depth: 4 }.encode(&mut bytes),
             10 => {
                 let outcome = SplitOutcome::Later;

@@ -10,7 +10,7 @@ use zerocopy::IntoBytes;
 use super::Region;
 use super::words::order_read_after_swap;
 use crate::clock::Clock;
-use crate::waits::Waits;
+use crate::waits::SleepingLanes;
 use crate::{
     Buffer, CHAIN_VERBS_MAX, ChainError, Completion, Counters, Fabric, LaneId, Nanos, Timing, Verb,
 };
@@ -52,7 +52,7 @@ pub struct ShmFabric {
     posted: VecDeque<LaneId>,
     posted_bytes: u64,
     completed: VecDeque<LaneId>,
-    waiting: Waits,
+    waiting: SleepingLanes,
     doorbells: u64,
 }
 
@@ -89,7 +89,7 @@ impl ShmFabric {
             posted: VecDeque::with_capacity(lane_count),
             posted_bytes: 0,
             completed: VecDeque::with_capacity(lane_count),
-            waiting: Waits::with_capacity(lane_count),
+            waiting: SleepingLanes::with_capacity(lane_count),
             doorbells: 0,
         }
     }
@@ -124,7 +124,7 @@ impl Executor {
                 Verb::Write { remote, bytes, .. } => {
                     self.region.prefetch_to_change(remote, bytes.min(PREFETCH_BYTES_MAX));
                 }
-                Verb::WriteHalf { remote, .. }
+                Verb::WriteU32 { remote, .. }
                 | Verb::WriteWord { remote, .. }
                 | Verb::CompareSwap { remote, .. } => {
                     self.region.prefetch_to_change(remote & !7, 8);
@@ -156,7 +156,7 @@ impl Executor {
                     let source = words_mut(&mut buffers[from as usize], bytes);
                     self.write(remote, source, deadline)?;
                 }
-                Verb::WriteHalf { remote, value } => {
+                Verb::WriteU32 { remote, value } => {
                     self.check_accepted(Clock::roughly, deadline)?;
                     self.region.store_half(remote, value)?;
                 }

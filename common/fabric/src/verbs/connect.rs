@@ -98,7 +98,7 @@ impl DataLink {
 /// An identifier that knows its device and the way to the peer.
 struct Resolved {
     id: Arc<CmId>,
-    waiting: Waiting,
+    waiting: WaitTimer,
     options: Options,
 }
 
@@ -107,7 +107,7 @@ struct Prepared {
     queue_pair: Arc<QueuePair>,
     domain: Arc<ProtectionDomain>,
     initiator_depth: u8,
-    waiting: Waiting,
+    waiting: WaitTimer,
     options: Options,
 }
 
@@ -122,7 +122,7 @@ impl Resolved {
     fn new(address: SocketAddr, options: &Options) -> Result<Self, VerbsError> {
         let channel = EventChannel::new()?;
         let until = Instant::now() + options.connect_timeout;
-        let waiting = Waiting { channel, address, until, most: options.connect_timeout };
+        let waiting = WaitTimer { channel, address, until, most: options.connect_timeout };
         let id = CmId::new(&waiting.channel).map_err(system("making an RDMA-CM identifier"))?;
         let unreachable = |source| VerbsError::NoRoute { address, source };
         id.resolve_address(address, options.connect_timeout).map_err(unreachable)?;
@@ -162,14 +162,14 @@ impl Prepared {
 }
 
 /// Waits for one event after the other, until one deadline for all.
-struct Waiting {
+struct WaitTimer {
     channel: Arc<EventChannel>,
     address: SocketAddr,
     until: Instant,
     most: Duration,
 }
 
-impl Waiting {
+impl WaitTimer {
     fn left(&self) -> Duration {
         self.until.saturating_duration_since(Instant::now())
     }

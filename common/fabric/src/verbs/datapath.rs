@@ -7,7 +7,7 @@ use super::fabric::VerbsFabric;
 use super::ffi::ibv_wc_status;
 use super::lanes::{Lane, Stage};
 use super::types::LOOK_NS_MAX;
-use super::work::{Origin, buffer_of, has_deadline, is_atomic, meaning, request};
+use super::work::{WorkRequestId, buffer_of, classify_failure, has_deadline, is_atomic, request};
 use crate::{
     Buffer, CHAIN_VERBS_MAX, ChainError, Completion, Counters, Fabric, LaneId, Nanos, Timing, Verb,
 };
@@ -70,7 +70,7 @@ impl VerbsFabric {
 
     /// The next completion of the device, taken in batches.
     #[inline]
-    fn next_arrived(&mut self) -> Option<(Origin, ibv_wc_status::Type)> {
+    fn next_arrived(&mut self) -> Option<(WorkRequestId, ibv_wc_status::Type)> {
         if self.arrived.next == self.arrived.count {
             let queue_pair = self.queue_pair.as_ref()?;
             match queue_pair.completions().poll(&mut self.arrived.all) {
@@ -83,12 +83,12 @@ impl VerbsFabric {
         }
         let completion = &self.arrived.all[self.arrived.next];
         self.arrived.next += 1;
-        Some((Origin::from_id(completion.wr_id), completion.status))
+        Some((WorkRequestId::from_id(completion.wr_id), completion.status))
     }
 
     /// What one of the device's completions means; `None` when the chain's last is still to come.
     #[inline]
-    fn settle(&mut self, origin: Origin, status: ibv_wc_status::Type) -> Option<Completion> {
+    fn settle(&mut self, origin: WorkRequestId, status: ibv_wc_status::Type) -> Option<Completion> {
         let (lane, at) = (LaneId(origin.lane), usize::from(origin.verb));
         let is_ok = status == ibv_wc_status::IBV_WC_SUCCESS;
         if !is_ok {
@@ -96,7 +96,7 @@ impl VerbsFabric {
         }
         let of = &mut self.lanes.all[usize::from(origin.lane)];
         if !is_ok && of.result.is_ok() {
-            of.result = Err(meaning(status, &of.chain[..of.verbs], at));
+            of.result = Err(classify_failure(status, &of.chain[..of.verbs], at));
         }
         if at + 1 < of.verbs {
             return None;

@@ -11,9 +11,9 @@ use super::handles::{ProtectionDomain, QueuePair};
 use super::identifier::EventChannel;
 use super::lanes::{Lanes, Stage};
 use super::types::{Options, RemoteRegion, VerbsError};
-use super::work::meaning;
+use super::work::classify_failure;
 use crate::clock::Clock;
-use crate::waits::Waits;
+use crate::waits::SleepingLanes;
 use crate::{Completion, Flight, LaneId, Nanos};
 
 /// Completions taken at a time.
@@ -47,7 +47,7 @@ pub struct VerbsFabric {
     pub(super) spin_ns: Nanos,
     pub(super) posted: VecDeque<LaneId>,
     pub(super) completed: VecDeque<Completion>,
-    pub(super) waiting: Waits,
+    pub(super) waiting: SleepingLanes,
     /// Payload of the chains that wait for the doorbell.
     pub(super) posted_bytes: u64,
     /// Work requests the queue pair has room for.
@@ -102,7 +102,7 @@ impl VerbsFabric {
             spin_ns: options.spin.as_nanos() as Nanos,
             posted: VecDeque::with_capacity(count),
             completed: VecDeque::with_capacity(count),
-            waiting: Waits::with_capacity(count),
+            waiting: SleepingLanes::with_capacity(count),
             posted_bytes: 0,
             room: sends as usize,
             flying: 0,
@@ -134,7 +134,7 @@ impl VerbsFabric {
             let lane = &self.lanes.all[number];
             if lane.stage == Stage::Flying {
                 self.room += lane.verbs;
-                let unknown = meaning(ibv_wc_status::IBV_WC_WR_FLUSH_ERR, lane.chain(), 0);
+                let unknown = classify_failure(ibv_wc_status::IBV_WC_WR_FLUSH_ERR, lane.chain(), 0);
                 let error = lane.result.clone().err().unwrap_or(unknown);
                 self.finish(LaneId(number as u16), Err(error));
             }

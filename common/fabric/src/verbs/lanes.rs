@@ -8,7 +8,7 @@ use super::ffi;
 use super::handles::ProtectionDomain;
 use super::memory::Registered;
 use super::types::VerbsError;
-use super::work::{LaneMemory, Origin, Stretch};
+use super::work::{LaneMemory, RegisteredRange, WorkRequestId};
 use crate::{Buffer, CHAIN_VERBS_MAX, ChainError, Counters, Nanos, Verb};
 
 /// What each buffer has at the start, in bytes; a larger verb makes it grow.
@@ -72,7 +72,7 @@ impl Lanes {
         let lane = |number: u16| {
             let mut next = arena.start() as u64 + (lane_bytes * usize::from(number)) as u64;
             let mut take = |bytes: usize| {
-                let stretch = Stretch { address: next, bytes: bytes as u32, lkey };
+                let stretch = RegisteredRange { address: next, bytes: bytes as u32, lkey };
                 next += bytes as u64;
                 stretch
             };
@@ -99,7 +99,7 @@ impl Lanes {
             // SAFETY: a structure of numbers and pointers.
             let mut work = unsafe { ffi::zeroed::<ffi::ibv_send_wr>() };
             let (lane, verb) = (place / CHAIN_VERBS_MAX, place % CHAIN_VERBS_MAX);
-            work.wr_id = Origin { lane: lane as u16, verb: verb as u16 }.to_id();
+            work.wr_id = WorkRequestId { lane: lane as u16, verb: verb as u16 }.to_id();
             work.sg_list = entries.at(place);
             work.num_sge = 1;
             Work(work)
@@ -152,7 +152,7 @@ impl Lanes {
     pub(super) fn buffer(&self, lane: u16, buffer: Buffer) -> &[u8] {
         let lane = &self.all[usize::from(lane)];
         debug_assert_ne!(lane.stage, Stage::Flying, "the device has the buffer");
-        let Stretch { address, bytes, .. } = lane.memory.buffers[buffer as usize];
+        let RegisteredRange { address, bytes, .. } = lane.memory.buffers[buffer as usize];
         let bytes = if lane.stage == Stage::Flying { 0 } else { bytes as usize };
         // SAFETY: in the arena or in memory of the lane's own, and no device uses it.
         unsafe { std::slice::from_raw_parts(address as *const u8, bytes) }
@@ -163,7 +163,7 @@ impl Lanes {
     pub(super) fn buffer_mut(&mut self, lane: u16, buffer: Buffer) -> &mut [u8] {
         let lane = &mut self.all[usize::from(lane)];
         debug_assert_ne!(lane.stage, Stage::Flying, "the device has the buffer");
-        let Stretch { address, bytes, .. } = lane.memory.buffers[buffer as usize];
+        let RegisteredRange { address, bytes, .. } = lane.memory.buffers[buffer as usize];
         let bytes = if lane.stage == Stage::Flying { 0 } else { bytes as usize };
         // SAFETY: in the arena or in memory of the lane's own, no device uses it, and no two
         // buffers overlap.
@@ -197,21 +197,21 @@ impl Lanes {
         let bytes = bytes.next_power_of_two();
         if let Ok(memory) = Registered::new(&self.domain, bytes) {
             let (address, lkey) = (memory.start() as u64, memory.lkey());
-            stretch.move_to(Stretch { address, bytes: bytes as u32, lkey });
+            stretch.move_to(RegisteredRange { address, bytes: bytes as u32, lkey });
             (*plain, *grown) = (None, Some(memory));
             return true;
         }
         if bytes > stretch.bytes as usize {
             let words = Slab::new(bytes / size_of::<u64>(), |_| 0);
             let address = words.at(0) as u64;
-            stretch.move_to(Stretch { address, bytes: bytes as u32, lkey: 0 });
+            stretch.move_to(RegisteredRange { address, bytes: bytes as u32, lkey: 0 });
             *plain = Some(Plain { instead_of: registered, _words: words });
         }
         false
     }
 }
 
-impl Stretch {
+impl RegisteredRange {
     /// The content goes along, as far as there is room.
     fn move_to(&mut self, to: Self) {
         let bytes = self.bytes.min(to.bytes) as usize;
@@ -226,7 +226,7 @@ impl Stretch {
 /// Memory for a buffer that the system did not let be registered.
 struct Plain {
     /// What the lane has for the device.
-    instead_of: Stretch,
+    instead_of: RegisteredRange,
     _words: Slab<u64>,
 }
 

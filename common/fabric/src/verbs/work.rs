@@ -10,7 +10,7 @@ const INLINE: u32 = ibv_send_flags::IBV_SEND_INLINE.0;
 
 /// A stretch of registered memory.
 #[derive(Clone, Copy)]
-pub(super) struct Stretch {
+pub(super) struct RegisteredRange {
     pub(super) address: u64,
     pub(super) bytes: u32,
     pub(super) lkey: u32,
@@ -18,11 +18,11 @@ pub(super) struct Stretch {
 
 /// The registered memory of a lane.
 pub(super) struct LaneMemory {
-    pub(super) buffers: [Stretch; Buffer::COUNT],
+    pub(super) buffers: [RegisteredRange; Buffer::COUNT],
     /// Where atomic verbs leave the word they found, one after the other.
-    pub(super) found: Stretch,
+    pub(super) found: RegisteredRange,
     /// From where the words of WriteWord and WriteHalf are sent, one place a verb.
-    pub(super) words: Stretch,
+    pub(super) words: RegisteredRange,
 }
 
 /// What a work request does, without the lists it hangs in.
@@ -70,7 +70,7 @@ pub(super) fn request(
         lkey: memory.words.lkey,
         word: None,
     };
-    let mut local = |stretch: Stretch| {
+    let mut local = |stretch: RegisteredRange| {
         (request.address, request.lkey) = (stretch.address, stretch.lkey);
     };
     match verb {
@@ -79,7 +79,7 @@ pub(super) fn request(
             request.opcode = ibv_wr_opcode::IBV_WR_RDMA_READ;
         }
         Verb::Write { from, .. } => local(memory.buffers[from as usize]),
-        Verb::WriteHalf { value, .. } => request.word = Some(value.into()),
+        Verb::WriteU32 { value, .. } => request.word = Some(value.into()),
         Verb::WriteWord { value, .. } => request.word = Some(value),
         Verb::CompareSwap { expected, desired, .. } => {
             local(memory.found);
@@ -121,13 +121,13 @@ fn needs_fence(before: Verb, verb: Verb) -> bool {
     match before {
         Verb::Read { .. } => !matches!(verb, Verb::Read { .. }),
         Verb::CompareSwap { .. } => is_write(verb),
-        Verb::Write { .. } | Verb::WriteHalf { .. } | Verb::WriteWord { .. } => false,
+        Verb::Write { .. } | Verb::WriteU32 { .. } | Verb::WriteWord { .. } => false,
     }
 }
 
 #[inline]
 fn is_write(verb: Verb) -> bool {
-    matches!(verb, Verb::Write { .. } | Verb::WriteHalf { .. } | Verb::WriteWord { .. })
+    matches!(verb, Verb::Write { .. } | Verb::WriteU32 { .. } | Verb::WriteWord { .. })
 }
 
 #[inline]
@@ -157,7 +157,7 @@ fn remote_offset(verb: Verb) -> u64 {
     match verb {
         Verb::Read { remote, .. }
         | Verb::Write { remote, .. }
-        | Verb::WriteHalf { remote, .. }
+        | Verb::WriteU32 { remote, .. }
         | Verb::WriteWord { remote, .. }
         | Verb::CompareSwap { remote, .. } => remote,
     }
@@ -167,7 +167,7 @@ fn remote_offset(verb: Verb) -> u64 {
 fn verb_bytes(verb: Verb) -> u32 {
     match verb {
         Verb::Read { bytes, .. } | Verb::Write { bytes, .. } => bytes,
-        Verb::WriteHalf { .. } => 4,
+        Verb::WriteU32 { .. } => 4,
         Verb::WriteWord { .. } | Verb::CompareSwap { .. } => 8,
     }
 }
@@ -184,7 +184,7 @@ fn check_inside(
         return Err(ChainError::Denied);
     }
     let bytes = u64::from(bytes);
-    let unit = if matches!(verb, Verb::WriteHalf { .. }) { 4 } else { 8 };
+    let unit = if matches!(verb, Verb::WriteU32 { .. }) { 4 } else { 8 };
     let inside = offset.checked_add(bytes).is_some_and(|end| end <= region.region_bytes);
     if inside && offset.is_multiple_of(unit) && bytes.is_multiple_of(unit) {
         Ok(())
@@ -198,7 +198,11 @@ fn check_inside(
 /// A peer that refuses a WRITE or an atomic has not executed it, nor what follows. Everything else
 /// leaves open what the peer did: an acknowledgement may have been lost, and a READ may be refused
 /// when it is sent for the second time, after what follows it was executed.
-pub(super) fn meaning(status: ibv_wc_status::Type, chain: &[Verb], at: usize) -> ChainError {
+pub(super) fn classify_failure(
+    status: ibv_wc_status::Type,
+    chain: &[Verb],
+    at: usize,
+) -> ChainError {
     if chain.iter().all(|verb| matches!(verb, Verb::Read { .. })) {
         return ChainError::Fenced;
     }
@@ -215,12 +219,12 @@ pub(super) fn meaning(status: ibv_wc_status::Type, chain: &[Verb], at: usize) ->
 
 /// Which verb of which lane a completion is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Origin {
+pub(super) struct WorkRequestId {
     pub(super) lane: u16,
     pub(super) verb: u16,
 }
 
-impl Origin {
+impl WorkRequestId {
     pub(super) fn to_id(self) -> u64 {
         u64::from(self.lane) | u64::from(self.verb) << 16
     }

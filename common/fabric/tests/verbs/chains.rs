@@ -30,13 +30,13 @@ fn each_verb_does_what_it_says() {
     assert_eq!(run(&[cas(8, 9)]), Ok(7), "a swap that loses says what it found");
     assert_eq!(region.load(64), Ok(7));
     // A mark changes its half and no more.
-    assert_eq!(run(&[Verb::WriteHalf { remote: 68, value: 0xabcd }]), Ok(0));
+    assert_eq!(run(&[Verb::WriteU32 { remote: 68, value: 0xabcd }]), Ok(0));
     assert_eq!(region.load(64), Ok(0xabcd_0000_0007));
     assert_eq!(run(&[Verb::WriteWord { remote: 72, value: 99 }]), Ok(0));
     assert_eq!(run(&[read(64, Buffer::Window, 16)]), Ok(0));
     let window = fabric.buffer(LANE, Buffer::Window);
     assert_eq!(window[..16], [0xabcd_0000_0007u64.to_le_bytes(), 99u64.to_le_bytes()].concat());
-    let outside = fabric.run(LANE, &[read(REGION_BYTES, Buffer::Block, 8)], deadline);
+    let outside = fabric.run(LANE, &[read(REGION_BYTES, Buffer::ReadBlock, 8)], deadline);
     assert!(matches!(outside, Err(ChainError::Outside { .. })));
     assert_eq!(fabric.run(LANE, &[read(64, Buffer::Window, 16)], deadline), Ok(0), "still there");
     let counters = fabric.counters();
@@ -52,9 +52,9 @@ fn blocks_of_every_size_arrive_inline_or_not() {
     let sizes = [8, 64, 248, 256, 264, 1024, 4096, 4104, 65_536, 1 << 20];
     for (seed, bytes) in sizes.into_iter().enumerate() {
         let content = pattern(bytes, seed as u8);
-        fabric.reserve(LANE, Buffer::Image, bytes);
-        fabric.buffer_mut(LANE, Buffer::Image)[..bytes].copy_from_slice(&content);
-        let write = Verb::Write { remote: 4096, from: Buffer::Image, bytes: bytes as u32 };
+        fabric.reserve(LANE, Buffer::NewBlock, bytes);
+        fabric.buffer_mut(LANE, Buffer::NewBlock)[..bytes].copy_from_slice(&content);
+        let write = Verb::Write { remote: 4096, from: Buffer::NewBlock, bytes: bytes as u32 };
         let word = Verb::WriteWord { remote: 8, value: seed as u64 };
         let deadline = later(&fabric);
         assert_eq!(fabric.run(LANE, &[write, word], deadline), Ok(0));
@@ -64,9 +64,9 @@ fn blocks_of_every_size_arrive_inline_or_not() {
         assert!(there == content, "{bytes} bytes");
         // Without a reserve: a READ makes its buffer grow.
         let other = LaneId(1);
-        let chain = [read(4096, Buffer::Block, bytes as u32)];
+        let chain = [read(4096, Buffer::ReadBlock, bytes as u32)];
         assert_eq!(fabric.run(other, &chain, deadline), Ok(0));
-        assert!(fabric.buffer(other, Buffer::Block)[..bytes] == content, "{bytes} bytes");
+        assert!(fabric.buffer(other, Buffer::ReadBlock)[..bytes] == content, "{bytes} bytes");
     }
 }
 
@@ -74,11 +74,11 @@ fn blocks_of_every_size_arrive_inline_or_not() {
 fn a_buffer_that_grows_keeps_its_content() {
     let Some(mut server) = Server::new() else { return };
     let mut fabric = server.client(1);
-    fabric.buffer_mut(LANE, Buffer::Image)[..3].copy_from_slice(b"abc");
+    fabric.buffer_mut(LANE, Buffer::NewBlock)[..3].copy_from_slice(b"abc");
     for bytes in [100, 5000, 100_000, 3 << 20] {
-        fabric.reserve(LANE, Buffer::Image, bytes);
-        assert!(fabric.buffer(LANE, Buffer::Image).len() >= bytes);
-        assert_eq!(&fabric.buffer(LANE, Buffer::Image)[..3], b"abc");
+        fabric.reserve(LANE, Buffer::NewBlock, bytes);
+        assert!(fabric.buffer(LANE, Buffer::NewBlock).len() >= bytes);
+        assert_eq!(&fabric.buffer(LANE, Buffer::NewBlock)[..3], b"abc");
     }
 }
 
@@ -90,16 +90,16 @@ fn chains_execute_in_order() {
     let mut fabric = server.client(1);
     let rounds = std::env::var("FARSIDE_TEST_CHAINS").map_or(10_000, |n| n.parse().unwrap());
     for round in 0u64..rounds {
-        fabric.buffer_mut(LANE, Buffer::Image)[..512].fill(round as u8);
+        fabric.buffer_mut(LANE, Buffer::NewBlock)[..512].fill(round as u8);
         let chain = [
-            Verb::Write { remote: 4096, from: Buffer::Image, bytes: 512 },
-            Verb::WriteHalf { remote: 4096 + 256, value: round as u32 },
+            Verb::Write { remote: 4096, from: Buffer::NewBlock, bytes: 512 },
+            Verb::WriteU32 { remote: 4096 + 256, value: round as u32 },
             Verb::CompareSwap { remote: 4096 + 512, expected: round, desired: round + 1 },
-            read(4096, Buffer::Block, 520),
+            read(4096, Buffer::ReadBlock, 520),
         ];
         let deadline = later(&fabric);
         assert_eq!(fabric.run(LANE, &chain, deadline), Ok(round));
-        let seen = fabric.buffer(LANE, Buffer::Block);
+        let seen = fabric.buffer(LANE, Buffer::ReadBlock);
         assert_eq!(seen[512..520], (round + 1).to_le_bytes());
         assert_eq!(seen[256..260], (round as u32).to_le_bytes());
         assert!(seen[..256].iter().chain(&seen[260..512]).all(|byte| *byte == round as u8));
@@ -114,13 +114,13 @@ fn a_swap_behind_a_read_and_a_write_behind_a_swap_wait() {
     let mut fabric = server.client(1);
     for round in 0u64..300 {
         let chain = [
-            read(8192, Buffer::Block, 2048),
+            read(8192, Buffer::ReadBlock, 2048),
             Verb::CompareSwap { remote: 8192 + 1024, expected: round, desired: round + 1 },
             Verb::WriteWord { remote: 8192 + 1032, value: round },
         ];
         let deadline = later(&fabric);
         assert_eq!(fabric.run(LANE, &chain, deadline), Ok(round));
-        let seen = &fabric.buffer(LANE, Buffer::Block)[1024..1040];
+        let seen = &fabric.buffer(LANE, Buffer::ReadBlock)[1024..1040];
         assert_eq!(seen[..8], round.to_le_bytes(), "the READ came before the swap");
         assert_eq!(seen[8..], round.saturating_sub(1).to_le_bytes());
     }
@@ -137,15 +137,15 @@ fn lanes_share_a_doorbell_and_keep_their_results_apart() {
         for lane in 0..LANES {
             let (offset, id) = (4096 + u64::from(lane) * 64, LaneId(lane));
             let expected = u64::from(lane) * round;
-            fabric.buffer_mut(id, Buffer::Image)[..32].fill(lane as u8);
+            fabric.buffer_mut(id, Buffer::NewBlock)[..32].fill(lane as u8);
             let chain = [
-                Verb::Write { remote: offset, from: Buffer::Image, bytes: 32 },
+                Verb::Write { remote: offset, from: Buffer::NewBlock, bytes: 32 },
                 Verb::CompareSwap {
                     remote: offset + 32,
                     expected,
                     desired: expected + u64::from(lane),
                 },
-                read(offset, Buffer::Block, 40),
+                read(offset, Buffer::ReadBlock, 40),
             ];
             fabric.post(id, &chain, deadline);
         }
@@ -158,7 +158,7 @@ fn lanes_share_a_doorbell_and_keep_their_results_apart() {
             };
             let lane = u64::from(completion.lane.0);
             assert_eq!(completion.result, Ok(lane * round));
-            let seen = fabric.buffer(completion.lane, Buffer::Block);
+            let seen = fabric.buffer(completion.lane, Buffer::ReadBlock);
             assert!(seen[..32].iter().all(|byte| u64::from(*byte) == lane));
             assert_eq!(seen[32..40], (lane * (round + 1)).to_le_bytes());
             completed += 1;
@@ -174,10 +174,10 @@ fn late_chains_are_refused_and_readers_are_not_asked_for_a_deadline() {
     let mut fabric = server.client(1);
     let (cas, write) = (
         Verb::CompareSwap { remote: 64, expected: 0, desired: 1 },
-        Verb::Write { remote: 128, from: Buffer::Image, bytes: 8 },
+        Verb::Write { remote: 128, from: Buffer::NewBlock, bytes: 8 },
     );
     // A mark, too: what was a block may be something else by then (invariant I13).
-    for chain in [[cas], [write], [Verb::WriteHalf { remote: 64, value: 3 }]] {
+    for chain in [[cas], [write], [Verb::WriteU32 { remote: 64, value: 3 }]] {
         let now = fabric.now();
         assert_eq!(fabric.run(LANE, &chain, now - 1), Err(ChainError::Late));
         // Not too late now, but what the device does with it might be.
@@ -185,7 +185,7 @@ fn late_chains_are_refused_and_readers_are_not_asked_for_a_deadline() {
         assert_eq!(fabric.run(LANE, &chain, too_soon), Err(ChainError::Late));
     }
     assert_eq!(server.region.load(64), Ok(0));
-    assert_eq!(fabric.run(LANE, &[read(0, Buffer::Block, 8)], 0), Ok(0));
+    assert_eq!(fabric.run(LANE, &[read(0, Buffer::ReadBlock, 8)], 0), Ok(0));
 }
 
 #[test]
@@ -195,7 +195,7 @@ fn waits_complete_in_their_time() {
     let until = fabric.now() + 20_000_000;
     fabric.wait(LaneId(1), until);
     let deadline = later(&fabric);
-    fabric.post(LANE, &[read(0, Buffer::Block, 8)], deadline);
+    fabric.post(LANE, &[read(0, Buffer::ReadBlock, 8)], deadline);
     fabric.ring();
     let mut seen = Vec::new();
     while seen.len() < 2 {
@@ -240,7 +240,7 @@ fn a_stranger_does_not_get_the_owners_own_connection() {
     std::thread::sleep(Duration::from_millis(500));
     let mut own = server.writers.loopback_over(listener, 1, &options).unwrap();
     let deadline = later(&own.fabric);
-    assert_eq!(own.fabric.run(LANE, &[read(0, Buffer::Block, 64)], deadline), Ok(0));
+    assert_eq!(own.fabric.run(LANE, &[read(0, Buffer::ReadBlock, 64)], deadline), Ok(0));
     drop(own);
     for stranger in strangers {
         assert!(!stranger.join().unwrap(), "a stranger was taken for the owner");
@@ -262,7 +262,7 @@ fn a_lane_with_a_chain_in_flight_takes_no_other() {
             fabric.ring();
         }
         fabric.post(LANE, &swap(100), deadline);
-        assert!(!fabric.reserve(LANE, Buffer::Image, 1 << 20), "the buffer would move");
+        assert!(!fabric.reserve(LANE, Buffer::NewBlock, 1 << 20), "the buffer would move");
         fabric.ring();
         let mut next = || loop {
             match fabric.poll() {
@@ -274,6 +274,6 @@ fn a_lane_with_a_chain_in_flight_takes_no_other() {
         assert_eq!(next(), Ok(0));
         assert_eq!(server.region.load(64), Ok(1));
     }
-    assert!(fabric.reserve(LANE, Buffer::Image, 1 << 20));
+    assert!(fabric.reserve(LANE, Buffer::NewBlock, 1 << 20));
     assert_eq!(fabric.run(LANE, &swap(1), deadline), Ok(1), "the lane goes on");
 }

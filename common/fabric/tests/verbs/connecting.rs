@@ -35,7 +35,7 @@ fn garbage_of_every_length_is_refused_with_the_reason() {
     // And somebody with manners is served.
     let mut fabric = server.client(1);
     let deadline = later(&fabric);
-    let read = Verb::Read { remote: 0, into: Buffer::Block, bytes: 64 };
+    let read = Verb::Read { remote: 0, into: Buffer::ReadBlock, bytes: 64 };
     assert_eq!(fabric.run(LANE, &[read], deadline), Ok(0));
 }
 
@@ -109,14 +109,14 @@ fn the_device_refuses_what_a_reader_may_not() {
     server.region.store(64, 5).unwrap();
     for forbidden in [
         Verb::WriteWord { remote: 64, value: 6 },
-        Verb::Write { remote: 64, from: Buffer::Image, bytes: 4096 },
+        Verb::Write { remote: 64, from: Buffer::NewBlock, bytes: 4096 },
         Verb::CompareSwap { remote: 64, expected: 5, desired: 6 },
     ] {
         let mut fabric = server.client_of(READER, 1, Options::default());
         let deadline = later(&fabric);
-        let read = Verb::Read { remote: 64, into: Buffer::Block, bytes: 8 };
+        let read = Verb::Read { remote: 64, into: Buffer::ReadBlock, bytes: 8 };
         assert_eq!(fabric.run(LANE, &[read], deadline), Ok(0));
-        assert_eq!(fabric.buffer(LANE, Buffer::Block)[..8], 5u64.to_le_bytes());
+        assert_eq!(fabric.buffer(LANE, Buffer::ReadBlock)[..8], 5u64.to_le_bytes());
         assert!(fabric.run(LANE, &[forbidden], deadline).is_err());
         assert!(fabric.is_broken());
         let after = fabric.run(LANE, &[read], deadline);
@@ -209,14 +209,14 @@ fn child_whose_buffers_may_not_grow() {
     let deadline = later(&fabric);
     for bytes in [8, 2 << 20, 8, 4096] {
         let fits = bytes <= 4096;
-        assert_eq!(fabric.reserve(lane, Buffer::Image, bytes as usize), fits, "{bytes}");
-        fabric.buffer_mut(lane, Buffer::Image)[..8].copy_from_slice(b"12345678");
-        let write = Verb::Write { remote: 4096, from: Buffer::Image, bytes };
+        assert_eq!(fabric.reserve(lane, Buffer::NewBlock, bytes as usize), fits, "{bytes}");
+        fabric.buffer_mut(lane, Buffer::NewBlock)[..8].copy_from_slice(b"12345678");
+        let write = Verb::Write { remote: 4096, from: Buffer::NewBlock, bytes };
         assert_eq!(fabric.run(lane, &[write], deadline).is_ok(), fits, "{bytes}");
-        let read = Verb::Read { remote: 4096, into: Buffer::Block, bytes };
+        let read = Verb::Read { remote: 4096, into: Buffer::ReadBlock, bytes };
         assert_eq!(fabric.run(lane, &[read], deadline).is_ok(), fits, "{bytes}");
         if fits {
-            assert_eq!(&fabric.buffer(lane, Buffer::Block)[..8], b"12345678");
+            assert_eq!(&fabric.buffer(lane, Buffer::ReadBlock)[..8], b"12345678");
         }
     }
 }

@@ -29,7 +29,7 @@ fn a_refused_doorbell_leaves_room() {
         assert_eq!(completion.result, Err(ChainError::Unknown));
     }
     assert!(fabric.is_broken() && fabric.has_room(0));
-    let read = Verb::Read { remote: 0, into: Buffer::Block, bytes: 8 };
+    let read = Verb::Read { remote: 0, into: Buffer::ReadBlock, bytes: 8 };
     assert_eq!(fabric.run(LANE, &[read], deadline), Err(ChainError::Fenced));
 }
 
@@ -90,7 +90,7 @@ fn dropping_the_servers_end_fences_a_client_with_chains_in_flight() {
             }
         }
         let deadline = later(&fabric);
-        let read = Verb::Read { remote: 0, into: Buffer::Block, bytes: 8 };
+        let read = Verb::Read { remote: 0, into: Buffer::ReadBlock, bytes: 8 };
         let started = Instant::now();
         assert_eq!(fabric.run(LANE, &[read], deadline), Err(ChainError::Fenced));
         assert!(started.elapsed() < Duration::from_millis(100), "at once");
@@ -104,9 +104,9 @@ fn post(fabric: &mut impl Fabric, lane: u16, tried: &mut [u64]) -> usize {
     tried[usize::from(lane)] += 1;
     let word = u64::from(lane) * 8;
     let chain = [
-        Verb::Write { remote: 65_536 + word * 512, from: Buffer::Image, bytes: 1024 },
+        Verb::Write { remote: 65_536 + word * 512, from: Buffer::NewBlock, bytes: 1024 },
         Verb::CompareSwap { remote: 4096 + word, expected, desired: expected + 1 },
-        Verb::Read { remote: 65_536 + word * 512, into: Buffer::Block, bytes: 1024 },
+        Verb::Read { remote: 65_536 + word * 512, into: Buffer::ReadBlock, bytes: 1024 },
     ];
     let deadline = later(fabric);
     fabric.post(LaneId(lane), &chain, deadline);
@@ -276,7 +276,7 @@ fn sleeping_for_completions_loses_no_wakeup() {
         let deadline = later(&fabric);
         let started = Instant::now();
         let count = Verb::CompareSwap { remote: 64, expected: round, desired: round + 1 };
-        let read = Verb::Read { remote: 0, into: Buffer::Block, bytes: 256 };
+        let read = Verb::Read { remote: 0, into: Buffer::ReadBlock, bytes: 256 };
         assert_eq!(fabric.run(LANE, &[count, read], deadline), Ok(round));
         // The longest sleep is 100 ms: a lost wakeup would show.
         assert!(started.elapsed() < Duration::from_millis(95), "{:?}", started.elapsed());

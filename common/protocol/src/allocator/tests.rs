@@ -12,7 +12,7 @@ struct TestDepot {
     unrested: bool,
 }
 
-impl Depot for TestDepot {
+impl BlockSource for TestDepot {
     fn request(&mut self, class: SizeClass, count: u32) {
         self.asked.push((class, count));
     }
@@ -28,7 +28,7 @@ impl Depot for TestDepot {
         let block = |n| FreeBlock { address: BlockAddress(n), generation: 1 };
         let blocks = (first..self.next).map(block).collect();
         let rested = !self.unrested;
-        Some(Delivery::Blocks(Blocks { class, rested, soon: false, blocks }))
+        Some(Delivery::Blocks(BlockDelivery { class, rested, soon: false, blocks }))
     }
 
     fn give(&mut self, _: SizeClass, rested: bool, blocks: Vec<FreeBlock>) {
@@ -51,7 +51,7 @@ fn class() -> SizeClass {
     SizeClass::for_bytes(128).unwrap()
 }
 
-fn receive_and_take(allocator: &mut Allocator<TestDepot>, now: Nanos) -> Taken {
+fn receive_and_take(allocator: &mut Allocator<TestDepot>, now: Nanos) -> TakeResult {
     allocator.receive(|| now);
     allocator.take(LANE, class(), now)
 }
@@ -59,9 +59,9 @@ fn receive_and_take(allocator: &mut Allocator<TestDepot>, now: Nanos) -> Taken {
 fn take(allocator: &mut Allocator<TestDepot>, now: Nanos) -> Option<FreeBlock> {
     for _ in 0..3 {
         match receive_and_take(allocator, now) {
-            Taken::Block(block) => return Some(block),
-            Taken::Asked(_) => {}
-            Taken::Soon(_) | Taken::Resting(_) | Taken::Exhausted => return None,
+            TakeResult::Block(block) => return Some(block),
+            TakeResult::Asked(_) => {}
+            TakeResult::Soon(_) | TakeResult::Resting(_) | TakeResult::Exhausted => return None,
         }
     }
     None
@@ -75,7 +75,7 @@ fn no_block_is_handed_out_twice_and_all_are() {
         assert!(seen.insert(block.address));
     }
     assert_eq!(seen.len(), 1000);
-    assert_eq!(allocator.take(LANE, class(), 0), Taken::Exhausted);
+    assert_eq!(allocator.take(LANE, class(), 0), TakeResult::Exhausted);
 }
 
 #[test]
@@ -84,9 +84,9 @@ fn an_unlinked_block_rests_for_grace() {
     let block = take(&mut allocator, 0).unwrap();
     assert_eq!(take(&mut allocator, 0), None);
     allocator.retire(LANE, class(), FreeBlock { generation: 2, ..block }, 7);
-    assert_eq!(allocator.take(LANE, class(), 7 + GRACE - 1), Taken::Resting(7 + GRACE));
+    assert_eq!(allocator.take(LANE, class(), 7 + GRACE - 1), TakeResult::Resting(7 + GRACE));
     let again = FreeBlock { generation: 2, ..block };
-    assert_eq!(allocator.take(LANE, class(), 7 + GRACE), Taken::Block(again));
+    assert_eq!(allocator.take(LANE, class(), 7 + GRACE), TakeResult::Block(again));
 }
 
 #[test]
@@ -94,7 +94,7 @@ fn a_block_that_was_never_linked_is_ready_at_once() {
     let mut allocator = allocator(1);
     let block = take(&mut allocator, 0).unwrap();
     allocator.put_back(LANE, class(), block);
-    assert_eq!(allocator.take(LANE, class(), 0), Taken::Block(block));
+    assert_eq!(allocator.take(LANE, class(), 0), TakeResult::Block(block));
 }
 
 #[test]
@@ -129,9 +129,9 @@ fn requests_grow_and_come_before_the_list_runs_dry() {
 fn blocks_that_have_not_rested_are_waited_for_and_not_asked_for_twice() {
     let mut allocator = allocator(1000);
     allocator.depot.unrested = true;
-    assert!(matches!(receive_and_take(&mut allocator, 0), Taken::Asked(_)));
-    assert_eq!(receive_and_take(&mut allocator, 5), Taken::Resting(5 + GRACE));
-    assert_eq!(receive_and_take(&mut allocator, 6), Taken::Resting(5 + GRACE));
+    assert!(matches!(receive_and_take(&mut allocator, 0), TakeResult::Asked(_)));
+    assert_eq!(receive_and_take(&mut allocator, 5), TakeResult::Resting(5 + GRACE));
+    assert_eq!(receive_and_take(&mut allocator, 6), TakeResult::Resting(5 + GRACE));
     let left = allocator.depot.left;
     let granted = 1000 - left;
     // Once they rested they serve, and while half of them are left nobody asks for more.
@@ -146,9 +146,9 @@ fn blocks_that_have_not_rested_are_waited_for_and_not_asked_for_twice() {
 fn blocks_rest_from_when_they_came() {
     let mut allocator = allocator(1000);
     allocator.depot.unrested = true;
-    assert!(matches!(receive_and_take(&mut allocator, 0), Taken::Asked(_)));
+    assert!(matches!(receive_and_take(&mut allocator, 0), TakeResult::Asked(_)));
     allocator.receive(|| 60);
-    assert_eq!(allocator.take(LANE, class(), 1), Taken::Resting(60 + GRACE));
+    assert_eq!(allocator.take(LANE, class(), 1), TakeResult::Resting(60 + GRACE));
 }
 
 /// A pipeline's operations may share a look at the clock that is older than what came meanwhile.
@@ -157,7 +157,7 @@ fn blocks_are_given_back_only_when_they_have_rested() {
     let class = SizeClass::for_bytes(256 << 10).unwrap();
     let mut allocator = allocator(1);
     allocator.depot.unrested = true;
-    assert!(matches!(allocator.take(LANE, class, 0), Taken::Asked(_)));
+    assert!(matches!(allocator.take(LANE, class, 0), TakeResult::Asked(_)));
     allocator.receive(|| 50);
     let block = |n| FreeBlock { address: BlockAddress(n), generation: 1 };
     (10..13).for_each(|n| allocator.retire(LANE, class, block(n), 0));

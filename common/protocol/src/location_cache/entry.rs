@@ -7,7 +7,7 @@ use farside_layout::{
 };
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, transmute};
 
-use super::proofs::Proofs;
+use super::proofs::ProofTimeBase;
 use super::{FIRST_SETS, FIRST_SETS_BITS};
 
 /// Where a key's value is, as of `proved_at`.
@@ -21,7 +21,7 @@ pub struct Location {
     pub generation: u32,
     /// The block was linked although its `superseded` was set: its writer died, or a late mark hit
     /// it. Only the slot can tell whether it still is.
-    pub poisoned: bool,
+    pub has_stale_mark: bool,
     /// The block's value ends some day.
     pub expires: bool,
     /// How much of the block's end there is no need to READ: see [`SizeClass::padding`].
@@ -35,16 +35,16 @@ pub struct Location {
 /// Where the window is, the directory says.
 #[derive(Clone, Copy, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-pub(super) struct Entry {
+pub(super) struct PackedLocation {
     /// Of the block; 0 is nowhere, for the region starts with its superblock.
     address: u32,
     generation: u32,
     /// The key's tag, and below it, from [`PROVED`] on, what is left of the location.
     rest: u64,
 }
-const _: () = assert!(size_of::<Entry>() == 16);
+const _: () = assert!(size_of::<PackedLocation>() == 16);
 
-/// Some bits of [`Entry::rest`].
+/// Some bits of [`PackedLocation::rest`].
 #[derive(Clone, Copy)]
 pub(super) struct Field {
     shift: u32,
@@ -79,7 +79,7 @@ const CONDITIONAL: Field = Field::above(CLASS, 1);
 const POISONED: Field = Field::above(CONDITIONAL, 1);
 const EXPIRES: Field = Field::above(POISONED, 1);
 const PADDING: Field = Field::above(EXPIRES, 2);
-/// See [`Proofs`].
+/// See [`ProofTimeBase`].
 pub(super) const PROVED: Field = Field::above(PADDING, 9);
 /// Somebody is about to replace the entry.
 const LOCKED: Field = Field::above(PROVED, 1);
@@ -104,19 +104,20 @@ pub(super) fn spread(hash: KeyHash) -> usize {
     (hash.tag() >> (u64::BITS - IDENTITY_BITS - FIRST_SETS_BITS)) as usize
 }
 
-impl Entry {
+impl PackedLocation {
     /// What there is to keep of a LIVE word's location, but for when it was proved.
     ///
     /// # Errors
     /// [`LayoutError`] if the word leads to no block.
     #[inline]
     pub(super) fn new(hash: KeyHash, location: &Location) -> Result<Self, LayoutError> {
-        let Location { in_window, word, generation, poisoned, expires, padding, .. } = *location;
+        let Location { in_window, word, generation, has_stale_mark, expires, padding, .. } =
+            *location;
         let BlockRef { address, class, .. } = word.block()?;
         let rest = TAG.with(Self::tag(hash))
             | PADDING.with(padding.into())
             | EXPIRES.with(expires.into())
-            | POISONED.with(poisoned.into())
+            | POISONED.with(has_stale_mark.into())
             | CONDITIONAL.with(word.is_conditional().into())
             | CLASS.with(class.index().into())
             | INCARNATION.with(word.incarnation().into())
@@ -129,7 +130,11 @@ impl Entry {
     /// # Errors
     /// None: what was kept has a size class.
     #[inline]
-    pub(super) fn location(self, hash: KeyHash, proofs: Proofs) -> Result<Location, LayoutError> {
+    pub(super) fn location(
+        self,
+        hash: KeyHash,
+        proofs: ProofTimeBase,
+    ) -> Result<Location, LayoutError> {
         let Self { address, generation, rest } = self;
         let block = BlockRef {
             address: BlockAddress(address),
@@ -142,7 +147,7 @@ impl Entry {
             in_window: SLOT.of(rest) as u16 * SLOT_UNIT,
             word: SlotWord::live_in(incarnation, hash.fingerprint(), block, conditional),
             generation,
-            poisoned: POISONED.of(rest) == 1,
+            has_stale_mark: POISONED.of(rest) == 1,
             expires: EXPIRES.of(rest) == 1,
             padding: PADDING.of(rest) as u8,
             proved_at: proofs.at(PROVED.of(rest)),
@@ -173,7 +178,7 @@ impl Entry {
         self.address == 0
     }
 
-    /// When it was proved last: see [`Proofs`].
+    /// When it was proved last: see [`ProofTimeBase`].
     #[inline]
     pub(super) fn stamp(&self) -> u64 {
         PROVED.of(self.rest)

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use farside_fabric::Nanos;
 use portable_atomic::AtomicU128;
 
-use super::entry::{Entry, PROVED};
+use super::entry::{PROVED, PackedLocation};
 
 /// Where an entry stands; generic so that loom runs the same code on its own.
 pub(super) trait Place {
@@ -70,26 +70,26 @@ impl Base for AtomicU64 {
 
 /// The entry that stands there. Who gets it sees what its writer saw: the block it leads to.
 #[inline]
-pub(super) fn entry<P: Place>(place: &P) -> Entry {
-    Entry::from_bits(place.load(Ordering::Acquire))
+pub(super) fn entry<P: Place>(place: &P) -> PackedLocation {
+    PackedLocation::from_bits(place.load(Ordering::Acquire))
 }
 
 /// Replaces an entry that has to be as it is known, and not somebody's.
 #[inline]
-fn swap<P: Place>(place: &P, known: Entry, new: Entry) -> bool {
+fn swap<P: Place>(place: &P, known: PackedLocation, new: PackedLocation) -> bool {
     !known.is_locked() && place.swap(known.bits(), new.bits())
 }
 
 /// Takes an entry that has to be as it is known for this thread to replace.
 #[inline]
-fn lock<P: Place>(place: &P, known: Entry) -> bool {
+fn lock<P: Place>(place: &P, known: PackedLocation) -> bool {
     swap(place, known, known.locked())
 }
 
 /// Removes an entry that has to be as it is known.
 #[inline]
-pub(super) fn empty<P: Place>(place: &P, known: Entry) -> bool {
-    swap(place, known, Entry::default())
+pub(super) fn empty<P: Place>(place: &P, known: PackedLocation) -> bool {
+    swap(place, known, PackedLocation::default())
 }
 
 /// Makes an entry's stamp so much smaller, if there is one; false if it stays locked. Also where
@@ -107,14 +107,14 @@ fn age<P: Place>(place: &P, passed: u64) -> bool {
 }
 
 /// What stamps mean in a cache.
-pub(super) struct SharedProofs<B> {
+pub(super) struct ProofClock<B> {
     unit_shift: u32,
     /// The base that entries are written by, and that by which they are read.
     writers: B,
     readers: B,
 }
 
-impl SharedProofs<AtomicU64> {
+impl ProofClock<AtomicU64> {
     /// For proofs that are good for `proof_ns`.
     pub(super) fn new(proof_ns: Nanos, now: Nanos) -> Self {
         let unit_shift = (proof_ns / UNITS_PER_PROOF).max(1).ilog2().max(UNIT_SHIFT_MIN);
@@ -123,15 +123,15 @@ impl SharedProofs<AtomicU64> {
     }
 }
 
-impl<B: Base> SharedProofs<B> {
+impl<B: Base> ProofClock<B> {
     #[inline]
-    fn by(&self, base: u64) -> Proofs {
-        Proofs { unit_shift: self.unit_shift, base }
+    fn by(&self, base: u64) -> ProofTimeBase {
+        ProofTimeBase { unit_shift: self.unit_shift, base }
     }
 
     /// When entries were proved that are loaded from now on, or an earlier time.
     #[inline]
-    pub(super) fn for_reading(&self) -> Proofs {
+    pub(super) fn for_reading(&self) -> ProofTimeBase {
         self.by(self.readers.load(Ordering::Acquire))
     }
 
@@ -143,21 +143,27 @@ impl<B: Base> SharedProofs<B> {
 
     /// How to write an entry that this thread has locked.
     #[inline]
-    fn for_writing(&self) -> Proofs {
+    fn for_writing(&self) -> ProofTimeBase {
         self.by(self.writers.load(Ordering::Relaxed))
     }
 
     /// Whether the base is too long ago for a proof then, and nobody tried to move it lately.
     #[inline]
     pub(super) fn is_over(&self, at: Nanos) -> bool {
-        self.for_reading().since_base(at) > Proofs::STAMP_MAX
+        self.for_reading().since_base(at) > ProofTimeBase::STAMP_MAX
             && self.for_writing().since_base(at) > UNITS_KEPT + 1
     }
 
     /// Replaces an entry that has to be as it is known by one that was proved at `at`, unless
     /// somebody else replaces it at this moment: then that stays.
     #[inline]
-    pub(super) fn replace<P: Place>(&self, place: &P, known: Entry, new: Entry, at: Nanos) -> bool {
+    pub(super) fn replace<P: Place>(
+        &self,
+        place: &P,
+        known: PackedLocation,
+        new: PackedLocation,
+        at: Nanos,
+    ) -> bool {
         if !lock(place, known) {
             return false;
         }
@@ -187,7 +193,7 @@ impl<B: Base> SharedProofs<B> {
 /// What entries write down instead of the time of a proof: how many units passed between a base
 /// and then, and one; 0 for a proof that is too old for anything.
 #[derive(Clone, Copy)]
-pub(super) struct Proofs {
+pub(super) struct ProofTimeBase {
     /// Log2 of a unit in nanoseconds.
     unit_shift: u32,
     /// In units.
@@ -201,7 +207,7 @@ pub(super) const UNIT_SHIFT_MIN: u32 = 27;
 /// How many of them the base stays behind when it moves.
 const UNITS_KEPT: u64 = 4 * UNITS_PER_PROOF;
 
-impl Proofs {
+impl ProofTimeBase {
     /// The largest stamp.
     pub(super) const STAMP_MAX: u64 = PROVED.max();
 

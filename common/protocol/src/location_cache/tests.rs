@@ -1,7 +1,7 @@
 use farside_layout::hash::KeyHasher;
 use farside_layout::{BlockAddress, BlockRef, INCARNATION_MAX, SizeClass, SlotWord};
 
-use super::proofs::{Proofs, UNIT_SHIFT_MIN, UNITS_PER_PROOF};
+use super::proofs::{ProofTimeBase, UNIT_SHIFT_MIN, UNITS_PER_PROOF};
 use super::*;
 
 /// For proofs of less than this a unit is 34 ms.
@@ -40,7 +40,7 @@ fn location(key: u64, n: u64) -> Location {
             n % 5 == 1,
         ),
         generation: (n as u32 & 0xff) | 0xabcd_ef00,
-        poisoned: n % 2 == 1,
+        has_stale_mark: n % 2 == 1,
         expires: n % 3 == 1,
         padding: (n % 4) as u8,
         proved_at: units(n % 256),
@@ -94,7 +94,7 @@ fn what_a_split_has_in_its_hands_is_not_remembered() {
 fn proofs_keep_their_time_for_ever_or_lose_it() {
     let cache = cache(1 << 20);
     for lap in 1..5 {
-        let now = lap * (Proofs::STAMP_MAX + 1);
+        let now = lap * (ProofTimeBase::STAMP_MAX + 1);
         for n in 0..100 {
             cache.put(hash(n), Location { proved_at: units(now - n), ..location(n, n) });
         }
@@ -114,7 +114,7 @@ fn proofs_keep_their_time_for_ever_or_lose_it() {
 /// No two keys of many are taken for each other, and all that tells them apart does.
 #[test]
 fn tags_differ() {
-    let tags = (0..100_000).map(|n| Entry::tag(hash(n)));
+    let tags = (0..100_000).map(|n| PackedLocation::tag(hash(n)));
     let distinct: std::collections::HashSet<u64> = tags.clone().collect();
     // 2^33 tags: one pair in two tries, on average.
     assert!(distinct.len() >= 100_000 - 4, "{}", distinct.len());
@@ -177,7 +177,7 @@ fn sets_double_with_what_they_hold() {
 fn memory_is_bounded_and_zero_is_off() {
     for bytes in [128, 255, 256, 1000, 1 << 20] {
         let cache = cache(bytes);
-        assert!((128..=bytes).contains(&(cache.all().len() * size_of::<Entry>())));
+        assert!((128..=bytes).contains(&(cache.all().len() * size_of::<PackedLocation>())));
     }
     let off = cache(0);
     off.put(hash(1), location(1, 1));
@@ -200,7 +200,7 @@ fn what_one_thread_gets_another_one_put() {
     const ROUNDS: u64 = 200_000;
     const KEYS: u64 = 3000;
     /// More than a stamp can tell from each other.
-    const TIMES: u64 = 2 * Proofs::STAMP_MAX;
+    const TIMES: u64 = 2 * ProofTimeBase::STAMP_MAX;
     let cache = cache(1 << 20);
     let work = |thread: u64| {
         let mut found = 0;

@@ -2,7 +2,7 @@
 
 use farside_fabric::{ChainError, Fabric, InFlight, LaneId, Nanos, Verb};
 
-use super::Mover;
+use super::SubtableSplitter;
 
 /// Up to three verbs for one lane.
 #[derive(Clone, Copy)]
@@ -19,7 +19,7 @@ impl Chain {
     }
 }
 
-impl<F: Fabric> Mover<'_, F> {
+impl<F: Fabric> SubtableSplitter<'_, F> {
     /// Posts each chain on a lane of its own, in order; what their atomic verbs found.
     pub(super) async fn batch(&self, chains: &[Chain]) -> Result<Vec<u64>, ChainError> {
         let lanes = (0..self.lanes).map(LaneId);

@@ -3,29 +3,29 @@
 use farside_fabric::{Buffer, ChainError, Fabric, Nanos, Verb};
 use farside_layout::{DirectoryEntry, RegionState, STATE_OFFSET, Superblock};
 
-use super::{LANE, Mover, Progress, Split};
+use super::{LANE, Split, SplitProgress, SubtableSplitter};
 
 const ENTRY_BYTES: u64 = size_of::<DirectoryEntry>() as u64;
 /// How many entries of the old directory one READ brings to be doubled.
 const PIECE_ENTRIES: u64 = 4096;
 pub(super) const PIECE_BYTES: u64 = PIECE_ENTRIES * ENTRY_BYTES;
 
-impl<F: Fabric> Mover<'_, F> {
+impl<F: Fabric> SubtableSplitter<'_, F> {
     /// Moves the entries of a subtable to two others and makes the directory, which is `depth`
     /// deep, lead there, from wherever an earlier call stopped; how far that came, and the
     /// directory's depth afterwards.
     ///
     /// # Errors
     /// [`ChainError`] when the endpoint does not reach the region any more.
-    pub async fn run(&self, split: &Split, depth: u8) -> Result<(Progress, u8), ChainError> {
+    pub async fn run(&self, split: &Split, depth: u8) -> Result<(SplitProgress, u8), ChainError> {
         let progress = self.split(split).await?;
         match progress {
-            Progress::Done => {
+            SplitProgress::Done => {
                 let depth = self.publish(split, depth).await?;
                 self.disown(split).await?;
                 Ok((progress, depth))
             }
-            Progress::Busy | Progress::Stuck { .. } => Ok((progress, depth)),
+            SplitProgress::Busy | SplitProgress::Stuck { .. } => Ok((progress, depth)),
         }
     }
 
@@ -68,11 +68,11 @@ impl<F: Fabric> Mover<'_, F> {
         for from in (0..total).step_by(PIECE_ENTRIES as usize) {
             let bytes = (PIECE_ENTRIES.min(total - from) * ENTRY_BYTES) as u32;
             let remote = old + from * ENTRY_BYTES;
-            let read = [Verb::Read { remote, into: Buffer::Block, bytes }];
+            let read = [Verb::Read { remote, into: Buffer::ReadBlock, bytes }];
             self.endpoint.chain(LANE, &read, Nanos::MAX).await?;
             self.fill_twice(bytes as usize);
             let remote = new + 2 * from * ENTRY_BYTES;
-            let write = [Verb::Write { remote, from: Buffer::Image, bytes: 2 * bytes }];
+            let write = [Verb::Write { remote, from: Buffer::NewBlock, bytes: 2 * bytes }];
             self.endpoint.chain(LANE, &write, Nanos::MAX).await?;
         }
         let value = Superblock::state_word(RegionState::InUse, depth + 1);
@@ -83,12 +83,12 @@ impl<F: Fabric> Mover<'_, F> {
     /// Each entry in the block buffer twice into the image buffer.
     fn fill_twice(&self, bytes: usize) {
         let entries = {
-            let block = self.endpoint.buffer(LANE, Buffer::Block);
+            let block = self.endpoint.buffer(LANE, Buffer::ReadBlock);
             block[..bytes].as_chunks::<{ ENTRY_BYTES as usize }>().0.to_vec()
         };
         let mut fabric = self.endpoint.fabric_mut();
-        fabric.reserve(LANE, Buffer::Image, 2 * bytes);
-        let image = fabric.buffer_mut(LANE, Buffer::Image);
+        fabric.reserve(LANE, Buffer::NewBlock, 2 * bytes);
+        let image = fabric.buffer_mut(LANE, Buffer::NewBlock);
         for (pair, entry) in image.chunks_exact_mut(2 * ENTRY_BYTES as usize).zip(&entries) {
             let (first, second) = pair.split_at_mut(entry.len());
             first.copy_from_slice(entry);

@@ -4,9 +4,9 @@ use farside_fabric::{ChainError, Fabric};
 use farside_layout::{SlotState, SlotWord};
 
 use super::chains::Chain;
-use super::{Mover, Split, Words, slot_offset, swap};
+use super::{Split, SubtableSplitter, Words, slot_offset, swap};
 
-impl<F: Fabric> Mover<'_, F> {
+impl<F: Fabric> SubtableSplitter<'_, F> {
     /// An interrupted split may have left COPY beside MOVED: the entry has arrived.
     pub(super) async fn finish_copies(
         &self,

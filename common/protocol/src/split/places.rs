@@ -5,9 +5,9 @@ use farside_layout::hash::NO_HINT;
 use farside_layout::{HINT_OFFSET, SlotState};
 
 use super::chains::Chain;
-use super::{Mover, slot_offset, swap};
+use super::{SubtableSplitter, slot_offset, swap};
 
-impl<F: Fabric> Mover<'_, F> {
+impl<F: Fabric> SubtableSplitter<'_, F> {
     /// Makes a place free that has rested for GRACE since its split ended (invariant I18). False
     /// while somebody has an unfinished INSERT in it: he will still come back to it, so it rests
     /// on.

@@ -10,9 +10,9 @@ use farside_layout::{
 use zerocopy::FromBytes;
 
 use super::chains::Chain;
-use super::{LANE, Mover, Split};
+use super::{LANE, Split, SubtableSplitter};
 
-impl<F: Fabric> Mover<'_, F> {
+impl<F: Fabric> SubtableSplitter<'_, F> {
     /// Leaves out all rows and slots but these, for a simulation in which nobody else accesses
     /// others.
     pub fn with_part(self, rows: Range<usize>, slots: Range<usize>) -> Self {
@@ -27,9 +27,9 @@ impl<F: Fabric> Mover<'_, F> {
     /// The rows of a subtable, as one READ brings them.
     pub(super) async fn read_rows(&self, subtable: u64) -> Result<Vec<Row>, ChainError> {
         let bytes = SUBTABLE_BYTES as u32;
-        let read = [Verb::Read { remote: subtable, into: Buffer::Block, bytes }];
+        let read = [Verb::Read { remote: subtable, into: Buffer::ReadBlock, bytes }];
         self.endpoint.chain(LANE, &read, Nanos::MAX).await?;
-        let buffer = self.endpoint.buffer(LANE, Buffer::Block);
+        let buffer = self.endpoint.buffer(LANE, Buffer::ReadBlock);
         let rows = <[Row]>::ref_from_bytes(&buffer[..SUBTABLE_BYTES as usize]).unwrap_or_default();
         Ok(rows.to_vec())
     }

@@ -8,8 +8,8 @@ const REGION: RemoteRegion = RemoteRegion {
     round_trip_min_ns: 500,
 };
 const MEMORY: LaneMemory = {
-    const fn stretch(address: u64, bytes: u32) -> Stretch {
-        Stretch { address, bytes, lkey: 3 }
+    const fn stretch(address: u64, bytes: u32) -> RegisteredRange {
+        RegisteredRange { address, bytes, lkey: 3 }
     }
     LaneMemory {
         buffers: [stretch(0x1000, 256), stretch(0x2000, 512), stretch(0x3000, 512)],
@@ -20,8 +20,8 @@ const MEMORY: LaneMemory = {
 const INLINE_MAX: u32 = 64;
 
 const READ: Verb = Verb::Read { remote: 0, into: Buffer::Window, bytes: 256 };
-const WRITE: Verb = Verb::Write { remote: 512, from: Buffer::Image, bytes: 128 };
-const MARK: Verb = Verb::WriteHalf { remote: 1028, value: 9 };
+const WRITE: Verb = Verb::Write { remote: 512, from: Buffer::NewBlock, bytes: 128 };
+const MARK: Verb = Verb::WriteU32 { remote: 1028, value: 9 };
 const HINT: Verb = Verb::WriteWord { remote: 1024, value: 11 };
 const CAS: Verb = Verb::CompareSwap { remote: 64, expected: 1, desired: 2 };
 
@@ -67,7 +67,7 @@ fn requests_are_filled_in_where_the_opcode_looks() {
 #[test]
 fn small_writes_are_inline_and_large_ones_are_not() {
     for (bytes, inline) in [(8, INLINE), (INLINE_MAX, INLINE), (INLINE_MAX + 8, 0)] {
-        let chain = [Verb::Write { remote: 0, from: Buffer::Image, bytes }, CAS];
+        let chain = [Verb::Write { remote: 0, from: Buffer::NewBlock, bytes }, CAS];
         assert_eq!(requests(&chain)[0].flags, inline);
     }
 }
@@ -93,12 +93,12 @@ fn a_fence_stands_only_where_the_device_would_not_keep_the_order() {
 fn damaged_offsets_never_reach_the_device() {
     let outside = |verb| matches!(error(verb, REGION), ChainError::Outside { .. });
     assert!(outside(Verb::CompareSwap { remote: 4, expected: 0, desired: 0 }));
-    assert!(outside(Verb::WriteHalf { remote: 2, value: 0 }));
-    assert!(outside(Verb::WriteHalf { remote: 4096, value: 0 }));
+    assert!(outside(Verb::WriteU32 { remote: 2, value: 0 }));
+    assert!(outside(Verb::WriteU32 { remote: 4096, value: 0 }));
     assert!(outside(Verb::WriteWord { remote: 4092, value: 0 }));
-    assert!(outside(Verb::Read { remote: 4096, into: Buffer::Block, bytes: 8 }));
-    assert!(outside(Verb::Read { remote: u64::MAX - 7, into: Buffer::Block, bytes: 64 }));
-    assert!(outside(Verb::Write { remote: 0, from: Buffer::Block, bytes: 12 }));
+    assert!(outside(Verb::Read { remote: 4096, into: Buffer::ReadBlock, bytes: 8 }));
+    assert!(outside(Verb::Read { remote: u64::MAX - 7, into: Buffer::ReadBlock, bytes: 64 }));
+    assert!(outside(Verb::Write { remote: 0, from: Buffer::ReadBlock, bytes: 12 }));
     let reader = RemoteRegion { writable: false, ..REGION };
     for verb in [WRITE, MARK, HINT, CAS] {
         assert_eq!(error(verb, reader), ChainError::Denied);
@@ -111,27 +111,30 @@ fn only_what_certainly_did_not_happen_is_called_so() {
     use ibv_wc_status::*;
     let put = [WRITE, MARK, CAS];
     for at in 0..put.len() {
-        assert_eq!(meaning(IBV_WC_REM_ACCESS_ERR, &put, at), ChainError::Fenced);
-        assert_eq!(meaning(IBV_WC_RETRY_EXC_ERR, &put, at), ChainError::Unknown);
-        assert_eq!(meaning(IBV_WC_WR_FLUSH_ERR, &put, at), ChainError::Unknown);
-        assert_eq!(meaning(77, &put, at), ChainError::Unknown);
+        assert_eq!(classify_failure(IBV_WC_REM_ACCESS_ERR, &put, at), ChainError::Fenced);
+        assert_eq!(classify_failure(IBV_WC_RETRY_EXC_ERR, &put, at), ChainError::Unknown);
+        assert_eq!(classify_failure(IBV_WC_WR_FLUSH_ERR, &put, at), ChainError::Unknown);
+        assert_eq!(classify_failure(77, &put, at), ChainError::Unknown);
     }
     // A publication: its hint, and then its word.
-    assert_eq!(meaning(IBV_WC_REM_ACCESS_ERR, &[CAS, CAS], 0), ChainError::Fenced);
-    assert_eq!(meaning(IBV_WC_REM_ACCESS_ERR, &[CAS, CAS], 1), ChainError::Unknown);
+    assert_eq!(classify_failure(IBV_WC_REM_ACCESS_ERR, &[CAS, CAS], 0), ChainError::Fenced);
+    assert_eq!(classify_failure(IBV_WC_REM_ACCESS_ERR, &[CAS, CAS], 1), ChainError::Unknown);
     // The compare-and-swap went through, its word did not come back.
-    assert_eq!(meaning(IBV_WC_REM_ACCESS_ERR, &[WRITE, CAS, READ], 2), ChainError::Unknown);
+    assert_eq!(
+        classify_failure(IBV_WC_REM_ACCESS_ERR, &[WRITE, CAS, READ], 2),
+        ChainError::Unknown
+    );
     // A READ that is repeated, after the compare-and-swap behind it.
-    assert_eq!(meaning(IBV_WC_REM_ACCESS_ERR, &[READ, CAS], 0), ChainError::Unknown);
-    assert_eq!(meaning(IBV_WC_REM_ACCESS_ERR, &put, 9), ChainError::Unknown);
+    assert_eq!(classify_failure(IBV_WC_REM_ACCESS_ERR, &[READ, CAS], 0), ChainError::Unknown);
+    assert_eq!(classify_failure(IBV_WC_REM_ACCESS_ERR, &put, 9), ChainError::Unknown);
     for status in [IBV_WC_REM_ACCESS_ERR, IBV_WC_RETRY_EXC_ERR, IBV_WC_WR_FLUSH_ERR, 99] {
-        assert_eq!(meaning(status, &[READ, READ], 1), ChainError::Fenced);
+        assert_eq!(classify_failure(status, &[READ, READ], 1), ChainError::Fenced);
     }
 }
 
 #[test]
 fn origins_come_back() {
-    for origin in [Origin { lane: 0, verb: 0 }, Origin { lane: u16::MAX, verb: 3 }] {
-        assert_eq!(Origin::from_id(origin.to_id()), origin);
+    for origin in [WorkRequestId { lane: 0, verb: 0 }, WorkRequestId { lane: u16::MAX, verb: 3 }] {
+        assert_eq!(WorkRequestId::from_id(origin.to_id()), origin);
     }
 }

@@ -68,7 +68,7 @@ enum Wrong {
 }
 
 struct Model {
-    proofs: SharedProofs<LoomWord>,
+    proofs: ProofClock<LoomWord>,
     place: LoomWord,
 }
 
@@ -79,9 +79,9 @@ const NOW: Nanos = 2000;
 impl Model {
     fn new(was_proved: bool) -> Self {
         let proofs =
-            SharedProofs { unit_shift: 0, writers: LoomWord::new(0), readers: LoomWord::new(0) };
+            ProofClock { unit_shift: 0, writers: LoomWord::new(0), readers: LoomWord::new(0) };
         let there = if was_proved { proofs.by(0).stamp(PROVED_AT) } else { 0 };
-        let place = LoomWord::new(half(Entry::default().stamped(there).bits()));
+        let place = LoomWord::new(half(PackedLocation::default().stamped(there).bits()));
         Self { proofs, place }
     }
 

@@ -4,7 +4,7 @@ use farside_control::SplitOutcome;
 use farside_fabric::{ChainError, Nanos, boot_time_ns};
 use farside_layout::hash::NO_HINT;
 use farside_layout::{Format, HINT_OFFSET, SlotState, SlotWord, prefix_of};
-use farside_protocol::split::{Progress, Split};
+use farside_protocol::split::{Split, SplitProgress};
 
 use crate::collect::clear_linked;
 use crate::depot::{Depot, Memory};
@@ -94,7 +94,7 @@ impl Index {
         let (progress, depth) = own.split(split, format, self.depth)?;
         self.depth = depth;
         match progress {
-            Progress::Done => {
+            SplitProgress::Done => {
                 self.unfinished.remove(&split.old);
                 self.in_use += 1;
                 self.splits += 1;
@@ -102,11 +102,11 @@ impl Index {
                 self.resting.push_back((boot_time_ns().saturating_add(grace), split.old));
                 Ok(SplitOutcome::Done)
             }
-            Progress::Busy => {
+            SplitProgress::Busy => {
                 self.unfinished.insert(split.old, 0);
                 Ok(SplitOutcome::Later)
             }
-            Progress::Stuck { slot } => {
+            SplitProgress::Stuck { slot } => {
                 self.unfinished.insert(split.old, boot_time_ns().saturating_add(STUCK_NS));
                 tracing::warn!(
                     "a subtable cannot be split, for the entry at {slot:#x} is damaged: see \

@@ -1,14 +1,14 @@
 //! An INSERT that finds no room: the server splits the subtable.
 
-use farside_fabric::waiting::Waiting;
+use farside_fabric::waiting::WaitTimer;
 use farside_fabric::{Fabric, Nanos};
 use farside_layout::SplitOutcome;
 
-use super::window::Seen;
-use super::{Operation, Outcome, Tries};
-use crate::allocator::Depot;
+use super::window::ObservedWindow;
+use super::{Operation, ProtocolResult, RetryState};
+use crate::allocator::BlockSource;
 use crate::failure::Failure;
-use crate::growth::Prefix;
+use crate::split_requests::Prefix;
 use crate::waiting::{is_over, no_answer};
 use crate::{Exhausted, OperationError};
 
@@ -19,19 +19,27 @@ const ANSWER_POLL_NS: Nanos = 60_000;
 /// How long it waits where memory is about to come free, before it asks again.
 const LATER_NS: Nanos = 1_000_000;
 
-impl<F: Fabric, D: Depot> Operation<'_, F, D> {
+impl<F: Fabric, D: BlockSource> Operation<'_, F, D> {
     /// Has the subtable of a full window split: one message each way, and a READ now and then.
     /// False if it is to be asked again, after a pause that has been.
     ///
     /// # Errors
     /// [`OperationError::OutOfSpace`] if the server cannot.
-    pub(super) async fn grow(&self, seen: &Seen, tries: &mut Tries) -> Outcome<bool> {
+    pub(super) async fn grow(
+        &self,
+        seen: &ObservedWindow,
+        tries: &mut RetryState,
+    ) -> ProtocolResult<bool> {
         self.ask_for_split(Prefix::of(self.hash.directory(), seen.local_depth), seen, tries).await
     }
 
     /// A pause while a split brings keys to the subtable of this window; after a while the server
     /// is asked about it, for it may have been interrupted.
-    pub(super) async fn wait_or_grow(&self, seen: &Seen, tries: &mut Tries) -> Outcome<()> {
+    pub(super) async fn wait_or_grow(
+        &self,
+        seen: &ObservedWindow,
+        tries: &mut RetryState,
+    ) -> ProtocolResult<()> {
         if tries.moving.as_ref().is_none_or(|moving| moving.waited() < FILLING_NS) {
             return self.wait_for_split(tries).await;
         }
@@ -40,13 +48,18 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
         self.ask_for_split(Prefix::of(self.hash.directory(), from), seen, tries).await.map(drop)
     }
 
-    async fn ask_for_split(&self, prefix: Prefix, seen: &Seen, tries: &mut Tries) -> Outcome<bool> {
+    async fn ask_for_split(
+        &self,
+        prefix: Prefix,
+        seen: &ObservedWindow,
+        tries: &mut RetryState,
+    ) -> ProtocolResult<bool> {
         self.engine.allocator().join_split(prefix);
         let outcome = self.split_outcome(prefix, seen).await;
         self.engine.allocator().leave_split(prefix);
         let now = self.now();
-        let later = tries.later.get_or_insert_with(|| Waiting::since(now));
-        later.look(now);
+        let later = tries.later.get_or_insert_with(|| WaitTimer::since(now));
+        later.advance(now);
         match outcome? {
             SplitOutcome::Done => Ok(true),
             SplitOutcome::Later if !is_over(later) => {
@@ -61,11 +74,15 @@ impl<F: Fabric, D: Depot> Operation<'_, F, D> {
 
     /// What the server answers, or what the window says, whichever is sooner: the answer takes two
     /// threads more to get here.
-    async fn split_outcome(&self, prefix: Prefix, seen: &Seen) -> Outcome<SplitOutcome> {
-        let (mut waiting, mut later) = (Waiting::since(self.now()), Seen::nothing());
+    async fn split_outcome(
+        &self,
+        prefix: Prefix,
+        seen: &ObservedWindow,
+    ) -> ProtocolResult<SplitOutcome> {
+        let (mut waiting, mut later) = (WaitTimer::since(self.now()), ObservedWindow::nothing());
         loop {
             let now = self.now();
-            waiting.look(now);
+            waiting.advance(now);
             self.engine.receive();
             let answer = self.engine.allocator().split_outcome(prefix);
             if let Some(outcome) = answer {

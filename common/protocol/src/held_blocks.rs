@@ -34,7 +34,7 @@ pub struct Lists {
     /// By size class.
     pub classes: Box<[ClassList]>,
     /// Blocks of operations nobody knows the outcome of: in no list, until the session ends.
-    limbo: Vec<BlockAddress>,
+    indeterminate: Vec<BlockAddress>,
 }
 
 impl Lists {
@@ -49,7 +49,7 @@ impl Lists {
             .classes
             .iter()
             .flat_map(|list| list.ready.iter().chain(list.resting.iter().map(|(_, block)| block)));
-        listed.map(|block| block.address).chain(self.limbo.iter().copied())
+        listed.map(|block| block.address).chain(self.indeterminate.iter().copied())
     }
 
     /// Takes every block that can be spared, by class: those that rested and those that still have
@@ -101,7 +101,7 @@ fn held(hand: &impl Hand) -> u32 {
 
 /// What an operation on a lane has in its hands; 0 is no block's address.
 #[derive(Default)]
-struct Hands {
+struct LaneBlocks {
     /// A block of the session's own, to be linked or put back.
     new: AtomicU32,
     /// A block that the operation may just have unlinked.
@@ -109,19 +109,19 @@ struct Hands {
 }
 
 /// What a session has, shared with the control thread.
-pub struct Holdings {
+pub struct HeldBlocks {
     lists: Mutex<Lists>,
     /// By lane. Written by the session's thread alone.
-    hands: Box<[Hands]>,
+    hands: Box<[LaneBlocks]>,
 }
 
-impl Holdings {
+impl HeldBlocks {
     /// None, for a session with so many lanes.
     pub fn new(lanes: u16) -> Self {
         let classes = SizeClass::all().map(|_| ClassList::default()).collect();
         Self {
-            lists: Mutex::new(Lists { classes, limbo: Vec::new() }),
-            hands: (0..lanes).map(|_| Hands::default()).collect(),
+            lists: Mutex::new(Lists { classes, indeterminate: Vec::new() }),
+            hands: (0..lanes).map(|_| LaneBlocks::default()).collect(),
         }
     }
 
@@ -134,7 +134,7 @@ impl Holdings {
     }
 
     #[inline]
-    fn hands(&self, lane: LaneId) -> &Hands {
+    fn hands(&self, lane: LaneId) -> &LaneBlocks {
         &self.hands[usize::from(lane.0)]
     }
 
@@ -163,12 +163,12 @@ impl Holdings {
     }
 
     /// Nobody knows whether the lane unlinked its old block.
-    pub fn lose_old(&self, lane: LaneId) {
+    pub fn set_aside_old(&self, lane: LaneId) {
         self.lose(&self.hands(lane).old);
     }
 
     /// Nobody knows whether the lane's new block is linked.
-    pub fn lose_new(&self, lane: LaneId) {
+    pub fn set_aside_new(&self, lane: LaneId) {
         self.lose(&self.hands(lane).new);
     }
 
@@ -176,7 +176,7 @@ impl Holdings {
         let mut lists = self.lists();
         let address = held(hand);
         if address != 0 {
-            lists.limbo.push(BlockAddress(address));
+            lists.indeterminate.push(BlockAddress(address));
         }
         let_go(hand);
     }

@@ -10,8 +10,8 @@ use farside_layout::{BlockAddress, SizeClass};
 
 use crate::control::{Shared, Waiter, lock};
 use farside_protocol::Prefix;
-use farside_protocol::allocator::{Blocks, Delivery, Depot, give_drained};
-use farside_protocol::holdings::Holdings;
+use farside_protocol::allocator::{BlockDelivery, BlockSource, Delivery, give_drained};
+use farside_protocol::held_blocks::HeldBlocks;
 
 /// Answers on their way to a session.
 #[derive(Default)]
@@ -28,26 +28,26 @@ struct Deliveries {
 }
 
 /// A session as the control thread sees it.
-pub(crate) struct Watched {
-    holdings: Arc<Holdings>,
+pub(crate) struct ReportingSession {
+    holdings: Arc<HeldBlocks>,
     inbox: Arc<Inbox>,
 }
 
 /// A session's way to the server's depot.
-pub(crate) struct ControlDepot {
+pub(crate) struct ControlChannelBlocks {
     shared: Arc<Shared>,
     inbox: Arc<Inbox>,
 }
 
-impl ControlDepot {
+impl ControlChannelBlocks {
     pub(crate) fn new(shared: Arc<Shared>) -> Self {
         Self { shared, inbox: Arc::default() }
     }
 }
 
-impl Depot for ControlDepot {
-    fn watch(&mut self, holdings: &Arc<Holdings>) {
-        let watched = Watched { holdings: holdings.clone(), inbox: self.inbox.clone() };
+impl BlockSource for ControlChannelBlocks {
+    fn watch(&mut self, holdings: &Arc<HeldBlocks>) {
+        let watched = ReportingSession { holdings: holdings.clone(), inbox: self.inbox.clone() };
         lock(&self.shared.sessions).push(watched);
     }
 
@@ -85,7 +85,7 @@ impl Depot for ControlDepot {
     }
 }
 
-impl Drop for ControlDepot {
+impl Drop for ControlChannelBlocks {
     /// What was delivered too late for the session goes back, now and later. Under the lock, so
     /// that no report comes between the taking out and the giving back.
     fn drop(&mut self) {
@@ -113,7 +113,7 @@ impl Inbox {
     }
 }
 
-impl Watched {
+impl ReportingSession {
     /// Every block the session has: delivered, in lists, in hands.
     fn report(&self, into: &mut Vec<BlockAddress>) {
         let lists = self.holdings.lists();
@@ -130,7 +130,7 @@ impl Watched {
 
 impl Shared {
     fn give_back(&self, delivery: Delivery) {
-        if let Delivery::Blocks(Blocks { class, rested, blocks, .. }) = delivery {
+        if let Delivery::Blocks(BlockDelivery { class, rested, blocks, .. }) = delivery {
             self.give(class, rested, blocks);
         }
     }
@@ -155,7 +155,7 @@ impl Shared {
             give_drained(&mut lists, |class, rested, blocks| self.give(class, rested, blocks));
             // Also what an idle session has not even seen.
             for delivery in &mut lock(&session.inbox.deliveries).answers {
-                if let Delivery::Blocks(Blocks { class, rested, soon, blocks }) = delivery {
+                if let Delivery::Blocks(BlockDelivery { class, rested, soon, blocks }) = delivery {
                     *soon |= !blocks.is_empty();
                     self.give(*class, *rested, std::mem::take(blocks));
                 }

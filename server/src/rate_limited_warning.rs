@@ -7,11 +7,11 @@ pub(crate) const COMPLAINT_NS: Nanos = 1_000_000_000;
 
 /// When to say it again.
 #[derive(Debug, Default)]
-pub(crate) struct Complaint {
+pub(crate) struct RateLimitedWarning {
     again_at: Nanos,
 }
 
-impl Complaint {
+impl RateLimitedWarning {
     /// Whether it is to be said now; then not again for a while.
     pub(crate) fn is_due(&mut self, now: Nanos) -> bool {
         let is_due = self.again_at <= now;

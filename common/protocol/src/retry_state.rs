@@ -1,6 +1,6 @@
 //! How long an operation goes on that others disturb, or whose READs come too late.
 
-use farside_fabric::waiting::Waiting;
+use farside_fabric::waiting::WaitTimer;
 
 /// How much it READs in all attempts but the first, in bytes: a value that does not arrive within
 /// GRACE will not do so the next time either. As much as all attempts take for 512 KiB.
@@ -8,17 +8,17 @@ const RETRIED_BYTES_MAX: u64 = 64 << 20;
 
 /// What an operation that does not get on has been through.
 #[derive(Default)]
-pub(super) struct Tries {
+pub(super) struct RetryState {
     pub(super) attempts: u32,
     /// What its lane had READ when it was first disturbed, in bytes.
     read_bytes: Option<u64>,
     /// While a split has its key in its hands.
-    pub(super) moving: Option<Waiting>,
+    pub(super) moving: Option<WaitTimer>,
     /// While the server has no room for the split it needs, but expects some.
-    pub(super) later: Option<Waiting>,
+    pub(super) later: Option<WaitTimer>,
 }
 
-impl Tries {
+impl RetryState {
     /// Whether attempts have READ too much, when the lane has READ so many bytes in all. The first
     /// call takes note of where that stood.
     pub(super) fn have_read_too_much(&mut self, read_bytes: u64) -> bool {

@@ -23,7 +23,7 @@ impl Prefix {
     }
 }
 
-struct Asked {
+struct SplitRequest {
     prefix: Prefix,
     /// Lanes that wait for the answer; the last one to leave takes this away.
     lanes: u16,
@@ -32,11 +32,11 @@ struct Asked {
 
 /// The splits that lanes wait for: one request for all lanes of a subtable.
 #[derive(Default)]
-pub(crate) struct Growth {
-    asked: Vec<Asked>,
+pub(crate) struct SplitRequests {
+    asked: Vec<SplitRequest>,
 }
 
-impl Growth {
+impl SplitRequests {
     fn find(&mut self, prefix: Prefix) -> Option<usize> {
         self.asked.iter().position(|asked| asked.prefix == prefix)
     }
@@ -47,7 +47,7 @@ impl Growth {
             self.asked[at].lanes += 1;
             return false;
         }
-        self.asked.push(Asked { prefix, lanes: 1, answer: None });
+        self.asked.push(SplitRequest { prefix, lanes: 1, answer: None });
         true
     }
 
@@ -78,7 +78,7 @@ mod tests {
 
     #[test]
     fn lanes_of_a_subtable_share_one_request() {
-        let mut growth = Growth::default();
+        let mut growth = SplitRequests::default();
         let (one, other) = (Prefix::of(0xf000_0000, 3), Prefix::of(0, 3));
         assert!(growth.join(one) && !growth.join(one) && growth.join(other));
         assert_eq!(growth.answer(one), None);

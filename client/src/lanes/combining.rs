@@ -17,7 +17,7 @@ const PLACES_PER_LANE: usize = 4;
 
 /// The lanes that were given GETs and PUTs since the last ones began, by key. A key whose place
 /// another one took shares nothing.
-pub(super) struct Recent {
+pub(super) struct CandidateTable {
     places: Box<[(Tag, LaneId)]>,
     /// Since the last ones began: what makes tags of the same key differ.
     round: u64,
@@ -26,7 +26,7 @@ pub(super) struct Recent {
 /// Of a key, what is done to it, and the round.
 type Tag = u64;
 
-impl Recent {
+impl CandidateTable {
     pub(super) fn new(lanes: u16) -> Self {
         let places = (usize::from(lanes) * PLACES_PER_LANE).next_power_of_two();
         Self { places: vec![(0, LaneId(0)); places].into(), round: 0 }
@@ -79,7 +79,7 @@ impl<F: Fabric> Lanes<'_, F> {
         let fabric = self.engine.endpoint.fabric();
         let of = |LaneId(id)| {
             let Lane { job, state, .. } = &self.lanes[usize::from(id)];
-            let image = fabric.buffer(LaneId(id), Buffer::Image);
+            let image = fabric.buffer(LaneId(id), Buffer::NewBlock);
             let key = &image[BLOCK_HEADER_BYTES as usize..][..job.key_bytes];
             (*state, discriminant(&job.action), key)
         };
@@ -117,12 +117,12 @@ mod tests {
 
     use super::*;
 
-    /// A [`Recent::forget`] that forgets nothing is caught (invariant I20).
+    /// A [`CandidateTable::forget`] that forgets nothing is caught (invariant I20).
     #[test]
     fn only_those_of_this_round_one_key_and_kind_are_found() {
         let hasher = KeyHasher::new(&[7; 16]);
         let (key, other) = (hasher.hash(b"key"), hasher.hash(b"other"));
-        let mut recent = Recent::new(16);
+        let mut recent = CandidateTable::new(16);
         assert_eq!(recent.put(key, false, LaneId(1)), None);
         assert_eq!(recent.put(key, true, LaneId(2)), None);
         assert_eq!(recent.put(other, false, LaneId(3)), None);

@@ -74,7 +74,7 @@ impl Bits {
 }
 
 /// Chunks in a row, carved into blocks of one class.
-pub(super) struct Span {
+pub(super) struct BlockSpan {
     pub(super) class: SizeClass,
     /// Blocks with the depot. What is not here is linked or with a client.
     pub(super) held: Bits,
@@ -95,7 +95,7 @@ pub(super) struct Span {
     level: Option<u64>,
 }
 
-impl Span {
+impl BlockSpan {
     /// A span all of whose blocks are with the depot.
     pub(super) fn new(class: SizeClass) -> Self {
         let count = class.blocks_per_span();
@@ -170,7 +170,7 @@ impl Rested {
 
 /// The blocks of a class.
 #[derive(Default)]
-pub(super) struct Shelf {
+pub(super) struct ClassPool {
     /// By `ready_at`.
     resting: VecDeque<Resting>,
     /// Spans with available blocks, those first of which least is free: so that the others empty,
@@ -184,14 +184,14 @@ pub(super) struct Shelf {
     pub(super) resting_count: u64,
 }
 
-impl Shelf {
+impl ClassPool {
     /// The span to take from next.
     pub(super) fn first(&self) -> Option<u32> {
         self.listed.first().map(|(_, chunk)| *chunk)
     }
 
     /// Lists a span according to what it has now, after it had `before` available.
-    pub(super) fn list(&mut self, chunk: u32, span: &mut Span, before: u64) {
+    pub(super) fn list(&mut self, chunk: u32, span: &mut BlockSpan, before: u64) {
         let now = span.available();
         self.available = self.available + now - before;
         let level = (now > 0).then(|| now * LEVELS / span.class.blocks_per_span());
@@ -202,14 +202,14 @@ impl Shelf {
         }
     }
 
-    fn unlist(&mut self, chunk: u32, span: &Span) {
+    fn unlist(&mut self, chunk: u32, span: &BlockSpan) {
         if let Some(level) = span.level {
             self.listed.remove(&(level, chunk));
         }
     }
 
     /// Takes a span off the shelf.
-    pub(super) fn remove(&mut self, chunk: u32, span: &Span) {
+    pub(super) fn remove(&mut self, chunk: u32, span: &BlockSpan) {
         self.unlist(chunk, span);
         self.available -= span.available();
         self.held -= span.class.blocks_per_span();

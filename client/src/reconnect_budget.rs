@@ -13,12 +13,12 @@ const RECONNECT_PAUSE_MAX: Duration = Duration::from_millis(250);
 
 /// How often a call lost its connection.
 #[derive(Default)]
-pub(crate) struct Losses {
+pub(crate) struct ReconnectBudget {
     first_at: Option<Instant>,
     count: u32,
 }
 
-impl Losses {
+impl ReconnectBudget {
     /// For how long there was no connection that lasted.
     pub(crate) fn lasted(&self) -> Duration {
         self.first_at.map_or(Duration::ZERO, |first| first.elapsed())
