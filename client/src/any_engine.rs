@@ -7,7 +7,6 @@ use farside_fabric::verbs::VerbsFabric;
 use farside_fabric::{Buffer, Counters};
 use farside_layout::Format;
 
-use crate::control_channel_blocks::ControlChannelBlocks;
 use farside_protocol::Failure;
 use farside_protocol::{Action, Answer, Found};
 use farside_protocol::{CacheStatistics, LocationCache};
@@ -17,10 +16,10 @@ use farside_protocol::{Engine, LANE};
 /// here, once each.
 #[allow(clippy::large_enum_variant, reason = "one a session")]
 pub(crate) enum AnyEngine {
-    Shm(Engine<ShmFabric, ControlChannelBlocks>),
-    Verbs(Engine<VerbsFabric, ControlChannelBlocks>),
+    Shm(Engine<ShmFabric>),
+    Verbs(Engine<VerbsFabric>),
     #[cfg(feature = "around")]
-    Wrapped(Engine<Box<dyn farside_fabric::Fabric + Send>, ControlChannelBlocks>),
+    Wrapped(Engine<Box<dyn farside_fabric::Fabric + Send>>),
 }
 
 /// The same expression over whichever engine it is.

@@ -10,7 +10,6 @@ use farside_protocol::{ConnectionCache, Engine, EngineOptions};
 
 use crate::any_engine::AnyEngine;
 use crate::control::Control;
-use crate::control_channel_blocks::ControlChannelBlocks;
 use crate::failure::Failure;
 use crate::{Contact, Error, Result};
 
@@ -82,11 +81,11 @@ impl Connection {
         &self,
         fabric: F,
         options: SessionOptions,
-    ) -> std::result::Result<Engine<F, ControlChannelBlocks>, Failure> {
+    ) -> std::result::Result<Engine<F>, Failure> {
         let Welcome { region_id, region_bytes, client_id, .. } = self.welcome;
         let SessionOptions { cache_bytes, lanes } = options;
         let options = EngineOptions { region_id, region_bytes, client_id, cache_bytes, lanes };
-        Ok(Engine::open(fabric, self.control.depot(), options, &self.cache)?)
+        Ok(Engine::open(fabric, Box::new(self.control.blocks()), options, &self.cache)?)
     }
 
     /// That a writer's own settings leave it a T_word (`docs/protocol.md`); the server checked its

@@ -131,7 +131,7 @@ impl Control {
     }
 
     /// A depot for one session.
-    pub(crate) fn depot(&self) -> ControlChannelBlocks {
+    pub(crate) fn blocks(&self) -> ControlChannelBlocks {
         ControlChannelBlocks::new(self.shared.clone())
     }
 }

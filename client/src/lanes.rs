@@ -13,7 +13,6 @@ use farside_fabric::{Buffer, Counters, Fabric, LaneId};
 
 use crate::client::Shared;
 use crate::connection::Connection;
-use crate::control_channel_blocks::ControlChannelBlocks;
 use crate::pipeline::{Completed, Outcome, PipelineFull, Ticket};
 use combining::CandidateTable;
 use farside_protocol::{Action, Answer, CachedRead, Operation};
@@ -59,7 +58,7 @@ struct Lane<'s> {
 
 /// Operations in flight over one fabric.
 pub(crate) struct Lanes<'s, F: Fabric> {
-    engine: &'s Engine<F, ControlChannelBlocks>,
+    engine: &'s Engine<F>,
     connection: &'s Connection,
     shared: &'s Shared,
     lanes: Vec<Lane<'s>>,
@@ -86,7 +85,7 @@ pub(crate) struct Lanes<'s, F: Fabric> {
 impl<'s, F: Fabric> Lanes<'s, F> {
     /// The first lanes of the engine: so many, but one at least and not more than it has.
     pub(crate) fn new(
-        engine: &'s Engine<F, ControlChannelBlocks>,
+        engine: &'s Engine<F>,
         connection: &'s Connection,
         shared: &'s Shared,
         count: usize,

@@ -3,13 +3,12 @@
 //! The protocol's own engine stores the values, with the depot of the new region as its source of
 //! blocks: the protocol exists once.
 
-use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use farside_config::ServerConfig;
@@ -108,9 +107,9 @@ fn fill(
     let region = |error: ServerError| RestoreError::Region(Box::new(error));
     config.validate().map_err(|error| region(error.into()))?;
     let mut memory = region_memory(&config).map_err(region)?;
-    let opened = Rc::new(RefCell::new(recovery::open(&memory, &config).map_err(region)?));
+    let opened = Arc::new(Mutex::new(recovery::open(&memory, &config).map_err(region)?));
     store_all(snapshot, &opened, (total, stop))?;
-    let opened = opened.borrow();
+    let opened = lock(&opened);
     let word = Superblock::state_word(RegionState::Clean, opened.index.depth);
     opened.region.store(STATE_OFFSET, word).map_err(|error| region(error.into()))?;
     memory.is_new = false;
@@ -118,9 +117,14 @@ fn fill(
     Ok(memory)
 }
 
+/// For one thread: a session has to be able to go to another.
+fn lock(opened: &Mutex<Opened>) -> MutexGuard<'_, Opened> {
+    opened.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// The blocks of a region that has no clients yet.
 struct OwnBlocks {
-    opened: Rc<RefCell<Opened>>,
+    opened: Arc<Mutex<Opened>>,
     own: OwnEndpoint,
     answers: VecDeque<Delivery>,
     is_lost: bool,
@@ -128,7 +132,7 @@ struct OwnBlocks {
 
 impl BlockSource for OwnBlocks {
     fn request(&mut self, class: SizeClass, count: u32) {
-        let Opened { region, geometry, depot, .. } = &mut *self.opened.borrow_mut();
+        let Opened { region, geometry, depot, .. } = &mut *lock(&self.opened);
         let now = boot_time_ns();
         let Ok(blocks) = depot.take(class, count, now, &RegionTables { region, geometry }) else {
             self.is_lost = true;
@@ -144,7 +148,7 @@ impl BlockSource for OwnBlocks {
     }
 
     fn request_split(&mut self, prefix: Prefix) {
-        let Opened { region, geometry, format, depot, index, .. } = &mut *self.opened.borrow_mut();
+        let Opened { region, geometry, format, depot, index, .. } = &mut *lock(&self.opened);
         let tables = RegionTables { region, geometry };
         let wanted = (prefix.directory_hash(), prefix.local_depth);
         let outcome = match index.grow(wanted, format, &self.own, depot, &tables) {
@@ -165,7 +169,7 @@ impl BlockSource for OwnBlocks {
     }
 
     fn give(&mut self, class: SizeClass, rested: bool, blocks: Vec<FreeBlock>) {
-        let given = self.opened.borrow_mut().depot.give(class, blocks, rested, boot_time_ns());
+        let given = lock(&self.opened).depot.give(class, blocks, rested, boot_time_ns());
         self.is_lost |= given.is_err();
     }
 
@@ -197,7 +201,7 @@ fn next_record<'r>(
 /// Stores every record that has not ended, one after the other, for a key may come twice.
 fn store_all(
     snapshot: &Path,
-    opened: &Rc<RefCell<Opened>>,
+    opened: &Arc<Mutex<Opened>>,
     (total, stop): (u64, &AtomicBool),
 ) -> Result<(), RestoreError> {
     let engine = engine(opened).map_err(|failure| failed(failure, 0, total))?;
@@ -217,8 +221,8 @@ fn store_all(
     Ok(())
 }
 
-fn engine(opened: &Rc<RefCell<Opened>>) -> Result<Engine<ShmFabric, OwnBlocks>, Failure> {
-    let (region, format) = (opened.borrow().region.clone(), opened.borrow().format);
+fn engine(opened: &Arc<Mutex<Opened>>) -> Result<Engine<ShmFabric>, Failure> {
+    let (region, format) = (lock(opened).region.clone(), lock(opened).format);
     let options = EngineOptions {
         region_id: format.region_id,
         region_bytes: format.region_bytes,
@@ -228,7 +232,7 @@ fn engine(opened: &Rc<RefCell<Opened>>) -> Result<Engine<ShmFabric, OwnBlocks>, 
     };
     let own = OwnEndpoint::over_memory(&region);
     let (opened, answers) = (opened.clone(), VecDeque::new());
-    let blocks = OwnBlocks { opened, own, answers, is_lost: false };
+    let blocks = Box::new(OwnBlocks { opened, own, answers, is_lost: false });
     Engine::open(ShmFabric::new(region, None, 1), blocks, options, &ConnectionCache::default())
 }
 

@@ -35,7 +35,7 @@ impl TestServer {
 }
 
 /// Blocks from a server, over a control channel that only this engine has.
-pub struct ChannelBlocks {
+struct ChannelBlocks {
     channel: Channel,
     buffer: Vec<u8>,
     answers: VecDeque<Delivery>,
@@ -104,10 +104,7 @@ impl BlockSource for ChannelBlocks {
 }
 
 /// An engine of one lane whose fabric is something around that of shared memory.
-pub fn engine_over<F: Fabric>(
-    address: &str,
-    around: impl FnOnce(ShmFabric) -> F,
-) -> Engine<F, ChannelBlocks> {
+pub fn engine_over<F: Fabric>(address: &str, around: impl FnOnce(ShmFabric) -> F) -> Engine<F> {
     let (role, token) = (Role::Writer, Token::NONE);
     let (address, timeout) = (address.parse().unwrap(), PATIENCE);
     let target = Target { address, role, token, timeout, rdma: Default::default() };
@@ -116,7 +113,10 @@ pub fn engine_over<F: Fabric>(
     let (cache_bytes, lanes) = (64 << 20, 64);
     let options = EngineOptions { region_id, region_bytes, client_id, cache_bytes, lanes };
     let AnyFabric::Shm(fabric) = route.fabric(lanes).unwrap() else { unreachable!() };
-    let blocks =
-        ChannelBlocks { channel, buffer: vec![0; MESSAGE_BYTES_MAX], answers: VecDeque::new() };
+    let blocks = Box::new(ChannelBlocks {
+        channel,
+        buffer: vec![0; MESSAGE_BYTES_MAX],
+        answers: VecDeque::new(),
+    });
     Engine::open(around(fabric), blocks, options, &ConnectionCache::default()).unwrap()
 }

@@ -8,7 +8,6 @@ use std::task::Poll;
 use farside_fabric::{Fabric, LaneId};
 use farside_layout::hash::KeyHash;
 
-use crate::control_channel_blocks::ControlChannelBlocks;
 use farside_protocol::Engine;
 use farside_protocol::Failure;
 use farside_protocol::{Action, Answer, Operation, Successor};
@@ -26,11 +25,7 @@ pub(super) struct Job<'v> {
 
 impl Job<'_> {
     #[inline]
-    pub(super) fn operation<F: Fabric>(
-        self,
-        engine: &Engine<F, ControlChannelBlocks>,
-        lane: LaneId,
-    ) -> Operation<'_, F, ControlChannelBlocks> {
+    pub(super) fn operation<F: Fabric>(self, engine: &Engine<F>, lane: LaneId) -> Operation<'_, F> {
         let staged = Operation::staged(engine, lane, self.hash, self.key_bytes, self.value_bytes);
         staged.after(self.successor)
     }
@@ -54,7 +49,7 @@ impl Mailbox<'_> {
 
 /// A lane's task: waits for a job, runs it, answers, for ever.
 pub(super) async fn run_lane<F: Fabric>(
-    engine: &Engine<F, ControlChannelBlocks>,
+    engine: &Engine<F>,
     lane: LaneId,
     mailbox: Rc<Mailbox<'_>>,
 ) {

@@ -88,9 +88,9 @@ const SOON_NS: Nanos = 1_000_000;
 const ANSWER_POLL_NS: Nanos = 60_000;
 
 /// The free blocks of a session, and its requests for more.
-pub struct Allocator<D> {
+pub struct Allocator {
     holdings: Arc<HeldBlocks>,
-    depot: D,
+    source: Box<dyn BlockSource + Send>,
     grace_ns: Nanos,
     outstanding: u32,
     ends_announced: bool,
@@ -104,20 +104,20 @@ fn blocks_in(bytes: u64, class: SizeClass) -> u32 {
     (bytes / class.block_bytes()).clamp(1, BLOCKS_PER_REQUEST_MAX as u64) as u32
 }
 
-impl<D: BlockSource> Allocator<D> {
+impl Allocator {
     /// For a session with this many lanes.
-    pub fn new(mut depot: D, grace_ns: Nanos, lanes: u16) -> Self {
+    pub fn new(mut source: Box<dyn BlockSource + Send>, grace_ns: Nanos, lanes: u16) -> Self {
         let holdings = Arc::new(HeldBlocks::new(lanes));
-        depot.watch(&holdings);
+        source.watch(&holdings);
         let growth = SplitRequests::default();
         let (outstanding, ends_announced, upcoming) = (0, false, None);
-        Self { holdings, depot, grace_ns, outstanding, ends_announced, growth, upcoming }
+        Self { holdings, source, grace_ns, outstanding, ends_announced, growth, upcoming }
     }
 
     /// A block of the class for a lane, from this session's own if there is one.
     #[inline]
     pub fn take(&mut self, lane: LaneId, class: SizeClass, now: Nanos) -> TakeResult {
-        let Self { holdings, depot, outstanding, upcoming, .. } = self;
+        let Self { holdings, source, outstanding, upcoming, .. } = self;
         let mut lists = holdings.lists();
         let list = lists.class(class);
         let block = match list.resting.pop_front_if(|(ready_at, _)| *ready_at <= now) {
@@ -128,7 +128,7 @@ impl<D: BlockSource> Allocator<D> {
                 if (is_low || block.is_none())
                     && let Some(count) = request(list, class, now)
                 {
-                    depot.request(class, count);
+                    source.request(class, count);
                     *outstanding += 1;
                 }
                 block
@@ -156,7 +156,7 @@ impl<D: BlockSource> Allocator<D> {
     pub fn join_split(&mut self, prefix: Prefix) {
         if self.growth.join(prefix) {
             self.outstanding += 1;
-            self.depot.request_split(prefix);
+            self.source.request_split(prefix);
         }
     }
 
@@ -178,7 +178,7 @@ impl<D: BlockSource> Allocator<D> {
             return;
         }
         let mut lists = self.holdings.lists();
-        while let Some(delivery) = self.depot.receive() {
+        while let Some(delivery) = self.source.receive() {
             self.outstanding = self.outstanding.saturating_sub(1);
             match delivery {
                 Delivery::Blocks(blocks) => take_in(&mut lists, blocks, self.grace_ns, clock()),
@@ -238,20 +238,20 @@ impl<D: BlockSource> Allocator<D> {
         let rested = |at: usize| list.resting.get(at).is_some_and(|(ready_at, _)| *ready_at <= now);
         if rested(2 * surplus) {
             let blocks = list.resting.drain(..surplus).map(|(_, block)| block).collect();
-            self.depot.give(class, true, blocks);
+            self.source.give(class, true, blocks);
         }
     }
 
     /// Values with an end are about to be stored. Tells the server, once.
     pub fn announce_ends(&mut self) {
         if !std::mem::replace(&mut self.ends_announced, true) {
-            self.depot.announce_ends();
+            self.source.announce_ends();
         }
     }
 
     /// Whether the server is gone.
     pub fn is_lost(&self) -> bool {
-        self.depot.is_lost()
+        self.source.is_lost()
     }
 
     /// Mixes all lists that are in use into a hash.
@@ -262,11 +262,11 @@ impl<D: BlockSource> Allocator<D> {
         used.for_each(|list| list.hash(hasher));
     }
 
-    /// Gives everything to the depot: the session ends.
+    /// Gives everything to the source: the session ends.
     pub fn give_all(&mut self) {
-        let Self { holdings, depot, .. } = self;
+        let Self { holdings, source, .. } = self;
         let mut lists = holdings.lists();
-        give_drained(&mut lists, |class, rested, blocks| depot.give(class, rested, blocks));
+        give_drained(&mut lists, |class, rested, blocks| source.give(class, rested, blocks));
     }
 }
 

@@ -6,7 +6,6 @@ use super::swing::{BlockFate, NewBlock, SwingResult};
 use super::{Found, Operation, ProtocolResult, RetryState, is_moving};
 use crate::Lifetime;
 use crate::Version;
-use crate::allocator::BlockSource;
 
 /// What has to be there for the exchange to happen.
 #[derive(Clone, Copy, Debug)]
@@ -17,7 +16,7 @@ pub enum Expected<'v> {
     Version(Version),
 }
 
-impl<F: Fabric, D: BlockSource> Operation<'_, F, D> {
+impl<F: Fabric> Operation<'_, F> {
     /// Stores the value if what is there is as expected: one round trip more than a GET. Whether it
     /// was; if not, what was there, in the lane's block buffer.
     pub async fn compare_exchange(

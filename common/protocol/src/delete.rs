@@ -6,7 +6,6 @@ use farside_layout::{SlotState, SlotWord};
 use super::swing::SwingResult;
 use super::window::{KeyLookup, ObservedWindow};
 use super::{ATTEMPTS_MAX, Operation, ProtocolResult, ProvenSlot, RetryState};
-use crate::allocator::BlockSource;
 
 /// What a DELETE does about a compare-and-swap that found another word.
 enum Next {
@@ -18,7 +17,7 @@ enum Next {
     Restart,
 }
 
-impl<F: Fabric, D: BlockSource> Operation<'_, F, D> {
+impl<F: Fabric> Operation<'_, F> {
     /// Removes the key; whether it was there. One round trip if its location is cached, else two,
     /// one if it is absent.
     pub async fn delete(&self) -> ProtocolResult<bool> {

@@ -66,7 +66,7 @@ pub struct EngineOptions {
 }
 
 /// What the operations of a session share.
-pub struct Engine<F, D: BlockSource> {
+pub struct Engine<F> {
     /// The way to the region.
     pub endpoint: Endpoint<F>,
     /// The constants of the region.
@@ -88,7 +88,7 @@ pub struct Engine<F, D: BlockSource> {
     pub cache: Arc<LocationCache>,
     /// What the location cache did for this session.
     pub lookups: Lookups,
-    allocator: RefCell<Allocator<D>>,
+    allocator: RefCell<Allocator>,
     random: Cell<u64>,
     /// How many of [`ROOM_ALL`] slots where keys were inserted lately were never used before.
     room: Cell<u32>,
@@ -105,25 +105,25 @@ const ROOM_ALL: u32 = 1 << 10;
 /// It is an average over so many windows.
 const ROOM_WINDOWS: u32 = 8;
 
-impl<F: Fabric, D: BlockSource> Engine<F, D> {
+impl<F: Fabric> Engine<F> {
     /// Reads and checks the superblock and the directory: a round trip for the first, one for each
     /// 64 KiB of the second.
     pub fn open(
         fabric: F,
-        depot: D,
+        blocks: Box<dyn BlockSource + Send>,
         options: EngineOptions,
         cache: &ConnectionCache,
     ) -> Result<Self, Failure> {
         let wall = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         let wall = wall.unwrap_or_default().as_nanos() as u64;
-        Self::open_at(fabric, depot, options, cache, wall)
+        Self::open_at(fabric, blocks, options, cache, wall)
     }
 
     /// [`Engine::open`] when the wall clock reads this many nanoseconds since 1970; it also seeds
     /// the random numbers.
     pub fn open_at(
         fabric: F,
-        depot: D,
+        blocks: Box<dyn BlockSource + Send>,
         options: EngineOptions,
         cache: &ConnectionCache,
         wall: u64,
@@ -150,7 +150,7 @@ impl<F: Fabric, D: BlockSource> Engine<F, D> {
             directory: RefCell::default(),
             cache: cache.get(options.cache_bytes, constants.proof_age_ns_max, now),
             lookups: Lookups::default(),
-            allocator: RefCell::new(Allocator::new(depot, constants.grace_ns, options.lanes)),
+            allocator: RefCell::new(Allocator::new(blocks, constants.grace_ns, options.lanes)),
             random: Cell::new(wall | 1),
             room: Cell::new(0),
             pipelined: Cell::new(false),
@@ -220,7 +220,7 @@ impl<F: Fabric, D: BlockSource> Engine<F, D> {
 
     /// The free blocks.
     #[inline]
-    pub fn allocator(&self) -> RefMut<'_, Allocator<D>> {
+    pub fn allocator(&self) -> RefMut<'_, Allocator> {
         self.allocator.borrow_mut()
     }
 
@@ -374,7 +374,7 @@ impl<F: Fabric, D: BlockSource> Engine<F, D> {
     }
 }
 
-impl<F, D: BlockSource> Drop for Engine<F, D> {
+impl<F> Drop for Engine<F> {
     fn drop(&mut self) {
         self.allocator.get_mut().give_all();
     }

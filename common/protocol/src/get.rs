@@ -5,7 +5,6 @@ use farside_layout::{BlockAddress, BlockRef, HeaderWord, SizeClass, Slot, SlotSt
 
 use super::window::{BlockRead, ForwardWindow, ObservedWindow};
 use super::{ExaminedBlock, Found, Operation, ProtocolResult, RetryState, read_block};
-use crate::allocator::BlockSource;
 use crate::location_cache::Location;
 
 /// How often a GET looks again at a block that seems damaged, before it says so.
@@ -38,7 +37,7 @@ enum WindowSearch {
     Again,
 }
 
-impl<F: Fabric, D: BlockSource> Operation<'_, F, D> {
+impl<F: Fabric> Operation<'_, F> {
     /// The key's value: one round trip if its location is cached, else two, one if it is absent.
     /// Where others replaced the value since: two, mostly, and three READs.
     pub async fn get(&self) -> ProtocolResult<Option<Found>> {

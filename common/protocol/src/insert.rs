@@ -14,7 +14,6 @@ use super::put::Condition;
 use super::swing::NewBlock;
 use super::window::{BlockRead, KeyLookup, ObservedWindow, SubtableState};
 use super::{ExaminedBlock, Operation, ProtocolResult, ProvenSlot, is_moving};
-use crate::allocator::BlockSource;
 use crate::failure::Failure;
 
 /// How an attempt to insert went.
@@ -76,7 +75,7 @@ enum Claimed {
     Late,
 }
 
-impl<F: Fabric, D: BlockSource> Operation<'_, F, D> {
+impl<F: Fabric> Operation<'_, F> {
     /// Inserts the key, which `first` did not have. Two round trips without company.
     pub(super) async fn insert_block(
         &self,

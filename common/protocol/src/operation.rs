@@ -10,7 +10,6 @@ use farside_layout::{
     class_for,
 };
 
-use crate::allocator::BlockSource;
 use crate::engine::{Engine, LANE};
 use crate::failure::Failure;
 use crate::get::Successor;
@@ -41,8 +40,8 @@ pub struct Answer {
 
 /// One operation on one key, on one lane. The key stands in the lane's image buffer, where the
 /// block of a PUT wants it.
-pub struct Operation<'e, F, D: BlockSource> {
-    pub(crate) engine: &'e Engine<F, D>,
+pub struct Operation<'e, F> {
+    pub(crate) engine: &'e Engine<F>,
     pub(crate) lane: LaneId,
     pub(crate) hash: KeyHash,
     pub(crate) key_bytes: usize,
@@ -121,7 +120,7 @@ pub(crate) enum ExaminedBlock {
     Damaged(LayoutError),
 }
 
-impl<F: Fabric, D: BlockSource> Engine<F, D> {
+impl<F: Fabric> Engine<F> {
     /// A GET, waited for, when no other operation is in flight. As [`Engine::perform`], whose
     /// future has all operations in it and takes another page of the stack.
     #[inline]
@@ -142,18 +141,18 @@ impl<F: Fabric, D: BlockSource> Engine<F, D> {
     }
 }
 
-impl<'e, F: Fabric, D: BlockSource> Operation<'e, F, D> {
+impl<'e, F: Fabric> Operation<'e, F> {
     /// Prepares an operation: the key, and the value if it has one, are copied into the lane's
     /// image. Both must be within the region's limits.
     #[inline]
-    pub fn stage(engine: &'e Engine<F, D>, lane: LaneId, key: &[u8], value: &[u8]) -> Self {
+    pub fn stage(engine: &'e Engine<F>, lane: LaneId, key: &[u8], value: &[u8]) -> Self {
         Self::fill(engine, lane, key, value);
         Self::staged(engine, lane, engine.hasher.hash(key), key.len(), value.len())
     }
 
     /// Copies key and value into the lane's image.
     #[inline]
-    pub fn fill(engine: &Engine<F, D>, lane: LaneId, key: &[u8], value: &[u8]) {
+    pub fn fill(engine: &Engine<F>, lane: LaneId, key: &[u8], value: &[u8]) {
         let start = BLOCK_HEADER_BYTES as usize;
         let (key_end, end) = (start + key.len(), start + key.len() + value.len());
         let mut fabric = engine.endpoint.fabric_mut();
@@ -168,7 +167,7 @@ impl<'e, F: Fabric, D: BlockSource> Operation<'e, F, D> {
     /// An operation whose key, with this hash, and value stand in the lane's image already.
     #[inline]
     pub fn staged(
-        engine: &'e Engine<F, D>,
+        engine: &'e Engine<F>,
         lane: LaneId,
         hash: KeyHash,
         key_bytes: usize,

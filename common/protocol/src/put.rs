@@ -7,7 +7,6 @@ use super::swing::{BlockFate, NewBlock, SwingResult};
 use super::window::{BlockRead, KeyLookup, ObservedWindow};
 use super::{ExaminedBlock, Operation, ProtocolResult, ProvenSlot, RetryState, is_moving};
 use crate::Lifetime;
-use crate::allocator::BlockSource;
 
 /// How often an INSERT looks whether others leave a slot of a full window, before it has the
 /// subtable split.
@@ -33,7 +32,7 @@ enum Cached {
     Unknown,
 }
 
-impl<F: Fabric, D: BlockSource> Operation<'_, F, D> {
+impl<F: Fabric> Operation<'_, F> {
     /// Stores the value, whatever was there: one round trip if the key's location is cached, else
     /// two, three for a new key, or where others replaced a cached value since.
     pub async fn put(&self, lifetime: Lifetime) -> ProtocolResult<()> {

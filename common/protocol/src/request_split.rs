@@ -6,7 +6,6 @@ use farside_layout::SplitOutcome;
 
 use super::window::ObservedWindow;
 use super::{Operation, ProtocolResult, RetryState};
-use crate::allocator::BlockSource;
 use crate::failure::Failure;
 use crate::split_requests::Prefix;
 use crate::waiting::{is_over, no_answer};
@@ -19,7 +18,7 @@ const ANSWER_POLL_NS: Nanos = 60_000;
 /// How long it waits where memory is about to come free, before it asks again.
 const LATER_NS: Nanos = 1_000_000;
 
-impl<F: Fabric, D: BlockSource> Operation<'_, F, D> {
+impl<F: Fabric> Operation<'_, F> {
     /// Has the subtable of a full window split: one message each way, and a READ now and then.
     /// False if it is to be asked again, after a pause that has been.
     ///

@@ -11,7 +11,6 @@ use farside_layout::{
 use zerocopy::FromBytes;
 
 use super::{ProtocolResult, read_block};
-use crate::allocator::BlockSource;
 use crate::directory::Subtable;
 use crate::engine::Engine;
 use crate::{OperationError, Value, Version};
@@ -89,8 +88,8 @@ enum ScanRead {
 
 /// The next entry. One round trip a subtable, one an entry, one more where its value was
 /// replaced meanwhile.
-pub async fn next_entry<F: Fabric, D: BlockSource>(
-    engine: &Engine<F, D>,
+pub async fn next_entry<F: Fabric>(
+    engine: &Engine<F>,
     lane: LaneId,
     progress: &mut ScanCursor,
 ) -> ProtocolResult<Option<Entry>> {
@@ -132,8 +131,8 @@ pub async fn next_entry<F: Fabric, D: BlockSource>(
 
 /// READs the slots with an entry of the part of all hashes that begins there; where it ends. One
 /// round trip a subtable.
-pub async fn read_part<F: Fabric, D: BlockSource>(
-    engine: &Engine<F, D>,
+pub async fn read_part<F: Fabric>(
+    engine: &Engine<F>,
     lane: LaneId,
     from: u32,
     slots: &mut Vec<ScannedSlot>,
@@ -143,8 +142,8 @@ pub async fn read_part<F: Fabric, D: BlockSource>(
 }
 
 /// READs the entry of a slot; `None` if it is not there any more. Round trips as for a scan.
-pub async fn read_slot<F: Fabric, D: BlockSource>(
-    engine: &Engine<F, D>,
+pub async fn read_slot<F: Fabric>(
+    engine: &Engine<F>,
     lane: LaneId,
     slot: ScannedSlot,
 ) -> ProtocolResult<Option<Entry>> {
@@ -161,8 +160,8 @@ fn end_of(directory_hash: u32, local_depth: u8) -> u64 {
 
 /// READs the subtable for keys with this directory hash, and those to which a split takes its keys.
 /// What moves meanwhile is seen at least once: the new ones are READ after the old one (I14).
-async fn collect<F: Fabric, D: BlockSource>(
-    engine: &Engine<F, D>,
+async fn collect<F: Fabric>(
+    engine: &Engine<F>,
     lane: LaneId,
     from: u32,
     slots: &mut Vec<ScannedSlot>,
@@ -179,8 +178,8 @@ async fn collect<F: Fabric, D: BlockSource>(
 }
 
 /// False if the directory that led here is old, or a READ took too long to be believed.
-async fn collect_from<F: Fabric, D: BlockSource>(
-    engine: &Engine<F, D>,
+async fn collect_from<F: Fabric>(
+    engine: &Engine<F>,
     lane: LaneId,
     from: u32,
     first: Subtable,
@@ -234,8 +233,8 @@ fn has_entry(word: SlotWord) -> bool {
 }
 
 /// READs the entry of a slot.
-async fn read_entry<F: Fabric, D: BlockSource>(
-    engine: &Engine<F, D>,
+async fn read_entry<F: Fabric>(
+    engine: &Engine<F>,
     lane: LaneId,
     scanned: ScannedSlot,
 ) -> ProtocolResult<ScanRead> {

@@ -13,7 +13,6 @@ use zerocopy::FromBytes;
 use super::{Operation, ProtocolResult, ProvenSlot};
 use crate::Lifetime;
 use crate::OperationError;
-use crate::allocator::BlockSource;
 use crate::failure::Failure;
 use crate::location_cache::Location;
 
@@ -58,7 +57,7 @@ pub(super) enum SwingResult {
     Late,
 }
 
-impl<F: Fabric, D: BlockSource> Operation<'_, F, D> {
+impl<F: Fabric> Operation<'_, F> {
     /// Takes a free block and seals key and value into it.
     pub(super) async fn new_block(&self, lifetime: Lifetime) -> ProtocolResult<NewBlock> {
         let taken = self.take_block().await?;

@@ -7,7 +7,6 @@ use farside_layout::{
 };
 
 use super::{ATTEMPTS_MAX, ExaminedBlock, Operation, ProtocolResult, ProvenSlot, is_moving};
-use crate::allocator::BlockSource;
 use crate::directory::Subtable;
 
 /// How often an operation READs a window that is not its key's, and the directory, before it calls
@@ -127,7 +126,7 @@ impl ObservedWindow {
     }
 }
 
-impl<F: Fabric, D: BlockSource> Operation<'_, F, D> {
+impl<F: Fabric> Operation<'_, F> {
     /// READs the key's window: one round trip, more when the directory had to be READ anew.
     pub(super) async fn read_window(&self, seen: &mut ObservedWindow) -> ProtocolResult<()> {
         let (mut elsewhere, mut stale) = (0, 0);

@@ -84,7 +84,7 @@ fn who_stops_a_restore_gets_its_end_and_nothing_is_left() {
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
     let config = config(&region);
     let memory = region_memory(&config).unwrap();
-    let opened = Rc::new(RefCell::new(recovery::open(&memory, &config).unwrap()));
+    let opened = Arc::new(Mutex::new(recovery::open(&memory, &config).unwrap()));
     let stored = store_all(&snapshot, &opened, (1, &AtomicBool::new(true)));
     assert!(matches!(stored, Err(RestoreError::Stopped)));
 }

@@ -3,6 +3,8 @@
 use farside::Error;
 use farside_fabric::{Buffer, Endpoint, Fabric, LaneId, Nanos};
 use farside_layout::{FreeBlock, SizeClass, SplitOutcome};
+use send_wrapper::SendWrapper;
+
 use farside_protocol::allocator::{BlockDelivery, BlockSource, Delivery};
 use farside_protocol::{
     Action, Answer, ConnectionCache, Engine, EngineOptions, Expected, Failure, LANE, Lifetime,
@@ -29,7 +31,8 @@ pub(super) trait Blocks {
 pub(super) struct Locations(ConnectionCache);
 
 struct Supply {
-    blocks: Box<dyn Blocks>,
+    /// The simulator has one thread.
+    blocks: SendWrapper<Box<dyn Blocks>>,
     answers: Vec<Delivery>,
     /// Splits that were asked for and not answered yet.
     asked: Vec<Prefix>,
@@ -37,7 +40,7 @@ struct Supply {
 
 impl BlockSource for Supply {
     fn request(&mut self, class: SizeClass, count: u32) {
-        let blocks = self.blocks.take(class, count);
+        let blocks = (*self.blocks).take(class, count);
         let delivered = BlockDelivery { class, rested: true, soon: false, blocks };
         self.answers.push(Delivery::Blocks(delivered));
     }
@@ -91,7 +94,7 @@ pub(super) struct Reply {
 
 /// What a session has, over a fabric of the test's.
 pub(super) struct TestSession<F: Fabric> {
-    engine: Engine<F, Supply>,
+    engine: Engine<F>,
 }
 
 impl<F: Fabric> TestSession<F> {
@@ -106,8 +109,11 @@ impl<F: Fabric> TestSession<F> {
         locations: &Locations,
         wall: u64,
     ) -> Result<Self, Option<Error>> {
-        let supply = Supply { blocks, answers: Vec::new(), asked: Vec::new() };
-        let engine = Engine::open_at(fabric, supply, options, &locations.0, wall).map_err(error)?;
+        let supply =
+            Supply { blocks: SendWrapper::new(blocks), answers: Vec::new(), asked: Vec::new() };
+
+        let engine = Engine::open_at(fabric, Box::new(supply), options, &locations.0, wall)
+            .map_err(error)?;
         Ok(Self { engine })
     }
 

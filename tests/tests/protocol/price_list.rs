@@ -20,7 +20,7 @@ use farside_protocol::Lifetime;
 use farside_protocol::{Engine, LANE};
 use farside_protocol::{Expected, Failure, Operation, ScanCursor, next_entry};
 use farside_tests::engine::TestServer;
-use farside_tests::engine::{ChannelBlocks, engine_over};
+use farside_tests::engine::engine_over;
 
 const FOREVER: Lifetime = Lifetime::Forever;
 
@@ -72,12 +72,12 @@ impl Interceptor<ShmFabric> for Timeless {
 }
 
 type TimelessFabric = Intercepted<ShmFabric, Timeless>;
-type TimelessEngine = Engine<TimelessFabric, ChannelBlocks>;
+type TimelessEngine = Engine<TimelessFabric>;
 
 fn run<T>(
     engine: &TimelessEngine,
     key: u64,
-    call: impl AsyncFn(&Operation<'_, TimelessFabric, ChannelBlocks>) -> Result<T, Failure>,
+    call: impl AsyncFn(&Operation<'_, TimelessFabric>) -> Result<T, Failure>,
 ) -> (T, (u64, u64, u64, u64)) {
     run_with(engine, key, b"value", call)
 }
@@ -86,7 +86,7 @@ fn run_with<T>(
     engine: &TimelessEngine,
     key: u64,
     value: &[u8],
-    call: impl AsyncFn(&Operation<'_, TimelessFabric, ChannelBlocks>) -> Result<T, Failure>,
+    call: impl AsyncFn(&Operation<'_, TimelessFabric>) -> Result<T, Failure>,
 ) -> (T, (u64, u64, u64, u64)) {
     let before = engine.counters();
     let operation = Operation::stage(engine, LANE, &key.to_le_bytes(), value);
@@ -170,7 +170,7 @@ fn a_proof_of_a_word_lasts_for_t_word() {
         let get = || run(engine, 1, async |operation| operation.get().await.map(drop)).1;
         let exchange = || {
             let value = Expected::Value(b"value");
-            let call = async |operation: &Operation<'_, _, _>| {
+            let call = async |operation: &Operation<'_, _>| {
                 operation.compare_exchange(value, FOREVER).await.map(|(done, _)| done)
             };
             run(engine, 1, call)

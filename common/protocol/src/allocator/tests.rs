@@ -1,3 +1,6 @@
+use std::ops::{Deref, DerefMut};
+use std::sync::{Mutex, MutexGuard};
+
 use farside_fabric::LaneId;
 
 use super::*;
@@ -12,27 +15,28 @@ struct TestDepot {
     unrested: bool,
 }
 
-impl BlockSource for TestDepot {
+impl BlockSource for Arc<Mutex<TestDepot>> {
     fn request(&mut self, class: SizeClass, count: u32) {
-        self.asked.push((class, count));
+        lock(self).asked.push((class, count));
     }
 
     fn request_split(&mut self, _: Prefix) {}
 
     fn receive(&mut self) -> Option<Delivery> {
-        let (class, count) = self.asked.pop()?;
-        let count = count.min(self.left);
-        self.left -= count;
-        let first = self.next;
-        self.next += count;
+        let mut depot = lock(self);
+        let (class, count) = depot.asked.pop()?;
+        let count = count.min(depot.left);
+        depot.left -= count;
+        let first = depot.next;
+        depot.next += count;
         let block = |n| FreeBlock { address: BlockAddress(n), generation: 1 };
-        let blocks = (first..self.next).map(block).collect();
-        let rested = !self.unrested;
+        let blocks = (first..depot.next).map(block).collect();
+        let rested = !depot.unrested;
         Some(Delivery::Blocks(BlockDelivery { class, rested, soon: false, blocks }))
     }
 
     fn give(&mut self, _: SizeClass, rested: bool, blocks: Vec<FreeBlock>) {
-        self.given.push((rested, blocks.len()));
+        lock(self).given.push((rested, blocks.len()));
     }
 
     fn is_lost(&self) -> bool {
@@ -43,20 +47,52 @@ impl BlockSource for TestDepot {
 const GRACE: Nanos = 100;
 const LANE: LaneId = LaneId(0);
 
-fn allocator(blocks: u32) -> Allocator<TestDepot> {
-    Allocator::new(TestDepot { left: blocks, ..Default::default() }, GRACE, 1)
+fn lock(depot: &Mutex<TestDepot>) -> MutexGuard<'_, TestDepot> {
+    depot.lock().unwrap()
+}
+
+/// An allocator, and the depot that it asks.
+struct Tested {
+    allocator: Allocator,
+    depot: Arc<Mutex<TestDepot>>,
+}
+
+impl Tested {
+    fn depot(&self) -> MutexGuard<'_, TestDepot> {
+        lock(&self.depot)
+    }
+}
+
+impl Deref for Tested {
+    type Target = Allocator;
+
+    fn deref(&self) -> &Allocator {
+        &self.allocator
+    }
+}
+
+impl DerefMut for Tested {
+    fn deref_mut(&mut self) -> &mut Allocator {
+        &mut self.allocator
+    }
+}
+
+fn allocator(blocks: u32) -> Tested {
+    let depot = TestDepot { left: blocks, ..Default::default() };
+    let depot = Arc::new(Mutex::new(depot));
+    Tested { allocator: Allocator::new(Box::new(depot.clone()), GRACE, 1), depot }
 }
 
 fn class() -> SizeClass {
     SizeClass::for_bytes(128).unwrap()
 }
 
-fn receive_and_take(allocator: &mut Allocator<TestDepot>, now: Nanos) -> TakeResult {
+fn receive_and_take(allocator: &mut Allocator, now: Nanos) -> TakeResult {
     allocator.receive(|| now);
     allocator.take(LANE, class(), now)
 }
 
-fn take(allocator: &mut Allocator<TestDepot>, now: Nanos) -> Option<FreeBlock> {
+fn take(allocator: &mut Allocator, now: Nanos) -> Option<FreeBlock> {
     for _ in 0..3 {
         match receive_and_take(allocator, now) {
             TakeResult::Block(block) => return Some(block),
@@ -119,7 +155,7 @@ fn requests_grow_and_come_before_the_list_runs_dry() {
     let mut requests = Vec::new();
     for _ in 0..20_000 {
         take(&mut allocator, 0).unwrap();
-        requests.extend(allocator.depot.asked.last());
+        requests.extend(allocator.depot().asked.last());
     }
     let counts: Vec<u32> = requests.iter().map(|(_, count)| *count).collect();
     assert!(counts.is_sorted() && counts.contains(&4096), "{counts:?}");
@@ -128,24 +164,24 @@ fn requests_grow_and_come_before_the_list_runs_dry() {
 #[test]
 fn blocks_that_have_not_rested_are_waited_for_and_not_asked_for_twice() {
     let mut allocator = allocator(1000);
-    allocator.depot.unrested = true;
+    allocator.depot().unrested = true;
     assert!(matches!(receive_and_take(&mut allocator, 0), TakeResult::Asked(_)));
     assert_eq!(receive_and_take(&mut allocator, 5), TakeResult::Resting(5 + GRACE));
     assert_eq!(receive_and_take(&mut allocator, 6), TakeResult::Resting(5 + GRACE));
-    let left = allocator.depot.left;
+    let left = allocator.depot().left;
     let granted = 1000 - left;
     // Once they rested they serve, and while half of them are left nobody asks for more.
     for _ in 0..granted / 2 - 1 {
         assert!(take(&mut allocator, 5 + GRACE).is_some());
     }
-    assert_eq!((allocator.depot.left, allocator.depot.asked.len()), (left, 0));
+    assert_eq!((allocator.depot().left, allocator.depot().asked.len()), (left, 0));
 }
 
 /// They may have been unlinked at any time until they came, however long ago the operation began.
 #[test]
 fn blocks_rest_from_when_they_came() {
     let mut allocator = allocator(1000);
-    allocator.depot.unrested = true;
+    allocator.depot().unrested = true;
     assert!(matches!(receive_and_take(&mut allocator, 0), TakeResult::Asked(_)));
     allocator.receive(|| 60);
     assert_eq!(allocator.take(LANE, class(), 1), TakeResult::Resting(60 + GRACE));
@@ -156,15 +192,15 @@ fn blocks_rest_from_when_they_came() {
 fn blocks_are_given_back_only_when_they_have_rested() {
     let class = SizeClass::for_bytes(256 << 10).unwrap();
     let mut allocator = allocator(1);
-    allocator.depot.unrested = true;
+    allocator.depot().unrested = true;
     assert!(matches!(allocator.take(LANE, class, 0), TakeResult::Asked(_)));
     allocator.receive(|| 50);
     let block = |n| FreeBlock { address: BlockAddress(n), generation: 1 };
     (10..13).for_each(|n| allocator.retire(LANE, class, block(n), 0));
     allocator.retire(LANE, class, block(13), GRACE);
-    assert!(allocator.depot.given.is_empty(), "the first rests until 50 + GRACE");
+    assert!(allocator.depot().given.is_empty(), "the first rests until 50 + GRACE");
     allocator.retire(LANE, class, block(14), 50 + GRACE);
-    assert!(!allocator.depot.given.is_empty());
+    assert!(!allocator.depot().given.is_empty());
 }
 
 #[test]
@@ -175,9 +211,9 @@ fn a_consumer_gives_back_what_rested() {
         let block = FreeBlock { address: BlockAddress(n), generation: 1 };
         allocator.retire(LANE, class(), block, Nanos::from(n) * GRACE);
     }
-    assert!(!allocator.depot.given.is_empty());
-    assert!(allocator.depot.given.iter().all(|given| *given == (true, surplus as usize)));
+    assert!(!allocator.depot().given.is_empty());
+    assert!(allocator.depot().given.iter().all(|given| *given == (true, surplus as usize)));
     allocator.give_all();
-    let given: usize = allocator.depot.given.iter().map(|(_, blocks)| blocks).sum();
+    let given: usize = allocator.depot().given.iter().map(|(_, blocks)| blocks).sum();
     assert_eq!(given, 4 * surplus as usize);
 }

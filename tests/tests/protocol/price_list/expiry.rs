@@ -52,7 +52,7 @@ impl Bench<'_> {
 
     fn exchange(&self) -> (bool, (u64, u64, u64, u64)) {
         let expected = Expected::Value(b"value");
-        let call = async |operation: &Operation<'_, _, _>| {
+        let call = async |operation: &Operation<'_, _>| {
             operation.compare_exchange(expected, FOREVER).await.map(|(done, _)| done)
         };
         run(self.engine, 1, call)
@@ -156,7 +156,7 @@ fn a_put_that_loses_to_the_deletion_of_an_ended_value_is_stored() {
         let [bench, other] = engines.map(|engine| Bench { engine, clock });
         let endpoint = &bench.engine.endpoint;
         let exchange_for_nothing = || {
-            let call = async |operation: &Operation<'_, _, _>| {
+            let call = async |operation: &Operation<'_, _>| {
                 let ended = Lifetime::For(Duration::ZERO);
                 operation.compare_exchange(Expected::Value(b"value"), ended).await
             };
