@@ -70,14 +70,14 @@ impl AnyEngine {
     }
 
     pub(crate) fn cache(&self) -> &LocationCache {
-        over!(self, engine => &engine.cache)
+        over!(self, engine => &engine.region.cache)
     }
 
     pub(crate) fn cache_statistics(&self) -> CacheStatistics {
-        over!(self, engine => engine.lookups.statistics())
+        over!(self, engine => engine.region.lookups.statistics())
     }
 
     pub(crate) fn format(&self) -> &Format {
-        over!(self, engine => &engine.format)
+        over!(self, engine => &engine.region.format)
     }
 }

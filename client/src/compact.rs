@@ -83,7 +83,7 @@ impl Client {
                 batch_bytes += slot.block().map_or(0, |block| block.class.block_bytes());
                 if batch_bytes > BATCH_BYTES {
                     // Else this session would move the next blocks to where these were.
-                    over!(session.engine()?, engine => engine.allocator().give_all());
+                    over!(session.engine()?, engine => engine.region.allocator().give_all());
                     batch_bytes = 0;
                 }
             }

@@ -48,7 +48,7 @@ impl Connection {
             AnyFabric::Shm(fabric) => AnyEngine::Shm(self.open(fabric, options)?),
             AnyFabric::Verbs(fabric) => {
                 let engine = self.open(fabric, options)?;
-                self.check_lateness(engine.format.grace_ms)?;
+                self.check_lateness(engine.region.format.grace_ms)?;
                 AnyEngine::Verbs(engine)
             }
         })

@@ -94,7 +94,7 @@ impl<'s, F: Fabric> Lanes<'s, F> {
         let count = u16::try_from(count).unwrap_or(u16::MAX).clamp(1, engine.lanes);
         let job = Job {
             action: Action::Get,
-            hash: engine.hasher.hash(&[]),
+            hash: engine.region.hasher.hash(&[]),
             key_bytes: 0,
             value_bytes: 0,
             successor: None,
@@ -152,7 +152,7 @@ impl<'s, F: Fabric> Lanes<'s, F> {
         lane.ticket = ticket;
         match checked {
             Ok(()) => {
-                let hash = self.engine.hasher.hash(key);
+                let hash = self.engine.region.hasher.hash(key);
                 let (key_bytes, value_bytes) = (key.len(), value.len());
                 lane.job = Job { action, hash, key_bytes, value_bytes, successor: None };
                 (lane.state, lane.found_by) = (State::New, id);
@@ -160,7 +160,7 @@ impl<'s, F: Fabric> Lanes<'s, F> {
                 if !self.share(id, action, hash) {
                     // Posted with the next step, so that operations started together wait for
                     // memory together.
-                    self.engine.cache.expect(hash);
+                    self.engine.region.cache.expect(hash);
                     self.enqueue(id, action);
                 }
             }
@@ -178,8 +178,8 @@ impl<'s, F: Fabric> Lanes<'s, F> {
         key: &[u8],
         value: &[u8],
     ) -> std::result::Result<(), Failure> {
-        self.engine.check_key(key)?;
-        self.engine.check_value(value)?;
+        self.engine.region.check_key(key)?;
+        self.engine.region.check_value(value)?;
         self.engine.check_end(action)?;
         if self.connection.control.is_lost() {
             return Err(Failure::Disconnected);

@@ -1,23 +1,22 @@
 //! What the operations of a session share: the endpoint, what is known of the region, the client's
 //! location cache, and the allocator. Setup lives here, the operations in `protocol/`.
 
-use std::cell::{Cell, Ref, RefCell, RefMut};
-use std::sync::Arc;
+use std::cell::Cell;
 
 use farside_fabric::waiting::WaitTimer;
 use farside_fabric::{Buffer, Counters, Endpoint, Fabric, LaneId, Nanos, Verb};
-use farside_layout::hash::{KeyHash, KeyHasher};
 use farside_layout::{
-    DirectoryEntry, Format, FreeBlock, Geometry, INCARNATIONS, LayoutError, STATE_OFFSET,
-    SUPERBLOCK_BYTES, SizeClass, Slot, Superblock, WINDOW_SLOTS, prefix_of, proof_age_max_ns,
+    DirectoryEntry, Format, FreeBlock, INCARNATIONS, LayoutError, STATE_OFFSET, SUPERBLOCK_BYTES,
+    SizeClass, Superblock, prefix_of, proof_age_max_ns,
 };
 
 use crate::Action;
 use crate::Lifetime;
-use crate::allocator::{Allocator, BlockSource, TakeResult};
-use crate::directory::{Directory, Subtable};
+use crate::allocator::{BlockSource, TakeResult};
+use crate::directory::Directory;
 use crate::failure::Failure;
-use crate::location_cache::{ConnectionCache, LocationCache, Lookups};
+use crate::location_cache::ConnectionCache;
+use crate::open_region::{OpenRegion, ROOM_ALL};
 use crate::waiting::{is_over, no_answer};
 use crate::{Exhausted, OperationError};
 
@@ -65,33 +64,17 @@ pub struct EngineOptions {
     pub lanes: u16,
 }
 
-/// What the operations of a session share.
+/// What a session has for its operations: the way to the region, the lanes, the clock.
 pub struct Engine<F> {
     /// The way to the region.
     pub endpoint: Endpoint<F>,
-    /// The constants of the region.
-    pub format: Format,
-    /// Where its parts are.
-    pub geometry: Geometry,
-    /// How long what was read counts.
-    pub constants: Constants,
-    /// Its hash of keys.
-    pub hasher: KeyHasher,
+    /// What the session knows of the region.
+    pub region: OpenRegion,
     /// How many operations can be in flight.
     pub lanes: u16,
-    /// Whose blocks these are.
-    pub client_id: u16,
     /// Wall clock minus the fabric's clock, in nanoseconds.
     wall_offset_ns: u64,
-    directory: RefCell<Directory>,
-    /// Where keys were found; shared by the sessions of a client.
-    pub cache: Arc<LocationCache>,
-    /// What the location cache did for this session.
-    pub lookups: Lookups,
-    allocator: RefCell<Allocator>,
     random: Cell<u64>,
-    /// How many of [`ROOM_ALL`] slots where keys were inserted lately were never used before.
-    room: Cell<u32>,
     /// A pipeline has operations on the lanes.
     pub pipelined: Cell<bool>,
 }
@@ -100,11 +83,6 @@ pub struct Engine<F> {
 pub const LANE: LaneId = LaneId(0);
 /// How much of the directory one READ brings, in bytes.
 const DIRECTORY_READ_BYTES: u64 = 64 << 10;
-/// All slots, in [`Engine::record_unused_slots`].
-const ROOM_ALL: u32 = 1 << 10;
-/// It is an average over so many windows.
-const ROOM_WINDOWS: u32 = 8;
-
 impl<F: Fabric> Engine<F> {
     /// Reads and checks the superblock and the directory: a round trip for the first, one for each
     /// 64 KiB of the second.
@@ -141,21 +119,12 @@ impl<F: Fabric> Engine<F> {
         endpoint.fabric_mut().set_patience(constants.patience_ns);
         let now = endpoint.fabric().now();
         let engine = Self {
-            geometry: format.geometry(),
-            constants,
-            hasher: KeyHasher::new(&format.hash_key),
-            lanes: options.lanes,
-            client_id: options.client_id,
-            wall_offset_ns: wall.wrapping_sub(now),
-            directory: RefCell::default(),
-            cache: cache.get(options.cache_bytes, constants.proof_age_ns_max, now),
-            lookups: Lookups::default(),
-            allocator: RefCell::new(Allocator::new(blocks, constants.grace_ns, options.lanes)),
-            random: Cell::new(wall | 1),
-            room: Cell::new(0),
-            pipelined: Cell::new(false),
             endpoint,
-            format,
+            region: OpenRegion::new(format, constants, blocks, &options, cache, now),
+            lanes: options.lanes,
+            wall_offset_ns: wall.wrapping_sub(now),
+            random: Cell::new(wall | 1),
+            pipelined: Cell::new(false),
         };
         engine.endpoint.drive(engine.load_directory(LANE))?;
         Ok(engine)
@@ -168,10 +137,10 @@ impl<F: Fabric> Engine<F> {
         self.endpoint.chain(lane, &read, Nanos::MAX).await?;
         let depth = {
             let block = self.endpoint.buffer(lane, Buffer::ReadBlock);
-            let (superblock, _) = Superblock::decode(&block, self.format.region_bytes)?;
-            superblock.directory_depth(&self.geometry)?
+            let (superblock, _) = Superblock::decode(&block, self.region.format.region_bytes)?;
+            superblock.directory_depth(&self.region.geometry)?
         };
-        let Some(offset) = self.geometry.directory_offset(depth) else {
+        let Some(offset) = self.region.geometry.directory_offset(depth) else {
             return Err(LayoutError::Field { field: "depth", value: depth.into() }.into());
         };
         let mut directory = Directory::with_depth(depth);
@@ -181,9 +150,9 @@ impl<F: Fabric> Engine<F> {
             let read = [Verb::Read { remote: offset + done, into: Buffer::ReadBlock, bytes }];
             self.endpoint.chain(lane, &read, Nanos::MAX).await?;
             let block = self.endpoint.buffer(lane, Buffer::ReadBlock);
-            directory.extend(&block[..bytes as usize], &self.geometry)?;
+            directory.extend(&block[..bytes as usize], &self.region.geometry)?;
         }
-        *self.directory.borrow_mut() = directory;
+        *self.region.directory.borrow_mut() = directory;
         Ok(())
     }
 
@@ -197,43 +166,30 @@ impl<F: Fabric> Engine<F> {
         };
         self.endpoint.chain(lane, &word(STATE_OFFSET), Nanos::MAX).await?;
         let depth = (found() >> 32).min(u8::MAX.into()) as u8;
-        let Some(directory) = self.geometry.directory_offset(depth) else {
+        let Some(directory) = self.region.geometry.directory_offset(depth) else {
             return Err(LayoutError::Field { field: "depth", value: depth.into() }.into());
         };
         let number = u64::from(prefix_of(directory_hash, depth));
         let entry = directory + number * size_of::<DirectoryEntry>() as u64;
         self.endpoint.chain(lane, &word(entry), Nanos::MAX).await?;
         let entry = DirectoryEntry::from_bits(found());
-        Ok(self.directory.borrow_mut().update(directory_hash, entry, &self.geometry)?)
-    }
-
-    /// The copy of the directory.
-    pub fn directory(&self) -> Ref<'_, Directory> {
-        self.directory.borrow()
-    }
-
-    /// A subtable that was seen complete is where keys with this directory hash are.
-    pub fn update_directory(&self, directory_hash: u32, subtable: Subtable) -> Result<(), Failure> {
-        let entry = DirectoryEntry::new(subtable.offset, subtable.local_depth);
-        Ok(self.directory.borrow_mut().update(directory_hash, entry, &self.geometry)?)
-    }
-
-    /// The free blocks.
-    #[inline]
-    pub fn allocator(&self) -> RefMut<'_, Allocator> {
-        self.allocator.borrow_mut()
+        Ok(self.region.directory.borrow_mut().update(
+            directory_hash,
+            entry,
+            &self.region.geometry,
+        )?)
     }
 
     /// Receives what the server answered.
     #[inline]
     pub fn receive(&self) {
-        self.allocator.borrow_mut().receive(|| self.endpoint.fabric().now());
+        self.region.allocator.borrow_mut().receive(|| self.endpoint.fabric().now());
     }
 
     /// Whether what was seen in a READ posted then is still to be believed (invariant I3).
     #[inline]
     pub fn is_fresh(&self, posted: Nanos) -> bool {
-        self.endpoint.now().saturating_sub(posted) <= self.constants.patience_ns
+        self.endpoint.now().saturating_sub(posted) <= self.region.constants.patience_ns
     }
 
     /// A free block of the class, and when it was taken: at once, or after the server answered or
@@ -247,20 +203,20 @@ impl<F: Fabric> Engine<F> {
         let mut waiting = WaitTimer::since(now);
         loop {
             self.receive();
-            let taken = self.allocator.borrow_mut().take(lane, class, now);
+            let taken = self.region.allocator.borrow_mut().take(lane, class, now);
             let out_of_space = || {
                 let what = Exhausted::Blocks { bytes: class.block_bytes() };
                 Err(OperationError::OutOfSpace { what }.into())
             };
             match taken {
                 TakeResult::Block(block) => {
-                    if let Some(next) = self.allocator.borrow().upcoming() {
+                    if let Some(next) = self.region.allocator.borrow().upcoming() {
                         let bytes = class.block_bytes() as u32;
                         self.endpoint.fabric().expect(next.offset(), bytes);
                     }
                     return Ok((block, now));
                 }
-                TakeResult::Asked(_) if self.allocator.borrow().is_lost() => {
+                TakeResult::Asked(_) if self.region.allocator.borrow().is_lost() => {
                     return Err(Failure::Disconnected);
                 }
                 TakeResult::Asked(_) if is_over(&waiting) => return Err(no_answer(&waiting)),
@@ -293,36 +249,13 @@ impl<F: Fabric> Engine<F> {
         state % bound.max(1)
     }
 
-    /// Takes note of the slots of a window where a key is inserted.
-    pub fn record_unused_slots(&self, slots: &[Slot; WINDOW_SLOTS]) {
-        let unused = slots.iter().filter(|slot| slot.is_unused()).count() as u32;
-        let seen = unused * ROOM_ALL / WINDOW_SLOTS as u32;
-        self.room.set(self.room.get() * (ROOM_WINDOWS - 1) / ROOM_WINDOWS + seen / ROOM_WINDOWS);
-    }
-
-    /// Whether an INSERT need not look first: any slot of the key's window was probably never used,
-    /// and there is a window where the directory leads.
-    pub fn may_claim_blindly(&self, hash: KeyHash) -> bool {
-        self.room.get() > ROOM_ALL / 2 && self.directory.borrow().is_confirmed(hash)
-    }
-
-    /// If the directory leads to this window, by this local depth, it is right: the rows said so.
-    pub fn confirm_directory(&self, hash: KeyHash, window: (u64, u8)) {
-        self.directory.borrow_mut().confirm(hash, window);
-    }
-
-    /// The key was there, so a claim would be for nothing: the next INSERTs look first.
-    pub fn expect_no_room(&self) {
-        self.room.set(0);
-    }
-
     /// From now on INSERTs of this key do not look first; the next one claims this slot of its
     /// home row.
     pub fn expect_room(&self, key: &[u8], slot: usize) {
-        self.room.set(ROOM_ALL);
-        let hash = self.hasher.hash(key);
-        let window = self.directory().window(hash);
-        self.confirm_directory(hash, window);
+        self.region.room.set(ROOM_ALL);
+        let hash = self.region.hasher.hash(key);
+        let window = self.region.directory().window(hash);
+        self.region.confirm_directory(hash, window);
         let slots = farside_layout::SLOTS_PER_ROW as u64;
         let mut before = self.random.get();
         while self.random_below(slots) != slot as u64 {
@@ -334,25 +267,15 @@ impl<F: Fabric> Engine<F> {
     /// Mixes into a hash what operations that begin later depend on.
     pub fn hash_state(&self, hasher: &mut impl std::hash::Hasher) {
         hasher.write_u64(self.random.get());
-        hasher.write_u32(self.room.get());
-        self.directory().hash_state(hasher);
-        self.cache.hash_state(hasher);
-        self.allocator().hash_state(hasher);
+        hasher.write_u32(self.region.room.get());
+        self.region.directory().hash_state(hasher);
+        self.region.cache.hash_state(hasher);
+        self.region.allocator().hash_state(hasher);
     }
 
     /// What all lanes did so far.
     pub fn counters(&self) -> Counters {
         self.endpoint.fabric().counters()
-    }
-
-    /// That the key may be looked up in this region.
-    pub fn check_key(&self, key: &[u8]) -> Result<(), OperationError> {
-        let max = self.format.key_bytes_max as usize;
-        match key.len() {
-            0 => Err(OperationError::KeyEmpty),
-            bytes if bytes > max => Err(OperationError::KeyTooLong { bytes, max }),
-            _ => Ok(()),
-        }
     }
 
     /// That a value may end when it is to.
@@ -362,20 +285,5 @@ impl<F: Fabric> Engine<F> {
             Lifetime::Forever => Ok(()),
             lifetime => lifetime.check(self.endpoint.fabric().wall_clock_ns()),
         }
-    }
-
-    /// That the value may be stored in this region.
-    pub fn check_value(&self, value: &[u8]) -> Result<(), OperationError> {
-        let max = self.format.value_bytes_max as usize;
-        match value.len() {
-            bytes if bytes > max => Err(OperationError::ValueTooLong { bytes, max }),
-            _ => Ok(()),
-        }
-    }
-}
-
-impl<F> Drop for Engine<F> {
-    fn drop(&mut self) {
-        self.allocator.get_mut().give_all();
     }
 }

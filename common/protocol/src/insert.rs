@@ -97,7 +97,7 @@ impl<F: Fabric> Operation<'_, F> {
             }
             if first.slots.iter().any(|slot| slot.word().state() == SlotState::Tomb) {
                 // EMPTY within GRACE.
-                let pause = self.engine.constants.grace_ns / TOMB_LOOKS;
+                let pause = self.engine.region.constants.grace_ns / TOMB_LOOKS;
                 self.engine.endpoint.sleep_until(self.lane, self.now() + pause).await;
                 return Ok(Inserted::Again);
             }
@@ -122,7 +122,7 @@ impl<F: Fabric> Operation<'_, F> {
         seen: &mut ObservedWindow,
         damaged: &mut u32,
     ) -> ProtocolResult<BlindInsert> {
-        let window = self.engine.directory().window(self.hash);
+        let window = self.engine.region.directory().window(self.hash);
         let at = self.engine.random_below(SLOTS_PER_ROW as u64) as usize;
         let unused = Slot::new(SlotWord::default(), 0);
         let claim = match self.claim(window, at, unused, new, seen).await? {
@@ -193,7 +193,7 @@ impl<F: Fabric> Operation<'_, F> {
             Err(error) => return Err(before_publishing(error)),
         };
         self.see(window, posted, seen)?;
-        self.engine.record_unused_slots(&seen.slots);
+        self.engine.region.record_unused_slots(&seen.slots);
         let claim = Claim { at, slot, word, hint: seen.slots[at].hint() };
         Ok(if found == expected { Claimed::Ours(claim) } else { Claimed::TakeResult })
     }

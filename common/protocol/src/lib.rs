@@ -18,6 +18,7 @@ pub mod held_blocks;
 mod insert;
 mod lifetime;
 mod location_cache;
+mod open_region;
 mod operation;
 #[allow(unsafe_code, reason = "the mapping is shared by threads")]
 mod pairs;
@@ -41,6 +42,7 @@ pub use failure::{Exhausted, Failure, OperationError};
 pub use get::{CachedRead, Successor};
 pub use lifetime::Lifetime;
 pub use location_cache::{CacheStatistics, ConnectionCache, LocationCache};
+pub use open_region::OpenRegion;
 pub use operation::{Answer, Found, Operation};
 pub use scan::{Entry, HASHES, ScanCursor, ScannedSlot, next_entry, read_part, read_slot};
 pub use split_requests::Prefix;

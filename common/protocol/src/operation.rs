@@ -125,7 +125,7 @@ impl<F: Fabric> Engine<F> {
     /// future has all operations in it and takes another page of the stack.
     #[inline]
     pub fn get(&self, key: &[u8]) -> ProtocolResult<Option<Found>> {
-        self.check_key(key)?;
+        self.region.check_key(key)?;
         let operation = Operation::stage(self, LANE, key, &[]);
         self.endpoint.drive(operation.get())
     }
@@ -133,8 +133,8 @@ impl<F: Fabric> Engine<F> {
     /// One operation, waited for, when no other is in flight.
     #[inline]
     pub fn perform(&self, action: Action<'_>, key: &[u8], value: &[u8]) -> ProtocolResult<Answer> {
-        self.check_key(key)?;
-        self.check_value(value)?;
+        self.region.check_key(key)?;
+        self.region.check_value(value)?;
         self.check_end(action)?;
         let operation = Operation::stage(self, LANE, key, value);
         self.endpoint.drive(operation.perform(action))
@@ -147,7 +147,7 @@ impl<'e, F: Fabric> Operation<'e, F> {
     #[inline]
     pub fn stage(engine: &'e Engine<F>, lane: LaneId, key: &[u8], value: &[u8]) -> Self {
         Self::fill(engine, lane, key, value);
-        Self::staged(engine, lane, engine.hasher.hash(key), key.len(), value.len())
+        Self::staged(engine, lane, engine.region.hasher.hash(key), key.len(), value.len())
     }
 
     /// Copies key and value into the lane's image.
@@ -226,7 +226,7 @@ impl<'e, F: Fabric> Operation<'e, F> {
     /// One round trip. What it changes takes effect before the deadline or never.
     #[inline]
     pub(crate) fn chain(&self, verbs: &[Verb], posted: Nanos) -> InFlight<'e> {
-        let deadline = posted.saturating_add(self.engine.constants.lateness_ns);
+        let deadline = posted.saturating_add(self.engine.region.constants.lateness_ns);
         self.engine.endpoint.chain(self.lane, verbs, deadline)
     }
 
@@ -268,7 +268,7 @@ impl<'e, F: Fabric> Operation<'e, F> {
         let now = self.now();
         let moving = tries.moving.get_or_insert_with(|| WaitTimer::since(now));
         moving.advance(now);
-        if self.engine.allocator().is_lost() {
+        if self.engine.region.allocator().is_lost() {
             return Err(Failure::Disconnected);
         }
         if is_over(moving) {
@@ -285,7 +285,7 @@ impl<'e, F: Fabric> Operation<'e, F> {
 
     /// READs a block into the block buffer. One round trip.
     pub(crate) async fn read_block(&self, block: BlockRef) -> ProtocolResult<()> {
-        self.engine.geometry.check_block(block)?;
+        self.engine.region.geometry.check_block(block)?;
         self.read(&[read_block(block, block.class.block_bytes())]).await?;
         Ok(())
     }
@@ -324,7 +324,7 @@ impl<'e, F: Fabric> Operation<'e, F> {
 
     /// Where the cache says the key is.
     pub(crate) fn cached_target(&self) -> Option<ProvenSlot> {
-        let location = self.engine.cache.get(self.hash)?;
+        let location = self.engine.region.cache.get(self.hash)?;
         Some(ProvenSlot::located(location, self.window()))
     }
 
@@ -336,7 +336,7 @@ impl<'e, F: Fabric> Operation<'e, F> {
 
     /// The byte offset of the key's window, as the directory leads to it.
     pub(crate) fn window(&self) -> u64 {
-        self.engine.directory().window(self.hash).0
+        self.engine.region.directory().window(self.hash).0
     }
 }
 

@@ -53,9 +53,9 @@ impl<F: Fabric> Operation<'_, F> {
         seen: &ObservedWindow,
         tries: &mut RetryState,
     ) -> ProtocolResult<bool> {
-        self.engine.allocator().join_split(prefix);
+        self.engine.region.allocator().join_split(prefix);
         let outcome = self.split_outcome(prefix, seen).await;
-        self.engine.allocator().leave_split(prefix);
+        self.engine.region.allocator().leave_split(prefix);
         let now = self.now();
         let later = tries.later.get_or_insert_with(|| WaitTimer::since(now));
         later.advance(now);
@@ -83,7 +83,7 @@ impl<F: Fabric> Operation<'_, F> {
             let now = self.now();
             waiting.advance(now);
             self.engine.receive();
-            let answer = self.engine.allocator().split_outcome(prefix);
+            let answer = self.engine.region.allocator().split_outcome(prefix);
             if let Some(outcome) = answer {
                 return Ok(outcome);
             }
@@ -91,7 +91,7 @@ impl<F: Fabric> Operation<'_, F> {
             if later.standing != seen.standing {
                 return Ok(SplitOutcome::Done);
             }
-            if self.engine.allocator().is_lost() {
+            if self.engine.region.allocator().is_lost() {
                 return Err(Failure::Disconnected);
             }
             if is_over(&waiting) {

@@ -97,7 +97,7 @@ pub async fn next_entry<F: Fabric>(
         while let Some(slot) = progress.slots.pop() {
             match read_entry(engine, lane, slot).await? {
                 ScanRead::Entry(entry) => {
-                    let hash = engine.hasher.hash(&entry.key);
+                    let hash = engine.region.hasher.hash(&entry.key);
                     if u64::from(hash.directory()) >= progress.from
                         && progress.returned.insert(hash)
                     {
@@ -120,7 +120,7 @@ pub async fn next_entry<F: Fabric>(
         let from = progress.from as u32;
         let collected = collect(engine, lane, from, &mut progress.slots).await;
         // After an error, that is as far as the directory knows, and left out.
-        progress.to = end_of(from, engine.directory().subtable(from).local_depth);
+        progress.to = end_of(from, engine.region.directory().subtable(from).local_depth);
         progress.returned_to = progress.returned_to.max(progress.to);
         if let Err(error) = collected {
             progress.slots.clear();
@@ -138,7 +138,7 @@ pub async fn read_part<F: Fabric>(
     slots: &mut Vec<ScannedSlot>,
 ) -> ProtocolResult<u64> {
     collect(engine, lane, from, slots).await?;
-    Ok(end_of(from, engine.directory().subtable(from).local_depth))
+    Ok(end_of(from, engine.region.directory().subtable(from).local_depth))
 }
 
 /// READs the entry of a slot; `None` if it is not there any more. Round trips as for a scan.
@@ -168,7 +168,7 @@ async fn collect<F: Fabric>(
 ) -> ProtocolResult<()> {
     for _ in 0..COLLECTS_MAX {
         slots.clear();
-        let first = engine.directory().subtable(from);
+        let first = engine.region.directory().subtable(from);
         if collect_from(engine, lane, from, first, slots).await? {
             return Ok(());
         }
@@ -188,7 +188,7 @@ async fn collect_from<F: Fabric>(
     let mut left = vec![(first, from, false)];
     while let Some((subtable, directory_hash, is_new)) = left.pop() {
         let Subtable { offset, local_depth } = subtable;
-        engine.geometry.check_subtable(offset)?;
+        engine.region.geometry.check_subtable(offset)?;
         let read =
             Verb::Read { remote: offset, into: Buffer::ReadBlock, bytes: SUBTABLE_BYTES as u32 };
         let posted = engine.endpoint.now();
@@ -242,7 +242,7 @@ async fn read_entry<F: Fabric>(
     let (mut seen_at, mut damaged) = (None, 0);
     for _ in 0..FOLLOWS_MAX {
         let reference = word.block()?;
-        engine.geometry.check_block(reference)?;
+        engine.region.geometry.check_block(reference)?;
         let posted = engine.endpoint.now();
         // The word in the same round trip, before the block: it was linked when the block was READ.
         let read_row = Verb::Read { remote: row, into: Buffer::Window, bytes: ROW_BYTES as u32 };

@@ -133,7 +133,7 @@ impl<F: Fabric> TestSession<F> {
     /// [`Error::OutOfSpace`].
     pub(super) fn fetch_blocks(&self, class: SizeClass) -> Result<(), Option<Error>> {
         let taken = self.engine.endpoint.drive(self.engine.take_block(LANE, class));
-        self.engine.allocator().put_back(LANE, class, taken.map_err(error)?.0);
+        self.engine.region.allocator().put_back(LANE, class, taken.map_err(error)?.0);
         Ok(())
     }
 
@@ -160,8 +160,8 @@ impl<F: Fabric> TestSession<F> {
                 (Action::Exchange(Expected::Version(expected), FOREVER), value)
             }
         };
-        self.engine.check_key(key).map_err(|error| Some(error.into()))?;
-        self.engine.check_value(value).map_err(|error| Some(error.into()))?;
+        self.engine.region.check_key(key).map_err(|error| Some(error.into()))?;
+        self.engine.region.check_value(value).map_err(|error| Some(error.into()))?;
         let operation = Operation::stage(&self.engine, lane, key, value);
         let Answer { applied, found } = operation.perform(action).await.map_err(error)?;
         let buffer = self.engine.endpoint.buffer(lane, Buffer::ReadBlock);
@@ -171,7 +171,7 @@ impl<F: Fabric> TestSession<F> {
 
     /// What the constants of `docs/protocol.md` are here: GRACE, patience, T_hint, T_word.
     pub(super) fn constants(&self) -> [Nanos; 4] {
-        let constants = &self.engine.constants;
+        let constants = &self.engine.region.constants;
         [
             constants.grace_ns,
             constants.patience_ns,
@@ -183,19 +183,19 @@ impl<F: Fabric> TestSession<F> {
     /// Gives the server all free blocks, as a session does that is asked to.
     pub(super) fn give_back(&self) {
         self.engine.receive();
-        self.engine.allocator().give_all();
+        self.engine.region.allocator().give_all();
     }
 
     /// Sets what [`TestSession::constants`] returns: for protocols with other constants.
     pub(super) fn set_constants(&mut self, [grace, patience, hint, word]: [Nanos; 4]) {
-        let constants = &mut self.engine.constants;
+        let constants = &mut self.engine.region.constants;
         (constants.grace_ns, constants.patience_ns) = (grace, patience);
         (constants.exact_hint_read_ns_max, constants.proof_age_ns_max) = (hint, word);
     }
 
     /// Mixes what the location cache remembers into a hash.
     pub(super) fn hash_locations(&self, hasher: &mut impl std::hash::Hasher) {
-        self.engine.cache.hash_state(hasher);
+        self.engine.region.cache.hash_state(hasher);
     }
 
     /// Mixes everything that later operations depend on into a hash: cache, free blocks, random

@@ -142,14 +142,14 @@ fn assert_price_list(engine: &TimelessEngine, key: u64) -> bool {
     assert_eq!(get, (true, (1, 1, 0, 0)), "cached GET");
     let put = run(engine, key, async |operation| operation.put(FOREVER).await);
     assert_eq!(put.1, (1, 0, 2, 1), "cached PUT");
-    engine.cache.clear();
+    engine.region.cache.clear();
     let put = run(engine, key, async |operation| operation.put(FOREVER).await);
     assert_eq!(put.1, (2, 2, 2, 1), "uncached PUT");
-    engine.cache.clear();
+    engine.region.cache.clear();
     let get = run(engine, key, async |operation| operation.get().await.map(|f| f.is_some()));
     assert_eq!(get, (true, (2, 2, 0, 0)), "uncached GET");
     if key.is_multiple_of(2) {
-        engine.cache.clear();
+        engine.region.cache.clear();
         let delete = run(engine, key, async |operation| operation.delete().await);
         assert_eq!(delete, (true, (2, 2, 1, 1)), "uncached DELETE");
     } else if key % 4 == 1 {
@@ -164,7 +164,7 @@ fn assert_price_list(engine: &TimelessEngine, key: u64) -> bool {
 #[test]
 fn a_proof_of_a_word_lasts_for_t_word() {
     with_engine(|engine, clock| {
-        let proof_age_ns_max = engine.constants.proof_age_ns_max;
+        let proof_age_ns_max = engine.region.constants.proof_age_ns_max;
         let later = |by: Nanos| clock.add(by);
         let put = || run(engine, 1, async |operation| operation.put(FOREVER).await).1;
         let get = || run(engine, 1, async |operation| operation.get().await.map(drop)).1;
@@ -182,7 +182,7 @@ fn a_proof_of_a_word_lasts_for_t_word() {
         later(proof_age_ns_max + 1);
         assert_eq!(put(), (2, 2, 2, 1), "PUT on an older one");
         // Where clocks drift, the word may stand for another key before 256 x GRACE.
-        later(engine.constants.grace_ns * 256 / 8 * 7);
+        later(engine.region.constants.grace_ns * 256 / 8 * 7);
         assert_eq!(put(), (2, 2, 2, 1), "PUT on one of 7/8 of 256 x GRACE");
         later(proof_age_ns_max + 1);
         assert_eq!(get(), (1, 1, 0, 0), "GET, however long ago");
@@ -227,13 +227,13 @@ fn a_location_that_another_client_made_stale_leads_on() {
 #[test]
 fn what_comes_late_is_tried_again() {
     with_engine(|engine, clock| {
-        let late = 10 * engine.constants.lateness_ns.max(engine.constants.grace_ns);
+        let late = 10 * engine.region.constants.lateness_ns.max(engine.region.constants.grace_ns);
         let get = || run(engine, 1, async |of| of.get().await.map(|found| found.is_some()));
         let put = || run(engine, 1, async |of| of.put(FOREVER).await).1;
         put();
         clock.stall.set(late);
         assert_eq!(get(), (true, (3, 3, 0, 0)), "cached GET, then an uncached one");
-        engine.cache.clear();
+        engine.region.cache.clear();
         clock.stall.set(late);
         assert_eq!(get(), (true, (3, 3, 0, 0)), "uncached GET, its window twice");
         clock.stall.set(late);
@@ -242,7 +242,7 @@ fn what_comes_late_is_tried_again() {
             (round_trips, reads) == (2, 2),
             "cached PUT that was refused, then an uncached one"
         );
-        engine.cache.clear();
+        engine.region.cache.clear();
         clock.stall.set(late);
         assert_eq!(put(), (3, 3, 2, 1), "uncached PUT, its window twice");
         assert!(get().0);
@@ -256,14 +256,14 @@ fn a_put_that_loses_to_one_of_its_session_is_overwritten() {
         let put_long = |by| run_with(by, 1, b"longer", async |of| of.put(FOREVER).await);
         for (winner, value_bytes) in [(engine, 6), (other, 3)] {
             put_long(engine);
-            engine.cache.clear();
+            engine.region.cache.clear();
             let operation = Operation::stage(engine, LaneId(1), &1u64.to_le_bytes(), b"new");
             let mut put = pin!(operation.put(FOREVER));
             // The window, whose hints say nothing after that time, and the block.
             for _ in 0..2 {
                 engine.endpoint.tick();
                 assert!(put.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
-                clock.add(2 * engine.constants.exact_hint_read_ns_max);
+                clock.add(2 * engine.region.constants.exact_hint_read_ns_max);
                 engine.endpoint.step(|_| ());
             }
             put_long(winner);

@@ -76,20 +76,24 @@ fn a_split_can_stop_anywhere() {
     let around = |fabric| Intercepted { interceptor, fabric: Box::new(fabric) };
     let engine = engine_over(&server.address, around);
     let keys_of = |prefix: u32| {
-        let is_here =
-            |n: &u64| prefix_of(engine.hasher.hash(&n.to_le_bytes()).directory(), DEPTH) == prefix;
+        let is_here = |n: &u64| {
+            prefix_of(engine.region.hasher.hash(&n.to_le_bytes()).directory(), DEPTH) == prefix
+        };
         (0..KEYS).filter(is_here).collect::<Vec<u64>>()
     };
-    let index = engine.geometry.chunk_offset(0).unwrap();
+    let index = engine.region.geometry.chunk_offset(0).unwrap();
     // What it takes in all, found with the first one.
     let (mut depth, mut total) = (DEPTH, u64::MAX);
     for prefix in 0..1u32 << DEPTH {
-        let old = engine.directory().subtable(prefix << (32 - DEPTH)).offset;
+        let old = engine.region.directory().subtable(prefix << (32 - DEPTH)).offset;
         // The server, which splits nothing here, has cleared all these places.
         let place = |n: u32| index + u64::from(255 - 2 * prefix - n) * SUBTABLE_BYTES;
         let split = Split { prefix, local_depth: DEPTH, old, new: [place(0), place(1)] };
-        let mover =
-            SubtableSplitter::new(&engine.endpoint, 1 + 3 * (prefix as u16 % 3), &engine.format);
+        let mover = SubtableSplitter::new(
+            &engine.endpoint,
+            1 + 3 * (prefix as u16 % 3),
+            &engine.region.format,
+        );
         let keys = keys_of(prefix);
         let chains = if prefix == 0 { u64::MAX } else { (total * u64::from(prefix)) >> DEPTH };
         left.set(chains);
@@ -130,14 +134,14 @@ fn a_split_can_stop_anywhere() {
 fn a_scan_returns_a_key_once_while_a_split_is_not_published() {
     let (server, _client, mut session) = with_keys();
     let engine = engine_over(&server.address, |fabric| fabric);
-    let index = engine.geometry.chunk_offset(0).unwrap();
-    let old = engine.directory().subtable(0).offset;
+    let index = engine.region.geometry.chunk_offset(0).unwrap();
+    let old = engine.region.directory().subtable(0).offset;
     let place = |n: u64| index + (255 - n) * SUBTABLE_BYTES;
     let split = Split { prefix: 0, local_depth: DEPTH, old, new: [place(0), place(1)] };
-    let mover = SubtableSplitter::new(&engine.endpoint, 1, &engine.format);
+    let mover = SubtableSplitter::new(&engine.endpoint, 1, &engine.region.format);
     assert_eq!(engine.endpoint.drive(mover.split(&split)), Ok(SplitProgress::Done));
     // Here the server is stopped, or doubles a large directory.
-    let hash = |n: &u64| engine.hasher.hash(&n.to_le_bytes()).directory();
+    let hash = |n: &u64| engine.region.hasher.hash(&n.to_le_bytes()).directory();
     session.clear_cache();
     let of_t0 = (0..KEYS).find(|n| prefix_of(hash(n), DEPTH + 1) == 0).unwrap();
     find(&mut session, of_t0);
@@ -184,14 +188,14 @@ impl Interceptor<ShmFabric> for Tearing {
 fn a_scan_that_sleeps_in_a_read_misses_no_key() {
     let (server, _client, mut session) = with_keys();
     let engine = Rc::new(engine_over(&server.address, |fabric| fabric));
-    let index = engine.geometry.chunk_offset(0).unwrap();
-    let grace_ns = engine.constants.grace_ns;
-    let hasher = engine.hasher;
+    let index = engine.region.geometry.chunk_offset(0).unwrap();
+    let grace_ns = engine.region.constants.grace_ns;
+    let hasher = engine.region.hasher;
     // Splits what the scan READs, and gives its place to another subtable.
     let happens = Box::new(move || {
-        let of = |prefix: u32| engine.directory().subtable(prefix << (32 - DEPTH)).offset;
+        let of = |prefix: u32| engine.region.directory().subtable(prefix << (32 - DEPTH)).offset;
         let place = |n: u64| index + (255 - n) * SUBTABLE_BYTES;
-        let mover = SubtableSplitter::new(&engine.endpoint, 1, &engine.format);
+        let mover = SubtableSplitter::new(&engine.endpoint, 1, &engine.region.format);
         let drive = |split: &Split, depth: u8| {
             let (progress, depth) = engine.endpoint.drive(mover.run(split, depth)).unwrap();
             assert_eq!(progress, SplitProgress::Done);

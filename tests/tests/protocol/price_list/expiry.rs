@@ -30,7 +30,7 @@ impl Bench<'_> {
     }
 
     fn uncached(&self) -> &Self {
-        self.engine.cache.clear();
+        self.engine.region.cache.clear();
         self
     }
 
@@ -144,7 +144,7 @@ fn a_put_costs_the_same_with_and_without_an_end() {
         put(TTL);
         bench.end();
         assert_eq!(put(TTL), (1, 0, 2, 1), "over a value that ended");
-        bench.engine.cache.clear();
+        bench.engine.region.cache.clear();
         assert_eq!(put(FOREVER), (2, 2, 2, 1), "uncached");
     });
 }
