@@ -222,7 +222,10 @@ fn store_all(
 }
 
 fn engine(opened: &Arc<Mutex<Opened>>) -> Result<Engine<ShmFabric>, Failure> {
-    let (region, format) = (lock(opened).region.clone(), lock(opened).format);
+    let (region, format) = {
+        let opened = lock(opened);
+        (opened.region.clone(), opened.format)
+    };
     let options = EngineOptions {
         region_id: format.region_id,
         region_bytes: format.region_bytes,
