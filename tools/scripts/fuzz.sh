@@ -3,8 +3,8 @@
 #
 #   tools/scripts/fuzz.sh SECONDS [TARGET...]
 #
-# Begins with fresh seeds and what fuzz/kept holds. What libFuzzer learns stays in target/fuzz, also
-# for the next time; an input that found something stays in target/fuzz/found.
+# Begins with fresh seeds and what tests/fuzz/kept holds. What libFuzzer learns stays in
+# target/fuzz, also for the next time; an input that found something stays in target/fuzz/found.
 set -euo pipefail
 
 usage="usage: tools/scripts/fuzz.sh SECONDS [TARGET...]"
@@ -26,7 +26,7 @@ build=${CARGO_TARGET_DIR:-$PWD/target}/fuzz
 mkdir -p "$build/found"
 # Link-time optimization takes minutes here and finds nothing.
 export CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16
-options=(--features libfuzzer --target-dir "$build")
+options=(--fuzz-dir tests/fuzz --features libfuzzer --target-dir "$build")
 cargo "+$toolchain" fuzz build --codegen-units 16 "${options[@]}"
 rm -rf "$build/seeds"
 "$build"/*/release/farside-fuzz "$build/seeds"
@@ -39,7 +39,7 @@ for target in "${targets[@]}"; do
 done
 found=()
 for target in "${targets[@]}"; do
-    kept=fuzz/kept/$target
+    kept=tests/fuzz/kept/$target
     corpora=("$build/corpus/$target" "$build/seeds/$target")
     [ ! -d "$kept" ] || corpora+=("$kept")
     mkdir -p "${corpora[@]}"

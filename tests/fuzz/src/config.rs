@@ -9,8 +9,8 @@ use farside_layout::CHUNK_BYTES;
 
 use crate::is_told_in_one_line;
 
-const SERVER_FILE: &str = include_str!("../../config/server.toml");
-const CLIENT_FILE: &str = include_str!("../../config/client.toml");
+const SERVER_FILE: &str = include_str!("../../../config/server.toml");
+const CLIENT_FILE: &str = include_str!("../../../config/client.toml");
 const RDMA: &str = "[rdma]\nretry_count = 3\nack_timeout = 14\nspin_us = 50\n";
 
 /// The file as it is, and without its comments but with the values in these made real.
