@@ -8,9 +8,10 @@ use std::sync::{Mutex, PoisonError};
 
 use farside::{Outcome, Version};
 use farside_fabric::boot_time_ns;
+use farside_linearizability::{Ended, Operation, Record, write};
 
-use crate::history::{Ended, Operation, Record, write};
 use crate::operations::Values;
+use crate::store::Action;
 use crate::{Error, Result};
 
 /// Is told what a driver does. `()` is who does not listen, and costs nothing.
@@ -42,6 +43,17 @@ impl Witness for () {
 
     #[inline]
     fn ends(&mut self, _: usize, _: Outcome<'_>) {}
+}
+
+impl From<Action> for Operation {
+    fn from(action: Action) -> Self {
+        match action {
+            Action::Get => Self::Get,
+            Action::Put => Self::Put,
+            Action::Insert => Self::Insert,
+            Action::Delete => Self::Delete,
+        }
+    }
 }
 
 /// The file that all threads write their operations to.

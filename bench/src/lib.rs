@@ -5,7 +5,7 @@
 //!   [`pattern`], [`operations`]: which operation comes next.
 //! - [`driver`], [`arrivals`], [`store`], [`recorder`], [`attribution`]: the measured
 //!   loops, when they start what, what they drive, one server or several, and what they note down.
-//! - [`history`], [`journal`]: an open format for operations, and a witness that writes it.
+//! - [`journal`]: a witness that writes every operation to a history.
 //! - [`run`], [`phases`], [`threads`], [`processes`], [`worked`], [`progress`], [`server`],
 //!   [`daemon`], [`accounting`]: threads and processes, their phases and sums, what is shown
 //!   meanwhile, a server for the run and what it spent.
@@ -32,7 +32,6 @@ pub mod driver;
 pub mod emulation;
 pub mod environment;
 pub mod error;
-pub mod history;
 pub mod html;
 pub mod interrupt;
 pub mod journal;

@@ -15,7 +15,6 @@ pub mod engine;
 pub mod faults;
 pub mod ledger;
 mod left_out;
-pub mod linearizability;
 pub mod proof;
 pub mod recorder;
 pub mod simulator;

@@ -11,8 +11,8 @@ use std::sync::atomic::{Ordering, fence};
 use farside::{Error, Exchange, Session, Value, Version};
 use farside_fabric::boot_time_ns;
 use farside_fabric::shm::Region;
+use farside_linearizability::{Ended, Operation, Record};
 
-use crate::linearizability::{Ended, Operation, Record};
 use crate::proof;
 
 /// The keys 0 to this are for recorded sessions.

@@ -9,7 +9,7 @@ use super::prepared::{Prepared, name};
 use super::process::Action;
 use super::trace::Line;
 use super::twin::Mutant;
-use crate::linearizability::Record;
+use farside_linearizability::Record;
 
 /// An execution that went wrong.
 #[derive(Clone, Debug)]

@@ -3,7 +3,7 @@
 //!
 //! A [`Scenario`] says what there is and who does what. [`Scenario::explore`] tries every execution
 //! of a small one, [`Scenario::run_seed`] a random one of any. Both hand each answer to the checker
-//! of [`crate::linearizability`] as it is given. `docs/testing.md` says how to add a scenario and
+//! of [`farside_linearizability`] as it is given. `docs/testing.md` says how to add a scenario and
 //! how to repeat a seed.
 //!
 //! What the simulated fabric does is the contract of [`farside_fabric::Fabric`] and nothing

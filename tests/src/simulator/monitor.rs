@@ -8,7 +8,7 @@ use farside::Error;
 use super::ground::KEYS;
 use super::memory::mix;
 use super::scenario::{Key, Op};
-use crate::linearizability::{Answer, Call, Ended, Fault, Operation, Record, Register, Value};
+use farside_linearizability::{Answer, Call, Ended, Fault, Operation, Record, Register, Value};
 
 /// What is wrong with an execution.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

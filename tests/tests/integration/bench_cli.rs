@@ -9,8 +9,8 @@ use std::process::{Command, Stdio};
 
 use farside_bench::price::Price;
 use farside_bench::workload::Kind;
+use farside_linearizability::{Operation, Record, Violation};
 use farside_tests::binary;
-use farside_tests::linearizability::{self, Operation, Record, Violation};
 use serde_json::Value as Json;
 
 use crate::cli::Said;
@@ -292,7 +292,8 @@ fn recorded(workload: &str, depth: &str) -> Vec<Record> {
     let short = ["--depth", depth, "--warmup-seconds", "0", "--seconds", "0.2", "--history", name];
     let said = bench(&[&ycsb[..], &short].concat());
     assert_eq!(said.code, Some(0), "{}", said.stderr);
-    linearizability::read(std::io::BufReader::new(std::fs::File::open(file).unwrap())).unwrap()
+    farside_linearizability::read(std::io::BufReader::new(std::fs::File::open(file).unwrap()))
+        .unwrap()
 }
 
 #[test]
@@ -300,7 +301,7 @@ fn histories_are_linearizable_and_those_with_one_wrong_answer_are_not() {
     for (workload, depth) in [("a", "8"), ("a", "1"), ("d", "8"), ("f", "8"), ("f", "1")] {
         let history = recorded(workload, depth);
         let of = |operation| history.iter().filter(move |record| record.operation == operation);
-        assert_eq!(linearizability::check(&history), Ok(()), "{workload} {depth}");
+        assert_eq!(farside_linearizability::check(&history), Ok(()), "{workload} {depth}");
         assert!(of(Operation::Get).count() > 0, "{workload} {depth}");
         assert!(of(Operation::Insert).count() >= 50, "{workload} {depth}: the load is missing");
         // No value is stored twice.
@@ -312,7 +313,7 @@ fn histories_are_linearizable_and_those_with_one_wrong_answer_are_not() {
         let answer = wrong.iter_mut().find(|record| *record == last).unwrap();
         answer.found.clone_from(&loaded.argument);
         answer.version = None;
-        let verdict = linearizability::check(&wrong);
+        let verdict = farside_linearizability::check(&wrong);
         assert!(matches!(verdict, Err(Violation::NotLinearizable { .. })), "{verdict:?}");
     }
 }

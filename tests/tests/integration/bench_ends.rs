@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use farside_bench::history::Ended;
+use farside_linearizability::Ended;
 use farside_tests::{PATIENCE, ServerProcess, binary, send_signal, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
@@ -146,7 +146,7 @@ fn a_history_outlives_its_server() {
     let said = Said::new(child.wait_with_output().unwrap());
     assert_eq!(said.code, Some(3), "{}", said.stderr);
     let text = std::fs::read(&history).unwrap();
-    let records = farside_bench::history::read(&text[..]).unwrap();
+    let records = farside_linearizability::read(&text[..]).unwrap();
     let unknown = records.iter().filter(|record| record.result == Ended::Unknown).count();
     assert!((1..=LANES).contains(&unknown) && records.len() > 1000, "{unknown}");
     let mut again = again;

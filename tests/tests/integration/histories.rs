@@ -9,7 +9,7 @@ mod run;
 
 use std::time::{Duration, Instant};
 
-use farside_tests::linearizability::{self, Ended, Operation, Record, Violation};
+use farside_linearizability::{Ended, Operation, Record, Violation};
 use farside_tests::{device, scaled};
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
@@ -97,7 +97,7 @@ fn a_history_with_one_wrong_answer_is_refused() {
     let refused = |wrong: Record, right: &Record| {
         let mut history = history.clone();
         *history.iter_mut().find(|record| *record == right).unwrap() = wrong;
-        let verdict = linearizability::check(&history);
+        let verdict = farside_linearizability::check(&history);
         assert!(matches!(verdict, Err(Violation::NotLinearizable { .. })), "{verdict:?}");
     };
     let of_one_key = || history.iter().filter(|record| record.key == "0");

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use farside::Client;
 use farside_fabric::boot_time_ns;
+use farside_linearizability::{Ended, Record};
 use farside_tests::faults::Fault;
-use farside_tests::linearizability::{self, Ended, Record};
 use farside_tests::recorder::{HOT_KEYS, RECORD_BYTES, RecordingSession, read};
 use farside_tests::{ServerProcess, Worker, binary, device, scaled};
 use rand::RngExt;
@@ -249,8 +249,8 @@ impl Run {
         self.figures.failed = count(Ended::Failed);
         let judging = Instant::now();
         let verdict = match self.plan.chores {
-            true => linearizability::check_compacted(&history),
-            false => linearizability::check(&history),
+            true => farside_linearizability::check_compacted(&history),
+            false => farside_linearizability::check(&history),
         };
         if let Err(violation) = verdict {
             println!("VIOLATION: {violation}\nThe history is in {}", keep(&history).display());
@@ -287,6 +287,6 @@ impl Run {
 fn keep(history: &[Record]) -> PathBuf {
     let file = format!("history-{}-{}.jsonl", std::process::id(), boot_time_ns());
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(file);
-    linearizability::write(history, std::fs::File::create(&path).unwrap()).unwrap();
+    farside_linearizability::write(history, std::fs::File::create(&path).unwrap()).unwrap();
     path
 }

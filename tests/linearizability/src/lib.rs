@@ -1,14 +1,21 @@
 //! Is a history linearizable? Each key by itself: linearizability is local.
 //!
-//! For runs of the simulator, of processes over shared memory, and over verbs alike.
+//! For runs of the simulator, of processes over shared memory, and over verbs alike. Depends on
+//! nothing else of Farside: `kv-bench` writes histories in the format that this crate defines.
+//!
+//! - [`Record`], [`read`], [`write()`]: the open format of histories.
+//! - [`Register`]: what one key may do, answer after answer, as the simulator asks it.
+//! - [`check`]: the verdict on a whole history.
+#![deny(unsafe_code)]
 
+mod history;
 mod register;
 #[cfg(test)]
 mod tests;
 
 use std::collections::{BTreeMap, HashMap};
 
-pub use farside_bench::history::{Ended, Operation, Record, read, write};
+pub use history::{Ended, Operation, Record, read, write};
 pub use register::{Answer, CONFIGURATIONS_MAX, Call, Fault, Register, Value};
 
 /// Why a history was not accepted.

@@ -4,8 +4,6 @@ use std::io::{BufRead, Write};
 
 use serde::{Deserialize, Serialize};
 
-use crate::store::Action;
-
 /// What was asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -18,17 +16,6 @@ pub enum Operation {
     Delete,
     Exchange,
     ExchangeVersion,
-}
-
-impl From<Action> for Operation {
-    fn from(action: Action) -> Self {
-        match action {
-            Action::Get => Self::Get,
-            Action::Put => Self::Put,
-            Action::Insert => Self::Insert,
-            Action::Delete => Self::Delete,
-        }
-    }
 }
 
 /// How it ended.
