@@ -1,6 +1,7 @@
 //! The depot: blocks that no client holds and no slot links, by class.
 //!
-//! A data structure only; the chunk table and the block headers are reached through [`Memory`].
+//! A data structure only; the chunk table and the block headers are reached through [`Memory`]. So
+//! it works over any memory: the server's region, or that of a simulator.
 
 mod chunks;
 mod class_pool;
@@ -31,7 +32,7 @@ const BLOCKS_PER_REFRESH: usize = 1 << 16;
 const CHUNKS_PER_REFRESH: usize = 8;
 
 /// What the depot needs of the region.
-pub(crate) trait Memory {
+pub trait Memory {
     /// A chunk's entry in the chunk table.
     fn entry(&self, chunk: u32) -> Result<ChunkEntry, ChainError>;
 
@@ -50,7 +51,8 @@ pub(crate) trait Memory {
 
 /// Why a block cannot be what somebody says it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum BlockError {
+#[allow(missing_docs, reason = "the messages say what the fields are")]
+pub enum BlockError {
     #[error("the block at offset {offset:#x} lies outside the heap")]
     Outside { offset: u64 },
     #[error("there is no block of class {class} at offset {offset:#x}")]
@@ -71,15 +73,15 @@ enum Chunk {
 
 /// Times and numbers that a depot goes by.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct DepotOptions {
+pub struct DepotOptions {
     /// How long an unlinked block rests.
-    pub(crate) grace: Nanos,
+    pub grace: Nanos,
     /// How long after its last block became free a chunk keeps its class: until then somebody may
     /// still name one of its blocks (invariant I13).
-    pub(crate) chunk_rest: Nanos,
+    pub chunk_rest: Nanos,
     /// The last generation, so to say, of memory that was never a block: random by region, so that
     /// a version of one region is not one of another.
-    pub(crate) unused_generation: u32,
+    pub unused_generation: u32,
 }
 
 /// [`DepotOptions::chunk_rest`] in multiples of GRACE: by this clock T_word + L is over before 256
@@ -87,14 +89,15 @@ pub(crate) struct DepotOptions {
 const CHUNK_REST_GRACES: u64 = WORD_GENERATIONS / 8 * 9;
 
 impl DepotOptions {
-    pub(crate) fn new(grace: Nanos, unused_generation: u32) -> Self {
+    /// The right ones for this GRACE.
+    pub fn new(grace: Nanos, unused_generation: u32) -> Self {
         let chunk_rest = grace.saturating_mul(CHUNK_REST_GRACES);
         Self { grace, chunk_rest, unused_generation }
     }
 }
 
 /// Free blocks, by class, and chunks without a use.
-pub(crate) struct Depot {
+pub struct Depot {
     geometry: Geometry,
     options: DepotOptions,
     chunks: Vec<Chunk>,
@@ -110,12 +113,7 @@ pub(crate) struct Depot {
 impl Depot {
     /// A depot that holds every block of the chunks in use, until [`Depot::link`] says otherwise.
     /// `uses` is the chunk table; a span of two chunks is there as a whole.
-    pub(crate) fn new(
-        geometry: Geometry,
-        uses: &[ChunkUse],
-        options: DepotOptions,
-        now: Nanos,
-    ) -> Self {
+    pub fn new(geometry: Geometry, uses: &[ChunkUse], options: DepotOptions, now: Nanos) -> Self {
         let mut depot = Self {
             geometry,
             options,
@@ -191,7 +189,7 @@ impl Depot {
     }
 
     /// Notes that a slot links this block. Only before the first [`Depot::take`].
-    pub(crate) fn link(&mut self, block: BlockRef, now: Nanos) -> Result<(), BlockError> {
+    pub fn link(&mut self, block: BlockRef, now: Nanos) -> Result<(), BlockError> {
         let (chunk, index) = self.locate(block.address, block.class)?;
         let linked = self.change(chunk, now, |span, shelf| {
             if !span.held.has(index) {
@@ -234,8 +232,8 @@ impl Depot {
     }
 
     /// Hands out blocks of a class: as many as asked for, within the bounds of a message and of
-    /// [`HOARD_SHARE`]; one at least if there is one.
-    pub(crate) fn take(
+    /// `HOARD_SHARE`; one at least if there is one.
+    pub fn take(
         &mut self,
         class: SizeClass,
         count: u32,
@@ -325,7 +323,7 @@ impl Depot {
 
     /// Takes blocks back, to be handed out again at once (`rested`) or after GRACE. Stops at the
     /// first that cannot be: whoever gives such a block is not to be believed any further.
-    pub(crate) fn give(
+    pub fn give(
         &mut self,
         class: SizeClass,
         blocks: Vec<FreeBlock>,

@@ -26,7 +26,7 @@
 mod clients;
 mod collect;
 mod content;
-mod depot;
+pub mod depot;
 mod error;
 mod eviction;
 mod expiry;
@@ -44,9 +44,6 @@ mod server;
 mod service;
 mod splits;
 mod sweep;
-#[cfg(feature = "testing")]
-#[doc(hidden)]
-pub mod testing;
 mod tokens;
 
 pub use error::{Damage, ServerError};

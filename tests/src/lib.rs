@@ -17,7 +17,6 @@ pub mod ledger;
 mod left_out;
 pub mod proof;
 pub mod recorder;
-pub mod simulator;
 mod worker;
 
 pub use left_out::{device_or_left_out, left_out, left_out_over_rdma};

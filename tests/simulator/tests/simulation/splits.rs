@@ -1,7 +1,7 @@
 //! A subtable is split while clients are at work: every entry moves, and the directory doubles.
 //! Keys 0, 1 and 3 go to one side, key 2 to the other.
 
-use farside_tests::simulator::{Op, Scenario, client};
+use farside_simulator::{Op, Scenario, client};
 
 use crate::{GRACE_NS, OPS, passes};
 

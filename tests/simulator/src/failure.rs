@@ -4,12 +4,13 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::rc::Rc;
 
+use farside_linearizability::Record;
+
 use super::monitor::Violation;
 use super::prepared::{Prepared, name};
 use super::process::Action;
 use super::trace::Line;
 use super::twin::Mutant;
-use farside_linearizability::Record;
 
 /// An execution that went wrong.
 #[derive(Clone, Debug)]

@@ -9,6 +9,10 @@
 //! What the simulated fabric does is the contract of [`farside_fabric::Fabric`] and nothing
 //! kinder: the words of a READ or WRITE in any order, anybody's accesses between any two, chains
 //! that stay under way for as long as their deadline allows, a clock that jumps.
+//!
+//! It does not use the client library: its sessions are over `farside_protocol`, its free blocks
+//! over [`farside_server::depot`].
+#![deny(unsafe_code)]
 
 mod clock;
 mod depot;

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use farside_tests::simulator::{Mutant, Scenario, client};
+use farside_simulator::{Scenario, Mutant, client};
 
 use crate::GRACE_NS;
 

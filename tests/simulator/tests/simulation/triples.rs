@@ -1,7 +1,7 @@
 //! Three clients where two are not enough to go wrong, two where one does several things, and
 //! lanes of one session.
 
-use farside_tests::simulator::{Scenario, client};
+use farside_simulator::{Scenario, client};
 
 use crate::passes;
 

@@ -1,15 +1,13 @@
 //! A session of the simulation: production code, driven from outside.
 
-use farside::Error;
 use farside_fabric::{Buffer, Endpoint, Fabric, LaneId, Nanos};
 use farside_layout::{FreeBlock, SizeClass, SplitOutcome};
-use send_wrapper::SendWrapper;
-
 use farside_protocol::allocator::{BlockDelivery, BlockSource, Delivery};
 use farside_protocol::{
     Action, Answer, ConnectionCache, Engine, EngineOptions, Expected, Failure, LANE, Lifetime,
-    Operation, Prefix, Version,
+    Operation, OperationError, Prefix, Version,
 };
+use send_wrapper::SendWrapper;
 
 const FOREVER: Lifetime = Lifetime::Forever;
 
@@ -108,12 +106,9 @@ impl<F: Fabric> TestSession<F> {
         options: EngineOptions,
         locations: &Locations,
         wall: u64,
-    ) -> Result<Self, Option<Error>> {
-        let supply =
-            Supply { blocks: SendWrapper::new(blocks), answers: Vec::new(), asked: Vec::new() };
-
-        let engine = Engine::open_at(fabric, Box::new(supply), options, &locations.0, wall)
-            .map_err(error)?;
+    ) -> Result<Self, Option<OperationError>> {
+        let supply = Supply { blocks: SendWrapper::new(blocks), answers: Vec::new(), asked: Vec::new() };
+        let engine = Engine::open_at(fabric, Box::new(supply), options, &locations.0, wall).map_err(error)?;
         Ok(Self { engine })
     }
 
@@ -130,8 +125,8 @@ impl<F: Fabric> TestSession<F> {
     /// Asks for blocks for a key and a value of these lengths before the first operation needs one.
     ///
     /// # Errors
-    /// [`Error::OutOfSpace`].
-    pub(super) fn fetch_blocks(&self, class: SizeClass) -> Result<(), Option<Error>> {
+    /// [`OperationError::OutOfSpace`].
+    pub(super) fn fetch_blocks(&self, class: SizeClass) -> Result<(), Option<OperationError>> {
         let taken = self.engine.endpoint.drive(self.engine.take_block(LANE, class));
         self.engine.region.allocator().put_back(LANE, class, taken.map_err(error)?.0);
         Ok(())
@@ -146,7 +141,7 @@ impl<F: Fabric> TestSession<F> {
         lane: LaneId,
         call: Call<'_>,
         key: &[u8],
-    ) -> Result<Reply, Option<Error>> {
+    ) -> Result<Reply, Option<OperationError>> {
         let (action, value) = match call {
             Call::Get => (Action::Get, &[][..]),
             Call::Put(value) => (Action::Put(FOREVER), value),
@@ -160,8 +155,8 @@ impl<F: Fabric> TestSession<F> {
                 (Action::Exchange(Expected::Version(expected), FOREVER), value)
             }
         };
-        self.engine.region.check_key(key).map_err(|error| Some(error.into()))?;
-        self.engine.region.check_value(value).map_err(|error| Some(error.into()))?;
+        self.engine.region.check_key(key).map_err(Some)?;
+        self.engine.region.check_value(value).map_err(Some)?;
         let operation = Operation::stage(&self.engine, lane, key, value);
         let Answer { applied, found } = operation.perform(action).await.map_err(error)?;
         let buffer = self.engine.endpoint.buffer(lane, Buffer::ReadBlock);
@@ -172,12 +167,7 @@ impl<F: Fabric> TestSession<F> {
     /// What the constants of `docs/protocol.md` are here: GRACE, patience, T_hint, T_word.
     pub(super) fn constants(&self) -> [Nanos; 4] {
         let constants = &self.engine.region.constants;
-        [
-            constants.grace_ns,
-            constants.patience_ns,
-            constants.exact_hint_read_ns_max,
-            constants.proof_age_ns_max,
-        ]
+        [constants.grace_ns, constants.patience_ns, constants.exact_hint_read_ns_max, constants.proof_age_ns_max]
     }
 
     /// Gives the server all free blocks, as a session does that is asked to.
@@ -205,9 +195,9 @@ impl<F: Fabric> TestSession<F> {
     }
 }
 
-fn error(failure: Failure) -> Option<Error> {
+fn error(failure: Failure) -> Option<OperationError> {
     match failure {
-        Failure::Error(error) => Some((*error).into()),
+        Failure::Error(error) => Some(*error),
         Failure::Disconnected | Failure::NoAnswer(_) => None,
     }
 }

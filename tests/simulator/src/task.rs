@@ -5,20 +5,20 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::task::Poll;
 
-use super::session::{Call, Reply, TestSession};
-use farside::Version;
 use farside_fabric::LaneId;
 use farside_protocol::split::SplitProgress;
+use farside_protocol::{OperationError, Version};
 
 use super::fabric::SimFabric;
 use super::ground::{LARGE_BYTES, keys};
 use super::monitor::Asked;
 use super::scenario::Op;
+use super::session::{Call, Reply, TestSession};
 
 /// What a process tells whoever polls it.
 pub(super) enum Event {
     Invoke(Asked),
-    Respond(usize, Result<Reply, Option<farside::Error>>),
+    Respond(usize, Result<Reply, Option<OperationError>>),
     /// Nothing to do after all.
     Skip,
     /// A split has gone as far as it could.
@@ -125,7 +125,7 @@ pub(super) async fn run_script(
         let mut events = events.borrow_mut();
         let again = matches!(reply, Err(None));
         if rig.endpoint().fabric().is_lost
-            && (again || matches!(reply, Err(Some(farside::Error::Indeterminate))))
+            && (again || matches!(reply, Err(Some(OperationError::Indeterminate))))
         {
             // What sessions do: what has not happened is tried again on a new connection.
             if !again {

@@ -1,6 +1,6 @@
 //! Clients that die anywhere. Nothing has to be repaired before others go on.
 
-use farside_tests::simulator::{Op, Scenario, client};
+use farside_simulator::{Op, Scenario, client};
 
 use crate::passes;
 

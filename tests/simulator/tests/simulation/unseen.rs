@@ -1,6 +1,6 @@
 //! INSERTs that claim a slot without having looked, beside everything else.
 
-use farside_tests::simulator::{Op, Scenario, Script, client};
+use farside_simulator::{Op, Scenario, Script, client};
 
 use crate::{GRACE_NS, OPS, passes};
 

@@ -4,26 +4,24 @@ use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::rc::{Rc, Weak};
 
+use farside_fabric::{LaneId, Timing};
+use farside_layout::{FreeBlock, SizeClass, SplitOutcome};
 use farside_protocol::EngineOptions;
 use farside_protocol::split::SplitProgress;
-
-use super::session::{Blocks, Call, Locations, Reply, TestSession};
-use farside_control::{FreeBlock, SplitOutcome};
-use farside_fabric::{LaneId, Timing};
-use farside_layout::SizeClass;
 
 use super::clock::PACE;
 use super::depot::SimDepot;
 use super::execution::Execution;
 use super::fabric::SimFabric;
 use super::ground::{SimRegion, keys};
-use super::lies::{Lie, MutantFabric};
+use super::lies::{MutantFabric, Lie};
 use super::memory::{Memory, mix};
 use super::monitor::{Asked, Monitor};
 use super::process::{Process, State};
 use super::scenario::{Op, Scenario};
 use super::script::Script;
 use super::server::{Chore, run_chores};
+use super::session::{Blocks, Call, Locations, Reply, TestSession};
 use super::task::{Events, Reading, run_script};
 use super::twin::Mutant;
 use super::world::World;

@@ -1,7 +1,7 @@
 //! INSERT into a window without a free slot: it has its subtable split, or fails, unless somebody
 //! leaves a slot meanwhile.
 
-use farside_tests::simulator::{Op, Scenario, client};
+use farside_simulator::{Op, Scenario, client};
 
 use crate::passes;
 

@@ -1,6 +1,6 @@
 //! Every operation beside every other, on one key, cached and not.
 
-use farside_tests::simulator::{Op, Scenario, client};
+use farside_simulator::{Op, Scenario, client};
 
 use crate::{OPS, passes};
 

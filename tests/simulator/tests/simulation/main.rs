@@ -22,7 +22,7 @@ mod triples;
 mod twins;
 mod unseen;
 
-use farside_tests::simulator::{Bounds, GRACE_MS, Op, Scenario};
+use farside_simulator::{Bounds, GRACE_MS, Op, Scenario};
 use rustix::time::{ClockId, clock_gettime};
 
 const GRACE_NS: u64 = GRACE_MS as u64 * 1_000_000;

@@ -2,13 +2,13 @@
 
 use std::collections::HashMap;
 
-use super::session::Reply;
-use farside::Error;
+use farside_linearizability::{Answer, Call, Ended, Fault, Operation, Record, Register, Value};
+use farside_protocol::OperationError;
 
 use super::ground::KEYS;
 use super::memory::mix;
 use super::scenario::{Key, Op};
-use farside_linearizability::{Answer, Call, Ended, Fault, Operation, Record, Register, Value};
+use super::session::Reply;
 
 /// What is wrong with an execution.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -147,21 +147,23 @@ impl Monitor {
         &mut self,
         id: u32,
         key: Key,
-        reply: &Result<Reply, Option<Error>>,
+        reply: &Result<Reply, Option<OperationError>>,
     ) -> Result<(), Violation> {
         self.time += 1;
         let at = self.records[&id];
         self.history[at].returned = Some(self.time);
         let reply = match reply {
             Ok(reply) => reply,
-            Err(Some(Error::Indeterminate)) => return self.give_up(id, key),
+            Err(Some(OperationError::Indeterminate)) => return self.give_up(id, key),
             // What failed has not happened.
             Err(error) => {
                 self.history[at].result = Ended::Failed;
                 self.registers[key].cancel(id);
                 return match error {
                     None => Ok(()),
-                    Some(Error::Contended { .. } | Error::OutOfSpace { .. }) => Ok(()),
+                    Some(OperationError::Contended { .. } | OperationError::OutOfSpace { .. }) => {
+                        Ok(())
+                    }
                     Some(error) => Err(Violation::Failed(error.to_string())),
                 };
             }

@@ -1,0 +1,126 @@
+//! The server's depot while clients are at work: production code. It answers at once, one block a
+//! request, so that blocks find their way from client to client.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::ops::Range;
+
+use farside_fabric::{ChainError, Nanos};
+use farside_layout::{
+    BlockAddress, CHUNK_BYTES, ChunkEntry, ChunkUse, FreeBlock, HeaderWord, SizeClass,
+};
+use farside_server::depot::{Depot, DepotOptions, Memory};
+
+use super::ground::{GRACE_MS, SimRegion};
+use super::memory::mix;
+use super::twin::Mutant;
+use super::world::World;
+
+/// What the server's processor is called among processes.
+const SERVER: usize = 15;
+const GRACE_NS: Nanos = GRACE_MS as Nanos * 1_000_000;
+
+pub(super) struct SimDepot {
+    depot: Depot,
+    /// The chunk table: no client reads it.
+    entries: RefCell<HashMap<u32, ChunkEntry>>,
+    twin: Option<Mutant>,
+    /// Where its blocks are.
+    chunk: Range<u64>,
+    /// A hash of everything that it was asked and given.
+    pub(super) state: u64,
+}
+
+/// The chunk table, and the headers in memory as the server's processor reads and writes them.
+struct WorldMemory<'w> {
+    entries: &'w RefCell<HashMap<u32, ChunkEntry>>,
+    world: &'w RefCell<World>,
+    twin: Option<Mutant>,
+}
+
+impl Memory for WorldMemory<'_> {
+    fn entry(&self, chunk: u32) -> Result<ChunkEntry, ChainError> {
+        let entry = self.entries.borrow().get(&chunk).copied();
+        Ok(entry.unwrap_or(ChunkEntry::new(ChunkUse::Free)))
+    }
+
+    fn set_entry(&self, chunk: u32, entry: ChunkEntry) -> Result<(), ChainError> {
+        self.entries.borrow_mut().insert(chunk, entry);
+        Ok(())
+    }
+
+    fn header(&self, address: BlockAddress) -> Result<HeaderWord, ChainError> {
+        let world = &mut *self.world.borrow_mut();
+        let Ok(place) = world.memory.place(address.offset(), 8) else {
+            return Ok(HeaderWord::from_bits(0));
+        };
+        world.note_read(SERVER, place);
+        Ok(HeaderWord::from_bits(world.memory.load(place)))
+    }
+
+    fn set_header(&self, address: BlockAddress, header: HeaderWord) -> Result<(), ChainError> {
+        let world = &mut *self.world.borrow_mut();
+        let Ok(place) = world.memory.place(address.offset(), 8) else { return Ok(()) };
+        if self.twin == Some(Mutant::HeadersNotWritten) {
+            world.lied(Mutant::HeadersNotWritten);
+        } else {
+            world.write(SERVER, place, header.bits());
+        }
+        Ok(())
+    }
+
+    fn clear(&self, _: u32) -> Result<(), ChainError> {
+        Ok(())
+    }
+}
+
+impl SimDepot {
+    /// All blocks of the last chunk are with it, except key 0's.
+    pub(super) fn new(ground: &SimRegion, twin: Option<Mutant>, now: Nanos) -> Self {
+        let uses = [ChunkUse::Subtables, ChunkUse::Subtables, ChunkUse::Blocks(ground.class)];
+        let mut options = DepotOptions::new(GRACE_NS, 0);
+        if twin == Some(Mutant::ChunkRestsForGrace) {
+            options.chunk_rest = GRACE_NS;
+        }
+        let mut depot = Depot::new(ground.geometry, &uses, options, now);
+        depot.link(ground.first_block(), now).expect("a block of the depot's");
+        let entries = (0..).zip(uses).map(|(chunk, of)| (chunk, ChunkEntry::new(of))).collect();
+        let start = ground.first_block().address.offset() - ground.class.block_bytes();
+        let entries = RefCell::new(entries);
+        Self { depot, entries, twin, chunk: start..start + CHUNK_BYTES, state: 0 }
+    }
+
+    pub(super) fn take(&mut self, class: SizeClass, world: &RefCell<World>) -> Vec<FreeBlock> {
+        let now = world.borrow().now;
+        let memory = WorldMemory { entries: &self.entries, world, twin: self.twin };
+        let blocks = self.depot.take(class, 1, now, &memory).expect("memory does not fail");
+        let given = blocks
+            .first()
+            .map_or(0, |block| u64::from(block.address.0) << 32 | u64::from(block.generation));
+        self.state = mix(mix(self.state, u64::from(class.index()) << 56 | now), given);
+        if self.twin == Some(Mutant::ChunkRestsForGrace) && class.index() > 0 && given != 0 {
+            world.borrow_mut().lied(Mutant::ChunkRestsForGrace);
+        }
+        blocks
+    }
+
+    pub(super) fn give(
+        &mut self,
+        (class, rested): (SizeClass, bool),
+        mut blocks: Vec<FreeBlock>,
+        world: &RefCell<World>,
+    ) {
+        let now = world.borrow().now;
+        // What clients have at the start is no concern of its.
+        blocks.retain(|block| self.chunk.contains(&block.address.offset()));
+        for block in &blocks {
+            self.state = mix(mix(self.state, block.address.0.into()), now << 1 | u64::from(rested));
+        }
+        let at_once = !rested && !blocks.is_empty() && self.twin == Some(Mutant::GivenAtOnce);
+        if at_once {
+            world.borrow_mut().lied(Mutant::GivenAtOnce);
+        }
+        let given = self.depot.give(class, blocks, rested || at_once, now);
+        given.expect("blocks that were taken");
+    }
+}
