@@ -14,7 +14,7 @@ use super::depot::SimDepot;
 use super::execution::Execution;
 use super::fabric::SimFabric;
 use super::ground::{SimRegion, keys};
-use super::lies::{MutantFabric, Lie};
+use super::lies::{Lie, MutantFabric};
 use super::memory::{Memory, mix};
 use super::monitor::{Asked, Monitor};
 use super::process::{Process, State};

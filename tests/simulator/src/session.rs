@@ -107,8 +107,10 @@ impl<F: Fabric> TestSession<F> {
         locations: &Locations,
         wall: u64,
     ) -> Result<Self, Option<OperationError>> {
-        let supply = Supply { blocks: SendWrapper::new(blocks), answers: Vec::new(), asked: Vec::new() };
-        let engine = Engine::open_at(fabric, Box::new(supply), options, &locations.0, wall).map_err(error)?;
+        let supply =
+            Supply { blocks: SendWrapper::new(blocks), answers: Vec::new(), asked: Vec::new() };
+        let engine = Engine::open_at(fabric, Box::new(supply), options, &locations.0, wall)
+            .map_err(error)?;
         Ok(Self { engine })
     }
 
@@ -167,7 +169,12 @@ impl<F: Fabric> TestSession<F> {
     /// What the constants of `docs/protocol.md` are here: GRACE, patience, T_hint, T_word.
     pub(super) fn constants(&self) -> [Nanos; 4] {
         let constants = &self.engine.region.constants;
-        [constants.grace_ns, constants.patience_ns, constants.exact_hint_read_ns_max, constants.proof_age_ns_max]
+        [
+            constants.grace_ns,
+            constants.patience_ns,
+            constants.exact_hint_read_ns_max,
+            constants.proof_age_ns_max,
+        ]
     }
 
     /// Gives the server all free blocks, as a session does that is asked to.

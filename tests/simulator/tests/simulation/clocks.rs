@@ -3,7 +3,7 @@
 
 use farside_layout::INCARNATIONS;
 use farside_layout::clock_lag_max_ns;
-use farside_simulator::{Bounds, Scenario, Script, Mutant, client};
+use farside_simulator::{Bounds, Mutant, Scenario, Script, client};
 
 use crate::twins::{assert_caught, name, report};
 use crate::{GRACE_NS, core_seconds, passes};

@@ -1,7 +1,7 @@
 //! Blocks that go from client to client by way of the depot, and a chunk that changes its class
 //! while marks and cached locations of its old blocks are still about.
 
-use farside_simulator::{Op, Scenario, Script, Mutant, client};
+use farside_simulator::{Mutant, Op, Scenario, Script, client};
 
 use crate::twins::assert_caught;
 use crate::{GRACE_NS, passes};

@@ -2,7 +2,7 @@
 //! told. What may have happened ends as `Indeterminate`, everything else is tried again by a new
 //! client, while the server clears up after the old one. And servers that start anew.
 
-use farside_simulator::{Op, Scenario, Mutant, client};
+use farside_simulator::{Mutant, Op, Scenario, client};
 
 use crate::twins::assert_caught;
 use crate::{OPS, passes};

@@ -1,7 +1,7 @@
 //! The place of a subtable that was split is used again, GRACE later, for one of the two that a
 //! split of its successor makes, while clients sleep with a directory that leads there.
 
-use farside_simulator::{Op, Scenario, Mutant, client};
+use farside_simulator::{Mutant, Op, Scenario, client};
 
 use crate::passes;
 use crate::twins::{assert_caught, name};

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use farside_simulator::{Scenario, Mutant, client};
+use farside_simulator::{Mutant, Scenario, client};
 
 use crate::GRACE_NS;
 

@@ -1,6 +1,6 @@
 //! Blocks that are used again after GRACE, while others still know their last content.
 
-use farside_simulator::{Scenario, Mutant, client};
+use farside_simulator::{Mutant, Scenario, client};
 
 use crate::passes;
 

@@ -1,7 +1,7 @@
 //! Sessions of one client, which share a location cache, beside others: what one of them learns,
 //! proves or forgets the next one goes by.
 
-use farside_simulator::{Op, Scenario, Mutant, Violation, client};
+use farside_simulator::{Mutant, Op, Scenario, Violation, client};
 
 use crate::twins::{assert_caught, name};
 use crate::{GRACE_NS, OPS, passes};

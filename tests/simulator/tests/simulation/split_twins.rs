@@ -1,6 +1,6 @@
 //! Splits with a rule broken, and clients that break one when they meet a split.
 
-use farside_simulator::{Bounds, Scenario, Mutant, client};
+use farside_simulator::{Bounds, Mutant, Scenario, client};
 
 use crate::core_seconds;
 use crate::twins::{all, name, report};

@@ -1,7 +1,7 @@
 //! The server clears what dead clients left in the middle of an INSERT, while others want the same
 //! slots and keys. Until it fences a client, what that had under way may still be executed.
 
-use farside_simulator::{Op, Scenario, Mutant, client};
+use farside_simulator::{Mutant, Op, Scenario, client};
 
 use crate::passes;
 use crate::twins::assert_caught;

@@ -2,7 +2,7 @@
 //! recur.
 
 use farside_layout::INCARNATIONS;
-use farside_simulator::{Bounds, Op, Scenario, Mutant, client};
+use farside_simulator::{Bounds, Mutant, Op, Scenario, client};
 
 use crate::twins::report;
 use crate::{GRACE_NS, core_seconds, passes};

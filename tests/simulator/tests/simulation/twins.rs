@@ -2,7 +2,7 @@
 //! same scenarios without a twin: it must not cry wolf.
 
 use farside_layout::INCARNATIONS;
-use farside_simulator::{Bounds, Failure, Scenario, Mutant, Violation, client};
+use farside_simulator::{Bounds, Failure, Mutant, Scenario, Violation, client};
 
 use crate::{GRACE_NS, core_seconds};
 
