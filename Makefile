@@ -16,11 +16,11 @@ export FARSIDE_BALANCE_PASSES ?= 20
 help: ## Lists the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
 
-build: ## Builds kv-server, kv-cli and kv-bench into target/release, and installs what that takes
+build: ## Builds the four commands into target/release, and installs what that takes
 	@tools/scripts/needs.sh
 	@tests/vm/needs.sh --build
 	. tools/scripts/verbs-env.sh && \
-	    cargo build --release --locked --bin kv-server --bin kv-cli --bin kv-bench
+	    cargo build --release --locked --bin kv-server --bin kv-cli --bin kv-bench --bin kv-compare
 
 demo: ## Shows it: loads a real tree of files (DIR=...), dumps and compares it, runs a benchmark
 	@tools/scripts/needs.sh

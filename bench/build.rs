@@ -1,4 +1,5 @@
-//! Tells kv-bench the commit it is built from, for its results: FARSIDE_COMMIT, unset without git.
+//! Tells kv-bench and kv-compare the commit they are built from, for their results:
+//! FARSIDE_COMMIT, unset without git.
 
 use std::process::Command;
 
@@ -10,7 +11,7 @@ fn git(arguments: &[&str]) -> Option<String> {
 
 fn main() {
     // What it is built of: a change makes it `-dirty`, a commit of the change clean again.
-    for path in ["src", "../client/src", "../common", "../Cargo.lock"] {
+    for path in ["src", "compare/src", "../client/src", "../common", "../Cargo.lock"] {
         println!("cargo::rerun-if-changed={path}");
     }
     if let Some(log) = git(&["rev-parse", "--git-path", "logs/HEAD"]) {

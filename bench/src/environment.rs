@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 pub struct Origin {
     /// The command line.
     pub command: String,
-    /// The commit that kv-bench was built from, `-dirty` if something was not committed; null if
+    /// The commit that the command was built from, `-dirty` if something was not committed; null if
     /// that is not known.
     pub commit: Option<String>,
     /// When the result was complete, in UTC.
@@ -22,14 +22,11 @@ pub struct Origin {
 }
 
 impl Origin {
-    /// Of this process, now.
-    pub fn of(machine: Environment) -> Self {
+    /// Of this process, which runs the command of this name, now.
+    pub fn of(command: &str, machine: Environment) -> Self {
         let words = std::env::args_os().skip(1).map(|word| quoted(&word.to_string_lossy()));
         Self {
-            command: std::iter::once("kv-bench".to_owned())
-                .chain(words)
-                .collect::<Vec<_>>()
-                .join(" "),
+            command: std::iter::once(command.to_owned()).chain(words).collect::<Vec<_>>().join(" "),
             commit: option_env!("FARSIDE_COMMIT").map(str::to_owned),
             date: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
             machine,
@@ -130,7 +127,7 @@ mod tests {
 
     #[test]
     fn a_result_says_where_it_comes_from() {
-        let Origin { command, date, machine, .. } = Origin::of(Environment::look());
+        let Origin { command, date, machine, .. } = Origin::of("kv-bench", Environment::look());
         assert!(command.starts_with("kv-bench"), "{command}");
         assert!(humantime::parse_rfc3339(&date).is_ok(), "{date}");
         assert!(machine.cores > 0 && machine.to_string().contains("cores"), "{machine}");

@@ -1,6 +1,7 @@
-//! The parts of kv-bench.
+//! The parts of kv-bench. kv-compare (`bench/compare`) uses them too, with other stores.
 //!
-//! - [`args`], [`properties`]: what is asked for, on the command line or in upstream's files.
+//! - [`command`], [`args`], [`properties`]: what is asked for, on the command line or in
+//!   upstream's files.
 //! - [`workload`], [`distribution`], [`zipfian`], [`keys`], [`records`], [`value_size`],
 //!   [`pattern`], [`operations`]: which operation comes next.
 //! - [`driver`], [`arrivals`], [`store`], [`recorder`], [`attribution`]: the measured
@@ -13,9 +14,7 @@
 //! - [`price`]: what an operation takes at least.
 //! - [`report`], [`open_loop`], [`environment`], [`publish`]: JSON and tables.
 //! - [`html`]: a page of them.
-//! - [`compare`], [`peers`], [`emulation`], [`services`]: the same operations on what others
-//!   published, over the same fabrics, a network around them, and servers that are asked over a
-//!   Unix socket.
+//! - [`emulation`]: an emulated network around a fabric.
 #![deny(unsafe_code)]
 
 pub mod accounting;
@@ -25,7 +24,7 @@ pub mod args;
 pub mod arrivals;
 pub mod attribution;
 pub mod clock;
-pub mod compare;
+pub mod command;
 pub mod daemon;
 pub mod distribution;
 pub mod driver;
@@ -39,7 +38,6 @@ pub mod keys;
 pub mod open_loop;
 pub mod operations;
 pub mod pattern;
-pub mod peers;
 pub mod phases;
 pub mod price;
 pub mod processes;
@@ -51,7 +49,6 @@ pub mod records;
 pub mod report;
 pub mod run;
 pub mod server;
-pub mod services;
 pub mod sizing;
 pub mod store;
 pub mod threads;

@@ -11,14 +11,14 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueHint};
 use farside_config::size::ByteSize;
 use farside_config::{ClientConfig, ConfigError};
 
-use crate::compare::Compare;
 use crate::html::Report;
 use crate::publish::Output;
 use crate::{Error, Result};
 
 pub use ycsb::Ycsb;
 
-const EXIT_CODES: &str = "\
+/// The end of `--help`.
+pub const EXIT_CODES: &str = "\
 Exit codes, those of kv-cli:
   0  done
   2  the command line or the config file is wrong
@@ -61,8 +61,6 @@ impl Args {
 pub enum Command {
     /// Run a standard workload of YCSB: load, warm up, measure
     Ycsb(Box<Ycsb>),
-    /// Measure Farside beside what others published, in turns, on the same fabric
-    Compare(Compare),
     /// Measure the raw READ, WRITE and compare-and-swap of a fabric, in blocks nobody uses
     Verbs(Verbs),
     /// Make one HTML page, with charts, of the results of other runs
@@ -134,14 +132,22 @@ impl Target {
 /// A day.
 const SECONDS_MAX: f64 = 86_400.0;
 
-pub(crate) fn seconds(text: &str) -> std::result::Result<f64, String> {
+/// Parses a number of seconds.
+///
+/// # Errors
+/// What to write instead.
+pub fn seconds(text: &str) -> std::result::Result<f64, String> {
     match text.parse::<f64>() {
         Ok(seconds) if (0.0..=SECONDS_MAX).contains(&seconds) => Ok(seconds),
         _ => Err(format!("write a number of seconds from 0 to {SECONDS_MAX}")),
     }
 }
 
-pub(crate) fn positive_seconds(text: &str) -> std::result::Result<f64, String> {
+/// Parses a number of seconds above 0.
+///
+/// # Errors
+/// What to write instead.
+pub fn positive_seconds(text: &str) -> std::result::Result<f64, String> {
     match seconds(text)? {
         0.0 => Err("write a number of seconds above 0".to_owned()),
         seconds => Ok(seconds),

@@ -21,7 +21,7 @@ pub struct Inputs {
     pub verbs: Vec<(String, VerbsReport)>,
     /// Where all these are.
     pub files: Vec<PathBuf>,
-    /// Files in folders that are JSON of something else, like what `kv-bench compare` writes.
+    /// Files in folders that are JSON of something else, like what `kv-compare` writes.
     pub skipped: Vec<PathBuf>,
 }
 

@@ -196,7 +196,7 @@ impl YcsbReport {
         let limit = |raw| LimitReport { verbs: Some(VerbsLimit::new(raw, measured)) };
         let operation = |(kind, of): (Kind, &KindRecord)| (kind.name().to_owned(), of.into());
         Self {
-            origin: Origin::of(measured.environment.clone()),
+            origin: Origin::of("kv-bench", measured.environment.clone()),
             fabric: measured.fabric.clone(),
             workload: args.workload_name(),
             threads: args.all_threads(),

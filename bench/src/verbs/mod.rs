@@ -90,7 +90,7 @@ pub fn run(args: &Verbs, interrupt: &Interrupt) -> Result<VerbsReport> {
     };
     let fabric = attached.borrow().fabric(args.depth)?;
     let timed = rates(fabric, None, &plan)?;
-    let origin = Origin::of(Environment::look());
+    let origin = Origin::of("kv-bench", Environment::look());
     attached.into_inner().give_back()?;
     let [read, write, cas, update] = timed.each_ref().map(Timed::rate);
     Ok(VerbsReport {

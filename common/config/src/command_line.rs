@@ -3,7 +3,8 @@
 use std::borrow::Cow;
 use std::error::Error;
 
-/// What kv-cli and kv-bench end with. kv-cli's `--help` and docs/operations.md list them.
+/// What kv-cli, kv-bench and kv-compare end with. kv-cli's `--help` and docs/operations.md list
+/// them.
 pub mod exit_code {
     use farside_control::attach::AttachError;
 

@@ -4,7 +4,7 @@
 use crate::bench_cli::bench;
 
 /// No server is 3, another failure 5; everything else is a mistake in what was asked for.
-fn expected_code(parts: &[&str]) -> i32 {
+pub(crate) fn expected_code(parts: &[&str]) -> i32 {
     let failures = ["did not start", "out of space", "history", "No space", "no operation"];
     if parts.iter().any(|part| part.contains("no server answers")) {
         return 3;
@@ -53,12 +53,6 @@ fn mistakes_and_errors_are_one_line() {
             &[c, &["--json", "/nowhere/x.json"][..]].concat(),
             &["cannot write /nowhere/x.json: /nowhere is no folder"],
         ),
-        (&["compare", "--stores", "farside,rocksdb"], &["'rocksdb'", "farside, fusee"]),
-        (&["compare", "--json", "/nowhere/x"], &["cannot write /nowhere/x: /nowhere is no folder"]),
-        (&["compare", "--stores", "race,race"], &["--stores has race twice"]),
-        (&["compare", "--workloads", "c,e"], &["workload e needs range scans"]),
-        (&["compare", "--network", "real"], &["emulated"]),
-        (&["compare", "--server", nowhere], &["no server answers at", nowhere]),
         (&["verbs", "--server", nowhere], &["no server answers at", nowhere]),
         (&["verbs", "--server", "kv.sock"], &["no scheme"]),
         (&["verbs", "--config", "/nowhere/client.toml"], &["/nowhere/client.toml"]),

@@ -8,6 +8,7 @@
 mod allocations;
 mod balance;
 mod bench_cli;
+mod bench_compare;
 mod bench_ends;
 mod bench_memory;
 mod bench_mistakes;

@@ -1,19 +1,20 @@
-//! What can be written after `kv-bench compare`.
+//! What can be written after `kv-compare`.
 
 use std::path::PathBuf;
 
-use clap::{ValueEnum, ValueHint};
+use clap::{Parser, ValueEnum, ValueHint};
+use farside_bench::args::{EXIT_CODES, Target, positive_seconds, seconds};
+use farside_bench::emulation::NetworkName;
+use farside_bench::workload::Workload;
+use farside_bench::{Error, Result};
 
-use crate::args::{Target, positive_seconds, seconds};
-use crate::emulation::NetworkName;
 use crate::services::Service;
-use crate::workload::Workload;
-use crate::{Error, Result};
 
-/// `kv-bench compare`.
-#[derive(Clone, Debug, clap::Args)]
+/// Measures Farside beside other published stores, in turns, on the same fabric.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "kv-compare", version, about, after_help = EXIT_CODES, max_term_width = 100)]
 pub struct Compare {
-    /// Which of YCSB's workloads, with commas; see ycsb
+    /// Which of YCSB's workloads, with commas; see kv-bench ycsb --help
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "a,b,c,d,f")]
     pub workloads: Vec<Workload>,
     /// Which stores, with commas. Fusee to swarm are drivers written from the published

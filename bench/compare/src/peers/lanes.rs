@@ -9,11 +9,11 @@ use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
 use farside::{Counters, PipelineFull, Version};
+use farside_bench::keys::Key;
+use farside_bench::store::{Action, Change, Completed, NO_VERSION, Pipelined, Store};
 use farside_fabric::{Fabric, LaneId};
 
 use super::{Peer, PeerError, Result};
-use crate::keys::Key;
-use crate::store::{Action, Change, Completed, NO_VERSION, Pipelined, Store};
 
 /// A peer's client, with so many lanes for operations.
 pub struct PeerStore<P: Peer> {

@@ -1,20 +1,20 @@
-//! Results of `kv-bench compare` for programs (JSON) and for people (tables).
+//! Results of `kv-compare` for programs (JSON) and for people (tables).
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
 
 use farside::Counters;
+use farside_bench::emulation::NetworkName;
+use farside_bench::environment::{Environment, Origin};
+use farside_bench::report::{OperationReport, grouped};
+use farside_bench::verbs::{Rate, RawLimit};
+use farside_bench::workload::Workload;
 use serde::Serialize;
 
-use super::args::{Compare, StoreName};
-use super::turns::Done;
-use crate::emulation::NetworkName;
-use crate::environment::{Environment, Origin};
-use crate::report::{OperationReport, grouped};
-use crate::verbs::{Rate, RawLimit};
-use crate::workload::Workload;
+use crate::args::{Compare, StoreName};
+use crate::turns::Done;
 
-/// The result of `kv-bench compare`.
+/// The result of `kv-compare`.
 #[derive(Clone, Debug, Serialize)]
 #[allow(missing_docs, reason = "the names are those of the JSON")]
 pub struct CompareReport {
@@ -113,7 +113,7 @@ impl StoreReport {
 
 impl WorkloadReport {
     /// What each store did.
-    pub(super) fn new<'d>(
+    pub(crate) fn new<'d>(
         workload: Workload,
         stores: impl Iterator<Item = (StoreName, &'d Done)>,
         raw: &RawLimit,
@@ -172,7 +172,7 @@ impl WorkloadReport {
 
 impl CompareReport {
     /// The report of a run with these of the stores asked for.
-    pub(super) fn new(
+    pub(crate) fn new(
         args: &Compare,
         stores: &[StoreName],
         left_out: &[(StoreName, &'static str)],
@@ -181,7 +181,7 @@ impl CompareReport {
         workloads: Vec<WorkloadReport>,
     ) -> Self {
         Self {
-            origin: Origin::of(machine),
+            origin: Origin::of("kv-compare", machine),
             fabric: fabric.to_owned(),
             network: args.network.map(NetworkName::label),
             records: args.records,

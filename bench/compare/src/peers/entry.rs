@@ -1,8 +1,7 @@
 //! A key and its value in one piece of memory, with a checksum: what FUSEE and RACE keep.
 
+use farside_bench::keys::{KEY_BYTES, Key};
 use farside_layout::checksum::checksum;
-
-use crate::keys::{KEY_BYTES, Key};
 
 /// The checksum, and the length of the value.
 const HEADER_BYTES: usize = 8;
@@ -38,8 +37,9 @@ pub fn decode<'b>(buffer: &'b [u8], key: &Key) -> Option<&'b [u8]> {
 
 #[cfg(test)]
 mod tests {
+    use farside_bench::keys;
+
     use super::*;
-    use crate::keys;
 
     #[test]
     fn entries_come_back_and_damaged_ones_do_not() {

@@ -21,14 +21,14 @@
 
 use std::cell::RefCell;
 
+use farside_bench::keys::Key;
+use farside_bench::store::Action;
 use farside_fabric::{Endpoint, Fabric, LaneId, Verb};
 
 use super::index::{Place, Slot, Word};
 use super::memory::Memory;
 use super::table::Table;
 use super::{ATTEMPTS_MAX, Cache, Demand, Peer, PeerError, Result};
-use crate::keys::Key;
-use crate::store::Action;
 
 /// The log behind each entry: the old slot word, and the flag of an entry that is not in use.
 const TAIL_BYTES: u64 = 16;

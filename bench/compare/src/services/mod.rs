@@ -8,10 +8,10 @@ pub mod requests;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
-use crate::Result;
-use crate::daemon::{Daemon, find_program};
-use crate::interrupt::Interrupt;
-use crate::keys::KEY_BYTES;
+use farside_bench::Result;
+use farside_bench::daemon::{Daemon, find_program};
+use farside_bench::interrupt::Interrupt;
+use farside_bench::keys::KEY_BYTES;
 
 /// Why an operation of a service fails.
 #[derive(Debug, thiserror::Error)]

@@ -6,6 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farside::{Counters, Outcome};
+use farside_bench::keys::{self, Key};
+use farside_bench::store::{Action, Change, Completed, Pipelined, Store};
 use farside_fabric::shm::{Region, ShmFabric};
 
 use super::fusee::Fusee;
@@ -14,8 +16,6 @@ use super::memory::{Memory, SEGMENT_BYTES};
 use super::race::Race;
 use super::swarm::Swarm;
 use super::{Demand, Peer};
-use crate::keys::{self, Key};
-use crate::store::{Action, Change, Completed, Pipelined, Store};
 
 const DEPTH: u16 = 8;
 const DEMAND: Demand = Demand { records: 1000, value_bytes: 13, depth: DEPTH };

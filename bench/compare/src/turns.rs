@@ -7,21 +7,22 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
-use super::args::Compare;
-use crate::accounting::{ServerUsage, thread_cpu_s};
-use crate::distribution::{Distribution, Skew};
-use crate::driver::Driver;
-use crate::operations::{Generator, Loader};
-use crate::pattern::Pattern;
-use crate::recorder::Recorder;
-use crate::records::RecordCounter;
-use crate::store::Store;
-use crate::value_size::ValueSize;
-use crate::workload::{Kind, Mix, Workload};
-use crate::{Error, Result};
+use farside_bench::accounting::{ServerUsage, thread_cpu_s};
+use farside_bench::distribution::{Distribution, Skew};
+use farside_bench::driver::Driver;
+use farside_bench::operations::{Generator, Loader};
+use farside_bench::pattern::Pattern;
+use farside_bench::recorder::Recorder;
+use farside_bench::records::RecordCounter;
+use farside_bench::store::Store;
+use farside_bench::value_size::ValueSize;
+use farside_bench::workload::{Kind, Mix, Workload};
+use farside_bench::{Error, Result};
+
+use crate::args::Compare;
 
 /// What a store is to do in its turn.
-pub(super) enum Order {
+pub(crate) enum Order {
     /// Store all records.
     Load,
     /// Do a workload from its start, until told to stop; nothing is recorded.
@@ -31,26 +32,26 @@ pub(super) enum Order {
 }
 
 /// What it did.
-pub(super) struct Done {
+pub(crate) struct Done {
     /// The operations.
-    pub(super) recorder: Recorder,
+    pub(crate) recorder: Recorder,
     /// How long that took.
-    pub(super) seconds: f64,
+    pub(crate) seconds: f64,
     /// The CPU time of its thread, in seconds.
-    pub(super) client_cpu_s: f64,
+    pub(crate) client_cpu_s: f64,
     /// And of its server, in seconds, where that is known.
-    pub(super) server_cpu_s: f64,
+    pub(crate) server_cpu_s: f64,
 }
 
 impl Done {
     /// Nothing so far.
-    pub(super) fn nothing(mix: Mix) -> Self {
+    pub(crate) fn nothing(mix: Mix) -> Self {
         let recorder = Recorder::new(mix);
         Self { recorder, seconds: 0.0, client_cpu_s: 0.0, server_cpu_s: 0.0 }
     }
 
     /// Both.
-    pub(super) fn add(&mut self, more: &Self) {
+    pub(crate) fn add(&mut self, more: &Self) {
         self.recorder.merge(&more.recorder);
         self.seconds += more.seconds;
         self.client_cpu_s += more.client_cpu_s;
@@ -62,7 +63,7 @@ impl Done {
 const LOOK: Duration = Duration::from_millis(5);
 
 /// A store's thread, as its caller sees it.
-pub(super) struct Player {
+pub(crate) struct Player {
     /// The process of its server, if known.
     server: Option<u32>,
     orders: Sender<Order>,
@@ -71,14 +72,14 @@ pub(super) struct Player {
 }
 
 /// What the thread has of that.
-pub(super) struct Seat {
+pub(crate) struct Seat {
     orders: Receiver<Order>,
     results: Sender<Result<Done>>,
     go_on: Arc<AtomicBool>,
 }
 
 /// Both ends.
-pub(super) fn pair(server: Option<u32>) -> (Player, Seat) {
+pub(crate) fn pair(server: Option<u32>) -> (Player, Seat) {
     let (orders, taken) = std::sync::mpsc::channel();
     let (told, results) = std::sync::mpsc::channel();
     let go_on = Arc::new(AtomicBool::new(true));
@@ -91,7 +92,7 @@ impl Player {
     ///
     /// # Errors
     /// What the store or the look says.
-    pub(super) fn play(
+    pub(crate) fn play(
         &self,
         order: Order,
         most: Option<Duration>,
@@ -123,7 +124,7 @@ impl Player {
 
 impl Seat {
     /// Plays until nobody gives orders any more.
-    pub(super) fn work<S: Store<Error: Display>>(
+    pub(crate) fn work<S: Store<Error: Display>>(
         self,
         args: &Compare,
         name: &'static str,

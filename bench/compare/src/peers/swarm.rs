@@ -25,6 +25,8 @@ use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::task::Poll;
 
+use farside_bench::keys::{KEY_BYTES, Key};
+use farside_bench::store::Action;
 use farside_fabric::{Buffer, Endpoint, Fabric, LaneId, Verb};
 use farside_layout::checksum::checksum;
 
@@ -32,8 +34,6 @@ use super::index::{Index, Place, Slot, Word, words};
 use super::memory::{Heap, Memory, segments};
 use super::reach::Reach;
 use super::{ATTEMPTS_MAX, Cache, Demand, Peer, PeerError, Result};
-use crate::keys::{KEY_BYTES, Key};
-use crate::store::Action;
 
 /// Of the metadata word, and of the hash.
 const WORD_BYTES: usize = 8;

@@ -5,10 +5,11 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
+use farside_bench::keys::Key;
+use farside_bench::store::Action;
+
 use super::ServiceError;
 use super::requests::Protocol;
-use crate::keys::Key;
-use crate::store::Action;
 
 /// A connection.
 pub struct MemcachedProtocol {

@@ -20,14 +20,14 @@
 
 use std::cell::RefCell;
 
+use farside_bench::keys::Key;
+use farside_bench::store::Action;
 use farside_fabric::{Endpoint, Fabric, LaneId, Verb};
 
 use super::index::{Place, Slot, Word};
 use super::memory::Memory;
 use super::table::Table;
 use super::{ATTEMPTS_MAX, Cache, Demand, Peer, PeerError, Result};
-use crate::keys::Key;
-use crate::store::Action;
 
 /// A client of RACE.
 pub struct Race<F> {

@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 
+use farside_bench::keys::Key;
 use farside_fabric::{Buffer, Fabric, LaneId, Verb};
 
 use super::entry::{decode, encode, entry_bytes};
@@ -9,7 +10,6 @@ use super::index::{Index, Place, Slot, Word, words};
 use super::memory::{Heap, Memory, segments};
 use super::reach::Reach;
 use super::{Demand, Result};
-use crate::keys::Key;
 
 /// The index and the entries it leads to.
 pub struct Table<F> {

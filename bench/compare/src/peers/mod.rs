@@ -19,10 +19,9 @@ pub mod table;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
+use farside_bench::keys::Key;
+use farside_bench::store::Action;
 use farside_fabric::{ChainError, Endpoint, Fabric, LaneId};
-
-use crate::keys::Key;
-use crate::store::Action;
 
 /// Why an operation of a peer fails.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -1,9 +1,5 @@
-//! `kv-bench compare`: Farside and what others published, on one fabric, in one region, with the
+//! `kv-compare`: Farside and what others published, on one fabric, in one region, with the
 //! same keys, values and operations, in turns.
-
-mod args;
-mod report;
-mod turns;
 
 use std::cell::RefCell;
 use std::fmt::Display;
@@ -12,39 +8,38 @@ use std::thread;
 use std::time::Duration;
 
 use farside::Client;
+use farside_bench::daemon::Daemon;
+use farside_bench::emulation::{self, Link, NetworkName};
+use farside_bench::environment::Environment;
+use farside_bench::interrupt::Interrupt;
+use farside_bench::keys::KEY_BYTES;
+use farside_bench::server::Server;
+use farside_bench::sizing::{self, Memory, OPERATIONS_PER_S_MAX};
+use farside_bench::store::Store;
+use farside_bench::threads::start;
+use farside_bench::value_size::ValueSize;
+use farside_bench::verbs::{Attached, Plan, RawLimit, Timed, rates};
+use farside_bench::workload::{Kind, Mix, Workload};
+use farside_bench::{Error, Result};
 use farside_config::ClientConfig;
 use farside_control::attach::AnyFabric;
 use farside_fabric::Fabric;
 use farside_fabric::shm::ShmFabric;
 use farside_layout::{BLOCK_BYTES_MAX, BLOCK_HEADER_BYTES, BLOCK_UNIT, SizeClass, class_for};
 
-use crate::daemon::Daemon;
-use crate::emulation::{self, Link, NetworkName};
-use crate::environment::Environment;
-use crate::interrupt::Interrupt;
-use crate::keys::KEY_BYTES;
+use crate::args::{Compare, StoreName};
 use crate::peers::fusee::Fusee;
 use crate::peers::lanes::PeerStore;
 use crate::peers::memory::{Memory as Segments, SEGMENT_BYTES};
 use crate::peers::race::Race;
 use crate::peers::swarm::Swarm;
 use crate::peers::{Demand, Peer, PeerError};
-use crate::server::Server;
+use crate::report::{CompareReport, Limit, WorkloadReport};
 use crate::services::memcached::MemcachedProtocol;
 use crate::services::redis::RedisProtocol;
 use crate::services::requests::Requests;
 use crate::services::{Service, ServiceError};
-use crate::sizing::{self, Memory, OPERATIONS_PER_S_MAX};
-use crate::store::Store;
-use crate::threads::start;
-use crate::value_size::ValueSize;
-use crate::verbs::{Attached, Plan, RawLimit, Timed, rates};
-use crate::workload::{Kind, Mix, Workload};
-use crate::{Error, Result};
-
-pub use args::{Compare, StoreName};
-pub use report::{CompareReport, Limit, StoreReport, WorkloadReport};
-use turns::{Done, Order, Player, Seat, pair};
+use crate::turns::{Done, Order, Player, Seat, pair};
 
 /// Runs everything.
 ///

@@ -4,10 +4,10 @@
 use std::collections::VecDeque;
 
 use farside::{Counters, PipelineFull, Version};
+use farside_bench::keys::Key;
+use farside_bench::store::{Action, Change, Completed, NO_VERSION, Pipelined, Store};
 
 use super::ServiceError;
-use crate::keys::Key;
-use crate::store::{Action, Change, Completed, NO_VERSION, Pipelined, Store};
 
 type Result<T> = std::result::Result<T, ServiceError>;
 

@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
+use farside_bench::keys::Key;
+use farside_bench::store::Action;
 use redis::{Client, Cmd, Connection, Value};
 
 use super::ServiceError;
 use super::requests::Protocol;
-use crate::keys::Key;
-use crate::store::Action;
 
 /// A connection.
 pub struct RedisProtocol {

@@ -2,12 +2,13 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixListener;
 use std::thread;
 
+use farside::Outcome;
+use farside_bench::keys;
+use farside_bench::store::{Action, Change, Pipelined, Store};
+
 use super::memcached::MemcachedProtocol;
 use super::requests::Requests;
 use super::*;
-use crate::keys;
-use crate::store::{Action, Change, Pipelined, Store};
-use farside::Outcome;
 
 /// Sends these answers to whoever connects, whatever it says; what that was.
 fn with_answers<T>(answers: &str, body: impl FnOnce(&Path) -> T) -> (T, String) {

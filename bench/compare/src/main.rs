@@ -1,0 +1,21 @@
+//! kv-compare: measures Farside beside other stores.
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use farside_bench::command::Command;
+use farside_bench::interrupt::Interrupt;
+use farside_bench::{Error, Result, publish};
+use farside_bench_compare::args::Compare;
+use farside_bench_compare::run;
+
+fn main() -> ExitCode {
+    Command("kv-compare").run(Compare::try_parse(), measure)
+}
+
+fn measure(args: &Compare, interrupt: &Interrupt) -> Result<()> {
+    publish::check_json(args.json.as_deref())?;
+    let report = run::run(args, interrupt)?;
+    let table = report.table().map_err(|_| Error::Panicked)?;
+    publish::result(&report, &table, args.json.as_deref())
+}

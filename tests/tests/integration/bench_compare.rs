@@ -1,0 +1,101 @@
+//! Proves that kv-compare runs every store on the same keys and operations, that its JSON has what
+//! its readers were promised, and that each mistake is one line with the exit code of kv-cli.
+
+use serde_json::Value as Json;
+
+use crate::bench_cli::{expect_fields, measuring};
+use crate::bench_mistakes::expected_code;
+
+/// The stores of a comparison, on few records, for a moment.
+fn compared(arguments: &[&str]) -> Json {
+    let few = ["--records", "1000", "--seconds", "0.1", "--warmup-seconds", "0.02"];
+    let said =
+        measuring("kv-compare", &[&few[..], &["--rounds", "2", "--json", "-"], arguments].concat());
+    assert_eq!(said.code, Some(0), "{}", said.stderr);
+    serde_json::from_slice(&said.stdout).unwrap()
+}
+
+#[test]
+fn stores_are_compared_on_the_same_fabric() {
+    let json = compared(&["--depth", "4"]);
+    let stores = ["farside", "fusee", "race", "smart", "swarm"];
+    expect_fields(&json["stores"], &stores);
+    assert_eq!((&json["network"], &json["left_out"]), (&Json::Null, &serde_json::json!({})));
+    expect_fields(&json["limit"], &["bytes", "read", "write", "cas", "update"]);
+    assert!(json["command"].as_str().unwrap().starts_with("kv-compare"), "{json}");
+    let workloads = json["workloads"].as_array().unwrap();
+    let names: Vec<&Json> = workloads.iter().map(|workload| &workload["workload"]).collect();
+    assert_eq!(names, ["a", "b", "c", "d", "f"]);
+    for workload in workloads {
+        let of: Vec<&Json> = workload["stores"].as_array().unwrap().iter().collect();
+        assert_eq!(of.iter().map(|of| &of["store"]).collect::<Vec<_>>(), stores);
+        for of in of {
+            assert!(of["throughput_ops_s"].as_f64().unwrap() > 0.0, "{of}");
+            let round_trips_min = if of["store"] == "farside" { 0.9 } else { 1.0 };
+            assert!(of["round_trips_per_op"].as_f64().unwrap() >= round_trips_min, "{of}");
+            assert!(of["farside_ratio"].as_f64().unwrap() > 0.0, "{of}");
+            assert!(of["mix_ratio"].as_f64().unwrap() > 0.0, "{of}");
+            assert_eq!(of["unexpected"], 0, "{of}");
+        }
+    }
+    // Reads of cached locations: what counts explain. GETs of one key share a READ.
+    let c = workloads[2]["stores"].as_array().unwrap();
+    let verbs: Vec<f64> = c.iter().map(|of| of["verbs_per_op"].as_f64().unwrap()).collect();
+    assert!((verbs[0] - 1.0).abs() < 0.1, "{verbs:?}");
+    assert!((verbs[1] - 3.0).abs() < 0.1 && (verbs[2] - 3.0).abs() < 0.1, "{verbs:?}");
+}
+
+/// Those that are not installed are named as such.
+#[test]
+fn servers_over_a_socket_are_compared_where_they_are_installed() {
+    let services = ["redis", "valkey", "memcached"];
+    for depth in ["1", "4"] {
+        let stores = ["--stores", "farside,redis,valkey,memcached", "--depth", depth];
+        let json = compared(&[&stores[..], &["--workloads", "a,d,f"]].concat());
+        let left_out = json["left_out"].as_object().unwrap();
+        assert!(left_out.values().all(|why| why == "it is not installed"), "{left_out:?}");
+        for workload in json["workloads"].as_array().unwrap() {
+            let of = workload["stores"].as_array().unwrap();
+            let names: Vec<_> = of.iter().map(|of| of["store"].as_str().unwrap()).collect();
+            for name in services {
+                assert_ne!(names.contains(&name), left_out.contains_key(name), "{name}");
+            }
+            for of in of {
+                assert_eq!(of["unexpected"], 0, "{of}");
+                assert_eq!(of["mix_ratio"].is_null(), of["store"] != "farside", "{of}");
+                assert!(of["ops_per_cpu_s"].as_f64().unwrap() > 0.0, "{of}");
+                assert!(of["farside_ratio_cpu"].as_f64().unwrap() > 0.0, "{of}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_an_emulated_network_touched_says_so() {
+    let emulated = ["--network", "emulated", "--depth", "1", "--workloads", "c"];
+    let json = compared(&[&emulated[..], &["--stores", "farside,race,redis"]].concat());
+    assert!(json["left_out"]["redis"].as_str().unwrap().contains("network"));
+    assert!(json["network"].as_str().unwrap().contains("emulated network"));
+    let stores = json["workloads"][0]["stores"].as_array().unwrap();
+    for (of, round_trips) in stores.iter().zip([1.0, 2.0]) {
+        let counted = of["round_trips_per_op"].as_f64().unwrap();
+        assert!((counted - round_trips).abs() < 0.1, "{of}");
+    }
+}
+
+#[test]
+fn mistakes_are_one_line() {
+    let nowhere = "shm:///nowhere/kv.sock";
+    for (arguments, parts) in [
+        (&["--stores", "farside,rocksdb"], &["'rocksdb'", "farside, fusee"][..]),
+        (&["--json", "/nowhere/x"], &["cannot write /nowhere/x: /nowhere is no folder"]),
+        (&["--stores", "race,race"], &["--stores has race twice"]),
+        (&["--workloads", "c,e"], &["workload e needs range scans"]),
+        (&["--network", "real"], &["emulated"]),
+        (&["--server", nowhere], &["no server answers at", nowhere]),
+    ] {
+        let said = measuring("kv-compare", arguments);
+        said.expect_line(expected_code(parts), parts);
+        assert!(said.stderr.starts_with("kv-compare: "), "{}", said.stderr);
+    }
+}
