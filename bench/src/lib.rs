@@ -14,7 +14,6 @@
 //! - [`price`]: what an operation takes at least.
 //! - [`report`], [`open_loop`], [`environment`], [`publish`]: JSON and tables.
 //! - [`html`]: a page of them.
-//! - [`emulation`]: an emulated network around a fabric.
 #![deny(unsafe_code)]
 
 pub mod accounting;
@@ -28,7 +27,6 @@ pub mod command;
 pub mod daemon;
 pub mod distribution;
 pub mod driver;
-pub mod emulation;
 pub mod environment;
 pub mod error;
 pub mod html;

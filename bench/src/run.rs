@@ -8,7 +8,6 @@ use farside_config::size::ByteSize;
 
 use crate::accounting::ServerUsage;
 use crate::args::Ycsb;
-use crate::emulation;
 use crate::environment::Environment;
 use crate::interrupt::Interrupt;
 use crate::journal::{HistoryFile, NUMBER_BYTES};
@@ -23,7 +22,7 @@ use crate::{Error, Result};
 
 /// What a run measured, of all threads together.
 pub struct Measured {
-    /// The name of the fabric, and what is around it.
+    /// The name of the fabric.
     pub fabric: String,
     /// Operations.
     pub recorder: Recorder,
@@ -93,12 +92,7 @@ pub fn ycsb(args: &Ycsb, interrupt: &Interrupt) -> Result<Measured> {
     if worked.recorder.operations() == 0 {
         return Err(Error::NoOperations);
     }
-    let bandwidth = args.bandwidth.map(|bandwidth| format!(", {bandwidth} a second"));
-    let bandwidth = bandwidth.unwrap_or_default();
-    let network = args.network.map(|network| format!(", {}{bandwidth}", network.label()));
-    let network = network.unwrap_or_default();
-    let fabric = format!("{}{network}", server.fabric());
-    let mut measured = Measured::new(fabric, worked, supervised);
+    let mut measured = Measured::new(server.fabric().to_owned(), worked, supervised);
     if args.limit_seconds > 0.0 {
         match RawLimit::measure(args, &server.config, interrupt)? {
             Ok(raw) => measured.raw = Some(raw),
@@ -160,9 +154,6 @@ fn connect(args: &Ycsb, config: &ClientConfig) -> Result<Client> {
     let mut builder = Client::builder().config(config).pipeline_depth(args.depth);
     if let Some(ByteSize(bytes)) = args.cache_bytes {
         builder = builder.cache_bytes(bytes as usize);
-    }
-    if let Some(link) = args.link() {
-        builder = builder.around(emulation::wrap(link));
     }
     let client = builder.connect().map_err(Error::client("connecting"))?;
     check_limits(args, &client)?;

@@ -4,10 +4,11 @@ use std::path::PathBuf;
 
 use clap::{Parser, ValueEnum, ValueHint};
 use farside_bench::args::{EXIT_CODES, Target, positive_seconds, seconds};
-use farside_bench::emulation::NetworkName;
 use farside_bench::workload::Workload;
 use farside_bench::{Error, Result};
+use farside_config::size::{ByteSize, ByteSizeError};
 
+use crate::emulation::{Link, NetworkName};
 use crate::services::Service;
 
 /// Measures Farside beside other published stores, in turns, on the same fabric.
@@ -25,6 +26,9 @@ pub struct Compare {
     /// What is between the client and the region besides the fabric
     #[arg(long, value_name = "NETWORK")]
     pub network: Option<NetworkName>,
+    /// What an emulated network carries in a second, as in 24MiB, instead of 100 Gb/s
+    #[arg(long, value_name = "SIZE", requires = "network", value_parser = bandwidth)]
+    pub bandwidth: Option<ByteSize>,
     /// How many records to load
     #[arg(long, value_name = "N", default_value_t = 100_000)]
     #[arg(value_parser = clap::value_parser!(u64).range(1..=RECORDS_MAX))]
@@ -127,6 +131,22 @@ impl StoreName {
 }
 
 impl Compare {
+    /// The emulated network, if one was asked for.
+    pub fn link(&self) -> Option<Link> {
+        let usual = Link::default();
+        let bytes_per_s = self.bandwidth.map_or(usual.bytes_per_s, |ByteSize(bytes)| bytes);
+        self.network.map(|_| Link { bytes_per_s, ..usual })
+    }
+
+    /// The description of that network in results.
+    pub fn network_label(&self) -> Option<String> {
+        let label = self.network?.label();
+        Some(match self.bandwidth {
+            Some(bandwidth) => format!("{label}, {bandwidth} a second"),
+            None => label.to_owned(),
+        })
+    }
+
     /// Checks what clap does not.
     ///
     /// # Errors
@@ -144,4 +164,9 @@ impl Compare {
         }
         Ok(())
     }
+}
+
+fn bandwidth(text: &str) -> std::result::Result<ByteSize, String> {
+    let size: ByteSize = text.parse().map_err(|error: ByteSizeError| error.to_string())?;
+    if size.0 == 0 { Err("a network that carries nothing".to_owned()) } else { Ok(size) }
 }

@@ -5,10 +5,12 @@
 //! - [`run`], [`turns`]: a whole run, and the stores that take turns in it.
 //! - [`peers`]: drivers of published protocols, over Farside's fabrics and in its region.
 //! - [`services`]: servers that are reached over a Unix socket.
+//! - [`emulation`]: a network around a fabric, for the time that its round trips take.
 //! - [`report`]: the result as JSON and as tables.
 #![deny(unsafe_code)]
 
 pub mod args;
+pub mod emulation;
 pub mod peers;
 pub mod report;
 pub mod run;

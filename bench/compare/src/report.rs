@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
 
 use farside::Counters;
-use farside_bench::emulation::NetworkName;
 use farside_bench::environment::{Environment, Origin};
 use farside_bench::report::{OperationReport, grouped};
 use farside_bench::verbs::{Rate, RawLimit};
@@ -22,7 +21,7 @@ pub struct CompareReport {
     pub origin: Origin,
     pub fabric: String,
     /// Null for none but the fabric's own.
-    pub network: Option<&'static str>,
+    pub network: Option<String>,
     pub records: u64,
     pub value_size: u32,
     pub depth: u16,
@@ -183,7 +182,7 @@ impl CompareReport {
         Self {
             origin: Origin::of("kv-compare", machine),
             fabric: fabric.to_owned(),
-            network: args.network.map(NetworkName::label),
+            network: args.network_label(),
             records: args.records,
             value_size: args.value_size,
             depth: args.depth,
@@ -203,7 +202,7 @@ impl CompareReport {
     pub fn table(&self) -> std::result::Result<String, fmt::Error> {
         let mut out = String::new();
         let (fabric, depth, rounds) = (&self.fabric, self.depth, self.rounds);
-        let network = self.network.map(|label| format!(", {label}")).unwrap_or_default();
+        let network = self.network.as_ref().map(|label| format!(", {label}")).unwrap_or_default();
         let (records, bytes) = (grouped(self.records), self.value_size);
         writeln!(out, "Stores on {fabric}{network}: {records} records x {bytes} B, one thread,")?;
         writeln!(out, "depth {depth}, {rounds} rounds in turns")?;

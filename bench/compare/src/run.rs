@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use farside::Client;
 use farside_bench::daemon::Daemon;
-use farside_bench::emulation::{self, Link, NetworkName};
 use farside_bench::environment::Environment;
 use farside_bench::interrupt::Interrupt;
 use farside_bench::keys::KEY_BYTES;
@@ -18,7 +17,7 @@ use farside_bench::sizing::{self, Memory, OPERATIONS_PER_S_MAX};
 use farside_bench::store::Store;
 use farside_bench::threads::start;
 use farside_bench::value_size::ValueSize;
-use farside_bench::verbs::{Attached, Plan, RawLimit, Timed, rates};
+use farside_bench::verbs::{Attached, Plan, RawLimit, Timed, rates, rates_of};
 use farside_bench::workload::{Kind, Mix, Workload};
 use farside_bench::{Error, Result};
 use farside_config::ClientConfig;
@@ -28,6 +27,7 @@ use farside_fabric::shm::ShmFabric;
 use farside_layout::{BLOCK_BYTES_MAX, BLOCK_HEADER_BYTES, BLOCK_UNIT, SizeClass, class_for};
 
 use crate::args::{Compare, StoreName};
+use crate::emulation::{self, NetworkName};
 use crate::peers::fusee::Fusee;
 use crate::peers::lanes::PeerStore;
 use crate::peers::memory::{Memory as Segments, SEGMENT_BYTES};
@@ -172,11 +172,11 @@ impl<'a> Ground<'a> {
             return self.service(scope, seat, &service.socket());
         }
         let lanes = lanes(self.store) * self.args.depth;
-        match (self.args.network, attached.fabric(lanes)?) {
+        match (self.args.link(), attached.fabric(lanes)?) {
             (None, AnyFabric::Shm(fabric)) => self.peer(scope, seat, fabric, memory),
             (None, AnyFabric::Verbs(fabric)) => self.peer(scope, seat, fabric, memory),
-            (Some(NetworkName::Emulated), fabric) => {
-                let fabric = emulation::around_any(fabric, lanes, Link::default());
+            (Some(link), fabric) => {
+                let fabric = emulation::around_any(fabric, lanes, link);
                 self.peer(scope, seat, fabric, memory)
             }
         }
@@ -184,8 +184,8 @@ impl<'a> Ground<'a> {
 
     fn connect(&self) -> Result<Client> {
         let mut builder = Client::builder().config(self.client).pipeline_depth(self.args.depth);
-        if self.args.network.is_some() {
-            builder = builder.around(emulation::wrap(Link::default()));
+        if let Some(link) = self.args.link() {
+            builder = builder.around(emulation::wrap(link));
         }
         builder.connect().map_err(Error::client("connecting"))
     }
@@ -330,7 +330,11 @@ fn limit(args: &Compare, attached: &mut Attached) -> Result<(Limit, RawLimit)> {
         duration: Duration::from_secs_f64(args.seconds.min(LIMIT_SECONDS_MAX)),
         look: &|| Ok(()),
     };
-    let timed = rates(attached.fabric(args.depth)?, args.network.map(|_| Link::default()), &plan)?;
+    let fabric = attached.fabric(args.depth)?;
+    let timed = match args.link() {
+        Some(link) => rates_of(&mut emulation::around_any(fabric, args.depth, link), &plan)?,
+        None => rates(fabric, &plan)?,
+    };
     let [read, write, cas, update] = timed.each_ref().map(Timed::rate);
     Ok((Limit { bytes: plan.bytes, read, write, cas, update }, RawLimit::of(&[timed])))
 }

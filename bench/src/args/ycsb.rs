@@ -3,12 +3,11 @@
 use std::path::PathBuf;
 
 use clap::ValueHint;
-use farside_config::size::{ByteSize, ByteSizeError};
+use farside_config::size::ByteSize;
 
 use super::{Target, positive_seconds, seconds};
 use crate::arrivals::Arrivals;
 use crate::distribution::{HOT_OPERATIONS, HOT_SET, Shape, Skew};
-use crate::emulation::{Link, NetworkName};
 use crate::properties::{Properties, Property};
 use crate::publish::Output;
 use crate::value_size::ValueSize;
@@ -97,12 +96,6 @@ pub struct Ycsb {
     /// Which server.
     #[command(flatten)]
     pub target: Target,
-    /// What is between the client and the region besides the fabric
-    #[arg(long, value_name = "NETWORK")]
-    pub network: Option<NetworkName>,
-    /// What an emulated network carries in a second, as in 24MiB, instead of 100 Gb/s
-    #[arg(long, value_name = "SIZE", requires = "network", value_parser = bandwidth)]
-    pub bandwidth: Option<ByteSize>,
     /// Memory for each client's location cache, as in 64MiB; 0B switches it off
     #[arg(long, value_name = "SIZE")]
     pub cache_bytes: Option<ByteSize>,
@@ -155,13 +148,6 @@ impl Ycsb {
     pub fn share(&self, thread: u32) -> (u64, u64) {
         let (process, _) = self.part();
         (process * u64::from(self.threads) + u64::from(thread), self.all_threads().into())
-    }
-
-    /// The emulated network, if one was asked for.
-    pub fn link(&self) -> Option<Link> {
-        let usual = Link::default();
-        let bytes_per_s = self.bandwidth.map_or(usual.bytes_per_s, |ByteSize(bytes)| bytes);
-        self.network.map(|_| Link { bytes_per_s, ..usual })
     }
 
     /// This process's part of the operations.
@@ -267,11 +253,6 @@ const RATE_MAX: u64 = 1_000_000_000;
 fn rate(text: &str) -> Result<f64, String> {
     let rate = text.parse().ok().filter(|rate| *rate > 0.0 && *rate <= RATE_MAX as f64);
     rate.ok_or_else(|| format!("write a number of operations a second, up to {RATE_MAX}"))
-}
-
-fn bandwidth(text: &str) -> Result<ByteSize, String> {
-    let size: ByteSize = text.parse().map_err(|error: ByteSizeError| error.to_string())?;
-    if size.0 == 0 { Err("a network that carries nothing".to_owned()) } else { Ok(size) }
 }
 
 fn theta(text: &str) -> Result<f64, String> {

@@ -70,7 +70,7 @@ impl RawLimit {
         let attached = RefCell::new(attached);
         let of_thread = |fabric, targets: &[u64], look: &dyn Fn() -> Result<()>| {
             let plan = Plan { targets, bytes, lanes: args.depth, duration, look };
-            rates(fabric, args.link(), &plan)
+            rates(fabric, &plan)
         };
         let measured = thread::scope(|scope| {
             let mut parts = fabrics.into_iter().zip(targets.chunks(targets.len() / threads));

@@ -19,7 +19,6 @@ use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
 use crate::args::Verbs;
-use crate::emulation::{self, Link};
 use crate::environment::{Environment, Origin};
 use crate::interrupt::Interrupt;
 use crate::report::grouped;
@@ -89,7 +88,7 @@ pub fn run(args: &Verbs, interrupt: &Interrupt) -> Result<VerbsReport> {
         },
     };
     let fabric = attached.borrow().fabric(args.depth)?;
-    let timed = rates(fabric, None, &plan)?;
+    let timed = rates(fabric, &plan)?;
     let origin = Origin::of("kv-bench", Environment::look());
     attached.into_inner().give_back()?;
     let [read, write, cas, update] = timed.each_ref().map(Timed::rate);
@@ -112,17 +111,18 @@ pub fn run(args: &Verbs, interrupt: &Interrupt) -> Result<VerbsReport> {
 ///
 /// # Errors
 /// As [`measure`].
-pub fn rates(fabric: AnyFabric, network: Option<Link>, plan: &Plan<'_>) -> Result<[Timed; 4]> {
-    match (network, fabric) {
-        (None, AnyFabric::Shm(mut fabric)) => rates_of(&mut fabric, plan),
-        (None, AnyFabric::Verbs(mut fabric)) => rates_of(&mut fabric, plan),
-        (Some(link), fabric) => {
-            rates_of(&mut emulation::around_any(fabric, plan.lanes, link), plan)
-        }
+pub fn rates(fabric: AnyFabric, plan: &Plan<'_>) -> Result<[Timed; 4]> {
+    match fabric {
+        AnyFabric::Shm(mut fabric) => rates_of(&mut fabric, plan),
+        AnyFabric::Verbs(mut fabric) => rates_of(&mut fabric, plan),
     }
 }
 
-fn rates_of<F: Fabric>(fabric: &mut F, plan: &Plan<'_>) -> Result<[Timed; 4]> {
+/// The same over a fabric of a known type.
+///
+/// # Errors
+/// As [`measure`].
+pub fn rates_of<F: Fabric>(fabric: &mut F, plan: &Plan<'_>) -> Result<[Timed; 4]> {
     // The first round finds pages and branches cold.
     measure(fabric, RawVerb::Read, &Plan { duration: plan.duration / 10, ..*plan })?;
     Ok([

@@ -142,7 +142,7 @@ impl ClientBuilder {
         self
     }
 
-    /// What is to be between the sessions and their fabric: for kv-bench and tests.
+    /// What is to be between the sessions and their fabric: for kv-compare and tests.
     #[cfg(feature = "around")]
     #[doc(hidden)]
     pub fn around(mut self, wrap: farside_fabric::Intercept) -> Self {

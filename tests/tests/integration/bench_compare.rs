@@ -72,10 +72,13 @@ fn servers_over_a_socket_are_compared_where_they_are_installed() {
 
 #[test]
 fn what_an_emulated_network_touched_says_so() {
-    let emulated = ["--network", "emulated", "--depth", "1", "--workloads", "c"];
-    let json = compared(&[&emulated[..], &["--stores", "farside,race,redis"]].concat());
+    let emulated = ["--network", "emulated", "--bandwidth", "6GiB", "--depth", "1"];
+    let json = compared(
+        &[&emulated[..], &["--workloads", "c", "--stores", "farside,race,redis"]].concat(),
+    );
     assert!(json["left_out"]["redis"].as_str().unwrap().contains("network"));
-    assert!(json["network"].as_str().unwrap().contains("emulated network"));
+    let network = json["network"].as_str().unwrap();
+    assert!(network.starts_with("emulated network") && network.ends_with(", 6GiB a second"));
     let stores = json["workloads"][0]["stores"].as_array().unwrap();
     for (of, round_trips) in stores.iter().zip([1.0, 2.0]) {
         let counted = of["round_trips_per_op"].as_f64().unwrap();
@@ -87,11 +90,13 @@ fn what_an_emulated_network_touched_says_so() {
 fn mistakes_are_one_line() {
     let nowhere = "shm:///nowhere/kv.sock";
     for (arguments, parts) in [
-        (&["--stores", "farside,rocksdb"], &["'rocksdb'", "farside, fusee"][..]),
+        (&["--stores", "farside,rocksdb"][..], &["'rocksdb'", "farside, fusee"][..]),
         (&["--json", "/nowhere/x"], &["cannot write /nowhere/x: /nowhere is no folder"]),
         (&["--stores", "race,race"], &["--stores has race twice"]),
         (&["--workloads", "c,e"], &["workload e needs range scans"]),
         (&["--network", "real"], &["emulated"]),
+        (&["--bandwidth", "6GiB"], &["--network"]),
+        (&["--network", "emulated", "--bandwidth", "0B"], &["carries nothing"]),
         (&["--server", nowhere], &["no server answers at", nowhere]),
     ] {
         let said = measuring("kv-compare", arguments);

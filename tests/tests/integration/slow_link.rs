@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use farside::{Error, Outcome};
-use farside_bench::emulation::{Link, wrap};
+use farside_bench_compare::emulation::{Link, wrap};
 use farside_tests::{ServerProcess, left_out_over_rdma, proof};
 
 const BYTES_PER_S: u64 = 25_000_000;
