@@ -263,9 +263,8 @@ mod tests {
             .filter_map(|entry| match entry.unwrap() {
                 LogEntry::Interval(interval) => {
                     assert_eq!(interval.duration(), Duration::from_secs(2));
-                    use base64::Engine as _;
-                    let engine = base64::engine::general_purpose::STANDARD;
-                    let bytes = engine.decode(interval.encoded_histogram()).unwrap();
+                    let encoded = interval.encoded_histogram().as_bytes();
+                    let bytes = data_encoding::BASE64.decode(encoded).unwrap();
                     let histogram = Deserializer::new().deserialize(&mut &bytes[..]).unwrap();
                     Some((interval.tag().unwrap().as_str().to_owned(), histogram))
                 }

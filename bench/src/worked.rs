@@ -1,7 +1,6 @@
 //! What threads measured, added up; and how processes tell each other.
 
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
+use data_encoding::BASE64;
 use farside::{CacheStatistics, Counters};
 use hdrhistogram::Histogram;
 use hdrhistogram::serialization::{Deserializer, Serializer as _, V2Serializer};
@@ -124,11 +123,11 @@ impl Told {
 fn written(histogram: &Histogram<u64>) -> Option<String> {
     let mut bytes = Vec::new();
     V2Serializer::new().serialize(histogram, &mut bytes).ok()?;
-    Some(STANDARD.encode(bytes))
+    Some(BASE64.encode(&bytes))
 }
 
 fn read(text: &str) -> Option<Histogram<u64>> {
-    Deserializer::new().deserialize(&mut &STANDARD.decode(text).ok()?[..]).ok()
+    Deserializer::new().deserialize(&mut &BASE64.decode(text.as_bytes()).ok()?[..]).ok()
 }
 
 fn numbers(of: &Counters) -> [u64; 7] {

@@ -4,9 +4,8 @@ use std::ffi::OsStr;
 use std::fmt::Write;
 use std::os::unix::ffi::OsStrExt;
 
-use anyhow::{Context, bail};
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
+use anyhow::{Context, anyhow};
+use data_encoding::{BASE64, DecodeKind, HEXLOWER, HEXLOWER_PERMISSIVE};
 use farside_config::command_line::is_unprintable;
 use serde::Serialize;
 
@@ -38,7 +37,7 @@ impl Encoding {
         match self {
             Self::Raw => Ok(text.to_vec()),
             Self::Hex => decode_hex(text),
-            Self::Base64 => STANDARD.decode(text).context("is not base64"),
+            Self::Base64 => BASE64.decode(text).context("is not base64"),
         }
     }
 
@@ -46,12 +45,8 @@ impl Encoding {
     pub fn encode_line(self, bytes: &[u8]) -> String {
         match self {
             Self::Raw => escape(bytes),
-            Self::Hex => bytes.iter().fold(String::new(), |mut text, byte| {
-                // Writing to a String cannot fail.
-                let _ = write!(text, "{byte:02x}");
-                text
-            }),
-            Self::Base64 => to_base64(bytes),
+            Self::Hex => HEXLOWER.encode(bytes),
+            Self::Base64 => BASE64.encode(bytes),
         }
     }
 
@@ -68,19 +63,11 @@ impl Encoding {
     }
 }
 
-/// Base64 with padding.
-pub fn to_base64(bytes: &[u8]) -> String {
-    STANDARD.encode(bytes)
-}
-
 fn decode_hex(text: &[u8]) -> anyhow::Result<Vec<u8>> {
-    let digit = |byte: u8| (byte as char).to_digit(16);
-    let (pairs, rest) = text.as_chunks::<2>();
-    if !rest.is_empty() {
-        bail!("has an odd number of hexadecimal digits");
-    }
-    let byte = |[high, low]: &[u8; 2]| Some(digit(*high)? as u8 * 16 + digit(*low)? as u8);
-    pairs.iter().map(byte).collect::<Option<_>>().context("is not hexadecimal")
+    HEXLOWER_PERMISSIVE.decode(text).map_err(|error| match error.kind {
+        DecodeKind::Length => anyhow!("has an odd number of hexadecimal digits"),
+        _ => anyhow!("is not hexadecimal"),
+    })
 }
 
 /// Bytes that stay on their line and do nothing to a terminal; text stays readable.

@@ -4,11 +4,10 @@ use std::io::{BufRead, Read};
 use std::path::Path;
 
 use anyhow::{Context, anyhow, bail};
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
+use data_encoding::BASE64;
 use serde::{Deserialize, Serialize};
 
-use crate::encoding::{to_base64, to_json};
+use crate::encoding::to_json;
 
 /// The longest line of JSON: the largest block, each byte as `\u00XX`, and some more.
 const LINE_BYTES_MAX: u64 = 32 << 20;
@@ -62,7 +61,7 @@ impl Record {
 fn text_or_base64(bytes: &[u8]) -> (Option<String>, Option<String>) {
     match str::from_utf8(bytes) {
         Ok(text) => (Some(text.to_owned()), None),
-        Err(_) => (None, Some(to_base64(bytes))),
+        Err(_) => (None, Some(BASE64.encode(bytes))),
     }
 }
 
@@ -70,7 +69,8 @@ fn bytes_of(name: &str, text: Option<String>, base64: Option<String>) -> anyhow:
     match (text, base64) {
         (Some(text), None) => Ok(text.into_bytes()),
         (None, Some(base64)) => {
-            STANDARD.decode(base64).with_context(|| format!("{name}_base64 is not base64"))
+            let bytes = BASE64.decode(base64.as_bytes());
+            bytes.with_context(|| format!("{name}_base64 is not base64"))
         }
         (Some(_), Some(_)) => bail!("it has both {name} and {name}_base64"),
         (None, None) => bail!("it has neither {name} nor {name}_base64"),
