@@ -1,6 +1,7 @@
 //! A line chart as SVG. Colours are classes, so that the page's style sheet has both schemes.
 
-use super::markup::Markup;
+use maud::{Markup, html};
+
 use super::scale::Scale;
 
 /// How many colours the style sheet has.
@@ -39,27 +40,18 @@ const NAME_HEIGHT: f64 = 16.0;
 pub(crate) const LETTER: f64 = 7.0;
 
 impl Chart {
-    /// Adds it to a page.
-    pub(crate) fn draw(&self, out: &mut Markup) {
+    /// As SVG.
+    pub(crate) fn draw(&self) -> Markup {
         let view = format!("0 0 {WIDTH} {HEIGHT}");
-        let attributes: [(&str, &dyn std::fmt::Display); 4] = [
-            ("xmlns", &"http://www.w3.org/2000/svg"),
-            ("viewBox", &view),
-            ("role", &"img"),
-            ("aria-label", &self.title),
-        ];
-        out.element("svg", &attributes, |out| {
-            titles(out, &self.title, &self.subtitle);
-            self.draw_axes(out);
-            for line in &self.lines {
-                self.draw_line(out, line);
+        html! {
+            svg xmlns="http://www.w3.org/2000/svg" viewBox=(view) role="img"
+                aria-label=(self.title) {
+                (titles(&self.title, &self.subtitle))
+                (self.axes())
+                @for line in &self.lines { (self.line(line)) }
+                @if self.dots { (self.names_at_ends()) } @else { (self.names_in_corner()) }
             }
-            if self.dots {
-                self.draw_names_at_ends(out);
-            } else {
-                self.draw_names_in_corner(out);
-            }
-        });
+        }
     }
 
     /// Where the lines end; names may need room on the right of it.
@@ -74,39 +66,41 @@ impl Chart {
         (LEFT + x * (self.right() - LEFT), BOTTOM - y * (BOTTOM - TOP))
     }
 
-    fn draw_axes(&self, out: &mut Markup) {
+    fn axes(&self) -> Markup {
         let right = self.right();
-        for (value, label) in &self.y.1.ticks {
-            let y = BOTTOM - self.y.1.place(*value) * (BOTTOM - TOP);
-            stroke(out, "grid", (LEFT, y), (right, y));
-            label_at(out, "tick", "end", (LEFT - 8.0, y + 4.0), label);
+        let y_at = |value: f64| BOTTOM - self.y.1.place(value) * (BOTTOM - TOP);
+        let x_at = |value: f64| LEFT + self.x.1.place(value) * (right - LEFT);
+        html! {
+            @for (y, label) in self.y.1.ticks.iter().map(|(value, label)| (y_at(*value), label)) {
+                (stroke("grid", (LEFT, y), (right, y)))
+                (label_at("tick", "end", (LEFT - 8.0, y + 4.0), label))
+            }
+            @for (x, label) in self.x.1.ticks.iter().map(|(value, label)| (x_at(*value), label)) {
+                (stroke("grid", (x, TOP), (x, BOTTOM)))
+                (label_at("tick", "middle", (x, BOTTOM + 18.0), label))
+            }
+            (stroke("axis", (LEFT, BOTTOM), (right, BOTTOM)))
+            (label_at("unit", "middle", ((LEFT + right) / 2.0, BOTTOM + 38.0), self.x.0))
+            (label_at("unit", "start", (8.0, TOP - 15.0), self.y.0))
         }
-        for (value, label) in &self.x.1.ticks {
-            let x = LEFT + self.x.1.place(*value) * (right - LEFT);
-            stroke(out, "grid", (x, TOP), (x, BOTTOM));
-            label_at(out, "tick", "middle", (x, BOTTOM + 18.0), label);
-        }
-        stroke(out, "axis", (LEFT, BOTTOM), (right, BOTTOM));
-        label_at(out, "unit", "middle", ((LEFT + right) / 2.0, BOTTOM + 38.0), self.x.0);
-        label_at(out, "unit", "start", (8.0, TOP - 15.0), self.y.0);
     }
 
-    fn draw_line(&self, out: &mut Markup, line: &Line) {
+    fn line(&self, line: &Line) -> Markup {
         let points: Vec<(f64, f64)> = line.points.iter().map(|point| self.at(*point)).collect();
         let path: Vec<String> = points.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
         let class = format!("line c{}{}", line.colour, if line.dashed { " dashed" } else { "" });
-        out.leaf("polyline", &[("class", &class), ("points", &path.join(" "))], "");
-        if !self.dots {
-            return;
-        }
-        for (x, y) in &points {
-            let (class, x, y) = (format!("dot c{}", line.colour), tenth(*x), tenth(*y));
-            out.leaf("circle", &[("class", &class), ("cx", &x), ("cy", &y), ("r", &"4")], "");
+        html! {
+            polyline class=(class) points=(path.join(" ")) {}
+            @if self.dots {
+                @for (x, y) in points {
+                    circle class={ "dot c" (line.colour) } cx=(tenth(x)) cy=(tenth(y)) r="4" {}
+                }
+            }
         }
     }
 
     /// Beside each line's end, moved apart where they would lie on each other.
-    fn draw_names_at_ends(&self, out: &mut Markup) {
+    fn names_at_ends(&self) -> Markup {
         let mut ends: Vec<(&Line, (f64, f64))> = self
             .lines
             .iter()
@@ -116,61 +110,54 @@ impl Chart {
         let wanted: Vec<f64> = ends.iter().map(|(_, (_, y))| *y).collect();
         let places = moved_apart(&wanted, TOP, BOTTOM);
         let right = self.right();
-        for ((line, (x, y)), place) in ends.into_iter().zip(places) {
-            let class = format!("c{}", line.colour);
-            stroke(out, &format!("leader {class}"), (x + 5.0, y), (right + 10.0, place));
-            let at = (right + 13.0, place + 4.0);
-            label_at(out, &format!("name {class}"), "start", at, &line.name);
+        html! {
+            @for ((line, (x, y)), place) in ends.into_iter().zip(places) {
+                @let [leader, name] = ["leader", "name"].map(|of| format!("{of} c{}", line.colour));
+                (stroke(&leader, (x + 5.0, y), (right + 10.0, place)))
+                (label_at(&name, "start", (right + 13.0, place + 4.0), &line.name))
+            }
         }
     }
 
-    fn draw_names_in_corner(&self, out: &mut Markup) {
+    fn names_in_corner(&self) -> Markup {
         let longest = self.lines.iter().map(|line| line.name.chars().count()).max().unwrap_or(0);
         let x = self.right() - 14.0 - longest as f64 * LETTER;
         let top = BOTTOM - 12.0 - self.lines.len() as f64 * NAME_HEIGHT;
-        let (box_x, box_y) = (tenth(x - 38.0), tenth(top));
-        let width = tenth(self.right() - 6.0 - (x - 38.0));
+        let left = x - 38.0;
+        let width = tenth(self.right() - 6.0 - left);
         let height = tenth(self.lines.len() as f64 * NAME_HEIGHT + 4.0);
-        let place: [(&str, &dyn std::fmt::Display); 5] = [
-            ("class", &"behind"),
-            ("x", &box_x),
-            ("y", &box_y),
-            ("width", &width),
-            ("height", &height),
-        ];
-        out.leaf("rect", &place, "");
-        for (index, line) in self.lines.iter().enumerate() {
-            let y = top + 14.0 + index as f64 * NAME_HEIGHT;
-            let dashed = if line.dashed { " dashed" } else { "" };
-            let class = format!("line c{}{dashed}", line.colour);
-            stroke(out, &class, (x - 32.0, y - 4.0), (x - 6.0, y - 4.0));
-            label_at(out, &format!("name c{}", line.colour), "start", (x, y), &line.name);
+        html! {
+            rect class="behind" x=(tenth(left)) y=(tenth(top)) width=(width) height=(height) {}
+            @for (index, line) in self.lines.iter().enumerate() {
+                @let y = top + 14.0 + index as f64 * NAME_HEIGHT;
+                @let dashed = if line.dashed { " dashed" } else { "" };
+                @let class = format!("line c{}{dashed}", line.colour);
+                (stroke(&class, (x - 32.0, y - 4.0), (x - 6.0, y - 4.0)))
+                (label_at(&format!("name c{}", line.colour), "start", (x, y), &line.name))
+            }
         }
     }
 }
 
 /// The lines above a chart: of the subtitle two at most.
-pub(crate) fn titles(out: &mut Markup, title: &str, subtitle: &str) {
-    label_at(out, "title", "start", (8.0, 16.0), title);
-    for (line, y) in subtitle.lines().zip([31.0, 45.0]) {
-        label_at(out, "subtitle", "start", (8.0, y), line);
+pub(crate) fn titles(title: &str, subtitle: &str) -> Markup {
+    html! {
+        (label_at("title", "start", (8.0, 16.0), title))
+        @for (line, y) in subtitle.lines().zip([31.0, 45.0]) {
+            (label_at("subtitle", "start", (8.0, y), line))
+        }
     }
 }
 
 /// A text of which the anchor is there.
-pub(crate) fn label_at(out: &mut Markup, class: &str, anchor: &str, at: (f64, f64), text: &str) {
-    let (x, y) = (tenth(at.0), tenth(at.1));
-    let attributes: [(&str, &dyn std::fmt::Display); 4] =
-        [("class", &class), ("text-anchor", &anchor), ("x", &x), ("y", &y)];
-    out.leaf("text", &attributes, text);
+pub(crate) fn label_at(class: &str, anchor: &str, at: (f64, f64), text: &str) -> Markup {
+    html! { text class=(class) text-anchor=(anchor) x=(tenth(at.0)) y=(tenth(at.1)) { (text) } }
 }
 
 /// A straight line.
-pub(crate) fn stroke(out: &mut Markup, class: &str, from: (f64, f64), to: (f64, f64)) {
+pub(crate) fn stroke(class: &str, from: (f64, f64), to: (f64, f64)) -> Markup {
     let [x1, y1, x2, y2] = [from.0, from.1, to.0, to.1].map(tenth);
-    let attributes: [(&str, &dyn std::fmt::Display); 5] =
-        [("class", &class), ("x1", &x1), ("y1", &y1), ("x2", &x2), ("y2", &y2)];
-    out.leaf("line", &attributes, "");
+    html! { line class=(class) x1=(x1) y1=(y1) x2=(x2) y2=(y2) {} }
 }
 
 pub(crate) fn tenth(value: f64) -> String {

@@ -4,7 +4,6 @@ mod bars;
 mod chart;
 mod figures;
 mod inputs;
-mod markup;
 mod page;
 mod scale;
 mod setting;

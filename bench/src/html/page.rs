@@ -1,9 +1,10 @@
 //! The page around the charts: figures of merit, tables, what was not there.
 
+use maud::{DOCTYPE, Markup, PreEscaped, html};
+
 use super::chart::Chart;
 use super::figures::Figures;
 use super::inputs::Inputs;
-use super::markup::Markup;
 use super::scale::{duration, short};
 use super::setting::{Setting, curve, machine, threads};
 use crate::environment::Origin;
@@ -12,30 +13,39 @@ use crate::verbs::VerbsReport;
 
 const STYLE: &str = include_str!("style.css");
 
+/// The elements without an end tag as XML has them, which HTML takes too.
+const BREAK: PreEscaped<&str> = PreEscaped("<br/>");
+const META: PreEscaped<&str> = PreEscaped(
+    r#"<meta charset="utf-8"/><meta name="viewport" content="width=device-width, initial-scale=1"/>"#,
+);
+
 /// A whole document.
 pub(crate) fn page(inputs: &Inputs) -> String {
     let figures = Figures::new(inputs.ycsb.iter().map(|(_, run)| run));
-    let mut out = Markup::default();
-    out.raw("<!DOCTYPE html>\n");
-    out.element("html", &[("lang", &"en")], |out| {
-        out.element("head", &[], |out| {
-            out.leaf("meta", &[("charset", &"utf-8")], "");
-            let wide = "width=device-width, initial-scale=1";
-            out.leaf("meta", &[("name", &"viewport"), ("content", &wide)], "");
-            out.leaf("title", &[], "kv-bench report");
-            out.element("style", &[], |out| out.raw(STYLE));
-        });
-        out.element("body", &[], |out| {
-            out.leaf("h1", &[], "Farside, measured");
-            out.leaf("p", &[], &summary(inputs));
-            cards(out, inputs);
-            charts(out, &figures);
-            runs(out, &inputs.ycsb);
-            verbs(out, &inputs.verbs);
-        });
-    });
-    out.raw("\n");
-    out.finish()
+    let page = html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                (META)
+                title { "kv-bench report" }
+                style { (PreEscaped(STYLE)) }
+            }
+            body {
+                h1 { "Farside, measured" }
+                p { (summary(inputs)) }
+                (cards(inputs))
+                (charts(&figures))
+                (runs(&inputs.ycsb))
+                (verbs(&inputs.verbs))
+            }
+        }
+    };
+    // XML forbids these characters, and results may contain any.
+    let is_forbidden = |c: char| match c {
+        '\t' | '\n' | '\r' => false,
+        c => c.is_control() || matches!(c, '\u{fffe}' | '\u{ffff}'),
+    };
+    page.into_string().replace(is_forbidden, "\u{fffd}") + "\n"
 }
 
 /// Why a run can be faster than its limits, which seem to allow no ratio above 1.
@@ -72,63 +82,54 @@ fn run_name(run: &YcsbReport) -> String {
 }
 
 /// The figures of merit.
-fn cards(out: &mut Markup, inputs: &Inputs) {
+fn cards(inputs: &Inputs) -> Markup {
     let runs = || inputs.ycsb.iter().map(|(_, run)| run);
     let best = |value: &dyn Fn(&YcsbReport) -> Option<f64>| {
         let known = runs().filter_map(|run| Some((value(run)?, run)));
         known.max_by(|(a, _), (b, _)| a.total_cmp(b))
     };
-    out.element("div", &[("class", &"cards")], |out| {
-        if let Some((ops_s, run)) = best(&|run| Some(run.throughput_ops_s)) {
-            card(out, &short(ops_s), "operations/s at most", &run_name(run));
+    let gets = || runs().filter_map(|run| run.operations.get("get"));
+    let (gets, trips) = gets().fold((0, 0), |sum, of| (sum.0 + of.count, sum.1 + of.round_trips));
+    let (count, allocations) =
+        runs().fold((0, 0), |sum, run| (sum.0 + run.count(), sum.1 + run.allocations));
+    html! {
+        div class="cards" {
+            @if let Some((ops_s, run)) = best(&|run| Some(run.throughput_ops_s)) {
+                (card(&short(ops_s), "operations/s at most", &run_name(run)))
+            }
+            // The least, as the largest of what is below 0.
+            @if let Some((ns, run)) =
+                best(&|run| Some(-(run.operations.get("get")?.p50_ns as f64))) {
+                (card(&duration(-ns), "p50 of a GET at least", &run_name(run)))
+            }
+            @if let Some((ratio, run)) = best(&|run| Some(run.limit?.verbs?.mix_ratio)) {
+                (card(&format!("{ratio:.2}"), "of the raw verbs at most", &run_name(run)))
+            }
+            @if let Some((per_s, run)) = best(&per_cpu_s) {
+                @let name = "operations a CPU second at most, of client and server";
+                (card(&short(per_s), name, &run_name(run)))
+            }
+            @if gets > 0 {
+                @let mean = format!("{:.3}", trips as f64 / gets as f64);
+                @let of = format!("of {} in all runs", short(gets as f64));
+                (card(&mean, "round trips a GET", &of))
+            }
+            @if count > 0 {
+                @let of = format!("in {} operations", short(count as f64));
+                (card(&grouped(allocations), "allocations of the client", &of))
+            }
         }
-        // The least, as the largest of what is below 0.
-        if let Some((ns, run)) = best(&|run| Some(-(run.operations.get("get")?.p50_ns as f64))) {
-            card(out, &duration(-ns), "p50 of a GET at least", &run_name(run));
-        }
-        if let Some((ratio, run)) = best(&|run| Some(run.limit?.verbs?.mix_ratio)) {
-            card(out, &format!("{ratio:.2}"), "of the raw verbs at most", &run_name(run));
-        }
-        if let Some((per_s, run)) = best(&per_cpu_s) {
-            card(
-                out,
-                &short(per_s),
-                "operations a CPU second at most, of client and server",
-                &run_name(run),
-            );
-        }
-        let gets = || runs().filter_map(|run| run.operations.get("get"));
-        let (count, trips) =
-            gets().fold((0, 0), |sum, of| (sum.0 + of.count, sum.1 + of.round_trips));
-        if count > 0 {
-            let mean = format!("{:.3}", trips as f64 / count as f64);
-            card(
-                out,
-                &mean,
-                "round trips a GET",
-                &format!("of {} in all runs", short(count as f64)),
-            );
-        }
-        let (count, allocations) =
-            runs().fold((0, 0), |sum, run| (sum.0 + run.count(), sum.1 + run.allocations));
-        if count > 0 {
-            let name = "allocations of the client";
-            card(
-                out,
-                &grouped(allocations),
-                name,
-                &format!("in {} operations", short(count as f64)),
-            );
-        }
-    });
+    }
 }
 
-fn card(out: &mut Markup, number: &str, name: &str, of: &str) {
-    out.element("div", &[("class", &"card")], |out| {
-        out.leaf("strong", &[], number);
-        out.leaf("span", &[], name);
-        out.leaf("span", &[("class", &"of")], of);
-    });
+fn card(number: &str, name: &str, of: &str) -> Markup {
+    html! {
+        div class="card" {
+            strong { (number) }
+            span { (name) }
+            span class="of" { (of) }
+        }
+    }
 }
 
 /// Operations a second of CPU time, clients' and server's; not known for results without both.
@@ -137,50 +138,44 @@ fn per_cpu_s(run: &YcsbReport) -> Option<f64> {
     (run.cpu_s > 0.0).then(|| run.count() as f64 / cpu_s)
 }
 
-fn charts(out: &mut Markup, figures: &Figures<'_>) {
-    let section = |out: &mut Markup, name: &str, charts: Vec<Chart>| {
-        if charts.is_empty() {
-            return;
-        }
-        out.leaf("h2", &[], name);
-        out.element("div", &[("class", &"charts")], |out| {
-            charts.iter().for_each(|chart| out.element("figure", &[], |out| chart.draw(out)));
-        });
-    };
-    section(out, "Throughput", figures.throughput());
-    section(out, "Growth", figures.by_records());
-    section(out, "Latency", figures.against_load());
-    section(out, "Latency distributions", figures.distributions());
+fn charts(figures: &Figures<'_>) -> Markup {
+    let drawn = |charts: Vec<Chart>| charts.iter().map(Chart::draw).collect::<Vec<_>>();
     let bars = figures.limits().into_iter().chain(figures.costs());
-    let bars: Vec<_> = bars.collect();
-    if bars.is_empty() {
-        return;
+    let sections = [
+        ("Throughput", drawn(figures.throughput())),
+        ("Growth", drawn(figures.by_records())),
+        ("Latency", drawn(figures.against_load())),
+        ("Latency distributions", drawn(figures.distributions())),
+        ("Cost, and the limit", bars.map(|chart| chart.draw()).collect()),
+    ];
+    html! {
+        @for (name, charts) in sections.iter().filter(|(_, charts)| !charts.is_empty()) {
+            h2 { (name) }
+            div class="charts" { @for chart in charts { figure { (chart) } } }
+        }
     }
-    out.leaf("h2", &[], "Cost, and the limit");
-    out.element("div", &[("class", &"charts")], |out| {
-        bars.iter().for_each(|chart| out.element("figure", &[], |out| chart.draw(out)));
-    });
 }
 
 /// A table whose first columns are texts.
-fn table(out: &mut Markup, texts: usize, heads: &[&str], rows: impl FnOnce(&mut Markup)) {
-    out.element("div", &[("class", &"wide")], |out| {
-        out.element("table", &[], |out| {
-            out.element("tr", &[], |out| {
-                for (index, head) in heads.iter().enumerate() {
-                    let class = if index < texts { "text" } else { "" };
-                    out.leaf("th", &[("class", &class)], head);
+fn table(texts: usize, heads: &[&str], rows: &Markup) -> Markup {
+    html! {
+        div class="wide" {
+            table {
+                tr {
+                    @for (index, head) in heads.iter().enumerate() {
+                        th class=[(index < texts).then_some("text")] { (head) }
+                    }
                 }
-            });
-            rows(out);
-        });
-    });
+                (rows)
+            }
+        }
+    }
 }
 
 /// Every run: its numbers, and below them where they come from.
-fn runs(out: &mut Markup, runs: &[(String, YcsbReport)]) {
+fn runs(runs: &[(String, YcsbReport)]) -> Markup {
     if runs.is_empty() {
-        return;
+        return Markup::default();
     }
     let heads = [
         "workload",
@@ -192,76 +187,74 @@ fn runs(out: &mut Markup, runs: &[(String, YcsbReport)]) {
         "of raw verbs",
         "ops a CPU s",
     ];
-    out.leaf("h2", &[], "Every run");
-    table(out, 3, &heads, |out| {
-        for (file, run) in runs {
-            let latency = |(kind, of): (&String, &crate::report::OperationReport)| {
-                format!("{kind} {} / {}", duration(of.p50_ns as f64), duration(of.p99_ns as f64))
-            };
-            let latencies: Vec<String> = run.operations.iter().map(latency).collect();
-            let ratio =
-                |ratio: Option<f64>| ratio.map_or("-".to_owned(), |ratio| format!("{ratio:.2}"));
-            out.element("tr", &[("class", &"run")], |out| {
-                for text in [curve(run), Setting::of(run).to_string(), latencies.join(", ")] {
-                    out.leaf("td", &[("class", &"text")], &text);
-                }
-                for number in [
-                    run.threads.to_string(),
-                    run.depth.to_string(),
-                    grouped(run.throughput_ops_s as u64),
-                    ratio(run.limit.and_then(|limit| limit.verbs).map(|verbs| verbs.mix_ratio)),
-                    per_cpu_s(run).map_or("-".to_owned(), short),
-                ] {
-                    out.leaf("td", &[], &number);
-                }
-            });
-            origin(out, heads.len(), file, &run.origin);
-        }
-    });
+    let latency = |(kind, of): (&String, &crate::report::OperationReport)| {
+        format!("{kind} {} / {}", duration(of.p50_ns as f64), duration(of.p99_ns as f64))
+    };
     let ratio = |run: &YcsbReport| run.limit?.verbs.map(|verbs| verbs.mix_ratio);
-    if runs.iter().filter_map(|(_, run)| ratio(run)).any(|ratio| ratio > 1.0) {
-        out.leaf("p", &[("class", &"note")], ABOVE_ONE);
+    let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
+    let rows = html! {
+        @for (file, run) in runs {
+            @let latencies: Vec<String> = run.operations.iter().map(latency).collect();
+            tr class="run" {
+                td class="text" { (curve(run)) }
+                td class="text" { (Setting::of(run).to_string()) }
+                td class="text" { (latencies.join(", ")) }
+                td { (run.threads) }
+                td { (run.depth) }
+                td { (grouped(run.throughput_ops_s as u64)) }
+                td { (or_dash(ratio(run).map(|ratio| format!("{ratio:.2}")))) }
+                td { (or_dash(per_cpu_s(run).map(short))) }
+            }
+            (origin(heads.len(), file, &run.origin))
+        }
+    };
+    html! {
+        h2 { "Every run" }
+        (table(3, &heads, &rows))
+        @if runs.iter().filter_map(|(_, run)| ratio(run)).any(|ratio| ratio > 1.0) {
+            p class="note" { (ABOVE_ONE) }
+        }
     }
 }
 
 /// Where a result comes from, below its numbers.
-fn origin(out: &mut Markup, columns: usize, file: &str, origin: &Origin) {
+fn origin(columns: usize, file: &str, origin: &Origin) -> Markup {
     let commit = origin.commit.as_ref().map(|commit| format!("commit {commit}"));
     let date = (!origin.date.is_empty()).then(|| origin.date.clone());
     let whole = machine(origin).map(|_| origin.machine.to_string());
     let known: Vec<String> =
         [Some(file.to_owned()), date, commit, whole].into_iter().flatten().collect();
-    out.element("tr", &[], |out| {
-        out.element("td", &[("class", &"from"), ("colspan", &columns)], |out| {
-            if !origin.command.is_empty() {
-                out.leaf("code", &[], &origin.command);
-                out.leaf("br", &[], "");
+    html! {
+        tr {
+            td class="from" colspan=(columns) {
+                @if !origin.command.is_empty() { code { (origin.command) } (BREAK) }
+                (known.join(" \u{b7} "))
             }
-            out.text(&known.join(" \u{b7} "));
-        });
-    });
+        }
+    }
 }
 
 /// What raw verbs do, of `kv-bench verbs`.
-fn verbs(out: &mut Markup, reports: &[(String, VerbsReport)]) {
+fn verbs(reports: &[(String, VerbsReport)]) -> Markup {
     if reports.is_empty() {
-        return;
+        return Markup::default();
     }
-    out.leaf("h2", &[], "Raw verbs");
     let heads =
         ["fabric", "bytes", "depth", "READ/s", "WRITE/s", "CAS/s", "PUT's chain/s", "READ p50"];
-    table(out, 1, &heads, |out| {
-        for (file, report) in reports {
-            out.element("tr", &[("class", &"run")], |out| {
-                out.leaf("td", &[("class", &"text")], &report.fabric);
-                out.leaf("td", &[], &report.bytes.to_string());
-                out.leaf("td", &[], &report.depth.to_string());
-                for (_, rate) in report.rates() {
-                    out.leaf("td", &[], &grouped(rate.rate_per_s as u64));
-                }
-                out.leaf("td", &[], &duration(report.read.p50_ns as f64));
-            });
-            origin(out, heads.len(), file, &report.origin);
+    let rows = html! {
+        @for (file, report) in reports {
+            tr class="run" {
+                td class="text" { (report.fabric) }
+                td { (report.bytes) }
+                td { (report.depth) }
+                @for (_, rate) in report.rates() { td { (grouped(rate.rate_per_s as u64)) } }
+                td { (duration(report.read.p50_ns as f64)) }
+            }
+            (origin(heads.len(), file, &report.origin))
         }
-    });
+    };
+    html! {
+        h2 { "Raw verbs" }
+        (table(1, &heads, &rows))
+    }
 }
