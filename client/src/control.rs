@@ -9,9 +9,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use farside_control::{
-    Channel, MESSAGE_BYTES_MAX, Reply, Request, ServerRequest, ServerStatistics,
-};
+use farside_control::{ServerRequest, ControlChannel, MESSAGE_BYTES_MAX, Reply, Request, ServerStatistics};
 use farside_fabric::boot_time_ns;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
@@ -70,7 +68,7 @@ pub(crate) struct Control {
 
 impl Control {
     /// Starts the thread that serves this connection.
-    pub(crate) fn start(channel: Channel) -> Result<Self> {
+    pub(crate) fn start(channel: Box<dyn ControlChannel>) -> Result<Self> {
         let failed = |doing| move |source: io::Error| Error::System { doing, source };
         let shared = Arc::new(Shared::new().map_err(failed("making an eventfd"))?);
         let service = Service {
@@ -192,7 +190,7 @@ impl Shared {
 /// The background thread's side.
 struct Service {
     shared: Arc<Shared>,
-    channel: Channel,
+    channel: Box<dyn ControlChannel>,
     /// Who gets the next replies: the server answers in order.
     waiters: VecDeque<Waiter>,
     /// A message the socket had no room for.

@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use farside_control::{Channel, Refusal, Reply, Role, ServerRequest};
+use farside_control::{ServerRequest, ControlChannel, Refusal, Reply, Role};
 use farside_fabric::ChainError;
 use farside_fabric::verbs::{ConnectionId, DataConnection};
 use rustix::event::epoll::EventFlags;
@@ -54,7 +54,9 @@ pub(crate) enum DisconnectReason {
 /// A connection. It has at most one answer that was not sent: until then it is not read from, so
 /// that a client that asks and does not listen fills its own socket and nothing else.
 pub(crate) struct Peer {
-    pub(crate) channel: Channel,
+    pub(crate) channel: Box<dyn ControlChannel>,
+    /// What events of the RDMA device call its control channel.
+    pub(crate) connection: Option<ConnectionId>,
     /// Its sessions' ways to the region, over verbs.
     pub(crate) data: Vec<DataConnection>,
     pub(crate) who: ClientIdentity,
@@ -80,9 +82,10 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    pub(crate) fn new(channel: Channel, who: ClientIdentity) -> Self {
+    pub(crate) fn new(channel: impl ControlChannel + 'static, who: ClientIdentity) -> Self {
         Self {
-            channel,
+            channel: Box::new(channel),
+            connection: None,
             data: Vec::new(),
             who,
             user: None,
@@ -101,14 +104,6 @@ impl Peer {
 
     pub(crate) fn is_client(&self) -> bool {
         matches!(self.who, ClientIdentity::Client { .. })
-    }
-
-    /// What events of the device call its control channel.
-    pub(crate) fn connection_id(&self) -> Option<ConnectionId> {
-        match &self.channel {
-            Channel::Shm(_) => None,
-            Channel::Verbs(channel) => Some(channel.id()),
-        }
     }
 
     /// Whether an answer waits until the client takes those before it.

@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use farside_config::ServerConfig;
 use farside_control::{
-    Channel, MESSAGE_BYTES_MAX, Refusal, Reply, Role, ServerStatistics, Welcome, encode_reply,
+    MESSAGE_BYTES_MAX, Refusal, Reply, Role, ServerStatistics, Welcome, encode_reply,
 };
 use farside_fabric::shm::RegionMemory;
 use farside_fabric::{ChainError, Nanos, boot_time_ns};
@@ -262,10 +262,9 @@ impl Service {
         }
         self.clients.forget(id);
         tracing::info!(client = id, "a client left");
-        match &peer.channel {
-            // A client that waits for the server to hang up sees it now. Gone already is as good.
-            Channel::Shm(socket) => drop(socket.hang_up()),
-            Channel::Verbs(_) => drop(self.peers.remove(&token)),
+        // A client that waits for the server to hang up sees it now.
+        if !peer.channel.hang_up() {
+            self.peers.remove(&token);
         }
     }
 

@@ -5,7 +5,7 @@ use std::io;
 
 use farside_config::ServerConfig;
 use farside_control::attach::{AnyFabric, Attached, Target};
-use farside_control::{Channel, MESSAGE_BYTES_MAX, Reply, Request, Role, Token, Welcome};
+use farside_control::{ControlChannel, MESSAGE_BYTES_MAX, Reply, Request, Role, Token, Welcome};
 use farside_fabric::Fabric;
 use farside_fabric::shm::ShmFabric;
 use farside_layout::{FreeBlock, SizeClass};
@@ -36,7 +36,7 @@ impl TestServer {
 
 /// Blocks from a server, over a control channel that only this engine has.
 struct ChannelBlocks {
-    channel: Channel,
+    channel: Box<dyn ControlChannel>,
     buffer: Vec<u8>,
     answers: VecDeque<Delivery>,
 }

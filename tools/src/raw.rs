@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use farside_config::ClientConfig;
-use farside_control::Role;
 use farside_control::attach::{AnyFabric, AttachError, Attached, Contact, Target};
+use farside_control::{Role, say_goodbye};
 use farside_fabric::{ChainError, Endpoint, LaneId};
 use farside_tools::check::{self, CheckError, Observer, Report, Scope};
 use indicatif::ProgressBar;
@@ -87,7 +87,7 @@ fn after_an_answer(error: AttachError) -> AttachError {
 
 impl Drop for RawRegion {
     fn drop(&mut self) {
-        self.attached.channel.say_goodbye(FLUSH_TIMEOUT);
+        say_goodbye(&mut *self.attached.channel, FLUSH_TIMEOUT);
     }
 }
 

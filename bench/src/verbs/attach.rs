@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use farside_config::ClientConfig;
 use farside_control::attach::{self, AnyFabric};
 use farside_control::{
-    BLOCKS_PER_MESSAGE_MAX, FreeBlock, MESSAGE_BYTES_MAX, Reply, Request, Role, ServerRequest,
+    ServerRequest, BLOCKS_PER_MESSAGE_MAX, FreeBlock, MESSAGE_BYTES_MAX, Reply, Request, Role, say_goodbye,
 };
 use farside_layout::{BLOCK_HEADER_BYTES, SizeClass};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -133,7 +133,7 @@ impl Attached {
                 self.send(&Request::GiveBlocks { class, rested: true, blocks })?;
             }
         }
-        self.server.channel.say_goodbye(ANSWER_TIMEOUT);
+        say_goodbye(&mut *self.server.channel, ANSWER_TIMEOUT);
         Ok(())
     }
 

@@ -16,8 +16,8 @@ use zerocopy::IntoBytes;
 use crate::address::Address;
 use crate::trust;
 use crate::{
-    Channel, ConnectRequest, ControlError, MESSAGE_BYTES_MAX, Purpose, REQUEST_BYTES_MAX, Refusal,
-    Role, Token, Welcome, decode_reply,
+    ConnectRequest, ControlChannel, ControlError, MESSAGE_BYTES_MAX, Purpose, REQUEST_BYTES_MAX,
+    Refusal, Role, Token, Welcome, decode_reply,
 };
 use farside_fabric::shm::{self, Lease, Region, ShmFabric};
 use farside_fabric::verbs::{
@@ -57,7 +57,7 @@ pub struct Attached {
     /// What the server leads to.
     pub route: Route,
     /// The control channel.
-    pub channel: Channel,
+    pub channel: Box<dyn ControlChannel>,
 }
 
 /// How fabrics reach the region of a server. It ends with the control channel.
@@ -212,9 +212,9 @@ impl Target {
             return Err(LayoutError::RegionLength { says, is }.into());
         }
         let lease = Lease { offset: lease_offset(&region, &welcome)?, number: welcome.lease };
-        let channel = Channel::over(connection).map_err(system("setting up the socket"))?;
+        let channel = shm::ShmChannel::over(connection).map_err(system("setting up the socket"))?;
         let way = Way::Shm { region: Arc::new(region), lease };
-        Ok(Attached { welcome, route: self.route(way), channel })
+        Ok(Attached { welcome, route: self.route(way), channel: Box::new(channel) })
     }
 
     fn attach_verbs(&self, most: Duration) -> Result<Attached> {
@@ -256,7 +256,7 @@ impl Target {
                 options: Options { connect_timeout: self.timeout, ..self.rdma },
             };
             let route = self.route(Way::Verbs(Box::new(remote)));
-            return Ok(Attached { welcome, route, channel: Channel::Verbs(channel) });
+            return Ok(Attached { welcome, route, channel: Box::new(channel) });
         }
         Err(failure)
     }

@@ -8,16 +8,18 @@
 
 pub mod address;
 pub mod attach;
-mod channel;
 mod connect;
+mod goodbye;
 mod message;
 mod statistics;
 mod trust;
 
-pub use channel::Channel;
 pub use connect::*;
-pub use farside_fabric::{MESSAGE_BYTES_MAX, REPLY_BYTES_MAX, REQUEST_BYTES_MAX, Role};
+pub use farside_fabric::{
+    ControlChannel, MESSAGE_BYTES_MAX, REPLY_BYTES_MAX, REQUEST_BYTES_MAX, Role,
+};
 pub use farside_layout::{FreeBlock, SplitOutcome};
+pub use goodbye::say_goodbye;
 pub use message::*;
 pub use statistics::*;
 

@@ -21,7 +21,7 @@ pub mod verbs;
 pub mod waiting;
 mod waits;
 
-pub use channel::{MESSAGE_BYTES_MAX, REPLY_BYTES_MAX, REQUEST_BYTES_MAX, Role};
+pub use channel::{ControlChannel, MESSAGE_BYTES_MAX, REPLY_BYTES_MAX, REQUEST_BYTES_MAX, Role};
 pub use clock::boot_time_ns;
 pub use counters::Counters;
 pub use endpoint::{Endpoint, InFlight};

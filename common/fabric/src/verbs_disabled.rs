@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use super::shm::Region;
 use super::{Buffer, Completion, Counters, Fabric, LaneId, Nanos, Timing, Verb};
-use crate::Role;
+use crate::{ControlChannel, Role};
 
 #[path = "verbs/report.rs"]
 mod report;
@@ -38,7 +38,7 @@ pub fn connect_control(
     _: SocketAddr,
     private_data: &[u8],
     _: &Options,
-) -> Result<(ControlChannel, Vec<u8>), VerbsError> {
+) -> Result<(VerbsChannel, Vec<u8>), VerbsError> {
     types::check_request(private_data)?;
     Err(VerbsError::NotBuilt)
 }
@@ -136,48 +136,34 @@ impl Fabric for VerbsFabric {
 }
 
 /// One end of a control channel.
-pub struct ControlChannel(Infallible);
+pub struct VerbsChannel(Infallible);
 
-impl ControlChannel {
+impl VerbsChannel {
     /// The connection in a listener's events.
     pub fn id(&self) -> ConnectionId {
         match self.0 {}
     }
+}
 
-    /// Sends a message.
-    ///
-    /// # Errors
-    /// None.
-    pub fn send(&mut self, _: &[u8]) -> io::Result<()> {
+impl ControlChannel for VerbsChannel {
+    fn send(&mut self, _: &[u8]) -> io::Result<()> {
         match self.0 {}
     }
 
-    /// Receives a message.
-    ///
-    /// # Errors
-    /// None.
-    pub fn receive(&mut self, _: &mut [u8]) -> io::Result<Option<usize>> {
+    fn receive(&mut self, _: &mut [u8]) -> io::Result<Option<usize>> {
         match self.0 {}
     }
 
-    /// Asks the peer's device for a sign of life.
-    ///
-    /// # Errors
-    /// None.
-    pub fn probe(&mut self) -> io::Result<()> {
+    fn is_writable_with_room(&self) -> bool {
         match self.0 {}
     }
 
-    /// Waits until the peer's device has taken every message.
-    ///
-    /// # Errors
-    /// None.
-    pub fn flush(&mut self, _: Duration) -> io::Result<()> {
+    fn flush(&mut self, _: Duration) -> io::Result<()> {
         match self.0 {}
     }
 }
 
-impl AsFd for ControlChannel {
+impl AsFd for VerbsChannel {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self.0 {}
     }
@@ -253,7 +239,7 @@ impl Incoming {
     ///
     /// # Errors
     /// None.
-    pub fn accept_control(self, _: &[u8]) -> Result<ControlChannel, VerbsError> {
+    pub fn accept_control(self, _: &[u8]) -> Result<VerbsChannel, VerbsError> {
         match self.0 {}
     }
 

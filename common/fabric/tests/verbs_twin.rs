@@ -5,39 +5,34 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::time::Duration;
 
-use farside_fabric::Fabric;
 use farside_fabric::Role;
 use farside_fabric::shm::Region;
 use farside_fabric::verbs::*;
+use farside_fabric::{ControlChannel, Fabric};
 
 type Made<T> = Result<T, VerbsError>;
 type WithReply<T> = (T, Vec<u8>);
 
 fn is_fabric<T: Fabric + Send>() {}
+fn is_channel<T: ControlChannel>() {}
 fn is_pollable<T: AsFd + Send>() {}
 
 #[test]
 fn both_have_these_signatures() {
-    let _: fn(SocketAddr, &[u8], &Options) -> Made<WithReply<ControlChannel>> = connect_control;
+    let _: fn(SocketAddr, &[u8], &Options) -> Made<WithReply<VerbsChannel>> = connect_control;
     let _: fn(SocketAddr, &[u8], u16, &Options) -> Made<DataLink> = connect_data;
     let _: fn(DataLink, RemoteRegion) -> Made<VerbsFabric> = DataLink::into_fabric;
     let _: fn(&DataLink) -> &[u8] = DataLink::reply;
     let _: fn(&VerbsFabric) -> bool = VerbsFabric::is_broken;
-    let _: fn(&mut ControlChannel, &[u8]) -> io::Result<()> = ControlChannel::send;
-    let _: fn(&mut ControlChannel, &mut [u8]) -> io::Result<Option<usize>> =
-        ControlChannel::receive;
-    let _: fn(&mut ControlChannel, Duration) -> io::Result<()> = ControlChannel::flush;
-    let _: fn(&mut ControlChannel) -> io::Result<()> = ControlChannel::probe;
-    let _: fn(&ControlChannel) -> ConnectionId = ControlChannel::id;
+    let _: fn(&VerbsChannel) -> ConnectionId = VerbsChannel::id;
     let _: fn(SocketAddr, &Options) -> Made<Listener> = Listener::bind;
     let _: fn(&Listener) -> Option<SocketAddr> = Listener::local_address;
     let _: fn(&mut Listener) -> io::Result<Option<Event>> = Listener::next_event;
     let _: fn(&Incoming) -> &[u8] = Incoming::private_data;
     let _: fn(&Incoming) -> ConnectionId = Incoming::id;
     let _: fn(Incoming, &[u8]) -> Made<()> = Incoming::reject;
-    let _: fn(Incoming, &[u8]) -> Made<ControlChannel> = Incoming::accept_control;
+    let _: fn(Incoming, &[u8]) -> Made<VerbsChannel> = Incoming::accept_control;
     let _: fn(Incoming, &Protection, &[u8]) -> Made<DataConnection> = Incoming::accept_data;
     let _: fn(&Incoming, &Arc<Region>, Role) -> Made<Protection> = Protection::new;
     let _: fn(SocketAddr, &Arc<Region>, Role) -> Made<Protection> = Protection::at;
@@ -57,7 +52,7 @@ fn both_have_these_signatures() {
     };
     let _ = |loopback: Loopback| loopback.fabric;
     is_fabric::<VerbsFabric>();
-    is_pollable::<ControlChannel>();
+    is_channel::<VerbsChannel>();
     is_pollable::<Listener>();
     is_pollable::<DataConnection>();
 }

@@ -7,8 +7,7 @@ use std::sync::Arc;
 
 use farside_config::ServerConfig;
 use farside_control::{
-    Channel, ConnectRequest, Purpose, REQUEST_BYTES_MAX, Refusal, Role, ServerRequest, Welcome,
-    encode_reply,
+    ServerRequest, ConnectRequest, Purpose, REQUEST_BYTES_MAX, Refusal, Role, Welcome, encode_reply,
 };
 use farside_fabric::shm::Region;
 use farside_fabric::verbs::{
@@ -150,8 +149,10 @@ impl Service {
             let welcome = self.welcome_with_key((id, lease), ticket, role);
             let welcome = welcome.ok_or("there is no device")?;
             let accepted = incoming.accept_control(&encode_reply(&Ok(welcome)));
-            let channel = Channel::Verbs(accepted.map_err(|error| error.to_string())?);
-            let peer = Peer::new(channel, ClientIdentity::Client { id, role, lease, ticket });
+            let channel = accepted.map_err(|error| error.to_string())?;
+            let connection = Some(channel.id());
+            let mut peer = Peer::new(channel, ClientIdentity::Client { id, role, lease, ticket });
+            peer.connection = connection;
             self.add_peer(peer).map_err(|error| error.to_string())
         });
         match added {
@@ -227,7 +228,7 @@ impl Service {
 
     /// The other end of a connection is gone. What a client sent before that counts.
     fn hang_up(&mut self, id: ConnectionId) {
-        let of_client = self.peers.iter().find(|(_, peer)| peer.connection_id() == Some(id));
+        let of_client = self.peers.iter().find(|(_, peer)| peer.connection == Some(id));
         if let Some(token) = of_client.map(|(token, _)| *token) {
             self.listen_to(token);
             return self.disconnect(token, &DisconnectReason::Gone);
@@ -248,10 +249,8 @@ impl Service {
     pub(super) fn probe(&mut self, now: Nanos) {
         self.probing.begin(now);
         for peer in self.peers.values_mut() {
-            if !ask_first(&mut peer.data)
-                && let Channel::Verbs(channel) = &mut peer.channel
-            {
-                let _ = channel.probe();
+            if !ask_first(&mut peer.data) {
+                let _ = peer.channel.probe();
             }
         }
     }

@@ -5,9 +5,9 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use farside_control::{Channel, ConnectRequest, Purpose, Refusal, Role, Welcome, encode_reply};
+use farside_control::{ConnectRequest, Purpose, Refusal, Role, Welcome, encode_reply};
 use farside_fabric::boot_time_ns;
-use farside_fabric::shm::{Listener, RegionMemory};
+use farside_fabric::shm::{Listener, RegionMemory, ShmChannel};
 use rustix::event::epoll;
 
 use super::door::Door;
@@ -64,7 +64,7 @@ impl Service {
             }
         };
         let user = connection.peer_user();
-        let added = Channel::over(connection).and_then(|channel| {
+        let added = ShmChannel::over(connection).and_then(|channel| {
             let mut peer = Peer::new(channel, ClientIdentity::Stranger);
             peer.user = Some(user?);
             self.add_peer(peer)
@@ -95,19 +95,17 @@ impl Service {
         let welcome = admitted.map(|(role, admitted)| (role, self.welcome_of(admitted)));
         let Some(peer) = self.peers.get_mut(&token) else { return Ok(()) };
         // Only what came through a socket is a stranger.
-        let (Channel::Shm(connection), Door::Socket(socket)) = (&peer.channel, &self.door) else {
-            return Ok(());
-        };
+        let Door::Socket(socket) = &self.door else { return Ok(()) };
         match welcome {
             Err(refusal) => {
                 // Whoever does not take it learns less.
-                let _ = connection.send(&encode_reply(&Err(refusal)), None);
+                let _ = peer.channel.send(&encode_reply(&Err(refusal)));
                 Err(DisconnectReason::Refused(refusal))
             }
             Ok((role, welcome)) => {
                 let Welcome { client_id: id, lease, ticket, .. } = welcome;
-                let descriptor = socket.descriptor(role);
-                if let Err(error) = connection.send(&encode_reply(&Ok(welcome)), Some(descriptor)) {
+                let (reply, descriptor) = (encode_reply(&Ok(welcome)), socket.descriptor(role));
+                if let Err(error) = peer.channel.send_with_descriptor(&reply, descriptor) {
                     self.take_back_admission(id);
                     return Err(DisconnectReason::Unreachable(error));
                 }

@@ -6,7 +6,8 @@ use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use farside_control::Channel;
+use farside_fabric::ControlChannel;
+use farside_fabric::shm::ShmChannel;
 use rustix::net::sockopt::set_socket_linger;
 use rustix::process::Signal;
 use rustix::thread::set_thread_res_uid;
@@ -90,9 +91,9 @@ fn readers_that_ask_without_end_keep_nobody_out() {
     Request::Statistics.encode(&mut request);
     let reader = || {
         let channel = place.ask(Role::Reader, Token::NONE).unwrap().connection;
-        Channel::over(channel).unwrap()
+        ShmChannel::over(channel).unwrap()
     };
-    let mut readers: Vec<Channel> = (0..READERS).map(|_| reader()).collect();
+    let mut readers: Vec<ShmChannel> = (0..READERS).map(|_| reader()).collect();
     std::thread::scope(|scope| {
         for part in readers.chunks_mut(READERS / 2) {
             let (stop, request) = (&stop, &request);

@@ -3,6 +3,7 @@
 //! A region on this fabric must not be reached over another one at the same time: CPU atomics and
 //! a NIC's atomics do not see each other (invariant I11).
 
+mod control;
 #[allow(unsafe_code, reason = "two socket options that rustix does not have")]
 mod descriptors;
 mod fabric;
@@ -16,6 +17,7 @@ mod region;
 mod socket;
 mod words;
 
+pub use control::ShmChannel;
 pub use fabric::{Lease, ShmFabric};
 pub use huge_pages::{Collapse, Pages, collapse_refusal};
 pub use memory::{HugePages, MemoryError, RegionMemory};

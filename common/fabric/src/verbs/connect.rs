@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::control::ControlChannel;
+use super::control::VerbsChannel;
 use super::fabric::VerbsFabric;
 use super::ffi::{self, rdma_cm_event_type as kind};
 use super::handles::{Capacity, CompletionQueue, ProtectionDomain, QueuePair, system};
@@ -34,10 +34,10 @@ pub fn connect_control(
     address: SocketAddr,
     private_data: &[u8],
     options: &Options,
-) -> Result<(ControlChannel, Vec<u8>), VerbsError> {
+) -> Result<(VerbsChannel, Vec<u8>), VerbsError> {
     check_request(private_data)?;
-    let prepared = Resolved::new(address, options)?.prepare(ControlChannel::CAPACITY)?;
-    let mut channel = ControlChannel::new(prepared.queue_pair.clone(), prepared.domain.clone())?;
+    let prepared = Resolved::new(address, options)?.prepare(VerbsChannel::CAPACITY)?;
+    let mut channel = VerbsChannel::new(prepared.queue_pair.clone(), prepared.domain.clone())?;
     let connected = prepared.connect(private_data)?;
     channel.begin(Some(connected.events))?;
     Ok((channel, connected.reply))

@@ -14,7 +14,7 @@ use super::handles::{Capacity, ProtectionDomain, QueuePair, system};
 use super::identifier::EventChannel;
 use super::memory::Registered;
 use super::types::{ConnectionId, VerbsError};
-use crate::MESSAGE_BYTES_MAX;
+use crate::{ControlChannel, MESSAGE_BYTES_MAX};
 
 /// Buffers for messages to come. A peer that sends more waits until one was taken.
 const RECEIVES: usize = 4;
@@ -29,12 +29,9 @@ const UNDER_WAY_MAX: usize = SLOTS + 1;
 /// message again to a side that has no buffer ready. The default, 0, is 655 ms.
 const RECEIVER_NOT_READY_TIMER: u8 = 14;
 
-/// One end of a control channel. It never blocks.
-///
-/// The descriptor becomes readable when there is something to do: a message, room for another one,
-/// or the end. Then call [`ControlChannel::receive`] until it returns `None`, and send what waited
-/// for room; what was not taken does not make it readable again.
-pub struct ControlChannel {
+/// One end of a control channel over a queue pair. What was not taken does not make its descriptor
+/// readable again.
+pub struct VerbsChannel {
     queue_pair: Arc<QueuePair>,
     /// On the connecting side, where nobody else looks at them.
     events: Option<Arc<EventChannel>>,
@@ -53,7 +50,7 @@ pub struct ControlChannel {
     memory: Registered,
 }
 
-impl ControlChannel {
+impl VerbsChannel {
     pub(super) const CAPACITY: Capacity =
         Capacity { sends: SENDS as u32 + 1, receives: RECEIVES as u32, inline_bytes: 0 };
 
@@ -135,13 +132,10 @@ impl ControlChannel {
         // completion. Providers copy the request.
         unsafe { self.queue_pair.post_receive(&raw mut request) }
     }
+}
 
-    /// Sends a message of 1 to [`MESSAGE_BYTES_MAX`] bytes.
-    ///
-    /// # Errors
-    /// `WouldBlock` when the peer has not taken earlier ones, `BrokenPipe` when it is gone,
-    /// `InvalidInput` for another length.
-    pub fn send(&mut self, message: &[u8]) -> io::Result<()> {
+impl ControlChannel for VerbsChannel {
+    fn send(&mut self, message: &[u8]) -> io::Result<()> {
         if message.is_empty() || message.len() > MESSAGE_BYTES_MAX {
             return Err(io::ErrorKind::InvalidInput.into());
         }
@@ -166,13 +160,7 @@ impl ControlChannel {
         unsafe { self.queue_pair.post_sends(&raw mut request) }
     }
 
-    /// Receives a message; returns its length. `None` when there is none, 0 when the peer is gone
-    /// and everything it sent before was received.
-    ///
-    /// # Errors
-    /// `InvalidData` for a message longer than the buffer, which is dropped, `TimedOut` when the
-    /// peer is gone because its device did not answer a probe, else what the system says.
-    pub fn receive(&mut self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
+    fn receive(&mut self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
         if self.arrived.is_empty() {
             self.look()?;
         }
@@ -196,14 +184,14 @@ impl ControlChannel {
         if fits { Ok(Some(bytes)) } else { Err(io::ErrorKind::InvalidData.into()) }
     }
 
-    /// Asks the peer's device for a sign of life: a WRITE of no bytes. Its processor does not
-    /// notice. One at a time: while one is under way this does nothing. A peer that does not answer
-    /// for as long as its side of the connection asked for is gone: see
+    fn is_writable_with_room(&self) -> bool {
+        false
+    }
+
+    /// A WRITE of no bytes. One at a time: while one is under way this does nothing. A peer that
+    /// does not answer for as long as its side of the connection asked for is gone: see
     /// [`ControlChannel::receive`].
-    ///
-    /// # Errors
-    /// What the system says.
-    pub fn probe(&mut self) -> io::Result<()> {
+    fn probe(&mut self) -> io::Result<()> {
         if self.is_probing || self.has_ended {
             return Ok(());
         }
@@ -218,11 +206,7 @@ impl ControlChannel {
         Ok(())
     }
 
-    /// Waits until the peer's device has taken every message, for the last one before the end.
-    ///
-    /// # Errors
-    /// `TimedOut`, `BrokenPipe` when the peer is gone.
-    pub fn flush(&mut self, most: Duration) -> io::Result<()> {
+    fn flush(&mut self, most: Duration) -> io::Result<()> {
         let until = Instant::now() + most;
         loop {
             self.look()?;
@@ -243,7 +227,9 @@ impl ControlChannel {
             }
         }
     }
+}
 
+impl VerbsChannel {
     /// Takes everything that completed, and asks to be woken for the next.
     fn look(&mut self) -> io::Result<()> {
         self.look_at_events()?;
@@ -289,7 +275,7 @@ impl ControlChannel {
     }
 }
 
-impl AsFd for ControlChannel {
+impl AsFd for VerbsChannel {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match &self.watched {
             Some(watched) => watched.as_fd(),
@@ -298,7 +284,7 @@ impl AsFd for ControlChannel {
     }
 }
 
-impl Drop for ControlChannel {
+impl Drop for VerbsChannel {
     fn drop(&mut self) {
         // So that the peer hears of it even if somebody else still has the identifier.
         self.queue_pair.disconnect();

@@ -8,7 +8,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::connect::RECEIVER_RETRIES;
-use super::control::ControlChannel;
+use super::control::VerbsChannel;
 use super::ffi::{self, rdma_cm_event_type as kind};
 use super::handles::{CompletionQueue, ProtectionDomain, QueuePair, system};
 use super::identifier::{CmId, EventChannel};
@@ -143,12 +143,12 @@ impl Incoming {
     ///
     /// # Errors
     /// [`VerbsError`]; the peer is refused without a reason.
-    pub fn accept_control(self, reply: &[u8]) -> Result<ControlChannel, VerbsError> {
-        let capacity = ControlChannel::CAPACITY;
+    pub fn accept_control(self, reply: &[u8]) -> Result<VerbsChannel, VerbsError> {
+        let capacity = VerbsChannel::CAPACITY;
         let domain = Arc::new(ProtectionDomain::new(&self.id)?);
         let completions = CompletionQueue::new(&self.id, capacity.sends + capacity.receives)?;
         let queue_pair = QueuePair::new(&self.id, &domain, &Arc::new(completions), capacity)?;
-        let mut channel = ControlChannel::new(Arc::new(queue_pair), domain)?;
+        let mut channel = VerbsChannel::new(Arc::new(queue_pair), domain)?;
         channel.set_id(self.number);
         self.accept(reply, 0)?;
         channel.begin(None)?;

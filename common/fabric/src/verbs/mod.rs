@@ -34,7 +34,7 @@ mod types;
 mod work;
 
 pub use connect::{DataLink, connect_control, connect_data};
-pub use control::ControlChannel;
+pub use control::VerbsChannel;
 pub use fabric::VerbsFabric;
 pub use listener::{Event, Incoming, Listener};
 pub use preflight::preflight;

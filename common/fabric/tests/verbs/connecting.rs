@@ -3,11 +3,11 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use farside_fabric::REQUEST_BYTES_MAX;
 use farside_fabric::verbs::{
     Listener, Options, REASON_BYTES_MAX, VerbsError, connect_control, connect_data, preflight,
 };
 use farside_fabric::{Buffer, Fabric, LaneId, Verb};
+use farside_fabric::{ControlChannel, REQUEST_BYTES_MAX};
 
 use crate::harness::{CONTROL, READER, REASON, Server, WRITER, address, fabric_from, later};
 

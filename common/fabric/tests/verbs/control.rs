@@ -4,8 +4,8 @@ use std::io;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use farside_fabric::MESSAGE_BYTES_MAX;
-use farside_fabric::verbs::ControlChannel;
+use farside_fabric::verbs::VerbsChannel;
+use farside_fabric::{ControlChannel, MESSAGE_BYTES_MAX};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::harness::{PATIENCE, Server};
@@ -16,7 +16,7 @@ fn readable_within(channel: &impl AsFd, most: Duration) -> bool {
 }
 
 /// Sleeps for the next message.
-fn receive(channel: &mut ControlChannel, buffer: &mut [u8]) -> usize {
+fn receive(channel: &mut VerbsChannel, buffer: &mut [u8]) -> usize {
     loop {
         if let Some(bytes) = channel.receive(buffer).unwrap() {
             return bytes;
@@ -26,7 +26,7 @@ fn receive(channel: &mut ControlChannel, buffer: &mut [u8]) -> usize {
 }
 
 /// Sleeps for room.
-fn send(channel: &mut ControlChannel, message: &[u8]) {
+fn send(channel: &mut VerbsChannel, message: &[u8]) {
     while let Err(error) = channel.send(message) {
         assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
         assert!(readable_within(channel, PATIENCE), "no room came");

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use farside_fabric::Role;
 use farside_fabric::shm::{HugePages, Region, RegionMemory};
 use farside_fabric::verbs::{
-    ConnectionId, ControlChannel, DataConnection, Event, Incoming, Listener, Options, Protection,
-    RemoteRegion, VerbsFabric, connect_control, connect_data, preflight,
+    ConnectionId, DataConnection, Event, Incoming, Listener, Options, Protection, RemoteRegion,
+    VerbsChannel, VerbsFabric, connect_control, connect_data, preflight,
 };
 use farside_fabric::{Fabric, Nanos};
 
@@ -47,7 +47,7 @@ pub(crate) struct Server {
     pub(crate) writers: Protection,
     pub(crate) readers: Protection,
     pub(crate) connections: BTreeMap<ConnectionId, DataConnection>,
-    pub(crate) channels: BTreeMap<ConnectionId, ControlChannel>,
+    pub(crate) channels: BTreeMap<ConnectionId, VerbsChannel>,
     /// Whose peers are gone.
     pub(crate) gone: Vec<ConnectionId>,
     /// What peers said that was none of the requests here.
@@ -156,7 +156,7 @@ impl Server {
     }
 
     /// Both ends of a control channel.
-    pub(crate) fn control(&mut self) -> (ControlChannel, ControlChannel) {
+    pub(crate) fn control(&mut self) -> (VerbsChannel, VerbsChannel) {
         let address = self.address();
         let (theirs, reply) =
             self.while_client(|| connect_control(address, CONTROL, &Options::default()).unwrap());

@@ -11,10 +11,11 @@ use farside_control::attach::AttachError;
 use farside_control::{
     PROTOCOL_VERSION, REPLY_BYTES, REPLY_BYTES_MAX, Reply, ServerStatistics, Welcome, encode_reply,
 };
+use farside_fabric::ControlChannel;
 use farside_fabric::shm::{HugePages, Listener as Socket, RegionMemory};
 use farside_fabric::verbs::{
-    ControlChannel, DataConnection, Event, Incoming, Listener, Protection, REASON_BYTES_MAX,
-    RemoteRegion,
+    DataConnection, Event, Incoming, Listener, Protection, REASON_BYTES_MAX, RemoteRegion,
+    VerbsChannel,
 };
 use farside_tests::{device_or_left_out, left_out_over_rdma, new_address};
 
@@ -35,7 +36,7 @@ struct Imposter {
     listener: Listener,
     protection: Protection,
     /// With what to send on them.
-    channels: Vec<(ControlChannel, Vec<u8>)>,
+    channels: Vec<(VerbsChannel, Vec<u8>)>,
     sessions: Vec<DataConnection>,
     _memory: RegionMemory,
 }
