@@ -6,11 +6,10 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use farside_control::attach::Target;
+use farside_control::attach::ConnectOptions;
 use farside_control::{Role, ServerStatistics};
 
-use crate::any_engine::AnyEngine;
-use crate::connection::{Connection, SessionOptions};
+use crate::connection::{Connection, SessionEngine, SessionOptions};
 use crate::control::{ANSWER_TIMEOUT, Control, PERMILLE_ALL};
 use crate::failure::Failure;
 use crate::reconnect_budget::ReconnectBudget;
@@ -40,9 +39,8 @@ impl fmt::Debug for Client {
 
 /// What all clones of a client, and its sessions, share.
 pub(crate) struct Shared {
-    target: Target,
+    connect_options: ConnectOptions,
     pub(crate) options: SessionOptions,
-    #[cfg(feature = "around")]
     wrap: Option<farside_fabric::Intercept>,
     connections: Reconnecting<Connection>,
 }
@@ -141,7 +139,7 @@ impl Client {
 impl Shared {
     /// The server's address.
     pub(crate) fn server(&self) -> String {
-        self.target.address.to_string()
+        self.connect_options.address.to_string()
     }
 
     pub(crate) fn unreachable(&self, contact: Contact, tried: Duration) -> Error {
@@ -152,12 +150,8 @@ impl Shared {
     pub(crate) fn engine(
         &self,
         connection: &Connection,
-    ) -> std::result::Result<AnyEngine, Failure> {
-        #[cfg(feature = "around")]
-        if let Some(wrap) = &self.wrap {
-            return connection.wrapped_engine(self.options, wrap);
-        }
-        connection.engine(self.options)
+    ) -> std::result::Result<SessionEngine, Failure> {
+        connection.engine(self.options, self.wrap.as_ref())
     }
 
     /// The error behind a failure; `None` if the connection is lost, and nothing happened. Where
@@ -188,11 +182,11 @@ impl Shared {
 
     /// How long connecting, and reconnecting, may take.
     pub(crate) fn connect_timeout(&self) -> Duration {
-        self.target.timeout
+        self.connect_options.timeout
     }
 
     pub(crate) fn role(&self) -> Role {
-        self.target.role
+        self.connect_options.role
     }
 
     /// The connection, a new one if the last was lost.
@@ -202,7 +196,7 @@ impl Shared {
     }
 
     fn reconnect(&self) -> Result<Connection> {
-        let connection = Connection::establish(&self.target)?;
+        let connection = Connection::establish(&self.connect_options)?;
         tracing::info!(incarnation = connection.welcome.incarnation, "reconnected");
         Ok(connection)
     }

@@ -4,7 +4,6 @@ use std::collections::{HashMap, HashSet};
 
 use farside_layout::SizeClass;
 
-use crate::any_engine::{AnyEngine, over};
 use crate::{Client, Entry, Error, Result, Session, Store};
 use farside_protocol::LANE;
 use farside_protocol::{HASHES, ScannedSlot, read_part, read_slot};
@@ -83,7 +82,7 @@ impl Client {
                 batch_bytes += slot.block().map_or(0, |block| block.class.block_bytes());
                 if batch_bytes > BATCH_BYTES {
                     // Else this session would move the next blocks to where these were.
-                    over!(session.engine()?, engine => engine.region.allocator().give_all());
+                    session.engine()?.region.allocator().give_all();
                     batch_bytes = 0;
                 }
             }
@@ -98,10 +97,8 @@ impl Client {
 fn slots(session: &mut Session, from: u64) -> Result<(Vec<(u32, ScannedSlot)>, u64)> {
     let (geometry, found, to) = session.run(|engine| {
         let mut found = Vec::new();
-        let to = over!(engine, engine => {
-            engine.endpoint.drive(read_part(engine, LANE, from as u32, &mut found))
-        })?;
-        Ok((engine.format().geometry(), found, to))
+        let to = engine.endpoint.drive(read_part(engine, LANE, from as u32, &mut found))?;
+        Ok((engine.format.geometry(), found, to))
     })?;
     let chunk = |slot: &ScannedSlot| geometry.chunk_of(slot.block()?.address.offset());
     Ok((found.into_iter().filter_map(|slot| Some((chunk(&slot)?, slot))).collect(), to))
@@ -109,9 +106,7 @@ fn slots(session: &mut Session, from: u64) -> Result<(Vec<(u32, ScannedSlot)>, u
 
 /// The entry of a slot; `None` if it is gone, or for others to mend.
 fn entry(session: &mut Session, slot: ScannedSlot) -> Result<Option<Entry>> {
-    let entry = session.run(
-        |engine| over!(engine, engine => engine.endpoint.drive(read_slot(engine, LANE, slot))),
-    );
+    let entry = session.run(|engine| engine.endpoint.drive(read_slot(engine, LANE, slot)));
     match entry {
         Err(Error::Layout(_) | Error::Contended { .. }) => Ok(None),
         entry => entry,

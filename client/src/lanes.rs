@@ -12,11 +12,11 @@ use farside_control::Role;
 use farside_fabric::{Buffer, Counters, Fabric, LaneId};
 
 use crate::client::Shared;
-use crate::connection::Connection;
+use crate::connection::{Connection, SessionEngine};
 use crate::pipeline::{Completed, Outcome, PipelineFull, Ticket};
-use combining::CandidateTable;
 use farside_protocol::{Action, Answer, CachedRead, Operation};
-use farside_protocol::{Engine, Failure, OperationError};
+use farside_protocol::{Failure, OperationError};
+use combining::CandidateTable;
 use task::{Job, Mailbox, run_lane};
 
 /// What an operation takes before any has finished, in bytes; then an average over about so many.
@@ -56,9 +56,9 @@ struct Lane<'s> {
     counted: Counters,
 }
 
-/// Operations in flight over one fabric.
-pub(crate) struct Lanes<'s, F: Fabric> {
-    engine: &'s Engine<F>,
+/// Operations in flight.
+pub(crate) struct Lanes<'s> {
+    engine: &'s SessionEngine,
     connection: &'s Connection,
     shared: &'s Shared,
     lanes: Vec<Lane<'s>>,
@@ -82,10 +82,10 @@ pub(crate) struct Lanes<'s, F: Fabric> {
     recent: CandidateTable,
 }
 
-impl<'s, F: Fabric> Lanes<'s, F> {
+impl<'s> Lanes<'s> {
     /// The first lanes of the engine: so many, but one at least and not more than it has.
     pub(crate) fn new(
-        engine: &'s Engine<F>,
+        engine: &'s SessionEngine,
         connection: &'s Connection,
         shared: &'s Shared,
         count: usize,
@@ -394,7 +394,7 @@ impl<'s, F: Fabric> Lanes<'s, F> {
     }
 }
 
-impl<F: Fabric> Drop for Lanes<'_, F> {
+impl Drop for Lanes<'_> {
     /// Finishes what is in flight: an operation that stops between two round trips would leave a
     /// PENDING word behind.
     fn drop(&mut self) {

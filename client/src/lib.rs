@@ -75,7 +75,6 @@
 #![deny(unsafe_code)]
 #![warn(missing_debug_implementations)]
 
-mod any_engine;
 mod batch;
 mod client;
 mod compact;

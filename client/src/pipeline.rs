@@ -1,14 +1,11 @@
-//! Many operations in flight on one session: the door, whatever the fabric.
+//! Many operations in flight on one session: the door.
 
 use std::fmt;
 
-use farside_fabric::shm::ShmFabric;
-use farside_fabric::verbs::VerbsFabric;
 use farside_fabric::{Counters, LaneId};
 
-use crate::any_engine::AnyEngine;
 use crate::client::Shared;
-use crate::connection::Connection;
+use crate::connection::{Connection, SessionEngine};
 use crate::lanes::Lanes;
 use crate::{Result, Store, Version};
 use farside_protocol::Action;
@@ -77,7 +74,7 @@ pub enum Outcome<'p> {
 /// [`Error::Disconnected`](crate::Error::Disconnected) (they have not happened) or
 /// [`Error::Indeterminate`](crate::Error::Indeterminate). The pipeline stays disconnected: drop it
 /// and take another from the session, which reconnects.
-pub struct Pipeline<'s>(AnyLanes<'s>);
+pub struct Pipeline<'s>(Lanes<'s>);
 
 impl fmt::Debug for Pipeline<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -87,43 +84,15 @@ impl fmt::Debug for Pipeline<'_> {
     }
 }
 
-enum AnyLanes<'s> {
-    Shm(Lanes<'s, ShmFabric>),
-    Verbs(Lanes<'s, VerbsFabric>),
-    #[cfg(feature = "around")]
-    Wrapped(Lanes<'s, Box<dyn farside_fabric::Fabric + Send>>),
-}
-
-/// The same expression over whichever lanes they are.
-macro_rules! over_lanes {
-    ($any:expr, $lanes:ident => $result:expr) => {
-        match $any {
-            AnyLanes::Shm($lanes) => $result,
-            AnyLanes::Verbs($lanes) => $result,
-            #[cfg(feature = "around")]
-            AnyLanes::Wrapped($lanes) => $result,
-        }
-    };
-}
-
 impl<'s> Pipeline<'s> {
     /// Keeps up to `depth` operations in flight, as far as the session has lanes.
     pub(crate) fn new(
-        engine: &'s AnyEngine,
+        engine: &'s SessionEngine,
         connection: &'s Connection,
         shared: &'s Shared,
         depth: usize,
     ) -> Self {
-        Self(match engine {
-            AnyEngine::Shm(engine) => AnyLanes::Shm(Lanes::new(engine, connection, shared, depth)),
-            AnyEngine::Verbs(engine) => {
-                AnyLanes::Verbs(Lanes::new(engine, connection, shared, depth))
-            }
-            #[cfg(feature = "around")]
-            AnyEngine::Wrapped(engine) => {
-                AnyLanes::Wrapped(Lanes::new(engine, connection, shared, depth))
-            }
-        })
+        Self(Lanes::new(engine, connection, shared, depth))
     }
 
     /// Starts a GET.
@@ -193,7 +162,7 @@ impl<'s> Pipeline<'s> {
         key: &[u8],
         value: &[u8],
     ) -> std::result::Result<Ticket, PipelineFull> {
-        over_lanes!(&mut self.0, lanes => lanes.start(action, key, value))
+        self.0.start(action, key, value)
     }
 
     /// How many operations can be started before one has to be taken.
@@ -204,23 +173,23 @@ impl<'s> Pipeline<'s> {
     /// How many operations were started and not taken yet.
     #[inline]
     pub fn in_flight(&self) -> usize {
-        over_lanes!(&self.0, lanes => lanes.in_flight())
+        self.0.in_flight()
     }
 
     /// How many operations can be in flight.
     pub fn depth(&self) -> usize {
-        over_lanes!(&self.0, lanes => lanes.depth())
+        self.0.depth()
     }
 
     /// A finished operation, if there is one. Does not wait.
     #[inline]
     pub fn poll(&mut self) -> Option<Completed<'_>> {
-        over_lanes!(&mut self.0, lanes => lanes.poll())
+        self.0.poll()
     }
 
     /// The next finished operation; `None` if none is in flight.
     #[inline]
     pub fn wait(&mut self) -> Option<Completed<'_>> {
-        over_lanes!(&mut self.0, lanes => lanes.wait())
+        self.0.wait()
     }
 }

@@ -2,7 +2,6 @@
 
 use std::fmt;
 
-use crate::any_engine::{AnyEngine, over};
 use crate::{Entry, Result, Session};
 use farside_protocol::Failure;
 use farside_protocol::LANE;
@@ -24,7 +23,7 @@ impl fmt::Debug for Scan<'_> {
 
 impl<'s> Scan<'s> {
     pub(crate) fn new(session: &'s mut Session) -> Result<Self> {
-        let region_id = session.engine()?.format().region_id;
+        let region_id = session.engine()?.region.format.region_id;
         Ok(Self { session, region_id, progress: ScanCursor::default(), has_ended: false })
     }
 
@@ -32,12 +31,10 @@ impl<'s> Scan<'s> {
     fn step(&mut self) -> Result<Result<Option<Entry>>> {
         let Self { session, region_id, progress, .. } = self;
         let step = session.run(|engine| {
-            if engine.format().region_id != *region_id {
+            if engine.format.region_id != *region_id {
                 return Ok(None);
             }
-            let entry = over!(engine, engine => {
-                engine.endpoint.drive(next_entry(engine, LANE, progress))
-            });
+            let entry = engine.endpoint.drive(next_entry(engine, LANE, progress));
             match entry {
                 Ok(entry) => Ok(Some(Ok(entry))),
                 Err(Failure::Error(error)) => Ok(Some(Err((*error).into()))),

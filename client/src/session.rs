@@ -5,18 +5,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farside_control::Role;
-use farside_fabric::Counters;
+use farside_fabric::{Buffer, Counters};
 
-use crate::any_engine::AnyEngine;
 use crate::client::Shared;
-use crate::connection::Connection;
+use crate::connection::{Connection, SessionEngine};
 use crate::reconnect_budget::ReconnectBudget;
 use crate::{
     Batch, CacheStatistics, Contact, Error, Exchange, Limits, Pipeline, Result, Scan, Store, Value,
     Version,
 };
-use farside_protocol::Lifetime;
 use farside_protocol::{Action, Answer, Expected, Found};
+use farside_protocol::{LANE, Lifetime};
 
 /// How often a compare-and-exchange with an absent key starts over because the key comes and goes.
 const EXCHANGE_ATTEMPTS_MAX: u32 = 64;
@@ -41,7 +40,7 @@ impl fmt::Debug for Session {
 /// What a session has of one connection.
 struct ConnectedEngine {
     /// Before the connection, so that it is dropped first and its blocks go back.
-    engine: AnyEngine,
+    engine: SessionEngine,
     connection: Arc<Connection>,
 }
 
@@ -62,7 +61,7 @@ impl ConnectedEngine {
     /// If somebody forgot a pipeline, and with it operations that will not go on, one of them may
     /// have left a PENDING word: without a goodbye the server looks for it.
     fn leave(&self) {
-        if self.engine.is_pipelined() {
+        if self.engine.pipelined.get() {
             self.connection.control.give_up();
         }
     }
@@ -82,8 +81,8 @@ impl Session {
 
     /// The engine, on a new connection if the old one was lost.
     #[inline]
-    pub(crate) fn engine(&mut self) -> Result<&AnyEngine> {
-        if self.link.connection.control.is_lost() || self.link.engine.is_pipelined() {
+    pub(crate) fn engine(&mut self) -> Result<&SessionEngine> {
+        if self.link.connection.control.is_lost() || self.link.engine.pipelined.get() {
             self.reconnect()?;
         }
         Ok(&self.link.engine)
@@ -101,7 +100,7 @@ impl Session {
     #[inline]
     pub(crate) fn run<T>(
         &mut self,
-        mut operation: impl FnMut(&AnyEngine) -> std::result::Result<T, farside_protocol::Failure>,
+        mut operation: impl FnMut(&SessionEngine) -> std::result::Result<T, farside_protocol::Failure>,
     ) -> Result<T> {
         let mut losses = ReconnectBudget::default();
         loop {
@@ -147,7 +146,9 @@ impl Session {
     /// Appends a value that a GET left in the block buffer.
     #[inline]
     fn copy(&self, found: &Found, into: &mut Vec<u8>) {
-        into.extend_from_slice(found.value_in(&self.link.engine.block()));
+        into.extend_from_slice(
+            found.value_in(&self.link.engine.endpoint.buffer(LANE, Buffer::Block)),
+        );
     }
 
     fn value(&self, found: &Found) -> Value {
@@ -353,18 +354,18 @@ impl Session {
 
     /// What the location cache did for this session on the present connection.
     pub fn cache_statistics(&self) -> CacheStatistics {
-        self.link.engine.cache_statistics()
+        self.link.engine.lookups.statistics()
     }
 
     /// Forgets all cached locations, for all sessions of the client; not what others are learning
     /// meanwhile.
     pub fn clear_cache(&mut self) {
-        self.link.engine.cache().clear();
+        self.link.engine.cache.clear();
     }
 
     /// What the region allows.
     pub fn limits(&self) -> Limits {
-        let format = self.link.engine.format();
+        let format = &self.link.engine.format;
         Limits {
             key_bytes_max: format.key_bytes_max as usize,
             value_bytes_max: format.value_bytes_max as usize,

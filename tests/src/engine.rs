@@ -4,10 +4,10 @@ use std::collections::VecDeque;
 use std::io;
 
 use farside_config::ServerConfig;
-use farside_control::attach::{AnyFabric, Attached, Target};
+use farside_control::attach::{Attached, ConnectOptions};
 use farside_control::{ControlChannel, MESSAGE_BYTES_MAX, Reply, Request, Role, Token, Welcome};
-use farside_fabric::Fabric;
 use farside_fabric::shm::ShmFabric;
+use farside_fabric::{AnyFabric, Fabric};
 use farside_layout::{FreeBlock, SizeClass};
 use farside_protocol::allocator::{BlockDelivery, BlockSource, Delivery};
 use farside_protocol::{ConnectionCache, Engine, EngineOptions, Prefix};
@@ -107,12 +107,12 @@ impl BlockSource for ChannelBlocks {
 pub fn engine_over<F: Fabric>(address: &str, around: impl FnOnce(ShmFabric) -> F) -> Engine<F> {
     let (role, token) = (Role::Writer, Token::NONE);
     let (address, timeout) = (address.parse().unwrap(), PATIENCE);
-    let target = Target { address, role, token, timeout, rdma: Default::default() };
-    let Attached { welcome, route, channel } = target.connect().unwrap();
+    let options = ConnectOptions { address, role, token, timeout, rdma: Default::default() };
+    let Attached { welcome, factory, channel } = options.connect().unwrap();
     let Welcome { region_id, region_bytes, client_id, .. } = welcome;
     let (cache_bytes, lanes) = (64 << 20, 64);
     let options = EngineOptions { region_id, region_bytes, client_id, cache_bytes, lanes };
-    let AnyFabric::Shm(fabric) = route.fabric(lanes).unwrap() else { unreachable!() };
+    let AnyFabric::Shm(fabric) = factory.fabric(lanes).unwrap() else { unreachable!() };
     let blocks = Box::new(ChannelBlocks {
         channel,
         buffer: vec![0; MESSAGE_BYTES_MAX],

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use farside_config::ClientConfig;
-use farside_control::attach::{AnyFabric, AttachError, Attached, Contact, Target};
+use farside_control::attach::{AttachError, Attached, ConnectOptions, Contact};
 use farside_control::{Role, say_goodbye};
 use farside_fabric::{ChainError, Endpoint, LaneId};
 use farside_tools::check::{self, CheckError, Observer, Report, Scope};
@@ -22,15 +22,15 @@ const CHECKS_MIN: u32 = 3;
 
 /// A region that cannot be changed from here: the memory, or the device, refuses it.
 pub(crate) struct RawRegion {
-    target: Target,
+    options: ConnectOptions,
     attached: Attached,
 }
 
 impl RawRegion {
     /// Connects as a reader of its own.
     pub(crate) fn open(config: &ClientConfig) -> anyhow::Result<Self> {
-        let target = config.target(Role::Reader)?;
-        Ok(Self { attached: target.connect()?, target })
+        let options = config.connect_options(Role::Reader)?;
+        Ok(Self { attached: options.connect()?, options })
     }
 
     /// Checks the region while clients go on; again from the start, on a new connection, if the
@@ -42,13 +42,13 @@ impl RawRegion {
             match self.check_once(scope, bar) {
                 Err(error) if is_loss(&error) => {
                     let tried = started.elapsed();
-                    if checks >= CHECKS_MIN && tried >= self.target.timeout {
-                        let (server, contact) = (self.target.address.to_string(), Contact::Lost);
+                    if checks >= CHECKS_MIN && tried >= self.options.timeout {
+                        let (server, contact) = (self.options.address.to_string(), Contact::Lost);
                         return Err(
                             AttachError::Absent { server, contact, tried, source: None }.into()
                         );
                     }
-                    self.attached = self.target.connect().map_err(after_an_answer)?;
+                    self.attached = self.options.connect().map_err(after_an_answer)?;
                 }
                 done => return done,
             }
@@ -57,14 +57,8 @@ impl RawRegion {
 
     fn check_once(&self, scope: Scope, bar: &ProgressBar) -> anyhow::Result<Report> {
         let (bytes, mut observer) = (self.attached.welcome.region_bytes, OnBar(bar));
-        Ok(match self.attached.route.fabric(1)? {
-            AnyFabric::Shm(fabric) => {
-                check::check(&Endpoint::new(fabric, 1), LANE, bytes, scope, &mut observer)?
-            }
-            AnyFabric::Verbs(fabric) => {
-                check::check(&Endpoint::new(fabric, 1), LANE, bytes, scope, &mut observer)?
-            }
-        })
+        let endpoint = Endpoint::new(self.attached.factory.fabric(1)?, 1);
+        Ok(check::check(&endpoint, LANE, bytes, scope, &mut observer)?)
     }
 }
 

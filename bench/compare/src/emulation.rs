@@ -14,7 +14,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use clap::ValueEnum;
-use farside_control::attach::AnyFabric;
 use farside_fabric::{
     CHAIN_VERBS_MAX, ChainError, Completion, Counters, Fabric, Flight, LaneId, Nanos, Verb,
 };
@@ -63,15 +62,6 @@ pub fn around<F: Fabric + ?Sized>(fabric: Box<F>, lanes: u16, link: Link) -> Emu
         time: link.own_time.map(|now| OwnTime { now, waits: Vec::new() }),
     };
     Intercepted { interceptor, fabric }
-}
-
-/// The same where the fabric is known only now.
-pub fn around_any(fabric: AnyFabric, lanes: u16, link: Link) -> Emulated<dyn Fabric + Send> {
-    let fabric: Box<dyn Fabric + Send> = match fabric {
-        AnyFabric::Shm(fabric) => Box::new(fabric),
-        AnyFabric::Verbs(fabric) => Box::new(fabric),
-    };
-    around(fabric, lanes, link)
 }
 
 /// The same for the sessions of a client.

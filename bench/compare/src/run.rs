@@ -21,7 +21,6 @@ use farside_bench::verbs::{Attached, Plan, RawLimit, Timed, rates, rates_of};
 use farside_bench::workload::{Kind, Mix, Workload};
 use farside_bench::{Error, Result};
 use farside_config::ClientConfig;
-use farside_control::attach::AnyFabric;
 use farside_fabric::Fabric;
 use farside_fabric::shm::ShmFabric;
 use farside_layout::{BLOCK_BYTES_MAX, BLOCK_HEADER_BYTES, BLOCK_UNIT, SizeClass, class_for};
@@ -172,11 +171,11 @@ impl<'a> Ground<'a> {
             return self.service(scope, seat, &service.socket());
         }
         let lanes = lanes(self.store) * self.args.depth;
-        match (self.args.link(), attached.fabric(lanes)?) {
-            (None, AnyFabric::Shm(fabric)) => self.peer(scope, seat, fabric, memory),
-            (None, AnyFabric::Verbs(fabric)) => self.peer(scope, seat, fabric, memory),
-            (Some(link), fabric) => {
-                let fabric = emulation::around_any(fabric, lanes, link);
+        let fabric = attached.fabric(lanes)?;
+        match self.args.link() {
+            None => self.peer(scope, seat, fabric, memory),
+            Some(link) => {
+                let fabric = emulation::around(Box::new(fabric), lanes, link);
                 self.peer(scope, seat, fabric, memory)
             }
         }

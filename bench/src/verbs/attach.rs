@@ -4,10 +4,11 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use farside_config::ClientConfig;
-use farside_control::attach::{self, AnyFabric};
+use farside_control::attach;
 use farside_control::{
     ServerRequest, BLOCKS_PER_MESSAGE_MAX, FreeBlock, MESSAGE_BYTES_MAX, Reply, Request, Role, say_goodbye,
 };
+use farside_fabric::AnyFabric;
 use farside_layout::{BLOCK_HEADER_BYTES, SizeClass};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -31,9 +32,9 @@ impl Attached {
     /// # Errors
     /// What the server refuses, or what is wrong with its region.
     pub fn connect(config: &ClientConfig) -> Result<Self> {
-        let target = config.target(Role::Writer);
-        let target = target.map_err(|error| Error::Usage(error.to_string()))?;
-        Ok(Self { server: target.connect()?, held: Vec::new() })
+        let options = config.connect_options(Role::Writer);
+        let options = options.map_err(|error| Error::Usage(error.to_string()))?;
+        Ok(Self { server: options.connect()?, held: Vec::new() })
     }
 
     /// A fabric on the region.
@@ -41,7 +42,7 @@ impl Attached {
     /// # Errors
     /// [`Error::Attach`]: over RDMA this connects a queue pair.
     pub fn fabric(&self, lanes: u16) -> Result<AnyFabric> {
-        Ok(self.server.route.fabric(lanes)?)
+        Ok(self.server.factory.fabric(lanes)?)
     }
 
     /// Takes free blocks, as many as the server has of these; returns where their content starts,

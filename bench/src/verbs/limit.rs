@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use farside_config::ClientConfig;
-use farside_control::attach::AnyFabric;
+use farside_fabric::AnyFabric;
 use farside_layout::{BLOCK_HEADER_BYTES, class_for};
 
 use super::{Attached, Plan, Timed, rates};

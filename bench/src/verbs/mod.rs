@@ -12,7 +12,7 @@ use std::fmt::{self, Write as _};
 use std::time::Duration;
 
 use farside_config::size::ByteSize;
-use farside_control::attach::AnyFabric;
+use farside_fabric::AnyFabric;
 use farside_fabric::Fabric;
 use farside_layout::{BLOCK_HEADER_BYTES, CHUNK_BYTES, SizeClass};
 use hdrhistogram::Histogram;
@@ -111,10 +111,8 @@ pub fn run(args: &Verbs, interrupt: &Interrupt) -> Result<VerbsReport> {
 ///
 /// # Errors
 /// As [`measure`].
-pub fn rates(fabric: AnyFabric, plan: &Plan<'_>) -> Result<[Timed; 4]> {
-    match fabric {
-        AnyFabric::Shm(mut fabric) => rates_of(&mut fabric, plan),
-        AnyFabric::Verbs(mut fabric) => rates_of(&mut fabric, plan),
+pub fn rates(mut fabric: AnyFabric, plan: &Plan<'_>) -> Result<[Timed; 4]> {
+    rates_of(&mut fabric, plan)
     }
 }
 

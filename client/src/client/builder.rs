@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farside_config::{ClientConfig, PIPELINE_DEPTH};
-use farside_control::attach::Target;
+use farside_control::attach::ConnectOptions;
 use farside_control::{Role, Token};
 
 use super::{Client, Shared};
@@ -24,7 +24,6 @@ pub struct ClientBuilder {
     pipeline_depth: u16,
     connect_timeout: Duration,
     rdma: RdmaOptions,
-    #[cfg(feature = "around")]
     wrap: Option<farside_fabric::Intercept>,
 }
 
@@ -61,7 +60,6 @@ impl From<&ClientConfig> for ClientBuilder {
             pipeline_depth: config.pipeline_depth,
             connect_timeout: Duration::from_millis(config.connect_timeout_ms),
             rdma: config.rdma.options(),
-            #[cfg(feature = "around")]
             wrap: None,
         }
     }
@@ -143,7 +141,6 @@ impl ClientBuilder {
     }
 
     /// What is to be between the sessions and their fabric: for kv-compare and tests.
-    #[cfg(feature = "around")]
     #[doc(hidden)]
     pub fn around(mut self, wrap: farside_fabric::Intercept) -> Self {
         self.wrap = Some(wrap);
@@ -165,16 +162,10 @@ impl ClientBuilder {
         let address = self.server.unwrap_or_default().parse()?;
         let (role, token) = (self.role, self.token);
         let timeout = self.connect_timeout.min(CONNECT_TIMEOUT_MAX);
-        let target = Target { address, role, token, timeout, rdma: self.rdma };
-        let connections = Reconnecting::new(Connection::establish(&target)?);
+        let connect_options = ConnectOptions { address, role, token, timeout, rdma: self.rdma };
+        let connections = Reconnecting::new(Connection::establish(&connect_options)?);
         let options = SessionOptions { cache_bytes: self.cache_bytes, lanes };
-        let shared = Shared {
-            target,
-            options,
-            #[cfg(feature = "around")]
-            wrap: self.wrap,
-            connections,
-        };
+        let shared = Shared { connect_options, options, wrap: self.wrap, connections };
         Ok(Client { shared: Arc::new(shared) })
     }
 }

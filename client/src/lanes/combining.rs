@@ -51,7 +51,7 @@ impl CandidateTable {
     }
 }
 
-impl<F: Fabric> Lanes<'_, F> {
+impl Lanes<'_> {
     /// Looks for a job that a new one can be done with; whether another lane does the new one.
     #[inline]
     pub(super) fn share(&mut self, id: LaneId, action: Action<'_>, hash: KeyHash) -> bool {

@@ -5,10 +5,10 @@ use std::future::poll_fn;
 use std::rc::Rc;
 use std::task::Poll;
 
-use farside_fabric::{Fabric, LaneId};
+use farside_fabric::{AnyFabric, LaneId};
 use farside_layout::hash::KeyHash;
 
-use farside_protocol::Engine;
+use crate::connection::SessionEngine;
 use farside_protocol::Failure;
 use farside_protocol::{Action, Answer, Operation, Successor};
 
@@ -25,7 +25,11 @@ pub(super) struct Job<'v> {
 
 impl Job<'_> {
     #[inline]
-    pub(super) fn operation<F: Fabric>(self, engine: &Engine<F>, lane: LaneId) -> Operation<'_, F> {
+    pub(super) fn operation(
+        self,
+        engine: &SessionEngine,
+        lane: LaneId,
+    ) -> Operation<'_, AnyFabric> {
         let staged = Operation::staged(engine, lane, self.hash, self.key_bytes, self.value_bytes);
         staged.after(self.successor)
     }
@@ -48,11 +52,7 @@ impl Mailbox<'_> {
 }
 
 /// A lane's task: waits for a job, runs it, answers, for ever.
-pub(super) async fn run_lane<F: Fabric>(
-    engine: &Engine<F>,
-    lane: LaneId,
-    mailbox: Rc<Mailbox<'_>>,
-) {
+pub(super) async fn run_lane(engine: &SessionEngine, lane: LaneId, mailbox: Rc<Mailbox<'_>>) {
     loop {
         let job = poll_fn(|_| mailbox.job.take().map_or(Poll::Pending, Poll::Ready)).await;
         mailbox.answer(job.operation(engine, lane).perform(job.action).await);

@@ -23,7 +23,7 @@ use serde::{Deserialize, Deserializer};
 
 use crate::size::ByteSize;
 use farside_control::address::{Address, AddressError};
-use farside_control::attach::Target;
+use farside_control::attach::ConnectOptions;
 use farside_control::{Role, Token};
 use farside_fabric::shm::HugePages;
 use farside_layout::{CHUNK_BYTES, CLIENTS_MAX, Format, LayoutError};
@@ -329,12 +329,12 @@ impl ClientConfig {
         self.secret.as_ref().map_or(Token::NONE, |secret| Token::of(&secret.0))
     }
 
-    /// Its server, to be connected to in this role.
+    /// How to connect to its server in this role.
     ///
     /// # Errors
     /// [`AddressError`] if it names no server.
-    pub fn target(&self, role: Role) -> Result<Target, AddressError> {
-        Ok(Target {
+    pub fn connect_options(&self, role: Role) -> Result<ConnectOptions, AddressError> {
+        Ok(ConnectOptions {
             address: self.server.as_deref().unwrap_or_default().parse()?,
             role,
             token: self.token(),

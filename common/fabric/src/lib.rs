@@ -5,6 +5,7 @@
 
 #![deny(unsafe_code)]
 
+mod any;
 mod channel;
 mod clock;
 mod counters;
@@ -21,6 +22,7 @@ pub mod verbs;
 pub mod waiting;
 mod waits;
 
+pub use any::AnyFabric;
 pub use channel::{ControlChannel, MESSAGE_BYTES_MAX, REPLY_BYTES_MAX, REQUEST_BYTES_MAX, Role};
 pub use clock::boot_time_ns;
 pub use counters::Counters;

@@ -5,7 +5,7 @@
 use std::time::{Duration, Instant};
 
 use farside_control::address::Address;
-use farside_control::attach::Target;
+use farside_control::attach::ConnectOptions;
 use farside_control::{
     ConnectRequest, MESSAGE_BYTES_MAX, PROTOCOL_VERSION, Purpose, REQUEST_BYTES_MAX, Refusal,
     Request, Role, Token, Welcome, decode_reply,
@@ -69,20 +69,20 @@ fn hello(role: Role, purpose: Purpose) -> [u8; REQUEST_BYTES_MAX] {
 }
 
 /// A server with a secret, and how to get into it.
-fn guarded() -> (ServerProcess, Target, tempfile::TempDir) {
+fn guarded() -> (ServerProcess, ConnectOptions, tempfile::TempDir) {
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("server.toml");
     std::fs::write(&config, "secret = 'secret'\nlog_level = 'debug'\n").unwrap();
     let arguments = ["--memory", "16MiB", "--config", config.to_str().unwrap()];
     let server = ServerProcess::start_unchecked(&arguments);
-    let target = Target {
+    let options = ConnectOptions {
         address: server.address().parse().unwrap(),
         role: Role::Reader,
         token: Token::of("secret"),
         timeout: Duration::from_secs(20),
         rdma: Options::default(),
     };
-    (server, target, folder)
+    (server, options, folder)
 }
 
 /// Works before, between and after.
@@ -151,7 +151,7 @@ fn no_hello_hurts_a_server() {
 
 #[test]
 fn no_message_hurts_anybody_but_who_sends_it() {
-    let (server, target, _folder) = guarded();
+    let (server, options, _folder) = guarded();
     let client = somebody_with_manners(&server);
     let mut session = client.session().unwrap();
     let mut random = SmallRng::seed_from_u64(6);
@@ -160,7 +160,7 @@ fn no_message_hurts_anybody_but_who_sends_it() {
     let rounds = scaled(5_000);
     for round in 0..rounds {
         // As a reader, for a writer may give blocks that are not his: he is trusted.
-        let mut channel = target.attach(target.timeout).unwrap().channel;
+        let mut channel = options.attach(options.timeout).unwrap().channel;
         match round % 4 {
             0 => Request::Statistics.encode(&mut valid),
             1 => Request::Goodbye.encode(&mut valid),
@@ -197,11 +197,11 @@ fn no_message_hurts_anybody_but_who_sends_it() {
 #[test]
 fn a_reader_uses_up_no_sessions_of_another() {
     let Some(_) = device_or_left_out() else { return };
-    let (server, target, _folder) = guarded();
-    let victim = target.attach(target.timeout).unwrap();
+    let (server, options, _folder) = guarded();
+    let victim = options.attach(options.timeout).unwrap();
     let Welcome { client_id, lease, .. } = victim.welcome;
     let stolen = hello(Role::Reader, Purpose::Data { client_id, ticket: lease });
     let unknown = Refusal::UnknownClient { client: client_id.into() };
     assert_eq!(answer(&server.address(), &stolen, true), Some(unknown));
-    assert!(victim.route.fabric(1).is_ok());
+    assert!(victim.factory.fabric(1).is_ok());
 }

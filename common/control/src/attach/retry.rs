@@ -4,7 +4,7 @@
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use super::{AttachError, Attached, Result, Target};
+use super::{AttachError, Attached, ConnectOptions, Result};
 
 /// The first pause between two attempts; each one is twice as long as the one before.
 const PAUSE_MIN: Duration = Duration::from_millis(5);
@@ -81,7 +81,7 @@ impl Attempts {
     }
 }
 
-impl Target {
+impl ConnectOptions {
     /// Connects, with as many attempts as the timeout allows.
     ///
     /// # Errors

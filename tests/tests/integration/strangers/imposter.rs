@@ -51,8 +51,8 @@ impl Imposter {
         Self { listener, protection, channels, sessions, _memory: memory }
     }
 
-    fn target(&self) -> Target {
-        Target {
+    fn options(&self) -> ConnectOptions {
+        ConnectOptions {
             address: format!("rdma://{}", self.listener.local_address().unwrap()).parse().unwrap(),
             role: Role::Writer,
             token: Token::NONE,
@@ -124,13 +124,13 @@ impl Imposter {
 }
 
 /// A client gets no session, and one line that says why.
-fn expect_nothing(target: &Target, welcome: &Welcome) -> String {
-    let error = match target.attach(target.timeout) {
+fn expect_nothing(options: &ConnectOptions, welcome: &Welcome) -> String {
+    let error = match options.attach(options.timeout) {
         Err(error) => error,
         // Some flipped bits make the numbers of another server.
         Ok(attached) => {
             let same = attached.welcome == *welcome;
-            let error = attached.route.fabric(1).err().expect("a session with an imposter");
+            let error = attached.factory.fabric(1).err().expect("a session with an imposter");
             assert!(!same || matches!(error, AttachError::Control(_)), "{error}");
             error
         }
@@ -144,7 +144,7 @@ fn expect_nothing(target: &Target, welcome: &Welcome) -> String {
 fn an_accepted_connection_with_garbage_is_none() {
     let Some(device) = device_or_left_out() else { return };
     let mut imposter = Imposter::new(&device);
-    let (target, welcome) = (imposter.target(), imposter.welcome());
+    let (options, welcome) = (imposter.options(), imposter.welcome());
     let valid = encode_reply(&Ok(welcome));
     let mut random = SmallRng::seed_from_u64(7);
     let mut noise = |bytes: usize| {
@@ -167,7 +167,7 @@ fn an_accepted_connection_with_garbage_is_none() {
             true => Answer::Accept(reply.clone(), Vec::new()),
             false => Answer::Accept(valid.to_vec(), Vec::new()),
         };
-        lines.insert(imposter.while_client(&mut answer, || expect_nothing(&target, &welcome)));
+        lines.insert(imposter.while_client(&mut answer, || expect_nothing(&options, &welcome)));
     }
     lines.iter().for_each(|line| println!("{line}"));
     assert!(lines.iter().any(|line| line.contains("does not speak Farside's protocol")));
@@ -177,17 +177,17 @@ fn an_accepted_connection_with_garbage_is_none() {
 fn a_refusal_with_garbage_is_one() {
     let Some(device) = device_or_left_out() else { return };
     let mut imposter = Imposter::new(&device);
-    let (target, welcome) = (imposter.target(), imposter.welcome());
+    let (options, welcome) = (imposter.options(), imposter.welcome());
     let valid = encode_reply(&Err(Refusal::Full { clients: 7 }));
     let mut random = SmallRng::seed_from_u64(9);
     let mut reasons: Vec<Vec<u8>> = (0..=REASON_BYTES_MAX).map(|bytes| vec![0xa5; bytes]).collect();
     reasons.extend((0..scaled(5_000)).map(|_| garbage(&mut random, &valid, REASON_BYTES_MAX)));
     for reason in reasons {
         let mut answer = |_| Answer::Reject(reason.clone());
-        imposter.while_client(&mut answer, || expect_nothing(&target, &welcome));
+        imposter.while_client(&mut answer, || expect_nothing(&options, &welcome));
     }
     let mut answer = |_| Answer::Reject(valid.to_vec());
-    let line = imposter.while_client(&mut answer, || expect_nothing(&target, &welcome));
+    let line = imposter.while_client(&mut answer, || expect_nothing(&options, &welcome));
     assert!(line.contains("the server has 7 clients, which is its maximum"), "{line}");
 }
 
@@ -195,7 +195,7 @@ fn a_refusal_with_garbage_is_one() {
 fn a_server_of_another_version_is_named() {
     let Some(device) = device_or_left_out() else { return };
     let mut imposter = Imposter::new(&device);
-    let (target, welcome) = (imposter.target(), imposter.welcome());
+    let (options, welcome) = (imposter.options(), imposter.welcome());
     let (ours, theirs) = (u64::from(PROTOCOL_VERSION), u64::from(PROTOCOL_VERSION) + 1);
     let versions = Refusal::Version { server: theirs, client: ours };
     let mut newer = encode_reply(&Ok(welcome));
@@ -211,7 +211,7 @@ fn a_server_of_another_version_is_named() {
         ),
     ] {
         let mut answer = |_| std::mem::replace(&mut answer, Answer::Reject(Vec::new()));
-        let line = imposter.while_client(&mut answer, || expect_nothing(&target, &welcome));
+        let line = imposter.while_client(&mut answer, || expect_nothing(&options, &welcome));
         println!("{line}");
         assert!(line.contains(&says), "{line}");
     }
@@ -223,7 +223,7 @@ fn a_server_of_another_version_is_named() {
 fn garbage_on_the_control_channel_ends_the_connection() {
     let Some(device) = device_or_left_out() else { return };
     let mut imposter = Imposter::new(&device);
-    let target = imposter.target();
+    let options = imposter.options();
     let welcome = encode_reply(&Ok(imposter.welcome()));
     let mut random = SmallRng::seed_from_u64(10);
     let mut valid = Vec::new();
@@ -235,7 +235,7 @@ fn garbage_on_the_control_channel_ends_the_connection() {
         message.resize(message.len().max(1), 0);
         Answer::Accept(welcome.to_vec(), message)
     };
-    let address = target.address.to_string();
+    let address = options.address.to_string();
     let rounds = scaled(2_500);
     let answered = imposter.while_client(&mut answer, || {
         let connect = || Client::builder().server(&address).connect().unwrap();
@@ -269,7 +269,7 @@ fn a_socket_that_answers_with_garbage_is_no_server() {
         ticket: 0,
     };
     let valid = encode_reply(&Ok(welcome));
-    let target = Target {
+    let options = ConnectOptions {
         address: address.parse().unwrap(),
         role: Role::Reader,
         token: Token::NONE,
@@ -284,7 +284,7 @@ fn a_socket_that_answers_with_garbage_is_no_server() {
             _ => garbage(&mut random, &valid, 300),
         };
         let error = std::thread::scope(|scope| {
-            let client = scope.spawn(|| target.attach(target.timeout).err());
+            let client = scope.spawn(|| options.attach(options.timeout).err());
             let connection = socket.accept().unwrap();
             connection.receive(&mut [0; REQUEST_BYTES_MAX]).unwrap();
             let descriptor = (round % 2 == 0).then(|| no_region.as_fd());

@@ -1,0 +1,99 @@
+//! Attaching on this host: through a Unix socket, which passes the region as a descriptor.
+
+use std::fs::File;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use zerocopy::IntoBytes;
+
+use super::{AttachError, Attached, ConnectOptions, Contact, FabricFactory, Result, system};
+use crate::{MESSAGE_BYTES_MAX, Purpose, Role, Welcome, trust};
+use farside_fabric::AnyFabric;
+use farside_fabric::shm::{Connection, Lease, Region, ShmChannel, ShmFabric};
+use farside_layout::{CLIENTS_MAX, LayoutError, SUPERBLOCK_BYTES, Superblock};
+
+/// What a session needs to reach a region on this host.
+struct ShmFactory {
+    region: Arc<Region>,
+    lease: Lease,
+}
+
+impl FabricFactory for ShmFactory {
+    fn fabric(&self, lanes: u16) -> Result<AnyFabric> {
+        Ok(AnyFabric::Shm(ShmFabric::new(self.region.clone(), Some(self.lease), lanes)))
+    }
+}
+
+pub(super) fn attach(options: &ConnectOptions, path: &Path, most: Duration) -> Result<Attached> {
+    let started = Instant::now();
+    let silent = || options.absent(Contact::Silent, started.elapsed(), None);
+    let hung_up = || options.absent(Contact::HungUp, started.elapsed(), None);
+    // To the system, no time at all means for ever.
+    let left = || most.saturating_sub(started.elapsed()).max(Duration::from_millis(1));
+    let connection = Connection::connect(path, left()).map_err(|source| {
+        use io::ErrorKind::{
+            ConnectionRefused, ConnectionReset, Interrupted, NotFound, WouldBlock,
+        };
+        match source.kind() {
+            NotFound | ConnectionRefused | ConnectionReset | Interrupted => {
+                options.absent(Contact::None, started.elapsed(), Some(source))
+            }
+            // Its backlog is full.
+            WouldBlock => silent(),
+            _ => system("connecting to the server's socket")(source),
+        }
+    })?;
+    let user = connection.peer_user().map_err(system("asking whose server it is"))?;
+    if !trust::may_serve(user, path) {
+        return Err(AttachError::Untrusted { server: options.address.to_string(), user });
+    }
+    let waiting = connection.set_receive_timeout(Some(left()));
+    waiting.map_err(system("setting up the socket"))?;
+    connection.send(&options.request(Purpose::Control), None).map_err(|_| hung_up())?;
+    let mut buffer = vec![0; MESSAGE_BYTES_MAX];
+    let (bytes, descriptor) =
+        connection.receive(&mut buffer).map_err(|source| match Errno::from_io_error(&source) {
+            Some(Errno::MFILE) => system("receiving the region's descriptor")(source),
+            Some(Errno::CONNRESET) => hung_up(),
+            Some(Errno::AGAIN) => silent(),
+            _ => options.absent(Contact::Silent, started.elapsed(), Some(source)),
+        })?;
+    if bytes == 0 {
+        return Err(hung_up());
+    }
+    let welcome = options.welcome(&buffer[..bytes], false)?;
+    let what = "reply without a descriptor";
+    let truncated = LayoutError::Truncated { what, bytes: bytes as u64 };
+    let file = File::from(descriptor.ok_or(truncated)?);
+    let region = match options.role {
+        Role::Reader => Region::map_read_only(&file),
+        Role::Writer => Region::map(&file),
+    };
+    let region = region.map_err(system("mapping the region"))?;
+    let (says, is) = (welcome.region_bytes, region.bytes());
+    if says != is {
+        return Err(LayoutError::RegionLength { says, is }.into());
+    }
+    let lease = Lease { offset: lease_offset(&region, &welcome)?, number: welcome.lease };
+    let channel = ShmChannel::over(connection).map_err(system("setting up the socket"))?;
+    let factory = Box::new(ShmFactory { region: Arc::new(region), lease });
+    Ok(Attached { welcome, factory, channel: Box::new(channel) })
+}
+
+/// Where this client's entry in the client table is.
+fn lease_offset(region: &Region, welcome: &Welcome) -> Result<u64> {
+    let mut words = [0u64; SUPERBLOCK_BYTES as usize / 8];
+    let short = || LayoutError::Truncated { what: "region", bytes: region.bytes() };
+    region.read(0, &mut words).map_err(|_| short())?;
+    let (_, format) = Superblock::decode(words.as_bytes(), region.bytes())?;
+    Ok(format.geometry().client_entry(welcome.client_id).ok_or_else(|| {
+        let (field, value) = ("client id", welcome.client_id.into());
+        LayoutError::Bound { field, value, min: 1, max: CLIENTS_MAX.into() }
+    })?)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,116 @@
+//! The fabric of a session, chosen once when it connects. This is the only place on the data path
+//! that asks which fabric it is.
+
+use crate::shm::ShmFabric;
+use crate::verbs::VerbsFabric;
+use crate::{Buffer, ChainError, Completion, Counters, Fabric, LaneId, Nanos, Timing, Verb};
+
+/// The fabric that the server's address names, or one with interceptors around it.
+#[repr(u8)]
+#[allow(clippy::large_enum_variant, reason = "one per session")]
+pub enum AnyFabric {
+    /// On this host.
+    Shm(ShmFabric),
+    /// Over RDMA.
+    Verbs(VerbsFabric),
+    /// With a component around it that intercepts its calls ([`crate::Intercepted`]).
+    Intercepted(Box<dyn Fabric + Send>),
+}
+
+/// The same call on whichever fabric it is.
+macro_rules! on {
+    ($any:expr, $fabric:ident => $call:expr) => {
+        match $any {
+            AnyFabric::Shm($fabric) => $call,
+            AnyFabric::Verbs($fabric) => $call,
+            AnyFabric::Intercepted($fabric) => $call,
+        }
+    };
+}
+
+impl Fabric for AnyFabric {
+    #[inline]
+    fn timing(&self) -> Timing {
+        on!(self, fabric => fabric.timing())
+    }
+
+    #[inline]
+    fn now(&self) -> Nanos {
+        on!(self, fabric => fabric.now())
+    }
+
+    #[inline]
+    fn wall_clock_ns(&self) -> u64 {
+        on!(self, fabric => fabric.wall_clock_ns())
+    }
+
+    #[inline]
+    fn expect(&self, remote: u64, bytes: u32) {
+        on!(self, fabric => fabric.expect(remote, bytes));
+    }
+
+    #[inline]
+    fn post(&mut self, lane: LaneId, chain: &[Verb], deadline: Nanos) {
+        on!(self, fabric => fabric.post(lane, chain, deadline));
+    }
+
+    #[inline]
+    fn has_room(&self, under_way_bytes: u64) -> bool {
+        on!(self, fabric => fabric.has_room(under_way_bytes))
+    }
+
+    #[inline]
+    fn set_patience(&mut self, patience: Nanos) {
+        on!(self, fabric => fabric.set_patience(patience));
+    }
+
+    #[inline]
+    fn wait(&mut self, lane: LaneId, until: Nanos) {
+        on!(self, fabric => fabric.wait(lane, until));
+    }
+
+    #[inline]
+    fn ring(&mut self) {
+        on!(self, fabric => fabric.ring());
+    }
+
+    #[inline]
+    fn poll(&mut self) -> Option<Completion> {
+        on!(self, fabric => fabric.poll())
+    }
+
+    #[inline]
+    fn relax(&mut self) {
+        on!(self, fabric => fabric.relax());
+    }
+
+    #[inline]
+    fn buffer(&self, lane: LaneId, buffer: Buffer) -> &[u8] {
+        on!(self, fabric => fabric.buffer(lane, buffer))
+    }
+
+    #[inline]
+    fn buffer_mut(&mut self, lane: LaneId, buffer: Buffer) -> &mut [u8] {
+        on!(self, fabric => fabric.buffer_mut(lane, buffer))
+    }
+
+    #[inline]
+    fn reserve(&mut self, lane: LaneId, buffer: Buffer, bytes: usize) -> bool {
+        on!(self, fabric => fabric.reserve(lane, buffer, bytes))
+    }
+
+    #[inline]
+    fn run(&mut self, lane: LaneId, chain: &[Verb], deadline: Nanos) -> Result<u64, ChainError> {
+        on!(self, fabric => fabric.run(lane, chain, deadline))
+    }
+
+    #[inline]
+    fn counters(&self) -> Counters {
+        on!(self, fabric => fabric.counters())
+    }
+
+    #[inline]
+    fn lane_counters(&self, lane: LaneId) -> &Counters {
+        on!(self, fabric => fabric.lane_counters(lane))
+    }
+}
