@@ -48,7 +48,7 @@ impl Connection {
         wrap: Option<&Intercept>,
     ) -> std::result::Result<SessionEngine, Failure> {
         let mut fabric = self.fabric(options.lanes)?;
-        let is_remote = matches!(fabric, AnyFabric::Verbs(_));
+        let is_remote = fabric.is_remote();
         if let Some(wrap) = wrap {
             fabric = AnyFabric::Intercepted(wrap(Box::new(fabric), options.lanes));
         }

@@ -102,7 +102,7 @@ pub use farside_control::address::AddressError;
 pub use farside_control::attach::Contact;
 pub use farside_control::{ClassStatistics, ControlError, Refusal, Role, ServerStatistics};
 pub use farside_fabric::Counters;
-pub use farside_fabric::verbs::{Options as RdmaOptions, VerbsError};
+pub use farside_fabric::rdma::{Options as RdmaOptions, VerbsError};
 pub use farside_layout::{LayoutError, SizeClass};
 pub use farside_protocol::{CacheStatistics, Entry, Exhausted, Value, Version};
 pub use pipeline::{Completed, Outcome, Pipeline, PipelineFull, Ticket};

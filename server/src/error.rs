@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use farside_config::ConfigError;
 use farside_config::size::ByteSize;
 use farside_fabric::ChainError;
+use farside_fabric::rdma::VerbsError;
 use farside_fabric::shm::MemoryError;
-use farside_fabric::verbs::VerbsError;
 use farside_layout::LayoutError;
 
 use crate::depot::BlockError;

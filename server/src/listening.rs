@@ -1,43 +1,45 @@
 //! Listening, before there is a region to serve: quick, and the likeliest to fail.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use farside_config::ServerConfig;
 use farside_control::address::Address;
-use farside_fabric::{shm, verbs};
+use farside_fabric::shm::{self, RegionMemory};
 
 use crate::error::{ServerError, system};
-use crate::service::bind_device;
+use crate::own_endpoint::OwnEndpoint;
+use crate::recovery::Opened;
+use crate::service::Acceptor;
 
 /// Where clients will connect. Those that do already wait for their answer.
-pub(crate) enum Listening {
-    Socket(shm::Listener),
-    Device(verbs::Listener),
+pub(crate) trait BoundListener: AsFd + Send {
+    /// Begins to accept clients of a region; returns the server's own endpoint of it, too.
+    fn open(
+        self: Box<Self>,
+        config: &ServerConfig,
+        memory: &RegionMemory,
+        opened: &Opened,
+    ) -> Result<(Box<dyn Acceptor>, OwnEndpoint), ServerError>;
 }
 
-impl Listening {
-    pub(crate) fn at(address: &Address, config: &ServerConfig) -> Result<Self, ServerError> {
-        match address {
-            Address::Shm(path) => socket(path, config).map(Self::Socket),
-            Address::Rdma { .. } => {
-                let addresses =
-                    address.resolve().map_err(system("find the address to listen at"))?;
-                bind_device(&addresses, config).map(Self::Device)
-            }
-            _ => Err(system("listen")(io::Error::from(io::ErrorKind::Unsupported))),
+/// Listens at an address.
+pub(crate) fn listen(
+    address: &Address,
+    config: &ServerConfig,
+) -> Result<Box<dyn BoundListener>, ServerError> {
+    match address {
+        Address::Shm(path) => Ok(Box::new(socket(path, config)?)),
+        #[cfg(feature = "verbs")]
+        Address::Rdma { .. } => {
+            let addresses = address.resolve().map_err(system("find the address to listen at"))?;
+            Ok(Box::new(crate::service::bind_device(&addresses, config)?))
         }
-    }
-}
-
-impl AsFd for Listening {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        match self {
-            Self::Socket(listener) => listener.as_fd(),
-            Self::Device(listener) => listener.as_fd(),
-        }
+        #[cfg(not(feature = "verbs"))]
+        Address::Rdma { .. } => Err(farside_fabric::rdma::VerbsError::NotBuilt.into()),
+        _ => Err(system("listen")(io::Error::from(io::ErrorKind::Unsupported))),
     }
 }
 

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use farside_fabric::shm::{Region, ShmFabric};
-use farside_fabric::verbs::{Loopback, LoopbackPeer, VerbsFabric};
-use farside_fabric::{ChainError, Endpoint, Fabric, LaneId, Nanos, Verb};
+#[cfg(feature = "verbs")]
+use farside_fabric::verbs::Loopback;
+use farside_fabric::{AnyFabric, ChainError, Endpoint, Fabric, LaneId, Nanos, Verb};
 use farside_layout::{
     BlockHeader, BlockRef, Format, Geometry, Mark, SlotState, SlotWord, proof_age_max_ns,
 };
@@ -20,52 +21,48 @@ pub(crate) const LANES: u16 = 32;
 const LANE: LaneId = LaneId(0);
 
 /// Verbs like everybody's (invariant I11), never fenced.
-pub(crate) enum OwnEndpoint {
-    Memory(Box<Endpoint<ShmFabric>>),
-    /// With the other end, which lives as long.
-    Device(Box<Endpoint<VerbsFabric>>, #[allow(dead_code, reason = "only kept")] LoopbackPeer),
+pub(crate) struct OwnEndpoint {
+    endpoint: Box<Endpoint<AnyFabric>>,
+    /// The other end of a connection through the device, which lives as long.
+    _peer: Option<Box<dyn Send>>,
 }
 
 impl OwnEndpoint {
     pub(crate) fn over_memory(region: &Arc<Region>) -> Self {
-        let fabric = ShmFabric::new(region.clone(), None, LANES);
-        Self::Memory(Box::new(Endpoint::new(fabric, LANES)))
+        let fabric = AnyFabric::Shm(ShmFabric::new(region.clone(), None, LANES));
+        Self { endpoint: Box::new(Endpoint::new(fabric, LANES)), _peer: None }
     }
 
     /// Fails if the device may not have the memory that splits need.
+    #[cfg(feature = "verbs")]
     pub(crate) fn over(
         Loopback { fabric, peer }: Loopback,
         format: &Format,
     ) -> Result<Self, ChainError> {
-        let endpoint = Endpoint::new(fabric, LANES);
+        let endpoint = Endpoint::new(AnyFabric::Verbs(fabric), LANES);
         SubtableSplitter::new(&endpoint, LANES, format).reserve()?;
-        Ok(Self::Device(Box::new(endpoint), peer))
+        Ok(Self { endpoint: Box::new(endpoint), _peer: Some(Box::new(peer)) })
     }
 
     /// How long after it was fenced a client's verbs can still take effect.
     pub(crate) fn settles_ns(&self) -> Nanos {
-        match self {
-            Self::Memory(endpoint) => endpoint.fabric().timing().lateness_max_ns,
-            // Its queue pairs were destroyed.
-            Self::Device(..) => 0,
-        }
+        // Of a device the queue pairs were destroyed.
+        if self.is_remote() { 0 } else { self.endpoint.fabric().timing().lateness_max_ns }
+    }
+
+    fn is_remote(&self) -> bool {
+        self.endpoint.fabric().is_remote()
     }
 
     /// How old a word may be for a compare-and-swap to rely on (invariant I4).
     pub(crate) fn word_ns(&self, grace: Nanos) -> Nanos {
-        let lateness = match self {
-            Self::Memory(endpoint) => endpoint.fabric().timing().lateness_max_ns,
-            Self::Device(endpoint, _) => endpoint.fabric().timing().lateness_max_ns,
-        };
-        proof_age_max_ns(grace, lateness)
+        proof_age_max_ns(grace, self.endpoint.fabric().timing().lateness_max_ns)
     }
 
     /// Empties a slot whose owner is gone; false if somebody else changed it meanwhile.
     pub(crate) fn clear(&self, slot: u64, word: SlotWord) -> Result<bool, ChainError> {
-        match self {
-            Self::Memory(own) => own.drive(clear(own, slot, word)),
-            Self::Device(own, _) => own.drive(clear(own, slot, word)),
-        }
+        let own = &*self.endpoint;
+        own.drive(clear(own, slot, word))
     }
 
     /// Empties a slot if one of these clients, all fenced, is in the middle of an INSERT with this
@@ -82,10 +79,8 @@ impl OwnEndpoint {
             let words = read_block(region, block, budget, is_theirs)?;
             Ok(words.unwrap_or_default().as_bytes().to_vec())
         };
-        match self {
-            Self::Memory(own) => own.drive(clear_left_by(own, geometry, clients, slot, read)),
-            Self::Device(own, _) => own.drive(clear_left_by(own, geometry, clients, slot, read)),
-        }
+        let own = &*self.endpoint;
+        own.drive(clear_left_by(own, geometry, clients, slot, read))
     }
 
     /// Whether the slot held this word, which is replaced then.
@@ -124,17 +119,11 @@ impl OwnEndpoint {
 
     /// The time, on the clock of deadlines.
     pub(crate) fn now(&self) -> Nanos {
-        match self {
-            Self::Memory(endpoint) => endpoint.fabric().now(),
-            Self::Device(endpoint, _) => endpoint.fabric().now(),
-        }
+        self.endpoint.fabric().now()
     }
 
     fn chain(&self, chain: &[Verb], deadline: Nanos) -> Result<u64, ChainError> {
-        match self {
-            Self::Memory(own) => own.drive(own.chain(LANE, chain, deadline)),
-            Self::Device(own, _) => own.drive(own.chain(LANE, chain, deadline)),
-        }
+        self.endpoint.drive(self.endpoint.chain(LANE, chain, deadline))
     }
 
     /// Moves the entries of a subtable to two others and makes the directory, which is `depth`
@@ -145,25 +134,21 @@ impl OwnEndpoint {
         format: &Format,
         depth: u8,
     ) -> Result<(SplitProgress, u8), ChainError> {
-        match self {
-            // The processor waits for nothing, so there is nothing to overlap.
-            Self::Memory(own) => {
-                own.drive(SubtableSplitter::new(own, LANES, format).run(split, depth))
-            }
-            Self::Device(own, _) => {
-                own.drive_lanes(SubtableSplitter::new(own, LANES, format).run(split, depth))
-            }
-        }
+        self.drive(SubtableSplitter::new(&self.endpoint, LANES, format).run(split, depth))
     }
 
     /// Makes a place free that a split has emptied; false while somebody has not cleared what he
     /// left there.
     pub(crate) fn vacate(&self, place: u64, format: &Format) -> Result<bool, ChainError> {
-        match self {
-            Self::Memory(own) => own.drive(SubtableSplitter::new(own, LANES, format).vacate(place)),
-            Self::Device(own, _) => {
-                own.drive_lanes(SubtableSplitter::new(own, LANES, format).vacate(place))
-            }
+        self.drive(SubtableSplitter::new(&self.endpoint, LANES, format).vacate(place))
+    }
+
+    /// With chains of several lanes in flight, if there is a round trip to overlap: the processor
+    /// waits for nothing.
+    fn drive<T>(&self, future: impl Future<Output = T>) -> T {
+        match self.is_remote() {
+            true => self.endpoint.drive_lanes(future),
+            false => self.endpoint.drive(future),
         }
     }
 }

@@ -5,8 +5,10 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use farside_control::{ServerRequest, ControlChannel, Refusal, Reply, Role};
 use farside_fabric::ChainError;
-use farside_fabric::verbs::{ConnectionId, DataConnection};
+use farside_fabric::rdma::ConnectionId;
 use rustix::event::epoll::EventFlags;
+
+use crate::service::DataConnection;
 
 /// The client at the other end of a connection, if any.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,7 +60,7 @@ pub(crate) struct Peer {
     /// What events of the RDMA device call its control channel.
     pub(crate) connection: Option<ConnectionId>,
     /// Its sessions' ways to the region, over verbs.
-    pub(crate) data: Vec<DataConnection>,
+    pub(crate) data: Vec<Box<dyn DataConnection>>,
     pub(crate) who: ClientIdentity,
     /// The user at the other end, on this host.
     pub(crate) user: Option<u32>,
@@ -82,9 +84,9 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    pub(crate) fn new(channel: impl ControlChannel + 'static, who: ClientIdentity) -> Self {
+    pub(crate) fn new(channel: Box<dyn ControlChannel>, who: ClientIdentity) -> Self {
         Self {
-            channel: Box::new(channel),
+            channel,
             connection: None,
             data: Vec::new(),
             who,

@@ -14,7 +14,7 @@ use rustix::event::EventfdFlags;
 
 use crate::error::{ServerError, system};
 use crate::huge_pages::{self, Background};
-use crate::listening::Listening;
+use crate::listening::{BoundListener, listen};
 use crate::recovery::{self, Opened};
 use crate::restore::restored_memory;
 use crate::service::Service;
@@ -51,7 +51,7 @@ impl Server {
         config.validate()?;
         check_new(config)?;
         let address = config.address()?.clone();
-        let listening = Listening::at(&address, config)?;
+        let listening = listen(&address, config)?;
         let mut memory = match &config.restore {
             Some(snapshot) => restored_memory(snapshot, config, stop)?,
             None => region_memory(config)?,
@@ -84,7 +84,7 @@ impl Server {
     /// Serves a region in the background.
     fn serve(
         config: &ServerConfig,
-        listening: Listening,
+        listening: Box<dyn BoundListener>,
         memory: Arc<RegionMemory>,
         opened: Opened,
     ) -> Result<Self, ServerError> {

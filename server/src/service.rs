@@ -1,10 +1,12 @@
 //! The control service: one thread that sleeps until somebody connects, asks or leaves.
 
+mod acceptor;
+mod admission;
 mod answering;
 mod chores;
 mod crowding;
+#[cfg(feature = "verbs")]
 mod device;
-mod door;
 mod probing;
 mod refusing;
 mod roll_call;
@@ -31,7 +33,7 @@ use crate::content::Reader;
 use crate::error::{ServerError, system};
 use crate::eviction::Evictor;
 use crate::expiry::Reaper;
-use crate::listening::Listening;
+use crate::listening::BoundListener;
 use crate::memory_level::MemoryLevel;
 use crate::own_endpoint::OwnEndpoint;
 use crate::peer::{ClientIdentity, DisconnectReason, Peer};
@@ -39,14 +41,14 @@ use crate::recovery::Opened;
 use crate::sweep::Sweeper;
 use crate::tokens::Tokens;
 
+pub(crate) use acceptor::Acceptor;
 use answering::{Recall, Recalls};
-use device::Device;
+#[cfg(feature = "verbs")]
 pub(crate) use device::bind as bind_device;
-use door::Door;
+pub(crate) use probing::DataConnection;
 use probing::Probing;
 use refusing::{RareWarning, Refusals};
 use roll_call::RollCall;
-use socket::Socket;
 use statistics::DepotFigures;
 
 /// Connections of nobody: those that have not said who they are and those that said goodbye. More
@@ -65,7 +67,7 @@ const FIRST_PEER: u64 = 2;
 /// Everything the control thread has.
 pub(crate) struct Service {
     epoll: OwnedFd,
-    door: Door,
+    acceptor: Box<dyn Acceptor>,
     accept_again_at: Option<Nanos>,
     /// By token; tokens rise, so the first that is no client is the oldest.
     peers: BTreeMap<u64, Peer>,
@@ -104,33 +106,24 @@ pub(crate) struct Service {
 impl Service {
     pub(crate) fn new(
         config: &ServerConfig,
-        listening: Listening,
+        listener: Box<dyn BoundListener>,
         memory: Arc<RegionMemory>,
         mut opened: Opened,
         stop: &OwnedFd,
     ) -> Result<Self, ServerError> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("create epoll"))?;
-        watch(&epoll, listening.as_fd(), LISTENER).map_err(system("watch for clients"))?;
+        watch(&epoll, listener.as_fd(), LISTENER).map_err(system("watch for clients"))?;
         watch(&epoll, stop.as_fd(), STOP).map_err(system("watch for the end"))?;
         if config.evict {
             opened.depot.reserve_for_index();
         }
         let (region, geometry) = (&opened.region, opened.geometry);
-        let (door, own) = match listening {
-            Listening::Socket(listener) => {
-                (Door::Socket(Socket::new(listener, &memory)?), OwnEndpoint::over_memory(region))
-            }
-            Listening::Device(listener) => {
-                let device = Device::new(listener, region, config)?;
-                let own = OwnEndpoint::over(device.loopback(config)?, &opened.format)?;
-                (Door::Device(device), own)
-            }
-        };
+        let (acceptor, own) = listener.open(config, &memory, &opened)?;
         let grace = Nanos::from(opened.format.grace_ms) * 1_000_000;
         let reader = || Reader::new(region, &opened.format);
         Ok(Self {
             epoll,
-            door,
+            acceptor,
             accept_again_at: None,
             peers: BTreeMap::new(),
             next_token: FIRST_PEER,

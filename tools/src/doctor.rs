@@ -4,7 +4,7 @@ use std::io::Write;
 
 use farside_config::ClientConfig;
 use farside_config::command_line::{exit_code, one_line};
-use farside_fabric::verbs::{Device, Report, preflight};
+use farside_fabric::rdma::{Device, Report, preflight};
 use farside_tools::encoding::printable;
 
 use crate::args::Args;
@@ -252,7 +252,7 @@ mod tests {
     fn devices_are_told_with_what_is_wrong() {
         assert!(rdma_details(&Report::default()).is_empty());
         let device = Device { name: "rxe0".into(), ports: Vec::new(), capabilities: None };
-        let found = farside_fabric::verbs::Finding {
+        let found = farside_fabric::rdma::Finding {
             what: "port 1 is down".into(),
             mend: "ip link set eth0 up".into(),
         };

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use super::{ConfigError, bad_value};
-use farside_fabric::verbs::{ACK_TIMEOUT, Options};
+use farside_fabric::rdma::{ACK_TIMEOUT, Options};
 use farside_layout::grace_ms_min;
 
 /// How to use RDMA, for an `rdma://` address.

@@ -6,6 +6,7 @@
 
 mod retry;
 mod shm;
+#[cfg(feature = "verbs")]
 mod verbs;
 
 use std::io;
@@ -17,7 +18,7 @@ use crate::{
     Welcome, decode_reply,
 };
 use farside_fabric::AnyFabric;
-use farside_fabric::verbs::{Options, VerbsError};
+use farside_fabric::rdma::{Options, VerbsError};
 use farside_layout::LayoutError;
 pub use retry::{Attempts, Contact};
 
@@ -123,7 +124,10 @@ impl ConnectOptions {
     pub fn attach(&self, most: Duration) -> Result<Attached> {
         match &self.address {
             Address::Shm(path) => shm::attach(self, path, most),
+            #[cfg(feature = "verbs")]
             Address::Rdma { .. } => verbs::attach(self, most),
+            #[cfg(not(feature = "verbs"))]
+            Address::Rdma { .. } => Err(AttachError::Rdma(VerbsError::NotBuilt)),
         }
     }
 
@@ -168,4 +172,22 @@ fn absent_now(server: String, contact: Contact, source: io::Error) -> AttachErro
 
 fn system(doing: &'static str) -> impl FnOnce(io::Error) -> AttachError {
     move |source| AttachError::System { doing, source }
+}
+
+#[cfg(all(test, not(feature = "verbs")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_build_without_rdma_connects_to_no_device() {
+        let options = ConnectOptions {
+            address: "rdma://127.0.0.1:7400".parse().unwrap(),
+            role: Role::Writer,
+            token: Token::NONE,
+            timeout: Duration::from_secs(1),
+            rdma: Options::default(),
+        };
+        let Err(error) = options.connect() else { panic!("connected without RDMA") };
+        assert!(matches!(error, AttachError::Rdma(VerbsError::NotBuilt)), "{error}");
+    }
 }

@@ -2,16 +2,19 @@
 //! that asks which fabric it is.
 
 use crate::shm::ShmFabric;
+#[cfg(feature = "verbs")]
 use crate::verbs::VerbsFabric;
 use crate::{Buffer, ChainError, Completion, Counters, Fabric, LaneId, Nanos, Timing, Verb};
 
 /// The fabric that the server's address names, or one with interceptors around it.
+// A tag of its own, instead of a niche of a field, is one instruction to look at.
 #[repr(u8)]
 #[allow(clippy::large_enum_variant, reason = "one per session")]
 pub enum AnyFabric {
     /// On this host.
     Shm(ShmFabric),
     /// Over RDMA.
+    #[cfg(feature = "verbs")]
     Verbs(VerbsFabric),
     /// With a component around it that intercepts its calls ([`crate::Intercepted`]).
     Intercepted(Box<dyn Fabric + Send>),
@@ -22,6 +25,7 @@ macro_rules! on {
     ($any:expr, $fabric:ident => $call:expr) => {
         match $any {
             AnyFabric::Shm($fabric) => $call,
+            #[cfg(feature = "verbs")]
             AnyFabric::Verbs($fabric) => $call,
             AnyFabric::Intercepted($fabric) => $call,
         }
@@ -112,5 +116,12 @@ impl Fabric for AnyFabric {
     #[inline]
     fn lane_counters(&self, lane: LaneId) -> &Counters {
         on!(self, fabric => fabric.lane_counters(lane))
+    }
+}
+
+impl AnyFabric {
+    /// Whether an RDMA device executes the verbs, and not this processor.
+    pub fn is_remote(&self) -> bool {
+        !matches!(self, Self::Shm(_) | Self::Intercepted(_))
     }
 }

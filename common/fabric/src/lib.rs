@@ -12,12 +12,10 @@ mod counters;
 mod endpoint;
 mod flight;
 mod intercept;
+pub mod rdma;
 pub mod shm;
 #[cfg(feature = "verbs")]
 #[allow(unsafe_code, reason = "the C libraries of RDMA")]
-pub mod verbs;
-#[cfg(not(feature = "verbs"))]
-#[path = "verbs_disabled.rs"]
 pub mod verbs;
 pub mod waiting;
 mod waits;

@@ -41,7 +41,7 @@ impl Service {
         let now = boot_time_ns();
         if self.accept_again_at.is_some_and(|at| at <= now) {
             self.accept_again_at = None;
-            let watched = watch(&self.epoll, self.door.as_fd(), LISTENER);
+            let watched = watch(&self.epoll, self.acceptor.as_fd(), LISTENER);
             watched.map_err(system("watch for clients"))?;
         }
         if self.next_probe_at().is_some_and(|at| at <= now) {

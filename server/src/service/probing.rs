@@ -2,8 +2,11 @@
 
 use std::io;
 
+use farside_control::Role;
 use farside_fabric::Nanos;
-use farside_fabric::verbs::{DataConnection, ProbeState};
+use farside_fabric::rdma::{ConnectionId, ProbeState};
+
+use super::Service;
 
 /// A clock that goes while there are clients.
 pub(super) struct Probing {
@@ -37,19 +40,35 @@ impl Probing {
     }
 }
 
-/// A session's connection, as far as probes go.
-pub(super) trait Probed {
+/// The server's end of a session's connection to the region. Dropping it is the fence: its queue
+/// pair is gone then.
+pub(crate) trait DataConnection: Send {
+    /// What events of the device call it.
+    fn id(&self) -> ConnectionId;
+
+    /// What the last probe found out.
     fn probe_state(&mut self) -> io::Result<ProbeState>;
+
+    /// Asks the peer's device for a sign of life.
     fn probe(&mut self) -> io::Result<()>;
 }
 
-impl Probed for DataConnection {
-    fn probe_state(&mut self) -> io::Result<ProbeState> {
-        DataConnection::probe_state(self)
+impl Service {
+    /// When to look after the hosts of clients.
+    pub(super) fn next_probe_at(&self) -> Option<Nanos> {
+        let is_remote = self.acceptor.remote(Role::Writer).is_some();
+        self.probing.next_at().filter(|_| is_remote && !self.peers.is_empty())
     }
 
-    fn probe(&mut self) -> io::Result<()> {
-        DataConnection::probe(self)
+    /// Asks every client's device for a sign of life: by a session if one answers, for the channel
+    /// wakes this thread when it does. One that is silent ends by itself.
+    pub(super) fn probe(&mut self, now: Nanos) {
+        self.probing.begin(now);
+        for peer in self.peers.values_mut() {
+            if !ask_first(&mut peer.data) {
+                let _ = peer.channel.probe();
+            }
+        }
     }
 }
 
@@ -58,7 +77,7 @@ impl Probed for DataConnection {
 ///
 /// One that is dead is dropped, and says nothing of the client: its end may have been told in a
 /// packet that was lost.
-pub(super) fn ask_first(sessions: &mut Vec<impl Probed>) -> bool {
+pub(super) fn ask_first<C: DataConnection + ?Sized>(sessions: &mut Vec<Box<C>>) -> bool {
     let Some(first) = sessions.first_mut() else { return false };
     let state = first.probe_state();
     if matches!(state, Ok(ProbeState::Dead)) {
@@ -77,7 +96,11 @@ mod tests {
     /// A session in this state, and how often it was asked.
     struct Fake(ProbeState, u32);
 
-    impl Probed for Fake {
+    impl DataConnection for Fake {
+        fn id(&self) -> ConnectionId {
+            ConnectionId(0)
+        }
+
         fn probe_state(&mut self) -> io::Result<ProbeState> {
             Ok(self.0)
         }
@@ -90,7 +113,8 @@ mod tests {
 
     #[test]
     fn a_dead_session_is_dropped_and_the_next_is_asked() {
-        let mut sessions = vec![Fake(ProbeState::Dead, 0), Fake(ProbeState::Idle, 0)];
+        let mut sessions =
+            vec![Box::new(Fake(ProbeState::Dead, 0)), Box::new(Fake(ProbeState::Idle, 0))];
         assert!(!ask_first(&mut sessions), "the channel has to say whether the client is there");
         assert_eq!(sessions.len(), 1);
         assert!(ask_first(&mut sessions));

@@ -5,78 +5,107 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use farside_control::{ConnectRequest, Purpose, Refusal, Role, Welcome, encode_reply};
+use farside_config::ServerConfig;
+use farside_control::{
+    ConnectRequest, ControlChannel, Purpose, Refusal, Role, Welcome, encode_reply,
+};
 use farside_fabric::boot_time_ns;
 use farside_fabric::shm::{Listener, RegionMemory, ShmChannel};
 use rustix::event::epoll;
 
-use super::door::Door;
+use super::acceptor::{Acceptor, Arrival};
 use super::{ACCEPT_PAUSE_NS, Service};
-use crate::error::ServerError;
-use crate::peer::{ClientIdentity, DisconnectReason, Peer};
+use crate::error::{ServerError, system};
+use crate::listening::BoundListener;
+use crate::own_endpoint::OwnEndpoint;
+use crate::peer::{DisconnectReason, Peer, ClientIdentity};
+use crate::recovery::Opened;
 
-/// A socket, and what those who come through it get.
-pub(super) struct Socket {
+/// How many connections are accepted in a turn.
+const ACCEPTS_MAX: usize = 16;
+
+/// A socket, and the region's descriptors for the clients that come through it.
+struct SocketAcceptor {
     listener: Listener,
     for_writers: File,
     for_readers: File,
 }
 
-impl Socket {
-    pub(super) fn new(listener: Listener, memory: &RegionMemory) -> Result<Self, ServerError> {
+impl BoundListener for Listener {
+    fn open(
+        self: Box<Self>,
+        _: &ServerConfig,
+        memory: &RegionMemory,
+        opened: &Opened,
+    ) -> Result<(Box<dyn Acceptor>, OwnEndpoint), ServerError> {
         // What epoll promises may be gone when it is fetched; the thread must not wait for it.
-        let made = rustix::io::ioctl_fionbio(&listener, true).map_err(io::Error::from);
+        let made = rustix::io::ioctl_fionbio(&*self, true).map_err(io::Error::from);
         let for_writers = made.and_then(|()| memory.file.try_clone());
-        let for_writers = for_writers.map_err(crate::error::system("prepare the socket"))?;
-        Ok(Self { listener, for_writers, for_readers: memory.reader_descriptor()? })
-    }
-
-    fn descriptor(&self, role: Role) -> BorrowedFd<'_> {
-        match role {
-            Role::Writer => self.for_writers.as_fd(),
-            Role::Reader => self.for_readers.as_fd(),
-        }
+        let for_writers = for_writers.map_err(system("prepare the socket"))?;
+        let for_readers = memory.reader_descriptor()?;
+        let acceptor = SocketAcceptor { listener: *self, for_writers, for_readers };
+        Ok((Box::new(acceptor), OwnEndpoint::over_memory(&opened.region)))
     }
 }
 
-impl AsFd for Socket {
+impl Acceptor for SocketAcceptor {
+    fn arrivals_max(&self) -> usize {
+        ACCEPTS_MAX
+    }
+
+    fn next(&mut self) -> io::Result<Option<Arrival>> {
+        let connection = match self.listener.accept() {
+            Ok(connection) => connection,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let user = connection.peer_user();
+        let stranger = ShmChannel::over(connection).and_then(|channel| {
+            let channel: Box<dyn ControlChannel> = Box::new(channel);
+            Ok((channel, user?))
+        });
+        Ok(Some(Arrival::Stranger(stranger)))
+    }
+
+    fn descriptor(&self, role: Role) -> Option<BorrowedFd<'_>> {
+        Some(match role {
+            Role::Writer => self.for_writers.as_fd(),
+            Role::Reader => self.for_readers.as_fd(),
+        })
+    }
+}
+
+impl AsFd for SocketAcceptor {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.listener.as_fd()
     }
 }
 
 impl Service {
-    /// Accepts a connection; false if there is none, or none can be.
-    pub(super) fn accept_connection(&mut self) -> bool {
-        let Door::Socket(socket) = &self.door else { return false };
-        let connection = match socket.listener.accept() {
-            Ok(connection) => connection,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
-            Err(error) => {
-                // Out of descriptors, most likely. The client waits; so does this thread.
-                if self.unaccepted.due(boot_time_ns()).is_some() {
-                    tracing::warn!("cannot accept a client just now: {error}");
-                }
-                if epoll::delete(&self.epoll, socket).is_ok() {
-                    self.accept_again_at = Some(boot_time_ns() + ACCEPT_PAUSE_NS);
-                }
-                return false;
-            }
-        };
-        let user = connection.peer_user();
-        let added = ShmChannel::over(connection).and_then(|channel| {
+    /// Serves a connection that has not identified itself.
+    pub(super) fn add_stranger(&mut self, stranger: io::Result<(Box<dyn ControlChannel>, u32)>) {
+        let added = stranger.and_then(|(channel, user)| {
             let mut peer = Peer::new(channel, ClientIdentity::Stranger);
-            peer.user = Some(user?);
+            peer.user = Some(user);
             self.add_peer(peer)
         });
-        if let Err(error) = added {
-            if self.unaccepted.due(boot_time_ns()).is_some() {
+        match added {
+            Ok(_) => self.thin_out(),
+            Err(error) if self.unaccepted.due(boot_time_ns()).is_some() => {
                 tracing::warn!("cannot serve a client just now: {error}");
             }
-            return true;
+            Err(_) => {}
         }
-        self.thin_out();
-        true
+    }
+
+    /// The client waits; so does this thread.
+    pub(super) fn pause_accepting(&mut self, error: &io::Error) {
+        if self.unaccepted.due(boot_time_ns()).is_some() {
+            tracing::warn!("cannot accept a client just now: {error}");
+        }
+        if epoll::delete(&self.epoll, &self.acceptor).is_ok() {
+            self.accept_again_at = Some(boot_time_ns() + ACCEPT_PAUSE_NS);
+        }
     }
 
     pub(super) fn welcome(&mut self, token: u64, bytes: &[u8]) -> Result<(), DisconnectReason> {
@@ -94,8 +123,6 @@ impl Service {
         });
         let welcome = admitted.map(|(role, admitted)| (role, self.welcome_of(admitted)));
         let Some(peer) = self.peers.get_mut(&token) else { return Ok(()) };
-        // Only what came through a socket is a stranger.
-        let Door::Socket(socket) = &self.door else { return Ok(()) };
         match welcome {
             Err(refusal) => {
                 // Whoever does not take it learns less.
@@ -104,8 +131,12 @@ impl Service {
             }
             Ok((role, welcome)) => {
                 let Welcome { client_id: id, lease, ticket, .. } = welcome;
-                let (reply, descriptor) = (encode_reply(&Ok(welcome)), socket.descriptor(role));
-                if let Err(error) = peer.channel.send_with_descriptor(&reply, descriptor) {
+                let reply = encode_reply(&Ok(welcome));
+                let sent = match self.acceptor.descriptor(role) {
+                    Some(descriptor) => peer.channel.send_with_descriptor(&reply, descriptor),
+                    None => peer.channel.send(&reply),
+                };
+                if let Err(error) = sent {
                     self.take_back_admission(id);
                     return Err(DisconnectReason::Unreachable(error));
                 }

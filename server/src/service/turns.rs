@@ -12,7 +12,7 @@ use farside_fabric::{Nanos, boot_time_ns};
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll;
 
-use super::door::Door;
+use super::acceptor::Arrival;
 use super::{EVENTS_MAX, FIRST_PEER, LISTENER, STOP, Service, watch};
 use crate::error::{ServerError, system};
 use crate::peer::{DisconnectReason, Peer};
@@ -21,8 +21,6 @@ use crate::peer::{DisconnectReason, Peer};
 const TURN_NS: Nanos = 2_000_000;
 /// How many messages of one connection are answered before others get their turn.
 const MESSAGES_MAX: usize = 16;
-/// How many connections are accepted in a turn.
-const ACCEPTS_MAX: usize = 16;
 
 impl Service {
     pub(super) fn serve(&mut self) -> Result<(), ServerError> {
@@ -51,16 +49,16 @@ impl Service {
         }
     }
 
-    /// Lets clients in.
+    /// Takes what arrived where clients come in.
     fn accept(&mut self) {
-        match self.door {
-            Door::Device(_) => self.take_events(),
-            Door::Socket(_) => {
-                for _ in 0..ACCEPTS_MAX {
-                    if !self.accept_connection() {
-                        return;
-                    }
-                }
+        for _ in 0..self.acceptor.arrivals_max() {
+            match self.acceptor.next() {
+                Ok(None) => return,
+                Ok(Some(Arrival::Stranger(stranger))) => self.add_stranger(stranger),
+                Ok(Some(Arrival::Request(request))) => self.let_in(request),
+                Ok(Some(Arrival::Established)) => {}
+                Ok(Some(Arrival::Ended(id))) => self.hang_up(id),
+                Err(error) => return self.pause_accepting(&error),
             }
         }
     }

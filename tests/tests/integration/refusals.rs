@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use farside_fabric::verbs::preflight;
+use farside_fabric::rdma::preflight;
 use farside_tests::{ServerProcess, binary, device_or_left_out, left_out, new_address};
 
 use crate::cli::Said;

@@ -2,6 +2,7 @@
 //! with flipped bits; not in a control message; not in what something answers that is no server.
 //! Whoever is served stays so, whoever is not gets an error. Guards against a decoder that trusts.
 
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use farside_control::address::Address;
@@ -10,13 +11,15 @@ use farside_control::{
     ConnectRequest, MESSAGE_BYTES_MAX, PROTOCOL_VERSION, Purpose, REQUEST_BYTES_MAX, Refusal,
     Request, Role, Token, Welcome, decode_reply,
 };
+use farside_fabric::rdma::Options;
 use farside_fabric::shm::Connection;
-use farside_fabric::verbs::{Options, VerbsError, connect_control, connect_data};
 use farside_layout::SizeClass;
 use farside_tests::{PATIENCE, ServerProcess, device, device_or_left_out, scaled};
 use rand::rngs::SmallRng;
 use rand::{Rng, RngExt, SeedableRng};
 
+mod false_socket;
+#[cfg(feature = "verbs")]
 mod imposter;
 
 /// Random bytes, or valid ones that were cut short or of which a bit was flipped.
@@ -46,22 +49,30 @@ fn answer(server: &str, bytes: &[u8], for_data: bool) -> Option<Refusal> {
             let (bytes, _) = connection.receive(&mut reply).unwrap();
             reply[..bytes].to_vec()
         }
-        Some(address) => {
-            let options = Options::default();
-            let connected = match for_data {
-                true => {
-                    connect_data(*address, bytes, 1, &options).map(|link| link.reply().to_vec())
-                }
-                false => connect_control(*address, bytes, &options).map(|(_, reply)| reply),
-            };
-            match connected {
-                Ok(reply) => reply,
-                Err(VerbsError::Rejected { reason, .. }) => reason,
-                Err(error) => panic!("{error}"),
-            }
-        }
+        Some(address) => answer_over_rdma(*address, bytes, for_data),
     };
     decode_reply(&reply).unwrap().err()
+}
+
+#[cfg(feature = "verbs")]
+fn answer_over_rdma(address: SocketAddr, bytes: &[u8], for_data: bool) -> Vec<u8> {
+    use farside_fabric::rdma::VerbsError;
+    use farside_fabric::verbs::{connect_control, connect_data};
+    let options = Options::default();
+    let connected = match for_data {
+        true => connect_data(address, bytes, 1, &options).map(|link| link.reply().to_vec()),
+        false => connect_control(address, bytes, &options).map(|(_, reply)| reply),
+    };
+    match connected {
+        Ok(reply) => reply,
+        Err(VerbsError::Rejected { reason, .. }) => reason,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+#[cfg(not(feature = "verbs"))]
+fn answer_over_rdma(_: SocketAddr, _: &[u8], _: bool) -> Vec<u8> {
+    unreachable!("there is no device without RDMA")
 }
 
 fn hello(role: Role, purpose: Purpose) -> [u8; REQUEST_BYTES_MAX] {

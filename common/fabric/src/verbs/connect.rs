@@ -13,8 +13,8 @@ use super::fabric::VerbsFabric;
 use super::ffi::{self, rdma_cm_event_type as kind};
 use super::handles::{Capacity, CompletionQueue, ProtectionDomain, QueuePair, system};
 use super::identifier::{CmId, Event, EventChannel};
-use super::types::{Options, RemoteRegion, VerbsError, check_request};
-use crate::CHAIN_VERBS_MAX;
+use crate::rdma::{Options, RemoteRegion, VerbsError};
+use crate::{CHAIN_VERBS_MAX, REQUEST_BYTES_MAX};
 
 /// IB_CM_REJ_CONSUMER_DEFINED: the peer's program refused.
 const REJECTED_BY_PROGRAM: i32 = 28;
@@ -215,5 +215,26 @@ impl WaitTimer {
             }
             _ => VerbsError::NoRoute { address, source },
         }
+    }
+}
+
+/// What a client says first has to fit into RDMA-CM's private data.
+pub(super) fn check_request(private_data: &[u8]) -> Result<(), VerbsError> {
+    check_bytes(private_data, REQUEST_BYTES_MAX)
+}
+
+pub(super) fn check_bytes(private_data: &[u8], max: usize) -> Result<(), VerbsError> {
+    let bytes = private_data.len();
+    if bytes > max { Err(VerbsError::PrivateData { bytes, max }) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn private_data_is_bounded() {
+        assert!(check_request(&[0; REQUEST_BYTES_MAX]).is_ok());
+        assert!(check_request(&[0; REQUEST_BYTES_MAX + 1]).is_err());
     }
 }

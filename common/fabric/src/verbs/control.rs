@@ -13,7 +13,7 @@ use super::ffi::{self, ibv_send_flags, ibv_wc_status, ibv_wr_opcode, rdma_cm_eve
 use super::handles::{Capacity, ProtectionDomain, QueuePair, system};
 use super::identifier::EventChannel;
 use super::memory::Registered;
-use super::types::{ConnectionId, VerbsError};
+use crate::rdma::{ConnectionId, VerbsError};
 use crate::{ControlChannel, MESSAGE_BYTES_MAX};
 
 /// Buffers for messages to come. A peer that sends more waits until one was taken.

@@ -10,9 +10,9 @@ use super::ffi::{self, ibv_wc_status, rdma_cm_event_type};
 use super::handles::{ProtectionDomain, QueuePair};
 use super::identifier::EventChannel;
 use super::lanes::{Lanes, Stage};
-use super::types::{Options, RemoteRegion, VerbsError};
 use super::work::classify_failure;
 use crate::clock::Clock;
+use crate::rdma::{Options, RemoteRegion, VerbsError};
 use crate::waits::SleepingLanes;
 use crate::{Completion, Flight, LaneId, Nanos};
 

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use super::ffi::{self, cm, constructed, ibv, polled};
 use super::identifier::CmId;
-use super::types::VerbsError;
+use crate::rdma::VerbsError;
 
 /// Attaches what was being done to a system error.
 pub(super) fn system(doing: &'static str) -> impl FnOnce(io::Error) -> VerbsError {

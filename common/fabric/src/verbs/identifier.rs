@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use rustix::net::addr::SocketAddrArg;
 
 use super::ffi::{self, cm, constructed};
-use super::types::{Options, VerbsError};
+use crate::rdma::{Options, VerbsError};
 
 /// RDMA_OPTION_ID and RDMA_OPTION_ID_ACK_TIMEOUT, which the bindings leave out.
 pub(super) const OPTION_LEVEL_ID: c_int = 0;

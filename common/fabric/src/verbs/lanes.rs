@@ -7,8 +7,8 @@ use std::sync::Arc;
 use super::ffi;
 use super::handles::ProtectionDomain;
 use super::memory::Registered;
-use super::types::VerbsError;
-use super::work::{LaneMemory, RegisteredRange, WorkRequestId};
+use super::work::{LaneMemory, WorkRequestId, RegisteredRange};
+use crate::rdma::VerbsError;
 use crate::{Buffer, CHAIN_VERBS_MAX, ChainError, Counters, Nanos, Verb};
 
 /// What each buffer has at the start, in bytes; a larger verb makes it grow.

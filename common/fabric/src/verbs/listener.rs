@@ -8,13 +8,14 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::connect::RECEIVER_RETRIES;
+use super::connect::check_bytes;
 use super::control::VerbsChannel;
 use super::ffi::{self, rdma_cm_event_type as kind};
 use super::handles::{CompletionQueue, ProtectionDomain, QueuePair, system};
 use super::identifier::{CmId, EventChannel};
 use super::protection::{DataConnection, Protection};
-use super::types::{ConnectionId, Options, REASON_BYTES_MAX, VerbsError, check_bytes};
 use crate::REPLY_BYTES_MAX;
+use crate::rdma::{ConnectionId, Options, REASON_BYTES_MAX, VerbsError};
 
 const BACKLOG: i32 = 128;
 

@@ -6,7 +6,7 @@ use memmap2::{Advice, MmapOptions, MmapRaw};
 
 use super::ffi::ibv_access_flags;
 use super::handles::{MemoryRegion, ProtectionDomain, system};
-use super::types::VerbsError;
+use crate::rdma::VerbsError;
 
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 const HUGE_PAGE_BITS: u8 = 21;

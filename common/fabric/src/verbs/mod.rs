@@ -4,10 +4,8 @@
 //! - Connecting: [`connect_data`] and [`connect_control`], and [`Listener`] on the other side.
 //! - The data path: [`VerbsFabric`]. The peer's processor takes no part in it.
 //! - What a peer may reach: [`Protection`]; dropping a [`DataConnection`] is the fence.
-//! - What is wrong with this machine: [`preflight`].
 //!
-//! Without the feature `verbs` this module has the same names and signatures, and nothing of it
-//! can be made: `verbs_disabled.rs`.
+//! Without the feature `verbs` this module is not there; its plain data is in [`crate::rdma`].
 
 #[cfg(target_endian = "big")]
 compile_error!(
@@ -27,19 +25,13 @@ mod listener;
 mod memory;
 mod preflight;
 mod protection;
-mod report;
 #[cfg(test)]
 mod structures;
-mod types;
 mod work;
 
 pub use connect::{DataLink, connect_control, connect_data};
 pub use control::VerbsChannel;
 pub use fabric::VerbsFabric;
 pub use listener::{Event, Incoming, Listener};
-pub use preflight::preflight;
+pub(crate) use preflight::ask_all;
 pub use protection::{DataConnection, Loopback, LoopbackPeer, Protection};
-pub use report::{Capabilities, Device, Finding, Gid, Port, Report};
-pub use types::{
-    ACK_TIMEOUT, ConnectionId, Options, ProbeState, REASON_BYTES_MAX, RemoteRegion, VerbsError,
-};

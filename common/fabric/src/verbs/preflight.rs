@@ -8,16 +8,7 @@ use std::sync::Arc;
 use super::ffi::{self, constructed, ibv};
 use super::handles::system;
 use super::identifier::CmId;
-use super::report::{Capabilities, Device, Report};
-use super::types::VerbsError;
-
-/// What this machine has for RDMA, and what is wrong with it. Opens every device for a moment.
-pub fn preflight() -> Report {
-    let mut report = Report::from_sysfs();
-    // Without the list the report says what sysfs does.
-    let _ = ask_all(&mut report.devices);
-    report.judge()
-}
+use crate::rdma::{Capabilities, Device, VerbsError};
 
 /// Devices of the system, as long as this lives.
 struct DeviceList {
@@ -63,7 +54,8 @@ impl Drop for Context {
     }
 }
 
-fn ask_all(devices: &mut [Device]) -> io::Result<()> {
+/// Adds what the devices themselves say.
+pub(crate) fn ask_all(devices: &mut [Device]) -> io::Result<()> {
     let list = DeviceList::new()?;
     for raw in list.devices() {
         let name = device_name(*raw);

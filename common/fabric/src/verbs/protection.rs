@@ -11,9 +11,9 @@ use super::handles::{
 };
 use super::identifier::{CmId, EventChannel};
 use super::listener::{Event, Incoming, Listener};
-use super::types::{ConnectionId, Options, ProbeState, RemoteRegion, VerbsError};
 use super::{VerbsFabric, connect_data};
 use crate::Role;
+use crate::rdma::{ConnectionId, Options, ProbeState, RemoteRegion, VerbsError};
 use crate::shm::Region;
 
 /// No chain through a network card is faster: its doorbell and its completion cross PCIe at the

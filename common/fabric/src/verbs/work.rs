@@ -1,7 +1,7 @@
 //! From verbs to work requests, and from completions back to what they mean. No device needed.
 
 use super::ffi::{self, ibv_send_flags, ibv_wc_status, ibv_wr_opcode};
-use super::types::RemoteRegion;
+use crate::rdma::RemoteRegion;
 use crate::{Buffer, CHAIN_VERBS_MAX, ChainError, Verb};
 
 const FENCE: u32 = ibv_send_flags::IBV_SEND_FENCE.0;

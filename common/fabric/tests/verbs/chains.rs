@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use farside_fabric::verbs::{Listener, Options, connect_data};
+use farside_fabric::rdma::Options;
+use farside_fabric::verbs::{Listener, connect_data};
 use farside_fabric::{Buffer, ChainError, Fabric, LaneId, Verb};
 
 use crate::harness::{PATIENCE, REGION_BYTES, Server, address, later};

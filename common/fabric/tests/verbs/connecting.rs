@@ -3,9 +3,8 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use farside_fabric::verbs::{
-    Listener, Options, REASON_BYTES_MAX, VerbsError, connect_control, connect_data, preflight,
-};
+use farside_fabric::rdma::{Options, REASON_BYTES_MAX, VerbsError, preflight};
+use farside_fabric::verbs::{Listener, connect_control, connect_data};
 use farside_fabric::{Buffer, Fabric, LaneId, Verb};
 use farside_fabric::{ControlChannel, REQUEST_BYTES_MAX};
 
@@ -256,4 +255,22 @@ fn child_that_may_pin_nothing() {
         Ok(_) => println!("connected"),
         Err(error) => println!("{error}"),
     }
+}
+
+/// Without a device every way to connect says so at once, and that no later attempt helps.
+#[test]
+fn without_a_device_every_connection_says_so() {
+    if !preflight().devices.is_empty() {
+        return;
+    }
+    let (address, options) = (SocketAddr::from(([127, 0, 0, 1], 7400)), Options::default());
+    let errors = [
+        connect_control(address, b"", &options).err(),
+        connect_data(address, b"", 1, &options).err(),
+        Listener::bind(address, &options).err(),
+    ];
+    for error in errors {
+        let Some(VerbsError::NoDevice { .. }) = error else { panic!("{error:?}") };
+    }
+    assert!(!preflight().findings.is_empty());
 }

@@ -6,10 +6,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use farside_fabric::Role;
+use farside_fabric::rdma::{ConnectionId, Options, RemoteRegion, preflight};
 use farside_fabric::shm::{HugePages, Region, RegionMemory};
 use farside_fabric::verbs::{
-    ConnectionId, DataConnection, Event, Incoming, Listener, Options, Protection, RemoteRegion,
-    VerbsChannel, VerbsFabric, connect_control, connect_data, preflight,
+    DataConnection, Event, Incoming, Listener, Protection, VerbsChannel, VerbsFabric,
+    connect_control, connect_data,
 };
 use farside_fabric::{Fabric, Nanos};
 

@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use farside_fabric::verbs::{Event, Listener, Options, ProbeState};
+use farside_fabric::rdma::{Options, ProbeState};
+use farside_fabric::verbs::{Event, Listener};
 use farside_fabric::{Buffer, ChainError, Fabric, LaneId, Verb};
 
 use crate::harness::{PATIENCE, Server, WRITER, fabric_from, later};

@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use farside::{Client, Error, Session};
-use farside_fabric::verbs::Options;
+use farside_fabric::rdma::Options;
 use farside_tests::ledger::{COUNTERS, Ledger};
 use farside_tests::{PATIENCE, counters, wait_until};
 

@@ -1,9 +1,6 @@
-//! Something that answers like a server, and is none: over RDMA, and at a socket.
+//! Something that answers like a server over RDMA, and is none.
 
-use std::fs::File;
 use std::net::SocketAddr;
-use std::os::fd::AsFd;
-use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
 use farside::Client;
@@ -12,12 +9,10 @@ use farside_control::{
     PROTOCOL_VERSION, REPLY_BYTES, REPLY_BYTES_MAX, Reply, ServerStatistics, Welcome, encode_reply,
 };
 use farside_fabric::ControlChannel;
-use farside_fabric::shm::{HugePages, Listener as Socket, RegionMemory};
-use farside_fabric::verbs::{
-    DataConnection, Event, Incoming, Listener, Protection, REASON_BYTES_MAX, RemoteRegion,
-    VerbsChannel,
-};
-use farside_tests::{device_or_left_out, left_out_over_rdma, new_address};
+use farside_fabric::rdma::{REASON_BYTES_MAX, RemoteRegion};
+use farside_fabric::shm::{HugePages, RegionMemory};
+use farside_fabric::verbs::{DataConnection, Event, Incoming, Listener, Protection, VerbsChannel};
+use farside_tests::device_or_left_out;
 
 use super::*;
 
@@ -244,96 +239,4 @@ fn garbage_on_the_control_channel_ends_the_connection() {
     // A flipped bit in a number makes another number.
     println!("{answered} of {rounds} calls had an answer, over {connections} connections");
     assert!(connections > rounds);
-}
-
-/// The same at a socket; there the region comes with the welcome, and may be anything, too.
-#[test]
-fn a_socket_that_answers_with_garbage_is_no_server() {
-    let folder = tempfile::tempdir().unwrap();
-    if left_out_over_rdma("it is about the socket") {
-        return;
-    }
-    let address = new_address(folder.path());
-    let socket = Socket::bind(&folder.path().join("kv.sock")).unwrap();
-    let memory = RegionMemory::anonymous(REGION_BYTES, HugePages::Never).unwrap();
-    let no_region: File = memory.reader_descriptor().unwrap();
-    let welcome = Welcome {
-        client_id: 3,
-        lease: 7,
-        region_id: [7; 16],
-        incarnation: 1,
-        base_address: 0,
-        region_bytes: REGION_BYTES,
-        rkey: 0,
-        round_trip_min_ns: 0,
-        ticket: 0,
-    };
-    let valid = encode_reply(&Ok(welcome));
-    let options = ConnectOptions {
-        address: address.parse().unwrap(),
-        role: Role::Reader,
-        token: Token::NONE,
-        timeout: Duration::from_secs(20),
-        rdma: Options::default(),
-    };
-    let mut random = SmallRng::seed_from_u64(11);
-    let mut lines = std::collections::BTreeSet::new();
-    for round in 0..2_000 {
-        let reply = match round {
-            0..2 => valid.to_vec(),
-            _ => garbage(&mut random, &valid, 300),
-        };
-        let error = std::thread::scope(|scope| {
-            let client = scope.spawn(|| options.attach(options.timeout).err());
-            let connection = socket.accept().unwrap();
-            connection.receive(&mut [0; REQUEST_BYTES_MAX]).unwrap();
-            let descriptor = (round % 2 == 0).then(|| no_region.as_fd());
-            connection.send(&reply, descriptor).unwrap();
-            drop(connection);
-            client.join().unwrap().expect("a connection to an imposter")
-        });
-        let line = error.to_string();
-        assert!(line.len() > 20 && !line.contains('\n'), "{line}");
-        lines.insert(line);
-    }
-    assert!(lines.iter().any(|line| line.contains("not a Farside region")), "{lines:?}");
-    assert!(lines.iter().any(|line| line.contains("without a descriptor")), "{lines:?}");
-}
-
-/// Another user made the socket: the token that would let that user in stays with the client.
-#[test]
-fn a_socket_of_another_user_gets_no_secret() {
-    if device().is_some() || !rustix::process::geteuid().is_root() {
-        println!("left out: it takes a socket, and root to become another user");
-        return;
-    }
-    // As /tmp: everybody may make entries.
-    let folder = tempfile::tempdir().unwrap();
-    let shared = folder.path().join("shared");
-    std::fs::create_dir(&shared).unwrap();
-    for (path, mode) in [(folder.path(), 0o755), (shared.as_path(), 0o1777)] {
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
-    }
-    let address = format!("shm://{}/kv.sock", shared.display());
-    let socket = std::thread::scope(|scope| {
-        let bind = || {
-            // Of this thread alone: the system call knows nothing of processes.
-            let user = rustix::process::Uid::from_raw(54321);
-            rustix::thread::set_thread_res_uid(user, user, user).unwrap();
-            Socket::bind(&shared.join("kv.sock")).unwrap()
-        };
-        scope.spawn(bind).join().unwrap()
-    });
-    std::thread::scope(|scope| {
-        let heard = scope.spawn(|| {
-            let connection = socket.accept().unwrap();
-            connection.receive(&mut [0; REQUEST_BYTES_MAX]).unwrap().0
-        });
-        let timeout = Duration::from_millis(100);
-        let builder = Client::builder().server(&address).secret("secret").connect_timeout(timeout);
-        let error = builder.connect().err().unwrap();
-        println!("{error}");
-        assert_eq!(heard.join().unwrap(), 0, "the imposter got the token");
-        assert!(error.to_string().contains("is served by user 54321, which is not root"));
-    });
 }

@@ -3,8 +3,8 @@
 use super::*;
 use crate::Token;
 use crate::address::Address;
+use farside_fabric::rdma::Options;
 use farside_fabric::shm::Listener;
-use farside_fabric::verbs::Options;
 
 #[test]
 fn a_server_that_never_accepts_is_absent() {

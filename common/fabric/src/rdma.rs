@@ -1,4 +1,9 @@
-//! What callers hold, whether or not RDMA is in the build: plain data, no handle of a C library.
+//! The plain data of RDMA: options and their arithmetic, errors, and what a machine has for it.
+//!
+//! It is here with and without the feature `verbs`, so that configuration files, errors and
+//! `kv-cli doctor` are the same in both builds. What holds a handle of a C library is in `verbs`.
+
+mod report;
 
 use std::io;
 use std::net::SocketAddr;
@@ -6,7 +11,7 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use crate::Nanos;
-use crate::REQUEST_BYTES_MAX;
+pub use report::{Capabilities, Device, Finding, Gid, Port, Report};
 
 /// What RDMA-CM lets a refusing side say, in bytes.
 pub const REASON_BYTES_MAX: usize = 148;
@@ -25,7 +30,7 @@ const ACK_TIMEOUT_SLACK: Nanos = 4;
 const QUEUED_MAX_NS: Nanos = 500_000_000;
 /// How much later than it should a session may notice that a chain is too old: it sleeps for at
 /// most half of this.
-pub(super) const LOOK_NS_MAX: Nanos = 200_000_000;
+pub(crate) const LOOK_NS_MAX: Nanos = 200_000_000;
 
 /// How to connect and to wait. The default is for a data-centre network that loses few packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,7 +67,7 @@ impl Options {
     }
 
     /// The acknowledgement timeout that is used, as an exponent.
-    pub(super) fn ack_exponent(&self) -> u8 {
+    pub(crate) fn ack_exponent(&self) -> u8 {
         self.ack_timeout.clamp(*ACK_TIMEOUT.start(), *ACK_TIMEOUT.end())
     }
 
@@ -97,7 +102,7 @@ pub struct RemoteRegion {
     pub round_trip_min_ns: u32,
 }
 
-/// A connection that a [`Listener`](super::Listener) accepted; never the same twice.
+/// A connection that a listener accepted; never the same twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ConnectionId(pub u64);
 
@@ -171,14 +176,19 @@ impl VerbsError {
     }
 }
 
-/// What a client says first has to fit into RDMA-CM's private data.
-pub(super) fn check_request(private_data: &[u8]) -> Result<(), VerbsError> {
-    check_bytes(private_data, REQUEST_BYTES_MAX)
-}
-
-pub(super) fn check_bytes(private_data: &[u8], max: usize) -> Result<(), VerbsError> {
-    let bytes = private_data.len();
-    if bytes > max { Err(VerbsError::PrivateData { bytes, max }) } else { Ok(()) }
+/// What this machine has for RDMA, and what is wrong with it. Opens every device for a moment.
+pub fn preflight() -> Report {
+    let mut report = Report::from_sysfs();
+    // Without the list of devices the report has what sysfs says.
+    #[cfg(feature = "verbs")]
+    let _ = crate::verbs::ask_all(&mut report.devices);
+    report = report.judge();
+    if cfg!(not(feature = "verbs")) {
+        let (what, mend) =
+            ("this program was built without RDMA", "build it with --features verbs");
+        report.findings.push(Finding { what: what.to_owned(), mend: mend.to_owned() });
+    }
+    report
 }
 
 #[cfg(test)]
@@ -200,8 +210,8 @@ mod tests {
     }
 
     #[test]
-    fn private_data_is_bounded() {
-        assert!(check_request(&[0; REQUEST_BYTES_MAX]).is_ok());
-        assert!(check_request(&[0; REQUEST_BYTES_MAX + 1]).is_err());
+    fn a_build_without_rdma_says_so() {
+        let says = preflight().to_string().contains("built without RDMA");
+        assert_eq!(says, cfg!(not(feature = "verbs")));
     }
 }
