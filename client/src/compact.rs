@@ -98,7 +98,7 @@ fn slots(session: &mut Session, from: u64) -> Result<(Vec<(u32, ScannedSlot)>, u
     let (geometry, found, to) = session.run(|engine| {
         let mut found = Vec::new();
         let to = engine.endpoint.drive(read_part(engine, LANE, from as u32, &mut found))?;
-        Ok((engine.format.geometry(), found, to))
+        Ok((engine.region.format.geometry(), found, to))
     })?;
     let chunk = |slot: &ScannedSlot| geometry.chunk_of(slot.block()?.address.offset());
     Ok((found.into_iter().filter_map(|slot| Some((chunk(&slot)?, slot))).collect(), to))

@@ -22,7 +22,7 @@ pub(crate) struct SessionOptions {
 }
 
 /// What a session works with.
-pub(crate) type SessionEngine = Engine<AnyFabric, ControlDepot>;
+pub(crate) type SessionEngine = Engine<AnyFabric>;
 
 pub(crate) struct Connection {
     pub(crate) welcome: Welcome,

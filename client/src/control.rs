@@ -9,7 +9,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use farside_control::{ServerRequest, ControlChannel, MESSAGE_BYTES_MAX, Reply, Request, ServerStatistics};
+use farside_control::{
+    ControlChannel, MESSAGE_BYTES_MAX, Reply, Request, ServerRequest, ServerStatistics,
+};
 use farside_fabric::boot_time_ns;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 

@@ -14,9 +14,9 @@ use farside_fabric::{Buffer, Counters, Fabric, LaneId};
 use crate::client::Shared;
 use crate::connection::{Connection, SessionEngine};
 use crate::pipeline::{Completed, Outcome, PipelineFull, Ticket};
+use combining::CandidateTable;
 use farside_protocol::{Action, Answer, CachedRead, Operation};
 use farside_protocol::{Failure, OperationError};
-use combining::CandidateTable;
 use task::{Job, Mailbox, run_lane};
 
 /// What an operation takes before any has finished, in bytes; then an average over about so many.

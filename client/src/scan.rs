@@ -31,7 +31,7 @@ impl<'s> Scan<'s> {
     fn step(&mut self) -> Result<Result<Option<Entry>>> {
         let Self { session, region_id, progress, .. } = self;
         let step = session.run(|engine| {
-            if engine.format.region_id != *region_id {
+            if engine.region.format.region_id != *region_id {
                 return Ok(None);
             }
             let entry = engine.endpoint.drive(next_entry(engine, LANE, progress));

@@ -147,7 +147,7 @@ impl Session {
     #[inline]
     fn copy(&self, found: &Found, into: &mut Vec<u8>) {
         into.extend_from_slice(
-            found.value_in(&self.link.engine.endpoint.buffer(LANE, Buffer::Block)),
+            found.value_in(&self.link.engine.endpoint.buffer(LANE, Buffer::ReadBlock)),
         );
     }
 
@@ -354,18 +354,18 @@ impl Session {
 
     /// What the location cache did for this session on the present connection.
     pub fn cache_statistics(&self) -> CacheStatistics {
-        self.link.engine.lookups.statistics()
+        self.link.engine.region.lookups.statistics()
     }
 
     /// Forgets all cached locations, for all sessions of the client; not what others are learning
     /// meanwhile.
     pub fn clear_cache(&mut self) {
-        self.link.engine.cache.clear();
+        self.link.engine.region.cache.clear();
     }
 
     /// What the region allows.
     pub fn limits(&self) -> Limits {
-        let format = &self.link.engine.format;
+        let format = &self.link.engine.region.format;
         Limits {
             key_bytes_max: format.key_bytes_max as usize,
             value_bytes_max: format.value_bytes_max as usize,

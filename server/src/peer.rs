@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use farside_control::{ServerRequest, ControlChannel, Refusal, Reply, Role};
+use farside_control::{ControlChannel, Refusal, Reply, Role, ServerRequest};
 use farside_fabric::ChainError;
 use farside_fabric::rdma::ConnectionId;
 use rustix::event::epoll::EventFlags;

@@ -331,7 +331,7 @@ fn limit(args: &Compare, attached: &mut Attached) -> Result<(Limit, RawLimit)> {
     };
     let fabric = attached.fabric(args.depth)?;
     let timed = match args.link() {
-        Some(link) => rates_of(&mut emulation::around_any(fabric, args.depth, link), &plan)?,
+        Some(link) => rates_of(&mut emulation::around(Box::new(fabric), args.depth, link), &plan)?,
         None => rates(fabric, &plan)?,
     };
     let [read, write, cas, update] = timed.each_ref().map(Timed::rate);

@@ -113,7 +113,6 @@ pub fn run(args: &Verbs, interrupt: &Interrupt) -> Result<VerbsReport> {
 /// As [`measure`].
 pub fn rates(mut fabric: AnyFabric, plan: &Plan<'_>) -> Result<[Timed; 4]> {
     rates_of(&mut fabric, plan)
-    }
 }
 
 /// The same over a fabric of a known type.

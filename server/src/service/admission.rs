@@ -9,7 +9,7 @@ use farside_fabric::rdma::{ConnectionId, RemoteRegion};
 
 use super::Service;
 use super::acceptor::ConnectionRequest;
-use crate::peer::{Farewell, Peer, Who};
+use crate::peer::{ClientIdentity, DisconnectReason, Peer};
 
 /// How many sessions a client may have.
 const SESSIONS_MAX: usize = 4096;
@@ -60,7 +60,7 @@ impl Service {
             let welcome = welcome.ok_or("there is no device")?;
             let accepted = incoming.accept_control(&encode_reply(&Ok(welcome)));
             let (channel, connection) = accepted.map_err(|error| error.to_string())?;
-            let mut peer = Peer::new(channel, Who::Client { id, role, lease, ticket });
+            let mut peer = Peer::new(channel, ClientIdentity::Client { id, role, lease, ticket });
             peer.connection = Some(connection);
             self.add_peer(peer).map_err(|error| error.to_string())
         });
@@ -88,7 +88,7 @@ impl Service {
         (client_id, ticket, role): (u16, u64, Role),
     ) -> Refused {
         let found = self.peers.iter().find_map(|(token, peer)| match peer.who {
-            Who::Client { id, role: of, lease, ticket: own } => {
+            ClientIdentity::Client { id, role: of, lease, ticket: own } => {
                 ((id, of, own) == (client_id, role, ticket)).then_some((*token, lease))
             }
             _ => None,
@@ -121,7 +121,7 @@ impl Service {
         let of_client = self.peers.iter().find(|(_, peer)| peer.connection == Some(id));
         if let Some(token) = of_client.map(|(token, _)| *token) {
             self.listen_to(token);
-            return self.part(token, &Farewell::Gone);
+            return self.disconnect(token, &DisconnectReason::Gone);
         }
         for peer in self.peers.values_mut() {
             peer.data.retain(|connection| connection.id() != id);

@@ -11,12 +11,12 @@
 
 use std::collections::BTreeMap;
 
-use farside_control::Ask;
+use farside_control::ServerRequest;
 use farside_fabric::Nanos;
 use farside_fabric::waiting::WaitTimer;
 
 use super::Service;
-use crate::peer::Farewell;
+use crate::peer::DisconnectReason;
 
 /// By what part of the time a clock may run slow or fast and count as right.
 const DRIFT: i128 = 16;
@@ -153,12 +153,12 @@ impl Service {
         for token in ask {
             if let Some(peer) = self.peers.get_mut(&token) {
                 // One that is gone already is found out soon, and what does not fit waits for room.
-                let _ = peer.ask(Ask::Alive, &mut self.reply);
+                let _ = peer.ask(ServerRequest::Alive, &mut self.reply);
                 let _ = self.settle(token);
             }
         }
         for (token, ms) in silent {
-            self.part_silent(token, &Farewell::Unanswered { ms });
+            self.disconnect_silent(token, &DisconnectReason::Unanswered { ms });
         }
     }
 }

@@ -18,7 +18,7 @@ use super::{ACCEPT_PAUSE_NS, Service};
 use crate::error::{ServerError, system};
 use crate::listening::BoundListener;
 use crate::own_endpoint::OwnEndpoint;
-use crate::peer::{DisconnectReason, Peer, ClientIdentity};
+use crate::peer::{ClientIdentity, DisconnectReason, Peer};
 use crate::recovery::Opened;
 
 /// How many connections are accepted in a turn.

@@ -6,7 +6,7 @@ use std::ptr::null_mut;
 use super::fabric::VerbsFabric;
 use super::ffi::ibv_wc_status;
 use super::lanes::{Lane, Stage};
-use super::work::{WorkRequestId, buffer_of, has_deadline, is_atomic, classify_failure, request};
+use super::work::{WorkRequestId, buffer_of, classify_failure, has_deadline, is_atomic, request};
 use crate::rdma::LOOK_NS_MAX;
 use crate::{
     Buffer, CHAIN_VERBS_MAX, ChainError, Completion, Counters, Fabric, LaneId, Nanos, Timing, Verb,

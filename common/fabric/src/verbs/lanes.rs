@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::ffi;
 use super::handles::ProtectionDomain;
 use super::memory::Registered;
-use super::work::{LaneMemory, WorkRequestId, RegisteredRange};
+use super::work::{LaneMemory, RegisteredRange, WorkRequestId};
 use crate::rdma::VerbsError;
 use crate::{Buffer, CHAIN_VERBS_MAX, ChainError, Counters, Nanos, Verb};
 

@@ -21,7 +21,7 @@ pub(super) struct LaneMemory {
     pub(super) buffers: [RegisteredRange; Buffer::COUNT],
     /// Where atomic verbs leave the word they found, one after the other.
     pub(super) found: RegisteredRange,
-    /// From where the words of WriteWord and WriteHalf are sent, one place a verb.
+    /// From where the words of WriteWord and WriteU32 are sent, one place a verb.
     pub(super) words: RegisteredRange,
 }
 
