@@ -15,7 +15,7 @@ use crate::{
     Version,
 };
 use farside_protocol::{Action, Answer, Expected, Found};
-use farside_protocol::{LANE, Lifetime};
+use farside_protocol::{Failure, LANE, Lifetime};
 
 /// How often a compare-and-exchange with an absent key starts over because the key comes and goes.
 const EXCHANGE_ATTEMPTS_MAX: u32 = 64;
@@ -100,7 +100,7 @@ impl Session {
     #[inline]
     pub(crate) fn run<T>(
         &mut self,
-        mut operation: impl FnMut(&SessionEngine) -> std::result::Result<T, farside_protocol::Failure>,
+        mut operation: impl FnMut(&SessionEngine) -> std::result::Result<T, Failure>,
     ) -> Result<T> {
         let mut losses = ReconnectBudget::default();
         loop {

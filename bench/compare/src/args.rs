@@ -13,7 +13,7 @@ use crate::services::Service;
 
 /// Measures Farside beside other published stores, in turns, on the same fabric.
 #[derive(Clone, Debug, Parser)]
-#[command(name = "kv-compare", version, about, after_help = EXIT_CODES, max_term_width = 100)]
+#[command(name = "kv-compare", version, after_help = EXIT_CODES, max_term_width = 100)]
 pub struct Compare {
     /// Which of YCSB's workloads, with commas; see kv-bench ycsb --help
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "a,b,c,d,f")]

@@ -15,9 +15,10 @@ const STYLE: &str = include_str!("style.css");
 
 /// The elements without an end tag as XML has them, which HTML takes too.
 const BREAK: PreEscaped<&str> = PreEscaped("<br/>");
-const META: PreEscaped<&str> = PreEscaped(
-    r#"<meta charset="utf-8"/><meta name="viewport" content="width=device-width, initial-scale=1"/>"#,
-);
+const META: PreEscaped<&str> = PreEscaped(concat!(
+    r#"<meta charset="utf-8"/>"#,
+    r#"<meta name="viewport" content="width=device-width, initial-scale=1"/>"#,
+));
 
 /// A whole document.
 pub(crate) fn page(inputs: &Inputs) -> String {
