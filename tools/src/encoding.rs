@@ -37,7 +37,16 @@ impl Encoding {
         match self {
             Self::Raw => Ok(text.to_vec()),
             Self::Hex => decode_hex(text),
-            Self::Base64 => BASE64.decode(text).context("is not base64"),
+            Self::Base64 => {
+                let bytes = BASE64.decode(text).context("is not base64")?;
+                // The crate takes several texts, each with its padding, for one.
+                let is_one = BASE64.encode(&bytes).as_bytes() == text;
+                if is_one {
+                    Ok(bytes)
+                } else {
+                    Err(anyhow!("is not base64: text behind a padding"))
+                }
+            }
         }
     }
 

@@ -89,7 +89,8 @@ pub(crate) fn text(bytes: &[u8]) -> bool {
                 let line = whole.strip_suffix(b"\n").filter(|_| encoding != Encoding::Raw);
                 let again = line.unwrap_or(&whole);
                 let is_hex = encoding == Encoding::Hex;
-                assert!(again == bytes || is_hex && again.eq_ignore_ascii_case(bytes));
+                let same = again == bytes || is_hex && again.eq_ignore_ascii_case(bytes);
+                assert!(same, "{encoding:?}: {}", bytes.escape_ascii());
             }
             Err(error) => is_told_in_one_line(error.as_ref()),
         }

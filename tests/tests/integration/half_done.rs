@@ -21,6 +21,20 @@ fn with_many_keys() -> ServerProcess {
     server
 }
 
+/// A restore takes its time for each key.
+fn with_very_many_keys() -> ServerProcess {
+    let server = ServerProcess::start(&["--memory", "96MiB"]);
+    let mut session = server.client().session().unwrap();
+    let mut pipeline = session.pipeline().unwrap();
+    for key in 0..400_000u64 {
+        while pipeline.put(&key.to_le_bytes(), b"value").is_err() {
+            pipeline.wait().unwrap().result.unwrap();
+        }
+    }
+    drop(pipeline);
+    server
+}
+
 fn spawn(command: &mut Command) -> Child {
     let command = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command.spawn().unwrap()
@@ -57,7 +71,7 @@ fn a_file_that_is_not_finished_is_removed() {
 
 #[test]
 fn a_restore_that_is_stopped_leaves_nothing() {
-    let server = with_many_keys();
+    let server = with_very_many_keys();
     let file = server.folder().join("snapshot");
     assert!(server.cli(&["snapshot", file.to_str().unwrap()]).status.success());
     let folder = tempfile::tempdir_in("/dev/shm").unwrap();
