@@ -261,6 +261,52 @@ fn every_invariant_is_cited_and_every_citation_is_an_invariant() {
     report("the code and docs/protocol.md have the same invariants", &broken);
 }
 
+/// The crates, the lowest first: each uses only those of lines above its own.
+const LAYERS: [&[&str]; 7] = [
+    &["layout", "fabric", "snapshot", "linearizability"],
+    &["protocol", "control"],
+    &["config"],
+    &["client", "server"],
+    &["tools", "bench"],
+    &["bench-compare", "simulator", "fuzz"],
+    &["tests"],
+];
+
+/// The layer of a crate by the name of its package; `farside` is the client.
+fn layer(package: &str) -> Option<usize> {
+    let name = package.strip_prefix("farside").map(|name| name.trim_start_matches('-'))?;
+    let name = if name.is_empty() { "client" } else { name };
+    LAYERS.iter().position(|layer| layer.contains(&name))
+}
+
+/// The packages of ours that a manifest names, features and tests included, and its own.
+fn packages(manifest: &str) -> (Option<&str>, Vec<&str>) {
+    let own = manifest.lines().find_map(|line| line.strip_prefix("name = \""));
+    let own = own.and_then(|rest| rest.strip_suffix('"'));
+    let name = |line: &'_ str| line.split(['.', ' ', '=']).next().unwrap_or_default().len();
+    let used = manifest.lines().filter(|line| line.starts_with("farside"));
+    (own, used.map(|line| &line[..name(line)]).collect())
+}
+
+/// What is wrong with a manifest's place among the layers.
+fn arrows_upwards(manifest: &str) -> Vec<String> {
+    let (Some(own), used) = packages(manifest) else { return Vec::new() };
+    let Some(place) = layer(own) else { return vec![format!("{own} is in no layer")] };
+    let is_below = |used: &&str| layer(used).is_some_and(|below| below < place);
+    let upwards = used.into_iter().filter(|used| !is_below(used));
+    upwards.map(|used| format!("{own} uses {used}, which is not below it")).collect()
+}
+
+/// So no circle either, and neither of client and server imports the other, in tests neither.
+#[test]
+fn crates_use_only_what_is_below_them() {
+    let manifests: Vec<_> =
+        with_extension(".toml").filter(|(path, _)| path.ends_with("/Cargo.toml")).collect();
+    assert!(manifests.len() >= 14, "only {} manifests were found", manifests.len());
+    let broken: Vec<_> = manifests.iter().flat_map(|(_, of)| arrows_upwards(of)).collect();
+    report("each crate uses only what is below it", &broken);
+}
+
 #[test]
 fn the_rules_can_be_broken() {
     assert_eq!(
@@ -279,4 +325,11 @@ fn the_rules_can_be_broken() {
     assert!(is_path("client/src/gone.rs", &files) && !exists("client/src/gone.rs", &files));
     assert!(exists("client/src", &files) && exists("client/src/", &files));
     assert!(!is_path("client", &files) && !is_path("either/or", &files));
+    let manifest = |used| format!("name = \"farside-server\"\n[dev-dependencies]\n{used}\n");
+    assert_eq!(arrows_upwards(&manifest("farside-protocol.workspace = true")), [""; 0]);
+    for used in ["farside.workspace = true", "farside-tools = { path = \"t\" }", "farside-new = 1"]
+    {
+        assert_eq!(arrows_upwards(&manifest(used)).len(), 1, "{used}");
+    }
+    assert_eq!(arrows_upwards("name = \"farside-new\"\n").len(), 1);
 }

@@ -1,5 +1,6 @@
 //! The `kv-server` process: how it starts, stops and refuses, and that it sleeps.
 
+use farside_tests::binary;
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Stdio};
@@ -9,7 +10,7 @@ use farside_layout::RegionState;
 use super::*;
 
 fn kv_server(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_kv-server"));
+    let mut command = Command::new(binary("kv-server"));
     command.args(arguments).stdin(Stdio::null()).stderr(Stdio::piped());
     command.env_remove("NOTIFY_SOCKET");
     command

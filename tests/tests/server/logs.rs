@@ -2,6 +2,7 @@
 //! and is no longer, that the index cannot grow, and which client was fenced, and why. And that
 //! strangers do not fill it.
 
+use farside_tests::binary;
 use std::fs::File;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -15,7 +16,7 @@ impl Logged {
     /// Starts it with these arguments besides; returns where its log is, too.
     fn start(place: &Place, arguments: &[&str]) -> (Self, PathBuf) {
         let path = place.folder.path().join("log");
-        let mut command = Command::new(env!("CARGO_BIN_EXE_kv-server"));
+        let mut command = Command::new(binary("kv-server"));
         command.arg("--listen").arg(format!("shm://{}", place.socket().display()));
         command.args(["--grace-ms", "1"]).args(arguments).stdin(Stdio::null());
         let server = command.stderr(File::create(&path).unwrap()).spawn().unwrap();
