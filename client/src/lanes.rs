@@ -160,7 +160,7 @@ impl<'s> Lanes<'s> {
                 if !self.share(id, action, hash) {
                     // Posted with the next step, so that operations started together wait for
                     // memory together.
-                    self.engine.region.cache.expect(hash);
+                    self.engine.region.cache.prefetch(hash);
                     self.enqueue(id, action);
                 }
             }

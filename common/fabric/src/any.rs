@@ -49,8 +49,8 @@ impl Fabric for AnyFabric {
     }
 
     #[inline]
-    fn expect(&self, remote: u64, bytes: u32) {
-        on!(self, fabric => fabric.expect(remote, bytes));
+    fn prefetch(&self, remote: u64, bytes: u32) {
+        on!(self, fabric => fabric.prefetch(remote, bytes));
     }
 
     #[inline]

@@ -69,8 +69,8 @@ impl<F: Fabric + ?Sized, I: Interceptor<F>> Fabric for Intercepted<F, I> {
         self.interceptor.wall_clock_ns(&self.fabric)
     }
 
-    fn expect(&self, remote: u64, bytes: u32) {
-        self.fabric.expect(remote, bytes);
+    fn prefetch(&self, remote: u64, bytes: u32) {
+        self.fabric.prefetch(remote, bytes);
     }
 
     fn post(&mut self, lane: LaneId, chain: &[Verb], deadline: Nanos) {
@@ -136,8 +136,8 @@ impl<F: Fabric + ?Sized> Fabric for Box<F> {
         (**self).wall_clock_ns()
     }
 
-    fn expect(&self, remote: u64, bytes: u32) {
-        (**self).expect(remote, bytes);
+    fn prefetch(&self, remote: u64, bytes: u32) {
+        (**self).prefetch(remote, bytes);
     }
 
     fn post(&mut self, lane: LaneId, chain: &[Verb], deadline: Nanos) {

@@ -198,8 +198,8 @@ pub trait Fabric {
         since.unwrap_or_default().as_nanos() as u64
     }
 
-    /// A chain that is posted soon will change this: a hint to who can bring it nearer.
-    fn expect(&self, _remote: u64, _bytes: u32) {}
+    /// Prefetches memory that a chain posted soon will access, where the fabric can.
+    fn prefetch(&self, _remote: u64, _bytes: u32) {}
 
     /// Queues a chain. Its outcome comes from [`Fabric::poll`], errors included.
     fn post(&mut self, lane: LaneId, chain: &[Verb], deadline: Nanos);

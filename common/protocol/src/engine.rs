@@ -212,7 +212,7 @@ impl<F: Fabric> Engine<F> {
                 TakeResult::Block(block) => {
                     if let Some(next) = self.region.allocator.borrow().upcoming() {
                         let bytes = class.block_bytes() as u32;
-                        self.endpoint.fabric().expect(next.offset(), bytes);
+                        self.endpoint.fabric().prefetch(next.offset(), bytes);
                     }
                     return Ok((block, now));
                 }

@@ -245,7 +245,7 @@ impl LocationCache {
 
     /// The key will be looked up soon.
     #[inline]
-    pub fn expect(&self, hash: KeyHash) {
+    pub fn prefetch(&self, hash: KeyHash) {
         if let Some(set) = self.set(hash) {
             prefetch(&set[first_way(hash)]);
         }

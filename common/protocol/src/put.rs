@@ -57,7 +57,7 @@ impl<F: Fabric> Operation<'_, F> {
         // Not before there is a block: while this waits, other lanes change what the cache says.
         let cached = if condition == Condition::Absent { None } else { self.cached_target() };
         if let Some(target) = &cached {
-            self.expect(target);
+            self.prefetch(target);
         }
         let new = self.seal_block(taken, lifetime)?;
         let mut condition_held = true;

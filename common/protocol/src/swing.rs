@@ -253,11 +253,11 @@ impl<F: Fabric> Operation<'_, F> {
     }
 
     /// What a swing of this target accesses is wanted soon.
-    pub(super) fn expect(&self, target: &ProvenSlot) {
+    pub(super) fn prefetch(&self, target: &ProvenSlot) {
         if let Ok(old) = target.word.block() {
             let fabric = self.engine.endpoint.fabric();
-            fabric.expect(target.slot, WORD_BYTES);
-            fabric.expect(old.address.offset(), WORD_BYTES);
+            fabric.prefetch(target.slot, WORD_BYTES);
+            fabric.prefetch(old.address.offset(), WORD_BYTES);
         }
     }
 

@@ -115,7 +115,7 @@ impl Executor {
 
     /// Asks memory for what the chain accesses, all of it at once.
     #[inline]
-    fn expect(&self, chain: &[Verb]) {
+    fn prefetch_chain(&self, chain: &[Verb]) {
         for verb in chain {
             match *verb {
                 Verb::Read { remote, bytes, .. } => {
@@ -220,7 +220,7 @@ impl Fabric for ShmFabric {
     }
 
     #[inline]
-    fn expect(&self, remote: u64, bytes: u32) {
+    fn prefetch(&self, remote: u64, bytes: u32) {
         self.executor.region.prefetch_to_change(remote, bytes.min(PREFETCH_BYTES_MAX));
     }
 
@@ -232,7 +232,7 @@ impl Fabric for ShmFabric {
         lane.deadline = deadline;
         lane.payload_bytes = lane.counters.count(chain);
         self.posted_bytes += lane.payload_bytes;
-        self.executor.expect(chain);
+        self.executor.prefetch_chain(chain);
         self.posted.push_back(lane_id);
     }
 
@@ -308,7 +308,7 @@ impl Fabric for ShmFabric {
         lane.counters.count(chain);
         if chain.len() > 1 {
             // One verb waits for the other's memory: a swap for all that was written before it.
-            self.executor.expect(chain);
+            self.executor.prefetch_chain(chain);
         }
         self.executor.execute(&mut lane.buffers, chain, deadline)
     }
