@@ -98,12 +98,12 @@ impl Client {
     }
 }
 
-/// How often somebody who waits for a collection asks whether it has ended.
+/// How often a caller that waits for a collection asks whether it has ended.
 const COLLECT_POLL: Duration = Duration::from_millis(5);
 
 impl Client {
     /// Has the server look for lost blocks, which dead clients held, and waits until it has; what
-    /// it knows then. Everybody goes on meanwhile. Takes as long as two walks of the server's
+    /// it knows then. Other clients go on meanwhile. Takes as long as two walks of the server's
     /// through the index, and as its slowest client takes to answer.
     ///
     /// # Errors
@@ -125,7 +125,7 @@ impl Client {
     }
 
     /// Tells the server how far a snapshot is that this program takes, in thousandths, 1000 when it
-    /// is complete: for whoever looks at [`ServerStatistics`]. One message, which is not answered,
+    /// is complete: for readers of [`ServerStatistics`]. One message, which is not answered,
     /// and takes the place of one that still waits.
     ///
     /// # Errors
@@ -155,7 +155,7 @@ impl Shared {
     }
 
     /// The error behind a failure; `None` if the connection is lost, and nothing happened. Where
-    /// nobody knows what the last operation did, it is given up as well: without a goodbye the
+    /// the outcome of the last operation is unknown, it is given up as well: without a goodbye the
     /// server looks for what it may have left, and sessions connect anew.
     pub(crate) fn failed(
         &self,

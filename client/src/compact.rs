@@ -9,7 +9,7 @@ use farside_protocol::LANE;
 use farside_protocol::{HASHES, ScannedSlot, read_part, read_slot};
 
 /// How much is moved before what it left goes back to the server, in bytes: at most as much is out
-/// of everybody's reach.
+/// of reach of all clients.
 const BATCH_BYTES: u64 = 4 << 20;
 
 /// What a compaction did.
@@ -35,8 +35,8 @@ impl Client {
     /// by ordinary updates: values and their ends stay, versions change. Such a chunk is free for
     /// another size 288 x GRACE after its last block has gone.
     ///
-    /// Everybody may go on meanwhile; what others change is left alone. READs the index twice, and
-    /// takes a GET and a compare-and-exchange for each block that moves.
+    /// Other clients may go on meanwhile; what they change is left alone. READs the index twice,
+    /// and takes a GET and a compare-and-exchange for each block that moves.
     ///
     /// # Errors
     /// As [`Session::put`](crate::Session::put). It ends without one where there is no more room.

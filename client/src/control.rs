@@ -20,12 +20,12 @@ use crate::{Error, Result};
 use farside_protocol::Prefix;
 use farside_protocol::allocator::{BlockDelivery, Delivery};
 
-/// How long somebody who asked for statistics waits.
+/// How long a request for statistics waits for its reply.
 pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long the last messages of a client that ends may take.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 /// How many requests may wait for their replies: more would fill the socket with replies that
-/// nobody reads while this side still sends.
+/// remain unread while this side still sends.
 const OUTSTANDING_MAX: usize = 4;
 /// How far a snapshot is that is complete, in thousandths.
 pub(crate) const PERMILLE_ALL: u32 = 1000;
@@ -38,7 +38,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// Who is waiting for a reply.
 pub(crate) enum Waiter {
-    /// Nobody: the request has no reply.
+    /// None: the request has no reply.
     None,
     Session(Arc<Inbox>),
     Statistics(Arc<Slot>),
@@ -258,7 +258,7 @@ impl Service {
         Ok(())
     }
 
-    /// Whether there is something to receive, and whether somebody woke this thread.
+    /// Whether there is something to receive, and whether another thread woke this one.
     fn sleep(&self) -> std::result::Result<(bool, bool), End> {
         let events = match self.unsent {
             Some(_) if self.channel.is_writable_with_room() => PollFlags::IN | PollFlags::OUT,
@@ -313,7 +313,7 @@ impl Service {
         }
     }
 
-    /// Hands an answer to whoever waits for it; does what the server asks.
+    /// Hands an answer to the request that awaits it; does what the server asks.
     fn take(&mut self, bytes: usize) -> std::result::Result<(), End> {
         let reply = match Reply::decode(&self.buffer[..bytes]) {
             Ok(Reply::Ask(ServerRequest::Report { collection })) => {

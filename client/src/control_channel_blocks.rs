@@ -101,7 +101,7 @@ impl Drop for ControlChannelBlocks {
 }
 
 impl Inbox {
-    /// Hands an answer over, or gives it back if nobody wants it any more.
+    /// Hands an answer over, or gives its blocks back if the session has ended.
     pub(crate) fn deliver(&self, delivery: Delivery, shared: &Shared) {
         let mut deliveries = lock(&self.deliveries);
         if !deliveries.closed {

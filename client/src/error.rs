@@ -124,7 +124,7 @@ pub enum Error {
         /// The shortest that would do, in milliseconds.
         grace_ms_min: u64,
     },
-    /// A session cannot have so many operations in flight. Nobody was asked.
+    /// A session cannot have so many operations in flight. No server was asked.
     #[error(
         "pipeline_depth = {depth}: write a number from {} to {}",
         PIPELINE_DEPTH.start(),

@@ -26,7 +26,7 @@ const OPERATIONS_AVERAGED: u64 = 8;
 /// Who does what a lane is to do.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// Nobody yet.
+    /// Nothing yet.
     New,
     /// Another lane, with its own.
     Shared,
@@ -207,7 +207,7 @@ impl<'s> Lanes<'s> {
                 }
                 Ok(None) => {}
                 Err(failure) => {
-                    // No longer new: nobody joins it.
+                    // No longer new: no operation joins it.
                     lane.state = State::InTask;
                     lane.mailbox.answer(Err(failure));
                     return self.finish(id);

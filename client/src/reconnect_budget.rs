@@ -7,7 +7,7 @@ use crate::{Contact, Result};
 
 /// How often one call reconnects at least; it goes on until the timeout for connecting is over.
 const RECONNECTS_MIN: u32 = 3;
-/// How long it waits before it reconnects, but for the first time, times how often it did.
+/// Backoff before reconnect attempt n is n times this. The first attempt does not wait.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(10);
 const RECONNECT_PAUSE_MAX: Duration = Duration::from_millis(250);
 

@@ -58,7 +58,7 @@ impl ConnectedEngine {
         }
     }
 
-    /// If somebody forgot a pipeline, and with it operations that will not go on, one of them may
+    /// If a pipeline was forgotten, and with it operations that will not go on, one of them may
     /// have left a PENDING word: without a goodbye the server looks for it.
     fn leave(&self) {
         if self.engine.pipelined.get() {
@@ -278,7 +278,7 @@ impl Session {
             if self.insert(key, new)? {
                 return Ok(Exchange::Exchanged);
             }
-            // It was there; what it was, unless somebody deletes it first.
+            // It was there: its value, unless another client deletes it first.
             if let Some(value) = self.get(key)? {
                 return Ok(Exchange::Mismatch(Some(value)));
             }
@@ -340,7 +340,7 @@ impl Session {
     ///
     /// # Errors
     /// As [`Client::session`](crate::Client::session), if it has to connect anew. The scan's own
-    /// end it, as does [`Error::Disconnected`] where the region is another one now, but for those
+    /// end it, as does [`Error::Disconnected`] where the region is another one now, except those
     /// that are about one entry: [`Error::Layout`], [`Error::Contended`], [`Error::System`].
     pub fn scan(&mut self) -> Result<Scan<'_>> {
         Scan::new(self)

@@ -65,7 +65,7 @@ impl Clients {
         if self.connected >= self.clients_max {
             return Err(full);
         }
-        // Ids go round, so that one rests as long as possible. 0 is nobody's.
+        // Ids go round, so that one rests as long as possible. 0 is no client's.
         let ids = CLIENTS_MAX as u16;
         let round = (1..=ids).map(|step| (self.last_id + step) % ids).filter(|id| *id != 0);
         let is_free = |id: usize| self.ids[id] == IdState::Free && self.admitted[id] < u32::MAX;
@@ -127,7 +127,7 @@ mod tests {
         clients.fence(first).unwrap();
         assert_eq!(memory.region.load(entry).unwrap(), 0);
         let mut seen = vec![(first, lease)];
-        // Round and round, past everybody but the one still leaving and the one connected.
+        // Round and round, past all except the one still leaving and the one connected.
         for _ in 0..2 * CLIENTS_MAX {
             let (id, lease) = clients.admit().unwrap();
             assert!(id != 0 && id != first && id != second);

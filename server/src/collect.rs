@@ -47,7 +47,7 @@ enum Stage {
     Walk,
     /// Report 2.
     SecondReport,
-    /// As `Settle`, then whoever is left is lost.
+    /// As `Settle`; then blocks that are left are lost.
     Finish,
     /// The chunks of this pass have no suspects any more.
     Acquit,
@@ -346,7 +346,7 @@ pub(crate) fn clear_linked(depot: &mut Depot, subtable: &SubtableImage) {
     }
 }
 
-/// The block a slot has: linked, in the middle of a split, or about to be linked by somebody.
+/// The block a slot has: linked, in the middle of a split, or about to be linked.
 fn block_of(word: SlotWord) -> Option<BlockRef> {
     use SlotState::{Aborted, Copy, Empty, Frozen, Live, Moved, Pending, Tomb};
     match word.state() {

@@ -42,14 +42,14 @@ pub trait Memory {
     /// The header word of the block there, or of what may become one.
     fn header(&self, address: BlockAddress) -> Result<HeaderWord, ChainError>;
 
-    /// Makes a header where there was none: nobody else uses the memory.
+    /// Makes a header where there was none: the memory has no other user.
     fn set_header(&self, address: BlockAddress, header: HeaderWord) -> Result<(), ChainError>;
 
-    /// Makes a chunk all zeros that nobody else uses.
+    /// Makes a chunk all zeros that has no other user.
     fn clear(&self, chunk: u32) -> Result<(), ChainError>;
 }
 
-/// Why a block cannot be what somebody says it is.
+/// Why a block cannot be what a client says it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the messages say what the fields are")]
 pub enum BlockError {
@@ -76,7 +76,7 @@ enum Chunk {
 pub struct DepotOptions {
     /// How long an unlinked block rests.
     pub grace: Nanos,
-    /// How long after its last block became free a chunk keeps its class: until then somebody may
+    /// How long after its last block became free a chunk keeps its class: until then a client may
     /// still name one of its blocks (invariant I13).
     pub chunk_rest: Nanos,
     /// The last generation, so to say, of memory that was never a block: random by region, so that
@@ -254,8 +254,8 @@ impl Depot {
         Ok(blocks)
     }
 
-    /// Makes ready what has rested long enough, and empties chunks that nobody needs: some of it,
-    /// where there is much, for everybody waits meanwhile.
+    /// Makes ready what has rested long enough, and empties unused chunks: some of it,
+    /// where there is much, for all clients wait meanwhile.
     pub(crate) fn refresh(&mut self, now: Nanos, memory: &impl Memory) -> Result<(), ChainError> {
         let mut left = BLOCKS_PER_REFRESH;
         for class in SizeClass::all() {
@@ -322,7 +322,7 @@ impl Depot {
     }
 
     /// Takes blocks back, to be handed out again at once (`rested`) or after GRACE. Stops at the
-    /// first that cannot be: whoever gives such a block is not to be believed any further.
+    /// first that cannot be: a client that gives such a block is not to be believed any further.
     pub fn give(
         &mut self,
         class: SizeClass,

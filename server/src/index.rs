@@ -25,7 +25,7 @@ pub(crate) struct Index {
     pub(crate) geometry: Geometry,
     /// How many bits of a hash the directory in use goes by.
     pub(crate) depth: u8,
-    /// All places for subtables, in use or not. Only ever grows, so that whoever walks through it
+    /// All places for subtables, in use or not. Only ever grows, so that a walk through it
     /// by number misses none.
     pub(crate) places: Vec<u64>,
     /// The chunks that they are in.
@@ -34,7 +34,7 @@ pub(crate) struct Index {
     pub(crate) in_use: u64,
     /// Places nothing leads to, with all words MOVED.
     pub(crate) free: Vec<u64>,
-    /// Places that a split has emptied, and when nobody believes a READ from before any more.
+    /// Places that a split has emptied, and when no READ from before counts any more.
     pub(crate) resting: VecDeque<(Nanos, u64)>,
     /// Splits that were begun and not ended, by their old subtable, and when to try again.
     pub(crate) unfinished: BTreeMap<u64, Nanos>,
@@ -209,7 +209,7 @@ impl SubtableImage {
     }
 
     /// Whether a key could find no room: in some window all words have a use. The last row is
-    /// nobody's home.
+    /// the home of no key.
     pub(crate) fn has_full_window(&self) -> bool {
         let is_full =
             |row: &Row| row.slots.iter().all(|slot| slot.word().state() != SlotState::Empty);

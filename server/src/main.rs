@@ -103,13 +103,13 @@ fn run(flags: Flags) -> Result<()> {
         }
         tracing::warn!("{exposed}");
     }
-    // Before the start, which may take a while: whoever stops it then gets an orderly end, too.
+    // Before the start, which may take a while: a stop meanwhile ends it in order, too.
     let (stop, mut signals) = wait_for_signals().context("cannot wait for signals")?;
     let server = Server::start_unless(&config, &stop)?;
     let stopper = server.stopper();
     std::thread::spawn(move || {
         signals.forever().next();
-        // Without systemd there is nobody to tell, here and below.
+        // Without systemd these do nothing, here and below.
         let _ = sd_notify::notify(&[NotifyState::Stopping]);
         stopper.stop();
     });
@@ -117,7 +117,7 @@ fn run(flags: Flags) -> Result<()> {
     Ok(server.wait()?)
 }
 
-/// What stops the server: a flag while it starts, and then whoever waits for the signals.
+/// What stops the server: a flag while it starts, and then the thread that waits for the signals.
 fn wait_for_signals() -> io::Result<(Arc<AtomicBool>, Signals)> {
     // Where files have a limit, a longer region is an error, and not the end without a word.
     flag::register(SIGXFSZ, Arc::default())?;

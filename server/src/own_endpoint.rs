@@ -20,7 +20,7 @@ pub(crate) const LANES: u16 = 32;
 /// The lane of whatever goes one by one.
 const LANE: LaneId = LaneId(0);
 
-/// Verbs like everybody's (invariant I11), never fenced.
+/// Verbs like those of clients (invariant I11), never fenced.
 pub(crate) struct OwnEndpoint {
     endpoint: Box<Endpoint<AnyFabric>>,
     /// The other end of a connection through the device, which lives as long.
@@ -59,7 +59,7 @@ impl OwnEndpoint {
         proof_age_max_ns(grace, self.endpoint.fabric().timing().lateness_max_ns)
     }
 
-    /// Empties a slot whose owner is gone; false if somebody else changed it meanwhile.
+    /// Empties a slot whose owner is gone; false if a client changed it meanwhile.
     pub(crate) fn clear(&self, slot: u64, word: SlotWord) -> Result<bool, ChainError> {
         let own = &*self.endpoint;
         own.drive(clear(own, slot, word))
@@ -91,7 +91,7 @@ impl OwnEndpoint {
     }
 
     /// Takes a LIVE slot out of service if it still holds this word, at the latest at `deadline`;
-    /// false if it does not. The mark goes first (invariant I2). TOMB absorbs nobody: the key is
+    /// false if it does not. The mark goes first (invariant I2). TOMB absorbs no PUT: the key is
     /// removed because of its value, so a PUT that lost to this must not call itself overwritten.
     pub(crate) fn unlink_to_tombstone(
         &self,
@@ -137,7 +137,7 @@ impl OwnEndpoint {
         self.drive(SubtableSplitter::new(&self.endpoint, LANES, format).run(split, depth))
     }
 
-    /// Makes a place free that a split has emptied; false while somebody has not cleared what he
+    /// Makes a place free that a split has emptied; false while a client has not cleared what it
     /// left there.
     pub(crate) fn vacate(&self, place: u64, format: &Format) -> Result<bool, ChainError> {
         self.drive(SubtableSplitter::new(&self.endpoint, LANES, format).vacate(place))

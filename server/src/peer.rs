@@ -79,7 +79,7 @@ pub(crate) struct Peer {
     alive: Option<ServerRequest>,
     /// The other end is closed: it gets nothing any more, but what it sent before is still here.
     is_closed: bool,
-    /// It closed before it took `last_sent`; what it left before that, nobody knows.
+    /// It closed before it took `last_sent`; what it left before that is unknown.
     missed_last: bool,
 }
 

@@ -235,8 +235,8 @@ impl Recovery<'_> {
         Ok(uses)
     }
 
-    /// Tells the depot what is linked and empties the slots of operations that nobody will finish;
-    /// returns how many there were of each.
+    /// Tells the depot what is linked and empties the slots of operations that will not be
+    /// finished; returns how many there were of each.
     fn walk(
         &self,
         index: &Index,

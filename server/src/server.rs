@@ -108,7 +108,7 @@ impl Server {
         self.shut_down();
     }
 
-    /// What stops this server from elsewhere, while somebody waits in [`Server::wait`].
+    /// What stops this server from elsewhere, while a thread waits in [`Server::wait`].
     pub fn stopper(&self) -> Stopper {
         self.stop.clone()
     }

@@ -1,4 +1,4 @@
-//! The control service: one thread that sleeps until somebody connects, asks or leaves.
+//! The control service: one thread that sleeps until a client connects, asks or leaves.
 
 mod acceptor;
 mod admission;
@@ -51,7 +51,7 @@ use refusing::{RareWarning, Refusals};
 use roll_call::RollCall;
 use statistics::DepotFigures;
 
-/// Connections of nobody: those that have not said who they are and those that said goodbye. More
+/// Limit on connections without a client: not yet identified, or already signed off. More
 /// than these, and the oldest is dropped.
 const STRANGERS_MAX: usize = 64;
 /// Events taken at a time: those of all connections, the listener and the end. So each client that
@@ -306,7 +306,7 @@ impl Service {
                 ClientIdentity::Leaving => {}
                 ClientIdentity::Stranger => {
                     let bye = encode_reply(&Err(Refusal::ShuttingDown));
-                    // Whoever does not take it learns less.
+                    // A client that does not take it learns less.
                     let _ = peer.channel.send(&bye);
                 }
             }

@@ -158,8 +158,8 @@ impl Index {
         self.free.len() + soon.take(2).count() >= 2
     }
 
-    /// Makes places free that have rested for GRACE (invariant I18). Whoever has an unfinished
-    /// INSERT in one will still come back to it: then it rests on.
+    /// Makes places free that have rested for GRACE (invariant I18). A client that has an
+    /// unfinished INSERT in one will still come back to it: then it rests on.
     fn wake(&mut self, format: &Format, own: &OwnEndpoint) -> Result<(), ChainError> {
         let now = boot_time_ns();
         for _ in 0..self.resting.len() {
@@ -173,7 +173,7 @@ impl Index {
         Ok(())
     }
 
-    /// Makes all words of a place MOVED that nothing leads to and nobody uses: with the CPU, for
+    /// Makes all words of a place MOVED that nothing leads to and no client uses: with the CPU, for
     /// clients swap words there only once a split has made some EMPTY.
     fn clear(&self, place: u64) -> Result<(), ChainError> {
         for (slot, content) in SubtableImage::read(&self.region, place)?.slots() {
@@ -202,7 +202,7 @@ impl Index {
         own: &OwnEndpoint,
     ) -> Result<(), Damage> {
         for split in splits {
-            // What its clients were inserting nobody ends.
+            // What its clients were inserting is not finished.
             for (slot, content) in SubtableImage::read(&self.region, split.old)?.slots() {
                 if matches!(content.word().state(), SlotState::Pending | SlotState::Aborted) {
                     own.clear(slot, content.word())?;
@@ -212,7 +212,7 @@ impl Index {
                 tracing::info!(subtable = split.old, "ended a split that was interrupted");
             }
         }
-        // Nobody has read anything yet.
+        // No client has read anything yet.
         self.free.extend(self.resting.drain(..).map(|(_, place)| place));
         for place in &self.free {
             self.clear_free_place(*place)?;
@@ -224,8 +224,8 @@ impl Index {
     /// A word in a free place that leads to a block is damage: a split makes all words of a place
     /// MOVED or ABORTED before the place is free. No key is lost with it. Nothing leads there, so
     /// no client has found it since, and if its key is stored, it is in the subtable that the
-    /// directory leads to. But rows that are somebody's say that the directory should lead there:
-    /// then the directory is what is damaged, and the keys may be the only ones there are.
+    /// directory leads to. But rows that belong to a subtable say that the directory should lead
+    /// there: then the directory is what is damaged, and the keys may be the only ones there are.
     fn clear_free_place(&self, place: u64) -> Result<(), Damage> {
         let image = SubtableImage::read(&self.region, place)?;
         let links = |state| matches!(state, SlotState::Live | SlotState::Frozen | SlotState::Copy);

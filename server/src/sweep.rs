@@ -22,7 +22,7 @@ pub(crate) struct Sweeper {
     pass: Option<Pass>,
 }
 
-/// One walk, for everybody who was ready when it began.
+/// One walk, for all clients that were ready when it began.
 struct Pass {
     clients: Vec<u16>,
     next_subtable: usize,

@@ -56,7 +56,7 @@ pub(crate) fn doctor(args: &Args) -> anyhow::Result<Outcome> {
         stdout.write_all(finding.line().as_bytes())?;
     }
     output::finish(stdout)?;
-    // What the machine lacks is advice; what somebody configured has to work.
+    // What the machine lacks is advice; what is configured has to work.
     Ok(outcome)
 }
 

@@ -79,7 +79,7 @@ pub(crate) fn exit_code(error: &anyhow::Error) -> u8 {
     error.chain().find_map(code).unwrap_or(exit_code::FAILED)
 }
 
-/// Nobody reads stdout any more: no error, but a reason to stop.
+/// stdout has no reader any more: no error, but a reason to stop.
 #[derive(Debug)]
 struct Closed;
 
@@ -125,7 +125,7 @@ pub(crate) fn finish(mut stdout: BufWriter<Stdout>) -> anyhow::Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// Whether the command ended because nobody reads stdout.
+/// Whether the command ended because stdout has no reader.
 pub(crate) fn is_closed(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| {
         let cause = cause.downcast_ref::<io::Error>().and_then(io::Error::get_ref);

@@ -93,7 +93,7 @@ struct Memory {
     index_bytes: u64,
     /// Chunks carved into blocks.
     blocks_bytes: u64,
-    /// Of `blocks_bytes`: chunks without a key or a client, which wait until nobody can name one
+    /// Of `blocks_bytes`: chunks without a key or a client, which wait until no client can name one
     /// of their blocks. Then they are free.
     emptying_bytes: u64,
     /// Blocks that hold a key.

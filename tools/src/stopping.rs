@@ -1,4 +1,4 @@
-//! Signals: what writes a file looks whether somebody wants its end, so that nothing half is left.
+//! Signals: code that writes a file checks for them, so that nothing half is left.
 
 use std::io;
 use std::sync::Arc;

@@ -10,7 +10,7 @@ use rustix::fs::{fchmod, lstat};
 use crate::below::mode_to_keep;
 use crate::output::Usage;
 
-/// Who may read what is written here: the values are nobody else's business.
+/// Who may read what is written here: the values are only for the user.
 const FILE_MODE: u32 = 0o600;
 
 /// A file under another name than its own until it is finished.

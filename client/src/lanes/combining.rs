@@ -1,7 +1,8 @@
 //! Operations of one key that are done together, so that what is hot costs one chain.
 //!
 //! Until lanes begin what is new to them, another operation of a key may join one (invariant I20):
-//! of GETs the first READs for all, of PUTs the last writes for all. Nobody waits for company.
+//! of GETs the first READs for all, of PUTs the last writes for all. No
+//! operation waits to be combined.
 
 use std::mem::discriminant;
 
@@ -74,7 +75,7 @@ impl Lanes<'_> {
         !is_put
     }
 
-    /// Whether two jobs that nobody has begun are of the same key and kind.
+    /// Whether two jobs that have not begun are of the same key and kind.
     fn is_same(&self, id: LaneId, other: LaneId) -> bool {
         let fabric = self.engine.endpoint.fabric();
         let of = |LaneId(id)| {

@@ -42,7 +42,7 @@ pub fn is_unprintable(character: char) -> bool {
 }
 
 /// An error and its causes, without those that it already names. Unprintable characters, which may
-/// come from a file that somebody else wrote, are spaces.
+/// come from a file of another user, are spaces.
 pub fn one_line(error: &(dyn Error + 'static)) -> String {
     let mut text = String::new();
     let mut next = Some(error);

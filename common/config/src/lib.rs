@@ -33,15 +33,15 @@ pub use rdma::RdmaConfig;
 pub use secret::{Secret, check_private};
 pub use socket::{SocketGroup, SocketMode};
 
-/// The most clients a server may be told to accept: every client id but 0, which is nobody.
+/// The most clients a server may be told to accept: every client id except 0, which is no client.
 pub const CLIENTS_MAX_LIMIT: u32 = CLIENTS_MAX - 1;
-/// How much memory a new region gets when nobody says.
+/// How much memory a new region gets by default.
 pub const MEMORY_DEFAULT: ByteSize = ByteSize(1 << 30);
 /// The longest key and value of a new region when nothing else says, in bytes.
 pub const KEY_BYTES_MAX_DEFAULT: u32 = 1024;
 /// See [`KEY_BYTES_MAX_DEFAULT`].
 pub const VALUE_BYTES_MAX_DEFAULT: u32 = 1 << 20;
-/// The client's config file of everybody on a machine.
+/// The client's config file of all users of a machine.
 const CLIENT_FILE_SYSTEM: &str = "/etc/farside/client.toml";
 /// And of one user, from their home on.
 const CLIENT_FILE_OWN: &str = ".config/farside/client.toml";

@@ -22,9 +22,9 @@ pub fn is_ignored(signal: i32) -> bool {
     mask.is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
 }
 
-/// Has a program say in one line why it ends when a page of a mapping is gone (SIGBUS): somebody
-/// made the file behind a region shorter, or its device failed. For programs, which own their
-/// signals; a library has no business with them.
+/// Has a program say in one line why it ends when a page of a mapping is gone (SIGBUS): another
+/// program made the file behind a region shorter, or its device failed. For programs, which own
+/// their signals; a library has no business with them.
 ///
 /// # Errors
 /// What the system says.
@@ -36,7 +36,7 @@ pub fn explain_bus_errors(program: &str) -> io::Result<()> {
          snapshot (--restore)\n"
     );
     let explain = move || {
-        // Nobody is left to tell when stderr is closed.
+        // No reader is left when stderr is closed.
         let _ = rustix::io::write(rustix::stdio::stderr(), line.as_bytes());
         // As without a handler: who waits for the process sees the signal. Does not return.
         let _ = signal_hook::low_level::emulate_default_handler(Signal::BUS.as_raw());

@@ -132,7 +132,7 @@ impl ConnectRequest {
     }
 }
 
-/// 0 is nobody.
+/// 0 is no client.
 fn is_client_id(id: u16) -> bool {
     id != 0 && u32::from(id) < CLIENTS_MAX
 }

@@ -54,10 +54,11 @@ pub enum Request {
     },
     /// Answered by [`Reply::Statistics`].
     Statistics,
-    /// The client is about to store values with an end: somebody has to remove them. Not answered.
+    /// The client is about to store values with an end: the server has to remove them. Not
+    /// answered.
     Expires,
     /// The client takes a snapshot, and has so many thousandths of it; with 1000 it has ended. For
-    /// whoever looks at the statistics. Not answered.
+    /// readers of the statistics. Not answered.
     Snapshot {
         /// At most 1000.
         permille: u32,
@@ -111,7 +112,7 @@ pub enum ServerRequest {
         /// The number of the collection.
         collection: u32,
     },
-    /// Give back the blocks you do not need, by [`Request::GiveBlocks`]: somebody has none.
+    /// Give back the blocks you do not need, by [`Request::GiveBlocks`]: another client has none.
     Return,
     /// What does your clock read? To be answered by [`Request::Alive`], in time: the server fences
     /// a client that does not answer, or whose clock has stood still. Over verbs only.

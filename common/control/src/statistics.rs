@@ -38,7 +38,7 @@ pub struct ServerStatistics {
     pub requests_denied: u64,
     /// Clients that vanished without a goodbye since the server started.
     pub clients_lost: u64,
-    /// Chunks all of whose blocks are free, which wait until nobody can name one of them.
+    /// Chunks all of whose blocks are free, which wait until no client can name one of them.
     pub chunks_resting: u64,
     /// Chunks that changed from a class to no use since the server started.
     pub chunks_emptied: u64,

@@ -149,7 +149,7 @@ impl HeaderWord {
     }
 }
 
-/// A block nobody links, and the generation its next content gets.
+/// A block that no slot links, and the generation its next content gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FreeBlock {
     /// Where it is.

@@ -15,7 +15,7 @@ pub const SUPERBLOCK_BYTES: u64 = 4096;
 pub const REGION_BYTES_MIN: u64 = 4 * CHUNK_BYTES;
 /// The largest region a block address reaches, in bytes.
 pub const REGION_BYTES_MAX: u64 = 1 << 38;
-/// The client ids of a region: 16 bits, 0 is nobody.
+/// The client ids of a region: 16 bits, 0 is no client.
 pub const CLIENTS_MAX: u32 = 1024;
 
 const MAGIC: [u8; 8] = *b"FARSIDE\n";
@@ -176,7 +176,7 @@ impl Geometry {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum RegionState {
-    /// Stopped in order: nobody uses the region.
+    /// Stopped in order: no server uses the region.
     Clean = 1,
     /// A server has it, or died with it.
     InUse = 2,

@@ -1,5 +1,5 @@
 //! The three tables between superblock and heap: clients, directory, chunks. Written by the server
-//! alone, with plain stores of whole words: nobody compares-and-swaps them.
+//! alone, with plain stores of whole words: no client compares-and-swaps them.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, little_endian as le};
 
@@ -14,7 +14,7 @@ pub const CHUNK_BYTES: u64 = 2 << 20;
 #[repr(C, align(64))]
 pub struct ClientEntry {
     /// The number of the connection that owns the id, never used twice in the life of a region;
-    /// 0 when nobody does.
+    /// 0 when none does.
     pub(super) lease: le::U64,
     pub(super) reserved: [u8; 56],
 }

@@ -156,7 +156,7 @@ impl SlotWord {
     /// The COPY word, in this MOVED slot, of an entry whose word was `entry` in the old subtable:
     /// the next incarnation of this slot, the same block.
     ///
-    /// Conditional, so that nobody calls itself overwritten by a split.
+    /// Conditional, so that no PUT counts as overwritten by a split.
     pub const fn copy_of(self, entry: Self) -> Self {
         let kept = !(7 << STATE_SHIFT | (INCARNATION_MAX as u64) << INCARNATION_SHIFT);
         Self(
@@ -172,7 +172,7 @@ impl SlotWord {
         SlotState::from_bits(self.0 >> STATE_SHIFT)
     }
 
-    /// Whether a conditional operation wrote this word: such a word absorbs nobody.
+    /// Whether a conditional operation wrote this word: such a word absorbs no PUT.
     pub const fn is_conditional(self) -> bool {
         self.0 >> COND_SHIFT & 1 == 1
     }

@@ -1,8 +1,8 @@
 //! A session's free blocks: private lists per size class, the GRACE quarantine, and the traffic
 //! with the server's depot.
 //!
-//! Whoever unlinks a block owns it, so a workload of updates lives on its own blocks and sends no
-//! message at all.
+//! The session that unlinks a block owns it, so a workload of updates lives on its own blocks and
+//! sends no message at all.
 
 use std::sync::Arc;
 
@@ -33,7 +33,7 @@ pub trait BlockSource {
     /// Values with an end are about to be stored: the server has to remove them.
     fn announce_ends(&mut self) {}
 
-    /// Nobody will answer any more.
+    /// No answer will come any more.
     fn is_lost(&self) -> bool;
 }
 
@@ -202,7 +202,7 @@ impl Allocator {
         self.holdings.drop_new(lane);
     }
 
-    /// Nobody knows whether the lane's new block is linked.
+    /// It is unknown whether the lane's new block is linked.
     pub fn set_aside_new(&self, lane: LaneId) {
         self.holdings.set_aside_new(lane);
     }
@@ -219,7 +219,7 @@ impl Allocator {
         self.holdings.drop_old(lane);
     }
 
-    /// Nobody knows whether the lane unlinked what it reached for.
+    /// It is unknown whether the lane unlinked its old block.
     pub fn set_aside_old(&self, lane: LaneId) {
         self.holdings.set_aside_old(lane);
     }

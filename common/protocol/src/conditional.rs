@@ -48,7 +48,7 @@ impl<F: Fabric> Operation<'_, F> {
             if is_moving(target.word) {
                 self.wait_for_split(&mut tries).await?;
             } else {
-                // The new word is conditional: nobody may call itself overwritten by it.
+                // The new word is conditional: no PUT may count as overwritten by it.
                 let desired = target.word.live(new.block, true);
                 if let SwingResult::Done =
                     self.swing(target, Some(new), desired, self.now()).await?

@@ -33,7 +33,7 @@ pub struct ClassList {
 pub struct Lists {
     /// By size class.
     pub classes: Box<[ClassList]>,
-    /// Blocks of operations nobody knows the outcome of: in no list, until the session ends.
+    /// Blocks of operations with an unknown outcome: in no list, until the session ends.
     indeterminate: Vec<BlockAddress>,
 }
 
@@ -126,7 +126,7 @@ impl HeldBlocks {
     }
 
     /// Everything that moves blocks between lists, hands and the way to the server happens under
-    /// this lock, so that whoever holds it sees each block in one of them.
+    /// this lock, so that its holder sees each block in one of them.
     #[inline]
     pub fn lists(&self) -> MutexGuard<'_, Lists> {
         // Every critical section is a few moves of whole blocks.
@@ -162,12 +162,12 @@ impl HeldBlocks {
         let_go(&self.hands(lane).old);
     }
 
-    /// Nobody knows whether the lane unlinked its old block.
+    /// It is unknown whether the lane unlinked its old block.
     pub fn set_aside_old(&self, lane: LaneId) {
         self.lose(&self.hands(lane).old);
     }
 
-    /// Nobody knows whether the lane's new block is linked.
+    /// It is unknown whether the lane's new block is linked.
     pub fn set_aside_new(&self, lane: LaneId) {
         self.lose(&self.hands(lane).new);
     }

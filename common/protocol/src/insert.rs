@@ -230,8 +230,9 @@ impl<F: Fabric> Operation<'_, F> {
         seen: &ObservedWindow,
         claim: Claim,
     ) -> ProtocolResult<ClaimCheck> {
-        // Once a split has begun, nobody inserts here: whoever gets past this was PENDING before
-        // the split looked at the slot, and is aborted or carried along by it (invariant I16).
+        // Once a split has begun, no client inserts here: one that gets past this was PENDING
+        // before the split looked at the slot, and is aborted or carried along by it (invariant
+        // I16).
         if seen.standing != SubtableState::Whole || !self.is_fresh(first.posted) {
             return Ok(ClaimCheck::Disturbed);
         }
@@ -256,7 +257,7 @@ impl<F: Fabric> Operation<'_, F> {
                     return Ok(ClaimCheck::Present(seen.target(at).read(&found, header)));
                 }
                 BlockRead::Examined(ExaminedBlock::Other) => {}
-                // A damaged block: whoever looks again has rules for that.
+                // A damaged block: the next look has rules for that.
                 BlockRead::Examined(ExaminedBlock::Damaged(_)) | BlockRead::Stale => {
                     return Ok(ClaimCheck::Disturbed);
                 }
@@ -337,7 +338,7 @@ impl<F: Fabric> Operation<'_, F> {
 
     /// Takes the PENDING word back, hint first, so that EMPTY stands beside no stranger's hint
     /// (invariant I6); it may be the own one already, if the first swap of `publish` was not late.
-    /// A hint by itself is in nobody's way: it stays.
+    /// A hint without a word blocks no key, so it stays.
     async fn withdraw(&self, claim: Claim) -> ProtocolResult<()> {
         if claim.is_by_hint() {
             return Ok(());
@@ -358,7 +359,7 @@ impl<F: Fabric> Operation<'_, F> {
     async fn clear_aborted(&self, claim: Claim, found: SlotWord) -> ProtocolResult<()> {
         let aborted = claim.word.with_state(SlotState::Aborted);
         if found != aborted {
-            // Nobody else changes a PENDING word in another way.
+            // No other session changes a PENDING word in another way.
             return Err(LayoutError::Field { field: "slot word", value: found.bits() }.into());
         }
         for _ in 0..LATE_ATTEMPTS_MAX {

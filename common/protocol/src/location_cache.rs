@@ -105,7 +105,7 @@ fn place(set: &Set, hash: KeyHash) -> Option<(&AtomicU128, PackedLocation)> {
     best
 }
 
-/// A cache line apart from what everybody reads.
+/// A value on a cache line of its own.
 #[derive(Default)]
 #[repr(align(128))]
 struct CachePadded<T>(T);
@@ -259,7 +259,7 @@ impl LocationCache {
         entry.location(hash, proofs).ok()
     }
 
-    /// Remembers a location in place of what was known of the key, or of an entry nobody used for
+    /// Remembers a location in place of what was known of the key, or of an entry unused for
     /// long. Only of a LIVE word: what a split has in its hands will not stay.
     #[inline]
     pub fn put(&self, hash: KeyHash, location: Location) {

@@ -61,7 +61,7 @@ pub struct ScanCursor {
 }
 
 impl ScanCursor {
-    /// Forgets what was read of the part, but for the keys that were returned.
+    /// Forgets what was read of the part, except the keys that were returned.
     pub fn again(&mut self) {
         self.slots.clear();
         self.again = true;
@@ -214,7 +214,7 @@ async fn collect_from<F: Fabric>(
                 }
             }
         }
-        // Whoever does not come from the old subtable may believe only a whole one.
+        // A scan that does not come from the old subtable may believe only a whole one.
         let is_torn = has_moved && forward.is_none() && !is_filling;
         if is_torn || is_filling && !is_new {
             return Ok(false);

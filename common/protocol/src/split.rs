@@ -85,7 +85,7 @@ struct MovingEntry {
 struct Words {
     old: Vec<SlotWord>,
     new: [Vec<SlotWord>; 2],
-    /// Nobody else changes these: clients swap a hint of 0, where a directory has led them.
+    /// Only the splitter changes these: clients swap a hint of 0, where a directory has led them.
     new_hints: [Vec<u64>; 2],
     stuck: Option<u64>,
     busy: bool,
@@ -251,7 +251,7 @@ impl<'e, F: Fabric> SubtableSplitter<'e, F> {
             SlotState::Live | SlotState::Frozen => {
                 let block = word.block().ok()?;
                 self.geometry.check_block(block).ok()?;
-                // Behind the swap: a FROZEN word's hint and block are nobody's to change.
+                // Behind the swap: no client changes a FROZEN word's hint and block.
                 let read_slot = Verb::Read { remote: slot, into: Buffer::Window, bytes: 16 };
                 let read_key = self.read_key(block);
                 Some(match word.state() {
@@ -292,7 +292,7 @@ impl<'e, F: Fabric> SubtableSplitter<'e, F> {
         (is_here && is_right).then_some(MovingEntry { at, side, hash })
     }
 
-    /// Carries FROZEN entries to the same slots of their new subtables, which nobody else uses yet:
+    /// Carries FROZEN entries to the same slots of their new subtables, which no client uses yet:
     /// COPY, then the hint, then MOVED in the old one, then LIVE. In this order, so that the hint
     /// is there before anybody can believe the word (decision 0002), and no key is LIVE twice (I1).
     async fn carry(

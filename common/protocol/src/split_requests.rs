@@ -41,7 +41,7 @@ impl SplitRequests {
         self.asked.iter().position(|asked| asked.prefix == prefix)
     }
 
-    /// One more lane waits for this; true if nobody asked the server yet.
+    /// One more lane waits for this; true if the server was not asked yet.
     pub(crate) fn join(&mut self, prefix: Prefix) -> bool {
         if let Some(at) = self.find(prefix) {
             self.asked[at].lanes += 1;

@@ -1,4 +1,4 @@
-//! Clearing slots in the middle of an INSERT that nobody will finish: their owner is gone.
+//! Clearing slots in the middle of an INSERT that will not be finished: their owner is gone.
 //!
 //! Done by kv-server, through an endpoint of its own, once no verb of the owner can take effect any
 //! more: after a client's death, and for all clients after a restart.
@@ -14,8 +14,8 @@ const LANE: LaneId = LaneId(0);
 /// whether it did. `block_of` READs a block.
 ///
 /// The block is READ after the word. If the word's owner were alive, it wrote the block before the
-/// word, and until the READ nobody could have written it but the owner: a fenced client can not,
-/// and whoever gets the block later is alive. So its writer is the word's owner.
+/// word, and until the READ only the owner could have written it: a fenced client can not,
+/// and a client that gets the block later is alive. So its writer is the word's owner.
 ///
 /// # Errors
 /// [`ChainError`] when the endpoint does not reach the region any more.
@@ -40,10 +40,10 @@ pub async fn clear_left_by<F: Fabric>(
     }
 }
 
-/// Empties a slot whose owner is gone; false if somebody else changed it meanwhile.
+/// Empties a slot whose owner is gone; false if another session changed it meanwhile.
 ///
 /// The hint goes first, so that it never stands beside another incarnation (invariant I6). No
-/// deadline: with its owner gone nobody but the server takes the slot out of PENDING and ABORTED,
+/// deadline: with its owner gone only the server takes the slot out of PENDING and ABORTED,
 /// so the chain cannot be late.
 ///
 /// # Errors
@@ -68,7 +68,7 @@ async fn clear_once<F: Fabric>(
     slot: u64,
     word: SlotWord,
 ) -> Result<bool, ChainError> {
-    // Nobody but the owner changes the hint (invariant I6).
+    // Only the owner changes the hint (invariant I6).
     let hint = slot + HINT_OFFSET;
     let read = [Verb::Read { remote: hint, into: Buffer::Window, bytes: 8 }];
     endpoint.chain(LANE, &read, Nanos::MAX).await?;

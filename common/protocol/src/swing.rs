@@ -266,7 +266,7 @@ impl<F: Fabric> Operation<'_, F> {
     fn retire(&self, old: BlockRef, generation: Option<u32>) {
         let read = || self.read_header(old).map(|(generation, _)| generation);
         let Some(generation) = generation.or_else(read) else {
-            // Damage: whose block it is cannot be told. If it is nobody's, the server finds it.
+            // Damage: whose block it is cannot be told. If no slot links it, the server finds it.
             self.engine.region.allocator().cancel_unlink(self.lane);
             return;
         };

@@ -31,7 +31,7 @@ pub(super) enum SubtableState {
     Elsewhere,
 }
 
-/// A window as one READ brought it. Whoever READs one says where it is to stand: it is large, and
+/// A window as one READ brought it. The reader says where it is to stand: it is large, and
 /// would be copied on the way back from each function.
 pub(super) struct ObservedWindow {
     /// Where it is in the region.

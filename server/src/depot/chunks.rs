@@ -104,7 +104,7 @@ impl Depot {
         Ok(())
     }
 
-    /// Takes its class from a span whose blocks are all here, and which nobody can name any more
+    /// Takes its class from a span whose blocks are all here, and which no client can name any more
     /// (invariant I13).
     pub(super) fn empty(&mut self, chunk: u32, memory: &impl Memory) -> Result<(), ChainError> {
         let unused = self.options.unused_generation;

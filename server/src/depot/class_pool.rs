@@ -85,7 +85,7 @@ pub(super) struct BlockSpan {
     pub(super) carve_from: u64,
     /// Blocks that can be handed out now, and were looked at.
     pub(super) ready: Vec<FreeBlock>,
-    /// During a collection: blocks that nobody has been found to have yet.
+    /// During a collection: blocks without a known owner.
     pub(super) suspects: Option<Bits>,
     /// When its last block came or went.
     pub(super) changed_at: Nanos,

@@ -28,7 +28,7 @@ impl Depot {
         Returned { blocks: blocks.unwrap_or_default(), chunks: self.emptied }
     }
 
-    /// Whether the class, which has none now, may have a block by then; or whoever wants a chunk
+    /// Whether the class, which has none now, may have a block by then; or a request for a chunk
     /// may have one.
     pub(crate) fn has_some_by(&self, class: Option<SizeClass>, then: Nanos) -> bool {
         let resting = class.map(|class| self.shelves[usize::from(class.index())].resting_count);

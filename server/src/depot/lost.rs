@@ -1,6 +1,6 @@
 //! Which blocks are lost: neither with the depot, nor linked, nor with a client that lives.
 //!
-//! Every block that is not with the depot is suspected first. Whoever finds out that it is not lost
+//! Every block that is not with the depot is suspected first. A walk that finds that it is not lost
 //! clears it; so do its coming and going through the depot.
 //!
 //! A client can leave with every block of a region, 16 million in 1 GiB. So each step below looks
@@ -56,7 +56,7 @@ impl Depot {
         }
     }
 
-    /// A slot or a client has the block there. Whatever is no block is nobody's. Not by its class:
+    /// A slot or a client has the block there. What is no block has no owner. Not by its class:
     /// a slot may be damaged, and what it leads to is not lost for that.
     pub(crate) fn clear(&mut self, address: BlockAddress) {
         let chunk = self.geometry.chunk_of(address.offset());

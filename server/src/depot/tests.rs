@@ -217,7 +217,7 @@ fn lies_are_refused_and_change_nothing() {
     let all = take_all(&mut depot, class_taken, 0);
     assert_eq!(all.iter().filter(|block| block.address == blocks[0].address).count(), 1);
     assert_eq!(all.iter().filter(|block| block.address == blocks[1].address).count(), 0);
-    // Never handed out, so nobody can give it back.
+    // Never handed out, so it cannot be given back.
     let mut fresh = self::depot(8 << 20);
     let first = take(&mut fresh, class_taken, 1, 0)[0];
     let next = at(first.address.offset() + (64 << 10));
@@ -378,7 +378,7 @@ mod movement {
         depot.give(class, vec![given], true, 0).unwrap();
         // Unlinked since it was noted, or rewritten.
         memory.write(changed, true);
-        // What is no block is nobody's.
+        // What is no block has no owner.
         depot.clear(BlockAddress(lost.address.0 + 1));
         depot.clear(BlockAddress(u32::MAX));
         depot.clear(BlockAddress(0));

@@ -17,7 +17,7 @@ const SESSIONS_MAX: usize = 4096;
 /// A request that is to be refused, and why.
 type Refused = Result<(), (Box<dyn ConnectionRequest>, Refusal)>;
 
-/// A number that nobody can guess; never 0, which is none.
+/// A number that cannot be guessed; never 0, which is none.
 fn new_ticket() -> std::io::Result<u64> {
     let mut random = [0; 8];
     rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;

@@ -15,7 +15,7 @@ use crate::recovery::{Opened, RegionTables};
 const RECALL_ANSWER_NS: Nanos = 100_000_000;
 /// How often it asks at most for one kind of memory.
 const RECALL_PAUSE_NS: Nanos = 20_000_000;
-/// How often when nothing of that kind came back the last time: somebody may be about to unlink
+/// How often when nothing of that kind came back the last time: a client may be about to unlink
 /// some.
 const RECALL_IN_VAIN_PAUSE_NS: Nanos = 50_000_000;
 /// How many times in a row it does that ...
@@ -26,7 +26,7 @@ const RECALL_HOPELESS_PAUSE_NS: Nanos = 500_000_000;
 const SOON_NS: Nanos = 4_000_000_000;
 
 /// When all clients were asked last for the blocks they do not need, because of one kind of memory:
-/// what has come back of another does not help whoever wants this.
+/// what has come back of another does not help a client that wants this.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Recall {
     at: Option<Nanos>,
@@ -176,9 +176,9 @@ impl Service {
         Ok(())
     }
 
-    /// What to say to whoever needs another subtable when there is no chunk for it: a chunk that
-    /// gets free does so long after its last block did. Meanwhile whoever has left something in a
-    /// place that rests may clear it.
+    /// The answer to a client that needs another subtable when there is no chunk for it: a chunk
+    /// that gets free does so long after its last block did. Meanwhile a client that has left
+    /// something in a place that rests may clear it.
     fn seek_chunk(&mut self, now: Nanos) -> SplitOutcome {
         if self.recall(CHUNKS, self.opened.depot.returned(None), now) {
             self.ask_writers(ServerRequest::Return);
@@ -220,7 +220,7 @@ impl Service {
         let writers = self.peers.iter_mut().filter(|(_, peer)| is_writer(peer.who));
         let mut asked = Vec::new();
         for (token, peer) in writers {
-            // Whoever is gone already is found out soon: the event is there.
+            // A client that is gone already is found out soon: the event is there.
             let _ = peer.ask(ask, &mut self.reply);
             asked.push(*token);
         }

@@ -37,7 +37,7 @@ impl Service {
     }
 
     /// Closes a connection without a client if there are too many: the oldest of the user that has
-    /// most of them, so that nobody crowds out another user's.
+    /// most of them, so that no user crowds out another's.
     pub(super) fn thin_out(&mut self) {
         let strangers = self.peers.iter().filter(|(_, peer)| !peer.is_client());
         let strangers: Vec<_> = strangers.map(|(token, peer)| (*token, peer.user)).collect();

@@ -1,4 +1,4 @@
-//! Saying that somebody was refused.
+//! Log lines about refused connections.
 
 use farside_control::Refusal;
 use farside_fabric::Nanos;
@@ -29,7 +29,7 @@ impl RareWarning {
 pub(super) struct Refusals(RareWarning);
 
 impl Refusals {
-    /// Somebody was refused.
+    /// A connection was refused.
     pub(super) fn note(&mut self, refusal: Refusal, now: Nanos) {
         match self.due(refusal, now) {
             None => tracing::debug!("refused a client: {refusal}"),

@@ -125,7 +125,7 @@ impl Service {
         let Some(peer) = self.peers.get_mut(&token) else { return Ok(()) };
         match welcome {
             Err(refusal) => {
-                // Whoever does not take it learns less.
+                // A client that does not take it learns less.
                 let _ = peer.channel.send(&encode_reply(&Err(refusal)));
                 Err(DisconnectReason::Refused(refusal))
             }

@@ -30,7 +30,7 @@ impl Service {
             let timeout = self.timeout();
             match epoll::wait(&self.epoll, spare_capacity(&mut events), timeout.as_ref()) {
                 Ok(_) => {}
-                // Nobody was heard, and this thread may have been stopped for long.
+                // No message was read, and this thread may have been stopped for long.
                 Err(rustix::io::Errno::INTR) => continue,
                 Err(error) => return Err(system("wait for clients")(error)),
             }
@@ -114,7 +114,7 @@ impl Service {
                 Ok(true) => {}
                 Ok(false) => return,
                 Err(DisconnectReason::Goodbye) => return self.sign_off(token),
-                // Not this client's fault; but nobody can be served.
+                // Not this client's fault; but no client can be served.
                 Err(DisconnectReason::Failed(error)) => {
                     self.failed = Some(error);
                     return;

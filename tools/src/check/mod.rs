@@ -213,7 +213,7 @@ impl<'a, F: Fabric> Walk<'a, F> {
         let (superblock, format) = Superblock::decode(&superblock, region_bytes)?;
         let geometry = format.geometry();
         let depth = superblock.directory_depth(&geometry)?;
-        // The end of the region is in nobody's way, so nothing else would miss it.
+        // Nothing else looks at the end of the region, so nothing else would miss it.
         reads.word(region_bytes - size_of::<u64>() as u64).await?;
         Ok(Self {
             reads,

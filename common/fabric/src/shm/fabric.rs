@@ -15,7 +15,7 @@ use crate::{
     Buffer, CHAIN_VERBS_MAX, ChainError, Completion, Counters, Fabric, LaneId, Nanos, Timing, Verb,
 };
 
-/// Whoever claims a slot executes two locked instructions, a fence, a copy of 256 bytes and at
+/// A claim of a slot executes two locked instructions, a fence, a copy of 256 bytes and at
 /// least three reads of the clock, each of them in order, before anybody else can claim it: some
 /// 140 cycles, on any processor longer than this.
 const ROUND_TRIP_MIN_NS: Nanos = 20;

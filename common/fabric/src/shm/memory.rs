@@ -293,7 +293,7 @@ pub(super) fn reserve(file: &File, range: Range<u64>) -> rustix::io::Result<()> 
     }
 }
 
-/// Refuses what the system could only provide by killing somebody.
+/// Refuses what the system could only provide by killing processes.
 fn check_available(asked: u64) -> Result<(), MemoryError> {
     let meminfo = fs::read_to_string("/proc/meminfo").map_err(system("measure"))?;
     match available_bytes(&meminfo) {

@@ -1,8 +1,8 @@
 //! Files under names that a server invents: `REGION.restoring`, `SOCKET.lock`.
 //!
-//! The folder may be one that everybody can write to, such as /dev/shm. Then another user may have
+//! The folder may be one that every user can write to, such as /dev/shm. Then another user may have
 //! put something under the name: a link to a file that the server would remove or make, a pipe that
-//! it would wait for, a file that somebody else may change. So a name is never followed, opening
+//! it would wait for, a file that another user may change. So a name is never followed, opening
 //! never waits, and what was opened has to be a regular file of the server's own user with no other
 //! name. The folder is opened once, and names are only looked up in it.
 
@@ -117,7 +117,7 @@ impl Place {
     }
 }
 
-/// Locks a file for as long as it is open; false if somebody else has.
+/// Locks a file for as long as it is open; false if another process has it.
 pub(super) fn lock(file: &File) -> io::Result<bool> {
     match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(true),

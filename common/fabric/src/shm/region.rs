@@ -153,7 +153,7 @@ impl Region {
         Ok(())
     }
 
-    /// Replaces four bytes and leaves the other half of their word as it is, whoever changes it
+    /// Replaces four bytes and leaves the other half of their word as it is, even if it changes
     /// meanwhile.
     ///
     /// # Errors
@@ -218,8 +218,8 @@ pub fn prefetch<T>(wanted: &T) {
     let _ = wanted;
 }
 
-/// As [`prefetch`], taking the cache line from other processors: whoever changes what he fetched as
-/// a reader waits for it a second time.
+/// As [`prefetch`], taking the cache line from other processors: a thread that changes what it
+/// fetched as a reader waits for it a second time.
 #[inline]
 fn prefetch_to_change<T>(wanted: &T) {
     #[cfg(target_arch = "x86_64")]

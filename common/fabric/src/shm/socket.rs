@@ -177,8 +177,8 @@ impl Connection {
     /// Connects to a server, or waits this long, which must not be zero, for room in its backlog.
     ///
     /// # Errors
-    /// `NotFound` or `ConnectionRefused` when nobody listens there, `WouldBlock` after the timeout,
-    /// `Interrupted` by a signal, else what the system says.
+    /// `NotFound` or `ConnectionRefused` when no server listens there, `WouldBlock` after the
+    /// timeout, `Interrupted` by a signal, else what the system says.
     pub fn connect(path: &Path, timeout: Duration) -> io::Result<Self> {
         use net::sockopt::{Timeout, set_socket_timeout};
         let socket = new_socket(SocketFlags::empty())?;

@@ -73,7 +73,7 @@ pub(super) fn write<W: Word>(words: &[W], from: &[u64]) {
     }
 }
 
-/// WRITE of four bytes: the other half of the word stays as it is, whoever changes it meanwhile.
+/// WRITE of four bytes: the other half of the word stays as it is, even if it changes meanwhile.
 #[inline]
 pub(super) fn write_half<W: Word>(word: &W, shift: u64, value: u32) {
     let mut old = word.load(Ordering::Relaxed);
@@ -81,7 +81,7 @@ pub(super) fn write_half<W: Word>(word: &W, shift: u64, value: u32) {
         let merged = (old & !(0xffff_ffff << shift)) | (u64::from(value) << shift);
         match word.compare_exchange(old, merged, Ordering::AcqRel, Ordering::Relaxed) {
             Ok(_) => return,
-            // Somebody else's change of the word was the progress.
+            // Another thread's change of the word was the progress.
             Err(found) => old = found,
         }
     }
@@ -175,7 +175,7 @@ mod tests {
         assert_caught(|| two_inserters(|| ()));
     }
 
-    /// PUT publishes a block of two words; whoever sees the slot's word sees the block.
+    /// PUT publishes a block of two words; a reader that sees the slot's word sees the block.
     fn put_and_get(publish: fn(&LoomWord)) {
         let memory = words([0, 0, 0]);
         let writer = memory.clone();
@@ -206,7 +206,7 @@ mod tests {
         });
     }
 
-    /// Whoever sees that the slot was swung away from a block sees the block's mark (I2).
+    /// A reader that sees that the slot was swung away from a block sees the block's mark (I2).
     fn mark_and_swing(unlink: fn(&[LoomWord; 2])) {
         const GENERATION: u64 = 9 << 32;
         let memory = words([1, GENERATION]);

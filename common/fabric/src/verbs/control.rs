@@ -33,7 +33,7 @@ const RECEIVER_NOT_READY_TIMER: u8 = 14;
 /// readable again.
 pub struct VerbsChannel {
     queue_pair: Arc<QueuePair>,
-    /// On the connecting side, where nobody else looks at them.
+    /// On the connecting side, where only this channel takes them.
     events: Option<Arc<EventChannel>>,
     /// Watches the completions and the events.
     watched: Option<OwnedFd>,
@@ -286,7 +286,7 @@ impl AsFd for VerbsChannel {
 
 impl Drop for VerbsChannel {
     fn drop(&mut self) {
-        // So that the peer hears of it even if somebody else still has the identifier.
+        // So that the peer hears of it even if another owner still has the identifier.
         self.queue_pair.disconnect();
     }
 }

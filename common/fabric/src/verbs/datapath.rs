@@ -1,5 +1,5 @@
 //! The data path: chains of verbs to work requests, doorbells, completions back to results. Nothing
-//! here allocates, but for a buffer that has to grow.
+//! here allocates, except a buffer that has to grow.
 
 use std::ptr::null_mut;
 

@@ -123,7 +123,7 @@ fn memlock_text() -> String {
     }
 }
 
-/// Wakes whoever sleeps for completions.
+/// Wakes the thread that sleeps for completions.
 struct CompletionChannel {
     raw: NonNull<ffi::ibv_comp_channel>,
     _id: Arc<CmId>,
@@ -238,7 +238,7 @@ pub(super) struct Capacity {
 }
 
 /// A reliable connected queue pair. Destroyed when dropped, which ends everything under way on it:
-/// the peer's verbs find nobody any more.
+/// the peer's verbs find no queue pair any more.
 pub(super) struct QueuePair {
     raw: NonNull<ffi::ibv_qp>,
     inline_bytes: u32,
@@ -316,7 +316,7 @@ impl QueuePair {
     /// Offers one buffer to the peer's SENDs.
     ///
     /// # Safety
-    /// The memory that the request names must stay valid until its completion, and nobody else may
+    /// The memory that the request names must stay valid until its completion, and nothing else may
     /// use it until then.
     pub(super) unsafe fn post_receive(&self, request: *mut ffi::ibv_recv_wr) -> io::Result<()> {
         let mut bad = null_mut();

@@ -171,7 +171,7 @@ impl CmId {
     /// Takes over the identifier of a connection request.
     ///
     /// # Safety
-    /// `raw` must come from such an event of this channel, and nobody else may own it.
+    /// `raw` must come from such an event of this channel, and nothing else may own it.
     pub(super) unsafe fn adopt(raw: NonNull<ffi::rdma_cm_id>, channel: &Arc<EventChannel>) -> Self {
         Self { raw, _channel: channel.clone() }
     }

@@ -29,7 +29,7 @@ pub struct Listener {
 
 /// What a listener has to tell.
 pub enum Event {
-    /// Somebody wants to connect.
+    /// A client wants to connect.
     Request(Incoming),
     /// The peer of an accepted connection knows that it was accepted.
     Established(ConnectionId),
@@ -110,7 +110,7 @@ impl AsFd for Listener {
     }
 }
 
-/// A connection that somebody asks for. Dropped without an answer, it is refused without a reason.
+/// A connection that a client asks for. Dropped without an answer, it is refused without a reason.
 pub struct Incoming {
     id: Arc<CmId>,
     number: ConnectionId,

@@ -64,7 +64,7 @@ impl Protection {
     /// # Errors
     /// As [`Protection::new`], and [`VerbsError::NoRoute`] for an address of no RDMA device.
     pub fn at(address: SocketAddr, region: &Arc<Region>, role: Role) -> Result<Self, VerbsError> {
-        // An identifier of its own keeps the device open, whoever comes and goes.
+        // An identifier of its own keeps the device open, whichever clients come and go.
         let id = CmId::new(&EventChannel::new()?).map_err(system("making an identifier"))?;
         let address = SocketAddr::new(address.ip(), 0);
         id.bind(address).map_err(|source| VerbsError::NoRoute { address, source })?;
@@ -88,7 +88,7 @@ impl Protection {
             }
         };
         let (start, bytes) = (region.start(), region.bytes() as usize);
-        // SAFETY: `self` holds the region, whose memory everybody accesses as atomics: changes by
+        // SAFETY: `self` holds the region, whose memory all code accesses as atomics: changes by
         // a device are as good as another process's.
         let memory = unsafe { MemoryRegion::register(&domain, start, bytes, access)? };
         let round_trip_min_ns = round_trip_min_ns(&super::preflight::name(&id));

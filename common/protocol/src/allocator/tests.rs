@@ -170,7 +170,7 @@ fn blocks_that_have_not_rested_are_waited_for_and_not_asked_for_twice() {
     assert_eq!(receive_and_take(&mut allocator, 6), TakeResult::Resting(5 + GRACE));
     let left = allocator.depot().left;
     let granted = 1000 - left;
-    // Once they rested they serve, and while half of them are left nobody asks for more.
+    // Once they rested they serve, and while half of them are left no request is sent.
     for _ in 0..granted / 2 - 1 {
         assert!(take(&mut allocator, 5 + GRACE).is_some());
     }

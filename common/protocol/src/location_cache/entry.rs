@@ -81,7 +81,7 @@ const EXPIRES: Field = Field::above(POISONED, 1);
 const PADDING: Field = Field::above(EXPIRES, 2);
 /// See [`ProofTimeBase`].
 pub(super) const PROVED: Field = Field::above(PADDING, 9);
-/// Somebody is about to replace the entry.
+/// A thread is about to replace the entry.
 const LOCKED: Field = Field::above(PROVED, 1);
 const TAG: Field = Field::above(LOCKED, 33);
 const _: () = assert!(TAG.shift + TAG.bits == 64);
@@ -105,7 +105,7 @@ pub(super) fn spread(hash: KeyHash) -> usize {
 }
 
 impl PackedLocation {
-    /// What there is to keep of a LIVE word's location, but for when it was proved.
+    /// What there is to keep of a LIVE word's location, except when it was proved.
     ///
     /// # Errors
     /// [`LayoutError`] if the word leads to no block.
@@ -191,7 +191,7 @@ impl PackedLocation {
         Self { rest, ..self }
     }
 
-    /// Whether somebody is about to replace it.
+    /// Whether a thread is about to replace it.
     #[inline]
     pub(super) fn is_locked(&self) -> bool {
         LOCKED.of(self.rest) == 1

@@ -3,10 +3,10 @@
 //! An entry has room for the time since a base, and the base moves. A thread that sleeps for an
 //! hour between two steps must not make a proof of before look like one of now, by which a
 //! compare-and-swap would rely on a word that came again (invariant I4). So an entry is locked
-//! before the base is looked at by which it is written, and whoever moves the base passes by all
-//! places; readers get the new base once no entry is left that goes by the old one. Until then they
-//! take what is written by the new one for older than it is, which costs round trips. If a place
-//! stays locked, until the next try.
+//! before the base is looked at by which it is written, and a thread that moves the base passes by
+//! all places; readers get the new base once no entry is left that goes by the old one. Until then
+//! they take what is written by the new one for older than it is, which costs round trips. If a
+//! place stays locked, until the next try.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -42,7 +42,7 @@ impl Place for AtomicU128 {
         self.compare_exchange(known, bits, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
-    /// Longer than the few instructions a lock is for, but for a thread that is stopped in them.
+    /// Longer than the few instructions a lock is for, except in a thread that is stopped in them.
     const PAUSES_MAX: u32 = 1000;
 
     fn pause() {
@@ -74,7 +74,7 @@ pub(super) fn entry<P: Place>(place: &P) -> PackedLocation {
     PackedLocation::from_bits(place.load(Ordering::Acquire))
 }
 
-/// Replaces an entry that has to be as it is known, and not somebody's.
+/// Replaces an entry that has to be as it is known, and not locked.
 #[inline]
 fn swap<P: Place>(place: &P, known: PackedLocation, new: PackedLocation) -> bool {
     !known.is_locked() && place.swap(known.bits(), new.bits())
@@ -147,7 +147,7 @@ impl<B: Base> ProofClock<B> {
         self.by(self.writers.load(Ordering::Relaxed))
     }
 
-    /// Whether the base is too long ago for a proof then, and nobody tried to move it lately.
+    /// Whether the base is too long ago for a proof then, and no thread tried to move it lately.
     #[inline]
     pub(super) fn is_over(&self, at: Nanos) -> bool {
         self.for_reading().since_base(at) > ProofTimeBase::STAMP_MAX
@@ -155,7 +155,7 @@ impl<B: Base> ProofClock<B> {
     }
 
     /// Replaces an entry that has to be as it is known by one that was proved at `at`, unless
-    /// somebody else replaces it at this moment: then that stays.
+    /// another thread replaces it at this moment: then that stays.
     #[inline]
     pub(super) fn replace<P: Place>(
         &self,

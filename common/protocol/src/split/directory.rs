@@ -42,7 +42,7 @@ impl<F: Fabric> SubtableSplitter<'_, F> {
         }
         let half = 1u64 << (depth - split.local_depth - 1);
         let first = self.entry_offset(depth, u64::from(split.prefix) * 2 * half)?;
-        // From the last to the first: as long as the first leads to the old subtable, whoever
+        // From the last to the first: as long as the first leads to the old subtable, a client that
         // continues after an interruption finds the split and repeats this.
         for at in (0..2 * half).rev() {
             let side = (at / half) as usize;

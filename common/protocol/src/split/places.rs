@@ -9,7 +9,7 @@ use super::{SubtableSplitter, slot_offset, swap};
 
 impl<F: Fabric> SubtableSplitter<'_, F> {
     /// Makes a place free that has rested for GRACE since its split ended (invariant I18). False
-    /// while somebody has an unfinished INSERT in it: he will still come back to it, so it rests
+    /// while a client has an unfinished INSERT in it: that client will come back to it, so it rests
     /// on.
     ///
     /// # Errors

@@ -13,7 +13,7 @@ use super::chains::Chain;
 use super::{LANE, Split, SubtableSplitter};
 
 impl<F: Fabric> SubtableSplitter<'_, F> {
-    /// Leaves out all rows and slots but these, for a simulation in which nobody else accesses
+    /// Leaves out all rows and slots except these, for a simulation in which no client accesses
     /// others.
     pub fn with_part(self, rows: Range<usize>, slots: Range<usize>) -> Self {
         Self { rows, slots, ..self }
@@ -49,7 +49,7 @@ impl<F: Fabric> SubtableSplitter<'_, F> {
     }
 
     /// Says in the new subtables whose they will be, then in the old one where its keys go: before
-    /// the first word moves, so that whoever finds a MOVED word finds the way.
+    /// the first word moves, so that a client that finds a MOVED word finds the way.
     pub(super) async fn open(&self, split: &Split) -> Result<(), ChainError> {
         self.write_headers(split, [0, 1].map(|side| split.header(side).filling())).await?;
         let [_, forward] = split.header(0).with_forward(split.new).words();
@@ -67,7 +67,7 @@ impl<F: Fabric> SubtableSplitter<'_, F> {
         .map(drop)
     }
 
-    /// Makes the old subtable nobody's, to which nothing leads any more, so that an old directory
+    /// Takes the old subtable, to which nothing leads any more, out of use. Then an old directory
     /// is found to be old, whatever the place is used for next. In this order: where it says whose
     /// it is, it also says where the keys went.
     ///

@@ -155,7 +155,7 @@ fn a_listener_removes_its_own_socket_only() {
     drop(Listener::bind(&path).unwrap());
     assert!(!path.exists());
     let listener = Listener::bind(&path).unwrap();
-    // Somebody who knows nothing of locks cleans up and listens there.
+    // A program that knows nothing of locks cleans up and listens there.
     fs::remove_file(&path).unwrap();
     let other = std::os::unix::net::UnixListener::bind(&path).unwrap();
     drop(listener);
