@@ -174,7 +174,9 @@ fn blocks_that_have_not_rested_are_waited_for_and_not_asked_for_twice() {
     for _ in 0..granted / 2 - 1 {
         assert!(take(&mut allocator, 5 + GRACE).is_some());
     }
-    assert_eq!((allocator.depot().left, allocator.depot().asked.len()), (left, 0));
+    let depot = allocator.depot();
+    assert_eq!((depot.left, depot.asked.len()), (left, 0));
+    drop(depot);
 }
 
 /// They may have been unlinked at any time until they came, however long ago the operation began.
