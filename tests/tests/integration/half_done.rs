@@ -26,7 +26,7 @@ fn with_very_many_keys() -> ServerProcess {
     let server = ServerProcess::start(&["--memory", "96MiB"]);
     let mut session = server.client().session().unwrap();
     let mut pipeline = session.pipeline().unwrap();
-    for key in 0..400_000u64 {
+    for key in 0..100_000u64 {
         while pipeline.put(&key.to_le_bytes(), b"value").is_err() {
             pipeline.wait().unwrap().result.unwrap();
         }
