@@ -13,8 +13,9 @@ use farside_control::address::Address;
 use farside_fabric::shm::{Region, RegionMemory};
 use farside_fabric::{ChainError, Nanos, boot_time_ns};
 use farside_layout::{
-    BlockAddress, CHUNK_BYTES, CLIENTS_MAX, ChunkEntry, ChunkUse, Format, Geometry, HeaderWord,
-    INCARNATION_OFFSET, RegionState, STATE_OFFSET, SlotState, Superblock, grace_ms_min,
+    BlockAddress, CHUNK_BYTES, CLIENTS_MAX, ChunkEntry, ChunkUse, Format, FreeBlock, Geometry,
+    HeaderWord, INCARNATION_OFFSET, RegionState, STATE_OFFSET, SizeClass, SlotState, SplitOutcome,
+    Superblock, grace_ms_min,
 };
 
 use crate::depot::{Depot, DepotOptions, Memory};
@@ -33,6 +34,49 @@ pub(crate) struct Opened {
     pub(crate) depot: Depot,
     /// It was formatted just now: there is no key in it.
     pub(crate) is_new: bool,
+}
+
+/// How soon a block or a chunk has to come free for a session to be told to ask again: a session
+/// waits one second longer.
+const SOON_NS: Nanos = 4_000_000_000;
+
+impl Opened {
+    /// Takes free blocks out of the depot: as many as there are, and one client may have.
+    pub(crate) fn take_blocks(
+        &mut self,
+        class: SizeClass,
+        count: u32,
+        now: Nanos,
+    ) -> Result<Vec<FreeBlock>, ChainError> {
+        let Self { region, geometry, depot, .. } = self;
+        depot.take(class, count, now, &RegionTables { region, geometry })
+    }
+
+    /// Whether a block of the class is expected to come free soon.
+    pub(crate) fn has_block_soon(&self, class: SizeClass, now: Nanos) -> bool {
+        self.depot.has_some_by(Some(class), now.saturating_add(SOON_NS))
+    }
+
+    /// Splits the subtable of keys with this directory hash, which goes by so many bits of it;
+    /// `None` if there is no place for two more.
+    pub(crate) fn split(
+        &mut self,
+        wanted: (u32, u8),
+        own: &OwnEndpoint,
+    ) -> Result<Option<SplitOutcome>, ChainError> {
+        let Self { region, geometry, format, depot, index, .. } = self;
+        index.grow(wanted, format, own, depot, &RegionTables { region, geometry })
+    }
+
+    /// The answer where there is no place for two more subtables: later if a chunk is expected to
+    /// come free, or a place that rests.
+    pub(crate) fn without_place(&self, now: Nanos) -> SplitOutcome {
+        let has_chunk = self.depot.has_some_by(None, now.saturating_add(SOON_NS));
+        match has_chunk || !self.index.resting.is_empty() {
+            true => SplitOutcome::Later,
+            false => SplitOutcome::Impossible,
+        }
+    }
 }
 
 /// The region as the depot sees it.

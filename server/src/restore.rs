@@ -12,9 +12,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use farside_config::ServerConfig;
+use farside_fabric::boot_time_ns;
 use farside_fabric::shm::{RegionMemory, ShmFabric};
-use farside_fabric::{Nanos, boot_time_ns};
-use farside_layout::{FreeBlock, RegionState, STATE_OFFSET, SizeClass, SplitOutcome, Superblock};
+use farside_layout::{FreeBlock, RegionState, STATE_OFFSET, SizeClass, Superblock};
 use farside_protocol::allocator::{BlockDelivery, BlockSource, Delivery};
 use farside_protocol::{
     Action, ConnectionCache, Engine, EngineOptions, Failure, Lifetime, OperationError, Prefix,
@@ -23,13 +23,11 @@ use farside_snapshot::{Reader, Record, SnapshotError};
 
 use crate::error::ServerError;
 use crate::own_endpoint::OwnEndpoint;
-use crate::recovery::{self, Opened, RegionTables};
+use crate::recovery::{self, Opened};
 use crate::server::region_memory;
 
 /// The client id in the blocks: the first one, which no client has yet.
 const WRITER: u16 = 1;
-/// Soon, for a block that rests: the engine asks again.
-const SOON_NS: Nanos = 1_000_000_000;
 
 /// Why a snapshot was not restored.
 #[derive(Debug, thiserror::Error)]
@@ -132,35 +130,24 @@ struct OwnBlocks {
 
 impl BlockSource for OwnBlocks {
     fn request(&mut self, class: SizeClass, count: u32) {
-        let Opened { region, geometry, depot, .. } = &mut *lock(&self.opened);
-        let now = boot_time_ns();
-        let Ok(blocks) = depot.take(class, count, now, &RegionTables { region, geometry }) else {
+        let (mut opened, now) = (lock(&self.opened), boot_time_ns());
+        let Ok(blocks) = opened.take_blocks(class, count, now) else {
             self.is_lost = true;
             return;
         };
-        let soon = blocks.is_empty() && depot.has_some_by(Some(class), now + SOON_NS);
-        self.answers.push_back(Delivery::Blocks(BlockDelivery {
-            class,
-            rested: true,
-            soon,
-            blocks,
-        }));
+        let soon = blocks.is_empty() && opened.has_block_soon(class, now);
+        let delivery = BlockDelivery { class, rested: true, soon, blocks };
+        self.answers.push_back(Delivery::Blocks(delivery));
     }
 
     fn request_split(&mut self, prefix: Prefix) {
-        let Opened { region, geometry, format, depot, index, .. } = &mut *lock(&self.opened);
-        let tables = RegionTables { region, geometry };
+        let mut opened = lock(&self.opened);
         let wanted = (prefix.directory_hash(), prefix.local_depth);
-        let outcome = match index.grow(wanted, format, &self.own, depot, &tables) {
-            Ok(Some(outcome)) => outcome,
-            Ok(None) if depot.has_some_by(None, boot_time_ns() + SOON_NS) => SplitOutcome::Later,
-            Ok(None) if !index.resting.is_empty() => SplitOutcome::Later,
-            Ok(None) => SplitOutcome::Impossible,
-            Err(_) => {
-                self.is_lost = true;
-                return;
-            }
+        let Ok(outcome) = opened.split(wanted, &self.own) else {
+            self.is_lost = true;
+            return;
         };
+        let outcome = outcome.unwrap_or_else(|| opened.without_place(boot_time_ns()));
         self.answers.push_back(Delivery::Split(prefix, outcome));
     }
 

@@ -22,8 +22,6 @@ const RECALL_IN_VAIN_PAUSE_NS: Nanos = 50_000_000;
 const RECALLS_IN_VAIN: u32 = 8;
 /// ... before it takes this long between two.
 const RECALL_HOPELESS_PAUSE_NS: Nanos = 500_000_000;
-/// How long a client is told to ask again at most: its own patience is one second more.
-const SOON_NS: Nanos = 4_000_000_000;
 
 /// When all clients were asked last for the blocks they do not need, because of one kind of memory:
 /// what has come back of another does not help a client that wants this.
@@ -100,11 +98,8 @@ impl Service {
                 return Ok(());
             }
             Request::Split { directory_hash, local_depth } => {
-                let Opened { region, geometry, format, depot, index, .. } = &mut self.opened;
-                let memory = RegionTables { region, geometry };
-                let wanted = (directory_hash, local_depth);
-                let grown = index.grow(wanted, format, &self.own, depot, &memory);
-                let outcome = match grown.map_err(DisconnectReason::Failed)? {
+                let split = self.opened.split((directory_hash, local_depth), &self.own);
+                let outcome = match split.map_err(DisconnectReason::Failed)? {
                     Some(outcome) => outcome,
                     None => self.seek_chunk(now),
                 };
@@ -153,8 +148,7 @@ impl Service {
         count: u32,
         now: Nanos,
     ) -> Result<(), DisconnectReason> {
-        let Opened { region, geometry, depot, .. } = &mut self.opened;
-        let blocks = depot.take(class, count, now, &RegionTables { region, geometry });
+        let blocks = self.opened.take_blocks(class, count, now);
         let mut blocks = blocks.map_err(DisconnectReason::Failed)?;
         let rested = count == 0 || !blocks.is_empty();
         if !rested {
@@ -167,7 +161,7 @@ impl Service {
         let returned = self.opened.depot.returned(Some(class));
         let recalls = self.recall(class.index().into(), returned, now);
         let soon = self.recalls[usize::from(class.index())].is_recent(now)
-            || self.opened.depot.has_some_by(Some(class), now.saturating_add(SOON_NS));
+            || self.opened.has_block_soon(class, now);
         self.statistics.requests_denied += u64::from(!soon);
         self.reply(token, Reply::Blocks { class, rested: true, soon, blocks })?;
         if recalls {
@@ -183,14 +177,11 @@ impl Service {
         if self.recall(CHUNKS, self.opened.depot.returned(None), now) {
             self.ask_writers(ServerRequest::Return);
         }
-        let has_some = self.opened.depot.has_some_by(None, now.saturating_add(SOON_NS));
-        match has_some || !self.opened.index.resting.is_empty() {
-            true => SplitOutcome::Later,
-            false => {
-                self.tell_stuck();
-                SplitOutcome::Impossible
-            }
+        let outcome = self.opened.without_place(now);
+        if outcome == SplitOutcome::Impossible {
+            self.tell_stuck();
         }
+        outcome
     }
 
     /// Says once in the log that the index cannot grow, until it has.
