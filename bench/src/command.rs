@@ -52,7 +52,7 @@ impl Command {
     }
 }
 
-/// Whether it is to be told in one line, not by the whole help.
+/// Whether the error is a mistake, which gets one line. The others are `--help` and the like.
 fn is_mistake(error: &clap::Error) -> bool {
     error.use_stderr() && error.kind() != ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
 }

@@ -11,11 +11,11 @@ use farside_control::{Role, ServerStatistics};
 
 use crate::connection::{Connection, SessionEngine, SessionOptions};
 use crate::control::{ANSWER_TIMEOUT, Control, PERMILLE_ALL};
-use crate::failure::Failure;
 use crate::reconnect_budget::ReconnectBudget;
 use crate::reconnecting::Reconnecting;
 use crate::{Contact, Error, Result, Session};
 pub use builder::ClientBuilder;
+use farside_protocol::Failure;
 
 /// A connection to a memory server: cheap to clone, shared by all threads of a process.
 ///
@@ -150,20 +150,16 @@ impl Shared {
     pub(crate) fn engine(
         &self,
         connection: &Connection,
-    ) -> std::result::Result<SessionEngine, Failure> {
+    ) -> Result<std::result::Result<SessionEngine, Failure>> {
         connection.engine(self.options, self.wrap.as_ref())
     }
 
     /// The error behind a failure; `None` if the connection is lost, and nothing happened. Where
     /// the outcome of the last operation is unknown, it is given up as well: without a goodbye the
     /// server looks for what it may have left, and sessions connect anew.
-    pub(crate) fn failed(
-        &self,
-        connection: &Connection,
-        failure: impl Into<Failure>,
-    ) -> Option<Error> {
-        let error = match failure.into() {
-            Failure::Error(error) => Some(error),
+    pub(crate) fn failed(&self, connection: &Connection, failure: Failure) -> Option<Error> {
+        let error = match failure {
+            Failure::Error(error) => Some((*error).into()),
             Failure::Disconnected => None,
             Failure::NoAnswer(waited) => {
                 Some(self.unreachable(Contact::Silent, Duration::from_nanos(waited)))

@@ -6,10 +6,9 @@ use std::time::Instant;
 use farside_control::attach::{AttachError, Attached, Attempts, ConnectOptions, FabricFactory};
 use farside_control::{Role, Welcome};
 use farside_fabric::{AnyFabric, Intercept};
-use farside_protocol::{ConnectionCache, Engine, EngineOptions};
+use farside_protocol::{ConnectionCache, Engine, EngineOptions, Failure};
 
 use crate::control::Control;
-use crate::failure::Failure;
 use crate::{Contact, Error, Result};
 
 /// How a session wants to work.
@@ -41,13 +40,16 @@ impl Connection {
         Ok(Self { welcome, factory, connect_options: options.clone(), control, cache })
     }
 
-    /// An engine for one session, with what is to be around its fabric.
+    /// Opens an engine for one session, whose fabric is intercepted by `wrap`. The inner failure is
+    /// the connection's: another one may do.
     pub(crate) fn engine(
         &self,
         options: SessionOptions,
         wrap: Option<&Intercept>,
-    ) -> std::result::Result<SessionEngine, Failure> {
-        let mut fabric = self.fabric(options.lanes)?;
+    ) -> Result<std::result::Result<SessionEngine, Failure>> {
+        let Some(mut fabric) = self.fabric(options.lanes)? else {
+            return Ok(Err(Failure::Disconnected));
+        };
         let is_remote = fabric.is_remote();
         if let Some(wrap) = wrap {
             fabric = AnyFabric::Intercepted(wrap(Box::new(fabric), options.lanes));
@@ -55,31 +57,36 @@ impl Connection {
         let Welcome { region_id, region_bytes, client_id, .. } = self.welcome;
         let SessionOptions { cache_bytes, lanes } = options;
         let options = EngineOptions { region_id, region_bytes, client_id, cache_bytes, lanes };
-        let engine = Engine::open(fabric, Box::new(self.control.blocks()), options, &self.cache)?;
-        if is_remote {
+        let blocks = Box::new(self.control.blocks());
+        let opened = Engine::open(fabric, blocks, options, &self.cache);
+        if let Ok(engine) = &opened
+            && is_remote
+        {
             self.check_lateness(engine.region.format.grace_ms)?;
         }
-        Ok(engine)
+        Ok(opened)
     }
 
-    /// A fabric for one session. A server that does not answer may only be busy, or stopped, and
-    /// other sessions go on with the region meanwhile: they keep the connection.
-    fn fabric(&self, lanes: u16) -> std::result::Result<AnyFabric, Failure> {
+    /// A fabric for one session; `None` if the connection is lost. A server that does not answer may
+    /// only be busy, or stopped, and other sessions go on with the region meanwhile: they keep the
+    /// connection.
+    fn fabric(&self, lanes: u16) -> Result<Option<AnyFabric>> {
         let started = Instant::now();
         let mut attempts = Attempts::within(self.connect_options.timeout);
         loop {
             let error = match self.factory.fabric(lanes) {
                 Err(AttachError::Rdma(error)) if error.is_passing() => error,
-                fabric => return Ok(fabric?),
+                Err(AttachError::Absent { .. }) => return Ok(None),
+                fabric => return Ok(Some(fabric?)),
             };
             if self.control.is_lost() {
-                return Err(Failure::Disconnected);
+                return Ok(None);
             }
             let tried = started.elapsed();
             let Some(pause) = attempts.pause_after(tried) else {
                 let server = self.connect_options.address.to_string();
                 let (contact, source) = (Contact::Silent, Some(io::Error::other(error)));
-                return Err(Error::Unreachable { server, tried, contact, source }.into());
+                return Err(Error::Unreachable { server, tried, contact, source });
             };
             std::thread::sleep(pause);
         }

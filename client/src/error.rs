@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use farside_config::PIPELINE_DEPTH;
 use farside_config::command_line::exit_code;
-use farside_control::attach::AttachError;
+use farside_control::attach::{AttachError, untrusted};
 use farside_protocol::{Exhausted, OperationError};
 
 use crate::{AddressError, Contact, ControlError, LayoutError, Refusal, VerbsError};
@@ -92,11 +92,7 @@ pub enum Error {
     },
     /// The server's socket is another user's, who could be anybody: nothing was said there. Only
     /// root, this process's user and the owner of the socket's folder are trusted with a secret.
-    #[error(
-        "{server} is served by user {user}, which is not root, this user or the owner of the \
-         socket's folder: let that user's server listen in a folder of its own, which nobody else \
-         could have made, such as /run/farside"
-    )]
+    #[error("{}", untrusted(.server, *.user))]
     Untrusted {
         /// The address.
         server: String,

@@ -82,7 +82,6 @@ mod connection;
 mod control;
 mod control_channel_blocks;
 mod error;
-mod failure;
 mod lanes;
 mod pipeline;
 mod reconnect_budget;

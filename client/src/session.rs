@@ -49,7 +49,7 @@ impl ConnectedEngine {
         let mut losses = ReconnectBudget::default();
         loop {
             let connection = shared.connection()?;
-            match shared.engine(&connection) {
+            match shared.engine(&connection)? {
                 Ok(engine) => return Ok(Self { engine, connection }),
                 // A server may be killed again before it showed anything.
                 Err(failure) => shared.failed(&connection, failure).map_or(Ok(()), Err)?,

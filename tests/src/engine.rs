@@ -24,7 +24,7 @@ pub struct TestServer {
 }
 
 impl TestServer {
-    /// With this configuration, but for where it listens.
+    /// Starts a server with this configuration, at an address of its own.
     pub fn start(config: ServerConfig) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let address = format!("shm://{}", folder.path().join("kv.sock").display());

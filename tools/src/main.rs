@@ -63,7 +63,7 @@ fn help(asked: &clap::Error) -> ExitCode {
     }
 }
 
-/// Whether it is to be told in one line, not by the whole help.
+/// Whether the error is a mistake, which gets one line. The others are `--help` and the like.
 fn is_mistake(error: &clap::Error) -> bool {
     let kind = clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
     error.use_stderr() && error.kind() != kind

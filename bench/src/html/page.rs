@@ -98,7 +98,7 @@ fn cards(inputs: &Inputs) -> Markup {
             @if let Some((ops_s, run)) = best(&|run| Some(run.throughput_ops_s)) {
                 (card(&short(ops_s), "operations/s at most", &run_name(run)))
             }
-            // The least, as the largest of what is below 0.
+            // The lowest value, negated, is the largest of the negated values.
             @if let Some((ns, run)) =
                 best(&|run| Some(-(run.operations.get("get")?.p50_ns as f64))) {
                 (card(&duration(-ns), "p50 of a GET at least", &run_name(run)))

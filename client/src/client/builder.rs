@@ -140,7 +140,7 @@ impl ClientBuilder {
         self
     }
 
-    /// What is to be between the sessions and their fabric: for kv-compare and tests.
+    /// The interceptor between each session and its fabric: for kv-compare and tests.
     #[doc(hidden)]
     pub fn around(mut self, wrap: farside_fabric::Intercept) -> Self {
         self.wrap = Some(wrap);

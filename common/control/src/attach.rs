@@ -9,6 +9,7 @@ mod shm;
 #[cfg(feature = "verbs")]
 mod verbs;
 
+use std::fmt;
 use std::io;
 use std::time::Duration;
 
@@ -83,11 +84,7 @@ pub enum AttachError {
         source: Refusal,
     },
     /// A user listens there who could take the client's secret: none was shown.
-    #[error(
-        "{server} is served by user {user}, which is not root, this user or the owner of the \
-         socket's folder: let that user's server listen in a folder of its own, which nobody else \
-         could have made, such as /run/farside"
-    )]
+    #[error("{}", untrusted(.server, *.user))]
     Untrusted {
         /// The address.
         server: String,
@@ -112,6 +109,18 @@ pub enum AttachError {
         #[source]
         source: io::Error,
     },
+}
+
+/// The message for a server of a user that is not trusted with a secret.
+pub fn untrusted(server: &str, user: u32) -> impl fmt::Display {
+    fmt::from_fn(move |f| {
+        write!(
+            f,
+            "{server} is served by user {user}, which is not root, this user or the owner of the \
+             socket's folder: let that user's server listen in a folder of its own, which nobody \
+             else could have made, such as /run/farside"
+        )
+    })
 }
 
 type Result<T> = std::result::Result<T, AttachError>;

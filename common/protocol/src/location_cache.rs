@@ -259,7 +259,7 @@ impl LocationCache {
         entry.location(hash, proofs).ok()
     }
 
-    /// Remembers a location in place of what was known of the key, or of an entry unused for
+    /// Remembers a location. It replaces the key's old location, or an entry that was unused for
     /// long. Only of a LIVE word: what a split has in its hands will not stay.
     #[inline]
     pub fn put(&self, hash: KeyHash, location: Location) {

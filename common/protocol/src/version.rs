@@ -11,7 +11,7 @@ use farside_layout::BlockAddress;
 pub struct Version(u64);
 
 impl Version {
-    /// The version of what a block holds.
+    /// The version of the value in the block at this address, with this generation.
     pub const fn of(address: BlockAddress, generation: u32) -> Self {
         Self((address.0 as u64) << 32 | generation as u64)
     }

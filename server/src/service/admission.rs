@@ -14,7 +14,7 @@ use crate::peer::{ClientIdentity, DisconnectReason, Peer};
 /// How many sessions a client may have.
 const SESSIONS_MAX: usize = 4096;
 
-/// A request that is to be refused, and why.
+/// A request that the service refuses, and the reason.
 type Refused = Result<(), (Box<dyn ConnectionRequest>, Refusal)>;
 
 /// A number that cannot be guessed; never 0, which is none.
