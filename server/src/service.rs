@@ -183,7 +183,7 @@ impl Service {
                 }
             }
             .map(|()| true),
-            Err(farewell) => Err(farewell),
+            Err(reason) => Err(reason),
         };
         self.buffer = buffer;
         outcome
@@ -262,7 +262,7 @@ impl Service {
     }
 
     /// Ends a connection. A client without a goodbye may have been anywhere in an operation.
-    fn disconnect(&mut self, token: u64, farewell: &DisconnectReason) {
+    fn disconnect(&mut self, token: u64, reason: &DisconnectReason) {
         let Some(mut peer) = self.peers.remove(&token) else { return };
         self.roll_call.left(token);
         // Explicitly, for a copy of the descriptor in a forked child would keep it watched.
@@ -272,7 +272,7 @@ impl Service {
         peer.data.clear();
         self.take_back(peer.take_undelivered());
         let ClientIdentity::Client { id, role, .. } = peer.who else {
-            match farewell {
+            match reason {
                 DisconnectReason::Refused(refusal) => self.refusals.note(*refusal, boot_time_ns()),
                 other => tracing::debug!("a connection ended: {other}"),
             }
@@ -294,7 +294,7 @@ impl Service {
             Role::Writer => self.sweeper.add(id, now, self.own.settles_ns()),
         }
         self.statistics.clients_lost += 1;
-        tracing::warn!(client = id, ?role, "lost a client and fenced it: {farewell}");
+        tracing::warn!(client = id, ?role, "lost a client and fenced it: {reason}");
     }
 
     /// Fences all clients and notes that no server uses the region.

@@ -265,7 +265,7 @@ impl LocationCache {
     pub fn put(&self, hash: KeyHash, location: Location) {
         match PackedLocation::new(hash, &location) {
             Ok(new) if location.word.state() == SlotState::Live => {
-                self.begin_unlink(location.proved_at);
+                self.prepare_base(location.proved_at);
                 // Twice: others may be at it, who mostly have older news.
                 (0..2).any(|_| self.put_entry(hash, new, location.proved_at));
             }
@@ -285,9 +285,9 @@ impl LocationCache {
         is_put
     }
 
-    /// A proof then is about to be written down.
+    /// Moves the time base if it is too old for a proof of this time, which is about to be stored.
     #[inline]
-    fn begin_unlink(&self, at: Nanos) {
+    fn prepare_base(&self, at: Nanos) {
         if self.proofs.is_over(at) {
             self.rebase(at);
         }
@@ -303,7 +303,7 @@ impl LocationCache {
     }
 
     fn prove_later(&self, hash: KeyHash, location: &Location, at: Nanos) {
-        self.begin_unlink(at);
+        self.prepare_base(at);
         let proofs = self.proofs.for_reading();
         if let Some((place, known)) = self.find(hash)
             && let Ok(now) = known.location(hash, proofs)

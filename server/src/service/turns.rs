@@ -89,9 +89,9 @@ impl Service {
 
     /// Ends the connection of a client that did not answer. One that waits for its turn stays: its
     /// answer may be among the messages that the last turn did not take.
-    pub(super) fn disconnect_silent(&mut self, token: u64, farewell: &DisconnectReason) {
+    pub(super) fn disconnect_silent(&mut self, token: u64, reason: &DisconnectReason) {
         if self.peers.get(&token).is_some_and(|peer| !peer.is_queued) {
-            self.disconnect(token, farewell);
+            self.disconnect(token, reason);
         }
     }
 
@@ -119,7 +119,7 @@ impl Service {
                     self.failed = Some(error);
                     return;
                 }
-                Err(farewell) => return self.disconnect(token, &farewell),
+                Err(reason) => return self.disconnect(token, &reason),
             }
         }
         // It has had its share; others come before the rest.
