@@ -3,10 +3,10 @@
 use std::fmt;
 use std::time::Duration;
 
+use farside_protocol::{Action, Lifetime};
+
 use crate::reconnect_budget::ReconnectBudget;
 use crate::{Contact, Error, Outcome, Pipeline, Result, Session, Store, Value};
-use farside_protocol::Action;
-use farside_protocol::Lifetime;
 
 /// Collects operations; [`Batch::run`] runs them together.
 ///

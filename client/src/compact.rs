@@ -4,9 +4,9 @@ use std::collections::{HashMap, HashSet};
 
 use farside_layout::SizeClass;
 
+use farside_protocol::{HASHES, LANE, ScannedSlot, read_part, read_slot};
+
 use crate::{Client, Entry, Error, Result, Session, Store};
-use farside_protocol::LANE;
-use farside_protocol::{HASHES, ScannedSlot, read_part, read_slot};
 
 /// How much is moved before what it left goes back to the server, in bytes: at most as much is out
 /// of reach of all clients.

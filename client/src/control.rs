@@ -15,10 +15,11 @@ use farside_control::{
 use farside_fabric::boot_time_ns;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
-use crate::control_channel_blocks::{ControlChannelBlocks, Inbox, ReportingSession};
-use crate::{Error, Result};
 use farside_protocol::Prefix;
 use farside_protocol::allocator::{BlockDelivery, Delivery};
+
+use crate::control_channel_blocks::{ControlChannelBlocks, Inbox, ReportingSession};
+use crate::{Error, Result};
 
 /// How long a request for statistics waits for its reply.
 pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);

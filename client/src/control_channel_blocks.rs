@@ -8,10 +8,11 @@ use std::sync::{Arc, Mutex};
 use farside_control::{FreeBlock, Request};
 use farside_layout::{BlockAddress, SizeClass};
 
-use crate::control::{Shared, Waiter, lock};
 use farside_protocol::Prefix;
 use farside_protocol::allocator::{BlockDelivery, BlockSource, Delivery, give_drained};
 use farside_protocol::held_blocks::HeldBlocks;
+
+use crate::control::{Shared, Waiter, lock};
 
 /// Answers on their way to a session.
 #[derive(Default)]

@@ -11,12 +11,12 @@ use std::task::{Context, Waker};
 use farside_control::Role;
 use farside_fabric::{Buffer, Counters, Fabric, LaneId};
 
+use farside_protocol::{Action, Answer, CachedRead, Failure, Operation, OperationError};
+
 use crate::client::Shared;
 use crate::connection::{Connection, SessionEngine};
 use crate::pipeline::{Completed, Outcome, PipelineFull, Ticket};
 use combining::CandidateTable;
-use farside_protocol::{Action, Answer, CachedRead, Operation};
-use farside_protocol::{Failure, OperationError};
 use task::{Job, Mailbox, run_lane};
 
 /// What an operation takes before any has finished, in bytes; then an average over about so many.

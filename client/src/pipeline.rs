@@ -4,12 +4,12 @@ use std::fmt;
 
 use farside_fabric::{Counters, LaneId};
 
+use farside_protocol::{Action, Lifetime};
+
 use crate::client::Shared;
 use crate::connection::{Connection, SessionEngine};
 use crate::lanes::Lanes;
 use crate::{Result, Store, Version};
-use farside_protocol::Action;
-use farside_protocol::Lifetime;
 
 /// Names an operation in a pipeline: numbered in the order they were started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

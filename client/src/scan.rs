@@ -2,10 +2,9 @@
 
 use std::fmt;
 
+use farside_protocol::{Failure, LANE, ScanCursor, next_entry};
+
 use crate::{Entry, Result, Session};
-use farside_protocol::Failure;
-use farside_protocol::LANE;
-use farside_protocol::{ScanCursor, next_entry};
 
 /// Iterates over all entries; see [`Session::scan`](crate::Session::scan).
 pub struct Scan<'s> {

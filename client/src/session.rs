@@ -7,6 +7,8 @@ use std::time::Duration;
 use farside_control::Role;
 use farside_fabric::{Buffer, Counters};
 
+use farside_protocol::{Action, Answer, Expected, Failure, Found, LANE, Lifetime};
+
 use crate::client::Shared;
 use crate::connection::{Connection, SessionEngine};
 use crate::reconnect_budget::ReconnectBudget;
@@ -14,8 +16,6 @@ use crate::{
     Batch, CacheStatistics, Contact, Error, Exchange, Limits, Pipeline, Result, Scan, Store, Value,
     Version,
 };
-use farside_protocol::{Action, Answer, Expected, Found};
-use farside_protocol::{Failure, LANE, Lifetime};
 
 /// How often a compare-and-exchange with an absent key starts over because the key comes and goes.
 const EXCHANGE_ATTEMPTS_MAX: u32 = 64;

@@ -15,9 +15,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use clap::ValueEnum;
 use farside_fabric::{
-    CHAIN_VERBS_MAX, ChainError, Completion, Counters, Fabric, Flight, LaneId, Nanos, Verb,
+    CHAIN_VERBS_MAX, ChainError, Completion, Counters, Fabric, Flight, Intercept, Intercepted,
+    Interceptor, LaneId, Nanos, Verb,
 };
-use farside_fabric::{Intercept, Intercepted, Interceptor};
 
 /// A network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -4,10 +4,9 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use farside_config::ClientConfig;
-use farside_control::attach;
 use farside_control::{
     BLOCKS_PER_MESSAGE_MAX, FreeBlock, MESSAGE_BYTES_MAX, Reply, Request, Role, ServerRequest,
-    say_goodbye,
+    attach, say_goodbye,
 };
 use farside_fabric::AnyFabric;
 use farside_layout::{BLOCK_HEADER_BYTES, SizeClass};

@@ -12,8 +12,7 @@ use std::fmt::{self, Write as _};
 use std::time::Duration;
 
 use farside_config::size::ByteSize;
-use farside_fabric::AnyFabric;
-use farside_fabric::Fabric;
+use farside_fabric::{AnyFabric, Fabric};
 use farside_layout::{BLOCK_HEADER_BYTES, CHUNK_BYTES, SizeClass};
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};

@@ -10,8 +10,9 @@ use farside_fabric::{Buffer, Fabric, LaneId};
 use farside_layout::BLOCK_HEADER_BYTES;
 use farside_layout::hash::KeyHash;
 
-use super::{Lane, Lanes, State};
 use farside_protocol::Action;
+
+use super::{Lane, Lanes, State};
 
 /// For each lane, half of them for GETs, so that few keys have the place of another.
 const PLACES_PER_LANE: usize = 4;

@@ -8,9 +8,9 @@ use std::task::Poll;
 use farside_fabric::{AnyFabric, LaneId};
 use farside_layout::hash::KeyHash;
 
+use farside_protocol::{Action, Answer, Failure, Operation, Successor};
+
 use crate::connection::SessionEngine;
-use farside_protocol::Failure;
-use farside_protocol::{Action, Answer, Operation, Successor};
 
 /// What a lane is to do. Key and value stand in its image buffer.
 #[derive(Clone, Copy)]

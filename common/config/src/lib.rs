@@ -21,12 +21,13 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer};
 
-use crate::size::ByteSize;
 use farside_control::address::{Address, AddressError};
 use farside_control::attach::ConnectOptions;
 use farside_control::{Role, Token};
 use farside_fabric::shm::HugePages;
 use farside_layout::{CHUNK_BYTES, CLIENTS_MAX, Format, LayoutError};
+
+use crate::size::ByteSize;
 
 pub use log::{LogFormat, LogLevel};
 pub use rdma::RdmaConfig;

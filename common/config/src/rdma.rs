@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
-use super::{ConfigError, bad_value};
 use farside_fabric::rdma::{ACK_TIMEOUT, Options};
 use farside_layout::grace_ms_min;
+
+use super::{ConfigError, bad_value};
 
 /// How to use RDMA, for an `rdma://` address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]

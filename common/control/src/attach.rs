@@ -13,14 +13,15 @@ use std::fmt;
 use std::io;
 use std::time::Duration;
 
+use farside_fabric::AnyFabric;
+use farside_fabric::rdma::{Options, VerbsError};
+use farside_layout::LayoutError;
+
 use crate::address::Address;
 use crate::{
     ConnectRequest, ControlChannel, ControlError, Purpose, REQUEST_BYTES_MAX, Refusal, Role, Token,
     Welcome, decode_reply,
 };
-use farside_fabric::AnyFabric;
-use farside_fabric::rdma::{Options, VerbsError};
-use farside_layout::LayoutError;
 pub use retry::{Attempts, Contact};
 
 /// How to connect to a server.

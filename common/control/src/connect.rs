@@ -1,10 +1,11 @@
 use sha2::{Digest, Sha256};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, little_endian as le};
 
-use super::{ControlError, PROTOCOL_VERSION, REPLY_BYTES_MAX, REQUEST_BYTES_MAX, Role};
 use farside_layout::{
     CHUNK_BYTES, CLIENTS_MAX, FORMAT_VERSION, REGION_BYTES_MAX, REGION_BYTES_MIN,
 };
+
+use super::{ControlError, PROTOCOL_VERSION, REPLY_BYTES_MAX, REQUEST_BYTES_MAX, Role};
 
 /// The proof that a client knows the shared secret. It protects against mistakes and against
 /// clients on the network, not against someone who reads the wire: that one sees it.

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use super::Request;
 use farside_fabric::ControlChannel;
+
+use super::Request;
 
 /// Says goodbye; waits this long until the message does not need this end any more. If it does
 /// not arrive, the server sees the connection end, and takes this client for one that died.

@@ -2,8 +2,9 @@ mod decoded;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, little_endian as le};
 
-use super::{ControlError, FreeBlock, ServerStatistics, SplitOutcome};
 use farside_layout::{BlockAddress, SizeClass};
+
+use super::{ControlError, FreeBlock, ServerStatistics, SplitOutcome};
 
 use decoded::{Decoded, decode, unused};
 

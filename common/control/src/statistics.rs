@@ -2,8 +2,9 @@
 
 use zerocopy::{FromBytes, little_endian as le};
 
-use super::ControlError;
 use farside_layout::SizeClass;
+
+use super::ControlError;
 
 /// What a server knows about its region and its clients.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -7,8 +7,7 @@
 use std::sync::Arc;
 
 use farside_fabric::{LaneId, Nanos};
-use farside_layout::{BlockAddress, SizeClass};
-use farside_layout::{FreeBlock, SplitOutcome};
+use farside_layout::{BlockAddress, FreeBlock, SizeClass, SplitOutcome};
 
 use crate::held_blocks::{ClassList, HeldBlocks, Lists};
 use crate::split_requests::{Prefix, SplitRequests};

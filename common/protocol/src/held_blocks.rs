@@ -7,8 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use farside_fabric::{LaneId, Nanos};
-use farside_layout::FreeBlock;
-use farside_layout::{BlockAddress, SizeClass};
+use farside_layout::{BlockAddress, FreeBlock, SizeClass};
 
 /// The blocks of one class.
 #[derive(Default, Hash)]

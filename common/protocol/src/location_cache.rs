@@ -12,12 +12,13 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicIsize, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use crate::pairs::Pairs;
 use farside_fabric::Nanos;
 use farside_fabric::shm::prefetch;
 use farside_layout::hash::KeyHash;
 use farside_layout::{SlotState, SlotWord};
 use portable_atomic::AtomicU128;
+
+use crate::pairs::Pairs;
 
 use self::entry::PackedLocation;
 use self::proofs::{ProofClock, empty, entry};

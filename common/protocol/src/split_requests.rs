@@ -1,7 +1,6 @@
 //! Which subtables a session asked the server to split, and what it answered.
 
-use farside_layout::SplitOutcome;
-use farside_layout::prefix_of;
+use farside_layout::{SplitOutcome, prefix_of};
 
 /// A subtable, by the leading bits of the hashes of its keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

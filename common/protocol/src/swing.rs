@@ -3,10 +3,9 @@
 use std::cell::Cell;
 
 use farside_fabric::{Buffer, ChainError, Fabric, Nanos, Verb};
-use farside_layout::FreeBlock;
 use farside_layout::{
-    BLOCK_HEADER_BYTES, BlockHeader, BlockRef, BlockStamp, HeaderWord, Mark, SizeClass, SlotState,
-    SlotWord, WINDOW_BYTES, WORD_GENERATIONS, class_for, seal,
+    BLOCK_HEADER_BYTES, BlockHeader, BlockRef, BlockStamp, FreeBlock, HeaderWord, Mark, SizeClass,
+    SlotState, SlotWord, WINDOW_BYTES, WORD_GENERATIONS, class_for, seal,
 };
 use zerocopy::FromBytes;
 

@@ -2,9 +2,10 @@
 
 use std::cell::OnceCell;
 
-use crate::sample::{DEPTH, KEYS, Sample};
 use farside_layout::{BLOCK_HEADER_BYTES, STATE_OFFSET, SUBTABLE_BYTES};
 use farside_tools::check::PROBLEMS_KEPT_MAX;
+
+use crate::sample::{DEPTH, KEYS, Sample};
 
 /// The most words that are changed at a time.
 const CHANGES_MAX: usize = 64;

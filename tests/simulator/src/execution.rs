@@ -5,9 +5,10 @@ use std::hash::Hasher;
 use std::rc::Rc;
 use std::task::{Context, Waker};
 
-use super::session::TestSession;
 use farside_fabric::{LaneId, Nanos};
 use farside_protocol::split::SplitProgress;
+
+use super::session::TestSession;
 
 use super::fabric::{PAUSE_NS_MAX, SimFabric};
 use super::lane::Phase;

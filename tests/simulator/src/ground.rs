@@ -5,12 +5,12 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::OnceLock;
 
-use farside_layout::FreeBlock;
 use farside_layout::hash::{KeyHash, KeyHasher, NO_HINT};
 use farside_layout::{
-    Block, BlockAddress, BlockRef, DirectoryEntry, Format, Geometry, HINT_OFFSET, REGION_BYTES_MIN,
-    ROW_BYTES, ROWS_PER_SUBTABLE, RowHeader, SLOTS_PER_ROW, STATE_OFFSET, SUBTABLE_BYTES,
-    SizeClass, SlotState, SlotWord, Superblock, WINDOW_SLOTS, class_for, side_of, slot_in_subtable,
+    Block, BlockAddress, BlockRef, DirectoryEntry, Format, FreeBlock, Geometry, HINT_OFFSET,
+    REGION_BYTES_MIN, ROW_BYTES, ROWS_PER_SUBTABLE, RowHeader, SLOTS_PER_ROW, STATE_OFFSET,
+    SUBTABLE_BYTES, SizeClass, SlotState, SlotWord, Superblock, WINDOW_SLOTS, class_for, side_of,
+    slot_in_subtable,
 };
 use farside_protocol::split::Split;
 use zerocopy::IntoBytes;

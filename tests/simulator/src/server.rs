@@ -3,12 +3,13 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use super::session::TestSession;
 use farside_fabric::{Buffer, LaneId, Nanos, Verb};
 use farside_layout::{BlockRef, ROW_BYTES, Row, STATE_OFFSET, SlotWord, slot_in_subtable};
 use farside_protocol::split::{SplitProgress, SubtableSplitter};
 use farside_protocol::sweep::clear_left_by;
 use zerocopy::FromBytes;
+
+use super::session::TestSession;
 
 use super::fabric::{PAUSE_NS_MAX, SimFabric};
 use super::task::{Event, Events, begin};

@@ -4,8 +4,9 @@
 use std::hash::{DefaultHasher, Hasher};
 use std::rc::Rc;
 
-use super::session::Call;
 use farside_fabric::LaneId;
+
+use super::session::Call;
 
 use super::clock::Clock;
 use super::execution::Execution;

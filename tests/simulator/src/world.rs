@@ -3,9 +3,10 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use super::session::Locations;
 use farside_fabric::Nanos;
 use farside_protocol::split::SplitProgress;
+
+use super::session::Locations;
 
 use super::depot::SimDepot;
 use super::ground::SimRegion;

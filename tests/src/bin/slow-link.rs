@@ -10,8 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use farside::{Client, Outcome, Session};
-use farside_fabric::{Completion, Fabric, LaneId, Nanos, Verb};
-use farside_fabric::{Intercepted, Interceptor};
+use farside_fabric::{Completion, Fabric, Intercepted, Interceptor, LaneId, Nanos, Verb};
 
 const BYTES_PER_S: f64 = 25e6;
 /// With key and header it fills a block of 512 KiB, so a GET without a location READs no byte more.

@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use farside::{BatchOutcome, Contact, Error};
-use farside_fabric::{ChainError, Completion, Fabric, LaneId, Nanos, Verb};
-use farside_fabric::{Intercept, Intercepted, Interceptor};
+use farside_fabric::{
+    ChainError, Completion, Fabric, Intercept, Intercepted, Interceptor, LaneId, Nanos, Verb,
+};
 use farside_tests::{ServerProcess, device, proof};
 use rustix::process::{Pid, Signal, kill_process};
 

@@ -15,8 +15,7 @@ use farside_layout::SLOTS_PER_ROW;
 use rustix::process::Signal;
 
 use farside::Client;
-use farside_protocol::Lifetime;
-use farside_protocol::{Action, Expected};
+use farside_protocol::{Action, Expected, Lifetime};
 use farside_tests::engine::{TestServer, engine_over};
 use farside_tests::faults::{Faults, Rates};
 

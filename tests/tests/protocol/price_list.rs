@@ -16,11 +16,10 @@ use farside_fabric::shm::ShmFabric;
 use farside_fabric::{ChainError, Completion, Counters, Fabric, LaneId, Nanos, Verb};
 
 use farside_fabric::{Intercepted, Interceptor};
-use farside_protocol::Lifetime;
-use farside_protocol::{Engine, LANE};
-use farside_protocol::{Expected, Failure, Operation, ScanCursor, next_entry};
-use farside_tests::engine::TestServer;
-use farside_tests::engine::engine_over;
+use farside_protocol::{
+    Engine, Expected, Failure, LANE, Lifetime, Operation, ScanCursor, next_entry,
+};
+use farside_tests::engine::{TestServer, engine_over};
 
 const FOREVER: Lifetime = Lifetime::Forever;
 

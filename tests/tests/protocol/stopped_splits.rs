@@ -13,9 +13,8 @@ use farside_layout::{SUBTABLE_BYTES, prefix_of};
 
 use farside::{Client, Session};
 use farside_fabric::{Intercepted, Interceptor};
-use farside_protocol::LANE;
 use farside_protocol::split::{Split, SplitProgress, SubtableSplitter};
-use farside_protocol::{ScanCursor, next_entry};
+use farside_protocol::{LANE, ScanCursor, next_entry};
 use farside_tests::engine::{TestServer, engine_over};
 
 /// So many chains are executed and then none.

@@ -1,9 +1,10 @@
 //! The `kv-server` process: how it starts, stops and refuses, and that it sleeps.
 
-use farside_tests::binary;
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Stdio};
+
+use farside_tests::binary;
 
 use farside_layout::RegionState;
 

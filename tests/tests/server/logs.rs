@@ -2,10 +2,11 @@
 //! and is no longer, that the index cannot grow, and which client was fenced, and why. And that
 //! strangers do not fill it.
 
-use farside_tests::binary;
 use std::fs::File;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+
+use farside_tests::binary;
 
 use super::*;
 

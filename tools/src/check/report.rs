@@ -1,5 +1,6 @@
-use super::slots::Entry;
 use farside_layout::{BlockRef, ChunkUse, Format, LayoutError, SizeClass, SlotState, Superblock};
+
+use super::slots::Entry;
 
 /// How many problems a report keeps word by word; the rest is only counted.
 pub const PROBLEMS_KEPT_MAX: usize = 100;

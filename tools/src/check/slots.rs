@@ -1,12 +1,13 @@
 //! The walk through the slots of a subtable and the blocks behind them.
 
-use super::{CheckError, LOOKS_MAX, Linked, Observer, Problem, Scope, Walk, links};
 use farside_fabric::{Buffer, Fabric};
 use farside_layout::hash::KeyHash;
 use farside_layout::{
     Block, BlockRef, ChunkUse, ROW_BYTES, ROWS_PER_SUBTABLE, Slot, SlotState, SlotWord,
     slot_in_subtable,
 };
+
+use super::{CheckError, LOOKS_MAX, Linked, Observer, Problem, Scope, Walk, links};
 
 /// A subtable and what leads to it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]

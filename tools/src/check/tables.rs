@@ -4,13 +4,14 @@ use std::collections::HashSet;
 
 use zerocopy::FromBytes;
 
-use super::slots::Subtable;
-use super::{CheckError, LOOKS_MAX, Observer, Problem, Walk, links};
 use farside_fabric::{Buffer, Fabric};
 use farside_layout::{
     CHUNK_BYTES, ChunkEntry, ChunkUse, DirectoryEntry, LayoutError, ROW_BYTES, ROWS_PER_SUBTABLE,
     Row, RowHeader, SUBTABLE_BYTES, SlotState, slot_in_subtable,
 };
+
+use super::slots::Subtable;
+use super::{CheckError, LOOKS_MAX, Observer, Problem, Walk, links};
 
 /// What one look at a directory entry found.
 #[derive(PartialEq, Eq)]

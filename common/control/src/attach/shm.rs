@@ -9,11 +9,12 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
-use super::{AttachError, Attached, ConnectOptions, Contact, FabricFactory, Result, system};
-use crate::{MESSAGE_BYTES_MAX, Purpose, Role, Welcome, trust};
 use farside_fabric::AnyFabric;
 use farside_fabric::shm::{Connection, Lease, Region, ShmChannel, ShmFabric};
 use farside_layout::{CLIENTS_MAX, LayoutError, SUPERBLOCK_BYTES, Superblock};
+
+use super::{AttachError, Attached, ConnectOptions, Contact, FabricFactory, Result, system};
+use crate::{MESSAGE_BYTES_MAX, Purpose, Role, Welcome, trust};
 
 /// What a session needs to reach a region on this host.
 struct ShmFactory {

@@ -4,13 +4,14 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use farside_fabric::AnyFabric;
+use farside_fabric::rdma::{Options, RemoteRegion, VerbsError};
+use farside_fabric::verbs::{connect_control, connect_data};
+
 use super::{
     AttachError, Attached, ConnectOptions, Contact, FabricFactory, Result, absent_now, refused,
 };
 use crate::{ControlError, Purpose, REQUEST_BYTES_MAX, Role, Welcome, decode_reply};
-use farside_fabric::AnyFabric;
-use farside_fabric::rdma::{Options, RemoteRegion, VerbsError};
-use farside_fabric::verbs::{connect_control, connect_data};
 
 /// The least an attempt to connect over RDMA may take, where there is that much time left.
 const ATTEMPT_MIN: Duration = Duration::from_millis(500);

@@ -2,12 +2,13 @@
 
 use zerocopy::{FromBytes, little_endian as le};
 
+use farside_layout::{BlockAddress, SizeClass};
+
 use super::{
     BLOCKS_PER_MESSAGE_MAX, BlockBytes, ControlError, DEPTH_MAX, FreeBlock, HELD_PER_MESSAGE_MAX,
     Header, RESTED, SOON, ServerStatistics,
 };
 use crate::MESSAGE_BYTES_MAX;
-use farside_layout::{BlockAddress, SizeClass};
 
 /// A message whose header is in order.
 pub(super) struct Decoded<'a> {

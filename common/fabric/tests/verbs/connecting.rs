@@ -5,8 +5,7 @@ use std::time::{Duration, Instant};
 
 use farside_fabric::rdma::{Options, REASON_BYTES_MAX, VerbsError, preflight};
 use farside_fabric::verbs::{Listener, connect_control, connect_data};
-use farside_fabric::{Buffer, Fabric, LaneId, Verb};
-use farside_fabric::{ControlChannel, REQUEST_BYTES_MAX};
+use farside_fabric::{Buffer, ControlChannel, Fabric, LaneId, REQUEST_BYTES_MAX, Verb};
 
 use crate::harness::{CONTROL, READER, REASON, Server, WRITER, address, fabric_from, later};
 

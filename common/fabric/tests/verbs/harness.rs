@@ -5,14 +5,13 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use farside_fabric::Role;
 use farside_fabric::rdma::{ConnectionId, Options, RemoteRegion, preflight};
 use farside_fabric::shm::{HugePages, Region, RegionMemory};
 use farside_fabric::verbs::{
     DataConnection, Event, Incoming, Listener, Protection, VerbsChannel, VerbsFabric,
     connect_control, connect_data,
 };
-use farside_fabric::{Fabric, Nanos};
+use farside_fabric::{Fabric, Nanos, Role};
 
 pub(crate) const REGION_BYTES: u64 = 8 << 20;
 /// How long anything may take under emulation.

@@ -1,8 +1,7 @@
 //! Clocks that run at different rates, clocks that stand still while a client is paused, and chains
 //! that wait in a queue beyond their deadline. The margins: an eighth of GRACE, and of T_word + L.
 
-use farside_layout::INCARNATIONS;
-use farside_layout::clock_lag_max_ns;
+use farside_layout::{INCARNATIONS, clock_lag_max_ns};
 use farside_simulator::{Bounds, Mutant, Scenario, Script, client};
 
 use crate::twins::{assert_caught, name, report};

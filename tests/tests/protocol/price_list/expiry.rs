@@ -4,8 +4,9 @@
 
 use std::time::Duration;
 
-use super::*;
 use farside_protocol::Lifetime;
+
+use super::*;
 
 const MILLISECOND: Nanos = 1_000_000;
 /// No full seconds.

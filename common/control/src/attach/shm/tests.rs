@@ -1,10 +1,11 @@
 //! A server that never answers.
 
+use farside_fabric::rdma::Options;
+use farside_fabric::shm::Listener;
+
 use super::*;
 use crate::Token;
 use crate::address::Address;
-use farside_fabric::rdma::Options;
-use farside_fabric::shm::Listener;
 
 #[test]
 fn a_server_that_never_accepts_is_absent() {
