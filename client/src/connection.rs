@@ -67,9 +67,9 @@ impl Connection {
         Ok(opened)
     }
 
-    /// A fabric for one session; `None` if the connection is lost. A server that does not answer may
-    /// only be busy, or stopped, and other sessions go on with the region meanwhile: they keep the
-    /// connection.
+    /// A fabric for one session; `None` if the connection is lost. A server that does not answer
+    /// may only be busy, or stopped, and other sessions go on with the region meanwhile: they keep
+    /// the connection.
     fn fabric(&self, lanes: u16) -> Result<Option<AnyFabric>> {
         let started = Instant::now();
         let mut attempts = Attempts::within(self.connect_options.timeout);
