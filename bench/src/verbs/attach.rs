@@ -8,7 +8,7 @@ use farside_control::{
     BLOCKS_PER_MESSAGE_MAX, FreeBlock, MESSAGE_BYTES_MAX, Reply, Request, Role, ServerRequest,
     attach, say_goodbye,
 };
-use farside_fabric::AnyFabric;
+use farside_fabric::{AnyFabric, boot_time_ns};
 use farside_layout::{BLOCK_HEADER_BYTES, SizeClass};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -83,8 +83,8 @@ impl Attached {
         Ok(((free + spans * class.blocks_per_span()) / 2) as usize)
     }
 
-    /// Answers what the server has asked meanwhile: it fences who does not say in time which blocks
-    /// it holds.
+    /// Answers what the server has asked meanwhile. The server fences a client that does not say in
+    /// time which blocks it holds, or what its clock reads.
     ///
     /// # Errors
     /// [`Error::System`] when the server is gone.
@@ -115,9 +115,17 @@ impl Attached {
     }
 
     fn answer(&mut self, asked: &Reply) -> Result<()> {
-        let Reply::Ask(ServerRequest::Report { collection }) = asked else { return Ok(()) };
-        let held: Vec<_> = self.held.iter().map(|(_, block)| block.address).collect();
-        Request::held(*collection, &held).try_for_each(|message| self.send(&message))
+        match asked {
+            Reply::Ask(ServerRequest::Report { collection }) => {
+                let held: Vec<_> = self.held.iter().map(|(_, block)| block.address).collect();
+                Request::held(*collection, &held).try_for_each(|message| self.send(&message))
+            }
+            Reply::Ask(ServerRequest::Alive) => {
+                self.send(&Request::Alive { clock_ns: boot_time_ns() })
+            }
+            // It cannot spare the blocks that it measures on.
+            _ => Ok(()),
+        }
     }
 
     /// Gives all blocks back and says goodbye.
