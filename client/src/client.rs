@@ -15,7 +15,7 @@ use crate::reconnect_budget::ReconnectBudget;
 use crate::reconnecting::Reconnecting;
 use crate::{Contact, Error, Result, Session};
 pub use builder::ClientBuilder;
-use farside_protocol::Failure;
+use farside_protocol::{Failure, OpenRegion};
 
 /// A connection to a memory server: cheap to clone, shared by all threads of a process.
 ///
@@ -146,12 +146,12 @@ impl Shared {
         Error::Unreachable { server: self.server(), tried, contact, source: None }
     }
 
-    /// An engine for one session.
-    pub(crate) fn engine(
+    /// An engine for one session, and the region that it has opened.
+    pub(crate) fn open(
         &self,
         connection: &Connection,
-    ) -> Result<std::result::Result<SessionEngine, Failure>> {
-        connection.engine(self.options, self.wrap.as_ref())
+    ) -> Result<std::result::Result<(SessionEngine, OpenRegion), Failure>> {
+        connection.open(self.options, self.wrap.as_ref())
     }
 
     /// The error behind a failure; `None` if the connection is lost, and nothing happened. Where
@@ -160,7 +160,8 @@ impl Shared {
     pub(crate) fn failed(&self, connection: &Connection, failure: Failure) -> Option<Error> {
         let error = match failure {
             Failure::Error(error) => Some((*error).into()),
-            Failure::Disconnected => None,
+            Failure::Lost(_) => None,
+            Failure::HalfDone { .. } => Some(Error::Indeterminate),
             Failure::NoAnswer(waited) => {
                 Some(self.unreachable(Contact::Silent, Duration::from_nanos(waited)))
             }

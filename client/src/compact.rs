@@ -82,7 +82,7 @@ impl Client {
                 batch_bytes += slot.block().map_or(0, |block| block.class.block_bytes());
                 if batch_bytes > BATCH_BYTES {
                     // Else this session would move the next blocks to where these were.
-                    session.engine()?.region.allocator().give_all();
+                    session.handle()?.region.allocator().give_all();
                     batch_bytes = 0;
                 }
             }
@@ -95,10 +95,10 @@ impl Client {
 /// The slots that link a block, with its chunk, of the part of all hashes that begins there; and
 /// where that ends. One round trip a subtable.
 fn slots(session: &mut Session, from: u64) -> Result<(Vec<(u32, ScannedSlot)>, u64)> {
-    let (geometry, found, to) = session.run(|engine| {
+    let (geometry, found, to) = session.run(|handle| {
         let mut found = Vec::new();
-        let to = engine.endpoint.drive(read_part(engine, LANE, from as u32, &mut found))?;
-        Ok((engine.region.format.geometry(), found, to))
+        let to = handle.engine.endpoint.drive(read_part(handle, LANE, from as u32, &mut found))?;
+        Ok((handle.region.format.geometry(), found, to))
     })?;
     let chunk = |slot: &ScannedSlot| geometry.chunk_of(slot.block()?.address.offset());
     Ok((found.into_iter().filter_map(|slot| Some((chunk(&slot)?, slot))).collect(), to))
@@ -106,7 +106,7 @@ fn slots(session: &mut Session, from: u64) -> Result<(Vec<(u32, ScannedSlot)>, u
 
 /// The entry of a slot; `None` if it is gone, or for others to mend.
 fn entry(session: &mut Session, slot: ScannedSlot) -> Result<Option<Entry>> {
-    let entry = session.run(|engine| engine.endpoint.drive(read_slot(engine, LANE, slot)));
+    let entry = session.run(|handle| handle.engine.endpoint.drive(read_slot(handle, LANE, slot)));
     match entry {
         Err(Error::Layout(_) | Error::Contended { .. }) => Ok(None),
         entry => entry,

@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use farside_control::attach::{AttachError, Attached, Attempts, ConnectOptions, FabricFactory};
 use farside_control::{Role, Welcome};
-use farside_fabric::{AnyFabric, Intercept};
-use farside_protocol::{ConnectionCache, Engine, EngineOptions, Failure};
+use farside_fabric::{AnyFabric, Intercept, RegionIndex};
+use farside_protocol::{ConnectionCache, Engine, Failure, OpenRegion, RegionHandle, RegionOptions};
 
 use crate::control::Control;
 use crate::{Contact, Error, Result};
@@ -20,8 +20,10 @@ pub(crate) struct SessionOptions {
     pub(crate) lanes: u16,
 }
 
-/// What a session works with.
+/// The engine of a session.
 pub(crate) type SessionEngine = Engine<AnyFabric>;
+/// The same with the region that it works on.
+pub(crate) type SessionRegion<'s> = RegionHandle<'s, AnyFabric>;
 
 pub(crate) struct Connection {
     pub(crate) welcome: Welcome,
@@ -40,15 +42,15 @@ impl Connection {
         Ok(Self { welcome, factory, connect_options: options.clone(), control, cache })
     }
 
-    /// Opens an engine for one session, whose fabric is intercepted by `wrap`. The inner failure is
-    /// the connection's: another one may do.
-    pub(crate) fn engine(
+    /// An engine for one session, whose fabric is intercepted by `wrap`, and the region that it has
+    /// opened. The inner failure is the connection's: another one may do.
+    pub(crate) fn open(
         &self,
         options: SessionOptions,
         wrap: Option<&Intercept>,
-    ) -> Result<std::result::Result<SessionEngine, Failure>> {
+    ) -> Result<std::result::Result<(SessionEngine, OpenRegion), Failure>> {
         let Some(mut fabric) = self.fabric(options.lanes)? else {
-            return Ok(Err(Failure::Disconnected));
+            return Ok(Err(Failure::Lost(RegionIndex::FIRST)));
         };
         let is_remote = fabric.is_remote();
         if let Some(wrap) = wrap {
@@ -56,15 +58,16 @@ impl Connection {
         }
         let Welcome { region_id, region_bytes, client_id, .. } = self.welcome;
         let SessionOptions { cache_bytes, lanes } = options;
-        let options = EngineOptions { region_id, region_bytes, client_id, cache_bytes, lanes };
+        let options = RegionOptions { region_id, region_bytes, client_id, cache_bytes };
         let blocks = Box::new(self.control.blocks());
-        let opened = Engine::open(fabric, blocks, options, &self.cache);
-        if let Ok(engine) = &opened
+        let engine = Engine::new(fabric, lanes);
+        let opened = engine.open(RegionIndex::FIRST, blocks, options, &self.cache);
+        if let Ok(region) = &opened
             && is_remote
         {
-            self.check_lateness(engine.region.format.grace_ms)?;
+            self.check_lateness(region.format.grace_ms)?;
         }
-        Ok(opened)
+        Ok(opened.map(|region| (engine, region)))
     }
 
     /// A fabric for one session; `None` if the connection is lost. A server that does not answer

@@ -247,6 +247,10 @@ impl From<AttachError> for Error {
             AttachError::Untrusted { server, user } => Self::Untrusted { server, user },
             AttachError::Control(error) => error.into(),
             AttachError::Layout(error) => error.into(),
+            AttachError::OtherFabric => Self::System {
+                doing: "adding a server to a session",
+                source: std::io::Error::other(error),
+            },
             AttachError::Rdma(error) => error.into(),
             AttachError::System { doing, source } => Self::System { doing, source },
         }

@@ -11,10 +11,12 @@ use std::task::{Context, Waker};
 use farside_control::Role;
 use farside_fabric::{Buffer, Counters, Fabric, LaneId};
 
-use farside_protocol::{Action, Answer, CachedRead, Failure, Operation, OperationError};
+use farside_protocol::{
+    Action, Answer, CachedRead, Failure, OpenRegion, Operation, OperationError,
+};
 
 use crate::client::Shared;
-use crate::connection::{Connection, SessionEngine};
+use crate::connection::{Connection, SessionEngine, SessionRegion};
 use crate::pipeline::{Completed, Outcome, PipelineFull, Ticket};
 use combining::CandidateTable;
 use task::{Job, Mailbox, run_lane};
@@ -59,6 +61,7 @@ struct Lane<'s> {
 /// Operations in flight.
 pub(crate) struct Lanes<'s> {
     engine: &'s SessionEngine,
+    region: &'s OpenRegion,
     connection: &'s Connection,
     shared: &'s Shared,
     lanes: Vec<Lane<'s>>,
@@ -85,16 +88,17 @@ pub(crate) struct Lanes<'s> {
 impl<'s> Lanes<'s> {
     /// The first lanes of the engine: so many, but one at least and not more than it has.
     pub(crate) fn new(
-        engine: &'s SessionEngine,
+        handle: SessionRegion<'s>,
         connection: &'s Connection,
         shared: &'s Shared,
         count: usize,
     ) -> Self {
+        let SessionRegion { engine, region } = handle;
         engine.pipelined.set(true);
         let count = u16::try_from(count).unwrap_or(u16::MAX).clamp(1, engine.lanes);
         let job = Job {
             action: Action::Get,
-            hash: engine.region.hasher.hash(&[]),
+            hash: region.hasher.hash(&[]),
             key_bytes: 0,
             value_bytes: 0,
             successor: None,
@@ -102,7 +106,7 @@ impl<'s> Lanes<'s> {
         let lane = |id| {
             let id = LaneId(id);
             let mailbox = Rc::new(Mailbox::default());
-            let task = Box::pin(run_lane(engine, id, mailbox.clone()));
+            let task = Box::pin(run_lane(handle, id, mailbox.clone()));
             let ticket = Ticket { number: 0, lane: id };
             let counted = *engine.endpoint.fabric().lane_counters(id);
             Lane {
@@ -121,6 +125,7 @@ impl<'s> Lanes<'s> {
         };
         Self {
             engine,
+            region,
             connection,
             shared,
             lanes: (0..count).map(lane).collect(),
@@ -152,7 +157,7 @@ impl<'s> Lanes<'s> {
         lane.ticket = ticket;
         match checked {
             Ok(()) => {
-                let hash = self.engine.region.hasher.hash(key);
+                let hash = self.region.hasher.hash(key);
                 let (key_bytes, value_bytes) = (key.len(), value.len());
                 lane.job = Job { action, hash, key_bytes, value_bytes, successor: None };
                 (lane.state, lane.found_by) = (State::New, id);
@@ -160,7 +165,7 @@ impl<'s> Lanes<'s> {
                 if !self.share(id, action, hash) {
                     // Posted with the next step, so that operations started together wait for
                     // memory together.
-                    self.engine.region.cache.prefetch(hash);
+                    self.region.cache.prefetch(hash);
                     self.enqueue(id, action);
                 }
             }
@@ -178,11 +183,11 @@ impl<'s> Lanes<'s> {
         key: &[u8],
         value: &[u8],
     ) -> std::result::Result<(), Failure> {
-        self.engine.region.check_key(key)?;
-        self.engine.region.check_value(value)?;
+        self.region.check_key(key)?;
+        self.region.check_value(value)?;
         self.engine.check_end(action)?;
         if self.connection.control.is_lost() {
-            return Err(Failure::Disconnected);
+            return Err(Failure::Lost(self.region.index));
         }
         let may = !action.changes() || self.shared.role() == Role::Writer;
         if may { Ok(()) } else { Err(OperationError::Denied.into()) }
@@ -200,7 +205,7 @@ impl<'s> Lanes<'s> {
         self.begun += 1;
         let lane = &mut self.lanes[usize::from(id.0)];
         if let Action::Get = lane.job.action {
-            match lane.job.operation(self.engine, id).post_cached() {
+            match lane.job.operation(self.engine.at(self.region), id).post_cached() {
                 Ok(Some((read, _in_flight))) => {
                     (lane.read, lane.state) = (read, State::Reading);
                     return;
@@ -223,7 +228,7 @@ impl<'s> Lanes<'s> {
         let Some(result) = self.engine.endpoint.take_result(id) else { return };
         let answer = match result {
             Ok(_) => {
-                let operation = lane.job.operation(self.engine, id);
+                let operation = lane.job.operation(self.engine.at(self.region), id);
                 match operation.complete_cached_read(&lane.read) {
                     Some(found) => Ok(Answer { applied: true, found }),
                     None => {
@@ -232,7 +237,7 @@ impl<'s> Lanes<'s> {
                     }
                 }
             }
-            Err(error) => Err(error.into()),
+            Err(error) => Err(Failure::at(self.region.index, error)),
         };
         lane.mailbox.answer(answer);
         self.finish(id);
@@ -319,13 +324,13 @@ impl<'s> Lanes<'s> {
             self.engine.endpoint.tick();
             while let Some(id) = self.completed.pop_front() {
                 let may_post = self.lanes[usize::from(id.0)].state == State::InTask;
-                if may_post && !self.engine.endpoint.has_room(0) {
+                if may_post && !self.engine.endpoint.has_room(self.region.index, 0) {
                     self.tasks.push(id);
                 } else {
                     self.go_on(id);
                 }
             }
-            while self.engine.endpoint.has_room(0)
+            while self.engine.endpoint.has_room(self.region.index, 0)
                 && let Some(id) = self.tasks.pop()
             {
                 self.go_on(id);
@@ -350,7 +355,8 @@ impl<'s> Lanes<'s> {
     /// and a value of any size later, when the window must not have grown old.
     #[inline]
     fn has_room_for_new(&self) -> bool {
-        self.tasks.is_empty() && self.engine.endpoint.has_room(self.begun * self.operation_bytes)
+        let under_way_bytes = self.begun * self.operation_bytes;
+        self.tasks.is_empty() && self.engine.endpoint.has_room(self.region.index, under_way_bytes)
     }
 
     #[inline]

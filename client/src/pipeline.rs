@@ -7,7 +7,7 @@ use farside_fabric::{Counters, LaneId};
 use farside_protocol::{Action, Lifetime};
 
 use crate::client::Shared;
-use crate::connection::{Connection, SessionEngine};
+use crate::connection::{Connection, SessionRegion};
 use crate::lanes::Lanes;
 use crate::{Result, Store, Version};
 
@@ -87,12 +87,12 @@ impl fmt::Debug for Pipeline<'_> {
 impl<'s> Pipeline<'s> {
     /// Keeps up to `depth` operations in flight, as far as the session has lanes.
     pub(crate) fn new(
-        engine: &'s SessionEngine,
+        handle: SessionRegion<'s>,
         connection: &'s Connection,
         shared: &'s Shared,
         depth: usize,
     ) -> Self {
-        Self(Lanes::new(engine, connection, shared, depth))
+        Self(Lanes::new(handle, connection, shared, depth))
     }
 
     /// Starts a GET.

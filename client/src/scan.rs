@@ -22,18 +22,18 @@ impl fmt::Debug for Scan<'_> {
 
 impl<'s> Scan<'s> {
     pub(crate) fn new(session: &'s mut Session) -> Result<Self> {
-        let region_id = session.engine()?.region.format.region_id;
+        let region_id = session.handle()?.region.format.region_id;
         Ok(Self { session, region_id, progress: ScanCursor::default(), has_ended: false })
     }
 
     /// The next entry, or what is wrong with it. The other error is the connection's.
     fn step(&mut self) -> Result<Result<Option<Entry>>> {
         let Self { session, region_id, progress, .. } = self;
-        let step = session.run(|engine| {
-            if engine.region.format.region_id != *region_id {
+        let step = session.run(|handle| {
+            if handle.region.format.region_id != *region_id {
                 return Ok(None);
             }
-            let entry = engine.endpoint.drive(next_entry(engine, LANE, progress));
+            let entry = handle.engine.endpoint.drive(next_entry(handle, LANE, progress));
             match entry {
                 Ok(entry) => Ok(Some(Ok(entry))),
                 Err(Failure::Error(error)) => Ok(Some(Err((*error).into()))),

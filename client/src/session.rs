@@ -7,10 +7,10 @@ use std::time::Duration;
 use farside_control::Role;
 use farside_fabric::{Buffer, Counters};
 
-use farside_protocol::{Action, Answer, Expected, Failure, Found, LANE, Lifetime};
+use farside_protocol::{Action, Answer, Expected, Failure, Found, LANE, Lifetime, OpenRegion};
 
 use crate::client::Shared;
-use crate::connection::{Connection, SessionEngine};
+use crate::connection::{Connection, SessionEngine, SessionRegion};
 use crate::reconnect_budget::ReconnectBudget;
 use crate::{
     Batch, CacheStatistics, Contact, Error, Exchange, Limits, Pipeline, Result, Scan, Store, Value,
@@ -40,6 +40,7 @@ impl fmt::Debug for Session {
 /// What a session has of one connection.
 struct ConnectedEngine {
     /// Before the connection, so that it is dropped first and its blocks go back.
+    region: OpenRegion,
     engine: SessionEngine,
     connection: Arc<Connection>,
 }
@@ -49,13 +50,18 @@ impl ConnectedEngine {
         let mut losses = ReconnectBudget::default();
         loop {
             let connection = shared.connection()?;
-            match shared.engine(&connection)? {
-                Ok(engine) => return Ok(Self { engine, connection }),
+            match shared.open(&connection)? {
+                Ok((engine, region)) => return Ok(Self { region, engine, connection }),
                 // A server may be killed again before it showed anything.
                 Err(failure) => shared.failed(&connection, failure).map_or(Ok(()), Err)?,
             }
             losses.add(shared)?;
         }
+    }
+
+    #[inline]
+    fn handle(&self) -> SessionRegion<'_> {
+        self.engine.at(&self.region)
     }
 
     /// If a pipeline was forgotten, and with it operations that will not go on, one of them may
@@ -79,13 +85,13 @@ impl Session {
         Ok(Self { shared, link })
     }
 
-    /// The engine, on a new connection if the old one was lost.
+    /// The region, on a new connection if the old one was lost.
     #[inline]
-    pub(crate) fn engine(&mut self) -> Result<&SessionEngine> {
+    pub(crate) fn handle(&mut self) -> Result<SessionRegion<'_>> {
         if self.link.connection.control.is_lost() || self.link.engine.pipelined.get() {
             self.reconnect()?;
         }
-        Ok(&self.link.engine)
+        Ok(self.link.handle())
     }
 
     #[cold]
@@ -100,11 +106,11 @@ impl Session {
     #[inline]
     pub(crate) fn run<T>(
         &mut self,
-        mut operation: impl FnMut(&SessionEngine) -> std::result::Result<T, Failure>,
+        mut operation: impl FnMut(SessionRegion<'_>) -> std::result::Result<T, Failure>,
     ) -> Result<T> {
         let mut losses = ReconnectBudget::default();
         loop {
-            match operation(self.engine()?) {
+            match operation(self.handle()?) {
                 Ok(done) => return Ok(done),
                 Err(failure) => self.lose(failure, &mut losses)?,
             }
@@ -140,7 +146,7 @@ impl Session {
         if self.shared.role() == Role::Reader {
             return Err(Error::Denied);
         }
-        self.run(|engine| engine.perform(action, key, value))
+        self.run(|handle| handle.perform(action, key, value))
     }
 
     /// Appends a value that a GET left in the block buffer.
@@ -169,7 +175,7 @@ impl Session {
     /// memory for RDMA. Where it has to connect anew, also as
     /// [`Client::session`](crate::Client::session): [`Error::Refused`], say.
     pub fn get(&mut self, key: &[u8]) -> Result<Option<Value>> {
-        let found = self.run(|engine| engine.get(key))?;
+        let found = self.run(|handle| handle.get(key))?;
         Ok(found.map(|found| self.value(&found)))
     }
 
@@ -181,7 +187,7 @@ impl Session {
     #[inline]
     pub fn get_into(&mut self, key: &[u8], value: &mut Vec<u8>) -> Result<Option<Version>> {
         value.clear();
-        let found = self.run(|engine| engine.get(key))?;
+        let found = self.run(|handle| handle.get(key))?;
         Ok(found.map(|found| {
             self.copy(&found, value);
             found.version
@@ -319,8 +325,8 @@ impl Session {
 
     /// [`Session::pipeline`] for so many operations: making it costs as much as it has lanes.
     pub(crate) fn pipeline_of(&mut self, operations: usize) -> Result<Pipeline<'_>> {
-        self.engine()?;
-        Ok(Pipeline::new(&self.link.engine, &self.link.connection, &self.shared, operations))
+        self.handle()?;
+        Ok(Pipeline::new(self.link.handle(), &self.link.connection, &self.shared, operations))
     }
 
     /// Collects operations that then run together, with one doorbell for all of them.
@@ -354,18 +360,18 @@ impl Session {
 
     /// What the location cache did for this session on the present connection.
     pub fn cache_statistics(&self) -> CacheStatistics {
-        self.link.engine.region.lookups.statistics()
+        self.link.region.lookups.statistics()
     }
 
     /// Forgets all cached locations, for all sessions of the client; not what others are learning
     /// meanwhile.
     pub fn clear_cache(&mut self) {
-        self.link.engine.region.cache.clear();
+        self.link.region.cache.clear();
     }
 
     /// What the region allows.
     pub fn limits(&self) -> Limits {
-        let format = &self.link.engine.region.format;
+        let format = &self.link.region.format;
         Limits {
             key_bytes_max: format.key_bytes_max as usize,
             value_bytes_max: format.value_bytes_max as usize,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use farside_fabric::shm::{Region, ShmFabric};
 #[cfg(feature = "verbs")]
 use farside_fabric::verbs::Loopback;
-use farside_fabric::{AnyFabric, ChainError, Endpoint, Fabric, LaneId, Nanos, Verb};
+use farside_fabric::{AnyFabric, ChainError, Endpoint, Fabric, LaneId, Nanos, RegionIndex, Verb};
 use farside_layout::{
     BlockHeader, BlockRef, Format, Geometry, Mark, SlotState, SlotWord, proof_age_max_ns,
 };
@@ -19,6 +19,8 @@ use crate::content::{ReadBudget, read_block};
 pub(crate) const LANES: u16 = 32;
 /// The lane of whatever goes one by one.
 const LANE: LaneId = LaneId(0);
+/// The server's own region, the only one that its endpoint reaches.
+const REGION: RegionIndex = RegionIndex::FIRST;
 
 /// Verbs like those of clients (invariant I11), never fenced.
 pub(crate) struct OwnEndpoint {
@@ -40,14 +42,14 @@ impl OwnEndpoint {
         format: &Format,
     ) -> Result<Self, ChainError> {
         let endpoint = Endpoint::new(AnyFabric::Verbs(fabric), LANES);
-        SubtableSplitter::new(&endpoint, LANES, format).reserve()?;
+        SubtableSplitter::new(&endpoint, REGION, LANES, format).reserve()?;
         Ok(Self { endpoint: Box::new(endpoint), _peer: Some(Box::new(peer)) })
     }
 
     /// How long after it was fenced a client's verbs can still take effect.
     pub(crate) fn settles_ns(&self) -> Nanos {
         // Of a device the queue pairs were destroyed.
-        if self.is_remote() { 0 } else { self.endpoint.fabric().timing().lateness_max_ns }
+        if self.is_remote() { 0 } else { self.endpoint.fabric().timing(REGION).lateness_max_ns }
     }
 
     fn is_remote(&self) -> bool {
@@ -56,13 +58,13 @@ impl OwnEndpoint {
 
     /// How old a word may be for a compare-and-swap to rely on (invariant I4).
     pub(crate) fn word_ns(&self, grace: Nanos) -> Nanos {
-        proof_age_max_ns(grace, self.endpoint.fabric().timing().lateness_max_ns)
+        proof_age_max_ns(grace, self.endpoint.fabric().timing(REGION).lateness_max_ns)
     }
 
     /// Empties a slot whose owner is gone; false if a client changed it meanwhile.
     pub(crate) fn clear(&self, slot: u64, word: SlotWord) -> Result<bool, ChainError> {
         let own = &*self.endpoint;
-        own.drive(clear(own, slot, word))
+        own.drive(clear(own, REGION, slot, word))
     }
 
     /// Empties a slot if one of these clients, all fenced, is in the middle of an INSERT with this
@@ -80,7 +82,7 @@ impl OwnEndpoint {
             Ok(words.unwrap_or_default().as_bytes().to_vec())
         };
         let own = &*self.endpoint;
-        own.drive(clear_left_by(own, geometry, clients, slot, read))
+        own.drive(clear_left_by((own, REGION), geometry, clients, slot, read))
     }
 
     /// Whether the slot held this word, which is replaced then.
@@ -123,7 +125,7 @@ impl OwnEndpoint {
     }
 
     fn chain(&self, chain: &[Verb], deadline: Nanos) -> Result<u64, ChainError> {
-        self.endpoint.drive(self.endpoint.chain(LANE, chain, deadline))
+        self.endpoint.drive(self.endpoint.chain(LANE, REGION, chain, deadline))
     }
 
     /// Moves the entries of a subtable to two others and makes the directory, which is `depth`
@@ -134,13 +136,13 @@ impl OwnEndpoint {
         format: &Format,
         depth: u8,
     ) -> Result<(SplitProgress, u8), ChainError> {
-        self.drive(SubtableSplitter::new(&self.endpoint, LANES, format).run(split, depth))
+        self.drive(SubtableSplitter::new(&self.endpoint, REGION, LANES, format).run(split, depth))
     }
 
     /// Makes a place free that a split has emptied; false while a client has not cleared what it
     /// left there.
     pub(crate) fn vacate(&self, place: u64, format: &Format) -> Result<bool, ChainError> {
-        self.drive(SubtableSplitter::new(&self.endpoint, LANES, format).vacate(place))
+        self.drive(SubtableSplitter::new(&self.endpoint, REGION, LANES, format).vacate(place))
     }
 
     /// With chains of several lanes in flight, if there is a round trip to overlap: the processor

@@ -12,12 +12,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use farside_config::ServerConfig;
-use farside_fabric::boot_time_ns;
 use farside_fabric::shm::{RegionMemory, ShmFabric};
+use farside_fabric::{RegionIndex, boot_time_ns};
 use farside_layout::{FreeBlock, RegionState, STATE_OFFSET, SizeClass, Superblock};
 use farside_protocol::allocator::{BlockDelivery, BlockSource, Delivery};
 use farside_protocol::{
-    Action, ConnectionCache, Engine, EngineOptions, Failure, Lifetime, OperationError, Prefix,
+    Action, ConnectionCache, Engine, Failure, Lifetime, OpenRegion, OperationError, Prefix,
+    RegionOptions,
 };
 use farside_snapshot::{Reader, Record, SnapshotError};
 
@@ -191,7 +192,7 @@ fn store_all(
     opened: &Arc<Mutex<Opened>>,
     (total, stop): (u64, &AtomicBool),
 ) -> Result<(), RestoreError> {
-    let engine = engine(opened).map_err(|failure| failed(failure, 0, total))?;
+    let (engine, own) = open_region(opened).map_err(|failure| failed(failure, 0, total))?;
     let mut reader = open(snapshot)?;
     let mut records = 0;
     while let Some(Record { key, value, expires_at_ms }) = next_record(&mut reader, stop)? {
@@ -202,28 +203,29 @@ fn store_all(
             _ if end <= SystemTime::now() => continue,
             _ => Lifetime::until(end),
         };
-        let stored = engine.perform(Action::Put(lifetime), key, value);
+        let stored = engine.at(&own).perform(Action::Put(lifetime), key, value);
         stored.map_err(|failure| failed(failure, records, total))?;
     }
     Ok(())
 }
 
-fn engine(opened: &Arc<Mutex<Opened>>) -> Result<Engine<ShmFabric>, Failure> {
+fn open_region(opened: &Arc<Mutex<Opened>>) -> Result<(Engine<ShmFabric>, OpenRegion), Failure> {
     let (region, format) = {
         let opened = lock(opened);
         (opened.region.clone(), opened.format)
     };
-    let options = EngineOptions {
+    let options = RegionOptions {
         region_id: format.region_id,
         region_bytes: format.region_bytes,
         client_id: WRITER,
         cache_bytes: 0,
-        lanes: 1,
     };
     let own = OwnEndpoint::over_memory(&region);
     let (opened, answers) = (opened.clone(), VecDeque::new());
     let blocks = Box::new(OwnBlocks { opened, own, answers, is_lost: false });
-    Engine::open(ShmFabric::new(region, None, 1), blocks, options, &ConnectionCache::default())
+    let engine = Engine::new(ShmFabric::new(region, None, 1), 1);
+    let region = engine.open(RegionIndex::FIRST, blocks, options, &ConnectionCache::default())?;
+    Ok((engine, region))
 }
 
 fn failed(failure: Failure, record: u64, total: u64) -> RestoreError {

@@ -7,10 +7,10 @@ use farside_config::ServerConfig;
 use farside_control::attach::{Attached, ConnectOptions};
 use farside_control::{ControlChannel, MESSAGE_BYTES_MAX, Reply, Request, Role, Token, Welcome};
 use farside_fabric::shm::ShmFabric;
-use farside_fabric::{AnyFabric, Fabric};
+use farside_fabric::{AnyFabric, Fabric, RegionIndex};
 use farside_layout::{FreeBlock, SizeClass};
 use farside_protocol::allocator::{BlockDelivery, BlockSource, Delivery};
-use farside_protocol::{ConnectionCache, Engine, EngineOptions, Prefix};
+use farside_protocol::{ConnectionCache, Engine, OpenRegion, Prefix, RegionHandle, RegionOptions};
 use farside_server::Server;
 
 use crate::PATIENCE;
@@ -103,20 +103,45 @@ impl BlockSource for ChannelBlocks {
     }
 }
 
-/// An engine of one lane whose fabric is something around that of shared memory.
-pub fn engine_over<F: Fabric>(address: &str, around: impl FnOnce(ShmFabric) -> F) -> Engine<F> {
+/// An engine, and the region of a server that it has opened.
+pub struct TestEngine<F> {
+    /// The region.
+    pub region: OpenRegion,
+    engine: Engine<F>,
+}
+
+impl<F: Fabric> TestEngine<F> {
+    /// Both together.
+    pub fn handle(&self) -> RegionHandle<'_, F> {
+        self.engine.at(&self.region)
+    }
+}
+
+impl<F> std::ops::Deref for TestEngine<F> {
+    type Target = Engine<F>;
+
+    fn deref(&self) -> &Engine<F> {
+        &self.engine
+    }
+}
+
+/// An engine whose fabric is something around that of shared memory.
+pub fn engine_over<F: Fabric>(address: &str, around: impl FnOnce(ShmFabric) -> F) -> TestEngine<F> {
     let (role, token) = (Role::Writer, Token::NONE);
     let (address, timeout) = (address.parse().unwrap(), PATIENCE);
     let options = ConnectOptions { address, role, token, timeout, rdma: Default::default() };
     let Attached { welcome, factory, channel } = options.connect().unwrap();
     let Welcome { region_id, region_bytes, client_id, .. } = welcome;
     let (cache_bytes, lanes) = (64 << 20, 64);
-    let options = EngineOptions { region_id, region_bytes, client_id, cache_bytes, lanes };
+    let options = RegionOptions { region_id, region_bytes, client_id, cache_bytes };
     let AnyFabric::Shm(fabric) = factory.fabric(lanes).unwrap() else { unreachable!() };
     let blocks = Box::new(ChannelBlocks {
         channel,
         buffer: vec![0; MESSAGE_BYTES_MAX],
         answers: VecDeque::new(),
     });
-    Engine::open(around(fabric), blocks, options, &ConnectionCache::default()).unwrap()
+    let engine = Engine::new(around(fabric), lanes);
+    let cache = ConnectionCache::default();
+    let region = engine.open(RegionIndex::FIRST, blocks, options, &cache).unwrap();
+    TestEngine { region, engine }
 }

@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use farside_fabric::{CHAIN_VERBS_MAX, ChainError, Completion, Fabric, LaneId, Nanos, Verb};
+use farside_fabric::{
+    CHAIN_VERBS_MAX, ChainError, Completion, Fabric, Intercepted, Interceptor, LaneId, Nanos,
+    RegionIndex, Verb,
+};
 use rustix::process::{Signal, getpid, kill_process};
-
-use farside_fabric::{Intercepted, Interceptor};
 
 /// How often something goes wrong: in a million chains.
 #[derive(Clone, Copy, Debug, Default)]
@@ -106,6 +107,7 @@ impl Faults {
         &self,
         fabric: &mut F,
         lane: LaneId,
+        region: RegionIndex,
         chain: &[Verb],
         deadline: Nanos,
     ) {
@@ -114,7 +116,7 @@ impl Faults {
         let Err(left) = survived else { return };
         let last = &chain[..left as usize];
         if !last.is_empty() {
-            let _ = fabric.run(lane, last, deadline);
+            let _ = fabric.run(lane, region, last, deadline);
         }
         let _ = kill_process(getpid(), Signal::KILL);
         loop {
@@ -126,6 +128,7 @@ impl Faults {
 /// A chain between its post and its completion.
 #[derive(Clone, Copy)]
 struct Flight {
+    region: RegionIndex,
     chain: [Verb; CHAIN_VERBS_MAX],
     verbs: usize,
     /// How many of them are executed: all, but where the connection breaks.
@@ -199,7 +202,8 @@ impl Injector {
     fn release<F: Fabric + ?Sized>(&mut self, fabric: &mut F, lane: LaneId) {
         let Some(flight) = &self.flights[usize::from(lane.0)] else { return };
         if flight.executed > 0 {
-            fabric.post(lane, &flight.chain[..flight.executed], flight.deadline);
+            let chain = &flight.chain[..flight.executed];
+            fabric.post(lane, flight.region, chain, flight.deadline);
         } else if let Some(completion) = self.land(fabric.now(), lane, Ok(0)) {
             self.told.push((0, completion));
         }
@@ -254,12 +258,20 @@ impl Injector {
 }
 
 impl<F: Fabric + ?Sized> Interceptor<F> for Injector {
-    fn post(&mut self, fabric: &mut F, lane: LaneId, chain: &[Verb], deadline: Nanos) {
+    fn post(
+        &mut self,
+        fabric: &mut F,
+        lane: LaneId,
+        region: RegionIndex,
+        chain: &[Verb],
+        deadline: Nanos,
+    ) {
         if self.is_broken {
             return self.tell(0, lane, Err(ChainError::Fenced));
         }
-        self.faults.survive(fabric, lane, chain, deadline);
+        self.faults.survive(fabric, lane, region, chain, deadline);
         let mut flight = Flight {
+            region,
             chain: [chain[0]; CHAIN_VERBS_MAX],
             verbs: chain.len(),
             executed: chain.len(),

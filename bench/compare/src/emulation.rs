@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use clap::ValueEnum;
 use farside_fabric::{
     CHAIN_VERBS_MAX, ChainError, Completion, Counters, Fabric, Flight, Intercept, Intercepted,
-    Interceptor, LaneId, Nanos, Verb,
+    Interceptor, LaneId, Nanos, RegionIndex, Verb,
 };
 
 /// A network.
@@ -106,6 +106,7 @@ pub struct Network {
 /// A chain that has not left.
 struct Queued {
     lane: LaneId,
+    region: RegionIndex,
     chain: [Verb; CHAIN_VERBS_MAX],
     verbs: usize,
     bytes: u64,
@@ -151,7 +152,7 @@ impl Network {
         while self.flight.admits(0)
             && let Some(queued) = self.queue.pop_front()
         {
-            let Queued { lane, chain, verbs, bytes, deadline } = queued;
+            let Queued { lane, region, chain, verbs, bytes, deadline } = queued;
             let chain = &chain[..verbs];
             self.queued_bytes -= bytes;
             let changes = chain.iter().any(|verb| !matches!(verb, Verb::Read { .. }));
@@ -165,7 +166,7 @@ impl Network {
             self.flight.leave(lane, bytes, changes, || now);
             // The fabric's own clock is another one.
             let deadline = if self.time.is_some() { Nanos::MAX } else { deadline };
-            fabric.post(lane, chain, deadline);
+            fabric.post(lane, region, chain, deadline);
         }
     }
 }
@@ -175,23 +176,30 @@ impl<F: Fabric + ?Sized> Interceptor<F> for Network {
         self.time.as_ref().map_or_else(|| fabric.now(), |time| time.now.load(Ordering::Relaxed))
     }
 
-    fn post(&mut self, _: &mut F, lane: LaneId, chain: &[Verb], deadline: Nanos) {
+    fn post(
+        &mut self,
+        _: &mut F,
+        lane: LaneId,
+        region: RegionIndex,
+        chain: &[Verb],
+        deadline: Nanos,
+    ) {
         let bytes = Counters::default().count(chain);
         let verbs = chain.len();
         let mut copy = [chain[0]; CHAIN_VERBS_MAX];
         copy[..verbs].copy_from_slice(chain);
         self.queued_bytes += bytes;
-        self.queue.push_back(Queued { lane, chain: copy, verbs, bytes, deadline });
+        self.queue.push_back(Queued { lane, region, chain: copy, verbs, bytes, deadline });
     }
 
-    fn has_room(&self, fabric: &F, under_way_bytes: u64) -> bool {
-        fabric.has_room(under_way_bytes)
+    fn has_room(&self, fabric: &F, region: RegionIndex, under_way_bytes: u64) -> bool {
+        fabric.has_room(region, under_way_bytes)
             && self.flight.admits(self.queued_bytes)
             && self.flight.admits_all(under_way_bytes)
     }
 
-    fn set_patience(&mut self, fabric: &mut F, patience: Nanos) {
-        fabric.set_patience(patience);
+    fn set_patience(&mut self, fabric: &mut F, region: RegionIndex, patience: Nanos) {
+        fabric.set_patience(region, patience);
         self.flight.set_patience(patience);
     }
 
@@ -283,7 +291,7 @@ mod tests {
         for lane in 0..LANES {
             let expected = lane.into();
             let swap = Verb::CompareSwap { remote: 0, expected, desired: expected + 1 };
-            fabric.post(LaneId(lane), &[swap], Nanos::MAX);
+            fabric.post(LaneId(lane), RegionIndex::FIRST, &[swap], Nanos::MAX);
         }
         let posted = fabric.now();
         while fabric.now() < posted + 2 * ROUND_TRIP_NS {}
@@ -306,7 +314,7 @@ mod tests {
     fn waits_are_not_late() {
         let (mut fabric, _) = fabric();
         let read = Verb::Read { remote: 0, into: Buffer::ReadBlock, bytes: 64 };
-        fabric.post(LaneId(0), &[read], Nanos::MAX);
+        fabric.post(LaneId(0), RegionIndex::FIRST, &[read], Nanos::MAX);
         let until = fabric.now();
         fabric.wait(LaneId(1), until);
         fabric.ring();

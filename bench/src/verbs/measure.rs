@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use farside_fabric::{Buffer, ChainError, Fabric, LaneId, Nanos, Verb};
+use farside_fabric::{Buffer, ChainError, Fabric, LaneId, Nanos, RegionIndex, Verb};
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
@@ -76,6 +76,8 @@ struct InFlight {
     posted: Nanos,
 }
 
+/// The only region.
+const REGION: RegionIndex = RegionIndex::FIRST;
 /// The time between two looks.
 const LOOK_EVERY_NS: Nanos = 100_000_000;
 /// From one target to the next: a stride that no prefetcher follows, coprime to most counts.
@@ -190,8 +192,8 @@ impl Run<'_> {
             }
         };
         self.in_flight[usize::from(lane.0)] = InFlight { target, posted: now };
-        let deadline = now + fabric.timing().lateness_max_ns;
-        fabric.post(lane, chain, deadline);
+        let deadline = now + fabric.timing(REGION).lateness_max_ns;
+        fabric.post(lane, REGION, chain, deadline);
     }
 
     /// The next target, and where it is.
@@ -230,9 +232,16 @@ mod tests {
     struct OftenLate(u32);
 
     impl Interceptor<ShmFabric> for OftenLate {
-        fn post(&mut self, fabric: &mut ShmFabric, lane: LaneId, chain: &[Verb], deadline: Nanos) {
+        fn post(
+            &mut self,
+            fabric: &mut ShmFabric,
+            lane: LaneId,
+            region: RegionIndex,
+            chain: &[Verb],
+            deadline: Nanos,
+        ) {
             self.0 += 1;
-            fabric.post(lane, chain, if self.0.is_multiple_of(3) { 0 } else { deadline });
+            fabric.post(lane, region, chain, if self.0.is_multiple_of(3) { 0 } else { deadline });
         }
     }
 

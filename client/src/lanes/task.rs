@@ -10,7 +10,7 @@ use farside_layout::hash::KeyHash;
 
 use farside_protocol::{Action, Answer, Failure, Operation, Successor};
 
-use crate::connection::SessionEngine;
+use crate::connection::SessionRegion;
 
 /// What a lane is to do. Key and value stand in its image buffer.
 #[derive(Clone, Copy)]
@@ -27,10 +27,10 @@ impl Job<'_> {
     #[inline]
     pub(super) fn operation(
         self,
-        engine: &SessionEngine,
+        handle: SessionRegion<'_>,
         lane: LaneId,
     ) -> Operation<'_, AnyFabric> {
-        let staged = Operation::staged(engine, lane, self.hash, self.key_bytes, self.value_bytes);
+        let staged = Operation::staged(handle, lane, self.hash, self.key_bytes, self.value_bytes);
         staged.after(self.successor)
     }
 }
@@ -52,9 +52,9 @@ impl Mailbox<'_> {
 }
 
 /// A lane's task: waits for a job, runs it, answers, for ever.
-pub(super) async fn run_lane(engine: &SessionEngine, lane: LaneId, mailbox: Rc<Mailbox<'_>>) {
+pub(super) async fn run_lane(handle: SessionRegion<'_>, lane: LaneId, mailbox: Rc<Mailbox<'_>>) {
     loop {
         let job = poll_fn(|_| mailbox.job.take().map_or(Poll::Pending, Poll::Ready)).await;
-        mailbox.answer(job.operation(engine, lane).perform(job.action).await);
+        mailbox.answer(job.operation(handle, lane).perform(job.action).await);
     }
 }

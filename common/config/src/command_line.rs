@@ -26,6 +26,7 @@ pub mod exit_code {
             AttachError::Layout(_) => DAMAGE,
             AttachError::Untrusted { .. }
             | AttachError::Control(_)
+            | AttachError::OtherFabric
             | AttachError::Rdma(_)
             | AttachError::System { .. } => FAILED,
         }

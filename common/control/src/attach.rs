@@ -13,8 +13,8 @@ use std::fmt;
 use std::io;
 use std::time::Duration;
 
-use farside_fabric::AnyFabric;
 use farside_fabric::rdma::{Options, VerbsError};
+use farside_fabric::{AnyFabric, RegionIndex};
 use farside_layout::LayoutError;
 
 use crate::address::Address;
@@ -57,6 +57,13 @@ pub trait FabricFactory: Send + Sync {
     /// [`AttachError`]; [`AttachError::Absent`] when the server does not know this client any more,
     /// [`AttachError::Rdma`] when it does not answer, which says nothing of other sessions.
     fn fabric(&self, lanes: u16) -> Result<AnyFabric>;
+
+    /// Makes the server's region one more of those that a session's fabric reaches.
+    ///
+    /// # Errors
+    /// As [`FabricFactory::fabric`]; [`AttachError::OtherFabric`] if that fabric is of another
+    /// kind. It stays as it is then.
+    fn add_to(&self, fabric: &mut AnyFabric) -> Result<RegionIndex>;
 }
 
 /// Why there is no connection.
@@ -98,6 +105,12 @@ pub enum AttachError {
     /// The region that the server passed is none.
     #[error("the region is damaged: {0}; run `kv-cli verify`")]
     Layout(#[from] LayoutError),
+    /// A session goes to all its servers in one way.
+    #[error(
+        "a session reaches all its servers over one fabric: either all of them have shm:// \
+         addresses, or all have rdma:// addresses"
+    )]
+    OtherFabric,
     /// RDMA does not do what was asked.
     #[error(transparent)]
     Rdma(VerbsError),

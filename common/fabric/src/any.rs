@@ -4,7 +4,9 @@
 use crate::shm::ShmFabric;
 #[cfg(feature = "verbs")]
 use crate::verbs::VerbsFabric;
-use crate::{Buffer, ChainError, Completion, Counters, Fabric, LaneId, Nanos, Timing, Verb};
+use crate::{
+    Buffer, ChainError, Completion, Counters, Fabric, LaneId, Nanos, RegionIndex, Timing, Verb,
+};
 
 /// The fabric that the server's address names, or one with interceptors around it.
 // A tag of its own, instead of a niche of a field, is one instruction to look at.
@@ -34,8 +36,8 @@ macro_rules! on {
 
 impl Fabric for AnyFabric {
     #[inline]
-    fn timing(&self) -> Timing {
-        on!(self, fabric => fabric.timing())
+    fn timing(&self, region: RegionIndex) -> Timing {
+        on!(self, fabric => fabric.timing(region))
     }
 
     #[inline]
@@ -49,23 +51,23 @@ impl Fabric for AnyFabric {
     }
 
     #[inline]
-    fn prefetch(&self, remote: u64, bytes: u32) {
-        on!(self, fabric => fabric.prefetch(remote, bytes));
+    fn prefetch(&self, region: RegionIndex, remote: u64, bytes: u32) {
+        on!(self, fabric => fabric.prefetch(region, remote, bytes));
     }
 
     #[inline]
-    fn post(&mut self, lane: LaneId, chain: &[Verb], deadline: Nanos) {
-        on!(self, fabric => fabric.post(lane, chain, deadline));
+    fn post(&mut self, lane: LaneId, region: RegionIndex, chain: &[Verb], deadline: Nanos) {
+        on!(self, fabric => fabric.post(lane, region, chain, deadline));
     }
 
     #[inline]
-    fn has_room(&self, under_way_bytes: u64) -> bool {
-        on!(self, fabric => fabric.has_room(under_way_bytes))
+    fn has_room(&self, region: RegionIndex, under_way_bytes: u64) -> bool {
+        on!(self, fabric => fabric.has_room(region, under_way_bytes))
     }
 
     #[inline]
-    fn set_patience(&mut self, patience: Nanos) {
-        on!(self, fabric => fabric.set_patience(patience));
+    fn set_patience(&mut self, region: RegionIndex, patience: Nanos) {
+        on!(self, fabric => fabric.set_patience(region, patience));
     }
 
     #[inline]
@@ -104,8 +106,14 @@ impl Fabric for AnyFabric {
     }
 
     #[inline]
-    fn run(&mut self, lane: LaneId, chain: &[Verb], deadline: Nanos) -> Result<u64, ChainError> {
-        on!(self, fabric => fabric.run(lane, chain, deadline))
+    fn run(
+        &mut self,
+        lane: LaneId,
+        region: RegionIndex,
+        chain: &[Verb],
+        deadline: Nanos,
+    ) -> Result<u64, ChainError> {
+        on!(self, fabric => fabric.run(lane, region, chain, deadline))
     }
 
     #[inline]

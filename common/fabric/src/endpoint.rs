@@ -2,7 +2,7 @@ use std::cell::{Cell, Ref, RefCell, RefMut};
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll, Waker};
 
-use super::{Buffer, ChainError, Completion, Fabric, LaneId, Nanos, Verb};
+use super::{Buffer, ChainError, Completion, Fabric, LaneId, Nanos, RegionIndex, Verb};
 
 /// What became of a chain.
 type ChainResult = Result<u64, ChainError>;
@@ -74,11 +74,11 @@ impl<F: Fabric> Endpoint<F> {
         self.ticked_at.set(self.fabric.borrow().now());
     }
 
-    /// Whether a chain posted now goes with the next doorbell, where the operations under way will
-    /// have about so many bytes in flight.
+    /// Whether a chain posted now for this region goes with the next doorbell, where the operations
+    /// under way will have about so many bytes in flight.
     #[inline]
-    pub fn has_room(&self, under_way_bytes: u64) -> bool {
-        self.fabric.borrow().has_room(under_way_bytes)
+    pub fn has_room(&self, region: RegionIndex, under_way_bytes: u64) -> bool {
+        self.fabric.borrow().has_room(region, under_way_bytes)
     }
 
     /// What a buffer of a lane holds; never across an `.await`.
@@ -86,16 +86,22 @@ impl<F: Fabric> Endpoint<F> {
         Ref::map(self.fabric.borrow(), |fabric| fabric.buffer(lane, buffer))
     }
 
-    /// One round trip: posts the chain now; the future completes with what its last atomic verb
-    /// found (0 without one).
+    /// One round trip to a region: posts the chain now; the future completes with what its last
+    /// atomic verb found (0 without one).
     #[inline]
-    pub fn chain(&self, lane: LaneId, verbs: &[Verb], deadline: Nanos) -> InFlight<'_> {
+    pub fn chain(
+        &self,
+        lane: LaneId,
+        region: RegionIndex,
+        verbs: &[Verb],
+        deadline: Nanos,
+    ) -> InFlight<'_> {
         let mut fabric = self.fabric.borrow_mut();
         let mut at_once = None;
         if self.alone.get() {
-            at_once = Some(fabric.run(lane, verbs, deadline));
+            at_once = Some(fabric.run(lane, region, verbs, deadline));
         } else {
-            fabric.post(lane, verbs, deadline);
+            fabric.post(lane, region, verbs, deadline);
         }
         InFlight { result: &self.results[usize::from(lane.0)], at_once }
     }

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use crate::{Buffer, ChainError, Completion, Counters, Fabric, LaneId, Nanos, Timing, Verb};
+use crate::{
+    Buffer, ChainError, Completion, Counters, Fabric, LaneId, Nanos, RegionIndex, Timing, Verb,
+};
 
 /// Puts an [`Interceptor`], or several, around the fabric of each session, which has so many lanes.
 pub type Intercept =
@@ -19,16 +21,23 @@ pub trait Interceptor<F: Fabric + ?Sized> {
         fabric.wall_clock_ns()
     }
 
-    fn post(&mut self, fabric: &mut F, lane: LaneId, chain: &[Verb], deadline: Nanos) {
-        fabric.post(lane, chain, deadline);
+    fn post(
+        &mut self,
+        fabric: &mut F,
+        lane: LaneId,
+        region: RegionIndex,
+        chain: &[Verb],
+        deadline: Nanos,
+    ) {
+        fabric.post(lane, region, chain, deadline);
     }
 
-    fn has_room(&self, fabric: &F, under_way_bytes: u64) -> bool {
-        fabric.has_room(under_way_bytes)
+    fn has_room(&self, fabric: &F, region: RegionIndex, under_way_bytes: u64) -> bool {
+        fabric.has_room(region, under_way_bytes)
     }
 
-    fn set_patience(&mut self, fabric: &mut F, patience: Nanos) {
-        fabric.set_patience(patience);
+    fn set_patience(&mut self, fabric: &mut F, region: RegionIndex, patience: Nanos) {
+        fabric.set_patience(region, patience);
     }
 
     fn wait(&mut self, fabric: &mut F, lane: LaneId, until: Nanos) {
@@ -57,8 +66,8 @@ pub struct Intercepted<F: Fabric + ?Sized, I> {
 }
 
 impl<F: Fabric + ?Sized, I: Interceptor<F>> Fabric for Intercepted<F, I> {
-    fn timing(&self) -> Timing {
-        self.fabric.timing()
+    fn timing(&self, region: RegionIndex) -> Timing {
+        self.fabric.timing(region)
     }
 
     fn now(&self) -> Nanos {
@@ -69,20 +78,20 @@ impl<F: Fabric + ?Sized, I: Interceptor<F>> Fabric for Intercepted<F, I> {
         self.interceptor.wall_clock_ns(&self.fabric)
     }
 
-    fn prefetch(&self, remote: u64, bytes: u32) {
-        self.fabric.prefetch(remote, bytes);
+    fn prefetch(&self, region: RegionIndex, remote: u64, bytes: u32) {
+        self.fabric.prefetch(region, remote, bytes);
     }
 
-    fn post(&mut self, lane: LaneId, chain: &[Verb], deadline: Nanos) {
-        self.interceptor.post(&mut self.fabric, lane, chain, deadline);
+    fn post(&mut self, lane: LaneId, region: RegionIndex, chain: &[Verb], deadline: Nanos) {
+        self.interceptor.post(&mut self.fabric, lane, region, chain, deadline);
     }
 
-    fn has_room(&self, under_way_bytes: u64) -> bool {
-        self.interceptor.has_room(&self.fabric, under_way_bytes)
+    fn has_room(&self, region: RegionIndex, under_way_bytes: u64) -> bool {
+        self.interceptor.has_room(&self.fabric, region, under_way_bytes)
     }
 
-    fn set_patience(&mut self, patience: Nanos) {
-        self.interceptor.set_patience(&mut self.fabric, patience);
+    fn set_patience(&mut self, region: RegionIndex, patience: Nanos) {
+        self.interceptor.set_patience(&mut self.fabric, region, patience);
     }
 
     fn wait(&mut self, lane: LaneId, until: Nanos) {
@@ -124,8 +133,8 @@ impl<F: Fabric + ?Sized, I: Interceptor<F>> Fabric for Intercepted<F, I> {
 
 /// For a session whose fabric is known only at run time: a call through a table each.
 impl<F: Fabric + ?Sized> Fabric for Box<F> {
-    fn timing(&self) -> Timing {
-        (**self).timing()
+    fn timing(&self, region: RegionIndex) -> Timing {
+        (**self).timing(region)
     }
 
     fn now(&self) -> Nanos {
@@ -136,20 +145,20 @@ impl<F: Fabric + ?Sized> Fabric for Box<F> {
         (**self).wall_clock_ns()
     }
 
-    fn prefetch(&self, remote: u64, bytes: u32) {
-        (**self).prefetch(remote, bytes);
+    fn prefetch(&self, region: RegionIndex, remote: u64, bytes: u32) {
+        (**self).prefetch(region, remote, bytes);
     }
 
-    fn post(&mut self, lane: LaneId, chain: &[Verb], deadline: Nanos) {
-        (**self).post(lane, chain, deadline);
+    fn post(&mut self, lane: LaneId, region: RegionIndex, chain: &[Verb], deadline: Nanos) {
+        (**self).post(lane, region, chain, deadline);
     }
 
-    fn has_room(&self, under_way_bytes: u64) -> bool {
-        (**self).has_room(under_way_bytes)
+    fn has_room(&self, region: RegionIndex, under_way_bytes: u64) -> bool {
+        (**self).has_room(region, under_way_bytes)
     }
 
-    fn set_patience(&mut self, patience: Nanos) {
-        (**self).set_patience(patience);
+    fn set_patience(&mut self, region: RegionIndex, patience: Nanos) {
+        (**self).set_patience(region, patience);
     }
 
     fn wait(&mut self, lane: LaneId, until: Nanos) {
@@ -180,8 +189,14 @@ impl<F: Fabric + ?Sized> Fabric for Box<F> {
         (**self).reserve(lane, buffer, bytes)
     }
 
-    fn run(&mut self, lane: LaneId, chain: &[Verb], deadline: Nanos) -> Result<u64, ChainError> {
-        (**self).run(lane, chain, deadline)
+    fn run(
+        &mut self,
+        lane: LaneId,
+        region: RegionIndex,
+        chain: &[Verb],
+        deadline: Nanos,
+    ) -> Result<u64, ChainError> {
+        (**self).run(lane, region, chain, deadline)
     }
 
     fn counters(&self) -> Counters {

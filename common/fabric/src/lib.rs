@@ -1,4 +1,8 @@
-//! How a session reaches a region: the verbs, the trait that executes them, and its implementors.
+//! How a session reaches regions: the verbs, the trait that executes them, and its implementors.
+//!
+//! A [`Fabric`] belongs to one session and reaches several regions of one kind: all in mappings of
+//! this host, or all behind one RDMA device. A chain names its region by a [`RegionIndex`]. What a
+//! session has once is shared by all regions: the lanes with their buffers, the clock, the sleep.
 //!
 //! The protocol is written once over [`Fabric`], as async functions that run on an [`Endpoint`];
 //! every `.await` in it is a round trip.
@@ -37,6 +41,21 @@ pub const CHAIN_VERBS_MAX: usize = 4;
 /// One operation in flight, with scratch memory of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LaneId(pub u16);
+
+/// One of the regions that a fabric reaches: they are numbered in the order in which it got them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RegionIndex(pub u16);
+
+impl RegionIndex {
+    /// The region that every fabric begins with.
+    pub const FIRST: Self = Self(0);
+
+    /// Its place in an array of what a fabric has for each region.
+    #[inline]
+    pub const fn place(self) -> usize {
+        self.0 as usize
+    }
+}
 
 /// The scratch buffers of a lane: where READs land and WRITEs come from. Registered memory on
 /// verbs.
@@ -165,7 +184,7 @@ pub struct Timing {
     pub lateness_max_ns: Nanos,
 }
 
-/// Executes chains of verbs on a region, for one session.
+/// Executes chains of verbs on the regions of one session.
 ///
 /// # The contract
 /// 1. The only atom is an aligned 8-byte word. A longer READ may see any mixture of concurrent
@@ -183,11 +202,12 @@ pub struct Timing {
 ///    deadline or not at all (a long WRITE possibly in part), within what
 ///    [`Timing::lateness_max_ns`] and the implementor's documentation allow.
 ///
-/// A chain has at most [`CHAIN_VERBS_MAX`] verbs, and a lane at most one chain or wait at a time.
-/// Implementors allocate nothing per chain.
+/// A chain has at most [`CHAIN_VERBS_MAX`] verbs, and a lane at most one chain or wait at a time,
+/// whatever the region. Chains for different regions are in no order with each other. A region that
+/// is lost fails its own chains only. Implementors allocate nothing per chain.
 pub trait Fabric {
-    /// What the implementor promises about time.
-    fn timing(&self) -> Timing;
+    /// What the implementor promises about time at this region.
+    fn timing(&self, region: RegionIndex) -> Timing;
 
     /// The time, on the clock that deadlines are given in.
     fn now(&self) -> Nanos;
@@ -199,25 +219,27 @@ pub trait Fabric {
     }
 
     /// Prefetches memory that a chain posted soon will access, where the fabric can.
-    fn prefetch(&self, _remote: u64, _bytes: u32) {}
+    fn prefetch(&self, _region: RegionIndex, _remote: u64, _bytes: u32) {}
 
-    /// Queues a chain. Its outcome comes from [`Fabric::poll`], errors included.
-    fn post(&mut self, lane: LaneId, chain: &[Verb], deadline: Nanos);
+    /// Queues a chain for a region. Its outcome comes from [`Fabric::poll`], errors included.
+    fn post(&mut self, lane: LaneId, region: RegionIndex, chain: &[Verb], deadline: Nanos);
 
-    /// Whether a chain posted next goes with the next doorbell and does not queue for long, where
-    /// the operations under way will have about so many bytes in flight. Without room, what is
-    /// posted waits and grows old: a pipeline starts nothing more until something completed.
-    fn has_room(&self, _under_way_bytes: u64) -> bool {
+    /// Whether a chain posted next for this region goes with the next doorbell and does not queue
+    /// for long. `_under_way_bytes` is about how much the operations under way will have in flight.
+    /// Without room, what is posted waits and grows old: a pipeline starts nothing more until
+    /// something completed.
+    fn has_room(&self, _region: RegionIndex, _under_way_bytes: u64) -> bool {
         true
     }
 
-    /// Operations believe what they READ for this long: chains may queue for a part of it.
-    fn set_patience(&mut self, _patience: Nanos) {}
+    /// Operations believe what they READ from this region for this long: chains may queue for a
+    /// part of it.
+    fn set_patience(&mut self, _region: RegionIndex, _patience: Nanos) {}
 
     /// Queues a wait: the lane completes once the clock reads `until`.
     fn wait(&mut self, lane: LaneId, until: Nanos);
 
-    /// One doorbell for everything queued.
+    /// Rings for everything queued: one doorbell for each region.
     fn ring(&mut self);
 
     /// The next lane that completed, if any.
@@ -240,8 +262,14 @@ pub trait Fabric {
 
     /// Executes one chain, when no other lane has anything in flight, and waits for its end.
     #[inline]
-    fn run(&mut self, lane: LaneId, chain: &[Verb], deadline: Nanos) -> Result<u64, ChainError> {
-        self.post(lane, chain, deadline);
+    fn run(
+        &mut self,
+        lane: LaneId,
+        region: RegionIndex,
+        chain: &[Verb],
+        deadline: Nanos,
+    ) -> Result<u64, ChainError> {
+        self.post(lane, region, chain, deadline);
         self.ring();
         loop {
             if let Some(completion) = self.poll() {

@@ -161,6 +161,11 @@ pub enum VerbsError {
          one device's address instead of all"
     )]
     OtherDevice,
+    #[error(
+        "the way to {address} is through the RDMA device {other}, and this session already uses \
+         {device}: the servers of a session have to be reached through one device"
+    )]
+    SeveralDevices { address: SocketAddr, device: String, other: String },
     #[error("{bytes} bytes do not fit into the {max} that RDMA-CM carries")]
     PrivateData { bytes: usize, max: usize },
     #[error("the RDMA device offers {offered} {what}, at least {needed} are needed")]

@@ -24,11 +24,11 @@ impl<F: Fabric> Operation<'_, F> {
         if let Some(target) = self.cached_target() {
             let posted = self.now();
             if let SwingResult::Done = self.unlink(target, posted).await? {
-                self.engine.region.lookups.note_hit();
+                self.region.lookups.note_hit();
                 return Ok(self.was_there(&target, posted));
             }
         }
-        self.engine.region.lookups.note_miss();
+        self.region.lookups.note_miss();
         let (mut damaged, mut tries) = (0, RetryState::default());
         let mut seen = ObservedWindow::nothing();
         loop {

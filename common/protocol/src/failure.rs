@@ -1,6 +1,6 @@
 //! Why operations end early, before anything decided whether to try them again.
 
-use farside_fabric::{ChainError, Nanos};
+use farside_fabric::{ChainError, Nanos, RegionIndex};
 use farside_layout::LayoutError;
 
 /// Why an operation failed for its caller. Unless the variant says otherwise, nothing was changed.
@@ -73,8 +73,17 @@ impl std::fmt::Display for Exhausted {
 pub enum Failure {
     /// For the caller. Boxed: it is rare, and what operations return is moved often.
     Error(Box<OperationError>),
-    /// The server gave this connection up, or is gone. The operation has not happened.
-    Disconnected,
+    /// The server of this region gave the connection up, or is gone, before the operation took
+    /// effect anywhere: it can be tried again.
+    Lost(RegionIndex),
+    /// The operation took effect at one region; then another was lost, where it may or may not have
+    /// taken effect.
+    HalfDone {
+        /// Where it took effect.
+        done: RegionIndex,
+        /// Which region was lost.
+        lost: RegionIndex,
+    },
     /// The server has not answered for so long, though the connection is not known to be lost. The
     /// operation has not happened.
     NoAnswer(Nanos),
@@ -92,8 +101,10 @@ impl From<LayoutError> for Failure {
     }
 }
 
-impl From<ChainError> for Failure {
-    fn from(error: ChainError) -> Self {
+impl Failure {
+    /// What the error of a chain means for an operation that has taken effect nowhere but perhaps
+    /// by this chain, at this region.
+    pub fn at(region: RegionIndex, error: ChainError) -> Self {
         match error {
             ChainError::Outside { remote: offset, bytes } => {
                 LayoutError::BlockOutside { offset, bytes }.into()
@@ -102,7 +113,7 @@ impl From<ChainError> for Failure {
             ChainError::Unknown => OperationError::Indeterminate.into(),
             ChainError::Unregistered { .. } => OperationError::Unregistered(error).into(),
             // Chains that can be late are looked at where they are posted; READs have no deadline.
-            _ => Self::Disconnected,
+            _ => Self::Lost(region),
         }
     }
 }

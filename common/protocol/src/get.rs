@@ -45,7 +45,7 @@ impl<F: Fabric> Operation<'_, F> {
         if successor.is_none()
             && let Some((cached, in_flight)) = self.post_cached()?
         {
-            in_flight.await?;
+            in_flight.await.map_err(|error| self.failed(error))?;
             if let Some(found) = self.complete_cached_read(&cached) {
                 return Ok(found);
             }
@@ -56,7 +56,7 @@ impl<F: Fabric> Operation<'_, F> {
 
     /// The key's value, when what the cache knew led to nothing but this.
     async fn get_missed(&self, successor: Option<Successor>) -> ProtocolResult<Option<Found>> {
-        self.engine.region.lookups.note_miss();
+        self.region.lookups.note_miss();
         if let Some(successor) = successor
             && let Some((found, posted)) = self.read_successor(successor).await?
         {
@@ -75,7 +75,7 @@ impl<F: Fabric> Operation<'_, F> {
     /// not vouch for itself: ask its slot, in the same round trip.
     #[inline]
     pub fn post_cached(&self) -> ProtocolResult<Option<(CachedRead, InFlight<'_>)>> {
-        let Some(location) = self.engine.region.cache.get(self.hash) else { return Ok(None) };
+        let Some(location) = self.region.cache.get(self.hash) else { return Ok(None) };
         let posted = self.now();
         let block = location.word.block()?;
         let read_block = super::read_block(block, block.class.unpadded_bytes(location.padding));
@@ -95,7 +95,7 @@ impl<F: Fabric> Operation<'_, F> {
     pub fn complete_cached_read(&self, read: &CachedRead) -> Option<Option<Found>> {
         let proved = self.prove_cached(read);
         if proved.is_none() {
-            self.engine.region.cache.forget_word(self.hash, read.location.word);
+            self.region.cache.forget_word(self.hash, read.location.word);
         }
         proved.map(|found| self.unless_ended(found, read.posted))
     }
@@ -116,8 +116,8 @@ impl<F: Fabric> Operation<'_, F> {
                 if generation == location.generation
                     && (!mark.is_set() || location.has_stale_mark) =>
             {
-                self.engine.region.lookups.note_hit();
-                self.engine.region.cache.prove(self.hash, &location, posted);
+                self.region.lookups.note_hit();
+                self.region.cache.prove(self.hash, &location, posted);
                 self.located.set(Some((Location { proved_at: posted, ..location }, None)));
                 Some(found)
             }
@@ -143,13 +143,15 @@ impl<F: Fabric> Operation<'_, F> {
     async fn read_successor(&self, successor: Successor) -> ProtocolResult<Option<(Found, Nanos)>> {
         let Successor { in_window, address, class } = successor;
         let expected = BlockRef { address, class, generation_low: 0 };
-        if self.engine.region.geometry.check_block(expected).is_err() {
+        if self.region.geometry.check_block(expected).is_err() {
             return Ok(None);
         }
         let (base, posted) = (self.window(), self.now());
         let remote = base + u64::from(in_window);
         let read_slot = Verb::Read { remote, into: Buffer::Window, bytes: SLOT_BYTES };
-        self.read(&[read_slot, read_block(expected, expected.class.block_bytes())]).await?;
+        let read_block = read_block(expected, expected.class.block_bytes());
+        let read = self.read(&[read_slot, read_block]).await;
+        read.map_err(|error| self.failed(error))?;
         let [word, hint] = self.first_words(Buffer::Window);
         let word = SlotWord::from_bits(word);
         if !matches!(word.state(), SlotState::Live | SlotState::Frozen)
@@ -194,7 +196,7 @@ impl<F: Fabric> Operation<'_, F> {
         // Where a split is still filling, the directory does not lead: the entry would name a slot
         // of the old subtable.
         if self.window() == base {
-            self.engine.region.cache.put(self.hash, location);
+            self.region.cache.put(self.hash, location);
         }
         self.located.set(Some((location, Some(base))));
     }

@@ -97,7 +97,7 @@ impl<F: Fabric> Operation<'_, F> {
             }
             if first.slots.iter().any(|slot| slot.word().state() == SlotState::Tomb) {
                 // EMPTY within GRACE.
-                let pause = self.engine.region.constants.grace_ns / TOMB_LOOKS;
+                let pause = self.region.constants.grace_ns / TOMB_LOOKS;
                 self.engine.endpoint.sleep_until(self.lane, self.now() + pause).await;
                 return Ok(Inserted::Again);
             }
@@ -122,7 +122,7 @@ impl<F: Fabric> Operation<'_, F> {
         seen: &mut ObservedWindow,
         damaged: &mut u32,
     ) -> ProtocolResult<BlindInsert> {
-        let window = self.engine.region.directory().window(self.hash);
+        let window = self.region.directory().window(self.hash);
         let at = self.engine.random_below(SLOTS_PER_ROW as u64) as usize;
         let unused = Slot::new(SlotWord::default(), 0);
         let claim = match self.claim(window, at, unused, new, seen).await? {
@@ -190,10 +190,10 @@ impl<F: Fabric> Operation<'_, F> {
                 new.written.set(false);
                 return Ok(Claimed::Late);
             }
-            Err(error) => return Err(before_publishing(error)),
+            Err(error) => return Err(self.before_publishing(error)),
         };
         self.see(window, posted, seen)?;
-        self.engine.region.record_unused_slots(&seen.slots);
+        self.region.record_unused_slots(&seen.slots);
         let claim = Claim { at, slot, word, hint: seen.slots[at].hint() };
         Ok(if found == expected { Claimed::Ours(claim) } else { Claimed::TakeResult })
     }
@@ -301,7 +301,7 @@ impl<F: Fabric> Operation<'_, F> {
         match self.chain(&[cas], self.now()).await {
             Ok(found) => Ok(Some(SlotWord::from_bits(found))),
             Err(ChainError::Late) => Ok(None),
-            Err(error) => Err(before_publishing(error)),
+            Err(error) => Err(self.before_publishing(error)),
         }
     }
 
@@ -332,7 +332,7 @@ impl<F: Fabric> Operation<'_, F> {
                 self.withdraw(claim).await?;
                 Ok(Inserted::Again)
             }
-            Err(error) => Err(error.into()),
+            Err(error) => Err(self.failed(error)),
         }
     }
 
@@ -349,10 +349,10 @@ impl<F: Fabric> Operation<'_, F> {
                 Ok(found) if found == claim.word.bits() => return Ok(()),
                 Ok(found) => return self.clear_aborted(claim, SlotWord::from_bits(found)).await,
                 Err(ChainError::Late) => {}
-                Err(error) => return Err(before_publishing(error)),
+                Err(error) => return Err(self.before_publishing(error)),
             }
         }
-        Err(Failure::Disconnected)
+        Err(Failure::Lost(self.region.index))
     }
 
     /// Clears the own word that another inserter aborted: only its owner may (invariant I6).
@@ -368,22 +368,22 @@ impl<F: Fabric> Operation<'_, F> {
                 return Ok(());
             }
         }
-        Err(Failure::Disconnected)
+        Err(Failure::Lost(self.region.index))
+    }
+
+    /// What a chain that failed before the key could become visible means: whatever became of it,
+    /// the INSERT has not happened. The server empties the PENDING word that it may have left.
+    fn before_publishing(&self, error: ChainError) -> Failure {
+        match error {
+            ChainError::Unknown => Failure::Lost(self.region.index),
+            error => self.failed(error),
+        }
     }
 }
 
 /// Whether the INSERT that made this word LIVE claimed its slot by the hint.
 fn is_by_hint(word: SlotWord) -> bool {
     word.incarnation() == FIRST_INCARNATION
-}
-
-/// What a chain that failed before the key could become visible means: whatever became of it, the
-/// INSERT has not happened. The server empties the PENDING word that it may have left.
-fn before_publishing(error: ChainError) -> Failure {
-    match error {
-        ChainError::Unknown => Failure::Disconnected,
-        error => error.into(),
-    }
 }
 
 /// How often a full window with a TOMB is looked at in the GRACE after which that is EMPTY.

@@ -1,7 +1,9 @@
 //! The operations, once, as async functions over the fabric: every `.await` is a round trip.
 //!
-//! An [`Engine`] is what a session knows of one region; an [`Operation`] borrows it for one key on
-//! one lane. The server uses the same code for what only it does: [`split`] and [`sweep`].
+//! An [`Engine`] is what a session has once: its endpoint, lanes, clock. An [`OpenRegion`] is what
+//! it has for each region. An [`Operation`] borrows both for one key on one lane, so one future can
+//! work on several regions, one after the other ([`change_in_turn`]). The server uses the same code
+//! for what only it does: [`split`] and [`sweep`].
 //! `docs/protocol.md` has the protocol, why it is right, and the numbered invariants cited here.
 #![deny(unsafe_code)]
 #![allow(missing_debug_implementations, reason = "engines and operations are not data")]
@@ -23,6 +25,7 @@ mod operation;
 #[allow(unsafe_code, reason = "the mapping is shared by threads")]
 mod pairs;
 mod put;
+mod region_handle;
 mod request_split;
 mod retry_state;
 mod scan;
@@ -30,6 +33,7 @@ pub mod split;
 mod split_requests;
 pub mod sweep;
 mod swing;
+mod turns;
 mod version;
 mod waiting;
 mod window;
@@ -37,15 +41,17 @@ mod window;
 pub use action::Action;
 pub use conditional::Expected;
 pub use directory::{Directory, Subtable};
-pub use engine::{Constants, Engine, EngineOptions, LANE};
+pub use engine::{Engine, LANE};
 pub use failure::{Exhausted, Failure, OperationError};
 pub use get::{CachedRead, Successor};
 pub use lifetime::Lifetime;
 pub use location_cache::{CacheStatistics, ConnectionCache, LocationCache};
-pub use open_region::OpenRegion;
+pub use open_region::{Constants, OpenRegion, RegionOptions};
 pub use operation::{Answer, Found, Operation};
+pub use region_handle::RegionHandle;
 pub use scan::{Entry, HASHES, ScanCursor, ScannedSlot, next_entry, read_part, read_slot};
 pub use split_requests::Prefix;
+pub use turns::change_in_turn;
 pub use version::{Value, Version};
 
 pub(crate) use operation::{

@@ -1,16 +1,18 @@
-//! What a session knows of one region.
+//! What a session has for one region: its format and constants, its hasher, its directory, the
+//! location cache, the free blocks.
 
 use std::cell::{Cell, Ref, RefCell, RefMut};
 use std::sync::Arc;
 
-use farside_fabric::Nanos;
+use farside_fabric::{Nanos, RegionIndex, Timing};
 use farside_layout::hash::{KeyHash, KeyHasher};
-use farside_layout::{DirectoryEntry, Format, Geometry, Slot, WINDOW_SLOTS};
+use farside_layout::{
+    DirectoryEntry, Format, Geometry, INCARNATIONS, Slot, WINDOW_SLOTS, proof_age_max_ns,
+};
 
 use crate::OperationError;
 use crate::allocator::{Allocator, BlockSource};
 use crate::directory::{Directory, Subtable};
-use crate::engine::{Constants, EngineOptions};
 use crate::failure::Failure;
 use crate::location_cache::{ConnectionCache, LocationCache, Lookups};
 
@@ -19,8 +21,51 @@ pub(crate) const ROOM_ALL: u32 = 1 << 10;
 /// It is an average over so many windows.
 const ROOM_WINDOWS: u32 = 8;
 
+/// The constants of `docs/protocol.md`, for one region over one fabric.
+#[derive(Clone, Copy, Debug)]
+pub struct Constants {
+    /// GRACE: how long an unlinked block stays untouched.
+    pub grace_ns: Nanos,
+    /// What an operation believes for: 7/8 GRACE, because clocks drift.
+    pub patience_ns: Nanos,
+    /// How long a READ may take for its hints to be exact (invariant I7).
+    pub exact_hint_read_ns_max: Nanos,
+    /// How old a proof of a word may be for a compare-and-swap to rely on (invariant I4).
+    pub proof_age_ns_max: Nanos,
+    /// How late a posted chain can take effect.
+    pub lateness_ns: Nanos,
+}
+
+impl Constants {
+    pub(crate) fn new(format: &Format, timing: Timing) -> Self {
+        let grace_ns = Nanos::from(format.grace_ms) * 1_000_000;
+        Self {
+            grace_ns,
+            patience_ns: grace_ns / 8 * 7,
+            exact_hint_read_ns_max: (INCARNATIONS - 1) * timing.round_trip_min_ns,
+            proof_age_ns_max: proof_age_max_ns(grace_ns, timing.lateness_max_ns),
+            lateness_ns: timing.lateness_max_ns,
+        }
+    }
+}
+
+/// Which region a session is to find, and how it works there.
+#[derive(Clone, Copy, Debug)]
+pub struct RegionOptions {
+    /// The region's own number: another one at the same place is refused.
+    pub region_id: [u8; 16],
+    /// The region's length, in bytes.
+    pub region_bytes: u64,
+    /// The number that the server gave the client.
+    pub client_id: u16,
+    /// How much memory the client's location cache takes, in bytes.
+    pub cache_bytes: usize,
+}
+
 /// A region, as one session knows it. Nothing in it accesses the region.
 pub struct OpenRegion {
+    /// Which of the fabric's regions it is.
+    pub index: RegionIndex,
     /// Its constants.
     pub format: Format,
     /// Where its parts are.
@@ -43,14 +88,15 @@ pub struct OpenRegion {
 
 impl OpenRegion {
     pub(crate) fn new(
-        format: Format,
-        constants: Constants,
+        index: RegionIndex,
+        (format, constants): (Format, Constants),
         blocks: Box<dyn BlockSource + Send>,
-        options: &EngineOptions,
+        (options, lanes): (&RegionOptions, u16),
         cache: &ConnectionCache,
         now: Nanos,
     ) -> Self {
         Self {
+            index,
             geometry: format.geometry(),
             constants,
             hasher: KeyHasher::new(&format.hash_key),
@@ -58,7 +104,7 @@ impl OpenRegion {
             directory: RefCell::default(),
             cache: cache.get(options.cache_bytes, constants.proof_age_ns_max, now),
             lookups: Lookups::default(),
-            allocator: RefCell::new(Allocator::new(blocks, constants.grace_ns, options.lanes)),
+            allocator: RefCell::new(Allocator::new(blocks, constants.grace_ns, lanes)),
             room: Cell::new(0),
             format,
         }

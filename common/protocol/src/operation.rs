@@ -3,7 +3,7 @@
 use std::cell::Cell;
 
 use farside_fabric::waiting::WaitTimer;
-use farside_fabric::{Buffer, Fabric, InFlight, LaneId, Nanos, Verb};
+use farside_fabric::{Buffer, ChainError, Fabric, InFlight, LaneId, Nanos, Verb};
 use farside_layout::hash::KeyHash;
 use farside_layout::{
     BLOCK_HEADER_BYTES, Block, BlockRef, HeaderWord, LayoutError, SizeClass, SlotState, SlotWord,
@@ -14,6 +14,8 @@ use crate::engine::{Engine, LANE};
 use crate::failure::Failure;
 use crate::get::Successor;
 use crate::location_cache::Location;
+use crate::open_region::OpenRegion;
+use crate::region_handle::RegionHandle;
 use crate::retry_state::RetryState;
 use crate::waiting::is_over;
 use crate::{Action, OperationError, Version};
@@ -42,6 +44,7 @@ pub struct Answer {
 /// block of a PUT wants it.
 pub struct Operation<'e, F> {
     pub(crate) engine: &'e Engine<F>,
+    pub(crate) region: &'e OpenRegion,
     pub(crate) lane: LaneId,
     pub(crate) hash: KeyHash,
     pub(crate) key_bytes: usize,
@@ -120,24 +123,24 @@ pub(crate) enum ExaminedBlock {
     Damaged(LayoutError),
 }
 
-impl<F: Fabric> Engine<F> {
-    /// A GET, waited for, when no other operation is in flight. As [`Engine::perform`], whose
+impl<F: Fabric> RegionHandle<'_, F> {
+    /// A GET, waited for, when no other operation is in flight. As [`RegionHandle::perform`], whose
     /// future has all operations in it and takes another page of the stack.
     #[inline]
-    pub fn get(&self, key: &[u8]) -> ProtocolResult<Option<Found>> {
+    pub fn get(self, key: &[u8]) -> ProtocolResult<Option<Found>> {
         self.region.check_key(key)?;
         let operation = Operation::stage(self, LANE, key, &[]);
-        self.endpoint.drive(operation.get())
+        self.engine.endpoint.drive(operation.get())
     }
 
     /// One operation, waited for, when no other is in flight.
     #[inline]
-    pub fn perform(&self, action: Action<'_>, key: &[u8], value: &[u8]) -> ProtocolResult<Answer> {
+    pub fn perform(self, action: Action<'_>, key: &[u8], value: &[u8]) -> ProtocolResult<Answer> {
         self.region.check_key(key)?;
         self.region.check_value(value)?;
-        self.check_end(action)?;
+        self.engine.check_end(action)?;
         let operation = Operation::stage(self, LANE, key, value);
-        self.endpoint.drive(operation.perform(action))
+        self.engine.endpoint.drive(operation.perform(action))
     }
 }
 
@@ -145,9 +148,9 @@ impl<'e, F: Fabric> Operation<'e, F> {
     /// Prepares an operation: the key, and the value if it has one, are copied into the lane's
     /// image. Both must be within the region's limits.
     #[inline]
-    pub fn stage(engine: &'e Engine<F>, lane: LaneId, key: &[u8], value: &[u8]) -> Self {
-        Self::fill(engine, lane, key, value);
-        Self::staged(engine, lane, engine.region.hasher.hash(key), key.len(), value.len())
+    pub fn stage(handle: RegionHandle<'e, F>, lane: LaneId, key: &[u8], value: &[u8]) -> Self {
+        Self::fill(handle.engine, lane, key, value);
+        Self::staged(handle, lane, handle.region.hasher.hash(key), key.len(), value.len())
     }
 
     /// Copies key and value into the lane's image.
@@ -167,14 +170,15 @@ impl<'e, F: Fabric> Operation<'e, F> {
     /// An operation whose key, with this hash, and value stand in the lane's image already.
     #[inline]
     pub fn staged(
-        engine: &'e Engine<F>,
+        handle: RegionHandle<'e, F>,
         lane: LaneId,
         hash: KeyHash,
         key_bytes: usize,
         value_bytes: usize,
     ) -> Self {
+        let RegionHandle { engine, region } = handle;
         let (successor, located) = (None, Cell::new(None));
-        Self { engine, lane, hash, key_bytes, value_bytes, successor, located }
+        Self { engine, region, lane, hash, key_bytes, value_bytes, successor, located }
     }
 
     /// The same, whose cached location was READ: it led to nothing but this.
@@ -199,13 +203,23 @@ impl<'e, F: Fabric> Operation<'e, F> {
     }
 
     #[inline]
+    pub(crate) fn handle(&self) -> RegionHandle<'e, F> {
+        self.engine.at(self.region)
+    }
+
+    /// What the error of a chain means for this operation.
+    pub(crate) fn failed(&self, error: ChainError) -> Failure {
+        self.handle().failed(error)
+    }
+
+    #[inline]
     pub(crate) fn now(&self) -> Nanos {
         self.engine.endpoint.now()
     }
 
     #[inline]
     pub(crate) fn is_fresh(&self, posted: Nanos) -> bool {
-        self.engine.is_fresh(posted)
+        self.handle().is_fresh(posted)
     }
 
     /// Whether a value with this end had ended when a READ or a chain was posted then. What is
@@ -226,15 +240,15 @@ impl<'e, F: Fabric> Operation<'e, F> {
     /// One round trip. What it changes takes effect before the deadline or never.
     #[inline]
     pub(crate) fn chain(&self, verbs: &[Verb], posted: Nanos) -> InFlight<'e> {
-        let deadline = posted.saturating_add(self.engine.region.constants.lateness_ns);
-        self.engine.endpoint.chain(self.lane, verbs, deadline)
+        let deadline = posted.saturating_add(self.region.constants.lateness_ns);
+        self.handle().chain(self.lane, verbs, deadline)
     }
 
     /// One round trip that changes nothing. It has no deadline: what comes late is too old to be
     /// believed, and read again (invariant I3).
     #[inline]
     pub(crate) fn read(&self, verbs: &[Verb]) -> InFlight<'e> {
-        self.engine.endpoint.chain(self.lane, verbs, Nanos::MAX)
+        self.handle().chain(self.lane, verbs, Nanos::MAX)
     }
 
     /// A pause before the next attempt: random, so that two clients do not stay in step.
@@ -268,8 +282,8 @@ impl<'e, F: Fabric> Operation<'e, F> {
         let now = self.now();
         let moving = tries.moving.get_or_insert_with(|| WaitTimer::since(now));
         moving.advance(now);
-        if self.engine.region.allocator().is_lost() {
-            return Err(Failure::Disconnected);
+        if self.region.allocator().is_lost() {
+            return Err(Failure::Lost(self.region.index));
         }
         if is_over(moving) {
             return Err(self.contended());
@@ -285,9 +299,9 @@ impl<'e, F: Fabric> Operation<'e, F> {
 
     /// READs a block into the block buffer. One round trip.
     pub(crate) async fn read_block(&self, block: BlockRef) -> ProtocolResult<()> {
-        self.engine.region.geometry.check_block(block)?;
-        self.read(&[read_block(block, block.class.block_bytes())]).await?;
-        Ok(())
+        self.region.geometry.check_block(block)?;
+        let read = self.read(&[read_block(block, block.class.block_bytes())]).await;
+        read.map(drop).map_err(|error| self.failed(error))
     }
 
     /// What the block is to this key, of which so many bytes were READ.
@@ -324,7 +338,7 @@ impl<'e, F: Fabric> Operation<'e, F> {
 
     /// Where the cache says the key is.
     pub(crate) fn cached_target(&self) -> Option<ProvenSlot> {
-        let location = self.engine.region.cache.get(self.hash)?;
+        let location = self.region.cache.get(self.hash)?;
         Some(ProvenSlot::located(location, self.window()))
     }
 
@@ -336,7 +350,7 @@ impl<'e, F: Fabric> Operation<'e, F> {
 
     /// The byte offset of the key's window, as the directory leads to it.
     pub(crate) fn window(&self) -> u64 {
-        self.engine.region.directory().window(self.hash).0
+        self.region.directory().window(self.hash).0
     }
 }
 

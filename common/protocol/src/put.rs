@@ -85,7 +85,7 @@ impl<F: Fabric> Operation<'_, F> {
         }
         let (mut damaged, mut tries) = (0, RetryState::default());
         let mut seen = ObservedWindow::nothing();
-        if condition == Condition::Absent && self.engine.region.may_claim_blindly(self.hash) {
+        if condition == Condition::Absent && self.region.may_claim_blindly(self.hash) {
             match self.insert_blindly(new, &mut seen, &mut damaged).await? {
                 BlindInsert::Done => return Ok(BlockFate::Linked),
                 BlindInsert::Looked(own) => looked = Some((seen.posted, own)),
@@ -131,7 +131,7 @@ impl<F: Fabric> Operation<'_, F> {
                     // There is something for INSERT, or nothing for UPDATE.
                     Some(ended) if ended == (condition == Condition::Present) => {
                         if condition == Condition::Absent {
-                            self.engine.region.expect_no_room();
+                            self.region.expect_no_room();
                         }
                         *condition_held = false;
                         return Ok(BlockFate::Unused);
@@ -212,7 +212,7 @@ impl<F: Fabric> Operation<'_, F> {
             let posted = self.now();
             match self.swing_to(target, new, condition, posted).await? {
                 SwingResult::Done => {
-                    self.engine.region.lookups.note_hit();
+                    self.region.lookups.note_hit();
                     return Ok(Cached::Done);
                 }
                 SwingResult::Lost(found) => {
@@ -221,7 +221,7 @@ impl<F: Fabric> Operation<'_, F> {
                 SwingResult::Late => {}
             }
         }
-        self.engine.region.lookups.note_miss();
+        self.region.lookups.note_miss();
         Ok(replaced.map_or(Cached::Unknown, Cached::Replaced))
     }
 

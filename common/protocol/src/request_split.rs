@@ -53,9 +53,9 @@ impl<F: Fabric> Operation<'_, F> {
         seen: &ObservedWindow,
         tries: &mut RetryState,
     ) -> ProtocolResult<bool> {
-        self.engine.region.allocator().join_split(prefix);
+        self.region.allocator().join_split(prefix);
         let outcome = self.split_outcome(prefix, seen).await;
-        self.engine.region.allocator().leave_split(prefix);
+        self.region.allocator().leave_split(prefix);
         let now = self.now();
         let later = tries.later.get_or_insert_with(|| WaitTimer::since(now));
         later.advance(now);
@@ -82,8 +82,8 @@ impl<F: Fabric> Operation<'_, F> {
         loop {
             let now = self.now();
             waiting.advance(now);
-            self.engine.receive();
-            let answer = self.engine.region.allocator().split_outcome(prefix);
+            self.handle().receive();
+            let answer = self.region.allocator().split_outcome(prefix);
             if let Some(outcome) = answer {
                 return Ok(outcome);
             }
@@ -91,8 +91,8 @@ impl<F: Fabric> Operation<'_, F> {
             if later.standing != seen.standing {
                 return Ok(SplitOutcome::Done);
             }
-            if self.engine.region.allocator().is_lost() {
-                return Err(Failure::Disconnected);
+            if self.region.allocator().is_lost() {
+                return Err(Failure::Lost(self.region.index));
             }
             if is_over(&waiting) {
                 return Err(no_answer(&waiting));

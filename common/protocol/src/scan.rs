@@ -12,7 +12,7 @@ use zerocopy::FromBytes;
 
 use super::{ProtocolResult, read_block};
 use crate::directory::Subtable;
-use crate::engine::Engine;
+use crate::region_handle::RegionHandle;
 use crate::{OperationError, Value, Version};
 
 /// A key with its value.
@@ -89,15 +89,15 @@ enum ScanRead {
 /// The next entry. One round trip a subtable, one an entry, one more where its value was
 /// replaced meanwhile.
 pub async fn next_entry<F: Fabric>(
-    engine: &Engine<F>,
+    handle: RegionHandle<'_, F>,
     lane: LaneId,
     progress: &mut ScanCursor,
 ) -> ProtocolResult<Option<Entry>> {
     loop {
         while let Some(slot) = progress.slots.pop() {
-            match read_entry(engine, lane, slot).await? {
+            match read_entry(handle, lane, slot).await? {
                 ScanRead::Entry(entry) => {
-                    let hash = engine.region.hasher.hash(&entry.key);
+                    let hash = handle.region.hasher.hash(&entry.key);
                     if u64::from(hash.directory()) >= progress.from
                         && progress.returned.insert(hash)
                     {
@@ -118,9 +118,9 @@ pub async fn next_entry<F: Fabric>(
             progress.returned.clear();
         }
         let from = progress.from as u32;
-        let collected = collect(engine, lane, from, &mut progress.slots).await;
+        let collected = collect(handle, lane, from, &mut progress.slots).await;
         // After an error, that is as far as the directory knows, and left out.
-        progress.to = end_of(from, engine.region.directory().subtable(from).local_depth);
+        progress.to = end_of(from, handle.region.directory().subtable(from).local_depth);
         progress.returned_to = progress.returned_to.max(progress.to);
         if let Err(error) = collected {
             progress.slots.clear();
@@ -132,22 +132,22 @@ pub async fn next_entry<F: Fabric>(
 /// READs the slots with an entry of the part of all hashes that begins there; where it ends. One
 /// round trip a subtable.
 pub async fn read_part<F: Fabric>(
-    engine: &Engine<F>,
+    handle: RegionHandle<'_, F>,
     lane: LaneId,
     from: u32,
     slots: &mut Vec<ScannedSlot>,
 ) -> ProtocolResult<u64> {
-    collect(engine, lane, from, slots).await?;
-    Ok(end_of(from, engine.region.directory().subtable(from).local_depth))
+    collect(handle, lane, from, slots).await?;
+    Ok(end_of(from, handle.region.directory().subtable(from).local_depth))
 }
 
 /// READs the entry of a slot; `None` if it is not there any more. Round trips as for a scan.
 pub async fn read_slot<F: Fabric>(
-    engine: &Engine<F>,
+    handle: RegionHandle<'_, F>,
     lane: LaneId,
     slot: ScannedSlot,
 ) -> ProtocolResult<Option<Entry>> {
-    match read_entry(engine, lane, slot).await? {
+    match read_entry(handle, lane, slot).await? {
         ScanRead::Entry(entry) => Ok(Some(entry)),
         ScanRead::Gone | ScanRead::Elsewhere => Ok(None),
     }
@@ -161,25 +161,25 @@ fn end_of(directory_hash: u32, local_depth: u8) -> u64 {
 /// READs the subtable for keys with this directory hash, and those to which a split takes its keys.
 /// What moves meanwhile is seen at least once: the new ones are READ after the old one (I14).
 async fn collect<F: Fabric>(
-    engine: &Engine<F>,
+    handle: RegionHandle<'_, F>,
     lane: LaneId,
     from: u32,
     slots: &mut Vec<ScannedSlot>,
 ) -> ProtocolResult<()> {
     for _ in 0..COLLECTS_MAX {
         slots.clear();
-        let first = engine.region.directory().subtable(from);
-        if collect_from(engine, lane, from, first, slots).await? {
+        let first = handle.region.directory().subtable(from);
+        if collect_from(handle, lane, from, first, slots).await? {
             return Ok(());
         }
-        engine.reload_entry(lane, from).await?;
+        handle.reload_entry(lane, from).await?;
     }
     Err(OperationError::Contended { attempts: COLLECTS_MAX }.into())
 }
 
 /// False if the directory that led here is old, or a READ took too long to be believed.
 async fn collect_from<F: Fabric>(
-    engine: &Engine<F>,
+    handle: RegionHandle<'_, F>,
     lane: LaneId,
     from: u32,
     first: Subtable,
@@ -188,15 +188,15 @@ async fn collect_from<F: Fabric>(
     let mut left = vec![(first, from, false)];
     while let Some((subtable, directory_hash, is_new)) = left.pop() {
         let Subtable { offset, local_depth } = subtable;
-        engine.region.geometry.check_subtable(offset)?;
+        handle.region.geometry.check_subtable(offset)?;
         let read =
             Verb::Read { remote: offset, into: Buffer::ReadBlock, bytes: SUBTABLE_BYTES as u32 };
-        let posted = engine.endpoint.now();
-        engine.endpoint.chain(lane, &[read], u64::MAX).await?;
-        if !engine.is_fresh(posted) {
+        let posted = handle.engine.endpoint.now();
+        handle.read(lane, &[read]).await?;
+        if !handle.is_fresh(posted) {
             return Ok(false);
         }
-        let block = engine.endpoint.buffer(lane, Buffer::ReadBlock);
+        let block = handle.engine.endpoint.buffer(lane, Buffer::ReadBlock);
         let rows = <[Row]>::ref_from_bytes(&block[..SUBTABLE_BYTES as usize]).unwrap_or_default();
         let (mut forward, mut has_moved, mut is_filling) = (None, false, false);
         for (number, row) in rows.iter().enumerate() {
@@ -234,7 +234,7 @@ fn has_entry(word: SlotWord) -> bool {
 
 /// READs the entry of a slot.
 async fn read_entry<F: Fabric>(
-    engine: &Engine<F>,
+    handle: RegionHandle<'_, F>,
     lane: LaneId,
     scanned: ScannedSlot,
 ) -> ProtocolResult<ScanRead> {
@@ -242,13 +242,13 @@ async fn read_entry<F: Fabric>(
     let (mut seen_at, mut damaged) = (None, 0);
     for _ in 0..FOLLOWS_MAX {
         let reference = word.block()?;
-        engine.region.geometry.check_block(reference)?;
-        let posted = engine.endpoint.now();
+        handle.region.geometry.check_block(reference)?;
+        let posted = handle.engine.endpoint.now();
         // The word in the same round trip, before the block: it was linked when the block was READ.
         let read_row = Verb::Read { remote: row, into: Buffer::Window, bytes: ROW_BYTES as u32 };
         let chain = [read_row, read_block(reference, reference.class.block_bytes())];
-        engine.endpoint.chain(lane, &chain, u64::MAX).await?;
-        let fabric = engine.endpoint.fabric();
+        handle.read(lane, &chain).await?;
+        let fabric = handle.engine.endpoint.fabric();
         let Ok((now, _)) = Row::read_from_prefix(fabric.buffer(lane, Buffer::Window)) else {
             return Ok(ScanRead::Elsewhere);
         };
@@ -258,15 +258,15 @@ async fn read_entry<F: Fabric>(
         let now = now.slots[at].word();
         if !has_entry(now) {
             let moved = now.state() == SlotState::Moved;
-            return Ok(if moved || !engine.is_fresh(posted) {
+            return Ok(if moved || !handle.is_fresh(posted) {
                 ScanRead::Elsewhere
             } else {
                 ScanRead::Gone
             });
         }
         // Linked when its block was READ, or not long before (invariant I3).
-        let is_linked = now == word && engine.is_fresh(posted);
-        if !is_linked && !seen_at.is_some_and(|at| engine.is_fresh(at)) {
+        let is_linked = now == word && handle.is_fresh(posted);
+        if !is_linked && !seen_at.is_some_and(|at| handle.is_fresh(at)) {
             (word, seen_at, damaged) = (now, Some(posted), 0);
             continue;
         }

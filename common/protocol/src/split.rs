@@ -12,7 +12,7 @@ mod rows;
 
 use std::ops::Range;
 
-use farside_fabric::{Buffer, ChainError, Endpoint, Fabric, LaneId, Verb};
+use farside_fabric::{Buffer, ChainError, Endpoint, Fabric, LaneId, RegionIndex, Verb};
 use farside_layout::hash::{KeyHash, KeyHasher};
 use farside_layout::{
     BLOCK_HEADER_BYTES, BlockHeader, BlockRef, Format, Geometry, HINT_OFFSET, ROWS_PER_SUBTABLE,
@@ -66,6 +66,7 @@ pub enum SplitProgress {
 /// Moves entries through an endpoint that has no other use meanwhile.
 pub struct SubtableSplitter<'e, F> {
     endpoint: &'e Endpoint<F>,
+    region: RegionIndex,
     lanes: u16,
     geometry: Geometry,
     hasher: KeyHasher,
@@ -102,12 +103,17 @@ fn swap(remote: u64, expected: SlotWord, desired: SlotWord) -> Verb {
 
 impl<'e, F: Fabric> SubtableSplitter<'e, F> {
     /// A mover for a region of this format, with this many lanes of the endpoint.
-    pub fn new(endpoint: &'e Endpoint<F>, lanes: u16, format: &Format) -> Self {
+    pub fn new(
+        endpoint: &'e Endpoint<F>,
+        region: RegionIndex,
+        lanes: u16,
+        format: &Format,
+    ) -> Self {
         let hasher = KeyHasher::new(&format.hash_key);
         let key_bytes_max = format.key_bytes_max.into();
         let (geometry, rows) = (format.geometry(), 0..ROWS_PER_SUBTABLE);
         let slots = 0..ROWS_PER_SUBTABLE * SLOTS_PER_ROW;
-        Self { endpoint, lanes, geometry, hasher, key_bytes_max, rows, slots }
+        Self { endpoint, region, lanes, geometry, hasher, key_bytes_max, rows, slots }
     }
 
     /// Makes room for all that a split reads and writes: better now than in the middle of one.

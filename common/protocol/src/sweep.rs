@@ -3,7 +3,7 @@
 //! Done by kv-server, through an endpoint of its own, once no verb of the owner can take effect any
 //! more: after a client's death, and for all clients after a restart.
 
-use farside_fabric::{Buffer, ChainError, Endpoint, Fabric, LaneId, Nanos, Verb};
+use farside_fabric::{Buffer, ChainError, Endpoint, Fabric, LaneId, Nanos, RegionIndex, Verb};
 use farside_layout::hash::NO_HINT;
 use farside_layout::{Block, BlockRef, Geometry, HINT_OFFSET, SlotState, SlotWord};
 
@@ -20,7 +20,7 @@ const LANE: LaneId = LaneId(0);
 /// # Errors
 /// [`ChainError`] when the endpoint does not reach the region any more.
 pub async fn clear_left_by<F: Fabric>(
-    endpoint: &Endpoint<F>,
+    (endpoint, region): (&Endpoint<F>, RegionIndex),
     geometry: &Geometry,
     clients: &[u16],
     (slot, word): (u64, SlotWord),
@@ -35,7 +35,7 @@ pub async fn clear_left_by<F: Fabric>(
     }
     let bytes = block_of(block).await?;
     match Block::decode(&bytes, block.address) {
-        Ok(found) if clients.contains(&found.writer()) => clear(endpoint, slot, word).await,
+        Ok(found) if clients.contains(&found.writer()) => clear(endpoint, region, slot, word).await,
         _ => Ok(false),
     }
 }
@@ -50,28 +50,32 @@ pub async fn clear_left_by<F: Fabric>(
 /// [`ChainError`] when the endpoint does not reach the region any more.
 pub async fn clear<F: Fabric>(
     endpoint: &Endpoint<F>,
+    region: RegionIndex,
     slot: u64,
     word: SlotWord,
 ) -> Result<bool, ChainError> {
-    if clear_once(endpoint, slot, word).await? {
+    if clear_once(endpoint, region, slot, word).await? {
         return Ok(true);
     }
     // Another INSERT of the fingerprint may have aborted it. Nothing follows ABORTED.
     match word.state() {
-        SlotState::Pending => clear_once(endpoint, slot, word.with_state(SlotState::Aborted)).await,
+        SlotState::Pending => {
+            clear_once(endpoint, region, slot, word.with_state(SlotState::Aborted)).await
+        }
         _ => Ok(false),
     }
 }
 
 async fn clear_once<F: Fabric>(
     endpoint: &Endpoint<F>,
+    region: RegionIndex,
     slot: u64,
     word: SlotWord,
 ) -> Result<bool, ChainError> {
     // Only the owner changes the hint (invariant I6).
     let hint = slot + HINT_OFFSET;
     let read = [Verb::Read { remote: hint, into: Buffer::Window, bytes: 8 }];
-    endpoint.chain(LANE, &read, Nanos::MAX).await?;
+    endpoint.chain(LANE, region, &read, Nanos::MAX).await?;
     let before = match endpoint.buffer(LANE, Buffer::Window).first_chunk() {
         Some(hint) => u64::from_le_bytes(*hint),
         None => NO_HINT,
@@ -80,5 +84,5 @@ async fn clear_once<F: Fabric>(
         Verb::CompareSwap { remote: hint, expected: before, desired: NO_HINT },
         Verb::CompareSwap { remote: slot, expected: word.bits(), desired: word.emptied().bits() },
     ];
-    Ok(endpoint.chain(LANE, &chain, Nanos::MAX).await? == word.bits())
+    Ok(endpoint.chain(LANE, region, &chain, Nanos::MAX).await? == word.bits())
 }

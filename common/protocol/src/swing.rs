@@ -67,10 +67,10 @@ impl<F: Fabric> Operation<'_, F> {
     pub(super) async fn take_block(&self) -> ProtocolResult<TakenBlock> {
         let Some(class) = class_for(self.key_bytes, self.value_bytes) else {
             let bytes = self.value_bytes;
-            let max = self.engine.region.format.value_bytes_max as usize;
+            let max = self.region.format.value_bytes_max as usize;
             return Err(OperationError::ValueTooLong { bytes, max }.into());
         };
-        let (free, at) = self.engine.take_block(self.lane, class).await?;
+        let (free, at) = self.handle().take_block(self.lane, class).await?;
         Ok(TakenBlock { free, class, at })
     }
 
@@ -83,18 +83,18 @@ impl<F: Fabric> Operation<'_, F> {
         let TakenBlock { free, class, at } = taken;
         let generation_low = (u64::from(free.generation) % WORD_GENERATIONS) as u8;
         let block = BlockRef { address: free.address, class, generation_low };
-        self.engine.region.geometry.check_block(block)?;
+        self.region.geometry.check_block(block)?;
         let expires_at_ms = match lifetime {
             Lifetime::Forever => 0,
             _ => {
-                self.engine.region.allocator().announce_ends();
+                self.region.allocator().announce_ends();
                 lifetime.expires_at_ms(self.engine.endpoint.fabric().wall_clock_ns())
             }
         };
         let stamp = BlockStamp {
             address: free.address,
             generation: free.generation,
-            writer: self.engine.region.client_id,
+            writer: self.region.client_id,
             written_at_ms: self.engine.wall_clock_ns(at) / 1_000_000,
             expires_at_ms,
         };
@@ -116,14 +116,14 @@ impl<F: Fabric> Operation<'_, F> {
         new: &NewBlock,
         outcome: ProtocolResult<BlockFate>,
     ) -> ProtocolResult<BlockFate> {
-        let mut allocator = self.engine.region.allocator();
+        let mut allocator = self.region.allocator();
         let is_unknown = match &outcome {
             Ok(BlockFate::Linked) => {
                 allocator.let_go(self.lane);
                 return outcome;
             }
             Ok(BlockFate::Unused) | Err(Failure::NoAnswer(_)) => false,
-            Err(Failure::Disconnected) => true,
+            Err(Failure::Lost(_) | Failure::HalfDone { .. }) => true,
             Err(Failure::Error(error)) => matches!(**error, OperationError::Indeterminate),
         };
         if is_unknown {
@@ -151,7 +151,7 @@ impl<F: Fabric> Operation<'_, F> {
             return Ok(SwingResult::Late);
         }
         let old = target.word.block()?;
-        self.engine.region.geometry.check_block(old)?;
+        self.region.geometry.check_block(old)?;
         let old_offset = old.address.offset();
         let cas = Verb::CompareSwap {
             remote: target.slot,
@@ -182,33 +182,33 @@ impl<F: Fabric> Operation<'_, F> {
             // the value had ended.
             push(header);
         }
-        self.engine.region.allocator().begin_unlink(self.lane, old.address);
+        self.region.allocator().begin_unlink(self.lane, old.address);
         let found = match self.chain(&chain[..verbs], posted).await {
             Ok(found) => SlotWord::from_bits(found),
             Err(ChainError::Late) => {
-                self.engine.region.allocator().cancel_unlink(self.lane);
+                self.region.allocator().cancel_unlink(self.lane);
                 new.inspect(|new| new.written.set(false));
                 return Ok(SwingResult::Late);
             }
             Err(error) => {
                 // Of these nothing was executed.
                 if matches!(error, ChainError::Unregistered { .. } | ChainError::Denied) {
-                    self.engine.region.allocator().cancel_unlink(self.lane);
+                    self.region.allocator().cancel_unlink(self.lane);
                 } else {
-                    self.engine.region.allocator().set_aside_old(self.lane);
+                    self.region.allocator().set_aside_old(self.lane);
                 }
-                return Err(error.into());
+                return Err(self.failed(error));
             }
         };
         if found != target.word {
-            self.engine.region.allocator().cancel_unlink(self.lane);
-            self.engine.region.cache.forget_word(self.hash, target.word);
+            self.region.allocator().cancel_unlink(self.lane);
+            self.region.cache.forget_word(self.hash, target.word);
             return Ok(SwingResult::Lost(found));
         }
         self.retire(old, target.generation);
         match new {
             Some(new) => self.remember(target.slot, desired, new, posted),
-            None => self.engine.region.cache.forget_word(self.hash, target.word),
+            None => self.region.cache.forget_word(self.hash, target.word),
         }
         Ok(SwingResult::Done)
     }
@@ -248,15 +248,16 @@ impl<F: Fabric> Operation<'_, F> {
 
     /// Whether the target's word is still the key's if it stands there then (invariant I4).
     fn is_proved(&self, target: &ProvenSlot, at: Nanos) -> bool {
-        at.saturating_sub(target.proved_at) <= self.engine.region.constants.proof_age_ns_max
+        at.saturating_sub(target.proved_at) <= self.region.constants.proof_age_ns_max
     }
 
     /// What a swing of this target accesses is wanted soon.
     pub(super) fn prefetch(&self, target: &ProvenSlot) {
         if let Ok(old) = target.word.block() {
             let fabric = self.engine.endpoint.fabric();
-            fabric.prefetch(target.slot, WORD_BYTES);
-            fabric.prefetch(old.address.offset(), WORD_BYTES);
+            let region = self.region.index;
+            fabric.prefetch(region, target.slot, WORD_BYTES);
+            fabric.prefetch(region, old.address.offset(), WORD_BYTES);
         }
     }
 
@@ -266,12 +267,12 @@ impl<F: Fabric> Operation<'_, F> {
         let read = || self.read_header(old).map(|(generation, _)| generation);
         let Some(generation) = generation.or_else(read) else {
             // Damage: whose block it is cannot be told. If no slot links it, the server finds it.
-            self.engine.region.allocator().cancel_unlink(self.lane);
+            self.region.allocator().cancel_unlink(self.lane);
             return;
         };
         let free = FreeBlock { address: old.address, generation: generation.wrapping_add(1) };
         let now = self.now();
-        self.engine.region.allocator().retire(self.lane, old.class, free, now);
+        self.region.allocator().retire(self.lane, old.class, free, now);
     }
 
     /// Whether the value of the block that this chain unlinked, posted then, had not ended. No
@@ -304,7 +305,7 @@ impl<F: Fabric> Operation<'_, F> {
         let window = self.window();
         let Some(in_window) = slot.checked_sub(window).filter(|at| *at < WINDOW_BYTES) else {
             // A split moved the window meanwhile.
-            return self.engine.region.cache.forget(self.hash);
+            return self.region.cache.forget(self.hash);
         };
         let location = Location {
             in_window: in_window as u16,
@@ -315,7 +316,7 @@ impl<F: Fabric> Operation<'_, F> {
             padding: new.block.class.padding(new.write_bytes.into()),
             proved_at: posted,
         };
-        self.engine.region.cache.put(self.hash, location);
+        self.region.cache.put(self.hash, location);
     }
 }
 

@@ -131,17 +131,17 @@ impl<F: Fabric> Operation<'_, F> {
     pub(super) async fn read_window(&self, seen: &mut ObservedWindow) -> ProtocolResult<()> {
         let (mut elsewhere, mut stale) = (0, 0);
         while elsewhere < WINDOW_READS_MAX {
-            let (base, local_depth) = self.engine.region.directory().window(self.hash);
+            let (base, local_depth) = self.region.directory().window(self.hash);
             self.read_window_at((base, local_depth), seen).await?;
             match seen.standing {
                 // Believed only by who comes from the old one: this directory is older than both.
                 SubtableState::Elsewhere | SubtableState::Filling => {
                     elsewhere += 1;
-                    self.engine.reload_entry(self.lane, self.hash.directory()).await?;
+                    self.handle().reload_entry(self.lane, self.hash.directory()).await?;
                 }
                 // A lane that waits for its turn in a deep pipeline of large values is often late.
                 SubtableState::Whole | SubtableState::Splitting(_)
-                    if seen.took > self.engine.region.constants.patience_ns =>
+                    if seen.took > self.region.constants.patience_ns =>
                 {
                     stale += 1;
                     if stale == ATTEMPTS_MAX {
@@ -149,7 +149,7 @@ impl<F: Fabric> Operation<'_, F> {
                     }
                 }
                 SubtableState::Whole | SubtableState::Splitting(_) => {
-                    self.engine.region.confirm_directory(self.hash, (base, local_depth));
+                    self.region.confirm_directory(self.hash, (base, local_depth));
                     return Ok(());
                 }
             }
@@ -164,7 +164,8 @@ impl<F: Fabric> Operation<'_, F> {
         seen: &mut ObservedWindow,
     ) -> ProtocolResult<()> {
         let posted = self.now();
-        self.read(&[self.window_verb(there.0)]).await?;
+        let read = self.read(&[self.window_verb(there.0)]).await;
+        read.map_err(|error| self.failed(error))?;
         self.see(there, posted, seen)
     }
 
@@ -178,25 +179,23 @@ impl<F: Fabric> Operation<'_, F> {
         };
         let directory_hash = self.hash.directory();
         let offset = forward[side_of(directory_hash, seen.local_depth)];
-        self.engine.region.geometry.check_subtable(offset)?;
+        self.region.geometry.check_subtable(offset)?;
         // No deeper and no shallower: it may have been split since, and be another's now.
         let local_depth = seen.local_depth + 1;
         let base = offset + self.hash.window_offset();
         self.read_window_at((base, local_depth), seen).await?;
-        if seen.took > self.engine.region.constants.patience_ns {
+        if seen.took > self.region.constants.patience_ns {
             return Ok(ForwardWindow::Unknown);
         }
         match seen.standing {
             SubtableState::Elsewhere => {
-                self.engine.reload_entry(self.lane, directory_hash).await?;
+                self.handle().reload_entry(self.lane, directory_hash).await?;
                 Ok(ForwardWindow::Unknown)
             }
             SubtableState::Filling => Ok(ForwardWindow::Window),
             SubtableState::Whole | SubtableState::Splitting(_) => {
-                self.engine
-                    .region
-                    .update_directory(directory_hash, Subtable { offset, local_depth })?;
-                self.engine.region.confirm_directory(self.hash, (base, local_depth));
+                self.region.update_directory(directory_hash, Subtable { offset, local_depth })?;
+                self.region.confirm_directory(self.hash, (base, local_depth));
                 Ok(ForwardWindow::Window)
             }
         }
@@ -257,7 +256,7 @@ impl<F: Fabric> Operation<'_, F> {
             any_moved |= slot.word().state() == SlotState::Moved;
         }
         (seen.base, seen.local_depth, seen.posted, seen.took) = (base, local_depth, posted, took);
-        seen.hints_exact = took <= self.engine.region.constants.exact_hint_read_ns_max;
+        seen.hints_exact = took <= self.region.constants.exact_hint_read_ns_max;
         seen.matching = matching;
         let headers = window.rows.each_ref().map(|row| row.header);
         seen.standing = self.standing(headers, local_depth, any_moved);
@@ -290,7 +289,7 @@ impl<F: Fabric> Operation<'_, F> {
 
     /// Whether no incarnation number can have recurred since a READ posted then (invariant I7).
     pub(super) fn is_hint_exact(&self, posted: Nanos) -> bool {
-        self.now().saturating_sub(posted) <= self.engine.region.constants.exact_hint_read_ns_max
+        self.now().saturating_sub(posted) <= self.region.constants.exact_hint_read_ns_max
     }
 
     /// A slot for the key: an EMPTY one of this kind, in the row with more of them. Of two as full
@@ -381,9 +380,7 @@ impl<F: Fabric> Operation<'_, F> {
         let leads_on = word.state() == SlotState::Live
             && word.fingerprint() == self.hash.fingerprint()
             && word.incarnation() == target.word.incarnation()
-            && word
-                .block()
-                .is_ok_and(|block| self.engine.region.geometry.check_block(block).is_ok());
+            && word.block().is_ok_and(|block| self.region.geometry.check_block(block).is_ok());
         if !leads_on {
             return Ok(None);
         }

@@ -5,14 +5,14 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use farside_fabric::{
-    Buffer, ChainError, Completion, Counters, Fabric, LaneId, Nanos, Timing, Verb,
+    Buffer, ChainError, Completion, Counters, Fabric, LaneId, Nanos, RegionIndex, Timing, Verb,
 };
 use zerocopy::IntoBytes;
 
 use super::clock::Clock;
 use super::lane::{Lane, Phase, extent};
 use super::lies::Lie;
-use super::memory::mix;
+use super::memory::{global, mix};
 use super::twin::Mutant;
 use super::world::World;
 
@@ -117,7 +117,7 @@ impl SimFabric {
     fn start_verb(&mut self, lane: LaneId) {
         let state = &mut self.lanes[usize::from(lane.0)];
         let (remote, bytes) = extent(&state.chain[state.at]);
-        let place = self.world.borrow().memory.place(remote & !7, bytes);
+        let place = self.world.borrow().memory.place(global(state.region, remote & !7), bytes);
         let place = match place {
             Ok(place) => place,
             Err(error) => return self.complete(lane, Err(error)),
@@ -182,7 +182,7 @@ impl SimFabric {
         let state = &mut self.lanes[usize::from(lane.0)];
         let verb = state.chain[state.at];
         let (remote, bytes) = extent(&verb);
-        let place = world.memory.place(remote & !7, bytes)? + word;
+        let place = world.memory.place(global(state.region, remote & !7), bytes)? + word;
         let tag = (state.at as u64) << 32 | word as u64;
         if !matches!(verb, Verb::Read { .. }) {
             let twin = self.lie.as_ref().map(|lie| lie.twin());
@@ -204,7 +204,7 @@ impl SimFabric {
         }
         if matches!(verb, Verb::Write { .. } | Verb::WriteU32 { .. } | Verb::WriteWord { .. }) {
             // Contract 4: clients swap the words and hints of slots.
-            let written = remote + word as u64 * 8;
+            let written = global(state.region, remote) + word as u64 * 8;
             let is_slot =
                 world.ground.block_at(written).is_none() && world.ground.slot_at(written).is_some();
             assert!(self.lie.is_some() || !is_slot, "a WRITE of a slot");
@@ -297,7 +297,7 @@ impl SimFabric {
 }
 
 impl Fabric for SimFabric {
-    fn timing(&self) -> Timing {
+    fn timing(&self, _: RegionIndex) -> Timing {
         self.timing
     }
 
@@ -313,8 +313,9 @@ impl Fabric for SimFabric {
         told
     }
 
-    fn post(&mut self, lane: LaneId, chain: &[Verb], deadline: Nanos) {
+    fn post(&mut self, lane: LaneId, region: RegionIndex, chain: &[Verb], deadline: Nanos) {
         let state = &mut self.lanes[usize::from(lane.0)];
+        state.region = region;
         state.counters.count(chain);
         state.asked.clear();
         state.asked.extend_from_slice(chain);

@@ -1,6 +1,6 @@
 //! A lane of the simulated fabric: its chain, and how far that has come.
 
-use farside_fabric::{Buffer, ChainError, Counters, Nanos, Verb};
+use farside_fabric::{Buffer, ChainError, Counters, Nanos, RegionIndex, Verb};
 
 /// What a lane is in the middle of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,6 +17,8 @@ pub(super) enum Phase {
 /// One lane's chain.
 pub(super) struct Lane {
     pub(super) phase: Phase,
+    /// Where the chain goes.
+    pub(super) region: RegionIndex,
     /// What was posted, and what is executed: the same, unless the fabric lies.
     pub(super) asked: Vec<Verb>,
     pub(super) chain: Vec<Verb>,
@@ -48,6 +50,7 @@ impl Lane {
     pub(super) fn new() -> Self {
         Self {
             phase: Phase::Idle,
+            region: RegionIndex::FIRST,
             asked: Vec::with_capacity(4),
             chain: Vec::with_capacity(4),
             at: 0,

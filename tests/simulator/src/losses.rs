@@ -4,7 +4,7 @@
 use std::hash::{DefaultHasher, Hasher};
 use std::rc::Rc;
 
-use farside_fabric::LaneId;
+use farside_fabric::{LaneId, RegionIndex};
 use farside_protocol::sweep::clear;
 
 use super::execution::Execution;
@@ -168,7 +168,8 @@ impl Execution<'_> {
         };
         let own = self.prepared.open(&self.world, clients + 3, self.processes.len(), 1, None);
         for (slot, word, _) in unfinished {
-            let cleared = own.endpoint().drive(clear(own.endpoint(), slot, word));
+            let cleared =
+                own.endpoint().drive(clear(own.endpoint(), RegionIndex::FIRST, slot, word));
             cleared.expect("the fabric reaches all of it");
         }
         let last = self.processes.len() - 1;

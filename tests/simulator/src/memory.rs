@@ -2,7 +2,15 @@
 
 use std::rc::Rc;
 
-use farside_fabric::ChainError;
+use farside_fabric::{ChainError, RegionIndex};
+
+/// Offsets in a region are less than 2 to this power.
+const REGION_BITS: u32 = 48;
+
+/// An offset in a region, as an offset in the memory of all regions: the first region's own.
+pub(super) fn global(region: RegionIndex, remote: u64) -> u64 {
+    remote | u64::from(region.0) << REGION_BITS
+}
 
 /// A part of the region that exists. Everything else is outside.
 #[derive(Clone, Copy, Debug)]

@@ -6,7 +6,7 @@ use std::rc::{Rc, Weak};
 
 use farside_fabric::{LaneId, Timing};
 use farside_layout::{FreeBlock, SizeClass, SplitOutcome};
-use farside_protocol::EngineOptions;
+use farside_protocol::RegionOptions;
 use farside_protocol::split::SplitProgress;
 
 use super::clock::PACE;
@@ -198,9 +198,9 @@ impl<'s> Prepared<'s> {
         let (region_id, region_bytes) =
             (self.ground.format.region_id, self.ground.format.region_bytes);
         let client_id = client_id(number);
-        let options = EngineOptions { region_id, region_bytes, client_id, cache_bytes, lanes };
+        let options = RegionOptions { region_id, region_bytes, client_id, cache_bytes };
         let seed = mix(self.scenario.seed, number as u64);
-        let rig = TestSession::open(fabric, Box::new(given), options, locations, seed);
+        let rig = TestSession::open((fabric, lanes), Box::new(given), options, locations, seed);
         let mut rig = rig.expect("the region is in order");
         if let Some(twin) = twin {
             let right = rig.constants();

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use farside_fabric::{Buffer, LaneId, Nanos, Verb};
+use farside_fabric::{Buffer, LaneId, Nanos, RegionIndex, Verb};
 use farside_layout::{BlockRef, ROW_BYTES, Row, STATE_OFFSET, SlotWord, slot_in_subtable};
 use farside_protocol::split::{SplitProgress, SubtableSplitter};
 use farside_protocol::sweep::clear_left_by;
@@ -61,7 +61,7 @@ async fn split(
         (world.ground.clone(), depth as u8, world.places_rest)
     };
     let (endpoint, lane) = (rig.endpoint(), LaneId(0));
-    let mover = SubtableSplitter::new(endpoint, lanes, &ground.format);
+    let mover = SubtableSplitter::new(endpoint, RegionIndex::FIRST, lanes, &ground.format);
     let mover = mover.with_part(ground.rows(), ground.usable());
     let reach = "the fabric reaches all of it";
     let mut split = ground.split();
@@ -93,7 +93,7 @@ async fn sweep(rig: &TestSession<SimFabric>, world: &RefCell<World>) -> Event {
     let endpoint = rig.endpoint();
     let read = async |remote: u64, bytes: u64| {
         let read = [Verb::Read { remote, into: Buffer::ReadBlock, bytes: bytes as u32 }];
-        endpoint.chain(LaneId(0), &read, Nanos::MAX).await?;
+        endpoint.chain(LaneId(0), RegionIndex::FIRST, &read, Nanos::MAX).await?;
         Ok(endpoint.buffer(LaneId(0), Buffer::ReadBlock)[..bytes as usize].to_vec())
     };
     let rows = ground.rows();
@@ -111,9 +111,15 @@ async fn sweep(rig: &TestSession<SimFabric>, world: &RefCell<World>) -> Event {
             let block_of = async |block: BlockRef| {
                 read(block.address.offset(), block.class.block_bytes()).await
             };
-            clear_left_by(endpoint, &ground.geometry, &clients, slot, block_of)
-                .await
-                .expect("the fabric reaches all of it");
+            clear_left_by(
+                (endpoint, RegionIndex::FIRST),
+                &ground.geometry,
+                &clients,
+                slot,
+                block_of,
+            )
+            .await
+            .expect("the fabric reaches all of it");
         }
     }
     Event::Swept(clients)

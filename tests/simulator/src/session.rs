@@ -1,11 +1,11 @@
 //! A session of the simulation: production code, driven from outside.
 
-use farside_fabric::{Buffer, Endpoint, Fabric, LaneId, Nanos};
+use farside_fabric::{Buffer, Endpoint, Fabric, LaneId, Nanos, RegionIndex};
 use farside_layout::{FreeBlock, SizeClass, SplitOutcome};
 use farside_protocol::allocator::{BlockDelivery, BlockSource, Delivery};
 use farside_protocol::{
-    Action, Answer, ConnectionCache, Engine, EngineOptions, Expected, Failure, LANE, Lifetime,
-    Operation, OperationError, Prefix, Version,
+    Action, Answer, ConnectionCache, Engine, Expected, Failure, LANE, Lifetime, OpenRegion,
+    Operation, OperationError, Prefix, RegionOptions, Version,
 };
 use send_wrapper::SendWrapper;
 
@@ -93,6 +93,7 @@ pub(super) struct Reply {
 /// What a session has, over a fabric of the test's.
 pub(super) struct TestSession<F: Fabric> {
     engine: Engine<F>,
+    region: OpenRegion,
 }
 
 impl<F: Fabric> TestSession<F> {
@@ -101,22 +102,23 @@ impl<F: Fabric> TestSession<F> {
     /// # Errors
     /// What is wrong with the region.
     pub(super) fn open(
-        fabric: F,
+        (fabric, lanes): (F, u16),
         blocks: Box<dyn Blocks>,
-        options: EngineOptions,
+        options: RegionOptions,
         locations: &Locations,
         wall: u64,
     ) -> Result<Self, Option<OperationError>> {
         let supply =
             Supply { blocks: SendWrapper::new(blocks), answers: Vec::new(), asked: Vec::new() };
-        let engine = Engine::open_at(fabric, Box::new(supply), options, &locations.0, wall)
-            .map_err(error)?;
-        Ok(Self { engine })
+        let engine = Engine::new_at(fabric, lanes, wall);
+        let region = engine.open(RegionIndex::FIRST, Box::new(supply), options, &locations.0);
+        let region = region.map_err(error)?;
+        Ok(Self { engine, region })
     }
 
     /// INSERTs of this key claim a slot without having looked, the next one this slot of the row.
     pub(super) fn expect_room(&self, key: &[u8], slot: usize) {
-        self.engine.expect_room(key, slot);
+        self.engine.at(&self.region).expect_room(key, slot);
     }
 
     /// The endpoint that polls and completes.
@@ -129,8 +131,9 @@ impl<F: Fabric> TestSession<F> {
     /// # Errors
     /// [`OperationError::OutOfSpace`].
     pub(super) fn fetch_blocks(&self, class: SizeClass) -> Result<(), Option<OperationError>> {
-        let taken = self.engine.endpoint.drive(self.engine.take_block(LANE, class));
-        self.engine.region.allocator().put_back(LANE, class, taken.map_err(error)?.0);
+        let taken =
+            self.engine.endpoint.drive(self.engine.at(&self.region).take_block(LANE, class));
+        self.region.allocator().put_back(LANE, class, taken.map_err(error)?.0);
         Ok(())
     }
 
@@ -157,9 +160,9 @@ impl<F: Fabric> TestSession<F> {
                 (Action::Exchange(Expected::Version(expected), FOREVER), value)
             }
         };
-        self.engine.region.check_key(key).map_err(Some)?;
-        self.engine.region.check_value(value).map_err(Some)?;
-        let operation = Operation::stage(&self.engine, lane, key, value);
+        self.region.check_key(key).map_err(Some)?;
+        self.region.check_value(value).map_err(Some)?;
+        let operation = Operation::stage(self.engine.at(&self.region), lane, key, value);
         let Answer { applied, found } = operation.perform(action).await.map_err(error)?;
         let buffer = self.engine.endpoint.buffer(lane, Buffer::ReadBlock);
         let found = found.map(|found| (found.value_in(&buffer).to_vec(), found.version));
@@ -168,7 +171,7 @@ impl<F: Fabric> TestSession<F> {
 
     /// What the constants of `docs/protocol.md` are here: GRACE, patience, T_hint, T_word.
     pub(super) fn constants(&self) -> [Nanos; 4] {
-        let constants = &self.engine.region.constants;
+        let constants = &self.region.constants;
         [
             constants.grace_ns,
             constants.patience_ns,
@@ -179,32 +182,32 @@ impl<F: Fabric> TestSession<F> {
 
     /// Gives the server all free blocks, as a session does that is asked to.
     pub(super) fn give_back(&self) {
-        self.engine.receive();
-        self.engine.region.allocator().give_all();
+        self.engine.at(&self.region).receive();
+        self.region.allocator().give_all();
     }
 
     /// Sets what [`TestSession::constants`] returns: for protocols with other constants.
     pub(super) fn set_constants(&mut self, [grace, patience, hint, word]: [Nanos; 4]) {
-        let constants = &mut self.engine.region.constants;
+        let constants = &mut self.region.constants;
         (constants.grace_ns, constants.patience_ns) = (grace, patience);
         (constants.exact_hint_read_ns_max, constants.proof_age_ns_max) = (hint, word);
     }
 
     /// Mixes what the location cache remembers into a hash.
     pub(super) fn hash_locations(&self, hasher: &mut impl std::hash::Hasher) {
-        self.engine.region.cache.hash_state(hasher);
+        self.region.cache.hash_state(hasher);
     }
 
     /// Mixes everything that later operations depend on into a hash: cache, free blocks, random
     /// numbers. Not what operations in flight remember.
     pub(super) fn hash_state(&self, hasher: &mut impl std::hash::Hasher) {
-        self.engine.hash_state(hasher);
+        self.engine.at(&self.region).hash_state(hasher);
     }
 }
 
 fn error(failure: Failure) -> Option<OperationError> {
     match failure {
         Failure::Error(error) => Some(*error),
-        Failure::Disconnected | Failure::NoAnswer(_) => None,
+        Failure::Lost(_) | Failure::HalfDone { .. } | Failure::NoAnswer(_) => None,
     }
 }

@@ -10,7 +10,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use farside::{Client, Outcome, Session};
-use farside_fabric::{Completion, Fabric, Intercepted, Interceptor, LaneId, Nanos, Verb};
+use farside_fabric::{
+    Completion, Fabric, Intercepted, Interceptor, LaneId, Nanos, RegionIndex, Verb,
+};
 
 const BYTES_PER_S: f64 = 25e6;
 /// With key and header it fills a block of 512 KiB, so a GET without a location READs no byte more.
@@ -33,7 +35,7 @@ fn main() {
     let builder = Client::builder().server(address).pipeline_depth(depth).cache_bytes(0);
     let watch = (slowest.clone(), lateness_max.clone());
     let builder = builder.around(Arc::new(move |fabric, lanes| {
-        watch.1.store(fabric.timing().lateness_max_ns, Ordering::Relaxed);
+        watch.1.store(fabric.timing(RegionIndex::FIRST).lateness_max_ns, Ordering::Relaxed);
         let interceptor = Doorbells {
             left_at: vec![None; lanes.into()],
             posted: Vec::with_capacity(lanes.into()),
@@ -121,12 +123,19 @@ struct Doorbells {
 }
 
 impl<F: Fabric + ?Sized> Interceptor<F> for Doorbells {
-    fn post(&mut self, fabric: &mut F, lane: LaneId, chain: &[Verb], deadline: Nanos) {
+    fn post(
+        &mut self,
+        fabric: &mut F,
+        lane: LaneId,
+        region: RegionIndex,
+        chain: &[Verb],
+        deadline: Nanos,
+    ) {
         self.left_at[usize::from(lane.0)] = None;
         if chain.iter().any(|verb| !matches!(verb, Verb::Read { .. })) {
             self.posted.push(lane);
         }
-        fabric.post(lane, chain, deadline);
+        fabric.post(lane, region, chain, deadline);
     }
 
     fn ring(&mut self, fabric: &mut F) {

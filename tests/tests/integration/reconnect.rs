@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use farside::{BatchOutcome, Contact, Error};
 use farside_fabric::{
-    ChainError, Completion, Fabric, Intercept, Intercepted, Interceptor, LaneId, Nanos, Verb,
+    ChainError, Completion, Fabric, Intercept, Intercepted, Interceptor, LaneId, Nanos,
+    RegionIndex, Verb,
 };
 use farside_tests::{ServerProcess, device, proof};
 use rustix::process::{Pid, Signal, kill_process};
@@ -153,7 +154,14 @@ struct Fenced {
 }
 
 impl<F: Fabric + ?Sized> Interceptor<F> for Fenced {
-    fn post(&mut self, fabric: &mut F, lane: LaneId, chain: &[Verb], deadline: Nanos) {
+    fn post(
+        &mut self,
+        fabric: &mut F,
+        lane: LaneId,
+        region: RegionIndex,
+        chain: &[Verb],
+        deadline: Nanos,
+    ) {
         if self.fence.before.fetch_sub(1, Ordering::Relaxed) == 0 {
             self.is_fenced = true;
             (self.fence.then)();
@@ -161,7 +169,7 @@ impl<F: Fabric + ?Sized> Interceptor<F> for Fenced {
         if self.is_fenced {
             self.refused.push(lane);
         } else {
-            fabric.post(lane, chain, deadline);
+            fabric.post(lane, region, chain, deadline);
         }
     }
 

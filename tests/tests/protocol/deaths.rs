@@ -64,17 +64,17 @@ fn a_victim() {
     let engine = engine_over(&variable(ADDRESS), |fabric| faults.around(Box::new(fabric), 1));
     // It has blocks in every list: free ones, and some that rest.
     for value in [&[0u8; 13][..], &[0; 500], &[0; 3000], OLD] {
-        engine.perform(Action::Put(FOREVER), b"the victim's own", value).unwrap();
+        engine.handle().perform(Action::Put(FOREVER), b"the victim's own", value).unwrap();
     }
-    engine.perform(Action::Delete, b"the victim's own", &[]).unwrap();
+    engine.handle().perform(Action::Delete, b"the victim's own", &[]).unwrap();
     if cached {
-        engine.perform(Action::Get, key, &[]).unwrap();
+        engine.handle().perform(Action::Get, key, &[]).unwrap();
     }
     if name == UNSEEN {
-        engine.expect_room(key, verbs_left as usize % SLOTS_PER_ROW);
+        engine.handle().expect_room(key, verbs_left as usize % SLOTS_PER_ROW);
     }
     faults.die_after(verbs_left);
-    engine.perform(action, key, NEW).unwrap();
+    engine.handle().perform(action, key, NEW).unwrap();
     std::process::exit(SURVIVED);
 }
 

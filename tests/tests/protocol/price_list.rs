@@ -13,13 +13,12 @@ use std::task::{Context, Poll, Waker};
 use farside_config::ServerConfig;
 use farside_config::size::ByteSize;
 use farside_fabric::shm::ShmFabric;
-use farside_fabric::{ChainError, Completion, Counters, Fabric, LaneId, Nanos, Verb};
-
-use farside_fabric::{Intercepted, Interceptor};
-use farside_protocol::{
-    Engine, Expected, Failure, LANE, Lifetime, Operation, ScanCursor, next_entry,
+use farside_fabric::{
+    ChainError, Completion, Counters, Fabric, Intercepted, Interceptor, LaneId, Nanos, RegionIndex,
+    Verb,
 };
-use farside_tests::engine::{TestServer, engine_over};
+use farside_protocol::{Expected, Failure, LANE, Lifetime, Operation, ScanCursor, next_entry};
+use farside_tests::engine::{TestEngine, TestServer, engine_over};
 
 const FOREVER: Lifetime = Lifetime::Forever;
 
@@ -51,11 +50,18 @@ impl Interceptor<ShmFabric> for Timeless {
         self.clock.now.get()
     }
 
-    fn post(&mut self, fabric: &mut ShmFabric, lane: LaneId, chain: &[Verb], deadline: Nanos) {
+    fn post(
+        &mut self,
+        fabric: &mut ShmFabric,
+        lane: LaneId,
+        region: RegionIndex,
+        chain: &[Verb],
+        deadline: Nanos,
+    ) {
         self.clock.add(self.clock.stall.take());
         match self.clock.now.get() > deadline {
             true => self.late.push_back(lane),
-            false => fabric.post(lane, chain, Nanos::MAX),
+            false => fabric.post(lane, region, chain, Nanos::MAX),
         }
     }
 
@@ -71,7 +77,7 @@ impl Interceptor<ShmFabric> for Timeless {
 }
 
 type TimelessFabric = Intercepted<ShmFabric, Timeless>;
-type TimelessEngine = Engine<TimelessFabric>;
+type TimelessEngine = TestEngine<TimelessFabric>;
 
 fn run<T>(
     engine: &TimelessEngine,
@@ -88,7 +94,7 @@ fn run_with<T>(
     call: impl AsyncFn(&Operation<'_, TimelessFabric>) -> Result<T, Failure>,
 ) -> (T, (u64, u64, u64, u64)) {
     let before = engine.counters();
-    let operation = Operation::stage(engine, LANE, &key.to_le_bytes(), value);
+    let operation = Operation::stage(engine.handle(), LANE, &key.to_le_bytes(), value);
     let output = engine.endpoint.drive(call(&operation)).unwrap();
     let counters = engine.counters() - before;
     let Counters { round_trips, reads, writes, compare_swaps, .. } = counters;
@@ -256,7 +262,8 @@ fn a_put_that_loses_to_one_of_its_session_is_overwritten() {
         for (winner, value_bytes) in [(engine, 6), (other, 3)] {
             put_long(engine);
             engine.region.cache.clear();
-            let operation = Operation::stage(engine, LaneId(1), &1u64.to_le_bytes(), b"new");
+            let operation =
+                Operation::stage(engine.handle(), LaneId(1), &1u64.to_le_bytes(), b"new");
             let mut put = pin!(operation.put(FOREVER));
             // The window, whose hints say nothing after that time, and the block.
             for _ in 0..2 {
@@ -279,7 +286,7 @@ fn a_scan_returns_a_key_whose_value_is_replaced_in_every_round_trip() {
         let put = || run(other, 1, async |operation| operation.put(FOREVER).await);
         put();
         let mut progress = ScanCursor::default();
-        let mut next = pin!(next_entry(engine, LANE, &mut progress));
+        let mut next = pin!(next_entry(engine.handle(), LANE, &mut progress));
         let entry = loop {
             engine.endpoint.tick();
             match next.as_mut().poll(&mut Context::from_waker(Waker::noop())) {

@@ -8,11 +8,13 @@ use std::rc::Rc;
 use farside_config::ServerConfig;
 use farside_config::size::ByteSize;
 use farside_fabric::shm::ShmFabric;
-use farside_fabric::{Buffer, ChainError, Completion, Fabric, LaneId, Nanos, Verb};
+use farside_fabric::{
+    Buffer, ChainError, Completion, Fabric, Intercepted, Interceptor, LaneId, Nanos, RegionIndex,
+    Verb,
+};
 use farside_layout::{SUBTABLE_BYTES, prefix_of};
 
 use farside::{Client, Session};
-use farside_fabric::{Intercepted, Interceptor};
 use farside_protocol::split::{Split, SplitProgress, SubtableSplitter};
 use farside_protocol::{LANE, ScanCursor, next_entry};
 use farside_tests::engine::{TestServer, engine_over};
@@ -24,11 +26,18 @@ struct Stopping {
 }
 
 impl Interceptor<ShmFabric> for Stopping {
-    fn post(&mut self, fabric: &mut ShmFabric, lane: LaneId, chain: &[Verb], deadline: Nanos) {
+    fn post(
+        &mut self,
+        fabric: &mut ShmFabric,
+        lane: LaneId,
+        region: RegionIndex,
+        chain: &[Verb],
+        deadline: Nanos,
+    ) {
         match self.left.get().checked_sub(1) {
             Some(left) => {
                 self.left.set(left);
-                fabric.post(lane, chain, deadline);
+                fabric.post(lane, region, chain, deadline);
             }
             None => self.refused.push_back(lane),
         }
@@ -90,6 +99,7 @@ fn a_split_can_stop_anywhere() {
         let split = Split { prefix, local_depth: DEPTH, old, new: [place(0), place(1)] };
         let mover = SubtableSplitter::new(
             &engine.endpoint,
+            RegionIndex::FIRST,
             1 + 3 * (prefix as u16 % 3),
             &engine.region.format,
         );
@@ -137,7 +147,8 @@ fn a_scan_returns_a_key_once_while_a_split_is_not_published() {
     let old = engine.region.directory().subtable(0).offset;
     let place = |n: u64| index + (255 - n) * SUBTABLE_BYTES;
     let split = Split { prefix: 0, local_depth: DEPTH, old, new: [place(0), place(1)] };
-    let mover = SubtableSplitter::new(&engine.endpoint, 1, &engine.region.format);
+    let mover =
+        SubtableSplitter::new(&engine.endpoint, RegionIndex::FIRST, 1, &engine.region.format);
     assert_eq!(engine.endpoint.drive(mover.split(&split)), Ok(SplitProgress::Done));
     // Here the server is stopped, or doubles a large directory.
     let hash = |n: &u64| engine.region.hasher.hash(&n.to_le_bytes()).directory();
@@ -160,18 +171,25 @@ struct Tearing {
 }
 
 impl Interceptor<ShmFabric> for Tearing {
-    fn post(&mut self, fabric: &mut ShmFabric, lane: LaneId, chain: &[Verb], deadline: Nanos) {
+    fn post(
+        &mut self,
+        fabric: &mut ShmFabric,
+        lane: LaneId,
+        region: RegionIndex,
+        chain: &[Verb],
+        deadline: Nanos,
+    ) {
         if let Verb::Read { remote, into: Buffer::Window, bytes: 128 } = chain[0] {
             if self.before > 0 {
                 self.before -= 1;
             } else if let Some(happens) = self.happens.take() {
                 let header = [Verb::Read { remote, into: Buffer::Window, bytes: 16 }];
-                fabric.run(lane, &header, Nanos::MAX).unwrap();
+                fabric.run(lane, region, &header, Nanos::MAX).unwrap();
                 self.header = Some(fabric.buffer(lane, Buffer::Window)[..16].to_vec());
                 happens();
             }
         }
-        fabric.post(lane, chain, deadline);
+        fabric.post(lane, region, chain, deadline);
     }
 
     fn poll(&mut self, fabric: &mut ShmFabric) -> Option<Completion> {
@@ -194,7 +212,8 @@ fn a_scan_that_sleeps_in_a_read_misses_no_key() {
     let happens = Box::new(move || {
         let of = |prefix: u32| engine.region.directory().subtable(prefix << (32 - DEPTH)).offset;
         let place = |n: u64| index + (255 - n) * SUBTABLE_BYTES;
-        let mover = SubtableSplitter::new(&engine.endpoint, 1, &engine.region.format);
+        let mover =
+            SubtableSplitter::new(&engine.endpoint, RegionIndex::FIRST, 1, &engine.region.format);
         let drive = |split: &Split, depth: u8| {
             let (progress, depth) = engine.endpoint.drive(mover.run(split, depth)).unwrap();
             assert_eq!(progress, SplitProgress::Done);
@@ -218,7 +237,7 @@ fn a_scan_that_sleeps_in_a_read_misses_no_key() {
     let mut progress = ScanCursor::default();
     let mut seen = BTreeSet::new();
     while let Some(entry) =
-        scanning.endpoint.drive(next_entry(&scanning, LANE, &mut progress)).unwrap()
+        scanning.endpoint.drive(next_entry(scanning.handle(), LANE, &mut progress)).unwrap()
     {
         seen.insert(entry.key);
     }

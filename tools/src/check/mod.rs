@@ -12,7 +12,7 @@ use std::collections::{HashMap, HashSet};
 
 pub use report::*;
 
-use farside_fabric::{Buffer, ChainError, Endpoint, Fabric, LaneId, Nanos, Verb};
+use farside_fabric::{Buffer, ChainError, Endpoint, Fabric, LaneId, Nanos, RegionIndex, Verb};
 use farside_layout::hash::{KeyHash, KeyHasher};
 use farside_layout::{
     BlockRef, Geometry, LayoutError, SUPERBLOCK_BYTES, Slot, SlotState, SlotWord, Superblock,
@@ -135,7 +135,8 @@ struct Reads<'a, F> {
 impl<F: Fabric> Reads<'_, F> {
     async fn read(&self, remote: u64, into: Buffer, bytes: u64) -> Result<(), ChainError> {
         let verbs = [Verb::Read { remote, into, bytes: bytes as u32 }];
-        self.endpoint.chain(self.lane, &verbs, NO_DEADLINE).await.map(|_| ())
+        let chain = self.endpoint.chain(self.lane, RegionIndex::FIRST, &verbs, NO_DEADLINE);
+        chain.await.map(|_| ())
     }
 
     /// The first `N` bytes of a buffer.

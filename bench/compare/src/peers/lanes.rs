@@ -11,7 +11,7 @@ use std::task::{Context, Poll, Waker};
 use farside::{Counters, PipelineFull, Version};
 use farside_bench::keys::Key;
 use farside_bench::store::{Action, Change, Completed, NO_VERSION, Pipelined, Store};
-use farside_fabric::{Fabric, LaneId};
+use farside_fabric::{Fabric, LaneId, RegionIndex};
 
 use super::{Peer, PeerError, Result};
 
@@ -137,7 +137,7 @@ impl<'s, P: Peer> Lanes<'s, P> {
             endpoint.tick();
         }
         let mut context = Context::from_waker(Waker::noop());
-        while endpoint.has_room(0)
+        while endpoint.has_room(RegionIndex::FIRST, 0)
             && let Some(id) = self.ready.pop_front()
         {
             let lane = &mut self.lanes[usize::from(id)];

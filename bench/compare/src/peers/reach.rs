@@ -2,7 +2,7 @@
 
 use std::cell::Ref;
 
-use farside_fabric::{Buffer, Endpoint, Fabric, LaneId, Nanos, Verb};
+use farside_fabric::{Buffer, Endpoint, Fabric, LaneId, Nanos, RegionIndex, Verb};
 use farside_layout::hash::KeyHasher;
 
 use super::{Result, memory::Pieces};
@@ -11,6 +11,8 @@ use super::{Result, memory::Pieces};
 const ZEROS_BYTES: u64 = 64 << 10;
 /// None of them says that a verb may come too late.
 const NO_DEADLINE: Nanos = Nanos::MAX;
+/// The only region.
+const REGION: RegionIndex = RegionIndex::FIRST;
 /// The first lane, when no other is in use.
 const LANE: LaneId = LaneId(0);
 
@@ -37,13 +39,13 @@ impl<F: Fabric> Reach<F> {
     /// One round trip.
     #[inline]
     pub async fn chain(&self, lane: LaneId, verbs: &[Verb]) -> Result<u64> {
-        Ok(self.endpoint.chain(lane, verbs, NO_DEADLINE).await?)
+        Ok(self.endpoint.chain(lane, REGION, verbs, NO_DEADLINE).await?)
     }
 
     /// Posts a chain that nobody waits for; [`Endpoint::take_result`] tells what became of it.
     #[inline]
     pub fn post(&self, lane: LaneId, verbs: &[Verb]) {
-        self.endpoint.fabric_mut().post(lane, verbs, NO_DEADLINE);
+        self.endpoint.fabric_mut().post(lane, REGION, verbs, NO_DEADLINE);
     }
 
     /// What a buffer holds; never across an `.await`.

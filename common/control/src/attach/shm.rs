@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
-use farside_fabric::AnyFabric;
 use farside_fabric::shm::{Connection, Lease, Region, ShmChannel, ShmFabric};
+use farside_fabric::{AnyFabric, RegionIndex};
 use farside_layout::{CLIENTS_MAX, LayoutError, SUPERBLOCK_BYTES, Superblock};
 
 use super::{AttachError, Attached, ConnectOptions, Contact, FabricFactory, Result, system};
@@ -25,6 +25,13 @@ struct ShmFactory {
 impl FabricFactory for ShmFactory {
     fn fabric(&self, lanes: u16) -> Result<AnyFabric> {
         Ok(AnyFabric::Shm(ShmFabric::new(self.region.clone(), Some(self.lease), lanes)))
+    }
+
+    fn add_to(&self, fabric: &mut AnyFabric) -> Result<RegionIndex> {
+        match fabric {
+            AnyFabric::Shm(fabric) => Ok(fabric.add_region(self.region.clone(), Some(self.lease))),
+            _ => Err(AttachError::OtherFabric),
+        }
     }
 }
 

@@ -4,9 +4,9 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use farside_fabric::AnyFabric;
 use farside_fabric::rdma::{Options, RemoteRegion, VerbsError};
-use farside_fabric::verbs::{connect_control, connect_data};
+use farside_fabric::verbs::{DataLink, connect_control, connect_data};
+use farside_fabric::{AnyFabric, RegionIndex};
 
 use super::{
     AttachError, Attached, ConnectOptions, Contact, FabricFactory, Result, absent_now, refused,
@@ -34,23 +34,44 @@ struct VerbsFactory {
 
 impl FabricFactory for VerbsFactory {
     fn fabric(&self, lanes: u16) -> Result<AnyFabric> {
-        let failed = |error: VerbsError| match error.is_passing() {
+        let link = self.connect(|rdma| connect_data(self.address, &self.request, lanes, rdma))?;
+        let fabric = link.into_fabric(self.region).map_err(|error| self.failed(error))?;
+        Ok(AnyFabric::Verbs(fabric))
+    }
+
+    fn add_to(&self, fabric: &mut AnyFabric) -> Result<RegionIndex> {
+        let AnyFabric::Verbs(fabric) = fabric else { return Err(AttachError::OtherFabric) };
+        let link = self.connect(|rdma| fabric.connect_data(self.address, &self.request, rdma))?;
+        fabric.add_region(link, self.region).map_err(|error| self.failed(error))
+    }
+}
+
+impl VerbsFactory {
+    fn failed(&self, error: VerbsError) -> AttachError {
+        match error.is_passing() {
             true => AttachError::Rdma(error),
             false => from_verbs(&self.server, error),
-        };
+        }
+    }
+
+    /// A data connection, in several attempts, to the server that answered before.
+    fn connect(
+        &self,
+        attempt: impl Fn(&Options) -> std::result::Result<DataLink, VerbsError>,
+    ) -> Result<DataLink> {
         let started = Instant::now();
         let link = loop {
             let left = self.rdma.connect_timeout.saturating_sub(started.elapsed());
             let rdma = Options { connect_timeout: attempt_max(left), ..self.rdma };
-            match connect_data(self.address, &self.request, lanes, &rdma) {
+            match attempt(&rdma) {
                 Err(VerbsError::TimedOut { .. }) if left > ATTEMPT_MIN => {}
-                link => break link.map_err(failed)?,
+                link => break link.map_err(|error| self.failed(error))?,
             }
         };
         if decode_reply(link.reply())? != Ok(self.welcome) {
             return Err(ControlError::NotFarside.into());
         }
-        Ok(AnyFabric::Verbs(link.into_fabric(self.region).map_err(failed)?))
+        Ok(link)
     }
 }
 

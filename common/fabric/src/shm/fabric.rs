@@ -12,7 +12,8 @@ use super::words::order_read_after_swap;
 use crate::clock::Clock;
 use crate::waits::SleepingLanes;
 use crate::{
-    Buffer, CHAIN_VERBS_MAX, ChainError, Completion, Counters, Fabric, LaneId, Nanos, Timing, Verb,
+    Buffer, CHAIN_VERBS_MAX, ChainError, Completion, Counters, Fabric, LaneId, Nanos, RegionIndex,
+    Timing, Verb,
 };
 
 /// A claim of a slot executes two locked instructions, a fence, a copy of 256 bytes and at
@@ -47,7 +48,8 @@ pub struct Lease {
 /// before. What remains open is a stop between that look and the instruction, or the few kilobytes
 /// of a WRITE, behind it.
 pub struct ShmFabric {
-    executor: Executor,
+    regions: Vec<MappedRegion>,
+    clock: Clock,
     lanes: Box<[Lane]>,
     posted: VecDeque<LaneId>,
     posted_bytes: u64,
@@ -57,6 +59,7 @@ pub struct ShmFabric {
 }
 
 struct Lane {
+    region: RegionIndex,
     chain: [Verb; CHAIN_VERBS_MAX],
     verbs: usize,
     payload_bytes: u64,
@@ -71,9 +74,11 @@ type Buffers = [Vec<u64>; Buffer::COUNT];
 const NO_VERB: Verb = Verb::Read { remote: 0, into: Buffer::Window, bytes: 0 };
 
 impl ShmFabric {
-    /// A fabric with this many lanes. Without a lease it is never fenced: the server's own.
+    /// A fabric with this many lanes, for one region. Without a lease it is never fenced there: the
+    /// server's own.
     pub fn new(region: Arc<Region>, lease: Option<Lease>, lanes: u16) -> Self {
         let lane = || Lane {
+            region: RegionIndex::FIRST,
             chain: [NO_VERB; CHAIN_VERBS_MAX],
             verbs: 0,
             payload_bytes: 0,
@@ -84,7 +89,8 @@ impl ShmFabric {
         };
         let lane_count = usize::from(lanes);
         Self {
-            executor: Executor { region, lease, clock: Clock::new() },
+            regions: vec![MappedRegion { region, lease }],
+            clock: Clock::new(),
             lanes: (0..lanes).map(|_| lane()).collect(),
             posted: VecDeque::with_capacity(lane_count),
             posted_bytes: 0,
@@ -93,16 +99,33 @@ impl ShmFabric {
             doorbells: 0,
         }
     }
+
+    /// One region more, in a mapping of its own.
+    pub fn add_region(&mut self, region: Arc<Region>, lease: Option<Lease>) -> RegionIndex {
+        self.regions.push(MappedRegion { region, lease });
+        RegionIndex(self.regions.len() as u16 - 1)
+    }
+}
+
+/// A region, and the word that says whether this client is accepted there.
+struct MappedRegion {
+    region: Arc<Region>,
+    lease: Option<Lease>,
 }
 
 /// What executing a chain takes besides the lane.
-struct Executor {
-    region: Arc<Region>,
+struct Executor<'f> {
+    region: &'f Region,
     lease: Option<Lease>,
-    clock: Clock,
+    clock: &'f Clock,
 }
 
-impl Executor {
+impl<'f> Executor<'f> {
+    #[inline]
+    fn new(mapped: &'f MappedRegion, clock: &'f Clock) -> Self {
+        Self { region: &mapped.region, lease: mapped.lease, clock }
+    }
+
     #[inline]
     fn check_lease(&self) -> Result<(), ChainError> {
         let Some(lease) = self.lease else { return Ok(()) };
@@ -195,7 +218,7 @@ impl Executor {
         deadline: Nanos,
     ) -> Result<(), ChainError> {
         self.check_lease()?;
-        if time(&self.clock) > deadline { Err(ChainError::Late) } else { Ok(()) }
+        if time(self.clock) > deadline { Err(ChainError::Late) } else { Ok(()) }
     }
 }
 
@@ -210,35 +233,37 @@ fn words_mut(buffer: &mut Vec<u64>, bytes: u32) -> &mut [u64] {
 }
 
 impl Fabric for ShmFabric {
-    fn timing(&self) -> Timing {
+    fn timing(&self, _: RegionIndex) -> Timing {
         Timing { round_trip_min_ns: ROUND_TRIP_MIN_NS, lateness_max_ns: LATENESS_MAX_NS }
     }
 
     #[inline]
     fn now(&self) -> Nanos {
-        self.executor.clock.now()
+        self.clock.now()
     }
 
     #[inline]
-    fn prefetch(&self, remote: u64, bytes: u32) {
-        self.executor.region.prefetch_to_change(remote, bytes.min(PREFETCH_BYTES_MAX));
+    fn prefetch(&self, region: RegionIndex, remote: u64, bytes: u32) {
+        let MappedRegion { region, .. } = &self.regions[region.place()];
+        region.prefetch_to_change(remote, bytes.min(PREFETCH_BYTES_MAX));
     }
 
     #[inline]
-    fn post(&mut self, lane_id: LaneId, chain: &[Verb], deadline: Nanos) {
+    fn post(&mut self, lane_id: LaneId, region: RegionIndex, chain: &[Verb], deadline: Nanos) {
         let lane = &mut self.lanes[usize::from(lane_id.0)];
+        lane.region = region;
         lane.verbs = chain.len();
         lane.chain[..chain.len()].copy_from_slice(chain);
         lane.deadline = deadline;
         lane.payload_bytes = lane.counters.count(chain);
         self.posted_bytes += lane.payload_bytes;
-        self.executor.prefetch_chain(chain);
+        Executor::new(&self.regions[region.place()], &self.clock).prefetch_chain(chain);
         self.posted.push_back(lane_id);
     }
 
     /// Only what is posted counts: it is executed at the doorbell, and nothing stays in flight.
     #[inline]
-    fn has_room(&self, _: u64) -> bool {
+    fn has_room(&self, _: RegionIndex, _: u64) -> bool {
         self.posted_bytes < RING_BYTES_MAX
     }
 
@@ -260,7 +285,8 @@ impl Fabric for ShmFabric {
             let chain = &lane.chain[..lane.verbs];
             self.posted_bytes -= lane.payload_bytes;
             left = left.saturating_sub(lane.payload_bytes);
-            lane.result = self.executor.execute(&mut lane.buffers, chain, lane.deadline);
+            let executor = Executor::new(&self.regions[lane.region.place()], &self.clock);
+            lane.result = executor.execute(&mut lane.buffers, chain, lane.deadline);
             self.completed.push_back(id);
         }
     }
@@ -271,8 +297,7 @@ impl Fabric for ShmFabric {
             let result = std::mem::replace(&mut self.lanes[usize::from(lane.0)].result, Ok(0));
             return Some(Completion { lane, result });
         }
-        let clock = &self.executor.clock;
-        self.waiting.due(|| clock.now())
+        self.waiting.due(|| self.clock.now())
     }
 
     fn relax(&mut self) {
@@ -302,15 +327,22 @@ impl Fabric for ShmFabric {
 
     /// The same without the queues.
     #[inline]
-    fn run(&mut self, lane: LaneId, chain: &[Verb], deadline: Nanos) -> Result<u64, ChainError> {
+    fn run(
+        &mut self,
+        lane: LaneId,
+        region: RegionIndex,
+        chain: &[Verb],
+        deadline: Nanos,
+    ) -> Result<u64, ChainError> {
         self.doorbells += 1;
+        let executor = Executor::new(&self.regions[region.place()], &self.clock);
         let lane = &mut self.lanes[usize::from(lane.0)];
         lane.counters.count(chain);
         if chain.len() > 1 {
             // One verb waits for the other's memory: a swap for all that was written before it.
-            self.executor.prefetch_chain(chain);
+            executor.prefetch_chain(chain);
         }
-        self.executor.execute(&mut lane.buffers, chain, deadline)
+        executor.execute(&mut lane.buffers, chain, deadline)
     }
 
     fn counters(&self) -> Counters {

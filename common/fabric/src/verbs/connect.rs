@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::control::VerbsChannel;
-use super::fabric::VerbsFabric;
+use super::fabric::{Queues, VerbsFabric};
 use super::ffi::{self, rdma_cm_event_type as kind};
 use super::handles::{Capacity, CompletionQueue, ProtectionDomain, QueuePair, system};
 use super::identifier::{CmId, Event, EventChannel};
@@ -36,7 +36,7 @@ pub fn connect_control(
     options: &Options,
 ) -> Result<(VerbsChannel, Vec<u8>), VerbsError> {
     check_request(private_data)?;
-    let prepared = Resolved::new(address, options)?.prepare(VerbsChannel::CAPACITY)?;
+    let prepared = Resolved::new(address, options)?.prepare(VerbsChannel::CAPACITY, None)?;
     let mut channel = VerbsChannel::new(prepared.queue_pair.clone(), prepared.domain.clone())?;
     let connected = prepared.connect(private_data)?;
     channel.begin(Some(connected.events))?;
@@ -53,15 +53,51 @@ pub fn connect_data(
     lanes: u16,
     options: &Options,
 ) -> Result<DataLink, VerbsError> {
+    connect_on(None, address, private_data, lanes, options)
+}
+
+impl VerbsFabric {
+    /// Opens a data connection to one region more, through the device of this fabric, on its
+    /// protection domain and completion queue. [`VerbsFabric::add_region`] makes use of it.
+    ///
+    /// # Errors
+    /// [`VerbsError::SeveralDevices`] if the way there is through another device; what else
+    /// [`connect_data`] has. This fabric stays as it is.
+    pub fn connect_data(
+        &self,
+        address: SocketAddr,
+        private_data: &[u8],
+        options: &Options,
+    ) -> Result<DataLink, VerbsError> {
+        let failed = system("sharing a completion queue");
+        let queues = self.queues().ok_or_else(|| failed(io::ErrorKind::BrokenPipe.into()))?;
+        connect_on(Some(queues), address, private_data, self.lanes.all.len() as u16, options)
+    }
+}
+
+fn connect_on(
+    queues: Option<Queues>,
+    address: SocketAddr,
+    private_data: &[u8],
+    lanes: u16,
+    options: &Options,
+) -> Result<DataLink, VerbsError> {
     check_request(private_data)?;
     let resolved = Resolved::new(address, options)?;
+    if let Some(Queues { domain, .. }) = &queues
+        && domain.device() != resolved.id.device()
+    {
+        let (device, other) = (domain.device_name(), super::preflight::name(&resolved.id));
+        return Err(VerbsError::SeveralDevices { address, device, other });
+    }
     let limits = super::preflight::query(&resolved.id)?;
     if limits.atomic_cap == ffi::ibv_atomic_cap::IBV_ATOMIC_NONE {
         return Err(VerbsError::NoAtomics { device: super::preflight::name(&resolved.id) });
     }
     let most = limits.max_qp_wr.min(limits.max_cqe).max(0) as u32;
     let sends = (u32::from(lanes) * CHAIN_VERBS_MAX as u32).clamp(SENDS_MIN, most.max(SENDS_MIN));
-    let prepared = resolved.prepare(Capacity { sends, receives: 0, inline_bytes: INLINE_BYTES })?;
+    let capacity = Capacity { sends, receives: 0, inline_bytes: INLINE_BYTES };
+    let prepared = resolved.prepare(capacity, queues)?;
     let (domain, options) = (prepared.domain.clone(), *options);
     let depth = limits.max_qp_init_rd_atom.clamp(1, u8::MAX.into()) as u8;
     let prepared = Prepared { initiator_depth: depth, ..prepared };
@@ -71,11 +107,12 @@ pub fn connect_data(
 
 /// A data connection whose peer has answered.
 pub struct DataLink {
-    connected: Connected,
-    domain: Arc<ProtectionDomain>,
-    sends: u32,
-    lanes: u16,
-    options: Options,
+    pub(super) connected: Connected,
+    pub(super) domain: Arc<ProtectionDomain>,
+    /// The work requests that the queue pair has room for.
+    pub(super) sends: u32,
+    pub(super) lanes: u16,
+    pub(super) options: Options,
 }
 
 impl DataLink {
@@ -84,14 +121,16 @@ impl DataLink {
         &self.connected.reply
     }
 
-    /// The fabric, over the region that the answer describes.
+    pub(super) fn completions(&self) -> &Arc<CompletionQueue> {
+        self.connected.queue_pair.completions()
+    }
+
+    /// A fabric whose first region is the one that the answer describes.
     ///
     /// # Errors
     /// [`VerbsError::Memlock`] when there is no registered memory for the lanes.
     pub fn into_fabric(self, region: RemoteRegion) -> Result<VerbsFabric, VerbsError> {
-        let Self { connected, domain, sends, lanes, options } = self;
-        let Connected { queue_pair, events, .. } = connected;
-        VerbsFabric::new(queue_pair, domain, events, region, sends, lanes, &options)
+        VerbsFabric::new(self, region)
     }
 }
 
@@ -112,9 +151,9 @@ struct Prepared {
 }
 
 /// One whose peer accepted.
-struct Connected {
-    queue_pair: Arc<QueuePair>,
-    events: Arc<EventChannel>,
+pub(super) struct Connected {
+    pub(super) queue_pair: Arc<QueuePair>,
+    pub(super) events: Arc<EventChannel>,
     reply: Vec<u8>,
 }
 
@@ -133,11 +172,19 @@ impl Resolved {
         Ok(Self { id: Arc::new(id), waiting, options: *options })
     }
 
-    fn prepare(self, capacity: Capacity) -> Result<Prepared, VerbsError> {
+    /// With a domain and a completion queue of its own, or on those of a session.
+    fn prepare(self, capacity: Capacity, queues: Option<Queues>) -> Result<Prepared, VerbsError> {
         let Self { id, waiting, options } = self;
-        let domain = Arc::new(ProtectionDomain::new(&id)?);
-        let completions = capacity.sends + capacity.receives;
-        let completions = Arc::new(CompletionQueue::new(&id, completions)?);
+        let Queues { domain, completions } = match queues {
+            Some(queues) => queues,
+            None => Queues {
+                domain: Arc::new(ProtectionDomain::new(&id)?),
+                completions: Arc::new(CompletionQueue::new(
+                    &id,
+                    capacity.sends + capacity.receives,
+                )?),
+            },
+        };
         let queue_pair = Arc::new(QueuePair::new(&id, &domain, &completions, capacity)?);
         Ok(Prepared { queue_pair, domain, initiator_depth: 0, waiting, options })
     }

@@ -6,10 +6,12 @@ use std::ptr::null_mut;
 use super::fabric::VerbsFabric;
 use super::ffi::ibv_wc_status;
 use super::lanes::{Lane, Stage};
+use super::link::Link;
 use super::work::{WorkRequestId, buffer_of, classify_failure, has_deadline, is_atomic, request};
 use crate::rdma::LOOK_NS_MAX;
 use crate::{
-    Buffer, CHAIN_VERBS_MAX, ChainError, Completion, Counters, Fabric, LaneId, Nanos, Timing, Verb,
+    Buffer, CHAIN_VERBS_MAX, ChainError, Completion, Counters, Fabric, LaneId, Nanos, RegionIndex,
+    Timing, Verb,
 };
 
 /// Looks at the completion queue between two looks at the clock while spinning.
@@ -20,8 +22,15 @@ const POLLS_PER_LOOK: u32 = 64;
 impl VerbsFabric {
     /// Fills in the lane's work requests.
     #[inline]
-    fn prepare(&mut self, lane_id: LaneId, chain: &[Verb]) -> Result<(), ChainError> {
+    fn prepare(
+        &mut self,
+        lane_id: LaneId,
+        region: RegionIndex,
+        chain: &[Verb],
+    ) -> Result<(), ChainError> {
+        let link = &self.links[region.place()];
         let lane = &mut self.lanes.all[usize::from(lane_id.0)];
+        lane.region = region;
         lane.bytes = lane.counters.count(chain);
         for verb in chain {
             if let Some((buffer, bytes)) = buffer_of(*verb)
@@ -32,7 +41,7 @@ impl VerbsFabric {
         }
         for at in 0..chain.len() {
             let memory = &self.lanes.all[usize::from(lane_id.0)].memory;
-            let request = request(chain, at, &self.remote, memory, self.inline_bytes_max)?;
+            let request = request(chain, at, &link.remote, memory, link.inline_bytes_max)?;
             if let Some(word) = request.word {
                 self.lanes.put_word(lane_id.0, at, word);
             }
@@ -41,7 +50,7 @@ impl VerbsFabric {
                 self.lanes.work(lane_id.0, at - 1).0.next = place;
             }
             let (work, entry) = self.lanes.work(lane_id.0, at);
-            request.fill(self.remote.rkey, work, entry);
+            request.fill(link.remote.rkey, work, entry);
         }
         Ok(())
     }
@@ -52,19 +61,29 @@ impl VerbsFabric {
         self.completed.push_back(Completion { lane, result });
     }
 
-    /// Hands a list to the device. The last work request of each chain is signaled, and the error
+    /// A chain of so many verbs is no longer with the device.
+    #[inline]
+    pub(super) fn land(&mut self, region: RegionIndex, verbs: usize) {
+        let link = &mut self.links[region.place()];
+        (link.flying, link.room) = (link.flying - 1, link.room + verbs);
+        (self.flying, self.room) = (self.flying - 1, self.room + verbs);
+    }
+
+    /// Hands a list for a region to the device. The last work request of each chain is signaled, and the error
     /// of any other names it, so every chain ends with a completion.
     #[inline]
-    fn post_list(&mut self, first: LaneId) {
+    fn post_list(&mut self, region: RegionIndex, first: LaneId) {
         self.doorbells += 1;
         (self.idle_since, self.spins) = (0, 0);
         let head = self.lanes.place(first.0, 0);
-        let Some(queue_pair) = &self.queue_pair else { return };
+        let link = &mut self.links[region.place()];
+        link.silent_since = 0;
+        let Some(queue_pair) = &link.queue_pair else { return };
         // SAFETY: the list goes through work requests of `self.lanes`, null behind the last; what
         // their entries name is registered, and stays as it is while the lanes are `Flying`.
         if unsafe { queue_pair.post_sends(head) }.is_err() {
             // Not known how much of it the device has: destroying the queue pair says.
-            self.destroy();
+            self.destroy(region);
         }
     }
 
@@ -72,10 +91,9 @@ impl VerbsFabric {
     #[inline]
     fn next_arrived(&mut self) -> Option<(WorkRequestId, ibv_wc_status::Type)> {
         if self.arrived.next == self.arrived.count {
-            let queue_pair = self.queue_pair.as_ref()?;
-            match queue_pair.completions().poll(&mut self.arrived.all) {
+            match self.completions.as_ref()?.poll(&mut self.arrived.all) {
                 Ok(count) => (self.arrived.next, self.arrived.count) = (0, count),
-                Err(_) => self.destroy(),
+                Err(_) => self.fail(),
             }
             if self.arrived.next == self.arrived.count {
                 return None;
@@ -91,8 +109,9 @@ impl VerbsFabric {
     fn settle(&mut self, origin: WorkRequestId, status: ibv_wc_status::Type) -> Option<Completion> {
         let (lane, at) = (LaneId(origin.lane), usize::from(origin.verb));
         let is_ok = status == ibv_wc_status::IBV_WC_SUCCESS;
+        let region = self.lanes.all[usize::from(origin.lane)].region;
         if !is_ok {
-            self.break_off();
+            self.break_off(region);
         }
         let of = &mut self.lanes.all[usize::from(origin.lane)];
         if !is_ok && of.result.is_ok() {
@@ -103,22 +122,70 @@ impl VerbsFabric {
         }
         let result = std::mem::replace(&mut of.result, Ok(0));
         of.stage = Stage::Idle;
-        self.flying -= 1;
-        self.room += of.verbs;
-        let clock = &self.clock;
-        self.flight.arrive(lane, of.bytes, of.deadline < Nanos::MAX, || clock.now());
-        let has_atomic = of.chain[..of.verbs].iter().any(|verb| is_atomic(*verb));
+        let (link, clock) = (&mut self.links[region.place()], &self.clock);
+        link.silent_since = 0;
+        link.flight.arrive(lane, of.bytes, of.deadline < Nanos::MAX, || clock.now());
+        let (verbs, has_atomic) = (of.verbs, of.chain().iter().any(|verb| is_atomic(*verb)));
+        self.land(region, verbs);
         let result = result.map(|_| if has_atomic { self.lanes.found(origin.lane) } else { 0 });
         Some(Completion { lane, result })
+    }
+
+    /// Looks at all completions that there are.
+    #[cold]
+    pub(super) fn settle_arrived(&mut self) {
+        while let Some((origin, status)) = self.next_arrived() {
+            if let Some(completion) = self.settle(origin, status) {
+                self.completed.push_back(completion);
+            }
+        }
+    }
+
+    /// The doorbell of one region.
+    #[inline]
+    fn ring_for(&mut self, region: RegionIndex) {
+        let mut now = None;
+        let (mut first, mut last) = (None, None);
+        while let Some(&id) = self.links[region.place()].posted.front() {
+            let Lane { verbs, bytes, deadline, .. } = self.lanes.all[usize::from(id.0)];
+            let changes = deadline < Nanos::MAX;
+            let mut now = || *now.get_or_insert_with(|| self.clock.now());
+            let link = &mut self.links[region.place()];
+            // What leaves now may take effect so much later.
+            let is_late = changes && now() + link.delivery_max_ns + LOOK_NS_MAX > deadline;
+            let is_broken = link.broken_at.is_some();
+            if is_broken || is_late {
+                link.unpost(bytes);
+                let error = if is_broken { ChainError::Fenced } else { ChainError::Late };
+                self.finish(id, Err(error));
+                continue;
+            }
+            if verbs > link.room.min(self.room) || !link.flight.admits(0) {
+                break;
+            }
+            link.flight.leave(id, bytes, changes, now);
+            link.unpost(bytes);
+            (link.flying, link.room) = (link.flying + 1, link.room - verbs);
+            (self.flying, self.room) = (self.flying + 1, self.room - verbs);
+            self.lanes.all[usize::from(id.0)].stage = Stage::Flying;
+            let head = self.lanes.place(id.0, 0);
+            if let Some((lane, verb)) = last.replace((id.0, verbs - 1)) {
+                self.lanes.work(lane, verb).0.next = head;
+            }
+            first.get_or_insert(id);
+        }
+        if let (Some(first), Some((lane, verb))) = (first, last) {
+            self.lanes.work(lane, verb).0.next = null_mut();
+            self.post_list(region, first);
+        }
     }
 }
 
 impl Fabric for VerbsFabric {
-    fn timing(&self) -> Timing {
-        Timing {
-            round_trip_min_ns: self.remote.round_trip_min_ns.into(),
-            lateness_max_ns: self.lateness_max_ns,
-        }
+    fn timing(&self, region: RegionIndex) -> Timing {
+        let Link { remote, lateness_max_ns, .. } = &self.links[region.place()];
+        let round_trip_min_ns = remote.round_trip_min_ns.into();
+        Timing { round_trip_min_ns, lateness_max_ns: *lateness_max_ns }
     }
 
     #[inline]
@@ -127,14 +194,14 @@ impl Fabric for VerbsFabric {
     }
 
     #[inline]
-    fn post(&mut self, lane_id: LaneId, chain: &[Verb], deadline: Nanos) {
+    fn post(&mut self, lane_id: LaneId, region: RegionIndex, chain: &[Verb], deadline: Nanos) {
         assert!((1..=CHAIN_VERBS_MAX).contains(&chain.len()), "a chain has 1 to 4 verbs");
         if self.lanes.all[usize::from(lane_id.0)].stage != Stage::Idle {
             // The device may have its buffers and its work requests.
             let result = Err(ChainError::Busy);
             return self.completed.push_back(Completion { lane: lane_id, result });
         }
-        if let Err(error) = self.prepare(lane_id, chain) {
+        if let Err(error) = self.prepare(lane_id, region, chain) {
             return self.finish(lane_id, Err(error));
         }
         let lane = &mut self.lanes.all[usize::from(lane_id.0)];
@@ -145,21 +212,23 @@ impl Fabric for VerbsFabric {
         lane.deadline = if has_deadline { deadline } else { Nanos::MAX };
         lane.stage = Stage::Posted;
         lane.result = Ok(0);
-        self.posted_bytes += lane.bytes;
-        self.posted.push_back(lane_id);
+        let link = &mut self.links[region.place()];
+        link.posted_bytes += lane.bytes;
+        link.posted.push_back(lane_id);
     }
 
     /// The send queue is the room, of which some devices have less than all lanes could fill, and
     /// what the link carries in good time.
     #[inline]
-    fn has_room(&self, under_way_bytes: u64) -> bool {
-        (self.posted.len() + 1) * CHAIN_VERBS_MAX <= self.room
-            && self.flight.admits(self.posted_bytes)
-            && self.flight.admits_all(under_way_bytes)
+    fn has_room(&self, region: RegionIndex, under_way_bytes: u64) -> bool {
+        let link = &self.links[region.place()];
+        (link.posted.len() + 1) * CHAIN_VERBS_MAX <= link.room.min(self.room)
+            && link.flight.admits(link.posted_bytes)
+            && link.flight.admits_all(under_way_bytes)
     }
 
-    fn set_patience(&mut self, patience: Nanos) {
-        self.flight.set_patience(patience);
+    fn set_patience(&mut self, region: RegionIndex, patience: Nanos) {
+        self.links[region.place()].flight.set_patience(patience);
     }
 
     fn wait(&mut self, lane: LaneId, until: Nanos) {
@@ -167,43 +236,10 @@ impl Fabric for VerbsFabric {
     }
 
     fn ring(&mut self) {
-        if self.posted.is_empty() {
-            return;
-        }
-        let mut now = None;
-        let (mut first, mut last) = (None, None);
-        while let Some(&id) = self.posted.front() {
-            let Lane { verbs, bytes, deadline, .. } = self.lanes.all[usize::from(id.0)];
-            let changes = deadline < Nanos::MAX;
-            let mut now = || *now.get_or_insert_with(|| self.clock.now());
-            // What leaves now may take effect so much later.
-            let is_late = changes && now() + self.delivery_max_ns + LOOK_NS_MAX > deadline;
-            if self.broken_at.is_some() || is_late {
-                self.posted.pop_front();
-                self.posted_bytes -= bytes;
-                let fenced = self.broken_at.is_some();
-                let error = if fenced { ChainError::Fenced } else { ChainError::Late };
-                self.finish(id, Err(error));
-                continue;
+        for at in 0..self.links.len() {
+            if !self.links[at].posted.is_empty() {
+                self.ring_for(RegionIndex(at as u16));
             }
-            if verbs > self.room || !self.flight.admits(0) {
-                break;
-            }
-            self.flight.leave(id, bytes, changes, now);
-            self.posted.pop_front();
-            self.posted_bytes -= bytes;
-            self.room -= verbs;
-            self.flying += 1;
-            self.lanes.all[usize::from(id.0)].stage = Stage::Flying;
-            let head = self.lanes.place(id.0, 0);
-            if let Some((lane, verb)) = last.replace((id.0, verbs - 1)) {
-                self.lanes.work(lane, verb).0.next = head;
-            }
-            first.get_or_insert(id);
-        }
-        if let (Some(first), Some((lane, verb))) = (first, last) {
-            self.lanes.work(lane, verb).0.next = null_mut();
-            self.post_list(first);
         }
     }
 

@@ -42,6 +42,11 @@ impl ProtectionDomain {
         Ok(Self { raw: constructed(raw).map_err(system(doing))?, id: id.clone() })
     }
 
+    /// What the device is called.
+    pub(super) fn device_name(&self) -> String {
+        super::preflight::name(&self.id)
+    }
+
     /// The device.
     pub(super) fn device(&self) -> Option<NonNull<ffi::ibv_context>> {
         self.id.device()

@@ -9,7 +9,7 @@ use super::handles::ProtectionDomain;
 use super::memory::Registered;
 use super::work::{LaneMemory, RegisteredRange, WorkRequestId};
 use crate::rdma::VerbsError;
-use crate::{Buffer, CHAIN_VERBS_MAX, ChainError, Counters, Nanos, Verb};
+use crate::{Buffer, CHAIN_VERBS_MAX, ChainError, Counters, Nanos, RegionIndex, Verb};
 
 /// What each buffer has at the start, in bytes; a larger verb makes it grow.
 const BUFFER_BYTES: [usize; Buffer::COUNT] = [512, 4096, 4096];
@@ -31,6 +31,8 @@ pub(super) enum Stage {
 
 /// One lane.
 pub(super) struct Lane {
+    /// Whose the chain is.
+    pub(super) region: RegionIndex,
     pub(super) chain: [Verb; CHAIN_VERBS_MAX],
     pub(super) verbs: usize,
     /// The chain's payload.
@@ -59,7 +61,7 @@ pub(super) struct Lanes {
     pub(super) all: Box<[Lane]>,
     works: Slab<Work>,
     entries: Slab<ffi::ibv_sge>,
-    domain: Arc<ProtectionDomain>,
+    pub(super) domain: Arc<ProtectionDomain>,
     /// Where lanes' memory begins. Last: nothing above is used without it.
     _arena: Registered,
 }
@@ -80,6 +82,7 @@ impl Lanes {
             let words = take(WORDS_BYTES - 8);
             let buffers = BUFFER_BYTES.map(take);
             Lane {
+                region: RegionIndex::FIRST,
                 chain: [NO_VERB; CHAIN_VERBS_MAX],
                 verbs: 0,
                 bytes: 0,

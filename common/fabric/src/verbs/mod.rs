@@ -2,7 +2,8 @@
 //! the C libraries, libibverbs and librdmacm.
 //!
 //! - Connecting: [`connect_data`] and [`connect_control`], and [`Listener`] on the other side.
-//! - The data path: [`VerbsFabric`]. The peer's processor takes no part in it.
+//! - The data path: [`VerbsFabric`]. The peers' processors take no part in it. It has a queue pair
+//!   for each region, and one completion queue and one protection domain for all.
 //! - What a peer may reach: [`Protection`]; dropping a [`DataConnection`] is the fence.
 //!
 //! Without the feature `verbs` this module is not there; its plain data is in [`crate::rdma`].
@@ -21,6 +22,7 @@ mod ffi;
 mod handles;
 mod identifier;
 mod lanes;
+mod link;
 mod listener;
 mod memory;
 mod preflight;

@@ -6,7 +6,7 @@ use farside_fabric::rdma::Options;
 use farside_fabric::verbs::{Listener, connect_data};
 use farside_fabric::{Buffer, ChainError, Fabric, LaneId, Verb};
 
-use crate::harness::{PATIENCE, REGION_BYTES, Server, address, later};
+use crate::harness::{PATIENCE, REGION, REGION_BYTES, Server, address, later};
 
 const LANE: LaneId = LaneId(0);
 
@@ -25,7 +25,7 @@ fn each_verb_does_what_it_says() {
     let region = server.region.clone();
     region.store(64, 0x1111_2222_3333_4444).unwrap();
     let deadline = later(&fabric);
-    let mut run = |chain: &[Verb]| fabric.run(LANE, chain, deadline);
+    let mut run = |chain: &[Verb]| fabric.run(LANE, REGION, chain, deadline);
     let cas = |expected, desired| Verb::CompareSwap { remote: 64, expected, desired };
     assert_eq!(run(&[cas(0x1111_2222_3333_4444, 7)]), Ok(0x1111_2222_3333_4444));
     assert_eq!(run(&[cas(8, 9)]), Ok(7), "a swap that loses says what it found");
@@ -37,9 +37,13 @@ fn each_verb_does_what_it_says() {
     assert_eq!(run(&[read(64, Buffer::Window, 16)]), Ok(0));
     let window = fabric.buffer(LANE, Buffer::Window);
     assert_eq!(window[..16], [0xabcd_0000_0007u64.to_le_bytes(), 99u64.to_le_bytes()].concat());
-    let outside = fabric.run(LANE, &[read(REGION_BYTES, Buffer::ReadBlock, 8)], deadline);
+    let outside = fabric.run(LANE, REGION, &[read(REGION_BYTES, Buffer::ReadBlock, 8)], deadline);
     assert!(matches!(outside, Err(ChainError::Outside { .. })));
-    assert_eq!(fabric.run(LANE, &[read(64, Buffer::Window, 16)], deadline), Ok(0), "still there");
+    assert_eq!(
+        fabric.run(LANE, REGION, &[read(64, Buffer::Window, 16)], deadline),
+        Ok(0),
+        "still there"
+    );
     let counters = fabric.counters();
     assert_eq!((counters.reads, counters.compare_swaps), (3, 2));
     assert_eq!((counters.writes, counters.round_trips), (2, 7));
@@ -58,7 +62,7 @@ fn blocks_of_every_size_arrive_inline_or_not() {
         let write = Verb::Write { remote: 4096, from: Buffer::NewBlock, bytes: bytes as u32 };
         let word = Verb::WriteWord { remote: 8, value: seed as u64 };
         let deadline = later(&fabric);
-        assert_eq!(fabric.run(LANE, &[write, word], deadline), Ok(0));
+        assert_eq!(fabric.run(LANE, REGION, &[write, word], deadline), Ok(0));
         let mut words = vec![0; bytes / 8];
         server.region.read(4096, &mut words).unwrap();
         let there: Vec<u8> = words.into_iter().flat_map(u64::to_le_bytes).collect();
@@ -66,7 +70,7 @@ fn blocks_of_every_size_arrive_inline_or_not() {
         // Without a reserve: a READ makes its buffer grow.
         let other = LaneId(1);
         let chain = [read(4096, Buffer::ReadBlock, bytes as u32)];
-        assert_eq!(fabric.run(other, &chain, deadline), Ok(0));
+        assert_eq!(fabric.run(other, REGION, &chain, deadline), Ok(0));
         assert!(fabric.buffer(other, Buffer::ReadBlock)[..bytes] == content, "{bytes} bytes");
     }
 }
@@ -99,7 +103,7 @@ fn chains_execute_in_order() {
             read(4096, Buffer::ReadBlock, 520),
         ];
         let deadline = later(&fabric);
-        assert_eq!(fabric.run(LANE, &chain, deadline), Ok(round));
+        assert_eq!(fabric.run(LANE, REGION, &chain, deadline), Ok(round));
         let seen = fabric.buffer(LANE, Buffer::ReadBlock);
         assert_eq!(seen[512..520], (round + 1).to_le_bytes());
         assert_eq!(seen[256..260], (round as u32).to_le_bytes());
@@ -120,7 +124,7 @@ fn a_swap_behind_a_read_and_a_write_behind_a_swap_wait() {
             Verb::WriteWord { remote: 8192 + 1032, value: round },
         ];
         let deadline = later(&fabric);
-        assert_eq!(fabric.run(LANE, &chain, deadline), Ok(round));
+        assert_eq!(fabric.run(LANE, REGION, &chain, deadline), Ok(round));
         let seen = &fabric.buffer(LANE, Buffer::ReadBlock)[1024..1040];
         assert_eq!(seen[..8], round.to_le_bytes(), "the READ came before the swap");
         assert_eq!(seen[8..], round.saturating_sub(1).to_le_bytes());
@@ -148,7 +152,7 @@ fn lanes_share_a_doorbell_and_keep_their_results_apart() {
                 },
                 read(offset, Buffer::ReadBlock, 40),
             ];
-            fabric.post(id, &chain, deadline);
+            fabric.post(id, REGION, &chain, deadline);
         }
         fabric.ring();
         let mut completed = 0;
@@ -180,13 +184,13 @@ fn late_chains_are_refused_and_readers_are_not_asked_for_a_deadline() {
     // A mark, too: what was a block may be something else by then (invariant I13).
     for chain in [[cas], [write], [Verb::WriteU32 { remote: 64, value: 3 }]] {
         let now = fabric.now();
-        assert_eq!(fabric.run(LANE, &chain, now - 1), Err(ChainError::Late));
+        assert_eq!(fabric.run(LANE, REGION, &chain, now - 1), Err(ChainError::Late));
         // Not too late now, but what the device does with it might be.
         let too_soon = now + Options::default().delivery_max_ns() / 2;
-        assert_eq!(fabric.run(LANE, &chain, too_soon), Err(ChainError::Late));
+        assert_eq!(fabric.run(LANE, REGION, &chain, too_soon), Err(ChainError::Late));
     }
     assert_eq!(server.region.load(64), Ok(0));
-    assert_eq!(fabric.run(LANE, &[read(0, Buffer::ReadBlock, 8)], 0), Ok(0));
+    assert_eq!(fabric.run(LANE, REGION, &[read(0, Buffer::ReadBlock, 8)], 0), Ok(0));
 }
 
 #[test]
@@ -196,7 +200,7 @@ fn waits_complete_in_their_time() {
     let until = fabric.now() + 20_000_000;
     fabric.wait(LaneId(1), until);
     let deadline = later(&fabric);
-    fabric.post(LANE, &[read(0, Buffer::ReadBlock, 8)], deadline);
+    fabric.post(LANE, REGION, &[read(0, Buffer::ReadBlock, 8)], deadline);
     fabric.ring();
     let mut seen = Vec::new();
     while seen.len() < 2 {
@@ -218,8 +222,8 @@ fn the_owner_reaches_its_region_through_the_device() {
     let count = |found| [Verb::CompareSwap { remote: 64, expected: found, desired: found + 1 }];
     for round in 0..200 {
         let found = 2 * round;
-        assert_eq!(own.fabric.run(LaneId(3), &count(found), deadline), Ok(found));
-        assert_eq!(client.run(LANE, &count(found + 1), deadline), Ok(found + 1));
+        assert_eq!(own.fabric.run(LaneId(3), REGION, &count(found), deadline), Ok(found));
+        assert_eq!(client.run(LANE, REGION, &count(found + 1), deadline), Ok(found + 1));
     }
     assert_eq!(server.region.load(64), Ok(400));
 }
@@ -241,7 +245,7 @@ fn a_stranger_does_not_get_the_owners_own_connection() {
     std::thread::sleep(Duration::from_millis(500));
     let mut own = server.writers.loopback_over(listener, 1, &options).unwrap();
     let deadline = later(&own.fabric);
-    assert_eq!(own.fabric.run(LANE, &[read(0, Buffer::ReadBlock, 64)], deadline), Ok(0));
+    assert_eq!(own.fabric.run(LANE, REGION, &[read(0, Buffer::ReadBlock, 64)], deadline), Ok(0));
     drop(own);
     for stranger in strangers {
         assert!(!stranger.join().unwrap(), "a stranger was taken for the owner");
@@ -258,11 +262,11 @@ fn a_lane_with_a_chain_in_flight_takes_no_other() {
     // Before its doorbell, and behind it.
     for is_rung in [false, true] {
         server.region.store(64, 0).unwrap();
-        fabric.post(LANE, &swap(1), deadline);
+        fabric.post(LANE, REGION, &swap(1), deadline);
         if is_rung {
             fabric.ring();
         }
-        fabric.post(LANE, &swap(100), deadline);
+        fabric.post(LANE, REGION, &swap(100), deadline);
         assert!(!fabric.reserve(LANE, Buffer::NewBlock, 1 << 20), "the buffer would move");
         fabric.ring();
         let mut next = || loop {
@@ -276,5 +280,5 @@ fn a_lane_with_a_chain_in_flight_takes_no_other() {
         assert_eq!(server.region.load(64), Ok(1));
     }
     assert!(fabric.reserve(LANE, Buffer::NewBlock, 1 << 20));
-    assert_eq!(fabric.run(LANE, &swap(1), deadline), Ok(1), "the lane goes on");
+    assert_eq!(fabric.run(LANE, REGION, &swap(1), deadline), Ok(1), "the lane goes on");
 }

@@ -7,7 +7,9 @@ use farside_fabric::rdma::{Options, REASON_BYTES_MAX, VerbsError, preflight};
 use farside_fabric::verbs::{Listener, connect_control, connect_data};
 use farside_fabric::{Buffer, ControlChannel, Fabric, LaneId, REQUEST_BYTES_MAX, Verb};
 
-use crate::harness::{CONTROL, READER, REASON, Server, WRITER, address, fabric_from, later};
+use crate::harness::{
+    CONTROL, READER, REASON, REGION, Server, WRITER, address, fabric_from, later,
+};
 
 const LANE: LaneId = LaneId(0);
 
@@ -34,7 +36,7 @@ fn garbage_of_every_length_is_refused_with_the_reason() {
     let mut fabric = server.client(1);
     let deadline = later(&fabric);
     let read = Verb::Read { remote: 0, into: Buffer::ReadBlock, bytes: 64 };
-    assert_eq!(fabric.run(LANE, &[read], deadline), Ok(0));
+    assert_eq!(fabric.run(LANE, REGION, &[read], deadline), Ok(0));
 }
 
 #[test]
@@ -113,11 +115,11 @@ fn the_device_refuses_what_a_reader_may_not() {
         let mut fabric = server.client_of(READER, 1, Options::default());
         let deadline = later(&fabric);
         let read = Verb::Read { remote: 64, into: Buffer::ReadBlock, bytes: 8 };
-        assert_eq!(fabric.run(LANE, &[read], deadline), Ok(0));
+        assert_eq!(fabric.run(LANE, REGION, &[read], deadline), Ok(0));
         assert_eq!(fabric.buffer(LANE, Buffer::ReadBlock)[..8], 5u64.to_le_bytes());
-        assert!(fabric.run(LANE, &[forbidden], deadline).is_err());
-        assert!(fabric.is_broken());
-        let after = fabric.run(LANE, &[read], deadline);
+        assert!(fabric.run(LANE, REGION, &[forbidden], deadline).is_err());
+        assert!(fabric.is_broken(REGION));
+        let after = fabric.run(LANE, REGION, &[read], deadline);
         assert!(after.is_err(), "a broken queue pair does nothing more");
         assert_eq!(server.region.load(64), Ok(5));
     }
@@ -134,7 +136,7 @@ fn the_device_refuses_the_key_of_another_role() {
     let mut fabric = link.into_fabric(stolen).unwrap();
     let deadline = later(&fabric);
     let swap = Verb::CompareSwap { remote: 64, expected: 0, desired: 6 };
-    assert!(fabric.run(LANE, &[swap], deadline).is_err());
+    assert!(fabric.run(LANE, REGION, &[swap], deadline).is_err());
     assert_eq!(server.region.load(64), Ok(0));
 }
 
@@ -151,7 +153,7 @@ fn connections_that_come_and_go_leave_nothing_behind() {
         let mut fabric = server.client(4);
         let deadline = later(&fabric);
         let count = Verb::CompareSwap { remote: 64, expected: round, desired: round + 1 };
-        assert_eq!(fabric.run(LANE, &[count], deadline), Ok(round));
+        assert_eq!(fabric.run(LANE, REGION, &[count], deadline), Ok(round));
         let (mut theirs, ours) = server.control();
         theirs.send(b"hello").unwrap();
         drop(fabric);
@@ -210,9 +212,9 @@ fn child_whose_buffers_may_not_grow() {
         assert_eq!(fabric.reserve(lane, Buffer::NewBlock, bytes as usize), fits, "{bytes}");
         fabric.buffer_mut(lane, Buffer::NewBlock)[..8].copy_from_slice(b"12345678");
         let write = Verb::Write { remote: 4096, from: Buffer::NewBlock, bytes };
-        assert_eq!(fabric.run(lane, &[write], deadline).is_ok(), fits, "{bytes}");
+        assert_eq!(fabric.run(lane, REGION, &[write], deadline).is_ok(), fits, "{bytes}");
         let read = Verb::Read { remote: 4096, into: Buffer::ReadBlock, bytes };
-        assert_eq!(fabric.run(lane, &[read], deadline).is_ok(), fits, "{bytes}");
+        assert_eq!(fabric.run(lane, REGION, &[read], deadline).is_ok(), fits, "{bytes}");
         if fits {
             assert_eq!(&fabric.buffer(lane, Buffer::ReadBlock)[..8], b"12345678");
         }

@@ -11,9 +11,11 @@ use farside_fabric::verbs::{
     DataConnection, Event, Incoming, Listener, Protection, VerbsChannel, VerbsFabric,
     connect_control, connect_data,
 };
-use farside_fabric::{Fabric, Nanos, Role};
+use farside_fabric::{Fabric, Nanos, RegionIndex, Role};
 
 pub(crate) const REGION_BYTES: u64 = 8 << 20;
+/// The region of a client that has one.
+pub(crate) const REGION: RegionIndex = RegionIndex::FIRST;
 /// How long anything may take under emulation.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -168,7 +170,7 @@ impl Server {
 
 /// A deadline that no chain of these tests meets, however busy the machine is.
 pub(crate) fn later(fabric: &impl Fabric) -> Nanos {
-    fabric.now() + fabric.timing().lateness_max_ns + PATIENCE.as_nanos() as Nanos
+    fabric.now() + fabric.timing(REGION).lateness_max_ns + PATIENCE.as_nanos() as Nanos
 }
 
 fn fabric_at(address: SocketAddr, what: &[u8], lanes: u16, options: Options) -> VerbsFabric {

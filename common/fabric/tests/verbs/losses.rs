@@ -6,7 +6,7 @@ use farside_fabric::rdma::{Options, ProbeState};
 use farside_fabric::verbs::{Event, Listener};
 use farside_fabric::{Buffer, ChainError, Fabric, LaneId, Verb};
 
-use crate::harness::{PATIENCE, Server, WRITER, fabric_from, later};
+use crate::harness::{PATIENCE, REGION, Server, WRITER, fabric_from, later};
 
 const LANE: LaneId = LaneId(0);
 const LANES: u16 = 16;
@@ -22,16 +22,16 @@ fn a_refused_doorbell_leaves_room() {
     for lane in 0..2 {
         let word = Verb::WriteWord { remote: 64, value: 1 };
         let swap = Verb::CompareSwap { remote: 64, expected: 0, desired: 1 };
-        fabric.post(LaneId(lane), &[word, word, swap], deadline);
+        fabric.post(LaneId(lane), REGION, &[word, word, swap], deadline);
     }
     fabric.ring();
     for _ in 0..2 {
         let completion = std::iter::repeat_with(|| fabric.poll()).flatten().next().unwrap();
         assert_eq!(completion.result, Err(ChainError::Unknown));
     }
-    assert!(fabric.is_broken() && fabric.has_room(0));
+    assert!(fabric.is_broken(REGION) && fabric.has_room(REGION, 0));
     let read = Verb::Read { remote: 0, into: Buffer::ReadBlock, bytes: 8 };
-    assert_eq!(fabric.run(LANE, &[read], deadline), Err(ChainError::Fenced));
+    assert_eq!(fabric.run(LANE, REGION, &[read], deadline), Err(ChainError::Fenced));
 }
 
 /// Dropping the server's end is the fence: what a client has in flight fails, and from that moment
@@ -93,7 +93,7 @@ fn dropping_the_servers_end_fences_a_client_with_chains_in_flight() {
         let deadline = later(&fabric);
         let read = Verb::Read { remote: 0, into: Buffer::ReadBlock, bytes: 8 };
         let started = Instant::now();
-        assert_eq!(fabric.run(LANE, &[read], deadline), Err(ChainError::Fenced));
+        assert_eq!(fabric.run(LANE, REGION, &[read], deadline), Err(ChainError::Fenced));
         assert!(started.elapsed() < Duration::from_millis(100), "at once");
     }
 }
@@ -110,7 +110,7 @@ fn post(fabric: &mut impl Fabric, lane: u16, tried: &mut [u64]) -> usize {
         Verb::Read { remote: 65_536 + word * 512, into: Buffer::ReadBlock, bytes: 1024 },
     ];
     let deadline = later(fabric);
-    fabric.post(LaneId(lane), &chain, deadline);
+    fabric.post(LaneId(lane), REGION, &chain, deadline);
     1
 }
 
@@ -123,7 +123,7 @@ fn an_idle_client_learns_of_its_fence_with_the_next_chain() {
     let started = Instant::now();
     let deadline = later(&fabric);
     let swap = Verb::CompareSwap { remote: 64, expected: 0, desired: 1 };
-    let result = fabric.run(LANE, &[swap], deadline);
+    let result = fabric.run(LANE, REGION, &[swap], deadline);
     assert!(matches!(result, Err(ChainError::Fenced | ChainError::Unknown)), "{result:?}");
     println!("known after {:?}", started.elapsed());
     assert!(started.elapsed() < Duration::from_secs(4));
@@ -278,7 +278,7 @@ fn sleeping_for_completions_loses_no_wakeup() {
         let started = Instant::now();
         let count = Verb::CompareSwap { remote: 64, expected: round, desired: round + 1 };
         let read = Verb::Read { remote: 0, into: Buffer::ReadBlock, bytes: 256 };
-        assert_eq!(fabric.run(LANE, &[count, read], deadline), Ok(round));
+        assert_eq!(fabric.run(LANE, REGION, &[count, read], deadline), Ok(round));
         // The longest sleep is 100 ms: a lost wakeup would show.
         assert!(started.elapsed() < Duration::from_millis(95), "{:?}", started.elapsed());
     }

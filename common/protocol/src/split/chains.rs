@@ -24,7 +24,7 @@ impl<F: Fabric> SubtableSplitter<'_, F> {
     pub(super) async fn batch(&self, chains: &[Chain]) -> Result<Vec<u64>, ChainError> {
         let lanes = (0..self.lanes).map(LaneId);
         let post = |(lane, chain): (LaneId, &Chain)| {
-            self.endpoint.chain(lane, &chain.verbs[..chain.count], Nanos::MAX)
+            self.endpoint.chain(lane, self.region, &chain.verbs[..chain.count], Nanos::MAX)
         };
         let in_flight: Vec<InFlight<'_>> = lanes.zip(chains).map(post).collect();
         let mut found = Vec::with_capacity(in_flight.len());

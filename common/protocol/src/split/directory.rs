@@ -49,7 +49,7 @@ impl<F: Fabric> SubtableSplitter<'_, F> {
             let entry = DirectoryEntry::new(split.new[side], split.local_depth + 1);
             let remote = first + at * ENTRY_BYTES;
             let write = [Verb::WriteWord { remote, value: entry.bits() }];
-            self.endpoint.chain(LANE, &write, Nanos::MAX).await?;
+            self.endpoint.chain(LANE, self.region, &write, Nanos::MAX).await?;
         }
         Ok(depth)
     }
@@ -69,15 +69,15 @@ impl<F: Fabric> SubtableSplitter<'_, F> {
             let bytes = (PIECE_ENTRIES.min(total - from) * ENTRY_BYTES) as u32;
             let remote = old + from * ENTRY_BYTES;
             let read = [Verb::Read { remote, into: Buffer::ReadBlock, bytes }];
-            self.endpoint.chain(LANE, &read, Nanos::MAX).await?;
+            self.endpoint.chain(LANE, self.region, &read, Nanos::MAX).await?;
             self.fill_twice(bytes as usize);
             let remote = new + 2 * from * ENTRY_BYTES;
             let write = [Verb::Write { remote, from: Buffer::NewBlock, bytes: 2 * bytes }];
-            self.endpoint.chain(LANE, &write, Nanos::MAX).await?;
+            self.endpoint.chain(LANE, self.region, &write, Nanos::MAX).await?;
         }
         let value = Superblock::state_word(RegionState::InUse, depth + 1);
         let switch = [Verb::WriteWord { remote: STATE_OFFSET, value }];
-        self.endpoint.chain(LANE, &switch, Nanos::MAX).await.map(|_| ())
+        self.endpoint.chain(LANE, self.region, &switch, Nanos::MAX).await.map(|_| ())
     }
 
     /// Each entry in the block buffer twice into the image buffer.

@@ -28,7 +28,7 @@ impl<F: Fabric> SubtableSplitter<'_, F> {
     pub(super) async fn read_rows(&self, subtable: u64) -> Result<Vec<Row>, ChainError> {
         let bytes = SUBTABLE_BYTES as u32;
         let read = [Verb::Read { remote: subtable, into: Buffer::ReadBlock, bytes }];
-        self.endpoint.chain(LANE, &read, Nanos::MAX).await?;
+        self.endpoint.chain(LANE, self.region, &read, Nanos::MAX).await?;
         let buffer = self.endpoint.buffer(LANE, Buffer::ReadBlock);
         let rows = <[Row]>::ref_from_bytes(&buffer[..SUBTABLE_BYTES as usize]).unwrap_or_default();
         Ok(rows.to_vec())

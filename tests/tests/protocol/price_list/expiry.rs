@@ -171,7 +171,8 @@ fn a_put_that_loses_to_the_deletion_of_an_ended_value_is_stored() {
                 bench.end();
             }
             bench.uncached();
-            let operation = Operation::stage(bench.engine, LANE, &1u64.to_le_bytes(), b"new");
+            let operation =
+                Operation::stage(bench.engine.handle(), LANE, &1u64.to_le_bytes(), b"new");
             let mut put = pin!(operation.put(FOREVER));
             endpoint.tick();
             assert!(put.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());

@@ -1,0 +1,216 @@
+//! A region and the engine that reaches it, together: setup, and what waits for the server.
+
+use farside_fabric::waiting::WaitTimer;
+use farside_fabric::{Buffer, ChainError, Fabric, InFlight, LaneId, Nanos, RegionIndex, Verb};
+use farside_layout::{
+    DirectoryEntry, FreeBlock, LayoutError, STATE_OFFSET, SUPERBLOCK_BYTES, SizeClass, Superblock,
+    prefix_of,
+};
+
+use crate::allocator::{BlockSource, TakeResult};
+use crate::directory::Directory;
+use crate::engine::{Engine, LANE};
+use crate::failure::Failure;
+use crate::location_cache::ConnectionCache;
+use crate::open_region::{Constants, OpenRegion, ROOM_ALL, RegionOptions};
+use crate::waiting::{is_over, no_answer};
+use crate::{Exhausted, OperationError, ProtocolResult};
+
+/// How much of the directory one READ brings, in bytes.
+const DIRECTORY_READ_BYTES: u64 = 64 << 10;
+
+/// A region, and the engine of a session that reaches it.
+pub struct RegionHandle<'e, F> {
+    /// What the session has for all regions.
+    pub engine: &'e Engine<F>,
+    /// What it has for this one.
+    pub region: &'e OpenRegion,
+}
+
+impl<F> Clone for RegionHandle<'_, F> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<F> Copy for RegionHandle<'_, F> {}
+
+impl<F: Fabric> Engine<F> {
+    /// Opens a region of the fabric: reads and checks its superblock and its directory, which takes
+    /// a round trip for the first and one for each 64 KiB of the second.
+    pub fn open(
+        &self,
+        index: RegionIndex,
+        blocks: Box<dyn BlockSource + Send>,
+        options: RegionOptions,
+        cache: &ConnectionCache,
+    ) -> Result<OpenRegion, Failure> {
+        let bytes = SUPERBLOCK_BYTES.min(options.region_bytes / 8 * 8) as u32;
+        let read = [Verb::Read { remote: 0, into: Buffer::ReadBlock, bytes }];
+        let found = self.endpoint.drive(self.endpoint.chain(LANE, index, &read, Nanos::MAX));
+        found.map_err(|error| Failure::at(index, error))?;
+        let (_, format) = Superblock::decode(
+            &self.endpoint.buffer(LANE, Buffer::ReadBlock),
+            options.region_bytes,
+        )?;
+        if format.region_id != options.region_id {
+            return Err(LayoutError::NotARegion.into());
+        }
+        let constants = Constants::new(&format, self.endpoint.fabric().timing(index));
+        self.endpoint.fabric_mut().set_patience(index, constants.patience_ns);
+        let (format, now) = ((format, constants), self.endpoint.fabric().now());
+        let region = OpenRegion::new(index, format, blocks, (&options, self.lanes), cache, now);
+        self.endpoint.drive(self.at(&region).load_directory(LANE))?;
+        Ok(region)
+    }
+}
+
+impl<'e, F: Fabric> RegionHandle<'e, F> {
+    /// One round trip to the region.
+    #[inline]
+    pub(crate) fn chain(self, lane: LaneId, verbs: &[Verb], deadline: Nanos) -> InFlight<'e> {
+        self.engine.endpoint.chain(lane, self.region.index, verbs, deadline)
+    }
+
+    /// One round trip that changes nothing, awaited.
+    pub(crate) async fn read(self, lane: LaneId, verbs: &[Verb]) -> ProtocolResult<()> {
+        self.chain(lane, verbs, Nanos::MAX).await.map(drop).map_err(|error| self.failed(error))
+    }
+
+    /// What the error of a chain means for an operation on this region.
+    #[cold]
+    pub(crate) fn failed(self, error: ChainError) -> Failure {
+        Failure::at(self.region.index, error)
+    }
+
+    /// Reads the directory in use.
+    async fn load_directory(self, lane: LaneId) -> Result<(), Failure> {
+        let bytes = SUPERBLOCK_BYTES as u32;
+        let read = [Verb::Read { remote: 0, into: Buffer::ReadBlock, bytes }];
+        self.read(lane, &read).await?;
+        let depth = {
+            let block = self.engine.endpoint.buffer(lane, Buffer::ReadBlock);
+            let (superblock, _) = Superblock::decode(&block, self.region.format.region_bytes)?;
+            superblock.directory_depth(&self.region.geometry)?
+        };
+        let Some(offset) = self.region.geometry.directory_offset(depth) else {
+            return Err(LayoutError::Field { field: "depth", value: depth.into() }.into());
+        };
+        let mut directory = Directory::with_depth(depth);
+        let total = 8u64 << depth;
+        for done in (0..total).step_by(DIRECTORY_READ_BYTES as usize) {
+            let bytes = DIRECTORY_READ_BYTES.min(total - done) as u32;
+            let read = [Verb::Read { remote: offset + done, into: Buffer::ReadBlock, bytes }];
+            self.read(lane, &read).await?;
+            let block = self.engine.endpoint.buffer(lane, Buffer::ReadBlock);
+            directory.extend(&block[..bytes as usize], &self.region.geometry)?;
+        }
+        *self.region.directory.borrow_mut() = directory;
+        Ok(())
+    }
+
+    /// READs the one directory entry for keys with this directory hash anew: its subtable was
+    /// split. Two round trips.
+    pub async fn reload_entry(self, lane: LaneId, directory_hash: u32) -> Result<(), Failure> {
+        let word = |remote| [Verb::Read { remote, into: Buffer::Window, bytes: 8 }];
+        let found = || {
+            let buffer = self.engine.endpoint.buffer(lane, Buffer::Window);
+            u64::from_le_bytes(buffer.first_chunk().copied().unwrap_or_default())
+        };
+        self.read(lane, &word(STATE_OFFSET)).await?;
+        let depth = (found() >> 32).min(u8::MAX.into()) as u8;
+        let Some(directory) = self.region.geometry.directory_offset(depth) else {
+            return Err(LayoutError::Field { field: "depth", value: depth.into() }.into());
+        };
+        let number = u64::from(prefix_of(directory_hash, depth));
+        let entry = directory + number * size_of::<DirectoryEntry>() as u64;
+        self.read(lane, &word(entry)).await?;
+        let entry = DirectoryEntry::from_bits(found());
+        Ok(self.region.directory.borrow_mut().update(
+            directory_hash,
+            entry,
+            &self.region.geometry,
+        )?)
+    }
+
+    /// Receives what the server answered.
+    #[inline]
+    pub fn receive(self) {
+        self.region.allocator.borrow_mut().receive(|| self.engine.endpoint.fabric().now());
+    }
+
+    /// Whether what was seen in a READ posted then is still to be believed (invariant I3).
+    #[inline]
+    pub fn is_fresh(self, posted: Nanos) -> bool {
+        self.engine.endpoint.now().saturating_sub(posted) <= self.region.constants.patience_ns
+    }
+
+    /// A free block of the class, and when it was taken: at once, or after the server answered or
+    /// GRACE ended.
+    pub async fn take_block(
+        self,
+        lane: LaneId,
+        class: SizeClass,
+    ) -> Result<(FreeBlock, Nanos), Failure> {
+        let mut now = self.engine.endpoint.now();
+        let mut waiting = WaitTimer::since(now);
+        loop {
+            self.receive();
+            let taken = self.region.allocator.borrow_mut().take(lane, class, now);
+            let out_of_space = || {
+                let what = Exhausted::Blocks { bytes: class.block_bytes() };
+                Err(OperationError::OutOfSpace { what }.into())
+            };
+            match taken {
+                TakeResult::Block(block) => {
+                    if let Some(next) = self.region.allocator.borrow().upcoming() {
+                        let bytes = class.block_bytes() as u32;
+                        self.engine.endpoint.fabric().prefetch(
+                            self.region.index,
+                            next.offset(),
+                            bytes,
+                        );
+                    }
+                    return Ok((block, now));
+                }
+                TakeResult::Asked(_) if self.region.allocator.borrow().is_lost() => {
+                    return Err(Failure::Lost(self.region.index));
+                }
+                TakeResult::Asked(_) if is_over(&waiting) => return Err(no_answer(&waiting)),
+                TakeResult::Soon(_) | TakeResult::Resting(_) if is_over(&waiting) => {
+                    return out_of_space();
+                }
+                TakeResult::Asked(until) | TakeResult::Soon(until) | TakeResult::Resting(until) => {
+                    self.engine.endpoint.sleep_until(lane, until).await;
+                }
+                TakeResult::Exhausted => return out_of_space(),
+            }
+            now = self.engine.endpoint.now();
+            waiting.advance(now);
+        }
+    }
+
+    /// From now on INSERTs of this key do not look first; the next one claims this slot of its
+    /// home row.
+    pub fn expect_room(self, key: &[u8], slot: usize) {
+        self.region.room.set(ROOM_ALL);
+        let hash = self.region.hasher.hash(key);
+        let window = self.region.directory().window(hash);
+        self.region.confirm_directory(hash, window);
+        let slots = farside_layout::SLOTS_PER_ROW as u64;
+        let mut before = self.engine.random().get();
+        while self.engine.random_below(slots) != slot as u64 {
+            before = self.engine.random().get();
+        }
+        self.engine.random().set(before);
+    }
+
+    /// Mixes into a hash what operations that begin later depend on.
+    pub fn hash_state(self, hasher: &mut impl std::hash::Hasher) {
+        hasher.write_u64(self.engine.random().get());
+        hasher.write_u32(self.region.room.get());
+        self.region.directory().hash_state(hasher);
+        self.region.cache.hash_state(hasher);
+        self.region.allocator().hash_state(hasher);
+    }
+}
