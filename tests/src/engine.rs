@@ -125,23 +125,32 @@ impl<F> std::ops::Deref for TestEngine<F> {
     }
 }
 
-/// An engine whose fabric is something around that of shared memory.
-pub fn engine_over<F: Fabric>(address: &str, around: impl FnOnce(ShmFabric) -> F) -> TestEngine<F> {
+/// Attaches to a server, as a writer.
+pub fn attach(address: &str) -> Attached {
     let (role, token) = (Role::Writer, Token::NONE);
     let (address, timeout) = (address.parse().unwrap(), PATIENCE);
-    let options = ConnectOptions { address, role, token, timeout, rdma: Default::default() };
-    let Attached { welcome, factory, channel } = options.connect().unwrap();
-    let Welcome { region_id, region_bytes, client_id, .. } = welcome;
-    let (cache_bytes, lanes) = (64 << 20, 64);
-    let options = RegionOptions { region_id, region_bytes, client_id, cache_bytes };
+    ConnectOptions { address, role, token, timeout, rdma: Default::default() }.connect().unwrap()
+}
+
+/// Opens this region of an engine's fabric, which is the server's that said this welcome.
+pub fn open_region<F: Fabric>(
+    engine: &Engine<F>,
+    index: RegionIndex,
+    welcome: &Welcome,
+    channel: Box<dyn ControlChannel>,
+) -> OpenRegion {
+    let Welcome { region_id, region_bytes, client_id, .. } = *welcome;
+    let options = RegionOptions { region_id, region_bytes, client_id, cache_bytes: 64 << 20 };
+    let (buffer, answers) = (vec![0; MESSAGE_BYTES_MAX], VecDeque::new());
+    let blocks = Box::new(ChannelBlocks { channel, buffer, answers });
+    engine.open(index, blocks, options, &ConnectionCache::default()).unwrap()
+}
+
+/// An engine whose fabric is something around that of shared memory.
+pub fn engine_over<F: Fabric>(address: &str, around: impl FnOnce(ShmFabric) -> F) -> TestEngine<F> {
+    let (Attached { welcome, factory, channel }, lanes) = (attach(address), 64);
     let AnyFabric::Shm(fabric) = factory.fabric(lanes).unwrap() else { unreachable!() };
-    let blocks = Box::new(ChannelBlocks {
-        channel,
-        buffer: vec![0; MESSAGE_BYTES_MAX],
-        answers: VecDeque::new(),
-    });
     let engine = Engine::new(around(fabric), lanes);
-    let cache = ConnectionCache::default();
-    let region = engine.open(RegionIndex::FIRST, blocks, options, &cache).unwrap();
+    let region = open_region(&engine, RegionIndex::FIRST, &welcome, channel);
     TestEngine { region, engine }
 }

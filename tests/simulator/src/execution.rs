@@ -21,6 +21,7 @@ use super::script::Script;
 use super::server::Chore;
 use super::task::Event;
 use super::trace::Line;
+use super::turns;
 use super::world::World;
 
 /// An execution so far.
@@ -158,6 +159,11 @@ impl Execution<'_> {
 
     /// Lets it happen.
     pub(super) fn act(&mut self, action: Action) -> Result<(), Violation> {
+        self.take_step(action)?;
+        turns::check(&self.world.borrow().memory)
+    }
+
+    fn take_step(&mut self, action: Action) -> Result<(), Violation> {
         self.bound = false;
         match action {
             Action::Begin(at) => {

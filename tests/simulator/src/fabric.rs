@@ -71,6 +71,15 @@ impl SimFabric {
         }
     }
 
+    /// Whether the client follows a protocol with this rule broken. It counts as broken then.
+    pub(super) fn has_twin(&self, twin: Mutant) -> bool {
+        let has = self.lie.as_ref().is_some_and(|lie| lie.twin() == twin);
+        if has {
+            self.world.borrow_mut().lied(twin);
+        }
+        has
+    }
+
     pub(super) fn lane(&self, lane: LaneId) -> &Lane {
         &self.lanes[usize::from(lane.0)]
     }

@@ -15,8 +15,9 @@ use farside_layout::{
 use farside_protocol::split::Split;
 use zerocopy::IntoBytes;
 
-use super::memory::{Extent, Memory};
+use super::memory::{Extent, Memory, global};
 use super::monitor::Violation;
+use super::turns::{HEAD, TAIL};
 
 /// GRACE in simulations, in milliseconds.
 pub const GRACE_MS: u32 = 100;
@@ -137,6 +138,8 @@ impl SimRegion {
                 words: self.depot.map_or(0, |_| DEPOT_BYTES as usize / 8),
             },
             Extent { first: directories[0] / 8, words: directory_words },
+            Extent { first: global(HEAD, 0) / 8, words: 1 },
+            Extent { first: global(TAIL, 0) / 8, words: 1 },
         ]);
         let superblock = Superblock::new(&self.format, depth).expect("a checked format");
         memory.fill(0, superblock.as_bytes());

@@ -38,6 +38,7 @@ mod split_lies;
 mod task;
 mod time_lies;
 mod trace;
+mod turns;
 mod twin;
 mod verdict;
 mod world;

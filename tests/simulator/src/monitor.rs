@@ -54,7 +54,9 @@ impl Asked {
             | Op::Delete(key)
             | Op::Exchange(key, _)
             | Op::ExchangeSeen(key) => key,
-            Op::Yield | Op::GiveBack | Op::Sleep(_) => unreachable!("nothing is asked"),
+            Op::Yield | Op::GiveBack | Op::Sleep(_) | Op::RaiseBoth => {
+                unreachable!("nothing is asked")
+            }
         }
     }
 
@@ -67,7 +69,9 @@ impl Asked {
             Op::Delete(_) => Operation::Delete,
             Op::Exchange(..) => Operation::Exchange,
             Op::ExchangeSeen(_) => Operation::ExchangeVersion,
-            Op::Yield | Op::GiveBack | Op::Sleep(_) => unreachable!("nothing is asked"),
+            Op::Yield | Op::GiveBack | Op::Sleep(_) | Op::RaiseBoth => {
+                unreachable!("nothing is asked")
+            }
         }
     }
 }

@@ -28,6 +28,8 @@ pub enum Op {
     PutLarge(Key),
     GiveBack,
     Sleep(Nanos),
+    /// Changes two other regions, one after the other.
+    RaiseBoth,
     /// Nothing: see [`Script::yields`].
     Yield,
 }

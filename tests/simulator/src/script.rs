@@ -167,6 +167,11 @@ impl Script {
         self.then(Op::ExchangeSeen(key))
     }
 
+    /// It changes two other regions, one after the other.
+    pub fn raises_both(self) -> Self {
+        self.then(Op::RaiseBoth)
+    }
+
     /// If all that it does is one step, that ends here, and others may act before the next.
     pub fn yields(self) -> Self {
         self.then(Op::Yield)

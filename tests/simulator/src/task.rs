@@ -14,6 +14,7 @@ use super::ground::{LARGE_BYTES, keys};
 use super::monitor::Asked;
 use super::scenario::Op;
 use super::session::{Call, Reply, TestSession};
+use super::turns::raise;
 
 /// What a process tells whoever polls it.
 pub(super) enum Event {
@@ -78,10 +79,11 @@ pub(super) async fn run_script(
         begin().await;
         match op {
             Op::GiveBack => rig.give_back(),
+            Op::RaiseBoth => raise(&rig, lane).await,
             Op::Sleep(time) => rig.endpoint().sleep_until(lane, rig.endpoint().now() + time).await,
             _ => {}
         }
-        if matches!(op, Op::Yield | Op::GiveBack | Op::Sleep(_)) {
+        if matches!(op, Op::Yield | Op::GiveBack | Op::Sleep(_) | Op::RaiseBoth) {
             events.borrow_mut().push_back(Event::Skip);
             continue;
         }

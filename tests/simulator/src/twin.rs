@@ -115,6 +115,8 @@ pub enum Mutant {
     NeverFilling,
     /// A split that goes on after it was interrupted fills what clients use already (I17).
     FillsAgain,
+    /// A change of two regions relies on what the first one shows, which the second may not have.
+    HeadBelieved,
 }
 
 impl Mutant {

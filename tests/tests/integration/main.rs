@@ -45,5 +45,6 @@ mod snapshots;
 mod space;
 mod strangers;
 mod tidy;
+mod two_regions;
 mod verb_counts;
 mod wakeups;

@@ -356,3 +356,6 @@ impl Fabric for ShmFabric {
         &self.lanes[usize::from(lane.0)].counters
     }
 }
+
+#[cfg(test)]
+mod tests;

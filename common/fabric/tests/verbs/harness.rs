@@ -186,16 +186,20 @@ pub(crate) fn fabric_from(
     shift: u64,
 ) -> VerbsFabric {
     let link = connect_data(address, what, lanes, &options).unwrap();
-    let reply = link.reply();
+    let remote = remote_of(link.reply(), shift);
+    link.into_fabric(remote).unwrap()
+}
+
+/// The region that a server's reply describes, as if it started that many bytes behind its start.
+pub(crate) fn remote_of(reply: &[u8], shift: u64) -> RemoteRegion {
     let word = |at: usize| u64::from_le_bytes(reply[at..at + 8].try_into().unwrap());
-    let remote = RemoteRegion {
+    RemoteRegion {
         base_address: word(0) + shift,
         region_bytes: word(8),
         rkey: word(16) as u32,
         writable: true,
         round_trip_min_ns: 500,
-    };
-    link.into_fabric(remote).unwrap()
+    }
 }
 
 /// A writer's fabric to another process.

@@ -10,3 +10,4 @@ mod connecting;
 mod control;
 mod harness;
 mod losses;
+mod regions;

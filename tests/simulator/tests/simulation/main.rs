@@ -19,6 +19,7 @@ mod splits;
 mod sweep;
 mod time;
 mod triples;
+mod turns;
 mod twins;
 mod unseen;
 

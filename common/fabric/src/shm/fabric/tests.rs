@@ -1,0 +1,67 @@
+//! One fabric over two mappings: what is shared, and what is each region's own.
+
+use super::*;
+use crate::Endpoint;
+
+const LANE: LaneId = LaneId(0);
+const LEASE: Lease = Lease { offset: 8, number: 7 };
+
+fn region() -> Arc<Region> {
+    let file = tempfile::tempfile().unwrap();
+    file.set_len(4096).unwrap();
+    let region = Arc::new(Region::map(&file).unwrap());
+    region.store(LEASE.offset, LEASE.number).unwrap();
+    region
+}
+
+fn swap(expected: u64) -> [Verb; 1] {
+    [Verb::CompareSwap { remote: 64, expected, desired: expected + 1 }]
+}
+
+fn two_regions() -> (Endpoint<ShmFabric>, [Arc<Region>; 2], [RegionIndex; 2]) {
+    let regions = [region(), region()];
+    let mut fabric = ShmFabric::new(regions[0].clone(), Some(LEASE), 2);
+    let second = fabric.add_region(regions[1].clone(), Some(LEASE));
+    (Endpoint::new(fabric, 2), regions, [RegionIndex::FIRST, second])
+}
+
+#[test]
+fn one_future_changes_one_region_and_then_another() {
+    let (endpoint, regions, [first, second]) = two_regions();
+    regions[1].store(64, 5).unwrap();
+    let change = async {
+        let read = [Verb::Read { remote: 64, into: Buffer::ReadBlock, bytes: 8 }];
+        endpoint.chain(LANE, second, &read, Nanos::MAX).await?;
+        assert_eq!(endpoint.buffer(LANE, Buffer::ReadBlock)[0], 5);
+        let found = endpoint.chain(LANE, first, &swap(0), Nanos::MAX).await?;
+        Ok::<_, ChainError>([found, endpoint.chain(LANE, second, &swap(5), Nanos::MAX).await?])
+    };
+    // Alone, and with doorbells that lanes share.
+    assert_eq!(endpoint.drive(change), Ok([0, 5]));
+    assert_eq!(regions.each_ref().map(|region| region.load(64).unwrap()), [1, 6]);
+    let Counters { round_trips, doorbells, reads, compare_swaps, .. } =
+        endpoint.fabric().counters();
+    assert_eq!([round_trips, doorbells, reads, compare_swaps], [3, 3, 1, 2]);
+    let both = async {
+        let chains = [(LANE, first, swap(1)), (LaneId(1), second, swap(6))];
+        let [one, other] = chains
+            .each_ref()
+            .map(|(lane, region, chain)| endpoint.chain(*lane, *region, chain, Nanos::MAX));
+        [one.await, other.await]
+    };
+    assert_eq!(endpoint.drive_lanes(both), [Ok(1), Ok(6)]);
+    assert_eq!(endpoint.fabric().counters().doorbells, 4, "one for both");
+}
+
+#[test]
+fn a_region_that_fences_the_client_leaves_it_the_others() {
+    let (endpoint, regions, [first, second]) = two_regions();
+    regions[1].store(LEASE.offset, LEASE.number + 1).unwrap();
+    let run =
+        |region, chain: [Verb; 1]| endpoint.drive(endpoint.chain(LANE, region, &chain, Nanos::MAX));
+    assert_eq!(run(second, swap(0)), Err(ChainError::Fenced));
+    assert_eq!(run(first, swap(0)), Ok(0));
+    assert_eq!(regions.map(|region| region.load(64).unwrap()), [1, 0]);
+    let outside = [Verb::Read { remote: 4096, into: Buffer::Window, bytes: 8 }];
+    assert_eq!(run(first, outside), Err(ChainError::Outside { remote: 4096, bytes: 8 }));
+}

@@ -1,0 +1,117 @@
+//! One session's fabric to the regions of two servers. Guards against a completion queue, or a
+//! sleep, for each region, and against one server's loss ending the way to the other.
+
+use std::time::Duration;
+
+use farside_fabric::rdma::{Options, RemoteRegion};
+use farside_fabric::verbs::VerbsFabric;
+use farside_fabric::{Buffer, ChainError, Counters, Endpoint, Fabric, LaneId, RegionIndex, Verb};
+
+use crate::harness::{PATIENCE, REGION, Server, WRITER, later, remote_of};
+
+const LANE: LaneId = LaneId(0);
+
+fn swap(expected: u64) -> [Verb; 1] {
+    [Verb::CompareSwap { remote: 64, expected, desired: expected + 1 }]
+}
+
+/// Makes the server's region one more of the fabric's.
+fn add(server: &mut Server, fabric: &mut VerbsFabric) -> RegionIndex {
+    let address = server.address();
+    server.while_client(|| {
+        let link = fabric.connect_data(address, WRITER, &Options::default()).unwrap();
+        let remote: RemoteRegion = remote_of(link.reply(), 0);
+        fabric.add_region(link, remote).unwrap()
+    })
+}
+
+/// How many channels for completions, and for a device's own events, this process has open.
+fn completion_channels() -> usize {
+    let files = std::fs::read_dir("/proc/self/fd").unwrap();
+    let targets = files.filter_map(|file| std::fs::read_link(file.unwrap().path()).ok());
+    targets.filter(|target| target.to_string_lossy().contains("infinibandevent")).count()
+}
+
+#[test]
+fn one_future_changes_one_region_and_then_another() {
+    let (Some(mut first), Some(mut second)) = (Server::new(), Server::new()) else { return };
+    // It sleeps at once.
+    let options = Options { spin: Duration::ZERO, ..Options::default() };
+    let mut fabric = first.client_of(WRITER, 2, options);
+    let region = add(&mut second, &mut fabric);
+    assert_eq!(region, RegionIndex(1));
+    let deadline = later(&fabric);
+    let endpoint = Endpoint::new(fabric, 2);
+    for round in 0..50 {
+        let before = endpoint.fabric().counters();
+        let read = [Verb::Read { remote: 64, into: Buffer::ReadBlock, bytes: 8 }];
+        let change = async {
+            endpoint.chain(LANE, region, &read, deadline).await?;
+            assert_eq!(u64::from(endpoint.buffer(LANE, Buffer::ReadBlock)[0]), round);
+            let found = endpoint.chain(LANE, REGION, &swap(round), deadline).await?;
+            Ok::<_, ChainError>([
+                found,
+                endpoint.chain(LANE, region, &swap(round), deadline).await?,
+            ])
+        };
+        assert_eq!(endpoint.drive(change), Ok([round; 2]));
+        let counters = endpoint.fabric().counters() - before;
+        let Counters { round_trips, doorbells, reads, compare_swaps, writes, .. } = counters;
+        assert_eq!([round_trips, doorbells, reads, compare_swaps, writes], [3, 3, 1, 2, 0]);
+    }
+    assert_eq!([first.region.load(64), second.region.load(64)], [Ok(50), Ok(50)]);
+    let both = async {
+        let [one, other] = [(LANE, REGION), (LaneId(1), region)]
+            .map(|(lane, region)| endpoint.chain(lane, region, &swap(50), deadline));
+        [one.await, other.await]
+    };
+    assert_eq!(endpoint.drive_lanes(both), [Ok(50), Ok(50)]);
+}
+
+/// What a session opens for a region more is a queue pair, and no queue for its completions.
+#[test]
+fn regions_share_a_completion_queue() {
+    let (Some(mut first), Some(mut second)) = (Server::new(), Server::new()) else { return };
+    let mut fabric = first.client(1);
+    let before = completion_channels();
+    add(&mut second, &mut fabric);
+    let added = completion_channels() - before;
+    let other = first.client(1);
+    // Each has one at the accepting end.
+    assert_eq!([added, completion_channels() - before - added], [1, 2], "a region, a fabric");
+    drop((fabric, other));
+}
+
+#[test]
+fn a_region_that_is_lost_fails_its_own_chains_only() {
+    let (Some(mut first), Some(mut second)) = (Server::new(), Server::new()) else { return };
+    let mut fabric = first.client(2);
+    let region = add(&mut second, &mut fabric);
+    let deadline = later(&fabric);
+    assert_eq!(fabric.run(LANE, region, &swap(0), deadline), Ok(0));
+    second.connections.clear();
+    // Both at once: what is lost must not hold up what is not.
+    fabric.post(LANE, region, &swap(1), deadline);
+    fabric.post(LaneId(1), REGION, &swap(0), deadline);
+    fabric.ring();
+    let (mut results, started) = ([None, None], std::time::Instant::now());
+    while results.contains(&None) {
+        assert!(started.elapsed() < PATIENCE, "it takes too long");
+        match fabric.poll() {
+            Some(completion) => results[usize::from(completion.lane.0)] = Some(completion.result),
+            None => fabric.relax(),
+        }
+    }
+    let [lost, other] = results.map(Option::unwrap);
+    assert!(matches!(lost, Err(ChainError::Fenced | ChainError::Unknown)), "{lost:?}");
+    assert_eq!(other, Ok(0));
+    assert!(fabric.is_broken(region) && !fabric.is_broken(REGION));
+    for round in 1..20 {
+        assert_eq!(fabric.run(LANE, region, &swap(1), deadline), Err(ChainError::Fenced));
+        assert_eq!(fabric.run(LANE, REGION, &swap(round), deadline), Ok(round));
+    }
+    assert_eq!([first.region.load(64), second.region.load(64)], [Ok(20), Ok(1)]);
+    // Another connection to the same server is another region.
+    let again = add(&mut second, &mut fabric);
+    assert_eq!(fabric.run(LANE, again, &swap(1), deadline), Ok(1));
+}

@@ -1,0 +1,48 @@
+//! A change of two regions in turn: a count in each of two regions besides that of the keys. It
+//! goes up at the head first, then at the tail, as a change reaches the copies of a region.
+
+use farside_fabric::{Buffer, LaneId, Nanos, RegionIndex, Verb};
+use farside_protocol::change_in_turn;
+
+use super::fabric::SimFabric;
+use super::memory::{Memory, global};
+use super::monitor::Violation;
+use super::session::TestSession;
+use super::twin::Mutant;
+
+/// The region that decides about each change.
+pub(super) const HEAD: RegionIndex = RegionIndex(1);
+/// The region that gets it then.
+pub(super) const TAIL: RegionIndex = RegionIndex(2);
+
+fn count(memory: &Memory, region: RegionIndex) -> u64 {
+    memory.word(global(region, 0))
+}
+
+/// Raises both counts by one, from what the tail shows. Nothing, if the head is a step ahead.
+pub(super) async fn raise(rig: &TestSession<SimFabric>, lane: LaneId) {
+    let endpoint = rig.endpoint();
+    let believes_head = endpoint.fabric().has_twin(Mutant::HeadBelieved);
+    let from = if believes_head { HEAD } else { TAIL };
+    let read = [Verb::Read { remote: 0, into: Buffer::Window, bytes: 8 }];
+    let reach = "no connection is lost";
+    endpoint.chain(lane, from, &read, Nanos::MAX).await.expect(reach);
+    let seen = endpoint.buffer(lane, Buffer::Window).first_chunk().copied();
+    let expected = u64::from_le_bytes(seen.unwrap_or_default());
+    let swap = async |region| {
+        let swap = [Verb::CompareSwap { remote: 0, expected, desired: expected + 1 }];
+        endpoint.chain(lane, region, &swap, Nanos::MAX).await.map(|found| found == expected)
+    };
+    let raised = change_in_turn((HEAD, swap(HEAD)), (TAIL, swap(TAIL))).await;
+    let raised = raised.unwrap_or_else(|failure| panic!("{reach}: {failure:?}"));
+    assert!(believes_head || raised != Some(false), "what the head lets pass the tail takes");
+}
+
+/// That the head is equal to the tail, or one step ahead of it.
+pub(super) fn check(memory: &Memory) -> Result<(), Violation> {
+    let (head, tail) = (count(memory, HEAD), count(memory, TAIL));
+    match head.checked_sub(tail) {
+        Some(0 | 1) => Ok(()),
+        _ => Err(Violation::Damaged(format!("the head counts {head}, the tail {tail}"))),
+    }
+}

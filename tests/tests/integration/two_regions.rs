@@ -1,0 +1,160 @@
+//! One session, two servers: a future that works on the region of one and then on that of the
+//! other, with every verb counted. Guards against a failure of the second that looks as if nothing
+//! had happened.
+
+use farside_control::attach::{AttachError, Attached};
+use farside_fabric::{AnyFabric, Buffer, ChainError, Counters, LaneId, Nanos, RegionIndex, Verb};
+use farside_protocol::{Engine, Failure, LANE, Lifetime, OpenRegion, Operation, change_in_turn};
+use farside_tests::engine::{attach, open_region};
+use farside_tests::{ServerProcess, device};
+
+const LANES: u16 = 2;
+
+/// A session that has opened the regions of two servers.
+struct Session {
+    regions: [OpenRegion; 2],
+    engine: Engine<AnyFabric>,
+    servers: [ServerProcess; 2],
+}
+
+impl Session {
+    fn open() -> Self {
+        let servers = [(); 2].map(|()| ServerProcess::start(&["--memory", "32MiB"]));
+        let [first, second] = servers.each_ref().map(|server| attach(&server.address()));
+        let mut fabric = first.factory.fabric(LANES).unwrap();
+        let index = second.factory.add_to(&mut fabric).unwrap();
+        let engine = Engine::new(fabric, LANES);
+        let open = |index, Attached { welcome, channel, .. }: Attached| {
+            open_region(&engine, index, &welcome, channel)
+        };
+        let regions = [open(RegionIndex::FIRST, first), open(index, second)];
+        Self { regions, engine, servers }
+    }
+
+    fn drive<T>(&self, future: impl Future<Output = T>) -> (T, Counters) {
+        let before = self.engine.counters();
+        let output = self.engine.endpoint.drive(future);
+        (output, self.engine.counters() - before)
+    }
+
+    /// Raises a word at the end of one region, where nothing is, and then that of another.
+    async fn raise(&self, [first, then]: [usize; 2], seen: u64) -> Result<Option<bool>, Failure> {
+        let swap = async |region: &OpenRegion| {
+            let remote = word_of(region);
+            let swap = [Verb::CompareSwap { remote, expected: seen, desired: seen + 1 }];
+            let deadline = self.engine.endpoint.now() + region.constants.lateness_ns;
+            let found = self.engine.endpoint.chain(LANE, region.index, &swap, deadline).await?;
+            Ok(found == seen)
+        };
+        let [first, then] = [&self.regions[first], &self.regions[then]];
+        change_in_turn((first.index, swap(first)), (then.index, swap(then))).await
+    }
+
+    fn word(&self, region: usize) -> Result<u64, ChainError> {
+        let region = &self.regions[region];
+        let read = [Verb::Read { remote: word_of(region), into: Buffer::ReadBlock, bytes: 8 }];
+        let endpoint = &self.engine.endpoint;
+        endpoint.drive(endpoint.chain(LANE, region.index, &read, Nanos::MAX))?;
+        let buffer = endpoint.buffer(LANE, Buffer::ReadBlock);
+        Ok(u64::from_le_bytes(*buffer.first_chunk().unwrap()))
+    }
+
+    /// The server of a region does not accept this session any more.
+    fn lose(&mut self, region: usize) {
+        if device().is_some() {
+            return self.servers[region].kill();
+        }
+        // Over shared memory a server that is killed fences nobody.
+        let OpenRegion { index, geometry, client_id, .. } = &self.regions[region];
+        let remote = geometry.client_entry(*client_id).unwrap();
+        let fence = [Verb::WriteWord { remote, value: 0 }];
+        let endpoint = &self.engine.endpoint;
+        endpoint.drive(endpoint.chain(LANE, *index, &fence, Nanos::MAX)).unwrap();
+    }
+}
+
+fn word_of(region: &OpenRegion) -> u64 {
+    region.format.region_bytes - 8
+}
+
+#[test]
+fn one_future_works_on_one_region_and_then_on_another() {
+    let session = Session::open();
+    let Session { regions, engine, .. } = &session;
+    let put = |at: usize, value: &'static [u8]| async move {
+        let handle = engine.at(&regions[at]);
+        Operation::stage(handle, LANE, b"key", value).put(Lifetime::Forever).await
+    };
+    let get = |at: usize| async move {
+        let found = Operation::stage(engine.at(&regions[at]), LANE, b"key", b"").get().await?;
+        let block = engine.endpoint.buffer(LANE, Buffer::ReadBlock);
+        Ok::<_, Failure>(found.map(|found| found.value_in(&block).to_vec()))
+    };
+    let both = |one: &'static [u8], other: &'static [u8]| async move {
+        put(0, one).await?;
+        put(1, other).await
+    };
+    session.drive(both(b"one", b"other")).0.unwrap();
+    // The locations are cached: a chain each, `[WRITE][WRITE][CAS]`.
+    let (done, counters) = session.drive(both(b"another", b"yet another"));
+    done.unwrap();
+    let Counters { round_trips, doorbells, reads, writes, compare_swaps, .. } = counters;
+    assert_eq!([round_trips, doorbells, reads, writes, compare_swaps], [2, 2, 0, 4, 2]);
+    let (found, counters) = session.drive(async { [get(0).await, get(1).await] });
+    assert_eq!(found.map(|found| found.unwrap().unwrap()), [&b"another"[..], b"yet another"]);
+    assert_eq!((counters.round_trips, counters.reads), (2, 2));
+    let (done, counters) = session.drive(session.raise([0, 1], 0));
+    assert_eq!(done.unwrap(), Some(true));
+    let Counters { round_trips, doorbells, reads, writes, compare_swaps, .. } = counters;
+    assert_eq!([round_trips, doorbells, reads, writes, compare_swaps], [2, 2, 0, 0, 2]);
+    // The first one did not take effect: the second is not touched.
+    let (done, counters) = session.drive(session.raise([0, 1], 0));
+    assert_eq!((done.unwrap(), counters.compare_swaps), (None, 1));
+    assert_eq!([session.word(0), session.word(1)], [Ok(1), Ok(1)]);
+    // One lane at each, at the same time.
+    let chains = [(LANE, &regions[0]), (LaneId(1), &regions[1])].map(|(lane, region)| {
+        let read = [Verb::Read { remote: word_of(region), into: Buffer::ReadBlock, bytes: 8 }];
+        engine.endpoint.chain(lane, region.index, &read, Nanos::MAX)
+    });
+    let [one, other] = chains;
+    let found = engine.endpoint.drive_lanes(async { [one.await, other.await] });
+    assert_eq!(found, [Ok(0), Ok(0)]);
+    session.servers.iter().for_each(ServerProcess::assert_verifies);
+}
+
+#[test]
+fn a_change_that_is_half_done_is_not_one_that_did_not_happen() {
+    let mut session = Session::open();
+    session.lose(1);
+    let [first, second] = session.regions.each_ref().map(|region| region.index);
+    // Nothing took effect: the region that was lost is the first.
+    let (failed, _) = session.drive(session.raise([1, 0], 0));
+    let is_lost = match failed {
+        Err(Failure::Lost(region)) => region == second,
+        // The connection broke with the chain on its way.
+        Err(Failure::Error(_)) => device().is_some(),
+        _ => false,
+    };
+    assert!(is_lost);
+    assert_eq!(session.word(0), Ok(0), "the other was not touched");
+    let (failed, _) = session.drive(session.raise([1, 0], 0));
+    assert!(matches!(failed, Err(Failure::Lost(region)) if region == second), "{failed:?}");
+    let (failed, _) = session.drive(session.raise([0, 1], 0));
+    let Err(Failure::HalfDone { done, lost }) = failed else { panic!("{failed:?}") };
+    assert_eq!(([done, lost], session.word(0)), ([first, second], Ok(1)));
+    // The other region goes on.
+    let handle = session.engine.at(&session.regions[0]);
+    let operation = Operation::stage(handle, LANE, b"key", b"value");
+    assert!(session.drive(operation.insert(Lifetime::Forever)).0.unwrap());
+    session.servers[0].assert_verifies();
+}
+
+#[test]
+fn a_session_reaches_its_servers_over_one_fabric() {
+    let server = ServerProcess::start(&["--memory", "32MiB"]);
+    let factory = attach(&server.address()).factory;
+    let fabric = Box::new(factory.fabric(1).unwrap());
+    let error = factory.add_to(&mut AnyFabric::Intercepted(fabric)).err().unwrap();
+    assert!(matches!(error, AttachError::OtherFabric), "{error}");
+    assert!(error.to_string().contains("one fabric"), "{error}");
+}
