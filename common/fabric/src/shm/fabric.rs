@@ -113,23 +113,18 @@ struct MappedRegion {
     lease: Option<Lease>,
 }
 
-/// What executing a chain takes besides the lane.
+/// What executing a chain takes besides the lane. Small enough for registers.
+#[derive(Clone, Copy)]
 struct Executor<'f> {
-    region: &'f Region,
-    lease: Option<Lease>,
+    mapped: &'f MappedRegion,
     clock: &'f Clock,
 }
 
-impl<'f> Executor<'f> {
+impl Executor<'_> {
     #[inline]
-    fn new(mapped: &'f MappedRegion, clock: &'f Clock) -> Self {
-        Self { region: &mapped.region, lease: mapped.lease, clock }
-    }
-
-    #[inline]
-    fn check_lease(&self) -> Result<(), ChainError> {
-        let Some(lease) = self.lease else { return Ok(()) };
-        if self.region.load(lease.offset)? == lease.number {
+    fn check_lease(self) -> Result<(), ChainError> {
+        let Some(lease) = self.mapped.lease else { return Ok(()) };
+        if self.mapped.region.load(lease.offset)? == lease.number {
             Ok(())
         } else {
             Err(ChainError::Fenced)
@@ -138,19 +133,19 @@ impl<'f> Executor<'f> {
 
     /// Asks memory for what the chain accesses, all of it at once.
     #[inline]
-    fn prefetch_chain(&self, chain: &[Verb]) {
+    fn prefetch_chain(self, chain: &[Verb]) {
         for verb in chain {
             match *verb {
                 Verb::Read { remote, bytes, .. } => {
-                    self.region.prefetch(remote, bytes.min(PREFETCH_BYTES_MAX));
+                    self.mapped.region.prefetch(remote, bytes.min(PREFETCH_BYTES_MAX));
                 }
                 Verb::Write { remote, bytes, .. } => {
-                    self.region.prefetch_to_change(remote, bytes.min(PREFETCH_BYTES_MAX));
+                    self.mapped.region.prefetch_to_change(remote, bytes.min(PREFETCH_BYTES_MAX));
                 }
                 Verb::WriteU32 { remote, .. }
                 | Verb::WriteWord { remote, .. }
                 | Verb::CompareSwap { remote, .. } => {
-                    self.region.prefetch_to_change(remote & !7, 8);
+                    self.mapped.region.prefetch_to_change(remote & !7, 8);
                 }
             }
         }
@@ -158,7 +153,7 @@ impl<'f> Executor<'f> {
 
     #[inline]
     fn execute(
-        &self,
+        self,
         buffers: &mut Buffers,
         chain: &[Verb],
         deadline: Nanos,
@@ -173,7 +168,7 @@ impl<'f> Executor<'f> {
                         order_read_after_swap::<AtomicU64>();
                     }
                     let target = words_mut(&mut buffers[into as usize], bytes);
-                    self.region.read(remote, target)?;
+                    self.mapped.region.read(remote, target)?;
                 }
                 Verb::Write { remote, from, bytes } => {
                     let source = words_mut(&mut buffers[from as usize], bytes);
@@ -181,15 +176,15 @@ impl<'f> Executor<'f> {
                 }
                 Verb::WriteU32 { remote, value } => {
                     self.check_accepted(Clock::roughly, deadline)?;
-                    self.region.store_half(remote, value)?;
+                    self.mapped.region.store_half(remote, value)?;
                 }
                 Verb::WriteWord { remote, value } => {
                     self.check_accepted(Clock::now, deadline)?;
-                    self.region.store(remote, value)?;
+                    self.mapped.region.store(remote, value)?;
                 }
                 Verb::CompareSwap { remote, expected, desired } => {
                     self.check_accepted(Clock::now, deadline)?;
-                    found = self.region.compare_swap(remote, expected, desired)?;
+                    found = self.mapped.region.compare_swap(remote, expected, desired)?;
                     swapped = true;
                 }
             }
@@ -199,11 +194,11 @@ impl<'f> Executor<'f> {
 
     /// Looks at lease and clock again every few kilobytes: the memory may be another's by then.
     #[inline]
-    fn write(&self, remote: u64, source: &[u64], deadline: Nanos) -> Result<(), ChainError> {
+    fn write(self, remote: u64, source: &[u64], deadline: Nanos) -> Result<(), ChainError> {
         let mut offset = remote;
         for part in source.chunks(WRITE_WORDS_MAX) {
             self.check_accepted(Clock::roughly, deadline)?;
-            self.region.write(offset, part)?;
+            self.mapped.region.write(offset, part)?;
             offset += size_of_val(part) as u64;
         }
         Ok(())
@@ -213,7 +208,7 @@ impl<'f> Executor<'f> {
     /// roughly: against [`LATENESS_MAX_NS`] what a processor has in flight is nothing.
     #[inline]
     fn check_accepted(
-        &self,
+        self,
         time: impl Fn(&Clock) -> Nanos,
         deadline: Nanos,
     ) -> Result<(), ChainError> {
@@ -257,7 +252,8 @@ impl Fabric for ShmFabric {
         lane.deadline = deadline;
         lane.payload_bytes = lane.counters.count(chain);
         self.posted_bytes += lane.payload_bytes;
-        Executor::new(&self.regions[region.place()], &self.clock).prefetch_chain(chain);
+        let executor = Executor { mapped: &self.regions[region.place()], clock: &self.clock };
+        executor.prefetch_chain(chain);
         self.posted.push_back(lane_id);
     }
 
@@ -285,7 +281,8 @@ impl Fabric for ShmFabric {
             let chain = &lane.chain[..lane.verbs];
             self.posted_bytes -= lane.payload_bytes;
             left = left.saturating_sub(lane.payload_bytes);
-            let executor = Executor::new(&self.regions[lane.region.place()], &self.clock);
+            let mapped = &self.regions[lane.region.place()];
+            let executor = Executor { mapped, clock: &self.clock };
             lane.result = executor.execute(&mut lane.buffers, chain, lane.deadline);
             self.completed.push_back(id);
         }
@@ -335,7 +332,7 @@ impl Fabric for ShmFabric {
         deadline: Nanos,
     ) -> Result<u64, ChainError> {
         self.doorbells += 1;
-        let executor = Executor::new(&self.regions[region.place()], &self.clock);
+        let executor = Executor { mapped: &self.regions[region.place()], clock: &self.clock };
         let lane = &mut self.lanes[usize::from(lane.0)];
         lane.counters.count(chain);
         if chain.len() > 1 {
