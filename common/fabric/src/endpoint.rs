@@ -106,7 +106,7 @@ impl<F: Fabric> Endpoint<F> {
         InFlight { result: &self.results[usize::from(lane.0)], at_once }
     }
 
-    /// What became of a lane's chain, for who does not await it; `None` while it is in flight.
+    /// What became of a lane's chain that is not awaited; `None` while it is in flight.
     #[inline]
     pub fn take_result(&self, lane: LaneId) -> Option<Result<u64, ChainError>> {
         self.results[usize::from(lane.0)].take()

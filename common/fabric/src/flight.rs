@@ -2,13 +2,13 @@
 //!
 //! A device takes any number of chains at once and carries them one after the other, so a chain's
 //! round trip includes the bytes queued before it. On a slow link, deep pipelines of large values
-//! queue for longer than operations believe what they READ (invariant I3): each READ comes too late
+//! queue for longer than operations believe what they READ (invariant I3). Each READ comes too late
 //! and is posted again. So bytes in flight have a budget, and what exceeds it waits with the
 //! session, where it does not age.
 //!
 //! The budget follows the link. Now and then one chain is timed from its doorbell to its
 //! completion. If the bytes in flight then took less than the queue may take, the budget grows by
-//! that ratio, else it shrinks; in one step to the double or the half at most. A link that carries
+//! that ratio, else it shrinks. One step at most doubles or halves it. A link that carries
 //! little makes it small, and sessions that share a link make each other's small.
 //!
 //! Chains of a queue pair complete in the order of their doorbells, so the oldest one that changes

@@ -155,8 +155,8 @@ pub enum ChainError {
     #[error("the chain was late")]
     Late,
     /// The connection broke while the chain was under way: each of its verbs took effect, or will
-    /// never do so. Only chains that change the region end so; what a lost READ would have brought
-    /// nobody misses ([`ChainError::Fenced`]).
+    /// never do so. Only chains that change the region end so: a READ that is lost is as
+    /// good as one that was never sent ([`ChainError::Fenced`]).
     #[error("the connection broke while the chain was on its way: it may or may not have happened")]
     Unknown,
     /// The lane has a chain in flight already, which goes on and completes on its own. Nothing of

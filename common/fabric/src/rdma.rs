@@ -147,7 +147,9 @@ pub enum VerbsError {
          get {}`", .address.ip()
     )]
     NoRoute { address: SocketAddr, source: io::Error },
-    #[error("nobody listens at {address}: is kv-server running there, with this rdma:// address?")]
+    #[error(
+        "no program listens at {address}: is kv-server running there, with this rdma:// address?"
+    )]
     NobodyListens { address: SocketAddr },
     #[error("{address} did not answer within {} ms: is the host up?", .after.as_millis())]
     TimedOut { address: SocketAddr, after: Duration },

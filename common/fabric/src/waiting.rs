@@ -1,4 +1,4 @@
-//! How long somebody has waited, as far as he was there to see it.
+//! How long a caller has waited, without the time for which its process was stopped.
 
 use crate::Nanos;
 
@@ -29,8 +29,7 @@ impl WaitTimer {
         self.waited
     }
 
-    /// When to look again, for who waits no longer than this in all: before more time passes than
-    /// counts.
+    /// When to look again, in a wait of at most so long in all: before more time passes than counts.
     pub fn next_look_at(&self, most: Nanos) -> Nanos {
         let left = most.saturating_sub(self.waited);
         self.looked_at.saturating_add(left.min(WAITED_NS_MAX))

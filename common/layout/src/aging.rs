@@ -7,8 +7,8 @@ type Nanos = u64;
 
 /// How old a proof of a word may be when a compare-and-swap relies on it (invariant I4): T_word.
 ///
-/// 256 x GRACE after a word was proved it may stand there for another key, by the clocks of those
-/// who reuse its block. An eighth of that is left, because clocks drift. The client's own clock may
+/// 256 x GRACE after a word was proved it may stand there for another key, by the clocks of the
+/// clients that reuse its block. An eighth of that is left, because clocks drift. The client's own clock may
 /// have stood still for [`clock_lag_max_ns`], and the chain may take effect as late as
 /// `lateness_max_ns` after its post.
 pub fn proof_age_max_ns(grace_ns: Nanos, lateness_max_ns: Nanos) -> Nanos {
@@ -36,7 +36,7 @@ mod tests {
     const LATENESSES: [Nanos; 3] = [50_000_000, 504_000_000, 8_000_000_000];
 
     /// The clock of the client that relies on a proof is a sixteenth slow and stands still for as
-    /// long as it can; those of all who reuse the block are a sixteenth fast.
+    /// long as it can; those of all that reuse the block are a sixteenth fast.
     #[test]
     fn no_word_recurs_while_a_proof_of_it_counts() {
         for grace in GRACES_MS.map(|ms| ms * 1_000_000) {

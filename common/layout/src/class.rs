@@ -1,7 +1,7 @@
 //! Size classes: the block sizes a chunk can be carved into.
 //!
-//! Multiples of 64 bytes up to 512, then four classes per doubling up to 4 MiB, so that at most a
-//! fifth of a large block is padding.
+//! Multiples of 64 bytes up to 512, then four classes per doubling up to 4 MiB. So at most a fifth of
+//! a large block is padding.
 
 use super::{BlockHeader, CHUNK_BYTES, LayoutError, class_for};
 

@@ -1,5 +1,5 @@
-//! The hash that places keys: 128 bits of SipHash-1-3, keyed per region, so that nobody without the
-//! key can aim for one row. Frozen by the test vectors below: a region keeps its keys' places.
+//! The hash that places keys: 128 bits of SipHash-1-3, keyed per region. Without the key no
+//! client can aim for one row. Frozen by the test vectors below: a region keeps its keys' places.
 
 use siphasher::sip128::SipHasher13;
 

@@ -33,8 +33,8 @@ pub struct RowHeader {
     pub prefix: le::U32,
     /// How many leading bits that are.
     pub local_depth: u8,
-    /// 1 while a split is still bringing keys: only who comes by the old subtable's forward may
-    /// believe what is here, and no client inserts.
+    /// 1 while a split is still bringing keys: what is here may be believed only on the way by the
+    /// old subtable's forward, and no client inserts.
     pub(super) filling: u8,
     pub(super) magic: le::U16,
     /// Where the keys go when a split empties this subtable: the two new ones, in units of 8 KiB

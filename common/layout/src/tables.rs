@@ -8,7 +8,7 @@ use super::{Geometry, LayoutError, SUBTABLE_BYTES, SizeClass};
 /// The unit of memory the heap hands to a purpose, in bytes.
 pub const CHUNK_BYTES: u64 = 2 << 20;
 
-/// Who a client id stands for just now. A cache line of its own, because a client on shared memory
+/// Which connection a client id stands for just now. A cache line of its own, because a client on shared memory
 /// looks at it before every compare-and-swap: an entry that is not its own any more fences it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C, align(64))]

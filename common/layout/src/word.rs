@@ -4,8 +4,8 @@ use std::fmt;
 
 use super::{BLOCK_UNIT, LayoutError, SizeClass};
 
-/// What a slot is in the middle of. Which transitions exist, and who may make them, is in
-/// `docs/protocol.md`.
+/// What a slot is in the middle of. `docs/protocol.md` says which transitions exist, and
+/// which side may make them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum SlotState {
@@ -145,7 +145,7 @@ impl SlotWord {
     }
 
     /// The MOVED word that takes this one's place in a split. It keeps the incarnation, and counts
-    /// as used if it was not: who claimed it by its hint must not find it again as it was
+    /// as used if it was not: a client that claimed it by its hint must not find it again as it was
     /// (invariant I21).
     pub const fn moved(self) -> Self {
         let is_unused = self.incarnation() == 0;

@@ -81,8 +81,8 @@ impl Hand for AtomicU32 {
     }
 }
 
-/// From now on a report finds the block here. Before whatever takes it from where it was: who sees
-/// what that did sees this.
+/// From now on a report finds the block here. Before whatever takes it from where it was: a thread
+/// that sees what that did sees this.
 #[inline]
 fn hold(hand: &impl Hand, address: u32) {
     hand.store(address, Ordering::Release);

@@ -1,7 +1,7 @@
 //! Where the sessions of a connection last saw their keys: what makes a GET one READ.
 //!
 //! Bounded and lossy: an entry that was pushed out, or that is wrong, costs a round trip and
-//! nothing else, because the block itself says whether it is still the key's (invariants I2, I10).
+//! nothing else. The block itself says whether it is still the key's (invariants I2, I10).
 //! Threads share it: what one of them is replacing another one leaves as it is
 //! (docs/decisions/0013).
 
@@ -127,8 +127,8 @@ pub struct LocationCache {
     /// A power of two of sets, or nothing when the cache is off.
     memory: Option<Pairs>,
     /// How many of the sets are in use, a power of two. Never less than before, for what stood in
-    /// others would miss a [`LocationCache::rebase`]. Released and acquired: who uses a set knows
-    /// of the rebases before it came into use.
+    /// others would miss a [`LocationCache::rebase`]. Released and acquired: a thread that uses a
+    /// set knows of the rebases before it came into use.
     sets: AtomicUsize,
     proofs: ProofClock<AtomicU64>,
     /// How many entries are in use.
@@ -165,7 +165,7 @@ impl LocationCache {
         self.memory.as_deref().unwrap_or_default()
     }
 
-    /// Every place in use; who does not have `upkeep` may miss some that come into use.
+    /// Every place in use; a thread without `upkeep` may miss some that come into use.
     fn used(&self) -> &[AtomicU128] {
         let all = self.all();
         &all[..all.len().min(self.sets.load(Ordering::Acquire) * WAYS)]
@@ -267,7 +267,7 @@ impl LocationCache {
         match PackedLocation::new(hash, &location) {
             Ok(new) if location.word.state() == SlotState::Live => {
                 self.prepare_base(location.proved_at);
-                // Twice: others may be at it, who mostly have older news.
+                // Twice: other threads may be at it, mostly with older news.
                 (0..2).any(|_| self.put_entry(hash, new, location.proved_at));
             }
             _ => self.forget(hash),

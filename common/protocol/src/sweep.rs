@@ -1,7 +1,7 @@
 //! Clearing slots in the middle of an INSERT that will not be finished: their owner is gone.
 //!
 //! Done by kv-server, through an endpoint of its own, once no verb of the owner can take effect any
-//! more: after a client's death, and for all clients after a restart.
+//! more. That is after a client's death, and for all clients after a restart.
 
 use farside_fabric::{Buffer, ChainError, Endpoint, Fabric, LaneId, Nanos, RegionIndex, Verb};
 use farside_layout::hash::NO_HINT;

@@ -134,7 +134,7 @@ impl<F: Fabric> Operation<'_, F> {
             let (base, local_depth) = self.region.directory().window(self.hash);
             self.read_window_at((base, local_depth), seen).await?;
             match seen.standing {
-                // Believed only by who comes from the old one: this directory is older than both.
+                // Believed only on the way from the old one: this directory is older than both.
                 SubtableState::Elsewhere | SubtableState::Filling => {
                     elsewhere += 1;
                     self.handle().reload_entry(self.lane, self.hash.directory()).await?;

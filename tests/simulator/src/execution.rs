@@ -1,4 +1,4 @@
-//! One execution of a scenario: who can do what next, and what it leads to.
+//! One execution of a scenario: what each process can do next, and what it leads to.
 
 use std::cell::{RefCell, RefMut};
 use std::hash::Hasher;
@@ -31,7 +31,7 @@ pub(super) struct Execution<'s> {
     pub(super) rigs: Vec<Rc<TestSession<SimFabric>>>,
     pub(super) processes: Vec<Process>,
     pub(super) monitor: Monitor,
-    /// Who acted last, and must go on because nothing happened yet since it began.
+    /// The process that acted last. It must go on because nothing happened yet since it began.
     pub(super) last: Option<usize>,
     pub(super) bound: bool,
     pub(super) jumps: u32,
@@ -42,13 +42,13 @@ pub(super) struct Execution<'s> {
     pub(super) pauses: u32,
     /// What each client is called on its present connection.
     pub(super) ids: Vec<u16>,
-    /// Who is lost, and the server has not noticed.
+    /// The clients that are lost without the server's notice.
     pub(super) left: Vec<u16>,
     /// How many connections were made after the first.
     pub(super) reopened: usize,
     /// Completions are events of their own.
     pub(super) lazy: bool,
-    /// Who looks at everything at the end, by the directory there was at the start.
+    /// The session that looks at everything at the end, by the directory there was at the start.
     pub(super) observer: Option<Rc<TestSession<SimFabric>>>,
 }
 
@@ -125,7 +125,7 @@ impl Execution<'_> {
         pause <= PAUSE_NS_MAX && process.waits[0] == Some(self.moment())
     }
 
-    /// What there is for somebody who looks again.
+    /// What there is for a process that looks again.
     pub(super) fn moment(&self) -> u64 {
         let world = self.world.borrow();
         mix(world.memory.hash(), world.now << 1 | u64::from(world.split.is_some()))
@@ -181,7 +181,7 @@ impl Execution<'_> {
                     }
                 }
                 if self.prepared.scenario.clients.len() == self.processes[at].client {
-                    // Much of what a mover does nobody notices.
+                    // Much of what a mover does no client notices.
                     self.poll_completed(at, self.lazy)?;
                 }
                 self.bind(at);
@@ -222,7 +222,7 @@ impl Execution<'_> {
             }
             Action::Jump(by) => {
                 self.jumps += 1;
-                // Whoever slept through it need not go on first.
+                // A process that slept through it need not go on first.
                 self.last = None;
                 let mut world = self.world.borrow_mut();
                 world.now += by;
@@ -250,7 +250,7 @@ impl Execution<'_> {
         self.rigs[self.processes[at].client].endpoint().fabric_mut()
     }
 
-    /// A process must go on if nobody could notice yet that it acts: to act later is the same.
+    /// A process must go on if no other could notice yet that it acts: to act later is the same.
     fn bind(&mut self, at: usize) {
         let process = &self.processes[at];
         let fabric = self.rigs[process.client].endpoint().fabric();
@@ -378,7 +378,7 @@ impl Execution<'_> {
     }
 
     /// Once all lanes of a client are between operations, only what the session remembers matters
-    /// to who compares states.
+    /// when states are compared.
     fn forget_the_past(&mut self, at: usize) {
         if self.world.borrow().fine {
             return;

@@ -1,10 +1,10 @@
 //! Every execution of a small scenario, one by one.
 //!
 //! Futures cannot be copied, so each execution starts anew and repeats the choices of the one
-//! before up to the last that has an alternative. A state that was reached before is left at once:
-//! what a client remembers follows from what it observed, so hashes of memory, observations and
-//! explanations stand for the state. Which words matter is learnt: whenever somebody writes what
-//! somebody else had accessed before, the word gets steps of its own and the search starts over.
+//! before up to the last that has an alternative. A state that was reached before is left at once.
+//! What a client remembers follows from what it observed, so hashes of memory, observations and
+//! explanations stand for the state. Which words matter is learnt: whenever a process writes what
+//! another had accessed before, the word gets steps of its own and the search starts over.
 
 use std::collections::{BTreeSet, HashMap};
 use std::rc::Rc;

@@ -30,8 +30,8 @@ pub(super) struct SimFabric {
     lie: Option<Box<dyn Lie>>,
     /// What the client goes by.
     pub(super) clock: Clock,
-    /// The connection is gone: nothing that is posted is executed any more, and nobody is told of
-    /// what still is.
+    /// The connection is gone: nothing that is posted is executed any more, and the session does not
+    /// learn of what still is.
     pub(super) is_lost: bool,
     /// Chains execute when they are posted.
     pub(super) immediate: bool,
@@ -39,8 +39,8 @@ pub(super) struct SimFabric {
     pub(super) observed: u64,
     /// Whose completion may be handed out.
     pub(super) turn: LaneId,
-    /// Somebody could notice what happened in this step: what is written next, and nobody notices,
-    /// belongs to the step after it, so that others who come first are noticed, too.
+    /// A process could notice what happened in this step. What is written next without notice belongs
+    /// to the step after it, so that others which come first are noticed, too.
     pub(super) noticed: bool,
 }
 
@@ -85,7 +85,7 @@ impl SimFabric {
     }
 
     /// Accesses one group of words of the verb that is executing, and then everything up to the
-    /// next access that somebody could notice.
+    /// next access that a process could notice.
     pub(super) fn advance(&mut self, lane: LaneId, unit: usize) {
         let state = &mut self.lanes[usize::from(lane.0)];
         let words = state.units.swap_remove(unit);
@@ -96,7 +96,7 @@ impl SimFabric {
         self.settle(lane);
     }
 
-    /// Accesses what nobody can notice, up to something that somebody can.
+    /// Accesses what no process can notice, up to something that one can.
     fn settle(&mut self, lane: LaneId) {
         let id = usize::from(lane.0);
         while self.lanes[id].phase == Phase::Posted && self.lanes[id].units.is_empty() {
@@ -195,7 +195,7 @@ impl SimFabric {
         let tag = (state.at as u64) << 32 | word as u64;
         if !matches!(verb, Verb::Read { .. }) {
             let twin = self.lie.as_ref().map(|lie| lie.twin());
-            // What it did before nobody noticed: that could have been now, too.
+            // What it did before went without notice: that could have been now, too.
             if twin == Some(Mutant::QueueUncounted)
                 && world.now > state.deadline
                 && std::mem::take(&mut state.is_queued)
@@ -313,7 +313,7 @@ impl Fabric for SimFabric {
     fn now(&self) -> Nanos {
         let world = &mut *self.world.borrow_mut();
         let now = self.clock.shows(world.now);
-        // Nobody lies before the scenario begins.
+        // No fabric lies before the scenario begins.
         let Some(lie) = self.lie.as_ref().filter(|_| world.began) else { return now };
         let told = lie.now(now);
         if told != now {

@@ -69,10 +69,10 @@ impl fmt::Display for Failure {
         }
         let start = self.trace.first().map_or(0, |line| line.now);
         for line in &self.trace {
-            let who = line.process.map_or(" ".to_owned(), name);
+            let actor = line.process.map_or(" ".to_owned(), name);
             let indent = line.process.map_or(0, |process| 2 * process);
             let time = line.now - start;
-            write!(f, "\n{time:>10} {:indent$}{who} {}", "", line.text)?;
+            write!(f, "\n{time:>10} {:indent$}{actor} {}", "", line.text)?;
         }
         write!(f, "\nhistory:")?;
         self.history.iter().try_for_each(|record| write!(f, "\n  {record}"))

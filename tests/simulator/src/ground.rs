@@ -1,5 +1,5 @@
-//! The region that scenarios play on: one window, a few slots that are free, blocks of one class,
-//! and keys that could all be each other's: the same row, the same fingerprint.
+//! The region that scenarios play on: one window, a few slots that are free, blocks of one class.
+//! All keys could be each other's: the same row, the same fingerprint.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -48,7 +48,7 @@ pub(super) struct SimRegion {
     splits: usize,
     pub(super) blocks: u64,
     /// How many there are, and how many of them belong to each client at first, and as many to
-    /// whoever stores the first values.
+    /// the session that stores the first values.
     blocks_max: u64,
     blocks_each: u64,
     /// Of the depot's blocks, if there is one: the first one.
@@ -121,7 +121,7 @@ impl SimRegion {
     }
 
     /// A formatted region, with a directory of this depth. Slots that cannot be used hold words of
-    /// another fingerprint, which nobody looks behind.
+    /// another fingerprint, which no client looks behind.
     pub(super) fn memory(&self, depth: u8) -> Memory {
         let directories = [0, 1, 2].map(|depth| self.geometry.directory_offset(depth));
         let directories = directories.map(|offset| offset.expect("there is one that deep"));
@@ -295,7 +295,7 @@ impl SimRegion {
         (within < self.blocks_max * bytes).then_some((within / bytes, within % bytes / 8))
     }
 
-    /// The first blocks of a client; 0 is whoever stores the first values.
+    /// The first blocks of a client; 0 is the session that stores the first values.
     pub(super) fn free_blocks(&self, client: u64, count: u64) -> Vec<FreeBlock> {
         let first = client * self.blocks_each;
         let numbers = first..first + count;

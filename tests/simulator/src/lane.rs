@@ -10,7 +10,7 @@ pub(super) enum Phase {
     Posted,
     /// Until this time.
     Waiting(Nanos),
-    /// Over, but nobody was told yet.
+    /// Over, and the session does not know it yet.
     Complete,
 }
 
@@ -29,7 +29,7 @@ pub(super) struct Lane {
     pub(super) units: Vec<u64>,
     /// So many of its words before them were accessed already.
     pub(super) skipped: usize,
-    /// The only group is one that nobody notices.
+    /// The only group is one that no process notices.
     pub(super) is_cold: bool,
     /// Those that it makes no difference when they are accessed, and whether these are all.
     pub(super) cold: u64,

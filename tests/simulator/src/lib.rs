@@ -1,14 +1,14 @@
-//! A simulator of the fabric: the production code of all operations, run over a region in memory by
-//! a scheduler that decides about every access to every word.
+//! A simulator of the fabric. It runs the production code of all operations over regions in memory,
+//! under a scheduler that decides about every access to every word.
 //!
-//! A [`Scenario`] says what there is and who does what. [`Scenario::explore`] tries every execution
+//! A [`Scenario`] says what there is and what each client does. [`Scenario::explore`] tries every execution
 //! of a small one, [`Scenario::run_seed`] a random one of any. Both hand each answer to the checker
 //! of [`farside_linearizability`] as it is given. `docs/testing.md` says how to add a scenario and
 //! how to repeat a seed.
 //!
-//! What the simulated fabric does is the contract of [`farside_fabric::Fabric`] and nothing
-//! kinder: the words of a READ or WRITE in any order, anybody's accesses between any two, chains
-//! that stay under way for as long as their deadline allows, a clock that jumps.
+//! What the simulated fabric does is the contract of [`farside_fabric::Fabric`] and nothing kinder.
+//! The words of a READ or WRITE come in any order, with any other accesses between two. Chains stay
+//! under way for as long as their deadline allows, and the clock jumps.
 //!
 //! It does not use the client library: its sessions are over `farside_protocol`, its free blocks
 //! over [`farside_server::depot`].

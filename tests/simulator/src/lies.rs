@@ -31,7 +31,7 @@ pub(super) trait Lie {
     /// How long what the posted chain stands for takes before it.
     fn delay(&mut self) -> Nanos;
 
-    /// A hash of what it remembers of the region that nobody could tell from answers.
+    /// A hash of what it remembers of the region that answers do not tell.
     fn state(&self) -> u64;
 
     /// Changes what a chain brought.

@@ -60,7 +60,7 @@ impl Execution<'_> {
         self.processes[last].state == State::Working && chore == Some(Chore::Split)
     }
 
-    /// Nobody is lost whom the server would have to clear up after.
+    /// No client is lost that the server would have to clear up after.
     pub(super) fn has_nothing_to_do(&self, at: usize) -> bool {
         self.left.is_empty() && self.chore(at) == Some(Chore::Sweep)
     }
@@ -108,7 +108,7 @@ impl Execution<'_> {
         }
     }
 
-    /// The server fences whoever is lost: what they have under way ends here.
+    /// The server fences the clients that are lost: what they have under way ends here.
     pub(super) fn fence(&mut self) -> Result<(), Violation> {
         let twin = self.prepared.scenario.server;
         let mut left = std::mem::take(&mut self.left);
@@ -143,8 +143,8 @@ impl Execution<'_> {
         Ok(())
     }
 
-    /// The server is killed and started again: it accepts nobody from before, and clears whatever
-    /// is in the middle of an INSERT before it accepts anybody.
+    /// The server is killed and started again: it accepts no client from before, and clears whatever
+    /// is in the middle of an INSERT before it accepts any.
     pub(super) fn renew(&mut self) -> Result<(), Violation> {
         self.renewals += 1;
         self.last = None;

@@ -25,7 +25,7 @@ pub enum Violation {
     /// At the end the region is not as it should be.
     #[error("the region is damaged: {0}")]
     Damaged(String),
-    /// Somebody can never go on.
+    /// A process can never go on.
     #[error("process {0} is stuck")]
     Stuck(usize),
     /// The checker gave up.

@@ -28,7 +28,7 @@ use super::world::World;
 
 /// How much memory a client's location cache has.
 const CACHE_BYTES: usize = 512;
-/// Who is said to have stored the first values.
+/// The client that is said to have stored the first values.
 const STORER: usize = 99;
 /// A scenario with its region.
 pub(super) struct Prepared<'s> {
@@ -39,9 +39,9 @@ pub(super) struct Prepared<'s> {
     can_change: Vec<bool>,
 }
 
-/// Who opens a rig, and what with.
+/// Which client opens a rig, and what with.
 struct SessionOptions {
-    /// Counts from 1; 0 is whoever stores the first values.
+    /// Counts from 1; 0 is the one that stores the first values.
     number: usize,
     process: usize,
     lanes: u16,
@@ -133,7 +133,7 @@ impl<'s> Prepared<'s> {
     }
 
     /// Words that get steps of their own from the start: where connections break, the slots, even
-    /// if nobody else accesses them, for who tries again meets what he did before.
+    /// if no other client accesses them, for one that tries again meets what it did before.
     pub(super) fn first_hot(&self) -> BTreeSet<usize> {
         let breaks = self.scenario.losses_max + self.scenario.pauses_max > 0
             || self.scenario.renewals_max > 0;
@@ -161,7 +161,7 @@ impl<'s> Prepared<'s> {
                 (if is_first { 1 } else { client as u64 }, script.blocks)
             }),
         };
-        // Whoever does only one thing needs no cache.
+        // A client that does only one thing needs no cache.
         let once = |script: &Script| script.known.is_empty() && script.operations() == 1;
         let shares = script.is_some_and(|script| script.shares);
         let cache_bytes = if script.is_none_or(once) && !shares { 0 } else { CACHE_BYTES };
@@ -258,7 +258,7 @@ impl<'s> Prepared<'s> {
         (rig, process)
     }
 
-    /// The start of an execution: everybody has connected and looked up what it knows.
+    /// The start of an execution: every client has connected and looked up what it knows.
     pub(super) fn begin(&'s self, hot: Option<Rc<BTreeSet<usize>>>, trace: bool) -> Execution<'s> {
         let scenario = self.scenario;
         let lazy = hot.is_none();
@@ -349,5 +349,5 @@ pub(super) fn name(process: usize) -> String {
 
 fn drive(rig: &TestSession<SimFabric>, call: Call<'_>, key: usize) -> Reply {
     let reply = rig.endpoint().drive(rig.run(LaneId(0), call, &keys()[key]));
-    reply.expect("nobody disturbs it")
+    reply.expect("nothing disturbs it")
 }

@@ -1,4 +1,4 @@
-//! Who acts in an execution: a lane of a client with a script, or the server with its chores.
+//! What acts in an execution: a lane of a client with a script, or the server with its chores.
 
 use std::pin::Pin;
 use std::task::{Context, Waker};
@@ -26,10 +26,10 @@ pub(super) enum Action {
     Resume(usize),
     /// A client dies.
     Die(usize),
-    /// A client's connection breaks: what is under way ends here, or, if so, goes on to its end and
-    /// nobody is told.
+    /// A client's connection breaks: what is under way ends here, or, if so, goes on to its end,
+    /// which no session learns of.
     Lose(usize, bool),
-    /// The server is killed and started again: it accepts nobody from before.
+    /// The server is killed and started again: it accepts no client from before.
     Renew,
     /// The server is killed and started again: another goes on with the split.
     Restart(usize),

@@ -12,7 +12,7 @@ pub(super) const ROUND_TRIP_MIN_NS: Nanos = 20_000;
 /// A key by its number; see [`super::KEYS`].
 pub type Key = usize;
 
-/// One operation of a script. Values name themselves after who stores them: `A1` is what client A
+/// One operation of a script. Values name themselves after the client that stores them: `A1` is what client A
 /// stores with its first operation; what there is at the start is `i0`, by the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the operations of `Session`")]
@@ -44,7 +44,7 @@ pub(super) struct Splitting {
     pub(super) twin: Option<Mutant>,
 }
 
-/// What there is at the start, who does what, and what may happen meanwhile.
+/// What there is at the start, what each client does, and what may happen meanwhile.
 #[derive(Clone)]
 pub struct Scenario {
     pub(super) name: String,
@@ -67,7 +67,7 @@ pub struct Scenario {
     pub(super) has_depot: bool,
     pub(super) pauses_max: u32,
     pub(super) answer_ns: Option<Nanos>,
-    /// What the server does other than it should, but for splits.
+    /// What the server does other than it should, except in splits.
     pub(super) server: Option<Mutant>,
     pub(super) split: Option<Splitting>,
     pub(super) reuse: Option<bool>,
@@ -125,7 +125,7 @@ impl Scenario {
         self
     }
 
-    /// The key is there, its block marked by somebody who died before the compare-and-swap.
+    /// The key is there, its block marked by a client that died before the compare-and-swap.
     pub fn marked(mut self, key: Key) -> Self {
         self.marked.push(key);
         self.stored(key)
@@ -143,7 +143,7 @@ impl Scenario {
         self
     }
 
-    /// Somebody who takes part.
+    /// A client that takes part.
     pub fn client(mut self, script: Script) -> Self {
         self.clients.push(script);
         self
@@ -161,7 +161,7 @@ impl Scenario {
         self
     }
 
-    /// Up to so many connections break, anywhere; who had one gets another.
+    /// Up to so many connections break, anywhere; the client gets another.
     pub fn losses(mut self, most: u32) -> Self {
         self.losses_max = most;
         self
@@ -194,7 +194,7 @@ impl Scenario {
         self
     }
 
-    /// Up to so often the server is killed and started again, and everybody gets another
+    /// Up to so often the server is killed and started again, and every client gets another
     /// connection.
     pub fn renewals(mut self, most: u32) -> Self {
         self.renewals_max = most;
@@ -261,7 +261,7 @@ impl Scenario {
         self
     }
 
-    /// Everybody follows this protocol with a rule broken.
+    /// All follow this protocol with a rule broken.
     pub fn all_twins(mut self, twin: Mutant) -> Self {
         self.clients.iter_mut().for_each(|client| client.twin = Some(twin));
         if let Some(split) = &mut self.split {

@@ -24,7 +24,7 @@ pub(super) enum Chore {
     Reuse {
         returns: bool,
     },
-    /// Clears up after whoever is lost.
+    /// Clears up after the clients that are lost.
     Sweep,
 }
 
@@ -47,7 +47,7 @@ pub(super) async fn run_chores(
     events.borrow_mut().push_back(Event::Over);
 }
 
-/// Splits what the directory led to at the start, or, with `returns`, once nobody believes a READ
+/// Splits what the directory led to at the start, or, with `returns`, once no client believes a READ
 /// from before, what it leads to then, into the place of the former.
 async fn split(
     rig: &TestSession<SimFabric>,

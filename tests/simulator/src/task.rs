@@ -16,7 +16,7 @@ use super::scenario::Op;
 use super::session::{Call, Reply, TestSession};
 use super::turns::raise;
 
-/// What a process tells whoever polls it.
+/// What a process tells the execution that polls it.
 pub(super) enum Event {
     Invoke(Asked),
     Respond(usize, Result<Reply, Option<OperationError>>),
@@ -51,7 +51,7 @@ pub(super) async fn begin() {
     .await;
 }
 
-/// A script, and how far somebody came with it.
+/// A script, and how far a process came with it.
 pub(super) struct Reading {
     pub(super) script: Vec<Op>,
     pub(super) name: String,

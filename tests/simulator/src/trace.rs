@@ -10,7 +10,7 @@ use super::world::World;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Line {
     pub(super) now: Nanos,
-    /// Whose; nobody's when time passes.
+    /// Whose; no process's when time passes.
     pub(super) process: Option<usize>,
     pub(super) text: String,
 }

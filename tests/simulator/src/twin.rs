@@ -39,9 +39,9 @@ pub enum Mutant {
     AbortsToEmpty,
     /// An inserter takes a slot that is ABORTED (I6).
     TakesAborted,
-    /// Who withdraws leaves the hint, and so did 60 others (I6).
+    /// A client that withdraws leaves the hint, and so did 60 others (I6).
     WithdrawKeepsHint,
-    /// Who withdraws clears the hint, and so did 60 others: nothing is wrong with that.
+    /// A client that withdraws clears the hint, and so did 60 others: nothing is wrong with that.
     WithdrawOften,
     /// INSERT, of this key, takes a slot that another one's hint claims in the incarnation of that
     /// hint (I21).
@@ -79,7 +79,7 @@ pub enum Mutant {
     Unfenced,
     /// The server clears up after clients that are alive (I6).
     SweepsTheLiving,
-    /// Who clears a slot does so before its hint (I6).
+    /// The server clears a slot before its hint (I6).
     HintAfterClear,
     /// The server does not fence those from before its restart (I6).
     Unrefused,
@@ -103,7 +103,7 @@ pub enum Mutant {
     HintAfterLive,
     /// A reader looks into the new subtable first, then into the old one (I14).
     NewBeforeOld,
-    /// The mover copies entries that everybody can change meanwhile (I15).
+    /// The mover copies entries that every client can change meanwhile (I15).
     NotFrozen,
     /// The entry is LIVE in the new subtable before it is out of the old one (I1).
     LiveBeforeMoved,

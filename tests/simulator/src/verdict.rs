@@ -82,8 +82,8 @@ impl Execution<'_> {
         })
     }
 
-    /// The end: everybody is done or gone. Somebody new looks at every key, and the region has to
-    /// be whole.
+    /// The end: every process is done or gone. A new client looks at every key, and the region has
+    /// to be whole.
     pub(super) fn finish(&mut self) -> Result<(), Violation> {
         // The server has always something to do.
         let open = |process: &Process| match process.state {
@@ -91,7 +91,7 @@ impl Execution<'_> {
             State::Working => true,
             State::Over | State::Dying | State::Gone => false,
         };
-        // Who waits for somebody who is no more waits for the server, which would clear his slot.
+        // A process that waits for one that is gone waits for the server, which would clear the slot.
         let mut processes = self.processes.iter();
         let gone = processes.any(|process| matches!(process.state, State::Dying | State::Gone));
         if let Some(at) = self.processes.iter().position(open).filter(|_| !gone) {

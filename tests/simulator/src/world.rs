@@ -1,4 +1,4 @@
-//! What all clients of a simulation share: memory, clock, and who touched what.
+//! What all clients of a simulation share: memory, clock, and which process touched which word.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -21,13 +21,13 @@ pub(super) struct World {
     /// No chain takes less.
     pub(super) round_trip_ns: Nanos,
     /// Words for which it matters when they are accessed; for all but these it was never seen that
-    /// somebody wrote what somebody else had accessed before.
+    /// one process wrote what another had accessed before.
     is_hot: Vec<bool>,
     /// Which processes accessed each word so far, a bit each.
     touched: Vec<u16>,
     /// Words that turned out to be hot: what was explored so far was too coarse.
     pub(super) newly_hot: Vec<usize>,
-    /// Every word is accessed by itself, whether it matters or not; nobody compares states.
+    /// Every word is accessed by itself, whether it matters or not; states are not compared.
     pub(super) fine: bool,
     /// Whether accesses count: not before the scenario begins.
     pub(super) began: bool,
@@ -75,7 +75,7 @@ impl World {
         }
     }
 
-    /// The part of these words in which those are that somebody could notice: where it starts, and
+    /// The part of these words in which those are that a process could notice: where it starts, and
     /// how many words it has.
     pub(super) fn noticeable(&self, place: usize, words: usize) -> (usize, usize) {
         let is_hot = &self.is_hot[place..place + words];
@@ -85,7 +85,7 @@ impl World {
     }
 
     /// Divides words into groups that are accessed at once, each a mask from `place` on; returns
-    /// those that nobody can notice. Of a block's words the header's first stands alone, its rest
+    /// those that no process can notice. Of a block's words the header's first stands alone, its rest
     /// and the key together, and the value.
     pub(super) fn units(&self, place: usize, words: usize, units: &mut Vec<u64>) -> u64 {
         let mut cold = 0;

@@ -1,7 +1,7 @@
 //! The budget against links that are not there: virtual time, no sleeping, the same every time.
 //!
 //! Guards against two bugs. Bytes in flight had no bound, so on a slow link chains queued for
-//! seconds: READs came too late to be believed, and a change took effect after its bound. And the
+//! seconds. READs came too late to be believed, and a change took effect after its bound. And the
 //! age of a change was counted anew whenever anything completed.
 
 use std::collections::VecDeque;

@@ -1,6 +1,6 @@
 //! What a machine has for RDMA, and what is wrong with it: what `kv-cli doctor` prints. Read from
-//! sysfs, which is there without any library; what only a device itself knows is added by those
-//! who can ask it.
+//! sysfs, which is there without any library. A build that can ask a device adds what only the
+//! device knows.
 
 use std::fmt;
 use std::fs;

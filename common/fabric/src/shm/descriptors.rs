@@ -1,4 +1,4 @@
-//! Descriptors that come with a message from a stranger, and who that stranger is.
+//! Descriptors that come with a message from a stranger, and the stranger's user.
 //!
 //! To close the last copy of a descriptor can block for as long as the sender likes: a TCP socket
 //! with SO_LINGER and unsent data does it. A server takes no descriptors, so since Linux 6.16 its

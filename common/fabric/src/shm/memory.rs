@@ -25,7 +25,7 @@ use file::{RegionFile, Unfinished};
 
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 pub(super) const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
-/// Who may open a region by its path: the user the server runs as. Others get descriptors.
+/// The user the server runs as may open a region by its path. Others get descriptors.
 const REGION_MODE: u32 = 0o600;
 
 /// Whether a region is to get huge pages.

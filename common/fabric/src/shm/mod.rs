@@ -1,7 +1,7 @@
 //! Shared memory: server and clients on one host, the client's CPU executes the verbs.
 //!
-//! A region on this fabric must not be reached over another one at the same time: CPU atomics and
-//! a NIC's atomics do not see each other (invariant I11).
+//! A region on this fabric must not be reached over another one at the same time. A CPU's atomics
+//! and those of a network card do not see each other (invariant I11).
 
 mod control;
 #[allow(unsafe_code, reason = "two socket options that rustix does not have")]

@@ -1,10 +1,10 @@
 //! Files under names that a server invents: `REGION.restoring`, `SOCKET.lock`.
 //!
 //! The folder may be one that every user can write to, such as /dev/shm. Then another user may have
-//! put something under the name: a link to a file that the server would remove or make, a pipe that
-//! it would wait for, a file that another user may change. So a name is never followed, opening
-//! never waits, and what was opened has to be a regular file of the server's own user with no other
-//! name. The folder is opened once, and names are only looked up in it.
+//! put something under the name: a file that another user may change, or a pipe that the server
+//! would wait for. It may be a link to a file that the server would remove or make. So a name is
+//! never followed and opening never waits. What was opened has to be a regular file of the server's
+//! own user with no other name. The folder is opened once, and names are only looked up in it.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{File, Metadata};

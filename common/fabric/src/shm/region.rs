@@ -224,8 +224,8 @@ pub fn prefetch<T>(wanted: &T) {
 fn prefetch_to_change<T>(wanted: &T) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a hint about memory that is mapped, by the reference; without effect on processors
-    // that do not know it. Not an intrinsic, which becomes another hint unless all who run the
-    // program are said to know it.
+    // that do not know it. Not an intrinsic, which becomes another hint unless every processor
+    // that runs the program is said to know it.
     unsafe {
         std::arch::asm!("prefetchw [{}]", in(reg) wanted, options(nostack, preserves_flags));
     }

@@ -25,7 +25,7 @@ fn new_socket(flags: SocketFlags) -> io::Result<OwnedFd> {
     Ok(net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
 }
 
-/// Who may connect to a socket.
+/// Which users may connect to a socket.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SocketOptions {
     /// The permissions of its path; else what the process's mask leaves.

@@ -38,8 +38,8 @@ impl Registered {
         // A child that wrote to it would take the page away from under the device.
         let _ = memory.advise(Advice::DontFork);
         let access = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE;
-        // SAFETY: `memory` is dropped after the region, and nobody holds references into it while
-        // work requests that name it are under way: its users see to that.
+        // SAFETY: `memory` is dropped after the region, and its users hold no references into it
+        // while work requests that name it are under way.
         let region =
             unsafe { MemoryRegion::register(domain, memory.as_mut_ptr(), memory.len(), access)? };
         Ok(Self { region, memory })

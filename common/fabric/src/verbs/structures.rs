@@ -1,5 +1,5 @@
 //! The bindings against the C headers of this machine: sizes and offsets of every structure that
-//! this module hands to C or reads, some of which the bindings write by hand.
+//! this module hands to C or reads. Some of them the bindings write by hand.
 
 use std::io::Write;
 use std::mem::{offset_of, size_of};

@@ -1,4 +1,5 @@
-//! Who gets a connection and who hears why not, and that none of it leaves anything behind.
+//! Which requests get a connection, which get a reason for a refusal, and that none of them leaves
+//! anything behind.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -32,7 +33,7 @@ fn garbage_of_every_length_is_refused_with_the_reason() {
     let error = connect_control(address, &long, &Options::default()).err().unwrap();
     assert!(matches!(error, VerbsError::PrivateData { bytes: 57, max: 56 }));
     assert!(server.connections.is_empty() && server.channels.is_empty());
-    // And somebody with manners is served.
+    // And a peer with manners is served.
     let mut fabric = server.client(1);
     let deadline = later(&fabric);
     let read = Verb::Read { remote: 0, into: Buffer::ReadBlock, bytes: 64 };
@@ -76,7 +77,7 @@ fn a_port_where_nobody_listens_is_known_at_once() {
     let error = connect_control(dead, CONTROL, &Options::default()).err().unwrap();
     assert!(matches!(error, VerbsError::NobodyListens { .. }), "{error}");
     assert!(error.is_passing() && started.elapsed() < Duration::from_secs(2));
-    // A host that nobody has: in the own network, and behind no device at all.
+    // An address that no host has: in the own network, and behind no device at all.
     let options = Options { connect_timeout: Duration::from_millis(500), ..Options::default() };
     let SocketAddr::V4(own) = address else { return };
     let [a, b, c, _] = own.ip().octets();

@@ -1,4 +1,4 @@
-//! The control channel keeps messages whole and in order, pushes back, wakes who sleeps, and ends.
+//! The control channel keeps messages whole and in order, pushes back, wakes a sleeper, and ends.
 
 use std::io;
 use std::os::fd::AsFd;

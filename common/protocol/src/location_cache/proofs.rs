@@ -1,12 +1,12 @@
 //! When the locations of a cache were proved, for all threads that share it.
 //!
 //! An entry has room for the time since a base, and the base moves. A thread that sleeps for an
-//! hour between two steps must not make a proof of before look like one of now, by which a
-//! compare-and-swap would rely on a word that came again (invariant I4). So an entry is locked
-//! before the base is looked at by which it is written, and a thread that moves the base passes by
-//! all places; readers get the new base once no entry is left that goes by the old one. Until then
-//! they take what is written by the new one for older than it is, which costs round trips. If a
-//! place stays locked, until the next try.
+//! hour between two steps must not make an old proof look like a new one. By it a compare-and-swap
+//! would rely on a word that came again (invariant I4). So a writer locks an entry before it looks
+//! at the base that it writes by, and a thread that moves the base passes by all places. Readers get
+//! the new base once no entry is left that goes by the old one. Until then they take what is written
+//! by the new one for older than it is, which costs round trips. If a place stays locked, that lasts
+//! until the next try.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -68,7 +68,7 @@ impl Base for AtomicU64 {
     }
 }
 
-/// The entry that stands there. Who gets it sees what its writer saw: the block it leads to.
+/// The entry that stands there. Its reader sees what its writer saw: the block it leads to.
 #[inline]
 pub(super) fn entry<P: Place>(place: &P) -> PackedLocation {
     PackedLocation::from_bits(place.load(Ordering::Acquire))
@@ -93,7 +93,7 @@ pub(super) fn empty<P: Place>(place: &P, known: PackedLocation) -> bool {
 }
 
 /// Makes an entry's stamp so much smaller, if there is one; false if it stays locked. Also where
-/// there is none the place is changed, by what was there: who locks it later sees what this thread
+/// there is none the place is changed, by what was there: a thread that locks it later sees what this one
 /// did before.
 fn age<P: Place>(place: &P, passed: u64) -> bool {
     (0..P::PAUSES_MAX).any(|_| {

@@ -56,8 +56,8 @@ impl<F: Fabric> SubtableSplitter<'_, F> {
         let verb = |row| Verb::WriteWord { remote: row + FORWARD_OFFSET, value: forward };
         self.all(self.rows_of(split.old).map(|row| Chain::of(&[verb(row)]))).await?;
         // Where a processor executes the verbs, its stores may still be on their way to the others
-        // while it reads on; not past a compare-and-swap, here one that changes nothing. So whoever
-        // fills a slot after this has read it will see the way (invariant I16).
+        // while it reads on; not past a compare-and-swap, here one that changes nothing. So a
+        // client that fills a slot after this has read it will see the way (invariant I16).
         self.batch(&[Chain::of(&[Verb::CompareSwap {
             remote: split.new[1] + slot_in_subtable(ROWS_PER_SUBTABLE - 1, SLOTS_PER_ROW - 1),
             expected: 0,

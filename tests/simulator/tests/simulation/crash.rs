@@ -18,7 +18,7 @@ fn one_of_two_dies() {
     }
 }
 
-/// A PENDING word that nobody will ever decide about does not keep others from inserting.
+/// A PENDING word that no client will ever decide about does not keep others from inserting.
 #[test]
 fn an_inserter_dies_and_two_more_come() {
     for used in 0..=2 {
@@ -29,7 +29,7 @@ fn an_inserter_dies_and_two_more_come() {
     }
 }
 
-/// Somebody who knew the key reads on after its writer died between mark and compare-and-swap.
+/// A client that knew the key reads on after its writer died between mark and compare-and-swap.
 #[test]
 fn a_writer_dies_and_readers_read_on() {
     let scenario = Scenario::new("PUT dies | GET hit, GET, GET | PUT").stored(0).deaths(1);

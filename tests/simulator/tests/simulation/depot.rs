@@ -1,5 +1,5 @@
-//! Blocks that go from client to client by way of the depot, and a chunk that changes its class
-//! while marks and cached locations of its old blocks are still about.
+//! Blocks that go from client to client by way of the depot. And a chunk that changes its class while
+//! marks and cached locations of its old blocks are still about.
 
 use farside_simulator::{Mutant, Op, Scenario, Script, client};
 
@@ -63,7 +63,7 @@ fn chunk_rests_for_grace() {
     assert_caught(scenario.clone().server_twin(twin), scenario);
 }
 
-/// A queue that nobody counts brings the mark after any rest.
+/// A queue that is not counted brings the mark after any rest.
 #[test]
 fn queue_uncounted() {
     let late = client().knows(0).put(0);

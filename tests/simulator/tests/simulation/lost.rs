@@ -1,5 +1,5 @@
-//! Connections that break: nothing, a part or all of what was under way is executed, and nobody is
-//! told. What may have happened ends as `Indeterminate`, everything else is tried again by a new
+//! Connections that break: nothing, a part or all of what was under way is executed, and no session
+//! learns of it. What may have happened ends as `Indeterminate`, everything else is tried again by a new
 //! client, while the server clears up after the old one. And servers that start anew.
 
 use farside_simulator::{Mutant, Op, Scenario, client};
@@ -58,7 +58,7 @@ fn connections_break_at_length() {
     }
 }
 
-/// Who knew where the key was starts over with an empty cache.
+/// A client that knew where the key was starts over with an empty cache.
 #[test]
 fn a_connection_breaks_that_knew_the_key() {
     for op in [Op::Put(0), Op::Delete(0), Op::Exchange(0, "i0")] {

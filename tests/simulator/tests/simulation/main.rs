@@ -1,6 +1,6 @@
 //! The protocol under every interleaving: scenarios for the simulator, and twins of the protocol
-//! that it has to catch. Run with `--nocapture` for how much was explored: lines of `scenario`,
-//! name, preemptions, states, executions and seconds of a core, and of `twin`, name, steps,
+//! that it has to catch. Run with `--nocapture` for how much was explored. Lines of `scenario` have
+//! its name, preemptions, states, executions and seconds of a core; lines of `twin` its name, steps,
 //! executions and seconds.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 

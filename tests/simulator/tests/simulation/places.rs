@@ -1,5 +1,5 @@
-//! The place of a subtable that was split is used again, GRACE later, for one of the two that a
-//! split of its successor makes, while clients sleep with a directory that leads there.
+//! The place of a subtable that was split is used again, GRACE later, for one of the two that a split
+//! of its successor makes. Meanwhile clients sleep with a directory that leads there.
 
 use farside_simulator::{Mutant, Op, Scenario, client};
 
@@ -44,7 +44,7 @@ fn torn_windows_and_a_place_that_is_used_again() {
     }
 }
 
-/// Who claimed a slot by its hint would find it as it was, in a subtable of other keys.
+/// A client that claimed a slot by its hint would find it as it was, in a subtable of other keys.
 #[test]
 fn new_again() {
     let twin = Mutant::NewAgain;

@@ -26,14 +26,14 @@ fn chase() -> Scenario {
     scenario.client(mover).client(writer).client(reader)
 }
 
-/// Everybody inserts and deletes one key.
+/// All clients insert and delete one key.
 fn rush() -> Scenario {
     let one = || client().insert(0).delete(0).put(0).get(0).insert(0).delete(0);
     let scenario = Scenario::new("rush").slots(3).used(1).chains(64).client(one());
     scenario.client(one().guesses(0)).client(one().guesses(1))
 }
 
-/// Everybody is at work on keys of both sides while the server splits, is killed, and goes on.
+/// All clients are at work on keys of both sides while the server splits, is killed, and goes on.
 fn moving() -> Scenario {
     let first = client().knows(0).put(0).get(2).delete(0).insert(1).put(2).get(0);
     let second = client().knows(2).insert(1).get(0).update(2).delete(1).put(0).get(1);

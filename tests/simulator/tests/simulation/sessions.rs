@@ -19,7 +19,7 @@ fn every_pair_of_two_sessions() {
     }
 }
 
-/// Somebody else changes the key meanwhile.
+/// Another client changes the key meanwhile.
 #[test]
 fn two_sessions_beside_another_client() {
     for op in [Op::Get(0), Op::Put(0), Op::Delete(0)] {

@@ -39,7 +39,7 @@ fn live_before_moved() {
     all(twin, split(twin).stored(0).restarts(1).client(client().put(0)));
 }
 
-/// Who was aborted by the mover leaves EMPTY behind, which another one has seen before it saw that
+/// A client that the mover aborted leaves EMPTY behind, which another one has seen before it saw that
 /// a split has begun. It takes two preemptions; to try all with one takes minutes.
 #[test]
 fn forward_ignored() {

@@ -37,7 +37,7 @@ fn every_operation_beside_a_split_that_is_killed_and_goes_on() {
     every_operation(0, 1);
 }
 
-/// Who has learnt where a new subtable is finds it as it was, though the server was killed before
+/// A client that has learnt where a new subtable is finds it as it was, though the server was killed before
 /// the whole directory said so.
 #[test]
 fn a_split_that_goes_on_does_not_begin_again() {
@@ -107,7 +107,7 @@ fn inserters_beside_a_split() {
     passes(scenario.client(client().delete(0)).client(client().insert(0).get(0)), 0);
 }
 
-/// Whoever sleeps through the split, anywhere, and for longer than GRACE, has an old directory.
+/// A client that sleeps through the split, anywhere, and for longer than GRACE, has an old directory.
 #[test]
 fn a_sleep_through_a_split() {
     for op in OPS {

@@ -41,7 +41,7 @@ pub(crate) fn name(twin: Mutant) -> Scenario {
     Scenario::new(format!("{twin:?}"))
 }
 
-/// A PUT, somebody who looks it up, and somebody who knows where the key was.
+/// A PUT, a client that looks it up, and one that knows where the key was.
 fn cached_get(twin: Mutant) -> Scenario {
     let reader = client().knows(0).get(0);
     name(twin).stored(0).client(client().knows(0).put(0)).client(client().get(0)).client(reader)
@@ -70,7 +70,7 @@ fn mark_of_eight_bytes() {
     all(twin, name(twin).stored(0).client(client().knows(0).put(0)).client(again));
 }
 
-/// A block that is being written for its next use, seen by somebody who knows its last.
+/// A block that is being written for its next use, seen by a client that knows its last.
 #[test]
 fn generation_ignored() {
     let twin = Mutant::GenerationIgnored;
@@ -142,8 +142,8 @@ fn swap_in_two() {
     all(twin, name(twin).stored(0).client(exchange()).client(exchange()));
 }
 
-/// Beside two inserters of one key, each in a slot of its own, used or not, who look first and who
-/// do not.
+/// Beside two inserters of one key, each in a slot of its own, used or not, that look first and
+/// that do not.
 fn two_inserters(twin: Mutant) {
     for used in 0..=2 {
         let scenario = name(twin).used(used).seed(2).client(client().insert(0));
@@ -173,7 +173,7 @@ fn goes_on_after_live() {
     two_inserters(Mutant::GoesOnAfterLive);
 }
 
-/// Not where both hints are claims: who comes second sees the first one's.
+/// Not where both hints are claims: the second one sees the first one's.
 #[test]
 fn every_mismatch_believed() {
     let twin = Mutant::EveryMismatchBelieved(0);
@@ -184,7 +184,7 @@ fn every_mismatch_believed() {
     all(twin, name(twin).used(1).client(client().guesses(0).insert(0)).client(client().insert(0)));
 }
 
-/// The slot is taken by somebody else between the look and the claim.
+/// The slot is taken by another client between the look and the claim.
 #[test]
 fn hint_before_pending() {
     let scenario = |second: Option<Mutant>| {
@@ -210,8 +210,8 @@ fn takes_aborted() {
     all(twin, name(twin).used(2).seed(1).client(client().insert(0)).client(others));
 }
 
-/// Key 0 claims a slot by its hint; who took it for key 1 in the incarnation of that hint could be
-/// taken for key 0.
+/// Key 0 claims a slot by its hint; a client that took it for key 1 in the incarnation of that hint
+/// could be taken for key 0.
 #[test]
 fn first_twice() {
     let twin = Mutant::FirstTwice(1);
@@ -223,8 +223,8 @@ fn first_twice() {
 }
 
 /// A slot whose last key was 0, in incarnation 2, is claimed and given up 61 times, because the
-/// INSERT slept; then key 2 moves in, in incarnation 2, while somebody who wants key 0 reads first
-/// the hint, then the word.
+/// INSERT slept; then key 2 moves in, in incarnation 2, while a client that wants key 0 reads
+/// first the hint, then the word.
 #[test]
 fn withdraw_keeps_hint() {
     let scenario = |twin| {

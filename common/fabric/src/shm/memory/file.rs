@@ -56,7 +56,7 @@ impl RegionFile {
             return Err(MemoryError::OfAnother { path: path_buf() });
         }
         let locked = place.open().map_err(opening(path))?;
-        // Who had the lock before may have removed the file, and another stands there by now.
+        // The last holder of the lock may have removed the file, and another stands there by now.
         let is_ours = lock(&locked).map_err(system("lock"))?
             && place.is(&locked).is_ok_and(|is| is)
             && place.is(&file).is_ok_and(|is| is);

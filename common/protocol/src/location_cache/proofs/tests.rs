@@ -63,7 +63,7 @@ enum Wrong {
     ReadersFirst,
     /// They look at an entry first, and then at the base.
     EntryFirst,
-    /// Who replaces an entry does not release what he saw before.
+    /// A thread that replaces an entry does not release what it saw before.
     Untold,
 }
 
