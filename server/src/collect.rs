@@ -10,7 +10,8 @@ use farside_fabric::{ChainError, Nanos};
 use farside_layout::{BlockRef, SlotState, SlotWord};
 
 use crate::depot::{Depot, Memory, Noted};
-use crate::index::{Index, SubtableImage};
+use crate::index::Index;
+use crate::walk::{Budget, Cursor};
 
 /// How many subtables are looked through before the server looks after its clients again: 2 MiB.
 const SUBTABLES_PER_STEP: usize = 256;
@@ -24,7 +25,7 @@ const HEADERS_PER_CHUNK: usize = 64;
 /// suspected, the collection takes another pass for the chunks behind.
 const NOTED_MAX: usize = 1 << 22;
 /// How long a client may take to say what it holds. Then it is fenced.
-const ANSWER_NS: Nanos = 5_000_000_000;
+pub(crate) const ANSWER_NS: Nanos = 5_000_000_000;
 /// After a death, how long others may follow it before a collection begins.
 const DEBOUNCE_NS: Nanos = 100_000_000;
 /// How long a collection waits at most until the slots of lost clients are cleared.
@@ -42,12 +43,12 @@ enum Stage {
     /// Report 1.
     FirstReport,
     /// Until no verb of a lost client can take effect any more.
-    Settle,
+    FenceDelay,
     /// The walk that counts.
     Walk,
     /// Report 2.
     SecondReport,
-    /// As `Settle`; then blocks that are left are lost.
+    /// As `FenceDelay`; then blocks that are left are lost.
     Finish,
     /// The chunks of this pass have no suspects any more.
     Acquit,
@@ -57,10 +58,12 @@ enum Stage {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     Nothing,
-    /// Ask every writer what it holds, and tell [`Collector::asked`].
-    Ask,
-    /// Let these connections go: they did not answer.
-    Fence(Vec<u64>),
+    /// Ask every writer what it holds, by this number, and tell [`Collector::asked`].
+    Ask {
+        collection: u32,
+    },
+    /// End these connections: their clients did not answer.
+    Disconnect(Vec<u64>),
 }
 
 /// One collection after another, a step at a time.
@@ -75,7 +78,7 @@ pub(crate) struct Collector {
     awaiting: BTreeSet<u64>,
     /// For their answers.
     waiting: WaitTimer,
-    next_subtable: usize,
+    cursor: Cursor,
     /// The chunk that a stage goes on with, of those of this pass: from here to there.
     next_chunk: u32,
     first_chunk: u32,
@@ -87,12 +90,12 @@ pub(crate) struct Collector {
     /// How many lost blocks the present collection has found.
     found: u64,
     /// How long after it was fenced a client's verbs can still take effect.
-    settles_ns: Nanos,
-    settled_at: Nanos,
+    fence_delay_ns: Nanos,
+    fence_holds_at: Nanos,
 }
 
 impl Collector {
-    pub(crate) fn new(settles_ns: Nanos) -> Self {
+    pub(crate) fn new(fence_delay_ns: Nanos) -> Self {
         Self {
             stage: Stage::Idle,
             wanted: None,
@@ -101,7 +104,7 @@ impl Collector {
             recovered: 0,
             awaiting: BTreeSet::new(),
             waiting: WaitTimer::since(0),
-            next_subtable: 0,
+            cursor: Cursor::default(),
             next_chunk: 0,
             first_chunk: 0,
             end_chunk: 0,
@@ -109,8 +112,8 @@ impl Collector {
             noted_count: 0,
             noted_max: NOTED_MAX,
             found: 0,
-            settles_ns,
-            settled_at: 0,
+            fence_delay_ns,
+            fence_holds_at: 0,
         }
     }
 
@@ -124,7 +127,7 @@ impl Collector {
     pub(crate) fn lost(&mut self, token: u64, fenced: bool, now: Nanos) {
         self.awaiting.remove(&token);
         if fenced {
-            self.settled_at = now.saturating_add(self.settles_ns);
+            self.fence_holds_at = now.saturating_add(self.fence_delay_ns);
             let (_, since) = self.wanted.unwrap_or((now, now));
             self.wanted = Some((now.saturating_add(DEBOUNCE_NS), since));
         }
@@ -146,7 +149,7 @@ impl Collector {
             Stage::Idle => 0,
             Stage::Suspect | Stage::Filter | Stage::Note | Stage::Walk => 1,
             Stage::FirstReport
-            | Stage::Settle
+            | Stage::FenceDelay
             | Stage::SecondReport
             | Stage::Finish
             | Stage::Acquit => 2,
@@ -166,7 +169,7 @@ impl Collector {
             Stage::Suspect | Stage::Filter | Stage::Note | Stage::Walk | Stage::Acquit => Some(0),
             Stage::FirstReport | Stage::SecondReport if self.awaiting.is_empty() => Some(0),
             Stage::FirstReport | Stage::SecondReport => Some(self.waiting.next_look_at(ANSWER_NS)),
-            Stage::Settle | Stage::Finish => Some(self.settled_at),
+            Stage::FenceDelay | Stage::Finish => Some(self.fence_holds_at),
         }
     }
 
@@ -180,11 +183,6 @@ impl Collector {
     pub(crate) fn asked(&mut self, tokens: BTreeSet<u64>, now: Nanos) {
         self.awaiting = tokens;
         self.waiting = WaitTimer::since(now);
-    }
-
-    /// What to ask with.
-    pub(crate) fn number(&self) -> u32 {
-        self.number
     }
 
     /// Whether an answer with this number is one to the present question.
@@ -231,11 +229,11 @@ impl Collector {
             Stage::FirstReport | Stage::SecondReport if !self.awaiting.is_empty() => {
                 self.waiting.advance(now);
                 if self.waiting.waited() >= ANSWER_NS {
-                    return Ok(Step::Fence(self.awaiting.iter().copied().collect()));
+                    return Ok(Step::Disconnect(self.awaiting.iter().copied().collect()));
                 }
             }
-            Stage::FirstReport => self.enter(Stage::Settle),
-            Stage::Settle => self.enter(Stage::Walk),
+            Stage::FirstReport => self.enter(Stage::FenceDelay),
+            Stage::FenceDelay => self.enter(Stage::Walk),
             Stage::Walk => {
                 if self.walk(depot, index)? {
                     return Ok(self.ask(Stage::SecondReport));
@@ -243,7 +241,7 @@ impl Collector {
             }
             Stage::SecondReport => self.enter(Stage::Finish),
             Stage::Finish => {
-                if now >= self.settled_at && self.recover(depot, memory, now)? {
+                if now >= self.fence_holds_at && self.recover(depot, memory, now)? {
                     self.enter(Stage::Acquit);
                 }
             }
@@ -263,7 +261,7 @@ impl Collector {
 
     fn enter(&mut self, stage: Stage) {
         self.stage = stage;
-        self.next_subtable = 0;
+        self.cursor = Cursor::default();
         self.next_chunk = self.first_chunk;
     }
 
@@ -277,17 +275,16 @@ impl Collector {
     fn ask(&mut self, stage: Stage) -> Step {
         self.enter(stage);
         self.number = self.number.wrapping_add(1);
-        Step::Ask
+        Step::Ask { collection: self.number }
     }
 
     /// Clears what slots have; true at the end.
     fn walk(&mut self, depot: &mut Depot, index: &Index) -> Result<bool, ChainError> {
-        for _ in 0..SUBTABLES_PER_STEP {
-            let Some(image) = index.subtable(self.next_subtable) else { return Ok(true) };
-            clear_linked(depot, &image?);
-            self.next_subtable += 1;
+        let mut walk = self.cursor.walk(index, Budget::of_step(SUBTABLES_PER_STEP));
+        while let Some((_, slot)) = walk.next()? {
+            clear_linked(depot, slot.word());
         }
-        Ok(false)
+        Ok(walk.is_over())
     }
 
     /// Notes the headers of suspects; true once all are noted, or as many as may be at a time.
@@ -336,13 +333,11 @@ impl Collector {
     }
 }
 
-/// Clears what the slots of a subtable have. Also to be called for the subtables that a split has
-/// just filled: a walk may have been there before its words were.
-pub(crate) fn clear_linked(depot: &mut Depot, subtable: &SubtableImage) {
-    for (_, slot) in subtable.slots() {
-        if let Some(block) = block_of(slot.word()) {
-            depot.clear(block.address);
-        }
+/// Clears what a slot with this word has. Also to be called for the subtables that a split has just
+/// filled: a walk may have been there before its words were.
+pub(crate) fn clear_linked(depot: &mut Depot, word: SlotWord) {
+    if let Some(block) = block_of(word) {
+        depot.clear(block.address);
     }
 }
 

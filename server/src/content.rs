@@ -10,6 +10,8 @@ use farside_layout::{
 };
 use zerocopy::{FromBytes, IntoBytes};
 
+use crate::walk::Budget;
+
 /// What matters of a block.
 pub(crate) struct Content {
     pub(crate) generation: u32,
@@ -17,40 +19,12 @@ pub(crate) struct Content {
     pub(crate) expires_at_ms: u64,
 }
 
-/// How many bytes of blocks a step may still read. A slot can lead to 4 MiB, and a million slots to
-/// the same 4 MiB: the number of slots says nothing about how long a step takes. At 8 MiB a step
-/// takes some milliseconds.
-#[derive(Debug)]
-pub(crate) struct ReadBudget {
-    bytes: u64,
-}
-
-impl ReadBudget {
-    /// What a step of a chore reads.
-    pub(crate) fn of_step() -> Self {
-        Self::of(8 << 20)
-    }
-
-    pub(crate) fn of(bytes: u64) -> Self {
-        Self { bytes }
-    }
-
-    /// Whether the step is to end: what is read last may be more than what was left.
-    pub(crate) fn is_spent(&self) -> bool {
-        self.bytes == 0
-    }
-
-    fn spend(&mut self, bytes: u64) {
-        self.bytes = self.bytes.saturating_sub(bytes);
-    }
-}
-
 /// The block there, as far as its header says that it is in use. `None` if it is not what is looked
 /// for, which its header says first, or cannot be whole.
 pub(crate) fn read_block(
     region: &Region,
     block: BlockRef,
-    budget: &mut ReadBudget,
+    budget: &mut Budget,
     is_wanted: impl FnOnce(&BlockHeader) -> bool,
 ) -> Result<Option<Vec<u64>>, ChainError> {
     let mut words = vec![0u64; BLOCK_HEADER_BYTES as usize / 8];
@@ -86,7 +60,7 @@ impl Reader {
         &self,
         slot: &Slot,
         block: BlockRef,
-        budget: &mut ReadBudget,
+        budget: &mut Budget,
     ) -> Result<Option<Content>, ChainError> {
         if self.geometry.check_block(block).is_err() {
             return Ok(None);

@@ -8,10 +8,11 @@ use farside_control::FreeBlock;
 use farside_fabric::{ChainError, Nanos};
 use farside_layout::{BlockRef, SizeClass, SlotState, SlotWord};
 
-use crate::content::{Content, ReadBudget, Reader};
+use crate::content::{Content, Reader};
 use crate::expiry::Reaper;
 use crate::index::Index;
 use crate::own_endpoint::OwnEndpoint;
+use crate::walk::{Budget, Cursor};
 
 /// The most keys that go for one request.
 const EVICTIONS_MAX: usize = 1024;
@@ -39,13 +40,13 @@ pub(crate) struct Evictor {
     /// How old a word may be for a compare-and-swap to rely on (invariant I4).
     word_ns: Nanos,
     /// Where the next sample begins: samples go round the index, whose order is that of hashes.
-    next_subtable: usize,
+    cursor: Cursor,
     evicted: u64,
 }
 
 impl Evictor {
     pub(crate) fn new(reader: Reader, word_ns: Nanos) -> Self {
-        Self { reader, word_ns, next_subtable: 0, evicted: 0 }
+        Self { reader, word_ns, cursor: Cursor::default(), evicted: 0 }
     }
 
     /// How many keys were removed.
@@ -90,31 +91,27 @@ impl Evictor {
         own: &OwnEndpoint,
     ) -> Result<Vec<Candidate>, ChainError> {
         let mut sample = Vec::new();
-        let mut budget = ReadBudget::of(SAMPLE_BYTES_MAX);
-        for _ in 0..index.places.len().min(SUBTABLES_MAX) {
-            let deadline = own.now().saturating_add(self.word_ns);
-            let number = self.next_subtable % index.places.len();
-            self.next_subtable = number + 1;
-            let Some(image) = index.subtable(number) else { break };
-            for (slot, content) in image?.slots() {
-                let word = content.word();
-                let Ok(block) = word.block() else { continue };
-                if word.state() != SlotState::Live || block.class != class {
-                    continue;
+        let subtables = index.places.len().min(SUBTABLES_MAX);
+        let mut walk = self.cursor.walk_round(index, Budget::new(subtables, SAMPLE_BYTES_MAX));
+        let mut deadline = 0;
+        loop {
+            if walk.is_between_subtables() {
+                if sample.len() >= size {
+                    break;
                 }
-                if budget.is_spent() {
-                    return Ok(sample);
-                }
-                if let Some(Content { generation, written_at_ms, .. }) =
-                    self.reader.read(content, block, &mut budget)?
-                {
-                    let found =
-                        Candidate { written_at_ms, slot, word, block, generation, deadline };
-                    sample.push(found);
-                }
+                deadline = own.now().saturating_add(self.word_ns);
             }
-            if sample.len() >= size {
-                break;
+            let Some((slot, content)) = walk.next()? else { break };
+            let word = content.word();
+            let Ok(block) = word.block() else { continue };
+            if word.state() != SlotState::Live || block.class != class {
+                continue;
+            }
+            if let Some(Content { generation, written_at_ms, .. }) =
+                self.reader.read(&content, block, &mut walk.budget)?
+            {
+                let found = Candidate { written_at_ms, slot, word, block, generation, deadline };
+                sample.push(found);
             }
         }
         Ok(sample)

@@ -11,9 +11,10 @@ use farside_fabric::{ChainError, Nanos};
 use farside_layout::{BLOCK_HEADER_BYTES, BlockHeader, BlockRef, SizeClass, SlotState, SlotWord};
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::content::{ReadBudget, Reader};
+use crate::content::Reader;
 use crate::index::Index;
 use crate::own_endpoint::OwnEndpoint;
+use crate::walk::{Budget, Cursor};
 
 /// How many subtables are looked through before the server looks after its clients again.
 const SUBTABLES_PER_STEP: usize = 64;
@@ -44,9 +45,7 @@ pub(crate) struct Removed {
 
 /// One walk through the index.
 struct Pass {
-    next_subtable: usize,
-    /// How many slots of it were looked at when the step before had read enough.
-    slots_done: usize,
+    cursor: Cursor,
     worked_ns: Nanos,
     /// When the first of the values that stay ends, milliseconds since 1970.
     first_end_ms: Option<u64>,
@@ -143,51 +142,40 @@ impl Reaper {
         self.next_pass_at = None;
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let wall_ms = wall.as_millis() as u64;
-        let mut budget = ReadBudget::of_step();
-        for _ in 0..SUBTABLES_PER_STEP {
-            let deadline = own.now().saturating_add(self.word_ns);
-            let Some(image) = index.subtable(pass.next_subtable) else {
-                pass.worked_ns += own.now().saturating_sub(now);
-                // A split may have moved entries to where the walk had been.
-                pass.again |= index.moves != pass.moves;
-                self.end(&pass, wall_ms, own.now());
-                return Ok(removed);
-            };
-            for (slot, content) in image?.slots().skip(pass.slots_done) {
-                if budget.is_spent() {
+        let mut walk = pass.cursor.walk(index, Budget::of_step(SUBTABLES_PER_STEP));
+        let mut deadline = 0;
+        loop {
+            if walk.is_between_subtables() {
+                if removed.len() >= REMOVALS_PER_STEP {
                     break;
                 }
-                pass.slots_done += 1;
-                let word = content.word();
-                pass.again |= matches!(word.state(), SlotState::Frozen | SlotState::Copy);
-                let Some((block, end_ms)) = self.block_that_ends(word)? else { continue };
-                if end_ms + MARGIN_MS > wall_ms {
-                    let first = pass.first_end_ms.map_or(end_ms, |first| first.min(end_ms));
-                    pass.first_end_ms = Some(first);
-                } else if let Some(found) = self.reader.read(content, block, &mut budget)?
-                    && found.expires_at_ms == end_ms
-                    && own.unlink_to_tombstone(slot, word, block, deadline)?
-                {
-                    self.expired += 1;
-                    removed.push(self.schedule_removal(
-                        slot,
-                        word,
-                        block,
-                        found.generation,
-                        own.now(),
-                    ));
-                }
+                deadline = own.now().saturating_add(self.word_ns);
             }
-            if budget.is_spent() {
-                break;
-            }
-            (pass.next_subtable, pass.slots_done) = (pass.next_subtable + 1, 0);
-            if removed.len() >= REMOVALS_PER_STEP {
-                break;
+            let Some((slot, content)) = walk.next()? else { break };
+            let word = content.word();
+            pass.again |= matches!(word.state(), SlotState::Frozen | SlotState::Copy);
+            let Some((block, end_ms)) = self.block_that_ends(word)? else { continue };
+            if end_ms + MARGIN_MS > wall_ms {
+                let first = pass.first_end_ms.map_or(end_ms, |first| first.min(end_ms));
+                pass.first_end_ms = Some(first);
+            } else if let Some(found) = self.reader.read(&content, block, &mut walk.budget)?
+                && found.expires_at_ms == end_ms
+                && own.unlink_to_tombstone(slot, word, block, deadline)?
+            {
+                self.expired += 1;
+                let generation = found.generation;
+                removed.push(self.schedule_removal(slot, word, block, generation, own.now()));
             }
         }
+        let is_over = walk.is_over();
         pass.worked_ns += own.now().saturating_sub(now);
-        self.pass = Some(pass);
+        if is_over {
+            // A split may have moved entries to where the walk had been.
+            pass.again |= index.moves != pass.moves;
+            self.end(&pass, wall_ms, own.now());
+        } else {
+            self.pass = Some(pass);
+        }
         Ok(removed)
     }
 
@@ -252,14 +240,8 @@ impl Reaper {
 
 impl Pass {
     fn begin(moves: u64) -> Self {
-        Self {
-            next_subtable: 0,
-            slots_done: 0,
-            worked_ns: 0,
-            first_end_ms: None,
-            moves,
-            again: false,
-        }
+        let cursor = Cursor::default();
+        Self { cursor, worked_ns: 0, first_end_ms: None, moves, again: false }
     }
 }
 

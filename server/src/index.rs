@@ -8,8 +8,8 @@ use std::sync::Arc;
 use farside_fabric::shm::Region;
 use farside_fabric::{ChainError, Nanos};
 use farside_layout::{
-    CHUNK_BYTES, ChunkUse, DirectoryEntry, Geometry, ROW_BYTES, Row, SUBTABLE_BYTES, Slot,
-    SlotState, slot_in_subtable,
+    CHUNK_BYTES, ChunkUse, DirectoryEntry, Geometry, ROW_BYTES, Row, SLOTS_PER_ROW, SUBTABLE_BYTES,
+    Slot, SlotState, slot_in_subtable,
 };
 use farside_protocol::split::Split;
 use zerocopy::{FromBytes, IntoBytes};
@@ -19,14 +19,14 @@ use crate::rate_limited_warning::RateLimitedWarning;
 
 const SUBTABLE_WORDS: usize = (SUBTABLE_BYTES / 8) as usize;
 
-/// The subtables of a region. `growth.rs` has how they become more.
+/// The subtables of a region. `splits.rs` has how they become more.
 pub(crate) struct Index {
     pub(crate) region: Arc<Region>,
     pub(crate) geometry: Geometry,
     /// How many bits of a hash the directory in use goes by.
     pub(crate) depth: u8,
-    /// All places for subtables, in use or not. Only ever grows, so that a walk through it
-    /// by number misses none.
+    /// All places for subtables, in use or not. Only ever grows, so that a walk by
+    /// number misses none.
     pub(crate) places: Vec<u64>,
     /// The chunks that they are in.
     chunks: HashSet<u32>,
@@ -181,12 +181,6 @@ impl Index {
         }
         Ok(forward.map(|new| Split { prefix, local_depth, old, new }))
     }
-
-    /// The place with this number; `None` beyond the last.
-    pub(crate) fn subtable(&self, number: usize) -> Option<Result<SubtableImage, ChainError>> {
-        let offset = *self.places.get(number)?;
-        Some(SubtableImage::read(&self.region, offset))
-    }
 }
 
 /// The places for subtables in a chunk.
@@ -226,12 +220,15 @@ impl SubtableImage {
         self.rows().iter().find_map(|row| row.header.forward())
     }
 
+    /// The slot with this number, and its offset in the region; `None` beyond the last.
+    pub(crate) fn slot(&self, number: usize) -> Option<(u64, &Slot)> {
+        let (row, slot) = (number / SLOTS_PER_ROW, number % SLOTS_PER_ROW);
+        let content = &self.rows().get(row)?.slots[slot];
+        Some((self.offset + slot_in_subtable(row, slot), content))
+    }
+
     /// Every slot with its offset in the region.
     pub(crate) fn slots(&self) -> impl Iterator<Item = (u64, &Slot)> {
-        let start = self.offset;
-        self.rows().iter().enumerate().flat_map(move |(number, row)| {
-            let offset = move |slot| start + slot_in_subtable(number, slot);
-            row.slots.iter().enumerate().map(move |(slot, content)| (offset(slot), content))
-        })
+        (0..).map_while(|number| self.slot(number))
     }
 }

@@ -21,7 +21,7 @@ pub(crate) struct MemoryLevel {
 
 impl MemoryLevel {
     /// Returns what to log when so many of all chunks are in use; usually nothing.
-    pub(crate) fn look(&mut self, used: u64, total: u64) -> Option<LevelChange> {
+    pub(crate) fn update(&mut self, used: u64, total: u64) -> Option<LevelChange> {
         let reached = LEVELS.into_iter().find(|level| used * 100 >= level * total).unwrap_or(0);
         let before = self.level;
         if reached > before {
@@ -43,18 +43,18 @@ mod tests {
     #[test]
     fn each_level_is_said_once_until_use_has_clearly_fallen_below_it() {
         let mut level = MemoryLevel::default();
-        let mut look = |used| level.look(used, 1000);
-        assert_eq!([look(0), look(799)], [None, None]);
-        assert_eq!(look(800), Some(LevelChange::Reached(80)));
-        assert_eq!([look(799), look(801), look(750), look(800)], [None; 4]);
-        assert_eq!(look(749), Some(LevelChange::FellBelow(80)));
-        assert_eq!(look(950), Some(LevelChange::Reached(90)));
-        assert_eq!(look(1000), Some(LevelChange::Reached(100)));
-        assert_eq!([look(999), look(950)], [None, None]);
-        assert_eq!(look(949), Some(LevelChange::FellBelow(100)));
-        assert_eq!([look(890), look(850)], [None, None]);
-        assert_eq!(look(849), Some(LevelChange::FellBelow(90)));
-        assert_eq!(look(0), Some(LevelChange::FellBelow(80)));
-        assert_eq!(look(0), None);
+        let mut update = |used| level.update(used, 1000);
+        assert_eq!([update(0), update(799)], [None, None]);
+        assert_eq!(update(800), Some(LevelChange::Reached(80)));
+        assert_eq!([update(799), update(801), update(750), update(800)], [None; 4]);
+        assert_eq!(update(749), Some(LevelChange::FellBelow(80)));
+        assert_eq!(update(950), Some(LevelChange::Reached(90)));
+        assert_eq!(update(1000), Some(LevelChange::Reached(100)));
+        assert_eq!([update(999), update(950)], [None, None]);
+        assert_eq!(update(949), Some(LevelChange::FellBelow(100)));
+        assert_eq!([update(890), update(850)], [None, None]);
+        assert_eq!(update(849), Some(LevelChange::FellBelow(90)));
+        assert_eq!(update(0), Some(LevelChange::FellBelow(80)));
+        assert_eq!(update(0), None);
     }
 }

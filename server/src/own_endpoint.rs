@@ -13,7 +13,8 @@ use farside_protocol::split::{Split, SplitProgress, SubtableSplitter};
 use farside_protocol::sweep::{clear, clear_left_by};
 use zerocopy::IntoBytes;
 
-use crate::content::{ReadBudget, read_block};
+use crate::content::read_block;
+use crate::walk::Budget;
 
 /// How many slots of a split are under way at a time: on RDMA each batch takes four round trips.
 pub(crate) const LANES: u16 = 32;
@@ -47,7 +48,7 @@ impl OwnEndpoint {
     }
 
     /// How long after it was fenced a client's verbs can still take effect.
-    pub(crate) fn settles_ns(&self) -> Nanos {
+    pub(crate) fn fence_delay_ns(&self) -> Nanos {
         // Of a device the queue pairs were destroyed.
         if self.is_remote() { 0 } else { self.endpoint.fabric().timing(REGION).lateness_max_ns }
     }
@@ -74,7 +75,7 @@ impl OwnEndpoint {
         clients: &[u16],
         slot: (u64, SlotWord),
         (region, geometry): (&Region, &Geometry),
-        budget: &mut ReadBudget,
+        budget: &mut Budget,
     ) -> Result<bool, ChainError> {
         let read = async |block: BlockRef| {
             let is_theirs = |header: &BlockHeader| clients.contains(&header.writer());

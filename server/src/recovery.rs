@@ -23,6 +23,7 @@ use crate::error::{Damage, ServerError};
 use crate::formatting::{format_region, superblock_bytes};
 use crate::index::Index;
 use crate::own_endpoint::OwnEndpoint;
+use crate::walk::{Budget, Cursor};
 
 /// What a server works on.
 pub(crate) struct Opened {
@@ -41,6 +42,11 @@ pub(crate) struct Opened {
 const SOON_NS: Nanos = 4_000_000_000;
 
 impl Opened {
+    /// GRACE of the region.
+    pub(crate) fn grace(&self) -> Nanos {
+        Nanos::from(self.format.grace_ms) * 1_000_000
+    }
+
     /// Takes free blocks out of the depot: as many as there are, and one client may have.
     pub(crate) fn take_blocks(
         &mut self,
@@ -68,8 +74,14 @@ impl Opened {
         index.grow(wanted, format, own, depot, &RegionTables { region, geometry })
     }
 
-    /// The answer where there is no place for two more subtables: later if a chunk is expected to
-    /// come free, or a place that rests.
+    /// Notes that no server uses the region any more.
+    pub(crate) fn close(&self) -> Result<(), ChainError> {
+        let word = Superblock::state_word(RegionState::Clean, self.index.depth);
+        self.region.store(STATE_OFFSET, word)
+    }
+
+    /// The answer if there is no place for two more subtables: later if a chunk or a resting place
+    /// is expected to come free.
     pub(crate) fn without_place(&self, now: Nanos) -> SplitOutcome {
         let has_chunk = self.depot.has_some_by(None, now.saturating_add(SOON_NS));
         match has_chunk || !self.index.resting.is_empty() {
@@ -230,7 +242,7 @@ impl Recovery<'_> {
         let own = OwnEndpoint::over_memory(self.region);
         if !is_new {
             // Until then a former client's last verb may take effect.
-            sleep_until(self.fenced_at + own.settles_ns());
+            sleep_until(self.fenced_at + own.fence_delay_ns());
         }
         let (mut index, splits) = Index::read(self.region, &self.geometry, self.depth, &uses)?;
         index.resume(&splits, format, &own)?;
@@ -243,7 +255,7 @@ impl Recovery<'_> {
         let (linked, cleared) = self.walk(&index, &mut depot, &own)?;
         tracing::info!(keys = linked, unfinished = cleared, "the index was walked");
         // Until then a former client's last READ may want what its last verb unlinked.
-        sleep_until(self.fenced_at + own.settles_ns() + grace);
+        sleep_until(self.fenced_at + own.fence_delay_ns() + grace);
         Ok((index, depot))
     }
 
@@ -288,26 +300,25 @@ impl Recovery<'_> {
         own: &OwnEndpoint,
     ) -> Result<(u64, u64), Damage> {
         let (mut linked, mut cleared) = (0, 0);
-        for number in 0.. {
-            let Some(image) = index.subtable(number) else { break };
-            for (slot, content) in image?.slots() {
-                let word = content.word();
-                match word.state() {
-                    // MOVED: a free place, or what a split has emptied.
-                    SlotState::Empty | SlotState::Moved => {}
-                    SlotState::Live | SlotState::Frozen => {
-                        let damaged = |source| Damage::Slot { slot, source };
-                        let block = word.block().map_err(damaged)?;
-                        self.geometry.check_block(block).map_err(damaged)?;
-                        depot.link(block, boot_time_ns()).map_err(|why| Damage::link(slot, why))?;
-                        linked += 1;
-                    }
-                    SlotState::Pending | SlotState::Aborted | SlotState::Tomb => {
-                        own.clear(slot, word)?;
-                        cleared += 1;
-                    }
-                    SlotState::Copy => return Err(Damage::Split { slot }),
+        let mut cursor = Cursor::default();
+        let mut walk = cursor.walk(index, Budget::UNLIMITED);
+        while let Some((slot, content)) = walk.next()? {
+            let word = content.word();
+            match word.state() {
+                // MOVED: a free place, or what a split has emptied.
+                SlotState::Empty | SlotState::Moved => {}
+                SlotState::Live | SlotState::Frozen => {
+                    let damaged = |source| Damage::Slot { slot, source };
+                    let block = word.block().map_err(damaged)?;
+                    self.geometry.check_block(block).map_err(damaged)?;
+                    depot.link(block, boot_time_ns()).map_err(|why| Damage::link(slot, why))?;
+                    linked += 1;
                 }
+                SlotState::Pending | SlotState::Aborted | SlotState::Tomb => {
+                    own.clear(slot, word)?;
+                    cleared += 1;
+                }
+                SlotState::Copy => return Err(Damage::Split { slot }),
             }
         }
         Ok((linked, cleared))

@@ -14,7 +14,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use farside_config::ServerConfig;
 use farside_fabric::shm::{RegionMemory, ShmFabric};
 use farside_fabric::{RegionIndex, boot_time_ns};
-use farside_layout::{FreeBlock, RegionState, STATE_OFFSET, SizeClass, Superblock};
+use farside_layout::{FreeBlock, SizeClass};
 use farside_protocol::allocator::{BlockDelivery, BlockSource, Delivery};
 use farside_protocol::{
     Action, ConnectionCache, Engine, Failure, Lifetime, OpenRegion, OperationError, Prefix,
@@ -108,9 +108,7 @@ fn fill(
     let mut memory = region_memory(&config).map_err(region)?;
     let opened = Arc::new(Mutex::new(recovery::open(&memory, &config).map_err(region)?));
     store_all(snapshot, &opened, (total, stop))?;
-    let opened = lock(&opened);
-    let word = Superblock::state_word(RegionState::Clean, opened.index.depth);
-    opened.region.store(STATE_OFFSET, word).map_err(|error| region(error.into()))?;
+    lock(&opened).close().map_err(|error| region(error.into()))?;
     memory.is_new = false;
     tracing::info!(keys = total, "restored the snapshot");
     Ok(memory)

@@ -14,10 +14,10 @@ use rustix::event::EventfdFlags;
 
 use crate::error::{ServerError, system};
 use crate::huge_pages::{self, Background};
-use crate::listening::{BoundListener, listen};
 use crate::recovery::{self, Opened};
 use crate::restore::restored_memory;
 use crate::service::Service;
+use crate::service::acceptor::{BoundListener, listen};
 
 /// A running server: a region, a socket, and a thread that sleeps until a client connects, asks
 /// for blocks or leaves. Stops when dropped.

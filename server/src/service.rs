@@ -1,106 +1,59 @@
 //! The control service: one thread that sleeps until a client connects, asks or leaves.
+//!
+//! A turn ends after [`TURN_NS`]: then the thread looks again at whether it is to stop, at the
+//! listener, and at its chores.
 
-mod acceptor;
+pub(crate) mod acceptor;
 mod admission;
-mod answering;
-mod chores;
-mod crowding;
+mod client_connection;
+mod connections;
 #[cfg(feature = "verbs")]
-mod device;
+pub(crate) mod device;
 mod probing;
-mod refusing;
+mod recalls;
+mod region_keeper;
 mod roll_call;
-mod socket;
-mod statistics;
-mod turns;
+pub(crate) mod socket;
 
-use std::collections::{BTreeMap, VecDeque};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use farside_config::ServerConfig;
 use farside_control::{
-    MESSAGE_BYTES_MAX, Refusal, Reply, Role, ServerStatistics, Welcome, encode_reply,
+    Refusal, Reply, Request, Role, ServerRequest, ServerStatistics, encode_reply,
 };
 use farside_fabric::shm::RegionMemory;
 use farside_fabric::{ChainError, Nanos, boot_time_ns};
-use farside_layout::{CLIENTS_MAX, RegionState, STATE_OFFSET, Superblock, clock_lag_max_ns};
-use rustix::event::epoll;
+use farside_layout::clock_lag_max_ns;
+use rustix::event::Timespec;
 
-use crate::clients::Clients;
-use crate::collect::Collector;
-use crate::content::Reader;
+use crate::collect::Step;
 use crate::error::{ServerError, system};
-use crate::eviction::Evictor;
-use crate::expiry::Reaper;
-use crate::listening::BoundListener;
-use crate::memory_level::MemoryLevel;
-use crate::own_endpoint::OwnEndpoint;
-use crate::peer::{ClientIdentity, DisconnectReason, Peer};
 use crate::recovery::Opened;
-use crate::sweep::Sweeper;
-use crate::tokens::Tokens;
-
-pub(crate) use acceptor::Acceptor;
-use answering::{Recall, Recalls};
-#[cfg(feature = "verbs")]
-pub(crate) use device::bind as bind_device;
-pub(crate) use probing::DataConnection;
+use acceptor::{Arrival, BoundListener};
+use admission::Admission;
+use client_connection::{ClientIdentity, DisconnectReason};
+use connections::{Connections, EVENTS_MAX, FIRST_CONNECTION, LISTENER, Received, STOP};
 use probing::Probing;
-use refusing::{RareWarning, Refusals};
-use roll_call::RollCall;
-use statistics::DepotFigures;
+use region_keeper::RegionKeeper;
+use roll_call::{Call, RollCall};
 
-/// Limit on connections without a client: not yet identified, or already signed off. More
-/// than these, and the oldest is dropped.
-const STRANGERS_MAX: usize = 64;
-/// Events taken at a time: those of all connections, the listener and the end. So each client that
-/// spoke by then has its turn, or waits for it, before a chore may call it mute.
-const EVENTS_MAX: usize = CLIENTS_MAX as usize + STRANGERS_MAX + 2;
-/// How long the server does not accept after the system refused it a descriptor.
-const ACCEPT_PAUSE_NS: Nanos = 100_000_000;
+/// How long messages are answered before the thread looks at everything else.
+const TURN_NS: Nanos = 2_000_000;
+/// How many messages of one connection are answered before others get their turn.
+const MESSAGES_MAX: usize = 16;
 
-const LISTENER: u64 = 0;
-const STOP: u64 = 1;
-const FIRST_PEER: u64 = 2;
-
-/// Everything the control thread has.
+/// What the control thread serves, and how.
 pub(crate) struct Service {
-    epoll: OwnedFd,
-    acceptor: Box<dyn Acceptor>,
-    accept_again_at: Option<Nanos>,
-    /// By token; tokens rise, so the first that is no client is the oldest.
-    peers: BTreeMap<u64, Peer>,
-    next_token: u64,
-    /// Connections whose turn is still to come, in their order.
-    queue: VecDeque<u64>,
+    connections: Connections,
+    admission: Admission,
     probing: Probing,
     roll_call: RollCall,
-    refusals: Refusals,
-    crowding: RareWarning,
-    unaccepted: RareWarning,
-    buffer: Vec<u8>,
-    reply: Vec<u8>,
+    keeper: RegionKeeper,
     /// Holds the lock of a region file.
     memory: Arc<RegionMemory>,
-    tokens: Tokens,
-    opened: Opened,
-    clients: Clients,
-    own: OwnEndpoint,
-    sweeper: Sweeper,
-    collector: Collector,
-    recalls: Recalls,
-    reaper: Reaper,
-    /// In a region that is a cache.
-    evictor: Option<Evictor>,
-    memory_level: MemoryLevel,
-    /// How many splits there were when the log said that the index cannot grow.
-    stuck_at_splits: Option<u64>,
     started_at: Nanos,
-    /// The server does not reach its own memory any more: it ends, so that the next one resumes.
-    failed: Option<ChainError>,
-    statistics: ServerStatistics,
-    depot_figures: Option<DepotFigures>,
+    clients_lost: u64,
 }
 
 impl Service {
@@ -108,53 +61,24 @@ impl Service {
         config: &ServerConfig,
         listener: Box<dyn BoundListener>,
         memory: Arc<RegionMemory>,
-        mut opened: Opened,
+        opened: Opened,
         stop: &OwnedFd,
     ) -> Result<Self, ServerError> {
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("create epoll"))?;
-        watch(&epoll, listener.as_fd(), LISTENER).map_err(system("watch for clients"))?;
-        watch(&epoll, stop.as_fd(), STOP).map_err(system("watch for the end"))?;
-        if config.evict {
-            opened.depot.reserve_for_index();
-        }
-        let (region, geometry) = (&opened.region, opened.geometry);
+        let connections = Connections::new()?;
+        connections.watch(stop, STOP).map_err(system("watch for the end"))?;
         let (acceptor, own) = listener.open(config, &memory, &opened)?;
-        let grace = Nanos::from(opened.format.grace_ms) * 1_000_000;
-        let reader = || Reader::new(region, &opened.format);
+        let admission = Admission::new(config, acceptor, &opened);
+        admission.watch(&connections)?;
+        let probe_ms = if admission.is_remote() { config.probe_ms } else { 0 };
         Ok(Self {
-            epoll,
-            acceptor,
-            accept_again_at: None,
-            peers: BTreeMap::new(),
-            next_token: FIRST_PEER,
-            queue: VecDeque::new(),
-            probing: Probing::every(Nanos::from(config.probe_ms) * 1_000_000),
-            roll_call: RollCall::new(clock_lag_max_ns(grace)),
-            refusals: Refusals::default(),
-            crowding: RareWarning::default(),
-            unaccepted: RareWarning::default(),
-            buffer: vec![0; MESSAGE_BYTES_MAX],
-            reply: Vec::with_capacity(MESSAGE_BYTES_MAX),
+            connections,
+            admission,
+            probing: Probing::every(Nanos::from(probe_ms) * 1_000_000),
+            roll_call: RollCall::new(clock_lag_max_ns(opened.grace())),
+            keeper: RegionKeeper::new(config, opened, own),
             memory,
-            tokens: Tokens::new(config),
-            clients: Clients::new(region, geometry, opened.incarnation, config.clients_max),
-            collector: Collector::new(own.settles_ns()),
-            reaper: Reaper::new(reader(), (grace, own.word_ns(grace)), opened.is_new),
-            evictor: config.evict.then(|| Evictor::new(reader(), own.word_ns(grace))),
-            sweeper: Sweeper::new(region, geometry),
-            recalls: [Recall::default(); _],
-            own,
-            memory_level: MemoryLevel::default(),
-            stuck_at_splits: None,
             started_at: boot_time_ns(),
-            failed: None,
-            statistics: ServerStatistics {
-                incarnation: opened.incarnation,
-                chunks: geometry.chunks().into(),
-                ..Default::default()
-            },
-            depot_figures: None,
-            opened,
+            clients_lost: 0,
         })
     }
 
@@ -165,159 +89,327 @@ impl Service {
         served.and(left)
     }
 
-    /// Takes a message and answers it; false when there is none, or no room for an answer.
-    fn take_message(&mut self, token: u64) -> Result<bool, DisconnectReason> {
-        let Some(peer) = self.peers.get_mut(&token).filter(|peer| !peer.is_waiting()) else {
-            return Ok(false);
-        };
-        let mut buffer = std::mem::take(&mut self.buffer);
-        let outcome = match peer.receive(&mut buffer) {
-            Ok(None) => Ok(false),
-            Ok(Some(bytes)) => match peer.who {
-                ClientIdentity::Stranger => self.welcome(token, &buffer[..bytes]),
-                ClientIdentity::Client { role, .. } => {
-                    self.answer(token, role, &buffer[..bytes], boot_time_ns())
-                }
-                ClientIdentity::Leaving => {
-                    Err(DisconnectReason::Broken("it speaks after its goodbye".to_owned()))
-                }
+    fn serve(&mut self) -> Result<(), ServerError> {
+        let mut events = Vec::with_capacity(EVENTS_MAX);
+        loop {
+            match self.connections.wait(&mut events, self.timeout().as_ref()) {
+                Ok(()) => {}
+                // No message was read, and this thread may have been stopped for long.
+                Err(rustix::io::Errno::INTR) => continue,
+                Err(error) => return Err(system("wait for clients")(error)),
             }
-            .map(|()| true),
-            Err(reason) => Err(reason),
-        };
-        self.buffer = buffer;
-        outcome
+            let tokens = || events.iter().map(|event| event.data.u64());
+            if tokens().any(|token| token == STOP) {
+                return Ok(());
+            }
+            if tokens().any(|token| token == LISTENER) {
+                self.accept()?;
+            }
+            for token in tokens().filter(|token| *token >= FIRST_CONNECTION) {
+                self.connections.enqueue(token);
+            }
+            self.take_turn()?;
+            self.do_chores()?;
+        }
     }
 
-    /// Takes back what a connection did not get, and watches it for what comes next.
-    fn settle(&mut self, token: u64) -> Result<(), DisconnectReason> {
-        let Some(peer) = self.peers.get_mut(&token) else { return Ok(()) };
-        let undelivered = peer.take_undelivered();
-        let wants = peer.wants();
-        if wants != peer.watched {
-            let data = epoll::EventData::new_u64(token);
-            epoll::modify(&self.epoll, &*peer, data, wants)
-                .map_err(|error| DisconnectReason::Unreachable(error.into()))?;
-            peer.watched = wants;
+    /// How long the thread may sleep: for ever, unless a chore has its time.
+    fn timeout(&self) -> Option<Timespec> {
+        if self.connections.has_queued() {
+            return Some(Timespec { tv_sec: 0, tv_nsec: 0 });
         }
-        self.take_back(undelivered);
+        let due = [
+            self.keeper.next_step_at(),
+            self.admission.next_step_at(),
+            self.next_probe_at(),
+            self.roll_call.next_step_at(),
+        ];
+        let due = due.into_iter().flatten().min()?;
+        let left = due.saturating_sub(boot_time_ns());
+        let (tv_sec, tv_nsec) = ((left / 1_000_000_000) as i64, (left % 1_000_000_000) as i64);
+        Some(Timespec { tv_sec, tv_nsec })
+    }
+
+    /// Takes what arrived where clients come in.
+    fn accept(&mut self) -> Result<(), ChainError> {
+        for _ in 0..self.admission.arrivals_max() {
+            match self.admission.next_arrival(&self.connections) {
+                None => break,
+                Some(Arrival::Stranger(stranger)) => {
+                    let surplus = self.admission.add_stranger(stranger, &mut self.connections);
+                    surplus.iter().for_each(|of| self.disconnect(*of, &DisconnectReason::Crowded));
+                }
+                Some(Arrival::Request(request)) => {
+                    let is_first = self.connections.is_empty();
+                    let client = self.admission.decide(request, &mut self.connections);
+                    if let Some((token, role)) = client {
+                        self.client_came(token, role, is_first);
+                    }
+                }
+                Some(Arrival::Established) => {}
+                Some(Arrival::Ended(id)) => {
+                    if let Some(token) = self.connections.end(id) {
+                        // What the client sent before that counts.
+                        self.listen_to(token)?;
+                        self.disconnect(token, &DisconnectReason::Gone);
+                    }
+                }
+            }
+        }
         Ok(())
     }
 
-    /// Blocks in undelivered answers belong to the depot again, as rested as they were.
-    fn take_back(&mut self, undelivered: [Option<Reply>; 2]) {
-        self.depot_figures = None;
-        for reply in undelivered.into_iter().flatten() {
-            let Reply::Blocks { class, rested, blocks, .. } = reply else { continue };
-            // Given like any other, so that taken less given is what clients and slots have.
-            self.statistics.blocks_given += blocks.len() as u64;
-            if let Err(error) = self.opened.depot.give(class, blocks, rested, boot_time_ns()) {
-                tracing::error!("blocks that were not delivered do not fit: {error}");
+    /// From now on the host and the process of this client are asked for signs of life.
+    fn client_came(&mut self, token: u64, role: Role, is_first: bool) {
+        let now = boot_time_ns();
+        self.probing.client_came(is_first, now);
+        // A reader relies on no proof of a word.
+        if role == Role::Writer {
+            self.roll_call.came(token, now);
+        }
+    }
+
+    /// Answers those that wait, until none does or the turn is over.
+    fn take_turn(&mut self) -> Result<(), ChainError> {
+        let until = boot_time_ns().saturating_add(TURN_NS);
+        while let Some(token) = self.connections.dequeue() {
+            self.listen_to(token)?;
+            if boot_time_ns() >= until {
+                break;
             }
         }
+        Ok(())
     }
 
-    /// The welcome message for this role, without the region's location.
-    fn welcome_of(&self, (client_id, lease): (u16, u64)) -> Welcome {
-        Welcome {
-            client_id,
-            lease,
-            region_id: self.opened.format.region_id,
-            incarnation: self.opened.incarnation,
-            base_address: 0,
-            region_bytes: self.opened.format.region_bytes,
-            rkey: 0,
-            round_trip_min_ns: 0,
-            ticket: 0,
+    /// Sends what a connection waits for, and takes its messages and answers them.
+    fn listen_to(&mut self, token: u64) -> Result<(), ChainError> {
+        for _ in 0..MESSAGES_MAX {
+            match self.exchange(token) {
+                Ok(true) => {}
+                Ok(false) => return Ok(()),
+                // Not this client's fault; but no client can be served. The server ends, so that
+                // the next one resumes.
+                Err(DisconnectReason::Failed(error)) => return Err(error),
+                Err(DisconnectReason::Goodbye) => {
+                    self.sign_off(token);
+                    return Ok(());
+                }
+                Err(reason) => {
+                    self.disconnect(token, &reason);
+                    return Ok(());
+                }
+            }
+        }
+        // It has had its share; others come before the rest.
+        self.connections.enqueue(token);
+        Ok(())
+    }
+
+    /// Sends what a connection waits for, and answers a message; whether there was one.
+    fn exchange(&mut self, token: u64) -> Result<bool, DisconnectReason> {
+        self.connections.flush(token)?;
+        let received = self.connections.receive(token)?;
+        let any = received.is_some();
+        match received {
+            None => {}
+            Some(Received::Hello(request)) => {
+                self.admission.admit_stranger(token, request, &mut self.connections)?;
+            }
+            Some(Received::Request(id, role, request)) => {
+                self.answer(token, (id, role), request, boot_time_ns())?;
+            }
+        }
+        if let Some(connection) = self.connections.get_mut(token) {
+            self.keeper.take_back(connection.take_undelivered());
+        }
+        self.connections.update_interest(token)?;
+        Ok(any)
+    }
+
+    fn answer(
+        &mut self,
+        token: u64,
+        (client, role): (u16, Role),
+        request: Request,
+        now: Nanos,
+    ) -> Result<(), DisconnectReason> {
+        let (reply, recalls) = match request {
+            Request::TakeBlocks { .. }
+            | Request::GiveBlocks { .. }
+            | Request::Held { .. }
+            | Request::Collect
+            | Request::Split { .. }
+            | Request::Expires
+                if role == Role::Reader =>
+            {
+                return Err(DisconnectReason::broken("a reader has no use for memory"));
+            }
+            Request::TakeBlocks { class, count } => self.keeper.take(class, count, now)?,
+            Request::Split { directory_hash, local_depth } => {
+                self.keeper.split((directory_hash, local_depth), now)?
+            }
+            Request::Statistics => (Reply::Statistics(self.statistics(role, now)), false),
+            Request::Collect => {
+                let reply = Reply::Statistics(self.statistics(role, now));
+                self.keeper.want_collection(now);
+                (reply, false)
+            }
+            Request::GiveBlocks { class, rested, blocks } => {
+                let given = self.keeper.give(class, rested, blocks, now);
+                return given.map_err(DisconnectReason::broken);
+            }
+            Request::Held { collection, last, blocks } => {
+                self.keeper.note_held(token, (collection, last), blocks);
+                return Ok(());
+            }
+            Request::Expires => {
+                self.keeper.announce_expiry(client, now);
+                return Ok(());
+            }
+            Request::Snapshot { permille } => {
+                self.connections.note_snapshot(token, permille);
+                return Ok(());
+            }
+            Request::Alive { clock_ns } => {
+                let answered = self.roll_call.answered(token, clock_ns, now);
+                return answered.map_err(|ms| DisconnectReason::ClockBehind { ms });
+            }
+            Request::Goodbye => return Err(DisconnectReason::Goodbye),
+        };
+        self.connections.reply(token, reply)?;
+        if recalls {
+            self.connections.ask_writers(ServerRequest::Return);
+        }
+        Ok(())
+    }
+
+    fn statistics(&mut self, role: Role, now: Nanos) -> ServerStatistics {
+        let (snapshots, snapshots_taken) = self.connections.snapshots();
+        let snapshots: Vec<u32> = snapshots.collect();
+        ServerStatistics {
+            uptime_ms: now.saturating_sub(self.started_at) / 1_000_000,
+            clients: self.admission.clients.connected().into(),
+            clients_lost: self.clients_lost,
+            snapshots: snapshots.len() as u64,
+            snapshot_permille: snapshots.into_iter().min().unwrap_or(0).into(),
+            snapshots_taken,
+            huge_page_bytes: self.memory.huge_bytes(),
+            ..self.keeper.statistics(role, now)
         }
     }
 
-    /// A client that was admitted and could not be told so: there is nothing of it to find.
-    fn take_back_admission(&mut self, client_id: u16) {
-        if self.clients.fence(client_id).is_ok() {
-            self.clients.forget(client_id);
+    /// What the control thread does by itself, when its time has come.
+    fn do_chores(&mut self) -> Result<(), ServerError> {
+        let now = boot_time_ns();
+        self.admission.resume(&self.connections, now)?;
+        if self.next_probe_at().is_some_and(|at| at <= now) {
+            self.probing.begin(now);
+            self.connections.probe();
+        }
+        if self.roll_call.next_step_at().is_some_and(|at| at <= now) {
+            self.call_roll(now);
+        }
+        let upkeep = self.keeper.step(now)?;
+        upkeep.forgotten.into_iter().for_each(|client| self.admission.clients.forget(client));
+        match upkeep.collector {
+            Step::Nothing => {}
+            Step::Ask { collection } => {
+                let asked = self.connections.ask_writers(ServerRequest::Report { collection });
+                self.keeper.await_reports(asked, now);
+            }
+            Step::Disconnect(mute) => {
+                mute.into_iter().for_each(|of| self.disconnect_silent(of, &DisconnectReason::Mute));
+            }
+        }
+        Ok(())
+    }
+
+    /// When to look after the hosts of clients.
+    fn next_probe_at(&self) -> Option<Nanos> {
+        self.probing.next_at().filter(|_| !self.connections.is_empty())
+    }
+
+    /// Asks the processes of writers for a sign of life when it is time, and fences those that gave
+    /// none.
+    fn call_roll(&mut self, now: Nanos) {
+        let Call { ask, silent } = self.roll_call.step(now);
+        ask.into_iter().for_each(|token| self.connections.ask(token, ServerRequest::Alive));
+        for (token, ms) in silent {
+            self.disconnect_silent(token, &DisconnectReason::Unanswered { ms });
+        }
+    }
+
+    /// Ends the connection of a client that did not answer. One that waits for its turn stays: its
+    /// answer may be among the messages that the last turn did not take.
+    fn disconnect_silent(&mut self, token: u64, reason: &DisconnectReason) {
+        if self.connections.is_idle(token) {
+            self.disconnect(token, reason);
         }
     }
 
     /// After a goodbye: the client's place is free, and the connection stays until it hangs up.
     fn sign_off(&mut self, token: u64) {
-        let Some(peer) = self.peers.get_mut(&token) else { return };
-        let ClientIdentity::Client { id, .. } = peer.who else { return };
-        self.reaper.forget(id);
+        let Some(connection) = self.connections.get_mut(token) else { return };
+        let ClientIdentity::Client { id, .. } = connection.client else { return };
+        connection.client = ClientIdentity::Leaving;
+        connection.close();
+        connection.data.clear();
         self.roll_call.left(token);
-        peer.who = ClientIdentity::Leaving;
-        self.collector.lost(token, false, boot_time_ns());
-        peer.close();
-        peer.data.clear();
-        if let Err(error) = self.clients.fence(id) {
+        self.keeper.client_left(token, id);
+        let clients = &mut self.admission.clients;
+        if let Err(error) = clients.fence(id) {
             tracing::error!(client = id, "cannot fence a client: {error}");
             return;
         }
-        self.clients.forget(id);
+        clients.forget(id);
         tracing::info!(client = id, "a client left");
         // A client that waits for the server to hang up sees it now.
-        if !peer.channel.hang_up() {
-            self.peers.remove(&token);
+        if !connection.channel.hang_up() {
+            self.connections.remove(token);
         }
     }
 
     /// Ends a connection. A client without a goodbye may have been anywhere in an operation.
     fn disconnect(&mut self, token: u64, reason: &DisconnectReason) {
-        let Some(mut peer) = self.peers.remove(&token) else { return };
+        // The fence of verbs: the queue pairs of the client are gone when this returns.
+        let Some(mut connection) = self.connections.remove(token) else { return };
         self.roll_call.left(token);
-        // Explicitly, for a copy of the descriptor in a forked child would keep it watched.
-        let _ = epoll::delete(&self.epoll, &peer);
-        peer.close();
-        // The fence of verbs: these queue pairs are gone when this returns.
-        peer.data.clear();
-        self.take_back(peer.take_undelivered());
-        let ClientIdentity::Client { id, role, .. } = peer.who else {
+        self.keeper.take_back(connection.take_undelivered());
+        let ClientIdentity::Client { id, role, .. } = connection.client else {
             match reason {
-                DisconnectReason::Refused(refusal) => self.refusals.note(*refusal, boot_time_ns()),
+                DisconnectReason::Refused(refusal) => self.admission.log_refusal(*refusal),
                 other => tracing::debug!("a connection ended: {other}"),
             }
             return;
         };
-        let now = boot_time_ns();
-        match role {
-            Role::Reader => self.reaper.forget(id),
-            Role::Writer => self.reaper.lose(id, now),
-        }
-        if let Err(error) = self.clients.fence(id) {
+        let clients = &mut self.admission.clients;
+        if let Err(error) = clients.fence(id) {
             tracing::error!(client = id, "cannot fence a client: {error}");
             return;
         }
-        self.collector.lost(token, role == Role::Writer, now);
-        match role {
-            // Its memory refused every store: there is nothing of it to find.
-            Role::Reader => self.clients.forget(id),
-            Role::Writer => self.sweeper.add(id, now, self.own.settles_ns()),
+        if self.keeper.client_lost(token, (id, role)) {
+            clients.forget(id);
         }
-        self.statistics.clients_lost += 1;
+        self.clients_lost += 1;
         tracing::warn!(client = id, ?role, "lost a client and fenced it: {reason}");
     }
 
     /// Fences all clients and notes that no server uses the region.
     fn shut_down(&mut self) -> Result<(), ServerError> {
-        for mut peer in std::mem::take(&mut self.peers).into_values() {
-            peer.data.clear();
-            match peer.who {
-                ClientIdentity::Client { id, .. } => self.clients.fence(id)?,
+        for mut connection in self.connections.remove_all() {
+            connection.data.clear();
+            match connection.client {
+                ClientIdentity::Client { id, .. } => self.admission.clients.fence(id)?,
                 ClientIdentity::Leaving => {}
                 ClientIdentity::Stranger => {
                     let bye = encode_reply(&Err(Refusal::ShuttingDown));
                     // A client that does not take it learns less.
-                    let _ = peer.channel.send(&bye);
+                    let _ = connection.channel.send(&bye);
                 }
             }
         }
-        let word = Superblock::state_word(RegionState::Clean, self.opened.index.depth);
-        self.opened.region.store(STATE_OFFSET, word)?;
+        self.keeper.close()?;
         tracing::info!("stopped");
         Ok(())
     }
-}
-
-fn watch(epoll: &OwnedFd, source: BorrowedFd<'_>, token: u64) -> rustix::io::Result<()> {
-    epoll::add(epoll, source, epoll::EventData::new_u64(token), epoll::EventFlags::IN)
 }

@@ -11,6 +11,7 @@ use crate::depot::{Depot, Memory};
 use crate::error::Damage;
 use crate::index::{Index, SubtableImage, places_of};
 use crate::own_endpoint::OwnEndpoint;
+use crate::rate_limited_warning::warn_rarely;
 
 /// How long the server leaves a split alone that damage kept it from ending.
 const STUCK_NS: Nanos = 100_000_000;
@@ -30,9 +31,7 @@ impl Index {
             Ok(outcome) => Ok(outcome),
             Err(Damage::Access(error)) => Err(error),
             Err(damage) => {
-                if self.damaged.is_due(boot_time_ns()) {
-                    tracing::warn!("a subtable cannot be split: {damage}: see kv-cli verify");
-                }
+                warn_rarely!(self.damaged, "cannot split a subtable: {damage}: see kv-cli verify");
                 Ok(Some(SplitOutcome::Impossible))
             }
         }
@@ -76,7 +75,8 @@ impl Index {
         let ended = self.run(&split, format, own);
         for place in split.new {
             // A collection's walk may have been here before.
-            clear_linked(depot, &SubtableImage::read(&self.region, place)?);
+            let image = SubtableImage::read(&self.region, place)?;
+            image.slots().for_each(|(_, slot)| clear_linked(depot, slot.word()));
         }
         Ok(Some(ended?))
     }

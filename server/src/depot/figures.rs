@@ -10,9 +10,9 @@ use super::{Chunk, Depot};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Returned {
     /// Blocks of the class.
-    blocks: u64,
+    pub(crate) blocks: u64,
     /// Chunks that lost their class.
-    chunks: u64,
+    pub(crate) chunks: u64,
 }
 
 impl Depot {

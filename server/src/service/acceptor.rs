@@ -1,12 +1,47 @@
-//! Where clients come in: what the control thread asks of either fabric.
+//! Where clients come in: what the server asks of either fabric.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
+use farside_config::ServerConfig;
+use farside_control::address::Address;
 use farside_control::{ControlChannel, Role};
-use farside_fabric::rdma::{ConnectionId, RemoteRegion, VerbsError};
+use farside_fabric::rdma::{ConnectionId, ProbeState, RemoteRegion, VerbsError};
+use farside_fabric::shm::RegionMemory;
 
-use super::probing::DataConnection;
+use crate::error::{ServerError, system};
+use crate::own_endpoint::OwnEndpoint;
+use crate::recovery::Opened;
+
+/// Where clients will connect, before there is a region to serve: binding is quick, and the
+/// likeliest to fail. Those that connect already wait for their answer.
+pub(crate) trait BoundListener: AsFd + Send {
+    /// Begins to accept clients of a region; returns the server's own endpoint of it, too.
+    fn open(
+        self: Box<Self>,
+        config: &ServerConfig,
+        memory: &RegionMemory,
+        opened: &Opened,
+    ) -> Result<(Box<dyn Acceptor>, OwnEndpoint), ServerError>;
+}
+
+/// Listens at an address.
+pub(crate) fn listen(
+    address: &Address,
+    config: &ServerConfig,
+) -> Result<Box<dyn BoundListener>, ServerError> {
+    match address {
+        Address::Shm(path) => Ok(Box::new(super::socket::bind(path, config)?)),
+        #[cfg(feature = "verbs")]
+        Address::Rdma { .. } => {
+            let addresses = address.resolve().map_err(system("find the address to listen at"))?;
+            Ok(Box::new(super::device::bind(&addresses, config)?))
+        }
+        #[cfg(not(feature = "verbs"))]
+        Address::Rdma { .. } => Err(VerbsError::NotBuilt.into()),
+        _ => Err(system("listen")(io::Error::from(io::ErrorKind::Unsupported))),
+    }
+}
 
 /// Accepts the clients of one fabric. Its descriptor is readable when something has arrived.
 pub(crate) trait Acceptor: AsFd + Send {
@@ -73,3 +108,16 @@ pub(crate) trait ConnectionRequest {
 
 /// A control channel, and what events call it.
 pub(crate) type IdentifiedChannel = (Box<dyn ControlChannel>, ConnectionId);
+
+/// The server's end of a session's connection to the region. Dropping it is the fence: its queue
+/// pair is gone then.
+pub(crate) trait DataConnection: Send {
+    /// What events of the device call it.
+    fn id(&self) -> ConnectionId;
+
+    /// What the last probe found out.
+    fn probe_state(&mut self) -> io::Result<ProbeState>;
+
+    /// Asks the peer's device for a sign of life.
+    fn probe(&mut self) -> io::Result<()>;
+}

@@ -1,130 +1,358 @@
-//! Clients that say in their request for a connection what they are: each is refused, or admitted
-//! as a client or as a session of one.
+//! Who becomes a client: connections are accepted here, and each is refused, or admitted as a
+//! client or as a session of one.
+//!
+//! On this host a client says what it wants in its first message, over a device in its request for
+//! a connection.
 
+use std::io;
+
+use farside_config::{Secret, ServerConfig};
 use farside_control::{
-    ConnectRequest, Purpose, REQUEST_BYTES_MAX, Refusal, Role, Welcome, encode_reply,
+    ConnectRequest, ControlChannel, Purpose, REQUEST_BYTES_MAX, Refusal, Role, Token, Welcome,
+    encode_reply,
 };
-use farside_fabric::boot_time_ns;
-use farside_fabric::rdma::{ConnectionId, RemoteRegion};
+use farside_fabric::rdma::RemoteRegion;
+use farside_fabric::{Nanos, boot_time_ns};
 
-use super::Service;
-use super::acceptor::ConnectionRequest;
-use crate::peer::{ClientIdentity, DisconnectReason, Peer};
+use super::acceptor::{Acceptor, Arrival, ConnectionRequest};
+use super::client_connection::{ClientConnection, ClientIdentity, DisconnectReason};
+use super::connections::{Connections, LISTENER, STRANGERS_MAX};
+use crate::clients::Clients;
+use crate::error::{ServerError, system};
+use crate::rate_limited_warning::{RateLimitedWarning, warn_rarely};
+use crate::recovery::Opened;
 
 /// How many sessions a client may have.
 const SESSIONS_MAX: usize = 4096;
+/// How long the server does not accept after the system refused it a descriptor.
+const ACCEPT_PAUSE_NS: Nanos = 100_000_000;
+/// One place in this many is kept: from readers for writers, and from one user for others.
+const KEPT_SHARE: u32 = 8;
 
-/// A request that the service refuses, and the reason.
-type Refused = Result<(), (Box<dyn ConnectionRequest>, Refusal)>;
+/// A request that is refused, and the reason.
+type Refused = (Box<dyn ConnectionRequest>, Refusal);
 
-/// A number that cannot be guessed; never 0, which is none.
-fn new_ticket() -> std::io::Result<u64> {
-    let mut random = [0; 8];
-    rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
-    Ok(u64::from_le_bytes(random).max(1))
+/// Accepts connections, and admits clients.
+pub(super) struct Admission {
+    acceptor: Box<dyn Acceptor>,
+    accept_again_at: Option<Nanos>,
+    pub(super) clients: Clients,
+    tokens: Tokens,
+    /// What all clients are told.
+    welcome: Welcome,
+    refused: RateLimitedWarning,
+    crowded: RateLimitedWarning,
+    failed: RateLimitedWarning,
 }
 
-impl Service {
-    pub(super) fn let_in(&mut self, incoming: Box<dyn ConnectionRequest>) {
-        let bytes = incoming.hello();
-        // RDMA-CM pads with zeros.
-        let bytes = bytes.get(..REQUEST_BYTES_MAX).unwrap_or(bytes);
-        let request = ConnectRequest::decode(bytes)
-            .and_then(|request| self.tokens.admit(&request).map(|()| request));
-        let accepted = match request {
-            Err(refusal) => Err((incoming, refusal)),
-            Ok(_) if !incoming.reaches_region() => Err((incoming, Refusal::Device)),
-            Ok(ConnectRequest { role, purpose, .. }) => match purpose {
-                Purpose::Control => self.let_in_client(incoming, role),
-                Purpose::Data { client_id, ticket } => {
-                    self.let_in_session(incoming, (client_id, ticket, role))
-                }
+impl Admission {
+    pub(super) fn new(config: &ServerConfig, acceptor: Box<dyn Acceptor>, opened: &Opened) -> Self {
+        let Opened { region, geometry, incarnation, format, .. } = opened;
+        Self {
+            acceptor,
+            accept_again_at: None,
+            clients: Clients::new(region, *geometry, *incarnation, config.clients_max),
+            tokens: Tokens::new(config),
+            welcome: Welcome {
+                client_id: 0,
+                lease: 0,
+                region_id: format.region_id,
+                incarnation: *incarnation,
+                base_address: 0,
+                region_bytes: format.region_bytes,
+                rkey: 0,
+                round_trip_min_ns: 0,
+                ticket: 0,
             },
-        };
-        if let Err((incoming, refusal)) = accepted {
-            self.refusals.note(refusal, boot_time_ns());
-            incoming.reject(&encode_reply(&Err(refusal)));
+            refused: RateLimitedWarning::default(),
+            crowded: RateLimitedWarning::default(),
+            failed: RateLimitedWarning::default(),
         }
     }
 
-    fn let_in_client(&mut self, incoming: Box<dyn ConnectionRequest>, role: Role) -> Refused {
-        // Over RDMA nothing tells users apart.
-        let admitted = self.check_shares(role, None).and_then(|()| self.clients.admit());
-        let (id, lease) = match admitted {
-            Ok(admitted) => admitted,
-            Err(refusal) => return Err((incoming, refusal)),
-        };
-        let is_first = self.peers.is_empty();
-        let added = new_ticket().map_err(|error| error.to_string()).and_then(|ticket| {
-            let welcome = self.welcome_with_key((id, lease), ticket, role);
-            let welcome = welcome.ok_or("there is no device")?;
-            let accepted = incoming.accept_control(&encode_reply(&Ok(welcome)));
-            let (channel, connection) = accepted.map_err(|error| error.to_string())?;
-            let mut peer = Peer::new(channel, ClientIdentity::Client { id, role, lease, ticket });
-            peer.connection = Some(connection);
-            self.add_peer(peer).map_err(|error| error.to_string())
-        });
-        match added {
-            Ok(token) => {
-                tracing::info!(client = id, ?role, "a client connected");
-                let now = boot_time_ns();
-                self.probing.client_came(is_first, now);
-                // A reader relies on no proof of a word.
-                if role == Role::Writer {
-                    self.roll_call.came(token, now);
-                }
-            }
+    /// Whether clients come through a device.
+    pub(super) fn is_remote(&self) -> bool {
+        self.acceptor.remote(Role::Writer).is_some()
+    }
+
+    /// How many arrivals one turn takes.
+    pub(super) fn arrivals_max(&self) -> usize {
+        self.acceptor.arrivals_max()
+    }
+
+    /// The next arrival. `None` if there is none, or if the system is out of descriptors: then the
+    /// client waits; so does this thread.
+    pub(super) fn next_arrival(&mut self, connections: &Connections) -> Option<Arrival> {
+        match self.acceptor.next() {
+            Ok(arrival) => arrival,
             Err(error) => {
-                self.take_back_admission(id);
-                tracing::warn!("cannot serve a client just now: {error}");
+                warn_rarely!(self.failed, "cannot accept a client just now: {error}");
+                if connections.unwatch(&self.acceptor).is_ok() {
+                    self.accept_again_at = Some(boot_time_ns() + ACCEPT_PAUSE_NS);
+                }
+                None
             }
+        }
+    }
+
+    /// When [`Admission::resume`] has something to do.
+    pub(super) fn next_step_at(&self) -> Option<Nanos> {
+        self.accept_again_at
+    }
+
+    /// Accepts again, when its pause is over.
+    pub(super) fn resume(
+        &mut self,
+        connections: &Connections,
+        now: Nanos,
+    ) -> Result<(), ServerError> {
+        if self.accept_again_at.take_if(|at| *at <= now).is_some() {
+            self.watch(connections)?;
         }
         Ok(())
     }
 
-    fn let_in_session(
+    /// Watches for arrivals.
+    pub(super) fn watch(&self, connections: &Connections) -> Result<(), ServerError> {
+        connections.watch(&self.acceptor, LISTENER).map_err(system("watch for clients"))
+    }
+
+    /// Serves a connection that has not identified itself. Returns the one to close for it if
+    /// there are too many.
+    pub(super) fn add_stranger(
+        &mut self,
+        stranger: io::Result<(Box<dyn ControlChannel>, u32)>,
+        connections: &mut Connections,
+    ) -> Option<u64> {
+        let added = stranger.and_then(|(channel, user)| {
+            let mut connection = ClientConnection::new(channel, ClientIdentity::Stranger);
+            connection.user = Some(user);
+            connections.add(connection)
+        });
+        if let Err(error) = added {
+            warn_rarely!(self.failed, "cannot serve a client just now: {error}");
+            return None;
+        }
+        let surplus = connections.surplus();
+        if surplus.is_some() {
+            warn_rarely!(
+                self.crowded,
+                "closed the oldest connection without a client: more than {STRANGERS_MAX} are open"
+            );
+        }
+        surplus
+    }
+
+    /// Makes a client of a stranger on this host, or refuses it.
+    pub(super) fn admit_stranger(
+        &mut self,
+        token: u64,
+        request: Result<ConnectRequest, Refusal>,
+        connections: &mut Connections,
+    ) -> Result<(), DisconnectReason> {
+        let user = connections.get_mut(token).and_then(|connection| connection.user);
+        let admitted = request.and_then(|request| {
+            self.tokens.check(&request)?;
+            Ok((request.role, self.admit(request.role, user, connections)?))
+        });
+        let Some(connection) = connections.get_mut(token) else { return Ok(()) };
+        let (role, (id, lease)) = match admitted {
+            Ok(admitted) => admitted,
+            Err(refusal) => {
+                // A client that does not take it learns less.
+                let _ = connection.channel.send(&encode_reply(&Err(refusal)));
+                return Err(DisconnectReason::Refused(refusal));
+            }
+        };
+        let reply = encode_reply(&Ok(Welcome { client_id: id, lease, ..self.welcome }));
+        let sent = match self.acceptor.descriptor(role) {
+            Some(descriptor) => connection.channel.send_with_descriptor(&reply, descriptor),
+            None => connection.channel.send(&reply),
+        };
+        if let Err(error) = sent {
+            self.take_back(id);
+            return Err(DisconnectReason::Unreachable(error));
+        }
+        tracing::info!(client = id, ?role, "a client connected");
+        connection.client = ClientIdentity::Client { id, role, lease, ticket: 0 };
+        Ok(())
+    }
+
+    /// Refuses a request that came through a device, or makes a client or a session of it; the
+    /// client.
+    pub(super) fn decide(
+        &mut self,
+        incoming: Box<dyn ConnectionRequest>,
+        connections: &mut Connections,
+    ) -> Option<(u64, Role)> {
+        let bytes = incoming.hello();
+        // RDMA-CM pads with zeros.
+        let bytes = bytes.get(..REQUEST_BYTES_MAX).unwrap_or(bytes);
+        let request = ConnectRequest::decode(bytes)
+            .and_then(|request| self.tokens.check(&request).map(|()| request));
+        let accepted = match request {
+            Err(refusal) => Err((incoming, refusal)),
+            Ok(_) if !incoming.reaches_region() => Err((incoming, Refusal::Device)),
+            Ok(ConnectRequest { role, purpose, .. }) => match purpose {
+                Purpose::Control => self.accept_client(incoming, role, connections),
+                Purpose::Data { client_id, ticket } => {
+                    self.accept_session(incoming, (client_id, ticket, role), connections)
+                }
+            },
+        };
+        accepted.unwrap_or_else(|(incoming, refusal)| {
+            self.log_refusal(refusal);
+            incoming.reject(&encode_reply(&Err(refusal)));
+            None
+        })
+    }
+
+    fn accept_client(
+        &mut self,
+        incoming: Box<dyn ConnectionRequest>,
+        role: Role,
+        connections: &mut Connections,
+    ) -> Result<Option<(u64, Role)>, Refused> {
+        // Over RDMA nothing tells users apart.
+        let (id, lease) = match self.admit(role, None, connections) {
+            Ok(admitted) => admitted,
+            Err(refusal) => return Err((incoming, refusal)),
+        };
+        let added = new_ticket().map_err(|error| error.to_string()).and_then(|ticket| {
+            let welcome = self.welcome_with_key((id, lease), ticket, role);
+            let welcome = welcome.ok_or("there is no device")?;
+            let accepted = incoming.accept_control(&encode_reply(&Ok(welcome)));
+            let (channel, connection_id) = accepted.map_err(|error| error.to_string())?;
+            let client = ClientIdentity::Client { id, role, lease, ticket };
+            let mut connection = ClientConnection::new(channel, client);
+            connection.id = Some(connection_id);
+            connections.add(connection).map_err(|error| error.to_string())
+        });
+        match added {
+            Ok(token) => {
+                tracing::info!(client = id, ?role, "a client connected");
+                Ok(Some((token, role)))
+            }
+            Err(error) => {
+                self.take_back(id);
+                tracing::warn!("cannot serve a client just now: {error}");
+                Ok(None)
+            }
+        }
+    }
+
+    fn accept_session(
         &mut self,
         incoming: Box<dyn ConnectionRequest>,
         (client_id, ticket, role): (u16, u64, Role),
-    ) -> Refused {
-        let found = self.peers.iter().find_map(|(token, peer)| match peer.who {
+        connections: &mut Connections,
+    ) -> Result<Option<(u64, Role)>, Refused> {
+        let found = connections.iter().find_map(|(token, connection)| match connection.client {
             ClientIdentity::Client { id, role: of, lease, ticket: own } => {
-                ((id, of, own) == (client_id, role, ticket)).then_some((*token, lease))
+                ((id, of, own) == (client_id, role, ticket)).then_some((token, lease))
             }
             _ => None,
         });
         let unknown = Refusal::UnknownClient { client: client_id.into() };
         let Some((token, lease)) = found else { return Err((incoming, unknown)) };
         let welcome = self.welcome_with_key((client_id, lease), ticket, role);
-        let (Some(welcome), Some(peer)) = (welcome, self.peers.get_mut(&token)) else {
-            return Ok(());
+        let (Some(welcome), Some(client)) = (welcome, connections.get_mut(token)) else {
+            return Ok(None);
         };
-        if peer.data.len() >= SESSIONS_MAX {
+        if client.data.len() >= SESSIONS_MAX {
             return Err((incoming, Refusal::Full { clients: SESSIONS_MAX as u64 }));
         }
         match incoming.accept_data(role, &encode_reply(&Ok(welcome))) {
-            Ok(connection) => peer.data.push(connection),
+            Ok(connection) => client.data.push(connection),
             Err(error) => tracing::warn!(client = client_id, "cannot serve a session: {error}"),
         }
-        Ok(())
+        Ok(None)
     }
 
-    fn welcome_with_key(&self, admitted: (u16, u64), ticket: u64, role: Role) -> Option<Welcome> {
+    fn welcome_with_key(
+        &self,
+        (client_id, lease): (u16, u64),
+        ticket: u64,
+        role: Role,
+    ) -> Option<Welcome> {
         let remote = self.acceptor.remote(role)?;
         let RemoteRegion { base_address, rkey, round_trip_min_ns, .. } = remote;
-        let welcome = self.welcome_of(admitted);
-        Some(Welcome { base_address, rkey, round_trip_min_ns, ticket, ..welcome })
+        let known = self.welcome;
+        Some(Welcome { client_id, lease, base_address, rkey, round_trip_min_ns, ticket, ..known })
     }
 
-    /// The other end of a connection is gone. What a client sent before that counts.
-    pub(super) fn hang_up(&mut self, id: ConnectionId) {
-        let of_client = self.peers.iter().find(|(_, peer)| peer.connection == Some(id));
-        if let Some(token) = of_client.map(|(token, _)| *token) {
-            self.listen_to(token);
-            return self.disconnect(token, &DisconnectReason::Gone);
+    /// An id and a lease for another client in this role, of this user, if there is a place for
+    /// one. The server's own user and root could stop the server as well, and may have all.
+    fn admit(
+        &mut self,
+        role: Role,
+        user: Option<u32>,
+        connections: &Connections,
+    ) -> Result<(u16, u64), Refusal> {
+        let clients_max = self.clients.clients_max();
+        let share = (clients_max - clients_max / KEPT_SHARE) as usize;
+        let clients = || connections.iter().map(|(_, of)| of).filter(|of| of.is_client());
+        if role == Role::Reader {
+            let readers = clients().filter(|of| of.role() == Some(Role::Reader)).count();
+            if readers >= share {
+                return Err(Refusal::FullOfReaders { readers: readers as u64 });
+            }
         }
-        for peer in self.peers.values_mut() {
-            peer.data.retain(|connection| connection.id() != id);
+        let own = rustix::process::geteuid().as_raw();
+        if let Some(user) = user.filter(|user| *user != 0 && *user != own) {
+            let count = clients().filter(|of| of.user == Some(user)).count();
+            if count >= share {
+                return Err(Refusal::FullForUser { clients: count as u64 });
+            }
         }
+        self.clients.admit()
+    }
+
+    /// A client that was admitted and could not be told so: there is nothing of it to find.
+    fn take_back(&mut self, client: u16) {
+        if self.clients.fence(client).is_ok() {
+            self.clients.forget(client);
+        }
+    }
+
+    /// Says in the log that a connection was refused; not if it is a session without its client,
+    /// which is one that connects anew.
+    pub(super) fn log_refusal(&mut self, refusal: Refusal) {
+        match refusal {
+            Refusal::UnknownClient { .. } => tracing::debug!("refused a client: {refusal}"),
+            refusal => warn_rarely!(self.refused, "refused a client: {refusal}"),
+        }
+    }
+}
+
+/// A number that cannot be guessed; never 0, which is none.
+fn new_ticket() -> io::Result<u64> {
+    let mut random = [0; 8];
+    rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
+    Ok(u64::from_le_bytes(random).max(1))
+}
+
+/// What clients must show.
+struct Tokens {
+    everything: Option<Token>,
+    reading: Option<Token>,
+}
+
+impl Tokens {
+    fn new(config: &ServerConfig) -> Self {
+        let token = |secret: &Secret| Token::of(&secret.0);
+        Self {
+            everything: config.secret.as_ref().map(token),
+            reading: config.reader_secret.as_ref().map(token),
+        }
+    }
+
+    /// Whether a client may do what it wants to.
+    fn check(&self, request: &ConnectRequest) -> Result<(), Refusal> {
+        let Some(everything) = &self.everything else { return Ok(()) };
+        // Both are always compared, so that the time does not tell which one was close.
+        let reads = self.reading.is_some_and(|token| token.matches(&request.token));
+        let may = everything.matches(&request.token) | (reads && request.role == Role::Reader);
+        if may { Ok(()) } else { Err(Refusal::Credentials) }
     }
 }

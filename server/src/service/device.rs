@@ -1,5 +1,5 @@
-//! Clients anywhere: they come through an RDMA device, and say who they are in what RDMA-CM carries
-//! for them.
+//! Clients anywhere: they come through an RDMA device, and identify themselves in what RDMA-CM
+//! carries for them.
 
 use std::io;
 use std::net::SocketAddr;
@@ -12,11 +12,11 @@ use farside_fabric::rdma::{ConnectionId, ProbeState, RemoteRegion, VerbsError};
 use farside_fabric::shm::RegionMemory;
 use farside_fabric::verbs::{self, Event, Incoming, Listener, Protection};
 
-use super::EVENTS_MAX;
-use super::acceptor::{Acceptor, Arrival, ConnectionRequest, IdentifiedChannel};
-use super::probing::DataConnection;
+use super::acceptor::{
+    Acceptor, Arrival, BoundListener, ConnectionRequest, DataConnection, IdentifiedChannel,
+};
+use super::connections::EVENTS_MAX;
 use crate::error::ServerError;
-use crate::listening::BoundListener;
 use crate::own_endpoint::{LANES, OwnEndpoint};
 use crate::recovery::Opened;
 

@@ -1,12 +1,9 @@
 //! When to look after the hosts of clients, and how: a host that lost power says nothing.
 
-use std::io;
-
-use farside_control::Role;
 use farside_fabric::Nanos;
-use farside_fabric::rdma::{ConnectionId, ProbeState};
+use farside_fabric::rdma::ProbeState;
 
-use super::Service;
+use super::acceptor::DataConnection;
 
 /// A clock that goes while there are clients.
 pub(super) struct Probing {
@@ -40,44 +37,12 @@ impl Probing {
     }
 }
 
-/// The server's end of a session's connection to the region. Dropping it is the fence: its queue
-/// pair is gone then.
-pub(crate) trait DataConnection: Send {
-    /// What events of the device call it.
-    fn id(&self) -> ConnectionId;
-
-    /// What the last probe found out.
-    fn probe_state(&mut self) -> io::Result<ProbeState>;
-
-    /// Asks the peer's device for a sign of life.
-    fn probe(&mut self) -> io::Result<()>;
-}
-
-impl Service {
-    /// When to look after the hosts of clients.
-    pub(super) fn next_probe_at(&self) -> Option<Nanos> {
-        let is_remote = self.acceptor.remote(Role::Writer).is_some();
-        self.probing.next_at().filter(|_| is_remote && !self.peers.is_empty())
-    }
-
-    /// Asks every client's device for a sign of life: by a session if one answers, for the channel
-    /// wakes this thread when it does. One that is silent ends by itself.
-    pub(super) fn probe(&mut self, now: Nanos) {
-        self.probing.begin(now);
-        for peer in self.peers.values_mut() {
-            if !ask_first(&mut peer.data) {
-                let _ = peer.channel.probe();
-            }
-        }
-    }
-}
-
 /// Asks the first of a client's sessions for a sign of life. Returns whether the session answered
 /// since the last time, or was not asked yet.
 ///
 /// One that is dead is dropped, and says nothing of the client: its end may have been told in a
 /// packet that was lost.
-pub(super) fn ask_first<C: DataConnection + ?Sized>(sessions: &mut Vec<Box<C>>) -> bool {
+pub(super) fn probe_first<C: DataConnection + ?Sized>(sessions: &mut Vec<Box<C>>) -> bool {
     let Some(first) = sessions.first_mut() else { return false };
     let state = first.probe_state();
     if matches!(state, Ok(ProbeState::Dead)) {
@@ -91,6 +56,10 @@ pub(super) fn ask_first<C: DataConnection + ?Sized>(sessions: &mut Vec<Box<C>>) 
 
 #[cfg(test)]
 mod tests {
+    use std::io;
+
+    use farside_fabric::rdma::ConnectionId;
+
     use super::*;
 
     /// A session in this state, and how often it was asked.
@@ -115,19 +84,19 @@ mod tests {
     fn a_dead_session_is_dropped_and_the_next_is_asked() {
         let mut sessions =
             vec![Box::new(Fake(ProbeState::Dead, 0)), Box::new(Fake(ProbeState::Idle, 0))];
-        assert!(!ask_first(&mut sessions), "the channel has to say whether the client is there");
+        assert!(!probe_first(&mut sessions), "the channel has to say whether the client is there");
         assert_eq!(sessions.len(), 1);
-        assert!(ask_first(&mut sessions));
+        assert!(probe_first(&mut sessions));
         assert_eq!(sessions[0].1, 1);
         sessions[0].0 = ProbeState::Alive;
-        assert!(ask_first(&mut sessions));
+        assert!(probe_first(&mut sessions));
         // As long as the device sends the probe again, without an answer.
         sessions[0].0 = ProbeState::Pending;
-        assert!(!ask_first(&mut sessions));
+        assert!(!probe_first(&mut sessions));
         assert_eq!(sessions.len(), 1);
         sessions[0].0 = ProbeState::Dead;
-        assert!(!ask_first(&mut sessions) && sessions.is_empty());
-        assert!(!ask_first(&mut sessions));
+        assert!(!probe_first(&mut sessions) && sessions.is_empty());
+        assert!(!probe_first(&mut sessions));
     }
 
     #[test]
@@ -141,11 +110,11 @@ mod tests {
         probing.begin(6000);
         assert_eq!(probing.next_at(), Some(7000));
         probing.client_came(true, 9000);
-        assert_eq!(probing.next_at(), Some(10_000), "nobody was there");
+        assert_eq!(probing.next_at(), Some(10_000), "no client was there");
     }
 
     #[test]
-    fn who_wants_none_gets_none() {
+    fn a_period_of_0_means_no_probes() {
         let mut probing = Probing::every(0);
         probing.client_came(true, 5000);
         assert_eq!(probing.next_at(), None);

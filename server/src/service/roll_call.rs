@@ -11,12 +11,8 @@
 
 use std::collections::BTreeMap;
 
-use farside_control::ServerRequest;
 use farside_fabric::Nanos;
 use farside_fabric::waiting::WaitTimer;
-
-use super::Service;
-use crate::peer::DisconnectReason;
 
 /// By what part of the time a clock may run slow or fast and count as right.
 const DRIFT: i128 = 16;
@@ -142,24 +138,6 @@ impl RollCall {
         (client.ahead_ns, client.answered_at) = (Some(ahead), now);
         let behind = ahead - least;
         if behind > i128::from(shown_max_ns) { Err((behind / 1_000_000) as u64) } else { Ok(()) }
-    }
-}
-
-impl Service {
-    /// Asks the processes of writers for a sign of life when it is time, and fences those that gave
-    /// none.
-    pub(super) fn call_roll(&mut self, now: Nanos) {
-        let Call { ask, silent } = self.roll_call.step(now);
-        for token in ask {
-            if let Some(peer) = self.peers.get_mut(&token) {
-                // One that is gone already is found out soon, and what does not fit waits for room.
-                let _ = peer.ask(ServerRequest::Alive, &mut self.reply);
-                let _ = self.settle(token);
-            }
-        }
-        for (token, ms) in silent {
-            self.disconnect_silent(token, &DisconnectReason::Unanswered { ms });
-        }
     }
 }
 

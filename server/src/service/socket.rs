@@ -1,24 +1,19 @@
-//! Clients on this host: they come through a Unix socket, say who they are in their first message,
-//! and are passed the region.
+//! Clients on this host: they come through a Unix socket, identify themselves in their first
+//! message, and are passed the region.
 
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 
 use farside_config::ServerConfig;
-use farside_control::{
-    ConnectRequest, ControlChannel, Purpose, Refusal, Role, Welcome, encode_reply,
-};
-use farside_fabric::boot_time_ns;
-use farside_fabric::shm::{Listener, RegionMemory, ShmChannel};
-use rustix::event::epoll;
+use farside_control::{ControlChannel, Role};
+use farside_fabric::shm::{Listener, RegionMemory, ShmChannel, SocketOptions, lock_path};
 
-use super::acceptor::{Acceptor, Arrival};
-use super::{ACCEPT_PAUSE_NS, Service};
+use super::acceptor::{Acceptor, Arrival, BoundListener};
 use crate::error::{ServerError, system};
-use crate::listening::BoundListener;
 use crate::own_endpoint::OwnEndpoint;
-use crate::peer::{ClientIdentity, DisconnectReason, Peer};
 use crate::recovery::Opened;
 
 /// How many connections are accepted in a turn.
@@ -29,6 +24,37 @@ struct SocketAcceptor {
     listener: Listener,
     for_writers: File,
     for_readers: File,
+}
+
+/// Listens at a socket of this name.
+pub(crate) fn bind(path: &Path, config: &ServerConfig) -> Result<Listener, ServerError> {
+    let path_buf = || path.to_owned();
+    let options = SocketOptions {
+        mode: config.socket_mode.map(|mode| mode.0),
+        group: config.socket_group.map(|group| group.0),
+        ..Default::default()
+    };
+    Listener::bind_with(path, &options).map_err(|source| match source.kind() {
+        io::ErrorKind::AddrInUse => ServerError::SocketInUse { path: path_buf() },
+        io::ErrorKind::AlreadyExists => ServerError::NotASocket { path: path_buf() },
+        io::ErrorKind::NotFound => ServerError::NoFolder { path: path_buf() },
+        io::ErrorKind::PermissionDenied if owner_else(&lock_path(path)).is_some() => {
+            let path = lock_path(path);
+            ServerError::LockOfAnother { user: owner_else(&path).unwrap_or_default(), path }
+        }
+        io::ErrorKind::InvalidInput => ServerError::NotOwnLock { path: lock_path(path) },
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+            ServerError::NotWritable { path: path_buf() }
+        }
+        _ => ServerError::Listen { path: path_buf(), source },
+    })
+}
+
+/// The user that a file belongs to, if it is not this process's.
+fn owner_else(path: &Path) -> Option<u32> {
+    let own = rustix::process::geteuid().as_raw();
+    let owner = std::fs::symlink_metadata(path).ok()?.uid();
+    (owner != own).then_some(owner)
 }
 
 impl BoundListener for Listener {
@@ -78,72 +104,5 @@ impl Acceptor for SocketAcceptor {
 impl AsFd for SocketAcceptor {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.listener.as_fd()
-    }
-}
-
-impl Service {
-    /// Serves a connection that has not identified itself.
-    pub(super) fn add_stranger(&mut self, stranger: io::Result<(Box<dyn ControlChannel>, u32)>) {
-        let added = stranger.and_then(|(channel, user)| {
-            let mut peer = Peer::new(channel, ClientIdentity::Stranger);
-            peer.user = Some(user);
-            self.add_peer(peer)
-        });
-        match added {
-            Ok(_) => self.thin_out(),
-            Err(error) if self.unaccepted.due(boot_time_ns()).is_some() => {
-                tracing::warn!("cannot serve a client just now: {error}");
-            }
-            Err(_) => {}
-        }
-    }
-
-    /// The client waits; so does this thread.
-    pub(super) fn pause_accepting(&mut self, error: &io::Error) {
-        if self.unaccepted.due(boot_time_ns()).is_some() {
-            tracing::warn!("cannot accept a client just now: {error}");
-        }
-        if epoll::delete(&self.epoll, &self.acceptor).is_ok() {
-            self.accept_again_at = Some(boot_time_ns() + ACCEPT_PAUSE_NS);
-        }
-    }
-
-    pub(super) fn welcome(&mut self, token: u64, bytes: &[u8]) -> Result<(), DisconnectReason> {
-        let malformed = Refusal::Malformed { bytes: bytes.len() as u64 };
-        let request = ConnectRequest::decode(bytes)
-            .and_then(|request| self.tokens.admit(&request).map(|()| request))
-            .and_then(|request| match request.purpose {
-                Purpose::Control => Ok(request),
-                Purpose::Data { .. } => Err(malformed),
-            });
-        let user = self.peers.get(&token).and_then(|peer| peer.user);
-        let admitted = request.and_then(|request| {
-            self.check_shares(request.role, user)?;
-            Ok((request.role, self.clients.admit()?))
-        });
-        let welcome = admitted.map(|(role, admitted)| (role, self.welcome_of(admitted)));
-        let Some(peer) = self.peers.get_mut(&token) else { return Ok(()) };
-        match welcome {
-            Err(refusal) => {
-                // A client that does not take it learns less.
-                let _ = peer.channel.send(&encode_reply(&Err(refusal)));
-                Err(DisconnectReason::Refused(refusal))
-            }
-            Ok((role, welcome)) => {
-                let Welcome { client_id: id, lease, ticket, .. } = welcome;
-                let reply = encode_reply(&Ok(welcome));
-                let sent = match self.acceptor.descriptor(role) {
-                    Some(descriptor) => peer.channel.send_with_descriptor(&reply, descriptor),
-                    None => peer.channel.send(&reply),
-                };
-                if let Err(error) = sent {
-                    self.take_back_admission(id);
-                    return Err(DisconnectReason::Unreachable(error));
-                }
-                tracing::info!(client = id, ?role, "a client connected");
-                peer.who = ClientIdentity::Client { id, role, lease, ticket };
-                Ok(())
-            }
-        }
     }
 }

@@ -1,4 +1,4 @@
-//! One connection as the control thread sees it: its client, and what has not arrived.
+//! One connection as the control thread sees it: its client, and what it has not received yet.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -8,11 +8,13 @@ use farside_fabric::ChainError;
 use farside_fabric::rdma::ConnectionId;
 use rustix::event::epoll::EventFlags;
 
-use crate::service::DataConnection;
+use super::acceptor::DataConnection;
+use super::connections::STRANGERS_MAX;
+use crate::collect::ANSWER_NS;
 
 /// The client at the other end of a connection, if any.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ClientIdentity {
+pub(super) enum ClientIdentity {
     /// Not identified yet.
     Stranger,
     Client {
@@ -28,48 +30,54 @@ pub(crate) enum ClientIdentity {
 
 /// Why a connection ends.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum DisconnectReason {
+pub(super) enum DisconnectReason {
     #[error("it said goodbye")]
     Goodbye,
-    #[error("it is gone")]
+    #[error("it disconnected without a goodbye")]
     Gone,
     #[error("it was refused: {0}")]
     Refused(Refusal),
     #[error("it breaks the protocol: {0}")]
     Broken(String),
     #[error("the server does not reach the region: {0}")]
-    Failed(ChainError),
+    Failed(#[from] ChainError),
     #[error("it cannot be answered: {0}")]
     Unreachable(io::Error),
     #[error("its host does not answer")]
     Silent,
-    #[error("it does not say which blocks it holds")]
+    #[error("it did not report its blocks within {} s", ANSWER_NS / 1_000_000_000)]
     Mute,
     #[error("its process did not answer for {ms} ms")]
     Unanswered { ms: u64 },
     #[error("its clock fell {ms} ms behind the server's")]
     ClockBehind { ms: u64 },
-    #[error("others wait to say who they are")]
+    #[error("more than {STRANGERS_MAX} connections have no client")]
     Crowded,
+}
+
+impl DisconnectReason {
+    pub(super) fn broken(why: impl ToString) -> Self {
+        Self::Broken(why.to_string())
+    }
 }
 
 /// A connection. It has at most one answer that was not sent: until then it is not read from, so
 /// that a client that asks and does not listen fills its own socket and nothing else.
-pub(crate) struct Peer {
-    pub(crate) channel: Box<dyn ControlChannel>,
+pub(super) struct ClientConnection {
+    pub(super) channel: Box<dyn ControlChannel>,
     /// What events of the RDMA device call its control channel.
-    pub(crate) connection: Option<ConnectionId>,
+    pub(super) id: Option<ConnectionId>,
     /// Its sessions' ways to the region, over verbs.
-    pub(crate) data: Vec<Box<dyn DataConnection>>,
-    pub(crate) who: ClientIdentity,
+    pub(super) data: Vec<Box<dyn DataConnection>>,
+    pub(super) client: ClientIdentity,
     /// The user at the other end, on this host.
-    pub(crate) user: Option<u32>,
+    pub(super) user: Option<u32>,
     /// It waits for a turn of the control thread.
-    pub(crate) is_queued: bool,
+    pub(super) is_queued: bool,
     /// What epoll watches it for.
-    pub(crate) watched: EventFlags,
+    pub(super) watched: EventFlags,
     /// How far the snapshot is that it takes.
-    pub(crate) snapshot_permille: Option<u32>,
+    pub(super) snapshot_permille: Option<u32>,
     unsent: Option<Reply>,
     last_sent: Option<Reply>,
     /// What it is to be asked once there is room: to report, to return what it can spare, and
@@ -83,13 +91,13 @@ pub(crate) struct Peer {
     missed_last: bool,
 }
 
-impl Peer {
-    pub(crate) fn new(channel: Box<dyn ControlChannel>, who: ClientIdentity) -> Self {
+impl ClientConnection {
+    pub(super) fn new(channel: Box<dyn ControlChannel>, client: ClientIdentity) -> Self {
         Self {
             channel,
-            connection: None,
+            id: None,
             data: Vec::new(),
-            who,
+            client,
             user: None,
             is_queued: false,
             watched: EventFlags::IN,
@@ -104,17 +112,25 @@ impl Peer {
         }
     }
 
-    pub(crate) fn is_client(&self) -> bool {
-        matches!(self.who, ClientIdentity::Client { .. })
+    pub(super) fn is_client(&self) -> bool {
+        self.role().is_some()
+    }
+
+    /// What its client may do, if it has one.
+    pub(super) fn role(&self) -> Option<Role> {
+        match self.client {
+            ClientIdentity::Client { role, .. } => Some(role),
+            ClientIdentity::Stranger | ClientIdentity::Leaving => None,
+        }
     }
 
     /// Whether an answer waits until the client takes those before it.
-    pub(crate) fn is_waiting(&self) -> bool {
+    pub(super) fn is_waiting(&self) -> bool {
         self.unsent.is_some()
     }
 
     /// What epoll should watch it for.
-    pub(crate) fn wants(&self) -> EventFlags {
+    pub(super) fn wants(&self) -> EventFlags {
         let is_asking = self.report.or(self.recall).or(self.alive).is_some();
         match (self.is_waiting(), is_asking && !self.is_closed) {
             _ if !self.channel.is_writable_with_room() => EventFlags::IN,
@@ -126,7 +142,7 @@ impl Peer {
     }
 
     /// Receives one message; `None` if there is none after all.
-    pub(crate) fn receive(&mut self, buffer: &mut [u8]) -> Result<Option<usize>, DisconnectReason> {
+    pub(super) fn receive(&mut self, buffer: &mut [u8]) -> Result<Option<usize>, DisconnectReason> {
         match self.channel.receive(buffer) {
             Ok(Some(0)) => {
                 // It may have closed between this call's look for an error and its look for data.
@@ -149,7 +165,7 @@ impl Peer {
     }
 
     /// Answers, now or once there is room.
-    pub(crate) fn answer(
+    pub(super) fn answer(
         &mut self,
         reply: Reply,
         buffer: &mut Vec<u8>,
@@ -160,7 +176,7 @@ impl Peer {
     }
 
     /// Asks, now or once there is room; nothing a second time before the first was sent.
-    pub(crate) fn ask(
+    pub(super) fn ask(
         &mut self,
         ask: ServerRequest,
         buffer: &mut Vec<u8>,
@@ -174,14 +190,14 @@ impl Peer {
     }
 
     /// Sends the answer that waits, then what there is to ask.
-    pub(crate) fn flush(&mut self, buffer: &mut Vec<u8>) -> Result<(), DisconnectReason> {
+    pub(super) fn flush(&mut self, buffer: &mut Vec<u8>) -> Result<(), DisconnectReason> {
         if let Some(reply) = &self.unsent {
             reply.encode(buffer);
             if self.send(buffer)? {
                 self.last_sent = self.unsent.take();
             }
         }
-        let next = |peer: &Self| peer.alive.or(peer.report).or(peer.recall);
+        let next = |of: &Self| of.alive.or(of.report).or(of.recall);
         while let Some(ask) = next(self).filter(|_| self.unsent.is_none()) {
             Reply::Ask(ask).encode(buffer);
             if !self.send(buffer)? {
@@ -221,19 +237,19 @@ impl Peer {
     }
 
     /// From here on nothing is sent.
-    pub(crate) fn close(&mut self) {
+    pub(super) fn close(&mut self) {
         self.is_closed = true;
     }
 
     /// Answers that the client certainly never saw.
-    pub(crate) fn take_undelivered(&mut self) -> [Option<Reply>; 2] {
+    pub(super) fn take_undelivered(&mut self) -> [Option<Reply>; 2] {
         let unsent = if self.is_closed { self.unsent.take() } else { None };
         let missed = if self.missed_last { self.last_sent.take() } else { None };
         [unsent, missed]
     }
 }
 
-impl AsFd for Peer {
+impl AsFd for ClientConnection {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.channel.as_fd()
     }

@@ -1,0 +1,346 @@
+//! The region in the hands of the control thread: what clients ask of it, and the chores that keep
+//! it in order.
+
+use farside_config::ServerConfig;
+use farside_control::{ClassStatistics, FreeBlock, Reply, Role, ServerStatistics, SplitOutcome};
+use farside_fabric::{ChainError, Nanos, boot_time_ns};
+use farside_layout::{BlockAddress, SizeClass};
+
+use super::recalls::Recalls;
+use crate::collect::{Collector, Step};
+use crate::content::Reader;
+use crate::depot::BlockError;
+use crate::eviction::Evictor;
+use crate::expiry::{Reaper, Removed};
+use crate::memory_level::{LevelChange, MemoryLevel};
+use crate::own_endpoint::OwnEndpoint;
+use crate::recovery::{Opened, RegionTables};
+use crate::sweep::Sweeper;
+
+/// How long the depot's figures hold while readers alone ask for something.
+const FIGURES_NS: Nanos = 100_000_000;
+
+/// What takes a walk over all chunks to find out. Readers may ask for it without end, and nothing
+/// that they ask for changes it; anything else drops it.
+#[derive(Clone)]
+struct DepotFigures {
+    at: Nanos,
+    chunks_free: u64,
+    chunks_index: u64,
+    chunks_resting: u64,
+    chunks_emptied: u64,
+    classes: Vec<ClassStatistics>,
+}
+
+/// The region, and who looks after it.
+pub(super) struct RegionKeeper {
+    opened: Opened,
+    own: OwnEndpoint,
+    recalls: Recalls,
+    sweeper: Sweeper,
+    collector: Collector,
+    reaper: Reaper,
+    /// In a region that is a cache.
+    evictor: Option<Evictor>,
+    memory_level: MemoryLevel,
+    /// How many splits there were when the log said that the index cannot grow.
+    stuck_at_splits: Option<u64>,
+    counted: ServerStatistics,
+    figures: Option<DepotFigures>,
+}
+
+/// What the service has to do after the chores.
+pub(super) struct Upkeep {
+    /// These clients' ids are free: nothing is left of them.
+    pub(super) forgotten: Vec<u16>,
+    pub(super) collector: Step,
+}
+
+impl RegionKeeper {
+    pub(super) fn new(config: &ServerConfig, mut opened: Opened, own: OwnEndpoint) -> Self {
+        if config.evict {
+            opened.depot.reserve_for_index();
+        }
+        let grace = opened.grace();
+        let reader = || Reader::new(&opened.region, &opened.format);
+        Self {
+            recalls: Recalls::new(),
+            sweeper: Sweeper::default(),
+            collector: Collector::new(own.fence_delay_ns()),
+            reaper: Reaper::new(reader(), (grace, own.word_ns(grace)), opened.is_new),
+            evictor: config.evict.then(|| Evictor::new(reader(), own.word_ns(grace))),
+            memory_level: MemoryLevel::default(),
+            stuck_at_splits: None,
+            counted: ServerStatistics {
+                incarnation: opened.incarnation,
+                chunks: opened.geometry.chunks().into(),
+                ..Default::default()
+            },
+            figures: None,
+            opened,
+            own,
+        }
+    }
+
+    /// Blocks for a client, and whether to ask all clients for what they do not need.
+    pub(super) fn take(
+        &mut self,
+        class: SizeClass,
+        count: u32,
+        now: Nanos,
+    ) -> Result<(Reply, bool), ChainError> {
+        self.figures = None;
+        let mut blocks = self.opened.take_blocks(class, count, now)?;
+        let rested = count == 0 || !blocks.is_empty();
+        if !rested {
+            blocks = self.evict(class, count)?;
+        }
+        self.counted.blocks_taken += blocks.len() as u64;
+        if rested || !blocks.is_empty() {
+            return Ok((Reply::Blocks { class, rested, soon: false, blocks }, false));
+        }
+        let recalls = self.recall(Some(class), now);
+        let soon = self.recalls.is_recent(class, now) || self.opened.has_block_soon(class, now);
+        self.counted.requests_denied += u64::from(!soon);
+        Ok((Reply::Blocks { class, rested: true, soon, blocks }, recalls))
+    }
+
+    /// Blocks of keys that were not written for long, in a cache; none if there is no such key.
+    /// They have not rested.
+    fn evict(&mut self, class: SizeClass, count: u32) -> Result<Vec<FreeBlock>, ChainError> {
+        let Some(evictor) = &mut self.evictor else { return Ok(Vec::new()) };
+        let Opened { index, depot, .. } = &mut self.opened;
+        if !depot.has_out(class) {
+            return Ok(Vec::new());
+        }
+        let blocks = evictor.make_room(class, count, index, &self.own, &mut self.reaper)?;
+        // As if they had gone by the depot: what comes out of it is not suspected to be lost, and
+        // taken less given is what clients and slots have.
+        blocks.iter().for_each(|block| depot.clear(block.address));
+        self.counted.blocks_given += blocks.len() as u64;
+        Ok(blocks)
+    }
+
+    /// Takes blocks back.
+    pub(super) fn give(
+        &mut self,
+        class: SizeClass,
+        rested: bool,
+        blocks: Vec<FreeBlock>,
+        now: Nanos,
+    ) -> Result<(), BlockError> {
+        self.figures = None;
+        let count = blocks.len() as u64;
+        self.opened.depot.give(class, blocks, rested, now)?;
+        // Taken less given is what clients and slots have.
+        self.counted.blocks_given += count;
+        Ok(())
+    }
+
+    /// Blocks in undelivered answers belong to the depot again, as rested as they were.
+    pub(super) fn take_back(&mut self, undelivered: [Option<Reply>; 2]) {
+        for reply in undelivered.into_iter().flatten() {
+            let Reply::Blocks { class, rested, blocks, .. } = reply else { continue };
+            if let Err(error) = self.give(class, rested, blocks, boot_time_ns()) {
+                tracing::error!("the depot refuses blocks that were not delivered: {error}");
+            }
+        }
+    }
+
+    /// Splits the subtable of keys with this directory hash, which goes by so many bits of it; the
+    /// answer, and whether to ask all clients for what they do not need.
+    ///
+    /// A chunk that gets free does so long after its last block did. Meanwhile a client that has
+    /// left something in a place that rests may clear it.
+    pub(super) fn split(
+        &mut self,
+        (directory_hash, local_depth): (u32, u8),
+        now: Nanos,
+    ) -> Result<(Reply, bool), ChainError> {
+        self.figures = None;
+        let split = self.opened.split((directory_hash, local_depth), &self.own)?;
+        let recalls = split.is_none() && self.recall(None, now);
+        let outcome = split.unwrap_or_else(|| self.opened.without_place(now));
+        if split.is_none() && outcome == SplitOutcome::Impossible && self.stuck_at_splits.is_none()
+        {
+            self.stuck_at_splits = Some(self.opened.index.splits);
+            tracing::warn!(
+                "the index cannot grow, for no chunk of 2 MiB is free: some new keys find no room; \
+                 delete keys and run `kv-cli compact`, or restore a snapshot into a larger region"
+            );
+        }
+        Ok((Reply::Split { directory_hash, local_depth, outcome }, recalls))
+    }
+
+    /// Whether to ask all clients for what they can spare, for the sake of this kind of memory.
+    fn recall(&mut self, class: Option<SizeClass>, now: Nanos) -> bool {
+        let begins = self.recalls.begin(class, self.opened.depot.returned(class), now);
+        self.counted.recalls += u64::from(begins);
+        begins
+    }
+
+    /// A client reports blocks that it holds, `last` if it has no more.
+    pub(super) fn note_held(
+        &mut self,
+        token: u64,
+        (collection, last): (u32, bool),
+        blocks: Vec<BlockAddress>,
+    ) {
+        if self.collector.is_awaited(token, collection) {
+            blocks.into_iter().for_each(|block| self.opened.depot.clear(block));
+            if last {
+                self.collector.answered(token);
+            }
+        }
+    }
+
+    /// Looks for lost blocks soon.
+    pub(super) fn want_collection(&mut self, now: Nanos) {
+        self.collector.want(now);
+    }
+
+    /// The clients of these connections were asked what they hold.
+    pub(super) fn await_reports(&mut self, tokens: Vec<u64>, now: Nanos) {
+        self.collector.asked(tokens.into_iter().collect(), now);
+    }
+
+    /// This client stores values that expire.
+    pub(super) fn announce_expiry(&mut self, client: u16, now: Nanos) {
+        self.reaper.announce(client, now);
+    }
+
+    /// This client has left, with a goodbye.
+    pub(super) fn client_left(&mut self, token: u64, client: u16) {
+        self.reaper.forget(client);
+        self.collector.lost(token, false, boot_time_ns());
+    }
+
+    /// This client was fenced, and may have been anywhere in an operation. Whether nothing is left
+    /// of it.
+    pub(super) fn client_lost(&mut self, token: u64, (client, role): (u16, Role)) -> bool {
+        // The memory of a reader refused every store.
+        if role == Role::Reader {
+            self.client_left(token, client);
+            return true;
+        }
+        let now = boot_time_ns();
+        self.reaper.lose(client, now);
+        self.collector.lost(token, true, now);
+        self.sweeper.add(client, now, self.own.fence_delay_ns());
+        false
+    }
+
+    /// When there is something to do; `None` for never.
+    pub(super) fn next_step_at(&self) -> Option<Nanos> {
+        let sweeper = self.sweeper.next_step_at();
+        [sweeper, self.next_collection_at(), self.reaper.next_step_at()].into_iter().flatten().min()
+    }
+
+    fn next_collection_at(&self) -> Option<Nanos> {
+        self.collector.next_step_at(self.sweeper.is_done())
+    }
+
+    /// Does what is due.
+    pub(super) fn step(&mut self, now: Nanos) -> Result<Upkeep, ChainError> {
+        let is_due = |at: Option<Nanos>| at.is_some_and(|at| at <= now);
+        let mut upkeep = Upkeep { forgotten: Vec::new(), collector: Step::Nothing };
+        if is_due(self.next_step_at()) {
+            self.figures = None;
+        }
+        if is_due(self.sweeper.next_step_at()) {
+            upkeep.forgotten = self.sweeper.step(&self.opened.index, &self.own, now)?;
+        }
+        if is_due(self.reaper.next_step_at()) {
+            for Removed { class, block } in self.reaper.step(&self.opened.index, &self.own)? {
+                if let Err(error) = self.give(class, false, vec![block], boot_time_ns()) {
+                    tracing::error!("the depot refuses the block of an expired value: {error}");
+                }
+            }
+        }
+        self.log_levels();
+        if is_due(self.next_collection_at()) {
+            let Opened { region, geometry, depot, index, .. } = &mut self.opened;
+            let memory = RegionTables { region, geometry };
+            upkeep.collector = self.collector.step(depot, index, &memory, now)?;
+        }
+        Ok(upkeep)
+    }
+
+    /// Says in the log when the memory gets full, and when the index grows again.
+    fn log_levels(&mut self) {
+        let chunks: u64 = self.opened.geometry.chunks().into();
+        let used = chunks - self.opened.depot.chunks_free();
+        let share = format_args!("{used} of {chunks} chunks of 2 MiB");
+        match self.memory_level.update(used, chunks) {
+            // A cache is full as a rule.
+            Some(LevelChange::Reached(level)) if self.evictor.is_some() => {
+                tracing::info!("{level} % of the memory is in use, {share}");
+            }
+            Some(LevelChange::Reached(level)) => tracing::warn!(
+                "{level} % of the memory is in use, {share}: delete keys and run `kv-cli compact`, \
+                 or restore a snapshot into a larger region"
+            ),
+            Some(LevelChange::FellBelow(level)) => {
+                tracing::info!("less than {level} % of the memory is in use again, {share}");
+            }
+            None => {}
+        }
+        if self.stuck_at_splits.is_some_and(|splits| splits != self.opened.index.splits) {
+            self.stuck_at_splits = None;
+            tracing::info!("the index grows again");
+        }
+    }
+
+    fn figures(&mut self, role: Role, now: Nanos) -> DepotFigures {
+        let is_recent = |figures: &&DepotFigures| now.saturating_sub(figures.at) < FIGURES_NS;
+        let figures = self.figures.as_ref().filter(|_| role == Role::Reader).filter(is_recent);
+        if let Some(figures) = figures {
+            return figures.clone();
+        }
+        let Opened { region, geometry, depot, .. } = &mut self.opened;
+        if let Err(error) = depot.refresh(now, &RegionTables { region, geometry }) {
+            tracing::error!("cannot refresh the depot: {error}");
+        }
+        let figures = DepotFigures {
+            at: now,
+            chunks_free: depot.chunks_free(),
+            chunks_index: depot.chunks_index(),
+            chunks_resting: depot.chunks_whole(),
+            chunks_emptied: depot.chunks_emptied(),
+            classes: depot.classes(),
+        };
+        self.figures.insert(figures).clone()
+    }
+
+    /// The statistics of the region, for a client of this role.
+    pub(super) fn statistics(&mut self, role: Role, now: Nanos) -> ServerStatistics {
+        let DepotFigures {
+            chunks_free, chunks_index, chunks_resting, chunks_emptied, classes, ..
+        } = self.figures(role, now);
+        let index = &self.opened.index;
+        ServerStatistics {
+            chunks_free,
+            chunks_index,
+            chunks_resting,
+            chunks_emptied,
+            subtables: index.in_use,
+            subtables_free: (index.free.len() + index.resting.len()) as u64,
+            directory_depth: index.depth.into(),
+            splits: index.splits,
+            splits_stuck: index.unfinished.len() as u64,
+            collections: self.collector.finished(),
+            collections_next: self.collector.next(),
+            collecting: self.collector.activity(),
+            blocks_collected: self.collector.recovered(),
+            keys_expired: self.reaper.expired(),
+            keys_evicted: self.evictor.as_ref().map_or(0, Evictor::evicted),
+            classes,
+            ..self.counted.clone()
+        }
+    }
+
+    /// Notes that no server uses the region any more.
+    pub(super) fn close(&self) -> Result<(), ChainError> {
+        self.opened.close()
+    }
+}
