@@ -9,7 +9,7 @@ use farside_fabric::waiting::WaitTimer;
 use farside_fabric::{ChainError, Nanos};
 use farside_layout::{BlockRef, SlotState, SlotWord};
 
-use crate::depot::{Depot, Memory, Noted};
+use crate::depot::{Depot, Noted, RegionAccess};
 use crate::index::Index;
 use crate::walk::{Budget, Cursor};
 
@@ -200,7 +200,7 @@ impl Collector {
         &mut self,
         depot: &mut Depot,
         index: &Index,
-        memory: &impl Memory,
+        memory: &impl RegionAccess,
         now: Nanos,
     ) -> Result<Step, ChainError> {
         match self.stage {
@@ -288,7 +288,7 @@ impl Collector {
     }
 
     /// Notes the headers of suspects; true once all are noted, or as many as may be at a time.
-    fn note(&mut self, depot: &Depot, memory: &impl Memory) -> Result<bool, ChainError> {
+    fn note(&mut self, depot: &Depot, memory: &impl RegionAccess) -> Result<bool, ChainError> {
         let mut headers = 0;
         while self.next_chunk < depot.chunks() && self.noted_count < self.noted_max {
             if headers >= HEADERS_PER_STEP {
@@ -309,7 +309,7 @@ impl Collector {
     fn recover(
         &mut self,
         depot: &mut Depot,
-        memory: &impl Memory,
+        memory: &impl RegionAccess,
         now: Nanos,
     ) -> Result<bool, ChainError> {
         let mut headers = 0;

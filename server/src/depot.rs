@@ -1,25 +1,23 @@
 //! The depot: blocks that no client holds and no slot links, by class.
 //!
-//! A data structure only; the chunk table and the block headers are reached through [`Memory`]. So
-//! it works over any memory: the server's region, or that of a simulator.
+//! A data structure only; the chunk table and the block headers are reached through
+//! [`RegionAccess`]. So it works over any memory: the server's region, or that of a simulator.
 
 mod chunks;
 mod class_pool;
-mod figures;
 mod lost;
 #[cfg(test)]
 mod tests;
 
 use std::collections::BTreeSet;
 
-use farside_control::{BLOCKS_PER_MESSAGE_MAX, FreeBlock};
+use farside_control::{BLOCKS_PER_MESSAGE_MAX, ClassStatistics, FreeBlock};
 use farside_fabric::{ChainError, Nanos};
 use farside_layout::{
     BlockAddress, BlockRef, ChunkEntry, ChunkUse, Geometry, HeaderWord, SizeClass, WORD_GENERATIONS,
 };
 
 use class_pool::{BlockSpan, ClassPool, Rested, Resting};
-pub(crate) use figures::Returned;
 pub(crate) use lost::Noted;
 
 /// One client gets at most one in so many of the blocks that a class could still give, so that it
@@ -32,7 +30,7 @@ const BLOCKS_PER_REFRESH: usize = 1 << 16;
 const CHUNKS_PER_REFRESH: usize = 8;
 
 /// What the depot needs of the region.
-pub trait Memory {
+pub trait RegionAccess {
     /// A chunk's entry in the chunk table.
     fn entry(&self, chunk: u32) -> Result<ChunkEntry, ChainError>;
 
@@ -61,6 +59,15 @@ pub enum BlockError {
     NotOut { offset: u64 },
     #[error("the block at offset {offset:#x} is linked twice")]
     LinkedTwice { offset: u64 },
+}
+
+/// What has come back since the server started, for a class or for a request for a chunk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Returned {
+    /// Blocks of the class.
+    pub(crate) blocks: u64,
+    /// Chunks that lost their class.
+    pub(crate) chunks: u64,
 }
 
 enum Chunk {
@@ -102,7 +109,7 @@ pub struct Depot {
     options: DepotOptions,
     chunks: Vec<Chunk>,
     free: BTreeSet<u32>,
-    shelves: Vec<ClassPool>,
+    pools: Vec<ClassPool>,
     /// Spans all of whose blocks can be handed out, and since when.
     whole: BTreeSet<(Nanos, u32)>,
     emptied: u64,
@@ -119,7 +126,7 @@ impl Depot {
             options,
             chunks: uses.iter().map(|_| Chunk::Continued).collect(),
             free: BTreeSet::new(),
-            shelves: (0..SizeClass::COUNT).map(|_| ClassPool::default()).collect(),
+            pools: (0..SizeClass::COUNT).map(|_| ClassPool::default()).collect(),
             whole: BTreeSet::new(),
             emptied: 0,
             is_cache: false,
@@ -144,17 +151,17 @@ impl Depot {
         self.is_cache = true;
     }
 
-    fn shelf(&mut self, class: SizeClass) -> &mut ClassPool {
-        &mut self.shelves[usize::from(class.index())]
+    fn pool(&mut self, class: SizeClass) -> &mut ClassPool {
+        &mut self.pools[usize::from(class.index())]
     }
 
-    /// Puts a span on its shelf, all of its blocks with the depot.
+    /// Puts a span on its pool, all of its blocks with the depot.
     fn open(&mut self, chunk: u32, class: SizeClass, now: Nanos) {
         let mut span = Box::new(BlockSpan::new(class));
-        let shelf = self.shelf(class);
-        shelf.blocks += class.blocks_per_span();
-        shelf.held += class.blocks_per_span();
-        shelf.list(chunk, &mut span, 0);
+        let pool = self.pool(class);
+        pool.blocks += class.blocks_per_span();
+        pool.held += class.blocks_per_span();
+        pool.list(chunk, &mut span, 0);
         span.whole_since = Some(now);
         self.whole.insert((now, chunk));
         self.chunks[chunk as usize] = Chunk::Span(span);
@@ -168,10 +175,10 @@ impl Depot {
         change: impl FnOnce(&mut BlockSpan, &mut ClassPool) -> T,
     ) -> Option<T> {
         let Some(Chunk::Span(span)) = self.chunks.get_mut(chunk as usize) else { return None };
-        let shelf = &mut self.shelves[usize::from(span.class.index())];
+        let pool = &mut self.pools[usize::from(span.class.index())];
         let before = span.available();
-        let output = change(span, shelf);
-        shelf.list(chunk, span, before);
+        let output = change(span, pool);
+        pool.list(chunk, span, before);
         span.changed_at = span.changed_at.max(now);
         let is_whole = span.available() == span.class.blocks_per_span();
         match span.whole_since {
@@ -191,14 +198,14 @@ impl Depot {
     /// Notes that a slot links this block. Only before the first [`Depot::take`].
     pub fn link(&mut self, block: BlockRef, now: Nanos) -> Result<(), BlockError> {
         let (chunk, index) = self.locate(block.address, block.class)?;
-        let linked = self.change(chunk, now, |span, shelf| {
+        let linked = self.change(chunk, now, |span, pool| {
             if !span.held.has(index) {
                 return Err(BlockError::LinkedTwice { offset: block.address.offset() });
             }
             span.held.clear(index);
             span.uncarved.clear(index);
             span.uncarved_count -= 1;
-            shelf.held -= 1;
+            pool.held -= 1;
             Ok(())
         });
         linked.unwrap_or(Ok(()))
@@ -238,14 +245,14 @@ impl Depot {
         class: SizeClass,
         count: u32,
         now: Nanos,
-        memory: &impl Memory,
+        memory: &impl RegionAccess,
     ) -> Result<Vec<FreeBlock>, ChainError> {
         self.refresh(now, memory)?;
         let share = (self.available(class) / HOARD_SHARE).max(1);
         let grant = u64::from(count).min(BLOCKS_PER_MESSAGE_MAX as u64).min(share) as usize;
         let mut blocks = Vec::with_capacity(grant);
         while blocks.len() < grant {
-            match self.shelf(class).first() {
+            match self.pool(class).first() {
                 Some(chunk) => self.take_from(chunk, grant, &mut blocks, now, memory)?,
                 None if self.grow(class, now, memory)? => {}
                 None => break,
@@ -256,11 +263,15 @@ impl Depot {
 
     /// Makes ready what has rested long enough, and empties unused chunks: some of it,
     /// where there is much, for all clients wait meanwhile.
-    pub(crate) fn refresh(&mut self, now: Nanos, memory: &impl Memory) -> Result<(), ChainError> {
+    pub(crate) fn refresh(
+        &mut self,
+        now: Nanos,
+        memory: &impl RegionAccess,
+    ) -> Result<(), ChainError> {
         let mut left = BLOCKS_PER_REFRESH;
         for class in SizeClass::all() {
             while left > 0
-                && let Some(Resting { ready_at, blocks }) = self.shelf(class).next_rested(now)
+                && let Some(Resting { ready_at, blocks }) = self.pool(class).next_rested(now)
             {
                 left = left.saturating_sub(blocks.count() as usize);
                 match blocks {
@@ -297,11 +308,11 @@ impl Depot {
         grant: usize,
         blocks: &mut Vec<FreeBlock>,
         now: Nanos,
-        memory: &impl Memory,
+        memory: &impl RegionAccess,
     ) -> Result<(), ChainError> {
         let Some(start) = self.geometry.chunk_offset(chunk) else { return Ok(()) };
         let unused = self.options.unused_generation;
-        let taken = self.change(chunk, now, |span, shelf| {
+        let taken = self.change(chunk, now, |span, pool| {
             while blocks.len() < grant {
                 let block = match span.ready.pop() {
                     Some(block) => block,
@@ -313,7 +324,7 @@ impl Depot {
                 let index = (block.address.offset() - start) / span.class.block_bytes();
                 span.held.clear(index);
                 span.clear_suspect(index);
-                shelf.held -= 1;
+                pool.held -= 1;
                 blocks.push(block);
             }
             Ok(())
@@ -343,7 +354,7 @@ impl Depot {
             self.make_ready(class, accepted, now);
         } else if !accepted.is_empty() {
             let ready_at = now.saturating_add(self.options.grace);
-            self.shelf(class).rest(Resting { ready_at, blocks: Rested::Given(accepted) });
+            self.pool(class).rest(Resting { ready_at, blocks: Rested::Given(accepted) });
         }
         outcome
     }
@@ -356,10 +367,70 @@ impl Depot {
         }
         span.held.set(index);
         span.clear_suspect(index);
-        let shelf = self.shelf(class);
-        shelf.held += 1;
-        shelf.returned += 1;
+        let pool = self.pool(class);
+        pool.held += 1;
+        pool.returned += 1;
         Ok(())
+    }
+}
+
+impl Depot {
+    /// Whether any block of the class is linked or with a client.
+    pub(crate) fn has_out(&self, class: SizeClass) -> bool {
+        let pool = &self.pools[usize::from(class.index())];
+        pool.held < pool.blocks
+    }
+
+    /// What has come back of a class, or for a request for a chunk.
+    pub(crate) fn returned(&self, class: Option<SizeClass>) -> Returned {
+        let blocks = class.map(|class| self.pools[usize::from(class.index())].returned);
+        Returned { blocks: blocks.unwrap_or_default(), chunks: self.emptied }
+    }
+
+    /// Whether the class, which has none now, may have a block by then; or a request for a chunk
+    /// may have one.
+    pub(crate) fn has_some_by(&self, class: Option<SizeClass>, then: Nanos) -> bool {
+        let resting = class.map(|class| self.pools[usize::from(class.index())].resting_count);
+        let whole = self.whole.first();
+        let emptied = whole.map(|(since, _)| since.saturating_add(self.options.chunk_rest));
+        resting.is_some_and(|count| count > 0) || emptied.is_some_and(|at| at <= then)
+    }
+
+    /// Chunks without a use.
+    pub(crate) fn chunks_free(&self) -> u64 {
+        self.free.len() as u64
+    }
+
+    /// Chunks of spans all of whose blocks are free, which still keep their class.
+    pub(crate) fn chunks_whole(&self) -> u64 {
+        let chunks = |chunk: u32| match self.chunks.get(chunk as usize) {
+            Some(Chunk::Span(span)) => span.class.chunks_per_span(),
+            _ => 0,
+        };
+        self.whole.iter().map(|(_, chunk)| chunks(*chunk)).sum()
+    }
+
+    /// Chunks that lost their class since the server started.
+    pub(crate) fn chunks_emptied(&self) -> u64 {
+        self.emptied
+    }
+
+    /// Chunks with subtables.
+    pub(crate) fn chunks_index(&self) -> u64 {
+        self.chunks.iter().filter(|chunk| matches!(chunk, Chunk::Subtables)).count() as u64
+    }
+
+    /// What there is of each class that has chunks.
+    pub(crate) fn classes(&self) -> Vec<ClassStatistics> {
+        let pools = SizeClass::all().zip(&self.pools).filter(|(_, pool)| pool.blocks > 0);
+        pools
+            .map(|(class, pool)| ClassStatistics {
+                class,
+                blocks: pool.blocks,
+                blocks_free: pool.held,
+                blocks_resting: pool.resting_count,
+            })
+            .collect()
     }
 }
 
@@ -368,7 +439,7 @@ fn carve(
     span: &mut BlockSpan,
     start: u64,
     unused_generation: u32,
-    memory: &impl Memory,
+    memory: &impl RegionAccess,
 ) -> Result<Option<FreeBlock>, ChainError> {
     while let Some(index) = span.next_uncarved() {
         let offset = start + index * span.class.block_bytes();

@@ -52,7 +52,7 @@ pub enum ServerError {
     Listen { path: PathBuf, source: io::Error },
     #[error(
         "{} holds no region to continue with: {source}; name another file, or delete this one if \
-         nobody needs its content", .path.display()
+         its content is not needed", .path.display()
     )]
     NotARegion { path: PathBuf, source: LayoutError },
     #[error(
@@ -113,9 +113,7 @@ pub enum Damage {
     Slot { slot: u64, source: LayoutError },
     #[error("the slot at offset {slot:#x}: {why}")]
     Link { slot: u64, why: String },
-    #[error(
-        "the slot at offset {slot:#x} is in the middle of a split of which nothing else is known"
-    )]
+    #[error("the slot at offset {slot:#x} belongs to a split that no row header records")]
     Split { slot: u64 },
     #[error("{0}")]
     Access(#[from] ChainError),

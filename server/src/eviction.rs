@@ -8,7 +8,7 @@ use farside_control::FreeBlock;
 use farside_fabric::{ChainError, Nanos};
 use farside_layout::{BlockRef, SizeClass, SlotState, SlotWord};
 
-use crate::content::{Content, Reader};
+use crate::content::{BlockReader, Content};
 use crate::expiry::Reaper;
 use crate::index::Index;
 use crate::own_endpoint::OwnEndpoint;
@@ -36,7 +36,7 @@ struct Candidate {
 
 /// Chooses keys to remove, and removes them.
 pub(crate) struct Evictor {
-    reader: Reader,
+    reader: BlockReader,
     /// How old a word may be for a compare-and-swap to rely on (invariant I4).
     word_ns: Nanos,
     /// Where the next sample begins: samples go round the index, whose order is that of hashes.
@@ -45,7 +45,7 @@ pub(crate) struct Evictor {
 }
 
 impl Evictor {
-    pub(crate) fn new(reader: Reader, word_ns: Nanos) -> Self {
+    pub(crate) fn new(reader: BlockReader, word_ns: Nanos) -> Self {
         Self { reader, word_ns, cursor: Cursor::default(), evicted: 0 }
     }
 

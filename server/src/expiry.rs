@@ -11,7 +11,7 @@ use farside_fabric::{ChainError, Nanos};
 use farside_layout::{BLOCK_HEADER_BYTES, BlockHeader, BlockRef, SizeClass, SlotState, SlotWord};
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::content::Reader;
+use crate::content::BlockReader;
 use crate::index::Index;
 use crate::own_endpoint::OwnEndpoint;
 use crate::walk::{Budget, Cursor};
@@ -58,7 +58,7 @@ struct Pass {
 
 /// Walks the index, a step at a time, for as long as there may be values with an end.
 pub(crate) struct Reaper {
-    reader: Reader,
+    reader: BlockReader,
     grace: Nanos,
     /// How old a word may be for a compare-and-swap to rely on (invariant I4).
     word_ns: Nanos,
@@ -73,7 +73,7 @@ pub(crate) struct Reaper {
 
 impl Reaper {
     /// Begins with a walk if the region may have such values from before.
-    pub(crate) fn new(reader: Reader, (grace, word_ns): (Nanos, Nanos), is_new: bool) -> Self {
+    pub(crate) fn new(reader: BlockReader, (grace, word_ns): (Nanos, Nanos), is_new: bool) -> Self {
         Self {
             reader,
             grace,
@@ -256,7 +256,7 @@ mod tests {
         const BYTES: u64 = 8 << 20;
         let memory = RegionMemory::anonymous(BYTES, HugePages::Never).unwrap();
         let format = ServerConfig::default().format(BYTES, [1; 16], [2; 16]);
-        let reader = Reader::new(&memory.region, &format);
+        let reader = BlockReader::new(&memory.region, &format);
         Reaper::new(reader, (1, 1), true)
     }
 

@@ -16,7 +16,7 @@ use crate::error::{ServerError, system};
 use crate::huge_pages::{self, Background};
 use crate::recovery::{self, Opened};
 use crate::restore::restored_memory;
-use crate::service::Service;
+use crate::service::ControlService;
 use crate::service::acceptor::{BoundListener, listen};
 
 /// A running server: a region, a socket, and a thread that sleeps until a client connects, asks
@@ -89,7 +89,7 @@ impl Server {
         opened: Opened,
     ) -> Result<Self, ServerError> {
         let (address, stop) = (config.address()?.clone(), stop_event()?);
-        let service = Service::new(config, listening, memory, opened, &stop)?;
+        let service = ControlService::new(config, listening, memory, opened, &stop)?;
         let stop = Stopper(Arc::new(stop));
         let thread = thread::Builder::new()
             .name("farside-control".to_owned())

@@ -44,7 +44,7 @@ const TURN_NS: Nanos = 2_000_000;
 const MESSAGES_MAX: usize = 16;
 
 /// What the control thread serves, and how.
-pub(crate) struct Service {
+pub(crate) struct ControlService {
     connections: Connections,
     admission: Admission,
     probing: Probing,
@@ -56,7 +56,7 @@ pub(crate) struct Service {
     clients_lost: u64,
 }
 
-impl Service {
+impl ControlService {
     pub(crate) fn new(
         config: &ServerConfig,
         listener: Box<dyn BoundListener>,
@@ -251,7 +251,7 @@ impl Service {
             Request::Statistics => (Reply::Statistics(self.statistics(role, now)), false),
             Request::Collect => {
                 let reply = Reply::Statistics(self.statistics(role, now));
-                self.keeper.want_collection(now);
+                self.keeper.collector.want(now);
                 (reply, false)
             }
             Request::GiveBlocks { class, rested, blocks } => {
@@ -263,7 +263,7 @@ impl Service {
                 return Ok(());
             }
             Request::Expires => {
-                self.keeper.announce_expiry(client, now);
+                self.keeper.reaper.announce(client, now);
                 return Ok(());
             }
             Request::Snapshot { permille } => {
@@ -315,7 +315,7 @@ impl Service {
             Step::Nothing => {}
             Step::Ask { collection } => {
                 let asked = self.connections.ask_writers(ServerRequest::Report { collection });
-                self.keeper.await_reports(asked, now);
+                self.keeper.collector.asked(asked.into_iter().collect(), now);
             }
             Step::Disconnect(mute) => {
                 mute.into_iter().for_each(|of| self.disconnect_silent(of, &DisconnectReason::Mute));

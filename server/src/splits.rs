@@ -7,7 +7,7 @@ use farside_layout::{Format, HINT_OFFSET, SlotState, SlotWord, prefix_of};
 use farside_protocol::split::{Split, SplitProgress};
 
 use crate::collect::clear_linked;
-use crate::depot::{Depot, Memory};
+use crate::depot::{Depot, RegionAccess};
 use crate::error::Damage;
 use crate::index::{Index, SubtableImage, places_of};
 use crate::own_endpoint::OwnEndpoint;
@@ -25,7 +25,7 @@ impl Index {
         format: &Format,
         own: &OwnEndpoint,
         depot: &mut Depot,
-        memory: &impl Memory,
+        memory: &impl RegionAccess,
     ) -> Result<Option<SplitOutcome>, ChainError> {
         match self.try_to_grow((directory_hash, local_depth), format, own, depot, memory) {
             Ok(outcome) => Ok(outcome),
@@ -43,7 +43,7 @@ impl Index {
         format: &Format,
         own: &OwnEndpoint,
         depot: &mut Depot,
-        memory: &impl Memory,
+        memory: &impl RegionAccess,
     ) -> Result<Option<SplitOutcome>, Damage> {
         let (entry, _) = self.subtable_at(prefix_of(directory_hash, self.depth).into())?;
         if entry.local_depth() > local_depth {
@@ -61,7 +61,7 @@ impl Index {
                 return Err(Damage::Row { offset: old });
             }
             Some(begun) => begun,
-            // Who asked may look again: there is room by now, or it has not looked. Else any writer
+            // There is room by now, or the client has not looked: it looks again. Else any writer
             // could turn the whole heap into index, which never shrinks, by asking.
             None if !SubtableImage::read(&self.region, old)?.has_full_window() => {
                 return Ok(Some(SplitOutcome::Done));
@@ -109,8 +109,8 @@ impl Index {
             SplitProgress::Stuck { slot } => {
                 self.unfinished.insert(split.old, boot_time_ns().saturating_add(STUCK_NS));
                 tracing::warn!(
-                    "a subtable cannot be split, for the entry at {slot:#x} is damaged: see \
-                     kv-cli verify; deleting its key, or putting another value, mends it"
+                    "cannot split a subtable: the entry in the slot at offset {slot:#x} is \
+                     damaged: see kv-cli verify; deleting its key or storing a new value repairs it"
                 );
                 Ok(SplitOutcome::Impossible)
             }
@@ -122,7 +122,7 @@ impl Index {
         format: &Format,
         own: &OwnEndpoint,
         depot: &mut Depot,
-        memory: &impl Memory,
+        memory: &impl RegionAccess,
     ) -> Result<Option<[u64; 2]>, ChainError> {
         if self.free.len() < 2 {
             self.wake(format, own)?;

@@ -18,7 +18,7 @@ struct Counting<'a> {
     headers: Cell<u64>,
 }
 
-impl Memory for Counting<'_> {
+impl RegionAccess for Counting<'_> {
     fn entry(&self, chunk: u32) -> Result<ChunkEntry, ChainError> {
         self.tables.entry(chunk)
     }

@@ -4,7 +4,7 @@ use farside_control::BLOCKS_PER_MESSAGE_MAX;
 use farside_fabric::{ChainError, Nanos};
 use farside_layout::{CHUNK_BYTES, ChunkEntry, ChunkUse, HeaderWord, Mark, SizeClass};
 
-use super::{Chunk, Depot, HOARD_SHARE, Memory};
+use super::{Chunk, Depot, HOARD_SHARE, RegionAccess};
 
 /// What the index takes for a key at most: 54 when all its subtables have just been split, and some
 /// more for places that rest.
@@ -13,14 +13,14 @@ const INDEX_BYTES_PER_KEY: u64 = 60;
 impl Depot {
     /// How many blocks the class could give now; a lower bound where that is more than decides.
     pub(super) fn available(&self, class: SizeClass) -> u64 {
-        let shelf = &self.shelves[usize::from(class.index())];
+        let pool = &self.pools[usize::from(class.index())];
         let spans = if class.chunks_per_span() == 1 {
             self.free.len() as u64
         } else {
             let enough = BLOCKS_PER_MESSAGE_MAX as u64 * HOARD_SHARE;
             self.free_pairs(enough)
         };
-        shelf.available + spans * class.blocks_per_span()
+        pool.available + spans * class.blocks_per_span()
     }
 
     /// How many pairs of neighbours there are among the free chunks, up to `enough`.
@@ -44,7 +44,7 @@ impl Depot {
         &mut self,
         class: SizeClass,
         now: Nanos,
-        memory: &impl Memory,
+        memory: &impl RegionAccess,
     ) -> Result<bool, ChainError> {
         let chunk = if class.chunks_per_span() == 1 {
             self.free.first().copied()
@@ -80,7 +80,7 @@ impl Depot {
 
     /// Whether the index can grow to hold a key for each block, with another span of this class.
     fn leaves_enough(&self, class: SizeClass) -> bool {
-        let blocks: u64 = self.shelves.iter().map(|shelf| shelf.blocks).sum();
+        let blocks: u64 = self.pools.iter().map(|pool| pool.blocks).sum();
         let blocks = blocks + class.blocks_per_span();
         let needed = (blocks * INDEX_BYTES_PER_KEY).div_ceil(CHUNK_BYTES);
         let left = (self.free.len() as u64).saturating_sub(class.chunks_per_span());
@@ -94,7 +94,7 @@ impl Depot {
         chunk: u32,
         class: SizeClass,
         age: u32,
-        memory: &impl Memory,
+        memory: &impl RegionAccess,
     ) -> Result<(), ChainError> {
         let generation = self.options.unused_generation.wrapping_add(age);
         for index in 0..class.blocks_per_span() {
@@ -106,7 +106,11 @@ impl Depot {
 
     /// Takes its class from a span whose blocks are all here, and which no client can name any more
     /// (invariant I13).
-    pub(super) fn empty(&mut self, chunk: u32, memory: &impl Memory) -> Result<(), ChainError> {
+    pub(super) fn empty(
+        &mut self,
+        chunk: u32,
+        memory: &impl RegionAccess,
+    ) -> Result<(), ChainError> {
         let unused = self.options.unused_generation;
         let Some(Chunk::Span(span)) = self.chunks.get(chunk as usize) else { return Ok(()) };
         let (class, since) = (span.class, span.whole_since);
@@ -125,7 +129,7 @@ impl Depot {
             if let Chunk::Span(span) =
                 std::mem::replace(&mut self.chunks[chunk as usize], Chunk::Free)
             {
-                self.shelf(class).remove(chunk, &span);
+                self.pool(class).remove(chunk, &span);
             }
         }
         if let Some(since) = since {
@@ -135,7 +139,10 @@ impl Depot {
     }
 
     /// A chunk for subtables, all zeros; `None` if none is free.
-    pub(crate) fn take_chunk(&mut self, memory: &impl Memory) -> Result<Option<u32>, ChainError> {
+    pub(crate) fn take_chunk(
+        &mut self,
+        memory: &impl RegionAccess,
+    ) -> Result<Option<u32>, ChainError> {
         let Some(chunk) = self.free.first().copied() else { return Ok(None) };
         let age = memory.entry(chunk)?.age();
         if age > 0 {

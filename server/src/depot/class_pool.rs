@@ -91,7 +91,7 @@ pub(super) struct BlockSpan {
     pub(super) changed_at: Nanos,
     /// Since when all of its blocks can be handed out.
     pub(super) whole_since: Option<Nanos>,
-    /// Under which level its shelf lists it.
+    /// Under which level its pool lists it.
     level: Option<u64>,
 }
 
@@ -208,7 +208,7 @@ impl ClassPool {
         }
     }
 
-    /// Takes a span off the shelf.
+    /// Takes a span off the pool.
     pub(super) fn remove(&mut self, chunk: u32, span: &BlockSpan) {
         self.unlist(chunk, span);
         self.available -= span.available();

@@ -4,8 +4,8 @@
 //! clears it; so do its coming and going through the depot.
 //!
 //! A client can leave with every block of a region, 16 million in 1 GiB. So each step below looks
-//! at a bounded number of them, and what it keeps of a block is a bit, or while its header is noted
-//! eight bytes more: the collector bounds how many headers are noted at a time.
+//! at a bounded number of them. It keeps a bit of each block, and eight bytes more while the
+//! block's header is noted. The collector bounds how many headers are noted at a time.
 
 use std::ops::Range;
 
@@ -13,7 +13,7 @@ use farside_fabric::{ChainError, Nanos};
 use farside_layout::{BlockAddress, HeaderWord};
 
 use super::class_pool::{Bits, Rested, Resting};
-use super::{Chunk, Depot, Memory};
+use super::{Chunk, Depot, RegionAccess};
 
 /// The blocks of a span without a known owner, and their headers when the collector noted them.
 pub(crate) struct Noted {
@@ -75,7 +75,7 @@ impl Depot {
     pub(crate) fn note(
         &self,
         chunk: u32,
-        memory: &impl Memory,
+        memory: &impl RegionAccess,
     ) -> Result<Option<Noted>, ChainError> {
         let Some(Chunk::Span(span)) = self.chunks.get(chunk as usize) else { return Ok(None) };
         let Some(suspects) = span.suspects.as_ref().filter(|bits| !bits.is_empty()) else {
@@ -95,7 +95,7 @@ impl Depot {
         &mut self,
         noted: &Noted,
         now: Nanos,
-        memory: &impl Memory,
+        memory: &impl RegionAccess,
     ) -> Result<u64, ChainError> {
         let chunk = noted.chunk;
         let Some(Chunk::Span(span)) = self.chunks.get(chunk as usize) else { return Ok(0) };
@@ -118,11 +118,11 @@ impl Depot {
             count += 1;
         }
         let ready_at = now.saturating_add(self.options.grace);
-        let shelf = self.shelf(class);
-        shelf.held += count;
-        shelf.returned += count;
+        let pool = self.pool(class);
+        pool.held += count;
+        pool.returned += count;
         if count > 0 {
-            shelf.rest(Resting {
+            pool.rest(Resting {
                 ready_at,
                 blocks: Rested::Uncarved { chunk, blocks: lost, count },
             });

@@ -1,5 +1,5 @@
 //! That the depot never hands out a block twice, or one that overlaps another, or one that is
-//! linked; that what comes back is handed out again; and that lies are found out.
+//! linked. What comes back is handed out again, and lies are found out.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -19,7 +19,7 @@ struct FakeMemory {
     headers: RefCell<HashMap<BlockAddress, HeaderWord>>,
 }
 
-impl Memory for FakeMemory {
+impl RegionAccess for FakeMemory {
     fn entry(&self, chunk: u32) -> Result<ChunkEntry, ChainError> {
         let entry = self.entries.borrow().get(&chunk).copied();
         Ok(entry.unwrap_or(ChunkEntry::new(ChunkUse::Free)))

@@ -1,5 +1,5 @@
-//! Who becomes a client: connections are accepted here, and each is refused, or admitted as a
-//! client or as a session of one.
+//! Admission: connections are accepted here, and each is refused, or becomes a client or a
+//! session of one.
 //!
 //! On this host a client says what it wants in its first message, over a device in its request for
 //! a connection.

@@ -2,13 +2,13 @@
 //! it in order.
 
 use farside_config::ServerConfig;
-use farside_control::{ClassStatistics, FreeBlock, Reply, Role, ServerStatistics, SplitOutcome};
+use farside_control::{FreeBlock, Reply, Role, ServerStatistics, SplitOutcome};
 use farside_fabric::{ChainError, Nanos, boot_time_ns};
 use farside_layout::{BlockAddress, SizeClass};
 
 use super::recalls::Recalls;
 use crate::collect::{Collector, Step};
-use crate::content::Reader;
+use crate::content::BlockReader;
 use crate::depot::BlockError;
 use crate::eviction::Evictor;
 use crate::expiry::{Reaper, Removed};
@@ -20,33 +20,24 @@ use crate::sweep::Sweeper;
 /// How long the depot's figures hold while readers alone ask for something.
 const FIGURES_NS: Nanos = 100_000_000;
 
-/// What takes a walk over all chunks to find out. Readers may ask for it without end, and nothing
-/// that they ask for changes it; anything else drops it.
-#[derive(Clone)]
-struct DepotFigures {
-    at: Nanos,
-    chunks_free: u64,
-    chunks_index: u64,
-    chunks_resting: u64,
-    chunks_emptied: u64,
-    classes: Vec<ClassStatistics>,
-}
-
-/// The region, and who looks after it.
+/// The region, and its chores.
 pub(super) struct RegionKeeper {
     opened: Opened,
     own: OwnEndpoint,
     recalls: Recalls,
     sweeper: Sweeper,
-    collector: Collector,
-    reaper: Reaper,
+    pub(super) collector: Collector,
+    pub(super) reaper: Reaper,
     /// In a region that is a cache.
     evictor: Option<Evictor>,
     memory_level: MemoryLevel,
     /// How many splits there were when the log said that the index cannot grow.
     stuck_at_splits: Option<u64>,
-    counted: ServerStatistics,
-    figures: Option<DepotFigures>,
+    statistics: ServerStatistics,
+    /// When the depot's figures in `statistics` were found out, which takes a walk over all chunks.
+    /// Readers may ask for them without end, and nothing that readers ask for changes them;
+    /// anything else drops them.
+    figures_at: Option<Nanos>,
 }
 
 /// What the service has to do after the chores.
@@ -62,7 +53,7 @@ impl RegionKeeper {
             opened.depot.reserve_for_index();
         }
         let grace = opened.grace();
-        let reader = || Reader::new(&opened.region, &opened.format);
+        let reader = || BlockReader::new(&opened.region, &opened.format);
         Self {
             recalls: Recalls::new(),
             sweeper: Sweeper::default(),
@@ -71,12 +62,12 @@ impl RegionKeeper {
             evictor: config.evict.then(|| Evictor::new(reader(), own.word_ns(grace))),
             memory_level: MemoryLevel::default(),
             stuck_at_splits: None,
-            counted: ServerStatistics {
+            statistics: ServerStatistics {
                 incarnation: opened.incarnation,
                 chunks: opened.geometry.chunks().into(),
                 ..Default::default()
             },
-            figures: None,
+            figures_at: None,
             opened,
             own,
         }
@@ -89,19 +80,19 @@ impl RegionKeeper {
         count: u32,
         now: Nanos,
     ) -> Result<(Reply, bool), ChainError> {
-        self.figures = None;
+        self.figures_at = None;
         let mut blocks = self.opened.take_blocks(class, count, now)?;
         let rested = count == 0 || !blocks.is_empty();
         if !rested {
             blocks = self.evict(class, count)?;
         }
-        self.counted.blocks_taken += blocks.len() as u64;
+        self.statistics.blocks_taken += blocks.len() as u64;
         if rested || !blocks.is_empty() {
             return Ok((Reply::Blocks { class, rested, soon: false, blocks }, false));
         }
         let recalls = self.recall(Some(class), now);
         let soon = self.recalls.is_recent(class, now) || self.opened.has_block_soon(class, now);
-        self.counted.requests_denied += u64::from(!soon);
+        self.statistics.requests_denied += u64::from(!soon);
         Ok((Reply::Blocks { class, rested: true, soon, blocks }, recalls))
     }
 
@@ -117,7 +108,7 @@ impl RegionKeeper {
         // As if they had gone by the depot: what comes out of it is not suspected to be lost, and
         // taken less given is what clients and slots have.
         blocks.iter().for_each(|block| depot.clear(block.address));
-        self.counted.blocks_given += blocks.len() as u64;
+        self.statistics.blocks_given += blocks.len() as u64;
         Ok(blocks)
     }
 
@@ -129,11 +120,11 @@ impl RegionKeeper {
         blocks: Vec<FreeBlock>,
         now: Nanos,
     ) -> Result<(), BlockError> {
-        self.figures = None;
+        self.figures_at = None;
         let count = blocks.len() as u64;
         self.opened.depot.give(class, blocks, rested, now)?;
         // Taken less given is what clients and slots have.
-        self.counted.blocks_given += count;
+        self.statistics.blocks_given += count;
         Ok(())
     }
 
@@ -157,7 +148,7 @@ impl RegionKeeper {
         (directory_hash, local_depth): (u32, u8),
         now: Nanos,
     ) -> Result<(Reply, bool), ChainError> {
-        self.figures = None;
+        self.figures_at = None;
         let split = self.opened.split((directory_hash, local_depth), &self.own)?;
         let recalls = split.is_none() && self.recall(None, now);
         let outcome = split.unwrap_or_else(|| self.opened.without_place(now));
@@ -175,7 +166,7 @@ impl RegionKeeper {
     /// Whether to ask all clients for what they can spare, for the sake of this kind of memory.
     fn recall(&mut self, class: Option<SizeClass>, now: Nanos) -> bool {
         let begins = self.recalls.begin(class, self.opened.depot.returned(class), now);
-        self.counted.recalls += u64::from(begins);
+        self.statistics.recalls += u64::from(begins);
         begins
     }
 
@@ -192,21 +183,6 @@ impl RegionKeeper {
                 self.collector.answered(token);
             }
         }
-    }
-
-    /// Looks for lost blocks soon.
-    pub(super) fn want_collection(&mut self, now: Nanos) {
-        self.collector.want(now);
-    }
-
-    /// The clients of these connections were asked what they hold.
-    pub(super) fn await_reports(&mut self, tokens: Vec<u64>, now: Nanos) {
-        self.collector.asked(tokens.into_iter().collect(), now);
-    }
-
-    /// This client stores values that expire.
-    pub(super) fn announce_expiry(&mut self, client: u16, now: Nanos) {
-        self.reaper.announce(client, now);
     }
 
     /// This client has left, with a goodbye.
@@ -245,7 +221,7 @@ impl RegionKeeper {
         let is_due = |at: Option<Nanos>| at.is_some_and(|at| at <= now);
         let mut upkeep = Upkeep { forgotten: Vec::new(), collector: Step::Nothing };
         if is_due(self.next_step_at()) {
-            self.figures = None;
+            self.figures_at = None;
         }
         if is_due(self.sweeper.next_step_at()) {
             upkeep.forgotten = self.sweeper.step(&self.opened.index, &self.own, now)?;
@@ -291,38 +267,24 @@ impl RegionKeeper {
         }
     }
 
-    fn figures(&mut self, role: Role, now: Nanos) -> DepotFigures {
-        let is_recent = |figures: &&DepotFigures| now.saturating_sub(figures.at) < FIGURES_NS;
-        let figures = self.figures.as_ref().filter(|_| role == Role::Reader).filter(is_recent);
-        if let Some(figures) = figures {
-            return figures.clone();
-        }
-        let Opened { region, geometry, depot, .. } = &mut self.opened;
-        if let Err(error) = depot.refresh(now, &RegionTables { region, geometry }) {
-            tracing::error!("cannot refresh the depot: {error}");
-        }
-        let figures = DepotFigures {
-            at: now,
-            chunks_free: depot.chunks_free(),
-            chunks_index: depot.chunks_index(),
-            chunks_resting: depot.chunks_whole(),
-            chunks_emptied: depot.chunks_emptied(),
-            classes: depot.classes(),
-        };
-        self.figures.insert(figures).clone()
-    }
-
     /// The statistics of the region, for a client of this role.
     pub(super) fn statistics(&mut self, role: Role, now: Nanos) -> ServerStatistics {
-        let DepotFigures {
-            chunks_free, chunks_index, chunks_resting, chunks_emptied, classes, ..
-        } = self.figures(role, now);
+        let is_recent = |at: Nanos| now.saturating_sub(at) < FIGURES_NS;
+        if role == Role::Writer || !self.figures_at.is_some_and(is_recent) {
+            let Opened { region, geometry, depot, .. } = &mut self.opened;
+            if let Err(error) = depot.refresh(now, &RegionTables { region, geometry }) {
+                tracing::error!("cannot refresh the depot: {error}");
+            }
+            let statistics = &mut self.statistics;
+            statistics.chunks_free = depot.chunks_free();
+            statistics.chunks_index = depot.chunks_index();
+            statistics.chunks_resting = depot.chunks_whole();
+            statistics.chunks_emptied = depot.chunks_emptied();
+            statistics.classes = depot.classes();
+            self.figures_at = Some(now);
+        }
         let index = &self.opened.index;
         ServerStatistics {
-            chunks_free,
-            chunks_index,
-            chunks_resting,
-            chunks_emptied,
             subtables: index.in_use,
             subtables_free: (index.free.len() + index.resting.len()) as u64,
             directory_depth: index.depth.into(),
@@ -334,8 +296,7 @@ impl RegionKeeper {
             blocks_collected: self.collector.recovered(),
             keys_expired: self.reaper.expired(),
             keys_evicted: self.evictor.as_ref().map_or(0, Evictor::evicted),
-            classes,
-            ..self.counted.clone()
+            ..self.statistics.clone()
         }
     }
 

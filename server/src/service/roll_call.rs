@@ -6,8 +6,8 @@
 //! clock fell behind the server's by too much, is fenced; it connects anew, and knows nothing then.
 //!
 //! Four intervals add up to what T_word leaves for this (`clock_lag_max_ns`; `docs/protocol.md`,
-//! "Time"): until the first question, what an answer may show, until the next question, and how
-//! long that one may go without an answer.
+//! "Time"). They are the time until the first question, what an answer may show, the time until the
+//! next question, and that question's longest wait for an answer.
 
 use std::collections::BTreeMap;
 

@@ -9,7 +9,7 @@ use farside_fabric::{ChainError, Nanos};
 use farside_layout::{
     BlockAddress, CHUNK_BYTES, ChunkEntry, ChunkUse, FreeBlock, HeaderWord, SizeClass,
 };
-use farside_server::depot::{Depot, DepotOptions, Memory};
+use farside_server::depot::{Depot, DepotOptions, RegionAccess};
 
 use super::ground::{GRACE_MS, SimRegion};
 use super::memory::mix;
@@ -38,7 +38,7 @@ struct WorldMemory<'w> {
     twin: Option<Mutant>,
 }
 
-impl Memory for WorldMemory<'_> {
+impl RegionAccess for WorldMemory<'_> {
     fn entry(&self, chunk: u32) -> Result<ChunkEntry, ChainError> {
         let entry = self.entries.borrow().get(&chunk).copied();
         Ok(entry.unwrap_or(ChunkEntry::new(ChunkUse::Free)))

@@ -67,7 +67,7 @@ fn the_log_says_that_memory_gets_full_and_who_was_fenced() {
     eventually("the log says so", || count("less than 100 % of the memory is in use again") == 1);
     assert_eq!(count(" of the memory is in use, "), 3, "{}", log());
     drop(gone);
-    eventually("it is fenced", || count("lost a client and fenced it: it is gone") == 1);
+    eventually("it is fenced", || count("lost a client and fenced it: it disconnected") == 1);
 }
 
 /// Whether a silent connection goes by itself or is dropped because there are too many, the number
@@ -92,7 +92,7 @@ fn silent_connections_do_not_fill_the_log() {
     }
     assert_eq!(place.writer().take(class(64), 1).len(), 1);
     let log = std::fs::read_to_string(&path).unwrap();
-    let told = log.matches("too many do not say who they are").count();
+    let told = log.matches("closed the oldest connection without a client").count();
     let seconds = since.elapsed().as_secs() as usize;
     assert!((1..=seconds + 1).contains(&told), "{told} lines in {seconds} s");
     // Besides these the writer's.
