@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use farside_config::command_line::exit_code;
 use farside_control::ControlError;
-use farside_control::attach::AttachError;
+use farside_control::attach::ConnectError;
 use farside_fabric::ChainError;
 
 /// Why a run did not come to its end.
@@ -59,7 +59,7 @@ pub enum Error {
         source: io::Error,
     },
     #[error(transparent)]
-    Attach(#[from] AttachError),
+    Attach(#[from] ConnectError),
     #[error("the control channel broke: {0}")]
     Control(#[from] ControlError),
     #[error("a raw verb failed: {0}")]
@@ -109,7 +109,7 @@ impl Error {
             Self::Interrupted => 130,
             Self::Usage(_) => exit_code::USAGE,
             Self::Client { source, .. } | Self::NoRoom { source, .. } => source.exit_code(),
-            Self::Attach(error) => exit_code::of_attach(error),
+            Self::Attach(error) => exit_code::of_connect(error),
             Self::Process { code, .. } => *code,
             _ => exit_code::FAILED,
         }

@@ -2,7 +2,7 @@
 
 use std::time::SystemTime;
 
-use farside::{CacheStatistics, Client};
+use farside::{CacheStatistics, Client, OperationError};
 use farside_config::ClientConfig;
 use farside_config::size::ByteSize;
 
@@ -117,9 +117,10 @@ pub fn part(args: &Ycsb, parent: &Parent, interrupt: &Interrupt) -> Result<(Work
 fn advised(server: &Server) -> impl FnOnce(Error) -> Error {
     let is_own = server.is_own();
     move |error| match error {
-        Error::Client { doing, source: source @ farside::Error::OutOfSpace { .. } } if is_own => {
-            Error::NoRoom { doing, source }
-        }
+        Error::Client {
+            doing,
+            source: source @ farside::Error::Operation(OperationError::OutOfSpace { .. }),
+        } if is_own => Error::NoRoom { doing, source },
         error => error,
     }
 }

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use farside_protocol::{Action, Lifetime};
 
-use crate::reconnect_budget::ReconnectBudget;
-use crate::{Contact, Error, Outcome, Pipeline, Result, Session, Store, Value};
+use crate::reconnecting::ReconnectBudget;
+use crate::{ConnectError, Contact, Error, Outcome, Pipeline, Result, Session, Store, Value};
 
 /// Collects operations; [`Batch::run`] runs them together.
 ///
@@ -82,7 +82,7 @@ impl<'s, 'd> Batch<'s, 'd> {
     /// Runs all of them and waits for all; the results stand in the order of the operations. Up to
     /// `pipeline_depth` operations share each doorbell. What a lost connection kept from happening
     /// runs again on a new one. Where one waits for the server in vain, those that were not started
-    /// by then fail with it, as [`Error::Unreachable`].
+    /// by then fail with it, as [`ConnectError::Unreachable`].
     ///
     /// # Errors
     /// As [`Client::session`](crate::Client::session), if there is no connection to run them on;
@@ -151,7 +151,7 @@ fn take(
         }),
     };
     let in_vain = match &result {
-        Err(Error::Unreachable { tried, .. }) => Some(*tried),
+        Err(Error::Connect(ConnectError::Unreachable { tried, .. })) => Some(*tried),
         _ => None,
     };
     results[left[completed.ticket.number() as usize]] = Some(result);

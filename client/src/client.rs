@@ -9,11 +9,10 @@ use std::time::Duration;
 use farside_control::attach::ConnectOptions;
 use farside_control::{Role, ServerStatistics};
 
-use crate::connection::{Connection, SessionEngine, SessionOptions};
+use crate::connection::{ServerConnection, SessionEngine, SessionOptions};
 use crate::control::{ANSWER_TIMEOUT, Control, PERMILLE_ALL};
-use crate::reconnect_budget::ReconnectBudget;
-use crate::reconnecting::Reconnecting;
-use crate::{Contact, Error, Result, Session};
+use crate::reconnecting::{ReconnectBudget, Reconnecting};
+use crate::{ConnectError, Contact, Error, OperationError, Result, Session};
 pub use builder::ClientBuilder;
 use farside_protocol::{Failure, OpenRegion};
 
@@ -26,7 +25,7 @@ use farside_protocol::{Failure, OpenRegion};
 /// block there what only others are to handle.
 #[derive(Clone)]
 pub struct Client {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<ClientInner>,
 }
 
 impl fmt::Debug for Client {
@@ -38,11 +37,11 @@ impl fmt::Debug for Client {
 }
 
 /// What all clones of a client, and its sessions, share.
-pub(crate) struct Shared {
+pub(crate) struct ClientInner {
     connect_options: ConnectOptions,
     pub(crate) options: SessionOptions,
     wrap: Option<farside_fabric::Intercept>,
-    connections: Reconnecting<Connection>,
+    connections: Reconnecting<ServerConnection>,
 }
 
 /// What a region allows.
@@ -67,10 +66,10 @@ impl Client {
     /// A session, for one thread. It reads the directory of the index: a few round trips.
     ///
     /// # Errors
-    /// [`Error::Unreachable`] if the server went away and did not come back, [`Error::Refused`] if
-    /// it did and refuses this client, [`Error::Layout`] if the region is damaged;
-    /// [`Error::System`] where the system refuses a thread, a descriptor or memory, and over RDMA
-    /// [`Error::Rdma`], and [`Error::Lateness`] for a writer.
+    /// [`Error::Connect`]: `Unreachable` if the server went away and did not come back, `Refused`
+    /// if it did and refuses this client, `System` if the system refuses a thread or a descriptor,
+    /// and over RDMA `Rdma`. [`Error::Operation`]: `Layout` if the region is damaged,
+    /// `Unregistered` if the system refuses memory for RDMA. [`Error::Lateness`] for a writer.
     pub fn session(&self) -> Result<Session> {
         Session::open(self.shared.clone())
     }
@@ -78,7 +77,7 @@ impl Client {
     /// What the server knows about its region and its clients: one message each way.
     ///
     /// # Errors
-    /// [`Error::Unreachable`] if the server does not answer.
+    /// [`ConnectError::Unreachable`] if the server does not answer.
     pub fn statistics(&self) -> Result<ServerStatistics> {
         self.ask(Control::statistics)
     }
@@ -107,10 +106,11 @@ impl Client {
     /// through the index, and as its slowest client takes to answer.
     ///
     /// # Errors
-    /// [`Error::Denied`] for a reader, [`Error::Unreachable`] if the server does not answer.
+    /// [`OperationError::Denied`] for a reader, [`ConnectError::Unreachable`] if the server does
+    /// not answer.
     pub fn collect(&self) -> Result<ServerStatistics> {
         if self.shared.role() == Role::Reader {
-            return Err(Error::Denied);
+            return Err(OperationError::Denied.into());
         }
         self.ask(|control| {
             let before = control.collect()?;
@@ -129,27 +129,27 @@ impl Client {
     /// and takes the place of one that still waits.
     ///
     /// # Errors
-    /// [`Error::Unreachable`] if the server went away and did not come back.
+    /// [`ConnectError::Unreachable`] if the server went away and did not come back.
     pub fn report_snapshot(&self, permille: u32) -> Result<()> {
         self.shared.connection()?.control.tell_snapshot(permille.min(PERMILLE_ALL));
         Ok(())
     }
 }
 
-impl Shared {
+impl ClientInner {
     /// The server's address.
     pub(crate) fn server(&self) -> String {
         self.connect_options.address.to_string()
     }
 
     pub(crate) fn unreachable(&self, contact: Contact, tried: Duration) -> Error {
-        Error::Unreachable { server: self.server(), tried, contact, source: None }
+        ConnectError::Unreachable { server: self.server(), tried, contact, source: None }.into()
     }
 
     /// An engine for one session, and the region that it has opened.
     pub(crate) fn open(
         &self,
-        connection: &Connection,
+        connection: &ServerConnection,
     ) -> Result<std::result::Result<(SessionEngine, OpenRegion), Failure>> {
         connection.open(self.options, self.wrap.as_ref())
     }
@@ -157,16 +157,16 @@ impl Shared {
     /// The error behind a failure; `None` if the connection is lost, and nothing happened. Where
     /// the outcome of the last operation is unknown, it is given up as well: without a goodbye the
     /// server looks for what it may have left, and sessions connect anew.
-    pub(crate) fn failed(&self, connection: &Connection, failure: Failure) -> Option<Error> {
+    pub(crate) fn failed(&self, connection: &ServerConnection, failure: Failure) -> Option<Error> {
         let error = match failure {
             Failure::Error(error) => Some((*error).into()),
             Failure::Lost(_) => None,
-            Failure::HalfDone { .. } => Some(Error::Indeterminate),
+            Failure::HalfDone { .. } => Some(OperationError::Indeterminate.into()),
             Failure::NoAnswer(waited) => {
                 Some(self.unreachable(Contact::Silent, Duration::from_nanos(waited)))
             }
         };
-        if matches!(error, None | Some(Error::Indeterminate)) {
+        if matches!(error, None | Some(Error::Operation(OperationError::Indeterminate))) {
             connection.control.give_up();
         }
         error
@@ -187,13 +187,13 @@ impl Shared {
     }
 
     /// The connection, a new one if the last was lost.
-    pub(crate) fn connection(&self) -> Result<Arc<Connection>> {
+    pub(crate) fn connection(&self) -> Result<Arc<ServerConnection>> {
         let gave_up = |tried| self.unreachable(Contact::Lost, tried);
         self.connections.get(|now| now.control.is_lost(), || self.reconnect(), gave_up)
     }
 
-    fn reconnect(&self) -> Result<Connection> {
-        let connection = Connection::establish(&self.connect_options)?;
+    fn reconnect(&self) -> Result<ServerConnection> {
+        let connection = ServerConnection::establish(&self.connect_options)?;
         tracing::info!(incarnation = connection.welcome.incarnation, "reconnected");
         Ok(connection)
     }

@@ -6,7 +6,7 @@ use farside_layout::SizeClass;
 
 use farside_protocol::{HASHES, LANE, ScannedSlot, read_part, read_slot};
 
-use crate::{Client, Entry, Error, Result, Session, Store};
+use crate::{Client, Entry, Error, OperationError, Result, Session, Store};
 
 /// How much is moved before what it left goes back to the server, in bytes: at most as much is out
 /// of reach of all clients.
@@ -75,8 +75,8 @@ impl Client {
                         done.blocks_moved += 1;
                         done.bytes_moved += (entry.key.len() + entry.value.len()) as u64;
                     }
-                    Ok(false) | Err(Error::Contended { .. }) => {}
-                    Err(Error::OutOfSpace { .. }) => return Ok(done),
+                    Ok(false) | Err(Error::Operation(OperationError::Contended { .. })) => {}
+                    Err(Error::Operation(OperationError::OutOfSpace { .. })) => return Ok(done),
                     Err(error) => return Err(error),
                 }
                 batch_bytes += slot.block().map_or(0, |block| block.class.block_bytes());
@@ -108,7 +108,9 @@ fn slots(session: &mut Session, from: u64) -> Result<(Vec<(u32, ScannedSlot)>, u
 fn entry(session: &mut Session, slot: ScannedSlot) -> Result<Option<Entry>> {
     let entry = session.run(|handle| handle.engine.endpoint.drive(read_slot(handle, LANE, slot)));
     match entry {
-        Err(Error::Layout(_) | Error::Contended { .. }) => Ok(None),
+        Err(Error::Operation(OperationError::Layout(_) | OperationError::Contended { .. })) => {
+            Ok(None)
+        }
         entry => entry,
     }
 }

@@ -3,7 +3,7 @@
 use std::io;
 use std::time::Instant;
 
-use farside_control::attach::{AttachError, Attached, Attempts, ConnectOptions, FabricFactory};
+use farside_control::attach::{Attached, Attempts, ConnectError, ConnectOptions, FabricFactory};
 use farside_control::{Role, Welcome};
 use farside_fabric::{AnyFabric, Intercept, RegionIndex};
 use farside_protocol::{ConnectionCache, Engine, Failure, OpenRegion, RegionHandle, RegionOptions};
@@ -25,7 +25,7 @@ pub(crate) type SessionEngine = Engine<AnyFabric>;
 /// The same with the region that it works on.
 pub(crate) type SessionRegion<'s> = RegionHandle<'s, AnyFabric>;
 
-pub(crate) struct Connection {
+pub(crate) struct ServerConnection {
     pub(crate) welcome: Welcome,
     factory: Box<dyn FabricFactory>,
     connect_options: ConnectOptions,
@@ -33,7 +33,7 @@ pub(crate) struct Connection {
     cache: ConnectionCache,
 }
 
-impl Connection {
+impl ServerConnection {
     /// Connects, with as many attempts as the timeout allows.
     pub(crate) fn establish(options: &ConnectOptions) -> Result<Self> {
         let Attached { welcome, factory, channel } = options.connect()?;
@@ -78,8 +78,8 @@ impl Connection {
         let mut attempts = Attempts::within(self.connect_options.timeout);
         loop {
             let error = match self.factory.fabric(lanes) {
-                Err(AttachError::Rdma(error)) if error.is_passing() => error,
-                Err(AttachError::Absent { .. }) => return Ok(None),
+                Err(ConnectError::Rdma(error)) if error.is_passing() => error,
+                Err(ConnectError::Unreachable { .. }) => return Ok(None),
                 fabric => return Ok(Some(fabric?)),
             };
             if self.control.is_lost() {
@@ -89,7 +89,8 @@ impl Connection {
             let Some(pause) = attempts.pause_after(tried) else {
                 let server = self.connect_options.address.to_string();
                 let (contact, source) = (Contact::Silent, Some(io::Error::other(error)));
-                return Err(Error::Unreachable { server, tried, contact, source });
+                let error = ConnectError::Unreachable { server, tried, contact, source };
+                return Err(error.into());
             };
             std::thread::sleep(pause);
         }

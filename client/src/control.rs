@@ -19,7 +19,7 @@ use farside_protocol::Prefix;
 use farside_protocol::allocator::{BlockDelivery, Delivery};
 
 use crate::control_channel_blocks::{ControlChannelBlocks, Inbox, ReportingSession};
-use crate::{Error, Result};
+use crate::{ConnectError, Result};
 
 /// How long a request for statistics waits for its reply.
 pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -37,22 +37,22 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Who is waiting for a reply.
+/// What awaits a reply.
 pub(crate) enum Waiter {
     /// None: the request has no reply.
     None,
     Session(Arc<Inbox>),
-    Statistics(Arc<Slot>),
+    Statistics(Arc<ReplyCell>),
 }
 
 /// A place for one answer.
 #[derive(Default)]
-pub(crate) struct Slot {
+pub(crate) struct ReplyCell {
     answer: Mutex<Option<ServerStatistics>>,
     answered: Condvar,
 }
 
-pub(crate) struct Shared {
+pub(crate) struct ControlQueue {
     outbox: Mutex<VecDeque<(Request, Waiter)>>,
     /// Whose blocks these are.
     pub(crate) sessions: Mutex<Vec<ReportingSession>>,
@@ -65,17 +65,17 @@ pub(crate) struct Shared {
 
 /// The client's end of a control channel. Says goodbye when dropped.
 pub(crate) struct Control {
-    shared: Arc<Shared>,
+    queue: Arc<ControlQueue>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Control {
     /// Starts the thread that serves this connection.
     pub(crate) fn start(channel: Box<dyn ControlChannel>) -> Result<Self> {
-        let failed = |doing| move |source: io::Error| Error::System { doing, source };
-        let shared = Arc::new(Shared::new().map_err(failed("making an eventfd"))?);
-        let service = Service {
-            shared: shared.clone(),
+        let failed = |doing| move |source: io::Error| ConnectError::System { doing, source };
+        let queue = Arc::new(ControlQueue::new().map_err(failed("making an eventfd"))?);
+        let control_thread = ControlThread {
+            queue: queue.clone(),
             channel,
             waiters: VecDeque::new(),
             unsent: None,
@@ -85,22 +85,22 @@ impl Control {
         };
         let thread = std::thread::Builder::new()
             .name("farside-control".into())
-            .spawn(move || service.run())
+            .spawn(move || control_thread.run())
             .map_err(failed("starting the control thread"))?;
-        Ok(Self { shared, thread: Some(thread) })
+        Ok(Self { queue, thread: Some(thread) })
     }
 
     /// Whether the server is gone, or broke the protocol.
     #[inline]
     pub(crate) fn is_lost(&self) -> bool {
-        self.shared.is_lost()
+        self.queue.is_lost()
     }
 
     /// The lease is gone, or the server does not answer: sessions connect anew. The server is not
     /// told goodbye, so that it looks for what was left behind.
     pub(crate) fn give_up(&self) {
-        self.shared.lost.store(true, Ordering::Relaxed);
-        self.shared.wake();
+        self.queue.lost.store(true, Ordering::Relaxed);
+        self.queue.wake();
     }
 
     /// What the server knows; `None` if it did not answer.
@@ -115,14 +115,14 @@ impl Control {
 
     /// Tells the server how far a snapshot is; it does not answer.
     pub(crate) fn tell_snapshot(&self, permille: u32) {
-        self.shared.send_snapshot(permille);
+        self.queue.send_snapshot(permille);
     }
 
     fn ask(&self, request: Request) -> Option<ServerStatistics> {
-        let slot = Arc::new(Slot::default());
-        self.shared.send(request, Waiter::Statistics(slot.clone()));
-        let answer = lock(&slot.answer);
-        let (mut answer, _) = slot
+        let cell = Arc::new(ReplyCell::default());
+        self.queue.send(request, Waiter::Statistics(cell.clone()));
+        let answer = lock(&cell.answer);
+        let (mut answer, _) = cell
             .answered
             .wait_timeout_while(answer, ANSWER_TIMEOUT, |answer| {
                 answer.is_none() && !self.is_lost()
@@ -133,15 +133,15 @@ impl Control {
 
     /// A depot for one session.
     pub(crate) fn blocks(&self) -> ControlChannelBlocks {
-        ControlChannelBlocks::new(self.shared.clone())
+        ControlChannelBlocks::new(self.queue.clone())
     }
 }
 
 impl Drop for Control {
     /// Takes [`FLUSH_TIMEOUT`] at most.
     fn drop(&mut self) {
-        self.shared.closing.store(true, Ordering::Release);
-        self.shared.wake();
+        self.queue.closing.store(true, Ordering::Release);
+        self.queue.wake();
         if let Some(thread) = self.thread.take() {
             // The thread does not panic; if it did, the server sees the socket close.
             let _ = thread.join();
@@ -149,7 +149,7 @@ impl Drop for Control {
     }
 }
 
-impl Shared {
+impl ControlQueue {
     fn new() -> io::Result<Self> {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let (outbox, sessions) = (Mutex::default(), Mutex::default());
@@ -191,10 +191,10 @@ impl Shared {
 }
 
 /// The background thread's side.
-struct Service {
-    shared: Arc<Shared>,
+struct ControlThread {
+    queue: Arc<ControlQueue>,
     channel: Box<dyn ControlChannel>,
-    /// Who gets the next replies: the server answers in order.
+    /// What awaits the next replies: the server answers in order.
     waiters: VecDeque<Waiter>,
     /// A message the socket had no room for.
     unsent: Option<Vec<u8>>,
@@ -216,24 +216,24 @@ enum End {
     Lost(String),
 }
 
-impl Service {
+impl ControlThread {
     fn run(mut self) {
         let end = loop {
             if let Err(end) = self.turn() {
                 break end;
             }
         };
-        self.shared.lost.store(true, Ordering::Relaxed);
+        self.queue.lost.store(true, Ordering::Relaxed);
         if let End::Lost(why) = end {
             tracing::warn!(%why, "lost the connection to the server");
         }
-        let unsent = std::mem::take(&mut *lock(&self.shared.outbox));
+        let unsent = std::mem::take(&mut *lock(&self.queue.outbox));
         let unsent = unsent.into_iter().map(|(_, waiter)| waiter);
         for waiter in self.waiters.drain(..).chain(unsent) {
-            if let Waiter::Statistics(slot) = waiter {
+            if let Waiter::Statistics(cell) = waiter {
                 // Under the lock, so that the waiter is not between its look and its sleep.
-                let _answer = lock(&slot.answer);
-                slot.answered.notify_all();
+                let _answer = lock(&cell.answer);
+                cell.answered.notify_all();
             }
         }
     }
@@ -244,16 +244,16 @@ impl Service {
         if woken {
             let mut count = [0; 8];
             // Only clears the counter; outbox and flags say what there is to do.
-            let _ = rustix::io::read(&self.shared.wake, &mut count);
+            let _ = rustix::io::read(&self.queue.wake, &mut count);
         }
         if readable {
             self.receive()?;
         }
-        if self.shared.is_lost() {
+        if self.queue.is_lost() {
             return Err(End::GivenUp);
         }
         self.send_all()?;
-        if self.shared.closing.load(Ordering::Acquire) {
+        if self.queue.closing.load(Ordering::Acquire) {
             self.close()?;
         }
         Ok(())
@@ -269,7 +269,7 @@ impl Service {
         let timeout = left.and_then(|left| Timespec::try_from(left).ok());
         let mut polled = [
             PollFd::from_borrowed_fd(self.channel.as_fd(), events),
-            PollFd::from_borrowed_fd(self.shared.wake.as_fd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(self.queue.wake.as_fd(), PollFlags::IN),
         ];
         match poll(&mut polled, timeout.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
@@ -283,9 +283,8 @@ impl Service {
     /// Goodbye, once everything is sent and everything asked for has come and gone back.
     fn close(&mut self) -> std::result::Result<(), End> {
         let since = *self.closing_since.get_or_insert_with(Instant::now);
-        let is_flushed = self.unsent.is_none()
-            && self.waiters.is_empty()
-            && lock(&self.shared.outbox).is_empty();
+        let is_flushed =
+            self.unsent.is_none() && self.waiters.is_empty() && lock(&self.queue.outbox).is_empty();
         if is_flushed && !self.has_said_goodbye {
             let mut message = Vec::new();
             Request::Goodbye.encode(&mut message);
@@ -318,15 +317,15 @@ impl Service {
     fn take(&mut self, bytes: usize) -> std::result::Result<(), End> {
         let reply = match Reply::decode(&self.buffer[..bytes]) {
             Ok(Reply::Ask(ServerRequest::Report { collection })) => {
-                self.shared.report(collection);
+                self.queue.report(collection);
                 return Ok(());
             }
             Ok(Reply::Ask(ServerRequest::Return)) => {
-                self.shared.give_spare();
+                self.queue.give_spare();
                 return Ok(());
             }
             Ok(Reply::Ask(ServerRequest::Alive)) => {
-                self.shared.send(Request::Alive { clock_ns: boot_time_ns() }, Waiter::None);
+                self.queue.send(Request::Alive { clock_ns: boot_time_ns() }, Waiter::None);
                 return Ok(());
             }
             Ok(reply) => reply,
@@ -335,7 +334,7 @@ impl Service {
         match (reply, self.waiters.pop_front()) {
             (Reply::Blocks { class, rested, soon, blocks }, Some(Waiter::Session(inbox))) => {
                 let blocks = BlockDelivery { class, rested, soon, blocks };
-                inbox.deliver(Delivery::Blocks(blocks), &self.shared);
+                inbox.deliver(Delivery::Blocks(blocks), &self.queue);
                 Ok(())
             }
             (
@@ -343,15 +342,15 @@ impl Service {
                 Some(Waiter::Session(inbox)),
             ) => {
                 let prefix = Prefix::of(directory_hash, local_depth);
-                inbox.deliver(Delivery::Split(prefix, outcome), &self.shared);
+                inbox.deliver(Delivery::Split(prefix, outcome), &self.queue);
                 Ok(())
             }
-            (Reply::Statistics(statistics), Some(Waiter::Statistics(slot))) => {
-                *lock(&slot.answer) = Some(statistics);
-                slot.answered.notify_all();
+            (Reply::Statistics(statistics), Some(Waiter::Statistics(cell))) => {
+                *lock(&cell.answer) = Some(statistics);
+                cell.answered.notify_all();
                 Ok(())
             }
-            _ => Err(End::Lost("it answered what was not asked".into())),
+            _ => Err(End::Lost("it sent a reply that matches no request".into())),
         }
     }
 
@@ -360,7 +359,7 @@ impl Service {
             let message = match self.unsent.take() {
                 Some(message) => message,
                 None => {
-                    let Some((request, waiter)) = lock(&self.shared.outbox).pop_front() else {
+                    let Some((request, waiter)) = lock(&self.queue.outbox).pop_front() else {
                         break;
                     };
                     if !matches!(waiter, Waiter::None) {
@@ -390,12 +389,12 @@ mod tests {
 
     #[test]
     fn of_reports_that_wait_the_last_is_left() {
-        let shared = Shared::new().unwrap();
-        (0..500).for_each(|permille| shared.send_snapshot(permille));
-        shared.send(Request::Expires, Waiter::None);
+        let queue = ControlQueue::new().unwrap();
+        (0..500).for_each(|permille| queue.send_snapshot(permille));
+        queue.send(Request::Expires, Waiter::None);
         // The second snapshot begins before it was told that the first is complete.
-        (500..=PERMILLE_ALL).chain(0..=7).for_each(|permille| shared.send_snapshot(permille));
-        let outbox = lock(&shared.outbox);
+        (500..=PERMILLE_ALL).chain(0..=7).for_each(|permille| queue.send_snapshot(permille));
+        let outbox = lock(&queue.outbox);
         let waiting: Vec<_> = outbox.iter().map(|(request, _)| request).collect();
         let snapshot = |permille| Request::Snapshot { permille };
         assert_eq!(waiting, [&snapshot(PERMILLE_ALL), &Request::Expires, &snapshot(7)]);

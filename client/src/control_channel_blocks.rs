@@ -1,4 +1,4 @@
-//! A session's way to the server's depot, over its client's control channel; and what the control
+//! A session's way to the server's depot, over its client's control channel. Also what the control
 //! thread does with a session's blocks when the server asks for them.
 
 use std::collections::VecDeque;
@@ -12,7 +12,7 @@ use farside_protocol::Prefix;
 use farside_protocol::allocator::{BlockDelivery, BlockSource, Delivery, give_drained};
 use farside_protocol::held_blocks::HeldBlocks;
 
-use crate::control::{Shared, Waiter, lock};
+use crate::control::{ControlQueue, Waiter, lock};
 
 /// Answers on their way to a session.
 #[derive(Default)]
@@ -30,37 +30,37 @@ struct Deliveries {
 
 /// A session as the control thread sees it.
 pub(crate) struct ReportingSession {
-    holdings: Arc<HeldBlocks>,
+    held: Arc<HeldBlocks>,
     inbox: Arc<Inbox>,
 }
 
 /// A session's way to the server's depot.
 pub(crate) struct ControlChannelBlocks {
-    shared: Arc<Shared>,
+    queue: Arc<ControlQueue>,
     inbox: Arc<Inbox>,
 }
 
 impl ControlChannelBlocks {
-    pub(crate) fn new(shared: Arc<Shared>) -> Self {
-        Self { shared, inbox: Arc::default() }
+    pub(crate) fn new(queue: Arc<ControlQueue>) -> Self {
+        Self { queue, inbox: Arc::default() }
     }
 }
 
 impl BlockSource for ControlChannelBlocks {
-    fn watch(&mut self, holdings: &Arc<HeldBlocks>) {
-        let watched = ReportingSession { holdings: holdings.clone(), inbox: self.inbox.clone() };
-        lock(&self.shared.sessions).push(watched);
+    fn watch(&mut self, held: &Arc<HeldBlocks>) {
+        let watched = ReportingSession { held: held.clone(), inbox: self.inbox.clone() };
+        lock(&self.queue.sessions).push(watched);
     }
 
     fn request(&mut self, class: SizeClass, count: u32) {
         let waiter = Waiter::Session(self.inbox.clone());
-        self.shared.send(Request::TakeBlocks { class, count }, waiter);
+        self.queue.send(Request::TakeBlocks { class, count }, waiter);
     }
 
     fn request_split(&mut self, prefix: Prefix) {
         let (directory_hash, local_depth) = (prefix.directory_hash(), prefix.local_depth);
         let waiter = Waiter::Session(self.inbox.clone());
-        self.shared.send(Request::Split { directory_hash, local_depth }, waiter);
+        self.queue.send(Request::Split { directory_hash, local_depth }, waiter);
     }
 
     #[inline]
@@ -74,15 +74,15 @@ impl BlockSource for ControlChannelBlocks {
     }
 
     fn give(&mut self, class: SizeClass, rested: bool, blocks: Vec<FreeBlock>) {
-        self.shared.give(class, rested, blocks);
+        self.queue.give(class, rested, blocks);
     }
 
     fn announce_ends(&mut self) {
-        self.shared.send(Request::Expires, Waiter::None);
+        self.queue.send(Request::Expires, Waiter::None);
     }
 
     fn is_lost(&self) -> bool {
-        self.shared.is_lost()
+        self.queue.is_lost()
     }
 }
 
@@ -93,23 +93,23 @@ impl Drop for ControlChannelBlocks {
         let mut deliveries = lock(&self.inbox.deliveries);
         deliveries.closed = true;
         for delivery in std::mem::take(&mut deliveries.answers) {
-            self.shared.give_back(delivery);
+            self.queue.give_back(delivery);
         }
         drop(deliveries);
-        let mut sessions = lock(&self.shared.sessions);
+        let mut sessions = lock(&self.queue.sessions);
         sessions.retain(|session| !Arc::ptr_eq(&session.inbox, &self.inbox));
     }
 }
 
 impl Inbox {
     /// Hands an answer over, or gives its blocks back if the session has ended.
-    pub(crate) fn deliver(&self, delivery: Delivery, shared: &Shared) {
+    pub(crate) fn deliver(&self, delivery: Delivery, queue: &ControlQueue) {
         let mut deliveries = lock(&self.deliveries);
         if !deliveries.closed {
             deliveries.answers.push_back(delivery);
             self.waiting.fetch_add(1, Ordering::AcqRel);
         } else {
-            shared.give_back(delivery);
+            queue.give_back(delivery);
         }
     }
 }
@@ -117,7 +117,7 @@ impl Inbox {
 impl ReportingSession {
     /// Every block the session has: delivered, in lists, in hands.
     fn report(&self, into: &mut Vec<BlockAddress>) {
-        let lists = self.holdings.lists();
+        let lists = self.held.lists();
         into.extend(lists.addresses());
         let deliveries = lock(&self.inbox.deliveries);
         for delivery in &deliveries.answers {
@@ -125,11 +125,11 @@ impl ReportingSession {
                 into.extend(delivered.blocks.iter().map(|block| block.address));
             }
         }
-        into.extend(self.holdings.in_hands());
+        into.extend(self.held.in_hands());
     }
 }
 
-impl Shared {
+impl ControlQueue {
     fn give_back(&self, delivery: Delivery) {
         if let Delivery::Blocks(BlockDelivery { class, rested, blocks, .. }) = delivery {
             self.give(class, rested, blocks);
@@ -152,7 +152,7 @@ impl Shared {
     /// Gives back what no session needs at this moment.
     pub(crate) fn give_spare(&self) {
         for session in &*lock(&self.sessions) {
-            let mut lists = session.holdings.lists();
+            let mut lists = session.held.lists();
             give_drained(&mut lists, |class, rested, blocks| self.give(class, rested, blocks));
             // Also what an idle session has not even seen.
             for delivery in &mut lock(&session.inbox.deliveries).answers {

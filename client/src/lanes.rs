@@ -1,55 +1,99 @@
 //! The lanes of a pipeline: each runs one operation after another as a task of its own.
 
 mod combining;
-mod task;
 
+use std::cell::Cell;
 use std::collections::VecDeque;
+use std::future::poll_fn;
 use std::pin::Pin;
 use std::rc::Rc;
-use std::task::{Context, Waker};
+use std::task::{Context, Poll, Waker};
 
 use farside_control::Role;
-use farside_fabric::{Buffer, Counters, Fabric, LaneId};
-
+use farside_fabric::{AnyFabric, Buffer, Counters, Fabric, LaneId};
+use farside_layout::hash::KeyHash;
 use farside_protocol::{
-    Action, Answer, CachedRead, Failure, OpenRegion, Operation, OperationError,
+    Action, Answer, CachedRead, Failure, OpenRegion, Operation, OperationError, Successor,
 };
 
-use crate::client::Shared;
-use crate::connection::{Connection, SessionEngine, SessionRegion};
+use crate::client::ClientInner;
+use crate::connection::{ServerConnection, SessionEngine, SessionRegion};
 use crate::pipeline::{Completed, Outcome, PipelineFull, Ticket};
 use combining::CandidateTable;
-use task::{Job, Mailbox, run_lane};
 
 /// What an operation takes before any has finished, in bytes; then an average over about so many.
 const OPERATION_BYTES_AT_FIRST: u64 = 16 << 10;
 const OPERATIONS_AVERAGED: u64 = 8;
 
-/// Who does what a lane is to do.
+/// What a lane is to do. Key and value stand in its image buffer.
+#[derive(Clone, Copy)]
+struct Job<'v> {
+    action: Action<'v>,
+    hash: KeyHash,
+    key_bytes: usize,
+    value_bytes: usize,
+    /// What a READ of the cached location led to.
+    successor: Option<Successor>,
+}
+
+impl Job<'_> {
+    #[inline]
+    fn operation(self, handle: SessionRegion<'_>, lane: LaneId) -> Operation<'_, AnyFabric> {
+        let staged = Operation::staged(handle, lane, self.hash, self.key_bytes, self.value_bytes);
+        staged.after(self.successor)
+    }
+}
+
+/// Between a pipeline and one of its lanes.
+#[derive(Default)]
+struct Mailbox<'v> {
+    job: Cell<Option<Job<'v>>>,
+    answer: Cell<Option<std::result::Result<Answer, Failure>>>,
+    is_answered: Cell<bool>,
+}
+
+impl Mailbox<'_> {
+    #[inline]
+    fn answer(&self, answer: std::result::Result<Answer, Failure>) {
+        self.answer.set(Some(answer));
+        self.is_answered.set(true);
+    }
+}
+
+/// A lane's task: waits for a job, runs it, answers, for ever.
+async fn run_lane(handle: SessionRegion<'_>, lane: LaneId, mailbox: Rc<Mailbox<'_>>) {
+    loop {
+        let job = poll_fn(|_| mailbox.job.take().map_or(Poll::Pending, Poll::Ready)).await;
+        mailbox.answer(job.operation(handle, lane).perform(job.action).await);
+    }
+}
+
+/// How far a lane's operation is.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum State {
-    /// Nothing yet.
-    New,
-    /// Another lane, with its own.
-    Shared,
-    /// A GET reads where the cache says, which needs no task.
+enum LaneState {
+    /// Nothing was posted yet.
+    Queued,
+    /// Its leader, another lane, does it.
+    Following,
+    /// It is a GET that READs where the cache says, which needs no task: that would take 13.7 %
+    /// more instructions (`docs/decisions/0016-cached-gets-without-a-task.md`).
     Reading,
-    /// The task.
+    /// The lane's task does it, or has done it.
     InTask,
 }
 
-struct Lane<'s> {
+struct PipelineLane<'s> {
     mailbox: Rc<Mailbox<'s>>,
     /// Runs one job after another, for ever: made once, so that operations allocate nothing.
     task: Pin<Box<dyn Future<Output = ()> + 's>>,
     ticket: Ticket,
     job: Job<'s>,
-    state: State,
-    /// The first of the lanes whose jobs are done with this one, each of which has the next one.
-    shared: Option<LaneId>,
-    /// Whose block buffer has the value that was found.
-    found_by: LaneId,
-    /// The READ of [`State::Reading`].
+    state: LaneState,
+    /// The first of this leader's followers; of a follower, the next one.
+    next_follower: Option<LaneId>,
+    /// The lane whose block buffer has the value that was found.
+    value_lane: LaneId,
+    /// The READ of [`LaneState::Reading`].
     read: CachedRead,
     /// The value that the operation taken last found.
     value: Vec<u8>,
@@ -59,12 +103,12 @@ struct Lane<'s> {
 }
 
 /// Operations in flight.
-pub(crate) struct Lanes<'s> {
+pub(crate) struct LaneScheduler<'s> {
     engine: &'s SessionEngine,
     region: &'s OpenRegion,
-    connection: &'s Connection,
-    shared: &'s Shared,
-    lanes: Vec<Lane<'s>>,
+    connection: &'s ServerConnection,
+    shared: &'s ClientInner,
+    lanes: Vec<PipelineLane<'s>>,
     free: Vec<LaneId>,
     /// Lanes whose chain completed: to be polled first, before what they read grows old.
     completed: VecDeque<LaneId>,
@@ -82,15 +126,15 @@ pub(crate) struct Lanes<'s> {
     begun: u64,
     /// What an operation READs and WRITEs, in bytes: an average over the last ones.
     operation_bytes: u64,
-    recent: CandidateTable,
+    candidates: CandidateTable,
 }
 
-impl<'s> Lanes<'s> {
+impl<'s> LaneScheduler<'s> {
     /// The first lanes of the engine: so many, but one at least and not more than it has.
     pub(crate) fn new(
         handle: SessionRegion<'s>,
-        connection: &'s Connection,
-        shared: &'s Shared,
+        connection: &'s ServerConnection,
+        shared: &'s ClientInner,
         count: usize,
     ) -> Self {
         let SessionRegion { engine, region } = handle;
@@ -109,14 +153,14 @@ impl<'s> Lanes<'s> {
             let task = Box::pin(run_lane(handle, id, mailbox.clone()));
             let ticket = Ticket { number: 0, lane: id };
             let counted = *engine.endpoint.fabric().lane_counters(id);
-            Lane {
+            PipelineLane {
                 mailbox,
                 task,
                 ticket,
                 job,
-                state: State::InTask,
-                shared: None,
-                found_by: id,
+                state: LaneState::InTask,
+                next_follower: None,
+                value_lane: id,
                 read: CachedRead::default(),
                 value: Vec::new(),
                 counters: counted,
@@ -139,7 +183,7 @@ impl<'s> Lanes<'s> {
             started: 0,
             begun: 0,
             operation_bytes: OPERATION_BYTES_AT_FIRST,
-            recent: CandidateTable::new(count),
+            candidates: CandidateTable::new(count),
         }
     }
 
@@ -160,9 +204,9 @@ impl<'s> Lanes<'s> {
                 let hash = self.region.hasher.hash(key);
                 let (key_bytes, value_bytes) = (key.len(), value.len());
                 lane.job = Job { action, hash, key_bytes, value_bytes, successor: None };
-                (lane.state, lane.found_by) = (State::New, id);
+                (lane.state, lane.value_lane) = (LaneState::Queued, id);
                 Operation::fill(self.engine, id, key, value);
-                if !self.share(id, action, hash) {
+                if !self.try_combine(id, action, hash) {
                     // Posted with the next step, so that operations started together wait for
                     // memory together.
                     self.region.cache.prefetch(hash);
@@ -207,23 +251,23 @@ impl<'s> Lanes<'s> {
         if let Action::Get = lane.job.action {
             match lane.job.operation(self.engine.at(self.region), id).post_cached() {
                 Ok(Some((read, _in_flight))) => {
-                    (lane.read, lane.state) = (read, State::Reading);
+                    (lane.read, lane.state) = (read, LaneState::Reading);
                     return;
                 }
                 Ok(None) => {}
                 Err(failure) => {
-                    // No longer new: no operation joins it.
-                    lane.state = State::InTask;
+                    // No longer queued: no operation joins it.
+                    lane.state = LaneState::InTask;
                     lane.mailbox.answer(Err(failure));
                     return self.finish(id);
                 }
             }
         }
-        self.hand_over(id);
+        self.run_in_task(id);
     }
 
     /// The READ of a cached location completed.
-    fn end_reading(&mut self, id: LaneId) {
+    fn complete_reading(&mut self, id: LaneId) {
         let lane = &mut self.lanes[usize::from(id.0)];
         let Some(result) = self.engine.endpoint.take_result(id) else { return };
         let answer = match result {
@@ -233,7 +277,7 @@ impl<'s> Lanes<'s> {
                     Some(found) => Ok(Answer { applied: true, found }),
                     None => {
                         lane.job.successor = operation.successor(&lane.read);
-                        return self.hand_over(id);
+                        return self.run_in_task(id);
                     }
                 }
             }
@@ -244,20 +288,20 @@ impl<'s> Lanes<'s> {
     }
 
     /// The task is to do the job.
-    fn hand_over(&mut self, id: LaneId) {
+    fn run_in_task(&mut self, id: LaneId) {
         let lane = &mut self.lanes[usize::from(id.0)];
         lane.mailbox.job.set(Some(lane.job));
-        lane.state = State::InTask;
+        lane.state = LaneState::InTask;
         self.poll_lane(id);
     }
 
     /// It has a new job, or its chain completed.
-    fn go_on(&mut self, id: LaneId) {
+    fn advance(&mut self, id: LaneId) {
         match self.lanes[usize::from(id.0)].state {
-            State::New => self.begin(id),
-            State::Shared => {}
-            State::Reading => self.end_reading(id),
-            State::InTask => self.poll_lane(id),
+            LaneState::Queued => self.begin(id),
+            LaneState::Following => {}
+            LaneState::Reading => self.complete_reading(id),
+            LaneState::InTask => self.poll_lane(id),
         }
     }
 
@@ -271,13 +315,13 @@ impl<'s> Lanes<'s> {
         }
     }
 
-    /// It has an answer, and with it those whose jobs it did.
+    /// It has an answer, and with it its followers.
     #[inline]
     fn finish(&mut self, id: LaneId) {
         self.begun -= 1;
         self.finished.push_back(id);
-        if let Some(first) = self.lanes[usize::from(id.0)].shared.take() {
-            self.finish_shared(id, first);
+        if let Some(first) = self.lanes[usize::from(id.0)].next_follower.take() {
+            self.complete_followers(id, first);
         }
     }
 
@@ -323,28 +367,28 @@ impl<'s> Lanes<'s> {
         if !self.completed.is_empty() || !self.tasks.is_empty() {
             self.engine.endpoint.tick();
             while let Some(id) = self.completed.pop_front() {
-                let may_post = self.lanes[usize::from(id.0)].state == State::InTask;
+                let may_post = self.lanes[usize::from(id.0)].state == LaneState::InTask;
                 if may_post && !self.engine.endpoint.has_room(self.region.index, 0) {
                     self.tasks.push(id);
                 } else {
-                    self.go_on(id);
+                    self.advance(id);
                 }
             }
             while self.engine.endpoint.has_room(self.region.index, 0)
                 && let Some(id) = self.tasks.pop()
             {
-                self.go_on(id);
+                self.advance(id);
             }
         }
         let any_new = !self.gets.is_empty() || !self.changes.is_empty();
         if any_new && self.has_room_for_new() {
             // Anew: looking at large values took its time.
             self.engine.endpoint.tick();
-            self.recent.forget();
+            self.candidates.clear();
             while self.has_room_for_new()
                 && let Some(id) = self.next_new()
             {
-                self.go_on(id);
+                self.advance(id);
             }
             self.changes_first = !self.changes_first && !self.changes.is_empty();
         }
@@ -384,7 +428,7 @@ impl<'s> Lanes<'s> {
             Ok(Answer { applied, found }) => Ok(match lane.job.action {
                 Action::Get => Outcome::Value(found.map(|found| {
                     lane.value.clear();
-                    let block = fabric.buffer(lane.found_by, Buffer::ReadBlock);
+                    let block = fabric.buffer(lane.value_lane, Buffer::ReadBlock);
                     lane.value.extend_from_slice(found.value_in(block));
                     (lane.value.as_slice(), found.version)
                 })),
@@ -400,7 +444,7 @@ impl<'s> Lanes<'s> {
     }
 }
 
-impl Drop for Lanes<'_> {
+impl Drop for LaneScheduler<'_> {
     /// Finishes what is in flight: an operation that stops between two round trips would leave a
     /// PENDING word behind.
     fn drop(&mut self) {

@@ -6,9 +6,9 @@ use farside_fabric::{Counters, LaneId};
 
 use farside_protocol::{Action, Lifetime};
 
-use crate::client::Shared;
-use crate::connection::{Connection, SessionRegion};
-use crate::lanes::Lanes;
+use crate::client::ClientInner;
+use crate::connection::{ServerConnection, SessionRegion};
+use crate::lanes::LaneScheduler;
 use crate::{Result, Store, Version};
 
 /// Names an operation in a pipeline: numbered in the order they were started.
@@ -72,9 +72,9 @@ pub enum Outcome<'p> {
 ///
 /// When the connection is lost, operations in flight fail with
 /// [`Error::Disconnected`](crate::Error::Disconnected) (they have not happened) or
-/// [`Error::Indeterminate`](crate::Error::Indeterminate). The pipeline stays disconnected: drop it
-/// and take another from the session, which reconnects.
-pub struct Pipeline<'s>(Lanes<'s>);
+/// [`OperationError::Indeterminate`](crate::OperationError::Indeterminate). The pipeline stays
+/// disconnected: drop it and take another from the session, which reconnects.
+pub struct Pipeline<'s>(LaneScheduler<'s>);
 
 impl fmt::Debug for Pipeline<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -88,11 +88,11 @@ impl<'s> Pipeline<'s> {
     /// Keeps up to `depth` operations in flight, as far as the session has lanes.
     pub(crate) fn new(
         handle: SessionRegion<'s>,
-        connection: &'s Connection,
-        shared: &'s Shared,
+        connection: &'s ServerConnection,
+        shared: &'s ClientInner,
         depth: usize,
     ) -> Self {
-        Self(Lanes::new(handle, connection, shared, depth))
+        Self(LaneScheduler::new(handle, connection, shared, depth))
     }
 
     /// Starts a GET.

@@ -1,9 +1,11 @@
-//! One connection for all sessions of a client, which one of them makes anew when it is lost.
+//! One connection for all sessions of a client, which one of them makes anew when it is lost; and
+//! how long a call goes on reconnecting.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::{Error, Result};
+use crate::client::ClientInner;
+use crate::{Contact, Error, Result};
 
 /// The present connection, and whether a session is making another.
 pub(crate) struct Reconnecting<C> {
@@ -73,7 +75,10 @@ impl<C> Reconnecting<C> {
                 Ok(state.connection.clone())
             }
             Err(error) => {
-                let error = error.after_an_answer();
+                let error = match error {
+                    Error::Connect(error) => error.after_an_answer().into(),
+                    error => error,
+                };
                 state.failed = Some((Instant::now(), error.for_another(asked_at.elapsed())));
                 Err(error)
             }
@@ -88,6 +93,37 @@ impl<C> Drop for Attempt<'_, C> {
     fn drop(&mut self) {
         self.0.lock().is_connecting = false;
         self.0.attempted.notify_all();
+    }
+}
+
+/// How often one call reconnects at least; it goes on until the timeout for connecting is over.
+const RECONNECTS_MIN: u32 = 3;
+/// Backoff before reconnect attempt n is n times this. The first attempt does not wait.
+const RECONNECT_PAUSE: Duration = Duration::from_millis(10);
+const RECONNECT_PAUSE_MAX: Duration = Duration::from_millis(250);
+
+/// How often a call lost its connection.
+#[derive(Default)]
+pub(crate) struct ReconnectBudget {
+    first_at: Option<Instant>,
+    count: u32,
+}
+
+impl ReconnectBudget {
+    /// For how long there was no connection that lasted.
+    pub(crate) fn lasted(&self) -> Duration {
+        self.first_at.map_or(Duration::ZERO, |first| first.elapsed())
+    }
+
+    /// One more; the error if that is enough.
+    pub(crate) fn add(&mut self, shared: &ClientInner) -> Result<()> {
+        self.first_at.get_or_insert_with(Instant::now);
+        self.count += 1;
+        if self.count >= RECONNECTS_MIN && self.lasted() >= shared.connect_timeout() {
+            return Err(shared.unreachable(Contact::Lost, self.lasted()));
+        }
+        std::thread::sleep((RECONNECT_PAUSE * (self.count - 1)).min(RECONNECT_PAUSE_MAX));
+        Ok(())
     }
 }
 

@@ -10,7 +10,7 @@ use crate::{Entry, Result, Session};
 pub struct Scan<'s> {
     session: &'s mut Session,
     region_id: [u8; 16],
-    progress: ScanCursor,
+    cursor: ScanCursor,
     has_ended: bool,
 }
 
@@ -23,22 +23,22 @@ impl fmt::Debug for Scan<'_> {
 impl<'s> Scan<'s> {
     pub(crate) fn new(session: &'s mut Session) -> Result<Self> {
         let region_id = session.handle()?.region.format.region_id;
-        Ok(Self { session, region_id, progress: ScanCursor::default(), has_ended: false })
+        Ok(Self { session, region_id, cursor: ScanCursor::default(), has_ended: false })
     }
 
     /// The next entry, or what is wrong with it. The other error is the connection's.
     fn step(&mut self) -> Result<Result<Option<Entry>>> {
-        let Self { session, region_id, progress, .. } = self;
+        let Self { session, region_id, cursor, .. } = self;
         let step = session.run(|handle| {
             if handle.region.format.region_id != *region_id {
                 return Ok(None);
             }
-            let entry = handle.engine.endpoint.drive(next_entry(handle, LANE, progress));
+            let entry = handle.engine.endpoint.drive(next_entry(handle, LANE, cursor));
             match entry {
                 Ok(entry) => Ok(Some(Ok(entry))),
                 Err(Failure::Error(error)) => Ok(Some(Err((*error).into()))),
                 Err(failure) => {
-                    progress.again();
+                    cursor.again();
                     Err(failure)
                 }
             }

@@ -9,12 +9,12 @@ use farside_fabric::{Buffer, Counters};
 
 use farside_protocol::{Action, Answer, Expected, Failure, Found, LANE, Lifetime, OpenRegion};
 
-use crate::client::Shared;
-use crate::connection::{Connection, SessionEngine, SessionRegion};
-use crate::reconnect_budget::ReconnectBudget;
+use crate::client::ClientInner;
+use crate::connection::{ServerConnection, SessionEngine, SessionRegion};
+use crate::reconnecting::ReconnectBudget;
 use crate::{
-    Batch, CacheStatistics, Contact, Error, Exchange, Limits, Pipeline, Result, Scan, Store, Value,
-    Version,
+    Batch, CacheStatistics, Contact, Error, Exchange, Limits, OperationError, Pipeline, Result,
+    Scan, Store, Value, Version,
 };
 
 /// How often a compare-and-exchange with an absent key starts over because the key comes and goes.
@@ -26,8 +26,8 @@ const EXCHANGE_ATTEMPTS_MAX: u32 = 64;
 /// Every call returns when its operation is done. For many in flight see [`Session::pipeline`] and
 /// [`Session::batch`]. The round trips and verbs in the descriptions are counted by tests.
 pub struct Session {
-    shared: Arc<Shared>,
-    link: ConnectedEngine,
+    shared: Arc<ClientInner>,
+    connected: ConnectedEngine,
 }
 
 impl fmt::Debug for Session {
@@ -42,11 +42,11 @@ struct ConnectedEngine {
     /// Before the connection, so that it is dropped first and its blocks go back.
     region: OpenRegion,
     engine: SessionEngine,
-    connection: Arc<Connection>,
+    connection: Arc<ServerConnection>,
 }
 
 impl ConnectedEngine {
-    fn new(shared: &Shared) -> Result<Self> {
+    fn new(shared: &ClientInner) -> Result<Self> {
         let mut losses = ReconnectBudget::default();
         loop {
             let connection = shared.connection()?;
@@ -80,24 +80,24 @@ impl Drop for ConnectedEngine {
 }
 
 impl Session {
-    pub(crate) fn open(shared: Arc<Shared>) -> Result<Self> {
-        let link = ConnectedEngine::new(&shared)?;
-        Ok(Self { shared, link })
+    pub(crate) fn open(shared: Arc<ClientInner>) -> Result<Self> {
+        let connected = ConnectedEngine::new(&shared)?;
+        Ok(Self { shared, connected })
     }
 
     /// The region, on a new connection if the old one was lost.
     #[inline]
     pub(crate) fn handle(&mut self) -> Result<SessionRegion<'_>> {
-        if self.link.connection.control.is_lost() || self.link.engine.pipelined.get() {
+        if self.connected.connection.control.is_lost() || self.connected.engine.pipelined.get() {
             self.reconnect()?;
         }
-        Ok(self.link.handle())
+        Ok(self.connected.handle())
     }
 
     #[cold]
     fn reconnect(&mut self) -> Result<()> {
-        self.link.leave();
-        self.link = ConnectedEngine::new(&self.shared)?;
+        self.connected.leave();
+        self.connected = ConnectedEngine::new(&self.shared)?;
         Ok(())
     }
 
@@ -120,7 +120,7 @@ impl Session {
     /// The connection failed; the error if the operation is not to be run again.
     #[cold]
     fn lose(&self, failure: farside_protocol::Failure, losses: &mut ReconnectBudget) -> Result<()> {
-        self.shared.failed(&self.link.connection, failure).map_or(Ok(()), Err)?;
+        self.shared.failed(&self.connected.connection, failure).map_or(Ok(()), Err)?;
         self.lost(losses)
     }
 
@@ -144,7 +144,7 @@ impl Session {
     #[inline]
     fn change(&mut self, action: Action<'_>, key: &[u8], value: &[u8]) -> Result<Answer> {
         if self.shared.role() == Role::Reader {
-            return Err(Error::Denied);
+            return Err(OperationError::Denied.into());
         }
         self.run(|handle| handle.perform(action, key, value))
     }
@@ -153,7 +153,7 @@ impl Session {
     #[inline]
     fn copy(&self, found: &Found, into: &mut Vec<u8>) {
         into.extend_from_slice(
-            found.value_in(&self.link.engine.endpoint.buffer(LANE, Buffer::ReadBlock)),
+            found.value_in(&self.connected.engine.endpoint.buffer(LANE, Buffer::ReadBlock)),
         );
     }
 
@@ -170,10 +170,10 @@ impl Session {
     /// trips with three READs, or three.
     ///
     /// # Errors
-    /// [`Error::KeyEmpty`], [`Error::KeyTooLong`]; [`Error::Layout`] if the block is damaged;
-    /// [`Error::Contended`], [`Error::Unreachable`]; [`Error::System`] where the system refuses
-    /// memory for RDMA. Where it has to connect anew, also as
-    /// [`Client::session`](crate::Client::session): [`Error::Refused`], say.
+    /// [`Error::Operation`]: `KeyEmpty`, `KeyTooLong`, `Contended`; `Layout` if the block is
+    /// damaged, and `Unregistered` if the system refuses memory for RDMA. [`Error::Connect`]:
+    /// `Unreachable`; if it has to connect anew, also what
+    /// [`Client::session`](crate::Client::session) has.
     pub fn get(&mut self, key: &[u8]) -> Result<Option<Value>> {
         let found = self.run(|handle| handle.get(key))?;
         Ok(found.map(|found| self.value(&found)))
@@ -200,9 +200,9 @@ impl Session {
     /// doorbell), two if it is there, three if it is new.
     ///
     /// # Errors
-    /// [`Error::KeyEmpty`], [`Error::KeyTooLong`], [`Error::ValueTooLong`], [`Error::OutOfSpace`],
-    /// [`Error::Denied`]; [`Error::Contended`], [`Error::Unreachable`], and
-    /// [`Error::Indeterminate`] if the connection broke on the way; what else [`Session::get`] has.
+    /// [`Error::Operation`]: `KeyEmpty`, `KeyTooLong`, `ValueTooLong`, `OutOfSpace`, `Denied`,
+    /// `Contended`, and `Indeterminate` if the connection broke on the way; what else
+    /// [`Session::get`] has.
     #[inline]
     pub fn put(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
         self.change(Action::Put(Lifetime::Forever), key, value).map(|_| ())
@@ -257,8 +257,8 @@ impl Session {
     /// One round trip if the key's location is cached, two if not; one if the key was absent.
     ///
     /// # Errors
-    /// [`Error::KeyEmpty`], [`Error::KeyTooLong`], [`Error::Denied`]; [`Error::Contended`],
-    /// [`Error::Unreachable`], [`Error::Indeterminate`]; what else [`Session::get`] has.
+    /// [`Error::Operation`]: `KeyEmpty`, `KeyTooLong`, `Denied`, `Contended`, `Indeterminate`; what
+    /// else [`Session::get`] has.
     pub fn delete(&mut self, key: &[u8]) -> Result<bool> {
         Ok(self.change(Action::Delete, key, &[])?.applied)
     }
@@ -289,7 +289,7 @@ impl Session {
                 return Ok(Exchange::Mismatch(Some(value)));
             }
         }
-        Err(Error::Contended { attempts: EXCHANGE_ATTEMPTS_MAX })
+        Err(OperationError::Contended { attempts: EXCHANGE_ATTEMPTS_MAX }.into())
     }
 
     /// Stores `new` only if the key's value still comes from the write `expected`.
@@ -326,7 +326,8 @@ impl Session {
     /// [`Session::pipeline`] for so many operations: making it costs as much as it has lanes.
     pub(crate) fn pipeline_of(&mut self, operations: usize) -> Result<Pipeline<'_>> {
         self.handle()?;
-        Ok(Pipeline::new(self.link.handle(), &self.link.connection, &self.shared, operations))
+        let Self { connected, shared } = self;
+        Ok(Pipeline::new(connected.handle(), &connected.connection, shared, operations))
     }
 
     /// Collects operations that then run together, with one doorbell for all of them.
@@ -347,7 +348,7 @@ impl Session {
     /// # Errors
     /// As [`Client::session`](crate::Client::session), if it has to connect anew. The scan's own
     /// end it, as does [`Error::Disconnected`] where the region is another one now, except those
-    /// that are about one entry: [`Error::Layout`], [`Error::Contended`], [`Error::System`].
+    /// that are about one entry: [`Error::Operation`] with `Layout`, `Contended` or `Unregistered`.
     pub fn scan(&mut self) -> Result<Scan<'_>> {
         Scan::new(self)
     }
@@ -355,23 +356,23 @@ impl Session {
     /// What this session asked of the fabric on its present connection.
     #[inline]
     pub fn counters(&self) -> Counters {
-        self.link.engine.counters()
+        self.connected.engine.counters()
     }
 
     /// What the location cache did for this session on the present connection.
     pub fn cache_statistics(&self) -> CacheStatistics {
-        self.link.region.lookups.statistics()
+        self.connected.region.lookups.statistics()
     }
 
     /// Forgets all cached locations, for all sessions of the client; not what others are learning
     /// meanwhile.
     pub fn clear_cache(&mut self) {
-        self.link.region.cache.clear();
+        self.connected.region.cache.clear();
     }
 
     /// What the region allows.
     pub fn limits(&self) -> Limits {
-        let format = &self.link.region.format;
+        let format = &self.connected.region.format;
         Limits {
             key_bytes_max: format.key_bytes_max as usize,
             value_bytes_max: format.value_bytes_max as usize,

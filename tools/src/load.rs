@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use farside::{Error, Pipeline, PipelineFull, Ticket};
+use farside::{Error, OperationError, Pipeline, PipelineFull, Ticket};
 use farside_config::command_line::{exit_code, one_line};
 use farside_tools::records::{has_json_lines, read_json_lines};
 use indicatif::ProgressBar;
@@ -207,17 +207,23 @@ impl<'a> Loader<'a> {
 }
 
 fn is_too_large(error: &anyhow::Error) -> bool {
-    error.is::<TooLarge>() || matches!(error.downcast_ref(), Some(Error::ValueTooLong { .. }))
+    error.is::<TooLarge>()
+        || matches!(
+            error.downcast_ref(),
+            Some(Error::Operation(OperationError::ValueTooLong { .. }))
+        )
 }
 
 fn concerns_one_key(error: &Error) -> bool {
     matches!(
         error,
-        Error::KeyEmpty
-            | Error::KeyTooLong { .. }
-            | Error::ValueTooLong { .. }
-            | Error::OutOfSpace { .. }
-            | Error::Contended { .. }
+        Error::Operation(
+            OperationError::KeyEmpty
+                | OperationError::KeyTooLong { .. }
+                | OperationError::ValueTooLong { .. }
+                | OperationError::OutOfSpace { .. }
+                | OperationError::Contended { .. }
+        )
     )
 }
 

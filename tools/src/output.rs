@@ -8,7 +8,7 @@ use farside_config::ConfigError;
 use farside_config::command_line::{exit_code, one_line};
 use farside_config::size::ByteSize;
 use farside_control::address::AddressError;
-use farside_control::attach::AttachError;
+use farside_control::attach::ConnectError;
 use farside_tools::check::CheckError;
 use farside_tools::encoding::printable;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -67,8 +67,8 @@ pub(crate) fn exit_code(error: &anyhow::Error) -> u8 {
         if let Some(error) = cause.downcast_ref::<farside::Error>() {
             return Some(error.exit_code());
         }
-        if let Some(error) = cause.downcast_ref::<AttachError>() {
-            return Some(exit_code::of_attach(error));
+        if let Some(error) = cause.downcast_ref::<ConnectError>() {
+            return Some(exit_code::of_connect(error));
         }
         if cause.is::<Usage>() || cause.is::<ConfigError>() || cause.is::<AddressError>() {
             return Some(exit_code::USAGE);

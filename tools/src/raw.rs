@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use farside_config::ClientConfig;
-use farside_control::attach::{AttachError, Attached, ConnectOptions, Contact};
+use farside_control::attach::{Attached, ConnectError, ConnectOptions, Contact};
 use farside_control::{Role, say_goodbye};
 use farside_fabric::{ChainError, Endpoint, LaneId};
 use farside_tools::check::{self, CheckError, Observer, Report, Scope};
@@ -44,11 +44,16 @@ impl RawRegion {
                     let tried = started.elapsed();
                     if checks >= CHECKS_MIN && tried >= self.options.timeout {
                         let (server, contact) = (self.options.address.to_string(), Contact::Lost);
-                        return Err(
-                            AttachError::Absent { server, contact, tried, source: None }.into()
-                        );
+                        return Err(ConnectError::Unreachable {
+                            server,
+                            contact,
+                            tried,
+                            source: None,
+                        }
+                        .into());
                     }
-                    self.attached = self.options.connect().map_err(after_an_answer)?;
+                    self.attached =
+                        self.options.connect().map_err(ConnectError::after_an_answer)?;
                 }
                 done => return done,
             }
@@ -66,17 +71,7 @@ impl RawRegion {
 /// made again.
 fn is_loss(error: &anyhow::Error) -> bool {
     matches!(error.downcast_ref(), Some(CheckError::Chain(ChainError::Fenced)))
-        || matches!(error.downcast_ref(), Some(AttachError::Absent { .. }))
-}
-
-/// The error of a connection that follows another one.
-fn after_an_answer(error: AttachError) -> AttachError {
-    match error {
-        AttachError::Absent { server, contact, tried, .. } => {
-            AttachError::Absent { server, contact: contact.after_an_answer(), tried, source: None }
-        }
-        error => error,
-    }
+        || matches!(error.downcast_ref(), Some(ConnectError::Unreachable { .. }))
 }
 
 impl Drop for RawRegion {

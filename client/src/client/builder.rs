@@ -8,8 +8,8 @@ use farside_config::{ClientConfig, PIPELINE_DEPTH};
 use farside_control::attach::ConnectOptions;
 use farside_control::{Role, Token};
 
-use super::{Client, Shared};
-use crate::connection::{Connection, SessionOptions};
+use super::{Client, ClientInner};
+use crate::connection::{ServerConnection, SessionOptions};
 use crate::reconnecting::Reconnecting;
 use crate::{Error, RdmaOptions, Result};
 
@@ -128,13 +128,15 @@ impl ClientBuilder {
     /// for every program here; at most a day: more is taken for that.
     ///
     /// All of it is used: attempts follow each other with pauses of up to 250 ms, and the last one
-    /// is made when the time is over. Then [`Error::Unreachable`] says how far it came. A server
-    /// that is lost during a call is connected to anew, for as long again, if the call has changed
-    /// nothing yet.
+    /// is made when the time is over. Then
+    /// [`ConnectError::Unreachable`](crate::ConnectError::Unreachable) says how far it came. A
+    /// server that is lost during a call is connected to anew, for as long again, if the call has
+    /// changed nothing yet.
     ///
     /// It is for connecting only. While the server is connected and does not answer, because it is
     /// stopped, say, most operations go on without it; one that needs memory from it waits for 5 s
-    /// at most, whatever this is, and fails as [`Error::Unreachable`].
+    /// at most, whatever this is, and fails as
+    /// [`ConnectError::Unreachable`](crate::ConnectError::Unreachable).
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.connect_timeout = timeout;
         self
@@ -151,9 +153,9 @@ impl ClientBuilder {
     ///
     /// # Errors
     /// [`Error::PipelineDepth`] for a depth out of range, [`Error::Address`] without a server's
-    /// address, [`Error::Unreachable`] when none answers there in time, [`Error::Refused`] with the
-    /// server's reason, [`Error::Layout`] for a region that cannot be; [`Error::System`] where the
-    /// system refuses a thread or a descriptor, [`Error::Rdma`] over RDMA.
+    /// address. [`Error::Connect`]: `Unreachable` if none answers there in time, `Refused` with the
+    /// server's reason, `Layout` for a region that cannot be; `System` if the system refuses a
+    /// thread or a descriptor, and `Rdma` over RDMA.
     pub fn connect(self) -> Result<Client> {
         let lanes = self.pipeline_depth;
         if !PIPELINE_DEPTH.contains(&lanes) {
@@ -163,9 +165,9 @@ impl ClientBuilder {
         let (role, token) = (self.role, self.token);
         let timeout = self.connect_timeout.min(CONNECT_TIMEOUT_MAX);
         let connect_options = ConnectOptions { address, role, token, timeout, rdma: self.rdma };
-        let connections = Reconnecting::new(Connection::establish(&connect_options)?);
+        let connections = Reconnecting::new(ServerConnection::establish(&connect_options)?);
         let options = SessionOptions { cache_bytes: self.cache_bytes, lanes };
-        let shared = Shared { connect_options, options, wrap: self.wrap, connections };
+        let shared = ClientInner { connect_options, options, wrap: self.wrap, connections };
         Ok(Client { shared: Arc::new(shared) })
     }
 }

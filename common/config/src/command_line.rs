@@ -6,7 +6,7 @@ use std::error::Error;
 /// What kv-cli, kv-bench and kv-compare end with. kv-cli's `--help` and docs/operations.md list
 /// them.
 pub mod exit_code {
-    use farside_control::attach::AttachError;
+    use farside_control::attach::ConnectError;
 
     /// The key is absent, or the condition of a change did not hold. kv-cli only.
     pub const NO: u8 = 1;
@@ -20,15 +20,15 @@ pub mod exit_code {
     pub const FAILED: u8 = 5;
 
     /// What a command ends with that could not connect.
-    pub const fn of_attach(error: &AttachError) -> u8 {
+    pub const fn of_connect(error: &ConnectError) -> u8 {
         match error {
-            AttachError::Absent { .. } | AttachError::Refused { .. } => NO_SERVER,
-            AttachError::Layout(_) => DAMAGE,
-            AttachError::Untrusted { .. }
-            | AttachError::Control(_)
-            | AttachError::OtherFabric
-            | AttachError::Rdma(_)
-            | AttachError::System { .. } => FAILED,
+            ConnectError::Unreachable { .. } | ConnectError::Refused { .. } => NO_SERVER,
+            ConnectError::Layout(_) => DAMAGE,
+            ConnectError::Untrusted { .. }
+            | ConnectError::Control(_)
+            | ConnectError::OtherFabric
+            | ConnectError::Rdma(_)
+            | ConnectError::System { .. } => FAILED,
         }
     }
 }

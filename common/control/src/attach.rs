@@ -9,7 +9,6 @@ mod shm;
 #[cfg(feature = "verbs")]
 mod verbs;
 
-use std::fmt;
 use std::io;
 use std::time::Duration;
 
@@ -54,24 +53,26 @@ pub trait FabricFactory: Send + Sync {
     /// A fabric of so many lanes, for one session. Over RDMA it connects a queue pair.
     ///
     /// # Errors
-    /// [`AttachError`]; [`AttachError::Absent`] when the server does not know this client any more,
-    /// [`AttachError::Rdma`] when it does not answer, which says nothing of other sessions.
+    /// [`ConnectError`]; [`ConnectError::Unreachable`] when the server does not know this client
+    /// any more, [`ConnectError::Rdma`] when it does not answer, which says nothing of other
+    /// sessions.
     fn fabric(&self, lanes: u16) -> Result<AnyFabric>;
 
     /// Makes the server's region one more of those that a session's fabric reaches.
     ///
     /// # Errors
-    /// As [`FabricFactory::fabric`]; [`AttachError::OtherFabric`] if that fabric is of another
+    /// As [`FabricFactory::fabric`]; [`ConnectError::OtherFabric`] if that fabric is of another
     /// kind. It stays as it is then.
     fn add_to(&self, fabric: &mut AnyFabric) -> Result<RegionIndex>;
 }
 
 /// Why there is no connection.
 #[derive(Debug, thiserror::Error)]
-pub enum AttachError {
-    /// No server answers, or none does any more; a later attempt may succeed.
+pub enum ConnectError {
+    /// No server answers, or it went away and did not come back, or it is connected and does not
+    /// answer: `contact` says which. A later attempt may succeed.
     #[error("{}", .contact.message(.server, *.tried))]
-    Absent {
+    Unreachable {
         /// The address tried.
         server: String,
         /// How far the last attempt came.
@@ -82,7 +83,7 @@ pub enum AttachError {
         #[source]
         source: Option<io::Error>,
     },
-    /// The server does not want this client.
+    /// The server refused the connection.
     #[error("{server} refused the connection: {source}")]
     Refused {
         /// The address.
@@ -91,18 +92,24 @@ pub enum AttachError {
         #[source]
         source: Refusal,
     },
-    /// A user listens there who could take the client's secret: none was shown.
-    #[error("{}", untrusted(.server, *.user))]
+    /// The server's socket belongs to another user, and any user could have made it: nothing was
+    /// sent there. Only root, this process's user and the owner of the socket's folder are trusted
+    /// with a secret.
+    #[error(
+        "{server} is served by user {user}, which is not root, this user or the owner of the \
+         socket's folder: let that user's server listen in a folder of its own, which no other \
+         user could have made, such as /run/farside"
+    )]
     Untrusted {
         /// The address.
         server: String,
-        /// The user.
+        /// The user's number.
         user: u32,
     },
-    /// Something else than a server answers, or one that lies.
+    /// The other end does not speak the control protocol.
     #[error("the control channel broke: {0}")]
     Control(#[from] ControlError),
-    /// The region that the server passed is none.
+    /// What the server passed is not a region.
     #[error("the region is damaged: {0}; run `kv-cli verify`")]
     Layout(#[from] LayoutError),
     /// A session goes to all its servers in one way.
@@ -114,7 +121,7 @@ pub enum AttachError {
     /// RDMA does not do what was asked.
     #[error(transparent)]
     Rdma(VerbsError),
-    /// The system refused something.
+    /// The system refused something that connecting needs.
     #[error("{doing}: {source}")]
     System {
         /// What was being done.
@@ -125,32 +132,32 @@ pub enum AttachError {
     },
 }
 
-/// The message for a server of a user that is not trusted with a secret.
-pub fn untrusted(server: &str, user: u32) -> impl fmt::Display {
-    fmt::from_fn(move |f| {
-        write!(
-            f,
-            "{server} is served by user {user}, which is not root, this user or the owner of the \
-             socket's folder: let that user's server listen in a folder of its own, which nobody \
-             else could have made, such as /run/farside"
-        )
-    })
+impl ConnectError {
+    /// The same for a client that the server had answered before.
+    pub fn after_an_answer(mut self) -> Self {
+        if let Self::Unreachable { contact, source, .. } = &mut self {
+            *contact = contact.after_an_answer();
+            // "Connection refused" says no more than "went away".
+            *source = None;
+        }
+        self
+    }
 }
 
-type Result<T> = std::result::Result<T, AttachError>;
+type Result<T> = std::result::Result<T, ConnectError>;
 
 impl ConnectOptions {
     /// One attempt to connect, which may take this long; [`ConnectOptions::connect`] makes several.
     ///
     /// # Errors
-    /// [`AttachError`]; after [`AttachError::Absent`] another attempt may succeed.
+    /// [`ConnectError`]; after [`ConnectError::Unreachable`] another attempt may succeed.
     pub fn attach(&self, most: Duration) -> Result<Attached> {
         match &self.address {
             Address::Shm(path) => shm::attach(self, path, most),
             #[cfg(feature = "verbs")]
             Address::Rdma { .. } => verbs::attach(self, most),
             #[cfg(not(feature = "verbs"))]
-            Address::Rdma { .. } => Err(AttachError::Rdma(VerbsError::NotBuilt)),
+            Address::Rdma { .. } => Err(ConnectError::Rdma(VerbsError::NotBuilt)),
         }
     }
 
@@ -168,33 +175,33 @@ impl ConnectOptions {
         ConnectRequest { role: self.role, purpose, token: self.token }.encode()
     }
 
-    fn absent(&self, contact: Contact, tried: Duration, source: Option<io::Error>) -> AttachError {
-        AttachError::Absent { server: self.address.to_string(), contact, tried, source }
+    fn absent(&self, contact: Contact, tried: Duration, source: Option<io::Error>) -> ConnectError {
+        ConnectError::Unreachable { server: self.address.to_string(), contact, tried, source }
     }
 
-    fn refused(&self, source: Refusal) -> AttachError {
+    fn refused(&self, source: Refusal) -> ConnectError {
         refused(&self.address.to_string(), source)
     }
 }
 
-fn refused(server: &str, source: Refusal) -> AttachError {
+fn refused(server: &str, source: Refusal) -> ConnectError {
     let server = server.to_owned();
     match source {
         // This server goes, or does not know this client any more. Another connection may be had.
         Refusal::ShuttingDown | Refusal::UnknownClient { .. } => {
             absent_now(server, Contact::Lost, io::Error::other(source))
         }
-        source => AttachError::Refused { server, source },
+        source => ConnectError::Refused { server, source },
     }
 }
 
 /// For a caller that knows how long it has tried.
-fn absent_now(server: String, contact: Contact, source: io::Error) -> AttachError {
-    AttachError::Absent { server, contact, tried: Duration::ZERO, source: Some(source) }
+fn absent_now(server: String, contact: Contact, source: io::Error) -> ConnectError {
+    ConnectError::Unreachable { server, contact, tried: Duration::ZERO, source: Some(source) }
 }
 
-fn system(doing: &'static str) -> impl FnOnce(io::Error) -> AttachError {
-    move |source| AttachError::System { doing, source }
+fn system(doing: &'static str) -> impl FnOnce(io::Error) -> ConnectError {
+    move |source| ConnectError::System { doing, source }
 }
 
 #[cfg(all(test, not(feature = "verbs")))]
@@ -211,6 +218,6 @@ mod tests {
             rdma: Options::default(),
         };
         let Err(error) = options.connect() else { panic!("connected without RDMA") };
-        assert!(matches!(error, AttachError::Rdma(VerbsError::NotBuilt)), "{error}");
+        assert!(matches!(error, ConnectError::Rdma(VerbsError::NotBuilt)), "{error}");
     }
 }

@@ -3,34 +3,61 @@
 use farside_fabric::{ChainError, Nanos, RegionIndex};
 use farside_layout::LayoutError;
 
-/// Why an operation failed for its caller. Unless the variant says otherwise, nothing was changed.
+/// Why an operation failed. Unless the variant says otherwise, nothing was changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[allow(missing_docs, reason = "the messages say what the fields are")]
+#[non_exhaustive]
 pub enum OperationError {
+    /// Keys have at least one byte. Nothing was sent.
     #[error("the key is empty: keys have at least one byte")]
     KeyEmpty,
+    /// The key is longer than the region allows. Nothing was sent.
     #[error("the key is {bytes} bytes long, this region allows at most {max}")]
-    KeyTooLong { bytes: usize, max: usize },
+    KeyTooLong {
+        /// The key's length, in bytes.
+        bytes: usize,
+        /// The region's limit, in bytes.
+        max: usize,
+    },
+    /// The value is longer than the region allows. Nothing was sent.
     #[error("the value is {bytes} bytes long, this region allows at most {max}")]
-    ValueTooLong { bytes: usize, max: usize },
+    ValueTooLong {
+        /// The value's length, in bytes.
+        bytes: usize,
+        /// The region's limit, in bytes.
+        max: usize,
+    },
+    /// A value is to end after the year 10889, which is later than an end can be. Nothing was sent.
     #[error(
         "the value would end after the year 10889, and ends reach no further: give it less time, \
          or no end"
     )]
     EndTooLate,
+    /// There is no room for another block of this size, or for another key in its part of the
+    /// index. Everything stored stays readable and can be deleted, which makes room.
     #[error("out of space: {what}")]
-    OutOfSpace { what: Exhausted },
+    OutOfSpace {
+        /// What ran out.
+        what: Exhausted,
+    },
+    /// Other clients, or a split, changed the key's slots under every attempt, or READs took longer
+    /// than GRACE. Try again later.
     #[error(
         "gave up after {attempts} attempts: others kept changing the same slots, or READs took \
          longer than the region's grace_ms, which has to be larger where links are slow and values \
          large"
     )]
-    Contended { attempts: u32 },
-    /// It has happened, or will never happen.
+    Contended {
+        /// How often it was tried.
+        attempts: u32,
+    },
+    /// A write whose outcome is unknown, because the connection broke while it was on its way: it
+    /// has happened, or will never happen. Read the key to find out.
     #[error("the connection broke while the write was on its way: it may or may not have happened")]
     Indeterminate,
+    /// The client connected as a reader. Nothing was sent.
     #[error("this client is a reader: connect as a writer to change anything")]
     Denied,
+    /// What was found in the region cannot be.
     #[error("the region is damaged: {0}; run `kv-cli verify`")]
     Layout(LayoutError),
     /// The system did not let memory be registered.

@@ -2,7 +2,7 @@
 //! another can use while both live, and pipelines that are forgotten or whose server died do no
 //! harm.
 
-use farside::{Client, Error, Outcome};
+use farside::{Client, ConnectError, Error, OperationError, Outcome};
 use farside_tests::{PATIENCE, ServerProcess, device, scaled, wait_until};
 use rustix::process::Signal;
 
@@ -50,7 +50,10 @@ fn what_a_living_session_deletes_another_can_use() {
     let stored =
         (0u64..).take_while(|n| first.put(&n.to_le_bytes(), &value).is_ok()).count() as u64;
     let mut second = client.session().unwrap();
-    assert!(matches!(second.put(b"new", &value), Err(Error::OutOfSpace { .. })));
+    assert!(matches!(
+        second.put(b"new", &value),
+        Err(Error::Operation(OperationError::OutOfSpace { .. }))
+    ));
     for n in 0..stored {
         assert!(first.delete(&n.to_le_bytes()).unwrap());
         if n % 1000 == 0 {
@@ -130,7 +133,7 @@ fn what_a_forgotten_pipeline_left_undecided_is_cleared() {
     std::mem::forget(pipeline);
     drop((session, client));
     wait_until("no goodbye", PATIENCE, || watcher.statistics().unwrap().clients_lost > 0);
-    let says = "emptied what lost clients left behind";
+    let says = "cleared the unfinished inserts of lost clients";
     wait_until(says, PATIENCE, || server.log().contains(says));
     assert!(watcher.session().unwrap().insert(b"new", b"other").unwrap());
     server.assert_verifies();
@@ -145,11 +148,13 @@ fn who_waits_for_a_stopped_server_in_vain_disturbs_nobody() {
     server.pause();
     // Until it has no block left.
     let error = (0u64..).find_map(|n| writer.put(&n.to_le_bytes(), &[0; 10_000]).err()).unwrap();
-    assert!(matches!(error, Error::Unreachable { .. }), "{error}");
+    assert!(matches!(error, Error::Connect(ConnectError::Unreachable { .. })), "{error}");
     // Over RDMA a session takes the server's answer.
     match client.session() {
         Ok(_) => assert!(device().is_none()),
-        Err(error) => assert!(matches!(error, Error::Unreachable { .. }), "{error}"),
+        Err(error) => {
+            assert!(matches!(error, Error::Connect(ConnectError::Unreachable { .. })), "{error}")
+        }
     }
     assert_eq!(*reader.get(b"key").unwrap().unwrap(), *b"value");
     server.signal(Signal::CONT);
@@ -176,8 +181,7 @@ fn a_batch_waits_for_a_stopped_server_once() {
         batch.get(b"key").insert(key, b"value");
     }
     let results = batch.run().unwrap();
-    let is_in_vain =
-        |error: &Error| matches!(error, Error::Unreachable { tried, .. } if !tried.is_zero());
+    let is_in_vain = |error: &Error| matches!(error, Error::Connect(ConnectError::Unreachable { tried, .. }) if !tried.is_zero());
     assert_eq!(results.len(), 3 * usize::from(DEPTH));
     assert!(results.iter().all(|it| it.as_ref().is_err_and(is_in_vain)), "{results:?}");
     server.signal(Signal::CONT);

@@ -2,7 +2,7 @@
 //! other, with every verb counted. Guards against a failure of the second that looks as if nothing
 //! had happened.
 
-use farside_control::attach::{AttachError, Attached};
+use farside_control::attach::{Attached, ConnectError};
 use farside_fabric::{AnyFabric, Buffer, ChainError, Counters, LaneId, Nanos, RegionIndex, Verb};
 use farside_protocol::{Engine, Failure, LANE, Lifetime, OpenRegion, Operation, change_in_turn};
 use farside_tests::engine::{attach, open_region};
@@ -155,6 +155,6 @@ fn a_session_reaches_its_servers_over_one_fabric() {
     let factory = attach(&server.address()).factory;
     let fabric = Box::new(factory.fabric(1).unwrap());
     let error = factory.add_to(&mut AnyFabric::Intercepted(fabric)).err().unwrap();
-    assert!(matches!(error, AttachError::OtherFabric), "{error}");
+    assert!(matches!(error, ConnectError::OtherFabric), "{error}");
     assert!(error.to_string().contains("one fabric"), "{error}");
 }

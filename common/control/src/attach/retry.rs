@@ -4,7 +4,7 @@
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use super::{AttachError, Attached, ConnectOptions, Result};
+use super::{Attached, ConnectError, ConnectOptions, Result};
 
 /// The first pause between two attempts; each one is twice as long as the one before.
 const PAUSE_MIN: Duration = Duration::from_millis(5);
@@ -85,21 +85,21 @@ impl ConnectOptions {
     /// Connects, with as many attempts as the timeout allows.
     ///
     /// # Errors
-    /// [`AttachError`]; [`AttachError::Absent`] with the time that was spent.
+    /// [`ConnectError`]; [`ConnectError::Unreachable`] with the time that was spent.
     pub fn connect(&self) -> Result<Attached> {
         let started = Instant::now();
         let mut attempts = Attempts::within(self.timeout);
         loop {
             let left = self.timeout.saturating_sub(started.elapsed());
             let (server, contact, source) = match self.attach(left.max(ATTEMPT_LEAST)) {
-                Err(AttachError::Absent { server, contact, source, .. }) => {
+                Err(ConnectError::Unreachable { server, contact, source, .. }) => {
                     (server, contact, source)
                 }
                 attached => return attached,
             };
             let tried = started.elapsed();
             let Some(pause) = attempts.pause_after(tried) else {
-                return Err(AttachError::Absent { server, contact, tried, source });
+                return Err(ConnectError::Unreachable { server, contact, tried, source });
             };
             std::thread::sleep(pause);
         }

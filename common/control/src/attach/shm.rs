@@ -13,7 +13,7 @@ use farside_fabric::shm::{Connection, Lease, Region, ShmChannel, ShmFabric};
 use farside_fabric::{AnyFabric, RegionIndex};
 use farside_layout::{CLIENTS_MAX, LayoutError, SUPERBLOCK_BYTES, Superblock};
 
-use super::{AttachError, Attached, ConnectOptions, Contact, FabricFactory, Result, system};
+use super::{Attached, ConnectError, ConnectOptions, Contact, FabricFactory, Result, system};
 use crate::{MESSAGE_BYTES_MAX, Purpose, Role, Welcome, trust};
 
 /// What a session needs to reach a region on this host.
@@ -30,7 +30,7 @@ impl FabricFactory for ShmFactory {
     fn add_to(&self, fabric: &mut AnyFabric) -> Result<RegionIndex> {
         match fabric {
             AnyFabric::Shm(fabric) => Ok(fabric.add_region(self.region.clone(), Some(self.lease))),
-            _ => Err(AttachError::OtherFabric),
+            _ => Err(ConnectError::OtherFabric),
         }
     }
 }
@@ -56,7 +56,7 @@ pub(super) fn attach(options: &ConnectOptions, path: &Path, most: Duration) -> R
     })?;
     let user = connection.peer_user().map_err(system("asking whose server it is"))?;
     if !trust::may_serve(user, path) {
-        return Err(AttachError::Untrusted { server: options.address.to_string(), user });
+        return Err(ConnectError::Untrusted { server: options.address.to_string(), user });
     }
     let waiting = connection.set_receive_timeout(Some(left()));
     waiting.map_err(system("setting up the socket"))?;

@@ -9,7 +9,7 @@ use farside_fabric::verbs::{DataLink, connect_control, connect_data};
 use farside_fabric::{AnyFabric, RegionIndex};
 
 use super::{
-    AttachError, Attached, ConnectOptions, Contact, FabricFactory, Result, absent_now, refused,
+    Attached, ConnectError, ConnectOptions, Contact, FabricFactory, Result, absent_now, refused,
 };
 use crate::{ControlError, Purpose, REQUEST_BYTES_MAX, Role, Welcome, decode_reply};
 
@@ -40,16 +40,16 @@ impl FabricFactory for VerbsFactory {
     }
 
     fn add_to(&self, fabric: &mut AnyFabric) -> Result<RegionIndex> {
-        let AnyFabric::Verbs(fabric) = fabric else { return Err(AttachError::OtherFabric) };
+        let AnyFabric::Verbs(fabric) = fabric else { return Err(ConnectError::OtherFabric) };
         let link = self.connect(|rdma| fabric.connect_data(self.address, &self.request, rdma))?;
         fabric.add_region(link, self.region).map_err(|error| self.failed(error))
     }
 }
 
 impl VerbsFactory {
-    fn failed(&self, error: VerbsError) -> AttachError {
+    fn failed(&self, error: VerbsError) -> ConnectError {
         match error.is_passing() {
-            true => AttachError::Rdma(error),
+            true => ConnectError::Rdma(error),
             false => from_verbs(&self.server, error),
         }
     }
@@ -87,7 +87,7 @@ pub(super) fn attach(options: &ConnectOptions, most: Duration) -> Result<Attache
         let (channel, reply) = match connect_control(address, &request, &rdma) {
             Ok(connected) => connected,
             Err(error) => match from_verbs(&options.address.to_string(), error) {
-                absent @ AttachError::Absent { .. } => {
+                absent @ ConnectError::Unreachable { .. } => {
                     failure = absent;
                     continue;
                 }
@@ -117,7 +117,7 @@ pub(super) fn attach(options: &ConnectOptions, most: Duration) -> Result<Attache
     Err(failure)
 }
 
-fn from_verbs(server: &str, error: VerbsError) -> AttachError {
+fn from_verbs(server: &str, error: VerbsError) -> ConnectError {
     match error {
         error if error.is_passing() => {
             absent_now(server.to_owned(), Contact::None, io::Error::other(error))
@@ -128,7 +128,7 @@ fn from_verbs(server: &str, error: VerbsError) -> AttachError {
             Ok(Ok(_)) => ControlError::NotFarside.into(),
             Err(error) => error.into(),
         },
-        error => AttachError::Rdma(error),
+        error => ConnectError::Rdma(error),
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use farside::{Error, Exchange, Result, Session};
+use farside::{ConnectError, Error, Exchange, OperationError, Result, Session};
 use farside_tests::counters::Seen;
 use farside_tests::ledger::{COUNTERS, Ledger};
 use farside_tests::proof;
@@ -117,15 +117,15 @@ impl Worker {
                 count(&self.progress.done);
                 Ok(output)
             }
-            Err(Error::Unreachable { .. }) => {
+            Err(Error::Connect(ConnectError::Unreachable { .. })) => {
                 count(&self.progress.unreachable);
                 Err(Failed::Certainly)
             }
-            Err(Error::Contended { .. }) => {
+            Err(Error::Operation(OperationError::Contended { .. })) => {
                 count(&self.progress.contended);
                 Err(Failed::Certainly)
             }
-            Err(Error::Indeterminate) => {
+            Err(Error::Operation(OperationError::Indeterminate)) => {
                 count(&self.progress.indeterminate);
                 Err(Failed::Perhaps)
             }

@@ -1,6 +1,6 @@
 //! Every single bit: superblock, lease, directory, row headers, slots, block headers, values.
 
-use farside::Error;
+use farside::{ConnectError, Error, OperationError};
 use farside_layout::{BLOCK_HEADER_BYTES, INCARNATION_OFFSET, WINDOW_BYTES, block_bytes};
 
 use super::*;
@@ -89,7 +89,14 @@ impl<'s> Trial<'s> {
         let Sample { key, value } = self.sample;
         let what = format!("{at:?}, cached GET");
         let cached = get(&mut self.sessions[0].1, key, &[value], &what);
-        assert!(!matches!(cached, Err(Error::Unreachable { .. } | Error::Indeterminate)), "{what}");
+        assert!(
+            !matches!(
+                cached,
+                Err(Error::Connect(ConnectError::Unreachable { .. })
+                    | Error::Operation(OperationError::Indeterminate))
+            ),
+            "{what}"
+        );
         let seen = get(&mut self.looker, key, &[value], &format!("{at:?}, uncached GET"));
         self.scene.flip(at);
         // After the repair, what was remembered under damage does no harm either.
@@ -223,8 +230,14 @@ fn a_flipped_bit_in_the_superblock_refuses_new_sessions_and_disturbs_no_old_one(
         let connected = timed(&what, || scene.server.client_builder().connect());
         let session = timed(&what, || client.session());
         if at.offset < INCARNATION_OFFSET {
-            assert!(matches!(connected.err(), Some(Error::Layout(_))), "{what}");
-            assert!(matches!(session.err(), Some(Error::Layout(_))), "{what}");
+            assert!(
+                matches!(connected.err(), Some(Error::Operation(OperationError::Layout(_)))),
+                "{what}"
+            );
+            assert!(
+                matches!(session.err(), Some(Error::Operation(OperationError::Layout(_)))),
+                "{what}"
+            );
         } else if let Ok(mut session) = session {
             let _ = get(&mut session, &sample.key, &[&sample.value], &what);
         }
@@ -274,7 +287,10 @@ fn a_flipped_bit_in_the_lease_costs_a_connection_and_nothing_else() {
         }
         let what = format!("bit {bit} of the lease");
         let put = timed(&what, || session.put(key, value));
-        assert!(matches!(put, Ok(()) | Err(Error::Indeterminate)), "{what}: {put:?}");
+        assert!(
+            matches!(put, Ok(()) | Err(Error::Operation(OperationError::Indeterminate))),
+            "{what}: {put:?}"
+        );
         assert!(matches!(get(&mut session, key, &[value], &what), Ok(true)), "{what}");
     }
     scene.server.assert_verifies();

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use farside::Client;
-use farside_control::attach::AttachError;
+use farside_control::attach::ConnectError;
 use farside_control::{
     PROTOCOL_VERSION, REPLY_BYTES, REPLY_BYTES_MAX, Reply, ServerStatistics, Welcome, encode_reply,
 };
@@ -126,7 +126,7 @@ fn expect_nothing(options: &ConnectOptions, welcome: &Welcome) -> String {
         Ok(attached) => {
             let same = attached.welcome == *welcome;
             let error = attached.factory.fabric(1).err().expect("a session with an imposter");
-            assert!(!same || matches!(error, AttachError::Control(_)), "{error}");
+            assert!(!same || matches!(error, ConnectError::Control(_)), "{error}");
             error
         }
     };

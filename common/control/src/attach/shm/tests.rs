@@ -24,7 +24,8 @@ fn a_server_that_never_accepts_is_absent() {
     // The first waits for its reply, the second for room in the backlog, which those leave full
     // that nobody accepted.
     for _ in 0..2 {
-        let Err(AttachError::Absent { contact, source, .. }) = options.attach(options.timeout)
+        let Err(ConnectError::Unreachable { contact, source, .. }) =
+            options.attach(options.timeout)
         else {
             panic!("nobody answers");
         };
