@@ -1,4 +1,4 @@
-//! Snapshot files: keys, values and when these end, compressed and checksummed.
+//! Snapshot files: keys, values and when these expire, compressed and checksummed.
 //!
 //! `kv-cli snapshot` writes them, `kv-server --restore` reads them. They do not depend on the
 //! region they came from: neither on its size nor on its format.
@@ -6,22 +6,17 @@
 //! # The bytes
 //! All integers are little-endian.
 //! ```text
-//! file    header, chunks, an end
-//! header  32 bytes: magic "farsnap\0", version u32, crc32 u32 over what follows, time of the
-//!         snapshot u64 in seconds since 1970, the region's limits: key_bytes_max u32 and
-//!         value_bytes_max u32, both 0 in older files, which say nothing of them
-//! chunk   packed_bytes u32, raw_bytes u32, records u32, crc32 u32, then packed_bytes of zstd,
-//!         which become raw_bytes: so many records
-//! end     a chunk without raw bytes and records; its 8 packed bytes, not compressed, are the
-//!         number of records in the file, u64. Nothing follows it
+//! file    magic "farsnap\0", version u32, one zstd frame with a checksum of its content
+//! frame   head, records
+//! head    time of the snapshot u64 in seconds since 1970, the region's limits: key_bytes_max u32
+//!         and value_bytes_max u32, both 0 if they are not known
 //! record  key_bytes u16, 2 reserved bytes, value_bytes u32, expires_at_ms u64 in milliseconds
-//!         since 1970 (in version 1: u32 in seconds) or 0 for never, key, value
+//!         since 1970 or 0 for never, key, value
 //! ```
-//! Each crc32 covers the one before it and its own chunk, so that chunks cannot be missing or
-//! change places.
+//! zstd's checksum covers every byte of the content. It stands at the end, so the records of a file
+//! are known to be right only when the last one was read.
 #![deny(unsafe_code)]
 
-mod format;
 mod reader;
 #[cfg(test)]
 mod tests;
@@ -29,8 +24,47 @@ mod writer;
 
 use std::io;
 
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, little_endian as le};
+
 pub use reader::Reader;
 pub use writer::Writer;
+
+const MAGIC: [u8; 8] = *b"farsnap\0";
+const VERSION: u32 = 3;
+/// The longest key and value together, in bytes: what a block can hold, and some more.
+const RECORD_BYTES_MAX: usize = 6 << 20;
+/// The base 2 logarithm of how far back zstd refers. Readers keep as many bytes, and refuse a file
+/// that wants more.
+const WINDOW_LOG: u32 = 21;
+
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct Header {
+    magic: [u8; 8],
+    version: le::U32,
+}
+const _: () = assert!(size_of::<Header>() == 12);
+
+/// What the frame starts with.
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct Head {
+    created_at_s: le::U64,
+    key_bytes_max: le::U32,
+    value_bytes_max: le::U32,
+}
+const _: () = assert!(size_of::<Head>() == 16);
+
+/// What a record starts with; key and value follow.
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct RecordHeader {
+    key_bytes: le::U16,
+    reserved: [u8; 2],
+    value_bytes: le::U32,
+    expires_at_ms: le::U64,
+}
+const _: () = assert!(size_of::<RecordHeader>() == 16);
 
 /// The longest key and value of the region that a snapshot was taken of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -48,7 +82,7 @@ pub struct Record<'a> {
     pub key: &'a [u8],
     /// The value.
     pub value: &'a [u8],
-    /// When the value ends, milliseconds since 1970; 0 for never.
+    /// When the value expires, milliseconds since 1970; 0 for never.
     pub expires_at_ms: u64,
 }
 
@@ -64,13 +98,13 @@ pub enum SnapshotError {
     NotASnapshot,
     /// It was made by a version with another format.
     #[error(
-        "it has snapshot format {found}, this program reads {known} and before: use the version \
-         that made it"
+        "it has snapshot format {found}, and this program reads format {known} only: restore it \
+         with the version that made it"
     )]
     Version {
         /// The format's number.
         found: u32,
-        /// The newest one that this program knows.
+        /// The one that this program knows.
         known: u32,
     },
     /// It ends before its end.
@@ -83,8 +117,8 @@ pub enum SnapshotError {
     #[error("it is corrupted ({what}, after {records} records): take another copy of it")]
     Corrupt {
         /// What does not check out.
-        what: &'static str,
-        /// How many records before that are whole.
+        what: String,
+        /// How many records were read before that.
         records: u64,
     },
     /// No snapshot can hold such a record.

@@ -1,31 +1,24 @@
-use std::io::{self, Read};
+use std::io::{self, BufRead, BufReader, Read};
 
-use zerocopy::{FromBytes, FromZeros, IntoBytes};
+use zerocopy::{FromZeros, IntoBytes};
+use zstd::Decoder;
 
-use crate::format::{
-    ChunkHeader, EndFormat, Header, MAGIC, PACKED_BYTES_MAX, RAW_BYTES_MAX, RecordHeader, VERSION,
+use crate::{
+    Head, Header, Limits, MAGIC, RECORD_BYTES_MAX, Record, RecordHeader, SnapshotError, VERSION,
+    WINDOW_LOG,
 };
-use crate::{Limits, Record, SnapshotError};
 
 /// Reads a snapshot, record by record. Any bytes are a snapshot or an error, and never take more
-/// memory than the largest chunk.
-pub struct Reader<R> {
-    from: R,
-    decompressor: zstd::bulk::Decompressor<'static>,
-    created_at_s: u64,
-    limits: Option<Limits>,
-    end_format: EndFormat,
-    packed: Vec<u8>,
-    /// The chunk that was read last, how much of it was taken, and how many records are left in it.
-    raw: Vec<u8>,
-    at: usize,
-    left: u32,
+/// memory than zstd's window and the largest record.
+pub struct Reader<R: BufRead> {
+    from: BufReader<Decoder<'static, R>>,
+    head: Head,
+    /// The key and value of the record that was read last.
+    content: Vec<u8>,
     records: u64,
-    crc32: u32,
-    is_over: bool,
 }
 
-impl<R: Read> Reader<R> {
+impl<R: BufRead> Reader<R> {
     /// Reads the header.
     ///
     /// # Errors
@@ -43,40 +36,28 @@ impl<R: Read> Reader<R> {
             return Err(SnapshotError::NotASnapshot);
         }
         let found = header.version.get();
-        let Some(end_format) = EndFormat::of_version(found) else {
+        if found != VERSION {
             return Err(SnapshotError::Version { found, known: VERSION });
-        };
-        if header.checksum() != header.crc32.get() {
-            return Err(SnapshotError::Corrupt { what: "header", records: 0 });
         }
-        let limits = Limits {
-            key_bytes_max: header.key_bytes_max.get(),
-            value_bytes_max: header.value_bytes_max.get(),
-        };
-        Ok(Self {
-            from,
-            decompressor: zstd::bulk::Decompressor::new()?,
-            created_at_s: header.created_at_s.get(),
-            limits: (limits.key_bytes_max > 0).then_some(limits),
-            end_format,
-            packed: Vec::new(),
-            raw: Vec::new(),
-            at: 0,
-            left: 0,
-            records: 0,
-            crc32: header.crc32.get(),
-            is_over: false,
-        })
+        let mut decoder = Decoder::with_buffer(from)?.single_frame();
+        decoder.window_log_max(WINDOW_LOG)?;
+        let (from, head) = (BufReader::new(decoder), Head::new_zeroed());
+        let mut reader = Self { from, head, content: Vec::new(), records: 0 };
+        let read = reader.from.read_exact(reader.head.as_mut_bytes());
+        read.map_err(|error| reader.failed(error))?;
+        Ok(reader)
     }
 
-    /// When it was made, in seconds since 1970.
+    /// When the snapshot was begun, in seconds since 1970.
     pub fn created_at_s(&self) -> u64 {
-        self.created_at_s
+        self.head.created_at_s.get()
     }
 
     /// The limits of the region that it was taken of; `None` if the file does not say.
     pub fn limits(&self) -> Option<Limits> {
-        self.limits
+        let (key_bytes_max, value_bytes_max) =
+            (self.head.key_bytes_max.get(), self.head.value_bytes_max.get());
+        (key_bytes_max > 0).then_some(Limits { key_bytes_max, value_bytes_max })
     }
 
     /// How many records were taken.
@@ -89,90 +70,47 @@ impl<R: Read> Reader<R> {
     /// # Errors
     /// [`SnapshotError`]. After one there is nothing more to be had.
     pub fn next_record(&mut self) -> Result<Option<Record<'_>>, SnapshotError> {
-        while self.left == 0 {
-            if self.is_over || !self.read_chunk()? {
-                self.is_over = true;
-                return Ok(None);
-            }
+        match self.from.fill_buf() {
+            Ok([]) => return self.check_end().map(|()| None),
+            Ok(_) => {}
+            Err(error) => return Err(self.failed(error)),
         }
-        self.left -= 1;
-        let start = self.at;
-        let bytes = self.record_bytes().ok_or(self.corrupt("record"))?;
-        self.at += bytes;
-        if self.left == 0 && self.at != self.raw.len() {
-            return Err(self.corrupt("chunk"));
-        }
-        self.records += 1;
-        // What `record_bytes` found there.
-        let record = &self.raw[start..self.at];
-        let Ok((header, content)) = RecordHeader::ref_from_prefix(record) else { return Ok(None) };
-        let (end, content) = content.split_at(self.end_format.bytes);
-        let (key, value) = content.split_at(usize::from(header.key_bytes.get()));
-        Ok(Some(Record { key, value, expires_at_ms: self.end_format.decode_ms(end) }))
-    }
-
-    fn corrupt(&self, what: &'static str) -> SnapshotError {
-        SnapshotError::Corrupt { what, records: self.records }
-    }
-
-    /// How long the next record in the chunk is; `None` if there is none.
-    fn record_bytes(&self) -> Option<usize> {
-        let (header, content) = RecordHeader::ref_from_prefix(&self.raw[self.at..]).ok()?;
+        let mut header = RecordHeader::new_zeroed();
+        let read = self.from.read_exact(header.as_mut_bytes());
+        read.map_err(|error| self.failed(error))?;
         let key_bytes = usize::from(header.key_bytes.get());
-        let bytes = self.end_format.bytes + key_bytes + header.value_bytes.get() as usize;
-        let is_one = key_bytes > 0 && header.reserved == [0; 2] && bytes <= content.len();
-        is_one.then_some(size_of::<RecordHeader>() + bytes)
+        let bytes = key_bytes + header.value_bytes.get() as usize;
+        if key_bytes == 0 || header.reserved != [0; 2] || bytes > RECORD_BYTES_MAX {
+            return Err(self.corrupt("record"));
+        }
+        self.content.resize(bytes, 0);
+        let read = self.from.read_exact(&mut self.content);
+        read.map_err(|error| self.failed(error))?;
+        self.records += 1;
+        let (key, value) = self.content.split_at(key_bytes);
+        Ok(Some(Record { key, value, expires_at_ms: header.expires_at_ms.get() }))
     }
 
-    /// Reads a chunk into `raw`; false if it is the end.
-    fn read_chunk(&mut self) -> Result<bool, SnapshotError> {
-        let mut header = ChunkHeader::new_zeroed();
-        self.read_exact(|from| from.read_exact(header.as_mut_bytes()))?;
-        let (packed_bytes, raw_bytes) = (header.packed_bytes.get(), header.raw_bytes.get());
-        if packed_bytes as usize > PACKED_BYTES_MAX || raw_bytes as usize > RAW_BYTES_MAX {
-            return Err(self.corrupt("length of a chunk"));
-        }
-        let mut packed = std::mem::take(&mut self.packed);
-        packed.resize(packed_bytes as usize, 0);
-        let read = self.read_exact(|from| from.read_exact(&mut packed));
-        self.packed = packed;
-        read?;
-        self.crc32 = header.checksum(self.crc32, &self.packed);
-        if self.crc32 != header.crc32.get() {
-            return Err(self.corrupt("checksum"));
-        }
-        (self.at, self.left) = (0, header.records.get());
-        if raw_bytes == 0 {
-            return self.read_end(&header).map(|()| false);
-        }
-        self.raw.resize(raw_bytes as usize, 0);
-        let unpacked = self.decompressor.decompress_to_buffer(&self.packed, &mut self.raw[..]);
-        match unpacked {
-            Ok(bytes) if bytes == raw_bytes as usize && self.left > 0 => Ok(true),
-            _ => Err(self.corrupt("compressed data")),
+    /// That nothing follows the frame.
+    fn check_end(&mut self) -> Result<(), SnapshotError> {
+        match self.from.get_mut().get_mut().fill_buf()? {
+            [] => Ok(()),
+            _ => Err(self.corrupt("something behind the end")),
         }
     }
 
-    fn read_end(&mut self, header: &ChunkHeader) -> Result<(), SnapshotError> {
-        let counted = self.packed == self.records.to_le_bytes();
-        if !counted || header.records.get() != 0 {
-            return Err(self.corrupt("number of records"));
-        }
-        match self.from.read(&mut [0]) {
-            Ok(0) => Ok(()),
-            Ok(_) => Err(self.corrupt("something behind the end")),
-            Err(error) => Err(error.into()),
-        }
+    fn corrupt(&self, what: impl Into<String>) -> SnapshotError {
+        SnapshotError::Corrupt { what: what.into(), records: self.records }
     }
 
-    fn read_exact(
-        &mut self,
-        read: impl FnOnce(&mut R) -> io::Result<()>,
-    ) -> Result<(), SnapshotError> {
-        let records = self.records;
-        read(&mut self.from).map_err(|error| match error.kind() {
-            io::ErrorKind::UnexpectedEof => SnapshotError::Truncated { records },
+    /// The error for one of the decoder. What it says of its own is no error of the system.
+    fn failed(&self, error: io::Error) -> SnapshotError {
+        match error.kind() {
+            io::ErrorKind::UnexpectedEof => SnapshotError::Truncated { records: self.records },
+            io::ErrorKind::Other if error.raw_os_error().is_none() => {
+                self.corrupt(error.to_string())
+            }
             _ => error.into(),
-        })
+        }
     }
 }

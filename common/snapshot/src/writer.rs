@@ -1,19 +1,16 @@
-use std::io::{self, Write};
+use std::io::Write;
 
 use zerocopy::IntoBytes;
+use zstd::Encoder;
 
-use crate::format::{CHUNK_RAW_BYTES, ChunkHeader, Header, RECORD_BYTES_MAX, RecordHeader};
-use crate::{Limits, Record, SnapshotError};
+use crate::{
+    Head, Header, Limits, MAGIC, RECORD_BYTES_MAX, Record, RecordHeader, SnapshotError, VERSION,
+    WINDOW_LOG,
+};
 
 /// Writes a snapshot, record by record. Without [`Writer::finish`] it has no end and is refused.
-pub struct Writer<W> {
-    to: W,
-    compressor: zstd::bulk::Compressor<'static>,
-    /// The records of the chunk that is not full yet.
-    raw: Vec<u8>,
-    raw_records: u32,
-    records: u64,
-    crc32: u32,
+pub struct Writer<W: Write> {
+    to: Encoder<'static, W>,
 }
 
 impl<W: Write> Writer<W> {
@@ -26,11 +23,18 @@ impl<W: Write> Writer<W> {
         created_at_s: u64,
         limits: Option<Limits>,
     ) -> Result<Self, SnapshotError> {
-        let header = Header::new(created_at_s, limits);
-        to.write_all(header.as_bytes())?;
-        let compressor = zstd::bulk::Compressor::new(zstd::DEFAULT_COMPRESSION_LEVEL)?;
-        let (raw, crc32) = (Vec::new(), header.crc32.get());
-        Ok(Self { to, compressor, raw, raw_records: 0, records: 0, crc32 })
+        to.write_all(Header { magic: MAGIC, version: VERSION.into() }.as_bytes())?;
+        let mut to = Encoder::new(to, zstd::DEFAULT_COMPRESSION_LEVEL)?;
+        to.include_checksum(true)?;
+        to.window_log(WINDOW_LOG)?;
+        let Limits { key_bytes_max, value_bytes_max } = limits.unwrap_or_default();
+        let head = Head {
+            created_at_s: created_at_s.into(),
+            key_bytes_max: key_bytes_max.into(),
+            value_bytes_max: value_bytes_max.into(),
+        };
+        to.write_all(head.as_bytes())?;
+        Ok(Self { to })
     }
 
     /// Adds a record.
@@ -39,9 +43,8 @@ impl<W: Write> Writer<W> {
     /// [`SnapshotError::Io`], and [`SnapshotError::TooLarge`] for what no block can hold.
     pub fn push(&mut self, record: &Record<'_>) -> Result<(), SnapshotError> {
         let Record { key, value, expires_at_ms } = record;
-        let bytes = size_of::<RecordHeader>() + key.len() + value.len();
         let key_bytes = u16::try_from(key.len()).unwrap_or_default();
-        if key_bytes == 0 || bytes > RECORD_BYTES_MAX {
+        if key_bytes == 0 || key.len() + value.len() > RECORD_BYTES_MAX {
             let (key_bytes, value_bytes) = (key.len(), value.len());
             return Err(SnapshotError::TooLarge { key_bytes, value_bytes });
         }
@@ -49,55 +52,24 @@ impl<W: Write> Writer<W> {
             key_bytes: key_bytes.into(),
             reserved: [0; 2],
             value_bytes: (value.len() as u32).into(),
+            expires_at_ms: (*expires_at_ms).into(),
         };
-        for part in [header.as_bytes(), &expires_at_ms.to_le_bytes(), key, value] {
-            self.raw.extend_from_slice(part);
-        }
-        self.raw_records += 1;
-        self.records += 1;
-        if self.raw.len() >= CHUNK_RAW_BYTES {
-            self.write_chunk()?;
+        for part in [header.as_bytes(), key, value] {
+            self.to.write_all(part)?;
         }
         Ok(())
-    }
-
-    /// How many records there are.
-    pub fn records(&self) -> u64 {
-        self.records
-    }
-
-    fn write_chunk(&mut self) -> io::Result<()> {
-        if self.raw.is_empty() {
-            return Ok(());
-        }
-        let packed = self.compressor.compress(&self.raw)?;
-        self.write(self.raw.len() as u32, self.raw_records, &packed)?;
-        self.raw.clear();
-        self.raw_records = 0;
-        Ok(())
-    }
-
-    fn write(&mut self, raw_bytes: u32, records: u32, packed: &[u8]) -> io::Result<()> {
-        let mut header = ChunkHeader {
-            packed_bytes: (packed.len() as u32).into(),
-            raw_bytes: raw_bytes.into(),
-            records: records.into(),
-            crc32: 0.into(),
-        };
-        self.crc32 = header.checksum(self.crc32, packed);
-        header.crc32 = self.crc32.into();
-        self.to.write_all(header.as_bytes())?;
-        self.to.write_all(packed)
     }
 
     /// Writes the end; what the snapshot was written to, for flushing.
     ///
     /// # Errors
     /// [`SnapshotError::Io`].
-    pub fn finish(mut self) -> Result<W, SnapshotError> {
-        self.write_chunk()?;
-        let records = self.records.to_le_bytes();
-        self.write(0, 0, &records)?;
-        Ok(self.to)
+    pub fn finish(self) -> Result<W, SnapshotError> {
+        Ok(self.to.finish()?)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn push_bytes(&mut self, bytes: &[u8]) {
+        self.to.write_all(bytes).unwrap();
     }
 }
