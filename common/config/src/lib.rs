@@ -1,10 +1,8 @@
 //! The configuration files of server and client. Every key is documented in `config/`, and a test
 //! keeps those files and the structs here together.
-
 #![deny(unsafe_code)]
 
 pub mod command_line;
-mod log;
 mod rdma;
 mod secret;
 pub mod signals;
@@ -29,7 +27,6 @@ use farside_layout::{CHUNK_BYTES, CLIENTS_MAX, Format, LayoutError};
 
 use crate::size::ByteSize;
 
-pub use log::{LogFormat, LogLevel};
 pub use rdma::RdmaConfig;
 pub use secret::{Secret, check_private};
 pub use socket::{SocketGroup, SocketMode};
@@ -406,6 +403,42 @@ fn parse<T: DeserializeOwned>(text: &str, path: &Path) -> Result<T, ConfigError>
         }
         ConfigError::Syntax { path: path.to_owned(), line, message }
     })
+}
+
+/// How log lines look.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// For people.
+    #[default]
+    Human,
+    /// One JSON object a line.
+    Json,
+}
+
+impl FromStr for LogFormat {
+    type Err = ConfigError;
+
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
+        match text {
+            "human" => Ok(Self::Human),
+            "json" => Ok(Self::Json),
+            _ => Err(bad_value("log", text, "write human or json")),
+        }
+    }
+}
+
+/// How much is logged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[allow(missing_docs, reason = "the names say it")]
+pub enum LogLevel {
+    Error,
+    Warn,
+    #[default]
+    Info,
+    Debug,
+    Trace,
 }
 
 #[cfg(test)]

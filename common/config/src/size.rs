@@ -1,4 +1,7 @@
 //! Numbers of bytes, as people write and read them.
+//!
+//! The parser of the crate `bytesize` does not serve here: it takes `1GB`, `1gib` and `1` too, drops
+//! what is less than a byte of `1.5B`, and makes the largest number of what is too large.
 
 use std::fmt;
 use std::str::FromStr;
@@ -24,12 +27,7 @@ impl ByteSize {
 
     /// For people to read, rounded: `17 B`, `4.2 MiB`.
     pub fn rounded(self) -> String {
-        match UNITS.into_iter().find(|(_, shift)| self.0 >> shift > 0) {
-            Some((unit, shift)) if shift > 0 => {
-                format!("{:.1} {unit}", self.0 as f64 / (1u64 << shift) as f64)
-            }
-            _ => format!("{} B", self.0),
-        }
+        bytesize::ByteSize(self.0).display().iec().to_string()
     }
 }
 
@@ -69,6 +67,14 @@ mod tests {
         let rounded = |bytes| ByteSize(bytes).rounded();
         assert_eq!((rounded(0), rounded(1023)), ("0 B".into(), "1023 B".into()));
         assert_eq!((rounded(1 << 20), rounded(1 << 30)), ("1.0 MiB".into(), "1.0 GiB".into()));
-        assert_eq!(rounded(u64::MAX), "16777216.0 TiB");
+        assert_eq!(rounded(u64::MAX), "16.0 EiB");
+    }
+
+    #[test]
+    fn what_another_parser_would_guess_is_refused() {
+        for text in ["1GB", "1gib", "1", "1.5B", "1.5GiB", "99999999999TiB"] {
+            assert!(text.parse::<bytesize::ByteSize>().is_ok(), "{text}");
+            assert!(text.parse::<ByteSize>().is_err(), "{text}");
+        }
     }
 }
