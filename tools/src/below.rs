@@ -162,7 +162,7 @@ impl Drop for NewFile<'_> {
 
 /// The mode that a new file takes over from the one it replaces: that of a regular file of this
 /// user. Another user's file may have been put there for its mode.
-pub(crate) fn mode_to_keep(replaced: Result<Stat, Errno>) -> io::Result<Option<Mode>> {
+fn mode_to_keep(replaced: Result<Stat, Errno>) -> io::Result<Option<Mode>> {
     match replaced {
         Ok(stat) if !is_regular(&stat) => {
             let why = "it is no regular file: write to another name";

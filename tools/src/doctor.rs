@@ -1,32 +1,32 @@
 //! `doctor`: what this machine has for Farside, and what to do about what it lacks.
 
+use std::fs;
 use std::io::Write;
+use std::path::Path;
 
 use farside_config::ClientConfig;
 use farside_config::command_line::{exit_code, one_line};
-use farside_fabric::rdma::{Device, Report, preflight};
+use farside_fabric::rdma::{Device, Finding, Report, preflight};
+use farside_fabric::shm::collapse_refusal;
 use farside_tools::encoding::printable;
 
 use crate::args::Args;
 use crate::connect;
-use crate::output::{self, Outcome, bytes, count};
-use crate::system::{self, Machine};
+use crate::output::{self, ExitStatus, bytes, count};
 
 /// Free memory below this is worth a word, in bytes.
 const MEMORY_BYTES_WISHED: u64 = 1 << 30;
-/// Locked memory below this is too little for any region, in bytes.
-const LOCKED_BYTES_WISHED: u64 = 1 << 30;
 
-/// One thing looked at.
+/// One thing that was checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Finding {
+struct Check {
     what: &'static str,
     is: String,
     /// What to do; `None` if all is well.
     cure: Option<String>,
 }
 
-impl Finding {
+impl Check {
     fn ok(what: &'static str, is: impl Into<String>) -> Self {
         Self { what, is: is.into(), cure: None }
     }
@@ -47,70 +47,62 @@ impl Finding {
 }
 
 /// `doctor`.
-pub(crate) fn doctor(args: &Args) -> anyhow::Result<Outcome> {
-    let machine = system::look();
+pub(crate) fn doctor(args: &Args) -> anyhow::Result<ExitStatus> {
+    let machine = look();
     let mut stdout = output::stdout();
-    let rdma = rdma_details(&preflight());
+    let rdma = rdma(&preflight());
     let (configured, outcome) = configured(args);
-    for finding in examine(&machine).iter().chain(&rdma).chain(&configured) {
-        stdout.write_all(finding.line().as_bytes())?;
+    for check in examine(&machine).iter().chain(&rdma).chain(&configured) {
+        stdout.write_all(check.line().as_bytes())?;
     }
     output::finish(stdout)?;
     // What the machine lacks is advice; what is configured has to work.
     Ok(outcome)
 }
 
-fn examine(machine: &Machine) -> Vec<Finding> {
-    vec![
-        processors(machine),
-        memory(machine),
-        shared_memory(machine),
-        huge_pages(machine),
-        locked_memory(machine),
-        rdma_devices(machine),
-        rdma_access(machine),
-    ]
+fn examine(machine: &Machine) -> [Check; 4] {
+    [processors(machine), memory(machine), shared_memory(machine), huge_pages(machine)]
 }
 
-fn processors(machine: &Machine) -> Finding {
+fn processors(machine: &Machine) -> Check {
     let is = count(machine.processors, "processor");
     match machine.processors {
         0 | 1 => {
             let cure = "server and clients share it; benchmarks here say little";
-            Finding::warn("processors", is, cure)
+            Check::warn("processors", is, cure)
         }
-        _ => Finding::ok("processors", is),
+        _ => Check::ok("processors", is),
     }
 }
 
-fn memory(machine: &Machine) -> Finding {
+fn memory(machine: &Machine) -> Check {
     match machine.memory_available_bytes {
-        None => Finding::warn("memory", "unknown", "mount -t proc proc /proc"),
+        None => Check::warn("memory", "unknown", "mount -t proc proc /proc"),
         Some(available) if available < MEMORY_BYTES_WISHED => {
             let is = format!("{} available", bytes(available));
-            Finding::warn("memory", is, "start kv-server with a --memory below that, as 256MiB")
+            Check::warn("memory", is, "start kv-server with a --memory below that, as 256MiB")
         }
-        Some(available) => Finding::ok("memory", format!("{} available", bytes(available))),
+        Some(available) => Check::ok("memory", format!("{} available", bytes(available))),
     }
 }
 
-fn shared_memory(machine: &Machine) -> Finding {
+fn shared_memory(machine: &Machine) -> Check {
     let mend = "mount -o remount,size=50% /dev/shm (a region file there survives the server)";
     match machine.shm {
-        None => Finding::warn("/dev/shm", "not there", "mount -t tmpfs tmpfs /dev/shm"),
+        None => Check::warn("/dev/shm", "not there", "mount -t tmpfs tmpfs /dev/shm"),
         Some((total, free)) => {
             let is = format!("{} free of {}", bytes(free), bytes(total));
             if free < MEMORY_BYTES_WISHED {
-                Finding::warn("/dev/shm", is, mend)
+                Check::warn("/dev/shm", is, mend)
             } else {
-                Finding::ok("/dev/shm", is)
+                Check::ok("/dev/shm", is)
             }
         }
     }
 }
 
 /// What `huge_pages = "auto"` will do here.
-fn huge_pages(machine: &Machine) -> Finding {
+fn huge_pages(machine: &Machine) -> Check {
     let what = "huge pages";
     let pool = match &machine.huge_pages {
         None => "no pool".to_owned(),
@@ -124,115 +116,139 @@ fn huge_pages(machine: &Machine) -> Finding {
         None => {
             let is =
                 format!("{pool}; a region that they are not enough for gets 2 MiB pages anyway");
-            Finding::ok(what, is)
+            Check::ok(what, is)
         }
         Some(refusal) if machine.huge_pages.as_ref().is_some_and(|pool| pool.free > 0) => {
-            Finding::ok(what, format!("{pool}; larger regions get 4 KiB pages ({refusal})"))
+            Check::ok(what, format!("{pool}; larger regions get 4 KiB pages ({refusal})"))
         }
         Some(refusal) => {
             let cure = "sysctl vm.nr_hugepages=512 (1 GiB with pages of 2 MiB), before kv-server \
                         starts";
-            Finding::warn(what, format!("{pool}, and none can be made: {refusal}"), cure)
+            Check::warn(what, format!("{pool}, and none can be made: {refusal}"), cure)
         }
     }
 }
 
-fn locked_memory(machine: &Machine) -> Finding {
-    let what = "locked memory";
-    match machine.locked_bytes_max {
-        None => Finding::ok(what, "no limit"),
-        Some(limit) if limit >= LOCKED_BYTES_WISHED => Finding::ok(what, bytes(limit)),
-        Some(limit) => {
-            let is = format!("at most {}; RDMA has to lock the region", bytes(limit));
-            let cure = "ulimit -l unlimited, or LimitMEMLOCK=infinity in the systemd unit \
-                        (shm:// does not need it)";
-            Finding::warn(what, is, cure)
-        }
-    }
-}
-
-fn rdma_devices(machine: &Machine) -> Finding {
-    let what = "RDMA devices";
-    if machine.rdma_devices.is_empty() {
-        let cure = "modprobe rdma_rxe && rdma link add rxe0 type rxe netdev eth0 (soft-RoCE; \
-                    shm:// needs none)";
-        return Finding::warn(what, "none", cure);
-    }
-    Finding::ok(what, machine.rdma_devices.join(", "))
-}
-
-/// What each device can do, and what keeps connections from working. Without a device the lines
-/// above say it all.
-fn rdma_details(report: &Report) -> Vec<Finding> {
-    if report.devices.is_empty() {
-        return Vec::new();
-    }
+/// What RDMA finds here: what each device can do, and what keeps connections from working.
+fn rdma(report: &Report) -> Vec<Check> {
     let indent = format!("\n{:20}", "");
     let device =
-        |device: &Device| Finding::ok("RDMA device", device.to_string().replace('\n', &indent));
+        |device: &Device| Check::ok("RDMA device", device.to_string().replace('\n', &indent));
+    let locked = report.memlock_suffices().then(|| {
+        let is = report.memlock_bytes.map_or("no limit".to_owned(), bytes);
+        Check::ok("locked memory", is)
+    });
     let findings = report.findings.iter();
-    let findings = findings.map(|found| Finding::warn("RDMA", &*found.what, &*found.mend));
-    report.devices.iter().map(device).chain(findings).collect()
-}
-
-fn rdma_access(machine: &Machine) -> Finding {
-    let what = "RDMA access";
-    if machine.verbs_devices.is_empty() {
-        let cure = "modprobe ib_uverbs rdma_ucm (in a container: pass /dev/infiniband in; shm:// \
-                    needs neither)";
-        return Finding::warn(what, "no /dev/infiniband/uverbs*", cure);
-    }
-    let is = machine.verbs_devices.join(", ");
-    if machine.verbs_devices_open {
-        return Finding::ok(what, is);
-    }
-    Finding::warn(what, format!("{is}, but not for this user"), "usermod -aG rdma $USER")
+    let findings = findings.map(|Finding { what, mend }| Check::warn("RDMA", &**what, &**mend));
+    report.devices.iter().map(device).chain(locked).chain(findings).collect()
 }
 
 /// The config file, and whether the server answers, if one is named.
-fn configured(args: &Args) -> ([Finding; 2], Outcome) {
+fn configured(args: &Args) -> ([Check; 2], ExitStatus) {
     let file = config_file(args);
     if file.cure.is_some() {
-        let server = Finding::warn("server", "not asked", "mend the config file first");
-        return ([file, server], Outcome::Failed(exit_code::USAGE));
+        let server = Check::warn("server", "not asked", "mend the config file first");
+        return ([file, server], ExitStatus::Failed(exit_code::USAGE));
     }
     let (server, outcome) = server(args);
     ([file, server], outcome)
 }
 
-fn config_file(args: &Args) -> Finding {
+fn config_file(args: &Args) -> Check {
     let what = "config file";
     let Some(path) = ClientConfig::file(args.config.as_deref()) else {
-        return Finding::ok(what, "none; --server and FARSIDE_SERVER do");
+        return Check::ok(what, "none; --server and FARSIDE_SERVER do");
     };
     let name = path.display().to_string();
     match ClientConfig::load(&path) {
-        Ok(_) => Finding::ok(what, name),
-        Err(error) => Finding::warn(what, name, one_line(&error)),
+        Ok(_) => Check::ok(what, name),
+        Err(error) => Check::warn(what, name, one_line(&error)),
     }
 }
 
 /// With a config file that is right, or none.
-fn server(args: &Args) -> (Finding, Outcome) {
+fn server(args: &Args) -> (Check, ExitStatus) {
     let what = "server";
     let Ok(config) = connect::config(args) else {
         let is = "none named; --server, FARSIDE_SERVER or a config file do";
-        return (Finding::ok(what, is), Outcome::Done);
+        return (Check::ok(what, is), ExitStatus::Done);
     };
     let name = config.server.unwrap_or_default();
     match connect::reader(args).and_then(|client| Ok(client.statistics()?)) {
-        Ok(_) => (Finding::ok(what, format!("{name} answers")), Outcome::Done),
+        Ok(_) => (Check::ok(what, format!("{name} answers")), ExitStatus::Done),
         Err(error) => {
-            let outcome = Outcome::Failed(output::exit_code(&error));
-            (Finding::warn(what, name, one_line(error.as_ref())), outcome)
+            let outcome = ExitStatus::Failed(output::exit_code(&error));
+            (Check::warn(what, name, one_line(error.as_ref())), outcome)
         }
     }
+}
+
+/// What a machine has. `None` for what could not be found out.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Machine {
+    /// That this process may run on.
+    pub(crate) processors: u64,
+    pub(crate) memory_available_bytes: Option<u64>,
+    /// Total and free bytes of `/dev/shm`.
+    pub(crate) shm: Option<(u64, u64)>,
+    pub(crate) huge_pages: Option<HugePages>,
+    /// Why kv-server cannot make huge pages without a pool; `None` if it can.
+    pub(crate) collapse_refusal: Option<String>,
+}
+
+/// The pool of huge pages.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct HugePages {
+    pub(crate) total: u64,
+    pub(crate) free: u64,
+    pub(crate) page_bytes: u64,
+}
+
+/// Looks at this machine.
+pub(crate) fn look() -> Machine {
+    let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    Machine {
+        processors: std::thread::available_parallelism().map_or(0, |count| count.get() as u64),
+        memory_available_bytes: kib(&meminfo, "MemAvailable"),
+        shm: shm(),
+        huge_pages: huge_page_pool(&meminfo),
+        collapse_refusal: collapse_refusal(),
+    }
+}
+
+fn shm() -> Option<(u64, u64)> {
+    let folder = Path::new("/dev/shm");
+    if !folder.is_dir() {
+        return None;
+    }
+    let space = rustix::fs::statvfs(folder).ok()?;
+    Some((space.f_blocks * space.f_frsize, space.f_bavail * space.f_frsize))
+}
+
+fn huge_page_pool(meminfo: &str) -> Option<HugePages> {
+    Some(HugePages {
+        total: number(meminfo, "HugePages_Total")?,
+        free: number(meminfo, "HugePages_Free")?,
+        page_bytes: kib(meminfo, "Hugepagesize")?,
+    })
+}
+
+/// A number of `/proc/meminfo`.
+fn number(meminfo: &str, name: &str) -> Option<u64> {
+    let value = |line: &str| {
+        let value = line.strip_prefix(name)?.strip_prefix(':')?.trim_start();
+        value.split(' ').next()?.parse().ok()
+    };
+    meminfo.lines().find_map(value)
+}
+
+fn kib(meminfo: &str, name: &str) -> Option<u64> {
+    number(meminfo, name)?.checked_mul(1024)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::system::HugePages;
 
     fn machine() -> Machine {
         Machine {
@@ -241,31 +257,26 @@ mod tests {
             shm: Some((8 << 30, 4 << 30)),
             huge_pages: Some(HugePages { total: 512, free: 512, page_bytes: 2 << 20 }),
             collapse_refusal: None,
-            locked_bytes_max: None,
-            rdma_devices: vec!["mlx5_0".into()],
-            verbs_devices: vec!["uverbs0".into()],
-            verbs_devices_open: true,
         }
     }
 
     #[test]
     fn devices_are_told_with_what_is_wrong() {
-        assert!(rdma_details(&Report::default()).is_empty());
+        let told = |report: &Report| -> String { rdma(report).iter().map(Check::line).collect() };
+        assert_eq!(told(&Report::default()), "ok    locked memory no limit\n");
         let device = Device { name: "rxe0".into(), ports: Vec::new(), capabilities: None };
-        let found = farside_fabric::rdma::Finding {
-            what: "port 1 is down".into(),
-            mend: "ip link set eth0 up".into(),
-        };
-        let report = Report { devices: vec![device], findings: vec![found], ..Default::default() };
-        let lines: String = rdma_details(&report).iter().map(Finding::line).collect();
-        assert!(lines.contains("ok    RDMA device   rxe0:"), "{lines}");
+        let found = Finding { what: "port 1 is down".into(), mend: "ip link set eth0 up".into() };
+        let (devices, findings) = (vec![device], vec![found]);
+        let lines = told(&Report { devices, findings, memlock_bytes: Some(1 << 20) });
+        assert!(lines.starts_with("ok    RDMA device   rxe0:"), "{lines}");
         assert!(lines.contains("port 1 is down\n") && lines.contains("-> ip link"), "{lines}");
+        assert!(!lines.contains("locked memory"), "that is for a finding to tell: {lines}");
     }
 
     #[test]
     fn a_machine_that_has_everything_gets_no_advice() {
-        let findings = examine(&machine());
-        assert!(findings.iter().all(|finding| finding.cure.is_none()), "{findings:?}");
+        let checks = examine(&machine());
+        assert!(checks.iter().all(|check| check.cure.is_none()), "{checks:?}");
     }
 
     #[test]
@@ -285,11 +296,25 @@ mod tests {
 
     #[test]
     fn a_machine_that_has_nothing_is_told_a_cure_for_each() {
-        let bare = Machine { processors: 1, ..Machine::default() };
         let collapse_refusal = Some("the kernel refuses".into());
-        let bare = Machine { locked_bytes_max: Some(64 << 10), collapse_refusal, ..bare };
-        let findings = examine(&bare);
-        assert!(findings.iter().all(|finding| finding.cure.is_some()), "{findings:?}");
-        assert!(findings.iter().all(|finding| finding.line().starts_with("warn")));
+        let bare = Machine { processors: 1, collapse_refusal, ..Machine::default() };
+        let checks = examine(&bare);
+        assert!(checks.iter().all(|check| check.cure.is_some()), "{checks:?}");
+        assert!(checks.iter().all(|check| check.line().starts_with("warn")));
+    }
+
+    #[test]
+    fn meminfo_is_understood() {
+        let meminfo = "MemTotal:       100 kB\nMemAvailable:    50 kB\n\
+            HugePages_Total:       4\nHugePages_Free:        3\nHugepagesize:       2048 kB\n";
+        assert_eq!(kib(meminfo, "MemAvailable"), Some(50 << 10));
+        let pool = HugePages { total: 4, free: 3, page_bytes: 2 << 20 };
+        assert_eq!(huge_page_pool(meminfo), Some(pool));
+        assert_eq!(huge_page_pool("MemTotal: x kB"), None);
+    }
+
+    #[test]
+    fn looking_at_any_machine_works() {
+        assert!(look().processors > 0);
     }
 }

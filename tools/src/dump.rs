@@ -12,25 +12,24 @@ use indicatif::ProgressBar;
 
 use crate::args::{self, Args};
 use crate::connect;
-use crate::files::Target;
-use crate::output::{self, Outcome, count};
+use crate::files::{DumpFolder, check_free, write_whole};
+use crate::output::{self, ExitStatus, count};
 use crate::stopping::Stop;
-use crate::unfinished::{Unfinished, check_free};
 
 /// How many failures are told one by one; the rest is only counted.
 const FAILURES_TOLD_MAX: u64 = 20;
 
 /// `dump`.
-pub(crate) fn dump(args: &Args, what: &args::Dump) -> anyhow::Result<Outcome> {
+pub(crate) fn dump(args: &Args, what: &args::Dump) -> anyhow::Result<ExitStatus> {
     if has_json_lines(&what.to) && !what.to.is_dir() {
         return dump_lines(args, what);
     }
     dump_folder(args, what)
 }
 
-fn dump_folder(args: &Args, what: &args::Dump) -> anyhow::Result<Outcome> {
+fn dump_folder(args: &Args, what: &args::Dump) -> anyhow::Result<ExitStatus> {
     let mut session = connect::reader(args)?.session()?;
-    let target = Target::open(&what.to, what.force)?;
+    let target = DumpFolder::open(&what.to, what.force)?;
     let (bar, stop) = (output::progress("dumping"), Stop::listen()?);
     let tally =
         for_each_entry(&mut session, (&bar, &stop), |entry| target.write(&entry.key, &entry.value));
@@ -38,20 +37,18 @@ fn dump_folder(args: &Args, what: &args::Dump) -> anyhow::Result<Outcome> {
     Ok(tally.conclude("file", &what.to))
 }
 
-fn dump_lines(args: &Args, what: &args::Dump) -> anyhow::Result<Outcome> {
+fn dump_lines(args: &Args, what: &args::Dump) -> anyhow::Result<ExitStatus> {
     let name = what.to.display();
     check_free(&what.to, what.force)?;
     let mut session = connect::reader(args)?.session()?;
-    let writing = || format!("cannot write {name}");
     let (bar, stop) = (output::progress("dumping"), Stop::listen()?);
-    let mut file = Unfinished::create(&what.to).with_context(writing)?;
-    let tally = for_each_entry(&mut session, (&bar, &stop), |entry| {
-        let line = Record::new(&entry.key, &entry.value).to_line();
-        file.writer.write_all(line.as_bytes()).map_err(|error| Fatal(error).into())
+    let tally = write_whole(&what.to, |file| {
+        for_each_entry(&mut session, (&bar, &stop), |entry| {
+            let line = Record::new(&entry.key, &entry.value).to_line();
+            file.write_all(line.as_bytes()).map_err(|error| Fatal(error).into())
+        })
     });
-    let tally = tally.with_context(writing)?;
-    file.finish().with_context(writing)?;
-    Ok(tally.conclude("record", &what.to))
+    Ok(tally.with_context(|| format!("cannot write {name}"))?.conclude("record", &what.to))
 }
 
 /// A failure that all entries would meet.
@@ -66,7 +63,7 @@ pub(crate) fn for_each_entry(
     (bar, stop): (&ProgressBar, &Stop),
     mut write: impl FnMut(&Entry) -> anyhow::Result<()>,
 ) -> anyhow::Result<Tally> {
-    let mut tally = Tally { written: 0, bytes: 0, failed: 0, outcome: Outcome::Done };
+    let mut tally = Tally { written: 0, bytes: 0, failed: 0, outcome: ExitStatus::Done };
     for entry in session.scan()? {
         stop.check()?;
         let (name, result) = match entry {
@@ -111,11 +108,11 @@ pub(crate) struct Tally {
     written: u64,
     bytes: u64,
     failed: u64,
-    outcome: Outcome,
+    outcome: ExitStatus,
 }
 
 impl Tally {
-    pub(crate) fn conclude(&self, noun: &str, to: &Path) -> Outcome {
+    pub(crate) fn conclude(&self, noun: &str, to: &Path) -> ExitStatus {
         let untold = self.failed.saturating_sub(FAILURES_TOLD_MAX);
         if untold > 0 {
             output::tell(format_args!("... and {untold} more"));

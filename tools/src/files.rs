@@ -1,7 +1,7 @@
-//! Keys as files below a folder, both ways.
+//! Keys as files below a folder, both ways; and single files that are whole or not there.
 
-use std::fs::{DirBuilder, File};
-use std::io::{self, Write};
+use std::fs::{self, DirBuilder, File};
+use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
@@ -12,7 +12,7 @@ use rustix::fs::FileType;
 use crate::below::Folder;
 use crate::output::Usage;
 
-/// Who may look into the folder that is made for a dump: its user.
+/// A folder that is made for a dump is for its user alone.
 const FOLDER_MODE: u32 = 0o700;
 
 /// What stands below a folder.
@@ -67,11 +67,11 @@ impl Tree {
 }
 
 /// A folder that files are written into.
-pub(crate) struct Target {
+pub(crate) struct DumpFolder {
     root: Folder,
 }
 
-impl Target {
+impl DumpFolder {
     /// Makes the folder if it is not there.
     pub(crate) fn open(root: &Path, may_hold_files: bool) -> anyhow::Result<Self> {
         let name = root.display();
@@ -97,6 +97,36 @@ impl Target {
     }
 }
 
+/// Writes a file that gets its name once it is whole and on the disk. On failure nothing is left of
+/// it.
+pub(crate) fn write_whole<T>(
+    path: &Path,
+    write: impl FnOnce(&mut BufWriter<&File>) -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    let (folder, name) = split(path)?;
+    let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+    let folder = Folder::open(folder)?;
+    let new = folder.create(name)?;
+    let mut writer = BufWriter::new(&new.file);
+    let written = write(&mut writer)?;
+    writer.flush()?;
+    drop(writer);
+    new.file.sync_all()?;
+    new.finish()?;
+    Ok(written)
+}
+
+/// Fails if there is something of this name, and it is not to be replaced.
+pub(crate) fn check_free(name: &Path, may_replace: bool) -> anyhow::Result<()> {
+    if !may_replace && fs::symlink_metadata(name).is_ok() {
+        let name = name.display();
+        return Err(Usage::error(format!(
+            "{name} is there already: choose another name, or use --force to replace it"
+        )));
+    }
+    Ok(())
+}
+
 /// A file's folder and name.
 fn split(path: &Path) -> io::Result<(&Path, &std::ffi::OsStr)> {
     path.parent().zip(path.file_name()).ok_or_else(|| io::ErrorKind::InvalidFilename.into())
@@ -104,7 +134,6 @@ fn split(path: &Path) -> io::Result<(&Path, &std::ffi::OsStr)> {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
     use std::os::unix::fs::{PermissionsExt, symlink};
 
     use rustix::fs::{CWD, FileType, Mode, RenameFlags, mknodat, renameat_with};
@@ -115,7 +144,7 @@ mod tests {
     fn a_tree_comes_back() {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path().join("out");
-        let target = Target::open(&root, false).unwrap();
+        let target = DumpFolder::open(&root, false).unwrap();
         for (key, value) in [("a", "1"), ("b/c/d", ""), ("b/e", "2")] {
             target.write(key.as_bytes(), value.as_bytes()).unwrap();
         }
@@ -127,16 +156,16 @@ mod tests {
         assert_eq!(tree.files, ["a", "b/c/d", "b/e"].map(PathBuf::from));
         assert_eq!((tree.links, tree.others, tree.failures.len()), (1, 0, 0));
         assert_eq!(fs::read(root.join("b/e")).unwrap(), b"2");
-        let error = Target::open(&root, false).err().unwrap().to_string();
+        let error = DumpFolder::open(&root, false).err().unwrap().to_string();
         assert!(error.contains("--force"), "{error}");
-        assert!(Target::open(&root, true).is_ok());
+        assert!(DumpFolder::open(&root, true).is_ok());
     }
 
     #[test]
     fn files_in_the_way_and_links_out_are_refused() {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path().join("out");
-        let target = Target::open(&root, false).unwrap();
+        let target = DumpFolder::open(&root, false).unwrap();
         target.write(b"a", b"").unwrap();
         assert!(target.write(b"a/b", b"").is_err());
         target.write(b"c/d", b"").unwrap();
@@ -167,7 +196,7 @@ mod tests {
     #[test]
     fn a_folder_that_becomes_a_link_during_a_dump_is_not_followed() {
         let (_folder, root, outside) = root_and_outside();
-        let target = Target::open(&root, true).unwrap();
+        let target = DumpFolder::open(&root, true).unwrap();
         target.write(b"d/1", b"value").unwrap();
         replace_by_link(&root.join("d"), &outside);
         let error = target.write(b"d/2", b"value").unwrap_err().to_string();
@@ -202,7 +231,7 @@ mod tests {
         let (_folder, root, outside) = root_and_outside();
         symlink(&outside, root.join("link")).unwrap();
         let (link, d) = (root.join("link"), root.join("d"));
-        let target = Target::open(&root, true).unwrap();
+        let target = DumpFolder::open(&root, true).unwrap();
         let use_d = || {
             let tree = Tree { files: Vec::new(), ..Tree::below(&root).unwrap() };
             for round in 0..ROUNDS {
@@ -226,7 +255,7 @@ mod tests {
     #[test]
     fn keys_may_have_the_names_of_unfinished_files() {
         let folder = tempfile::tempdir().unwrap();
-        let target = Target::open(folder.path(), false).unwrap();
+        let target = DumpFolder::open(folder.path(), false).unwrap();
         let name = format!(".kv-cli-{}", std::process::id());
         let keys = ["unfinished/x", "0.unfinished/x", "1.unfinished", "2.unfinished", "plain"];
         let keys = keys.map(|end| format!("{name}.{end}"));
@@ -242,7 +271,7 @@ mod tests {
     #[test]
     fn a_file_takes_the_mode_of_the_file_it_replaces_and_of_nothing_else() {
         let folder = tempfile::tempdir().unwrap();
-        let target = Target::open(folder.path(), false).unwrap();
+        let target = DumpFolder::open(folder.path(), false).unwrap();
         let path = |name: &str| folder.path().join(name);
         fs::write(path("own"), "").unwrap();
         fs::set_permissions(path("own"), fs::Permissions::from_mode(0o640)).unwrap();
@@ -258,7 +287,7 @@ mod tests {
     #[test]
     fn a_key_of_slashes_is_too_long_for_a_path() {
         let folder = tempfile::tempdir().unwrap();
-        let target = Target::open(folder.path(), false).unwrap();
+        let target = DumpFolder::open(folder.path(), false).unwrap();
         let key = |parts: usize| vec!["a"; parts].join("/");
         let error = target.write(key(32_768).as_bytes(), b"").unwrap_err().to_string();
         assert!(error.contains("65535 bytes"), "{error}");
@@ -267,5 +296,40 @@ mod tests {
         let tree = Tree::below(folder.path()).unwrap();
         assert_eq!(tree.files, [PathBuf::from(key(200))]);
         assert_eq!(io::read_to_string(tree.open(&tree.files[0]).unwrap()).unwrap(), "deep");
+    }
+
+    #[test]
+    fn a_file_gets_its_name_and_its_mode_only_when_it_is_whole() {
+        let folder = tempfile::tempdir().unwrap();
+        let name = folder.path().join("snap");
+        let count = || fs::read_dir(folder.path()).unwrap().count();
+        let write = |text: &str| {
+            write_whole(&name, |file| {
+                file.write_all(text.as_bytes())?;
+                assert_ne!(fs::read(&name).unwrap_or_default(), text.as_bytes());
+                if text == "bad" { Err(anyhow::anyhow!("failed")) } else { Ok(()) }
+            })
+        };
+        let mode = || fs::metadata(&name).unwrap().permissions().mode() & 0o777;
+        assert!(write("bad").is_err() && count() == 0);
+        write("one").unwrap();
+        assert_eq!((mode(), count()), (0o600, 1));
+        fs::set_permissions(&name, fs::Permissions::from_mode(0o664)).unwrap();
+        assert!(write("bad").is_err());
+        assert_eq!(fs::read(&name).unwrap(), b"one");
+        write("two").unwrap();
+        assert_eq!((mode(), count()), (0o664, 1));
+        assert_eq!(fs::read(&name).unwrap(), b"two");
+    }
+
+    #[test]
+    fn what_is_no_file_is_not_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let name = folder.path().join("null");
+        symlink("/dev/null", &name).unwrap();
+        let error = write_whole(&name, |_| Ok(())).unwrap_err().to_string();
+        assert!(error.contains("no regular file"), "{error}");
+        assert_eq!(fs::read_link(&name).unwrap(), Path::new("/dev/null"));
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
     }
 }

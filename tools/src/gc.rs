@@ -5,10 +5,10 @@ use std::time::Instant;
 
 use crate::args::Args;
 use crate::connect;
-use crate::output::{self, Outcome, count};
+use crate::output::{self, ExitStatus, count};
 
 /// `gc`: has the server look for lost blocks, and waits for the end.
-pub(crate) fn gc(args: &Args) -> anyhow::Result<Outcome> {
+pub(crate) fn gc(args: &Args) -> anyhow::Result<ExitStatus> {
     let client = connect::writer(args)?;
     let started = Instant::now();
     let before = client.statistics()?;
@@ -29,7 +29,7 @@ pub(crate) fn gc(args: &Args) -> anyhow::Result<Outcome> {
 }
 
 /// `compact`: moves blocks together.
-pub(crate) fn compact(args: &Args) -> anyhow::Result<Outcome> {
+pub(crate) fn compact(args: &Args) -> anyhow::Result<ExitStatus> {
     let client = connect::writer(args)?;
     let started = Instant::now();
     let done = client.compact()?;

@@ -12,11 +12,11 @@ use farside_tools::encoding::brief;
 
 use crate::args::{Args, Cas, Key, KeyValue};
 use crate::connect;
-use crate::output::{self, Outcome, Usage};
+use crate::output::{self, ExitStatus, Usage};
 use crate::standard_streams::StandardStreams;
 
 /// `get`: the bytes, and nothing else, on stdout.
-pub(crate) fn get(args: &Args, what: &Key) -> anyhow::Result<Outcome> {
+pub(crate) fn get(args: &Args, what: &Key) -> anyhow::Result<ExitStatus> {
     let key = connect::key(args, &what.key)?;
     match connect::reader(args)?.session()?.get(&key)? {
         Some(value) => print_value(args, &value.data),
@@ -25,24 +25,24 @@ pub(crate) fn get(args: &Args, what: &Key) -> anyhow::Result<Outcome> {
 }
 
 /// `put`.
-pub(crate) fn put(args: &Args, what: &KeyValue) -> anyhow::Result<Outcome> {
+pub(crate) fn put(args: &Args, what: &KeyValue) -> anyhow::Result<ExitStatus> {
     let Change { mut session, key, value } = Change::prepare(args, what)?;
     session.store(&key, &value, for_ttl(Store::always(), what.ttl))?;
-    Ok(Outcome::Done)
+    Ok(ExitStatus::Done)
 }
 
 /// `insert`.
-pub(crate) fn insert(args: &Args, what: &KeyValue) -> anyhow::Result<Outcome> {
+pub(crate) fn insert(args: &Args, what: &KeyValue) -> anyhow::Result<ExitStatus> {
     let Change { mut session, key, value } = Change::prepare(args, what)?;
     let inserted = session.store(&key, &value, for_ttl(Store::if_absent(), what.ttl))?;
-    if inserted { Ok(Outcome::Done) } else { no("is there already; nothing was changed", &key) }
+    if inserted { Ok(ExitStatus::Done) } else { no("is there already; nothing was changed", &key) }
 }
 
 /// `update`.
-pub(crate) fn update(args: &Args, what: &KeyValue) -> anyhow::Result<Outcome> {
+pub(crate) fn update(args: &Args, what: &KeyValue) -> anyhow::Result<ExitStatus> {
     let Change { mut session, key, value } = Change::prepare(args, what)?;
     let updated = session.store(&key, &value, for_ttl(Store::if_present(), what.ttl))?;
-    if updated { Ok(Outcome::Done) } else { no("is absent; nothing was changed", &key) }
+    if updated { Ok(ExitStatus::Done) } else { no("is absent; nothing was changed", &key) }
 }
 
 fn for_ttl(store: Store<'_>, ttl: Option<Duration>) -> Store<'_> {
@@ -53,21 +53,21 @@ fn for_ttl(store: Store<'_>, ttl: Option<Duration>) -> Store<'_> {
 }
 
 /// `delete`.
-pub(crate) fn delete(args: &Args, what: &Key) -> anyhow::Result<Outcome> {
+pub(crate) fn delete(args: &Args, what: &Key) -> anyhow::Result<ExitStatus> {
     let key = connect::key(args, &what.key)?;
     let deleted = connect::writer(args)?.session()?.delete(&key)?;
-    if deleted { Ok(Outcome::Done) } else { no("is absent", &key) }
+    if deleted { Ok(ExitStatus::Done) } else { no("is absent", &key) }
 }
 
 /// `cas`: on a mismatch the current value goes to stdout.
-pub(crate) fn compare_and_swap(args: &Args, what: &Cas) -> anyhow::Result<Outcome> {
+pub(crate) fn compare_and_swap(args: &Args, what: &Cas) -> anyhow::Result<ExitStatus> {
     let key = connect::key(args, &what.key)?;
     let decode = |text: &OsStr| connect::decode(args.value_encoding, "expected value", text);
     let expected = what.expect.as_deref().map(decode).transpose()?;
     let mut session = connect::writer(args)?.session()?;
     let new = Source::of_argument(args, &what.new)?.read(session.limits().value_bytes_max)?;
     match session.compare_exchange(&key, expected.as_deref(), &new)? {
-        Exchange::Exchanged => Ok(Outcome::Done),
+        Exchange::Exchanged => Ok(ExitStatus::Done),
         Exchange::Mismatch(None) => no("is absent; nothing was changed", &key),
         Exchange::Mismatch(Some(current)) => {
             print_value(args, &current.data)?;
@@ -76,15 +76,15 @@ pub(crate) fn compare_and_swap(args: &Args, what: &Cas) -> anyhow::Result<Outcom
     }
 }
 
-fn print_value(args: &Args, value: &[u8]) -> anyhow::Result<Outcome> {
+fn print_value(args: &Args, value: &[u8]) -> anyhow::Result<ExitStatus> {
     let mut stdout = output::stdout();
     stdout.write_all(&args.value_encoding.encode_whole(value))?;
     output::finish(stdout)
 }
 
-fn no(why: &str, key: &[u8]) -> anyhow::Result<Outcome> {
+fn no(why: &str, key: &[u8]) -> anyhow::Result<ExitStatus> {
     output::tell(format_args!("the key `{}` {why}", brief(key)));
-    Ok(Outcome::No)
+    Ok(ExitStatus::No)
 }
 
 /// What put, insert and update need.

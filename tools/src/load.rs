@@ -17,13 +17,13 @@ use crate::args::{self, Args};
 use crate::connect;
 use crate::files::Tree;
 use crate::keys::read_at_most;
-use crate::output::{self, Outcome, Usage, count};
+use crate::output::{self, ExitStatus, Usage, count};
 
 /// How many failures are told one by one; the rest is only counted.
 const FAILURES_TOLD_MAX: u64 = 20;
 
 /// `load`.
-pub(crate) fn load(args: &Args, what: &args::Load) -> anyhow::Result<Outcome> {
+pub(crate) fn load(args: &Args, what: &args::Load) -> anyhow::Result<ExitStatus> {
     let name = what.from.display();
     let found = fs::metadata(&what.from).with_context(|| format!("cannot load {name}"))?;
     if !found.is_dir() && !has_json_lines(&what.from) {
@@ -241,13 +241,13 @@ struct Tally {
 }
 
 impl Tally {
-    fn conclude(&self) -> Outcome {
+    fn conclude(&self) -> ExitStatus {
         let untold = self.failed.saturating_sub(FAILURES_TOLD_MAX);
         if untold > 0 {
             output::tell(format_args!("... and {untold} more"));
         }
         output::tell(self.summary());
-        if self.failed == 0 { Outcome::Done } else { Outcome::Failed(exit_code::FAILED) }
+        if self.failed == 0 { ExitStatus::Done } else { ExitStatus::Failed(exit_code::FAILED) }
     }
 
     fn summary(&self) -> String {

@@ -14,14 +14,11 @@ mod keys;
 mod load;
 mod output;
 mod raw;
-mod region_file;
 mod scan;
 mod snapshot;
 mod standard_streams;
 mod stat;
 mod stopping;
-mod system;
-mod unfinished;
 mod verify;
 
 use std::process::ExitCode;
@@ -30,7 +27,7 @@ use clap::{CommandFactory, Parser};
 use farside_config::command_line::{exit_code, usage_line};
 
 use args::{Args, Command};
-use output::Outcome;
+use output::ExitStatus;
 
 fn main() -> ExitCode {
     let args = match Args::try_parse() {
@@ -43,7 +40,7 @@ fn main() -> ExitCode {
     };
     match run(&args) {
         Ok(outcome) => outcome.into(),
-        Err(error) if output::is_closed(&error) => Outcome::Done.into(),
+        Err(error) if output::is_closed(&error) => ExitStatus::Done.into(),
         Err(error) => {
             output::tell_error(&error);
             output::exit_code(&error).into()
@@ -55,7 +52,7 @@ fn main() -> ExitCode {
 fn help(asked: &clap::Error) -> ExitCode {
     match asked.print() {
         Ok(()) => (asked.exit_code() as u8).into(),
-        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Outcome::Done.into(),
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => ExitStatus::Done.into(),
         Err(error) => {
             output::tell(format_args!("cannot print the help: {error}"));
             exit_code::FAILED.into()
@@ -69,7 +66,7 @@ fn is_mistake(error: &clap::Error) -> bool {
     error.use_stderr() && error.kind() != kind
 }
 
-fn run(args: &Args) -> anyhow::Result<Outcome> {
+fn run(args: &Args) -> anyhow::Result<ExitStatus> {
     stopping::survive_long_files()?;
     farside_config::signals::explain_bus_errors("kv-cli")?;
     match &args.command {
@@ -92,7 +89,7 @@ fn run(args: &Args) -> anyhow::Result<Outcome> {
     }
 }
 
-fn completions(shell: clap_complete::Shell) -> anyhow::Result<Outcome> {
+fn completions(shell: clap_complete::Shell) -> anyhow::Result<ExitStatus> {
     let mut command = Args::command();
     let name = command.get_name().to_owned();
     // Into memory first: the generator panics when its writer fails.

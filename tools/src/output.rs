@@ -18,7 +18,7 @@ use crate::stopping::Stopped;
 
 /// How a command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
+pub(crate) enum ExitStatus {
     /// As wished.
     Done,
     /// The key was absent, or the change was not made.
@@ -27,7 +27,7 @@ pub(crate) enum Outcome {
     Failed(u8),
 }
 
-impl Outcome {
+impl ExitStatus {
     /// After one more failure with this exit code. Damage counts more than what else there was.
     pub(crate) fn or_failed(self, code: u8) -> Self {
         match self {
@@ -37,12 +37,12 @@ impl Outcome {
     }
 }
 
-impl From<Outcome> for ExitCode {
-    fn from(outcome: Outcome) -> Self {
+impl From<ExitStatus> for ExitCode {
+    fn from(outcome: ExitStatus) -> Self {
         match outcome {
-            Outcome::Done => Self::SUCCESS,
-            Outcome::No => exit_code::NO.into(),
-            Outcome::Failed(code) => code.into(),
+            ExitStatus::Done => Self::SUCCESS,
+            ExitStatus::No => exit_code::NO.into(),
+            ExitStatus::Failed(code) => code.into(),
         }
     }
 }
@@ -120,9 +120,9 @@ pub(crate) fn stdout() -> BufWriter<Stdout> {
 }
 
 /// Writes out what is still buffered.
-pub(crate) fn finish(mut stdout: BufWriter<Stdout>) -> anyhow::Result<Outcome> {
+pub(crate) fn finish(mut stdout: BufWriter<Stdout>) -> anyhow::Result<ExitStatus> {
     stdout.flush()?;
-    Ok(Outcome::Done)
+    Ok(ExitStatus::Done)
 }
 
 /// Whether the command ended because stdout has no reader.

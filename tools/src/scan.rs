@@ -8,10 +8,10 @@ use farside_tools::records::Record;
 
 use crate::args::{self, Args};
 use crate::connect;
-use crate::output::{self, Outcome};
+use crate::output::{self, ExitStatus};
 
 /// `scan`: one line an entry.
-pub(crate) fn scan(args: &Args, what: &args::Scan) -> anyhow::Result<Outcome> {
+pub(crate) fn scan(args: &Args, what: &args::Scan) -> anyhow::Result<ExitStatus> {
     let prefix = what.prefix.as_deref();
     let prefix =
         prefix.map(|text| connect::decode(args.key_encoding, "prefix", text)).transpose()?;
@@ -19,7 +19,7 @@ pub(crate) fn scan(args: &Args, what: &args::Scan) -> anyhow::Result<Outcome> {
     let mut session = connect::reader(args)?.session()?;
     let mut stdout = output::stdout();
     let mut left = what.limit.unwrap_or(u64::MAX);
-    let mut outcome = Outcome::Done;
+    let mut outcome = ExitStatus::Done;
     let mut entries = session.scan()?;
     while left > 0
         && let Some(entry) = entries.next()

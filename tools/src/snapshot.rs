@@ -11,13 +11,13 @@ use farside_tools::check::Scope;
 use crate::args::{self, Args};
 use crate::connect;
 use crate::dump::for_each_entry;
-use crate::output::{self, Outcome};
+use crate::files::{check_free, write_whole};
+use crate::output::{self, ExitStatus};
 use crate::raw::RawRegion;
 use crate::stopping::Stop;
-use crate::unfinished::{Unfinished, check_free};
 
 /// `snapshot`: a scan, into a file that is there only once it is whole.
-pub(crate) fn snapshot(args: &Args, what: &args::Snapshot) -> anyhow::Result<Outcome> {
+pub(crate) fn snapshot(args: &Args, what: &args::Snapshot) -> anyhow::Result<ExitStatus> {
     let name = what.to.display();
     check_free(&what.to, what.force)?;
     let client = connect::reader(args)?;
@@ -26,13 +26,10 @@ pub(crate) fn snapshot(args: &Args, what: &args::Snapshot) -> anyhow::Result<Out
     if let Some(keys) = count_keys(args) {
         output::set_total(&bar, keys);
     }
-    let writing = || format!("cannot write {name}");
     let stop = Stop::listen()?;
-    let mut file = Unfinished::create(&what.to).with_context(writing)?;
-    let tally = write(&client, &mut session, &mut file.writer, (&bar, &stop));
-    let tally = tally.with_context(writing)?;
-    file.finish().with_context(writing)?;
-    // The file is complete, whoever knows.
+    let tally = write_whole(&what.to, |file| write(&client, &mut session, file, (&bar, &stop)));
+    let tally = tally.with_context(|| format!("cannot write {name}"))?;
+    // The file is complete, whether or not the server hears of it.
     let _ = client.report_snapshot(1000);
     Ok(tally.conclude("key", &what.to))
 }

@@ -11,11 +11,11 @@ use serde::Serialize;
 
 use crate::args::{self, Args};
 use crate::connect;
-use crate::output::{self, Outcome, bytes};
+use crate::output::{self, ExitStatus, bytes};
 use crate::raw::RawRegion;
 
 /// `stat`: what the server knows and what a walk through the index finds.
-pub(crate) fn stat(args: &Args, what: &args::Stat) -> anyhow::Result<Outcome> {
+pub(crate) fn stat(args: &Args, what: &args::Stat) -> anyhow::Result<ExitStatus> {
     let config = connect::config(args)?;
     // Before the walk's own connection, so that only this one has to be left out.
     let statistics = connect::reader(args)?.statistics()?;
@@ -32,10 +32,10 @@ pub(crate) fn stat(args: &Args, what: &args::Stat) -> anyhow::Result<Outcome> {
     }
     output::finish(stdout)?;
     if report.is_clean() {
-        return Ok(Outcome::Done);
+        return Ok(ExitStatus::Done);
     }
     output::tell("the index is damaged: run `kv-cli verify`");
-    Ok(Outcome::Failed(exit_code::DAMAGE))
+    Ok(ExitStatus::Failed(exit_code::DAMAGE))
 }
 
 /// What `stat` shows; the names are those of the JSON.

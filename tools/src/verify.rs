@@ -8,15 +8,14 @@ use farside_tools::check::{Problem, Report, Scope};
 
 use crate::args::{self, Args};
 use crate::connect;
-use crate::output::{self, Outcome, bytes, count};
-use crate::raw::{OnBar, RawRegion};
-use crate::region_file;
+use crate::output::{self, ExitStatus, bytes, count};
+use crate::raw::{self, OnBar, RawRegion};
 
 /// `verify`: the report on stdout, the verdict in the exit code.
-pub(crate) fn verify(args: &Args, what: &args::Verify) -> anyhow::Result<Outcome> {
+pub(crate) fn verify(args: &Args, what: &args::Verify) -> anyhow::Result<ExitStatus> {
     let bar = output::progress("verifying");
     let report = match &what.region {
-        Some(path) => region_file::check(path, &mut OnBar(&bar))?,
+        Some(path) => raw::check_file(path, &mut OnBar(&bar))?,
         None => RawRegion::open(&connect::config(args)?)?.check(Scope::Blocks, &bar)?,
     };
     bar.finish_and_clear();
@@ -26,7 +25,7 @@ pub(crate) fn verify(args: &Args, what: &args::Verify) -> anyhow::Result<Outcome
     if !report.is_clean() {
         output::tell(advice(&report, what.region.is_some()));
     }
-    Ok(if report.is_clean() { Outcome::Done } else { Outcome::Failed(exit_code::DAMAGE) })
+    Ok(if report.is_clean() { ExitStatus::Done } else { ExitStatus::Failed(exit_code::DAMAGE) })
 }
 
 /// What to do about damage.

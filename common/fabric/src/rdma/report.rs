@@ -10,9 +10,12 @@ use rustix::fs::{Access, access};
 use rustix::process::{Resource, getrlimit};
 
 const SYSFS: &str = "/sys/class/infiniband";
+/// RDMA-CM's device, and the folder of those of the verbs.
 const CM_DEVICE: &str = "/dev/infiniband/rdma_cm";
-/// A client registers less than this; a server its region.
-const MEMLOCK_BYTES_MIN: u64 = 64 << 20;
+const VERBS_DEVICES: &str = "/dev/infiniband";
+/// How large a new region is without being told, which its server registers. A client registers
+/// less.
+const MEMLOCK_BYTES_MIN: u64 = 1 << 30;
 /// The most entries of a port's GID table that are looked at.
 const GIDS_MAX: usize = 256;
 
@@ -108,6 +111,11 @@ impl Report {
         }
     }
 
+    /// Whether a server may pin a region of the default size.
+    pub fn memlock_suffices(&self) -> bool {
+        self.memlock_bytes.is_none_or(|bytes| bytes >= MEMLOCK_BYTES_MIN)
+    }
+
     /// Adds what is wrong with what was found.
     pub(super) fn judge(mut self) -> Self {
         let mut findings = Vec::new();
@@ -118,12 +126,13 @@ impl Report {
             found(
                 "no RDMA device".to_owned(),
                 "load the network card's driver; or soft-RoCE: modprobe rdma_rxe && rdma link add \
-                 rxe0 type rxe netdev eth0",
+                 rxe0 type rxe netdev eth0 (shm:// needs none)",
             );
-        } else if let Err(error) = access(CM_DEVICE, Access::READ_OK | Access::WRITE_OK) {
+        } else if let Some(what) = refused_device() {
             found(
-                format!("{CM_DEVICE}: {error}"),
-                "modprobe rdma_ucm; usermod -aG rdma $USER; in a container pass /dev/infiniband in",
+                what,
+                "modprobe ib_uverbs rdma_ucm; usermod -aG rdma $USER; in a container pass \
+                 /dev/infiniband in",
             );
         }
         for device in &self.devices {
@@ -144,17 +153,27 @@ impl Report {
                 found(what, "use another device; Farside needs compare-and-swap");
             }
         }
-        if self.memlock_bytes.is_some_and(|bytes| bytes < MEMLOCK_BYTES_MIN) {
+        if !self.memlock_suffices() {
             let bytes = self.memlock_bytes.unwrap_or(0);
             found(
-                format!("only {bytes} bytes may be pinned (without CAP_IPC_LOCK)"),
+                format!("only {bytes} bytes of locked memory are allowed (without CAP_IPC_LOCK)"),
                 "ulimit -l unlimited, LimitMEMLOCK=infinity in the systemd unit, or memlock in \
-                 /etc/security/limits.conf",
+                 /etc/security/limits.conf (shm:// does not need it)",
             );
         }
         self.findings = findings;
         self
     }
+}
+
+/// The first device file that this process may not use, and why.
+fn refused_device() -> Option<String> {
+    let verbs = names(Path::new(VERBS_DEVICES)).into_iter().find(|name| name.starts_with("uverbs"));
+    let verbs = verbs.unwrap_or_else(|| "uverbs0".to_owned());
+    [CM_DEVICE.to_owned(), format!("{VERBS_DEVICES}/{verbs}")].into_iter().find_map(|path| {
+        let error = access(&path, Access::READ_OK | Access::WRITE_OK).err()?;
+        Some(format!("{path}: {error}"))
+    })
 }
 
 fn names(folder: &Path) -> Vec<String> {
