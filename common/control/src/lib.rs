@@ -9,17 +9,17 @@
 pub mod address;
 pub mod attach;
 mod connect;
-mod goodbye;
 mod message;
 mod statistics;
 mod trust;
+
+use std::time::Duration;
 
 pub use connect::*;
 pub use farside_fabric::{
     ControlChannel, MESSAGE_BYTES_MAX, REPLY_BYTES_MAX, REQUEST_BYTES_MAX, Role,
 };
 pub use farside_layout::{FreeBlock, SplitOutcome};
-pub use goodbye::say_goodbye;
 pub use message::*;
 pub use statistics::*;
 
@@ -37,4 +37,13 @@ pub enum ControlError {
     NotFarside,
     #[error("{field} has the unknown value {value}")]
     Unknown { field: &'static str, value: u64 },
+}
+
+/// Says goodbye; waits this long until the message does not need this end any more. If it does
+/// not arrive, the server sees the connection end, and takes this client for one that died.
+pub fn say_goodbye(channel: &mut dyn ControlChannel, most: Duration) {
+    let mut goodbye = Vec::new();
+    Request::Goodbye.encode(&mut goodbye);
+    let _ = channel.send(&goodbye);
+    let _ = channel.flush(most);
 }
