@@ -9,7 +9,7 @@ use std::time::Duration;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
-use crate::clock::now_ns;
+use crate::accounting::now_ns;
 
 /// How arrivals follow each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

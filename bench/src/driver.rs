@@ -16,15 +16,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use farside::{Outcome, PipelineFull};
 
+use crate::accounting::now_ns;
 use crate::arrivals::Schedule;
-use crate::attribution::Attribution;
-use crate::clock::now_ns;
 use crate::journal::Witness;
 use crate::keys::{self, Key};
 use crate::operations::{BATCH, Batch, Operation, Source, Values};
-use crate::recorder::Recorder;
+use crate::recorder::{Attribution, Recorder};
 use crate::records::RecordCounter;
-use crate::store::{Action, Change, Pipelined, Store};
+use crate::store::{Action, Pipelined, Store};
 use crate::workload::Kind;
 
 /// How many operations in flight share one reading of the clock.
@@ -185,35 +184,19 @@ fn perform<S: Store>(
     &Operation { kind, record, ref key, value_bytes }: &Operation,
     witness: &mut impl Witness,
     values: &mut Values,
-    value: &mut Vec<u8>,
+    found: &mut Vec<u8>,
 ) -> Result<bool, S::Error> {
-    let mut expected = true;
-    if matches!(kind, Kind::Get | Kind::Rmw) {
-        witness.begins(Action::Get.into(), record);
-        let version = store.get_into(key, value)?;
-        let outcome = Outcome::Value(version.map(|version| (&value[..], version)));
+    let mut perform = |action: Action| {
+        witness.begins(action.into(), record);
+        let value = new_value(action, witness, values, value_bytes);
+        let outcome = store.perform(action, key, value, found)?;
         witness.goes_on(ONLY_LANE);
         witness.ends(ONLY_LANE, outcome);
-        expected = as_expected(outcome, value_bytes);
-    }
-    let Some(change) = change(kind) else { return Ok(expected) };
-    let action = Action::from(change);
-    witness.begins(action.into(), record);
-    let new_value = new_value(action, witness, values, value_bytes);
-    let outcome = action.outcome(store.change(change, key, new_value)?, &[]);
-    witness.goes_on(ONLY_LANE);
-    witness.ends(ONLY_LANE, outcome);
-    Ok(expected && as_expected(outcome, value_bytes))
-}
-
-/// How an operation changes its record, if it does.
-fn change(kind: Kind) -> Option<Change> {
-    match kind {
-        Kind::Get => None,
-        Kind::Put | Kind::Rmw => Some(Change::Put),
-        Kind::Insert => Some(Change::Insert),
-        Kind::Delete => Some(Change::Delete),
-    }
+        Ok(as_expected(outcome, value_bytes))
+    };
+    let (first, then) = kind.actions();
+    let expected = perform(first)?;
+    Ok(then.map_or(Ok(true), perform)? && expected)
 }
 
 /// What an operation stores.
@@ -318,9 +301,8 @@ impl<W: Witness, P: Pipelined> SideBySide<'_, '_, W, P> {
     /// Posts an operation, or the second half of one.
     fn submit(&mut self, in_flight: InFlight, key: &Key) -> Result<(), PipelineFull> {
         let (pipeline, Driver { witness, values, .. }) = (&mut self.pipeline, &mut *self.driver);
-        let reads = in_flight.kind == Kind::Rmw && !in_flight.has_read;
-        let change = change(in_flight.kind).filter(|_| !reads);
-        let action = change.map_or(Action::Get, Action::from);
+        let (first, then) = in_flight.kind.actions();
+        let action = then.filter(|_| in_flight.has_read).unwrap_or(first);
         witness.begins(action.into(), in_flight.record);
         let value = new_value(action, &mut **witness, values, in_flight.value_bytes);
         let lane = pipeline.start(action, key, value)?;

@@ -4,15 +4,16 @@
 //!   upstream's files.
 //! - [`workload`], [`distribution`], [`zipfian`], [`keys`], [`records`], [`value_size`],
 //!   [`pattern`], [`operations`]: which operation comes next.
-//! - [`driver`], [`arrivals`], [`store`], [`recorder`], [`attribution`]: the measured
-//!   loops, when they start what, what they drive, one server or several, and what they note down.
+//! - [`driver`], [`arrivals`], [`store`], [`recorder`]: the measured loops, when they start what,
+//!   what they drive, and what they note down.
 //! - [`journal`]: a witness that writes every operation to a history.
-//! - [`run`], [`phases`], [`threads`], [`processes`], [`worked`], [`progress`], [`server`],
-//!   [`daemon`], [`accounting`]: threads and processes, their phases and sums, what is shown
-//!   meanwhile, a server for the run and what it spent.
+//! - [`run`], [`phases`], [`processes`], [`thread_measurement`]: threads and processes, their
+//!   phases and sums, and what is shown meanwhile.
+//! - [`server`], [`daemon`], [`sizing`], [`accounting`]: a server for the run, its memory, and
+//!   what it spent.
 //! - [`verbs`]: the raw rates of a fabric, the limit of everything above.
 //! - [`price`]: what an operation takes at least.
-//! - [`report`], [`open_loop`], [`environment`], [`publish`]: JSON and tables.
+//! - [`report`], [`environment`], [`publish`]: JSON and tables.
 //! - [`html`]: a page of them.
 #![deny(unsafe_code)]
 
@@ -21,8 +22,6 @@ pub mod accounting;
 pub mod allocations;
 pub mod args;
 pub mod arrivals;
-pub mod attribution;
-pub mod clock;
 pub mod command;
 pub mod daemon;
 pub mod distribution;
@@ -33,13 +32,11 @@ pub mod html;
 pub mod interrupt;
 pub mod journal;
 pub mod keys;
-pub mod open_loop;
 pub mod operations;
 pub mod pattern;
 pub mod phases;
 pub mod price;
 pub mod processes;
-pub mod progress;
 pub mod properties;
 pub mod publish;
 pub mod recorder;
@@ -49,10 +46,9 @@ pub mod run;
 pub mod server;
 pub mod sizing;
 pub mod store;
-pub mod threads;
+pub mod thread_measurement;
 pub mod value_size;
 pub mod verbs;
-pub mod worked;
 pub mod workload;
 pub mod zipfian;
 

@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
-use std::thread;
+use std::thread::{self, Builder, Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use farside::{CacheStatistics, Client, Session};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use crate::accounting::{ServerUsage, thread_cpu_s};
+use crate::accounting::{ServerUsage, now_ns, thread_cpu_s};
 use crate::args::Ycsb;
 use crate::arrivals::Schedule;
-use crate::clock::now_ns;
 use crate::driver::Driver;
 use crate::environment::Environment;
 use crate::interrupt::Interrupt;
@@ -18,12 +18,11 @@ use crate::journal::{HistoryFile, Journal, Witness};
 use crate::operations::{Budget, Generator, Loader};
 use crate::pattern::Pattern;
 use crate::processes::Parent;
-use crate::progress::ProgressLine;
 use crate::recorder::Recorder;
 use crate::records::RecordCounter;
+use crate::report::grouped;
 use crate::server::Server;
-use crate::threads::start;
-use crate::worked::Worked;
+use crate::thread_measurement::ThreadMeasurement;
 use crate::workload::{Kind, Mix};
 use crate::{Error, Result, allocations};
 
@@ -40,7 +39,7 @@ enum Phase {
 /// How many operations a thread did: a cache line of its own, and of the one beside it.
 #[derive(Default)]
 #[repr(align(128))]
-struct Progress(AtomicU64);
+struct ThreadProgress(AtomicU64);
 
 /// What the threads of this process share.
 struct Shared<'a> {
@@ -59,7 +58,7 @@ struct Shared<'a> {
     started: AtomicUsize,
     /// How many threads have measured all there was.
     ended: AtomicUsize,
-    progress: Box<[Progress]>,
+    progress: Box<[ThreadProgress]>,
 }
 
 /// What the thread saw that leads the others.
@@ -98,7 +97,7 @@ pub fn threads(
     history: Option<HistoryFile>,
     parent: Option<&Parent>,
     interrupt: &Interrupt,
-) -> Result<(Worked, Supervised)> {
+) -> Result<(ThreadMeasurement, Supervised)> {
     let shared = Shared {
         args,
         parent,
@@ -113,7 +112,7 @@ pub fn threads(
         loaded: AtomicUsize::new(0),
         started: AtomicUsize::new(0),
         ended: AtomicUsize::new(0),
-        progress: (0..args.threads).map(|_| Progress::default()).collect(),
+        progress: (0..args.threads).map(|_| ThreadProgress::default()).collect(),
     };
     thread::scope(|scope| {
         let shared = &shared;
@@ -123,15 +122,15 @@ pub fn threads(
         let workers = workers.inspect_err(|_| shared.enter(Phase::Stop))?;
         let supervised = shared.supervise(server, interrupt);
         shared.enter(Phase::Stop);
-        let worked: Vec<Result<Option<Worked>>> = workers
+        let worked: Vec<Result<Option<ThreadMeasurement>>> = workers
             .into_iter()
             .map(|worker| worker.join().unwrap_or(Err(Error::Panicked)))
             .collect();
         // A failed thread explains more than the end it brought to the others.
-        let threads: Vec<Option<Worked>> = worked.into_iter().collect::<Result<_>>()?;
+        let threads: Vec<Option<ThreadMeasurement>> = worked.into_iter().collect::<Result<_>>()?;
         let supervised = supervised?;
         let threads = threads.into_iter().collect::<Option<Vec<_>>>().ok_or(Error::Panicked)?;
-        Ok((Worked::sum(threads).ok_or(Error::Panicked)?, supervised))
+        Ok((ThreadMeasurement::sum(threads).ok_or(Error::Panicked)?, supervised))
     })
 }
 
@@ -146,7 +145,7 @@ impl Shared<'_> {
     }
 
     /// One thread, all phases. `None` if the run ended before the measured one.
-    fn work(&self, thread: u32) -> Result<Option<Worked>> {
+    fn work(&self, thread: u32) -> Result<Option<ThreadMeasurement>> {
         let Some(file) = &self.history else { return self.connected(thread, &mut ()) };
         let mut journal = Journal::new(file, thread, self.args.depth);
         let worked = self.connected(thread, &mut journal);
@@ -155,7 +154,7 @@ impl Shared<'_> {
         worked.and_then(|worked| recorded.map(|()| worked))
     }
 
-    fn connected(&self, own: u32, witness: &mut impl Witness) -> Result<Option<Worked>> {
+    fn connected(&self, own: u32, witness: &mut impl Witness) -> Result<Option<ThreadMeasurement>> {
         let mut stop_others = StopOthers(Some(self));
         let mut session = self.client.session().map_err(Error::client("opening a session"))?;
         let args = self.args;
@@ -192,7 +191,7 @@ impl Shared<'_> {
         self.ended.fetch_add(1, Ordering::Release);
         // They may have some of the operations left.
         stop_others.0 = None;
-        Ok(Some(Worked { recorder, started_ns, ended_ns, cache, allocations, cpu_s }))
+        Ok(Some(ThreadMeasurement { recorder, started_ns, ended_ns, cache, allocations, cpu_s }))
     }
 
     /// Has a name in profiles: tools/scripts/instructions.sh counts what is done in it.
@@ -305,4 +304,48 @@ fn cache_since(now: CacheStatistics, before: CacheStatistics) -> CacheStatistics
         hits: now.hits.saturating_sub(before.hits),
         misses: now.misses.saturating_sub(before.misses),
     }
+}
+
+/// One line on stderr that changes; nothing if stderr is no terminal.
+pub struct ProgressLine(ProgressBar);
+
+impl Default for ProgressLine {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl ProgressLine {
+    /// An empty one.
+    pub fn new() -> Self {
+        let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
+        if let Ok(style) = ProgressStyle::with_template("{spinner} {msg}") {
+            bar.set_style(style);
+        }
+        Self(bar)
+    }
+
+    /// Shows how fast a phase goes.
+    pub fn show(&self, phase: &str, rate: f64, elapsed: Duration) {
+        let rate = grouped(rate as u64);
+        self.0.set_message(format!("{phase:<8} {rate:>12} ops/s  {:.1} s", elapsed.as_secs_f64()));
+        self.0.tick();
+    }
+}
+
+impl Drop for ProgressLine {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+    }
+}
+
+/// As [`Scope::spawn`], which panics then.
+///
+/// # Errors
+/// [`Error::System`].
+pub fn start<'s, T: Send + 's>(
+    scope: &'s Scope<'s, '_>,
+    work: impl FnOnce() -> T + Send + 's,
+) -> Result<ScopedJoinHandle<'s, T>> {
+    Builder::new().spawn_scoped(scope, work).map_err(Error::system("starting a thread"))
 }

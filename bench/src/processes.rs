@@ -20,11 +20,10 @@ use serde::{Deserialize, Serialize};
 use crate::args::Ycsb;
 use crate::environment::Environment;
 use crate::interrupt::Interrupt;
-use crate::phases::Supervised;
-use crate::progress::ProgressLine;
+use crate::phases::{ProgressLine, Supervised};
 use crate::run;
 use crate::server::Server;
-use crate::worked::{Told, Worked};
+use crate::thread_measurement::ThreadMeasurement;
 use crate::{Error, Result};
 
 /// What a parent tells.
@@ -36,13 +35,13 @@ enum Order {
 }
 
 /// What a child tells.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Serialize, Deserialize)]
 enum Message {
     /// In all phases, so far.
     Operations(u64),
     Loaded,
     Measured {
-        told: Box<Told>,
+        threads: Box<ThreadMeasurement>,
         environment: Environment,
     },
     Failed {
@@ -59,7 +58,11 @@ const PAUSE: Duration = Duration::from_millis(5);
 ///
 /// # Errors
 /// What went wrong first, in whichever process.
-pub fn run(args: &Ycsb, server: &Server, interrupt: &Interrupt) -> Result<(Worked, Supervised)> {
+pub fn run(
+    args: &Ycsb,
+    server: &Server,
+    interrupt: &Interrupt,
+) -> Result<(ThreadMeasurement, Supervised)> {
     let mut children = Children::start(args)?;
     let load = Instant::now();
     children.tell(&Order::Load { server: server.address().to_owned(), is_own: server.is_own() })?;
@@ -72,11 +75,11 @@ pub fn run(args: &Ycsb, server: &Server, interrupt: &Interrupt) -> Result<(Worke
     children.tell(&Order::Measure)?;
     children.wait("measure", interrupt, |child| child.measured.is_some())?;
     let spent = before.zip(server.usage()).map(|(before, after)| after.since(&before));
-    let measured: Option<Vec<(Worked, Environment)>> =
+    let measured: Option<Vec<(ThreadMeasurement, Environment)>> =
         children.all.iter_mut().map(|child| child.measured.take()).collect();
     let (worked, machines): (Vec<_>, Vec<_>) = measured.into_iter().flatten().unzip();
     let environment = machines.into_iter().next().unwrap_or_default();
-    let worked = Worked::sum(worked).ok_or(Error::Panicked)?;
+    let worked = ThreadMeasurement::sum(worked).ok_or(Error::Panicked)?;
     Ok((worked, Supervised { server: spent, load_seconds, environment }))
 }
 
@@ -86,7 +89,7 @@ struct Process {
     orders: Option<ChildStdin>,
     operations: u64,
     has_loaded: bool,
-    measured: Option<(Worked, Environment)>,
+    measured: Option<(ThreadMeasurement, Environment)>,
 }
 
 struct Children {
@@ -162,8 +165,8 @@ impl Children {
         match message {
             Some(Message::Operations(operations)) => process.operations = operations,
             Some(Message::Loaded) => process.has_loaded = true,
-            Some(Message::Measured { told, environment }) => {
-                process.measured = told.worked().map(|worked| (worked, environment));
+            Some(Message::Measured { threads, environment }) => {
+                process.measured = Some((*threads, environment));
             }
             Some(Message::Failed { said, code }) => {
                 return Err(Error::Process { number, said, code });
@@ -278,14 +281,9 @@ fn say(message: &Message) {
 pub fn child(args: &Ycsb, interrupt: &Interrupt) {
     let measured = Parent::listen(interrupt).and_then(|parent| run::part(args, &parent, interrupt));
     say(&match measured {
-        Ok((worked, Supervised { environment, .. })) => match Told::of(&worked) {
-            Some(told) => Message::Measured { told: Box::new(told), environment },
-            None => failed(&Error::Panicked),
-        },
-        Err(error) => failed(&error),
+        Ok((threads, Supervised { environment, .. })) => {
+            Message::Measured { threads: Box::new(threads), environment }
+        }
+        Err(error) => Message::Failed { said: one_line(&error), code: error.exit_code() },
     });
-}
-
-fn failed(error: &Error) -> Message {
-    Message::Failed { said: one_line(error), code: error.exit_code() }
 }

@@ -1,8 +1,11 @@
-//! What a thread notes down about its operations.
+//! What a thread notes down about its operations, and which kind of operation asked for what.
 
 use farside::Counters;
 use hdrhistogram::Histogram;
+use serde::{Deserialize, Serialize};
 
+use crate::store::Store;
+use crate::thread_measurement::{CountersForm, histogram, optional_histogram};
 use crate::workload::{Kind, Mix};
 
 /// Latencies above this are recorded as this, in nanoseconds.
@@ -17,19 +20,22 @@ pub fn latency_histogram() -> Histogram<u64> {
 }
 
 /// All operations of one kind.
-#[derive(Clone)]
+#[derive(Clone, Serialize, Deserialize)]
 pub struct KindRecord {
     /// Their latencies, in nanoseconds; as many as there were operations.
+    #[serde(with = "histogram")]
     pub latencies: Histogram<u64>,
     /// Where operations have an intended start that latencies count from: the times from their real
     /// start on, in nanoseconds.
+    #[serde(with = "optional_histogram")]
     pub services: Option<Histogram<u64>>,
     /// What they asked of the fabric.
+    #[serde(with = "CountersForm")]
     pub counters: Counters,
 }
 
 /// All operations of one thread, or of all.
-#[derive(Clone)]
+#[derive(Clone, Serialize, Deserialize)]
 pub struct Recorder {
     /// By [`Kind::index`]; none for kinds the workload does not have.
     kinds: [Option<KindRecord>; Kind::COUNT],
@@ -125,6 +131,42 @@ impl Recorder {
     /// All operations.
     pub fn operations(&self) -> u64 {
         self.kinds().map(|(_, of)| of.latencies.len()).sum()
+    }
+}
+
+/// Adds what the store asked of its fabric to the kind of operation it did meanwhile. Looks only
+/// where the kind changes.
+pub struct Attribution {
+    kind: Option<Kind>,
+    since: Counters,
+}
+
+impl Attribution {
+    /// Nothing yet.
+    pub fn new(store: &impl Store) -> Self {
+        Self { kind: None, since: store.counters() }
+    }
+
+    /// From now on operations are of this kind.
+    #[inline]
+    pub fn enter(&mut self, kind: Kind, store: &impl Store, recorder: &mut Recorder) {
+        if self.kind != Some(kind) {
+            self.leave(store, recorder);
+            self.kind = Some(kind);
+        }
+    }
+
+    /// No more operations.
+    pub fn leave(&mut self, store: &impl Store, recorder: &mut Recorder) {
+        let now = store.counters();
+        if now.round_trips < self.since.round_trips {
+            // The session reconnected and counts from 0 again.
+            self.since = Counters::default();
+        }
+        if let Some(kind) = self.kind {
+            recorder.attribute(kind, &(now - self.since));
+        }
+        self.since = now;
     }
 }
 

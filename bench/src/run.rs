@@ -16,8 +16,8 @@ use crate::processes::{self, Parent};
 use crate::recorder::Recorder;
 use crate::server::Server;
 use crate::sizing::{self, Demand, Memory};
+use crate::thread_measurement::ThreadMeasurement;
 use crate::verbs::RawLimit;
-use crate::worked::Worked;
 use crate::{Error, Result};
 
 /// What a run measured, of all threads together.
@@ -51,8 +51,9 @@ pub struct Measured {
 
 impl Measured {
     /// What all threads together measured, just now.
-    pub fn new(fabric: String, worked: Worked, supervised: Supervised) -> Self {
-        let Worked { recorder, started_ns, ended_ns, cache, allocations, cpu_s } = worked;
+    pub fn new(fabric: String, worked: ThreadMeasurement, supervised: Supervised) -> Self {
+        let ThreadMeasurement { recorder, started_ns, ended_ns, cache, allocations, cpu_s } =
+            worked;
         let Supervised { server, load_seconds, environment } = supervised;
         let seconds = (ended_ns - started_ns) as f64 / 1e9;
         Self {
@@ -106,7 +107,11 @@ pub fn ycsb(args: &Ycsb, interrupt: &Interrupt) -> Result<Measured> {
 ///
 /// # Errors
 /// As for [`ycsb`].
-pub fn part(args: &Ycsb, parent: &Parent, interrupt: &Interrupt) -> Result<(Worked, Supervised)> {
+pub fn part(
+    args: &Ycsb,
+    parent: &Parent,
+    interrupt: &Interrupt,
+) -> Result<(ThreadMeasurement, Supervised)> {
     let server = parent.server(args.target.config()?);
     let client = connect(args, &server.config)?;
     let done = phases::threads(args, (client, &server), None, Some(parent), interrupt);

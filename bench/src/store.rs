@@ -7,39 +7,17 @@ use farside::{
 
 use crate::keys::Key;
 
-/// What is done to a key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Change {
-    /// Stores a value, over an old one if there is one.
-    Put,
-    /// Stores a value if the key is absent.
-    Insert,
-    /// Removes the key, with no value.
-    Delete,
-}
-
 /// What to do with a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Reads a value.
     Get,
-    /// As [`Change::Put`].
+    /// Stores a value, over an old one if there is one.
     Put,
-    /// As [`Change::Insert`].
+    /// Stores a value if the key is absent.
     Insert,
-    /// As [`Change::Delete`].
+    /// Removes the key.
     Delete,
-}
-
-impl From<Change> for Action {
-    #[inline]
-    fn from(change: Change) -> Self {
-        match change {
-            Change::Put => Self::Put,
-            Change::Insert => Self::Insert,
-            Change::Delete => Self::Delete,
-        }
-    }
 }
 
 impl Action {
@@ -66,17 +44,18 @@ pub trait Store {
     where
         Self: 's;
 
-    /// Puts a key's value into the buffer. The version is whatever the store tells of one.
+    /// Does one operation, and waits for it. Those that store nothing have no value; a GET puts the
+    /// one that it finds into the buffer.
     ///
     /// # Errors
     /// The store's.
-    fn get_into(&mut self, key: &Key, value: &mut Vec<u8>) -> Result<Option<Version>, Self::Error>;
-
-    /// Changes a key; whether it was as required.
-    ///
-    /// # Errors
-    /// The store's.
-    fn change(&mut self, change: Change, key: &Key, value: &[u8]) -> Result<bool, Self::Error>;
+    fn perform<'v>(
+        &mut self,
+        action: Action,
+        key: &Key,
+        value: &[u8],
+        found: &'v mut Vec<u8>,
+    ) -> Result<Outcome<'v>, Self::Error>;
 
     /// Begins to have many operations in flight.
     ///
@@ -133,17 +112,25 @@ impl Store for Session {
     type Pipeline<'s> = Pipeline<'s>;
 
     #[inline]
-    fn get_into(&mut self, key: &Key, value: &mut Vec<u8>) -> farside::Result<Option<Version>> {
-        self.get_into(key, value)
-    }
-
-    #[inline]
-    fn change(&mut self, change: Change, key: &Key, value: &[u8]) -> farside::Result<bool> {
-        match change {
-            Change::Put => self.put(key, value).map(|()| true),
-            Change::Insert => self.insert(key, value),
-            Change::Delete => self.delete(key),
-        }
+    fn perform<'v>(
+        &mut self,
+        action: Action,
+        key: &Key,
+        value: &[u8],
+        found: &'v mut Vec<u8>,
+    ) -> farside::Result<Outcome<'v>> {
+        Ok(match action {
+            Action::Get => {
+                let version = self.get_into(key, found)?;
+                Outcome::Value(version.map(|version| (&found[..], version)))
+            }
+            Action::Put => {
+                self.put(key, value)?;
+                Outcome::Stored
+            }
+            Action::Insert => Outcome::Applied(self.insert(key, value)?),
+            Action::Delete => Outcome::Applied(self.delete(key)?),
+        })
     }
 
     fn pipeline(&mut self) -> farside::Result<Pipeline<'_>> {

@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::distribution::Shape;
+use crate::store::Action;
 
 /// What is counted and timed by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -30,6 +31,17 @@ impl Kind {
     /// A number below [`Kind::COUNT`].
     pub const fn index(self) -> usize {
         self as usize
+    }
+
+    /// What it does first, and then.
+    pub const fn actions(self) -> (Action, Option<Action>) {
+        match self {
+            Self::Get => (Action::Get, None),
+            Self::Put => (Action::Put, None),
+            Self::Insert => (Action::Insert, None),
+            Self::Delete => (Action::Delete, None),
+            Self::Rmw => (Action::Get, Some(Action::Put)),
+        }
     }
 
     /// The name in reports.

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Parser, ValueEnum, ValueHint};
-use farside_bench::args::{EXIT_CODES, Target, positive_seconds, seconds};
+use farside_bench::args::{EXIT_CODES, ServerArgs, positive_seconds, seconds};
 use farside_bench::workload::Workload;
 use farside_bench::{Error, Result};
 use farside_config::size::{ByteSize, ByteSizeError};
@@ -53,7 +53,7 @@ pub struct Compare {
     pub warmup_seconds: f64,
     /// Which server.
     #[command(flatten)]
-    pub target: Target,
+    pub target: ServerArgs,
     /// The same seed makes the same operations
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,

@@ -10,6 +10,8 @@
 #![deny(unsafe_code)]
 
 pub mod args;
+#[cfg(test)]
+mod asking;
 pub mod emulation;
 pub mod peers;
 pub mod report;

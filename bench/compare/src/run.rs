@@ -12,10 +12,10 @@ use farside_bench::daemon::Daemon;
 use farside_bench::environment::Environment;
 use farside_bench::interrupt::Interrupt;
 use farside_bench::keys::KEY_BYTES;
+use farside_bench::phases::start;
 use farside_bench::server::Server;
 use farside_bench::sizing::{self, Memory, OPERATIONS_PER_S_MAX};
 use farside_bench::store::Store;
-use farside_bench::threads::start;
 use farside_bench::value_size::ValueSize;
 use farside_bench::verbs::{Attached, Plan, RawLimit, Timed, rates, rates_of};
 use farside_bench::workload::{Kind, Mix, Workload};
@@ -38,7 +38,7 @@ use crate::services::memcached::MemcachedProtocol;
 use crate::services::redis::RedisProtocol;
 use crate::services::requests::Requests;
 use crate::services::{Service, ServiceError};
-use crate::turns::{Done, Order, Player, Seat, pair};
+use crate::turns::{Done, Order, TurnHandle, TurnWorker, pair};
 
 /// Runs everything.
 ///
@@ -76,11 +76,11 @@ pub fn run(args: &Compare, interrupt: &Interrupt) -> Result<CompareReport> {
         stores.iter().map(|store| store.service().map(start).transpose()).collect();
     let services = services?;
     let workloads: Result<Vec<_>> = thread::scope(|scope| {
-        let mut players = Vec::new();
+        let mut handles = Vec::new();
         for (store, service) in stores.iter().zip(&services) {
             let process = service.as_ref().map_or(server.process, |of| Some(of.process()));
-            let (player, seat) = pair(process);
-            let ground = Ground {
+            let (handle, worker) = pair(process);
+            let setup = StoreSetup {
                 args,
                 demand,
                 store: *store,
@@ -88,14 +88,14 @@ pub fn run(args: &Compare, interrupt: &Interrupt) -> Result<CompareReport> {
                 client: &server.config,
                 service: service.as_ref(),
             };
-            ground.seat(scope, seat, &attached.borrow(), &mut memory)?;
-            players.push(player);
+            setup.start(scope, worker, &attached.borrow(), &mut memory)?;
+            handles.push(handle);
         }
-        for player in &players {
-            player.play(Order::Load, None, look)?;
+        for handle in &handles {
+            handle.play(Order::Load, None, look)?;
         }
         let turns = |workload: &Workload| {
-            let turns = take_turns(args, *workload, &players, look)?;
+            let turns = take_turns(args, *workload, &handles, look)?;
             let stores = stores.iter().copied();
             Ok(WorkloadReport::new(*workload, stores.zip(&turns), &raw))
         };
@@ -122,25 +122,25 @@ fn obstacle(store: StoreName, network: Option<NetworkName>) -> Option<&'static s
 fn take_turns(
     args: &Compare,
     workload: Workload,
-    players: &[Player],
+    handles: &[TurnHandle],
     look: impl Fn() -> Result<()>,
 ) -> Result<Vec<Done>> {
     let warm_up = Duration::from_secs_f64(args.warmup_seconds);
     let round = Duration::from_secs_f64(args.seconds / f64::from(args.rounds));
-    for player in players {
-        player.play(Order::WarmUp(workload), Some(warm_up), &look)?;
+    for handle in handles {
+        handle.play(Order::WarmUp(workload), Some(warm_up), &look)?;
     }
-    let mut all: Vec<_> = players.iter().map(|_| Done::nothing(workload.mix())).collect();
+    let mut all: Vec<_> = handles.iter().map(|_| Done::nothing(workload.mix())).collect();
     for _ in 0..args.rounds {
-        for (player, all) in players.iter().zip(&mut all) {
-            all.add(&player.play(Order::Measure, Some(round), &look)?);
+        for (handle, all) in handles.iter().zip(&mut all) {
+            all.add(&handle.play(Order::Measure, Some(round), &look)?);
         }
     }
     Ok(all)
 }
 
 /// What it takes to make a store.
-struct Ground<'a> {
+struct StoreSetup<'a> {
     args: &'a Compare,
     demand: Demand,
     store: StoreName,
@@ -151,12 +151,12 @@ struct Ground<'a> {
 
 type Scope<'s, 'e> = &'s thread::Scope<'s, 'e>;
 
-impl<'a> Ground<'a> {
+impl<'a> StoreSetup<'a> {
     /// Makes the store and starts its thread.
-    fn seat<'s>(
+    fn start<'s>(
         self,
         scope: Scope<'s, '_>,
-        seat: Seat,
+        worker: TurnWorker,
         attached: &Attached,
         memory: &mut Segments,
     ) -> Result<()>
@@ -165,18 +165,18 @@ impl<'a> Ground<'a> {
     {
         if self.store == StoreName::Farside {
             let session = self.connect()?.session().map_err(Error::client("opening a session"))?;
-            return self.sit(scope, seat, session);
+            return self.run(scope, worker, session);
         }
         if let Some(service) = self.service {
-            return self.service(scope, seat, &service.socket());
+            return self.service(scope, worker, &service.socket());
         }
         let lanes = lanes(self.store) * self.args.depth;
         let fabric = attached.fabric(lanes)?;
         match self.args.link() {
-            None => self.peer(scope, seat, fabric, memory),
+            None => self.peer(scope, worker, fabric, memory),
             Some(link) => {
                 let fabric = emulation::around(Box::new(fabric), lanes, link);
-                self.peer(scope, seat, fabric, memory)
+                self.peer(scope, worker, fabric, memory)
             }
         }
     }
@@ -192,7 +192,7 @@ impl<'a> Ground<'a> {
     fn peer<'s, F: Fabric + Send + 's>(
         self,
         scope: Scope<'s, '_>,
-        seat: Seat,
+        worker: TurnWorker,
         fabric: F,
         memory: &mut Segments,
     ) -> Result<()>
@@ -203,15 +203,15 @@ impl<'a> Ground<'a> {
         let failed = |why: PeerError| failed(store, &why);
         match store {
             StoreName::Fusee => {
-                self.spawn(scope, seat, Fusee::new(fabric, memory, demand).map_err(failed)?)
+                self.spawn(scope, worker, Fusee::new(fabric, memory, demand).map_err(failed)?)
             }
             StoreName::Race | StoreName::Smart => {
                 let is_speculative = store == StoreName::Smart;
                 let race = Race::new(fabric, memory, demand, is_speculative).map_err(failed)?;
-                self.spawn(scope, seat, race)
+                self.spawn(scope, worker, race)
             }
             StoreName::Swarm => {
-                self.spawn(scope, seat, Swarm::new(fabric, memory, demand).map_err(failed)?)
+                self.spawn(scope, worker, Swarm::new(fabric, memory, demand).map_err(failed)?)
             }
             StoreName::Farside | StoreName::Redis | StoreName::Valkey | StoreName::Memcached => {
                 Ok(())
@@ -219,7 +219,7 @@ impl<'a> Ground<'a> {
         }
     }
 
-    fn service<'s>(self, scope: Scope<'s, '_>, seat: Seat, socket: &Path) -> Result<()>
+    fn service<'s>(self, scope: Scope<'s, '_>, worker: TurnWorker, socket: &Path) -> Result<()>
     where
         'a: 's,
     {
@@ -227,28 +227,33 @@ impl<'a> Ground<'a> {
         let failed = |why: ServiceError| failed(store, &why);
         if store == StoreName::Memcached {
             let protocol = MemcachedProtocol::connect(socket).map_err(failed)?;
-            self.sit(scope, seat, Requests::new(protocol, depth))
+            self.run(scope, worker, Requests::new(protocol, depth))
         } else {
             let protocol = RedisProtocol::connect(socket).map_err(failed)?;
-            self.sit(scope, seat, Requests::new(protocol, depth))
+            self.run(scope, worker, Requests::new(protocol, depth))
         }
     }
 
-    fn spawn<'s, P: Peer + Send + 's>(self, scope: Scope<'s, '_>, seat: Seat, peer: P) -> Result<()>
+    fn spawn<'s, P: Peer + Send + 's>(
+        self,
+        scope: Scope<'s, '_>,
+        worker: TurnWorker,
+        peer: P,
+    ) -> Result<()>
     where
         'a: 's,
     {
         let depth = self.args.depth;
-        self.sit(scope, seat, PeerStore::new(peer, depth))
+        self.run(scope, worker, PeerStore::new(peer, depth))
     }
 
-    fn sit<'s, S>(self, scope: Scope<'s, '_>, seat: Seat, store: S) -> Result<()>
+    fn run<'s, S>(self, scope: Scope<'s, '_>, worker: TurnWorker, store: S) -> Result<()>
     where
         'a: 's,
         S: Store<Error: Display> + Send + 's,
     {
         let (args, name) = (self.args, self.store.name());
-        start(scope, move || seat.work(args, name, store, self.load_kind)).map(drop)
+        start(scope, move || worker.work(args, name, store, self.load_kind)).map(drop)
     }
 }
 

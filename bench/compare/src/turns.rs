@@ -63,7 +63,7 @@ impl Done {
 const LOOK: Duration = Duration::from_millis(5);
 
 /// A store's thread, as its caller sees it.
-pub(crate) struct Player {
+pub(crate) struct TurnHandle {
     /// The process of its server, if known.
     server: Option<u32>,
     orders: Sender<Order>,
@@ -72,22 +72,22 @@ pub(crate) struct Player {
 }
 
 /// What the thread has of that.
-pub(crate) struct Seat {
+pub(crate) struct TurnWorker {
     orders: Receiver<Order>,
     results: Sender<Result<Done>>,
     go_on: Arc<AtomicBool>,
 }
 
 /// Both ends.
-pub(crate) fn pair(server: Option<u32>) -> (Player, Seat) {
+pub(crate) fn pair(server: Option<u32>) -> (TurnHandle, TurnWorker) {
     let (orders, taken) = std::sync::mpsc::channel();
     let (told, results) = std::sync::mpsc::channel();
     let go_on = Arc::new(AtomicBool::new(true));
-    let player = Player { server, orders, results, go_on: go_on.clone() };
-    (player, Seat { orders: taken, results: told, go_on })
+    let handle = TurnHandle { server, orders, results, go_on: go_on.clone() };
+    (handle, TurnWorker { orders: taken, results: told, go_on })
 }
 
-impl Player {
+impl TurnHandle {
     /// Lets it play until it is done, or for so long. `look` is called every now and then.
     ///
     /// # Errors
@@ -122,7 +122,7 @@ impl Player {
     }
 }
 
-impl Seat {
+impl TurnWorker {
     /// Plays until nobody gives orders any more.
     pub(crate) fn work<S: Store<Error: Display>>(
         self,

@@ -72,7 +72,7 @@ pub enum Command {
 pub struct Verbs {
     /// Which server.
     #[command(flatten)]
-    pub target: Target,
+    pub target: ServerArgs,
     /// How long to measure each verb
     #[arg(long, value_name = "N", default_value = "3", value_parser = positive_seconds)]
     pub seconds: f64,
@@ -93,7 +93,7 @@ pub struct Verbs {
 
 /// The server of a run.
 #[derive(Clone, Debug, Default, clap::Args)]
-pub struct Target {
+pub struct ServerArgs {
     /// A running server; without it kv-bench starts one for the run
     #[arg(long, value_name = "URI")]
     pub server: Option<String>,
@@ -103,7 +103,7 @@ pub struct Target {
     pub config: Option<PathBuf>,
 }
 
-impl Target {
+impl ServerArgs {
     /// How to connect to the server that is asked for; without a server if the run needs one of
     /// its own. Only what leads to the server comes from the file: what is measured does not
     /// depend on it, but for how `[rdma]` waits.

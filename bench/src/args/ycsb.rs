@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::ValueHint;
 use farside_config::size::ByteSize;
 
-use super::{Target, positive_seconds, seconds};
+use super::{ServerArgs, positive_seconds, seconds};
 use crate::arrivals::Arrivals;
 use crate::distribution::{HOT_OPERATIONS, HOT_SET, Shape, Skew};
 use crate::properties::{Properties, Property};
@@ -95,7 +95,7 @@ pub struct Ycsb {
     pub hot_operations: f64,
     /// Which server.
     #[command(flatten)]
-    pub target: Target,
+    pub target: ServerArgs,
     /// Memory for each client's location cache, as in 64MiB; 0B switches it off
     #[arg(long, value_name = "SIZE")]
     pub cache_bytes: Option<ByteSize>,

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use farside::{Counters, Version};
+use farside::Counters;
 
 use super::*;
 use crate::args::tests::ycsb;
@@ -51,14 +51,15 @@ impl Store for SlowOnce {
     type Error = ();
     type Pipeline<'s> = &'s mut Self;
 
-    fn get_into(&mut self, _: &Key, _: &mut Vec<u8>) -> Result<Option<Version>, ()> {
+    fn perform<'v>(
+        &mut self,
+        _: Action,
+        _: &Key,
+        _: &[u8],
+        _: &'v mut Vec<u8>,
+    ) -> Result<Outcome<'v>, ()> {
         self.operate();
-        Ok(None)
-    }
-
-    fn change(&mut self, _: Change, _: &Key, _: &[u8]) -> Result<bool, ()> {
-        self.operate();
-        Ok(true)
+        Ok(Outcome::Stored)
     }
 
     fn pipeline(&mut self) -> Result<&mut Self, ()> {

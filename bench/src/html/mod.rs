@@ -1,23 +1,23 @@
 //! `kv-bench report`: results as one page of HTML that needs nothing else, with charts as SVG.
 
-mod bars;
 mod chart;
 mod figures;
-mod inputs;
 mod page;
 mod scale;
-mod setting;
 #[cfg(test)]
 mod tests;
 
-use std::path::PathBuf;
+use std::fs;
+use std::path::{Path, PathBuf};
 
 use clap::ValueHint;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 use crate::publish::{check_file, is_same_file, write_whole};
+use crate::report::YcsbReport;
+use crate::verbs::VerbsReport;
 use crate::{Error, Result};
-
-pub use inputs::Inputs;
 
 /// `kv-bench report`.
 #[derive(Clone, Debug, clap::Args)]
@@ -49,4 +49,91 @@ pub fn report(args: &Report, tell: impl Fn(&str)) -> Result<String> {
     write_whole(&args.output, page::page(&inputs).as_bytes())?;
     let results = inputs.files.len();
     Ok(format!("{}: a page of {results} result(s)\n", args.output.display()))
+}
+
+const NO_RESULT: &str = "neither a result of `kv-bench ycsb --json` nor of `kv-bench verbs --json`";
+
+/// All results, each with the name of its file.
+#[derive(Default)]
+pub struct Inputs {
+    /// Of `kv-bench ycsb`.
+    pub ycsb: Vec<(String, YcsbReport)>,
+    /// Of `kv-bench verbs`.
+    pub verbs: Vec<(String, VerbsReport)>,
+    /// Where all these are.
+    pub files: Vec<PathBuf>,
+    /// Files in folders that are JSON of something else, like what `kv-compare` writes.
+    pub skipped: Vec<PathBuf>,
+}
+
+impl Inputs {
+    /// Reads files, and every `.json` in folders and below.
+    ///
+    /// # Errors
+    /// [`Error::Input`] with the first file that cannot be read, or was named and is no result, or
+    /// folder without one.
+    pub fn read(paths: &[PathBuf]) -> Result<Self> {
+        let mut inputs = Self::default();
+        for path in paths {
+            let (mut files, before) = (Vec::new(), inputs.files.len());
+            find(path, &mut files)?;
+            for file in files {
+                if inputs.add(&file)? {
+                    inputs.files.push(file);
+                } else if file == *path {
+                    return Err(Error::input(path)(NO_RESULT));
+                } else {
+                    inputs.skipped.push(file);
+                }
+            }
+            if inputs.files.len() == before {
+                return Err(Error::input(path)("no .json in this folder is a result"));
+            }
+        }
+        Ok(inputs)
+    }
+
+    /// Whether the file is a result.
+    fn add(&mut self, path: &Path) -> Result<bool> {
+        let bytes = fs::read(path).map_err(Error::input(path))?;
+        let json: Value = serde_json::from_slice(&bytes).map_err(Error::input(path))?;
+        let name = path.display().to_string();
+        if json.get("workload").is_some() {
+            let report: YcsbReport = parsed(path, json)?;
+            let is_whole = report.seconds > 0.0 && report.throughput_ops_s > 0.0;
+            if !is_whole || report.count() == 0 {
+                return Err(Error::input(path)("a run without operations"));
+            }
+            self.ycsb.push((name, report));
+        } else if json.get("update").is_some() {
+            self.verbs.push((name, parsed(path, json)?));
+        } else {
+            return Ok(false);
+        }
+        Ok(true)
+    }
+}
+
+fn parsed<T: DeserializeOwned>(path: &Path, json: Value) -> Result<T> {
+    serde_json::from_value(json).map_err(Error::input(path))
+}
+
+/// The file, or those in the folder, by name.
+fn find(path: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
+    if !path.is_dir() {
+        files.push(path.to_owned());
+        return Ok(());
+    }
+    let entries = fs::read_dir(path).map_err(Error::input(path))?;
+    let entries: std::io::Result<Vec<_>> = entries.map(|entry| Ok(entry?.path())).collect();
+    let mut entries = entries.map_err(Error::input(path))?;
+    entries.sort();
+    for entry in entries {
+        // A link to a folder may lead back here.
+        let is_folder = entry.is_dir() && !entry.is_symlink();
+        if is_folder || entry.extension().is_some_and(|extension| extension == "json") {
+            find(&entry, files)?;
+        }
+    }
+    Ok(())
 }

@@ -2,11 +2,10 @@
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
+use super::Inputs;
 use super::chart::Chart;
-use super::figures::Figures;
-use super::inputs::Inputs;
+use super::figures::{Figures, Setting, curve, machine, threads};
 use super::scale::{duration, short};
-use super::setting::{Setting, curve, machine, threads};
 use crate::environment::Origin;
 use crate::report::{YcsbReport, grouped};
 use crate::verbs::VerbsReport;
@@ -103,7 +102,7 @@ fn cards(inputs: &Inputs) -> Markup {
                 best(&|run| Some(-(run.operations.get("get")?.p50_ns as f64))) {
                 (card(&duration(-ns), "p50 of a GET at least", &run_name(run)))
             }
-            @if let Some((ratio, run)) = best(&|run| Some(run.limit?.verbs?.mix_ratio)) {
+            @if let Some((ratio, run)) = best(&|run| Some(run.limit?.mix_ratio)) {
                 (card(&format!("{ratio:.2}"), "of the raw verbs at most", &run_name(run)))
             }
             @if let Some((per_s, run)) = best(&per_cpu_s) {
@@ -191,7 +190,7 @@ fn runs(runs: &[(String, YcsbReport)]) -> Markup {
     let latency = |(kind, of): (&String, &crate::report::OperationReport)| {
         format!("{kind} {} / {}", duration(of.p50_ns as f64), duration(of.p99_ns as f64))
     };
-    let ratio = |run: &YcsbReport| run.limit?.verbs.map(|verbs| verbs.mix_ratio);
+    let ratio = |run: &YcsbReport| Some(run.limit?.mix_ratio);
     let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
     let rows = html! {
         @for (file, run) in runs {

@@ -6,6 +6,7 @@ mod table;
 mod tests;
 
 use std::collections::BTreeMap;
+use std::fmt::{self, Write as _};
 
 use farside::Counters;
 use hdrhistogram::Histogram;
@@ -14,7 +15,6 @@ use serde::{Deserialize, Serialize};
 use crate::accounting::ServerUsage;
 use crate::args::Ycsb;
 use crate::environment::Origin;
-use crate::open_loop::{OpenLoopReport, ServiceReport};
 use crate::pattern::PatternReport;
 use crate::recorder::KindRecord;
 use crate::run::Measured;
@@ -60,20 +60,11 @@ pub struct YcsbReport {
     pub unexpected: u64,
     /// Null where nothing of it was measured.
     #[serde(default)]
-    pub limit: Option<LimitReport>,
+    pub limit: Option<VerbsLimit>,
 }
 
 fn one() -> u32 {
     1
-}
-
-/// What the same machine does without a store, in the same run.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-#[allow(missing_docs, reason = "the names are those of the JSON")]
-pub struct LimitReport {
-    /// Older results may have only what a map in one thread does.
-    #[serde(flatten)]
-    pub verbs: Option<VerbsLimit>,
 }
 
 /// Raw chains of the same fabric: as many threads, as many in flight, as long as a record's block.
@@ -105,7 +96,7 @@ pub struct OperationReport {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service: Option<ServiceReport>,
     pub round_trips: u64,
-    pub verbs: VerbsReport,
+    pub verbs: VerbCounts,
     pub bytes: u64,
     /// Percentiles with the latency below which so many are: what a plot needs.
     #[serde(default)]
@@ -115,7 +106,7 @@ pub struct OperationReport {
 /// Verbs by kind.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the names are those of the JSON")]
-pub struct VerbsReport {
+pub struct VerbCounts {
     pub read: u64,
     pub write: u64,
     pub cas: u64,
@@ -129,7 +120,7 @@ pub struct CacheReport {
     pub misses: u64,
 }
 
-impl From<Counters> for VerbsReport {
+impl From<Counters> for VerbCounts {
     fn from(counters: Counters) -> Self {
         Self { read: counters.reads, write: counters.writes, cas: counters.compare_swaps }
     }
@@ -193,7 +184,6 @@ impl YcsbReport {
     /// The report of a run.
     pub fn new(args: &Ycsb, measured: &Measured) -> Self {
         let throughput_ops_s = measured.recorder.operations() as f64 / measured.seconds;
-        let limit = |raw| LimitReport { verbs: Some(VerbsLimit::new(raw, measured)) };
         let operation = |(kind, of): (Kind, &KindRecord)| (kind.name().to_owned(), of.into());
         Self {
             origin: Origin::of("kv-bench", measured.environment.clone()),
@@ -214,12 +204,79 @@ impl YcsbReport {
             server: measured.server,
             allocations: measured.allocations,
             unexpected: measured.recorder.unexpected,
-            limit: measured.raw.as_ref().map(limit),
+            limit: measured.raw.as_ref().map(|raw| VerbsLimit::new(raw, measured)),
         }
     }
 
     /// All operations.
     pub fn count(&self) -> u64 {
         self.operations.values().map(|of| of.count).sum()
+    }
+}
+
+/// The rate, and what became of it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the names are those of the JSON")]
+pub struct OpenLoopReport {
+    pub target_ops_s: f64,
+    pub arrivals: String,
+    /// How far behind its schedule the latest thread was at its end.
+    pub behind_s: f64,
+    /// Whether that is next to nothing: else latencies only tell for how long the queue grew.
+    pub reached: bool,
+}
+
+/// From when operations were started.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the names are those of the JSON")]
+pub struct ServiceReport {
+    pub p50_ns: u64,
+    pub p99_ns: u64,
+    pub p999_ns: u64,
+}
+
+/// A schedule that a thread is further behind than this share of the run was not kept.
+const BEHIND_MAX: f64 = 0.01;
+
+impl OpenLoopReport {
+    /// That of a run, unless it offered none.
+    pub fn new(args: &Ycsb, measured: &Measured) -> Option<Self> {
+        let target_ops_s = args.target_rate?;
+        let behind_s = measured.recorder.behind_ns as f64 / 1e9;
+        let reached = behind_s <= BEHIND_MAX * measured.seconds;
+        Some(Self { target_ops_s, arrivals: args.arrivals.name().to_owned(), behind_s, reached })
+    }
+
+    /// The lines for people.
+    ///
+    /// # Errors
+    /// None: formatting into a text does not fail.
+    pub fn write(
+        &self,
+        operations: &BTreeMap<String, OperationReport>,
+        out: &mut String,
+    ) -> fmt::Result {
+        let Self { target_ops_s, arrivals, behind_s, reached } = self;
+        writeln!(
+            out,
+            "\nopen loop: {target_ops_s} ops/s, {arrivals}; latencies from their arrival"
+        )?;
+        let services = operations.iter().filter_map(|(name, of)| Some((name, of.service?)));
+        for (name, ServiceReport { p50_ns, p99_ns, p999_ns }) in services {
+            let [p50, p99, p999] = [p50_ns, p99_ns, p999_ns].map(grouped);
+            writeln!(out, "{name:<7} service time: p50 {p50} ns, p99 {p99} ns, p99.9 {p999} ns")?;
+        }
+        if !reached {
+            let advice = "latencies tell how long the queue grew";
+            writeln!(out, "WARNING: the rate was not reached, {behind_s:.3} s behind; {advice}")?;
+        }
+        Ok(())
+    }
+}
+
+impl From<&Histogram<u64>> for ServiceReport {
+    fn from(services: &Histogram<u64>) -> Self {
+        let quantile = |quantile| services.value_at_quantile(quantile);
+        Self { p50_ns: quantile(0.5), p99_ns: quantile(0.99), p999_ns: quantile(0.999) }
     }
 }

@@ -84,8 +84,7 @@ impl YcsbReport {
     }
 
     fn write_limit(&self, out: &mut String) -> fmt::Result {
-        let verbs = self.limit.and_then(|limit| limit.verbs);
-        let Some(VerbsLimit { mix_ops_s, mix_ratio, .. }) = verbs else { return Ok(()) };
+        let Some(VerbsLimit { mix_ops_s, mix_ratio, .. }) = self.limit else { return Ok(()) };
         let mix = grouped(mix_ops_s as u64);
         writeln!(out, "limit: {mix} ops/s by raw verbs alone; this is {mix_ratio:.2} of it")
     }

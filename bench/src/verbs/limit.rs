@@ -12,8 +12,8 @@ use super::{Attached, Plan, Timed, rates};
 use crate::args::Ycsb;
 use crate::interrupt::Interrupt;
 use crate::keys::KEY_BYTES;
+use crate::phases::start;
 use crate::recorder::Recorder;
-use crate::threads::start;
 use crate::workload::Kind;
 use crate::{Error, Result};
 

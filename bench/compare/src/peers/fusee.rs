@@ -19,10 +19,7 @@
 //! master, memory from servers in two levels, reclamation by bitmaps (a client frees what it
 //! unlinked), the cache's adaptive bypass, entries of several blocks, and the recovery of clients.
 
-use std::cell::RefCell;
-
 use farside_bench::keys::Key;
-use farside_bench::store::Action;
 use farside_fabric::{Endpoint, Fabric, LaneId, Verb};
 
 use super::index::{Place, Slot, Word};
@@ -38,7 +35,7 @@ const NOT_IN_USE: u64 = 1;
 /// A client of FUSEE.
 pub struct Fusee<F> {
     table: Table<F>,
-    pub(super) cache: RefCell<Cache<Word>>,
+    pub(super) cache: Cache<Word>,
 }
 
 impl<F: Fabric> Fusee<F> {
@@ -48,57 +45,12 @@ impl<F: Fabric> Fusee<F> {
     /// What the fabric says, and [`PeerError::OutOfMemory`].
     pub fn new(fabric: F, memory: &mut Memory, demand: Demand) -> Result<Self> {
         let table = Table::new(fabric, memory, demand, TAIL_BYTES)?;
-        Ok(Self { table, cache: RefCell::default() })
+        Ok(Self { table, cache: Cache::new(true) })
     }
 
     /// How many segments of memory that takes.
     pub fn segments(demand: Demand) -> u64 {
         Table::<F>::segments(demand, TAIL_BYTES)
-    }
-
-    fn cached(&self, tag: u64) -> Option<Word> {
-        self.cache.borrow().get(&tag).copied()
-    }
-
-    async fn get(&self, lane: LaneId, key: &Key, value: &mut Vec<u8>) -> Result<bool> {
-        let (place, tag) = self.table.place(key);
-        let cached = self.cached(tag);
-        let [first, second] = place.reads();
-        let entry = self.table.read(cached.unwrap_or(Word::FREE));
-        let chain = [first, second, entry];
-        let verbs = if cached.is_some() { &chain[..] } else { &chain[..2] };
-        self.table.reach.chain(lane, verbs).await?;
-        let slot = self.table.search(lane, &place, key, cached, Some(value)).await?;
-        if let Some(slot) = slot.filter(|slot| Some(slot.word) != cached) {
-            self.cache.borrow_mut().insert(tag, slot.word);
-        }
-        Ok(slot.is_some())
-    }
-
-    async fn store(&self, lane: LaneId, key: &Key, value: &[u8], is_insert: bool) -> Result<bool> {
-        let (place, tag) = self.table.place(key);
-        let cached = self.cached(tag);
-        let (new, write) = self.table.stage(lane, (key, value), place.fingerprint, TAIL_BYTES)?;
-        let [first, second] = place.reads();
-        let entry = self.table.read(cached.unwrap_or(Word::FREE));
-        let chain = [write, first, second, entry];
-        let verbs = if cached.is_some() { &chain[..] } else { &chain[..3] };
-        self.table.reach.chain(lane, verbs).await?;
-        let found = self.table.search(lane, &place, key, cached, None).await?;
-        let Some(slot) = found else { return self.link(lane, &place, tag, new).await };
-        if is_insert {
-            self.table.free(new);
-            return Ok(false);
-        }
-        let now = self.commit(lane, &slot, new, new).await?;
-        if now == slot.word {
-            self.table.free(slot.word);
-            self.cache.borrow_mut().insert(tag, new);
-        } else {
-            self.table.free(new);
-            self.cache.borrow_mut().remove(&tag);
-        }
-        Ok(true)
     }
 
     /// The log gets what the slot held, then the slot what it is to hold; returns what it held.
@@ -115,12 +67,61 @@ impl<F: Fabric> Fusee<F> {
             let free = self.table.find(lane, place, 0, |word| word == Word::FREE);
             let slot = free.ok_or(PeerError::OutOfMemory)?;
             if self.commit(lane, &slot, new, new).await? == slot.word {
-                self.cache.borrow_mut().insert(tag, new);
+                self.cache.insert(tag, new);
                 return Ok(true);
             }
             self.table.reach.chain(lane, &place.reads()).await?;
         }
         Err(PeerError::Contended(ATTEMPTS_MAX))
+    }
+}
+
+impl<F: Fabric> Peer for Fusee<F> {
+    type Fabric = F;
+
+    fn endpoint(&self) -> &Endpoint<F> {
+        &self.table.reach.endpoint
+    }
+
+    async fn get(&self, lane: LaneId, key: &Key, value: &mut Vec<u8>) -> Result<bool> {
+        let (place, tag) = self.table.place(key);
+        let cached = self.cache.get(tag);
+        let [first, second] = place.reads();
+        let entry = self.table.read(cached.unwrap_or(Word::FREE));
+        let chain = [first, second, entry];
+        let verbs = if cached.is_some() { &chain[..] } else { &chain[..2] };
+        self.table.reach.chain(lane, verbs).await?;
+        let slot = self.table.search(lane, &place, key, cached, Some(value)).await?;
+        if let Some(slot) = slot.filter(|slot| Some(slot.word) != cached) {
+            self.cache.insert(tag, slot.word);
+        }
+        Ok(slot.is_some())
+    }
+
+    async fn store(&self, lane: LaneId, key: &Key, value: &[u8], is_insert: bool) -> Result<bool> {
+        let (place, tag) = self.table.place(key);
+        let cached = self.cache.get(tag);
+        let (new, write) = self.table.stage(lane, (key, value), place.fingerprint, TAIL_BYTES)?;
+        let [first, second] = place.reads();
+        let entry = self.table.read(cached.unwrap_or(Word::FREE));
+        let chain = [write, first, second, entry];
+        let verbs = if cached.is_some() { &chain[..] } else { &chain[..3] };
+        self.table.reach.chain(lane, verbs).await?;
+        let found = self.table.search(lane, &place, key, cached, None).await?;
+        let Some(slot) = found else { return self.link(lane, &place, tag, new).await };
+        if is_insert {
+            self.table.free(new);
+            return Ok(false);
+        }
+        let now = self.commit(lane, &slot, new, new).await?;
+        if now == slot.word {
+            self.table.free(slot.word);
+            self.cache.insert(tag, new);
+        } else {
+            self.table.free(new);
+            self.cache.remove(tag);
+        }
+        Ok(true)
     }
 
     async fn delete(&self, lane: LaneId, key: &Key) -> Result<bool> {
@@ -132,7 +133,7 @@ impl<F: Fabric> Fusee<F> {
         if let Some(slot) = self.table.search(lane, &place, key, None, None).await? {
             deleted = self.commit(lane, &slot, log, Word::FREE).await? == slot.word;
             if deleted {
-                self.cache.borrow_mut().remove(&tag);
+                self.cache.remove(tag);
                 let remote = self.table.tail(slot.word) + FLAG_OFFSET;
                 let flag = Verb::WriteWord { remote, value: NOT_IN_USE };
                 self.table.reach.chain(lane, &[flag]).await?;
@@ -141,28 +142,5 @@ impl<F: Fabric> Fusee<F> {
         }
         self.table.free(log);
         Ok(deleted)
-    }
-}
-
-impl<F: Fabric> Peer for Fusee<F> {
-    type Fabric = F;
-
-    fn endpoint(&self) -> &Endpoint<F> {
-        &self.table.reach.endpoint
-    }
-
-    async fn perform(
-        &self,
-        lane: LaneId,
-        action: Action,
-        key: &Key,
-        value: &mut Vec<u8>,
-    ) -> Result<bool> {
-        match action {
-            Action::Get => self.get(lane, key, value).await,
-            Action::Put => self.store(lane, key, value, false).await,
-            Action::Insert => self.store(lane, key, value, true).await,
-            Action::Delete => self.delete(lane, key).await,
-        }
     }
 }

@@ -8,9 +8,9 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
-use farside::{Counters, PipelineFull, Version};
+use farside::{Counters, Outcome, PipelineFull};
 use farside_bench::keys::Key;
-use farside_bench::store::{Action, Change, Completed, NO_VERSION, Pipelined, Store};
+use farside_bench::store::{Action, Completed, Pipelined, Store};
 use farside_fabric::{Fabric, LaneId, RegionIndex};
 
 use super::{Peer, PeerError, Result};
@@ -19,13 +19,12 @@ use super::{Peer, PeerError, Result};
 pub struct PeerStore<P: Peer> {
     pub(super) peer: P,
     depth: u16,
-    value: Vec<u8>,
 }
 
 impl<P: Peer> PeerStore<P> {
     /// A client whose fabric has `depth` times [`Peer::LANES`] lanes.
     pub fn new(peer: P, depth: u16) -> Self {
-        Self { peer, depth, value: Vec::new() }
+        Self { peer, depth }
     }
 }
 
@@ -36,16 +35,18 @@ impl<P: Peer> Store for PeerStore<P> {
     where
         P: 's;
 
-    fn get_into(&mut self, key: &Key, value: &mut Vec<u8>) -> Result<Option<Version>> {
-        let get = self.peer.perform(LaneId(0), Action::Get, key, value);
-        Ok(finish(&self.peer, get)?.then_some(NO_VERSION))
-    }
-
-    fn change(&mut self, change: Change, key: &Key, value: &[u8]) -> Result<bool> {
-        self.value.clear();
-        self.value.extend_from_slice(value);
-        let Self { peer, value, .. } = self;
-        finish(peer, peer.perform(LaneId(0), change.into(), key, value))
+    fn perform<'v>(
+        &mut self,
+        action: Action,
+        key: &Key,
+        value: &[u8],
+        found: &'v mut Vec<u8>,
+    ) -> Result<Outcome<'v>> {
+        found.clear();
+        found.extend_from_slice(value);
+        let operation = self.peer.perform(LaneId(0), action, key, found);
+        let applied = finish(&self.peer, operation)?;
+        Ok(action.outcome(applied, found))
     }
 
     fn pipeline(&mut self) -> Result<Lanes<'_, P>> {

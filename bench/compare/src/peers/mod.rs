@@ -6,7 +6,6 @@
 //! A driver is for one client: several would need the parts that are left out. Their caches of
 //! locations have no bound.
 
-pub mod entry;
 pub mod fusee;
 pub mod index;
 pub mod lanes;
@@ -16,6 +15,7 @@ pub mod reach;
 pub mod swarm;
 pub mod table;
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
@@ -78,6 +78,26 @@ pub trait Peer {
     /// What its verbs go through.
     fn endpoint(&self) -> &Endpoint<Self::Fabric>;
 
+    /// Puts the key's value into the buffer; whether the key is there.
+    fn get(
+        &self,
+        lane: LaneId,
+        key: &Key,
+        value: &mut Vec<u8>,
+    ) -> impl Future<Output = Result<bool>>;
+
+    /// Stores a value: for an INSERT only if the key is absent. Whether it did.
+    fn store(
+        &self,
+        lane: LaneId,
+        key: &Key,
+        value: &[u8],
+        is_insert: bool,
+    ) -> impl Future<Output = Result<bool>>;
+
+    /// Removes the key; whether it was there.
+    fn delete(&self, lane: LaneId, key: &Key) -> impl Future<Output = Result<bool>>;
+
     /// One operation, on a lane of its own. Whether the key was as required; a GET puts the value
     /// into the buffer, others take it from there.
     fn perform(
@@ -86,7 +106,16 @@ pub trait Peer {
         action: Action,
         key: &Key,
         value: &mut Vec<u8>,
-    ) -> impl Future<Output = Result<bool>>;
+    ) -> impl Future<Output = Result<bool>> {
+        async move {
+            match action {
+                Action::Get => self.get(lane, key, value).await,
+                Action::Put => self.store(lane, key, value, false).await,
+                Action::Insert => self.store(lane, key, value, true).await,
+                Action::Delete => self.delete(lane, key).await,
+            }
+        }
+    }
 
     /// Waits for what operations left in flight when they ended.
     fn settle(&self) -> impl Future<Output = Result<()>> {
@@ -99,8 +128,33 @@ pub trait Peer {
     }
 }
 
-/// What a client remembers by the hash of a key.
-type Cache<T> = HashMap<u64, T, BuildHasherDefault<Hashed>>;
+/// What a client remembers, by the hash of a key; or a client that remembers nothing.
+struct Cache<T> {
+    known: RefCell<HashMap<u64, T, BuildHasherDefault<Hashed>>>,
+    is_used: bool,
+}
+
+impl<T: Copy> Cache<T> {
+    fn new(is_used: bool) -> Self {
+        Self { known: RefCell::default(), is_used }
+    }
+
+    #[inline]
+    fn get(&self, tag: u64) -> Option<T> {
+        self.known.borrow().get(&tag).copied()
+    }
+
+    #[inline]
+    fn insert(&self, tag: u64, value: T) {
+        if self.is_used {
+            self.known.borrow_mut().insert(tag, value);
+        }
+    }
+
+    fn remove(&self, tag: u64) {
+        self.known.borrow_mut().remove(&tag);
+    }
+}
 
 /// The key is a hash already.
 #[derive(Default)]

@@ -18,10 +18,7 @@
 //! tells; this driver is one client. Left out: resizing (SMART-HT disables it), and what SMART does
 //! for many threads that share a device, of which there is one here.
 
-use std::cell::RefCell;
-
 use farside_bench::keys::Key;
-use farside_bench::store::Action;
 use farside_fabric::{Endpoint, Fabric, LaneId, Verb};
 
 use super::index::{Place, Slot, Word};
@@ -33,7 +30,7 @@ use super::{ATTEMPTS_MAX, Cache, Demand, Peer, PeerError, Result};
 pub struct Race<F> {
     table: Table<F>,
     /// Where entries are, for a client that reads them there without asking the index.
-    pub(super) cache: Option<RefCell<Cache<Word>>>,
+    pub(super) cache: Cache<Word>,
 }
 
 impl<F: Fabric> Race<F> {
@@ -48,74 +45,12 @@ impl<F: Fabric> Race<F> {
         is_speculative: bool,
     ) -> Result<Self> {
         let table = Table::new(fabric, memory, demand, 0)?;
-        Ok(Self { table, cache: is_speculative.then(RefCell::default) })
+        Ok(Self { table, cache: Cache::new(is_speculative) })
     }
 
     /// How many segments of memory that takes.
     pub fn segments(demand: Demand) -> u64 {
         Table::<F>::segments(demand, 0)
-    }
-
-    fn cached(&self, tag: u64) -> Option<Word> {
-        self.cache.as_ref().and_then(|cache| cache.borrow().get(&tag).copied())
-    }
-
-    fn remember(&self, tag: u64, word: Word) {
-        if let Some(cache) = &self.cache {
-            cache.borrow_mut().insert(tag, word);
-        }
-    }
-
-    fn forget(&self, tag: u64) {
-        if let Some(cache) = &self.cache {
-            cache.borrow_mut().remove(&tag);
-        }
-    }
-
-    async fn get(&self, lane: LaneId, key: &Key, value: &mut Vec<u8>) -> Result<bool> {
-        let (place, tag) = self.table.place(key);
-        let cached = self.cached(tag);
-        if let Some(word) = cached {
-            self.table.reach.chain(lane, &[self.table.read(word)]).await?;
-            if self.table.take(lane, key, Some(value)) {
-                return Ok(true);
-            }
-        }
-        self.table.reach.chain(lane, &place.reads()).await?;
-        let slot = self.table.search(lane, &place, key, None, Some(value)).await?;
-        // Unless a PUT has remembered a newer one meanwhile.
-        if let Some(slot) = slot
-            && self.cached(tag) == cached
-        {
-            self.remember(tag, slot.word);
-        }
-        Ok(slot.is_some())
-    }
-
-    async fn store(&self, lane: LaneId, key: &Key, value: &[u8], is_insert: bool) -> Result<bool> {
-        let (place, tag) = self.table.place(key);
-        let (new, write) = self.table.stage(lane, (key, value), place.fingerprint, 0)?;
-        let [first, second] = place.reads();
-        self.table.reach.chain(lane, &[write, first, second]).await?;
-        for _ in 0..ATTEMPTS_MAX {
-            let found = self.table.search(lane, &place, key, None, None).await?;
-            if is_insert && found.is_some() {
-                self.table.free(new);
-                return Ok(false);
-            }
-            let free = || self.table.find(lane, &place, 0, |word| word == Word::FREE);
-            let slot = found.or_else(free).ok_or(PeerError::OutOfMemory)?;
-            if self.swap(lane, &slot, new).await? {
-                self.remember(tag, new);
-                if found.is_some() {
-                    self.table.free(slot.word);
-                    return Ok(true);
-                }
-                return self.look_again(lane, (&place, tag), key, new).await;
-            }
-            self.table.reach.chain(lane, &place.reads()).await?;
-        }
-        Err(PeerError::Contended(ATTEMPTS_MAX))
     }
 
     async fn swap(&self, lane: LaneId, slot: &Slot, new: Word) -> Result<bool> {
@@ -151,25 +86,11 @@ impl<F: Fabric> Race<F> {
                 self.table.free(last.word);
             }
             if !is_first {
-                self.forget(tag);
+                self.cache.remove(tag);
                 return Ok(false);
             }
         }
         Ok(true)
-    }
-
-    async fn delete(&self, lane: LaneId, key: &Key) -> Result<bool> {
-        let (place, tag) = self.table.place(key);
-        self.table.reach.chain(lane, &place.reads()).await?;
-        let Some(slot) = self.table.search(lane, &place, key, None, None).await? else {
-            return Ok(false);
-        };
-        let deleted = self.swap(lane, &slot, Word::FREE).await?;
-        if deleted {
-            self.forget(tag);
-            self.table.free(slot.word);
-        }
-        Ok(deleted)
     }
 }
 
@@ -180,18 +101,63 @@ impl<F: Fabric> Peer for Race<F> {
         &self.table.reach.endpoint
     }
 
-    async fn perform(
-        &self,
-        lane: LaneId,
-        action: Action,
-        key: &Key,
-        value: &mut Vec<u8>,
-    ) -> Result<bool> {
-        match action {
-            Action::Get => self.get(lane, key, value).await,
-            Action::Put => self.store(lane, key, value, false).await,
-            Action::Insert => self.store(lane, key, value, true).await,
-            Action::Delete => self.delete(lane, key).await,
+    async fn get(&self, lane: LaneId, key: &Key, value: &mut Vec<u8>) -> Result<bool> {
+        let (place, tag) = self.table.place(key);
+        let cached = self.cache.get(tag);
+        if let Some(word) = cached {
+            self.table.reach.chain(lane, &[self.table.read(word)]).await?;
+            if self.table.take(lane, key, Some(value)) {
+                return Ok(true);
+            }
         }
+        self.table.reach.chain(lane, &place.reads()).await?;
+        let slot = self.table.search(lane, &place, key, None, Some(value)).await?;
+        // Unless a PUT has remembered a newer one meanwhile.
+        if let Some(slot) = slot
+            && self.cache.get(tag) == cached
+        {
+            self.cache.insert(tag, slot.word);
+        }
+        Ok(slot.is_some())
+    }
+
+    async fn store(&self, lane: LaneId, key: &Key, value: &[u8], is_insert: bool) -> Result<bool> {
+        let (place, tag) = self.table.place(key);
+        let (new, write) = self.table.stage(lane, (key, value), place.fingerprint, 0)?;
+        let [first, second] = place.reads();
+        self.table.reach.chain(lane, &[write, first, second]).await?;
+        for _ in 0..ATTEMPTS_MAX {
+            let found = self.table.search(lane, &place, key, None, None).await?;
+            if is_insert && found.is_some() {
+                self.table.free(new);
+                return Ok(false);
+            }
+            let free = || self.table.find(lane, &place, 0, |word| word == Word::FREE);
+            let slot = found.or_else(free).ok_or(PeerError::OutOfMemory)?;
+            if self.swap(lane, &slot, new).await? {
+                self.cache.insert(tag, new);
+                if found.is_some() {
+                    self.table.free(slot.word);
+                    return Ok(true);
+                }
+                return self.look_again(lane, (&place, tag), key, new).await;
+            }
+            self.table.reach.chain(lane, &place.reads()).await?;
+        }
+        Err(PeerError::Contended(ATTEMPTS_MAX))
+    }
+
+    async fn delete(&self, lane: LaneId, key: &Key) -> Result<bool> {
+        let (place, tag) = self.table.place(key);
+        self.table.reach.chain(lane, &place.reads()).await?;
+        let Some(slot) = self.table.search(lane, &place, key, None, None).await? else {
+            return Ok(false);
+        };
+        let deleted = self.swap(lane, &slot, Word::FREE).await?;
+        if deleted {
+            self.cache.remove(tag);
+            self.table.free(slot.word);
+        }
+        Ok(deleted)
     }
 }

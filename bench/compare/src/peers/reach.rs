@@ -17,14 +17,14 @@ const REGION: RegionIndex = RegionIndex::FIRST;
 const LANE: LaneId = LaneId(0);
 
 /// The way to the region.
-pub struct Reach<F> {
+pub struct PeerEndpoint<F> {
     /// The fabric.
     pub endpoint: Endpoint<F>,
     /// As good as Farside's, which has its key from the region.
     pub hasher: KeyHasher,
 }
 
-impl<F: Fabric> Reach<F> {
+impl<F: Fabric> PeerEndpoint<F> {
     /// Over a fabric that has so many lanes. Their buffers get room for this many bytes.
     pub fn new(mut fabric: F, lanes: u16, bytes: u64) -> Self {
         for lane in (0..lanes).map(LaneId) {

@@ -26,13 +26,12 @@ use std::future::poll_fn;
 use std::task::Poll;
 
 use farside_bench::keys::{KEY_BYTES, Key};
-use farside_bench::store::Action;
 use farside_fabric::{Buffer, Endpoint, Fabric, LaneId, Verb};
 use farside_layout::checksum::checksum;
 
 use super::index::{Index, Place, Slot, Word, words};
 use super::memory::{Heap, Memory, segments};
-use super::reach::Reach;
+use super::reach::PeerEndpoint;
 use super::{ATTEMPTS_MAX, Cache, Demand, Peer, PeerError, Result};
 
 /// Of the metadata word, and of the hash.
@@ -78,11 +77,11 @@ pub(super) struct Cached {
 
 /// A client of SWARM-KV. An operation has a second lane for what it does not wait for.
 pub struct Swarm<F> {
-    reach: Reach<F>,
+    reach: PeerEndpoint<F>,
     index: Index,
     locations: RefCell<Heap>,
     buffers: RefCell<Heap>,
-    pub(super) cache: RefCell<Cache<Cached>>,
+    pub(super) cache: Cache<Cached>,
     /// By operation, whether its second lane has a chain in flight.
     is_busy: Box<[Cell<bool>]>,
     time: Cell<u64>,
@@ -110,7 +109,7 @@ impl<F: Fabric> Swarm<F> {
     /// What the fabric says, and [`PeerError::OutOfMemory`].
     pub fn new(fabric: F, memory: &mut Memory, demand: Demand) -> Result<Self> {
         let bytes = location_bytes(demand.value_bytes);
-        let reach = Reach::new(fabric, Self::LANES * demand.depth, bytes);
+        let reach = PeerEndpoint::new(fabric, Self::LANES * demand.depth, bytes);
         let index = Index::new(memory, demand.records)?;
         reach.clear(index.groups())?;
         let buffers = Heap::new(memory.cut(hashed_bytes(demand.value_bytes), demand.pieces())?);
@@ -119,7 +118,7 @@ impl<F: Fabric> Swarm<F> {
             index,
             locations: RefCell::new(Heap::new(memory.cut(bytes, demand.pieces())?)),
             buffers: RefCell::new(buffers),
-            cache: RefCell::default(),
+            cache: Cache::new(true),
             is_busy: (0..demand.depth).map(|_| Cell::new(false)).collect(),
             time: Cell::new(0),
             demand,
@@ -139,38 +138,9 @@ impl<F: Fabric> Swarm<F> {
         (self.index.place(hash), hash.tag())
     }
 
-    fn cached(&self, tag: u64) -> Option<Cached> {
-        self.cache.borrow().get(&tag).copied()
-    }
-
-    fn remember(&self, tag: u64, location: u64, metadata: Metadata) {
-        self.cache.borrow_mut().insert(tag, Cached { location, metadata });
-    }
-
     fn new_metadata(&self, buffer: u64) -> Metadata {
         self.time.set(self.time.get() + 1);
         Metadata::new(self.time.get(), buffer)
-    }
-
-    async fn get(&self, lane: LaneId, key: &Key, value: &mut Vec<u8>) -> Result<bool> {
-        let (place, tag) = self.place(key);
-        let bytes = WORD_BYTES as u64 + hashed_bytes(self.demand.value_bytes);
-        for _ in 0..ATTEMPTS_MAX {
-            if let Some(Cached { location, .. }) = self.cached(tag) {
-                let read =
-                    Verb::Read { remote: location, into: Buffer::ReadBlock, bytes: bytes as u32 };
-                self.reach.chain(lane, &[read]).await?;
-            } else {
-                self.reach.chain(lane, &place.reads()).await?;
-                let Some(slot) = self.search(lane, &place, key).await? else { return Ok(false) };
-                let metadata = Metadata(word_at(&self.reach.buffer(lane, Buffer::ReadBlock), 0));
-                self.remember(tag, slot.word.address(), metadata);
-            }
-            if self.value(lane, value).await? {
-                return Ok(true);
-            }
-        }
-        Err(PeerError::Contended(ATTEMPTS_MAX))
     }
 
     /// The value of the location just read: the copy in place, or the one in the buffer. False if
@@ -238,7 +208,7 @@ impl<F: Fabric> Swarm<F> {
             expected: old.0,
             desired: new.0,
         };
-        let (location, mut old, mut found) = if let Some(cached) = self.cached(tag) {
+        let (location, mut old, mut found) = if let Some(cached) = self.cache.get(tag) {
             let Cached { location, metadata } = cached;
             let found = self.reach.chain(lane, &[write, swap(location, metadata)]).await?;
             (location, metadata, Some(Metadata(found)))
@@ -255,7 +225,7 @@ impl<F: Fabric> Swarm<F> {
         for _ in 0..ATTEMPTS_MAX {
             if found == Some(old) {
                 self.finish(lane, location, new, value).await?;
-                self.remember(tag, location, new.verified());
+                self.cache.insert(tag, Cached { location, metadata: new.verified() });
                 old.buffer().into_iter().for_each(|old| self.buffers.borrow_mut().give(old));
                 return Ok(true);
             }
@@ -326,7 +296,7 @@ impl<F: Fabric> Swarm<F> {
             let desired = Word::new(place.fingerprint, location).0;
             let swap = Verb::CompareSwap { remote, expected, desired };
             if self.reach.chain(lane, &[swap]).await? == expected {
-                self.remember(tag, location, metadata);
+                self.cache.insert(tag, Cached { location, metadata });
                 return Ok(true);
             }
             self.reach.chain(lane, &place.reads()).await?;
@@ -350,20 +320,40 @@ impl<F: Fabric> Peer for Swarm<F> {
         &self.reach.endpoint
     }
 
-    async fn perform(
-        &self,
-        lane: LaneId,
-        action: Action,
-        key: &Key,
-        value: &mut Vec<u8>,
-    ) -> Result<bool> {
-        match action {
-            Action::Get => self.get(lane, key, value).await,
-            _ if value.len() != self.demand.value_bytes => Err(PeerError::Unsupported),
-            Action::Put => self.put(lane, key, value).await,
-            Action::Insert => self.insert(lane, key, value).await,
-            Action::Delete => Err(PeerError::Unsupported),
+    async fn get(&self, lane: LaneId, key: &Key, value: &mut Vec<u8>) -> Result<bool> {
+        let (place, tag) = self.place(key);
+        let bytes = WORD_BYTES as u64 + hashed_bytes(self.demand.value_bytes);
+        for _ in 0..ATTEMPTS_MAX {
+            if let Some(Cached { location, .. }) = self.cache.get(tag) {
+                let read =
+                    Verb::Read { remote: location, into: Buffer::ReadBlock, bytes: bytes as u32 };
+                self.reach.chain(lane, &[read]).await?;
+            } else {
+                self.reach.chain(lane, &place.reads()).await?;
+                let Some(slot) = self.search(lane, &place, key).await? else { return Ok(false) };
+                let metadata = Metadata(word_at(&self.reach.buffer(lane, Buffer::ReadBlock), 0));
+                self.cache.insert(tag, Cached { location: slot.word.address(), metadata });
+            }
+            if self.value(lane, value).await? {
+                return Ok(true);
+            }
         }
+        Err(PeerError::Contended(ATTEMPTS_MAX))
+    }
+
+    async fn store(&self, lane: LaneId, key: &Key, value: &[u8], is_insert: bool) -> Result<bool> {
+        if value.len() != self.demand.value_bytes {
+            return Err(PeerError::Unsupported);
+        }
+        if is_insert {
+            self.insert(lane, key, value).await
+        } else {
+            self.put(lane, key, value).await
+        }
+    }
+
+    async fn delete(&self, _: LaneId, _: &Key) -> Result<bool> {
+        Err(PeerError::Unsupported)
     }
 
     fn is_alone(&self) -> bool {

@@ -2,19 +2,19 @@
 
 use std::cell::RefCell;
 
-use farside_bench::keys::Key;
+use farside_bench::keys::{KEY_BYTES, Key};
 use farside_fabric::{Buffer, Fabric, LaneId, Verb};
+use farside_layout::checksum::checksum;
 
-use super::entry::{decode, encode, entry_bytes};
 use super::index::{Index, Place, Slot, Word, words};
 use super::memory::{Heap, Memory, segments};
-use super::reach::Reach;
+use super::reach::PeerEndpoint;
 use super::{Demand, Result};
 
 /// The index and the entries it leads to.
 pub struct Table<F> {
     /// The fabric.
-    pub reach: Reach<F>,
+    pub reach: PeerEndpoint<F>,
     index: Index,
     heap: RefCell<Heap>,
     /// Of an entry, without what may follow it.
@@ -28,7 +28,7 @@ impl<F: Fabric> Table<F> {
     /// What the fabric says, and [`super::PeerError::OutOfMemory`].
     pub fn new(fabric: F, memory: &mut Memory, demand: Demand, tail_bytes: u64) -> Result<Self> {
         let entry_bytes = entry_bytes(demand.value_bytes);
-        let reach = Reach::new(fabric, demand.depth, entry_bytes + tail_bytes);
+        let reach = PeerEndpoint::new(fabric, demand.depth, entry_bytes + tail_bytes);
         let index = Index::new(memory, demand.records)?;
         reach.clear(index.groups())?;
         let heap = Heap::new(memory.cut(entry_bytes + tail_bytes, demand.pieces())?);
@@ -142,5 +142,58 @@ impl<F: Fabric> Table<F> {
             from = slot.number + 1;
         }
         Ok(None)
+    }
+}
+
+/// The checksum, and the length of the value.
+const HEADER_BYTES: usize = 8;
+const LENGTH_OFFSET: usize = 4;
+const VALUE_OFFSET: usize = HEADER_BYTES + KEY_BYTES;
+
+/// How many bytes an entry takes, in whole words.
+pub const fn entry_bytes(value_bytes: usize) -> u64 {
+    (VALUE_OFFSET + value_bytes).next_multiple_of(8) as u64
+}
+
+/// Writes an entry to the start of the buffer.
+#[inline]
+pub fn encode(buffer: &mut [u8], key: &Key, value: &[u8]) {
+    let entry = &mut buffer[..VALUE_OFFSET + value.len()];
+    entry[LENGTH_OFFSET..HEADER_BYTES].copy_from_slice(&(value.len() as u32).to_le_bytes());
+    entry[HEADER_BYTES..VALUE_OFFSET].copy_from_slice(key);
+    entry[VALUE_OFFSET..].copy_from_slice(value);
+    let checksum = checksum(&entry[LENGTH_OFFSET..], 0);
+    entry[..LENGTH_OFFSET].copy_from_slice(&checksum.to_le_bytes());
+}
+
+/// The value, if the buffer starts with an entry of this key that is whole.
+#[inline]
+pub fn decode<'b>(buffer: &'b [u8], key: &Key) -> Option<&'b [u8]> {
+    let (expected, rest) = buffer.split_first_chunk::<LENGTH_OFFSET>()?;
+    let (length, rest) = rest.split_first_chunk::<LENGTH_OFFSET>()?;
+    let value_bytes = u32::from_le_bytes(*length) as usize;
+    let value = rest.strip_prefix(key)?.get(..value_bytes)?;
+    let covered = &buffer[LENGTH_OFFSET..VALUE_OFFSET + value_bytes];
+    (checksum(covered, 0) == u32::from_le_bytes(*expected)).then_some(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farside_bench::keys;
+
+    #[test]
+    fn entries_come_back_and_damaged_ones_do_not() {
+        for value in [&b""[..], b"seven b", b"much more than that"] {
+            let mut buffer = vec![0; entry_bytes(value.len()) as usize];
+            encode(&mut buffer, &keys::encode(3), value);
+            assert_eq!(decode(&buffer, &keys::encode(3)), Some(value));
+            assert_eq!(decode(&buffer, &keys::encode(4)), None);
+            for at in 0..VALUE_OFFSET + value.len() {
+                buffer[at] ^= 1;
+                assert_eq!(decode(&buffer, &keys::encode(3)), None, "{at}");
+                buffer[at] ^= 1;
+            }
+        }
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use farside::{Counters, Outcome};
 use farside_bench::keys::{self, Key};
-use farside_bench::store::{Action, Change, Completed, Pipelined, Store};
+use farside_bench::store::{Action, Completed, Pipelined, Store};
 use farside_fabric::shm::{Region, ShmFabric};
 
 use super::fusee::Fusee;
@@ -16,6 +16,7 @@ use super::memory::{Memory, SEGMENT_BYTES};
 use super::race::Race;
 use super::swarm::Swarm;
 use super::{Demand, Peer};
+use crate::asking::Asking;
 
 const DEPTH: u16 = 8;
 const DEMAND: Demand = Demand { records: 1000, value_bytes: 13, depth: DEPTH };
@@ -65,22 +66,22 @@ fn follows_the_model<S: Store<Error: std::fmt::Debug>>(
         match dice % 16 {
             0..3 => {
                 let is_new = !model.contains_key(&key);
-                assert_eq!(store.change(Change::Insert, &key, &value).unwrap(), is_new, "{number}");
+                assert_eq!(store.change(Action::Insert, &key, &value).unwrap(), is_new, "{number}");
                 model.entry(key).or_insert(value);
             }
             3..8 => {
-                store.change(Change::Put, &key, &value).unwrap();
+                store.change(Action::Put, &key, &value).unwrap();
                 model.insert(key, value);
             }
             8..10 if deletes => {
                 assert_eq!(
-                    store.change(Change::Delete, &key, &[]).unwrap(),
+                    store.change(Action::Delete, &key, &[]).unwrap(),
                     model.remove(&key).is_some(),
                     "{number}"
                 );
             }
             _ => {
-                let is_there = store.get_into(&key, &mut found).unwrap().is_some();
+                let is_there = store.get(&key, &mut found).unwrap();
                 assert_eq!(is_there.then_some(&found), model.get(&key), "{number}");
             }
         }
@@ -110,7 +111,7 @@ struct Open {
 fn survives_overlaps<S: Store<Error: std::fmt::Debug>>(mut store: S, operations: u64) {
     const KEYS: u64 = 5;
     for record in 0..KEYS {
-        assert!(store.change(Change::Insert, &keys::encode(record), &value(0)).unwrap());
+        assert!(store.change(Action::Insert, &keys::encode(record), &value(0)).unwrap());
     }
     // By key, what may be there.
     let mut stored: Vec<Vec<u64>> = vec![vec![0]; KEYS as usize];
@@ -177,9 +178,9 @@ fn costs<S: Store<Error: std::fmt::Debug>>(store: &mut S) -> [[u64; 4]; 3] {
     // Alone, so that no other key has its fingerprint.
     let (key, mut found) = (keys::encode(1), Vec::new());
     [
-        cost(store, |store| assert!(store.change(Change::Insert, &key, &value(1)).unwrap())),
-        cost(store, |store| assert!(store.get_into(&key, &mut found).unwrap().is_some())),
-        cost(store, |store| _ = store.change(Change::Put, &key, &value(2)).unwrap()),
+        cost(store, |store| assert!(store.change(Action::Insert, &key, &value(1)).unwrap())),
+        cost(store, |store| assert!(store.get(&key, &mut found).unwrap())),
+        cost(store, |store| _ = store.change(Action::Put, &key, &value(2)).unwrap()),
     ]
 }
 
@@ -196,20 +197,20 @@ fn cached_operations_cost_what_the_tables_say() {
 /// A GET and an UPDATE of a client that has forgotten where the key is.
 fn uncached<P: Peer>(store: &mut PeerStore<P>, forget: impl Fn(&P)) -> [[u64; 4]; 2] {
     let (key, mut found) = (keys::encode(1), Vec::new());
-    assert!(store.change(Change::Insert, &key, &value(1)).unwrap());
+    assert!(store.change(Action::Insert, &key, &value(1)).unwrap());
     forget(&store.peer);
-    let get = cost(store, |store| assert!(store.get_into(&key, &mut found).unwrap().is_some()));
+    let get = cost(store, |store| assert!(store.get(&key, &mut found).unwrap()));
     forget(&store.peer);
-    [get, cost(store, |store| _ = store.change(Change::Put, &key, &value(2)).unwrap())]
+    [get, cost(store, |store| _ = store.change(Action::Put, &key, &value(2)).unwrap())]
 }
 
 #[test]
 fn without_a_cached_location_they_cost_what_the_tables_say() {
-    let forget = |peer: &Fusee<_>| peer.cache.borrow_mut().clear();
+    let forget = |peer: &Fusee<_>| peer.cache.known.borrow_mut().clear();
     assert_eq!(uncached(&mut fusee(), forget), [[2, 3, 0, 0], [3, 3, 2, 1]]);
-    let forget = |peer: &Race<_>| peer.cache.as_ref().unwrap().borrow_mut().clear();
+    let forget = |peer: &Race<_>| peer.cache.known.borrow_mut().clear();
     assert_eq!(uncached(&mut race(true), forget), [[2, 3, 0, 0], [3, 3, 1, 1]]);
-    let forget = |peer: &Swarm<_>| peer.cache.borrow_mut().clear();
+    let forget = |peer: &Swarm<_>| peer.cache.known.borrow_mut().clear();
     assert_eq!(uncached(&mut swarm(), forget), [[2, 3, 0, 0], [4, 3, 2, 2]]);
 }
 
@@ -217,19 +218,19 @@ fn without_a_cached_location_they_cost_what_the_tables_say() {
 fn deletes_cost_what_the_tables_say() {
     fn delete<S: Store<Error: std::fmt::Debug>>(mut store: S) -> [u64; 4] {
         let key = keys::encode(1);
-        assert!(store.change(Change::Insert, &key, &value(1)).unwrap());
-        cost(&mut store, |store| assert!(store.change(Change::Delete, &key, &[]).unwrap()))
+        assert!(store.change(Action::Insert, &key, &value(1)).unwrap());
+        cost(&mut store, |store| assert!(store.change(Action::Delete, &key, &[]).unwrap()))
     }
     assert_eq!(delete(fusee()), [4, 3, 3, 1]);
     assert_eq!(delete(race(false)), [3, 3, 0, 1]);
-    assert!(swarm().change(Change::Delete, &keys::encode(1), &[]).is_err());
+    assert!(swarm().change(Action::Delete, &keys::encode(1), &[]).is_err());
 }
 
 #[test]
 fn a_pipeline_counts_what_each_operation_asked_for() {
     let mut store = swarm();
     let key = keys::encode(1);
-    store.change(Change::Insert, &key, &value(1)).unwrap();
+    store.change(Action::Insert, &key, &value(1)).unwrap();
     let mut pipeline = store.pipeline().unwrap();
     for number in 2..20 {
         pipeline.start(Action::Put, &key, &value(number)).unwrap();
@@ -246,12 +247,12 @@ fn a_pipeline_counts_what_each_operation_asked_for() {
 fn what_nobody_waits_for_may_rest_between_two_turns() {
     let mut store = swarm();
     let (key, mut found) = (keys::encode(1), Vec::new());
-    store.change(Change::Insert, &key, &value(1)).unwrap();
+    store.change(Action::Insert, &key, &value(1)).unwrap();
     for number in 2..4 {
         // Its copy in place has no doorbell yet, and would be late for a chain of Farside's.
-        store.change(Change::Put, &key, &value(number)).unwrap();
+        store.change(Action::Put, &key, &value(number)).unwrap();
         std::thread::sleep(Duration::from_millis(60));
-        assert!(store.get_into(&key, &mut found).unwrap().is_some());
+        assert!(store.get(&key, &mut found).unwrap());
         assert_eq!(found, value(number));
     }
 }
@@ -260,6 +261,6 @@ fn what_nobody_waits_for_may_rest_between_two_turns() {
 fn a_full_store_says_so() {
     let mut store = fusee();
     let failed = (0..100_000)
-        .find_map(|record| store.change(Change::Insert, &keys::encode(record), b"x").err());
+        .find_map(|record| store.change(Action::Insert, &keys::encode(record), b"x").err());
     assert!(failed.unwrap().to_string().contains("full"));
 }

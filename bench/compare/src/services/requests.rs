@@ -3,9 +3,9 @@
 
 use std::collections::VecDeque;
 
-use farside::{Counters, PipelineFull, Version};
+use farside::{Counters, Outcome, PipelineFull};
 use farside_bench::keys::Key;
-use farside_bench::store::{Action, Change, Completed, NO_VERSION, Pipelined, Store};
+use farside_bench::store::{Action, Completed, Pipelined, Store};
 
 use super::ServiceError;
 
@@ -45,12 +45,6 @@ impl<P: Protocol> Requests<P> {
         let counters = Counters::default();
         Self { protocol, depth: depth.into(), value: Vec::new(), counters }
     }
-
-    fn ask(&mut self, action: Action, key: &Key, value: &[u8]) -> Result<bool> {
-        self.protocol.request(action, key, value);
-        self.protocol.send()?;
-        self.protocol.answer(action, &mut self.value)
-    }
 }
 
 impl<P: Protocol> Store for Requests<P> {
@@ -60,15 +54,17 @@ impl<P: Protocol> Store for Requests<P> {
     where
         P: 's;
 
-    fn get_into(&mut self, key: &Key, value: &mut Vec<u8>) -> Result<Option<Version>> {
-        let found = self.ask(Action::Get, key, &[])?;
-        value.clear();
-        value.extend_from_slice(&self.value);
-        Ok(found.then_some(NO_VERSION))
-    }
-
-    fn change(&mut self, change: Change, key: &Key, value: &[u8]) -> Result<bool> {
-        self.ask(change.into(), key, value)
+    fn perform<'v>(
+        &mut self,
+        action: Action,
+        key: &Key,
+        value: &[u8],
+        found: &'v mut Vec<u8>,
+    ) -> Result<Outcome<'v>> {
+        self.protocol.request(action, key, value);
+        self.protocol.send()?;
+        let applied = self.protocol.answer(action, found)?;
+        Ok(action.outcome(applied, found))
     }
 
     fn pipeline(&mut self) -> Result<RequestPipeline<'_, P>> {

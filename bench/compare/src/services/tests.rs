@@ -4,11 +4,12 @@ use std::thread;
 
 use farside::Outcome;
 use farside_bench::keys;
-use farside_bench::store::{Action, Change, Pipelined, Store};
+use farside_bench::store::{Action, Pipelined, Store};
 
 use super::memcached::MemcachedProtocol;
 use super::requests::Requests;
 use super::*;
+use crate::asking::Asking;
 
 /// Sends these answers to whoever connects, whatever it says; what that was.
 fn with_answers<T>(answers: &str, body: impl FnOnce(&Path) -> T) -> (T, String) {
@@ -44,14 +45,14 @@ fn memcached_answers_one_by_one() {
     let ((), said) = with_answers(&answers, |socket| {
         let mut store = memcached(socket);
         let mut value = b"old".to_vec();
-        assert!(store.get_into(key, &mut value).unwrap().is_none());
-        store.change(Change::Put, key, b"a\r\nbc").unwrap();
-        assert!(store.get_into(key, &mut value).unwrap().is_some());
+        assert!(!store.get(key, &mut value).unwrap());
+        store.change(Action::Put, key, b"a\r\nbc").unwrap();
+        assert!(store.get(key, &mut value).unwrap());
         assert_eq!(value, b"a\r\nbc");
-        assert!(!store.change(Change::Insert, key, b"").unwrap());
-        assert!(store.change(Change::Delete, key, &[]).unwrap());
-        assert!(!store.change(Change::Delete, key, &[]).unwrap());
-        assert!(store.change(Change::Delete, key, &[]).is_err(), "it closed");
+        assert!(!store.change(Action::Insert, key, b"").unwrap());
+        assert!(store.change(Action::Delete, key, &[]).unwrap());
+        assert!(!store.change(Action::Delete, key, &[]).unwrap());
+        assert!(store.change(Action::Delete, key, &[]).is_err(), "it closed");
     });
     let asked = format!(
         "get {name}\r\nset {name} 0 0 5\r\na\r\nbc\r\nget {name}\r\nadd {name} 0 0 0\r\n\r\n\
@@ -90,9 +91,8 @@ fn memcached_answers_in_flight_come_in_order() {
 #[test]
 fn what_cannot_be_understood_is_an_error() {
     for answer in ["ERROR\r\n", "VALUE k 0 x\r\n", "VALUE k 0 2\r\nabc\r\nEND\r\n", "END", ""] {
-        let (result, _) = with_answers(answer, |socket| {
-            memcached(socket).get_into(&keys::encode(1), &mut Vec::new())
-        });
+        let (result, _) =
+            with_answers(answer, |socket| memcached(socket).get(&keys::encode(1), &mut Vec::new()));
         assert!(result.is_err(), "{answer:?}");
     }
 }

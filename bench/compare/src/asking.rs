@@ -1,0 +1,19 @@
+//! For tests: one operation on a store, and whether the key was as required.
+
+use farside::Outcome;
+use farside_bench::keys::Key;
+use farside_bench::store::{Action, Store};
+
+pub(crate) trait Asking: Store {
+    fn get(&mut self, key: &Key, found: &mut Vec<u8>) -> Result<bool, Self::Error> {
+        Ok(matches!(self.perform(Action::Get, key, &[], found)?, Outcome::Value(Some(_))))
+    }
+
+    fn change(&mut self, action: Action, key: &Key, value: &[u8]) -> Result<bool, Self::Error> {
+        let mut found = Vec::new();
+        let outcome = self.perform(action, key, value, &mut found)?;
+        Ok(matches!(outcome, Outcome::Stored | Outcome::Applied(true)))
+    }
+}
+
+impl<S: Store> Asking for S {}

@@ -1,0 +1,160 @@
+//! What threads measured, added up; and how processes tell each other.
+
+use data_encoding::BASE64;
+use farside::{CacheStatistics, Counters};
+use hdrhistogram::Histogram;
+use hdrhistogram::serialization::{Deserializer as Decoder, Serializer as _, V2Serializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de, ser};
+
+use crate::recorder::Recorder;
+
+/// What one thread measured, or several. The clock is the same in all processes of a machine.
+#[derive(Serialize, Deserialize)]
+pub struct ThreadMeasurement {
+    /// Operations.
+    pub recorder: Recorder,
+    /// When the first one started, by the clock of latencies.
+    pub started_ns: u64,
+    /// When the last one ended.
+    pub ended_ns: u64,
+    /// What the location caches did.
+    #[serde(with = "CacheForm")]
+    pub cache: CacheStatistics,
+    /// How often they allocated.
+    pub allocations: u64,
+    /// CPU time, in seconds.
+    pub cpu_s: f64,
+}
+
+impl ThreadMeasurement {
+    /// The sum; `None` of no threads.
+    pub fn sum(all: impl IntoIterator<Item = Self>) -> Option<Self> {
+        let mut all = all.into_iter();
+        let mut sum = all.next()?;
+        for one in all {
+            sum.recorder.merge(&one.recorder);
+            sum.started_ns = sum.started_ns.min(one.started_ns);
+            sum.ended_ns = sum.ended_ns.max(one.ended_ns);
+            sum.cache.hits += one.cache.hits;
+            sum.cache.misses += one.cache.misses;
+            sum.allocations += one.allocations;
+            sum.cpu_s += one.cpu_s;
+        }
+        Some(sum)
+    }
+}
+
+/// The form of [`CacheStatistics`] in a pipe.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "CacheStatistics")]
+struct CacheForm {
+    hits: u64,
+    misses: u64,
+}
+
+/// The form of [`Counters`] in a pipe.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Counters")]
+pub(crate) struct CountersForm {
+    round_trips: u64,
+    doorbells: u64,
+    reads: u64,
+    writes: u64,
+    compare_swaps: u64,
+    read_bytes: u64,
+    written_bytes: u64,
+}
+
+/// The form of histograms in a pipe: HdrHistogram's format V2, in base64.
+pub(crate) mod histogram {
+    use super::*;
+
+    pub(crate) fn serialize<S: Serializer>(of: &Histogram<u64>, to: S) -> Result<S::Ok, S::Error> {
+        let mut bytes = Vec::new();
+        V2Serializer::new().serialize(of, &mut bytes).map_err(ser::Error::custom)?;
+        to.serialize_str(&BASE64.encode(&bytes))
+    }
+
+    pub(crate) fn deserialize<'d, D: Deserializer<'d>>(
+        from: D,
+    ) -> Result<Histogram<u64>, D::Error> {
+        let bytes = BASE64.decode(String::deserialize(from)?.as_bytes());
+        let bytes = bytes.map_err(de::Error::custom)?;
+        Decoder::new().deserialize(&mut &bytes[..]).map_err(de::Error::custom)
+    }
+}
+
+/// The same of a histogram that need not be there.
+pub(crate) mod optional_histogram {
+    use super::*;
+
+    #[derive(Serialize, Deserialize)]
+    struct Form(#[serde(with = "histogram")] Histogram<u64>);
+
+    pub(crate) fn serialize<S: Serializer>(
+        of: &Option<Histogram<u64>>,
+        to: S,
+    ) -> Result<S::Ok, S::Error> {
+        of.clone().map(Form).serialize(to)
+    }
+
+    pub(crate) fn deserialize<'d, D: Deserializer<'d>>(
+        from: D,
+    ) -> Result<Option<Histogram<u64>>, D::Error> {
+        Ok(Option::deserialize(from)?.map(|Form(histogram)| histogram))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workload::{Kind, Workload};
+
+    fn measured(latency_ns: u64) -> ThreadMeasurement {
+        let mut recorder = Recorder::new(Workload::A.mix()).with_services();
+        recorder.record(Kind::Get, latency_ns);
+        recorder.record_service(Kind::Get, 50);
+        let counters = Counters { round_trips: 1, written_bytes: 7, ..Counters::default() };
+        recorder.attribute(Kind::Put, &counters);
+        recorder.unexpected = 1;
+        recorder.driver_ns = 9;
+        recorder.behind_ns = latency_ns;
+        ThreadMeasurement {
+            recorder,
+            started_ns: latency_ns,
+            ended_ns: 2 * latency_ns,
+            cache: CacheStatistics { hits: 10, misses: 20 },
+            allocations: 3,
+            cpu_s: 0.5,
+        }
+    }
+
+    #[test]
+    fn processes_add_up_as_threads_do_and_nothing_is_lost_in_the_pipe() {
+        let told = |latency_ns| -> ThreadMeasurement {
+            let line = serde_json::to_string(&measured(latency_ns)).unwrap();
+            serde_json::from_str(&line).unwrap()
+        };
+        let there = ThreadMeasurement::sum([told(100), told(30_000)]).unwrap();
+        let here = ThreadMeasurement::sum([measured(100), measured(30_000)]).unwrap();
+        for sum in [&there, &here] {
+            assert_eq!((sum.started_ns, sum.ended_ns, sum.allocations), (100, 60_000, 6));
+            assert_eq!((sum.cache, sum.cpu_s), (CacheStatistics { hits: 20, misses: 40 }, 1.0));
+            let Recorder { unexpected, driver_ns, behind_ns, .. } = sum.recorder;
+            assert_eq!((unexpected, driver_ns, behind_ns), (2, 18, 30_000));
+        }
+        for ((kind, a), (_, b)) in there.recorder.kinds().zip(here.recorder.kinds()) {
+            assert!(a.latencies == b.latencies && a.services == b.services, "{kind:?}");
+            assert_eq!(a.counters, b.counters);
+        }
+        assert_eq!(there.recorder.kinds().count(), 2);
+        assert!(ThreadMeasurement::sum([]).is_none());
+    }
+
+    #[test]
+    fn what_is_no_histogram_is_refused() {
+        let mut json = serde_json::to_value(measured(100)).unwrap();
+        json["recorder"]["kinds"][0]["latencies"] = "AAAA".into();
+        assert!(serde_json::from_value::<ThreadMeasurement>(json).is_err());
+    }
+}
