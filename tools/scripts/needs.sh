@@ -41,6 +41,6 @@ if [ "${1:-}" = --test ] && ! browser; then
         echo "a browser is missing: installing chromium" >&2
         install chromium fonts-dejavu-core
     else
-        echo "no Chromium here: nobody will look at kv-bench's report" >&2
+        echo "no Chromium here: kv-bench's report will not be looked at" >&2
     fi
 fi

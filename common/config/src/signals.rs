@@ -14,7 +14,7 @@ pub fn ending() -> Vec<i32> {
     ending
 }
 
-/// Whether who started this process had a signal ignored, as nohup has SIGHUP.
+/// Whether a signal is ignored because this process was started so, as by nohup.
 pub fn is_ignored(signal: i32) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
@@ -38,7 +38,7 @@ pub fn explain_bus_errors(program: &str) -> io::Result<()> {
     let explain = move || {
         // No reader is left when stderr is closed.
         let _ = rustix::io::write(rustix::stdio::stderr(), line.as_bytes());
-        // As without a handler: who waits for the process sees the signal. Does not return.
+        // As without a handler: a parent that waits sees the signal. Does not return.
         let _ = signal_hook::low_level::emulate_default_handler(Signal::BUS.as_raw());
     };
     // SAFETY: the handler only calls write(2), on memory allocated before, and what is documented

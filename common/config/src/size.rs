@@ -1,7 +1,7 @@
 //! Numbers of bytes, as people write and read them.
 //!
-//! The parser of the crate `bytesize` does not serve here: it takes `1GB`, `1gib` and `1` too, drops
-//! what is less than a byte of `1.5B`, and makes the largest number of what is too large.
+//! The parser of the crate `bytesize` does not serve here. It takes `1GB`, `1gib` and `1` too, and
+//! makes whole bytes of `1.5B`. Of what is too large it makes the largest number.
 
 use std::fmt;
 use std::str::FromStr;

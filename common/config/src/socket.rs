@@ -1,4 +1,4 @@
-//! Who may connect to a server's socket, apart from its folder.
+//! The permissions of a server's socket, apart from its folder.
 
 use std::fmt;
 use std::str::FromStr;

@@ -97,7 +97,7 @@ pub enum ConnectError {
     /// with a secret.
     #[error(
         "{server} is served by user {user}, which is not root, this user or the owner of the \
-         socket's folder: let that user's server listen in a folder of its own, which no other \
+         socket's folder: let that user's server listen in a folder that only root or that \
          user could have made, such as /run/farside"
     )]
     Untrusted {

@@ -8,7 +8,7 @@ use farside_layout::{
 use super::{ControlError, PROTOCOL_VERSION, REPLY_BYTES_MAX, REQUEST_BYTES_MAX, Role};
 
 /// The proof that a client knows the shared secret. It protects against mistakes and against
-/// clients on the network, not against someone who reads the wire: that one sees it.
+/// clients on the network, not against a reader of the wire, where it can be seen.
 #[derive(Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(transparent)]
 pub struct Token([u8; 32]);

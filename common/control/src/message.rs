@@ -103,8 +103,8 @@ pub enum Reply {
 /// What a server asks a writer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ServerRequest {
-    /// What do you hold? To be answered by [`Request::Held`], in time: the server fences who does
-    /// not.
+    /// What do you hold? To be answered by [`Request::Held`], in time: the server fences a
+    /// client that does not answer.
     Report {
         /// The number of the collection.
         collection: u32,

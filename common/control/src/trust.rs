@@ -2,8 +2,8 @@
 //!
 //! A client shows what it knows in its first message. If another user made the socket, that user
 //! gets it, and with it a writer's descriptor from the real server. So a client looks first at the
-//! user that listens: root, its own, or the owner of the folder that has the socket, if nobody else
-//! could have put that folder there.
+//! user that listens. It trusts root, its own user, and the owner of the folder that has the socket
+//! if no other user could have put that folder there.
 
 use std::fs::{self, Metadata};
 use std::os::unix::fs::MetadataExt;
@@ -39,7 +39,7 @@ fn metadata(path: &Path) -> Option<Metadata> {
 
 fn is_step_kept(inner: &Metadata, outer: &Metadata, user: u32, own: u32) -> bool {
     let is_ours = |found: &Metadata| [ROOT, own].contains(&found.uid());
-    // In a sticky folder, such as /tmp, everybody makes entries, and replaces none of another's.
+    // In a sticky folder, such as /tmp, every user makes entries, and replaces none of another's.
     let is_sticky_and_ours = outer.mode() & STICKY != 0 && is_ours(inner);
     let is_writable = outer.mode() & WRITABLE_BY_OTHERS != 0;
     (is_ours(outer) || outer.uid() == user) && (!is_writable || is_sticky_and_ours)

@@ -1,5 +1,6 @@
-//! The connect policy, the same for every command and every call: attempts with growing pauses
-//! until the timeout is used up, the last one at its very end; and how far the last one came.
+//! The connect policy, the same for every command and every call. Attempts follow each other with
+//! growing pauses until the timeout is used up, the last one at its very end. The error says how
+//! far that one came.
 
 use std::fmt;
 use std::time::{Duration, Instant};

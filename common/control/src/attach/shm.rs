@@ -127,12 +127,12 @@ mod tests {
             rdma: Options::default(),
         };
         // The first waits for its reply, the second for room in the backlog, which those leave full
-        // that nobody accepted.
+        // that were not accepted.
         for _ in 0..2 {
             let Err(ConnectError::Unreachable { contact, source, .. }) =
                 options.attach(options.timeout)
             else {
-                panic!("nobody answers");
+                panic!("no server answers");
             };
             assert!(contact == Contact::Silent && source.is_none(), "{contact:?} {source:?}");
         }
