@@ -84,10 +84,10 @@ pub(crate) enum Command {
     /// Clients may go on meanwhile: each key comes with a value it had at some moment of the
     /// snapshot, and a key that is there all the time is not missed.
     Snapshot(Snapshot),
-    /// Have the server look for blocks that dead clients held, and wait for the end
+    /// Collect blocks that dead clients held, and wait until this is done
     ///
-    /// It does so by itself when a client died. Clients go on meanwhile; who does not answer the
-    /// server for five seconds is let go.
+    /// The server also does this by itself after a client dies. Clients continue to work; one that
+    /// does not answer within 5 s is disconnected.
     Gc,
     /// Move blocks out of chunks that are mostly free, so that these can hold values of other sizes
     ///
@@ -97,10 +97,10 @@ pub(crate) enum Command {
     ///
     /// Clients may go on meanwhile; with --region no server may use the file.
     Verify(Verify),
-    /// Look at what this machine has and say what to do about what it lacks
+    /// Check this machine for what Farside needs, and print how to fix what is missing
     ///
-    /// Exit 2 when the config file cannot be used, 3 when the server that is named does not answer;
-    /// what the machine lacks is advice.
+    /// Exit 2 when the config file cannot be used, 3 when the named server does not answer. What
+    /// the machine lacks is advice.
     Doctor,
     /// Print a completion script for a shell
     Completions(Completions),

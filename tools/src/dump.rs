@@ -5,7 +5,6 @@ use std::path::Path;
 
 use anyhow::Context;
 use farside::{Entry, Error, OperationError, Session};
-use farside_config::command_line::one_line;
 use farside_tools::encoding::brief;
 use farside_tools::records::{Record, has_json_lines};
 use indicatif::ProgressBar;
@@ -13,11 +12,8 @@ use indicatif::ProgressBar;
 use crate::args::{self, Args};
 use crate::connect;
 use crate::files::{DumpFolder, check_free, write_whole};
-use crate::output::{self, ExitStatus, count};
+use crate::output::{self, ExitStatus, Failures, count};
 use crate::stopping::Stop;
-
-/// How many failures are told one by one; the rest is only counted.
-const FAILURES_TOLD_MAX: u64 = 20;
 
 /// `dump`.
 pub(crate) fn dump(args: &Args, what: &args::Dump) -> anyhow::Result<ExitStatus> {
@@ -63,7 +59,8 @@ pub(crate) fn for_each_entry(
     (bar, stop): (&ProgressBar, &Stop),
     mut write: impl FnMut(&Entry) -> anyhow::Result<()>,
 ) -> anyhow::Result<Tally> {
-    let mut tally = Tally { written: 0, bytes: 0, failed: 0, outcome: ExitStatus::Done };
+    let mut tally =
+        Tally { written: 0, bytes: 0, failures: Failures::default(), outcome: ExitStatus::Done };
     for entry in session.scan()? {
         stop.check()?;
         let (name, result) = match entry {
@@ -84,12 +81,8 @@ pub(crate) fn for_each_entry(
             }
             Err(error) if error.is::<Fatal>() || is_disk_full(&error) => return Err(error),
             Err(error) => {
-                tally.failed += 1;
                 tally.outcome = tally.outcome.or_failed(output::exit_code(&error));
-                if tally.failed <= FAILURES_TOLD_MAX {
-                    let message = format!("{name} is left out: {}", one_line(error.as_ref()));
-                    bar.suspend(|| output::tell(message));
-                }
+                tally.failures.add(bar, format_args!("{name} is left out"), &error);
             }
         }
     }
@@ -107,20 +100,17 @@ fn is_disk_full(error: &anyhow::Error) -> bool {
 pub(crate) struct Tally {
     written: u64,
     bytes: u64,
-    failed: u64,
+    failures: Failures,
     outcome: ExitStatus,
 }
 
 impl Tally {
     pub(crate) fn conclude(&self, noun: &str, to: &Path) -> ExitStatus {
-        let untold = self.failed.saturating_sub(FAILURES_TOLD_MAX);
-        if untold > 0 {
-            output::tell(format_args!("... and {untold} more"));
-        }
+        self.failures.tell_rest();
         let (written, bytes) = (count(self.written, noun), output::bytes(self.bytes));
         output::tell(format_args!("{written} written to {}, {bytes} of values", to.display()));
-        if self.failed > 0 {
-            output::tell(format_args!("{} left out", count(self.failed, "key")));
+        if self.failures.0 > 0 {
+            output::tell(format_args!("{} left out", count(self.failures.0, "key")));
         }
         self.outcome
     }

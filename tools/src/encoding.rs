@@ -107,17 +107,25 @@ fn escape_each(bytes: &[u8], text: &mut String) {
     }
 }
 
-/// Text without what would do something to a terminal.
-pub fn printable(text: &str) -> String {
+/// Text whose unprintable characters are escaped.
+fn escaped(text: &str, escape: impl Fn(char, &mut String)) -> String {
     let mut safe = String::with_capacity(text.len());
     for character in text.chars() {
         if is_unprintable(character) {
-            escape_each(character.encode_utf8(&mut [0; 4]).as_bytes(), &mut safe);
+            escape(character, &mut safe);
         } else {
             safe.push(character);
         }
     }
     safe
+}
+
+/// Text without what would do something to a terminal.
+pub fn printable(text: &str) -> String {
+    let escape = |character: char, safe: &mut String| {
+        escape_each(character.encode_utf8(&mut [0; 4]).as_bytes(), safe);
+    };
+    escaped(text, escape)
 }
 
 /// JSON without what would do something to a terminal: these characters are escaped, as JSON
@@ -126,19 +134,13 @@ pub fn printable(text: &str) -> String {
 /// # Errors
 /// What cannot be JSON.
 pub fn to_json(value: &impl Serialize) -> serde_json::Result<String> {
-    let json = serde_json::to_string(value)?;
-    let mut safe = String::with_capacity(json.len());
-    for character in json.chars() {
-        if is_unprintable(character) {
-            for unit in character.encode_utf16(&mut [0; 2]) {
-                // Writing to a String cannot fail.
-                let _ = write!(safe, "\\u{unit:04x}");
-            }
-        } else {
-            safe.push(character);
+    let escape = |character: char, safe: &mut String| {
+        for unit in character.encode_utf16(&mut [0; 2]) {
+            // Writing to a String cannot fail.
+            let _ = write!(safe, "\\u{unit:04x}");
         }
-    }
-    Ok(safe)
+    };
+    Ok(escaped(&serde_json::to_string(value)?, escape))
 }
 
 /// The longest key that a message tells in full, in characters.

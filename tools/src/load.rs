@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use farside::{Error, OperationError, Pipeline, PipelineFull, Ticket};
-use farside_config::command_line::{exit_code, one_line};
+use farside_config::command_line::exit_code;
 use farside_tools::records::{has_json_lines, read_json_lines};
 use indicatif::ProgressBar;
 
@@ -17,10 +17,7 @@ use crate::args::{self, Args};
 use crate::connect;
 use crate::files::Tree;
 use crate::keys::read_at_most;
-use crate::output::{self, ExitStatus, Usage, count};
-
-/// How many failures are told one by one; the rest is only counted.
-const FAILURES_TOLD_MAX: u64 = 20;
+use crate::output::{self, ExitStatus, Failures, Usage, count};
 
 /// `load`.
 pub(crate) fn load(args: &Args, what: &args::Load) -> anyhow::Result<ExitStatus> {
@@ -191,11 +188,7 @@ impl<'a> Loader<'a> {
             self.tally.too_large += 1;
             return;
         }
-        self.tally.failed += 1;
-        if self.tally.failed <= FAILURES_TOLD_MAX {
-            self.bar
-                .suspend(|| output::tell(format_args!("{origin}: {}", one_line(error.as_ref()))));
-        }
+        self.tally.failures.add(self.bar, origin, error);
     }
 
     fn finish(&mut self) -> anyhow::Result<()> {
@@ -232,7 +225,7 @@ fn concerns_one_key(error: &Error) -> bool {
 struct Tally {
     stored: u64,
     stored_bytes: u64,
-    failed: u64,
+    failures: Failures,
     too_large: u64,
     /// What the region allows a value.
     value_bytes_max: usize,
@@ -242,12 +235,9 @@ struct Tally {
 
 impl Tally {
     fn conclude(&self) -> ExitStatus {
-        let untold = self.failed.saturating_sub(FAILURES_TOLD_MAX);
-        if untold > 0 {
-            output::tell(format_args!("... and {untold} more"));
-        }
+        self.failures.tell_rest();
         output::tell(self.summary());
-        if self.failed == 0 { ExitStatus::Done } else { ExitStatus::Failed(exit_code::FAILED) }
+        if self.failures.0 == 0 { ExitStatus::Done } else { ExitStatus::Failed(exit_code::FAILED) }
     }
 
     fn summary(&self) -> String {
@@ -262,8 +252,8 @@ impl Tally {
             let (values, max) = (count(self.too_large, "value"), self.value_bytes_max);
             summary += &format!(", {values} over {max} bytes skipped");
         }
-        if self.failed > 0 {
-            summary += &format!("; {} failed", self.failed);
+        if self.failures.0 > 0 {
+            summary += &format!("; {} failed", self.failures.0);
         }
         summary
     }
@@ -286,7 +276,13 @@ mod tests {
 
     #[test]
     fn the_summary_names_what_was_left_out() {
-        let tally = Tally { stored: 1, stored_bytes: 3, failed: 2, links: 1, ..Tally::default() };
+        let tally = Tally {
+            stored: 1,
+            stored_bytes: 3,
+            failures: Failures(2),
+            links: 1,
+            ..Tally::default()
+        };
         let expected = "1 key loaded, 3 B of values, 1 symbolic link skipped; 2 failed";
         assert_eq!(tally.summary(), expected);
         let tally = Tally { stored: 2, ..Tally::default() };

@@ -140,6 +140,31 @@ pub(crate) fn tell(message: impl fmt::Display) {
     let _ = writeln!(io::stderr(), "kv-cli: {message}");
 }
 
+/// How many failures are told one by one; the rest is only counted.
+const FAILURES_TOLD_MAX: u64 = 20;
+
+/// Failures for single keys, which do not end a command.
+#[derive(Debug, Default)]
+pub(crate) struct Failures(pub(crate) u64);
+
+impl Failures {
+    /// Counts a failure, and tells it unless there were too many.
+    pub(crate) fn add(&mut self, bar: &ProgressBar, of: impl fmt::Display, error: &anyhow::Error) {
+        self.0 += 1;
+        if self.0 <= FAILURES_TOLD_MAX {
+            bar.suspend(|| tell(format_args!("{of}: {}", one_line(error.as_ref()))));
+        }
+    }
+
+    /// Says how many failures were not told.
+    pub(crate) fn tell_rest(&self) {
+        let untold = self.0.saturating_sub(FAILURES_TOLD_MAX);
+        if untold > 0 {
+            tell(format_args!("... and {untold} more"));
+        }
+    }
+}
+
 /// Says what went wrong, in one line.
 pub(crate) fn tell_error(error: &anyhow::Error) {
     tell(one_line(error.as_ref()));

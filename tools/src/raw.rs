@@ -70,7 +70,7 @@ impl RawRegion {
     fn check_once(&self, scope: Scope, bar: &ProgressBar) -> anyhow::Result<Report> {
         let (bytes, mut observer) = (self.attached.welcome.region_bytes, OnBar(bar));
         let endpoint = Endpoint::new(self.attached.factory.fabric(1)?, 1);
-        Ok(check::check(&endpoint, LANE, bytes, scope, &mut observer)?)
+        Ok(check::check(&endpoint, LANE, bytes, (scope, false), &mut observer)?)
     }
 }
 
@@ -122,6 +122,6 @@ pub(crate) fn check_file(path: &Path, observer: &mut dyn Observer) -> anyhow::Re
     })?;
     let bytes = region.bytes();
     let endpoint = Endpoint::new(ShmFabric::new(Arc::new(region), None, 1), 1);
-    let report = check::check_at_rest(&endpoint, LANE, bytes, Scope::File, observer);
+    let report = check::check(&endpoint, LANE, bytes, (Scope::File, true), observer);
     report.with_context(|| format!("{name} cannot be checked"))
 }

@@ -1,6 +1,6 @@
 //! Which of stdin and stdout this process was started with. The standard library opens /dev/null in
-//! the place of one that is closed, so a program in `main` cannot tell: a value would be read as
-//! empty, and one that is printed would be lost, both without an error.
+//! the place of one that is closed, so a program in `main` cannot tell. A value would be read as
+//! empty, or be lost when it is printed, both without an error.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

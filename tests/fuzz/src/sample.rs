@@ -14,7 +14,7 @@ use farside_layout::{
     SLOTS_PER_ROW, SUBTABLE_BYTES, SizeClass, SlotState, SlotWord, Superblock, class_for, seal,
     side_of, slot_in_subtable,
 };
-use farside_tools::check::{CheckError, Problem, Report, Scope, check_at_rest};
+use farside_tools::check::{CheckError, Problem, Report, Scope, check};
 
 /// The sample's length, in bytes.
 pub const REGION_BYTES: u64 = 6 * CHUNK_BYTES;
@@ -243,5 +243,5 @@ impl Sample {
 /// [`CheckError`] when there is nothing to report on.
 pub fn check_region(region: Arc<Region>, region_bytes: u64) -> Result<Report, CheckError> {
     let endpoint = Endpoint::new(ShmFabric::new(region, None, 1), 1);
-    check_at_rest(&endpoint, LANE, region_bytes, Scope::Blocks, &mut ())
+    check(&endpoint, LANE, region_bytes, (Scope::Blocks, true), &mut ())
 }

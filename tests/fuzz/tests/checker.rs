@@ -49,7 +49,7 @@ fn the_observer_hears_of_every_block_and_the_index_alone_is_enough_for_statistic
     let sample = Sample::small();
     let endpoint = Endpoint::new(ShmFabric::new(Arc::clone(&sample.region), None, 1), 1);
     let mut counts = Counts::default();
-    let report = check(&endpoint, LANE, REGION_BYTES, Scope::Index, &mut counts).unwrap();
+    let report = check(&endpoint, LANE, REGION_BYTES, (Scope::Index, false), &mut counts).unwrap();
     assert_eq!((counts.linked, counts.last), (KEYS, (4, 4)));
     assert_eq!((report.keys, report.value_bytes, report.problem_count), (KEYS, 0, 0));
     let whole = sample.check().unwrap();

@@ -214,7 +214,8 @@ fn a_word_in_a_free_place_is_cleared_unless_its_row_is_somebodys() {
 /// What the checker says about the region while no server is at work.
 fn region_problems(client: &Client) -> String {
     let endpoint = Endpoint::new(ShmFabric::new(client.region.clone(), None, 1), 1);
-    let report = check(&endpoint, LaneId(0), REGION_BYTES, Scope::File, &mut ()).unwrap();
+    let report = check(&endpoint, LaneId(0), REGION_BYTES, (Scope::File, true), &mut ());
+    let report = report.unwrap();
     report.problems.iter().map(|problem| format!("{problem}\n")).collect()
 }
 

@@ -1,8 +1,8 @@
 //! The region checker: walks a whole region with READs alone and says what in it cannot be.
 //!
-//! Clients may go on meanwhile. Whatever looks wrong is looked at again: a slot whose word changed
-//! was only in use (a block stays untouched for GRACE after its unlink, so a mismatch beside an
-//! unchanged word is real), and a table has to be wrong in the same way twice, a pause apart.
+//! Clients may go on meanwhile, so what looks wrong is looked at again. A slot whose word changed
+//! was only in use; a mismatch beside an unchanged word is real, because a block stays untouched
+//! for GRACE after its unlink. A table has to be wrong in the same way twice, a pause apart.
 
 mod report;
 mod slots;
@@ -72,7 +72,8 @@ pub enum CheckError {
     },
 }
 
-/// Checks a region of this length through a lane of the endpoint, with READs alone.
+/// Checks a region of this length through a lane of the endpoint, with READs alone. If the region
+/// is at rest, what looks wrong is wrong at once.
 ///
 /// # Errors
 /// [`CheckError`] when there is nothing to report on. Damage is not an error: it is in the report.
@@ -80,34 +81,10 @@ pub fn check<F: Fabric>(
     endpoint: &Endpoint<F>,
     lane: LaneId,
     region_bytes: u64,
-    scope: Scope,
+    (scope, is_at_rest): (Scope, bool),
     observer: &mut dyn Observer,
 ) -> Result<Report, CheckError> {
-    check_with_pauses(endpoint, lane, region_bytes, scope, PAUSE_NS, observer)
-}
-
-/// The same for a region that nothing changes meanwhile: what looks wrong is wrong at once.
-///
-/// # Errors
-/// [`CheckError`] when there is nothing to report on.
-pub fn check_at_rest<F: Fabric>(
-    endpoint: &Endpoint<F>,
-    lane: LaneId,
-    region_bytes: u64,
-    scope: Scope,
-    observer: &mut dyn Observer,
-) -> Result<Report, CheckError> {
-    check_with_pauses(endpoint, lane, region_bytes, scope, 0, observer)
-}
-
-fn check_with_pauses<F: Fabric>(
-    endpoint: &Endpoint<F>,
-    lane: LaneId,
-    region_bytes: u64,
-    scope: Scope,
-    pause_ns: Nanos,
-    observer: &mut dyn Observer,
-) -> Result<Report, CheckError> {
+    let pause_ns = if is_at_rest { 0 } else { PAUSE_NS };
     endpoint.drive(async {
         for _ in 0..WALKS_MAX {
             let reads = Reads { endpoint, lane };

@@ -47,7 +47,10 @@ pub enum Problem {
         .forward[0], .forward[1]
     )]
     RowForward { offset: u64, forward: [u64; 2] },
-    #[error("the row at offset {offset:#x} says that a key went elsewhere, but not where")]
+    #[error(
+        "the row at offset {offset:#x} has a MOVED slot, but no forward pointer leads to the new \
+         subtables"
+    )]
     MovedNowhere { offset: u64 },
     #[error(
         "the slot at offset {offset:#x} leads to a block, in a place for a subtable that nothing \
