@@ -24,9 +24,6 @@ pub struct ServerUsage {
 
 impl ServerUsage {
     /// Of the process up to now.
-    ///
-    /// # Errors
-    /// What the system says, for example that there is no such process.
     pub fn of(process: u32) -> io::Result<Self> {
         let cpu_s = cpu_s(&format!("/proc/{process}/stat"))?;
         let mut wakeups = 0;

@@ -1,7 +1,7 @@
 //! When operations are meant to start, for runs that offer a rate whatever comes of it.
 //!
-//! A latency counts from there: an operation that had to wait because those before it were slow
-//! waited all the same (what is known as coordinated omission is not omitted).
+//! A latency counts from there, so it includes the wait for slow operations before it: coordinated
+//! omission is avoided.
 
 use std::str::FromStr;
 use std::time::Duration;

@@ -35,10 +35,6 @@ impl Daemon {
     /// Starts a program with the arguments that follow from the path of its socket, and waits until
     /// it answers there. The thread that calls this has to live as long as the process: its end is
     /// the program's, too.
-    ///
-    /// # Errors
-    /// [`Error::System`] if it cannot be started, [`Error::ServerStart`] with the last line it said
-    /// if it ends or does not answer, [`Error::Interrupted`].
     pub fn start(
         program: PathBuf,
         arguments: impl FnOnce(&Path) -> Vec<String>,
@@ -115,7 +111,7 @@ impl Drop for Daemon {
     }
 }
 
-/// Nobody else would stop the program and free its memory if this process were killed.
+/// Nothing else would stop the program and free its memory if this process were killed.
 #[allow(unsafe_code, reason = "between fork and exec few calls are allowed")]
 fn end_with_this_thread(command: &mut Command) {
     let parent = getpid();

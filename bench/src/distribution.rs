@@ -204,7 +204,7 @@ impl Distribution {
     }
 }
 
-/// A number below `end`, equally likely but for a bias of `end` in 2^64.
+/// A number below `end`, equally likely except for a bias of `end` in 2^64.
 #[inline]
 pub fn below(random: &mut impl Rng, end: u64) -> u64 {
     ((u128::from(random.next_u64()) * u128::from(end)) >> 64) as u64

@@ -2,7 +2,7 @@
 //! call but those of the clock.
 //!
 //! # How latency is taken
-//! One after another: the clock is read once between two operations of a batch; the reading is the
+//! One after another: the clock is read once between two operations of a batch. The reading is the
 //! end of one and the start of the next, so each latency includes one reading.
 //!
 //! In flight: from a reading at or before the operation was started to one at or after its
@@ -10,7 +10,7 @@
 //! never too short, and too long by at most the time that so many calls take.
 //!
 //! By a [`Schedule`]: from when the operation was meant to start, however long those before it kept
-//! it waiting; and beside that from when it was started, as above.
+//! it waiting. The service time beside it counts from when it was started, as above.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -23,7 +23,7 @@ use crate::keys::{self, Key};
 use crate::operations::{BATCH, Batch, Operation, Source, Values};
 use crate::recorder::{Attribution, Recorder};
 use crate::records::RecordCounter;
-use crate::store::{Action, Pipelined, Store};
+use crate::store::{Action, MeasuredStore, Pipelined};
 use crate::workload::Kind;
 
 /// How many operations in flight share one reading of the clock.
@@ -72,10 +72,7 @@ impl<'a, W: Witness> Driver<'a, W> {
     }
 
     /// Runs operations as long as `go_on` says so and the source has any.
-    ///
-    /// # Errors
-    /// That of the first operation that fails.
-    pub fn drive<S: Store>(
+    pub fn drive<S: MeasuredStore>(
         &mut self,
         store: &mut S,
         source: &mut impl Source,
@@ -90,7 +87,7 @@ impl<'a, W: Witness> Driver<'a, W> {
             self.one_by_one(store, source, recorder, go_on)?;
         } else {
             let pipeline = store.pipeline()?;
-            let lanes = vec![InFlight::NOTHING; pipeline.depth()];
+            let lanes = vec![OperationInFlight::NOTHING; pipeline.depth()];
             let finished = Vec::with_capacity(READING_SHARED_MAX);
             SideBySide { driver: self, pipeline, lanes, finished, recorder }.run(source, go_on)?;
         }
@@ -106,7 +103,7 @@ impl<'a, W: Witness> Driver<'a, W> {
         self.progress.store(before + operations as u64, Ordering::Relaxed);
     }
 
-    fn one_by_one<S: Store>(
+    fn one_by_one<S: MeasuredStore>(
         &mut self,
         store: &mut S,
         source: &mut impl Source,
@@ -179,7 +176,7 @@ impl Times {
 
 /// One operation, waited for; whether it found what the workload had left.
 #[inline]
-fn perform<S: Store>(
+fn perform<S: MeasuredStore>(
     store: &mut S,
     &Operation { kind, record, ref key, value_bytes }: &Operation,
     witness: &mut impl Witness,
@@ -214,7 +211,7 @@ fn new_value<'v>(
 }
 
 #[derive(Clone, Copy)]
-struct InFlight {
+struct OperationInFlight {
     kind: Kind,
     record: u64,
     value_bytes: u32,
@@ -224,7 +221,7 @@ struct InFlight {
     has_read: bool,
 }
 
-impl InFlight {
+impl OperationInFlight {
     const NOTHING: Self = Self {
         kind: Kind::Get,
         record: 0,
@@ -240,8 +237,8 @@ struct SideBySide<'d, 'a, W, P> {
     driver: &'d mut Driver<'a, W>,
     pipeline: P,
     /// By the operation's lane.
-    lanes: Vec<InFlight>,
-    finished: Vec<InFlight>,
+    lanes: Vec<OperationInFlight>,
+    finished: Vec<OperationInFlight>,
     recorder: &'d mut Recorder,
 }
 
@@ -284,8 +281,14 @@ impl<W: Witness, P: Pipelined> SideBySide<'_, '_, W, P> {
                 return true;
             }
             let Operation { kind, record, key, value_bytes } = operation;
-            let in_flight =
-                InFlight { kind, record, value_bytes, due_ns, started_ns: now, has_read: false };
+            let in_flight = OperationInFlight {
+                kind,
+                record,
+                value_bytes,
+                due_ns,
+                started_ns: now,
+                has_read: false,
+            };
             if self.submit(in_flight, &key).is_err() {
                 return false;
             }
@@ -299,7 +302,7 @@ impl<W: Witness, P: Pipelined> SideBySide<'_, '_, W, P> {
     }
 
     /// Posts an operation, or the second half of one.
-    fn submit(&mut self, in_flight: InFlight, key: &Key) -> Result<(), PipelineFull> {
+    fn submit(&mut self, in_flight: OperationInFlight, key: &Key) -> Result<(), PipelineFull> {
         let (pipeline, Driver { witness, values, .. }) = (&mut self.pipeline, &mut *self.driver);
         let (first, then) = in_flight.kind.actions();
         let action = then.filter(|_| in_flight.has_read).unwrap_or(first);
@@ -330,7 +333,7 @@ impl<W: Witness, P: Pipelined> SideBySide<'_, '_, W, P> {
             if in_flight.kind == Kind::Rmw && !in_flight.has_read {
                 let key = keys::encode(in_flight.record);
                 // Cannot be full: its lane was just freed.
-                let _ = self.submit(InFlight { has_read: true, ..in_flight }, &key);
+                let _ = self.submit(OperationInFlight { has_read: true, ..in_flight }, &key);
             } else {
                 self.finished.push(in_flight);
                 if self.finished.len() == READING_SHARED_MAX {
@@ -356,7 +359,7 @@ impl<W: Witness, P: Pipelined> SideBySide<'_, '_, W, P> {
 
     fn record(&mut self) {
         let now = now_ns();
-        for InFlight { kind, record, due_ns, started_ns, .. } in self.finished.drain(..) {
+        for OperationInFlight { kind, record, due_ns, started_ns, .. } in self.finished.drain(..) {
             let times = Times { latency_ns: now - due_ns, service_ns: now - started_ns };
             times.record(kind, self.recorder);
             if kind == Kind::Insert {

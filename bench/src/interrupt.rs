@@ -14,7 +14,7 @@ use signal_hook::low_level::exit;
 
 use crate::{Error, Result};
 
-/// Whether somebody asked for the end.
+/// Whether a signal asked for the end.
 #[derive(Clone, Default)]
 pub struct Interrupt(Arc<State>);
 
@@ -27,9 +27,6 @@ struct State {
 
 impl Interrupt {
     /// Listens from now on.
-    ///
-    /// # Errors
-    /// [`Error::System`].
     pub fn install() -> Result<Self> {
         let failed = || Error::system("listening for signals");
         let ending = signals::ending().into_iter().chain([SIGQUIT]);
@@ -53,10 +50,7 @@ impl Interrupt {
         self.0.is_wanted.store(true, Ordering::Relaxed);
     }
 
-    /// Fails once somebody asked for the end.
-    ///
-    /// # Errors
-    /// [`Error::Interrupted`].
+    /// Fails once a signal asked for the end.
     pub fn check(&self) -> Result<()> {
         if self.0.is_wanted.load(Ordering::Relaxed) { Err(Error::Interrupted) } else { Ok(()) }
     }

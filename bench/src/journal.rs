@@ -14,7 +14,7 @@ use crate::operations::Values;
 use crate::store::Action;
 use crate::{Error, Result};
 
-/// Is told what a driver does. `()` is who does not listen, and costs nothing.
+/// Is told what a driver does. `()` does not listen, and costs nothing.
 pub trait Witness {
     /// An operation is about to be started on a record.
     fn begins(&mut self, operation: Operation, record: u64);
@@ -64,9 +64,6 @@ pub struct HistoryFile {
 
 impl HistoryFile {
     /// A new file, over an old one of this name.
-    ///
-    /// # Errors
-    /// [`Error::History`] with what the system says.
     pub fn create(path: &Path) -> Result<Self> {
         let path = path.to_owned();
         match File::create(&path) {
@@ -84,7 +81,7 @@ impl HistoryFile {
 
 /// An operation as the loop notes it.
 #[derive(Clone, Copy)]
-struct Entry {
+struct JournalEntry {
     operation: Operation,
     record: u64,
     /// The content that it stores.
@@ -112,10 +109,10 @@ pub struct Journal<'f> {
     number: u64,
     value: Vec<u8>,
     /// What is about to start.
-    next: Option<Entry>,
-    lanes: Vec<Option<Entry>>,
+    next: Option<JournalEntry>,
+    lanes: Vec<Option<JournalEntry>>,
     /// With the process of each.
-    ended: Vec<(u64, Entry)>,
+    ended: Vec<(u64, JournalEntry)>,
     failed: Option<Error>,
 }
 
@@ -134,10 +131,7 @@ impl<'f> Journal<'f> {
         }
     }
 
-    /// Writes what is left, operations without an answer too: nobody knows what they did.
-    ///
-    /// # Errors
-    /// The first one that the file had.
+    /// Writes what is left, operations without an answer too: what they did is unknown.
     pub fn finish(mut self) -> Result<()> {
         if let (Some(first), Some(next)) = (self.lanes.first_mut(), self.next.take()) {
             // One after another: it failed on its way.
@@ -159,7 +153,7 @@ impl<'f> Journal<'f> {
 
 impl Witness for Journal<'_> {
     fn begins(&mut self, operation: Operation, record: u64) {
-        self.next = Some(Entry {
+        self.next = Some(JournalEntry {
             operation,
             record,
             argument: None,
@@ -195,7 +189,8 @@ impl Witness for Journal<'_> {
         };
         let ended = if done { Ended::Done } else { Ended::Refused };
         let found = found.map(|(value, version)| (content(value), version));
-        self.ended.push((self.process + lane as u64, Entry { ended, found, returned, ..entry }));
+        self.ended
+            .push((self.process + lane as u64, JournalEntry { ended, found, returned, ..entry }));
         if self.ended.len() == ENTRIES_MAX {
             self.write();
         }
@@ -209,7 +204,7 @@ fn content(value: &[u8]) -> u64 {
     hasher.finish()
 }
 
-fn record((process, entry): (u64, Entry)) -> Record {
+fn record((process, entry): (u64, JournalEntry)) -> Record {
     let text = |number: u64| format!("{number:016x}");
     let (found, version) = entry.found.unzip();
     Record {

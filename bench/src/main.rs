@@ -37,7 +37,7 @@ fn measure(args: &Args, interrupt: &Interrupt) -> Result<()> {
             let measured = run::ycsb(ycsb, interrupt)?;
             let report = YcsbReport::new(ycsb, &measured);
             let table = report.table(&measured).map_err(|_| Error::Panicked)?;
-            let kinds = measured.recorder.kinds();
+            let kinds = measured.threads.recorder.kinds();
             let latencies: Vec<_> = kinds.map(|(kind, of)| (kind.name(), &of.latencies)).collect();
             let (json, table, latencies) = (&report, &*table, &*latencies);
             let (seconds, ended) = (report.seconds, measured.ended);

@@ -1,5 +1,5 @@
-//! The operations of a thread, made in batches that stay in the processor's first cache: making
-//! them costs a fraction of the operation, and none of its latency.
+//! The operations of a thread, made in batches that stay in the processor's first cache. Making one
+//! costs a fraction of the operation, and none of its latency.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -88,9 +88,6 @@ const PAUSE: Duration = Duration::from_micros(200);
 const TICK: Duration = Duration::from_millis(100);
 
 /// All phases of this process.
-///
-/// # Errors
-/// What went wrong first, in whichever thread.
 pub fn threads(
     args: &Ycsb,
     (client, server): (Client, &Server),
@@ -105,7 +102,7 @@ pub fn threads(
         history,
         pattern: Pattern::new(args),
         records: Arc::new(RecordCounter::new(args.records, args.part())),
-        // Somebody's server may hold the records already, with other values.
+        // A server that ran before may hold the records already, with other values.
         load_kind: if server.is_own() { Kind::Insert } else { Kind::Put },
         phase: AtomicU8::new(Phase::Load as u8),
         budget: args.own_operations().map(|operations| Arc::new(Budget::new(operations))),
@@ -340,9 +337,6 @@ impl Drop for ProgressLine {
 }
 
 /// As [`Scope::spawn`], which panics then.
-///
-/// # Errors
-/// [`Error::System`].
 pub fn start<'s, T: Send + 's>(
     scope: &'s Scope<'s, '_>,
     work: impl FnOnce() -> T + Send + 's,

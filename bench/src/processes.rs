@@ -1,9 +1,9 @@
 //! A run by several processes, as many clients on many machines would make it.
 //!
-//! kv-bench starts itself, with the same command line and which of the processes it is. A child is
-//! told on stdin, a JSON object a line, which server there is, when to warm up and when to
-//! measure; on stdout it tells what it did. When stdin ends its parent is gone, and the child ends
-//! too.
+//! kv-bench starts itself, with the same command line and the number of the process. A child is
+//! told on stdin which server there is, when to warm up and when to measure. On stdout it tells
+//! what it did. Both are JSON objects, one a line. When stdin ends its parent is gone, and the
+//! child ends.
 
 use std::io::{self, BufRead, BufReader, Write as _};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -55,9 +55,6 @@ const END_TIMEOUT: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(5);
 
 /// Runs a workload with as many processes as it asks for.
-///
-/// # Errors
-/// What went wrong first, in whichever process.
 pub fn run(
     args: &Ycsb,
     server: &Server,
@@ -130,7 +127,7 @@ impl Children {
     fn tell(&mut self, order: &Order) -> Result<()> {
         let line = serde_json::to_string(order).map_err(|_| Error::Panicked)? + "\n";
         for orders in self.all.iter_mut().filter_map(|child| child.orders.as_mut()) {
-            // Whoever does not listen any more has told why, or has died: the next wait knows.
+            // A child that does not listen any more has told why, or has died: the next wait knows.
             let _ = orders.write_all(line.as_bytes());
         }
         Ok(())
@@ -191,7 +188,7 @@ fn forward(output: impl BufRead, number: usize, sender: &Sender<(usize, Option<M
             return;
         }
     }
-    // Nobody may listen any more.
+    // The receiver may be gone.
     let _ = sender.send((number, None));
 }
 

@@ -67,9 +67,6 @@ const FIXED: [(&str, &[&str]); 2] = [
 
 impl Properties {
     /// Of these files, and single ones that win over them.
-    ///
-    /// # Errors
-    /// Which file cannot be read, or which line is none.
     pub fn read(files: &[PathBuf], single: &[Property]) -> Result<Self, String> {
         let mut all = BTreeMap::new();
         for path in files {
@@ -102,9 +99,6 @@ impl Properties {
     }
 
     /// Refuses what would have to change something that does not change here.
-    ///
-    /// # Errors
-    /// Which property.
     pub fn check(&self) -> Result<(), String> {
         for (name, values) in FIXED {
             if self.value(name).is_some_and(|value| !values.contains(&value)) {
@@ -136,18 +130,12 @@ impl Properties {
     }
 
     /// A whole number.
-    ///
-    /// # Errors
-    /// That it is none of these.
     pub fn number(&self, name: &str, range: RangeInclusive<u64>) -> Result<Option<u64>, String> {
         let advice = format!("write a number from {} to {}", range.start(), range.end());
         self.parsed(name, &advice, |text| text.parse().ok().filter(|number| range.contains(number)))
     }
 
     /// A number from 0 to 1.
-    ///
-    /// # Errors
-    /// That it is none.
     pub fn share(&self, name: &str) -> Result<Option<f64>, String> {
         let is_share = |share: &f64| (0.0..=1.0).contains(share);
         let advice = "write a number from 0 to 1";
@@ -155,9 +143,6 @@ impl Properties {
     }
 
     /// The operations.
-    ///
-    /// # Errors
-    /// That a proportion is no number, or that they are not possible here.
     pub fn mix(&self) -> Result<Mix, String> {
         let proportion = |name, default| {
             let is_possible = |number: &f64| *number >= 0.0 && number.is_finite();
@@ -178,9 +163,6 @@ impl Properties {
     }
 
     /// Which records are popular, by upstream's names.
-    ///
-    /// # Errors
-    /// That there is no such distribution here.
     pub fn shape(&self) -> Result<Shape, String> {
         let advice = "there are uniform, zipfian, latest and hotspot here";
         let shape = |text: &str| match text.parse().ok()? {
@@ -193,9 +175,6 @@ impl Properties {
     }
 
     /// All fields of a record are one value.
-    ///
-    /// # Errors
-    /// That there are no such values here.
     pub fn value_size(&self) -> Result<ValueSize, String> {
         let count = self.number("fieldcount", 1..=u32::MAX.into())?.unwrap_or(10) as u32;
         let length = self.number("fieldlength", 1..=u32::MAX.into())?.unwrap_or(100) as u32;

@@ -52,17 +52,11 @@ impl Output {
 }
 
 /// The same for the JSON alone, for which `-` is stdout.
-///
-/// # Errors
-/// As for [`Output::check`].
 pub fn check_json(path: Option<&Path>) -> Result<()> {
     path.filter(|path| !is_stdout(path)).map_or(Ok(()), check_file)
 }
 
 /// The same for any other file.
-///
-/// # Errors
-/// As for [`Output::check`], and for `-`.
 pub fn check_file(path: &Path) -> Result<()> {
     if is_stdout(path) {
         let advice = "- is stdout for --json only; a file of that name is ./-";
@@ -113,9 +107,6 @@ impl<Json: Serialize> Published<'_, Json> {
     /// Writes the files that are wanted, each complete or as it was, and then the table to stdout;
     /// with `-` for the JSON's file that to stdout and no table. What cannot be written keeps
     /// nothing else from being written.
-    ///
-    /// # Errors
-    /// [`Error::Output`] that names the file.
     pub fn publish(&self, output: &Output) -> Result<()> {
         let hdr = output.hdr.as_ref().map_or(Ok(()), |path| {
             let log = interval_log(self.latencies, self.seconds, self.ended);
@@ -127,9 +118,6 @@ impl<Json: Serialize> Published<'_, Json> {
 
 /// Writes the JSON to a file that is complete or as it was, and then the table to stdout, also if
 /// the file cannot be written; with `-` for the file the JSON to stdout and no table.
-///
-/// # Errors
-/// [`Error::Output`] that names the file.
 pub fn result(json: &impl Serialize, table: &str, path: Option<&Path>) -> Result<()> {
     let json = json_text(json).map_err(Error::system("writing the result"))?;
     let print = |text| print(text).map_err(Error::system("writing the result"));
@@ -224,9 +212,6 @@ fn is_no_file(path: &Path) -> bool {
 }
 
 /// Writes a file that is complete or as it was. What is no file, like a pipe, is just written to.
-///
-/// # Errors
-/// [`Error::Output`] that names it.
 pub fn write_whole(path: &Path, content: &[u8]) -> Result<()> {
     let write = || {
         if is_no_file(path) {
@@ -311,7 +296,7 @@ mod tests {
         assert_eq!(check(folder.path()), Err(format!("cannot write {name}: is a directory")));
         assert_eq!(check(&folder.path().join("new.json")), Ok(()));
         assert_eq!(check(Path::new("/dev/null")), Ok(()));
-        // Nobody makes files there, not even root.
+        // No user makes files there, not even root.
         let error = check(Path::new("/proc/self/x.json")).unwrap_err();
         assert!(error.starts_with("cannot write /proc/self/x.json: "), "{error}");
     }

@@ -4,7 +4,7 @@ use farside::Counters;
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
-use crate::store::Store;
+use crate::store::MeasuredStore;
 use crate::thread_measurement::{CountersForm, histogram, optional_histogram};
 use crate::workload::{Kind, Mix};
 
@@ -143,13 +143,13 @@ pub struct Attribution {
 
 impl Attribution {
     /// Nothing yet.
-    pub fn new(store: &impl Store) -> Self {
+    pub fn new(store: &impl MeasuredStore) -> Self {
         Self { kind: None, since: store.counters() }
     }
 
     /// From now on operations are of this kind.
     #[inline]
-    pub fn enter(&mut self, kind: Kind, store: &impl Store, recorder: &mut Recorder) {
+    pub fn enter(&mut self, kind: Kind, store: &impl MeasuredStore, recorder: &mut Recorder) {
         if self.kind != Some(kind) {
             self.leave(store, recorder);
             self.kind = Some(kind);
@@ -157,7 +157,7 @@ impl Attribution {
     }
 
     /// No more operations.
-    pub fn leave(&mut self, store: &impl Store, recorder: &mut Recorder) {
+    pub fn leave(&mut self, store: &impl MeasuredStore, recorder: &mut Recorder) {
         let now = store.counters();
         if now.round_trips < self.since.round_trips {
             // The session reconnected and counts from 0 again.

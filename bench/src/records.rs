@@ -63,7 +63,7 @@ impl RecordCounter {
     pub fn acknowledge(&self, record: u64) {
         let Some(inserted) = record.checked_sub(self.loaded) else { return };
         self.mark(self.loaded + inserted / self.processes).store(true, Ordering::SeqCst);
-        // Whoever holds the lock looks at the marks again after giving it up, so none is forgotten.
+        // The holder of the lock looks at the marks again after giving it up, so none is forgotten.
         while !self.advancing.swap(true, Ordering::SeqCst) {
             let mut stored = self.stored.load(Ordering::Relaxed);
             while self.mark(stored).swap(false, Ordering::SeqCst) {

@@ -2,85 +2,42 @@
 
 use std::time::SystemTime;
 
-use farside::{CacheStatistics, Client, OperationError};
+use farside::{Client, OperationError};
 use farside_config::ClientConfig;
 use farside_config::size::ByteSize;
 
-use crate::accounting::ServerUsage;
 use crate::args::Ycsb;
-use crate::environment::Environment;
 use crate::interrupt::Interrupt;
 use crate::journal::{HistoryFile, NUMBER_BYTES};
 use crate::phases::{self, Supervised};
 use crate::processes::{self, Parent};
-use crate::recorder::Recorder;
 use crate::server::Server;
-use crate::sizing::{self, Demand, Memory};
+use crate::sizing::{self, Demand, ServerMemory};
 use crate::thread_measurement::ThreadMeasurement;
 use crate::verbs::RawLimit;
 use crate::{Error, Result};
 
-/// What a run measured, of all threads together.
+/// What a run measured.
 pub struct Measured {
     /// The name of the fabric.
     pub fabric: String,
-    /// Operations.
-    pub recorder: Recorder,
-    /// From the first thread's start to the last one's end, in seconds.
-    pub seconds: f64,
-    /// When that was.
+    /// All threads together.
+    pub threads: ThreadMeasurement,
+    /// What their supervisor saw.
+    pub supervised: Supervised,
+    /// When the last thread ended.
     pub ended: SystemTime,
-    /// What the location caches did.
-    pub cache: CacheStatistics,
-    /// Allocations of the threads that ran operations.
-    pub allocations: u64,
-    /// CPU time of these threads, in seconds: less than threads x seconds when they had to share
-    /// their cores.
-    pub cpu_s: f64,
-    /// What the server spent meanwhile, if it can be known.
-    pub server: Option<ServerUsage>,
-    /// How long the load phase took, in seconds.
-    pub load_seconds: f64,
-    /// The machine.
-    pub environment: Environment,
     /// What the fabric can do at most, if it was measured.
     pub raw: Option<RawLimit>,
     /// Why it was not, if it should have been.
     pub raw_missing: Option<String>,
 }
 
-impl Measured {
-    /// What all threads together measured, just now.
-    pub fn new(fabric: String, worked: ThreadMeasurement, supervised: Supervised) -> Self {
-        let ThreadMeasurement { recorder, started_ns, ended_ns, cache, allocations, cpu_s } =
-            worked;
-        let Supervised { server, load_seconds, environment } = supervised;
-        let seconds = (ended_ns - started_ns) as f64 / 1e9;
-        Self {
-            fabric,
-            recorder,
-            seconds,
-            ended: SystemTime::now(),
-            cache,
-            allocations,
-            cpu_s,
-            server,
-            load_seconds,
-            environment,
-            raw: None,
-            raw_missing: None,
-        }
-    }
-}
-
 /// Runs a workload.
-///
-/// # Errors
-/// What went wrong first, in whichever thread.
 pub fn ycsb(args: &Ycsb, interrupt: &Interrupt) -> Result<Measured> {
     check_history(args)?;
     let server = Server::connect_or_start(args.target.config()?, || memory(args), interrupt)?;
-    let (worked, supervised) = if args.processes > 1 {
+    let (threads, supervised) = if args.processes > 1 {
         processes::run(args, &server, interrupt)?
     } else {
         let client = connect(args, &server.config)?;
@@ -90,10 +47,17 @@ pub fn ycsb(args: &Ycsb, interrupt: &Interrupt) -> Result<Measured> {
         done.map_err(advised(&server))?
     };
     // Of nothing there are no rates, ratios and percentiles.
-    if worked.recorder.operations() == 0 {
+    if threads.recorder.operations() == 0 {
         return Err(Error::NoOperations);
     }
-    let mut measured = Measured::new(server.fabric().to_owned(), worked, supervised);
+    let mut measured = Measured {
+        fabric: server.fabric().to_owned(),
+        threads,
+        supervised,
+        ended: SystemTime::now(),
+        raw: None,
+        raw_missing: None,
+    };
     if args.limit_seconds > 0.0 {
         match RawLimit::measure(args, &server.config, interrupt)? {
             Ok(raw) => measured.raw = Some(raw),
@@ -104,9 +68,6 @@ pub fn ycsb(args: &Ycsb, interrupt: &Interrupt) -> Result<Measured> {
 }
 
 /// What one of several processes does of a run.
-///
-/// # Errors
-/// As for [`ycsb`].
 pub fn part(
     args: &Ycsb,
     parent: &Parent,
@@ -139,7 +100,7 @@ fn check_history(args: &Ycsb) -> Result<()> {
     Ok(())
 }
 
-fn memory(args: &Ycsb) -> Result<Memory> {
+fn memory(args: &Ycsb) -> Result<ServerMemory> {
     let demand = Demand {
         records: args.records,
         sizes: args.value_size,

@@ -8,14 +8,14 @@ use farside_control::address::Address;
 use crate::accounting::{self, ServerUsage};
 use crate::daemon::{Daemon, find_program};
 use crate::interrupt::Interrupt;
-use crate::sizing::Memory;
+use crate::sizing::ServerMemory;
 use crate::verbs::Attached;
 use crate::{Error, Result};
 
 /// How long a server that starts may take for an answer before it is looked after again.
 const ANSWER_TIMEOUT_MS: u64 = 250;
 
-/// The server of a run: somebody's, or one of our own that is stopped when this is dropped.
+/// The server of a run: one that ran before, or one of our own that is stopped with this.
 pub struct Server {
     /// How to connect to it.
     pub config: ClientConfig,
@@ -28,12 +28,9 @@ pub struct Server {
 
 impl Server {
     /// The one the configuration names, or else a new one with so much memory.
-    ///
-    /// # Errors
-    /// As for a server of its own.
     pub fn connect_or_start(
         config: ClientConfig,
-        memory: impl FnOnce() -> Result<Memory>,
+        memory: impl FnOnce() -> Result<ServerMemory>,
         interrupt: &Interrupt,
     ) -> Result<Self> {
         if let Some(address) = &config.server {
@@ -72,7 +69,7 @@ impl Server {
     }
 }
 
-fn start(memory: Memory, interrupt: &Interrupt) -> Result<Daemon> {
+fn start(memory: ServerMemory, interrupt: &Interrupt) -> Result<Daemon> {
     let this = std::env::current_exe().map_err(Error::system("finding this program"))?;
     let beside = this.parent().unwrap_or(Path::new("/")).to_owned();
     let Some(program) = find_program("kv-server", Some(&beside)) else {

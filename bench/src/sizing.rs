@@ -37,7 +37,7 @@ pub struct Demand {
 
 /// What a server is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Memory {
+pub struct ServerMemory {
     /// The region, in bytes.
     pub region_bytes: u64,
     /// Of which index, in bytes.
@@ -46,7 +46,7 @@ pub struct Memory {
     pub value_bytes_max: u64,
 }
 
-impl Memory {
+impl ServerMemory {
     /// The same in a region of another size, with as much of the index as it takes: at most half of
     /// the heap. The index grows when it has to.
     pub fn in_region(self, region_bytes: u64) -> Self {
@@ -94,10 +94,7 @@ impl Demand {
     }
 
     /// The memory for this, however fast threads insert.
-    ///
-    /// # Errors
-    /// [`Error::Usage`] if no block is large enough for the values.
-    pub fn memory(&self) -> Result<Memory> {
+    pub fn memory(&self) -> Result<ServerMemory> {
         self.memory_at(OPERATIONS_PER_S_MAX)
     }
 
@@ -106,7 +103,7 @@ impl Demand {
     ///
     /// # Errors
     /// [`Error::Usage`] also if what is known of the run needs more than all of it.
-    pub fn memory_within(&self, available_bytes: u64) -> Result<Memory> {
+    pub fn memory_within(&self, available_bytes: u64) -> Result<ServerMemory> {
         let (most, least) = (self.memory()?, self.memory_at(0)?.region_bytes);
         if least > available_bytes {
             let [least, available] =
@@ -121,7 +118,7 @@ impl Demand {
         Ok(most.in_region(most.region_bytes.min(half).max(least)))
     }
 
-    fn memory_at(&self, thread_per_s: u64) -> Result<Memory> {
+    fn memory_at(&self, thread_per_s: u64) -> Result<ServerMemory> {
         let bytes_max = u64::from(self.sizes.max());
         let longest = class(self.sizes.max())?.block_bytes();
         let records = self.records + self.inserts(thread_per_s);
@@ -138,7 +135,7 @@ impl Demand {
         let tables = index_bytes / 64 + 4 * CHUNK_BYTES;
         let region_bytes =
             index_bytes + heap_bytes + HEADROOM_BYTES + tables + self.threads * per_session;
-        Ok(Memory {
+        Ok(ServerMemory {
             region_bytes: region_bytes.next_multiple_of(CHUNK_BYTES),
             index_bytes,
             value_bytes_max: bytes_max.max(VALUE_BYTES_MAX_DEFAULT),
@@ -180,9 +177,6 @@ fn class(value_bytes: u32) -> Result<SizeClass> {
 
 /// How much memory the system can give at once, in bytes: as it does usually, or in huge pages that
 /// were put aside.
-///
-/// # Errors
-/// [`Error::System`] if it does not say so.
 pub fn available_bytes() -> Result<u64> {
     let text = std::fs::read_to_string("/proc/meminfo")
         .map_err(Error::system("reading how much memory there is"))?;

@@ -36,7 +36,7 @@ impl Action {
 pub const NO_VERSION: Version = Version::from_u64(0);
 
 /// A connection to a store, for one thread.
-pub trait Store {
+pub trait MeasuredStore {
     /// Why an operation fails.
     type Error;
     /// Many operations in flight.
@@ -46,9 +46,6 @@ pub trait Store {
 
     /// Does one operation, and waits for it. Those that store nothing have no value; a GET puts the
     /// one that it finds into the buffer.
-    ///
-    /// # Errors
-    /// The store's.
     fn perform<'v>(
         &mut self,
         action: Action,
@@ -58,9 +55,6 @@ pub trait Store {
     ) -> Result<Outcome<'v>, Self::Error>;
 
     /// Begins to have many operations in flight.
-    ///
-    /// # Errors
-    /// The store's.
     fn pipeline(&mut self) -> Result<Self::Pipeline<'_>, Self::Error>;
 
     /// What it asked of its fabric so far.
@@ -107,7 +101,7 @@ pub struct Completed<'p, E> {
     pub counters: &'p Counters,
 }
 
-impl Store for Session {
+impl MeasuredStore for Session {
     type Error = farside::Error;
     type Pipeline<'s> = Pipeline<'s>;
 

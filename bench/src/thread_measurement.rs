@@ -22,11 +22,16 @@ pub struct ThreadMeasurement {
     pub cache: CacheStatistics,
     /// How often they allocated.
     pub allocations: u64,
-    /// CPU time, in seconds.
+    /// CPU time, in seconds: less than threads x seconds when they had to share their cores.
     pub cpu_s: f64,
 }
 
 impl ThreadMeasurement {
+    /// From the first thread's start to the last one's end, in seconds.
+    pub fn seconds(&self) -> f64 {
+        (self.ended_ns - self.started_ns) as f64 / 1e9
+    }
+
     /// The sum; `None` of no threads.
     pub fn sum(all: impl IntoIterator<Item = Self>) -> Option<Self> {
         let mut all = all.into_iter();

@@ -1,7 +1,7 @@
 //! How long values are.
 //!
-//! A record keeps its length: it is a function of the record's number alone, so that every reader
-//! in every process knows what to expect, and an overwritten block is one of the same size.
+//! A record keeps its length, which is a function of the record's number alone. So every reader in
+//! every process knows what to expect, and an overwritten block is one of the same size.
 
 use std::fmt;
 use std::str::FromStr;

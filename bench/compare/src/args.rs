@@ -9,7 +9,7 @@ use farside_bench::{Error, Result};
 use farside_config::size::{ByteSize, ByteSizeError};
 
 use crate::emulation::{Link, NetworkName};
-use crate::services::Service;
+use crate::services::ExternalServer;
 
 /// Measures Farside beside other published stores, in turns, on the same fabric.
 #[derive(Clone, Debug, Parser)]
@@ -23,7 +23,7 @@ pub struct Compare {
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     #[arg(default_value = "farside,fusee,race,smart,swarm")]
     pub stores: Vec<StoreName>,
-    /// What is between the client and the region besides the fabric
+    /// A network to emulate between the client and the region
     #[arg(long, value_name = "NETWORK")]
     pub network: Option<NetworkName>,
     /// What an emulated network carries in a second, as in 24MiB, instead of 100 Gb/s
@@ -41,14 +41,15 @@ pub struct Compare {
     #[arg(long, value_name = "N", default_value_t = 16)]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=512))]
     pub depth: u16,
-    /// How long to measure each store with each workload, all rounds together
+    /// How long to measure each store with each workload, in seconds, all rounds together
     #[arg(long, value_name = "N", default_value = "5", value_parser = positive_seconds)]
     pub seconds: f64,
-    /// In how many rounds: the stores take turns, so that what else the machine does meets them all
+    /// Number of rounds. The stores take turns, so that other load on the machine affects all of
+    /// them
     #[arg(long, value_name = "N", default_value_t = 5)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub rounds: u32,
-    /// How long each store runs a workload before that
+    /// Warm-up of each store with each workload, in seconds
     #[arg(long, value_name = "N", default_value = "0.5", value_parser = seconds)]
     pub warmup_seconds: f64,
     /// Which server.
@@ -102,7 +103,7 @@ impl StoreName {
         }
     }
 
-    /// What it is, for who reads a result.
+    /// What it is, for readers of a result.
     pub const fn label(self) -> &'static str {
         match self {
             Self::Farside => "Farside's client library",
@@ -120,11 +121,11 @@ impl StoreName {
     }
 
     /// The server it is, if it is not on a fabric.
-    pub const fn service(self) -> Option<Service> {
+    pub const fn service(self) -> Option<ExternalServer> {
         match self {
-            Self::Redis => Some(Service::Redis),
-            Self::Valkey => Some(Service::Valkey),
-            Self::Memcached => Some(Service::Memcached),
+            Self::Redis => Some(ExternalServer::Redis),
+            Self::Valkey => Some(ExternalServer::Valkey),
+            Self::Memcached => Some(ExternalServer::Memcached),
             _ => None,
         }
     }
@@ -148,9 +149,6 @@ impl Compare {
     }
 
     /// Checks what clap does not.
-    ///
-    /// # Errors
-    /// [`Error::Usage`] with what is twice in a list.
     pub fn check(&self) -> Result<()> {
         for (at, store) in self.stores.iter().enumerate() {
             if self.stores[..at].contains(store) {

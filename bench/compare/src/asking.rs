@@ -2,9 +2,9 @@
 
 use farside::Outcome;
 use farside_bench::keys::Key;
-use farside_bench::store::{Action, Store};
+use farside_bench::store::{Action, MeasuredStore};
 
-pub(crate) trait Asking: Store {
+pub(crate) trait Asking: MeasuredStore {
     fn get(&mut self, key: &Key, found: &mut Vec<u8>) -> Result<bool, Self::Error> {
         Ok(matches!(self.perform(Action::Get, key, &[], found)?, Outcome::Value(Some(_))))
     }
@@ -16,4 +16,4 @@ pub(crate) trait Asking: Store {
     }
 }
 
-impl<S: Store> Asking for S {}
+impl<S: MeasuredStore> Asking for S {}

@@ -2,12 +2,13 @@
 //! cost elsewhere. Verbs are executed at the doorbell; what became of a chain is told one round
 //! trip after the device would have been done with it.
 //!
-//! The device takes one chain after another, each for as long as its verbs take at the published
-//! rates of a ConnectX-5, or its payload takes on the link if that is longer: 100 Gb/s, or what the
-//! caller says. As over verbs, what is in flight is bounded by what the link carries. Not
-//! emulated: the
-//! server's device as a bottleneck for several clients (each session has a device of its own),
-//! packet headers, PCIe, doorbells, and that atomic verbs slow down READs beside them.
+//! The device takes one chain after another. A chain takes as long as its verbs do at the published
+//! rates of a ConnectX-5, or longer if the link needs longer for its payload. The link carries
+//! 100 Gb/s, or what the caller says. As over verbs, what is in flight is bounded by what the link
+//! carries.
+//!
+//! Each session has a device of its own: the server's device is no bottleneck for several clients.
+//! Packet headers, PCIe and doorbells are not emulated, nor that atomic verbs slow down READs.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -196,9 +196,6 @@ impl CompareReport {
     }
 
     /// The tables for people.
-    ///
-    /// # Errors
-    /// None: formatting into a text does not fail.
     pub fn table(&self) -> std::result::Result<String, fmt::Error> {
         let mut out = String::new();
         let (fabric, depth, rounds) = (&self.fabric, self.depth, self.rounds);

@@ -14,10 +14,10 @@ use farside_bench::interrupt::Interrupt;
 use farside_bench::keys::KEY_BYTES;
 use farside_bench::phases::start;
 use farside_bench::server::Server;
-use farside_bench::sizing::{self, Memory, OPERATIONS_PER_S_MAX};
-use farside_bench::store::Store;
+use farside_bench::sizing::{self, OPERATIONS_PER_S_MAX, ServerMemory};
+use farside_bench::store::MeasuredStore;
 use farside_bench::value_size::ValueSize;
-use farside_bench::verbs::{Attached, Plan, RawLimit, Timed, rates, rates_of};
+use farside_bench::verbs::{Attached, Plan, RawLimit, Timed, rates};
 use farside_bench::workload::{Kind, Mix, Workload};
 use farside_bench::{Error, Result};
 use farside_config::ClientConfig;
@@ -29,21 +29,18 @@ use crate::args::{Compare, StoreName};
 use crate::emulation::{self, NetworkName};
 use crate::peers::fusee::Fusee;
 use crate::peers::lanes::PeerStore;
-use crate::peers::memory::{Memory as Segments, SEGMENT_BYTES};
+use crate::peers::memory::{SEGMENT_BYTES, Segments};
 use crate::peers::race::Race;
 use crate::peers::swarm::Swarm;
-use crate::peers::{Demand, Peer, PeerError};
+use crate::peers::{Peer, PeerDemand, PeerError};
 use crate::report::{CompareReport, Limit, WorkloadReport};
 use crate::services::memcached::MemcachedProtocol;
 use crate::services::redis::RedisProtocol;
 use crate::services::requests::Requests;
-use crate::services::{Service, ServiceError};
+use crate::services::{ExternalServer, ServiceError};
 use crate::turns::{Done, Order, TurnHandle, TurnWorker, pair};
 
 /// Runs everything.
-///
-/// # Errors
-/// What went wrong first.
 pub fn run(args: &Compare, interrupt: &Interrupt) -> Result<CompareReport> {
     args.check()?;
     let config = args.target.config()?;
@@ -66,12 +63,12 @@ pub fn run(args: &Compare, interrupt: &Interrupt) -> Result<CompareReport> {
         attached.borrow_mut().answer_all()?;
         interrupt.check()
     };
-    // Somebody's server may hold the keys already; the other stores hold nothing yet.
+    // A server that ran before may hold the keys already; the other stores hold nothing yet.
     let load_kind = |store| match store {
         StoreName::Farside if !server.is_own() => Kind::Put,
         _ => Kind::Insert,
     };
-    let start = |service: Service| service.start(demand.records, args.value_size, interrupt);
+    let start = |service: ExternalServer| service.start(demand.records, args.value_size, interrupt);
     let services: Result<Vec<_>> =
         stores.iter().map(|store| store.service().map(start).transpose()).collect();
     let services = services?;
@@ -142,7 +139,7 @@ fn take_turns(
 /// What it takes to make a store.
 struct StoreSetup<'a> {
     args: &'a Compare,
-    demand: Demand,
+    demand: PeerDemand,
     store: StoreName,
     load_kind: Kind,
     client: &'a ClientConfig,
@@ -199,19 +196,21 @@ impl<'a> StoreSetup<'a> {
     where
         'a: 's,
     {
-        let (demand, store) = (self.demand, self.store);
+        let (demand, store, depth) = (self.demand, self.store, self.args.depth);
         let failed = |why: PeerError| failed(store, &why);
         match store {
             StoreName::Fusee => {
-                self.spawn(scope, worker, Fusee::new(fabric, memory, demand).map_err(failed)?)
+                let fusee = Fusee::new(fabric, memory, demand).map_err(failed)?;
+                self.run(scope, worker, PeerStore::new(fusee, depth))
             }
             StoreName::Race | StoreName::Smart => {
                 let is_speculative = store == StoreName::Smart;
                 let race = Race::new(fabric, memory, demand, is_speculative).map_err(failed)?;
-                self.spawn(scope, worker, race)
+                self.run(scope, worker, PeerStore::new(race, depth))
             }
             StoreName::Swarm => {
-                self.spawn(scope, worker, Swarm::new(fabric, memory, demand).map_err(failed)?)
+                let swarm = Swarm::new(fabric, memory, demand).map_err(failed)?;
+                self.run(scope, worker, PeerStore::new(swarm, depth))
             }
             StoreName::Farside | StoreName::Redis | StoreName::Valkey | StoreName::Memcached => {
                 Ok(())
@@ -234,23 +233,10 @@ impl<'a> StoreSetup<'a> {
         }
     }
 
-    fn spawn<'s, P: Peer + Send + 's>(
-        self,
-        scope: Scope<'s, '_>,
-        worker: TurnWorker,
-        peer: P,
-    ) -> Result<()>
-    where
-        'a: 's,
-    {
-        let depth = self.args.depth;
-        self.run(scope, worker, PeerStore::new(peer, depth))
-    }
-
     fn run<'s, S>(self, scope: Scope<'s, '_>, worker: TurnWorker, store: S) -> Result<()>
     where
         'a: 's,
-        S: Store<Error: Display> + Send + 's,
+        S: MeasuredStore<Error: Display> + Send + 's,
     {
         let (args, name) = (self.args, self.store.name());
         start(scope, move || worker.work(args, name, store, self.load_kind)).map(drop)
@@ -269,10 +255,10 @@ fn lanes(store: StoreName) -> u16 {
     }
 }
 
-fn demand(args: &Compare, operations_per_s: f64) -> Demand {
+fn demand(args: &Compare, operations_per_s: f64) -> PeerDemand {
     let inserts: f64 = args.workloads.iter().map(|of| of.mix().share(Kind::Insert)).sum();
     let operations = (args.warmup_seconds + args.seconds) * operations_per_s;
-    Demand {
+    PeerDemand {
         records: args.records + (operations * inserts) as u64,
         value_bytes: args.value_size as usize,
         depth: args.depth,
@@ -280,7 +266,7 @@ fn demand(args: &Compare, operations_per_s: f64) -> Demand {
 }
 
 /// How many segments of memory a store takes besides Farside's own.
-fn segments(store: StoreName, demand: Demand) -> u64 {
+fn segments(store: StoreName, demand: PeerDemand) -> u64 {
     match store {
         StoreName::Farside | StoreName::Redis | StoreName::Valkey | StoreName::Memcached => 0,
         StoreName::Fusee => Fusee::<ShmFabric>::segments(demand),
@@ -290,7 +276,7 @@ fn segments(store: StoreName, demand: Demand) -> u64 {
 }
 
 /// What the server started for the run is told.
-fn memory(args: &Compare) -> Result<Memory> {
+fn memory(args: &Compare) -> Result<ServerMemory> {
     let inserts = args.workloads.iter().map(|of| of.mix().share(Kind::Insert)).sum();
     let farside = sizing::Demand {
         records: args.records,
@@ -306,7 +292,7 @@ fn memory(args: &Compare) -> Result<Memory> {
     let memory = farside.memory()?;
     let demand = demand(args, OPERATIONS_PER_S_MAX as f64);
     let segments = args.stores.iter().map(|store| segments(*store, demand)).sum::<u64>() + 1;
-    Ok(Memory { region_bytes: memory.region_bytes + segments * BLOCK_BYTES_MAX, ..memory })
+    Ok(ServerMemory { region_bytes: memory.region_bytes + segments * BLOCK_BYTES_MAX, ..memory })
 }
 
 /// Takes blocks of the largest class, and their parts that begin on a cache line.
@@ -334,10 +320,10 @@ fn limit(args: &Compare, attached: &mut Attached) -> Result<(Limit, RawLimit)> {
         duration: Duration::from_secs_f64(args.seconds.min(LIMIT_SECONDS_MAX)),
         look: &|| Ok(()),
     };
-    let fabric = attached.fabric(args.depth)?;
+    let mut fabric = attached.fabric(args.depth)?;
     let timed = match args.link() {
-        Some(link) => rates_of(&mut emulation::around(Box::new(fabric), args.depth, link), &plan)?,
-        None => rates(fabric, &plan)?,
+        Some(link) => rates(&mut emulation::around(Box::new(fabric), args.depth, link), &plan)?,
+        None => rates(&mut fabric, &plan)?,
     };
     let [read, write, cas, update] = timed.each_ref().map(Timed::rate);
     Ok((Limit { bytes: plan.bytes, read, write, cas, update }, RawLimit::of(&[timed])))

@@ -1,5 +1,5 @@
-//! Stores that take turns: each has a thread of its own, which sleeps while it is not its turn, so
-//! that its driver, with operations made and not done yet, lives through all of them.
+//! Stores that take turns. Each has a thread of its own, which sleeps while it is not its turn. So
+//! its driver, with operations made and not done yet, lives through all turns.
 
 use std::fmt::Display;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use farside_bench::operations::{Generator, Loader};
 use farside_bench::pattern::Pattern;
 use farside_bench::recorder::Recorder;
 use farside_bench::records::RecordCounter;
-use farside_bench::store::Store;
+use farside_bench::store::MeasuredStore;
 use farside_bench::value_size::ValueSize;
 use farside_bench::workload::{Kind, Mix, Workload};
 use farside_bench::{Error, Result};
@@ -59,7 +59,7 @@ impl Done {
     }
 }
 
-/// How often whoever waits looks around.
+/// The longest wait between two looks.
 const LOOK: Duration = Duration::from_millis(5);
 
 /// A store's thread, as its caller sees it.
@@ -88,10 +88,7 @@ pub(crate) fn pair(server: Option<u32>) -> (TurnHandle, TurnWorker) {
 }
 
 impl TurnHandle {
-    /// Lets it play until it is done, or for so long. `look` is called every now and then.
-    ///
-    /// # Errors
-    /// What the store or the look says.
+    /// Lets it work until it is done, or for so long. `look` is called every now and then.
     pub(crate) fn play(
         &self,
         order: Order,
@@ -123,8 +120,8 @@ impl TurnHandle {
 }
 
 impl TurnWorker {
-    /// Plays until nobody gives orders any more.
-    pub(crate) fn work<S: Store<Error: Display>>(
+    /// Works until no more orders can come.
+    pub(crate) fn work<S: MeasuredStore<Error: Display>>(
         self,
         args: &Compare,
         name: &'static str,

@@ -61,7 +61,7 @@ impl Args {
 pub enum Command {
     /// Run a standard workload of YCSB: load, warm up, measure
     Ycsb(Box<Ycsb>),
-    /// Measure the raw READ, WRITE and compare-and-swap of a fabric, in blocks nobody uses
+    /// Measure the raw READ, WRITE and compare-and-swap of a fabric, in free blocks
     Verbs(Verbs),
     /// Make one HTML page, with charts, of the results of other runs
     Report(Report),
@@ -106,10 +106,7 @@ pub struct ServerArgs {
 impl ServerArgs {
     /// How to connect to the server that is asked for; without a server if the run needs one of
     /// its own. Only what leads to the server comes from the file: what is measured does not
-    /// depend on it, but for how `[rdma]` waits.
-    ///
-    /// # Errors
-    /// [`Error::Usage`] with what is wrong in the file.
+    /// depend on it, except for how `[rdma]` waits.
     pub fn config(&self) -> Result<ClientConfig> {
         if self.server.is_none() && self.config.is_none() {
             return Ok(ClientConfig::default());
@@ -133,9 +130,6 @@ impl ServerArgs {
 const SECONDS_MAX: f64 = 86_400.0;
 
 /// Parses a number of seconds.
-///
-/// # Errors
-/// What to write instead.
 pub fn seconds(text: &str) -> std::result::Result<f64, String> {
     match text.parse::<f64>() {
         Ok(seconds) if (0.0..=SECONDS_MAX).contains(&seconds) => Ok(seconds),
@@ -144,9 +138,6 @@ pub fn seconds(text: &str) -> std::result::Result<f64, String> {
 }
 
 /// Parses a number of seconds above 0.
-///
-/// # Errors
-/// What to write instead.
 pub fn positive_seconds(text: &str) -> std::result::Result<f64, String> {
     match seconds(text)? {
         0.0 => Err("write a number of seconds above 0".to_owned()),

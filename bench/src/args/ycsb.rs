@@ -70,14 +70,14 @@ pub struct Ycsb {
     #[arg(long, value_name = "N")]
     #[arg(value_parser = clap::value_parser!(u64).range(1..=COUNT_MAX))]
     pub operations: Option<u64>,
-    /// How long to measure; 10 unless there are --operations
+    /// How long to measure, in seconds; 10 unless there are --operations
     #[arg(long, value_name = "N", value_parser = positive_seconds)]
     pub seconds: Option<f64>,
-    /// How long to run before that
+    /// Warm-up before the measurement, in seconds
     #[arg(long, value_name = "N", default_value = "2", value_parser = seconds)]
     pub warmup_seconds: f64,
-    /// How long to measure the raw verbs of the fabric after that, in up to 64 MiB of free blocks;
-    /// 0 leaves them out
+    /// How long to measure the raw verbs of the fabric after that, in seconds, in up to 64 MiB of
+    /// free blocks; 0 leaves them out
     #[arg(long, value_name = "N", default_value = "1", value_parser = seconds)]
     pub limit_seconds: f64,
     /// Which records are popular; latest for workload d, else zipfian, of the records.
@@ -99,8 +99,8 @@ pub struct Ycsb {
     /// Memory for each client's location cache, as in 64MiB; 0B switches it off
     #[arg(long, value_name = "SIZE")]
     pub cache_bytes: Option<ByteSize>,
-    /// Memory for the server started for the run, instead of what the records need, and as many
-    /// inserts as could be
+    /// Memory of the server that kv-bench starts. Default: what the records need, and room for the
+    /// inserts of the run
     #[arg(long, value_name = "SIZE", conflicts_with_all = ["server", "config"])]
     pub memory: Option<ByteSize>,
     /// The same seed makes the same operations

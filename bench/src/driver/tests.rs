@@ -1,6 +1,6 @@
-//! Proves that an operation that had to wait for a slow one before it is late from when it was
-//! meant to start, one by one and in flight, and that a count of operations is kept exactly. The
-//! store is a stub that is slow once.
+//! Proves that the latency of an operation counts from when it was meant to start, also if a slow
+//! one kept it waiting. That holds one by one and in flight. A count of operations is kept exactly.
+//! The store is a stub that is slow once.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::pattern::Pattern;
 use crate::store::Completed;
 use crate::workload::Workload;
 
-/// Every operation succeeds at once, but for the first one.
+/// Every operation succeeds at once, except the first one.
 #[derive(Default)]
 struct SlowOnce {
     operations: u64,
@@ -47,7 +47,7 @@ impl SlowOnce {
 
 const DEPTH: usize = 2;
 
-impl Store for SlowOnce {
+impl MeasuredStore for SlowOnce {
     type Error = ();
     type Pipeline<'s> = &'s mut Self;
 
@@ -127,7 +127,7 @@ fn who_waits_for_a_slow_operation_is_late() {
         // The first waits for sixty milliseconds, those of the next forty for twenty at least.
         let open = drive(SlowOnce::default(), depth, 200, Some(1000.0));
         assert!(late(&open) >= 40, "{depth}: {}", late(&open));
-        // Nobody was meant to start while nobody could.
+        // No operation was meant to start while none could.
         let closed = drive(SlowOnce::default(), depth, 200, None);
         assert!(late(&closed) < 40, "{depth}: {}", late(&closed));
     }

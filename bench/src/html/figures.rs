@@ -58,47 +58,44 @@ impl<'a> Figures<'a> {
     /// Throughput against threads, for each depth, then against depth, for each count of threads.
     pub(crate) fn throughput(&self) -> Vec<Chart> {
         let mut charts = Vec::new();
+        let y = |runs: &[&YcsbReport]| median(runs);
+        let mut sweep = |title: &str, subtitle, unit, lines: Vec<Line>| {
+            let points = || lines.iter().flat_map(|line| &line.points);
+            if lines.is_empty() {
+                return;
+            }
+            let x = (unit, Scale::steps(points().map(|point| point.0).collect(), short));
+            let y = ("operations/s", Scale::linear(points().map(|point| point.1), short));
+            charts.push(Chart { title: title.to_owned(), subtitle, x, y, lines, dots: true });
+        };
         for ((setting, depth), runs) in by(&self.closed, |run| (Setting::of(run), run.depth)) {
-            let title = "Throughput by threads".to_owned();
+            let lines = self.lines(&runs, |run| run.threads.into(), y);
             let subtitle = setting.subtitle(&format!(", depth {depth}"));
-            let axis = ("threads", |run: &YcsbReport| run.threads);
-            charts.extend(self.sweep(title, subtitle, axis, &runs));
+            sweep("Throughput by threads", subtitle, "threads", lines);
         }
         for ((setting, count), runs) in by(&self.closed, |run| (Setting::of(run), run.threads)) {
-            let title = "Throughput by operations in flight".to_owned();
+            let lines = self.lines(&runs, |run| run.depth.into(), y);
             let subtitle = setting.subtitle(&format!(", {}", threads(count)));
-            let axis =
-                ("depth: operations in flight a thread", |run: &YcsbReport| u32::from(run.depth));
-            charts.extend(self.sweep(title, subtitle, axis, &runs));
+            let unit = "depth: operations in flight a thread";
+            sweep("Throughput by operations in flight", subtitle, unit, lines);
         }
         charts
     }
 
-    /// Of workloads with two places on the axis; none if there is none.
-    fn sweep(
+    /// A line for each workload with two places on the axis.
+    fn lines(
         &self,
-        title: String,
-        subtitle: String,
-        (unit, x): (&'static str, impl Fn(&YcsbReport) -> u32),
         runs: &[&YcsbReport],
-    ) -> Option<Chart> {
-        let mut lines = Vec::new();
-        for (name, runs) in by(runs, curve) {
+        x: impl Fn(&YcsbReport) -> u64,
+        y: impl Fn(&[&YcsbReport]) -> f64,
+    ) -> Vec<Line> {
+        let line = |(name, runs): (String, Vec<&YcsbReport>)| {
             let places = by(&runs, &x);
-            let points = places.iter().map(|(x, runs)| (f64::from(*x), median(runs)));
-            let points: Vec<_> = points.collect();
-            let colour = self.colour(&name);
-            if points.len() > 1 {
-                lines.push(Line { name, colour, dashed: false, points });
-            }
-        }
-        let points = || lines.iter().flat_map(|line| &line.points);
-        if lines.is_empty() {
-            return None;
-        }
-        let x = (unit, Scale::steps(points().map(|point| point.0).collect(), short));
-        let y = ("operations/s", Scale::linear(points().map(|point| point.1), short));
-        Some(Chart { title, subtitle, x, y, lines, dots: true })
+            let points = places.iter().map(|(x, runs)| (*x as f64, y(runs))).collect();
+            Line { colour: self.colour(&name), name, dashed: false, points }
+        };
+        let lines = by(runs, curve).into_iter().map(line);
+        lines.filter(|line| line.points.len() > 1).collect()
     }
 
     /// How long an operation takes a thread, against the number of records.
@@ -107,31 +104,20 @@ impl<'a> Figures<'a> {
         let groups = by(&self.closed, |run| (any(run), run.threads, run.depth));
         let mut charts = Vec::new();
         for ((setting, count, depth), runs) in groups {
-            let mut lines = Vec::new();
-            for (name, runs) in by(&runs, curve) {
-                let places = by(&runs, |run| run.records);
-                let ns = |runs: &Vec<_>| 1e9 * f64::from(count) / median(runs);
-                let points: Vec<_> =
-                    places.iter().map(|(records, runs)| (*records as f64, ns(runs))).collect();
-                let colour = self.colour(&name);
-                if points.len() > 1 {
-                    lines.push(Line { name, colour, dashed: false, points });
-                }
-            }
+            let ns = |runs: &[&YcsbReport]| 1e9 * f64::from(count) / median(runs);
+            let lines = self.lines(&runs, |run| run.records, ns);
             let points = || lines.iter().flat_map(|line| &line.points);
-            if !lines.is_empty() {
-                charts.push(Chart {
-                    title: "Time an operation takes by records".to_owned(),
-                    subtitle: setting.subtitle(&format!(", {}, depth {depth}", threads(count))),
-                    x: ("records", Scale::log(points().map(|point| point.0), short)),
-                    y: (
-                        "time an operation",
-                        Scale::linear(points().map(|point| point.1), duration),
-                    ),
-                    lines,
-                    dots: true,
-                });
+            if lines.is_empty() {
+                continue;
             }
+            charts.push(Chart {
+                title: "Time an operation takes by records".to_owned(),
+                subtitle: setting.subtitle(&format!(", {}, depth {depth}", threads(count))),
+                x: ("records", Scale::log(points().map(|point| point.0), short)),
+                y: ("time an operation", Scale::linear(points().map(|point| point.1), duration)),
+                lines,
+                dots: true,
+            });
         }
         charts
     }

@@ -167,8 +167,9 @@ impl From<&KindRecord> for OperationReport {
 
 impl VerbsLimit {
     fn new(raw: &RawLimit, measured: &Measured) -> Self {
-        let (operations, seconds) = (measured.recorder.operations() as f64, measured.seconds);
-        let mix_ops_s = raw.mix_ops_s(&measured.recorder);
+        let (operations, seconds) =
+            (measured.threads.recorder.operations() as f64, measured.threads.seconds());
+        let mix_ops_s = raw.mix_ops_s(&measured.threads.recorder);
         Self {
             read_ops_s: raw.read,
             write_ops_s: raw.write,
@@ -183,10 +184,11 @@ impl VerbsLimit {
 impl YcsbReport {
     /// The report of a run.
     pub fn new(args: &Ycsb, measured: &Measured) -> Self {
-        let throughput_ops_s = measured.recorder.operations() as f64 / measured.seconds;
+        let throughput_ops_s =
+            measured.threads.recorder.operations() as f64 / measured.threads.seconds();
         let operation = |(kind, of): (Kind, &KindRecord)| (kind.name().to_owned(), of.into());
         Self {
-            origin: Origin::of("kv-bench", measured.environment.clone()),
+            origin: Origin::of("kv-bench", measured.supervised.environment.clone()),
             fabric: measured.fabric.clone(),
             workload: args.workload_name(),
             threads: args.all_threads(),
@@ -195,15 +197,18 @@ impl YcsbReport {
             records: args.records,
             value_size: args.value_size.mean().round() as u32,
             pattern: PatternReport::new(args),
-            seconds: measured.seconds,
+            seconds: measured.threads.seconds(),
             throughput_ops_s,
             open_loop: OpenLoopReport::new(args, measured),
-            operations: measured.recorder.kinds().map(operation).collect(),
-            cache: CacheReport { hits: measured.cache.hits, misses: measured.cache.misses },
-            cpu_s: measured.cpu_s,
-            server: measured.server,
-            allocations: measured.allocations,
-            unexpected: measured.recorder.unexpected,
+            operations: measured.threads.recorder.kinds().map(operation).collect(),
+            cache: CacheReport {
+                hits: measured.threads.cache.hits,
+                misses: measured.threads.cache.misses,
+            },
+            cpu_s: measured.threads.cpu_s,
+            server: measured.supervised.server,
+            allocations: measured.threads.allocations,
+            unexpected: measured.threads.recorder.unexpected,
             limit: measured.raw.as_ref().map(|raw| VerbsLimit::new(raw, measured)),
         }
     }
@@ -242,15 +247,12 @@ impl OpenLoopReport {
     /// That of a run, unless it offered none.
     pub fn new(args: &Ycsb, measured: &Measured) -> Option<Self> {
         let target_ops_s = args.target_rate?;
-        let behind_s = measured.recorder.behind_ns as f64 / 1e9;
-        let reached = behind_s <= BEHIND_MAX * measured.seconds;
+        let behind_s = measured.threads.recorder.behind_ns as f64 / 1e9;
+        let reached = behind_s <= BEHIND_MAX * measured.threads.seconds();
         Some(Self { target_ops_s, arrivals: args.arrivals.name().to_owned(), behind_s, reached })
     }
 
     /// The lines for people.
-    ///
-    /// # Errors
-    /// None: formatting into a text does not fail.
     pub fn write(
         &self,
         operations: &BTreeMap<String, OperationReport>,

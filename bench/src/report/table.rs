@@ -8,9 +8,6 @@ use crate::run::Measured;
 
 impl YcsbReport {
     /// The table for people.
-    ///
-    /// # Errors
-    /// None: formatting into a text does not fail.
     pub fn table(&self, measured: &Measured) -> std::result::Result<String, fmt::Error> {
         let mut out = String::new();
         let total = self.count();
@@ -26,9 +23,9 @@ impl YcsbReport {
             self.threads,
             self.depth,
             self.seconds,
-            measured.load_seconds,
+            measured.supervised.load_seconds,
         )?;
-        writeln!(out, "{}\n", measured.environment)?;
+        writeln!(out, "{}\n", measured.supervised.environment)?;
         self.write_operations(&mut out)?;
         if let Some(open_loop) = &self.open_loop {
             open_loop.write(&self.operations, &mut out)?;
@@ -39,7 +36,7 @@ impl YcsbReport {
             "\nall: {} ops/s, {} a thread; of each operation {:.0} ns are kv-bench's own",
             grouped(self.throughput_ops_s as u64),
             grouped(per_thread as u64),
-            per_op(measured.recorder.driver_ns as f64),
+            per_op(measured.threads.recorder.driver_ns as f64),
         )?;
         self.write_limit(&mut out)?;
         if let Some(why) = &measured.raw_missing {
@@ -49,11 +46,11 @@ impl YcsbReport {
             let rate = gets.count as f64 / self.seconds / f64::from(self.threads);
             writeln!(out, "GET/s a thread: {}", grouped(rate as u64))?;
         }
-        let per_cpu_s = total as f64 / measured.cpu_s.max(f64::MIN_POSITIVE);
+        let per_cpu_s = total as f64 / measured.threads.cpu_s.max(f64::MIN_POSITIVE);
         writeln!(
             out,
             "clients: {:.2} s CPU, {} ops a CPU second",
-            measured.cpu_s,
+            measured.threads.cpu_s,
             grouped(per_cpu_s as u64),
         )?;
         let lookups = self.cache.hits + self.cache.misses;

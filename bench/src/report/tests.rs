@@ -5,8 +5,10 @@ use serde_json::Value;
 use super::*;
 use crate::args::tests::ycsb;
 use crate::environment::Environment;
+use crate::phases::Supervised;
 use crate::publish::{Output, Published};
 use crate::recorder::Recorder;
+use crate::thread_measurement::ThreadMeasurement;
 use crate::workload::{Kind, Workload};
 
 fn sample() -> (YcsbReport, Measured) {
@@ -18,17 +20,20 @@ fn sample() -> (YcsbReport, Measured) {
         recorder.attribute(Kind::Get, &counters);
     }
     recorder.unexpected = 3;
-    let measured = Measured {
-        fabric: "shm".into(),
+    let threads = ThreadMeasurement {
         recorder,
-        seconds: 2.0,
-        ended: std::time::SystemTime::now(),
+        started_ns: 0,
+        ended_ns: 2_000_000_000,
         cache: farside::CacheStatistics { hits: 99, misses: 1 },
         allocations: 0,
         cpu_s: 2.0,
-        server: Some(ServerUsage { cpu_s: 0.01, wakeups: 2 }),
-        load_seconds: 1.0,
-        environment: Environment::look(),
+    };
+    let server = Some(ServerUsage { cpu_s: 0.01, wakeups: 2 });
+    let measured = Measured {
+        fabric: "shm".into(),
+        threads,
+        supervised: Supervised { server, load_seconds: 1.0, environment: Environment::look() },
+        ended: std::time::SystemTime::now(),
         raw: Some(RawLimit { read: 400.0, write: 300.0, cas: 250.0, update: 200.0 }),
         raw_missing: None,
     };

@@ -28,9 +28,6 @@ pub struct Attached {
 
 impl Attached {
     /// Connects as a writer.
-    ///
-    /// # Errors
-    /// What the server refuses, or what is wrong with its region.
     pub fn connect(config: &ClientConfig) -> Result<Self> {
         let options = config.connect_options(Role::Writer);
         let options = options.map_err(|error| Error::Usage(error.to_string()))?;
@@ -47,9 +44,6 @@ impl Attached {
 
     /// Takes free blocks, as many as the server has of these; returns where their content starts,
     /// behind the header: "a block header is a header for ever".
-    ///
-    /// # Errors
-    /// [`Error::System`] when the server is gone.
     pub fn take_blocks(&mut self, class: SizeClass, count: usize) -> Result<Vec<u64>> {
         let mut targets = Vec::with_capacity(count);
         while targets.len() < count {
@@ -67,9 +61,6 @@ impl Attached {
 
     /// How many blocks of these can be taken so that others find some, and no key has to make room:
     /// half of those that are free.
-    ///
-    /// # Errors
-    /// As for [`Self::take_blocks`].
     pub fn spare_blocks(&mut self, class: SizeClass) -> Result<usize> {
         let reply = self.ask(&Request::Statistics)?;
         let Reply::Statistics(statistics) = reply else { return Ok(0) };
@@ -83,11 +74,8 @@ impl Attached {
         Ok(((free + spans * class.blocks_per_span()) / 2) as usize)
     }
 
-    /// Answers what the server has asked meanwhile. The server fences a client that does not say in
-    /// time which blocks it holds, or what its clock reads.
-    ///
-    /// # Errors
-    /// [`Error::System`] when the server is gone.
+    /// Answers what the server has asked meanwhile: it fences a client that does not report its
+    /// blocks, or what its clock reads, in time.
     pub fn answer_all(&mut self) -> Result<()> {
         let mut buffer = vec![0; MESSAGE_BYTES_MAX];
         let failed = || Error::system("listening to the server");
@@ -129,16 +117,13 @@ impl Attached {
     }
 
     /// Gives all blocks back and says goodbye.
-    ///
-    /// # Errors
-    /// [`Error::System`] when the server is gone.
     pub fn give_back(mut self) -> Result<()> {
         let held = std::mem::take(&mut self.held);
         for part in held.chunk_by(|(a, _), (b, _)| a == b) {
             for part in part.chunks(BLOCKS_PER_MESSAGE_MAX) {
                 let class = part[0].0;
                 let blocks = part.iter().map(|(_, block)| *block).collect();
-                // Nobody ever linked them.
+                // They were never linked.
                 self.send(&Request::GiveBlocks { class, rested: true, blocks })?;
             }
         }

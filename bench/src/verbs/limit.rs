@@ -37,9 +37,6 @@ pub struct RawLimit {
 
 impl RawLimit {
     /// Measures it in free blocks of the server; without enough of them, why not.
-    ///
-    /// # Errors
-    /// What the server or the fabric refuses.
     pub fn measure(
         args: &Ycsb,
         config: &ClientConfig,
@@ -68,9 +65,9 @@ impl RawLimit {
         let duration = Duration::from_secs_f64(args.limit_seconds) / CHAINS;
         let bytes = (class.block_bytes() - BLOCK_HEADER_BYTES) as u32;
         let attached = RefCell::new(attached);
-        let of_thread = |fabric, targets: &[u64], look: &dyn Fn() -> Result<()>| {
+        let of_thread = |mut fabric, targets: &[u64], look: &dyn Fn() -> Result<()>| {
             let plan = Plan { targets, bytes, lanes: args.depth, duration, look };
-            rates(fabric, &plan)
+            rates(&mut fabric, &plan)
         };
         let measured = thread::scope(|scope| {
             let mut parts = fabrics.into_iter().zip(targets.chunks(targets.len() / threads));

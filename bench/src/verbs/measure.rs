@@ -71,7 +71,7 @@ pub struct Rate {
 
 /// What is known of a lane.
 #[derive(Clone, Copy)]
-struct InFlight {
+struct ChainInFlight {
     target: usize,
     posted: Nanos,
 }
@@ -86,14 +86,11 @@ const STRIDE: usize = 7919;
 /// Keeps all lanes busy with one verb, or chain, on one target after another. A latency is taken
 /// from the clock's reading before its doorbell to the one after its completion; completions of one
 /// poll share a reading.
-///
-/// # Errors
-/// [`crate::Error::Chain`] if a verb fails, and that of a look.
 pub fn measure<F: Fabric>(fabric: &mut F, verb: RawVerb, plan: &Plan<'_>) -> Result<Timed> {
     let lanes = usize::from(plan.lanes);
     let mut run = Run {
         words: vec![0; plan.targets.len()],
-        in_flight: vec![InFlight { target: 0, posted: 0 }; lanes],
+        in_flight: vec![ChainInFlight { target: 0, posted: 0 }; lanes],
         next: 0,
         verb,
         plan,
@@ -168,7 +165,7 @@ fn finish<F: Fabric>(fabric: &mut F, mut due: usize) -> Result<()> {
 struct Run<'a> {
     /// What the first word of each target held last.
     words: Vec<u64>,
-    in_flight: Vec<InFlight>,
+    in_flight: Vec<ChainInFlight>,
     next: usize,
     verb: RawVerb,
     plan: &'a Plan<'a>,
@@ -191,7 +188,7 @@ impl Run<'_> {
                 (target, &[write, mark, self.swap(target)])
             }
         };
-        self.in_flight[usize::from(lane.0)] = InFlight { target, posted: now };
+        self.in_flight[usize::from(lane.0)] = ChainInFlight { target, posted: now };
         let deadline = now + fabric.timing(REGION).lateness_max_ns;
         fabric.post(lane, REGION, chain, deadline);
     }

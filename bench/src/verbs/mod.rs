@@ -1,7 +1,7 @@
 //! `kv-bench verbs`: what a fabric can do at most, without keys, index or checks.
 //!
 //! The verbs go to blocks that the server hands out to this client as free ones, behind their
-//! headers, so that nothing of the store is touched; they are given back afterwards.
+//! headers. So nothing of the store is touched. The blocks are given back afterwards.
 
 mod attach;
 mod limit;
@@ -12,7 +12,7 @@ use std::fmt::{self, Write as _};
 use std::time::Duration;
 
 use farside_config::size::ByteSize;
-use farside_fabric::{AnyFabric, Fabric};
+use farside_fabric::Fabric;
 use farside_layout::{BLOCK_HEADER_BYTES, CHUNK_BYTES, SizeClass};
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
@@ -22,7 +22,7 @@ use crate::environment::{Environment, Origin};
 use crate::interrupt::Interrupt;
 use crate::report::grouped;
 use crate::server::Server;
-use crate::sizing::{Memory, VALUE_BYTES_MAX_DEFAULT};
+use crate::sizing::{ServerMemory, VALUE_BYTES_MAX_DEFAULT};
 use crate::{Error, Result};
 
 pub use attach::Attached;
@@ -52,9 +52,6 @@ pub struct VerbsReport {
 }
 
 /// Measures READ, WRITE, compare-and-swap and a PUT's chain, one after the other.
-///
-/// # Errors
-/// What the server or the fabric refuses.
 pub fn run(args: &Verbs, interrupt: &Interrupt) -> Result<VerbsReport> {
     let block_bytes = BLOCK_HEADER_BYTES + u64::from(args.bytes);
     let class = SizeClass::for_bytes(block_bytes)
@@ -64,7 +61,7 @@ pub fn run(args: &Verbs, interrupt: &Interrupt) -> Result<VerbsReport> {
     let config = args.target.config()?;
     let server = Server::connect_or_start(config, || Ok(memory(class, blocks)), interrupt)?;
     let mut attached = Attached::connect(&server.config)?;
-    // Nobody else uses a server of our own.
+    // No other client uses a server of our own.
     let spare = if server.is_own() { blocks } else { attached.spare_blocks(class)? };
     let too_few =
         |spare| Err(Error::TooFewBlocks { asked: blocks, bytes: class.block_bytes(), spare });
@@ -86,8 +83,8 @@ pub fn run(args: &Verbs, interrupt: &Interrupt) -> Result<VerbsReport> {
             interrupt.check()
         },
     };
-    let fabric = attached.borrow().fabric(args.depth)?;
-    let timed = rates(fabric, &plan)?;
+    let mut fabric = attached.borrow().fabric(args.depth)?;
+    let timed = rates(&mut fabric, &plan)?;
     let origin = Origin::of("kv-bench", Environment::look());
     attached.into_inner().give_back()?;
     let [read, write, cas, update] = timed.each_ref().map(Timed::rate);
@@ -107,18 +104,7 @@ pub fn run(args: &Verbs, interrupt: &Interrupt) -> Result<VerbsReport> {
 }
 
 /// READ, WRITE, compare-and-swap and a PUT's chain, one after the other, each for the plan's time.
-///
-/// # Errors
-/// As [`measure`].
-pub fn rates(mut fabric: AnyFabric, plan: &Plan<'_>) -> Result<[Timed; 4]> {
-    rates_of(&mut fabric, plan)
-}
-
-/// The same over a fabric of a known type.
-///
-/// # Errors
-/// As [`measure`].
-pub fn rates_of<F: Fabric>(fabric: &mut F, plan: &Plan<'_>) -> Result<[Timed; 4]> {
+pub fn rates<F: Fabric>(fabric: &mut F, plan: &Plan<'_>) -> Result<[Timed; 4]> {
     // The first round finds pages and branches cold.
     measure(fabric, RawVerb::Read, &Plan { duration: plan.duration / 10, ..*plan })?;
     Ok([
@@ -129,18 +115,19 @@ pub fn rates_of<F: Fabric>(fabric: &mut F, plan: &Plan<'_>) -> Result<[Timed; 4]
     ])
 }
 
-fn memory(class: SizeClass, blocks: usize) -> Memory {
+fn memory(class: SizeClass, blocks: usize) -> ServerMemory {
     let spans = (blocks as u64).div_ceil(class.blocks_per_span());
     let heap_bytes = spans * class.chunks_per_span() * CHUNK_BYTES;
     let region_bytes = heap_bytes + 32 * CHUNK_BYTES;
-    Memory { region_bytes, index_bytes: CHUNK_BYTES, value_bytes_max: VALUE_BYTES_MAX_DEFAULT }
+    ServerMemory {
+        region_bytes,
+        index_bytes: CHUNK_BYTES,
+        value_bytes_max: VALUE_BYTES_MAX_DEFAULT,
+    }
 }
 
 impl VerbsReport {
     /// The table for people.
-    ///
-    /// # Errors
-    /// None: formatting into a text does not fail.
     pub fn table(&self) -> std::result::Result<String, fmt::Error> {
         let mut out = String::new();
         let Self { fabric, bytes, depth, blocks, .. } = self;

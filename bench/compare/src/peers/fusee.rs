@@ -1,9 +1,9 @@
 //! FUSEE (Shen et al., FAST'23), with one replica: a driver written from the published description,
 //! not their code.
 //!
-//! Modelled: RACE's index with READs of both choices; entries with key and checksum, which readers
-//! verify; an index cache of slot words; the embedded operation log, whose field for the old value
-//! is written just before the compare-and-swap that commits.
+//! Modelled is RACE's index with READs of both choices. Entries have key and checksum, which
+//! readers verify; an index cache has slot words. The operation log is embedded in the entry: its
+//! field for the old value is written just before the compare-and-swap that commits.
 //!
 //! | operation | round trips, each a chain |
 //! |---|---|
@@ -14,18 +14,18 @@
 //! | INSERT | WRITE, READ, READ; WRITE (log), CAS of a free slot |
 //! | DELETE | WRITE (a log object), READ, READ; READ; WRITE (log), CAS; WRITE (the old flag) |
 //!
-//! Whoever loses the compare-and-swap of an UPDATE counts as overwritten at once: SNAPSHOT, its
-//! protocol for replicas, lets the last writer win. Left out: replicas and what they cost, the
-//! master, memory from servers in two levels, reclamation by bitmaps (a client frees what it
-//! unlinked), the cache's adaptive bypass, entries of several blocks, and the recovery of clients.
+//! An UPDATE that loses the compare-and-swap counts as overwritten at once: SNAPSHOT, its protocol
+//! for replicas, lets the last writer win. Replicas and what they cost are left out, and so are the
+//! master and memory from servers in two levels. A client frees what it unlinked, without bitmaps.
+//! The cache has no adaptive bypass, entries have one block, and clients do not recover.
 
 use farside_bench::keys::Key;
 use farside_fabric::{Endpoint, Fabric, LaneId, Verb};
 
 use super::index::{Place, Slot, Word};
-use super::memory::Memory;
+use super::memory::Segments;
 use super::table::Table;
-use super::{ATTEMPTS_MAX, Cache, Demand, Peer, PeerError, Result};
+use super::{ATTEMPTS_MAX, Cache, Peer, PeerDemand, PeerError, Result};
 
 /// The log behind each entry: the old slot word, and the flag of an entry that is not in use.
 const TAIL_BYTES: u64 = 16;
@@ -40,16 +40,13 @@ pub struct Fusee<F> {
 
 impl<F: Fabric> Fusee<F> {
     /// An empty store.
-    ///
-    /// # Errors
-    /// What the fabric says, and [`PeerError::OutOfMemory`].
-    pub fn new(fabric: F, memory: &mut Memory, demand: Demand) -> Result<Self> {
+    pub fn new(fabric: F, memory: &mut Segments, demand: PeerDemand) -> Result<Self> {
         let table = Table::new(fabric, memory, demand, TAIL_BYTES)?;
         Ok(Self { table, cache: Cache::new(true) })
     }
 
     /// How many segments of memory that takes.
-    pub fn segments(demand: Demand) -> u64 {
+    pub fn segments(demand: PeerDemand) -> u64 {
         Table::<F>::segments(demand, TAIL_BYTES)
     }
 

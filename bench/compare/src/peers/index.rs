@@ -1,13 +1,13 @@
-//! The index of RACE hashing (ATC'21), which FUSEE uses as well, at a fixed size: groups of three
-//! buckets, the one in the middle shared by its neighbours. A key has two choices in two groups;
-//! each is a bucket at one side and the one in the middle, one READ of 128 bytes. A bucket has 7
-//! slots of 8 bytes behind a header, which resizing would use and nothing here does.
+//! The index of RACE hashing (ATC'21), which FUSEE uses as well, at a fixed size. It has groups of
+//! three buckets, and the one in the middle is shared by its neighbours. A key has two choices in
+//! two groups; each is a bucket at one side and the one in the middle, one READ of 128 bytes. A
+//! bucket has 7 slots of 8 bytes behind a header, which resizing would use and nothing here does.
 
 use farside_fabric::{Buffer, Verb};
 use farside_layout::hash::KeyHash;
 
 use super::Result;
-use super::memory::{Memory, Pieces, segments};
+use super::memory::{Pieces, Segments, segments};
 
 const BUCKET_BYTES: u64 = 64;
 const GROUP_BYTES: u64 = 3 * BUCKET_BYTES;
@@ -15,7 +15,7 @@ const GROUP_BYTES: u64 = 3 * BUCKET_BYTES;
 const CHOICE_BYTES: u64 = 2 * BUCKET_BYTES;
 const WORDS_PER_BUCKET: usize = 8;
 const WORDS_PER_CHOICE: usize = 2 * WORDS_PER_BUCKET;
-/// Records to 21 slots: no choice fills up, so that nobody misses resizing.
+/// Records to 21 slots: no choice fills up, so that resizing is not missed.
 const RECORDS_PER_GROUP: u64 = 8;
 /// The least that gives every key two groups, and few keys some room.
 const GROUPS_MIN: u64 = 16;
@@ -117,10 +117,7 @@ pub struct Index {
 
 impl Index {
     /// For so many records.
-    ///
-    /// # Errors
-    /// [`super::PeerError::OutOfMemory`].
-    pub fn new(memory: &mut Memory, records: u64) -> Result<Self> {
+    pub fn new(memory: &mut Segments, records: u64) -> Result<Self> {
         Ok(Self { groups: memory.cut(GROUP_BYTES, groups(records))? })
     }
 
@@ -159,7 +156,7 @@ mod tests {
 
     #[test]
     fn a_key_has_28_slots_in_two_groups_and_no_header() {
-        let mut memory = Memory::new((1..9).map(|n| n << 30).collect());
+        let mut memory = Segments::new((1..9).map(|n| n << 30).collect());
         let index = Index::new(&mut memory, 100_000).unwrap();
         let hasher = KeyHasher::new(&[7; 16]);
         for number in 0..1000u64 {

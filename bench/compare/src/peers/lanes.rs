@@ -1,4 +1,4 @@
-//! A peer as a [`Store`]: one operation after another, or a lane for each of many. As in Farside's
+//! A peer as a [`MeasuredStore`]: one operation after another, or a lane for each of many. As in Farside's
 //! pipelines each lane has a task that lives as long as the pipeline: operations allocate nothing.
 
 use std::cell::Cell;
@@ -10,7 +10,7 @@ use std::task::{Context, Poll, Waker};
 
 use farside::{Counters, Outcome, PipelineFull};
 use farside_bench::keys::Key;
-use farside_bench::store::{Action, Completed, Pipelined, Store};
+use farside_bench::store::{Action, Completed, MeasuredStore, Pipelined};
 use farside_fabric::{Fabric, LaneId, RegionIndex};
 
 use super::{Peer, PeerError, Result};
@@ -28,7 +28,7 @@ impl<P: Peer> PeerStore<P> {
     }
 }
 
-impl<P: Peer> Store for PeerStore<P> {
+impl<P: Peer> MeasuredStore for PeerStore<P> {
     type Error = PeerError;
     type Pipeline<'s>
         = Lanes<'s, P>
@@ -88,7 +88,7 @@ struct Job {
 struct Mailbox {
     job: Cell<Option<Job>>,
     answer: Cell<Option<(Job, Result<bool>)>>,
-    /// And nobody has noticed yet.
+    /// The pipeline has not noticed it yet.
     is_answered: Cell<bool>,
 }
 

@@ -17,21 +17,18 @@ pub const fn segments(piece_bytes: u64, count: u64) -> u64 {
 }
 
 /// Memory that is not used yet.
-pub struct Memory {
+pub struct Segments {
     /// Where they start in the region.
     segments: Vec<u64>,
 }
 
-impl Memory {
+impl Segments {
     /// Segments of [`SEGMENT_BYTES`] that start at these multiples of a cache line.
     pub fn new(segments: Vec<u64>) -> Self {
         Self { segments }
     }
 
     /// Takes as many segments as so many pieces need.
-    ///
-    /// # Errors
-    /// [`PeerError::OutOfMemory`] when there are not so many.
     pub fn cut(&mut self, bytes: u64, count: u64) -> Result<Pieces> {
         let bytes = bytes.next_multiple_of(BLOCK_UNIT);
         let left = self.segments.len().checked_sub(segments(bytes, count) as usize);
@@ -83,9 +80,6 @@ impl Heap {
     }
 
     /// A free piece.
-    ///
-    /// # Errors
-    /// [`PeerError::OutOfMemory`].
     #[inline]
     pub fn take(&mut self) -> Result<u64> {
         if self.fresh < self.pieces.count() {
@@ -110,7 +104,7 @@ mod tests {
     fn pieces_lie_apart_and_within_their_segments() {
         let (bytes, count) = (100, 100_000);
         let starts: Vec<u64> = (1..=segments(bytes, count)).map(|n| n << 30).collect();
-        let mut memory = Memory::new(starts.clone());
+        let mut memory = Segments::new(starts.clone());
         let pieces = memory.cut(bytes, count).unwrap();
         assert!(memory.cut(1, 1).is_err());
         let mut places: Vec<u64> = (0..count).map(|index| pieces.at(index)).collect();
@@ -122,7 +116,7 @@ mod tests {
 
     #[test]
     fn what_rested_longest_goes_first() {
-        let mut heap = Heap::new(Memory::new(vec![0]).cut(64, 2).unwrap());
+        let mut heap = Heap::new(Segments::new(vec![0]).cut(64, 2).unwrap());
         let (first, second) = (heap.take().unwrap(), heap.take().unwrap());
         assert!(heap.take().is_err());
         heap.give(second);

@@ -33,8 +33,8 @@ pub enum PeerError {
     /// No free piece, or no slot.
     #[error("its memory is full, and it does not grow: leave out the workload that inserts, d")]
     OutOfMemory,
-    /// Others always came before.
-    #[error("an operation was in the way of others {0} times")]
+    /// Other operations kept changing the slot.
+    #[error("gave up after {0} attempts, because other operations kept changing the same slot")]
     Contended(usize),
     /// What the description does not have.
     #[error("it has no such operation")]
@@ -49,7 +49,7 @@ const ATTEMPTS_MAX: usize = 1000;
 
 /// What a peer is to hold.
 #[derive(Clone, Copy, Debug)]
-pub struct Demand {
+pub struct PeerDemand {
     /// How many records at most.
     pub records: u64,
     /// The length of each value, in bytes.
@@ -61,7 +61,7 @@ pub struct Demand {
 /// More pieces than records: those in use by operations, and those that rest.
 const SPARE_PIECES: u64 = 1 << 14;
 
-impl Demand {
+impl PeerDemand {
     /// So many pieces of memory, if each record has one and every change takes another.
     fn pieces(&self) -> u64 {
         self.records + SPARE_PIECES + u64::from(self.depth)

@@ -1,9 +1,9 @@
 //! RACE hashing (Zuo et al., ATC'21), as SMART-HT (Ren et al., ASPLOS'24) runs it: a driver written
 //! from the published descriptions, not their code.
 //!
-//! Modelled: two choices of a bucket and its overflow, read with one doorbell; slots of a
-//! fingerprint and an address; entries with key and checksum; the new entry written along with the
-//! first READs; the second look of an INSERT, for the same key in another slot.
+//! Modelled are two choices of a bucket and its overflow, which are read with one doorbell. A slot
+//! has a fingerprint and an address; an entry has a key and a checksum. The new entry is written
+//! along with the first READs. An INSERT looks again, for the same key in another slot.
 //!
 //! | operation | round trips, each a chain |
 //! |---|---|
@@ -22,9 +22,9 @@ use farside_bench::keys::Key;
 use farside_fabric::{Endpoint, Fabric, LaneId, Verb};
 
 use super::index::{Place, Slot, Word};
-use super::memory::Memory;
+use super::memory::Segments;
 use super::table::Table;
-use super::{ATTEMPTS_MAX, Cache, Demand, Peer, PeerError, Result};
+use super::{ATTEMPTS_MAX, Cache, Peer, PeerDemand, PeerError, Result};
 
 /// A client of RACE.
 pub struct Race<F> {
@@ -35,13 +35,10 @@ pub struct Race<F> {
 
 impl<F: Fabric> Race<F> {
     /// An empty store; `is_speculative` as SMART.
-    ///
-    /// # Errors
-    /// What the fabric says, and [`PeerError::OutOfMemory`].
     pub fn new(
         fabric: F,
-        memory: &mut Memory,
-        demand: Demand,
+        memory: &mut Segments,
+        demand: PeerDemand,
         is_speculative: bool,
     ) -> Result<Self> {
         let table = Table::new(fabric, memory, demand, 0)?;
@@ -49,7 +46,7 @@ impl<F: Fabric> Race<F> {
     }
 
     /// How many segments of memory that takes.
-    pub fn segments(demand: Demand) -> u64 {
+    pub fn segments(demand: PeerDemand) -> u64 {
         Table::<F>::segments(demand, 0)
     }
 
@@ -59,8 +56,8 @@ impl<F: Fabric> Race<F> {
         Ok(self.table.reach.chain(lane, &[swap]).await? == expected)
     }
 
-    /// Whether another has inserted the same key meanwhile: who comes first among the slots stays,
-    /// and the other is removed.
+    /// Whether this insert stays, although another has inserted the same key meanwhile. The first
+    /// among the slots stays, and the other is removed.
     async fn look_again(
         &self,
         lane: LaneId,

@@ -42,7 +42,7 @@ impl<F: Fabric> PeerEndpoint<F> {
         Ok(self.endpoint.chain(lane, REGION, verbs, NO_DEADLINE).await?)
     }
 
-    /// Posts a chain that nobody waits for; [`Endpoint::take_result`] tells what became of it.
+    /// Posts a chain without waiting for it; [`Endpoint::take_result`] tells what became of it.
     #[inline]
     pub fn post(&self, lane: LaneId, verbs: &[Verb]) {
         self.endpoint.fabric_mut().post(lane, REGION, verbs, NO_DEADLINE);
@@ -61,9 +61,6 @@ impl<F: Fabric> PeerEndpoint<F> {
     }
 
     /// Makes these pieces zeros, when nothing else is in flight.
-    ///
-    /// # Errors
-    /// [`super::PeerError::Chain`].
     pub fn clear(&self, pieces: &Pieces) -> Result<()> {
         self.endpoint.fabric_mut().reserve(LANE, Buffer::NewBlock, ZEROS_BYTES as usize);
         self.fill(LANE, |image| image.fill(0));

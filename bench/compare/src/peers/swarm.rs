@@ -1,11 +1,11 @@
 //! SWARM-KV (Murat et al., SOSP'24), with one replica: a driver written from the published
 //! description, not their code.
 //!
-//! Modelled: at a location that never moves, a metadata word (a timestamp, the address of a buffer,
-//! whether the write was verified), and behind it a copy of the value with a hash that binds it to
-//! the word, "In-n-Out"; a fresh buffer for every update, written in one chain with the
-//! compare-and-swap that commits; the verification and the new copy in place, which nobody waits
-//! for.
+//! Modelled is "In-n-Out". A location never moves and begins with a metadata word: a timestamp, the
+//! address of a buffer, and whether the write was verified. Behind it is a copy of the value with a
+//! hash that binds it to the word. Every update has a fresh buffer, written in one chain with the
+//! compare-and-swap that commits. No operation waits for the verification and the new copy in
+//! place.
 //!
 //! | operation | round trips, each a chain |
 //! |---|---|
@@ -18,8 +18,8 @@
 //! | INSERT | WRITE (the location), READ, READ; CAS of a free slot of the index |
 //!
 //! The index is RACE's: theirs is a service of its own. Timestamps are the client's count. Values
-//! have one length; there is no DELETE. Left out: replicas, quorums and the guessing of timestamps
-//! among clients, who are one here, and the recycling of buffers by agreement.
+//! have one length; there is no DELETE. Left out are replicas, quorums, the guessing of timestamps
+//! among several clients, and the recycling of buffers by agreement.
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
@@ -30,9 +30,9 @@ use farside_fabric::{Buffer, Endpoint, Fabric, LaneId, Verb};
 use farside_layout::checksum::checksum;
 
 use super::index::{Index, Place, Slot, Word, words};
-use super::memory::{Heap, Memory, segments};
+use super::memory::{Heap, Segments, segments};
 use super::reach::PeerEndpoint;
-use super::{ATTEMPTS_MAX, Cache, Demand, Peer, PeerError, Result};
+use super::{ATTEMPTS_MAX, Cache, Peer, PeerDemand, PeerError, Result};
 
 /// Of the metadata word, and of the hash.
 const WORD_BYTES: usize = 8;
@@ -85,7 +85,7 @@ pub struct Swarm<F> {
     /// By operation, whether its second lane has a chain in flight.
     is_busy: Box<[Cell<bool>]>,
     time: Cell<u64>,
-    demand: Demand,
+    demand: PeerDemand,
 }
 
 /// A value with its hash, in whole words.
@@ -104,10 +104,7 @@ fn word_at(bytes: &[u8], at: usize) -> u64 {
 
 impl<F: Fabric> Swarm<F> {
     /// An empty store.
-    ///
-    /// # Errors
-    /// What the fabric says, and [`PeerError::OutOfMemory`].
-    pub fn new(fabric: F, memory: &mut Memory, demand: Demand) -> Result<Self> {
+    pub fn new(fabric: F, memory: &mut Segments, demand: PeerDemand) -> Result<Self> {
         let bytes = location_bytes(demand.value_bytes);
         let reach = PeerEndpoint::new(fabric, Self::LANES * demand.depth, bytes);
         let index = Index::new(memory, demand.records)?;
@@ -126,7 +123,7 @@ impl<F: Fabric> Swarm<F> {
     }
 
     /// How many segments of memory that takes.
-    pub fn segments(demand: Demand) -> u64 {
+    pub fn segments(demand: PeerDemand) -> u64 {
         let pieces = demand.pieces();
         Index::segments(demand.records)
             + segments(hashed_bytes(demand.value_bytes), pieces)

@@ -7,9 +7,9 @@ use farside_fabric::{Buffer, Fabric, LaneId, Verb};
 use farside_layout::checksum::checksum;
 
 use super::index::{Index, Place, Slot, Word, words};
-use super::memory::{Heap, Memory, segments};
+use super::memory::{Heap, Segments, segments};
 use super::reach::PeerEndpoint;
-use super::{Demand, Result};
+use super::{PeerDemand, Result};
 
 /// The index and the entries it leads to.
 pub struct Table<F> {
@@ -23,10 +23,12 @@ pub struct Table<F> {
 
 impl<F: Fabric> Table<F> {
     /// An empty one. `tail_bytes` is the length of what follows each entry.
-    ///
-    /// # Errors
-    /// What the fabric says, and [`super::PeerError::OutOfMemory`].
-    pub fn new(fabric: F, memory: &mut Memory, demand: Demand, tail_bytes: u64) -> Result<Self> {
+    pub fn new(
+        fabric: F,
+        memory: &mut Segments,
+        demand: PeerDemand,
+        tail_bytes: u64,
+    ) -> Result<Self> {
         let entry_bytes = entry_bytes(demand.value_bytes);
         let reach = PeerEndpoint::new(fabric, demand.depth, entry_bytes + tail_bytes);
         let index = Index::new(memory, demand.records)?;
@@ -36,7 +38,7 @@ impl<F: Fabric> Table<F> {
     }
 
     /// How many segments of memory that takes.
-    pub fn segments(demand: Demand, tail_bytes: u64) -> u64 {
+    pub fn segments(demand: PeerDemand, tail_bytes: u64) -> u64 {
         let piece_bytes = entry_bytes(demand.value_bytes) + tail_bytes;
         Index::segments(demand.records) + segments(piece_bytes, demand.pieces())
     }
@@ -56,9 +58,6 @@ impl<F: Fabric> Table<F> {
     }
 
     /// Takes a piece for an entry. The WRITE puts it there, with `tail_bytes` of zeros behind it.
-    ///
-    /// # Errors
-    /// [`super::PeerError::OutOfMemory`].
     #[inline]
     pub fn stage(
         &self,
@@ -114,10 +113,7 @@ impl<F: Fabric> Table<F> {
     }
 
     /// Looks for the key among the choices just read: one round trip for each slot that its
-    /// fingerprint fits, but for the one whose entry was read with them.
-    ///
-    /// # Errors
-    /// What the fabric says.
+    /// fingerprint fits, except the one whose entry was read with them.
     #[inline]
     pub async fn search(
         &self,

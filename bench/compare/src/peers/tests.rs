@@ -7,29 +7,29 @@ use std::time::Duration;
 
 use farside::{Counters, Outcome};
 use farside_bench::keys::{self, Key};
-use farside_bench::store::{Action, Completed, Pipelined, Store};
+use farside_bench::store::{Action, Completed, MeasuredStore, Pipelined};
 use farside_fabric::shm::{Region, ShmFabric};
 
 use super::fusee::Fusee;
 use super::lanes::PeerStore;
-use super::memory::{Memory, SEGMENT_BYTES};
+use super::memory::{SEGMENT_BYTES, Segments};
 use super::race::Race;
 use super::swarm::Swarm;
-use super::{Demand, Peer};
+use super::{Peer, PeerDemand};
 use crate::asking::Asking;
 
 const DEPTH: u16 = 8;
-const DEMAND: Demand = Demand { records: 1000, value_bytes: 13, depth: DEPTH };
+const DEMAND: PeerDemand = PeerDemand { records: 1000, value_bytes: 13, depth: DEPTH };
 
 /// A region of so many segments, which hold anything but zeros, and a fabric on it.
-fn memory(segments: u64, lanes: u16) -> (Memory, ShmFabric) {
+fn memory(segments: u64, lanes: u16) -> (Segments, ShmFabric) {
     let file = tempfile::tempfile().unwrap();
     file.set_len((segments + 1) * SEGMENT_BYTES).unwrap();
     let region = Arc::new(Region::map(&file).unwrap());
     let dirt = vec![u64::MAX; SEGMENT_BYTES as usize / 8];
     let starts: Vec<u64> = (0..segments).map(|at| 64 + at * SEGMENT_BYTES).collect();
     starts.iter().for_each(|start| region.write(*start, &dirt).unwrap());
-    (Memory::new(starts), ShmFabric::new(region, None, lanes))
+    (Segments::new(starts), ShmFabric::new(region, None, lanes))
 }
 
 fn fusee() -> PeerStore<Fusee<ShmFabric>> {
@@ -53,7 +53,7 @@ fn value(number: u64) -> Vec<u8> {
 }
 
 /// Operations like random ones, one after another, on few keys.
-fn follows_the_model<S: Store<Error: std::fmt::Debug>>(
+fn follows_the_model<S: MeasuredStore<Error: std::fmt::Debug>>(
     mut store: S,
     operations: u64,
     deletes: bool,
@@ -108,7 +108,7 @@ struct Open {
 }
 
 /// Operations on few keys that overlap: a GET finds what no PUT has surely overwritten.
-fn survives_overlaps<S: Store<Error: std::fmt::Debug>>(mut store: S, operations: u64) {
+fn survives_overlaps<S: MeasuredStore<Error: std::fmt::Debug>>(mut store: S, operations: u64) {
     const KEYS: u64 = 5;
     for record in 0..KEYS {
         assert!(store.change(Action::Insert, &keys::encode(record), &value(0)).unwrap());
@@ -166,7 +166,7 @@ fn operations_in_flight_do_not_disturb_each_other() {
 }
 
 /// What one operation asked of the fabric: round trips, READs, WRITEs, compare-and-swaps.
-fn cost<S: Store>(store: &mut S, operation: impl FnOnce(&mut S)) -> [u64; 4] {
+fn cost<S: MeasuredStore>(store: &mut S, operation: impl FnOnce(&mut S)) -> [u64; 4] {
     let before = store.counters();
     operation(store);
     let Counters { round_trips, reads, writes, compare_swaps, .. } = store.counters() - before;
@@ -174,7 +174,7 @@ fn cost<S: Store>(store: &mut S, operation: impl FnOnce(&mut S)) -> [u64; 4] {
 }
 
 /// An INSERT, and a GET and an UPDATE where the location is remembered.
-fn costs<S: Store<Error: std::fmt::Debug>>(store: &mut S) -> [[u64; 4]; 3] {
+fn costs<S: MeasuredStore<Error: std::fmt::Debug>>(store: &mut S) -> [[u64; 4]; 3] {
     // Alone, so that no other key has its fingerprint.
     let (key, mut found) = (keys::encode(1), Vec::new());
     [
@@ -216,7 +216,7 @@ fn without_a_cached_location_they_cost_what_the_tables_say() {
 
 #[test]
 fn deletes_cost_what_the_tables_say() {
-    fn delete<S: Store<Error: std::fmt::Debug>>(mut store: S) -> [u64; 4] {
+    fn delete<S: MeasuredStore<Error: std::fmt::Debug>>(mut store: S) -> [u64; 4] {
         let key = keys::encode(1);
         assert!(store.change(Action::Insert, &key, &value(1)).unwrap());
         cost(&mut store, |store| assert!(store.change(Action::Delete, &key, &[]).unwrap()))

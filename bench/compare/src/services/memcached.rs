@@ -25,9 +25,6 @@ const BUFFER_BYTES: usize = 16 << 10;
 
 impl MemcachedProtocol {
     /// To a server that listens there.
-    ///
-    /// # Errors
-    /// What the system says.
     pub fn connect(socket: &Path) -> Result<Self, ServiceError> {
         let stream = BufReader::with_capacity(BUFFER_BYTES, UnixStream::connect(socket)?);
         Ok(Self { stream, requests: Vec::new(), line: Vec::new() })

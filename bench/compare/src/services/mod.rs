@@ -30,7 +30,7 @@ pub enum ServiceError {
 
 /// A server program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Service {
+pub enum ExternalServer {
     /// redis-server
     Redis,
     /// valkey-server
@@ -45,7 +45,7 @@ const MIB: u64 = 1 << 20;
 /// Memory of memcached's own, in MiB.
 const MEMCACHED_MIB: u64 = 64;
 
-impl Service {
+impl ExternalServer {
     /// The program that has to be installed.
     pub const fn program(self) -> &'static str {
         match self {
@@ -61,9 +61,6 @@ impl Service {
     }
 
     /// Starts it with room for so many records, and nothing kept on disk.
-    ///
-    /// # Errors
-    /// As for [`Daemon::start`].
     pub fn start(self, records: u64, value_bytes: u32, interrupt: &Interrupt) -> Result<Daemon> {
         let program = find_program(self.program(), None).unwrap_or_else(|| self.program().into());
         let arguments = |socket: &Path| {

@@ -18,9 +18,6 @@ pub struct RedisProtocol {
 
 impl RedisProtocol {
     /// To a server that listens there.
-    ///
-    /// # Errors
-    /// What the client library says.
     pub fn connect(socket: &Path) -> Result<Self, ServiceError> {
         let client = Client::open(format!("unix://{}", socket.display()))?;
         let connection = client.get_connection()?;

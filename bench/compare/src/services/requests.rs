@@ -1,11 +1,12 @@
-//! A server that answers requests in their order, as a [`Store`]. In a pipeline requests are sent
-//! together when somebody waits, and their answers are read together: a system call each for many.
+//! A server that answers requests in their order, as a [`MeasuredStore`]. In a pipeline requests are sent
+//! together when one is waited for, and their answers are read together: a system call each for
+//! many.
 
 use std::collections::VecDeque;
 
 use farside::{Counters, Outcome, PipelineFull};
 use farside_bench::keys::Key;
-use farside_bench::store::{Action, Completed, Pipelined, Store};
+use farside_bench::store::{Action, Completed, MeasuredStore, Pipelined};
 
 use super::ServiceError;
 
@@ -17,16 +18,10 @@ pub trait Protocol {
     fn request(&mut self, action: Action, key: &Key, value: &[u8]);
 
     /// Sends what was prepared.
-    ///
-    /// # Errors
-    /// The socket's.
     fn send(&mut self) -> Result<()>;
 
     /// Waits for the answer to the oldest request without one. Whether the key was as required; the
     /// value of a GET goes into the buffer.
-    ///
-    /// # Errors
-    /// The socket's, and answers that cannot be understood.
     fn answer(&mut self, action: Action, value: &mut Vec<u8>) -> Result<bool>;
 }
 
@@ -47,7 +42,7 @@ impl<P: Protocol> Requests<P> {
     }
 }
 
-impl<P: Protocol> Store for Requests<P> {
+impl<P: Protocol> MeasuredStore for Requests<P> {
     type Error = ServiceError;
     type Pipeline<'s>
         = RequestPipeline<'s, P>

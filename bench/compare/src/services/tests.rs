@@ -4,14 +4,14 @@ use std::thread;
 
 use farside::Outcome;
 use farside_bench::keys;
-use farside_bench::store::{Action, Pipelined, Store};
+use farside_bench::store::{Action, MeasuredStore, Pipelined};
 
 use super::memcached::MemcachedProtocol;
 use super::requests::Requests;
 use super::*;
 use crate::asking::Asking;
 
-/// Sends these answers to whoever connects, whatever it says; what that was.
+/// Sends these answers to the first client, whatever it asks; what that was.
 fn with_answers<T>(answers: &str, body: impl FnOnce(&Path) -> T) -> (T, String) {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("socket");
@@ -71,7 +71,7 @@ fn memcached_answers_in_flight_come_in_order() {
             pipeline.start(Action::Get, &keys::encode(2), &[]),
         ]
         .map(std::result::Result::unwrap);
-        assert!(pipeline.poll().is_none(), "nothing is sent before somebody waits");
+        assert!(pipeline.poll().is_none(), "nothing is sent before a wait");
         let stored = pipeline.wait().unwrap();
         assert_eq!((stored.lane, stored.result.unwrap()), (lanes[0], Outcome::Stored));
         // Goes with the next ones.
