@@ -4,10 +4,9 @@ use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::path::Path;
-use std::time::Duration;
 
 use anyhow::{Context, bail};
-use farside::{Exchange, Session, Store};
+use farside::{Exchange, Store};
 use farside_tools::encoding::brief;
 
 use crate::args::{Args, Cas, Key, KeyValue};
@@ -24,32 +23,24 @@ pub(crate) fn get(args: &Args, what: &Key) -> anyhow::Result<ExitStatus> {
     }
 }
 
-/// `put`.
-pub(crate) fn put(args: &Args, what: &KeyValue) -> anyhow::Result<ExitStatus> {
-    let Change { mut session, key, value } = Change::prepare(args, what)?;
-    session.store(&key, &value, for_ttl(Store::always(), what.ttl))?;
-    Ok(ExitStatus::Done)
-}
-
-/// `insert`.
-pub(crate) fn insert(args: &Args, what: &KeyValue) -> anyhow::Result<ExitStatus> {
-    let Change { mut session, key, value } = Change::prepare(args, what)?;
-    let inserted = session.store(&key, &value, for_ttl(Store::if_absent(), what.ttl))?;
-    if inserted { Ok(ExitStatus::Done) } else { no("is there already; nothing was changed", &key) }
-}
-
-/// `update`.
-pub(crate) fn update(args: &Args, what: &KeyValue) -> anyhow::Result<ExitStatus> {
-    let Change { mut session, key, value } = Change::prepare(args, what)?;
-    let updated = session.store(&key, &value, for_ttl(Store::if_present(), what.ttl))?;
-    if updated { Ok(ExitStatus::Done) } else { no("is absent; nothing was changed", &key) }
-}
-
-fn for_ttl(store: Store<'_>, ttl: Option<Duration>) -> Store<'_> {
-    match ttl {
-        Some(ttl) => store.ttl(ttl),
-        None => store,
-    }
+/// `put`, `insert` and `update`: stores on this condition; `why` it was not met.
+pub(crate) fn store(
+    args: &Args,
+    what: &KeyValue,
+    store: Store<'_>,
+    why: &str,
+) -> anyhow::Result<ExitStatus> {
+    let key = connect::key(args, &what.key)?;
+    let source = match (&what.file, &what.value) {
+        (Some(path), _) => Source::File(path),
+        (None, Some(text)) => Source::of_argument(args, text)?,
+        (None, None) => return Err(Usage::error("give a value, --file FILE, or - for stdin")),
+    };
+    // Connect first: a wrong address should not cost a person the input they typed.
+    let mut session = connect::writer(args)?.session()?;
+    let value = source.read(session.limits().value_bytes_max)?;
+    let store = what.ttl.map_or(store, |ttl| store.ttl(ttl));
+    if session.store(&key, &value, store)? { Ok(ExitStatus::Done) } else { no(why, &key) }
 }
 
 /// `delete`.
@@ -85,28 +76,6 @@ fn print_value(args: &Args, value: &[u8]) -> anyhow::Result<ExitStatus> {
 fn no(why: &str, key: &[u8]) -> anyhow::Result<ExitStatus> {
     output::tell(format_args!("the key `{}` {why}", brief(key)));
     Ok(ExitStatus::No)
-}
-
-/// What put, insert and update need.
-struct Change {
-    session: Session,
-    key: Vec<u8>,
-    value: Vec<u8>,
-}
-
-impl Change {
-    fn prepare(args: &Args, what: &KeyValue) -> anyhow::Result<Self> {
-        let key = connect::key(args, &what.key)?;
-        let source = match (&what.file, &what.value) {
-            (Some(path), _) => Source::File(path),
-            (None, Some(text)) => Source::of_argument(args, text)?,
-            (None, None) => return Err(Usage::error("give a value, --file FILE, or - for stdin")),
-        };
-        // Connect first: a wrong address should not cost a person the input they typed.
-        let session = connect::writer(args)?.session()?;
-        let value = source.read(session.limits().value_bytes_max)?;
-        Ok(Self { session, key, value })
-    }
 }
 
 /// Where a value comes from.

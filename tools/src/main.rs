@@ -24,6 +24,7 @@ mod verify;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
+use farside::Store;
 use farside_config::command_line::{exit_code, usage_line};
 
 use args::{Args, Command};
@@ -71,9 +72,13 @@ fn run(args: &Args) -> anyhow::Result<ExitStatus> {
     farside_config::signals::explain_bus_errors("kv-cli")?;
     match &args.command {
         Command::Get(what) => keys::get(args, what),
-        Command::Put(what) => keys::put(args, what),
-        Command::Insert(what) => keys::insert(args, what),
-        Command::Update(what) => keys::update(args, what),
+        Command::Put(what) => keys::store(args, what, Store::always(), ""),
+        Command::Insert(what) => {
+            keys::store(args, what, Store::if_absent(), "is there already; nothing was changed")
+        }
+        Command::Update(what) => {
+            keys::store(args, what, Store::if_present(), "is absent; nothing was changed")
+        }
         Command::Delete(what) => keys::delete(args, what),
         Command::Cas(what) => keys::compare_and_swap(args, what),
         Command::Scan(what) => scan::scan(args, what),

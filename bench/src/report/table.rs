@@ -2,6 +2,8 @@
 
 use std::fmt::{self, Write as _};
 
+use indicatif::HumanCount;
+
 use super::{VerbsLimit, YcsbReport};
 use crate::accounting::ServerUsage;
 use crate::run::Measured;
@@ -126,25 +128,5 @@ impl YcsbReport {
 
 /// 1234567 as 1,234,567.
 pub fn grouped(number: u64) -> String {
-    let digits = number.to_string();
-    let mut out = String::with_capacity(digits.len() * 4 / 3);
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            out.push(',');
-        }
-        out.push(digit);
-    }
-    out
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn numbers_are_grouped() {
-        for (number, text) in [(0, "0"), (999, "999"), (1000, "1,000"), (1_234_567, "1,234,567")] {
-            assert_eq!(grouped(number), text);
-        }
-    }
+    HumanCount(number).to_string()
 }
