@@ -44,6 +44,7 @@ pub(crate) struct Removed {
 }
 
 /// One walk through the index.
+#[derive(Default)]
 struct Pass {
     cursor: Cursor,
     worked_ns: Nanos,
@@ -135,7 +136,10 @@ impl Reaper {
         self.clear_tombs(own, now)?;
         let mut removed = Vec::new();
         let due = self.next_pass_at.is_some_and(|at| at <= now);
-        let Some(mut pass) = self.pass.take().or_else(|| due.then(|| Pass::begin(index.moves)))
+        let Some(mut pass) = self
+            .pass
+            .take()
+            .or_else(|| due.then(|| Pass { moves: index.moves, ..Default::default() }))
         else {
             return Ok(removed);
         };
@@ -238,13 +242,6 @@ impl Reaper {
     }
 }
 
-impl Pass {
-    fn begin(moves: u64) -> Self {
-        let cursor = Cursor::default();
-        Self { cursor, worked_ns: 0, first_end_ms: None, moves, again: false }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use farside_config::ServerConfig;
@@ -275,7 +272,7 @@ mod tests {
     fn an_end_far_away_is_looked_at_again_in_a_minute() {
         let mut reaper = reaper();
         const END_MS: u64 = 2_000_000_000_500;
-        let mut pass = Pass { worked_ns: 1, first_end_ms: Some(END_MS), ..Pass::begin(0) };
+        let mut pass = Pass { worked_ns: 1, first_end_ms: Some(END_MS), ..Default::default() };
         reaper.end(&pass, END_MS / 2, 5);
         assert_eq!(reaper.next_step_at(), Some(5 + PAUSE_NS_MAX));
         reaper.end(&pass, END_MS - 3001, 5);

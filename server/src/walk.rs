@@ -110,3 +110,41 @@ impl Walk<'_> {
         self.cursor.place >= self.index.places.len()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use farside_config::ServerConfig;
+    use farside_fabric::shm::{HugePages, RegionMemory};
+    use farside_layout::{ROWS_PER_SUBTABLE, SLOTS_PER_ROW, slot_in_subtable};
+
+    use super::*;
+    use crate::recovery::{self, Opened};
+
+    /// Also those of places that a split adds meanwhile.
+    #[test]
+    fn every_slot_comes_once_whatever_the_steps() {
+        let memory = RegionMemory::anonymous(8 << 20, HugePages::Never).unwrap();
+        let Opened { mut index, .. } = recovery::open(&memory, &ServerConfig::default()).unwrap();
+        let (mut cursor, mut offsets) = (Cursor::default(), Vec::new());
+        for step in 0.. {
+            let mut walk = cursor.walk(&index, Budget::of_step(7));
+            while let Some((offset, _)) = walk.next().unwrap() {
+                offsets.push(offset);
+                if offsets.len() % 1000 == 0 {
+                    walk.budget.spend(u64::MAX);
+                }
+            }
+            if walk.is_over() {
+                break;
+            }
+            if step == 3 {
+                index.add_chunk(1);
+            }
+        }
+        let slots = |row| (0..SLOTS_PER_ROW).map(move |slot| slot_in_subtable(row, slot));
+        let all = index.places.iter().flat_map(|place| {
+            (0..ROWS_PER_SUBTABLE).flat_map(slots).map(move |offset| place + offset)
+        });
+        assert!(offsets.iter().copied().eq(all), "{} slots", offsets.len());
+    }
+}

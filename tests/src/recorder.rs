@@ -8,7 +8,8 @@ use std::fs::OpenOptions;
 use std::path::Path;
 use std::sync::atomic::{Ordering, fence};
 
-use farside::{Error, Exchange, OperationError, Session, Value, Version};
+use farside::OperationError::Indeterminate;
+use farside::{Error, Exchange, Session, Value, Version};
 use farside_fabric::boot_time_ns;
 use farside_fabric::shm::Region;
 use farside_linearizability::{Ended, Operation, Record};
@@ -138,7 +139,7 @@ impl RecordingSession {
                 }
                 *ended
             }
-            Err(Error::Operation(OperationError::Indeterminate)) => Ended::Unknown,
+            Err(Error::Operation(Indeterminate)) => Ended::Unknown,
             Err(_) => Ended::Failed,
         };
         let end = ENDS.iter().position(|known| *known == ended).unwrap() as u64;

@@ -4,7 +4,8 @@ use std::io::Write;
 use std::path::Path;
 
 use anyhow::Context;
-use farside::{Entry, Error, OperationError, Session};
+use farside::OperationError::Layout;
+use farside::{Entry, Error, Session};
 use farside_tools::encoding::brief;
 use farside_tools::records::{Record, has_json_lines};
 use indicatif::ProgressBar;
@@ -69,9 +70,7 @@ pub(crate) fn for_each_entry(
                 tally.bytes += if result.is_ok() { entry.value.len() as u64 } else { 0 };
                 (format!("the key `{}`", brief(&entry.key)), result)
             }
-            Err(error @ Error::Operation(OperationError::Layout(_))) => {
-                ("an entry".into(), Err(error.into()))
-            }
+            Err(error @ Error::Operation(Layout(_))) => ("an entry".into(), Err(error.into())),
             Err(error) => return Err(error.into()),
         };
         match result {

@@ -8,7 +8,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use farside::{Error, OperationError, Pipeline, PipelineFull, Ticket};
+use farside::OperationError::{Contended, KeyEmpty, KeyTooLong, OutOfSpace, ValueTooLong};
+use farside::{Error, Pipeline, PipelineFull, Ticket};
 use farside_config::command_line::exit_code;
 use farside_tools::records::{has_json_lines, read_json_lines};
 use indicatif::ProgressBar;
@@ -201,21 +202,18 @@ impl<'a> Loader<'a> {
 
 fn is_too_large(error: &anyhow::Error) -> bool {
     error.is::<TooLarge>()
-        || matches!(
-            error.downcast_ref(),
-            Some(Error::Operation(OperationError::ValueTooLong { .. }))
-        )
+        || matches!(error.downcast_ref(), Some(Error::Operation(ValueTooLong { .. })))
 }
 
 fn concerns_one_key(error: &Error) -> bool {
     matches!(
         error,
         Error::Operation(
-            OperationError::KeyEmpty
-                | OperationError::KeyTooLong { .. }
-                | OperationError::ValueTooLong { .. }
-                | OperationError::OutOfSpace { .. }
-                | OperationError::Contended { .. }
+            KeyEmpty
+                | KeyTooLong { .. }
+                | ValueTooLong { .. }
+                | OutOfSpace { .. }
+                | Contended { .. }
         )
     )
 }

@@ -238,7 +238,7 @@ const _: () = assert!(size_of::<ReplyBytes>() <= REPLY_BYTES_MAX);
 pub const REPLY_BYTES: usize = size_of::<ReplyBytes>();
 
 /// What a client needs to use a region. Its limits stand in the superblock, read next.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Welcome {
     /// The client's number while it is connected; never 0.
     pub client_id: u16,
@@ -264,17 +264,7 @@ pub struct Welcome {
 
 /// Encodes the server's answer to a connection request.
 pub fn encode_reply(reply: &Result<Welcome, Refusal>) -> [u8; REPLY_BYTES] {
-    let nothing = Welcome {
-        client_id: 0,
-        lease: 0,
-        region_id: [0; 16],
-        incarnation: 0,
-        base_address: 0,
-        region_bytes: 0,
-        rkey: 0,
-        round_trip_min_ns: 0,
-        ticket: 0,
-    };
+    let nothing = Welcome::default();
     let welcome = reply.as_ref().unwrap_or(&nothing);
     let (code, first, second) = reply.as_ref().err().map_or((0, 0, 0), |why| why.to_numbers());
     let bytes = ReplyBytes {

@@ -54,15 +54,10 @@ impl Admission {
             clients: Clients::new(region, *geometry, *incarnation, config.clients_max),
             tokens: Tokens::new(config),
             welcome: Welcome {
-                client_id: 0,
-                lease: 0,
                 region_id: format.region_id,
                 incarnation: *incarnation,
-                base_address: 0,
                 region_bytes: format.region_bytes,
-                rkey: 0,
-                round_trip_min_ns: 0,
-                ticket: 0,
+                ..Default::default()
             },
             refused: RateLimitedWarning::default(),
             crowded: RateLimitedWarning::default(),

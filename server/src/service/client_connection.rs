@@ -61,6 +61,15 @@ impl DisconnectReason {
     }
 }
 
+/// Which request goes first: the most urgent is 0.
+fn urgency(ask: ServerRequest) -> usize {
+    match ask {
+        ServerRequest::Alive => 0,
+        ServerRequest::Report { .. } => 1,
+        ServerRequest::Return => 2,
+    }
+}
+
 /// A connection. It has at most one answer that was not sent: until then it is not read from, so
 /// that a client that asks and does not listen fills its own socket and nothing else.
 pub(super) struct ClientConnection {
@@ -80,11 +89,8 @@ pub(super) struct ClientConnection {
     pub(super) snapshot_permille: Option<u32>,
     unsent: Option<Reply>,
     last_sent: Option<Reply>,
-    /// What it is to be asked once there is room: to report, to return what it can spare, and
-    /// whether it is there.
-    report: Option<ServerRequest>,
-    recall: Option<ServerRequest>,
-    alive: Option<ServerRequest>,
+    /// What it is to be asked once there is room, by [`urgency`].
+    asks: [Option<ServerRequest>; 3],
     /// The other end is closed: it gets nothing any more, but what it sent before is still here.
     is_closed: bool,
     /// It closed before it took `last_sent`; what it left before that is unknown.
@@ -104,9 +110,7 @@ impl ClientConnection {
             snapshot_permille: None,
             unsent: None,
             last_sent: None,
-            report: None,
-            recall: None,
-            alive: None,
+            asks: [None; 3],
             is_closed: false,
             missed_last: false,
         }
@@ -131,7 +135,7 @@ impl ClientConnection {
 
     /// What epoll should watch it for.
     pub(super) fn wants(&self) -> EventFlags {
-        let is_asking = self.report.or(self.recall).or(self.alive).is_some();
+        let is_asking = self.next_ask().is_some();
         match (self.is_waiting(), is_asking && !self.is_closed) {
             _ if !self.channel.is_writable_with_room() => EventFlags::IN,
             (true, _) => EventFlags::OUT,
@@ -181,12 +185,12 @@ impl ClientConnection {
         ask: ServerRequest,
         buffer: &mut Vec<u8>,
     ) -> Result<(), DisconnectReason> {
-        match ask {
-            ServerRequest::Report { .. } => self.report = Some(ask),
-            ServerRequest::Return => self.recall = Some(ask),
-            ServerRequest::Alive => self.alive = Some(ask),
-        }
+        self.asks[urgency(ask)] = Some(ask);
         self.flush(buffer)
+    }
+
+    fn next_ask(&self) -> Option<ServerRequest> {
+        self.asks.into_iter().flatten().next()
     }
 
     /// Sends the answer that waits, then what there is to ask.
@@ -197,17 +201,12 @@ impl ClientConnection {
                 self.last_sent = self.unsent.take();
             }
         }
-        let next = |of: &Self| of.alive.or(of.report).or(of.recall);
-        while let Some(ask) = next(self).filter(|_| self.unsent.is_none()) {
+        while let Some(ask) = self.next_ask().filter(|_| self.unsent.is_none()) {
             Reply::Ask(ask).encode(buffer);
             if !self.send(buffer)? {
                 return Ok(());
             }
-            match ask {
-                ServerRequest::Report { .. } => self.report = None,
-                ServerRequest::Return => self.recall = None,
-                ServerRequest::Alive => self.alive = None,
-            }
+            self.asks[urgency(ask)] = None;
             // What it did not read when it closes may be no more than this.
             self.last_sent = None;
         }

@@ -8,7 +8,8 @@
 
 use std::time::{Duration, Instant};
 
-use farside::{Client, Error, Exchange, OperationError, Session};
+use farside::OperationError::Contended;
+use farside::{Client, Error, Exchange, Session};
 use farside_tests::ledger::{COUNTERS, Ledger};
 use farside_tests::proof;
 use rand::rngs::SmallRng;
@@ -65,7 +66,7 @@ fn wrong(what: &str, key: u64, bytes: &[u8]) -> ! {
 fn allowed<T>(result: Result<T, Error>) -> Option<T> {
     match result {
         Ok(output) => Some(output),
-        Err(Error::Operation(OperationError::Contended { .. })) => None,
+        Err(Error::Operation(Contended { .. })) => None,
         Err(error) => {
             eprintln!("WRONG: {error}");
             std::process::exit(3);

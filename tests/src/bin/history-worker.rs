@@ -13,7 +13,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use farside::{Client, Error, OperationError};
+use farside::OperationError::{Contended, Indeterminate};
+use farside::{Client, Error};
 use farside_fabric::shm::Region;
 use farside_tests::faults::{Faults, Rates};
 use farside_tests::proof;
@@ -95,9 +96,7 @@ fn report(faults: &Faults, folder: &Path, first: u64) {
 fn allowed<T>(result: Result<T, Error>) -> Option<T> {
     match result {
         Ok(output) => Some(output),
-        Err(Error::Operation(OperationError::Contended { .. } | OperationError::Indeterminate)) => {
-            None
-        }
+        Err(Error::Operation(Contended { .. } | Indeterminate)) => None,
         Err(error) => {
             eprintln!("WRONG: {error}");
             std::process::exit(3);

@@ -8,7 +8,8 @@
 use std::path::Path;
 use std::time::Duration;
 
-use farside::{Client, Error, Exchange, OperationError, Session};
+use farside::OperationError::{Contended, Indeterminate};
+use farside::{Client, Error, Exchange, Session};
 use farside_tests::ledger::{COUNTERS, KEYS_PER_WRITER, Ledger, WRITERS, entry_of, is_removal};
 use farside_tests::proof;
 use rand::rngs::SmallRng;
@@ -68,8 +69,8 @@ enum Outcome<T> {
 fn outcome<T>(result: Result<T, Error>) -> Outcome<T> {
     match result {
         Ok(output) => Outcome::Done(output),
-        Err(Error::Operation(OperationError::Contended { .. })) => Outcome::Not,
-        Err(Error::Operation(OperationError::Indeterminate)) => Outcome::Unknown,
+        Err(Error::Operation(Contended { .. })) => Outcome::Not,
+        Err(Error::Operation(Indeterminate)) => Outcome::Unknown,
         Err(error) => {
             eprintln!("WRONG: {error}");
             std::process::exit(3);

@@ -2,7 +2,9 @@
 //! another can use while both live, and pipelines that are forgotten or whose server died do no
 //! harm.
 
-use farside::{Client, ConnectError, Error, OperationError, Outcome};
+use farside::ConnectError::Unreachable;
+use farside::OperationError::OutOfSpace;
+use farside::{Client, Error, Outcome};
 use farside_tests::{PATIENCE, ServerProcess, device, scaled, wait_until};
 use rustix::process::Signal;
 
@@ -50,10 +52,7 @@ fn what_a_living_session_deletes_another_can_use() {
     let stored =
         (0u64..).take_while(|n| first.put(&n.to_le_bytes(), &value).is_ok()).count() as u64;
     let mut second = client.session().unwrap();
-    assert!(matches!(
-        second.put(b"new", &value),
-        Err(Error::Operation(OperationError::OutOfSpace { .. }))
-    ));
+    assert!(matches!(second.put(b"new", &value), Err(Error::Operation(OutOfSpace { .. }))));
     for n in 0..stored {
         assert!(first.delete(&n.to_le_bytes()).unwrap());
         if n % 1000 == 0 {
@@ -148,12 +147,12 @@ fn who_waits_for_a_stopped_server_in_vain_disturbs_nobody() {
     server.pause();
     // Until it has no block left.
     let error = (0u64..).find_map(|n| writer.put(&n.to_le_bytes(), &[0; 10_000]).err()).unwrap();
-    assert!(matches!(error, Error::Connect(ConnectError::Unreachable { .. })), "{error}");
+    assert!(matches!(error, Error::Connect(Unreachable { .. })), "{error}");
     // Over RDMA a session takes the server's answer.
     match client.session() {
         Ok(_) => assert!(device().is_none()),
         Err(error) => {
-            assert!(matches!(error, Error::Connect(ConnectError::Unreachable { .. })), "{error}")
+            assert!(matches!(error, Error::Connect(Unreachable { .. })), "{error}")
         }
     }
     assert_eq!(*reader.get(b"key").unwrap().unwrap(), *b"value");
@@ -181,7 +180,7 @@ fn a_batch_waits_for_a_stopped_server_once() {
         batch.get(b"key").insert(key, b"value");
     }
     let results = batch.run().unwrap();
-    let is_in_vain = |error: &Error| matches!(error, Error::Connect(ConnectError::Unreachable { tried, .. }) if !tried.is_zero());
+    let is_in_vain = |error: &Error| matches!(error, Error::Connect(Unreachable { tried, .. }) if !tried.is_zero());
     assert_eq!(results.len(), 3 * usize::from(DEPTH));
     assert!(results.iter().all(|it| it.as_ref().is_err_and(is_in_vain)), "{results:?}");
     server.signal(Signal::CONT);

@@ -1,7 +1,8 @@
 //! Proves that with --evict a put finds room however much was stored, and that what goes are keys
 //! that were not written for long.
 
-use farside::{Error, OperationError};
+use farside::Error;
+use farside::OperationError::OutOfSpace;
 use farside_tests::{ServerProcess, proof, scaled};
 
 const BYTES: usize = 1000;
@@ -58,6 +59,6 @@ fn without_it_a_full_region_stays_full() {
     let server = ServerProcess::start(&["--memory", "8MiB"]);
     let mut session = server.client().session().unwrap();
     let full = (0..20_000u64).find_map(|key| session.put(&key.to_le_bytes(), &[0; BYTES]).err());
-    assert!(matches!(full, Some(Error::Operation(OperationError::OutOfSpace { .. }))), "{full:?}");
+    assert!(matches!(full, Some(Error::Operation(OutOfSpace { .. }))), "{full:?}");
     assert_eq!(server.client().statistics().unwrap().keys_evicted, 0);
 }

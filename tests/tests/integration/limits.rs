@@ -1,7 +1,8 @@
 //! Proves that keys and values of every allowed length come back, and that one byte too many is
 //! the error that names both numbers.
 
-use farside::{Error, OperationError};
+use farside::Error;
+use farside::OperationError::{KeyEmpty, KeyTooLong, ValueTooLong};
 use farside_tests::{ServerProcess, proof};
 
 #[test]
@@ -54,31 +55,25 @@ fn one_byte_too_many() {
     let before = session.counters();
     let long_key = session.put(&[0; 1025], b"value").unwrap_err();
     assert!(
-        matches!(long_key, Error::Operation(OperationError::KeyTooLong { bytes: 1025, max: 1024 })),
+        matches!(long_key, Error::Operation(KeyTooLong { bytes: 1025, max: 1024 })),
         "{long_key}"
     );
     assert!(long_key.to_string().contains("1025") && long_key.to_string().contains("1024"));
-    assert!(matches!(
-        session.get(&[0; 1025]),
-        Err(Error::Operation(OperationError::KeyTooLong { .. }))
-    ));
+    assert!(matches!(session.get(&[0; 1025]), Err(Error::Operation(KeyTooLong { .. }))));
     assert!(matches!(
         session.delete(&[0; 70_000]),
-        Err(Error::Operation(OperationError::KeyTooLong { bytes: 70_000, .. }))
+        Err(Error::Operation(KeyTooLong { bytes: 70_000, .. }))
     ));
     let long_value = session.put(b"key", &[0; 1001]).unwrap_err();
     assert!(
-        matches!(
-            long_value,
-            Error::Operation(OperationError::ValueTooLong { bytes: 1001, max: 1000 })
-        ),
+        matches!(long_value, Error::Operation(ValueTooLong { bytes: 1001, max: 1000 })),
         "{long_value}"
     );
-    assert!(matches!(session.put(b"", b"value"), Err(Error::Operation(OperationError::KeyEmpty))));
+    assert!(matches!(session.put(b"", b"value"), Err(Error::Operation(KeyEmpty))));
     let mut pipeline = session.pipeline().unwrap();
     pipeline.put(b"key", &[0; 1001]).unwrap();
     let completed = pipeline.wait().unwrap();
-    assert!(matches!(completed.result, Err(Error::Operation(OperationError::ValueTooLong { .. }))));
+    assert!(matches!(completed.result, Err(Error::Operation(ValueTooLong { .. }))));
     drop(pipeline);
     assert_eq!(session.counters(), before, "nothing was sent");
     session.put(&[1; 1024], &[1; 1000]).unwrap();

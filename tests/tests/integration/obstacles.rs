@@ -3,7 +3,8 @@
 
 use std::time::Duration;
 
-use farside::{Client, Error, Exhausted, OperationError, Session};
+use farside::OperationError::{Contended, Layout, OutOfSpace};
+use farside::{Client, Error, Exhausted, Session};
 use farside_fabric::shm::Region;
 use farside_layout::{
     BLOCK_HEADER_BYTES, FORWARD_OFFSET, Format, HINT_OFFSET, ROW_BYTES, ROWS_PER_SUBTABLE,
@@ -73,10 +74,7 @@ fn a_damaged_entry_keeps_only_its_subtable_from_growing() {
     let victim =
         damage_a_key(&subtable, &(0..100).map(|number| key(0, number)).collect::<Vec<_>>());
     let (number, error) = fill(&mut session, 100);
-    assert!(
-        matches!(error, Error::Operation(OperationError::OutOfSpace { what: Exhausted::Index })),
-        "{error}"
-    );
+    assert!(matches!(error, Error::Operation(OutOfSpace { what: Exhausted::Index })), "{error}");
     let statistics = client.statistics().unwrap();
     assert_eq!((statistics.subtables, statistics.splits_stuck), (1, 1));
     for there in (0..number).filter(|there| key(0, *there) != victim) {
@@ -117,22 +115,15 @@ fn a_header_that_leads_astray_keeps_its_subtable_from_growing_and_harms_nothing_
     subtable.region.store(forward, 1 << 10).unwrap();
     let mut before = vec![0; (subtable.start / 8) as usize];
     subtable.region.read(0, &mut before).unwrap();
-    let error =
-        (100..).find_map(|number| {
-            match session.put(&key(0, number), &number.to_le_bytes()) {
-                // Keys of this row cannot be served.
-                Ok(())
-                | Err(Error::Operation(
-                    OperationError::Layout(_) | OperationError::Contended { .. },
-                )) => None,
-                Err(error) => Some(error),
-            }
-        });
+    let error = (100..).find_map(|number| {
+        match session.put(&key(0, number), &number.to_le_bytes()) {
+            // Keys of this row cannot be served.
+            Ok(()) | Err(Error::Operation(Layout(_) | Contended { .. })) => None,
+            Err(error) => Some(error),
+        }
+    });
     assert!(
-        matches!(
-            error,
-            Some(Error::Operation(OperationError::OutOfSpace { what: Exhausted::Index }))
-        ),
+        matches!(error, Some(Error::Operation(OutOfSpace { what: Exhausted::Index }))),
         "{error:?}"
     );
     let log = server.log();

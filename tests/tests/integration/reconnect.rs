@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use farside::{BatchOutcome, ConnectError, Contact, Error, OperationError};
+use farside::ConnectError::Unreachable;
+use farside::OperationError::Indeterminate;
+use farside::{BatchOutcome, Contact, Error};
 use farside_fabric::{
     ChainError, Completion, Fabric, Intercept, Intercepted, Interceptor, LaneId, Nanos,
     RegionIndex, Verb,
@@ -56,16 +58,10 @@ fn a_server_that_stays_away_is_unreachable_within_the_timeout() {
         }
         assert!(started.elapsed() < timeout + Duration::from_secs(5), "the end was not noticed");
     };
-    assert!(
-        matches!(error, Error::Connect(ConnectError::Unreachable { contact: Contact::Lost, .. })),
-        "{error}"
-    );
+    assert!(matches!(error, Error::Connect(Unreachable { contact: Contact::Lost, .. })), "{error}");
     assert!(error.to_string().contains("answered, then went away"), "{error}");
-    assert!(matches!(
-        session.put(b"key", b"other"),
-        Err(Error::Connect(ConnectError::Unreachable { .. }))
-    ));
-    assert!(matches!(client.session(), Err(Error::Connect(ConnectError::Unreachable { .. }))));
+    assert!(matches!(session.put(b"key", b"other"), Err(Error::Connect(Unreachable { .. }))));
+    assert!(matches!(client.session(), Err(Error::Connect(Unreachable { .. }))));
     server.restart();
     // A region without a file went with its server.
     assert_eq!(session.get(b"key").unwrap(), None);
@@ -95,7 +91,7 @@ fn many_threads_reconnect_together() {
                             let value = proof::value(key, writer, count, 64);
                             // Over RDMA the server may die with a write on its way.
                             match session.put(&key.to_le_bytes(), &value) {
-                                Ok(()) | Err(Error::Operation(OperationError::Indeterminate)) => {}
+                                Ok(()) | Err(Error::Operation(Indeterminate)) => {}
                                 Err(error) => panic!("{error}"),
                             }
                         }
@@ -273,7 +269,7 @@ fn a_batch_whose_server_stays_away_keeps_what_it_knows() {
     let outcomes = batch.run().unwrap();
     let (known, unknown) = outcomes.split_at(BEFORE as usize);
     assert!(known.iter().all(Result::is_ok), "{known:?}");
-    let is_lost = |error: &Error| matches!(error, Error::Connect(ConnectError::Unreachable { tried, .. }) if !tried.is_zero());
+    let is_lost = |error: &Error| matches!(error, Error::Connect(Unreachable { tried, .. }) if !tried.is_zero());
     assert!(unknown.iter().all(|it| it.as_ref().is_err_and(is_lost)), "{unknown:?}");
     assert_eq!(outcomes.len() as u64, KEYS);
 }

@@ -1,7 +1,8 @@
 //! Proves that operations of one key that nobody has begun share a chain in a pipeline (invariant
 //! I20), that each of them is answered, and that none shares a chain that was posted before it.
 
-use farside::{BatchOutcome, Error, OperationError, Outcome, Session};
+use farside::OperationError::OutOfSpace;
+use farside::{BatchOutcome, Error, Outcome, Session};
 use farside_tests::ServerProcess;
 
 /// Less than the lanes of a pipeline, so that all are started before the first is posted.
@@ -142,7 +143,7 @@ fn where_the_shared_chain_fails_each_fails_on_its_own() {
         assert!(
             matches!(
                 (&outcome, is_small),
-                (Err(Error::Operation(OperationError::OutOfSpace { .. })), false)
+                (Err(Error::Operation(OutOfSpace { .. })), false)
                     | (Ok(BatchOutcome::Stored), true)
             ),
             "{at}: {outcome:?}"

@@ -8,7 +8,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use farside::{Error, OperationError, Outcome};
+use farside::OperationError::Contended;
+use farside::{Error, Outcome};
 use farside_bench_compare::emulation::{Link, wrap};
 use farside_tests::{ServerProcess, left_out_over_rdma, proof};
 
@@ -86,7 +87,7 @@ fn a_value_that_cannot_arrive_in_time_is_not_read_for_ever() {
     let mut session = client.session().unwrap();
     let before = session.counters();
     let error = session.get(b"large").unwrap_err();
-    assert!(matches!(error, Error::Operation(OperationError::Contended { .. })), "{error}");
+    assert!(matches!(error, Error::Operation(Contended { .. })), "{error}");
     assert!(error.to_string().contains("grace_ms"), "{error}");
     let read = (session.counters() - before).read_bytes;
     assert!(read < 80 * LARGE as u64, "READ {read} bytes");

@@ -3,7 +3,8 @@
 
 use std::time::Duration;
 
-use farside::{Error, Exhausted, OperationError};
+use farside::OperationError::OutOfSpace;
+use farside::{Error, Exhausted};
 use farside_tests::{ServerProcess, device, proof, scaled};
 
 #[test]
@@ -18,9 +19,7 @@ fn a_full_heap_says_so_and_deleting_makes_room() {
             Err(error) => break error,
         }
     };
-    let Error::Operation(OperationError::OutOfSpace { what: Exhausted::Blocks { bytes: 1280 } }) =
-        error
-    else {
+    let Error::Operation(OutOfSpace { what: Exhausted::Blocks { bytes: 1280 } }) = error else {
         panic!("{error}")
     };
     assert!(stored > 5000, "{stored} values of 1000 bytes in 16 MiB");
@@ -78,8 +77,7 @@ fn a_region_full_of_keys_says_so() {
         }
     };
     // Over RDMA it takes too long to fill.
-    let is_full = matches!(error, Some(Error::Operation(OperationError::OutOfSpace { .. })))
-        || scaled(most) < most;
+    let is_full = matches!(error, Some(Error::Operation(OutOfSpace { .. }))) || scaled(most) < most;
     assert!(is_full, "{error:?}");
     // Blocks of 64 bytes and 27 to 54 bytes of index a key, in 14 MiB.
     assert!(stored > most / 10, "{stored}");

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use farside::{Client, ConnectError, Error, Session};
+use farside::ConnectError::Unreachable;
+use farside::{Client, Error, Session};
 use farside_fabric::rdma::Options;
 use farside_tests::ledger::{COUNTERS, Ledger};
 use farside_tests::{PATIENCE, counters, wait_until};
@@ -395,7 +396,7 @@ fn dead_server_host(world: &mut World) -> String {
     assert!(!output.status.success() && tried < CALL_MAX + SLACK, "{tried:?}: {output:?}");
     assert!(line.lines().count() == 1 && line.contains("no server answers at"), "{line}");
     let error = Client::builder().server(&format!("rdma://{ADDRESS}")).connect().map(drop);
-    assert!(matches!(error, Err(Error::Connect(ConnectError::Unreachable { .. }))), "{error:?}");
+    assert!(matches!(error, Err(Error::Connect(Unreachable { .. }))), "{error:?}");
     format!(
         "{said}; the client ended in {of_client:?}; kv-cli after {:.1} s: {line}",
         tried.as_secs_f64()

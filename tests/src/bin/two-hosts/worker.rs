@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use farside::{ConnectError, Error, Exchange, OperationError, Result, Session};
+use farside::ConnectError::Unreachable;
+use farside::OperationError::{Contended, Indeterminate};
+use farside::{Error, Exchange, Result, Session};
 use farside_tests::counters::Seen;
 use farside_tests::ledger::{COUNTERS, Ledger};
 use farside_tests::proof;
@@ -117,15 +119,15 @@ impl Worker {
                 count(&self.progress.done);
                 Ok(output)
             }
-            Err(Error::Connect(ConnectError::Unreachable { .. })) => {
+            Err(Error::Connect(Unreachable { .. })) => {
                 count(&self.progress.unreachable);
                 Err(Failed::Certainly)
             }
-            Err(Error::Operation(OperationError::Contended { .. })) => {
+            Err(Error::Operation(Contended { .. })) => {
                 count(&self.progress.contended);
                 Err(Failed::Certainly)
             }
-            Err(Error::Operation(OperationError::Indeterminate)) => {
+            Err(Error::Operation(Indeterminate)) => {
                 count(&self.progress.indeterminate);
                 Err(Failed::Perhaps)
             }

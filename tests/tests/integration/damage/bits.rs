@@ -1,6 +1,8 @@
 //! Every single bit: superblock, lease, directory, row headers, slots, block headers, values.
 
-use farside::{ConnectError, Error, OperationError};
+use farside::ConnectError::Unreachable;
+use farside::Error;
+use farside::OperationError::{Indeterminate, Layout};
 use farside_layout::{BLOCK_HEADER_BYTES, INCARNATION_OFFSET, WINDOW_BYTES, block_bytes};
 
 use super::*;
@@ -92,8 +94,7 @@ impl<'s> Trial<'s> {
         assert!(
             !matches!(
                 cached,
-                Err(Error::Connect(ConnectError::Unreachable { .. })
-                    | Error::Operation(OperationError::Indeterminate))
+                Err(Error::Connect(Unreachable { .. }) | Error::Operation(Indeterminate))
             ),
             "{what}"
         );
@@ -230,14 +231,8 @@ fn a_flipped_bit_in_the_superblock_refuses_new_sessions_and_disturbs_no_old_one(
         let connected = timed(&what, || scene.server.client_builder().connect());
         let session = timed(&what, || client.session());
         if at.offset < INCARNATION_OFFSET {
-            assert!(
-                matches!(connected.err(), Some(Error::Operation(OperationError::Layout(_)))),
-                "{what}"
-            );
-            assert!(
-                matches!(session.err(), Some(Error::Operation(OperationError::Layout(_)))),
-                "{what}"
-            );
+            assert!(matches!(connected.err(), Some(Error::Operation(Layout(_)))), "{what}");
+            assert!(matches!(session.err(), Some(Error::Operation(Layout(_)))), "{what}");
         } else if let Ok(mut session) = session {
             let _ = get(&mut session, &sample.key, &[&sample.value], &what);
         }
@@ -287,10 +282,7 @@ fn a_flipped_bit_in_the_lease_costs_a_connection_and_nothing_else() {
         }
         let what = format!("bit {bit} of the lease");
         let put = timed(&what, || session.put(key, value));
-        assert!(
-            matches!(put, Ok(()) | Err(Error::Operation(OperationError::Indeterminate))),
-            "{what}: {put:?}"
-        );
+        assert!(matches!(put, Ok(()) | Err(Error::Operation(Indeterminate))), "{what}: {put:?}");
         assert!(matches!(get(&mut session, key, &[value], &what), Ok(true)), "{what}");
     }
     scene.server.assert_verifies();

@@ -1,6 +1,7 @@
 //! What a user can do about damage, and what damage costs who meets it.
 
-use farside::{Error, OperationError};
+use farside::Error;
+use farside::OperationError::Layout;
 use farside_layout::BLOCK_HEADER_BYTES;
 
 use super::*;
@@ -23,10 +24,7 @@ fn storing_or_deleting_a_key_mends_its_damaged_block() {
         session.put(KEY, &new).unwrap();
         scene.flip(value_bit(&scene));
         if round % 100 == 0 {
-            assert!(
-                matches!(session.get(KEY), Err(Error::Operation(OperationError::Layout(_)))),
-                "round {round}"
-            );
+            assert!(matches!(session.get(KEY), Err(Error::Operation(Layout(_)))), "round {round}");
         }
         match round % 3 {
             0 => session.put(KEY, &new).unwrap(),
@@ -52,11 +50,7 @@ fn a_damaged_block_costs_a_scan_few_reads() {
     let (found, failed): (Vec<_>, Vec<_>) = session.scan().unwrap().partition(Result::is_ok);
     let counters = session.counters() - before;
     assert_eq!((found.len(), failed.len()), (1, 1));
-    assert!(
-        matches!(failed[0], Err(Error::Operation(OperationError::Layout(_)))),
-        "{:?}",
-        failed[0]
-    );
+    assert!(matches!(failed[0], Err(Error::Operation(Layout(_)))), "{:?}", failed[0]);
     // The subtable, the whole block, and the damaged one a few times.
     assert!(counters.round_trips <= 1 + 1 + 4, "{counters:?}");
 }
