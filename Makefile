@@ -8,8 +8,8 @@ export RUSTDOCFLAGS ?= -D warnings
 ifdef CI
 export CARGO_INCREMENTAL ?= 0
 endif
-# How long the processes of the chaos test are killed and replaced.
-export FARSIDE_CHAOS_SECONDS ?= 60
+# How long clients, and then servers, are killed while histories are recorded.
+export FARSIDE_HISTORY_SECONDS ?= 40
 # How often values as large as the region together go through the test of all sizes.
 export FARSIDE_BALANCE_PASSES ?= 20
 

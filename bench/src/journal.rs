@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 
 use farside::{Outcome, Version};
 use farside_fabric::boot_time_ns;
-use farside_linearizability::{Ended, Operation, Record, write};
+use farside_linearizability::{Ended, HistoryOperation, Record, write};
 
 use crate::operations::Values;
 use crate::store::Action;
@@ -17,7 +17,7 @@ use crate::{Error, Result};
 /// Is told what a driver does. `()` does not listen, and costs nothing.
 pub trait Witness {
     /// An operation is about to be started on a record.
-    fn begins(&mut self, operation: Operation, record: u64);
+    fn begins(&mut self, operation: HistoryOperation, record: u64);
 
     /// The value that it stores, of this length.
     fn value<'v>(&'v mut self, values: &'v mut Values, value_bytes: u32) -> &'v [u8];
@@ -31,7 +31,7 @@ pub trait Witness {
 
 impl Witness for () {
     #[inline]
-    fn begins(&mut self, _: Operation, _: u64) {}
+    fn begins(&mut self, _: HistoryOperation, _: u64) {}
 
     #[inline]
     fn value<'v>(&'v mut self, values: &'v mut Values, value_bytes: u32) -> &'v [u8] {
@@ -45,7 +45,7 @@ impl Witness for () {
     fn ends(&mut self, _: usize, _: Outcome<'_>) {}
 }
 
-impl From<Action> for Operation {
+impl From<Action> for HistoryOperation {
     fn from(action: Action) -> Self {
         match action {
             Action::Get => Self::Get,
@@ -82,7 +82,7 @@ impl HistoryFile {
 /// An operation as the loop notes it.
 #[derive(Clone, Copy)]
 struct JournalEntry {
-    operation: Operation,
+    operation: HistoryOperation,
     record: u64,
     /// The content that it stores.
     argument: Option<u64>,
@@ -152,7 +152,7 @@ impl<'f> Journal<'f> {
 }
 
 impl Witness for Journal<'_> {
-    fn begins(&mut self, operation: Operation, record: u64) {
+    fn begins(&mut self, operation: HistoryOperation, record: u64) {
         self.next = Some(JournalEntry {
             operation,
             record,

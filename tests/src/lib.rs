@@ -28,7 +28,7 @@ pub fn binary(name: &str) -> PathBuf {
     // The test binary is target/<profile>/deps/<name>, or target/<profile>/<name>.
     let own = std::env::current_exe().unwrap();
     let folder = own.ancestors().skip(1).find(|folder| !folder.ends_with("deps")).unwrap();
-    // Who built all of them says so: `make test`, and guests, which cannot build anything.
+    // `make test` has built all of them and says so; a guest cannot build anything.
     if std::env::var_os("FARSIDE_BUILT").is_some() {
         return folder.join(name);
     }
@@ -93,7 +93,7 @@ fn adapted(arguments: &[&str]) -> Vec<String> {
     adapted
 }
 
-/// An address nobody listens at.
+/// An address at which no server listens.
 pub fn new_address(folder: &Path) -> String {
     static SERVERS: AtomicU32 = AtomicU32::new(0);
     match device() {
@@ -117,27 +117,15 @@ pub struct ServerProcess {
 impl ServerProcess {
     /// Starts `kv-server --listen ... <arguments>` and waits until it serves.
     pub fn start(arguments: &[&str]) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let arguments = adapted(arguments);
-        let address = new_address(folder.path());
-        let child = Self::spawn(folder.path(), &address, &arguments);
-        let server = Self { folder, address, arguments, child };
+        let server = Self::new(tempfile::tempdir().unwrap(), arguments);
         server.wait_until_serving();
         server
     }
 
-    /// The same without a look whether it serves us; it listens, though.
+    /// The same, but waits only until it listens: it may refuse this process.
     pub fn start_unchecked(arguments: &[&str]) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let arguments = adapted(arguments);
-        let address = new_address(folder.path());
-        let child = Self::spawn(folder.path(), &address, &arguments);
-        let server = Self { folder, address, arguments, child };
-        let started = Instant::now();
-        while !server.log().contains("serving") {
-            assert!(started.elapsed() < PATIENCE, "it does not listen: {}", server.log());
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        let server = Self::new(tempfile::tempdir().unwrap(), arguments);
+        wait_until("it listens", PATIENCE, || server.log().contains("serving"));
         server
     }
 
@@ -145,12 +133,15 @@ impl ServerProcess {
     pub fn start_with_file(arguments: &[&str]) -> Self {
         let folder = tempfile::tempdir_in("/dev/shm").unwrap();
         let file = folder.path().join("region").display().to_string();
-        let arguments = adapted(&[&["--region-file", &file], arguments].concat());
-        let address = new_address(folder.path());
-        let child = Self::spawn(folder.path(), &address, &arguments);
-        let server = Self { folder, address, arguments, child };
+        let server = Self::new(folder, &[&["--region-file", &file], arguments].concat());
         server.wait_until_serving();
         server
+    }
+
+    fn new(folder: tempfile::TempDir, arguments: &[&str]) -> Self {
+        let (arguments, address) = (adapted(arguments), new_address(folder.path()));
+        let child = Self::spawn(folder.path(), &address, &arguments);
+        Self { folder, address, arguments, child }
     }
 
     fn spawn(folder: &Path, address: &str, arguments: &[String]) -> Child {
@@ -229,14 +220,8 @@ impl ServerProcess {
     /// SIGTERM, and waits for its end; its exit code.
     pub fn terminate(&mut self) -> Option<i32> {
         self.signal(Signal::TERM);
-        let started = Instant::now();
-        loop {
-            if let Some(status) = self.child.try_wait().unwrap() {
-                return status.code();
-            }
-            assert!(started.elapsed() < PATIENCE, "the server does not stop: {}", self.log());
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        wait_until("it stops", PATIENCE, || self.child.try_wait().unwrap().is_some());
+        self.child.wait().unwrap().code()
     }
 
     /// Starts it again with the same arguments, after [`ServerProcess::kill`] or
@@ -286,6 +271,13 @@ impl Drop for ServerProcess {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Blocks that are neither with the server nor linked, when no client is at work.
+pub fn blocks_with_clients(client: &Client) -> i64 {
+    let linked = client.session().unwrap().scan().unwrap().count() as i64;
+    let classes = client.statistics().unwrap().classes;
+    classes.iter().map(|class| (class.blocks - class.blocks_free) as i64).sum::<i64>() - linked
 }
 
 /// Sends a child a signal.

@@ -151,7 +151,7 @@ struct Counting {
 }
 
 impl Witness for Counting {
-    fn begins(&mut self, _: farside_linearizability::Operation, _: u64) {}
+    fn begins(&mut self, _: farside_linearizability::HistoryOperation, _: u64) {}
 
     fn value<'v>(&'v mut self, values: &'v mut Values, value_bytes: u32) -> &'v [u8] {
         values.take(value_bytes)

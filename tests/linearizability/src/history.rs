@@ -4,11 +4,11 @@ use std::io::{BufRead, Write};
 
 use serde::{Deserialize, Serialize};
 
-/// What was asked.
+/// What a recorded operation asked of its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[allow(missing_docs, reason = "the operations of `Session`")]
-pub enum Operation {
+pub enum HistoryOperation {
     Get,
     Put,
     Insert,
@@ -28,19 +28,19 @@ pub enum Ended {
     Refused,
     /// An error after which nothing has changed.
     Failed,
-    /// Nobody knows, because its process died or its connection broke: it may have taken effect at
-    /// any time since, up to when it returned if it did, or never.
+    /// Its process died or its connection broke. It may have taken effect at any time since, up to
+    /// when it returned if it did, or never.
     Unknown,
 }
 
 /// One operation of one process. Texts are opaque; equal texts mean equal bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
-    /// Who.
+    /// The number of the process.
     pub process: u64,
-    /// What.
-    pub operation: Operation,
-    /// On which key.
+    /// What it asked.
+    pub operation: HistoryOperation,
+    /// Of which key.
     pub key: String,
     /// The value to be stored.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -15,8 +15,10 @@ mod tests;
 
 use std::collections::{BTreeMap, HashMap};
 
-pub use history::{Ended, Operation, Record, read, write};
-pub use register::{Answer, CONFIGURATIONS_MAX, Call, Fault, Register, Value};
+pub use history::{Ended, HistoryOperation, Record, read, write};
+pub use register::{
+    CONFIGURATIONS_MAX, HistoryAnswer, HistoryCall, Register, RegisterFault, Value,
+};
 
 /// Why a history was not accepted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -81,11 +83,12 @@ pub fn check_compacted(history: &[Record]) -> Result<(), Violation> {
     }
     let as_read = |record: &Record| {
         let Record { operation, result, expected, found, version, .. } = record;
-        let is_refused = (*operation, *result) == (Operation::ExchangeVersion, Ended::Refused);
+        let is_refused =
+            (*operation, *result) == (HistoryOperation::ExchangeVersion, Ended::Refused);
         let required = expected.as_deref().and_then(|version| values.get(&(&record.key, version)));
         let has_moved = found.is_some() && required.copied() == found.as_deref();
         if is_refused && has_moved && expected != version {
-            let (operation, result) = (Operation::Get, Ended::Done);
+            let (operation, result) = (HistoryOperation::Get, Ended::Done);
             Record { operation, result, argument: None, expected: None, ..record.clone() }
         } else {
             record.clone()
@@ -107,8 +110,9 @@ fn check_key(key: &str, records: &[&Record], values_move: bool) -> Result<(), Vi
     // Invocations before answers at one time: then they are concurrent.
     let mut events: Vec<(u64, bool, usize)> = Vec::with_capacity(2 * records.len());
     for (at, record) in records.iter().enumerate() {
-        // The second would only be one more thing that nobody was told.
-        let is_silent = record.operation == Operation::Get && record.result == Ended::Unknown;
+        // Without an answer a GET explains nothing.
+        let is_silent =
+            record.operation == HistoryOperation::Get && record.result == Ended::Unknown;
         if record.result == Ended::Failed || is_silent {
             continue;
         }
@@ -134,10 +138,12 @@ fn check_key(key: &str, records: &[&Record], values_move: bool) -> Result<(), Vi
             ended.map_err(|fault| {
                 let key = key.to_owned();
                 match fault {
-                    Fault::NotLinearizable(_) => {
+                    RegisterFault::NotLinearizable(_) => {
                         Violation::NotLinearizable { key, around: before(records, record) }
                     }
-                    Fault::TooMany(_) => Violation::TooMany { key, at: Box::new(record.clone()) },
+                    RegisterFault::TooMany(_) => {
+                        Violation::TooMany { key, at: Box::new(record.clone()) }
+                    }
                 }
             })?;
         }
@@ -198,38 +204,33 @@ impl<'r> Values<'r> {
         Ok(Self { numbers, versions })
     }
 
-    fn call(&self, record: &Record) -> Result<Call, Violation> {
+    fn call(&self, record: &Record) -> Result<HistoryCall, Violation> {
         let number = |text: &Option<String>| {
             let known = text.as_ref().and_then(|text| self.numbers.get(text.as_str()));
             known.copied().ok_or_else(|| Violation::Record(Box::new(record.clone())))
         };
-        Ok(match record.operation {
-            Operation::Get => Call::Get,
-            Operation::Delete => Call::Delete,
-            Operation::Put => Call::Put(number(&record.argument)?),
-            Operation::Insert => Call::Insert(number(&record.argument)?),
-            Operation::Update => Call::Update(number(&record.argument)?),
-            Operation::Exchange => {
-                let (expected, value) = (number(&record.expected)?, number(&record.argument)?);
-                Call::Exchange { expected, value }
-            }
-            Operation::ExchangeVersion => {
-                let value = number(&record.argument)?;
+        let operation = record.operation;
+        let argument = match operation {
+            HistoryOperation::Get | HistoryOperation::Delete => 0,
+            _ => number(&record.argument)?,
+        };
+        let expected = match operation {
+            HistoryOperation::Exchange => Some(number(&record.expected)?),
+            HistoryOperation::ExchangeVersion => {
                 let version = record.expected.as_ref();
-                match version.and_then(|version| self.versions.get(version.as_str())) {
-                    Some(expected) => Call::Exchange { expected: *expected, value },
-                    None => Call::ExchangeUnseen(value),
-                }
+                version.and_then(|version| self.versions.get(version.as_str())).copied()
             }
-        })
+            _ => None,
+        };
+        Ok(HistoryCall { operation, argument, expected })
     }
 
     /// What the caller was told; `None` if nothing.
-    fn answer(&self, record: &Record) -> Option<Answer> {
+    fn answer(&self, record: &Record) -> Option<HistoryAnswer> {
         let found = record.found.as_ref().map(|text| self.numbers[text.as_str()]);
         match record.result {
-            Ended::Done => Some(Answer { done: true, found }),
-            Ended::Refused => Some(Answer { done: false, found }),
+            Ended::Done => Some(HistoryAnswer { done: true, found }),
+            Ended::Refused => Some(HistoryAnswer { done: false, found }),
             Ended::Failed | Ended::Unknown => None,
         }
     }

@@ -1,55 +1,62 @@
 //! What one key may do, and which orders of its operations explain what was seen so far.
 //!
-//! The algorithm is Wing and Gong's search with Lowe's memo, made incremental: a set of
-//! configurations, each an order of the operations so far that explains every answer, reduced to
-//! what matters for the rest - the key's value, and which of the unanswered operations have taken
-//! effect already, with which answer. An answer that no configuration can give is a violation.
+//! The algorithm is Wing and Gong's search with Lowe's memo, made incremental. It keeps a set of
+//! configurations. Each is an order of the operations so far that explains every answer. Of an
+//! order it keeps what matters for the rest: the key's value, and which of the unanswered
+//! operations have taken effect already, with which answer. An answer that no configuration can
+//! give is a violation.
 
 use std::collections::{BTreeMap, HashSet};
+
+use crate::HistoryOperation;
 
 /// A value, as a number.
 pub type Value = u32;
 
-/// What was asked of the key.
+/// What was asked of the key, with values as numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the operations of `Session`")]
-pub enum Call {
-    Get,
-    Put(Value),
-    Insert(Value),
-    Update(Value),
-    Delete,
-    Exchange {
-        expected: Value,
-        value: Value,
-    },
-    /// Requires a version that nobody saw, so a value that nobody knows.
-    ExchangeUnseen(Value),
+pub struct HistoryCall {
+    /// The operation.
+    pub operation: HistoryOperation,
+    /// The value to be stored, if the operation stores one.
+    pub argument: Value,
+    /// The value that an exchange requires; `None` for a version that no operation saw, which
+    /// stands for an unknown value.
+    pub expected: Option<Value>,
 }
 
 /// What the caller was told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Answer {
+pub struct HistoryAnswer {
     /// A GET found the key, or the change was made.
     pub done: bool,
     /// What a GET found, or an exchange instead of what it expected.
     pub found: Option<Value>,
 }
 
-impl Call {
+impl HistoryCall {
     /// What happens to a key with this value: what it has then, and what the caller is told.
-    pub(super) fn apply(self, held: Option<Value>) -> (Option<Value>, Answer) {
-        let changed = |value| (value, Answer { done: true, found: None });
-        let refused = |found| (held, Answer { done: false, found });
-        match self {
-            Self::Get => (held, Answer { done: held.is_some(), found: held }),
-            Self::Put(value) => changed(Some(value)),
-            Self::Insert(value) if held.is_none() => changed(Some(value)),
-            Self::Update(value) if held.is_some() => changed(Some(value)),
-            Self::Delete if held.is_some() => changed(None),
-            Self::Insert(_) | Self::Update(_) | Self::Delete => refused(None),
-            Self::Exchange { expected, value } if held == Some(expected) => changed(Some(value)),
-            Self::Exchange { .. } | Self::ExchangeUnseen(_) => refused(held),
+    pub(super) fn apply(self, held: Option<Value>) -> (Option<Value>, HistoryAnswer) {
+        let stored = || (Some(self.argument), HistoryAnswer { done: true, found: None });
+        let refused = |found| (held, HistoryAnswer { done: false, found });
+        match self.operation {
+            HistoryOperation::Get => (held, HistoryAnswer { done: held.is_some(), found: held }),
+            HistoryOperation::Put => stored(),
+            HistoryOperation::Insert if held.is_none() => stored(),
+            HistoryOperation::Update if held.is_some() => stored(),
+            HistoryOperation::Delete if held.is_some() => {
+                (None, HistoryAnswer { done: true, found: None })
+            }
+            HistoryOperation::Insert | HistoryOperation::Update | HistoryOperation::Delete => {
+                refused(None)
+            }
+            HistoryOperation::Exchange | HistoryOperation::ExchangeVersion => {
+                if self.expected.is_some() && held == self.expected {
+                    stored()
+                } else {
+                    refused(held)
+                }
+            }
         }
     }
 
@@ -57,15 +64,13 @@ impl Call {
     fn outcomes(
         self,
         held: Option<Value>,
-        told: Option<Answer>,
-    ) -> impl Iterator<Item = (Option<Value>, Answer)> {
-        let unseen = match self {
-            // The version might be that of any value.
-            Self::ExchangeUnseen(value) if held.is_some() => {
-                Some((Some(value), Answer { done: true, found: None }))
-            }
-            _ => None,
-        };
+        told: Option<HistoryAnswer>,
+    ) -> impl Iterator<Item = (Option<Value>, HistoryAnswer)> {
+        // A version that no operation saw might be that of any value.
+        let is_unseen =
+            self.operation == HistoryOperation::ExchangeVersion && self.expected.is_none();
+        let unseen = (is_unseen && held.is_some())
+            .then_some((Some(self.argument), HistoryAnswer { done: true, found: None }));
         let all = [Some(self.apply(held)), unseen];
         all.into_iter().flatten().filter(move |(_, answer)| told.is_none_or(|told| told == *answer))
     }
@@ -76,16 +81,16 @@ impl Call {
 struct Configuration {
     held: Option<Value>,
     /// Operations without an answer that have taken effect, and what they will be told.
-    applied: Vec<(u32, Answer)>,
+    applied: Vec<(u32, HistoryAnswer)>,
 }
 
 impl Configuration {
-    fn has_applied(&self, id: u32) -> Option<Answer> {
+    fn has_applied(&self, id: u32) -> Option<HistoryAnswer> {
         let at = self.applied.binary_search_by_key(&id, |(id, _)| *id).ok()?;
         Some(self.applied[at].1)
     }
 
-    fn apply(&self, id: u32, (held, answer): (Option<Value>, Answer)) -> Self {
+    fn apply(&self, id: u32, (held, answer): (Option<Value>, HistoryAnswer)) -> Self {
         let mut applied = self.applied.clone();
         let at = applied.partition_point(|(other, _)| *other < id);
         applied.insert(at, (id, answer));
@@ -100,14 +105,14 @@ impl Configuration {
 
 #[derive(Clone, Copy, Debug)]
 struct Pending {
-    call: Call,
+    call: HistoryCall,
     /// What it will be told, if that is known already.
-    told: Option<Answer>,
+    told: Option<HistoryAnswer>,
 }
 
 /// What is wrong with a history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
+pub enum RegisterFault {
     /// No order of the operations explains the answer of this one.
     NotLinearizable(u32),
     /// There are more explanations than [`CONFIGURATIONS_MAX`]: nothing is known.
@@ -133,7 +138,7 @@ impl Register {
 
     /// An operation begins. Ids are the caller's and differ. Telling the answer ahead of time
     /// saves work.
-    pub fn invoke(&mut self, id: u32, call: Call, told: Option<Answer>) {
+    pub fn invoke(&mut self, id: u32, call: HistoryCall, told: Option<HistoryAnswer>) {
         self.pending.insert(id, Pending { call, told });
     }
 
@@ -146,8 +151,8 @@ impl Register {
     /// An operation ends.
     ///
     /// # Errors
-    /// See [`Fault`].
-    pub fn respond(&mut self, id: u32, answer: Answer) -> Result<(), Fault> {
+    /// See [`RegisterFault`].
+    pub fn respond(&mut self, id: u32, answer: HistoryAnswer) -> Result<(), RegisterFault> {
         if let Some(pending) = self.pending.get_mut(&id) {
             pending.told = Some(answer);
         }
@@ -157,12 +162,12 @@ impl Register {
     /// An operation ends without an answer: it has taken effect by now, or never will.
     ///
     /// # Errors
-    /// [`Fault::TooMany`].
-    pub fn give_up(&mut self, id: u32) -> Result<(), Fault> {
+    /// [`RegisterFault::TooMany`].
+    pub fn give_up(&mut self, id: u32) -> Result<(), RegisterFault> {
         self.settle(id, None)
     }
 
-    fn settle(&mut self, id: u32, answer: Option<Answer>) -> Result<(), Fault> {
+    fn settle(&mut self, id: u32, answer: Option<HistoryAnswer>) -> Result<(), RegisterFault> {
         let mut next = match answer {
             Some(_) => HashSet::new(),
             None => {
@@ -192,13 +197,13 @@ impl Register {
                 }
             }
             if seen.len() > CONFIGURATIONS_MAX {
-                return Err(Fault::TooMany(id));
+                return Err(RegisterFault::TooMany(id));
             }
         }
         self.pending.remove(&id);
         self.configurations = next;
         if self.configurations.is_empty() {
-            return Err(Fault::NotLinearizable(id));
+            return Err(RegisterFault::NotLinearizable(id));
         }
         Ok(())
     }
@@ -229,9 +234,9 @@ impl Register {
     }
 }
 
-impl Call {
+impl HistoryCall {
     /// Whether with this answer it changes nothing.
-    fn is_harmless(self, told: Answer) -> bool {
-        matches!(self, Self::Get) || !told.done
+    fn is_harmless(self, told: HistoryAnswer) -> bool {
+        self.operation == HistoryOperation::Get || !told.done
     }
 }

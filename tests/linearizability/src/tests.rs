@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn record(process: u64, operation: Operation, argument: Option<u32>) -> Record {
+fn record(process: u64, operation: HistoryOperation, argument: Option<u32>) -> Record {
     Record {
         process,
         operation,
@@ -23,11 +23,11 @@ fn record(process: u64, operation: Operation, argument: Option<u32>) -> Record {
 fn get(process: u64, found: Option<u32>) -> Record {
     let result = if found.is_some() { Ended::Done } else { Ended::Refused };
     let found = found.map(|value| value.to_string());
-    Record { result, found, ..record(process, Operation::Get, None) }
+    Record { result, found, ..record(process, HistoryOperation::Get, None) }
 }
 
 fn put(process: u64, value: u32) -> Record {
-    record(process, Operation::Put, Some(value))
+    record(process, HistoryOperation::Put, Some(value))
 }
 
 fn at(invoke: u64, returned: u64, record: Record) -> Record {
@@ -43,7 +43,7 @@ fn explains(records: &[Record], done: &mut Vec<usize>, held: Option<Value>) -> b
         return true;
     }
     for at in &rest {
-        // Nobody whose end lies before this one's beginning may come later.
+        // An operation that ended before this one began may not come later.
         let late = |other: &&usize| {
             let other = &records[**other];
             other.result != Ended::Unknown && other.returned < Some(records[*at].invoke)
@@ -55,7 +55,7 @@ fn explains(records: &[Record], done: &mut Vec<usize>, held: Option<Value>) -> b
         if values.answer(&records[*at]).is_some_and(|told| told != answer) {
             continue;
         }
-        // Who did not answer and is past his time has not acted.
+        // An operation without an answer whose time is over has not acted.
         let past = |other: &&usize| {
             let end = records[**other].returned;
             *other != at && end.is_some_and(|end| end < records[*at].invoke)
@@ -79,22 +79,22 @@ fn any_record() -> impl Strategy<Value = Record> {
         value.clone().prop_map(|value| put(0, value)),
         (value.clone(), any::<bool>()).prop_map(|(value, done)| {
             let result = if done { Ended::Done } else { Ended::Refused };
-            Record { result, ..record(0, Operation::Insert, Some(value)) }
+            Record { result, ..record(0, HistoryOperation::Insert, Some(value)) }
         }),
         (value.clone(), any::<bool>()).prop_map(|(value, done)| {
             let result = if done { Ended::Done } else { Ended::Refused };
-            Record { result, ..record(0, Operation::Update, Some(value)) }
+            Record { result, ..record(0, HistoryOperation::Update, Some(value)) }
         }),
         any::<bool>().prop_map(|done| {
             let result = if done { Ended::Done } else { Ended::Refused };
-            Record { result, ..record(0, Operation::Delete, None) }
+            Record { result, ..record(0, HistoryOperation::Delete, None) }
         }),
         (value.clone(), value, prop::option::of(0..3u32), any::<bool>()).prop_map(
             |(expected, value, found, done)| {
                 let result = if done { Ended::Done } else { Ended::Refused };
                 let expected = Some(expected.to_string());
                 let found = found.filter(|_| !done).map(|value| value.to_string());
-                let exchange = record(0, Operation::Exchange, Some(value));
+                let exchange = record(0, HistoryOperation::Exchange, Some(value));
                 Record { expected, result, found, ..exchange }
             }
         ),
@@ -159,7 +159,7 @@ fn reads_that_go_back_are_found() {
 fn a_lost_update_and_a_value_from_nowhere_are_found() {
     let exchange = |process, expected: u32, value| Record {
         expected: Some(expected.to_string()),
-        ..record(process, Operation::Exchange, Some(value))
+        ..record(process, HistoryOperation::Exchange, Some(value))
     };
     assert_bad(&[at(0, 1, put(1, 1)), at(2, 5, exchange(1, 1, 2)), at(2, 5, exchange(2, 1, 3))]);
     assert_bad(&[at(0, 1, put(1, 1)), at(2, 3, get(2, Some(9)))]);
@@ -167,14 +167,14 @@ fn a_lost_update_and_a_value_from_nowhere_are_found() {
 
 #[test]
 fn two_inserts_or_two_deletes_of_one_key_are_found() {
-    let insert = |process, value| record(process, Operation::Insert, Some(value));
+    let insert = |process, value| record(process, HistoryOperation::Insert, Some(value));
     assert_bad(&[at(0, 5, insert(1, 1)), at(0, 5, insert(2, 2))]);
-    let delete = |process| record(process, Operation::Delete, None);
+    let delete = |process| record(process, HistoryOperation::Delete, None);
     assert_bad(&[at(0, 1, put(1, 1)), at(2, 5, delete(1)), at(2, 5, delete(2))]);
 }
 
 #[test]
-fn who_never_answered_may_have_acted_late_or_never() {
+fn an_operation_without_an_answer_may_have_acted_late_or_never() {
     let lost = Record { result: Ended::Unknown, returned: None, ..put(1, 2) };
     let first = at(0, 1, put(2, 1));
     for found in [1, 2] {
@@ -188,7 +188,7 @@ fn who_never_answered_may_have_acted_late_or_never() {
 }
 
 #[test]
-fn who_gave_up_has_acted_by_then_or_never() {
+fn an_operation_that_was_given_up_has_acted_by_then_or_never() {
     let lost = at(2, 5, Record { result: Ended::Unknown, ..put(1, 2) });
     let (first, before) = (at(0, 1, put(2, 1)), at(3, 4, get(2, Some(1))));
     for found in [1, 2] {
@@ -223,7 +223,7 @@ fn exchanges_by_version_are_exchanges_of_what_it_stands_for() {
     let read = at(2, 3, Record { version: Some("a".to_owned()), ..get(1, Some(1)) });
     let exchange = |version: &str, value| Record {
         expected: Some(version.to_owned()),
-        ..record(1, Operation::ExchangeVersion, Some(value))
+        ..record(1, HistoryOperation::ExchangeVersion, Some(value))
     };
     let first = at(0, 1, put(1, 1));
     let history = [first.clone(), read.clone(), at(4, 5, exchange("a", 2))];
@@ -237,7 +237,7 @@ fn compactions_change_versions_and_nothing_else() {
         at(from, from + 1, Record { version: Some(version.to_owned()), ..get(2, Some(value)) })
     };
     let refused = |expected: &str, found, version: &str| Record {
-        operation: Operation::ExchangeVersion,
+        operation: HistoryOperation::ExchangeVersion,
         argument: Some("2".to_owned()),
         expected: Some(expected.to_owned()),
         result: Ended::Refused,

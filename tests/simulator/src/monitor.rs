@@ -2,7 +2,9 @@
 
 use std::collections::HashMap;
 
-use farside_linearizability::{Answer, Call, Ended, Fault, Operation, Record, Register, Value};
+use farside_linearizability::{
+    Ended, HistoryAnswer, HistoryCall, HistoryOperation, Record, Register, RegisterFault, Value,
+};
 use farside_protocol::OperationError;
 
 use super::ground::KEYS;
@@ -60,15 +62,15 @@ impl Asked {
         }
     }
 
-    fn operation(&self) -> Operation {
+    fn operation(&self) -> HistoryOperation {
         match self.op {
-            Op::Get(_) => Operation::Get,
-            Op::Put(_) | Op::PutLarge(_) => Operation::Put,
-            Op::Insert(_) => Operation::Insert,
-            Op::Update(_) => Operation::Update,
-            Op::Delete(_) => Operation::Delete,
-            Op::Exchange(..) => Operation::Exchange,
-            Op::ExchangeSeen(_) => Operation::ExchangeVersion,
+            Op::Get(_) => HistoryOperation::Get,
+            Op::Put(_) | Op::PutLarge(_) => HistoryOperation::Put,
+            Op::Insert(_) => HistoryOperation::Insert,
+            Op::Update(_) => HistoryOperation::Update,
+            Op::Delete(_) => HistoryOperation::Delete,
+            Op::Exchange(..) => HistoryOperation::Exchange,
+            Op::ExchangeSeen(_) => HistoryOperation::ExchangeVersion,
             Op::Yield | Op::GiveBack | Op::Sleep(_) | Op::RaiseBoth => {
                 unreachable!("nothing is asked")
             }
@@ -117,15 +119,7 @@ impl Monitor {
     pub(super) fn invoke(&mut self, process: usize, n: u32, asked: &Asked) -> u32 {
         let value = self.number(&asked.value);
         let expected = asked.expected.as_ref().map(|(text, _)| self.number(text));
-        let call = match (asked.op, expected) {
-            (Op::Get(_), _) => Call::Get,
-            (Op::Put(_) | Op::PutLarge(_), _) => Call::Put(value),
-            (Op::Insert(_), _) => Call::Insert(value),
-            (Op::Update(_), _) => Call::Update(value),
-            (Op::Delete(_), _) => Call::Delete,
-            (_, Some(expected)) => Call::Exchange { expected, value },
-            (_, None) => Call::ExchangeUnseen(value),
-        };
+        let call = HistoryCall { operation: asked.operation(), argument: value, expected };
         let id = Self::id(process, n);
         self.records.insert(id, self.history.len());
         self.registers[asked.key()].invoke(id, call, None);
@@ -173,7 +167,7 @@ impl Monitor {
             }
         };
         self.history[at].result = if reply.done { Ended::Done } else { Ended::Refused };
-        let mut answer = Answer { done: reply.done, found: None };
+        let mut answer = HistoryAnswer { done: reply.done, found: None };
         if let Some((value, version)) = &reply.found {
             let (text, version) = (String::from_utf8_lossy(value), version.to_string());
             let value = self.number(&text);
@@ -187,8 +181,8 @@ impl Monitor {
             }
         }
         self.registers[key].respond(id, answer).map_err(|fault| match fault {
-            Fault::NotLinearizable(_) => Violation::NotLinearizable,
-            Fault::TooMany(_) => Violation::TooMany,
+            RegisterFault::NotLinearizable(_) => Violation::NotLinearizable,
+            RegisterFault::TooMany(_) => Violation::TooMany,
         })
     }
 

@@ -1,24 +1,27 @@
-//! Sessions whose operations are recorded: mixed ones on a few hot keys, and one session more that
-//! inserts new keys, so that the hot ones move from subtable to subtable. Exits with 3 and a line
-//! on stderr when a call fails as it must not.
+//! Sessions whose operations are recorded, for the tests of histories and of collections.
 //!
-//! `history-worker ADDRESS FOLDER FIRST SESSIONS [faults]`; the sessions are the processes FIRST,
-//! FIRST + 1 and so on of the history and each writes a file of that name to FOLDER. It ends once
-//! FOLDER has a file `stop`. With `faults` chains are late and connections break, and at some verb
-//! it kills itself; how often the former happened is in the file `faults-FIRST`.
+//! Each session does mixed operations on a few hot keys, one by one and in batches. One session
+//! more inserts new keys, which makes the hot ones move from subtable to subtable, and reads them
+//! again. The process exits with 3 and a line on stderr when a call fails as it must not.
+//!
+//! `history-worker ADDRESS FOLDER FIRST SESSIONS [faults|endless]`: the sessions are the processes
+//! FIRST, FIRST + 1 and so on of the history. Each writes a file of that name to FOLDER. How many
+//! new keys there are is in the file `new-FIRST`. It ends once FOLDER has a file `stop`.
+//!
+//! With `faults`, chains are late and connections break, and at some verb the process kills itself.
+//! The file `faults-FIRST` counts what went wrong. With `endless`, sessions overwrite their files
+//! once these are full, and no session inserts new keys: such a client stays until it is killed.
 #![allow(clippy::unwrap_used, clippy::print_stderr)]
 
-use std::fs::OpenOptions;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use farside::OperationError::{Contended, Indeterminate};
-use farside::{Client, Error};
-use farside_fabric::shm::Region;
+use farside::{Client, Error, Session};
+use farside_protocol::{Action, Expected, Lifetime};
 use farside_tests::faults::{Faults, Rates};
-use farside_tests::proof;
-use farside_tests::recorder::{HOT_KEYS, RecordingSession};
+use farside_tests::recorder::{HOT_KEYS, RecordingSession, mapped, new_key};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
@@ -27,9 +30,10 @@ const SIZES: [usize; 4] = [24, 100, 1000, 6000];
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(60);
 /// How many operations a session records at most, so that they can be judged.
 const OPERATIONS_MAX: u64 = 1 << 17;
-/// A session pauses after so many operations, for so long.
+/// A session pauses after so many steps, for so long.
 const BURST: u64 = 256;
 const PAUSE: Duration = Duration::from_millis(3);
+const BATCH: usize = 8;
 /// How many keys a session inserts at most: what the region has room for.
 const NEW_KEYS_MAX: u64 = 400_000;
 
@@ -40,16 +44,20 @@ const LAST_VERB: std::ops::Range<u32> = 8..17;
 /// How often what went wrong is put on file.
 const LOOK: Duration = Duration::from_millis(5);
 
+const PUT: Action<'static> = Action::Put(Lifetime::Forever);
+const INSERT: Action<'static> = Action::Insert(Lifetime::Forever);
+const UPDATE: Action<'static> = Action::Update(Lifetime::Forever);
+
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [address, folder, first, sessions, rest @ ..] = arguments.as_slice() else {
-        eprintln!("history-worker ADDRESS FOLDER FIRST SESSIONS [faults]");
+    let [address, folder, first, sessions, mode @ ..] = arguments.as_slice() else {
+        eprintln!("history-worker ADDRESS FOLDER FIRST SESSIONS [faults|endless]");
         std::process::exit(2);
     };
     let (first, sessions): (u64, u64) = (first.parse().unwrap(), sessions.parse().unwrap());
-    let folder = Path::new(folder);
+    let (folder, is_endless) = (Path::new(folder), mode == ["endless"]);
     let mut client = Client::builder().server(address).connect_timeout(CONNECT_TIMEOUT);
-    let faults = (rest == ["faults"]).then(|| faults(first));
+    let faults = (mode == ["faults"]).then(|| faults(first));
     if let Some(faults) = &faults {
         let faults = faults.clone();
         client =
@@ -60,9 +68,11 @@ fn main() {
     std::thread::scope(|scope| {
         for process in first..first + sessions {
             let client = if process % 3 == 0 { other } else { client };
-            scope.spawn(move || work(client, folder, process));
+            scope.spawn(move || work(client, folder, process, is_endless));
         }
-        scope.spawn(|| insert(client, folder, first));
+        if !is_endless {
+            scope.spawn(|| insert(client, folder, first));
+        }
         if let Some(faults) = &faults {
             report(faults, folder, first);
         }
@@ -79,11 +89,8 @@ fn faults(seed: u64) -> Arc<Faults> {
 
 /// Keeps on file what went wrong, in a way that outlives this process.
 fn report(faults: &Faults, folder: &Path, first: u64) {
-    let file = folder.join(format!("faults-{first}"));
-    let file = OpenOptions::new().read(true).write(true).create_new(true).open(file).unwrap();
-    let counts = faults.counts();
-    file.set_len(size_of_val(&counts) as u64).unwrap();
-    let words = Region::map(&file).unwrap();
+    let bytes = size_of_val(&faults.counts()) as u64;
+    let words = mapped(&folder.join(format!("faults-{first}")), bytes).unwrap();
     while !folder.join("stop").exists() {
         for (at, count) in (0..).step_by(size_of::<u64>()).zip(faults.counts()) {
             words.store(at, count).unwrap();
@@ -92,27 +99,32 @@ fn report(faults: &Faults, folder: &Path, first: u64) {
     }
 }
 
-/// What may fail, and says so, has to be one of these.
+fn wrong(what: std::fmt::Arguments<'_>) -> ! {
+    eprintln!("WRONG: {what}");
+    std::process::exit(3);
+}
+
+/// An operation may fail, and say so, as one of these.
 fn allowed<T>(result: Result<T, Error>) -> Option<T> {
     match result {
         Ok(output) => Some(output),
         Err(Error::Operation(Contended { .. } | Indeterminate)) => None,
-        Err(error) => {
-            eprintln!("WRONG: {error}");
-            std::process::exit(3);
-        }
+        Err(error) => wrong(format_args!("{error}")),
     }
 }
 
-fn work(client: &Client, folder: &Path, process: u64) {
+fn work(client: &Client, folder: &Path, process: u64, is_endless: bool) {
     let session = client.session().unwrap();
     let file = folder.join(process.to_string());
     let mut session = RecordingSession::new(session, &file, process, OPERATIONS_MAX).unwrap();
     let mut random = SmallRng::seed_from_u64(process);
     while !folder.join("stop").exists() {
         for _ in 0..BURST {
-            if session.is_full() {
-                return;
+            if session.room() < BATCH as u64 {
+                if !is_endless {
+                    return;
+                }
+                session.rewind();
             }
             step(&mut session, &mut random);
         }
@@ -126,37 +138,78 @@ fn step(session: &mut RecordingSession, random: &mut SmallRng) {
     if random.random_range(0..4) == 0 {
         session.clear_cache();
     }
-    match random.random_range(0..100) {
-        0..40 => drop(allowed(session.get(key))),
-        40..60 => drop(allowed(session.put(key, bytes))),
-        60..70 => drop(allowed(session.delete(key))),
-        70..80 => drop(allowed(session.insert(key, bytes))),
-        80..88 => drop(allowed(session.update(key, bytes))),
-        choice => {
-            let Some(Some(current)) = allowed(session.get(key)) else { return };
-            if session.is_full() {
-                return;
+    match random.random_range(0..103) {
+        choice @ 0..88 => drop(allowed(session.run(key, unconditional(choice), bytes))),
+        choice @ 88..100 => {
+            let Some(found) = allowed(session.run(key, Action::Get, 0)) else { return };
+            let _ = match found {
+                None => allowed(session.exchange_absent(key, bytes)),
+                Some(current) => {
+                    let expected = match choice {
+                        88..94 => Expected::Value(&current),
+                        _ => Expected::Version(current.version),
+                    };
+                    let exchange = Action::Exchange(expected, Lifetime::Forever);
+                    allowed(session.run(key, exchange, bytes).map(drop))
+                }
+            };
+        }
+        _ => {
+            let mut next = || {
+                let key = random.random_range(0..HOT_KEYS);
+                (key, unconditional(random.random_range(0..88)), bytes)
+            };
+            let steps: [_; BATCH] = std::array::from_fn(|_| next());
+            for result in allowed(session.batch(&steps)).into_iter().flatten() {
+                allowed(result);
             }
-            let _ = allowed(match choice {
-                88..94 => session.exchange(key, &current, bytes),
-                _ => session.exchange_version(key, current.version, bytes),
-            });
         }
     }
 }
 
-/// New keys, without a record.
-fn insert(client: &Client, folder: &Path, writer: u64) {
+/// By a number below 88.
+fn unconditional(choice: u32) -> Action<'static> {
+    match choice {
+        0..40 => Action::Get,
+        40..60 => PUT,
+        60..70 => Action::Delete,
+        70..80 => INSERT,
+        _ => UPDATE,
+    }
+}
+
+/// Inserts keys that no other session knows, and reads some of them again: they stay.
+fn insert(client: &Client, folder: &Path, first: u64) {
     let mut session = client.session().unwrap();
+    let count = mapped(&folder.join(format!("new-{first}")), 8).unwrap();
+    let mut random = SmallRng::seed_from_u64(first);
     for number in 0..NEW_KEYS_MAX {
         if number % 64 == 0 && folder.join("stop").exists() {
             return;
         }
-        let key = 1 << 63 | writer << 32 | number;
-        let value = proof::value(key, writer, number, SIZES[0]);
-        if allowed(session.insert(&key.to_le_bytes(), &value)) == Some(false) {
-            eprintln!("WRONG: the new key {key:#x} was there");
-            std::process::exit(3);
+        insert_new(&mut session, first, number);
+        count.store(0, number + 1).unwrap();
+        let (key, value) = new_key(first, random.random_range(0..=number));
+        if number % 4 == 0
+            && let Some(found) = allowed(session.get(&key))
+            && found.as_ref().is_none_or(|found| found.data != value)
+        {
+            wrong(format_args!("the new key {key:x?} has {found:?}"));
+        }
+    }
+}
+
+/// Returns once the key is there.
+fn insert_new(session: &mut Session, first: u64, number: u64) {
+    let (key, value) = new_key(first, number);
+    let mut may_be_there = false;
+    loop {
+        match session.insert(&key, &value) {
+            Ok(true) => return,
+            Ok(false) if may_be_there => return,
+            Ok(false) => wrong(format_args!("the new key {key:x?} was there")),
+            Err(Error::Indeterminate) => may_be_there = true,
+            Err(error) => drop(allowed(Err::<(), _>(error))),
         }
     }
 }

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 
 use farside_bench::price::Price;
 use farside_bench::workload::Kind;
-use farside_linearizability::{Operation, Record, Violation};
+use farside_linearizability::{HistoryOperation, Record, Violation};
 use farside_tests::binary;
 use serde_json::Value as Json;
 
@@ -231,13 +231,16 @@ fn histories_are_linearizable_and_those_with_one_wrong_answer_are_not() {
         let history = recorded(workload, depth);
         let of = |operation| history.iter().filter(move |record| record.operation == operation);
         assert_eq!(farside_linearizability::check(&history), Ok(()), "{workload} {depth}");
-        assert!(of(Operation::Get).count() > 0, "{workload} {depth}");
-        assert!(of(Operation::Insert).count() >= 50, "{workload} {depth}: the load is missing");
+        assert!(of(HistoryOperation::Get).count() > 0, "{workload} {depth}");
+        assert!(
+            of(HistoryOperation::Insert).count() >= 50,
+            "{workload} {depth}: the load is missing"
+        );
         // No value is stored twice.
         let stored: BTreeSet<_> = history.iter().filter_map(|to| to.argument.as_ref()).collect();
-        assert_eq!(stored.len() + of(Operation::Get).count(), history.len());
-        let last = of(Operation::Get).max_by_key(|get| get.invoke).unwrap();
-        let loaded = of(Operation::Insert).find(|insert| insert.key != last.key).unwrap();
+        assert_eq!(stored.len() + of(HistoryOperation::Get).count(), history.len());
+        let last = of(HistoryOperation::Get).max_by_key(|get| get.invoke).unwrap();
+        let loaded = of(HistoryOperation::Insert).find(|insert| insert.key != last.key).unwrap();
         let mut wrong = history.clone();
         let answer = wrong.iter_mut().find(|record| *record == last).unwrap();
         answer.found.clone_from(&loaded.argument);

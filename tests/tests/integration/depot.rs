@@ -4,18 +4,9 @@
 
 use farside::ConnectError::Unreachable;
 use farside::OperationError::OutOfSpace;
-use farside::{Client, Error, Outcome};
-use farside_tests::{PATIENCE, ServerProcess, device, scaled, wait_until};
+use farside::{Error, Outcome};
+use farside_tests::{PATIENCE, ServerProcess, blocks_with_clients, device, scaled, wait_until};
 use rustix::process::Signal;
-
-/// Blocks that are neither with the server nor linked.
-fn blocks_with_clients(client: &Client) -> u64 {
-    let linked = client.session().unwrap().scan().unwrap().count() as u64;
-    let statistics = client.statistics().unwrap();
-    let all: u64 = statistics.classes.iter().map(|class| class.blocks).sum();
-    let free: u64 = statistics.classes.iter().map(|class| class.blocks_free).sum();
-    all - free - linked
-}
 
 #[test]
 fn a_goodbye_loses_no_block() {

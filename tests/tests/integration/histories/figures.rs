@@ -13,17 +13,23 @@ pub(super) const CHORES: [&[&str]; 3] =
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Figures {
     pub(super) operations: u64,
-    /// Nobody knows whether they happened.
+    /// It is unknown whether they happened.
     pub(super) unknown: u64,
     pub(super) failed: u64,
     /// Sessions that stopped because their file was full.
     pub(super) full: u64,
+    /// New keys that were read at the end.
+    pub(super) inserted: u64,
     pub(super) clients_killed: u64,
+    /// Of these, before one of their sessions began.
+    pub(super) killed_at_start: u64,
     /// Clients that killed themselves at some verb.
     pub(super) suicides: u64,
     /// By the order of [`Fault::NAMES`].
     pub(super) faults: [u64; Fault::NAMES.len()],
     pub(super) server_restarts: u64,
+    /// Of these, with no operation since the last one.
+    pub(super) idle_restarts: u64,
     pub(super) splits: u64,
     /// How often each of [`CHORES`] was done.
     pub(super) chores: [u64; CHORES.len()],
@@ -38,9 +44,12 @@ impl Figures {
         self.unknown += other.unknown;
         self.failed += other.failed;
         self.full += other.full;
+        self.inserted += other.inserted;
         self.clients_killed += other.clients_killed;
+        self.killed_at_start += other.killed_at_start;
         self.suicides += other.suicides;
         self.server_restarts += other.server_restarts;
+        self.idle_restarts += other.idle_restarts;
         self.splits += other.splits;
         self.violations += other.violations;
         self.judging += other.judging;
@@ -53,15 +62,18 @@ impl fmt::Display for Figures {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} operations ({} unknown, {} failed; {} sessions full), {} clients killed, {} by \
-             themselves, {} server restarts, {} splits",
+            "{} operations ({} unknown, {} failed; {} sessions full), {} new keys, {} clients \
+             killed ({} at their start), {} by themselves, {} server restarts ({} idle), {} splits",
             self.operations,
             self.unknown,
             self.failed,
             self.full,
+            self.inserted,
             self.clients_killed,
+            self.killed_at_start,
             self.suicides,
             self.server_restarts,
+            self.idle_restarts,
             self.splits,
         )?;
         if self.faults != [0; Fault::NAMES.len()] {

@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 use farside::Client;
 use farside_fabric::boot_time_ns;
 use farside_linearizability::{Ended, Record};
+use farside_protocol::Action;
 use farside_tests::faults::Fault;
-use farside_tests::recorder::{HOT_KEYS, RECORD_BYTES, RecordingSession, read};
-use farside_tests::{ServerProcess, Worker, binary, device, scaled};
+use farside_tests::recorder::{HOT_KEYS, RECORD_BYTES, RecordingSession, new_key, read};
+use farside_tests::{PATIENCE, ServerProcess, Worker, binary, device, scaled, wait_until};
 use rand::RngExt;
 use rand::rngs::SmallRng;
 
@@ -24,8 +25,10 @@ pub(super) const SPLITS_MIN: u64 = 60;
 /// Where they are killed.
 pub(super) const CLIENTS_KILLED_MIN: u64 = 5;
 pub(super) const SERVER_RESTARTS_MIN: u64 = 2;
-/// But no longer than this.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// One client in so many is killed while it starts, and one server.
+const STARTS: u32 = 4;
+/// How long a start takes at most where nothing else is at work.
+const START_MS: u64 = 60;
 
 /// What happens in a run.
 #[derive(Clone, Copy, Default)]
@@ -62,6 +65,8 @@ pub(super) struct Run {
     folder: PathBuf,
     workers: Vec<Member>,
     sessions: u64,
+    /// How many sessions read everything at the end.
+    readers: u64,
     /// When the workers with these first sessions were certainly dead.
     deaths: Vec<(u64, u64)>,
     chore: Option<Chore>,
@@ -70,7 +75,8 @@ pub(super) struct Run {
 
 impl Run {
     pub(super) fn start(plan: Plan) -> Self {
-        let memory = if device().is_some() { "512MiB" } else { "1GiB" };
+        // A small region is soon served again.
+        let memory = if plan.kills_server { "256MiB" } else { "512MiB" };
         let server = ServerProcess::start_with_file(&["--memory", memory, "--grace-ms", "20"]);
         let folder = server.folder().join("histories");
         std::fs::create_dir(&folder).unwrap();
@@ -80,6 +86,7 @@ impl Run {
             folder,
             workers: Vec::new(),
             sessions: 0,
+            readers: 0,
             deaths: Vec::new(),
             chore: None,
             figures: Figures::default(),
@@ -104,9 +111,9 @@ impl Run {
     /// Does for so long what is planned, and until there is enough to judge.
     pub(super) fn go_on(&mut self, duration: Duration, random: &mut SmallRng) {
         let Plan { kills_workers, kills_server, chores, .. } = self.plan;
-        let started = Instant::now();
+        let (started, mut before) = (Instant::now(), 0);
         while started.elapsed() < duration || (self.is_early() && started.elapsed() < PATIENCE) {
-            std::thread::sleep(Duration::from_millis(random.random_range(20..200)));
+            std::thread::sleep(Duration::from_millis(random.random_range(5..200)));
             self.replace_dead();
             if chores {
                 self.do_chore(random.random_range(0..CHORES.len()));
@@ -114,8 +121,16 @@ impl Run {
             if kills_server && (!kills_workers || random.random_range(0..4) == 0) {
                 self.add_splits();
                 self.server.kill();
+                let now = self.operations();
+                self.figures.idle_restarts += u64::from(now == before);
+                before = now;
                 if kills_workers && random.random() {
                     self.kill_worker(random);
+                }
+                while random.random_range(0..STARTS) == 0 {
+                    self.server.start_again();
+                    std::thread::sleep(Duration::from_millis(random.random_range(0..2 * START_MS)));
+                    self.server.kill();
                 }
                 self.server.restart();
                 self.figures.server_restarts += 1;
@@ -133,17 +148,21 @@ impl Run {
     /// Whether there is not enough to judge yet.
     fn is_early(&self) -> bool {
         let Plan { kills_workers, kills_server, .. } = self.plan;
-        if kills_workers && self.figures.clients_killed <= CLIENTS_KILLED_MIN
+        let Figures { clients_killed, killed_at_start, .. } = self.figures;
+        if kills_workers && (clients_killed <= CLIENTS_KILLED_MIN || killed_at_start == 0)
             || kills_server && self.figures.server_restarts <= SERVER_RESTARTS_MIN
         {
             return true;
         }
-        // Files of /dev/shm consist of pages that were touched.
+        let splits = self.figures.splits + self.client().statistics().unwrap().splits;
+        self.operations() < 2 * scaled(OPERATIONS_MIN) || splits <= scaled(SPLITS_MIN)
+    }
+
+    /// How many operations are on file, roughly: files of /dev/shm consist of touched pages.
+    fn operations(&self) -> u64 {
         let bytes = |file: std::fs::DirEntry| file.metadata().unwrap().blocks() * 512;
         let files = std::fs::read_dir(&self.folder).unwrap();
-        let touched: u64 = files.map(|file| bytes(file.unwrap())).sum();
-        let splits = self.figures.splits + self.client().statistics().unwrap().splits;
-        touched / RECORD_BYTES < 2 * scaled(OPERATIONS_MIN) || splits <= scaled(SPLITS_MIN)
+        files.map(|file| bytes(file.unwrap())).sum::<u64>() / RECORD_BYTES
     }
 
     /// Whether everything that can go wrong in a faulty worker has.
@@ -167,12 +186,23 @@ impl Run {
         }
     }
 
+    /// Kills a worker and starts another, which now and then dies while it starts.
     fn kill_worker(&mut self, random: &mut SmallRng) {
-        let member = self.workers.swap_remove(random.random_range(0..WORKERS));
-        member.worker.kill();
-        self.deaths.push((member.first, boot_time_ns()));
-        self.figures.clients_killed += 1;
-        self.start_worker(member.is_faulty);
+        let mut victim = random.random_range(0..WORKERS);
+        loop {
+            let member = self.workers.swap_remove(victim);
+            member.worker.kill();
+            self.deaths.push((member.first, boot_time_ns()));
+            self.figures.clients_killed += 1;
+            let has_begun = self.folder.join(member.first.to_string()).exists();
+            self.figures.killed_at_start += u64::from(!has_begun);
+            self.start_worker(member.is_faulty);
+            if random.random_range(0..STARTS) > 0 {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(random.random_range(0..START_MS)));
+            victim = WORKERS - 1;
+        }
     }
 
     /// Starts a command, once the last one has ended.
@@ -222,7 +252,7 @@ impl Run {
         all
     }
 
-    /// Stops all, has somebody new read every key, and judges what is on file.
+    /// Stops all, reads every key, and judges what is on file.
     pub(super) fn judge(&mut self) -> (Figures, Vec<Record>) {
         std::fs::write(self.folder.join("stop"), []).unwrap();
         for Member { first, mut worker, is_faulty } in std::mem::take(&mut self.workers) {
@@ -236,11 +266,11 @@ impl Run {
         self.end_chore();
         self.add_splits();
         self.figures.faults = self.faults();
-        let (session, last) = (self.client().session().unwrap(), self.sessions);
-        let file = self.folder.join(last.to_string());
-        let mut reader = RecordingSession::new(session, &file, last, HOT_KEYS).unwrap();
-        for key in 0..HOT_KEYS {
-            reader.get(key).unwrap();
+        self.read_all();
+        if self.plan.kills_server {
+            self.server.kill();
+            self.server.restart();
+            self.read_all();
         }
         let history = self.history();
         let count = |end| history.iter().filter(|record| record.result == end).count() as u64;
@@ -257,15 +287,41 @@ impl Run {
             self.figures.violations = 1;
         }
         self.figures.judging = judging.elapsed();
-        self.server.assert_verifies();
         println!("{}", self.figures);
         (self.figures, history)
+    }
+
+    /// A new client reads all keys; hot ones on file, and others must be as they were inserted.
+    /// Then no other client is left, and the region is whole.
+    fn read_all(&mut self) {
+        let client = self.client();
+        let (mut session, process) = (client.session().unwrap(), self.sessions + self.readers);
+        self.readers += 1;
+        for first in (0..self.sessions).step_by(SESSIONS as usize) {
+            let inserted = std::fs::read(self.folder.join(format!("new-{first}")));
+            let inserted = inserted.unwrap_or_default().first_chunk().copied().unwrap_or_default();
+            for number in 0..u64::from_le_bytes(inserted) {
+                let (key, value) = new_key(first, number);
+                let found = session.get(&key).unwrap();
+                assert!(found.is_some_and(|found| found.data == value), "new key {key:x?}");
+                self.figures.inserted += 1;
+            }
+        }
+        let file = self.folder.join(process.to_string());
+        let mut session = RecordingSession::new(session, &file, process, HOT_KEYS).unwrap();
+        for key in 0..HOT_KEYS {
+            session.run(key, Action::Get, 0).unwrap();
+        }
+        wait_until("dead clients are noticed", PATIENCE, || {
+            client.statistics().unwrap().clients == 1
+        });
+        self.server.assert_verifies();
     }
 
     /// What is on file.
     fn history(&mut self) -> Vec<Record> {
         let mut history = Vec::new();
-        for process in 0..=self.sessions {
+        for process in 0..self.sessions + self.readers {
             let of = |(first, _): &&(u64, u64)| (*first..first + SESSIONS).contains(&process);
             // What a device was given it may execute after the process is gone.
             let died = self.deaths.iter().find(of).filter(|_| device().is_none());
@@ -274,7 +330,7 @@ impl Run {
             if file.exists() {
                 let records = read(&file, process, died.map(|(_, at)| *at)).unwrap();
                 let room = std::fs::metadata(&file).unwrap().len() / RECORD_BYTES;
-                let is_full = process != self.sessions && records.len() as u64 == room;
+                let is_full = process < self.sessions && records.len() as u64 == room;
                 self.figures.full += u64::from(is_full);
                 history.extend(records);
             }
