@@ -1,5 +1,5 @@
-//! Faults between the library and a fabric: chains that are late or slow, connections that break
-//! before, within or behind a chain, and the end of the process at some verb. For tests.
+//! Faults between the library and a fabric: chains are late or slow, connections break before,
+//! within or behind a chain, and the process ends at some verb. For tests.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

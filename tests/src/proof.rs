@@ -16,7 +16,7 @@ pub fn value(key: u64, writer: u64, count: u64, bytes: usize) -> Vec<u8> {
 /// What a value says about itself before its proof, in bytes.
 pub const HEADER_BYTES: usize = 24;
 
-/// The count in a value that some writer made for this key; `None` if nobody made it.
+/// The count in a value that some writer made for this key; `None` if none did.
 pub fn number(key: u64, bytes: &[u8]) -> Option<u64> {
     let count = bytes.get(16..HEADER_BYTES)?.try_into().ok()?;
     holds(key, bytes).then(|| u64::from_le_bytes(count))

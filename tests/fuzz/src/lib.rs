@@ -6,7 +6,7 @@
 //! and on mutations of their seeds in the test `smoke`, on any toolchain.
 //!
 //! Where a checksum stands before the rest of a decoder, a target also puts it right: nothing
-//! behind it would be reached otherwise, and who damages a region can compute one.
+//! behind it would be reached otherwise, and an attacker who damages a region can compute one.
 #![deny(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "what panics here is a finding")]
 

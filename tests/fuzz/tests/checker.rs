@@ -1,6 +1,6 @@
-//! Proves that the checker finds a region made by the book clean, that every flipped bit that
-//! matters is found, and that no bytes make it panic or run for ever. Guards against a checker that
-//! trusts an offset from the region, or that passes everything.
+//! Proves that the checker finds a region made by the book clean, and every flipped bit that
+//! matters. No bytes make it panic or run for ever. Guards against a checker that trusts an offset
+//! from the region, or that passes everything.
 
 use std::sync::Arc;
 

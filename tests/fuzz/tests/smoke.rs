@@ -1,6 +1,6 @@
 //! Proves that no target of `make fuzz` finds anything in its seeds, in the inputs kept in
-//! `tests/fuzz/kept`, and in some thousand mutations of both, the same ones every time. Guards
-//! against targets and seeds that rot, and decoders that panic.
+//! `tests/fuzz/kept`, and in mutations of both. These are some thousand, the same ones every time.
+//! Guards against targets and seeds that rot, and decoders that panic.
 #![allow(clippy::unwrap_used)]
 
 use std::fs;

@@ -208,7 +208,7 @@ fn insert_new(session: &mut Session, first: u64, number: u64) {
             Ok(true) => return,
             Ok(false) if may_be_there => return,
             Ok(false) => wrong(format_args!("the new key {key:x?} was there")),
-            Err(Error::Indeterminate) => may_be_there = true,
+            Err(Error::Operation(Indeterminate)) => may_be_there = true,
             Err(error) => drop(allowed(Err::<(), _>(error))),
         }
     }

@@ -1,5 +1,5 @@
-//! Proves that memory goes where it is needed: from those who only delete to those who only insert,
-//! from one size to another, and away from sessions that hold more than they use.
+//! Proves that memory goes where it is needed. It goes from sessions that only delete to those that
+//! only insert, from one size to another, and away from sessions that hold more than they use.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -188,9 +188,9 @@ fn what_an_idle_session_has_not_even_seen_comes_back() {
     assert_eq!(full, Some(of_class.blocks), "all blocks of the class are in use: {statistics:?}");
 }
 
-/// Who wants a size that cannot be had does not take away, over and over, what others work with.
+/// A client that wants a size that cannot be had does not keep taking from others what they use.
 #[test]
-fn one_who_gets_nothing_does_not_disturb_the_others() {
+fn a_client_that_gets_nothing_does_not_disturb_the_others() {
     let server = ServerProcess::start(&["--memory", "16MiB", "--grace-ms", "1"]);
     let client = server.client();
     let mut session = client.session().unwrap();

@@ -1,6 +1,6 @@
 //! Proves that kv-bench writes the JSON that its readers were promised, for every workload, from a
-//! server that it starts by itself, and that every mistake is one line. Also that what it records
-//! is linearizable, and a record of it, so that a wrong answer would show.
+//! server that it starts by itself. Also that what it records is linearizable, and a record of it,
+//! so that a wrong answer would show.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -24,7 +24,7 @@ pub(crate) fn measuring(command: &str, arguments: &[impl AsRef<OsStr>]) -> Said 
     // Both look for it beside themselves.
     binary("kv-server");
     let mut command = Command::new(binary(command));
-    // Where nobody's own config file is.
+    // A folder without a config file.
     command.env("HOME", "/nowhere");
     Said::new(command.args(arguments).stdin(Stdio::null()).output().unwrap())
 }
@@ -162,7 +162,7 @@ fn arguments_may_be_any_bytes() {
 }
 
 #[test]
-fn a_property_file_makes_the_run_and_what_nobody_knows_is_told() {
+fn a_property_file_makes_the_run_and_what_is_unknown_is_told() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let text = "recordcount=100\noperationcount=200\nworkload=site.ycsb.workloads.CoreWorkload\n\
                 readproportion=0.7\nupdateproportion=0.2\nreadmodifywriteproportion=0.1\n\

@@ -1,5 +1,5 @@
-//! Proves that kv-compare runs every store on the same keys and operations, that its JSON has what
-//! its readers were promised, and that each mistake is one line with the exit code of kv-cli.
+//! Proves that kv-compare runs every store on the same keys and operations, and that its JSON has
+//! what its readers were promised. Each mistake is one line with the exit code of kv-cli.
 
 use serde_json::Value as Json;
 

@@ -1,6 +1,6 @@
 //! Proves that kv-bench ends when it cannot go on or is not to, and that the server which it
 //! started ends with it, however that is. Guards against threads that wait for one that never
-//! started, and against servers that nobody stops, with all their memory.
+//! started, and against servers that run on, with all their memory.
 
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! Proves that kv-bench gets along with the memory there is: its own server's, and somebody else's,
+//! Proves that kv-bench gets along with the memory there is: its own server's, and another's,
 //! of which it takes no block that others could need.
 
 use farside_tests::ServerProcess;

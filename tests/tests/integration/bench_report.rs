@@ -1,7 +1,8 @@
-//! Proves that a browser shows the page of `kv-bench report`, made of results of real runs: a
-//! screenshot in headless Chromium, in the light scheme and the dark one, has something in every
-//! quarter, and names and numbers where they belong. Guards against a page that is well-formed and
-//! blank. Without a browser it says so, whoever listens, and proves nothing.
+//! Proves that a browser shows the page of `kv-bench report`, made of results of real runs.
+//!
+//! A screenshot in headless Chromium, in the light scheme and the dark one, has something in every
+//! quarter. Guards against a page that is well-formed and blank. Without a browser it says so, past
+//! libtest, and proves nothing.
 
 use std::collections::BTreeSet;
 use std::io::Write as _;
@@ -83,7 +84,7 @@ fn expect_quarters(rows: &[Vec<[u8; 3]>]) {
 fn a_browser_shows_the_page_in_both_schemes() {
     let Some(browser) = browser() else {
         // Not caught by the harness, as println would be.
-        let told = b"\nNOT TESTED: no Chromium here, so nobody has looked at kv-bench's report\n";
+        let told = b"\nNOT TESTED: no Chromium here, so kv-bench's report was not looked at\n";
         std::io::stderr().write_all(told).unwrap();
         return;
     };

@@ -1,5 +1,5 @@
 //! Proves that kv-cli does what its help says, against a real server: exit codes, data on stdout
-//! and talk on stderr, any bytes in and out, and one clear line for every mistake.
+//! and talk on stderr, any bytes in and out. Every mistake is one clear line.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;

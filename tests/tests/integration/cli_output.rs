@@ -1,6 +1,6 @@
-//! Proves that kv-cli loses nothing without an error: where stdin or stdout is closed, or the disk
-//! behind stdout is full; that what it prints does nothing to a terminal and can be read; and that
-//! every kind of failure has an exit code of its own.
+//! Proves that kv-cli loses nothing without an error if stdin or stdout is closed, or the disk behind
+//! stdout is full. What it prints does nothing to a terminal and can be read. Every kind of failure
+//! has an exit code of its own.
 
 use std::ffi::OsStr;
 use std::fs;

@@ -92,7 +92,7 @@ fn what_is_expected_need_only_outlive_the_operation() {
     assert_eq!(*session.get(b"key").unwrap().unwrap(), *b"three");
 }
 
-/// What the documentation of the crate `farside` shows, but for the address.
+/// What the documentation of the crate `farside` shows, except the address.
 #[test]
 fn the_programs_of_the_documentation_work() {
     with_server(|builder| {

@@ -1,7 +1,7 @@
-//! Proves that all commands and calls connect in the same way: they try for as long as the timeout
-//! says, again after a loss where that does no harm, and say what happened. Guards against a
-//! `verify` that tried once, a `gc` that gave up when its server was restarted, and errors that say
-//! "Resource temporarily unavailable".
+//! Proves that all commands and calls connect in the same way. They try for as long as the timeout
+//! says, again after a loss where that does no harm, and say what happened. Guards against a `verify`
+//! that tried once, and a `gc` that gave up when its server was restarted. Also against errors that
+//! say "Resource temporarily unavailable".
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};

@@ -1,5 +1,6 @@
-//! Proves what `make deny` does with advisories, beside a cargo that only notes how it was called:
-//! no database is no failure, but it is said; one that can be had is used, and its findings count.
+//! Proves what `make deny` does with advisories, beside a cargo that only notes how it was called.
+//! Without a database it says so, and does not fail. One that can be had is used, and its findings
+//! count.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! Proves that values end for every client at their millisecond, that the server then takes their
-//! memory back with a few wakeups, and that without such values it does not wake at all.
+//! Proves that values end for every client at their millisecond. The server then takes their memory
+//! back with a few wakeups, and without such values it does not wake at all.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -8,7 +8,7 @@ use farside_tests::{PATIENCE, ServerProcess, scaled, wait_until};
 
 const TTL: Duration = Duration::from_secs(2);
 #[test]
-fn values_end_for_everybody_and_their_memory_comes_back() {
+fn values_end_for_every_client_and_their_memory_comes_back() {
     let keys = scaled(5000);
     let server = ServerProcess::start(&["--memory", "32MiB", "--grace-ms", "20"]);
     let client = server.client();
@@ -95,7 +95,7 @@ fn ends_outlive_the_server_and_the_client() {
     let client = server.client();
     wait_until("all are removed", PATIENCE, || client.statistics().unwrap().keys_expired == 100);
     server.assert_verifies();
-    // Nobody stores such values any more: once the last slots are empty, the server sleeps.
+    // No client stores such values any more: once the last slots are empty, the server sleeps.
     std::thread::sleep(Duration::from_secs(2));
     let before = server.wakeups();
     std::thread::sleep(Duration::from_secs(3));

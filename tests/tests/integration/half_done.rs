@@ -1,5 +1,5 @@
 //! Proves that what is stopped half-way leaves nothing half: a restore, a snapshot and a dump that
-//! get a signal, or whose file gets longer than files may.
+//! get a signal, or whose file gets longer than the system allows.
 
 use std::fs;
 use std::path::Path;

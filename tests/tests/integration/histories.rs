@@ -1,9 +1,9 @@
 //! Proves that operations on one key are linearizable, by what real processes record.
 //!
-//! Meanwhile subtables split, clients are killed at any moment and replaced, and kv-server is killed
-//! and started again on its region file. At the end every key is read, by a client that knows
-//! nothing, `kv-cli verify` finds no damage, and no dead client is left. A test shows that the
-//! judgement can fail.
+//! Meanwhile subtables split, clients are killed at any moment and replaced, and kv-server is
+//! killed and started again on its region file. At the end every key is read by a new client,
+//! `kv-cli verify` finds no damage, and no dead client is left. A test shows that the judgement can
+//! fail.
 //!
 //! `FARSIDE_HISTORY_SECONDS` sets how long each kind of kill goes on (5 by default). `make soak
 //! MINUTES=n` is all of that together for long.

@@ -1,6 +1,6 @@
-//! Proves that a region gets 2 MiB pages on a machine without a pool of them, that `stat` says how
-//! much of the region has them as the kernel does, and that a server which continues with a region
-//! of small pages makes them while clients use it.
+//! Proves that a region gets 2 MiB pages on a machine without a pool of them, and that `stat` says
+//! what the kernel says of them. A server that continues with a region of small pages makes huge ones
+//! while clients use it.
 
 use std::time::Duration;
 

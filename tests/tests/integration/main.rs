@@ -31,7 +31,6 @@ mod huge_pages;
 mod left_out;
 mod limits;
 mod model;
-mod obstacles;
 mod reader;
 mod reconnect;
 mod refusals;

@@ -1,5 +1,5 @@
 //! Proves that any sequence of operations by several sessions, one after the other, equals a
-//! HashMap; and that versions are equal exactly when the write is the same.
+//! HashMap. Two versions are equal exactly when the write is the same.
 
 use std::collections::HashMap;
 

@@ -1,5 +1,5 @@
-//! Proves that whoever does not get a connection reads why, and what to do, in one line: of kv-cli,
-//! kv-bench and kv-server, over either fabric.
+//! Proves that a person who gets no connection reads why, and what to do, in one line of kv-cli,
+//! kv-bench or kv-server, over either fabric.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
@@ -11,7 +11,7 @@ use farside_tests::{ServerProcess, binary, device_or_left_out, left_out, new_add
 
 use crate::cli::Said;
 
-/// `program <arguments>`, without anybody's own config file; prints what it says. Under `timeout`,
+/// `program <arguments>`, without a config file of its user; prints what it says. Under `timeout`,
 /// because what does start would run for ever.
 fn say(program: &str, arguments: &[&str]) -> Said {
     let mut command = Command::new("timeout");
@@ -68,12 +68,12 @@ fn a_wrong_secret() {
 }
 
 #[test]
-fn a_place_where_nobody_listens() {
+fn an_address_at_which_no_server_listens() {
     let folder = tempfile::tempdir().unwrap();
-    let nobody = new_address(folder.path());
+    let unused = new_address(folder.path());
     for (program, arguments) in COMMANDS {
-        let said = say(program, &[arguments, &["--server", &nobody]].concat());
-        said.expect_line(3, &["no server answers at", &nobody, "is kv-server running there?"]);
+        let said = say(program, &[arguments, &["--server", &unused]].concat());
+        said.expect_line(3, &["no server answers at", &unused, "is kv-server running there?"]);
     }
 }
 

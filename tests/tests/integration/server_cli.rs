@@ -7,7 +7,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use farside_tests::{PATIENCE, ServerProcess, binary, wait_until};
+use farside_tests::{ServerProcess, binary};
 
 use crate::cli::Said;
 
@@ -60,10 +60,10 @@ fn permit(path: &Path, mode: u32) {
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
 }
 
-/// `kv-server <arguments>` of a user who may not do everything: root becomes somebody else, who
-/// needs a binary of their own to start.
-fn server_of_nobody(folder: &Path, arguments: &[&str]) -> Said {
-    const NOBODY: u32 = 65_534;
+/// `kv-server <arguments>` of a user without special rights. Root becomes another user, who needs a
+/// binary of their own to start.
+fn server_of_a_user(folder: &Path, arguments: &[&str]) -> Said {
+    const OTHER_USER: u32 = 65_534;
     let program = folder.join("kv-server");
     fs::copy(binary("kv-server"), &program).unwrap();
     permit(&program, 0o755);
@@ -71,7 +71,7 @@ fn server_of_nobody(folder: &Path, arguments: &[&str]) -> Said {
     let mut command = Command::new("timeout");
     command.arg("20").arg(&program).args(arguments);
     if rustix::process::geteuid().is_root() {
-        command.uid(NOBODY).gid(NOBODY);
+        command.uid(OTHER_USER).gid(OTHER_USER);
     }
     Said::new(command.stdin(Stdio::null()).output().unwrap())
 }
@@ -83,7 +83,7 @@ fn a_folder_that_may_not_be_written() {
     fs::create_dir(&closed).unwrap();
     permit(&closed, 0o555);
     let said =
-        server_of_nobody(folder.path(), &["--listen", &address(&closed), "--memory", "16MiB"]);
+        server_of_a_user(folder.path(), &["--listen", &address(&closed), "--memory", "16MiB"]);
     said.expect_line(1, &["closed/kv.sock", "may not write there"]);
 }
 
@@ -103,7 +103,7 @@ fn what_another_user_left() {
     let listen = address(&open);
     let start = |more: &[&str]| {
         let arguments = [&["--listen", &listen, "--memory", "16MiB"], more].concat();
-        server_of_nobody(folder.path(), &arguments)
+        server_of_a_user(folder.path(), &arguments)
     };
     start(&[]).expect_line(1, &["open/kv.sock.lock: it belongs to user 0", "can remove it"]);
     fs::remove_file(&lock).unwrap();
@@ -127,10 +127,6 @@ fn more_memory_than_there_is() {
     let memory = format!("{}GiB", (total >> 19) * 3 / 4 + 1);
     let said = server(&["--listen", &listen, "--memory", &memory]);
     said.expect_line(1, &["kv-server: ", "GiB are more than the ", "of memory available"]);
-    let said = server(&["--listen", &listen, "--memory", "100TiB"]);
-    said.expect_line(1, &["memory = 100TiB", "256GiB"]);
-    server(&["--listen", &listen, "--memory", "1GB"]).expect_line(2, &["`1GB`", "1GiB"]);
-    assert!(!folder.path().join("kv.sock").exists(), "no socket is left behind");
 }
 
 /// A region file with a key in it, whose server ended.
@@ -147,20 +143,7 @@ fn start_on(file: &Path, more: &[&str]) -> Said {
     server(&[&["--listen", &listen, "--region-file", file], more].concat())
 }
 
-#[test]
-fn a_file_that_is_no_region_is_left_as_it_is() {
-    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
-    let file = folder.path().join("file");
-    for content in [vec![7; 16 << 20], b"a letter\n".to_vec(), vec![0xff; 4096]] {
-        fs::write(&file, &content).unwrap();
-        let said = start_on(&file, &[]);
-        said.expect_line(1, &["/file", "holds no region", "no magic", "another file"]);
-        assert_eq!(said.stderr.matches("no magic").count(), 1, "{}", said.stderr);
-        assert!(fs::read(&file).unwrap() == content);
-    }
-}
-
-/// A look at a hole by way of a mapping would fill it, or kill who looks where there is no room.
+/// A look at a hole by way of a mapping would fill it, or kill the process if there is no room.
 #[test]
 fn the_holes_of_a_file_that_is_no_region_stay() {
     use std::os::unix::fs::MetadataExt;
@@ -188,26 +171,6 @@ fn a_region_of_another_format_is_left_as_it_is() {
     );
     assert!(fs::read(ended.region_file()).unwrap() == before);
     file.write_all_at(&version, 8).unwrap();
-    ended.restart();
-    assert_eq!(*ended.client().session().unwrap().get(b"key").unwrap().unwrap(), *b"value");
-}
-
-#[test]
-fn a_truncated_region_is_left_as_it_is() {
-    let mut ended = region_file();
-    let content = fs::read(ended.region_file()).unwrap();
-    for bytes in [8 << 20, 4096, 100] {
-        let file = fs::OpenOptions::new().write(true).open(ended.region_file()).unwrap();
-        file.set_len(bytes).unwrap();
-        let said = start_on(&ended.region_file(), &[]);
-        said.expect_line(1, &["/region", "truncated"]);
-        let rest = fs::read(ended.region_file()).unwrap();
-        assert!(rest == content[..bytes as usize]);
-    }
-    fs::write(ended.region_file(), &content).unwrap();
-    // That its GRACE is another matters only once it is served.
-    let said = start_on(&ended.region_file(), &["--memory", "32MiB", "--grace-ms", "7"]);
-    said.expect_line(1, &["memory = 32MiB", "16MiB"]);
     ended.restart();
     assert_eq!(*ended.client().session().unwrap().get(b"key").unwrap().unwrap(), *b"value");
 }
@@ -244,20 +207,38 @@ fn a_region_file_that_a_server_uses() {
 }
 
 #[test]
-fn flags_and_config_keys_nobody_knows() {
+fn mistakes_are_one_line() {
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("server.toml");
     let path = config.to_str().unwrap();
-    server(&["--bogus"]).expect_line(2, &["'--bogus'", "--help"]);
-    server(&[]).expect_line(1, &["listen is missing", "--listen"]);
-    fs::write(&config, "memory = \"16MiB\"\nbogus = 3\n").unwrap();
-    server(&["--config", path]).expect_line(1, &["server.toml:2", "`bogus`", "`memory`"]);
-    fs::write(&config, "memory = 16\n").unwrap();
-    server(&["--config", path]).expect_line(1, &["server.toml:1: memory: ", "a string"]);
-    fs::write(&config, "memory = \n").unwrap();
-    server(&["--config", path]).expect_line(1, &["server.toml:1"]);
-    server(&["--config", "/nonexistent/x.toml"]).expect_line(1, &["/nonexistent/x.toml"]);
-    server(&["--listen", "tcp://x"]).expect_line(2, &["tcp://x", "shm://"]);
+    let listen = address(folder.path());
+    let absent = folder.path().join("no/region").display().to_string();
+    for (arguments, code, parts) in [
+        (&["--bogus"][..], 2, &["unexpected argument '--bogus'", "--help"][..]),
+        (&["--memory", "1GB"], 2, &["`1GB` is no size; write", "1GiB"]),
+        (&["--secret", "x"], 2, &["unexpected argument '--secret'"]),
+        (&["--huge-pages", "yes"], 2, &["write auto, never or require"]),
+        (&["--listen", "kv.sock"], 2, &["write for example shm:///"]),
+        (&["--listen", "tcp://x"], 2, &["tcp://x", "shm://"]),
+        (&[], 1, &["listen is missing: write for example", "--listen"]),
+        (&["--config", "/nonexistent/x.toml"], 1, &["cannot read the config file /nonexistent/x"]),
+        (&["--listen", &listen, "--memory", "9MiB"], 1, &["9MiB: write a multiple of 2MiB"]),
+        (&["--listen", &listen, "--memory", "100TiB"], 1, &["memory = 100TiB: ", "to 256GiB"]),
+        (&["--listen", &listen, "--region-file", &absent], 1, &["not exist: create it first"]),
+    ] {
+        let said = server(arguments);
+        said.expect_line(code, parts);
+        assert!(said.stderr.starts_with("kv-server: "), "{}", said.stderr);
+    }
+    assert!(!folder.path().join("kv.sock").exists(), "no socket is left behind");
+    for (text, parts) in [
+        ("memory = \"16MiB\"\nbogus = 3\n", &["server.toml:2", "`bogus`", "`memory`"][..]),
+        ("memory = 16\n", &["server.toml:1: memory: ", "a string"]),
+        ("memory = \n", &["server.toml:1"]),
+    ] {
+        fs::write(&config, text).unwrap();
+        server(&["--config", path]).expect_line(1, parts);
+    }
 }
 
 #[test]
@@ -291,24 +272,13 @@ fn a_config_file_with_a_secret_that_others_can_read() {
 }
 
 #[test]
-fn sizes_that_a_region_cannot_have_or_will_not_get() {
-    let folder = tempfile::tempdir().unwrap();
-    let said = server(&["--listen", &address(folder.path()), "--memory", "9MiB"]);
-    said.expect_line(1, &["memory = 9MiB: write a multiple of 2MiB, such as 10MiB"]);
+fn an_index_that_a_region_will_not_get_is_told() {
     let mut running = region_file();
     running.restart();
     assert!(!running.log().contains("index = "));
     running.terminate();
-    let listen = address(folder.path());
     let file = running.region_file();
-    let arguments = ["--listen", &listen, "--index", "64KiB", "--region-file"];
-    let log = folder.path().join("log");
-    let mut command = Command::new(binary("kv-server"));
-    command.args(arguments).arg(&file).stdin(Stdio::null()).stderr(fs::File::create(&log).unwrap());
-    let mut child = command.spawn().unwrap();
-    let read = || fs::read_to_string(&log).unwrap();
-    wait_until("it serves", PATIENCE, || read().contains(" serving "));
-    child.kill().unwrap();
-    child.wait().unwrap();
-    assert!(read().contains("index = 64KiB is for new regions"), "{}", read());
+    let again =
+        ServerProcess::start(&["--index", "64KiB", "--region-file", file.to_str().unwrap()]);
+    assert!(again.log().contains("index = 64KiB is for new regions"), "{}", again.log());
 }

@@ -1,5 +1,5 @@
-//! Proves that operations of one key that nobody has begun share a chain in a pipeline (invariant
-//! I20), that each of them is answered, and that none shares a chain that was posted before it.
+//! Proves that operations on one key share a chain in a pipeline until it is posted (invariant I20).
+//! Each of them is answered, and none shares a chain that was posted before it.
 
 use farside::OperationError::OutOfSpace;
 use farside::{BatchOutcome, Error, Outcome, Session};
@@ -29,7 +29,7 @@ fn gets_of_a_key_read_once_and_puts_write_once() {
     }
     let before = session.counters();
     let mut batch = session.batch();
-    // One key after the other: who takes another's place ends what that one shares.
+    // One key after the other: a key that takes another's place in the table ends its sharing.
     for key in [b"a", b"b"] {
         for _ in 0..TIMES / 2 {
             batch.get(key);

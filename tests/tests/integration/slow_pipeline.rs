@@ -1,10 +1,10 @@
 //! Proves that slow pipelines lose nothing. A caller may leave one alone for long between two
-//! calls: what was posted before is refused as late and has to be written again, content and all.
+//! calls. What was posted before is then refused as late, and is written again, content and all.
 //! `kv-cli load` is such a caller when a disk is slow. And more may be in flight than the machine
 //! copies within GRACE.
 //!
-//! Guards against two bugs: a block counted as written although its chain had been refused, so a
-//! key got linked to a block without its content; and chains that waited behind so many others that
+//! Guards against two bugs. A block counted as written although its chain had been refused, so a key
+//! got linked to a block without its content. And chains waited behind so many others that
 //! everything was READ again and again, too late each time.
 
 use std::time::Duration;
@@ -73,7 +73,7 @@ fn more_in_flight_than_grace_allows_is_read_once() {
         taken += 1;
     }
     drop(pipeline);
-    // Not the READs: whoever lost the processor looks at its window again, which is cheap.
+    // Not the READs: a thread that lost the processor READs its window again, which is cheap.
     let bytes = (session.counters() - before).read_bytes;
     assert!(bytes < 2 * GETS * BYTES as u64, "READ {bytes} bytes for {GETS} GETs");
 }

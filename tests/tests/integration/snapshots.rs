@@ -1,5 +1,5 @@
-//! Proves that a snapshot taken while clients write, restored into a region of another size, has a
-//! state that every key had; and that damaged files are refused with one line and leave nothing.
+//! Proves that a snapshot taken while clients write has a state that every key had, also when it is
+//! restored into a region of another size. Damaged files are refused with one line.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -65,7 +65,7 @@ fn a_snapshot_under_load_has_a_state_that_each_key_had() {
             });
         }
         let all_stored = || load(&done).iter().all(|number| *number > 0);
-        wait_until("everybody stores", Duration::from_secs(300), all_stored);
+        wait_until("every writer stores", Duration::from_secs(300), all_stored);
         let before = load(&done);
         snapshot(&server, &file);
         let after = load(&begun);
@@ -82,7 +82,7 @@ fn a_snapshot_under_load_has_a_state_that_each_key_had() {
             let is_removal = |round: u64| round % 4 == 3 && key % 5 == 0;
             match value.map(|value| proof::number(key, &value)) {
                 Some(number) => {
-                    let number = number.expect("a value that nobody wrote");
+                    let number = number.expect("a value that was not written");
                     let right = possible.contains(&number) && !is_removal(number);
                     assert!(right, "key {key} has {number}, not one of {possible:?}");
                 }
@@ -286,7 +286,7 @@ fn a_region_file_is_verified_without_a_server() {
     assert!(verify(Path::new("/nonexistent/region")).2.contains("cannot open"));
     let pipe = server.folder().join("pipe");
     assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
-    assert!(verify(&pipe).2.contains("pipe is not a file"), "and nobody writes into it");
+    assert!(verify(&pipe).2.contains("pipe is not a file"), "it would wait for a writer");
     // Damage the index: the server names the command, which names the places.
     let mut bytes = std::fs::read(&region).unwrap();
     let (_, format) = Superblock::decode(&bytes, bytes.len() as u64).unwrap();
@@ -343,7 +343,7 @@ fn a_snapshot_shows_while_it_is_taken() {
 
 /// Its keys are counted by a client of its own, for the progress bar alone.
 #[test]
-fn a_snapshot_whose_keys_nobody_can_count_is_taken() {
+fn a_snapshot_whose_keys_cannot_be_counted_is_taken() {
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("server.toml");
     std::fs::write(&config, "clients_max = 2\n").unwrap();

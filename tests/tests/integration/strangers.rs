@@ -1,6 +1,6 @@
-//! Proves that no bytes of a stranger hurt: not in a hello, of any length, random, cut short or
-//! with flipped bits; not in a control message; not in what something answers that is no server.
-//! Whoever is served stays so, whoever is not gets an error. Guards against a decoder that trusts.
+//! Proves that no bytes of a stranger hurt. They come in a hello, random, cut short or with flipped
+//! bits, in a control message, or in the answer of something that is no server. Clients that are
+//! served stay so, others get an error. Guards against a decoder that trusts.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -97,7 +97,7 @@ fn guarded() -> (ServerProcess, ConnectOptions, tempfile::TempDir) {
 }
 
 /// Works before, between and after.
-fn somebody_with_manners(server: &ServerProcess) -> farside::Client {
+fn client_with_manners(server: &ServerProcess) -> farside::Client {
     let client = server.client_builder().secret("secret").connect().unwrap();
     client.session().unwrap().put(b"key", b"value").unwrap();
     client
@@ -106,7 +106,7 @@ fn somebody_with_manners(server: &ServerProcess) -> farside::Client {
 #[test]
 fn no_hello_hurts_a_server() {
     let (server, _, _folder) = guarded();
-    let client = somebody_with_manners(&server);
+    let client = client_with_manners(&server);
     let mut session = client.session().unwrap();
     let address = server.address();
     let mut random = SmallRng::seed_from_u64(5);
@@ -149,7 +149,7 @@ fn no_hello_hurts_a_server() {
     let versions = Refusal::Version { server: server_speaks, client: client_speaks };
     assert_eq!(answer(&address, &other, false), Some(versions));
     println!("{versions}");
-    // A flipped bit in the role makes a reader of a writer, who may know the secret.
+    // A flipped bit in the role makes a reader of a writer, which may know the secret.
     println!("{accepted} were let in");
     let started = Instant::now();
     while client.statistics().unwrap().clients != 1 {
@@ -157,20 +157,20 @@ fn no_hello_hurts_a_server() {
         std::thread::sleep(Duration::from_millis(20));
     }
     assert_eq!(client.statistics().unwrap().clients_lost, accepted);
-    somebody_with_manners(&server);
+    client_with_manners(&server);
 }
 
 #[test]
-fn no_message_hurts_anybody_but_who_sends_it() {
+fn a_message_hurts_its_sender_at_most() {
     let (server, options, _folder) = guarded();
-    let client = somebody_with_manners(&server);
+    let client = client_with_manners(&server);
     let mut session = client.session().unwrap();
     let mut random = SmallRng::seed_from_u64(6);
     let mut valid = Vec::new();
     let mut ended = 0;
     let rounds = scaled(5_000);
     for round in 0..rounds {
-        // As a reader, for a writer may give blocks that are not his: he is trusted.
+        // As a reader, for a writer is trusted, and may give blocks that it does not have.
         let mut channel = options.attach(options.timeout).unwrap().channel;
         match round % 4 {
             0 => Request::Statistics.encode(&mut valid),
@@ -201,10 +201,10 @@ fn no_message_hurts_anybody_but_who_sends_it() {
     println!("{ended} of {rounds} were sent away");
     assert!(ended > rounds / 2);
     assert!(server.log().contains("it breaks the protocol"));
-    somebody_with_manners(&server);
+    client_with_manners(&server);
 }
 
-/// A lease stands in the region: who reads it must not take the place of a client's sessions.
+/// A lease stands in the region: a reader of it must not take the place of a client's sessions.
 #[test]
 fn a_reader_uses_up_no_sessions_of_another() {
     let Some(_) = device_or_left_out() else { return };

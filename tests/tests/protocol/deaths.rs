@@ -1,6 +1,6 @@
-//! Proves that a client may die before, between and behind any two verbs of any operation: nothing
-//! that was stored is lost, everybody else goes on, and after a collection every block is free or
-//! linked, counted one by one. Guards against leaks, and against a collector that takes what it
+//! Proves that a client may die before, between and behind any two verbs of any operation. Nothing
+//! that was stored is lost, others go on, and after a collection every block is free or linked,
+//! counted one by one. Guards against leaks, and against a collector that takes what it
 //! should not.
 //!
 //! The victims are processes: this test's binary, run again as `a_victim`, which kills itself with
@@ -41,7 +41,7 @@ const OPERATIONS: [(&str, bool, Action<'static>); 10] = [
     ("EXCHANGE", false, Action::Exchange(Expected::Value(OLD), FOREVER)),
     ("PUT of a new key", false, Action::Put(FOREVER)),
 ];
-/// It claims another slot each time, so one that nobody used.
+/// It claims another slot each time, so one that was never used.
 const UNSEEN: &str = "INSERT that does not look first";
 const FOREVER: Lifetime = Lifetime::Forever;
 const OLD: &[u8] = b"the old value";
@@ -135,7 +135,7 @@ fn prepare(client: &Client) {
     }
 }
 
-/// Nobody lost anything, and nothing is lost.
+/// No key and no block is lost.
 fn check(client: &Client, what: &str) {
     let started = Instant::now();
     let statistics = client.collect().unwrap();

@@ -1,5 +1,5 @@
-//! Proves the price list exactly, on a clock that stands still but for what a test adds: on shared
-//! memory a process that loses the processor during a READ rightly pays for another. Guards against
+//! Proves the price list exactly, on a clock that only moves when a test says so. On shared memory
+//! a process that loses the processor during a READ rightly pays for another. Guards against
 //! an old proof of a word being relied on, and against one being forgotten too early.
 
 mod expiry;
@@ -126,7 +126,7 @@ fn with_engines<const N: usize>(test: impl FnOnce([&TimelessEngine; N], &Clock))
 fn every_operation_costs_what_the_price_list_says() {
     with_engine(|engine, _| {
         let unseen = (0..10_000).filter(|key| assert_price_list(engine, *key)).count();
-        // But for the first ones, the first one in each of 2,048 subtables, and some wrong guesses.
+        // Except the first ones, the first one in each of 2,048 subtables, and some wrong guesses.
         assert!(unseen > 7_500, "{unseen} INSERTs in two round trips");
         // The key that the last one left: a claim for nothing; and then only a look.
         let insert = || run(engine, 9_999, async |operation| operation.insert(FOREVER).await);
@@ -165,7 +165,7 @@ fn assert_price_list(engine: &TimelessEngine, key: u64) -> bool {
 }
 
 /// A word may come again for another key once its block went through 256 generations (invariant
-/// I4). A GET needs no such limit (I10), and proves the word for whoever comes after it.
+/// I4). A GET needs no such limit (I10), and proves the word for the operation after it.
 #[test]
 fn a_proof_of_a_word_lasts_for_t_word() {
     with_engine(|engine, clock| {

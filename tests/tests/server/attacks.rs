@@ -1,5 +1,6 @@
-//! What a user of the same host can do to a server whose socket it reaches: descriptors that do not
-//! close, requests without end, all places, a full log. Others are served all the same.
+//! What a user of the same host can do to a server whose socket that user reaches. There are
+//! descriptors that do not close, requests without end, and all places taken. Others are served all
+//! the same.
 
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
@@ -48,13 +49,11 @@ fn lingering() -> (OwnedFd, TcpStream) {
 /// Before the hello, with it, and as a reader that was let in. Fails where the control thread
 /// closes what it was sent.
 #[test]
-fn a_descriptor_that_does_not_close_holds_up_nobody() {
+fn a_descriptor_that_does_not_close_holds_up_no_client() {
     let place = Place::new();
     let arguments = command::arguments(&place);
     let mut server = Running::start(&arguments.each_ref().map(String::as_str));
-    let hello =
-        ConnectRequest { role: Role::Reader, purpose: Purpose::Control, token: Token::NONE };
-    let reader = place.ask(Role::Reader, Token::NONE).unwrap();
+    let reader = place.ask(Role::Reader).unwrap();
     let connect = || Connection::connect(&place.socket(), PATIENCE).unwrap();
     let (wrong, right) = (connect(), connect());
     let mut receivers = Vec::new();
@@ -62,7 +61,7 @@ fn a_descriptor_that_does_not_close_holds_up_nobody() {
     server.signal(Signal::STOP);
     for (connection, message) in [
         (&wrong, &b"hello"[..]),
-        (&right, &hello.encode()[..]),
+        (&right, &hello(Role::Reader)[..]),
         (&reader.connection, b"what is that?"),
     ] {
         let (descriptor, receiver) = lingering();
@@ -82,7 +81,7 @@ fn a_descriptor_that_does_not_close_holds_up_nobody() {
 
 /// Each round a new client says its hello, is let in and is served.
 #[test]
-fn readers_that_ask_without_end_keep_nobody_out() {
+fn readers_that_ask_without_end_keep_no_client_out() {
     const READERS: usize = 400;
     let place = Place::new();
     let server = place.start();
@@ -90,7 +89,7 @@ fn readers_that_ask_without_end_keep_nobody_out() {
     let mut request = Vec::new();
     Request::Statistics.encode(&mut request);
     let reader = || {
-        let channel = place.ask(Role::Reader, Token::NONE).unwrap().connection;
+        let channel = place.ask(Role::Reader).unwrap().connection;
         ShmChannel::over(channel).unwrap()
     };
     let mut readers: Vec<ShmChannel> = (0..READERS).map(|_| reader()).collect();
@@ -124,11 +123,11 @@ fn readers_leave_places_for_writers() {
     let mut place = Place::new();
     place.config.clients_max = 16;
     let _server = place.start();
-    let read = || place.ask(Role::Reader, Token::NONE);
+    let read = || place.ask(Role::Reader);
     let readers: Vec<_> = (0..14).map(|_| read().unwrap()).collect();
     assert_eq!(read().err(), Some(Refusal::FullOfReaders { readers: 14 }));
     let writers = [place.writer(), place.writer()];
-    assert_eq!(place.ask(Role::Writer, Token::NONE).err(), Some(Refusal::Full { clients: 16 }));
+    assert_eq!(place.ask(Role::Writer).err(), Some(Refusal::Full { clients: 16 }));
     drop((readers, writers));
 }
 
@@ -138,7 +137,7 @@ fn a_user_leaves_places_for_others() {
     place.config.clients_max = 16;
     let _server = place.start();
     open_to_all(&place);
-    let write = || place.ask(Role::Writer, Token::NONE);
+    let write = || place.ask(Role::Writer);
     let taken = as_stranger(|| {
         let taken: Vec<_> = (0..14).map(|_| write().unwrap()).collect();
         assert_eq!(write().err(), Some(Refusal::FullForUser { clients: 14 }));
@@ -162,10 +161,8 @@ fn silent_connections_of_one_user_crowd_out_their_own() {
     let first = &silent[0];
     first.set_receive_timeout(Some(PATIENCE)).unwrap();
     assert_eq!(first.receive(&mut [0; 8]).unwrap().0, 0, "there are too many of them");
-    let hello =
-        ConnectRequest { role: Role::Reader, purpose: Purpose::Control, token: Token::NONE };
     slow.set_receive_timeout(Some(PATIENCE)).unwrap();
-    slow.send(&hello.encode(), None).unwrap();
+    slow.send(&hello(Role::Reader), None).unwrap();
     let mut buffer = [0; 256];
     let (bytes, _) = slow.receive(&mut buffer).unwrap();
     assert!(decode_reply(&buffer[..bytes]).unwrap().is_ok());

@@ -1,4 +1,5 @@
-//! The `kv-server` process: how it starts, stops and refuses, and that it sleeps.
+//! The `kv-server` process: how it starts and stops. `server_cli.rs` of the integration tests has
+//! what it refuses.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::ExitStatusExt;
@@ -38,24 +39,10 @@ impl Running {
     /// Whether it ends of itself.
     pub(super) fn ends_well(&mut self) -> bool {
         let until = Instant::now() + PATIENCE;
-        while Instant::now() < until {
-            if let Some(status) = self.0.try_wait().unwrap() {
-                return status.success();
-            }
+        while self.0.try_wait().unwrap().is_none() && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(5));
         }
-        false
-    }
-
-    /// How often its threads went to sleep so far.
-    fn sleeps(&self) -> u64 {
-        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.0.id())).unwrap();
-        let of_task = |path: PathBuf| {
-            let status = std::fs::read_to_string(path.join("status")).unwrap();
-            let line = status.lines().find_map(|l| l.strip_prefix("voluntary_ctxt_switches:"));
-            line.unwrap().trim().parse::<u64>().unwrap()
-        };
-        tasks.map(|task| of_task(task.unwrap().path())).sum()
+        self.0.try_wait().unwrap().is_some_and(|status| status.success())
     }
 }
 
@@ -124,23 +111,6 @@ fn a_region_file_that_is_cut_short_ends_it_with_one_line() {
 }
 
 #[test]
-fn it_sleeps_while_clients_use_the_memory() {
-    let place = Place::new();
-    let arguments = arguments(&place);
-    let server = Running::start(&arguments.each_ref().map(String::as_str));
-    let client = place.writer();
-    client.statistics();
-    std::thread::sleep(Duration::from_millis(100));
-    let before = server.sleeps();
-    let word = client.geometry().chunk_offset(2).unwrap();
-    for n in 0..100_000 {
-        assert_eq!(client.region.compare_swap(word, n, n + 1).unwrap(), n);
-    }
-    std::thread::sleep(Duration::from_millis(300));
-    assert_eq!(server.sleeps(), before, "the server woke up");
-}
-
-#[test]
 fn it_tells_systemd_when_it_is_ready() {
     let place = Place::new();
     let socket = place.folder.path().join("notify");
@@ -177,34 +147,4 @@ fn flags_override_the_file_and_json_is_json() {
     assert_eq!((format.grace_ms, format.region_bytes), (7, 16 << 20));
     assert_eq!(client.statistics().subtables, 8);
     drop(running);
-}
-
-#[test]
-fn mistakes_are_one_line_and_an_exit_code() {
-    let place = Place::new();
-    let listen = format!("shm://{}", place.socket().display());
-    let file = place.folder.path().join("server.toml");
-    std::fs::write(&file, "\ncolour = 1\n").unwrap();
-    let file = file.display().to_string();
-    let absent = place.folder.path().join("no/region").display().to_string();
-    for (arguments, expected) in [
-        (&["--colour"][..], "unexpected argument '--colour'"),
-        (&["--memory", "1GB"], "`1GB` is no size; write"),
-        (&["--secret", "x"], "unexpected argument '--secret'"),
-        (&["--huge-pages", "yes"], "write auto, never or require"),
-        (&["--listen", "kv.sock"], "write for example shm:///"),
-        (&[], "listen is missing: write for example"),
-        (&["--config", "/nowhere/server.toml"], "cannot read the config file /nowhere"),
-        (&["--config", &file], "server.toml:2: unknown field `colour`"),
-        (&["--listen", &listen, "--memory", "1TiB"], "memory = 1TiB: write a size from 8MiB"),
-        (&["--listen", &listen, "--memory", "256GiB"], "of memory available: ask for less"),
-        (&["--listen", &listen, "--region-file", &absent], "does not exist: create it first"),
-        (&["--listen", &listen, "--memory", "8MiB", "--index", "1GiB"], "over half"),
-    ] {
-        let output = kv_server(arguments).output().unwrap();
-        let said = String::from_utf8(output.stderr).unwrap();
-        assert!(!output.status.success() && output.stdout.is_empty(), "{said}");
-        assert_eq!(said.lines().count(), 1, "{said}");
-        assert!(said.starts_with("kv-server: ") && said.contains(expected), "{said}");
-    }
 }

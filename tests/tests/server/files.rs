@@ -1,6 +1,8 @@
-//! That what another user put under a name which the server invents is neither followed, nor waited
-//! for, nor removed, and that a region belongs to the server's own user. Guards against links in a
-//! folder that everybody can write to: one removed any file, another made one anywhere.
+//! That the server neither follows, nor waits for, nor removes what another user put under a name
+//! that the server invents. And that a region belongs to the server's own user.
+//!
+//! Guards against links in a folder that all users can write to: one removed any file, another made
+//! one anywhere.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, chown, symlink};
@@ -8,7 +10,7 @@ use std::process::Command;
 
 use super::*;
 
-const NOBODY: u32 = 65_534;
+const OTHER_USER: u32 = 65_534;
 
 /// Whether this process may give files away; says what is left out if not.
 #[allow(clippy::print_stderr, reason = "a test that leaves something out says so")]
@@ -81,11 +83,11 @@ fn what_belongs_to_another_user_is_not_used_by_root_either() {
     let give = |name: &str, to: u32| {
         chown(place.folder.path().join(name), Some(to), None).unwrap();
     };
-    give("region", NOBODY);
+    give("region", OTHER_USER);
     let line = place.start_error();
     assert!(line.contains("region belongs to another user"), "{line}");
     give("region", 0);
-    give("kv.sock.lock", NOBODY);
+    give("kv.sock.lock", OTHER_USER);
     let line = place.start_error();
     assert!(line.contains("kv.sock.lock: it belongs to user 65534"), "{line}");
     give("kv.sock.lock", 0);
@@ -96,7 +98,7 @@ fn what_belongs_to_another_user_is_not_used_by_root_either() {
     fs::rename(&region, &elsewhere).unwrap();
     symlink(&elsewhere, &region).unwrap();
     place.start().stop();
-    std::os::unix::fs::lchown(&region, Some(NOBODY), None).unwrap();
+    std::os::unix::fs::lchown(&region, Some(OTHER_USER), None).unwrap();
     let line = place.start_error();
     assert!(line.contains("region belongs to another user"), "{line}");
 }

@@ -1,6 +1,6 @@
-//! That the log says what a person has to know before clients get errors: that the memory gets full
-//! and is no longer, that the index cannot grow, and which client was fenced, and why. And that
-//! strangers do not fill it.
+//! That the log says what a person has to know before clients get errors, and that strangers do not
+//! fill it. It says that the memory gets full and is no longer, that the index cannot grow, and which
+//! client was fenced, and why.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -33,7 +33,7 @@ impl Drop for Logged {
 }
 
 #[test]
-fn the_log_says_that_memory_gets_full_and_who_was_fenced() {
+fn the_log_says_that_memory_gets_full_and_which_client_was_fenced() {
     let place = Place::new();
     let (_server, path) = Logged::start(&place, &["--memory", "48MiB"]);
     let log = || std::fs::read_to_string(&path).unwrap();
@@ -82,6 +82,7 @@ fn silent_connections_do_not_fill_the_log() {
     eventually("it serves", || std::fs::read_to_string(&path).unwrap().contains("serving"));
     let (before, since) = (lines(), Instant::now());
     let connect = || Connection::connect(&place.socket(), PATIENCE).unwrap();
+    let mut buffer = [0; 256];
     for _ in 0..ROUNDS {
         (0..CONNECTIONS).for_each(|_| drop(connect()));
         let silent: Vec<_> = (0..CONNECTIONS).map(|_| connect()).collect();
@@ -89,6 +90,12 @@ fn silent_connections_do_not_fill_the_log() {
         let dropped = &silent[CONNECTIONS - 65];
         dropped.set_receive_timeout(Some(PATIENCE)).unwrap();
         assert_eq!(dropped.receive(&mut [0; 8]).unwrap().0, 0);
+        // The youngest may still become a client.
+        let youngest = silent.last().unwrap();
+        youngest.set_receive_timeout(Some(PATIENCE)).unwrap();
+        youngest.send(&hello(Role::Reader), None).unwrap();
+        let (bytes, _) = youngest.receive(&mut buffer).unwrap();
+        assert!(decode_reply(&buffer[..bytes]).unwrap().is_ok());
     }
     assert_eq!(place.writer().take(class(64), 1).len(), 1);
     let log = std::fs::read_to_string(&path).unwrap();

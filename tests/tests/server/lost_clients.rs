@@ -1,4 +1,4 @@
-//! That nothing of a vanished client stands in anybody's way, and nothing of the living is touched.
+//! That nothing of a vanished client is in the way of others, and nothing of the living is touched.
 
 use farside_layout::HINT_OFFSET;
 use farside_layout::hash::NO_HINT;

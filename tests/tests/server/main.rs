@@ -21,8 +21,9 @@ use farside_config::ServerConfig;
 use farside_config::size::ByteSize;
 use farside_control::address::Address;
 use farside_control::{
-    BLOCKS_PER_MESSAGE_MAX, ConnectRequest, FreeBlock, MESSAGE_BYTES_MAX, Purpose, Refusal, Reply,
-    Request, Role, ServerStatistics, SplitOutcome, Token, Welcome, decode_reply,
+    BLOCKS_PER_MESSAGE_MAX, ConnectRequest, FreeBlock, MESSAGE_BYTES_MAX, Purpose,
+    REQUEST_BYTES_MAX, Refusal, Reply, Request, Role, ServerStatistics, SplitOutcome, Token,
+    Welcome, decode_reply,
 };
 use farside_fabric::shm::{Connection, Region};
 use farside_layout::{
@@ -92,9 +93,8 @@ impl Place {
         connection
     }
 
-    fn ask(&self, role: Role, token: Token) -> Result<Client, Refusal> {
-        let connection =
-            self.say(&ConnectRequest { role, purpose: Purpose::Control, token }.encode());
+    fn ask(&self, role: Role) -> Result<Client, Refusal> {
+        let connection = self.say(&hello(role));
         let mut buffer = [0; 256];
         let (bytes, descriptor) = connection.receive(&mut buffer).unwrap();
         let welcome = decode_reply(&buffer[..bytes]).unwrap()?;
@@ -107,7 +107,7 @@ impl Place {
     }
 
     fn writer(&self) -> Client {
-        self.ask(Role::Writer, Token::NONE).unwrap()
+        self.ask(Role::Writer).unwrap()
     }
 }
 
@@ -262,15 +262,16 @@ impl Client {
     }
 }
 
+/// The request of a client without a secret.
+fn hello(role: Role) -> [u8; REQUEST_BYTES_MAX] {
+    ConnectRequest { role, purpose: Purpose::Control, token: Token::NONE }.encode()
+}
+
 fn class(bytes: u64) -> SizeClass {
     SizeClass::for_bytes(bytes).unwrap()
 }
 
 /// Waits until something is so.
-fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
-    let until = Instant::now() + PATIENCE;
-    while !is_so() {
-        assert!(Instant::now() < until, "waited in vain until {what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+fn eventually(what: &str, is_so: impl FnMut() -> bool) {
+    farside_tests::wait_until(what, PATIENCE, is_so);
 }

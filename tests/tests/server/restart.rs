@@ -74,17 +74,6 @@ fn another_size_is_refused_and_no_size_is_right() {
 }
 
 #[test]
-fn two_servers_never_share_a_region() {
-    let place = Place::with_file();
-    let _server = place.start();
-    let mut other = Place::new();
-    other.config.region_file = place.config.region_file.clone();
-    let line = other.start_error();
-    assert!(line.contains("another server uses the region file"), "{line}");
-    assert_eq!(place.writer().superblock().0.incarnation(), 1);
-}
-
-#[test]
 fn files_that_hold_no_region_are_refused_and_left_alone() {
     let place = Place::with_file();
     place.start().stop();
@@ -184,7 +173,7 @@ fn place_of(client: &Client, number: u64) -> u64 {
 
 /// The index has eight subtables: the ninth place is free. `kv-cli verify` names such words, too.
 #[test]
-fn a_word_in_a_free_place_is_cleared_unless_its_row_is_somebodys() {
+fn a_word_in_a_free_place_is_cleared_unless_its_row_is_in_use() {
     let place = Place::with_file();
     let server = place.start();
     let client = place.writer();

@@ -1,4 +1,4 @@
-//! Which requests get a connection, which get a reason for a refusal, and that none of them leaves
+//! Which requests get a connection and which a refusal with the reason, and that no attempt leaves
 //! anything behind.
 
 use std::net::SocketAddr;
@@ -33,7 +33,7 @@ fn garbage_of_every_length_is_refused_with_the_reason() {
     let error = connect_control(address, &long, &Options::default()).err().unwrap();
     assert!(matches!(error, VerbsError::PrivateData { bytes: 57, max: 56 }));
     assert!(server.connections.is_empty() && server.channels.is_empty());
-    // And a peer with manners is served.
+    // A client with manners is served.
     let mut fabric = server.client(1);
     let deadline = later(&fabric);
     let read = Verb::Read { remote: 0, into: Buffer::ReadBlock, bytes: 64 };
@@ -41,7 +41,7 @@ fn garbage_of_every_length_is_refused_with_the_reason() {
 }
 
 #[test]
-fn a_reason_has_its_limit_and_without_one_nobody_listens() {
+fn a_reason_has_its_limit_and_without_one_there_is_no_listener() {
     use farside_fabric::verbs::Event;
     let Some(address) = address() else { return };
     let mut listener = Listener::bind(address, &Options::default()).unwrap();
@@ -70,14 +70,14 @@ fn a_reason_has_its_limit_and_without_one_nobody_listens() {
 }
 
 #[test]
-fn a_port_where_nobody_listens_is_known_at_once() {
+fn a_port_without_a_listener_is_known_at_once() {
     let Some(address) = address() else { return };
     let dead = SocketAddr::new(address.ip(), 9);
     let started = Instant::now();
     let error = connect_control(dead, CONTROL, &Options::default()).err().unwrap();
     assert!(matches!(error, VerbsError::NobodyListens { .. }), "{error}");
     assert!(error.is_passing() && started.elapsed() < Duration::from_secs(2));
-    // An address that no host has: in the own network, and behind no device at all.
+    // Addresses without a host: in the own network, and behind no device at all.
     let options = Options { connect_timeout: Duration::from_millis(500), ..Options::default() };
     let SocketAddr::V4(own) = address else { return };
     let [a, b, c, _] = own.ip().octets();

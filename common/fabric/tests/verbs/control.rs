@@ -1,4 +1,5 @@
-//! The control channel keeps messages whole and in order, pushes back, wakes a sleeper, and ends.
+//! The control channel keeps messages whole and in order, pushes back, wakes a thread that sleeps,
+//! and ends.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -114,7 +115,7 @@ fn a_peer_that_takes_nothing_fills_its_own_channel_and_nothing_else() {
 /// Between messages and behind them, more often than the send queue is long. What it finds on a
 /// host that does not answer takes two hosts: `tests/vm/two-hosts`.
 #[test]
-fn a_probe_is_in_nobodys_way() {
+fn a_probe_is_not_in_the_way_of_messages() {
     let Some(mut server) = Server::new() else { return };
     let (mut theirs, mut ours) = server.control();
     let mut buffer = [0; 64];
@@ -127,7 +128,7 @@ fn a_probe_is_in_nobodys_way() {
         send(&mut theirs, &number.to_le_bytes());
         assert_eq!(receive(&mut ours, &mut buffer), 4);
     }
-    // Also at one who does not take his messages.
+    // Also at a peer that does not take its messages.
     while theirs.send(b"not taken").is_ok() {}
     for _ in 0..20 {
         theirs.probe().unwrap();

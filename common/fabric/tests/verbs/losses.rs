@@ -12,7 +12,7 @@ const LANE: LaneId = LaneId(0);
 const LANES: u16 = 16;
 
 /// A doorbell that the device refuses, here for an unaligned atomic, ends the connection. A
-/// caller that waits for room to post more hears of it.
+/// caller that waits for room to post more is told.
 #[test]
 fn a_refused_doorbell_leaves_room() {
     let Some(mut server) = Server::new() else { return };
@@ -267,7 +267,7 @@ fn child_that_serves() {
     server.until(|_| started.elapsed() > PATIENCE / 2);
 }
 
-/// A session that sleeps for completions takes no processor time, and misses none.
+/// A thread that sleeps for completions takes no processor time, and misses none.
 #[test]
 fn sleeping_for_completions_loses_no_wakeup() {
     let Some(mut server) = Server::new() else { return };

@@ -16,12 +16,12 @@ use crate::worker::{Worker, check_own};
 /// Sessions of one process.
 pub(crate) const SESSIONS: u64 = 4;
 
-/// What sessions do.
+/// The mix of operations of the sessions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// A bit of everything.
     Mixed,
-    /// Inserts and deletes: who dies most likely dies in the middle of an insert.
+    /// Inserts and deletes: a client that dies is most likely in the middle of an insert.
     Churn,
 }
 
@@ -191,7 +191,7 @@ impl Finished {
     }
 
     /// That the counters make sense, and that all keys of these sessions are as they left them, for
-    /// somebody who remembers nothing.
+    /// a session that remembers nothing.
     pub(crate) fn check(&self, session: &mut Session) {
         counters::check(&self.seen()).unwrap();
         self.workers.iter().for_each(|worker| check_own(session, worker));

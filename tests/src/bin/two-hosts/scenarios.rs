@@ -145,8 +145,8 @@ impl World {
         self.elsewhere = rows.iter().map(|row| (row[1], row[0])).collect();
     }
 
-    /// That everything acknowledged is there, no increment is lost, the region is whole, and nobody
-    /// else is connected.
+    /// That everything acknowledged is there, no increment is lost, the region is whole, and no
+    /// other client is connected.
     fn check(&mut self, finished: Finished) {
         let client = self.client();
         let mut session = client.session().unwrap();
@@ -160,14 +160,14 @@ impl World {
             let possible = least + elsewhere.0..=most.saturating_add(elsewhere.1);
             assert!(possible.contains(&value), "counter {counter} is {value}, not {possible:?}");
         }
-        wait_until("the server lets go of everybody else", PATIENCE, || {
+        wait_until("the server has lost all other clients", PATIENCE, || {
             client.statistics().is_ok_and(|now| now.clients == 1)
         });
         let verified = cli(&["verify"]);
         let text = String::from_utf8_lossy(&verified.stdout);
         assert!(verified.status.success(), "kv-cli verify: {verified:?}");
         for left in ["PENDING", "ABORTED"] {
-            assert!(!text.contains(left), "nobody cleared what is {left}: {text}");
+            assert!(!text.contains(left), "{left} words were left: {text}");
         }
     }
 }

@@ -14,7 +14,7 @@ use rand::{RngExt, SeedableRng};
 
 use crate::load::{Clock, Kind, Progress};
 
-/// Keys that everybody writes.
+/// Keys that all sessions write.
 const HOT_KEYS: u64 = 16;
 /// Keys that one session alone writes.
 const OWN_KEYS: u64 = 8;
@@ -210,7 +210,7 @@ impl Worker {
         let name = self.pick_hot();
         let (result, ..) = self.call(|session| session.get(&name.to_le_bytes()));
         if let Ok(Some(value)) = result {
-            assert!(proof::holds(name, &value), "key {name}: nobody wrote {:?}", value.data);
+            assert!(proof::holds(name, &value), "key {name}: no session wrote {:?}", value.data);
         }
     }
 

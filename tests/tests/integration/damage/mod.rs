@@ -1,16 +1,15 @@
 //! Proves that no damage of a region makes the client library panic, loop, or return a value that
-//! was not stored under the key: whatever bit flips, the outcome is the right value, a miss or an
+//! was not stored under the key. When a bit flips, the outcome is the right value, a miss or an
 //! error, in a bounded time.
 //!
-//! A real server has its region in a file, which the test maps and damages behind everybody's
-//! back. After each change under damage the words it can have touched are put back. For that to be
+//! A real server has its region in a file, which the test maps and damages unnoticed. After each change under damage the words it can have touched are put back. For that to be
 //! sound GRACE is longer than a test: no block that was unlinked and put back is used again.
 
 mod bits;
 mod files;
 mod flood;
 mod mending;
-mod spreading;
+mod splits;
 
 use std::fmt::Display;
 use std::time::{Duration, Instant};
@@ -225,7 +224,7 @@ impl Change {
             Self::Exchange => session.compare_exchange(key, Some(old), new).map(|outcome| {
                 if let Exchange::Mismatch(Some(found)) = &outcome {
                     let known = [old, new].contains(&found.data.as_slice());
-                    assert!(known, "{what}: a value nobody stored");
+                    assert!(known, "{what}: a value that was not stored");
                 }
                 matches!(outcome, Exchange::Exchanged)
             }),

@@ -75,7 +75,7 @@ fn a_socket_of_another_user_gets_no_secret() {
         println!("left out: it takes a socket, and root to become another user");
         return;
     }
-    // As /tmp: everybody may make entries.
+    // As /tmp: all users may make entries.
     let folder = tempfile::tempdir().unwrap();
     let shared = folder.path().join("shared");
     std::fs::create_dir(&shared).unwrap();

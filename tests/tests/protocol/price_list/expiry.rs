@@ -1,6 +1,5 @@
-//! Proves that a value with an end is absent from that millisecond on, for every operation, and
-//! what finding out costs: nothing for those that READ its block anyway, and nothing for other
-//! values.
+//! Proves that a value with an end is absent from that millisecond on, for every operation. Finding
+//! out costs nothing for operations that READ its block anyway, and nothing for other values.
 
 use std::time::Duration;
 
