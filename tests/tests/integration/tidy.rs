@@ -1,10 +1,13 @@
-//! Keeps the few rules of the house that no compiler and no clippy lint keeps, over every file that
-//! git tracks or is about to: sizes, ASCII, traces of somebody's machine, and paths, links and
-//! invariants that documents and code name but that are not there.
+//! Keeps the rules of the house that neither the compiler nor a clippy lint keeps, over every file
+//! that git tracks or is about to. Code is short and ASCII, and names no machine or workplace.
+//! Paths, links and invariants that documents and comments name exist. Crates use only lower ones.
+//! Prose has short sentences and plain words, and commit subjects are short.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path, PathBuf};
 use std::process::Command;
+
+use farside_tests::left_out;
 
 /// The longest line of Rust, in columns: what rustfmt.toml says, for comments too.
 const COLUMNS_MAX: usize = 100;
@@ -82,7 +85,7 @@ fn rust_files_are_short_narrow_and_ascii() {
     report("at most 600 lines of at most 100 columns, in ASCII", &broken);
 }
 
-/// Split, so that this file may be looked at too.
+/// Split, so that this file is checked too.
 const TRACES: &[&str] = &[
     concat!("/wo", "rk/"),
     concat!("/ro", "ot/"),
@@ -98,7 +101,7 @@ const TRACES: &[&str] = &[
 ];
 
 #[test]
-fn no_file_names_somebodys_machine_or_workplace() {
+fn no_file_names_a_machine_or_workplace() {
     let mut broken = Vec::new();
     for path in files() {
         let content = std::fs::read(root().join(&path)).unwrap();
@@ -109,7 +112,7 @@ fn no_file_names_somebodys_machine_or_workplace() {
             }
         }
     }
-    report("nothing of somebody's machine or workplace", &broken);
+    report("no file names a machine or a workplace", &broken);
 }
 
 /// What stands between backticks, outside of fenced blocks.
@@ -305,6 +308,183 @@ fn crates_use_only_what_is_below_them() {
     assert!(manifests.len() >= 14, "only {} manifests were found", manifests.len());
     let broken: Vec<_> = manifests.iter().flat_map(|(_, of)| arrows_upwards(of)).collect();
     report("each crate uses only what is below it", &broken);
+}
+
+/// In words: the longest sentence, the length that one in ten may reach, and the longest median.
+const SENTENCE: (usize, usize, usize) = (40, 28, 15);
+
+/// The paragraphs and list items of a text in Markdown, without headings, tables and code blocks.
+fn paragraphs(text: &str) -> Vec<String> {
+    let mut found = vec![String::new()];
+    for line in text.split("```").step_by(2).flat_map(str::lines) {
+        let is_open = found.last().is_some_and(|paragraph| !paragraph.is_empty());
+        let (is_code, line) = (line.starts_with("    ") && !is_open, line.trim());
+        let is_apart = line.starts_with(['|', '#']);
+        let marked = line.trim_start_matches(|c: char| c.is_ascii_digit());
+        let item = marked.strip_prefix(if marked == line { "- " } else { ". " });
+        if is_apart || line.is_empty() || item.is_some() {
+            found.push(String::new());
+        }
+        if !is_apart && !is_code && !line.is_empty() {
+            found.last_mut().unwrap().extend([item.unwrap_or(line), " "]);
+        }
+    }
+    found
+}
+
+/// The sentences of a text, each with its number of words. Code is one word; one word is none.
+fn sentences(text: &str) -> Vec<(usize, String)> {
+    let (mut found, mut sentence) = (Vec::new(), Vec::new());
+    for paragraph in paragraphs(text) {
+        let parts = paragraph.split('`').enumerate();
+        let parts =
+            parts.map(|(at, part)| if at % 2 == 1 { part.replace(' ', "_") } else { part.into() });
+        let paragraph = parts.collect::<Vec<_>>().join("`");
+        let mut words = paragraph.split_whitespace().peekable();
+        while let Some(word) = words.next() {
+            sentence.push(word.to_owned());
+            let is_end = word.trim_end_matches(['"', '\'', ')', '*']).ends_with(['.', '!', '?']);
+            let begins = |next: &&str| {
+                next.starts_with(|c: char| {
+                    c.is_ascii_uppercase() || c.is_ascii_digit() || "`\"(*[".contains(c)
+                })
+            };
+            if words.peek().is_none_or(|next| is_end && begins(next)) {
+                let is_word = |word: &&String| word.contains(|c: char| c.is_alphanumeric());
+                found.push((sentence.iter().filter(is_word).count(), sentence.join(" ")));
+                sentence.clear();
+            }
+        }
+    }
+    found.retain(|(words, _)| *words > 1);
+    found
+}
+
+/// What is wrong with the lengths of the sentences in texts that stand under their paths.
+fn long_sentences(texts: impl Iterator<Item = (String, String)>) -> Vec<String> {
+    let (longest, most, median_max) = SENTENCE;
+    let (mut broken, mut lengths) = (Vec::new(), Vec::new());
+    for (path, text) in texts {
+        for (words, sentence) in sentences(&text) {
+            lengths.push(words);
+            if words > longest {
+                broken.push(format!("{path}: {words} words: {sentence}"));
+            }
+        }
+    }
+    lengths.sort_unstable();
+    let under = lengths.iter().filter(|words| **words < most).count();
+    let median = lengths.get(lengths.len() / 2).copied().unwrap_or_default();
+    if median > median_max || under * 10 < lengths.len() * 9 {
+        broken.push(format!("of {} sentences {under} are short; median {median}", lengths.len()));
+    }
+    broken
+}
+
+/// The documentation of the module in a file of Rust.
+fn module_docs(content: &str) -> String {
+    let text = |line: &str| {
+        line.strip_prefix("//!").map_or(String::new(), |text| text.replacen(' ', "", 1))
+    };
+    content.lines().map(|line| text(line) + "\n").collect()
+}
+
+#[test]
+fn sentences_are_short() {
+    let is_page =
+        |path: &str| path.starts_with("docs/") || ["README.md", "ARCHITECTURE.md"].contains(&path);
+    let mut broken = long_sentences(with_extension(".md").filter(|(path, _)| is_page(path)));
+    let of_module = |(path, content): (String, String)| (path, module_docs(&content));
+    broken.extend(long_sentences(with_extension(".rs").map(of_module)));
+    report("sentences: half up to 15 words, nine of ten under 28, none over 40", &broken);
+}
+
+/// Words that do not say what they mean; so are "but for" and the "who" of a thing.
+const REFUSED: [&str; 5] = ["whoever", "whomever", "nobody", "somebody", "everybody"];
+/// The words after which "who" may stand, without an s.
+const PERSONS: &str = "user operator reader people person engineer researcher attacker contributor \
+    administrator anyone those one developer newcomer maintainer stranger author reviewer";
+
+/// The words of a text that it may not have, each behind its line and the word before it.
+fn refused_words(content: &str) -> Vec<String> {
+    let (mut found, mut before, mut is_cut) = (Vec::new(), String::new(), false);
+    for (number, line) in content.lines().enumerate() {
+        for token in line.split_whitespace() {
+            let words = token.split(|c: char| !c.is_alphanumeric() && c != '_');
+            for word in words.filter(|word| !word.is_empty()).map(str::to_lowercase) {
+                // `self.who` and `|who|` are names.
+                let is_who = word == "who" && token.to_lowercase().starts_with("who");
+                let singular = before.trim_end_matches('s');
+                let is_thing = is_who && !PERSONS.split(' ').any(|person| person == singular);
+                let is_except = (&*before, &*word, is_cut) == ("but", "for", false);
+                if is_thing || is_except || REFUSED.contains(&&*word) {
+                    found.push(format!("{}: {before} {word}", number + 1));
+                }
+                before = word;
+            }
+            is_cut = token.ends_with([',', ';', ':', '.']);
+        }
+    }
+    found
+}
+
+#[test]
+fn words_are_plain() {
+    let files = [".rs", ".md", ".sh", ".toml"].into_iter().flat_map(with_extension);
+    let is_own = |path: &str| path.ends_with("/tidy.rs") || path.starts_with("bench/results/");
+    let mut broken = Vec::new();
+    for (path, content) in files.filter(|(path, _)| !is_own(path)) {
+        broken.extend(refused_words(&content).iter().map(|found| format!("{path}:{found}")));
+    }
+    report("plain words", &broken);
+}
+
+/// Whether a commit may have this subject.
+fn is_subject(subject: &&str) -> bool {
+    subject.chars().count() <= 72 && !subject.ends_with('.')
+}
+
+/// Of the commits since the rule was made: a shallow checkout has some of them, an archive none.
+#[test]
+fn commit_subjects_are_short() {
+    let arguments = ["log", "--no-merges", "--since=2026-11-24T14:00:00Z", "--format=%s"];
+    match Command::new("git").args(arguments).current_dir(root()).output() {
+        Ok(output) if output.status.success() => {
+            let subjects = String::from_utf8_lossy(&output.stdout);
+            let broken = subjects.lines().filter(|subject| !is_subject(subject));
+            let broken: Vec<_> = broken.map(str::to_owned).collect();
+            report("subjects have up to 72 characters and no period", &broken);
+        }
+        _ => left_out("without git", "there is no history"),
+    }
+}
+
+#[test]
+fn prose_can_be_refused() {
+    let text = "# Heading of four words\nOne `a b c` here. Two words (see\n[b](c))! 3 words.\n\n\
+        - An item\n2. Another, e.g. this.\n\n    code is none\n| nor | a table |\n\
+        ```\nnor this\n```\n";
+    let counted: Vec<_> = sentences(text).into_iter().map(|(words, _)| words).collect();
+    assert_eq!(counted, [3, 4, 2, 2, 3]);
+    let lengths = |lengths: &[usize]| {
+        let text: String = lengths.iter().map(|words| "a ".repeat(*words) + "\n\n").collect();
+        long_sentences([(String::new(), text)].into_iter()).len()
+    };
+    assert_eq!(lengths(&[15, 15, 15]) + lengths(&[2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 40]), 0);
+    assert_eq!(
+        (lengths(&[16, 16]), lengths(&[2, 2, 29]), lengths(&[2; 20]), lengths(&[41])),
+        (1, 1, 0, 2)
+    );
+    assert_eq!(module_docs("//! A.\n//!\nfn b() {}\n//!     c"), "A.\n\n\n    c\n");
+    let bad =
+        ["Nobody waits", "so (somebody's) b", "Whoever\nis", "all but\n/// for b", "a lane who"];
+    for bad in bad {
+        assert_eq!(refused_words(bad).len(), 1, "{bad}");
+    }
+    for good in ["readers\n/// who write", "but, for now", "nobody_waits", "anyone who", "a.who"] {
+        assert_eq!(refused_words(good), [""; 0], "{good}");
+    }
+    assert!(is_subject(&&*"a".repeat(72)) && !is_subject(&&*"a".repeat(73)) && !is_subject(&"A."));
 }
 
 #[test]
