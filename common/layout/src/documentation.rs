@@ -31,12 +31,13 @@ fn tables() -> String {
     table!(out, Slot: word, hint);
     table!(out, BlockHeader: superseded, generation, checksum, key_bytes, writer, value_bytes,
         written_at_ms, expires_at_ms);
-    writeln!(out, "Size classes, in bytes:\n").unwrap();
+    writeln!(out, "Size classes, in bytes:\n\n```").unwrap();
     let classes: Vec<u64> = SizeClass::all().map(SizeClass::block_bytes).collect();
     for line in classes.chunks(12) {
         let line: Vec<String> = line.iter().map(u64::to_string).collect();
-        writeln!(out, "    {}", line.join(" ")).unwrap();
+        writeln!(out, "{}", line.join(" ")).unwrap();
     }
+    out.push_str("```\n");
     out
 }
 
