@@ -264,6 +264,27 @@ fn every_invariant_is_cited_and_every_citation_is_an_invariant() {
     report("the code and docs/protocol.md have the same invariants", &broken);
 }
 
+/// Whether this Rust has code that the compiler does not check.
+fn is_unsafe(content: &str) -> bool {
+    [concat!("unsafe", " {"), concat!("unsafe", " impl"), concat!("#[", "unsafe(")]
+        .iter()
+        .any(|mark| content.contains(mark))
+}
+
+#[test]
+fn every_file_with_unsafe_code_is_listed() {
+    let page = std::fs::read_to_string(root().join("docs/testing.md")).unwrap();
+    let (_, list) = page.split_once("## Where `unsafe` is").expect("the heading is there");
+    let listed = quoted(list);
+    let broken: Vec<_> = with_extension(".rs")
+        .filter(|(path, content)| {
+            is_unsafe(content) && !listed.iter().any(|place| path.starts_with(place))
+        })
+        .map(|(path, _)| path)
+        .collect();
+    report("docs/testing.md lists each file with unsafe code", &broken);
+}
+
 /// The crates, the lowest first: each uses only those of lines above its own.
 const LAYERS: [&[&str]; 7] = [
     &["layout", "fabric", "snapshot", "linearizability"],
@@ -501,6 +522,7 @@ fn the_rules_can_be_broken() {
     assert!(defines(rust, "Door") && defines(rust, "a::door"));
     assert!(!defines(rust, "open") && !defines("use door::Door;", "Door"));
     assert_eq!(resolve("docs/decisions/a.md", "../b.md#c"), "docs/b.md#c");
+    assert!(is_unsafe(concat!("let a = uns", "afe { b() };")) && !is_unsafe("// SAFETY: unsafe"));
     let files: BTreeSet<String> = ["client/src/lib.rs".to_owned()].into();
     assert!(is_path("client/src/gone.rs", &files) && !exists("client/src/gone.rs", &files));
     assert!(exists("client/src", &files) && exists("client/src/", &files));
