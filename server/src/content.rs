@@ -65,17 +65,16 @@ impl BlockReader {
         if self.geometry.check_block(block).is_err() {
             return Ok(None);
         }
-        let is_meant = |header: &BlockHeader| header.generation() as u8 == block.generation_low;
+        let is_meant = |header: &BlockHeader| block.has_generation(header.generation());
         let Some(words) = read_block(&self.region, block, budget, is_meant)? else {
             return Ok(None);
         };
         let Ok(content) = Block::decode(words.as_bytes(), block.address) else { return Ok(None) };
-        let (word, hash) = (slot.word(), self.hasher.hash(content.key()));
+        let hash = self.hasher.hash(content.key());
         let generation = content.header_word().generation;
-        let is_meant = generation as u8 == block.generation_low
+        let is_meant = block.has_generation(generation)
             && class_for(content.key().len(), content.value().len()) == Some(block.class)
-            && hash.fingerprint() == word.fingerprint()
-            && hash.hint(word.incarnation()) == slot.hint();
+            && slot.is_of(hash);
         Ok(is_meant.then(|| Content {
             generation,
             written_at_ms: content.written_at_ms(),

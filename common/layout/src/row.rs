@@ -3,6 +3,7 @@
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, little_endian as le};
 
 use super::{LayoutError, SlotWord};
+use crate::hash::KeyHash;
 
 /// Slots in a row.
 pub const SLOTS_PER_ROW: usize = 7;
@@ -90,9 +91,58 @@ impl RowHeader {
         self.is_valid() && prefix_of(directory_hash, self.local_depth) == self.prefix.get()
     }
 
+    /// Whether the row is of the subtable that has the keys with this directory hash while it goes
+    /// by so many bits. A prefix and local depth name one subtable for ever (invariant I17).
+    pub fn is_of(&self, directory_hash: u32, local_depth: u8) -> bool {
+        self.local_depth == local_depth && self.covers(directory_hash)
+    }
+
     /// Whether these bytes are a row's header at all.
     pub fn is_valid(&self) -> bool {
         self.magic.get() == ROW_MAGIC && self.local_depth <= 32 && self.filling <= 1
+    }
+}
+
+/// What rows say about the subtable that they belong to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SubtableState {
+    /// It is the key's: what is not here is absent.
+    Whole,
+    /// It is the key's, and a split is taking its keys to these two.
+    Splitting([u64; 2]),
+    /// A split is bringing its keys: what is not here or was not in the old one is absent, and
+    /// nothing can be inserted.
+    Filling,
+    /// It is not, or not any more, or it changed during the READ.
+    Elsewhere,
+}
+
+impl SubtableState {
+    /// What these headers say to a reader that came for a key with this directory hash, to a
+    /// subtable that goes by so many bits; `has_moved` is whether a word of the rows is MOVED.
+    pub fn of<'r>(
+        headers: impl IntoIterator<Item = &'r RowHeader>,
+        directory_hash: u32,
+        local_depth: u8,
+        has_moved: bool,
+    ) -> Self {
+        let (mut forward, mut is_filling) = (None, false);
+        for header in headers {
+            // A split tells one row after the other where the keys go.
+            let leads = header.forward().or(forward);
+            let changed = forward.is_some() && forward != leads;
+            if changed || !header.is_of(directory_hash, local_depth) {
+                return Self::Elsewhere;
+            }
+            (forward, is_filling) = (leads, is_filling | header.is_filling());
+        }
+        match forward {
+            _ if is_filling => Self::Filling,
+            Some(forward) => Self::Splitting(forward),
+            // The split began after the headers were READ and before the words were.
+            None if has_moved => Self::Elsewhere,
+            None => Self::Whole,
+        }
     }
 }
 
@@ -140,6 +190,12 @@ impl Slot {
     /// The hint.
     pub fn hint(&self) -> u64 {
         self.hint.get()
+    }
+
+    /// Whether word and hint are those of the key with this hash.
+    pub fn is_of(&self, hash: KeyHash) -> bool {
+        let word = self.word();
+        word.fingerprint() == hash.fingerprint() && self.hint() == hash.hint(word.incarnation())
     }
 
     /// Whether the slot was never used, nor claimed.
@@ -209,6 +265,29 @@ mod tests {
         assert!(header.covers(0b101 << 29 | 1));
         assert!(!header.covers(0b100 << 29));
         assert!(RowHeader::new(0, 0).covers(u32::MAX));
+    }
+
+    #[test]
+    fn rows_say_how_their_subtable_stands() {
+        let (whole, split) = (RowHeader::new(0b10, 2), [SUBTABLE_BYTES, 2 * SUBTABLE_BYTES]);
+        let (leads, hash) = (whole.with_forward(split), 0b101 << 29);
+        let elsewhere = whole.with_forward([SUBTABLE_BYTES, 3 * SUBTABLE_BYTES]);
+        let state =
+            |headers: [RowHeader; 2], has_moved| SubtableState::of(&headers, hash, 2, has_moved);
+        for (headers, has_moved, expected) in [
+            ([whole, whole], false, SubtableState::Whole),
+            ([whole, whole], true, SubtableState::Elsewhere),
+            ([leads, whole], true, SubtableState::Splitting(split)),
+            ([whole, leads], false, SubtableState::Splitting(split)),
+            ([leads, leads], false, SubtableState::Splitting(split)),
+            ([leads, elsewhere], false, SubtableState::Elsewhere),
+            ([whole.filling(), whole], true, SubtableState::Filling),
+            ([whole, RowHeader::new(0b11, 2)], false, SubtableState::Elsewhere),
+            ([RowHeader::new(0b1, 1), whole], false, SubtableState::Elsewhere),
+            ([RowHeader::new(0b101, 3); 2], false, SubtableState::Elsewhere),
+        ] {
+            assert_eq!(state(headers, has_moved), expected, "{headers:?}");
+        }
     }
 
     #[test]

@@ -254,6 +254,11 @@ pub struct BlockRef {
 }
 
 impl BlockRef {
+    /// Whether a block of this generation is the one that is meant.
+    pub const fn has_generation(self, generation: u32) -> bool {
+        generation as u8 == self.generation_low
+    }
+
     const fn bits(self) -> u64 {
         (self.generation_low as u64) << GENERATION_SHIFT
             | (self.class.index() as u64) << CLASS_SHIFT

@@ -155,8 +155,7 @@ impl<F: Fabric> Operation<'_, F> {
         let [word, hint] = self.first_words(Buffer::Window);
         let word = SlotWord::from_bits(word);
         if !matches!(word.state(), SlotState::Live | SlotState::Frozen)
-            || word.fingerprint() != self.hash.fingerprint()
-            || !self.hint_matches(Slot::new(word, hint))
+            || !Slot::new(word, hint).is_of(self.hash)
             || !self.is_fresh(posted)
         {
             return Ok(None);

@@ -8,11 +8,12 @@ use farside_fabric::{ChainError, Fabric, Nanos, Verb};
 use farside_layout::hash::NO_HINT;
 use farside_layout::{
     FIRST_INCARNATION, HINT_OFFSET, LayoutError, SLOTS_PER_ROW, Slot, SlotState, SlotWord,
+    SubtableState,
 };
 
 use super::put::Condition;
 use super::swing::NewBlock;
-use super::window::{BlockRead, KeyLookup, ObservedWindow, SubtableState};
+use super::window::{BlockRead, KeyLookup, ObservedWindow};
 use super::{ExaminedBlock, Operation, ProtocolResult, ProvenSlot, is_moving};
 use crate::failure::Failure;
 

@@ -316,7 +316,7 @@ impl<'e, F: Fabric> Operation<'e, F> {
             Err(error) => return ExaminedBlock::Damaged(error),
         };
         let header = found.header_word();
-        if header.generation as u8 != block.generation_low {
+        if !block.has_generation(header.generation) {
             let (field, value) = ("generation", u64::from(header.generation));
             return ExaminedBlock::Damaged(LayoutError::Field { field, value });
         }

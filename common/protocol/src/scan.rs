@@ -6,7 +6,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use farside_fabric::{Buffer, Fabric, LaneId, Verb};
 use farside_layout::hash::KeyHash;
 use farside_layout::{
-    Block, BlockAddress, BlockRef, ROW_BYTES, Row, SUBTABLE_BYTES, SlotState, SlotWord, prefix_of,
+    Block, BlockAddress, BlockRef, ROW_BYTES, Row, SLOTS_PER_ROW, SUBTABLE_BYTES, Slot, SlotState,
+    SlotWord, SubtableState, prefix_of,
 };
 use zerocopy::FromBytes;
 
@@ -198,27 +199,20 @@ async fn collect_from<F: Fabric>(
         }
         let block = handle.engine.endpoint.buffer(lane, Buffer::ReadBlock);
         let rows = <[Row]>::ref_from_bytes(&block[..SUBTABLE_BYTES as usize]).unwrap_or_default();
-        let (mut forward, mut has_moved, mut is_filling) = (None, false, false);
-        for (number, row) in rows.iter().enumerate() {
-            if !row.header.covers(directory_hash) || row.header.local_depth != local_depth {
-                return Ok(false);
-            }
-            forward = forward.or(row.header.forward());
-            is_filling |= row.header.is_filling();
-            for (at, slot) in row.slots.iter().enumerate() {
-                let word = slot.word();
-                has_moved |= word.state() == SlotState::Moved;
-                if has_entry(word) {
-                    let row = offset + number as u64 * ROW_BYTES;
-                    slots.push(ScannedSlot { row, at, word, local_depth, directory_hash });
-                }
-            }
-        }
-        // A scan that does not come from the old subtable may believe only a whole one.
-        let is_torn = has_moved && forward.is_none() && !is_filling;
-        if is_torn || is_filling && !is_new {
-            return Ok(false);
-        }
+        let words = rows.iter().flat_map(|row| &row.slots).map(Slot::word);
+        let has_moved = words.clone().any(|word| word.state() == SlotState::Moved);
+        let headers = rows.iter().map(|row| &row.header);
+        let forward = match SubtableState::of(headers, directory_hash, local_depth, has_moved) {
+            SubtableState::Whole => None,
+            SubtableState::Splitting(forward) => Some(forward),
+            // A scan that does not come from the old subtable may believe only a whole one.
+            SubtableState::Filling if is_new => None,
+            SubtableState::Filling | SubtableState::Elsewhere => return Ok(false),
+        };
+        slots.extend(words.enumerate().filter(|(_, word)| has_entry(*word)).map(|(at, word)| {
+            let row = offset + (at / SLOTS_PER_ROW) as u64 * ROW_BYTES;
+            ScannedSlot { row, at: at % SLOTS_PER_ROW, word, local_depth, directory_hash }
+        }));
         for (side, offset) in (0u32..).zip(forward.into_iter().flatten()) {
             let next_bit = 1 << 31 >> local_depth.min(31);
             let directory_hash = (directory_hash & !next_bit) | (next_bit * side);
@@ -252,7 +246,7 @@ async fn read_entry<F: Fabric>(
         let Ok((now, _)) = Row::read_from_prefix(fabric.buffer(lane, Buffer::Window)) else {
             return Ok(ScanRead::Elsewhere);
         };
-        if !now.header.covers(directory_hash) || now.header.local_depth != local_depth {
+        if !now.header.is_of(directory_hash, local_depth) {
             return Ok(ScanRead::Elsewhere);
         }
         let now = now.slots[at].word();

@@ -291,9 +291,7 @@ impl<'e, F: Fabric> SubtableSplitter<'e, F> {
         let hash = self.hasher.hash(rest.get(..header.key_bytes())?);
         let is_here = prefix_of(hash.directory(), split.local_depth) == split.prefix;
         // The hint is 64 keyed bits of the key's hash: it vouches for what was READ.
-        let is_right = slot.word() == frozen
-            && hash.fingerprint() == frozen.fingerprint()
-            && slot.hint() == hash.hint(frozen.incarnation());
+        let is_right = slot.word() == frozen && slot.is_of(hash);
         let side = side_of(hash.directory(), split.local_depth);
         (is_here && is_right).then_some(MovingEntry { at, side, hash })
     }

@@ -297,7 +297,7 @@ impl<F: Fabric> Operation<'_, F> {
         let is_ours = header.fits(old.class, self.key_bytes) && rest.starts_with(key);
         let (words, _) = block.as_chunks();
         let generation = HeaderWord::from_bits(u64::from_le_bytes(words[0])).generation;
-        let is_ours = is_ours && generation as u8 == old.generation_low;
+        let is_ours = is_ours && old.has_generation(generation);
         is_ours.then(|| (generation, header.expires_at_ms()))
     }
 

@@ -2,8 +2,8 @@
 
 use farside_fabric::{Buffer, Fabric, Nanos, Verb};
 use farside_layout::{
-    BLOCK_BYTES_MAX, LayoutError, ROW_BYTES, RowHeader, SLOTS_PER_ROW, Slot, SlotState, SlotWord,
-    WINDOW_BYTES, WINDOW_SLOTS, Window, prefix_of, side_of, slot_in_subtable,
+    BLOCK_BYTES_MAX, LayoutError, ROW_BYTES, SLOTS_PER_ROW, Slot, SlotState, SlotWord,
+    SubtableState, WINDOW_BYTES, WINDOW_SLOTS, Window, side_of, slot_in_subtable,
 };
 
 use super::{ATTEMPTS_MAX, ExaminedBlock, Operation, ProtocolResult, ProvenSlot, is_moving};
@@ -16,20 +16,6 @@ const WINDOW_READS_MAX: u32 = 16;
 /// says so.
 const DAMAGE_ATTEMPTS_MAX: u32 = 16;
 const _: () = assert!(BLOCK_BYTES_MAX <= u32::MAX as u64);
-
-/// What a window's rows say about the subtable it belongs to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum SubtableState {
-    /// It is the key's: what is not here is absent.
-    Whole,
-    /// It is the key's, and a split is taking its keys to these two.
-    Splitting([u64; 2]),
-    /// A split is bringing its keys: what is not here or was not in the old one is absent, and
-    /// nothing can be inserted.
-    Filling,
-    /// It is not, or not any more, or it changed during the READ.
-    Elsewhere,
-}
 
 /// A window as one READ brought it. The reader says where it is to stand: it is large, and
 /// would be copied on the way back from each function.
@@ -258,33 +244,10 @@ impl<F: Fabric> Operation<'_, F> {
         (seen.base, seen.local_depth, seen.posted, seen.took) = (base, local_depth, posted, took);
         seen.hints_exact = took <= self.region.constants.exact_hint_read_ns_max;
         seen.matching = matching;
-        let headers = window.rows.each_ref().map(|row| row.header);
-        seen.standing = self.standing(headers, local_depth, any_moved);
-        Ok(())
-    }
-
-    /// A prefix and local depth name one subtable for ever (invariant I17), so rows with exactly
-    /// those that led here are of the subtable that was meant.
-    fn standing(&self, headers: [RowHeader; 2], local_depth: u8, any_moved: bool) -> SubtableState {
+        let headers = window.rows.iter().map(|row| &row.header);
         let directory_hash = self.hash.directory();
-        let whole = RowHeader::new(prefix_of(directory_hash, local_depth), local_depth).words();
-        if headers.each_ref().map(RowHeader::words) == [whole; 2] {
-            // If any moved, the split began after the headers were READ and before the words were.
-            return if any_moved { SubtableState::Elsewhere } else { SubtableState::Whole };
-        }
-        let is_right =
-            |header: &RowHeader| header.covers(directory_hash) && header.local_depth == local_depth;
-        if !headers.iter().all(is_right) {
-            return SubtableState::Elsewhere;
-        }
-        if headers.iter().any(RowHeader::is_filling) {
-            return SubtableState::Filling;
-        }
-        match headers.map(|header| header.forward()) {
-            [Some(forward), None] | [None, Some(forward)] => SubtableState::Splitting(forward),
-            [Some(first), Some(second)] if first == second => SubtableState::Splitting(first),
-            _ => SubtableState::Elsewhere,
-        }
+        seen.standing = SubtableState::of(headers, directory_hash, local_depth, any_moved);
+        Ok(())
     }
 
     /// Whether no incarnation number can have recurred since a READ posted then (invariant I7).

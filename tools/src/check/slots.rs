@@ -178,7 +178,7 @@ impl<F: Fabric> Walk<'_, F> {
             .map_err(|error| Problem::Block { offset, error })?;
         let header = block.header_word();
         let (expected, generation) = (linked.generation_low, header.generation);
-        if generation as u8 != expected {
+        if !linked.has_generation(generation) {
             let block = linked.address.offset();
             return Err(Problem::Generation { offset, block, expected, generation });
         }
