@@ -1,8 +1,8 @@
 //! One client of the growth tests: inserts keys as fast as it can and says how that went, then
 //! overwrites them until it is killed. Exits with 3 and a line on stderr when anything fails.
 //!
-//! `growth-worker ADDRESS WRITER KEYS`
-#![allow(clippy::unwrap_used, clippy::print_stderr, clippy::print_stdout)]
+//! `growth-worker ADDRESS WRITER KEYS REPORT`; how the inserts went goes to the file REPORT.
+#![allow(clippy::unwrap_used, clippy::print_stderr)]
 
 use std::time::{Duration, Instant};
 
@@ -10,8 +10,8 @@ use farside::Client;
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [address, writer, keys] = arguments.as_slice() else {
-        eprintln!("growth-worker ADDRESS WRITER KEYS");
+    let [address, writer, keys, report] = arguments.as_slice() else {
+        eprintln!("growth-worker ADDRESS WRITER KEYS REPORT");
         std::process::exit(2);
     };
     let (writer, keys): (u64, u64) = (writer.parse().unwrap(), keys.parse().unwrap());
@@ -31,11 +31,14 @@ fn main() {
         before = now;
     }
     let seconds = started.elapsed().as_secs_f64();
-    println!(
+    let line = format!(
         "{keys} inserts in {seconds:.2} s, {:.0} a second, the slowest {:.1} ms, {slow} over 50 ms",
         keys as f64 / seconds,
         slowest.as_secs_f64() * 1e3
     );
+    // As a whole, or not at all.
+    std::fs::write(format!("{report}.new"), line).unwrap();
+    std::fs::rename(format!("{report}.new"), report).unwrap();
     for number in (0..keys).cycle() {
         if let Err(error) = session.put(&key(number), &number.to_le_bytes()) {
             eprintln!("WRONG: {error}");

@@ -5,7 +5,6 @@
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
-use std::process::{Command, Stdio};
 
 use farside_bench::price::Price;
 use farside_bench::workload::Kind;
@@ -13,7 +12,7 @@ use farside_linearizability::{HistoryOperation, Record, Violation};
 use farside_tests::binary;
 use serde_json::Value as Json;
 
-use crate::cli::Said;
+use crate::cli::{self, Said};
 
 pub(crate) fn bench(arguments: &[impl AsRef<OsStr>]) -> Said {
     measuring("kv-bench", arguments)
@@ -23,10 +22,7 @@ pub(crate) fn bench(arguments: &[impl AsRef<OsStr>]) -> Said {
 pub(crate) fn measuring(command: &str, arguments: &[impl AsRef<OsStr>]) -> Said {
     // Both look for it beside themselves.
     binary("kv-server");
-    let mut command = Command::new(binary(command));
-    // A folder without a config file.
-    command.env("HOME", "/nowhere");
-    Said::new(command.args(arguments).stdin(Stdio::null()).output().unwrap())
+    Said::of(cli::command(command).args(arguments))
 }
 
 #[track_caller]

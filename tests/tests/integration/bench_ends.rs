@@ -12,7 +12,7 @@ use farside_tests::{PATIENCE, ServerProcess, binary, send_signal, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-use crate::cli::Said;
+use crate::cli::{Said, command};
 
 #[test]
 fn a_thread_that_cannot_be_started_is_one_line() {
@@ -131,17 +131,15 @@ fn a_history_outlives_its_server() {
     let history = server.folder().join("history.jsonl");
     let bench = || {
         let line = "ycsb --workload a --records 50 --seconds 600 --threads 2 --depth 16";
-        let mut command = Command::new(binary("kv-bench"));
+        let mut command = command("kv-bench");
         command.args(line.split(' ')).args(["--limit-seconds", "0", "--warmup-seconds", "0"]);
         command.args(["--server", &server.address(), "--history"]).arg(&history);
-        command.env("HOME", "/nowhere").stdin(Stdio::null());
-        command.stdout(Stdio::piped()).stderr(Stdio::piped());
         command
     };
     let child = bench().spawn().unwrap();
     let bytes = || std::fs::metadata(&history).map_or(0, |found| found.len());
     wait_until("operations are on file", PATIENCE, || bytes() > 0);
-    let again = bench();
+    let mut again = bench();
     server.kill();
     let said = Said::new(child.wait_with_output().unwrap());
     assert_eq!(said.code, Some(3), "{}", said.stderr);
@@ -149,8 +147,6 @@ fn a_history_outlives_its_server() {
     let records = farside_linearizability::read(&text[..]).unwrap();
     let unknown = records.iter().filter(|record| record.result == Ended::Unknown).count();
     assert!((1..=LANES).contains(&unknown) && records.len() > 1000, "{unknown}");
-    let mut again = again;
-    let said = Said::new(again.output().unwrap());
-    said.expect_line(3, &["no server answers"]);
+    Said::of(&mut again).expect_line(3, &["no server answers"]);
     assert!(std::fs::read(&history).unwrap() == text, "it was replaced by nothing");
 }

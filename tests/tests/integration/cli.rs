@@ -25,6 +25,10 @@ impl Said {
         Self { code: output.status.code(), stdout: output.stdout, stderr }
     }
 
+    pub(super) fn of(command: &mut Command) -> Self {
+        Self::new(command.output().unwrap())
+    }
+
     pub(super) fn text(&self) -> &str {
         str::from_utf8(&self.stdout).unwrap()
     }
@@ -48,29 +52,30 @@ impl Said {
     }
 }
 
+/// A command, as it runs for a user without a config file.
+pub(super) fn command(name: &str) -> Command {
+    let mut command = Command::new(binary(name));
+    command.env("HOME", "/nowhere").env_remove("FARSIDE_SERVER").stdin(Stdio::null());
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
 fn cli(server: &ServerProcess, arguments: &[&str]) -> Said {
     Said::new(server.cli(arguments))
 }
 
 /// kv-cli with arguments of any bytes and something on stdin.
 fn cli_with<A: AsRef<OsStr>>(server: &ServerProcess, arguments: &[A], stdin: &[u8]) -> Said {
-    let mut child = Command::new(binary("kv-cli"))
-        .args(arguments)
-        .env("FARSIDE_SERVER", server.address())
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut command = command("kv-cli");
+    command.args(arguments).env("FARSIDE_SERVER", server.address()).stdin(Stdio::piped());
+    let mut child = command.spawn().unwrap();
     child.stdin.take().unwrap().write_all(stdin).unwrap();
     Said::new(child.wait_with_output().unwrap())
 }
 
-/// kv-cli without a server, and without what the developer's own config says.
+/// kv-cli without a server.
 fn cli_alone(arguments: &[&str]) -> Said {
-    let mut command = Command::new(binary("kv-cli"));
-    command.args(arguments).env_remove("FARSIDE_SERVER").env("HOME", "/nonexistent");
-    Said::new(command.stdin(Stdio::null()).output().unwrap())
+    Said::of(command("kv-cli").args(arguments))
 }
 
 fn path(path: &Path) -> &str {
@@ -379,13 +384,8 @@ fn a_closed_stdout_is_no_error() {
     let server = ServerProcess::start(&["--memory", "32MiB"]);
     let mut session = server.client().session().unwrap();
     (0..2000u32).for_each(|n| session.put(&n.to_le_bytes(), &[b'x'; 1000]).unwrap());
-    let mut child = Command::new(binary("kv-cli"))
-        .arg("scan")
-        .env("FARSIDE_SERVER", server.address())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut scan = command("kv-cli");
+    let mut child = scan.arg("scan").env("FARSIDE_SERVER", server.address()).spawn().unwrap();
     drop(child.stdout.take());
     let said = Said::new(child.wait_with_output().unwrap());
     assert_eq!((said.code, said.stderr.as_str()), (Some(0), ""));

@@ -1,6 +1,6 @@
-//! Proves that kv-cli loses nothing without an error if stdin or stdout is closed, or the disk behind
-//! stdout is full. What it prints does nothing to a terminal and can be read. Every kind of failure
-//! has an exit code of its own.
+//! Proves that kv-cli loses nothing without an error if stdin or stdout is closed, or the disk
+//! behind stdout is full. What it prints does nothing to a terminal and can be read. Every kind of
+//! failure has an exit code of its own.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -16,7 +16,7 @@ fn shell(server: &ServerProcess, line: &str) -> Said {
     let mut command = Command::new("sh");
     command.args(["-c", &format!("exec \"$0\" {line}")]).arg(binary("kv-cli"));
     command.env("FARSIDE_SERVER", server.address()).current_dir(server.folder());
-    Said::new(command.stdin(Stdio::null()).output().unwrap())
+    Said::of(command.stdin(Stdio::null()))
 }
 
 #[test]

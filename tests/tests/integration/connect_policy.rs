@@ -1,16 +1,16 @@
 //! Proves that all commands and calls connect in the same way. They try for as long as the timeout
-//! says, again after a loss where that does no harm, and say what happened. Guards against a `verify`
-//! that tried once, and a `gc` that gave up when its server was restarted. Also against errors that
-//! say "Resource temporarily unavailable".
+//! says, again after a loss where that does no harm, and say what happened. Guards against a
+//! `verify` that tried once, and a `gc` that gave up when its server was restarted. Also against
+//! errors that say "Resource temporarily unavailable".
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
 use farside_fabric::shm;
-use farside_tests::{ServerProcess, binary, left_out_over_rdma, new_address};
+use farside_tests::{ServerProcess, left_out_over_rdma, new_address};
 
-use crate::cli::Said;
+use crate::cli::{Said, command};
 
 /// A config file with this timeout.
 fn config(folder: &Path, server: &str, timeout_ms: u64) -> PathBuf {
@@ -21,10 +21,8 @@ fn config(folder: &Path, server: &str, timeout_ms: u64) -> PathBuf {
 }
 
 fn cli(arguments: &[&str], config: &Path) -> Command {
-    let mut command = Command::new(binary("kv-cli"));
+    let mut command = command("kv-cli");
     command.args(arguments).arg("--config").arg(config);
-    command.env("HOME", "/nowhere").env_remove("FARSIDE_SERVER").stdin(Stdio::null());
-    command.stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }
 
@@ -82,7 +80,7 @@ fn of_a_server_that(accept: impl FnOnce(&shm::Listener) + Send) -> Said {
     let config = config(folder.path(), &address, 300);
     std::thread::scope(|scope| {
         scope.spawn(|| accept(&listener));
-        Said::new(cli(&["get", "key"], &config).output().unwrap())
+        Said::of(&mut cli(&["get", "key"], &config))
     })
 }
 

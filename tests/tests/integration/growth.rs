@@ -5,13 +5,11 @@
 //!
 //! `FARSIDE_GROWTH_KEYS` sets how many keys four processes insert: 100 000 by default.
 
-use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use farside::{Client, Session};
-use farside_tests::{ServerProcess, StopOnDrop, left_out_over_rdma, scaled};
+use farside_tests::{ServerProcess, StopOnDrop, Worker, left_out_over_rdma, scaled};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
@@ -43,35 +41,6 @@ fn insert_until(client: &Client, writer: u64, stop: &AtomicBool) -> u64 {
     inserted.count() as u64
 }
 
-/// A growth-worker process and what it says.
-struct Worker(Child);
-
-impl Worker {
-    fn start(server: &ServerProcess, writer: u64, keys: u64) -> Self {
-        let child = Command::new(env!("CARGO_BIN_EXE_growth-worker"))
-            .args([server.address(), writer.to_string(), keys.to_string()])
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .spawn();
-        Self(child.unwrap())
-    }
-
-    /// Its line about the inserts, once they are done.
-    fn line(&mut self) -> String {
-        let mut line = String::new();
-        BufReader::new(self.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        assert!(line.contains("inserts in"), "{line:?}: {:?}", self.0.wait());
-        line.trim_end().to_owned()
-    }
-}
-
-impl Drop for Worker {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 #[test]
 fn four_processes_fill_an_index_of_one_subtable() {
     let keys = std::env::var("FARSIDE_GROWTH_KEYS").map(|text| text.parse().unwrap());
@@ -88,10 +57,19 @@ fn four_processes_fill_an_index_of_one_subtable() {
         let _stops = StopOnDrop(&stop);
         scope.spawn(|| read_and_write(&server.client(), &stop, &operations));
         let growing = since();
-        let mut workers: Vec<Worker> =
-            (0..WRITERS).map(|writer| Worker::start(&server, writer, keys)).collect();
-        for worker in &mut workers {
-            println!("{}", worker.line());
+        let program = env!("CARGO_BIN_EXE_growth-worker");
+        let start = |writer: u64| {
+            let report = server.folder().join(format!("inserted-{writer}"));
+            let [number, keys] = [writer, keys].map(|number| number.to_string());
+            let arguments = [number, keys, report.display().to_string()];
+            (Worker::start(program, &server, writer, arguments), report)
+        };
+        for (worker, report) in &mut (0..WRITERS).map(start).collect::<Vec<_>>() {
+            while !report.exists() {
+                worker.check();
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            println!("{}", std::fs::read_to_string(report).unwrap());
         }
         let during = rate(growing);
         let steady = since();

@@ -3,13 +3,13 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
 use farside_config::signals::is_ignored;
 use farside_tests::{PATIENCE, ServerProcess, binary, left_out, proof, send_signal, wait_until};
 use rustix::process::Signal;
 
-use crate::cli::Said;
+use crate::cli::{Said, command};
 
 /// Long enough that a signal comes in the middle.
 fn with_many_keys() -> ServerProcess {
@@ -35,11 +35,6 @@ fn with_very_many_keys() -> ServerProcess {
     server
 }
 
-fn spawn(command: &mut Command) -> Child {
-    let command = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    command.spawn().unwrap()
-}
-
 fn names(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).unwrap();
     entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
@@ -51,9 +46,9 @@ fn a_file_that_is_not_finished_is_removed() {
     let folder = tempfile::tempdir().unwrap();
     for (what, name) in [("snapshot", "all.snap"), ("dump", "all.jsonl")] {
         let to = folder.path().join(name);
-        let mut command = Command::new(binary("kv-cli"));
+        let mut command = command("kv-cli");
         command.arg(what).arg(&to).env("FARSIDE_SERVER", server.address());
-        let child = spawn(&mut command);
+        let child = command.spawn().unwrap();
         wait_until("it has begun", PATIENCE, || !names(folder.path()).is_empty());
         send_signal(&child, Signal::TERM);
         let said = Said::new(child.wait_with_output().unwrap());
@@ -63,7 +58,7 @@ fn a_file_that_is_not_finished_is_removed() {
         // At most 1 MiB, whatever the shell counts in.
         limited.args(["-c", "ulimit -f 1024; exec \"$0\" \"$@\""]).arg(binary("kv-cli"));
         limited.arg(what).arg(&to).env("FARSIDE_SERVER", server.address());
-        let said = Said::new(spawn(&mut limited).wait_with_output().unwrap());
+        let said = Said::of(&mut limited);
         said.expect_line(5, &["kv-cli: cannot write ", name, "File too large"]);
         assert_eq!(names(folder.path()), [""; 0]);
     }

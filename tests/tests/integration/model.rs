@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 
 #[derive(Clone, Debug)]
-enum Operation {
+enum ModelStep {
     Get(u8),
     Put(u8, Vec<u8>),
     Insert(u8, Vec<u8>),
@@ -31,21 +31,21 @@ fn value() -> impl Strategy<Value = Vec<u8>> {
     ]
 }
 
-fn operation() -> impl Strategy<Value = Operation> {
+fn operation() -> impl Strategy<Value = ModelStep> {
     let key = 0u8..12;
     prop_oneof![
-        4 => key.clone().prop_map(Operation::Get),
-        4 => (key.clone(), value()).prop_map(|(k, v)| Operation::Put(k, v)),
-        2 => (key.clone(), value()).prop_map(|(k, v)| Operation::Insert(k, v)),
-        2 => (key.clone(), value()).prop_map(|(k, v)| Operation::Update(k, v)),
-        3 => key.clone().prop_map(Operation::Delete),
+        4 => key.clone().prop_map(ModelStep::Get),
+        4 => (key.clone(), value()).prop_map(|(k, v)| ModelStep::Put(k, v)),
+        2 => (key.clone(), value()).prop_map(|(k, v)| ModelStep::Insert(k, v)),
+        2 => (key.clone(), value()).prop_map(|(k, v)| ModelStep::Update(k, v)),
+        3 => key.clone().prop_map(ModelStep::Delete),
         2 => (key.clone(), proptest::option::of(value()), value())
-            .prop_map(|(k, e, v)| Operation::Exchange(k, e, v)),
+            .prop_map(|(k, e, v)| ModelStep::Exchange(k, e, v)),
         2 => (key.clone(), any::<bool>(), value())
-            .prop_map(|(k, current, v)| Operation::ExchangeVersion(k, current, v)),
-        1 => proptest::collection::vec((key, value()), 0..8).prop_map(Operation::Batch),
-        1 => Just(Operation::Scan),
-        1 => Just(Operation::ClearCache),
+            .prop_map(|(k, current, v)| ModelStep::ExchangeVersion(k, current, v)),
+        1 => proptest::collection::vec((key, value()), 0..8).prop_map(ModelStep::Batch),
+        1 => Just(ModelStep::Scan),
+        1 => Just(ModelStep::ClearCache),
     ]
 }
 
@@ -63,10 +63,10 @@ impl Model {
         format!("{} {key}", self.case).into_bytes()
     }
 
-    fn check(&mut self, at: usize, operation: &Operation) {
+    fn check(&mut self, at: usize, operation: &ModelStep) {
         let session = at % self.sessions.len();
         match operation {
-            Operation::Get(key) => {
+            ModelStep::Get(key) => {
                 let key = self.key(*key);
                 let got = self.sessions[session].get(&key).unwrap();
                 assert_eq!(got.as_ref().map(|value| &value.data), self.values.get(&key));
@@ -75,12 +75,12 @@ impl Model {
                     assert!(seen.is_none_or(|seen| seen == value.version));
                 }
             }
-            Operation::Put(key, value) => {
+            ModelStep::Put(key, value) => {
                 let key = self.key(*key);
                 self.sessions[session].put(&key, value).unwrap();
                 self.set(key, value);
             }
-            Operation::Insert(key, value) => {
+            ModelStep::Insert(key, value) => {
                 let key = self.key(*key);
                 let inserted = self.sessions[session].insert(&key, value).unwrap();
                 assert_eq!(inserted, !self.values.contains_key(&key));
@@ -88,7 +88,7 @@ impl Model {
                     self.set(key, value);
                 }
             }
-            Operation::Update(key, value) => {
+            ModelStep::Update(key, value) => {
                 let key = self.key(*key);
                 let updated = self.sessions[session].update(&key, value).unwrap();
                 assert_eq!(updated, self.values.contains_key(&key));
@@ -96,25 +96,25 @@ impl Model {
                     self.set(key, value);
                 }
             }
-            Operation::Delete(key) => {
+            ModelStep::Delete(key) => {
                 let key = self.key(*key);
                 let deleted = self.sessions[session].delete(&key).unwrap();
                 assert_eq!(deleted, self.values.remove(&key).is_some());
                 self.versions.remove(&key);
             }
-            Operation::Exchange(key, expected, new) => {
+            ModelStep::Exchange(key, expected, new) => {
                 let key = self.key(*key);
                 let expected = expected.as_deref();
                 let exchange =
                     self.sessions[session].compare_exchange(&key, expected, new).unwrap();
                 self.exchanged(key, exchange, new, |current| current == expected);
             }
-            Operation::ExchangeVersion(key, current, new) => {
+            ModelStep::ExchangeVersion(key, current, new) => {
                 self.version(session, *key, *current, new)
             }
-            Operation::Batch(puts) => self.batch(session, puts),
-            Operation::Scan => self.scan(session),
-            Operation::ClearCache => self.sessions[session].clear_cache(),
+            ModelStep::Batch(puts) => self.batch(session, puts),
+            ModelStep::Scan => self.scan(session),
+            ModelStep::ClearCache => self.sessions[session].clear_cache(),
         }
     }
 

@@ -21,7 +21,7 @@ fn say(program: &str, arguments: &[&str]) -> Said {
 
 fn said(command: &mut Command) -> Said {
     command.env("HOME", "/nowhere").env_remove("FARSIDE_SERVER").stdin(Stdio::null());
-    let said = Said::new(command.output().unwrap());
+    let said = Said::of(command);
     print!("{}", said.stderr);
     said
 }

@@ -20,7 +20,7 @@ fn server(arguments: &[&str]) -> Said {
 fn ended(command: &mut Command) -> Said {
     let mut timed = Command::new("timeout");
     timed.arg("20").arg(command.get_program()).args(command.get_args());
-    Said::new(timed.stdin(Stdio::null()).output().unwrap())
+    Said::of(timed.stdin(Stdio::null()))
 }
 
 fn address(folder: &Path) -> String {
@@ -73,7 +73,7 @@ fn server_of_a_user(folder: &Path, arguments: &[&str]) -> Said {
     if rustix::process::geteuid().is_root() {
         command.uid(OTHER_USER).gid(OTHER_USER);
     }
-    Said::new(command.stdin(Stdio::null()).output().unwrap())
+    Said::of(command.stdin(Stdio::null()))
 }
 
 #[test]

@@ -13,7 +13,7 @@ use rustix::net::sockopt::set_socket_linger;
 use rustix::process::Signal;
 use rustix::thread::set_thread_res_uid;
 
-use super::command::{self, Running};
+use super::command::Running;
 use super::*;
 
 /// A user that is neither root nor the one that runs the tests.
@@ -51,8 +51,7 @@ fn lingering() -> (OwnedFd, TcpStream) {
 #[test]
 fn a_descriptor_that_does_not_close_holds_up_no_client() {
     let place = Place::new();
-    let arguments = command::arguments(&place);
-    let mut server = Running::start(&arguments.each_ref().map(String::as_str));
+    let mut server = Running::start(&place);
     let reader = place.ask(Role::Reader).unwrap();
     let connect = || Connection::connect(&place.socket(), PATIENCE).unwrap();
     let (wrong, right) = (connect(), connect());

@@ -106,10 +106,10 @@ fn files_that_hold_no_region_are_refused_and_left_alone() {
 }
 
 /// Which word to change, and to what.
-type Change<'a> = dyn Fn(&Client) -> (u64, u64) + 'a;
+type WordChange<'a> = dyn Fn(&Client) -> (u64, u64) + 'a;
 
 /// Changes a word of the region between two servers, by its old value.
-fn damage(place: &Place, at: &Change<'_>) -> String {
+fn damage(place: &Place, at: &WordChange<'_>) -> String {
     let _ = fs::remove_file(place.region_file());
     let server = place.start();
     let client = place.writer();
@@ -138,7 +138,7 @@ fn damaged_regions_are_refused_with_where() {
         let word = client.word(client.slot(0, 0)).bits();
         (word >> 32 << 32) | (offset / 64)
     };
-    let cases: [(&Change<'_>, &str); 11] = [
+    let cases: [(&WordChange<'_>, &str); 11] = [
         (&|client| (directory(client), 0), "directory entry 0"),
         (&|client| (directory(client), u64::MAX), "directory entry 0"),
         (&|client| (directory(client) + 8, client.region.load(directory(client)).unwrap()), "row"),

@@ -192,8 +192,9 @@ fn the_machine_is_described() {
     assert!(text.contains("RoCE v2"), "{address} {text}");
 }
 
-/// A buffer that may not grow costs the verb that needs it, and none after it. Needs `setpriv` as
-/// the next test does.
+/// A buffer that may not grow costs the verb that needs it, and none after it. Needs `setpriv` and
+/// root's right to take rights away. `refusals.rs` of the integration tests has programs that may
+/// pin next to nothing.
 #[test]
 fn a_buffer_that_may_not_grow_serves_what_fits() {
     let said = by_child("ulimit -l 1024", "child_whose_buffers_may_not_grow");
@@ -222,14 +223,6 @@ fn child_whose_buffers_may_not_grow() {
     }
 }
 
-/// A process that may pin next to nothing hears of its limit, and how to raise it. Needs `setpriv`
-/// and root's right to take rights away; says so where it is not.
-#[test]
-fn too_little_pinned_memory_is_one_clear_error() {
-    let said = by_child("ulimit -l 64", "child_that_may_pin_nothing");
-    assert!(said.is_none_or(|said| said.contains("ulimit -l") && said.contains("65536 bytes")));
-}
-
 /// What another test of this module says in a process with this limit, which root's rights do not
 /// lift; `None` where that cannot be had.
 fn by_child(limit: &str, test: &str) -> Option<String> {
@@ -246,17 +239,6 @@ fn by_child(limit: &str, test: &str) -> Option<String> {
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     println!("{said}{}", String::from_utf8_lossy(&output.stderr));
     said.contains("connecting as a client").then_some(said)
-}
-
-#[test]
-#[ignore = "a part of another test"]
-fn child_that_may_pin_nothing() {
-    let Ok(peer) = std::env::var("FARSIDE_TEST_PEER") else { return };
-    println!("connecting as a client");
-    match connect_control(peer.parse().unwrap(), CONTROL, &Options::default()) {
-        Ok(_) => println!("connected"),
-        Err(error) => println!("{error}"),
-    }
 }
 
 /// Without a device every way to connect says so at once, and that no later attempt helps.

@@ -150,7 +150,7 @@ impl Server {
     /// A fabric of a client that asks for this, and says that it may write.
     pub(crate) fn client_of(&mut self, what: &[u8], lanes: u16, options: Options) -> VerbsFabric {
         let address = self.address();
-        self.while_client(|| fabric_at(address, what, lanes, options))
+        self.while_client(|| fabric_from(address, what, lanes, options, 0))
     }
 
     pub(crate) fn client(&mut self, lanes: u16) -> VerbsFabric {
@@ -173,11 +173,7 @@ pub(crate) fn later(fabric: &impl Fabric) -> Nanos {
     fabric.now() + fabric.timing(REGION).lateness_max_ns + PATIENCE.as_nanos() as Nanos
 }
 
-fn fabric_at(address: SocketAddr, what: &[u8], lanes: u16, options: Options) -> VerbsFabric {
-    fabric_from(address, what, lanes, options, 0)
-}
-
-/// The same for a region that seems to start that many bytes behind its start.
+/// A fabric to a region that seems to start that many bytes behind its start.
 pub(crate) fn fabric_from(
     address: SocketAddr,
     what: &[u8],
@@ -200,9 +196,4 @@ pub(crate) fn remote_of(reply: &[u8], shift: u64) -> RemoteRegion {
         writable: true,
         round_trip_min_ns: 500,
     }
-}
-
-/// A writer's fabric to another process.
-pub(crate) fn client_at(address: SocketAddr, lanes: u16) -> VerbsFabric {
-    fabric_at(address, WRITER, lanes, Options::default())
 }

@@ -18,7 +18,7 @@ pub(crate) const SESSIONS: u64 = 4;
 
 /// The mix of operations of the sessions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum LoadMix {
     /// A bit of everything.
     Mixed,
     /// Inserts and deletes: a client that dies is most likely in the middle of an insert.
@@ -71,7 +71,7 @@ pub(crate) struct Load {
 
 impl Load {
     /// Starts [`SESSIONS`] of them; they write as `writer` and the numbers behind it.
-    pub(crate) fn start(client: Client, kind: Kind, writer: u64, ledger: &Path) -> Self {
+    pub(crate) fn start(client: Client, kind: LoadMix, writer: u64, ledger: &Path) -> Self {
         let (clock, stop) = (Clock(Instant::now()), Arc::new(AtomicBool::new(false)));
         let progress: Vec<Arc<Progress>> = (0..SESSIONS).map(|_| Arc::default()).collect();
         let start = |(writer, progress): (u64, &Arc<Progress>)| {
@@ -205,7 +205,7 @@ pub(crate) fn run_elsewhere(arguments: &[String]) {
     let [address, kind, writer, seconds, ledger] = arguments else {
         panic!("load ADDRESS mixed|churn WRITER SECONDS LEDGER");
     };
-    let kind = if kind == "churn" { Kind::Churn } else { Kind::Mixed };
+    let kind = if kind == "churn" { LoadMix::Churn } else { LoadMix::Mixed };
     let ledger = PathBuf::from(ledger);
     if !ledger.exists() {
         Ledger::create(&ledger);

@@ -12,7 +12,7 @@ use farside_tests::ledger::{COUNTERS, Ledger};
 use farside_tests::{PATIENCE, counters, wait_until};
 
 use crate::guests::{Guest, Running};
-use crate::load::{Finished, Kind, Load, SESSIONS};
+use crate::load::{Finished, Load, LoadMix, SESSIONS};
 use crate::worker::{counter_name, number, own_name};
 
 type Scenario = fn(&mut World) -> String;
@@ -103,7 +103,7 @@ impl World {
     /// Sessions at work on this host.
     fn load(&mut self) -> Load {
         let (client, writer) = (self.client(), self.new_writer());
-        let mut load = Load::start(client, Kind::Mixed, writer, &self.ledger);
+        let mut load = Load::start(client, LoadMix::Mixed, writer, &self.ledger);
         load.wait_for(5, PATIENCE);
         load
     }

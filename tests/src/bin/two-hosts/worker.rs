@@ -12,7 +12,7 @@ use farside_tests::proof;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
-use crate::load::{Clock, Kind, Progress};
+use crate::load::{Clock, LoadMix, Progress};
 
 /// Keys that all sessions write.
 const HOT_KEYS: u64 = 16;
@@ -88,11 +88,11 @@ impl Worker {
     }
 
     /// Works until it is told to stop.
-    pub(crate) fn run(mut self, kind: Kind, stop: &AtomicBool) -> Self {
+    pub(crate) fn run(mut self, kind: LoadMix, stop: &AtomicBool) -> Self {
         while !stop.load(Ordering::Relaxed) {
             self.count += 1;
             match (kind, self.random.random_range(0..100)) {
-                (Kind::Churn, _) | (_, 0..10) => self.churn(),
+                (LoadMix::Churn, _) | (_, 0..10) => self.churn(),
                 (_, 10..30) => self.put_own(),
                 (_, 30..50) => self.get_own(),
                 (_, 50..60) => self.put_hot(),

@@ -1,5 +1,5 @@
-//! What a user can do about damage, and what it costs a scan. Also what damaged words lead to later,
-//! when the blocks that changes freed are used again.
+//! What a user can do about damage, and what it costs a scan. Also what damaged words lead to
+//! later, when the blocks that changes freed are used again.
 
 use farside::Error;
 use farside::OperationError::Layout;

@@ -19,7 +19,7 @@ use super::*;
 const REGION_BYTES: u64 = 8 << 20;
 
 /// What to answer a request with.
-enum Answer {
+enum ImposterReply {
     /// Accept with these bytes as private data, then send the others, if there are any.
     Accept(Vec<u8>, Vec<u8>),
     /// Refuse with these.
@@ -77,7 +77,7 @@ impl Imposter {
     /// Answers while a client does something: control connections first, then sessions.
     fn while_client<T: Send>(
         &mut self,
-        answer: &mut dyn FnMut(Purpose) -> Answer,
+        answer: &mut dyn FnMut(Purpose) -> ImposterReply,
         client: impl FnOnce() -> T + Send,
     ) -> T {
         std::thread::scope(|scope| {
@@ -103,15 +103,15 @@ impl Imposter {
         })
     }
 
-    fn answer(&mut self, incoming: Incoming, answer: &mut dyn FnMut(Purpose) -> Answer) {
+    fn answer(&mut self, incoming: Incoming, answer: &mut dyn FnMut(Purpose) -> ImposterReply) {
         let request = ConnectRequest::decode(&incoming.private_data()[..REQUEST_BYTES_MAX]);
         let Ok(ConnectRequest { purpose, .. }) = request else { panic!("a client says nonsense") };
         match answer(purpose) {
-            Answer::Reject(reason) => incoming.reject(&reason).unwrap(),
-            Answer::Accept(reply, message) if purpose == Purpose::Control => {
+            ImposterReply::Reject(reason) => incoming.reject(&reason).unwrap(),
+            ImposterReply::Accept(reply, message) if purpose == Purpose::Control => {
                 self.channels.push((incoming.accept_control(&reply).unwrap(), message));
             }
-            Answer::Accept(reply, _) => {
+            ImposterReply::Accept(reply, _) => {
                 self.sessions.push(incoming.accept_data(&self.protection, &reply).unwrap());
             }
         }
@@ -159,8 +159,8 @@ fn an_accepted_connection_with_garbage_is_none() {
         // In place of the welcome, or of what repeats it to a session.
         let first = number % 4 != 0;
         let mut answer = |purpose| match (purpose == Purpose::Control) == first {
-            true => Answer::Accept(reply.clone(), Vec::new()),
-            false => Answer::Accept(valid.to_vec(), Vec::new()),
+            true => ImposterReply::Accept(reply.clone(), Vec::new()),
+            false => ImposterReply::Accept(valid.to_vec(), Vec::new()),
         };
         lines.insert(imposter.while_client(&mut answer, || expect_nothing(&options, &welcome)));
     }
@@ -178,10 +178,10 @@ fn a_refusal_with_garbage_is_one() {
     let mut reasons: Vec<Vec<u8>> = (0..=REASON_BYTES_MAX).map(|bytes| vec![0xa5; bytes]).collect();
     reasons.extend((0..scaled(5_000)).map(|_| garbage(&mut random, &valid, REASON_BYTES_MAX)));
     for reason in reasons {
-        let mut answer = |_| Answer::Reject(reason.clone());
+        let mut answer = |_| ImposterReply::Reject(reason.clone());
         imposter.while_client(&mut answer, || expect_nothing(&options, &welcome));
     }
-    let mut answer = |_| Answer::Reject(valid.to_vec());
+    let mut answer = |_| ImposterReply::Reject(valid.to_vec());
     let line = imposter.while_client(&mut answer, || expect_nothing(&options, &welcome));
     assert!(line.contains("the server has 7 clients, which is its maximum"), "{line}");
 }
@@ -197,15 +197,15 @@ fn a_server_of_another_version_is_named() {
     newer[4] += 1;
     for (mut answer, says) in [
         (
-            Answer::Reject(encode_reply(&Err(versions)).to_vec()),
+            ImposterReply::Reject(encode_reply(&Err(versions)).to_vec()),
             format!("the server speaks protocol version {theirs}, this client {ours}"),
         ),
         (
-            Answer::Accept(newer.to_vec(), Vec::new()),
+            ImposterReply::Accept(newer.to_vec(), Vec::new()),
             format!("protocol version has the unknown value {theirs}"),
         ),
     ] {
-        let mut answer = |_| std::mem::replace(&mut answer, Answer::Reject(Vec::new()));
+        let mut answer = |_| std::mem::replace(&mut answer, ImposterReply::Reject(Vec::new()));
         let line = imposter.while_client(&mut answer, || expect_nothing(&options, &welcome));
         println!("{line}");
         assert!(line.contains(&says), "{line}");
@@ -228,7 +228,7 @@ fn garbage_on_the_control_channel_ends_the_connection() {
         connections += 1;
         let mut message = garbage(&mut random, &valid, 512);
         message.resize(message.len().max(1), 0);
-        Answer::Accept(welcome.to_vec(), message)
+        ImposterReply::Accept(welcome.to_vec(), message)
     };
     let address = options.address.to_string();
     let rounds = scaled(2_500);
