@@ -66,7 +66,7 @@ impl CandidateTable {
     /// displaces if that one has, as far as the tag tells, the same key and kind.
     #[inline]
     fn replace(&mut self, hash: KeyHash, is_put: bool, lane: LaneId) -> Option<LaneId> {
-        let key_and_kind = hash.tag() << 1 | u64::from(is_put);
+        let key_and_kind = hash.identity() << 1 | u64::from(is_put);
         let tag = key_and_kind ^ self.epoch;
         let mask = self.entries.len() - 1;
         let entry = &mut self.entries[key_and_kind as usize & mask];

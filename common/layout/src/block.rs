@@ -7,7 +7,7 @@ use crate::checksum::checksum;
 
 /// The longest key the format can hold, in bytes.
 pub const KEY_BYTES_LIMIT: usize = u16::MAX as usize;
-/// The latest end of a value that a block can hold, in milliseconds since 1970: in the year 10889.
+/// The latest expiry that a block can hold, in milliseconds since 1970: in the year 10889.
 pub const EXPIRES_AT_MS_MAX: u64 = (1 << 48) - 1;
 
 /// Milliseconds since 1970, in 48 bits.
@@ -19,7 +19,7 @@ pub struct U48 {
 }
 
 impl U48 {
-    /// The number, or the largest one that there is.
+    /// Stores the number, or the largest possible one if it does not fit.
     fn new(number: u64) -> Self {
         let number = number.min(EXPIRES_AT_MS_MAX);
         Self { low: (number as u32).into(), high: ((number >> 32) as u16).into() }
@@ -30,88 +30,89 @@ impl U48 {
     }
 }
 
-/// The first 32 bytes of a block. "A header is a header for ever": whatever becomes of the memory,
-/// a late 4-byte mark finds `superseded` here and nothing else (invariant I9).
+/// The first 32 bytes of a block. A late 4-byte mark must only ever hit `superseded`: so there is a
+/// header at this address as long as any client may still write to it (invariants I9, I13).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct BlockHeader {
-    /// A [`Mark`]: not 0 from just before the block is unlinked (invariant I2). The only field that
-    /// changes while the block is published, and the only one outside the checksum.
+    /// A [`Mark`], set just before the block is unlinked (invariant I2). The only field that
+    /// changes while the block is linked, and the only one that the checksum does not cover.
     pub(super) superseded: le::U32,
-    /// Tells what was ever linked at this address apart (invariant I10): rises by one with each
-    /// reuse, from a number that is random by region. In a chunk that changed its use it goes on
-    /// behind all that the chunk ever had, which [`ChunkEntry::age`](super::ChunkEntry::age) says.
+    /// Distinguishes all contents that were ever linked at this address (invariant I10). It starts
+    /// at a random number of the region, and rises by one with each reuse. After a chunk changed its
+    /// use it continues above all its generations: [`ChunkEntry::age`](super::ChunkEntry::age).
     pub(super) generation: le::U32,
-    /// Over everything behind it, header, key and value, starting from the block's address and
-    /// generation, so that no block is taken for another.
+    /// Covers the fields that follow, key and value. Its seed is made of the block's address and
+    /// generation, so that no block is mistaken for another.
     pub(super) checksum: le::U32,
     pub(super) key_bytes: le::U16,
-    /// The client id that wrote the block: whose PENDING word this is, should the client die.
+    /// The id of the client that wrote the block. If that client dies, the server finds the PENDING
+    /// words that it left by this field.
     pub(super) writer: le::U16,
     pub(super) value_bytes: le::U32,
-    /// When the writer made this block, milliseconds since 1970 by its clock. For people and for
-    /// eviction; nothing is ordered by it.
+    /// When the writer filled this block, in milliseconds since 1970 by its clock. For people and
+    /// for eviction; the protocol orders nothing by it.
     pub(super) written_at_ms: U48,
-    /// When the value ends, milliseconds since 1970; 0 for never.
+    /// When the value expires, in milliseconds since 1970; 0 for never.
     pub(super) expires_at_ms: U48,
 }
 const _: () = assert!(size_of::<BlockHeader>() == 32);
 
 impl BlockHeader {
-    /// How long it says the key behind it is.
+    /// The key's length, in bytes, unchecked.
     pub fn key_bytes(&self) -> usize {
         self.key_bytes.get().into()
     }
 
-    /// How long it says the block is: itself, key and value.
+    /// The length of header, key and value, in bytes, unchecked.
     pub fn block_bytes(&self) -> u64 {
         block_bytes(self.key_bytes(), self.value_bytes.get() as usize)
     }
 
-    /// Which generation it says the block has.
+    /// The block's generation, unchecked.
     pub fn generation(&self) -> u32 {
         self.generation.get()
     }
 
-    /// The client id of which it says that it wrote the block.
+    /// The id of the client that wrote the block, unchecked.
     pub fn writer(&self) -> u16 {
         self.writer.get()
     }
 
-    /// How long it says the value behind the key is.
+    /// The value's length, in bytes, unchecked.
     pub fn value_bytes(&self) -> u32 {
         self.value_bytes.get()
     }
 
-    /// When it says that the block was made, milliseconds since 1970.
+    /// When the writer filled the block, in milliseconds since 1970, unchecked.
     pub fn written_at_ms(&self) -> u64 {
         self.written_at_ms.get()
     }
 }
 
-/// A block's header, in bytes.
+/// The size of a block's header, in bytes.
 pub const BLOCK_HEADER_BYTES: u64 = size_of::<BlockHeader>() as u64;
-/// Where what the checksum covers starts in a block, in bytes.
+/// Where the bytes that the checksum covers start in a block.
 const COVERED_OFFSET: usize = std::mem::offset_of!(BlockHeader, key_bytes);
 
-/// The first four bytes of a block, which a WRITE just before its unlink sets.
+/// The first four bytes of a block. A WRITE sets them just before the block is unlinked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mark(u32);
 
 impl Mark {
-    /// No unlink of the block was announced.
+    /// The mark of a block whose unlink was not announced.
     pub const CLEAR: Self = Self(0);
-    /// One was, and nothing takes the block's place. No block's address: the superblock stands
-    /// there.
+    /// The mark of a block that is unlinked without a successor. 1 is no block's address: the
+    /// superblock is there.
     pub const SUPERSEDED: Self = Self(1);
 
-    /// One was, and this block is to take its place. A hint: the compare-and-swap behind the mark
-    /// may not have succeeded, and others may have since.
+    /// The mark of a block that `block` is about to replace. Only a guess: the compare-and-swap
+    /// after the mark may have failed, and other writers may have replaced the value since.
     pub const fn superseded_by(block: BlockAddress) -> Self {
         Self(block.0)
     }
 
-    /// The bits, as they stand in the region.
+    /// The bits, as stored in the region.
     pub const fn bits(self) -> u32 {
         self.0
     }
@@ -121,24 +122,24 @@ impl Mark {
         self.0 != 0
     }
 
-    /// The block that was to take its place.
+    /// The block that was about to replace the marked one, if the mark names a block.
     pub const fn successor(self) -> Option<BlockAddress> {
         if self.0 > Self::SUPERSEDED.0 { Some(BlockAddress(self.0)) } else { None }
     }
 }
 
-/// The first aligned word of a block: the two fields that decide whether a cached GET may believe
-/// what it read.
+/// The first aligned word of a block. Its two fields decide whether a cached GET may believe the
+/// block that it read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeaderWord {
-    /// Whether an unlink of the block was announced, and what takes its place.
+    /// Whether an unlink of the block was announced, and which block is the successor.
     pub mark: Mark,
     /// The block's generation.
     pub generation: u32,
 }
 
 impl HeaderWord {
-    /// The bits as they stand in the region.
+    /// The bits, as stored in the region.
     pub const fn bits(self) -> u64 {
         self.mark.0 as u64 | (self.generation as u64) << 32
     }
@@ -149,38 +150,38 @@ impl HeaderWord {
     }
 }
 
-/// A block that no slot links, and the generation its next content gets.
+/// A block that no slot links, and the generation of its next content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FreeBlock {
     /// Where it is.
     pub address: BlockAddress,
-    /// What its writer puts into the header.
+    /// The generation that its next writer stores in the header.
     pub generation: u32,
 }
 
-/// How many bytes a block with a key and a value of these lengths takes.
+/// The length of a block, in bytes, with a key and a value of these lengths.
 pub const fn block_bytes(key_bytes: usize, value_bytes: usize) -> u64 {
     BLOCK_HEADER_BYTES + key_bytes as u64 + value_bytes as u64
 }
 
-/// What a writer says about a new block besides its key and value.
+/// The fields of a new block's header, except for the lengths and the checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockStamp {
-    /// Where the block will stand.
+    /// Where the block will be.
     pub address: BlockAddress,
-    /// The generation this content gets.
+    /// The generation of the new content.
     pub generation: u32,
     /// The client id of the writer.
     pub writer: u16,
     /// The writer's wall clock, milliseconds since 1970.
     pub written_at_ms: u64,
-    /// When the value ends, milliseconds since 1970; 0 for never. More than
-    /// [`EXPIRES_AT_MS_MAX`] becomes that.
+    /// When the value expires, in milliseconds since 1970; 0 for never. A later time than
+    /// [`EXPIRES_AT_MS_MAX`] is stored as that.
     pub expires_at_ms: u64,
 }
 
-/// Puts the header before a key and a value that already stand in `image` at
-/// [`BLOCK_HEADER_BYTES`], one behind the other.
+/// Writes the header of a block whose key and value are in `image` already: the key at
+/// [`BLOCK_HEADER_BYTES`], and the value directly after it.
 ///
 /// # Errors
 /// [`LayoutError::Truncated`] if the image is shorter than header, key and value.
@@ -204,20 +205,21 @@ pub fn seal(
         written_at_ms: U48::new(stamp.written_at_ms),
         expires_at_ms: U48::new(stamp.expires_at_ms),
     };
-    let checksum = checksum(&image[COVERED_OFFSET..], start(stamp.address, stamp.generation));
+    let seed = checksum_seed(stamp.address, stamp.generation);
+    let checksum = checksum(&image[COVERED_OFFSET..], seed);
     let (header, _) = BlockHeader::mut_from_prefix(image).map_err(|_| short)?;
     header.checksum = checksum.into();
     Ok(())
 }
 
-/// What a block's checksum starts from. Odd times the address plus the generation: within one block
-/// no two generations, and among blocks of one generation no two addresses, have the same.
+/// Returns the seed of a block's checksum: an odd number times the address, plus the generation.
+/// Two generations of one block have different seeds; so have two blocks of one generation.
 #[inline]
-const fn start(address: BlockAddress, generation: u32) -> u32 {
+const fn checksum_seed(address: BlockAddress, generation: u32) -> u32 {
     address.0.wrapping_mul(0x9e37_79b1).wrapping_add(generation)
 }
 
-/// A block whose lengths and checksum were found right.
+/// A block whose lengths and checksum were checked.
 #[derive(Clone, Copy, Debug)]
 pub struct Block<'a> {
     header: &'a BlockHeader,
@@ -225,12 +227,11 @@ pub struct Block<'a> {
 }
 
 impl<'a> Block<'a> {
-    /// Checks the bytes read from a block at `address`, up to the size of its class.
+    /// Checks the bytes of a block that was read at `address`. Bytes after its value are ignored.
     ///
     /// # Errors
-    /// [`LayoutError::Truncated`] when the lengths in the header do not fit the bytes,
-    /// [`LayoutError::Checksum`] when the content is not what was written there (also when it was
-    /// read while being rewritten).
+    /// [`LayoutError::Truncated`] if the block is longer than these bytes, by its header.
+    /// [`LayoutError::Checksum`] if the content is damaged, or was read while it was rewritten.
     #[inline]
     pub fn decode(bytes: &'a [u8], address: BlockAddress) -> Result<Self, LayoutError> {
         let short = LayoutError::Truncated { what: "block", bytes: bytes.len() as u64 };
@@ -238,13 +239,14 @@ impl<'a> Block<'a> {
         let length = usize::from(header.key_bytes.get()) + header.value_bytes.get() as usize;
         let Some(payload) = rest.get(..length) else { return Err(short) };
         let covered = &bytes[COVERED_OFFSET..BLOCK_HEADER_BYTES as usize + length];
-        if checksum(covered, start(address, header.generation.get())) != header.checksum.get() {
+        let seed = checksum_seed(address, header.generation.get());
+        if checksum(covered, seed) != header.checksum.get() {
             return Err(LayoutError::Checksum { what: "block", offset: address.offset() });
         }
         Ok(Self { header, payload })
     }
 
-    /// The word a cached GET goes by.
+    /// The word that decides whether a cached GET believes this block.
     #[inline]
     pub fn header_word(&self) -> HeaderWord {
         HeaderWord {
@@ -265,7 +267,7 @@ impl<'a> Block<'a> {
         &self.payload[usize::from(self.header.key_bytes.get())..]
     }
 
-    /// When the value ends, milliseconds since 1970; 0 for never.
+    /// When the value expires, in milliseconds since 1970; 0 for never.
     #[inline]
     pub fn expires_at_ms(&self) -> u64 {
         self.header.expires_at_ms()
@@ -276,13 +278,13 @@ impl<'a> Block<'a> {
         self.header.writer.get()
     }
 
-    /// The writer's wall clock when it made the block, milliseconds since 1970.
+    /// The writer's wall clock when it filled the block, in milliseconds since 1970.
     pub fn written_at_ms(&self) -> u64 {
         self.header.written_at_ms()
     }
 }
 
-/// Whether a block of this length fits a class at all, and which.
+/// The class of a block with a key and a value of these lengths; `None` if it fits no class.
 #[inline]
 pub const fn class_for(key_bytes: usize, value_bytes: usize) -> Option<SizeClass> {
     SizeClass::for_bytes(block_bytes(key_bytes, value_bytes))
@@ -303,7 +305,7 @@ mod tests {
         }
     }
 
-    fn sample(key: &[u8], value: &[u8], stamp: BlockStamp) -> Vec<u8> {
+    fn sealed(key: &[u8], value: &[u8], stamp: BlockStamp) -> Vec<u8> {
         let mut image = vec![0; 2048];
         let start = BLOCK_HEADER_BYTES as usize;
         image[start..start + key.len()].copy_from_slice(key);
@@ -313,8 +315,8 @@ mod tests {
     }
 
     #[test]
-    fn a_sealed_block_comes_back() {
-        let image = sample(b"key", b"value", stamp(3, 9));
+    fn a_sealed_block_decodes_to_what_was_sealed() {
+        let image = sealed(b"key", b"value", stamp(3, 9));
         let block = Block::decode(&image, BlockAddress(3)).unwrap();
         assert_eq!((block.key(), block.value()), (&b"key"[..], &b"value"[..]));
         assert_eq!(block.header_word(), HeaderWord { mark: Mark::CLEAR, generation: 9 });
@@ -322,47 +324,46 @@ mod tests {
     }
 
     #[test]
-    fn times_keep_their_milliseconds_and_end_with_the_largest() {
+    fn times_round_trip_and_later_ones_become_the_largest() {
         let times = [0, 1, 1_700_000_000_123, EXPIRES_AT_MS_MAX - 1, EXPIRES_AT_MS_MAX];
         for time in times.into_iter().chain((0..48).map(|bit| 1 << bit)) {
             assert_eq!(U48::new(time).get(), time);
             let stamp = BlockStamp { written_at_ms: time, expires_at_ms: !time, ..stamp(3, 9) };
-            let image = sample(b"key", b"value", stamp);
+            let image = sealed(b"key", b"value", stamp);
             let block = Block::decode(&image, BlockAddress(3)).unwrap();
             let found = (block.written_at_ms(), block.expires_at_ms());
-            assert_eq!(found, (time, EXPIRES_AT_MS_MAX), "a later end is the latest one");
+            assert_eq!(found, (time, EXPIRES_AT_MS_MAX), "a later expiry becomes the latest");
             assert_eq!((block.writer(), block.value()), (7, &b"value"[..]));
         }
         assert_eq!(U48::new(u64::MAX).get(), EXPIRES_AT_MS_MAX);
-        // As docs/memory-layout.md says.
-        let image = sample(b"", b"", BlockStamp { expires_at_ms: 0x0605_0403_0201, ..stamp(3, 9) });
+        // The offsets in docs/memory-layout.md.
+        let image = sealed(b"", b"", BlockStamp { expires_at_ms: 0x0605_0403_0201, ..stamp(3, 9) });
         assert_eq!(image[20..32], [1, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6]);
     }
 
     #[test]
-    fn a_block_is_not_taken_for_one_elsewhere() {
-        let image = sample(b"key", b"value", stamp(3, 9));
+    fn a_block_is_refused_at_another_address() {
+        let image = sealed(b"key", b"value", stamp(3, 9));
         let elsewhere = Block::decode(&image, BlockAddress(4));
         assert!(matches!(elsewhere, Err(LayoutError::Checksum { offset: 256, .. })));
     }
 
     #[test]
-    fn every_flipped_bit_is_noticed_but_the_mark() {
-        let image = sample(b"key", b"value", stamp(3, 9));
+    fn every_flipped_bit_outside_the_mark_is_noticed() {
+        let image = sealed(b"key", b"value", stamp(3, 9));
         flip_every_bit(&image, 8);
     }
 
     #[test]
-    fn every_flipped_bit_is_noticed_on_both_sides_of_the_kinds_of_checksum() {
+    fn every_flipped_bit_is_noticed_by_either_kind_of_checksum() {
         for value_bytes in [CRC_BYTES_MIN - 24, CRC_BYTES_MIN - 23] {
             let value: Vec<u8> = (0..value_bytes).map(|at| at as u8).collect();
-            flip_every_bit(&sample(b"key", &value, stamp(3, 9)), 3 + value_bytes);
+            flip_every_bit(&sealed(b"key", &value, stamp(3, 9)), 3 + value_bytes);
         }
     }
 
-    /// Key and value have so many bytes.
-    fn flip_every_bit(image: &[u8], length: usize) {
-        for bit in 0..(BLOCK_HEADER_BYTES as usize + length) * 8 {
+    fn flip_every_bit(image: &[u8], key_and_value_bytes: usize) {
+        for bit in 0..(BLOCK_HEADER_BYTES as usize + key_and_value_bytes) * 8 {
             let mut torn = image.to_vec();
             torn[bit / 8] ^= 1 << (bit % 8);
             let decoded = Block::decode(&torn, BlockAddress(3));
@@ -374,15 +375,15 @@ mod tests {
         }
     }
 
-    /// Regions keep their blocks' checksums: these must not change with a new version of a crate.
+    /// Regions outlive programs, so a new version of a crate must not change any checksum.
     #[test]
-    fn checksums_are_these() {
-        let of = |bytes: usize| {
+    fn checksums_are_frozen() {
+        let checksum_of_length = |bytes: usize| {
             let covered: Vec<u8> = (0..bytes).map(|at| (at * 31) as u8).collect();
-            checksum(&covered, start(BlockAddress(3), 9))
+            checksum(&covered, checksum_seed(BlockAddress(3), 9))
         };
-        let all = [20, 104, 200, 1023, 1024, 4096].map(of);
-        let right = [
+        let checksums = [20, 104, 200, 1023, 1024, 4096].map(checksum_of_length);
+        let frozen = [
             3_706_971_016,
             631_792_775,
             2_907_110_375,
@@ -390,12 +391,12 @@ mod tests {
             1_071_839_848,
             3_456_584_609,
         ];
-        assert_eq!(all, right);
+        assert_eq!(checksums, frozen);
     }
 
     #[test]
     fn lengths_beyond_the_bytes_are_refused() {
-        let image = sample(b"key", b"value", stamp(3, 9));
+        let image = sealed(b"key", b"value", stamp(3, 9));
         for bytes in 0..block_bytes(3, 5) as usize {
             assert!(Block::decode(&image[..bytes], BlockAddress(3)).is_err());
         }

@@ -1,19 +1,20 @@
-//! What tells whole content from mixtures and damage: of blocks, and of what the drivers of
-//! `farside-bench` keep.
+//! Checksums that tell whole content from mixtures and damage, in blocks and in the entries of the
+//! published protocols that `farside-bench-compare` drives.
 
 use xxhash_rust::xxh3::xxh3_64;
 
-/// Content of so many bytes or more has a CRC-32, shorter the low half of its XXH3-64.
+/// The shortest content whose checksum is a CRC-32. That of shorter content is the low half of its
+/// XXH3-64. Each kind is the faster one for its lengths (docs/decisions/0008).
 pub(crate) const CRC_BYTES_MIN: usize = 1024;
 
-/// The checksum from this start; from two starts the same content has two checksums. Each kind
-/// where it is the faster one (docs/decisions/0008).
+/// Returns the checksum of the content with this seed. The same content has different checksums
+/// with different seeds.
 #[inline]
-pub fn checksum(content: &[u8], start: u32) -> u32 {
+pub fn checksum(content: &[u8], seed: u32) -> u32 {
     if content.len() < CRC_BYTES_MIN {
-        return xxh3_64(content) as u32 ^ start;
+        return xxh3_64(content) as u32 ^ seed;
     }
-    let mut hasher = crc32fast::Hasher::new_with_initial(start);
+    let mut hasher = crc32fast::Hasher::new_with_initial(seed);
     hasher.update(content);
     hasher.finalize()
 }

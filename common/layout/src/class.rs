@@ -1,7 +1,7 @@
-//! Size classes: the block sizes a chunk can be carved into.
+//! Size classes: the block sizes that a chunk can be carved into.
 //!
-//! Multiples of 64 bytes up to 512, then four classes per doubling up to 4 MiB. So at most a fifth of
-//! a large block is padding.
+//! They are the multiples of 64 bytes up to 512, then four classes per doubling up to 4 MiB. So at
+//! most a fifth of a large block is padding.
 
 use super::{BlockHeader, CHUNK_BYTES, LayoutError, class_for};
 
@@ -14,17 +14,17 @@ const LINEAR_CLASSES: u8 = 8;
 const LINEAR_BYTES_MAX: u64 = BLOCK_UNIT * LINEAR_CLASSES as u64;
 const CLASSES_PER_DOUBLING: u8 = 4;
 
-/// A size class: an index into the table of block sizes, always valid.
+/// A size class: a valid index into the list of block sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SizeClass(u8);
 
 impl SizeClass {
-    /// How many classes there are.
+    /// The number of classes.
     pub const COUNT: usize = 60;
-    /// The most padding a block has: with more, a smaller class would do.
+    /// The largest [`SizeClass::padding`]: a block with more fits a smaller class.
     pub const PADDING_MAX: u8 = 3;
 
-    /// The class with this index, or an error for bytes that name none.
+    /// The class with this index, or an error if no class has it.
     pub const fn from_index(index: u8) -> Result<Self, LayoutError> {
         if (index as usize) < Self::COUNT {
             Ok(Self(index))
@@ -33,7 +33,7 @@ impl SizeClass {
         }
     }
 
-    /// The smallest class whose blocks hold `bytes`; `None` over [`BLOCK_BYTES_MAX`].
+    /// The smallest class whose blocks hold `bytes`; `None` above [`BLOCK_BYTES_MAX`].
     pub const fn for_bytes(bytes: u64) -> Option<Self> {
         if bytes > BLOCK_BYTES_MAX {
             return None;
@@ -70,8 +70,8 @@ impl SizeClass {
         base + base / 4 * (above % CLASSES_PER_DOUBLING + 1) as u64
     }
 
-    /// What padding is counted in: a quarter of what a block of this class has beyond one of the
-    /// class before, in bytes.
+    /// The unit of padding, in bytes: a quarter of the difference between a block of this class and
+    /// one of the next smaller class.
     const fn padding_unit(self) -> u64 {
         match self.0.checked_sub(LINEAR_CLASSES) {
             None => BLOCK_UNIT / 4,
@@ -79,37 +79,37 @@ impl SizeClass {
         }
     }
 
-    /// How much of the end of a block of this class is not needed for so many bytes: 0 to
-    /// [`SizeClass::PADDING_MAX`], for [`SizeClass::unpadded_bytes`].
+    /// How many padding units a block of this class has at its end if it holds `bytes`: 0 to
+    /// [`SizeClass::PADDING_MAX`]. [`SizeClass::unpadded_bytes`] takes this number.
     pub const fn padding(self, bytes: u64) -> u8 {
         let units = self.block_bytes().saturating_sub(bytes) / self.padding_unit();
         if units > Self::PADDING_MAX as u64 { Self::PADDING_MAX } else { units as u8 }
     }
 
-    /// The size of this class's blocks without that padding, in bytes: a multiple of 16.
+    /// The length of this class's blocks without so many padding units, in bytes: a multiple of 16.
     pub const fn unpadded_bytes(self, padding: u8) -> u64 {
         self.block_bytes() - self.padding_unit() * (padding & Self::PADDING_MAX) as u64
     }
 
-    /// How many chunks in a row one span of this class takes: 1, or 2 for blocks over 2 MiB.
+    /// The number of consecutive chunks in a span of this class: 1, or 2 for blocks above 2 MiB.
     pub const fn chunks_per_span(self) -> u64 {
         self.block_bytes().div_ceil(CHUNK_BYTES)
     }
 
-    /// How many blocks one span of chunks holds.
+    /// The number of blocks in a span of this class.
     pub const fn blocks_per_span(self) -> u64 {
         self.chunks_per_span() * CHUNK_BYTES / self.block_bytes()
     }
 }
 
 impl BlockHeader {
-    /// Whether a block of this class, with a key of this length, starts like this.
+    /// Whether this is the header of a block of this class with a key of this length.
     pub fn fits(&self, class: SizeClass, key_bytes: usize) -> bool {
-        let has = usize::from(self.key_bytes.get());
-        has == key_bytes && class_for(has, self.value_bytes.get() as usize) == Some(class)
+        let value_bytes = self.value_bytes() as usize;
+        self.key_bytes() == key_bytes && class_for(key_bytes, value_bytes) == Some(class)
     }
 
-    /// When the value ends, milliseconds since 1970; 0 for never.
+    /// When the value expires, in milliseconds since 1970, unchecked; 0 for never.
     pub fn expires_at_ms(&self) -> u64 {
         self.expires_at_ms.get()
     }
@@ -123,7 +123,7 @@ const _: () = {
         assert!(class.block_bytes().is_multiple_of(BLOCK_UNIT));
         match SizeClass::for_bytes(class.block_bytes()) {
             Some(same) => assert!(same.0 == index),
-            None => panic!("a class's own size has a class"),
+            None => panic!("every block size of a class belongs to that class"),
         }
         index += 1;
     }
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn without_its_padding_a_block_still_holds_what_it_has_to() {
+    fn a_block_without_its_padding_still_holds_its_bytes() {
         let mut below = 0;
         for class in SizeClass::all() {
             let block = class.block_bytes();

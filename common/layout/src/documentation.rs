@@ -1,4 +1,4 @@
-//! Keeps `docs/memory-layout.md` true: its tables are printed from the structs.
+//! Checks `docs/memory-layout.md`: this test prints its tables from the structs.
 
 use std::fmt::Write as _;
 use std::mem::{offset_of, size_of};
@@ -7,15 +7,15 @@ use std::path::Path;
 use super::block::BlockHeader;
 use super::{ClientEntry, Row, RowHeader, SizeClass, Slot, Superblock};
 
-/// A table of a struct's fields: offset, length, name.
+/// Writes a table of a struct's fields: offset, length, name.
 macro_rules! table {
     ($out:expr, $type:ident: $($field:ident),+) => {{
-        let mut ends = vec![$(offset_of!($type, $field)),+];
-        ends.push(size_of::<$type>());
+        let mut offsets = vec![$(offset_of!($type, $field)),+];
+        offsets.push(size_of::<$type>());
         writeln!($out, "`{}`, {} bytes:\n", stringify!($type), size_of::<$type>()).unwrap();
         writeln!($out, "| offset | bytes | field |\n|---:|---:|---|").unwrap();
-        for (at, field) in [$(stringify!($field)),+].into_iter().enumerate() {
-            writeln!($out, "| {} | {} | {field} |", ends[at], ends[at + 1] - ends[at]).unwrap();
+        for (offset, field) in offsets.windows(2).zip([$(stringify!($field)),+]) {
+            writeln!($out, "| {} | {} | {field} |", offset[0], offset[1] - offset[0]).unwrap();
         }
         writeln!($out).unwrap();
     }};
@@ -43,12 +43,12 @@ fn tables() -> String {
 
 const BEGIN: &str = "<!-- printed by the test in common/layout/src/documentation.rs -->\n";
 
-/// `FARSIDE_UPDATE_DOCS=1` writes the tables into the file instead.
+/// With `FARSIDE_UPDATE_DOCS=1` this writes the tables into the file instead.
 #[test]
-fn memory_layout_is_documented_as_it_is() {
+fn the_documented_memory_layout_is_the_real_one() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/memory-layout.md");
     let text = std::fs::read_to_string(&path).unwrap();
-    let (before, printed) = text.split_once(BEGIN).expect("the marker line is there");
+    let (before, printed) = text.split_once(BEGIN).expect("the page has the marker line");
     if std::env::var_os("FARSIDE_UPDATE_DOCS").is_some() {
         std::fs::write(&path, format!("{before}{BEGIN}\n{}", tables())).unwrap();
     } else {

@@ -1,5 +1,6 @@
-//! The hash that places keys: 128 bits of SipHash-1-3, keyed per region. Without the key no
-//! client can aim for one row. Frozen by the test vectors below: a region keeps its keys' places.
+//! The hash that decides where keys are: 128 bits of SipHash-1-3, with a random hash key for each
+//! region. Without the hash key no user can choose keys that all fall into one row. A region
+//! outlives programs, so the test vectors below freeze the hash.
 
 use siphasher::sip128::SipHasher13;
 
@@ -12,7 +13,7 @@ pub struct KeyHasher {
 }
 
 impl KeyHasher {
-    /// The hasher for regions with this key.
+    /// The hasher for a region with this hash key.
     pub fn new(hash_key: &[u8; 16]) -> Self {
         Self { keyed: SipHasher13::new_with_key(hash_key) }
     }
@@ -21,34 +22,34 @@ impl KeyHasher {
     #[inline]
     pub fn hash(&self, key: &[u8]) -> KeyHash {
         let hash = self.keyed.hash(key);
-        KeyHash { place: hash.h1, identity: hash.h2 }
+        KeyHash { position: hash.h1, identity: hash.h2 }
     }
 }
 
-/// Where a key belongs and what tells it from its neighbours.
+/// A key's hash: one half decides where the key is, the other distinguishes it from other keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct KeyHash {
-    place: u64,
+    position: u64,
     identity: u64,
 }
 
-/// The hint of a slot that was used and remembers no key. 0 is that of one that was never used.
+/// The hint of a slot that was used and now belongs to no key. A slot that was never used has 0.
 pub const NO_HINT: u64 = u64::MAX;
 
 impl KeyHash {
-    /// The bits the directory goes by, leading bits first.
+    /// The bits that choose the directory entry, leading bits first.
     pub const fn directory(self) -> u32 {
-        (self.place >> 32) as u32
+        (self.position >> 32) as u32
     }
 
-    /// Which entry of a directory of this depth (at most 32) the key belongs to.
+    /// The index of the key's entry in a directory of this depth, at most 32.
     pub const fn directory_index(self, depth: u8) -> u64 {
         crate::prefix_of(self.directory(), depth) as u64
     }
 
     /// The byte offset of the key's window from the start of its subtable.
     pub const fn window_offset(self) -> u64 {
-        let row = ((self.place & 0xffff_ffff) * HOME_ROWS as u64) >> 32;
+        let row = ((self.position & 0xffff_ffff) * HOME_ROWS as u64) >> 32;
         row * ROW_BYTES
     }
 
@@ -57,11 +58,10 @@ impl KeyHash {
         self.identity as u8
     }
 
-    /// What the hint of this key's slot must be in the slot's given incarnation; never 0, nor
-    /// [`NO_HINT`].
+    /// The hint of this key in this incarnation of its slot; never 0 or [`NO_HINT`].
     ///
-    /// For one incarnation a bijection of `identity`, so two keys of a window have the same hint
-    /// only if 64 keyed bits of their hashes are the same.
+    /// Within one incarnation the hint is a bijection of `identity`, except that the two excluded
+    /// values become 1. So two keys have the same hint only if 64 bits of their hashes agree.
     pub const fn hint(self, incarnation: u8) -> u64 {
         const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
         // The finalizer of SplitMix64.
@@ -72,13 +72,14 @@ impl KeyHash {
         if matches!(mixed, 0 | NO_HINT) { 1 } else { mixed }
     }
 
-    /// Of the bits that choose the window's row, those that hardly do: low ones come last.
-    pub const fn low_place(self) -> u32 {
-        self.place as u32
+    /// The 32 bits that choose the window's row. The low ones hardly influence the choice, so keys
+    /// of one row differ in them.
+    pub const fn row_bits(self) -> u32 {
+        self.position as u32
     }
 
-    /// 64 bits that tell keys apart, for tables on the client.
-    pub const fn tag(self) -> u64 {
+    /// 64 bits that distinguish keys. They do not influence where a key is.
+    pub const fn identity(self) -> u64 {
         self.identity
     }
 }
@@ -89,14 +90,14 @@ mod tests {
 
     const KEY: [u8; 16] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
 
-    /// Frozen: a change here loses every key of every region. Computed by an independent
-    /// implementation of SipHash-1-3 with 128 bits.
+    /// If a hash changes, no key of an existing region can be found. The expected values come from
+    /// an independent implementation of SipHash-1-3 with 128 bits.
     #[test]
-    fn test_vectors() {
+    fn hashes_are_frozen() {
         let hasher = KeyHasher::new(&KEY);
         let print = |key: &[u8]| {
             let hash = hasher.hash(key);
-            format!("{:016x} {:016x} {:016x}", hash.place, hash.identity, hash.hint(5))
+            format!("{:016x} {:016x} {:016x}", hash.position, hash.identity, hash.hint(5))
         };
         let long: Vec<u8> = (0..=255).collect();
         let expected = "bea58827b2bc7ee7 013030dd6adb62fd b48832c2f67d9d77";
@@ -110,20 +111,20 @@ mod tests {
     }
 
     #[test]
-    fn hints_differ_by_incarnation_and_are_never_those_of_nobody() {
+    fn hints_differ_by_incarnation_and_never_mean_no_key() {
         let hash = KeyHasher::new(&KEY).hash(b"key");
         let hints: std::collections::HashSet<u64> = (0..64).map(|inc| hash.hint(inc)).collect();
         assert_eq!(hints.len(), 64);
         assert!(!hints.contains(&0) && !hints.contains(&NO_HINT));
-        let zero = KeyHash { place: 0, identity: 0 };
+        let zero = KeyHash { position: 0, identity: 0 };
         assert_eq!(zero.hint(0), 1);
     }
 
     #[test]
     fn windows_stay_inside_the_subtable() {
-        let last = KeyHash { place: u64::MAX, identity: 0 };
+        let last = KeyHash { position: u64::MAX, identity: 0 };
         assert_eq!(last.window_offset(), (HOME_ROWS as u64 - 1) * ROW_BYTES);
-        assert_eq!(KeyHash { place: 0, identity: 0 }.window_offset(), 0);
+        assert_eq!(KeyHash { position: 0, identity: 0 }.window_offset(), 0);
         assert_eq!(last.directory_index(0), 0);
         assert_eq!(last.directory_index(4), 15);
     }

@@ -1,5 +1,5 @@
-//! The bytes of a region: every format once, every offset computed here, everything that comes out
-//! of remote memory checked before it is believed.
+//! The bytes of a region. Every format is defined once, every offset is computed here, and all
+//! bytes from remote memory are checked before they are used.
 //!
 //! ```text
 //! superblock (4 KiB) | client table | directories | chunk table | heap: 2 MiB chunks
@@ -32,7 +32,7 @@ pub use superblock::*;
 pub use tables::*;
 pub use word::*;
 
-/// Why bytes found in a region, or a region asked for, cannot be what they should be.
+/// Why bytes that were read from a region, or the options for a new region, are invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the messages say what the fields are")]
@@ -42,14 +42,15 @@ pub enum LayoutError {
     #[error("the region has format version {found}; this program knows version {known}")]
     FormatVersion { found: u32, known: u32 },
     #[error(
-        "the region says it is {says} bytes long, but it is {is}: it was truncated or extended"
+        "the superblock says that the region has {says} bytes, but it has {is}: the region was \
+         truncated or extended"
     )]
     RegionLength { says: u64, is: u64 },
-    #[error("{what}: {bytes} bytes are too few for what it says it holds")]
+    #[error("{what}: {bytes} bytes are too few")]
     Truncated { what: &'static str, bytes: u64 },
     #[error("{what} at offset {offset:#x}: the checksum does not match the content")]
     Checksum { what: &'static str, offset: u64 },
-    #[error("{field} is {value}, but has to lie between {min} and {max}")]
+    #[error("{field} is {value}, but has to be between {min} and {max}")]
     Bound { field: &'static str, value: u64, min: u64, max: u64 },
     #[error("{field} has the impossible value {value:#x}")]
     Field { field: &'static str, value: u64 },
@@ -57,8 +58,8 @@ pub enum LayoutError {
     SizeClass { index: u8 },
     #[error("a block of {bytes} bytes at offset {offset:#x} lies outside the heap")]
     BlockOutside { offset: u64, bytes: u64 },
-    #[error("a subtable at offset {offset:#x} lies outside the heap or between two subtables")]
+    #[error("offset {offset:#x} is no subtable's: it lies outside the heap or inside a subtable")]
     SubtableOutside { offset: u64 },
-    #[error("the row at offset {offset:#x} belongs to no subtable of this key")]
+    #[error("the row at offset {offset:#x} does not belong to a subtable of this key")]
     Row { offset: u64 },
 }

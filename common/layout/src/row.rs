@@ -9,47 +9,48 @@ use crate::hash::KeyHash;
 pub const SLOTS_PER_ROW: usize = 7;
 /// Rows in a subtable.
 pub const ROWS_PER_SUBTABLE: usize = 64;
-/// Rows that are some key's home: the last row only takes what does not fit in the one before it.
+/// Rows that can be a key's home. The last row only has keys whose home is the row before it.
 pub const HOME_ROWS: usize = ROWS_PER_SUBTABLE - 1;
-/// A row, in bytes.
+/// The size of a row, in bytes.
 pub const ROW_BYTES: u64 = size_of::<Row>() as u64;
-/// A subtable, in bytes.
+/// The size of a subtable, in bytes.
 pub const SUBTABLE_BYTES: u64 = ROW_BYTES * ROWS_PER_SUBTABLE as u64;
-/// Everywhere a key can be: its home row and the one behind it. One READ.
+/// The size of a window, in bytes: a key's home row and the next one, where alone the key can be.
 pub const WINDOW_BYTES: u64 = ROW_BYTES * WINDOW_ROWS as u64;
-/// Slots of a window.
+/// Slots in a window.
 pub const WINDOW_SLOTS: usize = SLOTS_PER_ROW * WINDOW_ROWS;
 const WINDOW_ROWS: usize = 2;
 
-/// What says that a row belongs to a subtable in use; zeroed memory does not.
+/// Marks a row that belongs to a subtable in use. Zeroed memory is no such row.
 const ROW_MAGIC: u16 = 0x4652;
 
-/// Tells clients with an old directory that they look in the wrong place.
+/// The header of a row: which subtable the row belongs to. A client whose directory copy is old sees
+/// by it that it read the wrong subtable.
 ///
-/// Written by the server alone, two words at a time: see `docs/protocol.md`, splits.
+/// Only the server writes it, each of its two 8-byte words whole: see `docs/protocol.md` ("Splits").
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct RowHeader {
     /// The leading bits of the hashes of all keys in this subtable, right-aligned.
     pub prefix: le::U32,
-    /// How many leading bits that are.
+    /// The number of bits in `prefix`.
     pub local_depth: u8,
-    /// 1 while a split is still bringing keys: what is here may be believed only on the way by the
-    /// old subtable's forward, and no client inserts.
+    /// 1 while a split still moves keys into this subtable. Then no client inserts into it, and only
+    /// a client that followed the old subtable's `forward` may believe a READ of it.
     pub(super) filling: u8,
     pub(super) magic: le::U16,
-    /// Where the keys go when a split empties this subtable: the two new ones, in units of 8 KiB
-    /// from the region's start, for keys whose next bit is 0 and 1. Both 0 before.
+    /// The two subtables to which a split moves the keys of this one: for keys whose next bit is 0,
+    /// and is 1. In units of 8 KiB from the region's start; both are 0 until a split begins.
     pub(super) forward: [le::U32; 2],
 }
 const _: () = assert!(size_of::<RowHeader>() == 16);
 const _: () = assert!(super::REGION_BYTES_MAX / SUBTABLE_BYTES <= u32::MAX as u64);
 
-/// Where the forward pointers stand behind a row's start, in bytes.
+/// The offset of the forward pointers from the start of their row, in bytes.
 pub const FORWARD_OFFSET: u64 = std::mem::offset_of!(RowHeader, forward) as u64;
 
 impl RowHeader {
-    /// The header of a row in a subtable for hashes that start with these `local_depth` bits.
+    /// The header of a row in a subtable of hashes that start with these `local_depth` bits.
     pub fn new(prefix: u32, local_depth: u8) -> Self {
         Self {
             prefix: prefix.into(),
@@ -60,7 +61,7 @@ impl RowHeader {
         }
     }
 
-    /// The same while a split fills the subtable.
+    /// This header while a split fills the subtable.
     pub fn filling(self) -> Self {
         Self { filling: 1, ..self }
     }
@@ -70,7 +71,7 @@ impl RowHeader {
         self.filling != 0
     }
 
-    /// The same, sending readers to these subtables, by their byte offsets.
+    /// This header with forward pointers to the subtables at these byte offsets.
     pub fn with_forward(self, subtables: [u64; 2]) -> Self {
         Self { forward: subtables.map(|offset| ((offset / SUBTABLE_BYTES) as u32).into()), ..self }
     }
@@ -81,12 +82,12 @@ impl RowHeader {
         (subtables != [0, 0]).then_some(subtables)
     }
 
-    /// The two words of the header, as they stand in the region.
+    /// The two words of the header, as stored in the region.
     pub fn words(&self) -> [u64; 2] {
         zerocopy::transmute!(*self)
     }
 
-    /// Whether the row is in use and a key with this directory hash belongs into its subtable.
+    /// Whether the row is in use and keys with this directory hash belong in its subtable.
     pub fn covers(&self, directory_hash: u32) -> bool {
         self.is_valid() && prefix_of(directory_hash, self.local_depth) == self.prefix.get()
     }
@@ -97,7 +98,7 @@ impl RowHeader {
         self.local_depth == local_depth && self.covers(directory_hash)
     }
 
-    /// Whether these bytes are a row's header at all.
+    /// Whether these bytes are the header of a row in use.
     pub fn is_valid(&self) -> bool {
         self.magic.get() == ROW_MAGIC && self.local_depth <= 32 && self.filling <= 1
     }
@@ -155,25 +156,25 @@ pub const fn prefix_of(directory_hash: u32, depth: u8) -> u32 {
     }
 }
 
-/// Which of the two subtables that a split makes of one with this depth a key belongs to.
+/// A split turns a subtable of this depth into two. Returns which of them the key belongs to.
 pub const fn side_of(directory_hash: u32, local_depth: u8) -> usize {
     (prefix_of(directory_hash, local_depth + 1) & 1) as usize
 }
 
-/// One place for one key.
+/// One slot of the index, for one key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Slot {
     pub(super) word: le::U64,
     /// The keyed hash of (key, incarnation), 0 in a slot that was never used, or
-    /// [`NO_HINT`](crate::hash::NO_HINT). Changed, by compare-and-swap, only by the owner of the
-    /// slot's PENDING, ABORTED or COPY word (invariant I6), or from 0, to claim the slot (I21), so
-    /// that LIVE words always stand beside their key's hint.
+    /// [`NO_HINT`](crate::hash::NO_HINT). A LIVE word is always beside the hint of its key: only the
+    /// owner of the slot's PENDING, ABORTED or COPY word swaps the hint (invariant I6). Any INSERT
+    /// may swap a hint of 0, which claims the slot (I21).
     pub(super) hint: le::U64,
 }
 const _: () = assert!(size_of::<Slot>() == 16);
 
-/// Where the hint stands behind its slot's start, in bytes.
+/// The offset of the hint from the start of its slot, in bytes.
 pub const HINT_OFFSET: u64 = std::mem::offset_of!(Slot, hint) as u64;
 
 impl Slot {
@@ -182,7 +183,7 @@ impl Slot {
         Self { word: word.bits().into(), hint: hint.into() }
     }
 
-    /// The word, changed only by compare-and-swap.
+    /// The word. Only a compare-and-swap changes it.
     pub fn word(&self) -> SlotWord {
         SlotWord::from_bits(self.word.get())
     }
@@ -213,29 +214,29 @@ impl Slot {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Row {
-    /// Which keys belong here.
+    /// The subtable that the row belongs to.
     pub header: RowHeader,
-    /// The places.
+    /// The row's slots.
     pub slots: [Slot; SLOTS_PER_ROW],
 }
 const _: () = assert!(size_of::<Row>() == 128);
 
-/// The byte offset, from the start of its row, of a slot.
+/// The byte offset of a slot from the start of its row.
 const fn slot_in_row(slot: usize) -> u64 {
     (size_of::<RowHeader>() + slot * size_of::<Slot>()) as u64
 }
 
-/// Two neighbouring rows, as one READ brings them.
+/// Two neighbouring rows, read by one READ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Window {
-    /// The home row and the row behind it.
+    /// The home row and the next one.
     pub rows: [Row; WINDOW_ROWS],
 }
 const _: () = assert!(size_of::<Window>() as u64 == WINDOW_BYTES);
 
 impl Window {
-    /// The window in these bytes, which must be exactly [`WINDOW_BYTES`] long.
+    /// The window in these bytes, of which there must be exactly [`WINDOW_BYTES`].
     pub fn decode(bytes: &[u8]) -> Result<&Self, LayoutError> {
         Self::ref_from_bytes(bytes)
             .map_err(|_| LayoutError::Truncated { what: "window", bytes: bytes.len() as u64 })
@@ -291,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn forwards_come_back_and_leave_the_rest_alone() {
+    fn forwards_round_trip_and_leave_the_rest_alone() {
         let header = RowHeader::new(0b10, 2);
         assert_eq!(header.forward(), None);
         let split = header.with_forward([3 * SUBTABLE_BYTES, (1 << 38) - SUBTABLE_BYTES]);
@@ -303,14 +304,15 @@ mod tests {
     }
 
     #[test]
-    fn slots_of_a_window_stand_where_a_subtable_says() {
-        // Every word says where it stands.
+    fn offsets_of_slots_agree_with_the_structs() {
+        // Every word of this window is its own offset.
         let words: Vec<u64> = (0..WINDOW_BYTES).step_by(8).collect();
         let window = Window::decode(words.as_bytes()).unwrap();
-        for (row, at) in (0..WINDOW_SLOTS).map(|at| (at / SLOTS_PER_ROW, at % SLOTS_PER_ROW)) {
-            let slot = window.rows[row].slots[at];
-            assert_eq!(slot.word().bits(), slot_in_subtable(row, at));
-            assert_eq!(slot.hint(), slot_in_subtable(row, at) + HINT_OFFSET);
+        for index in 0..WINDOW_SLOTS {
+            let (row, slot) = (index / SLOTS_PER_ROW, index % SLOTS_PER_ROW);
+            let offset = slot_in_subtable(row, slot);
+            let slot = window.rows[row].slots[slot];
+            assert_eq!((slot.word().bits(), slot.hint()), (offset, offset + HINT_OFFSET));
         }
     }
 }

@@ -1,19 +1,19 @@
-//! What a server answers to a client that asked for a split.
+//! The server's answer to a client that requested a split.
 
-/// What came of a request to split a subtable.
+/// The result of a request to split a subtable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum SplitOutcome {
-    /// There are two now: look again.
+    /// The subtable was split, or has room by now: read the window again.
     Done = 0,
-    /// There is no memory for another subtable just now, but some is about to come free.
+    /// There is no memory for another subtable now, but there may be soon: ask again.
     Later = 1,
-    /// It cannot be split: no memory is left, or an entry of it is damaged.
+    /// The subtable cannot be split: no memory is left, or one of its entries is damaged.
     Impossible = 2,
 }
 
 impl SplitOutcome {
-    /// The outcome with this number; `None` if none has.
+    /// The outcome with this number, if there is one.
     pub const fn from_bits(bits: u8) -> Option<Self> {
         match bits {
             0 => Some(Self::Done),

@@ -1,4 +1,4 @@
-//! The superblock: the first 4 KiB of a region, and the geometry that follows from it.
+//! The superblock, which is the first 4 KiB of a region, and the offsets that follow from it.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, little_endian as le};
 
@@ -7,27 +7,27 @@ use super::{
     DirectoryEntry, KEY_BYTES_LIMIT, LayoutError, SUBTABLE_BYTES,
 };
 
-/// The version of the bytes in a region. A region of another version is refused.
+/// The version of the format. A region of another version is refused.
 pub const FORMAT_VERSION: u32 = 5;
-/// The superblock, in bytes.
+/// The size of the superblock, in bytes.
 pub const SUPERBLOCK_BYTES: u64 = 4096;
-/// The smallest region: a chunk of metadata, one of index and two for values, in bytes.
+/// The smallest region, in bytes: one chunk of metadata, one of index and two for values.
 pub const REGION_BYTES_MIN: u64 = 4 * CHUNK_BYTES;
-/// The largest region a block address reaches, in bytes.
+/// The largest region that block addresses can reach, in bytes.
 pub const REGION_BYTES_MAX: u64 = 1 << 38;
-/// The client ids of a region: 16 bits, 0 is no client.
+/// The number of client ids, 0 included, which is no client's.
 pub const CLIENTS_MAX: u32 = 1024;
 
 const MAGIC: [u8; 8] = *b"FARSIDE\n";
 
-/// What is fixed when a region is formatted.
+/// The parameters that a region gets when it is formatted, and keeps for its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Format {
-    /// The whole region, in bytes, a multiple of [`CHUNK_BYTES`].
+    /// The size of the region, in bytes: a multiple of [`CHUNK_BYTES`].
     pub region_bytes: u64,
-    /// Random: tells this region from every other.
+    /// A random number that distinguishes this region from all others.
     pub region_id: [u8; 16],
-    /// Random: the key of the hash that places keys.
+    /// The random key of [`KeyHasher`](crate::hash::KeyHasher).
     pub hash_key: [u8; 16],
     /// How long an unlinked block stays untouched, in milliseconds.
     pub grace_ms: u32,
@@ -37,28 +37,32 @@ pub struct Format {
     pub value_bytes_max: u32,
 }
 
-/// The largest key and value a region may allow together, in bytes.
+/// The maximum of a key's and its value's length together, in bytes: they share a block.
 const PAYLOAD_BYTES_MAX: u64 = BLOCK_BYTES_MAX - BLOCK_HEADER_BYTES;
-/// The last that a superblock may have: the next server's has to be half of a lease.
-const INCARNATION_MAX: u64 = u32::MAX as u64 - 1;
-/// The shortest and longest GRACE, in milliseconds.
-const GRACE_MS: std::ops::RangeInclusive<u32> = 1..=60_000;
+/// The largest incarnation of a region. The next server's, one higher, has to fit into the upper 32
+/// bits of its clients' leases.
+const REGION_INCARNATION_MAX: u64 = u32::MAX as u64 - 1;
+/// The shortest and the longest GRACE, in milliseconds.
+const GRACE_MS_RANGE: std::ops::RangeInclusive<u32> = 1..=60_000;
 
 impl Format {
-    /// Whether a region can be like this; the error names the field and its bounds.
+    /// Checks that a region can have these parameters.
+    ///
+    /// # Errors
+    /// [`LayoutError::Bound`] or [`LayoutError::Field`] with the name of the wrong parameter.
     pub fn check(&self) -> Result<(), LayoutError> {
         bound("region_bytes", self.region_bytes, REGION_BYTES_MIN, REGION_BYTES_MAX)?;
         if !self.region_bytes.is_multiple_of(CHUNK_BYTES) {
             return Err(LayoutError::Field { field: "region_bytes", value: self.region_bytes });
         }
-        let (least, most) = (u64::from(*GRACE_MS.start()), u64::from(*GRACE_MS.end()));
-        bound("grace_ms", self.grace_ms.into(), least, most)?;
+        let (min, max) = (u64::from(*GRACE_MS_RANGE.start()), u64::from(*GRACE_MS_RANGE.end()));
+        bound("grace_ms", self.grace_ms.into(), min, max)?;
         bound("key_bytes_max", self.key_bytes_max.into(), 1, KEY_BYTES_LIMIT as u64)?;
-        let room = PAYLOAD_BYTES_MAX - u64::from(self.key_bytes_max);
-        bound("value_bytes_max", self.value_bytes_max.into(), 0, room)
+        let left_for_values = PAYLOAD_BYTES_MAX - u64::from(self.key_bytes_max);
+        bound("value_bytes_max", self.value_bytes_max.into(), 0, left_for_values)
     }
 
-    /// Where everything stands in such a region.
+    /// The offsets of such a region's parts.
     pub fn geometry(&self) -> Geometry {
         Geometry::new(self.region_bytes)
     }
@@ -69,7 +73,7 @@ fn bound(field: &'static str, value: u64, min: u64, max: u64) -> Result<(), Layo
     if (min..=max).contains(&value) { Ok(()) } else { Err(outside) }
 }
 
-/// Byte offsets of a region's parts, all derived from its length. The one place that computes
+/// The byte offsets of a region's parts. They follow from its length, and only this type computes
 /// them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
@@ -89,18 +93,18 @@ impl Geometry {
         geometry
     }
 
-    /// The whole region, in bytes.
+    /// The size of the region, in bytes.
     pub fn region_bytes(&self) -> u64 {
         self.region_bytes
     }
 
-    /// The entry of a client id in the client table; `None` for an id beyond it.
+    /// The offset of a client id's entry in the client table; `None` for an id beyond the table.
     pub fn client_entry(&self, client: u16) -> Option<u64> {
         (u32::from(client) < CLIENTS_MAX)
             .then(|| SUPERBLOCK_BYTES + u64::from(client) * size_of::<ClientEntry>() as u64)
     }
 
-    /// The most bits of a hash a directory can go by.
+    /// The depth of the region's largest directory: the number of hash bits that index it.
     pub fn directory_depth_max(&self) -> u8 {
         self.directory_depth_max
     }
@@ -109,8 +113,8 @@ impl Geometry {
         SUPERBLOCK_BYTES + u64::from(CLIENTS_MAX) * size_of::<ClientEntry>() as u64
     }
 
-    /// The directory of this depth: each depth has a place of its own, so that a larger one is
-    /// built beside the one in use. `None` beyond the deepest.
+    /// The offset of the directory of this depth; `None` above [`Geometry::directory_depth_max`].
+    /// Each depth has memory of its own, so a larger directory is built beside the one in use.
     pub fn directory_offset(&self, depth: u8) -> Option<u64> {
         let entry = size_of::<DirectoryEntry>() as u64;
         (depth <= self.directory_depth_max)
@@ -122,30 +126,30 @@ impl Geometry {
         self.directories_offset() + (entry << (self.directory_depth_max + 1))
     }
 
-    /// How many chunks the heap has.
+    /// The number of chunks in the heap.
     pub fn chunks(&self) -> u32 {
         ((self.region_bytes - self.heap_offset) / CHUNK_BYTES) as u32
     }
 
-    /// The chunk table's entry of this chunk; `None` beyond the last.
+    /// The offset of this chunk's entry in the chunk table; `None` if there is no such chunk.
     pub fn chunk_entry(&self, chunk: u32) -> Option<u64> {
         (chunk < self.chunks())
             .then(|| self.chunk_table_offset() + u64::from(chunk) * size_of::<ChunkEntry>() as u64)
     }
 
-    /// Where a chunk starts; `None` beyond the last.
+    /// The offset at which a chunk starts; `None` if there is no such chunk.
     pub fn chunk_offset(&self, chunk: u32) -> Option<u64> {
         (chunk < self.chunks()).then(|| self.heap_offset + u64::from(chunk) * CHUNK_BYTES)
     }
 
-    /// Which chunk a byte offset lies in; `None` outside the heap.
+    /// The chunk that contains this byte offset; `None` outside the heap.
     pub fn chunk_of(&self, offset: u64) -> Option<u32> {
         (self.heap_offset..self.region_bytes)
             .contains(&offset)
             .then(|| ((offset - self.heap_offset) / CHUNK_BYTES) as u32)
     }
 
-    /// That a block lies wholly in the heap.
+    /// Checks that a block lies wholly in the heap.
     ///
     /// # Errors
     /// [`LayoutError::BlockOutside`] with the block's offset.
@@ -158,7 +162,7 @@ impl Geometry {
         }
     }
 
-    /// That a subtable lies wholly in the heap, where subtables start.
+    /// Checks that a subtable can start at this offset.
     ///
     /// # Errors
     /// [`LayoutError::SubtableOutside`] with the offset.
@@ -172,23 +176,23 @@ impl Geometry {
     }
 }
 
-/// Whether the server that used the region last said goodbye to it.
+/// Whether the last server of the region closed it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum RegionState {
-    /// Stopped in order: no server uses the region.
+    /// The last server stopped in order: no server uses the region.
     Clean = 1,
-    /// A server has it, or died with it.
+    /// A server uses the region, or died while it did.
     InUse = 2,
 }
 
-/// The superblock as it stands in the region.
+/// The superblock, as stored in the region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Superblock {
     pub(super) magic: [u8; 8],
     pub(super) format_version: le::U32,
-    /// Over the constant part with this field as 0.
+    /// Covers all fields before `incarnation`, with 0 for this field.
     pub(super) crc32: le::U32,
     pub(super) region_id: [u8; 16],
     pub(super) hash_key: [u8; 16],
@@ -197,26 +201,27 @@ pub struct Superblock {
     pub(super) key_bytes_max: le::U32,
     pub(super) value_bytes_max: le::U32,
     pub(super) reserved: le::U32,
-    /// Raised by one at each server start, before anything else happens to the region.
+    /// Each server that starts raises this by one, before it changes anything else in the region.
     pub(super) incarnation: le::U64,
     /// A [`RegionState`].
     pub(super) state: le::U32,
-    /// How many bits of the hash the directory in use goes by: the word that switches directories.
+    /// The depth of the directory in use. The server switches directories by a store to this field.
     pub(super) directory_depth: le::U32,
 }
 const _: () = assert!(size_of::<Superblock>() as u64 <= SUPERBLOCK_BYTES);
+/// The length of the part that does not change after formatting, in bytes.
 const CONSTANT_BYTES: usize = std::mem::offset_of!(Superblock, incarnation);
 
-/// Where the incarnation stands in a region, in bytes.
+/// The offset of the incarnation in a region, in bytes.
 pub const INCARNATION_OFFSET: u64 = std::mem::offset_of!(Superblock, incarnation) as u64;
-/// Where the word with state and directory depth stands in a region, in bytes.
+/// The offset of the word with state and directory depth in a region, in bytes.
 pub const STATE_OFFSET: u64 = std::mem::offset_of!(Superblock, state) as u64;
 
 impl Superblock {
     /// The superblock of a new region.
     ///
     /// # Errors
-    /// [`LayoutError::Bound`] and [`LayoutError::Field`] as [`Format::check`] says.
+    /// Those of [`Format::check`].
     pub fn new(format: &Format, directory_depth: u8) -> Result<Self, LayoutError> {
         format.check()?;
         let mut superblock = Self {
@@ -238,10 +243,10 @@ impl Superblock {
         Ok(superblock)
     }
 
-    /// Checks every field of the superblock at the start of these bytes.
+    /// Returns the superblock at the start of these bytes, with every field checked.
     ///
     /// # Errors
-    /// What is wrong with it, as a [`LayoutError`].
+    /// [`LayoutError`] about the first field that is wrong.
     pub fn decode(bytes: &[u8], region_bytes: u64) -> Result<(Self, Format), LayoutError> {
         if !bytes.starts_with(&MAGIC) {
             return Err(LayoutError::NotARegion);
@@ -268,26 +273,26 @@ impl Superblock {
         if format.region_bytes != region_bytes {
             return Err(LayoutError::RegionLength { says: format.region_bytes, is: region_bytes });
         }
-        bound("incarnation", superblock.incarnation(), 0, INCARNATION_MAX)?;
+        bound("incarnation", superblock.incarnation(), 0, REGION_INCARNATION_MAX)?;
         superblock.state()?;
         superblock.directory_depth(&format.geometry())?;
         Ok((superblock, format))
     }
 
     fn checksum(&self) -> u32 {
-        let unsigned = Self { crc32: 0.into(), ..*self };
-        crc32fast::hash(&unsigned.as_bytes()[..CONSTANT_BYTES])
+        let without_checksum = Self { crc32: 0.into(), ..*self };
+        crc32fast::hash(&without_checksum.as_bytes()[..CONSTANT_BYTES])
     }
 
-    /// How many times a server started on this region.
+    /// How many times a server has started on this region.
     pub fn incarnation(&self) -> u64 {
         self.incarnation.get()
     }
 
-    /// Whether the last server said goodbye.
+    /// Whether the last server closed the region.
     ///
     /// # Errors
-    /// [`LayoutError::Field`] for a state that does not exist.
+    /// [`LayoutError::Field`] for an unknown state.
     pub fn state(&self) -> Result<RegionState, LayoutError> {
         match self.state.get() {
             1 => Ok(RegionState::Clean),
@@ -296,18 +301,17 @@ impl Superblock {
         }
     }
 
-    /// How many bits of the hash the directory in use goes by.
+    /// The depth of the directory in use: the number of hash bits that index it.
     ///
     /// # Errors
-    /// [`LayoutError::Bound`] for a depth the region has no directory for.
+    /// [`LayoutError::Bound`] if the region has no directory of this depth.
     pub fn directory_depth(&self, geometry: &Geometry) -> Result<u8, LayoutError> {
         let depth = self.directory_depth.get();
         bound("directory_depth", depth.into(), 0, geometry.directory_depth_max().into())?;
         Ok(depth as u8)
     }
 
-    /// The word that holds state and directory depth, for the server to store at
-    /// [`STATE_OFFSET`].
+    /// The word with state and directory depth, which the server stores at [`STATE_OFFSET`].
     pub const fn state_word(state: RegionState, directory_depth: u8) -> u64 {
         state as u64 | (directory_depth as u64) << 32
     }
@@ -329,12 +333,12 @@ mod tests {
     }
 
     #[test]
-    fn a_superblock_comes_back() {
+    fn a_superblock_decodes_to_its_format() {
         let superblock = Superblock::new(&format(), 5).unwrap();
-        let (read, as_formatted) = Superblock::decode(superblock.as_bytes(), 64 << 20).unwrap();
-        assert_eq!(as_formatted, format());
-        assert_eq!(read.directory_depth(&format().geometry()).unwrap(), 5);
-        assert_eq!(read.state().unwrap(), RegionState::Clean);
+        let (decoded, its_format) = Superblock::decode(superblock.as_bytes(), 64 << 20).unwrap();
+        assert_eq!(its_format, format());
+        assert_eq!(decoded.directory_depth(&format().geometry()).unwrap(), 5);
+        assert_eq!(decoded.state().unwrap(), RegionState::Clean);
     }
 
     #[test]
@@ -350,10 +354,10 @@ mod tests {
     #[test]
     fn an_incarnation_that_no_lease_can_have_is_an_error() {
         let superblock = Superblock::new(&format(), 5).unwrap();
-        for incarnation in [INCARNATION_MAX, INCARNATION_MAX + 1, u64::MAX] {
+        for incarnation in [REGION_INCARNATION_MAX, REGION_INCARNATION_MAX + 1, u64::MAX] {
             let superblock = Superblock { incarnation: incarnation.into(), ..superblock };
             let decoded = Superblock::decode(superblock.as_bytes(), 64 << 20);
-            assert_eq!(decoded.is_ok(), incarnation == INCARNATION_MAX, "{decoded:?}");
+            assert_eq!(decoded.is_ok(), incarnation == REGION_INCARNATION_MAX, "{decoded:?}");
         }
     }
 
@@ -370,17 +374,18 @@ mod tests {
         for region_bytes in [REGION_BYTES_MIN, 64 << 20, 1 << 30, REGION_BYTES_MAX] {
             let geometry = Geometry::new(region_bytes);
             let last_client = geometry.client_entry(CLIENTS_MAX as u16 - 1).unwrap();
-            let mut end = last_client + size_of::<ClientEntry>() as u64;
+            let mut part_end = last_client + size_of::<ClientEntry>() as u64;
             for depth in 0..=geometry.directory_depth_max() {
-                assert_eq!(geometry.directory_offset(depth), Some(end));
-                end += 8 << depth;
+                assert_eq!(geometry.directory_offset(depth), Some(part_end));
+                part_end += 8 << depth;
             }
             assert_eq!(geometry.directory_offset(geometry.directory_depth_max() + 1), None);
-            assert!(geometry.chunk_entry(0).unwrap() >= end);
-            let last = geometry.chunks() - 1;
-            assert!(geometry.chunk_entry(last).unwrap() + 8 <= geometry.chunk_offset(0).unwrap());
-            assert_eq!(geometry.chunk_offset(last).unwrap() + CHUNK_BYTES, region_bytes);
-            assert_eq!(geometry.chunk_of(region_bytes - 1), Some(last));
+            assert!(geometry.chunk_entry(0).unwrap() >= part_end);
+            let last_chunk = geometry.chunks() - 1;
+            let last_entry = geometry.chunk_entry(last_chunk).unwrap();
+            assert!(last_entry + 8 <= geometry.chunk_offset(0).unwrap());
+            assert_eq!(geometry.chunk_offset(last_chunk).unwrap() + CHUNK_BYTES, region_bytes);
+            assert_eq!(geometry.chunk_of(region_bytes - 1), Some(last_chunk));
             assert_eq!(geometry.chunk_of(region_bytes), None);
         }
     }

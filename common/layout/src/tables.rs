@@ -1,32 +1,32 @@
-//! The three tables between superblock and heap: clients, directory, chunks. Written by the server
-//! alone, with plain stores of whole words: no client compares-and-swaps them.
+//! The three tables between superblock and heap: clients, directory, chunks. Only the server writes
+//! them, with plain stores of whole words: no client changes them by compare-and-swap.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, little_endian as le};
 
 use super::{Geometry, LayoutError, SUBTABLE_BYTES, SizeClass};
 
-/// The unit of memory the heap hands to a purpose, in bytes.
+/// The size of a chunk, in bytes. All memory of a chunk has the same [`ChunkUse`].
 pub const CHUNK_BYTES: u64 = 2 << 20;
 
-/// Which connection a client id stands for just now. A cache line of its own, because a client on shared memory
-/// looks at it before every compare-and-swap: an entry that is not its own any more fences it.
+/// The client that has a client id now. On shared memory a client checks the entry before every
+/// compare-and-swap: another lease fences the client. Hence a cache line for each entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C, align(64))]
 pub struct ClientEntry {
-    /// The number of the connection that owns the id, never used twice in the life of a region;
-    /// 0 when none does.
+    /// The number of the connection that has the id; 0 if none has it. No two connections with one
+    /// id ever have the same lease.
     pub(super) lease: le::U64,
     pub(super) reserved: [u8; 56],
 }
 const _: () = assert!(size_of::<ClientEntry>() == 64);
 
-/// Where the subtable for some leading bits of the hash is.
+/// The location of the subtable for some leading bits of the hash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirectoryEntry(u64);
 const _: () = assert!(size_of::<DirectoryEntry>() == 8);
 
 impl DirectoryEntry {
-    /// The entry for a subtable whose keys share this many bits.
+    /// The entry for a subtable whose keys share `local_depth` leading bits.
     pub const fn new(subtable_offset: u64, local_depth: u8) -> Self {
         Self(((subtable_offset / SUBTABLE_BYTES) << 8) | local_depth as u64)
     }
@@ -36,7 +36,7 @@ impl DirectoryEntry {
         Self(bits)
     }
 
-    /// The bits as they stand in the region.
+    /// The bits, as stored in the region.
     pub const fn bits(self) -> u64 {
         self.0
     }
@@ -46,7 +46,7 @@ impl DirectoryEntry {
         self.0 as u8
     }
 
-    /// The byte offset of the subtable, whether or not one can be there.
+    /// The byte offset of the subtable, unchecked.
     pub const fn offset(self) -> u64 {
         (self.0 >> 8).saturating_mul(SUBTABLE_BYTES)
     }
@@ -54,7 +54,7 @@ impl DirectoryEntry {
     /// The byte offset of the subtable.
     ///
     /// # Errors
-    /// [`LayoutError::SubtableOutside`] when the entry points out of the heap.
+    /// [`LayoutError::SubtableOutside`] if no subtable can start at this offset.
     pub fn subtable(self, geometry: &Geometry) -> Result<u64, LayoutError> {
         let offset = self.offset();
         geometry.check_subtable(offset)?;
@@ -65,27 +65,27 @@ impl DirectoryEntry {
 /// What a chunk is used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChunkUse {
-    /// Nothing yet.
+    /// Nothing.
     Free,
     /// Subtables of the index.
     Subtables,
-    /// Blocks of this class, from the chunk's start.
+    /// Blocks of this class. The first one starts at the chunk's start.
     Blocks(SizeClass),
-    /// The rest of a block that starts in the chunk before.
+    /// The rest of a block that starts in the previous chunk.
     Continued,
 }
 
 /// A chunk's entry in the chunk table: its use, and its age.
 ///
-/// The age says how many generations beyond the region's first a block may have had that stood in
-/// this chunk when its use last changed; 0 if it never did. Blocks of its next class begin behind
-/// that, so that no two contents at one address ever have the same generation (invariant I10).
+/// The age is the highest generation of any block in this chunk when its use last changed, counted
+/// from the region's first generation; 0 if its use never changed. Blocks of the next class start
+/// above it, so that no two contents at one address ever have the same generation (invariant I10).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChunkEntry(u64);
 const _: () = assert!(size_of::<ChunkEntry>() == 8);
 
 impl ChunkEntry {
-    /// The entry that says so.
+    /// The entry of a chunk with this use, at age 0.
     pub const fn new(chunk_use: ChunkUse) -> Self {
         match chunk_use {
             ChunkUse::Free => Self(0),
@@ -95,12 +95,12 @@ impl ChunkEntry {
         }
     }
 
-    /// The same use, at this age.
+    /// This entry with another age.
     pub const fn with_age(self, age: u32) -> Self {
         Self((self.0 & u32::MAX as u64) | ((age as u64) << 32))
     }
 
-    /// How many generations blocks in this chunk have had.
+    /// The chunk's age; see [`ChunkEntry`].
     pub const fn age(self) -> u32 {
         (self.0 >> 32) as u32
     }
@@ -110,7 +110,7 @@ impl ChunkEntry {
         Self(bits)
     }
 
-    /// The bits as they stand in the region.
+    /// The bits, as stored in the region.
     pub const fn bits(self) -> u64 {
         self.0
     }
@@ -118,7 +118,7 @@ impl ChunkEntry {
     /// What the chunk is used for.
     ///
     /// # Errors
-    /// [`LayoutError::Field`] or [`LayoutError::SizeClass`] for bits that say nothing.
+    /// [`LayoutError::Field`] or [`LayoutError::SizeClass`] for bits that name no use.
     pub const fn chunk_use(self) -> Result<ChunkUse, LayoutError> {
         match (self.0 as u8, self.0 as u32 >> 8) {
             (0, 0) => Ok(ChunkUse::Free),
@@ -138,14 +138,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn chunk_uses_come_back() {
+    fn chunk_uses_and_ages_round_trip() {
         let classes = SizeClass::all().map(ChunkUse::Blocks);
         for chunk_use in
             [ChunkUse::Free, ChunkUse::Subtables, ChunkUse::Continued].into_iter().chain(classes)
         {
             assert_eq!(ChunkEntry::new(chunk_use).chunk_use().unwrap(), chunk_use);
-            let old = ChunkEntry::new(chunk_use).with_age(7).with_age(u32::MAX);
-            assert_eq!((old.chunk_use().unwrap(), old.age()), (chunk_use, u32::MAX));
+            let aged = ChunkEntry::new(chunk_use).with_age(7).with_age(u32::MAX);
+            assert_eq!((aged.chunk_use().unwrap(), aged.age()), (chunk_use, u32::MAX));
         }
         for bits in [4, 0x100, 2 | 60 << 8, u64::MAX] {
             assert!(ChunkEntry::from_bits(bits).chunk_use().is_err(), "{bits:#x}");
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn directory_entries_come_back_or_are_refused() {
+    fn directory_entries_round_trip_or_are_refused() {
         let format = super::super::Format {
             region_bytes: 64 << 20,
             region_id: [0; 16],

@@ -1,30 +1,32 @@
-//! The slot word: the one word of the index that clients compare-and-swap.
+//! The slot word, which clients change by compare-and-swap: it says where the key's block is.
 
 use std::fmt;
 
 use super::{BLOCK_UNIT, LayoutError, SizeClass};
 
-/// What a slot is in the middle of. `docs/protocol.md` says which transitions exist, and
-/// which side may make them.
+/// The state of a slot. `docs/protocol.md` lists the transitions, and which client may make each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum SlotState {
-    /// No key. `inc` is kept, so that the next incarnation gets another number; 0 before the first.
+    /// No key. The word has the number of the last incarnation, so that the next one gets another;
+    /// 0 before the first.
     Empty = 0,
-    /// An INSERT owns the slot and has not decided yet. Readers ignore it.
+    /// An INSERT owns the slot and has not published its key yet. Readers ignore the slot.
     Pending = 1,
-    /// Another INSERT of the same fingerprint took the slot's chance away; the owner clears it.
+    /// Another INSERT with the same fingerprint, or a split, aborted the owner's INSERT. The owner
+    /// clears the slot.
     Aborted = 2,
     /// The slot points to the block that holds its key's value.
     Live = 3,
-    /// A split is moving the entry; it can be read, not changed.
+    /// A split is moving the entry. Clients may read it, but not change it.
     Frozen = 4,
-    /// The entry's new place, before a split commits.
+    /// The entry in its new subtable, while the old slot is FROZEN. Clients may read it, but not
+    /// change it.
     Copy = 5,
-    /// The entry moved to another subtable; the row's forward pointer leads there.
+    /// The entry is in another subtable. The row's forward pointer leads there.
     Moved = 6,
-    /// Removed by the server, because the value ended or others need its room; becomes EMPTY after
-    /// GRACE.
+    /// The server removed the key: its value expired, or was evicted. GRACE later the slot becomes
+    /// EMPTY.
     Tomb = 7,
 }
 
@@ -45,7 +47,7 @@ impl SlotState {
 
 /// `state 3 | cond 1 | fp 8 | inc 6 | gen_lo 8 | class 6 | block address 32`, high bits first.
 ///
-/// Any 64 bits are a word: what they point to is checked where it is used.
+/// Any 64 bits are a word. The block that it points to is checked where it is used.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct SlotWord(u64);
 
@@ -58,14 +60,14 @@ const COND_SHIFT: u32 = FINGERPRINT_SHIFT + 8;
 const STATE_SHIFT: u32 = COND_SHIFT + 1;
 const _: () = assert!(STATE_SHIFT + 3 == 64);
 
-/// The incarnation of a key whose INSERT claimed a slot that was never used, by its hint: no later
-/// one has this number (invariant I21).
+/// The incarnation of a key whose INSERT claimed a slot that was never used, by its hint. No later
+/// incarnation of the slot has this number (invariant I21).
 pub const FIRST_INCARNATION: u8 = 1;
-/// The highest number of an incarnation (6 bits). The next one is the one behind the first.
+/// The highest number of an incarnation (6 bits). The one after it is `FIRST_INCARNATION + 1`.
 pub const INCARNATION_MAX: u8 = (1 << 6) - 1;
-/// After how many incarnations of a slot, the first left out, a number recurs.
+/// The number of incarnations after which a number recurs. The first incarnation never recurs.
 pub const INCARNATIONS: u64 = (INCARNATION_MAX - FIRST_INCARNATION) as u64;
-/// How many generations of a block the word tells apart (8 bits).
+/// The number of generations of a block that a word distinguishes (8 bits).
 pub const WORD_GENERATIONS: u64 = 1 << 8;
 
 impl SlotWord {
@@ -74,18 +76,18 @@ impl SlotWord {
         Self(bits)
     }
 
-    /// The bits, as they stand in the region.
+    /// The bits, as stored in the region.
     pub const fn bits(self) -> u64 {
         self.0
     }
 
-    /// A slot without a key whose last incarnation was `incarnation`, at most [`INCARNATION_MAX`].
+    /// The EMPTY word after this incarnation, which is at most [`INCARNATION_MAX`].
     pub const fn empty(incarnation: u8) -> Self {
         Self(((incarnation & INCARNATION_MAX) as u64) << INCARNATION_SHIFT)
     }
 
-    /// The number of the slot's next incarnation, at its place in a word. Never the first: that is
-    /// given away with the hint.
+    /// The number of the slot's next incarnation, shifted to its bits in a word. Never the first
+    /// incarnation: only a claim by the hint has that one.
     const fn next_incarnation(self) -> u64 {
         let next = match self.incarnation() {
             0 | INCARNATION_MAX => FIRST_INCARNATION + 1,
@@ -104,13 +106,13 @@ impl SlotWord {
         )
     }
 
-    /// The word of a slot that was never used, once its hint is claimed no more: the first
-    /// incarnation is over.
+    /// The word that ends a claim by the hint, in a slot whose word is still 0: EMPTY after the
+    /// first incarnation.
     pub const fn unclaimed() -> Self {
         Self::empty(FIRST_INCARNATION)
     }
 
-    /// This word with another state, all else kept.
+    /// This word with another state, and all other fields unchanged.
     pub const fn with_state(self, state: SlotState) -> Self {
         Self(self.0 & !(7 << STATE_SHIFT) | (state as u64) << STATE_SHIFT)
     }
@@ -126,9 +128,9 @@ impl SlotWord {
         Self(Self::empty(incarnation).0 | fingerprint).live(block, conditional)
     }
 
-    /// The LIVE word that replaces this one: same incarnation and fingerprint, so the same key
-    /// (invariant I5), another block.
-    /// `conditional` marks a word whose writer depended on what it replaced.
+    /// The LIVE word that replaces this one. It has another block, but the same incarnation and
+    /// fingerprint, and so the same key (invariant I5).
+    /// `conditional` is set if no PUT may count as overwritten by this word.
     pub const fn live(self, block: BlockRef, conditional: bool) -> Self {
         let kept = 0xff << FINGERPRINT_SHIFT | (INCARNATION_MAX as u64) << INCARNATION_SHIFT;
         Self(
@@ -144,19 +146,19 @@ impl SlotWord {
         Self::empty(self.incarnation())
     }
 
-    /// The MOVED word that takes this one's place in a split. It keeps the incarnation, and counts
-    /// as used if it was not: a client that claimed it by its hint must not find it again as it was
-    /// (invariant I21).
+    /// The MOVED word that replaces this one in a split. It keeps the incarnation, except that 0
+    /// becomes the first one: a client that claimed the slot by its hint must not find a word of 0
+    /// again (invariant I21).
     pub const fn moved(self) -> Self {
         let is_unused = self.incarnation() == 0;
         let emptied = if is_unused { Self::unclaimed() } else { self.emptied() };
         emptied.with_state(SlotState::Moved)
     }
 
-    /// The COPY word, in this MOVED slot, of an entry whose word was `entry` in the old subtable:
-    /// the next incarnation of this slot, the same block.
+    /// The COPY word that replaces this MOVED word, for an entry whose word in the old subtable is
+    /// `entry`. It has the next incarnation of this slot, and the block of `entry`.
     ///
-    /// Conditional, so that no PUT counts as overwritten by a split.
+    /// It is conditional, because no PUT may count as overwritten by a split.
     pub const fn copy_of(self, entry: Self) -> Self {
         let kept = !(7 << STATE_SHIFT | (INCARNATION_MAX as u64) << INCARNATION_SHIFT);
         Self(
@@ -172,7 +174,7 @@ impl SlotWord {
         SlotState::from_bits(self.0 >> STATE_SHIFT)
     }
 
-    /// Whether a conditional operation wrote this word: such a word absorbs no PUT.
+    /// Whether no PUT may count as overwritten by this word.
     pub const fn is_conditional(self) -> bool {
         self.0 >> COND_SHIFT & 1 == 1
     }
@@ -187,8 +189,8 @@ impl SlotWord {
         (self.0 >> INCARNATION_SHIFT) as u8 & INCARNATION_MAX
     }
 
-    /// The block the word points to, or why these bits point to none. Whether the block lies in
-    /// the heap is [`Geometry::check_block`](super::Geometry::check_block)'s to say.
+    /// The block that the word points to, or an error if the size class does not exist. It may lie
+    /// outside the heap: see [`Geometry::check_block`](super::Geometry::check_block).
     pub const fn block(self) -> Result<BlockRef, LayoutError> {
         match SizeClass::from_index((self.0 >> CLASS_SHIFT & 63) as u8) {
             Ok(class) => Ok(BlockRef {
@@ -221,12 +223,13 @@ impl fmt::Debug for SlotWord {
     }
 }
 
-/// A block's place in the region, in units of 64 bytes from its start.
+/// A block's offset from the start of the region, in units of 64 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct BlockAddress(pub u32);
 
 impl BlockAddress {
-    /// The address of the block at this byte offset, a multiple of 64 below 256 GiB.
+    /// The address of the block at this byte offset; `None` unless it is a multiple of 64 below
+    /// 256 GiB.
     pub const fn from_offset(offset_bytes: u64) -> Option<Self> {
         let units = offset_bytes / BLOCK_UNIT;
         if offset_bytes.is_multiple_of(BLOCK_UNIT) && units <= u32::MAX as u64 {
@@ -242,14 +245,14 @@ impl BlockAddress {
     }
 }
 
-/// What a slot word says about its block: where, how large, and the low bits of its generation.
+/// A slot word's reference to its block: address, size class and low bits of the generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BlockRef {
     /// Where the block is.
     pub address: BlockAddress,
-    /// How large it is.
+    /// The size class of the block.
     pub class: SizeClass,
-    /// Its generation modulo [`WORD_GENERATIONS`].
+    /// The block's generation modulo [`WORD_GENERATIONS`].
     pub generation_low: u8,
 }
 
@@ -284,7 +287,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn fields_come_back(inc in 0u8..64, fp: u8, block in any_block(), cond: bool) {
+        fn fields_round_trip_and_each_state_keeps_its_own(inc in 0u8..64, fp: u8, block in any_block(), cond: bool) {
             let pending = SlotWord::empty(inc).pending(fp, block);
             prop_assert_eq!(pending.state(), SlotState::Pending);
             prop_assert_eq!(pending.incarnation(), if inc == 63 { 2 } else { 2.max(inc + 1) });
@@ -306,19 +309,19 @@ mod tests {
         }
 
         #[test]
-        fn incarnations_recur_but_for_the_first(block in any_block()) {
+        fn all_incarnations_except_the_first_recur(block in any_block()) {
             let next = |word: SlotWord| word.pending(0, block).emptied();
             let mut word = SlotWord::default();
             let numbers: Vec<u8> = (0..2 * INCARNATIONS)
                 .map(|_| { word = next(word); word.incarnation() })
                 .collect();
-            let (first, again) = numbers.split_at(INCARNATIONS as usize);
-            prop_assert_eq!(first, (2..=63).collect::<Vec<_>>());
-            prop_assert_eq!(again, first);
+            let (first_cycle, second_cycle) = numbers.split_at(INCARNATIONS as usize);
+            prop_assert_eq!(first_cycle, (2..=63).collect::<Vec<_>>());
+            prop_assert_eq!(second_cycle, first_cycle);
         }
 
         #[test]
-        fn any_bits_can_be_looked_at(bits: u64) {
+        fn every_word_has_readable_fields(bits: u64) {
             let word = SlotWord::from_bits(bits);
             let _ = (word.state(), word.block(), word.fingerprint(), format!("{word:?}"));
             prop_assert_eq!(word.with_state(word.state()), word);

@@ -73,7 +73,7 @@ const _: () = assert!(SET_BYTES == 128);
 /// Where the key's own line starts; `ways` go on from there.
 #[inline]
 fn first_way(hash: KeyHash) -> usize {
-    (hash.tag() >> 8) as usize & (WAYS / 2)
+    (hash.identity() >> 8) as usize & (WAYS / 2)
 }
 
 /// All places an entry of the key can have, those in its own line first.

@@ -134,7 +134,7 @@ impl Index {
     /// Where a key can be.
     #[inline]
     pub fn place(&self, hash: KeyHash) -> Place {
-        let (count, tag) = (self.groups.count(), hash.tag());
+        let (count, tag) = (self.groups.count(), hash.identity());
         let scaled = |bits: u64, bound: u64| (bits * bound) >> 32;
         let first = scaled(hash.directory().into(), count);
         // Another group.

@@ -132,7 +132,7 @@ impl<F: Fabric> Swarm<F> {
 
     fn place(&self, key: &Key) -> (Place, u64) {
         let hash = self.reach.hasher.hash(key);
-        (self.index.place(hash), hash.tag())
+        (self.index.place(hash), hash.identity())
     }
 
     fn new_metadata(&self, buffer: u64) -> Metadata {

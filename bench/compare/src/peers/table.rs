@@ -47,7 +47,7 @@ impl<F: Fabric> Table<F> {
     #[inline]
     pub fn place(&self, key: &Key) -> (Place, u64) {
         let hash = self.reach.hasher.hash(key);
-        (self.index.place(hash), hash.tag())
+        (self.index.place(hash), hash.identity())
     }
 
     /// READs the entry that a slot leads to.

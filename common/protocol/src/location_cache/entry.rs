@@ -92,16 +92,16 @@ const _: () = assert!(SizeClass::PADDING_MAX as u64 == PADDING.max());
 const SLOT_UNIT: u16 = 16;
 const _: () = assert!(WINDOW_BYTES == (SLOT.max() + 1) * SLOT_UNIT as u64);
 
-/// How much of the tag is of [`KeyHash::low_place`].
+/// The number of low bits of the tag, which are the lowest ones of [`KeyHash::row_bits`].
 const PLACE_BITS: u32 = TAG.bits - IDENTITY_BITS;
-/// How much is of [`KeyHash::tag`], the highest bits.
+/// The number of high bits of the tag, which are the highest ones of [`KeyHash::identity`].
 const IDENTITY_BITS: u32 = 24;
 
 /// The bits of the hash that the set goes by, low ones first. What the entry knows comes last, so
 /// that sets can be shared out.
 #[inline]
 pub(super) fn spread(hash: KeyHash) -> usize {
-    (hash.tag() >> (u64::BITS - IDENTITY_BITS - FIRST_SETS_BITS)) as usize
+    (hash.identity() >> (u64::BITS - IDENTITY_BITS - FIRST_SETS_BITS)) as usize
 }
 
 impl PackedLocation {
@@ -158,8 +158,8 @@ impl PackedLocation {
     /// cached PUT or DELETE does not look at the key again: see docs/decisions/0006.
     #[inline]
     pub(super) fn tag(hash: KeyHash) -> u64 {
-        let identity = hash.tag() >> (u64::BITS - IDENTITY_BITS);
-        identity << PLACE_BITS | u64::from(hash.low_place()) & ((1 << PLACE_BITS) - 1)
+        let identity = hash.identity() >> (u64::BITS - IDENTITY_BITS);
+        identity << PLACE_BITS | u64::from(hash.row_bits()) & ((1 << PLACE_BITS) - 1)
     }
 
     /// As [`spread`], of the key whose entry stands in this set.

@@ -205,7 +205,7 @@ fn what_one_thread_gets_another_one_put() {
     let work = |thread: u64| {
         let mut found = 0;
         for round in 0..ROUNDS {
-            let random = hash(round << 8 | thread).tag();
+            let random = hash(round << 8 | thread).identity();
             let (key, now) = (random % KEYS, round * TIMES / ROUNDS);
             match random >> 60 {
                 0..8 => cache.put(hash(key), location(key, now)),
