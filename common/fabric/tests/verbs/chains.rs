@@ -1,4 +1,4 @@
-//! Chains do at the region what the trait's contract says, whatever their sizes.
+//! Chains keep the contract of the trait `Fabric`: results, order, sizes and deadlines.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ fn pattern(bytes: usize, seed: u8) -> Vec<u8> {
 }
 
 #[test]
-fn each_verb_does_what_it_says() {
+fn each_verb_has_its_effect_and_is_counted() {
     let Some(mut server) = Server::new() else { return };
     let mut fabric = server.client(1);
     let region = server.region.clone();
@@ -30,7 +30,7 @@ fn each_verb_does_what_it_says() {
     assert_eq!(run(&[cas(0x1111_2222_3333_4444, 7)]), Ok(0x1111_2222_3333_4444));
     assert_eq!(run(&[cas(8, 9)]), Ok(7), "a swap that loses says what it found");
     assert_eq!(region.load(64), Ok(7));
-    // A mark changes its half and no more.
+    // A WRITE of four bytes leaves the other half of the word unchanged.
     assert_eq!(run(&[Verb::WriteU32 { remote: 68, value: 0xabcd }]), Ok(0));
     assert_eq!(region.load(64), Ok(0xabcd_0000_0007));
     assert_eq!(run(&[Verb::WriteWord { remote: 72, value: 99 }]), Ok(0));
@@ -47,11 +47,11 @@ fn each_verb_does_what_it_says() {
     let counters = fabric.counters();
     assert_eq!((counters.reads, counters.compare_swaps), (3, 2));
     assert_eq!((counters.writes, counters.round_trips), (2, 7));
-    assert_eq!(counters.doorbells, 6, "what lies outside was not posted");
+    assert_eq!(counters.doorbells, 6, "the READ outside of the region was not posted");
 }
 
 #[test]
-fn blocks_of_every_size_arrive_inline_or_not() {
+fn blocks_of_every_size_are_written_and_read_inline_or_not() {
     let Some(mut server) = Server::new() else { return };
     let mut fabric = server.client(2);
     let sizes = [8, 64, 248, 256, 264, 1024, 4096, 4104, 65_536, 1 << 20];
@@ -67,7 +67,7 @@ fn blocks_of_every_size_arrive_inline_or_not() {
         server.region.read(4096, &mut words).unwrap();
         let there: Vec<u8> = words.into_iter().flat_map(u64::to_le_bytes).collect();
         assert!(there == content, "{bytes} bytes");
-        // Without a reserve: a READ makes its buffer grow.
+        // Without `reserve`, because a READ makes its buffer grow.
         let other = LaneId(1);
         let chain = [read(4096, Buffer::ReadBlock, bytes as u32)];
         assert_eq!(fabric.run(other, REGION, &chain, deadline), Ok(0));
@@ -87,8 +87,8 @@ fn a_buffer_that_grows_keeps_its_content() {
     }
 }
 
-/// The chain of an INSERT and a PUT, over and over: the READ at its end must see what stood before
-/// it in the chain, every time.
+/// Repeats the verbs of an INSERT and a PUT in one chain. The READ at its end must always see the
+/// effects of the verbs before it.
 #[test]
 fn chains_execute_in_order() {
     let Some(mut server) = Server::new() else { return };
@@ -112,9 +112,9 @@ fn chains_execute_in_order() {
     assert_eq!(fabric.counters().doorbells, rounds);
 }
 
-/// What the device alone would not order: a fence has to.
+/// A device orders these only if the work request has a fence.
 #[test]
-fn a_swap_behind_a_read_and_a_write_behind_a_swap_wait() {
+fn a_swap_waits_for_a_read_before_it_and_a_write_for_a_swap_before_it() {
     let Some(mut server) = Server::new() else { return };
     let mut fabric = server.client(1);
     for round in 0u64..300 {
@@ -132,7 +132,7 @@ fn a_swap_behind_a_read_and_a_write_behind_a_swap_wait() {
 }
 
 #[test]
-fn lanes_share_a_doorbell_and_keep_their_results_apart() {
+fn lanes_share_a_doorbell_and_get_their_own_results() {
     const LANES: u16 = 64;
     let Some(mut server) = Server::new() else { return };
     let mut fabric = server.client(LANES);
@@ -174,18 +174,18 @@ fn lanes_share_a_doorbell_and_keep_their_results_apart() {
 }
 
 #[test]
-fn late_chains_are_refused_and_readers_are_not_asked_for_a_deadline() {
+fn late_chains_are_refused_and_reads_have_no_deadline() {
     let Some(mut server) = Server::new() else { return };
     let mut fabric = server.client(1);
     let (cas, write) = (
         Verb::CompareSwap { remote: 64, expected: 0, desired: 1 },
         Verb::Write { remote: 128, from: Buffer::NewBlock, bytes: 8 },
     );
-    // A mark, too: what was a block may be something else by then (invariant I13).
+    // A mark, too: its block's memory may have another use by then (invariant I13).
     for chain in [[cas], [write], [Verb::WriteU32 { remote: 64, value: 3 }]] {
         let now = fabric.now();
         assert_eq!(fabric.run(LANE, REGION, &chain, now - 1), Err(ChainError::Late));
-        // Not too late now, but what the device does with it might be.
+        // Not late yet, but the device might execute it after its deadline.
         let too_soon = now + Options::default().delivery_max_ns() / 2;
         assert_eq!(fabric.run(LANE, REGION, &chain, too_soon), Err(ChainError::Late));
     }
@@ -194,7 +194,7 @@ fn late_chains_are_refused_and_readers_are_not_asked_for_a_deadline() {
 }
 
 #[test]
-fn waits_complete_in_their_time() {
+fn a_wait_completes_at_its_time_and_does_not_delay_other_lanes() {
     let Some(mut server) = Server::new() else { return };
     let mut fabric = server.client(2);
     let until = fabric.now() + 20_000_000;
@@ -214,7 +214,7 @@ fn waits_complete_in_their_time() {
 }
 
 #[test]
-fn the_owner_reaches_its_region_through_the_device() {
+fn swaps_of_the_owner_and_of_a_client_are_atomic_with_each_other() {
     let Some(mut server) = Server::new() else { return };
     let mut client = server.client(1);
     let mut own = server.writers.loopback(4, &Options::default()).unwrap();
@@ -228,8 +228,8 @@ fn the_owner_reaches_its_region_through_the_device() {
     assert_eq!(server.region.load(64), Ok(400));
 }
 
-/// What strangers say to the listener of a server's own connection gives them none, however well
-/// they guess. Guards against what every server said once: it was in the source.
+/// Strangers that connect to the listener of a server's own connection are rejected, whatever
+/// private data they send. Guards against private data that was a constant in the source.
 #[test]
 fn a_stranger_does_not_get_the_owners_own_connection() {
     let Some(server) = Server::new() else { return };
@@ -241,25 +241,25 @@ fn a_stranger_does_not_get_the_owners_own_connection() {
         let stranger = std::thread::spawn(move || connect_data(target, guess, 1, &options).is_ok());
         strangers.push(stranger);
     }
-    // They knock first.
+    // The strangers connect before the owner does.
     std::thread::sleep(Duration::from_millis(500));
     let mut own = server.writers.loopback_over(listener, 1, &options).unwrap();
     let deadline = later(&own.fabric);
     assert_eq!(own.fabric.run(LANE, REGION, &[read(0, Buffer::ReadBlock, 64)], deadline), Ok(0));
     drop(own);
     for stranger in strangers {
-        assert!(!stranger.join().unwrap(), "a stranger was taken for the owner");
+        assert!(!stranger.join().unwrap(), "a stranger was accepted as the owner");
     }
 }
 
-/// What the device may be reading stays as it is, whatever the caller does.
+/// The device may be reading the lane's buffers, so nothing may change or move them.
 #[test]
-fn a_lane_with_a_chain_in_flight_takes_no_other() {
+fn a_lane_with_a_chain_in_flight_refuses_another() {
     let Some(mut server) = Server::new() else { return };
     let mut fabric = server.client(1);
     let deadline = later(&fabric);
     let swap = |desired| [Verb::CompareSwap { remote: 64, expected: 0, desired }];
-    // Before its doorbell, and behind it.
+    // Before the doorbell, and after it.
     for is_rung in [false, true] {
         server.region.store(64, 0).unwrap();
         fabric.post(LANE, REGION, &swap(1), deadline);
@@ -280,5 +280,5 @@ fn a_lane_with_a_chain_in_flight_takes_no_other() {
         assert_eq!(server.region.load(64), Ok(1));
     }
     assert!(fabric.reserve(LANE, Buffer::NewBlock, 1 << 20));
-    assert_eq!(fabric.run(LANE, REGION, &swap(1), deadline), Ok(1), "the lane goes on");
+    assert_eq!(fabric.run(LANE, REGION, &swap(1), deadline), Ok(1), "the lane is usable again");
 }

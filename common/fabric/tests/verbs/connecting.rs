@@ -1,5 +1,5 @@
-//! Which requests get a connection and which a refusal with the reason, and that no attempt leaves
-//! anything behind.
+//! Accepted and refused connections, the reasons that refused clients get, and the limits of a
+//! reader. Connections that end leave no descriptors open.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -25,7 +25,7 @@ fn garbage_of_every_length_is_refused_with_the_reason() {
         });
         let VerbsError::Rejected { reason, .. } = error else { panic!("{error}") };
         assert!(reason.starts_with(REASON), "{bytes} bytes");
-        // The zeros behind it are RDMA-CM's.
+        // RDMA-CM pads private data with zeros.
         let seen = server.garbage.pop().unwrap();
         assert!(seen.starts_with(&garbage) && seen[bytes..].iter().all(|byte| *byte == 0));
     }
@@ -33,7 +33,7 @@ fn garbage_of_every_length_is_refused_with_the_reason() {
     let error = connect_control(address, &long, &Options::default()).err().unwrap();
     assert!(matches!(error, VerbsError::PrivateData { bytes: 57, max: 56 }));
     assert!(server.connections.is_empty() && server.channels.is_empty());
-    // A client with manners is served.
+    // A valid request is still served.
     let mut fabric = server.client(1);
     let deadline = later(&fabric);
     let read = Verb::Read { remote: 0, into: Buffer::ReadBlock, bytes: 64 };
@@ -41,7 +41,7 @@ fn garbage_of_every_length_is_refused_with_the_reason() {
 }
 
 #[test]
-fn a_reason_has_its_limit_and_without_one_there_is_no_listener() {
+fn a_reason_has_a_length_limit_and_a_rejection_without_one_reads_as_no_listener() {
     use farside_fabric::verbs::Event;
     let Some(address) = address() else { return };
     let mut listener = Listener::bind(address, &Options::default()).unwrap();
@@ -62,7 +62,7 @@ fn a_reason_has_its_limit_and_without_one_there_is_no_listener() {
             (VerbsError::Rejected { reason, .. }, 1..=REASON_BYTES_MAX) => {
                 assert_eq!(reason.iter().filter(|byte| **byte == 7).count(), bytes);
             }
-            // No reason: as Linux says it for a program that ended meanwhile.
+            // Without a reason it looks like Linux's own rejection for a program that has exited.
             (VerbsError::NobodyListens { .. }, _) => {}
             (other, bytes) => panic!("{bytes}: {other}"),
         }
@@ -70,14 +70,14 @@ fn a_reason_has_its_limit_and_without_one_there_is_no_listener() {
 }
 
 #[test]
-fn a_port_without_a_listener_is_known_at_once() {
+fn connecting_to_a_port_without_a_listener_fails_at_once() {
     let Some(address) = address() else { return };
     let dead = SocketAddr::new(address.ip(), 9);
     let started = Instant::now();
     let error = connect_control(dead, CONTROL, &Options::default()).err().unwrap();
     assert!(matches!(error, VerbsError::NobodyListens { .. }), "{error}");
     assert!(error.is_passing() && started.elapsed() < Duration::from_secs(2));
-    // Addresses without a host: in the own network, and behind no device at all.
+    // Addresses that no host has: one in this network, and one that no device has a route to.
     let options = Options { connect_timeout: Duration::from_millis(500), ..Options::default() };
     let SocketAddr::V4(own) = address else { return };
     let [a, b, c, _] = own.ip().octets();
@@ -90,7 +90,7 @@ fn a_port_without_a_listener_is_known_at_once() {
 }
 
 #[test]
-fn a_listener_takes_its_address_and_no_other() {
+fn a_listener_binds_only_a_free_address_of_this_host() {
     let Some(address) = address() else { return };
     let listener = Listener::bind(address, &Options::default()).unwrap();
     let taken = listener.local_address().unwrap();
@@ -103,9 +103,9 @@ fn a_listener_takes_its_address_and_no_other() {
     assert!(Listener::bind(taken, &Options::default()).is_ok());
 }
 
-/// A reader's memory and its queue pair refuse what this client, against its role, sends.
+/// A reader's memory key and its queue pair allow only READs. This client tries the other verbs.
 #[test]
-fn the_device_refuses_what_a_reader_may_not() {
+fn the_device_refuses_a_readers_writes_and_swaps() {
     let Some(mut server) = Server::new() else { return };
     server.region.store(64, 5).unwrap();
     for forbidden in [
@@ -126,9 +126,9 @@ fn the_device_refuses_what_a_reader_may_not() {
     }
 }
 
-/// A writer's key in a reader's hands: another domain's.
+/// A reader uses a writer's rkey, which belongs to another protection domain.
 #[test]
-fn the_device_refuses_the_key_of_another_role() {
+fn the_device_refuses_the_rkey_of_another_role() {
     let Some(mut server) = Server::new() else { return };
     let stolen = server.writers.remote();
     let address = server.address();
@@ -146,7 +146,7 @@ fn descriptors() -> u64 {
 }
 
 #[test]
-fn connections_that_come_and_go_leave_nothing_behind() {
+fn closed_connections_leave_no_descriptors_open() {
     let Some(mut server) = Server::new() else { return };
     let rounds = std::env::var("FARSIDE_TEST_CONNECTIONS").map_or(80, |n| n.parse().unwrap());
     let mut open = Vec::new();
@@ -159,7 +159,7 @@ fn connections_that_come_and_go_leave_nothing_behind() {
         theirs.send(b"hello").unwrap();
         drop(fabric);
         server.until(|server| !server.gone.is_empty());
-        // Either end may go first.
+        // Either end may close first.
         if round % 2 == 0 {
             drop(theirs);
             drop(ours);
@@ -174,13 +174,13 @@ fn connections_that_come_and_go_leave_nothing_behind() {
             open.push(descriptors());
         }
     }
-    // Other tests may run beside this one.
+    // Not exact, because other tests may open descriptors meanwhile.
     println!("descriptors: {open:?}");
     assert!(open.iter().all(|count| *count < open[0] + rounds / 2));
 }
 
 #[test]
-fn the_machine_is_described() {
+fn preflight_describes_the_devices_of_this_host() {
     let Some(address) = address() else { return };
     let report = preflight();
     let text = report.to_string();
@@ -192,11 +192,11 @@ fn the_machine_is_described() {
     assert!(text.contains("RoCE v2"), "{address} {text}");
 }
 
-/// A buffer that may not grow costs the verb that needs it, and none after it. Needs `setpriv` and
-/// root's right to take rights away. `refusals.rs` of the integration tests has programs that may
-/// pin next to nothing.
+/// A verb that needs a larger buffer fails if the buffer cannot grow; later verbs work. Needs
+/// `setpriv` and root. `refusals.rs` of the integration tests has programs that may pin next to
+/// nothing.
 #[test]
-fn a_buffer_that_may_not_grow_serves_what_fits() {
+fn a_buffer_that_cannot_grow_fails_only_the_verb_that_needs_it() {
     let said = by_child("ulimit -l 1024", "child_whose_buffers_may_not_grow");
     assert!(said.is_none_or(|said| said.contains("1 passed")));
 }
@@ -223,8 +223,8 @@ fn child_whose_buffers_may_not_grow() {
     }
 }
 
-/// What another test of this module says in a process with this limit, which root's rights do not
-/// lift; `None` where that cannot be had.
+/// Runs another test of this module in a process with this limit, without root's right to exceed
+/// it. Returns its output, or `None` if such a process cannot be started.
 fn by_child(limit: &str, test: &str) -> Option<String> {
     let mut server = Server::new()?;
     let address = server.address();
@@ -241,9 +241,9 @@ fn by_child(limit: &str, test: &str) -> Option<String> {
     said.contains("connecting as a client").then_some(said)
 }
 
-/// Without a device every way to connect says so at once, and that no later attempt helps.
+/// Without a device connecting and listening fail at once, with an error that is not transient.
 #[test]
-fn without_a_device_every_connection_says_so() {
+fn without_a_device_connecting_and_listening_report_that() {
     if !preflight().devices.is_empty() {
         return;
     }

@@ -1,5 +1,5 @@
-//! The control channel keeps messages whole and in order, pushes back, wakes a thread that sleeps,
-//! and ends.
+//! The control channel keeps messages complete and in order, limits a fast sender, wakes a sleeping
+//! receiver, and reports its end.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -16,7 +16,7 @@ fn readable_within(channel: &impl AsFd, most: Duration) -> bool {
     poll(&mut [PollFd::new(channel, PollFlags::IN)], Some(&timeout)).unwrap() > 0
 }
 
-/// Sleeps for the next message.
+/// Sleeps until a message arrives; returns its length.
 fn receive(channel: &mut VerbsChannel, buffer: &mut [u8]) -> usize {
     loop {
         if let Some(bytes) = channel.receive(buffer).unwrap() {
@@ -26,7 +26,7 @@ fn receive(channel: &mut VerbsChannel, buffer: &mut [u8]) -> usize {
     }
 }
 
-/// Sleeps for room.
+/// Sleeps until the channel has room, then sends.
 fn send(channel: &mut VerbsChannel, message: &[u8]) {
     while let Err(error) = channel.send(message) {
         assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
@@ -63,7 +63,7 @@ fn long_messages_go_both_ways() {
 }
 
 #[test]
-fn a_thousand_small_messages_keep_their_order_with_a_receiver_that_lags() {
+fn a_thousand_small_messages_keep_their_order_if_the_receiver_is_slow() {
     let Some(mut server) = Server::new() else { return };
     let (mut theirs, mut ours) = server.control();
     let started = Instant::now();
@@ -87,7 +87,7 @@ fn a_thousand_small_messages_keep_their_order_with_a_receiver_that_lags() {
 }
 
 #[test]
-fn a_peer_that_takes_nothing_fills_its_own_channel_and_nothing_else() {
+fn a_sender_is_refused_after_eight_messages_that_are_not_received() {
     let Some(mut server) = Server::new() else { return };
     let (mut theirs, mut ours) = server.control();
     let mut sent = 0u32;
@@ -95,7 +95,7 @@ fn a_peer_that_takes_nothing_fills_its_own_channel_and_nothing_else() {
     let error = loop {
         match theirs.send(&sent.to_le_bytes()) {
             Ok(()) => sent += 1,
-            // Some may still be on their way.
+            // The device may still be sending some.
             Err(_) if started.elapsed() < Duration::from_millis(300) => {}
             Err(error) => break error,
         }
@@ -112,10 +112,10 @@ fn a_peer_that_takes_nothing_fills_its_own_channel_and_nothing_else() {
     assert_eq!(receive(&mut ours, &mut buffer), 4);
 }
 
-/// Between messages and behind them, more often than the send queue is long. What it finds on a
-/// host that does not answer takes two hosts: `tests/vm/two-hosts`.
+/// Probes before and after messages, more of them than the send queue has entries. The probe of a
+/// host that does not answer is tested on two hosts: `tests/vm/two-hosts`.
 #[test]
-fn a_probe_is_not_in_the_way_of_messages() {
+fn probes_do_not_delay_messages_or_fill_the_channel() {
     let Some(mut server) = Server::new() else { return };
     let (mut theirs, mut ours) = server.control();
     let mut buffer = [0; 64];
@@ -128,7 +128,7 @@ fn a_probe_is_not_in_the_way_of_messages() {
         send(&mut theirs, &number.to_le_bytes());
         assert_eq!(receive(&mut ours, &mut buffer), 4);
     }
-    // Also at a peer that does not take its messages.
+    // Also towards a peer that does not receive its messages.
     while theirs.send(b"not taken").is_ok() {}
     for _ in 0..20 {
         theirs.probe().unwrap();
@@ -150,7 +150,7 @@ fn an_idle_channel_lets_its_thread_sleep() {
     let (mut theirs, mut ours) = server.control();
     let mut buffer = [0; 64];
     for _ in 0..3 {
-        // What connecting left.
+        // Consumes the events that connecting left.
         assert_eq!(ours.receive(&mut buffer).unwrap(), None);
         assert_eq!(theirs.receive(&mut buffer).unwrap(), None);
     }

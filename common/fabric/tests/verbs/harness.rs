@@ -1,4 +1,4 @@
-//! Both ends of connections in one process.
+//! A server and its clients in one process.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -16,11 +16,11 @@ use farside_fabric::{Fabric, Nanos, RegionIndex, Role};
 pub(crate) const REGION_BYTES: u64 = 8 << 20;
 /// The region of a client that has one.
 pub(crate) const REGION: RegionIndex = RegionIndex::FIRST;
-/// How long anything may take under emulation.
+/// Limit on every wait; an emulated device is slow.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
-/// An IPv4 address of an RDMA device: the one that `FARSIDE_TEST_DEVICE` asks for, else the first;
-/// says so when there is none.
+/// Returns the IPv4 address of an RDMA device: that in `FARSIDE_TEST_DEVICE`, or the first one. If
+/// there is none, prints that the test is skipped.
 pub(crate) fn address() -> Option<SocketAddr> {
     let wanted = std::env::var("FARSIDE_TEST_DEVICE").ok().filter(|wanted| !wanted.is_empty());
     let report = preflight();
@@ -50,14 +50,14 @@ pub(crate) struct Server {
     pub(crate) readers: Protection,
     pub(crate) connections: BTreeMap<ConnectionId, DataConnection>,
     pub(crate) channels: BTreeMap<ConnectionId, VerbsChannel>,
-    /// Whose peers are gone.
+    /// The connections whose peers have disconnected.
     pub(crate) gone: Vec<ConnectionId>,
-    /// What peers said that was none of the requests here.
+    /// The private data of refused connection requests.
     pub(crate) garbage: Vec<Vec<u8>>,
     _memory: RegionMemory,
 }
 
-/// What clients of these tests ask for.
+/// The connection requests of these tests.
 pub(crate) const WRITER: &[u8] = b"W";
 pub(crate) const READER: &[u8] = b"R";
 pub(crate) const CONTROL: &[u8] = b"C";
@@ -87,7 +87,7 @@ impl Server {
         self.listener.local_address().unwrap()
     }
 
-    /// Looks at what happened; false if nothing did.
+    /// Handles one event of the listener. Returns false if there is none.
     pub(crate) fn step(&mut self) -> bool {
         match self.listener.next_event().unwrap() {
             Some(Event::Request(incoming)) => self.answer(incoming),
@@ -123,7 +123,7 @@ impl Server {
         self.connections.insert(connection.id(), connection);
     }
 
-    /// Serves while a client does something.
+    /// Serves while `client` runs in another thread; returns its result.
     pub(crate) fn while_client<T: Send>(&mut self, client: impl FnOnce() -> T + Send) -> T {
         std::thread::scope(|scope| {
             let client = scope.spawn(client);
@@ -136,18 +136,18 @@ impl Server {
         })
     }
 
-    /// Serves until something is so.
+    /// Serves until the condition is true.
     pub(crate) fn until(&mut self, mut is_so: impl FnMut(&mut Self) -> bool) {
         let started = Instant::now();
         while !is_so(self) {
-            assert!(started.elapsed() < PATIENCE, "it takes too long");
+            assert!(started.elapsed() < PATIENCE, "the condition did not become true in time");
             if !self.step() {
                 std::thread::sleep(Duration::from_micros(200));
             }
         }
     }
 
-    /// A fabric of a client that asks for this, and says that it may write.
+    /// Connects a client with this request. Its fabric is told that it may write, even a reader's.
     pub(crate) fn client_of(&mut self, what: &[u8], lanes: u16, options: Options) -> VerbsFabric {
         let address = self.address();
         self.while_client(|| fabric_from(address, what, lanes, options, 0))
@@ -157,7 +157,7 @@ impl Server {
         self.client_of(WRITER, lanes, Options::default())
     }
 
-    /// Both ends of a control channel.
+    /// Returns the client's and the server's end of a control channel.
     pub(crate) fn control(&mut self) -> (VerbsChannel, VerbsChannel) {
         let address = self.address();
         let (theirs, reply) =
@@ -168,12 +168,12 @@ impl Server {
     }
 }
 
-/// A deadline that no chain of these tests meets, however busy the machine is.
+/// Returns a deadline that no chain of these tests exceeds, however busy the machine is.
 pub(crate) fn later(fabric: &impl Fabric) -> Nanos {
     fabric.now() + fabric.timing(REGION).lateness_max_ns + PATIENCE.as_nanos() as Nanos
 }
 
-/// A fabric to a region that seems to start that many bytes behind its start.
+/// Connects a fabric whose region seems to start `shift` bytes after its real start.
 pub(crate) fn fabric_from(
     address: SocketAddr,
     what: &[u8],

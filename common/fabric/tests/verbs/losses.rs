@@ -1,5 +1,5 @@
-//! Connections that break: what was under way is reported, nothing hangs, nothing lies. A server
-//! that is killed takes two hosts: `tests/vm/two-hosts`.
+//! Broken connections: every chain in flight completes with an error that is true, and soon. A
+//! server that is killed takes two hosts: `tests/vm/two-hosts`.
 
 use std::time::{Duration, Instant};
 
@@ -11,10 +11,10 @@ use crate::harness::{PATIENCE, REGION, Server, WRITER, fabric_from, later};
 const LANE: LaneId = LaneId(0);
 const LANES: u16 = 16;
 
-/// A doorbell that the device refuses, here for an unaligned atomic, ends the connection. A
-/// caller that waits for room to post more is told.
+/// The device refuses a doorbell, here for an unaligned atomic, and so breaks the connection. The
+/// fabric must then report room: a lane that waits for room would otherwise wait for ever.
 #[test]
-fn a_refused_doorbell_leaves_room() {
+fn a_refused_doorbell_breaks_the_connection_and_leaves_room() {
     let Some(mut server) = Server::new() else { return };
     let address = server.address();
     let mut fabric = server.while_client(|| fabric_from(address, WRITER, 2, Options::default(), 4));
@@ -34,8 +34,8 @@ fn a_refused_doorbell_leaves_room() {
     assert_eq!(fabric.run(LANE, REGION, &[read], deadline), Err(ChainError::Fenced));
 }
 
-/// Dropping the server's end is the fence: what a client has in flight fails, and from that moment
-/// on nothing of it changes the region any more.
+/// Dropping the server's end is the fence: chains in flight fail, and from then on no verb of the
+/// client changes the region.
 #[test]
 fn dropping_the_servers_end_fences_a_client_with_chains_in_flight() {
     let Some(mut server) = Server::new() else { return };
@@ -84,7 +84,7 @@ fn dropping_the_servers_end_fences_a_client_with_chains_in_flight() {
             let is = server.region.load(4096 + lane as u64 * 8).unwrap();
             assert_eq!(is, at_fence[lane], "something took effect after the fence");
             match error {
-                // What was refused certainly did not happen.
+                // A refused chain certainly had no effect.
                 ChainError::Fenced => assert_eq!(is, acknowledged[lane]),
                 ChainError::Unknown => assert!((acknowledged[lane]..=tried[lane]).contains(&is)),
                 other => panic!("{other}"),
@@ -98,8 +98,8 @@ fn dropping_the_servers_end_fences_a_client_with_chains_in_flight() {
     }
 }
 
-/// Adds one to the lane's word, after a WRITE and before a READ. All that was tried before has
-/// been acknowledged.
+/// Posts a chain that adds one to the lane's word, between a WRITE and a READ. Only when all
+/// earlier chains of the lane have completed. Returns 1, the number of chains.
 fn post(fabric: &mut impl Fabric, lane: u16, tried: &mut [u64]) -> usize {
     let expected = tried[usize::from(lane)];
     tried[usize::from(lane)] += 1;
@@ -115,7 +115,7 @@ fn post(fabric: &mut impl Fabric, lane: u16, tried: &mut [u64]) -> usize {
 }
 
 #[test]
-fn an_idle_client_learns_of_its_fence_with_the_next_chain() {
+fn the_next_chain_of_an_idle_client_that_was_fenced_fails() {
     let Some(mut server) = Server::new() else { return };
     let mut fabric = server.client(1);
     server.connections.clear();
@@ -131,7 +131,7 @@ fn an_idle_client_learns_of_its_fence_with_the_next_chain() {
 }
 
 #[test]
-fn a_client_that_goes_is_noticed_and_its_probe_fails() {
+fn the_server_notices_a_disconnected_client_and_its_probe_fails() {
     let Some(mut server) = Server::new() else { return };
     let fabric = server.client(1);
     let (id, mut connection) = server.connections.pop_first().unwrap();
@@ -148,7 +148,7 @@ fn a_client_that_goes_is_noticed_and_its_probe_fails() {
     drop(fabric);
     server.until(|server| server.gone.contains(&id));
     let started = Instant::now();
-    // The queue pair is in its error state already; that is as good as an answer.
+    // May be an error, because the queue pair can be in its error state already.
     let _ = connection.probe();
     while connection.probe_state().unwrap() != ProbeState::Dead {
         assert!(started.elapsed() < PATIENCE);
@@ -163,9 +163,9 @@ fn wait(source: &impl std::os::fd::AsFd) {
     poll(&mut [PollFd::new(source, PollFlags::IN)], Some(&timeout)).unwrap();
 }
 
-/// A process that is killed: its device, and with it the system, says so.
+/// The kernel closes the connections of a killed process, which RDMA-CM reports to its peer.
 #[test]
-fn a_killed_client_is_noticed() {
+fn the_server_notices_a_killed_client() {
     let Some(mut server) = Server::new() else { return };
     let address = server.address();
     let program = std::env::current_exe().unwrap();
@@ -195,7 +195,7 @@ fn child_that_holds_a_connection() {
     drop(link);
 }
 
-/// A thread that sleeps for completions takes no processor time, and misses none.
+/// A fabric that sleeps for completions uses hardly any processor time, and misses no completion.
 #[test]
 fn sleeping_for_completions_loses_no_wakeup() {
     let Some(mut server) = Server::new() else { return };
@@ -207,10 +207,10 @@ fn sleeping_for_completions_loses_no_wakeup() {
         let count = Verb::CompareSwap { remote: 64, expected: round, desired: round + 1 };
         let read = Verb::Read { remote: 0, into: Buffer::ReadBlock, bytes: 256 };
         assert_eq!(fabric.run(LANE, REGION, &[count, read], deadline), Ok(round));
-        // The longest sleep is 100 ms: a lost wakeup would show.
+        // A lost wakeup would show, because a sleep without one takes 100 ms.
         assert!(started.elapsed() < Duration::from_millis(95), "{:?}", started.elapsed());
     }
-    // Sleeping until a time, with nothing in flight.
+    // Sleeps until a time, with nothing in flight.
     let processor = || rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     let (before, until) = (processor(), fabric.now() + 400_000_000);
     fabric.wait(LaneId(1), until);
