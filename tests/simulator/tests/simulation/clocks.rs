@@ -1,25 +1,27 @@
-//! Clocks that run at different rates, clocks that stand still while a client is paused, and chains
-//! that wait in a queue beyond their deadline. The margins: an eighth of GRACE, and of T_word + L.
+//! Clocks that run at different rates, clocks that stop while a client is paused, and chains that
+//! wait in a queue beyond their deadline. The protocol's margins are an eighth of GRACE, and of
+//! T_word + L (docs/protocol.md, "Time").
 
 use farside_layout::{INCARNATIONS, clock_lag_max_ns};
 use farside_simulator::{Bounds, Mutant, Scenario, Script, client};
 
-use crate::twins::{assert_caught, name, report};
+use crate::mutants::{assert_caught, named, report};
 use crate::{GRACE_NS, core_seconds, passes};
 
-/// Sixteenths of a second in a second: as far apart as clocks may be.
+/// The extreme rates of clocks that the protocol allows, in sixteenths of the real rate.
 const SLOW: u8 = 15;
 const FAST: u8 = 17;
-/// How far a client's clock may fall behind (A): a quarter of the time in which a word comes
-/// again, for T_word and L take the rest.
+/// How far a client's clock may fall behind (A). A quarter of the time after which a word can
+/// recur, because T_word and L take the rest.
 const ANSWER_NS: u64 = clock_lag_max_ns(GRACE_NS);
-/// Why a scenario has key 0's word come again: 256 generations of its block, 62 incarnations.
+/// How often key 1 is inserted. A word recurs after 256 generations of its block, if the slot then
+/// has the same of its incarnations.
 const ROUNDS: u64 = 256 / INCARNATIONS * INCARNATIONS;
 
-/// As soon as the words of slots can come again, key 0's word stands for key 1: its block is used
-/// 256 times, once in a GRACE, the last time in the incarnation that it had. Others may act at any
-/// of these rounds.
-fn comes_again(others_act: &[u64]) -> Script {
+/// Makes key 0's word recur as soon as possible, this time for key 1. Its block is used 256 times,
+/// once in a GRACE, the last time in the incarnation that it had. Other clients may act in these
+/// rounds.
+fn word_recurs(others_act: &[u64]) -> Script {
     let mut again = client().swift().blocks(0).knows(0).delete(0);
     for round in 1..=ROUNDS {
         again = again.insert(1);
@@ -30,7 +32,7 @@ fn comes_again(others_act: &[u64]) -> Script {
             again = again.yields();
         }
     }
-    // The rest within one incarnation: key 3's block stands in for it meanwhile.
+    // The remaining generations within one incarnation, in turn with key 3's block.
     again = again.delete(3);
     for _ in ROUNDS..256 {
         again = again.put(1).update(1);
@@ -38,13 +40,13 @@ fn comes_again(others_act: &[u64]) -> Script {
     again
 }
 
-/// In two slots: key 3's, whose block is wanted, and key 0's.
-fn word_that_comes_again(name: &str, others_act: &[u64], pace: u8) -> Scenario {
+/// Has two slots: that of key 3, whose block the client needs, and key 0's.
+fn recurring_word(name: &str, others_act: &[u64], pace: u8) -> Scenario {
     let scenario = Scenario::new(name).slots(2).used(2).stored(0).stored(3);
-    scenario.client(comes_again(others_act).pace(pace))
+    scenario.client(word_recurs(others_act).pace(pace))
 }
 
-/// That the scenario goes wrong.
+/// Checks that the scenario goes wrong.
 fn caught(scenario: &Scenario, preemptions: u8) {
     let bounds = |executions| Bounds { preemptions: Some(preemptions), executions };
     let started = core_seconds();
@@ -53,46 +55,46 @@ fn caught(scenario: &Scenario, preemptions: u8) {
     report(&failure, core_seconds() - started);
 }
 
-/// A proof is relied on for T_word, and its chain takes effect within L, by a clock that runs slow;
-/// the word comes again by a clock that runs fast.
+/// A client with a slow clock relies on a proof for T_word, and its chain takes effect within L.
+/// The word recurs by a fast clock.
 #[test]
-fn clocks_that_drift_and_a_word_that_comes_again() {
-    let twin = Mutant::ProofWithoutMargin;
+fn a_proof_has_a_margin_for_clocks_that_drift() {
+    let mutant = Mutant::ProofWithoutMargin;
     let rounds = [150, 180];
-    let scenario = word_that_comes_again("ProofWithoutMargin", &rounds, FAST);
+    let scenario = recurring_word("ProofWithoutMargin", &rounds, FAST);
     let late = client().pace(SLOW).knows(0).put(0);
-    caught(&scenario.clone().client(late.clone().twin(twin)), 1);
+    caught(&scenario.clone().client(late.clone().twin(mutant)), 1);
     passes(scenario.client(late), 1);
 }
 
-/// What a chain has waited for in its queue counts: else it takes effect later than L after its
-/// post, on a word that came again meanwhile.
+/// The time that a chain waits in its queue counts for its deadline. Otherwise the chain could take
+/// effect later than L after its post, on a word that has recurred.
 #[test]
-fn queue_uncounted() {
-    let twin = Mutant::QueueUncounted;
-    let scenario = word_that_comes_again("QueueUncounted", &[10], 16);
+fn queue_uncounted_is_caught() {
+    let mutant = Mutant::QueueUncounted;
+    let scenario = recurring_word("QueueUncounted", &[10], 16);
     let late = client().knows(0).put(0);
-    caught(&scenario.clone().client(late.clone().twin(twin)), 1);
+    caught(&scenario.clone().client(late.clone().twin(mutant)), 1);
     passes(scenario.client(late), 1);
 }
 
-/// A client whose virtual machine is paused at any moment, with its clock, is fenced in time.
+/// A client whose virtual machine is paused, with its clock, is fenced before a word can recur.
 #[test]
-fn a_pause_and_a_word_that_comes_again() {
+fn a_paused_client_is_fenced_before_a_word_recurs() {
     let scenario = |name: &str| {
-        let scenario = word_that_comes_again(name, &[10, 190], 16);
+        let scenario = recurring_word(name, &[10, 190], 16);
         scenario.pauses(1, ANSWER_NS).client(client().pauses().knows(0).put(0))
     };
-    for twin in [Mutant::NeverFenced, Mutant::FencedLate] {
-        caught(&scenario(&format!("{twin:?}")).server_twin(twin), 0);
+    for mutant in [Mutant::NeverFenced, Mutant::FencedLate] {
+        caught(&scenario(&format!("{mutant:?}")).server_twin(mutant), 0);
     }
     passes(scenario("PUT hit, paused | its word comes again"), 0);
 }
 
-/// Each operation by a slow clock beside one that uses a block again by a fast one. The checksum,
-/// which is a net, is left out.
+/// Each operation of a client with a slow clock, beside one with a fast clock that reuses a block.
+/// Without the checksum, which would hide a wrong margin.
 #[test]
-fn clocks_that_drift_and_a_block_that_is_used_again() {
+fn a_slow_clock_beside_a_fast_one_that_reuses_a_block() {
     let again = || client().blocks(1).pace(FAST).knows(0).put(0).put(0);
     let start = |name: &str| Scenario::new(name).stored(0).client(again());
     for (known, preemptions) in [(true, 2), (false, 1)] {
@@ -109,16 +111,16 @@ fn clocks_that_drift_and_a_block_that_is_used_again() {
 }
 
 #[test]
-fn patience_without_margin() {
-    let twin = Mutant::PatienceWithoutMargin;
+fn patience_without_margin_is_caught() {
+    let mutant = Mutant::PatienceWithoutMargin;
     let again = client().blocks(1).pace(FAST).knows(0).put(0).put(0);
-    let scenario = name(twin).stored(0).client(again);
+    let scenario = named(mutant).stored(0).client(again);
     let reader = client().pace(SLOW).knows(0).get(0);
     let honest = scenario.clone().client(reader.clone().twin(Mutant::NoChecksum));
-    assert_caught(scenario.client(reader.twin(twin)), honest);
+    assert_caught(scenario.client(reader.twin(mutant)), honest);
 }
 
-/// Each operation, paused at any moment for any time, beside others that go on.
+/// Each operation, paused at any moment for any time, beside a client that is not paused.
 #[test]
 fn a_pause_anywhere() {
     for op in crate::OPS {

@@ -1,4 +1,4 @@
-//! Clients that die anywhere. Nothing has to be repaired before others go on.
+//! Clients that die at any moment. Other clients continue without any repair.
 
 use farside_simulator::{Op, Scenario, client};
 
@@ -18,9 +18,9 @@ fn one_of_two_dies() {
     }
 }
 
-/// A PENDING word that no client will ever decide about does not keep others from inserting.
+/// A PENDING word of a dead client does not keep other clients from inserting the key.
 #[test]
-fn an_inserter_dies_and_two_more_come() {
+fn others_insert_the_key_of_an_inserter_that_dies() {
     for used in 0..=2 {
         let name = format!("INSERT dies | INSERT, DELETE | GET, used={used}");
         let scenario = Scenario::new(name).deaths(1).seed(2).used(used);
@@ -29,7 +29,8 @@ fn an_inserter_dies_and_two_more_come() {
     }
 }
 
-/// A client that knew the key reads on after its writer died between mark and compare-and-swap.
+/// A client that has cached the key can read it after its writer died between mark and
+/// compare-and-swap.
 #[test]
 fn a_writer_dies_and_readers_read_on() {
     let scenario = Scenario::new("PUT dies | GET hit, GET, GET | PUT").stored(0).deaths(1);

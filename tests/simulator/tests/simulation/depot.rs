@@ -1,15 +1,15 @@
-//! Blocks that go from client to client by way of the depot. And a chunk that changes its class while
-//! marks and cached locations of its old blocks are still about.
+//! Blocks that one client gives to the depot and another takes from there. And a chunk that changes
+//! its class, while marks are in flight and locations cached for its old blocks.
 
 use farside_simulator::{Mutant, Op, Scenario, Script, client};
 
-use crate::twins::assert_caught;
+use crate::mutants::assert_caught;
 use crate::{GRACE_NS, passes};
 
 /// Longer than a chunk keeps its class.
 const CHUNK_REST_NS: u64 = 290 * GRACE_NS;
 
-/// One gives key 0's block back, and another stores key 1 in it, GRACE later.
+/// A client gives key 0's block to the depot, and another stores key 1 in it, GRACE later.
 fn taken_over(name: String, reader: Script) -> Scenario {
     let giver = client().blocks(1).takes().knows(0).put(0).gives_back();
     let taker = client().blocks(0).takes().insert(1);
@@ -30,49 +30,49 @@ fn a_block_goes_from_client_to_client() {
 }
 
 #[test]
-fn given_at_once() {
-    let twin = Mutant::GivenAtOnce;
+fn given_at_once_is_caught() {
+    let mutant = Mutant::GivenAtOnce;
     let reader = client().knows(0).get(0);
-    let honest = taken_over(format!("{twin:?}"), reader.clone());
-    let scenario = taken_over(format!("{twin:?}"), reader.twin(Mutant::NoChecksum));
-    assert_caught(scenario.server_twin(twin), honest);
+    let honest = taken_over(format!("{mutant:?}"), reader.clone());
+    let scenario = taken_over(format!("{mutant:?}"), reader.twin(Mutant::NoChecksum));
+    assert_caught(scenario.server_twin(mutant), honest);
 }
 
-/// A mark of key 0's block beside one who gives that back and, after this time, gets a larger block
-/// of the same chunk, with a value where the header was.
-fn larger(name: &str, after: u64, late: Script) -> Scenario {
+/// One client sets the mark of key 0's block late. Another gives the block back, waits for `after`,
+/// and takes a larger block of the same chunk, with a value where the header was.
+fn larger_block(name: &str, after: u64, late: Script) -> Scenario {
     let moves = client().swift().blocks(1).takes().knows(0).put(0).gives_back();
     let moves = moves.sleeps(after).put_large(1);
     Scenario::new(name).depot().slots(2).client(moves).client(late)
 }
 
 #[test]
-fn a_late_mark_and_a_chunk_that_changes_its_class() {
+fn a_late_mark_does_not_hit_a_chunk_that_changed_its_class() {
     for (after, what) in [(3 * GRACE_NS, "too soon"), (CHUNK_REST_NS, "in time")] {
         for late in [Op::Put(0), Op::Delete(0)] {
             let name = format!("PUT, give, larger PUT {what} | {late:?}");
-            passes(larger(&name, after, client().knows(0).op(late)), 2);
+            passes(larger_block(&name, after, client().knows(0).op(late)), 2);
         }
     }
 }
 
 #[test]
-fn chunk_rests_for_grace() {
-    let twin = Mutant::ChunkRestsForGrace;
-    let scenario = larger("ChunkRestsForGrace", 3 * GRACE_NS, client().knows(0).put(0));
-    assert_caught(scenario.clone().server_twin(twin), scenario);
+fn chunk_rests_for_grace_is_caught() {
+    let mutant = Mutant::ChunkRestsForGrace;
+    let scenario = larger_block("ChunkRestsForGrace", 3 * GRACE_NS, client().knows(0).put(0));
+    assert_caught(scenario.clone().server_twin(mutant), scenario);
 }
 
-/// A queue that is not counted brings the mark after any rest.
+/// If the time in the queue does not count, the mark can come after any rest of the chunk.
 #[test]
-fn queue_uncounted() {
+fn queue_uncounted_is_caught() {
     let late = client().knows(0).put(0);
-    let scenario = |late| larger("QueueUncounted", CHUNK_REST_NS, late);
+    let scenario = |late| larger_block("QueueUncounted", CHUNK_REST_NS, late);
     assert_caught(scenario(late.clone().twin(Mutant::QueueUncounted)), scenario(late));
 }
 
-/// The chunk has small blocks, then large ones, then small ones again, the second of which begins
-/// where zeros of a value stood. A cached location of its first life must not fit its last one.
+/// The chunk has small blocks, then large ones, then small ones again. The second of these begins
+/// where a value had zeros. A location cached for the first small block must not fit the last one.
 fn small_again() -> Scenario {
     let moves = client().swift().blocks(1).takes().knows(0).put(0).gives_back();
     let moves = moves.sleeps(CHUNK_REST_NS).put_large(1).delete(1).gives_back();
@@ -83,7 +83,7 @@ fn small_again() -> Scenario {
 }
 
 #[test]
-fn headers_not_written() {
+fn headers_not_written_is_caught() {
     let scenario = small_again();
     assert_caught(scenario.clone().server_twin(Mutant::HeadersNotWritten), scenario);
 }

@@ -1,5 +1,5 @@
-//! INSERT into a window without a free slot: it has its subtable split, or fails, unless another
-//! client leaves a slot meanwhile.
+//! INSERT into a window without a free slot. It requests a split of the subtable, or fails, unless
+//! a slot becomes free meanwhile.
 
 use farside_simulator::{Op, Scenario, client};
 

@@ -1,10 +1,10 @@
-//! Connections that break: nothing, a part or all of what was under way is executed, and no session
-//! learns of it. What may have happened ends as `Indeterminate`, everything else is tried again by a new
-//! client, while the server clears up after the old one. And servers that start anew.
+//! Connections that break, and servers that restart. None, some or all of the verbs in flight are
+//! executed, without a completion. An operation that may have taken effect is `Indeterminate`. A
+//! new client repeats all others, while the server clears the slots of the old one.
 
 use farside_simulator::{Mutant, Op, Scenario, client};
 
-use crate::twins::assert_caught;
+use crate::mutants::assert_caught;
 use crate::{OPS, passes};
 
 fn start(name: String, stored: bool) -> Scenario {
@@ -12,13 +12,15 @@ fn start(name: String, stored: bool) -> Scenario {
     if stored { scenario.stored(0) } else { scenario }
 }
 
+/// Two clients, one of which loses its connection at any moment.
 fn breaks(op: Op, stored: bool, other: Op) -> Scenario {
     let name = format!("{op:?}, stored={stored}, {other:?}, one loses its connection | sweep");
     let scenario = start(name, stored).losses(1).sweeps();
     scenario.client(client().op(op).get(0)).client(client().op(other))
 }
 
-fn starts_anew(op: Op, stored: bool, other: Op) -> Scenario {
+/// Two clients, and a server that restarts at any moment.
+fn restarts(op: Op, stored: bool, other: Op) -> Scenario {
     let name = format!("{op:?}, stored={stored}, {other:?} | restart");
     let scenario = start(name, stored).renewals(1);
     scenario.client(client().op(op).get(0)).client(client().knows(0).op(other))
@@ -35,12 +37,12 @@ fn a_connection_breaks_anywhere() {
 }
 
 #[test]
-fn the_server_starts_anew() {
+fn the_server_restarts_at_any_moment() {
     for op in OPS {
-        passes(starts_anew(op, true, Op::Put(0)), 0);
+        passes(restarts(op, true, Op::Put(0)), 0);
     }
     for used in 0..=2 {
-        passes(starts_anew(Op::Insert(0), false, Op::Delete(0)).used(used), 0);
+        passes(restarts(Op::Insert(0), false, Op::Delete(0)).used(used), 0);
     }
 }
 
@@ -52,15 +54,15 @@ fn connections_break_at_length() {
         {
             for used in 0..=2 {
                 passes(breaks(op, stored, other).used(used), 1);
-                passes(starts_anew(op, stored, other).used(used), 1);
+                passes(restarts(op, stored, other).used(used), 1);
             }
         }
     }
 }
 
-/// A client that knew where the key was starts over with an empty cache.
+/// A client that has cached the key starts with an empty cache on its new connection.
 #[test]
-fn a_connection_breaks_that_knew_the_key() {
+fn a_connection_with_the_key_in_its_cache_breaks() {
     for op in [Op::Put(0), Op::Delete(0), Op::Exchange(0, "i0")] {
         let name = format!("{op:?} hit, DELETE, one loses its connection | sweep");
         let scenario = start(name, true).losses(1).sweeps();
@@ -80,7 +82,7 @@ fn inserters_of_one_slot_lose_their_connection() {
 }
 
 #[test]
-fn inserters_of_one_slot_and_a_server_that_starts_anew() {
+fn inserters_of_one_slot_and_a_server_that_restarts() {
     for used in 0..=1 {
         let name = format!("INSERT k0 | INSERT k1 | restart, used={used}");
         let scenario = Scenario::new(name).slots(1).used(used).renewals(1);
@@ -90,17 +92,17 @@ fn inserters_of_one_slot_and_a_server_that_starts_anew() {
 }
 
 #[test]
-fn unknown_is_nothing() {
-    let twin = Mutant::UnknownIsNothing;
-    let scenario = Scenario::new(format!("{twin:?}")).stored(0).losses(1);
+fn unknown_is_nothing_is_caught() {
+    let mutant = Mutant::UnknownIsNothing;
+    let scenario = Scenario::new(format!("{mutant:?}")).stored(0).losses(1);
     let scenario = scenario.client(client().knows(0).exchange(0, "i0"));
-    assert_caught(scenario.clone().all_twins(twin), scenario);
+    assert_caught(scenario.clone().all_twins(mutant), scenario);
 }
 
 #[test]
-fn unrefused() {
-    let twin = Mutant::Unrefused;
-    let scenario = Scenario::new(format!("{twin:?}")).slots(1).used(1).renewals(1);
+fn unrefused_is_caught() {
+    let mutant = Mutant::Unrefused;
+    let scenario = Scenario::new(format!("{mutant:?}")).slots(1).used(1).renewals(1);
     let scenario = scenario.client(client().insert(0)).client(client().insert(1).get(1));
-    assert_caught(scenario.clone().server_twin(twin), scenario);
+    assert_caught(scenario.clone().server_twin(mutant), scenario);
 }

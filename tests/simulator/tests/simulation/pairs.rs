@@ -1,12 +1,12 @@
-//! Every operation beside every other, on one key, cached and not.
+//! Every operation beside every other, on one key that is cached or not.
 
 use farside_simulator::{Op, Scenario, client};
 
 use crate::{OPS, passes};
 
-/// Each pair of operations: of an absent key, with different and with the same choice of a slot,
-/// used before or not; of a key that is there and known to neither, the first, or both. The second
-/// one looks afterwards.
+/// Each pair of operations. The key is absent, and both choose the same slot or different ones,
+/// used before or not. Or the key is stored, and in the cache of neither, the first, or both. The
+/// second client then reads the key.
 fn every_pair(preemptions: Option<u8>) {
     for first in OPS {
         for second in OPS {
@@ -40,7 +40,7 @@ fn every_pair_on_one_key_with_any_number_of_preemptions() {
     every_pair(None);
 }
 
-/// Keys that could be taken for each other: same window, same fingerprint.
+/// Keys that could be confused: they have the same window and the same fingerprint.
 #[test]
 fn every_pair_of_neighbours() {
     let other = |op| match op {

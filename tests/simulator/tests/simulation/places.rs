@@ -1,12 +1,13 @@
-//! The place of a subtable that was split is used again, GRACE later, for one of the two that a split
-//! of its successor makes. Meanwhile clients sleep with a directory that leads there.
+//! The place of a subtable is its memory in the heap. GRACE after a split the old place is reused
+//! for a new subtable, while the directory copy of a sleeping client still leads there.
 
 use farside_simulator::{Mutant, Op, Scenario, client};
 
+use crate::mutants::{assert_caught, named};
 use crate::passes;
-use crate::twins::{assert_caught, name};
 
-/// Key 0 comes back to the place, or other keys could come there.
+/// Splits the subtable of key 0 twice, the second time into the place of the first one. Then key 0
+/// returns to this place, or other keys could get there.
 fn reused(name: impl Into<String>, returns: bool) -> Scenario {
     Scenario::new(format!("{} | split, split into its place, returns={returns}", name.into()))
         .splits(0, 1)
@@ -15,7 +16,7 @@ fn reused(name: impl Into<String>, returns: bool) -> Scenario {
 }
 
 #[test]
-fn every_operation_beside_a_place_that_is_used_again() {
+fn every_operation_beside_a_place_that_is_reused() {
     let ops = [Op::Get(0), Op::Put(0), Op::Insert(0), Op::Delete(0), Op::Exchange(0, "i0")];
     for op in ops {
         for returns in [false, true] {
@@ -35,7 +36,7 @@ fn every_operation_beside_a_place_that_is_used_again() {
 
 #[test]
 #[ignore = "takes minutes"]
-fn torn_windows_and_a_place_that_is_used_again() {
+fn windows_read_in_parts_beside_a_place_that_is_reused() {
     for op in [Op::Get(0), Op::Put(0), Op::Delete(0)] {
         for returns in [false, true] {
             let scenario = reused(format!("{op:?}"), returns).stored(0);
@@ -44,18 +45,18 @@ fn torn_windows_and_a_place_that_is_used_again() {
     }
 }
 
-/// A client that claimed a slot by its hint would find it as it was, in a subtable of other keys.
+/// If slots of a reused place looked unused, a blind INSERT could claim one among other keys.
 #[test]
-fn new_again() {
-    let twin = Mutant::NewAgain;
+fn new_again_is_caught() {
+    let mutant = Mutant::NewAgain;
     let scenario = reused("INSERT", false).client(client().guesses(0).insert(0).get(0));
-    assert_caught(scenario.clone().all_twins(twin), scenario);
+    assert_caught(scenario.clone().all_twins(mutant), scenario);
 }
 
 #[test]
-fn reused_at_once() {
-    let twin = Mutant::ReusedAtOnce;
-    let scenario = name(twin).splits(0, 1).reuses(false).slots(1).stored(0);
+fn reused_at_once_is_caught() {
+    let mutant = Mutant::ReusedAtOnce;
+    let scenario = named(mutant).splits(0, 1).reuses(false).slots(1).stored(0);
     let scenario = scenario.client(client().get(0));
-    assert_caught(scenario.clone().server_twin(twin), scenario);
+    assert_caught(scenario.clone().server_twin(mutant), scenario);
 }

@@ -1,4 +1,5 @@
-//! Long scenarios at random: every word by itself, completions late, sleeps and deaths.
+//! Long random scenarios: words are accessed one by one, completions are late, clients sleep and
+//! die.
 
 use std::time::{Duration, Instant};
 
@@ -6,7 +7,7 @@ use farside_simulator::{Mutant, Scenario, client};
 
 use crate::GRACE_NS;
 
-/// Four clients, three keys that could be taken for each other, few slots, fewer blocks.
+/// Four clients on three keys that could be confused, with few slots and fewer blocks.
 fn brawl() -> Scenario {
     let first = client().blocks(2).knows(0).put(0).get(1).delete(0).insert(2).put(1).get(0);
     let second = client().blocks(2).insert(1).get(0).exchange_seen(0).delete(1).put(2).get(2);
@@ -17,7 +18,7 @@ fn brawl() -> Scenario {
     scenario.client(first).client(second).client(third).client(lanes)
 }
 
-/// Two keys that chase each other through one slot.
+/// Two keys that take turns in one slot.
 fn chase() -> Scenario {
     let mover = client().blocks(3).delete(0).insert(1).delete(1).insert(0).delete(0).insert(1);
     let writer = client().blocks(3).put(0).put(1).put(0).delete(0).put(1).get(0);
@@ -33,7 +34,7 @@ fn rush() -> Scenario {
     scenario.client(one().guesses(0)).client(one().guesses(1))
 }
 
-/// All clients are at work on keys of both sides while the server splits, is killed, and goes on.
+/// All clients use keys of both new subtables, while the server splits, is killed, and continues.
 fn moving() -> Scenario {
     let first = client().knows(0).put(0).get(2).delete(0).insert(1).put(2).get(0);
     let second = client().knows(2).insert(1).get(0).update(2).delete(1).put(0).get(1);
@@ -45,7 +46,8 @@ fn moving() -> Scenario {
     scenario.client(first).client(second).client(third)
 }
 
-/// Clients die, lose their connections and get others, the server is killed, and clears up.
+/// Clients die, or lose their connections and reconnect. The server is killed, and clears their
+/// slots.
 fn wreck() -> Scenario {
     let first = client().guesses(0);
     let first = first.knows(0).put(0).insert(1).get(0).delete(1).insert(2).get(1);
@@ -57,7 +59,7 @@ fn wreck() -> Scenario {
     scenario.client(first).client(second).client(third)
 }
 
-/// Splits one after the other, the second into the place of the first, while clients sleep.
+/// Two splits, the second into the place that the first has emptied, while clients sleep.
 fn returning() -> Scenario {
     let first = client().knows(0).put(0).get(0).delete(0).insert(1).put(0).get(1);
     let second = client().knows(0).get(0).insert(1).get(0).update(0).delete(1).get(0);
@@ -71,13 +73,13 @@ fn seconds() -> u64 {
     asked.and_then(|asked| asked.parse().ok()).unwrap_or(10)
 }
 
-/// As many seeds as fit into `FARSIDE_SIMULATION_SECONDS`, from `FARSIDE_SIMULATION_SEED` on.
+/// Runs as many seeds as fit into `FARSIDE_SIMULATION_SECONDS`, from `FARSIDE_SIMULATION_SEED` on.
 #[test]
 fn seeds() {
     let first = std::env::var("FARSIDE_SIMULATION_SEED").ok();
     let first: u64 = first.and_then(|first| first.parse().ok()).unwrap_or(0);
-    let apart = || [brawl(), chase(), rush(), moving(), wreck(), returning()].into_iter();
-    let scenarios: Vec<_> = apart().chain(apart().map(Scenario::shares_locations)).collect();
+    let separate = || [brawl(), chase(), rush(), moving(), wreck(), returning()].into_iter();
+    let scenarios: Vec<_> = separate().chain(separate().map(Scenario::shares_locations)).collect();
     let share = Duration::from_secs(seconds()) / scenarios.len() as u32;
     for scenario in &scenarios {
         let started = Instant::now();
@@ -87,9 +89,9 @@ fn seeds() {
     }
 }
 
-/// What goes wrong does so again with the same seed, and is told in fewer steps than it took.
+/// The same seed repeats a failure, which is reported in fewer steps than the run took.
 #[test]
-fn a_seed_repeats_and_its_story_is_short() {
+fn a_seed_repeats_its_failure_and_the_report_is_short() {
     let reader = client().knows(0).get(0).get(0).get(0);
     let writer = || client().knows(0).put(0).put(0).put(0);
     let scenario = Scenario::new("three PUTs without a mark").stored(0).client(reader);

@@ -1,4 +1,4 @@
-//! Blocks that are used again after GRACE, while others still know their last content.
+//! Blocks that are reused after GRACE, while other clients have cached their former content.
 
 use farside_simulator::{Mutant, Scenario, client};
 
@@ -33,7 +33,7 @@ fn a_block_becomes_another_keys() {
     passes(start("late PUT miss k0 | DELETE k0, INSERT k1").client(late).client(moves()), 2);
 }
 
-/// The checksum is a net: the protocol is right without it.
+/// The protocol does not depend on the checksum, which is only a safety net.
 #[test]
 fn a_reader_without_a_checksum() {
     let again = || client().blocks(1).knows(0).put(0).put(0);
@@ -47,7 +47,8 @@ fn a_reader_without_a_checksum() {
     passes(start("GET miss, no checksum | PUT, PUT").client(reader).client(again()), 2);
 }
 
-/// A mark that its writer did not live to see through, or that came late: two verbs for a GET.
+/// The block is linked although marked: its writer died after the mark, or a mark came late. A GET
+/// then takes two verbs.
 #[test]
 fn a_linked_block_with_a_mark() {
     let start = |name: &str| Scenario::new(name).marked(0);

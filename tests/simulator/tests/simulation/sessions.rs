@@ -1,12 +1,12 @@
-//! Sessions of one client, which share a location cache, beside others: what one of them learns,
-//! proves or forgets the next one goes by.
+//! Sessions of one client, which share a location cache, beside other clients. One session relies
+//! on what another has cached, proved or removed.
 
 use farside_simulator::{Mutant, Op, Scenario, Violation, client};
 
-use crate::twins::{assert_caught, name};
+use crate::mutants::{assert_caught, named};
 use crate::{GRACE_NS, OPS, passes};
 
-/// Every operation beside every other of the same client; the second one looks afterwards.
+/// Every operation beside every other of the same client. The second session then reads the key.
 #[test]
 fn every_pair_of_two_sessions() {
     for first in OPS {
@@ -36,7 +36,7 @@ fn two_sessions_beside_another_client() {
 
 /// A block that one session unlinks becomes the next value, while the other one sleeps.
 #[test]
-fn two_sessions_and_a_block_that_is_used_again() {
+fn two_sessions_and_a_block_that_is_reused() {
     for op in [Op::Get(0), Op::Put(0), Op::Delete(0)] {
         let again = client().shares().blocks(1).knows(0).put(0).put(0);
         let scenario = Scenario::new(format!("{op:?}, asleep & PUT, PUT share locations"));
@@ -45,19 +45,19 @@ fn two_sessions_and_a_block_that_is_used_again() {
     }
 }
 
-/// What the other session learnt says that a word is the key's, not that it is new.
+/// A word that another session cached is the key's, but may be older than this PUT.
 #[test]
-fn absorbed_unread() {
-    let twin = Mutant::AbsorbedUnread(0);
-    let start = || name(twin).stored(0).slots(1).used(1).client(client().put(0));
+fn absorbed_unread_is_caught() {
+    let mutant = Mutant::AbsorbedUnread(0);
+    let start = || named(mutant).stored(0).slots(1).used(1).client(client().put(0));
     let writer = || client().shares().knows(0).put(0);
     let reader = || client().shares().get(0).get(0);
     let failure = assert_caught(
-        start().client(writer().twin(twin)).client(reader()),
+        start().client(writer().twin(mutant)).client(reader()),
         start().client(writer()).client(reader()),
     );
     assert_eq!(failure.violation, Violation::NotLinearizable);
-    // It takes a cache that is shared.
-    let alone = start().client(client().knows(0).put(0).twin(twin));
+    // Without a shared cache the mutant does no harm.
+    let alone = start().client(client().knows(0).put(0).twin(mutant));
     passes(alone.client(client().get(0).get(0)), 2);
 }

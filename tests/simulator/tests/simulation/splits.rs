@@ -1,5 +1,5 @@
-//! A subtable is split while clients are at work: every entry moves, and the directory doubles.
-//! Keys 0, 1 and 3 go to one side, key 2 to the other.
+//! A subtable is split beside clients: every entry moves, and the directory doubles. Keys 0, 1 and
+//! 3 move to one new subtable, key 2 to the other.
 
 use farside_simulator::{Op, Scenario, client};
 
@@ -9,8 +9,8 @@ fn split(name: impl Into<String>) -> Scenario {
     Scenario::new(format!("{} | split", name.into())).splits(0, 1).slots(1)
 }
 
-/// Each operation of a key that is there, known and not, and of one that is absent; the same client
-/// looks afterwards.
+/// Each operation, on a stored key that is cached or not, and on an absent key. The same client
+/// then reads the key.
 fn every_operation(preemptions: u8, restarts: u32) {
     for op in OPS {
         for known in [false, true] {
@@ -33,14 +33,14 @@ fn every_operation_beside_a_split() {
 }
 
 #[test]
-fn every_operation_beside_a_split_that_is_killed_and_goes_on() {
+fn every_operation_beside_a_split_that_is_interrupted_and_continued() {
     every_operation(0, 1);
 }
 
-/// A client that has learnt where a new subtable is finds it as it was, though the server was killed before
-/// the whole directory said so.
+/// A client uses a new subtable. Then the server is killed before the whole directory leads there,
+/// and continues the split. The subtable keeps its entries.
 #[test]
-fn a_split_that_goes_on_does_not_begin_again() {
+fn a_continued_split_does_not_fill_a_subtable_again() {
     for key in [0, 2] {
         let script = client().get(key).insert(key).get(key);
         let scenario = split(format!("GET k{key}, INSERT k{key}, killed")).restarts(1).chains(64);
@@ -69,7 +69,7 @@ fn two_writers_beside_a_split() {
     passes(scenario.client(client().knows(0).put(0)).client(delete), 1);
 }
 
-/// A reader beside a writer: what one has seen the other has.
+/// Two reads of a client agree with the order of another's write.
 #[test]
 fn readers_and_a_writer_beside_a_split() {
     let scenario = split("GET, GET | PUT").stored(0);
@@ -78,9 +78,10 @@ fn readers_and_a_writer_beside_a_split() {
     passes(scenario.client(client().knows(0).get(0).get(0)).client(client().delete(0)), 1);
 }
 
-/// A key for each of the new subtables, both moved at a time; a directory that need not double.
+/// One key moves to each new subtable, one after the other or at the same time. In the second case
+/// the directory does not double.
 #[test]
-fn a_key_to_each_side() {
+fn one_key_moves_to_each_new_subtable() {
     let start = |name: &str, depth, lanes| {
         Scenario::new(format!("{name} | split in {lanes} lanes from depth {depth}"))
             .splits(depth, lanes)
@@ -107,7 +108,7 @@ fn inserters_beside_a_split() {
     passes(scenario.client(client().delete(0)).client(client().insert(0).get(0)), 0);
 }
 
-/// A client that sleeps through the split, anywhere, and for longer than GRACE, has an old directory.
+/// A client that sleeps through the split, for longer than GRACE, has an old directory copy.
 #[test]
 fn a_sleep_through_a_split() {
     for op in OPS {
@@ -120,7 +121,7 @@ fn a_sleep_through_a_split() {
     }
 }
 
-/// Clients that die anywhere keep no split from its end.
+/// A client that dies at any moment does not keep a split from completing.
 #[test]
 fn a_client_dies_beside_a_split() {
     for op in [Op::Put(0), Op::Delete(0), Op::Exchange(0, "i0")] {

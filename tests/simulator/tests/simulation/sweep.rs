@@ -1,10 +1,10 @@
-//! The server clears what dead clients left in the middle of an INSERT, while others want the same
-//! slots and keys. Until it fences a client, what that had under way may still be executed.
+//! The server clears unfinished inserts of dead clients, while others use the same slots and keys.
+//! Until it fences a client, that client's verbs in flight may still be executed.
 
 use farside_simulator::{Mutant, Op, Scenario, client};
 
+use crate::mutants::assert_caught;
 use crate::passes;
-use crate::twins::assert_caught;
 
 fn dies(name: &str) -> Scenario {
     Scenario::new(format!("{name} | sweep")).deaths(1).sweeps()
@@ -38,9 +38,9 @@ fn an_inserter_dies_and_is_swept_at_length() {
     }
 }
 
-/// The only slot is another key's next.
+/// Another key then gets the only slot.
 #[test]
-fn what_a_dead_inserter_left_becomes_another_keys() {
+fn the_slot_of_a_dead_inserter_becomes_another_keys() {
     for used in 0..=1 {
         let scenario = dies(&format!("INSERT k0 dies | INSERT k1, GET k1, used={used}"));
         let scenario = scenario.slots(1).used(used).client(client().insert(0));
@@ -57,25 +57,25 @@ fn a_writer_dies_and_is_swept() {
     }
 }
 
-fn two_in_a_slot(twin: Mutant) -> Scenario {
-    let scenario = Scenario::new(format!("{twin:?}")).deaths(1).sweeps().slots(1).used(1);
+fn two_in_a_slot(mutant: Mutant) -> Scenario {
+    let scenario = Scenario::new(format!("{mutant:?}")).deaths(1).sweeps().slots(1).used(1);
     scenario.client(client().insert(0)).client(client().insert(1).get(1))
 }
 
 #[test]
-fn unfenced() {
+fn unfenced_is_caught() {
     let scenario = two_in_a_slot(Mutant::Unfenced);
     assert_caught(scenario.clone().server_twin(Mutant::Unfenced), scenario);
 }
 
 #[test]
-fn sweeps_the_living() {
+fn sweeps_the_living_is_caught() {
     let scenario = two_in_a_slot(Mutant::SweepsTheLiving);
     assert_caught(scenario.clone().server_twin(Mutant::SweepsTheLiving), scenario);
 }
 
 #[test]
-fn hint_after_clear() {
+fn hint_after_clear_is_caught() {
     let scenario = two_in_a_slot(Mutant::HintAfterClear);
     assert_caught(scenario.clone().server_twin(Mutant::HintAfterClear), scenario);
 }

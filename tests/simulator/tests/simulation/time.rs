@@ -1,17 +1,18 @@
-//! Clocks: processes that sleep for too long anywhere, chains that take effect late, numbers that
-//! recur.
+//! Time: clients that sleep at any moment, chains that take effect late, and incarnation numbers
+//! that recur.
 
 use farside_layout::INCARNATIONS;
 use farside_simulator::{Bounds, Mutant, Op, Scenario, client};
 
-use crate::twins::report;
+use crate::mutants::report;
 use crate::{GRACE_NS, core_seconds, passes};
 
-/// Longer than T_hint, which is 61 times 20 us; longer than patience; longer than L; than T_word.
+/// Sleeps longer than T_hint (61 times 20 us), than the patience of an operation, than L, and than
+/// T_word (docs/protocol.md, "Time").
 const JUMPS: [u64; 4] = [1_300_000, GRACE_NS, 8_100_000_000, 256 * GRACE_NS];
 
-/// Each operation with a sleep of any length at any moment, beside one that replaces the value and
-/// uses its block again, and beside one that gives its slot to another key.
+/// Each operation sleeps for any of these times at any moment. Beside a client that replaces the
+/// value twice and so reuses its block, and beside one that gives its slot to another key.
 #[test]
 fn a_sleep_anywhere() {
     let ops = [Op::Get(0), Op::Put(0), Op::Insert(0), Op::Delete(0), Op::Exchange(0, "i0")];
@@ -40,11 +41,11 @@ fn inserters_that_sleep() {
     }
 }
 
-/// Between hint and word of one READ, 62 incarnations of the slot, each as short as can be: the
-/// READ is longer than T_hint, so its hint is not believed (invariant I7). By a clock that stands
-/// still it would be.
+/// The slot has 62 incarnations, each as short as possible, between hint and word of one READ. So
+/// the READ takes longer than T_hint, and its hint is not believed (invariant I7). With a stopped
+/// clock it would be, as the mutant shows.
 #[test]
-fn as_many_incarnations_as_there_are_in_one_read() {
+fn all_incarnations_pass_within_one_read() {
     let mut moves = client().swift().blocks(70).knows(0).delete(0);
     for _ in 0..INCARNATIONS - 1 {
         moves = moves.insert(1).delete(1);
@@ -52,7 +53,8 @@ fn as_many_incarnations_as_there_are_in_one_read() {
     let moves = moves.insert(1).get(1);
     let bounds = |executions| Bounds { preemptions: Some(1), executions };
     let scenario = |clock: Option<Mutant>| {
-        let reader = clock.into_iter().fold(client().update(0), |script, twin| script.twin(twin));
+        let reader =
+            clock.into_iter().fold(client().update(0), |script, mutant| script.twin(mutant));
         let scenario =
             Scenario::new("UPDATE k0 | 62 incarnations").slots(1).used(1).stored(0).round_trips();
         scenario.client(reader).client(moves.clone())

@@ -1,4 +1,4 @@
-//! Three clients where two are not enough to go wrong, two where one does several things, and
+//! Three clients, where two are not enough to go wrong; two clients with several operations; and
 //! lanes of one session.
 
 use farside_simulator::{Scenario, client};
@@ -6,7 +6,7 @@ use farside_simulator::{Scenario, client};
 use crate::passes;
 
 #[test]
-fn updates_under_the_eyes_of_readers() {
+fn writers_beside_readers() {
     let scenario = Scenario::new("PUT hit | PUT miss | GET hit, GET hit").stored(0);
     let scenario = scenario.client(client().knows(0).put(0)).client(client().put(0));
     passes(scenario.client(client().knows(0).get(0).get(0)), 2);
@@ -16,7 +16,7 @@ fn updates_under_the_eyes_of_readers() {
 }
 
 #[test]
-fn who_lost_to_whom() {
+fn changes_of_one_key_that_conflict() {
     let start = |name: &str| Scenario::new(name).stored(0);
     let delete = || client().delete(0);
     let scenario = start("DELETE | DELETE | UPDATE").client(delete()).client(delete());
@@ -32,7 +32,7 @@ fn who_lost_to_whom() {
 }
 
 #[test]
-fn inserters() {
+fn two_and_three_inserters_of_one_key() {
     let insert = || client().insert(0);
     for (seed, used) in [(1, 0), (2, 0), (1, 1), (1, 3), (2, 3)] {
         let start = |name: &str| {
@@ -49,7 +49,8 @@ fn inserters() {
     }
 }
 
-/// A slot that goes from key to key, hints and words READ apart from each other (I5 to I7, I12).
+/// A slot that two keys use in turn, with hints and words READ at different moments (I5 to I7,
+/// I12).
 #[test]
 fn one_slot_for_two_keys() {
     let start = |name: &str| Scenario::new(name).slots(1).used(1).stored(0);
@@ -67,7 +68,7 @@ fn one_slot_for_two_keys() {
     }
 }
 
-/// Key 4 lives one row further: windows that overlap by one row only.
+/// Key 4's window starts one row later, so the windows share one row only.
 #[test]
 fn overlapping_windows() {
     for used in [0, 9] {
@@ -77,7 +78,7 @@ fn overlapping_windows() {
     }
 }
 
-/// Lanes share cache and blocks, and nothing else.
+/// Lanes share the location cache and the free blocks, and nothing else.
 #[test]
 fn lanes_of_one_session() {
     let lanes = client().knows(0).put(0).lane().put(0).lane().get(0);
