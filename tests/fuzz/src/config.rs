@@ -1,4 +1,4 @@
-//! The config files of server and client.
+//! Targets: the config files of server and client.
 
 use std::path::Path;
 
@@ -7,13 +7,13 @@ use farside_config::{ClientConfig, ConfigError, PIPELINE_DEPTH, ServerConfig};
 use farside_control::address::Address;
 use farside_layout::CHUNK_BYTES;
 
-use crate::is_told_in_one_line;
+use crate::check_error_line;
 
 const SERVER_FILE: &str = include_str!("../../../config/server.toml");
 const CLIENT_FILE: &str = include_str!("../../../config/client.toml");
 const RDMA: &str = "[rdma]\nretry_count = 3\nack_timeout = 14\nspin_us = 50\n";
 
-/// The file as it is, and without its comments but with the values in these made real.
+/// Returns the file unchanged, and the file with its commented-out keys as real ones.
 fn with_and_without_comments(file: &str) -> [Vec<u8>; 2] {
     let is_key = |line: &str| line.starts_with(|c: char| c.is_ascii_lowercase() || c == '[');
     let uncommented = file.lines().map(|line| line.trim_start_matches('#'));
@@ -37,15 +37,15 @@ pub(crate) fn clients() -> Vec<Vec<u8>> {
 }
 
 fn refused(error: &ConfigError) -> bool {
-    is_told_in_one_line(error);
+    check_error_line(error);
     false
 }
 
-fn address_comes_back(address: &Address) {
+fn check_address_round_trips(address: &Address) {
     assert_eq!(address.to_string().parse::<Address>().unwrap(), *address);
 }
 
-fn size_comes_back(size: ByteSize) {
+fn check_size_round_trips(size: ByteSize) {
     assert_eq!(size.to_string().parse::<ByteSize>().unwrap(), size);
 }
 
@@ -59,8 +59,8 @@ pub(crate) fn server(bytes: &[u8]) -> bool {
     if let Err(error) = config.validate() {
         return refused(&error);
     }
-    address_comes_back(config.address().unwrap());
-    [config.memory, config.index].into_iter().flatten().for_each(size_comes_back);
+    check_address_round_trips(config.address().unwrap());
+    [config.memory, config.index].into_iter().flatten().for_each(check_size_round_trips);
     let region_bytes = config.region_bytes();
     assert!(region_bytes.is_multiple_of(CHUNK_BYTES));
     config.format(region_bytes, [0; 16], [0; 16]).check().unwrap();
@@ -79,9 +79,9 @@ pub(crate) fn client(bytes: &[u8]) -> bool {
         return refused(&error);
     }
     if let Some(server) = &config.server {
-        address_comes_back(&server.parse().unwrap());
+        check_address_round_trips(&server.parse().unwrap());
     }
-    size_comes_back(config.cache_bytes);
+    check_size_round_trips(config.cache_bytes);
     assert!(PIPELINE_DEPTH.contains(&config.pipeline_depth));
     let _ = config.rdma.options().lateness_max_ns();
     true

@@ -1,4 +1,4 @@
-//! What client and server say to each other.
+//! Targets: the messages between client and server.
 
 use farside_control::{
     BLOCKS_PER_MESSAGE_MAX, ClassStatistics, ConnectRequest, ControlError, FreeBlock,
@@ -8,7 +8,7 @@ use farside_control::{
 };
 use farside_layout::{BlockAddress, SizeClass};
 
-use crate::is_told_in_one_line;
+use crate::check_error_line;
 
 fn class() -> SizeClass {
     SizeClass::from_index(7).unwrap()
@@ -19,7 +19,7 @@ fn some_blocks() -> Vec<FreeBlock> {
 }
 
 fn refused(error: &ControlError) -> bool {
-    is_told_in_one_line(error);
+    check_error_line(error);
     false
 }
 
@@ -46,7 +46,7 @@ pub(crate) fn requests() -> Vec<Vec<u8>> {
     all.into_iter().map(encoded).collect()
 }
 
-/// What a client asks.
+/// A request of a client.
 pub(crate) fn request(bytes: &[u8]) -> bool {
     let request = match Request::decode(bytes) {
         Ok(request) => request,
@@ -86,7 +86,7 @@ pub(crate) fn replies() -> Vec<Vec<u8>> {
     all.into_iter().map(encoded).collect()
 }
 
-/// What a server says.
+/// A message of the server.
 pub(crate) fn reply(bytes: &[u8]) -> bool {
     let reply = match Reply::decode(bytes) {
         Ok(reply) => reply,
@@ -113,7 +113,7 @@ pub(crate) fn hellos() -> Vec<Vec<u8>> {
     all.map(|request| request.encode().to_vec()).into()
 }
 
-/// What a client says first: private data of RDMA-CM, or a message on a socket.
+/// A client's first message: private data of RDMA-CM, or the first message on a socket.
 pub(crate) fn hello(bytes: &[u8]) -> bool {
     match ConnectRequest::decode(bytes) {
         Ok(request) => {
@@ -122,8 +122,8 @@ pub(crate) fn hello(bytes: &[u8]) -> bool {
             true
         }
         Err(refusal) => {
-            // Which travels back as it is.
-            is_told_in_one_line(&refusal);
+            // The refusal that the server sends back.
+            check_error_line(&refusal);
             assert_eq!(decode_reply(&encode_reply(&Err(refusal))), Ok(Err(refusal)));
             false
         }
@@ -156,8 +156,8 @@ pub(crate) fn welcomes() -> Vec<Vec<u8>> {
     encoded
 }
 
-/// What a server answers to a hello. Refusals may come from servers of other versions, so they
-/// are only looked at.
+/// A server's answer to a hello. A refusal may come from a server of another version. So its bytes
+/// may differ from ours, and only the decoded refusal must round-trip.
 pub(crate) fn welcome(bytes: &[u8]) -> bool {
     match decode_reply(bytes) {
         Ok(reply @ Ok(_)) => {
@@ -167,7 +167,7 @@ pub(crate) fn welcome(bytes: &[u8]) -> bool {
             true
         }
         Ok(Err(refusal)) => {
-            is_told_in_one_line(&refusal);
+            check_error_line(&refusal);
             assert_eq!(decode_reply(&encode_reply(&Err(refusal))), Ok(Err(refusal)));
             true
         }

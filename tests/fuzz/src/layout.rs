@@ -1,4 +1,4 @@
-//! Superblock, windows of the index with the words in them, blocks.
+//! Targets: the superblock, windows of the index with their words, and blocks.
 
 use farside_layout::{
     BLOCK_HEADER_BYTES, Block, BlockAddress, BlockRef, BlockStamp, CHUNK_BYTES, CLIENTS_MAX,
@@ -9,9 +9,9 @@ use farside_layout::{
 };
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::is_told_in_one_line;
+use crate::check_error_line;
 
-/// Where `docs/memory-layout.md` says that these stand.
+/// Offsets according to `docs/memory-layout.md`, in bytes.
 const SUPERBLOCK_CRC32: usize = 12;
 const SUPERBLOCK_REGION_BYTES: usize = 48;
 const BLOCK_GENERATION: usize = 4;
@@ -21,7 +21,7 @@ const BLOCK_VALUE_BYTES: usize = 16;
 const BLOCK_WRITTEN_AT: usize = 20;
 const BLOCK_EXPIRES_AT: usize = 26;
 
-/// The integer at this offset; 0 beyond the end.
+/// Returns the integer of `N` bytes at this offset, or 0 beyond the end.
 fn integer<const N: usize>(bytes: &[u8], offset: usize) -> u64 {
     let mut word = [0; 8];
     if let Some(found) = bytes.get(offset..offset + N) {
@@ -42,12 +42,12 @@ fn format(region_bytes: u64) -> Format {
 }
 
 pub(crate) fn superblocks() -> Vec<Vec<u8>> {
-    let of = |region_bytes, depth| Superblock::new(&format(region_bytes), depth).unwrap();
-    let all = [of(64 << 20, 5), of(REGION_BYTES_MIN, 0), of(REGION_BYTES_MAX, 25)];
+    let new = |region_bytes, depth| Superblock::new(&format(region_bytes), depth).unwrap();
+    let all = [new(64 << 20, 5), new(REGION_BYTES_MIN, 0), new(REGION_BYTES_MAX, 25)];
     all.map(|superblock| superblock.as_bytes().to_vec()).into()
 }
 
-/// A superblock, with a checksum that is right, of a region as long as it says.
+/// A superblock. Its checksum is corrected, and the region has the length that it contains.
 pub(crate) fn superblock(bytes: &[u8]) -> bool {
     let _ = Superblock::decode(bytes, bytes.len() as u64);
     let mut sealed = bytes.to_vec();
@@ -60,7 +60,7 @@ pub(crate) fn superblock(bytes: &[u8]) -> bool {
     let (superblock, format) = match Superblock::decode(&sealed, region_bytes) {
         Ok(decoded) => decoded,
         Err(error) => {
-            is_told_in_one_line(&error);
+            check_error_line(&error);
             return false;
         }
     };
@@ -75,11 +75,11 @@ pub(crate) fn superblock(bytes: &[u8]) -> bool {
     let word = Superblock::state_word(state, depth);
     let state_offset = farside_layout::STATE_OFFSET as usize;
     assert_eq!(word, integer::<8>(&sealed, state_offset));
-    parts_do_not_overlap(&geometry, depth);
+    check_parts_do_not_overlap(&geometry, depth);
     true
 }
 
-fn parts_do_not_overlap(geometry: &Geometry, depth: u8) {
+fn check_parts_do_not_overlap(geometry: &Geometry, depth: u8) {
     let clients_end = geometry.client_entry(CLIENTS_MAX as u16 - 1).unwrap() + 64;
     let directory = geometry.directory_offset(depth).unwrap();
     assert!(clients_end <= directory);
@@ -116,7 +116,7 @@ pub(crate) fn windows() -> Vec<Vec<u8>> {
     all.map(|window| window.as_bytes().to_vec()).into()
 }
 
-/// Two rows of the index, as a client reads them. Accepted if both are in use.
+/// Two rows of the index, as a client reads them. Accepted if both row headers are valid.
 pub(crate) fn window(bytes: &[u8]) -> bool {
     let geometry = format(64 << 20).geometry();
     let window = match Window::decode(bytes) {
@@ -127,19 +127,20 @@ pub(crate) fn window(bytes: &[u8]) -> bool {
         }
     };
     assert_eq!(window.as_bytes(), bytes);
-    for at in 0..WINDOW_SLOTS {
-        let (row, at) = (at / SLOTS_PER_ROW, at % SLOTS_PER_ROW);
-        let (offset, slot) = (slot_in_subtable(row, at) as usize, &window.rows[row].slots[at]);
+    for n in 0..WINDOW_SLOTS {
+        let (row, index) = (n / SLOTS_PER_ROW, n % SLOTS_PER_ROW);
+        let offset = slot_in_subtable(row, index) as usize;
+        let slot = &window.rows[row].slots[index];
         assert_eq!(Slot::read_from_prefix(&bytes[offset..]).unwrap().0, *slot);
         assert_eq!(Slot::new(slot.word(), slot.hint()), *slot);
-        word_holds(slot.word(), &geometry);
-        entries_hold(slot.word().bits(), &geometry);
+        check_word(slot.word(), &geometry);
+        check_entries(slot.word().bits(), &geometry);
     }
-    window.rows.iter().for_each(|row| header_holds(&row.header));
+    window.rows.iter().for_each(|row| check_header(&row.header));
     window.rows.iter().all(|row| row.header.is_valid())
 }
 
-fn header_holds(header: &RowHeader) {
+fn check_header(header: &RowHeader) {
     let bytes: [u8; 16] = zerocopy::transmute!(*header);
     assert_eq!(header.words().map(u64::to_le_bytes).concat(), bytes);
     let (depth, prefix) = (header.local_depth, header.prefix.get());
@@ -156,7 +157,7 @@ fn header_holds(header: &RowHeader) {
     }
 }
 
-fn word_holds(word: SlotWord, geometry: &Geometry) {
+fn check_word(word: SlotWord, geometry: &Geometry) {
     assert_eq!(SlotWord::from_bits(word.bits()), word);
     assert_eq!(word.with_state(word.state()), word);
     assert_eq!(word.emptied().incarnation(), word.incarnation());
@@ -171,8 +172,8 @@ fn word_holds(word: SlotWord, geometry: &Geometry) {
     }
 }
 
-/// The same bits as an entry of the directory and of the chunk table.
-fn entries_hold(bits: u64, geometry: &Geometry) {
+/// Checks these bits as an entry of the directory, and as one of the chunk table.
+fn check_entries(bits: u64, geometry: &Geometry) {
     let entry = DirectoryEntry::from_bits(bits);
     if let Ok(offset) = entry.subtable(geometry) {
         assert!(geometry.chunk_of(offset + SUBTABLE_BYTES - 1).is_some());
@@ -200,13 +201,13 @@ pub(crate) fn blocks() -> Vec<Vec<u8>> {
     vec![block(b"key", b"value", 3), block(b"", b"", 0), block(&[7; 100], &[8; 300], u32::MAX)]
 }
 
-/// A block as it was read and as if its checksum were right, behind the address it was read from.
+/// A block after its address: as it is, and with a corrected checksum.
 pub(crate) fn block(bytes: &[u8]) -> bool {
     let Some((units, image)) = bytes.split_first_chunk() else { return false };
     let address = BlockAddress(u32::from_le_bytes(*units));
     let read = Block::decode(image, address);
     if let Ok(block) = &read {
-        block_holds(block, image);
+        check_block(block, image);
     }
     let mut sealed = image.to_vec();
     let stamp = BlockStamp {
@@ -224,15 +225,15 @@ pub(crate) fn block(bytes: &[u8]) -> bool {
     }
     let block = Block::decode(&sealed, address).unwrap();
     assert_eq!(block.header_word().generation, stamp.generation);
-    block_holds(&block, &sealed);
+    check_block(&block, &sealed);
     let elsewhere = BlockAddress(address.0.wrapping_add(1));
     assert!(Block::decode(&sealed, elsewhere).is_err());
-    // All but the mark, which no checksum covers.
+    // A valid block is sealed already. The mark may differ, because no checksum covers it.
     assert!(read.is_err() || sealed[4..] == image[4..]);
     true
 }
 
-fn block_holds(block: &Block<'_>, image: &[u8]) {
+fn check_block(block: &Block<'_>, image: &[u8]) {
     let length = block_bytes(block.key().len(), block.value().len()) as usize;
     let payload = &image[BLOCK_HEADER_BYTES as usize..length];
     assert_eq!([block.key(), block.value()].concat(), payload);

@@ -1,12 +1,12 @@
-//! What Farside's decoders are fuzzed with. Each target takes any bytes, decodes them and asserts
-//! what has to hold: no panic, what was decoded encodes to the same bytes, what was accepted is
-//! within its bounds.
+//! The fuzz targets of Farside's decoders. Each target decodes any bytes. It checks that the
+//! decoder does not panic, that the result encodes to the same bytes, and that it is within its
+//! bounds.
 //!
 //! The same targets run twice: under libFuzzer, by the binary in `fuzz_targets` (`make fuzz`),
 //! and on mutations of their seeds in the test `smoke`, on any toolchain.
 //!
-//! Where a checksum stands before the rest of a decoder, a target also puts it right: nothing
-//! behind it would be reached otherwise, and an attacker who damages a region can compute one.
+//! If a decoder checks a checksum first, its target also corrects the checksum. Otherwise the code
+//! after it would never run, and an attacker who damages a region can compute a checksum, too.
 #![deny(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "what panics here is a finding")]
 
@@ -23,14 +23,14 @@ use std::sync::LazyLock;
 
 use farside_config::command_line::one_line;
 
-/// Something that takes any bytes.
+/// A decoder under test.
 #[derive(Clone, Copy)]
 pub struct Target {
-    /// The name of its folder of kept inputs, too.
+    /// Its name, which is also that of its folder in `kept`.
     pub name: &'static str,
-    /// Decodes the bytes; panics if anything does not hold. Whether they were accepted.
+    /// Decodes the bytes, and panics if a check fails. Returns whether the decoder accepted them.
     pub accepts: fn(&[u8]) -> bool,
-    /// Freshly encoded objects, all of which are accepted.
+    /// Returns encoded objects, all of which the decoder accepts.
     pub seeds: fn() -> Vec<Vec<u8>>,
 }
 
@@ -42,7 +42,7 @@ const fn target(
     Target { name, accepts, seeds }
 }
 
-/// All of them.
+/// All fuzz targets.
 pub const TARGETS: &[Target] = &[
     target("superblock", layout::superblock, layout::superblocks),
     target("window", layout::window, layout::windows),
@@ -72,13 +72,14 @@ static CHOSEN: LazyLock<&Target> = LazyLock::new(|| {
 /// Runs the target that `FARSIDE_FUZZ_TARGET` names.
 ///
 /// # Panics
-/// When it names none, and with every finding.
+/// If it names no target, and if a check fails.
 pub fn run(bytes: &[u8]) {
     (CHOSEN.accepts)(bytes);
 }
 
-/// What people are told is one line, and does nothing to their terminal.
-fn is_told_in_one_line(error: &(dyn std::error::Error + 'static)) {
+/// Checks that the message of an error is one line without control characters, which could change
+/// the reader's terminal.
+fn check_error_line(error: &(dyn std::error::Error + 'static)) {
     let line = one_line(error);
     assert!(!line.is_empty() && !line.contains(char::is_control), "{line:?}");
 }

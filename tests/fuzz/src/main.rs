@@ -1,4 +1,4 @@
-//! Writes the seeds of all targets into a folder for each, for libFuzzer to start from:
+//! Writes the seeds of each target into a folder of its own, where libFuzzer starts:
 //! `farside-fuzz FOLDER`.
 
 use std::fs;

@@ -1,4 +1,4 @@
-//! The checker on a damaged region.
+//! Target: the checker of regions, on a damaged region.
 
 use std::cell::OnceCell;
 
@@ -7,33 +7,33 @@ use farside_tools::check::PROBLEMS_KEPT_MAX;
 
 use crate::sample::{DEPTH, KEYS, Sample};
 
-/// The most words that are changed at a time.
+/// Limit on the words that one input changes.
 const CHANGES_MAX: usize = 64;
 
-/// A sound region, and the offsets of the words worth damaging.
-struct Ground {
+/// A sound region, and the offsets of the words that an input can change.
+struct DamageableRegion {
     sample: Sample,
-    places: Vec<u64>,
+    offsets: Vec<u64>,
 }
 
-impl Ground {
+impl DamageableRegion {
     fn new() -> Self {
         let sample = Sample::small();
         let words = |start: u64, bytes: u64| (start..start + bytes).step_by(8);
         let directory = sample.geometry.directory_offset(DEPTH).unwrap();
         let chunks = sample.geometry.chunk_entry(0).unwrap();
-        // The rest of the superblock is behind a checksum, and has a target of its own.
-        let mut places = vec![STATE_OFFSET];
-        places.extend(words(directory, 4 * 8));
-        places.extend(words(chunks, 5 * 8));
+        // A checksum covers the rest of the superblock, which has its own target.
+        let mut offsets = vec![STATE_OFFSET];
+        offsets.extend(words(directory, 4 * 8));
+        offsets.extend(words(chunks, 5 * 8));
         for used in &sample.used {
-            places.extend(words(used.slot, 16));
-            places.extend(words(used.block, BLOCK_HEADER_BYTES + 8));
+            offsets.extend(words(used.slot, 16));
+            offsets.extend(words(used.block, BLOCK_HEADER_BYTES + 8));
         }
         for subtable in sample.subtables {
-            places.extend(words(subtable, SUBTABLE_BYTES));
+            offsets.extend(words(subtable, SUBTABLE_BYTES));
         }
-        Self { sample, places }
+        Self { sample, offsets }
     }
 
     fn is_sound(&self) -> bool {
@@ -42,29 +42,29 @@ impl Ground {
 }
 
 thread_local! {
-    static GROUND: OnceCell<Ground> = const { OnceCell::new() };
+    static REGION: OnceCell<DamageableRegion> = const { OnceCell::new() };
 }
 
-/// No damage; a word of each kind as it could be; a whole subtable that says nothing.
+/// No damage, a plausible change of each kind of word, and many inverted words.
 pub(crate) fn damages() -> Vec<Vec<u8>> {
-    let change = |place: u16, xor: u64| [&place.to_le_bytes()[..], &xor.to_le_bytes()].concat();
-    let many = (400..430).flat_map(|place| change(place, u64::MAX)).collect();
+    let change = |index: u16, xor: u64| [&index.to_le_bytes()[..], &xor.to_le_bytes()].concat();
+    let many = (400..430).flat_map(|index| change(index, u64::MAX)).collect();
     vec![Vec::new(), change(0, 1 << 32), change(2, 1 << 8), change(7, 1), change(10, 7 << 61), many]
 }
 
-/// Changes words of a region, each by 10 bytes: which of them, and which bits. Always accepted: no
-/// damage may do more than be reported, and once it is undone the region is sound.
+/// Changes words of the region. Each change takes 10 bytes: the index of the word, and the bits to
+/// flip. Accepts every input: damage is only reported, and after it is undone the region is sound.
 pub(crate) fn damaged(bytes: &[u8]) -> bool {
-    GROUND.with(|ground| {
-        let Ground { sample, places } = ground.get_or_init(Ground::new);
+    REGION.with(|region| {
+        let DamageableRegion { sample, offsets } = region.get_or_init(DamageableRegion::new);
         let mut before = Vec::new();
         for change in bytes.as_chunks::<10>().0.iter().take(CHANGES_MAX) {
             let &[low, high, ref xor @ ..] = change;
-            let place = usize::from(u16::from_le_bytes([low, high])) % places.len();
-            let word = sample.region.load(places[place]).unwrap();
+            let offset = offsets[usize::from(u16::from_le_bytes([low, high])) % offsets.len()];
+            let word = sample.region.load(offset).unwrap();
             let xor = u64::from_le_bytes(*xor);
-            sample.region.store(places[place], word ^ xor).unwrap();
-            before.push((places[place], word));
+            sample.region.store(offset, word ^ xor).unwrap();
+            before.push((offset, word));
         }
         match sample.check() {
             Ok(report) => {
@@ -74,12 +74,12 @@ pub(crate) fn damaged(bytes: &[u8]) -> bool {
                     assert!(!problem.to_string().contains(char::is_control), "{problem}");
                 });
             }
-            Err(error) => crate::is_told_in_one_line(&error),
+            Err(error) => crate::check_error_line(&error),
         }
         for (offset, word) in before.into_iter().rev() {
             sample.region.store(offset, word).unwrap();
         }
-        assert!(ground.get().is_some_and(Ground::is_sound));
+        assert!(region.get().is_some_and(DamageableRegion::is_sound));
         true
     })
 }

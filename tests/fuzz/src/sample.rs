@@ -1,4 +1,4 @@
-//! A region made by hand, by the book, for the checker's tests and for fuzzing.
+//! A valid region that is written without the server, for the checker's tests and for fuzzing.
 #![allow(clippy::unwrap_used, reason = "a sample that cannot be made is a failed test")]
 
 use std::sync::Arc;
@@ -22,7 +22,7 @@ pub const REGION_BYTES: u64 = 6 * CHUNK_BYTES;
 pub const DEPTH: u8 = 2;
 /// How many keys it holds.
 pub const KEYS: u64 = 40;
-/// The lane that checks it.
+/// The lane of the checker's endpoint.
 pub const LANE: LaneId = LaneId(0);
 /// The length of the value that needs two chunks.
 pub const LARGE_BYTES: u64 = 3 * CHUNK_BYTES / 2;
@@ -32,7 +32,7 @@ pub const LARGE_BYTES: u64 = 3 * CHUNK_BYTES / 2;
 pub struct Used {
     /// The slot's offset, in bytes.
     pub slot: u64,
-    /// The block's.
+    /// The block's offset, in bytes.
     pub block: u64,
 }
 
@@ -64,12 +64,12 @@ fn to_words(bytes: &[u8]) -> Vec<u64> {
 }
 
 impl Sample {
-    /// A directory of four entries for three subtables, small blocks in two chunks.
+    /// Makes a region with a directory of four entries for three subtables, and only small blocks.
     pub fn small() -> Self {
         Self::with_value_of_key_7(7)
     }
 
-    /// The same with a block over two chunks, which takes its time to check.
+    /// Makes the same with a block of two chunks, which takes longer to check.
     pub fn with_large_block() -> Self {
         Self::with_value_of_key_7(LARGE_BYTES)
     }
@@ -106,8 +106,8 @@ impl Sample {
             self.region.store(entry, ChunkEntry::new(chunk_use).bits()).unwrap();
         }
         let directory = self.geometry.directory_offset(DEPTH).unwrap();
-        let places = [(0, 1, 0), (0, 1, 0), (1, 2, 2), (2, 2, 3)];
-        for (n, (subtable, local_depth, prefix)) in places.into_iter().enumerate() {
+        let entries = [(0, 1, 0), (0, 1, 0), (1, 2, 2), (2, 2, 3)];
+        for (n, (subtable, local_depth, prefix)) in entries.into_iter().enumerate() {
             let subtable = self.subtables[subtable];
             let entry = DirectoryEntry::new(subtable, local_depth);
             self.region.store(directory + n as u64 * 8, entry.bits()).unwrap();
@@ -124,7 +124,7 @@ impl Sample {
         KeyHasher::new(&format().hash_key).hash(key.as_bytes())
     }
 
-    /// Writes the `n`th block.
+    /// Writes a block, at index `n` of the span of its class.
     pub fn store_block(&self, key: &str, value: &[u8], n: u64) -> BlockRef {
         let class = class_for(key.len(), value.len()).unwrap();
         let mut chunk = 0;
@@ -150,7 +150,7 @@ impl Sample {
         BlockRef { address, class, generation_low: generation as u8 }
     }
 
-    /// The first empty slot of a key's window.
+    /// Returns the offset of the first empty slot of a key's window.
     pub fn free_slot(&self, key: &str) -> u64 {
         let hash = self.hash(key);
         let subtable = self.subtables[[0, 0, 1, 2][hash.directory_index(DEPTH) as usize]];
@@ -161,7 +161,7 @@ impl Sample {
             .unwrap()
     }
 
-    /// Makes a slot lead to a block.
+    /// Links a block in a slot.
     pub fn link(&self, slot: u64, hash: KeyHash, block: BlockRef, incarnation: u8) {
         let word = SlotWord::empty(incarnation).pending(hash.fingerprint(), block);
         let word = word.live(block, false);
@@ -176,22 +176,24 @@ impl Sample {
         self.used.push(Used { slot, block: block.address.offset() });
     }
 
-    /// Checks the whole region, without giving what looks wrong time to settle.
+    /// Checks the whole region once: no client changes it, so a problem does not go away.
     ///
     /// # Errors
-    /// [`CheckError`] when there is nothing to report on.
+    /// [`CheckError`] if this is no region that can be checked.
     pub fn check(&self) -> Result<Report, CheckError> {
         check_region(Arc::clone(&self.region), REGION_BYTES)
     }
 
     /// Flips a bit of the region.
     pub fn flip(&self, offset: u64, bit: u64) {
-        let at = (offset + bit / 8) & !7;
-        let word = self.region.load(at).unwrap();
-        self.region.store(at, word ^ 1 << ((offset + bit / 8) % 8 * 8 + bit % 8)).unwrap();
+        let word_offset = (offset + bit / 8) & !7;
+        let word = self.region.load(word_offset).unwrap();
+        let flipped = word ^ 1 << ((offset + bit / 8) % 8 * 8 + bit % 8);
+        self.region.store(word_offset, flipped).unwrap();
     }
 
-    /// Flips each of these bits, checks, and flips it back. Whether it has to be found.
+    /// Flips each of these bits, checks the region, and flips the bit back. The check must find the
+    /// bits that matter.
     pub fn flip_each(
         &self,
         offset: u64,
@@ -206,13 +208,13 @@ impl Sample {
         }
     }
 
-    /// What the checker finds.
+    /// The problems that the checker finds.
     pub fn problems(&self) -> Vec<Problem> {
         self.check().unwrap().problems
     }
 
-    /// Begins to split the first subtable, and brings one entry to one of the new ones. Returns the
-    /// entry's old slot and its new one.
+    /// Begins to split the first subtable, and moves one entry to a new subtable. Returns the
+    /// offsets of the entry's old slot and its new one.
     pub fn begin_split(&self) -> (u64, u64) {
         let old = self.subtables[0];
         let new = [4, 5].map(|n| self.geometry.chunk_offset(0).unwrap() + n * SUBTABLE_BYTES);
@@ -228,19 +230,19 @@ impl Sample {
         let n = self.used.iter().position(is_here).unwrap();
         let used = &self.used[n];
         let hash = self.hash(&format!("key {n}"));
-        let to = new[side_of(hash.directory(), 1)] + (used.slot - old);
+        let new_slot = new[side_of(hash.directory(), 1)] + (used.slot - old);
         let word = SlotWord::from_bits(self.region.load(used.slot).unwrap());
         let live = SlotWord::empty(6).moved().copy_of(word).with_state(SlotState::Live);
-        self.region.write(to, &[live.bits(), hash.hint(7)]).unwrap();
+        self.region.write(new_slot, &[live.bits(), hash.hint(7)]).unwrap();
         self.region.store(used.slot, word.moved().bits()).unwrap();
-        (used.slot, to)
+        (used.slot, new_slot)
     }
 }
 
-/// The same for any region.
+/// Checks any region, as [`Sample::check`] does.
 ///
 /// # Errors
-/// [`CheckError`] when there is nothing to report on.
+/// [`CheckError`] if this is no region that can be checked.
 pub fn check_region(region: Arc<Region>, region_bytes: u64) -> Result<Report, CheckError> {
     let endpoint = Endpoint::new(ShmFabric::new(region, None, 1), 1);
     check(&endpoint, LANE, region_bytes, (Scope::Blocks, true), &mut ())

@@ -1,17 +1,18 @@
-//! Snapshot files.
+//! Targets: snapshot files, and the records in their chunks.
 
 use farside_snapshot::{Reader, Record, SnapshotError, Writer};
 
-use crate::is_told_in_one_line;
+use crate::check_error_line;
 
 /// The file's header: magic and version.
 const HEADER_BYTES: usize = 12;
-/// Records longer than this cannot be written.
+/// Limit on the length of a record, in bytes.
 const RECORD_BYTES_MAX: usize = 6 << 20;
 
-type Owned = (Vec<u8>, Vec<u8>, u64);
+/// Key, value, and expiry of a record.
+type OwnedRecord = (Vec<u8>, Vec<u8>, u64);
 
-fn written(records: &[Owned]) -> Result<Vec<u8>, SnapshotError> {
+fn written(records: &[OwnedRecord]) -> Result<Vec<u8>, SnapshotError> {
     let mut writer = Writer::create(Vec::new(), 1234, None)?;
     for (key, value, expires_at_ms) in records {
         writer.push(&Record { key, value, expires_at_ms: *expires_at_ms })?;
@@ -19,7 +20,7 @@ fn written(records: &[Owned]) -> Result<Vec<u8>, SnapshotError> {
     writer.finish()
 }
 
-fn read(bytes: &[u8]) -> Result<Vec<Owned>, SnapshotError> {
+fn read(bytes: &[u8]) -> Result<Vec<OwnedRecord>, SnapshotError> {
     let mut reader = Reader::open(bytes)?;
     let mut records = Vec::new();
     while let Some(Record { key, value, expires_at_ms }) = reader.next_record()? {
@@ -30,12 +31,12 @@ fn read(bytes: &[u8]) -> Result<Vec<Owned>, SnapshotError> {
     Ok(records)
 }
 
-/// Whether this is a snapshot. If it is, its records can be written, and come back.
-fn holds(bytes: &[u8]) -> bool {
+/// Whether this is a snapshot. If so, checks that its records round-trip through another file.
+fn is_snapshot(bytes: &[u8]) -> bool {
     let records = match read(bytes) {
         Ok(records) => records,
         Err(error) => {
-            is_told_in_one_line(&error);
+            check_error_line(&error);
             return false;
         }
     };
@@ -49,15 +50,15 @@ fn holds(bytes: &[u8]) -> bool {
 pub(crate) fn files() -> Vec<Vec<u8>> {
     let many = (0..50u8).map(|n| (vec![n; 9], vec![n; n.into()], n.into())).collect();
     let all = [vec![], vec![(b"key".to_vec(), b"value".to_vec(), 0)], many];
-    all.map(|records: Vec<Owned>| written(&records).unwrap()).into()
+    all.map(|records: Vec<OwnedRecord>| written(&records).unwrap()).into()
 }
 
 /// A file as it is.
 pub(crate) fn file(bytes: &[u8]) -> bool {
-    holds(bytes)
+    is_snapshot(bytes)
 }
 
-/// What stands in the frame before it is compressed.
+/// Inputs for `records`: the uncompressed content of a frame.
 pub(crate) fn some_records() -> Vec<Vec<u8>> {
     let record = |key: &[u8], value: &[u8]| {
         let mut bytes = (key.len() as u16).to_le_bytes().to_vec();
@@ -71,10 +72,10 @@ pub(crate) fn some_records() -> Vec<Vec<u8>> {
     vec![[&head[..], &record(b"key", b"")].concat(), two]
 }
 
-/// A file with this in its frame, all else in order.
+/// Puts this into the frame of a file that is valid otherwise.
 pub(crate) fn records(bytes: &[u8]) -> bool {
     let mut file = written(&[]).unwrap();
     file.truncate(HEADER_BYTES);
     file.extend_from_slice(&zstd::bulk::compress(bytes, 1).unwrap());
-    holds(&file)
+    is_snapshot(&file)
 }

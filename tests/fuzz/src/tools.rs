@@ -1,4 +1,4 @@
-//! What kv-cli reads: lines of JSON, keys and values as text, keys as paths.
+//! Targets: input of kv-cli, that is lines of JSON, keys and values as text, and keys as paths.
 
 use std::path::Component;
 
@@ -8,11 +8,11 @@ use farside_tools::encoding::{Encoding, escape};
 use farside_tools::paths::path_of;
 use farside_tools::records::{Numbered, Pair, Record, read_json_lines};
 
-use crate::is_told_in_one_line;
+use crate::check_error_line;
 
 const ENCODINGS: [Encoding; 3] = [Encoding::Raw, Encoding::Hex, Encoding::Base64];
 
-/// Gathers records, and looks at the errors.
+/// The records of a file, and the number of refused ones, whose errors are checked.
 struct Gathered {
     pairs: Vec<Pair>,
     refused: u64,
@@ -25,19 +25,19 @@ impl Gathered {
     }
 
     fn take(&mut self, numbered: Numbered) {
-        assert!(numbered.line >= self.line, "{} behind {}", numbered.line, self.line);
+        assert!(numbered.line >= self.line, "{} after {}", numbered.line, self.line);
         self.line = numbered.line;
         match numbered.pair {
             Ok(pair) => self.pairs.push(pair),
             Err(error) => {
-                is_told_in_one_line(error.as_ref());
+                check_error_line(error.as_ref());
                 self.refused += 1;
             }
         }
     }
 
-    /// That all of it comes back from lines of JSON, and whether nothing was refused.
-    fn holds(self) -> bool {
+    /// Checks that the records round-trip through lines of JSON. Returns whether none was refused.
+    fn all_round_trip(self) -> bool {
         let lines: String =
             self.pairs.iter().map(|(key, value)| Record::new(key, value).to_line()).collect();
         assert_eq!(lines.lines().count(), self.pairs.len());
@@ -68,7 +68,7 @@ pub(crate) fn json_lines(bytes: &[u8]) -> bool {
         Ok(())
     });
     read.unwrap();
-    gathered.holds()
+    gathered.all_round_trip()
 }
 
 pub(crate) fn texts() -> Vec<Vec<u8>> {
@@ -77,8 +77,8 @@ pub(crate) fn texts() -> Vec<Vec<u8>> {
         .into()
 }
 
-/// A text as each of the things that people write in arguments and files: bytes, a path, an
-/// address, a size. Always accepted as one of them: any bytes are raw.
+/// A text as a user writes it in arguments and files: encoded bytes, a path, an address, a size.
+/// Accepts every input, because any bytes are valid in the raw encoding.
 pub(crate) fn text(bytes: &[u8]) -> bool {
     for encoding in ENCODINGS {
         let line = encoding.encode_line(bytes);
@@ -92,28 +92,28 @@ pub(crate) fn text(bytes: &[u8]) -> bool {
                 let same = again == bytes || is_hex && again.eq_ignore_ascii_case(bytes);
                 assert!(same, "{encoding:?}: {}", bytes.escape_ascii());
             }
-            Err(error) => is_told_in_one_line(error.as_ref()),
+            Err(error) => check_error_line(error.as_ref()),
         }
         if encoding != Encoding::Raw {
             assert_eq!(encoding.decode(line.as_bytes()).unwrap(), bytes);
         }
     }
-    path_stays_below(bytes);
+    check_path_stays_below(bytes);
     if let Ok(text) = str::from_utf8(bytes) {
         match text.parse::<Address>() {
             Ok(address) => assert_eq!(address.to_string().parse(), Ok(address)),
-            Err(error) => is_told_in_one_line(&error),
+            Err(error) => check_error_line(&error),
         }
         match text.parse::<ByteSize>() {
             Ok(size) => assert_eq!(size.to_string().parse(), Ok(size)),
-            Err(error) => is_told_in_one_line(&error),
+            Err(error) => check_error_line(&error),
         }
     }
     true
 }
 
-/// A key that is a path leads to a file below the folder, and to no other key's.
-fn path_stays_below(key: &[u8]) {
+/// Checks that the path of a key leads to a file in the folder, and that no other key has it.
+fn check_path_stays_below(key: &[u8]) {
     match path_of(key) {
         Ok(path) => {
             assert!(path.components().all(|part| matches!(part, Component::Normal(_))));
@@ -121,7 +121,7 @@ fn path_stays_below(key: &[u8]) {
             assert_eq!(named.join("/".as_ref()).as_encoded_bytes(), key);
         }
         Err(error) => {
-            is_told_in_one_line(error.as_ref());
+            check_error_line(error.as_ref());
             assert!(!escape(key).contains(char::is_control));
         }
     }

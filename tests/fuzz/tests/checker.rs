@@ -1,6 +1,6 @@
-//! Proves that the checker finds a region made by the book clean, and every flipped bit that
-//! matters. No bytes make it panic or run for ever. Guards against a checker that trusts an offset
-//! from the region, or that passes everything.
+//! Proves that the checker reports no problem in a valid region, finds every flipped bit that
+//! matters, and neither panics nor runs for ever on any bytes. Guards against a checker that trusts
+//! an offset from the region, or that accepts everything.
 
 use std::sync::Arc;
 
@@ -13,11 +13,11 @@ use farside_layout::{
 };
 use farside_tools::check::*;
 
-/// Where the superblock's checksummed part ends, in bytes.
+/// The length of the superblock's part that the checksum covers.
 const CONSTANT_BYTES: u64 = farside_layout::INCARNATION_OFFSET;
 
 #[test]
-fn a_region_made_by_the_book_is_clean() {
+fn a_valid_region_is_clean() {
     let sample = Sample::with_large_block();
     let report = sample.check().unwrap();
     assert_eq!(report.problems, []);
@@ -25,14 +25,14 @@ fn a_region_made_by_the_book_is_clean() {
     assert_eq!((report.subtables, report.slots_total()), (3, 3 * 64 * 7));
     let small: u64 = (0..KEYS).filter(|n| *n != 7).sum();
     assert_eq!(report.value_bytes, small + LARGE_BYTES);
-    assert_eq!(report.classes.iter().map(|of| of.blocks_linked).sum::<u64>(), KEYS);
+    assert_eq!(report.classes.iter().map(|class| class.blocks_linked).sum::<u64>(), KEYS);
     let chunks = ChunkCounts { free: 0, subtables: 1, blocks: 4, unknown: 0 };
     assert_eq!(report.chunks, chunks);
     assert_eq!((report.poisoned, report.unsettled), (0, 0));
 }
 
 #[test]
-fn the_observer_hears_of_every_block_and_the_index_alone_is_enough_for_statistics() {
+fn the_observer_gets_every_block_and_the_index_alone_is_enough_for_statistics() {
     #[derive(Default)]
     struct Counts {
         linked: u64,
@@ -57,7 +57,7 @@ fn the_observer_hears_of_every_block_and_the_index_alone_is_enough_for_statistic
 }
 
 #[test]
-fn slots_in_the_middle_of_something_are_counted_and_no_problem() {
+fn slots_of_unfinished_operations_are_counted_and_are_no_problem() {
     let sample = Sample::small();
     let states = [SlotState::Pending, SlotState::Aborted, SlotState::Copy, SlotState::Tomb];
     for (used, state) in sample.used.iter().zip(states) {
@@ -80,7 +80,7 @@ fn a_split_under_way_is_followed() {
     let report = sample.check().unwrap();
     assert_eq!(report.problems, []);
     assert_eq!((report.keys, report.subtables, report.subtables_splitting), (KEYS, 5, 1));
-    // The entry is looked at where it is now, and must not be in both places.
+    // The entry is checked in its new slot, and must not be LIVE in both.
     sample.flip(new, 64);
     assert_eq!(sample.problems(), [Problem::Hint { offset: new }]);
     sample.flip(new, 64);
@@ -93,7 +93,7 @@ fn a_split_under_way_is_followed() {
 }
 
 #[test]
-fn a_split_that_leads_astray_is_damage() {
+fn a_split_with_wrong_row_headers_is_damage() {
     let sample = Sample::small();
     let (old, new) = sample.begin_split();
     let [rows, others] = [old, new].map(|slot| slot / SUBTABLE_BYTES * SUBTABLE_BYTES);
@@ -111,7 +111,7 @@ fn a_split_that_leads_astray_is_damage() {
 }
 
 #[test]
-fn a_problem_is_told_in_one_line() {
+fn a_problem_is_reported_in_one_line() {
     let sample = Sample::small();
     let row = sample.subtables[0];
     let header = RowHeader::new(0, 1).with_forward([SUBTABLE_BYTES, 0]).words();
@@ -124,12 +124,12 @@ fn a_problem_is_told_in_one_line() {
 fn every_flipped_bit_of_the_superblock_and_the_tables_is_found() {
     let sample = Sample::small();
     sample.flip_each(0, 0..CONSTANT_BYTES * 8, |_| true);
-    // Whether the last server said goodbye (the two lowest bits) is not for a check to judge.
+    // Except for the two lowest bits: whether the last server stopped in order is no problem.
     sample.flip_each(STATE_OFFSET, 0..64, |bit| bit >= 2);
     let directory = sample.geometry.directory_offset(DEPTH).unwrap();
     sample.flip_each(directory, 0..4 * 64, |_| true);
     let chunks = sample.geometry.chunk_entry(0).unwrap();
-    // Any age is right: half an entry.
+    // Except for the age in the upper half of an entry, which may have any value.
     sample.flip_each(chunks, 0..2 * 64, |bit| bit % 64 < 32);
     assert_eq!(sample.problems(), []);
 }
@@ -148,21 +148,21 @@ fn every_flipped_bit_of_row_headers_is_found() {
 fn every_flipped_bit_of_slots_that_matters_is_found() {
     let sample = Sample::small();
     for used in &sample.used {
-        // A LIVE word turned PENDING, ABORTED or TOMB by one bit is a word like any other, and the
-        // mark of conditional operations (bit 60) is right either way.
+        // Except for the state and for bit 60 (stored by a conditional operation). One flipped bit
+        // makes a LIVE word PENDING, ABORTED or TOMB, which is valid, too.
         sample.flip_each(used.slot, 0..128, |bit| !(60..64).contains(&bit));
     }
     for slot in 0..SLOTS_PER_ROW {
         let offset = sample.subtables[1] + slot_in_subtable(5, slot);
         if sample.region.load(offset).unwrap() == 0 {
-            // Not: the incarnation, the states without a block, the hint.
+            // Except for the incarnation, the states without a block, and the hint.
             sample.flip_each(offset, 0..128, |bit| bit < 46 || (52..61).contains(&bit));
         }
     }
 }
 
 #[test]
-fn every_flipped_bit_of_block_headers_is_found_but_the_mark() {
+fn every_flipped_bit_of_block_headers_except_the_mark_is_found() {
     let sample = Sample::small();
     for used in &sample.used {
         sample.flip_each(used.block, 0..BLOCK_HEADER_BYTES * 8, |bit| bit >= 32);
@@ -232,7 +232,7 @@ fn random_slots_under_sound_headers_are_damage_and_never_a_panic() {
     for n in 0..(ROWS_PER_SUBTABLE * SLOTS_PER_ROW) {
         bits = bits.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let slot = sample.subtables[0] + slot_in_subtable(n / SLOTS_PER_ROW, n % SLOTS_PER_ROW);
-        // Half of them lead to somewhere inside the heap.
+        // Every second word leads into the heap.
         let word = if n % 2 == 0 { bits } else { bits & !0xffff_0000 | 0x1_0000 };
         sample.region.store(slot, word).unwrap();
     }
@@ -255,9 +255,9 @@ fn a_truncated_region_is_an_error() {
     }
 }
 
-/// The checker's own canary: it must not report what changes between two looks.
+/// The checker must not report a slot that changes between the READs of the slot and its block.
 #[test]
-fn a_slot_in_use_is_looked_at_again() {
+fn a_slot_that_changes_during_the_check_is_checked_again() {
     let sample = Sample::small();
     let (slot, block) = (sample.used[2].slot, sample.used[2].block);
     let whole = sample.region.load(block + 16).unwrap();
@@ -265,7 +265,8 @@ fn a_slot_in_use_is_looked_at_again() {
     let stop = std::sync::atomic::AtomicBool::new(false);
     let word = SlotWord::from_bits(sample.region.load(slot).unwrap());
     std::thread::scope(|scope| {
-        // An owner that empties the slot before it spoils the block, and the other way round.
+        // A client that empties the slot before it damages the block, and repairs the block before
+        // it fills the slot.
         scope.spawn(|| {
             while !stop.load(std::sync::atomic::Ordering::Relaxed) {
                 sample.region.store(slot, word.emptied().bits()).unwrap();
@@ -277,7 +278,8 @@ fn a_slot_in_use_is_looked_at_again() {
         for _ in 0..200 {
             let report = sample.check().unwrap();
             let real = report.problems.iter().filter(|problem| {
-                // The word recurs here, as it never would: the block may be seen half-way.
+                // The checker may see the damaged block, because the same word recurs at once.
+                // In a real region it cannot.
                 !matches!(problem, Problem::Block { offset, .. } if *offset == slot)
             });
             assert_eq!(real.count(), 0, "{:?}", report.problems);

@@ -1,6 +1,6 @@
-//! Proves that no target of `make fuzz` finds anything in its seeds, in the inputs kept in
-//! `tests/fuzz/kept`, and in mutations of both. These are some thousand, the same ones every time.
-//! Guards against targets and seeds that rot, and decoders that panic.
+//! Proves that no target of `make fuzz` fails on its seeds, on the inputs in `tests/fuzz/kept`, or
+//! on thousands of mutations of both, the same ones in every run. Guards against outdated targets
+//! and seeds, and against decoders that panic.
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 use farside_fuzz::mutate::Mutator;
 use farside_fuzz::{TARGETS, Target};
 
-/// Mutations of each target. The checker takes a hundred times as long as a decoder.
+/// How many mutations each target gets. A region gets fewer, because checking it takes a hundred
+/// times as long as decoding.
 const MUTATIONS: u32 = 20_000;
 const MUTATIONS_OF_A_REGION: u32 = 300;
 
@@ -18,7 +19,7 @@ fn folder(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(name)
 }
 
-/// Fresh seeds and kept inputs.
+/// The target's seeds and kept inputs.
 fn inputs(target: &Target) -> Vec<Vec<u8>> {
     let mut inputs = (target.seeds)();
     if let Ok(entries) = fs::read_dir(folder("kept").join(target.name)) {
@@ -29,7 +30,8 @@ fn inputs(target: &Target) -> Vec<Vec<u8>> {
     inputs
 }
 
-/// How many of the inputs and their mutations were accepted and refused; or what was found.
+/// Runs a target on the inputs and their mutations. Returns how many were accepted and refused, or
+/// the input that failed.
 fn explore(target: &Target, inputs: &[Vec<u8>], mutations: u32) -> Result<[u32; 2], String> {
     let mut mutator = Mutator::new(1);
     let mut counts = [0; 2];
@@ -66,20 +68,20 @@ fn mutations_find_nothing() {
     }
 }
 
-/// The test's own canary: decoders that believe a length, or pass over a byte, do not get past it.
+/// Checks this test: it must find a decoder that trusts a length, and one that ignores bytes.
 #[test]
 fn broken_decoders_are_found() {
     let seeds = || vec![vec![3, 0, 0, 0, 1, 2, 3], vec![0; 4]];
-    let believes = |bytes: &[u8]| {
+    let trusts_length = |bytes: &[u8]| {
         let Some((length, rest)) = bytes.split_first_chunk() else { return false };
         rest[..u32::from_le_bytes(*length) as usize].len() == rest.len()
     };
-    let passes_over = |bytes: &[u8]| {
+    let ignores_bytes = |bytes: &[u8]| {
         let [kind, _, _, _, ..] = *bytes else { return false };
         assert_eq!([kind, 0, 0, 0], bytes[..4]);
         true
     };
-    for accepts in [believes, passes_over] as [fn(&[u8]) -> bool; 2] {
+    for accepts in [trusts_length, ignores_bytes] as [fn(&[u8]) -> bool; 2] {
         let target = Target { name: "broken", accepts, seeds };
         assert!(explore(&target, &seeds(), MUTATIONS).is_err());
     }
