@@ -1,10 +1,10 @@
-//! The open format of histories: one JSON object a line. `docs/testing.md` describes it.
+//! The open format of histories: one JSON object for each line. `docs/testing.md` describes it.
 
 use std::io::{BufRead, Write};
 
 use serde::{Deserialize, Serialize};
 
-/// What a recorded operation asked of its key.
+/// The operation that a process called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[allow(missing_docs, reason = "the operations of `Session`")]
@@ -18,29 +18,29 @@ pub enum HistoryOperation {
     ExchangeVersion,
 }
 
-/// How it ended.
+/// The result of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Ended {
-    /// A GET found the key; the change was made.
+    /// A GET found the key, or a change was made.
     Done,
-    /// A GET did not find it; the key was not as required, and nothing was changed.
+    /// A GET did not find the key, or a condition did not hold and nothing was changed.
     Refused,
     /// An error after which nothing has changed.
     Failed,
-    /// Its process died or its connection broke. It may have taken effect at any time since, up to
-    /// when it returned if it did, or never.
+    /// The process died or its connection broke. The operation took effect at some time between its
+    /// begin and its return, or later if it never returned, or not at all.
     Unknown,
 }
 
 /// One operation of one process. Texts are opaque; equal texts mean equal bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
-    /// The number of the process.
+    /// The process that called the operation.
     pub process: u64,
-    /// What it asked.
+    /// The operation.
     pub operation: HistoryOperation,
-    /// Of which key.
+    /// Its key.
     pub key: String,
     /// The value to be stored.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -48,12 +48,12 @@ pub struct Record {
     /// The value, or the version, that an exchange required.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expected: Option<String>,
-    /// How it ended.
+    /// Its result.
     pub result: Ended,
-    /// The value that a GET found, or an exchange instead of what it required.
+    /// The value that a GET found, or that an exchange found instead of the required one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub found: Option<String>,
-    /// That value's version.
+    /// The version of the found value.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
     /// When it began, on a clock that all processes share.

@@ -1,11 +1,12 @@
-//! Is a history linearizable? Each key by itself: linearizability is local.
+//! Checks whether a history of operations is linearizable. Each key is checked by itself, because
+//! linearizability is local.
 //!
-//! For runs of the simulator, of processes over shared memory, and over verbs alike. Depends on
-//! nothing else of Farside: `kv-bench` writes histories in the format that this crate defines.
+//! The simulator, tests over shared memory and over verbs, and `kv-bench` use it. It depends on
+//! nothing else of Farside.
 //!
 //! - [`Record`], [`read`], [`write()`]: the open format of histories.
-//! - [`Register`]: what one key may do, answer after answer, as the simulator asks it.
-//! - [`check`]: the verdict on a whole history.
+//! - [`Register`]: checks the operations on one key as they happen, for the simulator.
+//! - [`check`]: checks a whole history.
 #![deny(unsafe_code)]
 
 mod history;
@@ -23,16 +24,16 @@ pub use register::{
 /// Why a history was not accepted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
-    /// No order explains it.
+    /// No order of the operations explains the answers.
     #[error("key {key}: no order of the operations explains the last of\n{}", lines(around))]
     NotLinearizable {
         /// The key.
         key: String,
-        /// The last operations on the key before and with the one whose answer cannot be.
+        /// The operation with the impossible answer, after the operations on the key before it.
         around: Vec<Record>,
     },
-    /// One version, two values; or two versions of a value that was written once.
-    #[error("key {key}: version {version} does not stand for one write:\n{}", lines(around))]
+    /// One version of two values, or two versions of a value that was written once.
+    #[error("key {key}: version {version} does not belong to one write:\n{}", lines(around))]
     Version {
         /// The key.
         key: String,
@@ -41,15 +42,15 @@ pub enum Violation {
         /// The operations that saw it.
         around: Vec<Record>,
     },
-    /// A record that cannot be.
-    #[error("this is not how an operation can look: {0}")]
+    /// An invalid record: a field that its operation needs is missing, or it ends before it begins.
+    #[error("the record is not a possible operation: {0}")]
     Record(Box<Record>),
-    /// Too many unanswered operations at once.
+    /// Too many concurrent or unanswered operations: the checker gave no verdict.
     #[error("key {key}: over {CONFIGURATIONS_MAX} explanations at {at}")]
     TooMany {
         /// The key.
         key: String,
-        /// Where it became too much.
+        /// The operation at which the limit was exceeded.
         at: Box<Record>,
     },
 }
@@ -58,19 +59,20 @@ fn lines(records: &[Record]) -> String {
     records.iter().map(|record| format!("  {record}")).collect::<Vec<_>>().join("\n")
 }
 
-/// How many operations a violation shows.
+/// Limit on the operations that a violation shows.
 const AROUND: usize = 24;
 
 /// Checks a history in which all keys are absent at the start.
 ///
 /// # Errors
-/// The first violation of one key, keys in order.
+/// The first violation, with keys in alphabetical order.
 pub fn check(history: &[Record]) -> Result<(), Violation> {
     check_keys(history, false)
 }
 
-/// Checks a history with compactions in it, which give a value another version
-/// (`docs/decisions/0001-versions.md`): an exchange by the one before is refused, and finds it.
+/// Checks a history in which compactions give values another version
+/// (`docs/decisions/0001-versions.md`). An exchange that requires the former version is then
+/// refused, although it finds the same value. Such an exchange counts as a GET.
 ///
 /// # Errors
 /// As [`check`].
@@ -81,7 +83,7 @@ pub fn check_compacted(history: &[Record]) -> Result<(), Violation> {
             values.insert((&record.key, version), found);
         }
     }
-    let as_read = |record: &Record| {
+    let refused_as_get = |record: &Record| {
         let Record { operation, result, expected, found, version, .. } = record;
         let is_refused =
             (*operation, *result) == (HistoryOperation::ExchangeVersion, Ended::Refused);
@@ -94,7 +96,7 @@ pub fn check_compacted(history: &[Record]) -> Result<(), Violation> {
             record.clone()
         }
     };
-    check_keys(&history.iter().map(as_read).collect::<Vec<_>>(), true)
+    check_keys(&history.iter().map(refused_as_get).collect::<Vec<_>>(), true)
 }
 
 fn check_keys(history: &[Record], values_move: bool) -> Result<(), Violation> {
@@ -107,35 +109,37 @@ fn check_keys(history: &[Record], values_move: bool) -> Result<(), Violation> {
 
 fn check_key(key: &str, records: &[&Record], values_move: bool) -> Result<(), Violation> {
     let values = Values::new(key, records, values_move)?;
-    // Invocations before answers at one time: then they are concurrent.
+    // Time, whether it is an end, and the record's index. At one time beginnings come before ends,
+    // which makes the operations concurrent.
     let mut events: Vec<(u64, bool, usize)> = Vec::with_capacity(2 * records.len());
-    for (at, record) in records.iter().enumerate() {
-        // Without an answer a GET explains nothing.
-        let is_silent =
+    for (index, record) in records.iter().enumerate() {
+        // A GET without an answer proves nothing, so it would only take time.
+        let is_unanswered =
             record.operation == HistoryOperation::Get && record.result == Ended::Unknown;
-        if record.result == Ended::Failed || is_silent {
+        if record.result == Ended::Failed || is_unanswered {
             continue;
         }
-        events.push((record.invoke, false, at));
+        events.push((record.invoke, false, index));
         match (record.result, record.returned) {
             (Ended::Unknown, None) => {}
-            (_, Some(end)) if end >= record.invoke => events.push((end, true, at)),
+            (_, Some(end)) if end >= record.invoke => events.push((end, true, index)),
             _ => return Err(Violation::Record(Box::new((*record).clone()))),
         }
     }
     events.sort_unstable();
     let mut register = Register::new(None);
-    for (_, is_end, at) in events {
-        let record = records[at];
-        let told = values.answer(record);
+    for (_, is_end, index) in events {
+        let record = records[index];
+        let answer = values.answer(record);
+        let id = index as u32;
         if !is_end {
-            register.invoke(at as u32, values.call(record)?, told);
+            register.invoke(id, values.call(record)?, answer);
         } else {
-            let ended = match told {
-                Some(told) => register.respond(at as u32, told),
-                None => register.give_up(at as u32),
+            let result = match answer {
+                Some(answer) => register.respond(id, answer),
+                None => register.give_up(id),
             };
-            ended.map_err(|fault| {
+            result.map_err(|fault| {
                 let key = key.to_owned();
                 match fault {
                     RegisterFault::NotLinearizable(_) => {
@@ -151,7 +155,7 @@ fn check_key(key: &str, records: &[&Record], values_move: bool) -> Result<(), Vi
     Ok(())
 }
 
-/// The operations that began before this one ended, as many as are shown.
+/// Returns this operation after those that began before it ended, `AROUND` of them in all.
 fn before(records: &[&Record], last: &Record) -> Vec<Record> {
     let began = |record: &&&Record| Some(record.invoke) <= last.returned && **record != last;
     let mut around: Vec<Record> =
@@ -163,15 +167,15 @@ fn before(records: &[&Record], last: &Record) -> Vec<Record> {
     around
 }
 
-/// Values as numbers, and versions as the values they stand for.
+/// The number of each value's text, and the number of the value that each version belongs to.
 struct Values<'r> {
     numbers: HashMap<&'r str, Value>,
     versions: HashMap<&'r str, Value>,
 }
 
 impl<'r> Values<'r> {
-    /// A version stands for one write: so for one value, and for a value that was stored once
-    /// there is no other, unless values move.
+    /// Checks that each version belongs to one write. So it has one value, and a value that was
+    /// stored once has one version, unless compactions move values.
     fn new(key: &str, records: &[&'r Record], values_move: bool) -> Result<Self, Violation> {
         let mut numbers = HashMap::new();
         let mut stored: HashMap<Value, u32> = HashMap::new();
@@ -185,13 +189,13 @@ impl<'r> Values<'r> {
             }
         }
         let mut versions: HashMap<&str, Value> = HashMap::new();
-        let mut of_value: HashMap<Value, &str> = HashMap::new();
+        let mut version_of_value: HashMap<Value, &str> = HashMap::new();
         for record in records {
             let (Some(version), Some(found)) = (&record.version, &record.found) else { continue };
             let value = numbers[found.as_str()];
             let same_value = *versions.entry(version).or_insert(value) == value;
             let once = stored.get(&value).is_none_or(|times| *times == 1);
-            let same_version = *of_value.entry(value).or_insert(version) == version;
+            let same_version = *version_of_value.entry(value).or_insert(version) == version;
             if !(same_value && (same_version || values_move || !once)) {
                 let saw = |other: &&&Record| {
                     other.version.as_ref() == Some(version) || other.found.as_ref() == Some(found)
@@ -225,7 +229,7 @@ impl<'r> Values<'r> {
         Ok(HistoryCall { operation, argument, expected })
     }
 
-    /// What the caller was told; `None` if nothing.
+    /// The answer that the caller got; `None` if it got none.
     fn answer(&self, record: &Record) -> Option<HistoryAnswer> {
         let found = record.found.as_ref().map(|text| self.numbers[text.as_str()]);
         match record.result {

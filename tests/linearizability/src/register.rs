@@ -1,10 +1,9 @@
-//! What one key may do, and which orders of its operations explain what was seen so far.
+//! The orders of the operations on one key that explain the answers so far.
 //!
 //! The algorithm is Wing and Gong's search with Lowe's memo, made incremental. It keeps a set of
-//! configurations. Each is an order of the operations so far that explains every answer. Of an
-//! order it keeps what matters for the rest: the key's value, and which of the unanswered
-//! operations have taken effect already, with which answer. An answer that no configuration can
-//! give is a violation.
+//! configurations. Each stands for the orders of the operations so far that explain every answer
+//! and agree in what matters later. That is the key's value, and which unanswered operations have
+//! taken effect, with which answer. An answer that no configuration can give is a violation.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -13,29 +12,29 @@ use crate::HistoryOperation;
 /// A value, as a number.
 pub type Value = u32;
 
-/// What was asked of the key, with values as numbers.
+/// An operation on the key, with values as numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HistoryCall {
     /// The operation.
     pub operation: HistoryOperation,
     /// The value to be stored, if the operation stores one.
     pub argument: Value,
-    /// The value that an exchange requires; `None` for a version that no operation saw, which
-    /// stands for an unknown value.
+    /// The value that an exchange requires. `None` for a version that no answer contains, so its
+    /// value is unknown.
     pub expected: Option<Value>,
 }
 
-/// What the caller was told.
+/// The answer of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HistoryAnswer {
     /// A GET found the key, or the change was made.
     pub done: bool,
-    /// What a GET found, or an exchange instead of what it expected.
+    /// The value that a GET found, or that an exchange found instead of the expected one.
     pub found: Option<Value>,
 }
 
 impl HistoryCall {
-    /// What happens to a key with this value: what it has then, and what the caller is told.
+    /// Applies the operation to a key with the value `held`. Returns the new value and the answer.
     pub(super) fn apply(self, held: Option<Value>) -> (Option<Value>, HistoryAnswer) {
         let stored = || (Some(self.argument), HistoryAnswer { done: true, found: None });
         let refused = |found| (held, HistoryAnswer { done: false, found });
@@ -60,13 +59,14 @@ impl HistoryCall {
         }
     }
 
-    /// All that may happen, given what the caller is told, where that is known.
+    /// Returns all possible values afterwards and answers, of those with the answer `told` if it is
+    /// known.
     fn outcomes(
         self,
         held: Option<Value>,
         told: Option<HistoryAnswer>,
     ) -> impl Iterator<Item = (Option<Value>, HistoryAnswer)> {
-        // A version that no operation saw might be that of any value.
+        // The unknown version may be that of the current value.
         let is_unseen =
             self.operation == HistoryOperation::ExchangeVersion && self.expected.is_none();
         let unseen = (is_unseen && held.is_some())
@@ -76,24 +76,25 @@ impl HistoryCall {
     }
 }
 
-/// One way to explain what was seen.
+/// One explanation of the answers so far.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct Configuration {
     held: Option<Value>,
-    /// Operations without an answer that have taken effect, and what they will be told.
+    /// The unanswered operations that have taken effect, and their future answers, sorted by id.
     applied: Vec<(u32, HistoryAnswer)>,
 }
 
 impl Configuration {
-    fn has_applied(&self, id: u32) -> Option<HistoryAnswer> {
-        let at = self.applied.binary_search_by_key(&id, |(id, _)| *id).ok()?;
-        Some(self.applied[at].1)
+    /// Returns the answer of an operation that has taken effect.
+    fn applied_answer(&self, id: u32) -> Option<HistoryAnswer> {
+        let index = self.applied.binary_search_by_key(&id, |(id, _)| *id).ok()?;
+        Some(self.applied[index].1)
     }
 
     fn apply(&self, id: u32, (held, answer): (Option<Value>, HistoryAnswer)) -> Self {
         let mut applied = self.applied.clone();
-        let at = applied.partition_point(|(other, _)| *other < id);
-        applied.insert(at, (id, answer));
+        let index = applied.partition_point(|(other, _)| *other < id);
+        applied.insert(index, (id, answer));
         Self { held, applied }
     }
 
@@ -106,20 +107,20 @@ impl Configuration {
 #[derive(Clone, Copy, Debug)]
 struct Pending {
     call: HistoryCall,
-    /// What it will be told, if that is known already.
+    /// Its answer, if that is known before it ends.
     told: Option<HistoryAnswer>,
 }
 
-/// What is wrong with a history.
+/// The reason why a history was not accepted, with the id of the operation that showed it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RegisterFault {
     /// No order of the operations explains the answer of this one.
     NotLinearizable(u32),
-    /// There are more explanations than [`CONFIGURATIONS_MAX`]: nothing is known.
+    /// There are more explanations than [`CONFIGURATIONS_MAX`], so there is no verdict.
     TooMany(u32),
 }
 
-/// How many explanations are kept.
+/// Limit on the explanations of a history. A history that exceeds it gets no verdict.
 pub const CONFIGURATIONS_MAX: usize = 200_000;
 
 /// The history of one key so far.
@@ -130,25 +131,25 @@ pub struct Register {
 }
 
 impl Register {
-    /// A key with this value.
+    /// Starts with a key that has this value.
     pub fn new(held: Option<Value>) -> Self {
         let start = Configuration { held, applied: Vec::new() };
         Self { configurations: [start].into(), pending: BTreeMap::new() }
     }
 
-    /// An operation begins. Ids are the caller's and differ. Telling the answer ahead of time
-    /// saves work.
+    /// Begins an operation. The caller chooses a unique id. If it knows the answer already, passing
+    /// it saves work.
     pub fn invoke(&mut self, id: u32, call: HistoryCall, told: Option<HistoryAnswer>) {
         self.pending.insert(id, Pending { call, told });
     }
 
-    /// An operation turned out to have no effect, now or ever.
+    /// Removes an operation that certainly has no effect.
     pub fn cancel(&mut self, id: u32) {
         self.pending.remove(&id);
-        self.configurations.retain(|configuration| configuration.has_applied(id).is_none());
+        self.configurations.retain(|configuration| configuration.applied_answer(id).is_none());
     }
 
-    /// An operation ends.
+    /// Ends an operation with this answer.
     ///
     /// # Errors
     /// See [`RegisterFault`].
@@ -156,37 +157,39 @@ impl Register {
         if let Some(pending) = self.pending.get_mut(&id) {
             pending.told = Some(answer);
         }
-        self.settle(id, Some(answer))
+        self.end(id, Some(answer))
     }
 
-    /// An operation ends without an answer: it has taken effect by now, or never will.
+    /// Ends an operation without an answer. It has taken effect by now, or never will.
     ///
     /// # Errors
     /// [`RegisterFault::TooMany`].
     pub fn give_up(&mut self, id: u32) -> Result<(), RegisterFault> {
-        self.settle(id, None)
+        self.end(id, None)
     }
 
-    fn settle(&mut self, id: u32, answer: Option<HistoryAnswer>) -> Result<(), RegisterFault> {
+    /// Keeps the configurations that agree with the end of this operation.
+    fn end(&mut self, id: u32, answer: Option<HistoryAnswer>) -> Result<(), RegisterFault> {
         let mut next = match answer {
             Some(_) => HashSet::new(),
             None => {
-                let not_applied = |of: &&Configuration| of.has_applied(id).is_none();
+                let not_applied =
+                    |configuration: &&Configuration| configuration.applied_answer(id).is_none();
                 self.configurations.iter().filter(not_applied).cloned().collect()
             }
         };
         let mut stack: Vec<_> = self.configurations.drain().collect();
         let mut seen: HashSet<_> = stack.iter().cloned().collect();
         while let Some(configuration) = stack.pop() {
-            let configuration = self.look_around(configuration);
-            if let Some(predicted) = configuration.has_applied(id) {
+            let configuration = self.apply_unchanging(configuration);
+            if let Some(predicted) = configuration.applied_answer(id) {
                 if answer.is_none_or(|answer| answer == predicted) {
                     next.insert(configuration.without(id));
                 }
                 continue;
             }
             for (other, pending) in &self.pending {
-                if configuration.has_applied(*other).is_some() {
+                if configuration.applied_answer(*other).is_some() {
                     continue;
                 }
                 for outcome in pending.call.outcomes(configuration.held, pending.told) {
@@ -208,23 +211,23 @@ impl Register {
         Ok(())
     }
 
-    /// Operations that change nothing and whose answer is known take effect as soon as they can:
-    /// waiting gains them nothing.
-    fn look_around(&self, mut configuration: Configuration) -> Configuration {
+    /// Applies all operations that change nothing and have the known answer now. Applying them later
+    /// would explain nothing more.
+    fn apply_unchanging(&self, mut configuration: Configuration) -> Configuration {
         for (id, pending) in &self.pending {
             let Some(told) = pending.told else { continue };
-            if configuration.has_applied(*id).is_some() {
+            if configuration.applied_answer(*id).is_some() {
                 continue;
             }
             let (held, answer) = pending.call.apply(configuration.held);
-            if held == configuration.held && answer == told && pending.call.is_harmless(told) {
+            if held == configuration.held && answer == told && pending.call.is_unchanging(told) {
                 configuration = configuration.apply(*id, (held, answer));
             }
         }
         configuration
     }
 
-    /// A hash of everything that decides about the rest of the history.
+    /// A hash of everything on which the verdict about later operations depends.
     pub fn state(&self) -> u64 {
         use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
         let build = BuildHasherDefault::<DefaultHasher>::default();
@@ -235,8 +238,8 @@ impl Register {
 }
 
 impl HistoryCall {
-    /// Whether with this answer it changes nothing.
-    fn is_harmless(self, told: HistoryAnswer) -> bool {
+    /// Whether the operation changes nothing if it has this answer.
+    fn is_unchanging(self, told: HistoryAnswer) -> bool {
         self.operation == HistoryOperation::Get || !told.done
     }
 }

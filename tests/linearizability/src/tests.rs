@@ -1,5 +1,5 @@
-//! Proves the checker: against trying every order, on small random histories, and on histories
-//! known to be bad.
+//! Tests the checker: against trying every order, on small random histories, and with histories
+//! that are known to be wrong.
 
 use proptest::prelude::*;
 
@@ -30,39 +30,41 @@ fn put(process: u64, value: u32) -> Record {
     record(process, HistoryOperation::Put, Some(value))
 }
 
+/// Sets the times at which an operation begins and returns.
 fn at(invoke: u64, returned: u64, record: Record) -> Record {
     Record { invoke, returned: Some(returned), ..record }
 }
 
-/// Whether some order of these operations, those without an answer optional, explains all.
+/// Whether some order of these operations explains all answers. `done` are those that are already
+/// in the order; operations without an answer are optional.
 fn explains(records: &[Record], done: &mut Vec<usize>, held: Option<Value>) -> bool {
     let values = Values::new("k", &records.iter().collect::<Vec<_>>(), false).unwrap();
-    let open = |at: &usize| !done.contains(at);
-    let rest: Vec<usize> = (0..records.len()).filter(open).collect();
-    if rest.iter().all(|at| records[*at].result == Ended::Unknown) {
+    let is_left = |index: &usize| !done.contains(index);
+    let rest: Vec<usize> = (0..records.len()).filter(is_left).collect();
+    if rest.iter().all(|index| records[*index].result == Ended::Unknown) {
         return true;
     }
-    for at in &rest {
-        // An operation that ended before this one began may not come later.
-        let late = |other: &&usize| {
+    for next in &rest {
+        // An operation that ended before this one began must come before it.
+        let must_precede = |other: &&usize| {
             let other = &records[**other];
-            other.result != Ended::Unknown && other.returned < Some(records[*at].invoke)
+            other.result != Ended::Unknown && other.returned < Some(records[*next].invoke)
         };
-        if rest.iter().any(|other| late(&other)) {
+        if rest.iter().any(|other| must_precede(&other)) {
             continue;
         }
-        let (after, answer) = values.call(&records[*at]).unwrap().apply(held);
-        if values.answer(&records[*at]).is_some_and(|told| told != answer) {
+        let (after, answer) = values.call(&records[*next]).unwrap().apply(held);
+        if values.answer(&records[*next]).is_some_and(|told| told != answer) {
             continue;
         }
-        // An operation without an answer whose time is over has not acted.
-        let past = |other: &&usize| {
+        // An operation without an answer that ended before this one began has had no effect.
+        let had_no_effect = |other: &&usize| {
             let end = records[**other].returned;
-            *other != at && end.is_some_and(|end| end < records[*at].invoke)
+            *other != next && end.is_some_and(|end| end < records[*next].invoke)
         };
         let before = done.len();
-        done.push(*at);
-        done.extend(rest.iter().filter(past));
+        done.push(*next);
+        done.extend(rest.iter().filter(had_no_effect));
         if explains(records, done, after) {
             return true;
         }
@@ -71,7 +73,7 @@ fn explains(records: &[Record], done: &mut Vec<usize>, held: Option<Value>) -> b
     false
 }
 
-/// An operation with a random answer that is not absurd, at a random time.
+/// An operation with a random answer of a valid form, at a random time.
 fn any_record() -> impl Strategy<Value = Record> {
     let value = 0..3u32;
     let operations = prop_oneof![
@@ -143,9 +145,9 @@ fn assert_bad(history: &[Record]) {
 #[test]
 fn a_stale_read_is_found() {
     assert_bad(&[at(0, 1, put(1, 1)), at(2, 3, put(1, 2)), at(4, 5, get(2, Some(1)))]);
-    // Concurrent with the second PUT it is fine.
-    let fine = [at(0, 1, put(1, 1)), at(2, 6, put(1, 2)), at(4, 5, get(2, Some(1)))];
-    assert_eq!(check(&fine), Ok(()));
+    // It is right if it is concurrent with the second PUT.
+    let concurrent = [at(0, 1, put(1, 1)), at(2, 6, put(1, 2)), at(4, 5, get(2, Some(1)))];
+    assert_eq!(check(&concurrent), Ok(()));
 }
 
 #[test]
@@ -174,21 +176,21 @@ fn two_inserts_or_two_deletes_of_one_key_are_found() {
 }
 
 #[test]
-fn an_operation_without_an_answer_may_have_acted_late_or_never() {
+fn an_operation_that_never_returned_may_take_effect_late_or_never() {
     let lost = Record { result: Ended::Unknown, returned: None, ..put(1, 2) };
     let first = at(0, 1, put(2, 1));
     for found in [1, 2] {
         let history = [first.clone(), lost.clone(), at(7, 8, get(2, Some(found)))];
         assert_eq!(check(&history), Ok(()));
     }
-    // But not come and gone and come again.
+    // But its value cannot be found, then lost, then found again.
     let seen = [2, 1, 2].map(Some);
     let reads = (0..3).map(|n| at(10 + 2 * n, 11 + 2 * n, get(2, seen[n as usize])));
     assert_bad(&[first, lost].into_iter().chain(reads).collect::<Vec<_>>());
 }
 
 #[test]
-fn an_operation_that_was_given_up_has_acted_by_then_or_never() {
+fn an_operation_that_returned_without_an_answer_took_effect_by_then_or_never() {
     let lost = at(2, 5, Record { result: Ended::Unknown, ..put(1, 2) });
     let (first, before) = (at(0, 1, put(2, 1)), at(3, 4, get(2, Some(1))));
     for found in [1, 2] {
@@ -200,14 +202,14 @@ fn an_operation_that_was_given_up_has_acted_by_then_or_never() {
 }
 
 #[test]
-fn what_failed_has_not_happened() {
+fn a_failed_operation_had_no_effect() {
     let failed = Record { result: Ended::Failed, ..at(0, 1, put(1, 1)) };
     assert_eq!(check(&[failed.clone(), at(2, 3, get(1, None))]), Ok(()));
     assert_bad(&[failed, at(2, 3, get(1, Some(1)))]);
 }
 
 #[test]
-fn a_version_stands_for_one_write() {
+fn a_version_belongs_to_one_write() {
     let read = |from, value, version: &str| {
         at(from, from + 1, Record { version: Some(version.to_owned()), ..get(2, Some(value)) })
     };
@@ -219,7 +221,7 @@ fn a_version_stands_for_one_write() {
 }
 
 #[test]
-fn exchanges_by_version_are_exchanges_of_what_it_stands_for() {
+fn an_exchange_by_version_is_an_exchange_of_the_versions_value() {
     let read = at(2, 3, Record { version: Some("a".to_owned()), ..get(1, Some(1)) });
     let exchange = |version: &str, value| Record {
         expected: Some(version.to_owned()),
@@ -249,8 +251,8 @@ fn compactions_change_versions_and_nothing_else() {
         assert_eq!(check_compacted(&moved), Ok(()));
         assert!(check(&moved).is_err());
     }
-    // Refused although the version was what it required, or by a value that was not there; one
-    // version of two values.
+    // Wrong: refused although the version was the required one; refused by a value that was never
+    // stored; one version of two values.
     assert!(check_compacted(&with(refused("a", 1, "a"))).is_err());
     assert!(check_compacted(&with(refused("a", 3, "b"))).is_err());
     let two = [with(at(3, 4, put(1, 3))), vec![read(6, 3, "a")]].concat();
@@ -258,14 +260,14 @@ fn compactions_change_versions_and_nothing_else() {
 }
 
 #[test]
-fn a_long_history_of_many_processes_takes_no_time() {
+fn a_long_history_of_many_processes_is_checked_without_exceeding_the_limit() {
     let (processes, rounds) = (8u64, 4000u64);
     let mut history = Vec::new();
     for round in 0..rounds {
         for process in 0..processes {
             let start = round * 100 + process;
             let value = (round * processes + process) as u32;
-            // All overlap; the last one's value is what the next round finds.
+            // All operations of a round overlap. A GET finds the value of the PUT before it.
             let operation = match process % 2 {
                 0 => put(process, value),
                 _ => get(process, Some(value - 1)),
@@ -277,7 +279,7 @@ fn a_long_history_of_many_processes_takes_no_time() {
 }
 
 #[test]
-fn histories_come_back_from_json_lines() {
+fn histories_round_trip_through_json_lines() {
     let lost = Record { result: Ended::Unknown, returned: None, ..put(1, 2) };
     let history = [at(0, 1, put(1, 1)), lost, at(4, 5, get(2, None))];
     let mut bytes = Vec::new();
