@@ -124,9 +124,21 @@ impl ServerProcess {
 
     /// The same, but waits only until it listens: it may refuse this process.
     pub fn start_unchecked(arguments: &[&str]) -> Self {
-        let server = Self::new(tempfile::tempdir().unwrap(), arguments);
-        wait_until("it listens", PATIENCE, || server.log().contains("serving"));
-        server
+        Self::new(tempfile::tempdir().unwrap(), arguments).listening()
+    }
+
+    /// The same with this as its config file.
+    pub fn start_with_config(config: &str, arguments: &[&str]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("server.toml");
+        std::fs::write(&file, config).unwrap();
+        let file = file.display().to_string();
+        Self::new(folder, &[&["--config", &file], arguments].concat()).listening()
+    }
+
+    fn listening(self) -> Self {
+        wait_until("it listens", PATIENCE, || self.log().contains("serving"));
+        self
     }
 
     /// The same with a region file, which survives [`ServerProcess::kill`].

@@ -1,5 +1,5 @@
-//! Proves that what is stopped half-way leaves nothing half: a restore, a snapshot and a dump that
-//! get a signal, or whose file gets longer than the system allows.
+//! Proves that a restore, a snapshot and a dump leave nothing half-done. They get a signal, or the
+//! file gets longer than the system allows.
 
 use std::fs;
 use std::path::Path;

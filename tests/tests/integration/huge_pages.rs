@@ -1,6 +1,6 @@
 //! Proves that a region gets 2 MiB pages on a machine without a pool of them, and that `stat` says
-//! what the kernel says of them. A server that continues with a region of small pages makes huge ones
-//! while clients use it.
+//! what the kernel says of them. A server that continues with a region of small pages makes huge
+//! ones while clients use it.
 
 use std::time::Duration;
 

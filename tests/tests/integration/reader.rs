@@ -1,5 +1,6 @@
-//! Proves that the library lets a reader change nothing. That the memory does not either is proved in
-//! `tests/tests/server/connecting.rs`, and over RDMA in `common/fabric/tests/verbs/connecting.rs`.
+//! Proves that the library lets a reader change nothing. That the memory does not either is proved
+//! in `tests/tests/server/connecting.rs`, and over RDMA in
+//! `common/fabric/tests/verbs/connecting.rs`.
 
 use farside::ConnectError::Refused;
 use farside::OperationError::Denied;
@@ -32,11 +33,8 @@ fn a_reader_reads_and_is_denied_the_rest() {
 
 #[test]
 fn secrets_tell_readers_from_writers() {
-    let folder = tempfile::tempdir().unwrap();
-    let config = folder.path().join("server.toml");
-    let text = "secret = \"writers\"\nreader_secret = \"readers\"\nmemory = \"32MiB\"\n";
-    std::fs::write(&config, text).unwrap();
-    let server = ServerProcess::start_unchecked(&["--config", config.to_str().unwrap()]);
+    let config = "secret = 'writers'\nreader_secret = 'readers'\n";
+    let server = ServerProcess::start_with_config(config, &["--memory", "32MiB"]);
     let connect = |secret: &str, role| {
         Client::builder().server(&server.address()).secret(secret).role(role).connect()
     };

@@ -45,9 +45,8 @@ const COMMANDS: [(&str, &[&str]); 4] = [
 #[test]
 fn a_wrong_secret() {
     let folder = tempfile::tempdir().unwrap();
-    let of_server = config(folder.path(), "server.toml", "secret = 'open sesame'\n");
-    let arguments = ["--memory", "64MiB", "--config", of_server.to_str().unwrap()];
-    let server = ServerProcess::start_unchecked(&arguments);
+    let of_server = "secret = 'open sesame'\n";
+    let server = ServerProcess::start_with_config(of_server, &["--memory", "64MiB"]);
     let address = server.address();
     for (program, arguments) in COMMANDS {
         for (secret, is_right) in [("open barley", false), ("open sesame", true)] {

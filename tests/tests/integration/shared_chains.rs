@@ -1,5 +1,5 @@
-//! Proves that operations on one key share a chain in a pipeline until it is posted (invariant I20).
-//! Each of them is answered, and none shares a chain that was posted before it.
+//! Proves that operations on one key share a chain in a pipeline until it is posted (invariant
+//! I20). Each of them is answered, and none shares a chain that was posted before it.
 
 use farside::OperationError::OutOfSpace;
 use farside::{BatchOutcome, Error, Outcome, Session};

@@ -3,8 +3,8 @@
 //! `kv-cli load` is such a caller when a disk is slow. And more may be in flight than the machine
 //! copies within GRACE.
 //!
-//! Guards against two bugs. A block counted as written although its chain had been refused, so a key
-//! got linked to a block without its content. And chains waited behind so many others that
+//! Guards against two bugs. A block counted as written although its chain had been refused, so a
+//! key got linked to a block without its content. And chains waited behind so many others that
 //! everything was READ again and again, too late each time.
 
 use std::time::Duration;

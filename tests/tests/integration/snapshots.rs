@@ -1,8 +1,8 @@
 //! Proves that a snapshot taken while clients write has a state that every key had, also when it is
 //! restored into a region of another size. Damaged files are refused with one line.
 
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::path::Path;
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
@@ -11,7 +11,9 @@ use farside_layout::{
     CHUNK_BYTES, ROWS_PER_SUBTABLE, SLOTS_PER_ROW, SUBTABLE_BYTES, SlotState, SlotWord, Superblock,
     slot_in_subtable,
 };
-use farside_tests::{PATIENCE, ServerProcess, StopOnDrop, binary, proof, scaled, wait_until};
+use farside_tests::{PATIENCE, ServerProcess, StopOnDrop, proof, scaled, wait_until};
+
+use crate::cli::{Said, command};
 
 const WRITERS: u64 = 3;
 
@@ -132,40 +134,23 @@ fn ends_bytes_and_large_values_come_back() {
     assert_eq!(left.filter(|path| path.to_string_lossy().contains("snapshot")).count(), 1);
 }
 
-struct Attempt {
-    folder: tempfile::TempDir,
+/// Starts a server in this folder that is expected to refuse.
+fn restore(folder: &Path, snapshot: &Path, memory: &str) -> Said {
+    let address = format!("shm://{}", folder.join("kv.sock").display());
+    let mut server = command("kv-server");
+    server.args(["--listen", &address, "--memory", memory]).arg("--region-file");
+    Said::of(server.arg(folder.join("region")).arg("--restore").arg(snapshot))
 }
 
-impl Attempt {
-    fn region_file(&self) -> PathBuf {
-        self.folder.path().join("region")
-    }
-
-    /// Starts a server that is expected to refuse.
-    fn start(&self, snapshot: &Path, memory: &str) -> Output {
-        let address = format!("shm://{}", self.folder.path().join("kv.sock").display());
-        Command::new(binary("kv-server"))
-            .args(["--listen", &address, "--memory", memory])
-            .arg("--region-file")
-            .arg(self.region_file())
-            .arg("--restore")
-            .arg(snapshot)
-            .stdin(Stdio::null())
-            .output()
-            .unwrap()
-    }
-
-    fn refuses(&self, snapshot: &Path, memory: &str, why: &str) {
-        let output = self.start(snapshot, memory);
-        let text = String::from_utf8_lossy(&output.stderr).into_owned();
-        let last = text.lines().last().unwrap_or_default();
-        assert_eq!(output.status.code(), Some(1), "{text}");
-        assert!(last.starts_with("kv-server: cannot restore ") && last.contains(why), "{text}");
-        let left = std::fs::read_dir(self.folder.path()).unwrap();
-        let names = left.map(|entry| entry.unwrap().file_name().into_string().unwrap());
-        let names: Vec<String> = names.filter(|name| name.contains("region")).collect();
-        assert!(names.is_empty(), "left behind: {names:?}");
-    }
+fn is_refused(folder: &Path, snapshot: &Path, memory: &str, why: &str) {
+    let Said { code, stderr, .. } = restore(folder, snapshot, memory);
+    let last = stderr.lines().last().unwrap_or_default();
+    assert_eq!(code, Some(1), "{stderr}");
+    assert!(last.starts_with("kv-server: cannot restore ") && last.contains(why), "{stderr}");
+    let left = std::fs::read_dir(folder).unwrap();
+    let names = left.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let names: Vec<String> = names.filter(|name| name.contains("region")).collect();
+    assert!(names.is_empty(), "left behind: {names:?}");
 }
 
 #[test]
@@ -178,11 +163,11 @@ fn what_is_no_whole_snapshot_is_refused_and_leaves_nothing() {
     let file = server.folder().join("snapshot");
     snapshot(&server, &file);
     let whole = std::fs::read(&file).unwrap();
-    let attempt = Attempt { folder: tempfile::tempdir_in("/dev/shm").unwrap() };
+    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
     let other = server.folder().join("other");
     let refuses = |bytes: &[u8], why: &str| {
         std::fs::write(&other, bytes).unwrap();
-        attempt.refuses(&other, "64MiB", why);
+        is_refused(folder.path(), &other, "64MiB", why);
     };
     refuses(&whole[..whole.len() / 2], "it is truncated after");
     refuses(&whole[..whole.len() - 1], "it is truncated after 5000 records");
@@ -192,13 +177,13 @@ fn what_is_no_whole_snapshot_is_refused_and_leaves_nothing() {
         refuses(&damaged, "it is corrupted");
     }
     refuses(b"{\"key\":\"a\"}\n", "it is no snapshot");
-    attempt.refuses(&server.folder().join("missing"), "64MiB", "cannot be opened");
-    attempt.refuses(&file, "8MiB", "give the server more --memory");
-    std::fs::write(attempt.region_file(), b"something").unwrap();
-    let output = attempt.start(&file, "64MiB");
-    let text = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(!output.status.success() && text.contains("is there already"), "{text}");
-    assert_eq!(std::fs::read(attempt.region_file()).unwrap(), b"something");
+    is_refused(folder.path(), &server.folder().join("missing"), "64MiB", "cannot be opened");
+    is_refused(folder.path(), &file, "8MiB", "give the server more --memory");
+    let region = folder.path().join("region");
+    std::fs::write(&region, b"something").unwrap();
+    let Said { code, stderr, .. } = restore(folder.path(), &file, "64MiB");
+    assert!(code != Some(0) && stderr.contains("is there already"), "{stderr}");
+    assert_eq!(std::fs::read(&region).unwrap(), b"something");
 }
 
 /// A value that only fits because the first server was told to take it comes back without a flag.
@@ -253,8 +238,8 @@ fn a_restored_region_file_goes_on_as_any_other() {
     let mut other = ServerProcess::start(&restore);
     assert_eq!(*other.client().session().unwrap().get(b"key").unwrap().unwrap(), *b"value");
     assert_eq!(other.terminate(), Some(0));
-    let output = Command::new(binary("kv-cli")).args(["verify", "--region", &region]).output();
-    assert!(output.unwrap().status.success());
+    let verified = Said::of(command("kv-cli").args(["verify", "--region", &region]));
+    assert_eq!(verified.code, Some(0), "{}", verified.stderr);
     let next = ServerProcess::start(&["--region-file", &region]);
     assert_eq!(*next.client().session().unwrap().get(b"key").unwrap().unwrap(), *b"value");
 }
@@ -269,11 +254,8 @@ fn a_region_file_is_verified_without_a_server() {
     drop(session);
     let region = server.region_file();
     let verify = |path: &Path| {
-        let path = path.to_str().unwrap();
-        let output = Command::new(binary("kv-cli")).args(["verify", "--region", path]).output();
-        let output = output.unwrap();
-        let text = |bytes| String::from_utf8(bytes).unwrap();
-        (output.status.code(), text(output.stdout), text(output.stderr))
+        let said = Said::of(command("kv-cli").args(["verify", "--region"]).arg(path));
+        (said.code, said.text().to_owned(), said.stderr)
     };
     let (code, _, said) = verify(&region);
     assert!(
@@ -344,15 +326,11 @@ fn a_snapshot_shows_while_it_is_taken() {
 /// Its keys are counted by a client of its own, for the progress bar alone.
 #[test]
 fn a_snapshot_whose_keys_cannot_be_counted_is_taken() {
-    let folder = tempfile::tempdir().unwrap();
-    let config = folder.path().join("server.toml");
-    std::fs::write(&config, "clients_max = 2\n").unwrap();
-    let config = config.to_str().unwrap();
-    let server = ServerProcess::start(&["--config", config, "--memory", "16MiB"]);
+    let server = ServerProcess::start_with_config("clients_max = 2\n", &["--memory", "16MiB"]);
     let observer = server.client();
     observer.session().unwrap().put(b"key", b"value").unwrap();
     wait_until("one is left", PATIENCE, || observer.statistics().unwrap().clients == 1);
-    let file = folder.path().join("snapshot");
+    let file = server.folder().join("snapshot");
     snapshot(&server, &file);
     let restored = restored(&file, "16MiB");
     let value = restored.client().session().unwrap().get(b"key").unwrap();

@@ -80,12 +80,9 @@ fn hello(role: Role, purpose: Purpose) -> [u8; REQUEST_BYTES_MAX] {
 }
 
 /// A server with a secret, and how to get into it.
-fn guarded() -> (ServerProcess, ConnectOptions, tempfile::TempDir) {
-    let folder = tempfile::tempdir().unwrap();
-    let config = folder.path().join("server.toml");
-    std::fs::write(&config, "secret = 'secret'\nlog_level = 'debug'\n").unwrap();
-    let arguments = ["--memory", "16MiB", "--config", config.to_str().unwrap()];
-    let server = ServerProcess::start_unchecked(&arguments);
+fn guarded() -> (ServerProcess, ConnectOptions) {
+    let config = "secret = 'secret'\nlog_level = 'debug'\n";
+    let server = ServerProcess::start_with_config(config, &["--memory", "16MiB"]);
     let options = ConnectOptions {
         address: server.address().parse().unwrap(),
         role: Role::Reader,
@@ -93,7 +90,7 @@ fn guarded() -> (ServerProcess, ConnectOptions, tempfile::TempDir) {
         timeout: Duration::from_secs(20),
         rdma: Options::default(),
     };
-    (server, options, folder)
+    (server, options)
 }
 
 /// Works before, between and after.
@@ -105,7 +102,7 @@ fn client_with_manners(server: &ServerProcess) -> farside::Client {
 
 #[test]
 fn no_hello_hurts_a_server() {
-    let (server, _, _folder) = guarded();
+    let (server, _) = guarded();
     let client = client_with_manners(&server);
     let mut session = client.session().unwrap();
     let address = server.address();
@@ -162,7 +159,7 @@ fn no_hello_hurts_a_server() {
 
 #[test]
 fn a_message_hurts_its_sender_at_most() {
-    let (server, options, _folder) = guarded();
+    let (server, options) = guarded();
     let client = client_with_manners(&server);
     let mut session = client.session().unwrap();
     let mut random = SmallRng::seed_from_u64(6);
@@ -208,7 +205,7 @@ fn a_message_hurts_its_sender_at_most() {
 #[test]
 fn a_reader_uses_up_no_sessions_of_another() {
     let Some(_) = device_or_left_out() else { return };
-    let (server, options, _folder) = guarded();
+    let (server, options) = guarded();
     let victim = options.attach(options.timeout).unwrap();
     let Welcome { client_id, lease, .. } = victim.welcome;
     let stolen = hello(Role::Reader, Purpose::Data { client_id, ticket: lease });

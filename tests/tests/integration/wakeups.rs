@@ -14,11 +14,8 @@ const ROLL_CALL: Duration = Duration::from_millis(8 * 100);
 fn the_server_sleeps_through_two_hundred_thousand_operations() {
     // Over RDMA the server looks once a second whether its clients' hosts are there; and, which
     // nothing turns off, every 8 x GRACE whether their processes are.
-    let folder = tempfile::tempdir().unwrap();
-    let config = folder.path().join("server.toml");
-    std::fs::write(&config, "memory = \"256MiB\"\nprobe_ms = 0\n").unwrap();
-    let config = config.to_str().unwrap();
-    let server = ServerProcess::start(&["--config", config, "--index", "4MiB", "--grace-ms", "10"]);
+    let arguments = ["--memory", "256MiB", "--index", "4MiB", "--grace-ms", "10"];
+    let server = ServerProcess::start_with_config("probe_ms = 0\n", &arguments);
     let mut session = server.client().session().unwrap();
     for n in 0..KEYS {
         session.put(&n.to_le_bytes(), b"first").unwrap();

@@ -154,8 +154,8 @@ fn out(client: &Client) -> u64 {
 }
 
 /// A goodbye that stands behind a request is read although the client of its answer is gone, and
-/// what the answer carried is not lost. Whether the answer was sent before or after the client closed is
-/// chance, so there are many rounds.
+/// what the answer carried is not lost. Whether the answer was sent before or after the client
+/// closed is chance, so there are many rounds.
 #[test]
 fn a_client_that_leaves_without_reading_leaves_nothing_behind() {
     let place = Place::new();

@@ -2,8 +2,9 @@
 //! was not stored under the key. When a bit flips, the outcome is the right value, a miss or an
 //! error, in a bounded time.
 //!
-//! A real server has its region in a file, which the test maps and damages unnoticed. After each change under damage the words it can have touched are put back. For that to be
-//! sound GRACE is longer than a test: no block that was unlinked and put back is used again.
+//! A real server has its region in a file, which the test maps and damages unnoticed. After each
+//! change under damage the words it can have touched are put back. For that to be sound GRACE is
+//! longer than a test: no block that was unlinked and put back is used again.
 
 mod bits;
 mod files;
