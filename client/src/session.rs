@@ -85,12 +85,18 @@ impl Session {
         Ok(Self { shared, connected })
     }
 
-    /// The region, on a new connection if the old one was lost.
+    /// Makes a new connection if the old one was lost.
     #[inline]
-    pub(crate) fn handle(&mut self) -> Result<SessionRegion<'_>> {
+    fn connect(&mut self) -> Result<()> {
         if self.connected.connection.control.is_lost() || self.connected.engine.pipelined.get() {
             self.reconnect()?;
         }
+        Ok(())
+    }
+
+    /// The region, on a new connection if the old one was lost.
+    pub(crate) fn handle(&mut self) -> Result<SessionRegion<'_>> {
+        self.connect()?;
         Ok(self.connected.handle())
     }
 
@@ -110,7 +116,8 @@ impl Session {
     ) -> Result<T> {
         let mut losses = ReconnectBudget::default();
         loop {
-            match operation(self.handle()?) {
+            self.connect()?;
+            match operation(self.connected.handle()) {
                 Ok(done) => return Ok(done),
                 Err(failure) => self.lose(failure, &mut losses)?,
             }
@@ -325,7 +332,7 @@ impl Session {
 
     /// [`Session::pipeline`] for so many operations: making it costs as much as it has lanes.
     pub(crate) fn pipeline_of(&mut self, operations: usize) -> Result<Pipeline<'_>> {
-        self.handle()?;
+        self.connect()?;
         let Self { connected, shared } = self;
         Ok(Pipeline::new(connected.handle(), &connected.connection, shared, operations))
     }
