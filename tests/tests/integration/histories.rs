@@ -134,7 +134,8 @@ fn a_history_with_one_wrong_answer_is_refused() {
     let (stale, get) = of_one_key()
         .filter(|record| record.operation == HistoryOperation::Get && record.found.is_some())
         .find_map(|get| {
-            let last = puts().find(|put| is_before(put, get))?;
+            let earlier = puts().filter(|put| is_before(put, get));
+            let last = earlier.max_by_key(|put| put.invoke)?;
             Some((puts().find(|put| is_before(put, last))?, get))
         })
         .unwrap();

@@ -1,6 +1,6 @@
 //! Proves that a deep pipeline of large GETs on a slow link READs each value once and keeps the
-//! link busy. The network of 25 MB/s is emulated, with a clock of its own: no figure depends on this
-//! machine.
+//! link busy. The network of 25 MB/s is emulated, with a clock of its own, so that no figure
+//! depends on this machine.
 //!
 //! Guards against the bug that everything was posted at once. Chains queued for longer than what
 //! they READ is believed, so values were READ up to 125 times, and GETs ended as `Contended`.
