@@ -1,4 +1,5 @@
-//! Clocks: of latencies, and of the CPU time of a thread and of a server process, with its wake-ups.
+//! Clocks: of latencies, and of the CPU time of a thread and of a server process, with its
+//! wake-ups.
 
 use std::fs;
 use std::io;

@@ -170,7 +170,8 @@ proptest! {
 
     #[test]
     fn any_bytes_are_a_snapshot_or_an_error(bytes: Vec<u8>, behind_a_header: bool) {
-        let start = if behind_a_header { written(&[])[..size_of::<Header>()].to_vec() } else { Vec::new() };
-        let _ = read(&[start, bytes].concat());
+        let header = &written(&[])[..size_of::<Header>()];
+        let start = if behind_a_header { header } else { &[] };
+        let _ = read(&[start, &bytes].concat());
     }
 }

@@ -1,5 +1,6 @@
-//! A peer as a [`MeasuredStore`]: one operation after another, or a lane for each of many. As in Farside's
-//! pipelines each lane has a task that lives as long as the pipeline: operations allocate nothing.
+//! A peer as a [`MeasuredStore`]: one operation after another, or a lane for each of many. As in
+//! Farside's pipelines each lane has a task that lives as long as the pipeline: operations allocate
+//! nothing.
 
 use std::cell::Cell;
 use std::collections::VecDeque;

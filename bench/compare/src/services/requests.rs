@@ -1,6 +1,6 @@
-//! A server that answers requests in their order, as a [`MeasuredStore`]. In a pipeline requests are sent
-//! together when one is waited for, and their answers are read together: a system call each for
-//! many.
+//! A server that answers requests in their order, as a [`MeasuredStore`]. In a pipeline requests
+//! are sent together when one is waited for, and their answers are read together: a system call
+//! each for many.
 
 use std::collections::VecDeque;
 
