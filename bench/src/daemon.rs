@@ -13,7 +13,7 @@ use rustix::process::{
 };
 use tempfile::TempDir;
 
-use crate::interrupt::Interrupt;
+use crate::command::Interrupt;
 use crate::{Error, Result};
 
 /// How long a server may take to provide its memory and listen.

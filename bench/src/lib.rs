@@ -29,7 +29,6 @@ pub mod driver;
 pub mod environment;
 pub mod error;
 pub mod html;
-pub mod interrupt;
 pub mod journal;
 pub mod keys;
 pub mod operations;

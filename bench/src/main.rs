@@ -6,7 +6,7 @@ use std::time::SystemTime;
 
 use farside_bench::allocations::CountingAllocator;
 use farside_bench::args::{Args, Command};
-use farside_bench::interrupt::Interrupt;
+use farside_bench::command::Interrupt;
 use farside_bench::publish::Published;
 use farside_bench::report::YcsbReport;
 use farside_bench::{Error, Result, command, html, processes, run, verbs};

@@ -18,8 +18,8 @@ use farside_config::command_line::{exit_code, one_line};
 use serde::{Deserialize, Serialize};
 
 use crate::args::Ycsb;
+use crate::command::Interrupt;
 use crate::environment::Environment;
-use crate::interrupt::Interrupt;
 use crate::phases::{ProgressLine, Supervised};
 use crate::run;
 use crate::server::Server;

@@ -7,7 +7,7 @@ use farside_config::ClientConfig;
 use farside_config::size::ByteSize;
 
 use crate::args::Ycsb;
-use crate::interrupt::Interrupt;
+use crate::command::Interrupt;
 use crate::journal::{HistoryFile, NUMBER_BYTES};
 use crate::phases::{self, Supervised};
 use crate::processes::{self, Parent};

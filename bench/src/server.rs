@@ -6,8 +6,8 @@ use farside_config::ClientConfig;
 use farside_control::address::Address;
 
 use crate::accounting::{self, ServerUsage};
+use crate::command::Interrupt;
 use crate::daemon::{Daemon, find_program};
-use crate::interrupt::Interrupt;
 use crate::sizing::ServerMemory;
 use crate::verbs::Attached;
 use crate::{Error, Result};

@@ -1,9 +1,7 @@
 //! What the measured loops drive: a store, by one operation after another or with many in flight.
 //! Farside's session is one. Calls are bound when the loop is compiled, and none of them allocates.
 
-use farside::{
-    CacheStatistics, Counters, Outcome, Pipeline, PipelineFull, Session, Ticket, Version,
-};
+use farside::{Counters, Outcome, Pipeline, PipelineFull, Session, Ticket, Version};
 
 use crate::keys::Key;
 
@@ -59,11 +57,6 @@ pub trait MeasuredStore {
 
     /// What it asked of its fabric so far.
     fn counters(&self) -> Counters;
-
-    /// What its location cache did so far.
-    fn cache_statistics(&self) -> CacheStatistics {
-        CacheStatistics::default()
-    }
 }
 
 /// Many operations in flight. Starting one names its lane, below [`Pipelined::depth`]: no other
@@ -134,10 +127,6 @@ impl MeasuredStore for Session {
     #[inline]
     fn counters(&self) -> Counters {
         self.counters()
-    }
-
-    fn cache_statistics(&self) -> CacheStatistics {
-        self.cache_statistics()
     }
 }
 

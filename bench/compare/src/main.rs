@@ -3,8 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use farside_bench::command::Command;
-use farside_bench::interrupt::Interrupt;
+use farside_bench::command::{Command, Interrupt};
 use farside_bench::{Error, Result, publish};
 use farside_bench_compare::args::Compare;
 use farside_bench_compare::run;

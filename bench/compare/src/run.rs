@@ -8,9 +8,9 @@ use std::thread;
 use std::time::Duration;
 
 use farside::Client;
+use farside_bench::command::Interrupt;
 use farside_bench::daemon::Daemon;
 use farside_bench::environment::Environment;
-use farside_bench::interrupt::Interrupt;
 use farside_bench::keys::KEY_BYTES;
 use farside_bench::phases::start;
 use farside_bench::server::Server;

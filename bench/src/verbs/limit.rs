@@ -10,7 +10,7 @@ use farside_layout::{BLOCK_HEADER_BYTES, class_for};
 
 use super::{Attached, Plan, Timed, rates};
 use crate::args::Ycsb;
-use crate::interrupt::Interrupt;
+use crate::command::Interrupt;
 use crate::keys::KEY_BYTES;
 use crate::phases::start;
 use crate::recorder::Recorder;

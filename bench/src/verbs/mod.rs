@@ -18,8 +18,8 @@ use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
 use crate::args::Verbs;
+use crate::command::Interrupt;
 use crate::environment::{Environment, Origin};
-use crate::interrupt::Interrupt;
 use crate::report::grouped;
 use crate::server::Server;
 use crate::sizing::{ServerMemory, VALUE_BYTES_MAX_DEFAULT};

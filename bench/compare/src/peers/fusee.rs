@@ -61,7 +61,7 @@ impl<F: Fabric> Fusee<F> {
     /// Puts a new key's word into a free slot.
     async fn link(&self, lane: LaneId, place: &Place, tag: u64, new: Word) -> Result<bool> {
         for _ in 0..ATTEMPTS_MAX {
-            let free = self.table.find(lane, place, 0, |word| word == Word::FREE);
+            let free = self.table.reach.find(lane, place, 0, |word| word == Word::FREE);
             let slot = free.ok_or(PeerError::OutOfMemory)?;
             if self.commit(lane, &slot, new, new).await? == slot.word {
                 self.cache.insert(tag, new);

@@ -66,12 +66,12 @@ impl<F: Fabric> Race<F> {
         new: Word,
     ) -> Result<bool> {
         self.table.reach.chain(lane, &place.reads()).await?;
-        let Some(ours) = self.table.find(lane, place, 0, |word| word == new) else {
+        let Some(ours) = self.table.reach.find(lane, place, 0, |word| word == new) else {
             return Ok(true);
         };
         let others = |word: Word| word.fits(place.fingerprint) && word != new;
         let mut from = 0;
-        while let Some(other) = self.table.find(lane, place, from, others) {
+        while let Some(other) = self.table.reach.find(lane, place, from, others) {
             from = other.number + 1;
             self.table.reach.chain(lane, &[self.table.read(other.word)]).await?;
             if !self.table.take(lane, key, None) {
@@ -129,7 +129,7 @@ impl<F: Fabric> Peer for Race<F> {
                 self.table.free(new);
                 return Ok(false);
             }
-            let free = || self.table.find(lane, &place, 0, |word| word == Word::FREE);
+            let free = || self.table.reach.find(lane, &place, 0, |word| word == Word::FREE);
             let slot = found.or_else(free).ok_or(PeerError::OutOfMemory)?;
             if self.swap(lane, &slot, new).await? {
                 self.cache.insert(tag, new);

@@ -5,7 +5,9 @@ use std::cell::Ref;
 use farside_fabric::{Buffer, Endpoint, Fabric, LaneId, Nanos, RegionIndex, Verb};
 use farside_layout::hash::KeyHasher;
 
-use super::{Result, memory::Pieces};
+use super::Result;
+use super::index::{Place, Slot, Word, words};
+use super::memory::Pieces;
 
 /// How much is zeroed by one WRITE, in bytes.
 const ZEROS_BYTES: u64 = 64 << 10;
@@ -58,6 +60,18 @@ impl<F: Fabric> PeerEndpoint<F> {
     #[inline]
     pub fn fill(&self, lane: LaneId, fill: impl FnOnce(&mut [u8])) {
         fill(self.endpoint.fabric_mut().buffer_mut(lane, Buffer::NewBlock));
+    }
+
+    /// The first slot, from this number on, that is as wanted in the choices just read.
+    #[inline]
+    pub fn find(
+        &self,
+        lane: LaneId,
+        place: &Place,
+        from: usize,
+        wanted: impl Fn(Word) -> bool,
+    ) -> Option<Slot> {
+        place.find(|buffer| words(&self.buffer(lane, buffer)), from, wanted)
     }
 
     /// Makes these pieces zeros, when nothing else is in flight.

@@ -29,7 +29,7 @@ use farside_bench::keys::{KEY_BYTES, Key};
 use farside_fabric::{Buffer, Endpoint, Fabric, LaneId, Verb};
 use farside_layout::checksum::checksum;
 
-use super::index::{Index, Place, Slot, Word, words};
+use super::index::{Index, Place, Slot, Word};
 use super::memory::{Heap, Segments, segments};
 use super::reach::PeerEndpoint;
 use super::{ATTEMPTS_MAX, Cache, Peer, PeerDemand, PeerError, Result};
@@ -170,7 +170,9 @@ impl<F: Fabric> Swarm<F> {
     async fn search(&self, lane: LaneId, place: &Place, key: &Key) -> Result<Option<Slot>> {
         let bytes = location_bytes(self.demand.value_bytes);
         let mut from = 0;
-        while let Some(slot) = self.find(lane, place, from, |word| word.fits(place.fingerprint)) {
+        while let Some(slot) =
+            self.reach.find(lane, place, from, |word| word.fits(place.fingerprint))
+        {
             let remote = slot.word.address();
             let read = Verb::Read { remote, into: Buffer::ReadBlock, bytes: bytes as u32 };
             self.reach.chain(lane, &[read]).await?;
@@ -181,16 +183,6 @@ impl<F: Fabric> Swarm<F> {
             from = slot.number + 1;
         }
         Ok(None)
-    }
-
-    fn find(
-        &self,
-        lane: LaneId,
-        place: &Place,
-        from: usize,
-        wanted: impl Fn(Word) -> bool,
-    ) -> Option<Slot> {
-        place.find(|buffer| words(&self.reach.buffer(lane, buffer)), from, wanted)
     }
 
     async fn put(&self, lane: LaneId, key: &Key, value: &[u8]) -> Result<bool> {
@@ -287,7 +279,7 @@ impl<F: Fabric> Swarm<F> {
                 self.locations.borrow_mut().give(location);
                 return Ok(false);
             }
-            let free = self.find(lane, &place, 0, |word| word == Word::FREE);
+            let free = self.reach.find(lane, &place, 0, |word| word == Word::FREE);
             let slot = free.ok_or(PeerError::OutOfMemory)?;
             let (remote, expected) = (slot.address, slot.word.0);
             let desired = Word::new(place.fingerprint, location).0;

@@ -6,7 +6,7 @@ use farside_bench::keys::{KEY_BYTES, Key};
 use farside_fabric::{Buffer, Fabric, LaneId, Verb};
 use farside_layout::checksum::checksum;
 
-use super::index::{Index, Place, Slot, Word, words};
+use super::index::{Index, Place, Slot, Word};
 use super::memory::{Heap, Segments, segments};
 use super::reach::PeerEndpoint;
 use super::{PeerDemand, Result};
@@ -88,18 +88,6 @@ impl<F: Fabric> Table<F> {
         self.heap.borrow_mut().give(word.address());
     }
 
-    /// The first slot as wanted in the choices just read.
-    #[inline]
-    pub fn find(
-        &self,
-        lane: LaneId,
-        place: &Place,
-        from: usize,
-        wanted: impl Fn(Word) -> bool,
-    ) -> Option<Slot> {
-        place.find(|buffer| words(&self.reach.buffer(lane, buffer)), from, wanted)
-    }
-
     /// Whether the entry just read is whole and the key's; its value goes into the buffer.
     #[inline]
     pub fn take(&self, lane: LaneId, key: &Key, value: Option<&mut Vec<u8>>) -> bool {
@@ -124,13 +112,15 @@ impl<F: Fabric> Table<F> {
         mut value: Option<&mut Vec<u8>>,
     ) -> Result<Option<Slot>> {
         if let Some(word) = read_already
-            && let Some(slot) = self.find(lane, place, 0, |found| found == word)
+            && let Some(slot) = self.reach.find(lane, place, 0, |found| found == word)
             && self.take(lane, key, value.as_deref_mut())
         {
             return Ok(Some(slot));
         }
         let mut from = 0;
-        while let Some(slot) = self.find(lane, place, from, |word| word.fits(place.fingerprint)) {
+        while let Some(slot) =
+            self.reach.find(lane, place, from, |word| word.fits(place.fingerprint))
+        {
             self.reach.chain(lane, &[self.read(slot.word)]).await?;
             if self.take(lane, key, value.as_deref_mut()) {
                 return Ok(Some(slot));

@@ -9,8 +9,8 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 use farside_bench::Result;
+use farside_bench::command::Interrupt;
 use farside_bench::daemon::{Daemon, find_program};
-use farside_bench::interrupt::Interrupt;
 use farside_bench::keys::KEY_BYTES;
 
 /// Why an operation of a service fails.
