@@ -111,21 +111,25 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn ids_and_leases_are_not_reused_too_early() {
+    /// Two at most, in the third life of a server.
+    fn clients() -> Clients {
         let memory = RegionMemory::anonymous(8 << 20, HugePages::Never).unwrap();
         let format = ServerConfig::default().format(8 << 20, [0; 16], [0; 16]);
-        let geometry = format.geometry();
-        let mut clients = Clients::new(&memory.region, geometry, 3, 2);
+        Clients::new(&memory.region, format.geometry(), 3, 2)
+    }
+
+    #[test]
+    fn ids_and_leases_are_not_reused_too_early() {
+        let mut clients = clients();
         let (first, lease) = clients.admit().unwrap();
         assert_eq!((first, lease), (1, 3 << 32 | 1));
-        let entry = geometry.client_entry(first).unwrap();
-        assert_eq!(memory.region.load(entry).unwrap(), lease);
+        let entry = clients.geometry.client_entry(first).unwrap();
+        assert_eq!(clients.region.load(entry).unwrap(), lease);
         let (second, _) = clients.admit().unwrap();
         assert_ne!(first, second);
         assert_eq!(clients.admit(), Err(Refusal::Full { clients: 2 }));
         clients.fence(first).unwrap();
-        assert_eq!(memory.region.load(entry).unwrap(), 0);
+        assert_eq!(clients.region.load(entry).unwrap(), 0);
         let mut seen = vec![(first, lease)];
         // Round and round, past all except the one still leaving and the one connected.
         for _ in 0..2 * CLIENTS_MAX {
@@ -145,12 +149,11 @@ mod tests {
         }));
         assert_eq!(clients.connected(), 1);
     }
+
     /// A client in a loop got this far in some days, when all ids shared one count.
     #[test]
     fn an_id_that_ends_ends_alone() {
-        let memory = RegionMemory::anonymous(8 << 20, HugePages::Never).unwrap();
-        let format = ServerConfig::default().format(8 << 20, [0; 16], [0; 16]);
-        let mut clients = Clients::new(&memory.region, format.geometry(), 3, 2);
+        let mut clients = clients();
         clients.admitted[1] = u32::MAX - 1;
         let mut come_and_go = || {
             let (id, lease) = clients.admit().unwrap();

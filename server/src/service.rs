@@ -207,7 +207,6 @@ impl ControlService {
 
     /// Sends what a connection waits for, and answers a message; whether there was one.
     fn exchange(&mut self, token: u64) -> Result<bool, DisconnectReason> {
-        self.connections.flush(token)?;
         let received = self.connections.receive(token)?;
         let any = received.is_some();
         match received {
@@ -309,9 +308,9 @@ impl ControlService {
         if self.roll_call.next_step_at().is_some_and(|at| at <= now) {
             self.call_roll(now);
         }
-        let upkeep = self.keeper.step(now)?;
-        upkeep.forgotten.into_iter().for_each(|client| self.admission.clients.forget(client));
-        match upkeep.collector {
+        let (swept, collection) = self.keeper.step(now)?;
+        swept.into_iter().for_each(|client| self.admission.clients.forget(client));
+        match collection {
             Step::Nothing => {}
             Step::Ask { collection } => {
                 let asked = self.connections.ask_writers(ServerRequest::Report { collection });

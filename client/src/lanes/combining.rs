@@ -1,7 +1,7 @@
 //! Combining: concurrent operations on one key share one chain of verbs.
 //!
 //! In a skewed workload, operations in flight often name the same key. With a chain each, their
-//! GETs would read the same block several times, and only one of their PUTs would win the
+//! GETs would read the same block several times. Only one of their PUTs would win the
 //! compare-and-swap; the others would start over. A pipeline therefore combines them, as long as
 //! none of them has been posted:
 //!

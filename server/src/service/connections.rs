@@ -150,16 +150,14 @@ impl Connections {
         self.by_token.get(&token).is_some_and(|of| !of.is_queued)
     }
 
-    /// Sends what a connection waits for.
-    pub(super) fn flush(&mut self, token: u64) -> Result<(), DisconnectReason> {
-        let Some(connection) = self.by_token.get_mut(&token) else { return Ok(()) };
-        connection.flush(&mut self.sent)
-    }
-
-    /// Takes a message; `None` when there is none, or no room for an answer.
+    /// Sends what a connection waits for, and takes a message; `None` when there is none, or no
+    /// room for an answer.
     pub(super) fn receive(&mut self, token: u64) -> Result<Option<Received>, DisconnectReason> {
-        let connection = self.by_token.get_mut(&token);
-        let Some(connection) = connection.filter(|of| !of.is_waiting()) else { return Ok(None) };
+        let Some(connection) = self.by_token.get_mut(&token) else { return Ok(None) };
+        connection.flush(&mut self.sent)?;
+        if connection.is_waiting() {
+            return Ok(None);
+        }
         let Some(bytes) = connection.receive(&mut self.received)? else { return Ok(None) };
         let message = &self.received[..bytes];
         Ok(Some(match connection.client {

@@ -40,13 +40,6 @@ pub(super) struct RegionKeeper {
     figures_at: Option<Nanos>,
 }
 
-/// What the service has to do after the chores.
-pub(super) struct Upkeep {
-    /// These clients' ids are free: nothing is left of them.
-    pub(super) forgotten: Vec<u16>,
-    pub(super) collector: Step,
-}
-
 impl RegionKeeper {
     pub(super) fn new(config: &ServerConfig, mut opened: Opened, own: OwnEndpoint) -> Self {
         if config.evict {
@@ -216,15 +209,16 @@ impl RegionKeeper {
         self.collector.next_step_at(self.sweeper.is_done())
     }
 
-    /// Does what is due.
-    pub(super) fn step(&mut self, now: Nanos) -> Result<Upkeep, ChainError> {
+    /// Does what is due. Returns the clients of which nothing is left, and what the service has to
+    /// do for the collector.
+    pub(super) fn step(&mut self, now: Nanos) -> Result<(Vec<u16>, Step), ChainError> {
         let is_due = |at: Option<Nanos>| at.is_some_and(|at| at <= now);
-        let mut upkeep = Upkeep { forgotten: Vec::new(), collector: Step::Nothing };
+        let (mut swept, mut collection) = (Vec::new(), Step::Nothing);
         if is_due(self.next_step_at()) {
             self.figures_at = None;
         }
         if is_due(self.sweeper.next_step_at()) {
-            upkeep.forgotten = self.sweeper.step(&self.opened.index, &self.own, now)?;
+            swept = self.sweeper.step(&self.opened.index, &self.own, now)?;
         }
         if is_due(self.reaper.next_step_at()) {
             for Removed { class, block } in self.reaper.step(&self.opened.index, &self.own)? {
@@ -237,9 +231,9 @@ impl RegionKeeper {
         if is_due(self.next_collection_at()) {
             let Opened { region, geometry, depot, index, .. } = &mut self.opened;
             let memory = RegionTables { region, geometry };
-            upkeep.collector = self.collector.step(depot, index, &memory, now)?;
+            collection = self.collector.step(depot, index, &memory, now)?;
         }
-        Ok(upkeep)
+        Ok((swept, collection))
     }
 
     /// Says in the log when the memory gets full, and when the index grows again.

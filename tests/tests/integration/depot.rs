@@ -142,7 +142,8 @@ fn a_batch_waits_for_a_stopped_server_once() {
         batch.get(b"key").insert(key, b"value");
     }
     let results = batch.run().unwrap();
-    let is_in_vain = |error: &Error| matches!(error, Error::Connect(Unreachable { tried, .. }) if !tried.is_zero());
+    let is_in_vain =
+        |of: &Error| matches!(of, Error::Connect(Unreachable { tried, .. }) if !tried.is_zero());
     assert_eq!(results.len(), 3 * usize::from(DEPTH));
     assert!(results.iter().all(|it| it.as_ref().is_err_and(is_in_vain)), "{results:?}");
     server.signal(Signal::CONT);

@@ -201,7 +201,8 @@ fn a_batch_whose_server_stays_away_keeps_what_it_knows() {
     let outcomes = batch.run().unwrap();
     let (known, unknown) = outcomes.split_at(BEFORE as usize);
     assert!(known.iter().all(Result::is_ok), "{known:?}");
-    let is_lost = |error: &Error| matches!(error, Error::Connect(Unreachable { tried, .. }) if !tried.is_zero());
+    let is_lost =
+        |of: &Error| matches!(of, Error::Connect(Unreachable { tried, .. }) if !tried.is_zero());
     assert!(unknown.iter().all(|it| it.as_ref().is_err_and(is_lost)), "{unknown:?}");
     assert_eq!(outcomes.len() as u64, KEYS);
 }
