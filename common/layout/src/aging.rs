@@ -8,9 +8,10 @@ type Nanos = u64;
 
 /// T_word: the maximum age of a proof on which a compare-and-swap may rely (invariant I4).
 ///
-/// 256 x GRACE after its proof, the same word may belong to another key. From this interval three
-/// amounts are subtracted. An eighth is for clocks that drift. The client's own clock may have stood
-/// still for [`clock_lag_max_ns`]. The chain may take effect `lateness_max_ns` after its post.
+/// 256 x GRACE after its proof, the same word may belong to another key. Three amounts are
+/// subtracted from this interval. An eighth is for clocks that drift. The client's own clock may
+/// have stood still for [`clock_lag_max_ns`]. The chain may take effect `lateness_max_ns` after its
+/// post.
 pub fn proof_age_max_ns(grace_ns: Nanos, lateness_max_ns: Nanos) -> Nanos {
     let with_lateness = WORD_GENERATIONS * grace_ns / 8 * 7 - clock_lag_max_ns(grace_ns);
     with_lateness.saturating_sub(lateness_max_ns)

@@ -39,8 +39,8 @@ pub struct BlockHeader {
     /// changes while the block is linked, and the only one that the checksum does not cover.
     pub(super) superseded: le::U32,
     /// Distinguishes all contents that were ever linked at this address (invariant I10). It starts
-    /// at a random number of the region, and rises by one with each reuse. After a chunk changed its
-    /// use it continues above all its generations: [`ChunkEntry::age`](super::ChunkEntry::age).
+    /// at a random number of the region, and rises by one with each reuse. When a chunk changes its
+    /// use, its next blocks start above [`ChunkEntry::age`](super::ChunkEntry::age).
     pub(super) generation: le::U32,
     /// Covers the fields that follow, key and value. Its seed is made of the block's address and
     /// generation, so that no block is mistaken for another.

@@ -24,10 +24,10 @@ const WINDOW_ROWS: usize = 2;
 /// Marks a row that belongs to a subtable in use. Zeroed memory is no such row.
 const ROW_MAGIC: u16 = 0x4652;
 
-/// The header of a row: which subtable the row belongs to. A client whose directory copy is old sees
-/// by it that it read the wrong subtable.
+/// The header of a row: which subtable the row belongs to. It tells a client with an old directory
+/// copy that it read the wrong subtable.
 ///
-/// Only the server writes it, each of its two 8-byte words whole: see `docs/protocol.md` ("Splits").
+/// Only the server writes it, each of its two 8-byte words whole: `docs/protocol.md` ("Splits").
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct RowHeader {
@@ -35,8 +35,8 @@ pub struct RowHeader {
     pub prefix: le::U32,
     /// The number of bits in `prefix`.
     pub local_depth: u8,
-    /// 1 while a split still moves keys into this subtable. Then no client inserts into it, and only
-    /// a client that followed the old subtable's `forward` may believe a READ of it.
+    /// 1 while a split still moves keys into this subtable. Then no client inserts into it. Only a
+    /// client that followed the old subtable's `forward` may believe a READ of it.
     pub(super) filling: u8,
     pub(super) magic: le::U16,
     /// The two subtables to which a split moves the keys of this one: for keys whose next bit is 0,
@@ -156,7 +156,7 @@ pub const fn prefix_of(directory_hash: u32, depth: u8) -> u32 {
     }
 }
 
-/// A split turns a subtable of this depth into two. Returns which of them the key belongs to.
+/// Returns which of two subtables the key belongs to after a split of one with this depth.
 pub const fn side_of(directory_hash: u32, local_depth: u8) -> usize {
     (prefix_of(directory_hash, local_depth + 1) & 1) as usize
 }
@@ -167,9 +167,9 @@ pub const fn side_of(directory_hash: u32, local_depth: u8) -> usize {
 pub struct Slot {
     pub(super) word: le::U64,
     /// The keyed hash of (key, incarnation), 0 in a slot that was never used, or
-    /// [`NO_HINT`](crate::hash::NO_HINT). A LIVE word is always beside the hint of its key: only the
-    /// owner of the slot's PENDING, ABORTED or COPY word swaps the hint (invariant I6). Any INSERT
-    /// may swap a hint of 0, which claims the slot (I21).
+    /// [`NO_HINT`](crate::hash::NO_HINT). A LIVE word is always beside the hint of its key: only
+    /// the owner of the slot's PENDING, ABORTED or COPY word swaps the hint (invariant I6). Any
+    /// INSERT may swap a hint of 0, which claims the slot (I21).
     pub(super) hint: le::U64,
 }
 const _: () = assert!(size_of::<Slot>() == 16);

@@ -228,7 +228,7 @@ impl fmt::Debug for SlotWord {
 pub struct BlockAddress(pub u32);
 
 impl BlockAddress {
-    /// The address of the block at this byte offset; `None` unless it is a multiple of 64 below
+    /// The address of the block at this byte offset; `None` unless that is a multiple of 64 below
     /// 256 GiB.
     pub const fn from_offset(offset_bytes: u64) -> Option<Self> {
         let units = offset_bytes / BLOCK_UNIT;
@@ -287,7 +287,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn fields_round_trip_and_each_state_keeps_its_own(inc in 0u8..64, fp: u8, block in any_block(), cond: bool) {
+        fn fields_round_trip(inc in 0u8..64, fp: u8, block in any_block(), cond: bool) {
             let pending = SlotWord::empty(inc).pending(fp, block);
             prop_assert_eq!(pending.state(), SlotState::Pending);
             prop_assert_eq!(pending.incarnation(), if inc == 63 { 2 } else { 2.max(inc + 1) });
