@@ -1,36 +1,39 @@
-//! What an operation is to do.
+//! The kinds of operations.
 
 use super::Expected;
 use crate::Lifetime;
 
-/// What to do with a key.
+/// An operation on a key, without the key and the new value.
 #[derive(Clone, Copy, Debug)]
 pub enum Action<'v> {
     /// Read the value.
     Get,
-    /// Store, whatever is there.
+    /// Store the value, whether or not the key is present.
     Put(Lifetime),
-    /// Store if the key is absent.
+    /// Store the value if the key is absent.
     Insert(Lifetime),
-    /// Store if the key is there.
+    /// Store the value if the key is present.
     Update(Lifetime),
     /// Remove the key.
     Delete,
-    /// Store if the value is as expected.
+    /// Store the value if the present one is as expected.
     Exchange(Expected<'v>, Lifetime),
 }
 
 impl Action<'_> {
-    /// Whether it may change the region.
+    /// Whether the operation may change the region.
     pub fn changes(self) -> bool {
         !matches!(self, Self::Get)
     }
 
-    /// How long what it stores stays.
+    /// The lifetime of the value that the operation stores.
     pub fn lifetime(self) -> Lifetime {
         match self {
             Self::Get | Self::Delete => Lifetime::Forever,
-            Self::Put(of) | Self::Insert(of) | Self::Update(of) | Self::Exchange(_, of) => of,
+            Self::Put(lifetime)
+            | Self::Insert(lifetime)
+            | Self::Update(lifetime)
+            | Self::Exchange(_, lifetime) => lifetime,
         }
     }
 }

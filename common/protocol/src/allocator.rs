@@ -1,8 +1,8 @@
-//! A session's free blocks: private lists per size class, the GRACE quarantine, and the traffic
-//! with the server's depot.
+//! A session's free blocks: private lists for each size class, blocks that rest for GRACE, and the
+//! messages to and from the server's depot.
 //!
-//! The session that unlinks a block owns it, so a workload of updates lives on its own blocks and
-//! sends no message at all.
+//! The session that unlinks a block owns it. So a session that only updates reuses its own blocks
+//! and sends no message.
 
 use std::sync::Arc;
 
@@ -12,112 +12,114 @@ use farside_layout::{BlockAddress, FreeBlock, SizeClass, SplitOutcome};
 use crate::held_blocks::{ClassList, HeldBlocks, Lists};
 use crate::split_requests::{Prefix, SplitRequests};
 
-/// Where blocks come from and go to: the server's depot, asynchronously.
+/// The messages between a session and the server's depot. No method waits for the server.
 pub trait BlockSource {
-    /// Whose blocks these are: to be looked at whenever the server asks.
-    fn watch(&mut self, _holdings: &Arc<HeldBlocks>) {}
+    /// Registers the session's blocks, which are reported whenever the server asks.
+    fn watch(&mut self, _held_blocks: &Arc<HeldBlocks>) {}
 
-    /// Asks for blocks; they come, or not, with a later [`BlockSource::receive`].
+    /// Requests blocks. A later [`BlockSource::receive`] returns the answer.
     fn request(&mut self, class: SizeClass, count: u32);
 
-    /// Asks for a subtable to be split; the answer comes with a later [`BlockSource::receive`].
+    /// Requests a split of a subtable. A later [`BlockSource::receive`] returns the answer.
     fn request_split(&mut self, prefix: Prefix);
 
-    /// The answer to a request, if one has come.
+    /// Returns the next answer, if one has arrived.
     fn receive(&mut self) -> Option<Delivery>;
 
-    /// Gives blocks away. `rested`: unlinked for GRACE already.
+    /// Gives blocks to the server. `rested` if they were unlinked GRACE ago or earlier.
     fn give(&mut self, class: SizeClass, rested: bool, blocks: Vec<FreeBlock>);
 
-    /// Values with an end are about to be stored: the server has to remove them.
+    /// Tells the server that values with an expiry are about to be stored, which it has to remove.
     fn announce_ends(&mut self) {}
 
-    /// No answer will come any more.
+    /// Whether the connection is lost, so that no answer will arrive any more.
     fn is_lost(&self) -> bool;
 }
 
-/// What the server answers a session.
+/// An answer of the server to a session.
 pub enum Delivery {
-    /// To a request for blocks.
+    /// The answer to a request for blocks.
     Blocks(BlockDelivery),
-    /// To a request for a split.
+    /// The answer to a request for a split.
     Split(Prefix, SplitOutcome),
 }
 
-/// What it said to a request for blocks.
+/// The server's answer to a request for blocks.
 pub struct BlockDelivery {
-    /// Of which class.
+    /// The size class of the blocks.
     pub class: SizeClass,
-    /// They were unlinked GRACE ago; else they have to rest here.
+    /// Whether the blocks were unlinked GRACE ago. If not, they have to rest in the session.
     pub rested: bool,
-    /// There are none just now; ask again.
+    /// The server has no blocks now, but may have some soon: ask again.
     pub soon: bool,
-    /// Which; none when there are none.
+    /// The blocks; empty if the server has none.
     pub blocks: Vec<FreeBlock>,
 }
 
-/// How an attempt to take a block went.
+/// The result of an attempt to take a block. A time is when to try again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TakeResult {
-    /// It belongs to the caller.
+    /// A block, which belongs to the caller now.
     Block(FreeBlock),
-    /// The server was asked: look again then.
+    /// A request to the server is outstanding.
     Asked(Nanos),
-    /// The server has none, but may have some then.
+    /// The server has no block, but may have some at that time.
     Soon(Nanos),
-    /// The server has none, but a block of this session's own will have rested then.
+    /// The server has no block, but one of the session's own has rested at that time.
     Resting(Nanos),
-    /// None here and none with the server.
+    /// Neither the session nor the server has a block.
     Exhausted,
 }
 
-/// The most blocks that a session asks for, or gives back, in one request.
+/// The maximum number of blocks in one request or one return: they have to fit into a message.
 pub const BLOCKS_PER_REQUEST_MAX: usize = 4096;
-/// What the first request for a class asks for; each further one twice as much.
+/// The size of the first request for a class. Each further request is twice as large.
 const REQUEST_BYTES_MIN: u64 = 8 << 10;
-/// What a request asks for at most.
+/// The maximum size of a request.
 const REQUEST_BYTES_MAX: u64 = 2 << 20;
-/// What a session gives back at once.
+/// The number of bytes that a session with a surplus gives back in one message.
 const GIVE_BYTES: u64 = 256 << 10;
-/// How long a session believes that the server has no more.
+/// How long a session sends no new request after the server had no blocks.
 const DENIED_NS: Nanos = 20_000_000;
-/// How long it waits where the server may have some soon.
+/// The delay before the next request if the server may have blocks soon.
 const SOON_NS: Nanos = 1_000_000;
-/// How often a session without blocks looks whether its request was answered.
+/// The interval at which a session without blocks checks for an answer.
 const ANSWER_POLL_NS: Nanos = 60_000;
 
 /// The free blocks of a session, and its requests for more.
 pub struct Allocator {
-    holdings: Arc<HeldBlocks>,
+    held_blocks: Arc<HeldBlocks>,
     source: Box<dyn BlockSource + Send>,
     grace_ns: Nanos,
+    /// The number of requests without an answer, for blocks and for splits.
     outstanding: u32,
     ends_announced: bool,
-    growth: SplitRequests,
-    /// Where the next block of the class that was asked for last comes from, as it seems.
+    splits: SplitRequests,
+    /// The likely next block of the class that was taken last.
     upcoming: Option<BlockAddress>,
 }
 
-/// How many blocks of a class fill this many bytes, at least one, at most a message's worth.
+/// Returns how many blocks of a class fill so many bytes: at least one, and at most as many as fit
+/// into a message.
 fn blocks_in(bytes: u64, class: SizeClass) -> u32 {
     (bytes / class.block_bytes()).clamp(1, BLOCKS_PER_REQUEST_MAX as u64) as u32
 }
 
 impl Allocator {
-    /// For a session with this many lanes.
+    /// The allocator of a session with this many lanes.
     pub fn new(mut source: Box<dyn BlockSource + Send>, grace_ns: Nanos, lanes: u16) -> Self {
-        let holdings = Arc::new(HeldBlocks::new(lanes));
-        source.watch(&holdings);
-        let growth = SplitRequests::default();
+        let held_blocks = Arc::new(HeldBlocks::new(lanes));
+        source.watch(&held_blocks);
+        let splits = SplitRequests::default();
         let (outstanding, ends_announced, upcoming) = (0, false, None);
-        Self { holdings, source, grace_ns, outstanding, ends_announced, growth, upcoming }
+        Self { held_blocks, source, grace_ns, outstanding, ends_announced, splits, upcoming }
     }
 
-    /// A block of the class for a lane, from this session's own if there is one.
+    /// Takes a block of the class for a lane. Requests more from the server when few are left.
     #[inline]
     pub fn take(&mut self, lane: LaneId, class: SizeClass, now: Nanos) -> TakeResult {
-        let Self { holdings, source, outstanding, upcoming, .. } = self;
-        let mut lists = holdings.lists();
+        let Self { held_blocks, source, outstanding, upcoming, .. } = self;
+        let mut lists = held_blocks.lists();
         let list = lists.class(class);
         let block = match list.resting.pop_front_if(|(ready_at, _)| *ready_at <= now) {
             Some((_, block)) => Some(block),
@@ -135,7 +137,7 @@ impl Allocator {
         };
         match block {
             Some(block) => {
-                holdings.hold_new(lane, block.address);
+                held_blocks.hold_new(lane, block.address);
                 let resting = list.resting.front().filter(|(ready_at, _)| *ready_at <= now);
                 let next = resting.map(|(_, block)| block).or(list.ready.last());
                 *upcoming = next.map(|block| block.address);
@@ -145,94 +147,95 @@ impl Allocator {
         }
     }
 
-    /// Where the block that is taken next, of the class of the last one, will be, as it seems.
+    /// The address of the block that is likely to be taken next, if it is of the class of the
+    /// latest one.
     #[inline]
     pub fn upcoming(&self) -> Option<BlockAddress> {
         self.upcoming
     }
 
-    /// A lane waits until the server has split this subtable.
+    /// Adds a lane to those that wait for the split of this subtable. The first one requests it.
     pub fn join_split(&mut self, prefix: Prefix) {
-        if self.growth.join(prefix) {
+        if self.splits.join(prefix) {
             self.outstanding += 1;
             self.source.request_split(prefix);
         }
     }
 
-    /// What the server answered, if that was received.
+    /// The server's answer to the request for this split, if it was received.
     pub fn split_outcome(&mut self, prefix: Prefix) -> Option<SplitOutcome> {
-        self.growth.answer(prefix)
+        self.splits.answer(prefix)
     }
 
-    /// The lane does not wait for that any more.
+    /// Removes a lane from those that wait for this split.
     pub fn leave_split(&mut self, prefix: Prefix) {
-        self.growth.leave(prefix);
+        self.splits.leave(prefix);
     }
 
-    /// Receives what the server answered. The clock is looked at behind each answer: its blocks may
-    /// have been unlinked just before.
+    /// Receives the server's answers. The clock is read after each of them, because its blocks may
+    /// have been unlinked just before it arrived.
     #[inline]
     pub fn receive(&mut self, clock: impl Fn() -> Nanos) {
         if self.outstanding == 0 {
             return;
         }
-        let mut lists = self.holdings.lists();
+        let mut lists = self.held_blocks.lists();
         while let Some(delivery) = self.source.receive() {
             self.outstanding = self.outstanding.saturating_sub(1);
             match delivery {
                 Delivery::Blocks(blocks) => take_in(&mut lists, blocks, self.grace_ns, clock()),
-                Delivery::Split(prefix, outcome) => self.growth.answered(prefix, outcome),
+                Delivery::Split(prefix, outcome) => self.splits.answered(prefix, outcome),
             }
         }
     }
 
-    /// The lane's new block never got linked: it can be written again at once and keeps its
-    /// generation.
+    /// Returns the lane's new block, which was never linked: it can be written again at once, with
+    /// the same generation.
     #[inline]
     pub fn put_back(&mut self, lane: LaneId, class: SizeClass, block: FreeBlock) {
-        let mut lists = self.holdings.lists();
+        let mut lists = self.held_blocks.lists();
         lists.class(class).ready.push(block);
-        self.holdings.drop_new(lane);
+        self.held_blocks.drop_new(lane);
     }
 
-    /// The lane's new block is linked.
+    /// Notes that the lane's new block is linked, so the session does not hold it any more.
     #[inline]
     pub fn let_go(&self, lane: LaneId) {
-        self.holdings.drop_new(lane);
+        self.held_blocks.drop_new(lane);
     }
 
-    /// It is unknown whether the lane's new block is linked.
+    /// Sets the lane's new block aside until the session ends: it may or may not be linked.
     pub fn set_aside_new(&self, lane: LaneId) {
-        self.holdings.set_aside_new(lane);
+        self.held_blocks.set_aside_new(lane);
     }
 
-    /// The lane is about to unlink a block.
+    /// Notes that the lane is about to unlink a block.
     #[inline]
     pub fn begin_unlink(&self, lane: LaneId, old: BlockAddress) {
-        self.holdings.hold_old(lane, old);
+        self.held_blocks.hold_old(lane, old);
     }
 
-    /// The lane did not unlink what it reached for.
+    /// Notes that the lane did not unlink the block of [`Allocator::begin_unlink`].
     #[inline]
     pub fn cancel_unlink(&self, lane: LaneId) {
-        self.holdings.drop_old(lane);
+        self.held_blocks.drop_old(lane);
     }
 
-    /// It is unknown whether the lane unlinked its old block.
+    /// Sets the lane's old block aside until the session ends: it may or may not be unlinked.
     pub fn set_aside_old(&self, lane: LaneId) {
-        self.holdings.set_aside_old(lane);
+        self.held_blocks.set_aside_old(lane);
     }
 
-    /// A block that the lane unlinked at `now`; its next content gets `block.generation`.
+    /// Takes a block that the lane unlinked at `now`. Its next content has `block.generation`.
     #[inline]
     pub fn retire(&mut self, lane: LaneId, class: SizeClass, block: FreeBlock, now: Nanos) {
-        let mut lists = self.holdings.lists();
+        let mut lists = self.held_blocks.lists();
         let list = lists.class(class);
-        // Not before the last one, which may have been told by a later look at the clock: in order
-        // of when they are ready (invariant I3).
+        // The list has to stay in the order of the times (invariant I3). The block before this one
+        // may have a later time, because `now` may be an older reading of the clock.
         let last = list.resting.back().map_or(0, |(ready_at, _)| *ready_at);
         list.resting.push_back((last.max(now + self.grace_ns), block));
-        self.holdings.drop_old(lane);
+        self.held_blocks.drop_old(lane);
         let surplus = blocks_in(GIVE_BYTES, class) as usize;
         let rested = |at: usize| list.resting.get(at).is_some_and(|(ready_at, _)| *ready_at <= now);
         if rested(2 * surplus) {
@@ -241,14 +244,14 @@ impl Allocator {
         }
     }
 
-    /// Values with an end are about to be stored. Tells the server, once.
+    /// Tells the server, once, that values with an expiry are about to be stored.
     pub fn announce_ends(&mut self) {
         if !std::mem::replace(&mut self.ends_announced, true) {
             self.source.announce_ends();
         }
     }
 
-    /// Whether the server is gone.
+    /// Whether the connection to the server is lost.
     pub fn is_lost(&self) -> bool {
         self.source.is_lost()
     }
@@ -256,20 +259,20 @@ impl Allocator {
     /// Mixes all lists that are in use into a hash.
     pub fn hash_state(&self, hasher: &mut impl std::hash::Hasher) {
         use std::hash::Hash;
-        let lists = self.holdings.lists();
+        let lists = self.held_blocks.lists();
         let used = lists.classes.iter().filter(|list| list.request_blocks > 0);
         used.for_each(|list| list.hash(hasher));
     }
 
-    /// Gives everything to the source: the session ends.
+    /// Gives all free blocks back, because the session ends.
     pub fn give_all(&mut self) {
-        let Self { holdings, source, .. } = self;
-        let mut lists = holdings.lists();
+        let Self { held_blocks, source, .. } = self;
+        let mut lists = held_blocks.lists();
         give_drained(&mut lists, |class, rested, blocks| source.give(class, rested, blocks));
     }
 }
 
-/// Gives all that lists can spare, in messages' worths.
+/// Drains the lists, and gives the blocks away in batches that fit into a message.
 pub fn give_drained(lists: &mut Lists, mut give: impl FnMut(SizeClass, bool, Vec<FreeBlock>)) {
     for (class, ready, resting) in lists.drain() {
         for (rested, blocks) in [(true, ready), (false, resting)] {
@@ -280,7 +283,7 @@ pub fn give_drained(lists: &mut Lists, mut give: impl FnMut(SizeClass, bool, Vec
     }
 }
 
-/// What to do while there is no block.
+/// Returns what a lane should do if the list has no block for it.
 fn wait(list: &ClassList, now: Nanos) -> TakeResult {
     if list.requested {
         return TakeResult::Asked(now + ANSWER_POLL_NS);
@@ -294,7 +297,7 @@ fn wait(list: &ClassList, now: Nanos) -> TakeResult {
     }
 }
 
-/// How many blocks to ask for, if it is time to.
+/// Returns how many blocks to request now; `None` if a request is outstanding or too early.
 fn request(list: &mut ClassList, class: SizeClass, now: Nanos) -> Option<u32> {
     let denied = list.denied_at.is_some_and(|at| now.saturating_sub(at) < DENIED_NS);
     let waits = list.ask_again_at.is_some_and(|at| now < at);
@@ -302,14 +305,14 @@ fn request(list: &mut ClassList, class: SizeClass, now: Nanos) -> Option<u32> {
         return None;
     }
     let doubled = list.request_blocks.saturating_mul(2);
-    let most = blocks_in(REQUEST_BYTES_MAX, class);
-    let count = doubled.clamp(blocks_in(REQUEST_BYTES_MIN, class), most);
+    let max = blocks_in(REQUEST_BYTES_MAX, class);
+    let count = doubled.clamp(blocks_in(REQUEST_BYTES_MIN, class), max);
     list.request_blocks = count;
     (list.requested, list.recalled) = (true, false);
     Some(count)
 }
 
-/// Takes in blocks that have come, or that there are none.
+/// Adds delivered blocks to the lists, or notes when to ask again if there are none.
 fn take_in(lists: &mut Lists, delivered: BlockDelivery, grace_ns: Nanos, now: Nanos) {
     let BlockDelivery { class, rested, soon, blocks } = delivered;
     let list = lists.class(class);
@@ -321,7 +324,7 @@ fn take_in(lists: &mut Lists, delivered: BlockDelivery, grace_ns: Nanos, now: Na
         list.ready.extend(blocks);
     } else if !blocks.is_empty() {
         let ready_at = now + grace_ns;
-        // The server has none that rested: no use asking again before these have.
+        // The server has no blocks that have rested, so another request is useless before then.
         list.ask_again_at = Some(ready_at);
         list.resting.extend(blocks.into_iter().map(|block| (ready_at, block)));
     }

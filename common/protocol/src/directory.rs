@@ -1,4 +1,5 @@
-//! A session's copy of the directory. An old copy is slow, never wrong: row headers tell.
+//! A session's copy of the directory. An old copy costs round trips but does no harm, because row
+//! headers show when it led to the wrong subtable.
 
 use farside_layout::hash::KeyHash;
 use farside_layout::{DirectoryEntry, Geometry, LayoutError, prefix_of};
@@ -9,21 +10,22 @@ pub struct Directory {
     depth: u8,
     /// The entry for each prefix of `depth` bits.
     entries: Vec<DirectoryEntry>,
-    /// Rows that were READ there were those of its subtable: no damaged entry.
+    /// For each entry, whether it is known to be undamaged: rows READ through it belonged to the
+    /// right subtable.
     confirmed: Vec<bool>,
 }
 
-/// A subtable as the directory leads to it.
+/// A subtable, by its directory entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Subtable {
-    /// Its byte offset.
+    /// The byte offset of the subtable.
     pub offset: u64,
-    /// How many leading bits of the hash its keys share: its rows have to say the same.
+    /// The number of leading hash bits that its keys share. Its rows must have the same depth.
     pub local_depth: u8,
 }
 
 impl Directory {
-    /// An empty one that goes by so many bits.
+    /// A copy of a directory of this depth, without entries yet.
     pub fn with_depth(depth: u8) -> Self {
         let (entries, confirmed) = (Vec::with_capacity(1 << depth), vec![false; 1 << depth]);
         Self { depth, entries, confirmed }
@@ -32,7 +34,7 @@ impl Directory {
     /// Appends the entries in these bytes.
     ///
     /// # Errors
-    /// [`LayoutError`] for an entry that leads nowhere.
+    /// [`LayoutError`] for an entry that leads to no subtable.
     pub fn extend(&mut self, bytes: &[u8], geometry: &Geometry) -> Result<(), LayoutError> {
         let (entries, _) = bytes.as_chunks();
         for entry in entries {
@@ -49,8 +51,8 @@ impl Directory {
         self.confirmed.iter().for_each(|confirmed| hasher.write_u8((*confirmed).into()));
     }
 
-    /// The rows of this window, by this local depth, were the key's: so its entry is right if it
-    /// is still the one that led there.
+    /// Notes that the rows of this window, with this local depth, belong to the key's subtable.
+    /// Confirms the key's entry if it still leads to that window.
     #[inline]
     pub fn confirm(&mut self, hash: KeyHash, window: (u64, u8)) {
         if self.window(hash) == window {
@@ -58,7 +60,7 @@ impl Directory {
         }
     }
 
-    /// Whether the entry was found right since it is here.
+    /// Whether the key's entry was confirmed since it was read.
     #[inline]
     pub fn is_confirmed(&self, hash: KeyHash) -> bool {
         self.confirmed[prefix_of(hash.directory(), self.depth) as usize]
@@ -71,18 +73,19 @@ impl Directory {
         Subtable { offset: entry.offset(), local_depth: entry.local_depth() }
     }
 
-    /// The byte offset of the key's window in the region.
+    /// The byte offset of the key's window in the region, and its subtable's local depth.
     #[inline]
     pub fn window(&self, hash: KeyHash) -> (u64, u8) {
         let Subtable { offset, local_depth } = self.subtable(hash.directory());
         (offset + hash.window_offset(), local_depth)
     }
 
-    /// Takes note of the subtable for keys with this directory hash, and as many leading bits of it
-    /// as the entry says. Doubles the copy where that are more than it goes by.
+    /// Replaces the entries for all keys of a subtable. They share the leading bits of this
+    /// directory hash, in the number of the entry's local depth. Doubles a copy that is not so
+    /// deep.
     ///
     /// # Errors
-    /// [`LayoutError`] for an entry that leads nowhere.
+    /// [`LayoutError`] for an entry that leads to no subtable.
     pub fn update(
         &mut self,
         directory_hash: u32,
@@ -120,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn updates_reach_exactly_their_prefix() {
+    fn an_update_changes_exactly_the_entries_of_its_prefix() {
         let format = Format {
             region_bytes: 64 << 20,
             region_id: [0; 16],

@@ -1,4 +1,4 @@
-//! Why operations end early, before anything decided whether to try them again.
+//! The reasons why operations fail, before the caller decides whether to try again.
 
 use farside_fabric::{ChainError, Nanos, RegionIndex};
 use farside_layout::LayoutError;
@@ -11,7 +11,7 @@ pub enum OperationError {
     #[error("the key is empty: keys have at least one byte")]
     KeyEmpty,
     /// The key is longer than the region allows. Nothing was sent.
-    #[error("the key is {bytes} bytes long, this region allows at most {max}")]
+    #[error("the key is {bytes} bytes long; this region allows at most {max}")]
     KeyTooLong {
         /// The key's length, in bytes.
         bytes: usize,
@@ -19,17 +19,17 @@ pub enum OperationError {
         max: usize,
     },
     /// The value is longer than the region allows. Nothing was sent.
-    #[error("the value is {bytes} bytes long, this region allows at most {max}")]
+    #[error("the value is {bytes} bytes long; this region allows at most {max}")]
     ValueTooLong {
         /// The value's length, in bytes.
         bytes: usize,
         /// The region's limit, in bytes.
         max: usize,
     },
-    /// A value is to end after the year 10889, which is later than an end can be. Nothing was sent.
+    /// The value would expire after the year 10889, the latest possible. Nothing was sent.
     #[error(
-        "the value would end after the year 10889, and ends reach no further: give it less time, \
-         or no end"
+        "the value would expire after the year 10889, which is the latest: give it less time, or \
+         no expiry"
     )]
     EndTooLate,
     /// There is no room for another block of this size, or for another key in its part of the
@@ -42,17 +42,19 @@ pub enum OperationError {
     /// Other clients, or a split, changed the key's slots under every attempt, or READs took longer
     /// than GRACE. Try again later.
     #[error(
-        "gave up after {attempts} attempts: others kept changing the same slots, or READs took \
-         longer than the region's grace_ms, which has to be larger where links are slow and values \
-         large"
+        "gave up after {attempts} attempts: other operations kept changing the same slots, or \
+         READs took longer than the region's grace_ms (slow links with large values need a larger \
+         one)"
     )]
     Contended {
         /// How often it was tried.
         attempts: u32,
     },
-    /// A write whose outcome is unknown, because the connection broke while it was on its way: it
-    /// has happened, or will never happen. Read the key to find out.
-    #[error("the connection broke while the write was on its way: it may or may not have happened")]
+    /// The outcome of a write is unknown, because the connection broke while it was on its way. It
+    /// has taken effect, or never will. Read the key to find out.
+    #[error(
+        "the connection broke while the write was on its way: it may or may not have taken effect"
+    )]
     Indeterminate,
     /// The client connected as a reader. Nothing was sent.
     #[error("this client is a reader: connect as a writer to change anything")]
@@ -60,21 +62,21 @@ pub enum OperationError {
     /// What was found in the region cannot be.
     #[error("the region is damaged: {0}; run `kv-cli verify`")]
     Layout(LayoutError),
-    /// The system did not let memory be registered.
-    #[error("registering memory for RDMA: {0}")]
+    /// The system refused to register memory for RDMA.
+    #[error("cannot register memory for RDMA: {0}")]
     Unregistered(ChainError),
 }
 
-/// What ran out.
+/// The resource that ran out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Exhausted {
-    /// No block of this size is free, and no chunk to carve some from.
+    /// Blocks: none of this size is free, and no chunk is free to carve some from.
     Blocks {
         /// The size, in bytes.
         bytes: u64,
     },
-    /// All places of the key's window in the index are taken, and the server could not split its
+    /// The index: all slots of the key's window are in use, and the server could not split its
     /// subtable.
     Index,
 }
@@ -95,24 +97,24 @@ impl std::fmt::Display for Exhausted {
     }
 }
 
-/// Why an operation ended early.
+/// Why an operation ended without an answer.
 #[derive(Debug)]
 pub enum Failure {
-    /// For the caller. Boxed: it is rare, and what operations return is moved often.
+    /// An error for the caller. Boxed: it is rare, and results are moved often.
     Error(Box<OperationError>),
-    /// The server of this region gave the connection up, or is gone, before the operation took
-    /// effect anywhere: it can be tried again.
+    /// The server of this region closed the connection or exited, before the operation took effect
+    /// at any region: it can be tried again.
     Lost(RegionIndex),
-    /// The operation took effect at one region; then another was lost, where it may or may not have
-    /// taken effect.
+    /// The operation took effect at one region. Then another one was lost, where it may or may not
+    /// have taken effect.
     HalfDone {
         /// Where it took effect.
         done: RegionIndex,
         /// Which region was lost.
         lost: RegionIndex,
     },
-    /// The server has not answered for so long, though the connection is not known to be lost. The
-    /// operation has not happened.
+    /// The server has not answered for this time, although the connection is not known to be lost.
+    /// The operation has not taken effect.
     NoAnswer(Nanos),
 }
 
@@ -139,7 +141,7 @@ impl Failure {
             ChainError::Denied => OperationError::Denied.into(),
             ChainError::Unknown => OperationError::Indeterminate.into(),
             ChainError::Unregistered { .. } => OperationError::Unregistered(error).into(),
-            // Chains that can be late are looked at where they are posted; READs have no deadline.
+            // `Late` is handled where a chain with a deadline is posted; READs have no deadline.
             _ => Self::Lost(region),
         }
     }

@@ -1,6 +1,7 @@
-//! What a session has of the region: free blocks in lists, and blocks in its hands. Its own thread
-//! takes and retires them; the control thread looks at them when the server asks, whatever the
-//! session's thread is doing.
+//! The blocks that a session holds: free ones in lists, and those that its lanes work with.
+//!
+//! The session's thread takes and retires blocks. When the server asks for a report, the control
+//! thread reads them, whatever the session's thread is doing: `docs/protocol.md` ("Lost blocks").
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -9,40 +10,41 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use farside_fabric::{LaneId, Nanos};
 use farside_layout::{BlockAddress, FreeBlock, SizeClass};
 
-/// The blocks of one class.
+/// A session's free blocks of one class, and its requests for more.
 #[derive(Default, Hash)]
 pub struct ClassList {
-    /// Free, to be used at once.
+    /// Blocks that can be written at once.
     pub ready: Vec<FreeBlock>,
-    /// Unlinked, oldest first, with the time from which they may be written again (invariant I3).
+    /// Unlinked blocks with the time from which they may be written (invariant I3), in its order.
     pub resting: VecDeque<(Nanos, FreeBlock)>,
-    /// The server was asked, and has not answered.
+    /// Whether a request to the server is outstanding.
     pub requested: bool,
-    /// How many the next request asks for; 0 for the smallest request.
+    /// The number of blocks in the latest request; 0 if the next one should be the smallest.
     pub request_blocks: u32,
-    /// Blocks went to the server since it was asked: what it answers may be older than that.
+    /// Whether blocks were given to the server since the request. Then an answer without blocks may
+    /// be older than that, so the session asks again.
     pub recalled: bool,
-    /// The server said then that it has none.
+    /// When the server answered that it has no blocks.
     pub denied_at: Option<Nanos>,
-    /// The server said that it may have some then.
+    /// The earliest time of the next request, if the server may have blocks then.
     pub ask_again_at: Option<Nanos>,
 }
 
-/// What a session keeps between operations.
+/// The blocks that a session holds between operations.
 pub struct Lists {
-    /// By size class.
+    /// The free blocks, by size class.
     pub classes: Box<[ClassList]>,
-    /// Blocks of operations with an unknown outcome: in no list, until the session ends.
+    /// Blocks of operations with an unknown outcome. No list has them until the session ends.
     indeterminate: Vec<BlockAddress>,
 }
 
 impl Lists {
-    /// The blocks of this class.
+    /// The list of this class.
     pub fn class(&mut self, class: SizeClass) -> &mut ClassList {
         &mut self.classes[usize::from(class.index())]
     }
 
-    /// Every block in a list.
+    /// The addresses of all blocks in the lists, indeterminate ones included.
     pub fn addresses(&self) -> impl Iterator<Item = BlockAddress> {
         let listed = self
             .classes
@@ -51,8 +53,8 @@ impl Lists {
         listed.map(|block| block.address).chain(self.indeterminate.iter().copied())
     }
 
-    /// Takes every block that can be spared, by class: those that rested and those that still have
-    /// to. Requests begin small again.
+    /// Takes all free blocks, by class: those that are ready, and those that still have to rest.
+    /// The next requests are small again.
     pub fn drain(&mut self) -> impl Iterator<Item = (SizeClass, Vec<FreeBlock>, Vec<FreeBlock>)> {
         SizeClass::all().zip(&mut self.classes).map(|(class, list)| {
             (list.request_blocks, list.denied_at) = (0, None);
@@ -63,13 +65,14 @@ impl Lists {
     }
 }
 
-/// The word of a hand, generic so that loom runs the same code on its own.
-trait Hand {
+/// The address of a block that a lane holds, or 0. Generic, so that loom can run the same code on
+/// its own atomics.
+trait HeldAddress {
     fn load(&self, order: Ordering) -> u32;
     fn store(&self, address: u32, order: Ordering);
 }
 
-impl Hand for AtomicU32 {
+impl HeldAddress for AtomicU32 {
     #[inline]
     fn load(&self, order: Ordering) -> u32 {
         self.load(order)
@@ -81,109 +84,110 @@ impl Hand for AtomicU32 {
     }
 }
 
-/// From now on a report finds the block here. Before whatever takes it from where it was: a thread
-/// that sees what that did sees this.
+/// Notes that a lane holds a block, before the lane removes the block from its list or slot.
+/// Release: a thread that sees it removed also sees it here.
 #[inline]
-fn hold(hand: &impl Hand, address: u32) {
-    hand.store(address, Ordering::Release);
+fn hold(held_address: &impl HeldAddress, block: u32) {
+    held_address.store(block, Ordering::Release);
 }
 
-/// The block can be found elsewhere by now.
+/// Notes that a lane holds the block no more. By now the block is linked or in a list.
 #[inline]
-fn let_go(hand: &impl Hand) {
-    hand.store(0, Ordering::Release);
+fn let_go(held_address: &impl HeldAddress) {
+    held_address.store(0, Ordering::Release);
 }
 
-fn held(hand: &impl Hand) -> u32 {
-    hand.load(Ordering::Acquire)
+fn held(held_address: &impl HeldAddress) -> u32 {
+    held_address.load(Ordering::Acquire)
 }
 
-/// What an operation on a lane has in its hands; 0 is no block's address.
+/// The blocks that the operation on a lane holds; 0 is no block's address.
 #[derive(Default)]
 struct LaneBlocks {
-    /// A block of the session's own, to be linked or put back.
+    /// The block that the operation is about to link or put back.
     new: AtomicU32,
-    /// A block that the operation may just have unlinked.
+    /// The block that the operation is about to unlink, or has just unlinked.
     old: AtomicU32,
 }
 
-/// What a session has, shared with the control thread.
+/// The blocks that a session holds, shared with the control thread.
 pub struct HeldBlocks {
     lists: Mutex<Lists>,
-    /// By lane. Written by the session's thread alone.
-    hands: Box<[LaneBlocks]>,
+    /// By lane. Only the session's thread writes them.
+    lane_blocks: Box<[LaneBlocks]>,
 }
 
 impl HeldBlocks {
-    /// None, for a session with so many lanes.
+    /// Those of a new session with this many lanes: none.
     pub fn new(lanes: u16) -> Self {
         let classes = SizeClass::all().map(|_| ClassList::default()).collect();
         Self {
             lists: Mutex::new(Lists { classes, indeterminate: Vec::new() }),
-            hands: (0..lanes).map(|_| LaneBlocks::default()).collect(),
+            lane_blocks: (0..lanes).map(|_| LaneBlocks::default()).collect(),
         }
     }
 
-    /// Everything that moves blocks between lists, hands and the way to the server happens under
-    /// this lock, so that its holder sees each block in one of them.
+    /// Locks the lists. A thread that moves a block between a list, a lane and a message to the
+    /// server holds this lock, so a reporting thread that holds it misses no block.
     #[inline]
     pub fn lists(&self) -> MutexGuard<'_, Lists> {
-        // Every critical section is a few moves of whole blocks.
+        // A panic leaves the lists valid: every critical section moves whole blocks.
         self.lists.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     #[inline]
-    fn hands(&self, lane: LaneId) -> &LaneBlocks {
-        &self.hands[usize::from(lane.0)]
+    fn lane_blocks(&self, lane: LaneId) -> &LaneBlocks {
+        &self.lane_blocks[usize::from(lane.0)]
     }
 
-    /// The lane has this block now. Under the lock that it was taken out of a list with.
+    /// Notes that the lane has this new block. The caller holds the lock of the list with which it
+    /// took the block.
     #[inline]
     pub fn hold_new(&self, lane: LaneId, block: BlockAddress) {
-        hold(&self.hands(lane).new, block.0);
+        hold(&self.lane_blocks(lane).new, block.0);
     }
 
-    /// The lane's block is linked, or in a list again.
+    /// Notes that the lane's new block is linked, or in a list again.
     #[inline]
     pub fn drop_new(&self, lane: LaneId) {
-        let_go(&self.hands(lane).new);
+        let_go(&self.lane_blocks(lane).new);
     }
 
-    /// The lane is about to unlink this block: before the compare-and-swap.
+    /// Notes that the lane is about to unlink this block. To be called before the compare-and-swap.
     #[inline]
     pub fn hold_old(&self, lane: LaneId, block: BlockAddress) {
-        hold(&self.hands(lane).old, block.0);
+        hold(&self.lane_blocks(lane).old, block.0);
     }
 
-    /// The lane did not unlink it, or it is in a list.
+    /// Notes that the lane did not unlink its old block, or that the block is in a list.
     #[inline]
     pub fn drop_old(&self, lane: LaneId) {
-        let_go(&self.hands(lane).old);
+        let_go(&self.lane_blocks(lane).old);
     }
 
-    /// It is unknown whether the lane unlinked its old block.
+    /// Sets the lane's old block aside: it may or may not be unlinked.
     pub fn set_aside_old(&self, lane: LaneId) {
-        self.lose(&self.hands(lane).old);
+        self.set_aside(&self.lane_blocks(lane).old);
     }
 
-    /// It is unknown whether the lane's new block is linked.
+    /// Sets the lane's new block aside: it may or may not be linked.
     pub fn set_aside_new(&self, lane: LaneId) {
-        self.lose(&self.hands(lane).new);
+        self.set_aside(&self.lane_blocks(lane).new);
     }
 
-    fn lose(&self, hand: &AtomicU32) {
+    fn set_aside(&self, held_address: &AtomicU32) {
         let mut lists = self.lists();
-        let address = held(hand);
+        let address = held(held_address);
         if address != 0 {
             lists.indeterminate.push(BlockAddress(address));
         }
-        let_go(hand);
+        let_go(held_address);
     }
 
-    /// Every block in a hand. To be looked at under the lock, so that none is between a hand and a
-    /// list.
+    /// The blocks that lanes hold. The caller holds the lock of the lists, so that no block is
+    /// between a lane and a list.
     pub fn in_hands(&self) -> impl Iterator<Item = BlockAddress> {
-        let each = self.hands.iter().flat_map(|hands| [&hands.new, &hands.old]);
+        let each = self.lane_blocks.iter().flat_map(|blocks| [&blocks.new, &blocks.old]);
         each.map(held).filter(|address| *address != 0).map(BlockAddress)
     }
 }
@@ -192,13 +196,13 @@ impl HeldBlocks {
 mod tests {
     use std::panic::catch_unwind;
 
-    use loom::sync::atomic::{AtomicU32 as LoomHand, AtomicU64 as LoomWord};
+    use loom::sync::atomic::{AtomicU32 as LoomAddress, AtomicU64 as LoomWord};
     use loom::sync::{Arc, Mutex};
     use loom::thread;
 
     use super::*;
 
-    impl Hand for LoomHand {
+    impl HeldAddress for LoomAddress {
         fn load(&self, order: Ordering) -> u32 {
             self.load(order)
         }
@@ -213,20 +217,20 @@ mod tests {
     /// A session with one block, and a slot of the region.
     struct Model {
         list: Mutex<bool>,
-        new: LoomHand,
-        old: LoomHand,
+        new: LoomAddress,
+        old: LoomAddress,
         slot: LoomWord,
     }
 
-    /// What is wrong with a twin.
+    /// A version of the code: the correct one, or a mutant with one error.
     #[derive(Clone, Copy, PartialEq, Eq)]
-    enum Wrong {
-        Nothing,
-        /// The block is in the hand only once it is unlinked.
+    enum Mutant {
+        Correct,
+        /// The lane holds the old block only after it is unlinked.
         HeldLate,
-        /// The hand is empty before the block is in the list.
+        /// The lane lets the old block go before the block is in the list.
         LetGoEarly,
-        /// The server asks only before it looks at the slot.
+        /// The server asks for a report only before it reads the slot, and not after it.
         OneReport,
     }
 
@@ -236,29 +240,29 @@ mod tests {
             self.slot.compare_exchange(expected.into(), desired.into(), acquired, lost).unwrap();
         }
 
-        /// A PUT that links the block, another one that unlinks it.
-        fn work(&self, wrong: Wrong) {
+        /// Links the block with one PUT, and unlinks it with another.
+        fn work(&self, mutant: Mutant) {
             let mut list = self.list.lock().unwrap();
             *list = false;
             hold(&self.new, BLOCK);
             drop(list);
             self.swap(0, BLOCK);
             let_go(&self.new);
-            if wrong != Wrong::HeldLate {
+            if mutant != Mutant::HeldLate {
                 hold(&self.old, BLOCK);
             }
             self.swap(BLOCK, 0);
-            if wrong == Wrong::HeldLate {
+            if mutant == Mutant::HeldLate {
                 hold(&self.old, BLOCK);
             }
-            if wrong == Wrong::LetGoEarly {
+            if mutant == Mutant::LetGoEarly {
                 let_go(&self.old);
             }
             *self.list.lock().unwrap() = true;
             let_go(&self.old);
         }
 
-        /// Whether the session says that it has the block.
+        /// Whether the session reports the block as held.
         fn report(&self) -> bool {
             let list = self.list.lock().unwrap();
             *list || held(&self.new) == BLOCK || held(&self.old) == BLOCK
@@ -269,19 +273,20 @@ mod tests {
         }
     }
 
-    /// A collection beside a session at work: report, walk, report.
-    fn collection(wrong: Wrong) {
+    /// Explores a collection beside a session at work: report, walk, report.
+    fn collection(mutant: Mutant) {
         loom::model(move || {
             let model = Arc::new(Model {
                 list: Mutex::new(true),
-                new: LoomHand::new(0),
-                old: LoomHand::new(0),
+                new: LoomAddress::new(0),
+                old: LoomAddress::new(0),
                 slot: LoomWord::new(0),
             });
             let session = model.clone();
-            let session = thread::spawn(move || session.work(wrong));
-            let found =
-                model.report() || model.is_linked() || wrong != Wrong::OneReport && model.report();
+            let session = thread::spawn(move || session.work(mutant));
+            let found = model.report()
+                || model.is_linked()
+                || mutant != Mutant::OneReport && model.report();
             assert!(found, "a block in use is taken for lost");
             session.join().unwrap();
         });
@@ -289,13 +294,13 @@ mod tests {
 
     #[test]
     fn a_block_in_use_is_found_by_a_report_or_the_walk() {
-        collection(Wrong::Nothing);
+        collection(Mutant::Correct);
     }
 
     #[test]
-    fn twins_that_lose_sight_of_a_block_are_caught() {
-        for wrong in [Wrong::HeldLate, Wrong::LetGoEarly, Wrong::OneReport] {
-            assert!(catch_unwind(|| collection(wrong)).is_err(), "a twin was not caught");
+    fn mutants_that_lose_sight_of_a_block_are_caught() {
+        for mutant in [Mutant::HeldLate, Mutant::LetGoEarly, Mutant::OneReport] {
+            assert!(catch_unwind(|| collection(mutant)).is_err(), "a mutant was not caught");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! How long what is stored stays.
+//! How long stored values stay.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -12,9 +12,9 @@ pub enum Lifetime {
     /// Until a client replaces or removes it.
     #[default]
     Forever,
-    /// This long from when it is written.
+    /// For this time after it is written.
     For(Duration),
-    /// Until this millisecond, since 1970.
+    /// Until this time, in milliseconds since 1970.
     Until(u64),
 }
 
@@ -25,9 +25,9 @@ impl Lifetime {
         Self::Until(millisecond(since.as_nanos()))
     }
 
-    /// When a value written at `wall_ns`, nanoseconds since 1970, ends, as it stands in a block:
-    /// the first millisecond in which it is gone, 0 for never. It gets the whole of its time, so
-    /// that is rounded up.
+    /// Returns when a value written at `wall_ns` (nanoseconds since 1970) expires, as blocks store
+    /// it: the first millisecond in which the value is absent, or 0 for never. Rounded up, so that
+    /// no value expires early.
     pub fn expires_at_ms(self, wall_ns: u64) -> u64 {
         match self {
             Self::Forever => 0,
@@ -36,10 +36,10 @@ impl Lifetime {
         }
     }
 
-    /// That a value written at `wall_ns` can end when this says.
+    /// Checks that a block can store the expiry of a value written at `wall_ns`.
     ///
     /// # Errors
-    /// [`OperationError::EndTooLate`].
+    /// [`OperationError::EndTooLate`] if it cannot.
     pub fn check(self, wall_ns: u64) -> Result<(), OperationError> {
         if self.expires_at_ms(wall_ns) <= EXPIRES_AT_MS_MAX {
             Ok(())
@@ -49,7 +49,7 @@ impl Lifetime {
     }
 }
 
-/// The first full millisecond that is not before this moment, in nanoseconds since 1970.
+/// Rounds a time up to milliseconds. At least 1, because 0 means never.
 fn millisecond(end_ns: u128) -> u64 {
     u64::try_from(end_ns.div_ceil(1_000_000)).unwrap_or(u64::MAX).max(1)
 }
@@ -59,19 +59,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ends_are_full_milliseconds_and_never_early() {
-        let end = |ttl_us, wall_us: u64| {
+    fn expiries_are_full_milliseconds_and_never_early() {
+        let expiry = |ttl_us, wall_us: u64| {
             Lifetime::For(Duration::from_micros(ttl_us)).expires_at_ms(wall_us * 1000)
         };
-        assert_eq!([end(0, 5000), end(1, 5000), end(1000, 5000), end(1000, 5001)], [5, 6, 6, 7]);
-        assert_eq!(end(1_500_000, 1_700_000_000_123_000), 1_700_000_001_623);
+        let expiries = [(0, 5000), (1, 5000), (1000, 5000), (1000, 5001)];
+        assert_eq!(expiries.map(|(ttl_us, wall_us)| expiry(ttl_us, wall_us)), [5, 6, 6, 7]);
+        assert_eq!(expiry(1_500_000, 1_700_000_000_123_000), 1_700_000_001_623);
         assert_eq!(Lifetime::Forever.expires_at_ms(5), 0);
         let check = |ttl| Lifetime::For(ttl).check(5_000_000);
-        let most = Duration::from_millis(EXPIRES_AT_MS_MAX - 5);
-        assert!(
-            check(most).is_ok()
-                && check(most + Duration::from_nanos(1)) == Err(OperationError::EndTooLate)
-        );
+        let longest = Duration::from_millis(EXPIRES_AT_MS_MAX - 5);
+        assert_eq!(check(longest), Ok(()));
+        assert_eq!(check(longest + Duration::from_nanos(1)), Err(OperationError::EndTooLate));
         assert!(Lifetime::For(Duration::MAX).check(u64::MAX).is_err());
         assert_eq!(Lifetime::For(Duration::ZERO).expires_at_ms(0), 1);
     }

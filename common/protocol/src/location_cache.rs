@@ -1,8 +1,9 @@
-//! Where the sessions of a connection last saw their keys: what makes a GET one READ.
+//! The location cache: where the sessions of a connection last saw their keys. With it a GET takes
+//! one READ.
 //!
-//! Bounded and lossy: an entry that was pushed out, or that is wrong, costs a round trip and
-//! nothing else. The block itself says whether it is still the key's (invariants I2, I10).
-//! Threads share it: what one of them is replacing another one leaves as it is
+//! The cache is bounded and may lose entries. A missing or wrong entry costs only a round trip,
+//! because the block itself proves whether it is still the key's (invariants I2, I10). Threads
+//! share the cache: a thread leaves an entry alone that another one is replacing
 //! (docs/decisions/0013).
 
 mod entry;
@@ -25,16 +26,16 @@ use self::proofs::{ProofClock, empty, entry};
 
 pub(crate) use self::entry::Location;
 
-/// What the location cache did.
+/// Counts of the location cache's hits and misses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheStatistics {
-    /// Operations whose key's location was known and right.
+    /// Operations whose key's location was cached and right.
     pub hits: u64,
-    /// Operations whose key's location was not known, or wrong.
+    /// Operations whose key's location was not cached, or wrong.
     pub misses: u64,
 }
 
-/// [`CacheStatistics`] of one session, as they grow.
+/// The running counts of one session, from which [`CacheStatistics`] are made.
 #[derive(Default)]
 pub struct Lookups {
     hits: Cell<u64>,
@@ -58,49 +59,50 @@ impl Lookups {
 }
 
 const WAYS: usize = 8;
-/// How many entries a set has on average, until the memory given to the cache is in use.
+/// The average number of entries in a set above which the number of sets doubles, as long as the
+/// cache has unused memory.
 const ENTRIES_PER_SET: usize = 1;
-/// The sets of an empty cache: 256 KiB. See docs/decisions/0009.
+/// The number of sets of an empty cache: 256 KiB of them. See docs/decisions/0009.
 const FIRST_SETS: usize = 1 << FIRST_SETS_BITS;
 const FIRST_SETS_BITS: u32 = 11;
 
-/// Two cache lines of the processor. A key's entry stands in its own of the two as long as there is
-/// room, so that finding it takes one.
+/// A set of entries: two cache lines of the processor. Each key prefers one of the two lines, so a
+/// lookup mostly loads a single line.
 type Set = [AtomicU128; WAYS];
 const SET_BYTES: usize = WAYS * size_of::<PackedLocation>();
 const _: () = assert!(SET_BYTES == 128);
 
-/// Where the key's own line starts; `ways` go on from there.
+/// The index of the first cell in the line that the key prefers.
 #[inline]
 fn first_way(hash: KeyHash) -> usize {
     (hash.identity() >> 8) as usize & (WAYS / 2)
 }
 
-/// All places an entry of the key can have, those in its own line first.
+/// The indexes of all cells of the key's set, those in its preferred line first.
 #[inline]
 fn ways(hash: KeyHash) -> impl Iterator<Item = usize> {
     let first = first_way(hash);
     (0..WAYS).map(move |way| way ^ first)
 }
 
-/// All entries that stand there.
+/// All cells of the key's set with their entries, those in its preferred line first.
 #[inline]
 fn entries(set: &Set, hash: KeyHash) -> impl Iterator<Item = (&AtomicU128, PackedLocation)> {
     ways(hash).map(|way| (&set[way], entry(&set[way])))
 }
 
-/// Where an entry of the key goes: in place of its own, of an empty one, or else of the one that
-/// was not proved for the longest time.
+/// Returns the cell for a new entry of the key, and the entry that it replaces: the key's own, an
+/// empty one, or else the one with the oldest proof.
 #[inline]
-fn place(set: &Set, hash: KeyHash) -> Option<(&AtomicU128, PackedLocation)> {
-    let age = |entry: &PackedLocation| (!entry.is_empty()).then(|| entry.stamp());
+fn cell_for(set: &Set, hash: KeyHash) -> Option<(&AtomicU128, PackedLocation)> {
+    let stamp_of = |entry: &PackedLocation| (!entry.is_empty()).then(|| entry.stamp());
     let mut best: Option<(&AtomicU128, PackedLocation)> = None;
-    for (place, known) in entries(set, hash) {
+    for (cell, known) in entries(set, hash) {
         if known.is_of(hash) {
-            return Some((place, known));
+            return Some((cell, known));
         }
-        if best.is_none_or(|(_, other)| age(&known) < age(&other)) {
-            best = Some((place, known));
+        if best.is_none_or(|(_, other)| stamp_of(&known) < stamp_of(&other)) {
+            best = Some((cell, known));
         }
     }
     best
@@ -111,50 +113,56 @@ fn place(set: &Set, hash: KeyHash) -> Option<(&AtomicU128, PackedLocation)> {
 #[repr(align(128))]
 struct CachePadded<T>(T);
 
-/// The location cache of a connection, made by the first session.
+/// The location cache of a connection, which its first session creates.
 #[derive(Default)]
 pub struct ConnectionCache(OnceLock<Arc<LocationCache>>);
 
 impl ConnectionCache {
-    /// It, of at most this many bytes, for words whose proof is good for `proof_ns`.
+    /// Returns the cache. The first call creates it, with at most this many bytes, for words whose
+    /// proof is good for `proof_ns`.
     pub fn get(&self, bytes: usize, proof_ns: Nanos, now: Nanos) -> Arc<LocationCache> {
         self.0.get_or_init(|| Arc::new(LocationCache::new(bytes, proof_ns, now))).clone()
     }
 }
 
-/// Where keys were found, for all sessions of a client.
+/// The locations of keys, shared by all sessions of a client.
 pub struct LocationCache {
-    /// A power of two of sets, or nothing when the cache is off.
+    /// Memory for a power of two of sets, or `None` if the cache is off.
     memory: Option<Pairs>,
-    /// How many of the sets are in use, a power of two. Never less than before, for what stood in
-    /// others would miss a [`LocationCache::rebase`]. Released and acquired: a thread that uses a
-    /// set knows of the rebases before it came into use.
+    /// The number of sets in use, a power of two. It never shrinks: entries outside these sets
+    /// would miss a [`LocationCache::rebase`]. Stored with release and loaded with acquire, so that
+    /// a thread that uses a set has seen all rebases from before the set came into use.
     sets: AtomicUsize,
     proofs: ProofClock<AtomicU64>,
-    /// How many entries are in use.
+    /// The number of entries.
     filled: CachePadded<AtomicIsize>,
-    /// Whose thread goes through the whole cache, one at a time.
+    /// Locked by a thread that goes through the whole cache.
     upkeep: Mutex<()>,
 }
 
 impl LocationCache {
     fn new(bytes: usize, proof_ns: Nanos, now: Nanos) -> Self {
         let wanted = (bytes / SET_BYTES + 1).next_power_of_two() / 2;
-        let mut most = wanted;
-        // Without memory for the cache the store works as well, one round trip slower.
+        let mut sets_max = wanted;
+        // Without a cache all operations still work: they only take one more round trip.
         let memory = loop {
-            match Pairs::new(most * WAYS) {
-                Err(_) if most > FIRST_SETS => most /= 2,
+            match Pairs::new(sets_max * WAYS) {
+                Err(_) if sets_max > FIRST_SETS => sets_max /= 2,
                 memory => break memory.ok(),
             }
         };
-        if most < wanted {
-            let bytes = most * SET_BYTES;
-            tracing::warn!(bytes, "the system lets the location cache be no larger than this");
+        if sets_max < wanted {
+            let mapped_bytes = sets_max * SET_BYTES;
+            let cache_bytes = bytes;
+            tracing::warn!(
+                cache_bytes,
+                mapped_bytes,
+                "cannot map cache_bytes of memory; the location cache is smaller"
+            );
         }
         Self {
             memory,
-            sets: AtomicUsize::new(most.clamp(1, FIRST_SETS)),
+            sets: AtomicUsize::new(sets_max.clamp(1, FIRST_SETS)),
             proofs: ProofClock::new(proof_ns, now),
             filled: CachePadded::default(),
             upkeep: Mutex::default(),
@@ -165,7 +173,8 @@ impl LocationCache {
         self.memory.as_deref().unwrap_or_default()
     }
 
-    /// Every place in use; a thread without `upkeep` may miss some that come into use.
+    /// All cells in use. Only a thread that holds `upkeep` is sure to see cells that just came into
+    /// use.
     fn used(&self) -> &[AtomicU128] {
         let all = self.all();
         &all[..all.len().min(self.sets.load(Ordering::Acquire) * WAYS)]
@@ -173,20 +182,20 @@ impl LocationCache {
 
     #[inline]
     fn set(&self, hash: KeyHash) -> Option<&Set> {
-        let start = (entry::spread(hash) & (self.sets.load(Ordering::Acquire) - 1)) * WAYS;
+        let start = (entry::set_bits(hash) & (self.sets.load(Ordering::Acquire) - 1)) * WAYS;
         self.memory.as_deref()?.get(start..)?.first_chunk()
     }
 
-    /// The key's entry, and where it stands.
+    /// The key's entry and its cell.
     #[inline]
     fn find(&self, hash: KeyHash) -> Option<(&AtomicU128, PackedLocation)> {
         entries(self.set(hash)?, hash).find(|(_, entry)| entry.is_of(hash))
     }
 
-    /// An entry more is in use: as long as there is memory, the sets shall have room for the next.
+    /// Counts a new entry. Doubles the number of sets if they are full and there is memory left.
     #[inline]
-    fn filled_one(&self) {
-        // Below 0 when another thread removed what this one has not counted yet.
+    fn count_new_entry(&self) {
+        // Signed: another thread may remove this entry before it is counted.
         let filled = self.filled.0.fetch_add(1, Ordering::Relaxed) + 1;
         if self.is_full(filled) {
             self.double();
@@ -199,8 +208,8 @@ impl LocationCache {
         filled > (sets * ENTRIES_PER_SET) as isize && sets * WAYS < self.all().len()
     }
 
-    /// Uses twice as many sets: the entries of each are shared out among two. What is learnt of
-    /// those that move is lost.
+    /// Doubles the number of sets in use: about half of the entries of each set move to a new set.
+    /// A change to an entry that is moving is lost.
     #[cold]
     fn double(&self) {
         let Ok(_upkeep) = self.upkeep.try_lock() else { return };
@@ -212,24 +221,25 @@ impl LocationCache {
         let moves = |at: usize| {
             let known = entry(&old[at]);
             let stays = known.is_empty() || known.is_locked();
-            (!stays && known.spread(at / WAYS) & sets != 0).then_some(known)
+            (!stays && known.set_bits(at / WAYS) & sets != 0).then_some(known)
         };
-        // Copies, so that all are found meanwhile.
-        let mut more = 0;
+        // First copied, then removed, so that a lookup finds every entry meanwhile.
+        let mut entries_added = 0;
         for (at, to) in new.iter().enumerate().take(old.len()) {
             if let Some(known) = moves(at) {
                 to.store(known.bits(), Ordering::Release);
-                more += 1;
+                entries_added += 1;
             }
         }
         self.sets.store(2 * sets, Ordering::Release);
         for (at, from) in old.iter().enumerate() {
-            more -= isize::from(moves(at).is_some_and(|known| empty(from, known)));
+            entries_added -= isize::from(moves(at).is_some_and(|known| empty(from, known)));
         }
-        self.filled.0.fetch_add(more, Ordering::Relaxed);
+        self.filled.0.fetch_add(entries_added, Ordering::Relaxed);
     }
 
-    /// One pass over the cache, once in fourteen times as long as a proof is good for, or more.
+    /// Moves the time base, in one pass over the cache. At least fourteen times the life of a proof
+    /// passes between two such passes.
     #[cold]
     fn rebase(&self, now: Nanos) {
         if let Ok(_upkeep) = self.upkeep.try_lock()
@@ -239,12 +249,12 @@ impl LocationCache {
         }
     }
 
-    /// Forgets everything but what other threads are learning meanwhile.
+    /// Removes all entries, except those that other threads are replacing meanwhile.
     pub fn clear(&self) {
-        self.used().iter().for_each(|place| self.forget_at(place, entry(place)));
+        self.used().iter().for_each(|cell| self.forget_at(cell, entry(cell)));
     }
 
-    /// The key will be looked up soon.
+    /// Prefetches the cache line of a key that will be looked up soon.
     #[inline]
     pub fn prefetch(&self, hash: KeyHash) {
         if let Some(set) = self.set(hash) {
@@ -252,7 +262,7 @@ impl LocationCache {
         }
     }
 
-    /// Where the key with this hash was found last, if the word is still proved.
+    /// Returns the cached location of the key with this hash.
     #[inline]
     pub fn get(&self, hash: KeyHash) -> Option<Location> {
         let proofs = self.proofs.for_reading();
@@ -260,33 +270,35 @@ impl LocationCache {
         entry.location(hash, proofs).ok()
     }
 
-    /// Remembers a location. It replaces the key's old location, or an entry that was unused for
-    /// long. Only of a LIVE word: what a split has in its hands will not stay.
+    /// Caches a location. It replaces the key's old location, or the entry with the oldest proof.
+    /// A word that is not LIVE removes the entry instead: a split is moving that key.
     #[inline]
     pub fn put(&self, hash: KeyHash, location: Location) {
         match PackedLocation::new(hash, &location) {
             Ok(new) if location.word.state() == SlotState::Live => {
                 self.prepare_base(location.proved_at);
-                // Twice: other threads may be at it, mostly with older news.
+                // A second attempt, because another thread may be replacing the entry, mostly by
+                // an older location.
                 (0..2).any(|_| self.put_entry(hash, new, location.proved_at));
             }
             _ => self.forget(hash),
         }
     }
 
-    /// Whether it could be put.
+    /// Returns false if another thread changed the cell meanwhile.
     #[inline]
     fn put_entry(&self, hash: KeyHash, new: PackedLocation, at: Nanos) -> bool {
-        let place = self.set(hash).and_then(|set| place(set, hash));
-        let Some((place, known)) = place else { return true };
-        let is_put = self.proofs.replace(place, known, new, at);
+        let cell = self.set(hash).and_then(|set| cell_for(set, hash));
+        let Some((cell, known)) = cell else { return true };
+        let is_put = self.proofs.replace(cell, known, new, at);
         if is_put && known.is_empty() {
-            self.filled_one();
+            self.count_new_entry();
         }
         is_put
     }
 
-    /// Moves the time base if it is too old for a proof of this time, which is about to be stored.
+    /// Moves the time base if it is too old for a proof of this time. Called before such a proof is
+    /// stored.
     #[inline]
     fn prepare_base(&self, at: Nanos) {
         if self.proofs.is_over(at) {
@@ -294,8 +306,8 @@ impl LocationCache {
         }
     }
 
-    /// A READ posted then proved this location again, whose entry another operation may have
-    /// replaced meanwhile.
+    /// Notes that a READ posted at `at` proved this location again. Does nothing if another
+    /// operation has replaced the entry meanwhile.
     #[inline]
     pub fn prove(&self, hash: KeyHash, location: &Location, at: Nanos) {
         if self.proofs.is_later(at, location.proved_at) {
@@ -306,44 +318,45 @@ impl LocationCache {
     fn prove_later(&self, hash: KeyHash, location: &Location, at: Nanos) {
         self.prepare_base(at);
         let proofs = self.proofs.for_reading();
-        if let Some((place, known)) = self.find(hash)
+        if let Some((cell, known)) = self.find(hash)
             && let Ok(now) = known.location(hash, proofs)
-            // The word alone may have come again.
+            // All fields have to agree: another block generation may have the same word.
             && now == (Location { proved_at: now.proved_at, ..*location })
             && self.proofs.is_later(at, now.proved_at)
         {
-            self.proofs.replace(place, known, known, at);
+            self.proofs.replace(cell, known, known, at);
         }
     }
 
-    /// Forgets where the key with this hash was.
+    /// Removes the entry of the key with this hash.
     #[inline]
     pub fn forget(&self, hash: KeyHash) {
-        if let Some((place, known)) = self.find(hash) {
-            self.forget_at(place, known);
+        if let Some((cell, known)) = self.find(hash) {
+            self.forget_at(cell, known);
         }
     }
 
-    /// This word is not there any more. What another operation learnt since stays.
+    /// Removes the key's entry if it has this word, which is not in the slot any more. An entry
+    /// that another operation stored meanwhile stays.
     #[inline]
     pub fn forget_word(&self, hash: KeyHash, word: SlotWord) {
         let proofs = self.proofs.for_reading();
-        if let Some((place, known)) = self.find(hash)
+        if let Some((cell, known)) = self.find(hash)
             && known.location(hash, proofs).is_ok_and(|now| now.word == word)
         {
-            self.forget_at(place, known);
+            self.forget_at(cell, known);
         }
     }
 
-    fn forget_at(&self, place: &AtomicU128, known: PackedLocation) {
-        if !known.is_empty() && empty(place, known) {
+    fn forget_at(&self, cell: &AtomicU128, known: PackedLocation) {
+        if !known.is_empty() && empty(cell, known) {
             self.filled.0.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
-    /// Mixes everything that is remembered into a hash.
+    /// Mixes all entries into a hash.
     pub fn hash_state(&self, hasher: &mut impl std::hash::Hasher) {
-        self.used().iter().for_each(|place| hasher.write_u128(entry(place).bits()));
+        self.used().iter().for_each(|cell| hasher.write_u128(entry(cell).bits()));
     }
 }
 

@@ -1,4 +1,4 @@
-//! Memory for threads to share, in pairs of words that are loaded and stored as one.
+//! Memory that threads share, as pairs of words. A pair is loaded and stored atomically.
 
 use std::io;
 use std::ops::Deref;
@@ -6,20 +6,20 @@ use std::ops::Deref;
 use memmap2::{Advice, MmapMut, MmapRaw};
 use portable_atomic::AtomicU128;
 
-/// So many pairs, all zero at first. The system provides pages only as they are used, huge ones if
-/// it has some.
+/// An array of pairs, all zero at first. The system provides each page when it is first used, and
+/// huge pages if it has some.
 pub(crate) struct Pairs {
     map: MmapRaw,
 }
 
 impl Pairs {
-    /// Room for `count` pairs.
+    /// Maps memory for `count` pairs.
     ///
     /// # Errors
-    /// What the system says, mostly that there is not so much memory.
+    /// The system's error, mostly because there is not enough memory.
     pub(crate) fn new(count: usize) -> io::Result<Self> {
         let map = MmapMut::map_anon(count.saturating_mul(size_of::<AtomicU128>()))?;
-        // Small pages do as well, a little slower.
+        // Without huge pages the cache works as well, a little slower.
         let _ = map.advise(Advice::HugePage);
         Ok(Self { map: map.into() })
     }
@@ -31,8 +31,8 @@ impl Deref for Pairs {
     #[inline]
     fn deref(&self) -> &[AtomicU128] {
         let count = self.map.len() / size_of::<AtomicU128>();
-        // SAFETY: the mapping has this length, starts at a page and lives as long as `self`; it is
-        // this value's own, and reached as such atomics only, for which all bits are good.
+        // SAFETY: the mapping is aligned to a page, has this length and lives as long as `self`.
+        // It is private to `self` and accessed only as these atomics, for which all bits are valid.
         unsafe { std::slice::from_raw_parts(self.map.as_ptr().cast(), count) }
     }
 }
@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pairs_are_zero_and_as_many_as_were_asked_for() {
+    fn pairs_start_as_zeros_in_the_requested_number() {
         let pairs = Pairs::new(1000).unwrap();
         assert_eq!(pairs.len(), 1000);
         assert!(pairs.iter().all(|pair| pair.swap(u128::MAX, Ordering::Relaxed) == 0));

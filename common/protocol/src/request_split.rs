@@ -1,4 +1,4 @@
-//! An INSERT that finds no room: the server splits the subtable.
+//! An INSERT whose window is full asks the server to split the subtable, and waits.
 
 use farside_fabric::waiting::WaitTimer;
 use farside_fabric::{Fabric, Nanos};
@@ -11,19 +11,19 @@ use crate::split_requests::Prefix;
 use crate::waiting::{is_over, no_answer};
 use crate::{Exhausted, OperationError};
 
-/// How long an INSERT looks for the end of a split that others asked for, before it asks, too.
+/// How long an INSERT waits for the end of a split that is under way before it asks the server.
 const FILLING_NS: Nanos = 2_000_000;
-/// How long a lane waits between two looks whether the server has answered.
+/// The interval at which a lane checks for the server's answer.
 const ANSWER_POLL_NS: Nanos = 60_000;
-/// How long it waits where memory is about to come free, before it asks again.
+/// The delay before a lane asks again if the server expects memory for a split.
 const LATER_NS: Nanos = 1_000_000;
 
 impl<F: Fabric> Operation<'_, F> {
-    /// Has the subtable of a full window split: one message each way, and a READ now and then.
-    /// False if it is to be asked again, after a pause that has been.
+    /// Asks the server to split the subtable of a full window: one message each way, and a READ now
+    /// and then. Returns false, after a pause, if the server has to be asked again.
     ///
     /// # Errors
-    /// [`OperationError::OutOfSpace`] if the server cannot.
+    /// [`OperationError::OutOfSpace`] if the server cannot split the subtable.
     pub(super) async fn grow(
         &self,
         seen: &ObservedWindow,
@@ -32,8 +32,8 @@ impl<F: Fabric> Operation<'_, F> {
         self.ask_for_split(Prefix::of(self.hash.directory(), seen.local_depth), seen, tries).await
     }
 
-    /// A pause while a split brings keys to the subtable of this window; after a while the server
-    /// is asked about it, for it may have been interrupted.
+    /// Pauses while a split moves keys to the subtable of this window. After [`FILLING_NS`] it asks
+    /// the server for that split, which may have been interrupted.
     pub(super) async fn wait_or_grow(
         &self,
         seen: &ObservedWindow,
@@ -71,8 +71,8 @@ impl<F: Fabric> Operation<'_, F> {
         }
     }
 
-    /// What the server answers, or what the window says, whichever is sooner: the answer takes two
-    /// threads more to get here.
+    /// Waits for the server's answer, or until the window shows that a split has begun or ended.
+    /// The window is mostly sooner, because an answer passes through two more threads.
     async fn split_outcome(
         &self,
         prefix: Prefix,

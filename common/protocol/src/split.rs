@@ -1,8 +1,10 @@
-//! Splitting a subtable while clients read and write: every entry moves to one of two new ones.
+//! Splitting a subtable while clients read and write: every entry moves to one of two new
+//! subtables.
 //!
-//! Done by kv-server, through an endpoint of its own. Whatever stops it, the index stays as usable
-//! as it is then, and the same call goes on from there. Each round below is a round trip for as
-//! many slots as there are lanes; at no moment does it wait for a client.
+//! kv-server does this, through an endpoint of its own. It can be interrupted at any moment: the
+//! index stays usable, and the same call continues from there. A step takes one round trip for as
+//! many slots as there are lanes, and none waits for a client. `docs/protocol.md` ("Splits") has
+//! the steps.
 
 mod chains;
 mod directory;
@@ -23,47 +25,51 @@ use zerocopy::FromBytes;
 
 use chains::Chain;
 
-/// How often the slots of a batch are tried, should clients change them under every attempt.
+/// The maximum number of attempts to move a slot. If clients change it during all of them, the
+/// split ends as [`SplitProgress::Busy`].
 const ROUNDS_MAX: u32 = 64;
-/// The lane of whatever goes one by one.
+/// The lane of chains that are executed one at a time.
 const LANE: LaneId = LaneId(0);
 
-/// A subtable and the two that its keys go to, by their byte offsets.
+/// A subtable and the two that its keys move to, by their byte offsets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Split {
-    /// The leading bits of the hashes of all its keys, right-aligned.
+    /// The leading bits of the hashes of all keys in the old subtable, right-aligned.
     pub prefix: u32,
-    /// How many bits that are.
+    /// The number of bits in `prefix`.
     pub local_depth: u8,
-    /// The subtable that is full.
+    /// The full subtable.
     pub old: u64,
-    /// Two that nothing leads to, with all words MOVED, for keys whose next bit is 0 and 1.
+    /// The new subtables, for keys whose next bit is 0, and is 1. Before the split all their words
+    /// are MOVED, and neither the directory nor a row leads to them.
     pub new: [u64; 2],
 }
 
 impl Split {
-    /// What the rows of a new subtable say.
+    /// The header of the rows in a new subtable.
     fn header(&self, side: usize) -> RowHeader {
         RowHeader::new(self.prefix << 1 | side as u32, self.local_depth + 1)
     }
 }
 
-/// How far a split came.
+/// The progress of a split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SplitProgress {
     /// Every key is in its new subtable.
     Done,
-    /// Clients changed some entry under every attempt: it stays where it is, to be tried again.
+    /// Clients changed some entry during every attempt to move it. It stays in the old subtable,
+    /// and the split has to be tried again.
     Busy,
-    /// The entry in this slot stays where it is: its block or the slot is damaged. Everything can
-    /// be read and changed, but nothing inserted; to be tried again once it was mended.
+    /// The entry in this slot stays in the old subtable, because its block or the slot is damaged.
+    /// Clients can read and change all keys, but insert none. The split has to be tried again after
+    /// the entry was repaired.
     Stuck {
         /// The slot's byte offset.
         slot: u64,
     },
 }
 
-/// Moves entries through an endpoint that has no other use meanwhile.
+/// Splits subtables through an endpoint that has no other use meanwhile.
 pub struct SubtableSplitter<'e, F> {
     endpoint: &'e Endpoint<F>,
     region: RegionIndex,
@@ -75,24 +81,29 @@ pub struct SubtableSplitter<'e, F> {
     slots: Range<usize>,
 }
 
-/// A FROZEN entry and where it goes.
+/// A FROZEN entry and the subtable that it moves to.
 struct MovingEntry {
+    /// The index of its slot, in the old subtable as in the new one.
     at: usize,
+    /// The index of the new subtable in [`Split::new`].
     side: usize,
     hash: KeyHash,
 }
 
-/// The words of the three subtables, as last seen or swapped.
+/// The words of the three subtables, as last read or swapped.
 struct Words {
     old: Vec<SlotWord>,
     new: [Vec<SlotWord>; 2],
-    /// Only the splitter changes these: clients swap a hint of 0, where a directory has led them.
+    /// Read once, because only the splitter changes them: clients swap a hint only in a subtable to
+    /// which the directory leads.
     new_hints: [Vec<u64>; 2],
+    /// The byte offset of a slot whose entry is damaged.
     stuck: Option<u64>,
+    /// Whether clients changed some entry during every attempt.
     busy: bool,
 }
 
-/// Where the nth slot of a subtable stands behind its start.
+/// The byte offset of a slot from the start of its subtable.
 fn slot_offset(at: usize) -> u64 {
     slot_in_subtable(at / SLOTS_PER_ROW, at % SLOTS_PER_ROW)
 }
@@ -102,7 +113,7 @@ fn swap(remote: u64, expected: SlotWord, desired: SlotWord) -> Verb {
 }
 
 impl<'e, F: Fabric> SubtableSplitter<'e, F> {
-    /// A mover for a region of this format, with this many lanes of the endpoint.
+    /// A splitter for a region of this format, with this many lanes of the endpoint.
     pub fn new(
         endpoint: &'e Endpoint<F>,
         region: RegionIndex,
@@ -116,10 +127,10 @@ impl<'e, F: Fabric> SubtableSplitter<'e, F> {
         Self { endpoint, region, lanes, geometry, hasher, key_bytes_max, rows, slots }
     }
 
-    /// Makes room for all that a split reads and writes: better now than in the middle of one.
+    /// Reserves the buffers of a split, so that it cannot fail for lack of memory in the middle.
     ///
     /// # Errors
-    /// [`ChainError::Unregistered`] where the system does not let the device have that much.
+    /// [`ChainError::Unregistered`] if the system refuses to register so much memory.
     pub fn reserve(&self) -> Result<(), ChainError> {
         let key_bytes = (BLOCK_HEADER_BYTES + self.key_bytes_max).next_multiple_of(8);
         let keys = (0..self.lanes).map(|lane| (LaneId(lane), Buffer::ReadBlock, key_bytes));
@@ -134,16 +145,16 @@ impl<'e, F: Fabric> SubtableSplitter<'e, F> {
         Ok(())
     }
 
-    /// Moves everything from the old subtable to the new ones, from wherever an earlier call
-    /// stopped. Clients come by the old subtable meanwhile: [`SubtableSplitter::publish`] ends
-    /// that.
+    /// Moves all entries to the new subtables. Continues where an earlier call was interrupted.
+    /// Clients find the new subtables through the old one until [`SubtableSplitter::publish`]
+    /// changes the directory.
     ///
     /// # Errors
-    /// [`ChainError`] when the endpoint does not reach the region any more.
+    /// [`ChainError`] if the endpoint cannot reach the region.
     pub async fn split(&self, split: &Split) -> Result<SplitProgress, ChainError> {
         if self.is_released(split).await? {
-            // Clients may be there without having been in the old one, and need not find it filling
-            // again.
+            // The directory may have led clients there already. `filling` must not be set again:
+            // their directory is right, and they would read it again and again.
             self.write_headers(split, [split.header(0), split.header(1)]).await?;
             return Ok(SplitProgress::Done);
         }
@@ -171,7 +182,8 @@ impl<'e, F: Fabric> SubtableSplitter<'e, F> {
             return Ok(SplitProgress::Busy);
         }
         self.release(split, &words).await?;
-        // Only now may anybody believe a new subtable without having been in the old one.
+        // Without `filling`, clients believe a new subtable even if the directory led them there.
+        // So all hints and words have to be in place before (invariant I17).
         self.write_headers(split, [split.header(0), split.header(1)]).await?;
         Ok(SplitProgress::Done)
     }
@@ -181,8 +193,8 @@ impl<'e, F: Fabric> SubtableSplitter<'e, F> {
         Ok(rows.iter().flat_map(|row| row.slots).collect())
     }
 
-    /// Moves these slots, at most as many as there are lanes. What clients change meanwhile is
-    /// tried again; ABORTED is its owner's to clear and nothing to move.
+    /// Moves the entries of these slots, at most as many as there are lanes. A slot that a client
+    /// changes meanwhile is tried again. An ABORTED slot is left alone: only its owner clears it.
     async fn move_batch(
         &self,
         split: &Split,
@@ -205,9 +217,8 @@ impl<'e, F: Fabric> SubtableSplitter<'e, F> {
         Ok(())
     }
 
-    /// One step for each slot: EMPTY and TOMB become MOVED, PENDING becomes ABORTED, LIVE becomes
-    /// FROZEN; returns the entries that are FROZEN now, and leaves those in `left` that have to be
-    /// tried again.
+    /// Makes the first step for each slot: EMPTY and TOMB become MOVED, PENDING becomes ABORTED,
+    /// LIVE becomes FROZEN. Returns the FROZEN entries. Removes damaged slots from `left`.
     async fn freeze(
         &self,
         split: &Split,
@@ -248,7 +259,7 @@ impl<'e, F: Fabric> SubtableSplitter<'e, F> {
         Ok(frozen)
     }
 
-    /// `None` if nothing can be done about this word.
+    /// The chain of the first step for a slot with this word; `None` if the word is damaged.
     fn first_step(&self, split: &Split, at: usize, word: SlotWord) -> Option<Chain> {
         let slot = split.old + slot_offset(at);
         let freeze = swap(slot, word, after_first_step(word));
@@ -257,7 +268,8 @@ impl<'e, F: Fabric> SubtableSplitter<'e, F> {
             SlotState::Live | SlotState::Frozen => {
                 let block = word.block().ok()?;
                 self.geometry.check_block(block).ok()?;
-                // Behind the swap: no client changes a FROZEN word's hint and block.
+                // After the swap, because no client changes the hint and the block of a FROZEN
+                // word.
                 let read_slot = Verb::Read { remote: slot, into: Buffer::Window, bytes: 16 };
                 let read_key = self.read_key(block);
                 Some(match word.state() {
@@ -269,14 +281,14 @@ impl<'e, F: Fabric> SubtableSplitter<'e, F> {
         }
     }
 
-    /// As much of a block as its key can reach.
+    /// A READ of the part of a block that can contain its key.
     fn read_key(&self, block: BlockRef) -> Verb {
         let key_end = (BLOCK_HEADER_BYTES + self.key_bytes_max).next_multiple_of(8);
         let bytes = key_end.min(block.class.block_bytes()) as u32;
         Verb::Read { remote: block.address.offset(), into: Buffer::ReadBlock, bytes }
     }
 
-    /// Where the entry that a lane has READ goes; `None` if slot and key do not go together.
+    /// The FROZEN entry that a lane has READ; `None` if the block's key does not fit the slot.
     fn entry(
         &self,
         split: &Split,
@@ -290,15 +302,17 @@ impl<'e, F: Fabric> SubtableSplitter<'e, F> {
             BlockHeader::ref_from_prefix(fabric.buffer(lane, Buffer::ReadBlock)).ok()?;
         let hash = self.hasher.hash(rest.get(..header.key_bytes())?);
         let is_here = prefix_of(hash.directory(), split.local_depth) == split.prefix;
-        // The hint is 64 keyed bits of the key's hash: it vouches for what was READ.
+        // The hint is made of 64 bits of the key's hash, so it proves that the key is undamaged.
         let is_right = slot.word() == frozen && slot.is_of(hash);
         let side = side_of(hash.directory(), split.local_depth);
         (is_here && is_right).then_some(MovingEntry { at, side, hash })
     }
 
-    /// Carries FROZEN entries to the same slots of their new subtables, which no client uses yet:
-    /// COPY, then the hint, then MOVED in the old one, then LIVE. In this order, so that the hint
-    /// is there before anybody can believe the word (decision 0002), and no key is LIVE twice (I1).
+    /// Carries FROZEN entries to the same slots of their new subtables: COPY, then the hint, then
+    /// MOVED in the old subtable, then LIVE.
+    ///
+    /// In this order the hint is in place before a client can believe the word (decision 0002), and
+    /// no key is LIVE twice (I1).
     async fn carry(
         &self,
         split: &Split,
@@ -310,7 +324,7 @@ impl<'e, F: Fabric> SubtableSplitter<'e, F> {
             let (frozen, new) = (words.old[entry.at], words.new[entry.side][entry.at]);
             match new.state() {
                 SlotState::Moved => Some((new, new.copy_of(frozen))),
-                // Made before the split was interrupted.
+                // This COPY was made before the split was interrupted.
                 SlotState::Copy if new.block() == frozen.block() => Some((new, new)),
                 _ => None,
             }
@@ -358,7 +372,7 @@ impl<'e, F: Fabric> SubtableSplitter<'e, F> {
         self.thaw(split, words, blocked).await
     }
 
-    /// Lets entries that cannot be moved be LIVE again where they are.
+    /// Makes FROZEN entries that cannot be moved LIVE again.
     async fn thaw(
         &self,
         split: &Split,
@@ -378,7 +392,7 @@ impl<'e, F: Fabric> SubtableSplitter<'e, F> {
     }
 }
 
-/// What a word of the old subtable becomes first.
+/// A word of the old subtable after its first step.
 fn after_first_step(word: SlotWord) -> SlotWord {
     match word.state() {
         SlotState::Empty | SlotState::Tomb => word.moved(),

@@ -1,4 +1,4 @@
-//! Which subtables a session asked the server to split, and what it answered.
+//! A session's requests to split subtables, and the server's answers.
 
 use farside_layout::{SplitOutcome, prefix_of};
 
@@ -6,12 +6,12 @@ use farside_layout::{SplitOutcome, prefix_of};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Prefix {
     bits: u32,
-    /// How many bits.
+    /// The number of bits.
     pub local_depth: u8,
 }
 
 impl Prefix {
-    /// The subtable of keys with this directory hash, which goes by so many bits.
+    /// The subtable of this local depth for keys with this directory hash.
     pub fn of(directory_hash: u32, local_depth: u8) -> Self {
         Self { bits: prefix_of(directory_hash, local_depth), local_depth }
     }
@@ -24,12 +24,12 @@ impl Prefix {
 
 struct SplitRequest {
     prefix: Prefix,
-    /// Lanes that wait for the answer; the last one to leave takes this away.
+    /// The number of lanes that wait for the answer. The last one to leave removes the request.
     lanes: u16,
     answer: Option<SplitOutcome>,
 }
 
-/// The splits that lanes wait for: one request for all lanes of a subtable.
+/// The splits that lanes wait for. Lanes that need the same split share one request.
 #[derive(Default)]
 pub(crate) struct SplitRequests {
     asked: Vec<SplitRequest>,
@@ -40,7 +40,8 @@ impl SplitRequests {
         self.asked.iter().position(|asked| asked.prefix == prefix)
     }
 
-    /// One more lane waits for this; true if the server was not asked yet.
+    /// Adds a lane to those that wait for this split. Returns true if it is the first one, which
+    /// has to send the request.
     pub(crate) fn join(&mut self, prefix: Prefix) -> bool {
         if let Some(at) = self.find(prefix) {
             self.asked[at].lanes += 1;
@@ -50,7 +51,7 @@ impl SplitRequests {
         true
     }
 
-    /// The server's answer, once there is one.
+    /// The server's answer, if it has arrived.
     pub(crate) fn answer(&mut self, prefix: Prefix) -> Option<SplitOutcome> {
         self.find(prefix).and_then(|at| self.asked[at].answer)
     }
@@ -61,7 +62,7 @@ impl SplitRequests {
         }
     }
 
-    /// A lane waits no longer.
+    /// Removes a lane from those that wait for this split.
     pub(crate) fn leave(&mut self, prefix: Prefix) {
         let Some(at) = self.find(prefix) else { return };
         self.asked[at].lanes -= 1;
@@ -76,18 +77,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lanes_of_a_subtable_share_one_request() {
-        let mut growth = SplitRequests::default();
+    fn lanes_that_wait_for_one_subtable_share_one_request() {
+        let mut splits = SplitRequests::default();
         let (one, other) = (Prefix::of(0xf000_0000, 3), Prefix::of(0, 3));
-        assert!(growth.join(one) && !growth.join(one) && growth.join(other));
-        assert_eq!(growth.answer(one), None);
-        growth.answered(one, SplitOutcome::Done);
-        assert_eq!(growth.answer(one), Some(SplitOutcome::Done));
-        assert_eq!(growth.answer(other), None);
-        growth.leave(one);
-        assert_eq!(growth.answer(one), Some(SplitOutcome::Done));
-        growth.leave(one);
-        assert!(growth.join(one), "the next one asks again");
+        assert!(splits.join(one) && !splits.join(one) && splits.join(other));
+        assert_eq!(splits.answer(one), None);
+        splits.answered(one, SplitOutcome::Done);
+        assert_eq!(splits.answer(one), Some(SplitOutcome::Done));
+        assert_eq!(splits.answer(other), None);
+        splits.leave(one);
+        assert_eq!(splits.answer(one), Some(SplitOutcome::Done));
+        splits.leave(one);
+        assert!(splits.join(one), "the next lane sends a new request");
     }
 
     #[test]

@@ -1,12 +1,12 @@
-//! Which write a value comes from.
+//! Versions, which identify the writes that values come from.
 
 use farside_layout::BlockAddress;
 
-/// Which write of a key a value comes from.
+/// Identifies the write of a key that a value comes from.
 ///
-/// Two reads of a key return the same version only if they return the same write, over the whole
-/// life of a region: a version is the place and generation of the block that holds the value.
-/// Versions are not ordered.
+/// Two reads of a key return the same version only if the same write stored both values, over the
+/// whole life of a region. A version is the address and generation of the value's block. Versions
+/// are not ordered.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Version(u64);
 
@@ -16,7 +16,7 @@ impl Version {
         Self((address.0 as u64) << 32 | generation as u64)
     }
 
-    /// The version as a number, for storing it somewhere.
+    /// The version as a number, to be stored.
     pub const fn to_u64(self) -> u64 {
         self.0
     }
@@ -27,7 +27,7 @@ impl Version {
     }
 }
 
-/// As sixteen hexadecimal digits.
+/// Prints sixteen hexadecimal digits.
 impl std::fmt::Display for Version {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{:016x}", self.0)
@@ -40,12 +40,12 @@ impl std::fmt::Debug for Version {
     }
 }
 
-/// A value and the write it comes from. Derefs to its bytes.
+/// A value and its version. Derefs to the value's bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Value {
     /// The bytes.
     pub data: Vec<u8>,
-    /// Which write they come from.
+    /// The write that they come from.
     pub version: Version,
 }
 

@@ -1,18 +1,19 @@
-//! When a lane has waited for the server for too long.
+//! The limit on a lane's wait for the server.
 
 use farside_fabric::Nanos;
 use farside_fabric::waiting::WaitTimer;
 
 use crate::failure::Failure;
 
-/// How long it waits: for an answer, for a split to end, for memory that is about to come free.
+/// How long a lane waits for an answer, for the end of a split, or for memory that the server
+/// expects. Then the operation fails.
 const TIMEOUT_NS: Nanos = 5_000_000_000;
 
 pub(crate) fn is_over(waiting: &WaitTimer) -> bool {
     waiting.waited() > TIMEOUT_NS
 }
 
-/// What ends the operation then.
+/// The failure of an operation whose wait is over.
 pub(crate) fn no_answer(waiting: &WaitTimer) -> Failure {
     Failure::NoAnswer(waiting.waited())
 }
@@ -24,7 +25,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_was_stopped_has_not_waited() {
+    fn the_time_in_which_a_process_was_stopped_is_not_counted() {
         let mut waiting = WaitTimer::since(7);
         for look in 1..=50 {
             waiting.advance(look * 1000 * WAITED_NS_MAX);

@@ -117,7 +117,10 @@ fn kv_cli_gives_values_an_end() {
     // What cannot be kept is not stored.
     let words = ["put", "late", "value", "--ttl", "4000000d"];
     let said = String::from_utf8(server.cli(&words).stderr).unwrap();
-    assert!(said.contains("would end after the year 10889") && said.lines().count() == 1, "{said}");
+    assert!(
+        said.contains("would expire after the year 10889") && said.lines().count() == 1,
+        "{said}"
+    );
     assert!(!is_done("get late"));
     std::thread::sleep(TTL + Duration::from_secs(1));
     assert!(!is_done("get key") && is_done("insert lock theirs --ttl 2s"));

@@ -5,7 +5,7 @@ use farside_fabric::LaneId;
 
 use super::*;
 
-/// A depot with a number of blocks that answers when told to.
+/// A depot with a number of blocks. It answers a request when the allocator receives.
 #[derive(Default)]
 struct TestDepot {
     left: u32,
@@ -51,7 +51,7 @@ fn lock(depot: &Mutex<TestDepot>) -> MutexGuard<'_, TestDepot> {
     depot.lock().unwrap()
 }
 
-/// An allocator, and the depot that it asks.
+/// An allocator and its depot.
 struct Tested {
     allocator: Allocator,
     depot: Arc<Mutex<TestDepot>>,
@@ -104,7 +104,7 @@ fn take(allocator: &mut Allocator, now: Nanos) -> Option<FreeBlock> {
 }
 
 #[test]
-fn no_block_is_handed_out_twice_and_all_are() {
+fn every_block_of_the_depot_is_taken_once() {
     let mut allocator = allocator(1000);
     let mut seen = std::collections::HashSet::new();
     while let Some(block) = take(&mut allocator, 0) {
@@ -134,9 +134,9 @@ fn a_block_that_was_never_linked_is_ready_at_once() {
 }
 
 #[test]
-fn it_tells_which_block_is_next() {
+fn the_upcoming_block_is_the_next_one() {
     let mut allocator = allocator(8);
-    // First those that the server gave, then those that rested.
+    // First the blocks from the server, then the same ones after they rested.
     for now in [0, GRACE] {
         let first = take(&mut allocator, now).unwrap();
         let mut blocks = vec![first];
@@ -150,7 +150,7 @@ fn it_tells_which_block_is_next() {
 }
 
 #[test]
-fn requests_grow_and_come_before_the_list_runs_dry() {
+fn requests_grow_and_are_sent_before_the_list_is_empty() {
     let mut allocator = allocator(100_000);
     let mut requests = Vec::new();
     for _ in 0..20_000 {
@@ -162,7 +162,7 @@ fn requests_grow_and_come_before_the_list_runs_dry() {
 }
 
 #[test]
-fn blocks_that_have_not_rested_are_waited_for_and_not_asked_for_twice() {
+fn delivered_blocks_that_have_to_rest_are_awaited_without_another_request() {
     let mut allocator = allocator(1000);
     allocator.depot().unrested = true;
     assert!(matches!(receive_and_take(&mut allocator, 0), TakeResult::Asked(_)));
@@ -170,7 +170,7 @@ fn blocks_that_have_not_rested_are_waited_for_and_not_asked_for_twice() {
     assert_eq!(receive_and_take(&mut allocator, 6), TakeResult::Resting(5 + GRACE));
     let left = allocator.depot().left;
     let granted = 1000 - left;
-    // Once they rested they serve, and while half of them are left no request is sent.
+    // Once rested, they can be taken. No request is sent while half of them are left.
     for _ in 0..granted / 2 - 1 {
         assert!(take(&mut allocator, 5 + GRACE).is_some());
     }
@@ -179,9 +179,9 @@ fn blocks_that_have_not_rested_are_waited_for_and_not_asked_for_twice() {
     drop(depot);
 }
 
-/// They may have been unlinked at any time until they came, however long ago the operation began.
+/// The blocks may have been unlinked just before they arrived, long after the operation began.
 #[test]
-fn blocks_rest_from_when_they_came() {
+fn delivered_blocks_rest_from_their_arrival() {
     let mut allocator = allocator(1000);
     allocator.depot().unrested = true;
     assert!(matches!(receive_and_take(&mut allocator, 0), TakeResult::Asked(_)));
@@ -189,7 +189,8 @@ fn blocks_rest_from_when_they_came() {
     assert_eq!(allocator.take(LANE, class(), 1), TakeResult::Resting(60 + GRACE));
 }
 
-/// A pipeline's operations may share a look at the clock that is older than what came meanwhile.
+/// A pipeline's operations may share a reading of the clock that is older than the delivered
+/// blocks.
 #[test]
 fn blocks_are_given_back_only_when_they_have_rested() {
     let class = SizeClass::for_bytes(256 << 10).unwrap();
@@ -206,7 +207,7 @@ fn blocks_are_given_back_only_when_they_have_rested() {
 }
 
 #[test]
-fn a_consumer_gives_back_what_rested() {
+fn a_session_with_a_surplus_gives_back_rested_blocks() {
     let mut allocator = allocator(0);
     let surplus = blocks_in(GIVE_BYTES, class());
     for n in 0..4 * surplus {

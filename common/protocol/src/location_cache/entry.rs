@@ -1,4 +1,4 @@
-//! What the location cache keeps of a key, in 16 bytes.
+//! An entry of the location cache, packed into 16 bytes.
 
 use farside_fabric::Nanos;
 use farside_layout::hash::KeyHash;
@@ -10,41 +10,40 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, transmute};
 use super::proofs::ProofTimeBase;
 use super::{FIRST_SETS, FIRST_SETS_BITS};
 
-/// Where a key's value is, as of `proved_at`.
+/// The location of a key's value at the time `proved_at`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Location {
     /// The slot's byte offset from the start of the key's window.
     pub in_window: u16,
-    /// The word it held.
+    /// The slot's word.
     pub word: SlotWord,
     /// The generation of the block the word points to.
     pub generation: u32,
-    /// The block was linked although its `superseded` was set: its writer died, or a late mark hit
-    /// it. Only the slot can tell whether it still is.
+    /// The block was linked although its mark was set: a writer died before its compare-and-swap,
+    /// or a late mark hit the block. Only the slot can tell whether the block is still linked.
     pub has_stale_mark: bool,
-    /// The block's value ends some day.
+    /// The block's value has an expiry.
     pub expires: bool,
-    /// How much of the block's end there is no need to READ: see [`SizeClass::padding`].
+    /// The padding units at the block's end, which a READ can omit: see [`SizeClass::padding`].
     pub padding: u8,
-    /// When the last READ or compare-and-swap that proved it was posted.
+    /// When the latest READ or compare-and-swap that proved the location was posted.
     pub proved_at: Nanos,
 }
 
-/// A [`Location`] in 16 bytes, by leaving out what the key's hash and the other fields say: the
-/// fingerprint, the low bits of the generation, and the state, for only LIVE words are remembered.
-/// Where the window is, the directory says.
+/// A [`Location`] in 16 bytes. It omits what follows from the key's hash and the other fields: the
+/// fingerprint, the low bits of the generation, and the state, which is always LIVE.
 #[derive(Clone, Copy, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub(super) struct PackedLocation {
-    /// Of the block; 0 is nowhere, for the region starts with its superblock.
+    /// The block's address; 0 in an empty entry, because the region starts with its superblock.
     address: u32,
     generation: u32,
-    /// The key's tag, and below it, from [`PROVED`] on, what is left of the location.
+    /// The [`Field`]s, from [`SLOT`] in the lowest bits to [`TAG`] in the highest ones.
     rest: u64,
 }
 const _: () = assert!(size_of::<PackedLocation>() == 16);
 
-/// Some bits of [`PackedLocation::rest`].
+/// A field of [`PackedLocation::rest`].
 #[derive(Clone, Copy)]
 pub(super) struct Field {
     shift: u32,
@@ -52,6 +51,7 @@ pub(super) struct Field {
 }
 
 impl Field {
+    /// The field of this width above another one.
     const fn above(below: Self, bits: u32) -> Self {
         Self { shift: below.shift + below.bits, bits }
     }
@@ -60,55 +60,59 @@ impl Field {
         (1 << self.bits) - 1
     }
 
+    /// The field's value in `rest`.
     #[inline]
-    const fn of(self, rest: u64) -> u64 {
+    const fn get(self, rest: u64) -> u64 {
         rest >> self.shift & self.max()
     }
 
+    /// The value, shifted to the field's bits.
     #[inline]
     const fn with(self, value: u64) -> u64 {
         (value & self.max()) << self.shift
     }
 }
 
-/// In units of [`SLOT_UNIT`] from the start of the window.
+/// The slot's offset from the start of the window, in units of [`SLOT_UNIT`].
 const SLOT: Field = Field { shift: 0, bits: 4 };
 const INCARNATION: Field = Field::above(SLOT, 6);
 const CLASS: Field = Field::above(INCARNATION, 6);
 const CONDITIONAL: Field = Field::above(CLASS, 1);
-const POISONED: Field = Field::above(CONDITIONAL, 1);
-const EXPIRES: Field = Field::above(POISONED, 1);
+const STALE_MARK: Field = Field::above(CONDITIONAL, 1);
+const EXPIRES: Field = Field::above(STALE_MARK, 1);
 const PADDING: Field = Field::above(EXPIRES, 2);
-/// See [`ProofTimeBase`].
+/// The stamp of the latest proof: see [`ProofTimeBase`].
 pub(super) const PROVED: Field = Field::above(PADDING, 9);
 /// A thread is about to replace the entry.
 const LOCKED: Field = Field::above(PROVED, 1);
+/// Bits of the key's hash: see [`PackedLocation::tag`].
 const TAG: Field = Field::above(LOCKED, 33);
 const _: () = assert!(TAG.shift + TAG.bits == 64);
 const _: () = assert!(INCARNATION.max() == INCARNATION_MAX as u64);
 const _: () = assert!(SizeClass::COUNT as u64 <= CLASS.max() + 1);
 const _: () = assert!(SizeClass::PADDING_MAX as u64 == PADDING.max());
-/// Slots start at multiples of it, in bytes.
+/// The size of a slot, in bytes. Its offset in a window is a multiple of this.
 const SLOT_UNIT: u16 = 16;
 const _: () = assert!(WINDOW_BYTES == (SLOT.max() + 1) * SLOT_UNIT as u64);
 
 /// The number of low bits of the tag, which are the lowest ones of [`KeyHash::row_bits`].
-const PLACE_BITS: u32 = TAG.bits - IDENTITY_BITS;
+const ROW_HASH_BITS: u32 = TAG.bits - IDENTITY_BITS;
 /// The number of high bits of the tag, which are the highest ones of [`KeyHash::identity`].
 const IDENTITY_BITS: u32 = 24;
 
-/// The bits of the hash that the set goes by, low ones first. What the entry knows comes last, so
-/// that sets can be shared out.
+/// The bits of the hash that choose the key's set. The number of sets in use decides how many of
+/// the low bits count. Those above [`FIRST_SETS_BITS`] are in the entry's tag as well, so an entry
+/// can move to another set without its key.
 #[inline]
-pub(super) fn spread(hash: KeyHash) -> usize {
+pub(super) fn set_bits(hash: KeyHash) -> usize {
     (hash.identity() >> (u64::BITS - IDENTITY_BITS - FIRST_SETS_BITS)) as usize
 }
 
 impl PackedLocation {
-    /// What there is to keep of a LIVE word's location, except when it was proved.
+    /// Packs the location of a LIVE word, without the time of its proof.
     ///
     /// # Errors
-    /// [`LayoutError`] if the word leads to no block.
+    /// [`LayoutError`] if the word points to no block.
     #[inline]
     pub(super) fn new(hash: KeyHash, location: &Location) -> Result<Self, LayoutError> {
         let Location { in_window, word, generation, has_stale_mark, expires, padding, .. } =
@@ -117,7 +121,7 @@ impl PackedLocation {
         let rest = TAG.with(Self::tag(hash))
             | PADDING.with(padding.into())
             | EXPIRES.with(expires.into())
-            | POISONED.with(has_stale_mark.into())
+            | STALE_MARK.with(has_stale_mark.into())
             | CONDITIONAL.with(word.is_conditional().into())
             | CLASS.with(class.index().into())
             | INCARNATION.with(word.incarnation().into())
@@ -125,10 +129,10 @@ impl PackedLocation {
         Ok(Self { address: address.0, generation, rest })
     }
 
-    /// The location, of the key with this hash, that was kept.
+    /// Unpacks the location. The hash is that of its key.
     ///
     /// # Errors
-    /// None: what was kept has a size class.
+    /// Never: a packed location has a valid size class.
     #[inline]
     pub(super) fn location(
         self,
@@ -138,39 +142,40 @@ impl PackedLocation {
         let Self { address, generation, rest } = self;
         let block = BlockRef {
             address: BlockAddress(address),
-            class: SizeClass::from_index(CLASS.of(rest) as u8)?,
+            class: SizeClass::from_index(CLASS.get(rest) as u8)?,
             generation_low: generation as u8,
         };
-        let incarnation = INCARNATION.of(rest) as u8;
-        let conditional = CONDITIONAL.of(rest) == 1;
+        let incarnation = INCARNATION.get(rest) as u8;
+        let conditional = CONDITIONAL.get(rest) == 1;
         Ok(Location {
-            in_window: SLOT.of(rest) as u16 * SLOT_UNIT,
+            in_window: SLOT.get(rest) as u16 * SLOT_UNIT,
             word: SlotWord::live_in(incarnation, hash.fingerprint(), block, conditional),
             generation,
-            has_stale_mark: POISONED.of(rest) == 1,
-            expires: EXPIRES.of(rest) == 1,
-            padding: PADDING.of(rest) as u8,
-            proved_at: proofs.at(PROVED.of(rest)),
+            has_stale_mark: STALE_MARK.get(rest) == 1,
+            expires: EXPIRES.get(rest) == 1,
+            padding: PADDING.get(rest) as u8,
+            proved_at: proofs.at(PROVED.get(rest)),
         })
     }
 
-    /// Bits of the hash that neither the first sets nor the window nor the fingerprint go by. A
-    /// cached PUT or DELETE does not look at the key again: see docs/decisions/0006.
+    /// The bits of the hash that tell the key of an entry. The first sets, the window and the
+    /// fingerprint are chosen by other bits. A cached PUT or DELETE compares no key, so it relies
+    /// on this tag: docs/decisions/0006.
     #[inline]
     pub(super) fn tag(hash: KeyHash) -> u64 {
         let identity = hash.identity() >> (u64::BITS - IDENTITY_BITS);
-        identity << PLACE_BITS | u64::from(hash.row_bits()) & ((1 << PLACE_BITS) - 1)
+        identity << ROW_HASH_BITS | u64::from(hash.row_bits()) & ((1 << ROW_HASH_BITS) - 1)
     }
 
-    /// As [`spread`], of the key whose entry stands in this set.
-    pub(super) fn spread(&self, set: usize) -> usize {
-        let known = (TAG.of(self.rest) >> PLACE_BITS) as usize;
+    /// [`set_bits`] of the key whose entry is in this set, as far as the entry's tag has the bits.
+    pub(super) fn set_bits(&self, set: usize) -> usize {
+        let known = (TAG.get(self.rest) >> ROW_HASH_BITS) as usize;
         known << FIRST_SETS_BITS | set & (FIRST_SETS - 1)
     }
 
     #[inline]
     pub(super) fn is_of(&self, hash: KeyHash) -> bool {
-        TAG.of(self.rest) == Self::tag(hash) && !self.is_empty()
+        TAG.get(self.rest) == Self::tag(hash) && !self.is_empty()
     }
 
     #[inline]
@@ -178,26 +183,26 @@ impl PackedLocation {
         self.address == 0
     }
 
-    /// When it was proved last: see [`ProofTimeBase`].
+    /// The stamp of the latest proof: see [`ProofTimeBase`].
     #[inline]
     pub(super) fn stamp(&self) -> u64 {
-        PROVED.of(self.rest)
+        PROVED.get(self.rest)
     }
 
-    /// The same, proved as the stamp says.
+    /// This entry with another stamp.
     #[inline]
     pub(super) fn stamped(self, stamp: u64) -> Self {
         let rest = self.rest & !PROVED.with(PROVED.max()) | PROVED.with(stamp);
         Self { rest, ..self }
     }
 
-    /// Whether a thread is about to replace it.
+    /// Whether a thread is about to replace the entry.
     #[inline]
     pub(super) fn is_locked(&self) -> bool {
-        LOCKED.of(self.rest) == 1
+        LOCKED.get(self.rest) == 1
     }
 
-    /// The same, for others to leave alone.
+    /// This entry, locked: other threads leave it alone.
     #[inline]
     pub(super) fn locked(self) -> Self {
         Self { rest: self.rest | LOCKED.with(1), ..self }

@@ -1,12 +1,14 @@
-//! When the locations of a cache were proved, for all threads that share it.
+//! The times at which cached locations were proved, for all threads that share a cache.
 //!
-//! An entry has room for the time since a base, and the base moves. A thread that sleeps for an
-//! hour between two steps must not make an old proof look like a new one. By it a compare-and-swap
-//! would rely on a word that came again (invariant I4). So a writer locks an entry before it looks
-//! at the base that it writes by, and a thread that moves the base passes by all places. Readers get
-//! the new base once no entry is left that goes by the old one. Until then they take what is written
-//! by the new one for older than it is, which costs round trips. If a place stays locked, that lasts
-//! until the next try.
+//! An entry has room only for a *stamp*: the time from a base to the proof. The base moves now and
+//! then. A thread that sleeps for an hour between two steps must not make an old proof look like
+//! a new one. A compare-and-swap would rely on a word that has recurred (invariant I4).
+//!
+//! So a writer locks an entry before it reads the base for the stamp. A thread that moves the base
+//! first gives the new base to writers, then rewrites the stamp in every cell, then gives the new
+//! base to readers. Meanwhile a reader takes an entry with a new stamp for older than it is, which
+//! costs round trips only. If a cell stays locked, readers keep the old base until the next
+//! attempt.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -15,18 +17,18 @@ use portable_atomic::AtomicU128;
 
 use super::entry::{PROVED, PackedLocation};
 
-/// Where an entry stands; generic so that loom runs the same code on its own.
-pub(super) trait Place {
+/// The memory of one entry. Generic, so that loom can run the same code on its own atomics.
+pub(super) trait CacheCell {
     fn load(&self, order: Ordering) -> u128;
     fn store(&self, bits: u128, order: Ordering);
-    /// Whether `known` stood there, in whose place `bits` is now.
+    /// Compare-and-swap from `known` to `bits`. Returns whether it succeeded.
     fn swap(&self, known: u128, bits: u128) -> bool;
-    /// How often to wait for a place before it is given up.
+    /// The maximum number of pauses while a cell is locked.
     const PAUSES_MAX: u32;
     fn pause();
 }
 
-impl Place for AtomicU128 {
+impl CacheCell for AtomicU128 {
     #[inline]
     fn load(&self, order: Ordering) -> u128 {
         self.load(order)
@@ -42,7 +44,8 @@ impl Place for AtomicU128 {
         self.compare_exchange(known, bits, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
-    /// Longer than the few instructions a lock is for, except in a thread that is stopped in them.
+    /// A lock lasts for a few instructions. Only a thread that is stopped within them holds it for
+    /// longer than so many pauses.
     const PAUSES_MAX: u32 = 1000;
 
     fn pause() {
@@ -50,7 +53,7 @@ impl Place for AtomicU128 {
     }
 }
 
-/// A base, in units.
+/// The memory of a base, in units of time.
 pub(super) trait Base {
     fn load(&self, order: Ordering) -> u64;
     fn store(&self, units: u64, order: Ordering);
@@ -68,37 +71,39 @@ impl Base for AtomicU64 {
     }
 }
 
-/// The entry that stands there. Its reader sees what its writer saw: the block it leads to.
+/// Returns the entry of a cell. Acquire: the caller then sees all that the writer of the entry saw,
+/// among it the block that the entry leads to.
 #[inline]
-pub(super) fn entry<P: Place>(place: &P) -> PackedLocation {
-    PackedLocation::from_bits(place.load(Ordering::Acquire))
+pub(super) fn entry<P: CacheCell>(cell: &P) -> PackedLocation {
+    PackedLocation::from_bits(cell.load(Ordering::Acquire))
 }
 
-/// Replaces an entry that has to be as it is known, and not locked.
+/// Replaces an entry, unless it is locked or not `known` any more. Returns whether it did.
 #[inline]
-fn swap<P: Place>(place: &P, known: PackedLocation, new: PackedLocation) -> bool {
-    !known.is_locked() && place.swap(known.bits(), new.bits())
+fn swap<P: CacheCell>(cell: &P, known: PackedLocation, new: PackedLocation) -> bool {
+    !known.is_locked() && cell.swap(known.bits(), new.bits())
 }
 
-/// Takes an entry that has to be as it is known for this thread to replace.
+/// Locks an entry for this thread, unless it is locked or not `known` any more.
 #[inline]
-fn lock<P: Place>(place: &P, known: PackedLocation) -> bool {
-    swap(place, known, known.locked())
+fn lock<P: CacheCell>(cell: &P, known: PackedLocation) -> bool {
+    swap(cell, known, known.locked())
 }
 
-/// Removes an entry that has to be as it is known.
+/// Removes an entry, unless it is locked or not `known` any more.
 #[inline]
-pub(super) fn empty<P: Place>(place: &P, known: PackedLocation) -> bool {
-    swap(place, known, PackedLocation::default())
+pub(super) fn empty<P: CacheCell>(cell: &P, known: PackedLocation) -> bool {
+    swap(cell, known, PackedLocation::default())
 }
 
-/// Makes an entry's stamp so much smaller, if there is one; false if it stays locked. Also where
-/// there is none the place is changed, by what was there: a thread that locks it later sees what this one
-/// did before.
-fn age<P: Place>(place: &P, passed: u64) -> bool {
+/// Reduces an entry's stamp by `passed` units. Returns false if the entry stays locked.
+///
+/// An empty cell is swapped as well, although its value stays the same: a thread that locks it
+/// later then sees the new base, which this thread stored before.
+fn age_entry<P: CacheCell>(cell: &P, passed: u64) -> bool {
     (0..P::PAUSES_MAX).any(|_| {
-        let known = entry(place);
-        let is_aged = swap(place, known, known.stamped(known.stamp().saturating_sub(passed)));
+        let known = entry(cell);
+        let is_aged = swap(cell, known, known.stamped(known.stamp().saturating_sub(passed)));
         if !is_aged {
             P::pause();
         }
@@ -106,16 +111,17 @@ fn age<P: Place>(place: &P, passed: u64) -> bool {
     })
 }
 
-/// What stamps mean in a cache.
+/// The meaning of stamps in a cache.
 pub(super) struct ProofClock<B> {
+    /// Log2 of a unit in nanoseconds.
     unit_shift: u32,
-    /// The base that entries are written by, and that by which they are read.
+    /// The base for the stamps of new entries, and the base for reading stamps.
     writers: B,
     readers: B,
 }
 
 impl ProofClock<AtomicU64> {
-    /// For proofs that are good for `proof_ns`.
+    /// A clock for proofs that are good for `proof_ns`.
     pub(super) fn new(proof_ns: Nanos, now: Nanos) -> Self {
         let unit_shift = (proof_ns / UNITS_PER_PROOF).max(1).ilog2().max(UNIT_SHIFT_MIN);
         let base = || AtomicU64::new(now >> unit_shift);
@@ -125,94 +131,95 @@ impl ProofClock<AtomicU64> {
 
 impl<B: Base> ProofClock<B> {
     #[inline]
-    fn by(&self, base: u64) -> ProofTimeBase {
+    fn time_base(&self, base: u64) -> ProofTimeBase {
         ProofTimeBase { unit_shift: self.unit_shift, base }
     }
 
-    /// When entries were proved that are loaded from now on, or an earlier time.
+    /// The base for entries that are loaded after this call. By it no entry looks newer than it is.
     #[inline]
     pub(super) fn for_reading(&self) -> ProofTimeBase {
-        self.by(self.readers.load(Ordering::Acquire))
+        self.time_base(self.readers.load(Ordering::Acquire))
     }
 
-    /// Whether a proof at `at` is worth writing down over one of `before`.
+    /// Whether the stamp of a proof at `at` would be later than that of one at `before`.
     #[inline]
     pub(super) fn is_later(&self, at: Nanos, before: Nanos) -> bool {
         at >> self.unit_shift > before >> self.unit_shift
     }
 
-    /// How to write an entry that this thread has locked.
+    /// The base for the stamp of an entry that this thread has locked.
     #[inline]
     fn for_writing(&self) -> ProofTimeBase {
-        self.by(self.writers.load(Ordering::Relaxed))
+        self.time_base(self.writers.load(Ordering::Relaxed))
     }
 
-    /// Whether the base is too long ago for a proof then, and no thread tried to move it lately.
+    /// Whether the base is too old for a proof at `at`, and no thread tried to move it lately.
     #[inline]
     pub(super) fn is_over(&self, at: Nanos) -> bool {
         self.for_reading().since_base(at) > ProofTimeBase::STAMP_MAX
             && self.for_writing().since_base(at) > UNITS_KEPT + 1
     }
 
-    /// Replaces an entry that has to be as it is known by one that was proved at `at`, unless
-    /// another thread replaces it at this moment: then that stays.
+    /// Replaces an entry by one that was proved at `at`, unless another thread has it locked or has
+    /// changed it. Returns whether it did.
     #[inline]
-    pub(super) fn replace<P: Place>(
+    pub(super) fn replace<P: CacheCell>(
         &self,
-        place: &P,
+        cell: &P,
         known: PackedLocation,
         new: PackedLocation,
         at: Nanos,
     ) -> bool {
-        if !lock(place, known) {
+        if !lock(cell, known) {
             return false;
         }
         let stamp = self.for_writing().stamp(at);
-        place.store(new.stamped(stamp).bits(), Ordering::Release);
+        cell.store(new.stamped(stamp).bits(), Ordering::Release);
         true
     }
 
-    /// Moves the base, one caller at a time, with all places that have an entry or may get one.
+    /// Moves the base, and rewrites all cells, which have an entry or may get one. One thread calls
+    /// this at a time.
     ///
-    /// What is written by the new base already, by those who passed this place before, or when the
-    /// last try was given up, is taken for older than it is.
-    pub(super) fn rebase<'p, P: Place + 'p>(
+    /// An entry that has a stamp of the new base already becomes older than it is. Other threads
+    /// write such entries during the pass, and after an attempt that failed.
+    pub(super) fn rebase<'p, P: CacheCell + 'p>(
         &self,
         now: Nanos,
-        mut places: impl Iterator<Item = &'p P>,
+        mut cells: impl Iterator<Item = &'p P>,
     ) {
         let before = self.for_reading();
         let later = before.later(now);
         self.writers.store(later.base, Ordering::Relaxed);
-        if places.all(|place| age(place, later.base - before.base)) {
+        if cells.all(|cell| age_entry(cell, later.base - before.base)) {
             self.readers.store(later.base, Ordering::Release);
         }
     }
 }
 
-/// What entries write down instead of the time of a proof: how many units passed between a base
-/// and then, and one; 0 for a proof that is too old for anything.
+/// Converts times to stamps and back. A stamp is the number of units from the base to the proof,
+/// plus one; 0 is the stamp of a proof that is too old to be used.
 #[derive(Clone, Copy)]
 pub(super) struct ProofTimeBase {
     /// Log2 of a unit in nanoseconds.
     unit_shift: u32,
-    /// In units.
+    /// The base, in units since the clock's start.
     base: u64,
 }
 
-/// A unit is at most this part of the time a proof is good for ...
+/// The minimum number of units in the life of a proof, unless [`UNIT_SHIFT_MIN`] makes them longer.
+/// A proof loses up to one unit of its life when it is stamped.
 pub(super) const UNITS_PER_PROOF: Nanos = 16;
-/// ... but at least 134 ms, so that the base lasts for a minute.
+/// Log2 of the shortest unit in nanoseconds: 134 ms, so that a base lasts for a minute.
 pub(super) const UNIT_SHIFT_MIN: u32 = 27;
-/// How many of them the base stays behind when it moves.
+/// The number of units before the present at which a new base is set. Older proofs lose their time.
 const UNITS_KEPT: u64 = 4 * UNITS_PER_PROOF;
 
 impl ProofTimeBase {
     /// The largest stamp.
     pub(super) const STAMP_MAX: u64 = PROVED.max();
 
-    /// What an entry proved then writes down, or of a proof before that when the base is too long
-    /// ago.
+    /// The stamp of a proof at `at`. If the base is too old, the proof looks older than it is.
     #[inline]
     pub(super) fn stamp(self, at: Nanos) -> u64 {
         self.since_base(at).min(Self::STAMP_MAX)
@@ -223,13 +230,13 @@ impl ProofTimeBase {
         ((at >> self.unit_shift) + 1).saturating_sub(self.base)
     }
 
-    /// When an entry with this stamp was proved, or earlier.
+    /// The time of a proof with this stamp, rounded down to a full unit.
     #[inline]
     pub(super) fn at(self, stamp: u64) -> Nanos {
         if stamp == 0 { 0 } else { (self.base + stamp - 1) << self.unit_shift }
     }
 
-    /// By the last base that all proofs that are still good at `now` can be told by.
+    /// The latest base before which no proof is still good at `now`.
     fn later(self, now: Nanos) -> Self {
         let base = (now >> self.unit_shift).saturating_sub(UNITS_KEPT).max(self.base);
         Self { base, ..self }

@@ -4,7 +4,7 @@ use farside_layout::{BlockAddress, BlockRef, INCARNATION_MAX, SizeClass, SlotWor
 use super::proofs::{ProofTimeBase, UNIT_SHIFT_MIN, UNITS_PER_PROOF};
 use super::*;
 
-/// For proofs of less than this a unit is 34 ms.
+/// For a proof that is good for this time, a unit is the shortest one: 134 ms.
 const PROOF_NS: Nanos = UNITS_PER_PROOF << UNIT_SHIFT_MIN;
 
 fn cache(bytes: usize) -> LocationCache {
@@ -25,7 +25,7 @@ fn units(n: u64) -> Nanos {
     n << UNIT_SHIFT_MIN
 }
 
-/// Something to remember of key `key`; each `n` is another.
+/// A location of `key`, a different one for each `n`.
 fn location(key: u64, n: u64) -> Location {
     let class = SizeClass::from_index((n % SizeClass::COUNT as u64) as u8).unwrap();
     let address = BlockAddress(u32::MAX - n as u32);
@@ -52,7 +52,7 @@ fn hash(n: u64) -> KeyHash {
 }
 
 #[test]
-fn what_is_put_comes_back_until_forgotten() {
+fn a_location_is_found_until_it_is_forgotten() {
     let cache = cache(1 << 20);
     for n in 0..1000 {
         cache.put(hash(n), location(n, n));
@@ -66,13 +66,13 @@ fn what_is_put_comes_back_until_forgotten() {
     cache.prove(hash(7), &location(7, 9), units(100));
     cache.prove(hash(7), &location(7, 8), units(98));
     assert_eq!(cache.get(hash(7)), Some(Location { proved_at: units(99), ..location(7, 8) }));
-    // The same word, but 256 generations ago, when it led to something else.
-    let ago = Location { generation: 0xabcd_ee08, ..location(7, 8) };
-    cache.put(hash(7), ago);
+    // The same word 256 generations earlier, when it led to other content.
+    let earlier = Location { generation: 0xabcd_ee08, ..location(7, 8) };
+    cache.put(hash(7), earlier);
     cache.prove(hash(7), &location(7, 8), units(200));
-    assert_eq!(cache.get(hash(7)), Some(ago));
+    assert_eq!(cache.get(hash(7)), Some(earlier));
     cache.forget_word(hash(7), location(7, 9).word);
-    assert_eq!(cache.get(hash(7)), Some(ago));
+    assert_eq!(cache.get(hash(7)), Some(earlier));
     cache.forget_word(hash(7), location(7, 8).word);
     assert_eq!(cache.get(hash(7)), None);
     cache.clear();
@@ -80,7 +80,7 @@ fn what_is_put_comes_back_until_forgotten() {
 }
 
 #[test]
-fn what_a_split_has_in_its_hands_is_not_remembered() {
+fn a_location_with_a_frozen_word_is_not_cached() {
     let cache = cache(1 << 20);
     cache.put(hash(1), location(1, 1));
     let frozen = location(1, 1).word.with_state(SlotState::Frozen);
@@ -88,10 +88,10 @@ fn what_a_split_has_in_its_hands_is_not_remembered() {
     assert_eq!(cache.get(hash(1)), None);
 }
 
-/// The numbers for times run out: the base moves, and what was proved keeps its time as long as
-/// that is good for anything.
+/// Stamps overflow, so the base moves. A proof keeps its time as long as it is young enough to be
+/// used.
 #[test]
-fn proofs_keep_their_time_for_ever_or_lose_it() {
+fn proofs_keep_their_time_until_they_are_useless() {
     let cache = cache(1 << 20);
     for lap in 1..5 {
         let now = lap * (ProofTimeBase::STAMP_MAX + 1);
@@ -100,8 +100,8 @@ fn proofs_keep_their_time_for_ever_or_lose_it() {
         }
         for n in 0..100 {
             let proved_at = cache.get(hash(n)).unwrap().proved_at;
-            let good = n <= UNITS_PER_PROOF;
-            assert!(proved_at == units(now - n) || !good && proved_at < units(now - n));
+            let is_good = n <= UNITS_PER_PROOF;
+            assert!(proved_at == units(now - n) || !is_good && proved_at < units(now - n));
         }
     }
     let much_later = units(1 << 30);
@@ -111,19 +111,19 @@ fn proofs_keep_their_time_for_ever_or_lose_it() {
     assert_eq!(cache.get(hash(6)).unwrap().proved_at, 0);
 }
 
-/// No two keys of many are taken for each other, and all that tells them apart does.
+/// Hardly any two keys have the same tag, and every bit of the tag varies.
 #[test]
 fn tags_differ() {
     let tags = (0..100_000).map(|n| PackedLocation::tag(hash(n)));
     let distinct: std::collections::HashSet<u64> = tags.clone().collect();
-    // 2^33 tags: one pair in two tries, on average.
+    // With 2^33 possible tags, half a pair of equal ones is expected.
     assert!(distinct.len() >= 100_000 - 4, "{}", distinct.len());
     let (all, any) = tags.fold((u64::MAX, 0), |(all, any), tag| (all & tag, any | tag));
     assert_eq!((all, any), (0, (1 << 33) - 1));
 }
 
 #[test]
-fn a_key_whose_line_is_full_stands_in_the_other_one() {
+fn a_key_whose_preferred_line_is_full_uses_the_other_one() {
     let cache = cache(128);
     let same_line = |n: &u64| first_way(hash(*n)) == first_way(hash(0));
     let keys: Vec<u64> = (0..).filter(same_line).take(WAYS).collect();
@@ -133,36 +133,36 @@ fn a_key_whose_line_is_full_stands_in_the_other_one() {
         let way = ways(hash(*n)).position(|way| entry(&set[way]).is_of(hash(*n)));
         assert_eq!((way, cache.get(hash(*n))), (Some(at), Some(location(*n, *n))));
     }
-    // Found there, a key is also replaced and forgotten there.
-    let last = keys[WAYS - 1];
-    cache.put(hash(last), location(last, 100));
-    assert_eq!(cache.get(hash(last)), Some(location(last, 100)));
-    cache.forget(hash(last));
-    assert_eq!(cache.get(hash(last)), None);
+    // The entry of a key in the other line can be replaced and forgotten.
+    let last_key = keys[WAYS - 1];
+    cache.put(hash(last_key), location(last_key, 100));
+    assert_eq!(cache.get(hash(last_key)), Some(location(last_key, 100)));
+    cache.forget(hash(last_key));
+    assert_eq!(cache.get(hash(last_key)), None);
     assert!(keys[..WAYS - 1].iter().all(|n| cache.get(hash(*n)).is_some()));
 }
 
-/// Sets come as entries do, and hardly any entry is lost on the way.
+/// The number of sets doubles as entries are added, and hardly any entry is lost when it does.
 #[test]
-fn sets_double_with_what_they_hold() {
-    let most = 4 * FIRST_SETS;
-    let cache = cache(most * SET_BYTES);
-    let count = (most * ENTRIES_PER_SET) as u64;
+fn sets_double_with_the_number_of_entries() {
+    let sets_max = 4 * FIRST_SETS;
+    let cache = cache(sets_max * SET_BYTES);
+    let count = (sets_max * ENTRIES_PER_SET) as u64;
     for n in 0..count {
         cache.put(hash(n), location(n, n % 1000));
         let wanted = cache.filled().div_ceil(ENTRIES_PER_SET).next_power_of_two();
         assert_eq!(cache.sets(), wanted.max(FIRST_SETS));
         if cache.filled().is_power_of_two() {
-            let kept = (0..=n).filter(|n| cache.get(hash(*n)) == Some(location(*n, n % 1000)));
-            assert_eq!(kept.count(), cache.filled());
+            let found = (0..=n).filter(|n| cache.get(hash(*n)) == Some(location(*n, n % 1000)));
+            assert_eq!(found.count(), cache.filled());
         }
     }
     assert!(cache.filled() as u64 * 1000 > count * 999, "{} of {count}", cache.filled());
-    // Full, it goes on within its memory.
+    // A full cache stays within its memory.
     for n in count..4 * count {
         cache.put(hash(n), location(n, n % 1000));
     }
-    assert_eq!(cache.sets(), most);
+    assert_eq!(cache.sets(), sets_max);
     for n in 0..4 * count {
         cache.forget(hash(n));
     }
@@ -170,11 +170,11 @@ fn sets_double_with_what_they_hold() {
     (0..100).for_each(|n| cache.put(hash(n), location(n, n)));
     cache.clear();
     assert!((0..100).all(|n| cache.get(hash(n)).is_none()));
-    assert_eq!((cache.sets(), cache.filled()), (most, 0));
+    assert_eq!((cache.sets(), cache.filled()), (sets_max, 0));
 }
 
 #[test]
-fn memory_is_bounded_and_zero_is_off() {
+fn memory_is_bounded_and_zero_bytes_turn_the_cache_off() {
     for bytes in [128, 255, 256, 1000, 1 << 20] {
         let cache = cache(bytes);
         assert!((128..=bytes).contains(&(cache.all().len() * size_of::<PackedLocation>())));
@@ -186,20 +186,20 @@ fn memory_is_bounded_and_zero_is_off() {
     for n in 1..=8 {
         small.put(hash(n), location(n, n));
     }
-    // Used again, so the one after it is the oldest.
+    // Key 1 is proved again, so key 2 has the oldest proof.
     small.prove(hash(1), &location(1, 1), units(19));
     small.put(hash(9), location(9, 9));
-    let kept: Vec<u64> = (1..=9).filter(|n| small.get(hash(*n)).is_some()).collect();
-    assert_eq!(kept, [1, 3, 4, 5, 6, 7, 8, 9]);
+    let found: Vec<u64> = (1..=9).filter(|n| small.get(hash(*n)).is_some()).collect();
+    assert_eq!(found, [1, 3, 4, 5, 6, 7, 8, 9]);
 }
 
-/// Threads share a cache: whatever they do, what one of them gets was put, all of it, and was
-/// proved when it says or later, while sets double and the base moves.
+/// Threads share a cache, while sets double and the base moves. A location that a thread gets is
+/// exactly one that some thread put, never a mix, and was proved at its time or later.
 #[test]
-fn what_one_thread_gets_another_one_put() {
+fn a_location_that_one_thread_gets_was_put_by_another_one() {
     const ROUNDS: u64 = 200_000;
     const KEYS: u64 = 3000;
-    /// More than a stamp can tell from each other.
+    /// More times than a stamp can distinguish.
     const TIMES: u64 = 2 * ProofTimeBase::STAMP_MAX;
     let cache = cache(1 << 20);
     let work = |thread: u64| {
@@ -210,7 +210,7 @@ fn what_one_thread_gets_another_one_put() {
             match random >> 60 {
                 0..8 => cache.put(hash(key), location(key, now)),
                 8 => cache.forget(hash(key)),
-                // Others keep the time of their PUT.
+                // Odd keys are never proved again, so they keep the time of their PUT.
                 _ if key % 2 == 0 => {
                     let location = cache.get(hash(key));
                     location.inspect(|known| cache.prove(hash(key), known, units(now)));

@@ -1,10 +1,10 @@
-//! Many chains of verbs, each on a lane of its own.
+//! Batches of chains, each chain on a lane of its own.
 
 use farside_fabric::{ChainError, Fabric, InFlight, LaneId, Nanos, Verb};
 
 use super::SubtableSplitter;
 
-/// Up to three verbs for one lane.
+/// A chain of up to three verbs.
 #[derive(Clone, Copy)]
 pub(super) struct Chain {
     verbs: [Verb; 3],
@@ -20,7 +20,8 @@ impl Chain {
 }
 
 impl<F: Fabric> SubtableSplitter<'_, F> {
-    /// Posts each chain on a lane of its own, in order; what their atomic verbs found.
+    /// Executes one chain on each lane, concurrently. Returns the words that their
+    /// compare-and-swaps found, in order.
     pub(super) async fn batch(&self, chains: &[Chain]) -> Result<Vec<u64>, ChainError> {
         let lanes = (0..self.lanes).map(LaneId);
         let post = |(lane, chain): (LaneId, &Chain)| {
@@ -34,10 +35,11 @@ impl<F: Fabric> SubtableSplitter<'_, F> {
         found.into_iter().collect()
     }
 
+    /// Executes any number of chains, in batches.
     pub(super) async fn all(&self, chains: impl Iterator<Item = Chain>) -> Result<(), ChainError> {
         let chains: Vec<Chain> = chains.collect();
-        for some in chains.chunks(self.lanes.into()) {
-            self.batch(some).await?;
+        for batch in chains.chunks(self.lanes.into()) {
+            self.batch(batch).await?;
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! The directory leads to the subtables that a split made.
+//! Changes the directory after a split, so that it leads to the new subtables.
 
 use farside_fabric::{Buffer, ChainError, Fabric, Nanos, Verb};
 use farside_layout::{DirectoryEntry, RegionState, STATE_OFFSET, Superblock};
@@ -6,17 +6,17 @@ use farside_layout::{DirectoryEntry, RegionState, STATE_OFFSET, Superblock};
 use super::{LANE, Split, SplitProgress, SubtableSplitter};
 
 const ENTRY_BYTES: u64 = size_of::<DirectoryEntry>() as u64;
-/// How many entries of the old directory one READ brings to be doubled.
+/// The number of directory entries that are doubled at a time.
 const PIECE_ENTRIES: u64 = 4096;
 pub(super) const PIECE_BYTES: u64 = PIECE_ENTRIES * ENTRY_BYTES;
 
 impl<F: Fabric> SubtableSplitter<'_, F> {
-    /// Moves the entries of a subtable to two others and makes the directory, which is `depth`
-    /// deep, lead there, from wherever an earlier call stopped; how far that came, and the
-    /// directory's depth afterwards.
+    /// Executes a whole split: moves the entries, changes the directory, which has this depth, and
+    /// takes the old subtable out of use. Continues where an earlier call was interrupted. Returns
+    /// the progress and the directory's depth afterwards.
     ///
     /// # Errors
-    /// [`ChainError`] when the endpoint does not reach the region any more.
+    /// [`ChainError`] if the endpoint cannot reach the region.
     pub async fn run(&self, split: &Split, depth: u8) -> Result<(SplitProgress, u8), ChainError> {
         let progress = self.split(split).await?;
         match progress {
@@ -29,12 +29,13 @@ impl<F: Fabric> SubtableSplitter<'_, F> {
         }
     }
 
-    /// Leads readers to the new subtables of a split that is done; `depth` is that of the directory
-    /// in use. Returns its depth afterwards: one more if the old subtable had an entry for itself.
+    /// Changes the directory, which has this depth, so that it leads to the new subtables of a
+    /// split that is done. Returns the depth afterwards: one more if the old subtable had a single
+    /// entry.
     ///
     /// # Errors
-    /// [`ChainError`] when the endpoint does not reach the region, or the region has no directory
-    /// that deep.
+    /// [`ChainError`] if the endpoint cannot reach the region, or if the region cannot have a
+    /// directory of that depth.
     pub async fn publish(&self, split: &Split, mut depth: u8) -> Result<u8, ChainError> {
         if split.local_depth == depth {
             self.double(depth).await?;
@@ -42,8 +43,8 @@ impl<F: Fabric> SubtableSplitter<'_, F> {
         }
         let half = 1u64 << (depth - split.local_depth - 1);
         let first = self.entry_offset(depth, u64::from(split.prefix) * 2 * half)?;
-        // From the last to the first: as long as the first leads to the old subtable, a client that
-        // continues after an interruption finds the split and repeats this.
+        // From the last entry to the first. As long as the first one leads to the old subtable, a
+        // server that continues after an interruption finds the split and repeats this.
         for at in (0..2 * half).rev() {
             let side = (at / half) as usize;
             let entry = DirectoryEntry::new(split.new[side], split.local_depth + 1);
@@ -60,8 +61,8 @@ impl<F: Fabric> SubtableSplitter<'_, F> {
         Ok(directory + number * ENTRY_BYTES)
     }
 
-    /// Builds a directory with each entry twice beside the one in use, then makes it the one in use
-    /// with one word.
+    /// Builds a directory with each entry twice, beside the directory in use. Then switches to it
+    /// by a WRITE of one word.
     async fn double(&self, depth: u8) -> Result<(), ChainError> {
         let (old, new) = (self.entry_offset(depth, 0)?, self.entry_offset(depth + 1, 0)?);
         let total = 1u64 << depth;
@@ -80,7 +81,7 @@ impl<F: Fabric> SubtableSplitter<'_, F> {
         self.endpoint.chain(LANE, self.region, &switch, Nanos::MAX).await.map(|_| ())
     }
 
-    /// Each entry in the block buffer twice into the image buffer.
+    /// Copies each entry in the buffer of READ blocks twice into the buffer of new blocks.
     fn fill_twice(&self, bytes: usize) {
         let entries = {
             let block = self.endpoint.buffer(LANE, Buffer::ReadBlock);

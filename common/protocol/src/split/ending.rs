@@ -1,4 +1,4 @@
-//! The end of a split in the new subtables.
+//! The last steps of a split in the new subtables.
 
 use farside_fabric::{ChainError, Fabric};
 use farside_layout::{SlotState, SlotWord};
@@ -7,7 +7,7 @@ use super::chains::Chain;
 use super::{Split, SubtableSplitter, Words, slot_offset, swap};
 
 impl<F: Fabric> SubtableSplitter<'_, F> {
-    /// An interrupted split may have left COPY beside MOVED: the entry has arrived.
+    /// Makes COPY words LIVE whose old slot is MOVED, which an interrupted split can leave.
     pub(super) async fn finish_copies(
         &self,
         split: &Split,
@@ -26,9 +26,9 @@ impl<F: Fabric> SubtableSplitter<'_, F> {
         self.all(chains.into_iter()).await
     }
 
-    /// Makes the slots that no entry came to EMPTY.
+    /// Makes the slots to which no entry has moved EMPTY.
     pub(super) async fn release(&self, split: &Split, words: &Words) -> Result<(), ChainError> {
-        let of = |(subtable, new): (u64, &Vec<SlotWord>)| {
+        let empty_unused = |(subtable, new): (u64, &Vec<SlotWord>)| {
             let unused = |(at, word): &(usize, &SlotWord)| {
                 word.state() == SlotState::Moved && self.slots.contains(at)
             };
@@ -37,6 +37,6 @@ impl<F: Fabric> SubtableSplitter<'_, F> {
             };
             new.iter().enumerate().filter(unused).map(chain).collect::<Vec<_>>()
         };
-        self.all(split.new.into_iter().zip(&words.new).flat_map(of)).await
+        self.all(split.new.into_iter().zip(&words.new).flat_map(empty_unused)).await
     }
 }

@@ -1,4 +1,4 @@
-//! Places of subtables that splits have emptied.
+//! Places: the memory of subtables that splits have emptied, which later splits use again.
 
 use farside_fabric::{ChainError, Fabric, Verb};
 use farside_layout::hash::NO_HINT;
@@ -8,15 +8,15 @@ use super::chains::Chain;
 use super::{SubtableSplitter, slot_offset, swap};
 
 impl<F: Fabric> SubtableSplitter<'_, F> {
-    /// Makes a place free that has rested for GRACE since its split ended (invariant I18). False
-    /// while a client has an unfinished INSERT in it: that client will come back to it, so it rests
-    /// on.
+    /// Prepares a place for another use after it has rested for GRACE since its split (invariant
+    /// I18). Returns false if it has to rest on, because a client has an unfinished INSERT there
+    /// and will still clear its word.
     ///
     /// # Errors
-    /// [`ChainError`] when the endpoint does not reach the region any more.
+    /// [`ChainError`] if the endpoint cannot reach the region.
     pub async fn vacate(&self, place: u64) -> Result<bool, ChainError> {
         let slots = self.slots_of(place).await?;
-        // Used by now, whatever becomes of them (invariant I21).
+        // A place that is used again has no hint of 0, which an INSERT could claim (invariant I21).
         let unclaimed = self.slots.clone().filter(|at| slots[*at].hint() == 0);
         self.all(unclaimed.map(|at| {
             let remote = place + slot_offset(at) + HINT_OFFSET;

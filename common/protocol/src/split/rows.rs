@@ -1,4 +1,4 @@
-//! What the headers of rows say while a split goes on.
+//! Row headers during a split.
 
 use std::ops::Range;
 
@@ -13,18 +13,18 @@ use super::chains::Chain;
 use super::{LANE, Split, SubtableSplitter};
 
 impl<F: Fabric> SubtableSplitter<'_, F> {
-    /// Leaves out all rows and slots except these, for a simulation in which no client accesses
+    /// Restricts splits to these rows and slots, for a simulation in which clients access no
     /// others.
     pub fn with_part(self, rows: Range<usize>, slots: Range<usize>) -> Self {
         Self { rows, slots, ..self }
     }
 
-    /// The byte offsets of a subtable's rows whose headers are to be written: all.
+    /// The byte offsets of the rows whose headers are written: all rows, except in a simulation.
     fn rows_of(&self, subtable: u64) -> impl Iterator<Item = u64> {
         self.rows.clone().map(move |row| subtable + row as u64 * ROW_BYTES)
     }
 
-    /// The rows of a subtable, as one READ brings them.
+    /// READs all rows of a subtable.
     pub(super) async fn read_rows(&self, subtable: u64) -> Result<Vec<Row>, ChainError> {
         let bytes = SUBTABLE_BYTES as u32;
         let read = [Verb::Read { remote: subtable, into: Buffer::ReadBlock, bytes }];
@@ -34,9 +34,9 @@ impl<F: Fabric> SubtableSplitter<'_, F> {
         Ok(rows.to_vec())
     }
 
-    /// Whether an earlier call moved everything, and a new subtable, or some of its rows, is not
-    /// `filling` any more. A prefix and local depth name one subtable for ever (invariant I17), so
-    /// no earlier use of the place left such a header.
+    /// Whether an earlier call has moved all entries: then a row of a new subtable is not `filling`
+    /// any more. No earlier use of the place left such a header, because a prefix and local depth
+    /// belong to one subtable for ever (invariant I17).
     pub(super) async fn is_released(&self, split: &Split) -> Result<bool, ChainError> {
         for (side, subtable) in split.new.into_iter().enumerate() {
             let [place, _] = split.header(side).words();
@@ -48,16 +48,18 @@ impl<F: Fabric> SubtableSplitter<'_, F> {
         Ok(false)
     }
 
-    /// Says in the new subtables whose they will be, then in the old one where its keys go: before
-    /// the first word moves, so that a client that finds a MOVED word finds the way.
+    /// Writes the headers of the new subtables, then the forward pointers of the old one. This
+    /// comes before the first word moves, so that a client that finds a MOVED word also finds a
+    /// forward pointer (invariant I14).
     pub(super) async fn open(&self, split: &Split) -> Result<(), ChainError> {
         self.write_headers(split, [0, 1].map(|side| split.header(side).filling())).await?;
         let [_, forward] = split.header(0).with_forward(split.new).words();
         let verb = |row| Verb::WriteWord { remote: row + FORWARD_OFFSET, value: forward };
         self.all(self.rows_of(split.old).map(|row| Chain::of(&[verb(row)]))).await?;
-        // Where a processor executes the verbs, its stores may still be on their way to the others
-        // while it reads on; not past a compare-and-swap, here one that changes nothing. So a
-        // client that fills a slot after this has read it will see the way (invariant I16).
+        // On shared memory a processor may execute later loads before its stores are visible to
+        // others. A compare-and-swap, here one that changes nothing, prevents this. So a client
+        // that fills a slot after the splitter has read it sees the forward pointer (invariant
+        // I16).
         self.batch(&[Chain::of(&[Verb::CompareSwap {
             remote: split.new[1] + slot_in_subtable(ROWS_PER_SUBTABLE - 1, SLOTS_PER_ROW - 1),
             expected: 0,
@@ -67,12 +69,12 @@ impl<F: Fabric> SubtableSplitter<'_, F> {
         .map(drop)
     }
 
-    /// Takes the old subtable, to which nothing leads any more, out of use. Then an old directory
-    /// is found to be old, whatever the place is used for next. In this order: where it says whose
-    /// it is, it also says where the keys went.
+    /// Clears the headers of the old subtable, to which the directory does not lead any more. A
+    /// client with an old directory copy then notices that it is old. The word with the prefix goes
+    /// first: as long as a row belongs to the subtable, it has its forward pointers.
     ///
     /// # Errors
-    /// [`ChainError`] when the endpoint does not reach the region any more.
+    /// [`ChainError`] if the endpoint cannot reach the region.
     pub async fn disown(&self, split: &Split) -> Result<(), ChainError> {
         self.all(self.rows_of(split.old).map(|row| {
             Chain::of(&[
@@ -83,7 +85,8 @@ impl<F: Fabric> SubtableSplitter<'_, F> {
         .await
     }
 
-    /// The forward first: a header never sends readers where those of its subtable did not go.
+    /// Writes the headers of the new subtables, in each row the forward pointers first. So a row
+    /// never has a new prefix beside the forward pointers of an earlier use.
     pub(super) async fn write_headers(
         &self,
         split: &Split,

@@ -1,4 +1,4 @@
-//! Executions that the memory model allows, by loom, and twins that must fail.
+//! Loom runs the executions that the memory model allows. Mutants, each with one error, must fail.
 
 use std::panic::catch_unwind;
 
@@ -18,7 +18,7 @@ impl Base for LoomWord {
     }
 }
 
-/// The half with the stamp; the address is 1 where that is not 0.
+/// The half with the stamp. The other half is 1, or 0 if this one is 0.
 fn half(bits: u128) -> u64 {
     (bits >> 64) as u64
 }
@@ -27,7 +27,7 @@ fn whole(half: u64) -> u128 {
     u128::from(half) << 64 | u128::from(half != 0)
 }
 
-impl Place for LoomWord {
+impl CacheCell for LoomWord {
     fn load(&self, order: Ordering) -> u128 {
         whole(self.load(order))
     }
@@ -41,7 +41,7 @@ impl Place for LoomWord {
         self.compare_exchange(half(known), half(bits), taken, lost).is_ok()
     }
 
-    /// Each of them is a state to look at.
+    /// Each pause is one more state for loom to explore.
     const PAUSES_MAX: u32 = 2;
 
     fn pause() {
@@ -49,30 +49,31 @@ impl Place for LoomWord {
     }
 }
 
-/// What is wrong with a twin.
+/// A version of the code: the correct one, or a mutant with one error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Wrong {
-    Nothing,
-    /// The base is looked at before the entry is locked.
+enum Mutant {
+    Correct,
+    /// The base is read before the entry is locked.
     BaseBeforeLock,
-    /// Places without an entry are left out when the base moves.
+    /// Cells without an entry are left out when the base moves.
     EmptyLeftOut,
-    /// So are those that are locked.
+    /// Locked cells are left out when the base moves.
     LockedLeftOut,
-    /// Readers get the new base before all entries go by it.
+    /// Readers get the new base before all entries have stamps of it.
     ReadersFirst,
-    /// They look at an entry first, and then at the base.
+    /// Readers load an entry before the base.
     EntryFirst,
-    /// A thread that replaces an entry does not release what it saw before.
-    Untold,
+    /// A thread that replaces an entry stores it without release.
+    Unreleased,
 }
 
 struct Model {
     proofs: ProofClock<LoomWord>,
-    place: LoomWord,
+    cell: LoomWord,
 }
 
-/// When the entry was proved, and when the base moves, far too late for that.
+/// The time of the entry's proof, and the time at which the base moves, when that proof is far too
+/// old to be used.
 const PROVED_AT: Nanos = 100;
 const NOW: Nanos = 2000;
 
@@ -80,94 +81,95 @@ impl Model {
     fn new(was_proved: bool) -> Self {
         let proofs =
             ProofClock { unit_shift: 0, writers: LoomWord::new(0), readers: LoomWord::new(0) };
-        let there = if was_proved { proofs.by(0).stamp(PROVED_AT) } else { 0 };
-        let place = LoomWord::new(half(PackedLocation::default().stamped(there).bits()));
-        Self { proofs, place }
+        let stamp = if was_proved { proofs.time_base(0).stamp(PROVED_AT) } else { 0 };
+        let cell = LoomWord::new(half(PackedLocation::default().stamped(stamp).bits()));
+        Self { proofs, cell }
     }
 
-    fn write(&self, wrong: Wrong) {
-        let known = entry(&self.place);
+    fn write(&self, mutant: Mutant) {
+        let known = entry(&self.cell);
         let early = self.proofs.for_writing();
-        let (proofs, order) = match wrong {
-            Wrong::BaseBeforeLock => (Some(early), Ordering::Release),
-            Wrong::Untold => (None, Ordering::Relaxed),
+        let (proofs, order) = match mutant {
+            Mutant::BaseBeforeLock => (Some(early), Ordering::Release),
+            Mutant::Unreleased => (None, Ordering::Relaxed),
             _ => {
-                self.proofs.replace(&self.place, known, known, PROVED_AT);
+                self.proofs.replace(&self.cell, known, known, PROVED_AT);
                 return;
             }
         };
-        if lock(&self.place, known) {
+        if lock(&self.cell, known) {
             let proofs = proofs.unwrap_or_else(|| self.proofs.for_writing());
             let stamp = proofs.stamp(PROVED_AT);
-            Place::store(&self.place, known.stamped(stamp).bits(), order);
+            CacheCell::store(&self.cell, known.stamped(stamp).bits(), order);
         }
     }
 
-    fn rebase(&self, wrong: Wrong) {
-        let known = entry(&self.place);
-        let leave_out = wrong == Wrong::EmptyLeftOut && known.is_empty()
-            || wrong == Wrong::LockedLeftOut && known.is_locked();
-        if wrong == Wrong::ReadersFirst {
+    fn rebase(&self, mutant: Mutant) {
+        let known = entry(&self.cell);
+        let leave_out = mutant == Mutant::EmptyLeftOut && known.is_empty()
+            || mutant == Mutant::LockedLeftOut && known.is_locked();
+        if mutant == Mutant::ReadersFirst {
             self.proofs.readers.store(NOW, Ordering::Release);
         }
-        self.proofs.rebase(NOW, (!leave_out).then_some(&self.place).into_iter());
+        self.proofs.rebase(NOW, (!leave_out).then_some(&self.cell).into_iter());
     }
 
-    /// What no thread may ever see.
-    fn check(&self, wrong: Wrong) {
-        let early = entry(&self.place);
+    /// Panics if the proof looks later than it is, which no thread may ever see.
+    fn check(&self, mutant: Mutant) {
+        let early = entry(&self.cell);
         let proofs = self.proofs.for_reading();
-        let known = if wrong == Wrong::EntryFirst { early } else { entry(&self.place) };
+        let known = if mutant == Mutant::EntryFirst { early } else { entry(&self.cell) };
         assert!(proofs.at(known.stamp()) <= PROVED_AT, "{TAKEN}");
     }
 }
 
 const TAKEN: &str = "an old proof is taken for a later one";
 
-/// How often a thread loses the processor in the executions looked at.
+/// The maximum number of preemptions in an execution that loom explores.
 const PREEMPTIONS_MAX: usize = 2;
 
-/// One thread moves the base, others write the entry; with one writer another one looks.
-fn threads(writers: usize, was_proved: bool, wrong: Wrong) {
+/// Explores a thread that moves the base beside writers of the entry. With less than two writers,
+/// another thread reads the entry.
+fn threads(writers: usize, was_proved: bool, mutant: Mutant) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(PREEMPTIONS_MAX);
     builder.check(move || {
         let model = Arc::new(Model::new(was_proved));
-        let spawn = |work: fn(&Model, Wrong)| {
+        let spawn = |work: fn(&Model, Mutant)| {
             let model = model.clone();
-            thread::spawn(move || work(&model, wrong))
+            thread::spawn(move || work(&model, mutant))
         };
         let mut threads: Vec<_> = (0..writers).map(|_| spawn(Model::write)).collect();
         threads.push(spawn(Model::rebase));
         threads.extend((writers < 2).then(|| spawn(Model::check)));
         threads.into_iter().for_each(|thread| thread.join().unwrap());
-        model.check(wrong);
+        model.check(mutant);
     });
 }
 
 #[test]
 fn no_proof_is_ever_taken_for_a_later_one() {
     for was_proved in [false, true] {
-        threads(1, was_proved, Wrong::Nothing);
+        threads(1, was_proved, Mutant::Correct);
     }
-    threads(2, false, Wrong::Nothing);
+    threads(2, false, Mutant::Correct);
 }
 
 #[test]
-fn twins_that_take_a_proof_for_a_later_one_are_caught() {
-    use Wrong::*;
-    let twins = [
+fn mutants_that_take_a_proof_for_a_later_one_are_caught() {
+    use Mutant::*;
+    let mutants = [
         (1, false, BaseBeforeLock),
         (1, false, EmptyLeftOut),
         (1, true, LockedLeftOut),
         (1, true, ReadersFirst),
         (0, true, EntryFirst),
-        (2, false, Untold),
+        (2, false, Unreleased),
     ];
-    for (writers, was_proved, wrong) in twins {
-        let caught =
-            catch_unwind(|| threads(writers, was_proved, wrong)).expect_err(&format!("{wrong:?}"));
+    for (writers, was_proved, mutant) in mutants {
+        let caught = catch_unwind(|| threads(writers, was_proved, mutant))
+            .expect_err(&format!("{mutant:?}"));
         let why = caught.downcast_ref::<String>().map_or("", String::as_str);
-        assert_eq!(why, TAKEN, "{wrong:?}");
+        assert_eq!(why, TAKEN, "{mutant:?}");
     }
 }
