@@ -1,4 +1,4 @@
-//! Where a server is: `shm:///run/farside/kv.sock`, `rdma://10.9.0.1:7400`.
+//! Addresses of servers: `shm:///run/farside/kv.sock`, `rdma://10.9.0.1:7400`.
 
 use std::fmt;
 use std::io;
@@ -12,12 +12,12 @@ use std::str::FromStr;
 pub enum Address {
     /// The Unix socket of a server on this host.
     Shm(PathBuf),
-    /// The host and the port of a server with an RDMA device. The host is a name or an address,
-    /// which have to lead to the device's own network interface.
+    /// The host and the port of a server with an RDMA device.
     Rdma {
-        /// An IPv6 address stands without its brackets here.
+        /// A name or an IP address, which has to be that of the device's own network interface. An
+        /// IPv6 address has no brackets here.
         host: String,
-        /// RDMA-CM's port, which TCP knows nothing of.
+        /// The port, in RDMA-CM's number space, which is not TCP's.
         port: u16,
     },
 }
@@ -28,10 +28,10 @@ impl Address {
         matches!(self, Self::Rdma { .. })
     }
 
-    /// For [`Address::Rdma`], the addresses behind the host's name; empty for others.
+    /// The socket addresses of an [`Address::Rdma`]; empty for other addresses.
     ///
     /// # Errors
-    /// What the resolver says.
+    /// The resolver's error.
     pub fn resolve(&self) -> io::Result<Vec<SocketAddr>> {
         match self {
             Self::Shm(_) => Ok(Vec::new()),
@@ -48,7 +48,7 @@ pub struct AddressError {
     why: &'static str,
 }
 
-/// What the system takes as the path of a socket, in bytes.
+/// The longest path of a socket that the system accepts, in bytes.
 const SOCKET_PATH_BYTES_MAX: usize = 107;
 
 impl FromStr for Address {
@@ -65,14 +65,14 @@ impl FromStr for Address {
             "shm" => Ok(Self::Shm(rest.into())),
             "rdma" => match rdma(rest) {
                 Some((host, port)) => Ok(Self::Rdma { host: host.to_owned(), port }),
-                None => error("what follows is not HOST:PORT, such as 10.9.0.1:7400"),
+                None => error("after the scheme it needs HOST:PORT, such as 10.9.0.1:7400"),
             },
             _ => error("the scheme is unknown"),
         }
     }
 }
 
-/// The host and the port of `host:port`, where an IPv6 address stands in brackets.
+/// The host and the port of `host:port`. An IPv6 address has to be in brackets.
 fn rdma(text: &str) -> Option<(&str, u16)> {
     let (host, port) = text.rsplit_once(':')?;
     let port: u16 = port.parse().ok().filter(|port| *port != 0)?;
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_come_back_or_say_what_is_wrong() {
+    fn addresses_round_trip_or_the_error_shows_a_right_one() {
         let address: Address = "shm:///run/farside/kv.sock".parse().unwrap();
         assert_eq!(address, Address::Shm("/run/farside/kv.sock".into()));
         assert_eq!(address.to_string(), "shm:///run/farside/kv.sock");

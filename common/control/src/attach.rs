@@ -1,8 +1,8 @@
-//! Attaching to a server, over either fabric: the hello, the control channel, and from then on
-//! fabrics that reach the region. The client library, kv-cli's checker and kv-bench all do it here.
+//! Attaching to a server, over either fabric: the connection request, the control channel, and then
+//! fabrics that reach the region. The client library, kv-cli's checker and kv-bench all use it.
 //!
-//! Each fabric has a file: [`ConnectOptions::attach`] chooses it by the server's address, and what
-//! comes back does not tell them apart.
+//! Each fabric has a file. [`ConnectOptions::attach`] chooses it by the server's address, and
+//! returns the same type for both.
 
 mod retry;
 mod shm;
@@ -26,23 +26,23 @@ pub use retry::{Attempts, Contact};
 /// How to connect to a server.
 #[derive(Clone)]
 pub struct ConnectOptions {
-    /// Where it is.
+    /// The server's address.
     pub address: Address,
-    /// What to do there.
+    /// The client's role.
     pub role: Role,
-    /// The proof that one may.
+    /// The proof that the client knows the secret for this role.
     pub token: Token,
     /// How long connecting may take.
     pub timeout: Duration,
-    /// How to use RDMA, for an `rdma://` address; its own timeout is not looked at.
+    /// How to use RDMA, for an `rdma://` address. Its `connect_timeout` is ignored.
     pub rdma: Options,
 }
 
-/// A connection to one life of a server.
+/// A connection to a server. It ends when that server process exits.
 pub struct Attached {
-    /// What the server said.
+    /// The server's answer.
     pub welcome: Welcome,
-    /// What makes fabrics for sessions.
+    /// Makes fabrics for sessions.
     pub factory: Box<dyn FabricFactory>,
     /// The control channel.
     pub channel: Box<dyn ControlChannel>,
@@ -50,12 +50,12 @@ pub struct Attached {
 
 /// Makes fabrics that reach the region of a server, until its control channel ends.
 pub trait FabricFactory: Send + Sync {
-    /// A fabric of so many lanes, for one session. Over RDMA it connects a queue pair.
+    /// Makes a fabric of this many lanes, for one session. Over RDMA it connects a queue pair.
     ///
     /// # Errors
-    /// [`ConnectError`]; [`ConnectError::Unreachable`] when the server does not know this client
-    /// any more, [`ConnectError::Rdma`] when it does not answer, which says nothing of other
-    /// sessions.
+    /// [`ConnectError::Unreachable`] if the server does not know this client any more.
+    /// [`ConnectError::Rdma`] if it does not answer; other sessions may still work. Others for
+    /// failures of the system.
     fn fabric(&self, lanes: u16) -> Result<AnyFabric>;
 
     /// Makes the server's region one more of those that a session's fabric reaches.
@@ -66,67 +66,66 @@ pub trait FabricFactory: Send + Sync {
     fn add_to(&self, fabric: &mut AnyFabric) -> Result<RegionIndex>;
 }
 
-/// Why there is no connection.
+/// Why an attempt to attach failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    /// No server answers, or it went away and did not come back, or it is connected and does not
-    /// answer: `contact` says which. A later attempt may succeed.
+    /// No server answers, or it stopped answering: `contact` says which. A later attempt may
+    /// succeed.
     #[error("{}", .contact.message(.server, *.tried))]
     Unreachable {
-        /// The address tried.
+        /// The server's address.
         server: String,
         /// How far the last attempt came.
         contact: Contact,
-        /// For how long.
+        /// How long attempts were made.
         tried: Duration,
-        /// What the system said, where that tells more.
+        /// The system's error, if it tells more.
         #[source]
         source: Option<io::Error>,
     },
-    /// The server refused the connection.
+    /// The server refused this client.
     #[error("{server} refused the connection: {source}")]
     Refused {
-        /// The address.
+        /// The server's address.
         server: String,
-        /// Why.
+        /// The reason.
         #[source]
         source: Refusal,
     },
-    /// The server's socket belongs to another user, and any user could have made it: nothing was
-    /// sent there. Only root, this process's user and the owner of the socket's folder are trusted
-    /// with a secret.
+    /// The socket belongs to a user that is not trusted with the proof of the client's secret. The
+    /// proof was not sent.
     #[error(
         "{server} is served by user {user}, which is not root, this user or the owner of the \
          socket's folder: let that user's server listen in a folder that only root or that \
          user could have made, such as /run/farside"
     )]
     Untrusted {
-        /// The address.
+        /// The server's address.
         server: String,
-        /// The user's number.
+        /// The number of the user.
         user: u32,
     },
-    /// The other end does not speak the control protocol.
+    /// The peer sent a wrong message: it is not a server, or not one of this version.
     #[error("the control channel broke: {0}")]
     Control(#[from] ControlError),
-    /// What the server passed is not a region.
+    /// The region that the server passed is damaged.
     #[error("the region is damaged: {0}; run `kv-cli verify`")]
     Layout(#[from] LayoutError),
-    /// A session goes to all its servers in one way.
+    /// The session reaches its other servers over another fabric.
     #[error(
         "a session reaches all its servers over one fabric: either all of them have shm:// \
          addresses, or all have rdma:// addresses"
     )]
     OtherFabric,
-    /// RDMA does not do what was asked.
+    /// A failure of RDMA.
     #[error(transparent)]
     Rdma(VerbsError),
-    /// The system refused something that connecting needs.
+    /// A failure of the system.
     #[error("{doing}: {source}")]
     System {
-        /// What was being done.
+        /// The step that failed.
         doing: &'static str,
-        /// What the system said.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
@@ -147,21 +146,21 @@ impl ConnectError {
 type Result<T> = std::result::Result<T, ConnectError>;
 
 impl ConnectOptions {
-    /// One attempt to connect, which may take this long; [`ConnectOptions::connect`] makes several.
+    /// Makes one attempt to connect, with this timeout. [`ConnectOptions::connect`] makes several.
     ///
     /// # Errors
-    /// [`ConnectError`]; after [`ConnectError::Unreachable`] another attempt may succeed.
-    pub fn attach(&self, most: Duration) -> Result<Attached> {
+    /// [`ConnectError`]. After [`ConnectError::Unreachable`] another attempt may succeed.
+    pub fn attach(&self, timeout: Duration) -> Result<Attached> {
         match &self.address {
-            Address::Shm(path) => shm::attach(self, path, most),
+            Address::Shm(path) => shm::attach(self, path, timeout),
             #[cfg(feature = "verbs")]
-            Address::Rdma { .. } => verbs::attach(self, most),
+            Address::Rdma { .. } => verbs::attach(self, timeout),
             #[cfg(not(feature = "verbs"))]
             Address::Rdma { .. } => Err(ConnectError::Rdma(VerbsError::NotBuilt)),
         }
     }
 
-    /// What the server answered, if it is for this fabric.
+    /// Decodes the server's answer, and checks that it is for this fabric.
     fn welcome(&self, reply: &[u8], over_rdma: bool) -> Result<Welcome> {
         let welcome = decode_reply(reply)?.map_err(|why| self.refused(why))?;
         let (field, value) = ("base address", welcome.base_address);
@@ -187,7 +186,7 @@ impl ConnectOptions {
 fn refused(server: &str, source: Refusal) -> ConnectError {
     let server = server.to_owned();
     match source {
-        // This server goes, or does not know this client any more. Another connection may be had.
+        // A later attempt may succeed, at the next server or with a new control connection.
         Refusal::ShuttingDown | Refusal::UnknownClient { .. } => {
             absent_now(server, Contact::Lost, io::Error::other(source))
         }
@@ -195,7 +194,7 @@ fn refused(server: &str, source: Refusal) -> ConnectError {
     }
 }
 
-/// For a caller that knows how long it has tried.
+/// A [`ConnectError::Unreachable`] in which the caller still has to set how long it tried.
 fn absent_now(server: String, contact: Contact, source: io::Error) -> ConnectError {
     ConnectError::Unreachable { server, contact, tried: Duration::ZERO, source: Some(source) }
 }
@@ -209,7 +208,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_build_without_rdma_connects_to_no_device() {
+    fn a_build_without_rdma_refuses_an_rdma_address() {
         let options = ConnectOptions {
             address: "rdma://127.0.0.1:7400".parse().unwrap(),
             role: Role::Writer,

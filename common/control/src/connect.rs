@@ -1,3 +1,5 @@
+//! The connection request and its reply.
+
 use sha2::{Digest, Sha256};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, little_endian as le};
 
@@ -7,8 +9,8 @@ use farside_layout::{
 
 use super::{ControlError, PROTOCOL_VERSION, REPLY_BYTES_MAX, REQUEST_BYTES_MAX, Role};
 
-/// The proof that a client knows the shared secret. It protects against mistakes and against
-/// clients on the network, not against a reader of the wire, where it can be seen.
+/// The proof that a client knows the shared secret. It protects against mistakes and against other
+/// clients on the network. It does not protect against a person who reads the wire and sees it.
 #[derive(Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(transparent)]
 pub struct Token([u8; 32]);
@@ -19,10 +21,11 @@ impl Token {
         Self(Sha256::digest(secret).into())
     }
 
-    /// Without a secret.
+    /// The token of a client without a secret.
     pub const NONE: Self = Self([0; 32]);
 
-    /// Whether both are the same, in a time that does not tell where they differ.
+    /// Whether both tokens are equal. The time that this takes does not depend on where they
+    /// differ.
     pub fn matches(&self, other: &Self) -> bool {
         self.0.iter().zip(other.0).fold(0, |differ, (a, b)| differ | (a ^ b)) == 0
     }
@@ -31,7 +34,7 @@ impl Token {
 const REQUEST_MAGIC: u32 = u32::from_le_bytes(*b"FSrq");
 const REPLY_MAGIC: u32 = u32::from_le_bytes(*b"FSre");
 
-/// What a connection is for.
+/// The purpose of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Purpose {
     /// The first connection of a client: its control channel, and on shared memory its region.
@@ -39,15 +42,16 @@ pub enum Purpose {
     /// A data connection of a client that has a control channel, for one of its sessions. Verbs
     /// only.
     Data {
-        /// The client's number, as its [`Welcome`] says.
+        /// The client's number from its [`Welcome`].
         client_id: u16,
-        /// Its ticket, likewise. A lease would not do: it stands in the region, where every client
-        /// can read it.
+        /// The client's ticket from its [`Welcome`]. The lease proves nothing, because every client
+        /// can read it in the region.
         ticket: u64,
     },
 }
 
-/// No device promises a longer round trip; to believe one would be to trust hints for too long.
+/// The largest minimum of a round trip that a client accepts from a server. No device has a larger
+/// one, and with it the client would trust hints for too long.
 const ROUND_TRIP_MIN_NS_MAX: u32 = 1_000_000;
 
 const CONTROL: u8 = 0;
@@ -60,7 +64,7 @@ struct RequestBytes {
     protocol_version: le::U16,
     role: u8,
     purpose: u8,
-    /// These two are 0 for a control connection.
+    /// `client_id` and `ticket` are 0 for a control connection.
     client_id: le::U16,
     ticket: le::U64,
     reserved: [u8; 6],
@@ -68,14 +72,14 @@ struct RequestBytes {
 }
 const _: () = assert!(size_of::<RequestBytes>() == REQUEST_BYTES_MAX);
 
-/// What a client says first.
+/// A client's first message.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct ConnectRequest {
-    /// What it wants to do.
+    /// The client's role.
     pub role: Role,
-    /// What the connection is for.
+    /// The purpose of the connection.
     pub purpose: Purpose,
-    /// Its proof.
+    /// The proof that the client knows the secret.
     pub token: Token,
 }
 
@@ -102,16 +106,16 @@ impl ConnectRequest {
     /// The request in these bytes.
     ///
     /// # Errors
-    /// What to refuse the client with.
+    /// The [`Refusal`] to send to the client.
     pub fn decode(bytes: &[u8]) -> Result<Self, Refusal> {
         let malformed = Refusal::Malformed { bytes: bytes.len() as u64 };
         let request = RequestBytes::read_from_bytes(bytes).map_err(|_| malformed)?;
         if request.magic.get() != REQUEST_MAGIC {
             return Err(malformed);
         }
-        let theirs = request.protocol_version.get();
-        if theirs != PROTOCOL_VERSION {
-            let (server, client) = (PROTOCOL_VERSION.into(), theirs.into());
+        let client_version = request.protocol_version.get();
+        if client_version != PROTOCOL_VERSION {
+            let (server, client) = (PROTOCOL_VERSION.into(), client_version.into());
             return Err(Refusal::Version { server, client });
         }
         let role = match request.role {
@@ -133,7 +137,7 @@ impl ConnectRequest {
     }
 }
 
-/// 0 is no client.
+/// Whether a client can have this id; 0 is no client's.
 fn is_client_id(id: u16) -> bool {
     id != 0 && u32::from(id) < CLIENTS_MAX
 }
@@ -167,13 +171,13 @@ pub enum Refusal {
     )]
     Device,
     #[error(
-        "the server has {readers} readers and keeps its last places for writers: close some or \
-         raise `clients_max`"
+        "the server has {readers} readers and reserves its last connections for writers: close \
+         some or raise `clients_max`"
     )]
     FullOfReaders { readers: u64 },
     #[error(
-        "this user has {clients} clients at the server, which keeps its last places for others: \
-         close some or raise `clients_max`"
+        "this user has {clients} clients at the server, which reserves its last connections for \
+         other users: close some or raise `clients_max`"
     )]
     FullForUser { clients: u64 },
     #[error("the server refused with the unknown reason {code}: upgrade this client")]
@@ -181,7 +185,7 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// A reason code (never 0) and two numbers.
+    /// The code of the refusal, which is never 0, and its two numbers.
     fn to_numbers(self) -> (u32, u64, u64) {
         match self {
             Self::Version { server, client } => (1, server, client),
@@ -219,7 +223,7 @@ struct ReplyBytes {
     magic: le::U32,
     protocol_version: le::U16,
     client_id: le::U16,
-    /// 0 for accepted, else a refusal's code.
+    /// 0 if the server accepts the client, otherwise the code of a refusal.
     refusal: le::U32,
     format_version: le::U32,
     refusal_numbers: [le::U64; 2],
@@ -237,28 +241,29 @@ const _: () = assert!(size_of::<ReplyBytes>() <= REPLY_BYTES_MAX);
 /// The length of a reply, in bytes.
 pub const REPLY_BYTES: usize = size_of::<ReplyBytes>();
 
-/// What a client needs to use a region. Its limits stand in the superblock, read next.
+/// The answer of a server that accepts a client. The client then reads the region's limits from the
+/// superblock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Welcome {
     /// The client's number while it is connected; never 0.
     pub client_id: u16,
-    /// What the client's entry in the client table holds while the server accepts it.
+    /// The value of the client's entry in the client table, as long as the server accepts it.
     pub lease: u64,
-    /// Which region this is.
+    /// The region's random number.
     pub region_id: [u8; 16],
-    /// How many times a server started on it.
+    /// How many times a server has started on the region.
     pub incarnation: u64,
-    /// Its virtual address in the server, for verbs; 0 on shared memory.
+    /// The virtual address of the region in the server, for verbs; 0 on shared memory.
     pub base_address: u64,
-    /// Its length, in bytes.
+    /// The length of the region, in bytes.
     pub region_bytes: u64,
-    /// Its remote key, for verbs; 0 on shared memory.
+    /// The remote key of the region, for verbs; 0 on shared memory.
     pub rkey: u32,
-    /// No chain to the region takes less than this, in nanoseconds: depends on the server's device;
-    /// 0 on shared memory, where the fabric knows.
+    /// The minimum time of a chain to the region through the server's device, in nanoseconds; 0 on
+    /// shared memory, where the fabric knows it.
     pub round_trip_min_ns: u32,
-    /// What connections of the client's sessions have to show, for verbs: a random number that no
-    /// other client is told. 0 on shared memory, where there are none.
+    /// A random number that no other client gets, for verbs: connections of the client's sessions
+    /// must present it. 0 on shared memory, which has no such connections.
     pub ticket: u64,
 }
 
@@ -286,11 +291,11 @@ pub fn encode_reply(reply: &Result<Welcome, Refusal>) -> [u8; REPLY_BYTES] {
     zerocopy::transmute!(bytes)
 }
 
-/// Decodes the server's answer; RDMA-CM may have padded it with zeros. Of a refusal, which may come
-/// from a server of another version, only the reason is looked at.
+/// Decodes the server's answer, which RDMA-CM may have padded with zeros. Of a refusal only the
+/// reason is read, because it may come from a server of another version.
 ///
 /// # Errors
-/// [`ControlError`] when the bytes are no such answer.
+/// [`ControlError`] if the bytes are no such answer.
 pub fn decode_reply(bytes: &[u8]) -> Result<Result<Welcome, Refusal>, ControlError> {
     let length = ControlError::Length { bytes: bytes.len() };
     let Ok((reply, padding)) = ReplyBytes::read_from_prefix(bytes) else { return Err(length) };
@@ -325,7 +330,7 @@ pub fn decode_reply(bytes: &[u8]) -> Result<Result<Welcome, Refusal>, ControlErr
     };
     is_known("protocol version", version.into(), version == PROTOCOL_VERSION)?;
     is_known("format version", format_version.into(), format_version == FORMAT_VERSION)?;
-    is_known("what has no use", unused, unused == 0)?;
+    is_known("reserved part of the reply", unused, unused == 0)?;
     let Welcome { client_id, lease, incarnation, base_address, region_bytes, .. } = welcome;
     let Welcome { rkey, round_trip_min_ns, .. } = welcome;
     is_known("client id", client_id.into(), is_client_id(client_id))?;
@@ -338,7 +343,7 @@ pub fn decode_reply(bytes: &[u8]) -> Result<Result<Welcome, Refusal>, ControlErr
     let is_base =
         base_address.is_multiple_of(8) && base_address.checked_add(region_bytes).is_some();
     is_known("base address", base_address, is_base)?;
-    // Over RDMA there are all of these, on shared memory none.
+    // All of the following are set over RDMA, and none on shared memory.
     let is_shared = base_address == 0;
     is_known("rkey", rkey.into(), !is_shared || rkey == 0)?;
     let bounds = if is_shared { 0..=0 } else { 1..=ROUND_TRIP_MIN_NS_MAX };

@@ -1,8 +1,8 @@
-//! What client and server say to each other off the data path: the connection request and reply,
-//! then requests and replies on the control channel.
+//! The messages between client and server: the connection request and its reply, then requests and
+//! replies on the control channel. No operation on a key takes part in them.
 //!
-//! The same bytes travel as RDMA-CM private data and SEND/RECV on verbs, and over a Unix socket on
-//! shared memory. Every decoder takes any bytes and answers with a value or an error.
+//! Over verbs the messages travel as RDMA-CM private data and by SEND and RECV; on shared memory,
+//! over a Unix socket. Every decoder returns a value or an error for any bytes.
 
 #![deny(unsafe_code)]
 
@@ -23,15 +23,15 @@ pub use farside_layout::{FreeBlock, SplitOutcome};
 pub use message::*;
 pub use statistics::*;
 
-/// The version of the messages here. A server answers a request of another version with a refusal.
+/// The version of the messages. A server refuses a client of another version.
 pub const PROTOCOL_VERSION: u16 = 3;
 
-/// Why a message cannot be understood.
+/// Why a message cannot be decoded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the messages say what the fields are")]
 pub enum ControlError {
-    #[error("a message of {bytes} bytes is too short or too long for what it is")]
+    #[error("a message of its kind cannot have {bytes} bytes")]
     Length { bytes: usize },
     #[error("the peer does not speak Farside's protocol")]
     NotFarside,

@@ -4,115 +4,114 @@ use farside_layout::{BlockAddress, SizeClass};
 
 use super::{ControlError, FreeBlock, MESSAGE_BYTES_MAX, ServerStatistics, SplitOutcome};
 
-/// The most blocks one message carries.
+/// The maximum number of blocks in one message.
 pub const BLOCKS_PER_MESSAGE_MAX: usize = 4096;
-/// The most addresses one message carries.
+/// The maximum number of addresses in one message.
 pub const HELD_PER_MESSAGE_MAX: usize = 16_000;
 
-/// What a client asks on its control channel.
+/// A message from a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Request {
-    /// Blocks of a class, please. Answered by [`Reply::Blocks`], with fewer or none when the
-    /// server has no more.
+    /// Requests blocks. The answer is [`Reply::Blocks`], with fewer or no blocks if the server has
+    /// not as many.
     TakeBlocks {
-        /// Which.
+        /// The size class.
         class: SizeClass,
-        /// How many would be welcome, at most [`BLOCKS_PER_MESSAGE_MAX`].
+        /// The number of blocks, at most [`BLOCKS_PER_MESSAGE_MAX`].
         count: u32,
     },
-    /// Blocks that the client does not need. Not answered.
+    /// Gives back blocks that the client does not need. No answer.
     GiveBlocks {
-        /// Of which class.
+        /// The size class.
         class: SizeClass,
-        /// Whether all of them have been unlinked for GRACE already; else the server waits.
+        /// Whether all of them were unlinked GRACE ago. If not, the server lets them rest.
         rested: bool,
-        /// Which.
+        /// The blocks.
         blocks: Vec<FreeBlock>,
     },
-    /// What the client holds, on every session, in lists and in operations: to
-    /// [`ServerRequest::Report`], in one message or several. Not answered.
+    /// Reports the blocks that all sessions of the client hold, in lists and in operations. One or
+    /// several such messages answer a [`ServerRequest::Report`]. No answer.
     Held {
         /// The number of the collection.
         collection: u32,
-        /// Nothing more follows.
+        /// Whether this is the last message of the report.
         last: bool,
-        /// At most [`HELD_PER_MESSAGE_MAX`].
+        /// The addresses, at most [`HELD_PER_MESSAGE_MAX`].
         blocks: Vec<BlockAddress>,
     },
-    /// Look for lost blocks, please. Answered by [`Reply::Statistics`], at once.
+    /// Requests a collection of lost blocks. The answer is [`Reply::Statistics`], at once.
     Collect,
-    /// A subtable of the index has no room for a key: split it, please. Answered by
-    /// [`Reply::Split`] once that is done, or cannot be.
+    /// Requests a split of a subtable that has no room for a key. The answer is [`Reply::Split`],
+    /// after the split or when it is impossible.
     Split {
         /// The leading bits of the key's hash, which lead to the subtable.
         directory_hash: u32,
-        /// How many of them its keys share. A deeper one by now needs no split.
+        /// The subtable's local depth. If the key's subtable is deeper by now, no split is needed.
         local_depth: u8,
     },
-    /// Answered by [`Reply::Statistics`].
+    /// Requests statistics. The answer is [`Reply::Statistics`].
     Statistics,
-    /// The client is about to store values with an end: the server has to remove them. Not
-    /// answered.
+    /// Announces that the client is about to store values with an expiry, which the server has to
+    /// remove. No answer.
     Expires,
-    /// The client takes a snapshot, and has so many thousandths of it; with 1000 it has ended. For
-    /// readers of the statistics. Not answered.
+    /// Reports the progress of a snapshot that the client takes, for the statistics. No answer.
     Snapshot {
-        /// At most 1000.
+        /// The progress in thousandths; 1000 when the snapshot has ended.
         permille: u32,
     },
-    /// To [`ServerRequest::Alive`]: the client's process is there. Not answered.
+    /// Answers [`ServerRequest::Alive`]: the client's process is running. No answer.
     Alive {
-        /// Its clock, by which it dates what it knows of slots, in nanoseconds.
+        /// The client's clock, which dates its proofs of words, in nanoseconds.
         clock_ns: u64,
     },
-    /// The client is leaving and holds nothing any more. Not answered.
+    /// Signs the client off, which holds no blocks any more. No answer.
     Goodbye,
 }
 
-/// What a server says on a control channel: answers in the order of the requests, and what it asks
-/// by itself, in between.
+/// A message from a server: an answer, in the order of the requests, or a request of its own.
 #[allow(clippy::large_enum_variant, reason = "few of them, and none for long")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
-    /// To [`Request::TakeBlocks`]: these belong to the client now.
+    /// Answers [`Request::TakeBlocks`]. The blocks belong to the client now.
     Blocks {
-        /// Of which class.
+        /// The size class.
         class: SizeClass,
-        /// Whether all of them have been unlinked for GRACE already; else the client waits.
+        /// Whether all of them were unlinked GRACE ago. If not, the client lets them rest.
         rested: bool,
-        /// There are none just now, but soon there may be: ask again.
+        /// The server has no blocks now, but may have some soon: ask again.
         soon: bool,
-        /// Which; none when there are none.
+        /// The blocks; empty if the server has none.
         blocks: Vec<FreeBlock>,
     },
-    /// To [`Request::Split`], whose numbers come back.
+    /// Answers [`Request::Split`].
     Split {
-        /// As in the request.
+        /// The same as in the request.
         directory_hash: u32,
-        /// As in the request.
+        /// The same as in the request.
         local_depth: u8,
-        /// What came of it.
+        /// The result.
         outcome: SplitOutcome,
     },
-    /// To [`Request::Statistics`] and [`Request::Collect`].
+    /// Answers [`Request::Statistics`] and [`Request::Collect`].
     Statistics(ServerStatistics),
-    /// To nothing: a server asks this by itself.
+    /// A request of the server's own.
     Ask(ServerRequest),
 }
 
-/// What a server asks a writer.
+/// A request from a server to a writer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ServerRequest {
-    /// What do you hold? To be answered by [`Request::Held`], in time: the server fences a
-    /// client that does not answer.
+    /// Requests a report of the blocks that the client holds. The answer is [`Request::Held`]. The
+    /// server fences a client that does not answer in time.
     Report {
         /// The number of the collection.
         collection: u32,
     },
-    /// Give back the blocks you do not need, by [`Request::GiveBlocks`]: another client has none.
+    /// Asks for the blocks that the client does not need, because another client has none. The
+    /// client sends them in [`Request::GiveBlocks`].
     Return,
-    /// What does your clock read? To be answered by [`Request::Alive`], in time: the server fences
-    /// a client that does not answer, or whose clock has stood still. Over verbs only.
+    /// Asks what the client's clock reads, over verbs only. The answer is [`Request::Alive`]. The
+    /// server fences a client that does not answer in time, or whose clock has stood still.
     Alive,
 }
 
@@ -153,11 +152,11 @@ const ALIVE: u8 = 23;
 /// The flags of [`Reply::Blocks`].
 const RESTED: u8 = 1;
 const SOON: u8 = 2;
-/// The most bits of a hash a directory could go by.
+/// The greatest local depth that a message can have, in bits of the hash.
 const DEPTH_MAX: u8 = 32;
 
-/// The header of a message, in place of what `into` held. A split's messages have the depth for a
-/// class, the outcome for flags, the hash for a count.
+/// Replaces the content of `into` by the header of a message. In messages about splits `class` is
+/// the local depth, `flags` the outcome and `count` the hash.
 fn encode_header(kind: u8, class: u8, flags: u8, count: u32, into: &mut Vec<u8>) {
     let header = Header { kind, class, flags, reserved: 0, count: count.into() };
     into.clear();
@@ -174,7 +173,7 @@ fn encode_blocks(kind: u8, class: SizeClass, flags: u8, blocks: &[FreeBlock], in
 }
 
 impl Request {
-    /// The messages that answer an [`ServerRequest::Report`]: everything the client holds.
+    /// The messages that answer a [`ServerRequest::Report`] with these blocks.
     pub fn held(collection: u32, blocks: &[BlockAddress]) -> impl Iterator<Item = Self> {
         let count = blocks.len().div_ceil(HELD_PER_MESSAGE_MAX).max(1);
         (0..count).map(move |at| {
@@ -184,7 +183,7 @@ impl Request {
         })
     }
 
-    /// The request as bytes, in place of what `into` held.
+    /// Replaces the content of `into` by the encoded request.
     pub fn encode(&self, into: &mut Vec<u8>) {
         match self {
             Self::TakeBlocks { class, count } => {
@@ -218,7 +217,7 @@ impl Request {
     /// The request in these bytes.
     ///
     /// # Errors
-    /// [`ControlError`] for bytes that are none.
+    /// [`ControlError`] for bytes that are no request.
     pub fn decode(bytes: &[u8]) -> Result<Self, ControlError> {
         let message = decode(bytes)?;
         match message.kind {
@@ -254,7 +253,7 @@ impl Request {
 }
 
 impl Reply {
-    /// The reply as bytes, in place of what `into` held.
+    /// Replaces the content of `into` by the encoded reply.
     pub fn encode(&self, into: &mut Vec<u8>) {
         match self {
             Self::Blocks { class, rested, soon, blocks } => {
@@ -280,7 +279,7 @@ impl Reply {
     /// The reply in these bytes.
     ///
     /// # Errors
-    /// [`ControlError`] for bytes that are none.
+    /// [`ControlError`] for bytes that are no reply.
     pub fn decode(bytes: &[u8]) -> Result<Self, ControlError> {
         let message = decode(bytes)?;
         match message.kind {

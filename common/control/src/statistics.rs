@@ -1,4 +1,4 @@
-//! What a server tells about its region and its clients.
+//! The statistics that a server sends about its region and its clients.
 
 use zerocopy::{FromBytes, little_endian as le};
 
@@ -6,10 +6,10 @@ use farside_layout::SizeClass;
 
 use super::ControlError;
 
-/// What a server knows about its region and its clients.
+/// A server's statistics about its region and its clients. Counts of events start with the server.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ServerStatistics {
-    /// How many times a server started on the region.
+    /// How many times a server has started on the region.
     pub incarnation: u64,
     /// How long the server has been up, in milliseconds.
     pub uptime_ms: u64,
@@ -23,75 +23,75 @@ pub struct ServerStatistics {
     pub chunks_index: u64,
     /// Subtables of the index.
     pub subtables: u64,
-    /// Subtables that hold nothing: for splits to come, or resting after one.
+    /// Empty subtables: available for splits, or resting after one.
     pub subtables_free: u64,
-    /// How many bits of a hash the directory goes by.
+    /// The depth of the directory: the number of hash bits that index it.
     pub directory_depth: u64,
-    /// Subtables split since the server started.
+    /// Subtables that were split.
     pub splits: u64,
-    /// Splits that were begun and cannot go on: an entry is damaged.
+    /// Splits that have begun but cannot continue, because an entry is damaged.
     pub splits_stuck: u64,
-    /// Blocks handed out to clients since the server started.
+    /// Blocks that clients took.
     pub blocks_taken: u64,
-    /// Blocks clients gave back since the server started.
+    /// Blocks that clients gave back.
     pub blocks_given: u64,
-    /// Requests for blocks that were refused: there was none, and none to come soon.
+    /// Requests for blocks that were refused: there were none, and none were expected soon.
     pub requests_denied: u64,
-    /// Clients that vanished without a goodbye since the server started.
+    /// Clients that disconnected without a goodbye.
     pub clients_lost: u64,
-    /// Chunks all of whose blocks are free, which wait until no client can name one of them.
+    /// Chunks all of whose blocks are free. They wait until no client can name one of the blocks.
     pub chunks_resting: u64,
-    /// Chunks that changed from a class to no use since the server started.
+    /// Chunks of a class that became free.
     pub chunks_emptied: u64,
-    /// How often the server asked all clients for the blocks they do not need.
+    /// How often the server asked all clients for the blocks that they do not need.
     pub recalls: u64,
-    /// Collections of lost blocks that ended since the server started.
+    /// Collections of lost blocks that have ended.
     pub collections: u64,
-    /// How many will have ended once there was one that began after now: `collections`, plus one,
-    /// or plus two while one is under way.
+    /// The value that `collections` will have when a collection that begins after this moment has
+    /// ended: one more than now, or two more while a collection is under way.
     pub collections_next: u64,
-    /// What the collection under way is doing: 0 for none, 1 walking the index, 2 waiting for
-    /// clients to say what they hold.
+    /// The step of the collection under way: 0 for none, 1 for a walk through the index, 2 for the
+    /// wait for clients' reports.
     pub collecting: u64,
-    /// Lost blocks that were found since the server started.
+    /// Lost blocks that were found.
     pub blocks_collected: u64,
-    /// Keys removed since the server started because their values had ended.
+    /// Keys that the server removed because their values had expired.
     pub keys_expired: u64,
-    /// Keys removed since the server started to make room for others.
+    /// Keys that the server removed to make room for others.
     pub keys_evicted: u64,
     /// Clients that are taking a snapshot.
     pub snapshots: u64,
-    /// How far the one is that is least far, in thousandths; 0 without any.
+    /// The progress of the snapshot that is least advanced, in thousandths; 0 if there is none.
     pub snapshot_permille: u64,
-    /// Snapshots that were completed since the server started.
+    /// Snapshots that were completed.
     pub snapshots_taken: u64,
-    /// How much of the region has 2 MiB pages, in bytes: from the pool, or made by the server.
+    /// The bytes of the region that are in 2 MiB pages: from the pool, or made by the server.
     pub huge_page_bytes: u64,
-    /// Classes that have chunks.
+    /// The classes that have chunks.
     pub classes: Vec<ClassStatistics>,
 }
 
-/// What a server knows about the blocks of a class.
+/// A server's statistics about the blocks of a class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClassStatistics {
-    /// Which.
+    /// The class.
     pub class: SizeClass,
     /// All blocks of the class.
     pub blocks: u64,
-    /// Those with the server, the ones still resting for GRACE included; the rest is linked or with
-    /// clients.
+    /// Blocks in the depot, those that still rest for GRACE included. All others are linked or held
+    /// by clients.
     pub blocks_free: u64,
-    /// Those of `blocks_free` that still rest.
+    /// Blocks in the depot that still rest.
     pub blocks_resting: u64,
 }
 
-/// The numbers of [`ServerStatistics`] before its classes.
+/// The number of fields of [`ServerStatistics`] before its classes.
 const NUMBERS: usize = 28;
-/// The numbers of a [`ClassStatistics`].
+/// The number of fields of a [`ClassStatistics`].
 const CLASS_NUMBERS: usize = 4;
 
 impl ServerStatistics {
-    /// The numbers before the classes, as they stand in a message.
+    /// The fields before the classes, in their order in a message.
     fn numbers(&mut self) -> [&mut u64; NUMBERS] {
         [
             &mut self.incarnation,
@@ -127,16 +127,16 @@ impl ServerStatistics {
 
     /// Appends all numbers to a message.
     pub(super) fn encode(&self, into: &mut Vec<u8>) {
-        let first = self.clone().numbers().map(|number| *number);
-        let class = |of: &ClassStatistics| {
-            [of.class.index().into(), of.blocks, of.blocks_free, of.blocks_resting]
+        let numbers = self.clone().numbers().map(|number| *number);
+        let class_numbers = |class: &ClassStatistics| {
+            [class.class.index().into(), class.blocks, class.blocks_free, class.blocks_resting]
         };
-        for number in first.into_iter().chain(self.classes.iter().flat_map(class)) {
+        for number in numbers.into_iter().chain(self.classes.iter().flat_map(class_numbers)) {
             into.extend_from_slice(&number.to_le_bytes());
         }
     }
 
-    /// The numbers in a message.
+    /// The statistics in the payload of a message.
     pub(super) fn decode(payload: &[u8]) -> Result<Self, ControlError> {
         let length = ControlError::Length { bytes: payload.len() };
         let Ok(numbers) = <[le::U64]>::ref_from_bytes(payload) else { return Err(length) };

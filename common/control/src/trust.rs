@@ -1,9 +1,9 @@
-//! Whose server a client trusts with its secret.
+//! The users whose server a client trusts with the proof of its secret.
 //!
-//! A client shows what it knows in its first message. If another user made the socket, that user
-//! gets it, and with it a writer's descriptor from the real server. So a client looks first at the
-//! user that listens. It trusts root, its own user, and the owner of the folder that has the socket
-//! if no other user could have put that folder there.
+//! A client's first message has this proof. If another user made the socket, that user gets the
+//! proof, and can obtain a writer's descriptor from the real server with it. So a client first
+//! checks which user listens. It trusts root and its own user. It also trusts the owner of the
+//! socket's folder, if no other user could have put that folder there.
 
 use std::fs::{self, Metadata};
 use std::os::unix::fs::MetadataExt;
@@ -21,25 +21,29 @@ pub(crate) fn may_serve(user: u32, socket: &Path) -> bool {
     }
     let Some(folder) = socket.parent() else { return false };
     let is_owner = fs::metadata(folder).is_ok_and(|found| found.uid() == user);
-    // Also where links lead, which may be another's.
+    // The folder behind a symbolic link counts too: it may be another user's.
     let real = fs::canonicalize(folder);
-    is_owner && is_kept(folder, user, own) && real.is_ok_and(|real| is_kept(&real, user, own))
+    is_owner
+        && is_protected(folder, user, own)
+        && real.is_ok_and(|real| is_protected(&real, user, own))
 }
 
 /// Whether only root, this process's user and `user` could have put a folder where it is.
-fn is_kept(folder: &Path, user: u32, own: u32) -> bool {
+fn is_protected(folder: &Path, user: u32, own: u32) -> bool {
     let pairs = folder.ancestors().zip(folder.ancestors().skip(1));
     let mut pairs = pairs.map(|(inner, outer)| Some((metadata(inner)?, metadata(outer)?)));
-    pairs.all(|pair| pair.is_some_and(|(inner, outer)| is_step_kept(&inner, &outer, user, own)))
+    pairs
+        .all(|pair| pair.is_some_and(|(inner, outer)| is_step_protected(&inner, &outer, user, own)))
 }
 
 fn metadata(path: &Path) -> Option<Metadata> {
     fs::metadata(path).ok()
 }
 
-fn is_step_kept(inner: &Metadata, outer: &Metadata, user: u32, own: u32) -> bool {
+/// Whether only these users could have put the folder `inner` into the folder `outer`.
+fn is_step_protected(inner: &Metadata, outer: &Metadata, user: u32, own: u32) -> bool {
     let is_ours = |found: &Metadata| [ROOT, own].contains(&found.uid());
-    // In a sticky folder, such as /tmp, every user makes entries, and replaces none of another's.
+    // In a sticky folder, such as /tmp, all users make entries, but replace only their own.
     let is_sticky_and_ours = outer.mode() & STICKY != 0 && is_ours(inner);
     let is_writable = outer.mode() & WRITABLE_BY_OTHERS != 0;
     (is_ours(outer) || outer.uid() == user) && (!is_writable || is_sticky_and_ours)
@@ -54,9 +58,9 @@ mod tests {
     const OTHER: u32 = 54321;
 
     #[test]
-    fn another_users_folder_counts_only_where_that_user_could_not_put_it() {
+    fn another_users_folder_is_trusted_only_where_that_user_could_not_put_it() {
         if !rustix::process::geteuid().is_root() {
-            // It takes root to give files away.
+            // Only root can change the owner of a file.
             return;
         }
         let folder = tempfile::tempdir().unwrap();
@@ -67,17 +71,17 @@ mod tests {
             chown(&path, Some(owner), None).unwrap();
             path.join("kv.sock")
         };
-        // As /run/farside.
+        // A folder such as /run/farside.
         let of_server = make("farside", 0o750, OTHER);
         assert!(may_serve(OTHER, &of_server));
         assert!(!may_serve(OTHER + 1, &of_server));
-        assert!(may_serve(0, &of_server), "root is everywhere");
-        // As the socket in /tmp, and as a folder that a stranger made there.
+        assert!(may_serve(0, &of_server), "root is always trusted");
+        // A socket directly in /tmp, and one in a folder that a stranger made there.
         let shared = make("tmp", 0o1777, 0);
         assert!(!may_serve(OTHER, &shared));
         let of_stranger = make("tmp/farside", 0o755, OTHER);
         assert!(!may_serve(OTHER, &of_stranger));
-        // A stranger's link to what would do.
+        // A stranger's link to the server's folder, and a link to the stranger's folder.
         symlink(of_server.parent().unwrap(), folder.path().join("tmp/link")).unwrap();
         assert!(!may_serve(OTHER, &folder.path().join("tmp/link/kv.sock")));
         symlink(of_stranger.parent().unwrap(), folder.path().join("link")).unwrap();

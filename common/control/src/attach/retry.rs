@@ -1,6 +1,7 @@
-//! The connect policy, the same for every command and every call. Attempts follow each other with
-//! growing pauses until the timeout is used up, the last one at its very end. The error says how
-//! far that one came.
+//! The policy for connecting, which every command and every call follows.
+//!
+//! Attempts are made with growing pauses until the timeout, and the last one exactly then. The
+//! error says how far the last attempt came.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -9,31 +10,31 @@ use super::{Attached, ConnectError, ConnectOptions, Result};
 
 /// The first pause between two attempts; each one is twice as long as the one before.
 const PAUSE_MIN: Duration = Duration::from_millis(5);
-/// The longest pause: a server that comes back is found this soon.
+/// The longest pause, and so the longest delay before a restarted server is found.
 const PAUSE_MAX: Duration = Duration::from_millis(250);
-/// How long an attempt may take at least, because the last one begins when the time is over.
-const ATTEMPT_LEAST: Duration = Duration::from_millis(50);
+/// The shortest timeout of an attempt. The last one begins when the whole time is used up.
+const ATTEMPT_TIMEOUT_MIN: Duration = Duration::from_millis(50);
 
 /// How far an attempt to reach a server came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Contact {
     /// No server answers at the address.
     None,
-    /// The server accepted the connection and sends no answer: it is stopped or overloaded.
+    /// The server accepted the connection but sent no answer: it is stopped or overloaded.
     Silent,
     /// The server accepted the connection and closed it without an answer.
     HungUp,
-    /// The server had answered before, and is gone.
+    /// The server answered before, and does not any more.
     Lost,
 }
 
 impl Contact {
-    /// The same, seen by a client that this server had answered before.
+    /// This result, for a client that the server has answered before.
     pub fn after_an_answer(self) -> Self {
         if self == Self::Silent { self } else { Self::Lost }
     }
 
-    /// The message for a server that was tried for so long.
+    /// The error message, after attempts for this long.
     pub fn message(self, server: &str, tried: Duration) -> impl fmt::Display {
         let ms = tried.as_millis();
         fmt::from_fn(move |f| match self {
@@ -60,20 +61,20 @@ impl Contact {
     }
 }
 
-/// When to make the next attempt.
+/// The schedule of attempts.
 pub struct Attempts {
     timeout: Duration,
     pause: Duration,
 }
 
 impl Attempts {
-    /// Attempts for this long.
+    /// A schedule with this timeout.
     pub fn within(timeout: Duration) -> Self {
         Self { timeout, pause: PAUSE_MIN }
     }
 
-    /// How long to pause when an attempt has failed this long after the first began; `None` if it
-    /// was the last.
+    /// Returns the pause after an attempt that failed. `elapsed` is the time since the first
+    /// attempt began. `None` if there is to be no other attempt.
     pub fn pause_after(&mut self, elapsed: Duration) -> Option<Duration> {
         let left = self.timeout.checked_sub(elapsed).filter(|left| !left.is_zero())?;
         let pause = self.pause.min(left);
@@ -86,13 +87,13 @@ impl ConnectOptions {
     /// Connects, with as many attempts as the timeout allows.
     ///
     /// # Errors
-    /// [`ConnectError`]; [`ConnectError::Unreachable`] with the time that was spent.
+    /// [`ConnectError`]. A [`ConnectError::Unreachable`] has the whole time since the call.
     pub fn connect(&self) -> Result<Attached> {
         let started = Instant::now();
         let mut attempts = Attempts::within(self.timeout);
         loop {
             let left = self.timeout.saturating_sub(started.elapsed());
-            let (server, contact, source) = match self.attach(left.max(ATTEMPT_LEAST)) {
+            let (server, contact, source) = match self.attach(left.max(ATTEMPT_TIMEOUT_MIN)) {
                 Err(ConnectError::Unreachable { server, contact, source, .. }) => {
                     (server, contact, source)
                 }
@@ -120,7 +121,7 @@ mod tests {
                 assert!(!pause.is_zero() && pause <= PAUSE_MAX, "{pause:?}");
                 elapsed += pause;
             }
-            // The last attempt began at the very end.
+            // The last attempt began exactly at the timeout.
             assert_eq!(elapsed, timeout);
         }
         // One attempt took all the time.
@@ -128,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_tells_how_far_the_last_attempt_came() {
+    fn the_message_says_how_far_the_last_attempt_came() {
         let message = |contact: Contact| {
             contact.message("shm:///run/kv.sock", Duration::from_millis(1000)).to_string()
         };

@@ -1,4 +1,4 @@
-//! Attaching on this host: through a Unix socket, which passes the region as a descriptor.
+//! Attaching on this host: a Unix socket passes the region as a descriptor.
 
 use std::fs::File;
 use std::io;
@@ -16,7 +16,7 @@ use farside_layout::{CLIENTS_MAX, LayoutError, SUPERBLOCK_BYTES, Superblock};
 use super::{Attached, ConnectError, ConnectOptions, Contact, FabricFactory, Result, system};
 use crate::{MESSAGE_BYTES_MAX, Purpose, Role, Welcome, trust};
 
-/// What a session needs to reach a region on this host.
+/// Makes fabrics that reach a region on this host.
 struct ShmFactory {
     region: Arc<Region>,
     lease: Lease,
@@ -35,12 +35,12 @@ impl FabricFactory for ShmFactory {
     }
 }
 
-pub(super) fn attach(options: &ConnectOptions, path: &Path, most: Duration) -> Result<Attached> {
+pub(super) fn attach(options: &ConnectOptions, path: &Path, timeout: Duration) -> Result<Attached> {
     let started = Instant::now();
     let silent = || options.absent(Contact::Silent, started.elapsed(), None);
     let hung_up = || options.absent(Contact::HungUp, started.elapsed(), None);
-    // To the system, no time at all means for ever.
-    let left = || most.saturating_sub(started.elapsed()).max(Duration::from_millis(1));
+    // At least 1 ms, because a socket timeout of 0 means no timeout.
+    let left = || timeout.saturating_sub(started.elapsed()).max(Duration::from_millis(1));
     let connection = Connection::connect(path, left()).map_err(|source| {
         use io::ErrorKind::{
             ConnectionRefused, ConnectionReset, Interrupted, NotFound, WouldBlock,
@@ -49,7 +49,7 @@ pub(super) fn attach(options: &ConnectOptions, path: &Path, most: Duration) -> R
             NotFound | ConnectionRefused | ConnectionReset | Interrupted => {
                 options.absent(Contact::None, started.elapsed(), Some(source))
             }
-            // Its backlog is full.
+            // The listener's backlog is full.
             WouldBlock => silent(),
             _ => system("connecting to the server's socket")(source),
         }
@@ -91,7 +91,7 @@ pub(super) fn attach(options: &ConnectOptions, path: &Path, most: Duration) -> R
     Ok(Attached { welcome, factory, channel: Box::new(channel) })
 }
 
-/// Where this client's entry in the client table is.
+/// The offset of this client's entry in the client table.
 fn lease_offset(region: &Region, welcome: &Welcome) -> Result<u64> {
     let mut words = [0u64; SUPERBLOCK_BYTES as usize / 8];
     let short = || LayoutError::Truncated { what: "region", bytes: region.bytes() };

@@ -1,4 +1,4 @@
-//! Attaching over RDMA: the hello travels in what RDMA-CM carries for a connection.
+//! Attaching over RDMA: connection request and reply travel as RDMA-CM's private data.
 
 use std::io;
 use std::net::SocketAddr;
@@ -13,16 +13,16 @@ use super::{
 };
 use crate::{ControlError, Purpose, REQUEST_BYTES_MAX, Role, Welcome, decode_reply};
 
-/// The least an attempt to connect over RDMA may take, where there is that much time left.
-const ATTEMPT_MIN: Duration = Duration::from_millis(500);
+/// The shortest timeout of one attempt to connect over RDMA, unless less time is left.
+const ATTEMPT_TIMEOUT_MIN: Duration = Duration::from_millis(500);
 
-/// How long one attempt may take: RDMA-CM sends a request that got lost again only after 4.3 s, so
-/// half of the time is for another one.
-fn attempt_max(left: Duration) -> Duration {
-    (left / 2).max(ATTEMPT_MIN).min(left)
+/// Returns the timeout of one attempt. RDMA-CM resends a lost request only after 4.3 s, so half of
+/// the time is left for another attempt.
+fn attempt_timeout(left: Duration) -> Duration {
+    (left / 2).max(ATTEMPT_TIMEOUT_MIN).min(left)
 }
 
-/// What a session needs to reach a region over RDMA.
+/// Makes fabrics that reach a region over RDMA.
 struct VerbsFactory {
     server: String,
     address: SocketAddr,
@@ -47,6 +47,8 @@ impl FabricFactory for VerbsFactory {
 }
 
 impl VerbsFactory {
+    /// A passing error stays `Rdma`, so that the session tries again on this connection. As
+    /// `Unreachable` it would end the connection.
     fn failed(&self, error: VerbsError) -> ConnectError {
         match error.is_passing() {
             true => ConnectError::Rdma(error),
@@ -62,9 +64,9 @@ impl VerbsFactory {
         let started = Instant::now();
         let link = loop {
             let left = self.rdma.connect_timeout.saturating_sub(started.elapsed());
-            let rdma = Options { connect_timeout: attempt_max(left), ..self.rdma };
+            let rdma = Options { connect_timeout: attempt_timeout(left), ..self.rdma };
             match attempt(&rdma) {
-                Err(VerbsError::TimedOut { .. }) if left > ATTEMPT_MIN => {}
+                Err(VerbsError::TimedOut { .. }) if left > ATTEMPT_TIMEOUT_MIN => {}
                 link => break link.map_err(|error| self.failed(error))?,
             }
         };
@@ -75,15 +77,15 @@ impl VerbsFactory {
     }
 }
 
-pub(super) fn attach(options: &ConnectOptions, most: Duration) -> Result<Attached> {
+pub(super) fn attach(options: &ConnectOptions, timeout: Duration) -> Result<Attached> {
     let started = Instant::now();
     let request = options.request(Purpose::Control);
     let absent = |source| options.absent(Contact::None, started.elapsed(), Some(source));
     let addresses = options.address.resolve().map_err(absent)?;
     let mut failure = absent(io::ErrorKind::NotFound.into());
     for address in addresses {
-        let left = most.saturating_sub(started.elapsed());
-        let rdma = Options { connect_timeout: attempt_max(left), ..options.rdma };
+        let left = timeout.saturating_sub(started.elapsed());
+        let rdma = Options { connect_timeout: attempt_timeout(left), ..options.rdma };
         let (channel, reply) = match connect_control(address, &request, &rdma) {
             Ok(connected) => connected,
             Err(error) => match from_verbs(&options.address.to_string(), error) {
@@ -91,7 +93,7 @@ pub(super) fn attach(options: &ConnectOptions, most: Duration) -> Result<Attache
                     failure = absent;
                     continue;
                 }
-                // The server was there.
+                // The server answered, so the other addresses are not tried.
                 refused => return Err(refused),
             },
         };
@@ -109,7 +111,7 @@ pub(super) fn attach(options: &ConnectOptions, most: Duration) -> Result<Attache
                 writable: options.role == Role::Writer,
                 round_trip_min_ns: welcome.round_trip_min_ns,
             },
-            // For sessions to come, the whole of it.
+            // Sessions that are opened later get the whole timeout.
             rdma: Options { connect_timeout: options.timeout, ..options.rdma },
         };
         return Ok(Attached { welcome, factory: Box::new(factory), channel: Box::new(channel) });
@@ -124,7 +126,7 @@ fn from_verbs(server: &str, error: VerbsError) -> ConnectError {
         }
         VerbsError::Rejected { reason, .. } => match decode_reply(&reason) {
             Ok(Err(refusal)) => refused(server, refusal),
-            // Something else than Farside may listen there.
+            // A welcome cannot be a rejection, so the peer is no Farside server.
             Ok(Ok(_)) => ControlError::NotFarside.into(),
             Err(error) => error.into(),
         },
@@ -137,14 +139,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lost_request_leaves_time_for_another() {
+    fn attempts_leave_time_for_another_one() {
         let mut left = Duration::from_secs(4);
         let mut attempts = Vec::new();
         while !left.is_zero() {
-            attempts.push(attempt_max(left).as_millis());
-            left -= attempt_max(left);
+            attempts.push(attempt_timeout(left).as_millis());
+            left -= attempt_timeout(left);
         }
         assert_eq!(attempts, [2000, 1000, 500, 500]);
-        assert_eq!(attempt_max(Duration::from_millis(100)), Duration::from_millis(100));
+        assert_eq!(attempt_timeout(Duration::from_millis(100)), Duration::from_millis(100));
     }
 }

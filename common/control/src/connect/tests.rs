@@ -21,14 +21,14 @@ fn request() -> ConnectRequest {
 }
 
 #[test]
-fn a_purpose_that_cannot_be_is_refused() {
+fn an_impossible_request_is_refused() {
     let data = Purpose::Data { client_id: 0, ticket: 5 };
-    let nobodys = ConnectRequest { purpose: data, ..request() }.encode();
-    assert!(ConnectRequest::decode(&nobodys).is_err());
-    let without = Purpose::Data { client_id: 3, ticket: 0 };
-    let without = ConnectRequest { purpose: without, ..request() }.encode();
-    assert!(ConnectRequest::decode(&without).is_err());
-    // The role, the purpose, the client, its ticket, and what is reserved.
+    let without_client = ConnectRequest { purpose: data, ..request() }.encode();
+    assert!(ConnectRequest::decode(&without_client).is_err());
+    let data = Purpose::Data { client_id: 3, ticket: 0 };
+    let without_ticket = ConnectRequest { purpose: data, ..request() }.encode();
+    assert!(ConnectRequest::decode(&without_ticket).is_err());
+    // Role, purpose, client id, ticket, and both ends of the reserved bytes.
     for (at, value) in [(6, 3), (7, DATA + 1), (8, 1), (10, 1), (18, 1), (23, 128)] {
         let mut bytes = request().encode();
         bytes[at] = value;
@@ -43,7 +43,7 @@ fn a_purpose_that_cannot_be_is_refused() {
 }
 
 #[test]
-fn requests_and_replies_come_back() {
+fn requests_and_replies_round_trip() {
     let data = Purpose::Data { client_id: 7, ticket: 1 << 40 };
     let (reader, writer) = (Role::Reader, Role::Writer);
     for (role, purpose) in [(reader, Purpose::Control), (writer, data)] {
@@ -73,7 +73,7 @@ fn requests_and_replies_come_back() {
 }
 
 #[test]
-fn a_request_of_another_version_is_told_both_versions() {
+fn the_refusal_of_another_version_names_both_versions() {
     let mut bytes = request().encode();
     bytes[4] = 9;
     let refusal = ConnectRequest::decode(&bytes).err().unwrap();
@@ -81,30 +81,35 @@ fn a_request_of_another_version_is_told_both_versions() {
 }
 
 #[test]
-fn a_welcome_that_cannot_be_is_an_error() {
-    let wrong = |change: fn(&mut Welcome)| {
+fn an_impossible_welcome_is_an_error() {
+    let error_after = |change: fn(&mut Welcome)| {
         let mut welcome = welcome();
         change(&mut welcome);
         decode_reply(&encode_reply(&Ok(welcome))).unwrap_err().to_string()
     };
-    for (field, says) in [
-        ("client id", wrong(|of| of.client_id = 0)),
-        ("client id", wrong(|of| of.client_id = CLIENTS_MAX as u16)),
-        ("lease", wrong(|of| of.lease = 0)),
-        ("incarnation", wrong(|of| of.incarnation = 0)),
-        ("region length", wrong(|of| of.region_bytes = 0)),
-        ("region length", wrong(|of| of.region_bytes = u64::MAX)),
-        ("region length", wrong(|of| of.region_bytes += 8)),
-        ("base address", wrong(|of| of.base_address += 4)),
-        ("base address", wrong(|of| of.base_address = u64::MAX - 7)),
-        ("rkey", wrong(|of| of.base_address = 0)),
-        ("round trip", wrong(|of| of.round_trip_min_ns = 0)),
-        ("round trip", wrong(|of| of.round_trip_min_ns = u32::MAX)),
-        ("round trip", wrong(|of| (of.base_address, of.rkey) = (0, 0))),
-        ("ticket", wrong(|of| of.ticket = 0)),
-        ("ticket", wrong(|of| (of.base_address, of.rkey, of.round_trip_min_ns) = (0, 0, 0))),
+    for (field, error) in [
+        ("client id", error_after(|welcome| welcome.client_id = 0)),
+        ("client id", error_after(|welcome| welcome.client_id = CLIENTS_MAX as u16)),
+        ("lease", error_after(|welcome| welcome.lease = 0)),
+        ("incarnation", error_after(|welcome| welcome.incarnation = 0)),
+        ("region length", error_after(|welcome| welcome.region_bytes = 0)),
+        ("region length", error_after(|welcome| welcome.region_bytes = u64::MAX)),
+        ("region length", error_after(|welcome| welcome.region_bytes += 8)),
+        ("base address", error_after(|welcome| welcome.base_address += 4)),
+        ("base address", error_after(|welcome| welcome.base_address = u64::MAX - 7)),
+        ("rkey", error_after(|welcome| welcome.base_address = 0)),
+        ("round trip", error_after(|welcome| welcome.round_trip_min_ns = 0)),
+        ("round trip", error_after(|welcome| welcome.round_trip_min_ns = u32::MAX)),
+        ("round trip", error_after(|welcome| (welcome.base_address, welcome.rkey) = (0, 0))),
+        ("ticket", error_after(|welcome| welcome.ticket = 0)),
+        (
+            "ticket",
+            error_after(|welcome| {
+                (welcome.base_address, welcome.rkey, welcome.round_trip_min_ns) = (0, 0, 0)
+            }),
+        ),
     ] {
-        assert!(says.starts_with(field), "{field}: {says}");
+        assert!(error.starts_with(field), "{field}: {error}");
     }
     let on_shared_memory =
         Welcome { base_address: 0, rkey: 0, round_trip_min_ns: 0, ticket: 0, ..welcome() };
@@ -117,8 +122,8 @@ fn a_welcome_that_cannot_be_is_an_error() {
     assert!(decode_reply(&padded).is_err());
 }
 
-/// Bytes that are understood are those that would be sent: no bit of them goes unchecked.
-fn understood_only_as_sent(bytes: &[u8]) {
+/// Checks that bytes that decode are exactly those that encoding makes, so that every bit counts.
+fn assert_decodes_only_what_encodes(bytes: &[u8]) {
     if let Ok(request) = ConnectRequest::decode(bytes) {
         assert_eq!(&request.encode()[..], bytes);
     }
@@ -131,8 +136,8 @@ fn understood_only_as_sent(bytes: &[u8]) {
 
 proptest! {
     #[test]
-    fn any_bytes_are_an_answer_or_an_error(bytes: Vec<u8>) {
-        understood_only_as_sent(&bytes);
+    fn any_bytes_decode_to_a_message_or_an_error(bytes: Vec<u8>) {
+        assert_decodes_only_what_encodes(&bytes);
     }
 
     #[test]
@@ -144,14 +149,14 @@ proptest! {
         let mut reply = encode_reply(&Ok(welcome())).to_vec();
         reply.resize(REPLY_BYTES_MAX, 0);
         reply[at] = value;
-        understood_only_as_sent(&reply);
-        understood_only_as_sent(&reply[..bytes]);
+        assert_decodes_only_what_encodes(&reply);
+        assert_decodes_only_what_encodes(&reply[..bytes]);
         let data = Purpose::Data { client_id: 7, ticket: 1 << 40 };
         for purpose in [Purpose::Control, data] {
             let mut request = ConnectRequest { purpose, ..request() }.encode();
             request[at % REQUEST_BYTES_MAX] = value;
-            understood_only_as_sent(&request);
-            understood_only_as_sent(&request[..bytes % REQUEST_BYTES_MAX]);
+            assert_decodes_only_what_encodes(&request);
+            assert_decodes_only_what_encodes(&request[..bytes % REQUEST_BYTES_MAX]);
         }
     }
 }

@@ -13,7 +13,7 @@ fn class(index: u8) -> SizeClass {
 }
 
 #[test]
-fn messages_come_back() {
+fn messages_round_trip() {
     let mut bytes = Vec::new();
     let full = some_blocks(BLOCKS_PER_MESSAGE_MAX as u32);
     for request in [
@@ -62,8 +62,8 @@ fn messages_come_back() {
     }
 }
 
-/// Bytes that are understood are those that would be sent: no bit of them goes unchecked.
-fn understood_only_as_sent(bytes: &[u8]) {
+/// Checks that bytes that decode are exactly those that encoding makes, so that every bit counts.
+fn assert_decodes_only_what_encodes(bytes: &[u8]) {
     let mut again = Vec::new();
     if let Ok(request) = Request::decode(bytes) {
         request.encode(&mut again);
@@ -77,8 +77,8 @@ fn understood_only_as_sent(bytes: &[u8]) {
 
 proptest! {
     #[test]
-    fn any_bytes_are_a_message_or_an_error(bytes: Vec<u8>) {
-        understood_only_as_sent(&bytes);
+    fn any_bytes_decode_to_a_message_or_an_error(bytes: Vec<u8>) {
+        assert_decodes_only_what_encodes(&bytes);
     }
 
     #[test]
@@ -113,19 +113,19 @@ proptest! {
             _ => Reply::Statistics(ServerStatistics { classes, ..Default::default() })
                 .encode(&mut bytes),
         }
-        understood_only_as_sent(&bytes[..bytes.len().saturating_sub(cut)]);
+        assert_decodes_only_what_encodes(&bytes[..bytes.len().saturating_sub(cut)]);
         let at = at % bytes.len();
         bytes[at] = value;
-        understood_only_as_sent(&bytes);
+        assert_decodes_only_what_encodes(&bytes);
     }
 }
 
 #[test]
-fn what_a_client_holds_fits_in_messages() {
+fn a_report_of_any_length_is_divided_into_messages() {
     for count in [0, 1, HELD_PER_MESSAGE_MAX, HELD_PER_MESSAGE_MAX + 1, 2 * HELD_PER_MESSAGE_MAX] {
         let blocks: Vec<_> = (0..count as u32).map(BlockAddress).collect();
-        let mut said = Vec::new();
-        let mut ends = Vec::new();
+        let mut reported = Vec::new();
+        let mut last_flags = Vec::new();
         for message in Request::held(7, &blocks) {
             let mut bytes = Vec::new();
             message.encode(&mut bytes);
@@ -133,10 +133,10 @@ fn what_a_client_holds_fits_in_messages() {
             else {
                 panic!("{message:?}");
             };
-            said.extend(blocks);
-            ends.push(last);
+            reported.extend(blocks);
+            last_flags.push(last);
         }
-        assert_eq!(said, blocks);
-        assert!(ends.pop().unwrap() && !ends.contains(&true), "{ends:?}");
+        assert_eq!(reported, blocks);
+        assert!(last_flags.pop().unwrap() && !last_flags.contains(&true), "{last_flags:?}");
     }
 }
