@@ -1,9 +1,9 @@
-//! What the commands say to people: every mistake and every error is one line.
+//! The exit codes and error lines of the commands. Every error is one line.
 
 use std::borrow::Cow;
 use std::error::Error;
 
-/// What kv-cli, kv-bench and kv-compare end with. kv-cli's `--help` and docs/operations.md list
+/// The exit codes of kv-cli, kv-bench and kv-compare. kv-cli's `--help` and docs/operations.md list
 /// them.
 pub mod exit_code {
     use farside_control::attach::ConnectError;
@@ -12,14 +12,14 @@ pub mod exit_code {
     pub const NO: u8 = 1;
     /// The command line or the config file is wrong.
     pub const USAGE: u8 = 2;
-    /// There is no connection to a server: none answers, it went away, or it refuses the client.
+    /// No server answers, it stopped answering, or it refuses the client.
     pub const NO_SERVER: u8 = 3;
-    /// Something in the region cannot be.
+    /// The region is damaged.
     pub const DAMAGE: u8 = 4;
     /// Every other failure.
     pub const FAILED: u8 = 5;
 
-    /// What a command ends with that could not connect.
+    /// The exit code of a command that could not connect.
     pub const fn of_connect(error: &ConnectError) -> u8 {
         match error {
             ConnectError::Unreachable { .. } | ConnectError::Refused { .. } => NO_SERVER,
@@ -33,8 +33,8 @@ pub mod exit_code {
     }
 }
 
-/// Whether a character does something to a terminal or to the text around it: control characters,
-/// and those that break lines, turn the direction of writing or are invisible.
+/// Whether a character would change a terminal or the text around it. These are control characters,
+/// and those that break lines, change the direction of writing or are invisible.
 pub fn is_unprintable(character: char) -> bool {
     character.is_control()
         || matches!(character, '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}')
@@ -42,24 +42,24 @@ pub fn is_unprintable(character: char) -> bool {
         || matches!(character, '\u{e0000}'..='\u{e007f}')
 }
 
-/// An error and its causes, without those that it already names. Unprintable characters, which may
-/// come from a file of another user, are spaces.
+/// An error and its causes in one line. A cause that the text contains already is left out.
+/// Unprintable characters become spaces: they may come from another user's file.
 pub fn one_line(error: &(dyn Error + 'static)) -> String {
     let mut text = String::new();
     let mut next = Some(error);
     while let Some(cause) = next {
-        let said = cause.to_string().replace(is_unprintable, " ");
+        let message = cause.to_string().replace(is_unprintable, " ");
         if text.is_empty() {
-            text = said;
-        } else if !text.contains(&said) {
-            text = format!("{text}: {said}");
+            text = message;
+        } else if !text.contains(&message) {
+            text = format!("{text}: {message}");
         }
         next = cause.source();
     }
     text
 }
 
-/// What clap says about a wrong command line, without its usage, which `--help` shows.
+/// Clap's message about a wrong command line as one line, without the usage, which `--help` shows.
 pub fn usage_line(command: &str, text: &str) -> String {
     let text = text.strip_prefix("error: ").unwrap_or(text);
     let lines = text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:"));
@@ -69,10 +69,10 @@ pub fn usage_line(command: &str, text: &str) -> String {
     format!("{line} ({command} --help tells more)")
 }
 
-/// The longest word of a command line that is told in full, in characters.
+/// The longest word of a command line that a message quotes in full, in characters.
 const WORD_CHARS_MAX: usize = 300;
 
-/// The beginning of a word that is too long to be read.
+/// Cuts a word that is too long, and adds its length.
 fn cut(word: &str) -> Cow<'_, str> {
     match word.char_indices().nth(WORD_CHARS_MAX) {
         Some((end, _)) => Cow::Owned(format!("{}... ({} bytes)", &word[..end], word.len())),
@@ -86,25 +86,25 @@ mod tests {
 
     #[derive(Debug, thiserror::Error)]
     #[error("{text}")]
-    struct Said {
+    struct TestError {
         text: &'static str,
-        source: Option<Box<Said>>,
+        source: Option<Box<TestError>>,
     }
 
-    fn said(text: &'static str, source: Option<Said>) -> Said {
-        Said { text, source: source.map(Box::new) }
-    }
-
-    #[test]
-    fn an_error_is_one_line_and_says_nothing_twice() {
-        let error = said("it broke: the cause", Some(said("the cause", None)));
-        assert_eq!(one_line(&said("so", Some(error))), "so: it broke: the cause");
-        assert_eq!(one_line(&said("two\nlines", None)), "two lines");
-        assert_eq!(one_line(&said("\x1b[31mred\r\u{85}\u{202e}", None)), " [31mred   ");
+    fn error(text: &'static str, source: Option<TestError>) -> TestError {
+        TestError { text, source: source.map(Box::new) }
     }
 
     #[test]
-    fn a_wrong_command_line_is_told_in_one_line() {
+    fn an_error_is_one_line_without_repetition() {
+        let cause = error("it broke: the cause", Some(error("the cause", None)));
+        assert_eq!(one_line(&error("so", Some(cause))), "so: it broke: the cause");
+        assert_eq!(one_line(&error("two\nlines", None)), "two lines");
+        assert_eq!(one_line(&error("\x1b[31mred\r\u{85}\u{202e}", None)), " [31mred   ");
+    }
+
+    #[test]
+    fn a_wrong_command_line_is_reported_in_one_line() {
         let text = "error: unexpected argument '--jsn' found\n\n  tip: a similar argument exists: \
                     '--json'\n\nUsage: kv-cli stat --json\n\nFor more information, try '--help'.\n";
         let expected = "unexpected argument '--jsn' found; a similar argument exists: '--json' \

@@ -1,5 +1,5 @@
-//! The configuration files of server and client. Every key is documented in `config/`, and a test
-//! keeps those files and the structs here together.
+//! The configuration files of server and client. The files in `config/` document every key, and a
+//! test compares them with the structs here.
 #![deny(unsafe_code)]
 
 pub mod command_line;
@@ -31,22 +31,22 @@ pub use rdma::RdmaConfig;
 pub use secret::{Secret, check_private};
 pub use socket::{SocketGroup, SocketMode};
 
-/// The most clients a server may be told to accept: every client id except 0, which is no client.
+/// The greatest `clients_max`: all client ids except 0, which is no client's.
 pub const CLIENTS_MAX_LIMIT: u32 = CLIENTS_MAX - 1;
-/// How much memory a new region gets by default.
+/// The default size of a new region.
 pub const MEMORY_DEFAULT: ByteSize = ByteSize(1 << 30);
-/// The longest key and value of a new region when nothing else says, in bytes.
+/// The default of `key_bytes_max`, in bytes.
 pub const KEY_BYTES_MAX_DEFAULT: u32 = 1024;
-/// See [`KEY_BYTES_MAX_DEFAULT`].
+/// The default of `value_bytes_max`, in bytes.
 pub const VALUE_BYTES_MAX_DEFAULT: u32 = 1 << 20;
-/// The client's config file of all users of a machine.
-const CLIENT_FILE_SYSTEM: &str = "/etc/farside/client.toml";
-/// And of one user, from their home on.
-const CLIENT_FILE_OWN: &str = ".config/farside/client.toml";
-/// How many operations a session can keep in flight.
+/// The client's config file for all users of a machine.
+const SYSTEM_CLIENT_FILE: &str = "/etc/farside/client.toml";
+/// The client's config file of one user, relative to their home.
+const USER_CLIENT_FILE: &str = ".config/farside/client.toml";
+/// The possible numbers of operations that a session keeps in flight.
 pub const PIPELINE_DEPTH: RangeInclusive<u16> = 1..=1024;
 
-/// Why a configuration is no good: one line that names the key and what to write.
+/// Why a configuration is invalid. Each message is one line, with the key and what to write.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the messages say what the fields are")]
@@ -86,7 +86,7 @@ fn size_from_text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ByteSize
     String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
 }
 
-/// The names of [`Role`] in a file.
+/// The names of the roles in a config file.
 #[derive(Deserialize)]
 #[serde(remote = "Role", rename_all = "lowercase")]
 enum RoleName {
@@ -94,56 +94,58 @@ enum RoleName {
     Writer,
 }
 
-/// How a server is to run.
+/// The configuration of a server.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ServerConfig {
-    /// Where clients connect. Required.
+    /// The address at which clients connect. Required.
     #[serde(deserialize_with = "from_text")]
     pub listen: Option<Address>,
-    /// The permissions of the socket; else what the process's mask leaves.
+    /// The permissions of the socket; if unset, what the process's umask leaves.
     #[serde(deserialize_with = "from_text")]
     pub socket_mode: Option<SocketMode>,
-    /// The group of the socket; else the process's.
+    /// The group of the socket; if unset, the process's group.
     #[serde(deserialize_with = "from_text")]
     pub socket_group: Option<SocketGroup>,
-    /// How large the region is. For a new one [`MEMORY_DEFAULT`]; an existing one keeps its size
-    /// and is refused if this says another.
+    /// The size of the region. If unset, a new region has [`MEMORY_DEFAULT`]. An existing one keeps
+    /// its size, and is refused if this is another size.
     #[serde(deserialize_with = "from_text")]
     pub memory: Option<ByteSize>,
-    /// A file on tmpfs or hugetlbfs that holds the region and survives the server.
+    /// A file on tmpfs or hugetlbfs for the region, which then outlives the server.
     pub region_file: Option<PathBuf>,
-    /// A snapshot to fill a new region with, for this start only: it has no key in a file.
+    /// A snapshot to restore into a new region, for this start only. No key of the config file.
     #[serde(skip)]
     pub restore: Option<PathBuf>,
     /// Whether the region gets huge pages.
     pub huge_pages: HugePages,
-    /// How long an unlinked block of a new region stays untouched, in milliseconds.
+    /// How long an unlinked block of a new region stays unchanged, in milliseconds.
     pub grace_ms: u32,
-    /// The longest key of a new region, in bytes; else what a snapshot says that it is restored
-    /// from, or [`KEY_BYTES_MAX_DEFAULT`].
+    /// The longest key of a new region, in bytes; if unset, that of the snapshot that the region is
+    /// restored from, or [`KEY_BYTES_MAX_DEFAULT`].
     pub key_bytes_max: Option<u32>,
-    /// The longest value of a new region, in bytes; likewise [`VALUE_BYTES_MAX_DEFAULT`].
+    /// The longest value of a new region, in bytes; if unset, that of the snapshot that the region
+    /// is restored from, or [`VALUE_BYTES_MAX_DEFAULT`].
     pub value_bytes_max: Option<u32>,
-    /// How much memory the index of a new region starts with; else one subtable, 8 KiB.
+    /// The initial size of the index of a new region; if unset, one subtable of 8 KiB.
     #[serde(deserialize_with = "from_text")]
     pub index: Option<ByteSize>,
-    /// Whether keys that were not written for long are removed when others need their room.
+    /// Whether the server evicts keys that have not been written for a long time when a full region
+    /// needs room for others.
     pub evict: bool,
-    /// How many clients may be connected at a time.
+    /// The maximum number of connected clients.
     pub clients_max: u32,
-    /// How often the server looks whether the hosts of its clients are still there, in
-    /// milliseconds; RDMA only. 0 for never.
+    /// The interval at which the server probes its clients' hosts, in milliseconds; 0 for never.
+    /// RDMA only.
     pub probe_ms: u32,
     /// How to use RDMA.
     pub rdma: RdmaConfig,
-    /// What a client must know to connect as writer or reader.
+    /// The secret that a client needs to connect as a writer. It also lets readers connect.
     pub secret: Option<Secret>,
-    /// What a client may know instead to connect as reader.
+    /// A secret that only lets readers connect.
     pub reader_secret: Option<Secret>,
-    /// How log lines look.
+    /// The format of log lines.
     pub log: LogFormat,
-    /// How much is logged.
+    /// The least severe level that is logged.
     pub log_level: LogLevel,
 }
 
@@ -174,7 +176,7 @@ impl Default for ServerConfig {
 }
 
 impl ServerConfig {
-    /// The configuration in this file, not yet validated: flags may still change it.
+    /// The configuration in this file. The caller validates it, after flags have changed it.
     ///
     /// # Errors
     /// [`ConfigError::Unreadable`], and [`ConfigError::Syntax`] with the line.
@@ -190,11 +192,11 @@ impl ServerConfig {
         parse(text, path)
     }
 
-    /// Checks every key. Whether `grace_ms` is enough over RDMA only matters to new regions: see
-    /// [`RdmaConfig::check_grace`].
+    /// Checks every key, except whether `grace_ms` is long enough for RDMA. That matters only to
+    /// new regions: see [`RdmaConfig::check_grace`].
     ///
     /// # Errors
-    /// [`ConfigError::Value`] or [`ConfigError::Missing`]: which key, and what to write.
+    /// [`ConfigError::Value`] or [`ConfigError::Missing`], with the key and what to write.
     pub fn validate(&self) -> Result<(), ConfigError> {
         if self.address()?.is_rdma() {
             socket::refuse_over_rdma(self)?;
@@ -233,22 +235,22 @@ impl ServerConfig {
         }
     }
 
-    /// Where clients connect.
+    /// The address at which clients connect.
     ///
     /// # Errors
-    /// [`ConfigError::Missing`].
+    /// [`ConfigError::Missing`] if it is unset.
     pub fn address(&self) -> Result<&Address, ConfigError> {
         let advice = "write for example listen = \"shm:///run/farside/kv.sock\", or use --listen";
         self.listen.as_ref().ok_or(ConfigError::Missing { key: "listen", advice })
     }
 
-    /// The length of a new region: the memory asked for, in whole chunks.
+    /// The length of a new region: `memory`, rounded up to whole chunks.
     pub fn region_bytes(&self) -> u64 {
-        let asked = self.memory.unwrap_or(MEMORY_DEFAULT).0;
-        asked.checked_next_multiple_of(CHUNK_BYTES).unwrap_or(asked)
+        let memory = self.memory.unwrap_or(MEMORY_DEFAULT).0;
+        memory.checked_next_multiple_of(CHUNK_BYTES).unwrap_or(memory)
     }
 
-    /// What a new region of this length is formatted with.
+    /// The format of a new region of this length.
     pub fn format(&self, region_bytes: u64, region_id: [u8; 16], hash_key: [u8; 16]) -> Format {
         Format {
             region_bytes,
@@ -261,7 +263,7 @@ impl ServerConfig {
     }
 }
 
-/// The layout's own bounds, said in the words of the configuration.
+/// Checks the bounds of the format. The errors name the keys of the configuration.
 fn check_format(format: &Format) -> Result<(), ConfigError> {
     match format.check() {
         Ok(()) => Ok(()),
@@ -276,21 +278,21 @@ fn check_format(format: &Format) -> Result<(), ConfigError> {
     }
 }
 
-/// How a client is to reach its server.
+/// The configuration of a client.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ClientConfig {
     /// The server's address.
     pub server: Option<String>,
-    /// What the client wants to do.
+    /// The client's role.
     #[serde(with = "RoleName")]
     pub role: Role,
     /// The server's secret, if it has one.
     pub secret: Option<Secret>,
-    /// How much memory the client's location cache takes; 0 for none.
+    /// The maximum size of the client's location cache; 0 for no cache.
     #[serde(deserialize_with = "size_from_text")]
     pub cache_bytes: ByteSize,
-    /// How many operations a session keeps in flight.
+    /// The number of operations that a session keeps in flight.
     pub pipeline_depth: u16,
     /// How long connecting may take, in milliseconds: for commands and the library alike.
     pub connect_timeout_ms: u64,
@@ -313,24 +315,25 @@ impl Default for ClientConfig {
 }
 
 impl ClientConfig {
-    /// The file a command takes: the one it was told, else the user's own, else the machine's.
-    pub fn file(told: Option<&Path>) -> Option<PathBuf> {
-        if let Some(path) = told {
+    /// The config file that a command uses: the `given` one, otherwise the user's file, otherwise
+    /// the machine's.
+    pub fn file(given: Option<&Path>) -> Option<PathBuf> {
+        if let Some(path) = given {
             return Some(path.to_owned());
         }
-        let own = std::env::var_os("HOME").map(|home| Path::new(&home).join(CLIENT_FILE_OWN));
-        [own, Some(CLIENT_FILE_SYSTEM.into())].into_iter().flatten().find(|path| path.exists())
+        let users = std::env::var_os("HOME").map(|home| Path::new(&home).join(USER_CLIENT_FILE));
+        [users, Some(SYSTEM_CLIENT_FILE.into())].into_iter().flatten().find(|path| path.exists())
     }
 
-    /// What tells the server that this client knows the secret.
+    /// The proof that this client knows the secret.
     pub fn token(&self) -> Token {
         self.secret.as_ref().map_or(Token::NONE, |secret| Token::of(&secret.0))
     }
 
-    /// How to connect to its server in this role.
+    /// The options for connecting to the server in this role.
     ///
     /// # Errors
-    /// [`AddressError`] if it names no server.
+    /// [`AddressError`] if `server` is unset or no address.
     pub fn connect_options(&self, role: Role) -> Result<ConnectOptions, AddressError> {
         Ok(ConnectOptions {
             address: self.server.as_deref().unwrap_or_default().parse()?,
@@ -362,7 +365,7 @@ impl ClientConfig {
     /// Checks every key.
     ///
     /// # Errors
-    /// [`ConfigError::Value`]: which key, and what to write.
+    /// [`ConfigError::Value`], with the key and what to write.
     pub fn validate(&self) -> Result<(), ConfigError> {
         if let Some(server) = &self.server
             && let Err(error) = server.parse::<Address>()
@@ -375,7 +378,7 @@ impl ClientConfig {
             return Err(bad_value("pipeline_depth", self.pipeline_depth, advice));
         }
         if self.connect_timeout_ms == 0 {
-            return Err(bad_value("connect_timeout_ms", 0, "write a number from 1 up"));
+            return Err(bad_value("connect_timeout_ms", 0, "write a number from 1"));
         }
         self.rdma.validate()
     }
@@ -392,7 +395,8 @@ fn parse<T: DeserializeOwned>(text: &str, path: &Path) -> Result<T, ConfigError>
         let line = text.as_bytes()[..start].iter().filter(|byte| **byte == b'\n').count() + 1;
         let mut message = error.message().replace('\n', " ");
         let line_text = text.lines().nth(line - 1).unwrap_or_default();
-        // Only what is a key: in a line that is wrong anything may stand before the `=`.
+        // Adds the key only if it looks like one: a wrong line may have anything before its `=`,
+        // also a part of a secret.
         let is_key =
             |text: &str| text.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_');
         if let Some((key, _)) = line_text.split_once('=')

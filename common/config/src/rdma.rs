@@ -13,11 +13,11 @@ use super::{ConfigError, bad_value};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RdmaConfig {
-    /// How often a device sends a packet again.
+    /// How often a device resends a packet.
     pub retry_count: u8,
-    /// How long it waits for an acknowledgement: 4.096 us times 2 to this power.
+    /// How long a device waits for an acknowledgement: 4.096 us times 2 to this power.
     pub ack_timeout: u8,
-    /// How long a thread that waits for a completion spins before it sleeps, in microseconds.
+    /// How long a thread polls for a completion before it sleeps, in microseconds.
     pub spin_us: u64,
 }
 
@@ -29,18 +29,18 @@ impl Default for RdmaConfig {
 }
 
 impl RdmaConfig {
-    /// The same as the fabric wants it.
+    /// The fabric's options.
     pub fn options(&self) -> Options {
         let Self { retry_count, ack_timeout, spin_us } = *self;
         let spin = Duration::from_micros(spin_us);
         Options { retry_count, ack_timeout, spin, ..Options::default() }
     }
 
-    /// That a cached location in a new region can be relied on for some time at all (T_word in
-    /// docs/protocol.md).
+    /// Checks that this GRACE leaves proofs of words some time (T_word in docs/protocol.md). If
+    /// not, no update of a new region could succeed.
     ///
     /// # Errors
-    /// [`ConfigError::Value`]: which GRACE would do.
+    /// [`ConfigError::Value`] with the shortest GRACE that is long enough.
     pub fn check_grace(&self, grace_ms: u32) -> Result<(), ConfigError> {
         let lateness_ms = self.options().lateness_max_ns() / 1_000_000;
         let min = grace_ms_min(self.options().lateness_max_ns());
@@ -48,15 +48,15 @@ impl RdmaConfig {
             return Ok(());
         }
         let advice = format!(
-            "over RDMA a verb can come {lateness_ms} ms late with this rdma.retry_count and \
-             rdma.ack_timeout: write at least {min}, or lower those"
+            "with this rdma.retry_count and rdma.ack_timeout a verb can take effect {lateness_ms} \
+             ms late: write at least {min}, or lower these two keys"
         );
         Err(bad_value("grace_ms", grace_ms, advice))
     }
 
     pub(super) fn validate(&self) -> Result<(), ConfigError> {
         if self.retry_count > 6 {
-            let advice = "write a number from 0 to 6; to some devices 7 means for ever";
+            let advice = "write a number from 0 to 6; some devices resend for ever with 7";
             return Err(bad_value("rdma.retry_count", self.retry_count, advice));
         }
         if !ACK_TIMEOUT.contains(&self.ack_timeout) {
@@ -72,14 +72,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slow_retries_take_a_longer_grace() {
+    fn slow_retries_need_a_longer_grace() {
         let refused = |ack_timeout, grace_ms| {
             let config = RdmaConfig { ack_timeout, ..RdmaConfig::default() };
             config.check_grace(grace_ms).is_err()
         };
-        let usual = RdmaConfig::default().ack_timeout;
-        // L is 8.2 s, and T_word has to be above 0.
-        assert!(refused(usual, 52) && !refused(usual, 53));
+        let default = RdmaConfig::default().ack_timeout;
+        // By default L is 8.2 s. T_word has to be above 0.
+        assert!(refused(default, 52) && !refused(default, 53));
         assert!(refused(18, 193) && !refused(18, 194));
     }
 }

@@ -1,4 +1,4 @@
-//! Secrets in config files: neither errors nor other users are to see them.
+//! Secrets in config files. No error message shows them, and other users must not read them.
 
 use std::fmt;
 use std::fs;
@@ -9,18 +9,19 @@ use serde::{Deserialize, Deserializer};
 
 use super::ConfigError;
 
-/// Permissions of a file that let other users read or change it, and its group.
+/// The permission bits that let all other users read or change a file.
 const MODE_OTHERS: u32 = 0o006;
+/// The permission bits that let the file's group read or change it.
 const MODE_GROUP: u32 = 0o060;
 
-/// What a client has to know to connect. Its Debug form does not show it, and neither does the
-/// error for a file in which it is not written as a text.
+/// A secret that a client needs to connect. Neither its Debug form nor the error for a secret that
+/// is no text shows it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(pub String);
 
 impl<'de> Deserialize<'de> for Secret {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        // The error for another type would quote the value.
+        // Serde's error for a value of another type would quote the value.
         let quoted = |_| serde::de::Error::custom("write it in quotes, as a text");
         String::deserialize(deserializer).map(Self).map_err(quoted)
     }
@@ -32,13 +33,13 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// Whether a config file with a secret in it can be read or changed by other users.
+/// Checks that other users cannot read or change a config file with a secret.
 ///
-/// Its group does not count if it is this process's own: a service's file often belongs to root and
-/// the service's group.
+/// The file's group may do so if it is this process's group: a service's file often belongs to root
+/// and the service's group.
 ///
 /// # Errors
-/// [`ConfigError::Exposed`].
+/// [`ConfigError::Exposed`] with the file's mode.
 pub fn check_private(path: &Path) -> Result<(), ConfigError> {
     let Ok(found) = fs::metadata(path) else { return Ok(()) };
     let is_own_group = found.gid() == rustix::process::getegid().as_raw();

@@ -1,10 +1,10 @@
-//! Which signals end a process, which depends on how it was started.
+//! Signals: those that end a process, and the message for a lost page of the region.
 
 use std::io;
 
 use rustix::process::Signal;
 
-/// SIGINT, SIGTERM, and SIGHUP unless it was ignored.
+/// The signals that end a process: SIGINT, SIGTERM, and SIGHUP unless it is ignored.
 pub fn ending() -> Vec<i32> {
     let mut ending = vec![Signal::INT.as_raw(), Signal::TERM.as_raw()];
     let hangup = Signal::HUP.as_raw();
@@ -14,7 +14,7 @@ pub fn ending() -> Vec<i32> {
     ending
 }
 
-/// Whether a signal is ignored because this process was started so, as by nohup.
+/// Whether this process ignores a signal. A parent can start it so, as nohup does with SIGHUP.
 pub fn is_ignored(signal: i32) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
@@ -22,26 +22,29 @@ pub fn is_ignored(signal: i32) -> bool {
     mask.is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
 }
 
-/// Has a program say in one line why it ends when a page of a mapping is gone (SIGBUS): another
-/// program made the file behind a region shorter, or its device failed. For programs, which own
-/// their signals; a library has no business with them.
+/// Installs a handler for SIGBUS that prints in one line why the program ends. The signal comes
+/// when a page of a mapping is gone: another program truncated the region's file, or its device
+/// failed.
+///
+/// Only for programs: a library must not change the signals of its process.
 ///
 /// # Errors
-/// What the system says.
+/// The system's error.
 #[allow(unsafe_code, reason = "a signal handler")]
 pub fn explain_bus_errors(program: &str) -> io::Result<()> {
     let line = format!(
-        "{program}: a page of the region is gone (SIGBUS): its file was made shorter by another \
-         program, or what it is on failed; start kv-server with another region_file and the last \
-         snapshot (--restore)\n"
+        "{program}: a page of the region is gone (SIGBUS): another program truncated its file, or \
+         its device failed; start kv-server with another region_file and the last snapshot \
+         (--restore)\n"
     );
     let explain = move || {
-        // No reader is left when stderr is closed.
+        // An error is ignored: stderr may be closed.
         let _ = rustix::io::write(rustix::stdio::stderr(), line.as_bytes());
-        // As without a handler: a parent that waits sees the signal. Does not return.
+        // Ends the process by the signal, as without a handler, so that its parent sees the signal.
         let _ = signal_hook::low_level::emulate_default_handler(Signal::BUS.as_raw());
     };
-    // SAFETY: the handler only calls write(2), on memory allocated before, and what is documented
-    // as safe in a signal handler. It takes no lock, allocates nothing and does not panic.
+    // SAFETY: the handler is safe in a signal: it calls write(2) on memory that was allocated
+    // before, and a function that is documented as safe there. It takes no lock, allocates nothing
+    // and does not panic.
     unsafe { signal_hook::low_level::register(Signal::BUS.as_raw(), explain) }.map(drop)
 }

@@ -1,15 +1,15 @@
-//! The permissions of a server's socket, apart from its folder.
+//! The permissions and the group of a server's socket.
 
 use std::fmt;
 use std::str::FromStr;
 
 use super::{ConfigError, ServerConfig, bad_value};
 
-/// The groups of this machine.
+/// The file with the groups of this machine.
 const GROUPS_FILE: &str = "/etc/group";
 const MODE_MAX: u32 = 0o777;
 
-/// The permissions of a socket, such as 0660. Write permission is what connecting takes.
+/// The permissions of a socket, such as 0660. Connecting needs write permission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SocketMode(pub u32);
 
@@ -33,7 +33,7 @@ pub struct SocketGroup(pub u32);
 impl FromStr for SocketGroup {
     type Err = ConfigError;
 
-    /// A number, or a name that stands in /etc/group.
+    /// Parses a number, or a name in /etc/group.
     fn from_str(text: &str) -> Result<Self, ConfigError> {
         if let Ok(number) = text.parse() {
             return Ok(Self(number));
@@ -53,7 +53,7 @@ fn number_of(name: &str, groups: &str) -> Option<u32> {
     lines.find_map(|mut fields| if fields.next() == Some(name) { number(fields) } else { None })
 }
 
-/// Over RDMA there is no socket.
+/// Refuses the keys about the socket, which does not exist over RDMA.
 pub(super) fn refuse_over_rdma(config: &ServerConfig) -> Result<(), ConfigError> {
     let advice = "it is for an address such as shm:///run/farside/kv.sock: leave it out";
     if let Some(mode) = config.socket_mode {
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn over_rdma_there_is_no_socket() {
+    fn socket_keys_are_refused_over_rdma() {
         let mut config = ServerConfig {
             listen: "rdma://10.9.0.1:7400".parse().ok(),
             socket_mode: Some(SocketMode(0o660)),

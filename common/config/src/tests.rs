@@ -1,18 +1,18 @@
-//! That the files in `config/` and the structs agree, and that every mistake is named in one line.
+//! Tests that the files in `config/` and the structs agree, and that every mistake gets one line.
 
 use super::*;
 
 const SERVER_FILE: &str = include_str!("../../../config/server.toml");
 const CLIENT_FILE: &str = include_str!("../../../config/client.toml");
 
-/// The fields of a struct, as its own deserializer names them when it meets a stranger.
+/// The names of a struct's fields, from its deserializer's error for an unknown field.
 fn fields<T: DeserializeOwned + fmt::Debug>() -> Vec<String> {
-    let message = toml::from_str::<T>("stranger = 1").unwrap_err().message().to_owned();
+    let message = toml::from_str::<T>("unknown = 1").unwrap_err().message().to_owned();
     let (_, expected) = message.split_once("expected one of ").unwrap();
     expected.split(", ").map(|name| name.trim_matches('`').to_owned()).collect()
 }
 
-/// The file with every `#key = value` (no space: a documented default) made real.
+/// The file with every `#key = value` uncommented. Without a space, these are documented defaults.
 fn uncommented(file: &str) -> String {
     let is_default = |line: &str| line.starts_with(|c: char| c.is_ascii_lowercase());
     let line = |line: &str| match line.strip_prefix('#') {
@@ -23,7 +23,7 @@ fn uncommented(file: &str) -> String {
 }
 
 #[test]
-fn the_files_parse_as_they_are() {
+fn the_files_in_config_are_valid() {
     let server: ServerConfig = toml::from_str(SERVER_FILE).unwrap();
     server.validate().unwrap();
     let client: ClientConfig = toml::from_str(CLIENT_FILE).unwrap();
@@ -32,7 +32,7 @@ fn the_files_parse_as_they_are() {
 }
 
 #[test]
-fn the_files_name_every_key() {
+fn the_files_in_config_name_every_key() {
     let documented =
         [(SERVER_FILE, fields::<ServerConfig>()), (CLIENT_FILE, fields::<ClientConfig>())];
     for (file, names) in documented {
@@ -55,21 +55,21 @@ fn the_documented_defaults_are_the_defaults() {
     let limits = (server.key_bytes_max, server.value_bytes_max);
     assert_eq!(limits, (Some(KEY_BYTES_MAX_DEFAULT), Some(VALUE_BYTES_MAX_DEFAULT)));
     let (key_bytes_max, value_bytes_max) = limits;
-    let told =
+    let expected =
         ServerConfig { listen, memory, key_bytes_max, value_bytes_max, ..Default::default() };
-    assert_eq!(server, told);
+    assert_eq!(server, expected);
     assert_eq!(memory, Some(MEMORY_DEFAULT));
     let client: ClientConfig = toml::from_str(&uncommented(CLIENT_FILE)).unwrap();
     assert_eq!(client, ClientConfig { server: client.server.clone(), ..Default::default() });
-    for (file, shown) in [(SERVER_FILE, 8), (CLIENT_FILE, 4)] {
+    for (file, defaults_min) in [(SERVER_FILE, 8), (CLIENT_FILE, 4)] {
         let added = uncommented(file).parse::<toml::Table>().unwrap().len()
             - file.parse::<toml::Table>().unwrap().len();
-        assert!(added >= shown, "only {added} defaults are shown");
+        assert!(added >= defaults_min, "only {added} defaults are documented");
     }
 }
 
 #[test]
-fn sizes_come_back_or_say_what_to_write() {
+fn sizes_round_trip_or_the_error_says_what_to_write() {
     for (text, bytes) in [
         ("0B", 0),
         ("17B", 17),
@@ -93,7 +93,7 @@ fn server() -> ServerConfig {
 }
 
 #[test]
-fn every_bad_value_is_named_with_its_key_and_what_to_write() {
+fn the_error_for_a_bad_value_names_the_key_and_what_to_write() {
     let mistakes = [
         (ServerConfig { listen: None, ..server() }, "listen is missing: write for example"),
         (ServerConfig { memory: Some(ByteSize(1)), ..server() }, "memory = 2MiB: write a size"),
@@ -130,7 +130,7 @@ fn every_bad_value_is_named_with_its_key_and_what_to_write() {
 }
 
 #[test]
-fn mistakes_in_a_file_are_named_with_file_and_line() {
+fn the_error_for_a_mistake_in_a_file_names_file_and_line() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("server.toml");
     for (line, expected) in [
@@ -162,7 +162,7 @@ fn secrets_are_not_shown() {
     assert_eq!(client.role, Role::Reader);
 }
 
-/// Whatever is wrong with the line that a secret stands in, the error does not repeat it.
+/// The error for a line with a secret does not repeat the secret, whatever is wrong with the line.
 #[test]
 fn a_secret_that_is_no_text_is_not_quoted() {
     for key in ["secret", "reader_secret"] {

@@ -108,7 +108,7 @@ fn a_region_file_that_is_cut_short_ends_it_with_one_line() {
     let log = running.log();
     let told: Vec<&str> = log.lines().filter(|line| line.contains("kv-server: ")).collect();
     let [line] = &told[..] else { panic!("{told:?}") };
-    assert!(line.contains("SIGBUS") && line.contains("was made shorter"), "{line}");
+    assert!(line.contains("SIGBUS") && line.contains("truncated its file"), "{line}");
 }
 
 #[test]
