@@ -15,8 +15,8 @@ const WRITABLE_BY_OTHERS: u32 = 0o022;
 
 /// Whether this user may have a server at this socket.
 pub(crate) fn may_serve(user: u32, socket: &Path) -> bool {
-    let own = rustix::process::geteuid().as_raw();
-    if user == ROOT || user == own {
+    let own_user = rustix::process::geteuid().as_raw();
+    if user == ROOT || user == own_user {
         return true;
     }
     let Some(folder) = socket.parent() else { return false };
@@ -24,16 +24,17 @@ pub(crate) fn may_serve(user: u32, socket: &Path) -> bool {
     // The folder behind a symbolic link counts too: it may be another user's.
     let real = fs::canonicalize(folder);
     is_owner
-        && is_protected(folder, user, own)
-        && real.is_ok_and(|real| is_protected(&real, user, own))
+        && is_protected(folder, user, own_user)
+        && real.is_ok_and(|real| is_protected(&real, user, own_user))
 }
 
 /// Whether only root, this process's user and `user` could have put a folder where it is.
-fn is_protected(folder: &Path, user: u32, own: u32) -> bool {
+fn is_protected(folder: &Path, user: u32, own_user: u32) -> bool {
     let pairs = folder.ancestors().zip(folder.ancestors().skip(1));
     let mut pairs = pairs.map(|(inner, outer)| Some((metadata(inner)?, metadata(outer)?)));
-    pairs
-        .all(|pair| pair.is_some_and(|(inner, outer)| is_step_protected(&inner, &outer, user, own)))
+    pairs.all(|pair| {
+        pair.is_some_and(|(inner, outer)| is_step_protected(&inner, &outer, user, own_user))
+    })
 }
 
 fn metadata(path: &Path) -> Option<Metadata> {
@@ -41,8 +42,8 @@ fn metadata(path: &Path) -> Option<Metadata> {
 }
 
 /// Whether only these users could have put the folder `inner` into the folder `outer`.
-fn is_step_protected(inner: &Metadata, outer: &Metadata, user: u32, own: u32) -> bool {
-    let is_ours = |found: &Metadata| [ROOT, own].contains(&found.uid());
+fn is_step_protected(inner: &Metadata, outer: &Metadata, user: u32, own_user: u32) -> bool {
+    let is_ours = |found: &Metadata| [ROOT, own_user].contains(&found.uid());
     // In a sticky folder, such as /tmp, all users make entries, but replace only their own.
     let is_sticky_and_ours = outer.mode() & STICKY != 0 && is_ours(inner);
     let is_writable = outer.mode() & WRITABLE_BY_OTHERS != 0;

@@ -58,6 +58,7 @@ impl Lookups {
     }
 }
 
+/// The number of cells in a set.
 const WAYS: usize = 8;
 /// The average number of entries in a set above which the number of sets doubles, as long as the
 /// cache has unused memory.
@@ -134,7 +135,7 @@ pub struct LocationCache {
     /// a thread that uses a set has seen all rebases from before the set came into use.
     sets: AtomicUsize,
     proofs: ProofClock<AtomicU64>,
-    /// The number of entries.
+    /// The number of entries, roughly while threads change them.
     filled: CachePadded<AtomicIsize>,
     /// Locked by a thread that goes through the whole cache.
     upkeep: Mutex<()>,
@@ -319,10 +320,10 @@ impl LocationCache {
         self.prepare_base(at);
         let proofs = self.proofs.for_reading();
         if let Some((cell, known)) = self.find(hash)
-            && let Ok(now) = known.location(hash, proofs)
+            && let Ok(current) = known.location(hash, proofs)
             // All fields have to agree: another block generation may have the same word.
-            && now == (Location { proved_at: now.proved_at, ..*location })
-            && self.proofs.is_later(at, now.proved_at)
+            && current == (Location { proved_at: current.proved_at, ..*location })
+            && self.proofs.is_later(at, current.proved_at)
         {
             self.proofs.replace(cell, known, known, at);
         }
@@ -342,7 +343,7 @@ impl LocationCache {
     pub fn forget_word(&self, hash: KeyHash, word: SlotWord) {
         let proofs = self.proofs.for_reading();
         if let Some((cell, known)) = self.find(hash)
-            && known.location(hash, proofs).is_ok_and(|now| now.word == word)
+            && known.location(hash, proofs).is_ok_and(|current| current.word == word)
         {
             self.forget_at(cell, known);
         }

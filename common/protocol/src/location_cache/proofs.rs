@@ -181,8 +181,8 @@ impl<B: Base> ProofClock<B> {
     /// Moves the base, and rewrites all cells, which have an entry or may get one. One thread calls
     /// this at a time.
     ///
-    /// An entry that has a stamp of the new base already becomes older than it is. Other threads
-    /// write such entries during the pass, and after an attempt that failed.
+    /// An entry that has a stamp of the new base already looks older than it is afterwards. Other
+    /// threads write such entries during the pass, and after an attempt that failed.
     pub(super) fn rebase<'p, P: CacheCell + 'p>(
         &self,
         now: Nanos,
