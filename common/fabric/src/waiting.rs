@@ -29,7 +29,8 @@ impl WaitTimer {
         self.waited
     }
 
-    /// When to look again, in a wait of at most so long in all: before more time passes than counts.
+    /// When to look again, in a wait of at most so long in all: before more time passes than
+    /// counts.
     pub fn next_look_at(&self, most: Nanos) -> Nanos {
         let left = most.saturating_sub(self.waited);
         self.looked_at.saturating_add(left.min(WAITED_NS_MAX))

@@ -230,8 +230,8 @@ impl<F: Fabric> Operation<'_, F> {
 
     /// READs the block whose hint matches; a hint that does not is another key's (invariant I12).
     /// `superseded` says nothing here: the word was LIVE during this operation. COPY is seen only
-    /// where a split has brought the entry, after it was found gone from the old place. Then it holds
-    /// what FROZEN held (invariant I15).
+    /// where a split has brought the entry, after it was found gone from the old place. Then it
+    /// holds what FROZEN held (invariant I15).
     async fn search(
         &self,
         seen: &ObservedWindow,

@@ -223,8 +223,9 @@ impl<F: Fabric> Operation<'_, F> {
         inserted
     }
 
-    /// Steps 2 and 3: is the key there after all, and which others are inserting it? Their PENDING of
-    /// the same fingerprint are aborted, without asking for their key, and their claims by a hint.
+    /// Steps 2 and 3: is the key there after all, and which others are inserting it? Their PENDING
+    /// of the same fingerprint are aborted, without asking for their key, and their claims by a
+    /// hint.
     async fn confirm(
         &self,
         first: &ObservedWindow,

@@ -211,8 +211,8 @@ impl Register {
         Ok(())
     }
 
-    /// Applies all operations that change nothing and have the known answer now. Applying them later
-    /// would explain nothing more.
+    /// Applies all operations that change nothing and have the known answer now. Applying them
+    /// later would explain nothing more.
     fn apply_unchanging(&self, mut configuration: Configuration) -> Configuration {
         for (id, pending) in &self.pending {
             let Some(told) = pending.told else { continue };

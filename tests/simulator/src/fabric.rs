@@ -30,8 +30,8 @@ pub(super) struct SimFabric {
     lie: Option<Box<dyn Lie>>,
     /// What the client goes by.
     pub(super) clock: Clock,
-    /// The connection is gone: nothing that is posted is executed any more, and the session does not
-    /// learn of what still is.
+    /// The connection is gone: nothing that is posted is executed any more, and the session does
+    /// not learn of what still is.
     pub(super) is_lost: bool,
     /// Chains execute when they are posted.
     pub(super) immediate: bool,
@@ -39,8 +39,8 @@ pub(super) struct SimFabric {
     pub(super) observed: u64,
     /// Whose completion may be handed out.
     pub(super) turn: LaneId,
-    /// A process could notice what happened in this step. What is written next without notice belongs
-    /// to the step after it, so that others which come first are noticed, too.
+    /// A process could notice what happened in this step. What is written next without notice
+    /// belongs to the step after it, so that others which come first are noticed, too.
     pub(super) noticed: bool,
 }
 

@@ -1,10 +1,10 @@
 //! A simulator of the fabric. It runs the production code of all operations over regions in memory,
 //! under a scheduler that decides about every access to every word.
 //!
-//! A [`Scenario`] says what there is and what each client does. [`Scenario::explore`] tries every execution
-//! of a small one, [`Scenario::run_seed`] a random one of any. Both hand each answer to the checker
-//! of [`farside_linearizability`] as it is given. `docs/simulator.md` says how to add a scenario,
-//! and how to repeat a seed.
+//! A [`Scenario`] says what there is and what each client does. [`Scenario::explore`] tries every
+//! execution of a small one, [`Scenario::run_seed`] a random one of any. Both hand each answer to
+//! the checker of [`farside_linearizability`] as it is given. `docs/simulator.md` says how to add a
+//! scenario, and how to repeat a seed.
 //!
 //! What the simulated fabric does is the contract of [`farside_fabric::Fabric`] and nothing kinder.
 //! The words of a READ or WRITE come in any order, with any other accesses between two. Chains stay

@@ -143,8 +143,8 @@ impl Execution<'_> {
         Ok(())
     }
 
-    /// The server is killed and started again: it accepts no client from before, and clears whatever
-    /// is in the middle of an INSERT before it accepts any.
+    /// The server is killed and started again: it accepts no client from before, and clears
+    /// whatever is in the middle of an INSERT before it accepts any.
     pub(super) fn renew(&mut self) -> Result<(), Violation> {
         self.renewals += 1;
         self.last = None;

@@ -12,8 +12,8 @@ pub(super) const ROUND_TRIP_MIN_NS: Nanos = 20_000;
 /// A key by its number; see [`super::KEYS`].
 pub type Key = usize;
 
-/// One operation of a script. Values name themselves after the client that stores them: `A1` is what client A
-/// stores with its first operation; what there is at the start is `i0`, by the key.
+/// One operation of a script. Values name themselves after the client that stores them: `A1` is
+/// what client A stores with its first operation; what there is at the start is `i0`, by the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the operations of `Session`")]
 pub enum Op {

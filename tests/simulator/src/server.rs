@@ -47,8 +47,8 @@ pub(super) async fn run_chores(
     events.borrow_mut().push_back(Event::Over);
 }
 
-/// Splits what the directory led to at the start, or, with `returns`, once no client believes a READ
-/// from before, what it leads to then, into the place of the former.
+/// Splits what the directory led to at the start, or, with `returns`, once no client believes a
+/// READ from before, what it leads to then, into the place of the former.
 async fn split(
     rig: &TestSession<SimFabric>,
     world: &RefCell<World>,

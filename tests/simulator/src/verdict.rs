@@ -91,7 +91,8 @@ impl Execution<'_> {
             State::Working => true,
             State::Over | State::Dying | State::Gone => false,
         };
-        // A process that waits for one that is gone waits for the server, which would clear the slot.
+        // A process that waits for one that is gone waits for the server, which would clear the
+        // slot.
         let mut processes = self.processes.iter();
         let gone = processes.any(|process| matches!(process.state, State::Dying | State::Gone));
         if let Some(at) = self.processes.iter().position(open).filter(|_| !gone) {

@@ -85,8 +85,8 @@ impl World {
     }
 
     /// Divides words into groups that are accessed at once, each a mask from `place` on; returns
-    /// those that no process can notice. Of a block's words the header's first stands alone, its rest
-    /// and the key together, and the value.
+    /// those that no process can notice. Of a block's words the header's first stands alone, its
+    /// rest and the key together, and the value.
     pub(super) fn units(&self, place: usize, words: usize, units: &mut Vec<u64>) -> u64 {
         let mut cold = 0;
         let (mut rest, mut value) = (0, 0);

@@ -1,7 +1,7 @@
 //! A file that is mapped where the processor can use its huge pages.
 //!
-//! A 2 MiB page of a file counts only in a mapping that starts at a multiple of 2 MiB. Elsewhere the
-//! page table refers to it in pieces of 4 KiB. By itself the system chooses any page.
+//! A 2 MiB page of a file counts only in a mapping that starts at a multiple of 2 MiB. Elsewhere
+//! the page table refers to it in pieces of 4 KiB. By itself the system chooses any page.
 
 use std::fs::File;
 use std::io;

@@ -69,8 +69,8 @@ impl VerbsFabric {
         (self.flying, self.room) = (self.flying - 1, self.room + verbs);
     }
 
-    /// Hands a list for a region to the device. The last work request of each chain is signaled, and the error
-    /// of any other names it, so every chain ends with a completion.
+    /// Hands a list for a region to the device. The last work request of each chain is signaled,
+    /// and the error of any other names it, so every chain ends with a completion.
     #[inline]
     fn post_list(&mut self, region: RegionIndex, first: LaneId) {
         self.doorbells += 1;

@@ -1,8 +1,8 @@
 //! The fabric of one session: setting it up, sleeping, and what happens when a connection breaks.
 //! What happens when none does is in `datapath.rs`.
 //!
-//! Each region has a [`Link`] with a queue pair of its own. All of them are on one device, and share
-//! the protection domain, the completion queue and the registered memory of the lanes. The
+//! Each region has a [`Link`] with a queue pair of its own. All of them are on one device, and
+//! share the protection domain, the completion queue and the registered memory of the lanes. The
 //! completion queue cannot overrun: the work requests under way on all links together are bounded
 //! by its size.
 
