@@ -85,18 +85,12 @@ impl Session {
         Ok(Self { shared, connected })
     }
 
-    /// Makes a new connection if the old one was lost.
+    /// The region, on a new connection if the old one was lost.
     #[inline]
-    fn connect(&mut self) -> Result<()> {
+    pub(crate) fn handle(&mut self) -> Result<SessionRegion<'_>> {
         if self.connected.connection.control.is_lost() || self.connected.engine.pipelined.get() {
             self.reconnect()?;
         }
-        Ok(())
-    }
-
-    /// The region, on a new connection if the old one was lost.
-    pub(crate) fn handle(&mut self) -> Result<SessionRegion<'_>> {
-        self.connect()?;
         Ok(self.connected.handle())
     }
 
@@ -116,8 +110,7 @@ impl Session {
     ) -> Result<T> {
         let mut losses = ReconnectBudget::default();
         loop {
-            self.connect()?;
-            match operation(self.connected.handle()) {
+            match operation(self.handle()?) {
                 Ok(done) => return Ok(done),
                 Err(failure) => self.lose(failure, &mut losses)?,
             }
@@ -332,7 +325,7 @@ impl Session {
 
     /// [`Session::pipeline`] for so many operations: making it costs as much as it has lanes.
     pub(crate) fn pipeline_of(&mut self, operations: usize) -> Result<Pipeline<'_>> {
-        self.connect()?;
+        self.handle()?;
         let Self { connected, shared } = self;
         Ok(Pipeline::new(connected.handle(), &connected.connection, shared, operations))
     }

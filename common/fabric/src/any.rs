@@ -100,7 +100,8 @@ impl Fabric for AnyFabric {
         on!(self, fabric => fabric.buffer_mut(lane, buffer))
     }
 
-    #[inline]
+    // Else the compiler makes it a call, which every operation of a pipeline pays.
+    #[inline(always)]
     fn reserve(&mut self, lane: LaneId, buffer: Buffer, bytes: usize) -> bool {
         on!(self, fabric => fabric.reserve(lane, buffer, bytes))
     }

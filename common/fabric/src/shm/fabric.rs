@@ -48,7 +48,8 @@ pub struct Lease {
 /// before. What remains open is a stop between that look and the instruction, or the few kilobytes
 /// of a WRITE, behind it.
 pub struct ShmFabric {
-    regions: Vec<MappedRegion>,
+    /// One for each region.
+    executors: Vec<Executor>,
     clock: Clock,
     lanes: Box<[Lane]>,
     posted: VecDeque<LaneId>,
@@ -89,7 +90,7 @@ impl ShmFabric {
         };
         let lane_count = usize::from(lanes);
         Self {
-            regions: vec![MappedRegion { region, lease }],
+            executors: vec![Executor::new(region, lease)],
             clock: Clock::new(),
             lanes: (0..lanes).map(|_| lane()).collect(),
             posted: VecDeque::with_capacity(lane_count),
@@ -102,29 +103,31 @@ impl ShmFabric {
 
     /// One region more, in a mapping of its own.
     pub fn add_region(&mut self, region: Arc<Region>, lease: Option<Lease>) -> RegionIndex {
-        self.regions.push(MappedRegion { region, lease });
-        RegionIndex(self.regions.len() as u16 - 1)
+        self.executors.push(Executor::new(region, lease));
+        RegionIndex(self.executors.len() as u16 - 1)
     }
 }
 
-/// A region, and the word that says whether this client is accepted there.
-struct MappedRegion {
+/// What executing a chain at a region takes besides the lane.
+///
+/// Its clock is its own, so that all of it is one pointer. Clocks of one process differ by
+/// microseconds, which is nothing beside [`LATENESS_MAX_NS`].
+struct Executor {
     region: Arc<Region>,
+    /// The word that says whether this client is accepted there.
     lease: Option<Lease>,
+    clock: Clock,
 }
 
-/// What executing a chain takes besides the lane. Small enough for registers.
-#[derive(Clone, Copy)]
-struct Executor<'f> {
-    mapped: &'f MappedRegion,
-    clock: &'f Clock,
-}
+impl Executor {
+    fn new(region: Arc<Region>, lease: Option<Lease>) -> Self {
+        Self { region, lease, clock: Clock::new() }
+    }
 
-impl Executor<'_> {
     #[inline]
-    fn check_lease(self) -> Result<(), ChainError> {
-        let Some(lease) = self.mapped.lease else { return Ok(()) };
-        if self.mapped.region.load(lease.offset)? == lease.number {
+    fn check_lease(&self) -> Result<(), ChainError> {
+        let Some(lease) = self.lease else { return Ok(()) };
+        if self.region.load(lease.offset)? == lease.number {
             Ok(())
         } else {
             Err(ChainError::Fenced)
@@ -133,19 +136,19 @@ impl Executor<'_> {
 
     /// Asks memory for what the chain accesses, all of it at once.
     #[inline]
-    fn prefetch_chain(self, chain: &[Verb]) {
+    fn prefetch_chain(&self, chain: &[Verb]) {
         for verb in chain {
             match *verb {
                 Verb::Read { remote, bytes, .. } => {
-                    self.mapped.region.prefetch(remote, bytes.min(PREFETCH_BYTES_MAX));
+                    self.region.prefetch(remote, bytes.min(PREFETCH_BYTES_MAX));
                 }
                 Verb::Write { remote, bytes, .. } => {
-                    self.mapped.region.prefetch_to_change(remote, bytes.min(PREFETCH_BYTES_MAX));
+                    self.region.prefetch_to_change(remote, bytes.min(PREFETCH_BYTES_MAX));
                 }
                 Verb::WriteU32 { remote, .. }
                 | Verb::WriteWord { remote, .. }
                 | Verb::CompareSwap { remote, .. } => {
-                    self.mapped.region.prefetch_to_change(remote & !7, 8);
+                    self.region.prefetch_to_change(remote & !7, 8);
                 }
             }
         }
@@ -153,7 +156,7 @@ impl Executor<'_> {
 
     #[inline]
     fn execute(
-        self,
+        &self,
         buffers: &mut Buffers,
         chain: &[Verb],
         deadline: Nanos,
@@ -168,7 +171,7 @@ impl Executor<'_> {
                         order_read_after_swap::<AtomicU64>();
                     }
                     let target = words_mut(&mut buffers[into as usize], bytes);
-                    self.mapped.region.read(remote, target)?;
+                    self.region.read(remote, target)?;
                 }
                 Verb::Write { remote, from, bytes } => {
                     let source = words_mut(&mut buffers[from as usize], bytes);
@@ -176,15 +179,15 @@ impl Executor<'_> {
                 }
                 Verb::WriteU32 { remote, value } => {
                     self.check_accepted(Clock::roughly, deadline)?;
-                    self.mapped.region.store_half(remote, value)?;
+                    self.region.store_half(remote, value)?;
                 }
                 Verb::WriteWord { remote, value } => {
                     self.check_accepted(Clock::now, deadline)?;
-                    self.mapped.region.store(remote, value)?;
+                    self.region.store(remote, value)?;
                 }
                 Verb::CompareSwap { remote, expected, desired } => {
                     self.check_accepted(Clock::now, deadline)?;
-                    found = self.mapped.region.compare_swap(remote, expected, desired)?;
+                    found = self.region.compare_swap(remote, expected, desired)?;
                     swapped = true;
                 }
             }
@@ -194,11 +197,11 @@ impl Executor<'_> {
 
     /// Looks at lease and clock again every few kilobytes: the memory may be another's by then.
     #[inline]
-    fn write(self, remote: u64, source: &[u64], deadline: Nanos) -> Result<(), ChainError> {
+    fn write(&self, remote: u64, source: &[u64], deadline: Nanos) -> Result<(), ChainError> {
         let mut offset = remote;
         for part in source.chunks(WRITE_WORDS_MAX) {
             self.check_accepted(Clock::roughly, deadline)?;
-            self.mapped.region.write(offset, part)?;
+            self.region.write(offset, part)?;
             offset += size_of_val(part) as u64;
         }
         Ok(())
@@ -208,12 +211,12 @@ impl Executor<'_> {
     /// roughly: against [`LATENESS_MAX_NS`] what a processor has in flight is nothing.
     #[inline]
     fn check_accepted(
-        self,
+        &self,
         time: impl Fn(&Clock) -> Nanos,
         deadline: Nanos,
     ) -> Result<(), ChainError> {
         self.check_lease()?;
-        if time(self.clock) > deadline { Err(ChainError::Late) } else { Ok(()) }
+        if time(&self.clock) > deadline { Err(ChainError::Late) } else { Ok(()) }
     }
 }
 
@@ -239,7 +242,7 @@ impl Fabric for ShmFabric {
 
     #[inline]
     fn prefetch(&self, region: RegionIndex, remote: u64, bytes: u32) {
-        let MappedRegion { region, .. } = &self.regions[region.place()];
+        let Executor { region, .. } = &self.executors[region.place()];
         region.prefetch_to_change(remote, bytes.min(PREFETCH_BYTES_MAX));
     }
 
@@ -252,8 +255,7 @@ impl Fabric for ShmFabric {
         lane.deadline = deadline;
         lane.payload_bytes = lane.counters.count(chain);
         self.posted_bytes += lane.payload_bytes;
-        let executor = Executor { mapped: &self.regions[region.place()], clock: &self.clock };
-        executor.prefetch_chain(chain);
+        self.executors[region.place()].prefetch_chain(chain);
         self.posted.push_back(lane_id);
     }
 
@@ -281,8 +283,7 @@ impl Fabric for ShmFabric {
             let chain = &lane.chain[..lane.verbs];
             self.posted_bytes -= lane.payload_bytes;
             left = left.saturating_sub(lane.payload_bytes);
-            let mapped = &self.regions[lane.region.place()];
-            let executor = Executor { mapped, clock: &self.clock };
+            let executor = &self.executors[lane.region.place()];
             lane.result = executor.execute(&mut lane.buffers, chain, lane.deadline);
             self.completed.push_back(id);
         }
@@ -332,7 +333,7 @@ impl Fabric for ShmFabric {
         deadline: Nanos,
     ) -> Result<u64, ChainError> {
         self.doorbells += 1;
-        let executor = Executor { mapped: &self.regions[region.place()], clock: &self.clock };
+        let executor = &self.executors[region.place()];
         let lane = &mut self.lanes[usize::from(lane.0)];
         lane.counters.count(chain);
         if chain.len() > 1 {
