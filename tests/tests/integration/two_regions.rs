@@ -61,10 +61,12 @@ impl Session {
 
     /// The server of a region does not accept this session any more.
     fn lose(&mut self, region: usize) {
-        if device().is_some() {
-            return self.servers[region].kill();
+        let is_over_rdma = device().is_some();
+        if is_over_rdma {
+            self.servers[region].kill();
+            return;
         }
-        // Over shared memory a server that is killed fences nobody.
+        // Over shared memory a server that is killed fences no session.
         let OpenRegion { index, geometry, client_id, .. } = &self.regions[region];
         let remote = geometry.client_entry(*client_id).unwrap();
         let fence = [Verb::WriteWord { remote, value: 0 }];

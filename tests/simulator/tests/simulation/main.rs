@@ -23,6 +23,7 @@ mod splits;
 mod sweep;
 mod time;
 mod triples;
+mod turns;
 
 use farside_simulator::{Bounds, GRACE_MS, Op, Scenario};
 use rustix::time::{ClockId, clock_gettime};

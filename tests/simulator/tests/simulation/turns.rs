@@ -3,8 +3,8 @@
 
 use farside_simulator::{Mutant, Scenario, Script, client};
 
+use crate::mutants::{all_caught, named};
 use crate::passes;
-use crate::twins::{all, name};
 
 /// Clients that raise both counts, and so many deaths.
 fn raises(scenario: Scenario, deaths: u32) -> Scenario {
@@ -23,8 +23,8 @@ fn a_death_between_two_regions_leaves_one_step() {
 
 /// The step of a client that died between the two is taken for a change of both.
 #[test]
-fn head_believed() {
+fn head_believed_is_caught() {
     let once = |script: Script| script.raises_both();
-    let scenario = name(Mutant::HeadBelieved).client(once(client())).client(once(client()));
-    all(Mutant::HeadBelieved, scenario.deaths(1));
+    let scenario = named(Mutant::HeadBelieved).client(once(client())).client(once(client()));
+    all_caught(Mutant::HeadBelieved, scenario.deaths(1));
 }

@@ -98,7 +98,7 @@ fn a_header_that_leads_astray_keeps_its_subtable_from_growing_and_harms_nothing_
         "{error:?}"
     );
     let log = scene.server.log();
-    assert!(log.contains("a subtable cannot be split: the row at offset"), "{log}");
+    assert!(log.contains("cannot split a subtable: the row at offset"), "{log}");
     let mut after = before.clone();
     scene.region.read(0, &mut after).unwrap();
     let changed = before.iter().zip(&after).filter(|(before, after)| before != after).count();
