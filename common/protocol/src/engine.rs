@@ -5,8 +5,6 @@ use std::cell::Cell;
 
 use farside_fabric::{Counters, Endpoint, Fabric, LaneId, Nanos};
 
-use crate::open_region::OpenRegion;
-use crate::region_handle::RegionHandle;
 use crate::{Action, Lifetime, OperationError};
 
 /// The lane that setup and synchronous calls use.
@@ -38,12 +36,6 @@ impl<F: Fabric> Engine<F> {
         let wall_offset_ns = wall.wrapping_sub(fabric.now());
         let (endpoint, random) = (Endpoint::new(fabric, lanes), Cell::new(wall | 1));
         Self { endpoint, lanes, wall_offset_ns, random, pipelined: Cell::new(false) }
-    }
-
-    /// A region together with this engine, which reaches it.
-    #[inline]
-    pub fn at<'e>(&'e self, region: &'e OpenRegion) -> RegionHandle<'e, F> {
-        RegionHandle { engine: self, region }
     }
 
     /// The wall clock, nanoseconds since 1970, by the fabric's clock.

@@ -11,11 +11,21 @@ use farside_layout::{
     SubtableState,
 };
 
-use super::put::Condition;
 use super::swing::NewBlock;
 use super::window::{BlockRead, KeyLookup, ObservedWindow};
 use super::{ExaminedBlock, Operation, ProtocolResult, ProvenSlot, is_moving};
 use crate::failure::Failure;
+
+/// What a store requires of the key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Condition {
+    /// Nothing.
+    None,
+    /// That it is absent.
+    Absent,
+    /// That it is there.
+    Present,
+}
 
 /// How an attempt to insert went.
 pub(super) enum Inserted {

@@ -2,7 +2,7 @@
 
 use farside_fabric::{Fabric, Nanos};
 
-use super::insert::{BlindInsert, Inserted};
+use super::insert::{BlindInsert, Condition, Inserted};
 use super::swing::{BlockFate, NewBlock, SwingResult};
 use super::window::{BlockRead, KeyLookup, ObservedWindow};
 use super::{ExaminedBlock, Operation, ProtocolResult, ProvenSlot, RetryState, is_moving};
@@ -11,17 +11,6 @@ use crate::Lifetime;
 /// How often an INSERT looks whether others leave a slot of a full window, before it has the
 /// subtable split.
 const UNDECIDED_ATTEMPTS: u32 = 8;
-
-/// What a store requires of the key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Condition {
-    /// Nothing.
-    None,
-    /// That it is absent.
-    Absent,
-    /// That it is there.
-    Present,
-}
 
 /// How an attempt to store where the cache says the key is went.
 enum Cached {

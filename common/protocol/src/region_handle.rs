@@ -36,6 +36,12 @@ impl<F> Clone for RegionHandle<'_, F> {
 impl<F> Copy for RegionHandle<'_, F> {}
 
 impl<F: Fabric> Engine<F> {
+    /// A region together with this engine, which reaches it.
+    #[inline]
+    pub fn at<'e>(&'e self, region: &'e OpenRegion) -> RegionHandle<'e, F> {
+        RegionHandle { engine: self, region }
+    }
+
     /// Opens a region of the fabric: reads and checks its superblock and its directory, which takes
     /// a round trip for the first and one for each 64 KiB of the second.
     pub fn open(

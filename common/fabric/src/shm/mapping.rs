@@ -9,8 +9,9 @@ use std::io;
 use memmap2::{Advice, MmapOptions, MmapRaw};
 use rustix::mm::{MapFlags, ProtFlags};
 
-use super::huge_pages::HUGE_PAGE_BYTES;
-use super::memory::HUGETLBFS_MAGIC;
+pub(super) const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
+/// The length of a huge page, in bytes.
+pub(super) const HUGE_PAGE_BYTES: u64 = 2 << 20;
 
 /// A mapped file. The mapping is shared, and gone when this is dropped.
 pub(super) struct Mapping {

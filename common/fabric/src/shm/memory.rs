@@ -4,6 +4,7 @@
 //! cannot provide.
 
 mod file;
+pub(super) mod huge_pages;
 
 use std::fs::{self, File};
 use std::io;
@@ -18,13 +19,13 @@ use rustix::fs::{FallocateFlags, MemfdFlags, Mode, SealFlags};
 use serde::Deserialize;
 
 use super::Region;
-use super::huge_pages::{HUGE_PAGE_BYTES, Pages, fill};
+use super::mapping::{HUGE_PAGE_BYTES, HUGETLBFS_MAGIC};
 use bytesize::ByteSize;
+use huge_pages::{Pages, fill};
 
 use file::{RegionFile, Unfinished};
 
 const TMPFS_MAGIC: u64 = 0x0102_1994;
-pub(super) const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
 /// The user the server runs as may open a region by its path. Others get descriptors.
 const REGION_MODE: u32 = 0o600;
 

@@ -8,11 +8,12 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::control::VerbsChannel;
+use super::control_channel::VerbsChannel;
 use super::fabric::{Queues, VerbsFabric};
-use super::ffi::{self, rdma_cm_event_type as kind};
-use super::handles::{Capacity, CompletionQueue, ProtectionDomain, QueuePair, system};
+use super::ffi::{self, rdma_cm_event_type as kind, system};
+use super::handles::{Capacity, CompletionQueue, ProtectionDomain, QueuePair};
 use super::identifier::{CmId, Event, EventChannel};
+use super::link::{Connected, DataLink};
 use crate::rdma::{Options, RemoteRegion, VerbsError};
 use crate::{CHAIN_VERBS_MAX, REQUEST_BYTES_MAX};
 
@@ -87,12 +88,12 @@ fn connect_on(
     if let Some(Queues { domain, .. }) = &queues
         && domain.device() != resolved.id.device()
     {
-        let (device, other) = (domain.device_name(), super::preflight::name(&resolved.id));
+        let (device, other) = (domain.device_name(), resolved.id.device_name());
         return Err(VerbsError::SeveralDevices { address, device, other });
     }
     let limits = super::preflight::query(&resolved.id)?;
     if limits.atomic_cap == ffi::ibv_atomic_cap::IBV_ATOMIC_NONE {
-        return Err(VerbsError::NoAtomics { device: super::preflight::name(&resolved.id) });
+        return Err(VerbsError::NoAtomics { device: resolved.id.device_name() });
     }
     let most = limits.max_qp_wr.min(limits.max_cqe).max(0) as u32;
     let sends = (u32::from(lanes) * CHAIN_VERBS_MAX as u32).clamp(SENDS_MIN, most.max(SENDS_MIN));
@@ -105,24 +106,10 @@ fn connect_on(
     Ok(DataLink { connected, domain, sends, lanes, options })
 }
 
-/// A data connection whose peer has answered.
-pub struct DataLink {
-    pub(super) connected: Connected,
-    pub(super) domain: Arc<ProtectionDomain>,
-    /// The work requests that the queue pair has room for.
-    pub(super) sends: u32,
-    pub(super) lanes: u16,
-    pub(super) options: Options,
-}
-
 impl DataLink {
     /// What the server answered, with zeros behind it.
     pub fn reply(&self) -> &[u8] {
         &self.connected.reply
-    }
-
-    pub(super) fn completions(&self) -> &Arc<CompletionQueue> {
-        self.connected.queue_pair.completions()
     }
 
     /// A fabric whose first region is the one that the answer describes.
@@ -148,13 +135,6 @@ struct Prepared {
     initiator_depth: u8,
     waiting: WaitTimer,
     options: Options,
-}
-
-/// One whose peer accepted.
-pub(super) struct Connected {
-    pub(super) queue_pair: Arc<QueuePair>,
-    pub(super) events: Arc<EventChannel>,
-    reply: Vec<u8>,
 }
 
 impl Resolved {

@@ -12,11 +12,10 @@ use std::sync::Arc;
 
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 
-use super::connect::DataLink;
-use super::ffi::{self, ibv_wc_status, rdma_cm_event_type};
-use super::handles::{CompletionQueue, ProtectionDomain, system};
+use super::ffi::{self, ibv_wc_status, rdma_cm_event_type, system};
+use super::handles::{CompletionQueue, ProtectionDomain};
 use super::lanes::{Lanes, Stage};
-use super::link::Link;
+use super::link::{DataLink, Link};
 use super::work::classify_failure;
 use crate::clock::Clock;
 use crate::rdma::{RemoteRegion, VerbsError};

@@ -1,9 +1,11 @@
 //! The C libraries, and what their return values mean: they have four conventions, and mixing two
 //! up turns an error into a success. The only place that names `rdma_sys`.
 
-use std::ffi::c_int;
+use std::ffi::{CStr, c_int};
 use std::io;
 use std::ptr::NonNull;
+
+use crate::rdma::VerbsError;
 
 pub(super) use rdma_sys::*;
 
@@ -33,6 +35,22 @@ pub(super) fn cm(code: c_int) -> io::Result<()> {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
+}
+
+/// Attaches what was being done to a system error.
+pub(super) fn system(doing: &'static str) -> impl FnOnce(io::Error) -> VerbsError {
+    move |source| VerbsError::System { doing, source }
+}
+
+/// The name of a device.
+pub(super) fn device_name(device: *mut ibv_device) -> String {
+    // SAFETY: the device is of an open context, or of a list not yet freed.
+    let name = unsafe { ibv_get_device_name(device) };
+    if name.is_null() {
+        return "unknown".to_owned();
+    }
+    // SAFETY: a C string that lives as long as the device.
+    unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
 }
 
 /// A zeroed C structure, for those that are made to be filled in field by field.

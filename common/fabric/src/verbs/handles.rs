@@ -10,14 +10,9 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 
-use super::ffi::{self, cm, constructed, ibv, polled};
+use super::ffi::{self, cm, constructed, ibv, polled, system};
 use super::identifier::CmId;
 use crate::rdma::VerbsError;
-
-/// Attaches what was being done to a system error.
-pub(super) fn system(doing: &'static str) -> impl FnOnce(io::Error) -> VerbsError {
-    move |source| VerbsError::System { doing, source }
-}
 
 /// What separates the memory of one role from that of another: a queue pair reaches only memory
 /// registered in its own domain.
@@ -44,7 +39,7 @@ impl ProtectionDomain {
 
     /// What the device is called.
     pub(super) fn device_name(&self) -> String {
-        super::preflight::name(&self.id)
+        self.id.device_name()
     }
 
     /// The device.

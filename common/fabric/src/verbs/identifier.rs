@@ -41,7 +41,7 @@ impl EventChannel {
         })?;
         let channel = Self { raw };
         rustix::io::ioctl_fionbio(channel.as_fd(), true)
-            .map_err(|error| super::handles::system("preparing RDMA-CM")(error.into()))?;
+            .map_err(|error| ffi::system("preparing RDMA-CM")(error.into()))?;
         Ok(Arc::new(channel))
     }
 
@@ -184,6 +184,13 @@ impl CmId {
     pub(super) fn device(&self) -> Option<NonNull<ffi::ibv_context>> {
         // SAFETY: the identifier is alive.
         NonNull::new(unsafe { (*self.raw()).verbs })
+    }
+
+    /// The name of that device.
+    pub(super) fn device_name(&self) -> String {
+        let Some(context) = self.device() else { return "unknown".to_owned() };
+        // SAFETY: open as long as the identifier lives.
+        ffi::device_name(unsafe { context.as_ref() }.device)
     }
 
     /// Null before there is one.

@@ -3,10 +3,34 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::handles::QueuePair;
+use super::handles::{CompletionQueue, ProtectionDomain, QueuePair};
 use super::identifier::EventChannel;
 use crate::rdma::{Options, RemoteRegion};
 use crate::{Flight, LaneId, Nanos};
+
+/// A queue pair whose peer has accepted.
+pub(super) struct Connected {
+    pub(super) queue_pair: Arc<QueuePair>,
+    pub(super) events: Arc<EventChannel>,
+    /// What the peer answered, with zeros behind it.
+    pub(super) reply: Vec<u8>,
+}
+
+/// A data connection whose peer has answered.
+pub struct DataLink {
+    pub(super) connected: Connected,
+    pub(super) domain: Arc<ProtectionDomain>,
+    /// The work requests that the queue pair has room for.
+    pub(super) sends: u32,
+    pub(super) lanes: u16,
+    pub(super) options: Options,
+}
+
+impl DataLink {
+    pub(super) fn completions(&self) -> &Arc<CompletionQueue> {
+        self.connected.queue_pair.completions()
+    }
+}
 
 /// The connection to one region. Its completions arrive in the queue of its fabric.
 pub(super) struct Link {

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use memmap2::{Advice, MmapOptions, MmapRaw};
 
 use super::ffi::ibv_access_flags;
-use super::handles::{MemoryRegion, ProtectionDomain, system};
+use super::ffi::system;
+use super::handles::{MemoryRegion, ProtectionDomain};
 use crate::rdma::VerbsError;
 
 const HUGE_PAGE_BYTES: usize = 2 << 20;

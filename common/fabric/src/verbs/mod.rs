@@ -15,25 +15,24 @@ compile_error!(
 );
 
 mod connect;
-mod control;
-mod datapath;
+mod control_channel;
+mod data_path;
 mod fabric;
 mod ffi;
 mod handles;
 mod identifier;
 mod lanes;
 mod link;
-mod listener;
+mod listen;
 mod memory;
 mod preflight;
-mod protection;
 #[cfg(test)]
 mod structures;
 mod work;
 
-pub use connect::{DataLink, connect_control, connect_data};
-pub use control::VerbsChannel;
+pub use connect::{connect_control, connect_data};
+pub use control_channel::VerbsChannel;
 pub use fabric::VerbsFabric;
-pub use listener::{Event, Incoming, Listener};
+pub use link::DataLink;
+pub use listen::{DataConnection, Event, Incoming, Listener, Loopback, LoopbackPeer, Protection};
 pub(crate) use preflight::ask_all;
-pub use protection::{DataConnection, Loopback, LoopbackPeer, Protection};

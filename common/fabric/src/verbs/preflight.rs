@@ -1,12 +1,11 @@
 //! Asking devices what they can do.
 
-use std::ffi::{CStr, c_int};
+use std::ffi::c_int;
 use std::io;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::ffi::{self, constructed, ibv};
-use super::handles::system;
+use super::ffi::{self, constructed, device_name, ibv, system};
 use super::identifier::CmId;
 use crate::rdma::{Capabilities, Device, VerbsError};
 
@@ -98,21 +97,4 @@ fn attributes(context: NonNull<ffi::ibv_context>) -> io::Result<ffi::ibv_device_
     // SAFETY: the context is open, and the target writable.
     ibv(unsafe { ffi::ibv_query_device(context.as_ptr(), &raw mut attributes) })?;
     Ok(attributes)
-}
-
-/// What the device of an identifier is called.
-pub(super) fn name(id: &Arc<CmId>) -> String {
-    let Some(context) = id.device() else { return "unknown".to_owned() };
-    // SAFETY: open as long as the identifier lives.
-    device_name(unsafe { context.as_ref() }.device)
-}
-
-fn device_name(device: *mut ffi::ibv_device) -> String {
-    // SAFETY: the device is of an open context, or of a list not yet freed.
-    let name = unsafe { ffi::ibv_get_device_name(device) };
-    if name.is_null() {
-        return "unknown".to_owned();
-    }
-    // SAFETY: a C string that lives as long as the device.
-    unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
 }

@@ -5,13 +5,13 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::ffi::{self, ibv_access_flags, ibv_send_flags, ibv_wc_status, ibv_wr_opcode};
-use super::handles::{
-    Capacity, CompletionQueue, MemoryRegion, ProtectionDomain, QueuePair, system,
+use super::super::ffi::{
+    self, ibv_access_flags, ibv_send_flags, ibv_wc_status, ibv_wr_opcode, system,
 };
-use super::identifier::{CmId, EventChannel};
-use super::listener::{Event, Incoming, Listener};
-use super::{VerbsFabric, connect_data};
+use super::super::handles::{Capacity, CompletionQueue, MemoryRegion, ProtectionDomain, QueuePair};
+use super::super::identifier::{CmId, EventChannel};
+use super::super::{VerbsFabric, connect_data};
+use super::{Event, Incoming, Listener};
 use crate::Role;
 use crate::rdma::{ConnectionId, Options, ProbeState, RemoteRegion, VerbsError};
 use crate::shm::Region;
@@ -69,9 +69,9 @@ impl Protection {
         let address = SocketAddr::new(address.ip(), 0);
         id.bind(address).map_err(|source| VerbsError::NoRoute { address, source })?;
         let id = Arc::new(id);
-        let limits = super::preflight::query(&id)?;
+        let limits = super::super::preflight::query(&id)?;
         if limits.atomic_cap == ffi::ibv_atomic_cap::IBV_ATOMIC_NONE {
-            return Err(VerbsError::NoAtomics { device: super::preflight::name(&id) });
+            return Err(VerbsError::NoAtomics { device: id.device_name() });
         }
         if limits.max_mr_size < region.bytes() {
             let (offered, needed) = (limits.max_mr_size, region.bytes());
@@ -91,7 +91,7 @@ impl Protection {
         // SAFETY: `self` holds the region, whose memory all code accesses as atomics: changes by
         // a device are as good as another process's.
         let memory = unsafe { MemoryRegion::register(&domain, start, bytes, access)? };
-        let round_trip_min_ns = round_trip_min_ns(&super::preflight::name(&id));
+        let round_trip_min_ns = round_trip_min_ns(&id.device_name());
         let region = region.clone();
         Ok(Self { memory, domain, region, role, address, round_trip_min_ns })
     }

@@ -1,6 +1,8 @@
 //! The accepting side: one event channel for all connections, and requests with what their peers
 //! said.
 
+mod protection;
+
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -9,13 +11,13 @@ use std::sync::Arc;
 
 use super::connect::RECEIVER_RETRIES;
 use super::connect::check_bytes;
-use super::control::VerbsChannel;
-use super::ffi::{self, rdma_cm_event_type as kind};
-use super::handles::{CompletionQueue, ProtectionDomain, QueuePair, system};
+use super::control_channel::VerbsChannel;
+use super::ffi::{self, rdma_cm_event_type as kind, system};
+use super::handles::{CompletionQueue, ProtectionDomain, QueuePair};
 use super::identifier::{CmId, EventChannel};
-use super::protection::{DataConnection, Protection};
 use crate::REPLY_BYTES_MAX;
 use crate::rdma::{ConnectionId, Options, REASON_BYTES_MAX, VerbsError};
+pub use protection::{DataConnection, Loopback, LoopbackPeer, Protection};
 
 const BACKLOG: i32 = 128;
 

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
-use super::socket::Connection;
+use super::connect::Connection;
 use crate::ControlChannel;
 
 /// One end of a control channel over a Unix socket.

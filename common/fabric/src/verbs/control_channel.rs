@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 
-use super::ffi::{self, ibv_send_flags, ibv_wc_status, ibv_wr_opcode, rdma_cm_event_type};
-use super::handles::{Capacity, ProtectionDomain, QueuePair, system};
+use super::ffi::{self, ibv_send_flags, ibv_wc_status, ibv_wr_opcode, rdma_cm_event_type, system};
+use super::handles::{Capacity, ProtectionDomain, QueuePair};
 use super::identifier::EventChannel;
 use super::memory::Registered;
 use crate::rdma::{ConnectionId, VerbsError};

@@ -4,6 +4,12 @@ use std::io::{Read, Seek, Write};
 
 use rustix::fs::FlockOperation;
 
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+
 use super::*;
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -48,7 +54,7 @@ fn a_descriptor_that_could_not_be_received_is_an_error() {
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     assert!(ancillary.push(SendAncillaryMessage::ScmRights(&many)));
     let parts = [io::IoSlice::new(b"one")];
-    net::sendmsg(&server.socket, &parts, &mut ancillary, SendFlags::empty()).unwrap();
+    net::sendmsg(&server, &parts, &mut ancillary, SendFlags::empty()).unwrap();
     let error = client.receive(&mut [0; 8]).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(rustix::io::Errno::MFILE.raw_os_error()));
 }

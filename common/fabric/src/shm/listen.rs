@@ -1,29 +1,18 @@
-//! Unix sockets that keep message boundaries and carry descriptors: the connection of the `shm`
-//! fabric.
+//! Where clients on this host connect: a Unix socket at a path, with a lock beside it.
 
 use std::fs::{self, File};
 use std::io;
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
-use rustix::net::{
-    self, AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
-    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
-};
+use rustix::net::{self, SocketAddrUnix, SocketFlags};
 
+use super::connect::{Connection, new_socket};
 use super::descriptors::{self, Closers, Socket};
 use super::own_file::{self, Place};
-use crate::MESSAGE_BYTES_MAX;
 
 const BACKLOG: i32 = 128;
-
-fn new_socket(flags: SocketFlags) -> io::Result<OwnedFd> {
-    let flags = flags | SocketFlags::CLOEXEC;
-    Ok(net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
-}
 
 /// Which users may connect to a socket.
 #[derive(Clone, Copy, Debug, Default)]
@@ -101,7 +90,7 @@ impl Listener {
             return Err(io::Error::other(why));
         }
         let socket = net::accept_with(&self.socket, SocketFlags::CLOEXEC)?;
-        Ok(Connection { socket: Socket::new(socket, closers.cloned()) })
+        Ok(Connection::accepted(Socket::new(socket, closers.cloned())))
     }
 }
 
@@ -166,106 +155,6 @@ pub fn lock_path(socket: &Path) -> PathBuf {
 fn lock_beside(path: &Path) -> io::Result<File> {
     let lock = Place::of(&lock_path(path))?.open_own()?;
     if own_file::lock(&lock)? { Ok(lock) } else { Err(io::ErrorKind::AddrInUse.into()) }
-}
-
-/// One end of a connection.
-pub struct Connection {
-    socket: Socket,
-}
-
-impl Connection {
-    /// Connects to a server, or waits this long, which must not be zero, for room in its backlog.
-    ///
-    /// # Errors
-    /// `NotFound` or `ConnectionRefused` when no server listens there, `WouldBlock` after the
-    /// timeout, `Interrupted` by a signal, else what the system says.
-    pub fn connect(path: &Path, timeout: Duration) -> io::Result<Self> {
-        use net::sockopt::{Timeout, set_socket_timeout};
-        let socket = new_socket(SocketFlags::empty())?;
-        set_socket_timeout(&socket, Timeout::Send, Some(timeout))?;
-        net::connect(&socket, &SocketAddrUnix::new(path)?)?;
-        Ok(Self { socket: Socket::new(socket, None) })
-    }
-
-    /// The user at the other end: on the accepting side the one that connected, on the connecting
-    /// side the one that listens.
-    ///
-    /// # Errors
-    /// What the system says.
-    pub fn peer_user(&self) -> io::Result<u32> {
-        descriptors::peer_user(self.as_fd())
-    }
-
-    /// How long [`Connection::receive`] waits before it fails with `WouldBlock`; `None` for ever.
-    ///
-    /// # Errors
-    /// What the system says.
-    pub fn set_receive_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
-        use net::sockopt::{Timeout, set_socket_timeout};
-        Ok(set_socket_timeout(&self.socket, Timeout::Recv, timeout)?)
-    }
-
-    /// Sends one message, with a descriptor if there is one. Never blocks: a peer that does not
-    /// take what it asked for fails with `WouldBlock`.
-    ///
-    /// # Errors
-    /// `BrokenPipe` when the peer is gone, else what the system says.
-    pub fn send(&self, message: &[u8], descriptor: Option<BorrowedFd<'_>>) -> io::Result<()> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut ancillary = SendAncillaryBuffer::new(&mut space);
-        let descriptors = descriptor.as_slice();
-        if !descriptors.is_empty() {
-            ancillary.push(SendAncillaryMessage::ScmRights(descriptors));
-        }
-        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        net::sendmsg(&self.socket, &[io::IoSlice::new(message)], &mut ancillary, flags)?;
-        Ok(())
-    }
-
-    /// Sends nothing more: the peer sees the end once it has taken what was sent.
-    ///
-    /// # Errors
-    /// What the system says; the peer is gone already.
-    pub fn hang_up(&self) -> io::Result<()> {
-        Ok(net::shutdown(&self.socket, net::Shutdown::Write)?)
-    }
-
-    /// Receives one message into `buffer`; returns its length and the descriptor it carried. An
-    /// empty message means that the peer is gone.
-    ///
-    /// # Errors
-    /// `InvalidData` for a message longer than the buffer, and on the accepting side for one with
-    /// a descriptor, `WouldBlock` after the timeout, else what the system says.
-    pub fn receive(&self, buffer: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
-        if self.socket.closers().is_some() && descriptors::brings_descriptors(self.as_fd())? {
-            let why = "a message with a descriptor, which a server does not take";
-            return Err(io::Error::new(io::ErrorKind::InvalidData, why));
-        }
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-        let mut parts = [io::IoSliceMut::new(buffer)];
-        let flags = RecvFlags::CMSG_CLOEXEC;
-        let received = net::recvmsg(&self.socket, &mut parts, &mut ancillary, flags)?;
-        if received.flags.contains(ReturnFlags::TRUNC) {
-            let most = format!("a message over {} bytes", buffer.len().min(MESSAGE_BYTES_MAX));
-            return Err(io::Error::new(io::ErrorKind::InvalidData, most));
-        }
-        if received.flags.contains(ReturnFlags::CTRUNC) {
-            // A descriptor came and this process may have no more of them.
-            return Err(rustix::io::Errno::MFILE.into());
-        }
-        let descriptor = ancillary.drain().find_map(|message| match message {
-            RecvAncillaryMessage::ScmRights(mut rights) => rights.next(),
-            _ => None,
-        });
-        Ok((received.bytes, descriptor))
-    }
-}
-
-impl AsFd for Connection {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
-    }
 }
 
 #[cfg(test)]

@@ -14,11 +14,10 @@ use std::time::{Duration, Instant};
 use rustix::fs::MemfdFlags;
 use rustix::io::Errno;
 
-use super::Region;
-use super::memory::{RegionMemory, memfd, reserve};
+use super::super::Region;
+use super::super::mapping::HUGE_PAGE_BYTES;
+use super::{RegionMemory, memfd, reserve};
 
-/// The length of a huge page, in bytes.
-pub(super) const HUGE_PAGE_BYTES: u64 = 2 << 20;
 const SMALL_PAGE_BYTES: u64 = 4 << 10;
 /// How much is asked for at a time: each call interrupts all processors, and a server that stops
 /// waits for the call.
