@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# What Farside does, on real files: a server with 256 MiB, a tree of files loaded into it by one
-# process, dumped by another and compared byte for byte; then statistics, deletes and a short
-# benchmark. Prints every command it runs, quoted so that it can be repeated. DIR=... chooses
-# another tree. Exit code 0 only if nothing differs.
+# Shows Farside on real files. Starts a server with 256 MiB. One process loads a tree of files,
+# another dumps it, and the two trees are compared byte for byte. Statistics, deletes and a short
+# benchmark follow. Prints every command that it runs, quoted so that it can be repeated. DIR=...
+# chooses another tree. The exit code is 0 only if the trees are equal.
 set -euo pipefail
 
-# The largest value: a block of 4 MiB less what a key and a header take.
+# The largest value: a block of 4 MiB minus room for a key and a header.
 value_bytes_max=4190000
 memory_mib=256
-# More values do not fit: blocks are larger than what is in them, and each size has chunks of its own.
+# A larger tree may not fit: blocks are larger than their content, and each size has its own chunks.
 tree_mib_max=180
 
 fail() { printf 'demo: %s\n' "$*" >&2; exit 1; }
@@ -24,7 +24,7 @@ if [ -n "${DIR:-}" ]; then
     tree=$(cd -- "$tree" && pwd -P)
 fi
 cd "$(dirname "$0")/../.."
-# A minimal image has no documentation: this repository will do.
+# A minimal image has no documentation: use a part of this repository.
 if [ -z "${DIR:-}" ] && [ "$(find "$tree" -type f 2>/dev/null | head -n 20 | wc -l)" -lt 20 ]; then
     tree=$PWD/common
 fi
@@ -45,7 +45,7 @@ trap 'exit 130' INT
 trap 'exit 143' TERM
 case $work/ in "$tree"/*) fail "$tree holds the demo's own files: take another DIR=..." ;; esac
 
-# Bytes of regular files below a folder that are no longer than a value may be.
+# Prints the MiB of the regular files below a folder, without those over the limit of a value.
 mib_of() {
     find "$1" -type f "${up_to_limit[@]}" -printf '%s\n' | awk '{ n += $1 } END { print int(n / 2^20) }'
 }
@@ -54,8 +54,8 @@ count_files() { find "$1" -type f "${@:2}" -printf . | wc -c; }
 mib=$(mib_of "$tree")
 [ "$mib" -le "$tree_mib_max" ] ||
     fail "$tree holds $mib MiB; the demo's server has $memory_mib MiB: take a smaller DIR=..."
-# Other programs may change the tree while this runs. What is loaded, counted and compared is a copy
-# that stays as it is; of the tree only what could be copied.
+# Other programs may change the tree meanwhile, so a copy is loaded, counted and compared. Files
+# that cannot be copied are left out.
 copied_from=$tree
 left_out=$(count_files "$tree" ! "${up_to_limit[@]}")
 mkdir "$work/tree"
@@ -70,14 +70,14 @@ printf -v q_tree %q "$tree"
 printf -v q_work %q "$work"
 
 say "Build"
-# Without RDMA: then cargo is all it takes.
+# Without RDMA, so that only cargo is needed.
 run 'cargo build --release --locked --no-default-features --bin kv-server --bin kv-cli --bin kv-bench'
 target=$(cargo metadata --no-deps --format-version 1 --offline |
     sed -n 's/.*"target_directory":"\([^"]*\)".*/\1/p')
 printf -v q_bin %q "$target/release"
 run "export PATH=$q_bin:\$PATH"
 
-say "A memory server with $memory_mib MiB: it hands out memory, its CPU serves no get and no put"
+say "A memory server with $memory_mib MiB: its CPU serves no get and no put"
 run "mkdir -p $q_work"
 run "export FARSIDE_SERVER=shm://$q_work/kv.sock"
 run "kv-server --listen \$FARSIDE_SERVER --memory ${memory_mib}MiB --index 8MiB \\
@@ -100,7 +100,7 @@ run "kv-cli load --skip-too-large $q_tree" ||
 run "kv-cli dump $q_work/copy"
 
 say "Are the two trees the same, byte for byte?"
-# Two streams of names and contents and nothing else.
+# The streams have only names and contents: no times, owners or modes.
 run 'stream() (cd "$1" && find . -type f -print0 | LC_ALL=C sort -z |
     tar -c --hard-dereference --mtime=@0 --owner=0 --group=0 --mode=0 --null --files-from=-)'
 if ! run "stream $q_tree | cmp - <(stream $q_work/copy)"; then
@@ -111,7 +111,7 @@ copied=$(count_files "$work/copy")
 [ "$copied" -eq "$files" ] || fail "$files files went in, $copied came out"
 echo "Yes: $files files, $mib MiB. Left out for their size: $left_out."
 
-say "What the server holds, and whether it is sound"
+say "What the server holds, and whether it is undamaged"
 run "kv-cli stat | head -n 9"
 run "kv-cli verify"
 

@@ -3,8 +3,8 @@
 #
 #   tools/scripts/fuzz.sh SECONDS [TARGET...]
 #
-# Begins with fresh seeds and what tests/fuzz/kept holds. What libFuzzer learns stays in
-# target/fuzz, also for the next time; an input that found something stays in target/fuzz/found.
+# Starts with new seeds and the inputs in tests/fuzz/kept. The corpus that libFuzzer collects stays
+# in target/fuzz for the next run. An input that fails stays in target/fuzz/found.
 set -euo pipefail
 
 usage="usage: tools/scripts/fuzz.sh SECONDS [TARGET...]"
@@ -24,7 +24,7 @@ command -v c++ >/dev/null || missing "a C++ compiler" "apt-get install g++"
 
 build=${CARGO_TARGET_DIR:-$PWD/target}/fuzz
 mkdir -p "$build/found"
-# Link-time optimization takes minutes here and finds nothing.
+# Link-time optimization would take minutes, and the fuzzer does not need it.
 export CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16
 options=(--fuzz-dir tests/fuzz --features libfuzzer --target-dir "$build")
 cargo "+$toolchain" fuzz build --codegen-units 16 "${options[@]}"
@@ -49,7 +49,7 @@ for target in "${targets[@]}"; do
         -artifact_prefix="$build/found/$target-" >"$log" 2>&1; then
         runs=$(sed -n 's/^stat::number_of_executed_units: *//p' "$log")
         covered=$(sed -n 's/.* cov: \([0-9]*\).*/\1/p' "$log" | tail -n 1)
-        echo "$target: $runs executions, $covered places covered"
+        echo "$target: $runs executions, $covered edges covered"
     else
         found+=("$target")
         echo "$target: FOUND something, see $log"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Counts the client's instructions for an operation, kv-bench's own included, and compares them with
-# those of bench/instructions.txt. Fails if one takes more than 4 % more. Over shared memory, so that
-# everything is in one process; counted by valgrind, so that nothing else on the machine matters.
+# Counts the client's instructions for an operation, including kv-bench's own, and compares them
+# with bench/instructions.txt. Fails if an operation takes over 4 % more. Uses shared memory, where the
+# client runs every verb itself. Valgrind counts, so other load on the machine does not matter.
 #
 #   tools/scripts/instructions.sh            compares
 #   tools/scripts/instructions.sh --record   writes bench/instructions.txt anew
@@ -12,23 +12,23 @@ command -v valgrind >/dev/null || {
     echo "instructions lacks valgrind: apt-get install valgrind" >&2
     exit 1
 }
-# Without libc rustix asks the kernel for its vDSO, which is not where valgrind's programs may look.
+# use-libc: otherwise rustix reads the kernel's vDSO, which programs under valgrind cannot.
 cargo build --release --locked --no-default-features --features rustix/use-libc \
     -p farside-bench -p farside-server --bin kv-bench --bin kv-server \
     --target-dir "${CARGO_TARGET_DIR:-target}/instructions"
 bench=${CARGO_TARGET_DIR:-target}/instructions/release/kv-bench
-said=$(mktemp)
-trap 'rm -f "$said"' EXIT
+output=$(mktemp)
+trap 'rm -f "$output"' EXIT
 
-# Of the measured phase, by its operations.
+# Prints the instructions of the measured phase, divided by its operations.
 count() {
     local name=$1 operations=200000
     shift
     valgrind --fair-sched=yes --tool=callgrind --callgrind-out-file=/dev/null \
         --toggle-collect='*phases::Shared*::measure*' "$bench" ycsb --records 1000 \
-        --limit-seconds 0 --warmup-seconds 0 --operations $operations "$@" >"$said" 2>&1 ||
-        { cat "$said" >&2; exit 1; }
-    echo "$name $(($(sed -n 's/.*Collected *: *//p' "$said") / operations))"
+        --limit-seconds 0 --warmup-seconds 0 --operations $operations "$@" >"$output" 2>&1 ||
+        { cat "$output" >&2; exit 1; }
+    echo "$name $(($(sed -n 's/.*Collected *: *//p' "$output") / operations))"
 }
 
 counted=$(

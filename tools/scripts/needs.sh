@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Makes sure that what a build needs is there: cargo, which it only asks for, and a C linker, which
-# it installs on Debian and Ubuntu. For `make test` also a browser, where Debian has one: Ubuntu's
-# package only names a snap, and without a browser one test says that it tests nothing.
+# Checks that cargo is installed, and installs a missing C linker on Debian and Ubuntu. For `make
+# test` also installs a browser on Debian. Ubuntu's package only refers to a snap; without a browser
+# one test is skipped, and says so.
 #
 #   tools/scripts/needs.sh [--test]
 set -euo pipefail
@@ -29,7 +29,7 @@ if ! command -v cc >/dev/null; then
     install gcc libc6-dev
 fi
 
-# What tests/tests/integration/bench_report.rs looks for.
+# Whether a browser that tests/tests/integration/bench_report.rs can use is installed.
 browser() {
     for name in chromium chromium-headless-shell chromium-browser google-chrome; do
         ! "$name" --version >/dev/null 2>&1 || return 0
@@ -41,6 +41,6 @@ if [ "${1:-}" = --test ] && ! browser; then
         echo "a browser is missing: installing chromium" >&2
         install chromium fonts-dejavu-core
     else
-        echo "no Chromium here: kv-bench's report will not be looked at" >&2
+        echo "no Chromium here: kv-bench's report will not be tested in a browser" >&2
     fi
 fi

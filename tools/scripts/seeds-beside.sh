@@ -1,20 +1,20 @@
 #!/usr/bin/env bash
-# Runs a command, and beside it random schedules of the simulator for three minutes: a guest keeps
-# one core busy. Fails if either does.
+# Runs a command, and at the same time random schedules of the simulator for three minutes. A test
+# with a virtual machine keeps only one core busy. Fails if either fails.
 #
 #   tools/scripts/seeds-beside.sh COMMAND...
 #
-# The environment of a build with verbs is the caller's: . tools/scripts/verbs-env.sh
+# The caller sets up the environment for verbs first: . tools/scripts/verbs-env.sh
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
-said=$(mktemp)
-trap 'rm -f "$said"' EXIT
+output=$(mktemp)
+trap 'rm -f "$output"' EXIT
 export FARSIDE_SIMULATION_SECONDS=${FARSIDE_SIMULATION_SECONDS:-180}
 cargo test --locked --workspace --test simulation random::seeds -- --exact --nocapture \
-    >"$said" 2>&1 &
+    >"$output" 2>&1 &
 failed=0
 "$@" || failed=$?
 wait $! || failed=$?
-cat "$said"
+cat "$output"
 exit $failed

@@ -1,19 +1,19 @@
 # shellcheck shell=sh
-# Sourced from the top of the repository before `cargo build` with verbs, by any POSIX shell: sets
-# LIBCLANG_PATH and BINDGEN_EXTRA_CLANG_ARGS to what rdma-sys takes.
+# Source this at the top of the repository before `cargo build` with verbs, in any POSIX shell. Sets
+# LIBCLANG_PATH and BINDGEN_EXTRA_CLANG_ARGS so that rdma-sys builds.
 #
 #   . tools/scripts/verbs-env.sh && cargo build --features verbs
 #
-# rdma-sys reads the C headers with bindgen 0.59, which LLVM 16 and later makes panic ("is not a
-# valid Ident"). So: the newest libclang up to 15 that is installed, else PyPI's in target/libclang.
-# What the caller has set stays. False, and one line of why, if there is no way.
+# rdma-sys reads the C headers with bindgen 0.59, which panics with LLVM 16 and later ("is not a
+# valid Ident"). So this takes the newest installed libclang up to 15, otherwise PyPI's, in
+# target/libclang. Variables that are set already stay. On failure prints why and returns false.
 
 _verbs_env() {
     if [ -z "${LIBCLANG_PATH:-}" ]; then
         for _version in 15 14 13 12 11 10; do
             for _file in "/usr/lib/llvm-$_version/lib"/libclang.so* \
                 "/usr/lib/llvm-$_version/lib/libclang-$_version"*.so*; do
-                # A dangling link is no file.
+                # Skips dangling links.
                 [ ! -f "$_file" ] || { LIBCLANG_PATH=${_file%/*}; break 2; }
             done
         done
@@ -22,7 +22,7 @@ _verbs_env() {
         _folder=$PWD/target/libclang
         if ! [ -f "$_folder/clang/native/libclang.so" ]; then
             python3 -m pip --version >/dev/null 2>&1 || {
-                echo "verbs need libclang 10 to 15, and there is neither one nor pip to bring it:" \
+                echo "verbs need libclang 10 to 15, and neither libclang nor pip is installed:" \
                     "apt-get install python3-pip, or set LIBCLANG_PATH" >&2
                 return 1
             }
@@ -33,7 +33,7 @@ _verbs_env() {
         fi
         LIBCLANG_PATH=$_folder/clang/native
     fi
-    # A libclang without its own stddef.h and the like makes do with the compiler's.
+    # A libclang without headers of its own, such as stddef.h, uses the compiler's.
     : "${BINDGEN_EXTRA_CLANG_ARGS=-idirafter $(cc -print-file-name=include)}"
     export LIBCLANG_PATH BINDGEN_EXTRA_CLANG_ARGS
 }

@@ -1,4 +1,4 @@
-//! What can be written after `kv-cli`.
+//! The command line of `kv-cli`.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -14,15 +14,15 @@ Exit codes:
   1  the key is absent, or the condition of the change did not hold
   2  the command line or the config file is wrong: nothing was done
   3  no server: none answers, it went away, or it refuses the connection
-  4  damage: something in the region cannot be; what is whole was done
+  4  damage: something in the region is invalid; the command did what it could
   5  any other failure
   129, 130, 143  SIGHUP, SIGINT or SIGTERM ended a dump or a snapshot
 
-The server is taken from --server, then FARSIDE_SERVER, then the config file: --config, else
-~/.config/farside/client.toml, else /etc/farside/client.toml. A secret stands in the config file.
+The server's address comes from --server, or FARSIDE_SERVER, or the config file: --config, or
+~/.config/farside/client.toml, or /etc/farside/client.toml. Only the config file can have a secret.
 
-A command waits 3 s for a server that does not answer, or as long as connect_timeout_ms in the
-config file says, and as long again for one that goes away meanwhile.";
+A command waits for a server that does not answer: 3 s, or connect_timeout_ms of the config file.
+If the server goes away meanwhile, it waits as long again.";
 
 /// Farside, a one-sided RDMA key-value store, from the command line.
 #[derive(Debug, Parser)]
@@ -31,10 +31,10 @@ pub(crate) struct Args {
     /// The server's address, for example shm:///run/farside/kv.sock
     #[arg(long, global = true, value_name = "URI", env = "FARSIDE_SERVER")]
     pub(crate) server: Option<String>,
-    /// The config file to use instead of the default ones
+    /// Config file to use instead of the default ones
     #[arg(long, global = true, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) config: Option<PathBuf>,
-    /// Refuse a config file with a secret that other users can read, instead of a warning
+    /// Refuse a config file with a secret that other users can read, instead of warning about it
     #[arg(long, global = true)]
     pub(crate) strict_config: bool,
     /// How keys are written on the command line and printed
@@ -51,38 +51,39 @@ pub(crate) struct Args {
 pub(crate) enum Command {
     /// Print the value of a key, byte for byte; exit 1 when it is absent
     Get(Key),
-    /// Store a value, whether or not the key is there
+    /// Store a value, whether or not the key is present
     Put(KeyValue),
-    /// Store a value only if the key is absent; exit 1 when it is there
+    /// Store a value only if the key is absent; exit 1 when it is present
     Insert(KeyValue),
-    /// Store a value only if the key is there; exit 1 when it is absent
+    /// Store a value only if the key is present; exit 1 when it is absent
     Update(KeyValue),
     /// Remove a key; exit 1 when it is absent
     Delete(Key),
-    /// Store NEW only if the key has the value VALUE, or is absent; exit 1 when not
+    /// Store NEW only if the key has the value VALUE, or is absent; exit 1 if it was not stored
     ///
     /// A compare-and-swap. On a mismatch the current value goes to stdout.
     Cas(Cas),
     /// Print all keys and values, in no order: key, tab, value, one a line
     ///
     /// Raw keys and values are escaped so that each stays on its line: \t, \n, \r, \\ and \xNN.
-    /// Keys changed meanwhile may or may not be seen.
+    /// Keys that are inserted or deleted meanwhile may or may not be printed.
     Scan(Scan),
     /// Show memory, keys, load and clients
     Stat(Stat),
     /// Store every file below a folder under its relative path, or every record of a file
     ///
     /// A .jsonl file has {"key":..,"value":..} on each line, or key_base64 and value_base64 for
-    /// bytes that are no text. Symbolic links are skipped.
+    /// bytes that are not text. Symbolic links are skipped.
     Load(Load),
     /// Write every key to a file below a folder, or to a .jsonl file
     ///
-    /// Without the values' ends: what `load` stores of it stays for good. A snapshot keeps them.
+    /// Times of expiry are not written: values that `load` stores again never expire. A snapshot
+    /// keeps the times.
     Dump(Dump),
-    /// Write all keys, values and their ends to a file for `kv-server --restore`
+    /// Write all keys, values and times of expiry to a file for `kv-server --restore`
     ///
-    /// Clients may go on meanwhile: each key comes with a value it had at some moment of the
-    /// snapshot, and a key that is there all the time is not missed.
+    /// Clients may continue to work: each key gets a value that it had at some moment of the
+    /// snapshot. A key that is present the whole time is never missing.
     Snapshot(Snapshot),
     /// Collect blocks that dead clients held, and wait until this is done
     ///
@@ -91,16 +92,17 @@ pub(crate) enum Command {
     Gc,
     /// Move blocks out of chunks that are mostly free, so that these can hold values of other sizes
     ///
-    /// By ordinary updates: values stay, their versions change. Clients go on meanwhile.
+    /// The moves are ordinary updates: values stay, their versions change. Clients continue to
+    /// work.
     Compact,
     /// Check the whole region, read-only: every row, slot, block and checksum; exit 4 on damage
     ///
-    /// Clients may go on meanwhile; with --region no server may use the file.
+    /// Clients may continue to work; with --region no server may use the file.
     Verify(Verify),
     /// Check this machine for what Farside needs, and print how to fix what is missing
     ///
-    /// Exit 2 when the config file cannot be used, 3 when the named server does not answer. What
-    /// the machine lacks is advice.
+    /// Exit 2 when the config file cannot be used, 3 when the configured server does not answer.
+    /// What the machine lacks does not change the exit code.
     Doctor,
     /// Print a completion script for a shell
     Completions(Completions),
@@ -119,11 +121,11 @@ pub(crate) struct KeyValue {
     /// The value; - reads it from stdin
     #[arg(required_unless_present = "file", allow_negative_numbers = true)]
     pub(crate) value: Option<OsString>,
-    /// Take the value from this file
+    /// Read the value from this file
     #[arg(long, conflicts_with = "value", value_hint = ValueHint::FilePath)]
     pub(crate) file: Option<PathBuf>,
-    /// The value ends after this long, such as 500ms, 90s, 15m, 1.5h or 7d; without it never
-    #[arg(long, value_name = "TIME", value_parser = ttl)]
+    /// Time after which the value expires, such as 500ms, 90s, 15m, 1.5h or 7d. Default: never
+    #[arg(long, value_name = "TIME", value_parser = parse_ttl)]
     pub(crate) ttl: Option<Duration>,
 }
 
@@ -131,37 +133,37 @@ pub(crate) struct KeyValue {
 pub(crate) struct Cas {
     /// The key
     pub(crate) key: OsString,
-    /// The value it has to have
+    /// The value that the key must have
     #[arg(long, value_name = "VALUE", required_unless_present = "absent")]
     #[arg(allow_hyphen_values = true)]
     pub(crate) expect: Option<OsString>,
-    /// It has to be absent
+    /// The key must be absent
     #[arg(long, conflicts_with = "expect")]
     pub(crate) absent: bool,
-    /// The value it gets; - reads it from stdin
+    /// The new value; - reads it from stdin
     #[arg(allow_negative_numbers = true)]
     pub(crate) new: OsString,
 }
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Scan {
-    /// Only keys that start with this
+    /// Print only keys that start with this
     #[arg(long)]
     pub(crate) prefix: Option<OsString>,
-    /// Only the keys, without values
+    /// Print only the keys, without values
     #[arg(long, conflicts_with = "json")]
     pub(crate) keys_only: bool,
-    /// At most this many
+    /// Print at most this many entries
     #[arg(long, value_name = "N")]
     pub(crate) limit: Option<u64>,
-    /// One JSON object a line, as `load` takes it
+    /// Print one JSON object per line, as `load` reads it
     #[arg(long)]
     pub(crate) json: bool,
 }
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Stat {
-    /// As JSON
+    /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -171,27 +173,27 @@ pub(crate) struct Load {
     /// A folder, or a .jsonl file
     #[arg(value_name = "DIR|FILE", value_hint = ValueHint::AnyPath)]
     pub(crate) from: PathBuf,
-    /// Leave out values over the region's limit instead of failing at the end
+    /// Skip values over the region's limit, instead of failing at the end
     #[arg(long)]
     pub(crate) skip_too_large: bool,
 }
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Dump {
-    /// A folder, made if it is not there, or a .jsonl file
+    /// A folder, which is created if it does not exist, or a .jsonl file
     #[arg(value_name = "DIR|FILE", value_hint = ValueHint::AnyPath)]
     pub(crate) to: PathBuf,
-    /// Write into a folder that is not empty, or over a file
+    /// Write into a folder that is not empty, or replace a file
     #[arg(long)]
     pub(crate) force: bool,
 }
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Snapshot {
-    /// The file to make
+    /// The file to create
     #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) to: PathBuf,
-    /// Replace the file if it is there
+    /// Replace the file if it exists
     #[arg(long)]
     pub(crate) force: bool,
 }
@@ -205,19 +207,18 @@ pub(crate) struct Verify {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Completions {
-    /// Which
+    /// The shell
     pub(crate) shell: Shell,
 }
 
-/// A number of milliseconds, seconds, minutes, hours or days; what is less than a millisecond of it
-/// is rounded up.
-fn ttl(text: &str) -> Result<Duration, String> {
+/// Parses a number of milliseconds, seconds, minutes, hours or days, rounded up to a millisecond.
+fn parse_ttl(text: &str) -> Result<Duration, String> {
     const UNITS: [(&str, u64); 5] =
         [("ms", 1), ("s", 1000), ("m", 60_000), ("h", 3_600_000), ("d", 86_400_000)];
     let with_unit = |(unit, unit_ms): (&str, u64)| {
         let number = text.strip_suffix(unit)?;
         let (whole, fraction) = number.split_once('.').unwrap_or((number, "0"));
-        // `parse` alone would take a sign.
+        // `parse` alone would accept a sign.
         let is_number = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
         if !is_number(whole) || !is_number(fraction) {
             return None;
@@ -243,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_comes_from_one_place() {
+    fn a_value_has_exactly_one_source() {
         let parse = |line: &str| Args::try_parse_from(line.split(' '));
         assert!(parse("kv-cli put k v").is_ok());
         assert!(parse("kv-cli put k -").is_ok());
@@ -259,8 +260,8 @@ mod tests {
     }
 
     #[test]
-    fn times_have_a_unit() {
-        let ms = |text| ttl(text).ok().map(|ttl| ttl.as_millis());
+    fn a_ttl_is_a_positive_number_with_a_unit() {
+        let ms = |text| parse_ttl(text).ok().map(|ttl| ttl.as_millis());
         let seconds = |text| ms(text).map(|ms| ms / 1000);
         assert_eq!(["90s", "15m", "12h", "7d"].map(seconds), [90, 900, 43_200, 604_800].map(Some));
         let right = [1500, 500, 1, 1, 5_400_000, 18].map(Some);

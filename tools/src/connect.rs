@@ -1,4 +1,4 @@
-//! Which server, and with what.
+//! Connects to the configured server, and decodes arguments.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -12,13 +12,13 @@ use farside_tools::encoding::Encoding;
 use crate::args::Args;
 use crate::output::{self, Usage};
 
-/// What the config file says, and the server that was asked for.
+/// Returns the config file's settings, with the server of the command line if it names one.
 pub(crate) fn config(args: &Args) -> anyhow::Result<ClientConfig> {
     let mut config = match ClientConfig::file(args.config.as_deref()) {
         Some(path) => {
             let config = ClientConfig::load(&path)?;
             if config.secret.is_some() {
-                tell_exposed(&path, args.strict_config)?;
+                check_exposure(&path, args.strict_config)?;
             }
             config
         }
@@ -36,30 +36,30 @@ pub(crate) fn config(args: &Args) -> anyhow::Result<ClientConfig> {
     Ok(config)
 }
 
-/// Says once that other users can read a file with a secret; fails if `strict`.
-fn tell_exposed(path: &Path, strict: bool) -> anyhow::Result<()> {
-    static TOLD: Once = Once::new();
+/// Warns once if other users can read a file with a secret; fails if `strict`.
+fn check_exposure(path: &Path, strict: bool) -> anyhow::Result<()> {
+    static WARNED: Once = Once::new();
     match check_private(path) {
         Err(exposed) if strict => return Err(exposed.into()),
-        Err(exposed) => TOLD.call_once(|| output::tell(format_args!("warning: {exposed}"))),
+        Err(exposed) => WARNED.call_once(|| output::tell(format_args!("warning: {exposed}"))),
         Ok(()) => {}
     }
     Ok(())
 }
 
-/// Connects to read and write, or as the config file says. No command comes to a key twice, so a
-/// location cache would only take time to set up.
+/// Connects with the role of the config file: a writer by default. Without a location cache: no
+/// command uses a key twice, so a cache would only take time to set up.
 pub(crate) fn writer(args: &Args) -> anyhow::Result<Client> {
     Ok(Client::builder().config(&config(args)?).cache_bytes(0).connect()?)
 }
 
-/// Connects to read only: whatever goes wrong here, nothing is changed.
+/// Connects as a reader, which cannot change anything.
 pub(crate) fn reader(args: &Args) -> anyhow::Result<Client> {
     let client = Client::builder().config(&config(args)?).cache_bytes(0);
     Ok(client.role(Role::Reader).connect()?)
 }
 
-/// The bytes of an argument that is a key.
+/// Decodes an argument that is a key.
 pub(crate) fn key(args: &Args, text: &OsStr) -> anyhow::Result<Vec<u8>> {
     let key = decode(args.key_encoding, "key", text)?;
     if key.is_empty() {
@@ -68,7 +68,7 @@ pub(crate) fn key(args: &Args, text: &OsStr) -> anyhow::Result<Vec<u8>> {
     Ok(key)
 }
 
-/// The bytes that an argument stands for.
-pub(crate) fn decode(encoding: Encoding, what: &str, text: &OsStr) -> anyhow::Result<Vec<u8>> {
-    encoding.decode_argument(what, text).map_err(|error| Usage::error(one_line(error.as_ref())))
+/// Decodes an argument; the error names it.
+pub(crate) fn decode(encoding: Encoding, name: &str, text: &OsStr) -> anyhow::Result<Vec<u8>> {
+    encoding.decode_argument(name, text).map_err(|error| Usage::error(one_line(error.as_ref())))
 }

@@ -1,4 +1,4 @@
-//! `dump`: everything in a region as files, or as lines of JSON.
+//! `dump`: writes all entries of a region as files, or as lines of JSON.
 
 use std::io::Write;
 use std::path::Path;
@@ -14,50 +14,50 @@ use crate::args::{self, Args};
 use crate::connect;
 use crate::files::{DumpFolder, check_free, write_whole};
 use crate::output::{self, ExitStatus, Failures, count};
-use crate::stopping::Stop;
+use crate::stopping::StopSignal;
 
 /// `dump`.
-pub(crate) fn dump(args: &Args, what: &args::Dump) -> anyhow::Result<ExitStatus> {
-    if has_json_lines(&what.to) && !what.to.is_dir() {
-        return dump_lines(args, what);
+pub(crate) fn dump(args: &Args, options: &args::Dump) -> anyhow::Result<ExitStatus> {
+    if has_json_lines(&options.to) && !options.to.is_dir() {
+        return dump_lines(args, options);
     }
-    dump_folder(args, what)
+    dump_folder(args, options)
 }
 
-fn dump_folder(args: &Args, what: &args::Dump) -> anyhow::Result<ExitStatus> {
+fn dump_folder(args: &Args, options: &args::Dump) -> anyhow::Result<ExitStatus> {
     let mut session = connect::reader(args)?.session()?;
-    let target = DumpFolder::open(&what.to, what.force)?;
-    let (bar, stop) = (output::progress("dumping"), Stop::listen()?);
+    let folder = DumpFolder::open(&options.to, options.force)?;
+    let (bar, stop) = (output::progress("dumping"), StopSignal::listen()?);
     let tally =
-        for_each_entry(&mut session, (&bar, &stop), |entry| target.write(&entry.key, &entry.value));
-    let tally = tally.with_context(|| format!("{} has only a part", what.to.display()))?;
-    Ok(tally.conclude("file", &what.to))
+        for_each_entry(&mut session, (&bar, &stop), |entry| folder.write(&entry.key, &entry.value));
+    let tally = tally.with_context(|| format!("{} is incomplete", options.to.display()))?;
+    Ok(tally.conclude("file", &options.to))
 }
 
-fn dump_lines(args: &Args, what: &args::Dump) -> anyhow::Result<ExitStatus> {
-    let name = what.to.display();
-    check_free(&what.to, what.force)?;
+fn dump_lines(args: &Args, options: &args::Dump) -> anyhow::Result<ExitStatus> {
+    let name = options.to.display();
+    check_free(&options.to, options.force)?;
     let mut session = connect::reader(args)?.session()?;
-    let (bar, stop) = (output::progress("dumping"), Stop::listen()?);
-    let tally = write_whole(&what.to, |file| {
+    let (bar, stop) = (output::progress("dumping"), StopSignal::listen()?);
+    let tally = write_whole(&options.to, |file| {
         for_each_entry(&mut session, (&bar, &stop), |entry| {
             let line = Record::new(&entry.key, &entry.value).to_line();
             file.write_all(line.as_bytes()).map_err(|error| Fatal(error).into())
         })
     });
-    Ok(tally.with_context(|| format!("cannot write {name}"))?.conclude("record", &what.to))
+    Ok(tally.with_context(|| format!("cannot write {name}"))?.conclude("record", &options.to))
 }
 
-/// A failure that all entries would meet.
+/// A failure that every further entry would have too: it ends the command.
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
 pub(crate) struct Fatal(pub(crate) std::io::Error);
 
-/// Calls `write` with every entry until a signal says stop; what fails for one entry is told and
-/// counted.
+/// Calls `write` with every entry, until a signal stops it. A failure of one entry is printed and
+/// counted, and the scan continues with the others.
 pub(crate) fn for_each_entry(
     session: &mut Session,
-    (bar, stop): (&ProgressBar, &Stop),
+    (bar, stop): (&ProgressBar, &StopSignal),
     mut write: impl FnMut(&Entry) -> anyhow::Result<()>,
 ) -> anyhow::Result<Tally> {
     let mut tally =
@@ -94,7 +94,7 @@ fn is_disk_full(error: &anyhow::Error) -> bool {
     error.is_some_and(|error| error.kind() == std::io::ErrorKind::StorageFull)
 }
 
-/// What became of the entries.
+/// Counts of the entries that were written, and of those that failed.
 #[derive(Debug)]
 pub(crate) struct Tally {
     written: u64,
@@ -104,8 +104,9 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
+    /// Prints a summary. Returns how the command ended.
     pub(crate) fn conclude(&self, noun: &str, to: &Path) -> ExitStatus {
-        self.failures.tell_rest();
+        self.failures.print_rest();
         let (written, bytes) = (count(self.written, noun), output::bytes(self.bytes));
         output::tell(format_args!("{written} written to {}, {bytes} of values", to.display()));
         if self.failures.0 > 0 {

@@ -1,4 +1,4 @@
-//! Keys and values are bytes: how they come from arguments and how they are printed.
+//! Encodings of keys and values, which are bytes, in arguments and in output.
 
 use std::ffi::OsStr;
 use std::fmt::Write;
@@ -9,48 +9,48 @@ use data_encoding::{BASE64, DecodeKind, HEXLOWER, HEXLOWER_PERMISSIVE};
 use farside_config::command_line::is_unprintable;
 use serde::Serialize;
 
-/// How bytes are written.
+/// An encoding of bytes as text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Encoding {
-    /// As they are; where lines are printed, with escapes
+    /// The bytes themselves; escaped in output that has lines
     Raw,
-    /// Two hexadecimal digits a byte
+    /// Two hexadecimal digits for each byte
     Hex,
     /// Base64 with padding
     Base64,
 }
 
 impl Encoding {
-    /// The bytes that an argument stands for.
+    /// Decodes an argument.
     ///
     /// # Errors
-    /// As [`Encoding::decode`], with what the argument is.
-    pub fn decode_argument(self, what: &str, text: &OsStr) -> anyhow::Result<Vec<u8>> {
-        self.decode(text.as_bytes()).with_context(|| format!("the {what}"))
+    /// As [`Encoding::decode`], with the argument's name.
+    pub fn decode_argument(self, name: &str, text: &OsStr) -> anyhow::Result<Vec<u8>> {
+        self.decode(text.as_bytes()).with_context(|| format!("the {name}"))
     }
 
-    /// The bytes that a text stands for.
+    /// Decodes a text.
     ///
     /// # Errors
-    /// What is wrong with the text.
+    /// If the text is not in this encoding, why.
     pub fn decode(self, text: &[u8]) -> anyhow::Result<Vec<u8>> {
         match self {
             Self::Raw => Ok(text.to_vec()),
             Self::Hex => decode_hex(text),
             Self::Base64 => {
                 let bytes = BASE64.decode(text).context("is not base64")?;
-                // The crate takes several texts, each with its padding, for one.
-                let is_one = BASE64.encode(&bytes).as_bytes() == text;
-                if is_one {
+                // The crate also decodes several padded texts in a row.
+                let is_single = BASE64.encode(&bytes).as_bytes() == text;
+                if is_single {
                     Ok(bytes)
                 } else {
-                    Err(anyhow!("is not base64: text behind a padding"))
+                    Err(anyhow!("is not base64: there is text after the padding"))
                 }
             }
         }
     }
 
-    /// The bytes on one line, without a tab.
+    /// Encodes bytes so that they fit on one line, without a tab.
     pub fn encode_line(self, bytes: &[u8]) -> String {
         match self {
             Self::Raw => escape(bytes),
@@ -59,7 +59,7 @@ impl Encoding {
         }
     }
 
-    /// The bytes alone on stdout: raw exactly as they are, else a line.
+    /// Encodes bytes that are the whole output: raw bytes unchanged, the others as a line.
     pub fn encode_whole(self, bytes: &[u8]) -> Vec<u8> {
         match self {
             Self::Raw => bytes.to_vec(),
@@ -79,7 +79,7 @@ fn decode_hex(text: &[u8]) -> anyhow::Result<Vec<u8>> {
     })
 }
 
-/// Bytes that stay on their line and do nothing to a terminal; text stays readable.
+/// Escapes bytes so that they stay on one line and cannot control a terminal. Text stays readable.
 pub fn escape(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len());
     for chunk in bytes.utf8_chunks() {
@@ -89,8 +89,8 @@ pub fn escape(bytes: &[u8]) -> String {
                 '\n' => text.push_str("\\n"),
                 '\r' => text.push_str("\\r"),
                 '\\' => text.push_str("\\\\"),
-                unsafe_one if is_unprintable(unsafe_one) => {
-                    escape_each(unsafe_one.encode_utf8(&mut [0; 4]).as_bytes(), &mut text);
+                unprintable if is_unprintable(unprintable) => {
+                    escape_each(unprintable.encode_utf8(&mut [0; 4]).as_bytes(), &mut text);
                 }
                 printable => text.push(printable),
             }
@@ -107,7 +107,7 @@ fn escape_each(bytes: &[u8], text: &mut String) {
     }
 }
 
-/// Text whose unprintable characters are escaped.
+/// Escapes the unprintable characters of a text.
 fn escaped(text: &str, escape: impl Fn(char, &mut String)) -> String {
     let mut safe = String::with_capacity(text.len());
     for character in text.chars() {
@@ -120,7 +120,7 @@ fn escaped(text: &str, escape: impl Fn(char, &mut String)) -> String {
     safe
 }
 
-/// Text without what would do something to a terminal.
+/// Escapes the characters of a text that could control a terminal.
 pub fn printable(text: &str) -> String {
     let escape = |character: char, safe: &mut String| {
         escape_each(character.encode_utf8(&mut [0; 4]).as_bytes(), safe);
@@ -128,11 +128,10 @@ pub fn printable(text: &str) -> String {
     escaped(text, escape)
 }
 
-/// JSON without what would do something to a terminal: these characters are escaped, as JSON
-/// allows for all of them.
+/// Serializes to JSON, with the characters that could control a terminal escaped.
 ///
 /// # Errors
-/// What cannot be JSON.
+/// If the value cannot be serialized.
 pub fn to_json(value: &impl Serialize) -> serde_json::Result<String> {
     let escape = |character: char, safe: &mut String| {
         for unit in character.encode_utf16(&mut [0; 2]) {
@@ -143,10 +142,10 @@ pub fn to_json(value: &impl Serialize) -> serde_json::Result<String> {
     Ok(escaped(&serde_json::to_string(value)?, escape))
 }
 
-/// The longest key that a message tells in full, in characters.
+/// The longest key that a message has in full, in characters.
 const BRIEF_CHARS_MAX: usize = 100;
 
-/// [`escape`], cut to what can be read in a message.
+/// As [`escape`], shortened for a message.
 pub fn brief(bytes: &[u8]) -> String {
     let whole = escape(bytes);
     match whole.char_indices().nth(BRIEF_CHARS_MAX) {
@@ -162,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_byte_comes_back_in_every_encoding() {
+    fn every_byte_round_trips_in_every_encoding() {
         let all: Vec<u8> = (0..=255).collect();
         for encoding in [Encoding::Hex, Encoding::Base64] {
             let line = encoding.encode_line(&all);
@@ -176,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_hex_or_base64_is_refused() {
+    fn malformed_hex_and_base64_are_refused() {
         let error = |encoding: Encoding, text: &str| {
             let error = encoding.decode_argument("key", OsStr::new(text)).unwrap_err();
             one_line(error.as_ref())
@@ -188,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn raw_lines_are_safe_and_text_stays_text() {
+    fn escaped_bytes_are_printable_and_text_stays_text() {
         assert_eq!(escape("gr\u{fc}n \u{1f980}".as_bytes()), "gr\u{fc}n \u{1f980}");
         assert_eq!(escape(b"a\tb\nc\rd\\e\x00\x1b[31m"), "a\\tb\\nc\\rd\\\\e\\x00\\x1b[31m");
         assert_eq!(escape(b"\xff\xfeok\xc3"), "\\xff\\xfeok\\xc3");
@@ -198,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_printed_does_anything_to_a_terminal() {
+    fn nothing_printed_can_control_a_terminal() {
         let text = "a\u{9b}b\u{202e}c\x1b\u{e0001}\u{61c}";
         assert_eq!(printable("caf\u{e9} C:\\ \x1b[31m"), "caf\u{e9} C:\\ \\x1b[31m");
         let json = to_json(&text).unwrap();
@@ -210,9 +209,9 @@ mod tests {
     }
 
     #[test]
-    fn a_huge_key_is_told_briefly() {
-        let told = brief(&[b'k'; 70_000]);
-        assert!(told.len() < 130 && told.ends_with("kkk... (70000 bytes)"), "{told}");
+    fn a_huge_key_is_shortened_in_messages() {
+        let shown = brief(&[b'k'; 70_000]);
+        assert!(shown.len() < 130 && shown.ends_with("kkk... (70000 bytes)"), "{shown}");
         assert_eq!(brief(b"short\n"), "short\\n");
     }
 }

@@ -1,4 +1,5 @@
-//! Keys as files below a folder, both ways; and single files that are whole or not there.
+//! Keys as files below a folder: reads them for `load`, writes them for `dump`. Also writes single
+//! files, which get their name once they are complete.
 
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, BufWriter, Write};
@@ -9,33 +10,33 @@ use anyhow::Context;
 use farside_tools::paths::{PATH_BYTES_MAX, path_of};
 use rustix::fs::FileType;
 
-use crate::below::Folder;
+use crate::confined_paths::Folder;
 use crate::output::Usage;
 
-/// A folder that is made for a dump is for its user alone.
+/// The mode of the folder that a dump creates: only its user has access.
 const FOLDER_MODE: u32 = 0o700;
 
-/// What stands below a folder.
+/// The files below a folder.
 pub(crate) struct Tree {
     root: Folder,
-    /// The paths of regular files from the root, in order.
+    /// The paths of regular files, relative to the root, sorted.
     pub(crate) files: Vec<PathBuf>,
-    /// Symbolic links, which are not followed.
+    /// The number of symbolic links, which are not followed.
     pub(crate) links: u64,
-    /// Sockets, pipes and devices.
+    /// The number of sockets, pipes and devices.
     pub(crate) others: u64,
-    /// Folders that cannot be read, and why.
+    /// The folders that cannot be read, with their errors.
     pub(crate) failures: Vec<(PathBuf, io::Error)>,
 }
 
 impl Tree {
-    /// Looks at everything below a folder.
-    pub(crate) fn below(root: &Path) -> io::Result<Self> {
+    /// Lists everything below a folder.
+    pub(crate) fn list(root: &Path) -> io::Result<Self> {
         let (root, files, failures) = (Folder::open(root)?, Vec::new(), Vec::new());
         let mut tree = Self { root, files, links: 0, others: 0, failures };
         let mut folders = vec![PathBuf::new()];
         while let Some(folder) = folders.pop() {
-            if let Err(error) = tree.look_into(&folder, &mut folders) {
+            if let Err(error) = tree.list_folder(&folder, &mut folders) {
                 tree.failures.push((folder, error));
             }
         }
@@ -43,7 +44,8 @@ impl Tree {
         Ok(tree)
     }
 
-    fn look_into(&mut self, folder: &Path, folders: &mut Vec<PathBuf>) -> io::Result<()> {
+    /// Lists one folder, and appends its subfolders to `folders`.
+    fn list_folder(&mut self, folder: &Path, folders: &mut Vec<PathBuf>) -> io::Result<()> {
         if folder.as_os_str().len() > PATH_BYTES_MAX {
             return Err(io::ErrorKind::InvalidFilename.into());
         }
@@ -59,24 +61,24 @@ impl Tree {
         Ok(())
     }
 
-    /// Opens one of the files, unless it is no regular file any more.
+    /// Opens one of the files. Fails if it is not a regular file any more.
     pub(crate) fn open(&self, file: &Path) -> io::Result<File> {
         let (folder, name) = split(file)?;
         self.root.descend(folder)?.file(name)
     }
 }
 
-/// A folder that files are written into.
+/// The folder that a dump writes files into.
 pub(crate) struct DumpFolder {
     root: Folder,
 }
 
 impl DumpFolder {
-    /// Makes the folder if it is not there.
+    /// Opens the folder, after creating it if it does not exist.
     pub(crate) fn open(root: &Path, may_hold_files: bool) -> anyhow::Result<Self> {
         let name = root.display();
         let made = DirBuilder::new().mode(FOLDER_MODE).recursive(true).create(root);
-        made.with_context(|| format!("cannot make the folder {name}"))?;
+        made.with_context(|| format!("cannot create the folder {name}"))?;
         let reading = || format!("cannot read {name}");
         let root = Folder::open(root).with_context(reading)?;
         if !may_hold_files && !root.children().with_context(reading)?.is_empty() {
@@ -87,7 +89,7 @@ impl DumpFolder {
         Ok(Self { root })
     }
 
-    /// Writes a key's file, whole or not at all.
+    /// Writes a key's file, completely or not at all.
     pub(crate) fn write(&self, key: &[u8], value: &[u8]) -> anyhow::Result<()> {
         let (folder, name) = split(path_of(key)?)?;
         let folder = self.root.descend_or_make(folder)?;
@@ -97,8 +99,8 @@ impl DumpFolder {
     }
 }
 
-/// Writes a file that gets its name once it is whole and on the disk. On failure nothing is left of
-/// it.
+/// Writes a file, which gets its name once it is complete and on the disk. On failure nothing of it
+/// is left.
 pub(crate) fn write_whole<T>(
     path: &Path,
     write: impl FnOnce(&mut BufWriter<&File>) -> anyhow::Result<T>,
@@ -116,18 +118,18 @@ pub(crate) fn write_whole<T>(
     Ok(written)
 }
 
-/// Fails if there is something of this name, and it is not to be replaced.
+/// Fails if something has this name and must not be replaced.
 pub(crate) fn check_free(name: &Path, may_replace: bool) -> anyhow::Result<()> {
     if !may_replace && fs::symlink_metadata(name).is_ok() {
         let name = name.display();
         return Err(Usage::error(format!(
-            "{name} is there already: choose another name, or use --force to replace it"
+            "{name} exists already: choose another name, or use --force to replace it"
         )));
     }
     Ok(())
 }
 
-/// A file's folder and name.
+/// Splits a path into folder and file name.
 fn split(path: &Path) -> io::Result<(&Path, &std::ffi::OsStr)> {
     path.parent().zip(path.file_name()).ok_or_else(|| io::ErrorKind::InvalidFilename.into())
 }
@@ -141,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tree_comes_back() {
+    fn dumped_files_are_listed_and_private() {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path().join("out");
         let target = DumpFolder::open(&root, false).unwrap();
@@ -150,9 +152,9 @@ mod tests {
         }
         symlink("a", root.join("link")).unwrap();
         drop(target);
-        let mode = |of: &str| fs::metadata(root.join(of)).unwrap().permissions().mode() & 0o777;
+        let mode = |file: &str| fs::metadata(root.join(file)).unwrap().permissions().mode() & 0o777;
         assert_eq!([mode(""), mode("b"), mode("b/e")], [0o700, 0o700, 0o600]);
-        let tree = Tree::below(&root).unwrap();
+        let tree = Tree::list(&root).unwrap();
         assert_eq!(tree.files, ["a", "b/c/d", "b/e"].map(PathBuf::from));
         assert_eq!((tree.links, tree.others, tree.failures.len()), (1, 0, 0));
         assert_eq!(fs::read(root.join("b/e")).unwrap(), b"2");
@@ -162,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn files_in_the_way_and_links_out_are_refused() {
+    fn keys_that_need_a_file_as_a_folder_or_lead_through_a_link_are_refused() {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path().join("out");
         let target = DumpFolder::open(&root, false).unwrap();
@@ -174,10 +176,11 @@ mod tests {
         assert!(target.write(b"out/escaped", b"").is_err());
         assert!(!folder.path().join("escaped").exists());
         drop(target);
-        assert_eq!(Tree::below(&root).unwrap().files.len(), 2);
+        assert_eq!(Tree::list(&root).unwrap().files.len(), 2);
     }
 
-    /// A root with a folder `d` that has a file `f`, and a folder beside the root, not empty.
+    /// A root with a file `d/f`, and a folder outside of it with a file `f`. Returns the temporary
+    /// folder of both, the root and the outside.
     fn root_and_outside() -> (tempfile::TempDir, PathBuf, PathBuf) {
         let folder = tempfile::tempdir().unwrap();
         let [root, outside] = ["root", "outside"].map(|name| folder.path().join(name));
@@ -207,11 +210,11 @@ mod tests {
     }
 
     #[test]
-    fn what_changes_during_a_load_is_not_followed_and_not_waited_for() {
+    fn files_that_become_links_or_pipes_during_a_load_are_refused() {
         let (_folder, root, outside) = root_and_outside();
         fs::write(root.join("link"), "").unwrap();
         fs::write(root.join("pipe"), "").unwrap();
-        let tree = Tree::below(&root).unwrap();
+        let tree = Tree::list(&root).unwrap();
         assert_eq!(tree.files, ["d/f", "link", "pipe"].map(PathBuf::from));
         replace_by_link(&root.join("d"), &outside);
         for name in ["link", "pipe"] {
@@ -226,14 +229,14 @@ mod tests {
     }
 
     #[test]
-    fn folders_that_keep_turning_into_links_lead_nowhere() {
+    fn no_access_leaves_a_folder_that_keeps_turning_into_a_link() {
         const ROUNDS: u64 = 2000;
         let (_folder, root, outside) = root_and_outside();
         symlink(&outside, root.join("link")).unwrap();
         let (link, d) = (root.join("link"), root.join("d"));
         let target = DumpFolder::open(&root, true).unwrap();
         let use_d = || {
-            let tree = Tree { files: Vec::new(), ..Tree::below(&root).unwrap() };
+            let tree = Tree { files: Vec::new(), ..Tree::list(&root).unwrap() };
             for round in 0..ROUNDS {
                 let _ = target.write(format!("d/{round}").as_bytes(), b"value");
                 if let Ok(file) = tree.open(Path::new("d/f")) {
@@ -242,9 +245,9 @@ mod tests {
             }
         };
         std::thread::scope(|scope| {
-            // The thread that may fail is the other one, so that this one never swaps for ever.
-            let user = scope.spawn(use_d);
-            while !user.is_finished() {
+            // The swaps stop also when the other thread fails.
+            let worker = scope.spawn(use_d);
+            while !worker.is_finished() {
                 renameat_with(CWD, &link, CWD, &d, RenameFlags::EXCHANGE).unwrap();
             }
         });
@@ -265,17 +268,17 @@ mod tests {
         for key in &keys {
             assert_eq!(fs::read_to_string(folder.path().join(key)).unwrap(), *key);
         }
-        assert_eq!(Tree::below(folder.path()).unwrap().files.len(), keys.len());
+        assert_eq!(Tree::list(folder.path()).unwrap().files.len(), keys.len());
     }
 
     #[test]
-    fn a_file_takes_the_mode_of_the_file_it_replaces_and_of_nothing_else() {
+    fn a_file_keeps_the_mode_of_the_regular_file_it_replaces() {
         let folder = tempfile::tempdir().unwrap();
         let target = DumpFolder::open(folder.path(), false).unwrap();
         let path = |name: &str| folder.path().join(name);
         fs::write(path("own"), "").unwrap();
         fs::set_permissions(path("own"), fs::Permissions::from_mode(0o640)).unwrap();
-        // Its mode is 0777.
+        // A link's mode is 0777, which must not be taken.
         symlink("nowhere", path("link")).unwrap();
         target.write(b"own", b"value").unwrap();
         assert_eq!(fs::metadata(path("own")).unwrap().permissions().mode() & 0o777, 0o640);
@@ -285,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_of_slashes_is_too_long_for_a_path() {
+    fn a_key_that_is_too_long_for_a_path_creates_nothing() {
         let folder = tempfile::tempdir().unwrap();
         let target = DumpFolder::open(folder.path(), false).unwrap();
         let key = |parts: usize| vec!["a"; parts].join("/");
@@ -293,13 +296,13 @@ mod tests {
         assert!(error.contains("65535 bytes"), "{error}");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
         target.write(key(200).as_bytes(), b"deep").unwrap();
-        let tree = Tree::below(folder.path()).unwrap();
+        let tree = Tree::list(folder.path()).unwrap();
         assert_eq!(tree.files, [PathBuf::from(key(200))]);
         assert_eq!(io::read_to_string(tree.open(&tree.files[0]).unwrap()).unwrap(), "deep");
     }
 
     #[test]
-    fn a_file_gets_its_name_and_its_mode_only_when_it_is_whole() {
+    fn a_file_gets_its_name_and_its_mode_only_when_it_is_complete() {
         let folder = tempfile::tempdir().unwrap();
         let name = folder.path().join("snap");
         let count = || fs::read_dir(folder.path()).unwrap().count();
@@ -323,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_file_is_not_replaced() {
+    fn a_device_or_link_is_not_replaced() {
         let folder = tempfile::tempdir().unwrap();
         let name = folder.path().join("null");
         symlink("/dev/null", &name).unwrap();

@@ -1,4 +1,4 @@
-//! `gc` and `compact`.
+//! `gc` and `compact`: have blocks of dead clients collected, and free thinly used chunks.
 
 use std::io::Write;
 use std::time::Instant;
@@ -7,16 +7,16 @@ use crate::args::Args;
 use crate::connect;
 use crate::output::{self, ExitStatus, count};
 
-/// `gc`: has the server look for lost blocks, and waits for the end.
+/// `gc`: has the server collect lost blocks, and waits until this is done.
 pub(crate) fn gc(args: &Args) -> anyhow::Result<ExitStatus> {
     let client = connect::writer(args)?;
     let started = Instant::now();
     let before = client.statistics()?;
     let after = client.collect()?;
-    // A server that started again meanwhile counts from 0.
-    let is_new = after.uptime_ms < before.uptime_ms;
-    let counted = if is_new { 0 } else { before.blocks_collected };
-    let found = after.blocks_collected.saturating_sub(counted);
+    // A server that restarted meanwhile counts from 0.
+    let has_restarted = after.uptime_ms < before.uptime_ms;
+    let collected_before = if has_restarted { 0 } else { before.blocks_collected };
+    let found = after.blocks_collected.saturating_sub(collected_before);
     let mut stdout = output::stdout();
     writeln!(
         stdout,
@@ -28,18 +28,18 @@ pub(crate) fn gc(args: &Args) -> anyhow::Result<ExitStatus> {
     output::finish(stdout)
 }
 
-/// `compact`: moves blocks together.
+/// `compact`: moves blocks out of chunks that are mostly free.
 pub(crate) fn compact(args: &Args) -> anyhow::Result<ExitStatus> {
     let client = connect::writer(args)?;
     let started = Instant::now();
-    let done = client.compact()?;
+    let compaction = client.compact()?;
     let mut stdout = output::stdout();
     writeln!(
         stdout,
         "{} moved, {}, out of {}, in {} ms",
-        count(done.blocks_moved, "block"),
-        output::bytes(done.bytes_moved),
-        count(done.chunks_thin, "thin chunk"),
+        count(compaction.blocks_moved, "block"),
+        output::bytes(compaction.bytes_moved),
+        count(compaction.chunks_thin, "thin chunk"),
         started.elapsed().as_millis()
     )?;
     output::finish(stdout)

@@ -14,55 +14,61 @@ use crate::connect;
 use crate::output::{self, ExitStatus, Usage};
 use crate::standard_streams::StandardStreams;
 
-/// `get`: the bytes, and nothing else, on stdout.
-pub(crate) fn get(args: &Args, what: &Key) -> anyhow::Result<ExitStatus> {
-    let key = connect::key(args, &what.key)?;
+/// `get`: prints the value, and nothing else, on stdout.
+pub(crate) fn get(args: &Args, options: &Key) -> anyhow::Result<ExitStatus> {
+    let key = connect::key(args, &options.key)?;
     match connect::reader(args)?.session()?.get(&key)? {
         Some(value) => print_value(args, &value.data),
-        None => no("is absent", &key),
+        None => report_no("is absent", &key),
     }
 }
 
-/// `put`, `insert` and `update`: stores on this condition; `why` it was not met.
+/// `put`, `insert` and `update`: stores a value under the condition of `store`. If the condition
+/// does not hold, prints `refusal`.
 pub(crate) fn store(
     args: &Args,
-    what: &KeyValue,
+    options: &KeyValue,
     store: Store<'_>,
-    why: &str,
+    refusal: &str,
 ) -> anyhow::Result<ExitStatus> {
-    let key = connect::key(args, &what.key)?;
-    let source = match (&what.file, &what.value) {
-        (Some(path), _) => Source::File(path),
-        (None, Some(text)) => Source::of_argument(args, text)?,
+    let key = connect::key(args, &options.key)?;
+    let source = match (&options.file, &options.value) {
+        (Some(path), _) => ValueSource::File(path),
+        (None, Some(text)) => ValueSource::of_argument(args, text)?,
         (None, None) => return Err(Usage::error("give a value, --file FILE, or - for stdin")),
     };
-    // Connect first: a wrong address should not cost a person the input they typed.
+    // Connect before reading stdin: a wrong address must not cost people the value they typed.
     let mut session = connect::writer(args)?.session()?;
     let value = source.read(session.limits().value_bytes_max)?;
-    let store = what.ttl.map_or(store, |ttl| store.ttl(ttl));
-    if session.store(&key, &value, store)? { Ok(ExitStatus::Done) } else { no(why, &key) }
+    let store = options.ttl.map_or(store, |ttl| store.ttl(ttl));
+    if session.store(&key, &value, store)? {
+        Ok(ExitStatus::Done)
+    } else {
+        report_no(refusal, &key)
+    }
 }
 
 /// `delete`.
-pub(crate) fn delete(args: &Args, what: &Key) -> anyhow::Result<ExitStatus> {
-    let key = connect::key(args, &what.key)?;
+pub(crate) fn delete(args: &Args, options: &Key) -> anyhow::Result<ExitStatus> {
+    let key = connect::key(args, &options.key)?;
     let deleted = connect::writer(args)?.session()?.delete(&key)?;
-    if deleted { Ok(ExitStatus::Done) } else { no("is absent", &key) }
+    if deleted { Ok(ExitStatus::Done) } else { report_no("is absent", &key) }
 }
 
 /// `cas`: on a mismatch the current value goes to stdout.
-pub(crate) fn compare_and_swap(args: &Args, what: &Cas) -> anyhow::Result<ExitStatus> {
-    let key = connect::key(args, &what.key)?;
+pub(crate) fn compare_and_swap(args: &Args, options: &Cas) -> anyhow::Result<ExitStatus> {
+    let key = connect::key(args, &options.key)?;
     let decode = |text: &OsStr| connect::decode(args.value_encoding, "expected value", text);
-    let expected = what.expect.as_deref().map(decode).transpose()?;
+    let expected = options.expect.as_deref().map(decode).transpose()?;
     let mut session = connect::writer(args)?.session()?;
-    let new = Source::of_argument(args, &what.new)?.read(session.limits().value_bytes_max)?;
+    let new =
+        ValueSource::of_argument(args, &options.new)?.read(session.limits().value_bytes_max)?;
     match session.compare_exchange(&key, expected.as_deref(), &new)? {
         Exchange::Exchanged => Ok(ExitStatus::Done),
-        Exchange::Mismatch(None) => no("is absent; nothing was changed", &key),
+        Exchange::Mismatch(None) => report_no("is absent; nothing was changed", &key),
         Exchange::Mismatch(Some(current)) => {
             print_value(args, &current.data)?;
-            no("has another value, which went to stdout; nothing was changed", &key)
+            report_no("has another value, which went to stdout; nothing was changed", &key)
         }
     }
 }
@@ -73,19 +79,20 @@ fn print_value(args: &Args, value: &[u8]) -> anyhow::Result<ExitStatus> {
     output::finish(stdout)
 }
 
-fn no(why: &str, key: &[u8]) -> anyhow::Result<ExitStatus> {
+/// Prints why the exit code is 1.
+fn report_no(why: &str, key: &[u8]) -> anyhow::Result<ExitStatus> {
     output::tell(format_args!("the key `{}` {why}", brief(key)));
     Ok(ExitStatus::No)
 }
 
-/// Where a value comes from.
-enum Source<'a> {
+/// The source of a value.
+enum ValueSource<'a> {
     Argument(Vec<u8>),
     File(&'a Path),
     Stdin,
 }
 
-impl Source<'_> {
+impl ValueSource<'_> {
     fn of_argument(args: &Args, text: &OsStr) -> anyhow::Result<Self> {
         if text == "-" {
             return Ok(Self::Stdin);
@@ -93,7 +100,7 @@ impl Source<'_> {
         Ok(Self::Argument(connect::decode(args.value_encoding, "value", text)?))
     }
 
-    /// The value; stops reading once it is longer than a value may be.
+    /// Returns the value. Stops reading once it is longer than a value may be.
     fn read(self, bytes_max: usize) -> anyhow::Result<Vec<u8>> {
         let too_long = |name: &str| {
             format!("{name} has more than the {bytes_max} bytes that this region allows a value")
@@ -117,7 +124,7 @@ impl Source<'_> {
     }
 }
 
-/// Everything there is to read; `None` if it is more than `bytes_max`.
+/// Reads to the end; returns `None` if that is more than `bytes_max`.
 pub(crate) fn read_at_most(from: impl Read, bytes_max: usize) -> std::io::Result<Option<Vec<u8>>> {
     let mut content = Vec::new();
     from.take(bytes_max as u64 + 1).read_to_end(&mut content)?;
@@ -133,7 +140,7 @@ mod tests {
         assert_eq!(read_at_most(&b"abc"[..], 3).unwrap(), Some(b"abc".to_vec()));
         assert_eq!(read_at_most(&b"abcd"[..], 3).unwrap(), None);
         assert_eq!(read_at_most(std::io::repeat(7), 100).unwrap(), None);
-        let missing = Source::File(Path::new("/nonexistent/value")).read(1).unwrap_err();
+        let missing = ValueSource::File(Path::new("/nonexistent/value")).read(1).unwrap_err();
         assert!(missing.to_string().contains("/nonexistent/value"));
     }
 }

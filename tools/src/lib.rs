@@ -1,5 +1,5 @@
-//! The formats that kv-cli reads and writes, without what it does with them: lines of JSON, bytes
-//! as text, keys as paths. And the checker of regions.
+//! The formats that kv-cli reads and writes (lines of JSON, bytes as text, keys as paths), and the
+//! checker of regions.
 #![deny(unsafe_code)]
 
 pub mod check;

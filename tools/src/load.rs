@@ -1,4 +1,4 @@
-//! `load`: many PUTs in flight.
+//! `load`: stores files or lines of JSON, with many PUTs in flight.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -21,23 +21,23 @@ use crate::keys::read_at_most;
 use crate::output::{self, ExitStatus, Failures, Usage, count};
 
 /// `load`.
-pub(crate) fn load(args: &Args, what: &args::Load) -> anyhow::Result<ExitStatus> {
-    let name = what.from.display();
-    let found = fs::metadata(&what.from).with_context(|| format!("cannot load {name}"))?;
-    if !found.is_dir() && !has_json_lines(&what.from) {
+pub(crate) fn load(args: &Args, options: &args::Load) -> anyhow::Result<ExitStatus> {
+    let name = options.from.display();
+    let metadata = fs::metadata(&options.from).with_context(|| format!("cannot load {name}"))?;
+    if !metadata.is_dir() && !has_json_lines(&options.from) {
         return Err(Usage::error(format!("{name} is neither a folder nor a .jsonl file")));
     }
     let mut session = connect::writer(args)?.session()?;
     let value_bytes_max = session.limits().value_bytes_max;
     let bar = output::progress("loading");
     let mut loader = Loader::new(session.pipeline()?, &bar);
-    loader.skip_too_large = what.skip_too_large;
+    loader.skip_too_large = options.skip_too_large;
     loader.tally.value_bytes_max = value_bytes_max;
-    if found.is_dir() {
-        load_folder(&what.from, &mut loader, value_bytes_max)?;
+    if metadata.is_dir() {
+        load_folder(&options.from, &mut loader, value_bytes_max)?;
         loader.finish()?;
     } else {
-        let file = File::open(&what.from).with_context(|| format!("cannot open {name}"))?;
+        let file = File::open(&options.from).with_context(|| format!("cannot open {name}"))?;
         let read = read_json_lines(BufReader::new(file), |record| {
             loader.put_or_fail(Origin::Line(record.line), record.pair)
         });
@@ -49,11 +49,11 @@ pub(crate) fn load(args: &Args, what: &args::Load) -> anyhow::Result<ExitStatus>
 }
 
 fn load_folder(root: &Path, loader: &mut Loader<'_>, bytes_max: usize) -> anyhow::Result<()> {
-    let mut tree = Tree::below(root).with_context(|| format!("cannot read {}", root.display()))?;
+    let mut tree = Tree::list(root).with_context(|| format!("cannot read {}", root.display()))?;
     loader.tally.links = tree.links;
     loader.tally.others = tree.others;
     for (folder, error) in std::mem::take(&mut tree.failures) {
-        loader.fail(&Origin::File(root.join(folder)), &error.into());
+        loader.count_failure(&Origin::File(root.join(folder)), &error.into());
     }
     output::set_total(loader.bar, tree.files.len() as u64);
     for file in &tree.files {
@@ -65,7 +65,7 @@ fn load_folder(root: &Path, loader: &mut Loader<'_>, bytes_max: usize) -> anyhow
     Ok(())
 }
 
-/// A file that is no value of this region.
+/// A file is longer than a value of this region may be.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "it is {bytes} bytes long, a value in this region is at most {max}; --skip-too-large loads \
@@ -81,7 +81,7 @@ fn read_file(file: File, max: usize) -> anyhow::Result<Vec<u8>> {
     if bytes > max as u64 {
         return Err(TooLarge { bytes, max }.into());
     }
-    // It may have grown since.
+    // The file may have grown since.
     let content = read_at_most(file, max)?;
     Ok(content.ok_or(TooLarge { bytes: max as u64 + 1, max })?)
 }
@@ -102,8 +102,8 @@ impl fmt::Display for Origin {
     }
 }
 
-/// What is on its way to the region.
-struct InFlight {
+/// A PUT in flight.
+struct PutInFlight {
     origin: Origin,
     key: Vec<u8>,
     value_bytes: u64,
@@ -112,10 +112,11 @@ struct InFlight {
 struct Loader<'a> {
     pipeline: Pipeline<'a>,
     bar: &'a ProgressBar,
-    in_flight: HashMap<Ticket, InFlight>,
-    /// Their keys: two PUTs of one key at a time would take effect in any order.
+    in_flight: HashMap<Ticket, PutInFlight>,
+    /// The keys of the PUTs in flight. A second PUT of one of them must wait, because two PUTs in
+    /// flight take effect in any order.
     keys: HashSet<Vec<u8>>,
-    /// Values over the region's limit are no failures.
+    /// Values over the region's limit do not count as failures.
     skip_too_large: bool,
     tally: Tally,
 }
@@ -127,6 +128,7 @@ impl<'a> Loader<'a> {
         Self { pipeline, bar, in_flight, keys, skip_too_large, tally }
     }
 
+    /// Starts a PUT; if there is an error instead of the pair, counts it.
     fn put_or_fail(
         &mut self,
         origin: Origin,
@@ -135,7 +137,7 @@ impl<'a> Loader<'a> {
         match pair {
             Ok((key, value)) => self.put(origin, key, &value),
             Err(error) => {
-                self.fail(&origin, &error);
+                self.count_failure(&origin, &error);
                 Ok(())
             }
         }
@@ -150,7 +152,7 @@ impl<'a> Loader<'a> {
                 Ok(ticket) => {
                     self.keys.insert(key.clone());
                     let value_bytes = value.len() as u64;
-                    self.in_flight.insert(ticket, InFlight { origin, key, value_bytes });
+                    self.in_flight.insert(ticket, PutInFlight { origin, key, value_bytes });
                     return Ok(());
                 }
                 Err(PipelineFull) => self.take_one()?,
@@ -158,11 +160,13 @@ impl<'a> Loader<'a> {
         }
     }
 
-    /// Waits for one operation. Its failure is told, unless the next would fail the same way.
+    /// Waits for one PUT. Returns its error if the next PUTs would fail in the same way; otherwise
+    /// prints and counts it.
     fn take_one(&mut self) -> anyhow::Result<()> {
         let completed = self.pipeline.wait().context("the pipeline lost an operation")?;
         let (ticket, result) = (completed.ticket, completed.result.map(|_| ()));
-        let put = self.in_flight.remove(&ticket).context("the pipeline made an operation up")?;
+        let put =
+            self.in_flight.remove(&ticket).context("the pipeline returned an unknown operation")?;
         self.keys.remove(&put.key);
         match result {
             Ok(()) => {
@@ -172,7 +176,7 @@ impl<'a> Loader<'a> {
                 Ok(())
             }
             Err(error) if concerns_one_key(&error) => {
-                self.fail(&put.origin, &error.into());
+                self.count_failure(&put.origin, &error.into());
                 Ok(())
             }
             Err(error) => {
@@ -183,7 +187,7 @@ impl<'a> Loader<'a> {
         }
     }
 
-    fn fail(&mut self, origin: &Origin, error: &anyhow::Error) {
+    fn count_failure(&mut self, origin: &Origin, error: &anyhow::Error) {
         self.bar.inc(1);
         if self.skip_too_large && is_too_large(error) {
             self.tally.too_large += 1;
@@ -218,22 +222,23 @@ fn concerns_one_key(error: &Error) -> bool {
     )
 }
 
-/// What became of everything there was to load.
+/// Counts of what was loaded, skipped, and failed.
 #[derive(Debug, Default)]
 struct Tally {
     stored: u64,
     stored_bytes: u64,
     failures: Failures,
     too_large: u64,
-    /// What the region allows a value.
+    /// The longest value that the region allows, in bytes.
     value_bytes_max: usize,
     links: u64,
     others: u64,
 }
 
 impl Tally {
+    /// Prints a summary. Returns how the command ended.
     fn conclude(&self) -> ExitStatus {
-        self.failures.tell_rest();
+        self.failures.print_rest();
         output::tell(self.summary());
         if self.failures.0 == 0 { ExitStatus::Done } else { ExitStatus::Failed(exit_code::FAILED) }
     }
@@ -241,9 +246,9 @@ impl Tally {
     fn summary(&self) -> String {
         let bytes = output::bytes(self.stored_bytes);
         let mut summary = format!("{} loaded, {bytes} of values", count(self.stored, "key"));
-        for (number, what) in [(self.links, "symbolic link"), (self.others, "special file")] {
+        for (number, noun) in [(self.links, "symbolic link"), (self.others, "special file")] {
             if number > 0 {
-                summary += &format!(", {} skipped", count(number, what));
+                summary += &format!(", {} skipped", count(number, noun));
             }
         }
         if self.too_large > 0 {
@@ -262,7 +267,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_over_the_limit_is_refused_by_both_numbers() {
+    fn the_error_for_a_file_over_the_limit_names_its_length_and_the_limit() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("large");
         fs::write(&path, [7; 11]).unwrap();
@@ -273,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn the_summary_names_what_was_left_out() {
+    fn the_summary_counts_skipped_and_failed_files() {
         let tally = Tally {
             stored: 1,
             stored_bytes: 3,

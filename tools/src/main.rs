@@ -1,10 +1,10 @@
 //! kv-cli: Farside from the command line.
 //!
-//! stdout is data, stderr is talk; the exit codes are in `--help`.
+//! Data goes to stdout, messages go to stderr; `--help` lists the exit codes.
 #![deny(unsafe_code)]
 
 mod args;
-mod below;
+mod confined_paths;
 mod connect;
 mod doctor;
 mod dump;
@@ -33,15 +33,15 @@ use output::ExitStatus;
 fn main() -> ExitCode {
     let args = match Args::try_parse() {
         Ok(args) => args,
-        Err(error) if is_mistake(&error) => {
+        Err(error) if is_usage_error(&error) => {
             output::tell(usage_line("kv-cli", &error.to_string()));
             return exit_code::USAGE.into();
         }
-        Err(error) => return help(&error),
+        Err(error) => return print_help(&error),
     };
     match run(&args) {
         Ok(outcome) => outcome.into(),
-        Err(error) if output::is_closed(&error) => ExitStatus::Done.into(),
+        Err(error) if output::is_stdout_closed(&error) => ExitStatus::Done.into(),
         Err(error) => {
             output::tell_error(&error);
             output::exit_code(&error).into()
@@ -49,10 +49,10 @@ fn main() -> ExitCode {
     }
 }
 
-/// `--help` and `--version`, and the help of a command line without a command.
-fn help(asked: &clap::Error) -> ExitCode {
-    match asked.print() {
-        Ok(()) => (asked.exit_code() as u8).into(),
+/// Prints `--help`, `--version`, or the help for a command line without a command.
+fn print_help(help: &clap::Error) -> ExitCode {
+    match help.print() {
+        Ok(()) => (help.exit_code() as u8).into(),
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => ExitStatus::Done.into(),
         Err(error) => {
             output::tell(format_args!("cannot print the help: {error}"));
@@ -61,43 +61,44 @@ fn help(asked: &clap::Error) -> ExitCode {
     }
 }
 
-/// Whether the error is a mistake, which gets one line. The others are `--help` and the like.
-fn is_mistake(error: &clap::Error) -> bool {
+/// Whether the command line is wrong, which is reported in one line. The other errors of clap are
+/// `--help` and the like.
+fn is_usage_error(error: &clap::Error) -> bool {
     let kind = clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
     error.use_stderr() && error.kind() != kind
 }
 
 fn run(args: &Args) -> anyhow::Result<ExitStatus> {
-    stopping::survive_long_files()?;
+    stopping::make_file_limit_an_error()?;
     farside_config::signals::explain_bus_errors("kv-cli")?;
     match &args.command {
-        Command::Get(what) => keys::get(args, what),
-        Command::Put(what) => keys::store(args, what, Store::always(), ""),
-        Command::Insert(what) => {
-            keys::store(args, what, Store::if_absent(), "is there already; nothing was changed")
+        Command::Get(options) => keys::get(args, options),
+        Command::Put(options) => keys::store(args, options, Store::always(), ""),
+        Command::Insert(options) => {
+            keys::store(args, options, Store::if_absent(), "is present; nothing was changed")
         }
-        Command::Update(what) => {
-            keys::store(args, what, Store::if_present(), "is absent; nothing was changed")
+        Command::Update(options) => {
+            keys::store(args, options, Store::if_present(), "is absent; nothing was changed")
         }
-        Command::Delete(what) => keys::delete(args, what),
-        Command::Cas(what) => keys::compare_and_swap(args, what),
-        Command::Scan(what) => scan::scan(args, what),
-        Command::Stat(what) => stat::stat(args, what),
-        Command::Load(what) => load::load(args, what),
-        Command::Dump(what) => dump::dump(args, what),
+        Command::Delete(options) => keys::delete(args, options),
+        Command::Cas(options) => keys::compare_and_swap(args, options),
+        Command::Scan(options) => scan::scan(args, options),
+        Command::Stat(options) => stat::stat(args, options),
+        Command::Load(options) => load::load(args, options),
+        Command::Dump(options) => dump::dump(args, options),
         Command::Gc => gc::gc(args),
         Command::Compact => gc::compact(args),
-        Command::Snapshot(what) => snapshot::snapshot(args, what),
-        Command::Verify(what) => verify::verify(args, what),
+        Command::Snapshot(options) => snapshot::snapshot(args, options),
+        Command::Verify(options) => verify::verify(args, options),
         Command::Doctor => doctor::doctor(args),
-        Command::Completions(what) => completions(what.shell),
+        Command::Completions(options) => print_completions(options.shell),
     }
 }
 
-fn completions(shell: clap_complete::Shell) -> anyhow::Result<ExitStatus> {
+fn print_completions(shell: clap_complete::Shell) -> anyhow::Result<ExitStatus> {
     let mut command = Args::command();
     let name = command.get_name().to_owned();
-    // Into memory first: the generator panics when its writer fails.
+    // Into memory first, because the generator panics if its writer fails.
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut command, name, &mut script);
     let mut stdout = output::stdout();

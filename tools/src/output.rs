@@ -1,4 +1,4 @@
-//! stdout for data, stderr for talk, and the exit codes.
+//! Output: data on stdout, messages on stderr, and the exit code.
 
 use std::fmt;
 use std::io::{self, BufWriter, Write};
@@ -19,16 +19,16 @@ use crate::stopping::Stopped;
 /// How a command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ExitStatus {
-    /// As wished.
+    /// Everything was done.
     Done,
-    /// The key was absent, or the change was not made.
+    /// The key was absent, or the condition of the change did not hold.
     No,
-    /// With this exit code: an error or damage, already told.
+    /// With this exit code. The error or damage was already reported.
     Failed(u8),
 }
 
 impl ExitStatus {
-    /// After one more failure with this exit code. Damage counts more than what else there was.
+    /// Returns the exit status after one more failure with this exit code. Damage takes precedence.
     pub(crate) fn or_failed(self, code: u8) -> Self {
         match self {
             Self::Failed(exit_code::DAMAGE) => self,
@@ -47,18 +47,18 @@ impl From<ExitStatus> for ExitCode {
     }
 }
 
-/// A mistake in what was asked for: another command line or config file mends it.
+/// An error in the command line or the config file: nothing was done.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct Usage(String);
 
 impl Usage {
-    pub(crate) fn error(what: impl Into<String>) -> anyhow::Error {
-        Self(what.into()).into()
+    pub(crate) fn error(message: impl Into<String>) -> anyhow::Error {
+        Self(message.into()).into()
     }
 }
 
-/// What the process ends with after an error.
+/// Returns the exit code for an error.
 pub(crate) fn exit_code(error: &anyhow::Error) -> u8 {
     let code = |cause: &(dyn std::error::Error + 'static)| {
         if let Some(stopped) = cause.downcast_ref::<Stopped>() {
@@ -79,19 +79,19 @@ pub(crate) fn exit_code(error: &anyhow::Error) -> u8 {
     error.chain().find_map(code).unwrap_or(exit_code::FAILED)
 }
 
-/// stdout has no reader any more: no error, but a reason to stop.
+/// The reader of stdout is gone: not an error, but a reason to stop.
 #[derive(Debug)]
-struct Closed;
+struct StdoutClosed;
 
-impl fmt::Display for Closed {
+impl fmt::Display for StdoutClosed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("stdout is closed")
     }
 }
 
-impl std::error::Error for Closed {}
+impl std::error::Error for StdoutClosed {}
 
-/// Marks a broken pipe of stdout, so that it is not taken for one of the server's socket.
+/// Marks a broken pipe of stdout, so that it is not mistaken for a broken socket of the server.
 pub(crate) struct Stdout(io::Stdout);
 
 impl Write for Stdout {
@@ -99,101 +99,106 @@ impl Write for Stdout {
         if !StandardStreams::at_start().stdout {
             return Err(io::Error::new(io::ErrorKind::NotConnected, "stdout is closed"));
         }
-        self.0.write(bytes).map_err(mark)
+        self.0.write(bytes).map_err(mark_stdout_error)
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.0.flush().map_err(mark)
+        self.0.flush().map_err(mark_stdout_error)
     }
 }
 
-fn mark(error: io::Error) -> io::Error {
+fn mark_stdout_error(error: io::Error) -> io::Error {
     match error.kind() {
-        io::ErrorKind::BrokenPipe => io::Error::other(Closed),
+        io::ErrorKind::BrokenPipe => io::Error::other(StdoutClosed),
         kind => io::Error::new(kind, format!("cannot write to stdout: {error}")),
     }
 }
 
-/// stdout, buffered; call [`finish`] at the end.
+/// Returns a buffered stdout; call [`finish`] at the end.
 pub(crate) fn stdout() -> BufWriter<Stdout> {
     BufWriter::with_capacity(64 << 10, Stdout(io::stdout()))
 }
 
-/// Writes out what is still buffered.
+/// Flushes stdout.
 pub(crate) fn finish(mut stdout: BufWriter<Stdout>) -> anyhow::Result<ExitStatus> {
     stdout.flush()?;
     Ok(ExitStatus::Done)
 }
 
-/// Whether the command ended because stdout has no reader.
-pub(crate) fn is_closed(error: &anyhow::Error) -> bool {
+/// Whether the command ended because the reader of stdout is gone.
+pub(crate) fn is_stdout_closed(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| {
         let cause = cause.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
-        cause.is_some_and(|inner| inner.is::<Closed>())
+        cause.is_some_and(|inner| inner.is::<StdoutClosed>())
     })
 }
 
-/// Says something to the person at the terminal, whose name for it may hold any characters.
+/// Prints a message to stderr. Escapes it, because names and keys in it may have any characters.
 pub(crate) fn tell(message: impl fmt::Display) {
     let message = printable(&message.to_string());
-    // Without stderr there is no way to tell.
+    // If this fails, there is no other way to report it.
     let _ = writeln!(io::stderr(), "kv-cli: {message}");
 }
 
-/// How many failures are told one by one; the rest is only counted.
-const FAILURES_TOLD_MAX: u64 = 20;
+/// Limit on failures that are printed one by one. The others are only counted.
+const FAILURES_PRINTED_MAX: u64 = 20;
 
-/// Failures for single keys, which do not end a command.
+/// The number of failures for single keys. They do not end a command.
 #[derive(Debug, Default)]
 pub(crate) struct Failures(pub(crate) u64);
 
 impl Failures {
-    /// Counts a failure, and tells it unless there were too many.
-    pub(crate) fn add(&mut self, bar: &ProgressBar, of: impl fmt::Display, error: &anyhow::Error) {
+    /// Counts a failure, and prints it unless [`FAILURES_PRINTED_MAX`] were printed already.
+    pub(crate) fn add(
+        &mut self,
+        bar: &ProgressBar,
+        origin: impl fmt::Display,
+        error: &anyhow::Error,
+    ) {
         self.0 += 1;
-        if self.0 <= FAILURES_TOLD_MAX {
-            bar.suspend(|| tell(format_args!("{of}: {}", one_line(error.as_ref()))));
+        if self.0 <= FAILURES_PRINTED_MAX {
+            bar.suspend(|| tell(format_args!("{origin}: {}", one_line(error.as_ref()))));
         }
     }
 
-    /// Says how many failures were not told.
-    pub(crate) fn tell_rest(&self) {
-        let untold = self.0.saturating_sub(FAILURES_TOLD_MAX);
-        if untold > 0 {
-            tell(format_args!("... and {untold} more"));
+    /// Prints how many failures were only counted.
+    pub(crate) fn print_rest(&self) {
+        let unprinted = self.0.saturating_sub(FAILURES_PRINTED_MAX);
+        if unprinted > 0 {
+            tell(format_args!("... and {unprinted} more"));
         }
     }
 }
 
-/// Says what went wrong, in one line.
+/// Prints an error to stderr, in one line.
 pub(crate) fn tell_error(error: &anyhow::Error) {
     tell(one_line(error.as_ref()));
 }
 
-/// A count on stderr of what is done, which shows nothing unless stderr is a terminal.
+/// Returns a counter of the progress, on stderr. It is shown only if stderr is a terminal.
 pub(crate) fn progress(doing: &'static str) -> ProgressBar {
     let bar = ProgressBar::no_length().with_message(doing);
     bar.set_style(style("{msg} {pos} {spinner}"));
     bar
 }
 
-/// Makes a progress bar of the count, now that it is known how much there is to do.
+/// Makes a progress bar of the counter, once the total is known.
 pub(crate) fn set_total(bar: &ProgressBar, total: u64) {
     bar.set_length(total);
     bar.set_style(style("{msg} {wide_bar} {pos}/{len} {eta}"));
 }
 
 fn style(template: &str) -> ProgressStyle {
-    // The templates here are right, and without one the bar only looks different.
+    // The templates here are valid. If one were not, the bar would only look different.
     ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
 }
 
-/// `1 file`, `2 files`.
+/// Formats a number with its noun: `1 file`, `2 files`.
 pub(crate) fn count(number: u64, noun: &str) -> String {
     format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
 }
 
-/// A number of bytes for people: `17 B`, `4.2 MiB`.
+/// Formats a number of bytes for people: `17 B`, `4.2 MiB`.
 pub(crate) fn bytes(number: u64) -> String {
     ByteSize(number).rounded()
 }
@@ -203,14 +208,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_is_not_plural() {
+    fn a_count_of_one_is_singular() {
         assert_eq!((count(1, "key"), count(0, "key")), ("1 key".into(), "0 keys".into()));
     }
 
     #[test]
-    fn a_closed_stdout_is_told_from_a_broken_socket() {
+    fn a_closed_stdout_is_distinguished_from_a_broken_socket() {
         let broken = || io::Error::from(io::ErrorKind::BrokenPipe);
-        assert!(is_closed(&anyhow::Error::from(mark(broken()))));
-        assert!(!is_closed(&anyhow::Error::from(broken())));
+        assert!(is_stdout_closed(&anyhow::Error::from(mark_stdout_error(broken()))));
+        assert!(!is_stdout_closed(&anyhow::Error::from(broken())));
     }
 }

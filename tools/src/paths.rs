@@ -1,4 +1,4 @@
-//! Keys as paths below a folder, both ways.
+//! Keys as paths below a folder.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -6,14 +6,14 @@ use std::path::Path;
 
 use anyhow::bail;
 
-/// The longest path below a folder: the system takes none that is longer.
+/// The longest path below a folder: the system refuses longer ones.
 pub const PATH_BYTES_MAX: usize = 4095;
 
-/// The path below a folder that a key stands for; an error if it could lead out of the folder, or
-/// to where another key's file is.
+/// Returns the path of a key's file, relative to the folder.
 ///
 /// # Errors
-/// Which of these it does.
+/// If no path has the key's bytes, or if the path could lead out of the folder or to another key's
+/// file.
 pub fn path_of(key: &[u8]) -> anyhow::Result<&Path> {
     if key.contains(&0) {
         bail!("it has a NUL byte, which no path has");

@@ -1,4 +1,4 @@
-//! Regions for the checker, read-only: a server's, and a file that no server uses.
+//! Read-only access to regions, for the checker: a server's, or a file that no server uses.
 
 use std::fs::File;
 use std::io;
@@ -20,34 +20,34 @@ use crate::output;
 
 /// The only lane of the checker's endpoint.
 const LANE: LaneId = LaneId(0);
-/// How long the server may take to take the goodbye.
+/// Timeout for sending the goodbye.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How often a check starts again on a new connection at least; it does so until the timeout for
-/// connecting is over.
+/// A check that loses its connection fails only after at least this many attempts, and once the
+/// timeout for connecting is over.
 const CHECKS_MIN: u32 = 3;
 
-/// A region that cannot be changed from here: the memory, or the device, refuses it.
+/// A connection as a reader, for the checker. The memory or the device refuses writes.
 pub(crate) struct RawRegion {
     options: ConnectOptions,
     attached: Attached,
 }
 
 impl RawRegion {
-    /// Connects as a reader of its own.
+    /// Connects as a reader, with a connection of its own.
     pub(crate) fn open(config: &ClientConfig) -> anyhow::Result<Self> {
         let options = config.connect_options(Role::Reader)?;
         Ok(Self { attached: options.connect()?, options })
     }
 
-    /// Checks the region while clients go on; again from the start, on a new connection, if the
-    /// server goes away and comes back meanwhile.
+    /// Checks the region while clients continue to work. If the connection is lost, starts the
+    /// check again on a new one.
     pub(crate) fn check(&mut self, scope: Scope, bar: &ProgressBar) -> anyhow::Result<Report> {
         let (started, mut checks) = (Instant::now(), 0);
         loop {
             checks += 1;
             match self.check_once(scope, bar) {
-                Err(error) if is_loss(&error) => {
+                Err(error) if is_connection_loss(&error) => {
                     let tried = started.elapsed();
                     if checks >= CHECKS_MIN && tried >= self.options.timeout {
                         let (server, contact) = (self.options.address.to_string(), Contact::Lost);
@@ -62,21 +62,20 @@ impl RawRegion {
                     self.attached =
                         self.options.connect().map_err(ConnectError::after_an_answer)?;
                 }
-                done => return done,
+                result => return result,
             }
         }
     }
 
     fn check_once(&self, scope: Scope, bar: &ProgressBar) -> anyhow::Result<Report> {
-        let (bytes, mut observer) = (self.attached.welcome.region_bytes, OnBar(bar));
+        let (bytes, mut observer) = (self.attached.welcome.region_bytes, BarObserver(bar));
         let endpoint = Endpoint::new(self.attached.factory.fabric(1)?, 1);
         Ok(check::check(&endpoint, LANE, bytes, (scope, false), &mut observer)?)
     }
 }
 
-/// Whether the server gave the connection up, or is gone. A check changes nothing, so it can be
-/// made again.
-fn is_loss(error: &anyhow::Error) -> bool {
+/// Whether the connection was lost. Then the check can be repeated, because it changes nothing.
+fn is_connection_loss(error: &anyhow::Error) -> bool {
     matches!(error.downcast_ref(), Some(CheckError::Chain(ChainError::Fenced)))
         || matches!(error.downcast_ref(), Some(ConnectError::Unreachable { .. }))
 }
@@ -87,9 +86,10 @@ impl Drop for RawRegion {
     }
 }
 
-pub(crate) struct OnBar<'a>(pub(crate) &'a ProgressBar);
+/// Shows a check's progress on a bar.
+pub(crate) struct BarObserver<'a>(pub(crate) &'a ProgressBar);
 
-impl Observer for OnBar<'_> {
+impl Observer for BarObserver<'_> {
     fn progress(&mut self, done: u64, total: u64) {
         if self.0.length() != Some(total) {
             output::set_total(self.0, total);
@@ -98,21 +98,22 @@ impl Observer for OnBar<'_> {
     }
 }
 
-/// Checks a region that no server uses meanwhile.
+/// Checks a region file, under a lock that keeps servers from using it meanwhile.
 pub(crate) fn check_file(path: &Path, observer: &mut dyn Observer) -> anyhow::Result<Report> {
     let name = path.display();
-    // Without waiting for the other end of a pipe.
+    // NONBLOCK: do not wait for the other end if the file is a pipe.
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let opened = rustix::fs::open(path, flags, Mode::empty());
     let file = File::from(opened.with_context(|| format!("cannot open {name}"))?);
     if !file.metadata()?.is_file() {
         bail!("{name} is not a file: name a server's region_file");
     }
-    // Shared, so that several may look at once; a server's is not. Held as long as `file`.
+    // A shared lock: several checks may run at once, but a server needs an exclusive one. It lasts
+    // until `file` is dropped.
     match rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared) {
         Ok(()) => {}
         Err(rustix::io::Errno::WOULDBLOCK) => bail!(
-            "a server uses {name}: stop it first, or ask it with `kv-cli verify --server ADDRESS`"
+            "a server uses {name}: stop it first, or check it with `kv-cli verify --server ADDRESS`"
         ),
         Err(error) => return Err(error).with_context(|| format!("cannot lock {name}")),
     }

@@ -1,4 +1,4 @@
-//! Keys and values as lines of JSON.
+//! Entries as lines of JSON.
 
 use std::io::{BufRead, Read};
 use std::path::Path;
@@ -9,16 +9,16 @@ use serde::{Deserialize, Serialize};
 
 use crate::encoding::to_json;
 
-/// The longest line of JSON: the largest block, each byte as `\u00XX`, and some more.
+/// The longest line of JSON: enough for the largest block with each byte as `\u00XX`.
 const LINE_BYTES_MAX: u64 = 32 << 20;
 
-/// What some programs begin a file of UTF-8 with.
+/// Some programs begin a UTF-8 file with this.
 const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 
 /// A key and a value.
 pub type Pair = (Vec<u8>, Vec<u8>);
 
-/// A line of JSON: text where the bytes are UTF-8, else base64.
+/// A key and a value as one line of JSON: each as text if it is UTF-8, otherwise as base64.
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Record {
@@ -33,14 +33,14 @@ pub struct Record {
 }
 
 impl Record {
-    /// The record of these bytes.
+    /// The record of a key and a value.
     pub fn new(key: &[u8], value: &[u8]) -> Self {
         let (key, key_base64) = text_or_base64(key);
         let (value, value_base64) = text_or_base64(value);
         Self { key, key_base64, value, value_base64 }
     }
 
-    /// The record with its line feed.
+    /// Returns the line, with its line feed.
     pub fn to_line(&self) -> String {
         // Four strings always serialize.
         let mut line = to_json(self).unwrap_or_default();
@@ -50,7 +50,7 @@ impl Record {
 
     fn from_line(line: &[u8]) -> anyhow::Result<Pair> {
         let record: Self = serde_json::from_slice(line).map_err(|error| {
-            // It counts lines from 1, and there is only one.
+            // serde names the line too, which is always 1 here.
             anyhow!("{}", error.to_string().replace(" at line 1 column ", " at column "))
         })?;
         let key = bytes_of("key", record.key, record.key_base64)?;
@@ -77,21 +77,21 @@ fn bytes_of(name: &str, text: Option<String>, base64: Option<String>) -> anyhow:
     }
 }
 
-/// A record and the line it begins at; or what is wrong with that line.
+/// A record with the number of its line.
 pub struct Numbered {
-    /// Counted from 1.
+    /// The line, counted from 1.
     pub line: u64,
-    /// The record.
+    /// The key and value, or what is wrong with the line.
     pub pair: anyhow::Result<Pair>,
 }
 
-/// Calls `take` with every record of lines of JSON. Empty lines are skipped.
+/// Calls `handle` with every record in lines of JSON. Skips empty lines.
 ///
 /// # Errors
-/// What `take` or the system says, and a line that is too long to be a record.
+/// The errors of `handle` and of reading, and a line that is too long for a record.
 pub fn read_json_lines(
     mut from: impl BufRead,
-    mut take: impl FnMut(Numbered) -> anyhow::Result<()>,
+    mut handle: impl FnMut(Numbered) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
     let mut text = Vec::new();
     for line in 1.. {
@@ -100,20 +100,20 @@ pub fn read_json_lines(
             break;
         }
         if text.len() as u64 == LINE_BYTES_MAX && !text.ends_with(b"\n") {
-            bail!("line {line} is over {LINE_BYTES_MAX} bytes long, which no key and value are");
+            bail!("line {line} is over {LINE_BYTES_MAX} bytes long, longer than any key and value");
         }
         let record = match text.strip_prefix(BYTE_ORDER_MARK) {
             Some(rest) if line == 1 => rest,
             _ => &text,
         };
         if !record.trim_ascii().is_empty() {
-            take(Numbered { line, pair: Record::from_line(record) })?;
+            handle(Numbered { line, pair: Record::from_line(record) })?;
         }
     }
     Ok(())
 }
 
-/// Whether a file's name says that it has lines of JSON.
+/// Whether a file has lines of JSON, by its name.
 pub fn has_json_lines(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "jsonl")
 }
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn any_bytes_come_back_from_a_line() {
+    fn any_bytes_round_trip_through_a_line() {
         let all: Vec<u8> = (0..=255).collect();
         let line = Record::new("a\u{9b}".as_bytes(), "\u{202e}".as_bytes()).to_line();
         assert_eq!(line, "{\"key\":\"a\\u009b\",\"value\":\"\\u202e\"}\n");
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn malformed_lines_are_told_with_their_number_and_the_rest_is_read() {
+    fn malformed_lines_are_reported_by_number_and_the_others_are_read() {
         let text = b"{\"key\":\"a\",\"value\":\"1\"}\n\nnonsense\n{\"key\":\"b\"}\n\
             {\"key\":\"c\",\"value\":\"1\",\"value_base64\":\"\"}\n\
             {\"key_base64\":\"!\",\"value\":\"\"}\n{\"key\":\"d\",\"value\":\"\"}";
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_byte_order_mark_is_no_part_of_the_first_record() {
+    fn a_byte_order_mark_before_the_first_record_is_skipped() {
         let text =
             "\u{feff}{\"key\":\"a\",\"value\":\"1\"}\n\u{feff}{\"key\":\"b\",\"value\":\"\"}\n";
         let seen = collect(|take| read_json_lines(text.as_bytes(), take).unwrap());
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn formats_go_by_the_name() {
+    fn the_name_of_a_file_decides_its_format() {
         assert!(has_json_lines(Path::new("a/b.jsonl")));
         assert!(!has_json_lines(Path::new("a.jsonl/b")));
     }

@@ -1,4 +1,4 @@
-//! `scan`.
+//! `scan`: prints all entries.
 
 use std::io::Write;
 
@@ -10,15 +10,15 @@ use crate::args::{self, Args};
 use crate::connect;
 use crate::output::{self, ExitStatus};
 
-/// `scan`: one line an entry.
-pub(crate) fn scan(args: &Args, what: &args::Scan) -> anyhow::Result<ExitStatus> {
-    let prefix = what.prefix.as_deref();
+/// `scan`: prints one line for each entry.
+pub(crate) fn scan(args: &Args, options: &args::Scan) -> anyhow::Result<ExitStatus> {
+    let prefix = options.prefix.as_deref();
     let prefix =
         prefix.map(|text| connect::decode(args.key_encoding, "prefix", text)).transpose()?;
     let prefix = prefix.unwrap_or_default();
     let mut session = connect::reader(args)?.session()?;
     let mut stdout = output::stdout();
-    let mut left = what.limit.unwrap_or(u64::MAX);
+    let mut left = options.limit.unwrap_or(u64::MAX);
     let mut outcome = ExitStatus::Done;
     let mut entries = session.scan()?;
     while left > 0
@@ -26,12 +26,12 @@ pub(crate) fn scan(args: &Args, what: &args::Scan) -> anyhow::Result<ExitStatus>
     {
         match entry {
             Ok(entry) if entry.key.starts_with(&prefix) => {
-                stdout.write_all(line(args, what, &entry).as_bytes())?;
+                stdout.write_all(line(args, options, &entry).as_bytes())?;
                 left -= 1;
             }
             Ok(_) => {}
             Err(error) => {
-                // The scan goes on with what can be read.
+                // The scan continues with the other entries.
                 output::tell(one_line(&error));
                 outcome = outcome.or_failed(error.exit_code());
             }
@@ -41,12 +41,12 @@ pub(crate) fn scan(args: &Args, what: &args::Scan) -> anyhow::Result<ExitStatus>
     Ok(outcome)
 }
 
-fn line(args: &Args, what: &args::Scan, entry: &Entry) -> String {
-    if what.json {
+fn line(args: &Args, options: &args::Scan, entry: &Entry) -> String {
+    if options.json {
         return Record::new(&entry.key, &entry.value).to_line();
     }
     let key = args.key_encoding.encode_line(&entry.key);
-    if what.keys_only {
+    if options.keys_only {
         return format!("{key}\n");
     }
     format!("{key}\t{}\n", args.value_encoding.encode_line(&entry.value))

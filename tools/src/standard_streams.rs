@@ -1,6 +1,7 @@
-//! Which of stdin and stdout this process was started with. The standard library opens /dev/null in
-//! the place of one that is closed, so a program in `main` cannot tell. A value would be read as
-//! empty, or be lost when it is printed, both without an error.
+//! Whether stdin and stdout were open when this process started.
+//!
+//! The standard library replaces a closed one by /dev/null, so `main` cannot see it. Then a value
+//! would be read as empty, or a printed one would be lost, without an error.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -10,19 +11,19 @@ use rustix::stdio::{stdin, stdout};
 static STDIN_CLOSED: AtomicBool = AtomicBool::new(false);
 static STDOUT_CLOSED: AtomicBool = AtomicBool::new(false);
 
-/// Runs before the standard library starts: what is called here must not need it.
-extern "C" fn look() {
+/// Runs before the standard library is set up, so it must not call anything that needs this.
+extern "C" fn record_closed() {
     STDIN_CLOSED.store(fcntl_getfd(stdin()).is_err(), Ordering::Relaxed);
     STDOUT_CLOSED.store(fcntl_getfd(stdout()).is_err(), Ordering::Relaxed);
 }
 
 /// The C library calls the functions in this section, in order, before `main`.
-// SAFETY: the section holds pointers to functions of this type, and `look` makes two system calls
-// and two stores.
+// SAFETY: the section has pointers to functions of this type. `record_closed` only makes two system
+// calls and two stores, for which the standard library need not be set up.
 #[allow(unsafe_code, reason = "nothing else runs before the standard library")]
 #[used]
 #[unsafe(link_section = ".init_array")]
-static LOOK: extern "C" fn() = look;
+static RECORD_CLOSED: extern "C" fn() = record_closed;
 
 /// Whether stdin and stdout were open when the process started.
 pub(crate) struct StandardStreams {

@@ -1,11 +1,11 @@
-//! `stat`.
+//! `stat`: prints statistics of a server and its region.
 
 use std::io::Write;
 
 use farside_config::command_line::exit_code;
 use farside_control::ServerStatistics;
 use farside_layout::CHUNK_BYTES;
-use farside_tools::check::{Report, Scope};
+use farside_tools::check::{ClassUse, Report, Scope};
 use farside_tools::encoding::{printable, to_json};
 use serde::Serialize;
 
@@ -14,10 +14,10 @@ use crate::connect;
 use crate::output::{self, ExitStatus, bytes};
 use crate::raw::RawRegion;
 
-/// `stat`: what the server knows and what a walk through the index finds.
-pub(crate) fn stat(args: &Args, what: &args::Stat) -> anyhow::Result<ExitStatus> {
+/// `stat`: combines the server's statistics with a walk through the index.
+pub(crate) fn stat(args: &Args, options: &args::Stat) -> anyhow::Result<ExitStatus> {
     let config = connect::config(args)?;
-    // Before the walk's own connection, so that only this one has to be left out.
+    // Before the walk connects, so that the server counts one client of this command, not two.
     let statistics = connect::reader(args)?.statistics()?;
     let bar = output::progress("reading the index");
     let report = RawRegion::open(&config)?.check(Scope::Index, &bar)?;
@@ -25,7 +25,7 @@ pub(crate) fn stat(args: &Args, what: &args::Stat) -> anyhow::Result<ExitStatus>
     let server = config.server.unwrap_or_default();
     let overview = Overview::new(server, &statistics, &report);
     let mut stdout = output::stdout();
-    if what.json {
+    if options.json {
         writeln!(stdout, "{}", to_json(&overview)?)?;
     } else {
         stdout.write_all(overview.table().as_bytes())?;
@@ -38,13 +38,13 @@ pub(crate) fn stat(args: &Args, what: &args::Stat) -> anyhow::Result<ExitStatus>
     Ok(ExitStatus::Failed(exit_code::DAMAGE))
 }
 
-/// What `stat` shows; the names are those of the JSON.
+/// The output of `stat`. The field names are those of the JSON.
 #[derive(Debug, Serialize)]
 struct Overview {
     server: String,
     uptime_ms: u64,
     incarnation: u64,
-    /// Besides this one.
+    /// Without this one.
     clients: u64,
     clients_lost: u64,
     keys: u64,
@@ -68,39 +68,39 @@ struct Overview {
     classes: Vec<Class>,
 }
 
-/// How the index grows.
+/// Statistics of the index's growth.
 #[derive(Debug, Serialize)]
 struct Index {
     directory_depth: u64,
-    /// Places for subtables that hold nothing.
+    /// Places for subtables that are not in use.
     subtables_free: u64,
     /// Since the server started.
     splits: u64,
-    /// Subtables that a split was taking keys from when the walk came by.
+    /// Subtables that were being split when the walk read them.
     splitting: u64,
-    /// Splits that an entry's damage keeps from ending.
+    /// Splits that cannot end because an entry is damaged.
     stuck: u64,
 }
 
-/// Where the region's bytes are.
+/// How the region's bytes are used.
 #[derive(Debug, Serialize)]
 struct Memory {
     region_bytes: u64,
-    /// Of `region_bytes`: those in 2 MiB pages.
+    /// The part of `region_bytes` in 2 MiB pages.
     huge_page_bytes: u64,
-    /// Chunks without a use.
+    /// Free chunks.
     free_bytes: u64,
     index_bytes: u64,
     /// Chunks carved into blocks.
     blocks_bytes: u64,
-    /// Of `blocks_bytes`: chunks without a key or a client, which wait until no client can name one
-    /// of their blocks. Then they are free.
+    /// The part of `blocks_bytes` in chunks whose blocks hold no key and are with no client. They
+    /// become free once no client can access one of their old blocks.
     emptying_bytes: u64,
     /// Blocks that hold a key.
     linked_bytes: u64,
 }
 
-/// The search for blocks that dead clients held.
+/// The collector of blocks that dead clients held.
 #[derive(Debug, Serialize)]
 struct Collector {
     state: &'static str,
@@ -108,11 +108,11 @@ struct Collector {
     blocks_collected: u64,
 }
 
-/// What `kv-cli snapshot` does, here and elsewhere.
+/// The snapshots of all clients.
 #[derive(Debug, Serialize)]
 struct Snapshots {
     under_way: u64,
-    /// How far the one is that is least far.
+    /// Progress of the snapshot that is least advanced, in thousandths.
     permille: u64,
     /// Completed since the server started.
     taken: u64,
@@ -137,13 +137,13 @@ struct Class {
     block_bytes: u64,
     chunks: u64,
     blocks: u64,
-    /// Those that hold a key.
+    /// Blocks that hold a key.
     linked: u64,
-    /// Those with the server.
+    /// Free blocks in the server's depot.
     free: u64,
-    /// Those of them that are in quarantine for GRACE.
+    /// The part of `free` that still rests for GRACE.
     resting: u64,
-    /// The rest: with clients, in quarantine or ready for their next writes.
+    /// All other blocks: resting or ready at clients, for their next writes.
     with_clients: u64,
 }
 
@@ -266,11 +266,12 @@ impl Overview {
                 ["block", "chunks", "blocks", "with keys", "free", "resting", "with clients"];
             table += &row(&columns.map(str::to_owned));
         }
-        for of in &self.classes {
-            let numbers = [of.chunks, of.blocks, of.linked, of.free, of.resting, of.with_clients];
+        for class in &self.classes {
+            let Class { chunks, blocks, linked, free, resting, with_clients, .. } = *class;
+            let numbers = [chunks, blocks, linked, free, resting, with_clients];
             let [chunks, blocks, linked, free, resting, clients] =
                 numbers.map(|number| number.to_string());
-            let size = bytes(of.block_bytes);
+            let size = bytes(class.block_bytes);
             table += &row(&[size, chunks, blocks, linked, free, resting, clients]);
         }
         table
@@ -283,17 +284,18 @@ fn row(cells: &[String; 7]) -> String {
     padded.collect::<String>().trim_end().to_owned() + "\n"
 }
 
-/// The classes in use. The server counts at another moment than the walk, so what is left for the
-/// clients is an estimate while they are at work.
+/// The classes in use. The server and the walk count at different moments, so `with_clients` is an
+/// estimate while clients work.
 fn classes(statistics: &ServerStatistics, report: &Report) -> Vec<Class> {
-    let class = |of: &farside_tools::check::ClassUse| {
-        let known = statistics.classes.iter().find(|known| known.class == of.class);
-        let free = known.map_or(0, |known| known.blocks_free);
-        let resting = known.map_or(0, |known| known.blocks_resting);
-        let (blocks, linked) = (of.blocks(), of.blocks_linked);
+    let class = |class_use: &ClassUse| {
+        let mut in_depot = statistics.classes.iter();
+        let in_depot = in_depot.find(|in_depot| in_depot.class == class_use.class);
+        let free = in_depot.map_or(0, |in_depot| in_depot.blocks_free);
+        let resting = in_depot.map_or(0, |in_depot| in_depot.blocks_resting);
+        let (blocks, linked) = (class_use.blocks(), class_use.blocks_linked);
         Class {
-            block_bytes: of.class.block_bytes(),
-            chunks: of.chunks,
+            block_bytes: class_use.class.block_bytes(),
+            chunks: class_use.chunks,
             blocks,
             linked,
             free,

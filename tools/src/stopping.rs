@@ -1,4 +1,4 @@
-//! Signals: code that writes a file checks for them, so that nothing half is left.
+//! Signals: code that writes a file checks for them, so that no half-written file is left.
 
 use std::io;
 use std::sync::Arc;
@@ -9,23 +9,25 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::flag;
 use signal_hook::low_level::signal_name;
 
-/// Where files have a limit, a longer one is an error, and not the end without a word.
-pub(crate) fn survive_long_files() -> io::Result<()> {
+/// Where file sizes are limited (ulimit -f), a write beyond the limit becomes an error. By default
+/// it would kill the process.
+pub(crate) fn make_file_limit_an_error() -> io::Result<()> {
     flag::register(SIGXFSZ, Arc::default())?;
     Ok(())
 }
 
-/// Whether a signal asked for the end.
+/// The signal that asked this process to end, if one came.
 #[derive(Debug, Default)]
-pub(crate) struct Stop(Arc<AtomicUsize>);
+pub(crate) struct StopSignal(Arc<AtomicUsize>);
 
-impl Stop {
-    /// Listens from now on. A second signal ends the process at once.
+impl StopSignal {
+    /// Starts to record signals. A second one kills the process at once.
     pub(crate) fn listen() -> anyhow::Result<Self> {
         let (stop, is_second) = (Self::default(), Arc::new(AtomicBool::new(false)));
         for signal in [SIGINT, SIGTERM, SIGHUP] {
             if !is_ignored(signal) {
-                // In this order: the first finds the flag as it was before.
+                // In this order, so that on the first signal the conditional handler finds the flag
+                // unset.
                 flag::register_conditional_default(signal, Arc::clone(&is_second))?;
                 flag::register(signal, Arc::clone(&is_second))?;
                 flag::register_usize(signal, Arc::clone(&stop.0), signal as usize)?;
@@ -34,7 +36,7 @@ impl Stop {
         Ok(stop)
     }
 
-    /// Fails once there was a signal.
+    /// Fails if a signal has come.
     pub(crate) fn check(&self) -> Result<(), Stopped> {
         match self.0.load(Ordering::Relaxed) {
             0 => Ok(()),
@@ -51,7 +53,7 @@ pub(crate) struct Stopped {
 }
 
 impl Stopped {
-    /// As a shell has it.
+    /// The exit code by which shells report a process that a signal ended.
     pub(crate) fn exit_code(&self) -> u8 {
         128 + self.signal
     }

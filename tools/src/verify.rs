@@ -1,4 +1,4 @@
-//! `verify`.
+//! `verify`: checks a region and prints what is damaged in it.
 
 use std::io::Write;
 
@@ -9,13 +9,13 @@ use farside_tools::check::{Problem, Report, Scope};
 use crate::args::{self, Args};
 use crate::connect;
 use crate::output::{self, ExitStatus, bytes, count};
-use crate::raw::{self, OnBar, RawRegion};
+use crate::raw::{self, BarObserver, RawRegion};
 
-/// `verify`: the report on stdout, the verdict in the exit code.
-pub(crate) fn verify(args: &Args, what: &args::Verify) -> anyhow::Result<ExitStatus> {
+/// `verify`: prints the report on stdout; the exit code tells whether there is damage.
+pub(crate) fn verify(args: &Args, options: &args::Verify) -> anyhow::Result<ExitStatus> {
     let bar = output::progress("verifying");
-    let report = match &what.region {
-        Some(path) => raw::check_file(path, &mut OnBar(&bar))?,
+    let report = match &options.region {
+        Some(path) => raw::check_file(path, &mut BarObserver(&bar))?,
         None => RawRegion::open(&connect::config(args)?)?.check(Scope::Blocks, &bar)?,
     };
     bar.finish_and_clear();
@@ -23,22 +23,24 @@ pub(crate) fn verify(args: &Args, what: &args::Verify) -> anyhow::Result<ExitSta
     stdout.write_all(describe(&report).as_bytes())?;
     output::finish(stdout)?;
     if !report.is_clean() {
-        output::tell(advice(&report, what.region.is_some()));
+        output::tell(advice(&report, options.region.is_some()));
     }
     Ok(if report.is_clean() { ExitStatus::Done } else { ExitStatus::Failed(exit_code::DAMAGE) })
 }
 
-/// What to do about damage.
+/// Advice on what to do about the damage.
 fn advice(report: &Report, is_offline: bool) -> &'static str {
     let in_blocks_only = report.problems.len() as u64 == report.problem_count
         && report.problems.iter().all(|problem| matches!(problem, Problem::Block { .. }));
     match (in_blocks_only, is_offline) {
-        (true, false) => "values are damaged: store or delete their keys; the others are whole",
+        (true, false) => {
+            "values are damaged: store or delete their keys; all other values are intact"
+        }
         (true, true) => {
-            "values are damaged: a server takes this region; then store or delete their keys"
+            "values are damaged: start a server on this region, then store or delete their keys"
         }
         (false, false) => {
-            "the index is damaged: take what can be read with `kv-cli snapshot FILE`, then start a \
+            "the index is damaged: save what can be read with `kv-cli snapshot FILE`, then start a \
              server with `--restore FILE` and another region file"
         }
         (false, true) => {
@@ -68,9 +70,9 @@ fn describe(report: &Report) -> String {
     ];
     lines.extend(unusual(report).map(|line| format!("            {line}")));
     lines.extend(report.problems.iter().map(|problem| format!("DAMAGE      {problem}")));
-    let untold = report.problem_count - report.problems.len() as u64;
-    if untold > 0 {
-        lines.push(format!("DAMAGE      ... and {untold} more"));
+    let unprinted = report.problem_count - report.problems.len() as u64;
+    if unprinted > 0 {
+        lines.push(format!("DAMAGE      ... and {unprinted} more"));
     }
     lines.push(match report.problem_count {
         0 => "verdict     no damage".into(),
@@ -79,22 +81,26 @@ fn describe(report: &Report) -> String {
     lines.join("\n") + "\n"
 }
 
-/// What is no damage, but not every region has.
+/// Counts of states that are not damage, but that most regions do not have.
 fn unusual(report: &Report) -> impl Iterator<Item = String> {
-    let state = |state| report.slots(state);
+    let slots = |state| report.slots(state);
     let counts = [
-        (state(SlotState::Pending), "slot", "an insert owns (PENDING)"),
-        (state(SlotState::Aborted), "slot", "an insert lost (ABORTED)"),
-        (state(SlotState::Tomb), "slot", "removed and waiting for GRACE (TOMB)"),
-        (state(SlotState::Frozen), "slot", "a split is moving (FROZEN)"),
-        (state(SlotState::Copy), "slot", "a split is filling (COPY)"),
-        (state(SlotState::Moved), "slot", "a split has moved (MOVED)"),
+        (slots(SlotState::Pending), "slot", "that an insert owns (PENDING)"),
+        (slots(SlotState::Aborted), "slot", "that an insert lost (ABORTED)"),
+        (slots(SlotState::Tomb), "slot", "removed and waiting for GRACE (TOMB)"),
+        (slots(SlotState::Frozen), "slot", "that a split is moving (FROZEN)"),
+        (slots(SlotState::Copy), "slot", "that a split is filling (COPY)"),
+        (slots(SlotState::Moved), "slot", "that a split has moved (MOVED)"),
         (report.subtables_splitting, "subtable", "being split"),
-        (report.poisoned, "key", "marked but still linked: one more round trip until the next put"),
-        (report.unsettled, "slot", "in use at every look"),
+        (
+            report.stale_marks,
+            "key",
+            "marked but still linked: one more round trip until the next put",
+        ),
+        (report.unsettled, "slot", "that changed at every read"),
     ];
     counts
         .into_iter()
         .filter(|(number, ..)| *number > 0)
-        .map(|(number, noun, what)| format!("{} {what}", count(number, noun)))
+        .map(|(number, noun, state)| format!("{} {state}", count(number, noun)))
 }

@@ -19,7 +19,7 @@ pub mod exit_code {
     /// Every other failure.
     pub const FAILED: u8 = 5;
 
-    /// The exit code of a command that could not connect.
+    /// Returns the exit code of a command that could not connect.
     pub const fn of_connect(error: &ConnectError) -> u8 {
         match error {
             ConnectError::Unreachable { .. } | ConnectError::Refused { .. } => NO_SERVER,
@@ -42,7 +42,7 @@ pub fn is_unprintable(character: char) -> bool {
         || matches!(character, '\u{e0000}'..='\u{e007f}')
 }
 
-/// An error and its causes in one line. A cause that the text contains already is left out.
+/// Formats an error and its causes in one line, without causes that the text contains already.
 /// Unprintable characters become spaces: they may come from another user's file.
 pub fn one_line(error: &(dyn Error + 'static)) -> String {
     let mut text = String::new();
@@ -59,7 +59,8 @@ pub fn one_line(error: &(dyn Error + 'static)) -> String {
     text
 }
 
-/// Clap's message about a wrong command line as one line, without the usage, which `--help` shows.
+/// Formats clap's message about a wrong command line as one line. Leaves out the usage, which
+/// `--help` shows.
 pub fn usage_line(command: &str, text: &str) -> String {
     let text = text.strip_prefix("error: ").unwrap_or(text);
     let lines = text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:"));

@@ -31,7 +31,7 @@ pub use rdma::RdmaConfig;
 pub use secret::{Secret, check_private};
 pub use socket::{SocketGroup, SocketMode};
 
-/// The greatest `clients_max`: all client ids except 0, which is no client's.
+/// The greatest `clients_max`: all client ids except 0, which belongs to no client.
 pub const CLIENTS_MAX_LIMIT: u32 = CLIENTS_MAX - 1;
 /// The default size of a new region.
 pub const MEMORY_DEFAULT: ByteSize = ByteSize(1 << 30);
@@ -43,7 +43,7 @@ pub const VALUE_BYTES_MAX_DEFAULT: u32 = 1 << 20;
 const SYSTEM_CLIENT_FILE: &str = "/etc/farside/client.toml";
 /// The client's config file of one user, relative to their home.
 const USER_CLIENT_FILE: &str = ".config/farside/client.toml";
-/// The possible numbers of operations that a session keeps in flight.
+/// The valid values of `pipeline_depth`.
 pub const PIPELINE_DEPTH: RangeInclusive<u16> = 1..=1024;
 
 /// Why a configuration is invalid. Each message is one line, with the key and what to write.
@@ -101,7 +101,7 @@ pub struct ServerConfig {
     /// The address at which clients connect. Required.
     #[serde(deserialize_with = "from_text")]
     pub listen: Option<Address>,
-    /// The permissions of the socket; if unset, what the process's umask leaves.
+    /// The permissions of the socket; if unset, those that the process's umask leaves.
     #[serde(deserialize_with = "from_text")]
     pub socket_mode: Option<SocketMode>,
     /// The group of the socket; if unset, the process's group.
@@ -113,7 +113,7 @@ pub struct ServerConfig {
     pub memory: Option<ByteSize>,
     /// A file on tmpfs or hugetlbfs for the region, which then outlives the server.
     pub region_file: Option<PathBuf>,
-    /// A snapshot to restore into a new region, for this start only. No key of the config file.
+    /// A snapshot to restore into a new region, for this start only. Not a key of the config file.
     #[serde(skip)]
     pub restore: Option<PathBuf>,
     /// Whether the region gets huge pages.
@@ -176,7 +176,7 @@ impl Default for ServerConfig {
 }
 
 impl ServerConfig {
-    /// The configuration in this file. The caller validates it, after flags have changed it.
+    /// Reads a config file. The caller validates it, after flags have changed it.
     ///
     /// # Errors
     /// [`ConfigError::Unreadable`], and [`ConfigError::Syntax`] with the line.
@@ -184,7 +184,7 @@ impl ServerConfig {
         Self::parse(&read(path)?, path)
     }
 
-    /// The configuration in this text of a file, not yet validated.
+    /// Parses the text of a config file, without validating it.
     ///
     /// # Errors
     /// [`ConfigError::Syntax`] with the file and the line.
@@ -235,7 +235,7 @@ impl ServerConfig {
         }
     }
 
-    /// The address at which clients connect.
+    /// Returns the address at which clients connect.
     ///
     /// # Errors
     /// [`ConfigError::Missing`] if it is unset.
@@ -244,13 +244,13 @@ impl ServerConfig {
         self.listen.as_ref().ok_or(ConfigError::Missing { key: "listen", advice })
     }
 
-    /// The length of a new region: `memory`, rounded up to whole chunks.
+    /// Returns the length of a new region: `memory`, rounded up to whole chunks.
     pub fn region_bytes(&self) -> u64 {
         let memory = self.memory.unwrap_or(MEMORY_DEFAULT).0;
         memory.checked_next_multiple_of(CHUNK_BYTES).unwrap_or(memory)
     }
 
-    /// The format of a new region of this length.
+    /// Returns the format of a new region of this length.
     pub fn format(&self, region_bytes: u64, region_id: [u8; 16], hash_key: [u8; 16]) -> Format {
         Format {
             region_bytes,
@@ -315,22 +315,26 @@ impl Default for ClientConfig {
 }
 
 impl ClientConfig {
-    /// The config file that a command uses: the `given` one, otherwise the user's file, otherwise
-    /// the machine's.
+    /// Returns the config file that a command uses: the `given` one, otherwise the user's file,
+    /// otherwise the machine's.
     pub fn file(given: Option<&Path>) -> Option<PathBuf> {
         if let Some(path) = given {
             return Some(path.to_owned());
         }
-        let users = std::env::var_os("HOME").map(|home| Path::new(&home).join(USER_CLIENT_FILE));
-        [users, Some(SYSTEM_CLIENT_FILE.into())].into_iter().flatten().find(|path| path.exists())
+        let users_file =
+            std::env::var_os("HOME").map(|home| Path::new(&home).join(USER_CLIENT_FILE));
+        [users_file, Some(SYSTEM_CLIENT_FILE.into())]
+            .into_iter()
+            .flatten()
+            .find(|path| path.exists())
     }
 
-    /// The proof that this client knows the secret.
+    /// Returns the proof that this client knows the secret.
     pub fn token(&self) -> Token {
         self.secret.as_ref().map_or(Token::NONE, |secret| Token::of(&secret.0))
     }
 
-    /// The options for connecting to the server in this role.
+    /// Returns the options for connecting to the server in this role.
     ///
     /// # Errors
     /// [`AddressError`] if `server` is unset or no address.
@@ -344,7 +348,7 @@ impl ClientConfig {
         })
     }
 
-    /// The configuration in this file, validated.
+    /// Reads and validates a config file.
     ///
     /// # Errors
     /// A [`ConfigError`] that names the key, or the file and the line.
@@ -354,7 +358,7 @@ impl ClientConfig {
         Ok(config)
     }
 
-    /// The configuration in this text of a file, not yet validated.
+    /// Parses the text of a config file, without validating it.
     ///
     /// # Errors
     /// [`ConfigError::Syntax`] with the file and the line.
@@ -409,14 +413,14 @@ fn parse<T: DeserializeOwned>(text: &str, path: &Path) -> Result<T, ConfigError>
     })
 }
 
-/// How log lines look.
+/// The format of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LogFormat {
     /// For people.
     #[default]
     Human,
-    /// One JSON object a line.
+    /// One JSON object on each line.
     Json,
 }
 
@@ -432,7 +436,7 @@ impl FromStr for LogFormat {
     }
 }
 
-/// How much is logged.
+/// A severity of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[allow(missing_docs, reason = "the names say it")]

@@ -29,15 +29,15 @@ impl Default for RdmaConfig {
 }
 
 impl RdmaConfig {
-    /// The fabric's options.
+    /// Returns the fabric's options.
     pub fn options(&self) -> Options {
         let Self { retry_count, ack_timeout, spin_us } = *self;
         let spin = Duration::from_micros(spin_us);
         Options { retry_count, ack_timeout, spin, ..Options::default() }
     }
 
-    /// Checks that this GRACE leaves proofs of words some time (T_word in docs/protocol.md). If
-    /// not, no update of a new region could succeed.
+    /// Checks that GRACE is long enough for proofs of words: T_word in docs/protocol.md must be
+    /// above 0. Otherwise no update of a new region could succeed.
     ///
     /// # Errors
     /// [`ConfigError::Value`] with the shortest GRACE that is long enough.

@@ -41,10 +41,10 @@ impl fmt::Debug for Secret {
 /// # Errors
 /// [`ConfigError::Exposed`] with the file's mode.
 pub fn check_private(path: &Path) -> Result<(), ConfigError> {
-    let Ok(found) = fs::metadata(path) else { return Ok(()) };
-    let is_own_group = found.gid() == rustix::process::getegid().as_raw();
+    let Ok(metadata) = fs::metadata(path) else { return Ok(()) };
+    let is_own_group = metadata.gid() == rustix::process::getegid().as_raw();
     let exposing = if is_own_group { MODE_OTHERS } else { MODE_OTHERS | MODE_GROUP };
-    let mode = found.mode() & 0o7777;
+    let mode = metadata.mode() & 0o7777;
     match mode & exposing {
         0 => Ok(()),
         _ => Err(ConfigError::Exposed { path: path.to_owned(), mode }),

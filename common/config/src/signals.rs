@@ -4,7 +4,7 @@ use std::io;
 
 use rustix::process::Signal;
 
-/// The signals that end a process: SIGINT, SIGTERM, and SIGHUP unless it is ignored.
+/// Returns the signals that end a process: SIGINT, SIGTERM, and SIGHUP unless it is ignored.
 pub fn ending() -> Vec<i32> {
     let mut ending = vec![Signal::INT.as_raw(), Signal::TERM.as_raw()];
     let hangup = Signal::HUP.as_raw();
@@ -14,7 +14,7 @@ pub fn ending() -> Vec<i32> {
     ending
 }
 
-/// Whether this process ignores a signal. A parent can start it so, as nohup does with SIGHUP.
+/// Whether this process ignores a signal. Its parent can arrange that, as nohup does for SIGHUP.
 pub fn is_ignored(signal: i32) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

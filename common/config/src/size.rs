@@ -1,7 +1,7 @@
 //! Numbers of bytes, as people write and read them.
 //!
-//! The parser of the crate `bytesize` does not serve here. It takes `1GB`, `1gib` and `1` too, and
-//! makes whole bytes of `1.5B`. Of what is too large it makes the largest number.
+//! The parser of the crate `bytesize` is too lenient. It also accepts `1GB`, `1gib` and `1`, rounds
+//! `1.5B`, and saturates numbers that are too large.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,7 +10,7 @@ use std::str::FromStr;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ByteSize(pub u64);
 
-/// Why a text is no number of bytes.
+/// The error for a text that is no number of bytes.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{text}` is no size; write a whole number and B, KiB, MiB, GiB or TiB, as in 1GiB")]
 pub struct ByteSizeError {
@@ -20,12 +20,12 @@ pub struct ByteSizeError {
 const UNITS: [(&str, u32); 5] = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10), ("B", 0)];
 
 impl ByteSize {
-    /// This many MiB.
+    /// Returns this number of MiB.
     pub const fn mib(count: u64) -> Self {
         Self(count << 20)
     }
 
-    /// For people to read, rounded: `17 B`, `4.2 MiB`.
+    /// Formats the number for people, rounded: `17 B`, `4.2 MiB`.
     pub fn rounded(self) -> String {
         bytesize::ByteSize(self.0).display().iec().to_string()
     }
@@ -37,7 +37,7 @@ impl FromStr for ByteSize {
     fn from_str(text: &str) -> Result<Self, ByteSizeError> {
         let with_unit = |(unit, shift): (&str, u32)| {
             let digits = text.trim().strip_suffix(unit)?.trim_end();
-            // `parse` alone would take a sign.
+            // `parse` alone would accept a sign.
             if !digits.bytes().all(|byte| byte.is_ascii_digit()) {
                 return None;
             }
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn what_another_parser_would_guess_is_refused() {
+    fn sizes_that_only_a_lenient_parser_accepts_are_refused() {
         for text in ["1GB", "1gib", "1", "1.5B", "1.5GiB", "99999999999TiB"] {
             assert!(text.parse::<bytesize::ByteSize>().is_ok(), "{text}");
             assert!(text.parse::<ByteSize>().is_err(), "{text}");

@@ -7,6 +7,7 @@ use super::{ConfigError, ServerConfig, bad_value};
 
 /// The file with the groups of this machine.
 const GROUPS_FILE: &str = "/etc/group";
+/// The greatest mode of a socket: all permission bits.
 const MODE_MAX: u32 = 0o777;
 
 /// The permissions of a socket, such as 0660. Connecting needs write permission.
@@ -46,7 +47,8 @@ impl FromStr for SocketGroup {
     }
 }
 
-/// The number of the group with this name, in a file of lines such as `farside:x:998:app,web`.
+/// Returns the number of the group with this name. `groups` has lines such as
+/// `farside:x:998:app,web`.
 fn number_of(name: &str, groups: &str) -> Option<u32> {
     let mut lines = groups.lines().map(|line| line.split(':'));
     let number = |mut fields: std::str::Split<'_, char>| fields.nth(1)?.parse().ok();

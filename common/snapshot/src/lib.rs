@@ -1,7 +1,7 @@
-//! Snapshot files: keys, values and when these expire, compressed and checksummed.
+//! Snapshot files: keys, values and their times of expiry, compressed and checksummed.
 //!
-//! `kv-cli snapshot` writes them, `kv-server --restore` reads them. They do not depend on the
-//! region they came from: neither on its size nor on its format.
+//! `kv-cli snapshot` writes them, `kv-server --restore` reads them. They are
+//! independent of the size and the format of the region that they came from.
 //!
 //! # The bytes
 //! All integers are little-endian.
@@ -9,12 +9,12 @@
 //! file    magic "farsnap\0", version u32, one zstd frame with a checksum of its content
 //! frame   head, records
 //! head    time of the snapshot u64 in seconds since 1970, the region's limits: key_bytes_max u32
-//!         and value_bytes_max u32, both 0 if they are not known
+//!         and value_bytes_max u32, both 0 if unknown
 //! record  key_bytes u16, 2 reserved bytes, value_bytes u32, expires_at_ms u64 in milliseconds
 //!         since 1970 or 0 for never, key, value
 //! ```
-//! zstd's checksum covers every byte of the content. It stands at the end, so the records of a file
-//! are known to be right only when the last one was read.
+//! zstd's checksum covers every byte of the content. It is at the end of the file, so a reader must
+//! not trust any record before it has read the last one.
 #![deny(unsafe_code)]
 
 mod reader;
@@ -31,10 +31,10 @@ pub use writer::Writer;
 
 const MAGIC: [u8; 8] = *b"farsnap\0";
 const VERSION: u32 = 3;
-/// The longest key and value together, in bytes: what a block can hold, and some more.
+/// Limit on the length of a key and its value together, in bytes. It is above what a block holds.
 const RECORD_BYTES_MAX: usize = 6 << 20;
-/// The base 2 logarithm of how far back zstd refers. Readers keep as many bytes, and refuse a file
-/// that wants more.
+/// The base 2 logarithm of zstd's window, in bytes. A reader allocates the window, and refuses a
+/// file with a larger one.
 const WINDOW_LOG: u32 = 21;
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -45,7 +45,7 @@ struct Header {
 }
 const _: () = assert!(size_of::<Header>() == 12);
 
-/// What the frame starts with.
+/// The start of the frame.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 struct Head {
@@ -55,7 +55,7 @@ struct Head {
 }
 const _: () = assert!(size_of::<Head>() == 16);
 
-/// What a record starts with; key and value follow.
+/// The start of a record; key and value follow.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 struct RecordHeader {
@@ -66,7 +66,7 @@ struct RecordHeader {
 }
 const _: () = assert!(size_of::<RecordHeader>() == 16);
 
-/// The longest key and value of the region that a snapshot was taken of.
+/// The limits of the region from which a snapshot was taken.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
     /// The longest key, in bytes.
@@ -82,46 +82,46 @@ pub struct Record<'a> {
     pub key: &'a [u8],
     /// The value.
     pub value: &'a [u8],
-    /// When the value expires, milliseconds since 1970; 0 for never.
+    /// When the value expires, in milliseconds since 1970; 0 for never.
     pub expires_at_ms: u64,
 }
 
-/// What is wrong with a snapshot file.
+/// Why a snapshot cannot be read or written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SnapshotError {
     /// The file cannot be read or written.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// It starts like something else.
+    /// The file does not start like a snapshot.
     #[error("it is no snapshot: make one with `kv-cli snapshot FILE`")]
     NotASnapshot,
-    /// It was made by a version with another format.
+    /// The file was made by a version of Farside with another format.
     #[error(
         "it has snapshot format {found}, and this program reads format {known} only: restore it \
          with the version that made it"
     )]
     Version {
-        /// The format's number.
+        /// The number of the file's format.
         found: u32,
-        /// The one that this program knows.
+        /// The number of the format that this program reads.
         known: u32,
     },
-    /// It ends before its end.
+    /// The file is incomplete.
     #[error("it is truncated after {records} records: take the snapshot again, or another copy")]
     Truncated {
-        /// How many records are whole.
+        /// How many records are complete.
         records: u64,
     },
-    /// Its bytes are not those that were written.
+    /// The file's bytes are not those that were written.
     #[error("it is corrupted ({what}, after {records} records): take another copy of it")]
     Corrupt {
-        /// What does not check out.
+        /// The part that is invalid, or the decoder's error.
         what: String,
-        /// How many records were read before that.
+        /// How many records were read before it.
         records: u64,
     },
-    /// No snapshot can hold such a record.
+    /// The key is empty, or the record is too long for a snapshot.
     #[error("a key of {key_bytes} and a value of {value_bytes} bytes do not fit into a snapshot")]
     TooLarge {
         /// The key's length, in bytes.

@@ -1,3 +1,5 @@
+//! Reads snapshot files.
+
 use std::io::{self, BufRead, BufReader, Read};
 
 use zerocopy::{FromZeros, IntoBytes};
@@ -8,8 +10,8 @@ use crate::{
     WINDOW_LOG,
 };
 
-/// Reads a snapshot, record by record. Any bytes are a snapshot or an error, and never take more
-/// memory than zstd's window and the largest record.
+/// Reads a snapshot, record by record. The input may be any bytes: they cannot make the reader use
+/// more memory than zstd's window and the largest record.
 pub struct Reader<R: BufRead> {
     from: BufReader<Decoder<'static, R>>,
     head: Head,
@@ -19,10 +21,10 @@ pub struct Reader<R: BufRead> {
 }
 
 impl<R: BufRead> Reader<R> {
-    /// Reads the header.
+    /// Reads the header and the head of the frame.
     ///
     /// # Errors
-    /// [`SnapshotError`] if it is none.
+    /// [`SnapshotError`] if this is not the start of a snapshot.
     pub fn open(mut from: R) -> Result<Self, SnapshotError> {
         let mut header = Header::new_zeroed();
         match from.read_exact(header.as_mut_bytes()) {
@@ -44,40 +46,41 @@ impl<R: BufRead> Reader<R> {
         let (from, head) = (BufReader::new(decoder), Head::new_zeroed());
         let mut reader = Self { from, head, content: Vec::new(), records: 0 };
         let read = reader.from.read_exact(reader.head.as_mut_bytes());
-        read.map_err(|error| reader.failed(error))?;
+        read.map_err(|error| reader.explain(error))?;
         Ok(reader)
     }
 
-    /// When the snapshot was begun, in seconds since 1970.
+    /// Returns when the snapshot was started, in seconds since 1970.
     pub fn created_at_s(&self) -> u64 {
         self.head.created_at_s.get()
     }
 
-    /// The limits of the region that it was taken of; `None` if the file does not say.
+    /// Returns the limits of the snapshot's region; `None` if the file does not have them.
     pub fn limits(&self) -> Option<Limits> {
         let (key_bytes_max, value_bytes_max) =
             (self.head.key_bytes_max.get(), self.head.value_bytes_max.get());
         (key_bytes_max > 0).then_some(Limits { key_bytes_max, value_bytes_max })
     }
 
-    /// How many records were taken.
+    /// Returns how many records were read.
     pub fn records(&self) -> u64 {
         self.records
     }
 
-    /// The next record; `None` after the last, and then the file is known to be whole.
+    /// Reads the next record. Returns `None` after the last one; then the file is complete and
+    /// valid.
     ///
     /// # Errors
-    /// [`SnapshotError`]. After one there is nothing more to be had.
+    /// [`SnapshotError`]. After an error no further record can be read.
     pub fn next_record(&mut self) -> Result<Option<Record<'_>>, SnapshotError> {
         match self.from.fill_buf() {
             Ok([]) => return self.check_end().map(|()| None),
             Ok(_) => {}
-            Err(error) => return Err(self.failed(error)),
+            Err(error) => return Err(self.explain(error)),
         }
         let mut header = RecordHeader::new_zeroed();
         let read = self.from.read_exact(header.as_mut_bytes());
-        read.map_err(|error| self.failed(error))?;
+        read.map_err(|error| self.explain(error))?;
         let key_bytes = usize::from(header.key_bytes.get());
         let bytes = key_bytes + header.value_bytes.get() as usize;
         if key_bytes == 0 || header.reserved != [0; 2] || bytes > RECORD_BYTES_MAX {
@@ -85,17 +88,17 @@ impl<R: BufRead> Reader<R> {
         }
         self.content.resize(bytes, 0);
         let read = self.from.read_exact(&mut self.content);
-        read.map_err(|error| self.failed(error))?;
+        read.map_err(|error| self.explain(error))?;
         self.records += 1;
         let (key, value) = self.content.split_at(key_bytes);
         Ok(Some(Record { key, value, expires_at_ms: header.expires_at_ms.get() }))
     }
 
-    /// That nothing follows the frame.
+    /// Checks that nothing follows the frame.
     fn check_end(&mut self) -> Result<(), SnapshotError> {
         match self.from.get_mut().get_mut().fill_buf()? {
             [] => Ok(()),
-            _ => Err(self.corrupt("something behind the end")),
+            _ => Err(self.corrupt("bytes after the end")),
         }
     }
 
@@ -103,8 +106,8 @@ impl<R: BufRead> Reader<R> {
         SnapshotError::Corrupt { what: what.into(), records: self.records }
     }
 
-    /// The error for one of the decoder. What it says of its own is no error of the system.
-    fn failed(&self, error: io::Error) -> SnapshotError {
+    /// Converts an error of the decoder. Its own errors, unlike the system's, mean a corrupt file.
+    fn explain(&self, error: io::Error) -> SnapshotError {
         match error.kind() {
             io::ErrorKind::UnexpectedEof => SnapshotError::Truncated { records: self.records },
             io::ErrorKind::Other if error.raw_os_error().is_none() => {

@@ -1,5 +1,5 @@
-//! Proves that what is written comes back, and that no part of a file can be missing or changed
-//! unnoticed. Any bytes are a snapshot or an error.
+//! Proves that records round-trip, and that a reader notices when a part of a file is missing or
+//! changed. Any bytes are a snapshot or an error.
 
 use proptest::prelude::*;
 
@@ -7,7 +7,7 @@ use super::*;
 
 type Owned = (Vec<u8>, Vec<u8>, u64);
 
-fn written(records: &[Owned]) -> Vec<u8> {
+fn snapshot_of(records: &[Owned]) -> Vec<u8> {
     let mut writer = Writer::create(Vec::new(), 1234, None).unwrap();
     for (key, value, expires_at_ms) in records {
         writer.push(&Record { key, value, expires_at_ms: *expires_at_ms }).unwrap();
@@ -40,7 +40,7 @@ fn sample() -> Vec<Owned> {
         .collect()
 }
 
-/// A file with this behind its header and its head, and with a checksum that is right.
+/// A file with this content after its header and head, and with a valid checksum.
 fn file_of(content: &[u8]) -> Vec<u8> {
     let mut to = Writer::create(Vec::new(), 0, None).unwrap();
     to.push_bytes(content);
@@ -48,10 +48,10 @@ fn file_of(content: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn a_large_record_and_none_come_back() {
-    assert_eq!(read(&written(&[])).unwrap(), []);
+fn a_large_record_and_no_records_round_trip() {
+    assert_eq!(read(&snapshot_of(&[])).unwrap(), []);
     let large = vec![(vec![1; 65_535], vec![2; 4 << 20], u64::MAX), (vec![3], vec![], 0)];
-    assert_eq!(read(&written(&large)).unwrap(), large);
+    assert_eq!(read(&snapshot_of(&large)).unwrap(), large);
     let mut writer = Writer::create(Vec::new(), 0, None).unwrap();
     for (key, value) in [(vec![], vec![]), (vec![0; 65_536], vec![]), (vec![0], vec![0; 7 << 20])] {
         let pushed = writer.push(&Record { key: &key, value: &value, expires_at_ms: 0 });
@@ -61,27 +61,28 @@ fn a_large_record_and_none_come_back() {
 
 #[test]
 fn a_file_that_ends_early_is_refused() {
-    let bytes = written(&sample());
+    let bytes = snapshot_of(&sample());
     assert_eq!(read(&bytes).unwrap(), sample());
     assert_eq!(Reader::open(&bytes[..]).unwrap().created_at_s(), 1234);
     for end in (0..bytes.len()).step_by(997).chain(bytes.len() - 30..bytes.len()) {
         let error = read(&bytes[..end]).unwrap_err();
-        let said = matches!(error, SnapshotError::Truncated { .. } | SnapshotError::NotASnapshot);
-        assert!(said, "{end}: {error}");
+        let is_expected =
+            matches!(error, SnapshotError::Truncated { .. } | SnapshotError::NotASnapshot);
+        assert!(is_expected, "{end}: {error}");
     }
 }
 
 #[test]
-fn what_follows_the_end_is_refused() {
-    let bytes = written(&sample()[..9]);
-    for behind in [&b"x"[..], &bytes, &bytes[size_of::<Header>()..]] {
-        let error = read(&[&bytes, behind].concat()).unwrap_err().to_string();
-        assert!(error.contains("something behind the end, after 9 records"), "{error}");
+fn bytes_after_the_end_are_refused() {
+    let bytes = snapshot_of(&sample()[..9]);
+    for extra in [&b"x"[..], &bytes, &bytes[size_of::<Header>()..]] {
+        let error = read(&[&bytes, extra].concat()).unwrap_err().to_string();
+        assert!(error.contains("bytes after the end, after 9 records"), "{error}");
     }
 }
 
 #[test]
-fn limits_come_back_and_a_file_need_not_have_any() {
+fn limits_round_trip_and_are_optional() {
     let limits = Limits { key_bytes_max: 1, value_bytes_max: 0 };
     for limits in [Some(limits), None] {
         let bytes = Writer::create(Vec::new(), 7, limits).unwrap().finish().unwrap();
@@ -90,62 +91,64 @@ fn limits_come_back_and_a_file_need_not_have_any() {
 }
 
 #[test]
-fn other_files_are_told_what_they_are() {
+fn the_error_for_another_file_names_its_format() {
     assert!(matches!(read(b"{\"key\":\"a\"}"), Err(SnapshotError::NotASnapshot)));
     for version in [0, 1, 2, 4] {
-        let mut other = written(&[]);
+        let mut other = snapshot_of(&[]);
         other[8] = version;
         let error = read(&other).unwrap_err().to_string();
-        let said =
+        let expected =
             format!("it has snapshot format {version}, and this program reads format 3 only");
-        assert!(error.starts_with(&said), "{error}");
+        assert!(error.starts_with(&expected), "{error}");
     }
 }
 
 #[test]
-fn expiry_keeps_its_milliseconds() {
-    let records = [0, 1, 1_700_000_000_123, u64::MAX].map(|end| (vec![1], vec![], end));
-    assert_eq!(read(&written(&records)).unwrap(), records);
+fn times_of_expiry_keep_their_milliseconds() {
+    let records =
+        [0, 1, 1_700_000_000_123, u64::MAX].map(|expires_at_ms| (vec![1], vec![], expires_at_ms));
+    assert_eq!(read(&snapshot_of(&records)).unwrap(), records);
 }
 
-/// What only a program that lies writes: the checksum is right.
+/// Only a program that forges a file writes such records, because their checksum is valid.
 #[test]
-fn a_record_that_lies_under_a_right_checksum_is_refused() {
+fn a_forged_record_with_a_valid_checksum_is_refused() {
     let record = |key_bytes: u16, reserved: u16, value_bytes: u32| {
         let head = [key_bytes.to_le_bytes(), reserved.to_le_bytes()].concat();
         [&head, &value_bytes.to_le_bytes()[..], &[0; 8], b"kv"].concat()
     };
     let whole = record(1, 0, 1);
     assert_eq!(read(&file_of(&whole)).unwrap(), [(b"k".to_vec(), b"v".to_vec(), 0)]);
-    for lie in [record(0, 0, 2), record(1, 1, 1), record(2, 0, u32::MAX), record(1, 0, 6 << 20)] {
-        let outcome = read(&file_of(&lie));
+    for forged in [record(0, 0, 2), record(1, 1, 1), record(2, 0, u32::MAX), record(1, 0, 6 << 20)]
+    {
+        let outcome = read(&file_of(&forged));
         assert!(matches!(outcome, Err(SnapshotError::Corrupt { records: 0, .. })), "{outcome:?}");
     }
-    for lie in [record(1, 0, 2), record(3, 0, 0), [&whole[..], b"x"].concat()] {
-        let outcome = read(&file_of(&lie));
+    for forged in [record(1, 0, 2), record(3, 0, 0), [&whole[..], b"x"].concat()] {
+        let outcome = read(&file_of(&forged));
         assert!(matches!(outcome, Err(SnapshotError::Truncated { .. })), "{outcome:?}");
     }
 }
 
-/// Readers keep as much as the window has, so a file must not choose it.
+/// A reader allocates the whole window, so the file must not choose its size.
 #[test]
-fn a_file_that_wants_more_memory_is_refused() {
+fn a_file_with_a_larger_window_is_refused() {
     let mut frame = zstd::Encoder::new(Vec::new(), 1).unwrap();
     frame.window_log(WINDOW_LOG + 1).unwrap();
     std::io::Write::write_all(&mut frame, &[0; 16]).unwrap();
-    let header = &written(&[])[..size_of::<Header>()];
+    let header = &snapshot_of(&[])[..size_of::<Header>()];
     let error = read(&[header, &frame.finish().unwrap()].concat()).unwrap_err().to_string();
     assert!(error.contains("it is corrupted (") && error.contains("memory"), "{error}");
 }
 
-/// Every bit of a file that compresses well, and of one that does not. The few that may change have
-/// no meaning to zstd: the padding of its tables, and a window that is as good.
+/// Flips every bit of a file that compresses well, and of one that does not. A few bits have no
+/// meaning to zstd: the padding of its tables, and those of a window of equal use.
 #[test]
 fn a_changed_bit_is_refused_or_changes_no_record() {
     let text = (0..60u64)
         .map(|n| (format!("user{n:04}").into(), format!("{:x}", n * n).repeat(5).into(), n % 7));
     for records in [text.collect(), sample()[..5].to_vec()] {
-        let bytes = written(&records);
+        let bytes = snapshot_of(&records);
         let bits = bytes.len() * 8;
         let mut without_meaning = 0;
         for bit in 0..bits {
@@ -162,15 +165,15 @@ fn a_changed_bit_is_refused_or_changes_no_record() {
 
 proptest! {
     #[test]
-    fn any_records_come_back(records: Vec<(Vec<u8>, Vec<u8>, u64)>) {
+    fn any_records_round_trip(records: Vec<(Vec<u8>, Vec<u8>, u64)>) {
         let records: Vec<Owned> =
             records.into_iter().filter(|(key, ..)| !key.is_empty()).collect();
-        prop_assert_eq!(read(&written(&records)).unwrap(), records);
+        prop_assert_eq!(read(&snapshot_of(&records)).unwrap(), records);
     }
 
     #[test]
     fn any_bytes_are_a_snapshot_or_an_error(bytes: Vec<u8>, behind_a_header: bool) {
-        let header = &written(&[])[..size_of::<Header>()];
+        let header = &snapshot_of(&[])[..size_of::<Header>()];
         let start = if behind_a_header { header } else { &[] };
         let _ = read(&[start, &bytes].concat());
     }

@@ -1,3 +1,5 @@
+//! Writes snapshot files.
+
 use std::io::Write;
 
 use zerocopy::IntoBytes;
@@ -8,13 +10,14 @@ use crate::{
     WINDOW_LOG,
 };
 
-/// Writes a snapshot, record by record. Without [`Writer::finish`] it has no end and is refused.
+/// Writes a snapshot, record by record. Without [`Writer::finish`] the
+/// file has no end, and readers refuse it.
 pub struct Writer<W: Write> {
     to: Encoder<'static, W>,
 }
 
 impl<W: Write> Writer<W> {
-    /// Starts a snapshot made now, in seconds since 1970, of a region with these limits.
+    /// Starts a snapshot of a region with these limits. The time is in seconds since 1970.
     ///
     /// # Errors
     /// [`SnapshotError::Io`].
@@ -40,7 +43,7 @@ impl<W: Write> Writer<W> {
     /// Adds a record.
     ///
     /// # Errors
-    /// [`SnapshotError::Io`], and [`SnapshotError::TooLarge`] for what no block can hold.
+    /// [`SnapshotError::Io`], and [`SnapshotError::TooLarge`] if no snapshot can hold the record.
     pub fn push(&mut self, record: &Record<'_>) -> Result<(), SnapshotError> {
         let Record { key, value, expires_at_ms } = record;
         let key_bytes = u16::try_from(key.len()).unwrap_or_default();
@@ -60,7 +63,7 @@ impl<W: Write> Writer<W> {
         Ok(())
     }
 
-    /// Writes the end; what the snapshot was written to, for flushing.
+    /// Writes the end. Returns the inner writer, which the caller must flush.
     ///
     /// # Errors
     /// [`SnapshotError::Io`].

@@ -28,7 +28,7 @@ fn a_valid_region_is_clean() {
     assert_eq!(report.classes.iter().map(|class| class.blocks_linked).sum::<u64>(), KEYS);
     let chunks = ChunkCounts { free: 0, subtables: 1, blocks: 4, unknown: 0 };
     assert_eq!(report.chunks, chunks);
-    assert_eq!((report.poisoned, report.unsettled), (0, 0));
+    assert_eq!((report.stale_marks, report.unsettled), (0, 0));
 }
 
 #[test]
@@ -67,7 +67,7 @@ fn slots_of_unfinished_operations_are_counted_and_are_no_problem() {
     sample.region.store_half(sample.used[10].block, 1).unwrap();
     let report = sample.check().unwrap();
     assert_eq!(report.problems, []);
-    assert_eq!((report.keys, report.poisoned), (KEYS - 4, 1));
+    assert_eq!((report.keys, report.stale_marks), (KEYS - 4, 1));
     for state in states {
         assert_eq!(report.slots(state), 1, "{state:?}");
     }

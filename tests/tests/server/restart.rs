@@ -185,7 +185,7 @@ fn a_word_in_a_free_place_is_cleared_unless_its_row_is_in_use() {
     for state in [SlotState::Live, SlotState::Frozen, SlotState::Copy] {
         let word = live.with_state(state);
         client.region.store(slot, word.bits()).unwrap();
-        assert!(region_problems(&client).contains("in a place for a subtable that nothing leads"));
+        assert!(region_problems(&client).contains("is in a free place for a subtable"));
         place.start().stop();
         assert_eq!(client.word(slot).state(), SlotState::Moved);
         assert_eq!(client.word(client.slot(0, 0)), live, "the key's own word stays");

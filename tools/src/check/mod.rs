@@ -1,8 +1,10 @@
-//! The region checker: walks a whole region with READs alone and says what in it cannot be.
+//! The region checker: walks a whole region with READs alone and reports what is invalid in it.
 //!
-//! Clients may go on meanwhile, so what looks wrong is looked at again. A slot whose word changed
-//! was only in use; a mismatch beside an unchanged word is real, because a block stays untouched
-//! for GRACE after its unlink. A table has to be wrong in the same way twice, a pause apart.
+//! Clients may continue to work, so a problem is reported only if a second READ confirms it:
+//!
+//! - A slot whose word has changed was only in use. If its word has not changed, the problem is
+//!   real, because a block stays untouched for GRACE after its unlink.
+//! - A table must have the same problem twice, with a pause between the READs.
 
 mod report;
 mod slots;
@@ -18,15 +20,16 @@ use farside_layout::{
     BlockRef, Geometry, LayoutError, SUPERBLOCK_BYTES, Slot, SlotState, SlotWord, Superblock,
 };
 
-/// How often something that keeps changing is looked at before it is left alone.
-const LOOKS_MAX: u32 = 8;
-/// How long a table that looks wrong is given to settle: the server is between two stores.
+/// Limit on the READs of a slot or table entry that keeps changing. Then it counts as unsettled.
+const REREADS_MAX: u32 = 8;
+/// The pause before a table with a problem is read again: the server may be between two stores.
 const PAUSE_NS: Nanos = 2_000_000;
-/// How often the walk starts over because the directory was replaced under it.
+/// Limit on walks, each of which starts over because the directory was replaced during the last
+/// one.
 const WALKS_MAX: u32 = 4;
-/// How much of a table one READ brings, in bytes.
-const PIECE_BYTES: u64 = 64 << 10;
-/// The longest deadline: READs have no need of one.
+/// How much of a table one READ reads, in bytes.
+const TABLE_READ_BYTES: u64 = 64 << 10;
+/// The deadline of all READs here: they need none.
 const NO_DEADLINE: Nanos = Nanos::MAX;
 
 /// How much of a region is checked.
@@ -34,49 +37,49 @@ const NO_DEADLINE: Nanos = Nanos::MAX;
 pub enum Scope {
     /// The tables and the index: enough for statistics. Takes a READ for each subtable.
     Index,
-    /// Also every linked block: a READ for each.
+    /// Also every linked block. Takes a READ for each block.
     Blocks,
-    /// Also the places for subtables that nothing leads to. Only while no server is at work, which
-    /// takes such places into use.
+    /// Also the free places for subtables. Only while no server runs on the region, because a
+    /// server may use a free place at any moment.
     File,
 }
 
-/// Is told how a check goes on.
+/// Receives the progress of a check.
 pub trait Observer {
-    /// This much of the directory is done.
+    /// `done` of `total` directory entries are checked.
     fn progress(&mut self, _done: u64, _total: u64) {}
 
-    /// A LIVE or FROZEN slot links this block, and nothing is wrong with either. A block may come
-    /// again when clients are at work; without them each comes once.
+    /// A LIVE or FROZEN slot links this block, and both are valid. While clients work, a block may
+    /// be reported more than once.
     fn linked(&mut self, _block: BlockRef) {}
 }
 
-/// Does not want to know.
+/// Ignores the progress.
 impl Observer for () {}
 
-/// Why a check found nothing out.
+/// Why a check has no report.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckError {
-    /// The superblock does not check out, so nothing else can be found.
+    /// The superblock is invalid, so nothing else can be found.
     #[error("the superblock cannot be used: {0}")]
     Superblock(#[from] LayoutError),
     /// The region cannot be read.
     #[error("the region cannot be read: {0}")]
     Chain(#[from] ChainError),
-    /// The index was rebuilt under every attempt.
-    #[error("the index was rebuilt under each of {walks} walks: check again later")]
-    Restless {
-        /// How many there were.
+    /// The directory was replaced during every walk.
+    #[error("the directory was replaced during each of {walks} walks: check again later")]
+    DirectoryReplaced {
+        /// The number of walks.
         walks: u32,
     },
 }
 
-/// Checks a region of this length through a lane of the endpoint, with READs alone. If the region
-/// is at rest, what looks wrong is wrong at once.
+/// Checks a region of this length through a lane of the endpoint, with READs alone. The flag
+/// says that nothing changes the region meanwhile: then the check does not pause.
 ///
 /// # Errors
-/// [`CheckError`] when there is nothing to report on. Damage is not an error: it is in the report.
+/// [`CheckError`] if there is no report. Damage is not an error: it is in the report.
 pub fn check<F: Fabric>(
     endpoint: &Endpoint<F>,
     lane: LaneId,
@@ -99,11 +102,11 @@ pub fn check<F: Fabric>(
                 return Ok(walk.finish());
             }
         }
-        Err(CheckError::Restless { walks: WALKS_MAX })
+        Err(CheckError::DirectoryReplaced { walks: WALKS_MAX })
     })
 }
 
-/// The READs of a check.
+/// The lane that a check READs through.
 struct Reads<'a, F> {
     endpoint: &'a Endpoint<F>,
     lane: LaneId,
@@ -116,7 +119,7 @@ impl<F: Fabric> Reads<'_, F> {
         chain.await.map(|_| ())
     }
 
-    /// The first `N` bytes of a buffer.
+    /// Returns the first `N` bytes of a buffer.
     fn bytes<const N: usize>(&self, buffer: Buffer) -> Result<[u8; N], LayoutError> {
         let buffer = self.endpoint.buffer(self.lane, buffer);
         let short = LayoutError::Truncated { what: "READ", bytes: buffer.len() as u64 };
@@ -134,19 +137,19 @@ impl<F: Fabric> Reads<'_, F> {
         Ok(zerocopy::transmute!(bytes))
     }
 
-    /// Replaces words of a table by those at `remote`.
+    /// READs consecutive words of a table into a slice.
     async fn words(&self, remote: u64, into: &mut [u64]) -> Result<(), CheckError> {
         let word_bytes = size_of::<u64>() as u64;
-        let mut from = remote;
-        for piece in into.chunks_mut((PIECE_BYTES / word_bytes) as usize) {
-            let bytes = piece.len() as u64 * word_bytes;
-            self.read(from, Buffer::ReadBlock, bytes).await?;
+        let mut remote = remote;
+        for words in into.chunks_mut((TABLE_READ_BYTES / word_bytes) as usize) {
+            let bytes = words.len() as u64 * word_bytes;
+            self.read(remote, Buffer::ReadBlock, bytes).await?;
             let buffer = self.endpoint.buffer(self.lane, Buffer::ReadBlock);
-            let (words, _) = buffer.as_chunks();
-            for (target, word) in piece.iter_mut().zip(words) {
-                *target = u64::from_le_bytes(*word);
+            let (read, _) = buffer.as_chunks();
+            for (word, read) in words.iter_mut().zip(read) {
+                *word = u64::from_le_bytes(*read);
             }
-            from += bytes;
+            remote += bytes;
         }
         Ok(())
     }
@@ -160,22 +163,22 @@ struct Walk<'a, F> {
     geometry: Geometry,
     hasher: KeyHasher,
     depth: u8,
-    /// The chunk table and the directory as last read, as bits.
+    /// The entries of the chunk table and of the directory, as last read.
     chunks: Vec<u64>,
     directory: Vec<u64>,
-    /// Subtables visited.
+    /// The subtables that were visited.
     subtables: HashSet<slots::Subtable>,
-    /// LIVE keys of the subtable being visited, and of those to which a split takes them: all
-    /// places of a key.
-    keys: HashMap<KeyHash, Linked>,
+    /// The LIVE slots of the subtable that is being visited, and of those to which a split moves
+    /// its keys. A key can be in no other subtable, so these show keys that occur twice.
+    keys: HashMap<KeyHash, LinkedSlot>,
     /// All slots that link a block.
-    linked: Vec<Linked>,
+    linked: Vec<LinkedSlot>,
     report: Report,
 }
 
 /// A slot that links a block.
 #[derive(Clone, Copy)]
-struct Linked {
+struct LinkedSlot {
     word: SlotWord,
     offset: u64,
 }
@@ -191,7 +194,8 @@ impl<'a, F: Fabric> Walk<'a, F> {
         let (superblock, format) = Superblock::decode(&superblock, region_bytes)?;
         let geometry = format.geometry();
         let depth = superblock.directory_depth(&geometry)?;
-        // Nothing else looks at the end of the region, so nothing else would miss it.
+        // No other READ reaches the end of the region. This one fails if the region is shorter than
+        // stated.
         reads.word(region_bytes - size_of::<u64>() as u64).await?;
         Ok(Self {
             reads,
@@ -226,8 +230,8 @@ impl<'a, F: Fabric> Walk<'a, F> {
         self.report
     }
 
-    /// Gives what looks wrong time to settle. Not once the report is full, so that a region full of
-    /// nonsense does not take for ever.
+    /// Pauses, so that a change of the server can end. Does nothing once the report is full:
+    /// otherwise the check of a region full of problems would take for ever.
     async fn pause(&self) {
         if !self.report.is_full() {
             let until = self.reads.endpoint.now() + self.pause_ns;
@@ -235,27 +239,32 @@ impl<'a, F: Fabric> Walk<'a, F> {
         }
     }
 
-    /// Whether both slots are as they were seen, at one moment.
-    async fn both_stand(&self, first: Linked, second: Linked) -> Result<bool, CheckError> {
-        // Words do not recur within a check, so between two equal looks at the first it never
-        // changed, and the look at the second lies between them.
-        for seen in [first, second, first] {
-            if self.reads.word(seen.offset).await? != seen.word.bits() {
+    /// Whether there was a moment at which both slots had the words that were read before.
+    async fn are_unchanged(
+        &self,
+        first: LinkedSlot,
+        second: LinkedSlot,
+    ) -> Result<bool, CheckError> {
+        // Words do not recur within a check. So the first slot did not change between two READs
+        // that show the same word, and the READ of the second slot lies between them.
+        for slot in [first, second, first] {
+            if self.reads.word(slot.offset).await? != slot.word.bits() {
                 return Ok(false);
             }
         }
         Ok(true)
     }
 
-    /// That no two slots lead to the same block. Blocks cannot overlap otherwise: each starts on
-    /// its class's stride in a chunk of its class.
+    /// Checks that no two slots lead to the same block. Different blocks cannot overlap, because
+    /// each starts at a multiple of its size in a chunk of its class.
     async fn check_blocks_linked_once(&mut self) -> Result<(), CheckError> {
         let mut linked = std::mem::take(&mut self.linked);
-        let address = |of: &Linked| of.word.block().map_or(0, |block| block.address.offset());
-        linked.sort_unstable_by_key(|of| (address(of), of.offset));
+        let address =
+            |slot: &LinkedSlot| slot.word.block().map_or(0, |block| block.address.offset());
+        linked.sort_unstable_by_key(|slot| (address(slot), slot.offset));
         for pair in linked.windows(2) {
             let &[first, second] = pair else { continue };
-            if address(&first) == address(&second) && self.both_stand(first, second).await? {
+            if address(&first) == address(&second) && self.are_unchanged(first, second).await? {
                 self.report.add_problem(Problem::BlockTwice {
                     first: first.offset,
                     second: second.offset,
@@ -277,6 +286,6 @@ impl<F: Fabric> Reads<'_, F> {
 }
 
 /// Whether a slot in this state leads to a block that holds its key.
-fn links(state: SlotState) -> bool {
+fn links_block(state: SlotState) -> bool {
     matches!(state, SlotState::Live | SlotState::Frozen)
 }

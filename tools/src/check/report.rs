@@ -1,14 +1,16 @@
+//! The report of a check, and the problems in it.
+
 use farside_layout::{BlockRef, ChunkUse, Format, LayoutError, SizeClass, SlotState, Superblock};
 
-use super::slots::Entry;
+use super::slots::BlockContent;
 
-/// How many problems a report keeps word by word; the rest is only counted.
+/// Limit on the problems that a report keeps. Further ones are only counted.
 pub const PROBLEMS_KEPT_MAX: usize = 100;
 
-/// The states a slot can have.
+/// The number of states of a slot.
 const STATES: usize = 8;
 
-/// Something in a region that cannot be. Offsets are bytes from the region's start.
+/// Something in a region that is invalid. Offsets are bytes from the region's start.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the messages say what the fields are")]
@@ -16,20 +18,20 @@ pub enum Problem {
     #[error("the chunk table's entry at offset {offset:#x}: {error}")]
     ChunkEntry { offset: u64, error: LayoutError },
     #[error(
-        "the chunk table's entry at offset {offset:#x} says `{says:?}`, which does not go with \
-         the entry before it"
+        "the chunk table's entry at offset {offset:#x} is `{chunk_use:?}`, which does not \
+         fit the entry before it"
     )]
-    ChunkSpan { offset: u64, says: ChunkUse },
+    ChunkSpan { offset: u64, chunk_use: ChunkUse },
     #[error("the directory entry at offset {offset:#x}: {error}")]
     DirectoryEntry { offset: u64, error: LayoutError },
     #[error(
-        "the directory entry at offset {offset:#x} goes by {local_depth} bits, but the directory \
-         has only {depth}"
+        "the directory entry at offset {offset:#x} has a local depth of {local_depth} bits, but \
+         the directory has only {depth}"
     )]
     DirectoryDepth { offset: u64, local_depth: u8, depth: u8 },
     #[error(
-        "the directory entry at offset {offset:#x} differs from another for the same {local_depth} \
-         bits"
+        "the directory entry at offset {offset:#x} differs from another one of the same subtable, \
+         which has {local_depth} bits"
     )]
     DirectoryGroup { offset: u64, local_depth: u8 },
     #[error("the subtable at offset {subtable:#x} lies in a chunk that is not for subtables")]
@@ -37,13 +39,13 @@ pub enum Problem {
     #[error("the row at offset {offset:#x} has a damaged header")]
     RowHeader { offset: u64 },
     #[error(
-        "the row at offset {offset:#x} is for the {local_depth} bits {prefix:#x}, not for those \
-         that lead to it"
+        "the row at offset {offset:#x} has the prefix {prefix:#x} of {local_depth} bits, which \
+         does not lead to it"
     )]
     RowPrefix { offset: u64, prefix: u32, local_depth: u8 },
     #[error(
-        "the row at offset {offset:#x} sends readers to {:#x} and {:#x}, where no subtables are, \
-         or elsewhere than the rows before it",
+        "the row at offset {offset:#x} forwards readers to {:#x} and {:#x}, where no subtables \
+         are, or elsewhere than the rows before it",
         .forward[0], .forward[1]
     )]
     RowForward { offset: u64, forward: [u64; 2] },
@@ -53,17 +55,17 @@ pub enum Problem {
     )]
     MovedNowhere { offset: u64 },
     #[error(
-        "the slot at offset {offset:#x} leads to a block, in a place for a subtable that nothing \
-         leads to: no client finds it, and a server that starts clears it"
+        "the slot at offset {offset:#x} leads to a block, but is in a free place for a subtable: \
+         no client finds it, and a server that starts clears it"
     )]
     FreePlace { offset: u64 },
-    #[error("the slot at offset {offset:#x} is empty but has the bits {bits:#x} left")]
+    #[error("the slot at offset {offset:#x} is EMPTY, but has the invalid bits {bits:#x}")]
     EmptyWord { offset: u64, bits: u64 },
     #[error("the slot at offset {offset:#x}: {error}")]
     SlotBlock { offset: u64, error: LayoutError },
     #[error(
         "the slot at offset {offset:#x} leads to a block of {bytes} bytes at {block:#x}, whose \
-         chunk holds none of that size"
+         chunk has no blocks of that size"
     )]
     BlockChunk { offset: u64, block: u64, bytes: u64 },
     #[error(
@@ -77,11 +79,11 @@ pub enum Problem {
          {block:#x}, which has {generation}"
     )]
     Generation { offset: u64, block: u64, expected: u8, generation: u32 },
-    #[error("the slot at offset {offset:#x} has another fingerprint than its key")]
+    #[error("the slot at offset {offset:#x} does not have its key's fingerprint")]
     Fingerprint { offset: u64 },
-    #[error("the slot at offset {offset:#x} has another hint than its key")]
+    #[error("the slot at offset {offset:#x} does not have its key's hint")]
     Hint { offset: u64 },
-    #[error("the slot at offset {offset:#x} holds a key that belongs elsewhere")]
+    #[error("the slot at offset {offset:#x} holds a key that does not belong in this row")]
     Window { offset: u64 },
     #[error("the slots at offsets {first:#x} and {second:#x} hold the same key")]
     KeyTwice { first: u64, second: u64 },
@@ -89,48 +91,48 @@ pub enum Problem {
     BlockTwice { first: u64, second: u64, block: u64 },
 }
 
-/// What a check found.
+/// The result of a check.
 #[derive(Clone, Debug)]
 pub struct Report {
     /// The region's fixed properties.
     pub format: Format,
     /// How many times a server started on the region.
     pub incarnation: u64,
-    /// How many bits of the hash the directory goes by.
+    /// How many bits of the hash the directory uses.
     pub directory_depth: u8,
-    /// Subtables of the index.
+    /// The number of subtables in the index.
     pub subtables: u64,
-    /// Those of them that a split is emptying.
+    /// The subtables that a split is emptying.
     pub subtables_splitting: u64,
-    /// LIVE and FROZEN slots without a problem, which is how many keys there are.
+    /// The number of keys: LIVE and FROZEN slots without a problem.
     pub keys: u64,
-    /// Keys whose block is marked as superseded though it is linked: a writer died between mark
-    /// and swing, or is just between them. They only cost cached readers a round trip.
-    pub poisoned: u64,
-    /// Slots and entries of tables that changed under every look: they were in use, which is no
+    /// Keys whose block is marked as superseded although it is linked: a writer died between mark
+    /// and swing, or is between them now. They only cost cached readers a round trip.
+    pub stale_marks: u64,
+    /// Slots and entries of tables that changed at every READ: they were in use, which is not a
     /// problem.
     pub unsettled: u64,
-    /// All keys together, in bytes; 0 if the check left out the blocks.
+    /// The length of all keys; 0 if the check did not read the blocks.
     pub key_bytes: u64,
-    /// All values together, in bytes; 0 if the check left out the blocks.
+    /// The length of all values; 0 if the check did not read the blocks.
     pub value_bytes: u64,
-    /// The blocks that hold them, in bytes.
+    /// The size of the blocks that hold keys.
     pub block_bytes: u64,
     /// Classes that have chunks or linked blocks, smallest first.
     pub classes: Vec<ClassUse>,
-    /// What the heap is used for.
+    /// The chunks of the heap by their use.
     pub chunks: ChunkCounts,
-    /// How many problems there are.
+    /// The number of problems.
     pub problem_count: u64,
-    /// The first [`PROBLEMS_KEPT_MAX`] of them.
+    /// The first problems, at most [`PROBLEMS_KEPT_MAX`].
     pub problems: Vec<Problem>,
     slots: [u64; STATES],
 }
 
-/// What a size class is used for.
+/// The use of a size class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClassUse {
-    /// Which.
+    /// The class.
     pub class: SizeClass,
     /// Blocks that hold a key.
     pub blocks_linked: u64,
@@ -148,13 +150,13 @@ impl ClassUse {
 /// Chunks of the heap by their use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ChunkCounts {
-    /// Without a use.
+    /// Free chunks.
     pub free: u64,
-    /// For subtables.
+    /// Chunks for subtables.
     pub subtables: u64,
-    /// For blocks, continued ones included.
+    /// Chunks for blocks, including the second chunks of large blocks.
     pub blocks: u64,
-    /// With an entry that says nothing.
+    /// Chunks with an invalid entry.
     pub unknown: u64,
 }
 
@@ -167,7 +169,7 @@ impl Report {
             subtables: 0,
             subtables_splitting: 0,
             keys: 0,
-            poisoned: 0,
+            stale_marks: 0,
             unsettled: 0,
             key_bytes: 0,
             value_bytes: 0,
@@ -182,7 +184,7 @@ impl Report {
         }
     }
 
-    /// Whether the region is as it should be.
+    /// Whether no problem was found.
     pub fn is_clean(&self) -> bool {
         self.problem_count == 0
     }
@@ -192,12 +194,12 @@ impl Report {
         self.slots[state as usize]
     }
 
-    /// All slots of the index.
+    /// The number of slots in the index.
     pub fn slots_total(&self) -> u64 {
         self.slots.iter().sum()
     }
 
-    /// The part of the index's slots that hold a key, from 0 to 1.
+    /// The fraction of the index's slots that hold a key, from 0 to 1.
     pub fn load_factor(&self) -> f64 {
         self.keys as f64 / self.slots_total().max(1) as f64
     }
@@ -223,10 +225,10 @@ impl Report {
         self.classes[usize::from(block.class.index())].blocks_linked += 1;
     }
 
-    pub(super) fn count_entry(&mut self, entry: &Entry) {
-        self.key_bytes += entry.key_bytes;
-        self.value_bytes += entry.value_bytes;
-        self.poisoned += u64::from(entry.superseded);
+    pub(super) fn count_content(&mut self, content: &BlockContent) {
+        self.key_bytes += content.key_bytes;
+        self.value_bytes += content.value_bytes;
+        self.stale_marks += u64::from(content.superseded);
     }
 
     pub(super) fn count_chunk(&mut self, chunk_use: Option<ChunkUse>) {
@@ -243,6 +245,6 @@ impl Report {
     }
 
     pub(super) fn drop_unused_classes(&mut self) {
-        self.classes.retain(|of| of.blocks_linked > 0 || of.chunks > 0);
+        self.classes.retain(|class| class.blocks_linked > 0 || class.chunks > 0);
     }
 }

@@ -1,4 +1,4 @@
-//! The walk through the slots of a subtable and the blocks behind them.
+//! The walk through the slots of a subtable, and the blocks that they link.
 
 use farside_fabric::{Buffer, Fabric};
 use farside_layout::hash::KeyHash;
@@ -7,9 +7,9 @@ use farside_layout::{
     slot_in_subtable,
 };
 
-use super::{CheckError, LOOKS_MAX, Linked, Observer, Problem, Scope, Walk, links};
+use super::{CheckError, LinkedSlot, Observer, Problem, REREADS_MAX, Scope, Walk, links_block};
 
-/// A subtable and what leads to it.
+/// A subtable, and the prefix of the hash that leads to it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Subtable {
     pub(super) offset: u64,
@@ -17,17 +17,17 @@ pub(super) struct Subtable {
     pub(super) local_depth: u8,
 }
 
-/// Where a slot is.
+/// The location of a slot.
 #[derive(Clone, Copy)]
-struct Place {
+struct SlotLocation {
     subtable: Subtable,
     row: usize,
     offset: u64,
 }
 
-impl Place {
-    /// Whether a reader of the key with this hash comes by here.
-    fn belongs(&self, hash: KeyHash) -> bool {
+impl SlotLocation {
+    /// Whether the slot is in the window of the key with this hash.
+    fn is_in_window_of(&self, hash: KeyHash) -> bool {
         let row = self.row as u64 * ROW_BYTES;
         let window = hash.window_offset();
         hash.directory_index(self.subtable.local_depth) == u64::from(self.subtable.prefix)
@@ -35,9 +35,9 @@ impl Place {
     }
 }
 
-/// What a linked block holds.
+/// The content of a linked block.
 #[derive(Clone, Copy)]
-pub(super) struct Entry {
+pub(super) struct BlockContent {
     pub(super) key_bytes: u64,
     pub(super) value_bytes: u64,
     pub(super) superseded: bool,
@@ -45,7 +45,7 @@ pub(super) struct Entry {
 }
 
 impl<F: Fabric> Walk<'_, F> {
-    /// Visits the subtable that was read last.
+    /// Visits the slots of the subtable that was read last.
     pub(super) async fn visit_subtable(
         &mut self,
         subtable: Subtable,
@@ -58,7 +58,8 @@ impl<F: Fabric> Walk<'_, F> {
         for row in 0..ROWS_PER_SUBTABLE {
             for (n, slot) in self.row(row)?.slots.into_iter().enumerate() {
                 let offset = subtable.offset + slot_in_subtable(row, n);
-                self.visit_slot(Place { subtable, row, offset }, slot, observer).await?;
+                let location = SlotLocation { subtable, row, offset };
+                self.visit_slot(location, slot, observer).await?;
             }
         }
         Ok(())
@@ -66,55 +67,62 @@ impl<F: Fabric> Walk<'_, F> {
 
     async fn visit_slot(
         &mut self,
-        place: Place,
+        location: SlotLocation,
         mut slot: Slot,
         observer: &mut dyn Observer,
     ) -> Result<(), CheckError> {
-        for _ in 0..LOOKS_MAX {
+        for _ in 0..REREADS_MAX {
             let word = slot.word();
-            let problem = match self.examine(place, slot).await? {
+            let problem = match self.examine(location, slot).await? {
                 Ok(None) => {
                     self.report.count_slot(word.state());
                     return Ok(());
                 }
-                Ok(Some((block, entry))) => {
+                Ok(Some((block, content))) => {
                     self.report.count_slot(word.state());
                     self.report.count_key(block);
                     observer.linked(block);
-                    let linked = Linked { word, offset: place.offset };
+                    let linked = LinkedSlot { word, offset: location.offset };
                     self.linked.push(linked);
-                    return self.note_key(linked, entry).await;
+                    return self.count_key(linked, content).await;
                 }
                 Err(problem) => problem,
             };
-            let again = self.reads.slot(place.offset).await?;
-            if again == slot && !self.reload_chunk_of(word).await? {
+            // Without a change, the problem is real: see the module's documentation.
+            let reread = self.reads.slot(location.offset).await?;
+            if reread == slot && !self.reload_chunk_of(word).await? {
                 self.report.count_slot(word.state());
                 self.report.add_problem(problem);
                 return Ok(());
             }
-            slot = again;
+            slot = reread;
         }
         self.report.count_slot(slot.word().state());
         self.report.unsettled += 1;
         Ok(())
     }
 
+    /// Reads the entry of the chunk of a word's block again. Returns whether it changed.
     async fn reload_chunk_of(&mut self, word: SlotWord) -> Result<bool, CheckError> {
         let block = word.block().ok();
         let chunk = block.and_then(|block| self.geometry.chunk_of(block.address.offset()));
         self.reload_chunk(chunk).await
     }
 
-    /// Counts a key and sees whether it was there already.
-    async fn note_key(&mut self, linked: Linked, entry: Option<Entry>) -> Result<(), CheckError> {
-        let Some(entry) = entry else { return Ok(()) };
-        self.report.count_entry(&entry);
+    /// Counts a key, and checks that no other slot holds it too.
+    async fn count_key(
+        &mut self,
+        linked: LinkedSlot,
+        content: Option<BlockContent>,
+    ) -> Result<(), CheckError> {
+        let Some(content) = content else { return Ok(()) };
+        self.report.count_content(&content);
+        // The key of a FROZEN slot may be LIVE in another subtable already.
         if linked.word.state() != SlotState::Live {
             return Ok(());
         }
-        if let Some(other) = self.keys.insert(entry.hash, linked)
-            && self.both_stand(other, linked).await?
+        if let Some(other) = self.keys.insert(content.hash, linked)
+            && self.are_unchanged(other, linked).await?
         {
             let (first, second) = (other.offset, linked.offset);
             self.report.add_problem(Problem::KeyTwice { first, second });
@@ -122,18 +130,19 @@ impl<F: Fabric> Walk<'_, F> {
         Ok(())
     }
 
-    /// What a slot links, if it links anything; what it holds, if the scope wants to know.
+    /// Checks a slot. Returns the block that it links, if any, and the block's content, if the
+    /// scope includes blocks.
     async fn examine(
         &self,
-        place: Place,
+        location: SlotLocation,
         slot: Slot,
-    ) -> Result<Result<Option<(BlockRef, Option<Entry>)>, Problem>, CheckError> {
+    ) -> Result<Result<Option<(BlockRef, Option<BlockContent>)>, Problem>, CheckError> {
         let word = slot.word();
-        let offset = place.offset;
+        let offset = location.offset;
         if word.state() == SlotState::Empty && word != word.emptied() {
             return Ok(Err(Problem::EmptyWord { offset, bits: word.bits() }));
         }
-        if !links(word.state()) {
+        if !links_block(word.state()) {
             return Ok(Ok(None));
         }
         let block = match self.block_of(offset, word) {
@@ -145,14 +154,14 @@ impl<F: Fabric> Walk<'_, F> {
         }
         let bytes = block.class.block_bytes();
         self.reads.read(block.address.offset(), Buffer::ReadBlock, bytes).await?;
-        Ok(self.entry_in(place, slot, block).map(|entry| Some((block, Some(entry)))))
+        Ok(self.check_block(location, slot, block).map(|content| Some((block, Some(content)))))
     }
 
-    /// The block a slot leads to, if one can start there.
+    /// Returns the block that a slot leads to, if a block of its class can start there.
     fn block_of(&self, offset: u64, word: SlotWord) -> Result<BlockRef, Problem> {
-        let outside = |error| Problem::SlotBlock { offset, error };
-        let block = word.block().map_err(outside)?;
-        self.geometry.check_block(block).map_err(outside)?;
+        let invalid = |error| Problem::SlotBlock { offset, error };
+        let block = word.block().map_err(invalid)?;
+        self.geometry.check_block(block).map_err(invalid)?;
         let (start, bytes) = (block.address.offset(), block.class.block_bytes());
         let chunk = self.geometry.chunk_of(start);
         let chunk_use = chunk.and_then(|chunk| self.chunk_use(chunk).ok());
@@ -168,9 +177,15 @@ impl<F: Fabric> Walk<'_, F> {
         }
     }
 
-    /// What the block that was read last holds, if it is the one this slot means.
-    fn entry_in(&self, place: Place, slot: Slot, linked: BlockRef) -> Result<Entry, Problem> {
-        let offset = place.offset;
+    /// Checks that the block that was read last is the one that the slot links. Returns its
+    /// content.
+    fn check_block(
+        &self,
+        location: SlotLocation,
+        slot: Slot,
+        linked: BlockRef,
+    ) -> Result<BlockContent, Problem> {
+        let offset = location.offset;
         let buffer = self.reads.endpoint.buffer(self.reads.lane, Buffer::ReadBlock);
         let bytes = linked.class.block_bytes() as usize;
         let bytes = &buffer[..bytes.min(buffer.len())];
@@ -186,13 +201,13 @@ impl<F: Fabric> Walk<'_, F> {
         if hash.fingerprint() != slot.word().fingerprint() {
             return Err(Problem::Fingerprint { offset });
         }
-        if !place.belongs(hash) {
+        if !location.is_in_window_of(hash) {
             return Err(Problem::Window { offset });
         }
         if slot.hint() != hash.hint(slot.word().incarnation()) {
             return Err(Problem::Hint { offset });
         }
-        Ok(Entry {
+        Ok(BlockContent {
             key_bytes: block.key().len() as u64,
             value_bytes: block.value().len() as u64,
             superseded: header.mark.is_set(),

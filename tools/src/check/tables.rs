@@ -1,4 +1,4 @@
-//! The walk through chunk table and directory, down to the headers of rows.
+//! The walk through the chunk table and the directory, down to the headers of rows.
 
 use std::collections::HashSet;
 
@@ -11,20 +11,20 @@ use farside_layout::{
 };
 
 use super::slots::Subtable;
-use super::{CheckError, LOOKS_MAX, Observer, Problem, Walk, links};
+use super::{CheckError, Observer, Problem, REREADS_MAX, Walk, links_block};
 
-/// What one look at a directory entry found.
+/// The result of checking a directory entry and its subtable.
 #[derive(PartialEq, Eq)]
-struct Look {
-    /// How many entries it stands for.
+struct EntryCheck {
+    /// How many directory entries lead to the same subtable.
     entries: u64,
-    /// Where it leads; `None` when that cannot be said.
+    /// The subtable; `None` if the entry is too damaged to lead to one.
     subtable: Option<Subtable>,
     problems: Vec<Problem>,
 }
 
 impl<F: Fabric> Walk<'_, F> {
-    /// That every chunk's entry says something and goes with the one before it.
+    /// Checks that every chunk's entry is valid and fits the one before it.
     pub(super) async fn check_chunks(&mut self) -> Result<(), CheckError> {
         let Some(table) = self.geometry.chunk_entry(0) else { return Ok(()) };
         self.reads.words(table, &mut self.chunks).await?;
@@ -36,56 +36,60 @@ impl<F: Fabric> Walk<'_, F> {
         Ok(())
     }
 
+    /// Returns a chunk's problem if it was the same in two READs, with a pause between them.
     async fn settled_chunk_problem(&mut self, chunk: u32) -> Result<Option<Problem>, CheckError> {
         let mut problem = self.chunk_problem(chunk);
-        for _ in 0..LOOKS_MAX {
+        for _ in 0..REREADS_MAX {
             if problem.is_none() {
                 return Ok(None);
             }
             self.pause().await;
             self.reload_chunk(chunk.checked_sub(1)).await?;
             self.reload_chunk(Some(chunk)).await?;
-            let again = self.chunk_problem(chunk);
-            if again == problem {
+            let reread = self.chunk_problem(chunk);
+            if reread == problem {
                 return Ok(problem);
             }
-            problem = again;
+            problem = reread;
         }
         self.report.unsettled += 1;
         Ok(None)
     }
 
+    /// Checks a chunk's entry, as last read.
     fn chunk_problem(&self, chunk: u32) -> Option<Problem> {
         let offset = self.geometry.chunk_entry(chunk)?;
-        let says = match self.chunk_use(chunk) {
-            Ok(says) => says,
+        let chunk_use = match self.chunk_use(chunk) {
+            Ok(chunk_use) => chunk_use,
             Err(error) => return Some(Problem::ChunkEntry { offset, error }),
         };
-        let is_second = |before| self.chunk_use(before).is_ok_and(spans_two);
-        let after_large = chunk.checked_sub(1).is_some_and(is_second);
-        let fits = match says {
+        let is_large = |chunk| self.chunk_use(chunk).is_ok_and(spans_two_chunks);
+        let after_large = chunk.checked_sub(1).is_some_and(is_large);
+        let fits = match chunk_use {
             ChunkUse::Continued => after_large,
-            // The last chunk has no room for the second half.
-            _ => !(after_large || spans_two(says) && chunk + 1 == self.geometry.chunks()),
+            // A block of two chunks cannot start in the last one.
+            _ => {
+                !(after_large || spans_two_chunks(chunk_use) && chunk + 1 == self.geometry.chunks())
+            }
         };
-        (!fits).then_some(Problem::ChunkSpan { offset, says })
+        (!fits).then_some(Problem::ChunkSpan { offset, chunk_use })
     }
 
-    /// What a chunk is used for, as last read.
+    /// Returns the use of a chunk, as last read.
     pub(super) fn chunk_use(&self, chunk: u32) -> Result<ChunkUse, LayoutError> {
         ChunkEntry::from_bits(self.chunks[chunk as usize]).chunk_use()
     }
 
-    /// Reads a chunk's entry again; whether it changed.
+    /// Reads a chunk's entry again. Returns whether it changed.
     pub(super) async fn reload_chunk(&mut self, chunk: Option<u32>) -> Result<bool, CheckError> {
         let Some(chunk) = chunk else { return Ok(false) };
         let Some(offset) = self.geometry.chunk_entry(chunk) else { return Ok(false) };
         let bits = self.reads.word(offset).await?;
-        let before = std::mem::replace(&mut self.chunks[chunk as usize], bits);
-        Ok(before != bits)
+        let old_bits = std::mem::replace(&mut self.chunks[chunk as usize], bits);
+        Ok(old_bits != bits)
     }
 
-    /// Walks the directory and everything it leads to.
+    /// Walks the directory and all subtables that it leads to.
     pub(super) async fn check_directory(
         &mut self,
         observer: &mut dyn Observer,
@@ -95,22 +99,23 @@ impl<F: Fabric> Walk<'_, F> {
         let mut index = 0;
         while index < total {
             observer.progress(index, total);
-            let look = self.settled_look(index).await?;
-            for problem in look.problems {
+            let check = self.settled_entry_check(index).await?;
+            for problem in check.problems {
                 self.report.add_problem(problem);
             }
-            if let Some(subtable) = look.subtable {
+            if let Some(subtable) = check.subtable {
                 self.visit_once(subtable, observer).await?;
             }
-            index += look.entries;
+            index += check.entries;
         }
         observer.progress(total, total);
         Ok(())
     }
 
-    /// That no word leads to a block in a place that neither the directory nor a split leads to.
+    /// Checks that no slot of a free place leads to a block. A place for a subtable is free if
+    /// neither the directory nor a split leads to it.
     pub(super) async fn check_free_places(&mut self) -> Result<(), CheckError> {
-        let used: HashSet<u64> = self.subtables.iter().map(|used| used.offset).collect();
+        let used: HashSet<u64> = self.subtables.iter().map(|subtable| subtable.offset).collect();
         for chunk in 0..self.geometry.chunks() {
             let Some(start) = self.geometry.chunk_offset(chunk) else { break };
             if self.chunk_use(chunk) != Ok(ChunkUse::Subtables) {
@@ -121,7 +126,9 @@ impl<F: Fabric> Walk<'_, F> {
                 self.reads.read(place, Buffer::NewBlock, SUBTABLE_BYTES).await?;
                 for row in 0..ROWS_PER_SUBTABLE {
                     for (n, slot) in self.row(row)?.slots.iter().enumerate() {
-                        if links(slot.word().state()) || slot.word().state() == SlotState::Copy {
+                        if links_block(slot.word().state())
+                            || slot.word().state() == SlotState::Copy
+                        {
                             let offset = place + slot_in_subtable(row, n);
                             self.report.add_problem(Problem::FreePlace { offset });
                         }
@@ -132,8 +139,8 @@ impl<F: Fabric> Walk<'_, F> {
         Ok(())
     }
 
-    /// A place may have been seen as another subtable before: a split made it free, and another one
-    /// used it since.
+    /// Visits a subtable, unless it was visited before. The same offset with another prefix is
+    /// another subtable: a split has freed its place meanwhile, and another split has used it.
     async fn visit_once(
         &mut self,
         subtable: Subtable,
@@ -142,30 +149,31 @@ impl<F: Fabric> Walk<'_, F> {
         if self.subtables.insert(subtable) {
             self.keys.clear();
             self.visit_subtable(subtable, observer).await?;
-            self.visit_new_ones(subtable, observer).await?;
+            self.visit_split_targets(subtable, observer).await?;
         }
         Ok(())
     }
 
-    /// Visits the subtables to which a split takes the keys of the one that was visited last, and
-    /// so on, should those be split already.
-    async fn visit_new_ones(
+    /// Visits the subtables to which a split moves the keys of the one that was visited last. If a
+    /// split of those has begun too, also visits its targets, and so on.
+    async fn visit_split_targets(
         &mut self,
         old: Subtable,
         observer: &mut dyn Observer,
     ) -> Result<(), CheckError> {
-        let mut left = self.new_ones(old)?;
-        while let Some((old, new)) = left.pop() {
+        let mut unvisited = self.split_targets(old)?;
+        while let Some((old, new)) = unvisited.pop() {
             let (mut problems, mut is_current) = (Vec::new(), true);
-            for look in 0..LOOKS_MAX {
+            for reread in 0..REREADS_MAX {
                 self.reads.read(new.offset, Buffer::NewBlock, SUBTABLE_BYTES).await?;
                 problems = self.row_problems(new, true)?;
-                // A split that has ended meanwhile leaves nothing to find here.
-                is_current = problems.is_empty() || self.still_leads(old, new).await?;
+                // If the old subtable does not forward here any more, the split has ended, and the
+                // problems do not count: the place may have another use by now.
+                is_current = problems.is_empty() || self.still_forwards(old, new).await?;
                 if problems.is_empty() || !is_current {
                     break;
                 }
-                if look + 1 < LOOKS_MAX {
+                if reread + 1 < REREADS_MAX {
                     self.pause().await;
                 }
             }
@@ -176,26 +184,26 @@ impl<F: Fabric> Walk<'_, F> {
             problems.into_iter().for_each(|problem| self.report.add_problem(problem));
             if self.subtables.insert(new) {
                 self.visit_subtable(new, observer).await?;
-                left.extend(self.new_ones(new)?);
+                unvisited.extend(self.split_targets(new)?);
             }
         }
         Ok(())
     }
 
-    /// Where the subtable that was read last sends its keys.
-    fn new_ones(&self, old: Subtable) -> Result<Vec<(Subtable, Subtable)>, LayoutError> {
+    /// Returns the subtables to which the one that was read last forwards, each paired with it.
+    fn split_targets(&self, old: Subtable) -> Result<Vec<(Subtable, Subtable)>, LayoutError> {
         let Some(forward) = self.forward()? else { return Ok(Vec::new()) };
         let new = |side: usize| Subtable {
             offset: forward[side],
             prefix: old.prefix << 1 | side as u32,
             local_depth: old.local_depth + 1,
         };
-        let leads = |new: &Subtable| self.is_subtable(new.offset);
-        Ok([new(0), new(1)].into_iter().filter(leads).map(|new| (old, new)).collect())
+        let is_valid = |new: &Subtable| self.is_subtable(new.offset);
+        Ok([new(0), new(1)].into_iter().filter(is_valid).map(|new| (old, new)).collect())
     }
 
-    /// Whether a row of the old subtable still sends its keys to the new one.
-    async fn still_leads(&self, old: Subtable, new: Subtable) -> Result<bool, CheckError> {
+    /// Whether the first row of the old subtable still forwards to the new one.
+    async fn still_forwards(&self, old: Subtable, new: Subtable) -> Result<bool, CheckError> {
         let bytes = size_of::<RowHeader>() as u64;
         self.reads.read(old.offset, Buffer::Window, bytes).await?;
         let header: [u8; size_of::<RowHeader>()] = self.reads.bytes(Buffer::Window)?;
@@ -204,8 +212,8 @@ impl<F: Fabric> Walk<'_, F> {
             && header.forward().is_some_and(|forward| forward.contains(&new.offset)))
     }
 
-    /// Where a split sends the keys of the subtable that was read last, by any of its rows: it says
-    /// so in one after the other.
+    /// Returns the two offsets to which the subtable that was read last forwards. Any row may have
+    /// them, because a split writes them into one row after another.
     fn forward(&self) -> Result<Option<[u64; 2]>, LayoutError> {
         for row in 0..ROWS_PER_SUBTABLE {
             if let Some(forward) = self.row(row)?.header.forward() {
@@ -220,26 +228,29 @@ impl<F: Fabric> Walk<'_, F> {
         directory + index * size_of::<DirectoryEntry>() as u64
     }
 
-    async fn settled_look(&mut self, index: u64) -> Result<Look, CheckError> {
-        let mut look = self.look(index).await?;
-        for _ in 0..LOOKS_MAX {
-            if look.problems.is_empty() {
-                return Ok(look);
+    /// Checks a directory entry. Problems must be the same in two checks, with a pause between
+    /// them.
+    async fn settled_entry_check(&mut self, index: u64) -> Result<EntryCheck, CheckError> {
+        let mut check = self.check_entry(index).await?;
+        for _ in 0..REREADS_MAX {
+            if check.problems.is_empty() {
+                return Ok(check);
             }
             self.pause().await;
             self.reload_group(index).await?;
-            let again = self.look(index).await?;
-            if again == look {
-                return Ok(look);
+            let recheck = self.check_entry(index).await?;
+            if recheck == check {
+                return Ok(check);
             }
-            look = again;
+            check = recheck;
         }
         self.report.unsettled += 1;
-        look.problems.clear();
-        Ok(look)
+        check.problems.clear();
+        Ok(check)
     }
 
-    /// Reads an entry again, all that share its subtable, and what the subtable's chunk is for.
+    /// Reads again a directory entry, the entries of the same subtable, and the entry of the
+    /// subtable's chunk.
     async fn reload_group(&mut self, index: u64) -> Result<(), CheckError> {
         let bits = self.reads.word(self.entry_offset(index)).await?;
         let entry = DirectoryEntry::from_bits(bits);
@@ -254,9 +265,9 @@ impl<F: Fabric> Walk<'_, F> {
         Ok(())
     }
 
-    /// Looks at a directory entry as last read, and at the subtable behind it.
-    async fn look(&mut self, index: u64) -> Result<Look, CheckError> {
-        let nowhere = |problem| Look { entries: 1, subtable: None, problems: vec![problem] };
+    /// Checks a directory entry, as last read, and READs and checks its subtable.
+    async fn check_entry(&mut self, index: u64) -> Result<EntryCheck, CheckError> {
+        let nowhere = |problem| EntryCheck { entries: 1, subtable: None, problems: vec![problem] };
         let (entries, subtable) = match self.entry(index) {
             Ok(entry) => entry,
             Err(problem) => return Ok(nowhere(problem)),
@@ -266,10 +277,10 @@ impl<F: Fabric> Walk<'_, F> {
             return Ok(nowhere(problem));
         }
         let problems = self.row_problems(subtable, false)?;
-        Ok(Look { entries, subtable: Some(subtable), problems })
+        Ok(EntryCheck { entries, subtable: Some(subtable), problems })
     }
 
-    /// How many entries belong to the subtable of this one, and what it is.
+    /// Decodes a directory entry. Returns how many entries lead to its subtable, and the subtable.
     fn entry(&self, index: u64) -> Result<(u64, Subtable), Problem> {
         let entry = DirectoryEntry::from_bits(self.directory[index as usize]);
         let (offset, depth, local_depth) =
@@ -292,15 +303,16 @@ impl<F: Fabric> Walk<'_, F> {
         Ok((entries, Subtable { offset: subtable, prefix, local_depth }))
     }
 
-    /// That all entries for the subtable that was read last lead to it, or to where a split took
-    /// its keys: a split changes them from the last to the first.
+    /// Checks that all directory entries for the subtable that was read last lead to it, or to
+    /// where a split moved its keys. A split changes the entries one by one, from the last to the
+    /// first.
     fn group_problem(&self, index: u64, entries: u64) -> Result<Option<Problem>, LayoutError> {
         let group = &self.directory[index as usize..(index + entries) as usize];
         let first = DirectoryEntry::from_bits(group[0]);
         let local_depth = first.local_depth();
         let forward = self.forward()?;
-        let fits = |(at, bits): (usize, &u64)| {
-            let side = usize::from(2 * at >= group.len());
+        let fits = |(index, bits): (usize, &u64)| {
+            let side = usize::from(2 * index >= group.len());
             let moved = forward.map(|new| DirectoryEntry::new(new[side], local_depth + 1).bits());
             *bits == first.bits() || moved == Some(*bits)
         };
@@ -315,7 +327,7 @@ impl<F: Fabric> Walk<'_, F> {
             && chunk.is_some_and(|chunk| self.chunk_use(chunk) == Ok(ChunkUse::Subtables))
     }
 
-    /// A row of the subtable that was read last.
+    /// Returns a row of the subtable that was read last.
     pub(super) fn row(&self, row: usize) -> Result<Row, LayoutError> {
         let buffer = self.reads.endpoint.buffer(self.reads.lane, Buffer::NewBlock);
         let short = LayoutError::Truncated { what: "subtable", bytes: buffer.len() as u64 };
@@ -323,7 +335,8 @@ impl<F: Fabric> Walk<'_, F> {
         Ok(Row::read_from_prefix(bytes).map_err(|_| short)?.0)
     }
 
-    /// Only a subtable that a split leads to may still be filled.
+    /// Checks the rows of the subtable that was read last. It may still be `filling` only if a
+    /// split leads to it.
     fn row_problems(
         &self,
         subtable: Subtable,
@@ -336,14 +349,14 @@ impl<F: Fabric> Walk<'_, F> {
             let offset = subtable.offset + row as u64 * ROW_BYTES;
             let (prefix, local_depth) = (header.prefix.get(), header.local_depth);
             let forward = header.forward();
-            let leads = |forward: [u64; 2]| forward.into_iter().all(|to| self.is_subtable(to));
+            let is_valid = |forward: [u64; 2]| forward.into_iter().all(|new| self.is_subtable(new));
             let has_moved = || slots.iter().any(|slot| slot.word().state() == SlotState::Moved);
             if !header.is_valid() || header.is_filling() && !may_fill {
                 problems.push(Problem::RowHeader { offset });
             } else if (prefix, local_depth) != (subtable.prefix, subtable.local_depth) {
                 problems.push(Problem::RowPrefix { offset, prefix, local_depth });
             } else if let Some(forward) = forward {
-                if Some(forward) != forward_of_all || !leads(forward) {
+                if Some(forward) != forward_of_all || !is_valid(forward) {
                     problems.push(Problem::RowForward { offset, forward });
                 }
             } else if has_moved() && !header.is_filling() && forward_of_all.is_none() {
@@ -354,6 +367,6 @@ impl<F: Fabric> Walk<'_, F> {
     }
 }
 
-fn spans_two(chunk_use: ChunkUse) -> bool {
+fn spans_two_chunks(chunk_use: ChunkUse) -> bool {
     matches!(chunk_use, ChunkUse::Blocks(class) if class.chunks_per_span() > 1)
 }

@@ -1,8 +1,8 @@
-//! Files below a folder, whatever other users do in there meanwhile.
+//! Paths that cannot leave a folder, whatever other users change in it meanwhile.
 //!
-//! Every step of a path is taken from the descriptor of the folder before it, and follows no
-//! symbolic link. So a folder or a file that is replaced by a link in the middle of a `load` or a
-//! `dump` leads nowhere else. What is opened is looked at through its descriptor, not by its name.
+//! Each part of a path is opened from the descriptor of its parent folder, and no symbolic link is
+//! followed. So a folder or file that is replaced by a link during a `load` or `dump` leads nowhere
+//! else. The type of an opened file is checked through its descriptor, not by its name.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -18,44 +18,45 @@ use rustix::fs::{
 use rustix::io::Errno;
 use rustix::process::geteuid;
 
-/// A folder that is made here is for its user alone, because the names in it are keys.
+/// The mode of a new folder: only its user has access, because the names in it are keys.
 const FOLDER_MODE: Mode = Mode::RWXU;
-/// A file that is made here is for its user alone.
+/// The mode of a new file: only its user has access.
 const FILE_MODE: Mode = Mode::RUSR.union(Mode::WUSR);
-/// How many names of unfinished files may be taken before this is an error.
+/// Limit on the names that are tried for an unfinished file, before creating it fails.
 const NAMES_MAX: u32 = 1000;
 
 /// An open folder.
 pub(crate) struct Folder(OwnedFd);
 
-/// What a folder has.
+/// An entry of a folder.
 pub(crate) struct Child {
     pub(crate) name: OsString,
     pub(crate) kind: FileType,
 }
 
 impl Folder {
-    /// Opens the folder that the user named: links on the way there are followed.
+    /// Opens the folder that the user named. Links in this path are followed.
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         Ok(Self(openat(CWD, path, flags, Mode::empty())?))
     }
 
-    fn step(&self, name: &OsStr) -> io::Result<Self> {
+    /// Opens a folder in this one.
+    fn child(&self, name: &OsStr) -> io::Result<Self> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let opened = openat(&self.0, name, flags, Mode::empty());
-        opened.map(Self).map_err(|error| in_the_way(error, name))
+        opened.map(Self).map_err(|error| explain_link(error, name))
     }
 
-    /// The folder at a relative path below this one.
+    /// Opens the folder at a relative path below this one.
     pub(crate) fn descend(&self, path: &Path) -> io::Result<Self> {
-        self.walk(path, Self::step)
+        self.walk(path, Self::child)
     }
 
-    /// [`Folder::descend`]; folders that are not there are made.
+    /// As [`Folder::descend`], but creates missing folders.
     pub(crate) fn descend_or_make(&self, path: &Path) -> io::Result<Self> {
         self.walk(path, |folder, name| match mkdirat(&folder.0, name, FOLDER_MODE) {
-            Ok(()) | Err(Errno::EXIST) => folder.step(name),
+            Ok(()) | Err(Errno::EXIST) => folder.child(name),
             Err(error) => Err(error.into()),
         })
     }
@@ -72,19 +73,20 @@ impl Folder {
         Ok(folder)
     }
 
-    /// Opens a regular file to be read. What is something else is refused, without waiting for it.
+    /// Opens a regular file for reading. Refuses anything else: it does not wait for the other end
+    /// of a pipe.
     pub(crate) fn file(&self, name: &OsStr) -> io::Result<File> {
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
         let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = openat(&self.0, name, flags, Mode::empty());
-        let file = file.map_err(|error| in_the_way(error, name))?;
+        let file = file.map_err(|error| explain_link(error, name))?;
         if !is_regular(&fstat(&file)?) {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file"));
         }
         Ok(file.into())
     }
 
-    /// Everything in this folder, itself and its parent left out.
+    /// Lists this folder's entries, without `.` and `..`.
     pub(crate) fn children(&self) -> io::Result<Vec<Child>> {
         let mut children = Vec::new();
         for entry in Dir::read_from(&self.0)? {
@@ -94,7 +96,7 @@ impl Folder {
                 continue;
             }
             let kind = match entry.file_type() {
-                // Not every file system says.
+                // Some file systems do not say what an entry is.
                 FileType::Unknown => match statat(&self.0, &name, AtFlags::SYMLINK_NOFOLLOW) {
                     Ok(found) => FileType::from_raw_mode(found.st_mode),
                     Err(Errno::NOENT) => continue,
@@ -107,14 +109,14 @@ impl Folder {
         Ok(children)
     }
 
-    /// A file that gets its name in this folder once it is finished. Only a regular file is
-    /// replaced.
+    /// Creates a file that gets its name in this folder once it is finished. Only a regular file
+    /// may be replaced.
     pub(crate) fn create(&self, name: &OsStr) -> io::Result<NewFile<'_>> {
         let mode = mode_to_keep(statat(&self.0, name, AtFlags::SYMLINK_NOFOLLOW))?;
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
         let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         for number in 0..NAMES_MAX {
-            // A key may have this name.
+            // A file of this name may exist: it can be that of a key.
             let unfinished = format!(".kv-cli-{}.{number}.unfinished", std::process::id());
             let file = match openat(&self.0, &unfinished, flags, FILE_MODE) {
                 Err(Errno::EXIST) => continue,
@@ -131,18 +133,17 @@ impl Folder {
     }
 }
 
-/// A file under another name than its own until it is finished. If it is dropped before, nothing
-/// is left of it.
+/// A file that has a temporary name until it is finished. It is removed if it is dropped before.
 pub(crate) struct NewFile<'f> {
     pub(crate) file: File,
     folder: &'f Folder,
-    /// Its name so far.
+    /// The temporary name; `None` once the file is finished.
     unfinished: Option<String>,
     name: OsString,
 }
 
 impl NewFile<'_> {
-    /// Gives it its name.
+    /// Gives the file its final name.
     pub(crate) fn finish(mut self) -> io::Result<()> {
         if let Some(unfinished) = &self.unfinished {
             renameat(&self.folder.0, unfinished, &self.folder.0, &self.name)?;
@@ -160,8 +161,8 @@ impl Drop for NewFile<'_> {
     }
 }
 
-/// The mode that a new file takes over from the one it replaces: that of a regular file of this
-/// user. Another user's file may have been put there for its mode.
+/// Returns the mode that a new file takes from the regular file that it replaces. `None` if there
+/// is none, or if it is another user's: it may have been put there for its mode.
 fn mode_to_keep(replaced: Result<Stat, Errno>) -> io::Result<Option<Mode>> {
     match replaced {
         Ok(stat) if !is_regular(&stat) => {
@@ -180,8 +181,8 @@ fn is_regular(stat: &Stat) -> bool {
     FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
 }
 
-/// What the system says of a link that it was told not to follow is of no help.
-fn in_the_way(error: Errno, name: &OsStr) -> io::Error {
+/// Explains the system's errors for links that are not followed, which are misleading.
+fn explain_link(error: Errno, name: &OsStr) -> io::Error {
     let name = String::from_utf8_lossy(name.as_bytes());
     match error {
         Errno::LOOP | Errno::NOTDIR => io::Error::new(
