@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Counts the client's instructions for an operation, including kv-bench's own, and compares them
-# with bench/instructions.txt. Fails if an operation takes over 4 % more. Uses shared memory, where the
-# client runs every verb itself. Valgrind counts, so other load on the machine does not matter.
+# with bench/instructions.txt. Fails if an operation takes over 4 % more. Uses shared memory, where
+# the client runs every verb itself. Valgrind counts, so other load on the machine does not matter.
 #
 #   tools/scripts/instructions.sh            compares
 #   tools/scripts/instructions.sh --record   writes bench/instructions.txt anew

@@ -26,7 +26,7 @@ _verbs_env() {
                     "apt-get install python3-pip, or set LIBCLANG_PATH" >&2
                 return 1
             }
-            echo "no libclang up to 15 here: taking PyPI's, into target/libclang" >&2
+            echo "no libclang up to 15 is installed: installing PyPI's in target/libclang" >&2
             PIP_ROOT_USER_ACTION=ignore PIP_DISABLE_PIP_VERSION_CHECK=1 python3 -m pip install -q \
                 --no-deps --only-binary :all: --upgrade --target "$_folder" 'libclang==15.*' >&2 ||
                 return 1

@@ -41,7 +41,9 @@ fn check_exposure(path: &Path, strict: bool) -> anyhow::Result<()> {
     static WARNED: Once = Once::new();
     match check_private(path) {
         Err(exposed) if strict => return Err(exposed.into()),
-        Err(exposed) => WARNED.call_once(|| output::tell(format_args!("warning: {exposed}"))),
+        Err(exposed) => {
+            WARNED.call_once(|| output::print_message(format_args!("warning: {exposed}")))
+        }
         Ok(()) => {}
     }
     Ok(())

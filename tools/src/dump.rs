@@ -108,9 +108,12 @@ impl Tally {
     pub(crate) fn conclude(&self, noun: &str, to: &Path) -> ExitStatus {
         self.failures.print_rest();
         let (written, bytes) = (count(self.written, noun), output::bytes(self.bytes));
-        output::tell(format_args!("{written} written to {}, {bytes} of values", to.display()));
+        output::print_message(format_args!(
+            "{written} written to {}, {bytes} of values",
+            to.display()
+        ));
         if self.failures.0 > 0 {
-            output::tell(format_args!("{} left out", count(self.failures.0, "key")));
+            output::print_message(format_args!("{} left out", count(self.failures.0, "key")));
         }
         self.outcome
     }

@@ -81,7 +81,7 @@ fn print_value(args: &Args, value: &[u8]) -> anyhow::Result<ExitStatus> {
 
 /// Prints why the exit code is 1.
 fn report_no(why: &str, key: &[u8]) -> anyhow::Result<ExitStatus> {
-    output::tell(format_args!("the key `{}` {why}", brief(key)));
+    output::print_message(format_args!("the key `{}` {why}", brief(key)));
     Ok(ExitStatus::No)
 }
 
@@ -103,7 +103,9 @@ impl ValueSource<'_> {
     /// Returns the value. Stops reading once it is longer than a value may be.
     fn read(self, bytes_max: usize) -> anyhow::Result<Vec<u8>> {
         let too_long = |name: &str| {
-            format!("{name} has more than the {bytes_max} bytes that this region allows a value")
+            format!(
+                "{name} has more than the {bytes_max} bytes that a value in this region may have"
+            )
         };
         match self {
             Self::Argument(value) => Ok(value),

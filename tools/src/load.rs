@@ -68,8 +68,8 @@ fn load_folder(root: &Path, loader: &mut Loader<'_>, bytes_max: usize) -> anyhow
 /// A file is longer than a value of this region may be.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "it is {bytes} bytes long, a value in this region is at most {max}; --skip-too-large loads \
-         the others"
+    "it is {bytes} bytes long, but a value in this region has at most {max}; --skip-too-large \
+     loads the others"
 )]
 struct TooLarge {
     bytes: u64,
@@ -239,7 +239,7 @@ impl Tally {
     /// Prints a summary. Returns how the command ended.
     fn conclude(&self) -> ExitStatus {
         self.failures.print_rest();
-        output::tell(self.summary());
+        output::print_message(self.summary());
         if self.failures.0 == 0 { ExitStatus::Done } else { ExitStatus::Failed(exit_code::FAILED) }
     }
 

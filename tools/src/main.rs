@@ -34,7 +34,7 @@ fn main() -> ExitCode {
     let args = match Args::try_parse() {
         Ok(args) => args,
         Err(error) if is_usage_error(&error) => {
-            output::tell(usage_line("kv-cli", &error.to_string()));
+            output::print_message(usage_line("kv-cli", &error.to_string()));
             return exit_code::USAGE.into();
         }
         Err(error) => return print_help(&error),
@@ -43,7 +43,7 @@ fn main() -> ExitCode {
         Ok(outcome) => outcome.into(),
         Err(error) if output::is_stdout_closed(&error) => ExitStatus::Done.into(),
         Err(error) => {
-            output::tell_error(&error);
+            output::print_error(&error);
             output::exit_code(&error).into()
         }
     }
@@ -55,7 +55,7 @@ fn print_help(help: &clap::Error) -> ExitCode {
         Ok(()) => (help.exit_code() as u8).into(),
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => ExitStatus::Done.into(),
         Err(error) => {
-            output::tell(format_args!("cannot print the help: {error}"));
+            output::print_message(format_args!("cannot print the help: {error}"));
             exit_code::FAILED.into()
         }
     }

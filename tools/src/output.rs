@@ -134,7 +134,7 @@ pub(crate) fn is_stdout_closed(error: &anyhow::Error) -> bool {
 }
 
 /// Prints a message to stderr. Escapes it, because names and keys in it may have any characters.
-pub(crate) fn tell(message: impl fmt::Display) {
+pub(crate) fn print_message(message: impl fmt::Display) {
     let message = printable(&message.to_string());
     // If this fails, there is no other way to report it.
     let _ = writeln!(io::stderr(), "kv-cli: {message}");
@@ -157,7 +157,7 @@ impl Failures {
     ) {
         self.0 += 1;
         if self.0 <= FAILURES_PRINTED_MAX {
-            bar.suspend(|| tell(format_args!("{origin}: {}", one_line(error.as_ref()))));
+            bar.suspend(|| print_message(format_args!("{origin}: {}", one_line(error.as_ref()))));
         }
     }
 
@@ -165,14 +165,14 @@ impl Failures {
     pub(crate) fn print_rest(&self) {
         let unprinted = self.0.saturating_sub(FAILURES_PRINTED_MAX);
         if unprinted > 0 {
-            tell(format_args!("... and {unprinted} more"));
+            print_message(format_args!("... and {unprinted} more"));
         }
     }
 }
 
 /// Prints an error to stderr, in one line.
-pub(crate) fn tell_error(error: &anyhow::Error) {
-    tell(one_line(error.as_ref()));
+pub(crate) fn print_error(error: &anyhow::Error) {
+    print_message(one_line(error.as_ref()));
 }
 
 /// Returns a counter of the progress, on stderr. It is shown only if stderr is a terminal.

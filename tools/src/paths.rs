@@ -19,7 +19,7 @@ pub fn path_of(key: &[u8]) -> anyhow::Result<&Path> {
         bail!("it has a NUL byte, which no path has");
     }
     if key.len() > PATH_BYTES_MAX {
-        bail!("it has {} bytes, and a path at most {PATH_BYTES_MAX}", key.len());
+        bail!("it has {} bytes, but a path has at most {PATH_BYTES_MAX}", key.len());
     }
     if key.starts_with(b"/") {
         bail!("it is an absolute path");

@@ -18,21 +18,21 @@ pub(crate) fn scan(args: &Args, options: &args::Scan) -> anyhow::Result<ExitStat
     let prefix = prefix.unwrap_or_default();
     let mut session = connect::reader(args)?.session()?;
     let mut stdout = output::stdout();
-    let mut left = options.limit.unwrap_or(u64::MAX);
+    let mut remaining = options.limit.unwrap_or(u64::MAX);
     let mut outcome = ExitStatus::Done;
     let mut entries = session.scan()?;
-    while left > 0
+    while remaining > 0
         && let Some(entry) = entries.next()
     {
         match entry {
             Ok(entry) if entry.key.starts_with(&prefix) => {
                 stdout.write_all(line(args, options, &entry).as_bytes())?;
-                left -= 1;
+                remaining -= 1;
             }
             Ok(_) => {}
             Err(error) => {
                 // The scan continues with the other entries.
-                output::tell(one_line(&error));
+                output::print_message(one_line(&error));
                 outcome = outcome.or_failed(error.exit_code());
             }
         }

@@ -34,7 +34,7 @@ pub(crate) fn stat(args: &Args, options: &args::Stat) -> anyhow::Result<ExitStat
     if report.is_clean() {
         return Ok(ExitStatus::Done);
     }
-    output::tell("the index is damaged: run `kv-cli verify`");
+    output::print_message("the index is damaged: run `kv-cli verify`");
     Ok(ExitStatus::Failed(exit_code::DAMAGE))
 }
 
@@ -44,7 +44,7 @@ struct Overview {
     server: String,
     uptime_ms: u64,
     incarnation: u64,
-    /// Without this one.
+    /// Connected clients, without this command.
     clients: u64,
     clients_lost: u64,
     keys: u64,

@@ -23,7 +23,7 @@ pub(crate) fn verify(args: &Args, options: &args::Verify) -> anyhow::Result<Exit
     stdout.write_all(describe(&report).as_bytes())?;
     output::finish(stdout)?;
     if !report.is_clean() {
-        output::tell(advice(&report, options.region.is_some()));
+        output::print_message(advice(&report, options.region.is_some()));
     }
     Ok(if report.is_clean() { ExitStatus::Done } else { ExitStatus::Failed(exit_code::DAMAGE) })
 }
@@ -68,7 +68,7 @@ fn describe(report: &Report) -> String {
             bytes(report.block_bytes)
         ),
     ];
-    lines.extend(unusual(report).map(|line| format!("            {line}")));
+    lines.extend(unusual_states(report).map(|line| format!("            {line}")));
     lines.extend(report.problems.iter().map(|problem| format!("DAMAGE      {problem}")));
     let unprinted = report.problem_count - report.problems.len() as u64;
     if unprinted > 0 {
@@ -82,7 +82,7 @@ fn describe(report: &Report) -> String {
 }
 
 /// Counts of states that are not damage, but that most regions do not have.
-fn unusual(report: &Report) -> impl Iterator<Item = String> {
+fn unusual_states(report: &Report) -> impl Iterator<Item = String> {
     let slots = |state| report.slots(state);
     let counts = [
         (slots(SlotState::Pending), "slot", "that an insert owns (PENDING)"),

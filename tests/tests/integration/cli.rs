@@ -91,7 +91,7 @@ fn every_command_on_a_key_has_its_exit_codes() {
     cli(&server, &["cas", "key", "--expect", "v", "w"]).expect_line(1, &["absent"]);
     cli(&server, &["insert", "key", "one"]).expect(0, "");
     cli(&server, &["get", "key"]).expect(0, "one");
-    cli(&server, &["insert", "key", "two"]).expect_line(1, &["there already"]);
+    cli(&server, &["insert", "key", "two"]).expect_line(1, &["is present"]);
     cli(&server, &["cas", "key", "--absent", "two"]).expect(1, "one");
     cli(&server, &["cas", "key", "--expect", "zero", "two"]).expect(1, "one");
     cli(&server, &["get", "key"]).expect(0, "one");

@@ -46,7 +46,7 @@ fn advisories_are_checked_where_a_database_can_be_had() {
     assert_eq!(calls[0], "deny check bans licenses sources");
     let (code, said, calls) = deny(false, true, false);
     assert_eq!((code, calls.last().unwrap().as_str()), (Some(0), CHECKED));
-    assert!(said.contains("the one at hand"), "{said}");
+    assert!(said.contains("the local one"), "{said}");
     for finds in [false, true] {
         let (code, said, calls) = deny(true, false, finds);
         assert_eq!((code, calls.last().unwrap().as_str()), (Some(finds.into()), CHECKED));

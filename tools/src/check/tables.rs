@@ -267,14 +267,15 @@ impl<F: Fabric> Walk<'_, F> {
 
     /// Checks a directory entry, as last read, and READs and checks its subtable.
     async fn check_entry(&mut self, index: u64) -> Result<EntryCheck, CheckError> {
-        let nowhere = |problem| EntryCheck { entries: 1, subtable: None, problems: vec![problem] };
+        let without_subtable =
+            |problem| EntryCheck { entries: 1, subtable: None, problems: vec![problem] };
         let (entries, subtable) = match self.entry(index) {
             Ok(entry) => entry,
-            Err(problem) => return Ok(nowhere(problem)),
+            Err(problem) => return Ok(without_subtable(problem)),
         };
         self.reads.read(subtable.offset, Buffer::NewBlock, SUBTABLE_BYTES).await?;
         if let Some(problem) = self.group_problem(index, entries)? {
-            return Ok(nowhere(problem));
+            return Ok(without_subtable(problem));
         }
         let problems = self.row_problems(subtable, false)?;
         Ok(EntryCheck { entries, subtable: Some(subtable), problems })
