@@ -121,7 +121,7 @@ pub enum SnapshotError {
         /// How many records were read before it.
         records: u64,
     },
-    /// The key is empty, or the record is too long for a snapshot.
+    /// The key is empty or too long, or the record is too long for a snapshot.
     #[error("a key of {key_bytes} and a value of {value_bytes} bytes do not fit into a snapshot")]
     TooLarge {
         /// The key's length, in bytes.
