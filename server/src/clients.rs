@@ -1,4 +1,4 @@
-//! The connected clients: ids, leases, and the client table in the region that fences.
+//! The connected clients: their ids, and their leases in the region's client table.
 
 use std::sync::Arc;
 
@@ -7,16 +7,16 @@ use farside_fabric::ChainError;
 use farside_fabric::shm::Region;
 use farside_layout::{CLIENTS_MAX, Geometry};
 
-/// What a client id stands for.
+/// The state of a client id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum IdState {
     Free,
     Connected,
-    /// Its client is gone, but slots of the index may still be in its name.
-    Leaving,
+    /// Its client is fenced, but slots of the index may still belong to it.
+    Fenced,
 }
 
-/// The client table. An id is not given to another client before nothing is left of the last.
+/// The client table. An id is reused only when no slot belongs to its former client any more.
 pub(crate) struct Clients {
     region: Arc<Region>,
     geometry: Geometry,
@@ -25,8 +25,8 @@ pub(crate) struct Clients {
     clients_max: u32,
     last_id: u16,
     incarnation: u64,
-    /// How many clients each id has stood for. A lease is compared only with those of its own id,
-    /// so that 2^42 clients can come before the first id ends.
+    /// How many clients have had each id. Counted for each id, because a lease is compared only
+    /// with leases of the same id. So the ids last for 2^42 clients.
     admitted: Vec<u32>,
 }
 
@@ -49,29 +49,28 @@ impl Clients {
         }
     }
 
-    /// How many are connected.
+    /// The number of connected clients.
     pub(crate) fn connected(&self) -> u32 {
         self.connected
     }
 
-    /// How many may be.
+    /// Limit on connected clients.
     pub(crate) fn clients_max(&self) -> u32 {
         self.clients_max
     }
 
-    /// An id and a lease for a new client; the lease stands in the client table.
+    /// Returns an id and a lease for a new client, and writes the lease to the client table.
     pub(crate) fn admit(&mut self) -> Result<(u16, u64), Refusal> {
         let full = Refusal::Full { clients: self.connected.into() };
         if self.connected >= self.clients_max {
             return Err(full);
         }
-        // Ids go round, so that one rests as long as possible. 0 is no client's.
+        // In turn, so that an id is reused as late as possible. Id 0 is no client's.
         let ids = CLIENTS_MAX as u16;
-        let round = (1..=ids).map(|step| (self.last_id + step) % ids).filter(|id| *id != 0);
+        let mut next_ids = (1..=ids).map(|step| (self.last_id + step) % ids).filter(|id| *id != 0);
         let is_free = |id: usize| self.ids[id] == IdState::Free && self.admitted[id] < u32::MAX;
-        let mut free = round.filter(|id| is_free(usize::from(*id)));
-        let id = free.next().ok_or(full)?;
-        // Never the same twice for an id of a region: the incarnation differs, or the count does.
+        let id = next_ids.find(|id| is_free(usize::from(*id))).ok_or(full)?;
+        // Unique among the leases of an id: the server's incarnation differs, or the count does.
         self.admitted[usize::from(id)] += 1;
         let lease = self.incarnation << 32 | u64::from(self.admitted[usize::from(id)]);
         self.set_lease(id, lease).map_err(|_| full)?;
@@ -81,19 +80,19 @@ impl Clients {
         Ok((id, lease))
     }
 
-    /// Fences a client; its id stays taken until [`Clients::forget`].
+    /// Fences a client: clears its lease. The id is not reused before [`Clients::forget`].
     pub(crate) fn fence(&mut self, id: u16) -> Result<(), ChainError> {
         self.set_lease(id, 0)?;
         if self.ids[usize::from(id)] == IdState::Connected {
             self.connected -= 1;
         }
-        self.ids[usize::from(id)] = IdState::Leaving;
+        self.ids[usize::from(id)] = IdState::Fenced;
         Ok(())
     }
 
-    /// Nothing is left of a fenced client: its id is free.
+    /// Frees the id of a fenced client, when no slot belongs to it any more.
     pub(crate) fn forget(&mut self, id: u16) {
-        debug_assert_eq!(self.ids[usize::from(id)], IdState::Leaving);
+        debug_assert_eq!(self.ids[usize::from(id)], IdState::Fenced);
         self.ids[usize::from(id)] = IdState::Free;
     }
 
@@ -131,7 +130,7 @@ mod tests {
         clients.fence(first).unwrap();
         assert_eq!(clients.region.load(entry).unwrap(), 0);
         let mut seen = vec![(first, lease)];
-        // Round and round, past all except the one still leaving and the one connected.
+        // Goes twice round all ids. Those of the fenced and of the connected client are not reused.
         for _ in 0..2 * CLIENTS_MAX {
             let (id, lease) = clients.admit().unwrap();
             assert!(id != 0 && id != first && id != second);
@@ -150,20 +149,20 @@ mod tests {
         assert_eq!(clients.connected(), 1);
     }
 
-    /// A client in a loop got this far in some days, when all ids shared one count.
+    /// When all ids shared one count, a client that reconnected in a loop used it up in some days.
     #[test]
-    fn an_id_that_ends_ends_alone() {
+    fn an_id_whose_count_is_used_up_is_skipped() {
         let mut clients = clients();
         clients.admitted[1] = u32::MAX - 1;
-        let mut come_and_go = || {
+        let mut admit_and_forget = || {
             let (id, lease) = clients.admit().unwrap();
             clients.fence(id).unwrap();
             clients.forget(id);
             (id, lease)
         };
-        assert_eq!(come_and_go(), (1, 3 << 32 | u64::from(u32::MAX)));
-        // All other ids, and again.
-        let next: Vec<_> = (0..CLIENTS_MAX).map(|_| come_and_go()).collect();
+        assert_eq!(admit_and_forget(), (1, 3 << 32 | u64::from(u32::MAX)));
+        // All other ids, and some of them twice.
+        let next: Vec<_> = (0..CLIENTS_MAX).map(|_| admit_and_forget()).collect();
         assert!(next.iter().all(|(id, lease)| *id != 1 && lease >> 32 == 3));
     }
 }

@@ -333,11 +333,11 @@ impl Collector {
     }
 }
 
-/// Clears what a slot with this word has. Also to be called for the subtables that a split has just
-/// filled: a walk may have been there before its words were.
+/// Clears the suspicion on the block that a slot with this word has. Also to be called for the
+/// subtables that a split has just filled, because the walk may have passed them before.
 pub(crate) fn clear_linked(depot: &mut Depot, word: SlotWord) {
     if let Some(block) = block_of(word) {
-        depot.clear(block.address);
+        depot.clear_suspicion(block.address);
     }
 }
 

@@ -1,4 +1,4 @@
-//! What slots lead to, looked at before the server takes one out of service.
+//! Reads and checks the block of a slot before the server removes it.
 
 use std::sync::Arc;
 
@@ -12,15 +12,15 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::walk::Budget;
 
-/// What matters of a block.
+/// The fields of a block on which its removal depends.
 pub(crate) struct Content {
     pub(crate) generation: u32,
     pub(crate) written_at_ms: u64,
     pub(crate) expires_at_ms: u64,
 }
 
-/// The block there, as far as its header says that it is in use. `None` if it is not what is looked
-/// for, which its header says first, or cannot be whole.
+/// Reads the header of a block, then the bytes that are in use according to it. Returns `None` if
+/// the caller does not want a block with this header, or if the header is damaged.
 pub(crate) fn read_block(
     region: &Region,
     block: BlockRef,
@@ -41,7 +41,7 @@ pub(crate) fn read_block(
     Ok(Some(words))
 }
 
-/// Reads blocks.
+/// Reads the blocks of slots.
 pub(crate) struct BlockReader {
     pub(crate) region: Arc<Region>,
     pub(crate) geometry: Geometry,
@@ -54,8 +54,9 @@ impl BlockReader {
         Self { region: region.clone(), geometry: format.geometry(), hasher }
     }
 
-    /// What the slot leads to. `None` if the block was rewritten meanwhile or anything is damaged:
-    /// nothing in a word is checksummed, and a block of another key must not go because of it.
+    /// Reads the slot's block. Returns `None` if it was rewritten meanwhile, or if the slot or the
+    /// block is damaged. A slot's word has no checksum, so all of its fields are compared with the
+    /// block: a damaged word must not remove the block of another key.
     pub(crate) fn read(
         &self,
         slot: &Slot,
@@ -65,17 +66,17 @@ impl BlockReader {
         if self.geometry.check_block(block).is_err() {
             return Ok(None);
         }
-        let is_meant = |header: &BlockHeader| block.has_generation(header.generation());
-        let Some(words) = read_block(&self.region, block, budget, is_meant)? else {
+        let is_wanted = |header: &BlockHeader| block.has_generation(header.generation());
+        let Some(words) = read_block(&self.region, block, budget, is_wanted)? else {
             return Ok(None);
         };
         let Ok(content) = Block::decode(words.as_bytes(), block.address) else { return Ok(None) };
         let hash = self.hasher.hash(content.key());
         let generation = content.header_word().generation;
-        let is_meant = block.has_generation(generation)
+        let fits_slot = block.has_generation(generation)
             && class_for(content.key().len(), content.value().len()) == Some(block.class)
             && slot.is_of(hash);
-        Ok(is_meant.then(|| Content {
+        Ok(fits_slot.then(|| Content {
             generation,
             written_at_ms: content.written_at_ms(),
             expires_at_ms: content.expires_at_ms(),
@@ -85,9 +86,9 @@ impl BlockReader {
 
 #[cfg(test)]
 mod tests {
-    //! That a step of expiry and a request of eviction read, remove and walk a bounded amount,
-    //! whatever the words of the index lead to. Guards against words that all lead to one large
-    //! block, which had the server read gigabytes while no client was answered.
+    //! Checks the bounds of a step of expiry and of a request for eviction: how much they read,
+    //! remove and walk. Guards against slots that all lead to one large block: the server read
+    //! gigabytes and answered no client meanwhile.
 
     use farside_config::ServerConfig;
     use farside_config::size::ByteSize;
@@ -106,19 +107,19 @@ mod tests {
 
     const SUBTABLES_PER_CHUNK: usize = 256;
     const SLOTS_PER_SUBTABLE: usize = 64 * SLOTS_PER_ROW;
-    /// Nothing here takes so long.
+    /// Longer than these tests run.
     const HOUR: u64 = 3_600_000_000_000;
 
-    /// A region in which LIVE words of ended values all lead to one block.
-    struct Crowded {
+    /// A region in which many LIVE words lead to the same block, whose value has expired.
+    struct OneBlockRegion {
         opened: Opened,
         own: OwnEndpoint,
         class: SizeClass,
         _memory: RegionMemory,
     }
 
-    impl Crowded {
-        /// So many words, from this subtable on; the block fills its class of this many bytes.
+    impl OneBlockRegion {
+        /// Stores `words` words from subtable `first_subtable` on. The block has `block_bytes`.
         fn new(block_bytes: u64, words: usize, first_subtable: usize, index_bytes: u64) -> Self {
             let memory =
                 RegionMemory::anonymous((16 << 20) + 2 * index_bytes, HugePages::Never).unwrap();
@@ -126,7 +127,7 @@ mod tests {
             let opened = recovery::open(&memory, &config).unwrap();
             let Opened { region, geometry, format, index, .. } = &opened;
             let class = SizeClass::for_bytes(block_bytes).unwrap();
-            // The last two chunks.
+            // The last two chunks, because a large block takes two.
             let chunk = geometry.chunks() - 2;
             let address = BlockAddress::from_offset(geometry.chunk_offset(chunk).unwrap()).unwrap();
             let block = BlockRef { address, class, generation_low: 1 };
@@ -143,13 +144,13 @@ mod tests {
             region.write(address.offset(), &image).unwrap();
             let hash = KeyHasher::new(&format.hash_key).hash(&[0]);
             let word = SlotWord::live_in(2, hash.fingerprint(), block, true);
-            let slots = index.places[first_subtable..].iter().flat_map(|place| {
+            let slot_offsets = index.places[first_subtable..].iter().flat_map(|place| {
                 let image = SubtableImage::read(region, *place).unwrap();
                 image.slots().map(|(slot, _)| slot).collect::<Vec<_>>()
             });
-            for slot in slots.take(words) {
-                region.store(slot, word.bits()).unwrap();
-                region.store(slot + HINT_OFFSET, hash.hint(2)).unwrap();
+            for offset in slot_offsets.take(words) {
+                region.store(offset, word.bits()).unwrap();
+                region.store(offset + HINT_OFFSET, hash.hint(2)).unwrap();
             }
             let own = OwnEndpoint::over_memory(region);
             Self { opened, own, class, _memory: memory }
@@ -163,7 +164,7 @@ mod tests {
             Reaper::new(self.reader(), (HOUR, HOUR), false)
         }
 
-        /// How many values each step of a walk removes.
+        /// Returns how many values each step of a walk removes.
         fn reap(&self) -> Vec<usize> {
             let mut reaper = self.reaper();
             let mut steps = Vec::new();
@@ -173,7 +174,7 @@ mod tests {
             steps
         }
 
-        /// How many keys each of two requests for as many blocks as can be removes.
+        /// Makes two requests for as many blocks as possible. Returns how many keys each removes.
         fn evict(&self) -> [usize; 2] {
             let (mut reaper, mut evictor) = (self.reaper(), Evictor::new(self.reader(), HOUR));
             let mut make_room = || {
@@ -186,42 +187,42 @@ mod tests {
 
     #[test]
     fn a_step_of_expiry_reads_no_more_than_two_large_blocks() {
-        let steps = Crowded::new(BLOCK_BYTES_MAX, 40, 0, 2 << 20).reap();
+        let steps = OneBlockRegion::new(BLOCK_BYTES_MAX, 40, 0, 2 << 20).reap();
         assert_eq!(steps.iter().max(), Some(&2), "{steps:?}");
         assert_eq!(steps.iter().sum::<usize>(), 40);
     }
 
-    /// It looks whether it has removed enough after each subtable.
+    /// A step checks the limit of 256 after each subtable.
     #[test]
-    fn a_step_of_expiry_removes_no_more_than_a_subtable_has_or_256() {
+    fn a_step_of_expiry_ends_with_the_subtable_in_which_it_removes_256_values() {
         let words = 3 * SLOTS_PER_SUBTABLE;
-        let steps = Crowded::new(64, words, 0, 2 << 20).reap();
+        let steps = OneBlockRegion::new(64, words, 0, 2 << 20).reap();
         assert_eq!(steps.iter().max(), Some(&SLOTS_PER_SUBTABLE), "{steps:?}");
         assert_eq!(steps.iter().sum::<usize>(), words);
     }
 
     #[test]
     fn a_step_of_expiry_walks_64_subtables() {
-        let steps = Crowded::new(64, 0, 0, 2 << 20).reap();
+        let steps = OneBlockRegion::new(64, 0, 0, 2 << 20).reap();
         assert_eq!(steps.len(), SUBTABLES_PER_CHUNK / 64);
     }
 
-    /// One of five that are read goes, so of 32 MiB two.
+    /// It removes one of five blocks that it reads, so two of the eight in 32 MiB.
     #[test]
     fn a_request_for_room_reads_no_more_than_32_mib_of_blocks() {
-        assert_eq!(Crowded::new(BLOCK_BYTES_MAX, 40, 0, 2 << 20).evict()[0], 2);
+        assert_eq!(OneBlockRegion::new(BLOCK_BYTES_MAX, 40, 0, 2 << 20).evict()[0], 2);
     }
 
     #[test]
     fn a_request_for_room_removes_no_more_than_1024_keys() {
         let words = 16 * SLOTS_PER_SUBTABLE;
-        assert_eq!(Crowded::new(64, words, 0, 2 << 20).evict()[0], 1024);
+        assert_eq!(OneBlockRegion::new(64, words, 0, 2 << 20).evict()[0], 1024);
     }
 
-    /// The next one goes on from there.
+    /// The next request continues where this one ended.
     #[test]
-    fn a_request_for_room_looks_through_no_more_than_32_mib_of_index() {
+    fn a_request_for_room_walks_no_more_than_32_mib_of_index() {
         let subtables = 32 << 20 >> 13;
-        assert_eq!(Crowded::new(64, 5, subtables, 64 << 20).evict(), [0, 1]);
+        assert_eq!(OneBlockRegion::new(64, 5, subtables, 64 << 20).evict(), [0, 1]);
     }
 }

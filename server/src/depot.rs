@@ -1,7 +1,7 @@
-//! The depot: blocks that no client holds and no slot links, by class.
+//! The depot: the free blocks of each size class, which no client holds and no slot links.
 //!
-//! A data structure only; the chunk table and the block headers are reached through
-//! [`RegionAccess`]. So it works over any memory: the server's region, or that of a simulator.
+//! It reaches the chunk table and the block headers only through [`RegionAccess`]. So it works over
+//! any memory: the server's region, or a simulated one.
 
 mod chunks;
 mod class_pool;
@@ -17,37 +17,38 @@ use farside_layout::{
     BlockAddress, BlockRef, ChunkEntry, ChunkUse, Geometry, HeaderWord, SizeClass, WORD_GENERATIONS,
 };
 
-use class_pool::{BlockSpan, ClassPool, Rested, Resting};
+use class_pool::{BlockSpan, ClassPool, RestingBatch, RestingBlocks};
 pub(crate) use lost::Noted;
 
-/// One client gets at most one in so many of the blocks that a class could still give, so that it
-/// does not take the last memory away from the others.
+/// One request gets at most a quarter of the blocks that its class could still give, so that one
+/// client does not take the remaining memory from the others.
 const HOARD_SHARE: u64 = 4;
 
-/// How many blocks are made ready at a time, some more at the end ...
+/// Limit on the rested blocks that one refresh makes available. Clients wait for it meanwhile. The
+/// last batch may exceed it.
 const BLOCKS_PER_REFRESH: usize = 1 << 16;
-/// ... and how many chunks lose their class, each of whose headers is looked at.
-const CHUNKS_PER_REFRESH: usize = 8;
+/// Limit on the spans whose chunks one refresh frees. It reads every block header of each.
+const SPANS_PER_REFRESH: usize = 8;
 
-/// What the depot needs of the region.
+/// The depot's access to the region.
 pub trait RegionAccess {
-    /// A chunk's entry in the chunk table.
+    /// Returns a chunk's entry in the chunk table.
     fn entry(&self, chunk: u32) -> Result<ChunkEntry, ChainError>;
 
     /// Writes a chunk's entry in the chunk table.
     fn set_entry(&self, chunk: u32, entry: ChunkEntry) -> Result<(), ChainError>;
 
-    /// The header word of the block there, or of what may become one.
+    /// Returns the header word at the address of a block, or of a future block.
     fn header(&self, address: BlockAddress) -> Result<HeaderWord, ChainError>;
 
-    /// Makes a header where there was none: the memory has no other user.
+    /// Writes the header word of a future block, in memory that has no other user.
     fn set_header(&self, address: BlockAddress, header: HeaderWord) -> Result<(), ChainError>;
 
-    /// Makes a chunk all zeros that has no other user.
+    /// Fills a chunk that has no other user with zeros.
     fn clear(&self, chunk: u32) -> Result<(), ChainError>;
 }
 
-/// Why a block cannot be what a client says it is.
+/// Why a block that a client or a slot names is not accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the messages say what the fields are")]
 pub enum BlockError {
@@ -55,8 +56,8 @@ pub enum BlockError {
     Outside { offset: u64 },
     #[error("there is no block of class {class} at offset {offset:#x}")]
     NoSuchBlock { offset: u64, class: u8 },
-    #[error("the block at offset {offset:#x} is not with a client: it was given back before")]
-    NotOut { offset: u64 },
+    #[error("the depot already has the block at offset {offset:#x}, so no client can give it back")]
+    InDepot { offset: u64 },
     #[error("the block at offset {offset:#x} is linked twice")]
     LinkedTwice { offset: u64 },
 }
@@ -75,28 +76,29 @@ enum Chunk {
     Subtables,
     /// The first chunk of a span.
     Span(Box<BlockSpan>),
+    /// The second chunk of a span.
     Continued,
 }
 
-/// Times and numbers that a depot goes by.
+/// Parameters of a depot.
 #[derive(Clone, Copy, Debug)]
 pub struct DepotOptions {
     /// How long an unlinked block rests.
     pub grace: Nanos,
-    /// How long after its last block became free a chunk keeps its class: until then a client may
+    /// How long a chunk keeps its class after its last block has rested. Until then a client may
     /// still name one of its blocks (invariant I13).
     pub chunk_rest: Nanos,
-    /// The last generation, so to say, of memory that was never a block: random by region, so that
-    /// a version of one region is not one of another.
+    /// The generation before the first of a block in unused memory. It is random for each region,
+    /// so that a version of one region is not valid in another.
     pub unused_generation: u32,
 }
 
-/// [`DepotOptions::chunk_rest`] in multiples of GRACE: by this clock T_word + L is over before 256
-/// of them, however clocks drift, and this is an eighth more.
+/// [`DepotOptions::chunk_rest`] in multiples of GRACE. T_word + L ends before 256 x GRACE by the
+/// server's clock, whatever the drift of the clients' clocks. This is an eighth more.
 const CHUNK_REST_GRACES: u64 = WORD_GENERATIONS / 8 * 9;
 
 impl DepotOptions {
-    /// The right ones for this GRACE.
+    /// Returns the options for this GRACE.
     pub fn new(grace: Nanos, unused_generation: u32) -> Self {
         let chunk_rest = grace.saturating_mul(CHUNK_REST_GRACES);
         Self { grace, chunk_rest, unused_generation }
@@ -108,45 +110,47 @@ pub struct Depot {
     geometry: Geometry,
     options: DepotOptions,
     chunks: Vec<Chunk>,
-    free: BTreeSet<u32>,
+    free_chunks: BTreeSet<u32>,
+    /// One pool for each size class.
     pools: Vec<ClassPool>,
-    /// Spans all of whose blocks can be handed out, and since when.
-    whole: BTreeSet<(Nanos, u32)>,
-    emptied: u64,
-    /// Blocks leave the index as many chunks as it needs for a key in each of them.
+    /// The spans all of whose blocks are available: since when, and their first chunk.
+    whole_spans: BTreeSet<(Nanos, u32)>,
+    /// How many chunks have lost their class since the server started.
+    chunks_emptied: u64,
+    /// Whether blocks leave enough chunks for an index with a key for each of them.
     is_cache: bool,
 }
 
 impl Depot {
-    /// A depot that holds every block of the chunks in use, until [`Depot::link`] says otherwise.
-    /// `uses` is the chunk table; a span of two chunks is there as a whole.
+    /// Creates a depot that holds every block of the chunks in use. [`Depot::link`] then removes
+    /// the linked ones. `uses` is the chunk table, in which a span of two chunks is complete.
     pub fn new(geometry: Geometry, uses: &[ChunkUse], options: DepotOptions, now: Nanos) -> Self {
         let mut depot = Self {
             geometry,
             options,
             chunks: uses.iter().map(|_| Chunk::Continued).collect(),
-            free: BTreeSet::new(),
+            free_chunks: BTreeSet::new(),
             pools: (0..SizeClass::COUNT).map(|_| ClassPool::default()).collect(),
-            whole: BTreeSet::new(),
-            emptied: 0,
+            whole_spans: BTreeSet::new(),
+            chunks_emptied: 0,
             is_cache: false,
         };
         for (chunk, chunk_use) in (0..).zip(uses) {
             match chunk_use {
                 ChunkUse::Free => {
-                    depot.free.insert(chunk);
+                    depot.free_chunks.insert(chunk);
                     depot.chunks[chunk as usize] = Chunk::Free;
                 }
                 ChunkUse::Subtables => depot.chunks[chunk as usize] = Chunk::Subtables,
                 ChunkUse::Continued => {}
-                ChunkUse::Blocks(class) => depot.open(chunk, *class, now),
+                ChunkUse::Blocks(class) => depot.add_span(chunk, *class, now),
             }
         }
         depot
     }
 
-    /// The region is a cache, all of whose blocks get used: without this they would take what the
-    /// index needs to grow.
+    /// Limits blocks to what leaves the index room to grow. A cache uses all of its blocks, so
+    /// without this limit none of its chunks would be left for subtables.
     pub(crate) fn reserve_for_index(&mut self) {
         self.is_cache = true;
     }
@@ -155,20 +159,21 @@ impl Depot {
         &mut self.pools[usize::from(class.index())]
     }
 
-    /// Puts a span on its pool, all of its blocks with the depot.
-    fn open(&mut self, chunk: u32, class: SizeClass, now: Nanos) {
+    /// Adds a span, all of whose blocks the depot has, to its class.
+    fn add_span(&mut self, chunk: u32, class: SizeClass, now: Nanos) {
         let mut span = Box::new(BlockSpan::new(class));
         let pool = self.pool(class);
         pool.blocks += class.blocks_per_span();
         pool.held += class.blocks_per_span();
         pool.list(chunk, &mut span, 0);
         span.whole_since = Some(now);
-        self.whole.insert((now, chunk));
+        self.whole_spans.insert((now, chunk));
         self.chunks[chunk as usize] = Chunk::Span(span);
     }
 
-    /// Changes a span, and notes what that means for where it is listed.
-    fn change<T>(
+    /// Changes a span, then updates its level in the pool and its entry in `whole_spans`. Returns
+    /// `None` if no span starts at this chunk.
+    fn change_span<T>(
         &mut self,
         chunk: u32,
         now: Nanos,
@@ -183,11 +188,11 @@ impl Depot {
         let is_whole = span.available() == span.class.blocks_per_span();
         match span.whole_since {
             Some(since) if !is_whole => {
-                self.whole.remove(&(since, chunk));
+                self.whole_spans.remove(&(since, chunk));
                 span.whole_since = None;
             }
             None if is_whole => {
-                self.whole.insert((span.changed_at, chunk));
+                self.whole_spans.insert((span.changed_at, chunk));
                 span.whole_since = Some(span.changed_at);
             }
             _ => {}
@@ -195,10 +200,10 @@ impl Depot {
         Some(output)
     }
 
-    /// Notes that a slot links this block. Only before the first [`Depot::take`].
+    /// Removes a block that a slot links. Only before the first [`Depot::take`].
     pub fn link(&mut self, block: BlockRef, now: Nanos) -> Result<(), BlockError> {
         let (chunk, index) = self.locate(block.address, block.class)?;
-        let linked = self.change(chunk, now, |span, pool| {
+        let linked = self.change_span(chunk, now, |span, pool| {
             if !span.held.has(index) {
                 return Err(BlockError::LinkedTwice { offset: block.address.offset() });
             }
@@ -211,14 +216,14 @@ impl Depot {
         linked.unwrap_or(Ok(()))
     }
 
-    /// Which block this is: the first chunk of its span, and its number in it.
+    /// Returns the first chunk of the block's span, and the block's index in the span.
     fn locate(&self, address: BlockAddress, class: SizeClass) -> Result<(u32, u64), BlockError> {
         let offset = address.offset();
         let outside = BlockError::Outside { offset };
         let chunk = self.geometry.chunk_of(offset).ok_or(outside)?;
         let start = self.geometry.chunk_offset(chunk).ok_or(outside)?;
-        // A block of two chunks starts at the first one's start, so its span is never entered
-        // through the second.
+        // A block of two chunks starts in the first one, so an address in the second names no
+        // block.
         match self.chunks.get(chunk as usize) {
             Some(Chunk::Span(span)) if span.class == class => {}
             _ => return Err(BlockError::NoSuchBlock { offset, class: class.index() }),
@@ -232,14 +237,14 @@ impl Depot {
         }
     }
 
-    /// Where the block with this number stands; `None` beyond the heap.
+    /// Returns the address of the span's block with this index; `None` beyond the heap.
     fn address(&self, chunk: u32, class: SizeClass, index: u64) -> Option<BlockAddress> {
         let start = self.geometry.chunk_offset(chunk)?;
         BlockAddress::from_offset(start + index * class.block_bytes())
     }
 
-    /// Hands out blocks of a class: as many as asked for, within the bounds of a message and of
-    /// `HOARD_SHARE`; one at least if there is one.
+    /// Takes up to `count` blocks of a class from the depot. A message and `HOARD_SHARE` limit how
+    /// many. At least one is returned if any is available.
     pub fn take(
         &mut self,
         class: SizeClass,
@@ -261,31 +266,31 @@ impl Depot {
         Ok(blocks)
     }
 
-    /// Makes ready what has rested long enough, and empties unused chunks: some of it,
-    /// where there is much, for all clients wait meanwhile.
+    /// Makes rested blocks available, and frees the chunks that have rested. Does a bounded part of
+    /// this work, because all clients wait meanwhile.
     pub(crate) fn refresh(
         &mut self,
         now: Nanos,
         memory: &impl RegionAccess,
     ) -> Result<(), ChainError> {
-        let mut left = BLOCKS_PER_REFRESH;
+        let mut blocks_left = BLOCKS_PER_REFRESH;
         for class in SizeClass::all() {
-            while left > 0
-                && let Some(Resting { ready_at, blocks }) = self.pool(class).next_rested(now)
+            while blocks_left > 0
+                && let Some(RestingBatch { ready_at, blocks }) = self.pool(class).next_rested(now)
             {
-                left = left.saturating_sub(blocks.count() as usize);
+                blocks_left = blocks_left.saturating_sub(blocks.count() as usize);
                 match blocks {
-                    Rested::Given(blocks) => self.make_ready(class, blocks, ready_at),
-                    Rested::Uncarved { chunk, blocks, .. } => {
-                        self.change(chunk, ready_at, |span, _| span.add_uncarved(&blocks));
+                    RestingBlocks::Given(blocks) => self.make_ready(class, blocks, ready_at),
+                    RestingBlocks::Lost { chunk, blocks, .. } => {
+                        self.change_span(chunk, ready_at, |span, _| span.add_uncarved(&blocks));
                     }
                 }
             }
         }
-        for _ in 0..CHUNKS_PER_REFRESH {
-            let due = |since: Nanos| since.saturating_add(self.options.chunk_rest) <= now;
-            match self.whole.first().copied() {
-                Some((since, chunk)) if due(since) => self.empty(chunk, memory)?,
+        for _ in 0..SPANS_PER_REFRESH {
+            let has_rested = |since: Nanos| since.saturating_add(self.options.chunk_rest) <= now;
+            match self.whole_spans.first().copied() {
+                Some((since, chunk)) if has_rested(since) => self.empty(chunk, memory)?,
                 _ => break,
             }
         }
@@ -294,14 +299,14 @@ impl Depot {
 
     fn make_ready(&mut self, class: SizeClass, blocks: Vec<FreeBlock>, now: Nanos) {
         for block in blocks {
-            // Only what `locate` accepted comes here.
+            // Never an error: `accept` has located every one of these blocks.
             if let Ok((chunk, _)) = self.locate(block.address, class) {
-                self.change(chunk, now, |span, _| span.ready.push(block));
+                self.change_span(chunk, now, |span, _| span.ready.push(block));
             }
         }
     }
 
-    /// Takes blocks of a span that has some, until there are `grant`.
+    /// Moves available blocks of a span to `blocks`, until there are `grant`.
     fn take_from(
         &mut self,
         chunk: u32,
@@ -312,7 +317,7 @@ impl Depot {
     ) -> Result<(), ChainError> {
         let Some(start) = self.geometry.chunk_offset(chunk) else { return Ok(()) };
         let unused = self.options.unused_generation;
-        let taken = self.change(chunk, now, |span, pool| {
+        let taken = self.change_span(chunk, now, |span, pool| {
             while blocks.len() < grant {
                 let block = match span.ready.pop() {
                     Some(block) => block,
@@ -332,8 +337,10 @@ impl Depot {
         taken.unwrap_or(Ok(()))
     }
 
-    /// Takes blocks back, to be handed out again at once (`rested`) or after GRACE. Stops at the
-    /// first that cannot be: a client that gives such a block is not to be believed any further.
+    /// Takes blocks back. They are available at once if they are `rested`, otherwise after GRACE.
+    ///
+    /// Stops at the first block that is wrong. The blocks before it are taken; those after it are
+    /// not, because a client that gives a wrong block cannot be trusted.
     pub fn give(
         &mut self,
         class: SizeClass,
@@ -342,11 +349,11 @@ impl Depot {
         now: Nanos,
     ) -> Result<(), BlockError> {
         let mut accepted = blocks;
-        let mut outcome = Ok(());
-        for at in 0..accepted.len() {
-            if let Err(error) = self.accept(accepted[at], class) {
-                accepted.truncate(at);
-                outcome = Err(error);
+        let mut result = Ok(());
+        for index in 0..accepted.len() {
+            if let Err(error) = self.accept(accepted[index], class) {
+                accepted.truncate(index);
+                result = Err(error);
                 break;
             }
         }
@@ -354,16 +361,18 @@ impl Depot {
             self.make_ready(class, accepted, now);
         } else if !accepted.is_empty() {
             let ready_at = now.saturating_add(self.options.grace);
-            self.pool(class).rest(Resting { ready_at, blocks: Rested::Given(accepted) });
+            let blocks = RestingBlocks::Given(accepted);
+            self.pool(class).rest(RestingBatch { ready_at, blocks });
         }
-        outcome
+        result
     }
 
+    /// Notes that the depot has this block, if its client could have had it.
     fn accept(&mut self, block: FreeBlock, class: SizeClass) -> Result<(), BlockError> {
         let (chunk, index) = self.locate(block.address, class)?;
         let Chunk::Span(span) = &mut self.chunks[chunk as usize] else { return Ok(()) };
         if span.held.has(index) {
-            return Err(BlockError::NotOut { offset: block.address.offset() });
+            return Err(BlockError::InDepot { offset: block.address.offset() });
         }
         span.held.set(index);
         span.clear_suspect(index);
@@ -381,46 +390,47 @@ impl Depot {
         pool.held < pool.blocks
     }
 
-    /// What has come back of a class, or for a request for a chunk.
+    /// Returns the counts for a request for blocks of a class, or for a chunk.
     pub(crate) fn returned(&self, class: Option<SizeClass>) -> Returned {
         let blocks = class.map(|class| self.pools[usize::from(class.index())].returned);
-        Returned { blocks: blocks.unwrap_or_default(), chunks: self.emptied }
+        Returned { blocks: blocks.unwrap_or_default(), chunks: self.chunks_emptied }
     }
 
-    /// Whether the class, which has none now, may have a block by then; or a request for a chunk
-    /// may have one.
+    /// Whether a class without available blocks may have one at the time `then`. Without a class:
+    /// whether a chunk may be free then.
     pub(crate) fn has_some_by(&self, class: Option<SizeClass>, then: Nanos) -> bool {
         let resting = class.map(|class| self.pools[usize::from(class.index())].resting_count);
-        let whole = self.whole.first();
-        let emptied = whole.map(|(since, _)| since.saturating_add(self.options.chunk_rest));
-        resting.is_some_and(|count| count > 0) || emptied.is_some_and(|at| at <= then)
+        let first_whole = self.whole_spans.first();
+        let emptied_at =
+            first_whole.map(|(since, _)| since.saturating_add(self.options.chunk_rest));
+        resting.is_some_and(|count| count > 0) || emptied_at.is_some_and(|at| at <= then)
     }
 
-    /// Chunks without a use.
+    /// The number of chunks without a use.
     pub(crate) fn chunks_free(&self) -> u64 {
-        self.free.len() as u64
+        self.free_chunks.len() as u64
     }
 
-    /// Chunks of spans all of whose blocks are free, which still keep their class.
+    /// The number of chunks that still have a class although all of their blocks are available.
     pub(crate) fn chunks_whole(&self) -> u64 {
         let chunks = |chunk: u32| match self.chunks.get(chunk as usize) {
             Some(Chunk::Span(span)) => span.class.chunks_per_span(),
             _ => 0,
         };
-        self.whole.iter().map(|(_, chunk)| chunks(*chunk)).sum()
+        self.whole_spans.iter().map(|(_, chunk)| chunks(*chunk)).sum()
     }
 
-    /// Chunks that lost their class since the server started.
+    /// How many chunks have lost their class since the server started.
     pub(crate) fn chunks_emptied(&self) -> u64 {
-        self.emptied
+        self.chunks_emptied
     }
 
-    /// Chunks with subtables.
+    /// The number of chunks with subtables.
     pub(crate) fn chunks_index(&self) -> u64 {
         self.chunks.iter().filter(|chunk| matches!(chunk, Chunk::Subtables)).count() as u64
     }
 
-    /// What there is of each class that has chunks.
+    /// The block counts of each class that has chunks.
     pub(crate) fn classes(&self) -> Vec<ClassStatistics> {
         let pools = SizeClass::all().zip(&self.pools).filter(|(_, pool)| pool.blocks > 0);
         pools
@@ -434,7 +444,7 @@ impl Depot {
     }
 }
 
-/// The next block of a span, that starts there, that has been in no list yet.
+/// Returns the next uncarved block of the span that begins at the offset `start`.
 fn carve(
     span: &mut BlockSpan,
     start: u64,
@@ -444,13 +454,13 @@ fn carve(
     while let Some(index) = span.next_uncarved() {
         let offset = start + index * span.class.block_bytes();
         let Some(address) = BlockAddress::from_offset(offset) else { continue };
-        let last = used_generation(memory.header(address)?, unused_generation);
-        return Ok(Some(FreeBlock { address, generation: last.wrapping_add(1) }));
+        let previous = previous_generation(memory.header(address)?, unused_generation);
+        return Ok(Some(FreeBlock { address, generation: previous.wrapping_add(1) }));
     }
     Ok(None)
 }
 
-/// The generation of what a header stands before; memory that never had one is all zeros.
-fn used_generation(header: HeaderWord, unused_generation: u32) -> u32 {
+/// Returns the generation in a header. Memory that never had a header is all zeros.
+fn previous_generation(header: HeaderWord, unused_generation: u32) -> u32 {
     if header.bits() == 0 { unused_generation } else { header.generation }
 }

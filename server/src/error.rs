@@ -1,4 +1,4 @@
-//! What can keep a server from starting.
+//! The errors that keep a server from starting.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -26,7 +26,7 @@ pub enum ServerError {
     Rdma(#[from] VerbsError),
     #[error(
         "{listen} is no address of an RDMA device of this host: `rdma link` and `ip address` show \
-         those there are"
+         the addresses of its devices"
     )]
     NoDeviceAddress { listen: String },
     #[error("another server listens at {}: stop it or listen elsewhere", .path.display())]
@@ -38,8 +38,8 @@ pub enum ServerError {
     #[error("cannot create the socket {}: this user may not write there", .path.display())]
     NotWritable { path: PathBuf },
     #[error(
-        "cannot lock {}: it belongs to user {user}, whose server listened there once: that user or \
-         root can remove it; or listen in a folder of this user's, such as /run/farside or \
+        "cannot lock {}: it belongs to user {user}, whose server listened there once. Have that \
+         user or root remove the file, or listen in a folder of this user, such as /run/farside or \
          $XDG_RUNTIME_DIR", .path.display()
     )]
     LockOfAnother { path: PathBuf, user: u32 },
@@ -56,9 +56,9 @@ pub enum ServerError {
     )]
     NotARegion { path: PathBuf, source: LayoutError },
     #[error(
-        "the region in {} has format version {found}, and this server knows {known}: start it with \
-         the kv-server that made it, write its content to a file (`kv-cli snapshot FILE`), and \
-         start this one with another region_file and `--restore FILE`", .path.display()
+        "the region in {} has format version {found}, and this server knows {known}: serve it with \
+         the kv-server that made it, take a snapshot (`kv-cli snapshot FILE`), and start this \
+         server with another region_file and `--restore FILE`", .path.display()
     )]
     OtherFormat { path: PathBuf, found: u32, known: u32 },
     #[error(
@@ -67,9 +67,9 @@ pub enum ServerError {
     )]
     MemoryDiffers { path: PathBuf, asked: ByteSize, has: ByteSize },
     #[error(
-        "the region in {} keeps grace_ms = {grace_ms}, and over RDMA a verb can come {lateness_ms} \
-         ms late with this rdma.retry_count and rdma.ack_timeout, which takes {grace_ms_min}: \
-         lower those, or listen at shm://, take a snapshot and restore it into a new region",
+        "with this rdma.retry_count and rdma.ack_timeout a verb can take effect {lateness_ms} ms \
+         late, which requires grace_ms >= {grace_ms_min}; the region in {} has {grace_ms}: lower \
+         the two settings, or listen at shm://, take a snapshot and restore it into a new region",
         .path.display()
     )]
     GraceTooShort { path: PathBuf, grace_ms: u32, lateness_ms: u64, grace_ms_min: u64 },
@@ -79,8 +79,8 @@ pub enum ServerError {
     )]
     IndexTooLarge { asked: ByteSize, most: ByteSize },
     #[error(
-        "the region in {0} is damaged: {damage}; no key was changed: `kv-cli verify --region {0}` \
-         shows all that is wrong, and a snapshot can be restored into another region_file",
+        "the region in {0} is damaged: {damage}; no key was changed. `kv-cli verify --region {0}` \
+         shows all damage, and a snapshot can be restored into another region_file",
         .path.display()
     )]
     Damaged { path: PathBuf, damage: Damage },
@@ -88,13 +88,13 @@ pub enum ServerError {
     Restore { path: PathBuf, source: Box<RestoreError> },
     #[error("cannot use the region's memory: {0}")]
     Access(#[from] ChainError),
-    #[error("the control service panicked, which is a bug: please report what stands above")]
+    #[error("the control service panicked, which is a bug: please report the lines above")]
     Panicked,
     #[error("cannot {what}: {source}")]
     System { what: &'static str, source: io::Error },
 }
 
-/// What is wrong in a region, and where.
+/// Damage in a region, and its location.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the messages say what the fields are")]
@@ -107,7 +107,7 @@ pub enum Damage {
     Row { offset: u64 },
     #[error("chunk {chunk}: {source}")]
     Chunk { chunk: u32, source: LayoutError },
-    #[error("chunk {chunk} should continue a block and does not")]
+    #[error("chunk {chunk} should be the second chunk of a block and is not")]
     Span { chunk: u32 },
     #[error("the slot at offset {slot:#x}: {source}")]
     Slot { slot: u64, source: LayoutError },
@@ -120,7 +120,7 @@ pub enum Damage {
 }
 
 impl ServerError {
-    /// Why there is no region to continue with in this file.
+    /// The error for a file whose superblock is not that of a region of this format.
     pub(crate) fn no_region(path: &Path, source: LayoutError) -> Self {
         let path = path.to_owned();
         match source {
@@ -136,6 +136,7 @@ impl Damage {
     }
 }
 
+/// Wraps an error of the operating system; `what` completes "cannot ...".
 pub(crate) fn system<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> ServerError {
     move |source| ServerError::System { what, source: source.into() }
 }

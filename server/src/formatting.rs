@@ -1,4 +1,4 @@
-//! Making a region out of zeroed memory.
+//! Formats a new region in zeroed memory.
 
 use std::os::unix::fs::FileExt;
 
@@ -15,12 +15,12 @@ use zerocopy::IntoBytes;
 
 use crate::error::{ServerError, system};
 
-/// The index of a new region gets at most one in so many of the heap's bytes.
+/// The index of a new region gets at most half of the heap, so that blocks have room.
 const INDEX_SHARE_MAX: u64 = 2;
 const SUBTABLES_PER_CHUNK: u64 = CHUNK_BYTES / SUBTABLE_BYTES;
 
-/// Formats a region whose memory is all zeros. The superblock comes last and its magic last of
-/// all, so that what a server left half done is not taken for a region.
+/// Formats a region whose memory is all zeros. The superblock is written last, and its magic after
+/// all else, so that an unfinished region is not mistaken for a complete one.
 pub(crate) fn format_region(region: &Region, config: &ServerConfig) -> Result<(), ServerError> {
     let (mut region_id, mut hash_key) = ([0; 16], [0; 16]);
     for random in [&mut region_id, &mut hash_key] {
@@ -45,20 +45,19 @@ pub(crate) fn format_region(region: &Region, config: &ServerConfig) -> Result<()
     Ok(())
 }
 
-/// How many bits of the hash the first directory goes by: the index has 2^depth subtables.
+/// Returns the depth of the first directory: the index starts with 2^depth subtables.
 fn index_depth(geometry: &Geometry, asked: Option<ByteSize>) -> Result<u8, ServerError> {
     let heap_bytes = u64::from(geometry.chunks()) * CHUNK_BYTES;
     let depth = match asked {
-        // It grows as it needs to.
+        // One subtable: the index grows later.
         None => 0,
         Some(asked) => {
-            let most = heap_bytes / INDEX_SHARE_MAX;
+            let subtables_max = heap_bytes / INDEX_SHARE_MAX / SUBTABLE_BYTES;
             let subtables = asked.0.div_ceil(SUBTABLE_BYTES).max(1).checked_next_power_of_two();
             match subtables {
-                Some(subtables) if subtables <= most / SUBTABLE_BYTES => subtables.ilog2(),
+                Some(subtables) if subtables <= subtables_max => subtables.ilog2(),
                 _ => {
-                    let fits = (most / SUBTABLE_BYTES).ilog2();
-                    let most = ByteSize(SUBTABLE_BYTES << fits);
+                    let most = ByteSize(SUBTABLE_BYTES << subtables_max.ilog2());
                     return Err(ServerError::IndexTooLarge { asked, most });
                 }
             }
@@ -67,9 +66,9 @@ fn index_depth(geometry: &Geometry, asked: Option<ByteSize>) -> Result<u8, Serve
     Ok(depth.min(geometry.directory_depth_max().into()) as u8)
 }
 
-/// Subtables in the first chunks of the heap, and the directory that leads to them.
+/// Writes the subtables in the first chunks of the heap, and the directory that leads to them.
 fn write_index(region: &Region, geometry: &Geometry, depth: u8) -> Result<(), ServerError> {
-    // A checked format has all of these places.
+    // Never returned: a valid format has room for all of these.
     let outside = || ServerError::Access(ChainError::Outside { remote: 0, bytes: 0 });
     let subtables = 1u64 << depth;
     for chunk in 0..subtables.div_ceil(SUBTABLES_PER_CHUNK) as u32 {
@@ -90,13 +89,15 @@ fn write_index(region: &Region, geometry: &Geometry, depth: u8) -> Result<(), Se
     Ok(())
 }
 
-/// The superblock at the start of a region, as bytes. Not by way of the mapping: a file may have
-/// holes until it is recognised, and where there is no room to fill one, a look at it kills.
+/// Reads the bytes of the superblock from the region's file.
+///
+/// Not through the mapping: the file may have holes until it is known to be a region. If the system
+/// has no memory to fill a hole, a load from the mapping kills the process.
 pub(crate) fn superblock_bytes(memory: &RegionMemory) -> Result<Vec<u8>, ServerError> {
-    let mut found = vec![0; size_of::<Superblock>().min(memory.region.bytes() as usize)];
-    let read = memory.file.read_exact_at(&mut found, 0);
+    let mut bytes = vec![0; size_of::<Superblock>().min(memory.region.bytes() as usize)];
+    let read = memory.file.read_exact_at(&mut bytes, 0);
     read.map_err(system("read the superblock"))?;
-    Ok(found)
+    Ok(bytes)
 }
 
 #[cfg(test)]
@@ -115,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn the_index_asked_for_is_rounded_up_or_refused() {
+    fn the_requested_index_size_is_rounded_up_or_refused() {
         let geometry = geometry(64 << 20);
         let depth = |text: &str| index_depth(&geometry, Some(text.parse().unwrap()));
         assert_eq!(depth("0B").unwrap(), 0);

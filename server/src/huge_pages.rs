@@ -1,4 +1,5 @@
-//! 2 MiB pages where no pool has them: made before clients come, or while they are served.
+//! 2 MiB pages for a region without pages of a huge page pool. The kernel makes them, before the
+//! server accepts clients or while it serves them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,25 +9,27 @@ use std::time::{Duration, Instant};
 use farside_config::size::ByteSize;
 use farside_fabric::shm::{Collapse, RegionMemory};
 
-/// How long the start of a server waits for pages. What is left then is done in the background.
+/// How long a server makes pages before it starts to serve. The rest are made in the background.
 const WAIT_MAX: Duration = Duration::from_millis(100);
 
-/// Makes pages until they are complete, or, if the rest can be done in the background, until the
-/// start has waited for long enough. A device pins pages, and pinned pages stay as they are, so
-/// over RDMA there is no background. Returns the work that is left.
+/// Makes pages for at most `WAIT_MAX`, and returns the work that is left for the background.
+///
+/// Over RDMA it makes all of them, because a device pins the pages of a region, and the kernel
+/// cannot replace pinned pages later.
 pub(crate) fn make(memory: &RegionMemory, is_rdma: bool, stop: &AtomicBool) -> Option<Collapse> {
     let mut work = memory.collapse()?;
     if is_rdma {
         tracing::info!("making 2 MiB pages before the device pins the memory");
     }
     let started = Instant::now();
-    let may_go_on = || !stop.load(Ordering::Relaxed) && (is_rdma || started.elapsed() < WAIT_MAX);
-    match work.run(may_go_on) {
+    let may_continue =
+        || !stop.load(Ordering::Relaxed) && (is_rdma || started.elapsed() < WAIT_MAX);
+    match work.run(may_continue) {
         true => {
             log_refusal(&work);
             None
         }
-        // It was told to stop: what is left has no use.
+        // The server is to stop, so it needs no more pages.
         false if is_rdma => None,
         false => {
             tracing::info!("making 2 MiB pages of the rest of the region in the background");
@@ -35,7 +38,7 @@ pub(crate) fn make(memory: &RegionMemory, is_rdma: bool, stop: &AtomicBool) -> O
     }
 }
 
-/// Says how the region would get better pages, if it could.
+/// Logs how the region could get larger pages, if there is a way.
 pub(crate) fn advise(memory: &RegionMemory) {
     if let Some(advice) = memory.advice() {
         tracing::info!("{advice}");
@@ -48,15 +51,15 @@ fn log_refusal(work: &Collapse) {
     }
 }
 
-/// A thread that makes pages while clients are served. It ends when there is no more to make, or
-/// when this is dropped.
+/// A thread that makes pages while clients are served. It ends when all are made, or when this is
+/// dropped.
 #[derive(Debug)]
-pub(crate) struct Background {
+pub(crate) struct BackgroundCollapse {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Background {
+impl BackgroundCollapse {
     /// Starts the thread.
     pub(crate) fn start(mut work: Collapse, memory: Arc<RegionMemory>) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
@@ -73,17 +76,17 @@ impl Background {
         let thread = thread::Builder::new().name("farside-pages".to_owned()).spawn(make);
         if let Err(error) = &thread {
             tracing::warn!(
-                "the rest of the region keeps its pages: cannot start a thread: {error}"
+                "cannot start the thread that makes 2 MiB pages of the rest of the region: {error}"
             );
         }
         Self { stop, thread: thread.ok() }
     }
 }
 
-impl Drop for Background {
+impl Drop for BackgroundCollapse {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
-        // The pages are no part of what the server promises; the panic was reported already.
+        // A panic of the thread has been reported, and the server works without these pages.
         let _ = self.thread.take().map(JoinHandle::join);
     }
 }

@@ -23,7 +23,7 @@ use tracing::level_filters::LevelFilter;
 
 /// Serves memory to Farside's clients until SIGTERM, SIGINT or SIGHUP.
 ///
-/// Flags override the config file. Secrets stand in the file only.
+/// Flags override the config file. Secrets can only be set in the file.
 #[derive(Parser)]
 #[command(name = "kv-server", version)]
 struct Flags {
@@ -36,39 +36,39 @@ struct Flags {
     /// Where clients connect, such as shm:///run/farside/kv.sock
     #[arg(long, value_name = "ADDRESS")]
     listen: Option<Address>,
-    /// How much memory to serve, such as 1GiB
+    /// Size of the region, such as 1GiB
     #[arg(long, value_name = "SIZE")]
     memory: Option<ByteSize>,
     /// A file on tmpfs or hugetlbfs that holds the region and survives the server
     #[arg(long, value_name = "FILE")]
     region_file: Option<PathBuf>,
-    /// A snapshot to fill a new region with; the region file must not be there yet
+    /// A snapshot to fill a new region with; the region file must not exist yet
     #[arg(long, value_name = "FILE")]
     restore: Option<PathBuf>,
-    /// Use the region as a cache: when it is full, remove keys that were not written for long
+    /// Use the region as a cache: when it is full, remove keys that have not been written for long
     #[arg(long)]
     evict: bool,
-    /// Huge pages: auto (from the pool, else made by the kernel), never or require
+    /// Huge pages: auto (from the pool, otherwise made by the kernel), never or require
     #[arg(long, value_name = "CHOICE")]
     huge_pages: Option<HugePages>,
-    /// How long unlinked memory of a new region stays untouched
+    /// How long an unlinked block of a new region is not reused, in milliseconds
     #[arg(long, value_name = "MS")]
     grace_ms: Option<u32>,
-    /// How much memory the index of a new region starts with, such as 64MiB
+    /// Initial size of a new region's index, such as 64MiB
     #[arg(long, value_name = "SIZE")]
     index: Option<ByteSize>,
-    /// The longest key of a new region; with --restore else that of the snapshot
+    /// The longest key of a new region, in bytes; with --restore the default is the snapshot's
     #[arg(long, value_name = "BYTES")]
     key_bytes_max: Option<u32>,
-    /// The longest value of a new region; with --restore else that of the snapshot
+    /// The longest value of a new region, in bytes; with --restore the default is the snapshot's
     #[arg(long, value_name = "BYTES")]
     value_bytes_max: Option<u32>,
-    /// How log lines look: human or json
+    /// Format of log lines: human or json
     #[arg(long, value_name = "FORMAT")]
     log: Option<LogFormat>,
 }
 
-/// The exit code for flags that cannot be understood, as everywhere.
+/// The exit code for an invalid command line, the same as that of Farside's other commands.
 const USAGE_ERROR: u8 = 2;
 
 fn main() -> ExitCode {
@@ -78,7 +78,7 @@ fn main() -> ExitCode {
             report(&usage_line("kv-server", &error.to_string()));
             return ExitCode::from(USAGE_ERROR);
         }
-        // --help and --version.
+        // --help or --version: prints and exits.
         Err(error) => error.exit(),
     };
     match run(flags) {
@@ -91,24 +91,24 @@ fn main() -> ExitCode {
 }
 
 fn run(flags: Flags) -> Result<()> {
-    let (file, strict) = (flags.config.clone(), flags.strict_config);
+    let (file, is_strict) = (flags.config.clone(), flags.strict_config);
     let config = configure(flags)?;
     start_logging(&config);
     if let Some(file) = file.filter(|_| config.secret.is_some())
         && let Err(exposed) = check_private(&file)
     {
-        if strict {
+        if is_strict {
             return Err(exposed.into());
         }
         tracing::warn!("{exposed}");
     }
-    // Before the start, which may take a while: a stop meanwhile ends it in order, too.
-    let (stop, mut signals) = wait_for_signals().context("cannot wait for signals")?;
+    // Before the start, which may take minutes: a signal during the start stops it in order, too.
+    let (stop, mut signals) = register_signals().context("cannot wait for signals")?;
     let server = Server::start_unless(&config, &stop)?;
     let stopper = server.stopper();
     std::thread::spawn(move || {
         signals.forever().next();
-        // Without systemd these do nothing, here and below.
+        // Without systemd this does nothing, and so does the call below.
         let _ = sd_notify::notify(&[NotifyState::Stopping]);
         stopper.stop();
     });
@@ -116,9 +116,11 @@ fn run(flags: Flags) -> Result<()> {
     Ok(server.wait()?)
 }
 
-/// What stops the server: a flag while it starts, and then the thread that waits for the signals.
-fn wait_for_signals() -> io::Result<(Arc<AtomicBool>, Signals)> {
-    // Where files have a limit, a longer region is an error, and not the end without a word.
+/// Registers the signals that stop the server. Returns a flag that they set, which stops a start,
+/// and an iterator over them, which stops a running server.
+fn register_signals() -> io::Result<(Arc<AtomicBool>, Signals)> {
+    // If file sizes are limited (ulimit -f), a larger region is then an error. Without this SIGXFSZ
+    // would kill the process without a message.
     flag::register(SIGXFSZ, Arc::default())?;
     signals::explain_bus_errors("kv-server")?;
     let wanted = signals::ending();
@@ -166,7 +168,7 @@ fn start_logging(config: &ServerConfig) {
         .with_max_level(level)
         .with_ansi(io::stderr().is_terminal())
         .with_writer(io::stderr)
-        // A closed stderr is no reason to stop serving, and saying so there would be one.
+        // If stderr is closed, reporting that on stderr would panic.
         .log_internal_errors(false);
     match config.log {
         LogFormat::Human => lines.with_target(false).init(),

@@ -1,26 +1,26 @@
-//! When the log is to say how much of the memory is in use.
+//! Decides when the log says how much of the memory is in use.
 
-/// Percentages of the heap's chunks that are worth a line.
+/// The levels of use that are logged, in percent of the heap's chunks.
 const LEVELS: [u64; 3] = [100, 90, 80];
-/// How many points use has to fall below a level before that is worth one, too: use goes up and
-/// down by a chunk all the time.
+/// How many percentage points use must fall below a level before that is logged. With fewer, use
+/// that varies by a chunk would fill the log.
 const HYSTERESIS: u64 = 5;
 
-/// What the log says.
+/// A change that is worth a log line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LevelChange {
     Reached(u64),
     FellBelow(u64),
 }
 
-/// The level that the log has said last.
+/// The level that was logged last; 0 below all levels.
 #[derive(Debug, Default)]
 pub(crate) struct MemoryLevel {
     level: u64,
 }
 
 impl MemoryLevel {
-    /// Returns what to log when so many of all chunks are in use; usually nothing.
+    /// Returns the change to log when `used` of `total` chunks are in use.
     pub(crate) fn update(&mut self, used: u64, total: u64) -> Option<LevelChange> {
         let reached = LEVELS.into_iter().find(|level| used * 100 >= level * total).unwrap_or(0);
         let before = self.level;
@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_level_is_said_once_until_use_has_clearly_fallen_below_it() {
+    fn each_level_is_logged_once_until_use_has_clearly_fallen_below_it() {
         let mut level = MemoryLevel::default();
         let mut update = |used| level.update(used, 1000);
         assert_eq!([update(0), update(799)], [None, None]);

@@ -1,26 +1,27 @@
-//! Warnings that clients can cause as often as they like, and that must not fill the log.
+//! Limits how often a warning is logged, so that a repeated cause does not fill the log.
 
 use farside_fabric::Nanos;
 
-/// Pause between two warnings.
-const PAUSE_NS: Nanos = 1_000_000_000;
+/// The shortest time between two log lines of one warning.
+const INTERVAL_NS: Nanos = 1_000_000_000;
 
-/// A warning that is logged once in a while, with the number of those left out.
+/// The rate limit of one warning, and how many warnings it has suppressed since the last log line.
 #[derive(Debug, Default)]
 pub(crate) struct RateLimitedWarning {
-    again_at: Nanos,
-    left_out: u64,
+    due_at: Nanos,
+    suppressed: u64,
 }
 
 impl RateLimitedWarning {
-    /// How many warnings were left out before this one; `None` if this one is, too.
+    /// Returns `None` if this warning is to be suppressed. Otherwise the caller logs it, with the
+    /// returned number of those that were suppressed before it.
     pub(crate) fn due(&mut self, now: Nanos) -> Option<u64> {
-        if now < self.again_at {
-            self.left_out += 1;
+        if now < self.due_at {
+            self.suppressed += 1;
             return None;
         }
-        self.again_at = now.saturating_add(PAUSE_NS);
-        Some(std::mem::take(&mut self.left_out))
+        self.due_at = now.saturating_add(INTERVAL_NS);
+        Some(std::mem::take(&mut self.suppressed))
     }
 }
 
@@ -44,6 +45,6 @@ mod tests {
     fn a_warning_that_is_caused_again_and_again_fills_no_log() {
         let mut warning = RateLimitedWarning::default();
         assert_eq!([5, 6, 7].map(|at| warning.due(at)), [Some(0), None, None]);
-        assert_eq!([5, 6].map(|at| warning.due(at + PAUSE_NS)), [Some(2), None]);
+        assert_eq!([5, 6].map(|at| warning.due(at + INTERVAL_NS)), [Some(2), None]);
     }
 }

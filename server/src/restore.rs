@@ -1,7 +1,7 @@
-//! Filling a new region from a snapshot, before anybody is let in.
+//! Restores a snapshot into a new region, before the server accepts clients.
 //!
-//! The protocol's own engine stores the values, with the depot of the new region as its source of
-//! blocks: the protocol exists once.
+//! The engine of the clients' protocol stores the values. It gets its blocks from the depot of the
+//! new region.
 
 use std::collections::VecDeque;
 use std::fs::{self, File};
@@ -27,8 +27,8 @@ use crate::own_endpoint::OwnEndpoint;
 use crate::recovery::{self, Opened};
 use crate::server::region_memory;
 
-/// The client id in the blocks: the first one, which no client has yet.
-const WRITER: u16 = 1;
+/// The client id in the restored blocks. No client has it yet.
+const WRITER_ID: u16 = 1;
 
 /// Why a snapshot was not restored.
 #[derive(Debug, thiserror::Error)]
@@ -41,7 +41,7 @@ pub enum RestoreError {
     Open(io::Error),
     #[error("it is no regular file: name a file that `kv-cli snapshot` wrote")]
     NotAFile,
-    #[error("the server was told to stop before all of it was there; nothing was kept")]
+    #[error("the server was told to stop before all of it was restored; nothing was kept")]
     Stopped,
     #[error(
         "{} is there already: a snapshot is restored into a new region; name another region_file, \
@@ -49,8 +49,8 @@ pub enum RestoreError {
     )]
     RegionExists { region_file: PathBuf },
     #[error(
-        "the region is too small for it ({source}, after {records} of {total} keys): give the \
-         server more --memory"
+        "the region is too small for it ({source}, after {records} of {total} keys): start the \
+         server with more --memory"
     )]
     NoRoom { records: u64, total: u64, source: OperationError },
     #[error(
@@ -60,74 +60,75 @@ pub enum RestoreError {
     TooLong { record: u64, source: OperationError },
     #[error("storing record {record} failed: {source}")]
     Store { record: u64, source: OperationError },
-    #[error("the new region does not take record {record} any more: see kv-cli verify")]
+    #[error("storing record {record} failed, because the new region cannot be used any more")]
     Stuck { record: u64 },
-    #[error("no region could be made for it: {0}")]
+    #[error("cannot create a region for it: {0}")]
     Region(Box<ServerError>),
 }
 
-/// A region that has the snapshot's content. On failure, also because it is to stop, nothing is
-/// left, and a region file that was there is as it was.
+/// Returns a new region with the snapshot's content. On failure, also when `stop` becomes true,
+/// nothing is left, and an existing region file is unchanged.
 pub(crate) fn restored_memory(
     snapshot: &Path,
     config: &ServerConfig,
     stop: &AtomicBool,
 ) -> Result<RegionMemory, ServerError> {
-    let refused =
+    let server_error =
         |source| ServerError::Restore { path: snapshot.to_owned(), source: Box::new(source) };
     if let Some(region_file) = config.region_file.clone().filter(|path| path.exists()) {
-        return Err(refused(RestoreError::RegionExists { region_file }));
+        return Err(server_error(RestoreError::RegionExists { region_file }));
     }
-    // A file has no name until it is whole: a server that is killed meanwhile leaves no region that
-    // the next one would take for complete.
-    let mut memory = fill(snapshot, config, stop).map_err(refused)?;
+    // The file gets its name when it is complete. Otherwise the next server would serve what a
+    // killed one had restored so far.
+    let mut memory = restore(snapshot, config, stop).map_err(server_error)?;
     memory.name_file()?;
     Ok(memory)
 }
 
-fn fill(
+/// Checks the snapshot, creates a region and stores the snapshot's records there.
+fn restore(
     snapshot: &Path,
     config: &ServerConfig,
     stop: &AtomicBool,
 ) -> Result<RegionMemory, RestoreError> {
-    // All of it once before there is a region: a damaged file is refused at once.
+    // Reads all of the file before there is a region, so that a damaged one is refused early.
     let mut reader = open(snapshot)?;
     while next_record(&mut reader, stop)?.is_some() {}
     let (total, limits) = (reader.records(), reader.limits());
     tracing::info!(keys = total, "restoring a snapshot");
     let config = ServerConfig {
-        // A snapshot that does not fit is refused, not thinned out.
+        // A snapshot that does not fit is an error. With eviction, keys would be missing.
         evict: false,
-        // What the snapshot says, unless this server was told otherwise.
-        key_bytes_max: config.key_bytes_max.or(limits.map(|of| of.key_bytes_max)),
-        value_bytes_max: config.value_bytes_max.or(limits.map(|of| of.value_bytes_max)),
+        key_bytes_max: config.key_bytes_max.or(limits.map(|limits| limits.key_bytes_max)),
+        value_bytes_max: config.value_bytes_max.or(limits.map(|limits| limits.value_bytes_max)),
         ..config.clone()
     };
-    let region = |error: ServerError| RestoreError::Region(Box::new(error));
-    config.validate().map_err(|error| region(error.into()))?;
-    let mut memory = region_memory(&config).map_err(region)?;
-    let opened = Arc::new(Mutex::new(recovery::open(&memory, &config).map_err(region)?));
+    let region_error = |error: ServerError| RestoreError::Region(Box::new(error));
+    config.validate().map_err(|error| region_error(error.into()))?;
+    let mut memory = region_memory(&config).map_err(region_error)?;
+    let opened = Arc::new(Mutex::new(recovery::open(&memory, &config).map_err(region_error)?));
     store_all(snapshot, &opened, (total, stop))?;
-    lock(&opened).close().map_err(|error| region(error.into()))?;
+    lock(&opened).close().map_err(|error| region_error(error.into()))?;
     memory.is_new = false;
     tracing::info!(keys = total, "restored the snapshot");
     Ok(memory)
 }
 
-/// For one thread: a session has to be able to go to another.
+/// Locks the region. Only one thread uses it; the mutex is there because a [`BlockSource`] must be
+/// `Send`.
 fn lock(opened: &Mutex<Opened>) -> MutexGuard<'_, Opened> {
     opened.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The blocks of a region that has no clients yet.
-struct OwnBlocks {
+/// Takes blocks from the depot of a region that has no clients yet, and splits its subtables.
+struct DepotBlockSource {
     opened: Arc<Mutex<Opened>>,
-    own: OwnEndpoint,
-    answers: VecDeque<Delivery>,
+    endpoint: OwnEndpoint,
+    deliveries: VecDeque<Delivery>,
     is_lost: bool,
 }
 
-impl BlockSource for OwnBlocks {
+impl BlockSource for DepotBlockSource {
     fn request(&mut self, class: SizeClass, count: u32) {
         let (mut opened, now) = (lock(&self.opened), boot_time_ns());
         let Ok(blocks) = opened.take_blocks(class, count, now) else {
@@ -136,27 +137,27 @@ impl BlockSource for OwnBlocks {
         };
         let soon = blocks.is_empty() && opened.has_block_soon(class, now);
         let delivery = BlockDelivery { class, rested: true, soon, blocks };
-        self.answers.push_back(Delivery::Blocks(delivery));
+        self.deliveries.push_back(Delivery::Blocks(delivery));
     }
 
     fn request_split(&mut self, prefix: Prefix) {
         let mut opened = lock(&self.opened);
-        let wanted = (prefix.directory_hash(), prefix.local_depth);
-        let Ok(outcome) = opened.split(wanted, &self.own) else {
+        let subtable = (prefix.directory_hash(), prefix.local_depth);
+        let Ok(outcome) = opened.split(subtable, &self.endpoint) else {
             self.is_lost = true;
             return;
         };
         let outcome = outcome.unwrap_or_else(|| opened.without_place(boot_time_ns()));
-        self.answers.push_back(Delivery::Split(prefix, outcome));
+        self.deliveries.push_back(Delivery::Split(prefix, outcome));
     }
 
     fn receive(&mut self) -> Option<Delivery> {
-        self.answers.pop_front()
+        self.deliveries.pop_front()
     }
 
     fn give(&mut self, class: SizeClass, rested: bool, blocks: Vec<FreeBlock>) {
-        let given = lock(&self.opened).depot.give(class, blocks, rested, boot_time_ns());
-        self.is_lost |= given.is_err();
+        let result = lock(&self.opened).depot.give(class, blocks, rested, boot_time_ns());
+        self.is_lost |= result.is_err();
     }
 
     fn is_lost(&self) -> bool {
@@ -165,7 +166,7 @@ impl BlockSource for OwnBlocks {
 }
 
 fn open(snapshot: &Path) -> Result<Reader<BufReader<File>>, RestoreError> {
-    // A pipe would be waited for, and is not read twice.
+    // Opening a pipe could wait for ever, and the snapshot is read twice.
     if !fs::metadata(snapshot).map_err(RestoreError::Open)?.is_file() {
         return Err(RestoreError::NotAFile);
     }
@@ -173,7 +174,7 @@ fn open(snapshot: &Path) -> Result<Reader<BufReader<File>>, RestoreError> {
     Ok(Reader::open(BufReader::new(file))?)
 }
 
-/// The next record, unless the server is to stop.
+/// Returns the next record, or [`RestoreError::Stopped`] if the server is to stop.
 fn next_record<'r>(
     reader: &'r mut Reader<impl BufRead>,
     stop: &AtomicBool,
@@ -184,25 +185,26 @@ fn next_record<'r>(
     Ok(reader.next_record()?)
 }
 
-/// Stores every record that has not ended, one after the other, for a key may come twice.
+/// Stores every record that has not expired. One after another, because a key may occur twice and
+/// its last record counts.
 fn store_all(
     snapshot: &Path,
     opened: &Arc<Mutex<Opened>>,
     (total, stop): (u64, &AtomicBool),
 ) -> Result<(), RestoreError> {
-    let (engine, own) = open_region(opened).map_err(|failure| failed(failure, 0, total))?;
+    let (engine, own) = open_region(opened).map_err(|failure| restore_error(failure, 0, total))?;
     let mut reader = open(snapshot)?;
     let mut records = 0;
     while let Some(Record { key, value, expires_at_ms }) = next_record(&mut reader, stop)? {
         records += 1;
-        let end = UNIX_EPOCH + Duration::from_millis(expires_at_ms);
+        let expires_at = UNIX_EPOCH + Duration::from_millis(expires_at_ms);
         let lifetime = match expires_at_ms {
             0 => Lifetime::Forever,
-            _ if end <= SystemTime::now() => continue,
-            _ => Lifetime::until(end),
+            _ if expires_at <= SystemTime::now() => continue,
+            _ => Lifetime::until(expires_at),
         };
         let stored = engine.at(&own).perform(Action::Put(lifetime), key, value);
-        stored.map_err(|failure| failed(failure, records, total))?;
+        stored.map_err(|failure| restore_error(failure, records, total))?;
     }
     Ok(())
 }
@@ -215,18 +217,18 @@ fn open_region(opened: &Arc<Mutex<Opened>>) -> Result<(Engine<ShmFabric>, OpenRe
     let options = RegionOptions {
         region_id: format.region_id,
         region_bytes: format.region_bytes,
-        client_id: WRITER,
+        client_id: WRITER_ID,
         cache_bytes: 0,
     };
-    let own = OwnEndpoint::over_memory(&region);
-    let (opened, answers) = (opened.clone(), VecDeque::new());
-    let blocks = Box::new(OwnBlocks { opened, own, answers, is_lost: false });
+    let endpoint = OwnEndpoint::over_memory(&region);
+    let (opened, deliveries) = (opened.clone(), VecDeque::new());
+    let blocks = Box::new(DepotBlockSource { opened, endpoint, deliveries, is_lost: false });
     let engine = Engine::new(ShmFabric::new(region, None, 1), 1);
     let region = engine.open(RegionIndex::FIRST, blocks, options, &ConnectionCache::default())?;
     Ok((engine, region))
 }
 
-fn failed(failure: Failure, record: u64, total: u64) -> RestoreError {
+fn restore_error(failure: Failure, record: u64, total: u64) -> RestoreError {
     let Failure::Error(error) = failure else { return RestoreError::Stuck { record } };
     match *error {
         source @ OperationError::OutOfSpace { .. } => {
@@ -241,7 +243,8 @@ fn failed(failure: Failure, record: u64, total: u64) -> RestoreError {
 
 #[cfg(test)]
 mod tests {
-    //! That what another server has, or has just made, is neither removed nor replaced.
+    //! Checks that a restore neither removes nor replaces files of another server, and that a
+    //! failed or stopped one leaves nothing.
 
     use std::os::unix::fs::MetadataExt;
 
@@ -252,7 +255,7 @@ mod tests {
 
     use super::*;
 
-    static GO_ON: AtomicBool = AtomicBool::new(false);
+    static NOT_STOPPED: AtomicBool = AtomicBool::new(false);
 
     fn write_snapshot(path: &Path) {
         let mut writer = Writer::create(File::create(path).unwrap(), 1, None).unwrap();
@@ -267,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn a_snapshot_is_not_restored_over_what_another_server_uses() {
+    fn a_snapshot_is_not_restored_over_the_region_of_another_server() {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);
         let (snapshot, region, unfinished) =
@@ -276,24 +279,24 @@ mod tests {
         let config = config(&region);
         let other = RegionMemory::file(&region, 8 << 20, HugePages::Never).unwrap();
         let before = fs::metadata(&unfinished).unwrap();
-        let line = restored_memory(&snapshot, &config, &GO_ON).err().unwrap().to_string();
+        let line = restored_memory(&snapshot, &config, &NOT_STOPPED).err().unwrap().to_string();
         assert!(line.contains("another server uses the region file"), "{line}");
         let after = fs::metadata(&unfinished).unwrap();
         assert_eq!((before.ino(), before.len()), (after.ino(), after.len()));
         assert!(!region.exists());
         drop(other);
-        assert!(restored_memory(&path("missing"), &config, &GO_ON).is_err());
+        assert!(restored_memory(&path("missing"), &config, &NOT_STOPPED).is_err());
         assert_eq!((region.exists(), unfinished.exists()), (false, false));
-        let restored = restored_memory(&snapshot, &config, &GO_ON).unwrap();
+        let restored = restored_memory(&snapshot, &config, &NOT_STOPPED).unwrap();
         let found = fs::metadata(&region).unwrap();
         assert_eq!(found.ino(), restored.file.metadata().unwrap().ino());
-        let used = RegionMemory::file(&region, 8 << 20, HugePages::Never);
-        assert!(matches!(used, Err(MemoryError::Locked { .. })));
+        let second = RegionMemory::file(&region, 8 << 20, HugePages::Never);
+        assert!(matches!(second, Err(MemoryError::Locked { .. })));
     }
 
-    /// As the next server will come by it, too.
+    /// The next server follows the link, too.
     #[test]
-    fn a_snapshot_is_restored_where_a_link_leads() {
+    fn a_snapshot_is_restored_to_the_target_of_a_link() {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);
         fs::create_dir(path("elsewhere")).unwrap();
@@ -301,23 +304,23 @@ mod tests {
         write_snapshot(&snapshot);
         std::os::unix::fs::symlink(&region, &link).unwrap();
         let is_link = || fs::symlink_metadata(&link).unwrap().is_symlink();
-        assert!(restored_memory(&path("missing"), &config(&link), &GO_ON).is_err());
+        assert!(restored_memory(&path("missing"), &config(&link), &NOT_STOPPED).is_err());
         assert!(is_link() && !region.exists(), "nothing is left but the link");
         {
-            let restored = restored_memory(&snapshot, &config(&link), &GO_ON).unwrap();
+            let restored = restored_memory(&snapshot, &config(&link), &NOT_STOPPED).unwrap();
             let found = fs::symlink_metadata(&region).unwrap();
             assert_eq!(found.ino(), restored.file.metadata().unwrap().ino());
             assert!(is_link() && !path("link.restoring").exists());
-            let used = RegionMemory::file(&link, 8 << 20, HugePages::Never);
-            assert!(matches!(used, Err(MemoryError::Locked { .. })));
+            let second = RegionMemory::file(&link, 8 << 20, HugePages::Never);
+            assert!(matches!(second, Err(MemoryError::Locked { .. })));
         }
-        let again = restored_memory(&snapshot, &config(&link), &GO_ON);
+        let again = restored_memory(&snapshot, &config(&link), &NOT_STOPPED);
         assert!(again.err().unwrap().to_string().contains("is there already"));
     }
 
-    /// In the middle of its first look at the file, and while records are stored.
+    /// It is stopped while it checks the file, and while it stores records.
     #[test]
-    fn who_stops_a_restore_gets_its_end_and_nothing_is_left() {
+    fn a_stopped_restore_says_so_and_leaves_nothing() {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);
         let (snapshot, region) = (path("snap"), path("region"));
@@ -339,7 +342,7 @@ mod tests {
         let pipe = folder.path().join("pipe");
         let made = std::process::Command::new("mkfifo").arg(&pipe).status();
         assert!(made.unwrap().success());
-        let line = restored_memory(&pipe, &config(&folder.path().join("region")), &GO_ON);
+        let line = restored_memory(&pipe, &config(&folder.path().join("region")), &NOT_STOPPED);
         let line = line.err().unwrap().to_string();
         assert!(line.contains("pipe: it is no regular file"), "{line}");
     }

@@ -1,4 +1,4 @@
-//! Starting and stopping.
+//! Starts and stops a server.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -13,45 +13,45 @@ use farside_fabric::shm::RegionMemory;
 use rustix::event::EventfdFlags;
 
 use crate::error::{ServerError, system};
-use crate::huge_pages::{self, Background};
+use crate::huge_pages::{self, BackgroundCollapse};
 use crate::recovery::{self, Opened};
 use crate::restore::restored_memory;
 use crate::service::ControlService;
 use crate::service::acceptor::{BoundListener, listen};
 
-/// A running server: a region, a socket, and a thread that sleeps until a client connects, asks
-/// for blocks or leaves. Stops when dropped.
+/// A running server: a region, a listener, and a thread that sleeps until it is needed, as when a
+/// client connects, asks for blocks or signs off. It stops when dropped.
 ///
-/// It takes nothing of the process for itself: no signal, no global state, no log subscriber.
+/// It handles no signal, has no global state and installs no log subscriber.
 #[derive(Debug)]
 pub struct Server {
     address: Address,
     stop: Stopper,
     thread: Option<JoinHandle<Result<(), ServerError>>>,
-    /// While a large region gets its 2 MiB pages, and until the server stops.
-    background: Option<Background>,
+    /// Makes 2 MiB pages of a large region.
+    background: Option<BackgroundCollapse>,
 }
 
 impl Server {
-    /// Creates or continues the region, and serves it in the background.
+    /// Creates a region, or re-opens the one in the region file, and serves it in the background.
     ///
     /// # Errors
-    /// A [`ServerError`] that says what to do. Nothing is left running, and a region that was there
+    /// A [`ServerError`] that says what to do. Then nothing is left running, and an existing region
     /// is not reformatted.
     pub fn start(config: &ServerConfig) -> Result<Self, ServerError> {
         Self::start_unless(config, &AtomicBool::new(false))
     }
 
-    /// The same; fails if it restores a snapshot, which may take minutes, and is told to stop
-    /// meanwhile.
+    /// Starts a server as [`Server::start`] does, unless `stop` becomes true while it restores a
+    /// snapshot, which may take minutes.
     ///
     /// # Errors
-    /// As [`Server::start`].
+    /// Those of [`Server::start`], and that it was told to stop.
     pub fn start_unless(config: &ServerConfig, stop: &AtomicBool) -> Result<Self, ServerError> {
         config.validate()?;
-        check_new(config)?;
+        check_new_region(config)?;
         let address = config.address()?.clone();
-        let listening = listen(&address, config)?;
+        let listener = listen(&address, config)?;
         let mut memory = match &config.restore {
             Some(snapshot) => restored_memory(snapshot, config, stop)?,
             None => region_memory(config)?,
@@ -61,35 +61,35 @@ impl Server {
         memory.name_file()?;
         if replaces_unfinished {
             tracing::warn!(
-                "a server was killed before the region of {address} was complete: what it left was \
-                 removed, and this region is new and empty; to have a snapshot, stop this server, \
-                 delete its region_file and start with --restore"
+                "removed the unfinished region of {address}, left by a server that was killed. The \
+                 region starts empty. To restore a snapshot, stop this server, delete its \
+                 region_file and start with --restore FILE"
             );
         }
         let bytes = ByteSize(opened.format.region_bytes);
         let incarnation = opened.incarnation;
-        // Before a device pins the memory.
-        let work = huge_pages::make(&memory, address.is_rdma(), stop);
+        // Before a device pins the memory: pinned pages cannot be replaced.
+        let pages_left = huge_pages::make(&memory, address.is_rdma(), stop);
         let memory = Arc::new(memory);
-        let mut server = Self::serve(config, listening, memory.clone(), opened)?;
+        let mut server = Self::serve(config, listener, memory.clone(), opened)?;
         let (pages, huge_pages) = (memory.pages_text(), ByteSize(memory.huge_bytes()));
         tracing::info!(%address, memory = %bytes, pages, %huge_pages, incarnation, "serving");
-        match work {
-            Some(work) => server.background = Some(Background::start(work, memory)),
+        match pages_left {
+            Some(work) => server.background = Some(BackgroundCollapse::start(work, memory)),
             None => huge_pages::advise(&memory),
         }
         Ok(server)
     }
 
-    /// Serves a region in the background.
+    /// Starts the thread that serves a region.
     fn serve(
         config: &ServerConfig,
-        listening: Box<dyn BoundListener>,
+        listener: Box<dyn BoundListener>,
         memory: Arc<RegionMemory>,
         opened: Opened,
     ) -> Result<Self, ServerError> {
         let (address, stop) = (config.address()?.clone(), stop_event()?);
-        let service = ControlService::new(config, listening, memory, opened, &stop)?;
+        let service = ControlService::new(config, listener, memory, opened, &stop)?;
         let stop = Stopper(Arc::new(stop));
         let thread = thread::Builder::new()
             .name("farside-control".to_owned())
@@ -98,22 +98,22 @@ impl Server {
         Ok(Self { address, stop, thread: Some(thread), background: None })
     }
 
-    /// Where clients connect.
+    /// The address at which clients connect.
     pub fn address(&self) -> &Address {
         &self.address
     }
 
-    /// Lets go of all clients and of the region, in order.
+    /// Disconnects all clients, closes the region, and waits until both are done.
     pub fn stop(mut self) {
         self.shut_down();
     }
 
-    /// What stops this server from elsewhere, while a thread waits in [`Server::wait`].
+    /// Returns a handle that stops this server while a thread waits in [`Server::wait`].
     pub fn stopper(&self) -> Stopper {
         self.stop.clone()
     }
 
-    /// Waits until the server was stopped, or failed.
+    /// Waits until the server has stopped or failed.
     ///
     /// # Errors
     /// [`ServerError`] when it failed: clients are no longer served.
@@ -125,7 +125,7 @@ impl Server {
         let joined = self.thread.take().map(JoinHandle::join);
         self.background = None;
         match joined {
-            Some(Ok(outcome)) => outcome,
+            Some(Ok(result)) => result,
             Some(Err(_)) => Err(ServerError::Panicked),
             None => Ok(()),
         }
@@ -146,7 +146,7 @@ pub struct Stopper(Arc<OwnedFd>);
 impl Stopper {
     /// Tells the server to stop. Returns at once.
     pub fn stop(&self) {
-        // An event counter takes a one unless it is full, and then the thread is awake anyway.
+        // Fails only if the event counter is full, and then the thread is awake anyway.
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 }
@@ -162,8 +162,8 @@ fn stop_event() -> Result<OwnedFd, ServerError> {
         .map_err(system("create an event"))
 }
 
-/// What only matters if there is no region yet, before there is memory for one.
-fn check_new(config: &ServerConfig) -> Result<(), ServerError> {
+/// Checks the options that only a new region uses, before memory for one is allocated.
+fn check_new_region(config: &ServerConfig) -> Result<(), ServerError> {
     if config.listen.as_ref().is_some_and(Address::is_rdma)
         && !config.region_file.as_deref().is_some_and(Path::exists)
     {

@@ -1,4 +1,4 @@
-//! Chunks: which class gets one, and when it loses it again.
+//! Chunks of the heap: when a size class or the index gets one, and when it becomes free again.
 
 use farside_control::BLOCKS_PER_MESSAGE_MAX;
 use farside_fabric::{ChainError, Nanos};
@@ -6,40 +6,41 @@ use farside_layout::{CHUNK_BYTES, ChunkEntry, ChunkUse, HeaderWord, Mark, SizeCl
 
 use super::{Chunk, Depot, HOARD_SHARE, RegionAccess};
 
-/// What the index takes for a key at most: 54 when all its subtables have just been split, and some
-/// more for places that rest.
+/// Estimate of what the index takes for a key at most: 54 bytes when all subtables have just been
+/// split, and some more for emptied places that rest for GRACE.
 const INDEX_BYTES_PER_KEY: u64 = 60;
 
 impl Depot {
-    /// How many blocks the class could give now; a lower bound where that is more than decides.
+    /// Returns how many blocks the class could give now. For blocks of two chunks this is a lower
+    /// bound, large enough to grant a whole message.
     pub(super) fn available(&self, class: SizeClass) -> u64 {
         let pool = &self.pools[usize::from(class.index())];
         let spans = if class.chunks_per_span() == 1 {
-            self.free.len() as u64
+            self.free_chunks.len() as u64
         } else {
-            let enough = BLOCKS_PER_MESSAGE_MAX as u64 * HOARD_SHARE;
-            self.free_pairs(enough)
+            let pairs_max = BLOCKS_PER_MESSAGE_MAX as u64 * HOARD_SHARE;
+            self.free_pairs(pairs_max)
         };
         pool.available + spans * class.blocks_per_span()
     }
 
-    /// How many pairs of neighbours there are among the free chunks, up to `enough`.
-    fn free_pairs(&self, enough: u64) -> u64 {
+    /// Counts the pairs of neighbours among the free chunks, up to `pairs_max`.
+    fn free_pairs(&self, pairs_max: u64) -> u64 {
         let (mut pairs, mut single) = (0, None);
-        for chunk in &self.free {
+        for chunk in &self.free_chunks {
             if single.is_some_and(|left: u32| left + 1 == *chunk) {
                 (pairs, single) = (pairs + 1, None);
             } else {
                 single = Some(*chunk);
             }
-            if pairs == enough {
+            if pairs == pairs_max {
                 break;
             }
         }
         pairs
     }
 
-    /// Gives a class another span; false when there is no room for one.
+    /// Gives a class another span. Returns false if there is no room for one.
     pub(super) fn grow(
         &mut self,
         class: SizeClass,
@@ -47,13 +48,18 @@ impl Depot {
         memory: &impl RegionAccess,
     ) -> Result<bool, ChainError> {
         let chunk = if class.chunks_per_span() == 1 {
-            self.free.first().copied()
+            self.free_chunks.first().copied()
         } else {
-            // From the far end, so that single chunks break up few pairs.
-            self.free.iter().rev().copied().find(|chunk| self.free.contains(&(chunk + 1)))
+            // From the other end of the heap: spans of one chunk start at the lowest chunk, and so
+            // break up few pairs.
+            self.free_chunks
+                .iter()
+                .rev()
+                .copied()
+                .find(|chunk| self.free_chunks.contains(&(chunk + 1)))
         };
         let Some(chunk) = chunk else { return Ok(false) };
-        if self.is_cache && !self.leaves_enough(class) {
+        if self.is_cache && !self.leaves_room_for_index(class) {
             return Ok(false);
         }
         let chunks = chunk..chunk + class.chunks_per_span() as u32;
@@ -62,34 +68,34 @@ impl Depot {
             age = age.max(memory.entry(chunk)?.age());
         }
         if age > 0 {
-            self.format(chunk, class, age, memory)?;
+            self.write_headers(chunk, class, age, memory)?;
         }
-        // The last chunk first: a server that dies in between leaves a continuation of nothing,
-        // which the next one takes for free.
+        // The last chunk first: a server that dies in between leaves a second chunk without a
+        // first, which the next server treats as free.
         for chunk in chunks.clone().skip(1).rev() {
             memory.set_entry(chunk, ChunkEntry::new(ChunkUse::Continued).with_age(age))?;
             self.chunks[chunk as usize] = Chunk::Continued;
         }
         memory.set_entry(chunk, ChunkEntry::new(ChunkUse::Blocks(class)).with_age(age))?;
         for chunk in chunks {
-            self.free.remove(&chunk);
+            self.free_chunks.remove(&chunk);
         }
-        self.open(chunk, class, now);
+        self.add_span(chunk, class, now);
         Ok(true)
     }
 
-    /// Whether the index can grow to hold a key for each block, with another span of this class.
-    fn leaves_enough(&self, class: SizeClass) -> bool {
-        let blocks: u64 = self.pools.iter().map(|pool| pool.blocks).sum();
-        let blocks = blocks + class.blocks_per_span();
+    /// Whether the index could still hold a key for each block if this class got another span.
+    fn leaves_room_for_index(&self, class: SizeClass) -> bool {
+        let blocks_now: u64 = self.pools.iter().map(|pool| pool.blocks).sum();
+        let blocks = blocks_now + class.blocks_per_span();
         let needed = (blocks * INDEX_BYTES_PER_KEY).div_ceil(CHUNK_BYTES);
-        let left = (self.free.len() as u64).saturating_sub(class.chunks_per_span());
-        self.chunks_index() + left >= needed
+        let chunks_left = (self.free_chunks.len() as u64).saturating_sub(class.chunks_per_span());
+        self.chunks_index() + chunks_left >= needed
     }
 
-    /// Makes headers in chunks that had another use: where the new class has its headers, anything
-    /// may stand. Marked, so that no old location finds what it looks for there.
-    fn format(
+    /// Writes the block headers of a new class into chunks that had another use, because any bytes
+    /// may be there. The headers are marked, so that no old cached location is valid there.
+    fn write_headers(
         &self,
         chunk: u32,
         class: SizeClass,
@@ -104,7 +110,7 @@ impl Depot {
         Ok(())
     }
 
-    /// Takes its class from a span whose blocks are all here, and which no client can name any more
+    /// Frees the chunks of a span whose blocks the depot has, and which no client can name any more
     /// (invariant I13).
     pub(super) fn empty(
         &mut self,
@@ -124,8 +130,8 @@ impl Depot {
         }
         for chunk in chunk..chunk + class.chunks_per_span() as u32 {
             memory.set_entry(chunk, ChunkEntry::new(ChunkUse::Free).with_age(age))?;
-            self.free.insert(chunk);
-            self.emptied += 1;
+            self.free_chunks.insert(chunk);
+            self.chunks_emptied += 1;
             if let Chunk::Span(span) =
                 std::mem::replace(&mut self.chunks[chunk as usize], Chunk::Free)
             {
@@ -133,24 +139,24 @@ impl Depot {
             }
         }
         if let Some(since) = since {
-            self.whole.remove(&(since, chunk));
+            self.whole_spans.remove(&(since, chunk));
         }
         Ok(())
     }
 
-    /// A chunk for subtables, all zeros; `None` if none is free.
+    /// Takes a chunk for subtables and fills it with zeros; `None` if no chunk is free.
     pub(crate) fn take_chunk(
         &mut self,
         memory: &impl RegionAccess,
     ) -> Result<Option<u32>, ChainError> {
-        let Some(chunk) = self.free.first().copied() else { return Ok(None) };
+        let Some(chunk) = self.free_chunks.first().copied() else { return Ok(None) };
         let age = memory.entry(chunk)?.age();
         if age > 0 {
-            // It had blocks once.
+            // It had blocks once; a chunk that never had any is all zeros.
             memory.clear(chunk)?;
         }
         memory.set_entry(chunk, ChunkEntry::new(ChunkUse::Subtables).with_age(age))?;
-        self.free.remove(&chunk);
+        self.free_chunks.remove(&chunk);
         self.chunks[chunk as usize] = Chunk::Subtables;
         Ok(Some(chunk))
     }

@@ -1,4 +1,4 @@
-//! The blocks of one class: the spans they stand in, and those that rest.
+//! The blocks of one size class: the spans that contain them, and the batches that rest.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -6,7 +6,7 @@ use farside_control::FreeBlock;
 use farside_fabric::Nanos;
 use farside_layout::SizeClass;
 
-/// How finely spans are told apart by how much of them is free.
+/// A pool sorts its spans by their share of available blocks, in this many levels.
 const LEVELS: u64 = 16;
 
 /// One bit for each block of a span.
@@ -33,7 +33,7 @@ impl Bits {
         self.0.iter().all(|word| *word == 0)
     }
 
-    /// The same for those that are not set here.
+    /// Returns `count` bits, each the inverse of that in `self`.
     pub(super) fn inverted(&self, count: u64) -> Self {
         let mut inverted = Self::all(count);
         inverted.0.iter_mut().zip(&self.0).for_each(|(word, mine)| *word &= !mine);
@@ -52,7 +52,7 @@ impl Bits {
         self.0[(index / 64) as usize] &= !(1 << (index % 64));
     }
 
-    /// The first set bit at or behind `from`.
+    /// Returns the index of the first set bit that is at least `from`.
     pub(super) fn next(&self, from: u64) -> Option<u64> {
         let start = (from / 64) as usize;
         self.0.iter().enumerate().skip(start).find_map(|(at, word)| {
@@ -62,7 +62,7 @@ impl Bits {
         })
     }
 
-    /// All set bits.
+    /// The indices of all set bits.
     pub(super) fn iter(&self) -> impl Iterator<Item = u64> {
         let mut next = self.next(0);
         std::iter::from_fn(move || {
@@ -73,30 +73,32 @@ impl Bits {
     }
 }
 
-/// Chunks in a row, carved into blocks of one class.
+/// One chunk or two, divided into blocks of one class.
 pub(super) struct BlockSpan {
     pub(super) class: SizeClass,
-    /// Blocks with the depot. What is not here is linked or with a client.
+    /// The blocks that the depot has: uncarved, ready or resting. All others are linked or lost, or
+    /// a client has them.
     pub(super) held: Bits,
-    /// Blocks with the depot that are in no list: not looked at since the server started.
+    /// Available blocks that are in no list. Their generations are read from their headers when
+    /// they are taken.
     pub(super) uncarved: Bits,
     pub(super) uncarved_count: u64,
-    /// No uncarved block stands before this one.
+    /// A lower bound of the index of the first uncarved block.
     pub(super) carve_from: u64,
-    /// Blocks that can be handed out now, and were looked at.
+    /// Available blocks with a known generation.
     pub(super) ready: Vec<FreeBlock>,
-    /// During a collection: blocks without a known owner.
+    /// During a collection: the blocks without a known owner.
     pub(super) suspects: Option<Bits>,
-    /// When its last block came or went.
+    /// When a block was last added or taken.
     pub(super) changed_at: Nanos,
-    /// Since when all of its blocks can be handed out.
+    /// Since when all of its blocks are available.
     pub(super) whole_since: Option<Nanos>,
-    /// Under which level its pool lists it.
+    /// The level at which its pool lists it; `None` if it has no available block.
     level: Option<u64>,
 }
 
 impl BlockSpan {
-    /// A span all of whose blocks are with the depot.
+    /// Creates a span all of whose blocks are uncarved.
     pub(super) fn new(class: SizeClass) -> Self {
         let count = class.blocks_per_span();
         Self {
@@ -113,12 +115,12 @@ impl BlockSpan {
         }
     }
 
-    /// How many blocks it could give now.
+    /// The number of blocks that can be taken now.
     pub(super) fn available(&self) -> u64 {
         self.ready.len() as u64 + self.uncarved_count
     }
 
-    /// The next block that has been in no list yet.
+    /// Takes the next uncarved block and returns its index.
     pub(super) fn next_uncarved(&mut self) -> Option<u64> {
         let index = self.uncarved.next(self.carve_from)?;
         self.uncarved.clear(index);
@@ -127,7 +129,8 @@ impl BlockSpan {
         Some(index)
     }
 
-    /// Lost blocks can be handed out now, by way of their headers.
+    /// Makes lost blocks that have rested available. They are uncarved: their generations are in
+    /// their headers.
     pub(super) fn add_uncarved(&mut self, blocks: &Bits) {
         for index in blocks.iter() {
             self.uncarved.set(index);
@@ -136,7 +139,7 @@ impl BlockSpan {
         }
     }
 
-    /// The block is not lost.
+    /// Notes that the block is not lost.
     pub(super) fn clear_suspect(&mut self, index: u64) {
         if let Some(suspects) = &mut self.suspects {
             suspects.clear(index);
@@ -144,53 +147,57 @@ impl BlockSpan {
     }
 }
 
-/// Blocks that were given back and may not be written before a moment.
-pub(super) struct Resting {
+/// Blocks that must not be written before `ready_at`.
+pub(super) struct RestingBatch {
     pub(super) ready_at: Nanos,
-    pub(super) blocks: Rested,
+    pub(super) blocks: RestingBlocks,
 }
 
-/// Which blocks rest.
-pub(super) enum Rested {
-    /// Those that were given back.
+/// The blocks of a batch.
+pub(super) enum RestingBlocks {
+    /// Blocks that clients gave back.
     Given(Vec<FreeBlock>),
-    /// Lost blocks of a span: a bit each. Their generations stand in their headers, which are
-    /// looked at when they are handed out, as those of blocks that no list ever had.
-    Uncarved { chunk: u32, blocks: Bits, count: u64 },
+    /// Lost blocks of the span at `chunk`, one bit each. Afterwards they are uncarved.
+    Lost { chunk: u32, blocks: Bits, count: u64 },
 }
 
-impl Rested {
+impl RestingBlocks {
     pub(super) fn count(&self) -> u64 {
         match self {
             Self::Given(blocks) => blocks.len() as u64,
-            Self::Uncarved { count, .. } => *count,
+            Self::Lost { count, .. } => *count,
         }
     }
 }
 
-/// The blocks of a class.
+/// The depot's blocks of one size class.
 #[derive(Default)]
 pub(super) struct ClassPool {
-    /// By `ready_at`.
-    resting: VecDeque<Resting>,
-    /// Spans with available blocks, those first of which least is free: so that the others empty,
-    /// and can be used for another class.
+    /// Sorted by `ready_at`.
+    resting: VecDeque<RestingBatch>,
+    /// The spans with available blocks: level and first chunk. Those with the fewest are first. So
+    /// blocks are taken from the fullest chunks, and others empty and can change their class.
     listed: BTreeSet<(u64, u32)>,
+    /// The number of blocks in all spans of the class.
     pub(super) blocks: u64,
+    /// The number of blocks that the depot has.
     pub(super) held: u64,
-    /// Blocks that came back since the server started.
+    /// How many blocks have been returned since the server started.
     pub(super) returned: u64,
+    /// The number of blocks that can be taken now.
     pub(super) available: u64,
+    /// The number of blocks that rest.
     pub(super) resting_count: u64,
 }
 
 impl ClassPool {
-    /// The span to take from next.
+    /// The first chunk of the span from which blocks are taken next.
     pub(super) fn first(&self) -> Option<u32> {
         self.listed.first().map(|(_, chunk)| *chunk)
     }
 
-    /// Lists a span according to what it has now, after it had `before` available.
+    /// Updates the count of available blocks and the span's level. `before` is the number of blocks
+    /// that were available in the span before the change.
     pub(super) fn list(&mut self, chunk: u32, span: &mut BlockSpan, before: u64) {
         let now = span.available();
         self.available = self.available + now - before;
@@ -208,7 +215,7 @@ impl ClassPool {
         }
     }
 
-    /// Takes a span off the pool.
+    /// Removes a span, all of whose blocks are available.
     pub(super) fn remove(&mut self, chunk: u32, span: &BlockSpan) {
         self.unlist(chunk, span);
         self.available -= span.available();
@@ -216,16 +223,16 @@ impl ClassPool {
         self.blocks -= span.class.blocks_per_span();
     }
 
-    /// Keeps blocks until then.
-    pub(super) fn rest(&mut self, batch: Resting) {
+    /// Adds a batch of resting blocks.
+    pub(super) fn rest(&mut self, batch: RestingBatch) {
         self.resting_count += batch.blocks.count();
-        // Nearly always the last: every client's blocks rest equally long.
-        let at = self.resting.partition_point(|other| other.ready_at <= batch.ready_at);
-        self.resting.insert(at, batch);
+        // Nearly always the end of the queue, because all blocks rest for GRACE.
+        let index = self.resting.partition_point(|other| other.ready_at <= batch.ready_at);
+        self.resting.insert(index, batch);
     }
 
-    /// The next batch that has rested long enough.
-    pub(super) fn next_rested(&mut self, now: Nanos) -> Option<Resting> {
+    /// Removes the next batch that has rested long enough.
+    pub(super) fn next_rested(&mut self, now: Nanos) -> Option<RestingBatch> {
         let batch = self.resting.pop_front_if(|batch| batch.ready_at <= now)?;
         self.resting_count -= batch.blocks.count();
         Some(batch)

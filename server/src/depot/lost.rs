@@ -1,42 +1,42 @@
-//! Which blocks are lost: neither with the depot, nor linked, nor with a client that lives.
+//! Lost blocks: those that neither the depot nor a slot nor a living client has.
 //!
-//! Every block that is not with the depot is suspected first. A walk that finds that it is not lost
-//! clears it; so do its coming and going through the depot.
+//! Every block outside the depot is a suspect first. The suspicion is cleared when the collector
+//! finds an owner, or when the block is given to the depot or taken from it.
 //!
-//! A client can leave with every block of a region, 16 million in 1 GiB. So each step below looks
-//! at a bounded number of them. It keeps a bit of each block, and eight bytes more while the
-//! block's header is noted. The collector bounds how many headers are noted at a time.
+//! A client can die with every block of a region, 16 million in 1 GiB. So each step below checks a
+//! bounded number of blocks. A suspect costs one bit, and eight bytes while its header is noted.
+//! The collector bounds how many headers are noted at a time.
 
 use std::ops::Range;
 
 use farside_fabric::{ChainError, Nanos};
 use farside_layout::{BlockAddress, HeaderWord};
 
-use super::class_pool::{Bits, Rested, Resting};
+use super::class_pool::{Bits, RestingBatch, RestingBlocks};
 use super::{Chunk, Depot, RegionAccess};
 
-/// The blocks of a span without a known owner, and their headers when the collector noted them.
+/// The suspects of a span, and their headers when the collector noted them.
 pub(crate) struct Noted {
     chunk: u32,
     suspects: Bits,
-    /// One for each bit of `suspects`.
+    /// One for each bit that is set in `suspects`.
     headers: Vec<HeaderWord>,
 }
 
 impl Noted {
-    /// How many headers it has.
+    /// The number of suspects.
     pub(crate) fn count(&self) -> usize {
         self.headers.len()
     }
 }
 
 impl Depot {
-    /// How many chunks there are.
+    /// The number of chunks in the heap.
     pub(crate) fn chunks(&self) -> u32 {
         self.chunks.len() as u32
     }
 
-    /// Suspects every block of these chunks that is not here.
+    /// Turns the blocks of these chunks that the depot does not have into suspects.
     pub(crate) fn suspect(&mut self, chunks: Range<u32>) {
         let end = chunks.end.min(self.chunks());
         for state in &mut self.chunks[chunks.start as usize..end as usize] {
@@ -46,7 +46,7 @@ impl Depot {
         }
     }
 
-    /// The collection is over for the blocks of these chunks.
+    /// Ends the collection for these chunks: none of their blocks is a suspect any more.
     pub(crate) fn suspect_none(&mut self, chunks: Range<u32>) {
         let end = chunks.end.min(self.chunks());
         for state in &mut self.chunks[chunks.start as usize..end as usize] {
@@ -56,9 +56,10 @@ impl Depot {
         }
     }
 
-    /// A slot or a client has the block there. What is no block has no owner. Not by its class:
-    /// a slot may be damaged, and what it leads to is not lost for that.
-    pub(crate) fn clear(&mut self, address: BlockAddress) {
+    /// Clears the suspicion of the block at this address, because a slot or a client has it.
+    /// Addresses of no block are ignored. The size class in a slot is not compared: the block of a
+    /// damaged slot is not lost.
+    pub(crate) fn clear_suspicion(&mut self, address: BlockAddress) {
         let chunk = self.geometry.chunk_of(address.offset());
         let Some(Chunk::Span(span)) = chunk.and_then(|chunk| self.chunks.get(chunk as usize))
         else {
@@ -71,7 +72,7 @@ impl Depot {
         }
     }
 
-    /// Which blocks of this chunk are still suspected; `None` if there are none.
+    /// Returns the suspects of this chunk with their headers; `None` if there are none.
     pub(crate) fn note(
         &self,
         chunk: u32,
@@ -81,16 +82,18 @@ impl Depot {
         let Some(suspects) = span.suspects.as_ref().filter(|bits| !bits.is_empty()) else {
             return Ok(None);
         };
-        // A chunk of the depot has an address for each of its blocks.
-        let of = |index| self.address(chunk, span.class, index);
-        let headers = suspects.iter().filter_map(of).map(|address| memory.header(address));
+        // Drops no suspect: every block of a span in the heap has an address.
+        let address_of = |index| self.address(chunk, span.class, index);
+        let headers = suspects.iter().filter_map(address_of).map(|address| memory.header(address));
         let headers = headers.collect::<Result<_, _>>()?;
         Ok(Some(Noted { chunk, suspects: suspects.clone(), headers }))
     }
 
-    /// Takes in those that are still suspected and whose headers have not changed since they were
-    /// noted; returns how many there are. They rest for GRACE, and their generation rises: they
-    /// may have been linked once (invariant I2).
+    /// Returns lost blocks to the depot: suspects whose headers are the noted ones. Returns how
+    /// many there are.
+    ///
+    /// They rest for GRACE and get another generation, because they may have been linked
+    /// (invariants I2 and I3).
     pub(crate) fn recover(
         &mut self,
         noted: &Noted,
@@ -122,10 +125,8 @@ impl Depot {
         pool.held += count;
         pool.returned += count;
         if count > 0 {
-            pool.rest(Resting {
-                ready_at,
-                blocks: Rested::Uncarved { chunk, blocks: lost, count },
-            });
+            let blocks = RestingBlocks::Lost { chunk, blocks: lost, count };
+            pool.rest(RestingBatch { ready_at, blocks });
         }
         Ok(count)
     }

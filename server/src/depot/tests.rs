@@ -1,5 +1,5 @@
-//! That the depot never hands out a block twice, or one that overlaps another, or one that is
-//! linked. What comes back is handed out again, and lies are found out.
+//! Checks that the depot never gives two clients the same block or overlapping ones, and gives none
+//! that is linked. Returned blocks are given again. Blocks that a client cannot have are refused.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -12,7 +12,7 @@ use super::*;
 
 const GRACE: Nanos = 100;
 
-/// A chunk table and headers without a region.
+/// A chunk table and block headers without a region.
 #[derive(Default)]
 struct FakeMemory {
     entries: RefCell<HashMap<u32, ChunkEntry>>,
@@ -72,7 +72,7 @@ fn take(depot: &mut Depot, class: SizeClass, count: u32, now: Nanos) -> Vec<Free
     depot.take(class, count, now, &FakeMemory::default()).unwrap()
 }
 
-/// Takes until there is no more.
+/// Takes blocks until the class has none left.
 fn take_all(depot: &mut Depot, class: SizeClass, now: Nanos) -> Vec<FreeBlock> {
     let mut all = Vec::new();
     loop {
@@ -92,7 +92,7 @@ fn assert_disjoint(mut spans: Vec<(u64, u64)>) {
 }
 
 #[test]
-fn every_class_gets_all_the_memory_there_is_to_the_last_block() {
+fn every_class_can_use_all_memory_to_the_last_block() {
     for class in SizeClass::all() {
         let mut depot = depot(16 << 20);
         let blocks = take_all(&mut depot, class, 0);
@@ -114,7 +114,7 @@ fn every_class_gets_all_the_memory_there_is_to_the_last_block() {
 }
 
 #[test]
-fn large_blocks_take_two_chunks_and_the_table_says_so() {
+fn a_large_block_takes_two_chunks_and_the_chunk_table_has_both() {
     let memory = FakeMemory::default();
     let mut depot = depot(16 << 20);
     let class = class(BLOCK_BYTES_MAX);
@@ -124,7 +124,7 @@ fn large_blocks_take_two_chunks_and_the_table_says_so() {
     assert_eq!(entries.len(), 2);
     assert_eq!(entries[&chunk], ChunkEntry::new(ChunkUse::Blocks(class)));
     assert_eq!(entries[&(chunk + 1)], ChunkEntry::new(ChunkUse::Continued));
-    // The second chunk's start is no block, whatever its alignment.
+    // No block starts in the second chunk, although its start is aligned.
     let inside = BlockAddress::from_offset(blocks[0].address.offset() + CHUNK_BYTES).unwrap();
     let lie = FreeBlock { address: inside, generation: 1 };
     let error = depot.give(class, vec![lie], true, 0).unwrap_err();
@@ -132,7 +132,7 @@ fn large_blocks_take_two_chunks_and_the_table_says_so() {
 }
 
 #[test]
-fn lone_chunks_are_no_place_for_large_blocks() {
+fn a_large_block_needs_two_neighbouring_free_chunks() {
     let geometry = geometry(16 << 20);
     let mut uses = vec![ChunkUse::Free; geometry.chunks() as usize];
     uses.iter_mut().step_by(2).for_each(|chunk_use| *chunk_use = ChunkUse::Subtables);
@@ -142,7 +142,7 @@ fn lone_chunks_are_no_place_for_large_blocks() {
 }
 
 #[test]
-fn one_client_does_not_get_everything() {
+fn a_request_gets_at_most_a_quarter_of_the_available_blocks() {
     let mut depot = depot(16 << 20);
     let class = class(1 << 20);
     let all = u64::from(geometry(16 << 20).chunks()) * 2;
@@ -157,7 +157,7 @@ fn one_client_does_not_get_everything() {
 }
 
 #[test]
-fn what_did_not_rest_rests_for_grace() {
+fn a_block_that_has_not_rested_rests_for_grace() {
     let mut depot = depot(8 << 20);
     let class = class(2 << 20);
     let blocks = take_all(&mut depot, class, 0);
@@ -170,7 +170,7 @@ fn what_did_not_rest_rests_for_grace() {
 }
 
 #[test]
-fn what_has_rested_counts_and_one_block_is_always_granted() {
+fn rested_blocks_are_available_and_a_request_gets_at_least_one() {
     let mut depot = depot(8 << 20);
     let class = class(256 << 10);
     let mut blocks = take_all(&mut depot, class, 0);
@@ -180,52 +180,55 @@ fn what_has_rested_counts_and_one_block_is_always_granted() {
     depot.give(class, late.to_vec(), false, 50).unwrap();
     assert!(take(&mut depot, class, 4096, GRACE - 1).is_empty(), "nothing is ready");
     let grants = |depot: &mut Depot, now| take(depot, class, 4096, now).len();
-    // A quarter of what is ready, and of what rests no longer, without what still does.
+    // A quarter of the available blocks: rested ones count, those that still rest do not.
     assert_eq!(grants(&mut depot, GRACE), 2);
     assert_eq!(grants(&mut depot, GRACE), 1);
     assert_eq!(grants(&mut depot, GRACE + 50), 3);
     while grants(&mut depot, GRACE + 50) > 0 {}
-    assert_eq!(depot.classes()[0].blocks_free, 0, "to the last");
+    assert_eq!(depot.classes()[0].blocks_free, 0, "to the last block");
 }
 
 #[test]
-fn lies_are_refused_and_change_nothing() {
+fn blocks_that_a_client_cannot_have_are_refused_and_change_nothing() {
     let mut depot = depot(8 << 20);
     let class_taken = class(64 << 10);
     let blocks = take(&mut depot, class_taken, 2, 0);
-    let at = |offset: u64| FreeBlock {
+    let block_at = |offset: u64| FreeBlock {
         address: BlockAddress::from_offset(offset).unwrap(),
         generation: 1,
     };
     let start = blocks[0].address.offset();
     let free_chunk = start / CHUNK_BYTES * CHUNK_BYTES + CHUNK_BYTES;
     for (lie, what) in [
-        (at(0), "the superblock"),
-        (at(8 << 20), "behind the region"),
-        (at(u64::from(u32::MAX) * 64), "the last address"),
-        (at(start + 64), "the middle of a block"),
-        (at(free_chunk), "a chunk without a use"),
+        (block_at(0), "the superblock"),
+        (block_at(8 << 20), "after the region"),
+        (block_at(u64::from(u32::MAX) * 64), "the last address"),
+        (block_at(start + 64), "the middle of a block"),
+        (block_at(free_chunk), "a chunk without a use"),
     ] {
         assert!(depot.give(class_taken, vec![lie], true, 0).is_err(), "{what}");
     }
     let error = depot.give(class(64), vec![blocks[0]], true, 0).unwrap_err();
     assert!(matches!(error, BlockError::NoSuchBlock { .. }), "{error}");
-    // The first of these is true and is kept.
+    // The client has the first of these, so the depot takes it. The second is wrong.
     let twice = vec![blocks[0], blocks[0]];
     let error = depot.give(class_taken, twice, true, 0).unwrap_err();
-    assert_eq!(error, BlockError::NotOut { offset: start });
+    assert_eq!(error, BlockError::InDepot { offset: start });
     let all = take_all(&mut depot, class_taken, 0);
     assert_eq!(all.iter().filter(|block| block.address == blocks[0].address).count(), 1);
     assert_eq!(all.iter().filter(|block| block.address == blocks[1].address).count(), 0);
-    // Never handed out, so it cannot be given back.
+    // No client ever had this block.
     let mut fresh = self::depot(8 << 20);
     let first = take(&mut fresh, class_taken, 1, 0)[0];
-    let next = at(first.address.offset() + (64 << 10));
-    assert!(matches!(fresh.give(class_taken, vec![next], true, 0), Err(BlockError::NotOut { .. })));
+    let next = block_at(first.address.offset() + (64 << 10));
+    assert!(matches!(
+        fresh.give(class_taken, vec![next], true, 0),
+        Err(BlockError::InDepot { .. })
+    ));
 }
 
 #[test]
-fn linked_blocks_stay_out_until_they_are_given() {
+fn linked_blocks_are_unavailable_until_they_are_given() {
     let geometry = geometry(8 << 20);
     let class = class(512 << 10);
     let mut uses = vec![ChunkUse::Subtables; geometry.chunks() as usize];
@@ -236,7 +239,7 @@ fn linked_blocks_stay_out_until_they_are_given() {
     let linked = BlockRef { address: address(2), class, generation_low: 0 };
     depot.link(linked, 0).unwrap();
     assert!(matches!(depot.link(linked, 0), Err(BlockError::LinkedTwice { .. })));
-    // Unlinked by a client and given back before the depot came to look at it.
+    // A client has unlinked the block and gives it back, before the depot has read its header.
     let block = FreeBlock { address: address(2), generation: 9 };
     depot.give(class, vec![block], false, 0).unwrap();
     let memory = FakeMemory::default();
@@ -247,16 +250,16 @@ fn linked_blocks_stay_out_until_they_are_given() {
         taken.extend(depot.take(class, 1, GRACE - 1, &memory).unwrap());
     }
     let generations: Vec<_> = taken.iter().map(|block| (block.address, block.generation)).collect();
-    // Each rises by one over what its header says.
+    // Each generation is one more than that in the header.
     assert_eq!(generations, [(address(0), 42), (address(1), 0), (address(3), 1)]);
     assert_eq!(depot.take(class, 1, GRACE, &memory).unwrap(), [block]);
 }
 
 proptest! {
-    /// Whatever is taken and given, in any order: nothing is out twice, nothing overlaps, and at
-    /// the end everything can be had again.
+    /// Takes and gives blocks in any order. Blocks of clients never overlap, and in the end all
+    /// blocks are available again.
     #[test]
-    fn blocks_out_are_disjoint_and_come_back(
+    fn blocks_of_clients_are_disjoint_and_none_is_lost(
         steps in prop::collection::vec((any::<bool>(), 0usize..5, 1u32..200, any::<bool>()), 1..200)
     ) {
         let classes = [64, 512, 20_000, 1 << 20, 3 << 20].map(class);
@@ -297,12 +300,12 @@ proptest! {
     }
 }
 
-/// The order in which chunks fill and empty, and what is found of what was lost.
+/// The order in which chunks fill and empty, and the search for lost blocks.
 mod movement {
     use super::*;
 
     #[test]
-    fn a_chunk_changes_its_class_when_nobody_can_name_its_blocks() {
+    fn a_chunk_changes_its_class_only_after_its_rest() {
         let memory = FakeMemory::default();
         let mut depot = depot(8 << 20);
         let rest = depot.options.chunk_rest;
@@ -318,7 +321,7 @@ mod movement {
             blocks.extend(some);
         }
         assert_eq!(blocks.len() as u64, chunks * 32);
-        // Written seven times, the last time with generation 7.
+        // As if every block had been written seven times.
         for block in &mut blocks {
             memory.write(FreeBlock { generation: 7, ..*block }, true);
             block.generation = 8;
@@ -329,19 +332,19 @@ mod movement {
         let from = 1000 + GRACE;
         assert!(depot.take(large, 1, from + rest - 1, &memory).unwrap().is_empty());
         assert!(!depot.has_some_by(Some(large), from + rest - 1));
-        // All but the last one's chunk, which is whole again only since 5000.
+        // From here on all chunks have rested, except that of the last block, complete since 5000.
         assert_eq!(depot.chunks_free(), 0);
         let first = depot.take(large, 1, from + rest.max(5000), &memory).unwrap();
         assert_eq!(first.len(), 1);
         assert!(depot.chunks_emptied() >= chunks - 1);
-        // Beyond every generation that stood there.
+        // More than every generation that was in the chunk.
         assert_eq!(first[0].generation, 8);
         let header = memory.header(first[0].address).unwrap();
         assert_eq!(header, HeaderWord { mark: Mark::SUPERSEDED, generation: 7 });
     }
 
     #[test]
-    fn the_fullest_chunk_gives_first_so_that_others_empty() {
+    fn blocks_are_taken_from_the_fullest_chunk_so_that_others_empty() {
         let mut depot = depot(32 << 20);
         let class = class(512 << 10);
         let mut blocks = Vec::new();
@@ -351,14 +354,14 @@ mod movement {
         let chunk = |block: &FreeBlock| block.address.offset() / CHUNK_BYTES;
         let (first, second) = (chunk(&blocks[0]), chunk(&blocks[7]));
         assert!(first != second && blocks.iter().filter(|b| chunk(b) == first).count() == 4);
-        // Three of the first chunk's are free, one of the second's.
+        // Three blocks of the first chunk are free, and one of the second.
         depot.give(class, vec![blocks[0], blocks[1], blocks[2], blocks[7]], true, 0).unwrap();
         assert_eq!(chunk(&take(&mut depot, class, 1, 0)[0]), second);
         assert_eq!(chunk(&take(&mut depot, class, 1, 0)[0]), first);
     }
 
     #[test]
-    fn what_nobody_has_is_found_and_nothing_else() {
+    fn lost_blocks_are_recovered_and_no_others() {
         let memory = FakeMemory::default();
         let mut depot = depot(8 << 20);
         let class = class(128);
@@ -370,18 +373,18 @@ mod movement {
         let chunks = depot.chunks();
         depot.suspect(0..chunks);
         let [linked, held, given, changed, lost, ..] = blocks[..] else { panic!() };
-        depot.clear(linked.address);
-        depot.clear(held.address);
+        depot.clear_suspicion(linked.address);
+        depot.clear_suspicion(held.address);
         let chunk = geometry(8 << 20).chunk_of(lost.address.offset()).unwrap();
         let noted = depot.note(chunk, &memory).unwrap().unwrap();
         assert_eq!(noted.count(), 6);
         depot.give(class, vec![given], true, 0).unwrap();
-        // Unlinked since it was noted, or rewritten.
+        // Its header has changed since it was noted: it was unlinked or rewritten.
         memory.write(changed, true);
-        // What is no block has no owner.
-        depot.clear(BlockAddress(lost.address.0 + 1));
-        depot.clear(BlockAddress(u32::MAX));
-        depot.clear(BlockAddress(0));
+        // Addresses of no block are ignored.
+        depot.clear_suspicion(BlockAddress(lost.address.0 + 1));
+        depot.clear_suspicion(BlockAddress(u32::MAX));
+        depot.clear_suspicion(BlockAddress(0));
         let late = depot.take(class, 1, 0, &memory).unwrap();
         assert_eq!(late, [given]);
         assert_eq!(depot.recover(&noted, 50, &memory).unwrap(), 4);

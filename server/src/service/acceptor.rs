@@ -1,4 +1,4 @@
-//! Where clients come in: what the server asks of either fabric.
+//! The listener and the connection requests of a fabric, as the control service uses them.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -13,10 +13,10 @@ use crate::error::{ServerError, system};
 use crate::own_endpoint::OwnEndpoint;
 use crate::recovery::Opened;
 
-/// Where clients will connect, before there is a region to serve: binding is quick, and the
-/// likeliest to fail. Those that connect already wait for their answer.
+/// A bound listener that does not accept yet. Clients that connect to it wait. It is bound before
+/// the region is opened, because binding is quick and may well fail.
 pub(crate) trait BoundListener: AsFd + Send {
-    /// Begins to accept clients of a region; returns the server's own endpoint of it, too.
+    /// Begins to accept clients of a region. Returns the server's own endpoint of the region, too.
     fn open(
         self: Box<Self>,
         config: &ServerConfig,
@@ -25,7 +25,7 @@ pub(crate) trait BoundListener: AsFd + Send {
     ) -> Result<(Box<dyn Acceptor>, OwnEndpoint), ServerError>;
 }
 
-/// Listens at an address.
+/// Binds a listener to an address.
 pub(crate) fn listen(
     address: &Address,
     config: &ServerConfig,
@@ -43,59 +43,59 @@ pub(crate) fn listen(
     }
 }
 
-/// Accepts the clients of one fabric. Its descriptor is readable when something has arrived.
+/// Accepts the clients of one fabric. Its descriptor is readable when there is an [`Arrival`].
 pub(crate) trait Acceptor: AsFd + Send {
-    /// How many arrivals one turn takes.
+    /// Limit on the arrivals that one turn of the control thread takes.
     fn arrivals_max(&self) -> usize;
 
-    /// The next arrival; `None` if there is none just now.
+    /// Returns the next arrival; `None` if there is none at present.
     ///
     /// # Errors
-    /// None can be accepted for a while: the system is out of descriptors, most likely.
+    /// The system cannot accept a connection at present. Most likely it is out of descriptors.
     fn next(&mut self) -> io::Result<Option<Arrival>>;
 
-    /// The region's descriptor for clients of this role, if they get the region so.
+    /// The region's descriptor for clients of this role, if they map the region.
     fn descriptor(&self, _: Role) -> Option<BorrowedFd<'_>> {
         None
     }
 
-    /// Where clients of this role find the region, if they reach it through a device.
+    /// The region's address and rkey for clients of this role, if they reach it through a device.
     fn remote(&self, _: Role) -> Option<RemoteRegion> {
         None
     }
 }
 
-/// What happened where clients come in.
+/// An event of a listener.
 #[cfg_attr(not(feature = "verbs"), expect(dead_code, reason = "most need a device"))]
 pub(crate) enum Arrival {
-    /// A connection of a user of this host, which has not identified itself; or why it is lost.
+    /// A connection from this host, not yet identified, and its user; or why it failed.
     Stranger(io::Result<(Box<dyn ControlChannel>, u32)>),
-    /// A request for a connection, which says what it is for.
+    /// A request for a connection through a device. Its hello states its purpose.
     Request(Box<dyn ConnectionRequest>),
     /// The peer of an accepted connection knows that it was accepted.
     Established,
-    /// The other end of a connection is gone.
+    /// The peer has closed this connection.
     Ended(ConnectionId),
 }
 
 /// A request for a connection, until it is accepted or refused.
 pub(crate) trait ConnectionRequest {
-    /// The hello, with zeros behind it.
+    /// Returns the hello, with zeros after it.
     fn hello(&self) -> &[u8];
 
-    /// Whether it came in through the device that the region is registered with.
+    /// Whether the request arrived at the device with which the region is registered.
     fn reaches_region(&self) -> bool;
 
-    /// Refuses. If the peer does not get the reason, it learns less.
+    /// Refuses the request. If the reason does not reach the peer, it sees only the refusal.
     fn reject(self: Box<Self>, reason: &[u8]);
 
-    /// Accepts it as a control channel, which events call by this identifier.
+    /// Accepts the request as a control channel.
     ///
     /// # Errors
     /// [`VerbsError`]; the peer is refused without a reason.
     fn accept_control(self: Box<Self>, reply: &[u8]) -> Result<IdentifiedChannel, VerbsError>;
 
-    /// Accepts it as a session's connection to the region.
+    /// Accepts the request as a session's connection to the region.
     ///
     /// # Errors
     /// [`VerbsError`]; the peer is refused without a reason.
@@ -106,18 +106,18 @@ pub(crate) trait ConnectionRequest {
     ) -> Result<Box<dyn DataConnection>, VerbsError>;
 }
 
-/// A control channel, and what events call it.
+/// A control channel, and the identifier of its connection in events.
 pub(crate) type IdentifiedChannel = (Box<dyn ControlChannel>, ConnectionId);
 
-/// The server's end of a session's connection to the region. Dropping it is the fence: its queue
-/// pair is gone then.
+/// The server's end of a session's connection to the region. Dropping it is the fence: this
+/// destroys its queue pair.
 pub(crate) trait DataConnection: Send {
-    /// What events of the device call it.
+    /// The identifier of this connection in events of the device.
     fn id(&self) -> ConnectionId;
 
-    /// What the last probe found out.
+    /// Returns the state of the last probe.
     fn probe_state(&mut self) -> io::Result<ProbeState>;
 
-    /// Asks the peer's device for a sign of life.
+    /// Posts a verb that completes only if the peer's device is alive.
     fn probe(&mut self) -> io::Result<()>;
 }

@@ -1,8 +1,8 @@
 //! Admission: connections are accepted here, and each is refused, or becomes a client or a
 //! session of one.
 //!
-//! On this host a client says what it wants in its first message, over a device in its request for
-//! a connection.
+//! A client on this host states its purpose in its first message. A client that comes through a
+//! device states it in its request for a connection.
 
 use std::io;
 
@@ -22,9 +22,9 @@ use crate::error::{ServerError, system};
 use crate::rate_limited_warning::{RateLimitedWarning, warn_rarely};
 use crate::recovery::Opened;
 
-/// How many sessions a client may have.
+/// Limit on the sessions of one client. A request for another is refused.
 const SESSIONS_MAX: usize = 4096;
-/// How long the server does not accept after the system refused it a descriptor.
+/// How long the server accepts nothing after the system refused it a descriptor.
 const ACCEPT_PAUSE_NS: Nanos = 100_000_000;
 /// One place in this many is kept: from readers for writers, and from one user for others.
 const KEPT_SHARE: u32 = 8;
@@ -32,13 +32,13 @@ const KEPT_SHARE: u32 = 8;
 /// A request that is refused, and the reason.
 type Refused = (Box<dyn ConnectionRequest>, Refusal);
 
-/// Accepts connections, and admits clients.
+/// Accepts connections and admits clients.
 pub(super) struct Admission {
     acceptor: Box<dyn Acceptor>,
     accept_again_at: Option<Nanos>,
     pub(super) clients: Clients,
     tokens: Tokens,
-    /// What all clients are told.
+    /// The fields of the welcome message that are the same for all clients.
     welcome: Welcome,
     refused: RateLimitedWarning,
     crowded: RateLimitedWarning,
@@ -65,18 +65,18 @@ impl Admission {
         }
     }
 
-    /// Whether clients come through a device.
+    /// Whether clients connect through a device.
     pub(super) fn is_remote(&self) -> bool {
         self.acceptor.remote(Role::Writer).is_some()
     }
 
-    /// How many arrivals one turn takes.
+    /// Limit on the arrivals that one turn of the control thread takes.
     pub(super) fn arrivals_max(&self) -> usize {
         self.acceptor.arrivals_max()
     }
 
-    /// The next arrival. `None` if there is none, or if the system is out of descriptors: then the
-    /// client waits; so does this thread.
+    /// Returns the next arrival. `None` if there is none, or if the system is out of descriptors.
+    /// In the second case nothing is accepted for `ACCEPT_PAUSE_NS`.
     pub(super) fn next_arrival(&mut self, connections: &Connections) -> Option<Arrival> {
         match self.acceptor.next() {
             Ok(arrival) => arrival,
@@ -90,12 +90,12 @@ impl Admission {
         }
     }
 
-    /// When [`Admission::resume`] has something to do.
+    /// Returns the time at which to call [`Admission::resume`].
     pub(super) fn next_step_at(&self) -> Option<Nanos> {
         self.accept_again_at
     }
 
-    /// Accepts again, when its pause is over.
+    /// Accepts again if the pause after a failure has passed.
     pub(super) fn resume(
         &mut self,
         connections: &Connections,
@@ -107,13 +107,13 @@ impl Admission {
         Ok(())
     }
 
-    /// Watches for arrivals.
+    /// Adds the listener to the descriptors that the control thread polls.
     pub(super) fn watch(&self, connections: &Connections) -> Result<(), ServerError> {
         connections.watch(&self.acceptor, LISTENER).map_err(system("watch for clients"))
     }
 
-    /// Serves a connection that has not identified itself. Returns the one to close for it if
-    /// there are too many.
+    /// Adds a connection that has not identified itself. Returns the token of the connection to
+    /// close if there are too many of this kind.
     pub(super) fn add_stranger(
         &mut self,
         stranger: io::Result<(Box<dyn ControlChannel>, u32)>,
@@ -154,7 +154,7 @@ impl Admission {
         let (role, (id, lease)) = match admitted {
             Ok(admitted) => admitted,
             Err(refusal) => {
-                // A client that does not take it learns less.
+                // If the refusal does not reach the client, it only sees the connection close.
                 let _ = connection.channel.send(&encode_reply(&Err(refusal)));
                 return Err(DisconnectReason::Refused(refusal));
             }
@@ -173,8 +173,8 @@ impl Admission {
         Ok(())
     }
 
-    /// Refuses a request that came through a device, or makes a client or a session of it; the
-    /// client.
+    /// Refuses a request that came through a device, or makes a client or a session of it. Returns
+    /// the token of a new client's connection and the client's role.
     pub(super) fn decide(
         &mut self,
         incoming: Box<dyn ConnectionRequest>,
@@ -327,27 +327,27 @@ fn new_ticket() -> io::Result<u64> {
     Ok(u64::from_le_bytes(random).max(1))
 }
 
-/// What clients must show.
+/// The tokens that admit clients. None are required if no secret is configured.
 struct Tokens {
-    everything: Option<Token>,
-    reading: Option<Token>,
+    full: Option<Token>,
+    read_only: Option<Token>,
 }
 
 impl Tokens {
     fn new(config: &ServerConfig) -> Self {
         let token = |secret: &Secret| Token::of(&secret.0);
         Self {
-            everything: config.secret.as_ref().map(token),
-            reading: config.reader_secret.as_ref().map(token),
+            full: config.secret.as_ref().map(token),
+            read_only: config.reader_secret.as_ref().map(token),
         }
     }
 
-    /// Whether a client may do what it wants to.
+    /// Refuses a client whose token does not allow the role that it asks for.
     fn check(&self, request: &ConnectRequest) -> Result<(), Refusal> {
-        let Some(everything) = &self.everything else { return Ok(()) };
-        // Both are always compared, so that the time does not tell which one was close.
-        let reads = self.reading.is_some_and(|token| token.matches(&request.token));
-        let may = everything.matches(&request.token) | (reads && request.role == Role::Reader);
-        if may { Ok(()) } else { Err(Refusal::Credentials) }
+        let Some(full) = &self.full else { return Ok(()) };
+        // Both are always compared. Otherwise the time would tell which of them matched.
+        let may_read = self.read_only.is_some_and(|token| token.matches(&request.token));
+        let is_admitted = full.matches(&request.token) | (may_read && request.role == Role::Reader);
+        if is_admitted { Ok(()) } else { Err(Refusal::Credentials) }
     }
 }

@@ -100,7 +100,7 @@ impl RegionKeeper {
         let blocks = evictor.make_room(class, count, index, &self.own, &mut self.reaper)?;
         // As if they had gone by the depot: what comes out of it is not suspected to be lost, and
         // taken less given is what clients and slots have.
-        blocks.iter().for_each(|block| depot.clear(block.address));
+        blocks.iter().for_each(|block| depot.clear_suspicion(block.address));
         self.statistics.blocks_given += blocks.len() as u64;
         Ok(blocks)
     }
@@ -171,7 +171,7 @@ impl RegionKeeper {
         blocks: Vec<BlockAddress>,
     ) {
         if self.collector.is_awaited(token, collection) {
-            blocks.into_iter().for_each(|block| self.opened.depot.clear(block));
+            blocks.into_iter().for_each(|block| self.opened.depot.clear_suspicion(block));
             if last {
                 self.collector.answered(token);
             }
