@@ -1,7 +1,8 @@
-//! Taking a region into use: a new one, or one that a former server left.
+//! Opens a region for use: a new one, or one that a former server left.
 //!
-//! Former clients may still have it mapped, and may have been stopped anywhere. They are fenced
-//! first; then their last verbs are waited for, then their last READs.
+//! Former clients may still have it mapped, and may be in the middle of an operation. They are
+//! fenced first. Then the server waits until their last verbs have taken effect, and for GRACE,
+//! after which they no longer use what they have read.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -25,7 +26,7 @@ use crate::index::Index;
 use crate::own_endpoint::OwnEndpoint;
 use crate::walk::{Budget, Cursor};
 
-/// What a server works on.
+/// A region in use, and the data structures of its server.
 pub(crate) struct Opened {
     pub(crate) region: Arc<Region>,
     pub(crate) format: Format,
@@ -33,21 +34,22 @@ pub(crate) struct Opened {
     pub(crate) incarnation: u64,
     pub(crate) index: Index,
     pub(crate) depot: Depot,
-    /// It was formatted just now: there is no key in it.
+    /// Whether it was just formatted, so that it has no keys.
     pub(crate) is_new: bool,
 }
 
-/// How soon a block or a chunk has to come free for a session to be told to ask again: a session
+/// How soon a block or a chunk must become free for a session to be told to ask again: a session
 /// waits one second longer.
 const SOON_NS: Nanos = 4_000_000_000;
 
 impl Opened {
-    /// GRACE of the region.
+    /// The region's GRACE.
     pub(crate) fn grace(&self) -> Nanos {
         Nanos::from(self.format.grace_ms) * 1_000_000
     }
 
-    /// Takes free blocks out of the depot: as many as there are, and one client may have.
+    /// Takes up to `count` blocks from the depot; fewer if the depot has fewer, or if one answer
+    /// cannot carry them.
     pub(crate) fn take_blocks(
         &mut self,
         class: SizeClass,
@@ -58,13 +60,13 @@ impl Opened {
         depot.take(class, count, now, &RegionTables { region, geometry })
     }
 
-    /// Whether a block of the class is expected to come free soon.
+    /// Whether a block of the class is expected to become available soon.
     pub(crate) fn has_block_soon(&self, class: SizeClass, now: Nanos) -> bool {
         self.depot.has_some_by(Some(class), now.saturating_add(SOON_NS))
     }
 
-    /// Splits the subtable of keys with this directory hash, which goes by so many bits of it;
-    /// `None` if there is no place for two more.
+    /// Splits the subtable for a request with a directory hash and a local depth. Returns `None` if
+    /// there is no place for two more subtables.
     pub(crate) fn split(
         &mut self,
         wanted: (u32, u8),
@@ -80,9 +82,9 @@ impl Opened {
         self.region.store(STATE_OFFSET, word)
     }
 
-    /// The answer if there is no place for two more subtables: later if a chunk or a resting place
-    /// is expected to come free.
-    pub(crate) fn without_place(&self, now: Nanos) -> SplitOutcome {
+    /// Returns the answer if no place for two more subtables is free. It is `Later` if a chunk is
+    /// expected to become free, or if any place rests.
+    pub(crate) fn outcome_without_place(&self, now: Nanos) -> SplitOutcome {
         let has_chunk = self.depot.has_some_by(None, now.saturating_add(SOON_NS));
         match has_chunk || !self.index.resting.is_empty() {
             true => SplitOutcome::Later,
@@ -91,7 +93,7 @@ impl Opened {
     }
 }
 
-/// The region as the depot sees it.
+/// The chunk table and the block headers of a region, for the depot.
 pub(crate) struct RegionTables<'a> {
     pub(crate) region: &'a Region,
     pub(crate) geometry: &'a Geometry,
@@ -128,7 +130,7 @@ impl RegionAccess for RegionTables<'_> {
     }
 }
 
-/// Formats the memory if it is new, checks it if it is not, and takes it into use.
+/// Opens the region in this memory: formats it if it is new, else checks it.
 pub(crate) fn open(memory: &RegionMemory, config: &ServerConfig) -> Result<Opened, ServerError> {
     let region = memory.region.clone();
     if memory.is_new {
@@ -144,7 +146,7 @@ pub(crate) fn open(memory: &RegionMemory, config: &ServerConfig) -> Result<Opene
     let incarnation = superblock.incarnation() + 1;
     if !memory.is_new {
         check_grace(config, &path, &format)?;
-        check_wanted(config, &path, &format)?;
+        check_size(config, &path, &format)?;
         memory.reserve()?;
     }
     region.store(INCARNATION_OFFSET, incarnation)?;
@@ -156,10 +158,10 @@ pub(crate) fn open(memory: &RegionMemory, config: &ServerConfig) -> Result<Opene
         recovered.map_err(|damage| ServerError::Damaged { path: path.clone(), damage })?;
     if !memory.is_new {
         let state = superblock.state().unwrap_or(RegionState::InUse);
-        // One that was just restored had no server before this one, and is as it was asked for.
+        // A region that was just restored has no former server, and fits the configuration.
         if config.restore.is_none() {
             log_continued(&path, state, incarnation);
-            warn_of_kept(config, &format);
+            warn_of_ignored_settings(config, &format);
         }
     }
     let is_new = memory.is_new;
@@ -167,16 +169,16 @@ pub(crate) fn open(memory: &RegionMemory, config: &ServerConfig) -> Result<Opene
 }
 
 fn log_continued(path: &Path, state: RegionState, incarnation: u64) {
-    let left = match state {
+    let stop = match state {
         RegionState::Clean => "stopped in order",
         RegionState::InUse => "did not stop in order",
     };
     let region = path.display();
-    tracing::info!(%region, incarnation, "continuing with a region; its last server {left}");
+    tracing::info!(%region, incarnation, "continuing with a region; its last server {stop}");
 }
 
-/// Whether the region that is there is the one the configuration wants.
-fn check_wanted(config: &ServerConfig, path: &Path, format: &Format) -> Result<(), ServerError> {
+/// Checks that the region has the configured size, if one is configured.
+fn check_size(config: &ServerConfig, path: &Path, format: &Format) -> Result<(), ServerError> {
     let has = ByteSize(format.region_bytes);
     if config.memory.is_some() && config.region_bytes() != has.0 {
         let asked = ByteSize(config.region_bytes());
@@ -185,8 +187,8 @@ fn check_wanted(config: &ServerConfig, path: &Path, format: &Format) -> Result<(
     Ok(())
 }
 
-/// Whether the region's own GRACE is enough for how late a verb can come: `grace_ms` in the
-/// configuration is for new regions.
+/// Checks that the region's own GRACE is long enough for how late a verb can take effect with this
+/// configuration. The configured `grace_ms` is only for new regions.
 fn check_grace(config: &ServerConfig, path: &Path, format: &Format) -> Result<(), ServerError> {
     let options = config.rdma.options();
     let (grace_ms, grace_ms_min) = (format.grace_ms, grace_ms_min(options.lateness_max_ns()));
@@ -198,8 +200,8 @@ fn check_grace(config: &ServerConfig, path: &Path, format: &Format) -> Result<()
     Ok(())
 }
 
-/// Says which wishes do not count, because the region was formatted otherwise.
-fn warn_of_kept(config: &ServerConfig, format: &Format) {
+/// Warns of settings without effect, because the region was formatted with others.
+fn warn_of_ignored_settings(config: &ServerConfig, format: &Format) {
     for (key, asked, has) in [
         ("grace_ms", Some(config.grace_ms), format.grace_ms),
         ("key_bytes_max", config.key_bytes_max, format.key_bytes_max),
@@ -216,7 +218,7 @@ fn warn_of_kept(config: &ServerConfig, format: &Format) {
     }
 }
 
-/// Takes the lease from every client there ever was; returns when.
+/// Takes the leases of all former clients. Returns when this was done.
 fn fence_all(region: &Region, geometry: &Geometry) -> Result<Nanos, ServerError> {
     for entry in (0..CLIENTS_MAX as u16).filter_map(|client| geometry.client_entry(client)) {
         region.store(entry, 0)?;
@@ -241,7 +243,7 @@ impl Recovery<'_> {
         let uses = self.chunk_uses()?;
         let own = OwnEndpoint::over_memory(self.region);
         if !is_new {
-            // Until then a former client's last verb may take effect.
+            // Until then the last verb of a former client may take effect.
             sleep_until(self.fenced_at + own.fence_delay_ns());
         }
         let (mut index, splits) = Index::read(self.region, &self.geometry, self.depth, &uses)?;
@@ -254,7 +256,7 @@ impl Recovery<'_> {
         }
         let (linked, cleared) = self.walk(&index, &mut depot, &own)?;
         tracing::info!(keys = linked, unfinished = cleared, "the index was walked");
-        // Until then a former client's last READ may want what its last verb unlinked.
+        // Until then a former client may read a block that its last verb unlinked.
         sleep_until(self.fenced_at + own.fence_delay_ns() + grace);
         Ok((index, depot))
     }
@@ -271,7 +273,7 @@ impl Recovery<'_> {
             let span = match chunk_use {
                 ChunkUse::Blocks(class) => class.chunks_per_span() as usize,
                 ChunkUse::Continued => {
-                    // A server died between the two stores that give a class two chunks.
+                    // A server died after the first of the two stores that give a span to a class.
                     uses[chunk] = ChunkUse::Free;
                     let tables = RegionTables { region: self.region, geometry: &self.geometry };
                     let age = tables.entry(chunk as u32)?.age();
@@ -281,9 +283,9 @@ impl Recovery<'_> {
                 }
                 ChunkUse::Free | ChunkUse::Subtables => 1,
             };
-            for behind in chunk + 1..chunk + span {
-                if uses.get(behind) != Some(&ChunkUse::Continued) {
-                    return Err(Damage::Span { chunk: behind as u32 });
+            for continued in chunk + 1..chunk + span {
+                if uses.get(continued) != Some(&ChunkUse::Continued) {
+                    return Err(Damage::Span { chunk: continued as u32 });
                 }
             }
             chunk += span;
@@ -291,8 +293,8 @@ impl Recovery<'_> {
         Ok(uses)
     }
 
-    /// Tells the depot what is linked and empties the slots of operations that will not be
-    /// finished; returns how many there were of each.
+    /// Marks the linked blocks in the depot, and empties the slots of unfinished operations.
+    /// Returns the number of linked blocks and of emptied slots.
     fn walk(
         &self,
         index: &Index,
@@ -305,7 +307,7 @@ impl Recovery<'_> {
         while let Some((slot, content)) = walk.next()? {
             let word = content.word();
             match word.state() {
-                // MOVED: a free place, or what a split has emptied.
+                // MOVED: a slot of a free place, or of a row that a split has emptied.
                 SlotState::Empty | SlotState::Moved => {}
                 SlotState::Live | SlotState::Frozen => {
                     let damaged = |source| Damage::Slot { slot, source };
@@ -326,7 +328,8 @@ impl Recovery<'_> {
 }
 
 fn sleep_until(moment: Nanos) {
-    // A sleep does not count time spent suspended, the clock does: it can only be too long.
+    // The sleep does not count time in which the host is suspended, but the clock does. So it can
+    // only be too long.
     std::thread::sleep(Duration::from_nanos(moment.saturating_sub(boot_time_ns())));
 }
 
@@ -345,7 +348,7 @@ mod tests {
         ServerConfig { listen, region_file, grace_ms, ..Default::default() }
     }
 
-    /// As a server with this configuration opens the region in its file.
+    /// Opens the region in its file as a server with this configuration does.
     fn open_with(config: &ServerConfig) -> Result<Opened, ServerError> {
         let path = config.region_file.as_deref().unwrap();
         let mut memory = RegionMemory::file(path, BYTES, HugePages::Never).unwrap();
@@ -370,7 +373,7 @@ mod tests {
         assert!(std::fs::read(&short).unwrap() == before, "the region was touched");
         wants.rdma.ack_timeout = 12;
         assert_eq!(open_with(&wants).unwrap().format.grace_ms, 10);
-        // What the configuration has for new regions does not matter to this one.
+        // The configured `grace_ms` does not matter to a region that exists.
         assert_eq!(open_with(&config(RDMA, &long, 10)).unwrap().format.grace_ms, 100);
         assert_eq!(open_with(&config("shm:///run/kv.sock", &short, 100)).unwrap().incarnation, 3);
     }

@@ -147,7 +147,7 @@ impl BlockSource for DepotBlockSource {
             self.is_lost = true;
             return;
         };
-        let outcome = outcome.unwrap_or_else(|| opened.without_place(boot_time_ns()));
+        let outcome = outcome.unwrap_or_else(|| opened.outcome_without_place(boot_time_ns()));
         self.deliveries.push_back(Delivery::Split(prefix, outcome));
     }
 

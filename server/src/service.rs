@@ -1,7 +1,8 @@
-//! The control service: one thread that sleeps until a client connects, asks or leaves.
+//! The control service: one thread that sleeps until a client connects, sends a request or
+//! disconnects.
 //!
-//! A turn ends after [`TURN_NS`]: then the thread looks again at whether it is to stop, at the
-//! listener, and at its chores.
+//! The thread answers messages in turns of [`TURN_NS`]. Between two turns it checks whether it must
+//! stop, accepts connections, and does its chores.
 
 pub(crate) mod acceptor;
 mod admission;
@@ -38,12 +39,12 @@ use probing::Probing;
 use region_keeper::RegionKeeper;
 use roll_call::{Call, RollCall};
 
-/// How long messages are answered before the thread looks at everything else.
+/// How long messages are answered before the thread checks for everything else.
 const TURN_NS: Nanos = 2_000_000;
-/// How many messages of one connection are answered before others get their turn.
+/// How many messages of one connection are answered before the next connection has its turn.
 const MESSAGES_MAX: usize = 16;
 
-/// What the control thread serves, and how.
+/// The state of the control thread.
 pub(crate) struct ControlService {
     connections: Connections,
     admission: Admission,
@@ -82,11 +83,11 @@ impl ControlService {
         })
     }
 
-    /// Serves until told to stop, then leaves the region in order if it can.
+    /// Serves until the stop descriptor is readable or serving fails. Then shuts down in order.
     pub(crate) fn run(mut self) -> Result<(), ServerError> {
         let served = self.serve();
-        let left = self.shut_down();
-        served.and(left)
+        let shut_down = self.shut_down();
+        served.and(shut_down)
     }
 
     fn serve(&mut self) -> Result<(), ServerError> {
@@ -94,7 +95,7 @@ impl ControlService {
         loop {
             match self.connections.wait(&mut events, self.timeout().as_ref()) {
                 Ok(()) => {}
-                // No message was read, and this thread may have been stopped for long.
+                // The process may have been stopped for long. Messages are read before any chore.
                 Err(rustix::io::Errno::INTR) => continue,
                 Err(error) => return Err(system("wait for clients")(error)),
             }
@@ -113,7 +114,7 @@ impl ControlService {
         }
     }
 
-    /// How long the thread may sleep: for ever, unless a chore has its time.
+    /// How long the thread may sleep until a chore is due. `None` if no chore is planned.
     fn timeout(&self) -> Option<Timespec> {
         if self.connections.has_queued() {
             return Some(Timespec { tv_sec: 0, tv_nsec: 0 });
@@ -130,26 +131,28 @@ impl ControlService {
         Some(Timespec { tv_sec, tv_nsec })
     }
 
-    /// Takes what arrived where clients come in.
+    /// Takes the arrivals of the listener.
     fn accept(&mut self) -> Result<(), ChainError> {
         for _ in 0..self.admission.arrivals_max() {
             match self.admission.next_arrival(&self.connections) {
                 None => break,
                 Some(Arrival::Stranger(stranger)) => {
                     let surplus = self.admission.add_stranger(stranger, &mut self.connections);
-                    surplus.iter().for_each(|of| self.disconnect(*of, &DisconnectReason::Crowded));
+                    if let Some(token) = surplus {
+                        self.disconnect(token, &DisconnectReason::Crowded);
+                    }
                 }
                 Some(Arrival::Request(request)) => {
                     let is_first = self.connections.is_empty();
                     let client = self.admission.decide(request, &mut self.connections);
                     if let Some((token, role)) = client {
-                        self.client_came(token, role, is_first);
+                        self.note_connected(token, role, is_first);
                     }
                 }
                 Some(Arrival::Established) => {}
                 Some(Arrival::Ended(id)) => {
                     if let Some(token) = self.connections.end(id) {
-                        // What the client sent before that counts.
+                        // The messages that the client sent before are answered first.
                         self.listen_to(token)?;
                         self.disconnect(token, &DisconnectReason::Gone);
                     }
@@ -159,36 +162,36 @@ impl ControlService {
         Ok(())
     }
 
-    /// From now on the host and the process of this client are asked for signs of life.
-    fn client_came(&mut self, token: u64, role: Role, is_first: bool) {
+    /// Begins to probe the host of this client, and to check the clock of its process.
+    fn note_connected(&mut self, token: u64, role: Role, is_first: bool) {
         let now = boot_time_ns();
-        self.probing.client_came(is_first, now);
-        // A reader relies on no proof of a word.
+        self.probing.note_connected(is_first, now);
+        // A reader relies on no proof of a word, so its clock does not matter.
         if role == Role::Writer {
-            self.roll_call.came(token, now);
+            self.roll_call.add(token, now);
         }
     }
 
-    /// Answers those that wait, until none does or the turn is over.
+    /// Serves the queued connections until none is left or the turn is over.
     fn take_turn(&mut self) -> Result<(), ChainError> {
-        let until = boot_time_ns().saturating_add(TURN_NS);
+        let ends_at = boot_time_ns().saturating_add(TURN_NS);
         while let Some(token) = self.connections.dequeue() {
             self.listen_to(token)?;
-            if boot_time_ns() >= until {
+            if boot_time_ns() >= ends_at {
                 break;
             }
         }
         Ok(())
     }
 
-    /// Sends what a connection waits for, and takes its messages and answers them.
+    /// Sends the unsent messages of a connection, then receives and answers a bounded number.
     fn listen_to(&mut self, token: u64) -> Result<(), ChainError> {
         for _ in 0..MESSAGES_MAX {
             match self.exchange(token) {
                 Ok(true) => {}
                 Ok(false) => return Ok(()),
-                // Not this client's fault; but no client can be served. The server ends, so that
-                // the next one resumes.
+                // The region cannot be used, so no client can be served. The server stops, and the
+                // next one resumes.
                 Err(DisconnectReason::Failed(error)) => return Err(error),
                 Err(DisconnectReason::Goodbye) => {
                     self.sign_off(token);
@@ -200,15 +203,16 @@ impl ControlService {
                 }
             }
         }
-        // It has had its share; others come before the rest.
+        // The rest of its messages wait until the other connections have had their turn.
         self.connections.enqueue(token);
         Ok(())
     }
 
-    /// Sends what a connection waits for, and answers a message; whether there was one.
+    /// Sends the unsent messages of a connection, then receives and answers one. Returns false if
+    /// there was none.
     fn exchange(&mut self, token: u64) -> Result<bool, DisconnectReason> {
         let received = self.connections.receive(token)?;
-        let any = received.is_some();
+        let has_received = received.is_some();
         match received {
             None => {}
             Some(Received::Hello(request)) => {
@@ -222,7 +226,7 @@ impl ControlService {
             self.keeper.take_back(connection.take_undelivered());
         }
         self.connections.update_interest(token)?;
-        Ok(any)
+        Ok(has_received)
     }
 
     fn answer(
@@ -232,7 +236,7 @@ impl ControlService {
         request: Request,
         now: Nanos,
     ) -> Result<(), DisconnectReason> {
-        let (reply, recalls) = match request {
+        let (reply, begins_recall) = match request {
             Request::TakeBlocks { .. }
             | Request::GiveBlocks { .. }
             | Request::Held { .. }
@@ -243,7 +247,7 @@ impl ControlService {
             {
                 return Err(DisconnectReason::broken("a reader has no use for memory"));
             }
-            Request::TakeBlocks { class, count } => self.keeper.take(class, count, now)?,
+            Request::TakeBlocks { class, count } => self.keeper.take_blocks(class, count, now)?,
             Request::Split { directory_hash, local_depth } => {
                 self.keeper.split((directory_hash, local_depth), now)?
             }
@@ -254,7 +258,7 @@ impl ControlService {
                 (reply, false)
             }
             Request::GiveBlocks { class, rested, blocks } => {
-                let given = self.keeper.give(class, rested, blocks, now);
+                let given = self.keeper.give_blocks(class, rested, blocks, now);
                 return given.map_err(DisconnectReason::broken);
             }
             Request::Held { collection, last, blocks } => {
@@ -276,7 +280,7 @@ impl ControlService {
             Request::Goodbye => return Err(DisconnectReason::Goodbye),
         };
         self.connections.reply(token, reply)?;
-        if recalls {
+        if begins_recall {
             self.connections.ask_writers(ServerRequest::Return);
         }
         Ok(())
@@ -297,7 +301,7 @@ impl ControlService {
         }
     }
 
-    /// What the control thread does by itself, when its time has come.
+    /// Does the chores that are due.
     fn do_chores(&mut self) -> Result<(), ServerError> {
         let now = boot_time_ns();
         self.admission.resume(&self.connections, now)?;
@@ -316,20 +320,21 @@ impl ControlService {
                 let asked = self.connections.ask_writers(ServerRequest::Report { collection });
                 self.keeper.collector.asked(asked.into_iter().collect(), now);
             }
-            Step::Disconnect(mute) => {
-                mute.into_iter().for_each(|of| self.disconnect_silent(of, &DisconnectReason::Mute));
+            Step::Disconnect(tokens) => {
+                for token in tokens {
+                    self.disconnect_silent(token, &DisconnectReason::Mute);
+                }
             }
         }
         Ok(())
     }
 
-    /// When to look after the hosts of clients.
+    /// When to probe the hosts of clients; `None` for never.
     fn next_probe_at(&self) -> Option<Nanos> {
         self.probing.next_at().filter(|_| !self.connections.is_empty())
     }
 
-    /// Asks the processes of writers for a sign of life when it is time, and fences those that gave
-    /// none.
+    /// Asks writers for their clocks when it is time, and fences those that have not answered.
     fn call_roll(&mut self, now: Nanos) {
         let Call { ask, silent } = self.roll_call.step(now);
         ask.into_iter().for_each(|token| self.connections.ask(token, ServerRequest::Alive));
@@ -338,23 +343,23 @@ impl ControlService {
         }
     }
 
-    /// Ends the connection of a client that did not answer. One that waits for its turn stays: its
-    /// answer may be among the messages that the last turn did not take.
+    /// Disconnects a client that did not answer, unless it is in the queue: then its answer may be
+    /// among the messages that are still unread.
     fn disconnect_silent(&mut self, token: u64, reason: &DisconnectReason) {
         if self.connections.is_idle(token) {
             self.disconnect(token, reason);
         }
     }
 
-    /// After a goodbye: the client's place is free, and the connection stays until it hangs up.
+    /// Frees the id of a client that said goodbye. Its connection stays until it hangs up.
     fn sign_off(&mut self, token: u64) {
         let Some(connection) = self.connections.get_mut(token) else { return };
         let ClientIdentity::Client { id, .. } = connection.client else { return };
         connection.client = ClientIdentity::Leaving;
         connection.close();
         connection.data.clear();
-        self.roll_call.left(token);
-        self.keeper.client_left(token, id);
+        self.roll_call.remove(token);
+        self.keeper.sign_off(token, id);
         let clients = &mut self.admission.clients;
         if let Err(error) = clients.fence(id) {
             tracing::error!(client = id, "cannot fence a client: {error}");
@@ -362,17 +367,18 @@ impl ControlService {
         }
         clients.forget(id);
         tracing::info!(client = id, "a client left");
-        // A client that waits for the server to hang up sees it now.
+        // The client may wait until the server closes its direction of the channel. A channel that
+        // cannot close one direction is dropped.
         if !connection.channel.hang_up() {
             self.connections.remove(token);
         }
     }
 
-    /// Ends a connection. A client without a goodbye may have been anywhere in an operation.
+    /// Ends a connection and fences its client, which may have been in the middle of an operation.
     fn disconnect(&mut self, token: u64, reason: &DisconnectReason) {
-        // The fence of verbs: the queue pairs of the client are gone when this returns.
+        // Over verbs this is the fence: it destroys the client's queue pairs.
         let Some(mut connection) = self.connections.remove(token) else { return };
-        self.roll_call.left(token);
+        self.roll_call.remove(token);
         self.keeper.take_back(connection.take_undelivered());
         let ClientIdentity::Client { id, role, .. } = connection.client else {
             match reason {
@@ -386,7 +392,7 @@ impl ControlService {
             tracing::error!(client = id, "cannot fence a client: {error}");
             return;
         }
-        if self.keeper.client_lost(token, (id, role)) {
+        if self.keeper.note_fenced(token, (id, role)) {
             clients.forget(id);
         }
         self.clients_lost += 1;
@@ -402,7 +408,7 @@ impl ControlService {
                 ClientIdentity::Leaving => {}
                 ClientIdentity::Stranger => {
                     let bye = encode_reply(&Err(Refusal::ShuttingDown));
-                    // A client that does not take it learns less.
+                    // If this does not reach the client, it only sees the connection close.
                     let _ = connection.channel.send(&bye);
                 }
             }

@@ -1,4 +1,4 @@
-//! What is left of clients that vanished: slots in the middle of an INSERT.
+//! Clears the slots that fenced clients left in the middle of an INSERT.
 
 use farside_fabric::{ChainError, Nanos};
 
@@ -6,18 +6,18 @@ use crate::index::Index;
 use crate::own_endpoint::OwnEndpoint;
 use crate::walk::{Budget, Cursor};
 
-/// How many subtables are looked through before the server looks after its clients again: 2 MiB.
+/// How many subtables a step reads, 2 MiB. More would let clients wait longer for answers.
 const SUBTABLES_PER_STEP: usize = 256;
 
-/// Walks the index for fenced clients, a step at a time.
+/// Walks the index for fenced clients, one step at a time.
 #[derive(Default)]
 pub(crate) struct Sweeper {
-    /// Fenced clients, and from when on none of their verbs can take effect any more.
+    /// Fenced clients, each with the time after which its verbs cannot take effect any more.
     waiting: Vec<(Nanos, u16)>,
     pass: Option<Pass>,
 }
 
-/// One walk, for all clients that were ready when it began.
+/// One walk, for all clients whose time had come when it began.
 struct Pass {
     clients: Vec<u16>,
     cursor: Cursor,
@@ -25,12 +25,12 @@ struct Pass {
 }
 
 impl Sweeper {
-    /// A client was fenced just now and left without a goodbye; its verbs take effect for so long.
+    /// Adds a client that was just fenced. Its verbs may take effect for `fence_delay_ns`.
     pub(crate) fn add(&mut self, client: u16, now: Nanos, fence_delay_ns: Nanos) {
         self.waiting.push((now.saturating_add(fence_delay_ns), client));
     }
 
-    /// When there is something to do; `None` for never.
+    /// When to call [`Sweeper::step`]; `None` if there is no client to sweep for.
     pub(crate) fn next_step_at(&self) -> Option<Nanos> {
         match self.pass {
             Some(_) => Some(0),
@@ -38,12 +38,12 @@ impl Sweeper {
         }
     }
 
-    /// Whether nothing is left to be done.
+    /// Whether the slots of all fenced clients are cleared.
     pub(crate) fn is_done(&self) -> bool {
         self.pass.is_none() && self.waiting.is_empty()
     }
 
-    /// Goes on a little; returns the clients of which nothing is left, once a walk is over.
+    /// Does one step. Returns the clients of a walk once it is over.
     pub(crate) fn step(
         &mut self,
         index: &Index,
@@ -78,8 +78,8 @@ impl Sweeper {
 
 #[cfg(test)]
 mod tests {
-    //! That a step of the sweeper reads a bounded number of bytes, whatever the words of a client
-    //! that is gone lead to. Guards against words that all lead to one large block.
+    //! Checks that a step of the sweeper reads a bounded number of bytes. Guards against words of a
+    //! fenced client that all lead to one large block.
 
     use farside_config::ServerConfig;
     use farside_fabric::boot_time_ns;
@@ -94,11 +94,11 @@ mod tests {
     use crate::index::SubtableImage;
     use crate::recovery::{self, Opened};
 
-    const GONE: u16 = 7;
+    const FENCED: u16 = 7;
     const WORDS: usize = 40;
 
-    /// How many steps it takes to sweep after a client that is gone, where so many words of
-    /// unfinished INSERTs lead to a block of 4 MiB by this writer; and how many words are left.
+    /// Sweeps for a fenced client. `WORDS` words of unfinished INSERTs lead to a block of 4 MiB by
+    /// `writer`. Returns the number of steps, and how many of the words are left.
     fn sweep(writer: u16) -> (usize, usize) {
         let memory = RegionMemory::anonymous(16 << 20, HugePages::Never).unwrap();
         let Opened { region, geometry, index, .. } =
@@ -118,7 +118,7 @@ mod tests {
         }
         let own = OwnEndpoint::over_memory(&region);
         let mut sweeper = Sweeper::default();
-        sweeper.add(GONE, 0, 0);
+        sweeper.add(FENCED, 0, 0);
         let mut steps = 0;
         while !sweeper.is_done() {
             sweeper.step(&index, &own, boot_time_ns()).unwrap();
@@ -133,11 +133,11 @@ mod tests {
 
     #[test]
     fn a_step_reads_no_more_than_two_large_blocks() {
-        assert_eq!(sweep(GONE), (WORDS / 2 + 1, 0));
+        assert_eq!(sweep(FENCED), (WORDS / 2 + 1, 0));
     }
 
     #[test]
-    fn of_a_block_that_is_anothers_only_the_header_is_read() {
-        assert_eq!(sweep(GONE + 1), (1, WORDS));
+    fn only_the_header_of_another_clients_block_is_read() {
+        assert_eq!(sweep(FENCED + 1), (1, WORDS));
     }
 }

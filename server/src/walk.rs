@@ -1,21 +1,20 @@
-//! Walks through the index, a step at a time, so that no client waits for a chore for long.
+//! Walks through the index in short steps, so that no client waits long for a chore.
 //!
-//! A step is over when its [`Budget`] is spent; the walk's [`Cursor`] says where the next one goes
-//! on. What to do with a slot is the chore's own judgement.
+//! A step ends when its [`Budget`] is spent. The next one continues at the walk's [`Cursor`]. The
+//! chore decides what to do with each slot.
 
 use farside_fabric::ChainError;
 use farside_layout::Slot;
 
 use crate::index::{Index, SubtableImage};
 
-/// How many bytes of blocks a step of a chore reads: some milliseconds.
+/// How many bytes of blocks a step of a chore reads, which takes some milliseconds.
 const STEP_BYTES: u64 = 8 << 20;
 
-/// What a step may still read.
+/// How many subtables and how many bytes of blocks a step may still read.
 ///
-/// The number of slots says nothing about how long a step takes: a slot can lead to 4 MiB, and a
-/// million slots to the same 4 MiB. So bytes of blocks count, too. The block that is read last may
-/// be longer than what was left.
+/// The number of subtables does not bound the time of a step, because damaged slots can all lead to
+/// the same block of 4 MiB. So bytes of blocks count, too. The last block may exceed the budget.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Budget {
     subtables: usize,
@@ -23,28 +22,28 @@ pub(crate) struct Budget {
 }
 
 impl Budget {
-    /// For a walk without clients that would wait.
+    /// The budget of a walk before there are clients.
     pub(crate) const UNLIMITED: Self = Self::new(usize::MAX, u64::MAX);
 
     pub(crate) const fn new(subtables: usize, bytes: u64) -> Self {
         Self { subtables, bytes }
     }
 
-    /// For a step of a chore.
+    /// The budget of a step of a chore.
     pub(crate) const fn of_step(subtables: usize) -> Self {
         Self::new(subtables, STEP_BYTES)
     }
 
-    /// Notes that so many bytes of blocks were read.
+    /// Takes the bytes of a block that was read from the budget.
     pub(crate) fn spend(&mut self, bytes: u64) {
         self.bytes = self.bytes.saturating_sub(bytes);
     }
 }
 
-/// The place and the slot in it that a walk looks at next.
+/// The next slot of a walk: the number of its place, and of the slot in the place.
 ///
-/// An index only ever gets more places, so a walk by their numbers misses none. But a split moves
-/// entries to places where the walk has been: see [`Index::moves`].
+/// An index only gains places, so a walk by their numbers misses none. But a split can move entries
+/// to places that the walk has passed: see [`Index::moves`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Cursor {
     place: usize,
@@ -52,12 +51,12 @@ pub(crate) struct Cursor {
 }
 
 impl Cursor {
-    /// A step from here on, to the end of the index at most.
+    /// Begins a step that ends at the end of the index at the latest.
     pub(crate) fn walk<'w>(&'w mut self, index: &'w Index, budget: Budget) -> Walk<'w> {
         Walk { index, cursor: self, budget, image: None, goes_round: false }
     }
 
-    /// A step from here on that goes on at the start of the index when it comes to the end.
+    /// Begins a step that continues at the start of the index after its end.
     pub(crate) fn walk_round<'w>(&'w mut self, index: &'w Index, budget: Budget) -> Walk<'w> {
         Walk { goes_round: true, ..self.walk(index, budget) }
     }
@@ -68,13 +67,13 @@ pub(crate) struct Walk<'w> {
     index: &'w Index,
     cursor: &'w mut Cursor,
     pub(crate) budget: Budget,
-    /// The subtable that the cursor is in, read in this step.
+    /// The subtable of the cursor, if this step has read it.
     image: Option<SubtableImage>,
     goes_round: bool,
 }
 
 impl Walk<'_> {
-    /// The next slot, with its offset in the region. `None` at the end of the step.
+    /// Returns the next slot, with its offset in the region; `None` at the end of the step.
     pub(crate) fn next(&mut self) -> Result<Option<(u64, Slot)>, ChainError> {
         if self.budget.bytes == 0 {
             return Ok(None);
@@ -100,12 +99,12 @@ impl Walk<'_> {
         Ok(found)
     }
 
-    /// Whether the next slot takes another READ of the index.
+    /// Whether the next slot is in a subtable that this step has not read yet.
     pub(crate) fn is_between_subtables(&self) -> bool {
         self.image.is_none()
     }
 
-    /// Whether the walk, not only this step of it, has come to the end of the index.
+    /// Whether the walk, not only this step, has reached the end of the index.
     pub(crate) fn is_over(&self) -> bool {
         self.cursor.place >= self.index.places.len()
     }
@@ -120,9 +119,9 @@ mod tests {
     use super::*;
     use crate::recovery::{self, Opened};
 
-    /// Also those of places that a split adds meanwhile.
+    /// Including the slots of places that a split adds meanwhile.
     #[test]
-    fn every_slot_comes_once_whatever_the_steps() {
+    fn a_walk_in_steps_visits_every_slot_once() {
         let memory = RegionMemory::anonymous(8 << 20, HugePages::Never).unwrap();
         let Opened { mut index, .. } = recovery::open(&memory, &ServerConfig::default()).unwrap();
         let (mut cursor, mut offsets) = (Cursor::default(), Vec::new());

@@ -26,8 +26,9 @@ use crate::recovery::Opened;
 const SESSIONS_MAX: usize = 4096;
 /// How long the server accepts nothing after the system refused it a descriptor.
 const ACCEPT_PAUSE_NS: Nanos = 100_000_000;
-/// One place in this many is kept: from readers for writers, and from one user for others.
-const KEPT_SHARE: u32 = 8;
+/// Readers together get all client ids except one in this many, and so does one user. The others
+/// are left for writers and for other users.
+const RESERVED_SHARE: u32 = 8;
 
 /// A request that is refused, and the reason.
 type Refused = (Box<dyn ConnectionRequest>, Refusal);
@@ -208,7 +209,7 @@ impl Admission {
         role: Role,
         connections: &mut Connections,
     ) -> Result<Option<(u64, Role)>, Refused> {
-        // Over RDMA nothing tells users apart.
+        // RDMA-CM does not name the peer's user.
         let (id, lease) = match self.admit(role, None, connections) {
             Ok(admitted) => admitted,
             Err(refusal) => return Err((incoming, refusal)),
@@ -242,9 +243,10 @@ impl Admission {
         (client_id, ticket, role): (u16, u64, Role),
         connections: &mut Connections,
     ) -> Result<Option<(u64, Role)>, Refused> {
+        let shown = (client_id, role, ticket);
         let found = connections.iter().find_map(|(token, connection)| match connection.client {
-            ClientIdentity::Client { id, role: of, lease, ticket: own } => {
-                ((id, of, own) == (client_id, role, ticket)).then_some((token, lease))
+            ClientIdentity::Client { id, role, lease, ticket } => {
+                ((id, role, ticket) == shown).then_some((token, lease))
             }
             _ => None,
         });
@@ -272,12 +274,12 @@ impl Admission {
     ) -> Option<Welcome> {
         let remote = self.acceptor.remote(role)?;
         let RemoteRegion { base_address, rkey, round_trip_min_ns, .. } = remote;
-        let known = self.welcome;
-        Some(Welcome { client_id, lease, base_address, rkey, round_trip_min_ns, ticket, ..known })
+        let common = self.welcome;
+        Some(Welcome { client_id, lease, base_address, rkey, round_trip_min_ns, ticket, ..common })
     }
 
-    /// An id and a lease for another client in this role, of this user, if there is a place for
-    /// one. The server's own user and root could stop the server as well, and may have all.
+    /// Returns an id and a lease for another client in this role, of this user. The limit for a
+    /// user does not apply to the server's own user and to root: they could stop the server anyway.
     fn admit(
         &mut self,
         role: Role,
@@ -285,17 +287,19 @@ impl Admission {
         connections: &Connections,
     ) -> Result<(u16, u64), Refusal> {
         let clients_max = self.clients.clients_max();
-        let share = (clients_max - clients_max / KEPT_SHARE) as usize;
-        let clients = || connections.iter().map(|(_, of)| of).filter(|of| of.is_client());
+        let share = (clients_max - clients_max / RESERVED_SHARE) as usize;
+        let clients = || {
+            connections.iter().map(|(_, connection)| connection).filter(|client| client.is_client())
+        };
         if role == Role::Reader {
-            let readers = clients().filter(|of| of.role() == Some(Role::Reader)).count();
+            let readers = clients().filter(|client| client.role() == Some(Role::Reader)).count();
             if readers >= share {
                 return Err(Refusal::FullOfReaders { readers: readers as u64 });
             }
         }
-        let own = rustix::process::geteuid().as_raw();
-        if let Some(user) = user.filter(|user| *user != 0 && *user != own) {
-            let count = clients().filter(|of| of.user == Some(user)).count();
+        let server_user = rustix::process::geteuid().as_raw();
+        if let Some(user) = user.filter(|user| *user != 0 && *user != server_user) {
+            let count = clients().filter(|client| client.user == Some(user)).count();
             if count >= share {
                 return Err(Refusal::FullForUser { clients: count as u64 });
             }
@@ -303,15 +307,16 @@ impl Admission {
         self.clients.admit()
     }
 
-    /// A client that was admitted and could not be told so: there is nothing of it to find.
+    /// Frees the id of an admitted client that could not be sent its welcome. No sweep is needed,
+    /// because it has stored nothing.
     fn take_back(&mut self, client: u16) {
         if self.clients.fence(client).is_ok() {
             self.clients.forget(client);
         }
     }
 
-    /// Says in the log that a connection was refused; not if it is a session without its client,
-    /// which is one that connects anew.
+    /// Logs a refusal as a warning. A session without its client is logged for debugging only,
+    /// because its client just reconnects.
     pub(super) fn log_refusal(&mut self, refusal: Refusal) {
         match refusal {
             Refusal::UnknownClient { .. } => tracing::debug!("refused a client: {refusal}"),
@@ -320,7 +325,7 @@ impl Admission {
     }
 }
 
-/// A number that cannot be guessed; never 0, which is none.
+/// Returns a number that cannot be guessed. It is never 0, which stands for no ticket.
 fn new_ticket() -> io::Result<u64> {
     let mut random = [0; 8];
     rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;

@@ -1,4 +1,4 @@
-//! One connection as the control thread sees it: its client, and what it has not received yet.
+//! One connection of the control thread: its client, and the messages that wait to be sent to it.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -21,10 +21,11 @@ pub(super) enum ClientIdentity {
         id: u16,
         role: Role,
         lease: u64,
-        /// What its sessions have to show, over verbs.
+        /// The secret number that its sessions must show, over verbs.
         ticket: u64,
     },
-    /// A client that said goodbye. Whether it took its last answer shows when it hangs up.
+    /// A client that said goodbye. When it hangs up, the server learns whether it took its last
+    /// answer.
     Leaving,
 }
 
@@ -61,39 +62,41 @@ impl DisconnectReason {
     }
 }
 
-/// Which request goes first: the most urgent is 0.
-fn urgency(ask: ServerRequest) -> usize {
-    match ask {
+/// Returns the rank by which requests are sent; 0 is sent first.
+fn urgency(request: ServerRequest) -> usize {
+    match request {
         ServerRequest::Alive => 0,
         ServerRequest::Report { .. } => 1,
         ServerRequest::Return => 2,
     }
 }
 
-/// A connection. It has at most one answer that was not sent: until then it is not read from, so
-/// that a client that asks and does not listen fills its own socket and nothing else.
+/// A connection. At most one answer waits to be sent. Until it is sent, the server reads no further
+/// request, so a client that does not read its answers fills only its own socket.
 pub(super) struct ClientConnection {
     pub(super) channel: Box<dyn ControlChannel>,
-    /// What events of the RDMA device call its control channel.
+    /// The identifier of its control channel in events of the RDMA device.
     pub(super) id: Option<ConnectionId>,
-    /// Its sessions' ways to the region, over verbs.
+    /// The connections of its sessions to the region, over verbs.
     pub(super) data: Vec<Box<dyn DataConnection>>,
     pub(super) client: ClientIdentity,
-    /// The user at the other end, on this host.
+    /// The user of the client, if it is on this host.
     pub(super) user: Option<u32>,
-    /// It waits for a turn of the control thread.
+    /// Whether it is in the queue for a turn of the control thread.
     pub(super) is_queued: bool,
-    /// What epoll watches it for.
+    /// The events for which epoll watches it.
     pub(super) watched: EventFlags,
-    /// How far the snapshot is that it takes.
+    /// The progress of the snapshot that its client takes, in thousandths.
     pub(super) snapshot_permille: Option<u32>,
     unsent: Option<Reply>,
     last_sent: Option<Reply>,
-    /// What it is to be asked once there is room, by [`urgency`].
+    /// The requests to send once there is room, by [`urgency`].
     asks: [Option<ServerRequest>; 3],
-    /// The other end is closed: it gets nothing any more, but what it sent before is still here.
+    /// The client has closed its end. Nothing can be sent to it, but the messages that it sent
+    /// before can still be read.
     is_closed: bool,
-    /// It closed before it took `last_sent`; what it left before that is unknown.
+    /// The client closed its end before it read `last_sent`. Whether it read earlier messages is
+    /// unknown.
     missed_last: bool,
 }
 
@@ -120,7 +123,7 @@ impl ClientConnection {
         self.role().is_some()
     }
 
-    /// What its client may do, if it has one.
+    /// The role of its client; `None` if it has no client.
     pub(super) fn role(&self) -> Option<Role> {
         match self.client {
             ClientIdentity::Client { role, .. } => Some(role),
@@ -128,18 +131,18 @@ impl ClientConnection {
         }
     }
 
-    /// Whether an answer waits until the client takes those before it.
+    /// Whether an answer waits until the client has read earlier ones.
     pub(super) fn is_waiting(&self) -> bool {
         self.unsent.is_some()
     }
 
-    /// What epoll should watch it for.
+    /// The events for which epoll should watch it.
     pub(super) fn wants(&self) -> EventFlags {
-        let is_asking = self.next_ask().is_some();
-        match (self.is_waiting(), is_asking && !self.is_closed) {
+        let has_request = self.next_ask().is_some();
+        match (self.is_waiting(), has_request && !self.is_closed) {
             _ if !self.channel.is_writable_with_room() => EventFlags::IN,
             (true, _) => EventFlags::OUT,
-            // What it says meanwhile may be what makes it ask for less.
+            // It has no answer pending, so its requests are still read.
             (false, true) => EventFlags::IN | EventFlags::OUT,
             (false, false) => EventFlags::IN,
         }
@@ -149,7 +152,8 @@ impl ClientConnection {
     pub(super) fn receive(&mut self, buffer: &mut [u8]) -> Result<Option<usize>, DisconnectReason> {
         match self.channel.receive(buffer) {
             Ok(Some(0)) => {
-                // It may have closed between this call's look for an error and its look for data.
+                // If the client closed between the check for an error and the check for data in
+                // this call, the error is still pending.
                 let error = rustix::net::sockopt::socket_error(&self.channel);
                 self.missed_last |= error == Ok(Err(rustix::io::Errno::CONNRESET));
                 Err(DisconnectReason::Gone)
@@ -158,7 +162,8 @@ impl ClientConnection {
             Err(error) => match error.kind() {
                 io::ErrorKind::InvalidData => Err(DisconnectReason::Broken(error.to_string())),
                 io::ErrorKind::TimedOut => Err(DisconnectReason::Silent),
-                // Said once, before what the client sent, which may include its goodbye.
+                // The error is reported once, before the messages that the client sent. Those may
+                // include its goodbye.
                 io::ErrorKind::ConnectionReset if !self.missed_last => {
                     (self.is_closed, self.missed_last) = (true, true);
                     Ok(None)
@@ -168,7 +173,7 @@ impl ClientConnection {
         }
     }
 
-    /// Answers, now or once there is room.
+    /// Sends an answer, now or once there is room.
     pub(super) fn answer(
         &mut self,
         reply: Reply,
@@ -179,7 +184,7 @@ impl ClientConnection {
         self.flush(buffer)
     }
 
-    /// Asks, now or once there is room; nothing a second time before the first was sent.
+    /// Sends a request, now or once there is room. It replaces an unsent request of the same kind.
     pub(super) fn ask(
         &mut self,
         ask: ServerRequest,
@@ -193,7 +198,7 @@ impl ClientConnection {
         self.asks.into_iter().flatten().next()
     }
 
-    /// Sends the answer that waits, then what there is to ask.
+    /// Sends the answer that waits, then the requests that wait.
     pub(super) fn flush(&mut self, buffer: &mut Vec<u8>) -> Result<(), DisconnectReason> {
         if let Some(reply) = &self.unsent {
             reply.encode(buffer);
@@ -207,13 +212,13 @@ impl ClientConnection {
                 return Ok(());
             }
             self.asks[urgency(ask)] = None;
-            // What it did not read when it closes may be no more than this.
+            // If the client closes with a message unread, that may be only this request.
             self.last_sent = None;
         }
         Ok(())
     }
 
-    /// Whether the message is on its way.
+    /// Sends a message. Returns false if there is no room, or if the client has closed its end.
     fn send(&mut self, message: &[u8]) -> Result<bool, DisconnectReason> {
         if self.is_closed {
             return Ok(false);
@@ -222,7 +227,7 @@ impl ClientConnection {
             Ok(()) => return Ok(true),
             Err(error) => match error.kind() {
                 io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => {}
-                // Not the end: its last requests are still to be read.
+                // Not an error: the client's last requests must still be read.
                 io::ErrorKind::BrokenPipe
                 | io::ErrorKind::ConnectionRefused
                 | io::ErrorKind::NotConnected => self.is_closed = true,
@@ -235,12 +240,12 @@ impl ClientConnection {
         Ok(false)
     }
 
-    /// From here on nothing is sent.
+    /// Lets nothing be sent from now on.
     pub(super) fn close(&mut self) {
         self.is_closed = true;
     }
 
-    /// Answers that the client certainly never saw.
+    /// Takes the answers that the client certainly never read.
     pub(super) fn take_undelivered(&mut self) -> [Option<Reply>; 2] {
         let unsent = if self.is_closed { self.unsent.take() } else { None };
         let missed = if self.missed_last { self.last_sent.take() } else { None };

@@ -1,8 +1,8 @@
 //! The connections of the control thread: what epoll watches them for, and their turns.
 //!
-//! Connections wait for their turn in one queue. Each gets a share and goes back to its end, so
-//! that one with many requests delays another by a share at most. A connection without a client
-//! goes first; it has one message to send.
+//! Connections wait for their turn in one queue. After a bounded number of messages a connection
+//! goes back to the end of the queue, so a client with many requests delays another only by one
+//! turn. A connection without a client goes to the front: it has only one message to send.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -23,8 +23,8 @@ use crate::error::{ServerError, system};
 /// Limit on connections without a client: not yet identified, or already signed off. Above it the
 /// oldest is closed.
 pub(super) const STRANGERS_MAX: usize = 64;
-/// Events taken at a time: those of all connections, the listener and the end. So each client that
-/// spoke by then has its turn, or waits for it, before a chore may call it mute.
+/// Events taken at a time: one for each connection, the listener and the stop descriptor. So every
+/// client with an unread message is in the queue before a chore may declare it unresponsive.
 pub(super) const EVENTS_MAX: usize = CLIENTS_MAX as usize + STRANGERS_MAX + 2;
 
 pub(super) const LISTENER: u64 = 0;
@@ -33,22 +33,22 @@ pub(super) const FIRST_CONNECTION: u64 = 2;
 
 /// A message of a connection.
 pub(super) enum Received {
-    /// Of a stranger.
+    /// The first message of a connection that has not identified itself.
     Hello(Result<ConnectRequest, Refusal>),
-    /// Of the client with this id.
+    /// A message of the client with this id, in this role.
     Request(u16, Role, Request),
 }
 
 /// All connections.
 pub(super) struct Connections {
     epoll: OwnedFd,
-    /// By token; tokens rise, so the first that is no client is the oldest.
+    /// By token. Tokens rise, so of two connections the one with the lower token is older.
     by_token: BTreeMap<u64, ClientConnection>,
     next_token: u64,
-    /// Connections whose turn is still to come, in their order.
+    /// The tokens of the connections that wait for their turn.
     queue: VecDeque<u64>,
-    received: Vec<u8>,
-    sent: Vec<u8>,
+    receive_buffer: Vec<u8>,
+    send_buffer: Vec<u8>,
     snapshots_taken: u64,
 }
 
@@ -60,13 +60,13 @@ impl Connections {
             by_token: BTreeMap::new(),
             next_token: FIRST_CONNECTION,
             queue: VecDeque::new(),
-            received: vec![0; MESSAGE_BYTES_MAX],
-            sent: Vec::with_capacity(MESSAGE_BYTES_MAX),
+            receive_buffer: vec![0; MESSAGE_BYTES_MAX],
+            send_buffer: Vec::with_capacity(MESSAGE_BYTES_MAX),
             snapshots_taken: 0,
         })
     }
 
-    /// Watches a descriptor under this token.
+    /// Has epoll watch a descriptor, whose events carry this token.
     pub(super) fn watch(&self, source: impl AsFd, token: u64) -> rustix::io::Result<()> {
         let data = epoll::EventData::new_u64(token);
         epoll::add(&self.epoll, source, data, epoll::EventFlags::IN)
@@ -76,7 +76,7 @@ impl Connections {
         epoll::delete(&self.epoll, source)
     }
 
-    /// Waits until something can be read, or for so long.
+    /// Waits until a watched descriptor has an event, or until the timeout.
     pub(super) fn wait(
         &self,
         events: &mut Vec<epoll::Event>,
@@ -86,7 +86,7 @@ impl Connections {
         epoll::wait(&self.epoll, spare_capacity(events), timeout).map(|_| ())
     }
 
-    /// From here on the connection is watched.
+    /// Adds and watches a connection. Returns its token.
     pub(super) fn add(&mut self, connection: ClientConnection) -> io::Result<u64> {
         let token = self.next_token;
         self.watch(&connection, token)?;
@@ -95,18 +95,18 @@ impl Connections {
         Ok(token)
     }
 
-    /// The connection is served no more. Over verbs this fences its client: the queue pairs are
-    /// gone when it returns.
+    /// Removes a connection. Over verbs this fences its client: its queue pairs are destroyed when
+    /// this returns.
     pub(super) fn remove(&mut self, token: u64) -> Option<ClientConnection> {
         let mut connection = self.by_token.remove(&token)?;
-        // Explicitly, for a copy of the descriptor in a forked child would keep it watched.
+        // Closing the descriptor would not be enough: a copy in a forked child keeps it watched.
         let _ = self.unwatch(&connection);
         connection.close();
         connection.data.clear();
         Some(connection)
     }
 
-    /// All of them, for a service that ends.
+    /// Removes all connections, when the service stops.
     pub(super) fn remove_all(&mut self) -> impl Iterator<Item = ClientConnection> + use<> {
         std::mem::take(&mut self.by_token).into_values()
     }
@@ -123,10 +123,12 @@ impl Connections {
         self.by_token.iter().map(|(token, connection)| (*token, connection))
     }
 
-    /// A connection waits for its turn; once.
+    /// Adds a connection to the queue if it is not in it.
     pub(super) fn enqueue(&mut self, token: u64) {
         let connection = self.by_token.get_mut(&token);
-        let Some(connection) = connection.filter(|of| !of.is_queued) else { return };
+        let Some(connection) = connection.filter(|connection| !connection.is_queued) else {
+            return;
+        };
         connection.is_queued = true;
         match connection.is_client() {
             true => self.queue.push_back(token),
@@ -134,10 +136,12 @@ impl Connections {
         }
     }
 
-    /// The connection whose turn it is.
+    /// Takes the next connection from the queue.
     pub(super) fn dequeue(&mut self) -> Option<u64> {
         let token = self.queue.pop_front()?;
-        self.by_token.get_mut(&token).into_iter().for_each(|of| of.is_queued = false);
+        if let Some(connection) = self.by_token.get_mut(&token) {
+            connection.is_queued = false;
+        }
         Some(token)
     }
 
@@ -145,21 +149,21 @@ impl Connections {
         !self.queue.is_empty()
     }
 
-    /// Whether the connection is there and has no turn to come.
+    /// Whether the connection exists and is not in the queue.
     pub(super) fn is_idle(&self, token: u64) -> bool {
-        self.by_token.get(&token).is_some_and(|of| !of.is_queued)
+        self.by_token.get(&token).is_some_and(|connection| !connection.is_queued)
     }
 
-    /// Sends what a connection waits for, and takes a message; `None` when there is none, or no
-    /// room for an answer.
+    /// Sends the unsent messages of a connection, then receives one. Returns `None` if there is
+    /// none, or if an answer is still unsent.
     pub(super) fn receive(&mut self, token: u64) -> Result<Option<Received>, DisconnectReason> {
         let Some(connection) = self.by_token.get_mut(&token) else { return Ok(None) };
-        connection.flush(&mut self.sent)?;
+        connection.flush(&mut self.send_buffer)?;
         if connection.is_waiting() {
             return Ok(None);
         }
-        let Some(bytes) = connection.receive(&mut self.received)? else { return Ok(None) };
-        let message = &self.received[..bytes];
+        let Some(bytes) = connection.receive(&mut self.receive_buffer)? else { return Ok(None) };
+        let message = &self.receive_buffer[..bytes];
         Ok(Some(match connection.client {
             ClientIdentity::Stranger => Received::Hello(decode_hello(message)),
             ClientIdentity::Client { id, role, .. } => {
@@ -172,29 +176,29 @@ impl Connections {
         }))
     }
 
-    /// Answers a client, now or once there is room.
+    /// Sends an answer to a client, now or once there is room.
     pub(super) fn reply(&mut self, token: u64, reply: Reply) -> Result<(), DisconnectReason> {
         let Some(connection) = self.by_token.get_mut(&token) else { return Ok(()) };
-        connection.answer(reply, &mut self.sent)
+        connection.answer(reply, &mut self.send_buffer)
     }
 
-    /// Asks a client, now or once there is room.
+    /// Sends a request to a client, now or once there is room.
     pub(super) fn ask(&mut self, token: u64, request: ServerRequest) {
         let Some(connection) = self.by_token.get_mut(&token) else { return };
-        // A client that is gone already is found out soon: the event is there.
-        let _ = connection.ask(request, &mut self.sent);
+        // If this fails, the client has disconnected, and epoll reports that anyway.
+        let _ = connection.ask(request, &mut self.send_buffer);
         let _ = self.update_interest(token);
     }
 
-    /// Asks every writer; returns their connections.
+    /// Sends a request to every writer. Returns the tokens of their connections.
     pub(super) fn ask_writers(&mut self, request: ServerRequest) -> Vec<u64> {
-        let writers = self.iter().filter(|(_, of)| of.role() == Some(Role::Writer));
+        let writers = self.iter().filter(|(_, client)| client.role() == Some(Role::Writer));
         let writers: Vec<u64> = writers.map(|(token, _)| token).collect();
         writers.iter().for_each(|token| self.ask(*token, request));
         writers
     }
 
-    /// Watches a connection for what comes next.
+    /// Has epoll watch a connection for the events that matter now.
     pub(super) fn update_interest(&mut self, token: u64) -> Result<(), DisconnectReason> {
         let Some(connection) = self.by_token.get_mut(&token) else { return Ok(()) };
         let wants = connection.wants();
@@ -207,20 +211,21 @@ impl Connections {
         Ok(())
     }
 
-    /// The other end of a connection through a device is gone. The token, if it is a client's
-    /// control channel; a session ends here.
+    /// Handles the end of a connection through a device. Drops the connection if it is a session's.
+    /// Returns the token if it is a client's control channel.
     pub(super) fn end(&mut self, id: ConnectionId) -> Option<u64> {
-        let of_client = self.iter().find(|(_, of)| of.id == Some(id));
-        let token = of_client.map(|(token, _)| token);
+        let client = self.iter().find(|(_, connection)| connection.id == Some(id));
+        let token = client.map(|(token, _)| token);
         if token.is_none() {
-            let all = self.by_token.values_mut();
-            all.for_each(|of| of.data.retain(|connection| connection.id() != id));
+            for client in self.by_token.values_mut() {
+                client.data.retain(|session| session.id() != id);
+            }
         }
         token
     }
 
-    /// Asks every client's device for a sign of life: by a session if one answers, for the channel
-    /// wakes this thread when it does. A client whose device is silent ends by itself.
+    /// Probes every client's device: through a session if one answers, because an answer on the
+    /// control channel wakes this thread. If a device stays silent, its connection fails by itself.
     pub(super) fn probe(&mut self) {
         for connection in self.by_token.values_mut() {
             if !probe_first(&mut connection.data) {
@@ -229,21 +234,22 @@ impl Connections {
         }
     }
 
-    /// The connection to close if too many have no client: the oldest of the user that has most of
-    /// them, so that no user crowds out another's.
+    /// Returns the connection to close if too many have no client. It is the oldest one of the user
+    /// that has most of them, so that no user crowds out another.
     pub(super) fn surplus(&self) -> Option<u64> {
-        let strangers = self.iter().filter(|(_, of)| !of.is_client());
-        let strangers: Vec<_> = strangers.map(|(token, of)| (token, of.user)).collect();
+        let strangers = self.iter().filter(|(_, connection)| !connection.is_client());
+        let strangers: Vec<_> =
+            strangers.map(|(token, connection)| (token, connection.user)).collect();
         if strangers.len() <= STRANGERS_MAX {
             return None;
         }
-        let of_user = |user| strangers.iter().filter(|(_, other)| *other == user).count();
-        let (_, user) = strangers.iter().max_by_key(|(_, user)| of_user(*user))?;
+        let count_of = |user| strangers.iter().filter(|(_, other)| *other == user).count();
+        let (_, user) = strangers.iter().max_by_key(|(_, user)| count_of(*user))?;
         let oldest = strangers.iter().find(|(_, other)| other == user);
         oldest.map(|(token, _)| *token)
     }
 
-    /// A client takes a snapshot and is so far, in thousandths.
+    /// Notes the progress of the snapshot that a client takes, in thousandths.
     pub(super) fn note_snapshot(&mut self, token: u64, permille: u32) {
         if let Some(connection) = self.by_token.get_mut(&token) {
             connection.snapshot_permille = (permille < 1000).then_some(permille);
@@ -251,14 +257,16 @@ impl Connections {
         }
     }
 
-    /// How far the snapshots under way are, and how many were taken.
+    /// Returns the progress of the snapshots under way, and how many are complete.
     pub(super) fn snapshots(&self) -> (impl Iterator<Item = u32>, u64) {
-        let under_way = self.by_token.values().filter_map(|of| of.snapshot_permille);
+        let under_way =
+            self.by_token.values().filter_map(|connection| connection.snapshot_permille);
         (under_way, self.snapshots_taken)
     }
 }
 
-/// What a stranger on this host wants: to be a client, for its sessions need no connection.
+/// Decodes the first message of a connection on this host. Only clients connect there: a session
+/// uses the mapped region, so it needs no connection.
 fn decode_hello(message: &[u8]) -> Result<ConnectRequest, Refusal> {
     let request = ConnectRequest::decode(message)?;
     match request.purpose {

@@ -1,5 +1,5 @@
-//! Clients anywhere: they come through an RDMA device, and identify themselves in what RDMA-CM
-//! carries for them.
+//! Clients on any host: they connect through an RDMA device, and identify themselves in the private
+//! data of RDMA-CM.
 
 use std::io;
 use std::net::SocketAddr;
@@ -20,12 +20,13 @@ use crate::error::ServerError;
 use crate::own_endpoint::{LANES, OwnEndpoint};
 use crate::recovery::Opened;
 
-/// A device, and the region as each role may reach it through it.
+/// A listener at a device, and the region's registrations with the device.
 struct DeviceAcceptor {
     listener: Listener,
     protections: Arc<Protections>,
 }
 
+/// The protection domain and the registration of the region for each role.
 struct Protections {
     writers: Protection,
     readers: Protection,
@@ -40,16 +41,17 @@ impl Protections {
     }
 }
 
-fn listen(config: &ServerConfig) -> String {
+/// The configured address, for error messages.
+fn listen_address(config: &ServerConfig) -> String {
     config.listen.as_ref().map(ToString::to_string).unwrap_or_default()
 }
 
-/// Listens at the first address of the host's that a device has.
+/// Binds a listener to the first of these addresses that belongs to an RDMA device.
 pub(crate) fn bind(
     addresses: &[SocketAddr],
     config: &ServerConfig,
 ) -> Result<Listener, ServerError> {
-    let mut failure = ServerError::NoDeviceAddress { listen: listen(config) };
+    let mut failure = ServerError::NoDeviceAddress { listen: listen_address(config) };
     for address in addresses {
         if address.ip().is_unspecified() {
             continue;
@@ -70,10 +72,12 @@ impl BoundListener for Listener {
         opened: &Opened,
     ) -> Result<(Box<dyn Acceptor>, OwnEndpoint), ServerError> {
         let address = self.local_address();
-        let address = address.ok_or(ServerError::NoDeviceAddress { listen: listen(config) })?;
+        let address =
+            address.ok_or(ServerError::NoDeviceAddress { listen: listen_address(config) })?;
         let writers = Protection::at(address, &opened.region, Role::Writer)?;
         let readers = Protection::at(address, &opened.region, Role::Reader)?;
-        // The server's own way to the region (invariant I11).
+        // The server changes words with verbs as well, because atomics of the CPU and of the device
+        // need not exclude each other (invariant I11).
         let loopback = writers.loopback(LANES, &config.rdma.options())?;
         let own = OwnEndpoint::over(loopback, &opened.format)?;
         let protections = Arc::new(Protections { writers, readers });
@@ -86,7 +90,7 @@ impl Acceptor for DeviceAcceptor {
         EVENTS_MAX
     }
 
-    /// What is left keeps the descriptor readable.
+    /// Events that are not taken keep the descriptor readable.
     fn next(&mut self) -> io::Result<Option<Arrival>> {
         Ok(match self.listener.next_event() {
             Ok(event) => event.map(|event| match event {

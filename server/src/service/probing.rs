@@ -1,47 +1,47 @@
-//! When to look after the hosts of clients, and how: a host that lost power says nothing.
+//! Probes of the hosts of clients: a host that lost power sends no disconnect.
 
 use farside_fabric::Nanos;
 use farside_fabric::rdma::ProbeState;
 
 use super::acceptor::DataConnection;
 
-/// A clock that goes while there are clients.
+/// The time of the next probe.
 pub(super) struct Probing {
-    /// 0 for never.
+    /// Pause between two probes; 0 disables them.
     period_ns: Nanos,
-    /// When all clients were asked last, or when the first of them came.
-    at: Nanos,
+    /// When all clients were probed last, or when the first of them connected.
+    probed_at: Nanos,
 }
 
 impl Probing {
     pub(super) fn every(period_ns: Nanos) -> Self {
-        Self { period_ns, at: 0 }
+        Self { period_ns, probed_at: 0 }
     }
 
-    /// A client came. Only the first starts the clock: were it every one, those who come and go
-    /// would keep the others from ever being asked.
-    pub(super) fn client_came(&mut self, is_first: bool, now: Nanos) {
+    /// Notes that a client connected. Only the first one sets the time of the next probe. If each
+    /// did, clients that keep connecting would postpone the probes for ever.
+    pub(super) fn note_connected(&mut self, is_first: bool, now: Nanos) {
         if is_first {
-            self.at = now;
+            self.probed_at = now;
         }
     }
 
-    /// All clients are asked now.
+    /// Notes that all clients are probed now.
     pub(super) fn begin(&mut self, now: Nanos) {
-        self.at = now;
+        self.probed_at = now;
     }
 
-    /// When to ask, if there are clients.
+    /// Returns when to probe next, if there are clients.
     pub(super) fn next_at(&self) -> Option<Nanos> {
-        (self.period_ns > 0).then(|| self.at.saturating_add(self.period_ns))
+        (self.period_ns > 0).then(|| self.probed_at.saturating_add(self.period_ns))
     }
 }
 
-/// Asks the first of a client's sessions for a sign of life. Returns whether the session answered
-/// since the last time, or was not asked yet.
+/// Probes the first of a client's sessions. Returns whether the session answered the previous
+/// probe, or was not probed yet.
 ///
-/// One that is dead is dropped, and says nothing of the client: its end may have been told in a
-/// packet that was lost.
+/// A dead session is dropped. This does not mean that the client is dead: the packet with which it
+/// disconnected the session may have been lost.
 pub(super) fn probe_first<C: DataConnection + ?Sized>(sessions: &mut Vec<Box<C>>) -> bool {
     let Some(first) = sessions.first_mut() else { return false };
     let state = first.probe_state();
@@ -49,7 +49,7 @@ pub(super) fn probe_first<C: DataConnection + ?Sized>(sessions: &mut Vec<Box<C>>
         sessions.remove(0);
         return false;
     }
-    // What cannot be asked is in the middle of ending, and an event will say so.
+    // A session that cannot be probed is disconnecting, and an event will report it.
     let _ = first.probe();
     matches!(state, Ok(ProbeState::Idle | ProbeState::Alive))
 }
@@ -62,7 +62,7 @@ mod tests {
 
     use super::*;
 
-    /// A session in this state, and how often it was asked.
+    /// A session in this state, and how often it was probed.
     struct Fake(ProbeState, u32);
 
     impl DataConnection for Fake {
@@ -81,16 +81,16 @@ mod tests {
     }
 
     #[test]
-    fn a_dead_session_is_dropped_and_the_next_is_asked() {
+    fn a_dead_session_is_dropped_and_the_next_is_probed() {
         let mut sessions =
             vec![Box::new(Fake(ProbeState::Dead, 0)), Box::new(Fake(ProbeState::Idle, 0))];
-        assert!(!probe_first(&mut sessions), "the channel has to say whether the client is there");
+        assert!(!probe_first(&mut sessions), "the channel has to show whether the client is alive");
         assert_eq!(sessions.len(), 1);
         assert!(probe_first(&mut sessions));
         assert_eq!(sessions[0].1, 1);
         sessions[0].0 = ProbeState::Alive;
         assert!(probe_first(&mut sessions));
-        // As long as the device sends the probe again, without an answer.
+        // While the device retransmits the probe.
         sessions[0].0 = ProbeState::Pending;
         assert!(!probe_first(&mut sessions));
         assert_eq!(sessions.len(), 1);
@@ -100,23 +100,23 @@ mod tests {
     }
 
     #[test]
-    fn clients_that_come_and_go_put_off_no_probe() {
+    fn clients_that_connect_and_disconnect_postpone_no_probe() {
         let mut probing = Probing::every(1000);
-        probing.client_came(true, 5000);
+        probing.note_connected(true, 5000);
         for now in [5400, 5800, 5999] {
-            probing.client_came(false, now);
+            probing.note_connected(false, now);
             assert_eq!(probing.next_at(), Some(6000));
         }
         probing.begin(6000);
         assert_eq!(probing.next_at(), Some(7000));
-        probing.client_came(true, 9000);
-        assert_eq!(probing.next_at(), Some(10_000), "no client was there");
+        probing.note_connected(true, 9000);
+        assert_eq!(probing.next_at(), Some(10_000), "there was no client before");
     }
 
     #[test]
     fn a_period_of_0_means_no_probes() {
         let mut probing = Probing::every(0);
-        probing.client_came(true, 5000);
+        probing.note_connected(true, 5000);
         assert_eq!(probing.next_at(), None);
     }
 }

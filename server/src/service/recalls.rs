@@ -1,19 +1,20 @@
-//! When to ask all clients for the blocks that they can spare.
+//! Recalls: when to ask all clients to return the blocks that they do not need.
 //!
-//! There is a recall for each kind of memory: a class of blocks, or chunks for the index. What has
-//! come back of another kind does not help a client that wants this one.
+//! Each kind of memory has its own recalls: each class of blocks, and chunks for the index. Memory
+//! of another kind does not help the client whose request found none.
 
 use farside_fabric::Nanos;
 use farside_layout::SizeClass;
 
 use crate::depot::Returned;
 
-/// How long after a recall the server waits for what comes back before it says that there is
-/// nothing.
+/// How long after a recall clients may still return blocks. A request that finds none until then is
+/// told to retry.
 const ANSWER_NS: Nanos = 100_000_000;
 /// Pause between two recalls of one kind of memory.
 const PAUSE_NS: Nanos = 20_000_000;
-/// Pause after a recall in vain, which brought nothing back: a client may be about to unlink some.
+/// Pause after a recall in vain, after which nothing was returned. The server recalls again,
+/// because a client may unlink blocks meanwhile.
 const IN_VAIN_PAUSE_NS: Nanos = 50_000_000;
 /// After more recalls in vain than this in a row, the pause is [`HOPELESS_PAUSE_NS`].
 const IN_VAIN_MAX: u32 = 8;
@@ -23,28 +24,28 @@ const HOPELESS_PAUSE_NS: Nanos = 500_000_000;
 #[derive(Clone, Copy, Default)]
 struct Recall {
     at: Option<Nanos>,
-    /// What had come back until then.
+    /// What had been returned when it was made.
     returned: Returned,
-    /// How many in a row have brought nothing.
+    /// The number of recalls in vain in a row.
     in_vain: u32,
 }
 
 impl Recall {
-    /// The recall to make now; `None` if it is too early.
+    /// Returns the recall to make now; `None` if it is too early.
     fn next(&self, returned: Returned, now: Nanos) -> Option<Self> {
-        let again = Self { at: Some(now), returned, in_vain: 0 };
-        let Some(at) = self.at else { return Some(again) };
+        let next = Self { at: Some(now), returned, in_vain: 0 };
+        let Some(at) = self.at else { return Some(next) };
         let in_vain = if self.returned == returned { self.in_vain + 1 } else { 0 };
         let pause = match in_vain {
             0 => PAUSE_NS,
             1..=IN_VAIN_MAX => IN_VAIN_PAUSE_NS,
             _ => HOPELESS_PAUSE_NS,
         };
-        (now.saturating_sub(at) >= pause).then_some(Self { in_vain, ..again })
+        (now.saturating_sub(at) >= pause).then_some(Self { in_vain, ..next })
     }
 }
 
-/// The recalls of each class of blocks, and behind them those of chunks.
+/// The last recall of each class of blocks, then that of chunks.
 pub(super) struct Recalls([Recall; SizeClass::COUNT + 1]);
 
 impl Recalls {
@@ -56,8 +57,8 @@ impl Recalls {
         &mut self.0[class.map_or(SizeClass::COUNT, |class| class.index().into())]
     }
 
-    /// Whether to recall blocks now for a client that wants one of this class, or a chunk; so much
-    /// has come back.
+    /// Whether to recall blocks now, for a request for blocks of this class, or for a chunk.
+    /// `returned` is what has been returned until now.
     pub(super) fn begin(
         &mut self,
         class: Option<SizeClass>,
@@ -70,7 +71,7 @@ impl Recalls {
         next.is_some()
     }
 
-    /// Whether something may still come back.
+    /// Whether clients may still return blocks after the last recall.
     pub(super) fn is_recent(&mut self, class: SizeClass, now: Nanos) -> bool {
         self.of(Some(class)).at.is_some_and(|at| now.saturating_sub(at) < ANSWER_NS)
     }
@@ -81,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn recalls_in_vain_become_rare_and_those_of_another_kind_do_not() {
+    fn recalls_in_vain_become_rare_without_effect_on_another_kind() {
         let mut recalls = Recalls::new();
         let class = SizeClass::for_bytes(64).unwrap();
         let nothing = Returned::default();

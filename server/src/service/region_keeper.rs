@@ -1,5 +1,5 @@
-//! The region in the hands of the control thread: what clients ask of it, and the chores that keep
-//! it in order.
+//! The control thread's work on the region: requests of clients for memory, and the chores that
+//! keep the region in order.
 
 use farside_config::ServerConfig;
 use farside_control::{FreeBlock, Reply, Role, ServerStatistics, SplitOutcome};
@@ -17,10 +17,10 @@ use crate::own_endpoint::OwnEndpoint;
 use crate::recovery::{Opened, RegionTables};
 use crate::sweep::Sweeper;
 
-/// How long the depot's figures hold while readers alone ask for something.
-const FIGURES_NS: Nanos = 100_000_000;
+/// How long readers get the same figures of the depot. Bounds the time that their requests cost.
+const FIGURES_AGE_NS_MAX: Nanos = 100_000_000;
 
-/// The region, and its chores.
+/// The region and its chores.
 pub(super) struct RegionKeeper {
     opened: Opened,
     own: OwnEndpoint,
@@ -28,15 +28,14 @@ pub(super) struct RegionKeeper {
     sweeper: Sweeper,
     pub(super) collector: Collector,
     pub(super) reaper: Reaper,
-    /// In a region that is a cache.
+    /// Only if the region is a cache.
     evictor: Option<Evictor>,
     memory_level: MemoryLevel,
-    /// How many splits there were when the log said that the index cannot grow.
+    /// The number of splits when the log said that the index cannot grow. `None` if it can.
     stuck_at_splits: Option<u64>,
     statistics: ServerStatistics,
-    /// When the depot's figures in `statistics` were found out, which takes a walk over all chunks.
-    /// Readers may ask for them without end, and nothing that readers ask for changes them;
-    /// anything else drops them.
+    /// When the depot's figures in `statistics` were counted, which takes a walk over all chunks.
+    /// `None` once a request or a chore may have changed them.
     figures_at: Option<Nanos>,
 }
 
@@ -66,8 +65,8 @@ impl RegionKeeper {
         }
     }
 
-    /// Blocks for a client, and whether to ask all clients for what they do not need.
-    pub(super) fn take(
+    /// Takes blocks for a client. Returns the answer, and whether to send a recall to all writers.
+    pub(super) fn take_blocks(
         &mut self,
         class: SizeClass,
         count: u32,
@@ -83,14 +82,14 @@ impl RegionKeeper {
         if rested || !blocks.is_empty() {
             return Ok((Reply::Blocks { class, rested, soon: false, blocks }, false));
         }
-        let recalls = self.recall(Some(class), now);
+        let begins_recall = self.begin_recall(Some(class), now);
         let soon = self.recalls.is_recent(class, now) || self.opened.has_block_soon(class, now);
         self.statistics.requests_denied += u64::from(!soon);
-        Ok((Reply::Blocks { class, rested: true, soon, blocks }, recalls))
+        Ok((Reply::Blocks { class, rested: true, soon, blocks }, begins_recall))
     }
 
-    /// Blocks of keys that were not written for long, in a cache; none if there is no such key.
-    /// They have not rested.
+    /// Evicts keys that were written long ago, if the region is a cache. Returns their blocks,
+    /// which have not rested.
     fn evict(&mut self, class: SizeClass, count: u32) -> Result<Vec<FreeBlock>, ChainError> {
         let Some(evictor) = &mut self.evictor else { return Ok(Vec::new()) };
         let Opened { index, depot, .. } = &mut self.opened;
@@ -98,15 +97,15 @@ impl RegionKeeper {
             return Ok(Vec::new());
         }
         let blocks = evictor.make_room(class, count, index, &self.own, &mut self.reaper)?;
-        // As if they had gone by the depot: what comes out of it is not suspected to be lost, and
-        // taken less given is what clients and slots have.
+        // These blocks count as given to the depot and taken again: the collector does not suspect
+        // them, and `blocks_taken` minus `blocks_given` is what clients and slots have.
         blocks.iter().for_each(|block| depot.clear_suspicion(block.address));
         self.statistics.blocks_given += blocks.len() as u64;
         Ok(blocks)
     }
 
-    /// Takes blocks back.
-    pub(super) fn give(
+    /// Gives the blocks of a client to the depot.
+    pub(super) fn give_blocks(
         &mut self,
         class: SizeClass,
         rested: bool,
@@ -116,26 +115,26 @@ impl RegionKeeper {
         self.figures_at = None;
         let count = blocks.len() as u64;
         self.opened.depot.give(class, blocks, rested, now)?;
-        // Taken less given is what clients and slots have.
         self.statistics.blocks_given += count;
         Ok(())
     }
 
-    /// Blocks in undelivered answers belong to the depot again, as rested as they were.
+    /// Gives the blocks of undelivered answers back to the depot. Those that had rested need not
+    /// rest again.
     pub(super) fn take_back(&mut self, undelivered: [Option<Reply>; 2]) {
         for reply in undelivered.into_iter().flatten() {
             let Reply::Blocks { class, rested, blocks, .. } = reply else { continue };
-            if let Err(error) = self.give(class, rested, blocks, boot_time_ns()) {
+            if let Err(error) = self.give_blocks(class, rested, blocks, boot_time_ns()) {
                 tracing::error!("the depot refuses blocks that were not delivered: {error}");
             }
         }
     }
 
-    /// Splits the subtable of keys with this directory hash, which goes by so many bits of it; the
-    /// answer, and whether to ask all clients for what they do not need.
+    /// Splits the subtable of keys with this directory hash; `local_depth` is how many of its bits
+    /// the client's subtable uses. Returns the answer, and whether to send a recall to all writers.
     ///
-    /// A chunk that gets free does so long after its last block did. Meanwhile a client that has
-    /// left something in a place that rests may clear it.
+    /// A chunk becomes free only long after its last block was returned, so a recall does not
+    /// change the answer. It is `Later` while a place rests, whose client may still clear it.
     pub(super) fn split(
         &mut self,
         (directory_hash, local_depth): (u32, u8),
@@ -143,8 +142,8 @@ impl RegionKeeper {
     ) -> Result<(Reply, bool), ChainError> {
         self.figures_at = None;
         let split = self.opened.split((directory_hash, local_depth), &self.own)?;
-        let recalls = split.is_none() && self.recall(None, now);
-        let outcome = split.unwrap_or_else(|| self.opened.without_place(now));
+        let begins_recall = split.is_none() && self.begin_recall(None, now);
+        let outcome = split.unwrap_or_else(|| self.opened.outcome_without_place(now));
         if split.is_none() && outcome == SplitOutcome::Impossible && self.stuck_at_splits.is_none()
         {
             self.stuck_at_splits = Some(self.opened.index.splits);
@@ -153,17 +152,17 @@ impl RegionKeeper {
                  delete keys and run `kv-cli compact`, or restore a snapshot into a larger region"
             );
         }
-        Ok((Reply::Split { directory_hash, local_depth, outcome }, recalls))
+        Ok((Reply::Split { directory_hash, local_depth, outcome }, begins_recall))
     }
 
-    /// Whether to ask all clients for what they can spare, for the sake of this kind of memory.
-    fn recall(&mut self, class: Option<SizeClass>, now: Nanos) -> bool {
+    /// Returns whether to send a recall now, for a request that found no memory of this kind.
+    fn begin_recall(&mut self, class: Option<SizeClass>, now: Nanos) -> bool {
         let begins = self.recalls.begin(class, self.opened.depot.returned(class), now);
         self.statistics.recalls += u64::from(begins);
         begins
     }
 
-    /// A client reports blocks that it holds, `last` if it has no more.
+    /// Notes the blocks that a client reports to hold. `last` if its report is complete.
     pub(super) fn note_held(
         &mut self,
         token: u64,
@@ -178,18 +177,18 @@ impl RegionKeeper {
         }
     }
 
-    /// This client has left, with a goodbye.
-    pub(super) fn client_left(&mut self, token: u64, client: u16) {
+    /// Notes that this client said goodbye.
+    pub(super) fn sign_off(&mut self, token: u64, client: u16) {
         self.reaper.forget(client);
         self.collector.lost(token, false, boot_time_ns());
     }
 
-    /// This client was fenced, and may have been anywhere in an operation. Whether nothing is left
-    /// of it.
-    pub(super) fn client_lost(&mut self, token: u64, (client, role): (u16, Role)) -> bool {
-        // The memory of a reader refused every store.
+    /// Notes that this client was fenced, possibly in the middle of an operation. Returns whether
+    /// its id can be used again at once: a writer's slots must be swept first.
+    pub(super) fn note_fenced(&mut self, token: u64, (client, role): (u16, Role)) -> bool {
+        // A reader cannot have stored anything: its mapping is read-only.
         if role == Role::Reader {
-            self.client_left(token, client);
+            self.sign_off(token, client);
             return true;
         }
         let now = boot_time_ns();
@@ -199,7 +198,7 @@ impl RegionKeeper {
         false
     }
 
-    /// When there is something to do; `None` for never.
+    /// When to call [`RegionKeeper::step`]; `None` if no chore is planned.
     pub(super) fn next_step_at(&self) -> Option<Nanos> {
         let sweeper = self.sweeper.next_step_at();
         [sweeper, self.next_collection_at(), self.reaper.next_step_at()].into_iter().flatten().min()
@@ -209,8 +208,8 @@ impl RegionKeeper {
         self.collector.next_step_at(self.sweeper.is_done())
     }
 
-    /// Does what is due. Returns the clients of which nothing is left, and what the service has to
-    /// do for the collector.
+    /// Does the chores that are due. Returns the clients whose slots are swept, and what the
+    /// service must do for the collector.
     pub(super) fn step(&mut self, now: Nanos) -> Result<(Vec<u16>, Step), ChainError> {
         let is_due = |at: Option<Nanos>| at.is_some_and(|at| at <= now);
         let (mut swept, mut collection) = (Vec::new(), Step::Nothing);
@@ -222,7 +221,7 @@ impl RegionKeeper {
         }
         if is_due(self.reaper.next_step_at()) {
             for Removed { class, block } in self.reaper.step(&self.opened.index, &self.own)? {
-                if let Err(error) = self.give(class, false, vec![block], boot_time_ns()) {
+                if let Err(error) = self.give_blocks(class, false, vec![block], boot_time_ns()) {
                     tracing::error!("the depot refuses the block of an expired value: {error}");
                 }
             }
@@ -236,13 +235,13 @@ impl RegionKeeper {
         Ok((swept, collection))
     }
 
-    /// Says in the log when the memory gets full, and when the index grows again.
+    /// Logs when the memory gets full, and when the index grows again.
     fn log_levels(&mut self) {
         let chunks: u64 = self.opened.geometry.chunks().into();
         let used = chunks - self.opened.depot.chunks_free();
         let share = format_args!("{used} of {chunks} chunks of 2 MiB");
         match self.memory_level.update(used, chunks) {
-            // A cache is full as a rule.
+            // A cache is full in normal operation, so this is no warning.
             Some(LevelChange::Reached(level)) if self.evictor.is_some() => {
                 tracing::info!("{level} % of the memory is in use, {share}");
             }
@@ -263,7 +262,7 @@ impl RegionKeeper {
 
     /// The statistics of the region, for a client of this role.
     pub(super) fn statistics(&mut self, role: Role, now: Nanos) -> ServerStatistics {
-        let is_recent = |at: Nanos| now.saturating_sub(at) < FIGURES_NS;
+        let is_recent = |at: Nanos| now.saturating_sub(at) < FIGURES_AGE_NS_MAX;
         if role == Role::Writer || !self.figures_at.is_some_and(is_recent) {
             let Opened { region, geometry, depot, .. } = &mut self.opened;
             if let Err(error) = depot.refresh(now, &RegionTables { region, geometry }) {

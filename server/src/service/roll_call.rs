@@ -1,39 +1,41 @@
-//! Whether the processes of writers are there, and whether their clocks go on.
+//! Checks that the processes of writers run, and that their clocks do not fall behind.
 //!
-//! A client whose host is paused does not see that time passes: it takes old proofs of words for
-//! young ones. Over verbs its device answers probes meanwhile. So the server asks each client's
-//! process what its clock reads, and compares. A client that does not answer in time, or whose
-//! clock fell behind the server's by too much, is fenced; it connects anew, and knows nothing then.
+//! While a client's host is paused, its clock may stand still. Afterwards the client takes old
+//! proofs of words for recent ones. Over verbs its device answers probes meanwhile. So the server
+//! asks each client's process what its clock reads, and compares. A client is fenced if it does not
+//! answer in time, or if its clock fell too far behind the server's. It then reconnects without any
+//! proof.
 //!
-//! Four intervals add up to what T_word leaves for this (`clock_lag_max_ns`; `docs/protocol.md`,
-//! "Time"). They are the time until the first question, what an answer may show, the time until the
-//! next question, and that question's longest wait for an answer.
+//! Four intervals add up to the lag that T_word allows for (`clock_lag_max_ns`;
+//! `docs/protocol.md`, "Time"): the time until the first question, the lag that an answer may show,
+//! the time until the next question, and the longest wait for its answer.
 
 use std::collections::BTreeMap;
 
 use farside_fabric::Nanos;
 use farside_fabric::waiting::WaitTimer;
 
-/// By what part of the time a clock may run slow or fast and count as right.
-const DRIFT: i128 = 16;
+/// A clock may run slow or fast by one part in this many of the time that has passed. This much is
+/// not counted as lag.
+const DRIFT_SHARE: i128 = 16;
 
-/// A client as far as its clock goes.
+/// The clock of a client.
 struct Client {
-    /// By how much its clock was ahead of the server's, at most, as far as drift does not explain
-    /// the difference to now. `None` before the first answer.
+    /// The upper bound on its lead over the server's clock, corrected by the drift since then.
+    /// `None` before the first answer.
     ahead_ns: Option<i128>,
-    /// When that was found out.
+    /// When it answered last, or connected.
     answered_at: Nanos,
-    /// For an answer, and when it was asked.
+    /// The question without an answer: when it was sent, and the time waited since then.
     awaited: Option<(Nanos, WaitTimer)>,
 }
 
-/// What to do now.
+/// The clients to ask and to fence.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Call {
     /// The clients to ask.
     pub(super) ask: Vec<u64>,
-    /// The clients that did not answer, and for how many milliseconds.
+    /// The clients that have not answered in time, and for how many milliseconds.
     pub(super) silent: Vec<(u64, u64)>,
 }
 
@@ -41,16 +43,16 @@ pub(super) struct Call {
 pub(super) struct RollCall {
     lag_max_ns: Nanos,
     clients: BTreeMap<u64, Client>,
-    /// How many have not answered yet.
+    /// The number of questions without an answer.
     awaited: usize,
     asked_at: Nanos,
-    looked_at: Nanos,
+    stepped_at: Nanos,
 }
 
 impl RollCall {
-    /// For clients of which none may fall behind by more than this.
+    /// Ensures that no clock falls behind by more than `lag_max_ns` before its client is fenced.
     pub(super) fn new(lag_max_ns: Nanos) -> Self {
-        Self { lag_max_ns, clients: BTreeMap::new(), awaited: 0, asked_at: 0, looked_at: 0 }
+        Self { lag_max_ns, clients: BTreeMap::new(), awaited: 0, asked_at: 0, stepped_at: 0 }
     }
 
     /// How often each client is asked.
@@ -58,7 +60,7 @@ impl RollCall {
         self.lag_max_ns / 8
     }
 
-    /// How far an answer may show that a clock fell behind.
+    /// The lag up to which an answer is accepted.
     fn shown_max_ns(&self) -> Nanos {
         self.lag_max_ns / 4
     }
@@ -68,32 +70,32 @@ impl RollCall {
         self.lag_max_ns / 2
     }
 
-    /// A writer connected. Only the first one starts the clock.
-    pub(super) fn came(&mut self, token: u64, now: Nanos) {
+    /// Adds a writer that connected. The first one also starts the time until the next questions.
+    pub(super) fn add(&mut self, token: u64, now: Nanos) {
         if self.clients.is_empty() {
             self.asked_at = now;
         }
         self.clients.insert(token, Client { ahead_ns: None, answered_at: now, awaited: None });
     }
 
-    /// It is no client any more.
-    pub(super) fn left(&mut self, token: u64) {
+    /// Removes a client, if it is there.
+    pub(super) fn remove(&mut self, token: u64) {
         let awaited = self.clients.remove(&token).is_some_and(|client| client.awaited.is_some());
         self.awaited -= usize::from(awaited);
     }
 
-    /// When there is something to do; never while there are no writers.
+    /// When to call [`RollCall::step`]; `None` while there are no writers.
     pub(super) fn next_step_at(&self) -> Option<Nanos> {
         let ask_at = self.asked_at.saturating_add(self.period_ns());
-        let look_at = WaitTimer::since(self.looked_at).next_look_at(self.silence_max_ns());
+        let look_at = WaitTimer::since(self.stepped_at).next_look_at(self.silence_max_ns());
         let at = if self.awaited > 0 { ask_at.min(look_at) } else { ask_at };
         (!self.clients.is_empty()).then_some(at)
     }
 
-    /// Goes on, when [`RollCall::next_step_at`] says so.
+    /// Advances the waits for answers, and returns the clients to ask and to fence.
     pub(super) fn step(&mut self, now: Nanos) -> Call {
         let mut call = Call::default();
-        let is_time = now >= self.asked_at.saturating_add(self.period_ns());
+        let asks_now = now >= self.asked_at.saturating_add(self.period_ns());
         let silence_max_ns = self.silence_max_ns();
         for (token, client) in &mut self.clients {
             match &mut client.awaited {
@@ -103,7 +105,7 @@ impl RollCall {
                         call.silent.push((*token, waiting.waited() / 1_000_000));
                     }
                 }
-                None if is_time => {
+                None if asks_now => {
                     client.awaited = Some((now, WaitTimer::since(now)));
                     self.awaited += 1;
                     call.ask.push(*token);
@@ -111,32 +113,36 @@ impl RollCall {
                 None => {}
             }
         }
-        self.looked_at = now;
-        if is_time {
+        self.stepped_at = now;
+        if asks_now {
             self.asked_at = now;
         }
         call
     }
 
-    /// A client's clock reads this; by how many milliseconds it fell behind if that is too much.
+    /// Takes a client's answer: what its clock reads.
+    ///
+    /// # Errors
+    /// The clock fell too far behind the server's, by this many milliseconds.
     pub(super) fn answered(&mut self, token: u64, clock: Nanos, now: Nanos) -> Result<(), u64> {
         let shown_max_ns = self.shown_max_ns();
         let Some(client) = self.clients.get_mut(&token) else { return Ok(()) };
-        // What was not asked says nothing.
+        // Without a question it is unknown when the clock was read.
         let Some((asked_at, mut waiting)) = client.awaited.take() else { return Ok(()) };
         self.awaited -= 1;
-        // It read its clock between the question and now. A server that was stopped meanwhile
-        // does not know when it was answered, and takes it to have been early.
+        // The client read its clock between the question and now. If the server was stopped
+        // meanwhile, it assumes an early answer, because its timer does not count that time.
         waiting.advance(now);
         let answered_at = asked_at.saturating_add(waiting.waited());
         let clock = i128::from(clock);
-        let (most, least) = (clock - i128::from(asked_at), clock - i128::from(answered_at));
+        let (ahead_max, ahead_min) =
+            (clock - i128::from(asked_at), clock - i128::from(answered_at));
         let passed = i128::from(now.saturating_sub(client.answered_at));
-        let ahead = client
-            .ahead_ns
-            .map_or(most, |before| most.clamp(before - passed / DRIFT, before + passed / DRIFT));
+        let ahead = client.ahead_ns.map_or(ahead_max, |before| {
+            ahead_max.clamp(before - passed / DRIFT_SHARE, before + passed / DRIFT_SHARE)
+        });
         (client.ahead_ns, client.answered_at) = (Some(ahead), now);
-        let behind = ahead - least;
+        let behind = ahead - ahead_min;
         if behind > i128::from(shown_max_ns) { Err((behind / 1_000_000) as u64) } else { Ok(()) }
     }
 }
@@ -151,7 +157,7 @@ mod tests {
     const LAG_MAX: Nanos = 6_400 * MS;
     const PERIOD: Nanos = LAG_MAX / 8;
 
-    /// A server, and one client with a clock of its own that it shows within 20 ms.
+    /// A server, and a client that answers within 20 ms with what its own clock reads.
     struct World {
         roll_call: RollCall,
         now: Nanos,
@@ -161,12 +167,13 @@ mod tests {
     impl World {
         fn new() -> Self {
             let mut roll_call = RollCall::new(LAG_MAX);
-            roll_call.came(7, 1000 * MS);
+            roll_call.add(7, 1000 * MS);
             Self { roll_call, now: 1000 * MS, clock: 5 * MS }
         }
 
-        /// Until the next thing to do; of each second the client's clock counts this much.
-        fn pass(&mut self, counted_ms: u64) -> Call {
+        /// Advances the time to the next step and does it. The client's clock counts this many
+        /// milliseconds of each second.
+        fn step(&mut self, counted_ms: u64) -> Call {
             let at = self.roll_call.next_step_at().unwrap();
             self.advance(at.saturating_sub(self.now), counted_ms);
             self.roll_call.step(self.now)
@@ -177,45 +184,45 @@ mod tests {
             self.clock += by / 1000 * counted_ms;
         }
 
-        /// Until the client was asked and has answered.
-        fn round(&mut self, counted_ms: u64) -> Result<(), u64> {
-            assert_eq!(self.pass(counted_ms), Call { ask: vec![7], silent: vec![] });
+        /// Does the next step, in which the client is asked, and has the client answer.
+        fn ask_and_answer(&mut self, counted_ms: u64) -> Result<(), u64> {
+            assert_eq!(self.step(counted_ms), Call { ask: vec![7], silent: vec![] });
             self.advance(20 * MS, counted_ms);
             self.roll_call.answered(7, self.clock, self.now)
         }
     }
 
     #[test]
-    fn a_client_that_answers_stays() {
-        // As fast as the server's clock, and as much slower or faster as clocks may be.
+    fn a_client_that_answers_is_not_fenced() {
+        // As fast as the server's clock, and 6 % slower and faster.
         for counted_ms in [1000, 940, 1060] {
             let mut world = World::new();
             for _ in 0..10_000 {
-                assert_eq!(world.round(counted_ms), Ok(()), "{counted_ms}");
+                assert_eq!(world.ask_and_answer(counted_ms), Ok(()), "{counted_ms}");
             }
         }
     }
 
     #[test]
-    fn without_writers_nothing_is_asked() {
+    fn no_step_is_due_without_writers() {
         let mut roll_call = RollCall::new(LAG_MAX);
         assert_eq!(roll_call.next_step_at(), None);
-        roll_call.came(7, 0);
+        roll_call.add(7, 0);
         assert_eq!(roll_call.step(PERIOD).ask, [7]);
-        roll_call.left(7);
+        roll_call.remove(7);
         assert_eq!(roll_call.next_step_at(), None);
-        roll_call.came(8, 9 * PERIOD);
+        roll_call.add(8, 9 * PERIOD);
         assert_eq!(roll_call.next_step_at(), Some(10 * PERIOD), "no answer is awaited");
     }
 
     #[test]
-    fn a_silent_process_is_named_and_others_are_asked_meanwhile() {
+    fn a_silent_process_is_reported_and_others_are_asked_meanwhile() {
         let mut world = World::new();
-        world.round(1000).unwrap();
-        world.roll_call.came(9, world.now);
+        world.ask_and_answer(1000).unwrap();
+        world.roll_call.add(9, world.now);
         let (mut asked, started) = (0, world.now);
         let silent = loop {
-            let call = world.pass(1000);
+            let call = world.step(1000);
             asked += call.ask.iter().filter(|token| **token == 9).count();
             if call.ask.contains(&9) {
                 world.roll_call.answered(9, world.now, world.now).unwrap();
@@ -230,46 +237,44 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_stood_still_is_seen_when_it_goes_on() {
+    fn a_clock_that_stood_still_is_found_at_the_next_answer() {
         let mut world = World::new();
-        world.round(1000).unwrap();
-        assert_eq!(world.pass(0).ask, [7]);
+        world.ask_and_answer(1000).unwrap();
+        assert_eq!(world.step(0).ask, [7]);
         world.advance(LAG_MAX / 4, 0);
         let behind = world.roll_call.answered(7, world.clock, world.now);
-        // Waiting counts what there was to see: this server did not look meanwhile.
+        // The timer counts only a part of this wait, because the server did not advance it.
         assert_eq!(behind, Ok(()));
-        let behind = world.round(1000);
+        let behind = world.ask_and_answer(1000);
         assert!(matches!(behind, Err(2200..2400)), "{behind:?}");
     }
 
-    /// Paused again and again, each time too briefly to be silent for long: the sum counts.
+    /// Each pause is too short to be noticed. The sum is not.
     #[test]
     fn short_pauses_add_up() {
         let mut world = World::new();
-        world.round(1000).unwrap();
-        let rounds = (0..100).take_while(|_| world.round(500).is_ok()).count();
+        world.ask_and_answer(1000).unwrap();
+        let rounds = (0..100).take_while(|_| world.ask_and_answer(500).is_ok()).count();
         assert!((3..5).contains(&rounds), "{rounds}");
     }
 
-    /// All that a clock can lose before its client is fenced, whatever it does, is what T_word
-    /// leaves for it.
+    /// The worst case of the four intervals in the module's documentation.
     #[test]
-    fn no_clock_falls_behind_by_more() {
-        // Stands still right behind the connection, is right for a while, then loses as much as
-        // an answer may show, then stands still for good.
+    fn no_clock_falls_further_behind_than_the_maximum_lag() {
+        // The clock stands still from the connection to the first answer, and is right for a while.
+        // Then it loses as much as an answer may show. Then it stands still for good.
         let mut world = World::new();
-        world.round(0).unwrap();
-        let born = world.now - 1000 * MS;
-        let mut lost = born;
+        world.ask_and_answer(0).unwrap();
+        let mut lost = world.now - 1000 * MS;
         for _ in 0..3 {
-            world.round(1000).unwrap();
+            world.ask_and_answer(1000).unwrap();
         }
         let before = world.now;
         world.advance(LAG_MAX / 4 - 30 * MS, 0);
         lost += world.now - before;
-        world.round(1000).unwrap();
+        world.ask_and_answer(1000).unwrap();
         let before = world.now;
-        while world.pass(0).silent.is_empty() {}
+        while world.step(0).silent.is_empty() {}
         lost += world.now - before;
         assert!(lost > LAG_MAX / 8 * 7 && lost <= LAG_MAX, "{lost} of {LAG_MAX}");
     }
@@ -277,25 +282,25 @@ mod tests {
     #[test]
     fn a_server_that_was_stopped_itself_fences_no_client() {
         let mut world = World::new();
-        world.round(1000).unwrap();
-        // Before it asked, while it waits, and with the answer there already.
+        world.ask_and_answer(1000).unwrap();
+        // It is stopped before it asks, while it waits, and when the answer has arrived already.
         world.advance(3_600_000 * MS, 1000);
-        assert_eq!(world.round(1000), Ok(()));
-        world.pass(1000);
+        assert_eq!(world.ask_and_answer(1000), Ok(()));
+        world.step(1000);
         world.advance(3_600_000 * MS, 1000);
         assert_eq!(world.roll_call.step(world.now).silent, []);
         assert!(world.roll_call.next_step_at().unwrap() <= world.now + WAITED_NS_MAX);
-        let at_once = world.clock - 3_600_000 * MS;
-        assert_eq!(world.roll_call.answered(7, at_once, world.now), Ok(()));
-        assert_eq!(world.round(1000), Ok(()));
+        let early_clock = world.clock - 3_600_000 * MS;
+        assert_eq!(world.roll_call.answered(7, early_clock, world.now), Ok(()));
+        assert_eq!(world.ask_and_answer(1000), Ok(()));
     }
 
     #[test]
-    fn any_clock_is_taken() {
+    fn no_clock_overflows() {
         for clock in [0, 1, u64::MAX, u64::MAX / 2] {
             let mut world = World::new();
-            world.round(1000).unwrap();
-            world.pass(1000);
+            world.ask_and_answer(1000).unwrap();
+            world.step(1000);
             let _ = world.roll_call.answered(7, clock, world.now);
             let _ = world.roll_call.answered(8, clock, world.now);
         }

@@ -1,5 +1,5 @@
-//! Clients on this host: they come through a Unix socket, identify themselves in their first
-//! message, and are passed the region.
+//! Clients on this host: they connect to a Unix socket, identify themselves in their first message,
+//! and receive the region's descriptor.
 
 use std::fs::File;
 use std::io;
@@ -16,17 +16,17 @@ use crate::error::{ServerError, system};
 use crate::own_endpoint::OwnEndpoint;
 use crate::recovery::Opened;
 
-/// How many connections are accepted in a turn.
+/// Limit on the connections that are accepted in one turn.
 const ACCEPTS_MAX: usize = 16;
 
-/// A socket, and the region's descriptors for the clients that come through it.
+/// A listening socket, and the region's descriptors for the clients that connect to it.
 struct SocketAcceptor {
     listener: Listener,
     for_writers: File,
     for_readers: File,
 }
 
-/// Listens at a socket of this name.
+/// Binds a listener to a socket at this path.
 pub(crate) fn bind(path: &Path, config: &ServerConfig) -> Result<Listener, ServerError> {
     let path_buf = || path.to_owned();
     let options = SocketOptions {
@@ -38,9 +38,9 @@ pub(crate) fn bind(path: &Path, config: &ServerConfig) -> Result<Listener, Serve
         io::ErrorKind::AddrInUse => ServerError::SocketInUse { path: path_buf() },
         io::ErrorKind::AlreadyExists => ServerError::NotASocket { path: path_buf() },
         io::ErrorKind::NotFound => ServerError::NoFolder { path: path_buf() },
-        io::ErrorKind::PermissionDenied if owner_else(&lock_path(path)).is_some() => {
+        io::ErrorKind::PermissionDenied if other_owner(&lock_path(path)).is_some() => {
             let path = lock_path(path);
-            ServerError::LockOfAnother { user: owner_else(&path).unwrap_or_default(), path }
+            ServerError::LockOfAnother { user: other_owner(&path).unwrap_or_default(), path }
         }
         io::ErrorKind::InvalidInput => ServerError::NotOwnLock { path: lock_path(path) },
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
@@ -50,11 +50,11 @@ pub(crate) fn bind(path: &Path, config: &ServerConfig) -> Result<Listener, Serve
     })
 }
 
-/// The user that a file belongs to, if it is not this process's.
-fn owner_else(path: &Path) -> Option<u32> {
-    let own = rustix::process::geteuid().as_raw();
+/// Returns the owner of a file if that is another user than this process's.
+fn other_owner(path: &Path) -> Option<u32> {
+    let this_user = rustix::process::geteuid().as_raw();
     let owner = std::fs::symlink_metadata(path).ok()?.uid();
-    (owner != own).then_some(owner)
+    (owner != this_user).then_some(owner)
 }
 
 impl BoundListener for Listener {
@@ -64,9 +64,10 @@ impl BoundListener for Listener {
         memory: &RegionMemory,
         opened: &Opened,
     ) -> Result<(Box<dyn Acceptor>, OwnEndpoint), ServerError> {
-        // What epoll promises may be gone when it is fetched; the thread must not wait for it.
-        let made = rustix::io::ioctl_fionbio(&*self, true).map_err(io::Error::from);
-        let for_writers = made.and_then(|()| memory.file.try_clone());
+        // Non-blocking: a connection that epoll reports may be gone before it is accepted, and the
+        // thread would block until another client connects.
+        let prepared = rustix::io::ioctl_fionbio(&*self, true).map_err(io::Error::from);
+        let for_writers = prepared.and_then(|()| memory.file.try_clone());
         let for_writers = for_writers.map_err(system("prepare the socket"))?;
         let for_readers = memory.reader_descriptor()?;
         let acceptor = SocketAcceptor { listener: *self, for_writers, for_readers };
