@@ -1,5 +1,5 @@
-//! Finding lost blocks, with clients at full speed: what a dead client held, what its last
-//! operation was about to link, and what it had unlinked.
+//! Finds lost blocks while clients run: those that a dead client held, and those that its last
+//! operation was about to link or had unlinked.
 //!
 //! `docs/protocol.md` ("Lost blocks") has the argument, step by step.
 
@@ -13,83 +13,84 @@ use crate::depot::{Depot, Noted, RegionAccess};
 use crate::index::Index;
 use crate::walk::{Budget, Cursor};
 
-/// How many subtables are looked through before the server looks after its clients again: 2 MiB.
+/// How many subtables a step reads, 2 MiB. More would let clients wait longer for answers.
 const SUBTABLES_PER_STEP: usize = 256;
-/// How many blocks' headers are looked at before that, and those of one chunk more ...
+/// How many block headers a step reads. The chunk in which it reaches this number is completed.
 const HEADERS_PER_STEP: usize = 1 << 14;
-/// ... and in how many chunks blocks are suspected, or are no more.
+/// In how many chunks a step turns blocks into suspects, or clears all suspicions.
 const CHUNKS_PER_STEP: u32 = 2048;
-/// What a chunk without suspects costs a step.
+/// A chunk without suspects costs a step as much as this many headers.
 const HEADERS_PER_CHUNK: usize = 64;
-/// How many headers are noted at a time, and those of one chunk more: 32 MiB. If more blocks are
-/// suspected, the collection takes another pass for the chunks behind.
+/// How many headers are noted at a time, 32 MiB. The chunk in which this number is reached is
+/// completed. If there are more suspects, the collection takes another pass for the later chunks.
 const NOTED_MAX: usize = 1 << 22;
-/// How long a client may take to say what it holds. Then it is fenced.
+/// How long a client may take to report what it holds. Then it is fenced.
 pub(crate) const ANSWER_NS: Nanos = 5_000_000_000;
-/// After a death, how long others may follow it before a collection begins.
+/// Pause between the loss of a client and a collection. Clients that are lost meanwhile share it.
 const DEBOUNCE_NS: Nanos = 100_000_000;
-/// How long a collection waits at most until the slots of lost clients are cleared.
+/// How long a collection waits at most for the sweep of the slots of lost clients.
 const SWEEP_NS: Nanos = 2_000_000_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     Idle,
-    /// Blocks become suspects.
+    /// Turns the blocks that the depot does not have into suspects.
     Suspect,
-    /// The first walk only makes the suspects few.
+    /// Walks the index to reduce the number of suspects. The argument does not need this walk.
     Filter,
-    /// The headers of the suspects are noted.
+    /// Notes the headers of the suspects.
     Note,
-    /// Report 1.
+    /// Waits for the first reports of clients.
     FirstReport,
-    /// Until no verb of a lost client can take effect any more.
+    /// Waits until no verb of a lost client can take effect any more.
     FenceDelay,
-    /// The walk that counts.
+    /// Walks the index to clear the suspects that are linked.
     Walk,
-    /// Report 2.
+    /// Waits for the second reports of clients.
     SecondReport,
-    /// As `FenceDelay`; then blocks that are left are lost.
+    /// Waits as `FenceDelay` does. Then gives the remaining suspects to the depot.
     Finish,
-    /// The chunks of this pass have no suspects any more.
+    /// Clears all suspicions in the chunks of this pass.
     Acquit,
 }
 
-/// What the service has to do for the collector.
+/// What the service must do for the collector.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     Nothing,
-    /// Ask every writer what it holds, by this number, and tell [`Collector::asked`].
+    /// Ask every writer for a report with this number, then call [`Collector::asked`].
     Ask {
         collection: u32,
     },
-    /// End these connections: their clients did not answer.
+    /// Disconnect these connections, whose clients did not report in time.
     Disconnect(Vec<u64>),
 }
 
-/// One collection after another, a step at a time.
+/// Runs collections, one step at a time.
 pub(crate) struct Collector {
     stage: Stage,
-    /// A collection is to begin then, and was first wanted then.
+    /// When the next collection may begin, and when it was first requested.
     wanted: Option<(Nanos, Nanos)>,
     number: u32,
     finished: u64,
     recovered: u64,
-    /// Connections that were asked and have not answered.
+    /// The tokens of the connections whose reports are not complete.
     awaiting: BTreeSet<u64>,
-    /// For their answers.
+    /// The wait for their reports.
     waiting: WaitTimer,
     cursor: Cursor,
-    /// The chunk that a stage goes on with, of those of this pass: from here to there.
+    /// The chunk with which the stage continues.
     next_chunk: u32,
+    /// The chunks of this pass: from `first_chunk` up to, but without `end_chunk`.
     first_chunk: u32,
     end_chunk: u32,
     noted: Vec<Noted>,
-    /// How many headers these have, and may have.
+    /// The number of headers in `noted`, and the limit on it.
     noted_count: usize,
     noted_max: usize,
     /// How many lost blocks the present collection has found.
     found: u64,
-    /// How long after it was fenced a client's verbs can still take effect.
+    /// How long the verbs of a client can still take effect after it was fenced.
     fence_delay_ns: Nanos,
     fence_holds_at: Nanos,
 }
@@ -117,13 +118,13 @@ impl Collector {
         }
     }
 
-    /// A collection is to begin, as soon as the slots of lost clients are cleared.
+    /// Requests a collection, which begins once the slots of lost clients are cleared.
     pub(crate) fn want(&mut self, now: Nanos) {
         let since = self.wanted.map_or(now, |(_, since)| since);
         self.wanted = Some((now, since));
     }
 
-    /// A connection is gone; `fenced`: a writer's, without a goodbye, just now.
+    /// Notes that a connection ended. `fenced` if its client was a writer that was just fenced.
     pub(crate) fn lost(&mut self, token: u64, fenced: bool, now: Nanos) {
         self.awaiting.remove(&token);
         if fenced {
@@ -133,17 +134,17 @@ impl Collector {
         }
     }
 
-    /// How many collections have ended.
+    /// The number of finished collections.
     pub(crate) fn finished(&self) -> u64 {
         self.finished
     }
 
-    /// How many will have ended once there was one that began after now.
+    /// The value of `finished` once a collection that begins after now has finished.
     pub(crate) fn next(&self) -> u64 {
         self.finished + if self.stage == Stage::Idle { 1 } else { 2 }
     }
 
-    /// What the present one is doing, as `ServerStatistics` has it.
+    /// What the current collection does, encoded as in `ServerStatistics`.
     pub(crate) fn activity(&self) -> u64 {
         match self.stage {
             Stage::Idle => 0,
@@ -156,13 +157,13 @@ impl Collector {
         }
     }
 
-    /// How many lost blocks were found.
+    /// The number of lost blocks that finished collections have found.
     pub(crate) fn recovered(&self) -> u64 {
         self.recovered
     }
 
-    /// When there is something to do; `None` for never. `swept`: the slots of all lost clients are
-    /// cleared.
+    /// When to call [`Collector::step`]; `None` if no collection is wanted. `swept` if the slots of
+    /// all lost clients are cleared.
     pub(crate) fn next_step_at(&self, swept: bool) -> Option<Nanos> {
         match self.stage {
             Stage::Idle => self.begin_at(swept),
@@ -179,23 +180,23 @@ impl Collector {
         Some(at.min(since.saturating_add(SWEEP_NS)))
     }
 
-    /// These were asked.
+    /// Notes the connections that were asked for a report.
     pub(crate) fn asked(&mut self, tokens: BTreeSet<u64>, now: Nanos) {
         self.awaiting = tokens;
         self.waiting = WaitTimer::since(now);
     }
 
-    /// Whether an answer with this number is one to the present question.
+    /// Whether a report with this number is still awaited from this connection.
     pub(crate) fn is_awaited(&self, token: u64, number: u32) -> bool {
         self.number == number && self.awaiting.contains(&token)
     }
 
-    /// A client has said all it holds.
+    /// Notes that the report of a client is complete.
     pub(crate) fn answered(&mut self, token: u64) {
         self.awaiting.remove(&token);
     }
 
-    /// Goes on a little, when [`Collector::next_step_at`] says so.
+    /// Does a step of the current stage, or begins a collection.
     pub(crate) fn step(
         &mut self,
         depot: &mut Depot,
@@ -265,20 +266,21 @@ impl Collector {
         self.next_chunk = self.first_chunk;
     }
 
-    /// Looks for lost blocks from this chunk on.
+    /// Begins a pass for lost blocks from this chunk on.
     fn begin_pass(&mut self, first_chunk: u32) {
         self.first_chunk = first_chunk;
         self.noted_count = 0;
         self.enter(Stage::Suspect);
     }
 
+    /// Enters a stage that waits for reports.
     fn ask(&mut self, stage: Stage) -> Step {
         self.enter(stage);
         self.number = self.number.wrapping_add(1);
         Step::Ask { collection: self.number }
     }
 
-    /// Clears what slots have; true at the end.
+    /// Clears the suspicions of linked blocks. Returns whether the walk is over.
     fn walk(&mut self, depot: &mut Depot, index: &Index) -> Result<bool, ChainError> {
         let mut walk = self.cursor.walk(index, Budget::of_step(SUBTABLES_PER_STEP));
         while let Some((_, slot)) = walk.next()? {
@@ -287,7 +289,7 @@ impl Collector {
         Ok(walk.is_over())
     }
 
-    /// Notes the headers of suspects; true once all are noted, or as many as may be at a time.
+    /// Notes the headers of suspects. Returns true once all are noted, or `noted_max` of them.
     fn note(&mut self, depot: &Depot, memory: &impl RegionAccess) -> Result<bool, ChainError> {
         let mut headers = 0;
         while self.next_chunk < depot.chunks() && self.noted_count < self.noted_max {
@@ -305,7 +307,7 @@ impl Collector {
         Ok(true)
     }
 
-    /// Gives lost blocks to the depot; true once none is left of those that were noted.
+    /// Gives lost blocks to the depot. Returns true once all noted suspects are checked.
     fn recover(
         &mut self,
         depot: &mut Depot,
@@ -341,7 +343,7 @@ pub(crate) fn clear_linked(depot: &mut Depot, word: SlotWord) {
     }
 }
 
-/// The block a slot has: linked, in the middle of a split, or about to be linked.
+/// Returns the block of a slot: linked, in the middle of a split, or about to be linked.
 fn block_of(word: SlotWord) -> Option<BlockRef> {
     use SlotState::{Aborted, Copy, Empty, Frozen, Live, Moved, Pending, Tomb};
     match word.state() {

@@ -1,8 +1,8 @@
-//! Making room in a full region, for use as a cache: keys that were written long ago go first,
-//! approximately.
+//! Eviction: makes room in a full region that is used as a cache, by removing keys that were
+//! written long ago.
 //!
-//! A sample of the class's blocks is looked at, and the oldest of them are unlinked. Done when a
-//! client asks for blocks and the depot has none.
+//! When a client asks for blocks and the depot has none, the server reads a sample of the blocks of
+//! the class, and unlinks the oldest ones.
 
 use farside_control::FreeBlock;
 use farside_fabric::{ChainError, Nanos};
@@ -14,17 +14,17 @@ use crate::index::Index;
 use crate::own_endpoint::OwnEndpoint;
 use crate::walk::{Budget, Cursor};
 
-/// The most keys that go for one request.
+/// Limit on the keys that are removed for one request.
 const EVICTIONS_MAX: usize = 1024;
-/// How many blocks are looked at for each that goes.
+/// How many blocks are read for each that is unlinked.
 const SAMPLE: usize = 5;
-/// How many bytes of blocks are read for one request, and some of one block more: enough for a
-/// sample of what a session asks for, which is 2 MiB or one block.
+/// How many bytes of blocks are read for one request; the last block may exceed this. It is enough
+/// for a sample for the request of a session, which is for 2 MiB or one block.
 const SAMPLE_BYTES_MAX: u64 = 32 << 20;
-/// How much of the index is looked through for one request: 32 MiB.
+/// Limit on the subtables that are read for one request: 32 MiB.
 const SUBTABLES_MAX: usize = 4096;
 
-/// A slot whose key may go.
+/// A slot whose key may be removed.
 struct Candidate {
     written_at_ms: u64,
     slot: u64,
@@ -34,12 +34,12 @@ struct Candidate {
     deadline: Nanos,
 }
 
-/// Chooses keys to remove, and removes them.
+/// Chooses the keys to remove, and removes them.
 pub(crate) struct Evictor {
     reader: BlockReader,
-    /// How old a word may be for a compare-and-swap to rely on (invariant I4).
+    /// How old a word may be for a CAS that expects it (invariant I4).
     word_ns: Nanos,
-    /// Where the next sample begins: samples go round the index, whose order is that of hashes.
+    /// Where the next sample begins. Samples go round the index, which is in the order of hashes.
     cursor: Cursor,
     evicted: u64,
 }
@@ -49,13 +49,12 @@ impl Evictor {
         Self { reader, word_ns, cursor: Cursor::default(), evicted: 0 }
     }
 
-    /// How many keys were removed.
+    /// The number of keys that were removed.
     pub(crate) fn evicted(&self) -> u64 {
         self.evicted
     }
 
-    /// Unlinks up to `count` blocks of the class, one at least if a client could find it. They have
-    /// not rested.
+    /// Unlinks up to `count` blocks of the class. The blocks have not rested.
     pub(crate) fn make_room(
         &mut self,
         class: SizeClass,
@@ -67,13 +66,13 @@ impl Evictor {
         let wanted = (count as usize).min(EVICTIONS_MAX);
         let mut sample = self.sample(class, wanted * SAMPLE, index, own)?;
         sample.sort_unstable_by_key(|candidate| candidate.written_at_ms);
-        let going = sample.len().div_ceil(SAMPLE).min(wanted);
-        let mut blocks = Vec::with_capacity(going);
+        let evictions = sample.len().div_ceil(SAMPLE).min(wanted);
+        let mut blocks = Vec::with_capacity(evictions);
         for Candidate { slot, word, block, generation, deadline, .. } in sample {
-            if blocks.len() == going {
+            if blocks.len() == evictions {
                 break;
             }
-            // One that was replaced meanwhile is not old any more.
+            // A value that was replaced meanwhile is not old any more.
             if own.unlink_to_tombstone(slot, word, block, deadline)? {
                 let removed = reaper.schedule_removal(slot, word, block, generation, own.now());
                 blocks.push(removed.block);

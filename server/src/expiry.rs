@@ -1,7 +1,7 @@
-//! Removing values that have ended, so that their memory comes back: for readers they are absent
-//! from their end on anyway.
+//! Expiry: removes expired values, so that their memory can be used again. To readers an expired
+//! value is absent anyway.
 //!
-//! While no value has an end there is nothing to do, and the server sleeps.
+//! While no value has a time to live there is nothing to do, and the server sleeps.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -16,28 +16,28 @@ use crate::index::Index;
 use crate::own_endpoint::OwnEndpoint;
 use crate::walk::{Budget, Cursor};
 
-/// How many subtables are looked through before the server looks after its clients again.
+/// How many subtables a step reads. More would let clients wait longer for answers.
 const SUBTABLES_PER_STEP: usize = 64;
-/// How many values are removed before that: over RDMA each takes a round trip.
+/// After how many removals a step ends: over RDMA each takes a round trip.
 const REMOVALS_PER_STEP: usize = 256;
-/// A walk rests this many times as long as it worked, and at least [`REST_NS_MIN`]: it takes a
-/// twentieth of a processor at most.
+/// After a walk the next one waits this many times as long as the walk worked, and at least
+/// [`REST_NS_MIN`]. So expiry takes at most a twentieth of a processor.
 const REST_FACTOR: u64 = 19;
 const REST_NS_MIN: Nanos = 1_000_000_000;
-/// How long it waits at most for a value to end: the clock may be set meanwhile.
+/// The longest wait for a value to expire. Bounds the delay if the clock is set meanwhile.
 const PAUSE_NS_MAX: Nanos = 60_000_000_000;
-/// How long a value stays behind its end, so that a server's clock that is ahead of a client's by
-/// less than this takes nothing away early.
+/// How long an expired value stays. So a server whose clock is ahead of a client's by less than
+/// this removes no value early.
 const MARGIN_MS: u64 = 2000;
 
-/// A slot that was taken out of service.
+/// A slot whose key was removed: a tombstone, until `ready_at`.
 struct Tomb {
     ready_at: Nanos,
     slot: u64,
     word: SlotWord,
 }
 
-/// A block without a link to it, for the depot; it has not rested.
+/// A block that was unlinked, for the depot. It has not rested.
 pub(crate) struct Removed {
     pub(crate) class: SizeClass,
     pub(crate) block: FreeBlock,
@@ -48,32 +48,32 @@ pub(crate) struct Removed {
 struct Pass {
     cursor: Cursor,
     worked_ns: Nanos,
-    /// When the first of the values that stay ends, milliseconds since 1970.
-    first_end_ms: Option<u64>,
-    /// [`Index::moves`] then.
+    /// When the first of the remaining values expires, in milliseconds since 1970.
+    first_expires_at_ms: Option<u64>,
+    /// [`Index::moves`] when the walk began.
     moves: u64,
-    /// Something may have been missed: an entry that a split had in its hands, or what a client
-    /// that left meanwhile stored behind the walk's back.
-    again: bool,
+    /// Whether the walk may have missed a value. A split may have moved one, or a client that has
+    /// disconnected meanwhile may have stored one in a place that the walk had passed.
+    may_have_missed: bool,
 }
 
-/// Walks the index, a step at a time, for as long as there may be values with an end.
+/// Walks the index, one step at a time, while there may be values with a time to live.
 pub(crate) struct Reaper {
     reader: BlockReader,
     grace: Nanos,
-    /// How old a word may be for a compare-and-swap to rely on (invariant I4).
+    /// How old a word may be for a CAS that expects it (invariant I4).
     word_ns: Nanos,
-    /// Connected clients that store values with an end.
+    /// Connected clients that store values with a time to live.
     clients: BTreeSet<u16>,
     pass: Option<Pass>,
-    /// When the next walk begins; `None` while there is nothing that could end.
+    /// When the next walk begins; `None` while no value can expire.
     next_pass_at: Option<Nanos>,
     tombs: VecDeque<Tomb>,
     expired: u64,
 }
 
 impl Reaper {
-    /// Begins with a walk if the region may have such values from before.
+    /// Plans a walk at once, unless the region is new.
     pub(crate) fn new(reader: BlockReader, (grace, word_ns): (Nanos, Nanos), is_new: bool) -> Self {
         Self {
             reader,
@@ -87,7 +87,7 @@ impl Reaper {
         }
     }
 
-    /// This client stores values with an end from now on.
+    /// Notes that this client stores values with a time to live from now on.
     pub(crate) fn announce(&mut self, client: u16, now: Nanos) {
         self.clients.insert(client);
         self.walk_soon(now);
@@ -98,35 +98,35 @@ impl Reaper {
         self.next_pass_at = Some(self.next_pass_at.map_or(at, |next| next.min(at)));
     }
 
-    /// This client is gone; what it stored is not.
+    /// Notes that this client has disconnected. The values that it stored remain.
     pub(crate) fn forget(&mut self, client: u16) {
         let stored = self.clients.remove(&client);
         if let Some(pass) = &mut self.pass {
-            pass.again |= stored;
+            pass.may_have_missed |= stored;
         }
     }
 
-    /// As [`Reaper::forget`], without a goodbye: it may have stored a value with an end, and not
-    /// come to announce it.
-    pub(crate) fn lose(&mut self, client: u16, now: Nanos) {
+    /// Notes that this client was fenced. It may have stored a value with a time to live before it
+    /// announced that, so a walk is planned.
+    pub(crate) fn note_fenced(&mut self, client: u16, now: Nanos) {
         self.forget(client);
         self.walk_soon(now);
-        self.pass.iter_mut().for_each(|pass| pass.again = true);
+        self.pass.iter_mut().for_each(|pass| pass.may_have_missed = true);
     }
 
-    /// How many values were removed because they had ended.
+    /// The number of expired values that were removed.
     pub(crate) fn expired(&self) -> u64 {
         self.expired
     }
 
-    /// When there is something to do; `None` for never.
+    /// When to call [`Reaper::step`]; `None` if nothing is planned.
     pub(crate) fn next_step_at(&self) -> Option<Nanos> {
         let pass = if self.pass.is_some() { Some(0) } else { self.next_pass_at };
         let tomb = self.tombs.front().map(|tomb| tomb.ready_at);
         [pass, tomb].into_iter().flatten().min()
     }
 
-    /// Goes on a little; returns the blocks it unlinked.
+    /// Does one step. Returns the blocks that it unlinked.
     pub(crate) fn step(
         &mut self,
         index: &Index,
@@ -157,13 +157,15 @@ impl Reaper {
             }
             let Some((slot, content)) = walk.next()? else { break };
             let word = content.word();
-            pass.again |= matches!(word.state(), SlotState::Frozen | SlotState::Copy);
-            let Some((block, end_ms)) = self.block_that_ends(word)? else { continue };
-            if end_ms + MARGIN_MS > wall_ms {
-                let first = pass.first_end_ms.map_or(end_ms, |first| first.min(end_ms));
-                pass.first_end_ms = Some(first);
+            pass.may_have_missed |= matches!(word.state(), SlotState::Frozen | SlotState::Copy);
+            let Some((block, expires_at_ms)) = self.expiring_block(word)? else { continue };
+            if expires_at_ms + MARGIN_MS > wall_ms {
+                let first = pass
+                    .first_expires_at_ms
+                    .map_or(expires_at_ms, |first| first.min(expires_at_ms));
+                pass.first_expires_at_ms = Some(first);
             } else if let Some(found) = self.reader.read(&content, block, &mut walk.budget)?
-                && found.expires_at_ms == end_ms
+                && found.expires_at_ms == expires_at_ms
                 && own.unlink_to_tombstone(slot, word, block, deadline)?
             {
                 self.expired += 1;
@@ -174,16 +176,16 @@ impl Reaper {
         let is_over = walk.is_over();
         pass.worked_ns += own.now().saturating_sub(now);
         if is_over {
-            // A split may have moved entries to where the walk had been.
-            pass.again |= index.moves != pass.moves;
-            self.end(&pass, wall_ms, own.now());
+            // A split may have moved entries to places that the walk had passed.
+            pass.may_have_missed |= index.moves != pass.moves;
+            self.plan_next_walk(&pass, wall_ms, own.now());
         } else {
             self.pass = Some(pass);
         }
         Ok(removed)
     }
 
-    /// What is left to do about a slot that was taken out of service just now.
+    /// Schedules the removal of a tombstone that was just made. Returns its block for the depot.
     pub(crate) fn schedule_removal(
         &mut self,
         slot: u64,
@@ -194,39 +196,39 @@ impl Reaper {
     ) -> Removed {
         let ready_at = now.saturating_add(self.grace);
         self.tombs.push_back(Tomb { ready_at, slot, word: word.with_state(SlotState::Tomb) });
-        // Its next content gets another generation (invariant I2).
+        // The next content of the block gets another generation (invariant I2).
         let block = FreeBlock { address, generation: generation.wrapping_add(1) };
         Removed { class, block }
     }
 
-    /// Slots that no operation under way can have seen in use any more are empty.
+    /// Empties the tombstones that are older than every operation under way.
     fn clear_tombs(&mut self, own: &OwnEndpoint, now: Nanos) -> Result<(), ChainError> {
         while let Some(tomb) = self.tombs.pop_front_if(|tomb| tomb.ready_at <= now) {
-            // If a split took it meanwhile, there is nothing left to do.
+            // If a split has moved the slot meanwhile, nothing is left to do.
             own.clear_tomb(tomb.slot, tomb.word)?;
         }
         Ok(())
     }
 
-    /// When to walk again: as long as clients store such values, after a rest; else when the first
-    /// one ends, if there is one, or in a minute.
-    fn end(&mut self, pass: &Pass, wall_ms: u64, now: Nanos) {
+    /// Plans the next walk: after a rest if clients store values with a time to live, or if the
+    /// walk may have missed one. Else when the first value expires, but in a minute at the latest.
+    fn plan_next_walk(&mut self, pass: &Pass, wall_ms: u64, now: Nanos) {
         let rest = REST_NS_MIN.max(pass.worked_ns.saturating_mul(REST_FACTOR));
-        let until_first = pass.first_end_ms.map(|first| {
+        let until_first = pass.first_expires_at_ms.map(|first| {
             let left_ms = (first + MARGIN_MS).saturating_sub(wall_ms);
             left_ms.saturating_mul(1_000_000)
         });
         let pause = match until_first {
-            _ if pass.again || !self.clients.is_empty() => Some(rest),
+            _ if pass.may_have_missed || !self.clients.is_empty() => Some(rest),
             Some(left) => Some(left.min(PAUSE_NS_MAX).max(rest)),
             None => None,
         };
         self.next_pass_at = pause.map(|pause| now.saturating_add(pause));
     }
 
-    /// The block of a word whose value ends some day, and when. Only a conditional word can lead to
-    /// one (invariant I19).
-    fn block_that_ends(&self, word: SlotWord) -> Result<Option<(BlockRef, u64)>, ChainError> {
+    /// Returns the block of a word and when its value expires; `None` if it never does. Only a
+    /// conditional word can lead to a value with a time to live (invariant I19).
+    fn expiring_block(&self, word: SlotWord) -> Result<Option<(BlockRef, u64)>, ChainError> {
         if word.state() != SlotState::Live || !word.is_conditional() {
             return Ok(None);
         }
@@ -237,8 +239,8 @@ impl Reaper {
         let mut words = [0u64; BLOCK_HEADER_BYTES as usize / 8];
         self.reader.region.read(block.address.offset(), &mut words)?;
         let Ok(header) = BlockHeader::ref_from_bytes(words.as_bytes()) else { return Ok(None) };
-        let end_ms = header.expires_at_ms();
-        Ok((end_ms != 0).then_some((block, end_ms)))
+        let expires_at_ms = header.expires_at_ms();
+        Ok((expires_at_ms != 0).then_some((block, expires_at_ms)))
     }
 }
 
@@ -258,27 +260,28 @@ mod tests {
     }
 
     #[test]
-    fn what_a_lost_client_stored_is_looked_for() {
+    fn a_walk_is_planned_after_a_client_was_fenced() {
         let mut reaper = reaper();
         reaper.forget(7);
         assert_eq!(reaper.next_step_at(), None);
-        reaper.lose(7, 5);
+        reaper.note_fenced(7, 5);
         assert_eq!(reaper.next_step_at(), Some(5 + REST_NS_MIN));
         assert!(reaper.clients.is_empty());
     }
 
-    /// When the clock that says so is years ahead, and then set right.
+    /// The clock may be years ahead, and then be set right.
     #[test]
-    fn an_end_far_away_is_looked_at_again_in_a_minute() {
+    fn the_next_walk_begins_in_a_minute_if_the_first_value_expires_later() {
         let mut reaper = reaper();
         const END_MS: u64 = 2_000_000_000_500;
-        let mut pass = Pass { worked_ns: 1, first_end_ms: Some(END_MS), ..Default::default() };
-        reaper.end(&pass, END_MS / 2, 5);
+        let mut pass =
+            Pass { worked_ns: 1, first_expires_at_ms: Some(END_MS), ..Default::default() };
+        reaper.plan_next_walk(&pass, END_MS / 2, 5);
         assert_eq!(reaper.next_step_at(), Some(5 + PAUSE_NS_MAX));
-        reaper.end(&pass, END_MS - 3001, 5);
+        reaper.plan_next_walk(&pass, END_MS - 3001, 5);
         assert_eq!(reaper.next_step_at(), Some(5 + (3001 + MARGIN_MS) * 1_000_000));
-        pass.first_end_ms = None;
-        reaper.end(&pass, END_MS / 2, 5);
+        pass.first_expires_at_ms = None;
+        reaper.plan_next_walk(&pass, END_MS / 2, 5);
         assert_eq!(reaper.next_step_at(), None);
     }
 }

@@ -1,5 +1,5 @@
-//! The index as the server sees it: which subtables there are, what their slots say, and which are
-//! free for splits to come.
+//! The server's view of the index: its subtables and their slots, and the places that are free for
+//! splits.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::iter;
@@ -19,42 +19,42 @@ use crate::rate_limited_warning::RateLimitedWarning;
 
 const SUBTABLE_WORDS: usize = (SUBTABLE_BYTES / 8) as usize;
 
-/// The subtables of a region. `splits.rs` has how they become more.
+/// The subtables of a region. `splits.rs` adds subtables.
 pub(crate) struct Index {
     pub(crate) region: Arc<Region>,
     pub(crate) geometry: Geometry,
-    /// How many bits of a hash the directory in use goes by.
+    /// How many bits of a hash select an entry of the directory in use.
     pub(crate) depth: u8,
-    /// All places for subtables, in use or not. Only ever grows, so that a walk by
-    /// number misses none.
+    /// All places for subtables, in use or not. None is ever removed, so a walk by their numbers
+    /// misses none.
     pub(crate) places: Vec<u64>,
-    /// The chunks that they are in.
+    /// The chunks of these places.
     chunks: HashSet<u32>,
-    /// How many subtables the directory leads to.
+    /// The number of subtables to which the directory leads.
     pub(crate) in_use: u64,
-    /// Places nothing leads to, with all words MOVED.
+    /// Places to which no directory entry leads, with all words MOVED.
     pub(crate) free: Vec<u64>,
-    /// Places that a split has emptied, and when no READ from before counts any more.
+    /// Places that a split has emptied, and when clients no longer use what they read there before.
     pub(crate) resting: VecDeque<(Nanos, u64)>,
-    /// Splits that were begun and not ended, by their old subtable, and when to try again.
+    /// Unfinished splits, by their old subtable, and when to try again.
     pub(crate) unfinished: BTreeMap<u64, Nanos>,
-    /// Splits since the start.
+    /// The number of splits since the server started.
     pub(crate) splits: u64,
-    /// How often a split began, or went on: whatever came of it, it may have moved entries.
+    /// How often a split was begun or continued. Each attempt may have moved entries.
     pub(crate) moves: u64,
-    /// That something is damaged.
+    /// The warning of a damaged subtable.
     pub(crate) damaged: RateLimitedWarning,
 }
 
-/// A subtable's bytes, read at one moment.
+/// A copy of a subtable, read once.
 pub(crate) struct SubtableImage {
     offset: u64,
     words: Box<[u64; SUBTABLE_WORDS]>,
 }
 
 impl Index {
-    /// Follows the directory of this depth, and checks every row's header. Returns also what splits
-    /// a former server began and did not end.
+    /// Reads the directory of this depth, and checks the header of every row. Also returns the
+    /// unfinished splits of a former server.
     pub(crate) fn read(
         region: &Arc<Region>,
         geometry: &Geometry,
@@ -75,7 +75,9 @@ impl Index {
             moves: 0,
             damaged: RateLimitedWarning::default(),
         };
-        for (chunk, _) in (0..).zip(uses).filter(|(_, of)| **of == ChunkUse::Subtables) {
+        for (chunk, _) in
+            (0..).zip(uses).filter(|(_, chunk_use)| **chunk_use == ChunkUse::Subtables)
+        {
             index.add_chunk(chunk);
         }
         let mut used = HashSet::new();
@@ -88,7 +90,7 @@ impl Index {
             index.check_group(entry, entries, subtable, split.as_ref())?;
             let new = split.iter().flat_map(|split| split.new);
             for place in iter::once(subtable.offset()).chain(new) {
-                // What a split goes on to fill must be no other's.
+                // A split would overwrite a subtable if two of them used the same place.
                 if !used.insert(place) {
                     return Err(Damage::Row { offset: subtable.offset() });
                 }
@@ -101,7 +103,7 @@ impl Index {
         Ok((index, splits))
     }
 
-    /// A chunk's places for subtables are this index's.
+    /// Adds the places of a chunk to the index.
     pub(crate) fn add_chunk(&mut self, chunk: u32) {
         self.chunks.insert(chunk);
         self.places.extend(places_of(&self.geometry, chunk));
@@ -118,7 +120,8 @@ impl Index {
         Ok(DirectoryEntry::from_bits(self.region.load(directory + entry * 8)?))
     }
 
-    /// What a directory entry leads to, and how many entries do.
+    /// Returns a directory entry, and how many entries lead to its subtable. The entry must be the
+    /// first of them.
     pub(crate) fn subtable_at(&self, entry: u64) -> Result<(DirectoryEntry, u64), Damage> {
         let first = self.entry(entry)?;
         let offset =
@@ -126,7 +129,7 @@ impl Index {
         if first.local_depth() > self.depth || !self.is_place(offset) {
             return Err(Damage::DirectoryEntry { entry });
         }
-        // A subtable of fewer bits stands in all the entries that share them.
+        // All entries that share the bits of a subtable lead to it.
         let entries = 1u64 << (self.depth - first.local_depth());
         if !entry.is_multiple_of(entries) {
             return Err(Damage::DirectoryEntry { entry });
@@ -134,8 +137,8 @@ impl Index {
         Ok((first, entries))
     }
 
-    /// That all entries lead to the same subtable, or to where a split takes its keys: they are
-    /// changed from the last to the first.
+    /// Checks that all entries of a subtable lead to it, or to the new subtables of its split. A
+    /// split changes the entries from the last to the first.
     fn check_group(
         &self,
         first: u64,
@@ -155,7 +158,7 @@ impl Index {
         Ok(())
     }
 
-    /// The split that was begun of this subtable, if one was.
+    /// Checks the header of every row of a subtable. Returns its unfinished split, if there is one.
     pub(crate) fn check_rows(
         &self,
         subtable: DirectoryEntry,
@@ -166,12 +169,12 @@ impl Index {
         let forward = image.forward();
         for (row, offset) in image.rows().iter().zip((old..).step_by(ROW_BYTES as usize)) {
             let header = &row.header;
-            let right = header.prefix.get() == prefix && header.local_depth == local_depth;
-            let leads = |new: [u64; 2]| {
+            let fits_directory = header.prefix.get() == prefix && header.local_depth == local_depth;
+            let is_split_target = |new: [u64; 2]| {
                 Some(new) == forward && new[0] != new[1] && new.iter().all(|to| self.is_place(*to))
             };
-            let believable = right && header.is_valid() && !header.is_filling();
-            if !believable || !header.forward().is_none_or(leads) {
+            let is_whole = fits_directory && header.is_valid() && !header.is_filling();
+            if !is_whole || !header.forward().is_none_or(is_split_target) {
                 return Err(Damage::Row { offset });
             }
         }
@@ -183,7 +186,7 @@ impl Index {
     }
 }
 
-/// The places for subtables in a chunk.
+/// Returns the places for subtables in a chunk.
 pub(crate) fn places_of(geometry: &Geometry, chunk: u32) -> impl Iterator<Item = u64> + use<> {
     let start = geometry.chunk_offset(chunk);
     start
@@ -202,32 +205,32 @@ impl SubtableImage {
         <[Row]>::ref_from_bytes(self.words.as_bytes()).unwrap_or_default()
     }
 
-    /// Whether a key could find no room: in some window all words have a use. The last row is
-    /// the home of no key.
+    /// Whether a key could find no room, because some window has no EMPTY slot. No window begins at
+    /// the last row.
     pub(crate) fn has_full_window(&self) -> bool {
         let is_full =
             |row: &Row| row.slots.iter().all(|slot| slot.word().state() != SlotState::Empty);
         self.rows().windows(2).any(|window| window.iter().all(is_full))
     }
 
-    /// Whether a row says that it is part of a subtable in use.
-    pub(crate) fn is_somebodys(&self) -> bool {
+    /// Whether the header of some row says that it is part of a subtable in use.
+    pub(crate) fn has_row_in_use(&self) -> bool {
         self.rows().iter().any(|row| row.header.is_valid() && !row.header.is_filling())
     }
 
-    /// Where a split takes the keys, by any row: it says so in one after the other.
+    /// The new subtables of a split, from any row: a split writes them to one row after the other.
     pub(crate) fn forward(&self) -> Option<[u64; 2]> {
         self.rows().iter().find_map(|row| row.header.forward())
     }
 
-    /// The slot with this number, and its offset in the region; `None` beyond the last.
+    /// Returns the slot with this number, and its offset in the region; `None` after the last slot.
     pub(crate) fn slot(&self, number: usize) -> Option<(u64, &Slot)> {
         let (row, slot) = (number / SLOTS_PER_ROW, number % SLOTS_PER_ROW);
         let content = &self.rows().get(row)?.slots[slot];
         Some((self.offset + slot_in_subtable(row, slot), content))
     }
 
-    /// Every slot with its offset in the region.
+    /// Returns every slot with its offset in the region.
     pub(crate) fn slots(&self) -> impl Iterator<Item = (u64, &Slot)> {
         (0..).map_while(|number| self.slot(number))
     }

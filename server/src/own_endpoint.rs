@@ -1,4 +1,4 @@
-//! The server's own way to change what clients compare-and-swap.
+//! The server's own endpoint, with which it changes the words that clients CAS.
 
 use std::sync::Arc;
 
@@ -16,17 +16,17 @@ use zerocopy::IntoBytes;
 use crate::content::read_block;
 use crate::walk::Budget;
 
-/// How many slots of a split are under way at a time: on RDMA each batch takes four round trips.
+/// How many slots a split moves at a time. Over RDMA each batch takes four round trips.
 pub(crate) const LANES: u16 = 32;
-/// The lane of whatever goes one by one.
-const LANE: LaneId = LaneId(0);
-/// The server's own region, the only one that its endpoint reaches.
+/// The lane of chains that are posted one at a time.
+const SINGLE_LANE: LaneId = LaneId(0);
+/// The only region that the endpoint reaches.
 const REGION: RegionIndex = RegionIndex::FIRST;
 
-/// Verbs like those of clients (invariant I11), never fenced.
+/// Executes verbs as a client does (invariant I11), but is never fenced.
 pub(crate) struct OwnEndpoint {
     endpoint: Box<Endpoint<AnyFabric>>,
-    /// The other end of a connection through the device, which lives as long.
+    /// The peer queue pair of the loopback connection, which must live as long as the endpoint.
     _peer: Option<Box<dyn Send>>,
 }
 
@@ -36,7 +36,8 @@ impl OwnEndpoint {
         Self { endpoint: Box::new(Endpoint::new(fabric, LANES)), _peer: None }
     }
 
-    /// Fails if the device may not have the memory that splits need.
+    /// # Errors
+    /// The device cannot register the memory that splits need.
     #[cfg(feature = "verbs")]
     pub(crate) fn over(
         Loopback { fabric, peer }: Loopback,
@@ -47,9 +48,9 @@ impl OwnEndpoint {
         Ok(Self { endpoint: Box::new(endpoint), _peer: Some(Box::new(peer)) })
     }
 
-    /// How long after it was fenced a client's verbs can still take effect.
+    /// How long the verbs of a client can still take effect after it was fenced.
     pub(crate) fn fence_delay_ns(&self) -> Nanos {
-        // Of a device the queue pairs were destroyed.
+        // Over a device the fence destroys the queue pairs of the client.
         if self.is_remote() { 0 } else { self.endpoint.fabric().timing(REGION).lateness_max_ns }
     }
 
@@ -57,19 +58,19 @@ impl OwnEndpoint {
         self.endpoint.fabric().is_remote()
     }
 
-    /// How old a word may be for a compare-and-swap to rely on (invariant I4).
+    /// How old a word may be for a CAS that expects it (invariant I4).
     pub(crate) fn word_ns(&self, grace: Nanos) -> Nanos {
         proof_age_max_ns(grace, self.endpoint.fabric().timing(REGION).lateness_max_ns)
     }
 
-    /// Empties a slot whose owner is gone; false if a client changed it meanwhile.
+    /// Empties the slot of a fenced client. Returns false if another client changed it meanwhile.
     pub(crate) fn clear(&self, slot: u64, word: SlotWord) -> Result<bool, ChainError> {
-        let own = &*self.endpoint;
-        own.drive(clear(own, REGION, slot, word))
+        let endpoint = &*self.endpoint;
+        endpoint.drive(clear(endpoint, REGION, slot, word))
     }
 
-    /// Empties a slot if one of these clients, all fenced, is in the middle of an INSERT with this
-    /// word; whether it did. A block of another client is read no further than its header.
+    /// Empties a slot if its word is an unfinished INSERT of one of these fenced clients. Returns
+    /// whether it did. Of a block of another client only the header is read.
     pub(crate) fn clear_left_by(
         &self,
         clients: &[u16],
@@ -82,20 +83,22 @@ impl OwnEndpoint {
             let words = read_block(region, block, budget, is_theirs)?;
             Ok(words.unwrap_or_default().as_bytes().to_vec())
         };
-        let own = &*self.endpoint;
-        own.drive(clear_left_by((own, REGION), geometry, clients, slot, read))
+        let endpoint = &*self.endpoint;
+        endpoint.drive(clear_left_by((endpoint, REGION), geometry, clients, slot, read))
     }
 
-    /// Whether the slot held this word, which is replaced then.
+    /// Replaces the word of a slot if it is `from`. Returns whether it was.
     pub(crate) fn swap(&self, slot: u64, from: SlotWord, to: SlotWord) -> Result<bool, ChainError> {
         let (expected, desired) = (from.bits(), to.bits());
         let swap = Verb::CompareSwap { remote: slot, expected, desired };
         Ok(self.chain(&[swap], Nanos::MAX)? == expected)
     }
 
-    /// Takes a LIVE slot out of service if it still holds this word, at the latest at `deadline`;
-    /// false if it does not. The mark goes first (invariant I2). TOMB absorbs no PUT: the key is
-    /// removed because of its value, so a PUT that lost to this must not call itself overwritten.
+    /// Makes a LIVE slot a tombstone if it still has this word, at the latest at `deadline`.
+    /// Returns false if it does not, or if it is too late. The mark is written first (invariant I2).
+    ///
+    /// A PUT that loses to this must not count as overwritten: the key is removed because of its
+    /// old value. So the state becomes TOMB, which absorbs no PUT.
     pub(crate) fn unlink_to_tombstone(
         &self,
         slot: u64,
@@ -115,22 +118,22 @@ impl OwnEndpoint {
         }
     }
 
-    /// Empties a slot that was taken out of service GRACE ago. Its hint may stay (invariant I6).
+    /// Empties a slot that became a tombstone GRACE ago. Its hint may stay (invariant I6).
     pub(crate) fn clear_tomb(&self, slot: u64, tomb: SlotWord) -> Result<(), ChainError> {
         self.swap(slot, tomb, tomb.emptied()).map(drop)
     }
 
-    /// The time, on the clock of deadlines.
+    /// The present time on the clock of deadlines.
     pub(crate) fn now(&self) -> Nanos {
         self.endpoint.fabric().now()
     }
 
     fn chain(&self, chain: &[Verb], deadline: Nanos) -> Result<u64, ChainError> {
-        self.endpoint.drive(self.endpoint.chain(LANE, REGION, chain, deadline))
+        self.endpoint.drive(self.endpoint.chain(SINGLE_LANE, REGION, chain, deadline))
     }
 
-    /// Moves the entries of a subtable to two others and makes the directory, which is `depth`
-    /// deep, lead there; returns how far that came, and the directory's depth afterwards.
+    /// Moves the entries of a subtable to two others, and makes the directory of depth `depth` lead
+    /// there. Returns the progress, and the directory's depth afterwards.
     pub(crate) fn split(
         &self,
         split: &Split,
@@ -140,14 +143,14 @@ impl OwnEndpoint {
         self.drive(SubtableSplitter::new(&self.endpoint, REGION, LANES, format).run(split, depth))
     }
 
-    /// Makes a place free that a split has emptied; false while a client has not cleared what it
-    /// left there.
+    /// Frees a place that a split has emptied. Returns false while a client has an unfinished
+    /// INSERT in it.
     pub(crate) fn vacate(&self, place: u64, format: &Format) -> Result<bool, ChainError> {
         self.drive(SubtableSplitter::new(&self.endpoint, REGION, LANES, format).vacate(place))
     }
 
-    /// With chains of several lanes in flight, if there is a round trip to overlap: the processor
-    /// waits for nothing.
+    /// Runs a future to its end. Over a device several lanes are in flight, to overlap round trips.
+    /// The CPU has no round trips, so it runs one chain after the other.
     fn drive<T>(&self, future: impl Future<Output = T>) -> T {
         match self.is_remote() {
             true => self.endpoint.drive_lanes(future),

@@ -48,8 +48,8 @@ impl Opened {
         Nanos::from(self.format.grace_ms) * 1_000_000
     }
 
-    /// Takes up to `count` blocks from the depot; fewer if the depot has fewer, or if one answer
-    /// cannot carry them.
+    /// Takes up to `count` blocks from the depot; see
+    /// [`Depot::take`] for the limits.
     pub(crate) fn take_blocks(
         &mut self,
         class: SizeClass,

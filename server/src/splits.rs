@@ -1,4 +1,4 @@
-//! More subtables: a full one is split into two, and its place is used again.
+//! Growth of the index: splits a full subtable into two new ones, and uses its place again.
 
 use farside_control::SplitOutcome;
 use farside_fabric::{ChainError, Nanos, boot_time_ns};
@@ -13,12 +13,13 @@ use crate::index::{Index, SubtableImage, places_of};
 use crate::own_endpoint::OwnEndpoint;
 use crate::rate_limited_warning::warn_rarely;
 
-/// How long the server leaves a split alone that damage kept it from ending.
-const STUCK_NS: Nanos = 100_000_000;
+/// Pause before the server retries a split that found damage.
+const STUCK_PAUSE_NS: Nanos = 100_000_000;
 
 impl Index {
-    /// Makes room for keys with this directory hash, which found none in a subtable that goes by so
-    /// many bits of it; `None` if there is no place for two more, and GRACE brings none.
+    /// Splits the subtable of keys with this directory hash, unless it already uses more than
+    /// `local_depth` bits of the hash. Returns `None` if there is no place for two more subtables,
+    /// and none that only needs to rest for GRACE.
     pub(crate) fn grow(
         &mut self,
         (directory_hash, local_depth): (u32, u8),
@@ -54,15 +55,16 @@ impl Index {
         if is_stuck || local_depth == self.geometry.directory_depth_max() {
             return Ok(Some(SplitOutcome::Impossible));
         }
-        // What follows is written where the rows say: they are looked at as when the server starts.
+        // A begun split writes to the places that the rows name. So the rows are checked as at the
+        // start of a server.
         let prefix = prefix_of(directory_hash, local_depth);
         let split = match self.check_rows(entry, prefix)? {
             Some(_) if !self.unfinished.contains_key(&old) => {
                 return Err(Damage::Row { offset: old });
             }
             Some(begun) => begun,
-            // There is room by now, or the client has not looked: it looks again. Else any writer
-            // could turn the whole heap into index, which never shrinks, by asking.
+            // There is room, so the client must retry. Without this check any writer could turn the
+            // whole heap into index, which never shrinks, by its requests.
             None if !SubtableImage::read(&self.region, old)?.has_full_window() => {
                 return Ok(Some(SplitOutcome::Done));
             }
@@ -72,16 +74,16 @@ impl Index {
                 None => return Ok(None),
             },
         };
-        let ended = self.run(&split, format, own);
+        let outcome = self.run(&split, format, own);
         for place in split.new {
-            // A collection's walk may have been here before.
+            // The walk of a collection may have passed these places before the split filled them.
             let image = SubtableImage::read(&self.region, place)?;
             image.slots().for_each(|(_, slot)| clear_linked(depot, slot.word()));
         }
-        Ok(Some(ended?))
+        Ok(Some(outcome?))
     }
 
-    /// Splits, from wherever an earlier attempt stopped.
+    /// Runs a split, or continues it where an earlier attempt stopped.
     fn run(
         &mut self,
         split: &Split,
@@ -89,7 +91,7 @@ impl Index {
         own: &OwnEndpoint,
     ) -> Result<SplitOutcome, ChainError> {
         self.moves += 1;
-        // Until it is done, and for ever should the endpoint fail.
+        // The entry stays until the split is done, and for ever if the endpoint fails.
         self.unfinished.insert(split.old, Nanos::MAX);
         let (progress, depth) = own.split(split, format, self.depth)?;
         self.depth = depth;
@@ -107,7 +109,7 @@ impl Index {
                 Ok(SplitOutcome::Later)
             }
             SplitProgress::Stuck { slot } => {
-                self.unfinished.insert(split.old, boot_time_ns().saturating_add(STUCK_NS));
+                self.unfinished.insert(split.old, boot_time_ns().saturating_add(STUCK_PAUSE_NS));
                 tracing::warn!(
                     "cannot split a subtable: the entry in the slot at offset {slot:#x} is \
                      damaged: see kv-cli verify; deleting its key or storing a new value repairs it"
@@ -117,6 +119,7 @@ impl Index {
         }
     }
 
+    /// Takes two free places. If there are fewer, first wakes rested places, then takes a chunk.
     fn take_pair(
         &mut self,
         format: &Format,
@@ -125,7 +128,7 @@ impl Index {
         memory: &impl RegionAccess,
     ) -> Result<Option<[u64; 2]>, ChainError> {
         if self.free.len() < 2 {
-            self.wake(format, own)?;
+            self.free_rested(format, own)?;
         }
         if self.free.len() < 2 {
             depot.refresh(boot_time_ns(), memory)?;
@@ -138,7 +141,7 @@ impl Index {
                 self.clear(*place)?;
             }
             self.add_chunk(chunk);
-            // The lowest on top.
+            // The lowest one is taken first.
             self.free.extend(places.iter().rev());
         }
         Ok(match self.free[..] {
@@ -150,17 +153,17 @@ impl Index {
         })
     }
 
-    /// Whether places that have not rested long enough make up a pair. One that has, and is not
-    /// free, is not counted: a stopped client may never clear what it left there.
+    /// Whether two places will be free once those that rest have rested for GRACE. A place that has
+    /// rested and is still not free does not count: a stopped client may never clear its slots.
     fn has_pair_soon(&self) -> bool {
         let now = boot_time_ns();
         let soon = self.resting.iter().filter(|(at, _)| *at > now);
         self.free.len() + soon.take(2).count() >= 2
     }
 
-    /// Makes places free that have rested for GRACE (invariant I18). A client that has an
-    /// unfinished INSERT in one will still come back to it: then it rests on.
-    fn wake(&mut self, format: &Format, own: &OwnEndpoint) -> Result<(), ChainError> {
+    /// Frees the places that have rested for GRACE (invariant I18). A place with an unfinished
+    /// INSERT continues to rest, because its client will still change the slot.
+    fn free_rested(&mut self, format: &Format, own: &OwnEndpoint) -> Result<(), ChainError> {
         let now = boot_time_ns();
         for _ in 0..self.resting.len() {
             let Some((_, place)) = self.resting.pop_front_if(|(at, _)| *at <= now) else { break };
@@ -173,14 +176,15 @@ impl Index {
         Ok(())
     }
 
-    /// Makes all words of a place MOVED that nothing leads to and no client uses: with the CPU, for
-    /// clients swap words there only once a split has made some EMPTY.
+    /// Makes all words MOVED in a place that no directory entry leads to and no client uses. The
+    /// CPU may write here (invariant I11), because clients swap words there only after a split has
+    /// made some EMPTY.
     fn clear(&self, place: u64) -> Result<(), ChainError> {
         for (slot, content) in SubtableImage::read(&self.region, place)?.slots() {
             let word = content.word();
             let unused = SlotWord::default();
             let unused_moved = unused.with_state(SlotState::Moved);
-            // A place that is new has slots that were never used (invariant I21).
+            // The slots of a new place were never used (invariant I21).
             let is_unused = [unused, unused_moved].contains(&word);
             if word.state() != SlotState::Moved {
                 let moved = if is_unused { unused_moved } else { word.moved() };
@@ -193,8 +197,8 @@ impl Index {
         Ok(())
     }
 
-    /// Before there are clients: ends the splits that a former server began, and clears the places
-    /// that are free.
+    /// Completes the splits that a former server began, and clears the free places. Only before
+    /// there are clients.
     pub(crate) fn resume(
         &mut self,
         splits: &[Split],
@@ -202,7 +206,7 @@ impl Index {
         own: &OwnEndpoint,
     ) -> Result<(), Damage> {
         for split in splits {
-            // What its clients were inserting is not finished.
+            // These INSERTs of former clients will not be finished.
             for (slot, content) in SubtableImage::read(&self.region, split.old)?.slots() {
                 if matches!(content.word().state(), SlotState::Pending | SlotState::Aborted) {
                     own.clear(slot, content.word())?;
@@ -212,7 +216,7 @@ impl Index {
                 tracing::info!(subtable = split.old, "ended a split that was interrupted");
             }
         }
-        // No client has read anything yet.
+        // These places need no rest, because no client has read anything yet.
         self.free.extend(self.resting.drain(..).map(|(_, place)| place));
         for place in &self.free {
             self.clear_free_place(*place)?;
@@ -221,17 +225,19 @@ impl Index {
         Ok(())
     }
 
-    /// A word in a free place that leads to a block is damage: a split makes all words of a place
-    /// MOVED or ABORTED before the place is free. No key is lost with it. Nothing leads there, so
-    /// no client has found it since, and if its key is stored, it is in the subtable that the
-    /// directory leads to. But rows that belong to a subtable say that the directory should lead
-    /// there: then the directory is what is damaged, and the keys may be the only ones there are.
+    /// Clears a free place, and reports damage. A word there that leads to a block is damaged,
+    /// because a split makes all words of a place MOVED or ABORTED before the place is free.
+    ///
+    /// Clearing such a word loses no key. The directory does not lead to the place, so a stored key
+    /// is in the subtable to which it does lead. But if a row header says that the place is in
+    /// use, the directory is damaged, and the place may have the only copy of its keys: an error.
     fn clear_free_place(&self, place: u64) -> Result<(), Damage> {
         let image = SubtableImage::read(&self.region, place)?;
-        let links = |state| matches!(state, SlotState::Live | SlotState::Frozen | SlotState::Copy);
-        let mut linked = image.slots().filter(|(_, slot)| links(slot.word().state()));
+        let is_linked =
+            |state| matches!(state, SlotState::Live | SlotState::Frozen | SlotState::Copy);
+        let mut linked = image.slots().filter(|(_, slot)| is_linked(slot.word().state()));
         if let Some((slot, _)) = linked.next() {
-            if image.is_somebodys() {
+            if image.has_row_in_use() {
                 return Err(Damage::Split { slot });
             }
             tracing::warn!(

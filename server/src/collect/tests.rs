@@ -1,5 +1,5 @@
-//! That a collection waits for its clients, and that each of its steps is short, whatever a client
-//! left behind.
+//! Checks that a collection waits for the reports of clients, and that each of its steps is short
+//! even if a client dies with all blocks.
 
 use std::cell::Cell;
 
@@ -12,13 +12,13 @@ use farside_layout::{BlockAddress, ChunkEntry, HeaderWord, SizeClass};
 use super::*;
 use crate::recovery::{self, Opened, RegionTables};
 
-/// Counts the headers that are looked at.
-struct Counting<'a> {
+/// Counts the headers that are read.
+struct CountingAccess<'a> {
     tables: RegionTables<'a>,
     headers: Cell<u64>,
 }
 
-impl RegionAccess for Counting<'_> {
+impl RegionAccess for CountingAccess<'_> {
     fn entry(&self, chunk: u32) -> Result<ChunkEntry, ChainError> {
         self.tables.entry(chunk)
     }
@@ -41,8 +41,8 @@ impl RegionAccess for Counting<'_> {
     }
 }
 
-/// What collecting all small blocks of a region took.
-struct Taken {
+/// The cost and the result of a collection of all small blocks of a region.
+struct CollectionCost {
     blocks: u64,
     recovered: u64,
     collections: u64,
@@ -51,21 +51,21 @@ struct Taken {
     headers_per_step_max: u64,
 }
 
-/// Has a client take every small block of a region and leave; collects them, a step at a time, and
-/// sees that each can be taken again.
-fn collect_all(collector: &mut Collector) -> Taken {
+/// Takes every small block of a region for a client that dies, and collects them one step at a
+/// time. Checks that each can be taken again.
+fn collect_all(collector: &mut Collector) -> CollectionCost {
     let memory = RegionMemory::anonymous(16 << 20, HugePages::Never).unwrap();
     let opened = recovery::open(&memory, &ServerConfig::default()).unwrap();
     let Opened { region, geometry, mut depot, index, .. } = opened;
     let tables = RegionTables { region: &region, geometry: &geometry };
-    let memory = Counting { tables, headers: Cell::new(0) };
+    let memory = CountingAccess { tables, headers: Cell::new(0) };
     let class = SizeClass::for_bytes(64).unwrap();
     let take_all = |depot: &mut Depot, now| {
         let take = |_| depot.take(class, u32::MAX, now, &memory.tables).unwrap().len() as u64;
         (0..).map(take).take_while(|taken| *taken > 0).sum::<u64>()
     };
     let blocks = take_all(&mut depot, 0);
-    let mut taken = Taken {
+    let mut cost = CollectionCost {
         blocks,
         recovered: 0,
         collections: 0,
@@ -79,41 +79,41 @@ fn collect_all(collector: &mut Collector) -> Taken {
         match collector.step(&mut depot, &index, &memory, 5).unwrap() {
             Step::Ask { .. } => {
                 collector.asked(BTreeSet::new(), 5);
-                taken.reports += 1;
+                cost.reports += 1;
             }
             step => assert_eq!(step, Step::Nothing),
         }
-        taken.headers += memory.headers.get();
-        taken.headers_per_step_max = taken.headers_per_step_max.max(memory.headers.get());
+        cost.headers += memory.headers.get();
+        cost.headers_per_step_max = cost.headers_per_step_max.max(memory.headers.get());
     }
-    taken.recovered = collector.recovered();
-    taken.collections = collector.finished();
+    cost.recovered = collector.recovered();
+    cost.collections = collector.finished();
     let hour = 3_600_000_000_000;
-    assert_eq!(take_all(&mut depot, hour), blocks, "all of them can be had again");
-    taken
+    assert_eq!(take_all(&mut depot, hour), blocks, "all of them can be taken again");
+    cost
 }
 
-/// Headers of a chunk full of the smallest blocks.
+/// The number of headers in a chunk of the smallest blocks.
 const CHUNK_HEADERS: u64 = 32_768;
 
 #[test]
-fn a_step_looks_at_a_bounded_number_of_headers() {
-    let taken = collect_all(&mut Collector::new(0));
-    assert!(taken.blocks >= 5 * CHUNK_HEADERS, "{} blocks", taken.blocks);
-    assert_eq!((taken.recovered, taken.collections, taken.reports), (taken.blocks, 1, 2));
-    assert_eq!(taken.headers, 2 * taken.blocks);
-    let most = (1 << 14) + CHUNK_HEADERS;
-    assert!(taken.headers_per_step_max <= most, "{} in one step", taken.headers_per_step_max);
+fn a_step_reads_a_bounded_number_of_headers() {
+    let cost = collect_all(&mut Collector::new(0));
+    assert!(cost.blocks >= 5 * CHUNK_HEADERS, "{} blocks", cost.blocks);
+    assert_eq!((cost.recovered, cost.collections, cost.reports), (cost.blocks, 1, 2));
+    assert_eq!(cost.headers, 2 * cost.blocks);
+    let headers_max = (1 << 14) + CHUNK_HEADERS;
+    assert!(cost.headers_per_step_max <= headers_max, "{} in one step", cost.headers_per_step_max);
 }
 
 #[test]
-fn what_may_not_be_noted_at_a_time_takes_another_pass() {
+fn suspects_beyond_the_limit_on_noted_headers_take_another_pass() {
     let mut collector = Collector { noted_max: 1, ..Collector::new(0) };
-    let taken = collect_all(&mut collector);
-    assert_eq!((taken.recovered, taken.collections), (taken.blocks, 1));
-    // One chunk of blocks a pass, and one for those at the end that has none.
-    let passes = taken.blocks / CHUNK_HEADERS;
-    assert!((2 * passes..=2 * passes + 2).contains(&taken.reports.into()), "{}", taken.reports);
+    let cost = collect_all(&mut collector);
+    assert_eq!((cost.recovered, cost.collections), (cost.blocks, 1));
+    // One pass for each chunk of blocks, and one for the chunks after them, which have none.
+    let passes = cost.blocks / CHUNK_HEADERS;
+    assert!((2 * passes..=2 * passes + 2).contains(&cost.reports.into()), "{}", cost.reports);
     assert_eq!(collector.noted.capacity(), 0);
 }
 
@@ -130,7 +130,7 @@ fn a_server_that_was_stopped_itself_disconnects_no_client() {
     collector.want(now);
     while !matches!(step(&mut collector, now), Step::Ask { .. }) {}
     collector.asked(BTreeSet::from([7, 8]), now);
-    // Stopped for an hour at a time.
+    // The server is stopped for an hour before each step.
     for _ in 1..ANSWER_NS / WAITED_NS_MAX {
         assert_eq!(collector.next_step_at(true), Some(now + WAITED_NS_MAX));
         now += 3_600_000_000_000;

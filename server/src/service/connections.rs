@@ -1,8 +1,8 @@
 //! The connections of the control thread: what epoll watches them for, and their turns.
 //!
 //! Connections wait for their turn in one queue. After a bounded number of messages a connection
-//! goes back to the end of the queue, so a client with many requests delays another only by one
-//! turn. A connection without a client goes to the front: it has only one message to send.
+//! goes back to its end. So a client with many requests delays another only by one turn. A
+//! connection without a client goes to the front: it has only one message to send.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;

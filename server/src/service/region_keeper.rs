@@ -192,7 +192,7 @@ impl RegionKeeper {
             return true;
         }
         let now = boot_time_ns();
-        self.reaper.lose(client, now);
+        self.reaper.note_fenced(client, now);
         self.collector.lost(token, true, now);
         self.sweeper.add(client, now, self.own.fence_delay_ns());
         false

@@ -7,8 +7,8 @@
 //! proof.
 //!
 //! Four intervals add up to the lag that T_word allows for (`clock_lag_max_ns`;
-//! `docs/protocol.md`, "Time"): the time until the first question, the lag that an answer may show,
-//! the time until the next question, and the longest wait for its answer.
+//! `docs/protocol.md`, "Time"). They are the time until the first question, the lag that an answer
+//! may show, the time until the next question, and the longest wait for its answer.
 
 use std::collections::BTreeMap;
 
@@ -21,8 +21,8 @@ const DRIFT_SHARE: i128 = 16;
 
 /// The clock of a client.
 struct Client {
-    /// The upper bound on its lead over the server's clock, corrected by the drift since then.
-    /// `None` before the first answer.
+    /// The largest lead over the server's clock that the answers allow. It follows only changes that
+    /// drift explains. `None` before the first answer.
     ahead_ns: Option<i128>,
     /// When it answered last, or connected.
     answered_at: Nanos,
