@@ -110,7 +110,7 @@ mod tests {
 
     use super::*;
 
-    /// Two at most, in the third life of a server.
+    /// The table of a server that is the third of its region. It admits two clients.
     fn clients() -> Clients {
         let memory = RegionMemory::anonymous(8 << 20, HugePages::Never).unwrap();
         let format = ServerConfig::default().format(8 << 20, [0; 16], [0; 16]);
@@ -161,7 +161,7 @@ mod tests {
             (id, lease)
         };
         assert_eq!(admit_and_forget(), (1, 3 << 32 | u64::from(u32::MAX)));
-        // All other ids, and some of them twice.
+        // Enough clients to use every other id, and two of them twice.
         let next: Vec<_> = (0..CLIENTS_MAX).map(|_| admit_and_forget()).collect();
         assert!(next.iter().all(|(id, lease)| *id != 1 && lease >> 32 == 3));
     }

@@ -62,12 +62,13 @@ pub enum BlockError {
     LinkedTwice { offset: u64 },
 }
 
-/// What has come back since the server started, for a class or for a request for a chunk.
+/// What has become free since the server started, for a request that found no memory. If this has
+/// changed, the request may succeed now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Returned {
-    /// Blocks of the class.
+    /// Blocks of the class, if the request is for blocks.
     pub(crate) blocks: u64,
-    /// Chunks that lost their class.
+    /// Chunks that have lost their class.
     pub(crate) chunks: u64,
 }
 

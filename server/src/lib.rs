@@ -1,7 +1,7 @@
-//! Farside's memory server: it owns a region, hands out connections and blocks, and is otherwise
-//! out of the way. No GET, PUT or DELETE of a client wakes it.
+//! Farside's memory server. It owns a region, and gives clients connections and free blocks. No
+//! GET, PUT or DELETE of a client wakes it.
 //!
-//! The `kv-server` binary is a thin front of this library; tests start a [`Server`] in their own
+//! The `kv-server` binary is a thin layer over this library. Tests start a [`Server`] in their own
 //! process:
 //!
 //! ```

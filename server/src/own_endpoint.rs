@@ -95,7 +95,7 @@ impl OwnEndpoint {
     }
 
     /// Makes a LIVE slot a tombstone if it still has this word, at the latest at `deadline`.
-    /// Returns false if it does not, or if it is too late. The mark is written first (invariant I2).
+    /// Returns false if it does not, or if it is too late. The mark is written first (I2).
     ///
     /// A PUT that loses to this must not count as overwritten: the key is removed because of its
     /// old value. So the state becomes TOMB, which absorbs no PUT.

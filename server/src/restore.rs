@@ -192,7 +192,8 @@ fn store_all(
     opened: &Arc<Mutex<Opened>>,
     (total, stop): (u64, &AtomicBool),
 ) -> Result<(), RestoreError> {
-    let (engine, own) = open_region(opened).map_err(|failure| restore_error(failure, 0, total))?;
+    let (engine, region) =
+        open_region(opened).map_err(|failure| restore_error(failure, 0, total))?;
     let mut reader = open(snapshot)?;
     let mut records = 0;
     while let Some(Record { key, value, expires_at_ms }) = next_record(&mut reader, stop)? {
@@ -203,7 +204,7 @@ fn store_all(
             _ if expires_at <= SystemTime::now() => continue,
             _ => Lifetime::until(expires_at),
         };
-        let stored = engine.at(&own).perform(Action::Put(lifetime), key, value);
+        let stored = engine.at(&region).perform(Action::Put(lifetime), key, value);
         stored.map_err(|failure| restore_error(failure, records, total))?;
     }
     Ok(())

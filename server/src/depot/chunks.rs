@@ -152,7 +152,7 @@ impl Depot {
         let Some(chunk) = self.free_chunks.first().copied() else { return Ok(None) };
         let age = memory.entry(chunk)?.age();
         if age > 0 {
-            // It had blocks once; a chunk that never had any is all zeros.
+            // It had blocks before. A chunk that never had any is all zeros.
             memory.clear(chunk)?;
         }
         memory.set_entry(chunk, ChunkEntry::new(ChunkUse::Subtables).with_age(age))?;

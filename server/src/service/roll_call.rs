@@ -21,8 +21,8 @@ const DRIFT_SHARE: i128 = 16;
 
 /// The clock of a client.
 struct Client {
-    /// The largest lead over the server's clock that the answers allow. It follows only changes that
-    /// drift explains. `None` before the first answer.
+    /// The largest lead over the server's clock that the answers allow. It follows only changes
+    /// that drift explains. `None` before the first answer.
     ahead_ns: Option<i128>,
     /// When it answered last, or connected.
     answered_at: Nanos,
