@@ -1,4 +1,4 @@
-//! Many operations, one doorbell.
+//! A list of operations that share doorbells.
 
 use std::fmt;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::{ConnectError, Contact, Error, Outcome, Pipeline, Result, Session, St
 #[must_use = "a batch does nothing until it is run"]
 pub struct Batch<'s, 'd> {
     session: &'s mut Session,
-    operations: Vec<Planned<'d>>,
+    operations: Vec<BatchOperation<'d>>,
 }
 
 impl fmt::Debug for Batch<'_, '_> {
@@ -26,16 +26,16 @@ impl fmt::Debug for Batch<'_, '_> {
 }
 
 /// An operation with its key and value.
-type Planned<'d> = (Action<'d>, &'d [u8], &'d [u8]);
+type BatchOperation<'d> = (Action<'d>, &'d [u8], &'d [u8]);
 
-/// What an operation of a batch came to.
+/// The result of a batch's operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BatchOutcome {
     /// GET: the value, `None` if the key is absent.
     Value(Option<Value>),
     /// PUT: stored.
     Stored,
-    /// Every other: whether the key was as required, and so the change made.
+    /// All others: whether the condition held, and so the change was made.
     Applied(bool),
 }
 
@@ -59,17 +59,17 @@ impl<'s, 'd> Batch<'s, 'd> {
         self.add(Action::Put(Lifetime::Forever), key, value)
     }
 
-    /// Adds a store under a condition, for ever or for a time.
+    /// Adds a store with a condition, a TTL, or both.
     pub fn store(&mut self, key: &'d [u8], value: &'d [u8], store: Store<'d>) -> &mut Self {
         self.add(store.action(), key, value)
     }
 
-    /// Adds a PUT that happens only if the key is absent.
+    /// Adds an INSERT: a PUT that takes effect only if the key is absent.
     pub fn insert(&mut self, key: &'d [u8], value: &'d [u8]) -> &mut Self {
         self.add(Action::Insert(Lifetime::Forever), key, value)
     }
 
-    /// Adds a PUT that happens only if the key is there.
+    /// Adds an UPDATE: a PUT that takes effect only if the key is present.
     pub fn update(&mut self, key: &'d [u8], value: &'d [u8]) -> &mut Self {
         self.add(Action::Update(Lifetime::Forever), key, value)
     }
@@ -79,64 +79,67 @@ impl<'s, 'd> Batch<'s, 'd> {
         self.add(Action::Delete, key, &[])
     }
 
-    /// Runs all of them and waits for all; the results stand in the order of the operations. Up to
-    /// `pipeline_depth` operations share each doorbell. What a lost connection kept from happening
-    /// runs again on a new one. Where one waits for the server in vain, those that were not started
-    /// by then fail with it, as [`ConnectError::Unreachable`].
+    /// Runs all operations and waits for them. Returns their results in the order of the
+    /// operations. Up to `pipeline_depth` of them share each doorbell.
+    ///
+    /// Operations that had no effect because the connection was lost run again on a new one. If an
+    /// operation fails as [`ConnectError::Unreachable`], because the server did not answer, the
+    /// operations that were not started yet fail in the same way.
     ///
     /// # Errors
-    /// As [`Client::session`](crate::Client::session), if there is no connection to run them on;
-    /// what becomes of each operation is its own result.
+    /// As [`Client::session`](crate::Client::session), if there is no connection at the start. Each
+    /// operation has a result of its own.
     pub fn run(self) -> Result<Vec<Result<BatchOutcome>>> {
         let Self { session, operations } = self;
         let mut results: Vec<_> = operations.iter().map(|_| None).collect();
-        let mut in_vain = run_left(session, &operations, &mut results)?;
-        let (mut losses, mut why) = (ReconnectBudget::default(), None);
-        while why.is_none() && in_vain.is_none() && results.iter().any(Option::is_none) {
-            let lost = session.lost(&mut losses);
-            match lost.and_then(|()| run_left(session, &operations, &mut results)) {
-                Ok(waited) => in_vain = waited,
-                Err(error) => why = Some(error),
+        let mut silent_for = run_remaining(session, &operations, &mut results)?;
+        let (mut budget, mut cause) = (ReconnectBudget::default(), None);
+        while cause.is_none() && silent_for.is_none() && results.iter().any(Option::is_none) {
+            let may_retry = session.count_loss(&mut budget);
+            match may_retry.and_then(|()| run_remaining(session, &operations, &mut results)) {
+                Ok(waited) => silent_for = waited,
+                Err(error) => cause = Some(error),
             }
         }
-        let (contact, tried) = match in_vain {
+        let (contact, tried) = match silent_for {
             Some(waited) => (Contact::Silent, waited),
-            None => (Contact::Lost, losses.lasted()),
+            None => (Contact::Lost, budget.since_first_loss()),
         };
-        // The first of those that are left says why.
-        let mut left = || why.take().unwrap_or_else(|| session.unreachable(contact, tried));
-        Ok(results.into_iter().map(|result| result.unwrap_or_else(|| Err(left()))).collect())
+        // The first operation without a result gets the cause itself, which cannot be copied.
+        let mut error = || cause.take().unwrap_or_else(|| session.unreachable(contact, tried));
+        Ok(results.into_iter().map(|result| result.unwrap_or_else(|| Err(error()))).collect())
     }
 }
 
-/// Runs the operations that have no result. Those that are lost with the connection, before they
-/// happened, have none behind it either; nor have those that were not started because another one
-/// had waited for the server in vain: for how long, if one did.
-fn run_left(
+/// Runs the operations that have no result yet.
+///
+/// An operation that had no effect because the connection was lost still has no result afterwards.
+/// If an operation waits for the server in vain, no more are started. Returns how long it waited.
+fn run_remaining(
     session: &mut Session,
-    operations: &[Planned<'_>],
+    operations: &[BatchOperation<'_>],
     results: &mut [Option<Result<BatchOutcome>>],
 ) -> Result<Option<Duration>> {
-    let left: Vec<usize> = (0..results.len()).filter(|&at| results[at].is_none()).collect();
-    let mut pipeline = session.pipeline_of(left.len())?;
-    let mut in_vain = None;
-    for &at in &left {
-        let (action, key, value) = operations[at];
-        while in_vain.is_none() && pipeline.start(action, key, value).is_err() {
-            in_vain = take(&mut pipeline, &left, results);
+    let remaining: Vec<usize> = (0..results.len()).filter(|&n| results[n].is_none()).collect();
+    let mut pipeline = session.pipeline_of(remaining.len())?;
+    let mut silent_for = None;
+    for &index in &remaining {
+        let (action, key, value) = operations[index];
+        while silent_for.is_none() && pipeline.start(action, key, value).is_err() {
+            silent_for = take_result(&mut pipeline, &remaining, results);
         }
     }
     while pipeline.in_flight() > 0 {
-        in_vain = take(&mut pipeline, &left, results).or(in_vain);
+        silent_for = take_result(&mut pipeline, &remaining, results).or(silent_for);
     }
-    Ok(in_vain)
+    Ok(silent_for)
 }
 
-/// Takes a result; for how long it waited for the server, if that was in vain. Tickets count from 0
-/// in the order of the starts, which is that of `left`.
-fn take(
+/// Waits for one result of the pipeline, and stores it unless the connection was lost. Returns how
+/// long its operation waited for the server, if it did so in vain.
+fn take_result(
     pipeline: &mut Pipeline<'_>,
-    left: &[usize],
+    remaining: &[usize],
     results: &mut [Option<Result<BatchOutcome>>],
 ) -> Option<Duration> {
     let completed = pipeline.wait()?;
@@ -150,10 +153,11 @@ fn take(
             Outcome::Applied(applied) => BatchOutcome::Applied(applied),
         }),
     };
-    let in_vain = match &result {
+    let silent_for = match &result {
         Err(Error::Connect(ConnectError::Unreachable { tried, .. })) => Some(*tried),
         _ => None,
     };
-    results[left[completed.ticket.number() as usize]] = Some(result);
-    in_vain
+    // Tickets are numbered from 0 in the order in which `remaining` was started.
+    results[remaining[completed.ticket.number() as usize]] = Some(result);
+    silent_for
 }

@@ -1,4 +1,4 @@
-//! A client: what its sessions share, and how it connects anew.
+//! A client: the state that its sessions share, and how it reconnects.
 
 mod builder;
 
@@ -10,7 +10,7 @@ use farside_control::attach::ConnectOptions;
 use farside_control::{Role, ServerStatistics};
 
 use crate::connection::{ServerConnection, SessionEngine, SessionOptions};
-use crate::control::{ANSWER_TIMEOUT, Control, PERMILLE_ALL};
+use crate::control::{ANSWER_TIMEOUT, Control, PERMILLE_COMPLETE};
 use crate::reconnecting::{ReconnectBudget, Reconnecting};
 use crate::{ConnectError, Contact, Error, OperationError, Result, Session};
 pub use builder::ClientBuilder;
@@ -18,11 +18,11 @@ use farside_protocol::{Failure, OpenRegion};
 
 /// A connection to a memory server: cheap to clone, shared by all threads of a process.
 ///
-/// Operations go through a [`Session`], one per thread. When the server goes away, sessions
-/// reconnect by themselves as soon as it is back.
+/// Operations go through a [`Session`], one per thread. If the server goes away and returns,
+/// sessions reconnect by themselves.
 ///
-/// A background thread talks to the server. It takes the signal mask of the thread that connects:
-/// block there what only others are to handle.
+/// A background thread talks to the server. It inherits the signal mask of the connecting thread:
+/// before you connect, block the signals that other threads are to handle.
 #[derive(Clone)]
 pub struct Client {
     pub(crate) shared: Arc<ClientInner>,
@@ -36,15 +36,15 @@ impl fmt::Debug for Client {
     }
 }
 
-/// What all clones of a client, and its sessions, share.
+/// The state that all clones of a client and its sessions share.
 pub(crate) struct ClientInner {
     connect_options: ConnectOptions,
     pub(crate) options: SessionOptions,
-    wrap: Option<farside_fabric::Intercept>,
+    intercept: Option<farside_fabric::Intercept>,
     connections: Reconnecting<ServerConnection>,
 }
 
-/// What a region allows.
+/// The limits of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// The longest key, in bytes.
@@ -53,28 +53,29 @@ pub struct Limits {
     pub value_bytes_max: usize,
     /// The length of the region, in bytes.
     pub region_bytes: u64,
-    /// How long an unlinked block stays untouched.
+    /// How long an unlinked block stays untouched: GRACE.
     pub grace: Duration,
 }
 
 impl Client {
-    /// How to connect.
+    /// Returns a builder, which collects the settings of a connection.
     pub fn builder() -> ClientBuilder {
         ClientBuilder::default()
     }
 
-    /// A session, for one thread. It reads the directory of the index: a few round trips.
+    /// Opens a session for one thread. It reads the directory of the index: a few round trips.
     ///
     /// # Errors
-    /// [`Error::Connect`]: `Unreachable` if the server went away and did not come back, `Refused`
-    /// if it did and refuses this client, `System` if the system refuses a thread or a descriptor,
-    /// and over RDMA `Rdma`. [`Error::Operation`]: `Layout` if the region is damaged,
-    /// `Unregistered` if the system refuses memory for RDMA. [`Error::Lateness`] for a writer.
+    /// [`Error::Connect`]: `Unreachable` if the server went away and did not return, `Refused` if
+    /// it returned and refuses this client, `System` if the system refuses a thread or a
+    /// descriptor, and over RDMA `Rdma`. [`Error::Operation`]: `Layout` if the region is damaged,
+    /// `Unregistered` if the system refuses memory for RDMA. [`Error::Lateness`] for a writer whose
+    /// retry settings are too slow for the region's GRACE.
     pub fn session(&self) -> Result<Session> {
         Session::open(self.shared.clone())
     }
 
-    /// What the server knows about its region and its clients: one message each way.
+    /// Returns the server's statistics of its region and its clients: one message each way.
     ///
     /// # Errors
     /// [`ConnectError::Unreachable`] if the server does not answer.
@@ -82,28 +83,28 @@ impl Client {
         self.ask(Control::statistics)
     }
 
-    /// Asks the server something that does no harm to ask twice: again on a new connection if the
-    /// present one is lost before the answer.
+    /// Asks the server a question that may safely be asked twice. If the connection is lost before
+    /// the answer, asks again on a new one.
     fn ask<T>(&self, question: impl Fn(&Control) -> Option<T>) -> Result<T> {
-        let mut losses = ReconnectBudget::default();
+        let mut budget = ReconnectBudget::default();
         loop {
             let connection = self.shared.connection()?;
             match question(&connection.control) {
                 Some(answer) => return Ok(answer),
-                None if connection.control.is_lost() => losses.add(&self.shared)?,
+                None if connection.control.is_lost() => budget.count_loss(&self.shared)?,
                 None => return Err(self.shared.unreachable(Contact::Silent, ANSWER_TIMEOUT)),
             }
         }
     }
 }
 
-/// How often a caller that waits for a collection asks whether it has ended.
-const COLLECT_POLL: Duration = Duration::from_millis(5);
+/// How long [`Client::collect`] sleeps before it asks again whether the collection has ended.
+const COLLECT_POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 impl Client {
-    /// Has the server look for lost blocks, which dead clients held, and waits until it has; what
-    /// it knows then. Other clients go on meanwhile. Takes as long as two walks of the server's
-    /// through the index, and as its slowest client takes to answer.
+    /// Has the server look for the blocks that dead clients held, and waits until that has ended.
+    /// Returns the server's statistics of that moment. Other clients continue to work. The server
+    /// walks the index twice, and waits for the report of its slowest writer.
     ///
     /// # Errors
     /// [`OperationError::Denied`] for a reader, [`ConnectError::Unreachable`] if the server does
@@ -119,19 +120,19 @@ impl Client {
                 if now.collections >= before.collections_next {
                     return Some(now);
                 }
-                std::thread::sleep(COLLECT_POLL);
+                std::thread::sleep(COLLECT_POLL_INTERVAL);
             }
         })
     }
 
-    /// Tells the server how far a snapshot is that this program takes, in thousandths, 1000 when it
-    /// is complete: for readers of [`ServerStatistics`]. One message, which is not answered,
-    /// and takes the place of one that still waits.
+    /// Reports the progress of this program's snapshot to the server, in thousandths (1000:
+    /// complete), for display in [`ServerStatistics`]. One message without an answer; it replaces
+    /// an earlier report that is still unsent, unless that one was of a complete snapshot.
     ///
     /// # Errors
-    /// [`ConnectError::Unreachable`] if the server went away and did not come back.
+    /// [`ConnectError::Unreachable`] if the server went away and did not return.
     pub fn report_snapshot(&self, permille: u32) -> Result<()> {
-        self.shared.connection()?.control.tell_snapshot(permille.min(PERMILLE_ALL));
+        self.shared.connection()?.control.report_snapshot(permille.min(PERMILLE_COMPLETE));
         Ok(())
     }
 }
@@ -146,24 +147,31 @@ impl ClientInner {
         ConnectError::Unreachable { server: self.server(), tried, contact, source: None }.into()
     }
 
-    /// An engine for one session, and the region that it has opened.
+    /// Opens an engine for one session, and the region that it works on. The outer error is final.
+    /// The inner failure concerns this connection only: with another one it may succeed.
     pub(crate) fn open(
         &self,
         connection: &ServerConnection,
     ) -> Result<std::result::Result<(SessionEngine, OpenRegion), Failure>> {
-        connection.open(self.options, self.wrap.as_ref())
+        connection.open(self.options, self.intercept.as_ref())
     }
 
-    /// The error behind a failure; `None` if the connection is lost, and nothing happened. Where
-    /// the outcome of the last operation is unknown, it is given up as well: without a goodbye the
-    /// server looks for what it may have left, and sessions connect anew.
-    pub(crate) fn failed(&self, connection: &ServerConnection, failure: Failure) -> Option<Error> {
+    /// Returns the error for a failed operation; `None` if the connection is lost and the operation
+    /// had no effect.
+    ///
+    /// Gives the connection up if it is lost or the operation's outcome is unknown. Then sessions
+    /// reconnect. The server gets no goodbye, so it cleans up what the operation may have left.
+    pub(crate) fn handle_failure(
+        &self,
+        connection: &ServerConnection,
+        failure: Failure,
+    ) -> Option<Error> {
         let error = match failure {
             Failure::Error(error) => Some((*error).into()),
             Failure::Lost(_) => None,
             Failure::HalfDone { .. } => Some(OperationError::Indeterminate.into()),
-            Failure::NoAnswer(waited) => {
-                Some(self.unreachable(Contact::Silent, Duration::from_nanos(waited)))
+            Failure::NoAnswer(waited_ns) => {
+                Some(self.unreachable(Contact::Silent, Duration::from_nanos(waited_ns)))
             }
         };
         if matches!(error, None | Some(Error::Operation(OperationError::Indeterminate))) {
@@ -172,12 +180,12 @@ impl ClientInner {
         error
     }
 
-    /// The error for what did not happen because its connection was lost.
+    /// The error of an operation that had no effect because its connection was lost.
     pub(crate) fn disconnected(&self) -> Error {
         Error::Disconnected { server: self.server() }
     }
 
-    /// How long connecting, and reconnecting, may take.
+    /// Timeout for connecting, and for reconnecting.
     pub(crate) fn connect_timeout(&self) -> Duration {
         self.connect_options.timeout
     }
@@ -186,10 +194,10 @@ impl ClientInner {
         self.connect_options.role
     }
 
-    /// The connection, a new one if the last was lost.
+    /// Returns the connection, after reconnecting if it was lost.
     pub(crate) fn connection(&self) -> Result<Arc<ServerConnection>> {
-        let gave_up = |tried| self.unreachable(Contact::Lost, tried);
-        self.connections.get(|now| now.control.is_lost(), || self.reconnect(), gave_up)
+        let timed_out = |tried| self.unreachable(Contact::Lost, tried);
+        self.connections.get(|now| now.control.is_lost(), || self.reconnect(), timed_out)
     }
 
     fn reconnect(&self) -> Result<ServerConnection> {

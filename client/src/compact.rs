@@ -1,4 +1,4 @@
-//! Moving blocks together, so that chunks become free for another size.
+//! Compaction: moves blocks together, so that chunks become free for another size.
 
 use std::collections::{HashMap, HashSet};
 
@@ -8,104 +8,108 @@ use farside_protocol::{HASHES, LANE, ScannedSlot, read_part, read_slot};
 
 use crate::{Client, Entry, Error, OperationError, Result, Session, Store};
 
-/// How much is moved before what it left goes back to the server, in bytes: at most as much is out
-/// of reach of all clients.
-const BATCH_BYTES: u64 = 4 << 20;
+/// How much is moved before the old blocks go back to the server, in bytes. Until then no other
+/// client can use them.
+const GIVE_BACK_BYTES: u64 = 4 << 20;
 
-/// What a compaction did.
+/// The result of a compaction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Compaction {
-    /// Chunks that were thin, and from which everything was to move.
+    /// The number of thin chunks: mostly free, and to be emptied.
     pub chunks_thin: u64,
-    /// Blocks moved.
+    /// The number of blocks moved.
     pub blocks_moved: u64,
-    /// Their keys and values, in bytes.
+    /// The keys and values in them, in bytes.
     pub bytes_moved: u64,
 }
 
-/// The live blocks of a chunk.
+/// The size class of a chunk, and how many of its blocks are linked.
 #[derive(Clone, Copy)]
 struct Occupancy {
     class: SizeClass,
-    live: u64,
+    linked: u64,
 }
 
 impl Client {
-    /// Moves blocks out of chunks that are mostly free, as far as others of their class have room,
-    /// by ordinary updates: values and their ends stay, versions change. Such a chunk is free for
-    /// another size 288 x GRACE after its last block has gone.
+    /// Moves blocks out of chunks that are mostly free, as far as other chunks of their class have
+    /// room. The moves are ordinary updates: values and their expiry stay, versions change. An
+    /// emptied chunk can hold blocks of another size 288 x GRACE after its last block has left.
     ///
-    /// Other clients may go on meanwhile; what they change is left alone. READs the index twice,
-    /// and takes a GET and a compare-and-exchange for each block that moves.
+    /// Other clients may continue to work; keys that they change meanwhile are not moved. READs the
+    /// index twice, and takes a GET and a compare-and-exchange for each block that moves.
     ///
     /// # Errors
-    /// As [`Session::put`](crate::Session::put). It ends without one where there is no more room.
+    /// As [`Session::put`](crate::Session::put), except that it ends without an error when there is
+    /// no more room.
     pub fn compact(&self) -> Result<Compaction> {
         let mut session = self.session()?;
         let mut chunks: HashMap<u32, Occupancy> = HashMap::new();
         let mut from = 0;
         while from < HASHES {
-            let (slots, to) = slots(&mut session, from)?;
+            let (slots, end) = slots_of_part(&mut session, from)?;
             for (chunk, slot) in slots {
                 let Some(block) = slot.block() else { continue };
-                let new = Occupancy { class: block.class, live: 0 };
-                chunks.entry(chunk).or_insert(new).live += 1;
+                let new = Occupancy { class: block.class, linked: 0 };
+                chunks.entry(chunk).or_insert(new).linked += 1;
             }
-            from = to;
+            from = end;
         }
         let thin = thin_chunks(&chunks);
-        let mut done = Compaction { chunks_thin: thin.len() as u64, ..Default::default() };
+        let mut compaction = Compaction { chunks_thin: thin.len() as u64, ..Default::default() };
         if thin.is_empty() {
-            return Ok(done);
+            return Ok(compaction);
         }
-        let (mut batch_bytes, mut from) = (0, 0);
+        let (mut held_bytes, mut from) = (0, 0);
         while from < HASHES {
-            let (slots, to) = slots(&mut session, from)?;
+            let (slots, end) = slots_of_part(&mut session, from)?;
             for (chunk, slot) in slots {
                 if !thin.contains(&chunk) {
                     continue;
                 }
-                let Some(entry) = entry(&mut session, slot)? else { continue };
+                let Some(entry) = read_entry(&mut session, slot)? else { continue };
                 let mut store = Store::if_version(entry.value.version);
-                if let Some(end) = entry.expires_at {
-                    store = store.until(end);
+                if let Some(expires_at) = entry.expires_at {
+                    store = store.until(expires_at);
                 }
                 match session.store(&entry.key, &entry.value, store) {
                     Ok(true) => {
-                        done.blocks_moved += 1;
-                        done.bytes_moved += (entry.key.len() + entry.value.len()) as u64;
+                        compaction.blocks_moved += 1;
+                        compaction.bytes_moved += (entry.key.len() + entry.value.len()) as u64;
                     }
                     Ok(false) | Err(Error::Operation(OperationError::Contended { .. })) => {}
-                    Err(Error::Operation(OperationError::OutOfSpace { .. })) => return Ok(done),
+                    Err(Error::Operation(OperationError::OutOfSpace { .. })) => {
+                        return Ok(compaction);
+                    }
                     Err(error) => return Err(error),
                 }
-                batch_bytes += slot.block().map_or(0, |block| block.class.block_bytes());
-                if batch_bytes > BATCH_BYTES {
-                    // Else this session would move the next blocks to where these were.
+                held_bytes += slot.block().map_or(0, |block| block.class.block_bytes());
+                if held_bytes > GIVE_BACK_BYTES {
+                    // Otherwise this session would move the next blocks to where these were.
                     session.handle()?.region.allocator().give_all();
-                    batch_bytes = 0;
+                    held_bytes = 0;
                 }
             }
-            from = to;
+            from = end;
         }
-        Ok(done)
+        Ok(compaction)
     }
 }
 
-/// The slots that link a block, with its chunk, of the part of all hashes that begins there; and
-/// where that ends. One round trip a subtable.
-fn slots(session: &mut Session, from: u64) -> Result<(Vec<(u32, ScannedSlot)>, u64)> {
-    let (geometry, found, to) = session.run(|handle| {
+/// Reads one part of the range of hashes, which begins at `from`. Returns the slots that link a
+/// block, each with the block's chunk, and where the part ends. One round trip for each subtable.
+fn slots_of_part(session: &mut Session, from: u64) -> Result<(Vec<(u32, ScannedSlot)>, u64)> {
+    let (geometry, found, end) = session.run(|handle| {
         let mut found = Vec::new();
-        let to = handle.engine.endpoint.drive(read_part(handle, LANE, from as u32, &mut found))?;
-        Ok((handle.region.format.geometry(), found, to))
+        let end = handle.engine.endpoint.drive(read_part(handle, LANE, from as u32, &mut found))?;
+        Ok((handle.region.format.geometry(), found, end))
     })?;
     let chunk = |slot: &ScannedSlot| geometry.chunk_of(slot.block()?.address.offset());
-    Ok((found.into_iter().filter_map(|slot| Some((chunk(&slot)?, slot))).collect(), to))
+    Ok((found.into_iter().filter_map(|slot| Some((chunk(&slot)?, slot))).collect(), end))
 }
 
-/// The entry of a slot; `None` if it is gone, or for others to mend.
-fn entry(session: &mut Session, slot: ScannedSlot) -> Result<Option<Entry>> {
+/// Reads the entry of a slot; `None` if it is gone, damaged, or changed too often meanwhile. Then
+/// the block stays where it is.
+fn read_entry(session: &mut Session, slot: ScannedSlot) -> Result<Option<Entry>> {
     let entry = session.run(|handle| handle.engine.endpoint.drive(read_slot(handle, LANE, slot)));
     match entry {
         Err(Error::Operation(OperationError::Layout(_) | OperationError::Contended { .. })) => {
@@ -115,20 +119,22 @@ fn entry(session: &mut Session, slot: ScannedSlot) -> Result<Option<Entry>> {
     }
 }
 
-/// The thinnest chunks of each class, as many as the others have room for.
+/// Returns the thinnest chunks of each class: as many as the other chunks have room for.
 fn thin_chunks(chunks: &HashMap<u32, Occupancy>) -> HashSet<u32> {
     let mut thin = HashSet::new();
     for class in SizeClass::all() {
-        let room = class.blocks_per_span();
-        let of_class = chunks.iter().filter(|(_, of)| of.class == class);
-        let mut of_class: Vec<(u64, u32)> = of_class.map(|(chunk, of)| (of.live, *chunk)).collect();
+        let capacity = class.blocks_per_span();
+        let of_class = chunks.iter().filter(|(_, occupancy)| occupancy.class == class);
+        let mut of_class: Vec<(u64, u32)> =
+            of_class.map(|(chunk, occupancy)| (occupancy.linked, *chunk)).collect();
         of_class.sort_unstable();
-        let mut free: u64 = of_class.iter().map(|(live, _)| room.saturating_sub(*live)).sum();
+        let free = |linked: u64| capacity.saturating_sub(linked);
+        let mut free_elsewhere: u64 = of_class.iter().map(|(linked, _)| free(*linked)).sum();
         let mut moving = 0;
-        for (live, chunk) in of_class {
-            free -= room.saturating_sub(live).min(free);
-            moving += live;
-            if moving > free {
+        for (linked, chunk) in of_class {
+            free_elsewhere -= free(linked);
+            moving += linked;
+            if moving > free_elsewhere {
                 break;
             }
             thin.insert(chunk);
@@ -142,12 +148,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_fits_elsewhere_is_thin() {
+    fn chunks_are_thin_only_if_their_blocks_fit_elsewhere() {
         let class = SizeClass::for_bytes(512 << 10).unwrap();
         assert_eq!(class.blocks_per_span(), 4);
-        let thin = |lives: &[u64]| {
-            let chunks =
-                (0..).zip(lives).map(|(chunk, live)| (chunk, Occupancy { class, live: *live }));
+        let thin = |linked: &[u64]| {
+            let occupancy = |linked: &u64| Occupancy { class, linked: *linked };
+            let chunks = (0..).zip(linked.iter().map(occupancy));
             let mut thin: Vec<u32> = thin_chunks(&chunks.collect()).into_iter().collect();
             thin.sort_unstable();
             thin

@@ -1,4 +1,4 @@
-//! One connection to one life of a server: the way to the region, and the control channel.
+//! One connection to a running server: access to the region, and the control channel.
 
 use std::io;
 use std::time::Instant;
@@ -11,18 +11,18 @@ use farside_protocol::{ConnectionCache, Engine, Failure, OpenRegion, RegionHandl
 use crate::control::Control;
 use crate::{Contact, Error, Result};
 
-/// How a session wants to work.
+/// The settings of a client's sessions.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SessionOptions {
-    /// How much memory the client's location cache takes, in bytes.
+    /// Size of the client's location cache, in bytes.
     pub(crate) cache_bytes: usize,
-    /// How many operations can be in flight.
+    /// How many operations a session can have in flight.
     pub(crate) lanes: u16,
 }
 
-/// The engine of a session.
+/// The engine of a session, over any fabric.
 pub(crate) type SessionEngine = Engine<AnyFabric>;
-/// The same with the region that it works on.
+/// The engine of a session, and the region that it works on.
 pub(crate) type SessionRegion<'s> = RegionHandle<'s, AnyFabric>;
 
 pub(crate) struct ServerConnection {
@@ -42,19 +42,20 @@ impl ServerConnection {
         Ok(Self { welcome, factory, connect_options: options.clone(), control, cache })
     }
 
-    /// An engine for one session, whose fabric is intercepted by `wrap`, and the region that it has
-    /// opened. The inner failure is the connection's: another one may do.
+    /// Opens an engine for one session, with `intercept` in front of its fabric, and the region.
+    /// The outer error is final. The inner failure concerns this connection only: with another one
+    /// it may succeed.
     pub(crate) fn open(
         &self,
         options: SessionOptions,
-        wrap: Option<&Intercept>,
+        intercept: Option<&Intercept>,
     ) -> Result<std::result::Result<(SessionEngine, OpenRegion), Failure>> {
         let Some(mut fabric) = self.fabric(options.lanes)? else {
             return Ok(Err(Failure::Lost(RegionIndex::FIRST)));
         };
         let is_remote = fabric.is_remote();
-        if let Some(wrap) = wrap {
-            fabric = AnyFabric::Intercepted(wrap(Box::new(fabric), options.lanes));
+        if let Some(intercept) = intercept {
+            fabric = AnyFabric::Intercepted(intercept(Box::new(fabric), options.lanes));
         }
         let Welcome { region_id, region_bytes, client_id, .. } = self.welcome;
         let SessionOptions { cache_bytes, lanes } = options;
@@ -70,9 +71,10 @@ impl ServerConnection {
         Ok(opened.map(|region| (engine, region)))
     }
 
-    /// A fabric for one session; `None` if the connection is lost. A server that does not answer
-    /// may only be busy, or stopped, and other sessions go on with the region meanwhile: they keep
-    /// the connection.
+    /// Returns a fabric for one session; `None` if the connection is lost.
+    ///
+    /// If the server does not answer, the connection is kept: the server may only be busy or
+    /// stopped, and other sessions continue with the region meanwhile.
     fn fabric(&self, lanes: u16) -> Result<Option<AnyFabric>> {
         let started = Instant::now();
         let mut attempts = Attempts::within(self.connect_options.timeout);
@@ -96,8 +98,9 @@ impl ServerConnection {
         }
     }
 
-    /// That a writer's own settings leave it a T_word (`docs/protocol.md`); the server checked its
-    /// own, and a reader relies on no proof of a word.
+    /// Checks that a writer's retry settings are fast enough for GRACE: they must leave a positive
+    /// T_word (`docs/protocol.md`). The server has checked its own. A reader does not use T_word,
+    /// because it relies on no proof of a word.
     fn check_lateness(&self, grace_ms: u32) -> Result<()> {
         let rdma = self.connect_options.rdma;
         let grace_ms_min = farside_layout::grace_ms_min(rdma.lateness_max_ns());

@@ -1,4 +1,4 @@
-//! The control channel: one background thread per connection that talks to the server, so that no
+//! The control channel: one background thread per connection talks to the server, so that no
 //! operation waits for a socket.
 
 use std::collections::VecDeque;
@@ -21,45 +21,47 @@ use farside_protocol::allocator::{BlockDelivery, Delivery};
 use crate::control_channel_blocks::{ControlChannelBlocks, Inbox, ReportingSession};
 use crate::{ConnectError, Result};
 
-/// How long a request for statistics waits for its reply.
+/// Timeout of a request for statistics.
 pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long the last messages of a client that ends may take.
+/// Timeout for sending the last messages when the client is dropped.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
-/// How many requests may wait for their replies: more would fill the socket with replies that
-/// remain unread while this side still sends.
+/// Limit on requests that await their replies. With more, unread replies could fill the socket
+/// while this side still sends.
 const OUTSTANDING_MAX: usize = 4;
-/// How far a snapshot is that is complete, in thousandths.
-pub(crate) const PERMILLE_ALL: u32 = 1000;
+/// The progress of a complete snapshot, in thousandths.
+pub(crate) const PERMILLE_COMPLETE: u32 = 1000;
 
-/// A lock whose holder cannot leave what it guards half changed: every critical section here is a
-/// push or a pop, or changes one message.
+/// Locks, and ignores poisoning. A panic cannot leave the data half changed: each critical section
+/// here is a push or a pop, or changes one message.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What awaits a reply.
+/// The receiver of the reply to a request.
 pub(crate) enum Waiter {
-    /// None: the request has no reply.
+    /// The request has no reply.
     None,
     Session(Arc<Inbox>),
     Statistics(Arc<ReplyCell>),
 }
 
-/// A place for one answer.
+/// Holds the answer to one request for statistics.
 #[derive(Default)]
 pub(crate) struct ReplyCell {
     answer: Mutex<Option<ServerStatistics>>,
     answered: Condvar,
 }
 
+/// What the control thread shares with the client and its sessions.
 pub(crate) struct ControlQueue {
+    /// Requests to send, in order.
     outbox: Mutex<VecDeque<(Request, Waiter)>>,
-    /// Whose blocks these are.
+    /// The sessions whose blocks are reported when the server asks.
     pub(crate) sessions: Mutex<Vec<ReportingSession>>,
-    /// Wakes the thread when the outbox has something.
+    /// Wakes the thread: the outbox or a flag has changed.
     wake: OwnedFd,
     lost: AtomicBool,
-    /// The client ends: send what is left, and goodbye.
+    /// The client is being dropped: send the rest of the outbox, then goodbye.
     closing: AtomicBool,
 }
 
@@ -90,32 +92,33 @@ impl Control {
         Ok(Self { queue, thread: Some(thread) })
     }
 
-    /// Whether the server is gone, or broke the protocol.
+    /// Whether the connection has ended: the server is gone, broke the protocol, or was given up.
     #[inline]
     pub(crate) fn is_lost(&self) -> bool {
         self.queue.is_lost()
     }
 
-    /// The lease is gone, or the server does not answer: sessions connect anew. The server is not
-    /// told goodbye, so that it looks for what was left behind.
+    /// Gives the connection up: sessions reconnect. Sends no goodbye, so that the server cleans up
+    /// what this client's operations may have left.
     pub(crate) fn give_up(&self) {
         self.queue.lost.store(true, Ordering::Relaxed);
         self.queue.wake();
     }
 
-    /// What the server knows; `None` if it did not answer.
+    /// Returns the server's statistics; `None` if it did not answer.
     pub(crate) fn statistics(&self) -> Option<ServerStatistics> {
         self.ask(Request::Statistics)
     }
 
-    /// Has the server look for lost blocks, and what it knew before; `None` if it did not answer.
+    /// Has the server look for lost blocks. Returns its statistics from before that; `None` if it
+    /// did not answer.
     pub(crate) fn collect(&self) -> Option<ServerStatistics> {
         self.ask(Request::Collect)
     }
 
-    /// Tells the server how far a snapshot is; it does not answer.
-    pub(crate) fn tell_snapshot(&self, permille: u32) {
-        self.queue.send_snapshot(permille);
+    /// Reports the progress of a snapshot to the server, which does not answer.
+    pub(crate) fn report_snapshot(&self, permille: u32) {
+        self.queue.send_snapshot_report(permille);
     }
 
     fn ask(&self, request: Request) -> Option<ServerStatistics> {
@@ -131,19 +134,19 @@ impl Control {
         answer.take()
     }
 
-    /// A depot for one session.
+    /// Returns one session's access to the server's depot.
     pub(crate) fn blocks(&self) -> ControlChannelBlocks {
         ControlChannelBlocks::new(self.queue.clone())
     }
 }
 
 impl Drop for Control {
-    /// Takes [`FLUSH_TIMEOUT`] at most.
+    /// Takes at most [`FLUSH_TIMEOUT`].
     fn drop(&mut self) {
         self.queue.closing.store(true, Ordering::Release);
         self.queue.wake();
         if let Some(thread) = self.thread.take() {
-            // The thread does not panic; if it did, the server sees the socket close.
+            // The thread does not panic. If it did, the server would see the socket close.
             let _ = thread.join();
         }
     }
@@ -162,21 +165,22 @@ impl ControlQueue {
         self.lost.load(Ordering::Relaxed)
     }
 
-    /// Puts a message behind those that wait.
+    /// Appends a message to the outbox.
     pub(crate) fn send(&self, request: Request, waiter: Waiter) {
         lock(&self.outbox).push_back((request, waiter));
         self.wake();
     }
 
-    /// Puts a report in the place of one that still waits, so that however long a server does not
-    /// read there is one; but that of a complete snapshot is for the server to count.
-    fn send_snapshot(&self, permille: u32) {
+    /// Replaces the queued report, or queues this one: however long the server does not read, at
+    /// most one is queued. A report of completion stays, because the server counts those.
+    fn send_snapshot_report(&self, permille: u32) {
         let mut outbox = lock(&self.outbox);
         let report = Request::Snapshot { permille };
-        let waiting = outbox.iter_mut().map(|(request, _)| request).find(
-            |request| matches!(request, Request::Snapshot { permille } if *permille < PERMILLE_ALL),
-        );
-        match waiting {
+        let is_incomplete = |request: &&mut Request| match request {
+            Request::Snapshot { permille } => *permille < PERMILLE_COMPLETE,
+            _ => false,
+        };
+        match outbox.iter_mut().map(|(request, _)| request).find(is_incomplete) {
             Some(request) => *request = report,
             None => outbox.push_back((report, Waiter::None)),
         }
@@ -185,7 +189,7 @@ impl ControlQueue {
     }
 
     fn wake(&self) {
-        // The counter of an eventfd cannot overflow here; being set already is as good.
+        // Ignored: the write fails only if the counter is full, and then the thread wakes anyway.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 }
@@ -194,13 +198,13 @@ impl ControlQueue {
 struct ControlThread {
     queue: Arc<ControlQueue>,
     channel: Box<dyn ControlChannel>,
-    /// What awaits the next replies: the server answers in order.
+    /// The receivers of the next replies: the server answers in order.
     waiters: VecDeque<Waiter>,
-    /// A message the socket had no room for.
+    /// A message that the socket had no room for.
     unsent: Option<Vec<u8>>,
-    /// When the client began to end.
+    /// When this thread saw that the client is being dropped.
     closing_since: Option<Instant>,
-    /// It is the last message: sent, or in `unsent`.
+    /// Goodbye, the last message, was sent or is in `unsent`.
     has_said_goodbye: bool,
     buffer: Vec<u8>,
 }
@@ -209,10 +213,9 @@ struct ControlThread {
 enum End {
     /// This side said goodbye.
     Goodbye,
-    /// Sessions do without it: the server sees it go without a goodbye, and looks for what was left
-    /// behind.
+    /// The connection was given up. The server sees it end without a goodbye and cleans up.
     GivenUp,
-    /// The server is gone, or cannot be understood.
+    /// The server is gone, or sent a message that cannot be understood.
     Lost(String),
 }
 
@@ -231,19 +234,20 @@ impl ControlThread {
         let unsent = unsent.into_iter().map(|(_, waiter)| waiter);
         for waiter in self.waiters.drain(..).chain(unsent) {
             if let Waiter::Statistics(cell) = waiter {
-                // Under the lock, so that the waiter is not between its look and its sleep.
+                // Under the lock, so that the waiter cannot miss this between its check and its
+                // sleep.
                 let _answer = lock(&cell.answer);
                 cell.answered.notify_all();
             }
         }
     }
 
-    /// Sleeps until there is something to send or to receive, and does it.
+    /// Sleeps until there is something to send or to receive; sends and receives it.
     fn turn(&mut self) -> std::result::Result<(), End> {
         let (readable, woken) = self.sleep()?;
         if woken {
             let mut count = [0; 8];
-            // Only clears the counter; outbox and flags say what there is to do.
+            // Only clears the counter: the outbox and the flags say what there is to do.
             let _ = rustix::io::read(&self.queue.wake, &mut count);
         }
         if readable {
@@ -259,7 +263,7 @@ impl ControlThread {
         Ok(())
     }
 
-    /// Whether there is something to receive, and whether another thread woke this one.
+    /// Returns whether there is something to receive, and whether another thread woke this one.
     fn sleep(&self) -> std::result::Result<(bool, bool), End> {
         let events = match self.unsent {
             Some(_) if self.channel.is_writable_with_room() => PollFlags::IN | PollFlags::OUT,
@@ -280,7 +284,8 @@ impl ControlThread {
         Ok((channel.intersects(PollFlags::IN | closed), wake.contains(PollFlags::IN)))
     }
 
-    /// Goodbye, once everything is sent and everything asked for has come and gone back.
+    /// Says goodbye once everything is sent and every reply has come: blocks for ended sessions
+    /// have been given back by then.
     fn close(&mut self) -> std::result::Result<(), End> {
         let since = *self.closing_since.get_or_insert_with(Instant::now);
         let is_flushed =
@@ -292,12 +297,12 @@ impl ControlThread {
             self.send_all()?;
         }
         if self.has_said_goodbye && self.unsent.is_none() {
-            // What does not arrive makes this client one that died.
+            // If the goodbye does not arrive, the server treats this client as one that died.
             let _ = self.channel.flush(FLUSH_TIMEOUT.saturating_sub(since.elapsed()));
             return Err(End::Goodbye);
         }
         if since.elapsed() > FLUSH_TIMEOUT {
-            return Err(End::Lost("it does not take the last messages".into()));
+            return Err(End::Lost("it did not accept the last messages in time".into()));
         }
         Ok(())
     }
@@ -307,14 +312,14 @@ impl ControlThread {
             match self.channel.receive(&mut self.buffer) {
                 Ok(None) => return Ok(()),
                 Ok(Some(0)) => return Err(End::Lost("it closed the connection".into())),
-                Ok(Some(bytes)) => self.take(bytes)?,
+                Ok(Some(bytes)) => self.handle(bytes)?,
                 Err(error) => return Err(End::Lost(error.to_string())),
             }
         }
     }
 
-    /// Hands an answer to the request that awaits it; does what the server asks.
-    fn take(&mut self, bytes: usize) -> std::result::Result<(), End> {
+    /// Delivers a reply to the request that awaits it, or answers a request of the server.
+    fn handle(&mut self, bytes: usize) -> std::result::Result<(), End> {
         let reply = match Reply::decode(&self.buffer[..bytes]) {
             Ok(Reply::Ask(ServerRequest::Report { collection })) => {
                 self.queue.report(collection);
@@ -388,15 +393,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_reports_that_wait_the_last_is_left() {
+    fn only_the_last_unsent_report_is_kept() {
         let queue = ControlQueue::new().unwrap();
-        (0..500).for_each(|permille| queue.send_snapshot(permille));
+        (0..500).for_each(|permille| queue.send_snapshot_report(permille));
         queue.send(Request::Expires, Waiter::None);
-        // The second snapshot begins before it was told that the first is complete.
-        (500..=PERMILLE_ALL).chain(0..=7).for_each(|permille| queue.send_snapshot(permille));
+        // The second snapshot begins before the first one's completion was sent.
+        (500..=PERMILLE_COMPLETE)
+            .chain(0..=7)
+            .for_each(|permille| queue.send_snapshot_report(permille));
         let outbox = lock(&queue.outbox);
-        let waiting: Vec<_> = outbox.iter().map(|(request, _)| request).collect();
+        let queued: Vec<_> = outbox.iter().map(|(request, _)| request).collect();
         let snapshot = |permille| Request::Snapshot { permille };
-        assert_eq!(waiting, [&snapshot(PERMILLE_ALL), &Request::Expires, &snapshot(7)]);
+        assert_eq!(queued, [&snapshot(PERMILLE_COMPLETE), &Request::Expires, &snapshot(7)]);
     }
 }

@@ -1,5 +1,7 @@
-//! A session's way to the server's depot, over its client's control channel. Also what the control
-//! thread does with a session's blocks when the server asks for them.
+//! A session's access to the server's depot, over its client's control channel.
+//!
+//! The control thread also reports the blocks of all sessions, and gives back the spare ones, when
+//! the server asks for that.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,17 +16,18 @@ use farside_protocol::held_blocks::HeldBlocks;
 
 use crate::control::{ControlQueue, Waiter, lock};
 
-/// Answers on their way to a session.
+/// Answers that a session has not received yet.
 #[derive(Default)]
 pub(crate) struct Inbox {
-    waiting: AtomicUsize,
+    /// The number of `answers`, so that a session can look for them without the lock.
+    undelivered: AtomicUsize,
     deliveries: Mutex<Deliveries>,
 }
 
 #[derive(Default)]
 struct Deliveries {
     answers: VecDeque<Delivery>,
-    /// The session has ended: what comes now goes back.
+    /// The session has ended: blocks that arrive from now on are given back.
     closed: bool,
 }
 
@@ -34,7 +37,7 @@ pub(crate) struct ReportingSession {
     inbox: Arc<Inbox>,
 }
 
-/// A session's way to the server's depot.
+/// A session's access to the server's depot.
 pub(crate) struct ControlChannelBlocks {
     queue: Arc<ControlQueue>,
     inbox: Arc<Inbox>,
@@ -48,8 +51,8 @@ impl ControlChannelBlocks {
 
 impl BlockSource for ControlChannelBlocks {
     fn watch(&mut self, held: &Arc<HeldBlocks>) {
-        let watched = ReportingSession { held: held.clone(), inbox: self.inbox.clone() };
-        lock(&self.queue.sessions).push(watched);
+        let session = ReportingSession { held: held.clone(), inbox: self.inbox.clone() };
+        lock(&self.queue.sessions).push(session);
     }
 
     fn request(&mut self, class: SizeClass, count: u32) {
@@ -65,11 +68,11 @@ impl BlockSource for ControlChannelBlocks {
 
     #[inline]
     fn receive(&mut self) -> Option<Delivery> {
-        if self.inbox.waiting.load(Ordering::Acquire) == 0 {
+        if self.inbox.undelivered.load(Ordering::Acquire) == 0 {
             return None;
         }
         let delivery = lock(&self.inbox.deliveries).answers.pop_front()?;
-        self.inbox.waiting.fetch_sub(1, Ordering::AcqRel);
+        self.inbox.undelivered.fetch_sub(1, Ordering::AcqRel);
         Some(delivery)
     }
 
@@ -87,8 +90,8 @@ impl BlockSource for ControlChannelBlocks {
 }
 
 impl Drop for ControlChannelBlocks {
-    /// What was delivered too late for the session goes back, now and later. Under the lock, so
-    /// that no report comes between the taking out and the giving back.
+    /// Gives back the blocks that the session has not received. Under the lock, so that no report
+    /// misses a block that has left the inbox and is not yet in the outbox.
     fn drop(&mut self) {
         let mut deliveries = lock(&self.inbox.deliveries);
         deliveries.closed = true;
@@ -102,12 +105,12 @@ impl Drop for ControlChannelBlocks {
 }
 
 impl Inbox {
-    /// Hands an answer over, or gives its blocks back if the session has ended.
+    /// Puts an answer into the inbox, or gives its blocks back if the session has ended.
     pub(crate) fn deliver(&self, delivery: Delivery, queue: &ControlQueue) {
         let mut deliveries = lock(&self.deliveries);
         if !deliveries.closed {
             deliveries.answers.push_back(delivery);
-            self.waiting.fetch_add(1, Ordering::AcqRel);
+            self.undelivered.fetch_add(1, Ordering::AcqRel);
         } else {
             queue.give_back(delivery);
         }
@@ -115,7 +118,9 @@ impl Inbox {
 }
 
 impl ReportingSession {
-    /// Every block the session has: delivered, in lists, in hands.
+    /// Appends every block that the session has: in its lists, in its inbox, and those that its
+    /// operations link or unlink. The lists stay locked meanwhile, so that no block moves from one
+    /// of these to another unseen.
     fn report(&self, into: &mut Vec<BlockAddress>) {
         let lists = self.held.lists();
         into.extend(lists.addresses());
@@ -142,19 +147,20 @@ impl ControlQueue {
         }
     }
 
-    /// Says what all sessions hold. Whatever was given back before is in the outbox before this.
+    /// Reports the blocks of all sessions. Blocks that were given back before are in the outbox
+    /// ahead of the report.
     pub(crate) fn report(&self, collection: u32) {
         let mut held = Vec::new();
         lock(&self.sessions).iter().for_each(|session| session.report(&mut held));
         Request::held(collection, &held).for_each(|message| self.send(message, Waiter::None));
     }
 
-    /// Gives back what no session needs at this moment.
+    /// Gives back the blocks that no session needs now.
     pub(crate) fn give_spare(&self) {
         for session in &*lock(&self.sessions) {
             let mut lists = session.held.lists();
             give_drained(&mut lists, |class, rested, blocks| self.give(class, rested, blocks));
-            // Also what an idle session has not even seen.
+            // Also the blocks that an idle session has not received yet.
             for delivery in &mut lock(&session.inbox.deliveries).answers {
                 if let Delivery::Blocks(BlockDelivery { class, rested, soon, blocks }) = delivery {
                     *soon |= !blocks.is_empty();

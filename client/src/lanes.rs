@@ -436,7 +436,7 @@ impl<'s> LaneScheduler<'s> {
                 _ => Outcome::Applied(applied),
             }),
             Err(failure) => {
-                let error = self.shared.failed(self.connection, failure);
+                let error = self.shared.handle_failure(self.connection, failure);
                 Err(error.unwrap_or_else(|| self.shared.disconnected()))
             }
         };

@@ -29,17 +29,18 @@
 //!
 //! # Threads
 //!
-//! A [`Client`] is shared by all threads; each thread that works has a [`Session`] of its own, with
-//! its own lanes and free blocks. They share the client's location cache. Sessions are `Send`,
-//! not `Sync`, and never take a lock for an operation that another one may hold for long.
+//! All threads share a [`Client`]; each thread that works has a [`Session`] with its own lanes and
+//! free blocks. All sessions share the client's location cache. Sessions are `Send`, but not
+//! `Sync`. No operation takes a lock that another session may hold for long.
 //!
-//! A process that forks leaves its clients to itself: the child must neither use nor drop them.
+//! After a `fork` the child must neither use nor drop the clients of its parent.
 //! [`std::process::Command`] is fine.
 //!
 //! # Many operations at once
 //!
 //! [`Session::pipeline`] keeps up to `pipeline_depth` operations in flight; [`Session::batch`] runs
-//! a list of them with one doorbell. Both run the same code as the calls that wait.
+//! a list of them, up to `pipeline_depth` per doorbell. Both run the same code as the calls that
+//! wait.
 //!
 //! ```no_run
 //! # let client = farside::Client::builder().server("shm:///run/farside/kv.sock").connect()?;
@@ -64,14 +65,14 @@
 //!
 //! # Consistency
 //!
-//! Operations on one key are linearizable, whichever clients they come from and whichever of them
-//! die at any moment. [`Session::scan`] is weakly consistent. The argument, with numbered
+//! Operations on one key are linearizable, across all clients, even if some of them die at any
+//! moment. [`Session::scan`] is weakly consistent. The argument, with numbered
 //! invariants, is in `docs/protocol.md`.
 //!
 //! # Errors
 //!
-//! [`Error`] says what failed for the caller and what to do. Unless the variant says otherwise, a
-//! failed operation has not happened.
+//! [`Error`] says what failed and what the caller can do. Unless the variant says otherwise, a
+//! failed operation has had no effect.
 #![deny(unsafe_code)]
 #![warn(missing_debug_implementations)]
 

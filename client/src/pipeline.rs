@@ -1,4 +1,4 @@
-//! Many operations in flight on one session: the door.
+//! Many operations in flight on one session: the public interface.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ use crate::connection::{ServerConnection, SessionRegion};
 use crate::lanes::LaneScheduler;
 use crate::{Result, Store, Version};
 
-/// Names an operation in a pipeline: numbered in the order they were started.
+/// Identifies an operation of a pipeline. Tickets are numbered in the order of the starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Ticket {
     pub(crate) number: u64,
@@ -24,8 +24,8 @@ impl Ticket {
         self.number
     }
 
-    /// Below [`Pipeline::depth`], and no other operation's until this one was taken: where in an
-    /// array to keep what belongs to it.
+    /// The operation's lane: below [`Pipeline::depth`], and used by no other operation until this
+    /// one's [`Completed`] is taken. So it can index an array of per-operation data.
     pub const fn lane(self) -> usize {
         self.lane.0 as usize
     }
@@ -36,44 +36,44 @@ impl Ticket {
 #[error("all lanes of the pipeline are busy: take a completed operation first")]
 pub struct PipelineFull;
 
-/// A finished operation of a pipeline.
+/// A completed operation of a pipeline.
 #[derive(Debug)]
 pub struct Completed<'p> {
-    /// Which.
+    /// The operation's ticket.
     pub ticket: Ticket,
-    /// What it came to. The bytes stay until the pipeline is used again.
+    /// Its result. A value's bytes are valid until the pipeline is used again.
     pub result: Result<Outcome<'p>>,
-    /// What it asked of the fabric; nothing if it shared another operation's chain. Doorbells are
-    /// shared and not counted here.
+    /// The verbs of this operation; none if it shared another operation's chain. Doorbells are not
+    /// counted here, because operations share them.
     pub counters: &'p Counters,
 }
 
-/// What an operation of a pipeline came to.
+/// The result of a pipeline's operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome<'p> {
     /// GET: the value and its version; `None` if the key is absent.
     Value(Option<(&'p [u8], Version)>),
     /// PUT: stored.
     Stored,
-    /// Every other: whether the key was as required, and so the change made.
+    /// All others: whether the condition held, and so the change was made.
     Applied(bool),
 }
 
 /// Up to `pipeline_depth` operations in flight.
 ///
-/// Starting an operation copies its key and value and never waits: when all lanes are busy it fails
-/// with [`PipelineFull`]. Operations are posted and go on only inside [`Pipeline::poll`],
-/// [`Pipeline::wait`] and drop: call one of them regularly. What is still in flight when the
-/// pipeline is dropped is finished first.
+/// Starting an operation copies its key and value, and never waits: if all lanes are busy, it fails
+/// with [`PipelineFull`]. Operations are posted and advance only inside [`Pipeline::poll`],
+/// [`Pipeline::wait`] and drop, so call `poll` or `wait` regularly. Dropping the pipeline completes
+/// the operations in flight.
 ///
 /// Operations in flight are concurrent with each other, also those on the same key. GETs of one key
-/// that are posted together may share a READ, and of such PUTs perhaps only the last one is carried
-/// out, as if it had overwritten the others.
+/// that are posted together may share a READ. Of PUTs to one key that are posted together, possibly
+/// only the last is executed, as if it had overwritten the others.
 ///
 /// When the connection is lost, operations in flight fail with
-/// [`Error::Disconnected`](crate::Error::Disconnected) (they have not happened) or
+/// [`Error::Disconnected`](crate::Error::Disconnected) (without an effect) or
 /// [`OperationError::Indeterminate`](crate::OperationError::Indeterminate). The pipeline stays
-/// disconnected: drop it and take another from the session, which reconnects.
+/// disconnected: drop it and create another from the session, which reconnects.
 pub struct Pipeline<'s>(LaneScheduler<'s>);
 
 impl fmt::Debug for Pipeline<'_> {
@@ -85,7 +85,7 @@ impl fmt::Debug for Pipeline<'_> {
 }
 
 impl<'s> Pipeline<'s> {
-    /// Keeps up to `depth` operations in flight, as far as the session has lanes.
+    /// A pipeline of up to `depth` operations in flight, but at most as many as there are lanes.
     pub(crate) fn new(
         handle: SessionRegion<'s>,
         connection: &'s ServerConnection,
@@ -111,7 +111,7 @@ impl<'s> Pipeline<'s> {
         self.start(Action::Put(Lifetime::Forever), key, value)
     }
 
-    /// Starts a store under a condition, for ever or for a time. An expected value is not copied.
+    /// Starts a store with a condition, a TTL, or both. An expected value is not copied.
     ///
     /// # Errors
     /// [`PipelineFull`]; every other error comes with its [`Completed`].
@@ -124,7 +124,7 @@ impl<'s> Pipeline<'s> {
         self.start(store.action(), key, value)
     }
 
-    /// Starts a PUT that happens only if the key is absent.
+    /// Starts an INSERT: a PUT that takes effect only if the key is absent.
     ///
     /// # Errors
     /// [`PipelineFull`]; every other error comes with its [`Completed`].
@@ -136,7 +136,7 @@ impl<'s> Pipeline<'s> {
         self.start(Action::Insert(Lifetime::Forever), key, value)
     }
 
-    /// Starts a PUT that happens only if the key is there.
+    /// Starts an UPDATE: a PUT that takes effect only if the key is present.
     ///
     /// # Errors
     /// [`PipelineFull`]; every other error comes with its [`Completed`].
@@ -165,12 +165,12 @@ impl<'s> Pipeline<'s> {
         self.0.start(action, key, value)
     }
 
-    /// How many operations can be started before one has to be taken.
+    /// How many operations can be started before a [`Completed`] must be taken.
     pub fn free_lanes(&self) -> usize {
         self.depth() - self.in_flight()
     }
 
-    /// How many operations were started and not taken yet.
+    /// How many operations were started and whose [`Completed`] was not taken yet.
     #[inline]
     pub fn in_flight(&self) -> usize {
         self.0.in_flight()
@@ -181,13 +181,13 @@ impl<'s> Pipeline<'s> {
         self.0.depth()
     }
 
-    /// A finished operation, if there is one. Does not wait.
+    /// Returns a completed operation, if there is one. Does not wait.
     #[inline]
     pub fn poll(&mut self) -> Option<Completed<'_>> {
         self.0.poll()
     }
 
-    /// The next finished operation; `None` if none is in flight.
+    /// Waits for the next completed operation; `None` if none is in flight.
     #[inline]
     pub fn wait(&mut self) -> Option<Completed<'_>> {
         self.0.wait()

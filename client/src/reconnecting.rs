@@ -1,5 +1,5 @@
-//! One connection for all sessions of a client, which one of them makes anew when it is lost; and
-//! how long a call goes on reconnecting.
+//! One connection for all sessions of a client. When it is lost, one session reconnects for all.
+//! Also the budget of each call: how often, and for how long, it reconnects.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use crate::client::ClientInner;
 use crate::{Contact, Error, Result};
 
-/// The present connection, and whether a session is making another.
+/// The present connection, and whether a session is replacing it.
 pub(crate) struct Reconnecting<C> {
     state: Mutex<State<C>>,
-    /// An attempt has ended.
+    /// Notified when an attempt to reconnect has ended.
     attempted: Condvar,
 }
 
@@ -18,32 +18,34 @@ struct State<C> {
     connection: Arc<C>,
     /// A session is reconnecting, for all of them.
     is_connecting: bool,
-    /// When reconnecting failed last, and why, as far as that can be told twice.
-    failed: Option<(Instant, Option<Error>)>,
+    /// When the last failed attempt ended, and its error for the sessions that waited for it;
+    /// `None` if that error has no copy.
+    last_failure: Option<(Instant, Option<Error>)>,
 }
 
 impl<C> Reconnecting<C> {
     pub(crate) fn new(connection: C) -> Self {
         let connection = Arc::new(connection);
-        let state = State { connection, is_connecting: false, failed: None };
+        let state = State { connection, is_connecting: false, last_failure: None };
         Self { state: Mutex::new(state), attempted: Condvar::new() }
     }
 
     fn lock(&self) -> MutexGuard<'_, State<C>> {
-        // A panic elsewhere leaves the state as it was.
+        // Poisoning is ignored: no critical section can leave the state half changed.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The connection; a new one if the last is lost. The first session that needs it connects; the
-    /// others wait, and fail with it.
+    /// Returns the connection, after reconnecting if it is lost. The first session that needs a new
+    /// one reconnects; the others wait, and share its result. `timed_out` makes the error of a
+    /// waiting session if that of the attempt cannot be copied.
     ///
-    /// The attempt does not hold the lock. A session that failed and asks again would mostly get
-    /// the lock before those that wait, and they would wait for one attempt after the other.
+    /// The attempt does not hold the lock. Otherwise a session that failed and tries again would
+    /// mostly get the lock before the waiting ones: these would wait for one attempt after another.
     pub(crate) fn get(
         &self,
         is_lost: impl Fn(&C) -> bool,
         establish: impl FnOnce() -> Result<C>,
-        gave_up: impl FnOnce(Duration) -> Error,
+        timed_out: impl FnOnce(Duration) -> Error,
     ) -> Result<Arc<C>> {
         let asked_at = Instant::now();
         let mut state = self.lock();
@@ -51,12 +53,12 @@ impl<C> Reconnecting<C> {
             if !is_lost(&state.connection) {
                 return Ok(state.connection.clone());
             }
-            if let Some((at, why)) = &state.failed
-                && *at > asked_at
+            if let Some((failed_at, error)) = &state.last_failure
+                && *failed_at > asked_at
             {
                 let tried = asked_at.elapsed();
-                let why = why.as_ref().and_then(|why| why.for_another(tried));
-                return Err(why.unwrap_or_else(|| gave_up(tried)));
+                let error = error.as_ref().and_then(|error| error.for_another(tried));
+                return Err(error.unwrap_or_else(|| timed_out(tried)));
             }
             if !state.is_connecting {
                 break;
@@ -65,7 +67,8 @@ impl<C> Reconnecting<C> {
         }
         state.is_connecting = true;
         drop(state);
-        // Declared first, so it ends last, when what came of it is in the state.
+        // Declared before the guard of the lock, so dropped after it: the result is in the state by
+        // then, and `Attempt::drop` can lock.
         let _attempt = Attempt(self);
         let established = establish();
         let mut state = self.lock();
@@ -79,14 +82,14 @@ impl<C> Reconnecting<C> {
                     Error::Connect(error) => error.after_an_answer().into(),
                     error => error,
                 };
-                state.failed = Some((Instant::now(), error.for_another(asked_at.elapsed())));
+                state.last_failure = Some((Instant::now(), error.for_another(asked_at.elapsed())));
                 Err(error)
             }
         }
     }
 }
 
-/// An attempt to reconnect. Should it panic, others must not wait for it for ever.
+/// An attempt to reconnect. Its drop wakes the waiting sessions, even if the attempt panics.
 struct Attempt<'a, C>(&'a Reconnecting<C>);
 
 impl<C> Drop for Attempt<'_, C> {
@@ -96,33 +99,34 @@ impl<C> Drop for Attempt<'_, C> {
     }
 }
 
-/// How often one call reconnects at least; it goes on until the timeout for connecting is over.
-const RECONNECTS_MIN: u32 = 3;
+/// A call fails only after at least this many losses, and once the timeout for connecting is over.
+const LOSSES_MIN: u32 = 3;
 /// Backoff before reconnect attempt n is n times this. The first attempt does not wait.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(10);
 const RECONNECT_PAUSE_MAX: Duration = Duration::from_millis(250);
 
-/// How often a call lost its connection.
+/// The connection losses of one call, and when the first was: they decide whether it tries again.
 #[derive(Default)]
 pub(crate) struct ReconnectBudget {
-    first_at: Option<Instant>,
-    count: u32,
+    first_loss_at: Option<Instant>,
+    losses: u32,
 }
 
 impl ReconnectBudget {
-    /// For how long there was no connection that lasted.
-    pub(crate) fn lasted(&self) -> Duration {
-        self.first_at.map_or(Duration::ZERO, |first| first.elapsed())
+    /// How long ago the first loss was; zero if there was none.
+    pub(crate) fn since_first_loss(&self) -> Duration {
+        self.first_loss_at.map_or(Duration::ZERO, |at| at.elapsed())
     }
 
-    /// One more; the error if that is enough.
-    pub(crate) fn add(&mut self, shared: &ClientInner) -> Result<()> {
-        self.first_at.get_or_insert_with(Instant::now);
-        self.count += 1;
-        if self.count >= RECONNECTS_MIN && self.lasted() >= shared.connect_timeout() {
-            return Err(shared.unreachable(Contact::Lost, self.lasted()));
+    /// Counts a loss, and sleeps before the next attempt. Returns the error once the budget is used
+    /// up.
+    pub(crate) fn count_loss(&mut self, shared: &ClientInner) -> Result<()> {
+        self.first_loss_at.get_or_insert_with(Instant::now);
+        self.losses += 1;
+        if self.losses >= LOSSES_MIN && self.since_first_loss() >= shared.connect_timeout() {
+            return Err(shared.unreachable(Contact::Lost, self.since_first_loss()));
         }
-        std::thread::sleep((RECONNECT_PAUSE * (self.count - 1)).min(RECONNECT_PAUSE_MAX));
+        std::thread::sleep((RECONNECT_PAUSE * (self.losses - 1)).min(RECONNECT_PAUSE_MAX));
         Ok(())
     }
 }

@@ -1,4 +1,4 @@
-//! Iterating over everything.
+//! Iteration over all entries.
 
 use std::fmt;
 
@@ -26,10 +26,12 @@ impl<'s> Scan<'s> {
         Ok(Self { session, region_id, cursor: ScanCursor::default(), has_ended: false })
     }
 
-    /// The next entry, or what is wrong with it. The other error is the connection's.
+    /// Reads the next entry. The inner error concerns that entry only, and the scan continues. The
+    /// outer error is the connection's, and ends the scan.
     fn step(&mut self) -> Result<Result<Option<Entry>>> {
         let Self { session, region_id, cursor, .. } = self;
         let step = session.run(|handle| {
+            // The cursor's positions mean nothing in another region.
             if handle.region.format.region_id != *region_id {
                 return Ok(None);
             }
@@ -38,7 +40,7 @@ impl<'s> Scan<'s> {
                 Ok(entry) => Ok(Some(Ok(entry))),
                 Err(Failure::Error(error)) => Ok(Some(Err((*error).into()))),
                 Err(failure) => {
-                    cursor.again();
+                    cursor.restart_part();
                     Err(failure)
                 }
             }
@@ -50,7 +52,7 @@ impl<'s> Scan<'s> {
 impl Iterator for Scan<'_> {
     type Item = Result<Entry>;
 
-    /// The next entry. After an error about one entry the scan goes on with the others.
+    /// Returns the next entry. After an error about one entry the scan continues with the others.
     fn next(&mut self) -> Option<Self::Item> {
         if self.has_ended {
             return None;

@@ -1,4 +1,4 @@
-//! The door: synchronous calls on one session.
+//! Synchronous calls on one session: where every operation of the library starts.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,14 +17,16 @@ use crate::{
     Scan, Store, Value, Version,
 };
 
-/// How often a compare-and-exchange with an absent key starts over because the key comes and goes.
+/// Limit on the attempts of a compare-and-exchange that expects an absent key. An attempt fails if
+/// the key was present at its INSERT but absent at its GET.
 const EXCHANGE_ATTEMPTS_MAX: u32 = 64;
 
-/// One thread's way to the region: its own lanes and free blocks; the location cache is the
-/// client's. `Send`, but not `Sync`.
+/// One thread's access to the region, with its own lanes and free blocks. All sessions of a client
+/// share one location cache. `Send`, but not `Sync`.
 ///
-/// Every call returns when its operation is done. For many in flight see [`Session::pipeline`] and
-/// [`Session::batch`]. The round trips and verbs in the descriptions are counted by tests.
+/// Every call returns when its operation has completed. To have many operations in flight, see
+/// [`Session::pipeline`] and [`Session::batch`]. Tests count the round trips and verbs that the
+/// descriptions state.
 pub struct Session {
     shared: Arc<ClientInner>,
     connected: ConnectedEngine,
@@ -37,9 +39,9 @@ impl fmt::Debug for Session {
     }
 }
 
-/// What a session has of one connection.
+/// A session's engine, and the connection that it belongs to.
 struct ConnectedEngine {
-    /// Before the connection, so that it is dropped first and its blocks go back.
+    /// Declared before the connection, so that it is dropped first and gives back its blocks.
     region: OpenRegion,
     engine: SessionEngine,
     connection: Arc<ServerConnection>,
@@ -47,15 +49,15 @@ struct ConnectedEngine {
 
 impl ConnectedEngine {
     fn new(shared: &ClientInner) -> Result<Self> {
-        let mut losses = ReconnectBudget::default();
+        let mut budget = ReconnectBudget::default();
         loop {
             let connection = shared.connection()?;
             match shared.open(&connection)? {
                 Ok((engine, region)) => return Ok(Self { region, engine, connection }),
-                // A server may be killed again before it showed anything.
-                Err(failure) => shared.failed(&connection, failure).map_or(Ok(()), Err)?,
+                // A restarted server may be killed again before the region could be read.
+                Err(failure) => shared.handle_failure(&connection, failure).map_or(Ok(()), Err)?,
             }
-            losses.add(shared)?;
+            budget.count_loss(shared)?;
         }
     }
 
@@ -64,9 +66,9 @@ impl ConnectedEngine {
         self.engine.at(&self.region)
     }
 
-    /// If a pipeline was forgotten, and with it operations that will not go on, one of them may
+    /// Gives the connection up if a pipeline was leaked (`mem::forget`). One of its operations may
     /// have left a PENDING word: without a goodbye the server looks for it.
-    fn leave(&self) {
+    fn give_up_if_leaked(&self) {
         if self.engine.pipelined.get() {
             self.connection.control.give_up();
         }
@@ -75,7 +77,7 @@ impl ConnectedEngine {
 
 impl Drop for ConnectedEngine {
     fn drop(&mut self) {
-        self.leave();
+        self.give_up_if_leaked();
     }
 }
 
@@ -85,7 +87,7 @@ impl Session {
         Ok(Self { shared, connected })
     }
 
-    /// The region, on a new connection if the old one was lost.
+    /// Returns the region and its engine, after reconnecting if the connection was lost.
     #[inline]
     pub(crate) fn handle(&mut self) -> Result<SessionRegion<'_>> {
         if self.connected.connection.control.is_lost() || self.connected.engine.pipelined.get() {
@@ -96,46 +98,45 @@ impl Session {
 
     #[cold]
     fn reconnect(&mut self) -> Result<()> {
-        self.connected.leave();
+        self.connected.give_up_if_leaked();
         self.connected = ConnectedEngine::new(&self.shared)?;
         Ok(())
     }
 
-    /// Runs an operation; again on a new connection if this one turned out to be lost before the
-    /// operation happened.
+    /// Runs an operation. If the connection was lost before the operation took effect, runs it
+    /// again on a new connection.
     #[inline]
     pub(crate) fn run<T>(
         &mut self,
         mut operation: impl FnMut(SessionRegion<'_>) -> std::result::Result<T, Failure>,
     ) -> Result<T> {
-        let mut losses = ReconnectBudget::default();
+        let mut budget = ReconnectBudget::default();
         loop {
             match operation(self.handle()?) {
-                Ok(done) => return Ok(done),
-                Err(failure) => self.lose(failure, &mut losses)?,
+                Ok(result) => return Ok(result),
+                Err(failure) => self.after_failure(failure, &mut budget)?,
             }
         }
     }
 
-    /// The connection failed; the error if the operation is not to be run again.
+    /// Decides what follows a failed operation: run it again if this returns `Ok`.
     #[cold]
-    fn lose(&self, failure: farside_protocol::Failure, losses: &mut ReconnectBudget) -> Result<()> {
-        self.shared.failed(&self.connected.connection, failure).map_or(Ok(()), Err)?;
-        self.lost(losses)
+    fn after_failure(&self, failure: Failure, budget: &mut ReconnectBudget) -> Result<()> {
+        self.shared.handle_failure(&self.connected.connection, failure).map_or(Ok(()), Err)?;
+        self.count_loss(budget)
     }
 
-    /// The connection was lost under operations that have not happened; the error if that is
-    /// enough.
-    pub(crate) fn lost(&self, losses: &mut ReconnectBudget) -> Result<()> {
-        losses.add(&self.shared)
+    /// Counts a loss of the connection. Returns the error once the budget is used up.
+    pub(crate) fn count_loss(&self, budget: &mut ReconnectBudget) -> Result<()> {
+        budget.count_loss(&self.shared)
     }
 
-    /// The error for what goes by a region that is gone.
+    /// The error of a scan whose region is gone.
     pub(crate) fn disconnected(&self) -> Error {
         self.shared.disconnected()
     }
 
-    /// The error for operations that the server kept from happening for so long.
+    /// The error of operations that could not reach the server for this long.
     pub(crate) fn unreachable(&self, contact: Contact, tried: Duration) -> Error {
         self.shared.unreachable(contact, tried)
     }
@@ -149,7 +150,7 @@ impl Session {
         self.run(|handle| handle.perform(action, key, value))
     }
 
-    /// Appends a value that a GET left in the block buffer.
+    /// Appends the value that a GET left in the lane's [`Buffer::ReadBlock`].
     #[inline]
     fn copy(&self, found: &Found, into: &mut Vec<u8>) {
         into.extend_from_slice(
@@ -163,24 +164,24 @@ impl Session {
         Value { data, version: found.version }
     }
 
-    /// The value of a key, `None` if it is absent.
+    /// Returns the value of a key; `None` if the key is absent.
     ///
     /// One READ and one round trip if the key's location is cached; two of each if not; one of each
-    /// if the key is absent. If others replaced the value since its location was cached, two round
-    /// trips with three READs, or three.
+    /// if the key is absent. If another session replaced the value since its location was cached:
+    /// two round trips with three READs, or three round trips.
     ///
     /// # Errors
     /// [`Error::Operation`]: `KeyEmpty`, `KeyTooLong`, `Contended`; `Layout` if the block is
     /// damaged, and `Unregistered` if the system refuses memory for RDMA. [`Error::Connect`]:
-    /// `Unreachable`; if it has to connect anew, also what
-    /// [`Client::session`](crate::Client::session) has.
+    /// `Unreachable`. If the call reconnects, also the errors of
+    /// [`Client::session`](crate::Client::session).
     pub fn get(&mut self, key: &[u8]) -> Result<Option<Value>> {
         let found = self.run(|handle| handle.get(key))?;
         Ok(found.map(|found| self.value(&found)))
     }
 
-    /// [`Session::get`] into a buffer of the caller's, whose content is replaced; it is empty
-    /// afterwards if the key is absent. Allocates nothing once the buffer is large enough.
+    /// As [`Session::get`], into the caller's buffer, whose content is replaced. The buffer is
+    /// empty afterwards if the key is absent. Allocates nothing once the buffer is large enough.
     ///
     /// # Errors
     /// As [`Session::get`].
@@ -194,23 +195,24 @@ impl Session {
         }))
     }
 
-    /// Stores a value, whether or not the key is there.
+    /// Stores a value, whether or not the key is present.
     ///
-    /// One round trip if the key is there and its location cached (`[WRITE][WRITE][CAS]`, one
-    /// doorbell), two if it is there, three if it is new.
+    /// One round trip if the key's location is cached (`[WRITE][WRITE][CAS]`, one doorbell), two if
+    /// it is not, three if the key is absent.
     ///
     /// # Errors
     /// [`Error::Operation`]: `KeyEmpty`, `KeyTooLong`, `ValueTooLong`, `OutOfSpace`, `Denied`,
-    /// `Contended`, and `Indeterminate` if the connection broke on the way; what else
-    /// [`Session::get`] has.
+    /// `Contended`, and `Indeterminate` if the connection broke during the operation; otherwise as
+    /// [`Session::get`].
     #[inline]
     pub fn put(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
         self.change(Action::Put(Lifetime::Forever), key, value).map(|_| ())
     }
 
-    /// Stores a value that ends after `ttl`: [`Store::ttl`] says when. Then the key is absent.
+    /// Stores a value that expires after `ttl`, as [`Store::ttl`] describes. Then the key is
+    /// absent.
     ///
-    /// Costs what [`Session::put`] costs.
+    /// Takes as many round trips as [`Session::put`].
     ///
     /// # Errors
     /// As [`Session::put`].
@@ -218,11 +220,11 @@ impl Session {
         self.store(key, value, Store::always().ttl(ttl)).map(|_| ())
     }
 
-    /// Stores a value under a condition, for ever or for a time; false if the condition did not
+    /// Stores a value with a condition, a TTL, or both. Returns false if the condition did not
     /// hold.
     ///
-    /// Costs what [`Session::put`], [`Session::insert`], [`Session::update`] or
-    /// [`Session::compare_exchange`] cost.
+    /// Takes as many round trips as [`Session::put`], [`Session::insert`], [`Session::update`] or
+    /// [`Session::compare_exchange`] with this condition.
     ///
     /// # Errors
     /// As [`Session::put`].
@@ -230,10 +232,11 @@ impl Session {
         Ok(self.change(store.action(), key, value)?.applied)
     }
 
-    /// Stores a value only if the key is absent; false if it was there.
+    /// Stores a value only if the key is absent. Returns false if it was present.
     ///
-    /// Three round trips, two where the index has much room; one if the key was there, two if its
-    /// value may end: it was stored with a TTL, or under a condition.
+    /// Three round trips, or two where the index has much room. If the key was present: one, or two
+    /// if its word leaves open whether the value has expired, as after a store with a TTL or a
+    /// condition.
     ///
     /// # Errors
     /// As [`Session::put`].
@@ -241,10 +244,11 @@ impl Session {
         Ok(self.change(Action::Insert(Lifetime::Forever), key, value)?.applied)
     }
 
-    /// Stores a value only if the key is there; false if it was absent.
+    /// Stores a value only if the key is present. Returns false if it was absent.
     ///
     /// One round trip if the key's location is cached, two if not; one if the key was absent. One
-    /// more if its value was stored with a TTL, or, uncached, under a condition: it may have ended.
+    /// more if the old value may have expired: it was stored with a TTL, or, if the location is not
+    /// cached, with a condition.
     ///
     /// # Errors
     /// As [`Session::put`].
@@ -252,22 +256,22 @@ impl Session {
         Ok(self.change(Action::Update(Lifetime::Forever), key, value)?.applied)
     }
 
-    /// Removes a key; false if it was absent.
+    /// Removes a key. Returns false if it was absent.
     ///
     /// One round trip if the key's location is cached, two if not; one if the key was absent.
     ///
     /// # Errors
-    /// [`Error::Operation`]: `KeyEmpty`, `KeyTooLong`, `Denied`, `Contended`, `Indeterminate`; what
-    /// else [`Session::get`] has.
+    /// [`Error::Operation`]: `KeyEmpty`, `KeyTooLong`, `Denied`, `Contended`, `Indeterminate`;
+    /// otherwise as [`Session::get`].
     pub fn delete(&mut self, key: &[u8]) -> Result<bool> {
         Ok(self.change(Action::Delete, key, &[])?.applied)
     }
 
-    /// Stores `new` only if the key's value is `expected`; with `None`, only if it is absent.
+    /// Stores `new` only if the key's value is `expected`; with `None`, only if the key is absent.
     ///
-    /// A GET and one round trip more; with `None` those of [`Session::insert`], and of a GET if the
-    /// key was there. Compares whole values: for large ones [`Session::compare_exchange_version`]
-    /// is cheaper.
+    /// The round trips of a GET, and one more. With `None` those of [`Session::insert`], and those
+    /// of a GET if the key was present. Compares whole values: for large ones
+    /// [`Session::compare_exchange_version`] is cheaper.
     ///
     /// # Errors
     /// As [`Session::put`].
@@ -284,7 +288,7 @@ impl Session {
             if self.insert(key, new)? {
                 return Ok(Exchange::Exchanged);
             }
-            // It was there: its value, unless another client deletes it first.
+            // The key was present: return its value, unless another client deletes it first.
             if let Some(value) = self.get(key)? {
                 return Ok(Exchange::Mismatch(Some(value)));
             }
@@ -292,9 +296,9 @@ impl Session {
         Err(OperationError::Contended { attempts: EXCHANGE_ATTEMPTS_MAX }.into())
     }
 
-    /// Stores `new` only if the key's value still comes from the write `expected`.
+    /// Stores `new` only if the key's value is still the one that the write `expected` stored.
     ///
-    /// A GET and one round trip more.
+    /// The round trips of a GET, and one more.
     ///
     /// # Errors
     /// As [`Session::put`].
@@ -315,62 +319,64 @@ impl Session {
         Ok(Exchange::Mismatch(answer.found.map(|found| self.value(&found))))
     }
 
-    /// Up to `pipeline_depth` operations in flight on this thread.
+    /// Returns a pipeline, which keeps up to `pipeline_depth` operations in flight.
     ///
     /// # Errors
-    /// As [`Client::session`](crate::Client::session), if it has to connect anew.
+    /// As [`Client::session`](crate::Client::session), if the call reconnects.
     pub fn pipeline(&mut self) -> Result<Pipeline<'_>> {
         self.pipeline_of(usize::MAX)
     }
 
-    /// [`Session::pipeline`] for so many operations: making it costs as much as it has lanes.
+    /// [`Session::pipeline`] for at most this many operations in flight: creating a pipeline takes
+    /// time for each lane.
     pub(crate) fn pipeline_of(&mut self, operations: usize) -> Result<Pipeline<'_>> {
         self.handle()?;
         let Self { connected, shared } = self;
         Ok(Pipeline::new(connected.handle(), &connected.connection, shared, operations))
     }
 
-    /// Collects operations that then run together, with one doorbell for all of them.
+    /// Returns an empty batch: it collects operations, which then run together.
     pub fn batch<'d>(&mut self) -> Batch<'_, 'd> {
         Batch::new(self)
     }
 
     /// Iterates over all keys and values, in no particular order.
     ///
-    /// Weakly consistent: a key that is there from the first to the last step comes exactly once,
-    /// also when the index grows meanwhile, with a value it had at some moment of the scan. A key
-    /// that is inserted or deleted meanwhile comes at most once. When the connection is lost the
-    /// scan goes on with the next one.
+    /// Weakly consistent: a key that is present during the whole scan is returned exactly once,
+    /// also if the index grows meanwhile, with a value that it had at some moment of the scan. A
+    /// key that is inserted or deleted meanwhile is returned at most once. If the connection is
+    /// lost, the scan continues on a new one.
     ///
-    /// One round trip an entry, more when its value is replaced under the scan's eyes, and one a
+    /// One round trip for each entry, more if its value is replaced meanwhile; and one for each
     /// subtable, more while it is split.
     ///
     /// # Errors
-    /// As [`Client::session`](crate::Client::session), if it has to connect anew. The scan's own
-    /// end it, as does [`Error::Disconnected`] where the region is another one now, except those
-    /// that are about one entry: [`Error::Operation`] with `Layout`, `Contended` or `Unregistered`.
+    /// As [`Client::session`](crate::Client::session), if the call reconnects. Of the scan's own
+    /// errors, those about one entry do not end it: [`Error::Operation`] with `Layout`, `Contended`
+    /// or `Unregistered`. All others do, among them [`Error::Disconnected`] when the server has
+    /// another region now.
     pub fn scan(&mut self) -> Result<Scan<'_>> {
         Scan::new(self)
     }
 
-    /// What this session asked of the fabric on its present connection.
+    /// Counts of the verbs of this session on its present connection.
     #[inline]
     pub fn counters(&self) -> Counters {
         self.connected.engine.counters()
     }
 
-    /// What the location cache did for this session on the present connection.
+    /// This session's hits and misses in the location cache on the present connection.
     pub fn cache_statistics(&self) -> CacheStatistics {
         self.connected.region.lookups.statistics()
     }
 
-    /// Forgets all cached locations, for all sessions of the client; not what others are learning
+    /// Forgets all cached locations of the client, except those that other sessions are caching
     /// meanwhile.
     pub fn clear_cache(&mut self) {
         self.connected.region.cache.clear();
     }
 
-    /// What the region allows.
+    /// Returns the limits of the region.
     pub fn limits(&self) -> Limits {
         let format = &self.connected.region.format;
         Limits {

@@ -1,21 +1,22 @@
-//! Conditions and ends of what is stored, and what an exchange came to.
+//! Conditions under which values are stored, when they expire, and what an exchange returns.
 
 use std::time::{Duration, SystemTime};
 
 use farside_protocol::{Action, Expected, Lifetime, Value, Version};
 
-/// What has to be there for a store to happen.
+/// What must be at the key for a store to take effect.
 #[derive(Clone, Copy, Debug, Default)]
 enum Precondition<'e> {
     #[default]
     None,
     Absent,
     Present,
-    Is(Expected<'e>),
+    Expected(Expected<'e>),
 }
 
-/// When a value is stored, and for how long: for [`Session::store`](crate::Session::store),
-/// [`Pipeline::store`](crate::Pipeline::store) and [`Batch::store`](crate::Batch::store).
+/// On what condition a value is stored, and for how long: for
+/// [`Session::store`](crate::Session::store), [`Pipeline::store`](crate::Pipeline::store) and
+/// [`Batch::store`](crate::Batch::store).
 ///
 /// ```
 /// use std::time::Duration;
@@ -25,55 +26,55 @@ enum Precondition<'e> {
 /// # let _ = lock;
 /// ```
 #[derive(Clone, Copy, Debug, Default)]
-#[must_use = "it says how to store, and stores nothing"]
+#[must_use = "a `Store` only says how to store a value: pass it to `store`"]
 pub struct Store<'e> {
     condition: Precondition<'e>,
     lifetime: Lifetime,
 }
 
 impl<'e> Store<'e> {
-    fn when(condition: Precondition<'e>) -> Self {
+    fn on(condition: Precondition<'e>) -> Self {
         Self { condition, lifetime: Lifetime::Forever }
     }
 
-    /// Whatever is there, as a PUT.
+    /// Without a condition, as a PUT.
     pub fn always() -> Self {
         Self::default()
     }
 
     /// Only if the key is absent, as an INSERT.
     pub fn if_absent() -> Self {
-        Self::when(Precondition::Absent)
+        Self::on(Precondition::Absent)
     }
 
-    /// Only if the key is there, as an UPDATE.
+    /// Only if the key is present, as an UPDATE.
     pub fn if_present() -> Self {
-        Self::when(Precondition::Present)
+        Self::on(Precondition::Present)
     }
 
     /// Only if the key has this value.
     pub fn if_value(value: &'e [u8]) -> Self {
-        Self::when(Precondition::Is(Expected::Value(value)))
+        Self::on(Precondition::Expected(Expected::Value(value)))
     }
 
-    /// Only if the key's value still comes from this write.
+    /// Only if the key's value is still the one that this write stored.
     pub fn if_version(version: Version) -> Self {
-        Self::when(Precondition::Is(Expected::Version(version)))
+        Self::on(Precondition::Expected(Expected::Version(version)))
     }
 
-    /// The value ends this long after it is written, rounded up to a full millisecond of the wall
-    /// clock. From that millisecond on the key is absent. An end after the year 10889 is refused,
-    /// as [`OperationError::EndTooLate`](crate::OperationError::EndTooLate). Without this it stays,
-    /// and so it does when a value that would have ended is replaced by one without it.
+    /// The value expires this long after it is written, rounded up to a full millisecond of the
+    /// wall clock. From that millisecond on the key is absent. A time after the year 10889 is
+    /// refused, as [`OperationError::EndTooLate`](crate::OperationError::EndTooLate). Without a TTL
+    /// the value stays, even if the value that it replaces had one.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.lifetime = Lifetime::For(ttl);
         self
     }
 
-    /// The value ends at this time, rounded up to a full millisecond, and else as with
+    /// The value expires at this time, rounded up to a full millisecond; otherwise as
     /// [`Store::ttl`].
-    pub fn until(mut self, end: SystemTime) -> Self {
-        self.lifetime = Lifetime::until(end);
+    pub fn until(mut self, expires_at: SystemTime) -> Self {
+        self.lifetime = Lifetime::until(expires_at);
         self
     }
 
@@ -82,16 +83,16 @@ impl<'e> Store<'e> {
             Precondition::None => Action::Put(self.lifetime),
             Precondition::Absent => Action::Insert(self.lifetime),
             Precondition::Present => Action::Update(self.lifetime),
-            Precondition::Is(expected) => Action::Exchange(expected, self.lifetime),
+            Precondition::Expected(expected) => Action::Exchange(expected, self.lifetime),
         }
     }
 }
 
-/// The outcome of [`Session::compare_exchange`](crate::Session::compare_exchange).
+/// The result of [`Session::compare_exchange`](crate::Session::compare_exchange).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Exchange {
     /// The key had the expected value (or was absent, as expected) and now has the new one.
     Exchanged,
-    /// It had this instead; `None` when it was absent. Nothing was changed.
+    /// The key had this value instead; `None`: it was absent. Nothing was changed.
     Mismatch(Option<Value>),
 }

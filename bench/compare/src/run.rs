@@ -181,7 +181,7 @@ impl<'a> StoreSetup<'a> {
     fn connect(&self) -> Result<Client> {
         let mut builder = Client::builder().config(self.client).pipeline_depth(self.args.depth);
         if let Some(link) = self.args.link() {
-            builder = builder.around(emulation::wrap(link));
+            builder = builder.intercept_fabric(emulation::wrap(link));
         }
         builder.connect().map_err(Error::client("connecting"))
     }

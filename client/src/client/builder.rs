@@ -1,4 +1,4 @@
-//! How to connect.
+//! The settings of a connection.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,13 +7,14 @@ use std::time::Duration;
 use farside_config::{ClientConfig, PIPELINE_DEPTH};
 use farside_control::attach::ConnectOptions;
 use farside_control::{Role, Token};
+use farside_fabric::Intercept;
 
 use super::{Client, ClientInner};
 use crate::connection::{ServerConnection, SessionOptions};
 use crate::reconnecting::Reconnecting;
 use crate::{Error, RdmaOptions, Result};
 
-/// Collects how to connect; [`ClientBuilder::connect`] does it.
+/// Collects the settings of a connection; [`ClientBuilder::connect`] makes it.
 #[derive(Clone)]
 #[must_use]
 pub struct ClientBuilder {
@@ -24,10 +25,10 @@ pub struct ClientBuilder {
     pipeline_depth: u16,
     connect_timeout: Duration,
     rdma: RdmaOptions,
-    wrap: Option<farside_fabric::Intercept>,
+    intercept: Option<Intercept>,
 }
 
-/// Without the secret.
+/// Leaves out the secret.
 impl fmt::Debug for ClientBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ClientBuilder")
@@ -41,7 +42,7 @@ impl fmt::Debug for ClientBuilder {
     }
 }
 
-/// The longest that connecting may take: no clock ends before.
+/// The longest timeout for connecting. A larger one could overflow the clock.
 const CONNECT_TIMEOUT_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
 impl Default for ClientBuilder {
@@ -60,16 +61,16 @@ impl From<&ClientConfig> for ClientBuilder {
             pipeline_depth: config.pipeline_depth,
             connect_timeout: Duration::from_millis(config.connect_timeout_ms),
             rdma: config.rdma.options(),
-            wrap: None,
+            intercept: None,
         }
     }
 }
 
 impl ClientBuilder {
-    /// Takes everything from a configuration.
+    /// Takes all settings from a configuration. If it names no server, the present one stays.
     pub fn config(self, config: &ClientConfig) -> Self {
-        let taken = Self::from(config);
-        Self { server: taken.server.clone().or(self.server), ..taken }
+        let configured = Self::from(config);
+        Self { server: configured.server.clone().or(self.server), ..configured }
     }
 
     /// The server's address, for example `shm:///run/farside/kv.sock`.
@@ -78,35 +79,34 @@ impl ClientBuilder {
         self
     }
 
-    /// Reader or writer, which is the default. A reader gets memory it cannot write to.
+    /// Writer (the default) or reader. A reader gets memory that it cannot write to.
     pub fn role(mut self, role: Role) -> Self {
         self.role = role;
         self
     }
 
-    /// The shared secret, for a server that wants one.
+    /// The shared secret, if the server requires one.
     pub fn secret(mut self, secret: &str) -> Self {
         self.token = Token::of(secret);
         self
     }
 
-    /// The most memory that the client uses to remember where keys are, 16 bytes a key; 0 switches
-    /// the location cache off, which all its sessions share. 64 MiB by default, provided by the
-    /// system only as it is used.
+    /// Size of the location cache, which all sessions of the client share: 16 bytes a key. 0
+    /// switches it off. 64 MiB by default; the system provides the memory only as it is used.
     pub fn cache_bytes(mut self, bytes: usize) -> Self {
         self.cache_bytes = bytes;
         self
     }
 
-    /// How to use RDMA, for an `rdma://` address: timeouts, retries, how long to spin before a
-    /// thread that waits sleeps.
+    /// Settings of RDMA, for an `rdma://` address: timeouts, retries, and how long a waiting thread
+    /// spins before it sleeps.
     ///
     /// ```
     /// use std::time::Duration;
     /// use farside::{Client, RdmaOptions};
     ///
-    /// let patient = RdmaOptions { ack_timeout: 18, spin: Duration::ZERO, ..Default::default() };
-    /// let builder = Client::builder().server("rdma://10.9.0.1:7400").rdma(patient);
+    /// let options = RdmaOptions { ack_timeout: 18, spin: Duration::ZERO, ..Default::default() };
+    /// let builder = Client::builder().server("rdma://10.9.0.1:7400").rdma(options);
     /// # let _ = builder;
     /// ```
     pub fn rdma(mut self, options: RdmaOptions) -> Self {
@@ -117,45 +117,78 @@ impl ClientBuilder {
     /// How many operations a session can have in flight: a number in [`PIPELINE_DEPTH`], 64 by
     /// default.
     ///
-    /// For each of them a session keeps buffers as long as the largest value they had to hold so
-    /// far, until it is dropped: at most about this x 2 x twice the largest value.
+    /// For each of them a session keeps two buffers, which grow with the largest value so far and
+    /// are freed with the session: in all at most about 4 x `depth` x the largest value.
     pub fn pipeline_depth(mut self, depth: u16) -> Self {
         self.pipeline_depth = depth;
         self
     }
 
-    /// How long connecting may take, and reconnecting when the server went away. 3 s by default, as
-    /// for every program here; at most a day: more is taken for that.
+    /// Timeout for connecting, and for reconnecting when the server went away. 3 s by default, as
+    /// for every program here; more than a day counts as a day.
     ///
-    /// All of it is used: attempts follow each other with pauses of up to 250 ms, and the last one
-    /// is made when the time is over. Then
-    /// [`ConnectError::Unreachable`](crate::ConnectError::Unreachable) says how far it came. A
-    /// server that is lost during a call is connected to anew, for as long again, if the call has
-    /// changed nothing yet.
+    /// Attempts follow each other with pauses of up to 250 ms; the last one starts when the timeout
+    /// is over. Then [`ConnectError::Unreachable`](crate::ConnectError::Unreachable) says how far
+    /// the attempts came. If the connection is lost during a call that has changed nothing yet, the
+    /// call reconnects with the same timeout.
     ///
-    /// It is for connecting only. While the server is connected and does not answer, because it is
-    /// stopped, say, most operations go on without it; one that needs memory from it waits for 5 s
-    /// at most, whatever this is, and fails as
+    /// The timeout is for connecting only. While the server is connected but does not answer (it
+    /// may be stopped), most operations continue without it. One that needs memory from the server
+    /// waits for at most 5 s, whatever this timeout is, and fails as
     /// [`ConnectError::Unreachable`](crate::ConnectError::Unreachable).
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.connect_timeout = timeout;
         self
     }
 
-    /// The interceptor between each session and its fabric: for kv-compare and tests.
-    #[doc(hidden)]
-    pub fn around(mut self, wrap: farside_fabric::Intercept) -> Self {
-        self.wrap = Some(wrap);
+    /// Puts an interceptor between each session and its fabric. It can count, delay or fail verbs:
+    /// for emulated networks and fault injection.
+    ///
+    /// `intercept` is called once for each session and connection, with the session's fabric and
+    /// the number of its lanes. It returns the fabric that the session uses instead: mostly a
+    /// [`farside_fabric::Intercepted`].
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+    /// use farside::Client;
+    /// use farside_fabric::{Fabric, Intercepted, Interceptor, LaneId, Nanos, RegionIndex, Verb};
+    ///
+    /// struct CountVerbs(Arc<AtomicUsize>);
+    ///
+    /// impl<F: Fabric + ?Sized> Interceptor<F> for CountVerbs {
+    ///     fn post(
+    ///         &mut self,
+    ///         fabric: &mut F,
+    ///         lane: LaneId,
+    ///         region: RegionIndex,
+    ///         chain: &[Verb],
+    ///         deadline: Nanos,
+    ///     ) {
+    ///         self.0.fetch_add(chain.len(), Relaxed);
+    ///         fabric.post(lane, region, chain, deadline);
+    ///     }
+    /// }
+    ///
+    /// let verbs = Arc::new(AtomicUsize::new(0));
+    /// let counted = verbs.clone();
+    /// let builder = Client::builder().intercept_fabric(Arc::new(move |fabric, _lanes| {
+    ///     Box::new(Intercepted { interceptor: CountVerbs(counted.clone()), fabric })
+    /// }));
+    /// # let _ = builder;
+    /// ```
+    pub fn intercept_fabric(mut self, intercept: Intercept) -> Self {
+        self.intercept = Some(intercept);
         self
     }
 
-    /// Connects.
+    /// Connects to the server.
     ///
     /// # Errors
-    /// [`Error::PipelineDepth`] for a depth out of range, [`Error::Address`] without a server's
-    /// address. [`Error::Connect`]: `Unreachable` if none answers there in time, `Refused` with the
-    /// server's reason, `Layout` for a region that cannot be; `System` if the system refuses a
-    /// thread or a descriptor, and `Rdma` over RDMA.
+    /// [`Error::PipelineDepth`] for a depth out of range, [`Error::Address`] without a valid
+    /// address. [`Error::Connect`]: `Unreachable` if no server answers in time, `Refused` with the
+    /// server's reason, `Layout` for an invalid region; `System` if the system refuses a thread or
+    /// a descriptor, and `Rdma` over RDMA.
     pub fn connect(self) -> Result<Client> {
         let lanes = self.pipeline_depth;
         if !PIPELINE_DEPTH.contains(&lanes) {
@@ -167,7 +200,8 @@ impl ClientBuilder {
         let connect_options = ConnectOptions { address, role, token, timeout, rdma: self.rdma };
         let connections = Reconnecting::new(ServerConnection::establish(&connect_options)?);
         let options = SessionOptions { cache_bytes: self.cache_bytes, lanes };
-        let shared = ClientInner { connect_options, options, wrap: self.wrap, connections };
+        let shared =
+            ClientInner { connect_options, options, intercept: self.intercept, connections };
         Ok(Client { shared: Arc::new(shared) })
     }
 }

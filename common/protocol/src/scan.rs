@@ -63,7 +63,7 @@ pub struct ScanCursor {
 
 impl ScanCursor {
     /// Forgets what was read of the part, except the keys that were returned.
-    pub fn again(&mut self) {
+    pub fn restart_part(&mut self) {
         self.slots.clear();
         self.again = true;
     }

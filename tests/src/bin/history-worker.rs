@@ -60,8 +60,9 @@ fn main() {
     let faults = (mode == ["faults"]).then(|| faults(first));
     if let Some(faults) = &faults {
         let faults = faults.clone();
-        client =
-            client.around(Arc::new(move |fabric, lanes| Box::new(faults.around(fabric, lanes))));
+        client = client.intercept_fabric(Arc::new(move |fabric, lanes| {
+            Box::new(faults.around(fabric, lanes))
+        }));
     }
     // Sessions that share their locations, and others that do not.
     let [client, other] = &[client.clone(), client].map(|client| client.connect().unwrap());

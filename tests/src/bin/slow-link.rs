@@ -34,7 +34,7 @@ fn main() {
     let depth: u16 = depth.parse().unwrap();
     let builder = Client::builder().server(address).pipeline_depth(depth).cache_bytes(0);
     let watch = (slowest.clone(), lateness_max.clone());
-    let builder = builder.around(Arc::new(move |fabric, lanes| {
+    let builder = builder.intercept_fabric(Arc::new(move |fabric, lanes| {
         watch.1.store(fabric.timing(RegionIndex::FIRST).lateness_max_ns, Ordering::Relaxed);
         let interceptor = Doorbells {
             left_at: vec![None; lanes.into()],

@@ -144,7 +144,8 @@ fn a_batch_whose_connection_is_lost_goes_on_with_the_next() {
     const KEYS: u64 = 12;
     let server = ServerProcess::start(&["--memory", "32MiB"]);
     let fence = Fence::new(|| {});
-    let client = server.client_builder().pipeline_depth(8).around(fence.wrap()).connect().unwrap();
+    let client =
+        server.client_builder().pipeline_depth(8).intercept_fabric(fence.wrap()).connect().unwrap();
     let mut session = client.session().unwrap();
     for before in 0.. {
         let keys = |kind: u64| -> Vec<_> {
@@ -189,7 +190,7 @@ fn a_batch_whose_server_stays_away_keeps_what_it_knows() {
     let fence = Fence::new(move || kill_process(pid, Signal::KILL).unwrap());
     let timeout = Duration::from_millis(if device().is_some() { 1000 } else { 200 });
     let builder = server.client_builder().pipeline_depth(4).connect_timeout(timeout);
-    let client = builder.around(fence.wrap()).connect().unwrap();
+    let client = builder.intercept_fabric(fence.wrap()).connect().unwrap();
     let mut session = client.session().unwrap();
     let keys: Vec<_> = (0..KEYS).map(u64::to_le_bytes).collect();
     keys.iter().for_each(|key| session.put(key, b"value").unwrap());
@@ -213,7 +214,7 @@ fn a_scan_whose_connection_is_lost_goes_on_with_the_next() {
     const KEYS: u64 = 40;
     let server = ServerProcess::start(&["--memory", "32MiB", "--index", "64KiB"]);
     let fence = Fence::new(|| {});
-    let client = server.client_builder().around(fence.wrap()).connect().unwrap();
+    let client = server.client_builder().intercept_fabric(fence.wrap()).connect().unwrap();
     let mut session = client.session().unwrap();
     (0..KEYS).for_each(|key| session.put(&key.to_le_bytes(), b"value").unwrap());
     for before in 0.. {

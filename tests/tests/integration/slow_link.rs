@@ -39,7 +39,7 @@ fn large_values_are_read_once_at_any_depth() {
 fn assert_read_once(server: &ServerProcess, depth: u16, is_cached: bool) {
     let time = Arc::new(AtomicU64::new(0));
     let link = Link { bytes_per_s: BYTES_PER_S, own_time: Some(time.clone()) };
-    let builder = server.client_builder().pipeline_depth(depth).around(wrap(link));
+    let builder = server.client_builder().pipeline_depth(depth).intercept_fabric(wrap(link));
     let builder = if is_cached { builder } else { builder.cache_bytes(0) };
     let mut session = builder.connect().unwrap().session().unwrap();
     let keys = KEYS.min(2 * u64::from(depth)).max(16);
@@ -83,7 +83,7 @@ fn a_value_that_cannot_arrive_in_time_is_not_read_for_ever() {
     let server = ServerProcess::start(&["--memory", "64MiB", "--grace-ms", "100"]);
     server.client().session().unwrap().put(b"large", &proof::value(0, 0, 0, LARGE)).unwrap();
     let link = Link { bytes_per_s: BYTES_PER_S / 5, own_time: Some(Arc::new(AtomicU64::new(0))) };
-    let client = server.client_builder().around(wrap(link)).connect().unwrap();
+    let client = server.client_builder().intercept_fabric(wrap(link)).connect().unwrap();
     let mut session = client.session().unwrap();
     let before = session.counters();
     let error = session.get(b"large").unwrap_err();
@@ -107,7 +107,8 @@ fn the_first_gets_of_a_deep_pipeline_all_have_their_turn() {
     let value = proof::value(0, 0, 0, LARGE);
     (0..DEPTH).for_each(|key| writer.put(&key.to_le_bytes(), &value).unwrap());
     let link = Link { bytes_per_s: BYTES_PER_S, own_time: Some(Arc::new(AtomicU64::new(0))) };
-    let builder = server.client_builder().pipeline_depth(DEPTH).cache_bytes(0).around(wrap(link));
+    let builder =
+        server.client_builder().pipeline_depth(DEPTH).cache_bytes(0).intercept_fabric(wrap(link));
     let mut session = builder.connect().unwrap().session().unwrap();
     let mut pipeline = session.pipeline().unwrap();
     for key in 0..DEPTH {
