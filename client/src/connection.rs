@@ -25,6 +25,7 @@ pub(crate) type SessionEngine = Engine<AnyFabric>;
 /// The engine of a session, and the region that it works on.
 pub(crate) type SessionRegion<'s> = RegionHandle<'s, AnyFabric>;
 
+/// A client's connection to one run of a server. Its sessions share it.
 pub(crate) struct ServerConnection {
     pub(crate) welcome: Welcome,
     factory: Box<dyn FabricFactory>,

@@ -1,3 +1,5 @@
+//! The errors of the library.
+
 use std::time::Duration;
 
 use farside_config::PIPELINE_DEPTH;
@@ -16,52 +18,53 @@ pub enum Error {
     /// An operation failed.
     #[error(transparent)]
     Operation(#[from] OperationError),
-    /// There is no connection to the server, or it does not answer any more.
+    /// There is no connection to the server, or the server does not answer.
     #[error(transparent)]
     Connect(#[from] ConnectError),
-    /// The connection was lost before an operation of a pipeline happened, or the region of a scan
-    /// is gone. A pipeline stays disconnected: drop it, or the scan, and start again with another
-    /// one from the session, which reconnects.
+    /// The connection was lost before an operation of a pipeline took effect, or the region of a
+    /// scan is gone. Drop the pipeline or scan, which stays disconnected, and create another one
+    /// from the session, which reconnects.
     #[error(
         "the connection to {server} was lost and the operation was not executed: repeat it in a \
          new pipeline or scan"
     )]
     Disconnected {
-        /// The address.
+        /// The server's address.
         server: String,
     },
-    /// The client's own RDMA settings let a write come so late that nothing the client knows of the
-    /// region could be relied on for an update. A reader may have such settings.
+    /// The client's RDMA retry settings are too slow for the region's GRACE: its writes could take
+    /// effect so late that no update would be safe. A reader may have such settings.
     #[error(
         "with this rdma.retry_count and rdma.ack_timeout a write can take effect {lateness_ms} ms \
-         late, which takes a region with grace_ms = {grace_ms_min}, and this one has {grace_ms}: \
+         late. That requires a region with grace_ms = {grace_ms_min}, but this one has {grace_ms}: \
          lower the two settings"
     )]
     Lateness {
-        /// How late, in milliseconds.
+        /// How late a write can take effect, in milliseconds.
         lateness_ms: u64,
         /// The region's GRACE, in milliseconds.
         grace_ms: u32,
-        /// The shortest that would do, in milliseconds.
+        /// The shortest GRACE that these settings allow, in milliseconds.
         grace_ms_min: u64,
     },
-    /// A session cannot have so many operations in flight. No server was asked.
+    /// The pipeline depth is out of range. The client has not tried to connect.
     #[error(
         "pipeline_depth = {depth}: write a number from {} to {}",
         PIPELINE_DEPTH.start(),
         PIPELINE_DEPTH.end()
     )]
     PipelineDepth {
-        /// How many the builder was told.
+        /// The depth that the builder was given.
         depth: u16,
     },
-    /// The address names no server.
+    /// The server's address is missing or malformed.
     #[error("{0}")]
     Address(#[from] AddressError),
 }
 
 impl Error {
-    /// Why connecting failed, for another thread that waited for it and has tried for this long.
+    /// Returns a copy of a [`Error::Connect`], for another thread that waited for this attempt to
+    /// connect; `tried` is how long that thread has waited. `None` for other errors.
     pub(crate) fn for_another(&self, tried: Duration) -> Option<Self> {
         use ConnectError::{
             Control, Layout, OtherFabric, Rdma, Refused, System, Unreachable, Untrusted,
@@ -78,7 +81,7 @@ impl Error {
             Control(error) => Control(error.clone()),
             OtherFabric => OtherFabric,
             System { doing, source } => System { doing, source: copy_of(source) },
-            // It is not to be had twice; the text is.
+            // The error itself cannot be copied, but its text can.
             Rdma(error) => {
                 let source = std::io::Error::other(error.to_string());
                 System { doing: "connecting over RDMA", source }
@@ -86,7 +89,7 @@ impl Error {
         }))
     }
 
-    /// What a command ends with after this error.
+    /// Returns the exit code of a command that fails with this error.
     #[doc(hidden)]
     pub fn exit_code(&self) -> u8 {
         use OperationError::{Denied, EndTooLate, KeyEmpty, KeyTooLong, Layout, ValueTooLong};
@@ -105,12 +108,13 @@ impl Error {
     }
 }
 
+/// Copies an error: its number in the system, or else its kind and text.
 fn copy_of(error: &std::io::Error) -> std::io::Error {
-    let made = || std::io::Error::new(error.kind(), error.to_string());
-    error.raw_os_error().map_or_else(made, std::io::Error::from_raw_os_error)
+    let with_text = || std::io::Error::new(error.kind(), error.to_string());
+    error.raw_os_error().map_or_else(with_text, std::io::Error::from_raw_os_error)
 }
 
-/// The result of everything here.
+/// The result of the library's functions.
 pub type Result<T> = std::result::Result<T, Error>;
 
 #[cfg(test)]
@@ -121,12 +125,12 @@ mod tests {
     use crate::{ControlError, LayoutError, Refusal, VerbsError};
 
     #[test]
-    fn a_session_that_waited_is_told_what_failed() {
+    fn a_waiting_session_gets_a_copy_of_the_error() {
         let doing = "starting the control thread";
         let system = |source| ConnectError::System { doing, source };
         let server = "shm:///run/kv.sock".to_owned();
         let tried = Duration::from_secs(3);
-        let told = |error| {
+        let copied = |error| {
             let error = Error::Connect(error);
             (error.for_another(tried).map(|error| error.to_string()), error.to_string())
         };
@@ -137,13 +141,13 @@ mod tests {
             LayoutError::NotARegion.into(),
             ControlError::NotFarside.into(),
         ] {
-            let (told, error) = told(error);
-            assert_eq!(told, Some(error));
+            let (copy, error) = copied(error);
+            assert_eq!(copy, Some(error));
         }
-        let (rdma, error) = told(ConnectError::Rdma(VerbsError::OtherDevice));
+        let (rdma, error) = copied(ConnectError::Rdma(VerbsError::OtherDevice));
         assert!(rdma.unwrap().contains(&error), "{error}");
         let (tried, contact) = (Duration::from_secs(2), Contact::Lost);
-        let (lost, _) = told(ConnectError::Unreachable { server, tried, contact, source: None });
-        assert!(lost.is_some_and(|told| told.contains("went away (tried for 3000 ms)")));
+        let (lost, _) = copied(ConnectError::Unreachable { server, tried, contact, source: None });
+        assert!(lost.is_some_and(|copy| copy.contains("went away (tried for 3000 ms)")));
     }
 }

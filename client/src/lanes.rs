@@ -1,4 +1,4 @@
-//! The lanes of a pipeline: each runs one operation after another as a task of its own.
+//! The lanes of a pipeline. Each lane executes one operation at a time, in a task of its own.
 
 mod combining;
 
@@ -21,18 +21,19 @@ use crate::connection::{ServerConnection, SessionEngine, SessionRegion};
 use crate::pipeline::{Completed, Outcome, PipelineFull, Ticket};
 use combining::CandidateTable;
 
-/// What an operation takes before any has finished, in bytes; then an average over about so many.
-const OPERATION_BYTES_AT_FIRST: u64 = 16 << 10;
+/// Estimate of an operation's bytes before any operation has completed.
+const OPERATION_BYTES_INITIAL: u64 = 16 << 10;
+/// The moving average of an operation's bytes covers about this many operations.
 const OPERATIONS_AVERAGED: u64 = 8;
 
-/// What a lane is to do. Key and value stand in its image buffer.
+/// The operation of a lane. Its key and value are in the lane's [`Buffer::NewBlock`].
 #[derive(Clone, Copy)]
 struct Job<'v> {
     action: Action<'v>,
     hash: KeyHash,
     key_bytes: usize,
     value_bytes: usize,
-    /// What a READ of the cached location led to.
+    /// The block that was to replace the one at the cached location, if a READ there found one.
     successor: Option<Successor>,
 }
 
@@ -44,7 +45,7 @@ impl Job<'_> {
     }
 }
 
-/// Between a pipeline and one of its lanes.
+/// Passes jobs from the pipeline to a lane's task, and answers back.
 #[derive(Default)]
 struct Mailbox<'v> {
     job: Cell<Option<Job<'v>>>,
@@ -60,7 +61,7 @@ impl Mailbox<'_> {
     }
 }
 
-/// A lane's task: waits for a job, runs it, answers, for ever.
+/// A lane's task: waits for a job, runs it, stores the answer, and waits for the next one.
 async fn run_lane(handle: SessionRegion<'_>, lane: LaneId, mailbox: Rc<Mailbox<'_>>) {
     loop {
         let job = poll_fn(|_| mailbox.job.take().map_or(Poll::Pending, Poll::Ready)).await;
@@ -68,69 +69,76 @@ async fn run_lane(handle: SessionRegion<'_>, lane: LaneId, mailbox: Rc<Mailbox<'
     }
 }
 
-/// How far a lane's operation is.
+/// The progress of a lane's operation.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum LaneState {
-    /// Nothing was posted yet.
+    /// The operation has posted nothing yet.
     Queued,
-    /// Its leader, another lane, does it.
+    /// Another lane, the leader, executes the operation.
     Following,
-    /// It is a GET that READs where the cache says, which needs no task: that would take 13.7 %
-    /// more instructions (`docs/decisions/0016-cached-gets-without-a-task.md`).
+    /// The operation is a GET, and its READ of the cached location is in flight. The lane's task is
+    /// not used: it would take 13.7 % more instructions
+    /// (`docs/decisions/0016-cached-gets-without-a-task.md`).
     Reading,
-    /// The lane's task does it, or has done it.
+    /// The lane's task executes the operation, or has completed it.
     InTask,
 }
 
 struct PipelineLane<'s> {
     mailbox: Rc<Mailbox<'s>>,
-    /// Runs one job after another, for ever: made once, so that operations allocate nothing.
+    /// Runs one job after another, without end. Created once, so that operations allocate nothing.
     task: Pin<Box<dyn Future<Output = ()> + 's>>,
     ticket: Ticket,
     job: Job<'s>,
     state: LaneState,
-    /// The first of this leader's followers; of a follower, the next one.
+    /// A leader's first follower, or a follower's next one.
     next_follower: Option<LaneId>,
-    /// The lane whose block buffer has the value that was found.
+    /// The lane whose buffer holds the value that was found: for a follower, the leader.
     value_lane: LaneId,
     /// The READ of [`LaneState::Reading`].
     read: CachedRead,
-    /// The value that the operation taken last found.
+    /// The value that the operation taken last has returned.
     value: Vec<u8>,
-    /// What the operation taken last asked of the fabric, and the lane in all until then.
+    /// The verbs of the operation taken last.
     counters: Counters,
-    counted: Counters,
+    /// All verbs of the lane until that operation was taken.
+    total_counters: Counters,
 }
 
-/// Operations in flight.
+/// Schedules the operations in flight on the lanes of a session.
 pub(crate) struct LaneScheduler<'s> {
     engine: &'s SessionEngine,
     region: &'s OpenRegion,
     connection: &'s ServerConnection,
     shared: &'s ClientInner,
     lanes: Vec<PipelineLane<'s>>,
-    free: Vec<LaneId>,
-    /// Lanes whose chain completed: to be polled first, before what they read grows old.
-    completed: VecDeque<LaneId>,
-    /// Those of them that may post more and found no room. The last one, the freshest, goes first.
-    tasks: Vec<LaneId>,
-    /// Lanes that were given a new job, GETs apart from what changes keys: they go first, and do
-    /// not find what the others just replaced.
+    free_lanes: Vec<LaneId>,
+    /// Lanes whose chain has completed. They go first, before the data that they READ is too old.
+    chains_completed: VecDeque<LaneId>,
+    /// Lanes of these that may post another chain, and for which the fabric had no room. A stack:
+    /// the lane that was pushed last goes first, because its data is the newest.
+    waiting_for_room: Vec<LaneId>,
+    /// Queued lanes with a GET. They go before the changes. Otherwise they would find blocks that
+    /// the changes have just replaced.
     gets: VecDeque<LaneId>,
+    /// Queued lanes with an operation that changes its key.
     changes: VecDeque<LaneId>,
-    /// GETs went first the last time, and there was no room for all changes.
+    /// Changes go first now: GETs did the last time, and left no room for all changes.
     changes_first: bool,
-    finished: VecDeque<LaneId>,
+    /// Lanes whose operation has an answer that was not taken yet.
+    answered: VecDeque<LaneId>,
+    /// The number of operations started so far: the number of the next ticket.
     started: u64,
-    /// Lanes whose operation has begun and not finished.
+    /// The number of lanes whose operation has begun and has no answer yet.
     begun: u64,
-    /// What an operation READs and WRITEs, in bytes: an average over the last ones.
+    /// Moving average of the bytes that an operation READs and WRITEs.
     operation_bytes: u64,
+    /// The lanes that a new operation may join.
     candidates: CandidateTable,
 }
 
 impl<'s> LaneScheduler<'s> {
-    /// The first lanes of the engine: so many, but one at least and not more than it has.
+    /// Uses the first `count` lanes of the engine: at least one, at most all.
     pub(crate) fn new(
         handle: SessionRegion<'s>,
         connection: &'s ServerConnection,
@@ -152,7 +160,7 @@ impl<'s> LaneScheduler<'s> {
             let mailbox = Rc::new(Mailbox::default());
             let task = Box::pin(run_lane(handle, id, mailbox.clone()));
             let ticket = Ticket { number: 0, lane: id };
-            let counted = *engine.endpoint.fabric().lane_counters(id);
+            let total_counters = *engine.endpoint.fabric().lane_counters(id);
             PipelineLane {
                 mailbox,
                 task,
@@ -163,8 +171,8 @@ impl<'s> LaneScheduler<'s> {
                 value_lane: id,
                 read: CachedRead::default(),
                 value: Vec::new(),
-                counters: counted,
-                counted,
+                counters: total_counters,
+                total_counters,
             }
         };
         Self {
@@ -173,16 +181,16 @@ impl<'s> LaneScheduler<'s> {
             connection,
             shared,
             lanes: (0..count).map(lane).collect(),
-            free: (0..count).rev().map(LaneId).collect(),
-            completed: VecDeque::with_capacity(count.into()),
-            tasks: Vec::with_capacity(count.into()),
+            free_lanes: (0..count).rev().map(LaneId).collect(),
+            chains_completed: VecDeque::with_capacity(count.into()),
+            waiting_for_room: Vec::with_capacity(count.into()),
             gets: VecDeque::with_capacity(count.into()),
             changes: VecDeque::with_capacity(count.into()),
             changes_first: false,
-            finished: VecDeque::with_capacity(count.into()),
+            answered: VecDeque::with_capacity(count.into()),
             started: 0,
             begun: 0,
-            operation_bytes: OPERATION_BYTES_AT_FIRST,
+            operation_bytes: OPERATION_BYTES_INITIAL,
             candidates: CandidateTable::new(count),
         }
     }
@@ -193,7 +201,7 @@ impl<'s> LaneScheduler<'s> {
         key: &[u8],
         value: &[u8],
     ) -> std::result::Result<Ticket, PipelineFull> {
-        let id = self.free.pop().ok_or(PipelineFull)?;
+        let id = self.free_lanes.pop().ok_or(PipelineFull)?;
         let ticket = Ticket { number: self.started, lane: id };
         self.started += 1;
         let checked = self.check(action, key, value);
@@ -207,20 +215,21 @@ impl<'s> LaneScheduler<'s> {
                 (lane.state, lane.value_lane) = (LaneState::Queued, id);
                 Operation::fill(self.engine, id, key, value);
                 if !self.try_combine(id, action, hash) {
-                    // Posted with the next step, so that operations started together wait for
-                    // memory together.
+                    // Not posted here: operations that are started together are posted together,
+                    // so that they wait for memory at the same time.
                     self.region.cache.prefetch(hash);
                     self.enqueue(id, action);
                 }
             }
             Err(error) => {
                 lane.mailbox.answer(Err(error));
-                self.finished.push_back(id);
+                self.answered.push_back(id);
             }
         }
         Ok(ticket)
     }
 
+    /// Returns an error if the operation must not be started.
     fn check(
         &self,
         action: Action<'_>,
@@ -233,8 +242,8 @@ impl<'s> LaneScheduler<'s> {
         if self.connection.control.is_lost() {
             return Err(Failure::Lost(self.region.index));
         }
-        let may = !action.changes() || self.shared.role() == Role::Writer;
-        if may { Ok(()) } else { Err(OperationError::Denied.into()) }
+        let is_allowed = !action.changes() || self.shared.role() == Role::Writer;
+        if is_allowed { Ok(()) } else { Err(OperationError::Denied.into()) }
     }
 
     #[inline]
@@ -243,8 +252,8 @@ impl<'s> LaneScheduler<'s> {
         queue.push_back(id);
     }
 
-    /// A new job. A GET whose location is cached needs no task: it is posted here, and looked at
-    /// when it completed.
+    /// Begins a queued operation. A GET whose location is cached needs no task: this function posts
+    /// its READ, and [`Self::complete_reading`] completes it.
     fn begin(&mut self, id: LaneId) {
         self.begun += 1;
         let lane = &mut self.lanes[usize::from(id.0)];
@@ -256,7 +265,7 @@ impl<'s> LaneScheduler<'s> {
                 }
                 Ok(None) => {}
                 Err(failure) => {
-                    // No longer queued: no operation joins it.
+                    // Not queued any more: no other operation may join the failed one.
                     lane.state = LaneState::InTask;
                     lane.mailbox.answer(Err(failure));
                     return self.finish(id);
@@ -266,7 +275,8 @@ impl<'s> LaneScheduler<'s> {
         self.run_in_task(id);
     }
 
-    /// The READ of a cached location completed.
+    /// Completes a GET whose READ of the cached location has completed. If the block there proves
+    /// nothing, the lane's task executes the GET.
     fn complete_reading(&mut self, id: LaneId) {
         let lane = &mut self.lanes[usize::from(id.0)];
         let Some(result) = self.engine.endpoint.take_result(id) else { return };
@@ -287,7 +297,7 @@ impl<'s> LaneScheduler<'s> {
         self.finish(id);
     }
 
-    /// The task is to do the job.
+    /// Gives the job to the lane's task, and polls the task.
     fn run_in_task(&mut self, id: LaneId) {
         let lane = &mut self.lanes[usize::from(id.0)];
         lane.mailbox.job.set(Some(lane.job));
@@ -295,7 +305,7 @@ impl<'s> LaneScheduler<'s> {
         self.poll_lane(id);
     }
 
-    /// It has a new job, or its chain completed.
+    /// Continues a lane that has a new job or whose chain has completed.
     fn advance(&mut self, id: LaneId) {
         match self.lanes[usize::from(id.0)].state {
             LaneState::Queued => self.begin(id),
@@ -308,26 +318,26 @@ impl<'s> LaneScheduler<'s> {
     fn poll_lane(&mut self, id: LaneId) {
         let lane = &mut self.lanes[usize::from(id.0)];
         let mut context = Context::from_waker(Waker::noop());
-        // A lane's task never ends; it says so in its mailbox when a job is done.
+        // The task never ends: its mailbox shows when a job has completed.
         let _ = lane.task.as_mut().poll(&mut context);
         if lane.mailbox.is_answered.get() {
             self.finish(id);
         }
     }
 
-    /// It has an answer, and with it its followers.
+    /// Makes an operation that has an answer ready to be taken, and completes its followers.
     #[inline]
     fn finish(&mut self, id: LaneId) {
         self.begun -= 1;
-        self.finished.push_back(id);
+        self.answered.push_back(id);
         if let Some(first) = self.lanes[usize::from(id.0)].next_follower.take() {
             self.complete_followers(id, first);
         }
     }
 
-    /// How many operations were started and not taken yet.
+    /// How many operations were started and whose [`Completed`] was not taken yet.
     pub(crate) fn in_flight(&self) -> usize {
-        self.lanes.len() - self.free.len()
+        self.lanes.len() - self.free_lanes.len()
     }
 
     /// How many operations can be in flight.
@@ -335,54 +345,55 @@ impl<'s> LaneScheduler<'s> {
         self.lanes.len()
     }
 
-    /// A finished operation, if there is one. Does not wait.
+    /// Returns a completed operation, if there is one. Does not wait.
     pub(crate) fn poll(&mut self) -> Option<Completed<'_>> {
-        if self.finished.is_empty() {
+        if self.answered.is_empty() {
             self.poll_lanes();
-            let Self { engine, completed, .. } = self;
-            engine.endpoint.try_step(|lane| completed.push_back(lane));
+            let Self { engine, chains_completed, .. } = self;
+            engine.endpoint.try_step(|lane| chains_completed.push_back(lane));
             self.poll_lanes();
         }
         self.take()
     }
 
-    /// The next finished operation; `None` if none is in flight.
+    /// Waits for the next completed operation; `None` if none is in flight.
     pub(crate) fn wait(&mut self) -> Option<Completed<'_>> {
-        while self.finished.is_empty() && self.in_flight() > 0 {
-            // New jobs first: what they post shares the next doorbell.
+        while self.answered.is_empty() && self.in_flight() > 0 {
+            // Queued operations first: their chains share the next doorbell.
             self.poll_lanes();
-            if self.finished.is_empty() {
-                let Self { engine, completed, .. } = self;
-                engine.endpoint.step(|lane| completed.push_back(lane));
+            if self.answered.is_empty() {
+                let Self { engine, chains_completed, .. } = self;
+                engine.endpoint.step(|lane| chains_completed.push_back(lane));
                 self.poll_lanes();
             }
         }
         self.take()
     }
 
-    /// Lets lanes go on as long as the fabric has room for what they post. A lane without room
-    /// waits with nothing posted, so that however much is in flight, what is posted is executed
-    /// while it is fresh.
+    /// Continues lanes as long as the fabric has room for their chains.
+    ///
+    /// A lane without room waits before it posts. So a posted chain is executed soon, before the
+    /// data that it relies on is too old, however many operations are in flight.
     fn poll_lanes(&mut self) {
-        if !self.completed.is_empty() || !self.tasks.is_empty() {
+        if !self.chains_completed.is_empty() || !self.waiting_for_room.is_empty() {
             self.engine.endpoint.tick();
-            while let Some(id) = self.completed.pop_front() {
+            while let Some(id) = self.chains_completed.pop_front() {
                 let may_post = self.lanes[usize::from(id.0)].state == LaneState::InTask;
                 if may_post && !self.engine.endpoint.has_room(self.region.index, 0) {
-                    self.tasks.push(id);
+                    self.waiting_for_room.push(id);
                 } else {
                     self.advance(id);
                 }
             }
             while self.engine.endpoint.has_room(self.region.index, 0)
-                && let Some(id) = self.tasks.pop()
+                && let Some(id) = self.waiting_for_room.pop()
             {
                 self.advance(id);
             }
         }
         let any_new = !self.gets.is_empty() || !self.changes.is_empty();
         if any_new && self.has_room_for_new() {
-            // Anew: looking at large values took its time.
+            // Reads the clock again: the lanes above may have spent long on large values.
             self.engine.endpoint.tick();
             self.candidates.clear();
             while self.has_room_for_new()
@@ -394,13 +405,15 @@ impl<'s> LaneScheduler<'s> {
         }
     }
 
-    /// Whether another operation may begin. Those that have begun count with all that they are
-    /// likely to have in flight: of a GET whose location is not cached that is a small window now,
-    /// and a value of any size later, when the window must not have grown old.
+    /// Returns whether another operation may begin. An operation that has begun counts with the
+    /// average bytes of an operation, not with those that it has posted so far. A GET without a
+    /// cached location READs only a small window first, and then a value of any size. The window
+    /// must not become too old while the value waits for room.
     #[inline]
     fn has_room_for_new(&self) -> bool {
         let under_way_bytes = self.begun * self.operation_bytes;
-        self.tasks.is_empty() && self.engine.endpoint.has_room(self.region.index, under_way_bytes)
+        self.waiting_for_room.is_empty()
+            && self.engine.endpoint.has_room(self.region.index, under_way_bytes)
     }
 
     #[inline]
@@ -411,18 +424,19 @@ impl<'s> LaneScheduler<'s> {
     }
 
     fn take(&mut self) -> Option<Completed<'_>> {
-        let id = self.finished.pop_front()?;
-        self.free.push(id);
+        let id = self.answered.pop_front()?;
+        self.free_lanes.push(id);
         let lane = &mut self.lanes[usize::from(id.0)];
         lane.mailbox.is_answered.set(false);
         let answer = lane.mailbox.answer.take()?;
         let fabric = self.engine.endpoint.fabric();
-        let counted = fabric.lane_counters(id);
-        lane.counters = counted.since(&lane.counted);
-        lane.counted = *counted;
+        let total = fabric.lane_counters(id);
+        lane.counters = total.since(&lane.total_counters);
+        lane.total_counters = *total;
         if lane.counters.round_trips > 0 {
-            let before = self.operation_bytes - self.operation_bytes / OPERATIONS_AVERAGED;
-            self.operation_bytes = before + lane.counters.bytes() / OPERATIONS_AVERAGED;
+            let (average, bytes) = (self.operation_bytes, lane.counters.bytes());
+            self.operation_bytes =
+                average - average / OPERATIONS_AVERAGED + bytes / OPERATIONS_AVERAGED;
         }
         let result = match answer {
             Ok(Answer { applied, found }) => Ok(match lane.job.action {
@@ -445,8 +459,8 @@ impl<'s> LaneScheduler<'s> {
 }
 
 impl Drop for LaneScheduler<'_> {
-    /// Finishes what is in flight: an operation that stops between two round trips would leave a
-    /// PENDING word behind.
+    /// Completes the operations in flight. One that stopped between two round trips would leave a
+    /// PENDING word.
     fn drop(&mut self) {
         while self.wait().is_some() {}
         self.engine.pipelined.set(false);

@@ -66,8 +66,8 @@
 //! # Consistency
 //!
 //! Operations on one key are linearizable, across all clients, even if some of them die at any
-//! moment. [`Session::scan`] is weakly consistent. The argument, with numbered
-//! invariants, is in `docs/protocol.md`.
+//! moment. [`Session::scan`] is weakly consistent. The argument, with numbered invariants, is in
+//! `docs/protocol.md`.
 //!
 //! # Errors
 //!

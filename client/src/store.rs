@@ -14,7 +14,7 @@ enum Precondition<'e> {
     Expected(Expected<'e>),
 }
 
-/// On what condition a value is stored, and for how long: for
+/// On what condition a value is stored, and for how long. An argument of
 /// [`Session::store`](crate::Session::store), [`Pipeline::store`](crate::Pipeline::store) and
 /// [`Batch::store`](crate::Batch::store).
 ///

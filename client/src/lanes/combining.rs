@@ -134,18 +134,18 @@ impl LaneScheduler<'_> {
         // Read without consuming it: the leader's answer is still to be taken.
         let mailbox = &self.lanes[usize::from(leader.0)].mailbox;
         let answer = mailbox.answer.take();
-        let shared_answer = answer.as_ref().and_then(|answer| answer.as_ref().ok().copied());
+        let common_answer = answer.as_ref().and_then(|answer| answer.as_ref().ok().copied());
         mailbox.answer.set(answer);
         let mut next = Some(first_follower);
         while let Some(id) = next {
             let lane = &mut self.lanes[usize::from(id.0)];
             next = lane.next_follower.take();
-            if let Some(answer) = shared_answer {
+            if let Some(answer) = common_answer {
                 // The value stays in the leader's buffer until every follower has been taken: no
                 // lane posts a chain while completed operations wait to be taken.
                 lane.value_lane = leader;
                 lane.mailbox.answer(Ok(answer));
-                self.finished.push_back(id);
+                self.answered.push_back(id);
             } else {
                 lane.state = LaneState::Queued;
                 let action = lane.job.action;
