@@ -97,7 +97,7 @@ struct PipelineLane<'s> {
     value_lane: LaneId,
     /// The READ of [`LaneState::Reading`].
     read: CachedRead,
-    /// The value that the operation taken last has returned.
+    /// The value that the operation taken last returned.
     value: Vec<u8>,
     /// The verbs of the operation taken last.
     counters: Counters,
@@ -113,12 +113,12 @@ pub(crate) struct LaneScheduler<'s> {
     shared: &'s ClientInner,
     lanes: Vec<PipelineLane<'s>>,
     free_lanes: Vec<LaneId>,
-    /// Lanes whose chain has completed. They go first, before the data that they READ is too old.
+    /// Lanes whose chain has completed. They go first, before the data that they READ gets too old.
     chains_completed: VecDeque<LaneId>,
-    /// Lanes of these that may post another chain, and for which the fabric had no room. A stack:
-    /// the lane that was pushed last goes first, because its data is the newest.
+    /// The lanes of these that may post another chain, but for which the fabric had no room. A
+    /// stack: the lane that was pushed last goes first, because its data is the newest.
     waiting_for_room: Vec<LaneId>,
-    /// Queued lanes with a GET. They go before the changes. Otherwise they would find blocks that
+    /// Queued lanes with a GET. They go before the changes: otherwise they would find blocks that
     /// the changes have just replaced.
     gets: VecDeque<LaneId>,
     /// Queued lanes with an operation that changes its key.
@@ -309,6 +309,7 @@ impl<'s> LaneScheduler<'s> {
     fn advance(&mut self, id: LaneId) {
         match self.lanes[usize::from(id.0)].state {
             LaneState::Queued => self.begin(id),
+            // A former leader: its new leader is queued instead.
             LaneState::Following => {}
             LaneState::Reading => self.complete_reading(id),
             LaneState::InTask => self.poll_lane(id),

@@ -62,7 +62,7 @@ pub struct ScanCursor {
 }
 
 impl ScanCursor {
-    /// Forgets what was read of the part, except the keys that were returned.
+    /// Starts the current part anew. Keys of it that were returned are not returned again.
     pub fn restart_part(&mut self) {
         self.slots.clear();
         self.again = true;
