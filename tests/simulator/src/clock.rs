@@ -5,8 +5,8 @@ use farside_fabric::Nanos;
 
 use super::execution::Execution;
 use super::monitor::Violation;
+use super::mutant::Mutant;
 use super::process::State;
-use super::twin::Mutant;
 
 /// The pace of a clock that runs as the world's does: sixteenths of a second in a second.
 pub(super) const PACE: u8 = 16;
@@ -44,7 +44,7 @@ impl Clock {
 
 impl Execution<'_> {
     pub(super) fn is_paused(&self, client: usize) -> bool {
-        self.rigs[client].endpoint().fabric().clock.stopped_at.is_some()
+        self.sessions[client].endpoint().fabric().clock.stopped_at.is_some()
     }
 
     /// Which clients can be paused now.
@@ -66,7 +66,7 @@ impl Execution<'_> {
         self.pauses += 1;
         self.last = None;
         let mut world = self.world.borrow_mut();
-        self.rigs[client].endpoint().fabric_mut().clock.stopped_at = Some(world.now);
+        self.sessions[client].endpoint().fabric_mut().clock.stopped_at = Some(world.now);
         world.note(client, || "is paused, and its clock".to_owned());
     }
 
@@ -76,26 +76,26 @@ impl Execution<'_> {
         self.last = None;
         let paused_for = {
             let mut world = self.world.borrow_mut();
-            let clock = &mut self.rigs[client].endpoint().fabric_mut().clock;
+            let clock = &mut self.sessions[client].endpoint().fabric_mut().clock;
             let paused_for = clock.stopped_at.take().map_or(0, |at| world.now - at);
             clock.stood_still += paused_for;
             world.note(client, || format!("goes on after {paused_for} ns"));
             paused_for
         };
         let scenario = self.prepared.scenario;
-        let within = scenario.answer_ns;
+        let within = scenario.answer_timeout_ns;
         let allowed = match scenario.server {
             Some(Mutant::NeverFenced) => None,
             Some(Mutant::FencedLate) => within.map(|within| 4 * within),
             _ => within,
         };
         let is_late = |within: Option<Nanos>| within.is_some_and(|within| paused_for > within);
-        let is_lost = self.rigs[client].endpoint().fabric().is_lost;
+        let is_lost = self.sessions[client].endpoint().fabric().is_lost;
         if is_late(allowed) && !is_lost {
             return self.lose(client, false);
         }
-        if let Some(twin) = scenario.server.filter(|_| is_late(within)) {
-            self.world.borrow_mut().lied(twin);
+        if let Some(mutant) = scenario.server.filter(|_| is_late(within)) {
+            self.world.borrow_mut().note_fired(mutant);
         }
         for at in 0..self.processes.len() {
             if self.processes[at].client == client {

@@ -11,9 +11,9 @@ use farside_layout::{
 };
 use farside_server::depot::{Depot, DepotOptions, RegionAccess};
 
-use super::ground::{GRACE_MS, SimRegion};
 use super::memory::mix;
-use super::twin::Mutant;
+use super::mutant::Mutant;
+use super::region::{GRACE_MS, SimRegion};
 use super::world::World;
 
 /// What the server's processor is called among processes.
@@ -24,7 +24,7 @@ pub(super) struct SimDepot {
     depot: Depot,
     /// The chunk table: no client reads it.
     entries: RefCell<HashMap<u32, ChunkEntry>>,
-    twin: Option<Mutant>,
+    mutant: Option<Mutant>,
     /// Where its blocks are.
     chunk: Range<u64>,
     /// A hash of everything that it was asked and given.
@@ -35,7 +35,7 @@ pub(super) struct SimDepot {
 struct WorldMemory<'w> {
     entries: &'w RefCell<HashMap<u32, ChunkEntry>>,
     world: &'w RefCell<World>,
-    twin: Option<Mutant>,
+    mutant: Option<Mutant>,
 }
 
 impl RegionAccess for WorldMemory<'_> {
@@ -61,8 +61,8 @@ impl RegionAccess for WorldMemory<'_> {
     fn set_header(&self, address: BlockAddress, header: HeaderWord) -> Result<(), ChainError> {
         let world = &mut *self.world.borrow_mut();
         let Ok(place) = world.memory.place(address.offset(), 8) else { return Ok(()) };
-        if self.twin == Some(Mutant::HeadersNotWritten) {
-            world.lied(Mutant::HeadersNotWritten);
+        if self.mutant == Some(Mutant::HeadersNotWritten) {
+            world.note_fired(Mutant::HeadersNotWritten);
         } else {
             world.write(SERVER, place, header.bits());
         }
@@ -76,30 +76,30 @@ impl RegionAccess for WorldMemory<'_> {
 
 impl SimDepot {
     /// All blocks of the last chunk are with it, except key 0's.
-    pub(super) fn new(ground: &SimRegion, twin: Option<Mutant>, now: Nanos) -> Self {
-        let uses = [ChunkUse::Subtables, ChunkUse::Subtables, ChunkUse::Blocks(ground.class)];
+    pub(super) fn new(region: &SimRegion, mutant: Option<Mutant>, now: Nanos) -> Self {
+        let uses = [ChunkUse::Subtables, ChunkUse::Subtables, ChunkUse::Blocks(region.class)];
         let mut options = DepotOptions::new(GRACE_NS, 0);
-        if twin == Some(Mutant::ChunkRestsForGrace) {
+        if mutant == Some(Mutant::ChunkRestsForGrace) {
             options.chunk_rest = GRACE_NS;
         }
-        let mut depot = Depot::new(ground.geometry, &uses, options, now);
-        depot.link(ground.first_block(), now).expect("a block of the depot's");
+        let mut depot = Depot::new(region.geometry, &uses, options, now);
+        depot.link(region.first_block(), now).expect("a block of the depot's");
         let entries = (0..).zip(uses).map(|(chunk, of)| (chunk, ChunkEntry::new(of))).collect();
-        let start = ground.first_block().address.offset() - ground.class.block_bytes();
+        let start = region.first_block().address.offset() - region.class.block_bytes();
         let entries = RefCell::new(entries);
-        Self { depot, entries, twin, chunk: start..start + CHUNK_BYTES, state: 0 }
+        Self { depot, entries, mutant, chunk: start..start + CHUNK_BYTES, state: 0 }
     }
 
     pub(super) fn take(&mut self, class: SizeClass, world: &RefCell<World>) -> Vec<FreeBlock> {
         let now = world.borrow().now;
-        let memory = WorldMemory { entries: &self.entries, world, twin: self.twin };
+        let memory = WorldMemory { entries: &self.entries, world, mutant: self.mutant };
         let blocks = self.depot.take(class, 1, now, &memory).expect("memory does not fail");
         let given = blocks
             .first()
             .map_or(0, |block| u64::from(block.address.0) << 32 | u64::from(block.generation));
         self.state = mix(mix(self.state, u64::from(class.index()) << 56 | now), given);
-        if self.twin == Some(Mutant::ChunkRestsForGrace) && class.index() > 0 && given != 0 {
-            world.borrow_mut().lied(Mutant::ChunkRestsForGrace);
+        if self.mutant == Some(Mutant::ChunkRestsForGrace) && class.index() > 0 && given != 0 {
+            world.borrow_mut().note_fired(Mutant::ChunkRestsForGrace);
         }
         blocks
     }
@@ -116,9 +116,9 @@ impl SimDepot {
         for block in &blocks {
             self.state = mix(mix(self.state, block.address.0.into()), now << 1 | u64::from(rested));
         }
-        let at_once = !rested && !blocks.is_empty() && self.twin == Some(Mutant::GivenAtOnce);
+        let at_once = !rested && !blocks.is_empty() && self.mutant == Some(Mutant::GivenAtOnce);
         if at_once {
-            world.borrow_mut().lied(Mutant::GivenAtOnce);
+            world.borrow_mut().note_fired(Mutant::GivenAtOnce);
         }
         let given = self.depot.give(class, blocks, rested || at_once, now);
         given.expect("blocks that were taken");

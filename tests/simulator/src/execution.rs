@@ -28,7 +28,7 @@ use super::world::World;
 pub(super) struct Execution<'s> {
     pub(super) prepared: &'s Prepared<'s>,
     pub(super) world: Rc<RefCell<World>>,
-    pub(super) rigs: Vec<Rc<TestSession<SimFabric>>>,
+    pub(super) sessions: Vec<Rc<TestSession<SimFabric>>>,
     pub(super) processes: Vec<Process>,
     pub(super) monitor: Monitor,
     /// The process that acted last. It must go on because nothing happened yet since it began.
@@ -42,8 +42,8 @@ pub(super) struct Execution<'s> {
     pub(super) pauses: u32,
     /// What each client is called on its present connection.
     pub(super) ids: Vec<u16>,
-    /// The clients that are lost without the server's notice.
-    pub(super) left: Vec<u16>,
+    /// The clients that died or lost their connection, and that the server has not fenced yet.
+    pub(super) lost_clients: Vec<u16>,
     /// How many connections were made after the first.
     pub(super) reopened: usize,
     /// Completions are events of their own.
@@ -99,7 +99,7 @@ impl Execution<'_> {
             State::Between if self.is_paused(process.client) => {}
             State::Between => actions.push(Action::Begin(at)),
             State::Working | State::Dying => {
-                let fabric = self.rigs[process.client].endpoint().fabric();
+                let fabric = self.sessions[process.client].endpoint().fabric();
                 for id in process.lanes() {
                     let lane = fabric.lane(id);
                     match lane.phase {
@@ -151,7 +151,7 @@ impl Execution<'_> {
         let Some(last) = self.last.filter(|last| Some(*last) != actor) else { return false };
         let process = &self.processes[last];
         process.state == State::Working && {
-            let fabric = self.rigs[process.client].endpoint().fabric();
+            let fabric = self.sessions[process.client].endpoint().fabric();
             let busy = |lane| matches!(fabric.lane(lane).phase, Phase::Posted | Phase::Complete);
             process.lanes().any(busy)
         }
@@ -173,7 +173,7 @@ impl Execution<'_> {
                     self.fence()?;
                 }
                 self.poll(at)?;
-                if self.is_swift(at) {
+                if self.acts_in_one_step(at) {
                     self.poll_completed(at, false)?;
                     while self.processes[at].state == State::Between && !self.is_yielding(at) {
                         self.poll(at)?;
@@ -214,8 +214,8 @@ impl Execution<'_> {
                 };
                 self.world.borrow_mut().note(at, || "is killed, and started again".to_owned());
                 let chore = self.processes[at].began - 1;
-                let (rig, process) = self.prepared.server(&self.world, (client, at), chore);
-                self.rigs[client] = rig;
+                let (session, process) = self.prepared.server(&self.world, (client, at), chore);
+                self.sessions[client] = session;
                 self.processes[at] = process;
                 self.last = None;
                 Ok(())
@@ -247,21 +247,21 @@ impl Execution<'_> {
     }
 
     fn fabric_mut(&self, at: usize) -> RefMut<'_, SimFabric> {
-        self.rigs[self.processes[at].client].endpoint().fabric_mut()
+        self.sessions[self.processes[at].client].endpoint().fabric_mut()
     }
 
     /// A process must go on if no other could notice yet that it acts: to act later is the same.
     fn bind(&mut self, at: usize) {
         let process = &self.processes[at];
-        let fabric = self.rigs[process.client].endpoint().fabric();
+        let fabric = self.sessions[process.client].endpoint().fabric();
         let posted = |lane| fabric.lane(lane).phase == Phase::Posted;
         self.bound =
             process.state == State::Working && !fabric.noticed && process.lanes().any(posted);
     }
 
-    fn is_swift(&self, at: usize) -> bool {
+    fn acts_in_one_step(&self, at: usize) -> bool {
         let script = self.prepared.scenario.clients.get(self.processes[at].client);
-        script.is_some_and(|script| script.swift)
+        script.is_some_and(|script| script.in_one_step)
     }
 
     /// Others of the same client, or with the same depot, notice what it does between its chains.
@@ -281,11 +281,11 @@ impl Execution<'_> {
         if self.is_paused(self.processes[at].client) {
             return Ok(());
         }
-        let lazy = lazy || self.is_entangled(at) && !self.is_swift(at);
+        let lazy = lazy || self.is_entangled(at) && !self.acts_in_one_step(at);
         while self.processes[at].state == State::Working && !lazy {
             let process = &self.processes[at];
             let complete = {
-                let fabric = self.rigs[process.client].endpoint().fabric();
+                let fabric = self.sessions[process.client].endpoint().fabric();
                 process.lanes().find(|lane| fabric.lane(*lane).phase == Phase::Complete)
             };
             let Some(lane) = complete else { break };
@@ -301,10 +301,10 @@ impl Execution<'_> {
     /// Hands out what this lane completed.
     fn poll_lane(&mut self, at: usize, lane: LaneId) -> Result<(), Violation> {
         let process = &mut self.processes[at];
-        let rig = self.rigs[process.client].clone();
-        rig.endpoint().fabric_mut().turn = lane;
-        rig.endpoint().try_step(|_| ());
-        rig.endpoint().tick();
+        let session = self.sessions[process.client].clone();
+        session.endpoint().fabric_mut().turn = lane;
+        session.endpoint().try_step(|_| ());
+        session.endpoint().tick();
         if process.state == State::Between {
             // Up to where the next operation begins.
             process.chains = 0;
@@ -331,7 +331,7 @@ impl Execution<'_> {
         }
         let moment = self.moment();
         let process = &mut self.processes[at];
-        let fabric = rig.endpoint().fabric();
+        let fabric = session.endpoint().fabric();
         let phase = |lane| fabric.lane(lane).phase;
         if let Phase::Waiting(_) = phase(process.lane) {
             process.waits = [process.waits[1], Some(moment)];
@@ -389,8 +389,8 @@ impl Execution<'_> {
         };
         if self.processes.iter().all(idle) {
             let mut hasher = std::hash::DefaultHasher::new();
-            self.rigs[client].hash_state(&mut hasher);
-            self.rigs[client].endpoint().fabric_mut().observed = hasher.finish();
+            self.sessions[client].hash_state(&mut hasher);
+            self.sessions[client].endpoint().fabric_mut().observed = hasher.finish();
         }
     }
 }

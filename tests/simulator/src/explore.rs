@@ -12,10 +12,10 @@ use std::rc::Rc;
 use super::execution::Execution;
 use super::failure::Failure;
 use super::monitor::Violation;
+use super::mutant::Mutant;
 use super::prepared::Prepared;
 use super::process::Action;
 use super::scenario::Scenario;
-use super::twin::Mutant;
 
 /// How far a search went.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -30,7 +30,7 @@ pub struct Explored {
     pub complete: u64,
     /// Nothing was left out but what the bound on preemptions excludes.
     pub exhausted: bool,
-    /// Twins of the scenario that did nothing that they should not.
+    /// Mutants of the scenario that did nothing that they should not.
     pub unfired: Vec<Mutant>,
 }
 
@@ -54,13 +54,13 @@ struct Frame {
     actions: Vec<Action>,
     chosen: usize,
     /// How many preemptions are left before it.
-    left: u8,
+    preemptions_left: u8,
 }
 
 struct Search<'s> {
     prepared: Prepared<'s>,
     bounds: Bounds,
-    hot: Rc<BTreeSet<usize>>,
+    preemptible_words: Rc<BTreeSet<usize>>,
     visited: HashMap<u64, u8>,
     frames: Vec<Frame>,
     explored: Explored,
@@ -75,7 +75,7 @@ impl Scenario {
     pub fn explore(&self, bounds: Bounds) -> Result<Explored, Box<Failure>> {
         let prepared = Prepared::new(self);
         let mut search = Search {
-            hot: Rc::new(prepared.first_hot()),
+            preemptible_words: Rc::new(prepared.first_preemptible_words()),
             prepared,
             bounds,
             visited: HashMap::new(),
@@ -87,8 +87,9 @@ impl Scenario {
             match search.execute() {
                 Err(violation) => return Err(Box::new(search.failure(violation))),
                 // What was seen so far was too coarse.
-                Ok(Some(hot)) => {
-                    search.hot = Rc::new(&*search.hot | &hot);
+                Ok(Some(preemptible_words)) => {
+                    search.preemptible_words =
+                        Rc::new(&*search.preemptible_words | &preemptible_words);
                     search.visited.clear();
                     search.frames.clear();
                     let executions = search.explored.executions;
@@ -131,23 +132,24 @@ impl Search<'_> {
     /// hot, if any.
     fn execute(&mut self) -> Result<Option<BTreeSet<usize>>, Violation> {
         self.explored.executions += 1;
-        let mut execution = self.prepared.begin(Some(self.hot.clone()), false);
-        let mut left = self.bounds.preemptions.unwrap_or(u8::MAX);
+        let mut execution = self.prepared.begin(Some(self.preemptible_words.clone()), false);
+        let mut preemptions_left = self.bounds.preemptions.unwrap_or(u8::MAX);
         for frame in &self.frames {
-            left = frame.left;
+            preemptions_left = frame.preemptions_left;
             let action = frame.actions[frame.chosen];
-            left -= self.cost(&execution, action);
+            preemptions_left -= self.cost(&execution, action);
             execution.act(action)?;
         }
         self.explored.transitions += 1;
         let mut actions = Vec::new();
         loop {
-            let hot = std::mem::take(&mut execution.world.borrow_mut().newly_hot);
-            if !hot.is_empty() {
-                return Ok(Some(hot.into_iter().collect()));
+            let preemptible_words =
+                std::mem::take(&mut execution.world.borrow_mut().newly_preemptible);
+            if !preemptible_words.is_empty() {
+                return Ok(Some(preemptible_words.into_iter().collect()));
             }
             execution.actions(&mut actions);
-            actions.retain(|action| self.cost(&execution, *action) <= left);
+            actions.retain(|action| self.cost(&execution, *action) <= preemptions_left);
             if actions.is_empty() {
                 self.explored.complete += 1;
                 let finished = execution.finish();
@@ -160,19 +162,19 @@ impl Search<'_> {
                 let known = self.visited.entry(execution.state(bounded));
                 match known {
                     std::collections::hash_map::Entry::Occupied(mut before) => {
-                        if *before.get() >= left {
+                        if *before.get() >= preemptions_left {
                             return Ok(None);
                         }
-                        before.insert(left);
+                        before.insert(preemptions_left);
                     }
                     std::collections::hash_map::Entry::Vacant(place) => {
-                        place.insert(left);
+                        place.insert(preemptions_left);
                     }
                 }
             }
             let action = actions[0];
-            self.frames.push(Frame { actions: actions.clone(), chosen: 0, left });
-            left -= self.cost(&execution, action);
+            self.frames.push(Frame { actions: actions.clone(), chosen: 0, preemptions_left });
+            preemptions_left -= self.cost(&execution, action);
             self.explored.transitions += 1;
             execution.act(action)?;
         }
@@ -188,8 +190,8 @@ impl Search<'_> {
     /// The choices that stand, once more, with a trace.
     fn failure(&self, violation: Violation) -> Failure {
         let actions = self.frames.iter().map(|frame| frame.actions[frame.chosen]).collect();
-        let hot = Some(self.hot.clone());
-        let mut failure = Failure::new(&self.prepared, hot, actions, violation);
+        let preemptible_words = Some(self.preemptible_words.clone());
+        let mut failure = Failure::new(&self.prepared, preemptible_words, actions, violation);
         failure.executions = self.explored.executions;
         failure
     }

@@ -11,9 +11,9 @@ use zerocopy::IntoBytes;
 
 use super::clock::Clock;
 use super::lane::{Lane, Phase, extent};
-use super::lies::Lie;
 use super::memory::{global, mix};
-use super::twin::Mutant;
+use super::mutant::Mutant;
+use super::mutant_fabric::MutantFabric;
 use super::world::World;
 
 /// Pauses up to this take no time: the clock of a simulation is coarse, so that executions that
@@ -27,7 +27,7 @@ pub(super) struct SimFabric {
     /// The process of the first lane; the others follow.
     process: usize,
     pub(super) lanes: Vec<Lane>,
-    lie: Option<Box<dyn Lie>>,
+    mutant_fabric: Option<Box<MutantFabric>>,
     /// What the client goes by.
     pub(super) clock: Clock,
     /// The connection is gone: nothing that is posted is executed any more, and the session does
@@ -50,7 +50,7 @@ impl SimFabric {
         timing: Timing,
         process: usize,
         lanes: u16,
-        lie: Option<Box<dyn Lie>>,
+        mutant_fabric: Option<Box<MutantFabric>>,
         pace: u8,
     ) -> Self {
         let clock = Clock::new(pace, world.borrow().now);
@@ -61,7 +61,7 @@ impl SimFabric {
             timing,
             process,
             lanes,
-            lie,
+            mutant_fabric,
             clock,
             is_lost,
             immediate,
@@ -72,10 +72,10 @@ impl SimFabric {
     }
 
     /// Whether the client follows a protocol with this rule broken. It counts as broken then.
-    pub(super) fn has_twin(&self, twin: Mutant) -> bool {
-        let has = self.lie.as_ref().is_some_and(|lie| lie.twin() == twin);
+    pub(super) fn has_mutant(&self, mutant: Mutant) -> bool {
+        let has = self.mutant_fabric.as_ref().is_some_and(|fabric| fabric.mutant == mutant);
         if has {
-            self.world.borrow_mut().lied(twin);
+            self.world.borrow_mut().note_fired(mutant);
         }
         has
     }
@@ -91,7 +91,7 @@ impl SimFabric {
         let words = state.units.swap_remove(unit);
         // The order of the rest must not depend on which went first.
         state.units.sort_unstable();
-        self.noticed = !std::mem::take(&mut state.is_cold);
+        self.noticed = !std::mem::take(&mut state.is_unnoticed);
         self.access(lane, words);
         self.settle(lane);
     }
@@ -101,15 +101,15 @@ impl SimFabric {
         let id = usize::from(lane.0);
         while self.lanes[id].phase == Phase::Posted && self.lanes[id].units.is_empty() {
             let state = &mut self.lanes[id];
-            let cold = std::mem::take(&mut state.cold);
+            let unnoticed = std::mem::take(&mut state.unnoticed);
             let reads = matches!(state.chain[state.at], Verb::Read { .. });
-            if cold != 0 && self.noticed && state.all_cold && !reads {
-                state.units.push(cold);
-                state.is_cold = true;
+            if unnoticed != 0 && self.noticed && state.all_unnoticed && !reads {
+                state.units.push(unnoticed);
+                state.is_unnoticed = true;
                 return;
             }
-            if cold != 0 {
-                self.access(lane, cold);
+            if unnoticed != 0 {
+                self.access(lane, unnoticed);
                 continue;
             }
             self.lanes[id].at += 1;
@@ -147,8 +147,8 @@ impl SimFabric {
         let world = self.world.borrow();
         let state = &mut self.lanes[usize::from(lane.0)];
         state.skipped = part.start;
-        state.cold = world.units(place + part.start, part.len(), &mut state.units);
-        state.all_cold = state.units.is_empty();
+        state.unnoticed = world.units(place + part.start, part.len(), &mut state.units);
+        state.all_unnoticed = state.units.is_empty();
     }
 
     fn copy_all(&mut self, lane: LaneId, place: usize, words: Range<usize>) {
@@ -194,29 +194,29 @@ impl SimFabric {
         let place = world.memory.place(global(state.region, remote & !7), bytes)? + word;
         let tag = (state.at as u64) << 32 | word as u64;
         if !matches!(verb, Verb::Read { .. }) {
-            let twin = self.lie.as_ref().map(|lie| lie.twin());
+            let mutant = self.mutant_fabric.as_ref().map(|fabric| fabric.mutant);
             // What it did before went without notice: that could have been now, too.
-            if twin == Some(Mutant::QueueUncounted)
+            if mutant == Some(Mutant::QueueUncounted)
                 && world.now > state.deadline
                 && std::mem::take(&mut state.is_queued)
             {
                 // The device goes on trying from the time at which the chain leaves the queue.
                 state.deadline = world.now + self.timing.lateness_max_ns;
-                world.lied(Mutant::QueueUncounted);
+                world.note_fired(Mutant::QueueUncounted);
             }
             if world.now > state.deadline {
                 return Err(ChainError::Late);
             }
-            if twin == Some(Mutant::BlocksOfTwoOwners) && matches!(verb, Verb::Write { .. }) {
-                world.lied(Mutant::BlocksOfTwoOwners);
+            if mutant == Some(Mutant::BlocksOfTwoOwners) && matches!(verb, Verb::Write { .. }) {
+                world.note_fired(Mutant::BlocksOfTwoOwners);
             }
         }
         if matches!(verb, Verb::Write { .. } | Verb::WriteU32 { .. } | Verb::WriteWord { .. }) {
             // Contract 4: clients swap the words and hints of slots.
             let written = global(state.region, remote) + word as u64 * 8;
             let is_slot =
-                world.ground.block_at(written).is_none() && world.ground.slot_at(written).is_some();
-            assert!(self.lie.is_some() || !is_slot, "a WRITE of a slot");
+                world.region.block_at(written).is_none() && world.region.slot_at(written).is_some();
+            assert!(self.mutant_fabric.is_some() || !is_slot, "a WRITE of a slot");
         }
         let before = world.memory.load(place);
         match verb {
@@ -259,36 +259,36 @@ impl SimFabric {
         if self.is_lost && result.is_ok() {
             result = Err(state.fate(false));
         }
-        if let (Some(lie), Err(error)) = (&self.lie, &mut result) {
+        if let (Some(fabric), Err(error)) = (&self.mutant_fabric, &mut result) {
             let truth = error.clone();
-            lie.fail(error);
+            fabric.fail(error);
             if truth != *error {
-                self.world.borrow_mut().lied(lie.twin());
+                self.world.borrow_mut().note_fired(fabric.mutant);
             }
         }
         state.units.clear();
-        state.cold = 0;
+        state.unnoticed = 0;
         state.result = result;
         state.phase = Phase::Complete;
         let world = &mut *self.world.borrow_mut();
         if world.began {
             world.now = world.now.max(state.posted + world.round_trip_ns);
         }
-        if let (Some(lie), Ok(found)) = (&mut self.lie, &mut state.result) {
+        if let (Some(fabric), Ok(found)) = (&mut self.mutant_fabric, &mut state.result) {
             let truth = (state.buffers.clone(), *found);
-            lie.complete(&state.asked, &mut state.buffers, found);
+            fabric.complete(&state.asked, &mut state.buffers, found);
             if world.began && (&truth.0, truth.1) != (&state.buffers, *found) {
-                world.lied(lie.twin());
+                world.note_fired(fabric.mutant);
             }
         }
-        let told = match &state.result {
+        let reported = match &state.result {
             Ok(found) => *found,
             Err(error) => {
                 world.note(process, || format!("the chain ends: {error}"));
                 mix(1, state.at as u64)
             }
         };
-        self.observed = mix(mix(self.observed, process as u64), mix(state.progress, told));
+        self.observed = mix(mix(self.observed, process as u64), mix(state.progress, reported));
     }
 
     /// Lets a lane that waits go on; the clock moves if it waits for long.
@@ -314,12 +314,12 @@ impl Fabric for SimFabric {
         let world = &mut *self.world.borrow_mut();
         let now = self.clock.shows(world.now);
         // No fabric lies before the scenario begins.
-        let Some(lie) = self.lie.as_ref().filter(|_| world.began) else { return now };
-        let told = lie.now(now);
-        if told != now {
-            world.lied(lie.twin());
+        let Some(fabric) = self.mutant_fabric.as_ref().filter(|_| world.began) else { return now };
+        let reported = fabric.now(now);
+        if reported != now {
+            world.note_fired(fabric.mutant);
         }
-        told
+        reported
     }
 
     fn post(&mut self, lane: LaneId, region: RegionIndex, chain: &[Verb], deadline: Nanos) {
@@ -334,19 +334,19 @@ impl Fabric for SimFabric {
             let world = &mut *self.world.borrow_mut();
             state.posted = world.now;
             // By the clock of all, not by the client's, which may lie.
-            state.deadline = match self.lie.as_ref().map(|lie| lie.twin()) {
-                Some(twin) if twin.has_false_clock() => world.now + self.timing.lateness_max_ns,
+            state.deadline = match self.mutant_fabric.as_ref().map(|fabric| fabric.mutant) {
+                Some(mutant) if mutant.has_false_clock() => world.now + self.timing.lateness_max_ns,
                 _ => self.clock.when(deadline),
             };
             (state.is_queued, state.progress) = (true, 0);
-            if let Some(lie) = &mut self.lie {
-                lie.post(&mut state.chain, &world.memory);
-                let delay = lie.delay();
+            if let Some(fabric) = &mut self.mutant_fabric {
+                fabric.post(&mut state.chain, &world.memory);
+                let delay = fabric.delay();
                 world.now += delay;
                 if world.began && (delay > 0 || state.chain != state.asked) {
-                    world.lied(lie.twin());
+                    world.note_fired(fabric.mutant);
                 }
-                state.progress = lie.state();
+                state.progress = fabric.state();
             }
         }
         (state.at, state.found, state.phase) = (0, 0, Phase::Posted);

@@ -7,10 +7,10 @@ use std::rc::Rc;
 use farside_linearizability::Record;
 
 use super::monitor::Violation;
+use super::mutant::Mutant;
 use super::prepared::{Prepared, name};
 use super::process::Action;
 use super::trace::Line;
-use super::twin::Mutant;
 
 /// An execution that went wrong.
 #[derive(Clone, Debug)]
@@ -21,7 +21,7 @@ pub struct Failure {
     /// Everything that was asked and answered.
     pub history: Vec<Record>,
     trace: Vec<Line>,
-    /// Twins of the scenario that did in this execution nothing that they should not.
+    /// Mutants of the scenario that did in this execution nothing that they should not.
     pub unfired: Vec<Mutant>,
     /// How many executions went well before.
     pub executions: u64,
@@ -33,11 +33,11 @@ impl Failure {
     /// Repeats an execution for its trace.
     pub(super) fn new(
         prepared: &Prepared<'_>,
-        hot: Option<Rc<BTreeSet<usize>>>,
+        preemptible_words: Option<Rc<BTreeSet<usize>>>,
         actions: Vec<Action>,
         violation: Violation,
     ) -> Self {
-        let mut execution = prepared.begin(hot, true);
+        let mut execution = prepared.begin(preemptible_words, true);
         let failed = actions.iter().any(|action| execution.act(*action).is_err());
         if !failed {
             // It went wrong at its end.

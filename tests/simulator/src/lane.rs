@@ -30,12 +30,12 @@ pub(super) struct Lane {
     /// So many of its words before them were accessed already.
     pub(super) skipped: usize,
     /// The only group is one that no process notices.
-    pub(super) is_cold: bool,
+    pub(super) is_unnoticed: bool,
     /// Those that it makes no difference when they are accessed, and whether these are all.
-    pub(super) cold: u64,
-    pub(super) all_cold: bool,
+    pub(super) unnoticed: u64,
+    pub(super) all_unnoticed: bool,
     pub(super) posted: Nanos,
-    /// It may still be in its queue, as far as a twin goes by that.
+    /// It may still be in its queue, as far as a mutant goes by that.
     pub(super) is_queued: bool,
     pub(super) deadline: Nanos,
     pub(super) found: u64,
@@ -56,9 +56,9 @@ impl Lane {
             at: 0,
             units: Vec::with_capacity(4),
             skipped: 0,
-            is_cold: false,
-            cold: 0,
-            all_cold: false,
+            is_unnoticed: false,
+            unnoticed: 0,
+            all_unnoticed: false,
             posted: 0,
             is_queued: false,
             deadline: 0,

@@ -10,18 +10,18 @@ use farside_protocol::sweep::clear;
 use super::execution::Execution;
 use super::lane::Phase;
 use super::monitor::{Monitor, Violation};
+use super::mutant::Mutant;
 use super::prepared::{client_id, name};
 use super::process::{Action, Process, State};
 use super::server::Chore;
 use super::task::{Events, Reading, Seen, run_script};
-use super::twin::Mutant;
 
 impl Execution<'_> {
     /// Which connections can break now: where nothing is under way, to break later is the same.
     pub(super) fn losses(&self, actions: &mut Vec<Action>) {
         let scenario = self.prepared.scenario;
         for client in 0..scenario.clients.len() {
-            let fabric = self.rigs[client].endpoint().fabric();
+            let fabric = self.sessions[client].endpoint().fabric();
             let busy = |lane: &Phase| matches!(lane, Phase::Posted | Phase::Complete);
             let mut lanes = fabric.lanes.iter().filter(|lane| busy(&lane.phase));
             if self.losses < scenario.losses_max
@@ -62,7 +62,7 @@ impl Execution<'_> {
 
     /// No client is lost that the server would have to clear up after.
     pub(super) fn has_nothing_to_do(&self, at: usize) -> bool {
-        self.left.is_empty() && self.chore(at) == Some(Chore::Sweep)
+        self.lost_clients.is_empty() && self.chore(at) == Some(Chore::Sweep)
     }
 
     /// A client dies. What it has under way is executed until the server fences it.
@@ -70,7 +70,7 @@ impl Execution<'_> {
         self.deaths += 1;
         let swept = self.prepared.scenario.sweeps;
         if swept {
-            self.left.push(self.ids[client]);
+            self.lost_clients.push(self.ids[client]);
         }
         for at in 0..self.processes.len() {
             if self.processes[at].client == client {
@@ -83,11 +83,11 @@ impl Execution<'_> {
     /// A client's connection breaks.
     pub(super) fn lose(&mut self, client: usize, whole: bool) -> Result<(), Violation> {
         self.losses += 1;
-        self.left.push(self.ids[client]);
+        self.lost_clients.push(self.ids[client]);
         let at = self.processes.iter().position(|process| process.client == client);
         let at = at.expect("a client has a process");
         self.world.borrow_mut().note(at, || "loses its connection".to_owned());
-        self.rigs[client].endpoint().fabric_mut().is_lost = true;
+        self.sessions[client].endpoint().fabric_mut().is_lost = true;
         if whole {
             return Ok(());
         }
@@ -97,7 +97,7 @@ impl Execution<'_> {
 
     /// Nothing more of what a client has under way is executed.
     fn cut(&mut self, client: usize, fenced: bool) {
-        let mut fabric = self.rigs[client].endpoint().fabric_mut();
+        let mut fabric = self.sessions[client].endpoint().fabric_mut();
         for lane in 0..fabric.lanes.len() {
             let fate = fabric.lanes[lane].fate(fenced);
             match fabric.lanes[lane].phase {
@@ -110,16 +110,16 @@ impl Execution<'_> {
 
     /// The server fences the clients that are lost: what they have under way ends here.
     pub(super) fn fence(&mut self) -> Result<(), Violation> {
-        let twin = self.prepared.scenario.server;
-        let mut left = std::mem::take(&mut self.left);
+        let mutant = self.prepared.scenario.server;
+        let mut left = std::mem::take(&mut self.lost_clients);
         let mut world = self.world.borrow_mut();
-        if twin == Some(Mutant::SweepsTheLiving) && left != self.ids {
+        if mutant == Some(Mutant::SweepsTheLiving) && left != self.ids {
             left.clone_from(&self.ids);
-            world.lied(Mutant::SweepsTheLiving);
+            world.note_fired(Mutant::SweepsTheLiving);
         }
         world.fenced = left;
-        if twin == Some(Mutant::Unfenced) {
-            world.lied(Mutant::Unfenced);
+        if mutant == Some(Mutant::Unfenced) {
+            world.note_fired(Mutant::Unfenced);
             return Ok(());
         }
         drop(world);
@@ -135,7 +135,7 @@ impl Execution<'_> {
             }
         }
         for client in 0..self.prepared.scenario.clients.len() {
-            let is_lost = self.rigs[client].endpoint().fabric().is_lost;
+            let is_lost = self.sessions[client].endpoint().fabric().is_lost;
             if is_lost && self.is_working(client) {
                 self.cut(client, false);
             }
@@ -148,7 +148,7 @@ impl Execution<'_> {
     pub(super) fn renew(&mut self) -> Result<(), Violation> {
         self.renewals += 1;
         self.last = None;
-        self.left.clear();
+        self.lost_clients.clear();
         self.world.borrow_mut().fenced.clear();
         let clients = self.prepared.scenario.clients.len();
         self.world.borrow_mut().note(0, || "the server is started anew".to_owned());
@@ -157,14 +157,14 @@ impl Execution<'_> {
             let open: Vec<usize> = (0..clients).filter(|client| self.is_open(*client)).collect();
             for client in open {
                 self.cut(client, true);
-                self.rigs[client].endpoint().fabric_mut().is_lost = true;
+                self.sessions[client].endpoint().fabric_mut().is_lost = true;
             }
         } else {
-            self.world.borrow_mut().lied(Mutant::Unrefused);
+            self.world.borrow_mut().note_fired(Mutant::Unrefused);
         }
         let unfinished: Vec<_> = {
             let world = self.world.borrow();
-            world.ground.unfinished(&world.memory).collect()
+            world.region.unfinished(&world.memory).collect()
         };
         let own = self.prepared.open(&self.world, clients + 3, self.processes.len(), 1, None);
         for (slot, word, _) in unfinished {
@@ -176,8 +176,8 @@ impl Execution<'_> {
         if self.chore(last) == Some(Chore::Sweep) && self.processes[last].state == State::Working {
             let server = (clients, last);
             let next = self.processes[last].began;
-            let (rig, process) = self.prepared.server(&self.world, server, next);
-            self.rigs[clients] = rig;
+            let (session, process) = self.prepared.server(&self.world, server, next);
+            self.sessions[clients] = session;
             self.processes[last] = process;
         }
         for at in 0..self.processes.len() {
@@ -200,23 +200,23 @@ impl Execution<'_> {
         let nth = self.reopened;
         self.reopened += 1;
         self.world.borrow_mut().note(at, || "connects anew".to_owned());
-        let rig = Rc::new(self.prepared.reopen(&self.world, (client, at), nth));
+        let session = Rc::new(self.prepared.reopen(&self.world, (client, at), nth));
         let mut hasher = DefaultHasher::new();
-        rig.hash_state(&mut hasher);
-        rig.endpoint().fabric_mut().observed = hasher.finish();
+        session.hash_state(&mut hasher);
+        session.endpoint().fabric_mut().observed = hasher.finish();
         self.ids[client] = client_id(self.prepared.scenario.clients.len() + 4 + nth);
         let old = &self.processes[at];
         let (began, known) = (old.began - u32::from(again), old.seen);
         let left = next < script.len();
         let reading = Reading { script: script.clone(), name: name(at), next, again, seen };
         let events = Events::default();
-        let task = run_script(rig.clone(), LaneId(0), reading, events.clone());
+        let task = run_script(session.clone(), LaneId(0), reading, events.clone());
         let mut process = Process::new(client, (LaneId(0), 1), Box::pin(task), events);
         (process.began, process.seen) = (began, known);
         if !left {
             process.state = State::Over;
         }
-        self.rigs[client] = rig;
+        self.sessions[client] = session;
         self.processes[at] = process;
     }
 
@@ -225,7 +225,7 @@ impl Execution<'_> {
         let mut world = self.world.borrow_mut();
         world.note(at, || format!("has cleared up after {clients:?}"));
         let is_left = |writer: Option<u16>| writer.is_some_and(|writer| clients.contains(&writer));
-        let mut unfinished = world.ground.unfinished(&world.memory);
+        let mut unfinished = world.region.unfinished(&world.memory);
         match unfinished.find(|(_, _, writer)| is_left(*writer)) {
             Some((_, word, _)) => {
                 Err(Violation::Damaged(format!("{word:?}: its owner is gone and cleared up after")))

@@ -7,8 +7,8 @@ use farside_linearizability::{
 };
 use farside_protocol::OperationError;
 
-use super::ground::KEYS;
 use super::memory::mix;
+use super::region::KEYS;
 use super::scenario::{Key, Op};
 use super::session::Reply;
 

@@ -13,17 +13,17 @@ use super::clock::PACE;
 use super::depot::SimDepot;
 use super::execution::Execution;
 use super::fabric::SimFabric;
-use super::ground::{SimRegion, keys};
-use super::lies::{Lie, MutantFabric};
 use super::memory::{Memory, mix};
 use super::monitor::{Asked, Monitor};
+use super::mutant::Mutant;
+use super::mutant_fabric::MutantFabric;
 use super::process::{Process, State};
+use super::region::{SimRegion, keys};
 use super::scenario::{Op, Scenario};
 use super::script::Script;
 use super::server::{Chore, run_chores};
 use super::session::{Blocks, Call, Locations, Reply, TestSession};
 use super::task::{Events, Reading, run_script};
-use super::twin::Mutant;
 use super::world::World;
 
 /// How much memory a client's location cache has.
@@ -33,7 +33,7 @@ const STORER: usize = 99;
 /// A scenario with its region.
 pub(super) struct Prepared<'s> {
     pub(super) scenario: &'s Scenario,
-    ground: Rc<SimRegion>,
+    region: Rc<SimRegion>,
     memory: Memory,
     /// Words that can change at all.
     can_change: Vec<bool>,
@@ -88,7 +88,7 @@ impl Blocks for Given {
         let world = world.borrow();
         match world.split {
             // There is one split and no more.
-            _ if !world.ground.splits() || local_depth > 0 => Some(SplitOutcome::Impossible),
+            _ if !world.region.splits() || local_depth > 0 => Some(SplitOutcome::Impossible),
             Some(SplitProgress::Done) => Some(SplitOutcome::Done),
             Some(SplitProgress::Busy) => Some(SplitOutcome::Later),
             Some(SplitProgress::Stuck { .. }) => Some(SplitOutcome::Impossible),
@@ -106,25 +106,25 @@ impl<'s> Prepared<'s> {
             + clients * u64::from(scenario.renewals_max);
         let slots = (scenario.slots, scenario.used);
         let most = most.unwrap_or(0);
-        let ground = SimRegion::new(most, clients + reopened, slots, splits, scenario.has_depot);
-        let ground = Rc::new(ground);
-        let memory = ground.memory(scenario.split.map_or(0, |split| split.depth));
-        let can_change = |place| ground.can_change(memory.offset(place));
+        let region = SimRegion::new(most, clients + reopened, slots, splits, scenario.has_depot);
+        let region = Rc::new(region);
+        let memory = region.memory(scenario.split.map_or(0, |split| split.depth));
+        let can_change = |place| region.can_change(memory.offset(place));
         let can_change: Vec<bool> = (0..memory.len()).map(can_change).collect();
-        let cold = vec![false; memory.len()];
-        let world = World::new(ground.clone(), memory.clone(), cold, false, 0);
+        let unnoticed = vec![false; memory.len()];
+        let world = World::new(region.clone(), memory.clone(), unnoticed, false, 0);
         let world = Rc::new(RefCell::new(world));
-        let mut prepared = Self { scenario, ground, memory, can_change };
-        let rig = prepared.open(&world, 0, 0, 1, None);
+        let mut prepared = Self { scenario, region, memory, can_change };
+        let session = prepared.open(&world, 0, 0, 1, None);
         for key in scenario.removed.iter().chain(&scenario.stored) {
-            drive(&rig, Call::Insert(format!("i{key}").as_bytes()), *key);
+            drive(&session, Call::Insert(format!("i{key}").as_bytes()), *key);
             if scenario.removed.contains(key) {
-                drive(&rig, Call::Delete, *key);
+                drive(&session, Call::Delete, *key);
             }
         }
         prepared.memory = world.borrow().memory.clone();
         for key in &scenario.marked {
-            let block = prepared.ground.block_of(&prepared.memory, *key);
+            let block = prepared.region.block_of(&prepared.memory, *key);
             let place = prepared.memory.place(block, 8).expect("its block exists");
             let header = prepared.memory.load(place);
             prepared.memory.store(place, header | 1);
@@ -134,12 +134,12 @@ impl<'s> Prepared<'s> {
 
     /// Words that get steps of their own from the start: where connections break, the slots, even
     /// if no other client accesses them, for one that tries again meets what it did before.
-    pub(super) fn first_hot(&self) -> BTreeSet<usize> {
+    pub(super) fn first_preemptible_words(&self) -> BTreeSet<usize> {
         let breaks = self.scenario.losses_max + self.scenario.pauses_max > 0
             || self.scenario.renewals_max > 0;
         let is_slot = |place: &usize| {
             let offset = self.memory.offset(*place);
-            self.ground.slot_at(offset).is_some() && self.ground.can_change(offset)
+            self.region.slot_at(offset).is_some() && self.region.can_change(offset)
         };
         (0..self.memory.len()).filter(|_| breaks).filter(is_slot).collect()
     }
@@ -151,13 +151,13 @@ impl<'s> Prepared<'s> {
         client: usize,
         process: usize,
         lanes: u16,
-        twin: Option<Mutant>,
+        mutant: Option<Mutant>,
     ) -> TestSession<SimFabric> {
         let script = client.checked_sub(1).and_then(|at| self.scenario.clients.get(at));
         let (owner, blocks) = match client {
             0 => (0, super::KEYS as u64),
             _ => script.map_or((0, 0), |script| {
-                let is_first = twin == Some(Mutant::BlocksOfTwoOwners);
+                let is_first = mutant == Some(Mutant::BlocksOfTwoOwners);
                 (if is_first { 1 } else { client as u64 }, script.blocks)
             }),
         };
@@ -166,54 +166,54 @@ impl<'s> Prepared<'s> {
         let shares = script.is_some_and(|script| script.shares);
         let cache_bytes = if script.is_none_or(once) && !shares { 0 } else { CACHE_BYTES };
         let locations = if shares { world.borrow().locations.clone() } else { Rc::default() };
-        let seat = SessionOptions { number: client, process, lanes, owner, blocks };
-        let rig = self.open_at(world, seat, twin, (cache_bytes, &locations));
+        let session_options = SessionOptions { number: client, process, lanes, owner, blocks };
+        let session = self.open_at(world, session_options, mutant, (cache_bytes, &locations));
         if let Some(slot) = script.and_then(|script| script.guess) {
-            rig.expect_room(&keys()[0], slot);
+            session.expect_room(&keys()[0], slot);
         }
-        rig
+        session
     }
 
     fn open_at(
         &self,
         world: &Rc<RefCell<World>>,
-        seat: SessionOptions,
-        twin: Option<Mutant>,
+        session_options: SessionOptions,
+        mutant: Option<Mutant>,
         cache: (usize, &Locations),
     ) -> TestSession<SimFabric> {
-        let SessionOptions { number, process, lanes, owner, blocks } = seat;
+        let SessionOptions { number, process, lanes, owner, blocks } = session_options;
         let timing = Timing {
             round_trip_min_ns: self.scenario.round_trip_min_ns,
             lateness_max_ns: self.scenario.lateness_max_ns,
         };
         let now = world.borrow().now;
-        let lie = twin.map(|twin| Box::new(MutantFabric::new(twin, now)) as Box<dyn Lie>);
+        let mutant_fabric = mutant.map(|mutant| Box::new(MutantFabric::new(mutant, now)));
         let script = number.checked_sub(1).and_then(|at| self.scenario.clients.get(at));
         let pace = script.map_or(PACE, |script| script.pace);
         let takes = script.is_some_and(|script| script.takes);
-        let given = self.ground.free_blocks(owner, blocks);
+        let given = self.region.free_blocks(owner, blocks);
         let given = Given(given, Rc::downgrade(world), takes);
-        let fabric = SimFabric::new(world.clone(), timing, process, lanes, lie, pace);
+        let fabric = SimFabric::new(world.clone(), timing, process, lanes, mutant_fabric, pace);
         let (cache_bytes, locations) = cache;
         let (region_id, region_bytes) =
-            (self.ground.format.region_id, self.ground.format.region_bytes);
+            (self.region.format.region_id, self.region.format.region_bytes);
         let client_id = client_id(number);
         let options = RegionOptions { region_id, region_bytes, client_id, cache_bytes };
         let seed = mix(self.scenario.seed, number as u64);
-        let rig = TestSession::open((fabric, lanes), Box::new(given), options, locations, seed);
-        let mut rig = rig.expect("the region is in order");
-        if let Some(twin) = twin {
-            let right = rig.constants();
-            let told = twin.constants(right, self.scenario.lateness_max_ns);
-            rig.set_constants(told);
-            if told != right {
-                world.borrow_mut().lied(twin);
+        let session = TestSession::open((fabric, lanes), Box::new(given), options, locations, seed);
+        let mut session = session.expect("the region is in order");
+        if let Some(mutant) = mutant {
+            let right = session.constants();
+            let reported = mutant.constants(right, self.scenario.lateness_max_ns);
+            session.set_constants(reported);
+            if reported != right {
+                world.borrow_mut().note_fired(mutant);
             }
         }
         if blocks > 0 {
-            rig.fetch_blocks(self.ground.class).expect("it was given blocks");
+            session.fetch_blocks(self.region.class).expect("it was given blocks");
         }
-        rig
+        session
     }
 
     /// A new connection of a client with one lane, the nth of all that are made.
@@ -227,11 +227,12 @@ impl<'s> Prepared<'s> {
         // The numbers behind those that look at everything at the end.
         let number = self.scenario.clients.len() + 4 + nth;
         let owner = (self.scenario.clients.len() + 1 + nth) as u64;
-        let seat = SessionOptions { number, process, lanes: 1, owner, blocks: script.blocks };
+        let session_options =
+            SessionOptions { number, process, lanes: 1, owner, blocks: script.blocks };
         let cache = (CACHE_BYTES, &Locations::default());
-        let rig = self.open_at(world, seat, script.twin, cache);
-        rig.endpoint().fabric_mut().immediate = script.swift;
-        rig
+        let session = self.open_at(world, session_options, script.mutant, cache);
+        session.endpoint().fabric_mut().immediate = script.in_one_step;
+        session
     }
 
     /// The server, from this chore on: for the scheduler a client, whose number this is, with one
@@ -244,39 +245,43 @@ impl<'s> Prepared<'s> {
     ) -> (Rc<TestSession<SimFabric>>, Process) {
         let split = self.scenario.split;
         let lanes = split.map_or(1, |split| split.lanes);
-        let twin = split.and_then(|split| split.twin).or(self.scenario.server);
-        let rig = Rc::new(self.open(world, client + 1, process, lanes, twin));
-        rig.endpoint().fabric_mut().immediate = false;
+        let mutant = split.and_then(|split| split.mutant).or(self.scenario.server);
+        let session = Rc::new(self.open(world, client + 1, process, lanes, mutant));
+        session.endpoint().fabric_mut().immediate = false;
         let events = Events::default();
         let chores = self.scenario.chores().split_off(chore as usize);
-        let task = run_chores(rig.clone(), world.clone(), (chores, lanes), events.clone());
+        let task = run_chores(session.clone(), world.clone(), (chores, lanes), events.clone());
         let mut process = Process::new(client, (LaneId(0), lanes), Box::pin(task), events);
         process.began = chore;
         if chore as usize == self.scenario.chores().len() {
             process.state = State::Over;
         }
-        (rig, process)
+        (session, process)
     }
 
     /// The start of an execution: every client has connected and looked up what it knows.
-    pub(super) fn begin(&'s self, hot: Option<Rc<BTreeSet<usize>>>, trace: bool) -> Execution<'s> {
+    pub(super) fn begin(
+        &'s self,
+        preemptible_words: Option<Rc<BTreeSet<usize>>>,
+        trace: bool,
+    ) -> Execution<'s> {
         let scenario = self.scenario;
-        let lazy = hot.is_none();
-        let is_hot = match hot {
+        let lazy = preemptible_words.is_none();
+        let is_preemptible = match preemptible_words {
             None => self.can_change.clone(),
-            Some(hot) => {
-                let mut is_hot = vec![false; self.memory.len()];
-                hot.iter().for_each(|place| is_hot[*place] = true);
-                is_hot
+            Some(preemptible_words) => {
+                let mut is_preemptible = vec![false; self.memory.len()];
+                preemptible_words.iter().for_each(|place| is_preemptible[*place] = true);
+                is_preemptible
             }
         };
-        let (ground, memory) = (self.ground.clone(), self.memory.clone());
-        let world = World::new(ground, memory, is_hot, lazy, scenario.round_trip_ns);
+        let (region, memory) = (self.region.clone(), self.memory.clone());
+        let world = World::new(region, memory, is_preemptible, lazy, scenario.round_trip_ns);
         let world = Rc::new(RefCell::new(world));
         let mut execution = Execution {
             prepared: self,
             world,
-            rigs: Vec::new(),
+            sessions: Vec::new(),
             processes: Vec::new(),
             monitor: Monitor::new(),
             last: None,
@@ -288,7 +293,7 @@ impl<'s> Prepared<'s> {
             renewals: 0,
             pauses: 0,
             ids: Vec::new(),
-            left: Vec::new(),
+            lost_clients: Vec::new(),
             reopened: 0,
             lazy,
             observer: None,
@@ -302,36 +307,36 @@ impl<'s> Prepared<'s> {
         for (at, script) in scenario.clients.iter().enumerate() {
             let lanes = script.lanes.len() as u16;
             let first = execution.processes.len();
-            let rig = self.open(&execution.world, at + 1, first, lanes, script.twin);
+            let session = self.open(&execution.world, at + 1, first, lanes, script.mutant);
             for key in &script.known {
-                drive(&rig, Call::Get, *key);
+                drive(&session, Call::Get, *key);
             }
-            rig.endpoint().fabric_mut().immediate = script.swift;
-            let rig = Rc::new(rig);
+            session.endpoint().fabric_mut().immediate = script.in_one_step;
+            let session = Rc::new(session);
             for (lane, script) in script.lanes.iter().enumerate() {
                 let name = name(first + lane);
                 let events = Events::default();
                 let lane = LaneId(lane as u16);
                 let reading = Reading::new(script.clone(), name);
-                let task = run_script(rig.clone(), lane, reading, events.clone());
+                let task = run_script(session.clone(), lane, reading, events.clone());
                 execution.processes.push(Process::new(at, (lane, 1), Box::pin(task), events));
             }
-            execution.rigs.push(rig);
+            execution.sessions.push(session);
             execution.ids.push(client_id(at + 1));
         }
-        let (client, at) = (execution.rigs.len(), execution.processes.len());
+        let (client, at) = (execution.sessions.len(), execution.processes.len());
         if scenario.split.is_some() {
             let observer = self.open(&execution.world, client + 2, at + 1, 1, None);
             execution.observer = Some(Rc::new(observer));
         }
         if !scenario.chores().is_empty() {
-            let (rig, process) = self.server(&execution.world, (client, at), 0);
-            execution.rigs.push(rig);
+            let (session, process) = self.server(&execution.world, (client, at), 0);
+            execution.sessions.push(session);
             execution.processes.push(process);
         }
         let mut shared = execution.world.borrow_mut();
         if scenario.has_depot {
-            let depot = SimDepot::new(&self.ground, scenario.server, shared.now);
+            let depot = SimDepot::new(&self.region, scenario.server, shared.now);
             shared.depot = Some(Rc::new(RefCell::new(depot)));
         }
         shared.began = true;
@@ -347,7 +352,7 @@ pub(super) fn name(process: usize) -> String {
     char::from(b'A' + process as u8).to_string()
 }
 
-fn drive(rig: &TestSession<SimFabric>, call: Call<'_>, key: usize) -> Reply {
-    let reply = rig.endpoint().drive(rig.run(LaneId(0), call, &keys()[key]));
+fn drive(session: &TestSession<SimFabric>, call: Call<'_>, key: usize) -> Reply {
+    let reply = session.endpoint().drive(session.run(LaneId(0), call, &keys()[key]));
     reply.expect("nothing disturbs it")
 }

@@ -68,14 +68,14 @@ fn try_seed(prepared: &Prepared<'_>, seed: u64) -> Result<(), Box<Failure>> {
 fn roll(prepared: &Prepared<'_>, seed: u64, taken: &mut Vec<Action>) -> Result<(), Violation> {
     let mut dice = Dice::new(seed);
     let mut execution = prepared.begin(None, false);
-    let patience = [1, 4, 16, 64][dice.below(4)];
+    let stretch = [1, 4, 16, 64][dice.below(4)];
     let mut actions = Vec::new();
     for _ in 0..STEPS_MAX {
         execution.actions(&mut actions);
         if actions.is_empty() {
             return execution.finish();
         }
-        let stay = dice.below(patience) != 0;
+        let stay = dice.below(stretch) != 0;
         let own = actions.iter().filter(|action| !execution.preempts(**action)).count();
         let is_rare = |action: &Action| {
             matches!(

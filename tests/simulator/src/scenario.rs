@@ -2,9 +2,9 @@
 
 use farside_fabric::Nanos;
 
+use super::mutant::Mutant;
 use super::script::Script;
 use super::server::Chore;
-use super::twin::Mutant;
 
 /// What the fabric promises as the shortest round trip.
 pub(super) const ROUND_TRIP_MIN_NS: Nanos = 20_000;
@@ -41,7 +41,7 @@ pub(super) struct Splitting {
     pub(super) depth: u8,
     /// How many slots are moved at a time.
     pub(super) lanes: u16,
-    pub(super) twin: Option<Mutant>,
+    pub(super) mutant: Option<Mutant>,
 }
 
 /// What there is at the start, what each client does, and what may happen meanwhile.
@@ -66,7 +66,7 @@ pub struct Scenario {
     pub(super) sweeps: bool,
     pub(super) has_depot: bool,
     pub(super) pauses_max: u32,
-    pub(super) answer_ns: Option<Nanos>,
+    pub(super) answer_timeout_ns: Option<Nanos>,
     /// What the server does other than it should, except in splits.
     pub(super) server: Option<Mutant>,
     pub(super) split: Option<Splitting>,
@@ -98,7 +98,7 @@ impl Scenario {
             sweeps: false,
             has_depot: false,
             pauses_max: 0,
-            answer_ns: None,
+            answer_timeout_ns: None,
             server: None,
             split: None,
             reuse: None,
@@ -150,20 +150,20 @@ impl Scenario {
     }
 
     /// At up to `most` moments the clock jumps by one of these.
-    pub fn jumps(mut self, most: u32, by: &[Nanos]) -> Self {
-        (self.jumps_max, self.jumps) = (most, by.to_vec());
+    pub fn jumps(mut self, max: u32, by: &[Nanos]) -> Self {
+        (self.jumps_max, self.jumps) = (max, by.to_vec());
         self
     }
 
     /// Up to so many clients die, anywhere.
-    pub fn deaths(mut self, most: u32) -> Self {
-        self.deaths_max = most;
+    pub fn deaths(mut self, max: u32) -> Self {
+        self.deaths_max = max;
         self
     }
 
     /// Up to so many connections break, anywhere; the client gets another.
-    pub fn losses(mut self, most: u32) -> Self {
-        self.losses_max = most;
+    pub fn losses(mut self, max: u32) -> Self {
+        self.losses_max = max;
         self
     }
 
@@ -189,29 +189,29 @@ impl Scenario {
 
     /// Up to so often a client is paused at any moment, and its clock stands still, until any later
     /// one; the server fences it if it has not answered for this long by then.
-    pub fn pauses(mut self, most: u32, answer_ns: Nanos) -> Self {
-        (self.pauses_max, self.answer_ns) = (most, Some(answer_ns));
+    pub fn pauses(mut self, max: u32, answer_timeout_ns: Nanos) -> Self {
+        (self.pauses_max, self.answer_timeout_ns) = (max, Some(answer_timeout_ns));
         self
     }
 
     /// Up to so often the server is killed and started again, and every client gets another
     /// connection.
-    pub fn renewals(mut self, most: u32) -> Self {
-        self.renewals_max = most;
+    pub fn renewals(mut self, max: u32) -> Self {
+        self.renewals_max = max;
         self
     }
 
     /// The server's chores follow a protocol with a rule broken.
-    pub fn server_twin(mut self, twin: Mutant) -> Self {
-        self.server = Some(twin);
+    pub fn server_mutant(mut self, mutant: Mutant) -> Self {
+        self.server = Some(mutant);
         self
     }
 
-    /// The twins among those who take part that are not among these.
+    /// The mutants among those who take part that are not among these.
     pub(super) fn unfired(&self, fired: &[Mutant]) -> Vec<Mutant> {
-        let clients = self.clients.iter().filter_map(|client| client.twin);
-        let all = clients.chain(self.server).chain(self.split.and_then(|split| split.twin));
-        all.filter(|twin| !fired.contains(twin)).collect()
+        let clients = self.clients.iter().filter_map(|client| client.mutant);
+        let all = clients.chain(self.server).chain(self.split.and_then(|split| split.mutant));
+        all.filter(|mutant| !fired.contains(mutant)).collect()
     }
 
     /// What the server has to do, in this order.
@@ -226,7 +226,7 @@ impl Scenario {
     /// Meanwhile, at any moment, the server splits the subtable of all keys, so many slots at a
     /// time; the directory is so deep at first, 0 or 1.
     pub fn splits(mut self, depth: u8, lanes: u16) -> Self {
-        self.split = Some(Splitting { depth, lanes, twin: None });
+        self.split = Some(Splitting { depth, lanes, mutant: None });
         self
     }
 
@@ -238,8 +238,8 @@ impl Scenario {
     }
 
     /// Up to so often the server is killed in the middle of the split, and goes on with it.
-    pub fn restarts(mut self, most: u32) -> Self {
-        self.restarts_max = most;
+    pub fn restarts(mut self, max: u32) -> Self {
+        self.restarts_max = max;
         self
     }
 
@@ -262,17 +262,17 @@ impl Scenario {
     }
 
     /// All follow this protocol with a rule broken.
-    pub fn all_twins(mut self, twin: Mutant) -> Self {
-        self.clients.iter_mut().for_each(|client| client.twin = Some(twin));
+    pub fn mutant_for_all(mut self, mutant: Mutant) -> Self {
+        self.clients.iter_mut().for_each(|client| client.mutant = Some(mutant));
         if let Some(split) = &mut self.split {
-            split.twin = Some(twin);
+            split.mutant = Some(mutant);
         }
         self
     }
 
     /// How many chains an operation gets; it is left pending when it wants more.
-    pub fn chains(mut self, most: u32) -> Self {
-        self.chains_max = most;
+    pub fn chains(mut self, max: u32) -> Self {
+        self.chains_max = max;
         self
     }
 }

@@ -3,8 +3,8 @@
 use farside_fabric::Nanos;
 
 use super::clock::PACE;
+use super::mutant::Mutant;
 use super::scenario::{Key, Op};
-use super::twin::Mutant;
 
 /// What one client does.
 #[derive(Clone)]
@@ -13,14 +13,14 @@ pub struct Script {
     /// One after another, for each lane.
     pub(super) lanes: Vec<Vec<Op>>,
     pub(super) blocks: u64,
-    pub(super) swift: bool,
+    pub(super) in_one_step: bool,
     pub(super) guess: Option<usize>,
     /// How many sixteenths of a second pass for it in a second.
     pub(super) pace: u8,
     pub(super) pauses: bool,
     pub(super) shares: bool,
     pub(super) takes: bool,
-    pub(super) twin: Option<Mutant>,
+    pub(super) mutant: Option<Mutant>,
 }
 
 /// A client that does nothing yet.
@@ -29,13 +29,13 @@ pub fn client() -> Script {
         known: Vec::new(),
         lanes: vec![Vec::new()],
         blocks: 4,
-        swift: false,
+        in_one_step: false,
         guess: None,
         pace: PACE,
         pauses: false,
         shares: false,
         takes: false,
-        twin: None,
+        mutant: None,
     }
 }
 
@@ -75,8 +75,8 @@ impl Script {
     }
 
     /// All that it does is one step: for those who do a lot.
-    pub fn swift(mut self) -> Self {
-        self.swift = true;
+    pub fn in_one_step(mut self) -> Self {
+        self.in_one_step = true;
         self
     }
 
@@ -106,8 +106,8 @@ impl Script {
     }
 
     /// It follows a protocol with a rule broken.
-    pub fn twin(mut self, twin: Mutant) -> Self {
-        self.twin = Some(twin);
+    pub fn mutant(mut self, mutant: Mutant) -> Self {
+        self.mutant = Some(mutant);
         self
     }
 

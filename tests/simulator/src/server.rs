@@ -12,8 +12,8 @@ use zerocopy::FromBytes;
 use super::session::TestSession;
 
 use super::fabric::{PAUSE_NS_MAX, SimFabric};
+use super::mutant::Mutant;
 use super::task::{Event, Events, begin};
-use super::twin::Mutant;
 use super::world::World;
 
 /// Something that the server does once.
@@ -30,7 +30,7 @@ pub(super) enum Chore {
 
 /// The server: its chores, one after another. Before each it waits to be polled.
 pub(super) async fn run_chores(
-    rig: Rc<TestSession<SimFabric>>,
+    session: Rc<TestSession<SimFabric>>,
     world: Rc<RefCell<World>>,
     (chores, lanes): (Vec<Chore>, u16),
     events: Events,
@@ -38,9 +38,9 @@ pub(super) async fn run_chores(
     for chore in chores {
         begin().await;
         let done = match chore {
-            Chore::Split => split(&rig, &world, lanes, None).await,
-            Chore::Reuse { returns } => split(&rig, &world, lanes, Some(returns)).await,
-            Chore::Sweep => sweep(&rig, &world).await,
+            Chore::Split => split(&session, &world, lanes, None).await,
+            Chore::Reuse { returns } => split(&session, &world, lanes, Some(returns)).await,
+            Chore::Sweep => sweep(&session, &world).await,
         };
         events.borrow_mut().extend([done, Event::Skip]);
     }
@@ -50,54 +50,54 @@ pub(super) async fn run_chores(
 /// Splits what the directory led to at the start, or, with `returns`, once no client believes a
 /// READ from before, what it leads to then, into the place of the former.
 async fn split(
-    rig: &TestSession<SimFabric>,
+    session: &TestSession<SimFabric>,
     world: &RefCell<World>,
     lanes: u16,
     returns: Option<bool>,
 ) -> Event {
-    let (ground, depth, rests) = {
+    let (region, depth, rests) = {
         let world = world.borrow();
         let depth = world.memory.word(STATE_OFFSET) >> 32;
-        (world.ground.clone(), depth as u8, world.places_rest)
+        (world.region.clone(), depth as u8, world.places_rest)
     };
-    let (endpoint, lane) = (rig.endpoint(), LaneId(0));
-    let mover = SubtableSplitter::new(endpoint, RegionIndex::FIRST, lanes, &ground.format);
-    let mover = mover.with_part(ground.rows(), ground.usable());
+    let (endpoint, lane) = (session.endpoint(), LaneId(0));
+    let splitter = SubtableSplitter::new(endpoint, RegionIndex::FIRST, lanes, &region.format);
+    let splitter = splitter.with_part(region.rows(), region.usable());
     let reach = "the fabric reaches all of it";
-    let mut split = ground.split();
+    let mut split = region.split();
     if let Some(returns) = returns {
-        mover.disown(&split).await.expect(reach);
+        splitter.disown(&split).await.expect(reach);
         if rests {
-            endpoint.sleep_until(lane, endpoint.now() + rig.constants()[0]).await;
+            endpoint.sleep_until(lane, endpoint.now() + session.constants()[0]).await;
         } else {
-            world.borrow_mut().lied(Mutant::ReusedAtOnce);
+            world.borrow_mut().note_fired(Mutant::ReusedAtOnce);
         }
-        while !mover.vacate(split.old).await.expect(reach) {
+        while !splitter.vacate(split.old).await.expect(reach) {
             endpoint.sleep_until(lane, endpoint.now() + PAUSE_NS_MAX).await;
         }
-        split = ground.next_split(returns);
+        split = region.next_split(returns);
     }
-    let progress = mover.split(&split).await.expect(reach);
+    let progress = splitter.split(&split).await.expect(reach);
     if progress == SplitProgress::Done {
-        mover.publish(&split, depth).await.expect("there is a directory that deep");
+        splitter.publish(&split, depth).await.expect("there is a directory that deep");
     }
     Event::Split(progress)
 }
 
 /// Looks through the rows that keys can be in.
-async fn sweep(rig: &TestSession<SimFabric>, world: &RefCell<World>) -> Event {
-    let (ground, clients) = {
+async fn sweep(session: &TestSession<SimFabric>, world: &RefCell<World>) -> Event {
+    let (region, clients) = {
         let mut world = world.borrow_mut();
-        (world.ground.clone(), std::mem::take(&mut world.fenced))
+        (world.region.clone(), std::mem::take(&mut world.fenced))
     };
-    let endpoint = rig.endpoint();
+    let endpoint = session.endpoint();
     let read = async |remote: u64, bytes: u64| {
         let read = [Verb::Read { remote, into: Buffer::ReadBlock, bytes: bytes as u32 }];
         endpoint.chain(LaneId(0), RegionIndex::FIRST, &read, Nanos::MAX).await?;
         Ok(endpoint.buffer(LaneId(0), Buffer::ReadBlock)[..bytes as usize].to_vec())
     };
-    let rows = ground.rows();
-    for place in ground.places() {
+    let rows = region.rows();
+    for place in region.places() {
         let bytes = rows.len() as u64 * ROW_BYTES;
         let image = read(place + rows.start as u64 * ROW_BYTES, bytes).await;
         let image = image.expect("the fabric reaches all of it");
@@ -113,7 +113,7 @@ async fn sweep(rig: &TestSession<SimFabric>, world: &RefCell<World>) -> Event {
             };
             clear_left_by(
                 (endpoint, RegionIndex::FIRST),
-                &ground.geometry,
+                &region.geometry,
                 &clients,
                 slot,
                 block_of,

@@ -10,8 +10,8 @@ use farside_protocol::split::SplitProgress;
 use farside_protocol::{OperationError, Version};
 
 use super::fabric::SimFabric;
-use super::ground::{LARGE_BYTES, keys};
 use super::monitor::Asked;
+use super::region::{LARGE_BYTES, keys};
 use super::scenario::Op;
 use super::session::{Call, Reply, TestSession};
 use super::turns::raise;
@@ -69,7 +69,7 @@ impl Reading {
 
 /// Runs a script. Between operations it waits to be polled.
 pub(super) async fn run_script(
-    rig: Rc<TestSession<SimFabric>>,
+    session: Rc<TestSession<SimFabric>>,
     lane: LaneId,
     reading: Reading,
     events: Events,
@@ -78,9 +78,11 @@ pub(super) async fn run_script(
     for (n, op) in script.into_iter().enumerate().skip(next) {
         begin().await;
         match op {
-            Op::GiveBack => rig.give_back(),
-            Op::RaiseBoth => raise(&rig, lane).await,
-            Op::Sleep(time) => rig.endpoint().sleep_until(lane, rig.endpoint().now() + time).await,
+            Op::GiveBack => session.give_back(),
+            Op::RaiseBoth => raise(&session, lane).await,
+            Op::Sleep(time) => {
+                session.endpoint().sleep_until(lane, session.endpoint().now() + time).await
+            }
             _ => {}
         }
         if matches!(op, Op::Yield | Op::GiveBack | Op::Sleep(_) | Op::RaiseBoth) {
@@ -120,13 +122,13 @@ pub(super) async fn run_script(
             (_, Some((expected, _))) => Call::Exchange { expected: expected.as_bytes(), value },
             (_, None) => Call::Delete,
         };
-        let reply = rig.run(lane, call, &keys()[key]).await;
+        let reply = session.run(lane, call, &keys()[key]).await;
         if let (Op::Get(_), Ok(Reply { found: Some((value, version)), .. })) = (op, &reply) {
             seen[key] = Some((String::from_utf8_lossy(value).into_owned(), *version));
         }
         let mut events = events.borrow_mut();
         let again = matches!(reply, Err(None));
-        if rig.endpoint().fabric().is_lost
+        if session.endpoint().fabric().is_lost
             && (again || matches!(reply, Err(Some(OperationError::Indeterminate))))
         {
             // What sessions do: what has not happened is tried again on a new connection.

@@ -3,7 +3,7 @@
 use farside_fabric::Nanos;
 use farside_layout::{DirectoryEntry, HeaderWord, RowHeader, SlotWord};
 
-use super::ground::keys;
+use super::region::keys;
 use super::world::World;
 
 /// One event of an execution.
@@ -18,15 +18,15 @@ pub(super) struct Line {
 /// A word of the region and what it holds.
 pub(super) fn describe(world: &World, place: usize, value: u64) -> String {
     let offset = world.memory.offset(place);
-    let ground = &world.ground;
-    let subtable = if ground.splits() { ground.name_of(offset) } else { "" };
-    if let Some((_, slot, is_hint)) = ground.slot_at(offset) {
+    let region = &world.region;
+    let subtable = if region.splits() { region.name_of(offset) } else { "" };
+    if let Some((_, slot, is_hint)) = region.slot_at(offset) {
         return match is_hint {
             false => format!("slot {subtable}{slot} = {}", word(world, value)),
             true => format!("hint {subtable}{slot} = {}", hint(value)),
         };
     }
-    if let Some((_, row, at)) = ground.header_at(offset) {
+    if let Some((_, row, at)) = region.header_at(offset) {
         let mut words = [0; 2];
         words[at as usize] = value;
         let header: RowHeader = zerocopy::transmute!(words);
@@ -39,17 +39,17 @@ pub(super) fn describe(world: &World, place: usize, value: u64) -> String {
             }
             (_, None) => format!("forward {subtable}{row} = none"),
             (_, Some(to)) => {
-                let [one, other] = to.map(|offset| ground.name_of(offset));
+                let [one, other] = to.map(|offset| region.name_of(offset));
                 format!("forward {subtable}{row} = {one}, {other}")
             }
         };
     }
-    if let Some(entry) = ground.directory_at(offset) {
+    if let Some(entry) = region.directory_at(offset) {
         let leads = DirectoryEntry::from_bits(value);
-        let (to, bits) = (ground.name_of(leads.offset()), leads.local_depth());
+        let (to, bits) = (region.name_of(leads.offset()), leads.local_depth());
         return format!("directory {entry} = {to}, {bits} bits");
     }
-    match world.ground.block_at(offset) {
+    match world.region.block_at(offset) {
         Some((block, 0)) => {
             let header = HeaderWord::from_bits(value);
             let mark = if header.mark.is_set() { ", superseded" } else { "" };
@@ -74,7 +74,7 @@ fn word(world: &World, bits: u64) -> String {
     let conditional = if word.is_conditional() { " cond" } else { "" };
     let block = word.block().ok();
     let block = block.and_then(|block| {
-        let (number, _) = world.ground.block_at(block.address.offset())?;
+        let (number, _) = world.region.block_at(block.address.offset())?;
         Some(format!(" block {number}.{}", block.generation_low))
     });
     let state = format!("{:?}", word.state()).to_uppercase();
@@ -86,7 +86,7 @@ fn word(world: &World, bits: u64) -> String {
 
 fn hint(value: u64) -> String {
     let found = keys().iter().enumerate().find_map(|(at, key)| {
-        let hash = super::ground::hash(key);
+        let hash = super::region::hash(key);
         (0..64).find(|incarnation| hash.hint(*incarnation) == value).map(|inc| (at, inc))
     });
     match found {

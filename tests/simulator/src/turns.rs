@@ -7,8 +7,8 @@ use farside_protocol::change_in_turn;
 use super::fabric::SimFabric;
 use super::memory::{Memory, global};
 use super::monitor::Violation;
+use super::mutant::Mutant;
 use super::session::TestSession;
-use super::twin::Mutant;
 
 /// The region that decides about each change.
 pub(super) const HEAD: RegionIndex = RegionIndex(1);
@@ -20,9 +20,9 @@ fn count(memory: &Memory, region: RegionIndex) -> u64 {
 }
 
 /// Raises both counts by one, from what the tail shows. Nothing, if the head is a step ahead.
-pub(super) async fn raise(rig: &TestSession<SimFabric>, lane: LaneId) {
-    let endpoint = rig.endpoint();
-    let believes_head = endpoint.fabric().has_twin(Mutant::HeadBelieved);
+pub(super) async fn raise(session: &TestSession<SimFabric>, lane: LaneId) {
+    let endpoint = session.endpoint();
+    let believes_head = endpoint.fabric().has_mutant(Mutant::HeadBelieved);
     let from = if believes_head { HEAD } else { TAIL };
     let read = [Verb::Read { remote: 0, into: Buffer::Window, bytes: 8 }];
     let reach = "no connection is lost";

@@ -10,10 +10,10 @@ use super::session::Call;
 
 use super::clock::Clock;
 use super::execution::Execution;
-use super::ground::keys;
 use super::memory::mix;
 use super::monitor::{Asked, Violation};
 use super::process::{Process, State};
+use super::region::keys;
 use super::scenario::Op;
 
 impl Execution<'_> {
@@ -22,14 +22,14 @@ impl Execution<'_> {
         let moment = self.moment();
         let world = self.world.borrow();
         let mut hash = mix(world.memory.hash(), mix(world.now, self.monitor.state()));
-        for rig in &self.rigs {
-            let fabric = rig.endpoint().fabric();
+        for session in &self.sessions {
+            let fabric = session.endpoint().fabric();
             hash = mix(hash, fabric.observed);
             let Clock { stood_still, stopped_at, .. } = fabric.clock;
             hash = mix(hash, mix(stood_still, stopped_at.unwrap_or_default()));
         }
         for process in &self.processes {
-            let fabric = self.rigs[process.client].endpoint().fabric();
+            let fabric = self.sessions[process.client].endpoint().fabric();
             let progress =
                 process.lanes().fold(0, |all, lane| mix(all, fabric.lane(lane).progress));
             let state = process.state as u64 | u64::from(process.chains) << 8;
@@ -43,7 +43,7 @@ impl Execution<'_> {
         let counts =
             u64::from(self.restarts) << 16 | u64::from(self.jumps) << 8 | u64::from(self.deaths);
         let counts = counts << 16 | u64::from(self.losses) << 8 | u64::from(self.renewals);
-        let names = self.ids.iter().chain([&0]).chain(&self.left);
+        let names = self.ids.iter().chain([&0]).chain(&self.lost_clients);
         hash = names.fold(mix(hash, counts), |hash, id| mix(hash, (*id).into()));
         hash = mix(mix(hash, mix(self.locations(), self.depot())), self.pauses.into());
         mix(hash, (last as u64) << 1 | u64::from(self.bound))
@@ -56,7 +56,7 @@ impl Execution<'_> {
         let process = &self.processes[at];
         let script = self.prepared.scenario.clients.get(process.client);
         let Some(script) = script.filter(|script| script.is_entangled()) else { return };
-        let mut fabric = self.rigs[process.client].endpoint().fabric_mut();
+        let mut fabric = self.sessions[process.client].endpoint().fabric_mut();
         fabric.observed = mix(mix(fabric.observed, 3), at as u64);
         if script.shares {
             fabric.observed = mix(fabric.observed, self.locations());
@@ -74,10 +74,10 @@ impl Execution<'_> {
     /// A hash of the location cache that clients share, if some do.
     fn locations(&self) -> u64 {
         let scripts = self.prepared.scenario.clients.iter();
-        let sharing = scripts.zip(&self.rigs).find(|(script, _)| script.shares);
-        sharing.map_or(0, |(_, rig)| {
+        let sharing = scripts.zip(&self.sessions).find(|(script, _)| script.shares);
+        sharing.map_or(0, |(_, session)| {
             let mut hasher = DefaultHasher::new();
-            rig.hash_locations(&mut hasher);
+            session.hash_locations(&mut hasher);
             hasher.finish()
         })
     }
@@ -99,13 +99,14 @@ impl Execution<'_> {
             return Err(Violation::Stuck(at));
         }
         let first = self.processes.len();
-        let new = self.prepared.open(&self.world, self.rigs.len() + 1, first, 1, None);
-        for (rig, observer) in self.observer.iter().chain([&Rc::new(new)]).zip(first..) {
+        let new = self.prepared.open(&self.world, self.sessions.len() + 1, first, 1, None);
+        for (session, observer) in self.observer.iter().chain([&Rc::new(new)]).zip(first..) {
             self.world.borrow_mut().note(observer, || "looks at everything".to_owned());
             for key in 0..super::KEYS {
                 let asked = Asked { op: Op::Get(key), value: String::new(), expected: None };
                 let id = self.monitor.invoke(observer, key as u32, &asked);
-                let reply = rig.endpoint().drive(rig.run(LaneId(0), Call::Get, &keys()[key]));
+                let reply =
+                    session.endpoint().drive(session.run(LaneId(0), Call::Get, &keys()[key]));
                 if let Err(Some(error)) = &reply {
                     return Err(Violation::Failed(error.to_string()));
                 }
@@ -113,6 +114,6 @@ impl Execution<'_> {
             }
         }
         let world = self.world.borrow();
-        world.ground.inspect(&world.memory)
+        world.region.inspect(&world.memory)
     }
 }

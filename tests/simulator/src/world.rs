@@ -9,24 +9,24 @@ use farside_protocol::split::SplitProgress;
 use super::session::Locations;
 
 use super::depot::SimDepot;
-use super::ground::SimRegion;
 use super::memory::Memory;
+use super::mutant::Mutant;
+use super::region::SimRegion;
 use super::trace::{Line, describe};
-use super::twin::Mutant;
 
 pub(super) struct World {
-    pub(super) ground: Rc<SimRegion>,
+    pub(super) region: Rc<SimRegion>,
     pub(super) memory: Memory,
     pub(super) now: Nanos,
     /// No chain takes less.
     pub(super) round_trip_ns: Nanos,
     /// Words for which it matters when they are accessed; for all but these it was never seen that
     /// one process wrote what another had accessed before.
-    is_hot: Vec<bool>,
+    is_preemptible: Vec<bool>,
     /// Which processes accessed each word so far, a bit each.
     touched: Vec<u16>,
     /// Words that turned out to be hot: what was explored so far was too coarse.
-    pub(super) newly_hot: Vec<usize>,
+    pub(super) newly_preemptible: Vec<usize>,
     /// Every word is accessed by itself, whether it matters or not; states are not compared.
     pub(super) fine: bool,
     /// Whether accesses count: not before the scenario begins.
@@ -40,7 +40,7 @@ pub(super) struct World {
     pub(super) places_rest: bool,
     /// The server's depot, if there is one.
     pub(super) depot: Option<Rc<RefCell<SimDepot>>>,
-    /// Twins that did what they should not.
+    /// Mutants that did what they should not.
     pub(super) fired: Vec<Mutant>,
     /// What clients remember that are sessions of one.
     pub(super) locations: Rc<Locations>,
@@ -48,21 +48,21 @@ pub(super) struct World {
 
 impl World {
     pub(super) fn new(
-        ground: Rc<SimRegion>,
+        region: Rc<SimRegion>,
         memory: Memory,
-        is_hot: Vec<bool>,
+        is_preemptible: Vec<bool>,
         fine: bool,
         round_trip_ns: Nanos,
     ) -> Self {
         let words = memory.len();
         Self {
-            ground,
+            region,
             memory,
             now: 1_000_000_000,
             round_trip_ns,
-            is_hot,
+            is_preemptible,
             touched: vec![0; words],
-            newly_hot: Vec::new(),
+            newly_preemptible: Vec::new(),
             fine,
             began: false,
             trace: None,
@@ -78,9 +78,13 @@ impl World {
     /// The part of these words in which those are that a process could notice: where it starts, and
     /// how many words it has.
     pub(super) fn noticeable(&self, place: usize, words: usize) -> (usize, usize) {
-        let is_hot = &self.is_hot[place..place + words];
-        let first = is_hot.iter().position(|hot| *hot).unwrap_or(0);
-        let end = is_hot.iter().rposition(|hot| *hot).map_or(0, |last| last + 1);
+        let is_preemptible = &self.is_preemptible[place..place + words];
+        let first =
+            is_preemptible.iter().position(|preemptible_words| *preemptible_words).unwrap_or(0);
+        let end = is_preemptible
+            .iter()
+            .rposition(|preemptible_words| *preemptible_words)
+            .map_or(0, |last| last + 1);
         (first, end.saturating_sub(first))
     }
 
@@ -88,15 +92,15 @@ impl World {
     /// those that no process can notice. Of a block's words the header's first stands alone, its
     /// rest and the key together, and the value.
     pub(super) fn units(&self, place: usize, words: usize, units: &mut Vec<u64>) -> u64 {
-        let mut cold = 0;
+        let mut unnoticed = 0;
         let (mut rest, mut value) = (0, 0);
         for word in 0..words {
             let at = place + word;
-            if !self.is_hot[at] {
-                cold |= 1 << word;
+            if !self.is_preemptible[at] {
+                unnoticed |= 1 << word;
                 continue;
             }
-            match self.ground.block_at(self.memory.offset(at)) {
+            match self.region.block_at(self.memory.offset(at)) {
                 _ if self.fine => units.push(1 << word),
                 Some((_, 1..=4)) => rest |= 1 << word,
                 Some((_, 5..)) => value |= 1 << word,
@@ -105,7 +109,7 @@ impl World {
         }
         units.extend([rest, value].into_iter().filter(|unit| *unit != 0));
         units.sort_unstable();
-        cold
+        unnoticed
     }
 
     /// To write what stands there already is to change nothing.
@@ -114,15 +118,15 @@ impl World {
             return;
         }
         let own = 1 << process;
-        if writes && self.touched[place] & !own != 0 && !self.is_hot[place] {
-            self.newly_hot.push(place);
+        if writes && self.touched[place] & !own != 0 && !self.is_preemptible[place] {
+            self.newly_preemptible.push(place);
         }
         self.touched[place] |= own;
     }
 
     pub(super) fn note_read(&mut self, process: usize, place: usize) {
         self.touch(process, place, false);
-        if self.trace.is_some() && self.is_hot[place] {
+        if self.trace.is_some() && self.is_preemptible[place] {
             let what = describe(self, place, self.memory.load(place));
             self.note(process, || format!("READ  {what}"));
         }
@@ -130,7 +134,8 @@ impl World {
 
     pub(super) fn write(&mut self, process: usize, place: usize, value: u64) {
         self.touch(process, place, value != self.memory.load(place));
-        if self.trace.is_some() && (self.is_hot[place] || value != self.memory.load(place)) {
+        if self.trace.is_some() && (self.is_preemptible[place] || value != self.memory.load(place))
+        {
             let old = describe(self, place, self.memory.load(place));
             let new = describe(self, place, value);
             let new = new.split_once(" = ").map_or("", |(_, new)| new);
@@ -156,10 +161,10 @@ impl World {
         }
     }
 
-    /// A twin did what it should not.
-    pub(super) fn lied(&mut self, twin: Mutant) {
-        if !self.fired.contains(&twin) {
-            self.fired.push(twin);
+    /// A mutant did what it should not.
+    pub(super) fn note_fired(&mut self, mutant: Mutant) {
+        if !self.fired.contains(&mutant) {
+            self.fired.push(mutant);
         }
     }
 

@@ -101,7 +101,7 @@ pub(super) fn order_read_after_swap<W: Word>() {
     W::fence(Ordering::SeqCst);
 }
 
-/// loom explores every execution the memory model allows; each model has a twin that must fail.
+/// loom explores every execution the memory model allows; each model has a mutant that must fail.
 #[cfg(test)]
 mod tests {
     use std::panic::catch_unwind;
@@ -146,9 +146,9 @@ mod tests {
         value[0]
     }
 
-    /// Runs a model whose twin is broken: some execution must fail.
+    /// Runs a mutant: some execution must fail.
     fn assert_caught(model: fn()) {
-        assert!(catch_unwind(|| loom::model(model)).is_err(), "the twin was not caught");
+        assert!(catch_unwind(|| loom::model(model)).is_err(), "the mutant was not caught");
     }
 
     /// INSERT: claims its slot, then looks at the other's.
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn twin_without_order_after_the_swap_is_caught() {
+    fn mutant_without_order_after_the_swap_is_caught() {
         assert_caught(|| two_inserters(|| ()));
     }
 
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn twin_with_a_relaxed_swap_is_caught() {
+    fn mutant_with_a_relaxed_swap_is_caught() {
         assert_caught(|| {
             put_and_get(|slot| {
                 let relaxed = Ordering::Relaxed;
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn twin_that_marks_after_the_swing_is_caught() {
+    fn mutant_that_marks_after_the_swing_is_caught() {
         assert_caught(|| {
             mark_and_swing(|[slot, header]| {
                 assert_eq!(swap(slot, 1, 2), 1);

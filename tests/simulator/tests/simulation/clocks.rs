@@ -13,7 +13,7 @@ const SLOW: u8 = 15;
 const FAST: u8 = 17;
 /// How far a client's clock may fall behind (A). A quarter of the time after which a word can
 /// recur, because T_word and L take the rest.
-const ANSWER_NS: u64 = clock_lag_max_ns(GRACE_NS);
+const CLOCK_LAG_MAX_NS: u64 = clock_lag_max_ns(GRACE_NS);
 /// How often key 1 is inserted. A word recurs after 256 generations of its block, if the slot then
 /// has the same of its incarnations.
 const ROUNDS: u64 = 256 / INCARNATIONS * INCARNATIONS;
@@ -22,7 +22,7 @@ const ROUNDS: u64 = 256 / INCARNATIONS * INCARNATIONS;
 /// once in a GRACE, the last time in the incarnation that it had. Other clients may act in these
 /// rounds.
 fn word_recurs(others_act: &[u64]) -> Script {
-    let mut again = client().swift().blocks(0).knows(0).delete(0);
+    let mut again = client().in_one_step().blocks(0).knows(0).delete(0);
     for round in 1..=ROUNDS {
         again = again.insert(1);
         if round < ROUNDS {
@@ -63,7 +63,7 @@ fn a_proof_has_a_margin_for_clocks_that_drift() {
     let rounds = [150, 180];
     let scenario = recurring_word("ProofWithoutMargin", &rounds, FAST);
     let late = client().pace(SLOW).knows(0).put(0);
-    caught(&scenario.clone().client(late.clone().twin(mutant)), 1);
+    caught(&scenario.clone().client(late.clone().mutant(mutant)), 1);
     passes(scenario.client(late), 1);
 }
 
@@ -74,7 +74,7 @@ fn queue_uncounted_is_caught() {
     let mutant = Mutant::QueueUncounted;
     let scenario = recurring_word("QueueUncounted", &[10], 16);
     let late = client().knows(0).put(0);
-    caught(&scenario.clone().client(late.clone().twin(mutant)), 1);
+    caught(&scenario.clone().client(late.clone().mutant(mutant)), 1);
     passes(scenario.client(late), 1);
 }
 
@@ -83,10 +83,10 @@ fn queue_uncounted_is_caught() {
 fn a_paused_client_is_fenced_before_a_word_recurs() {
     let scenario = |name: &str| {
         let scenario = recurring_word(name, &[10, 190], 16);
-        scenario.pauses(1, ANSWER_NS).client(client().pauses().knows(0).put(0))
+        scenario.pauses(1, CLOCK_LAG_MAX_NS).client(client().pauses().knows(0).put(0))
     };
     for mutant in [Mutant::NeverFenced, Mutant::FencedLate] {
-        caught(&scenario(&format!("{mutant:?}")).server_twin(mutant), 0);
+        caught(&scenario(&format!("{mutant:?}")).server_mutant(mutant), 0);
     }
     passes(scenario("PUT hit, paused | its word comes again"), 0);
 }
@@ -98,7 +98,7 @@ fn a_slow_clock_beside_a_fast_one_that_reuses_a_block() {
     let again = || client().blocks(1).pace(FAST).knows(0).put(0).put(0);
     let start = |name: &str| Scenario::new(name).stored(0).client(again());
     for (known, preemptions) in [(true, 2), (false, 1)] {
-        let reader = client().pace(SLOW).get(0).get(0).twin(Mutant::NoChecksum);
+        let reader = client().pace(SLOW).get(0).get(0).mutant(Mutant::NoChecksum);
         let reader = if known { reader.knows(0) } else { reader };
         let scenario = start(&format!("slow GET, GET, known={known} | fast PUT, PUT"));
         passes(scenario.jumps(1, &[GRACE_NS / 2]).client(reader), preemptions);
@@ -116,8 +116,8 @@ fn patience_without_margin_is_caught() {
     let again = client().blocks(1).pace(FAST).knows(0).put(0).put(0);
     let scenario = named(mutant).stored(0).client(again);
     let reader = client().pace(SLOW).knows(0).get(0);
-    let honest = scenario.clone().client(reader.clone().twin(Mutant::NoChecksum));
-    assert_caught(scenario.client(reader.twin(mutant)), honest);
+    let honest = scenario.clone().client(reader.clone().mutant(Mutant::NoChecksum));
+    assert_caught(scenario.client(reader.mutant(mutant)), honest);
 }
 
 /// Each operation, paused at any moment for any time, beside a client that is not paused.
@@ -126,7 +126,7 @@ fn a_pause_anywhere() {
     for op in crate::OPS {
         let sleeper = client().pauses().knows(0).op(op);
         let scenario = Scenario::new(format!("{op:?} hit, paused | UPDATE")).stored(0);
-        let scenario = scenario.pauses(1, ANSWER_NS).jumps(1, &[ANSWER_NS + 1]);
+        let scenario = scenario.pauses(1, CLOCK_LAG_MAX_NS).jumps(1, &[CLOCK_LAG_MAX_NS + 1]);
         passes(scenario.client(sleeper).client(client().knows(0).update(0)), 0);
     }
 }
@@ -139,8 +139,9 @@ fn a_pause_anywhere_at_length() {
             let sleeper = client().pauses().op(op).get(0);
             let sleeper = if known { sleeper.knows(0) } else { sleeper };
             let name = format!("{op:?}, paused, known={known} | UPDATE, UPDATE in two blocks");
-            let scenario = Scenario::new(name).stored(0).pauses(1, ANSWER_NS).client(sleeper);
-            let scenario = scenario.jumps(1, &[GRACE_NS, ANSWER_NS + 1]);
+            let scenario =
+                Scenario::new(name).stored(0).pauses(1, CLOCK_LAG_MAX_NS).client(sleeper);
+            let scenario = scenario.jumps(1, &[GRACE_NS, CLOCK_LAG_MAX_NS + 1]);
             passes(scenario.client(client().blocks(1).knows(0).update(0).update(0)), 0);
         }
     }

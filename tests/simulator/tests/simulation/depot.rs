@@ -34,14 +34,14 @@ fn given_at_once_is_caught() {
     let mutant = Mutant::GivenAtOnce;
     let reader = client().knows(0).get(0);
     let honest = taken_over(format!("{mutant:?}"), reader.clone());
-    let scenario = taken_over(format!("{mutant:?}"), reader.twin(Mutant::NoChecksum));
-    assert_caught(scenario.server_twin(mutant), honest);
+    let scenario = taken_over(format!("{mutant:?}"), reader.mutant(Mutant::NoChecksum));
+    assert_caught(scenario.server_mutant(mutant), honest);
 }
 
 /// One client sets the mark of key 0's block late. Another gives the block back, waits for `after`,
 /// and takes a larger block of the same chunk, with a value where the header was.
 fn larger_block(name: &str, after: u64, late: Script) -> Scenario {
-    let moves = client().swift().blocks(1).takes().knows(0).put(0).gives_back();
+    let moves = client().in_one_step().blocks(1).takes().knows(0).put(0).gives_back();
     let moves = moves.sleeps(after).put_large(1);
     Scenario::new(name).depot().slots(2).client(moves).client(late)
 }
@@ -60,7 +60,7 @@ fn a_late_mark_does_not_hit_a_chunk_that_changed_its_class() {
 fn chunk_rests_for_grace_is_caught() {
     let mutant = Mutant::ChunkRestsForGrace;
     let scenario = larger_block("ChunkRestsForGrace", 3 * GRACE_NS, client().knows(0).put(0));
-    assert_caught(scenario.clone().server_twin(mutant), scenario);
+    assert_caught(scenario.clone().server_mutant(mutant), scenario);
 }
 
 /// If the time in the queue does not count, the mark can come after any rest of the chunk.
@@ -68,13 +68,13 @@ fn chunk_rests_for_grace_is_caught() {
 fn queue_uncounted_is_caught() {
     let late = client().knows(0).put(0);
     let scenario = |late| larger_block("QueueUncounted", CHUNK_REST_NS, late);
-    assert_caught(scenario(late.clone().twin(Mutant::QueueUncounted)), scenario(late));
+    assert_caught(scenario(late.clone().mutant(Mutant::QueueUncounted)), scenario(late));
 }
 
 /// The chunk has small blocks, then large ones, then small ones again. The second of these begins
 /// where a value had zeros. A location cached for the first small block must not fit the last one.
 fn small_again() -> Scenario {
-    let moves = client().swift().blocks(1).takes().knows(0).put(0).gives_back();
+    let moves = client().in_one_step().blocks(1).takes().knows(0).put(0).gives_back();
     let moves = moves.sleeps(CHUNK_REST_NS).put_large(1).delete(1).gives_back();
     let again = client().blocks(0).takes().insert(2).put(0);
     let scenario = Scenario::new("HeadersNotWritten").depot().slots(3);
@@ -85,5 +85,5 @@ fn small_again() -> Scenario {
 #[test]
 fn headers_not_written_is_caught() {
     let scenario = small_again();
-    assert_caught(scenario.clone().server_twin(Mutant::HeadersNotWritten), scenario);
+    assert_caught(scenario.clone().server_mutant(Mutant::HeadersNotWritten), scenario);
 }

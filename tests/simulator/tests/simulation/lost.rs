@@ -96,7 +96,7 @@ fn unknown_is_nothing_is_caught() {
     let mutant = Mutant::UnknownIsNothing;
     let scenario = Scenario::new(format!("{mutant:?}")).stored(0).losses(1);
     let scenario = scenario.client(client().knows(0).exchange(0, "i0"));
-    assert_caught(scenario.clone().all_twins(mutant), scenario);
+    assert_caught(scenario.clone().mutant_for_all(mutant), scenario);
 }
 
 #[test]
@@ -104,5 +104,5 @@ fn unrefused_is_caught() {
     let mutant = Mutant::Unrefused;
     let scenario = Scenario::new(format!("{mutant:?}")).slots(1).used(1).renewals(1);
     let scenario = scenario.client(client().insert(0)).client(client().insert(1).get(1));
-    assert_caught(scenario.clone().server_twin(mutant), scenario);
+    assert_caught(scenario.clone().server_mutant(mutant), scenario);
 }

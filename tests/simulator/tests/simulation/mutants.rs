@@ -38,7 +38,7 @@ pub(crate) fn report(failure: &Failure, took: f64) {
 
 /// Checks that the mutant is caught if all clients follow its protocol.
 pub(crate) fn all_caught(mutant: Mutant, scenario: Scenario) -> Box<Failure> {
-    assert_caught(scenario.clone().all_twins(mutant), scenario)
+    assert_caught(scenario.clone().mutant_for_all(mutant), scenario)
 }
 
 /// An empty scenario with the mutant's name.
@@ -92,8 +92,8 @@ fn generation_ignored_is_caught() {
 fn reuse_before_grace_is_caught() {
     let scenario = |clock: Option<Mutant>| {
         let again = client().blocks(1).knows(0).put(0).put(0);
-        let again = clock.into_iter().fold(again, |script, mutant| script.twin(mutant));
-        let reader = client().knows(0).get(0).twin(Mutant::NoChecksum);
+        let again = clock.into_iter().fold(again, |script, mutant| script.mutant(mutant));
+        let reader = client().knows(0).get(0).mutant(Mutant::NoChecksum);
         named(Mutant::FastClock).stored(0).client(again).client(reader)
     };
     assert_caught(scenario(Some(Mutant::FastClock)), scenario(None));
@@ -103,7 +103,7 @@ fn reuse_before_grace_is_caught() {
 fn belief_beyond_grace_is_caught() {
     let scenario = |clock| {
         let again = client().blocks(1).knows(0).put(0).put(0);
-        named(clock).stored(0).client(again).client(client().knows(0).get(0).twin(clock))
+        named(clock).stored(0).client(again).client(client().knows(0).get(0).mutant(clock))
     };
     assert_caught(scenario(Mutant::StoppedClock), scenario(Mutant::NoChecksum));
 }
@@ -113,7 +113,7 @@ fn belief_beyond_grace_is_caught() {
 fn proofs_that_do_not_age_is_caught() {
     let scenario = |clock: Option<Mutant>| {
         // Each of two blocks is used 256 times, in all incarnations.
-        let mut again = client().swift().blocks(1).knows(0).delete(0);
+        let mut again = client().in_one_step().blocks(1).knows(0).delete(0);
         for n in 1..INCARNATIONS {
             again = again.insert(1);
             for _ in 0..450 * n / (INCARNATIONS - 1) - 450 * (n - 1) / (INCARNATIONS - 1) {
@@ -123,7 +123,7 @@ fn proofs_that_do_not_age_is_caught() {
         }
         let again = again.insert(1);
         let late = client().knows(0).put(0);
-        let late = clock.into_iter().fold(late, |script, mutant| script.twin(mutant));
+        let late = clock.into_iter().fold(late, |script, mutant| script.mutant(mutant));
         named(Mutant::StoppedClockOnly).slots(1).used(1).stored(0).client(again).client(late)
     };
     let mutant = scenario(Some(Mutant::StoppedClockOnly));
@@ -139,7 +139,7 @@ fn blocks_of_two_owners_is_caught() {
     let mutant = Mutant::BlocksOfTwoOwners;
     let scenario = named(mutant).client(client().insert(0));
     let second = client().insert(1);
-    assert_caught(scenario.clone().client(second.clone().twin(mutant)), scenario.client(second));
+    assert_caught(scenario.clone().client(second.clone().mutant(mutant)), scenario.client(second));
 }
 
 /// Two compare-and-exchanges of one value.
@@ -200,7 +200,7 @@ fn every_mismatch_believed_is_caught() {
 fn hint_before_pending_is_caught() {
     let scenario = |second: Option<Mutant>| {
         let other = client().insert(1).get(1);
-        let other = second.into_iter().fold(other, |script, mutant| script.twin(mutant));
+        let other = second.into_iter().fold(other, |script, mutant| script.mutant(mutant));
         let name = Scenario::new("HintBeforePending");
         name.slots(1).used(1).client(client().insert(0).get(0)).client(other)
     };
@@ -229,7 +229,7 @@ fn first_twice_is_caught() {
     let scenario = named(mutant).slots(1);
     let other = client().insert(1).get(1);
     let honest = scenario.clone().client(client().guesses(0).insert(0)).client(other.clone());
-    let other = other.twin(mutant);
+    let other = other.mutant(mutant);
     assert_caught(scenario.client(client().guesses(0).insert(0)).client(other), honest);
 }
 
@@ -240,7 +240,7 @@ fn withdraw_keeps_hint_is_caught() {
     let scenario = |mutant| {
         let scenario =
             named(mutant).slots(1).used(1).removed(0).round_trips().jumps(1, &[GRACE_NS]);
-        scenario.client(client().insert(2).twin(mutant)).client(client().update(0))
+        scenario.client(client().insert(2).mutant(mutant)).client(client().update(0))
     };
     assert_caught(scenario(Mutant::WithdrawKeepsHint), scenario(Mutant::WithdrawOften));
 }
@@ -283,8 +283,10 @@ fn absorbed_unread_is_caught() {
     let start = || named(mutant).stored(0).slots(1).used(1).jumps(1, &[1_300_000]);
     let lanes = client().knows(0).put(0).lane().get(0).get(0);
     let scenario = start().client(client().put(0));
-    let failure =
-        assert_caught(scenario.clone().client(lanes.clone().twin(mutant)), scenario.client(lanes));
+    let failure = assert_caught(
+        scenario.clone().client(lanes.clone().mutant(mutant)),
+        scenario.client(lanes),
+    );
     assert_eq!(failure.violation, Violation::NotLinearizable);
 }
 
@@ -317,7 +319,7 @@ fn found_believed_is_caught() {
     let mutant = Mutant::FoundBelieved(0);
     let other = client().delete(0).insert(1);
     let late = client().knows(0).put(0);
-    let scenario = named(mutant).slots(1).stored(0).client(late.clone().twin(mutant));
+    let scenario = named(mutant).slots(1).stored(0).client(late.clone().mutant(mutant));
     let failure = assert_caught(
         scenario.client(other.clone()),
         named(mutant).slots(1).stored(0).client(late).client(other),

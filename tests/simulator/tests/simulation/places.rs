@@ -50,7 +50,7 @@ fn windows_read_in_parts_beside_a_place_that_is_reused() {
 fn new_again_is_caught() {
     let mutant = Mutant::NewAgain;
     let scenario = reused("INSERT", false).client(client().guesses(0).insert(0).get(0));
-    assert_caught(scenario.clone().all_twins(mutant), scenario);
+    assert_caught(scenario.clone().mutant_for_all(mutant), scenario);
 }
 
 #[test]
@@ -58,5 +58,5 @@ fn reused_at_once_is_caught() {
     let mutant = Mutant::ReusedAtOnce;
     let scenario = named(mutant).splits(0, 1).reuses(false).slots(1).stored(0);
     let scenario = scenario.client(client().get(0));
-    assert_caught(scenario.clone().server_twin(mutant), scenario);
+    assert_caught(scenario.clone().server_mutant(mutant), scenario);
 }

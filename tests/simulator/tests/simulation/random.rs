@@ -95,7 +95,7 @@ fn a_seed_repeats_its_failure_and_the_report_is_short() {
     let reader = client().knows(0).get(0).get(0).get(0);
     let writer = || client().knows(0).put(0).put(0).put(0);
     let scenario = Scenario::new("three PUTs without a mark").stored(0).client(reader);
-    let scenario = scenario.client(writer()).client(writer()).all_twins(Mutant::NoMark);
+    let scenario = scenario.client(writer()).client(writer()).mutant_for_all(Mutant::NoMark);
     let wrong = |seed: u64| scenario.run_seed(seed).err();
     let (seed, failure) = (0..1000).find_map(|seed| Some((seed, wrong(seed)?))).unwrap();
     println!("{failure}");

@@ -38,12 +38,12 @@ fn a_block_becomes_another_keys() {
 fn a_reader_without_a_checksum() {
     let again = || client().blocks(1).knows(0).put(0).put(0);
     let start = |name: &str| Scenario::new(name).stored(0);
-    let reader = client().knows(0).get(0).get(0).twin(Mutant::NoChecksum);
+    let reader = client().knows(0).get(0).get(0).mutant(Mutant::NoChecksum);
     passes(
         start("GET hit, no checksum | PUT, PUT in two blocks").client(reader).client(again()),
         2,
     );
-    let reader = client().get(0).get(0).twin(Mutant::NoChecksum);
+    let reader = client().get(0).get(0).mutant(Mutant::NoChecksum);
     passes(start("GET miss, no checksum | PUT, PUT").client(reader).client(again()), 2);
 }
 

@@ -53,11 +53,11 @@ fn absorbed_unread_is_caught() {
     let writer = || client().shares().knows(0).put(0);
     let reader = || client().shares().get(0).get(0);
     let failure = assert_caught(
-        start().client(writer().twin(mutant)).client(reader()),
+        start().client(writer().mutant(mutant)).client(reader()),
         start().client(writer()).client(reader()),
     );
     assert_eq!(failure.violation, Violation::NotLinearizable);
     // Without a shared cache the mutant does no harm.
-    let alone = start().client(client().knows(0).put(0).twin(mutant));
+    let alone = start().client(client().knows(0).put(0).mutant(mutant));
     passes(alone.client(client().get(0).get(0)), 2);
 }

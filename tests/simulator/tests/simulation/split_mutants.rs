@@ -49,7 +49,7 @@ fn forward_ignored_is_caught() {
         split(mutant).used(1).chains(4).client(client().insert(0)).client(client().insert(1));
     let bounds = |executions| Bounds { preemptions: Some(2), executions };
     let started = core_seconds();
-    let caught = scenario.clone().all_twins(mutant).explore(bounds(100_000));
+    let caught = scenario.clone().mutant_for_all(mutant).explore(bounds(100_000));
     let failure = caught.expect_err("a key is inserted into the old subtable");
     println!("{failure}");
     report(&failure, core_seconds() - started);

@@ -65,17 +65,17 @@ fn two_in_a_slot(mutant: Mutant) -> Scenario {
 #[test]
 fn unfenced_is_caught() {
     let scenario = two_in_a_slot(Mutant::Unfenced);
-    assert_caught(scenario.clone().server_twin(Mutant::Unfenced), scenario);
+    assert_caught(scenario.clone().server_mutant(Mutant::Unfenced), scenario);
 }
 
 #[test]
 fn sweeps_the_living_is_caught() {
     let scenario = two_in_a_slot(Mutant::SweepsTheLiving);
-    assert_caught(scenario.clone().server_twin(Mutant::SweepsTheLiving), scenario);
+    assert_caught(scenario.clone().server_mutant(Mutant::SweepsTheLiving), scenario);
 }
 
 #[test]
 fn hint_after_clear_is_caught() {
     let scenario = two_in_a_slot(Mutant::HintAfterClear);
-    assert_caught(scenario.clone().server_twin(Mutant::HintAfterClear), scenario);
+    assert_caught(scenario.clone().server_mutant(Mutant::HintAfterClear), scenario);
 }

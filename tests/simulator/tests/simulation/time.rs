@@ -46,7 +46,7 @@ fn inserters_that_sleep() {
 /// clock it would be, as the mutant shows.
 #[test]
 fn all_incarnations_pass_within_one_read() {
-    let mut moves = client().swift().blocks(70).knows(0).delete(0);
+    let mut moves = client().in_one_step().blocks(70).knows(0).delete(0);
     for _ in 0..INCARNATIONS - 1 {
         moves = moves.insert(1).delete(1);
     }
@@ -54,7 +54,7 @@ fn all_incarnations_pass_within_one_read() {
     let bounds = |executions| Bounds { preemptions: Some(1), executions };
     let scenario = |clock: Option<Mutant>| {
         let reader =
-            clock.into_iter().fold(client().update(0), |script, mutant| script.twin(mutant));
+            clock.into_iter().fold(client().update(0), |script, mutant| script.mutant(mutant));
         let scenario =
             Scenario::new("UPDATE k0 | 62 incarnations").slots(1).used(1).stored(0).round_trips();
         scenario.client(reader).client(moves.clone())

@@ -97,13 +97,13 @@ pub enum Mutant {
     SuccessorBelieved,
     /// PUT believes that the word it lost to is that of its own key, this one (I22).
     FoundBelieved(Key),
-    /// The mover takes the entry out of the old subtable before the new one has it (I14).
+    /// The splitter takes the entry out of the old subtable before the new one has it (I14).
     MovedBeforeCopy,
-    /// The mover writes the hint after the entry is LIVE in the new subtable (I14).
+    /// The splitter writes the hint after the entry is LIVE in the new subtable (I14).
     HintAfterLive,
     /// A reader looks into the new subtable first, then into the old one (I14).
     NewBeforeOld,
-    /// The mover copies entries that every client can change meanwhile (I15).
+    /// The splitter copies entries that every client can change meanwhile (I15).
     NotFrozen,
     /// The entry is LIVE in the new subtable before it is out of the old one (I1).
     LiveBeforeMoved,

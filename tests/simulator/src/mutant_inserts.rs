@@ -6,11 +6,11 @@ use farside_layout::{
     FIRST_INCARNATION, HINT_OFFSET, INCARNATION_MAX, INCARNATIONS, SlotState, SlotWord,
 };
 
-use super::ground::{hash, keys};
-use super::lies::{MutantFabric, swaps};
+use super::mutant::Mutant;
+use super::mutant_fabric::{MutantFabric, swaps};
+use super::mutant_splits::nothing;
+use super::region::{hash, keys};
 use super::scenario::ROUND_TRIP_MIN_NS;
-use super::split_lies::nothing;
-use super::twin::Mutant;
 
 /// What becomes of an EMPTY word in so many incarnations.
 pub(super) fn later(word: u64, incarnations: u64) -> u64 {
@@ -31,10 +31,10 @@ impl MutantFabric {
         chain: &mut Vec<Verb>,
         (at, slot, expected): (usize, u64, u64),
     ) {
-        match self.twin {
+        match self.mutant {
             Mutant::NoClaim(_) => {
                 self.words.insert(slot, (0, 0));
-                self.told = Some(expected);
+                self.reported = Some(expected);
                 chain.remove(at);
             }
             Mutant::LooksTooEarly => chain.swap(at, at + 1),
@@ -51,10 +51,10 @@ impl MutantFabric {
         use SlotState::{Aborted, Empty, Live, Pending};
         let is = |from, to| swaps(expected, desired, from, to);
         let swap = |expected, desired| Verb::CompareSwap { remote: slot, expected, desired };
-        match self.twin {
+        match self.mutant {
             Mutant::NoClaim(_) if is(Empty, Pending) => {
                 self.words.insert(slot, (expected, desired));
-                self.told = Some(expected);
+                self.reported = Some(expected);
                 chain.remove(at);
             }
             Mutant::NoClaim(key) if is(Empty, Live) => {
@@ -66,14 +66,14 @@ impl MutantFabric {
                 chain[at] = swap(real, desired);
             }
             Mutant::NoClaim(_) if is(Pending, Empty) || is(Aborted, Empty) => {
-                self.told = Some(expected);
+                self.reported = Some(expected);
                 chain.clear();
                 // A chain needs a verb.
                 chain.push(Verb::Read { remote: slot, into: Buffer::Window, bytes: 8 });
             }
             Mutant::LooksTooEarly if is(Empty, Pending) => chain.swap(at, at + 1),
             Mutant::NobodyAborted if is(Pending, Aborted) || is(Empty, Empty) => {
-                self.told = Some(expected);
+                self.reported = Some(expected);
                 chain[at] = nothing(slot);
             }
             Mutant::HintBeforePending(key) if is(Empty, Pending) => {
@@ -84,7 +84,7 @@ impl MutantFabric {
             Mutant::WithdrawKeepsHint | Mutant::WithdrawOften if is(Pending, Empty) => {
                 chain[at] = swap(expected, later(desired, INCARNATIONS - 2));
                 self.delay = (INCARNATIONS - 2) * ROUND_TRIP_MIN_NS;
-                if self.twin == Mutant::WithdrawKeepsHint {
+                if self.mutant == Mutant::WithdrawKeepsHint {
                     chain.remove(at - 1);
                 }
             }

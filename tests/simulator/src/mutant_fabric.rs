@@ -1,5 +1,5 @@
-//! Fabrics that lie: each makes of the production code a twin that breaks one rule of the protocol,
-//! without a switch in the code itself. A checker that does not catch a twin is worth nothing.
+//! Fabrics that lie: each makes of the production code a mutant that breaks one rule of the protocol,
+//! without a switch in the code itself. A checker that does not catch a mutant is worth nothing.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -11,42 +11,18 @@ use farside_layout::{
 };
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::ground::{GRACE_MS, hash, keys};
-use super::insert_lies::{later, with_incarnation};
 use super::memory::Memory;
-use super::split_lies::{SplitLies, nothing};
-use super::twin::Mutant;
+use super::mutant::Mutant;
+use super::mutant_inserts::{later, with_incarnation};
+use super::mutant_splits::{MutantSplitState, nothing};
+use super::region::{GRACE_MS, hash, keys};
 
 /// The scratch buffers of a lane.
 pub(super) type Buffers = [Vec<u64>; Buffer::COUNT];
 
-/// What a fabric does other than it was told.
-pub(super) trait Lie {
-    /// Which twin this is.
-    fn twin(&self) -> Mutant;
-
-    /// Changes a chain as it is posted.
-    fn post(&mut self, chain: &mut Vec<Verb>, memory: &Memory);
-
-    /// How long what the posted chain stands for takes before it.
-    fn delay(&mut self) -> Nanos;
-
-    /// A hash of what it remembers of the region that answers do not tell.
-    fn state(&self) -> u64;
-
-    /// Changes what a chain brought.
-    fn complete(&mut self, asked: &[Verb], buffers: &mut Buffers, found: &mut u64);
-
-    /// Changes why a chain failed.
-    fn fail(&self, error: &mut ChainError);
-
-    /// What the client's clock shows.
-    fn now(&self, now: Nanos) -> Nanos;
-}
-
-/// A twin at work.
+/// A mutant at work.
 pub(super) struct MutantFabric {
-    pub(super) twin: Mutant,
+    pub(super) mutant: Mutant,
     /// What the clock shows beyond the truth, or where it stopped.
     clock: Cell<Nanos>,
     /// The first generation seen of each block, by its offset.
@@ -58,29 +34,29 @@ pub(super) struct MutantFabric {
     /// The first word that was READ by itself.
     word: Option<u64>,
     /// What the compare-and-swap of the chain under way is said to have found.
-    pub(super) told: Option<u64>,
+    pub(super) reported: Option<u64>,
     /// The last compare-and-swap found another key's LIVE word, or that of another value.
     lost: bool,
     /// How long the chain under way waits for what it stands for.
     pub(super) delay: Nanos,
-    pub(super) split: SplitLies,
+    pub(super) split: MutantSplitState,
 }
 
 impl MutantFabric {
     /// A clock that stands still has done so since `now`.
-    pub(super) fn new(twin: Mutant, now: Nanos) -> Self {
-        let stopped = matches!(twin, Mutant::StoppedClock | Mutant::StoppedClockOnly);
+    pub(super) fn new(mutant: Mutant, now: Nanos) -> Self {
+        let stopped = matches!(mutant, Mutant::StoppedClock | Mutant::StoppedClockOnly);
         Self {
-            twin,
+            mutant,
             clock: Cell::new(if stopped { now } else { 0 }),
             generations: HashMap::new(),
             words: HashMap::new(),
             window: None,
             word: None,
-            told: None,
+            reported: None,
             lost: false,
             delay: 0,
-            split: SplitLies::default(),
+            split: MutantSplitState::default(),
         }
     }
 }
@@ -121,13 +97,10 @@ pub(super) fn window_words() -> impl Iterator<Item = usize> {
     (0..2usize).flat_map(|row| (0..7usize).map(move |slot| row * 16 + 2 + slot * 2))
 }
 
-impl Lie for MutantFabric {
-    fn twin(&self) -> Mutant {
-        self.twin
-    }
-
-    fn now(&self, now: Nanos) -> Nanos {
-        match self.twin {
+impl MutantFabric {
+    /// Returns what the client's clock shows. `now` is the right time.
+    pub(super) fn now(&self, now: Nanos) -> Nanos {
+        match self.mutant {
             Mutant::FastClock => {
                 let ahead = self.clock.get() + u64::from(GRACE_MS) * 1_000_000;
                 self.clock.set(ahead);
@@ -138,22 +111,26 @@ impl Lie for MutantFabric {
         }
     }
 
-    fn state(&self) -> u64 {
+    /// Returns a hash of the remembered words that the answers to the client do not show.
+    pub(super) fn state(&self) -> u64 {
         self.split.state()
     }
 
-    fn delay(&mut self) -> Nanos {
+    /// Returns how long the operations take that the posted chain stands for, before the chain.
+    pub(super) fn delay(&mut self) -> Nanos {
         std::mem::take(&mut self.delay)
     }
 
-    fn fail(&self, error: &mut ChainError) {
-        if self.twin == Mutant::UnknownIsNothing && *error == ChainError::Unknown {
+    /// Changes the error of a failed chain.
+    pub(super) fn fail(&self, error: &mut ChainError) {
+        if self.mutant == Mutant::UnknownIsNothing && *error == ChainError::Unknown {
             *error = ChainError::Fenced;
         }
     }
 
-    fn post(&mut self, chain: &mut Vec<Verb>, memory: &Memory) {
-        self.told = None;
+    /// Changes a chain as it is posted.
+    pub(super) fn post(&mut self, chain: &mut Vec<Verb>, memory: &Memory) {
+        self.reported = None;
         self.post_marks(chain, memory);
         self.post_split(chain, memory);
         let (word, any) = (swap_of(chain), swaps_of(chain).next());
@@ -164,20 +141,21 @@ impl Lie for MutantFabric {
         }
     }
 
-    fn complete(&mut self, asked: &[Verb], buffers: &mut Buffers, found: &mut u64) {
+    /// Changes what a chain brought.
+    pub(super) fn complete(&mut self, asked: &[Verb], buffers: &mut Buffers, found: &mut u64) {
         if let Some((_, slot, expected, desired)) = swap_of(asked) {
-            if let Some(told) = self.told.take() {
-                *found = told;
+            if let Some(reported) = self.reported.take() {
+                *found = reported;
             }
             self.complete_swap((slot, expected, desired), found);
             self.lose_cached((slot, expected, desired), found);
             self.lost = *found != expected && state(*found) == SlotState::Live;
-            if self.lost && matches!(self.twin, Mutant::FoundBelieved(_)) {
+            if self.lost && matches!(self.mutant, Mutant::FoundBelieved(_)) {
                 // After as many others as there are, the number is that of the cached word.
                 let number = SlotWord::from_bits(expected).incarnation();
-                let told = with_incarnation(*found, number);
-                self.words.insert(slot, (*found, told));
-                *found = told;
+                let reported = with_incarnation(*found, number);
+                self.words.insert(slot, (*found, reported));
+                *found = reported;
             }
         }
         for verb in asked {
@@ -189,11 +167,11 @@ impl Lie for MutantFabric {
         if let (
             Mutant::SuccessorBelieved,
             [Verb::Read { bytes: 16, .. }, Verb::Read { remote, .. }],
-        ) = (self.twin, asked)
+        ) = (self.mutant, asked)
         {
             let slot = leads_to(*remote, &buffers[Buffer::ReadBlock as usize]);
-            let told = [slot.word().bits(), slot.hint()];
-            buffers[Buffer::Window as usize][..2].copy_from_slice(&told);
+            let reported = [slot.word().bits(), slot.hint()];
+            buffers[Buffer::Window as usize][..2].copy_from_slice(&reported);
         }
         self.complete_window(asked, &mut buffers[Buffer::Window as usize]);
         self.complete_split(asked, &mut buffers[Buffer::Window as usize]);
@@ -205,7 +183,7 @@ impl MutantFabric {
         let Some(mark) = chain.iter().position(|verb| matches!(verb, Verb::WriteU32 { .. })) else {
             return;
         };
-        match (self.twin, chain[mark]) {
+        match (self.mutant, chain[mark]) {
             (Mutant::MarkAfterSwap, _) => chain.swap(mark, mark + 1),
             (Mutant::NoMark, _) => drop(chain.remove(mark)),
             (Mutant::MarkOfEightBytes, Verb::WriteU32 { remote, .. }) => {
@@ -224,10 +202,10 @@ impl MutantFabric {
         use SlotState::{Aborted, Empty, Live, Moved, Pending};
         let is = |from, to| swaps(expected, desired, from, to);
         let swap = |expected, desired| Verb::CompareSwap { remote: slot, expected, desired };
-        match self.twin {
+        match self.mutant {
             Mutant::SwapInTwo => {
                 let found = memory.word(slot);
-                self.told = Some(found);
+                self.reported = Some(found);
                 if found == expected {
                     chain[at] = Verb::WriteWord { remote: slot, value: desired };
                 } else {
@@ -238,18 +216,18 @@ impl MutantFabric {
                 chain[at] = swap(expected, SlotWord::from_bits(desired).emptied().bits());
             }
             Mutant::AbortsToEmpty if is(Aborted, Empty) => {
-                self.told = Some(expected);
+                self.reported = Some(expected);
                 chain[at] = nothing(slot);
             }
             Mutant::TakesAborted | Mutant::SameIncarnation | Mutant::FoundBelieved(_) => {
-                if let Some((real, told)) = self.words.get(&slot)
-                    && *told == expected
+                if let Some((real, reported)) = self.words.get(&slot)
+                    && *reported == expected
                 {
                     chain[at] = swap(*real, desired);
                 }
             }
             Mutant::HintAfterClear if is(Pending, Empty) || is(Aborted, Empty) => {
-                self.told = Some(memory.word(slot));
+                self.reported = Some(memory.word(slot));
                 chain.reverse();
             }
             Mutant::IncarnationsInNoTime if is(Live, Empty) => {
@@ -268,7 +246,7 @@ impl MutantFabric {
         let (wanted, met) = (SlotWord::from_bits(expected), SlotWord::from_bits(*found));
         let same_incarnation = wanted.incarnation() == met.incarnation();
         let aborted = wanted.with_state(Aborted).bits();
-        match self.twin {
+        match self.mutant {
             Mutant::NoClaim(_) if is(Pending, Live) => {
                 let (real, _) = self.words[&slot];
                 *found = if *found == real { expected } else { aborted };
@@ -284,10 +262,10 @@ impl MutantFabric {
                 *found = aborted;
             }
             Mutant::TakesAborted | Mutant::SameIncarnation | Mutant::FoundBelieved(_) => {
-                if let Some((real, told)) = self.words.remove(&slot)
+                if let Some((real, reported)) = self.words.remove(&slot)
                     && *found == real
                 {
-                    *found = told;
+                    *found = reported;
                 }
             }
             Mutant::FirstTwice(_) if self.words.contains_key(&slot) && met.incarnation() == 1 => {
@@ -307,7 +285,7 @@ impl MutantFabric {
 
     fn complete_block(&mut self, remote: u64, block: &mut [u64]) {
         let header = HeaderWord::from_bits(block[0]);
-        match self.twin {
+        match self.mutant {
             Mutant::MarkIgnored => block[0] &= !0xffff_ffff,
             Mutant::GenerationIgnored => {
                 let generation = *self.generations.entry(remote).or_insert(header.generation);
@@ -329,7 +307,7 @@ impl MutantFabric {
     fn complete_window(&mut self, asked: &[Verb], window: &mut [u64]) {
         let Some(Verb::Read { remote, .. }) = asked.iter().find(|verb| is_window(verb)) else {
             if let (Mutant::PoisonedBelieved, 2, Verb::Read { bytes: 8, .. }) =
-                (self.twin, asked.len(), asked[0])
+                (self.mutant, asked.len(), asked[0])
             {
                 window[0] = *self.word.get_or_insert(window[0]);
             }
@@ -337,7 +315,7 @@ impl MutantFabric {
         };
         let claims = is_claim(asked);
         self.show_another(*remote, window);
-        match self.twin {
+        match self.mutant {
             Mutant::AbsorbedByOldWindow if !claims => {
                 let first = self.window.get_or_insert_with(|| window[..32].to_vec());
                 window[..32].copy_from_slice(first);
@@ -355,13 +333,13 @@ impl MutantFabric {
             Mutant::TakesAborted | Mutant::SameIncarnation => {
                 for at in window_words() {
                     let real = SlotWord::from_bits(window[at]);
-                    let told = match (self.twin, real.state()) {
+                    let reported = match (self.mutant, real.state()) {
                         (Mutant::TakesAborted, SlotState::Aborted) => real.emptied(),
                         (Mutant::SameIncarnation, SlotState::Empty) => SlotWord::empty(0),
                         _ => continue,
                     };
-                    self.words.insert(remote + at as u64 * 8, (real.bits(), told.bits()));
-                    window[at] = told.bits();
+                    self.words.insert(remote + at as u64 * 8, (real.bits(), reported.bits()));
+                    window[at] = reported.bits();
                 }
             }
             _ => {}

@@ -3,13 +3,13 @@
 use farside_fabric::Nanos;
 use farside_layout::{SlotState, SlotWord, WORD_GENERATIONS};
 
-use super::ground::{hash, keys};
-use super::insert_lies::with_incarnation;
-use super::lies::{MutantFabric, swaps, window_words};
-use super::twin::Mutant;
+use super::mutant::Mutant;
+use super::mutant_fabric::{MutantFabric, swaps, window_words};
+use super::mutant_inserts::with_incarnation;
+use super::region::{hash, keys};
 
 impl Mutant {
-    /// The constants that a client of this twin goes by (GRACE, patience, T_hint, T_word), if the
+    /// The constants that a client of this mutant goes by (GRACE, patience, T_hint, T_word), if the
     /// right ones are these.
     pub(super) fn constants(self, right: [Nanos; 4], lateness_ns: Nanos) -> [Nanos; 4] {
         let [grace, patience, hint, word] = right;
@@ -31,7 +31,7 @@ impl MutantFabric {
         found: &mut u64,
     ) {
         let lost = swaps(expected, desired, SlotState::Live, SlotState::Live) && *found != expected;
-        if matches!(self.twin, Mutant::AbsorbedUnread(_)) && lost && self.words.is_empty() {
+        if matches!(self.mutant, Mutant::AbsorbedUnread(_)) && lost && self.words.is_empty() {
             self.words.insert(slot, (*found, expected));
             *found = SlotWord::from_bits(*found).emptied().bits();
         }
@@ -40,7 +40,7 @@ impl MutantFabric {
     /// Where the operation looks it is shown another word of the key's: of another incarnation, for
     /// of the same one it would take what it finds for a later value anyway.
     pub(super) fn show_another(&mut self, remote: u64, window: &mut [u64]) {
-        let Mutant::AbsorbedUnread(key) = self.twin else { return };
+        let Mutant::AbsorbedUnread(key) = self.mutant else { return };
         for at in window_words() {
             let word = SlotWord::from_bits(window[at]);
             if word.state() == SlotState::Live

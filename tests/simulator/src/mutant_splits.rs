@@ -8,13 +8,13 @@ use farside_layout::{
     WINDOW_BYTES,
 };
 
-use super::lies::{MutantFabric, is_claim, is_window, swap_of, swaps, window_words};
 use super::memory::{Memory, mix};
-use super::twin::Mutant;
+use super::mutant::Mutant;
+use super::mutant_fabric::{MutantFabric, is_claim, is_window, swap_of, swaps, window_words};
 
-/// What a twin that splits, or meets a split, remembers.
+/// What a mutant that splits, or meets a split, remembers.
 #[derive(Default)]
-pub(super) struct SplitLies {
+pub(super) struct MutantSplitState {
     /// The entry that is being moved: its slot, its LIVE and its FROZEN word.
     entry: Option<(u64, SlotWord, SlotWord)>,
     /// The hint that has yet to be written.
@@ -23,7 +23,7 @@ pub(super) struct SplitLies {
     windows: HashMap<u64, Vec<u64>>,
 }
 
-impl SplitLies {
+impl MutantSplitState {
     pub(super) fn state(&self) -> u64 {
         let hash = |words: &Vec<u64>| words.iter().fold(0, |hash, word| mix(hash, *word));
         self.windows.iter().fold(0, |all, (at, words)| all ^ mix(*at, hash(words)))
@@ -43,7 +43,7 @@ pub(super) fn nothing(remote: u64) -> Verb {
 
 impl MutantFabric {
     pub(super) fn post_split(&mut self, chain: &mut Vec<Verb>, memory: &Memory) {
-        match self.twin {
+        match self.mutant {
             Mutant::NeverFilling => {
                 for verb in chain {
                     if let Verb::WriteWord { remote, value } = verb
@@ -90,31 +90,31 @@ impl MutantFabric {
             self.split.entry = Some((slot, words[0], words[1]));
         }
         let Some((old, live, frozen)) = self.split.entry else { return };
-        match self.twin {
+        match self.mutant {
             Mutant::NotFrozen if is(Live, Frozen) => {
-                self.told = Some(memory.word(slot));
+                self.reported = Some(memory.word(slot));
                 chain[at] = nothing(slot);
             }
             Mutant::NotFrozen if is(Frozen, Moved) => {
-                self.told = Some(expected);
+                self.reported = Some(expected);
                 chain[at] = swap(old, live, live.moved());
             }
             Mutant::MovedBeforeCopy if is(Moved, Copy) => {
                 chain.insert(0, swap(old, frozen, frozen.moved()));
             }
             Mutant::MovedBeforeCopy if is(Frozen, Moved) => {
-                self.told = Some(expected);
+                self.reported = Some(expected);
                 chain.truncate(at);
             }
             Mutant::LiveBeforeMoved if is(Frozen, Moved) => {
                 let Verb::CompareSwap { remote, .. } = chain[0] else { return };
                 let new = remote - HINT_OFFSET;
                 let copy = SlotWord::from_bits(memory.word(new));
-                self.told = Some(expected);
+                self.reported = Some(expected);
                 chain[at] = swap(new, copy, copy.with_state(Live));
             }
             Mutant::LiveBeforeMoved if is(Copy, Live) => {
-                self.told = Some(expected);
+                self.reported = Some(expected);
                 chain[at] = swap(old, frozen, frozen.moved());
             }
             Mutant::HintAfterLive if is(Frozen, Moved) => self.split.hint = Some(chain.remove(0)),
@@ -141,7 +141,7 @@ impl MutantFabric {
     }
 
     pub(super) fn complete_split(&mut self, asked: &[Verb], window: &mut [u64]) {
-        match (self.twin, asked) {
+        match (self.mutant, asked) {
             (Mutant::NotFrozen, [Verb::CompareSwap { .. }, Verb::Read { .. }, _]) => {
                 if let Some((_, live, frozen)) = self.split.entry
                     && window[0] == live.bits()
