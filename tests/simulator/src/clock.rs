@@ -1,5 +1,5 @@
-//! Clocks of clients: they run slower or faster than the world's, and stand still while a client's
-//! virtual machine is paused.
+//! The clocks of clients. They run slower or faster than the world's clock, and stand still while the
+//! client is paused.
 
 use farside_fabric::Nanos;
 
@@ -8,16 +8,17 @@ use super::monitor::Violation;
 use super::mutant::Mutant;
 use super::process::State;
 
-/// The pace of a clock that runs as the world's does: sixteenths of a second in a second.
+/// The pace of a clock that runs like the world's: it counts 16 sixteenths of a second in a second.
 pub(super) const PACE: u8 = 16;
 
-/// What a client's clock shows.
+/// The clock of a client.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Clock {
     pace: Nanos,
-    /// When it was right.
+    /// The time at which the clock was right.
     origin: Nanos,
-    /// How long it has stood still, and since when it does, by the world's clock.
+    /// How long the clock has stood still in ended pauses, and when the present pause began. Both by
+    /// the world's clock.
     pub(super) stood_still: Nanos,
     pub(super) stopped_at: Option<Nanos>,
 }
@@ -27,13 +28,13 @@ impl Clock {
         Self { pace: pace.into(), origin, stood_still: 0, stopped_at: None }
     }
 
-    /// What it shows when the world's clock shows `now`.
+    /// Returns what the clock shows when the world's clock shows `now`.
     pub(super) fn shows(&self, now: Nanos) -> Nanos {
         let ran = self.stopped_at.unwrap_or(now) - self.stood_still - self.origin;
         self.origin + ran * self.pace / Nanos::from(PACE)
     }
 
-    /// What the world's clock shows when this one will show `shown`, unless it stands still.
+    /// Returns the world's time at which the clock will show `shown`, unless it is paused before.
     pub(super) fn when(&self, shown: Nanos) -> Nanos {
         let Some(left) = shown.checked_sub(self.origin) else { return shown };
         let left = u128::from(left) * u128::from(PACE);
@@ -47,21 +48,21 @@ impl Execution<'_> {
         self.sessions[client].endpoint().fabric().clock.stopped_at.is_some()
     }
 
-    /// Which clients can be paused now.
+    /// The clients that can be paused now.
     pub(super) fn pausable(&self) -> impl Iterator<Item = usize> {
         let scenario = self.prepared.scenario;
         let left = self.pauses < scenario.pauses_max;
         let clients = 0..if left { scenario.clients.len() } else { 0 };
         clients.filter(|client| {
             let acts = |state| matches!(state, State::Between | State::Working);
-            let mut own = self.processes.iter().filter(|process| process.client == *client);
+            let mut processes = self.processes.iter().filter(|process| process.client == *client);
             scenario.clients[*client].pauses
                 && !self.is_paused(*client)
-                && own.any(|process| acts(process.state))
+                && processes.any(|process| acts(process.state))
         })
     }
 
-    /// A client's virtual machine stands still; devices go on.
+    /// Pauses a client. Its device continues.
     pub(super) fn pause(&mut self, client: usize) {
         self.pauses += 1;
         self.last = None;
@@ -70,8 +71,8 @@ impl Execution<'_> {
         world.note(client, || "is paused, and its clock".to_owned());
     }
 
-    /// It goes on. If it did not answer the server for too long, that has fenced it. To do so now
-    /// is to do it as late as can be noticed: meanwhile only what it had posted was executed.
+    /// Ends a client's pause. If the pause was too long, the server fences the client now. No process
+    /// can tell this from an earlier fence: during the pause only posted chains were executed.
     pub(super) fn resume(&mut self, client: usize) -> Result<(), Violation> {
         self.last = None;
         let paused_for = {

@@ -1,5 +1,5 @@
-//! The server's depot while clients are at work: production code. It answers at once, one block a
-//! request, so that blocks find their way from client to client.
+//! The server's depot, which is production code. It answers at once, with one block for each request,
+//! so that blocks go from client to client.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -16,22 +16,22 @@ use super::mutant::Mutant;
 use super::region::{GRACE_MS, SimRegion};
 use super::world::World;
 
-/// What the server's processor is called among processes.
+/// The process number of the server's processor.
 const SERVER: usize = 15;
 const GRACE_NS: Nanos = GRACE_MS as Nanos * 1_000_000;
 
 pub(super) struct SimDepot {
     depot: Depot,
-    /// The chunk table: no client reads it.
+    /// The chunk table, which no client reads.
     entries: RefCell<HashMap<u32, ChunkEntry>>,
     mutant: Option<Mutant>,
-    /// Where its blocks are.
+    /// The offsets of the depot's chunk.
     chunk: Range<u64>,
-    /// A hash of everything that it was asked and given.
+    /// A hash of all requests, answers and returned blocks.
     pub(super) state: u64,
 }
 
-/// The chunk table, and the headers in memory as the server's processor reads and writes them.
+/// The server's access to the chunk table and to block headers.
 struct WorldMemory<'w> {
     entries: &'w RefCell<HashMap<u32, ChunkEntry>>,
     world: &'w RefCell<World>,
@@ -75,7 +75,7 @@ impl RegionAccess for WorldMemory<'_> {
 }
 
 impl SimDepot {
-    /// All blocks of the last chunk are with it, except key 0's.
+    /// A depot with all blocks of the last chunk except key 0's.
     pub(super) fn new(region: &SimRegion, mutant: Option<Mutant>, now: Nanos) -> Self {
         let uses = [ChunkUse::Subtables, ChunkUse::Subtables, ChunkUse::Blocks(region.class)];
         let mut options = DepotOptions::new(GRACE_NS, 0);
@@ -111,7 +111,7 @@ impl SimDepot {
         world: &RefCell<World>,
     ) {
         let now = world.borrow().now;
-        // What clients have at the start is no concern of its.
+        // The blocks that clients have at the start are not in the depot's chunk.
         blocks.retain(|block| self.chunk.contains(&block.address.offset()));
         for block in &blocks {
             self.state = mix(mix(self.state, block.address.0.into()), now << 1 | u64::from(rested));

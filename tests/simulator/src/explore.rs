@@ -1,10 +1,11 @@
-//! Every execution of a small scenario, one by one.
+//! Explores every execution of a small scenario, one after another.
 //!
-//! Futures cannot be copied, so each execution starts anew and repeats the choices of the one
-//! before up to the last that has an alternative. A state that was reached before is left at once.
-//! What a client remembers follows from what it observed, so hashes of memory, observations and
-//! explanations stand for the state. Which words matter is learnt: whenever a process writes what
-//! another had accessed before, the word gets steps of its own and the search starts over.
+//! Futures cannot be copied. So each execution starts anew, and repeats the choices of the previous
+//! one up to the last choice with an untried alternative. An execution that reaches a known state
+//! ends there. A state is a hash of the memory, of each client's observations, on which its memory
+//! depends, and of the checker's configurations. The search learns which words are preemptible. When
+//! a process writes a word that another one has accessed, the word gets steps of its own, and the
+//! search starts over.
 
 use std::collections::{BTreeSet, HashMap};
 use std::rc::Rc;
@@ -17,30 +18,30 @@ use super::prepared::Prepared;
 use super::process::Action;
 use super::scenario::Scenario;
 
-/// How far a search went.
+/// The extent of a search.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Explored {
     /// Different states.
     pub states: usize,
     /// Executions, most of them short.
     pub executions: u64,
-    /// Steps that led somewhere.
+    /// Steps that were not repetitions.
     pub transitions: u64,
-    /// Executions that went on to the end.
+    /// Executions that reached the end.
     pub complete: u64,
-    /// Nothing was left out but what the bound on preemptions excludes.
+    /// Every execution within the bound on preemptions was explored.
     pub exhausted: bool,
-    /// Mutants of the scenario that did nothing that they should not.
+    /// Mutants of the scenario that broke no rule in any execution.
     pub unfired: Vec<Mutant>,
 }
 
-/// What a search leaves out.
+/// The bounds of a search.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
-    /// How often a client in the middle of a chain has to wait while another one goes on; `None`
-    /// for any number.
+    /// Limit on preemptions: a client has a chain in flight, and another client acts. `None` for no
+    /// limit.
     pub preemptions: Option<u8>,
-    /// After so many executions the search ends.
+    /// Limit on executions. The search ends there.
     pub executions: u64,
 }
 
@@ -53,7 +54,7 @@ impl Default for Bounds {
 struct Frame {
     actions: Vec<Action>,
     chosen: usize,
-    /// How many preemptions are left before it.
+    /// The number of preemptions that remain before this choice.
     preemptions_left: u8,
 }
 
@@ -86,7 +87,7 @@ impl Scenario {
         loop {
             match search.execute() {
                 Err(violation) => return Err(Box::new(search.failure(violation))),
-                // What was seen so far was too coarse.
+                // With the new preemptible words, known states have more executions.
                 Ok(Some(preemptible_words)) => {
                     search.preemptible_words =
                         Rc::new(&*search.preemptible_words | &preemptible_words);
@@ -114,8 +115,8 @@ impl Scenario {
         }
     }
 
-    /// [`Scenario::explore`] with ever more preemptions, so that what goes wrong does so with as
-    /// few as possible.
+    /// Calls [`Scenario::explore`] with more and more preemptions, so that a failure has as few as
+    /// possible.
     ///
     /// # Errors
     /// The first execution that went wrong.
@@ -128,8 +129,8 @@ impl Scenario {
 }
 
 impl Search<'_> {
-    /// One execution: the choices that stand, then first ones. The words that turned out to be
-    /// hot, if any.
+    /// Runs one execution: the choices of `frames`, then the first action at each further choice.
+    /// Returns the words that became preemptible, if any.
     fn execute(&mut self) -> Result<Option<BTreeSet<usize>>, Violation> {
         self.explored.executions += 1;
         let mut execution = self.prepared.begin(Some(self.preemptible_words.clone()), false);
@@ -187,7 +188,7 @@ impl Search<'_> {
         }
     }
 
-    /// The choices that stand, once more, with a trace.
+    /// Returns the report of the current choices.
     fn failure(&self, violation: Violation) -> Failure {
         let actions = self.frames.iter().map(|frame| frame.actions[frame.chosen]).collect();
         let preemptible_words = Some(self.preemptible_words.clone());

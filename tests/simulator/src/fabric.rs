@@ -1,4 +1,4 @@
-//! The fabric of the simulator: chains that execute word by word, when the scheduler says so.
+//! The fabric of the simulator. Chains execute word by word, when the scheduler chooses them.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -16,31 +16,31 @@ use super::mutant::Mutant;
 use super::mutant_fabric::MutantFabric;
 use super::world::World;
 
-/// Pauses up to this take no time: the clock of a simulation is coarse, so that executions that
-/// differ in nothing else do not differ by their pauses.
+/// Waits up to this long take no time. So executions that differ only in their waits have equal
+/// states.
 pub(super) const PAUSE_NS_MAX: Nanos = 1_000_000;
 
-/// One client's way to the simulated region.
+/// One client's connection to the simulated region.
 pub(super) struct SimFabric {
     world: Rc<RefCell<World>>,
     timing: Timing,
-    /// The process of the first lane; the others follow.
+    /// The process of the first lane. The other lanes' processes have the next numbers.
     process: usize,
     pub(super) lanes: Vec<Lane>,
     mutant_fabric: Option<Box<MutantFabric>>,
-    /// What the client goes by.
+    /// The client's clock.
     pub(super) clock: Clock,
-    /// The connection is gone: nothing that is posted is executed any more, and the session does
-    /// not learn of what still is.
+    /// The connection is lost. Chains that are posted now are not executed, and the session does not
+    /// learn whether older ones were.
     pub(super) is_lost: bool,
     /// Chains execute when they are posted.
     pub(super) immediate: bool,
     /// A hash of everything that completed.
     pub(super) observed: u64,
-    /// Whose completion may be handed out.
+    /// The lane whose completion `poll` may return.
     pub(super) turn: LaneId,
-    /// A process could notice what happened in this step. What is written next without notice
-    /// belongs to the step after it, so that others which come first are noticed, too.
+    /// Another process could notice this step. Unnoticeable writes that follow then belong to the
+    /// next step, so that the scheduler can let other processes act before them.
     pub(super) noticed: bool,
 }
 
@@ -71,7 +71,7 @@ impl SimFabric {
         }
     }
 
-    /// Whether the client follows a protocol with this rule broken. It counts as broken then.
+    /// Whether the client follows this mutant. If so, the mutant counts as fired.
     pub(super) fn has_mutant(&self, mutant: Mutant) -> bool {
         let has = self.mutant_fabric.as_ref().is_some_and(|fabric| fabric.mutant == mutant);
         if has {
@@ -84,19 +84,19 @@ impl SimFabric {
         &self.lanes[usize::from(lane.0)]
     }
 
-    /// Accesses one group of words of the verb that is executing, and then everything up to the
-    /// next access that a process could notice.
+    /// Accesses one group of words of the current verb, and then all words up to the next access that
+    /// another process could notice.
     pub(super) fn advance(&mut self, lane: LaneId, unit: usize) {
         let state = &mut self.lanes[usize::from(lane.0)];
         let words = state.units.swap_remove(unit);
-        // The order of the rest must not depend on which went first.
+        // The order of the other groups must not depend on which group was first.
         state.units.sort_unstable();
         self.noticed = !std::mem::take(&mut state.is_unnoticed);
         self.access(lane, words);
         self.settle(lane);
     }
 
-    /// Accesses what no process can notice, up to something that one can.
+    /// Accesses words that no other process can notice, up to the next noticeable one.
     fn settle(&mut self, lane: LaneId) {
         let id = usize::from(lane.0);
         while self.lanes[id].phase == Phase::Posted && self.lanes[id].units.is_empty() {
@@ -122,7 +122,7 @@ impl SimFabric {
         }
     }
 
-    /// Divides the words of a verb into those that others could notice, and the rest.
+    /// Divides the words of the current verb into groups that others could notice, and the rest.
     fn start_verb(&mut self, lane: LaneId) {
         let state = &mut self.lanes[usize::from(lane.0)];
         let (remote, bytes) = extent(&state.chain[state.at]);
@@ -173,7 +173,7 @@ impl SimFabric {
         }
     }
 
-    /// Accesses these words of the verb that is executing.
+    /// Accesses these words of the current verb.
     fn access(&mut self, lane: LaneId, mut words: u64) {
         let process = self.process + usize::from(lane.0);
         while words != 0 {
@@ -195,12 +195,12 @@ impl SimFabric {
         let tag = (state.at as u64) << 32 | word as u64;
         if !matches!(verb, Verb::Read { .. }) {
             let mutant = self.mutant_fabric.as_ref().map(|fabric| fabric.mutant);
-            // What it did before went without notice: that could have been now, too.
+            // The chain's first accesses were unnoticeable, so they could have happened now, too.
             if mutant == Some(Mutant::QueueUncounted)
                 && world.now > state.deadline
                 && std::mem::take(&mut state.is_queued)
             {
-                // The device goes on trying from the time at which the chain leaves the queue.
+                // The device retries for L from the time at which the chain leaves the queue.
                 state.deadline = world.now + self.timing.lateness_max_ns;
                 world.note_fired(Mutant::QueueUncounted);
             }
@@ -212,7 +212,7 @@ impl SimFabric {
             }
         }
         if matches!(verb, Verb::Write { .. } | Verb::WriteU32 { .. } | Verb::WriteWord { .. }) {
-            // Contract 4: clients swap the words and hints of slots.
+            // Contract 4: clients change words and hints of slots by compare-and-swap only.
             let written = global(state.region, remote) + word as u64 * 8;
             let is_slot =
                 world.region.block_at(written).is_none() && world.region.slot_at(written).is_some();
@@ -291,7 +291,7 @@ impl SimFabric {
         self.observed = mix(mix(self.observed, process as u64), mix(state.progress, reported));
     }
 
-    /// Lets a lane that waits go on; the clock moves if it waits for long.
+    /// Ends a lane's wait. A wait longer than `PAUSE_NS_MAX` moves the clock.
     pub(super) fn wake(&mut self, lane: LaneId) {
         let state = &mut self.lanes[usize::from(lane.0)];
         let Phase::Waiting(until) = state.phase else { return };
@@ -313,7 +313,7 @@ impl Fabric for SimFabric {
     fn now(&self) -> Nanos {
         let world = &mut *self.world.borrow_mut();
         let now = self.clock.shows(world.now);
-        // No fabric lies before the scenario begins.
+        // Mutants take effect only once the scenario begins.
         let Some(fabric) = self.mutant_fabric.as_ref().filter(|_| world.began) else { return now };
         let reported = fabric.now(now);
         if reported != now {
@@ -333,7 +333,7 @@ impl Fabric for SimFabric {
         {
             let world = &mut *self.world.borrow_mut();
             state.posted = world.now;
-            // By the clock of all, not by the client's, which may lie.
+            // By the world's clock: a mutant may change the client's.
             state.deadline = match self.mutant_fabric.as_ref().map(|fabric| fabric.mutant) {
                 Some(mutant) if mutant.has_false_clock() => world.now + self.timing.lateness_max_ns,
                 _ => self.clock.when(deadline),
@@ -351,7 +351,7 @@ impl Fabric for SimFabric {
         }
         (state.at, state.found, state.phase) = (0, 0, Phase::Posted);
         if self.is_lost {
-            // It never leaves.
+            // The chain never leaves the device.
             return self.complete(lane, Err(ChainError::Fenced));
         }
         self.start_verb(lane);

@@ -1,4 +1,4 @@
-//! An execution that went wrong, told in full.
+//! The report of an execution that went wrong.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -18,19 +18,20 @@ pub struct Failure {
     scenario: String,
     /// What went wrong.
     pub violation: Violation,
-    /// Everything that was asked and answered.
+    /// The operations and their answers.
     pub history: Vec<Record>,
     trace: Vec<Line>,
-    /// Mutants of the scenario that did in this execution nothing that they should not.
+    /// Mutants of the scenario that broke no rule in this execution.
     pub unfired: Vec<Mutant>,
-    /// How many executions went well before.
+    /// The number of executions that went well before this one.
     pub executions: u64,
-    /// Which seed led here, if one did.
+    /// The seed of the execution, if it was a random one.
     pub seed: Option<u64>,
 }
 
 impl Failure {
-    /// Repeats an execution for its trace.
+    /// Repeats an execution to record its trace. Without `preemptible_words`, every word that can
+    /// change is preemptible.
     pub(super) fn new(
         prepared: &Prepared<'_>,
         preemptible_words: Option<Rc<BTreeSet<usize>>>,
@@ -40,7 +41,7 @@ impl Failure {
         let mut execution = prepared.begin(preemptible_words, true);
         let failed = actions.iter().any(|action| execution.act(*action).is_err());
         if !failed {
-            // It went wrong at its end.
+            // The checks at the end failed, so the trace needs them.
             let _ = execution.finish();
         }
         let trace = execution.world.borrow_mut().trace.take().unwrap_or_default();
@@ -55,7 +56,7 @@ impl Failure {
         &self.scenario
     }
 
-    /// How many steps the execution took.
+    /// The number of lines of the trace.
     pub fn steps(&self) -> usize {
         self.trace.len()
     }

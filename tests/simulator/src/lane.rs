@@ -1,46 +1,47 @@
-//! A lane of the simulated fabric: its chain, and how far that has come.
+//! A lane of the simulated fabric: its chain and the chain's progress.
 
 use farside_fabric::{Buffer, ChainError, Counters, Nanos, RegionIndex, Verb};
 
-/// What a lane is in the middle of.
+/// The state of a lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
     Idle,
     /// A chain is under way.
     Posted,
-    /// Until this time.
+    /// The lane waits until this time.
     Waiting(Nanos),
-    /// Over, and the session does not know it yet.
+    /// The chain or the wait has ended, and `poll` has not returned it yet.
     Complete,
 }
 
 /// One lane's chain.
 pub(super) struct Lane {
     pub(super) phase: Phase,
-    /// Where the chain goes.
+    /// The region that the chain accesses.
     pub(super) region: RegionIndex,
-    /// What was posted, and what is executed: the same, unless the fabric lies.
+    /// The chain that the session posted, and the chain that is executed. Only a mutant makes them
+    /// differ.
     pub(super) asked: Vec<Verb>,
     pub(super) chain: Vec<Verb>,
-    /// The verb that is executing.
+    /// The index of the current verb.
     pub(super) at: usize,
-    /// Which of its words still have to be accessed, in groups that are accessed at once: bits that
-    /// count from `skipped`.
+    /// The groups of the verb's words that are still to be accessed, each in one step. Bit 0 is word
+    /// `skipped`.
     pub(super) units: Vec<u64>,
-    /// So many of its words before them were accessed already.
+    /// The number of the verb's first words that were accessed before the groups were made.
     pub(super) skipped: usize,
-    /// The only group is one that no process notices.
+    /// The only group in `units` is one that no other process can notice.
     pub(super) is_unnoticed: bool,
-    /// Those that it makes no difference when they are accessed, and whether these are all.
+    /// The words whose access no other process can notice, and whether these are all words.
     pub(super) unnoticed: u64,
     pub(super) all_unnoticed: bool,
     pub(super) posted: Nanos,
-    /// It may still be in its queue, as far as a mutant goes by that.
+    /// For `QueueUncounted`: the chain may still be in its queue.
     pub(super) is_queued: bool,
     pub(super) deadline: Nanos,
     pub(super) found: u64,
     pub(super) result: Result<u64, ChainError>,
-    /// A hash of what the chain brought so far, whatever the order.
+    /// A hash of what the chain brought so far. It does not depend on the order.
     pub(super) progress: u64,
     pub(super) buffers: [Vec<u64>; Buffer::COUNT],
     pub(super) counters: Counters,
@@ -70,14 +71,14 @@ impl Lane {
         }
     }
 
-    /// Whether its chain changes anything.
+    /// Whether the lane's chain has a verb that writes.
     pub(super) fn changes(&self) -> bool {
         self.chain.iter().any(|verb| !matches!(verb, Verb::Read { .. }))
     }
 
-    /// What the client is told of a chain that was cut off, or that it is not told the end of.
-    /// `fenced`: a server that fences refuses a chain that it cuts before any atomic verb, and says
-    /// so.
+    /// Returns the error of a chain that was cut off, or whose completion was lost. `fenced`: the
+    /// server has fenced the client, so that a chain cut before any atomic verb is known to be
+    /// refused.
     pub(super) fn fate(&self, fenced: bool) -> ChainError {
         let is_atomic = |verb: &Verb| matches!(verb, Verb::CompareSwap { .. });
         let done = self.chain.iter().take(self.at).any(is_atomic);
@@ -85,7 +86,7 @@ impl Lane {
     }
 }
 
-/// Where a verb accesses the region and how much, in whole words.
+/// Returns the offset that a verb accesses and the number of bytes, in whole words.
 pub(super) fn extent(verb: &Verb) -> (u64, u64) {
     match *verb {
         Verb::Read { remote, bytes, .. } | Verb::Write { remote, bytes, .. } => {

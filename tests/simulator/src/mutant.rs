@@ -1,25 +1,25 @@
-//! Protocols with a rule broken.
+//! The mutants of the protocol: each breaks one rule.
 
 use super::scenario::Key;
 
-/// A protocol with one rule broken.
+/// A protocol with one rule broken. The rule's number in `docs/protocol.md` is in parentheses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mutant {
-    /// The mark comes after the compare-and-swap (I2).
+    /// A writer sets the mark after its compare-and-swap (I2).
     MarkAfterSwap,
-    /// There is no mark (I2).
+    /// A writer sets no mark (I2).
     NoMark,
-    /// The mark is a whole word, with the generation its writer knew (I9).
+    /// A writer WRITEs the mark as a whole word, with the generation that it knew (I9).
     MarkOfEightBytes,
-    /// Readers do not look at the mark (I2).
+    /// Readers ignore the mark (I2).
     MarkIgnored,
-    /// Readers take whatever generation they find (I10).
+    /// Readers ignore the generation (I10).
     GenerationIgnored,
-    /// Readers have no checksum: not a rule of the protocol, but the net below two of them.
+    /// Readers ignore the checksum. This breaks no rule: the checksum is a safety net for I3.
     NoChecksum,
     /// The clock runs fast: GRACE is over at once (I3).
     FastClock,
-    /// The clock stands still, and the net is gone: an operation believes for ever (I3).
+    /// The clock stands still, and readers ignore the checksum: a READ is believed for ever (I3).
     StoppedClock,
     /// The clock stands still: proofs do not age (I4), READs take no time (I7).
     StoppedClockOnly,
@@ -27,100 +27,100 @@ pub enum Mutant {
     SwapInTwo,
     /// INSERT, of this key, does not claim its slot (I8).
     NoClaim(Key),
-    /// INSERT looks before it claims, not after (I8).
+    /// INSERT reads the window before it claims a slot, not after (I8).
     LooksTooEarly,
-    /// INSERT lets other inserters be (I8).
+    /// INSERT aborts no other inserter (I8).
     NobodyAborted,
-    /// INSERT goes on although the one it wanted to abort is LIVE (I8).
+    /// INSERT continues although the slot that it wanted to abort is LIVE (I8).
     GoesOnAfterLive,
-    /// The hint of this key is written before its slot is claimed (I6).
+    /// INSERT of this key writes the hint before it claims the slot (I6).
     HintBeforePending(Key),
-    /// The one who aborts empties the slot (I6).
+    /// Aborting an INSERT empties its slot (I6).
     AbortsToEmpty,
     /// An inserter takes a slot that is ABORTED (I6).
     TakesAborted,
-    /// A client that withdraws leaves the hint, and so did 60 others (I6).
+    /// An INSERT that withdraws keeps the hint in the slot, as did 60 INSERTs after it (I6).
     WithdrawKeepsHint,
-    /// A client that withdraws clears the hint, and so did 60 others: nothing is wrong with that.
+    /// An INSERT that withdraws clears the hint, as did 60 INSERTs after it. This breaks no rule.
     WithdrawOften,
-    /// INSERT, of this key, takes a slot that another one's hint claims in the incarnation of that
-    /// hint (I21).
+    /// INSERT of this key takes a slot that the hint of another INSERT claims, in the incarnation of
+    /// that hint (I21).
     FirstTwice(Key),
-    /// A place that is used again has slots that were never used (I21).
+    /// The slots of a reused place look unused (I21).
     NewAgain,
-    /// The number of the incarnation does not rise (I5).
+    /// The incarnation number of a slot does not rise (I5).
     SameIncarnation,
     /// Between a DELETE and the next INSERT there are 61 incarnations that take no time (I7).
     IncarnationsInNoTime,
-    /// INSERT's second look believes every hint that is not this key's (I12).
+    /// INSERT's second READ of the window believes every hint that is not this key's (I12).
     EveryMismatchBelieved(Key),
-    /// A client is given blocks that the first one has, too (I1).
+    /// A client gets the same blocks as the first client (I1).
     BlocksOfTwoOwners,
-    /// PUT, of this key, calls itself overwritten by what it finds instead of the cached word,
-    /// though it READ no other there (I23).
+    /// PUT of this key counts as overwritten by the word that it finds instead of the cached one,
+    /// although it has READ no other word in the slot (I23).
     AbsorbedUnread(Key),
-    /// The time that a chain waits in its queue does not count for its deadline (I4, I13).
+    /// The time that a chain spends in its queue does not count for its deadline (I4, I13).
     QueueUncounted,
-    /// Patience is GRACE, and the net is gone: clocks that drift are not allowed for (I3).
+    /// Patience is GRACE, without a margin for clocks that drift. Readers ignore the checksum (I3).
     PatienceWithoutMargin,
-    /// T_word and L are 256 times GRACE: clocks that drift are not allowed for (I4).
+    /// T_word + L is 256 times GRACE, without a margin for clocks that drift (I4).
     ProofWithoutMargin,
     /// The server does not fence a client that was paused (I4).
     NeverFenced,
-    /// It does so only after four times as long as it may take (I4).
+    /// The server fences a client that was paused only after four times the timeout (I4).
     FencedLate,
     /// The depot hands out blocks before they have rested (I3).
     GivenAtOnce,
-    /// A chunk changes its class GRACE after its last block came back (I13).
+    /// A chunk may change its class GRACE after its last block was returned (I13).
     ChunkRestsForGrace,
-    /// It does so without headers where the next class has them (I10, I13).
+    /// A chunk changes its class, but the headers of the new class are not written (I10, I13).
     HeadersNotWritten,
-    /// The server clears up after a client that it did not fence (I6).
+    /// The server clears the slots of a lost client without fencing it (I6).
     Unfenced,
-    /// The server clears up after clients that are alive (I6).
+    /// The server clears the slots of living clients (I6).
     SweepsTheLiving,
     /// The server clears a slot before its hint (I6).
     HintAfterClear,
-    /// The server does not fence those from before its restart (I6).
+    /// The server does not fence the clients from before its restart (I6).
     Unrefused,
-    /// What may have happened before a connection broke is taken not to have happened.
+    /// After a lost connection, a change that may have happened counts as not done.
     UnknownIsNothing,
-    /// PUT calls itself overwritten by a conditional operation.
+    /// PUT counts as overwritten by a conditional operation.
     AbsorbedByConditional,
-    /// PUT relies on a window of long ago to call itself overwritten.
+    /// PUT relies on an old READ of the window when it decides that it was overwritten.
     AbsorbedByOldWindow,
-    /// A DELETE that lost to a PUT says that the key was there.
+    /// A DELETE that lost to a PUT reports that it removed the key.
     DeleteAbsorbed,
-    /// Whether a marked block is still linked is asked only once.
+    /// A reader checks only once whether a marked block is still linked.
     PoisonedBelieved,
-    /// GET believes that the slot leads where the mark of a block says (I22).
+    /// GET believes that the slot leads to the block that a mark names (I22).
     SuccessorBelieved,
-    /// PUT believes that the word it lost to is that of its own key, this one (I22).
+    /// PUT of this key believes that the word it lost to belongs to its key (I22).
     FoundBelieved(Key),
-    /// The splitter takes the entry out of the old subtable before the new one has it (I14).
+    /// The splitter removes an entry from the old subtable before the new one has it (I14).
     MovedBeforeCopy,
-    /// The splitter writes the hint after the entry is LIVE in the new subtable (I14).
+    /// The splitter writes an entry's hint after the entry is LIVE in the new subtable (I14).
     HintAfterLive,
-    /// A reader looks into the new subtable first, then into the old one (I14).
+    /// A reader READs the new subtable first, then the old one (I14).
     NewBeforeOld,
-    /// The splitter copies entries that every client can change meanwhile (I15).
+    /// The splitter copies entries without freezing them, so clients can change them (I15).
     NotFrozen,
-    /// The entry is LIVE in the new subtable before it is out of the old one (I1).
+    /// An entry is LIVE in the new subtable before it is removed from the old one (I1).
     LiveBeforeMoved,
-    /// INSERT's second look does not see that a split has begun (I16).
+    /// INSERT's second READ of the window ignores that a split has begun (I16).
     ForwardIgnored,
-    /// The place of a subtable is used again before GRACE is over (I18).
+    /// The place of a subtable is reused before GRACE is over (I18).
     ReusedAtOnce,
-    /// New subtables do not say that they are being filled (I17).
+    /// The headers of new subtables do not show that they are being filled (I17).
     NeverFilling,
-    /// A split that goes on after it was interrupted fills what clients use already (I17).
+    /// An interrupted split that continues fills a subtable that clients already use (I17).
     FillsAgain,
-    /// A change of two regions relies on what the first one shows, which the second may not have.
+    /// A change of two regions relies on the first region, which may be ahead of the second.
     HeadBelieved,
 }
 
 impl Mutant {
-    /// Whether what it calls now is not.
+    /// Whether the mutant changes the time that the client sees.
     pub(super) fn has_false_clock(self) -> bool {
         matches!(self, Self::FastClock | Self::StoppedClock | Self::StoppedClockOnly)
     }

@@ -1,5 +1,6 @@
-//! Fabrics that lie: each makes of the production code a mutant that breaks one rule of the protocol,
-//! without a switch in the code itself. A checker that does not catch a mutant is worth nothing.
+//! Makes a mutant of production code, which has no switch for it: a layer between a session and the
+//! simulated fabric changes chains and answers, so that one rule is broken. A checker that does not
+//! catch the mutants is worth nothing.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -20,30 +21,30 @@ use super::region::{GRACE_MS, hash, keys};
 /// The scratch buffers of a lane.
 pub(super) type Buffers = [Vec<u64>; Buffer::COUNT];
 
-/// A mutant at work.
+/// Changes the chains of one session and their answers, as its mutant demands.
 pub(super) struct MutantFabric {
     pub(super) mutant: Mutant,
-    /// What the clock shows beyond the truth, or where it stopped.
+    /// How far the clock is ahead, or the time at which it stopped.
     clock: Cell<Nanos>,
     /// The first generation seen of each block, by its offset.
     generations: HashMap<u64, u32>,
-    /// What slots really hold, and what the client was told, by their offset.
+    /// The word that a slot holds, and the word that the client was shown, by the slot's offset.
     pub(super) words: HashMap<u64, (u64, u64)>,
     /// The first window that was READ.
     window: Option<Vec<u64>>,
-    /// The first word that was READ by itself.
+    /// The first word that a READ of one word brought.
     word: Option<u64>,
-    /// What the compare-and-swap of the chain under way is said to have found.
+    /// The word that the posted compare-and-swap reports instead of the one that it finds.
     pub(super) reported: Option<u64>,
-    /// The last compare-and-swap found another key's LIVE word, or that of another value.
+    /// The last compare-and-swap failed because it found another LIVE word.
     lost: bool,
-    /// How long the chain under way waits for what it stands for.
+    /// How long the operations take that the posted chain stands for.
     pub(super) delay: Nanos,
     pub(super) split: MutantSplitState,
 }
 
 impl MutantFabric {
-    /// A clock that stands still has done so since `now`.
+    /// If the mutant stops the clock, it stops at `now`.
     pub(super) fn new(mutant: Mutant, now: Nanos) -> Self {
         let stopped = matches!(mutant, Mutant::StoppedClock | Mutant::StoppedClockOnly);
         Self {
@@ -65,12 +66,13 @@ fn state(bits: u64) -> SlotState {
     SlotWord::from_bits(bits).state()
 }
 
-/// The chain's compare-and-swap of a word: its place in the chain, slot, expected and desired word.
+/// The compare-and-swap of a slot's word: its index in the chain, the slot, the expected and the
+/// desired word.
 pub(super) fn swap_of(chain: &[Verb]) -> Option<(usize, u64, u64, u64)> {
     swaps_of(chain).find(|(_, slot, ..)| slot.is_multiple_of(size_of::<Slot>() as u64))
 }
 
-/// The same of words and hints.
+/// The compare-and-swaps of words and hints, as [`swap_of`] returns them.
 fn swaps_of(chain: &[Verb]) -> impl Iterator<Item = (usize, u64, u64, u64)> {
     chain.iter().enumerate().filter_map(|(at, verb)| match *verb {
         Verb::CompareSwap { remote, expected, desired } => Some((at, remote, expected, desired)),
@@ -78,12 +80,12 @@ fn swaps_of(chain: &[Verb]) -> impl Iterator<Item = (usize, u64, u64, u64)> {
     })
 }
 
-/// Whether this is an INSERT's claim, with the look behind it.
+/// Whether this chain is an INSERT's claim, followed by a READ of the window.
 pub(super) fn is_claim(chain: &[Verb]) -> bool {
     swaps_of(chain).next().is_some() && chain.iter().any(is_window)
 }
 
-/// Whether these words are swapped for one another by this compare-and-swap.
+/// Whether this compare-and-swap replaces a word in state `from` by one in state `to`.
 pub(super) fn swaps(expected: u64, desired: u64, from: SlotState, to: SlotState) -> bool {
     (state(expected), state(desired)) == (from, to)
 }
@@ -92,7 +94,7 @@ pub(super) fn is_window(verb: &Verb) -> bool {
     matches!(*verb, Verb::Read { bytes, .. } if u64::from(bytes) == WINDOW_BYTES)
 }
 
-/// The places of the words of slots in a window.
+/// The indices of the slots' words in a window.
 pub(super) fn window_words() -> impl Iterator<Item = usize> {
     (0..2usize).flat_map(|row| (0..7usize).map(move |slot| row * 16 + 2 + slot * 2))
 }
@@ -151,7 +153,7 @@ impl MutantFabric {
             self.lose_cached((slot, expected, desired), found);
             self.lost = *found != expected && state(*found) == SlotState::Live;
             if self.lost && matches!(self.mutant, Mutant::FoundBelieved(_)) {
-                // After as many others as there are, the number is that of the cached word.
+                // Shows the slot as if its incarnation number had recurred.
                 let number = SlotWord::from_bits(expected).incarnation();
                 let reported = with_incarnation(*found, number);
                 self.words.insert(slot, (*found, reported));
@@ -159,7 +161,7 @@ impl MutantFabric {
             }
         }
         for verb in asked {
-            // A block, without its padding where the location is cached; an old header is shorter.
+            // A READ of a block. It leaves out the padding if the location is cached.
             if let Verb::Read { remote, into: Buffer::ReadBlock, bytes: 48 | 64 } = *verb {
                 self.complete_block(remote, &mut buffers[Buffer::ReadBlock as usize]);
             }
@@ -347,7 +349,7 @@ impl MutantFabric {
     }
 }
 
-/// The slot of the first key that leads to this block.
+/// Returns a slot of the first key that leads to this block.
 fn leads_to(remote: u64, block: &[u64]) -> Slot {
     let generation_low = HeaderWord::from_bits(block[0]).generation as u8;
     let address = BlockAddress::from_offset(remote);
@@ -359,7 +361,7 @@ fn leads_to(remote: u64, block: &[u64]) -> Slot {
     Slot::new(SlotWord::live_in(0, hash.fingerprint(), block, false), hash.hint(0))
 }
 
-/// Makes the checksum of a block right, whatever it holds.
+/// Corrects the checksum of a block, so that the client accepts its content.
 fn reseal(remote: u64, block: &mut [u64]) {
     let Some(address) = BlockAddress::from_offset(remote) else { return };
     let Ok((header, _)) = BlockHeader::read_from_prefix(block.as_bytes()) else { return };
@@ -372,7 +374,7 @@ fn reseal(remote: u64, block: &mut [u64]) {
         expires_at_ms: header.expires_at_ms(),
     };
     let (key_bytes, value_bytes) = (header.key_bytes() as u16, header.value_bytes());
-    // What does not fit is no block, and does not become one.
+    // Content with impossible lengths is no block, and stays invalid.
     if seal(block.as_mut_bytes(), key_bytes, value_bytes, stamp).is_ok() {
         block[0] |= superseded;
     }

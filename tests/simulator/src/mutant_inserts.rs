@@ -1,4 +1,4 @@
-//! INSERTs with a rule broken.
+//! Mutants of INSERT.
 
 use farside_fabric::{Buffer, Verb};
 use farside_layout::hash::NO_HINT;
@@ -12,20 +12,20 @@ use super::mutant_splits::nothing;
 use super::region::{hash, keys};
 use super::scenario::ROUND_TRIP_MIN_NS;
 
-/// What becomes of an EMPTY word in so many incarnations.
+/// Returns an EMPTY word as it is after so many more incarnations.
 pub(super) fn later(word: u64, incarnations: u64) -> u64 {
     let block = SlotWord::default().block().expect("there is a class 0");
     let next = |word: SlotWord, _| word.pending(0, block).emptied();
     (0..incarnations).fold(SlotWord::from_bits(word), next).bits()
 }
 
-/// A word with another incarnation.
+/// Returns the word with another incarnation number.
 pub(super) fn with_incarnation(word: u64, incarnation: u8) -> u64 {
     word & !SlotWord::empty(INCARNATION_MAX).bits() | SlotWord::empty(incarnation).bits()
 }
 
 impl MutantFabric {
-    /// A claim by the hint of this slot.
+    /// Changes a chain that claims this slot by its hint.
     pub(super) fn post_hint(
         &mut self,
         chain: &mut Vec<Verb>,
@@ -42,7 +42,7 @@ impl MutantFabric {
         }
     }
 
-    /// The compare-and-swap of a word in an INSERT.
+    /// Changes a chain with an INSERT's compare-and-swap of a word.
     pub(super) fn post_insert(
         &mut self,
         chain: &mut Vec<Verb>,

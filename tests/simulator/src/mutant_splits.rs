@@ -1,4 +1,4 @@
-//! Splits with a rule broken, and clients that break one when they meet a split.
+//! Mutants of the split, and of clients beside a split.
 
 use std::collections::HashMap;
 
@@ -12,14 +12,14 @@ use super::memory::{Memory, mix};
 use super::mutant::Mutant;
 use super::mutant_fabric::{MutantFabric, is_claim, is_window, swap_of, swaps, window_words};
 
-/// What a mutant that splits, or meets a split, remembers.
+/// The memory of a mutant of a split.
 #[derive(Default)]
 pub(super) struct MutantSplitState {
-    /// The entry that is being moved: its slot, its LIVE and its FROZEN word.
+    /// The entry that is being moved: its slot in the old subtable, its LIVE and its FROZEN word.
     entry: Option<(u64, SlotWord, SlotWord)>,
-    /// The hint that has yet to be written.
+    /// The WRITE of the hint that `HintAfterLive` held back.
     hint: Option<Verb>,
-    /// What the windows of the two new subtables held when that of the old one was READ.
+    /// The windows of the two new subtables when the old one's was READ, by their offset.
     windows: HashMap<u64, Vec<u64>>,
 }
 
@@ -30,7 +30,7 @@ impl MutantSplitState {
     }
 }
 
-/// Whether this is the header of a new subtable, and it is not `filling`.
+/// Whether a row header is that of a new subtable that is already filled.
 fn is_released(header: u64) -> bool {
     let [local_depth, filling] = [header >> 32, header >> 40].map(|byte| byte as u8);
     local_depth > 0 && filling == 0
@@ -53,14 +53,14 @@ impl MutantFabric {
                     }
                 }
             }
-            Mutant::NewBeforeOld => self.look_ahead(chain, memory),
+            Mutant::NewBeforeOld => self.save_new_windows(chain, memory),
             Mutant::FillsAgain => {
                 if let [Verb::Read { remote, bytes, .. }] = &mut chain[..]
                     && u64::from(*bytes) == SUBTABLE_BYTES
                     && (0..ROWS_PER_SUBTABLE as u64)
                         .any(|row| is_released(memory.word(*remote + row * ROW_BYTES)))
                 {
-                    // Its rows are others.
+                    // Shows the old subtable's rows instead, which do not look filled.
                     *remote -= SUBTABLE_BYTES;
                 }
             }
@@ -123,8 +123,8 @@ impl MutantFabric {
         }
     }
 
-    /// Remembers what is in the new subtables, which stand behind the old one, when it is READ.
-    fn look_ahead(&mut self, chain: &[Verb], memory: &Memory) {
+    /// Saves the windows of the new subtables, which follow the old one, when the old one is READ.
+    fn save_new_windows(&mut self, chain: &[Verb], memory: &Memory) {
         let window = |remote| {
             let place = memory.place(remote, WINDOW_BYTES).ok()?;
             Some((remote, memory.slice(place, WINDOW_BYTES as usize / 8).to_vec()))

@@ -1,4 +1,4 @@
-//! Clients that rely on what they have not seen, or on constants without a margin.
+//! Mutants that rely on words that they have not READ, or on constants without a margin.
 
 use farside_fabric::Nanos;
 use farside_layout::{SlotState, SlotWord, WORD_GENERATIONS};
@@ -9,8 +9,7 @@ use super::mutant_inserts::with_incarnation;
 use super::region::{hash, keys};
 
 impl Mutant {
-    /// The constants that a client of this mutant goes by (GRACE, patience, T_hint, T_word), if the
-    /// right ones are these.
+    /// Returns the mutant's constants (GRACE, patience, T_hint, T_word). `right` are the protocol's.
     pub(super) fn constants(self, right: [Nanos; 4], lateness_ns: Nanos) -> [Nanos; 4] {
         let [grace, patience, hint, word] = right;
         match self {
@@ -24,7 +23,8 @@ impl Mutant {
 }
 
 impl MutantFabric {
-    /// The cached word was not there: what was is said to be no key's, so that the operation looks.
+    /// If the slot no longer holds the cached word, shows the found word as EMPTY, so that the
+    /// operation READs the window.
     pub(super) fn lose_cached(
         &mut self,
         (slot, expected, desired): (u64, u64, u64),
@@ -37,8 +37,8 @@ impl MutantFabric {
         }
     }
 
-    /// Where the operation looks it is shown another word of the key's: of another incarnation, for
-    /// of the same one it would take what it finds for a later value anyway.
+    /// Shows the word in this window with another incarnation number. A word of the same incarnation
+    /// would count as a later value anyway.
     pub(super) fn show_another(&mut self, remote: u64, window: &mut [u64]) {
         let Mutant::AbsorbedUnread(key) = self.mutant else { return };
         for at in window_words() {
@@ -49,7 +49,7 @@ impl MutantFabric {
                 let other = word.incarnation() ^ 1;
                 window[at] = with_incarnation(window[at], other);
                 window[at + 1] = hash(&keys()[key]).hint(other);
-                // Once.
+                // Only the first READ shows it.
                 self.words.insert(remote + at as u64 * 8, (0, 0));
             }
         }

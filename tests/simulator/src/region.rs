@@ -1,5 +1,5 @@
-//! The region that scenarios play on: one window, a few slots that are free, blocks of one class.
-//! All keys could be each other's: the same row, the same fingerprint.
+//! The region of a scenario: one window with a few usable slots, and blocks of one class. The keys
+//! could be confused, because they share the fingerprint and, except for the last, the window.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -21,42 +21,42 @@ use super::turns::{HEAD, TAIL};
 
 /// GRACE in simulations, in milliseconds.
 pub const GRACE_MS: u32 = 100;
-/// How many keys there are: the first four share a window and a fingerprint; the fifth has the
-/// fingerprint too, and its home row is the one behind theirs.
+/// The number of keys. All have the same fingerprint. The first four share a window; the fifth one's
+/// home row is the next row.
 pub const KEYS: usize = 5;
-/// Every block holds one such key and such a value: 64 bytes with the header.
+/// The largest value that fits into a block of 64 bytes with a key and the header.
 const VALUE_BYTES_MAX: usize = 24;
-/// A larger value: 128 bytes.
+/// The length of a larger value, whose block has 128 bytes.
 pub(super) const LARGE_BYTES: usize = 72;
-/// How much of the depot's chunk there is, in bytes.
+/// How many bytes of the depot's chunk exist.
 const DEPOT_BYTES: u64 = 1024;
 const KEY_BYTES: usize = 8;
-/// How many slots the rows have that keys can be in.
+/// The number of slots in the rows of the keys' windows.
 const SLOTS: usize = WINDOW_SLOTS + SLOTS_PER_ROW;
 const HASH_KEY: [u8; 16] = *b"a simulated key.";
 
-/// Where things are.
+/// The layout of a scenario's region.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SimRegion {
     pub(super) format: Format,
     pub(super) geometry: Geometry,
     pub(super) class: SizeClass,
-    /// The subtable that the directory leads to, the two that a split takes its keys to, and one of
-    /// the two that another split takes theirs to.
+    /// The subtable at the start, the two new ones of the first split, and one new one of the second
+    /// split. The second split reuses the place of the first subtable.
     subtables: [u64; 4],
-    /// How many splits there are.
+    /// The number of splits that the server makes.
     splits: usize,
     pub(super) blocks: u64,
-    /// How many there are, and how many of them belong to each client at first, and as many to
-    /// the session that stores the first values.
+    /// The number of blocks, and how many of them each client has at first. The session that stores
+    /// the first values has as many.
     blocks_max: u64,
     blocks_each: u64,
-    /// Of the depot's blocks, if there is one: the first one.
+    /// The offset of the depot's first block, if there is a depot.
     depot: Option<u64>,
     /// The home row of the keys.
     pub(super) row: usize,
-    /// How many slots can be used, from the start of that row, and how many of them, the last ones,
-    /// were used before.
+    /// How many slots, from the start of that row, clients can use. The last `used` of them were used
+    /// before.
     slots: usize,
     used: usize,
 }
@@ -86,7 +86,7 @@ pub(super) fn hash(key: &[u8]) -> KeyHash {
 }
 
 impl SimRegion {
-    /// For so many clients with at most so many blocks, and with so many slots, some of them used.
+    /// A region for `clients` clients with up to `blocks` blocks each.
     pub(super) fn new(
         blocks: u64,
         clients: u64,
@@ -120,8 +120,8 @@ impl SimRegion {
         }
     }
 
-    /// A formatted region, with a directory of this depth. Slots that cannot be used hold words of
-    /// another fingerprint, which no client looks behind.
+    /// Returns the formatted region, with a directory of this depth. Unusable slots hold words of
+    /// another fingerprint, so that no client reads their blocks.
     pub(super) fn memory(&self, depth: u8) -> Memory {
         let directories = [0, 1, 2].map(|depth| self.geometry.directory_offset(depth));
         let directories = directories.map(|offset| offset.expect("there is one that deep"));
@@ -160,7 +160,7 @@ impl SimRegion {
             let slot = self.slot(subtable, at);
             let usable = at < self.slots;
             let word = match subtable {
-                // Nothing to move: whose it is will never come back.
+                // A split has no need to move the word of an INSERT that never continues.
                 0 if self.splits > 0 && !usable => taken.with_state(SlotState::Aborted),
                 _ if !usable => taken,
                 0 if at >= self.slots.saturating_sub(self.used) => SlotWord::unclaimed(),
@@ -174,39 +174,39 @@ impl SimRegion {
         memory
     }
 
-    /// Whether there is more than one subtable.
+    /// Whether the server splits a subtable.
     pub(super) fn splits(&self) -> bool {
         self.splits > 0
     }
 
-    /// The split that the server makes first.
+    /// Returns the first split of the server.
     pub(super) fn split(&self) -> Split {
         let [old, one, other, _] = self.subtables;
         Split { prefix: 0, local_depth: 0, old, new: [one, other] }
     }
 
-    /// The split of key 0's subtable that comes next, and takes some of its keys to where the first
-    /// one's were: key 0 and those on its side, or the others.
-    pub(super) fn next_split(&self, returns: bool) -> Split {
+    /// Returns the second split, of the subtable that key 0 is in after the first one. It moves one
+    /// half of the keys into the place of the first subtable: key 0's half if `key_0_returns`.
+    pub(super) fn next_split(&self, key_0_returns: bool) -> Split {
         let directory = hash(&keys()[0]).directory();
         let prefix = side_of(directory, 0);
         let [again, .., unused] = self.subtables;
         let mut new = [again; 2];
-        new[side_of(directory, 1) ^ usize::from(returns)] = unused;
+        new[side_of(directory, 1) ^ usize::from(key_0_returns)] = unused;
         Split { prefix: prefix as u32, local_depth: 1, old: self.subtables[1 + prefix], new }
     }
 
-    /// The subtables there are.
+    /// The offsets of the subtables that exist.
     pub(super) fn places(&self) -> impl Iterator<Item = u64> + use<> {
         self.subtables.into_iter().take([1, 3, 4][self.splits])
     }
 
-    /// The rows that keys can be in: the window of the fifth key reaches one row further.
+    /// The rows of the keys' windows. The fifth key's window reaches one row further.
     pub(super) fn rows(&self) -> Range<usize> {
         self.row..self.row + SLOTS.div_ceil(SLOTS_PER_ROW)
     }
 
-    /// The slots of a subtable that can be used, by their numbers.
+    /// The numbers of a subtable's usable slots.
     pub(super) fn usable(&self) -> Range<usize> {
         let first = self.row * SLOTS_PER_ROW;
         first..first + self.slots
@@ -222,7 +222,7 @@ impl SimRegion {
         self.subtables[subtable] + slot_in_subtable(row, slot)
     }
 
-    /// Whether anything in the word at this offset can ever change.
+    /// Whether the word at this offset can change.
     pub(super) fn can_change(&self, offset: u64) -> bool {
         let leads = self.header_at(offset).is_some()
             || self.directory_at(offset).is_some()
@@ -232,8 +232,8 @@ impl SimRegion {
             || self.splits > 0 && leads
     }
 
-    /// The subtable, the row, counted from the keys' home row, and the word of its header that an
-    /// offset is in.
+    /// Returns the subtable, the row and the word of the row's header at this offset. Rows count from
+    /// the keys' home row.
     pub(super) fn header_at(&self, offset: u64) -> Option<(usize, usize, u64)> {
         let subtable = self.subtable_at(offset)?;
         let within = offset - self.subtables[subtable];
@@ -247,20 +247,20 @@ impl SimRegion {
         self.subtables.iter().position(holds)
     }
 
-    /// The number of the entry, counted over the directories of depth 0 to 2, an offset is in.
+    /// Returns the number of the directory entry at this offset, counted over the depths 0 to 2.
     pub(super) fn directory_at(&self, offset: u64) -> Option<u64> {
         let entry = offset.checked_sub(self.geometry.directory_offset(0)?)? / 8;
         (entry < 7).then_some(entry)
     }
 
-    /// What a subtable is called: S is the old one, T and U are those for keys whose next bit is 0
-    /// and 1, V is the one that was never used.
+    /// Returns a subtable's name in traces. S is the old one; T and U are for keys whose next bit is 0
+    /// and 1; V is unused before the second split.
     pub(super) fn name_of(&self, offset: u64) -> &'static str {
         self.subtable_at(offset).map_or("nowhere", |subtable| ["S", "T", "U", "V"][subtable])
     }
 
-    /// Which subtable and slot, counted from the keys' home row, and whether its hint, an offset is
-    /// in.
+    /// Returns the subtable and the slot at this offset, and whether it is the slot's hint. Slots
+    /// count from the keys' home row.
     pub(super) fn slot_at(&self, offset: u64) -> Option<(usize, usize, bool)> {
         let subtable = self.subtable_at(offset)?;
         (0..SLOTS).find_map(|at| {
@@ -278,12 +278,12 @@ impl SimRegion {
         BlockAddress::from_offset(offset).expect("blocks are aligned")
     }
 
-    /// Where key 0 is stored at the start.
+    /// The block that holds key 0 at the start.
     pub(super) fn first_block(&self) -> BlockRef {
         BlockRef { address: self.block(0), class: self.class, generation_low: 1 }
     }
 
-    /// Which block, and which of its words, an offset is in.
+    /// Returns the block at this offset, and the word in it.
     pub(super) fn block_at(&self, offset: u64) -> Option<(u64, u64)> {
         let bytes = self.class.block_bytes();
         if let Some(within) = self.depot.and_then(|depot| offset.checked_sub(depot))
@@ -295,14 +295,14 @@ impl SimRegion {
         (within < self.blocks_max * bytes).then_some((within / bytes, within % bytes / 8))
     }
 
-    /// The first blocks of a client; 0 is the session that stores the first values.
+    /// The blocks that a client has at first. Client 0 is the session that stores the first values.
     pub(super) fn free_blocks(&self, client: u64, count: u64) -> Vec<FreeBlock> {
         let first = client * self.blocks_each;
         let numbers = first..first + count;
         numbers.rev().map(|n| FreeBlock { address: self.block(n), generation: 1 }).collect()
     }
 
-    /// The slots of the keys' rows that lead to a block of theirs.
+    /// The slots that lead to a block of a key: their words, hints and blocks.
     fn linked(&self, memory: &Memory) -> Vec<(SlotWord, u64, BlockRef)> {
         let fingerprint = hash(&keys()[0]).fingerprint();
         let states = [SlotState::Live, SlotState::Frozen, SlotState::Copy];
@@ -316,7 +316,7 @@ impl SimRegion {
             .collect()
     }
 
-    /// The slots in the middle of an INSERT, and whose they are.
+    /// The slots with an unfinished INSERT: offset, word, and the client that wrote the block.
     pub(super) fn unfinished<'m>(
         &'m self,
         memory: &'m Memory,
@@ -348,8 +348,8 @@ impl SimRegion {
         blocks.find(holds).map_or(0, |block| block.address.offset())
     }
 
-    /// That every linked block is whole, linked once, and the only one of its key, beside the
-    /// key's hint.
+    /// Checks that every linked block is whole, is linked once, is the only one of its key, and is in
+    /// a slot with the key's hint.
     pub(super) fn inspect(&self, memory: &Memory) -> Result<(), Violation> {
         let (mut seen, mut blocks) = (BTreeSet::new(), BTreeSet::new());
         for (word, hint, block) in self.linked(memory) {

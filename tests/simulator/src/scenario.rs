@@ -1,4 +1,4 @@
-//! What a scenario is: what there is at the start, and what each client does.
+//! A scenario: the region at the start, the clients' scripts, and the events that may happen.
 
 use farside_fabric::Nanos;
 
@@ -6,14 +6,14 @@ use super::mutant::Mutant;
 use super::script::Script;
 use super::server::Chore;
 
-/// What the fabric promises as the shortest round trip.
+/// The shortest round trip that the fabric promises.
 pub(super) const ROUND_TRIP_MIN_NS: Nanos = 20_000;
 
 /// A key by its number; see [`super::KEYS`].
 pub type Key = usize;
 
-/// One operation of a script. Values name themselves after the client that stores them: `A1` is
-/// what client A stores with its first operation; what there is at the start is `i0`, by the key.
+/// One operation of a script. A value is named after its writer: `A1` is the value that client A
+/// stores with its first operation. `i0` is the value of key 0 at the start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the operations of `Session`")]
 pub enum Op {
@@ -23,28 +23,28 @@ pub enum Op {
     Update(Key),
     Delete(Key),
     Exchange(Key, &'static str),
-    /// By the version that the script's last GET of the key found; left out if it found none.
+    /// Exchange by the version that the script's last GET of the key found. Skipped if it found none.
     ExchangeSeen(Key),
     PutLarge(Key),
     GiveBack,
     Sleep(Nanos),
     /// Changes two other regions, one after the other.
     RaiseBoth,
-    /// Nothing: see [`Script::yields`].
+    /// No operation: see [`Script::yields`].
     Yield,
 }
 
-/// A split of the subtable that the keys are in, by the server.
+/// The server's split of the keys' subtable.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Splitting {
-    /// The directory's depth before.
+    /// The depth of the directory before the split.
     pub(super) depth: u8,
-    /// How many slots are moved at a time.
+    /// The number of slots that are moved at a time.
     pub(super) lanes: u16,
     pub(super) mutant: Option<Mutant>,
 }
 
-/// What there is at the start, what each client does, and what may happen meanwhile.
+/// The region at the start, the clients' scripts, and the events that may happen.
 #[derive(Clone)]
 pub struct Scenario {
     pub(super) name: String,
@@ -54,7 +54,7 @@ pub struct Scenario {
     pub(super) removed: Vec<Key>,
     pub(super) marked: Vec<Key>,
     pub(super) clients: Vec<Script>,
-    /// What the fabric promises as the shortest round trip, and what it keeps.
+    /// The shortest round trip that the fabric promises, and the time that chains really take.
     pub(super) round_trip_min_ns: Nanos,
     pub(super) round_trip_ns: Nanos,
     pub(super) lateness_max_ns: Nanos,
@@ -67,7 +67,7 @@ pub struct Scenario {
     pub(super) has_depot: bool,
     pub(super) pauses_max: u32,
     pub(super) answer_timeout_ns: Option<Nanos>,
-    /// What the server does other than it should, except in splits.
+    /// The mutant that the server follows, except in splits.
     pub(super) server: Option<Mutant>,
     pub(super) split: Option<Splitting>,
     pub(super) reuse: Option<bool>,
@@ -113,137 +113,136 @@ impl Scenario {
         &self.name
     }
 
-    /// The key is there at the start.
+    /// The key is stored at the start.
     pub fn stored(mut self, key: Key) -> Self {
         self.stored.push(key);
         self
     }
 
-    /// The key was there once; its slot remembers its hint.
+    /// The key was stored and deleted before the start. Its slot still holds the hint.
     pub fn removed(mut self, key: Key) -> Self {
         self.removed.push(key);
         self
     }
 
-    /// The key is there, its block marked by a client that died before the compare-and-swap.
+    /// The key is stored, and its block was marked by a client that died before its compare-and-swap.
     pub fn marked(mut self, key: Key) -> Self {
         self.marked.push(key);
         self.stored(key)
     }
 
-    /// How many slots of the window can be used, up to 7.
+    /// The number of slots that clients can use.
     pub fn slots(mut self, slots: usize) -> Self {
         self.slots = slots;
         self
     }
 
-    /// So many of the slots, the last ones, were used before, if nothing is said later.
+    /// The last so many usable slots were used before the start. The default is none.
     pub fn used(mut self, slots: usize) -> Self {
         self.used = slots;
         self
     }
 
-    /// A client that takes part.
+    /// Adds a client.
     pub fn client(mut self, script: Script) -> Self {
         self.clients.push(script);
         self
     }
 
-    /// At up to `most` moments the clock jumps by one of these.
+    /// The clock jumps up to `max` times, each time by one of these.
     pub fn jumps(mut self, max: u32, by: &[Nanos]) -> Self {
         (self.jumps_max, self.jumps) = (max, by.to_vec());
         self
     }
 
-    /// Up to so many clients die, anywhere.
+    /// Up to `max` clients die, each at any moment.
     pub fn deaths(mut self, max: u32) -> Self {
         self.deaths_max = max;
         self
     }
 
-    /// Up to so many connections break, anywhere; the client gets another.
+    /// Up to `max` connections break, each at any moment. The client then reconnects.
     pub fn losses(mut self, max: u32) -> Self {
         self.losses_max = max;
         self
     }
 
-    /// The server notices each death and each lost connection at some moment: it fences the client,
-    /// whose last verbs may be executed until then, and clears what it left.
+    /// The server notices each death and each lost connection at some moment. It fences the client,
+    /// whose verbs in flight may be executed until then, and clears its slots.
     pub fn sweeps(mut self) -> Self {
         self.sweeps = true;
         self
     }
 
-    /// All clients are sessions of one and share a location cache.
+    /// All clients share a location cache, as sessions of one client do.
     pub fn shares_locations(mut self) -> Self {
         self.name += ", shared locations";
         self.clients.iter_mut().for_each(|client| client.shares = true);
         self
     }
 
-    /// There is a depot. It has all blocks of a chunk but one, the second one, which has key 0.
+    /// The server has a depot with all blocks of a chunk except the second one, which holds key 0.
     pub fn depot(mut self) -> Self {
         self.has_depot = true;
         self.stored(0)
     }
 
-    /// Up to so often a client is paused at any moment, and its clock stands still, until any later
-    /// one; the server fences it if it has not answered for this long by then.
+    /// Clients are paused up to `max` times, from any moment to any later one. A paused client's clock
+    /// stands still. The server fences the client if the pause is longer than `answer_timeout_ns`.
     pub fn pauses(mut self, max: u32, answer_timeout_ns: Nanos) -> Self {
         (self.pauses_max, self.answer_timeout_ns) = (max, Some(answer_timeout_ns));
         self
     }
 
-    /// Up to so often the server is killed and started again, and every client gets another
-    /// connection.
+    /// The server is killed and restarted up to `max` times, and every client reconnects.
     pub fn renewals(mut self, max: u32) -> Self {
         self.renewals_max = max;
         self
     }
 
-    /// The server's chores follow a protocol with a rule broken.
+    /// The server's chores follow this mutant of the protocol.
     pub fn server_mutant(mut self, mutant: Mutant) -> Self {
         self.server = Some(mutant);
         self
     }
 
-    /// The mutants among those who take part that are not among these.
+    /// Returns the mutants of the scenario that are not in `fired`.
     pub(super) fn unfired(&self, fired: &[Mutant]) -> Vec<Mutant> {
         let clients = self.clients.iter().filter_map(|client| client.mutant);
         let all = clients.chain(self.server).chain(self.split.and_then(|split| split.mutant));
         all.filter(|mutant| !fired.contains(mutant)).collect()
     }
 
-    /// What the server has to do, in this order.
+    /// Returns the server's chores in their order.
     pub(super) fn chores(&self) -> Vec<Chore> {
         let lost = if self.sweeps { self.deaths_max + self.losses_max } else { 0 };
         let sweeps = (0..lost).map(|_| Chore::Sweep);
         let splits = self.split.iter().map(|_| Chore::Split);
-        let reuse = self.reuse.map(|returns| Chore::Reuse { returns });
+        let reuse = self.reuse.map(|key_0_returns| Chore::Reuse { key_0_returns });
         splits.chain(reuse).chain(sweeps).collect()
     }
 
-    /// Meanwhile, at any moment, the server splits the subtable of all keys, so many slots at a
-    /// time; the directory is so deep at first, 0 or 1.
+    /// The server splits the subtable of all keys at any moment, `lanes` slots at a time. The
+    /// directory has this depth before, 0 or 1.
     pub fn splits(mut self, depth: u8, lanes: u16) -> Self {
         self.split = Some(Splitting { depth, lanes, mutant: None });
         self
     }
 
-    /// After that, and GRACE, the server splits the subtable where key 0 is then, and uses the
-    /// place of the first one again: for key 0, or else for keys that part from it.
-    pub fn reuses(mut self, returns: bool) -> Self {
-        self.reuse = Some(returns);
+    /// GRACE after the first split, the server splits the subtable that key 0 is in, and reuses the
+    /// place of the first subtable: for key 0's half of the keys, or for the other half.
+    pub fn reuses(mut self, key_0_returns: bool) -> Self {
+        self.reuse = Some(key_0_returns);
         self
     }
 
-    /// Up to so often the server is killed in the middle of the split, and goes on with it.
+    /// The server is killed up to `max` times in the middle of the split, and continues it.
     pub fn restarts(mut self, max: u32) -> Self {
         self.restarts_max = max;
         self
     }
 
-    /// Time passes: a chain takes as long as the fabric promises at least.
+    /// Chains take time: as long as the shortest round trip that the fabric promises.
     pub fn round_trips(mut self) -> Self {
         self.round_trip_ns = self.round_trip_min_ns;
         self
@@ -255,13 +254,13 @@ impl Scenario {
         self
     }
 
-    /// Other random numbers for the clients: other slots for their INSERTs.
+    /// The seed of the clients' random numbers, which choose the slots of their INSERTs.
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = seed;
         self
     }
 
-    /// All follow this protocol with a rule broken.
+    /// All clients, and the server in its splits, follow this mutant of the protocol.
     pub fn mutant_for_all(mut self, mutant: Mutant) -> Self {
         self.clients.iter_mut().for_each(|client| client.mutant = Some(mutant));
         if let Some(split) = &mut self.split {
@@ -270,7 +269,7 @@ impl Scenario {
         self
     }
 
-    /// How many chains an operation gets; it is left pending when it wants more.
+    /// Limit on the chains of an operation. An operation that needs more stays unanswered.
     pub fn chains(mut self, max: u32) -> Self {
         self.chains_max = max;
         self

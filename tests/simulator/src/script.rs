@@ -1,4 +1,4 @@
-//! What a client of a scenario does.
+//! The script of a scenario's client.
 
 use farside_fabric::Nanos;
 
@@ -6,16 +6,16 @@ use super::clock::PACE;
 use super::mutant::Mutant;
 use super::scenario::{Key, Op};
 
-/// What one client does.
+/// The operations of one client, and the client's properties.
 #[derive(Clone)]
 pub struct Script {
     pub(super) known: Vec<Key>,
-    /// One after another, for each lane.
+    /// The operations of each lane, one after another.
     pub(super) lanes: Vec<Vec<Op>>,
     pub(super) blocks: u64,
     pub(super) in_one_step: bool,
     pub(super) guess: Option<usize>,
-    /// How many sixteenths of a second pass for it in a second.
+    /// How many sixteenths of a second its clock counts in a second.
     pub(super) pace: u8,
     pub(super) pauses: bool,
     pub(super) shares: bool,
@@ -23,7 +23,7 @@ pub struct Script {
     pub(super) mutant: Option<Mutant>,
 }
 
-/// A client that does nothing yet.
+/// Returns a client without operations.
 pub fn client() -> Script {
     Script {
         known: Vec::new(),
@@ -47,7 +47,7 @@ impl Script {
         self
     }
 
-    /// Whether what it knows does not follow from its own chains alone.
+    /// Whether an operation of the client can learn something that its own chains did not bring.
     pub(super) fn is_entangled(&self) -> bool {
         self.lanes.len() > 1 || self.shares || self.takes
     }
@@ -56,73 +56,73 @@ impl Script {
         self.lanes.iter().map(Vec::len).sum()
     }
 
-    /// The key's location is in its cache.
+    /// The client has the key's location in its cache.
     pub fn knows(mut self, key: Key) -> Self {
         self.known.push(key);
         self
     }
 
-    /// It has only so many free blocks.
+    /// The client has this many free blocks.
     pub fn blocks(mut self, blocks: u64) -> Self {
         self.blocks = blocks;
         self
     }
 
-    /// What follows is done on another lane of the same session, at the same time.
+    /// The operations that follow run on another lane of the session, at the same time.
     pub fn lane(mut self) -> Self {
         self.lanes.push(Vec::new());
         self
     }
 
-    /// All that it does is one step: for those who do a lot.
+    /// All operations of the client are one step, for scripts that are too long to explore.
     pub fn in_one_step(mut self) -> Self {
         self.in_one_step = true;
         self
     }
 
-    /// Its INSERTs claim a slot of the row before they have looked, the first one this slot, until
-    /// one of them was for nothing.
+    /// The client's INSERTs are blind: they claim a slot before they read the window. The first one
+    /// claims this slot. After a failed claim, INSERTs are no longer blind.
     pub fn guesses(mut self, slot: usize) -> Self {
         self.guess = Some(slot);
         self
     }
 
-    /// Its clock runs slow or fast: so many sixteenths of a second pass for it in a second.
+    /// The client's clock runs slow or fast: it counts this many sixteenths of a second in a second.
     pub fn pace(mut self, sixteenths: u8) -> Self {
         self.pace = sixteenths;
         self
     }
 
-    /// Its virtual machine may be paused, with its clock: see [`super::Scenario::pauses`].
+    /// The client may be paused, with its clock: see [`super::Scenario::pauses`].
     pub fn pauses(mut self) -> Self {
         self.pauses = true;
         self
     }
 
-    /// It is a session of the same client as all that share, and has their location cache.
+    /// The client shares a location cache with all others that share, as sessions of one client do.
     pub fn shares(mut self) -> Self {
         self.shares = true;
         self
     }
 
-    /// It follows a protocol with a rule broken.
+    /// The client follows this mutant of the protocol.
     pub fn mutant(mut self, mutant: Mutant) -> Self {
         self.mutant = Some(mutant);
         self
     }
 
-    /// It gets more blocks from the depot: one a request.
+    /// The client requests more blocks from the depot, which gives one for each request.
     pub fn takes(mut self) -> Self {
         self.takes = true;
         self
     }
 
-    /// It gives all its free blocks back to the depot.
+    /// The client returns all its free blocks to the depot.
     pub fn gives_back(self) -> Self {
         self.then(Op::GiveBack)
     }
 
-    /// It does nothing for so long.
+    /// The client does nothing for this time.
     pub fn sleeps(self, time: Nanos) -> Self {
         self.then(Op::Sleep(time))
     }
@@ -167,12 +167,13 @@ impl Script {
         self.then(Op::ExchangeSeen(key))
     }
 
-    /// It changes two other regions, one after the other.
+    /// The client changes two other regions, one after the other.
     pub fn raises_both(self) -> Self {
         self.then(Op::RaiseBoth)
     }
 
-    /// If all that it does is one step, that ends here, and others may act before the next.
+    /// Ends the step of a client whose operations are [one step](Self::in_one_step), so that other
+    /// clients can act before the next step.
     pub fn yields(self) -> Self {
         self.then(Op::Yield)
     }

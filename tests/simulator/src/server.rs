@@ -1,4 +1,5 @@
-//! The server's chores while clients are at work: production code, over an endpoint of its own.
+//! The server's chores beside clients that operate. They are production code over an endpoint of
+//! the server.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -16,19 +17,20 @@ use super::mutant::Mutant;
 use super::task::{Event, Events, begin};
 use super::world::World;
 
-/// Something that the server does once.
+/// A task that the server does once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Chore {
     Split,
-    /// Splits what the first split made, into its place. For key 0, or keys that part from it.
+    /// Splits the subtable that key 0 is in after the first split. One half goes into the place that
+    /// the first split emptied: key 0's half if `key_0_returns`.
     Reuse {
-        returns: bool,
+        key_0_returns: bool,
     },
-    /// Clears up after the clients that are lost.
+    /// Clears the slots of lost clients.
     Sweep,
 }
 
-/// The server: its chores, one after another. Before each it waits to be polled.
+/// Does the server's chores one after another. Before each one it waits to be polled.
 pub(super) async fn run_chores(
     session: Rc<TestSession<SimFabric>>,
     world: Rc<RefCell<World>>,
@@ -37,23 +39,25 @@ pub(super) async fn run_chores(
 ) {
     for chore in chores {
         begin().await;
-        let done = match chore {
+        let event = match chore {
             Chore::Split => split(&session, &world, lanes, None).await,
-            Chore::Reuse { returns } => split(&session, &world, lanes, Some(returns)).await,
+            Chore::Reuse { key_0_returns } => {
+                split(&session, &world, lanes, Some(key_0_returns)).await
+            }
             Chore::Sweep => sweep(&session, &world).await,
         };
-        events.borrow_mut().extend([done, Event::Skip]);
+        events.borrow_mut().extend([event, Event::Skip]);
     }
     events.borrow_mut().push_back(Event::Over);
 }
 
-/// Splits what the directory led to at the start, or, with `returns`, once no client believes a
-/// READ from before, what it leads to then, into the place of the former.
+/// Makes the first split. With `reuse`, waits until no client believes a READ from before that split,
+/// and makes the next one, into the emptied place. `reuse` says whether key 0 returns to that place.
 async fn split(
     session: &TestSession<SimFabric>,
     world: &RefCell<World>,
     lanes: u16,
-    returns: Option<bool>,
+    reuse: Option<bool>,
 ) -> Event {
     let (region, depth, rests) = {
         let world = world.borrow();
@@ -65,7 +69,7 @@ async fn split(
     let splitter = splitter.with_part(region.rows(), region.usable());
     let reach = "the fabric reaches all of it";
     let mut split = region.split();
-    if let Some(returns) = returns {
+    if let Some(key_0_returns) = reuse {
         splitter.disown(&split).await.expect(reach);
         if rests {
             endpoint.sleep_until(lane, endpoint.now() + session.constants()[0]).await;
@@ -75,7 +79,7 @@ async fn split(
         while !splitter.vacate(split.old).await.expect(reach) {
             endpoint.sleep_until(lane, endpoint.now() + PAUSE_NS_MAX).await;
         }
-        split = region.next_split(returns);
+        split = region.next_split(key_0_returns);
     }
     let progress = splitter.split(&split).await.expect(reach);
     if progress == SplitProgress::Done {
@@ -84,7 +88,7 @@ async fn split(
     Event::Split(progress)
 }
 
-/// Looks through the rows that keys can be in.
+/// Clears the slots that fenced clients left unfinished in the rows of the keys' windows.
 async fn sweep(session: &TestSession<SimFabric>, world: &RefCell<World>) -> Event {
     let (region, clients) = {
         let mut world = world.borrow_mut();

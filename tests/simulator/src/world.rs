@@ -1,4 +1,5 @@
-//! What all clients of a simulation share: memory, clock, and which process touched which word.
+//! The state that all clients of a simulation share: the memory, the clock, and which process
+//! accessed which word.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -18,31 +19,31 @@ pub(super) struct World {
     pub(super) region: Rc<SimRegion>,
     pub(super) memory: Memory,
     pub(super) now: Nanos,
-    /// No chain takes less.
+    /// The shortest time that a chain takes.
     pub(super) round_trip_ns: Nanos,
-    /// Words for which it matters when they are accessed; for all but these it was never seen that
-    /// one process wrote what another had accessed before.
+    /// Words at whose accesses the scheduler can switch processes. A word becomes one when a process
+    /// writes it after another process accessed it.
     is_preemptible: Vec<bool>,
-    /// Which processes accessed each word so far, a bit each.
-    touched: Vec<u16>,
-    /// Words that turned out to be hot: what was explored so far was too coarse.
+    /// The processes that accessed each word so far, one bit for each process.
+    accessed_by: Vec<u16>,
+    /// Words that became preemptible in this execution. The search has to start over with them.
     pub(super) newly_preemptible: Vec<usize>,
-    /// Every word is accessed by itself, whether it matters or not; states are not compared.
+    /// Every word is accessed in a step of its own, and states are not compared.
     pub(super) fine: bool,
-    /// Whether accesses count: not before the scenario begins.
+    /// Whether the scenario has begun. Accesses before do not count.
     pub(super) began: bool,
     pub(super) trace: Option<Vec<Line>>,
-    /// How the split went, once it is over.
+    /// The result of the split once it has ended.
     pub(super) split: Option<SplitProgress>,
-    /// Clients that were fenced and not yet cleared up after.
+    /// Clients that the server has fenced, and whose slots it has not cleared yet.
     pub(super) fenced: Vec<u16>,
-    /// Places of subtables rest before they are used again.
+    /// Whether the place of a subtable rests for GRACE before its reuse.
     pub(super) places_rest: bool,
     /// The server's depot, if there is one.
     pub(super) depot: Option<Rc<RefCell<SimDepot>>>,
-    /// Mutants that did what they should not.
+    /// Mutants that broke their rule in this execution.
     pub(super) fired: Vec<Mutant>,
-    /// What clients remember that are sessions of one.
+    /// The location cache of the clients that share one.
     pub(super) locations: Rc<Locations>,
 }
 
@@ -61,7 +62,7 @@ impl World {
             now: 1_000_000_000,
             round_trip_ns,
             is_preemptible,
-            touched: vec![0; words],
+            accessed_by: vec![0; words],
             newly_preemptible: Vec::new(),
             fine,
             began: false,
@@ -75,8 +76,7 @@ impl World {
         }
     }
 
-    /// The part of these words in which those are that a process could notice: where it starts, and
-    /// how many words it has.
+    /// Returns the range of these words that covers all preemptible ones: its start and length.
     pub(super) fn noticeable(&self, place: usize, words: usize) -> (usize, usize) {
         let is_preemptible = &self.is_preemptible[place..place + words];
         let first =
@@ -88,9 +88,9 @@ impl World {
         (first, end.saturating_sub(first))
     }
 
-    /// Divides words into groups that are accessed at once, each a mask from `place` on; returns
-    /// those that no process can notice. Of a block's words the header's first stands alone, its
-    /// rest and the key together, and the value.
+    /// Divides words into groups that are accessed in one step, each a mask from `place` on. Returns
+    /// the mask of the words that are not preemptible. A block has three groups: the header's first
+    /// word, the rest of the header with the key, and the value.
     pub(super) fn units(&self, place: usize, words: usize, units: &mut Vec<u64>) -> u64 {
         let mut unnoticed = 0;
         let (mut rest, mut value) = (0, 0);
@@ -112,20 +112,20 @@ impl World {
         unnoticed
     }
 
-    /// To write what stands there already is to change nothing.
-    fn touch(&mut self, process: usize, place: usize, writes: bool) {
+    /// Records an access. `changes`: a write of another value than the present one.
+    fn record_access(&mut self, process: usize, place: usize, changes: bool) {
         if !self.began {
             return;
         }
         let own = 1 << process;
-        if writes && self.touched[place] & !own != 0 && !self.is_preemptible[place] {
+        if changes && self.accessed_by[place] & !own != 0 && !self.is_preemptible[place] {
             self.newly_preemptible.push(place);
         }
-        self.touched[place] |= own;
+        self.accessed_by[place] |= own;
     }
 
     pub(super) fn note_read(&mut self, process: usize, place: usize) {
-        self.touch(process, place, false);
+        self.record_access(process, place, false);
         if self.trace.is_some() && self.is_preemptible[place] {
             let what = describe(self, place, self.memory.load(place));
             self.note(process, || format!("READ  {what}"));
@@ -133,7 +133,7 @@ impl World {
     }
 
     pub(super) fn write(&mut self, process: usize, place: usize, value: u64) {
-        self.touch(process, place, value != self.memory.load(place));
+        self.record_access(process, place, value != self.memory.load(place));
         if self.trace.is_some() && (self.is_preemptible[place] || value != self.memory.load(place))
         {
             let old = describe(self, place, self.memory.load(place));
@@ -146,7 +146,7 @@ impl World {
 
     pub(super) fn swap(&mut self, process: usize, place: usize, (expected, desired): (u64, u64)) {
         let found = self.memory.load(place);
-        self.touch(process, place, found == expected);
+        self.record_access(process, place, found == expected);
         if self.trace.is_some() {
             let old = describe(self, place, found);
             let new = describe(self, place, desired);
@@ -161,7 +161,7 @@ impl World {
         }
     }
 
-    /// A mutant did what it should not.
+    /// Records that a mutant broke its rule.
     pub(super) fn note_fired(&mut self, mutant: Mutant) {
         if !self.fired.contains(&mutant) {
             self.fired.push(mutant);
