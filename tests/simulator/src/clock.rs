@@ -1,5 +1,5 @@
-//! The clocks of clients. They run slower or faster than the world's clock, and stand still while the
-//! client is paused.
+//! The clocks of clients. They run slower or faster than the world's clock, and stand still while
+//! the client is paused.
 
 use farside_fabric::Nanos;
 
@@ -17,8 +17,8 @@ pub(super) struct Clock {
     pace: Nanos,
     /// The time at which the clock was right.
     origin: Nanos,
-    /// How long the clock has stood still in ended pauses, and when the present pause began. Both by
-    /// the world's clock.
+    /// How long the clock has stood still in ended pauses, and when the present pause began. Both
+    /// by the world's clock.
     pub(super) stood_still: Nanos,
     pub(super) stopped_at: Option<Nanos>,
 }
@@ -71,8 +71,9 @@ impl Execution<'_> {
         world.note(client, || "is paused, and its clock".to_owned());
     }
 
-    /// Ends a client's pause. If the pause was too long, the server fences the client now. No process
-    /// can tell this from an earlier fence: during the pause only posted chains were executed.
+    /// Ends a client's pause. If the pause was too long, the server fences the client now. No
+    /// process can tell this from an earlier fence: during the pause only posted chains were
+    /// executed.
     pub(super) fn resume(&mut self, client: usize) -> Result<(), Violation> {
         self.last = None;
         let paused_for = {

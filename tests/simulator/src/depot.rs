@@ -1,5 +1,5 @@
-//! The server's depot, which is production code. It answers at once, with one block for each request,
-//! so that blocks go from client to client.
+//! The server's depot, which is production code. It answers at once, with one block for each
+//! request, so that blocks go from client to client.
 
 use std::cell::RefCell;
 use std::collections::HashMap;

@@ -1,4 +1,4 @@
-//! One execution of a scenario: what each process can do next, and what it leads to.
+//! One execution of a scenario: the possible next actions, and their effects.
 
 use std::cell::{RefCell, RefMut};
 use std::hash::Hasher;
@@ -24,15 +24,16 @@ use super::trace::Line;
 use super::turns;
 use super::world::World;
 
-/// An execution so far.
+/// The state of an execution.
 pub(super) struct Execution<'s> {
     pub(super) prepared: &'s Prepared<'s>,
     pub(super) world: Rc<RefCell<World>>,
     pub(super) sessions: Vec<Rc<TestSession<SimFabric>>>,
     pub(super) processes: Vec<Process>,
     pub(super) monitor: Monitor,
-    /// The process that acted last. It must go on because nothing happened yet since it began.
+    /// The process that acted last.
     pub(super) last: Option<usize>,
+    /// Only `last` may act, because no other process can notice its present step.
     pub(super) bound: bool,
     pub(super) jumps: u32,
     pub(super) deaths: u32,
@@ -40,20 +41,20 @@ pub(super) struct Execution<'s> {
     pub(super) losses: u32,
     pub(super) renewals: u32,
     pub(super) pauses: u32,
-    /// What each client is called on its present connection.
+    /// Each client's id on its present connection.
     pub(super) ids: Vec<u16>,
     /// The clients that died or lost their connection, and that the server has not fenced yet.
     pub(super) lost_clients: Vec<u16>,
-    /// How many connections were made after the first.
+    /// The number of connections besides each client's first.
     pub(super) reopened: usize,
-    /// Completions are events of their own.
+    /// Whether a completion is a step of its own.
     pub(super) lazy: bool,
-    /// The session that looks at everything at the end, by the directory there was at the start.
+    /// A session with the directory of the start, which reads all keys at the end.
     pub(super) observer: Option<Rc<TestSession<SimFabric>>>,
 }
 
 impl Execution<'_> {
-    /// Everything that can happen next; what goes on as before comes first.
+    /// Collects all possible next actions. Those of the process that acted last come first.
     pub(super) fn actions(&self, actions: &mut Vec<Action>) {
         actions.clear();
         if let Some(last) = self.last {
@@ -119,27 +120,27 @@ impl Execution<'_> {
         }
     }
 
-    /// Whether a process that pauses would see what it saw before its last pause, too.
+    /// Whether a waiting process would see the same as before its last wait.
     fn is_in_vain(&self, process: &Process, until: Nanos) -> bool {
         let pause = until.saturating_sub(self.world.borrow().now);
         pause <= PAUSE_NS_MAX && process.waits[0] == Some(self.moment())
     }
 
-    /// What there is for a process that looks again.
+    /// A hash of the state that a waiting process could see.
     pub(super) fn moment(&self) -> u64 {
         let world = self.world.borrow();
         mix(world.memory.hash(), world.now << 1 | u64::from(world.split.is_some()))
     }
 
-    /// Whether the process that acted last is in the middle of something, so that to let another
-    /// one act is to preempt it.
+    /// Whether the action preempts the process that acted last: that process has a chain in flight,
+    /// and another process acts.
     pub(super) fn preempts(&self, action: Action) -> bool {
         let actor = match action {
             Action::Begin(process)
             | Action::Access(process, ..)
             | Action::Wake(process, _)
             | Action::Complete(process, _) => Some(process),
-            // Time and death have bounds of their own.
+            // These actions have bounds of their own.
             Action::Jump(_)
             | Action::Pause(_)
             | Action::Resume(_)
@@ -157,7 +158,7 @@ impl Execution<'_> {
         }
     }
 
-    /// Lets it happen.
+    /// Executes an action.
     pub(super) fn act(&mut self, action: Action) -> Result<(), Violation> {
         self.take_step(action)?;
         turns::check(&self.world.borrow().memory)
@@ -181,7 +182,7 @@ impl Execution<'_> {
                     }
                 }
                 if self.prepared.scenario.clients.len() == self.processes[at].client {
-                    // Much of what a mover does no client notices.
+                    // No client notices most of the splitter's steps.
                     self.poll_completed(at, self.lazy)?;
                 }
                 self.bind(at);
@@ -222,7 +223,7 @@ impl Execution<'_> {
             }
             Action::Jump(by) => {
                 self.jumps += 1;
-                // A process that slept through it need not go on first.
+                // After a jump any process may act next without a preemption.
                 self.last = None;
                 let mut world = self.world.borrow_mut();
                 world.now += by;
@@ -250,7 +251,8 @@ impl Execution<'_> {
         self.sessions[self.processes[at].client].endpoint().fabric_mut()
     }
 
-    /// A process must go on if no other could notice yet that it acts: to act later is the same.
+    /// Binds the next step to a process whose steps no other process could notice yet. To let
+    /// others act first would be the same as to begin later.
     fn bind(&mut self, at: usize) {
         let process = &self.processes[at];
         let fabric = self.sessions[process.client].endpoint().fabric();
@@ -264,7 +266,8 @@ impl Execution<'_> {
         script.is_some_and(|script| script.in_one_step)
     }
 
-    /// Others of the same client, or with the same depot, notice what it does between its chains.
+    /// Whether other sessions of the client, or other users of the depot, notice the process
+    /// between its chains.
     fn is_entangled(&self, at: usize) -> bool {
         let script = self.prepared.scenario.clients.get(self.processes[at].client);
         script.is_some_and(Script::is_entangled)
@@ -276,7 +279,7 @@ impl Execution<'_> {
         matches!(script.lanes[0].get(process.began as usize), Some(Op::Yield))
     }
 
-    /// Polls a process as long as its chains complete without anybody noticing.
+    /// Polls a process as long as it has completions that no other process could notice.
     pub(super) fn poll_completed(&mut self, at: usize, lazy: bool) -> Result<(), Violation> {
         if self.is_paused(self.processes[at].client) {
             return Ok(());
@@ -298,7 +301,7 @@ impl Execution<'_> {
         self.poll_lane(at, self.processes[at].lane)
     }
 
-    /// Hands out what this lane completed.
+    /// Polls a process with this lane's completion.
     fn poll_lane(&mut self, at: usize, lane: LaneId) -> Result<(), Violation> {
         let process = &mut self.processes[at];
         let session = self.sessions[process.client].clone();
@@ -306,7 +309,7 @@ impl Execution<'_> {
         session.endpoint().try_step(|_| ());
         session.endpoint().tick();
         if process.state == State::Between {
-            // Up to where the next operation begins.
+            // The first poll of an operation begins it.
             process.chains = 0;
             process.waits = [None; 2];
             process.began += 1;

@@ -30,8 +30,8 @@ pub(super) struct SimFabric {
     mutant_fabric: Option<Box<MutantFabric>>,
     /// The client's clock.
     pub(super) clock: Clock,
-    /// The connection is lost. Chains that are posted now are not executed, and the session does not
-    /// learn whether older ones were.
+    /// The connection is lost. Chains that are posted now are not executed, and the session does
+    /// not learn whether older ones were.
     pub(super) is_lost: bool,
     /// Chains execute when they are posted.
     pub(super) immediate: bool,
@@ -84,8 +84,8 @@ impl SimFabric {
         &self.lanes[usize::from(lane.0)]
     }
 
-    /// Accesses one group of words of the current verb, and then all words up to the next access that
-    /// another process could notice.
+    /// Accesses one group of words of the current verb, and then all words up to the next access
+    /// that another process could notice.
     pub(super) fn advance(&mut self, lane: LaneId, unit: usize) {
         let state = &mut self.lanes[usize::from(lane.0)];
         let words = state.units.swap_remove(unit);

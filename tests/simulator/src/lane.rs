@@ -25,8 +25,8 @@ pub(super) struct Lane {
     pub(super) chain: Vec<Verb>,
     /// The index of the current verb.
     pub(super) at: usize,
-    /// The groups of the verb's words that are still to be accessed, each in one step. Bit 0 is word
-    /// `skipped`.
+    /// The groups of the verb's words that are still to be accessed, each in one step. Bit 0 is
+    /// word `skipped`.
     pub(super) units: Vec<u64>,
     /// The number of the verb's first words that were accessed before the groups were made.
     pub(super) skipped: usize,

@@ -1,17 +1,17 @@
-//! A simulator of the fabric. It runs the production code of all operations over regions in memory,
-//! under a scheduler that decides about every access to every word.
+//! A simulator of the fabric. It runs the production code of all operations over a region in
+//! memory. A scheduler decides which process accesses a word next.
 //!
-//! A [`Scenario`] says what there is and what each client does. [`Scenario::explore`] tries every
-//! execution of a small one, [`Scenario::run_seed`] a random one of any. Both hand each answer to
-//! the checker of [`farside_linearizability`] as it is given. `docs/simulator.md` says how to add a
-//! scenario, and how to repeat a seed.
+//! A [`Scenario`] holds the content of the region at the start, and the operations of each client.
+//! [`Scenario::explore`] tries every execution of a small scenario, [`Scenario::run_seed`] a random
+//! execution of any. Both pass each answer at once to the checker, [`farside_linearizability`].
+//! `docs/simulator.md` says how to add a scenario, and how to repeat a seed.
 //!
-//! What the simulated fabric does is the contract of [`farside_fabric::Fabric`] and nothing kinder.
-//! The words of a READ or WRITE come in any order, with any other accesses between two. Chains stay
-//! under way for as long as their deadline allows, and the clock jumps.
+//! The simulated fabric guarantees the contract of [`farside_fabric::Fabric`] and no more. It
+//! accesses the words of a READ or WRITE in any order, with any other accesses between two of them.
+//! Chains stay in flight for as long as their deadline allows, and the clock jumps.
 //!
-//! It does not use the client library: its sessions are over `farside_protocol`, its free blocks
-//! over [`farside_server::depot`].
+//! The simulator does not use the client library. Its sessions use `farside_protocol`, and its free
+//! blocks [`farside_server::depot`].
 #![deny(unsafe_code)]
 
 mod clock;

@@ -1,5 +1,5 @@
-//! What ends connections: deaths, lost queue pairs, a server that starts anew. And what follows:
-//! the server's fence, and new connections.
+//! The ends of connections: deaths, lost queue pairs and restarts of the server. Then the server
+//! fences the client, and clears its slots, and the client reconnects.
 
 use std::hash::{DefaultHasher, Hasher};
 use std::rc::Rc;
@@ -17,7 +17,8 @@ use super::server::Chore;
 use super::task::{Events, Reading, Seen, run_script};
 
 impl Execution<'_> {
-    /// Which connections can break now: where nothing is under way, to break later is the same.
+    /// Adds the connections that can break now, and the restart of the server. A connection without
+    /// a chain in flight is left out: no process could tell its break from a later one.
     pub(super) fn losses(&self, actions: &mut Vec<Action>) {
         let scenario = self.prepared.scenario;
         for client in 0..scenario.clients.len() {
@@ -42,7 +43,7 @@ impl Execution<'_> {
         }
     }
 
-    /// What the server does next, or does.
+    /// Returns the server's present chore, or its next one between chores. `None` for a client.
     pub(super) fn chore(&self, at: usize) -> Option<Chore> {
         let process = &self.processes[at];
         let scenario = self.prepared.scenario;
@@ -60,12 +61,12 @@ impl Execution<'_> {
         self.processes[last].state == State::Working && chore == Some(Chore::Split)
     }
 
-    /// No client is lost that the server would have to clear up after.
+    /// Whether this process is the server, about to sweep, and no client is lost.
     pub(super) fn has_nothing_to_do(&self, at: usize) -> bool {
         self.lost_clients.is_empty() && self.chore(at) == Some(Chore::Sweep)
     }
 
-    /// A client dies. What it has under way is executed until the server fences it.
+    /// Lets a client die. Its chains in flight are executed until the server fences it.
     pub(super) fn die(&mut self, client: usize) {
         self.deaths += 1;
         let swept = self.prepared.scenario.sweeps;
@@ -80,7 +81,7 @@ impl Execution<'_> {
         }
     }
 
-    /// A client's connection breaks.
+    /// Breaks a client's connection. `whole`: the chains in flight may still be executed.
     pub(super) fn lose(&mut self, client: usize, whole: bool) -> Result<(), Violation> {
         self.losses += 1;
         self.lost_clients.push(self.ids[client]);
@@ -95,7 +96,7 @@ impl Execution<'_> {
         self.poll_completed(at, self.lazy)
     }
 
-    /// Nothing more of what a client has under way is executed.
+    /// Cuts off a client's chains in flight, so that no more of their verbs are executed.
     fn cut(&mut self, client: usize, fenced: bool) {
         let mut fabric = self.sessions[client].endpoint().fabric_mut();
         for lane in 0..fabric.lanes.len() {
@@ -108,16 +109,16 @@ impl Execution<'_> {
         }
     }
 
-    /// The server fences the clients that are lost: what they have under way ends here.
+    /// Lets the server fence the lost clients, which cuts off their chains in flight.
     pub(super) fn fence(&mut self) -> Result<(), Violation> {
         let mutant = self.prepared.scenario.server;
-        let mut left = std::mem::take(&mut self.lost_clients);
+        let mut lost = std::mem::take(&mut self.lost_clients);
         let mut world = self.world.borrow_mut();
-        if mutant == Some(Mutant::SweepsTheLiving) && left != self.ids {
-            left.clone_from(&self.ids);
+        if mutant == Some(Mutant::SweepsTheLiving) && lost != self.ids {
+            lost.clone_from(&self.ids);
             world.note_fired(Mutant::SweepsTheLiving);
         }
-        world.fenced = left;
+        world.fenced = lost;
         if mutant == Some(Mutant::Unfenced) {
             world.note_fired(Mutant::Unfenced);
             return Ok(());
@@ -131,7 +132,7 @@ impl Execution<'_> {
             if self.processes[at].state == State::Dying {
                 self.processes[at].state = State::Gone;
                 let id = Monitor::id(at, self.processes[at].began);
-                self.monitor.bury(id)?;
+                self.monitor.end_unanswered(id)?;
             }
         }
         for client in 0..self.prepared.scenario.clients.len() {
@@ -143,8 +144,8 @@ impl Execution<'_> {
         Ok(())
     }
 
-    /// The server is killed and started again: it accepts no client from before, and clears
-    /// whatever is in the middle of an INSERT before it accepts any.
+    /// Kills and restarts the server. It fences all clients from before, and clears every
+    /// unfinished INSERT before it accepts a client.
     pub(super) fn renew(&mut self) -> Result<(), Violation> {
         self.renewals += 1;
         self.last = None;
@@ -166,10 +167,10 @@ impl Execution<'_> {
             let world = self.world.borrow();
             world.region.unfinished(&world.memory).collect()
         };
-        let own = self.prepared.open(&self.world, clients + 3, self.processes.len(), 1, None);
+        let server = self.prepared.open(&self.world, clients + 3, self.processes.len(), 1, None);
         for (slot, word, _) in unfinished {
             let cleared =
-                own.endpoint().drive(clear(own.endpoint(), RegionIndex::FIRST, slot, word));
+                server.endpoint().drive(clear(server.endpoint(), RegionIndex::FIRST, slot, word));
             cleared.expect("the fabric reaches all of it");
         }
         let last = self.processes.len() - 1;
@@ -187,15 +188,16 @@ impl Execution<'_> {
     }
 
     fn is_open(&self, client: usize) -> bool {
-        let mut of = self.processes.iter().filter(|process| process.client == client);
-        of.any(|process| matches!(process.state, State::Between | State::Working))
+        let mut processes = self.processes.iter().filter(|process| process.client == client);
+        processes.any(|process| matches!(process.state, State::Between | State::Working))
     }
 
-    /// A process goes on with its script on a new connection, which knows nothing.
+    /// Continues a process's script on a new connection with an empty location cache. `again`: its
+    /// operation `next` was invoked before.
     pub(super) fn reopen(&mut self, at: usize, next: usize, again: bool, seen: Seen) {
         let client = self.processes[at].client;
         let [script] = &self.prepared.scenario.clients[client].lanes[..] else {
-            panic!("whose connections break has one lane");
+            panic!("a client whose connection breaks has one lane");
         };
         let nth = self.reopened;
         self.reopened += 1;
@@ -220,7 +222,7 @@ impl Execution<'_> {
         self.processes[at] = process;
     }
 
-    /// That nothing is left of clients that the server has cleared up after.
+    /// Checks that swept clients left no unfinished INSERT.
     pub(super) fn check_swept(&self, at: usize, clients: &[u16]) -> Result<(), Violation> {
         let mut world = self.world.borrow_mut();
         world.note(at, || format!("has cleared up after {clients:?}"));

@@ -4,24 +4,25 @@ use std::rc::Rc;
 
 use farside_fabric::{ChainError, RegionIndex};
 
-/// Offsets in a region are less than 2 to this power.
+/// The number of bits of an offset in a region.
 const REGION_BITS: u32 = 48;
 
-/// An offset in a region, as an offset in the memory of all regions: the first region's own.
+/// Turns an offset in a region into an offset in the memory of all regions. In the first region
+/// both are equal.
 pub(super) fn global(region: RegionIndex, remote: u64) -> u64 {
     remote | u64::from(region.0) << REGION_BITS
 }
 
-/// A part of the region that exists. Everything else is outside.
+/// A part of a region that exists. An access elsewhere is an error.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Extent {
-    /// Where it starts in the region, in words of 8 bytes.
+    /// The number of its first word of 8 bytes, in the memory of all regions.
     pub(super) first: u64,
-    /// How long it is, in words.
+    /// The number of its words.
     pub(super) words: usize,
 }
 
-/// Every word has a place: its number among the words that exist.
+/// The words that exist. A word's place is its number among them.
 #[derive(Clone)]
 pub(super) struct Memory {
     extents: Rc<[Extent]>,
@@ -47,7 +48,7 @@ impl Memory {
         Self { extents: extents.into(), words: vec![0; words], hash: 0 }
     }
 
-    /// The place of the first of `bytes` bytes at this offset.
+    /// Returns the place of the word at this offset, if `bytes` bytes from there exist.
     pub(super) fn place(&self, remote: u64, bytes: u64) -> Result<usize, ChainError> {
         let outside = ChainError::Outside { remote, bytes };
         if !remote.is_multiple_of(8) || !bytes.is_multiple_of(8) {
@@ -66,7 +67,7 @@ impl Memory {
         Err(outside)
     }
 
-    /// The offset in the region of a place.
+    /// Returns the offset of the word at this place.
     pub(super) fn offset(&self, place: usize) -> u64 {
         let mut start = 0;
         for extent in &*self.extents {
@@ -78,7 +79,7 @@ impl Memory {
         u64::MAX
     }
 
-    /// How many words there are.
+    /// The number of words.
     pub(super) fn len(&self) -> usize {
         self.words.len()
     }
@@ -87,7 +88,7 @@ impl Memory {
         self.words[place]
     }
 
-    /// The word at this offset of the region; 0 where there is none.
+    /// Returns the word at this offset, or 0 if there is none.
     pub(super) fn word(&self, remote: u64) -> u64 {
         self.place(remote, 8).map_or(0, |place| self.words[place])
     }
@@ -101,7 +102,7 @@ impl Memory {
         self.hash ^= mix(place as u64, old) ^ mix(place as u64, value);
     }
 
-    /// Stores whole bytes; for making regions.
+    /// Stores bytes, in order to make a region.
     pub(super) fn fill(&mut self, remote: u64, bytes: &[u8]) {
         let (words, rest) = bytes.as_chunks();
         assert!(rest.is_empty(), "regions are made of words");
@@ -111,7 +112,7 @@ impl Memory {
         }
     }
 
-    /// The same for the same content, whatever the order in which it was stored.
+    /// A hash of the content. It does not depend on the order of the stores.
     pub(super) fn hash(&self) -> u64 {
         self.hash
     }

@@ -1,4 +1,4 @@
-//! Watches an execution: hands what is asked and answered to the checker, and keeps the history.
+//! Watches an execution: passes operations and answers to the checker, and keeps the history.
 
 use std::collections::HashMap;
 
@@ -12,36 +12,36 @@ use super::region::KEYS;
 use super::scenario::{Key, Op};
 use super::session::Reply;
 
-/// What is wrong with an execution.
+/// The reason why an execution is wrong.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
     /// No order of the operations explains an answer.
     #[error("not linearizable")]
     NotLinearizable,
-    /// One version, two values, or the other way round.
+    /// One version has two values, or one value has two versions.
     #[error("version {0} stands for two writes")]
     Version(String),
-    /// An operation failed that nothing should have kept from succeeding.
+    /// An operation failed without a reason.
     #[error("an operation failed: {0}")]
     Failed(String),
-    /// At the end the region is not as it should be.
+    /// The region is not consistent.
     #[error("the region is damaged: {0}")]
     Damaged(String),
-    /// A process can never go on.
+    /// A process can never continue.
     #[error("process {0} is stuck")]
     Stuck(usize),
-    /// The checker gave up.
+    /// The checker gave no verdict, because there are too many explanations.
     #[error("too many explanations")]
     TooMany,
 }
 
-/// What a script's operation asks, with the names of its values.
+/// An operation of a script, with its values.
 #[derive(Clone, Debug)]
 pub(super) struct Asked {
     pub(super) op: Op,
-    /// What it stores.
+    /// The value to be stored.
     pub(super) value: String,
-    /// The value, and the version if by that, that an exchange requires.
+    /// The value that an exchange requires, and the version if it requires one.
     pub(super) expected: Option<(String, Option<String>)>,
 }
 
@@ -83,15 +83,15 @@ pub(super) struct Monitor {
     registers: Vec<Register>,
     numbers: HashMap<String, Value>,
     versions: HashMap<String, Value>,
-    of_value: HashMap<Value, String>,
+    version_of_value: HashMap<Value, String>,
     pub(super) history: Vec<Record>,
-    /// Where in the history each operation is.
+    /// The index of each operation in the history.
     records: HashMap<u32, usize>,
     time: u64,
 }
 
 impl Monitor {
-    /// All keys absent.
+    /// Starts with all keys absent.
     pub(super) fn new() -> Self {
         let registers = (0..KEYS).map(|_| Register::new(None)).collect();
         Self { registers, ..Self::default() }
@@ -106,7 +106,7 @@ impl Monitor {
         next
     }
 
-    /// What the n-th operation of a process is called.
+    /// Returns the id of a process's n-th operation.
     pub(super) fn id(process: usize, n: u32) -> u32 {
         (process as u32) << 16 | n
     }
@@ -115,7 +115,7 @@ impl Monitor {
         &self.history[self.records[&id]]
     }
 
-    /// The n-th operation of a process begins.
+    /// Begins a process's n-th operation.
     pub(super) fn invoke(&mut self, process: usize, n: u32, asked: &Asked) -> u32 {
         let value = self.number(&asked.value);
         let expected = asked.expected.as_ref().map(|(text, _)| self.number(text));
@@ -140,7 +140,7 @@ impl Monitor {
         id
     }
 
-    /// An operation ended.
+    /// Ends an operation.
     pub(super) fn respond(
         &mut self,
         id: u32,
@@ -153,7 +153,7 @@ impl Monitor {
         let reply = match reply {
             Ok(reply) => reply,
             Err(Some(OperationError::Indeterminate)) => return self.give_up(id, key),
-            // What failed has not happened.
+            // A failed operation has changed nothing.
             Err(error) => {
                 self.history[at].result = Ended::Failed;
                 self.registers[key].cancel(id);
@@ -175,8 +175,9 @@ impl Monitor {
             self.history[at].found = Some(text.into_owned());
             self.history[at].version = Some(version.clone());
             let same_value = *self.versions.entry(version.clone()).or_insert(value) == value;
-            let of_value = self.of_value.entry(value).or_insert_with(|| version.clone());
-            if !same_value || *of_value != version {
+            let version_of_value =
+                self.version_of_value.entry(value).or_insert_with(|| version.clone());
+            if !same_value || *version_of_value != version {
                 return Err(Violation::Version(version));
             }
         }
@@ -186,13 +187,13 @@ impl Monitor {
         })
     }
 
-    /// An operation ends without an answer: it has taken effect by now, or never will.
+    /// Ends an operation without an answer. It has taken effect by now, or never will.
     pub(super) fn give_up(&mut self, id: u32, key: Key) -> Result<(), Violation> {
         self.registers[key].give_up(id).map_err(|_| Violation::TooMany)
     }
 
-    /// The same for whatever a process that died was at.
-    pub(super) fn bury(&mut self, id: u32) -> Result<(), Violation> {
+    /// Ends the operation of a process that died, if it has not ended.
+    pub(super) fn end_unanswered(&mut self, id: u32) -> Result<(), Violation> {
         let Some(at) = self.records.get(&id) else { return Ok(()) };
         let record = &mut self.history[*at];
         if record.returned.is_some() {
@@ -204,7 +205,7 @@ impl Monitor {
         self.give_up(id, key)
     }
 
-    /// A hash of everything that decides about the rest.
+    /// A hash of everything on which later verdicts depend.
     pub(super) fn state(&self) -> u64 {
         let all = self.registers.iter().map(Register::state);
         all.fold(0, mix)

@@ -43,8 +43,8 @@ pub enum Mutant {
     WithdrawKeepsHint,
     /// An INSERT that withdraws clears the hint, as did 60 INSERTs after it. This breaks no rule.
     WithdrawOften,
-    /// INSERT of this key takes a slot that the hint of another INSERT claims, in the incarnation of
-    /// that hint (I21).
+    /// INSERT of this key takes a slot that the hint of another INSERT claims, in the incarnation
+    /// of that hint (I21).
     FirstTwice(Key),
     /// The slots of a reused place look unused (I21).
     NewAgain,

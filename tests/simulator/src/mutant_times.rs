@@ -9,7 +9,8 @@ use super::mutant_inserts::with_incarnation;
 use super::region::{hash, keys};
 
 impl Mutant {
-    /// Returns the mutant's constants (GRACE, patience, T_hint, T_word). `right` are the protocol's.
+    /// Returns the mutant's constants (GRACE, patience, T_hint, T_word). `right` are the
+    /// protocol's.
     pub(super) fn constants(self, right: [Nanos; 4], lateness_ns: Nanos) -> [Nanos; 4] {
         let [grace, patience, hint, word] = right;
         match self {
@@ -37,8 +38,8 @@ impl MutantFabric {
         }
     }
 
-    /// Shows the word in this window with another incarnation number. A word of the same incarnation
-    /// would count as a later value anyway.
+    /// Shows the word in this window with another incarnation number. A word of the same
+    /// incarnation would count as a later value anyway.
     pub(super) fn show_another(&mut self, remote: u64, window: &mut [u64]) {
         let Mutant::AbsorbedUnread(key) = self.mutant else { return };
         for at in window_words() {

@@ -1,4 +1,4 @@
-//! A scenario with its region, and how an execution of it begins.
+//! A scenario with its region, from which each execution starts.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -26,55 +26,60 @@ use super::session::{Blocks, Call, Locations, Reply, TestSession};
 use super::task::{Events, Reading, run_script};
 use super::world::World;
 
-/// How much memory a client's location cache has.
+/// The size of a client's location cache.
 const CACHE_BYTES: usize = 512;
-/// The client that is said to have stored the first values.
+/// The process that the history names as the writer of the first values.
 const STORER: usize = 99;
+
 /// A scenario with its region.
 pub(super) struct Prepared<'s> {
     pub(super) scenario: &'s Scenario,
     region: Rc<SimRegion>,
     memory: Memory,
-    /// Words that can change at all.
+    /// Whether each word can change.
     can_change: Vec<bool>,
 }
 
-/// Which client opens a rig, and what with.
+/// The options of a client's session.
 struct SessionOptions {
-    /// Counts from 1; 0 is the one that stores the first values.
+    /// The client's number, from 1. Number 0 stores the first values.
     number: usize,
     process: usize,
     lanes: u16,
-    /// Whose blocks it is given, and how many.
+    /// The client whose first blocks it gets, and their number.
     owner: u64,
     blocks: u64,
 }
 
-/// The id that a client with this number is welcomed with.
+/// Returns the client id of the client with this number.
 pub(super) fn client_id(number: usize) -> u16 {
     number as u16 + 1
 }
 
-/// Blocks, where to see how a split went, and whether the depot has more.
-struct Given(Vec<FreeBlock>, Weak<RefCell<World>>, bool);
+/// The server's answers to one session.
+struct ServerAnswers {
+    free_blocks: Vec<FreeBlock>,
+    world: Weak<RefCell<World>>,
+    uses_depot: bool,
+}
 
 type SharedDepot = (Rc<RefCell<World>>, Rc<RefCell<SimDepot>>);
 
-impl Given {
+impl ServerAnswers {
     fn depot(&self) -> Option<SharedDepot> {
-        let world = self.1.upgrade().filter(|world| self.2 && world.borrow().began)?;
+        let world = self.world.upgrade().filter(|world| self.uses_depot && world.borrow().began)?;
         let depot = world.borrow().depot.clone()?;
         Some((world, depot))
     }
 }
 
-impl Blocks for Given {
+impl Blocks for ServerAnswers {
     fn take(&mut self, class: SizeClass, count: u32) -> Vec<FreeBlock> {
-        if let Some((world, depot)) = self.depot().filter(|_| self.0.is_empty()) {
+        if let Some((world, depot)) = self.depot().filter(|_| self.free_blocks.is_empty()) {
             return depot.borrow_mut().take(class, &world);
         }
-        let rest = self.0.len().saturating_sub(count as usize);
-        self.0.split_off(rest)
+        let rest = self.free_blocks.len().saturating_sub(count as usize);
+        self.free_blocks.split_off(rest)
     }
 
     fn give(&mut self, class: SizeClass, rested: bool, blocks: Vec<FreeBlock>) {
@@ -84,10 +89,10 @@ impl Blocks for Given {
     }
 
     fn split_outcome(&mut self, local_depth: u8) -> Option<SplitOutcome> {
-        let world = self.1.upgrade()?;
+        let world = self.world.upgrade()?;
         let world = world.borrow();
         match world.split {
-            // There is one split and no more.
+            // The subtable is split only once.
             _ if !world.region.splits() || local_depth > 0 => Some(SplitOutcome::Impossible),
             Some(SplitProgress::Done) => Some(SplitOutcome::Done),
             Some(SplitProgress::Busy) => Some(SplitOutcome::Later),
@@ -99,14 +104,15 @@ impl Blocks for Given {
 
 impl<'s> Prepared<'s> {
     pub(super) fn new(scenario: &'s Scenario) -> Self {
-        let most = scenario.clients.iter().map(|script| script.blocks).max();
+        let blocks_max = scenario.clients.iter().map(|script| script.blocks).max();
         let clients = scenario.clients.len() as u64;
         let splits = scenario.chores().iter().filter(|chore| **chore != Chore::Sweep).count();
         let reopened = u64::from(scenario.losses_max + scenario.pauses_max)
             + clients * u64::from(scenario.renewals_max);
         let slots = (scenario.slots, scenario.used);
-        let most = most.unwrap_or(0);
-        let region = SimRegion::new(most, clients + reopened, slots, splits, scenario.has_depot);
+        let blocks_max = blocks_max.unwrap_or(0);
+        let region =
+            SimRegion::new(blocks_max, clients + reopened, slots, splits, scenario.has_depot);
         let region = Rc::new(region);
         let memory = region.memory(scenario.split.map_or(0, |split| split.depth));
         let can_change = |place| region.can_change(memory.offset(place));
@@ -132,8 +138,8 @@ impl<'s> Prepared<'s> {
         prepared
     }
 
-    /// Words that get steps of their own from the start: where connections break, the slots, even
-    /// if no other client accesses them, for one that tries again meets what it did before.
+    /// Returns the words that are preemptible from the start. If connections can break, these are
+    /// the slots: a client that repeats an operation finds its own former writes.
     pub(super) fn first_preemptible_words(&self) -> BTreeSet<usize> {
         let breaks = self.scenario.losses_max + self.scenario.pauses_max > 0
             || self.scenario.renewals_max > 0;
@@ -144,7 +150,8 @@ impl<'s> Prepared<'s> {
         (0..self.memory.len()).filter(|_| breaks).filter(is_slot).collect()
     }
 
-    /// A client with its blocks; chains execute at once until the fabric is told otherwise.
+    /// Opens a client's session. Its chains execute in one step until `SimFabric::immediate` is
+    /// unset.
     pub(super) fn open(
         &self,
         world: &Rc<RefCell<World>>,
@@ -190,9 +197,9 @@ impl<'s> Prepared<'s> {
         let mutant_fabric = mutant.map(|mutant| Box::new(MutantFabric::new(mutant, now)));
         let script = number.checked_sub(1).and_then(|at| self.scenario.clients.get(at));
         let pace = script.map_or(PACE, |script| script.pace);
-        let takes = script.is_some_and(|script| script.takes);
-        let given = self.region.free_blocks(owner, blocks);
-        let given = Given(given, Rc::downgrade(world), takes);
+        let uses_depot = script.is_some_and(|script| script.takes);
+        let free_blocks = self.region.free_blocks(owner, blocks);
+        let answers = ServerAnswers { free_blocks, world: Rc::downgrade(world), uses_depot };
         let fabric = SimFabric::new(world.clone(), timing, process, lanes, mutant_fabric, pace);
         let (cache_bytes, locations) = cache;
         let (region_id, region_bytes) =
@@ -200,7 +207,8 @@ impl<'s> Prepared<'s> {
         let client_id = client_id(number);
         let options = RegionOptions { region_id, region_bytes, client_id, cache_bytes };
         let seed = mix(self.scenario.seed, number as u64);
-        let session = TestSession::open((fabric, lanes), Box::new(given), options, locations, seed);
+        let session =
+            TestSession::open((fabric, lanes), Box::new(answers), options, locations, seed);
         let mut session = session.expect("the region is in order");
         if let Some(mutant) = mutant {
             let right = session.constants();
@@ -216,7 +224,7 @@ impl<'s> Prepared<'s> {
         session
     }
 
-    /// A new connection of a client with one lane, the nth of all that are made.
+    /// Opens a new connection of a client with one lane. It is the nth of all new connections.
     pub(super) fn reopen(
         &self,
         world: &Rc<RefCell<World>>,
@@ -224,7 +232,7 @@ impl<'s> Prepared<'s> {
         nth: usize,
     ) -> TestSession<SimFabric> {
         let script = &self.scenario.clients[client];
-        // The numbers behind those that look at everything at the end.
+        // The numbers before are those of the sessions that read all keys at the end.
         let number = self.scenario.clients.len() + 4 + nth;
         let owner = (self.scenario.clients.len() + 1 + nth) as u64;
         let session_options =
@@ -235,8 +243,7 @@ impl<'s> Prepared<'s> {
         session
     }
 
-    /// The server, from this chore on: for the scheduler a client, whose number this is, with one
-    /// process.
+    /// Starts the server, at this chore. For the scheduler it is one more client with one process.
     pub(super) fn server(
         &self,
         world: &Rc<RefCell<World>>,
@@ -259,7 +266,8 @@ impl<'s> Prepared<'s> {
         (session, process)
     }
 
-    /// The start of an execution: every client has connected and looked up what it knows.
+    /// Starts an execution. Every client has connected, and has cached the keys that it knows.
+    /// Without `preemptible_words`, every word that can change is preemptible.
     pub(super) fn begin(
         &'s self,
         preemptible_words: Option<Rc<BTreeSet<usize>>>,
@@ -347,7 +355,7 @@ impl<'s> Prepared<'s> {
     }
 }
 
-/// What a process is called.
+/// Returns the name of a process.
 pub(super) fn name(process: usize) -> String {
     char::from(b'A' + process as u8).to_string()
 }

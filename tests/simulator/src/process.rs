@@ -1,4 +1,5 @@
-//! What acts in an execution: a lane of a client with a script, or the server with its chores.
+//! The processes of an execution. A process is a lane of a client with its script, or the server
+//! with its chores.
 
 use std::pin::Pin;
 use std::task::{Context, Waker};
@@ -7,42 +8,42 @@ use farside_fabric::{LaneId, Nanos};
 
 use super::task::Events;
 
-/// What can happen next.
+/// A possible next step of an execution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Action {
     /// A process begins its next operation.
     Begin(usize),
-    /// It accesses this group of words.
+    /// A process accesses this group of words.
     Access(usize, LaneId, usize),
-    /// It stops waiting.
+    /// A process ends its wait.
     Wake(usize, LaneId),
-    /// It learns that its chain is over.
+    /// A process gets the completion of its chain.
     Complete(usize, LaneId),
     /// The clock jumps.
     Jump(Nanos),
-    /// A client's virtual machine is paused.
+    /// A client is paused.
     Pause(usize),
-    /// It goes on.
+    /// A client's pause ends.
     Resume(usize),
     /// A client dies.
     Die(usize),
-    /// A client's connection breaks: what is under way ends here, or, if so, goes on to its end,
-    /// which no session learns of.
+    /// A client's connection breaks. Its chains in flight are cut off, or, if the flag is set, are
+    /// still executed, but without a completion.
     Lose(usize, bool),
-    /// The server is killed and started again: it accepts no client from before.
+    /// The server is killed and restarted. It fences all clients from before.
     Renew,
-    /// The server is killed and started again: another goes on with the split.
+    /// The server is killed in a split, and restarted. It continues the split.
     Restart(usize),
 }
 
-/// What a process does.
+/// The state of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
     /// Between two operations.
     Between,
     Working,
     Over,
-    /// It died, but what it had under way may still be executed: the server has not noticed.
+    /// It died, but its chains in flight may still be executed, until the server notices.
     Dying,
     /// It died, or has used up its chains.
     Gone,
@@ -50,18 +51,19 @@ pub(super) enum State {
 
 pub(super) struct Process {
     pub(super) client: usize,
-    /// Its first lane, and how many it has.
+    /// The process's first lane, and the number of its lanes.
     pub(super) lane: LaneId,
     pub(super) lanes: u16,
     pub(super) task: Pin<Box<dyn Future<Output = ()>>>,
     pub(super) events: Events,
     pub(super) state: State,
     pub(super) chains: u32,
-    /// How many operations it began.
+    /// The number of operations that it has begun.
     pub(super) began: u32,
-    /// A hash of what its script remembers.
+    /// A hash of the versions that its operations found.
     pub(super) seen: u64,
-    /// What there was when this operation began its last wait, and when the one before.
+    /// The [moments](super::execution::Execution::moment) at which the operation began its last two
+    /// waits, the earlier one first.
     pub(super) waits: [Option<u64>; 2],
 }
 
@@ -72,7 +74,7 @@ impl Process {
         mut task: Pin<Box<dyn Future<Output = ()>>>,
         events: Events,
     ) -> Self {
-        // Up to where its first operation begins.
+        // Runs the task up to its first operation.
         let _ = task.as_mut().poll(&mut Context::from_waker(Waker::noop()));
         let (state, (lane, lanes)) = (State::Between, lanes);
         let (chains, began, seen, waits) = (0, 0, 0, [None; 2]);

@@ -1,4 +1,5 @@
-//! Long scenarios at random: a seed decides everything, and repeats it exactly.
+//! Random executions of long scenarios. A seed decides about every step, so it repeats an
+//! execution.
 
 use super::failure::Failure;
 use super::memory::mix;
@@ -7,7 +8,7 @@ use super::prepared::Prepared;
 use super::process::Action;
 use super::scenario::Scenario;
 
-/// Random numbers that depend on nothing but the seed.
+/// Random numbers that depend on the seed only.
 pub(super) struct Dice(u64);
 
 impl Dice {
@@ -21,24 +22,26 @@ impl Dice {
     }
 }
 
-/// How many steps an execution may take.
+/// Limit on the steps of an execution. An execution that exceeds it is abandoned, and counts as one
+/// that went well.
 const STEPS_MAX: usize = 100_000;
-/// How many shorter executions are tried when one goes wrong.
+/// Limit on the attempts to shorten a failed execution.
 const SHORTER_MAX: usize = 4000;
 
 impl Scenario {
-    /// One execution, every word accessed by itself, in an order that follows from the seed.
+    /// Runs one execution. Every word is accessed in a step of its own, in an order that follows
+    /// from the seed.
     ///
     /// # Errors
-    /// What went wrong, made shorter.
+    /// The shortened failure.
     pub fn run_seed(&self, seed: u64) -> Result<(), Box<Failure>> {
         self.run_seeds([seed]).map(drop)
     }
 
-    /// [`Scenario::run_seed`] for all of these; how many there were.
+    /// Calls [`Scenario::run_seed`] for all these seeds. Returns their number.
     ///
     /// # Errors
-    /// The first that went wrong.
+    /// The first failure.
     pub fn run_seeds(&self, seeds: impl IntoIterator<Item = u64>) -> Result<u64, Box<Failure>> {
         let prepared = Prepared::new(self);
         let mut count = 0;
@@ -63,8 +66,8 @@ fn try_seed(prepared: &Prepared<'_>, seed: u64) -> Result<(), Box<Failure>> {
     }
 }
 
-/// Chooses at random, but stays with a process for a while: only long detours find what an
-/// interleaving word by word would not.
+/// Runs one execution. It stays with a process for a random number of steps, because a uniform
+/// choice at every word would almost never let one process run far while the others stand still.
 fn roll(prepared: &Prepared<'_>, seed: u64, taken: &mut Vec<Action>) -> Result<(), Violation> {
     let mut dice = Dice::new(seed);
     let mut execution = prepared.begin(None, false);
@@ -76,7 +79,8 @@ fn roll(prepared: &Prepared<'_>, seed: u64, taken: &mut Vec<Action>) -> Result<(
             return execution.finish();
         }
         let stay = dice.below(stretch) != 0;
-        let own = actions.iter().filter(|action| !execution.preempts(**action)).count();
+        let without_preemption =
+            actions.iter().filter(|action| !execution.preempts(**action)).count();
         let is_rare = |action: &Action| {
             matches!(
                 action,
@@ -91,11 +95,11 @@ fn roll(prepared: &Prepared<'_>, seed: u64, taken: &mut Vec<Action>) -> Result<(
             )
         };
         let mut action = actions[dice.below(actions.len())];
-        if stay && own > 0 {
+        if stay && without_preemption > 0 {
             actions.retain(|action| !execution.preempts(*action));
             action = actions[dice.below(actions.len())];
         }
-        // Time passes and clients die now and then only.
+        // Jumps, deaths and the like are rare.
         if is_rare(&action) && dice.below(8) != 0 {
             actions.retain(|action| !is_rare(action));
             if !actions.is_empty() {
@@ -108,8 +112,8 @@ fn roll(prepared: &Prepared<'_>, seed: u64, taken: &mut Vec<Action>) -> Result<(
     Ok(())
 }
 
-/// Repeats as much of these actions as is possible, skipping what is not; whether it still goes
-/// wrong, and by which actions.
+/// Repeats these actions, and skips those that are not possible. Returns the actions that were
+/// taken and the violation, if the execution still goes wrong.
 fn repeat(prepared: &Prepared<'_>, wanted: &[Action]) -> Option<(Vec<Action>, Violation)> {
     let mut execution = prepared.begin(None, false);
     let (mut taken, mut actions) = (Vec::new(), Vec::new());
@@ -125,8 +129,8 @@ fn repeat(prepared: &Prepared<'_>, wanted: &[Action]) -> Option<(Vec<Action>, Vi
     None
 }
 
-/// Leaves out ever smaller parts as long as it still goes wrong. What goes wrong only at the end
-/// stays as it is.
+/// Removes smaller and smaller parts of the actions, as long as the execution still goes wrong. A
+/// failure that only the checks at the end find is not shortened.
 fn shorten(
     prepared: &Prepared<'_>,
     mut actions: Vec<Action>,

@@ -21,8 +21,8 @@ use super::turns::{HEAD, TAIL};
 
 /// GRACE in simulations, in milliseconds.
 pub const GRACE_MS: u32 = 100;
-/// The number of keys. All have the same fingerprint. The first four share a window; the fifth one's
-/// home row is the next row.
+/// The number of keys. All have the same fingerprint. The first four share a window; the fifth
+/// one's home row is the next row.
 pub const KEYS: usize = 5;
 /// The largest value that fits into a block of 64 bytes with a key and the header.
 const VALUE_BYTES_MAX: usize = 24;
@@ -41,8 +41,8 @@ pub(super) struct SimRegion {
     pub(super) format: Format,
     pub(super) geometry: Geometry,
     pub(super) class: SizeClass,
-    /// The subtable at the start, the two new ones of the first split, and one new one of the second
-    /// split. The second split reuses the place of the first subtable.
+    /// The subtable at the start, the two new ones of the first split, and one new one of the
+    /// second split. The second split reuses the place of the first subtable.
     subtables: [u64; 4],
     /// The number of splits that the server makes.
     splits: usize,
@@ -55,8 +55,8 @@ pub(super) struct SimRegion {
     depot: Option<u64>,
     /// The home row of the keys.
     pub(super) row: usize,
-    /// How many slots, from the start of that row, clients can use. The last `used` of them were used
-    /// before.
+    /// How many slots, from the start of that row, clients can use. The last `used` of them were
+    /// used before.
     slots: usize,
     used: usize,
 }
@@ -232,8 +232,8 @@ impl SimRegion {
             || self.splits > 0 && leads
     }
 
-    /// Returns the subtable, the row and the word of the row's header at this offset. Rows count from
-    /// the keys' home row.
+    /// Returns the subtable, the row and the word of the row's header at this offset. Rows count
+    /// from the keys' home row.
     pub(super) fn header_at(&self, offset: u64) -> Option<(usize, usize, u64)> {
         let subtable = self.subtable_at(offset)?;
         let within = offset - self.subtables[subtable];
@@ -253,8 +253,8 @@ impl SimRegion {
         (entry < 7).then_some(entry)
     }
 
-    /// Returns a subtable's name in traces. S is the old one; T and U are for keys whose next bit is 0
-    /// and 1; V is unused before the second split.
+    /// Returns a subtable's name in traces. S is the old one; T and U are for keys whose next bit
+    /// is 0 and 1; V is unused before the second split.
     pub(super) fn name_of(&self, offset: u64) -> &'static str {
         self.subtable_at(offset).map_or("nowhere", |subtable| ["S", "T", "U", "V"][subtable])
     }
@@ -348,8 +348,8 @@ impl SimRegion {
         blocks.find(holds).map_or(0, |block| block.address.offset())
     }
 
-    /// Checks that every linked block is whole, is linked once, is the only one of its key, and is in
-    /// a slot with the key's hint.
+    /// Checks that every linked block is whole, is linked once, is the only one of its key, and is
+    /// in a slot with the key's hint.
     pub(super) fn inspect(&self, memory: &Memory) -> Result<(), Violation> {
         let (mut seen, mut blocks) = (BTreeSet::new(), BTreeSet::new());
         for (word, hint, block) in self.linked(memory) {

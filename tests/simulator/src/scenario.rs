@@ -23,7 +23,8 @@ pub enum Op {
     Update(Key),
     Delete(Key),
     Exchange(Key, &'static str),
-    /// Exchange by the version that the script's last GET of the key found. Skipped if it found none.
+    /// Exchange by the version that the script's last GET of the key found. Skipped if it found
+    /// none.
     ExchangeSeen(Key),
     PutLarge(Key),
     GiveBack,
@@ -125,7 +126,8 @@ impl Scenario {
         self
     }
 
-    /// The key is stored, and its block was marked by a client that died before its compare-and-swap.
+    /// The key is stored, and its block was marked by a client that died before its
+    /// compare-and-swap.
     pub fn marked(mut self, key: Key) -> Self {
         self.marked.push(key);
         self.stored(key)
@@ -187,8 +189,9 @@ impl Scenario {
         self.stored(0)
     }
 
-    /// Clients are paused up to `max` times, from any moment to any later one. A paused client's clock
-    /// stands still. The server fences the client if the pause is longer than `answer_timeout_ns`.
+    /// Clients are paused up to `max` times, from any moment to any later one. A paused client's
+    /// clock stands still. The server fences the client if the pause is longer than
+    /// `answer_timeout_ns`.
     pub fn pauses(mut self, max: u32, answer_timeout_ns: Nanos) -> Self {
         (self.pauses_max, self.answer_timeout_ns) = (max, Some(answer_timeout_ns));
         self

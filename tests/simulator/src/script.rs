@@ -87,7 +87,8 @@ impl Script {
         self
     }
 
-    /// The client's clock runs slow or fast: it counts this many sixteenths of a second in a second.
+    /// The client's clock runs slow or fast: it counts this many sixteenths of a second in a
+    /// second.
     pub fn pace(mut self, sixteenths: u8) -> Self {
         self.pace = sixteenths;
         self

@@ -21,8 +21,8 @@ use super::world::World;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Chore {
     Split,
-    /// Splits the subtable that key 0 is in after the first split. One half goes into the place that
-    /// the first split emptied: key 0's half if `key_0_returns`.
+    /// Splits the subtable that key 0 is in after the first split. One half goes into the place
+    /// that the first split emptied: key 0's half if `key_0_returns`.
     Reuse {
         key_0_returns: bool,
     },
@@ -51,8 +51,9 @@ pub(super) async fn run_chores(
     events.borrow_mut().push_back(Event::Over);
 }
 
-/// Makes the first split. With `reuse`, waits until no client believes a READ from before that split,
-/// and makes the next one, into the emptied place. `reuse` says whether key 0 returns to that place.
+/// Makes the first split. With `reuse`, waits until no client believes a READ from before that
+/// split, and makes the next one, into the emptied place. `reuse` says whether key 0 returns to
+/// that place.
 async fn split(
     session: &TestSession<SimFabric>,
     world: &RefCell<World>,

@@ -1,4 +1,4 @@
-//! A session of the simulation: production code, driven from outside.
+//! A session of the simulation: production code that the scheduler polls.
 
 use farside_fabric::{Buffer, Endpoint, Fabric, LaneId, Nanos, RegionIndex};
 use farside_layout::{FreeBlock, SizeClass, SplitOutcome};
@@ -11,20 +11,19 @@ use send_wrapper::SendWrapper;
 
 const FOREVER: Lifetime = Lifetime::Forever;
 
-/// Where a rig's blocks come from and go to.
+/// The server's part in a session's blocks and splits.
 pub(super) trait Blocks {
-    /// The answer to a request for so many, at once; fewer if there are no more.
+    /// Answers a request for `count` blocks at once, with fewer if there are no more.
     fn take(&mut self, class: SizeClass, count: u32) -> Vec<FreeBlock>;
 
-    /// Gets blocks back. `rested`: unlinked for GRACE already.
+    /// Takes blocks back. `rested`: they have been unlinked for GRACE.
     fn give(&mut self, class: SizeClass, rested: bool, blocks: Vec<FreeBlock>);
 
-    /// The answer to a request for a split of a subtable that goes by so many bits, once there is
-    /// one.
+    /// Returns the outcome of a requested split of a subtable with this depth, once it is known.
     fn split_outcome(&mut self, local_depth: u8) -> Option<SplitOutcome>;
 }
 
-/// Where rigs that share it last saw their keys, as the sessions of a client do.
+/// A location cache that sessions can share.
 #[derive(Default)]
 pub(super) struct Locations(ConnectionCache);
 
@@ -32,7 +31,7 @@ struct Supply {
     /// The simulator has one thread.
     blocks: SendWrapper<Box<dyn Blocks>>,
     answers: Vec<Delivery>,
-    /// Splits that were asked for and not answered yet.
+    /// The requested splits that await their outcome.
     asked: Vec<Prefix>,
 }
 
@@ -68,7 +67,7 @@ impl BlockSource for Supply {
     }
 }
 
-/// What to do with a key.
+/// An operation on a key.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs, reason = "the operations of `Session`")]
 pub(super) enum Call<'v> {
@@ -81,26 +80,26 @@ pub(super) enum Call<'v> {
     ExchangeVersion { expected: Version, value: &'v [u8] },
 }
 
-/// What became of it.
+/// The answer to an operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Reply {
     /// A GET found the key, or the change was made.
     pub(super) done: bool,
-    /// What a GET found, or an exchange instead of what it expected.
+    /// The value that a GET found, or that an exchange found instead of the expected one.
     pub(super) found: Option<(Vec<u8>, Version)>,
 }
 
-/// What a session has, over a fabric of the test's.
+/// A session over a fabric of the test's.
 pub(super) struct TestSession<F: Fabric> {
     engine: Engine<F>,
     region: OpenRegion,
 }
 
 impl<F: Fabric> TestSession<F> {
-    /// Reads superblock and directory. `wall` also seeds the random numbers.
+    /// Reads the superblock and the directory. `wall` also seeds the random numbers.
     ///
     /// # Errors
-    /// What is wrong with the region.
+    /// The reason why the region cannot be opened.
     pub(super) fn open(
         (fabric, lanes): (F, u16),
         blocks: Box<dyn Blocks>,
@@ -116,17 +115,17 @@ impl<F: Fabric> TestSession<F> {
         Ok(Self { engine, region })
     }
 
-    /// INSERTs of this key claim a slot without having looked, the next one this slot of the row.
+    /// Makes INSERTs of this key blind. The next one claims this slot of the home row.
     pub(super) fn expect_room(&self, key: &[u8], slot: usize) {
         self.engine.at(&self.region).expect_room(key, slot);
     }
 
-    /// The endpoint that polls and completes.
+    /// The session's endpoint.
     pub(super) fn endpoint(&self) -> &Endpoint<F> {
         &self.engine.endpoint
     }
 
-    /// Asks for blocks for a key and a value of these lengths before the first operation needs one.
+    /// Requests blocks of this class before the first operation needs one.
     ///
     /// # Errors
     /// [`OperationError::OutOfSpace`].
@@ -137,10 +136,10 @@ impl<F: Fabric> TestSession<F> {
         Ok(())
     }
 
-    /// One operation on a lane.
+    /// Performs one operation on a lane.
     ///
     /// # Errors
-    /// The operation's; `None` if the connection was lost.
+    /// The operation's error, or `None` if the connection was lost.
     pub(super) async fn run(
         &self,
         lane: LaneId,
@@ -169,7 +168,7 @@ impl<F: Fabric> TestSession<F> {
         Ok(Reply { done: applied && (action.changes() || found.is_some()), found })
     }
 
-    /// What the constants of `docs/protocol.md` are here: GRACE, patience, T_hint, T_word.
+    /// Returns the session's constants of `docs/protocol.md`: GRACE, patience, T_hint, T_word.
     pub(super) fn constants(&self) -> [Nanos; 4] {
         let constants = &self.region.constants;
         [
@@ -180,26 +179,26 @@ impl<F: Fabric> TestSession<F> {
         ]
     }
 
-    /// Gives the server all free blocks, as a session does that is asked to.
+    /// Returns all free blocks to the server, as a session does on request.
     pub(super) fn give_back(&self) {
         self.engine.at(&self.region).receive();
         self.region.allocator().give_all();
     }
 
-    /// Sets what [`TestSession::constants`] returns: for protocols with other constants.
+    /// Sets the [constants](TestSession::constants), for mutants with other ones.
     pub(super) fn set_constants(&mut self, [grace, patience, hint, word]: [Nanos; 4]) {
         let constants = &mut self.region.constants;
         (constants.grace_ns, constants.patience_ns) = (grace, patience);
         (constants.exact_hint_read_ns_max, constants.proof_age_ns_max) = (hint, word);
     }
 
-    /// Mixes what the location cache remembers into a hash.
+    /// Mixes the location cache into a hash.
     pub(super) fn hash_locations(&self, hasher: &mut impl std::hash::Hasher) {
         self.region.cache.hash_state(hasher);
     }
 
-    /// Mixes everything that later operations depend on into a hash: cache, free blocks, random
-    /// numbers. Not what operations in flight remember.
+    /// Mixes all state on which later operations depend into a hash: cache, free blocks and random
+    /// numbers. The state of operations in flight is left out.
     pub(super) fn hash_state(&self, hasher: &mut impl std::hash::Hasher) {
         self.engine.at(&self.region).hash_state(hasher);
     }

@@ -1,4 +1,4 @@
-//! What a process does: its script, one operation after another, as a future.
+//! The future of a client's process. It runs the script's operations one after another.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -16,18 +16,18 @@ use super::scenario::Op;
 use super::session::{Call, Reply, TestSession};
 use super::turns::raise;
 
-/// What a process tells the execution that polls it.
+/// A message of a process to the execution that polls it.
 pub(super) enum Event {
     Invoke(Asked),
     Respond(usize, Result<Reply, Option<OperationError>>),
-    /// Nothing to do after all.
+    /// The present operation or chore ends without an answer.
     Skip,
-    /// A split has gone as far as it could.
+    /// A split has ended.
     Split(SplitProgress),
-    /// The server has cleared up after these clients.
+    /// The server has cleared the slots of these clients.
     Swept(Vec<u16>),
-    /// The connection is lost: a new one goes on with this operation of the script, for the second
-    /// time if so.
+    /// The connection is lost. A new one continues with operation `next` of the script, which was
+    /// invoked before if `again`.
     Lost {
         next: usize,
         again: bool,
@@ -36,12 +36,12 @@ pub(super) enum Event {
     Over,
 }
 
-/// What a script's GETs found last, by key.
+/// The value and version that a script's last GET of each key found.
 pub(super) type Seen = Vec<Option<(String, Version)>>;
 
 pub(super) type Events = Rc<RefCell<VecDeque<Event>>>;
 
-/// Ready when it is polled again, which is when the scheduler says so.
+/// Waits until the scheduler polls the process again.
 pub(super) async fn begin() {
     let mut began = false;
     std::future::poll_fn(|_| match std::mem::replace(&mut began, true) {
@@ -51,11 +51,11 @@ pub(super) async fn begin() {
     .await;
 }
 
-/// A script, and how far a process came with it.
+/// A script and the progress of a process in it.
 pub(super) struct Reading {
     pub(super) script: Vec<Op>,
     pub(super) name: String,
-    /// The operation to begin with, and whether that was invoked before.
+    /// The operation to begin with, and whether it was invoked before.
     pub(super) next: usize,
     pub(super) again: bool,
     pub(super) seen: Seen,
@@ -131,7 +131,7 @@ pub(super) async fn run_script(
         if session.endpoint().fabric().is_lost
             && (again || matches!(reply, Err(Some(OperationError::Indeterminate))))
         {
-            // What sessions do: what has not happened is tried again on a new connection.
+            // As sessions do: an operation that has not happened is repeated on a new connection.
             if !again {
                 events.push_back(Event::Respond(key, reply));
             }

@@ -1,4 +1,4 @@
-//! Executions as people read them.
+//! The readable trace of an execution.
 
 use farside_fabric::Nanos;
 use farside_layout::{DirectoryEntry, HeaderWord, RowHeader, SlotWord};
@@ -10,12 +10,12 @@ use super::world::World;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Line {
     pub(super) now: Nanos,
-    /// Whose; no process's when time passes.
+    /// The process that caused it; `None` if the clock jumped.
     pub(super) process: Option<usize>,
     pub(super) text: String,
 }
 
-/// A word of the region and what it holds.
+/// Describes a word of the region and its value.
 pub(super) fn describe(world: &World, place: usize, value: u64) -> String {
     let offset = world.memory.offset(place);
     let region = &world.region;

@@ -1,5 +1,5 @@
-//! A change of two regions in turn: a count in each of two regions besides that of the keys. It
-//! goes up at the head first, then at the tail, as a change reaches the copies of a region.
+//! A change of two regions in turn, as a change reaches the copies of a region. Two regions besides
+//! the keys' hold a count each. It rises at the head first, then at the tail.
 
 use farside_fabric::{Buffer, LaneId, Nanos, RegionIndex, Verb};
 use farside_protocol::change_in_turn;
@@ -10,16 +10,16 @@ use super::monitor::Violation;
 use super::mutant::Mutant;
 use super::session::TestSession;
 
-/// The region that decides about each change.
+/// The region that each change reaches first. It decides whether the change happens.
 pub(super) const HEAD: RegionIndex = RegionIndex(1);
-/// The region that gets it then.
+/// The region that each change reaches second.
 pub(super) const TAIL: RegionIndex = RegionIndex(2);
 
 fn count(memory: &Memory, region: RegionIndex) -> u64 {
     memory.word(global(region, 0))
 }
 
-/// Raises both counts by one, from what the tail shows. Nothing, if the head is a step ahead.
+/// Raises both counts by one, from the tail's count. Changes nothing if the head is one step ahead.
 pub(super) async fn raise(session: &TestSession<SimFabric>, lane: LaneId) {
     let endpoint = session.endpoint();
     let believes_head = endpoint.fabric().has_mutant(Mutant::HeadBelieved);
@@ -38,7 +38,7 @@ pub(super) async fn raise(session: &TestSession<SimFabric>, lane: LaneId) {
     assert!(believes_head || raised != Some(false), "what the head lets pass the tail takes");
 }
 
-/// That the head is equal to the tail, or one step ahead of it.
+/// Checks that the head's count is equal to the tail's, or one higher.
 pub(super) fn check(memory: &Memory) -> Result<(), Violation> {
     let (head, tail) = (count(memory, HEAD), count(memory, TAIL));
     match head.checked_sub(tail) {

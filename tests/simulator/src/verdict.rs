@@ -1,5 +1,4 @@
-//! What an execution amounts to: its state, by which others that reach the same are known, and how
-//! it ends.
+//! The state of an execution, by which the search recognizes equal ones, and the checks at its end.
 
 use std::hash::{DefaultHasher, Hasher};
 use std::rc::Rc;
@@ -17,7 +16,7 @@ use super::region::keys;
 use super::scenario::Op;
 
 impl Execution<'_> {
-    /// A hash of everything that decides about the rest.
+    /// A hash of all state on which the rest of the execution depends.
     pub(super) fn state(&self, bounded: bool) -> u64 {
         let moment = self.moment();
         let world = self.world.borrow();
@@ -35,7 +34,7 @@ impl Execution<'_> {
             let state = process.state as u64 | u64::from(process.chains) << 8;
             let script = mix(process.seen, u64::from(process.began));
             hash = mix(hash, mix(progress, mix(state, script)));
-            // No moment comes again.
+            // A past moment matters only if it is equal to the present one.
             let waits = process.waits.map(|wait| u64::from(wait == Some(moment)));
             hash = mix(hash, waits[0] << 1 | waits[1]);
         }
@@ -49,9 +48,9 @@ impl Execution<'_> {
         mix(hash, (last as u64) << 1 | u64::from(self.bound))
     }
 
-    /// What an operation knows does not follow from what its client's chains brought alone: where
-    /// others of the same client act, also from when it went on, and from what their cache had
-    /// then; so it is with the depot.
+    /// Mixes what a process can learn without a chain into its client's observations. With several
+    /// lanes, that is the order in which they are polled; with a shared cache or a depot, its
+    /// content.
     pub(super) fn note_shared(&self, at: usize) {
         let process = &self.processes[at];
         let script = self.prepared.scenario.clients.get(process.client);
@@ -66,12 +65,12 @@ impl Execution<'_> {
         }
     }
 
-    /// A hash of what the depot has, if there is one.
+    /// A hash of the depot's history, if there is a depot.
     fn depot(&self) -> u64 {
         self.world.borrow().depot.as_ref().map_or(0, |depot| depot.borrow().state)
     }
 
-    /// A hash of the location cache that clients share, if some do.
+    /// A hash of the clients' shared location cache, if there is one.
     fn locations(&self) -> u64 {
         let scripts = self.prepared.scenario.clients.iter();
         let sharing = scripts.zip(&self.sessions).find(|(script, _)| script.shares);
@@ -82,17 +81,16 @@ impl Execution<'_> {
         })
     }
 
-    /// The end: every process is done or gone. A new client looks at every key, and the region has
-    /// to be whole.
+    /// Checks the end of an execution. Every process must have ended. A new client reads every key,
+    /// and the region must be consistent.
     pub(super) fn finish(&mut self) -> Result<(), Violation> {
-        // The server has always something to do.
+        // The server may have chores left, such as a sweep for a client that never died.
         let open = |process: &Process| match process.state {
             State::Between => process.client < self.prepared.scenario.clients.len(),
             State::Working => true,
             State::Over | State::Dying | State::Gone => false,
         };
-        // A process that waits for one that is gone waits for the server, which would clear the
-        // slot.
+        // Beside a dead process, another one may wait until the server clears a slot.
         let mut processes = self.processes.iter();
         let gone = processes.any(|process| matches!(process.state, State::Dying | State::Gone));
         if let Some(at) = self.processes.iter().position(open).filter(|_| !gone) {

@@ -21,8 +21,8 @@ pub(super) struct World {
     pub(super) now: Nanos,
     /// The shortest time that a chain takes.
     pub(super) round_trip_ns: Nanos,
-    /// Words at whose accesses the scheduler can switch processes. A word becomes one when a process
-    /// writes it after another process accessed it.
+    /// Words at whose accesses the scheduler can switch processes. A word becomes one when a
+    /// process writes it after another process accessed it.
     is_preemptible: Vec<bool>,
     /// The processes that accessed each word so far, one bit for each process.
     accessed_by: Vec<u16>,
@@ -88,9 +88,9 @@ impl World {
         (first, end.saturating_sub(first))
     }
 
-    /// Divides words into groups that are accessed in one step, each a mask from `place` on. Returns
-    /// the mask of the words that are not preemptible. A block has three groups: the header's first
-    /// word, the rest of the header with the key, and the value.
+    /// Divides words into groups that are accessed in one step, each a mask from `place` on.
+    /// Returns the mask of the words that are not preemptible. A block has three groups: the
+    /// header's first word, the rest of the header with the key, and the value.
     pub(super) fn units(&self, place: usize, words: usize, units: &mut Vec<u64>) -> u64 {
         let mut unnoticed = 0;
         let (mut rest, mut value) = (0, 0);
