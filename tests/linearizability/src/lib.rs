@@ -60,7 +60,7 @@ fn lines(records: &[Record]) -> String {
 }
 
 /// Limit on the operations that a violation shows.
-const AROUND: usize = 24;
+const AROUND_MAX: usize = 24;
 
 /// Checks a history in which all keys are absent at the start.
 ///
@@ -155,13 +155,13 @@ fn check_key(key: &str, records: &[&Record], values_move: bool) -> Result<(), Vi
     Ok(())
 }
 
-/// Returns this operation after those that began before it ended, `AROUND` of them in all.
+/// Returns up to `AROUND_MAX` operations: the latest that began before `last` ended, and `last`.
 fn before(records: &[&Record], last: &Record) -> Vec<Record> {
     let began = |record: &&&Record| Some(record.invoke) <= last.returned && **record != last;
     let mut around: Vec<Record> =
         records.iter().filter(began).map(|record| (*record).clone()).collect();
     around.sort_by_key(|record| record.returned.unwrap_or(u64::MAX).min(record.invoke));
-    let skipped = (around.len() + 1).saturating_sub(AROUND);
+    let skipped = (around.len() + 1).saturating_sub(AROUND_MAX);
     around.drain(..skipped);
     around.push(last.clone());
     around

@@ -59,12 +59,12 @@ impl HistoryCall {
         }
     }
 
-    /// Returns all possible values afterwards and answers, of those with the answer `told` if it is
-    /// known.
+    /// Returns all possible pairs of new value and answer. With a `known_answer`, returns only pairs
+    /// with that answer.
     fn outcomes(
         self,
         held: Option<Value>,
-        told: Option<HistoryAnswer>,
+        known_answer: Option<HistoryAnswer>,
     ) -> impl Iterator<Item = (Option<Value>, HistoryAnswer)> {
         // The unknown version may be that of the current value.
         let is_unseen =
@@ -72,7 +72,9 @@ impl HistoryCall {
         let unseen = (is_unseen && held.is_some())
             .then_some((Some(self.argument), HistoryAnswer { done: true, found: None }));
         let all = [Some(self.apply(held)), unseen];
-        all.into_iter().flatten().filter(move |(_, answer)| told.is_none_or(|told| told == *answer))
+        all.into_iter()
+            .flatten()
+            .filter(move |(_, answer)| known_answer.is_none_or(|known| known == *answer))
     }
 }
 
@@ -107,8 +109,8 @@ impl Configuration {
 #[derive(Clone, Copy, Debug)]
 struct Pending {
     call: HistoryCall,
-    /// Its answer, if that is known before it ends.
-    told: Option<HistoryAnswer>,
+    /// The operation's answer, if the caller knows it before the operation ends.
+    known_answer: Option<HistoryAnswer>,
 }
 
 /// The reason why a history was not accepted, with the id of the operation that showed it.
@@ -139,8 +141,8 @@ impl Register {
 
     /// Begins an operation. The caller chooses a unique id. If it knows the answer already, passing
     /// it saves work.
-    pub fn invoke(&mut self, id: u32, call: HistoryCall, told: Option<HistoryAnswer>) {
-        self.pending.insert(id, Pending { call, told });
+    pub fn invoke(&mut self, id: u32, call: HistoryCall, known_answer: Option<HistoryAnswer>) {
+        self.pending.insert(id, Pending { call, known_answer });
     }
 
     /// Removes an operation that certainly has no effect.
@@ -155,7 +157,7 @@ impl Register {
     /// See [`RegisterFault`].
     pub fn respond(&mut self, id: u32, answer: HistoryAnswer) -> Result<(), RegisterFault> {
         if let Some(pending) = self.pending.get_mut(&id) {
-            pending.told = Some(answer);
+            pending.known_answer = Some(answer);
         }
         self.end(id, Some(answer))
     }
@@ -192,7 +194,7 @@ impl Register {
                 if configuration.applied_answer(*other).is_some() {
                     continue;
                 }
-                for outcome in pending.call.outcomes(configuration.held, pending.told) {
+                for outcome in pending.call.outcomes(configuration.held, pending.known_answer) {
                     let applied = configuration.apply(*other, outcome);
                     if seen.insert(applied.clone()) {
                         stack.push(applied);
@@ -215,12 +217,15 @@ impl Register {
     /// later would explain nothing more.
     fn apply_unchanging(&self, mut configuration: Configuration) -> Configuration {
         for (id, pending) in &self.pending {
-            let Some(told) = pending.told else { continue };
+            let Some(known_answer) = pending.known_answer else { continue };
             if configuration.applied_answer(*id).is_some() {
                 continue;
             }
             let (held, answer) = pending.call.apply(configuration.held);
-            if held == configuration.held && answer == told && pending.call.is_unchanging(told) {
+            if held == configuration.held
+                && answer == known_answer
+                && pending.call.is_unchanging(known_answer)
+            {
                 configuration = configuration.apply(*id, (held, answer));
             }
         }
@@ -238,8 +243,8 @@ impl Register {
 }
 
 impl HistoryCall {
-    /// Whether the operation changes nothing if it has this answer.
-    fn is_unchanging(self, told: HistoryAnswer) -> bool {
-        self.operation == HistoryOperation::Get || !told.done
+    /// Whether an operation with this answer changes nothing.
+    fn is_unchanging(self, answer: HistoryAnswer) -> bool {
+        self.operation == HistoryOperation::Get || !answer.done
     }
 }

@@ -101,7 +101,7 @@ impl Execution<'_> {
         }
         for at in 0..self.processes.len() {
             if self.processes[at].client == client {
-                self.poll_completed(at, self.lazy)?;
+                self.poll_completed(at, self.late_completions)?;
             }
         }
         Ok(())

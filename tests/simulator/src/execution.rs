@@ -47,8 +47,8 @@ pub(super) struct Execution<'s> {
     pub(super) lost_clients: Vec<u16>,
     /// The number of connections besides each client's first.
     pub(super) reopened: usize,
-    /// Whether a completion is a step of its own.
-    pub(super) lazy: bool,
+    /// Whether a completion is a step of its own, so that other processes can act before it.
+    pub(super) late_completions: bool,
     /// A session with the directory of the start, which reads all keys at the end.
     pub(super) observer: Option<Rc<TestSession<SimFabric>>>,
 }
@@ -183,7 +183,7 @@ impl Execution<'_> {
                 }
                 if self.prepared.scenario.clients.len() == self.processes[at].client {
                     // No client notices most of the splitter's steps.
-                    self.poll_completed(at, self.lazy)?;
+                    self.poll_completed(at, self.late_completions)?;
                 }
                 self.bind(at);
                 Ok(())
@@ -191,7 +191,7 @@ impl Execution<'_> {
             Action::Access(at, lane, unit) => {
                 self.last = Some(at);
                 self.fabric_mut(at).advance(lane, unit);
-                self.poll_completed(at, self.lazy)?;
+                self.poll_completed(at, self.late_completions)?;
                 self.bind(at);
                 Ok(())
             }
@@ -200,12 +200,12 @@ impl Execution<'_> {
                 self.fabric_mut(at).noticed = true;
                 self.fabric_mut(at).wake(lane);
                 self.poll_lane(at, lane)?;
-                self.poll_completed(at, self.lazy)
+                self.poll_completed(at, self.late_completions)
             }
             Action::Complete(at, lane) => {
                 self.last = Some(at);
                 self.poll_lane(at, lane)?;
-                self.poll_completed(at, self.lazy)
+                self.poll_completed(at, self.late_completions)
             }
             Action::Restart(client) => {
                 self.restarts += 1;
@@ -280,12 +280,17 @@ impl Execution<'_> {
     }
 
     /// Polls a process as long as it has completions that no other process could notice.
-    pub(super) fn poll_completed(&mut self, at: usize, lazy: bool) -> Result<(), Violation> {
+    pub(super) fn poll_completed(
+        &mut self,
+        at: usize,
+        late_completions: bool,
+    ) -> Result<(), Violation> {
         if self.is_paused(self.processes[at].client) {
             return Ok(());
         }
-        let lazy = lazy || self.is_entangled(at) && !self.acts_in_one_step(at);
-        while self.processes[at].state == State::Working && !lazy {
+        let late_completions =
+            late_completions || self.is_entangled(at) && !self.acts_in_one_step(at);
+        while self.processes[at].state == State::Working && !late_completions {
             let process = &self.processes[at];
             let complete = {
                 let fabric = self.sessions[process.client].endpoint().fabric();
@@ -383,7 +388,7 @@ impl Execution<'_> {
     /// Once all lanes of a client are between operations, only what the session remembers matters
     /// when states are compared.
     fn forget_the_past(&mut self, at: usize) {
-        if self.world.borrow().fine {
+        if self.world.borrow().word_by_word {
             return;
         }
         let client = self.processes[at].client;

@@ -93,7 +93,7 @@ impl Execution<'_> {
             return Ok(());
         }
         self.cut(client, false);
-        self.poll_completed(at, self.lazy)
+        self.poll_completed(at, self.late_completions)
     }
 
     /// Cuts off a client's chains in flight, so that no more of their verbs are executed.
@@ -182,7 +182,7 @@ impl Execution<'_> {
             self.processes[last] = process;
         }
         for at in 0..self.processes.len() {
-            self.poll_completed(at, self.lazy)?;
+            self.poll_completed(at, self.late_completions)?;
         }
         Ok(())
     }

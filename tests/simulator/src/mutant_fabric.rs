@@ -1,4 +1,4 @@
-//! Makes a mutant of production code, which has no switch for it: a layer between a session and the
+//! Makes a mutant of production code, which has no switch for it. A layer between a session and the
 //! simulated fabric changes chains and answers, so that one rule is broken. A checker that does not
 //! catch the mutants is worth nothing.
 

@@ -274,7 +274,7 @@ impl<'s> Prepared<'s> {
         trace: bool,
     ) -> Execution<'s> {
         let scenario = self.scenario;
-        let lazy = preemptible_words.is_none();
+        let late_completions = preemptible_words.is_none();
         let is_preemptible = match preemptible_words {
             None => self.can_change.clone(),
             Some(preemptible_words) => {
@@ -284,7 +284,8 @@ impl<'s> Prepared<'s> {
             }
         };
         let (region, memory) = (self.region.clone(), self.memory.clone());
-        let world = World::new(region, memory, is_preemptible, lazy, scenario.round_trip_ns);
+        let world =
+            World::new(region, memory, is_preemptible, late_completions, scenario.round_trip_ns);
         let world = Rc::new(RefCell::new(world));
         let mut execution = Execution {
             prepared: self,
@@ -303,7 +304,7 @@ impl<'s> Prepared<'s> {
             ids: Vec::new(),
             lost_clients: Vec::new(),
             reopened: 0,
-            lazy,
+            late_completions,
             observer: None,
         };
         for key in &scenario.stored {

@@ -29,7 +29,7 @@ pub(super) struct World {
     /// Words that became preemptible in this execution. The search has to start over with them.
     pub(super) newly_preemptible: Vec<usize>,
     /// Every word is accessed in a step of its own, and states are not compared.
-    pub(super) fine: bool,
+    pub(super) word_by_word: bool,
     /// Whether the scenario has begun. Accesses before do not count.
     pub(super) began: bool,
     pub(super) trace: Option<Vec<Line>>,
@@ -52,7 +52,7 @@ impl World {
         region: Rc<SimRegion>,
         memory: Memory,
         is_preemptible: Vec<bool>,
-        fine: bool,
+        word_by_word: bool,
         round_trip_ns: Nanos,
     ) -> Self {
         let words = memory.len();
@@ -64,7 +64,7 @@ impl World {
             is_preemptible,
             accessed_by: vec![0; words],
             newly_preemptible: Vec::new(),
-            fine,
+            word_by_word,
             began: false,
             trace: None,
             split: None,
@@ -101,7 +101,7 @@ impl World {
                 continue;
             }
             match self.region.block_at(self.memory.offset(at)) {
-                _ if self.fine => units.push(1 << word),
+                _ if self.word_by_word => units.push(1 << word),
                 Some((_, 1..=4)) => rest |= 1 << word,
                 Some((_, 5..)) => value |= 1 << word,
                 _ => units.push(1 << word),

@@ -15,7 +15,7 @@ fn blind(name: impl Into<String>) -> Scenario {
 /// Beside each operation on the same key. The key is absent, and both choose the same slot or
 /// different ones, used before or not; or the key is stored.
 #[test]
-fn beside_every_operation() {
+fn a_blind_insert_beside_every_operation() {
     for op in OPS {
         for seed in [1, 2] {
             for (guess, used) in [(0, 0), (0, 1), (1, 1)] {
@@ -46,7 +46,7 @@ fn two_and_three_blind_inserts() {
 
 /// A neighbour with the same fingerprint, which makes the INSERT read the window again.
 #[test]
-fn beside_a_key_that_could_be_confused_with_it() {
+fn a_blind_insert_beside_a_key_with_the_same_fingerprint() {
     for op in [Op::Put(1), Op::Delete(1), Op::Insert(1), Op::Insert(0)] {
         let scenario = blind(format!("{op:?}, k1 there")).stored(1);
         for (guess, used) in [(0, 0), (1, 0), (0, 1), (1, 1)] {
@@ -70,14 +70,14 @@ fn a_blind_inserter_dies_and_is_swept() {
 
 /// The subtable is split meanwhile, and its place reused.
 #[test]
-fn beside_a_split() {
+fn a_blind_insert_beside_a_split() {
     let split = |name: &str| blind(format!("{name} | split")).splits(0, 1).slots(1);
     passes(split("GET").client(inserter(0).get(0)), 1);
     passes(split("asleep").client(inserter(0).get(0)).jumps(1, &[GRACE_NS]), 0);
     passes(split("killed").client(inserter(0).get(0)).restarts(1), 0);
     passes(split("INSERT").client(inserter(0)).client(client().insert(0).get(0)), 0);
-    for returns in [false, true] {
-        let scenario = split(&format!("split into its place, returns={returns}"));
-        passes(scenario.reuses(returns).client(inserter(0)), 0);
+    for key_0_returns in [false, true] {
+        let scenario = split(&format!("split into its place, key_0_returns={key_0_returns}"));
+        passes(scenario.reuses(key_0_returns).client(inserter(0)), 0);
     }
 }

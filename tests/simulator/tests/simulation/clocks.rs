@@ -8,46 +8,47 @@ use farside_simulator::{Bounds, Mutant, Scenario, Script, client};
 use crate::mutants::{assert_caught, named, report};
 use crate::{GRACE_NS, core_seconds, passes};
 
-/// The extreme rates of clocks that the protocol allows, in sixteenths of the real rate.
+/// The slowest and the fastest clock that the protocol allows, in sixteenths of the true rate.
 const SLOW: u8 = 15;
 const FAST: u8 = 17;
-/// How far a client's clock may fall behind (A). A quarter of the time after which a word can
-/// recur, because T_word and L take the rest.
+/// How far a client's clock may fall behind (A). It is a quarter of the time after which a word can
+/// recur. T_word and L use the rest.
 const CLOCK_LAG_MAX_NS: u64 = clock_lag_max_ns(GRACE_NS);
-/// How often key 1 is inserted. A word recurs after 256 generations of its block, if the slot then
-/// has the same of its incarnations.
+/// How often key 1 is inserted: the largest multiple of `INCARNATIONS` within 256 generations.
+/// A word recurs when generation and incarnation recur together.
 const ROUNDS: u64 = 256 / INCARNATIONS * INCARNATIONS;
 
-/// Makes key 0's word recur as soon as possible, this time for key 1. Its block is used 256 times,
-/// once in a GRACE, the last time in the incarnation that it had. Other clients may act in these
-/// rounds.
+/// Makes key 0's word recur for key 1 as early as possible. Key 0's block is reused 256 times, once
+/// for each GRACE, and the last use has the slot's old incarnation. In the rounds `others_act`,
+/// other clients may act.
 fn word_recurs(others_act: &[u64]) -> Script {
-    let mut again = client().in_one_step().blocks(0).knows(0).delete(0);
+    let mut reuses_block = client().in_one_step().blocks(0).knows(0).delete(0);
     for round in 1..=ROUNDS {
-        again = again.insert(1);
+        reuses_block = reuses_block.insert(1);
         if round < ROUNDS {
-            again = again.delete(1);
+            reuses_block = reuses_block.delete(1);
         }
         if others_act.contains(&round) {
-            again = again.yields();
+            reuses_block = reuses_block.yields();
         }
     }
-    // The remaining generations within one incarnation, in turn with key 3's block.
-    again = again.delete(3);
+    // The remaining generations, by PUTs within one incarnation, which alternate with key 3's
+    // block.
+    reuses_block = reuses_block.delete(3);
     for _ in ROUNDS..256 {
-        again = again.put(1).update(1);
+        reuses_block = reuses_block.put(1).update(1);
     }
-    again
+    reuses_block
 }
 
-/// Has two slots: that of key 3, whose block the client needs, and key 0's.
+/// The window has two used slots: key 0's, and key 3's, whose block `word_recurs` frees and uses.
 fn recurring_word(name: &str, others_act: &[u64], pace: u8) -> Scenario {
     let scenario = Scenario::new(name).slots(2).used(2).stored(0).stored(3);
     scenario.client(word_recurs(others_act).pace(pace))
 }
 
-/// Checks that the scenario goes wrong.
-fn caught(scenario: &Scenario, preemptions: u8) {
+/// Checks that the scenario goes wrong, because a client relies on a proof that is too old.
+fn assert_stale_proof_caught(scenario: &Scenario, preemptions: u8) {
     let bounds = |executions| Bounds { preemptions: Some(preemptions), executions };
     let started = core_seconds();
     let failure = scenario.explore(bounds(20_000)).expect_err("a proof that is too old");
@@ -63,18 +64,18 @@ fn a_proof_has_a_margin_for_clocks_that_drift() {
     let rounds = [150, 180];
     let scenario = recurring_word("ProofWithoutMargin", &rounds, FAST);
     let late = client().pace(SLOW).knows(0).put(0);
-    caught(&scenario.clone().client(late.clone().mutant(mutant)), 1);
+    assert_stale_proof_caught(&scenario.clone().client(late.clone().mutant(mutant)), 1);
     passes(scenario.client(late), 1);
 }
 
-/// The time that a chain waits in its queue counts for its deadline. Otherwise the chain could take
-/// effect later than L after its post, on a word that has recurred.
+/// The time that a chain spends in its queue counts for its deadline. Otherwise the chain could
+/// take effect later than L after its post, on a word that has recurred.
 #[test]
 fn queue_uncounted_is_caught() {
     let mutant = Mutant::QueueUncounted;
     let scenario = recurring_word("QueueUncounted", &[10], 16);
     let late = client().knows(0).put(0);
-    caught(&scenario.clone().client(late.clone().mutant(mutant)), 1);
+    assert_stale_proof_caught(&scenario.clone().client(late.clone().mutant(mutant)), 1);
     passes(scenario.client(late), 1);
 }
 
@@ -86,17 +87,17 @@ fn a_paused_client_is_fenced_before_a_word_recurs() {
         scenario.pauses(1, CLOCK_LAG_MAX_NS).client(client().pauses().knows(0).put(0))
     };
     for mutant in [Mutant::NeverFenced, Mutant::FencedLate] {
-        caught(&scenario(&format!("{mutant:?}")).server_mutant(mutant), 0);
+        assert_stale_proof_caught(&scenario(&format!("{mutant:?}")).server_mutant(mutant), 0);
     }
-    passes(scenario("PUT hit, paused | its word comes again"), 0);
+    passes(scenario("PUT hit, paused | its word recurs"), 0);
 }
 
-/// Each operation of a client with a slow clock, beside one with a fast clock that reuses a block.
-/// Without the checksum, which would hide a wrong margin.
+/// Each operation of a client with a slow clock, beside a client with a fast clock that reuses a
+/// block. GETs ignore the checksum, which would hide a wrong margin.
 #[test]
 fn a_slow_clock_beside_a_fast_one_that_reuses_a_block() {
-    let again = || client().blocks(1).pace(FAST).knows(0).put(0).put(0);
-    let start = |name: &str| Scenario::new(name).stored(0).client(again());
+    let reuses_block = || client().blocks(1).pace(FAST).knows(0).put(0).put(0);
+    let start = |name: &str| Scenario::new(name).stored(0).client(reuses_block());
     for (known, preemptions) in [(true, 2), (false, 1)] {
         let reader = client().pace(SLOW).get(0).get(0).mutant(Mutant::NoChecksum);
         let reader = if known { reader.knows(0) } else { reader };
@@ -113,8 +114,8 @@ fn a_slow_clock_beside_a_fast_one_that_reuses_a_block() {
 #[test]
 fn patience_without_margin_is_caught() {
     let mutant = Mutant::PatienceWithoutMargin;
-    let again = client().blocks(1).pace(FAST).knows(0).put(0).put(0);
-    let scenario = named(mutant).stored(0).client(again);
+    let reuses_block = client().blocks(1).pace(FAST).knows(0).put(0).put(0);
+    let scenario = named(mutant).stored(0).client(reuses_block);
     let reader = client().pace(SLOW).knows(0).get(0);
     let honest = scenario.clone().client(reader.clone().mutant(Mutant::NoChecksum));
     assert_caught(scenario.client(reader.mutant(mutant)), honest);

@@ -5,7 +5,7 @@ use farside_simulator::{Op, Scenario, client};
 use crate::passes;
 
 #[test]
-fn one_of_two_dies() {
+fn one_of_two_clients_dies() {
     let ops = [Op::Put(0), Op::Insert(0), Op::Delete(0), Op::Exchange(0, "i0")];
     for op in ops {
         for (stored, used) in [(false, 0), (false, 1), (false, 2), (true, 0)] {
@@ -32,7 +32,7 @@ fn others_insert_the_key_of_an_inserter_that_dies() {
 /// A client that has cached the key can read it after its writer died between mark and
 /// compare-and-swap.
 #[test]
-fn a_writer_dies_and_readers_read_on() {
+fn a_writer_dies_and_readers_continue() {
     let scenario = Scenario::new("PUT dies | GET hit, GET, GET | PUT").stored(0).deaths(1);
     let reader = client().knows(0).get(0).get(0).get(0);
     let scenario = scenario.client(client().knows(0).put(0)).client(reader);

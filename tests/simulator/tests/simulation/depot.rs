@@ -1,5 +1,5 @@
-//! Blocks that one client gives to the depot and another takes from there. And a chunk that changes
-//! its class, while marks are in flight and locations cached for its old blocks.
+//! Blocks that one client gives to the depot and another client takes from there. A chunk that
+//! changes its class while marks are in flight, and locations cached, for its old blocks.
 
 use farside_simulator::{Mutant, Op, Scenario, Script, client};
 
@@ -41,9 +41,9 @@ fn given_at_once_is_caught() {
 /// One client sets the mark of key 0's block late. Another gives the block back, waits for `after`,
 /// and takes a larger block of the same chunk, with a value where the header was.
 fn larger_block(name: &str, after: u64, late: Script) -> Scenario {
-    let moves = client().in_one_step().blocks(1).takes().knows(0).put(0).gives_back();
-    let moves = moves.sleeps(after).put_large(1);
-    Scenario::new(name).depot().slots(2).client(moves).client(late)
+    let changes_class = client().in_one_step().blocks(1).takes().knows(0).put(0).gives_back();
+    let changes_class = changes_class.sleeps(after).put_large(1);
+    Scenario::new(name).depot().slots(2).client(changes_class).client(late)
 }
 
 #[test]
@@ -74,11 +74,11 @@ fn queue_uncounted_is_caught() {
 /// The chunk has small blocks, then large ones, then small ones again. The second of these begins
 /// where a value had zeros. A location cached for the first small block must not fit the last one.
 fn small_again() -> Scenario {
-    let moves = client().in_one_step().blocks(1).takes().knows(0).put(0).gives_back();
-    let moves = moves.sleeps(CHUNK_REST_NS).put_large(1).delete(1).gives_back();
-    let again = client().blocks(0).takes().insert(2).put(0);
+    let changes_class = client().in_one_step().blocks(1).takes().knows(0).put(0).gives_back();
+    let changes_class = changes_class.sleeps(CHUNK_REST_NS).put_large(1).delete(1).gives_back();
+    let takes_small = client().blocks(0).takes().insert(2).put(0);
     let scenario = Scenario::new("HeadersNotWritten").depot().slots(3);
-    let scenario = scenario.client(moves.sleeps(CHUNK_REST_NS)).client(again);
+    let scenario = scenario.client(changes_class.sleeps(CHUNK_REST_NS)).client(takes_small);
     scenario.client(client().knows(0).get(0)).client(client().get(0))
 }
 

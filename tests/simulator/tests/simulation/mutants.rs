@@ -36,8 +36,8 @@ pub(crate) fn report(failure: &Failure, took: f64) {
     println!("mutant | {name} | {} | {} | {took:.1}", failure.steps(), failure.executions);
 }
 
-/// Checks that the mutant is caught if all clients follow its protocol.
-pub(crate) fn all_caught(mutant: Mutant, scenario: Scenario) -> Box<Failure> {
+/// Checks that the mutant is caught if all clients follow it.
+pub(crate) fn assert_caught_for_all(mutant: Mutant, scenario: Scenario) -> Box<Failure> {
     assert_caught(scenario.clone().mutant_for_all(mutant), scenario)
 }
 
@@ -54,36 +54,39 @@ fn cached_get(mutant: Mutant) -> Scenario {
 
 #[test]
 fn mark_after_swap_is_caught() {
-    all_caught(Mutant::MarkAfterSwap, cached_get(Mutant::MarkAfterSwap));
+    assert_caught_for_all(Mutant::MarkAfterSwap, cached_get(Mutant::MarkAfterSwap));
 }
 
 #[test]
 fn no_mark_is_caught() {
-    all_caught(Mutant::NoMark, cached_get(Mutant::NoMark));
+    assert_caught_for_all(Mutant::NoMark, cached_get(Mutant::NoMark));
 }
 
 #[test]
 fn mark_ignored_is_caught() {
-    all_caught(Mutant::MarkIgnored, cached_get(Mutant::MarkIgnored));
+    assert_caught_for_all(Mutant::MarkIgnored, cached_get(Mutant::MarkIgnored));
 }
 
 /// The late mark of a PUT that lost its compare-and-swap hits the block after its reuse.
 #[test]
 fn mark_of_eight_bytes_is_caught() {
     let mutant = Mutant::MarkOfEightBytes;
-    let again = client().blocks(1).knows(0).put(0).put(0);
-    all_caught(mutant, named(mutant).stored(0).client(client().knows(0).put(0)).client(again));
+    let reuses_block = client().blocks(1).knows(0).put(0).put(0);
+    assert_caught_for_all(
+        mutant,
+        named(mutant).stored(0).client(client().knows(0).put(0)).client(reuses_block),
+    );
 }
 
 /// A client that has cached the block reads it while it is written for its next use.
 #[test]
 fn generation_ignored_is_caught() {
     let mutant = Mutant::GenerationIgnored;
-    let again = client().blocks(1).knows(0).put(0).put(0);
+    let reuses_block = client().blocks(1).knows(0).put(0).put(0);
     let reader = client().knows(0).get(0);
-    all_caught(
+    assert_caught_for_all(
         mutant,
-        named(mutant).stored(0).client(again).client(reader).client(client().get(0)),
+        named(mutant).stored(0).client(reuses_block).client(reader).client(client().get(0)),
     );
 }
 
@@ -91,10 +94,11 @@ fn generation_ignored_is_caught() {
 #[test]
 fn reuse_before_grace_is_caught() {
     let scenario = |clock: Option<Mutant>| {
-        let again = client().blocks(1).knows(0).put(0).put(0);
-        let again = clock.into_iter().fold(again, |script, mutant| script.mutant(mutant));
+        let reuses_block = client().blocks(1).knows(0).put(0).put(0);
+        let reuses_block =
+            clock.into_iter().fold(reuses_block, |script, mutant| script.mutant(mutant));
         let reader = client().knows(0).get(0).mutant(Mutant::NoChecksum);
-        named(Mutant::FastClock).stored(0).client(again).client(reader)
+        named(Mutant::FastClock).stored(0).client(reuses_block).client(reader)
     };
     assert_caught(scenario(Some(Mutant::FastClock)), scenario(None));
 }
@@ -102,8 +106,8 @@ fn reuse_before_grace_is_caught() {
 #[test]
 fn belief_beyond_grace_is_caught() {
     let scenario = |clock| {
-        let again = client().blocks(1).knows(0).put(0).put(0);
-        named(clock).stored(0).client(again).client(client().knows(0).get(0).mutant(clock))
+        let reuses_block = client().blocks(1).knows(0).put(0).put(0);
+        named(clock).stored(0).client(reuses_block).client(client().knows(0).get(0).mutant(clock))
     };
     assert_caught(scenario(Mutant::StoppedClock), scenario(Mutant::NoChecksum));
 }
@@ -113,25 +117,25 @@ fn belief_beyond_grace_is_caught() {
 fn proofs_that_do_not_age_is_caught() {
     let scenario = |clock: Option<Mutant>| {
         // Each of two blocks is used 256 times, in all incarnations.
-        let mut again = client().in_one_step().blocks(1).knows(0).delete(0);
+        let mut reuses_block = client().in_one_step().blocks(1).knows(0).delete(0);
         for n in 1..INCARNATIONS {
-            again = again.insert(1);
+            reuses_block = reuses_block.insert(1);
             for _ in 0..450 * n / (INCARNATIONS - 1) - 450 * (n - 1) / (INCARNATIONS - 1) {
-                again = again.put(1);
+                reuses_block = reuses_block.put(1);
             }
-            again = again.delete(1);
+            reuses_block = reuses_block.delete(1);
         }
-        let again = again.insert(1);
+        let reuses_block = reuses_block.insert(1);
         let late = client().knows(0).put(0);
         let late = clock.into_iter().fold(late, |script, mutant| script.mutant(mutant));
-        named(Mutant::StoppedClockOnly).slots(1).used(1).stored(0).client(again).client(late)
+        named(Mutant::StoppedClockOnly).slots(1).used(1).stored(0).client(reuses_block).client(late)
     };
     let mutant = scenario(Some(Mutant::StoppedClockOnly));
-    let none = Bounds { preemptions: Some(0), executions: 20 };
+    let bounds = Bounds { preemptions: Some(0), executions: 20 };
     let started = core_seconds();
-    let failure = mutant.explore(none).expect_err("a proof of 25 seconds ago is relied on");
+    let failure = mutant.explore(bounds).expect_err("a proof of 25 seconds ago is relied on");
     report(&failure, core_seconds() - started);
-    scenario(None).explore(none).unwrap_or_else(|failure| panic!("{failure}"));
+    scenario(None).explore(bounds).unwrap_or_else(|failure| panic!("{failure}"));
 }
 
 #[test]
@@ -147,7 +151,7 @@ fn blocks_of_two_owners_is_caught() {
 fn swap_in_two_is_caught() {
     let mutant = Mutant::SwapInTwo;
     let exchange = || client().knows(0).exchange(0, "i0");
-    all_caught(mutant, named(mutant).stored(0).client(exchange()).client(exchange()));
+    assert_caught_for_all(mutant, named(mutant).stored(0).client(exchange()).client(exchange()));
 }
 
 /// Two inserters of one key, each in its own slot, used before or not. First they read the window
@@ -155,10 +159,10 @@ fn swap_in_two_is_caught() {
 fn two_inserters(mutant: Mutant) {
     for used in 0..=2 {
         let scenario = named(mutant).used(used).seed(2).client(client().insert(0));
-        all_caught(mutant, scenario.client(client().insert(0)));
+        assert_caught_for_all(mutant, scenario.client(client().insert(0)));
     }
     let blind = |slot| client().guesses(slot).insert(0);
-    all_caught(mutant, named(mutant).client(blind(0)).client(blind(1)));
+    assert_caught_for_all(mutant, named(mutant).client(blind(0)).client(blind(1)));
 }
 
 #[test]
@@ -187,9 +191,9 @@ fn every_mismatch_believed_is_caught() {
     let mutant = Mutant::EveryMismatchBelieved(0);
     for used in 1..=2 {
         let scenario = named(mutant).used(used).seed(2).client(client().insert(0));
-        all_caught(mutant, scenario.client(client().insert(0)));
+        assert_caught_for_all(mutant, scenario.client(client().insert(0)));
     }
-    all_caught(
+    assert_caught_for_all(
         mutant,
         named(mutant).used(1).client(client().guesses(0).insert(0)).client(client().insert(0)),
     );
@@ -211,14 +215,20 @@ fn hint_before_pending_is_caught() {
 fn aborts_to_empty_is_caught() {
     let mutant = Mutant::AbortsToEmpty;
     let others = client().insert(1).insert(2).get(2);
-    all_caught(mutant, named(mutant).used(2).seed(1).client(client().insert(0)).client(others));
+    assert_caught_for_all(
+        mutant,
+        named(mutant).used(2).seed(1).client(client().insert(0)).client(others),
+    );
 }
 
 #[test]
 fn takes_aborted_is_caught() {
     let mutant = Mutant::TakesAborted;
     let others = client().insert(1).insert(2).get(2);
-    all_caught(mutant, named(mutant).used(2).seed(1).client(client().insert(0)).client(others));
+    assert_caught_for_all(
+        mutant,
+        named(mutant).used(2).seed(1).client(client().insert(0)).client(others),
+    );
 }
 
 /// Key 0 claims a slot by its hint. If key 1 took the slot in the incarnation of that hint, its
@@ -253,19 +263,19 @@ fn another_key(mutant: Mutant) -> Scenario {
 
 #[test]
 fn same_incarnation_is_caught() {
-    all_caught(Mutant::SameIncarnation, another_key(Mutant::SameIncarnation));
+    assert_caught_for_all(Mutant::SameIncarnation, another_key(Mutant::SameIncarnation));
 }
 
 #[test]
 fn incarnations_in_no_time_is_caught() {
-    all_caught(Mutant::IncarnationsInNoTime, another_key(Mutant::IncarnationsInNoTime));
+    assert_caught_for_all(Mutant::IncarnationsInNoTime, another_key(Mutant::IncarnationsInNoTime));
 }
 
 #[test]
 fn absorbed_by_conditional_is_caught() {
     let mutant = Mutant::AbsorbedByConditional;
     let exchange = client().knows(0).exchange(0, "i0");
-    all_caught(mutant, named(mutant).stored(0).client(client().put(0)).client(exchange));
+    assert_caught_for_all(mutant, named(mutant).stored(0).client(client().put(0)).client(exchange));
 }
 
 #[test]
@@ -273,7 +283,10 @@ fn absorbed_by_old_window_is_caught() {
     let mutant = Mutant::AbsorbedByOldWindow;
     // Its first READ of the window is for an absent key.
     let first = client().get(1).put(0);
-    all_caught(mutant, named(mutant).stored(0).client(first).client(client().knows(0).put(0)));
+    assert_caught_for_all(
+        mutant,
+        named(mutant).stored(0).client(first).client(client().knows(0).put(0)),
+    );
 }
 
 /// Another lane of the session caches the word. `sessions` has the same with another session.
@@ -294,22 +307,25 @@ fn absorbed_unread_is_caught() {
 fn delete_absorbed_is_caught() {
     let mutant = Mutant::DeleteAbsorbed;
     let scenario = named(mutant).stored(0).client(client().delete(0)).client(client().delete(0));
-    all_caught(mutant, scenario.client(client().update(0)));
+    assert_caught_for_all(mutant, scenario.client(client().update(0)));
 }
 
 #[test]
 fn poisoned_believed_is_caught() {
     let mutant = Mutant::PoisonedBelieved;
     let reader = client().knows(0).get(0).get(0);
-    let failure =
-        all_caught(mutant, named(mutant).marked(0).client(client().put(0)).client(reader));
+    let failure = assert_caught_for_all(
+        mutant,
+        named(mutant).marked(0).client(client().put(0)).client(reader),
+    );
     assert_eq!(failure.violation, Violation::NotLinearizable);
 }
 
 /// The mark is set, but the compare-and-swap after it has not happened.
 #[test]
 fn successor_believed_is_caught() {
-    let failure = all_caught(Mutant::SuccessorBelieved, cached_get(Mutant::SuccessorBelieved));
+    let failure =
+        assert_caught_for_all(Mutant::SuccessorBelieved, cached_get(Mutant::SuccessorBelieved));
     assert_eq!(failure.violation, Violation::NotLinearizable);
 }
 

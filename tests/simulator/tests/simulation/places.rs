@@ -8,27 +8,30 @@ use crate::passes;
 
 /// Splits the subtable of key 0 twice, the second time into the place of the first one. Then key 0
 /// returns to this place, or other keys could get there.
-fn reused(name: impl Into<String>, returns: bool) -> Scenario {
-    Scenario::new(format!("{} | split, split into its place, returns={returns}", name.into()))
-        .splits(0, 1)
-        .reuses(returns)
-        .slots(1)
+fn reused(name: impl Into<String>, key_0_returns: bool) -> Scenario {
+    Scenario::new(format!(
+        "{} | split, split into its place, key_0_returns={key_0_returns}",
+        name.into()
+    ))
+    .splits(0, 1)
+    .reuses(key_0_returns)
+    .slots(1)
 }
 
 #[test]
 fn every_operation_beside_a_place_that_is_reused() {
     let ops = [Op::Get(0), Op::Put(0), Op::Insert(0), Op::Delete(0), Op::Exchange(0, "i0")];
     for op in ops {
-        for returns in [false, true] {
-            let scenario = reused(format!("{op:?} hit"), returns).stored(0);
+        for key_0_returns in [false, true] {
+            let scenario = reused(format!("{op:?} hit"), key_0_returns).stored(0);
             passes(scenario.client(client().knows(0).op(op)), 0);
         }
     }
-    for returns in [false, true] {
-        let scenario = reused("GET, GET", returns).stored(0);
+    for key_0_returns in [false, true] {
+        let scenario = reused("GET, GET", key_0_returns).stored(0);
         passes(scenario.client(client().get(0).get(0)), 0);
         for used in 0..=1 {
-            let scenario = reused(format!("INSERT, used={used}"), returns).used(used);
+            let scenario = reused(format!("INSERT, used={used}"), key_0_returns).used(used);
             passes(scenario.client(client().insert(0)), 0);
         }
     }
@@ -38,8 +41,8 @@ fn every_operation_beside_a_place_that_is_reused() {
 #[ignore = "takes minutes"]
 fn windows_read_in_parts_beside_a_place_that_is_reused() {
     for op in [Op::Get(0), Op::Put(0), Op::Delete(0)] {
-        for returns in [false, true] {
-            let scenario = reused(format!("{op:?}"), returns).stored(0);
+        for key_0_returns in [false, true] {
+            let scenario = reused(format!("{op:?}"), key_0_returns).stored(0);
             passes(scenario.client(client().op(op)), 1);
         }
     }

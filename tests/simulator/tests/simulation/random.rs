@@ -20,11 +20,12 @@ fn brawl() -> Scenario {
 
 /// Two keys that take turns in one slot.
 fn chase() -> Scenario {
-    let mover = client().blocks(3).delete(0).insert(1).delete(1).insert(0).delete(0).insert(1);
+    let replaces_key =
+        client().blocks(3).delete(0).insert(1).delete(1).insert(0).delete(0).insert(1);
     let writer = client().blocks(3).put(0).put(1).put(0).delete(0).put(1).get(0);
     let reader = client().knows(0).get(0).get(1).get(0).get(1).get(0).get(1);
     let scenario = Scenario::new("chase").slots(1).stored(0).chains(64).jumps(1, &[GRACE_NS]);
-    scenario.client(mover).client(writer).client(reader)
+    scenario.client(replaces_key).client(writer).client(reader)
 }
 
 /// All clients insert and delete one key.

@@ -38,10 +38,10 @@ fn two_sessions_beside_another_client() {
 #[test]
 fn two_sessions_and_a_block_that_is_reused() {
     for op in [Op::Get(0), Op::Put(0), Op::Delete(0)] {
-        let again = client().shares().blocks(1).knows(0).put(0).put(0);
+        let reuses_block = client().shares().blocks(1).knows(0).put(0).put(0);
         let scenario = Scenario::new(format!("{op:?}, asleep & PUT, PUT share locations"));
         let scenario = scenario.stored(0).jumps(1, &[1_300_000, GRACE_NS]);
-        passes(scenario.client(client().shares().op(op).get(0)).client(again), 0);
+        passes(scenario.client(client().shares().op(op).get(0)).client(reuses_block), 0);
     }
 }
 

@@ -3,7 +3,7 @@
 use farside_simulator::{Bounds, Mutant, Scenario, client};
 
 use crate::core_seconds;
-use crate::mutants::{all_caught, named, report};
+use crate::mutants::{assert_caught_for_all, named, report};
 
 fn split(mutant: Mutant) -> Scenario {
     named(mutant).splits(0, 1).slots(1)
@@ -12,31 +12,31 @@ fn split(mutant: Mutant) -> Scenario {
 #[test]
 fn moved_before_copy_is_caught() {
     let mutant = Mutant::MovedBeforeCopy;
-    all_caught(mutant, split(mutant).stored(0).client(client().get(0)));
+    assert_caught_for_all(mutant, split(mutant).stored(0).client(client().get(0)));
 }
 
 #[test]
 fn hint_after_live_is_caught() {
     let mutant = Mutant::HintAfterLive;
-    all_caught(mutant, split(mutant).stored(0).client(client().get(0)));
+    assert_caught_for_all(mutant, split(mutant).stored(0).client(client().get(0)));
 }
 
 #[test]
 fn new_before_old_is_caught() {
     let mutant = Mutant::NewBeforeOld;
-    all_caught(mutant, split(mutant).stored(0).client(client().get(0)));
+    assert_caught_for_all(mutant, split(mutant).stored(0).client(client().get(0)));
 }
 
 #[test]
 fn not_frozen_is_caught() {
     let mutant = Mutant::NotFrozen;
-    all_caught(mutant, split(mutant).stored(0).client(client().put(0)));
+    assert_caught_for_all(mutant, split(mutant).stored(0).client(client().put(0)));
 }
 
 #[test]
 fn live_before_moved_is_caught() {
     let mutant = Mutant::LiveBeforeMoved;
-    all_caught(mutant, split(mutant).stored(0).restarts(1).client(client().put(0)));
+    assert_caught_for_all(mutant, split(mutant).stored(0).restarts(1).client(client().put(0)));
 }
 
 /// The splitter aborts an INSERT, which leaves its slot EMPTY. Another INSERT saw that slot before
@@ -61,12 +61,12 @@ fn forward_ignored_is_caught() {
 #[test]
 fn never_filling_is_caught() {
     let mutant = Mutant::NeverFilling;
-    all_caught(mutant, split(mutant).stored(0).client(client().get(1).get(0)));
+    assert_caught_for_all(mutant, split(mutant).stored(0).client(client().get(1).get(0)));
 }
 
 #[test]
 fn fills_again_is_caught() {
     let mutant = Mutant::FillsAgain;
     let scenario = split(mutant).stored(2).restarts(1).chains(64);
-    all_caught(mutant, scenario.client(client().get(2).insert(2)));
+    assert_caught_for_all(mutant, scenario.client(client().get(2).insert(2)));
 }

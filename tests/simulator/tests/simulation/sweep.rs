@@ -40,7 +40,7 @@ fn an_inserter_dies_and_is_swept_at_length() {
 
 /// Another key then gets the only slot.
 #[test]
-fn the_slot_of_a_dead_inserter_becomes_another_keys() {
+fn another_key_gets_the_slot_of_a_dead_inserter() {
     for used in 0..=1 {
         let scenario = dies(&format!("INSERT k0 dies | INSERT k1, GET k1, used={used}"));
         let scenario = scenario.slots(1).used(used).client(client().insert(0));

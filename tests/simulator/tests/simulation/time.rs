@@ -11,8 +11,8 @@ use crate::{GRACE_NS, core_seconds, passes};
 /// T_word (docs/protocol.md, "Time").
 const JUMPS: [u64; 4] = [1_300_000, GRACE_NS, 8_100_000_000, 256 * GRACE_NS];
 
-/// Each operation sleeps for any of these times at any moment. Beside a client that replaces the
-/// value twice and so reuses its block, and beside one that gives its slot to another key.
+/// Each operation sleeps for any of these times at any moment. Another client meanwhile replaces
+/// the value twice and so reuses its block, or gives the slot to another key.
 #[test]
 fn a_sleep_anywhere() {
     let ops = [Op::Get(0), Op::Put(0), Op::Insert(0), Op::Delete(0), Op::Exchange(0, "i0")];
@@ -27,8 +27,8 @@ fn a_sleep_anywhere() {
         }
         let name = format!("{op:?}, asleep | DELETE k0, INSERT k1");
         let scenario = Scenario::new(name).slots(1).stored(0).jumps(1, &JUMPS[..2]);
-        let moves = client().knows(0).delete(0).insert(1).get(1);
-        passes(scenario.client(client().op(op)).client(moves), 0);
+        let replaces_key = client().knows(0).delete(0).insert(1).get(1);
+        passes(scenario.client(client().op(op)).client(replaces_key), 0);
     }
 }
 
@@ -46,18 +46,18 @@ fn inserters_that_sleep() {
 /// clock it would be, as the mutant shows.
 #[test]
 fn all_incarnations_pass_within_one_read() {
-    let mut moves = client().in_one_step().blocks(70).knows(0).delete(0);
+    let mut replaces_key = client().in_one_step().blocks(70).knows(0).delete(0);
     for _ in 0..INCARNATIONS - 1 {
-        moves = moves.insert(1).delete(1);
+        replaces_key = replaces_key.insert(1).delete(1);
     }
-    let moves = moves.insert(1).get(1);
+    let replaces_key = replaces_key.insert(1).get(1);
     let bounds = |executions| Bounds { preemptions: Some(1), executions };
     let scenario = |clock: Option<Mutant>| {
         let reader =
             clock.into_iter().fold(client().update(0), |script, mutant| script.mutant(mutant));
         let scenario =
             Scenario::new("UPDATE k0 | 62 incarnations").slots(1).used(1).stored(0).round_trips();
-        scenario.client(reader).client(moves.clone())
+        scenario.client(reader).client(replaces_key.clone())
     };
     let started = core_seconds();
     let stopped = scenario(Some(Mutant::StoppedClockOnly)).explore(bounds(20_000));

@@ -16,7 +16,7 @@ fn writers_beside_readers() {
 }
 
 #[test]
-fn changes_of_one_key_that_conflict() {
+fn conflicting_changes_of_one_key() {
     let start = |name: &str| Scenario::new(name).stored(0);
     let delete = || client().delete(0);
     let scenario = start("DELETE | DELETE | UPDATE").client(delete()).client(delete());
@@ -54,12 +54,21 @@ fn two_and_three_inserters_of_one_key() {
 #[test]
 fn one_slot_for_two_keys() {
     let start = |name: &str| Scenario::new(name).slots(1).used(1).stored(0);
-    let moves = || client().delete(0).insert(1).get(1);
-    passes(start("PUT k0 | DELETE k0, INSERT k1").client(client().put(0)).client(moves()), 3);
-    passes(start("DELETE k0 | DELETE k0, INSERT k1").client(client().delete(0)).client(moves()), 3);
-    passes(start("GET k0 | DELETE k0, INSERT k1").client(client().get(0)).client(moves()), None);
+    let replaces_key = || client().delete(0).insert(1).get(1);
+    passes(
+        start("PUT k0 | DELETE k0, INSERT k1").client(client().put(0)).client(replaces_key()),
+        3,
+    );
+    passes(
+        start("DELETE k0 | DELETE k0, INSERT k1").client(client().delete(0)).client(replaces_key()),
+        3,
+    );
+    passes(
+        start("GET k0 | DELETE k0, INSERT k1").client(client().get(0)).client(replaces_key()),
+        None,
+    );
     let cached = client().knows(0).put(0);
-    passes(start("PUT hit k0 | DELETE k0, INSERT k1").client(cached).client(moves()), 3);
+    passes(start("PUT hit k0 | DELETE k0, INSERT k1").client(cached).client(replaces_key()), 3);
     let other = client().insert(1).delete(1).put(1).get(1);
     for used in 0..=2 {
         let name = format!("INSERT k0 | INSERT k1, DELETE k1, PUT k1, GET k1, used={used}");

@@ -3,7 +3,7 @@
 
 use farside_simulator::{Mutant, Scenario, Script, client};
 
-use crate::mutants::{all_caught, named};
+use crate::mutants::{assert_caught_for_all, named};
 use crate::passes;
 
 /// Clients that raise both counts, and so many deaths.
@@ -26,5 +26,5 @@ fn a_death_between_two_regions_leaves_one_step() {
 fn head_believed_is_caught() {
     let once = |script: Script| script.raises_both();
     let scenario = named(Mutant::HeadBelieved).client(once(client())).client(once(client()));
-    all_caught(Mutant::HeadBelieved, scenario.deaths(1));
+    assert_caught_for_all(Mutant::HeadBelieved, scenario.deaths(1));
 }
