@@ -1,50 +1,50 @@
-//! What clients saw of shared counters, and whether some order of it explains all of it.
+//! What clients saw of shared counters, and checks that some order of the operations explains it.
 
 use std::collections::BTreeSet;
 
-/// One operation on a counter that came to an end.
+/// One completed operation on a counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seen {
     /// Which counter.
     pub counter: u64,
-    /// What the counter was: after an increment, or when it was read.
+    /// The value of the counter after the increment, or the value that was read.
     pub value: u64,
-    /// Whether this made it so.
+    /// Whether the operation was an increment, which made this value.
     pub is_increment: bool,
     /// When the call began, by the clock of the observers' host. Nanoseconds.
     pub invoked_ns: u64,
-    /// When it returned.
+    /// When the call returned, by the same clock.
     pub returned_ns: u64,
 }
 
 impl Seen {
-    /// Where it stands in the only order there can be: an increment, then the reads of its value.
+    /// The position in the only possible order: each increment, then the reads of its value.
     fn position(&self) -> u64 {
         self.value * 2 + u64::from(!self.is_increment)
     }
 }
 
-/// Why what was seen on one host is not linearizable. As every increment makes a value of its own,
-/// the values give the order, and it only has to agree with the clock.
+/// Checks that what was seen on one host is linearizable. Every increment makes a different value,
+/// so the values give the order. That order must agree with the clock.
 ///
 /// # Errors
-/// The first two operations that contradict each other.
+/// Two operations that contradict each other, or two increments that made the same value.
 pub fn check(seen: &[Seen]) -> Result<(), String> {
     check_unique(seen.iter().filter(|seen| seen.is_increment).map(|s| (s.counter, s.value)))?;
     let counters: BTreeSet<u64> = seen.iter().map(|seen| seen.counter).collect();
     for counter in counters {
-        let of = || seen.iter().filter(|seen| seen.counter == counter);
+        let of_counter = || seen.iter().filter(|seen| seen.counter == counter);
         let (mut by_call, mut by_return): (Vec<&Seen>, Vec<&Seen>) =
-            (of().collect(), of().collect());
+            (of_counter().collect(), of_counter().collect());
         by_call.sort_by_key(|seen| seen.invoked_ns);
         by_return.sort_by_key(|seen| seen.returned_ns);
         let mut ended = by_return.into_iter().peekable();
-        let mut last: Option<&Seen> = None;
+        let mut highest: Option<&Seen> = None;
         for later in by_call {
             while let Some(earlier) = ended.next_if(|seen| seen.returned_ns < later.invoked_ns) {
-                last = last.into_iter().chain([earlier]).max_by_key(|seen| seen.position());
+                highest = highest.into_iter().chain([earlier]).max_by_key(|seen| seen.position());
             }
-            if let Some(earlier) = last
+            if let Some(earlier) = highest
                 && earlier.position() > later.position()
             {
                 return Err(format!("{earlier:?} ended before {later:?} began"));
@@ -54,10 +54,10 @@ pub fn check(seen: &[Seen]) -> Result<(), String> {
     Ok(())
 }
 
-/// That no two increments, of whatever hosts, made the same value of the same counter.
+/// Checks that no two increments, of any hosts, made the same value of the same counter.
 ///
 /// # Errors
-/// The counter and the value.
+/// The counter and the value that two increments made.
 pub fn check_unique(increments: impl IntoIterator<Item = (u64, u64)>) -> Result<(), String> {
     let mut made = BTreeSet::new();
     for (counter, value) in increments {
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_be_is_accepted() {
+    fn possible_histories_are_accepted() {
         let overlapping = [
             seen(1, true, 0, 50),
             seen(0, false, 10, 20),
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused() {
+    fn impossible_histories_are_refused() {
         let lost_update = [seen(1, true, 0, 10), seen(1, true, 5, 20)];
         let stale_read = [seen(1, true, 0, 10), seen(0, false, 11, 20)];
         let going_back = [seen(3, false, 0, 10), seen(2, false, 11, 20)];

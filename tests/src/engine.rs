@@ -1,4 +1,4 @@
-//! The protocol's engine at a real server, over a fabric of the test's; and such a server.
+//! A server in this process, and the protocol's engine connected to it over the test's own fabric.
 
 use std::collections::VecDeque;
 use std::io;
@@ -15,16 +15,16 @@ use farside_server::Server;
 
 use crate::PATIENCE;
 
-/// A server in this process, over shared memory, in a folder of its own, for as long as it lives.
+/// A server in this process, over shared memory, with its own folder. Dropping it stops the server.
 pub struct TestServer {
-    /// Where it listens.
+    /// The address at which it listens.
     pub address: String,
     _server: Server,
     _folder: tempfile::TempDir,
 }
 
 impl TestServer {
-    /// Starts a server with this configuration, at an address of its own.
+    /// Starts a server with this configuration, at a new address.
     pub fn start(config: ServerConfig) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let address = format!("shm://{}", folder.path().join("kv.sock").display());
@@ -34,7 +34,7 @@ impl TestServer {
     }
 }
 
-/// Blocks from a server, over a control channel that only this engine has.
+/// Blocks from a server, over a control channel that only this engine uses.
 struct ChannelBlocks {
     channel: Box<dyn ControlChannel>,
     buffer: Vec<u8>,
@@ -45,7 +45,7 @@ impl ChannelBlocks {
     fn send(&mut self, request: &Request) {
         let mut bytes = Vec::new();
         request.encode(&mut bytes);
-        // While its answers are not taken, the server takes no more requests.
+        // The server takes no more requests until this client takes its answers.
         while let Err(error) = self.channel.send(&bytes) {
             assert_eq!(error.kind(), io::ErrorKind::WouldBlock, "{error}");
             if !self.take_answer() {
@@ -54,7 +54,7 @@ impl ChannelBlocks {
         }
     }
 
-    /// Takes a message of the server; false when there is none.
+    /// Takes a message of the server; returns whether there was one.
     fn take_answer(&mut self) -> bool {
         let Some(bytes) = self.channel.receive(&mut self.buffer).unwrap() else { return false };
         match Reply::decode(&self.buffer[..bytes]).unwrap() {
@@ -66,7 +66,7 @@ impl ChannelBlocks {
                 let prefix = Prefix::of(directory_hash, local_depth);
                 self.answers.push_back(Delivery::Split(prefix, outcome));
             }
-            // No test of these waits for a collection.
+            // No test that uses this engine waits for a collection.
             Reply::Statistics(_) | Reply::Ask(_) => {}
         }
         true
@@ -103,7 +103,7 @@ impl BlockSource for ChannelBlocks {
     }
 }
 
-/// An engine, and the region of a server that it has opened.
+/// An engine, and the server's region that it has opened.
 pub struct TestEngine<F> {
     /// The region.
     pub region: OpenRegion,
@@ -111,7 +111,7 @@ pub struct TestEngine<F> {
 }
 
 impl<F: Fabric> TestEngine<F> {
-    /// Both together.
+    /// The engine's handle of the region.
     pub fn handle(&self) -> RegionHandle<'_, F> {
         self.engine.at(&self.region)
     }
@@ -132,7 +132,7 @@ pub fn attach(address: &str) -> Attached {
     ConnectOptions { address, role, token, timeout, rdma: Default::default() }.connect().unwrap()
 }
 
-/// Opens this region of an engine's fabric, which is the server's that said this welcome.
+/// Opens the region with this index in an engine's fabric: the region that `welcome` describes.
 pub fn open_region<F: Fabric>(
     engine: &Engine<F>,
     index: RegionIndex,
@@ -146,7 +146,7 @@ pub fn open_region<F: Fabric>(
     engine.open(index, blocks, options, &ConnectionCache::default()).unwrap()
 }
 
-/// An engine whose fabric is something around that of shared memory.
+/// An engine whose fabric is what `around` makes of a shared-memory fabric.
 pub fn engine_over<F: Fabric>(address: &str, around: impl FnOnce(ShmFabric) -> F) -> TestEngine<F> {
     let (Attached { welcome, factory, channel }, lanes) = (attach(address), 64);
     let AnyFabric::Shm(fabric) = factory.fabric(lanes).unwrap() else { unreachable!() };

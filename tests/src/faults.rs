@@ -1,5 +1,5 @@
 //! Faults between the library and a fabric: chains are late or slow, connections break before,
-//! within or behind a chain, and the process ends at some verb. For tests.
+//! within or after a chain, and the process ends at some verb. For tests.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,53 +11,53 @@ use farside_fabric::{
 };
 use rustix::process::{Signal, getpid, kill_process};
 
-/// How often something goes wrong: in a million chains.
+/// The rates of the faults: how many chains in a million have each.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Rates {
-    /// A chain is handed to the fabric late; its deadline stays what it was.
+    /// A chain is handed to the fabric late, with its deadline unchanged.
     pub delayed: u32,
-    /// A chain's completion is told late.
-    pub told_late: u32,
+    /// A chain's completion is reported late.
+    pub reported_late: u32,
     /// The connection breaks, with none, some or all of the chain executed.
     pub broken: u32,
 }
 
-/// What has gone wrong.
+/// A kind of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// A chain was delayed.
     Delayed,
-    /// Of these, one whose deadline had passed.
+    /// A delayed chain had passed its deadline.
     Late,
-    /// A completion was told late.
-    ToldLate,
+    /// A completion was reported late.
+    ReportedLate,
     /// The connection broke, and nothing of the chain was executed.
     BrokenBefore,
-    /// It broke when some verbs of the chain were executed.
+    /// The connection broke after some verbs of the chain were executed.
     BrokenWithin,
-    /// It broke when all of the chain was executed.
-    BrokenBehind,
+    /// The connection broke after the whole chain was executed.
+    BrokenAfter,
 }
 
 impl Fault {
-    /// What to call each.
+    /// The names of the variants, in their order.
     pub const NAMES: [&str; 6] =
-        ["delayed", "late", "told late", "broken before", "broken within", "broken behind"];
+        ["delayed", "late", "reported late", "broken before", "broken within", "broken after"];
 }
 
-/// The faults of one process: what all its faulty fabrics share.
+/// The faults of one process, which all its faulty fabrics share.
 #[derive(Debug)]
 pub struct Faults {
     seed: u64,
     rates: Rates,
     fabrics: AtomicU64,
-    /// How many more verbs are executed before the process ends.
+    /// The number of verbs that are executed before the process ends.
     verbs_left: AtomicU64,
     counts: [AtomicU64; Fault::NAMES.len()],
 }
 
 impl Faults {
-    /// Random ones; the same seed makes the same in a fabric that is asked for the same.
+    /// Random faults. The seed and a fabric's number decide that fabric's random numbers.
     pub fn new(seed: u64, rates: Rates) -> Arc<Self> {
         Arc::new(Self {
             seed,
@@ -68,17 +68,17 @@ impl Faults {
         })
     }
 
-    /// The process kills itself, with SIGKILL, instead of executing one verb more than these.
+    /// Makes the process kill itself with SIGKILL after `verbs` more verbs.
     pub fn die_after(&self, verbs: u64) {
         self.verbs_left.store(verbs, Ordering::SeqCst);
     }
 
-    /// How often each has happened, in the order of [`Fault::NAMES`].
+    /// How often each fault has happened, in the order of [`Fault::NAMES`].
     pub fn counts(&self) -> [u64; Fault::NAMES.len()] {
-        std::array::from_fn(|at| self.counts[at].load(Ordering::Relaxed))
+        std::array::from_fn(|fault| self.counts[fault].load(Ordering::Relaxed))
     }
 
-    /// Puts them into a fabric that has so many lanes.
+    /// Puts the faults into a fabric with `lanes` lanes.
     pub fn around<F: Fabric + ?Sized>(
         self: &Arc<Self>,
         fabric: Box<F>,
@@ -91,8 +91,8 @@ impl Faults {
             faults: self.clone(),
             random: seed | 1,
             flights: vec![None; lanes],
-            held: Vec::with_capacity(lanes),
-            told: Vec::with_capacity(lanes),
+            held_chains: Vec::with_capacity(lanes),
+            held_completions: Vec::with_capacity(lanes),
             is_broken: false,
         };
         Intercepted { interceptor, fabric }
@@ -102,7 +102,7 @@ impl Faults {
         self.counts[fault as usize].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Ends the process if this chain has the verb that it does not survive.
+    /// Ends the process if this chain has the verb at which it must die.
     fn survive<F: Fabric + ?Sized>(
         &self,
         fabric: &mut F,
@@ -111,12 +111,12 @@ impl Faults {
         chain: &[Verb],
         deadline: Nanos,
     ) {
-        let verbs = |left: u64| left.checked_sub(chain.len() as u64);
-        let survived = self.verbs_left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, verbs);
+        let less_chain = |left: u64| left.checked_sub(chain.len() as u64);
+        let survived = self.verbs_left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less_chain);
         let Err(left) = survived else { return };
-        let last = &chain[..left as usize];
-        if !last.is_empty() {
-            let _ = fabric.run(lane, region, last, deadline);
+        let last_verbs = &chain[..left as usize];
+        if !last_verbs.is_empty() {
+            let _ = fabric.run(lane, region, last_verbs, deadline);
         }
         let _ = kill_process(getpid(), Signal::KILL);
         loop {
@@ -131,7 +131,7 @@ struct Flight {
     region: RegionIndex,
     chain: [Verb; CHAIN_VERBS_MAX],
     verbs: usize,
-    /// How many of them are executed: all, but where the connection breaks.
+    /// The number of verbs that are executed: fewer than `verbs` only if the connection breaks.
     executed: usize,
     deadline: Nanos,
     breaks: bool,
@@ -139,19 +139,19 @@ struct Flight {
 }
 
 impl Flight {
-    /// What a broken queue pair says of it: as `meaning` in `common/fabric/src/verbs/work.rs` does
-    /// of one whose acknowledgement is missing.
-    fn lost(&self) -> ChainError {
-        let reads = |verb: &Verb| matches!(verb, Verb::Read { .. });
+    /// Returns the error that a broken queue pair reports for this chain: what `meaning` in
+    /// `common/fabric/src/verbs/work.rs` returns for a chain without an acknowledgement.
+    fn error_when_lost(&self) -> ChainError {
+        let is_read = |verb: &Verb| matches!(verb, Verb::Read { .. });
         let chain = &self.chain[..self.verbs];
-        if chain.iter().all(reads) { ChainError::Fenced } else { ChainError::Unknown }
+        if chain.iter().all(is_read) { ChainError::Fenced } else { ChainError::Unknown }
     }
 
     fn fault(&self) -> Fault {
         match self.executed {
             0 => Fault::BrokenBefore,
             executed if executed < self.verbs => Fault::BrokenWithin,
-            _ => Fault::BrokenBehind,
+            _ => Fault::BrokenAfter,
         }
     }
 }
@@ -160,20 +160,20 @@ impl Flight {
 pub struct Injector {
     faults: Arc<Faults>,
     random: u64,
-    /// By lane; none for a lane that waits for a time.
+    /// The chain of each lane; `None` for a lane that waits for a time.
     flights: Vec<Option<Flight>>,
-    /// Until when which lanes' chains are held back.
-    held: Vec<(Nanos, LaneId)>,
-    /// From when on which completions are told.
-    told: Vec<(Nanos, Completion)>,
-    /// As a broken queue pair: nothing is executed any more.
+    /// Lanes whose chains are held back, and until when.
+    held_chains: Vec<(Nanos, LaneId)>,
+    /// Completions that are held back, and until when.
+    held_completions: Vec<(Nanos, Completion)>,
+    /// Whether the connection has broken: then no chain is executed, as with a broken queue pair.
     is_broken: bool,
 }
 
-/// A delay is up to two to this power microseconds, and of each magnitude equally often: beyond
-/// what `shm` allows a chain.
+/// A delay is below two to this power microseconds, which exceeds the deadlines of `shm`. Each
+/// magnitude is equally frequent.
 const MAGNITUDES: u64 = 17;
-/// How long to pause while something is held back.
+/// The pause between two polls while a chain or a completion is held back.
 const PAUSE: Duration = Duration::from_micros(20);
 
 impl Injector {
@@ -194,33 +194,34 @@ impl Injector {
         magnitude + self.below(magnitude)
     }
 
-    fn tell(&mut self, at: Nanos, lane: LaneId, result: Result<u64, ChainError>) {
-        self.told.push((at, Completion { lane, result }));
+    fn report(&mut self, until: Nanos, lane: LaneId, result: Result<u64, ChainError>) {
+        self.held_completions.push((until, Completion { lane, result }));
     }
 
-    /// Hands a lane's chain to the fabric, as much of it as is to be executed.
+    /// Hands the verbs of a lane's chain that are to be executed to the fabric.
     fn release<F: Fabric + ?Sized>(&mut self, fabric: &mut F, lane: LaneId) {
         let Some(flight) = &self.flights[usize::from(lane.0)] else { return };
         if flight.executed > 0 {
             let chain = &flight.chain[..flight.executed];
             fabric.post(lane, flight.region, chain, flight.deadline);
-        } else if let Some(completion) = self.land(fabric.now(), lane, Ok(0)) {
-            self.told.push((0, completion));
+        } else if let Some(completion) = self.complete(fabric.now(), lane, Ok(0)) {
+            self.held_completions.push((0, completion));
         }
     }
 
-    /// Hands over what was held back for long enough.
+    /// Hands the chains whose delay has passed to the fabric.
     fn release_due<F: Fabric + ?Sized>(&mut self, fabric: &mut F) {
         let now = fabric.now();
-        while let Some(at) = self.held.iter().position(|(until, _)| *until <= now) {
-            let (_, lane) = self.held.swap_remove(at);
+        while let Some(at) = self.held_chains.iter().position(|(until, _)| *until <= now) {
+            let (_, lane) = self.held_chains.swap_remove(at);
             self.release(fabric, lane);
         }
         fabric.ring();
     }
 
-    /// What to tell of a chain that the fabric is done with; none if it is told later.
-    fn land(
+    /// Returns the completion to report for a chain that the fabric has completed; `None` if it is
+    /// reported later.
+    fn complete(
         &mut self,
         now: Nanos,
         lane: LaneId,
@@ -231,27 +232,27 @@ impl Injector {
         };
         if flight.breaks || self.is_broken {
             self.faults.count(flight.fault());
-            self.break_off();
-            return Some(Completion { lane, result: Err(flight.lost()) });
+            self.break_connection();
+            return Some(Completion { lane, result: Err(flight.error_when_lost()) });
         }
         if flight.is_delayed && result == Err(ChainError::Late) {
             self.faults.count(Fault::Late);
         }
-        if self.happens(self.faults.rates.told_late) {
-            self.faults.count(Fault::ToldLate);
-            let at = now + self.delay();
-            self.tell(at, lane, result);
+        if self.happens(self.faults.rates.reported_late) {
+            self.faults.count(Fault::ReportedLate);
+            let until = now + self.delay();
+            self.report(until, lane, result);
             return None;
         }
         Some(Completion { lane, result })
     }
 
-    /// What is held back will not be executed.
-    fn break_off(&mut self) {
+    /// Breaks the connection: the chains that are held back are never executed.
+    fn break_connection(&mut self) {
         self.is_broken = true;
-        while let Some((_, lane)) = self.held.pop() {
+        while let Some((_, lane)) = self.held_chains.pop() {
             if let Some(flight) = self.flights[usize::from(lane.0)].take() {
-                self.tell(0, lane, Err(flight.lost()));
+                self.report(0, lane, Err(flight.error_when_lost()));
             }
         }
     }
@@ -267,7 +268,7 @@ impl<F: Fabric + ?Sized> Interceptor<F> for Injector {
         deadline: Nanos,
     ) {
         if self.is_broken {
-            return self.tell(0, lane, Err(ChainError::Fenced));
+            return self.report(0, lane, Err(ChainError::Fenced));
         }
         self.faults.survive(fabric, lane, region, chain, deadline);
         let mut flight = Flight {
@@ -287,33 +288,33 @@ impl<F: Fabric + ?Sized> Interceptor<F> for Injector {
         if flight.is_delayed {
             self.faults.count(Fault::Delayed);
             let until = fabric.now() + self.delay();
-            self.held.push((until, lane));
+            self.held_chains.push((until, lane));
         } else {
             self.release(fabric, lane);
         }
     }
 
     fn poll(&mut self, fabric: &mut F) -> Option<Completion> {
-        if !self.held.is_empty() {
+        if !self.held_chains.is_empty() {
             self.release_due(fabric);
         }
-        if !self.told.is_empty() {
+        if !self.held_completions.is_empty() {
             let now = fabric.now();
-            if let Some(at) = self.told.iter().position(|(from, _)| *from <= now) {
-                return Some(self.told.swap_remove(at).1);
+            if let Some(at) = self.held_completions.iter().position(|(until, _)| *until <= now) {
+                return Some(self.held_completions.swap_remove(at).1);
             }
         }
         while let Some(Completion { lane, result }) = fabric.poll() {
-            let landed = self.land(fabric.now(), lane, result);
-            if landed.is_some() {
-                return landed;
+            let completion = self.complete(fabric.now(), lane, result);
+            if completion.is_some() {
+                return completion;
             }
         }
         None
     }
 
     fn relax(&mut self, fabric: &mut F) {
-        if self.held.is_empty() && self.told.is_empty() {
+        if self.held_chains.is_empty() && self.held_completions.is_empty() {
             fabric.relax();
         } else {
             std::thread::sleep(PAUSE);

@@ -1,42 +1,42 @@
-//! A file that workers map to keep book of increments, so that what they did outlives them.
+//! A file that workers map to count increments, so that the counts survive a killed worker.
 
 use std::fs::OpenOptions;
 use std::path::Path;
 
 use farside_fabric::shm::Region;
 
-/// How many counters there are.
+/// The number of counters.
 pub const COUNTERS: u64 = 8;
 
-/// For each counter how many increments were attempted and how many acknowledged. A worker that is
-/// killed in between leaves an attempt that may or may not have happened.
+/// For each counter the number of increments attempted and the number acknowledged. A worker killed
+/// between the two leaves an attempt that may or may not have happened.
 pub struct Ledger {
     words: Region,
 }
 
 impl Ledger {
-    /// Makes the file.
+    /// Creates the file.
     pub fn create(path: &Path) {
         std::fs::write(path, vec![0; COUNTERS as usize * 16]).unwrap();
     }
 
-    /// Maps it.
+    /// Maps the file.
     pub fn open(path: &Path) -> Self {
         let file = OpenOptions::new().read(true).write(true).open(path).unwrap();
         Self { words: Region::map(&file).unwrap() }
     }
 
-    /// An increment is about to be tried.
+    /// Counts an attempt, before the increment.
     pub fn attempt(&self, counter: u64) {
         self.add(counter * 16, 1);
     }
 
-    /// It did not happen.
+    /// Takes back an attempt that certainly failed.
     pub fn retract(&self, counter: u64) {
         self.add(counter * 16, u64::MAX);
     }
 
-    /// It happened.
+    /// Counts an attempt that certainly succeeded.
     pub fn acknowledge(&self, counter: u64) {
         self.add(counter * 16 + 8, 1);
     }
@@ -54,9 +54,9 @@ impl Ledger {
         }
     }
 
-    /// The least and the most increments that can have happened.
+    /// The minimum and the maximum number of increments that can have happened.
     pub fn bounds(&self, counter: u64) -> (u64, u64) {
-        let at = |offset| self.words.load(counter * 16 + offset).unwrap();
-        (at(8), at(0))
+        let word = |offset| self.words.load(counter * 16 + offset).unwrap();
+        (word(8), word(0))
     }
 }

@@ -1,21 +1,21 @@
-//! Tests that this machine, or this fabric, leaves out: each says so by name, and why.
+//! Tests that this machine or this fabric leaves out. Each prints its name and the reason.
 
 use std::io::Write;
 
 use crate::device;
 
-/// Says in the test's output that the test is left out.
+/// Prints that this test is left out, and why. `circumstance` is a phrase such as "over RDMA".
 ///
-/// Not by `eprintln`: of a test that passes libtest shows nothing that was printed, and one that is
-/// left out passes.
-pub fn left_out(when: &str, why: &str) {
+/// Writes to stderr directly: libtest hides what `eprintln` prints in a test that passes, and a
+/// test that is left out passes.
+pub fn left_out(circumstance: &str, why: &str) {
     let thread = std::thread::current();
     let test = thread.name().unwrap_or("a test");
-    // Without anywhere to say it the test is left out all the same.
-    let _ = writeln!(std::io::stderr().lock(), "left out {when}: {test}: {why}");
+    // The test is left out even if stderr is closed.
+    let _ = writeln!(std::io::stderr().lock(), "left out {circumstance}: {test}: {why}");
 }
 
-/// Whether a test is left out because the tests run over RDMA; says so.
+/// Returns whether this test is left out because the tests run over RDMA, and prints that it is.
 pub fn left_out_over_rdma(why: &str) -> bool {
     let is_left_out = device().is_some();
     if is_left_out {
@@ -24,7 +24,7 @@ pub fn left_out_over_rdma(why: &str) -> bool {
     is_left_out
 }
 
-/// The address of the RDMA device; without one the test is left out, and says so.
+/// Returns the address of the RDMA device; without one prints that this test is left out.
 pub fn device_or_left_out() -> Option<String> {
     let device = device();
     if device.is_none() {

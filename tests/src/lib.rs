@@ -26,9 +26,9 @@ pub use worker::Worker;
 pub fn binary(name: &str) -> PathBuf {
     static BUILT: Mutex<Vec<String>> = Mutex::new(Vec::new());
     // The test binary is target/<profile>/deps/<name>, or target/<profile>/<name>.
-    let own = std::env::current_exe().unwrap();
-    let folder = own.ancestors().skip(1).find(|folder| !folder.ends_with("deps")).unwrap();
-    // `make test` has built all of them and says so; a guest cannot build anything.
+    let test_binary = std::env::current_exe().unwrap();
+    let folder = test_binary.ancestors().skip(1).find(|folder| !folder.ends_with("deps")).unwrap();
+    // `make test` builds all binaries first and sets this; a guest cannot build anything.
     if std::env::var_os("FARSIDE_BUILT").is_some() {
         return folder.join(name);
     }
@@ -47,7 +47,7 @@ pub fn binary(name: &str) -> PathBuf {
     folder.join(name)
 }
 
-/// Tells threads to stop, also when the test fails: else a scope would wait for them for ever.
+/// Tells threads to stop, also when the test fails: otherwise a scope would wait for them forever.
 pub struct StopOnDrop<'f>(pub &'f AtomicBool);
 
 impl Drop for StopOnDrop<'_> {
@@ -56,31 +56,31 @@ impl Drop for StopOnDrop<'_> {
     }
 }
 
-/// How long what takes no time may take on a busy machine.
+/// Timeout of what is quick on an idle machine: far above what it takes on a busy one.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Waits until something holds, with a limit.
-pub fn wait_until(what: &str, most: Duration, mut holds: impl FnMut() -> bool) {
+/// Waits until a condition holds; panics with its description `what` after the timeout.
+pub fn wait_until(what: &str, timeout: Duration, mut holds: impl FnMut() -> bool) {
     let started = Instant::now();
     while !holds() {
-        assert!(started.elapsed() < most, "after {most:?} still waiting: {what}");
+        assert!(started.elapsed() < timeout, "after {timeout:?} still waiting: {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
-/// The address of the RDMA device to test with, where there is one; else tests use shared memory.
+/// The address of the RDMA device to test with; without one, tests use shared memory.
 pub fn device() -> Option<String> {
     std::env::var("FARSIDE_TEST_DEVICE").ok().filter(|address| !address.is_empty())
 }
 
-/// How often to do something `count` times: less often over RDMA, where an operation takes a
-/// hundred times as long, in emulation even more.
+/// `count`, reduced over RDMA, where an operation takes a hundred times as long, and even longer in
+/// emulation.
 pub fn scaled(count: u64) -> u64 {
     if device().is_some() { count.div_ceil(50) } else { count }
 }
 
-/// What a server is started with: over RDMA without a GRACE shorter than the default, which a READ
-/// in emulation would often outlast.
+/// A server's arguments, with GRACE raised to its default over RDMA: in emulation a READ often
+/// takes longer than a shorter GRACE.
 fn adapted(arguments: &[&str]) -> Vec<String> {
     const GRACE_MS_MIN: u64 = 100;
     let mut adapted: Vec<String> = arguments.iter().map(|&text| text.to_owned()).collect();
@@ -106,7 +106,7 @@ pub fn new_address(folder: &Path) -> String {
     }
 }
 
-/// A kv-server process with a folder of its own; killed when dropped.
+/// A kv-server process with its own folder; killed when dropped.
 pub struct ServerProcess {
     folder: tempfile::TempDir,
     address: String,
@@ -122,12 +122,12 @@ impl ServerProcess {
         server
     }
 
-    /// The same, but waits only until it listens: it may refuse this process.
+    /// Starts a server, but waits only until it listens: it may refuse this process.
     pub fn start_unchecked(arguments: &[&str]) -> Self {
         Self::new(tempfile::tempdir().unwrap(), arguments).listening()
     }
 
-    /// The same with this as its config file.
+    /// Starts a server with a config file of this text, and waits until it listens.
     pub fn start_with_config(config: &str, arguments: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("server.toml");
@@ -141,7 +141,7 @@ impl ServerProcess {
         self
     }
 
-    /// The same with a region file, which survives [`ServerProcess::kill`].
+    /// Starts a server with a region file, which survives [`ServerProcess::kill`].
     pub fn start_with_file(arguments: &[&str]) -> Self {
         let folder = tempfile::tempdir_in("/dev/shm").unwrap();
         let file = folder.path().join("region").display().to_string();
@@ -164,7 +164,7 @@ impl ServerProcess {
             .arg(address)
             .args(arguments)
             .stdin(Stdio::null())
-            // Not the test's own: a server that outlives a failing test would keep it open.
+            // Not the test's stdout: a server that outlives a failing test would keep it open.
             .stdout(Stdio::null())
             .stderr(log)
             .spawn()
@@ -177,7 +177,7 @@ impl ServerProcess {
         });
     }
 
-    /// Where it listens.
+    /// The address at which it listens.
     pub fn address(&self) -> String {
         self.address.clone()
     }
@@ -192,17 +192,17 @@ impl ServerProcess {
         self.folder.path()
     }
 
-    /// What it logged.
+    /// The text that it logged.
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
     }
 
-    /// How to connect to it.
+    /// A builder of clients that connect to it.
     pub fn client_builder(&self) -> ClientBuilder {
         Client::builder().server(&self.address())
     }
 
-    /// A writer.
+    /// Connects a client that may write.
     pub fn client(&self) -> Client {
         self.client_builder().connect().unwrap()
     }
@@ -217,19 +217,19 @@ impl ServerProcess {
         send_signal(&self.child, signal);
     }
 
-    /// SIGSTOP; returns when all its threads have stopped.
+    /// Sends SIGSTOP, and returns when all its threads have stopped.
     pub fn pause(&self) {
         self.signal(Signal::STOP);
         waitid(WaitId::Pid(Pid::from_child(&self.child)), WaitIdOptions::STOPPED).unwrap();
     }
 
-    /// SIGKILL, and waits for its end.
+    /// Sends SIGKILL, and waits for its exit.
     pub fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
 
-    /// SIGTERM, and waits for its end; its exit code.
+    /// Sends SIGTERM, waits for its exit, and returns the exit code.
     pub fn terminate(&mut self) -> Option<i32> {
         self.signal(Signal::TERM);
         wait_until("it stops", PATIENCE, || self.child.try_wait().unwrap().is_some());
@@ -243,12 +243,12 @@ impl ServerProcess {
         self.wait_until_serving();
     }
 
-    /// The same without waiting until it serves.
+    /// Starts it again, without waiting until it serves.
     pub fn start_again(&mut self) {
         self.child = Self::spawn(self.folder.path(), &self.address, &self.arguments);
     }
 
-    /// How often its threads gave up the processor of their own will, that is, slept and woke.
+    /// The number of voluntary context switches of its threads, that is, how often they slept.
     pub fn wakeups(&self) -> u64 {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", self.pid())).unwrap();
         tasks
@@ -271,7 +271,7 @@ impl ServerProcess {
             .unwrap()
     }
 
-    /// That `kv-cli verify` finds nothing wrong.
+    /// Checks that `kv-cli verify` finds no problem.
     pub fn assert_verifies(&self) {
         let output = self.cli(&["verify"]);
         assert!(output.status.success(), "kv-cli verify: {output:?}");
@@ -285,7 +285,7 @@ impl Drop for ServerProcess {
     }
 }
 
-/// Blocks that are neither with the server nor linked, when no client is at work.
+/// The number of blocks that are neither with the server nor linked. No client may be at work.
 pub fn blocks_with_clients(client: &Client) -> i64 {
     let linked = client.session().unwrap().scan().unwrap().count() as i64;
     let classes = client.statistics().unwrap().classes;

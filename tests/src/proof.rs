@@ -1,5 +1,5 @@
-//! Values that carry their own proof: a value of one key is never taken for another's, nor for a
-//! mixture of two.
+//! Values that carry their own proof: a test recognizes a value of another key, and a mixture of
+//! two values.
 
 /// A value of `bytes` bytes for a key, the `count`-th that `writer` makes. At least
 /// [`HEADER_BYTES`] long.
@@ -13,7 +13,7 @@ pub fn value(key: u64, writer: u64, count: u64, bytes: usize) -> Vec<u8> {
     value
 }
 
-/// What a value says about itself before its proof, in bytes.
+/// The key, writer and count at the start of a value, in bytes.
 pub const HEADER_BYTES: usize = 24;
 
 /// The count in a value that some writer made for this key; `None` if none did.
@@ -25,9 +25,12 @@ pub fn number(key: u64, bytes: &[u8]) -> Option<u64> {
 /// Whether the bytes are exactly a value that some writer made for this key.
 pub fn holds(key: u64, bytes: &[u8]) -> bool {
     let (numbers, _) = bytes.as_chunks::<8>();
-    let [of, writer, count] = [0, 1, 2].map(|at| numbers.get(at).map(|n| u64::from_le_bytes(*n)));
-    let (Some(of), Some(writer), Some(count)) = (of, writer, count) else { return false };
-    of == key && bytes == value(key, writer, count, bytes.len())
+    let [found_key, writer, count] =
+        [0, 1, 2].map(|at| numbers.get(at).map(|n| u64::from_le_bytes(*n)));
+    let (Some(found_key), Some(writer), Some(count)) = (found_key, writer, count) else {
+        return false;
+    };
+    found_key == key && bytes == value(key, writer, count, bytes.len())
 }
 
 fn seed(key: u64, writer: u64, count: u64) -> u64 {

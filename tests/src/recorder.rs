@@ -1,9 +1,9 @@
-//! A session that puts what it does on file, in a way that outlives its process: the history of
-//! real processes.
+//! A session that records its operations in a file, which survives its process: the history of real
+//! processes.
 //!
-//! A session's file is mapped, so what is stored in it is there however its process ends. An
-//! operation is on file before it starts. Its answer follows as soon as it is known. The operations
-//! that a killed process was at are the last ones, without an answer.
+//! A session's file is mapped, so its records survive any exit of the process. An operation is
+//! recorded before it starts, and its result as soon as it is known. The operations that a killed
+//! process had in flight are the last records, without a result.
 
 use std::fs::OpenOptions;
 use std::path::Path;
@@ -18,22 +18,22 @@ use farside_protocol::{Action, Expected, Lifetime};
 
 use crate::proof;
 
-/// The keys 0 to this are for recorded sessions.
+/// Recorded sessions use the keys below this number.
 pub const HOT_KEYS: u64 = 64;
 
-/// The words of an operation, by their offsets. When it began; 0: not yet.
+/// The offsets of a record's words. The time when the operation began; 0 if it has not.
 const BEGAN: u64 = 0;
-/// Which operation it is, and how it ended.
+/// The operation, an index into `OPERATIONS`, and its result, an index into `ENDS`.
 const WHAT: u64 = 8;
 const KEY: u64 = 16;
 const ARGUMENT: u64 = 24;
 const EXPECTED: u64 = 32;
 const FOUND: u64 = 40;
-/// That of what was found.
+/// The version of the value found.
 const VERSION: u64 = 48;
-/// When it ended; 0: not yet.
+/// The time when the operation returned; 0 if it has not.
 const RETURNED: u64 = 56;
-/// What an operation takes in a file.
+/// The size of an operation's record.
 pub const RECORD_BYTES: u64 = 64;
 
 const OPERATIONS: [HistoryOperation; 7] = [
@@ -47,50 +47,50 @@ const OPERATIONS: [HistoryOperation; 7] = [
 ];
 const ENDS: [Ended; 4] = [Ended::Unknown, Ended::Done, Ended::Refused, Ended::Failed];
 
-/// The number of a value that no session wrote. Others are their writer and how many it made
-/// before.
+/// The number of a value that no session wrote. The number of any other value is its writer and
+/// that writer's count of values.
 const FOREIGN: u64 = u64::MAX;
 /// No value.
 const NONE: u64 = 0;
 
-/// A new file with so many bytes of zeros, as words that outlive this process.
+/// Creates and maps a file of `bytes` zeros. Its words survive this process.
 ///
 /// # Errors
-/// The system's.
-pub fn mapped(path: &Path, bytes: u64) -> std::io::Result<Region> {
+/// The error of the system, as in all functions here that return [`std::io::Result`].
+pub fn create_mapped(path: &Path, bytes: u64) -> std::io::Result<Region> {
     let file = OpenOptions::new().read(true).write(true).create_new(true).open(path)?;
     file.set_len(bytes)?;
     Region::map(&file)
 }
 
-/// A key that no record names, by the first session of the client that inserts it, and its value.
+/// A key outside the recorded ones, and its value. `first` is the first session of its client.
 pub fn new_key(first: u64, number: u64) -> ([u8; 8], Vec<u8>) {
     let key = 1 << 63 | first << 32 | number;
     (key.to_le_bytes(), proof::value(key, first, number, proof::HEADER_BYTES))
 }
 
-/// A session all of whose operations are on file.
+/// A session that records all its operations.
 pub struct RecordingSession {
     session: Session,
     process: u64,
-    /// How many values it made.
+    /// The number of values that it has made.
     values: u64,
     words: Region,
-    /// Where the next record goes.
-    at: u64,
+    /// The offset of the next record.
+    next_record: u64,
 }
 
-/// How an operation ended: with what was found, where that was asked for.
+/// The result of an operation, with the value found if the operation returns one.
 type RecordedResult = Result<(Ended, Option<Value>), Error>;
 
-/// An operation on file that has no answer yet.
+/// A recorded operation without a result yet.
 struct OpenRecord {
     at: u64,
     key: u64,
     value: Vec<u8>,
 }
 
-fn done(is_done: bool) -> Ended {
+fn ended(is_done: bool) -> Ended {
     if is_done { Ended::Done } else { Ended::Refused }
 }
 
@@ -101,7 +101,7 @@ fn exchanged(exchange: Exchange) -> (Ended, Option<Value>) {
     }
 }
 
-/// The number of the value of a key; `FOREIGN` if these bytes are none.
+/// Returns the number of a key's value; `FOREIGN` if no session wrote these bytes.
 fn number(key: u64, bytes: &[u8]) -> u64 {
     let words = bytes.as_chunks::<8>().0;
     match words {
@@ -112,7 +112,7 @@ fn number(key: u64, bytes: &[u8]) -> u64 {
     }
 }
 
-/// What a history calls an action on this key, and what the action expects.
+/// Returns a history's name for an action on this key, and the number of what the action expects.
 fn recorded(action: Action<'_>, key: u64) -> (HistoryOperation, u64) {
     match action {
         Action::Get => (HistoryOperation::Get, NONE),
@@ -130,9 +130,9 @@ fn recorded(action: Action<'_>, key: u64) -> (HistoryOperation, u64) {
 }
 
 fn perform(session: &mut Session, action: Action<'_>, key: &[u8], value: &[u8]) -> RecordedResult {
-    let changed = |is_done| (done(is_done), None);
+    let changed = |is_done| (ended(is_done), None);
     match action {
-        Action::Get => session.get(key).map(|found| (done(found.is_some()), found)),
+        Action::Get => session.get(key).map(|found| (ended(found.is_some()), found)),
         Action::Put(_) => session.put(key, value).map(|()| changed(true)),
         Action::Insert(_) => session.insert(key, value).map(changed),
         Action::Update(_) => session.update(key, value).map(changed),
@@ -147,28 +147,28 @@ fn perform(session: &mut Session, action: Action<'_>, key: &[u8], value: &[u8]) 
 }
 
 impl RecordingSession {
-    /// Room for so many operations of this process in a new file.
+    /// Creates a file with room for `operations` operations of this process.
     ///
     /// # Errors
-    /// The system's.
+    /// The error of the system.
     pub fn new(
         session: Session,
         path: &Path,
         process: u64,
         operations: u64,
     ) -> std::io::Result<Self> {
-        let words = mapped(path, operations * RECORD_BYTES)?;
-        Ok(Self { session, process, values: 0, words, at: 0 })
+        let words = create_mapped(path, operations * RECORD_BYTES)?;
+        Ok(Self { session, process, values: 0, words, next_record: 0 })
     }
 
-    /// How many more operations there is room for.
+    /// The number of operations that still fit into the file.
     pub fn room(&self) -> u64 {
-        (self.words.bytes() - self.at) / RECORD_BYTES
+        (self.words.bytes() - self.next_record) / RECORD_BYTES
     }
 
-    /// Overwrites the file from its start: for sessions whose history is not judged.
+    /// Overwrites the file from its start, for sessions whose history is not checked.
     pub fn rewind(&mut self) {
-        self.at = 0;
+        self.next_record = 0;
     }
 
     /// Forgets all cached locations.
@@ -176,10 +176,10 @@ impl RecordingSession {
         self.session.clear_cache();
     }
 
-    /// Puts an operation on file. What it stores is a new value of so many bytes.
+    /// Records an operation. If it stores a value, that is a new one of `bytes` bytes.
     fn begin(&mut self, key: u64, action: Action<'_>, bytes: usize) -> OpenRecord {
-        let (at, stores) = (self.at, !matches!(action, Action::Get | Action::Delete));
-        self.at += RECORD_BYTES;
+        let (at, stores) = (self.next_record, !matches!(action, Action::Get | Action::Delete));
+        self.next_record += RECORD_BYTES;
         self.values += u64::from(stores);
         let argument = if stores { self.process << 32 | self.values } else { NONE };
         let value = match stores {
@@ -194,12 +194,12 @@ impl RecordingSession {
         {
             self.words.store(at + offset, word).unwrap();
         }
-        // Nothing of the operation happens before the clock was read.
+        // Without the fence a verb could be executed before the clock was read.
         fence(Ordering::SeqCst);
         OpenRecord { at, key, value }
     }
 
-    /// Puts its answer on file.
+    /// Records the operation's result.
     fn end(&self, record: &OpenRecord, result: &RecordedResult, returned: u64) {
         let store = |offset, word| self.words.store(record.at + offset, word).unwrap();
         let ended = match result {
@@ -218,10 +218,10 @@ impl RecordingSession {
         store(RETURNED, returned);
     }
 
-    /// One operation on a key; what it stores is a new value of so many bytes.
+    /// Runs one operation on a key. If it stores a value, that is a new one of `bytes` bytes.
     ///
     /// # Errors
-    /// As the session's; so for all of these.
+    /// The error of the session, as in all these functions.
     pub fn run(
         &mut self,
         key: u64,
@@ -231,7 +231,7 @@ impl RecordingSession {
         self.run_as(key, action, bytes, |session, key, value| perform(session, action, key, value))
     }
 
-    /// Compare-and-exchange of nothing for a new value: an INSERT, for a history.
+    /// Exchanges the key's absence for a new value. A history calls this an INSERT.
     pub fn exchange_absent(&mut self, key: u64, bytes: usize) -> Result<(), Error> {
         let insert = Action::Insert(Lifetime::Forever);
         let call = |session: &mut Session, key: &[u8], value: &[u8]| {
@@ -254,8 +254,8 @@ impl RecordingSession {
         result.map(|(_, found)| found)
     }
 
-    /// Operations of one batch, all of them concurrent: GET, DELETE and stores without a condition
-    /// on the value. What came of each.
+    /// Runs the operations of one batch concurrently, and returns their results. None of them may be
+    /// a compare-and-exchange.
     pub fn batch(
         &mut self,
         steps: &[(u64, Action<'_>, usize)],
@@ -274,16 +274,16 @@ impl RecordingSession {
                 Action::Exchange(..) => unreachable!("its outcome would lack what was found"),
             };
         }
-        // Without a connection nothing happened, and all of them stay without an answer.
+        // Without a connection no operation happened, and all records stay without a result.
         let outcomes = batch.run()?;
         let returned = boot_time_ns();
-        let ended = |outcome| match outcome {
-            BatchOutcome::Value(found) => (done(found.is_some()), found),
+        let recorded = |outcome| match outcome {
+            BatchOutcome::Value(found) => (ended(found.is_some()), found),
             BatchOutcome::Stored => (Ended::Done, None),
-            BatchOutcome::Applied(is_done) => (done(is_done), None),
+            BatchOutcome::Applied(is_done) => (ended(is_done), None),
         };
         let results = outcomes.into_iter().zip(&records).map(|(outcome, record)| {
-            let result = outcome.map(ended);
+            let result = outcome.map(recorded);
             self.end(record, &result, returned);
             result.map(drop)
         });
@@ -291,11 +291,11 @@ impl RecordingSession {
     }
 }
 
-/// Reads a file. `died` is a time from which on its process certainly executed nothing more: what
-/// it was at has happened by then or never will.
+/// Reads the records of a file. After the time `died` its process executed nothing: an operation
+/// without a result has happened by then or never will.
 ///
 /// # Errors
-/// The system's.
+/// The error of the system.
 pub fn read(path: &Path, process: u64, died: Option<u64>) -> std::io::Result<Vec<Record>> {
     let bytes = std::fs::read(path)?;
     let (records, _) = bytes.as_chunks::<{ RECORD_BYTES as usize }>();
@@ -306,24 +306,24 @@ pub fn read(path: &Path, process: u64, died: Option<u64>) -> std::io::Result<Vec
     let began = records.iter().take_while(|record| word(&record[..], BEGAN) != 0);
     Ok(began
         .map(|record| {
-            let at = |offset| word(record, offset);
-            let operation = OPERATIONS[at(WHAT) as usize & 0xff];
-            let has_ended = at(RETURNED) != 0;
-            let value = |offset| (at(offset) != NONE).then(|| text(at(offset)));
-            let version = |offset| (at(offset) != 0).then(|| format!("{:016x}", at(offset)));
+            let field = |offset| word(record, offset);
+            let operation = OPERATIONS[field(WHAT) as usize & 0xff];
+            let has_ended = field(RETURNED) != 0;
+            let value = |offset| (field(offset) != NONE).then(|| text(field(offset)));
+            let version = |offset| (field(offset) != 0).then(|| format!("{:016x}", field(offset)));
             let is_version = operation == HistoryOperation::ExchangeVersion;
             Record {
                 process,
                 operation,
-                key: format!("{:x}", at(KEY)),
+                key: format!("{:x}", field(KEY)),
                 argument: value(ARGUMENT),
                 expected: if is_version { version(EXPECTED) } else { value(EXPECTED) },
-                // A process may be killed while it notes an answer.
-                result: if has_ended { ENDS[at(WHAT) as usize >> 8] } else { Ended::Unknown },
+                // A process may be killed while it records a result.
+                result: if has_ended { ENDS[field(WHAT) as usize >> 8] } else { Ended::Unknown },
                 found: value(FOUND).filter(|_| has_ended),
                 version: version(VERSION).filter(|_| has_ended),
-                invoke: at(BEGAN),
-                returned: if has_ended { Some(at(RETURNED)) } else { died },
+                invoke: field(BEGAN),
+                returned: if has_ended { Some(field(RETURNED)) } else { died },
             }
         })
         .collect())

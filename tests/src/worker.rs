@@ -1,4 +1,4 @@
-//! Processes at work on a server: binaries of the tests that check what they see.
+//! Worker processes: binaries of the tests that use a server and check what they see.
 
 use std::ffi::OsStr;
 use std::os::unix::process::ExitStatusExt;
@@ -9,15 +9,15 @@ use rustix::process::Signal;
 
 use crate::ServerProcess;
 
-/// Such a process. It is killed with its value.
+/// A worker process; killed when dropped.
 pub struct Worker {
     child: Child,
     errors: PathBuf,
 }
 
 impl Worker {
-    /// Starts a program with the server's address, and `arguments` behind it. What it complains of
-    /// goes to a file of the server's folder that has this number.
+    /// Starts a program with the server's address and then `arguments`. Its stderr goes to a file
+    /// with this number in the server's folder.
     pub fn start<A: AsRef<OsStr>>(
         program: &str,
         server: &ServerProcess,
@@ -39,35 +39,36 @@ impl Worker {
         std::fs::read_to_string(&self.errors).unwrap()
     }
 
-    /// That it has not ended by itself for a reason.
+    /// Checks that the process has not failed.
     pub fn check(&mut self) {
         if let Some(status) = self.child.try_wait().unwrap() {
             assert!(status.success(), "a worker failed: {status}: {}", self.errors());
         }
     }
 
-    /// Kills it; until then it must have seen nothing wrong.
+    /// Kills the process, and checks that it had reported no error.
     pub fn kill(mut self) {
         self.child.kill().unwrap();
-        self.is_killed_or_well();
+        self.wait_checked();
     }
 
-    /// Whether SIGKILL has ended it, which it may have sent itself; any other end must be a good
-    /// one.
-    pub fn has_died(&mut self) -> bool {
-        self.child.try_wait().unwrap().is_some() && self.is_killed_or_well()
+    /// Returns whether SIGKILL has ended the process, which it may have sent itself. Panics if it
+    /// failed in another way.
+    pub fn was_killed(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_some() && self.wait_checked()
     }
 
-    /// Waits for its end; whether SIGKILL was it.
-    pub fn is_killed_or_well(&mut self) -> bool {
+    /// Waits until the process exits, and returns whether SIGKILL ended it. Panics if it failed in
+    /// another way.
+    pub fn wait_checked(&mut self) -> bool {
         let status = self.child.wait().unwrap();
-        assert_eq!(self.errors(), "", "a worker that ended had seen something");
+        assert_eq!(self.errors(), "", "a worker that ended had reported an error");
         let is_killed = status.signal() == Some(Signal::KILL.as_raw());
         assert!(is_killed || status.success(), "a worker failed: {status}");
         is_killed
     }
 
-    /// Stops it, as a debugger would; returns once it is stopped.
+    /// Stops the process, as a debugger would; returns once it is stopped.
     pub fn stop(&self) {
         crate::send_signal(&self.child, Signal::STOP);
         let status = format!("/proc/{}/status", self.child.id());
@@ -76,12 +77,12 @@ impl Worker {
         }
     }
 
-    /// Lets it go on.
-    pub fn go_on(&self) {
+    /// Continues a stopped process.
+    pub fn resume(&self) {
         crate::send_signal(&self.child, Signal::CONT);
     }
 
-    /// Waits until it ends, which it must do well.
+    /// Waits until the process exits, and checks that it succeeded.
     pub fn wait(mut self) {
         let status = self.child.wait().unwrap();
         assert!(status.success(), "a worker failed: {status}: {}", self.errors());

@@ -1,7 +1,7 @@
-//! One client of the growth tests: inserts keys as fast as it can and says how that went, then
+//! One client of the growth tests: inserts keys as fast as it can, reports their timing, then
 //! overwrites them until it is killed. Exits with 3 and a line on stderr when anything fails.
 //!
-//! `growth-worker ADDRESS WRITER KEYS REPORT`; how the inserts went goes to the file REPORT.
+//! `growth-worker ADDRESS WRITER KEYS REPORT`; the timing of the inserts goes to the file REPORT.
 #![allow(clippy::unwrap_used, clippy::print_stderr)]
 
 use std::time::{Duration, Instant};
@@ -36,7 +36,7 @@ fn main() {
         keys as f64 / seconds,
         slowest.as_secs_f64() * 1e3
     );
-    // As a whole, or not at all.
+    // Renamed when complete, so that the test never reads part of the line.
     std::fs::write(format!("{report}.new"), line).unwrap();
     std::fs::rename(format!("{report}.new"), report).unwrap();
     for number in (0..keys).cycle() {

@@ -1,16 +1,16 @@
 //! Sessions whose operations are recorded, for the tests of histories and of collections.
 //!
-//! Each session does mixed operations on a few hot keys, one by one and in batches. One session
-//! more inserts new keys, which makes the hot ones move from subtable to subtable, and reads them
-//! again. The process exits with 3 and a line on stderr when a call fails as it must not.
+//! Each session does mixed operations on a few hot keys, singly and in batches. One further session
+//! inserts new keys and reads them again; the splits that it causes move the hot keys to other
+//! subtables. The process exits with 3 and a line on stderr when a call fails in a forbidden way.
 //!
 //! `history-worker ADDRESS FOLDER FIRST SESSIONS [faults|endless]`: the sessions are the processes
-//! FIRST, FIRST + 1 and so on of the history. Each writes a file of that name to FOLDER. How many
-//! new keys there are is in the file `new-FIRST`. It ends once FOLDER has a file `stop`.
+//! FIRST, FIRST + 1 and so on of the history. Each writes a file with its number as name to FOLDER.
+//! The file `new-FIRST` has the number of new keys. The process ends once FOLDER has a file `stop`.
 //!
 //! With `faults`, chains are late and connections break, and at some verb the process kills itself.
-//! The file `faults-FIRST` counts what went wrong. With `endless`, sessions overwrite their files
-//! once these are full, and no session inserts new keys: such a client stays until it is killed.
+//! The file `faults-FIRST` counts the faults. With `endless`, sessions overwrite their files once
+//! these are full, and no session inserts new keys: such a client works until it is killed.
 #![allow(clippy::unwrap_used, clippy::print_stderr)]
 
 use std::path::Path;
@@ -21,28 +21,29 @@ use farside::OperationError::{Contended, Indeterminate};
 use farside::{Client, Error, Session};
 use farside_protocol::{Action, Expected, Lifetime};
 use farside_tests::faults::{Faults, Rates};
-use farside_tests::recorder::{HOT_KEYS, RecordingSession, mapped, new_key};
+use farside_tests::recorder::{HOT_KEYS, RecordingSession, create_mapped, new_key};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
 const SIZES: [usize; 4] = [24, 100, 1000, 6000];
-/// How long a call waits for a server to come back.
+/// How long a call waits for a server that restarts.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(60);
-/// How many operations a session records at most, so that they can be judged.
+/// Limit on a session's recorded operations: the check of a longer history would take too long.
 const OPERATIONS_MAX: u64 = 1 << 17;
-/// A session pauses after so many steps, for so long.
+/// The number of steps of a session between two pauses.
 const BURST: u64 = 256;
+/// The length of a pause.
 const PAUSE: Duration = Duration::from_millis(3);
 const BATCH: usize = 8;
-/// How many keys a session inserts at most: what the region has room for.
+/// Limit on the keys that a session inserts: the region has room for no more.
 const NEW_KEYS_MAX: u64 = 400_000;
 
-/// What goes wrong, in a million chains.
-const RATES: Rates = Rates { delayed: 3000, told_late: 2000, broken: 200 };
-/// After how many verbs the process ends: two to one of these powers, and up to twice that.
-const LAST_VERB: std::ops::Range<u32> = 8..17;
-/// How often what went wrong is put on file.
-const LOOK: Duration = Duration::from_millis(5);
+/// The faults in a million chains.
+const RATES: Rates = Rates { delayed: 3000, reported_late: 2000, broken: 200 };
+/// Exponents of two: the process ends after at least that power of verbs, and fewer than twice it.
+const LAST_VERB_LOG2: std::ops::Range<u32> = 8..17;
+/// The interval at which the counts of faults are written to their file.
+const REPORT_INTERVAL: Duration = Duration::from_millis(5);
 
 const PUT: Action<'static> = Action::Put(Lifetime::Forever);
 const INSERT: Action<'static> = Action::Insert(Lifetime::Forever);
@@ -64,7 +65,7 @@ fn main() {
             Box::new(faults.around(fabric, lanes))
         }));
     }
-    // Sessions that share their locations, and others that do not.
+    // Sessions of one client share their cached locations; those of two clients do not.
     let [client, other] = &[client.clone(), client].map(|client| client.connect().unwrap());
     std::thread::scope(|scope| {
         for process in first..first + sessions {
@@ -83,20 +84,20 @@ fn main() {
 fn faults(seed: u64) -> Arc<Faults> {
     let faults = Faults::new(seed, RATES);
     let mut random = SmallRng::seed_from_u64(seed);
-    let magnitude = 1 << random.random_range(LAST_VERB);
+    let magnitude = 1 << random.random_range(LAST_VERB_LOG2);
     faults.die_after(magnitude + random.random_range(0..magnitude));
     faults
 }
 
-/// Keeps on file what went wrong, in a way that outlives this process.
+/// Writes the counts of faults to a file that survives this process.
 fn report(faults: &Faults, folder: &Path, first: u64) {
     let bytes = size_of_val(&faults.counts()) as u64;
-    let words = mapped(&folder.join(format!("faults-{first}")), bytes).unwrap();
+    let words = create_mapped(&folder.join(format!("faults-{first}")), bytes).unwrap();
     while !folder.join("stop").exists() {
-        for (at, count) in (0..).step_by(size_of::<u64>()).zip(faults.counts()) {
-            words.store(at, count).unwrap();
+        for (offset, count) in (0..).step_by(size_of::<u64>()).zip(faults.counts()) {
+            words.store(offset, count).unwrap();
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(REPORT_INTERVAL);
     }
 }
 
@@ -105,7 +106,7 @@ fn wrong(what: std::fmt::Arguments<'_>) -> ! {
     std::process::exit(3);
 }
 
-/// An operation may fail, and say so, as one of these.
+/// Returns the output of a call; `None` for the errors with which it may fail. Exits at any other.
 fn allowed<T>(result: Result<T, Error>) -> Option<T> {
     match result {
         Ok(output) => Some(output),
@@ -168,7 +169,7 @@ fn step(session: &mut RecordingSession, random: &mut SmallRng) {
     }
 }
 
-/// By a number below 88.
+/// Returns the action for a random number below 88.
 fn unconditional(choice: u32) -> Action<'static> {
     match choice {
         0..40 => Action::Get,
@@ -179,10 +180,10 @@ fn unconditional(choice: u32) -> Action<'static> {
     }
 }
 
-/// Inserts keys that no other session knows, and reads some of them again: they stay.
+/// Inserts keys that no other session uses, and checks that some of them are still there.
 fn insert(client: &Client, folder: &Path, first: u64) {
     let mut session = client.session().unwrap();
-    let count = mapped(&folder.join(format!("new-{first}")), 8).unwrap();
+    let count = create_mapped(&folder.join(format!("new-{first}")), 8).unwrap();
     let mut random = SmallRng::seed_from_u64(first);
     for number in 0..NEW_KEYS_MAX {
         if number % 64 == 0 && folder.join("stop").exists() {
@@ -200,7 +201,7 @@ fn insert(client: &Client, folder: &Path, first: u64) {
     }
 }
 
-/// Returns once the key is there.
+/// Inserts a new key, and returns once it is there.
 fn insert_new(session: &mut Session, first: u64, number: u64) {
     let (key, value) = new_key(first, number);
     let mut may_be_there = false;

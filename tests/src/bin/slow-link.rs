@@ -1,5 +1,5 @@
-//! One client of `tests/vm/slow-link`: large GETs and PUTs over a slow link, many in flight. Prints
-//! one line of figures for each call.
+//! One client of `tests/vm/slow-link`: many large GETs or PUTs in flight over a slow link. Each run
+//! prints its figures.
 //!
 //! `slow-link ADDRESS load|gets|puts DEPTH`
 #![allow(clippy::unwrap_used, clippy::print_stderr, clippy::print_stdout)]
@@ -15,13 +15,15 @@ use farside_fabric::{
 };
 
 const BYTES_PER_S: f64 = 25e6;
-/// With key and header it fills a block of 512 KiB, so a GET without a location READs no byte more.
+/// The size of a value. With key and header it fills a block of 512 KiB, so a GET without a cached
+/// location READs no unused byte.
 const BYTES: usize = (512 << 10) - 64;
-/// More than can be in flight: concurrent GETs of one key would share a READ.
+/// More keys than operations in flight: concurrent GETs of one key would share a READ.
 const KEYS: u64 = 1152;
-/// GETs that a run makes at least: twelve seconds of the link, so that its start counts little.
+/// The minimum number of GETs of a run: they take the link twelve seconds, so the run's start
+/// hardly changes the figures.
 const GETS_MIN: u64 = 600;
-/// A run that takes longer is cut off.
+/// A run that takes longer ends early.
 const TIME_MAX: Duration = Duration::from_secs(60);
 
 fn main() {
@@ -37,7 +39,7 @@ fn main() {
     let builder = builder.intercept_fabric(Arc::new(move |fabric, lanes| {
         watch.1.store(fabric.timing(RegionIndex::FIRST).lateness_max_ns, Ordering::Relaxed);
         let interceptor = Doorbells {
-            left_at: vec![None; lanes.into()],
+            rung_at: vec![None; lanes.into()],
             posted: Vec::with_capacity(lanes.into()),
             slowest: watch.0.clone(),
         };
@@ -63,11 +65,11 @@ fn main() {
             );
         }
     }
-    // The same.
+    // Dropping the session would wait for what is in flight, as dropping the pipeline would.
     std::process::exit(0);
 }
 
-/// Makes so many operations on keys in turn, and says what came of them.
+/// Makes so many operations on the keys in turn, and returns the lines of figures.
 fn run(session: &mut Session, operations: u64, puts: bool) -> String {
     let value = vec![9; if puts { BYTES } else { 0 }];
     let before = session.counters();
@@ -96,7 +98,7 @@ fn run(session: &mut Session, operations: u64, puts: bool) -> String {
         }
     }
     let seconds = begun.elapsed().as_secs_f64();
-    // Dropping it would wait for what is in flight, which may take minutes.
+    // Dropping the pipeline would wait for what is in flight, which may take minutes.
     std::mem::forget(pipeline);
     let moved = (succeeded * BYTES as u64) as f64;
     let counters = session.counters() - before;
@@ -116,8 +118,9 @@ fn run(session: &mut Session, operations: u64, puts: bool) -> String {
 
 /// Times chains that change the region, from the doorbell to the completion.
 struct Doorbells {
-    left_at: Vec<Option<Nanos>>,
-    /// Such chains that wait for the doorbell.
+    /// For each lane the time at which such a chain's doorbell was rung.
+    rung_at: Vec<Option<Nanos>>,
+    /// The lanes with such a chain whose doorbell is not yet rung.
     posted: Vec<LaneId>,
     slowest: Arc<AtomicU64>,
 }
@@ -131,7 +134,7 @@ impl<F: Fabric + ?Sized> Interceptor<F> for Doorbells {
         chain: &[Verb],
         deadline: Nanos,
     ) {
-        self.left_at[usize::from(lane.0)] = None;
+        self.rung_at[usize::from(lane.0)] = None;
         if chain.iter().any(|verb| !matches!(verb, Verb::Read { .. })) {
             self.posted.push(lane);
         }
@@ -140,16 +143,16 @@ impl<F: Fabric + ?Sized> Interceptor<F> for Doorbells {
 
     fn ring(&mut self, fabric: &mut F) {
         for lane in self.posted.drain(..) {
-            self.left_at[usize::from(lane.0)] = Some(fabric.now());
+            self.rung_at[usize::from(lane.0)] = Some(fabric.now());
         }
         fabric.ring();
     }
 
     fn poll(&mut self, fabric: &mut F) -> Option<Completion> {
         let completion = fabric.poll()?;
-        let left_at = self.left_at[usize::from(completion.lane.0)].take();
-        if let (Some(left_at), Ok(_)) = (left_at, &completion.result) {
-            let took = fabric.now().saturating_sub(left_at);
+        let rung_at = self.rung_at[usize::from(completion.lane.0)].take();
+        if let (Some(rung_at), Ok(_)) = (rung_at, &completion.result) {
+            let took = fabric.now().saturating_sub(rung_at);
             self.slowest.fetch_max(took, Ordering::Relaxed);
         }
         Some(completion)

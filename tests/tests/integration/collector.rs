@@ -163,7 +163,7 @@ fn a_client_that_does_not_answer_is_fenced_and_others_go_on() {
         assert!(working.join().unwrap() > scaled(1000));
     });
     // It comes back and finds itself fenced: it connects anew and goes on.
-    stopped.go_on();
+    stopped.resume();
     wait_until("it connects anew", PATIENCE, || {
         stopped.check();
         observer.statistics().unwrap().clients > CLIENTS

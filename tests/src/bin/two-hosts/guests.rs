@@ -1,4 +1,4 @@
-//! The other guests: commands in them, through the folder that all share, and their power.
+//! The other guests: runs commands in them through the folder that all share, and cuts their power.
 
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
@@ -16,19 +16,20 @@ pub(crate) struct Guest {
 
 /// A command in a guest.
 pub(crate) struct Running {
-    what: String,
-    /// Of its files, without their endings.
+    /// The guest's name and the command, for messages.
+    description: String,
+    /// The path of its files, without their extensions.
     path: PathBuf,
 }
 
-/// A boot of three guests on a busy machine takes half a minute.
-const BOOT: Duration = Duration::from_secs(180);
+/// Timeout of a guest's boot; three guests take half a minute on a busy machine.
+const BOOT_TIMEOUT: Duration = Duration::from_secs(180);
 
 impl Guest {
-    /// Waits until it is up.
+    /// Waits until the guest is up.
     pub(crate) fn new(name: &'static str, share: &Path) -> Self {
         let guest = Self { name, share: share.to_owned(), commands: Cell::new(0) };
-        wait_until("a guest is up", BOOT, || guest.folder().join("ready").exists());
+        wait_until("a guest is up", BOOT_TIMEOUT, || guest.folder().join("ready").exists());
         guest
     }
 
@@ -36,14 +37,14 @@ impl Guest {
         self.share.join(self.name)
     }
 
-    /// Starts a line of bash; `exec` makes a kill meet the program itself.
+    /// Starts a line of bash. With `exec` at its start, signals reach the program instead of bash.
     pub(crate) fn start(&self, command: &str) -> Running {
         let number = self.commands.replace(self.commands.get() + 1);
         let path = self.folder().join(number.to_string());
         std::fs::write(path.with_extension("new"), command).unwrap();
         std::fs::rename(path.with_extension("new"), path.with_extension("command")).unwrap();
-        let running = Running { what: format!("{}: {command}", self.name), path };
-        wait_until(&running.what, PATIENCE, || running.pid().is_some());
+        let running = Running { description: format!("{}: {command}", self.name), path };
+        wait_until(&running.description, PATIENCE, || running.pid().is_some());
         running
     }
 
@@ -59,7 +60,7 @@ impl Guest {
         self.run(&format!("kill -{signal} {}", running.pid().unwrap()));
     }
 
-    /// `freeze`, `thaw` or `kill`.
+    /// Controls the guest's power: `freeze`, `thaw` or `kill`.
     pub(crate) fn power(&self, verb: &str) {
         let control = Command::new("tests/vm/hosts-control")
             .arg(&self.share)
@@ -71,33 +72,34 @@ impl Guest {
 }
 
 impl Running {
-    fn read(&self, ending: &str) -> Option<String> {
-        std::fs::read_to_string(self.path.with_extension(ending)).ok()
+    fn read(&self, extension: &str) -> Option<String> {
+        std::fs::read_to_string(self.path.with_extension(extension)).ok()
     }
 
     fn pid(&self) -> Option<u32> {
         self.read("pid")?.trim().parse().ok()
     }
 
-    /// What it printed so far, on either stream.
+    /// The command's output so far, of both streams.
     pub(crate) fn output(&self) -> String {
         self.read("output").unwrap_or_default()
     }
 
-    /// Waits for a line of its output.
-    pub(crate) fn wait_for(&self, text: &str, most: Duration) {
+    /// Waits until the command's output contains `text`.
+    pub(crate) fn wait_for(&self, text: &str, timeout: Duration) {
         let started = Instant::now();
         while !self.output().contains(text) {
-            let late = started.elapsed() > most;
-            assert!(!late, "{} did not say `{text}` in {most:?}: {}", self.what, self.output());
+            let Self { description, .. } = self;
+            let is_late = started.elapsed() > timeout;
+            assert!(!is_late, "{description}: no `{text}` in {timeout:?}: {}", self.output());
             std::thread::sleep(Duration::from_millis(20));
         }
     }
 
-    /// Waits for its end, which has to be a good one.
-    pub(crate) fn wait(&self, most: Duration) {
-        wait_until(&self.what, most, || self.read("code").is_some());
+    /// Waits until the command ends, and checks that it succeeded.
+    pub(crate) fn wait(&self, timeout: Duration) {
+        wait_until(&self.description, timeout, || self.read("code").is_some());
         let code = self.read("code").unwrap();
-        assert_eq!(code.trim(), "0", "{}: {}", self.what, self.output());
+        assert_eq!(code.trim(), "0", "{}: {}", self.description, self.output());
     }
 }

@@ -1,5 +1,5 @@
-//! Sessions at work while hosts die: they know what every key of theirs may hold, and how long each
-//! call took.
+//! Sessions at work while hosts die: they track the possible values of each of their keys, and time
+//! each call.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,19 +13,19 @@ use farside_tests::ledger::Ledger;
 
 use crate::worker::{Worker, check_own};
 
-/// Sessions of one process.
+/// The number of sessions of one process.
 pub(crate) const SESSIONS: u64 = 4;
 
 /// The mix of operations of the sessions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LoadMix {
-    /// A bit of everything.
+    /// All operations.
     Mixed,
-    /// Inserts and deletes: a client that dies is most likely in the middle of an insert.
+    /// Inserts and deletes: a client that dies is probably in the middle of an insert.
     Churn,
 }
 
-/// What one session did so far.
+/// The counts and times of one session's calls so far.
 #[derive(Default)]
 pub(crate) struct Progress {
     pub(crate) done: AtomicU64,
@@ -37,7 +37,7 @@ pub(crate) struct Progress {
     began_ns: AtomicU64,
 }
 
-/// The clock of this process.
+/// The clock of all sessions of this process; never 0.
 #[derive(Clone, Copy)]
 pub(crate) struct Clock(Instant);
 
@@ -48,7 +48,7 @@ impl Clock {
 }
 
 impl Progress {
-    /// Measures a call.
+    /// Makes a call; also returns when it began and ended.
     pub(crate) fn timed<T>(&self, clock: Clock, call: impl FnOnce() -> T) -> (T, u64, u64) {
         let began = clock.now_ns();
         self.began_ns.store(began, Ordering::Relaxed);
@@ -60,7 +60,7 @@ impl Progress {
     }
 }
 
-/// Sessions at work, each on a thread of its own, of one client.
+/// Sessions of one client at work, each on its own thread.
 pub(crate) struct Load {
     client: Client,
     clock: Clock,
@@ -70,7 +70,7 @@ pub(crate) struct Load {
 }
 
 impl Load {
-    /// Starts [`SESSIONS`] of them; they write as `writer` and the numbers behind it.
+    /// Starts [`SESSIONS`] sessions, which write as `writer` and the numbers after it.
     pub(crate) fn start(client: Client, kind: LoadMix, writer: u64, ledger: &Path) -> Self {
         let (clock, stop) = (Clock(Instant::now()), Arc::new(AtomicBool::new(false)));
         let progress: Vec<Arc<Progress>> = (0..SESSIONS).map(|_| Arc::default()).collect();
@@ -85,11 +85,11 @@ impl Load {
         Self { client, clock, stop, progress, threads }
     }
 
-    fn sum(&self, of: impl Fn(&Progress) -> &AtomicU64) -> u64 {
-        self.progress.iter().map(|progress| of(progress).load(Ordering::Relaxed)).sum()
+    fn sum(&self, counter: impl Fn(&Progress) -> &AtomicU64) -> u64 {
+        self.progress.iter().map(|progress| counter(progress).load(Ordering::Relaxed)).sum()
     }
 
-    /// Fails with what a session that ended had to say.
+    /// Panics with the panic of a session that ended early.
     fn check(&mut self) {
         if let Some(at) = self.threads.iter().position(JoinHandle::is_finished) {
             let worker = self.threads.swap_remove(at).join();
@@ -97,45 +97,45 @@ impl Load {
         }
     }
 
-    /// Waits until every session has succeeded `count` times more.
-    pub(crate) fn wait_for(&mut self, count: u64, most: Duration) {
+    /// Waits until every session has made `count` more successful calls.
+    pub(crate) fn wait_for(&mut self, count: u64, timeout: Duration) {
         let done = |progress: &Arc<Progress>| progress.done.load(Ordering::Relaxed);
         let before: Vec<u64> = self.progress.iter().map(done).collect();
-        self.wait_until("every session goes on", most, |load| {
+        self.wait_until("every session makes calls", timeout, |load| {
             load.progress.iter().zip(&before).all(|(now, before)| done(now) >= before + count)
         });
     }
 
-    /// Waits until every session has given up on the server once.
-    pub(crate) fn wait_for_unreachable(&mut self, most: Duration) {
-        self.wait_until("every session notices", most, |load| {
+    /// Waits until a call of every session has failed with `Unreachable`.
+    pub(crate) fn wait_for_unreachable(&mut self, timeout: Duration) {
+        self.wait_until("every session finds the server unreachable", timeout, |load| {
             let mut all = load.progress.iter();
             all.all(|progress| progress.unreachable.load(Ordering::Relaxed) > 0)
         });
     }
 
-    fn wait_until(&mut self, what: &str, most: Duration, holds: impl Fn(&Self) -> bool) {
+    fn wait_until(&mut self, what: &str, timeout: Duration, holds: impl Fn(&Self) -> bool) {
         let started = Instant::now();
         while !holds(self) {
             self.check();
-            let late = started.elapsed() > most;
-            assert!(!late, "after {most:?} still waiting: {what}; {}", self.describe());
+            let is_late = started.elapsed() > timeout;
+            assert!(!is_late, "after {timeout:?} still waiting: {what}; {}", self.describe());
             std::thread::sleep(Duration::from_millis(20));
         }
     }
 
-    /// The slowest call, those under way included.
+    /// The time of the slowest call, including calls under way.
     pub(crate) fn slowest(&self) -> Duration {
         let now = self.clock.now_ns();
-        let of = |progress: &Arc<Progress>| {
+        let slowest_ns = |progress: &Arc<Progress>| {
             let began = progress.began_ns.load(Ordering::Relaxed);
-            let lasting = if began == 0 { 0 } else { now.saturating_sub(began) };
-            progress.slowest_ns.load(Ordering::Relaxed).max(lasting)
+            let under_way = if began == 0 { 0 } else { now.saturating_sub(began) };
+            progress.slowest_ns.load(Ordering::Relaxed).max(under_way)
         };
-        Duration::from_nanos(self.progress.iter().map(of).max().unwrap_or(0))
+        Duration::from_nanos(self.progress.iter().map(slowest_ns).max().unwrap_or(0))
     }
 
-    /// What happened so far, for the reader of the test's output.
+    /// The figures so far, for the test's output.
     pub(crate) fn describe(&self) -> String {
         format!(
             "{} done, {} Unreachable, {} Indeterminate, {} Contended, slowest call {:.2} s",
@@ -147,7 +147,7 @@ impl Load {
         )
     }
 
-    /// Ends all sessions; none may have met what must not be.
+    /// Ends all sessions; panics if one of them panicked.
     pub(crate) fn stop(mut self) -> Finished {
         self.stop.store(true, Ordering::Relaxed);
         let described = self.describe();
@@ -164,19 +164,19 @@ impl Load {
 }
 
 impl Drop for Load {
-    /// After a scenario that failed: the next shall not be bothered.
+    /// Stops the sessions of a failed scenario: they would disturb the next one.
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
     }
 }
 
-/// What a panic said.
+/// The message of a panic.
 pub(crate) fn reason(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("a panic").to_owned()
 }
 
-/// What sessions that ended leave.
+/// Sessions that have ended, and their figures.
 pub(crate) struct Finished {
     pub(crate) client: Client,
     workers: Vec<Worker>,
@@ -185,21 +185,21 @@ pub(crate) struct Finished {
 }
 
 impl Finished {
-    /// What its sessions saw of the counters.
+    /// The operations of all sessions on the counters.
     pub(crate) fn seen(&self) -> Vec<Seen> {
         self.workers.iter().flat_map(|worker| worker.seen.iter().copied()).collect()
     }
 
-    /// That the counters make sense, and that all keys of these sessions are as they left them, for
-    /// a session that remembers nothing.
+    /// Checks the counters, and that each session's own keys hold a possible value. `session` has
+    /// no cached locations.
     pub(crate) fn check(&self, session: &mut Session) {
         counters::check(&self.seen()).unwrap();
         self.workers.iter().for_each(|worker| check_own(session, worker));
     }
 }
 
-/// The part of a load on another guest: `load ADDRESS KIND WRITER SECONDS LEDGER`. Prints `under
-/// way`, at the end all increments as `increment COUNTER VALUE`.
+/// Runs the load on the other client's host: `load ADDRESS KIND WRITER SECONDS LEDGER`. Prints
+/// `under way`, and at the end all increments as `increment COUNTER VALUE`.
 #[allow(clippy::print_stdout)]
 pub(crate) fn run_elsewhere(arguments: &[String]) {
     let [address, kind, writer, seconds, ledger] = arguments else {

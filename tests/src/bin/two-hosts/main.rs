@@ -1,5 +1,5 @@
-//! Tests on several hosts, for tests/vm/two-hosts, which says what there is: kv-server on one host,
-//! clients on two others, of which one is where this runs.
+//! Tests on three hosts, which tests/vm/two-hosts describes: kv-server runs on one, clients on the
+//! two others. This program runs on one of the clients' hosts.
 //!
 //! `two-hosts test [NAME...]`, or `two-hosts load ...` for the part on the other client's host.
 #![allow(clippy::unwrap_used, clippy::print_stdout, clippy::print_stderr)]
@@ -24,7 +24,8 @@ fn main() {
     }
 }
 
-/// One line for each scenario, or those with such names, and one of how many passed.
+/// Runs all scenarios, or those whose names contain one of `names`. Prints one line for each, and
+/// how many passed.
 fn test(names: &[String]) {
     let mut world = scenarios::World::new();
     let (mut passed, mut failed) = (0, 0);

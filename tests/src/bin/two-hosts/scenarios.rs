@@ -1,5 +1,5 @@
-//! What happens to hosts, and what clients must see of it. Each scenario takes the server as the
-//! last one left it; the last two cut the power of a host.
+//! Failures of hosts and processes, and what clients must see of them. Each scenario uses the
+//! server in the state that the previous one left; the last two cut the power of a host.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -17,7 +17,7 @@ use crate::worker::{counter_name, number, own_name};
 
 type Scenario = fn(&mut World) -> String;
 
-/// In their order.
+/// All scenarios, in their order.
 pub(crate) const ALL: &[(&str, Scenario)] = &[
     ("two hosts, four sessions each, on hot keys", two_client_hosts),
     ("kill -9 of the server", killed_server),
@@ -30,9 +30,9 @@ pub(crate) const ALL: &[(&str, Scenario)] = &[
     ("power-off of the server's host", dead_server_host),
 ];
 
-/// How long a call may take when a process dies: its device tells.
+/// Limit on a call while a process dies: its device still reports the broken connection.
 const CALL_MAX: Duration = Duration::from_secs(5);
-/// How long the emulated processors may take beyond what timeouts say.
+/// The time that emulated processors may take in addition to the timeouts.
 const SLACK: Duration = Duration::from_secs(1);
 const ADDRESS: &str = "10.9.0.1:7400";
 
@@ -43,7 +43,7 @@ pub(crate) struct World {
     server: Option<Running>,
     former_logs: String,
     ledger: PathBuf,
-    /// For each counter the bounds in the other host's ledger, when it was read last.
+    /// For each counter the bounds in the other host's ledger, when it was last read.
     elsewhere: Vec<(u64, u64)>,
     next_writer: u64,
 }
@@ -64,7 +64,7 @@ impl World {
         }
     }
 
-    /// All that servers logged.
+    /// The logs of all servers so far.
     pub(crate) fn log(&self) -> String {
         let present = self.server.as_ref().map(Running::output).unwrap_or_default();
         format!("{}{present}", self.former_logs)
@@ -120,20 +120,20 @@ impl World {
         load
     }
 
-    /// How many clients servers lost, for whatever reason: a dead host shows by a probe, or by an
+    /// The number of clients that servers lost. A dead host shows by a failed probe, or by an
     /// answer that it did not take.
     fn lost(&self) -> usize {
         self.log().matches("lost a client").count()
     }
 
-    /// Waits until it has lost another one; returns how long that took.
+    /// Waits until more than `before` clients are lost; returns how long that took.
     fn wait_for_loss(&self, before: usize) -> Duration {
         let started = Instant::now();
         wait_until("the server notices", PATIENCE, || self.lost() > before);
         started.elapsed()
     }
 
-    /// Takes what the ledger of the other host says.
+    /// Reads the bounds in the other host's ledger.
     fn read_ledger_elsewhere(&mut self) {
         let bytes = COUNTERS * 16;
         let text = self.other_host.run(&format!("od -An -v -w16 -N{bytes} -t u8 {LEDGER}"));
@@ -145,8 +145,8 @@ impl World {
         self.elsewhere = rows.iter().map(|row| (row[1], row[0])).collect();
     }
 
-    /// That everything acknowledged is there, no increment is lost, the region is whole, and no
-    /// other client is connected.
+    /// Checks that every acknowledged write is there, no increment is lost, the region is intact,
+    /// and no other client is connected.
     fn check(&mut self, finished: Finished) {
         let client = self.client();
         let mut session = client.session().unwrap();
@@ -156,8 +156,8 @@ impl World {
         for (counter, elsewhere) in (0..).zip(&self.elsewhere) {
             let value = session.get(counter_name(counter).as_bytes()).unwrap();
             let value = number(value.as_ref().map(|value| value.data.as_slice()));
-            let (least, most) = ledger.bounds(counter);
-            let possible = least + elsewhere.0..=most.saturating_add(elsewhere.1);
+            let (min, max) = ledger.bounds(counter);
+            let possible = min + elsewhere.0..=max.saturating_add(elsewhere.1);
             assert!(possible.contains(&value), "counter {counter} is {value}, not {possible:?}");
         }
         wait_until("the server has lost all other clients", PATIENCE, || {
@@ -166,13 +166,13 @@ impl World {
         let verified = cli(&["verify"]);
         let text = String::from_utf8_lossy(&verified.stdout);
         assert!(verified.status.success(), "kv-cli verify: {verified:?}");
-        for left in ["PENDING", "ABORTED"] {
-            assert!(!text.contains(left), "{left} words were left: {text}");
+        for state in ["PENDING", "ABORTED"] {
+            assert!(!text.contains(state), "there are {state} words: {text}");
         }
     }
 }
 
-/// In each client host's own memory.
+/// The ledger's path: each client host has its own, in memory.
 const LEDGER: &str = "/dev/shm/ledger";
 
 /// A binary beside this one.
@@ -185,16 +185,15 @@ fn cli(arguments: &[&str]) -> std::process::Output {
     command.args(arguments).env("FARSIDE_SERVER", format!("rdma://{ADDRESS}")).output().unwrap()
 }
 
-/// How long a call may take when a host dies: until the device gives up, then until reconnecting
-/// is given up.
+/// Limit on a call while a host dies: the device's retries, then the attempts to reconnect.
 fn dead_host_max() -> Duration {
     let Options { retry_count, ack_timeout, .. } = Options::default();
-    let noticed = Duration::from_nanos(4096 << ack_timeout) * (u32::from(retry_count) + 1);
-    noticed + Duration::from_secs(3) + SLACK
+    let retries = Duration::from_nanos(4096 << ack_timeout) * (u32::from(retry_count) + 1);
+    retries + Duration::from_secs(3) + SLACK
 }
 
-fn assert_bounded(finished: &Finished, most: Duration) {
-    assert!(finished.slowest <= most, "over {most:?}: {}", finished.described);
+fn assert_bounded(finished: &Finished, call_max: Duration) {
+    assert!(finished.slowest <= call_max, "over {call_max:?}: {}", finished.described);
 }
 
 fn two_client_hosts(world: &mut World) -> String {
@@ -284,16 +283,16 @@ fn stopped_server(world: &mut World) -> String {
     }
     let started = Instant::now();
     drop(sessions);
-    let of_sessions = started.elapsed();
+    let sessions_took = started.elapsed();
     drop(client);
-    let of_all = started.elapsed();
+    let all_took = started.elapsed();
     world.server_host.signal("CONT", server);
-    assert!(of_all < CALL_MAX, "a client took {of_all:?} to end");
+    assert!(all_took < CALL_MAX, "a client took {all_took:?} to end");
     let client = world.client();
-    wait_until("the server has heard of it", PATIENCE, || {
+    wait_until("the server knows that the client ended", PATIENCE, || {
         client.statistics().is_ok_and(|now| now.clients == 1)
     });
-    format!("four sessions ended in {of_sessions:?}, the client in {of_all:?}")
+    format!("four sessions ended in {sessions_took:?}, the client in {all_took:?}")
 }
 
 fn killed_client(world: &mut World) -> String {
@@ -314,40 +313,40 @@ fn killed_client(world: &mut World) -> String {
     said
 }
 
-/// The host stays frozen for half a minute after the loss, far beyond every proof that it has.
+/// The host stays frozen for half a minute after the loss: longer than any of its proofs lasts.
 fn frozen_client_host(world: &mut World) -> String {
     let thaw = |host: &Guest, _: &Running| {
         std::thread::sleep(Duration::from_secs(30));
         host.power("thaw");
     };
     let said = paused_client(world, |host, _| host.power("freeze"), thaw);
-    // A network card would go on and answer probes, and only a stopped process shows that here.
+    // A network card would still answer probes: only the scenario of a stopped client shows that.
     format!("{said}; its soft-RoCE device froze with it, which a network card would not")
 }
 
-/// Its device answers probes, so only its process can tell that it does not go on.
+/// The device of a stopped client answers probes: only the silence of its process shows the stop.
 fn stopped_client(world: &mut World) -> String {
     let (lost, logged) = (world.lost(), world.log().len());
     let stop = |host: &Guest, client: &Running| host.signal("STOP", client);
     let said = paused_client(world, stop, |host, client| host.signal("CONT", client));
     let log = world.log()[logged..].to_owned();
     assert!(log.contains("its process did not answer for"), "{log}");
-    assert_eq!(world.lost(), lost + 1, "those that go on stay: {log}");
+    assert_eq!(world.lost(), lost + 1, "a client that was not stopped is lost: {log}");
     said
 }
 
 fn paused_client(
     world: &mut World,
     pause: impl Fn(&Guest, &Running),
-    go_on: impl Fn(&Guest, &Running),
+    resume: impl Fn(&Guest, &Running),
 ) -> String {
     let mut load = world.load();
     let other = world.load_elsewhere("mixed", 8);
     let lost = world.lost();
     pause(&world.other_host, &other);
     let noticed = world.wait_for_loss(lost);
-    go_on(&world.other_host, &other);
-    // It finds itself fenced, connects anew, and looks at all its keys at the end.
+    resume(&world.other_host, &other);
+    // The client finds itself fenced, reconnects, and checks all its keys at the end.
     other.wait(Duration::from_secs(60));
     load.wait_for(1, CALL_MAX);
     let finished = load.stop();
@@ -387,18 +386,18 @@ fn dead_server_host(world: &mut World) -> String {
     let said = finished.described.clone();
     let started = Instant::now();
     drop(finished);
-    let of_client = started.elapsed();
-    assert!(of_client < CALL_MAX, "a client took {of_client:?} to end");
+    let client_took = started.elapsed();
+    assert!(client_took < CALL_MAX, "a client took {client_took:?} to end");
     let started = Instant::now();
     let output = cli(&["get", "key"]);
-    let tried = started.elapsed();
+    let cli_took = started.elapsed();
     let line = String::from_utf8_lossy(&output.stderr).trim_end().to_owned();
-    assert!(!output.status.success() && tried < CALL_MAX + SLACK, "{tried:?}: {output:?}");
+    assert!(!output.status.success() && cli_took < CALL_MAX + SLACK, "{cli_took:?}: {output:?}");
     assert!(line.lines().count() == 1 && line.contains("no server answers at"), "{line}");
     let error = Client::builder().server(&format!("rdma://{ADDRESS}")).connect().map(drop);
     assert!(matches!(error, Err(Error::Connect(Unreachable { .. }))), "{error:?}");
     format!(
-        "{said}; the client ended in {of_client:?}; kv-cli after {:.1} s: {line}",
-        tried.as_secs_f64()
+        "{said}; the client ended in {client_took:?}; kv-cli after {:.1} s: {line}",
+        cli_took.as_secs_f64()
     )
 }

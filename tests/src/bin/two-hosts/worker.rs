@@ -1,4 +1,4 @@
-//! One session at work. It panics when it sees what must not be.
+//! One session at work. It panics when an operation returns what it must not.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -36,10 +36,11 @@ pub(crate) struct Worker {
     clock: Clock,
     ledger: Ledger,
     random: SmallRng,
-    count: u64,
-    /// For each of its own keys which values it may hold, by their counts; 0 if it may be absent.
+    /// The number of the present operation, which is also the count in the value that it writes.
+    operation_number: u64,
+    /// The possible values of each of its own keys, by their counts; 0 if the key may be absent.
     own: Vec<Vec<u64>>,
-    /// What it saw of the counters.
+    /// Its operations on the counters.
     pub(crate) seen: Vec<Seen>,
 }
 
@@ -53,7 +54,7 @@ pub(crate) fn counter_name(counter: u64) -> String {
     format!("counter {counter}")
 }
 
-/// What a counter is; 0 if it is absent.
+/// The value of a counter; 0 if it is absent.
 pub(crate) fn number(value: Option<&[u8]>) -> u64 {
     value.map_or(0, |bytes| u64::from_le_bytes(bytes.try_into().unwrap()))
 }
@@ -63,13 +64,14 @@ fn count_of(value: &[u8]) -> u64 {
     u64::from_le_bytes(value[16..24].try_into().unwrap())
 }
 
-/// That the keys of a session that ended hold what it left, read by another.
+/// Checks, through another session, that the own keys of an ended session hold a possible value.
 pub(crate) fn check_own(session: &mut Session, worker: &Worker) {
     for (key, possible) in (0..).zip(&worker.own) {
         let name = own_name(worker.writer, key);
         let value = session.get(&name.to_le_bytes()).unwrap();
         let count = value.as_ref().map_or(0, |value| count_of(&value.data));
-        assert!(value.is_none_or(|value| proof::holds(name, &value)), "key {name:#x}: no value");
+        let is_written = value.is_none_or(|value| proof::holds(name, &value));
+        assert!(is_written, "key {name:#x}: no session wrote its value");
         assert!(possible.contains(&count), "key {name:#x} holds {count}, not {possible:?}");
     }
 }
@@ -84,13 +86,14 @@ impl Worker {
     ) -> Self {
         let own = vec![vec![0]; OWN_KEYS as usize];
         let (random, seen) = (SmallRng::seed_from_u64(writer), Vec::new());
-        Self { session, writer, progress, clock, ledger, random, count: 0, own, seen }
+        let operation_number = 0;
+        Self { session, writer, progress, clock, ledger, random, operation_number, own, seen }
     }
 
-    /// Works until it is told to stop.
+    /// Runs operations until `stop` is set.
     pub(crate) fn run(mut self, kind: LoadMix, stop: &AtomicBool) -> Self {
         while !stop.load(Ordering::Relaxed) {
-            self.count += 1;
+            self.operation_number += 1;
             match (kind, self.random.random_range(0..100)) {
                 (LoadMix::Churn, _) | (_, 0..10) => self.churn(),
                 (_, 10..30) => self.put_own(),
@@ -107,7 +110,7 @@ impl Worker {
         self
     }
 
-    /// Calls, and takes the time; also returns when the call began and ended.
+    /// Makes a call; also returns when it began and ended.
     fn call<T>(
         &mut self,
         call: impl FnOnce(&mut Session) -> Result<T>,
@@ -138,16 +141,16 @@ impl Worker {
 
     fn new_value(&mut self, name: u64) -> Vec<u8> {
         let bytes = SIZES[self.random.random_range(0..SIZES.len())];
-        proof::value(name, self.writer, self.count, bytes)
+        proof::value(name, self.writer, self.operation_number, bytes)
     }
 
-    /// One of its own keys, its name, and which values it may hold.
+    /// Picks one of its own keys; returns the key, its name, and its possible values.
     fn pick_own(&mut self) -> (usize, u64, Vec<u64>) {
         let key = self.random.random_range(0..OWN_KEYS);
         (key as usize, own_name(self.writer, key), self.own[key as usize].clone())
     }
 
-    /// Notes what came of a write that would leave `count` in an own key.
+    /// Notes the result of a write after which an own key would hold `count`.
     fn note(&mut self, key: usize, count: u64, failed: Option<Failed>) {
         match failed {
             None => self.own[key] = vec![count],
@@ -160,7 +163,7 @@ impl Worker {
         let (key, name, _) = self.pick_own();
         let value = self.new_value(name);
         let (result, ..) = self.call(|session| session.put(&name.to_le_bytes(), &value));
-        self.note(key, self.count, result.err());
+        self.note(key, self.operation_number, result.err());
     }
 
     fn get_own(&mut self) {
@@ -168,13 +171,14 @@ impl Worker {
         let (result, ..) = self.call(|session| session.get(&name.to_le_bytes()));
         let Ok(value) = result else { return };
         let count = value.as_ref().map_or(0, |value| count_of(&value.data));
-        assert!(value.is_none_or(|value| proof::holds(name, &value)), "key {name:#x}: no value");
+        let is_written = value.is_none_or(|value| proof::holds(name, &value));
+        assert!(is_written, "key {name:#x}: no session wrote its value");
         assert!(possible.contains(&count), "key {name:#x} holds {count}, not {possible:?}");
         // A write whose outcome was unknown has happened by now, or never will.
         self.own[key] = vec![count];
     }
 
-    /// Inserts a key of its own, or deletes it if it may be there.
+    /// Inserts one of its own keys, or deletes it if it may be there.
     fn churn(&mut self) {
         let (key, name, possible) = self.pick_own();
         let name_bytes = name.to_le_bytes();
@@ -183,11 +187,11 @@ impl Worker {
             (self.call(|session| session.delete(&name_bytes)).0, 0)
         } else {
             let value = self.new_value(name);
-            (self.call(|session| session.insert(&name_bytes, &value)).0, self.count)
+            (self.call(|session| session.insert(&name_bytes, &value)).0, self.operation_number)
         };
         match result {
             Ok(true) => self.note(key, count, None),
-            // Deleted, and it was not there. An insert into a key of its own finds it absent.
+            // A DELETE found nothing. An INSERT is tried only when the key is surely absent.
             Ok(false) => {
                 assert!(is_there && possible.contains(&0), "key {name:#x} is not {possible:?}");
                 self.own[key] = vec![0];
@@ -233,7 +237,7 @@ impl Worker {
         Some((counter, value))
     }
 
-    /// Adds one to a shared counter, and keeps book.
+    /// Adds one to a shared counter, and notes that in the ledger.
     fn increment(&mut self) {
         let Some((counter, value)) = self.read_counter() else { return };
         let name = counter_name(counter);

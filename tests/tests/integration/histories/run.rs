@@ -176,7 +176,7 @@ impl Run {
             if !member.is_faulty {
                 member.worker.check();
             }
-            member.is_faulty && member.worker.has_died()
+            member.is_faulty && member.worker.was_killed()
         };
         while let Some(at) = (0..self.workers.len()).find(|at| died(&mut self.workers[*at])) {
             let Member { first, .. } = self.workers.swap_remove(at);
@@ -256,7 +256,7 @@ impl Run {
     pub(super) fn judge(&mut self) -> (Figures, Vec<Record>) {
         std::fs::write(self.folder.join("stop"), []).unwrap();
         for Member { first, mut worker, is_faulty } in std::mem::take(&mut self.workers) {
-            if is_faulty && worker.is_killed_or_well() {
+            if is_faulty && worker.wait_checked() {
                 self.deaths.push((first, boot_time_ns()));
                 self.figures.suicides += 1;
             } else if !is_faulty {
