@@ -1,6 +1,5 @@
-//! What a user of the same host can do to a server whose socket that user reaches. There are
-//! descriptors that do not close, requests without end, and all places taken. Others are served all
-//! the same.
+//! Attacks by another user of the host, through the server's socket: descriptors that do not
+//! close, endless requests, and taking every client's folder. Other clients are still served.
 
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
@@ -16,10 +15,10 @@ use rustix::thread::set_thread_res_uid;
 use super::command::Running;
 use super::*;
 
-/// A user that is neither root nor the one that runs the tests.
+/// A user other than root and the one that runs the tests.
 const STRANGER: u32 = 54321;
 
-/// Runs as another user; `None` where this one may not become another.
+/// Runs `work` as another user; `None` if this user may not change to another.
 #[allow(clippy::print_stdout, reason = "a test that is left out says so")]
 fn as_stranger<T: Send>(work: impl FnOnce() -> T + Send) -> Option<T> {
     if !rustix::process::geteuid().is_root() {
@@ -27,7 +26,7 @@ fn as_stranger<T: Send>(work: impl FnOnce() -> T + Send) -> Option<T> {
         return None;
     }
     let become_stranger_and_work = || {
-        // Of this thread alone: the system call knows nothing of processes.
+        // The system call changes only this thread, not the process.
         let uid = rustix::process::Uid::from_raw(STRANGER);
         set_thread_res_uid(uid, uid, uid).unwrap();
         work()
@@ -35,7 +34,7 @@ fn as_stranger<T: Send>(work: impl FnOnce() -> T + Send) -> Option<T> {
     std::thread::scope(|scope| Some(scope.spawn(become_stranger_and_work).join().unwrap()))
 }
 
-/// A descriptor whose last copy takes a minute to close, and the other end, which does not read.
+/// A descriptor whose last copy takes a minute to close, and its peer, which does not read.
 fn lingering() -> (OwnedFd, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let sender = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -46,49 +45,49 @@ fn lingering() -> (OwnedFd, TcpStream) {
     (sender.into(), receiver)
 }
 
-/// Before the hello, with it, and as a reader that was let in. Fails where the control thread
-/// closes what it was sent.
+/// The descriptor comes before the hello, with it, and from an accepted reader. The test fails if
+/// the control thread closes descriptors that it receives.
 #[test]
-fn a_descriptor_that_does_not_close_holds_up_no_client() {
-    let place = Place::new();
-    let mut server = Running::start(&place);
-    let reader = place.ask(Role::Reader).unwrap();
-    let connect = || Connection::connect(&place.socket(), PATIENCE).unwrap();
-    let (wrong, right) = (connect(), connect());
+fn a_descriptor_that_closes_slowly_delays_no_client() {
+    let folder = TestFolder::new();
+    let mut server = Running::start(&folder);
+    let reader = folder.attach(Role::Reader).unwrap();
+    let connect = || Connection::connect(&folder.socket(), PATIENCE).unwrap();
+    let (before_hello, with_hello) = (connect(), connect());
     let mut receivers = Vec::new();
-    // So that it is the server that has the last copies.
+    // The server reads only after this test has closed its copies, so it has the last ones.
     server.signal(Signal::STOP);
     for (connection, message) in [
-        (&wrong, &b"hello"[..]),
-        (&right, &hello(Role::Reader)[..]),
+        (&before_hello, &b"hello"[..]),
+        (&with_hello, &hello(Role::Reader)[..]),
         (&reader.connection, b"what is that?"),
     ] {
         let (descriptor, receiver) = lingering();
         receivers.push(receiver);
         match connection.send(message, Some(descriptor.as_fd())) {
             Ok(()) => drop(descriptor),
-            // The system keeps it out of the socket. To close it would hold up this test.
+            // The socket does not take the descriptor. Closing it would delay this test.
             Err(_) => std::mem::forget(descriptor),
         }
     }
     server.signal(Signal::CONT);
-    // Hang guards, far below the minute that a close takes.
-    assert_eq!(place.writer().take(class(64), 1).len(), 1);
+    // The timeouts here are far below the minute that a close takes.
+    assert_eq!(folder.writer().take(class(64), 1).len(), 1);
     server.signal(Signal::TERM);
-    assert!(server.ends_well(), "the control thread closes a descriptor");
+    assert!(server.exits_well(), "the control thread closes a descriptor");
 }
 
-/// Each round a new client says its hello, is let in and is served.
+/// In each round a new client connects and is served.
 #[test]
-fn readers_that_ask_without_end_keep_no_client_out() {
+fn readers_that_send_endless_requests_keep_no_client_out() {
     const READERS: usize = 400;
-    let place = Place::new();
-    let server = place.start();
+    let folder = TestFolder::new();
+    let server = folder.start();
     let stop = AtomicBool::new(false);
     let mut request = Vec::new();
     Request::Statistics.encode(&mut request);
     let reader = || {
-        let channel = place.ask(Role::Reader).unwrap().connection;
+        let channel = folder.attach(Role::Reader).unwrap().connection;
         ShmChannel::over(channel).unwrap()
     };
     let mut readers: Vec<ShmChannel> = (0..READERS).map(|_| reader()).collect();
@@ -107,7 +106,7 @@ fn readers_that_ask_without_end_keep_no_client_out() {
         }
         let served = std::panic::catch_unwind(|| {
             for _ in 0..20 {
-                let writer = place.writer();
+                let writer = folder.writer();
                 assert_eq!(writer.take(class(64), 1).len(), 1);
             }
         });
@@ -119,24 +118,24 @@ fn readers_that_ask_without_end_keep_no_client_out() {
 
 #[test]
 fn readers_leave_places_for_writers() {
-    let mut place = Place::new();
-    place.config.clients_max = 16;
-    let _server = place.start();
-    let read = || place.ask(Role::Reader);
+    let mut folder = TestFolder::new();
+    folder.config.clients_max = 16;
+    let _server = folder.start();
+    let read = || folder.attach(Role::Reader);
     let readers: Vec<_> = (0..14).map(|_| read().unwrap()).collect();
     assert_eq!(read().err(), Some(Refusal::FullOfReaders { readers: 14 }));
-    let writers = [place.writer(), place.writer()];
-    assert_eq!(place.ask(Role::Writer).err(), Some(Refusal::Full { clients: 16 }));
+    let writers = [folder.writer(), folder.writer()];
+    assert_eq!(folder.attach(Role::Writer).err(), Some(Refusal::Full { clients: 16 }));
     drop((readers, writers));
 }
 
 #[test]
 fn a_user_leaves_places_for_others() {
-    let mut place = Place::new();
-    place.config.clients_max = 16;
-    let _server = place.start();
-    open_to_all(&place);
-    let write = || place.ask(Role::Writer);
+    let mut folder = TestFolder::new();
+    folder.config.clients_max = 16;
+    let _server = folder.start();
+    open_to_all(&folder);
+    let write = || folder.attach(Role::Writer);
     let taken = as_stranger(|| {
         let taken: Vec<_> = (0..14).map(|_| write().unwrap()).collect();
         assert_eq!(write().err(), Some(Refusal::FullForUser { clients: 14 }));
@@ -146,20 +145,20 @@ fn a_user_leaves_places_for_others() {
     drop((write().unwrap(), write().unwrap(), taken));
 }
 
-/// One that is slow to say what it is stays, whatever another user does.
+/// A connection that is slow to send its hello stays open, whatever another user does.
 #[test]
-fn silent_connections_of_one_user_crowd_out_their_own() {
-    let place = Place::new();
-    let _server = place.start();
-    open_to_all(&place);
-    let connect = || Connection::connect(&place.socket(), PATIENCE).unwrap();
+fn silent_connections_of_one_user_close_only_connections_of_that_user() {
+    let folder = TestFolder::new();
+    let _server = folder.start();
+    open_to_all(&folder);
+    let connect = || Connection::connect(&folder.socket(), PATIENCE).unwrap();
     let slow = connect();
     let Some(silent) = as_stranger(|| (0..200).map(|_| connect()).collect::<Vec<_>>()) else {
         return;
     };
     let first = &silent[0];
     first.set_receive_timeout(Some(PATIENCE)).unwrap();
-    assert_eq!(first.receive(&mut [0; 8]).unwrap().0, 0, "there are too many of them");
+    assert_eq!(first.receive(&mut [0; 8]).unwrap().0, 0, "the server closes the oldest");
     slow.set_receive_timeout(Some(PATIENCE)).unwrap();
     slow.send(&hello(Role::Reader), None).unwrap();
     let mut buffer = [0; 256];
@@ -167,12 +166,12 @@ fn silent_connections_of_one_user_crowd_out_their_own() {
     assert!(decode_reply(&buffer[..bytes]).unwrap().is_ok());
 }
 
-/// Lets other users to the socket.
-fn open_to_all(place: &Place) {
+/// Lets all users connect to the socket.
+fn open_to_all(folder: &TestFolder) {
     use std::os::unix::fs::PermissionsExt;
     let mode = |path: &std::path::Path, mode| {
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
     };
-    mode(place.folder.path(), 0o755);
-    mode(&place.socket(), 0o666);
+    mode(folder.dir.path(), 0o755);
+    mode(&folder.socket(), 0o666);
 }

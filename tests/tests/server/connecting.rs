@@ -1,12 +1,12 @@
-//! Which connections become clients, and that the others hurt no client.
+//! Which connections become clients, and that refused connections harm no client.
 
 use std::os::unix::fs::{FileExt, MetadataExt};
 
 use super::*;
 
-/// What the server answers to these bytes; `None` when it just hangs up.
-fn answer(place: &Place, request: &[u8]) -> Option<Result<Welcome, Refusal>> {
-    let connection = place.say(request);
+/// The server's answer to these bytes; `None` if it disconnects without one.
+fn answer(folder: &TestFolder, request: &[u8]) -> Option<Result<Welcome, Refusal>> {
+    let connection = folder.connect_with(request);
     let mut buffer = [0; 256];
     match connection.receive(&mut buffer).unwrap() {
         (0, _) => None,
@@ -19,11 +19,11 @@ fn answer(place: &Place, request: &[u8]) -> Option<Result<Welcome, Refusal>> {
 }
 
 #[test]
-fn a_writer_gets_what_it_needs() {
-    let place = Place::new();
-    let server = place.start();
-    assert_eq!(server.address(), place.config.listen.as_ref().unwrap());
-    let client = place.writer();
+fn a_writer_gets_a_welcome_a_region_and_a_lease() {
+    let folder = TestFolder::new();
+    let server = folder.start();
+    assert_eq!(server.address(), folder.config.listen.as_ref().unwrap());
+    let client = folder.writer();
     let (superblock, format) = client.superblock();
     assert_eq!(client.welcome.region_bytes, REGION_BYTES);
     assert_eq!(client.welcome.region_id, format.region_id);
@@ -31,55 +31,55 @@ fn a_writer_gets_what_it_needs() {
     assert_eq!(client.lease(), client.welcome.lease);
     assert_ne!(format.region_id, [0; 16]);
     assert_ne!(format.hash_key, [0; 16]);
-    let other = place.writer();
+    let other = folder.writer();
     assert_ne!(other.welcome.client_id, client.welcome.client_id);
     assert_eq!(other.lease(), other.welcome.lease);
     server.stop();
-    assert_eq!(client.lease(), 0, "a server that stopped accepts no client");
+    assert_eq!(client.lease(), 0, "a server that stops fences its clients");
     assert_eq!(client.receive(), None);
-    assert!(!place.socket().exists());
+    assert!(!folder.socket().exists());
 }
 
 #[test]
-fn garbage_of_every_length_is_refused_and_hurts_no_client() {
-    let place = Place::new();
-    let _server = place.start();
-    let client = place.writer();
+fn garbage_of_every_length_is_refused_and_harms_no_client() {
+    let folder = TestFolder::new();
+    let _server = folder.start();
+    let client = folder.writer();
     for bytes in 1..=200 {
         let malformed = Refusal::Malformed { bytes: bytes as u64 };
         for byte in [0x00, 0xa5] {
-            assert_eq!(answer(&place, &vec![byte; bytes]), Some(Err(malformed)));
+            assert_eq!(answer(&folder, &vec![byte; bytes]), Some(Err(malformed)));
         }
     }
-    assert_eq!(answer(&place, &[]), None);
-    assert_eq!(answer(&place, &vec![1; MESSAGE_BYTES_MAX + 1]), None);
+    assert_eq!(answer(&folder, &[]), None);
+    assert_eq!(answer(&folder, &vec![1; MESSAGE_BYTES_MAX + 1]), None);
     assert_eq!(client.statistics().clients, 1);
     assert_eq!(client.statistics().clients_lost, 0);
 }
 
 #[test]
-fn a_full_server_says_so_until_a_client_leaves() {
-    let mut place = Place::new();
-    place.config.clients_max = 2;
-    let _server = place.start();
-    let (first, second) = (place.writer(), place.writer());
+fn a_full_server_refuses_clients_until_one_signs_off() {
+    let mut folder = TestFolder::new();
+    folder.config.clients_max = 2;
+    let _server = folder.start();
+    let (first, second) = (folder.writer(), folder.writer());
     let full = Refusal::Full { clients: 2 };
-    assert_eq!(place.ask(Role::Writer).err(), Some(full));
+    assert_eq!(folder.attach(Role::Writer).err(), Some(full));
     first.send(&Request::Goodbye);
     assert_eq!(first.receive(), None);
     assert_eq!(first.lease(), 0);
-    let third = place.writer();
+    let third = folder.writer();
     assert_eq!(third.statistics().clients_lost, 0);
     drop(second);
-    eventually("the lost one's place is free", || place.ask(Role::Writer).is_ok());
+    eventually("the lost client's place is free", || folder.attach(Role::Writer).is_ok());
 }
 
 #[test]
 fn a_reader_cannot_write() {
-    let place = Place::new();
-    let _server = place.start();
-    let writer = place.writer();
-    let reader = place.ask(Role::Reader).unwrap();
+    let folder = TestFolder::new();
+    let _server = folder.start();
+    let writer = folder.writer();
+    let reader = folder.attach(Role::Reader).unwrap();
     let error = Region::map(&reader.file).err().unwrap();
     assert_eq!(error.kind(), std::io::ErrorKind::PermissionDenied);
     assert!(reader.file.write_at(b"x", 0).is_err() && reader.file.set_len(0).is_err());
@@ -87,18 +87,18 @@ fn a_reader_cannot_write() {
     assert_eq!(reader.superblock().1, writer.superblock().1);
     assert_eq!(reader.statistics().clients, 2);
     reader.send(&Request::TakeBlocks { class: class(64), count: 1 });
-    assert_eq!(reader.receive(), None, "a reader that wants blocks is dropped");
+    assert_eq!(reader.receive(), None, "a reader that asks for blocks is disconnected");
     assert_eq!(writer.take(class(64), 1).len(), 1);
 }
 
 #[test]
-fn the_config_says_who_may_connect() {
-    let mut place = Place::new();
+fn the_config_sets_the_sockets_mode_and_group() {
+    let mut folder = TestFolder::new();
     let group = rustix::process::getgid().as_raw();
-    place.config.socket_mode = Some("0620".parse().unwrap());
-    place.config.socket_group = Some(group.to_string().parse().unwrap());
-    let _server = place.start();
-    let found = std::fs::metadata(place.socket()).unwrap();
+    folder.config.socket_mode = Some("0620".parse().unwrap());
+    folder.config.socket_group = Some(group.to_string().parse().unwrap());
+    let _server = folder.start();
+    let found = std::fs::metadata(folder.socket()).unwrap();
     assert_eq!((found.mode() & 0o777, found.gid()), (0o620, group));
-    place.writer();
+    folder.writer();
 }

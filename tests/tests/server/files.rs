@@ -1,8 +1,8 @@
-//! That the server neither follows, nor waits for, nor removes what another user put under a name
-//! that the server invents. And that a region belongs to the server's own user.
+//! Proves that the server does not follow, wait for, or remove what another user put under a name
+//! that the server invents. A region must belong to the server's own user.
 //!
-//! Guards against links in a folder that all users can write to: one removed any file, another made
-//! one anywhere.
+//! Guards against links in a folder that all users can write to. Without the checks such a link
+//! makes the server remove any file, or create one anywhere.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, chown, symlink};
@@ -12,48 +12,48 @@ use super::*;
 
 const OTHER_USER: u32 = 65_534;
 
-/// Whether this process may give files away; says what is left out if not.
+/// Returns whether this process may change the owner of files; if not, prints what is left out.
 #[allow(clippy::print_stderr, reason = "a test that leaves something out says so")]
-fn can_give_away(what: &str) -> bool {
+fn may_change_owners(what: &str) -> bool {
     let is_root = rustix::process::geteuid().is_root();
     if !is_root {
-        eprintln!("left out, because only root can give a file away: {what}");
+        eprintln!("left out, because only root can change the owner of a file: {what}");
     }
     is_root
 }
 
-/// What can stand under a name, made by the function.
+/// A description, and the function that makes such a file under a name.
 type Trap = (&'static str, fn(&std::path::Path));
 
 const TRAPS: [Trap; 4] = [
-    ("a link to a file", |at| {
-        let victim = at.with_file_name("victim");
+    ("a link to a file", |path| {
+        let victim = path.with_file_name("victim");
         fs::write(&victim, "precious").unwrap();
-        symlink(victim, at).unwrap();
+        symlink(victim, path).unwrap();
     }),
-    ("a link to nothing", |at| symlink(at.with_file_name("nothing"), at).unwrap()),
-    ("a pipe", |at| assert!(Command::new("mkfifo").arg(at).status().unwrap().success())),
-    ("a second name of a file", |at| {
-        let victim = at.with_file_name("victim");
+    ("a link to nothing", |path| symlink(path.with_file_name("nothing"), path).unwrap()),
+    ("a pipe", |path| assert!(Command::new("mkfifo").arg(path).status().unwrap().success())),
+    ("a second name of a file", |path| {
+        let victim = path.with_file_name("victim");
         fs::write(&victim, "precious").unwrap();
-        fs::hard_link(victim, at).unwrap();
+        fs::hard_link(victim, path).unwrap();
     }),
 ];
 
-/// Starts the server where something stands under this name; the line that it ends with.
+/// Starts the server where a trap has this name; returns the line of the server's error.
 fn start_in_trap(name: &str, (what, make): Trap) -> String {
-    let place = Place::with_file();
-    let at = place.folder.path().join(name);
-    make(&at);
-    let before = fs::symlink_metadata(&at).unwrap();
-    let line = place.start_error();
-    let after = fs::symlink_metadata(&at).unwrap();
+    let folder = TestFolder::with_file();
+    let path = folder.dir.path().join(name);
+    make(&path);
+    let before = fs::symlink_metadata(&path).unwrap();
+    let line = folder.start_error();
+    let after = fs::symlink_metadata(&path).unwrap();
     assert_eq!((before.ino(), before.len()), (after.ino(), after.len()), "{what}: {line}");
-    assert!(!place.folder.path().join("nothing").exists(), "{what}: {line}");
-    if let Ok(victim) = fs::read(place.folder.path().join("victim")) {
+    assert!(!folder.dir.path().join("nothing").exists(), "{what}: {line}");
+    if let Ok(victim) = fs::read(folder.dir.path().join("victim")) {
         assert_eq!(victim, b"precious", "{what}: {line}");
     }
-    assert!(!place.region_file().exists() && !place.socket().exists(), "{what}: {line}");
+    assert!(!folder.region_file().exists() && !folder.socket().exists(), "{what}: {line}");
     line
 }
 
@@ -74,52 +74,52 @@ fn a_trap_under_the_name_of_a_lock_is_left_alone() {
 }
 
 #[test]
-fn what_belongs_to_another_user_is_not_used_by_root_either() {
-    if !can_give_away("files of another user under the names of region and lock") {
+fn files_of_another_user_are_refused_even_by_root() {
+    if !may_change_owners("files of another user under the names of region and lock") {
         return;
     }
-    let place = Place::with_file();
-    place.start().stop();
-    let give = |name: &str, to: u32| {
-        chown(place.folder.path().join(name), Some(to), None).unwrap();
+    let folder = TestFolder::with_file();
+    folder.start().stop();
+    let set_owner = |name: &str, user: u32| {
+        chown(folder.dir.path().join(name), Some(user), None).unwrap();
     };
-    give("region", OTHER_USER);
-    let line = place.start_error();
+    set_owner("region", OTHER_USER);
+    let line = folder.start_error();
     assert!(line.contains("region belongs to another user"), "{line}");
-    give("region", 0);
-    give("kv.sock.lock", OTHER_USER);
-    let line = place.start_error();
+    set_owner("region", 0);
+    set_owner("kv.sock.lock", OTHER_USER);
+    let line = folder.start_error();
     assert!(line.contains("kv.sock.lock: it belongs to user 65534"), "{line}");
-    give("kv.sock.lock", 0);
-    place.start().stop();
-    // A link that another user made leads where that user wants.
-    let region = place.region_file();
-    let elsewhere = place.folder.path().join("elsewhere");
+    set_owner("kv.sock.lock", 0);
+    folder.start().stop();
+    // Another user can point their link at any file.
+    let region = folder.region_file();
+    let elsewhere = folder.dir.path().join("elsewhere");
     fs::rename(&region, &elsewhere).unwrap();
     symlink(&elsewhere, &region).unwrap();
-    place.start().stop();
+    folder.start().stop();
     std::os::unix::fs::lchown(&region, Some(OTHER_USER), None).unwrap();
-    let line = place.start_error();
+    let line = folder.start_error();
     assert!(line.contains("region belongs to another user"), "{line}");
 }
 
 #[test]
 fn an_empty_file_where_a_region_was_is_refused() {
-    let place = Place::with_file();
-    place.start().stop();
-    fs::OpenOptions::new().write(true).open(place.region_file()).unwrap().set_len(0).unwrap();
-    let line = place.start_error();
+    let folder = TestFolder::with_file();
+    folder.start().stop();
+    fs::OpenOptions::new().write(true).open(folder.region_file()).unwrap().set_len(0).unwrap();
+    let line = folder.start_error();
     assert!(line.contains("is empty: a region was there") && line.contains("remove"), "{line}");
-    assert_eq!(fs::metadata(place.region_file()).unwrap().len(), 0);
-    fs::remove_file(place.region_file()).unwrap();
-    place.start().stop();
+    assert_eq!(fs::metadata(folder.region_file()).unwrap().len(), 0);
+    fs::remove_file(folder.region_file()).unwrap();
+    folder.start().stop();
 }
 
 #[test]
-fn what_a_killed_server_had_not_completed_goes_with_the_next_start() {
-    let place = Place::with_file();
-    let unfinished = place.folder.path().join("region.restoring");
+fn a_start_removes_the_unfinished_region_of_a_killed_server() {
+    let folder = TestFolder::with_file();
+    let unfinished = folder.dir.path().join("region.restoring");
     fs::write(&unfinished, b"half").unwrap();
-    place.start().stop();
-    assert!(!unfinished.exists() && place.region_file().exists());
+    folder.start().stop();
+    assert!(!unfinished.exists() && folder.region_file().exists());
 }

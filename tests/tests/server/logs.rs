@@ -1,5 +1,5 @@
-//! That the log says what a person has to know before clients get errors, and that strangers do not
-//! fill it. It says that the memory gets full and is no longer, and that the index cannot grow. It
+//! Proves that the log warns a person before clients get errors, and that strangers do not fill it.
+//! It says that the memory gets full, that it is full no longer, and that the index cannot grow. It
 //! also says which client was fenced, and why.
 
 use super::command::Running;
@@ -7,13 +7,13 @@ use super::*;
 
 #[test]
 fn the_log_says_that_memory_gets_full_and_which_client_was_fenced() {
-    let place = Place::new();
-    let server = Running::start_with(&place, &["--grace-ms", "1", "--memory", "48MiB"]);
+    let folder = TestFolder::new();
+    let server = Running::start_with(&folder, &["--grace-ms", "1", "--memory", "48MiB"]);
     let count = |line: &str| server.log().matches(line).count();
-    let (client, gone) = (place.writer(), place.writer());
+    let (client, gone) = (folder.writer(), folder.writer());
     let class = class(2 << 20);
     let mut blocks = Vec::new();
-    // One of the chunks is the index's.
+    // One of the chunks in use belongs to the index.
     for level in [80, 90, 100] {
         let statistics = client.statistics();
         let (used, all) = (statistics.chunks - statistics.chunks_free, statistics.chunks);
@@ -24,8 +24,9 @@ fn the_log_says_that_memory_gets_full_and_which_client_was_fenced() {
         eventually("the log says so", || count(&line) == 1);
     }
     assert!(client.take(class, 1).is_empty());
-    // There are places for a while.
-    let subtables = (0..).flat_map(|depth: u8| (0..1u32 << depth).map(move |of| (of, depth)));
+    // The first splits use the free places of the index's chunks.
+    let subtables =
+        (0..).flat_map(|depth: u8| (0..1u32 << depth).map(move |prefix| (prefix, depth)));
     let stuck = subtables.map(|(prefix, depth)| {
         client.fill_window(prefix, depth);
         std::iter::repeat_with(|| client.split(prefix, depth))
@@ -38,24 +39,26 @@ fn the_log_says_that_memory_gets_full_and_which_client_was_fenced() {
     eventually("the log says so", || count("less than 100 % of the memory is in use again") == 1);
     assert_eq!(count(" of the memory is in use, "), 3, "{}", server.log());
     drop(gone);
-    eventually("it is fenced", || count("lost a client and fenced it: it disconnected") == 1);
+    eventually("the client is fenced", || {
+        count("lost a client and fenced it: it disconnected") == 1
+    });
 }
 
-/// Whether a silent connection goes by itself or is dropped because there are too many, the number
-/// of lines follows the time, not the connections. Before, there was a line for each.
+/// Silent connections close by themselves, or are closed because there are too many. Either way the
+/// number of log lines grows with the time, not with the number of connections.
 #[test]
 fn silent_connections_do_not_fill_the_log() {
     const ROUNDS: usize = 10;
     const CONNECTIONS: usize = 300;
-    let place = Place::new();
-    let server = Running::start_with(&place, &["--grace-ms", "1", "--memory", "16MiB"]);
+    let folder = TestFolder::new();
+    let server = Running::start_with(&folder, &["--grace-ms", "1", "--memory", "16MiB"]);
     let lines = || server.log().lines().count();
     let (before, since) = (lines(), Instant::now());
-    let connect = || Connection::connect(&place.socket(), PATIENCE).unwrap();
+    let connect = || Connection::connect(&folder.socket(), PATIENCE).unwrap();
     for round in 0..ROUNDS {
         (0..CONNECTIONS).for_each(|_| drop(connect()));
         let silent: Vec<_> = (0..CONNECTIONS).map(|_| connect()).collect();
-        // The server keeps the last 64.
+        // The server keeps the youngest 64, and closes the others.
         let dropped = &silent[CONNECTIONS - 65];
         dropped.set_receive_timeout(Some(PATIENCE)).unwrap();
         assert_eq!(dropped.receive(&mut [0; 8]).unwrap().0, 0);
@@ -69,11 +72,11 @@ fn silent_connections_do_not_fill_the_log() {
             assert!(decode_reply(&buffer[..bytes]).unwrap().is_ok());
         }
     }
-    assert_eq!(place.writer().take(class(64), 1).len(), 1);
+    assert_eq!(folder.writer().take(class(64), 1).len(), 1);
     let log = server.log();
-    let told = log.matches("closed the oldest connection without a client").count();
+    let warnings = log.matches("closed the oldest connection without a client").count();
     let seconds = since.elapsed().as_secs() as usize;
-    assert!((1..=seconds + 1).contains(&told), "{told} lines in {seconds} s");
-    // Besides these the writer's and the youngest's.
-    assert!(lines() - before <= told + 5, "{log}");
+    assert!((1..=seconds + 1).contains(&warnings), "{warnings} lines in {seconds} s");
+    // The other lines are about the writer and the youngest connection.
+    assert!(lines() - before <= warnings + 5, "{log}");
 }

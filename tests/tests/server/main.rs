@@ -1,5 +1,5 @@
-//! The server from outside: raw connections, region files and the `kv-server` process. What clients
-//! make of it is proved in the `tests` crate.
+//! The server from outside: raw connections, region files and the `kv-server` process. The
+//! integration tests prove how clients behave with it.
 
 #![allow(clippy::unwrap_used, reason = "a test fails where it panics")]
 
@@ -34,67 +34,67 @@ use farside_server::Server;
 use tempfile::TempDir;
 use zerocopy::IntoBytes;
 
-/// The region of most tests, in bytes.
+/// The size of most tests' region.
 const REGION_BYTES: u64 = 8 << 20;
-/// Longer than anything here takes, even on a busy machine.
+/// Timeout: longer than any step takes, even on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A folder of its own, and a configuration that points into it.
-struct Place {
-    folder: TempDir,
+/// A test's own folder, and a server configuration that points into it.
+struct TestFolder {
+    dir: TempDir,
     config: ServerConfig,
 }
 
-impl Place {
+impl TestFolder {
     fn new() -> Self {
-        let folder = tempfile::tempdir().unwrap();
+        let dir = tempfile::tempdir().unwrap();
         let config = ServerConfig {
-            listen: Some(Address::Shm(folder.path().join("kv.sock"))),
+            listen: Some(Address::Shm(dir.path().join("kv.sock"))),
             memory: Some(ByteSize(REGION_BYTES)),
-            // Several subtables, so that tests can take one for another.
+            // Several subtables, so that tests can confuse them on purpose.
             index: Some(ByteSize(64 << 10)),
             grace_ms: 1,
             ..Default::default()
         };
-        Self { folder, config }
+        Self { dir, config }
     }
 
-    /// A place whose region survives the server.
+    /// A folder whose configuration has a region file, so that the region survives the server.
     fn with_file() -> Self {
-        let mut place = Self::new();
-        place.config.region_file = Some(place.region_file());
-        place
+        let mut folder = Self::new();
+        folder.config.region_file = Some(folder.region_file());
+        folder
     }
 
     fn region_file(&self) -> PathBuf {
-        self.folder.path().join("region")
+        self.dir.path().join("region")
     }
 
     fn socket(&self) -> PathBuf {
-        self.folder.path().join("kv.sock")
+        self.dir.path().join("kv.sock")
     }
 
     fn start(&self) -> Server {
         Server::start(&self.config).unwrap()
     }
 
-    /// Why the server does not start: one line.
+    /// Starts a server that must refuse to start; returns its error, one line.
     fn start_error(&self) -> String {
         let line = Server::start(&self.config).unwrap_err().to_string();
         assert!(!line.contains('\n') && line.len() > 20, "{line}");
         line
     }
 
-    /// Connects and sends these bytes as the request.
-    fn say(&self, request: &[u8]) -> Connection {
+    /// Connects, and sends these bytes as the request.
+    fn connect_with(&self, request: &[u8]) -> Connection {
         let connection = Connection::connect(&self.socket(), PATIENCE).unwrap();
         connection.set_receive_timeout(Some(PATIENCE)).unwrap();
         connection.send(request, None).unwrap();
         connection
     }
 
-    fn ask(&self, role: Role) -> Result<Client, Refusal> {
-        let connection = self.say(&hello(role));
+    fn attach(&self, role: Role) -> Result<Client, Refusal> {
+        let connection = self.connect_with(&hello(role));
         let mut buffer = [0; 256];
         let (bytes, descriptor) = connection.receive(&mut buffer).unwrap();
         let welcome = decode_reply(&buffer[..bytes]).unwrap()?;
@@ -107,11 +107,11 @@ impl Place {
     }
 
     fn writer(&self) -> Client {
-        self.ask(Role::Writer).unwrap()
+        self.attach(Role::Writer).unwrap()
     }
 }
 
-/// One end of a connection that was accepted.
+/// A client that the server accepted, at the level of messages.
 struct Client {
     connection: Connection,
     welcome: Welcome,
@@ -126,18 +126,18 @@ impl Client {
         self.connection.send(&bytes, None).unwrap();
     }
 
-    /// The next answer; `None` when the server hung up. What the server asks is passed over.
+    /// Returns the next answer; `None` if the server disconnected. Skips the server's questions.
     fn receive(&self) -> Option<Reply> {
         loop {
-            match self.hear() {
+            match self.receive_any() {
                 Some(Reply::Ask(_)) => {}
                 answer => return answer,
             }
         }
     }
 
-    /// The next message, whatever it is.
-    fn hear(&self) -> Option<Reply> {
+    /// Returns the next message of any kind; `None` if the server disconnected.
+    fn receive_any(&self) -> Option<Reply> {
         let mut buffer = vec![0; MESSAGE_BYTES_MAX];
         match self.connection.receive(&mut buffer) {
             Ok((0, _)) => None,
@@ -147,7 +147,7 @@ impl Client {
         }
     }
 
-    /// Takes blocks, asking as long as the server says that there may be some soon.
+    /// Takes blocks; asks again while the server answers that there will be some soon.
     fn take(&self, class: SizeClass, count: u32) -> Vec<FreeBlock> {
         loop {
             self.send(&Request::TakeBlocks { class, count });
@@ -155,8 +155,8 @@ impl Client {
                 Some(Reply::Blocks { soon: true, .. }) => {
                     std::thread::sleep(Duration::from_millis(1));
                 }
-                Some(Reply::Blocks { class: of, soon: false, blocks, .. }) => {
-                    assert!(of == class && blocks.len() <= BLOCKS_PER_MESSAGE_MAX);
+                Some(Reply::Blocks { class: found_class, soon: false, blocks, .. }) => {
+                    assert!(found_class == class && blocks.len() <= BLOCKS_PER_MESSAGE_MAX);
                     return blocks;
                 }
                 other => panic!("{other:?}"),
@@ -176,7 +176,7 @@ impl Client {
         }
     }
 
-    /// The superblock, found right.
+    /// Returns the superblock, which must be valid.
     fn superblock(&self) -> (Superblock, Format) {
         let mut words = [0u64; 16];
         self.region.read(0, &mut words).unwrap();
@@ -187,7 +187,7 @@ impl Client {
         self.superblock().1.geometry()
     }
 
-    /// Where a slot of the first subtable is.
+    /// Returns the offset of a slot of the first subtable.
     fn slot(&self, row: usize, slot: usize) -> u64 {
         let (superblock, format) = self.superblock();
         let geometry = format.geometry();
@@ -197,7 +197,7 @@ impl Client {
         subtable + slot_in_subtable(row, slot)
     }
 
-    /// Asks for the split of the subtable with this prefix of so many bits.
+    /// Requests the split of the subtable with this prefix of `depth` bits.
     fn split(&self, prefix: u32, depth: u8) -> SplitOutcome {
         let directory_hash = prefix.checked_shl(32 - u32::from(depth)).unwrap_or(0);
         self.send(&Request::Split { directory_hash, local_depth: depth });
@@ -207,7 +207,7 @@ impl Client {
         }
     }
 
-    /// Leaves no EMPTY word in the last window of the subtable with this prefix of so many bits.
+    /// Leaves no EMPTY word in the last window of the subtable with this prefix of `depth` bits.
     fn fill_window(&self, prefix: u32, depth: u8) {
         let (superblock, format) = self.superblock();
         let geometry = format.geometry();
@@ -228,7 +228,7 @@ impl Client {
         self.region.load(entry).unwrap()
     }
 
-    /// Writes a block of this client's and puts a word for it into a slot, by hand.
+    /// Writes a block that this client holds, swaps a word for it into a slot; returns the word.
     fn link(
         &self,
         slot: u64,
@@ -262,7 +262,7 @@ impl Client {
     }
 }
 
-/// The request of a client without a secret.
+/// The connect request of a client without a secret.
 fn hello(role: Role) -> [u8; REQUEST_BYTES_MAX] {
     ConnectRequest { role, purpose: Purpose::Control, token: Token::NONE }.encode()
 }
@@ -271,7 +271,7 @@ fn class(bytes: u64) -> SizeClass {
     SizeClass::for_bytes(bytes).unwrap()
 }
 
-/// Waits until something is so.
-fn eventually(what: &str, is_so: impl FnMut() -> bool) {
-    farside_tests::wait_until(what, PATIENCE, is_so);
+/// Waits until a condition holds; panics with its description `what` after the timeout.
+fn eventually(what: &str, holds: impl FnMut() -> bool) {
+    farside_tests::wait_until(what, PATIENCE, holds);
 }

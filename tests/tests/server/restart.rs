@@ -1,4 +1,5 @@
-//! That a region outlives its server, whole, and that what is no whole region is refused untouched.
+//! Proves that a region survives its server intact, and that a file without an intact region is
+//! refused and not changed.
 
 use std::fs;
 
@@ -11,9 +12,9 @@ use super::*;
 
 #[test]
 fn linked_blocks_stay_linked_and_unfinished_slots_are_emptied() {
-    let place = Place::with_file();
-    let server = place.start();
-    let client = place.writer();
+    let folder = TestFolder::with_file();
+    let server = folder.start();
+    let client = folder.writer();
     let class = class(64);
     let blocks = client.take(class, 4);
     let slots: Vec<u64> = (0..4).map(|n| client.slot(n, 0)).collect();
@@ -24,10 +25,10 @@ fn linked_blocks_stay_linked_and_unfinished_slots_are_emptied() {
     let live = client.word(slots[0]);
     server.stop();
     assert_eq!(client.superblock().0.state().unwrap(), RegionState::Clean);
-    let _server = place.start();
+    let _server = folder.start();
     assert_eq!(client.superblock().0.state().unwrap(), RegionState::InUse);
-    assert_eq!(client.lease(), 0, "clients of the last server are fenced");
-    let next = place.writer();
+    assert_eq!(client.lease(), 0, "the former server's clients are fenced");
+    let next = folder.writer();
     assert_eq!(next.welcome.incarnation, 2);
     assert_eq!(next.superblock().1, client.superblock().1);
     assert_ne!(next.welcome.lease, client.welcome.lease);
@@ -49,35 +50,35 @@ fn linked_blocks_stay_linked_and_unfinished_slots_are_emptied() {
 }
 
 #[test]
-fn a_server_waits_for_grace_before_it_hands_out_blocks() {
-    let mut place = Place::with_file();
-    place.config.grace_ms = 300;
-    place.start().stop();
+fn a_restarted_server_waits_for_grace_before_it_serves() {
+    let mut folder = TestFolder::with_file();
+    folder.config.grace_ms = 300;
+    folder.start().stop();
     let started = Instant::now();
-    let _server = place.start();
+    let _server = folder.start();
     assert!(started.elapsed() >= Duration::from_millis(300));
 }
 
 #[test]
-fn another_size_is_refused_and_no_size_is_right() {
-    let mut place = Place::with_file();
-    place.start().stop();
-    place.config.memory = Some(ByteSize(2 * REGION_BYTES));
-    let line = place.start_error();
+fn a_wrong_memory_size_is_refused_and_none_is_needed() {
+    let mut folder = TestFolder::with_file();
+    folder.start().stop();
+    folder.config.memory = Some(ByteSize(2 * REGION_BYTES));
+    let line = folder.start_error();
     assert!(line.contains("memory = 16MiB") && line.contains("has 8MiB"), "{line}");
-    place.config.memory = None;
-    place.config.grace_ms = 77;
-    let _server = place.start();
-    let (superblock, format) = place.writer().superblock();
-    // The refused start counted for nothing, and the region keeps its own GRACE.
+    folder.config.memory = None;
+    folder.config.grace_ms = 77;
+    let _server = folder.start();
+    let (superblock, format) = folder.writer().superblock();
+    // The refused start did not count as an incarnation, and the region keeps its GRACE.
     assert_eq!((superblock.incarnation(), format.grace_ms), (2, 1));
 }
 
 #[test]
 fn files_that_hold_no_region_are_refused_and_left_alone() {
-    let place = Place::with_file();
-    place.start().stop();
-    let whole = fs::read(place.region_file()).unwrap();
+    let folder = TestFolder::with_file();
+    folder.start().stop();
+    let whole = fs::read(folder.region_file()).unwrap();
     let with_version = |version| {
         let mut other = whole.clone();
         other[8] = version;
@@ -94,39 +95,39 @@ fn files_that_hold_no_region_are_refused_and_left_alone() {
         (whole[..16].to_vec(), "holds no region"),
         (vec![1], "too short"),
         (with_version(99), "format version 99"),
-        // Its blocks had ends in seconds.
+        // In version 4 blocks expired at a full second.
         (with_version(4), "format version 4, and this server knows 5"),
     ] {
-        fs::write(place.region_file(), &content).unwrap();
-        let line = place.start_error();
+        fs::write(folder.region_file(), &content).unwrap();
+        let line = folder.start_error();
         assert!(line.contains(expected), "{line}");
-        assert!(fs::read(place.region_file()).unwrap() == content, "{line}");
-        assert!(!place.socket().exists(), "nothing is left behind");
+        assert!(fs::read(folder.region_file()).unwrap() == content, "{line}");
+        assert!(!folder.socket().exists(), "there is no socket after a refused start");
     }
 }
 
-/// Which word to change, and to what.
+/// Returns the offset of the word to change, and its new value.
 type WordChange<'a> = dyn Fn(&Client) -> (u64, u64) + 'a;
 
-/// Changes a word of the region between two servers, by its old value.
-fn damage(place: &Place, at: &WordChange<'_>) -> String {
-    let _ = fs::remove_file(place.region_file());
-    let server = place.start();
-    let client = place.writer();
+/// Changes a word of the region after its server stopped; returns the next server's refusal.
+fn damage(folder: &TestFolder, change: &WordChange<'_>) -> String {
+    let _ = fs::remove_file(folder.region_file());
+    let server = folder.start();
+    let client = folder.writer();
     let block = client.take(class(64), 1)[0];
     client.link(client.slot(0, 0), class(64), block, |word| word.with_state(SlotState::Live));
-    let (offset, value) = at(&client);
+    let (offset, value) = change(&client);
     server.stop();
     client.region.store(offset, value).unwrap();
-    let line = place.start_error();
+    let line = folder.start_error();
     assert!(line.contains("is damaged") && line.contains("kv-cli verify --region"), "{line}");
     assert_eq!(client.region.load(offset).unwrap(), value, "{line}");
     line
 }
 
 #[test]
-fn damaged_regions_are_refused_with_where() {
-    let place = Place::with_file();
+fn damaged_regions_are_refused_with_the_location_of_the_damage() {
+    let folder = TestFolder::with_file();
     let directory = |client: &Client| {
         let (superblock, format) = client.superblock();
         let geometry = format.geometry();
@@ -158,35 +159,35 @@ fn damaged_regions_are_refused_with_where() {
         (&|client| (client.geometry().chunk_entry(2).unwrap(), 4), "chunk 2"),
     ];
     for (case, expected) in cases {
-        let line = damage(&place, case);
+        let line = damage(&folder, case);
         assert!(line.contains(expected), "{expected}: {line}");
     }
     let lone = ChunkEntry::new(ChunkUse::Blocks(class(3 << 20))).bits();
-    let line = damage(&place, &|client| (client.geometry().chunk_entry(2).unwrap(), lone));
+    let line = damage(&folder, &|client| (client.geometry().chunk_entry(2).unwrap(), lone));
     assert!(line.contains("chunk 3"), "{line}");
 }
 
-/// Where the place for a subtable with this number is.
-fn place_of(client: &Client, number: u64) -> u64 {
+/// The offset of the index's place for a subtable with this number.
+fn place_offset(client: &Client, number: u64) -> u64 {
     client.geometry().chunk_offset(0).unwrap() + number * SUBTABLE_BYTES
 }
 
-/// The index has eight subtables: the ninth place is free. `kv-cli verify` names such words, too.
+/// The index has eight subtables: place 9 is free. `kv-cli verify` reports words in it, too.
 #[test]
 fn a_word_in_a_free_place_is_cleared_unless_its_row_is_in_use() {
-    let place = Place::with_file();
-    let server = place.start();
-    let client = place.writer();
+    let folder = TestFolder::with_file();
+    let server = folder.start();
+    let client = folder.writer();
     let block = client.take(class(64), 1)[0];
     let live =
         client.link(client.slot(0, 0), class(64), block, |word| word.with_state(SlotState::Live));
-    let slot = place_of(&client, 9) + slot_in_subtable(3, 3);
+    let slot = place_offset(&client, 9) + slot_in_subtable(3, 3);
     server.stop();
     for state in [SlotState::Live, SlotState::Frozen, SlotState::Copy] {
         let word = live.with_state(state);
         client.region.store(slot, word.bits()).unwrap();
         assert!(region_problems(&client).contains("is in a free place for a subtable"));
-        place.start().stop();
+        folder.start().stop();
         assert_eq!(client.word(slot).state(), SlotState::Moved);
         assert_eq!(client.word(client.slot(0, 0)), live, "the key's own word stays");
         assert!(!region_problems(&client).contains("place for a subtable"));
@@ -195,12 +196,12 @@ fn a_word_in_a_free_place_is_cleared_unless_its_row_is_in_use() {
     client.region.store(slot, live.bits()).unwrap();
     let row = zerocopy::transmute!(RowHeader::new(1, 3));
     let words: [u64; 2] = row;
-    client.region.write(place_of(&client, 9), &words).unwrap();
-    assert!(place.start_error().contains("is damaged"));
+    client.region.write(place_offset(&client, 9), &words).unwrap();
+    assert!(folder.start_error().contains("is damaged"));
     assert_eq!(client.word(slot), live);
 }
 
-/// What the checker says about the region while no server is at work.
+/// The checker's problems with the region while no server runs, one a line.
 fn region_problems(client: &Client) -> String {
     let endpoint = Endpoint::new(ShmFabric::new(client.region.clone(), None, 1), 1);
     let report = check(&endpoint, LaneId(0), REGION_BYTES, (Scope::File, true), &mut ());
@@ -209,15 +210,15 @@ fn region_problems(client: &Client) -> String {
 }
 
 #[test]
-fn a_continuation_of_nothing_is_free_again() {
-    let place = Place::with_file();
-    let server = place.start();
-    let client = place.writer();
+fn a_continuation_chunk_without_a_first_chunk_is_free_after_a_restart() {
+    let folder = TestFolder::with_file();
+    let server = folder.start();
+    let client = folder.writer();
     let entry = client.geometry().chunk_entry(2).unwrap();
     let free = client.statistics().chunks_free;
     server.stop();
     client.region.store(entry, ChunkEntry::new(ChunkUse::Continued).bits()).unwrap();
-    let _server = place.start();
-    assert_eq!(place.writer().statistics().chunks_free, free);
+    let _server = folder.start();
+    assert_eq!(folder.writer().statistics().chunks_free, free);
     assert_eq!(client.region.load(entry).unwrap(), 0);
 }
