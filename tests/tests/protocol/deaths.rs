@@ -1,10 +1,9 @@
-//! Proves that a client may die before, between and behind any two verbs of any operation. Nothing
-//! that was stored is lost, others go on, and after a collection every block is free or linked,
-//! counted one by one. Guards against leaks, and against a collector that takes what it
-//! should not.
+//! Proves that a client may die before and after every verb of any operation. No stored value is
+//! lost, other clients continue, and after a collection every block is free or linked. Guards
+//! against leaks, and against a collector that takes blocks in use.
 //!
-//! The victims are processes: this test's binary, run again as `a_victim`, which kills itself with
-//! SIGKILL at a verb counted by the fabric around its own.
+//! The victims are processes: this test's binary, run again as `a_victim`. A fabric around its own
+//! counts verbs, and kills the process with SIGKILL at one of them.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -23,12 +22,12 @@ use farside_tests::faults::{Faults, Rates};
 const ADDRESS: &str = "FARSIDE_VICTIM_SERVER";
 const OPERATION: &str = "FARSIDE_VICTIM_OPERATION";
 const VERBS: &str = "FARSIDE_VICTIM_VERBS";
-/// Says that the operation ended before the process did.
+/// The exit code of a victim whose operation completed.
 const SURVIVED: i32 = 7;
-/// The longest operation, in verbs; more than any has without company.
+/// Limit on an operation's verbs: more than any takes without contention.
 const VERBS_MAX: u64 = 40;
 
-/// What victims die of. Each works on keys whose place it knows (`cached`) or not.
+/// The operations that victims die in: a name, whether the key's location is cached, the action.
 const OPERATIONS: [(&str, bool, Action<'static>); 10] = [
     (UNSEEN, false, Action::Insert(FOREVER)),
     ("GET", false, Action::Get),
@@ -41,8 +40,8 @@ const OPERATIONS: [(&str, bool, Action<'static>); 10] = [
     ("EXCHANGE", false, Action::Exchange(Expected::Value(OLD), FOREVER)),
     ("PUT of a new key", false, Action::Put(FOREVER)),
 ];
-/// It claims another slot each time, so one that was never used.
-const UNSEEN: &str = "INSERT that does not look first";
+/// An INSERT without a READ first. Each victim claims a different slot, which was never used.
+const UNSEEN: &str = "INSERT without a READ first";
 const FOREVER: Lifetime = Lifetime::Forever;
 const OLD: &[u8] = b"the old value";
 const NEW: &[u8] = b"the new value";
@@ -53,7 +52,7 @@ fn key_of(name: &str) -> &'static [u8] {
     if matches!(name, UNSEEN | "INSERT" | "PUT of a new key") { NEW_KEY } else { KEY }
 }
 
-/// Not a test by itself: what a victim process runs.
+/// Not a test by itself: a victim process runs this function.
 #[test]
 #[ignore = "run by `clients_may_die_at_every_verb`"]
 fn a_victim() {
@@ -63,7 +62,7 @@ fn a_victim() {
     let key = key_of(name);
     let faults = Faults::new(0, Rates::default());
     let engine = engine_over(&variable(ADDRESS), |fabric| faults.around(Box::new(fabric), 1));
-    // It has blocks in every list: free ones, and some that rest.
+    // The victim holds blocks of each kind: free ones, and some that rest.
     for value in [&[0u8; 13][..], &[0; 500], &[0; 3000], OLD] {
         engine.handle().perform(Action::Put(FOREVER), b"the victim's own", value).unwrap();
     }
@@ -79,7 +78,7 @@ fn a_victim() {
     std::process::exit(SURVIVED);
 }
 
-/// Runs a victim; whether it died.
+/// Runs a victim; returns whether it was killed.
 fn kill_one(address: &str, operation: usize, verbs: u64) -> bool {
     let status = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "deaths::a_victim", "--ignored"])
@@ -121,11 +120,11 @@ fn clients_may_die_at_every_verb() {
     }
     assert!(deaths > 30, "{deaths} deaths");
     let lost = client.statistics().unwrap().clients_lost;
-    // Those that survived left without a goodbye, too.
+    // The victims that survived exited without a goodbye, so they are lost, too.
     assert_eq!(lost, deaths + OPERATIONS.len() as u64);
 }
 
-/// The same start for every victim.
+/// Stores the keys that every victim starts with.
 fn prepare(client: &Client) {
     let mut session = client.session().unwrap();
     session.put(KEY, OLD).unwrap();
@@ -135,11 +134,11 @@ fn prepare(client: &Client) {
     }
 }
 
-/// No key and no block is lost.
+/// Checks that no key and no block is lost.
 fn check(client: &Client, what: &str) {
     let started = Instant::now();
     let statistics = client.collect().unwrap();
-    assert!(started.elapsed() < Duration::from_secs(20), "{what}: a collection takes for ever");
+    assert!(started.elapsed() < Duration::from_secs(20), "{what}: a collection hangs");
     assert_eq!(statistics.collecting, 0, "{what}");
     let mut session = client.session().unwrap();
     for n in 0..50u64 {
@@ -153,12 +152,15 @@ fn check(client: &Client, what: &str) {
         assert!(what.starts_with("DELETE"), "{what}: the key is gone");
     }
     assert!(new.is_none_or(|value| value.data == NEW), "{what}");
-    // Others can do what the dead one was about to.
+    // Other clients can change the same keys.
     session.put(KEY, OLD).unwrap();
     session.put(NEW_KEY, NEW).unwrap();
     assert!(session.delete(NEW_KEY).unwrap(), "{what}");
     drop(session);
     let after = client.collect().unwrap();
     assert_eq!(blocks_with_clients(client), 0, "{what}");
-    assert_eq!(after.blocks_collected, statistics.blocks_collected, "{what}: not all at once");
+    assert_eq!(
+        after.blocks_collected, statistics.blocks_collected,
+        "{what}: the first collection missed some"
+    );
 }

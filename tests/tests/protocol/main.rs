@@ -1,4 +1,5 @@
-//! The protocol's own code at a real server, over fabrics that count, stop the clock or kill.
+//! The protocol's code against a real server, over fabrics that count verbs, control the clock, or
+//! kill the client.
 
 #![allow(clippy::unwrap_used, reason = "a test fails where it panics")]
 

@@ -1,5 +1,6 @@
-//! Stops a split after each of many verbs, as a killed server would, and looks what clients find
-//! then; then lets it go on. Guards against a state in which a key is missed, seen twice or lost.
+//! Stops a split after each of many chains, as a killed server would, and checks that clients find
+//! all keys; then completes the split. Guards against states in which a key is missed, seen twice
+//! or lost.
 
 use std::cell::Cell;
 use std::collections::{BTreeSet, VecDeque};
@@ -19,9 +20,9 @@ use farside_protocol::split::{Split, SplitProgress, SubtableSplitter};
 use farside_protocol::{LANE, ScanCursor, next_entry};
 use farside_tests::engine::{TestServer, engine_over};
 
-/// So many chains are executed and then none.
+/// Executes a number of chains, and refuses all later ones.
 struct Stopping {
-    left: Rc<Cell<u64>>,
+    chains_left: Rc<Cell<u64>>,
     refused: VecDeque<LaneId>,
 }
 
@@ -34,9 +35,9 @@ impl Interceptor<ShmFabric> for Stopping {
         chain: &[Verb],
         deadline: Nanos,
     ) {
-        match self.left.get().checked_sub(1) {
+        match self.chains_left.get().checked_sub(1) {
             Some(left) => {
-                self.left.set(left);
+                self.chains_left.set(left);
                 fabric.post(lane, region, chain, deadline);
             }
             None => self.refused.push_back(lane),
@@ -49,8 +50,9 @@ impl Interceptor<ShmFabric> for Stopping {
     }
 }
 
-/// Subtables, by 2 to this power, and keys in all of them.
+/// The directory's depth: there are 2 to this power subtables.
 const DEPTH: u8 = 6;
+/// The number of keys; every subtable has some.
 const KEYS: u64 = 60 << DEPTH;
 
 fn find(session: &mut Session, number: u64) {
@@ -72,15 +74,15 @@ fn with_keys() -> (TestServer, Client, Session) {
 }
 
 #[test]
-fn a_split_can_stop_anywhere() {
+fn clients_find_all_keys_wherever_a_split_stops() {
     let (server, client, mut session) = with_keys();
-    // One that looks everything up, one that knows where everything was, and one that goes by its
-    // directory of before and knows what the first one learnt.
+    // Three sessions: one without a cache, one that has cached all old locations, and one with the
+    // old directory that shares the first one's cache.
     let mut other = Client::builder().server(&server.address).connect().unwrap().session().unwrap();
     let mut sibling = client.session().unwrap();
     (0..KEYS).for_each(|n| find(&mut other, n));
-    let left = Rc::new(Cell::new(u64::MAX));
-    let interceptor = Stopping { left: left.clone(), refused: VecDeque::new() };
+    let chains_left = Rc::new(Cell::new(u64::MAX));
+    let interceptor = Stopping { chains_left: chains_left.clone(), refused: VecDeque::new() };
     let around = |fabric| Intercepted { interceptor, fabric: Box::new(fabric) };
     let engine = engine_over(&server.address, around);
     let keys_of = |prefix: u32| {
@@ -90,14 +92,14 @@ fn a_split_can_stop_anywhere() {
         (0..KEYS).filter(is_here).collect::<Vec<u64>>()
     };
     let index = engine.region.geometry.chunk_offset(0).unwrap();
-    // What it takes in all, found with the first one.
+    // `total` is the number of chains of a whole split, counted with the first one.
     let (mut depth, mut total) = (DEPTH, u64::MAX);
     for prefix in 0..1u32 << DEPTH {
         let old = engine.region.directory().subtable(prefix << (32 - DEPTH)).offset;
-        // The server, which splits nothing here, has cleared all these places.
+        // The server has cleared all these places, and splits no subtable in this test.
         let place = |n: u32| index + u64::from(255 - 2 * prefix - n) * SUBTABLE_BYTES;
         let split = Split { prefix, local_depth: DEPTH, old, new: [place(0), place(1)] };
-        let mover = SubtableSplitter::new(
+        let splitter = SubtableSplitter::new(
             &engine.endpoint,
             RegionIndex::FIRST,
             1 + 3 * (prefix as u16 % 3),
@@ -105,24 +107,24 @@ fn a_split_can_stop_anywhere() {
         );
         let keys = keys_of(prefix);
         let chains = if prefix == 0 { u64::MAX } else { (total * u64::from(prefix)) >> DEPTH };
-        left.set(chains);
-        let stopped = engine.endpoint.drive(mover.split(&split));
-        // Towards the end some have fewer entries and are done.
+        chains_left.set(chains);
+        let stopped = engine.endpoint.drive(splitter.split(&split));
+        // Some of the last subtables have fewer entries, so their split completes.
         assert!(stopped.is_err() || !(1..50).contains(&prefix), "{prefix}: {stopped:?}");
-        total = if prefix == 0 { chains - left.get() } else { total };
+        total = if prefix == 0 { chains - chains_left.get() } else { total };
         session.clear_cache();
         for key in &keys {
             find(&mut session, *key);
             find(&mut other, *key);
         }
-        left.set(u64::MAX);
-        assert_eq!(engine.endpoint.drive(mover.split(&split)), Ok(SplitProgress::Done));
-        depth = engine.endpoint.drive(mover.publish(&split, depth)).unwrap();
+        chains_left.set(u64::MAX);
+        assert_eq!(engine.endpoint.drive(splitter.split(&split)), Ok(SplitProgress::Done));
+        depth = engine.endpoint.drive(splitter.publish(&split, depth)).unwrap();
         session.clear_cache();
         for key in &keys {
             find(&mut session, *key);
             if key % 3 == 0 {
-                // In the new place, by a session that thinks it is in the old one.
+                // The key is in the new subtable; this session still looks in the old one.
                 sibling.put(&key.to_le_bytes(), &key.to_le_bytes()).unwrap();
             }
             session.put(&key.to_le_bytes(), &key.to_le_bytes()).unwrap();
@@ -140,21 +142,21 @@ fn a_split_can_stop_anywhere() {
 }
 
 #[test]
-fn a_scan_returns_a_key_once_while_a_split_is_not_published() {
+fn a_scan_returns_each_key_once_while_a_split_is_unpublished() {
     let (server, _client, mut session) = with_keys();
     let engine = engine_over(&server.address, |fabric| fabric);
     let index = engine.region.geometry.chunk_offset(0).unwrap();
     let old = engine.region.directory().subtable(0).offset;
     let place = |n: u64| index + (255 - n) * SUBTABLE_BYTES;
     let split = Split { prefix: 0, local_depth: DEPTH, old, new: [place(0), place(1)] };
-    let mover =
+    let splitter =
         SubtableSplitter::new(&engine.endpoint, RegionIndex::FIRST, 1, &engine.region.format);
-    assert_eq!(engine.endpoint.drive(mover.split(&split)), Ok(SplitProgress::Done));
-    // Here the server is stopped, or doubles a large directory.
+    assert_eq!(engine.endpoint.drive(splitter.split(&split)), Ok(SplitProgress::Done));
+    // A server may be killed at this point, or spend a while doubling a large directory.
     let hash = |n: &u64| engine.region.hasher.hash(&n.to_le_bytes()).directory();
     session.clear_cache();
-    let of_t0 = (0..KEYS).find(|n| prefix_of(hash(n), DEPTH + 1) == 0).unwrap();
-    find(&mut session, of_t0);
+    let key_in_first_half = (0..KEYS).find(|n| prefix_of(hash(n), DEPTH + 1) == 0).unwrap();
+    find(&mut session, key_in_first_half);
     let mut seen: Vec<Vec<u8>> = session.scan().unwrap().map(|entry| entry.unwrap().key).collect();
     let count = seen.len();
     seen.sort_unstable();
@@ -162,11 +164,13 @@ fn a_scan_returns_a_key_once_while_a_split_is_not_published() {
     assert_eq!((seen.len() as u64, count as u64), (KEYS, KEYS), "distinct, returned");
 }
 
-/// Between the header and the slots of a row that a scan READs along with an entry, this happens.
+/// Makes a change during a scan's READ of a row: the scan gets the row's header from before the
+/// change and its slots from after it.
 struct Tearing {
-    happens: Option<Box<dyn FnOnce()>>,
-    /// How many such READs come before it.
-    before: usize,
+    change: Option<Box<dyn FnOnce()>>,
+    /// The number of such READs before the one with the change.
+    reads_before: usize,
+    /// The header from before the change.
     header: Option<Vec<u8>>,
 }
 
@@ -180,13 +184,13 @@ impl Interceptor<ShmFabric> for Tearing {
         deadline: Nanos,
     ) {
         if let Verb::Read { remote, into: Buffer::Window, bytes: 128 } = chain[0] {
-            if self.before > 0 {
-                self.before -= 1;
-            } else if let Some(happens) = self.happens.take() {
+            if self.reads_before > 0 {
+                self.reads_before -= 1;
+            } else if let Some(change) = self.change.take() {
                 let header = [Verb::Read { remote, into: Buffer::Window, bytes: 16 }];
                 fabric.run(lane, region, &header, Nanos::MAX).unwrap();
                 self.header = Some(fabric.buffer(lane, Buffer::Window)[..16].to_vec());
-                happens();
+                change();
             }
         }
         fabric.post(lane, region, chain, deadline);
@@ -202,34 +206,35 @@ impl Interceptor<ShmFabric> for Tearing {
 }
 
 #[test]
-fn a_scan_that_sleeps_in_a_read_misses_no_key() {
+fn a_scan_whose_read_spans_a_split_misses_no_key() {
     let (server, _client, mut session) = with_keys();
     let engine = Rc::new(engine_over(&server.address, |fabric| fabric));
     let index = engine.region.geometry.chunk_offset(0).unwrap();
     let grace_ns = engine.region.constants.grace_ns;
     let hasher = engine.region.hasher;
-    // Splits what the scan READs, and gives its place to another subtable.
-    let happens = Box::new(move || {
-        let of = |prefix: u32| engine.region.directory().subtable(prefix << (32 - DEPTH)).offset;
+    // Splits the subtable that the scan READs, and reuses its place for another subtable.
+    let change = Box::new(move || {
+        let subtable =
+            |prefix: u32| engine.region.directory().subtable(prefix << (32 - DEPTH)).offset;
         let place = |n: u64| index + (255 - n) * SUBTABLE_BYTES;
-        let mover =
+        let splitter =
             SubtableSplitter::new(&engine.endpoint, RegionIndex::FIRST, 1, &engine.region.format);
         let drive = |split: &Split, depth: u8| {
-            let (progress, depth) = engine.endpoint.drive(mover.run(split, depth)).unwrap();
+            let (progress, depth) = engine.endpoint.drive(splitter.run(split, depth)).unwrap();
             assert_eq!(progress, SplitProgress::Done);
             depth
         };
-        let (first, second) = (of(0), of(1));
+        let (first, second) = (subtable(0), subtable(1));
         let split = Split { prefix: 0, local_depth: DEPTH, old: first, new: [place(0), place(1)] };
         let depth = drive(&split, DEPTH);
         std::thread::sleep(std::time::Duration::from_nanos(grace_ns * 3 / 2));
-        assert!(engine.endpoint.drive(mover.vacate(first)).unwrap());
+        assert!(engine.endpoint.drive(splitter.vacate(first)).unwrap());
         let split = Split { prefix: 1, local_depth: DEPTH, old: second, new: [first, place(2)] };
         drive(&split, depth);
     });
     let hash = |n: &u64| hasher.hash(&n.to_le_bytes()).directory();
-    let before = (0..KEYS).filter(|n| prefix_of(hash(n), DEPTH) == 0).count() - 1;
-    let interceptor = Tearing { happens: Some(happens), before, header: None };
+    let reads_before = (0..KEYS).filter(|n| prefix_of(hash(n), DEPTH) == 0).count() - 1;
+    let interceptor = Tearing { change: Some(change), reads_before, header: None };
     let scanning = engine_over(&server.address, |fabric| Intercepted {
         interceptor,
         fabric: Box::new(fabric),
@@ -243,5 +248,5 @@ fn a_scan_that_sleeps_in_a_read_misses_no_key() {
     }
     let missed: Vec<u64> = (0..KEYS).filter(|n| !seen.contains(&n.to_le_bytes()[..])).collect();
     missed.iter().for_each(|n| find(&mut session, *n));
-    assert_eq!(missed, [0; 0], "there throughout, and not returned");
+    assert_eq!(missed, [0; 0], "keys that were always there, and not returned");
 }
