@@ -12,12 +12,12 @@ thread_local! {
 }
 
 fn count() {
-    // A thread that ends may allocate after its counter is gone.
+    // A thread that exits may allocate after its counter was dropped.
     let _ = ALLOCATIONS.try_with(|allocations| allocations.set(allocations.get() + 1));
 }
 
 #[allow(unsafe_code)]
-// SAFETY: every call goes to the system's allocator as it came.
+// SAFETY: every call goes unchanged to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();
@@ -47,10 +47,10 @@ fn allocations(call: impl FnOnce()) -> u64 {
     ALLOCATIONS.get() - before
 }
 
-/// The fewest allocations of several calls. A call that the system held up may have to ask the
-/// server for more blocks, which is no steady state; what an operation allocates, it allocates in
+/// The minimum number of allocations of several calls. A call that the system delayed may have to
+/// request blocks from the server, which allocates. An operation that always allocates does so in
 /// every call.
-fn allocations_at_least(mut call: impl FnMut()) -> u64 {
+fn allocations_min(mut call: impl FnMut()) -> u64 {
     (0..10).map(|_| allocations(&mut call)).min().unwrap_or_default()
 }
 
@@ -88,8 +88,8 @@ fn operations_allocate_nothing() {
         round(false);
     }
     // A mismatch of compare-and-exchange returns the value: one allocation for the caller.
-    assert_eq!(allocations_at_least(|| round(false)), KEYS);
-    assert_eq!(allocations_at_least(|| round(true)), KEYS);
+    assert_eq!(allocations_min(|| round(false)), KEYS);
+    assert_eq!(allocations_min(|| round(true)), KEYS);
 }
 
 #[test]
@@ -115,17 +115,17 @@ fn a_pipeline_allocates_nothing_once_it_is_warm() {
     for _ in 0..20 {
         round();
     }
-    assert_eq!(allocations_at_least(round), 0);
+    assert_eq!(allocations_min(round), 0);
 }
 
 #[test]
-fn a_batch_costs_what_its_operations_do_whatever_the_depth() {
+fn a_batch_allocates_the_same_at_any_depth() {
     let server = ServerProcess::start(&["--memory", "32MiB"]);
     let batch_of_two = |depth| {
         let client = server.client_builder().pipeline_depth(depth).connect().unwrap();
         let mut session = client.session().unwrap();
         let [a, b] = [0, 1].map(u64::to_le_bytes);
-        allocations_at_least(|| {
+        allocations_min(|| {
             let mut batch = session.batch();
             batch.get(&a).get(&b);
             batch.run().unwrap();

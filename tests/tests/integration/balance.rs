@@ -1,5 +1,5 @@
-//! Proves that memory goes where it is needed. It goes from sessions that only delete to those that
-//! only insert, from one size to another, and away from sessions that hold more than they use.
+//! Proves that memory moves to where it is needed. It moves from sessions that only delete to
+//! sessions that only insert, between size classes, and away from sessions that do not use it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,11 +13,11 @@ use farside_tests::{PATIENCE, ServerProcess, left_out_over_rdma, scaled, wait_un
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
-/// Values that are quickly made: each key's are a different part of this.
+/// Random bytes. Different parts are the values of different keys, which makes them quickly.
 struct Noise(Vec<u8>);
 
 impl Noise {
-    /// For values of up to `bytes_max` bytes.
+    /// Random bytes for values of up to `bytes_max` bytes.
     fn new(bytes_max: usize) -> Self {
         let mut random = SmallRng::seed_from_u64(7);
         Self((0..bytes_max + 4096).map(|_| random.random()).collect())
@@ -28,14 +28,14 @@ impl Noise {
     }
 }
 
-/// How many times the region's size goes through the pair.
+/// The bytes inserted and deleted, in sizes of the region.
 const PASSES: u64 = 100;
 
 #[test]
-fn one_inserts_and_the_other_deletes_for_ever() {
+fn a_client_can_insert_forever_while_another_deletes() {
     const REGION_BYTES: u64 = 16 << 20;
     let server = ServerProcess::start(&["--memory", "16MiB", "--index", "2MiB", "--grace-ms", "1"]);
-    // Three classes for six chunks, any of which the deleter might hoard; a quarter is live.
+    // Three size classes share six chunks, any of which the deleter might keep; a quarter is live.
     const SIZES: [usize; 3] = [900, 3900, 16_000];
     let noise = Arc::new(Noise::new(SIZES[2]));
     let (send, receive) = sync_channel::<(u64, usize)>(400);
@@ -69,20 +69,20 @@ fn one_inserts_and_the_other_deletes_for_ever() {
     server.assert_verifies();
 }
 
-/// What a block takes of its chunk.
+/// The bytes that a value's block takes of its chunks.
 fn footprint(value_bytes: usize) -> u64 {
     let class = SizeClass::for_bytes(block_bytes(8, value_bytes)).unwrap();
     class.chunks_per_span() * CHUNK_BYTES / class.blocks_per_span()
 }
 
 #[test]
-fn all_sizes_in_any_order_fit_as_long_as_there_is_room() {
+fn values_of_all_sizes_fit_in_any_order_while_there_is_room() {
     if left_out_over_rdma("a chunk changes its class after 288 x GRACE, which is 29 s there") {
         return;
     }
     let passes: u64 =
         std::env::var("FARSIDE_BALANCE_PASSES").map_or(4, |text| text.parse().unwrap());
-    // Each of the 52 classes takes a chunk at least: in a small region that alone is too much.
+    // Each of the 52 classes takes at least one chunk: too many for a small region.
     let server = ServerProcess::start(&["--memory", "1GiB", "--index", "2MiB", "--grace-ms", "1"]);
     let client = server.client();
     let statistics = client.statistics().unwrap();
@@ -105,11 +105,11 @@ fn all_sizes_in_any_order_fit_as_long_as_there_is_room() {
         if bytes_written >= scaled(passes * session.limits().region_bytes) {
             break;
         }
-        // Each doubling from 16 bytes to 1 MiB is as likely as any other.
+        // Sizes from 16 bytes to 1 MiB: each doubling is equally likely.
         let bytes = (16.0 * f64::powf(65_536.0, random.random())) as usize;
         while live_bytes + footprint(bytes) > heap / 5 * 4 {
-            let at = random.random_range(0..live.len());
-            let (old, old_bytes) = live.swap_remove_back(at).unwrap();
+            let victim = random.random_range(0..live.len());
+            let (old, old_bytes) = live.swap_remove_back(victim).unwrap();
             session.get_into(&old.to_le_bytes(), &mut value).unwrap().unwrap();
             assert!(value == noise.value(old, old_bytes), "key {old}");
             assert!(session.delete(&old.to_le_bytes()).unwrap(), "key {old}");
@@ -130,10 +130,10 @@ fn all_sizes_in_any_order_fit_as_long_as_there_is_room() {
     server.assert_verifies();
 }
 
-/// Waits until the heap has this many chunks without a use.
+/// Waits until the heap has this many free chunks.
 fn wait_for_chunks(client: &Client, chunks: u64) {
     let free = || client.statistics().unwrap().chunks_free;
-    wait_until("chunks come back", PATIENCE, || free() >= chunks);
+    wait_until("chunks are free", PATIENCE, || free() >= chunks);
 }
 
 #[test]
@@ -144,7 +144,7 @@ fn a_heap_full_of_small_values_becomes_one_of_large_values_and_back() {
     let server = ServerProcess::start(&["--memory", "32MiB", "--index", "4MiB", "--grace-ms", "2"]);
     let client = server.client();
     let mut session = client.session().unwrap();
-    // Sessions that stay, and do nothing any more with what they hold.
+    // After a round these sessions hold blocks that they no longer use.
     let mut idle: Vec<_> = (0..4).map(|_| client.session().unwrap()).collect();
     for (round, bytes) in (0u64..).zip([450, 900_000, 60_000, 450]) {
         let mut stored = 0u64;
@@ -174,7 +174,7 @@ fn a_heap_full_of_small_values_becomes_one_of_large_values_and_back() {
 }
 
 #[test]
-fn what_an_idle_session_has_not_even_seen_comes_back() {
+fn blocks_that_an_idle_session_has_not_yet_received_are_recalled() {
     const BYTES: usize = 60_000;
     let server = ServerProcess::start(&["--memory", "32MiB", "--grace-ms", "1"]);
     let (hoarder, observer) = (server.client(), server.client());
@@ -184,13 +184,13 @@ fn what_an_idle_session_has_not_even_seen_comes_back() {
     let full = (3u64..).find(|key| session.put(&key.to_le_bytes(), &[2; BYTES]).is_err());
     let class = SizeClass::for_bytes(block_bytes(8, BYTES)).unwrap();
     let statistics = observer.statistics().unwrap();
-    let of_class = statistics.classes.iter().find(|of| of.class == class).unwrap();
-    assert_eq!(full, Some(of_class.blocks), "all blocks of the class are in use: {statistics:?}");
+    let found = statistics.classes.iter().find(|found| found.class == class).unwrap();
+    assert_eq!(full, Some(found.blocks), "not all blocks of the class are in use: {statistics:?}");
 }
 
-/// A client that wants a size that cannot be had does not keep taking from others what they use.
+/// Requests for a size that has no memory left do not keep recalling the blocks of other clients.
 #[test]
-fn a_client_that_gets_nothing_does_not_disturb_the_others() {
+fn a_client_whose_requests_are_denied_does_not_disturb_others() {
     let server = ServerProcess::start(&["--memory", "16MiB", "--grace-ms", "1"]);
     let client = server.client();
     let mut session = client.session().unwrap();
@@ -201,7 +201,7 @@ fn a_client_that_gets_nothing_does_not_disturb_the_others() {
         let (other, is_over) = (server.client(), &is_over);
         scope.spawn(move || {
             let mut session = other.session().unwrap();
-            // Gives back, and takes, blocks of its own class all the time.
+            // This client frees and takes blocks of its class all the time.
             while !is_over.load(Ordering::Relaxed) {
                 session.delete(&1u64.to_le_bytes()).unwrap();
                 session.put(&1u64.to_le_bytes(), &[4; 2000]).unwrap();

@@ -1,6 +1,5 @@
-//! Proves that kv-bench writes the JSON that its readers were promised, for every workload, from a
-//! server that it starts by itself. Also that what it records is linearizable, and a record of it,
-//! so that a wrong answer would show.
+//! Proves that kv-bench writes the documented JSON for every workload, with a server that it starts
+//! itself. Its recorded histories are linearizable, and complete enough to show a wrong answer.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -20,7 +19,7 @@ pub(crate) fn bench(arguments: &[impl AsRef<OsStr>]) -> Said {
 
 /// Runs kv-bench or kv-compare.
 pub(crate) fn measuring(command: &str, arguments: &[impl AsRef<OsStr>]) -> Said {
-    // Both look for it beside themselves.
+    // Both commands expect kv-server in their own folder.
     binary("kv-server");
     Said::of(cli::command(command).args(arguments))
 }
@@ -31,27 +30,27 @@ pub(crate) fn expect_fields(object: &Json, fields: &[&str]) {
     assert_eq!(has, fields.iter().copied().collect(), "{object}");
 }
 
-/// One kind of operation in all files; returns how many there were.
+/// Checks one kind of operation in all files; returns the number of operations.
 #[track_caller]
-fn expect_kind(kind: &str, of: &Json, hdr: &str, depth: u64) -> u64 {
+fn expect_kind(kind: &str, figures: &Json, hdr: &str, depth: u64) -> u64 {
     let latencies = ["p50_ns", "p99_ns", "p999_ns", "max_ns", "latencies"];
     let rest = ["count", "round_trips", "verbs", "bytes"];
-    expect_fields(of, &[&latencies[..], &rest[..]].concat());
-    expect_fields(&of["verbs"], &["read", "write", "cas"]);
-    let number = |name: &str| of[name].as_u64().unwrap();
+    expect_fields(figures, &[&latencies[..], &rest[..]].concat());
+    expect_fields(&figures["verbs"], &["read", "write", "cas"]);
+    let number = |name: &str| figures[name].as_u64().unwrap();
     let count = number("count");
     assert!(count > 0 && number("round_trips") > 0);
     assert!(number("p50_ns") <= number("p99_ns") && number("p99_ns") <= number("p999_ns"));
     assert!(hdr.contains(&format!("\nTag={kind},")), "{hdr}");
-    let price = Price::of(Kind::ALL.into_iter().find(|of| of.name() == kind).unwrap(), 64);
-    // Of those in flight less than half share the chain of another.
-    let own = if depth == 1 { count } else { count / 2 };
-    assert!(number("bytes") >= price.bytes * own, "{of} for less than {price:?}");
+    let price = Price::of(Kind::ALL.into_iter().find(|known| known.name() == kind).unwrap(), 64);
+    // Fewer than half of the operations in flight share the chain of another.
+    let chains_min = if depth == 1 { count } else { count / 2 };
+    assert!(number("bytes") >= price.bytes * chains_min, "{figures} for less than {price:?}");
     count
 }
 
 #[test]
-fn every_workload_has_the_promised_fields() {
+fn the_json_of_every_workload_has_the_documented_fields() {
     let folder = tempfile::tempdir().unwrap();
     let [file, hdr] = ["json", "hdr"].map(|name| folder.path().join(name));
     let workloads = [
@@ -61,7 +60,9 @@ fn every_workload_has_the_promised_fields() {
         ("d", &["get", "insert"]),
         ("f", &["get", "rmw"]),
     ];
-    for ((workload, operations), depth) in workloads.iter().flat_map(|of| [(*of, 1), (*of, 16)]) {
+    for ((workload, operations), depth) in
+        workloads.iter().flat_map(|workload| [(*workload, 1), (*workload, 16)])
+    {
         let [json, log] = [&file, &hdr].map(|path| path.display());
         let line = format!(
             "ycsb --workload {workload} --records 1000 --threads 2 --depth {depth} \
@@ -93,7 +94,7 @@ fn every_workload_has_the_promised_fields() {
                 "cache",
                 "cpu_s",
                 "server",
-                // Besides what was promised: a GET has to have none.
+                // Not documented: operations must not allocate.
                 "allocations",
                 "unexpected",
                 "limit",
@@ -110,10 +111,11 @@ fn every_workload_has_the_promised_fields() {
         assert_eq!(json["unexpected"], 0);
         let log = std::fs::read_to_string(&hdr).unwrap();
         let kinds = json["operations"].as_object().unwrap();
-        let total: u64 = kinds.iter().map(|(kind, of)| expect_kind(kind, of, &log, depth)).sum();
+        let total: u64 =
+            kinds.iter().map(|(kind, figures)| expect_kind(kind, figures, &log, depth)).sum();
         let rate = total as f64 / json["seconds"].as_f64().unwrap();
-        let told = json["throughput_ops_s"].as_f64().unwrap();
-        assert!((rate / told - 1.0).abs() < 0.01, "{rate} {told}");
+        let reported = json["throughput_ops_s"].as_f64().unwrap();
+        assert!((rate / reported - 1.0).abs() < 0.01, "{rate} {reported}");
     }
 }
 
@@ -126,14 +128,14 @@ pub(crate) fn measured(line: &str) -> Json {
     serde_json::from_slice(&said.stdout).unwrap()
 }
 
-/// How many operations of all kinds there were.
+/// The number of operations of all kinds.
 pub(crate) fn count(json: &Json) -> u64 {
     let kinds = json["operations"].as_object().unwrap().values();
-    kinds.map(|of| of["count"].as_u64().unwrap()).sum()
+    kinds.map(|figures| figures["count"].as_u64().unwrap()).sum()
 }
 
 #[test]
-fn a_count_of_operations_is_kept_exactly() {
+fn a_run_makes_exactly_the_given_number_of_operations() {
     for (line, expected) in [
         ("--workload a --operations 1001 --threads 3", 1001),
         ("--workload d --operations 77 --depth 1 --value-size facebook", 77),
@@ -158,7 +160,7 @@ fn arguments_may_be_any_bytes() {
 }
 
 #[test]
-fn a_property_file_makes_the_run_and_what_is_unknown_is_told() {
+fn a_property_file_configures_the_run_and_unknown_properties_are_reported() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let text = "recordcount=100\noperationcount=200\nworkload=site.ycsb.workloads.CoreWorkload\n\
                 readproportion=0.7\nupdateproportion=0.2\nreadmodifywriteproportion=0.1\n\
@@ -177,7 +179,7 @@ fn a_property_file_makes_the_run_and_what_is_unknown_is_told() {
 }
 
 #[test]
-fn an_offered_rate_is_not_exceeded_and_one_out_of_reach_is_told() {
+fn a_target_rate_is_not_exceeded_and_an_unreachable_one_is_reported() {
     for depth in [1, 8] {
         let line = format!("--workload b --seconds 0.2 --threads 2 --depth {depth}");
         let slow = measured(&format!("{line} --target-rate 1000"));
@@ -194,7 +196,7 @@ fn an_offered_rate_is_not_exceeded_and_one_out_of_reach_is_told() {
 }
 
 #[test]
-fn processes_make_one_run() {
+fn several_processes_make_one_run() {
     for workload in ["a", "d"] {
         let line = format!("--workload {workload} --operations 1000 --processes 3 --threads 2");
         let json = measured(&line);
@@ -208,7 +210,7 @@ fn processes_make_one_run() {
     assert!(operations > 0.0 && operations <= due + 2.0, "{operations} of {due}");
 }
 
-/// What a short run on few records put on file.
+/// The history that a short run on few records wrote.
 fn recorded(workload: &str, depth: &str) -> Vec<Record> {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("history.jsonl");
@@ -222,23 +224,26 @@ fn recorded(workload: &str, depth: &str) -> Vec<Record> {
 }
 
 #[test]
-fn histories_are_linearizable_and_those_with_one_wrong_answer_are_not() {
+fn histories_are_linearizable_and_with_one_wrong_answer_are_not() {
     for (workload, depth) in [("a", "8"), ("a", "1"), ("d", "8"), ("f", "8"), ("f", "1")] {
         let history = recorded(workload, depth);
-        let of = |operation| history.iter().filter(move |record| record.operation == operation);
+        let records =
+            |operation| history.iter().filter(move |record| record.operation == operation);
         assert_eq!(farside_linearizability::check(&history), Ok(()), "{workload} {depth}");
-        assert!(of(HistoryOperation::Get).count() > 0, "{workload} {depth}");
+        assert!(records(HistoryOperation::Get).count() > 0, "{workload} {depth}");
         assert!(
-            of(HistoryOperation::Insert).count() >= 50,
+            records(HistoryOperation::Insert).count() >= 50,
             "{workload} {depth}: the load is missing"
         );
         // No value is stored twice.
-        let stored: BTreeSet<_> = history.iter().filter_map(|to| to.argument.as_ref()).collect();
-        assert_eq!(stored.len() + of(HistoryOperation::Get).count(), history.len());
-        let last = of(HistoryOperation::Get).max_by_key(|get| get.invoke).unwrap();
-        let loaded = of(HistoryOperation::Insert).find(|insert| insert.key != last.key).unwrap();
+        let stored: BTreeSet<_> =
+            history.iter().filter_map(|record| record.argument.as_ref()).collect();
+        assert_eq!(stored.len() + records(HistoryOperation::Get).count(), history.len());
+        let last_get = records(HistoryOperation::Get).max_by_key(|get| get.invoke).unwrap();
+        let loaded =
+            records(HistoryOperation::Insert).find(|insert| insert.key != last_get.key).unwrap();
         let mut wrong = history.clone();
-        let answer = wrong.iter_mut().find(|record| *record == last).unwrap();
+        let answer = wrong.iter_mut().find(|record| *record == last_get).unwrap();
         answer.found.clone_from(&loaded.argument);
         answer.version = None;
         let verdict = farside_linearizability::check(&wrong);

@@ -1,12 +1,12 @@
 //! Proves that kv-compare runs every store on the same keys and operations, and that its JSON has
-//! what its readers were promised. Each mistake is one line with the exit code of kv-cli.
+//! the documented fields. Each mistake is reported in one line, with the exit code of kv-cli.
 
 use serde_json::Value as Json;
 
 use crate::bench_cli::{expect_fields, measuring};
 use crate::bench_mistakes::expected_code;
 
-/// The stores of a comparison, on few records, for a moment.
+/// The JSON of a short comparison on few records.
 fn compared(arguments: &[&str]) -> Json {
     let few = ["--records", "1000", "--seconds", "0.1", "--warmup-seconds", "0.02"];
     let said =
@@ -27,27 +27,27 @@ fn stores_are_compared_on_the_same_fabric() {
     let names: Vec<&Json> = workloads.iter().map(|workload| &workload["workload"]).collect();
     assert_eq!(names, ["a", "b", "c", "d", "f"]);
     for workload in workloads {
-        let of: Vec<&Json> = workload["stores"].as_array().unwrap().iter().collect();
-        assert_eq!(of.iter().map(|of| &of["store"]).collect::<Vec<_>>(), stores);
-        for of in of {
-            assert!(of["throughput_ops_s"].as_f64().unwrap() > 0.0, "{of}");
-            let round_trips_min = if of["store"] == "farside" { 0.9 } else { 1.0 };
-            assert!(of["round_trips_per_op"].as_f64().unwrap() >= round_trips_min, "{of}");
-            assert!(of["farside_ratio"].as_f64().unwrap() > 0.0, "{of}");
-            assert!(of["mix_ratio"].as_f64().unwrap() > 0.0, "{of}");
-            assert_eq!(of["unexpected"], 0, "{of}");
+        let rows: Vec<&Json> = workload["stores"].as_array().unwrap().iter().collect();
+        assert_eq!(rows.iter().map(|row| &row["store"]).collect::<Vec<_>>(), stores);
+        for row in rows {
+            assert!(row["throughput_ops_s"].as_f64().unwrap() > 0.0, "{row}");
+            let round_trips_min = if row["store"] == "farside" { 0.9 } else { 1.0 };
+            assert!(row["round_trips_per_op"].as_f64().unwrap() >= round_trips_min, "{row}");
+            assert!(row["farside_ratio"].as_f64().unwrap() > 0.0, "{row}");
+            assert!(row["mix_ratio"].as_f64().unwrap() > 0.0, "{row}");
+            assert_eq!(row["unexpected"], 0, "{row}");
         }
     }
-    // Reads of cached locations: what counts explain. GETs of one key share a READ.
+    // Workload c has only GETs of cached locations. Concurrent GETs of one key share a READ.
     let c = workloads[2]["stores"].as_array().unwrap();
-    let verbs: Vec<f64> = c.iter().map(|of| of["verbs_per_op"].as_f64().unwrap()).collect();
+    let verbs: Vec<f64> = c.iter().map(|row| row["verbs_per_op"].as_f64().unwrap()).collect();
     assert!((verbs[0] - 1.0).abs() < 0.1, "{verbs:?}");
     assert!((verbs[1] - 3.0).abs() < 0.1 && (verbs[2] - 3.0).abs() < 0.1, "{verbs:?}");
 }
 
-/// Those that are not installed are named as such.
+/// The stores that are not installed are reported.
 #[test]
-fn servers_over_a_socket_are_compared_where_they_are_installed() {
+fn stores_over_a_socket_are_compared_if_they_are_installed() {
     let services = ["redis", "valkey", "memcached"];
     for depth in ["1", "4"] {
         let stores = ["--stores", "farside,redis,valkey,memcached", "--depth", depth];
@@ -55,23 +55,23 @@ fn servers_over_a_socket_are_compared_where_they_are_installed() {
         let left_out = json["left_out"].as_object().unwrap();
         assert!(left_out.values().all(|why| why == "it is not installed"), "{left_out:?}");
         for workload in json["workloads"].as_array().unwrap() {
-            let of = workload["stores"].as_array().unwrap();
-            let names: Vec<_> = of.iter().map(|of| of["store"].as_str().unwrap()).collect();
+            let rows = workload["stores"].as_array().unwrap();
+            let names: Vec<_> = rows.iter().map(|row| row["store"].as_str().unwrap()).collect();
             for name in services {
                 assert_ne!(names.contains(&name), left_out.contains_key(name), "{name}");
             }
-            for of in of {
-                assert_eq!(of["unexpected"], 0, "{of}");
-                assert_eq!(of["mix_ratio"].is_null(), of["store"] != "farside", "{of}");
-                assert!(of["ops_per_cpu_s"].as_f64().unwrap() > 0.0, "{of}");
-                assert!(of["farside_ratio_cpu"].as_f64().unwrap() > 0.0, "{of}");
+            for row in rows {
+                assert_eq!(row["unexpected"], 0, "{row}");
+                assert_eq!(row["mix_ratio"].is_null(), row["store"] != "farside", "{row}");
+                assert!(row["ops_per_cpu_s"].as_f64().unwrap() > 0.0, "{row}");
+                assert!(row["farside_ratio_cpu"].as_f64().unwrap() > 0.0, "{row}");
             }
         }
     }
 }
 
 #[test]
-fn what_an_emulated_network_touched_says_so() {
+fn results_on_an_emulated_network_say_so() {
     let emulated = ["--network", "emulated", "--bandwidth", "6GiB", "--depth", "1"];
     let json = compared(
         &[&emulated[..], &["--workloads", "c", "--stores", "farside,race,redis"]].concat(),
@@ -80,14 +80,14 @@ fn what_an_emulated_network_touched_says_so() {
     let network = json["network"].as_str().unwrap();
     assert!(network.starts_with("emulated network") && network.ends_with(", 6GiB a second"));
     let stores = json["workloads"][0]["stores"].as_array().unwrap();
-    for (of, round_trips) in stores.iter().zip([1.0, 2.0]) {
-        let counted = of["round_trips_per_op"].as_f64().unwrap();
-        assert!((counted - round_trips).abs() < 0.1, "{of}");
+    for (row, round_trips) in stores.iter().zip([1.0, 2.0]) {
+        let counted = row["round_trips_per_op"].as_f64().unwrap();
+        assert!((counted - round_trips).abs() < 0.1, "{row}");
     }
 }
 
 #[test]
-fn mistakes_are_one_line() {
+fn each_mistake_is_reported_in_one_line() {
     let nowhere = "shm:///nowhere/kv.sock";
     for (arguments, parts) in [
         (&["--stores", "farside,rocksdb"][..], &["'rocksdb'", "farside, fusee"][..]),

@@ -1,6 +1,6 @@
-//! Proves that kv-bench ends when it cannot go on or is not to, and that the server which it
-//! started ends with it, however that is. Guards against threads that wait for one that never
-//! started, and against servers that run on, with all their memory.
+//! Proves that kv-bench ends on a failure or a signal, and that the server which it started always
+//! ends with it. Guards against threads that wait for one that never started, and against servers
+//! that keep running, with all their memory.
 
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -15,10 +15,10 @@ use tempfile::TempDir;
 use crate::cli::{Said, command};
 
 #[test]
-fn a_thread_that_cannot_be_started_is_one_line() {
+fn a_thread_that_cannot_be_started_is_reported_in_one_line() {
     let server = ServerProcess::start(&["--memory", "64MiB"]);
     let run = format!("--records 50 --seconds 600 --threads 64 --server {}", server.address());
-    // Stacks of 1 GiB, and address space for some of them.
+    // Each stack takes 1 GiB, and the address space has room for only some of them.
     let limited = format!("ulimit -v {}; exec $0 ycsb --workload c {run}", 16 << 20);
     let mut command = Command::new("sh");
     command.arg("-c").arg(limited).arg(binary("kv-bench")).stdin(Stdio::null());
@@ -28,7 +28,7 @@ fn a_thread_that_cannot_be_started_is_one_line() {
 
 /// A run without an end, and the server it started.
 struct Run {
-    /// Where its temporary files are.
+    /// The folder of its temporary files.
     folder: TempDir,
     child: Child,
     server: Pid,
@@ -40,7 +40,7 @@ impl Run {
         let folder = tempfile::tempdir().unwrap();
         let line = "ycsb --workload c --records 50 --seconds 600";
         let mut command = Command::new("env");
-        // Also where nohup started the tests.
+        // Resets SIGHUP, which nohup would make the tests and the run ignore.
         command.arg("--default-signal=HUP").arg(binary("kv-bench")).args(line.split(' '));
         command.env("HOME", "/nowhere").env("TMPDIR", folder.path());
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
@@ -53,7 +53,7 @@ impl Run {
         Self { server: server.unwrap(), folder, child }
     }
 
-    /// Both are gone.
+    /// Checks the run's exit code, and that its server ends.
     fn expect_end(mut self, code: Option<i32>) {
         assert_eq!(self.child.wait().unwrap().code(), code);
         let folder = self.folder.path();
@@ -61,9 +61,9 @@ impl Run {
     }
 
     fn expect_no_files(&self) {
-        let left: Vec<PathBuf> =
+        let files: Vec<PathBuf> =
             self.folder.path().read_dir().unwrap().map(|entry| entry.unwrap().path()).collect();
-        assert!(left.is_empty(), "{left:?}");
+        assert!(files.is_empty(), "{files:?}");
     }
 }
 
@@ -74,7 +74,7 @@ impl Drop for Run {
     }
 }
 
-/// The process that was told of a socket in this folder.
+/// The process whose command line names a socket in this folder.
 fn process_with(folder: &Path) -> Option<Pid> {
     let socket = format!("shm://{}", folder.display());
     let processes = Path::new("/proc").read_dir().unwrap();
@@ -87,7 +87,7 @@ fn process_with(folder: &Path) -> Option<Pid> {
 }
 
 #[test]
-fn a_run_that_is_asked_to_end_leaves_nothing() {
+fn a_run_that_a_signal_ends_leaves_no_files_and_no_server() {
     for signal in [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM] {
         let mut run = Run::start();
         send_signal(&run.child, signal);
@@ -101,7 +101,7 @@ fn a_run_that_is_asked_to_end_leaves_nothing() {
 fn the_second_signal_ends_a_run_whose_server_does_not_stop() {
     let mut run = Run::start();
     kill_process(run.server, Signal::STOP).unwrap();
-    // It may be about to make a file.
+    // Before it has stopped, the server may still create a file.
     let stat = format!("/proc/{}/stat", run.server.as_raw_nonzero());
     wait_until("it stops", PATIENCE, || std::fs::read_to_string(&stat).unwrap().contains(") T "));
     wait_until("it ends", PATIENCE, || {
@@ -122,10 +122,10 @@ fn a_run_that_is_killed_leaves_no_server() {
     run.expect_end(None);
 }
 
-/// The history of a run whose server dies has what was done until then, and stays when the next run
-/// finds no server.
+/// The history of a run whose server dies has all operations until then. The next run, which finds
+/// no server, does not overwrite it.
 #[test]
-fn a_history_outlives_its_server() {
+fn a_history_survives_the_death_of_its_server() {
     const LANES: usize = 2 * 16;
     let mut server = ServerProcess::start(&["--memory", "64MiB"]);
     let history = server.folder().join("history.jsonl");
@@ -138,7 +138,7 @@ fn a_history_outlives_its_server() {
     };
     let child = bench().spawn().unwrap();
     let bytes = || std::fs::metadata(&history).map_or(0, |found| found.len());
-    wait_until("operations are on file", PATIENCE, || bytes() > 0);
+    wait_until("operations are recorded", PATIENCE, || bytes() > 0);
     let mut again = bench();
     server.kill();
     let said = Said::new(child.wait_with_output().unwrap());
@@ -148,5 +148,5 @@ fn a_history_outlives_its_server() {
     let unknown = records.iter().filter(|record| record.result == Ended::Unknown).count();
     assert!((1..=LANES).contains(&unknown) && records.len() > 1000, "{unknown}");
     Said::of(&mut again).expect_line(3, &["no server answers"]);
-    assert!(std::fs::read(&history).unwrap() == text, "it was replaced by nothing");
+    assert!(std::fs::read(&history).unwrap() == text, "the run without a server overwrote it");
 }

@@ -1,12 +1,12 @@
-//! Proves that kv-bench gets along with the memory there is: its own server's, and another's,
-//! of which it takes no block that others could need.
+//! Proves that kv-bench works in the memory of its own server, and takes no block of another server
+//! that its clients could need.
 
 use farside_tests::ServerProcess;
 
 use crate::bench_cli::{bench, count, measured};
 
 #[test]
-fn a_run_goes_on_in_less_memory_than_all_its_inserts_could_take() {
+fn a_run_works_in_less_memory_than_all_its_inserts_could_take() {
     let json = measured("--workload d --seconds 0.3 --threads 8 --memory 64MiB");
     assert!(count(&json) > 0);
 }
@@ -34,13 +34,13 @@ fn raw_verbs_take_no_block_that_others_could_need() {
 }
 
 #[test]
-fn raw_verbs_are_a_limit_of_few_records_too_and_what_cannot_be_is_told() {
+fn the_raw_limit_is_measured_for_few_records_or_the_report_says_why_not() {
     let rest = ["--warmup-seconds", "0", "--operations", "999", "--limit-seconds", "0.1"];
     for (records, depth, size, part) in
         [("100", "128", "64", "by raw verbs alone"), ("9", "256", "400000", "not measured: 256 in")]
     {
-        let own = ["ycsb", "--workload", "c", "--records", records, "--depth", depth];
-        let said = bench(&[&own[..], &["--value-size", size], &rest].concat());
+        let ycsb = ["ycsb", "--workload", "c", "--records", records, "--depth", depth];
+        let said = bench(&[&ycsb[..], &["--value-size", size], &rest].concat());
         assert!(String::from_utf8_lossy(&said.stdout).contains(part), "{:?}", said.stderr);
     }
 }

@@ -1,9 +1,9 @@
-//! Proves that kv-bench tells each mistake and each failure in one line, with the exit code that
+//! Proves that kv-bench reports each mistake and each failure in one line, with the exit code that
 //! kv-cli has for it.
 
 use crate::bench_cli::bench;
 
-/// No server is 3, another failure 5; everything else is a mistake in what was asked for.
+/// The exit code: 3 without a server, 5 for another failure, and 2 for a mistake in the arguments.
 pub(crate) fn expected_code(parts: &[&str]) -> i32 {
     let failures = ["did not start", "out of space", "history", "No space", "no operation"];
     if parts.iter().any(|part| part.contains("no server answers")) {
@@ -14,7 +14,7 @@ pub(crate) fn expected_code(parts: &[&str]) -> i32 {
 }
 
 #[test]
-fn mistakes_and_errors_are_one_line() {
+fn each_mistake_and_failure_is_reported_in_one_line() {
     let nowhere = "shm:///nowhere/kv.sock";
     let c = &["ycsb", "--workload", "c"];
     let few = ["--records", "50", "--warmup-seconds", "0", "--seconds", "0.1"];

@@ -1,8 +1,8 @@
-//! Proves that a browser shows the page of `kv-bench report`, made of results of real runs.
+//! Proves that a browser shows the page of `kv-bench report`, made from results of real runs.
 //!
-//! A screenshot in headless Chromium, in the light scheme and the dark one, has something in every
-//! quarter. Guards against a page that is well-formed and blank. Without a browser it says so, past
-//! libtest, and proves nothing.
+//! Screenshots by headless Chromium, in the light and the dark scheme, have content in every
+//! quarter. Guards against a page that is well-formed and blank. Without a browser the test prints
+//! that it proves nothing.
 
 use std::collections::BTreeSet;
 use std::io::Write as _;
@@ -14,7 +14,7 @@ use farside_tests::binary;
 
 use crate::bench_cli::bench;
 
-/// A browser of this machine that starts: Ubuntu's is a stub that only names another package.
+/// An installed browser that starts: Ubuntu's is a stub that only names another package.
 fn browser() -> Option<&'static str> {
     let starts = |name: &&str| {
         let version = Command::new(name).arg("--version").stderr(Stdio::null()).output();
@@ -25,12 +25,12 @@ fn browser() -> Option<&'static str> {
         .find(starts)
 }
 
-/// A page as wide and high as this, as red, green and blue.
+/// The width and height of a screenshot, in pixels.
 const SIZE: (usize, usize) = (1400, 1600);
-/// How long a browser may take on a busy machine.
+/// Timeout of a screenshot, for a busy machine.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// What a browser makes of a page, in rows of pixels.
+/// A browser's screenshot of a page: rows of pixels of red, green and blue.
 fn screenshot(browser: &str, page: &Path, is_dark: bool) -> Vec<Vec<[u8; 3]>> {
     let folder = tempfile::tempdir().unwrap();
     let image = folder.path().join("page.png");
@@ -65,7 +65,7 @@ fn screenshot(browser: &str, page: &Path, is_dark: bool) -> Vec<Vec<[u8; 3]>> {
     rows.map(|row| row.chunks_exact(samples).map(|p| [p[0], p[1], p[2]]).collect()).collect()
 }
 
-/// Every quarter has more than its background, in several colours.
+/// Checks that every quarter has more than the background, in several colours.
 fn expect_quarters(rows: &[Vec<[u8; 3]>]) {
     let (height, width) = (rows.len(), rows[0].len());
     assert_eq!((width, height), SIZE);
@@ -83,9 +83,9 @@ fn expect_quarters(rows: &[Vec<[u8; 3]>]) {
 #[test]
 fn a_browser_shows_the_page_in_both_schemes() {
     let Some(browser) = browser() else {
-        // Not caught by the harness, as println would be.
-        let told = b"\nNOT TESTED: no Chromium here, so kv-bench's report was not looked at\n";
-        std::io::stderr().write_all(told).unwrap();
+        // Written directly: libtest hides what println prints in a test that passes.
+        let notice = b"\nNOT TESTED: no Chromium here, so kv-bench's report was not checked\n";
+        std::io::stderr().write_all(notice).unwrap();
         return;
     };
     let folder = tempfile::tempdir().unwrap();
@@ -113,7 +113,7 @@ fn a_browser_shows_the_page_in_both_schemes() {
 }
 
 #[test]
-fn what_is_no_result_is_one_line() {
+fn a_file_that_is_no_result_is_reported_in_one_line() {
     binary("kv-bench");
     let folder = tempfile::tempdir().unwrap();
     let (page, file) = (folder.path().join("page.html"), folder.path().join("cut.json"));

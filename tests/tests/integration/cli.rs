@@ -1,5 +1,5 @@
-//! Proves that kv-cli does what its help says, against a real server: exit codes, data on stdout
-//! and talk on stderr, any bytes in and out. Every mistake is one clear line.
+//! Proves that kv-cli does what its help says, against a real server: exit codes, data on stdout,
+//! messages on stderr, any bytes in and out. Every mistake is reported in one clear line.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -12,7 +12,7 @@ use std::process::{Command, Output, Stdio};
 use farside_tests::{ServerProcess, binary};
 use serde_json::Value as Json;
 
-/// What a command came to.
+/// The exit code and output of a command.
 pub(super) struct Said {
     pub(super) code: Option<i32>,
     pub(super) stdout: Vec<u8>,
@@ -33,7 +33,7 @@ impl Said {
         str::from_utf8(&self.stdout).unwrap()
     }
 
-    /// Exit code, stdout; silent on stderr if the code is 0.
+    /// Checks the exit code, stdout, and that stderr is empty exactly if the code is 0.
     #[track_caller]
     fn expect(&self, code: i32, stdout: impl AsRef<[u8]>) {
         assert_eq!(self.code, Some(code), "{}", self.stderr);
@@ -41,7 +41,7 @@ impl Said {
         assert_eq!(self.stderr.is_empty(), code == 0, "{}", self.stderr);
     }
 
-    /// Exit code, nothing on stdout, and one line on stderr that holds all of these.
+    /// Checks the exit code, that stdout is empty, and that stderr is one line with all `parts`.
     #[track_caller]
     pub(super) fn expect_line(&self, code: i32, parts: &[&str]) {
         assert_eq!(self.code, Some(code), "{}", self.stderr);
@@ -52,7 +52,7 @@ impl Said {
     }
 }
 
-/// A command, as it runs for a user without a config file.
+/// A command with the environment of a user without a config file.
 pub(super) fn command(name: &str) -> Command {
     let mut command = Command::new(binary(name));
     command.env("HOME", "/nowhere").env_remove("FARSIDE_SERVER").stdin(Stdio::null());
@@ -64,7 +64,7 @@ fn cli(server: &ServerProcess, arguments: &[&str]) -> Said {
     Said::new(server.cli(arguments))
 }
 
-/// kv-cli with arguments of any bytes and something on stdin.
+/// Runs kv-cli with arguments of any bytes, and with `stdin`.
 fn cli_with<A: AsRef<OsStr>>(server: &ServerProcess, arguments: &[A], stdin: &[u8]) -> Said {
     let mut command = command("kv-cli");
     command.args(arguments).env("FARSIDE_SERVER", server.address()).stdin(Stdio::piped());
@@ -73,7 +73,7 @@ fn cli_with<A: AsRef<OsStr>>(server: &ServerProcess, arguments: &[A], stdin: &[u
     Said::new(child.wait_with_output().unwrap())
 }
 
-/// kv-cli without a server.
+/// Runs kv-cli without a configured server.
 fn cli_alone(arguments: &[&str]) -> Said {
     Said::of(command("kv-cli").args(arguments))
 }
@@ -83,7 +83,7 @@ fn path(path: &Path) -> &str {
 }
 
 #[test]
-fn every_command_on_a_key_has_its_exit_codes() {
+fn every_command_on_a_key_returns_its_exit_codes() {
     let server = ServerProcess::start(&["--memory", "32MiB"]);
     cli(&server, &["get", "key"]).expect_line(1, &["`key` is absent"]);
     cli(&server, &["update", "key", "v"]).expect_line(1, &["absent", "nothing was changed"]);
@@ -160,7 +160,7 @@ fn scan_prints_lines() {
 }
 
 #[test]
-fn stat_says_what_there_is() {
+fn stat_reports_keys_clients_and_memory() {
     let server = ServerProcess::start(&["--memory", "32MiB"]);
     let client = server.client();
     client.session().unwrap().put(b"key", &[7; 1000]).unwrap();
@@ -181,7 +181,7 @@ fn stat_says_what_there_is() {
     assert!(table.text().contains("keys        1\n"), "{}", table.text());
 }
 
-/// Files below a folder, by relative path.
+/// The relative paths and contents of all files below a folder.
 fn tree(root: &Path) -> Vec<(Vec<u8>, Vec<u8>)> {
     let (mut files, mut folders) = (Vec::new(), vec![root.to_owned()]);
     while let Some(folder) = folders.pop() {
@@ -201,7 +201,7 @@ fn tree(root: &Path) -> Vec<(Vec<u8>, Vec<u8>)> {
 }
 
 #[test]
-fn a_tree_comes_back_byte_for_byte() {
+fn a_loaded_folder_is_dumped_unchanged() {
     let server = ServerProcess::start(&["--memory", "32MiB", "--value-bytes-max", "50000"]);
     let (from, to) = (server.folder().join("from"), server.folder().join("to"));
     fs::create_dir_all(from.join("nested/deep er")).unwrap();
@@ -224,7 +224,7 @@ fn a_tree_comes_back_byte_for_byte() {
     assert_eq!(said.code, Some(0), "{}", said.stderr);
     assert!(tree(&from) == tree(&to) && tree(&to).len() == 5);
     cli(&server, &["dump", path(&to)]).expect_line(2, &["not empty", "--force"]);
-    // Too large for this region: an error at the end, unless it is to be skipped.
+    // A value that is too large for this region: an error at the end, unless it is skipped.
     fs::write(from.join("large"), [0; 50_001]).unwrap();
     let said = cli(&server, &["load", path(&from)]);
     assert_eq!(said.code, Some(5));
@@ -237,7 +237,7 @@ fn a_tree_comes_back_byte_for_byte() {
 }
 
 #[test]
-fn records_come_back_from_jsonl() {
+fn records_loaded_from_jsonl_are_dumped_unchanged() {
     let server = ServerProcess::start(&["--memory", "32MiB"]);
     let file = |name: &str| path(&server.folder().join(name)).to_owned();
     let records = r#"{"key":"a","value":"1"}
@@ -291,7 +291,7 @@ fn dump_writes_nothing_outside_its_folder() {
 #[test]
 fn verify_finds_a_flipped_bit() {
     let server = ServerProcess::start_with_file(&["--memory", "32MiB"]);
-    let value = b"a value that stands in the region only once, long enough to be found";
+    let value = b"a value that is in the region only once, long enough to be found";
     let mut session = server.client().session().unwrap();
     session.put(b"damaged", value).unwrap();
     session.put(b"sound", b"still here").unwrap();
@@ -301,8 +301,8 @@ fn verify_finds_a_flipped_bit() {
     assert!(said.text().ends_with("verdict     no damage\n"), "{}", said.text());
     let region = fs::OpenOptions::new().read(true).write(true).open(server.region_file()).unwrap();
     let content = fs::read(server.region_file()).unwrap();
-    let at = content.windows(value.len()).position(|part| part == value).unwrap();
-    region.write_all_at(&[value[10] ^ 1], at as u64 + 10).unwrap();
+    let offset = content.windows(value.len()).position(|part| part == value).unwrap();
+    region.write_all_at(&[value[10] ^ 1], offset as u64 + 10).unwrap();
     let said = cli(&server, &["verify"]);
     assert_eq!(said.code, Some(4));
     assert!(said.text().contains("DAMAGE") && said.text().contains("1 problem"), "{}", said.text());
@@ -313,7 +313,7 @@ fn verify_finds_a_flipped_bit() {
 }
 
 #[test]
-fn mistakes_are_one_line() {
+fn each_mistake_is_reported_in_one_line() {
     let server = ServerProcess::start(&["--memory", "32MiB"]);
     for (arguments, parts) in [
         (&["get", "key", "--bogus"][..], &["unexpected argument '--bogus'"][..]),
@@ -342,7 +342,7 @@ fn mistakes_are_one_line() {
 }
 
 #[test]
-fn without_a_server_there_is_one_line() {
+fn a_missing_server_is_reported_in_one_line() {
     let nowhere = "shm:///nonexistent/kv.sock";
     for command in [&["get", "key"][..], &["put", "key", "v"], &["scan"], &["stat"], &["verify"]] {
         let arguments = [&["--server", nowhere], command].concat();
@@ -367,8 +367,8 @@ fn help_doctor_and_completions_need_no_server() {
         (["--server", nowhere], 3, "warn  server        shm:///nonexistent/kv.sock"),
     ] {
         let doctor = cli_alone(&[&["doctor"], &arguments[..]].concat());
-        let tells = doctor.text().contains(line);
-        assert!(doctor.code == Some(code) && tells, "{}", doctor.text());
+        let has_line = doctor.text().contains(line);
+        assert!(doctor.code == Some(code) && has_line, "{}", doctor.text());
     }
     for shell in ["bash", "zsh", "fish"] {
         let script = cli_alone(&["completions", shell]);

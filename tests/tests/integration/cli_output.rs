@@ -1,6 +1,6 @@
-//! Proves that kv-cli loses nothing without an error if stdin or stdout is closed, or the disk
-//! behind stdout is full. What it prints does nothing to a terminal and can be read. Every kind of
-//! failure has an exit code of its own.
+//! Proves that kv-cli reports an error if stdin or stdout is closed, or the disk of stdout is full.
+//! Its output is readable and has no control characters. Every kind of failure has its own exit
+//! code.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -11,7 +11,7 @@ use farside_tests::{ServerProcess, binary};
 
 use crate::cli::Said;
 
-/// `kv-cli <line>` in a shell, which redirects.
+/// Runs `kv-cli <line>` in a shell; the line can redirect streams.
 fn shell(server: &ServerProcess, line: &str) -> Said {
     let mut command = Command::new("sh");
     command.args(["-c", &format!("exec \"$0\" {line}")]).arg(binary("kv-cli"));
@@ -31,7 +31,7 @@ fn closed_and_full_streams_are_errors() {
         full.expect_line(5, &["cannot write to stdout", "No space left"]);
     }
     shell(&server, "--help >/dev/full").expect_line(5, &["No space left"]);
-    // Nothing is read or printed here.
+    // These commands do not use the stream that is closed or empty.
     for fine in ["put new value <&- >&-", "get key </dev/null >/dev/null", "put new - </dev/null"] {
         let said = shell(&server, fine);
         assert_eq!((said.code, said.stderr.as_str()), (Some(0), ""), "{fine}");
@@ -62,7 +62,7 @@ fn every_kind_of_failure_has_its_exit_code() {
         let said = shell(&server, line);
         assert_eq!(said.code, Some(code), "{line}: {}", said.stderr);
     }
-    // Damage: a file that is long enough for a region and is none.
+    // A file that is long enough for a region, but holds none, counts as damage.
     fs::write(server.folder().join("region"), vec![7; 8 << 20]).unwrap();
     shell(&server, "verify --region region").expect_line(4, &["not a Farside region"]);
     let help = shell(&server, "--help");
@@ -72,7 +72,7 @@ fn every_kind_of_failure_has_its_exit_code() {
 }
 
 #[test]
-fn what_is_printed_does_nothing_to_a_terminal() {
+fn the_output_has_no_control_characters() {
     let server = ServerProcess::start(&["--memory", "32MiB", "--value-bytes-max", "100"]);
     let mut session = server.client().session().unwrap();
     let text = "a\u{9b}31m\u{202e}\x1b[31m";
@@ -94,7 +94,7 @@ fn what_is_printed_does_nothing_to_a_terminal() {
 }
 
 #[test]
-fn huge_keys_are_cut_and_keys_of_slashes_are_left_out() {
+fn huge_keys_are_abbreviated_in_messages_and_left_out_of_a_dump() {
     let server = ServerProcess::start(&["--memory", "32MiB", "--key-bytes-max", "65535"]);
     let mut session = server.client().session().unwrap();
     let deep = vec!["a"; 32_768].join("/");
@@ -114,7 +114,7 @@ fn huge_keys_are_cut_and_keys_of_slashes_are_left_out() {
 }
 
 #[test]
-fn a_byte_order_mark_is_no_part_of_a_record() {
+fn a_byte_order_mark_before_the_first_record_is_ignored() {
     let server = ServerProcess::start(&["--memory", "32MiB"]);
     let line = "\u{feff}{\"key\":\"key\",\"value\":\"value\"}\n";
     fs::write(server.folder().join("marked.jsonl"), line).unwrap();

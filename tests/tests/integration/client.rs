@@ -1,5 +1,5 @@
-//! The client library: a timeout that no clock can add to, depths that no session can have, what
-//! Debug shows, and the programs of its documentation.
+//! The client library: a timeout beyond the clock's range, depths out of range, the output of
+//! Debug, and the programs of its documentation.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use farside_config::ServerConfig;
 use farside_config::size::ByteSize;
 use farside_tests::engine::TestServer;
 
-/// Calls `test` with how to connect to a server.
+/// Calls `test` with a builder of clients of a new server.
 fn with_server(test: impl FnOnce(ClientBuilder)) {
     with_address(|address| test(Client::builder().server(address)));
 }
@@ -45,7 +45,7 @@ fn a_depth_out_of_range_is_refused() {
 }
 
 #[test]
-fn everything_shows_what_it_is_and_no_secret() {
+fn debug_output_describes_every_type_and_shows_no_secret() {
     with_address(|server| {
         let builder = Client::builder().server(server);
         let secret = "open sesame";
@@ -72,7 +72,7 @@ fn everything_shows_what_it_is_and_no_secret() {
 }
 
 #[test]
-fn what_is_expected_need_only_outlive_the_operation() {
+fn the_expected_value_need_only_outlive_the_operation() {
     let config = ServerConfig { memory: Some(ByteSize::mib(8)), ..Default::default() };
     let server = TestServer::start(config);
     let client = Client::builder().server(&server.address).connect().unwrap();
@@ -92,7 +92,7 @@ fn what_is_expected_need_only_outlive_the_operation() {
     assert_eq!(*session.get(b"key").unwrap().unwrap(), *b"three");
 }
 
-/// What the documentation of the crate `farside` shows, except the address.
+/// The programs in the documentation of the crate `farside`, except for the address.
 #[test]
 fn the_programs_of_the_documentation_work() {
     with_server(|builder| {

@@ -1,5 +1,5 @@
-//! Proves that what killed clients held comes back, exactly, while others go on at full speed.
-//! After a collection each block is free, linked, or with a client that lives.
+//! Proves that all blocks of killed clients are freed, and no others, while other clients continue.
+//! After a collection each block is free, linked, or with a living client.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -13,21 +13,22 @@ use farside_tests::{
     PATIENCE, ServerProcess, StopOnDrop, Worker, blocks_with_clients, device, scaled, wait_until,
 };
 
-/// Waits until all blocks that are not linked are with the server.
+/// Waits until the server has all blocks that are not linked.
 fn wait_for_all(observer: &Client) {
     wait_until("all blocks are back", PATIENCE, || blocks_with_clients(observer) == 0);
 }
 
-/// Waits until so many clients are connected.
+/// Waits until at least `count` clients are connected.
 fn wait_for_clients(observer: &Client, count: u64) {
     wait_until("the clients connect", PATIENCE, || observer.statistics().unwrap().clients >= count);
 }
 
-/// How many clients and sessions a worker has.
+/// The number of clients of a worker.
 const CLIENTS: u64 = 2;
+/// The number of sessions of a worker.
 const SESSIONS: u64 = 2;
 
-/// A process that is at work until it is killed.
+/// Starts a process that runs operations until it is killed.
 fn worker(server: &ServerProcess, number: u64) -> Worker {
     let folder = server.folder().join("histories");
     std::fs::create_dir_all(&folder).unwrap();
@@ -38,7 +39,7 @@ fn worker(server: &ServerProcess, number: u64) -> Worker {
 }
 
 #[test]
-fn what_killed_clients_held_comes_back_by_itself() {
+fn blocks_of_killed_clients_are_freed_without_a_request() {
     let server =
         ServerProcess::start(&["--memory", "256MiB", "--index", "2MiB", "--grace-ms", "20"]);
     let observer = server.client();
@@ -65,7 +66,7 @@ fn collections_harm_no_living_client_and_miss_no_dead_one() {
     let kills = scaled(20).max(10);
     for _ in 0..kills {
         wait_for_clients(&observer, CLIENTS * (LIVING as u64 + 1) + 1);
-        // One dies at any moment of a collection, and another comes.
+        // A worker is killed at some moment of the collection, and another one starts.
         let victim = workers.swap_remove(LIVING);
         std::thread::scope(|scope| {
             let collecting = scope.spawn(|| observer.collect().unwrap());
@@ -79,19 +80,19 @@ fn collections_harm_no_living_client_and_miss_no_dead_one() {
     let statistics = observer.collect().unwrap();
     assert_eq!(blocks_with_clients(&observer), 0, "{statistics:?}");
     assert!(statistics.collections > kills);
-    // Some were killed before they connected.
+    // Some workers were killed before they connected.
     let lost = statistics.clients_lost;
     assert!((kills / 2..=CLIENTS * started).contains(&lost), "{statistics:?}");
     server.assert_verifies();
 }
 
 #[test]
-fn what_a_benchmark_of_verbs_holds_is_left_to_it() {
+fn a_collection_takes_no_block_from_a_benchmark_of_verbs() {
     let server = ServerProcess::start(&["--memory", "64MiB", "--grace-ms", "5"]);
     let observer = server.client();
     let config = ClientConfig { server: Some(server.address()), ..ClientConfig::default() };
     let mut attached = Attached::connect(&config).unwrap();
-    // More than fit in a message.
+    // More blocks than fit into a message.
     const BLOCKS: usize = HELD_PER_MESSAGE_MAX + 1;
     attached.take_blocks(SizeClass::for_bytes(64).unwrap(), BLOCKS).unwrap();
     let after = std::thread::scope(|scope| {
@@ -109,7 +110,7 @@ fn what_a_benchmark_of_verbs_holds_is_left_to_it() {
 }
 
 #[test]
-fn what_an_idle_session_holds_is_left_to_it() {
+fn a_collection_takes_no_block_from_an_idle_session() {
     let server = ServerProcess::start(&["--memory", "32MiB", "--grace-ms", "5"]);
     let client = server.client();
     let mut idle = client.session().unwrap();
@@ -118,11 +119,11 @@ fn what_an_idle_session_holds_is_left_to_it() {
         idle.delete(&n.to_le_bytes()).unwrap();
     }
     let observer = server.client();
-    // Behind this, what its client asked for has come: it said what it holds.
+    // In this collection the client reported its blocks, so the blocks it requested have arrived.
     observer.collect().unwrap();
     let held = blocks_with_clients(&observer);
     assert!(held > 0);
-    // The session is not asked; its client is.
+    // The server asks the client for its blocks, not the session.
     let after = observer.collect().unwrap();
     assert_eq!(after.blocks_collected, 0);
     assert_eq!(blocks_with_clients(&observer), held);
@@ -133,13 +134,13 @@ fn what_an_idle_session_holds_is_left_to_it() {
     wait_for_all(&observer);
 }
 
-/// Over RDMA nothing stands between a stopped process and its memory but its queue pairs; they go.
+/// Over RDMA only its queue pairs give a stopped process access to the region: they are destroyed.
 #[test]
-fn a_client_that_does_not_answer_is_fenced_and_others_go_on() {
+fn a_client_that_does_not_answer_is_fenced_and_others_continue() {
     let server = ServerProcess::start(&["--memory", "64MiB", "--grace-ms", "20"]);
     let mut stopped = worker(&server, 0);
     let observer = server.client();
-    wait_until("it has blocks", PATIENCE, || blocks_with_clients(&observer) != 0);
+    wait_until("the worker has blocks", PATIENCE, || blocks_with_clients(&observer) != 0);
     stopped.stop();
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -148,7 +149,7 @@ fn a_client_that_does_not_answer_is_fenced_and_others_go_on() {
             let mut session = observer.session().unwrap();
             let mut count = 0u64;
             while !stop.load(Ordering::Relaxed) {
-                // None of the worker's keys.
+                // Not a key that the worker uses.
                 let key = [b"observed ", &(count % 100).to_le_bytes()[..]].concat();
                 session.put(&key, &count.to_le_bytes()).unwrap();
                 count += 1;
@@ -162,9 +163,9 @@ fn a_client_that_does_not_answer_is_fenced_and_others_go_on() {
         drop(stopping);
         assert!(working.join().unwrap() > scaled(1000));
     });
-    // It comes back and finds itself fenced: it connects anew and goes on.
+    // The resumed worker finds its clients fenced, so they reconnect and continue.
     stopped.resume();
-    wait_until("it connects anew", PATIENCE, || {
+    wait_until("the worker reconnects", PATIENCE, || {
         stopped.check();
         observer.statistics().unwrap().clients > CLIENTS
     });

@@ -1,7 +1,7 @@
-//! Proves that all commands and calls connect in the same way. They try for as long as the timeout
-//! says, again after a loss where that does no harm, and say what happened. Guards against a
-//! `verify` that tried once, and a `gc` that gave up when its server was restarted. Also against
-//! errors that say "Resource temporarily unavailable".
+//! Proves that all commands and calls connect in the same way. They try until the timeout,
+//! reconnect after a loss where that is harmless, and report what happened. Guards against a
+//! `verify` that tries once, and a `gc` that fails when its server restarts. Also against errors
+//! that say "Resource temporarily unavailable".
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -44,7 +44,7 @@ fn every_command_waits_for_a_server_that_starts() {
     ];
     server.kill();
     let children = commands.map(|command| cli(command, &config).spawn().unwrap());
-    // Long enough for one that does not wait.
+    // A command that does not wait fails within this time.
     std::thread::sleep(Duration::from_millis(200));
     server.restart();
     for (child, command) in children.into_iter().zip(commands) {
@@ -59,7 +59,7 @@ fn a_collection_whose_server_is_restarted_starts_again() {
     let client = server.client_builder().connect_timeout(farside_tests::PATIENCE);
     let client = client.connect().unwrap();
     let before = client.statistics().unwrap();
-    // It does not answer, so the collection is under way when it dies.
+    // The paused server does not answer, so it is killed during the collection.
     server.pause();
     let after = std::thread::scope(|scope| {
         let collecting = scope.spawn(|| client.collect());
@@ -72,8 +72,8 @@ fn a_collection_whose_server_is_restarted_starts_again() {
     assert!(after.collections > 0);
 }
 
-/// What kv-cli says of a server that accepts connections, and does this with them.
-fn of_a_server_that(accept: impl FnOnce(&shm::Listener) + Send) -> Said {
+/// Runs kv-cli against a socket whose connections `accept` handles.
+fn get_from(accept: impl FnOnce(&shm::Listener) + Send) -> Said {
     let folder = tempfile::tempdir().unwrap();
     let address = new_address(folder.path());
     let listener = shm::Listener::bind(&folder.path().join("kv.sock")).unwrap();
@@ -85,21 +85,21 @@ fn of_a_server_that(accept: impl FnOnce(&shm::Listener) + Send) -> Said {
 }
 
 #[test]
-fn what_a_server_does_that_does_not_serve_is_told() {
+fn a_server_that_does_not_answer_and_one_that_disconnects_are_told_apart() {
     if left_out_over_rdma("it is about sockets") {
         return;
     }
-    let silent = of_a_server_that(|_| ());
+    let silent = get_from(|_| ());
     silent.expect_line(3, &["accepted the connection, but did not answer within 3"]);
     assert!(!silent.stderr.contains("os error"), "{}", silent.stderr);
-    let hangs_up = of_a_server_that(|listener| {
+    let disconnects = get_from(|listener| {
         rustix::io::ioctl_fionbio(listener, true).unwrap();
         let started = std::time::Instant::now();
-        // Also the last attempt, which is made when the time is over.
+        // Longer than the timeout of 300 ms: the last attempt is made after it.
         while started.elapsed() < Duration::from_secs(3) {
             drop(listener.accept());
             std::thread::sleep(Duration::from_millis(1));
         }
     });
-    hangs_up.expect_line(3, &["closed it without an answer (tried for 3", "its log says why"]);
+    disconnects.expect_line(3, &["closed it without an answer (tried for 3", "its log says why"]);
 }

@@ -1,5 +1,5 @@
-//! Proves that `make demo` shows what it says although other programs change the tree of files
-//! while it runs. A stub in the place of cargo changes the tree where the demo builds.
+//! Proves that `make demo` succeeds although other programs change the tree of files while it runs.
+//! A stub for cargo changes the tree when the demo builds.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -42,6 +42,6 @@ fn the_demo_does_not_mind_a_tree_that_changes() {
     assert!(output.status.success(), "{said}\n{errors}");
     assert!(said.contains("Yes: 3 files"), "{said}");
     assert!(tree.join("comes").exists(), "the stub was not called");
-    let left = fs::read_dir(folder.path()).unwrap().count();
-    assert_eq!(left, 3, "the demo left files");
+    let files_left = fs::read_dir(folder.path()).unwrap().count();
+    assert_eq!(files_left, 3, "the demo files_left files");
 }

@@ -1,13 +1,17 @@
-//! Proves what `make deny` does with advisories, beside a cargo that only notes how it was called.
-//! Without a database it says so, and does not fail. One that can be had is used, and its findings
-//! count.
+//! Proves how `make deny` checks advisories, with a stub for cargo that only records its calls.
+//! Without a database the script says so, and succeeds. With one it fails if the check finds
+//! something.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
-/// Runs the script; its exit code, what it said, and the calls of `cargo deny`.
-fn deny(fetches: bool, has_database: bool, finds: bool) -> (Option<i32>, String, Vec<String>) {
+/// Runs the script; returns its exit code, its stderr, and the calls of `cargo deny`.
+fn deny(
+    can_fetch: bool,
+    has_database: bool,
+    has_findings: bool,
+) -> (Option<i32>, String, Vec<String>) {
     let folder = tempfile::tempdir().unwrap();
     let (cargo, calls) = (folder.path().join("cargo"), folder.path().join("calls"));
     let code = |is_fine: bool| u8::from(!is_fine);
@@ -15,8 +19,8 @@ fn deny(fetches: bool, has_database: bool, finds: bool) -> (Option<i32>, String,
         "#!/bin/sh\necho \"$*\" >>{}\ncase $* in\n*fetch\\ db) exit {} ;;\n\
          *advisories) exit {} ;;\nesac\n",
         calls.display(),
-        code(fetches),
-        code(!finds),
+        code(can_fetch),
+        code(!has_findings),
     );
     std::fs::write(&cargo, script).unwrap();
     std::fs::set_permissions(&cargo, PermissionsExt::from_mode(0o755)).unwrap();
@@ -38,7 +42,7 @@ fn deny(fetches: bool, has_database: bool, finds: bool) -> (Option<i32>, String,
 }
 
 #[test]
-fn advisories_are_checked_where_a_database_can_be_had() {
+fn advisories_are_checked_if_a_database_is_available() {
     const CHECKED: &str = "deny --offline check advisories";
     let (code, said, calls) = deny(false, false, true);
     assert_eq!((code, calls.contains(&CHECKED.to_owned())), (Some(0), false));
@@ -47,9 +51,9 @@ fn advisories_are_checked_where_a_database_can_be_had() {
     let (code, said, calls) = deny(false, true, false);
     assert_eq!((code, calls.last().unwrap().as_str()), (Some(0), CHECKED));
     assert!(said.contains("the local one"), "{said}");
-    for finds in [false, true] {
-        let (code, said, calls) = deny(true, false, finds);
-        assert_eq!((code, calls.last().unwrap().as_str()), (Some(finds.into()), CHECKED));
+    for has_findings in [false, true] {
+        let (code, said, calls) = deny(true, false, has_findings);
+        assert_eq!((code, calls.last().unwrap().as_str()), (Some(has_findings.into()), CHECKED));
         assert!(said.is_empty(), "{said}");
     }
 }

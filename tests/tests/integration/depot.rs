@@ -1,5 +1,5 @@
-//! Proves that no block is lost when a client leaves, and that pipelines that are forgotten, or
-//! whose server died or is stopped, do no harm.
+//! Proves that no block is lost when a client signs off. Forgotten pipelines are harmless, and so
+//! are those whose server died or is stopped.
 
 use farside::ConnectError::Unreachable;
 use farside::{Error, Outcome};
@@ -13,7 +13,8 @@ fn a_goodbye_loses_no_block() {
     for round in 0..20u64 {
         let client = server.client();
         let mut session = client.session().unwrap();
-        // Each length another class; the last take of each asks for more, which comes too late.
+        // Each length has its own class. The last PUT of a class requests more blocks, which arrive
+        // after the client is gone.
         for n in 0..66u64 {
             let bytes = (n % 7) as usize * 60;
             session.put(&(round * 66 + n).to_le_bytes(), &vec![1; bytes]).unwrap();
@@ -32,7 +33,7 @@ fn a_goodbye_loses_no_block() {
 }
 
 #[test]
-fn a_pipeline_does_not_outlive_its_server() {
+fn a_pipeline_is_disconnected_when_its_server_is_killed() {
     let mut server = ServerProcess::start(&["--memory", "32MiB"]);
     let client = server.client();
     let mut session = client.session().unwrap();
@@ -44,7 +45,7 @@ fn a_pipeline_does_not_outlive_its_server() {
     let error = loop {
         pipeline.put(b"key", b"value").unwrap();
         match pipeline.wait().unwrap().result {
-            // Its end has not been noticed yet.
+            // The client has not noticed the server's death yet.
             Ok(_) => std::thread::yield_now(),
             Err(error) => break error,
         }
@@ -77,26 +78,26 @@ fn a_forgotten_pipeline_does_no_harm() {
 }
 
 #[test]
-fn what_a_forgotten_pipeline_left_undecided_is_cleared() {
+fn an_unfinished_insert_of_a_forgotten_pipeline_is_cleared() {
     let server = ServerProcess::start(&["--memory", "32MiB"]);
-    let watcher = server.client();
+    let observer = server.client();
     let client = server.client();
     let mut session = client.session().unwrap();
-    // All slots that "new" can have were used: it claims one by its word.
+    // Uses all slots that "new" can have, so its INSERT must claim one with a PENDING word.
     for _ in 0..300 {
         session.put(b"new", b"value").unwrap();
         assert!(session.delete(b"new").unwrap());
     }
     let mut pipeline = session.pipeline().unwrap();
     pipeline.insert(b"new", b"value").unwrap();
-    // READ window; claim a slot, READ window. What decides is posted and never rung.
+    // READ window; claim a slot, READ window. The deciding chain is posted, but never rung.
     assert!(pipeline.poll().is_none() && pipeline.poll().is_none());
     std::mem::forget(pipeline);
     drop((session, client));
-    wait_until("no goodbye", PATIENCE, || watcher.statistics().unwrap().clients_lost > 0);
-    let says = "cleared the unfinished inserts of lost clients";
-    wait_until(says, PATIENCE, || server.log().contains(says));
-    assert!(watcher.session().unwrap().insert(b"new", b"other").unwrap());
+    wait_until("the client is lost", PATIENCE, || observer.statistics().unwrap().clients_lost > 0);
+    let line = "cleared the unfinished inserts of lost clients";
+    wait_until(line, PATIENCE, || server.log().contains(line));
+    assert!(observer.session().unwrap().insert(b"new", b"other").unwrap());
     server.assert_verifies();
 }
 
@@ -107,10 +108,10 @@ fn a_session_that_waits_in_vain_for_a_stopped_server_disturbs_no_other() {
     let [mut writer, mut reader] = [(); 2].map(|()| client.session().unwrap());
     reader.put(b"key", b"value").unwrap();
     server.pause();
-    // Until it has no block left.
+    // The writer fails once it has no block left.
     let error = (0u64..).find_map(|n| writer.put(&n.to_le_bytes(), &[0; 10_000]).err()).unwrap();
     assert!(matches!(error, Error::Connect(Unreachable { .. })), "{error}");
-    // Over RDMA a session takes the server's answer.
+    // Over RDMA a new session needs an answer of the server.
     match client.session() {
         Ok(_) => assert!(device().is_none()),
         Err(error) => {
@@ -134,7 +135,7 @@ fn a_batch_waits_for_a_stopped_server_once() {
     let mut session = client.session().unwrap();
     server.pause();
     let mut batch = session.batch();
-    // It has no block yet. GETs need none, but stand behind those that wait for some.
+    // The session has no block yet. GETs need none, but queue after operations that wait for some.
     for key in &new {
         batch.put(key, b"value");
     }
@@ -142,17 +143,19 @@ fn a_batch_waits_for_a_stopped_server_once() {
         batch.get(b"key").insert(key, b"value");
     }
     let results = batch.run().unwrap();
-    let is_in_vain =
-        |of: &Error| matches!(of, Error::Connect(Unreachable { tried, .. }) if !tried.is_zero());
+    let has_waited = |error: &Error| match error {
+        Error::Connect(Unreachable { tried, .. }) => !tried.is_zero(),
+        _ => false,
+    };
     assert_eq!(results.len(), 3 * usize::from(DEPTH));
-    assert!(results.iter().all(|it| it.as_ref().is_err_and(is_in_vain)), "{results:?}");
+    assert!(results.iter().all(|result| result.as_ref().is_err_and(has_waited)), "{results:?}");
     server.signal(Signal::CONT);
-    assert!(session.insert(&new[0], b"value").unwrap(), "it was not stored");
+    assert!(session.insert(&new[0], b"value").unwrap(), "the failed PUT stored nothing");
     assert_eq!(*session.get(b"key").unwrap().unwrap(), *b"value");
 }
 
 #[test]
-fn a_client_ends_though_its_server_is_stopped() {
+fn a_client_can_be_dropped_while_its_server_is_stopped() {
     let server = ServerProcess::start(&["--memory", "64MiB", "--grace-ms", "5"]);
     let client = server.client();
     let mut session = client.session().unwrap();
@@ -160,7 +163,7 @@ fn a_client_ends_though_its_server_is_stopped() {
     (0..keys).for_each(|n| session.put(&n.to_le_bytes(), b"value").unwrap());
     (0..keys).for_each(|n| assert!(session.delete(&n.to_le_bytes()).unwrap()));
     server.pause();
-    // Returns, though what it gives back does not fit into the socket.
+    // The drop must return although the blocks that it gives back do not fit into the socket.
     drop((session, client));
     server.signal(Signal::CONT);
 }

@@ -1,5 +1,5 @@
-//! Proves that with --evict a put finds room however much was stored, and that what goes are keys
-//! that were not written for long.
+//! Proves that with --evict a PUT finds room however much was stored, and that the evicted keys are
+//! those not written for a long time.
 
 use farside::Error;
 use farside::OperationError::OutOfSpace;
@@ -26,7 +26,7 @@ fn a_cache_takes_ten_times_what_fits_and_keeps_what_is_written_often() {
             true
         })
     };
-    // Each was written within the last 400 of over 10,000 puts that fit.
+    // Each hot key was written within the last 400 PUTs, and over 10,000 values fit.
     let kept = (0..hot).filter(|key| there(&mut session, *key)).count() as u64;
     assert!(kept > hot * 8 / 10, "{kept} of {hot} that were written often");
     let early = (0..1000).filter(|n| there(&mut session, 1_000_000 + n)).count();
@@ -37,7 +37,7 @@ fn a_cache_takes_ten_times_what_fits_and_keeps_what_is_written_often() {
     server.assert_verifies();
 }
 
-/// Small values: the index has to grow all the while, and blocks leave it the memory to.
+/// With small values the index must keep growing, so evicted blocks must free memory for it.
 #[test]
 fn a_cache_of_small_values_never_runs_out_of_index() {
     let server = ServerProcess::start(&["--memory", "32MiB", "--grace-ms", "10", "--evict"]);
@@ -55,7 +55,7 @@ fn a_cache_of_small_values_never_runs_out_of_index() {
 }
 
 #[test]
-fn without_it_a_full_region_stays_full() {
+fn without_eviction_a_full_region_stays_full() {
     let server = ServerProcess::start(&["--memory", "8MiB"]);
     let mut session = server.client().session().unwrap();
     let full = (0..20_000u64).find_map(|key| session.put(&key.to_le_bytes(), &[0; BYTES]).err());

@@ -1,5 +1,5 @@
-//! Proves that values end for every client at their millisecond. The server then takes their memory
-//! back with a few wakeups, and without such values it does not wake at all.
+//! Proves that values expire for every client at their millisecond. The server then frees their
+//! memory with a few wakeups, and without such values it does not wake at all.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -8,7 +8,7 @@ use farside_tests::{PATIENCE, ServerProcess, scaled, wait_until};
 
 const TTL: Duration = Duration::from_secs(2);
 #[test]
-fn values_end_for_every_client_and_their_memory_comes_back() {
+fn values_expire_for_every_client_and_their_memory_is_reused() {
     let keys = scaled(5000);
     let server = ServerProcess::start(&["--memory", "32MiB", "--grace-ms", "20"]);
     let client = server.client();
@@ -17,17 +17,16 @@ fn values_end_for_every_client_and_their_memory_comes_back() {
         session.put_with_ttl(&key.to_le_bytes(), b"ends", TTL).unwrap();
     }
     session.put(b"stays", b"stays").unwrap();
-    let of = |n: &u64| n.to_le_bytes();
-    assert!((0..keys).step_by(97).all(|n| other.get(&of(&n)).unwrap().is_some()));
+    assert!((0..keys).step_by(97).all(|n| other.get(&n.to_le_bytes()).unwrap().is_some()));
     std::thread::sleep(TTL + Duration::from_secs(1));
-    // Cached and uncached, before or after the server was there.
-    assert!((0..keys).all(|n| session.get(&of(&n)).unwrap().is_none()));
-    assert!((0..keys).all(|n| other.get(&of(&n)).unwrap().is_none()));
+    // With and without a cached location, whether or not the server has removed the key.
+    assert!((0..keys).all(|n| session.get(&n.to_le_bytes()).unwrap().is_none()));
+    assert!((0..keys).all(|n| other.get(&n.to_le_bytes()).unwrap().is_none()));
     assert_eq!(session.scan().unwrap().count(), 1);
     wait_until("all are removed", PATIENCE, || client.statistics().unwrap().keys_expired == keys);
     server.assert_verifies();
     assert_eq!(*session.get(b"stays").unwrap().unwrap(), *b"stays");
-    // Their places in the index and their blocks serve again.
+    // The slots and blocks of expired values can be used again.
     for key in 0..keys {
         assert!(session.insert(&key.to_le_bytes(), b"again").unwrap());
     }
@@ -35,7 +34,7 @@ fn values_end_for_every_client_and_their_memory_comes_back() {
 }
 
 #[test]
-fn conditions_and_ends_go_together() {
+fn conditional_stores_can_set_an_expiry() {
     let server = ServerProcess::start(&["--memory", "32MiB"]);
     let session = &mut server.client().session().unwrap();
     let lock = Store::if_absent().ttl(TTL);
@@ -50,7 +49,7 @@ fn conditions_and_ends_go_together() {
     batch.store(b"lock", b"no", Store::if_absent());
     let outcomes: Vec<_> = batch.run().unwrap().into_iter().map(Result::unwrap).collect();
     assert_eq!(outcomes, [BatchOutcome::Stored, BatchOutcome::Applied(false)]);
-    // Without an end again.
+    // The UPDATE removes the expiry.
     assert!(session.update(b"one", b"2").unwrap());
     std::thread::sleep(TTL + Duration::from_secs(1));
     assert!(!session.store(b"lock", b"no", Store::if_present()).unwrap());
@@ -62,7 +61,7 @@ fn conditions_and_ends_go_together() {
 }
 
 #[test]
-fn an_end_is_a_millisecond_of_the_wall_clock() {
+fn a_value_expires_at_a_millisecond_of_the_wall_clock() {
     let server = ServerProcess::start(&["--memory", "32MiB"]);
     let session = &mut server.client().session().unwrap();
     let end = SystemTime::now() + TTL;
@@ -81,9 +80,9 @@ fn an_end_is_a_millisecond_of_the_wall_clock() {
     }
 }
 
-/// A server that starts on a region with values that end finds them by itself.
+/// A server that starts on a region with expiring values finds them by itself.
 #[test]
-fn ends_outlive_the_server_and_the_client() {
+fn an_expiry_survives_the_server_and_the_client() {
     let mut server = ServerProcess::start_with_file(&["--memory", "32MiB", "--grace-ms", "20"]);
     let mut session = server.client().session().unwrap();
     for key in 0..100u64 {
@@ -95,7 +94,7 @@ fn ends_outlive_the_server_and_the_client() {
     let client = server.client();
     wait_until("all are removed", PATIENCE, || client.statistics().unwrap().keys_expired == 100);
     server.assert_verifies();
-    // No client stores such values any more: once the last slots are empty, the server sleeps.
+    // No client stores expiring values any more, so the server sleeps once the slots are empty.
     std::thread::sleep(Duration::from_secs(2));
     let before = server.wakeups();
     std::thread::sleep(Duration::from_secs(3));
@@ -104,7 +103,7 @@ fn ends_outlive_the_server_and_the_client() {
 }
 
 #[test]
-fn kv_cli_gives_values_an_end() {
+fn kv_cli_stores_values_with_an_expiry() {
     let server = ServerProcess::start(&["--memory", "32MiB"]);
     let is_done = |line: &str| {
         let words: Vec<&str> = line.split(' ').collect();
@@ -113,8 +112,8 @@ fn kv_cli_gives_values_an_end() {
     assert!(is_done("put key value --ttl 2s") && is_done("get key"));
     assert!(is_done("insert lock mine --ttl 1999.5ms") && !is_done("insert lock theirs --ttl 2s"));
     assert!(!is_done("put key value --ttl 2"), "a time without a unit");
-    assert!(is_done("put long value --ttl 40000d"), "an end after the year 2106");
-    // What cannot be kept is not stored.
+    assert!(is_done("put long value --ttl 40000d"), "an expiry after the year 2106");
+    // A value with an expiry beyond the format's limit is refused.
     let words = ["put", "late", "value", "--ttl", "4000000d"];
     let said = String::from_utf8(server.cli(&words).stderr).unwrap();
     assert!(

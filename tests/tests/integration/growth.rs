@@ -1,7 +1,7 @@
 //! Proves that the index grows from one subtable while clients use it.
 //!
-//! Scans see every key once throughout, and a server killed anywhere in a split loses nothing. What
-//! single keys do while they move is judged in `histories.rs`.
+//! Meanwhile every scan sees every key once, and a server killed anywhere in a split loses nothing.
+//! `histories.rs` checks operations on keys that a split moves.
 //!
 //! `FARSIDE_GROWTH_KEYS` sets how many keys four processes insert: 100 000 by default.
 
@@ -14,8 +14,8 @@ use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
 const WRITERS: u64 = 4;
-/// How full subtables are on average when all grow at the same pace: from 0.35, when all have just
-/// been split, to 0.70 of 448 slots in 8 KiB. In bytes of index a key, with some room.
+/// Limit on the index's bytes per key. Subtables of 448 slots in 8 KiB are 0.35 full when all were
+/// just split, and 0.70 full before the next splits: 52 to 26 bytes per key.
 const BYTES_PER_KEY_MAX: f64 = 60.0;
 
 pub(crate) fn key(writer: u64, number: u64) -> [u8; 8] {
@@ -27,11 +27,10 @@ pub(crate) fn number_at(session: &mut Session, key: &[u8]) -> Option<u64> {
     Some(u64::from_le_bytes(value.data.try_into().unwrap()))
 }
 
-/// How many keys a writer inserts at most, however fast the machine is: two of them leave room in
-/// 512 MiB.
+/// Limit on the keys of a writer, for a fast machine: two writers must not fill 512 MiB.
 const INSERTS_MAX: usize = 1_000_000;
 
-/// Inserts keys of this writer until told to stop; how many.
+/// Inserts keys of this writer until `stop` is set; returns their number.
 fn insert_until(client: &Client, writer: u64, stop: &AtomicBool) -> u64 {
     let mut session = client.session().unwrap();
     let is_going = |_: &u64| !stop.load(Ordering::Relaxed);
@@ -76,7 +75,7 @@ fn four_processes_fill_an_index_of_one_subtable() {
         std::thread::sleep(Duration::from_secs(1));
         let after = rate(steady);
         stop.store(true, Ordering::Relaxed);
-        println!("GET and PUT of another: {during:.0} a second, {after:.0} when nothing grows");
+        println!("GET and PUT of a bystander: {during:.0} a second, {after:.0} without growth");
     });
     let mut session = client.session().unwrap();
     for writer in 0..WRITERS {
@@ -88,20 +87,20 @@ fn four_processes_fill_an_index_of_one_subtable() {
     let statistics = client.statistics().unwrap();
     assert_eq!(statistics.splits + 1, statistics.subtables);
     assert_eq!(statistics.splits_stuck, 0);
-    let of_index = |bytes: u64| bytes as f64 / (WRITERS * keys) as f64;
+    let per_key = |bytes: u64| bytes as f64 / (WRITERS * keys) as f64;
     let (exact, chunks) = (statistics.subtables * 8192, statistics.chunks_index << 21);
     println!(
         "{} subtables, {:.1} bytes of index a key, {:.1} with chunks and places that rest",
         statistics.subtables,
-        of_index(exact),
-        of_index(chunks)
+        per_key(exact),
+        per_key(chunks)
     );
-    // Few keys are in subtables that were all split at one moment, or not.
-    assert!(of_index(exact) < BYTES_PER_KEY_MAX || statistics.subtables < 100);
+    // With few subtables, the average depends on which were just split.
+    assert!(per_key(exact) < BYTES_PER_KEY_MAX || statistics.subtables < 100);
     server.assert_verifies();
 }
 
-/// GETs and PUTs of a thousand keys, half of each, counted.
+/// Runs as many GETs as PUTs on a thousand keys, and counts them.
 fn read_and_write(client: &Client, stop: &AtomicBool, operations: &AtomicU64) {
     const KEYS: u64 = 1000;
     let mut session = client.session().unwrap();
@@ -139,8 +138,7 @@ fn scans_see_every_key_once_while_the_index_grows() {
             let wrong = seen.iter().position(|times| *times != round);
             assert_eq!(wrong, None, "a key came more or less than once in scan {round}");
         }
-        // So does the checker, which follows splits just as well, but not a directory that grows
-        // all the time.
+        // The checker also follows splits, but fails if the directory keeps growing under it.
         loop {
             let verified = server.cli(&["verify"]);
             if verified.status.success() {
@@ -178,7 +176,7 @@ fn a_server_killed_in_splits_loses_nothing() {
             std::thread::sleep(Duration::from_micros(random.random_range(5_000..60_000)));
             server.kill();
             server.restart();
-            // Some kills hit a split: the next server says so.
+            // If the kill interrupted a split, the next server logs that.
             let hits = server.log().matches("ended a split that was interrupted").count();
             if hits >= 3 || kills == KILLS_MAX {
                 assert!(hits > 0, "no kill hit a split");

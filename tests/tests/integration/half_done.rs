@@ -1,5 +1,5 @@
-//! Proves that a restore, a snapshot and a dump leave nothing half-done. They get a signal, or the
-//! file gets longer than the system allows.
+//! Proves that a restore, a snapshot and a dump leave no unfinished file. They get a signal, or the
+//! file would be longer than the system allows.
 
 use std::fs;
 use std::path::Path;
@@ -11,7 +11,7 @@ use rustix::process::Signal;
 
 use crate::cli::{Said, command};
 
-/// Long enough that a signal comes in the middle.
+/// A server with so many keys that a signal arrives while they are written to a file.
 fn with_many_keys() -> ServerProcess {
     let server = ServerProcess::start(&["--memory", "96MiB"]);
     let mut session = server.client().session().unwrap();
@@ -21,7 +21,7 @@ fn with_many_keys() -> ServerProcess {
     server
 }
 
-/// A restore takes its time for each key.
+/// A server with so many keys that a signal arrives while they are restored.
 fn with_very_many_keys() -> ServerProcess {
     let server = ServerProcess::start(&["--memory", "96MiB"]);
     let mut session = server.client().session().unwrap();
@@ -41,7 +41,7 @@ fn names(folder: &Path) -> Vec<String> {
 }
 
 #[test]
-fn a_file_that_is_not_finished_is_removed() {
+fn an_unfinished_snapshot_or_dump_is_removed() {
     let server = with_many_keys();
     let folder = tempfile::tempdir().unwrap();
     for (what, name) in [("snapshot", "all.snap"), ("dump", "all.jsonl")] {
@@ -65,7 +65,7 @@ fn a_file_that_is_not_finished_is_removed() {
 }
 
 #[test]
-fn a_restore_that_is_stopped_leaves_nothing() {
+fn a_stopped_restore_leaves_no_region_file() {
     let server = with_very_many_keys();
     let file = server.folder().join("snapshot");
     assert!(server.cli(&["snapshot", file.to_str().unwrap()]).status.success());
@@ -86,7 +86,7 @@ fn a_restore_that_is_stopped_leaves_nothing() {
 }
 
 #[test]
-fn a_server_whose_terminal_is_gone_stops_in_order() {
+fn a_server_whose_terminal_closes_stops_cleanly() {
     if is_ignored(Signal::HUP.as_raw()) {
         left_out("under nohup", "SIGHUP is ignored");
         return;

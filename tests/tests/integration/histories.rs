@@ -1,12 +1,11 @@
-//! Proves that operations on one key are linearizable, by what real processes record.
+//! Proves that operations on one key are linearizable, from the records of real processes.
 //!
 //! Meanwhile subtables split, clients are killed at any moment and replaced, and kv-server is
-//! killed and started again on its region file. At the end every key is read by a new client,
-//! `kv-cli verify` finds no damage, and no dead client is left. A test shows that the judgement can
-//! fail.
+//! killed and started again on its region file. At the end a new client reads every key, `kv-cli
+//! verify` finds no damage, and no dead client is left. A test shows that the check can fail.
 //!
-//! `FARSIDE_HISTORY_SECONDS` sets how long each kind of kill goes on (5 by default). `make soak
-//! MINUTES=n` is all of that together for long.
+//! `FARSIDE_HISTORY_SECONDS` sets the duration of each kind of kill (5 by default). `make soak
+//! MINUTES=n` does all of that together for a long time.
 
 mod figures;
 mod run;
@@ -21,21 +20,21 @@ use rand::rngs::SmallRng;
 use figures::Figures;
 use run::{CLIENTS_KILLED_MIN, OPERATIONS_MIN, Plan, Run, SERVER_RESTARTS_MIN, SPLITS_MIN};
 
-/// How often a run with faults is lengthened until each kind has happened.
+/// Limit on the extensions of a run with faults, which ends once each kind has happened.
 const ATTEMPTS_MAX: u32 = 12;
 
-/// So many seconds, or more over RDMA, where everything takes longer.
+/// `count` seconds, or more over RDMA, where everything takes longer.
 fn seconds(count: u64) -> Duration {
     Duration::from_secs(if device().is_some() { 4 * count } else { count })
 }
 
 fn run(duration: Duration, plan: Plan, seed: u64) -> Figures {
     let mut run = Run::start(plan);
-    run.go_on(duration, &mut SmallRng::seed_from_u64(seed));
-    run.judge().0
+    run.continue_for(duration, &mut SmallRng::seed_from_u64(seed));
+    run.check().0
 }
 
-/// That there was something to judge, and nothing wrong with it.
+/// Checks that there was enough to check, and no violation.
 fn assert_good(figures: &Figures) {
     assert_eq!(figures.violations, 0, "{figures}");
     assert!(figures.operations > scaled(OPERATIONS_MIN), "{figures}");
@@ -45,7 +44,7 @@ fn assert_good(figures: &Figures) {
 
 #[test]
 fn hot_keys_that_move_all_the_time_are_linearizable() {
-    // Anew each time, for the first splits are those that all keys see.
+    // With a new region each time, because only the first splits move all the hot keys.
     for seed in 0..scaled(3) {
         let figures = run(seconds(1), Plan::default(), seed);
         assert_good(&figures);
@@ -53,7 +52,7 @@ fn hot_keys_that_move_all_the_time_are_linearizable() {
     }
 }
 
-/// Runs, each on a new region and for so long, until the time is over.
+/// Makes runs of `round` each, each on a new region, until `total` is over.
 fn runs(plan: Plan, round: Duration, total: Duration) -> Figures {
     let (started, mut figures) = (Instant::now(), Figures::default());
     for seed in 0.. {
@@ -66,7 +65,7 @@ fn runs(plan: Plan, round: Duration, total: Duration) -> Figures {
     figures
 }
 
-/// How long each kind of kill goes on.
+/// The duration of each kind of kill.
 fn kill_time() -> Duration {
     let seconds = std::env::var("FARSIDE_HISTORY_SECONDS");
     Duration::from_secs(seconds.map_or(5, |text| text.parse().unwrap()))
@@ -91,16 +90,16 @@ fn a_server_killed_at_random_leaves_linearizable_histories() {
 }
 
 #[test]
-fn clients_with_faults_leave_linearizable_histories_and_no_block_behind() {
+fn clients_with_faults_leave_linearizable_histories_and_lose_no_block() {
     let mut run = Run::start(Plan { faulty: 2, ..Plan::default() });
     let mut random = SmallRng::seed_from_u64(1);
     for _ in 0..ATTEMPTS_MAX {
-        run.go_on(seconds(5), &mut random);
+        run.continue_for(seconds(5), &mut random);
         if run.has_all_faults() {
             break;
         }
     }
-    let figures = run.judge().0;
+    let figures = run.check().0;
     assert_good(&figures);
     assert!(!figures.faults.contains(&0) && figures.suicides > 0, "{figures}");
     assert!(figures.unknown > 0, "{figures}");
@@ -115,8 +114,8 @@ fn clients_with_faults_leave_linearizable_histories_and_no_block_behind() {
 #[test]
 fn a_history_with_one_wrong_answer_is_refused() {
     let mut run = Run::start(Plan::default());
-    run.go_on(seconds(1), &mut SmallRng::seed_from_u64(1));
-    let (figures, history) = run.judge();
+    run.continue_for(seconds(1), &mut SmallRng::seed_from_u64(1));
+    let (figures, history) = run.check();
     assert_good(&figures);
     let refused = |wrong: Record, right: &Record| {
         let mut history = history.clone();
@@ -135,8 +134,8 @@ fn a_history_with_one_wrong_answer_is_refused() {
         .filter(|record| record.operation == HistoryOperation::Get && record.found.is_some())
         .find_map(|get| {
             let earlier = puts().filter(|put| is_before(put, get));
-            let last = earlier.max_by_key(|put| put.invoke)?;
-            Some((puts().find(|put| is_before(put, last))?, get))
+            let newer = earlier.max_by_key(|put| put.invoke)?;
+            Some((puts().find(|put| is_before(put, newer))?, get))
         })
         .unwrap();
     refused(Record { found: stale.argument.clone(), version: None, ..get.clone() }, get);
@@ -148,7 +147,7 @@ fn a_history_with_one_wrong_answer_is_refused() {
 }
 
 #[test]
-#[ignore = "as long as FARSIDE_SOAK_MINUTES says; for make soak"]
+#[ignore = "takes FARSIDE_SOAK_MINUTES; run by make soak"]
 fn soak() {
     const ROUND: Duration = Duration::from_secs(1);
     let plan = Plan { kills_workers: true, kills_server: true, faulty: 1, chores: true };

@@ -1,5 +1,5 @@
-//! Proves that a region gets 2 MiB pages on a machine without a pool of them, and that `stat` says
-//! what the kernel says of them. A server that continues with a region of small pages makes huge
+//! Proves that a region gets 2 MiB pages on a machine without a pool of them, and that `stat`
+//! reports the same bytes as the kernel. A server that starts on a region of small pages makes huge
 //! ones while clients use it.
 
 use std::time::Duration;
@@ -7,10 +7,10 @@ use std::time::Duration;
 use farside_fabric::shm::collapse_refusal;
 use farside_tests::{ServerProcess, left_out, left_out_over_rdma, wait_until};
 
-/// Longer than it takes on any machine.
+/// Timeout: longer than it takes on any machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Whether a test has to be left out here; it says why.
+/// Returns whether this test is left out on this machine, and prints why.
 fn is_left_out() -> bool {
     let refusal = collapse_refusal();
     if let Some(refusal) = &refusal {
@@ -19,7 +19,7 @@ fn is_left_out() -> bool {
     refusal.is_some()
 }
 
-/// What the kernel says of the server's mapping: its bytes in 2 MiB pages, from the pool or not.
+/// The bytes of the server's mapping that are in 2 MiB pages, by the kernel.
 fn mapped_huge(server: &ServerProcess, memory_mib: u64) -> u64 {
     let smaps = std::fs::read_to_string(format!("/proc/{}/smaps", server.pid())).unwrap();
     let kib = |line: &str, name: &str| {
@@ -32,8 +32,8 @@ fn mapped_huge(server: &ServerProcess, memory_mib: u64) -> u64 {
         if !is_region(line) {
             continue;
         }
-        let of = lines.by_ref().take_while(|line| !line.starts_with("VmFlags"));
-        let huge: u64 = of
+        let fields = lines.by_ref().take_while(|line| !line.starts_with("VmFlags"));
+        let huge: u64 = fields
             .filter_map(|line| {
                 kib(line, "ShmemPmdMapped:")
                     .or_else(|| kib(line, "Shared_Hugetlb:"))
@@ -46,14 +46,18 @@ fn mapped_huge(server: &ServerProcess, memory_mib: u64) -> u64 {
 }
 
 #[test]
-fn stat_says_what_the_kernel_says() {
+fn stat_reports_the_same_huge_pages_as_the_kernel() {
     if is_left_out() {
         return;
     }
     let server = ServerProcess::start(&["--memory", "40MiB"]);
     let huge = server.client().statistics().unwrap().huge_page_bytes;
     assert_eq!(huge, mapped_huge(&server, 40), "{}", server.log());
-    assert!(huge > 0, "a fragmented machine has some: {}", server.log());
+    assert!(
+        huge > 0,
+        "no huge pages, although even a fragmented machine has some: {}",
+        server.log()
+    );
     let stat = String::from_utf8(server.cli(&["stat", "--json"]).stdout).unwrap();
     assert!(stat.contains(&format!("\"huge_page_bytes\":{huge}")), "{stat}");
     if huge == 40 << 20 {

@@ -1,9 +1,9 @@
-//! Proves that a test which is left out says so, although libtest captures what a passing test
-//! prints; and that none is left out without a word.
+//! Proves that a test that is left out says so, although libtest captures the output of a passing
+//! test. No test may be left out silently.
 
 use std::process::Command;
 
-/// This test binary, with these tests, as if there were a device.
+/// Runs one test of this binary as if there were a device; returns its success and its stderr.
 fn run(test: &str) -> (bool, String) {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", test]).env("FARSIDE_TEST_DEVICE", "192.0.2.1");
@@ -19,7 +19,8 @@ fn a_test_that_is_left_out_is_named_with_the_reason() {
     assert!(passed && said.contains(&line), "{said}");
 }
 
-/// A test that returns because of what there is has said so: all ways to ask but `device` do.
+/// Finds tests that return early because of `device`, which prints nothing. All other ways to ask
+/// for a device print that the test is left out.
 #[test]
 fn no_test_is_left_out_silently() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/integration");

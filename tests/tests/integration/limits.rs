@@ -1,12 +1,12 @@
-//! Proves that keys and values of every allowed length come back, and that one byte too many is
-//! the error that names both numbers.
+//! Proves that keys and values of every allowed length can be stored and read, and that one byte
+//! too many is an error that names both lengths.
 
 use farside::Error;
 use farside::OperationError::{KeyEmpty, KeyTooLong, ValueTooLong};
 use farside_tests::{ServerProcess, proof};
 
 #[test]
-fn keys_and_values_of_all_lengths() {
+fn keys_and_values_of_all_lengths_can_be_stored_and_read() {
     let server = ServerProcess::start(&["--memory", "64MiB"]);
     let mut session = server.client().session().unwrap();
     let limits = session.limits();
@@ -30,7 +30,7 @@ fn keys_and_values_of_all_lengths() {
 }
 
 #[test]
-fn binary_keys_are_told_apart() {
+fn similar_binary_keys_are_distinguished() {
     let server = ServerProcess::start(&["--memory", "32MiB"]);
     let mut session = server.client().session().unwrap();
     let keys: Vec<Vec<u8>> = (0..=255u8)

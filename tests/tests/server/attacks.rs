@@ -1,5 +1,5 @@
 //! Attacks by another user of the host, through the server's socket: descriptors that do not
-//! close, endless requests, and taking every client's folder. Other clients are still served.
+//! close, endless requests, and taking every client's place. Other clients are still served.
 
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};

@@ -1,19 +1,19 @@
-//! What runs came to, in one line.
+//! The figures of runs, printed in one line.
 
 use std::fmt;
 use std::time::Duration;
 
 use farside_tests::faults::Fault;
 
-/// What `kv-cli` does from the side.
+/// The commands of `kv-cli` that run beside the workers.
 pub(super) const CHORES: [&[&str]; 3] =
     [&["gc"], &["compact"], &["snapshot", "--force", "snapshot"]];
 
-/// What a run came to.
+/// The figures of one run, or the sums over several.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Figures {
     pub(super) operations: u64,
-    /// It is unknown whether they happened.
+    /// Operations without a known result.
     pub(super) unknown: u64,
     pub(super) failed: u64,
     /// Sessions that stopped because their file was full.
@@ -21,21 +21,21 @@ pub(super) struct Figures {
     /// New keys that were read at the end.
     pub(super) inserted: u64,
     pub(super) clients_killed: u64,
-    /// Of these, before one of their sessions began.
+    /// Killed clients whose sessions had not begun.
     pub(super) killed_at_start: u64,
     /// Clients that killed themselves at some verb.
     pub(super) suicides: u64,
-    /// By the order of [`Fault::NAMES`].
+    /// In the order of [`Fault::NAMES`].
     pub(super) faults: [u64; Fault::NAMES.len()],
     pub(super) server_restarts: u64,
-    /// Of these, with no operation since the last one.
+    /// Restarts without an operation since the previous one.
     pub(super) idle_restarts: u64,
     pub(super) splits: u64,
-    /// How often each of [`CHORES`] was done.
+    /// How often each of [`CHORES`] succeeded.
     pub(super) chores: [u64; CHORES.len()],
     pub(super) violations: u64,
-    /// How long the judgement took.
-    pub(super) judging: Duration,
+    /// The time that the check of the history took.
+    pub(super) checking: Duration,
 }
 
 impl Figures {
@@ -52,7 +52,7 @@ impl Figures {
         self.idle_restarts += other.idle_restarts;
         self.splits += other.splits;
         self.violations += other.violations;
-        self.judging += other.judging;
+        self.checking += other.checking;
         self.faults.iter_mut().zip(other.faults).for_each(|(sum, more)| *sum += more);
         self.chores.iter_mut().zip(other.chores).for_each(|(sum, more)| *sum += more);
     }
@@ -85,7 +85,7 @@ impl fmt::Display for Figures {
         for (chore, count) in CHORES.iter().zip(self.chores).filter(|(_, count)| *count > 0) {
             write!(f, ", {count} {}", chore[0])?;
         }
-        let rate = self.operations as f64 / self.judging.as_secs_f64();
-        write!(f, ", {} violations; {rate:.0} operations judged a second", self.violations)
+        let rate = self.operations as f64 / self.checking.as_secs_f64();
+        write!(f, ", {} violations; {rate:.0} operations checked a second", self.violations)
     }
 }

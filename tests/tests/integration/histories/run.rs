@@ -1,4 +1,4 @@
-//! A server, processes at work on it whose sessions record, and what happens to all of them.
+//! A run: a server, worker processes that record their operations, and the kills of both.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -19,25 +19,27 @@ use super::figures::{CHORES, Figures};
 
 const WORKERS: usize = 2;
 const SESSIONS: u64 = 3;
-/// A run goes on until there is so much to judge, which takes longer where others are at work.
+/// A run continues until it has more operations, which takes longer on a busy machine.
 pub(super) const OPERATIONS_MIN: u64 = 10_000;
+/// A run continues until it has more splits.
 pub(super) const SPLITS_MIN: u64 = 60;
-/// Where they are killed.
+/// A run that kills clients continues until it has killed more.
 pub(super) const CLIENTS_KILLED_MIN: u64 = 5;
+/// A run that kills the server continues until it has restarted it more often.
 pub(super) const SERVER_RESTARTS_MIN: u64 = 2;
-/// One client in so many is killed while it starts, and one server.
+/// One start in so many of a client or server is followed by a kill during the start.
 const STARTS: u32 = 4;
-/// How long a start takes at most where nothing else is at work.
+/// The longest time that a start takes on an idle machine.
 const START_MS: u64 = 60;
 
-/// What happens in a run.
+/// The events of a run.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Plan {
     /// Workers are killed and replaced.
     pub(super) kills_workers: bool,
     /// The server is killed and started again.
     pub(super) kills_server: bool,
-    /// How many workers have faults between them and the region, which they also die of.
+    /// The number of workers with faults, of which they also die.
     pub(super) faulty: usize,
     /// The commands of [`CHORES`] run.
     pub(super) chores: bool,
@@ -50,24 +52,24 @@ struct Member {
     is_faulty: bool,
 }
 
-/// A command at its work.
+/// A command under way.
 struct Chore {
     number: usize,
     child: Child,
-    /// How often the server had been restarted before.
+    /// The number of server restarts before the command began.
     restarts: u64,
 }
 
-/// A server, processes at work on it, and what these recorded.
+/// A server, its workers, and their recorded operations.
 pub(super) struct Run {
     plan: Plan,
     pub(super) server: ServerProcess,
     folder: PathBuf,
     workers: Vec<Member>,
     sessions: u64,
-    /// How many sessions read everything at the end.
+    /// The number of sessions that read every key at the end.
     readers: u64,
-    /// When the workers with these first sessions were certainly dead.
+    /// First sessions of killed workers, and times by which these were certainly dead.
     deaths: Vec<(u64, u64)>,
     chore: Option<Chore>,
     figures: Figures,
@@ -108,11 +110,11 @@ impl Run {
         self.workers.push(Member { first, worker, is_faulty });
     }
 
-    /// Does for so long what is planned, and until there is enough to judge.
-    pub(super) fn go_on(&mut self, duration: Duration, random: &mut SmallRng) {
+    /// Follows the plan for `duration`, and further until there is enough to check.
+    pub(super) fn continue_for(&mut self, duration: Duration, random: &mut SmallRng) {
         let Plan { kills_workers, kills_server, chores, .. } = self.plan;
         let (started, mut before) = (Instant::now(), 0);
-        while started.elapsed() < duration || (self.is_early() && started.elapsed() < PATIENCE) {
+        while started.elapsed() < duration || (self.needs_more() && started.elapsed() < PATIENCE) {
             std::thread::sleep(Duration::from_millis(random.random_range(5..200)));
             self.replace_dead();
             if chores {
@@ -140,13 +142,13 @@ impl Run {
         }
     }
 
-    /// Another client. It may take long to get in between those at work.
+    /// Connects another client, which can take long while the workers keep the server busy.
     pub(super) fn client(&self) -> Client {
         self.server.client_builder().connect_timeout(Duration::from_secs(60)).connect().unwrap()
     }
 
-    /// Whether there is not enough to judge yet.
-    fn is_early(&self) -> bool {
+    /// Returns whether there is not yet enough to check.
+    fn needs_more(&self) -> bool {
         let Plan { kills_workers, kills_server, .. } = self.plan;
         let Figures { clients_killed, killed_at_start, .. } = self.figures;
         if kills_workers && (clients_killed <= CLIENTS_KILLED_MIN || killed_at_start == 0)
@@ -158,19 +160,19 @@ impl Run {
         self.operations() < 2 * scaled(OPERATIONS_MIN) || splits <= scaled(SPLITS_MIN)
     }
 
-    /// How many operations are on file, roughly: files of /dev/shm consist of touched pages.
+    /// The approximate number of recorded operations: files in /dev/shm consist of touched pages.
     fn operations(&self) -> u64 {
         let bytes = |file: std::fs::DirEntry| file.metadata().unwrap().blocks() * 512;
         let files = std::fs::read_dir(&self.folder).unwrap();
         files.map(|file| bytes(file.unwrap())).sum::<u64>() / RECORD_BYTES
     }
 
-    /// Whether everything that can go wrong in a faulty worker has.
+    /// Returns whether every kind of fault has happened, and a worker has died of one.
     pub(super) fn has_all_faults(&self) -> bool {
         self.figures.suicides > 0 && !self.faults().contains(&0)
     }
 
-    /// Replaces workers that died of their faults; the others must be well.
+    /// Replaces workers that died of their faults; checks that the others have not failed.
     fn replace_dead(&mut self) {
         let died = |member: &mut Member| {
             if !member.is_faulty {
@@ -186,7 +188,7 @@ impl Run {
         }
     }
 
-    /// Kills a worker and starts another, which now and then dies while it starts.
+    /// Kills a worker and starts another one, which is sometimes killed while it starts.
     fn kill_worker(&mut self, random: &mut SmallRng) {
         let mut victim = random.random_range(0..WORKERS);
         loop {
@@ -205,7 +207,7 @@ impl Run {
         }
     }
 
-    /// Starts a command, once the last one has ended.
+    /// Starts a command, unless the previous one is still under way.
     fn do_chore(&mut self, number: usize) {
         if let Some(chore) = &mut self.chore {
             if chore.child.try_wait().unwrap().is_none() {
@@ -221,8 +223,8 @@ impl Run {
         self.chore = Some(Chore { number, child, restarts });
     }
 
-    /// Waits for the command that runs. It may fail because it lost its server, or did not get in
-    /// between those at work.
+    /// Waits for the command under way. It may fail if the server was restarted, or was too busy to
+    /// answer.
     fn end_chore(&mut self) {
         let Some(Chore { number, child, restarts }) = self.chore.take() else { return };
         let output = child.wait_with_output().unwrap();
@@ -234,12 +236,12 @@ impl Run {
         }
     }
 
-    /// Splits of this server; a restarted one counts anew.
+    /// Adds this server's splits: a restarted server counts from 0.
     fn add_splits(&mut self) {
         self.figures.splits += self.client().statistics().unwrap().splits;
     }
 
-    /// What went wrong in all faulty workers.
+    /// The counts of faults of all workers.
     fn faults(&self) -> [u64; Fault::NAMES.len()] {
         let mut all = [0; Fault::NAMES.len()];
         for first in (0..self.sessions).step_by(SESSIONS as usize) {
@@ -252,8 +254,8 @@ impl Run {
         all
     }
 
-    /// Stops all, reads every key, and judges what is on file.
-    pub(super) fn judge(&mut self) -> (Figures, Vec<Record>) {
+    /// Stops all workers, reads every key, and checks the recorded history.
+    pub(super) fn check(&mut self) -> (Figures, Vec<Record>) {
         std::fs::write(self.folder.join("stop"), []).unwrap();
         for Member { first, mut worker, is_faulty } in std::mem::take(&mut self.workers) {
             if is_faulty && worker.wait_checked() {
@@ -277,7 +279,7 @@ impl Run {
         self.figures.operations = history.len() as u64;
         self.figures.unknown = count(Ended::Unknown);
         self.figures.failed = count(Ended::Failed);
-        let judging = Instant::now();
+        let started = Instant::now();
         let verdict = match self.plan.chores {
             true => farside_linearizability::check_compacted(&history),
             false => farside_linearizability::check(&history),
@@ -286,13 +288,13 @@ impl Run {
             println!("VIOLATION: {violation}\nThe history is in {}", keep(&history).display());
             self.figures.violations = 1;
         }
-        self.figures.judging = judging.elapsed();
+        self.figures.checking = started.elapsed();
         println!("{}", self.figures);
         (self.figures, history)
     }
 
-    /// A new client reads all keys; hot ones on file, and others must be as they were inserted.
-    /// Then no other client is left, and the region is whole.
+    /// A new client reads all keys: hot keys are recorded, others must have their first value.
+    /// Then no other client may be connected, and the region must be intact.
     fn read_all(&mut self) {
         let client = self.client();
         let (mut session, process) = (client.session().unwrap(), self.sessions + self.readers);
@@ -318,15 +320,16 @@ impl Run {
         self.server.assert_verifies();
     }
 
-    /// What is on file.
+    /// All recorded operations.
     fn history(&mut self) -> Vec<Record> {
         let mut history = Vec::new();
         for process in 0..self.sessions + self.readers {
-            let of = |(first, _): &&(u64, u64)| (*first..first + SESSIONS).contains(&process);
-            // What a device was given it may execute after the process is gone.
-            let died = self.deaths.iter().find(of).filter(|_| device().is_none());
+            let is_its_worker =
+                |(first, _): &&(u64, u64)| (*first..first + SESSIONS).contains(&process);
+            // A device may execute posted chains after the process is gone.
+            let died = self.deaths.iter().find(is_its_worker).filter(|_| device().is_none());
             let file = self.folder.join(process.to_string());
-            // A worker may be killed before its sessions are connected.
+            // A worker that was killed before its sessions connected has no file.
             if file.exists() {
                 let records = read(&file, process, died.map(|(_, at)| *at)).unwrap();
                 let room = std::fs::metadata(&file).unwrap().len() / RECORD_BYTES;
@@ -339,7 +342,7 @@ impl Run {
     }
 }
 
-/// Writes a history to where it outlives the test.
+/// Writes a history to a file that survives the test; returns its path.
 fn keep(history: &[Record]) -> PathBuf {
     let file = format!("history-{}-{}.jsonl", std::process::id(), boot_time_ns());
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(file);
