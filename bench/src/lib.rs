@@ -7,10 +7,10 @@
 //! - [`driver`], [`arrivals`], [`store`], [`recorder`]: the measured loops, when they start what,
 //!   what they drive, and what they note down.
 //! - [`journal`]: a witness that writes every operation to a history.
-//! - [`run`], [`phases`], [`processes`], [`thread_measurement`]: threads and processes, their
-//!   phases and sums, and what is shown meanwhile.
-//! - [`server`], [`daemon`], [`sizing`], [`accounting`]: a server for the run, its memory, and
-//!   what it spent.
+//! - [`run`], [`phases`], [`processes`], [`thread_measurement`], [`progress`]: threads and
+//!   processes, their phases and sums, and the line that shows how far they are.
+//! - [`server`], [`daemon`], [`raw_connection`], [`sizing`], [`accounting`]: a server for the run,
+//!   a way to it without the client library, its memory, and what it spent.
 //! - [`verbs`]: the raw rates of a fabric, the limit of everything above.
 //! - [`price`]: what an operation takes at least.
 //! - [`report`], [`environment`], [`publish`]: JSON and tables.
@@ -36,8 +36,10 @@ pub mod pattern;
 pub mod phases;
 pub mod price;
 pub mod processes;
+pub mod progress;
 pub mod properties;
 pub mod publish;
+pub mod raw_connection;
 pub mod recorder;
 pub mod records;
 pub mod report;

@@ -9,7 +9,7 @@ use farside_bench::args::{Args, Command};
 use farside_bench::command::Interrupt;
 use farside_bench::publish::Published;
 use farside_bench::report::YcsbReport;
-use farside_bench::{Error, Result, command, html, processes, run, verbs};
+use farside_bench::{Error, Result, command, html, run, verbs};
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
@@ -23,7 +23,7 @@ fn main() -> ExitCode {
 fn measure(args: &Args, interrupt: &Interrupt) -> Result<()> {
     match &args.command {
         Command::Ycsb(ycsb) if ycsb.process.is_some() => {
-            processes::child(ycsb, interrupt);
+            run::child(ycsb, interrupt);
             Ok(())
         }
         Command::Ycsb(ycsb) => {

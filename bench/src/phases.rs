@@ -6,9 +6,8 @@ use std::thread::{self, Builder, Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use farside::{CacheStatistics, Client, Session};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use crate::accounting::{ServerUsage, now_ns, thread_cpu_s};
+use crate::accounting::{now_ns, thread_cpu_s};
 use crate::args::Ycsb;
 use crate::arrivals::Schedule;
 use crate::command::Interrupt;
@@ -18,11 +17,11 @@ use crate::journal::{HistoryFile, Journal, Witness};
 use crate::operations::{Budget, Generator, Loader};
 use crate::pattern::Pattern;
 use crate::processes::Parent;
+use crate::progress::ProgressLine;
 use crate::recorder::Recorder;
 use crate::records::RecordCounter;
-use crate::report::grouped;
 use crate::server::Server;
-use crate::thread_measurement::ThreadMeasurement;
+use crate::thread_measurement::{Supervised, ThreadMeasurement};
 use crate::workload::{Kind, Mix};
 use crate::{Error, Result, allocations};
 
@@ -59,16 +58,6 @@ struct Shared<'a> {
     /// How many threads have measured all there was.
     ended: AtomicUsize,
     progress: Box<[ThreadProgress]>,
-}
-
-/// What the thread saw that leads the others.
-pub struct Supervised {
-    /// What the server spent while was measured, if it can be known.
-    pub server: Option<ServerUsage>,
-    /// How long the load phase took, in seconds.
-    pub load_seconds: f64,
-    /// The machine.
-    pub environment: Environment,
 }
 
 /// Ends the run when a thread fails or panics.
@@ -300,39 +289,6 @@ fn cache_since(now: CacheStatistics, before: CacheStatistics) -> CacheStatistics
     CacheStatistics {
         hits: now.hits.saturating_sub(before.hits),
         misses: now.misses.saturating_sub(before.misses),
-    }
-}
-
-/// One line on stderr that changes; nothing if stderr is no terminal.
-pub struct ProgressLine(ProgressBar);
-
-impl Default for ProgressLine {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
-impl ProgressLine {
-    /// An empty one.
-    pub fn new() -> Self {
-        let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
-        if let Ok(style) = ProgressStyle::with_template("{spinner} {msg}") {
-            bar.set_style(style);
-        }
-        Self(bar)
-    }
-
-    /// Shows how fast a phase goes.
-    pub fn show(&self, phase: &str, rate: f64, elapsed: Duration) {
-        let rate = grouped(rate as u64);
-        self.0.set_message(format!("{phase:<8} {rate:>12} ops/s  {:.1} s", elapsed.as_secs_f64()));
-        self.0.tick();
-    }
-}
-
-impl Drop for ProgressLine {
-    fn drop(&mut self) {
-        self.0.finish_and_clear();
     }
 }
 

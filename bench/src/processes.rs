@@ -20,10 +20,9 @@ use serde::{Deserialize, Serialize};
 use crate::args::Ycsb;
 use crate::command::Interrupt;
 use crate::environment::Environment;
-use crate::phases::{ProgressLine, Supervised};
-use crate::run;
+use crate::progress::ProgressLine;
 use crate::server::Server;
-use crate::thread_measurement::ThreadMeasurement;
+use crate::thread_measurement::{Supervised, ThreadMeasurement};
 use crate::{Error, Result};
 
 /// What a parent tells.
@@ -222,7 +221,7 @@ pub struct Parent {
 impl Parent {
     /// Listens from now on: to the first order here, to the others in a thread. The end of orders
     /// interrupts the run.
-    fn listen(interrupt: &Interrupt) -> Result<Self> {
+    pub fn listen(interrupt: &Interrupt) -> Result<Self> {
         let failed = || Error::system("listening to the kv-bench that started this one");
         let mut line = String::new();
         io::stdin().lock().read_line(&mut line).map_err(failed())?;
@@ -274,9 +273,8 @@ fn say(message: &Message) {
     let _ = io::stdout().write_all(line.as_bytes());
 }
 
-/// The run of one of several processes, which tells its parent what came of it.
-pub fn child(args: &Ycsb, interrupt: &Interrupt) {
-    let measured = Parent::listen(interrupt).and_then(|parent| run::part(args, &parent, interrupt));
+/// Tells the parent what this process measured, or why it failed.
+pub fn answer(measured: Result<(ThreadMeasurement, Supervised)>) {
     say(&match measured {
         Ok((threads, Supervised { environment, .. })) => {
             Message::Measured { threads: Box::new(threads), environment }

@@ -12,6 +12,7 @@ use hdrhistogram::serialization::V2DeflateSerializer;
 use hdrhistogram::serialization::interval_log::{
     IntervalLogWriterBuilder, IntervalLogWriterError, Tag,
 };
+use indicatif::HumanCount;
 use rustix::fs::{Access, access};
 use serde::Serialize;
 use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
@@ -128,6 +129,11 @@ pub fn result(json: &impl Serialize, table: &str, path: Option<&Path>) -> Result
     let written = write_whole(path, json.as_bytes());
     let printed = print(table);
     written.and(printed)
+}
+
+/// 1234567 as 1,234,567.
+pub fn grouped(number: u64) -> String {
+    HumanCount(number).to_string()
 }
 
 /// Indented, but every list on one line.

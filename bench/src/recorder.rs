@@ -1,11 +1,12 @@
 //! What a thread notes down about its operations, and which kind of operation asked for what.
 
+use data_encoding::BASE64;
 use farside::Counters;
 use hdrhistogram::Histogram;
-use serde::{Deserialize, Serialize};
+use hdrhistogram::serialization::{Deserializer as Decoder, Serializer as _, V2Serializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de, ser};
 
 use crate::store::MeasuredStore;
-use crate::thread_measurement::{CountersForm, histogram, optional_histogram};
 use crate::workload::{Kind, Mix};
 
 /// Latencies above this are recorded as this, in nanoseconds.
@@ -167,6 +168,59 @@ impl Attribution {
             recorder.attribute(kind, &(now - self.since));
         }
         self.since = now;
+    }
+}
+
+/// The form of [`Counters`] in a pipe.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Counters")]
+struct CountersForm {
+    round_trips: u64,
+    doorbells: u64,
+    reads: u64,
+    writes: u64,
+    compare_swaps: u64,
+    read_bytes: u64,
+    written_bytes: u64,
+}
+
+/// The form of histograms in a pipe: HdrHistogram's format V2, in base64.
+mod histogram {
+    use super::*;
+
+    pub(super) fn serialize<S: Serializer>(of: &Histogram<u64>, to: S) -> Result<S::Ok, S::Error> {
+        let mut bytes = Vec::new();
+        V2Serializer::new().serialize(of, &mut bytes).map_err(ser::Error::custom)?;
+        to.serialize_str(&BASE64.encode(&bytes))
+    }
+
+    pub(super) fn deserialize<'d, D: Deserializer<'d>>(
+        from: D,
+    ) -> Result<Histogram<u64>, D::Error> {
+        let bytes = BASE64.decode(String::deserialize(from)?.as_bytes());
+        let bytes = bytes.map_err(de::Error::custom)?;
+        Decoder::new().deserialize(&mut &bytes[..]).map_err(de::Error::custom)
+    }
+}
+
+/// The same of a histogram that need not be there.
+mod optional_histogram {
+    use super::*;
+
+    #[derive(Serialize, Deserialize)]
+    struct Form(#[serde(with = "histogram")] Histogram<u64>);
+
+    pub(super) fn serialize<S: Serializer>(
+        of: &Option<Histogram<u64>>,
+        to: S,
+    ) -> Result<S::Ok, S::Error> {
+        of.clone().map(Form).serialize(to)
+    }
+
+    pub(super) fn deserialize<'d, D: Deserializer<'d>>(
+        from: D,
+    ) -> Result<Option<Histogram<u64>>, D::Error> {
+        Ok(Option::deserialize(from)?.map(|Form(histogram)| histogram))
     }
 }
 

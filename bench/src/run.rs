@@ -9,11 +9,11 @@ use farside_config::size::ByteSize;
 use crate::args::Ycsb;
 use crate::command::Interrupt;
 use crate::journal::{HistoryFile, NUMBER_BYTES};
-use crate::phases::{self, Supervised};
+use crate::phases;
 use crate::processes::{self, Parent};
 use crate::server::Server;
 use crate::sizing::{self, Demand, ServerMemory};
-use crate::thread_measurement::ThreadMeasurement;
+use crate::thread_measurement::{Supervised, ThreadMeasurement};
 use crate::verbs::RawLimit;
 use crate::{Error, Result};
 
@@ -67,8 +67,14 @@ pub fn ycsb(args: &Ycsb, interrupt: &Interrupt) -> Result<Measured> {
     Ok(measured)
 }
 
+/// The run of one of several processes, which tells its parent what came of it.
+pub fn child(args: &Ycsb, interrupt: &Interrupt) {
+    let measured = Parent::listen(interrupt).and_then(|parent| part(args, &parent, interrupt));
+    processes::answer(measured);
+}
+
 /// What one of several processes does of a run.
-pub fn part(
+fn part(
     args: &Ycsb,
     parent: &Parent,
     interrupt: &Interrupt,

@@ -8,8 +8,8 @@ use farside_control::address::Address;
 use crate::accounting::{self, ServerUsage};
 use crate::command::Interrupt;
 use crate::daemon::{Daemon, find_program};
+use crate::raw_connection::Attached;
 use crate::sizing::ServerMemory;
-use crate::verbs::Attached;
 use crate::{Error, Result};
 
 /// How long a server that starts may take for an answer before it is looked after again.

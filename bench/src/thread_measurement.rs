@@ -1,11 +1,10 @@
 //! What threads measured, added up; and how processes tell each other.
 
-use data_encoding::BASE64;
-use farside::{CacheStatistics, Counters};
-use hdrhistogram::Histogram;
-use hdrhistogram::serialization::{Deserializer as Decoder, Serializer as _, V2Serializer};
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de, ser};
+use farside::CacheStatistics;
+use serde::{Deserialize, Serialize};
 
+use crate::accounting::ServerUsage;
+use crate::environment::Environment;
 use crate::recorder::Recorder;
 
 /// What one thread measured, or several. The clock is the same in all processes of a machine.
@@ -24,6 +23,16 @@ pub struct ThreadMeasurement {
     pub allocations: u64,
     /// CPU time, in seconds: less than threads x seconds when they had to share their cores.
     pub cpu_s: f64,
+}
+
+/// What the thread saw that leads the others.
+pub struct Supervised {
+    /// What the server spent while was measured, if it can be known.
+    pub server: Option<ServerUsage>,
+    /// How long the load phase took, in seconds.
+    pub load_seconds: f64,
+    /// The machine.
+    pub environment: Environment,
 }
 
 impl ThreadMeasurement {
@@ -57,61 +66,10 @@ struct CacheForm {
     misses: u64,
 }
 
-/// The form of [`Counters`] in a pipe.
-#[derive(Serialize, Deserialize)]
-#[serde(remote = "Counters")]
-pub(crate) struct CountersForm {
-    round_trips: u64,
-    doorbells: u64,
-    reads: u64,
-    writes: u64,
-    compare_swaps: u64,
-    read_bytes: u64,
-    written_bytes: u64,
-}
-
-/// The form of histograms in a pipe: HdrHistogram's format V2, in base64.
-pub(crate) mod histogram {
-    use super::*;
-
-    pub(crate) fn serialize<S: Serializer>(of: &Histogram<u64>, to: S) -> Result<S::Ok, S::Error> {
-        let mut bytes = Vec::new();
-        V2Serializer::new().serialize(of, &mut bytes).map_err(ser::Error::custom)?;
-        to.serialize_str(&BASE64.encode(&bytes))
-    }
-
-    pub(crate) fn deserialize<'d, D: Deserializer<'d>>(
-        from: D,
-    ) -> Result<Histogram<u64>, D::Error> {
-        let bytes = BASE64.decode(String::deserialize(from)?.as_bytes());
-        let bytes = bytes.map_err(de::Error::custom)?;
-        Decoder::new().deserialize(&mut &bytes[..]).map_err(de::Error::custom)
-    }
-}
-
-/// The same of a histogram that need not be there.
-pub(crate) mod optional_histogram {
-    use super::*;
-
-    #[derive(Serialize, Deserialize)]
-    struct Form(#[serde(with = "histogram")] Histogram<u64>);
-
-    pub(crate) fn serialize<S: Serializer>(
-        of: &Option<Histogram<u64>>,
-        to: S,
-    ) -> Result<S::Ok, S::Error> {
-        of.clone().map(Form).serialize(to)
-    }
-
-    pub(crate) fn deserialize<'d, D: Deserializer<'d>>(
-        from: D,
-    ) -> Result<Option<Histogram<u64>>, D::Error> {
-        Ok(Option::deserialize(from)?.map(|Form(histogram)| histogram))
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use farside::Counters;
+
     use super::*;
     use crate::workload::{Kind, Workload};
 

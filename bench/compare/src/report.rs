@@ -5,7 +5,8 @@ use std::fmt::{self, Write as _};
 
 use farside::Counters;
 use farside_bench::environment::{Environment, Origin};
-use farside_bench::report::{OperationReport, grouped};
+use farside_bench::publish::grouped;
+use farside_bench::report::OperationReport;
 use farside_bench::verbs::{Rate, RawLimit};
 use farside_bench::workload::Workload;
 use serde::Serialize;

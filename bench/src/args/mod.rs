@@ -11,7 +11,6 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueHint};
 use farside_config::size::ByteSize;
 use farside_config::{ClientConfig, ConfigError};
 
-use crate::html::Report;
 use crate::publish::Output;
 use crate::{Error, Result};
 
@@ -89,6 +88,18 @@ pub struct Verbs {
     /// Where the result goes.
     #[command(flatten)]
     pub output: Output,
+}
+
+/// `kv-bench report`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Report {
+    /// Files that `ycsb --json` and `verbs --json` wrote, and folders of them
+    #[arg(required = true, value_name = "RESULTS", value_hint = ValueHint::AnyPath)]
+    pub results: Vec<PathBuf>,
+    /// Where the page goes
+    #[arg(short, long, value_name = "FILE", default_value = "report.html")]
+    #[arg(value_hint = ValueHint::FilePath)]
+    pub output: PathBuf,
 }
 
 /// The server of a run.

@@ -10,7 +10,8 @@ use super::scale::{PERCENTILE_MAX, Scale, duration, short};
 use crate::environment::Origin;
 use crate::pattern::DistributionReport;
 use crate::price::Price;
-use crate::report::{OperationReport, YcsbReport, grouped};
+use crate::publish::grouped;
+use crate::report::{OperationReport, YcsbReport};
 use crate::workload::{Kind, Workload};
 use crate::zipfian::THETA;
 

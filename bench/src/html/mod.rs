@@ -10,26 +10,14 @@ mod tests;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use clap::ValueHint;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+use crate::args::Report;
 use crate::publish::{check_file, is_same_file, write_whole};
 use crate::report::YcsbReport;
 use crate::verbs::VerbsReport;
 use crate::{Error, Result};
-
-/// `kv-bench report`.
-#[derive(Clone, Debug, clap::Args)]
-pub struct Report {
-    /// Files that `ycsb --json` and `verbs --json` wrote, and folders of them
-    #[arg(required = true, value_name = "RESULTS", value_hint = ValueHint::AnyPath)]
-    pub results: Vec<PathBuf>,
-    /// Where the page goes
-    #[arg(short, long, value_name = "FILE", default_value = "report.html")]
-    #[arg(value_hint = ValueHint::FilePath)]
-    pub output: PathBuf,
-}
 
 /// Reads all results, then writes the page. Returns what to tell; tells at once what it skips.
 ///

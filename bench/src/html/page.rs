@@ -7,7 +7,8 @@ use super::chart::Chart;
 use super::figures::{Figures, Setting, curve, machine, threads};
 use super::scale::{duration, short};
 use crate::environment::Origin;
-use crate::report::{YcsbReport, grouped};
+use crate::publish::grouped;
+use crate::report::YcsbReport;
 use crate::verbs::VerbsReport;
 
 const STYLE: &str = include_str!("style.css");

@@ -16,12 +16,11 @@ use crate::accounting::ServerUsage;
 use crate::args::Ycsb;
 use crate::environment::Origin;
 use crate::pattern::PatternReport;
+use crate::publish::grouped;
 use crate::recorder::KindRecord;
 use crate::run::Measured;
 use crate::verbs::RawLimit;
 use crate::workload::Kind;
-
-pub use table::grouped;
 
 /// Totals over the measured phase.
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -2,10 +2,9 @@
 
 use std::fmt::{self, Write as _};
 
-use indicatif::HumanCount;
-
 use super::{VerbsLimit, YcsbReport};
 use crate::accounting::ServerUsage;
+use crate::publish::grouped;
 use crate::run::Measured;
 
 impl YcsbReport {
@@ -124,9 +123,4 @@ impl YcsbReport {
         }
         Ok(())
     }
-}
-
-/// 1234567 as 1,234,567.
-pub fn grouped(number: u64) -> String {
-    HumanCount(number).to_string()
 }

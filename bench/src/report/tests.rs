@@ -5,10 +5,9 @@ use serde_json::Value;
 use super::*;
 use crate::args::tests::ycsb;
 use crate::environment::Environment;
-use crate::phases::Supervised;
 use crate::publish::{Output, Published};
 use crate::recorder::Recorder;
-use crate::thread_measurement::ThreadMeasurement;
+use crate::thread_measurement::{Supervised, ThreadMeasurement};
 use crate::workload::{Kind, Workload};
 
 fn sample() -> (YcsbReport, Measured) {

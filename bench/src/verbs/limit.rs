@@ -8,11 +8,12 @@ use farside_config::ClientConfig;
 use farside_fabric::AnyFabric;
 use farside_layout::{BLOCK_HEADER_BYTES, class_for};
 
-use super::{Attached, Plan, Timed, rates};
+use super::{Plan, Timed, rates};
 use crate::args::Ycsb;
 use crate::command::Interrupt;
 use crate::keys::KEY_BYTES;
 use crate::phases::start;
+use crate::raw_connection::Attached;
 use crate::recorder::Recorder;
 use crate::workload::Kind;
 use crate::{Error, Result};

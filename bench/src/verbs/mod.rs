@@ -3,7 +3,6 @@
 //! The verbs go to blocks that the server hands out to this client as free ones, behind their
 //! headers. So nothing of the store is touched. The blocks are given back afterwards.
 
-mod attach;
 mod limit;
 mod measure;
 
@@ -20,12 +19,12 @@ use serde::{Deserialize, Serialize};
 use crate::args::Verbs;
 use crate::command::Interrupt;
 use crate::environment::{Environment, Origin};
-use crate::report::grouped;
+use crate::publish::grouped;
+use crate::raw_connection::Attached;
 use crate::server::Server;
 use crate::sizing::{ServerMemory, VALUE_BYTES_MAX_DEFAULT};
 use crate::{Error, Result};
 
-pub use attach::Attached;
 pub use limit::RawLimit;
 pub use measure::{Plan, Rate, RawVerb, Timed, measure};
 

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use farside::Client;
-use farside_bench::verbs::Attached;
+use farside_bench::raw_connection::Attached;
 use farside_config::ClientConfig;
 use farside_control::HELD_PER_MESSAGE_MAX;
 use farside_layout::SizeClass;
