@@ -1,4 +1,4 @@
-//! The machine a result comes from, and the command.
+//! The machine that a result comes from, and the command that made it.
 
 use std::fmt;
 use std::fs;
@@ -6,29 +6,29 @@ use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
 
-/// What it takes to make a result again. In results of older versions there is nothing of it.
+/// What is needed to repeat a measurement. Results of older versions lack it: all fields are empty.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Origin {
     /// The command line.
     pub command: String,
-    /// The commit that the command was built from, `-dirty` if something was not committed; null if
-    /// that is not known.
+    /// The commit that the command was built from, with `-dirty` if something was not committed; null
+    /// if the commit is not known.
     pub commit: Option<String>,
     /// When the result was complete, in UTC.
     pub date: String,
-    /// Where.
-    pub machine: Environment,
+    /// The machine that it was measured on.
+    pub machine: Machine,
 }
 
 impl Origin {
-    /// Of this process, which runs the command of this name, now.
-    pub fn of(command: &str, machine: Environment) -> Self {
+    /// The origin of a result that this process, which runs the command of this name, completes now.
+    pub fn of(command: &str, machine: Machine) -> Self {
         let words: Vec<_> =
             std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
         let words = std::iter::once(command).chain(words.iter().map(String::as_str));
         Self {
-            // An argument has no NUL, the only character that a shell cannot be given.
+            // Joining fails only for a NUL, and no argument has one.
             command: shlex::try_join(words).unwrap_or_default(),
             commit: option_env!("FARSIDE_COMMIT").map(str::to_owned),
             date: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
@@ -37,19 +37,20 @@ impl Origin {
     }
 }
 
-/// What a reader has to know beside the numbers.
+/// The machine, as far as it matters to the numbers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Environment {
+pub struct Machine {
     pub(crate) processor: String,
     pub(crate) cores: usize,
     kernel: String,
     pages: String,
 }
 
-impl Environment {
-    /// This machine, with the pages of the region that this process maps; call it while connected.
-    pub fn look() -> Self {
+impl Machine {
+    /// Detects this machine, and the page size of the region that this process maps. Call it while
+    /// connected: without a region the pages are unknown.
+    pub fn detect() -> Self {
         let read = |path| fs::read_to_string(path).unwrap_or_default();
         let model = |line: &str| {
             Some(line.strip_prefix("model name")?.split_once(':')?.1.trim().to_owned())
@@ -64,14 +65,14 @@ impl Environment {
     }
 }
 
-impl fmt::Display for Environment {
+impl fmt::Display for Machine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { processor, cores, kernel, pages } = self;
         write!(f, "{processor}, {cores} cores, Linux {kernel}, region in {pages}")
     }
 }
 
-/// The pages of the largest shared mapping, which is the region's.
+/// The page size of the largest shared mapping, which is the region.
 fn region_pages(smaps: &str) -> String {
     let (mut largest_kib, mut pages) = (0, "unknown pages".to_owned());
     let (mut is_shared, mut size_kib, mut page_kib) = (false, 0, 0);
@@ -82,7 +83,7 @@ fn region_pages(smaps: &str) -> String {
         match first {
             "Size:" => size_kib = kib(),
             "KernelPageSize:" => page_kib = kib(),
-            // For pages of 4 KiB: how much of the mapping the system keeps in larger ones.
+            // With 4 KiB pages, the part of the mapping that the system keeps in larger ones.
             "ShmemPmdMapped:" if is_shared && size_kib > largest_kib => {
                 largest_kib = size_kib;
                 pages = match (page_kib, kib() * 100 / size_kib.max(1)) {
@@ -121,7 +122,7 @@ mod tests {
 
     #[test]
     fn a_result_says_where_it_comes_from() {
-        let Origin { command, date, machine, .. } = Origin::of("kv-bench", Environment::look());
+        let Origin { command, date, machine, .. } = Origin::of("kv-bench", Machine::detect());
         assert!(command.starts_with("kv-bench"), "{command}");
         assert!(humantime::parse_rfc3339(&date).is_ok(), "{date}");
         assert!(machine.cores > 0 && machine.to_string().contains("cores"), "{machine}");

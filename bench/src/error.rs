@@ -8,16 +8,16 @@ use farside_control::ControlError;
 use farside_control::attach::ConnectError;
 use farside_fabric::ChainError;
 
-/// Why a run did not come to its end.
+/// Why a run failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the messages say what the fields are")]
 pub enum Error {
-    /// What was asked for cannot be.
+    /// The command line or a file it names asks for something impossible.
     #[error("{0}")]
     Usage(String),
     #[error(
-        "found no kv-server beside {} or in PATH: build it (cargo build --release) or name a \
+        "found no kv-server in {} or in PATH: build it (cargo build --release) or name a \
          running one with --server",
         .beside.display()
     )]
@@ -65,14 +65,16 @@ pub enum Error {
     #[error("a raw verb failed: {0}")]
     Chain(#[from] ChainError),
     #[error(
-        "this takes {asked} blocks of {bytes} bytes, and of the server's free ones {spare} can be \
-         taken without harm to others: write a smaller --span"
+        "this run needs {asked} blocks of {bytes} bytes, and the server can spare {spare} of its \
+         free ones: give a smaller --span"
     )]
     TooFewBlocks { asked: usize, bytes: u64, spare: usize },
     #[error("no operation ended: give the run more --seconds, or a higher rate")]
     NoOperations,
-    #[error("process {number} of the benchmark failed: {said}")]
-    Process { number: usize, said: String, code: u8 },
+    #[error("process {number} of the benchmark failed: {error}")]
+    Process { number: usize, error: String, exit_code: u8 },
+    #[error("a benchmark process sent no usable result")]
+    NoProcessResult,
     #[error("a thread of the benchmark panicked")]
     Panicked,
     #[error("interrupted")]
@@ -80,41 +82,41 @@ pub enum Error {
 }
 
 impl Error {
-    /// For `map_err`: the system refused something.
+    /// For `map_err`: a system call failed.
     pub fn system(doing: &'static str) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::System { doing, source }
     }
 
-    /// For `map_err`: something is wrong with a file that is read.
+    /// For `map_err`: an input file cannot be read, or has the wrong content.
     pub fn input<E: ToString>(path: &Path) -> impl FnOnce(E) -> Self {
         let path = path.to_owned();
         move |error| Self::Input { path, what: error.to_string() }
     }
 
-    /// For `map_err`: a file of results cannot be written.
+    /// For `map_err`: a result file cannot be written.
     pub fn output(path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_owned();
         move |source| Self::Output { path, source }
     }
 
-    /// For `map_err`: the client library refused something.
+    /// For `map_err`: the client library returned an error.
     pub fn client(doing: &'static str) -> impl FnOnce(farside::Error) -> Self {
         move |source| Self::Client { doing, source }
     }
 
-    /// What the process ends with.
+    /// The exit code of the process.
     pub fn exit_code(&self) -> u8 {
         match self {
-            // As a shell says it of a program that SIGINT ended.
+            // What a shell reports for a program that SIGINT ended.
             Self::Interrupted => 130,
             Self::Usage(_) => exit_code::USAGE,
             Self::Client { source, .. } | Self::NoRoom { source, .. } => source.exit_code(),
             Self::Attach(error) => exit_code::of_connect(error),
-            Self::Process { code, .. } => *code,
+            Self::Process { exit_code, .. } => *exit_code,
             _ => exit_code::FAILED,
         }
     }
 }
 
-/// The result of everything here.
+/// The result of the functions of this crate.
 pub type Result<T> = std::result::Result<T, Error>;

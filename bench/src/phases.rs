@@ -12,7 +12,7 @@ use crate::args::Ycsb;
 use crate::arrivals::Schedule;
 use crate::command::Interrupt;
 use crate::driver::Driver;
-use crate::environment::Environment;
+use crate::environment::Machine;
 use crate::journal::{HistoryFile, Journal, Witness};
 use crate::operations::{Budget, Generator, Loader};
 use crate::pattern::Pattern;
@@ -21,11 +21,11 @@ use crate::progress::ProgressLine;
 use crate::recorder::Recorder;
 use crate::records::RecordCounter;
 use crate::server::Server;
-use crate::thread_measurement::{Supervised, ThreadMeasurement};
+use crate::thread_measurement::{RunFacts, ThreadMeasurement};
 use crate::workload::{Kind, Mix};
 use crate::{Error, Result, allocations};
 
-/// Phases follow each other in this order.
+/// The phases of a run, in their order.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 enum Phase {
@@ -35,7 +35,8 @@ enum Phase {
     Stop,
 }
 
-/// How many operations a thread did: a cache line of its own, and of the one beside it.
+/// The number of operations that a thread did. Alone in its cache line and in the neighbouring one,
+/// which is prefetched with it.
 #[derive(Default)]
 #[repr(align(128))]
 struct ThreadProgress(AtomicU64);
@@ -43,7 +44,7 @@ struct ThreadProgress(AtomicU64);
 /// What the threads of this process share.
 struct Shared<'a> {
     args: &'a Ycsb,
-    /// Where this is one of several processes.
+    /// The parent, if this is one of several processes.
     parent: Option<&'a Parent>,
     client: Client,
     history: Option<HistoryFile>,
@@ -52,15 +53,16 @@ struct Shared<'a> {
     load_kind: Kind,
     phase: AtomicU8,
     budget: Option<Arc<Budget>>,
+    /// How many threads have loaded their share of the records.
     loaded: AtomicUsize,
-    /// How many threads are through with the warm-up.
+    /// How many threads have ended their warm-up.
     started: AtomicUsize,
-    /// How many threads have measured all there was.
+    /// How many threads have ended their measurement.
     ended: AtomicUsize,
     progress: Box<[ThreadProgress]>,
 }
 
-/// Ends the run when a thread fails or panics.
+/// A guard: ends the run for the other threads when this one fails or panics.
 struct StopOthers<'a>(Option<&'a Shared<'a>>);
 
 impl Drop for StopOthers<'_> {
@@ -71,19 +73,19 @@ impl Drop for StopOthers<'_> {
     }
 }
 
-/// How often threads that wait look around.
+/// The time between two checks of a thread that waits for the next phase.
 const PAUSE: Duration = Duration::from_micros(200);
-/// How often the progress line changes.
+/// The time between two changes of the progress line.
 const TICK: Duration = Duration::from_millis(100);
 
-/// All phases of this process.
-pub fn threads(
+/// Runs all phases of this process.
+pub fn run_phases(
     args: &Ycsb,
     (client, server): (Client, &Server),
     history: Option<HistoryFile>,
     parent: Option<&Parent>,
     interrupt: &Interrupt,
-) -> Result<(ThreadMeasurement, Supervised)> {
+) -> Result<(ThreadMeasurement, RunFacts)> {
     let shared = Shared {
         args,
         parent,
@@ -104,7 +106,7 @@ pub fn threads(
         let shared = &shared;
         let worker = |thread| start(scope, move || shared.work(thread));
         let workers: Result<Vec<_>> = (0..args.threads).map(worker).collect();
-        // Those that run wait for the others.
+        // Threads that already run would wait for the missing ones for ever.
         let workers = workers.inspect_err(|_| shared.enter(Phase::Stop))?;
         let supervised = shared.supervise(server, interrupt);
         shared.enter(Phase::Stop);
@@ -112,7 +114,7 @@ pub fn threads(
             .into_iter()
             .map(|worker| worker.join().unwrap_or(Err(Error::Panicked)))
             .collect();
-        // A failed thread explains more than the end it brought to the others.
+        // Report a thread's own error first: it is why the other threads ended.
         let threads: Vec<Option<ThreadMeasurement>> = worked.into_iter().collect::<Result<_>>()?;
         let supervised = supervised?;
         let threads = threads.into_iter().collect::<Option<Vec<_>>>().ok_or(Error::Panicked)?;
@@ -130,33 +132,39 @@ impl Shared<'_> {
         self.phase.load(Ordering::Relaxed) == phase as u8
     }
 
-    /// One thread, all phases. `None` if the run ended before the measured one.
+    /// Runs all phases of one thread. Returns `None` if the run ended before the measurement.
     fn work(&self, thread: u32) -> Result<Option<ThreadMeasurement>> {
-        let Some(file) = &self.history else { return self.connected(thread, &mut ()) };
+        let Some(file) = &self.history else { return self.work_connected(thread, &mut ()) };
         let mut journal = Journal::new(file, thread, self.args.depth);
-        let worked = self.connected(thread, &mut journal);
+        let worked = self.work_connected(thread, &mut journal);
+        // Also if the thread failed: the file then shows what ended the run.
         let recorded = journal.finish();
-        // What ended the run is on file.
         worked.and_then(|worked| recorded.map(|()| worked))
     }
 
-    fn connected(&self, own: u32, witness: &mut impl Witness) -> Result<Option<ThreadMeasurement>> {
+    /// As [`Self::work`], with a session and a witness. `thread_here` counts within this process.
+    fn work_connected(
+        &self,
+        thread_here: u32,
+        witness: &mut impl Witness,
+    ) -> Result<Option<ThreadMeasurement>> {
         let mut stop_others = StopOthers(Some(self));
         let mut session = self.client.session().map_err(Error::client("opening a session"))?;
         let args = self.args;
-        // Among those of all processes.
-        let (thread, threads) = args.share(own);
-        // Every thread its own operations and values, whatever the seed.
-        let seed = args.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ thread << 32;
-        let progress = &self.progress[own as usize].0;
-        let shape = (args.value_size.max(), args.depth.into());
-        let mut driver = Driver::new(witness, shape, seed, &self.records, progress);
-        self.load((thread, threads), &mut driver, &mut session)?;
+        let (thread_of_all, threads) = args.share(thread_here);
+        // Each thread has its own operations and values, whatever --seed is.
+        let seed = args.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ thread_of_all << 32;
+        let progress = &self.progress[thread_here as usize].0;
+        let value_bytes_max_and_depth = (args.value_size.max(), args.depth.into());
+        let mut driver =
+            Driver::new(witness, value_bytes_max_and_depth, seed, &self.records, progress);
+        self.load((thread_of_all, threads), &mut driver, &mut session)?;
         let mut source = Generator::new(self.pattern.clone(), self.records.clone(), seed);
         let mut ignored = Recorder::new(Mix::NOTHING);
         let mut recorder = Recorder::new(args.mix);
         if let Some(target_ops_s) = args.target_rate {
-            let schedule = Schedule::new(args.arrivals, target_ops_s, (thread, threads), seed);
+            let schedule =
+                Schedule::new(args.arrivals, target_ops_s, (thread_of_all, threads), seed);
             driver.pace(Some(schedule));
             recorder = recorder.with_services();
         }
@@ -175,12 +183,13 @@ impl Shared<'_> {
         let allocations = allocations::of_this_thread() - allocated;
         let cache = cache_since(session.cache_statistics(), cache_before);
         self.ended.fetch_add(1, Ordering::Release);
-        // They may have some of the operations left.
+        // The other threads may still have claimed operations to do: do not stop them.
         stop_others.0 = None;
         Ok(Some(ThreadMeasurement { recorder, started_ns, ended_ns, cache, allocations, cpu_s }))
     }
 
-    /// Has a name in profiles: tools/scripts/instructions.sh counts what is done in it.
+    /// Not inlined, so that tools/scripts/instructions.sh finds it by name and counts its
+    /// instructions.
     #[inline(never)]
     fn measure(
         &self,
@@ -215,37 +224,38 @@ impl Shared<'_> {
         Ok(())
     }
 
-    /// Leads through the phases, with a progress line. Returns early when a thread failed.
-    fn supervise(&self, server: &Server, interrupt: &Interrupt) -> Result<Supervised> {
+    /// Starts one phase after another and shows a progress line. Returns early if a thread failed.
+    fn supervise(&self, server: &Server, interrupt: &Interrupt) -> Result<RunFacts> {
         let line = ProgressLine::new();
         let load = Instant::now();
         let all_loaded = || self.loaded.load(Ordering::Acquire) == self.progress.len();
         self.watch(&line, interrupt, "load", all_loaded)?;
         if let Some(parent) = self.parent {
-            parent.has_loaded();
+            parent.tell_loaded();
             self.watch(&line, interrupt, "load", || parent.wants_warm_up())?;
         }
         let load_seconds = load.elapsed().as_secs_f64();
-        let environment = Environment::look();
+        let machine = Machine::detect();
         let until = |seconds: Option<f64>| {
             let end = seconds.map(|seconds| Instant::now() + Duration::from_secs_f64(seconds));
             move || end.is_some_and(|end| Instant::now() >= end)
         };
         self.enter_unless_stopped(Phase::WarmUp);
         let is_warm = until(Some(self.args.warmup_seconds));
-        // Processes begin to measure together.
+        // With several processes the parent decides, so that all begin to measure together.
         let is_over = || self.parent.map_or_else(&is_warm, Parent::wants_measuring);
         self.watch(&line, interrupt, "warm-up", is_over)?;
         let before = server.usage();
         self.enter_unless_stopped(Phase::Measure);
-        // What a thread has in flight when its warm-up ends may take longer than a short phase.
+        // A thread first finishes what it had in flight in its warm-up, which may take long. The
+        // time of the measurement counts only from here.
         let all_started = || self.started.load(Ordering::Acquire) == self.progress.len();
         self.watch(&line, interrupt, "warm-up", all_started)?;
-        let is_late = until(self.args.seconds);
+        let is_time_up = until(self.args.seconds);
         let all_ended = || self.ended.load(Ordering::Acquire) == self.progress.len();
-        self.watch(&line, interrupt, "measure", || is_late() || all_ended())?;
+        self.watch(&line, interrupt, "measure", || is_time_up() || all_ended())?;
         let spent = before.zip(server.usage()).map(|(before, after)| after.since(&before));
-        Ok(Supervised { server: spent, load_seconds, environment })
+        Ok(RunFacts { server: spent, load_seconds, machine })
     }
 
     fn enter_unless_stopped(&self, phase: Phase) {
@@ -253,7 +263,7 @@ impl Shared<'_> {
         let _ = self.phase.fetch_update(Ordering::AcqRel, Ordering::Acquire, go_on);
     }
 
-    /// Shows progress until the phase is over.
+    /// Shows progress until the phase is over, or a thread has stopped the run.
     fn watch(
         &self,
         line: &ProgressLine,
@@ -270,7 +280,7 @@ impl Shared<'_> {
                 let now = self.operations();
                 let rate = (now - before) as f64 / last.elapsed().as_secs_f64();
                 match self.parent {
-                    Some(parent) => parent.has_done(now),
+                    Some(parent) => parent.tell_operations(now),
                     None => line.show(phase, rate, started.elapsed()),
                 }
                 (before, last) = (now, Instant::now());
@@ -292,7 +302,7 @@ fn cache_since(now: CacheStatistics, before: CacheStatistics) -> CacheStatistics
     }
 }
 
-/// As [`Scope::spawn`], which panics then.
+/// As [`Scope::spawn`], but returns an error if the system starts no thread.
 pub fn start<'s, T: Send + 's>(
     scope: &'s Scope<'s, '_>,
     work: impl FnOnce() -> T + Send + 's,

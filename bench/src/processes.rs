@@ -1,9 +1,9 @@
 //! A run by several processes, as many clients on many machines would make it.
 //!
-//! kv-bench starts itself, with the same command line and the number of the process. A child is
-//! told on stdin which server there is, when to warm up and when to measure. On stdout it tells
-//! what it did. Both are JSON objects, one a line. When stdin ends its parent is gone, and the
-//! child ends.
+//! kv-bench starts itself once for each process, with the same command line and the number of the
+//! process. The parent writes orders to a child's stdin: which server to use, when to warm up, when
+//! to measure. The child writes messages to its stdout: how far it is, and what it measured. Both
+//! are JSON objects, one a line. When its stdin ends, the parent is gone, and the child ends.
 
 use std::io::{self, BufRead, BufReader, Write as _};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -19,13 +19,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::args::Ycsb;
 use crate::command::Interrupt;
-use crate::environment::Environment;
+use crate::environment::Machine;
 use crate::progress::ProgressLine;
 use crate::server::Server;
-use crate::thread_measurement::{Supervised, ThreadMeasurement};
+use crate::thread_measurement::{RunFacts, ThreadMeasurement};
 use crate::{Error, Result};
 
-/// What a parent tells.
+/// A line from a parent to its child.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 enum Order {
     Load { server: String, is_own: bool },
@@ -33,32 +33,33 @@ enum Order {
     Measure,
 }
 
-/// What a child tells.
+/// A line from a child to its parent.
 #[derive(Serialize, Deserialize)]
 enum Message {
-    /// In all phases, so far.
+    /// The number of operations so far, in all phases.
     Operations(u64),
     Loaded,
     Measured {
         threads: Box<ThreadMeasurement>,
-        environment: Environment,
+        machine: Machine,
     },
     Failed {
-        said: String,
-        code: u8,
+        error: String,
+        exit_code: u8,
     },
 }
 
-/// How long children may take to end by themselves.
+/// How long children may take to end by themselves. After that they are killed.
 const END_TIMEOUT: Duration = Duration::from_secs(5);
+/// The time between two checks of what is waited for.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// Runs a workload with as many processes as it asks for.
+/// Runs a workload with `--processes` processes. Returns the sum of what they measured.
 pub fn run(
     args: &Ycsb,
     server: &Server,
     interrupt: &Interrupt,
-) -> Result<(ThreadMeasurement, Supervised)> {
+) -> Result<(ThreadMeasurement, RunFacts)> {
     let mut children = Children::start(args)?;
     let load = Instant::now();
     children.tell(&Order::Load { server: server.address().to_owned(), is_own: server.is_own() })?;
@@ -71,26 +72,26 @@ pub fn run(
     children.tell(&Order::Measure)?;
     children.wait("measure", interrupt, |child| child.measured.is_some())?;
     let spent = before.zip(server.usage()).map(|(before, after)| after.since(&before));
-    let measured: Option<Vec<(ThreadMeasurement, Environment)>> =
+    let measured: Option<Vec<(ThreadMeasurement, Machine)>> =
         children.all.iter_mut().map(|child| child.measured.take()).collect();
-    let (worked, machines): (Vec<_>, Vec<_>) = measured.into_iter().flatten().unzip();
-    let environment = machines.into_iter().next().unwrap_or_default();
-    let worked = ThreadMeasurement::sum(worked).ok_or(Error::Panicked)?;
-    Ok((worked, Supervised { server: spent, load_seconds, environment }))
+    let (threads, machines): (Vec<_>, Vec<_>) = measured.into_iter().flatten().unzip();
+    let machine = machines.into_iter().next().unwrap_or_default();
+    let threads = ThreadMeasurement::sum(threads).ok_or(Error::NoProcessResult)?;
+    Ok((threads, RunFacts { server: spent, load_seconds, machine }))
 }
 
-/// A process and what it has told.
+/// A child process, and what its messages said so far.
 struct Process {
     child: Child,
     orders: Option<ChildStdin>,
     operations: u64,
     has_loaded: bool,
-    measured: Option<(ThreadMeasurement, Environment)>,
+    measured: Option<(ThreadMeasurement, Machine)>,
 }
 
 struct Children {
     all: Vec<Process>,
-    /// By child; `None` at its end.
+    /// The number of the child with its message; `None` when its stdout ends.
     messages: Receiver<(usize, Option<Message>)>,
 }
 
@@ -107,7 +108,7 @@ impl Children {
                 .arg(format!("--process={number}"))
                 .stdin(Stdio::piped())
                 .stdout(Stdio::piped())
-                // Ctrl-C in a terminal is for us: we end our children.
+                // Ctrl-C in a terminal reaches only us, and we end our children in order.
                 .process_group(0)
                 .spawn()
                 .map_err(starting())?;
@@ -124,15 +125,15 @@ impl Children {
     }
 
     fn tell(&mut self, order: &Order) -> Result<()> {
-        let line = serde_json::to_string(order).map_err(|_| Error::Panicked)? + "\n";
+        let line = serde_json::to_string(order).map_err(|_| Error::NoProcessResult)? + "\n";
         for orders in self.all.iter_mut().filter_map(|child| child.orders.as_mut()) {
-            // A child that does not listen any more has told why, or has died: the next wait knows.
+            // A child that no longer reads has sent its error or has died: the next wait reports it.
             let _ = orders.write_all(line.as_bytes());
         }
         Ok(())
     }
 
-    /// Takes messages until the phase is over for all.
+    /// Takes messages until the phase is over for all children.
     fn wait(
         &mut self,
         phase: &str,
@@ -147,7 +148,7 @@ impl Children {
             match self.messages.recv_timeout(PAUSE) {
                 Ok((number, message)) => self.take(number, message)?,
                 Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => return Err(Error::Panicked),
+                Err(RecvTimeoutError::Disconnected) => return Err(Error::NoProcessResult),
             }
             let done = operations(&self.all) - before;
             let elapsed = started.elapsed();
@@ -161,25 +162,25 @@ impl Children {
         match message {
             Some(Message::Operations(operations)) => process.operations = operations,
             Some(Message::Loaded) => process.has_loaded = true,
-            Some(Message::Measured { threads, environment }) => {
-                process.measured = Some((*threads, environment));
+            Some(Message::Measured { threads, machine }) => {
+                process.measured = Some((*threads, machine));
             }
-            Some(Message::Failed { said, code }) => {
-                return Err(Error::Process { number, said, code });
+            Some(Message::Failed { error, exit_code }) => {
+                return Err(Error::Process { number, error, exit_code });
             }
             None if process.measured.is_some() => {}
             None => {
                 process.orders = None;
                 let status = process.child.wait();
-                let said = status.map_or_else(|error| error.to_string(), |how| how.to_string());
-                return Err(Error::Process { number, said, code: exit_code::FAILED });
+                let error = status.map_or_else(|error| error.to_string(), |how| how.to_string());
+                return Err(Error::Process { number, error, exit_code: exit_code::FAILED });
             }
         }
         Ok(())
     }
 }
 
-/// Passes on what a child says, line by line.
+/// Passes the messages of a child on, and `None` at their end.
 fn forward(output: impl BufRead, number: usize, sender: &Sender<(usize, Option<Message>)>) {
     let lines = output.lines().map_while(io::Result::ok);
     for message in lines.map_while(|line| serde_json::from_str(&line).ok()) {
@@ -187,7 +188,7 @@ fn forward(output: impl BufRead, number: usize, sender: &Sender<(usize, Option<M
             return;
         }
     }
-    // The receiver may be gone.
+    // This fails if the receiver is gone, and then nothing waits for it.
     let _ = sender.send((number, None));
 }
 
@@ -210,19 +211,19 @@ impl Drop for Children {
     }
 }
 
-/// What a child hears from its parent, and tells it.
+/// The parent, as a child sees it: its orders, and the way to send it messages.
 pub struct Parent {
     server: String,
     is_own: bool,
-    /// How many of the later orders have come.
+    /// How many orders have arrived after the first one.
     orders: Arc<AtomicUsize>,
 }
 
 impl Parent {
-    /// Listens from now on: to the first order here, to the others in a thread. The end of orders
+    /// Waits for the first order, and starts a thread that counts the others. The end of stdin
     /// interrupts the run.
     pub fn listen(interrupt: &Interrupt) -> Result<Self> {
-        let failed = || Error::system("listening to the kv-bench that started this one");
+        let failed = || Error::system("reading from the kv-bench that started this one");
         let mut line = String::new();
         io::stdin().lock().read_line(&mut line).map_err(failed())?;
         let Ok(Order::Load { server, is_own }) = serde_json::from_str(&line) else {
@@ -241,44 +242,45 @@ impl Parent {
         Ok(Self { server, is_own, orders })
     }
 
-    /// The server to go to, and whether it was started for the run.
+    /// The server to use.
     pub fn server(&self, config: ClientConfig) -> Server {
         Server::of_parent(config, &self.server, self.is_own)
     }
 
-    /// Whether it is time to warm up.
+    /// Whether the order to warm up has arrived.
     pub fn wants_warm_up(&self) -> bool {
         self.orders.load(Ordering::Acquire) >= 1
     }
 
-    /// Whether it is time to measure.
+    /// Whether the order to measure has arrived.
     pub fn wants_measuring(&self) -> bool {
         self.orders.load(Ordering::Acquire) >= 2
     }
 
-    /// All records of this process are loaded.
-    pub fn has_loaded(&self) {
-        say(&Message::Loaded);
+    /// Tells that all records of this process are loaded.
+    pub fn tell_loaded(&self) {
+        send(&Message::Loaded);
     }
 
-    /// So many operations are done.
-    pub fn has_done(&self, operations: u64) {
-        say(&Message::Operations(operations));
+    /// Tells how many operations are done so far.
+    pub fn tell_operations(&self, operations: u64) {
+        send(&Message::Operations(operations));
     }
 }
 
-/// A parent that is gone interrupts the run by other means.
-fn say(message: &Message) {
+/// Sends a message to the parent. Errors are ignored: if the parent is gone, the end of stdin
+/// interrupts the run.
+fn send(message: &Message) {
     let line = serde_json::to_string(message).unwrap_or_default() + "\n";
     let _ = io::stdout().write_all(line.as_bytes());
 }
 
 /// Tells the parent what this process measured, or why it failed.
-pub fn answer(measured: Result<(ThreadMeasurement, Supervised)>) {
-    say(&match measured {
-        Ok((threads, Supervised { environment, .. })) => {
-            Message::Measured { threads: Box::new(threads), environment }
+pub fn tell_result(measured: Result<(ThreadMeasurement, RunFacts)>) {
+    send(&match measured {
+        Ok((threads, RunFacts { machine, .. })) => {
+            Message::Measured { threads: Box::new(threads), machine }
         }
-        Err(error) => Message::Failed { said: one_line(&error), code: error.exit_code() },
+        Err(error) => Message::Failed { error: one_line(&error), exit_code: error.exit_code() },
     });
 }

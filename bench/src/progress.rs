@@ -6,7 +6,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::publish::grouped;
 
-/// One line on stderr that changes; nothing if stderr is no terminal.
+/// A line on stderr that is drawn over and over; invisible if stderr is no terminal.
 pub struct ProgressLine(ProgressBar);
 
 impl Default for ProgressLine {
@@ -16,7 +16,7 @@ impl Default for ProgressLine {
 }
 
 impl ProgressLine {
-    /// An empty one.
+    /// An empty line.
     pub fn new() -> Self {
         let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
         if let Ok(style) = ProgressStyle::with_template("{spinner} {msg}") {
@@ -25,7 +25,7 @@ impl ProgressLine {
         Self(bar)
     }
 
-    /// Shows how fast a phase goes.
+    /// Shows the rate of a phase, in operations a second, and how long the phase has taken.
     pub fn show(&self, phase: &str, rate: f64, elapsed: Duration) {
         let rate = grouped(rate as u64);
         self.0.set_message(format!("{phase:<8} {rate:>12} ops/s  {:.1} s", elapsed.as_secs_f64()));

@@ -1,4 +1,4 @@
-//! A connection to a server without the client library: the region itself, and free blocks of it.
+//! A connection to a server without the client library: a fabric on the region, and free blocks.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -14,19 +14,20 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::{Error, Result};
 
-/// How long the server may take for an answer, or to take what is sent.
+/// How long the server may take to answer a message, or to accept one.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
-/// The pause before a message is offered again to a server that has no room for it.
+/// The pause before a message is sent again to a server that had no room for it.
 const SEND_PAUSE: Duration = Duration::from_millis(5);
 
-/// A writer's connection, and the blocks it took. They are not given back if this is dropped
-/// early: the server then finds out that the client is gone.
-pub struct Attached {
+/// A writer's connection, and the blocks that it took. Dropping it without
+/// [`RawConnection::give_back`] gives no block back: the server then notices that the client is gone
+/// and collects them.
+pub struct RawConnection {
     server: attach::Attached,
     held: Vec<(SizeClass, FreeBlock)>,
 }
 
-impl Attached {
+impl RawConnection {
     /// Connects as a writer.
     pub fn connect(config: &ClientConfig) -> Result<Self> {
         let options = config.connect_options(Role::Writer);
@@ -34,7 +35,7 @@ impl Attached {
         Ok(Self { server: options.connect()?, held: Vec::new() })
     }
 
-    /// A fabric on the region.
+    /// Makes a fabric on the region.
     ///
     /// # Errors
     /// [`Error::Attach`]: over RDMA this connects a queue pair.
@@ -42,8 +43,8 @@ impl Attached {
         Ok(self.server.factory.fabric(lanes)?)
     }
 
-    /// Takes free blocks, as many as the server has of these; returns where their content starts,
-    /// behind the header: "a block header is a header for ever".
+    /// Takes up to `count` free blocks, as many as the server has. Returns where their content starts,
+    /// after the header: "a block header is a header for ever".
     pub fn take_blocks(&mut self, class: SizeClass, count: usize) -> Result<Vec<u64>> {
         let mut targets = Vec::with_capacity(count);
         while targets.len() < count {
@@ -59,14 +60,15 @@ impl Attached {
         Ok(targets)
     }
 
-    /// How many blocks of these can be taken so that others find some, and no key has to make room:
-    /// half of those that are free.
+    /// How many blocks of this class can be taken and still leave some for others, without a key being
+    /// evicted: half of the free ones.
     pub fn spare_blocks(&mut self, class: SizeClass) -> Result<usize> {
         let reply = self.ask(&Request::Statistics)?;
         let Reply::Statistics(statistics) = reply else { return Ok(0) };
-        let own = statistics.classes.iter().find(|of| of.class == class);
-        let free = own.map_or(0, |of| of.blocks_free.saturating_sub(of.blocks_resting));
-        // A cache that was full keeps the rest of its chunks for the index.
+        let blocks = statistics.classes.iter().find(|blocks| blocks.class == class);
+        let free =
+            blocks.map_or(0, |blocks| blocks.blocks_free.saturating_sub(blocks.blocks_resting));
+        // A server that has evicted keys keeps its free chunks for the index.
         let spans = match statistics.keys_evicted {
             0 => statistics.chunks_free / class.chunks_per_span(),
             _ => 0,
@@ -74,11 +76,11 @@ impl Attached {
         Ok(((free + spans * class.blocks_per_span()) / 2) as usize)
     }
 
-    /// Answers what the server has asked meanwhile: it fences a client that does not report its
-    /// blocks, or what its clock reads, in time.
+    /// Answers the requests of the server since the last call. The server fences a client that does
+    /// not report its blocks, or its clock, in time.
     pub fn answer_all(&mut self) -> Result<()> {
         let mut buffer = vec![0; MESSAGE_BYTES_MAX];
-        let failed = || Error::system("listening to the server");
+        let failed = || Error::system("reading from the server");
         while let Some(bytes) = self.server.channel.receive(&mut buffer).map_err(failed())? {
             if bytes == 0 {
                 return Err(failed()(io::ErrorKind::ConnectionReset.into()));
@@ -88,7 +90,7 @@ impl Attached {
         Ok(())
     }
 
-    /// Waits for the reply, and answers what the server asks before it.
+    /// Sends a request and returns its reply. Answers requests of the server that come before it.
     fn ask(&mut self, request: &Request) -> Result<Reply> {
         let mut buffer = vec![0; MESSAGE_BYTES_MAX];
         self.send(request)?;
@@ -111,7 +113,7 @@ impl Attached {
             Reply::Ask(ServerRequest::Alive) => {
                 self.send(&Request::Alive { clock_ns: boot_time_ns() })
             }
-            // It cannot spare the blocks that it measures on.
+            // No other request needs an answer; this client can spare none of its blocks.
             _ => Ok(()),
         }
     }
@@ -123,7 +125,7 @@ impl Attached {
             for part in part.chunks(BLOCKS_PER_MESSAGE_MAX) {
                 let class = part[0].0;
                 let blocks = part.iter().map(|(_, block)| *block).collect();
-                // They were never linked.
+                // The blocks were never linked, so no reader can still see them.
                 self.send(&Request::GiveBlocks { class, rested: true, blocks })?;
             }
         }
@@ -131,7 +133,7 @@ impl Attached {
         Ok(())
     }
 
-    /// Waits for a message; returns its length.
+    /// Waits for a message. Returns its length.
     fn receive(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let channel = &mut self.server.channel;
         let until = Instant::now() + ANSWER_TIMEOUT;

@@ -1,4 +1,4 @@
-//! `kv-bench ycsb`: what a run needs, and what comes of it.
+//! `kv-bench ycsb`: prepares a run, runs it, and returns what it measured.
 
 use std::time::SystemTime;
 
@@ -13,7 +13,7 @@ use crate::phases;
 use crate::processes::{self, Parent};
 use crate::server::Server;
 use crate::sizing::{self, Demand, ServerMemory};
-use crate::thread_measurement::{Supervised, ThreadMeasurement};
+use crate::thread_measurement::{RunFacts, ThreadMeasurement};
 use crate::verbs::RawLimit;
 use crate::{Error, Result};
 
@@ -21,15 +21,15 @@ use crate::{Error, Result};
 pub struct Measured {
     /// The name of the fabric.
     pub fabric: String,
-    /// All threads together.
+    /// What all threads together measured.
     pub threads: ThreadMeasurement,
-    /// What their supervisor saw.
-    pub supervised: Supervised,
-    /// When the last thread ended.
+    /// What the supervising thread saw.
+    pub facts: RunFacts,
+    /// When the last thread ended, by the wall clock.
     pub ended: SystemTime,
-    /// What the fabric can do at most, if it was measured.
+    /// The rates of raw verbs, if they were measured.
     pub raw: Option<RawLimit>,
-    /// Why it was not, if it should have been.
+    /// Why raw verbs were not measured, although they were asked for.
     pub raw_missing: Option<String>,
 }
 
@@ -37,23 +37,24 @@ pub struct Measured {
 pub fn ycsb(args: &Ycsb, interrupt: &Interrupt) -> Result<Measured> {
     check_history(args)?;
     let server = Server::connect_or_start(args.target.config()?, || memory(args), interrupt)?;
-    let (threads, supervised) = if args.processes > 1 {
+    let (threads, facts) = if args.processes > 1 {
         processes::run(args, &server, interrupt)?
     } else {
         let client = connect(args, &server.config)?;
-        // Not before there are operations: an older history stays where no server answers.
+        // Created only once connected, so that an older history is not overwritten when no server
+        // answers.
         let history = args.history.as_deref().map(HistoryFile::create).transpose()?;
-        let done = phases::threads(args, (client, &server), history, None, interrupt);
-        done.map_err(advised(&server))?
+        let measured = phases::run_phases(args, (client, &server), history, None, interrupt);
+        measured.map_err(advised(&server))?
     };
-    // Of nothing there are no rates, ratios and percentiles.
+    // Without operations the report's rates, ratios and percentiles would be undefined.
     if threads.recorder.operations() == 0 {
         return Err(Error::NoOperations);
     }
     let mut measured = Measured {
         fabric: server.fabric().to_owned(),
         threads,
-        supervised,
+        facts,
         ended: SystemTime::now(),
         raw: None,
         raw_missing: None,
@@ -67,25 +68,26 @@ pub fn ycsb(args: &Ycsb, interrupt: &Interrupt) -> Result<Measured> {
     Ok(measured)
 }
 
-/// The run of one of several processes, which tells its parent what came of it.
+/// Runs the part of one of several processes, and tells its parent the result.
 pub fn child(args: &Ycsb, interrupt: &Interrupt) {
     let measured = Parent::listen(interrupt).and_then(|parent| part(args, &parent, interrupt));
-    processes::answer(measured);
+    processes::tell_result(measured);
 }
 
-/// What one of several processes does of a run.
+/// Runs this process's part of the operations.
 fn part(
     args: &Ycsb,
     parent: &Parent,
     interrupt: &Interrupt,
-) -> Result<(ThreadMeasurement, Supervised)> {
+) -> Result<(ThreadMeasurement, RunFacts)> {
     let server = parent.server(args.target.config()?);
     let client = connect(args, &server.config)?;
-    let done = phases::threads(args, (client, &server), None, Some(parent), interrupt);
-    done.map_err(advised(&server))
+    let measured = phases::run_phases(args, (client, &server), None, Some(parent), interrupt);
+    measured.map_err(advised(&server))
 }
 
-/// For `map_err`: what to do where a server of our own has no room.
+/// For `map_err`: turns `OutOfSpace` of a server of our own into [`Error::NoRoom`], whose text says
+/// what to do.
 fn advised(server: &Server) -> impl FnOnce(Error) -> Error {
     let is_own = server.is_own();
     move |error| match error {
@@ -97,11 +99,11 @@ fn advised(server: &Server) -> impl FnOnce(Error) -> Error {
     }
 }
 
-/// Whether values are long enough for the history, if one was asked for.
+/// Checks that values are long enough for the history, if one was asked for.
 fn check_history(args: &Ycsb) -> Result<()> {
     if args.history.is_some() && (args.value_size.min() as usize) < NUMBER_BYTES {
-        let advice = format!("--history takes a --value-size of {NUMBER_BYTES} or more, so that");
-        return Err(Error::Usage(format!("{advice} values can differ")));
+        let advice = format!("--history needs a --value-size of {NUMBER_BYTES} or more, so that");
+        return Err(Error::Usage(format!("{advice} every value can be different")));
     }
     Ok(())
 }
@@ -135,9 +137,11 @@ fn connect(args: &Ycsb, config: &ClientConfig) -> Result<Client> {
 
 fn check_limits(args: &Ycsb, client: &Client) -> Result<()> {
     let session = client.session().map_err(Error::client("opening a session"))?;
-    let (asked, most) = (args.value_size.max() as usize, session.limits().value_bytes_max);
-    if asked <= most {
+    let (asked, max) = (args.value_size.max() as usize, session.limits().value_bytes_max);
+    if asked <= max {
         return Ok(());
     }
-    Err(Error::Usage(format!("values have up to {asked} bytes, this server takes at most {most}")))
+    Err(Error::Usage(format!(
+        "values have up to {asked} bytes, and this server takes at most {max}"
+    )))
 }

@@ -8,26 +8,27 @@ use farside_control::address::Address;
 use crate::accounting::{self, ServerUsage};
 use crate::command::Interrupt;
 use crate::daemon::{Daemon, find_program};
-use crate::raw_connection::Attached;
+use crate::raw_connection::RawConnection;
 use crate::sizing::ServerMemory;
 use crate::{Error, Result};
 
-/// How long a server that starts may take for an answer before it is looked after again.
+/// How long one attempt to connect to a starting server may take before we check that it still runs.
 const ANSWER_TIMEOUT_MS: u64 = 250;
 
-/// The server of a run: one that ran before, or one of our own that is stopped with this.
+/// The server of a run: one that already ran, or one of our own that is stopped when this is
+/// dropped.
 pub struct Server {
     /// How to connect to it.
     pub config: ClientConfig,
-    /// Its process, if known.
+    /// The number of its process, if known.
     pub process: Option<u32>,
-    /// Stopped with this.
+    /// The process of a server of our own, which ends when this is dropped.
     _own: Option<Daemon>,
     is_own: bool,
 }
 
 impl Server {
-    /// The one the configuration names, or else a new one with so much memory.
+    /// Returns the server that the configuration names, or starts one with this memory.
     pub fn connect_or_start(
         config: ClientConfig,
         memory: impl FnOnce() -> Result<ServerMemory>,
@@ -42,23 +43,23 @@ impl Server {
         Ok(Self { config, process: Some(own.process()), _own: Some(own), is_own: true })
     }
 
-    /// The one at this address, which another kv-bench may have started.
+    /// The server of the parent process, at this address. `is_own`: the parent started it.
     pub fn of_parent(config: ClientConfig, address: &str, is_own: bool) -> Self {
         let config = ClientConfig { server: Some(address.to_owned()), ..config };
         Self { config, process: None, _own: None, is_own }
     }
 
-    /// Where it is.
+    /// Its address.
     pub fn address(&self) -> &str {
         self.config.server.as_deref().unwrap_or_default()
     }
 
-    /// Whether it was started for this run.
+    /// Whether the server was started for this run.
     pub fn is_own(&self) -> bool {
         self.is_own
     }
 
-    /// What its process spent so far, if it is known.
+    /// What its process spent so far, if the process is known.
     pub fn usage(&self) -> Option<ServerUsage> {
         ServerUsage::of(self.process?).ok()
     }
@@ -85,12 +86,12 @@ fn start(memory: ServerMemory, interrupt: &Interrupt) -> Result<Daemon> {
         ]
         .concat()
     };
-    // It listens long before its memory is there.
+    // The server listens long before its memory is ready, so only a connection shows that it is.
     let answers = |socket: &Path| {
         let server = Some(address_of(socket));
         let config =
             ClientConfig { server, connect_timeout_ms: ANSWER_TIMEOUT_MS, ..Default::default() };
-        Attached::connect(&config).and_then(Attached::give_back).is_ok()
+        RawConnection::connect(&config).and_then(RawConnection::give_back).is_ok()
     };
     Daemon::start(program, arguments, answers, interrupt)
 }

@@ -1,38 +1,40 @@
-//! What threads measured, added up; and how processes tell each other.
+//! What threads measured, the sum over threads, and the form in which a process sends it to its
+//! parent.
 
 use farside::CacheStatistics;
 use serde::{Deserialize, Serialize};
 
 use crate::accounting::ServerUsage;
-use crate::environment::Environment;
+use crate::environment::Machine;
 use crate::recorder::Recorder;
 
-/// What one thread measured, or several. The clock is the same in all processes of a machine.
+/// What one thread measured, or the sum over several. Times are comparable between processes: the
+/// clock is the same in all processes of a machine.
 #[derive(Serialize, Deserialize)]
 pub struct ThreadMeasurement {
-    /// Operations.
+    /// Their operations.
     pub recorder: Recorder,
-    /// When the first one started, by the clock of latencies.
+    /// When the first thread started to measure, by the clock of latencies.
     pub started_ns: u64,
-    /// When the last one ended.
+    /// When the last thread ended.
     pub ended_ns: u64,
-    /// What the location caches did.
+    /// Hits and misses of the location caches.
     #[serde(with = "CacheForm")]
     pub cache: CacheStatistics,
-    /// How often they allocated.
+    /// How often the threads allocated.
     pub allocations: u64,
-    /// CPU time, in seconds: less than threads x seconds when they had to share their cores.
+    /// CPU time, in seconds: less than threads x seconds if the threads had to share cores.
     pub cpu_s: f64,
 }
 
-/// What the thread saw that leads the others.
-pub struct Supervised {
-    /// What the server spent while was measured, if it can be known.
+/// What the supervising thread saw.
+pub struct RunFacts {
+    /// What the server spent during the measurement, if its process is known.
     pub server: Option<ServerUsage>,
     /// How long the load phase took, in seconds.
     pub load_seconds: f64,
     /// The machine.
-    pub environment: Environment,
+    pub machine: Machine,
 }
 
 impl ThreadMeasurement {
@@ -41,7 +43,7 @@ impl ThreadMeasurement {
         (self.ended_ns - self.started_ns) as f64 / 1e9
     }
 
-    /// The sum; `None` of no threads.
+    /// Returns the sum; `None` if there are no threads.
     pub fn sum(all: impl IntoIterator<Item = Self>) -> Option<Self> {
         let mut all = all.into_iter();
         let mut sum = all.next()?;
@@ -93,29 +95,29 @@ mod tests {
     }
 
     #[test]
-    fn processes_add_up_as_threads_do_and_nothing_is_lost_in_the_pipe() {
-        let told = |latency_ns| -> ThreadMeasurement {
+    fn measurements_survive_the_pipe_and_add_up_as_without_it() {
+        let sent = |latency_ns| -> ThreadMeasurement {
             let line = serde_json::to_string(&measured(latency_ns)).unwrap();
             serde_json::from_str(&line).unwrap()
         };
-        let there = ThreadMeasurement::sum([told(100), told(30_000)]).unwrap();
-        let here = ThreadMeasurement::sum([measured(100), measured(30_000)]).unwrap();
-        for sum in [&there, &here] {
+        let received = ThreadMeasurement::sum([sent(100), sent(30_000)]).unwrap();
+        let local = ThreadMeasurement::sum([measured(100), measured(30_000)]).unwrap();
+        for sum in [&received, &local] {
             assert_eq!((sum.started_ns, sum.ended_ns, sum.allocations), (100, 60_000, 6));
             assert_eq!((sum.cache, sum.cpu_s), (CacheStatistics { hits: 20, misses: 40 }, 1.0));
             let Recorder { unexpected, driver_ns, behind_ns, .. } = sum.recorder;
             assert_eq!((unexpected, driver_ns, behind_ns), (2, 18, 30_000));
         }
-        for ((kind, a), (_, b)) in there.recorder.kinds().zip(here.recorder.kinds()) {
+        for ((kind, a), (_, b)) in received.recorder.kinds().zip(local.recorder.kinds()) {
             assert!(a.latencies == b.latencies && a.services == b.services, "{kind:?}");
             assert_eq!(a.counters, b.counters);
         }
-        assert_eq!(there.recorder.kinds().count(), 2);
+        assert_eq!(received.recorder.kinds().count(), 2);
         assert!(ThreadMeasurement::sum([]).is_none());
     }
 
     #[test]
-    fn what_is_no_histogram_is_refused() {
+    fn a_text_that_encodes_no_histogram_is_refused() {
         let mut json = serde_json::to_value(measured(100)).unwrap();
         json["recorder"]["kinds"][0]["latencies"] = "AAAA".into();
         assert!(serde_json::from_value::<ThreadMeasurement>(json).is_err());

@@ -1,10 +1,10 @@
-//! Results of `kv-compare` for programs (JSON) and for people (tables).
+//! The result of `kv-compare`, as JSON for programs and as tables for people.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
 
 use farside::Counters;
-use farside_bench::environment::{Environment, Origin};
+use farside_bench::environment::{Machine, Origin};
 use farside_bench::publish::grouped;
 use farside_bench::report::OperationReport;
 use farside_bench::verbs::{Rate, RawLimit};
@@ -12,7 +12,7 @@ use farside_bench::workload::Workload;
 use serde::Serialize;
 
 use crate::args::{Compare, StoreName};
-use crate::turns::Done;
+use crate::turns::TurnResult;
 
 /// The result of `kv-compare`.
 #[derive(Clone, Debug, Serialize)]
@@ -21,22 +21,22 @@ pub struct CompareReport {
     #[serde(flatten)]
     pub origin: Origin,
     pub fabric: String,
-    /// Null for none but the fabric's own.
+    /// The emulated network; null if none is emulated.
     pub network: Option<String>,
     pub records: u64,
     pub value_size: u32,
     pub depth: u16,
     pub rounds: u32,
     pub seed: u64,
-    /// What each store is.
+    /// The name and the description of each store.
     pub stores: BTreeMap<&'static str, &'static str>,
-    /// Asked for, but not possible, and why.
+    /// The stores that were asked for and cannot take part, each with the reason.
     pub left_out: BTreeMap<&'static str, &'static str>,
     pub limit: Limit,
     pub workloads: Vec<WorkloadReport>,
 }
 
-/// The raw verbs of the same fabric, as many in flight.
+/// The rates of raw verbs on the same fabric, with the same number of chains in flight.
 #[derive(Clone, Copy, Debug, Serialize)]
 #[allow(missing_docs, reason = "the names are those of the JSON")]
 pub struct Limit {
@@ -48,7 +48,7 @@ pub struct Limit {
     pub update: Rate,
 }
 
-/// One workload.
+/// The results of one workload.
 #[derive(Clone, Debug, Serialize)]
 #[allow(missing_docs, reason = "the names are those of the JSON")]
 pub struct WorkloadReport {
@@ -57,35 +57,36 @@ pub struct WorkloadReport {
     pub stores: Vec<StoreReport>,
 }
 
-/// One store with it.
+/// The result of one store with one workload.
 #[derive(Clone, Debug, Serialize)]
 #[allow(missing_docs, reason = "the names are those of the JSON")]
 pub struct StoreReport {
     pub store: &'static str,
     pub seconds: f64,
     pub throughput_ops_s: f64,
-    /// Of that to these operations as raw chains, those that Farside takes at least; null over
-    /// another way than the limit's.
+    /// The throughput divided by the rate of the raw chains that Farside needs at least for these
+    /// operations. Null for a store that is not on the fabric.
     pub mix_ratio: Option<f64>,
-    /// CPU time of the thread that asks, and of the server's process.
+    /// The CPU time of the client's thread.
     pub client_cpu_s: f64,
+    /// The CPU time of the server's process.
     pub server_cpu_s: f64,
-    /// Operations by a second of CPU time of both.
+    /// Operations for each second of CPU time of client and server.
     pub ops_per_cpu_s: f64,
-    /// Farside's throughput to this one's; null without Farside.
+    /// Farside's throughput divided by this store's; null if Farside was not measured.
     pub farside_ratio: Option<f64>,
-    /// The same of operations by CPU time.
+    /// The same ratio of `ops_per_cpu_s`.
     pub farside_ratio_cpu: Option<f64>,
     pub operations: BTreeMap<&'static str, OperationReport>,
     pub round_trips_per_op: f64,
     pub verbs_per_op: f64,
     pub bytes_per_op: f64,
-    /// Operations that found another state than the load had left.
+    /// How many operations found another state than the load had left.
     pub unexpected: u64,
 }
 
 impl StoreReport {
-    fn new(store: StoreName, done: &Done, raw: &RawLimit) -> Self {
+    fn new(store: StoreName, done: &TurnResult, raw: &RawLimit) -> Self {
         let mut counters = Counters::default();
         done.recorder.kinds().for_each(|(_, of)| counters += of.counters);
         let operations = done.recorder.operations();
@@ -112,10 +113,10 @@ impl StoreReport {
 }
 
 impl WorkloadReport {
-    /// What each store did.
+    /// The report on a workload, from what each store did.
     pub(crate) fn new<'d>(
         workload: Workload,
-        stores: impl Iterator<Item = (StoreName, &'d Done)>,
+        stores: impl Iterator<Item = (StoreName, &'d TurnResult)>,
         raw: &RawLimit,
     ) -> Self {
         let mut stores: Vec<_> =
@@ -164,19 +165,23 @@ impl WorkloadReport {
         }
         for of in self.stores.iter().filter(|of| of.unexpected > 0) {
             let count = grouped(of.unexpected);
-            writeln!(out, "WARNING: {count} operations of {} found another state", of.store)?;
+            writeln!(
+                out,
+                "WARNING: {count} operations of {} found another state than the load left",
+                of.store
+            )?;
         }
         Ok(())
     }
 }
 
 impl CompareReport {
-    /// The report of a run with these of the stores asked for.
+    /// The report of a run. `stores` took part; `left_out` were asked for and could not.
     pub(crate) fn new(
         args: &Compare,
         stores: &[StoreName],
         left_out: &[(StoreName, &'static str)],
-        (fabric, machine): (&str, Environment),
+        (fabric, machine): (&str, Machine),
         limit: Limit,
         workloads: Vec<WorkloadReport>,
     ) -> Self {
@@ -209,7 +214,7 @@ impl CompareReport {
         let rate = |rate: Rate| grouped(rate.rate_per_s as u64);
         writeln!(
             out,
-            "limit, raw verbs of {bytes} B: READ {} /s, WRITE {} /s, CAS {} /s, a PUT's {} /s",
+            "limit, raw verbs of {bytes} B: READ {} /s, WRITE {} /s, CAS {} /s, a PUT's chain {} /s",
             rate(read),
             rate(write),
             rate(cas),

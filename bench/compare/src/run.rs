@@ -1,5 +1,5 @@
-//! `kv-compare`: Farside and what others published, on one fabric, in one region, with the
-//! same keys, values and operations, in turns.
+//! `kv-compare`: measures Farside and published stores in turns, on one fabric, in one region, with
+//! the same keys, values and operations.
 
 use std::cell::RefCell;
 use std::fmt::Display;
@@ -10,10 +10,10 @@ use std::time::Duration;
 use farside::Client;
 use farside_bench::command::Interrupt;
 use farside_bench::daemon::Daemon;
-use farside_bench::environment::Environment;
+use farside_bench::environment::Machine;
 use farside_bench::keys::KEY_BYTES;
 use farside_bench::phases::start;
-use farside_bench::raw_connection::Attached;
+use farside_bench::raw_connection::RawConnection;
 use farside_bench::server::Server;
 use farside_bench::sizing::{self, OPERATIONS_PER_S_MAX, ServerMemory};
 use farside_bench::store::MeasuredStore;
@@ -39,9 +39,9 @@ use crate::services::memcached::MemcachedProtocol;
 use crate::services::redis::RedisProtocol;
 use crate::services::requests::Requests;
 use crate::services::{ExternalServer, ServiceError};
-use crate::turns::{Done, Order, TurnHandle, TurnWorker, pair};
+use crate::turns::{Order, TurnHandle, TurnResult, TurnWorker, pair};
 
-/// Runs everything.
+/// Starts the server and the stores, lets them take turns, and returns the report.
 pub fn run(args: &Compare, interrupt: &Interrupt) -> Result<CompareReport> {
     args.check()?;
     let config = args.target.config()?;
@@ -53,18 +53,18 @@ pub fn run(args: &Compare, interrupt: &Interrupt) -> Result<CompareReport> {
             Some(why) => left_out.push((*store, why)),
         }
     }
-    let mut attached = Attached::connect(&server.config)?;
-    let (limit, raw) = limit(args, &mut attached)?;
-    // No store does more operations than the fabric READs, with some room for noise.
+    let mut connection = RawConnection::connect(&server.config)?;
+    let (limit, raw) = limit(args, &mut connection)?;
+    // Memory for inserts: no store does more operations than the fabric READs. Twice that, for noise.
     let demand = demand(args, (2.0 * raw.read).min(OPERATIONS_PER_S_MAX as f64));
     let count = stores.iter().map(|store| segments(*store, demand)).sum();
-    let mut memory = Segments::new(take_segments(&mut attached, count)?);
-    let attached = RefCell::new(attached);
-    let look = || {
-        attached.borrow_mut().answer_all()?;
+    let mut memory = Segments::new(take_segments(&mut connection, count)?);
+    let connection = RefCell::new(connection);
+    let between_polls = || {
+        connection.borrow_mut().answer_all()?;
         interrupt.check()
     };
-    // A server that ran before may hold the keys already; the other stores hold nothing yet.
+    // A server that already ran may hold the keys; the other stores are new and empty.
     let load_kind = |store| match store {
         StoreName::Farside if !server.is_own() => Kind::Put,
         _ => Kind::Insert,
@@ -86,58 +86,58 @@ pub fn run(args: &Compare, interrupt: &Interrupt) -> Result<CompareReport> {
                 client: &server.config,
                 service: service.as_ref(),
             };
-            setup.start(scope, worker, &attached.borrow(), &mut memory)?;
+            setup.start(scope, worker, &connection.borrow(), &mut memory)?;
             handles.push(handle);
         }
         for handle in &handles {
-            handle.play(Order::Load, None, look)?;
+            handle.play(Order::Load, None, between_polls)?;
         }
         let turns = |workload: &Workload| {
-            let turns = take_turns(args, *workload, &handles, look)?;
+            let turns = take_turns(args, *workload, &handles, between_polls)?;
             let stores = stores.iter().copied();
             Ok(WorkloadReport::new(*workload, stores.zip(&turns), &raw))
         };
         args.workloads.iter().map(turns).collect()
     });
     let workloads = workloads?;
-    // While the region is mapped.
-    let machine = Environment::look();
-    attached.into_inner().give_back()?;
-    let place = (server.fabric(), machine);
-    Ok(CompareReport::new(args, &stores, &left_out, place, limit, workloads))
+    // Before the connection closes: the page size is that of the mapped region.
+    let machine = Machine::detect();
+    connection.into_inner().give_back()?;
+    let fabric_and_machine = (server.fabric(), machine);
+    Ok(CompareReport::new(args, &stores, &left_out, fabric_and_machine, limit, workloads))
 }
 
-/// Why a store cannot take part.
+/// Returns why a store cannot take part; `None` if it can.
 fn obstacle(store: StoreName, network: Option<NetworkName>) -> Option<&'static str> {
     let service = store.service()?;
     if network.is_some() {
-        return Some("nothing emulates a network around its socket");
+        return Some("a network cannot be emulated around its socket");
     }
     (!service.is_installed()).then_some("it is not installed")
 }
 
-/// One workload, by each store in each round: what each did.
+/// Runs one workload: each store has one turn in each round. Returns what each store did.
 fn take_turns(
     args: &Compare,
     workload: Workload,
     handles: &[TurnHandle],
-    look: impl Fn() -> Result<()>,
-) -> Result<Vec<Done>> {
+    between_polls: impl Fn() -> Result<()>,
+) -> Result<Vec<TurnResult>> {
     let warm_up = Duration::from_secs_f64(args.warmup_seconds);
     let round = Duration::from_secs_f64(args.seconds / f64::from(args.rounds));
     for handle in handles {
-        handle.play(Order::WarmUp(workload), Some(warm_up), &look)?;
+        handle.play(Order::WarmUp(workload), Some(warm_up), &between_polls)?;
     }
-    let mut all: Vec<_> = handles.iter().map(|_| Done::nothing(workload.mix())).collect();
+    let mut all: Vec<_> = handles.iter().map(|_| TurnResult::nothing(workload.mix())).collect();
     for _ in 0..args.rounds {
         for (handle, all) in handles.iter().zip(&mut all) {
-            all.add(&handle.play(Order::Measure, Some(round), &look)?);
+            all.add(&handle.play(Order::Measure, Some(round), &between_polls)?);
         }
     }
     Ok(all)
 }
 
-/// What it takes to make a store.
+/// What is needed to make a store.
 struct StoreSetup<'a> {
     args: &'a Compare,
     demand: PeerDemand,
@@ -150,12 +150,12 @@ struct StoreSetup<'a> {
 type Scope<'s, 'e> = &'s thread::Scope<'s, 'e>;
 
 impl<'a> StoreSetup<'a> {
-    /// Makes the store and starts its thread.
+    /// Makes the store and starts the thread that drives it.
     fn start<'s>(
         self,
         scope: Scope<'s, '_>,
         worker: TurnWorker,
-        attached: &Attached,
+        connection: &RawConnection,
         memory: &mut Segments,
     ) -> Result<()>
     where
@@ -169,7 +169,7 @@ impl<'a> StoreSetup<'a> {
             return self.service(scope, worker, &service.socket());
         }
         let lanes = lanes(self.store) * self.args.depth;
-        let fabric = attached.fabric(lanes)?;
+        let fabric = connection.fabric(lanes)?;
         match self.args.link() {
             None => self.peer(scope, worker, fabric, memory),
             Some(link) => {
@@ -248,7 +248,7 @@ fn failed(store: StoreName, why: &impl Display) -> Error {
     Error::Store { store: store.name(), why: why.to_string() }
 }
 
-/// How many lanes of the fabric an operation of the store takes.
+/// How many lanes of the fabric an operation of the store uses.
 fn lanes(store: StoreName) -> u16 {
     match store {
         StoreName::Swarm => Swarm::<ShmFabric>::LANES,
@@ -266,7 +266,7 @@ fn demand(args: &Compare, operations_per_s: f64) -> PeerDemand {
     }
 }
 
-/// How many segments of memory a store takes besides Farside's own.
+/// How many segments of memory a store uses, besides Farside's own memory.
 fn segments(store: StoreName, demand: PeerDemand) -> u64 {
     match store {
         StoreName::Farside | StoreName::Redis | StoreName::Valkey | StoreName::Memcached => 0,
@@ -276,7 +276,7 @@ fn segments(store: StoreName, demand: PeerDemand) -> u64 {
     }
 }
 
-/// What the server started for the run is told.
+/// The memory of a server that is started for the run.
 fn memory(args: &Compare) -> Result<ServerMemory> {
     let inserts = args.workloads.iter().map(|of| of.mix().share(Kind::Insert)).sum();
     let farside = sizing::Demand {
@@ -296,19 +296,19 @@ fn memory(args: &Compare) -> Result<ServerMemory> {
     Ok(ServerMemory { region_bytes: memory.region_bytes + segments * BLOCK_BYTES_MAX, ..memory })
 }
 
-/// Takes blocks of the largest class, and their parts that begin on a cache line.
-fn take_segments(attached: &mut Attached, count: u64) -> Result<Vec<u64>> {
+/// Takes blocks of the largest class. Returns the first cache line after each block's header.
+fn take_segments(connection: &mut RawConnection, count: u64) -> Result<Vec<u64>> {
     let Some(class) = SizeClass::for_bytes(BLOCK_BYTES_MAX) else { return Ok(Vec::new()) };
-    let contents = attached.take_blocks(class, count as usize)?;
-    Ok(contents.iter().map(|at| at - BLOCK_HEADER_BYTES + BLOCK_UNIT).collect())
+    let contents = connection.take_blocks(class, count as usize)?;
+    Ok(contents.iter().map(|content| content - BLOCK_HEADER_BYTES + BLOCK_UNIT).collect())
 }
 
-/// How long each raw verb is measured, at most.
+/// Limit on the time for each raw verb, in seconds.
 const LIMIT_SECONDS_MAX: f64 = 1.0;
 
-/// The raw verbs, with as many in flight, on what a record of Farside takes.
-fn limit(args: &Compare, attached: &mut Attached) -> Result<(Limit, RawLimit)> {
-    let segments = take_segments(attached, 1)?;
+/// Measures the raw verbs with `--depth` chains in flight, each on the length of a record's block.
+fn limit(args: &Compare, connection: &mut RawConnection) -> Result<(Limit, RawLimit)> {
+    let segments = take_segments(connection, 1)?;
     let class = class_for(KEY_BYTES, args.value_size as usize);
     let bytes = class.map_or(BLOCK_UNIT, SizeClass::block_bytes);
     let per_segment = (SEGMENT_BYTES / bytes) as usize;
@@ -319,9 +319,9 @@ fn limit(args: &Compare, attached: &mut Attached) -> Result<(Limit, RawLimit)> {
         bytes: bytes as u32,
         lanes: args.depth,
         duration: Duration::from_secs_f64(args.seconds.min(LIMIT_SECONDS_MAX)),
-        look: &|| Ok(()),
+        between_polls: &|| Ok(()),
     };
-    let mut fabric = attached.fabric(args.depth)?;
+    let mut fabric = connection.fabric(args.depth)?;
     let timed = match args.link() {
         Some(link) => rates(&mut emulation::around(Box::new(fabric), args.depth, link), &plan)?,
         None => rates(&mut fabric, &plan)?,

@@ -1,5 +1,5 @@
-//! Stores that take turns. Each has a thread of its own, which sleeps while it is not its turn. So
-//! its driver, with operations made and not done yet, lives through all turns.
+//! Stores that take turns. Each store has a thread of its own, which sleeps between its turns. So the
+//! store's driver, with operations that are generated and not started yet, lives through all turns.
 
 use std::fmt::Display;
 use std::sync::Arc;
@@ -21,36 +21,36 @@ use farside_bench::{Error, Result};
 
 use crate::args::Compare;
 
-/// What a store is to do in its turn.
+/// An order to a store, for one turn.
 pub(crate) enum Order {
     /// Store all records.
     Load,
-    /// Do a workload from its start, until told to stop; nothing is recorded.
+    /// Run a workload from its start until the turn ends. Nothing is recorded.
     WarmUp(Workload),
-    /// Go on with it, until told to stop.
+    /// Continue the workload of the warm-up until the turn ends.
     Measure,
 }
 
-/// What it did.
-pub(crate) struct Done {
-    /// The operations.
+/// What a store did in a turn, or in several.
+pub(crate) struct TurnResult {
+    /// Its operations.
     pub(crate) recorder: Recorder,
-    /// How long that took.
+    /// How long they took, in seconds.
     pub(crate) seconds: f64,
-    /// The CPU time of its thread, in seconds.
+    /// The CPU time of the store's thread, in seconds.
     pub(crate) client_cpu_s: f64,
-    /// And of its server, in seconds, where that is known.
+    /// The CPU time of the store's server, in seconds; 0 if its process is not known.
     pub(crate) server_cpu_s: f64,
 }
 
-impl Done {
-    /// Nothing so far.
+impl TurnResult {
+    /// The result before the first turn.
     pub(crate) fn nothing(mix: Mix) -> Self {
         let recorder = Recorder::new(mix);
         Self { recorder, seconds: 0.0, client_cpu_s: 0.0, server_cpu_s: 0.0 }
     }
 
-    /// Both.
+    /// Adds the result of another turn.
     pub(crate) fn add(&mut self, more: &Self) {
         self.recorder.merge(&more.recorder);
         self.seconds += more.seconds;
@@ -59,60 +59,63 @@ impl Done {
     }
 }
 
-/// The longest wait between two looks.
-const LOOK: Duration = Duration::from_millis(5);
+/// The longest time between two calls of `between_polls`.
+const BETWEEN_POLLS: Duration = Duration::from_millis(5);
 
-/// A store's thread, as its caller sees it.
+/// The way to a store's thread.
 pub(crate) struct TurnHandle {
-    /// The process of its server, if known.
+    /// The process of the store's server, if known.
     server: Option<u32>,
     orders: Sender<Order>,
-    results: Receiver<Result<Done>>,
+    results: Receiver<Result<TurnResult>>,
     go_on: Arc<AtomicBool>,
 }
 
-/// What the thread has of that.
+/// The other end, in the store's thread.
 pub(crate) struct TurnWorker {
     orders: Receiver<Order>,
-    results: Sender<Result<Done>>,
+    results: Sender<Result<TurnResult>>,
     go_on: Arc<AtomicBool>,
 }
 
-/// Both ends.
+/// Makes both ends. `server`: the process of the store's server, if known.
 pub(crate) fn pair(server: Option<u32>) -> (TurnHandle, TurnWorker) {
-    let (orders, taken) = std::sync::mpsc::channel();
-    let (told, results) = std::sync::mpsc::channel();
+    let (orders, order_receiver) = std::sync::mpsc::channel();
+    let (result_sender, results) = std::sync::mpsc::channel();
     let go_on = Arc::new(AtomicBool::new(true));
     let handle = TurnHandle { server, orders, results, go_on: go_on.clone() };
-    (handle, TurnWorker { orders: taken, results: told, go_on })
+    (handle, TurnWorker { orders: order_receiver, results: result_sender, go_on })
 }
 
 impl TurnHandle {
-    /// Lets it work until it is done, or for so long. `look` is called every now and then.
+    /// Lets the store work until the order is done, or until the timeout. Calls `between_polls` every
+    /// few milliseconds; its error ends the turn.
     pub(crate) fn play(
         &self,
         order: Order,
-        most: Option<Duration>,
-        look: impl Fn() -> Result<()>,
-    ) -> Result<Done> {
+        timeout: Option<Duration>,
+        between_polls: impl Fn() -> Result<()>,
+    ) -> Result<TurnResult> {
         self.go_on.store(true, Ordering::Relaxed);
         let usage = || self.server.and_then(|server| ServerUsage::of(server).ok());
         let (started, before) = (Instant::now(), usage());
         self.orders.send(order).map_err(|_| Error::Panicked)?;
-        let mut looked = Ok(());
+        let mut polled = Ok(());
         loop {
-            let left = most.map_or(LOOK, |most| most.saturating_sub(started.elapsed()).min(LOOK));
+            let left = timeout.map_or(BETWEEN_POLLS, |timeout| {
+                timeout.saturating_sub(started.elapsed()).min(BETWEEN_POLLS)
+            });
             match self.results.recv_timeout(left.max(Duration::from_micros(1))) {
                 Ok(done) => {
                     let spent = usage().zip(before).map(|(after, before)| after.since(&before));
                     let server_cpu_s = spent.unwrap_or_default().cpu_s;
-                    return looked.and(done).map(|done| Done { server_cpu_s, ..done });
+                    return polled.and(done).map(|done| TurnResult { server_cpu_s, ..done });
                 }
                 Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => return looked.and(Err(Error::Panicked)),
+                Err(RecvTimeoutError::Disconnected) => return polled.and(Err(Error::Panicked)),
             }
-            looked = looked.and_then(|()| look());
-            if looked.is_err() || most.is_some_and(|most| started.elapsed() >= most) {
+            polled = polled.and_then(|()| between_polls());
+            if polled.is_err() || timeout.is_some_and(|timeout| started.elapsed() >= timeout) {
                 self.go_on.store(false, Ordering::Relaxed);
             }
         }
@@ -120,7 +123,7 @@ impl TurnHandle {
 }
 
 impl TurnWorker {
-    /// Works until no more orders can come.
+    /// Executes orders until the [`TurnHandle`] is dropped.
     pub(crate) fn work<S: MeasuredStore<Error: Display>>(
         self,
         args: &Compare,
@@ -131,9 +134,10 @@ impl TurnWorker {
         let records = Arc::new(RecordCounter::new(args.records, (0, 1)));
         let progress = AtomicU64::new(0);
         let sizes = ValueSize::Constant(args.value_size);
-        let shape = (args.value_size, args.depth.into());
+        let value_bytes_max_and_depth = (args.value_size, args.depth.into());
         let mut witness = ();
-        let mut driver = Driver::new(&mut witness, shape, args.seed, &records, &progress);
+        let mut driver =
+            Driver::new(&mut witness, value_bytes_max_and_depth, args.seed, &records, &progress);
         let mut source = None;
         let go_on = || self.go_on.load(Ordering::Relaxed);
         for order in &self.orders {
@@ -166,7 +170,7 @@ impl TurnWorker {
             let seconds = started.elapsed().as_secs_f64();
             let failed = |why: S::Error| Error::Store { store: name, why: why.to_string() };
             let client_cpu_s = thread_cpu_s() - cpu_before_s;
-            let done = Done { recorder, seconds, client_cpu_s, server_cpu_s: 0.0 };
+            let done = TurnResult { recorder, seconds, client_cpu_s, server_cpu_s: 0.0 };
             let done = driven.map(|()| done).map_err(failed);
             if self.results.send(done).is_err() {
                 return;

@@ -187,7 +187,7 @@ impl YcsbReport {
             measured.threads.recorder.operations() as f64 / measured.threads.seconds();
         let operation = |(kind, of): (Kind, &KindRecord)| (kind.name().to_owned(), of.into());
         Self {
-            origin: Origin::of("kv-bench", measured.supervised.environment.clone()),
+            origin: Origin::of("kv-bench", measured.facts.machine.clone()),
             fabric: measured.fabric.clone(),
             workload: args.workload_name(),
             threads: args.all_threads(),
@@ -205,7 +205,7 @@ impl YcsbReport {
                 misses: measured.threads.cache.misses,
             },
             cpu_s: measured.threads.cpu_s,
-            server: measured.supervised.server,
+            server: measured.facts.server,
             allocations: measured.threads.allocations,
             unexpected: measured.threads.recorder.unexpected,
             limit: measured.raw.as_ref().map(|raw| VerbsLimit::new(raw, measured)),

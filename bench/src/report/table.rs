@@ -24,9 +24,9 @@ impl YcsbReport {
             self.threads,
             self.depth,
             self.seconds,
-            measured.supervised.load_seconds,
+            measured.facts.load_seconds,
         )?;
-        writeln!(out, "{}\n", measured.supervised.environment)?;
+        writeln!(out, "{}\n", measured.facts.machine)?;
         self.write_operations(&mut out)?;
         if let Some(open_loop) = &self.open_loop {
             open_loop.write(&self.operations, &mut out)?;

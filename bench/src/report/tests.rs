@@ -4,10 +4,10 @@ use serde_json::Value;
 
 use super::*;
 use crate::args::tests::ycsb;
-use crate::environment::Environment;
+use crate::environment::Machine;
 use crate::publish::{Output, Published};
 use crate::recorder::Recorder;
-use crate::thread_measurement::{Supervised, ThreadMeasurement};
+use crate::thread_measurement::{RunFacts, ThreadMeasurement};
 use crate::workload::{Kind, Workload};
 
 fn sample() -> (YcsbReport, Measured) {
@@ -31,7 +31,7 @@ fn sample() -> (YcsbReport, Measured) {
     let measured = Measured {
         fabric: "shm".into(),
         threads,
-        supervised: Supervised { server, load_seconds: 1.0, environment: Environment::look() },
+        facts: RunFacts { server, load_seconds: 1.0, machine: Machine::detect() },
         ended: std::time::SystemTime::now(),
         raw: Some(RawLimit { read: 400.0, write: 300.0, cas: 250.0, update: 200.0 }),
         raw_missing: None,

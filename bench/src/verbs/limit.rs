@@ -1,4 +1,5 @@
-//! The raw verbs as the limit beside a result: the same server, as many threads, as many in flight.
+//! The rates of raw verbs as the limit that a report shows beside a result. They are measured on the
+//! same server, with as many threads and as many chains in flight.
 
 use std::cell::RefCell;
 use std::thread;
@@ -13,22 +14,22 @@ use crate::args::Ycsb;
 use crate::command::Interrupt;
 use crate::keys::KEY_BYTES;
 use crate::phases::start;
-use crate::raw_connection::Attached;
+use crate::raw_connection::RawConnection;
 use crate::recorder::Recorder;
 use crate::workload::Kind;
 use crate::{Error, Result};
 
-/// The most memory that is taken for it: as `kv-bench verbs` takes.
-const SPAN_BYTES_MAX: u64 = 64 << 20;
-/// READ, WRITE, compare-and-swap, and a PUT's chain.
+/// Limit on the memory that the verbs access: the default of `kv-bench verbs --span`.
+const TARGET_BYTES_MAX: u64 = 64 << 20;
+/// The number of chains that are measured: READ, WRITE, compare-and-swap, and a PUT's chain.
 const CHAINS: u32 = 4;
 
-/// How many chains a second all threads together make.
+/// The rates of raw chains, in chains a second, of all threads together.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RawLimit {
-    /// READs as long as a record's block.
+    /// READs of the length of a record's block.
     pub read: f64,
-    /// WRITEs as long.
+    /// WRITEs of the same length.
     pub write: f64,
     /// Compare-and-swaps.
     pub cas: f64,
@@ -37,7 +38,8 @@ pub struct RawLimit {
 }
 
 impl RawLimit {
-    /// Measures it in free blocks of the server; without enough of them, why not.
+    /// Measures the rates in free blocks of the server. The inner error says why that was not
+    /// possible.
     pub fn measure(
         args: &Ycsb,
         config: &ClientConfig,
@@ -46,77 +48,78 @@ impl RawLimit {
         let Some(class) = class_for(KEY_BYTES, args.value_size.mean().round() as usize) else {
             return Ok(Err("no block holds such values".to_owned()));
         };
-        let mut attached = Attached::connect(config)?;
+        let mut connection = RawConnection::connect(config)?;
         let threads = args.all_threads() as usize;
-        // Each chain has a target of its own.
+        // Each chain in flight needs a target of its own.
         let in_flight = threads * usize::from(args.depth);
-        let most = (SPAN_BYTES_MAX / class.block_bytes()) as usize;
-        let most = most.min(attached.spare_blocks(class)?);
+        let blocks_max = (TARGET_BYTES_MAX / class.block_bytes()) as usize;
+        let blocks_max = blocks_max.min(connection.spare_blocks(class)?);
         let targets =
-            attached.take_blocks(class, most.min(in_flight.max(args.records as usize)))?;
+            connection.take_blocks(class, blocks_max.min(in_flight.max(args.records as usize)))?;
         if targets.len() < in_flight {
-            attached.give_back()?;
+            connection.give_back()?;
             let (blocks, bytes) = (targets.len(), class.block_bytes());
             return Ok(Err(format!(
-                "{in_flight} in flight take as many free blocks of {bytes} B, and here are {blocks}"
+                "{in_flight} operations in flight need as many free blocks of {bytes} B, and the server \
+                 gave {blocks}"
             )));
         }
         let fabrics: Vec<AnyFabric> =
-            (0..threads).map(|_| attached.fabric(args.depth)).collect::<Result<_>>()?;
+            (0..threads).map(|_| connection.fabric(args.depth)).collect::<Result<_>>()?;
         let duration = Duration::from_secs_f64(args.limit_seconds) / CHAINS;
         let bytes = (class.block_bytes() - BLOCK_HEADER_BYTES) as u32;
-        let attached = RefCell::new(attached);
-        let of_thread = |mut fabric, targets: &[u64], look: &dyn Fn() -> Result<()>| {
-            let plan = Plan { targets, bytes, lanes: args.depth, duration, look };
+        let connection = RefCell::new(connection);
+        let of_thread = |mut fabric, targets: &[u64], between_polls: &dyn Fn() -> Result<()>| {
+            let plan = Plan { targets, bytes, lanes: args.depth, duration, between_polls };
             rates(&mut fabric, &plan)
         };
         let measured = thread::scope(|scope| {
             let mut parts = fabrics.into_iter().zip(targets.chunks(targets.len() / threads));
-            // This thread is one of them, and the one that listens to the server meanwhile.
+            // This thread measures too, and answers the server meanwhile.
             let Some((fabric, part)) = parts.next() else { return Ok(Vec::new()) };
             let of_thread = &of_thread;
             let other = |(fabric, part)| {
                 start(scope, move || of_thread(fabric, part, &|| interrupt.check()))
             };
             let others = parts.map(other).collect::<Result<Vec<_>>>()?;
-            let look = || {
-                attached.borrow_mut().answer_all()?;
+            let between_polls = || {
+                connection.borrow_mut().answer_all()?;
                 interrupt.check()
             };
-            let mut all = vec![of_thread(fabric, part, &look)?];
+            let mut all = vec![of_thread(fabric, part, &between_polls)?];
             for other in others {
                 all.push(other.join().unwrap_or(Err(Error::Panicked))?);
             }
             Ok::<_, Error>(all)
         })?;
-        attached.into_inner().give_back()?;
+        connection.into_inner().give_back()?;
         Ok(Ok(Self::of(&measured)))
     }
 
-    /// What [`rates`] found for each thread, all together.
+    /// The sums over threads of what [`rates`] returned for each.
     pub fn of(threads: &[[Timed; CHAINS as usize]]) -> Self {
-        let all = |at: usize| threads.iter().map(|timed| timed[at].rate_per_s()).sum();
-        Self { read: all(0), write: all(1), cas: all(2), update: all(3) }
+        let sum = |chain: usize| threads.iter().map(|timed| timed[chain].rate_per_s()).sum();
+        Self { read: sum(0), write: sum(1), cas: sum(2), update: sum(3) }
     }
 
-    /// How many of these operations a second would be done that are nothing but the chains on
-    /// README's price list.
+    /// The rate of these operations, in operations a second, if they were nothing but their chains:
+    /// the row Farside of README's table "How it compares".
     pub fn mix_ops_s(&self, recorder: &Recorder) -> f64 {
         let counts = recorder.kinds().map(|(kind, of)| (kind, of.latencies.len()));
         recorder.operations() as f64 / self.seconds(counts)
     }
 
-    /// How long so many take. An INSERT's two are like a PUT's, and a compare-and-swap; its READ of
-    /// the window is left out.
+    /// How many seconds these operations take. An INSERT counts as two chains: a PUT's and a
+    /// compare-and-swap. Its READ of the window is left out.
     fn seconds(&self, operations: impl Iterator<Item = (Kind, u64)>) -> f64 {
-        let one = |kind| match kind {
+        let seconds_each = |kind| match kind {
             Kind::Get => 1.0 / self.read,
             Kind::Put => 1.0 / self.update,
             Kind::Insert => 1.0 / self.update + 1.0 / self.cas,
             Kind::Delete => 1.0 / self.cas,
             Kind::Rmw => 1.0 / self.read + 1.0 / self.update,
         };
-        operations.map(|(kind, count)| count as f64 * one(kind)).sum()
+        operations.map(|(kind, count)| count as f64 * seconds_each(kind)).sum()
     }
 }
 

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::Result;
 use crate::recorder::latency_histogram;
 
-/// Which verb.
+/// A verb or chain to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names say it")]
 pub enum RawVerb {
@@ -23,24 +23,24 @@ pub enum RawVerb {
 /// How to measure.
 #[derive(Clone, Copy)]
 pub struct Plan<'a> {
-    /// Byte offsets that may be read and overwritten, with room behind each.
+    /// Byte offsets that may be read and overwritten. After each there is room for `bytes`.
     pub targets: &'a [u64],
-    /// How much a READ or WRITE moves, a multiple of 8.
+    /// How many bytes a READ or WRITE transfers, a multiple of 8.
     pub bytes: u32,
     /// How many chains are in flight.
     pub lanes: u16,
-    /// For how long.
+    /// How long to measure.
     pub duration: Duration,
-    /// Looked at every now and then: what it returns ends the run early.
-    pub look: &'a dyn Fn() -> Result<()>,
+    /// Called ten times a second. An error ends the measurement early.
+    pub between_polls: &'a dyn Fn() -> Result<()>,
 }
 
-/// What was measured.
+/// What was measured of one verb or chain.
 #[derive(Clone, Debug)]
 pub struct Timed {
-    /// Of each chain, in nanoseconds.
+    /// The latency of each chain, in nanoseconds.
     pub latencies: Histogram<u64>,
-    /// From the first chain to the last, in seconds.
+    /// The time from the first chain to the last, in seconds.
     pub seconds: f64,
 }
 
@@ -50,7 +50,7 @@ impl Timed {
         self.latencies.len() as f64 / self.seconds
     }
 
-    /// For a report.
+    /// The rate and percentiles for a report.
     pub fn rate(&self) -> Rate {
         Rate {
             rate_per_s: self.rate_per_s(),
@@ -60,7 +60,7 @@ impl Timed {
     }
 }
 
-/// What a verb achieves.
+/// The rate of a verb, and percentiles of its latency.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the names are those of the JSON")]
 pub struct Rate {
@@ -69,22 +69,23 @@ pub struct Rate {
     pub p99_ns: u64,
 }
 
-/// What is known of a lane.
+/// The chain that a lane has in flight: its first target, and when it was posted.
 #[derive(Clone, Copy)]
 struct ChainInFlight {
     target: usize,
     posted: Nanos,
 }
 
-/// The only region.
+/// The region of the targets: this measures on one region only.
 const REGION: RegionIndex = RegionIndex::FIRST;
-/// The time between two looks.
-const LOOK_EVERY_NS: Nanos = 100_000_000;
-/// From one target to the next: a stride that no prefetcher follows, coprime to most counts.
+/// The time between two calls of [`Plan::between_polls`].
+const BETWEEN_POLLS_NS: Nanos = 100_000_000;
+/// The distance from one target to the next: too long for a prefetcher, and coprime to most numbers
+/// of targets.
 const STRIDE: usize = 7919;
 
-/// Keeps all lanes busy with one verb, or chain, on one target after another. A latency is taken
-/// from the clock's reading before its doorbell to the one after its completion; completions of one
+/// Keeps all lanes busy with one verb, or chain, on one target after another. A latency runs from
+/// the clock's reading before the doorbell to the reading after the completion. Completions of one
 /// poll share a reading.
 pub fn measure<F: Fabric>(fabric: &mut F, verb: RawVerb, plan: &Plan<'_>) -> Result<Timed> {
     let lanes = usize::from(plan.lanes);
@@ -96,28 +97,28 @@ pub fn measure<F: Fabric>(fabric: &mut F, verb: RawVerb, plan: &Plan<'_>) -> Res
         plan,
     };
     let mut latencies = latency_histogram();
-    let mut done: Vec<LaneId> = (0..plan.lanes).map(LaneId).collect();
-    for lane in &done {
+    let mut free: Vec<LaneId> = (0..plan.lanes).map(LaneId).collect();
+    for lane in &free {
         fabric.reserve(*lane, Buffer::NewBlock, plan.bytes as usize);
         fabric.reserve(*lane, Buffer::ReadBlock, plan.bytes as usize);
     }
     let (started, begun) = (Instant::now(), fabric.now());
-    let (mut now, mut look_at) = (begun, begun + LOOK_EVERY_NS);
+    let (mut now, mut call_at) = (begun, begun + BETWEEN_POLLS_NS);
     let end = begun + plan.duration.as_nanos() as Nanos;
     while now < end {
-        for lane in done.drain(..) {
+        for lane in free.drain(..) {
             run.post(fabric, lane, now);
         }
         fabric.ring();
-        while done.is_empty() {
+        while free.is_empty() {
             while let Some(completion) = fabric.poll() {
                 let lane = completion.lane;
                 match completion.result {
                     Ok(found) => {
                         run.settle(lane, found);
-                        done.push(lane);
+                        free.push(lane);
                     }
-                    // This thread was not let run meanwhile: another one goes in its place.
+                    // The system did not run this thread in time: post another chain instead.
                     Err(ChainError::Late) => {
                         run.post(fabric, lane, fabric.now());
                         fabric.ring();
@@ -125,26 +126,26 @@ pub fn measure<F: Fabric>(fabric: &mut F, verb: RawVerb, plan: &Plan<'_>) -> Res
                     Err(error) => return Err(error.into()),
                 }
             }
-            if done.is_empty() {
+            if free.is_empty() {
                 fabric.relax();
             }
         }
         now = fabric.now();
-        for lane in &done {
+        for lane in &free {
             latencies
                 .saturating_record(now.saturating_sub(run.in_flight[usize::from(lane.0)].posted));
         }
-        if now >= look_at {
-            (plan.look)()?;
-            look_at = now + LOOK_EVERY_NS;
+        if now >= call_at {
+            (plan.between_polls)()?;
+            call_at = now + BETWEEN_POLLS_NS;
         }
     }
     let seconds = started.elapsed().as_secs_f64();
-    finish(fabric, lanes - done.len())?;
+    finish(fabric, lanes - free.len())?;
     Ok(Timed { latencies, seconds })
 }
 
-/// Takes the completions still due.
+/// Waits for the completions of what is in flight.
 fn finish<F: Fabric>(fabric: &mut F, mut due: usize) -> Result<()> {
     while due > 0 {
         match fabric.poll() {
@@ -153,7 +154,7 @@ fn finish<F: Fabric>(fabric: &mut F, mut due: usize) -> Result<()> {
                 Err(error) => return Err(error.into()),
             },
             None => {
-                // What had no room so far.
+                // Chains that had no room so far may have some now.
                 fabric.ring();
                 fabric.relax();
             }
@@ -163,7 +164,7 @@ fn finish<F: Fabric>(fabric: &mut F, mut due: usize) -> Result<()> {
 }
 
 struct Run<'a> {
-    /// What the first word of each target held last.
+    /// The expected first word of each target.
     words: Vec<u64>,
     in_flight: Vec<ChainInFlight>,
     next: usize,
@@ -193,7 +194,7 @@ impl Run<'_> {
         fabric.post(lane, REGION, chain, deadline);
     }
 
-    /// The next target, and where it is.
+    /// Returns the number of the next target and its address.
     #[inline]
     fn advance(&mut self) -> (usize, u64) {
         self.next = (self.next + STRIDE) % self.plan.targets.len();
@@ -206,7 +207,8 @@ impl Run<'_> {
         Verb::CompareSwap { remote, expected, desired: expected.wrapping_add(1) }
     }
 
-    /// A compare-and-swap that found another word than expected left it there.
+    /// Notes what the target's first word is now. If a compare-and-swap found another word than
+    /// expected, that word is still there.
     #[inline]
     fn settle(&mut self, lane: LaneId, found: u64) {
         if matches!(self.verb, RawVerb::CompareSwap | RawVerb::Update) {
@@ -225,7 +227,7 @@ mod tests {
 
     use super::*;
 
-    /// Some chains come too late.
+    /// Makes every third chain come too late.
     struct OftenLate(u32);
 
     impl Interceptor<ShmFabric> for OftenLate {
@@ -243,14 +245,15 @@ mod tests {
     }
 
     #[test]
-    fn chains_that_come_too_late_end_nothing() {
+    fn a_late_chain_does_not_end_the_measurement() {
         let file = tempfile::tempfile().unwrap();
         file.set_len(1 << 16).unwrap();
         let region = Arc::new(Region::map(&file).unwrap());
         let fabric = Box::new(ShmFabric::new(region, None, 4));
         let mut fabric = Intercepted { interceptor: OftenLate(0), fabric };
         let duration = Duration::from_millis(5);
-        let plan = Plan { targets: &[256, 512], bytes: 64, lanes: 4, duration, look: &|| Ok(()) };
+        let plan =
+            Plan { targets: &[256, 512], bytes: 64, lanes: 4, duration, between_polls: &|| Ok(()) };
         for verb in [RawVerb::CompareSwap, RawVerb::Update] {
             assert!(measure(&mut fabric, verb, &plan).unwrap().rate().rate_per_s > 0.0);
         }
@@ -265,8 +268,9 @@ mod tests {
         let mut fabric = ShmFabric::new(region.clone(), None, 4);
         let targets: Vec<u64> = (1..64).map(|n| n * 256).collect();
         let duration = Duration::from_millis(5);
-        let plan = Plan { targets: &targets, bytes: 64, lanes: 4, duration, look: &|| Ok(()) };
-        // Last what counts words up: a chain writes zeros over others' words.
+        let plan =
+            Plan { targets: &targets, bytes: 64, lanes: 4, duration, between_polls: &|| Ok(()) };
+        // The compare-and-swap comes last: the others overwrite the words that it counts up.
         for verb in [RawVerb::Read, RawVerb::Write, RawVerb::Update, RawVerb::CompareSwap] {
             let rate = measure(&mut fabric, verb, &plan).unwrap().rate();
             assert!(rate.rate_per_s > 0.0 && rate.p50_ns <= rate.p99_ns, "{verb:?} {rate:?}");

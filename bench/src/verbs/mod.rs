@@ -1,7 +1,7 @@
-//! `kv-bench verbs`: what a fabric can do at most, without keys, index or checks.
+//! `kv-bench verbs`: the highest rates of a fabric, without keys, index or checks.
 //!
-//! The verbs go to blocks that the server hands out to this client as free ones, behind their
-//! headers. So nothing of the store is touched. The blocks are given back afterwards.
+//! The verbs access free blocks that the server gave to this client, after their headers. So the
+//! verbs touch nothing of the store. The blocks are given back afterwards.
 
 mod limit;
 mod measure;
@@ -18,9 +18,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::args::Verbs;
 use crate::command::Interrupt;
-use crate::environment::{Environment, Origin};
+use crate::environment::{Machine, Origin};
 use crate::publish::grouped;
-use crate::raw_connection::Attached;
+use crate::raw_connection::RawConnection;
 use crate::server::Server;
 use crate::sizing::{ServerMemory, VALUE_BYTES_MAX_DEFAULT};
 use crate::{Error, Result};
@@ -43,7 +43,7 @@ pub struct VerbsReport {
     pub update: Rate,
     #[serde(skip)]
     pub blocks: usize,
-    /// In the order of the rates.
+    /// One histogram for each rate, in the order of [`Self::rates`].
     #[serde(skip)]
     pub latencies: Vec<Histogram<u64>>,
     #[serde(skip)]
@@ -55,37 +55,37 @@ pub fn run(args: &Verbs, interrupt: &Interrupt) -> Result<VerbsReport> {
     let block_bytes = BLOCK_HEADER_BYTES + u64::from(args.bytes);
     let class = SizeClass::for_bytes(block_bytes)
         .ok_or_else(|| Error::Usage(format!("no block holds {block_bytes} bytes")))?;
-    let ByteSize(span) = args.span;
-    let blocks = (span / class.block_bytes()).max(args.depth.into()) as usize;
+    let ByteSize(span_bytes) = args.span;
+    let blocks = (span_bytes / class.block_bytes()).max(args.depth.into()) as usize;
     let config = args.target.config()?;
     let server = Server::connect_or_start(config, || Ok(memory(class, blocks)), interrupt)?;
-    let mut attached = Attached::connect(&server.config)?;
-    // No other client uses a server of our own.
-    let spare = if server.is_own() { blocks } else { attached.spare_blocks(class)? };
+    let mut connection = RawConnection::connect(&server.config)?;
+    // On a server of our own all blocks are spare: no other client uses it.
+    let spare = if server.is_own() { blocks } else { connection.spare_blocks(class)? };
     let too_few =
         |spare| Err(Error::TooFewBlocks { asked: blocks, bytes: class.block_bytes(), spare });
     if spare < blocks {
         return too_few(spare);
     }
-    let targets = attached.take_blocks(class, blocks)?;
+    let targets = connection.take_blocks(class, blocks)?;
     if targets.len() < blocks {
         return too_few(targets.len());
     }
-    let attached = RefCell::new(attached);
+    let connection = RefCell::new(connection);
     let plan = Plan {
         targets: &targets,
         bytes: args.bytes,
         lanes: args.depth,
         duration: Duration::from_secs_f64(args.seconds),
-        look: &|| {
-            attached.borrow_mut().answer_all()?;
+        between_polls: &|| {
+            connection.borrow_mut().answer_all()?;
             interrupt.check()
         },
     };
-    let mut fabric = attached.borrow().fabric(args.depth)?;
+    let mut fabric = connection.borrow().fabric(args.depth)?;
     let timed = rates(&mut fabric, &plan)?;
-    let origin = Origin::of("kv-bench", Environment::look());
-    attached.into_inner().give_back()?;
+    let origin = Origin::of("kv-bench", Machine::detect());
+    connection.into_inner().give_back()?;
     let [read, write, cas, update] = timed.each_ref().map(Timed::rate);
     Ok(VerbsReport {
         origin,
@@ -102,9 +102,10 @@ pub fn run(args: &Verbs, interrupt: &Interrupt) -> Result<VerbsReport> {
     })
 }
 
-/// READ, WRITE, compare-and-swap and a PUT's chain, one after the other, each for the plan's time.
+/// Measures READ, WRITE, compare-and-swap and a PUT's chain, one after the other, each for the
+/// plan's duration.
 pub fn rates<F: Fabric>(fabric: &mut F, plan: &Plan<'_>) -> Result<[Timed; 4]> {
-    // The first round finds pages and branches cold.
+    // A warm-up, because the first READs are slow: pages and branch predictors are cold.
     measure(fabric, RawVerb::Read, &Plan { duration: plan.duration / 10, ..*plan })?;
     Ok([
         measure(fabric, RawVerb::Read, plan)?,
@@ -114,6 +115,7 @@ pub fn rates<F: Fabric>(fabric: &mut F, plan: &Plan<'_>) -> Result<[Timed; 4]> {
     ])
 }
 
+/// The memory of a server of our own, with so many blocks of this class.
 fn memory(class: SizeClass, blocks: usize) -> ServerMemory {
     let spans = (blocks as u64).div_ceil(class.blocks_per_span());
     let heap_bytes = spans * class.chunks_per_span() * CHUNK_BYTES;
@@ -142,7 +144,7 @@ impl VerbsReport {
         Ok(out)
     }
 
-    /// By the name that the JSON has for the verb.
+    /// Returns each rate with the verb's name in the JSON.
     pub fn rates(&self) -> [(&'static str, Rate); 4] {
         [("read", self.read), ("write", self.write), ("cas", self.cas), ("update", self.update)]
     }

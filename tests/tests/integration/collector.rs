@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use farside::Client;
-use farside_bench::raw_connection::Attached;
+use farside_bench::raw_connection::RawConnection;
 use farside_config::ClientConfig;
 use farside_control::HELD_PER_MESSAGE_MAX;
 use farside_layout::SizeClass;
@@ -91,21 +91,21 @@ fn a_collection_takes_no_block_from_a_benchmark_of_verbs() {
     let server = ServerProcess::start(&["--memory", "64MiB", "--grace-ms", "5"]);
     let observer = server.client();
     let config = ClientConfig { server: Some(server.address()), ..ClientConfig::default() };
-    let mut attached = Attached::connect(&config).unwrap();
+    let mut connection = RawConnection::connect(&config).unwrap();
     // More blocks than fit into a message.
     const BLOCKS: usize = HELD_PER_MESSAGE_MAX + 1;
-    attached.take_blocks(SizeClass::for_bytes(64).unwrap(), BLOCKS).unwrap();
+    connection.take_blocks(SizeClass::for_bytes(64).unwrap(), BLOCKS).unwrap();
     let after = std::thread::scope(|scope| {
         let collecting = scope.spawn(|| observer.collect().unwrap());
         while !collecting.is_finished() {
-            attached.answer_all().unwrap();
+            connection.answer_all().unwrap();
             std::thread::sleep(Duration::from_millis(1));
         }
         collecting.join().unwrap()
     });
     assert_eq!((after.blocks_collected, after.clients_lost), (0, 0));
     assert_eq!(blocks_with_clients(&observer), BLOCKS as i64);
-    attached.give_back().unwrap();
+    connection.give_back().unwrap();
     wait_for_all(&observer);
 }
 
