@@ -1,16 +1,16 @@
-//! The measured loops: one operation after another, or many in flight. No allocation, no system
-//! call but those of the clock.
+//! The measured loops: one operation after another, or many in flight. They allocate nothing, and
+//! make no system calls except those of the clock.
 //!
-//! # How latency is taken
+//! # How latency is measured
 //! One after another: the clock is read once between two operations of a batch. The reading is the
 //! end of one and the start of the next, so each latency includes one reading.
 //!
-//! In flight: from a reading at or before the operation was started to one at or after its
-//! completion was taken. A reading serves up to `READING_SHARED_MAX` operations, so a latency is
+//! In flight: a latency runs from a reading at or before the start of the operation to a reading at
+//! or after its completion. Up to `READING_SHARED_MAX` operations share a reading. So a latency is
 //! never too short, and too long by at most the time that so many calls take.
 //!
-//! By a [`Schedule`]: from when the operation was meant to start, however long those before it kept
-//! it waiting. The service time beside it counts from when it was started, as above.
+//! With a [`Schedule`]: a latency counts from when the operation was due, also if earlier
+//! operations delayed it. The service time, which is recorded too, counts from its start, as above.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -26,28 +26,30 @@ use crate::records::RecordCounter;
 use crate::store::{Action, MeasuredStore, Pipelined};
 use crate::workload::Kind;
 
-/// How many operations in flight share one reading of the clock.
+/// Limit on the operations in flight that share one reading of the clock. Above it latencies would
+/// include more of the driver's own time.
 const READING_SHARED_MAX: usize = 8;
 
-/// That of operations one after another.
+/// The lane of operations that run one after another.
 const ONLY_LANE: usize = 0;
 
-/// What a thread keeps from phase to phase. Its witness is told every operation.
+/// The state that a thread keeps from phase to phase. The witness sees every operation.
 pub struct Driver<'a, W> {
     witness: &'a mut W,
     batch: Batch,
     values: Values,
-    /// Where GETs put values.
+    /// The buffer for values that GETs find.
     value: Vec<u8>,
     depth: usize,
     schedule: Option<Schedule>,
     records: &'a RecordCounter,
-    /// How many operations the thread did in all phases, up to a batch, for others to see.
+    /// The number of operations that the thread did in all phases, to within one batch, for other
+    /// threads to read.
     progress: &'a AtomicU64,
 }
 
 impl<'a, W: Witness> Driver<'a, W> {
-    /// For values of up to this length and this many operations in flight.
+    /// A driver for values of up to this length, and this many operations in flight.
     pub fn new(
         witness: &'a mut W,
         (value_bytes_max, depth): (u32, usize),
@@ -61,17 +63,17 @@ impl<'a, W: Witness> Driver<'a, W> {
         Self { witness, batch, values, value, depth, schedule, records, progress }
     }
 
-    /// Forgets operations made and not done yet: for another source.
+    /// Forgets the operations that are generated and not started yet: another source follows.
     pub fn clear(&mut self) {
         self.batch = Batch::new();
     }
 
-    /// From now on operations start when they are meant to, or as soon as one can after that.
+    /// Sets the schedule: an operation starts when it is due, or as soon as possible after that.
     pub fn pace(&mut self, schedule: Option<Schedule>) {
         self.schedule = schedule;
     }
 
-    /// Runs operations as long as `go_on` says so and the source has any.
+    /// Runs operations as long as `go_on` returns true and the source has any.
     pub fn drive<S: MeasuredStore>(
         &mut self,
         store: &mut S,
@@ -98,7 +100,7 @@ impl<'a, W: Witness> Driver<'a, W> {
     }
 
     fn publish(&self, operations: usize) {
-        // One writer: no read-modify-write needed.
+        // A load and a store suffice, because only this thread writes.
         let before = self.progress.load(Ordering::Relaxed);
         self.progress.store(before + operations as u64, Ordering::Relaxed);
     }
@@ -130,7 +132,7 @@ impl<'a, W: Witness> Driver<'a, W> {
                 let expected = perform(store, operation, witness, values, &mut self.value)?;
                 recorder.unexpected += u64::from(!expected);
                 let end = now_ns();
-                let due = intended(&mut self.schedule, start);
+                let due = take_due(&mut self.schedule, start);
                 times[done] = Times { latency_ns: end - due, service_ns: end - start };
                 start = end;
                 done += 1;
@@ -150,16 +152,16 @@ impl<'a, W: Witness> Driver<'a, W> {
     }
 }
 
-/// When the operation that starts now was meant to start; after it, it is the next one's turn.
+/// Returns when the operation that starts now was due. Advances the schedule to the next one.
 #[inline]
-fn intended(schedule: &mut Option<Schedule>, now: u64) -> u64 {
+fn take_due(schedule: &mut Option<Schedule>, now: u64) -> u64 {
     let Some(schedule) = schedule else { return now };
     let due = schedule.due_ns();
     schedule.advance();
     due
 }
 
-/// How long an operation took, from when it was meant to start and from when it was started.
+/// How long an operation took: from when it was due, and from its start.
 #[derive(Clone, Copy, Default)]
 struct Times {
     latency_ns: u64,
@@ -174,7 +176,7 @@ impl Times {
     }
 }
 
-/// One operation, waited for; whether it found what the workload had left.
+/// Performs one operation and waits for it. Returns whether it found what the workload had left.
 #[inline]
 fn perform<S: MeasuredStore>(
     store: &mut S,
@@ -187,7 +189,7 @@ fn perform<S: MeasuredStore>(
         witness.begins(action.into(), record);
         let value = new_value(action, witness, values, value_bytes);
         let outcome = store.perform(action, key, value, found)?;
-        witness.goes_on(ONLY_LANE);
+        witness.started_on(ONLY_LANE);
         witness.ends(ONLY_LANE, outcome);
         Ok(as_expected(outcome, value_bytes))
     };
@@ -196,7 +198,7 @@ fn perform<S: MeasuredStore>(
     Ok(then.map_or(Ok(true), perform)? && expected)
 }
 
-/// What an operation stores.
+/// The value that an operation stores; empty if it stores none.
 #[inline]
 fn new_value<'v>(
     action: Action,
@@ -217,7 +219,7 @@ struct OperationInFlight {
     value_bytes: u32,
     due_ns: u64,
     started_ns: u64,
-    /// The GET of an RMW is done.
+    /// Whether the GET of a read-modify-write is done.
     has_read: bool,
 }
 
@@ -236,8 +238,9 @@ impl OperationInFlight {
 struct SideBySide<'d, 'a, W, P> {
     driver: &'d mut Driver<'a, W>,
     pipeline: P,
-    /// By the operation's lane.
+    /// The operations in flight, by lane.
     lanes: Vec<OperationInFlight>,
+    /// Completed operations whose latencies are recorded at the next reading.
     finished: Vec<OperationInFlight>,
     recorder: &'d mut Recorder,
 }
@@ -259,7 +262,7 @@ impl<W: Witness, P: Pipelined> SideBySide<'_, '_, W, P> {
         }
     }
 
-    /// Fills the pipeline; whether the next operation only waits until it is meant to start.
+    /// Fills the pipeline. Returns true if it stopped because the next operation is not due yet.
     fn start(&mut self, source: &mut impl Source, go_on: impl Fn() -> bool) -> bool {
         let mut now = now_ns();
         let mut shared = 0;
@@ -301,7 +304,7 @@ impl<W: Witness, P: Pipelined> SideBySide<'_, '_, W, P> {
         false
     }
 
-    /// Posts an operation, or the second half of one.
+    /// Starts an operation, or the PUT of a read-modify-write.
     fn submit(&mut self, in_flight: OperationInFlight, key: &Key) -> Result<(), PipelineFull> {
         let (pipeline, Driver { witness, values, .. }) = (&mut self.pipeline, &mut *self.driver);
         let (first, then) = in_flight.kind.actions();
@@ -309,12 +312,12 @@ impl<W: Witness, P: Pipelined> SideBySide<'_, '_, W, P> {
         witness.begins(action.into(), in_flight.record);
         let value = new_value(action, &mut **witness, values, in_flight.value_bytes);
         let lane = pipeline.start(action, key, value)?;
-        witness.goes_on(lane);
+        witness.started_on(lane);
         self.lanes[lane] = in_flight;
         Ok(())
     }
 
-    /// Takes all completions there are; where there are none, waits for one if it may.
+    /// Takes all completions that are there. If there is none, waits for one if `may_wait`.
     fn finish(&mut self, may_wait: bool) -> Result<(), P::Error> {
         let mut taken = if may_wait { self.pipeline.wait() } else { self.pipeline.poll() };
         while let Some(completed) = taken {
@@ -332,7 +335,7 @@ impl<W: Witness, P: Pipelined> SideBySide<'_, '_, W, P> {
             self.recorder.unexpected += u64::from(!expected);
             if in_flight.kind == Kind::Rmw && !in_flight.has_read {
                 let key = keys::encode(in_flight.record);
-                // Cannot be full: its lane was just freed.
+                // The pipeline is not full: the GET's lane is free again.
                 let _ = self.submit(OperationInFlight { has_read: true, ..in_flight }, &key);
             } else {
                 self.finished.push(in_flight);
@@ -346,8 +349,8 @@ impl<W: Witness, P: Pipelined> SideBySide<'_, '_, W, P> {
         Ok(())
     }
 
-    /// The run has failed: what else is in flight is waited for, because the witness is to know
-    /// which operations have completed all the same.
+    /// After a failure: waits for what else is in flight, so that the witness sees which of these
+    /// operations completed.
     #[cold]
     fn drain(&mut self) {
         while let Some(completed) = self.pipeline.wait() {
@@ -357,6 +360,7 @@ impl<W: Witness, P: Pipelined> SideBySide<'_, '_, W, P> {
         }
     }
 
+    /// Records the finished operations, which share one reading of the clock.
     fn record(&mut self) {
         let now = now_ns();
         for OperationInFlight { kind, record, due_ns, started_ns, .. } in self.finished.drain(..) {

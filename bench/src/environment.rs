@@ -12,8 +12,8 @@ use serde::{Deserialize, Serialize};
 pub struct Origin {
     /// The command line.
     pub command: String,
-    /// The commit that the command was built from, with `-dirty` if something was not committed; null
-    /// if the commit is not known.
+    /// The commit that the command was built from, with `-dirty` if something was not committed;
+    /// null if the commit is not known.
     pub commit: Option<String>,
     /// When the result was complete, in UTC.
     pub date: String,
@@ -22,7 +22,8 @@ pub struct Origin {
 }
 
 impl Origin {
-    /// The origin of a result that this process, which runs the command of this name, completes now.
+    /// The origin of a result that this process, which runs the command of this name, completes
+    /// now.
     pub fn of(command: &str, machine: Machine) -> Self {
         let words: Vec<_> =
             std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();

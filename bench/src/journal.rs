@@ -1,4 +1,5 @@
-//! What a driver tells about every operation: nothing, or all of it to a history.
+//! Witnesses: what a driver reports about each operation. `()` ignores it, and a [`Journal`] writes
+//! it to a history.
 
 use std::fs::File;
 use std::hash::{DefaultHasher, Hasher};
@@ -14,16 +15,16 @@ use crate::operations::Values;
 use crate::store::Action;
 use crate::{Error, Result};
 
-/// Is told what a driver does. `()` does not listen, and costs nothing.
+/// Receives every event of a driver's operations. `()` ignores them and costs nothing.
 pub trait Witness {
     /// An operation is about to be started on a record.
     fn begins(&mut self, operation: HistoryOperation, record: u64);
 
-    /// The value that it stores, of this length.
+    /// Returns the value that the operation stores, of this length.
     fn value<'v>(&'v mut self, values: &'v mut Values, value_bytes: u32) -> &'v [u8];
 
-    /// It is under way on this lane.
-    fn goes_on(&mut self, lane: usize);
+    /// The operation has started on this lane.
+    fn started_on(&mut self, lane: usize);
 
     /// The lane's operation has ended.
     fn ends(&mut self, lane: usize, outcome: Outcome<'_>);
@@ -39,7 +40,7 @@ impl Witness for () {
     }
 
     #[inline]
-    fn goes_on(&mut self, _: usize) {}
+    fn started_on(&mut self, _: usize) {}
 
     #[inline]
     fn ends(&mut self, _: usize, _: Outcome<'_>) {}
@@ -63,7 +64,7 @@ pub struct HistoryFile {
 }
 
 impl HistoryFile {
-    /// A new file, over an old one of this name.
+    /// Creates the file. An older file of this name is overwritten.
     pub fn create(path: &Path) -> Result<Self> {
         let path = path.to_owned();
         match File::create(&path) {
@@ -79,45 +80,49 @@ impl HistoryFile {
     }
 }
 
-/// An operation as the loop notes it.
+/// An operation as the measured loop notes it.
 #[derive(Clone, Copy)]
 struct JournalEntry {
     operation: HistoryOperation,
     record: u64,
-    /// The content that it stores.
+    /// The hash of the value that it stores.
     argument: Option<u64>,
+    /// The hash and the version of the value that it found.
     found: Option<(u64, Version)>,
     ended: Ended,
     invoke: u64,
     returned: Option<u64>,
 }
 
-/// So many operations are written at once.
+/// The number of operations that are written at once.
 const ENTRIES_MAX: usize = 1 << 14;
-/// A value begins with its number, so that no two are the same.
+/// The length of a value's number, in bytes. Each value begins with its number, so no two are
+/// equal.
 pub const NUMBER_BYTES: usize = size_of::<u64>();
-/// The numbers of one thread.
+/// The size of a thread's range of numbers.
 const NUMBERS_PER_THREAD: u64 = 1 << 48;
 
-/// A witness that writes everything to a file. Each lane is a process of the history: it does one
-/// operation after another.
+/// A witness that writes all operations to a file. Each lane is a process of the history, because
+/// it does one operation after another.
 pub struct Journal<'f> {
     file: &'f HistoryFile,
-    /// The process that the first lane is.
+    /// The process number of the first lane.
     process: u64,
-    /// The next value's.
+    /// The number of the next value.
     number: u64,
     value: Vec<u8>,
-    /// What is about to start.
+    /// The operation that is about to start.
     next: Option<JournalEntry>,
+    /// The operations in flight, by lane.
     lanes: Vec<Option<JournalEntry>>,
-    /// With the process of each.
+    /// Ended operations that are not written yet, each with its process.
     ended: Vec<(u64, JournalEntry)>,
+    /// The first error of the file. After it nothing more is written.
     failed: Option<Error>,
 }
 
 impl<'f> Journal<'f> {
-    /// That of one thread with so many lanes.
+    /// The journal of one thread with so many lanes.
     pub fn new(file: &'f HistoryFile, thread: u32, lanes: u16) -> Self {
         Self {
             file,
@@ -131,10 +136,10 @@ impl<'f> Journal<'f> {
         }
     }
 
-    /// Writes what is left, operations without an answer too: what they did is unknown.
+    /// Writes what is left. Operations in flight are written with an unknown result.
     pub fn finish(mut self) -> Result<()> {
         if let (Some(first), Some(next)) = (self.lanes.first_mut(), self.next.take()) {
-            // One after another: it failed on its way.
+            // Only with one operation after another: it failed before it was on a lane.
             *first = Some(next);
         }
         let open = self.lanes.drain(..).zip(self.process..);
@@ -175,19 +180,19 @@ impl Witness for Journal<'_> {
         &self.value
     }
 
-    fn goes_on(&mut self, lane: usize) {
+    fn started_on(&mut self, lane: usize) {
         self.lanes[lane] = self.next.take();
     }
 
     fn ends(&mut self, lane: usize, outcome: Outcome<'_>) {
         let returned = Some(boot_time_ns());
         let Some(entry) = self.lanes[lane].take() else { return };
-        let (done, found) = match outcome {
+        let (has_succeeded, found) = match outcome {
             Outcome::Value(found) => (found.is_some(), found),
             Outcome::Stored => (true, None),
             Outcome::Applied(applied) => (applied, None),
         };
-        let ended = if done { Ended::Done } else { Ended::Refused };
+        let ended = if has_succeeded { Ended::Done } else { Ended::Refused };
         let found = found.map(|(value, version)| (content(value), version));
         self.ended
             .push((self.process + lane as u64, JournalEntry { ended, found, returned, ..entry }));
@@ -197,7 +202,7 @@ impl Witness for Journal<'_> {
     }
 }
 
-/// What stands for a value in a history: a hash of all its bytes.
+/// The hash of a value's bytes, which identifies the value in a history.
 fn content(value: &[u8]) -> u64 {
     let mut hasher = DefaultHasher::new();
     hasher.write(value);

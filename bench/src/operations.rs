@@ -1,5 +1,5 @@
-//! The operations of a thread, made in batches that stay in the processor's first cache. Making one
-//! costs a fraction of the operation, and none of its latency.
+//! The operations of a thread. They are generated in batches that fit in the first-level cache.
+//! Generating one costs a fraction of the operation, and adds nothing to its latency.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,13 +13,13 @@ use crate::records::RecordCounter;
 use crate::value_size::ValueSize;
 use crate::workload::Kind;
 
-/// How many operations are made at once.
+/// The number of operations that are generated at once.
 pub const BATCH: usize = 128;
 
-/// What to do with which key.
+/// An operation on a record.
 #[derive(Clone, Copy, Debug)]
 pub struct Operation {
-    /// What.
+    /// What to do.
     pub kind: Kind,
     /// The number of the record.
     pub record: u64,
@@ -30,7 +30,7 @@ pub struct Operation {
 }
 
 impl Operation {
-    /// On this record.
+    /// An operation of this kind on this record.
     #[inline]
     pub fn new(kind: Kind, record: u64, sizes: ValueSize) -> Self {
         Self { kind, record, key: keys::encode(record), value_bytes: sizes.of(record) }
@@ -42,24 +42,24 @@ pub trait Source {
     /// The next operation; `None` when there is no more.
     fn next(&mut self) -> Option<Operation>;
 
-    /// How many of so many operations may be done, as far as the source decides.
+    /// Returns how many of `wanted` operations may be done. A source without a budget allows all.
     #[inline]
     fn claim(&mut self, wanted: usize) -> usize {
         wanted
     }
 }
 
-/// How many operations all threads may do together.
+/// The number of operations that the threads may still claim, together.
 #[derive(Debug)]
 pub struct Budget(AtomicU64);
 
 impl Budget {
-    /// Exactly so many.
+    /// A budget of so many operations.
     pub const fn new(operations: u64) -> Self {
         Self(AtomicU64::new(operations))
     }
 
-    /// Takes so many, or those that are left.
+    /// Claims `wanted` operations, or as many as are left. Returns how many.
     #[inline]
     pub fn claim(&self, wanted: usize) -> usize {
         let wanted = wanted as u64;
@@ -69,39 +69,41 @@ impl Budget {
     }
 }
 
-/// Operations made and not used yet; kept from phase to phase.
+/// Operations that are generated and not used yet. They are kept from phase to phase.
 #[derive(Default)]
 pub struct Batch {
     operations: Vec<Operation>,
+    /// The operations before this index were used.
     used: usize,
-    /// Those before this one were claimed.
+    /// The operations before this index were claimed.
     claimed: usize,
 }
 
 impl Batch {
-    /// An empty one that never allocates again.
+    /// An empty batch, which never allocates again.
     pub fn new() -> Self {
         Self { operations: Vec::with_capacity(BATCH), used: 0, claimed: 0 }
     }
 
-    /// Those that were claimed and not used yet.
+    /// The operations that were claimed and not used yet.
     #[inline]
     pub fn rest(&self) -> &[Operation] {
         &self.operations[self.used..self.claimed]
     }
 
-    /// Leaves what is not used yet to be claimed again, in a phase that counts for itself.
+    /// Gives up the claim on what is not used yet: the next phase has a budget of its own.
     pub fn unclaim(&mut self) {
         self.claimed = self.used;
     }
 
-    /// Takes this many of the rest away.
+    /// Marks this many operations of the rest as used.
     #[inline]
     pub fn consume(&mut self, count: usize) {
         self.used += count;
     }
 
-    /// Makes and claims new ones once all are used. False when the source has no more.
+    /// Generates operations once all are used, and claims them. Returns false if the source has no
+    /// more, or allows no more.
     pub fn refill(&mut self, source: &mut impl Source) -> bool {
         if self.rest().is_empty() {
             if self.used == self.operations.len() {
@@ -115,7 +117,7 @@ impl Batch {
     }
 }
 
-/// The load phase: each record once.
+/// The source of the load phase: each record once.
 pub struct Loader {
     kind: Kind,
     sizes: ValueSize,
@@ -124,7 +126,7 @@ pub struct Loader {
 }
 
 impl Loader {
-    /// The share of one thread of `threads`, stored by operations of this kind.
+    /// The share of one of `threads` threads, stored by operations of this kind.
     pub fn new(kind: Kind, sizes: ValueSize, records: u64, (thread, threads): (u64, u64)) -> Self {
         let start =
             |thread| (u128::from(records) * u128::from(thread) / u128::from(threads)) as u64;
@@ -141,10 +143,10 @@ impl Source for Loader {
     }
 }
 
-/// The measured phase: a mix over a distribution, without end unless there is a budget.
+/// The source of the measured phase: a mix over a distribution. Endless without a budget.
 pub struct Generator {
     random: SmallRng,
-    /// Each with the shares up to it, so that the last one has 1.
+    /// Each kind with its cumulative share; the last one's is 1.
     kinds: Vec<(Kind, f64)>,
     pattern: Pattern,
     records: Arc<RecordCounter>,
@@ -152,8 +154,8 @@ pub struct Generator {
 }
 
 impl Generator {
-    /// The generator of one thread; the same seed gives the same operations, as far as threads do
-    /// not meet at [`RecordCounter`].
+    /// The generator of one thread. The same seed gives the same operations, unless inserts of
+    /// several threads interleave at [`RecordCounter`].
     pub fn new(pattern: Pattern, records: Arc<RecordCounter>, seed: u64) -> Self {
         let mut sum = 0.0;
         let kinds = pattern.mix.kinds().map(|(kind, share)| {
@@ -164,19 +166,19 @@ impl Generator {
         Self { random, kinds, pattern, records, budget: None }
     }
 
-    /// From now on no more than the budget allows.
+    /// Sets the budget; `None` removes it.
     pub fn limit(&mut self, budget: Option<Arc<Budget>>) {
         self.budget = budget;
     }
 
     #[inline]
     fn kind(&mut self) -> Kind {
-        let [before @ .., (last, _)] = &self.kinds[..] else { return Kind::Get };
-        if before.is_empty() {
+        let [others @ .., (last, _)] = &self.kinds[..] else { return Kind::Get };
+        if others.is_empty() {
             return *last;
         }
         let u: f64 = self.random.random();
-        before.iter().find(|(_, end)| u < *end).map_or(*last, |(kind, _)| *kind)
+        others.iter().find(|(_, end)| u < *end).map_or(*last, |(kind, _)| *kind)
     }
 }
 
@@ -203,27 +205,28 @@ impl Source for Generator {
 /// Values that look random: slices of one random buffer.
 pub struct Values {
     pool: Vec<u8>,
-    at: usize,
+    start: usize,
 }
 
-/// How many places of the buffer a value may start at, in bytes.
-const PLACES: usize = 64 << 10;
-/// From one value to the next: odd in units of eight bytes, so that every place comes.
+/// A value starts within this many bytes, at a multiple of 8.
+const STARTS_BYTES: usize = 64 << 10;
+/// The distance between the starts of two values: an odd number of 8-byte units, so that every
+/// start comes up.
 const STEP: usize = 8 * 1021;
 
 impl Values {
-    /// Values of up to this length.
+    /// A buffer for values of up to this length.
     pub fn new(value_bytes_max: u32, seed: u64) -> Self {
-        let mut pool = vec![0; PLACES + value_bytes_max as usize];
+        let mut pool = vec![0; STARTS_BYTES + value_bytes_max as usize];
         SmallRng::seed_from_u64(seed).fill_bytes(&mut pool);
-        Self { pool, at: 0 }
+        Self { pool, start: 0 }
     }
 
     /// The next value, of this length.
     #[inline]
     pub fn take(&mut self, value_bytes: u32) -> &[u8] {
-        self.at = (self.at + STEP) % PLACES;
-        &self.pool[self.at..self.at + value_bytes as usize]
+        self.start = (self.start + STEP) % STARTS_BYTES;
+        &self.pool[self.start..self.start + value_bytes as usize]
     }
 }
 
@@ -253,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mix_comes_in_its_shares_and_inserts_are_new() {
+    fn a_mix_has_its_shares_and_each_insert_is_a_new_record() {
         let records = Arc::new(RecordCounter::new(100, (0, 1)));
         let mut generator = Generator::new(pattern(Workload::D), records.clone(), 3);
         let mut batch = Batch::new();
@@ -277,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_do_exactly_what_the_budget_allows_whatever_the_warm_up_left() {
+    fn threads_use_the_budget_exactly_also_with_operations_left_from_the_warm_up() {
         let records = Arc::new(RecordCounter::new(100, (0, 1)));
         let budget = Arc::new(Budget::new(10_000));
         let done: usize = std::thread::scope(|scope| {
@@ -291,7 +294,7 @@ mod tests {
                 generator.limit(Some(budget.clone()));
                 batch.refill(&mut generator);
                 let same = batch.rest().iter().zip(&before).all(|(a, b)| a.record == b.record);
-                assert!(same, "the warm-up's rest comes first");
+                assert!(same, "the operations left from the warm-up come first");
                 let mut done = 0;
                 while batch.refill(&mut generator) {
                     let count = batch.rest().len();

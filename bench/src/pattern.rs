@@ -1,4 +1,5 @@
-//! What operations are like, for those who make them and for reports.
+//! The pattern of a run's operations: their kinds, their records, the lengths of values. For the
+//! generator and for reports.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,10 +11,10 @@ use crate::distribution::{Distribution, Shape};
 use crate::value_size::ValueSize;
 use crate::workload::Mix;
 
-/// What operations are like.
+/// The pattern of a run's operations.
 #[derive(Clone)]
 pub struct Pattern {
-    /// Their kinds.
+    /// The kinds of operations.
     pub mix: Mix,
     /// Which records they are about.
     pub distribution: Arc<Distribution>,
@@ -22,18 +23,18 @@ pub struct Pattern {
 }
 
 impl Pattern {
-    /// As asked for.
+    /// The pattern that the command line asks for.
     pub fn new(args: &Ycsb) -> Self {
         let distribution = Distribution::new(args.shape(), &args.skew(), args.records);
         Self { mix: args.mix, distribution: Arc::new(distribution), sizes: args.value_size }
     }
 }
 
-/// The same in a report.
+/// The pattern in a report.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the names are those of the JSON")]
 pub struct PatternReport {
-    /// By kind, the share of the operations.
+    /// The share of each kind of operation.
     pub mix: BTreeMap<String, f64>,
     pub distribution: DistributionReport,
     pub value_size: ValueSizeReport,
@@ -63,7 +64,7 @@ pub struct ValueSizeReport {
 }
 
 impl PatternReport {
-    /// What was asked for.
+    /// The pattern that the command line asks for.
     pub fn new(args: &Ycsb) -> Self {
         let (shape, size) = (args.shape(), args.value_size);
         let is_hotspot = shape == Shape::Hotspot;
@@ -90,7 +91,7 @@ mod tests {
     use crate::args::tests::ycsb;
 
     #[test]
-    fn a_report_has_what_was_asked_for_and_no_more() {
+    fn a_report_has_only_the_parameters_of_its_distribution() {
         let json = |line: &str| serde_json::to_value(PatternReport::new(&ycsb(line))).unwrap();
         let zipfian = json("ycsb --workload b --theta 0.5 --value-size 64");
         assert_eq!(

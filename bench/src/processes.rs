@@ -127,7 +127,8 @@ impl Children {
     fn tell(&mut self, order: &Order) -> Result<()> {
         let line = serde_json::to_string(order).map_err(|_| Error::NoProcessResult)? + "\n";
         for orders in self.all.iter_mut().filter_map(|child| child.orders.as_mut()) {
-            // A child that no longer reads has sent its error or has died: the next wait reports it.
+            // A child that no longer reads has sent its error or has died: the next wait reports
+            // it.
             let _ = orders.write_all(line.as_bytes());
         }
         Ok(())

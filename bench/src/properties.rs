@@ -49,8 +49,8 @@ const USED: [&str; 16] = [
     "fieldlength",
     "fieldlengthdistribution",
 ];
-/// What would change nothing here: whole values are read and written, there is one table, and
-/// scans are refused.
+/// What would change nothing here: whole values are read and written, there is one table, and scans
+/// are refused.
 const WITHOUT_EFFECT: [&str; 6] = [
     "table",
     "readallfields",

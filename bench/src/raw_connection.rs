@@ -19,9 +19,9 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// The pause before a message is sent again to a server that had no room for it.
 const SEND_PAUSE: Duration = Duration::from_millis(5);
 
-/// A writer's connection, and the blocks that it took. Dropping it without
-/// [`RawConnection::give_back`] gives no block back: the server then notices that the client is gone
-/// and collects them.
+/// A writer's connection, and the blocks that it took. Dropping it gives no block back; only
+/// [`RawConnection::give_back`] does. After a drop the server notices that the client is gone and
+/// collects the blocks.
 pub struct RawConnection {
     server: attach::Attached,
     held: Vec<(SizeClass, FreeBlock)>,
@@ -43,8 +43,8 @@ impl RawConnection {
         Ok(self.server.factory.fabric(lanes)?)
     }
 
-    /// Takes up to `count` free blocks, as many as the server has. Returns where their content starts,
-    /// after the header: "a block header is a header for ever".
+    /// Takes up to `count` free blocks, as many as the server has. Returns where their content
+    /// starts, after the header: "a block header is a header for ever".
     pub fn take_blocks(&mut self, class: SizeClass, count: usize) -> Result<Vec<u64>> {
         let mut targets = Vec::with_capacity(count);
         while targets.len() < count {
@@ -60,8 +60,8 @@ impl RawConnection {
         Ok(targets)
     }
 
-    /// How many blocks of this class can be taken and still leave some for others, without a key being
-    /// evicted: half of the free ones.
+    /// How many blocks of this class can be taken and still leave some for others, without a key
+    /// being evicted: half of the free ones.
     pub fn spare_blocks(&mut self, class: SizeClass) -> Result<usize> {
         let reply = self.ask(&Request::Statistics)?;
         let Reply::Statistics(statistics) = reply else { return Ok(0) };

@@ -1,4 +1,5 @@
-//! What a thread notes down about its operations, and which kind of operation asked for what.
+//! The records of a thread's operations, and the attribution of the fabric's counters to kinds of
+//! operations.
 
 use data_encoding::BASE64;
 use farside::Counters;
@@ -9,7 +10,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de, ser};
 use crate::store::MeasuredStore;
 use crate::workload::{Kind, Mix};
 
-/// Latencies above this are recorded as this, in nanoseconds.
+/// Limit on a recorded latency, in nanoseconds. A longer one is recorded as this.
 const LATENCY_NS_MAX: u64 = 60_000_000_000;
 /// Percentiles are exact to this many decimal digits.
 const LATENCY_DIGITS: u8 = 3;
@@ -20,37 +21,37 @@ pub fn latency_histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(1, LATENCY_NS_MAX, LATENCY_DIGITS).expect("constant bounds")
 }
 
-/// All operations of one kind.
+/// The record of all operations of one kind.
 #[derive(Clone, Serialize, Deserialize)]
 pub struct KindRecord {
-    /// Their latencies, in nanoseconds; as many as there were operations.
+    /// Their latencies, in nanoseconds, one for each operation.
     #[serde(with = "histogram")]
     pub latencies: Histogram<u64>,
-    /// Where operations have an intended start that latencies count from: the times from their real
-    /// start on, in nanoseconds.
+    /// Their service times, in nanoseconds, which count from the start of an operation. Only for a
+    /// run with a schedule, whose latencies count from when an operation was due.
     #[serde(with = "optional_histogram")]
     pub services: Option<Histogram<u64>>,
-    /// What they asked of the fabric.
+    /// The verbs, bytes and round trips that they took.
     #[serde(with = "CountersForm")]
     pub counters: Counters,
 }
 
-/// All operations of one thread, or of all.
+/// The record of all operations of one thread, or of several threads.
 #[derive(Clone, Serialize, Deserialize)]
 pub struct Recorder {
-    /// By [`Kind::index`]; none for kinds the workload does not have.
+    /// By [`Kind::index`]; `None` for kinds that the workload does not have.
     kinds: [Option<KindRecord>; Kind::COUNT],
-    /// Operations that succeeded but did not find what the workload had left: an absent key, a
-    /// value of another length, an insert of a key that was there.
+    /// Operations that succeeded but did not find what the workload had left: the key was absent,
+    /// the value had another length, or an inserted key was already there.
     pub unexpected: u64,
-    /// Time spent on making operations and recording them, in nanoseconds.
+    /// The time spent on generating and recording operations, in nanoseconds.
     pub driver_ns: u64,
-    /// How far behind its schedule the latest thread was at its end, in nanoseconds.
+    /// How far the latest thread was behind its schedule when it ended, in nanoseconds.
     pub behind_ns: u64,
 }
 
 impl Recorder {
-    /// Ready for the kinds of a mix; allocates nothing later.
+    /// An empty recorder for the kinds of a mix. It allocates nothing later.
     pub fn new(mix: Mix) -> Self {
         let empty = || KindRecord {
             latencies: latency_histogram(),
@@ -64,7 +65,7 @@ impl Recorder {
         Self { kinds, unexpected: 0, driver_ns: 0, behind_ns: 0 }
     }
 
-    /// Ready for operations with an intended start, too.
+    /// Records service times too, for a run with a schedule.
     pub fn with_services(mut self) -> Self {
         for of in self.kinds.iter_mut().flatten() {
             of.services = Some(latency_histogram());
@@ -72,7 +73,7 @@ impl Recorder {
         self
     }
 
-    /// Notes how long a finished operation took from its real start on.
+    /// Records the service time of a finished operation.
     #[inline]
     pub fn record_service(&mut self, kind: Kind, service_ns: u64) {
         let of = self.kinds[kind.index()].as_mut();
@@ -81,7 +82,7 @@ impl Recorder {
         }
     }
 
-    /// Notes a finished operation.
+    /// Records the latency of a finished operation.
     #[inline]
     pub fn record(&mut self, kind: Kind, latency_ns: u64) {
         if let Some(of) = &mut self.kinds[kind.index()] {
@@ -89,7 +90,7 @@ impl Recorder {
         }
     }
 
-    /// Notes what operations of this kind asked of the fabric.
+    /// Adds what operations of this kind took of the fabric.
     #[inline]
     pub fn attribute(&mut self, kind: Kind, counters: &Counters) {
         if let Some(of) = &mut self.kinds[kind.index()] {
@@ -97,7 +98,7 @@ impl Recorder {
         }
     }
 
-    /// Adds another thread's.
+    /// Adds the records of another thread.
     pub fn merge(&mut self, other: &Self) {
         for (kind, of) in other.kinds() {
             self.add(kind, of.clone());
@@ -107,7 +108,7 @@ impl Recorder {
         self.behind_ns = self.behind_ns.max(other.behind_ns);
     }
 
-    /// Adds operations of a kind.
+    /// Adds the records of operations of one kind.
     pub fn add(&mut self, kind: Kind, of: KindRecord) {
         let Some(ours) = &mut self.kinds[kind.index()] else {
             self.kinds[kind.index()] = Some(of);
@@ -121,7 +122,7 @@ impl Recorder {
         ours.counters += of.counters;
     }
 
-    /// The kinds there are, with what is known of them.
+    /// The kinds that the workload has, each with its record.
     pub fn kinds(&self) -> impl Iterator<Item = (Kind, &KindRecord)> {
         Kind::ALL
             .into_iter()
@@ -129,26 +130,27 @@ impl Recorder {
             .filter_map(|(kind, of)| of.as_ref().map(|of| (kind, of)))
     }
 
-    /// All operations.
+    /// The number of all operations.
     pub fn operations(&self) -> u64 {
         self.kinds().map(|(_, of)| of.latencies.len()).sum()
     }
 }
 
-/// Adds what the store asked of its fabric to the kind of operation it did meanwhile. Looks only
-/// where the kind changes.
+/// Attributes the fabric's counters to kinds of operations, where operations run one at a time.
+/// Reads the counters only when the kind changes.
 pub struct Attribution {
     kind: Option<Kind>,
+    /// The counters when the present kind began.
     since: Counters,
 }
 
 impl Attribution {
-    /// Nothing yet.
+    /// Counts from now on.
     pub fn new(store: &impl MeasuredStore) -> Self {
         Self { kind: None, since: store.counters() }
     }
 
-    /// From now on operations are of this kind.
+    /// Tells that the next operation is of this kind.
     #[inline]
     pub fn enter(&mut self, kind: Kind, store: &impl MeasuredStore, recorder: &mut Recorder) {
         if self.kind != Some(kind) {
@@ -157,7 +159,7 @@ impl Attribution {
         }
     }
 
-    /// No more operations.
+    /// Tells that no more operations of the present kind follow: adds what they took.
     pub fn leave(&mut self, store: &impl MeasuredStore, recorder: &mut Recorder) {
         let now = store.counters();
         if now.round_trips < self.since.round_trips {
@@ -171,7 +173,7 @@ impl Attribution {
     }
 }
 
-/// The form of [`Counters`] in a pipe.
+/// The serialized form of [`Counters`].
 #[derive(Serialize, Deserialize)]
 #[serde(remote = "Counters")]
 struct CountersForm {
@@ -184,13 +186,16 @@ struct CountersForm {
     written_bytes: u64,
 }
 
-/// The form of histograms in a pipe: HdrHistogram's format V2, in base64.
+/// The serialized form of a histogram: HdrHistogram's format V2, in base64.
 mod histogram {
     use super::*;
 
-    pub(super) fn serialize<S: Serializer>(of: &Histogram<u64>, to: S) -> Result<S::Ok, S::Error> {
+    pub(super) fn serialize<S: Serializer>(
+        histogram: &Histogram<u64>,
+        to: S,
+    ) -> Result<S::Ok, S::Error> {
         let mut bytes = Vec::new();
-        V2Serializer::new().serialize(of, &mut bytes).map_err(ser::Error::custom)?;
+        V2Serializer::new().serialize(histogram, &mut bytes).map_err(ser::Error::custom)?;
         to.serialize_str(&BASE64.encode(&bytes))
     }
 
@@ -203,7 +208,7 @@ mod histogram {
     }
 }
 
-/// The same of a histogram that need not be there.
+/// The same for an optional histogram.
 mod optional_histogram {
     use super::*;
 
@@ -211,10 +216,10 @@ mod optional_histogram {
     struct Form(#[serde(with = "histogram")] Histogram<u64>);
 
     pub(super) fn serialize<S: Serializer>(
-        of: &Option<Histogram<u64>>,
+        histogram: &Option<Histogram<u64>>,
         to: S,
     ) -> Result<S::Ok, S::Error> {
-        of.clone().map(Form).serialize(to)
+        histogram.clone().map(Form).serialize(to)
     }
 
     pub(super) fn deserialize<'d, D: Deserializer<'d>>(

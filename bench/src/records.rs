@@ -1,28 +1,28 @@
-//! Which records there are.
+//! The records that exist while threads insert new ones.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Which records exist while threads insert new ones: those below [`RecordCounter::stored`], as in
-/// YCSB's `AcknowledgedCounterGenerator`.
+/// Counts the records that exist while threads insert new ones: all below
+/// [`RecordCounter::stored`], as in YCSB's `AcknowledgedCounterGenerator`.
 ///
-/// Counted are the loaded records and those of this process: others insert others, so that none is
-/// inserted twice.
+/// It counts the loaded records and the inserts of this process. Each process inserts records of
+/// its own, so no record is inserted twice.
 pub struct RecordCounter {
     loaded: u64,
     process: u64,
     processes: u64,
     next: AtomicU64,
     stored: AtomicU64,
-    /// By record modulo its length: stored, though one before it is not yet.
+    /// By record modulo [`AHEAD_MAX`]: the record is stored, and one before it is not yet.
     ahead: Box<[AtomicBool]>,
     advancing: AtomicBool,
 }
 
-/// More inserts than this are never claimed and not stored yet.
+/// Limit on the inserts that are claimed and not stored yet. With more, two would share a mark.
 const AHEAD_MAX: usize = 1 << 20;
 
 impl RecordCounter {
-    /// After the load of this many records, for one of several processes.
+    /// The counter of one of several processes, after so many records were loaded.
     pub fn new(records: u64, (process, processes): (u64, u64)) -> Self {
         Self {
             loaded: records,
@@ -35,12 +35,12 @@ impl RecordCounter {
         }
     }
 
-    /// A new record, for the caller to insert.
+    /// Returns a new record, which the caller inserts.
     pub fn claim(&self) -> u64 {
         self.record(self.next.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// The record that is counted as this one.
+    /// The number of the record that this process counts as number `counted`.
     #[inline]
     pub fn record(&self, counted: u64) -> u64 {
         match counted.checked_sub(self.loaded) {
@@ -49,7 +49,7 @@ impl RecordCounter {
         }
     }
 
-    /// How many records there are.
+    /// The number of records that exist, as this process counts them.
     #[inline]
     pub fn stored(&self) -> u64 {
         self.stored.load(Ordering::Acquire)
@@ -59,11 +59,11 @@ impl RecordCounter {
         &self.ahead[record as usize % AHEAD_MAX]
     }
 
-    /// The record is stored; nothing new for those of the load.
+    /// Tells that a record is stored. Loaded records are counted already.
     pub fn acknowledge(&self, record: u64) {
         let Some(inserted) = record.checked_sub(self.loaded) else { return };
         self.mark(self.loaded + inserted / self.processes).store(true, Ordering::SeqCst);
-        // The holder of the lock looks at the marks again after giving it up, so none is forgotten.
+        // The holder of the lock checks the next mark again after it unlocks, so no mark is missed.
         while !self.advancing.swap(true, Ordering::SeqCst) {
             let mut stored = self.stored.load(Ordering::Relaxed);
             while self.mark(stored).swap(false, Ordering::SeqCst) {

@@ -12,7 +12,8 @@ use crate::raw_connection::RawConnection;
 use crate::sizing::ServerMemory;
 use crate::{Error, Result};
 
-/// How long one attempt to connect to a starting server may take before we check that it still runs.
+/// How long one attempt to connect to a starting server may take before we check that it still
+/// runs.
 const ANSWER_TIMEOUT_MS: u64 = 250;
 
 /// The server of a run: one that already ran, or one of our own that is stopped when this is

@@ -98,8 +98,8 @@ impl Demand {
         self.memory_at(OPERATIONS_PER_S_MAX)
     }
 
-    /// The same where so much memory is available. Of that a guess how fast threads insert takes
-    /// no more than half.
+    /// The same where so much memory is available. Of that a guess how fast threads insert takes no
+    /// more than half.
     ///
     /// # Errors
     /// [`Error::Usage`] also if what is known of the run needs more than all of it.

@@ -60,7 +60,7 @@ impl ThreadMeasurement {
     }
 }
 
-/// The form of [`CacheStatistics`] in a pipe.
+/// The serialized form of [`CacheStatistics`].
 #[derive(Serialize, Deserialize)]
 #[serde(remote = "CacheStatistics")]
 struct CacheForm {

@@ -3,8 +3,8 @@
 //! trip after the device would have been done with it.
 //!
 //! The device takes one chain after another. A chain takes as long as its verbs do at the published
-//! rates of a ConnectX-5, or longer if the link needs longer for its payload. The link carries
-//! 100 Gb/s, or what the caller says. As over verbs, what is in flight is bounded by what the link
+//! rates of a ConnectX-5, or longer if the link needs longer for its payload. The link carries 100
+//! Gb/s, or what the caller says. As over verbs, what is in flight is bounded by what the link
 //! carries.
 //!
 //! Each session has a device of its own: the server's device is no bottleneck for several clients.

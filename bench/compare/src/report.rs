@@ -214,7 +214,8 @@ impl CompareReport {
         let rate = |rate: Rate| grouped(rate.rate_per_s as u64);
         writeln!(
             out,
-            "limit, raw verbs of {bytes} B: READ {} /s, WRITE {} /s, CAS {} /s, a PUT's chain {} /s",
+            "limit, raw verbs of {bytes} B: READ {} /s, WRITE {} /s, CAS {} /s, \
+             a PUT's chain {} /s",
             rate(read),
             rate(write),
             rate(cas),

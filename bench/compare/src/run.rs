@@ -55,7 +55,8 @@ pub fn run(args: &Compare, interrupt: &Interrupt) -> Result<CompareReport> {
     }
     let mut connection = RawConnection::connect(&server.config)?;
     let (limit, raw) = limit(args, &mut connection)?;
-    // Memory for inserts: no store does more operations than the fabric READs. Twice that, for noise.
+    // Memory for inserts: no store does more operations than the fabric READs. Twice that, for
+    // noise.
     let demand = demand(args, (2.0 * raw.read).min(OPERATIONS_PER_S_MAX as f64));
     let count = stores.iter().map(|store| segments(*store, demand)).sum();
     let mut memory = Segments::new(take_segments(&mut connection, count)?);

@@ -1,5 +1,6 @@
-//! Stores that take turns. Each store has a thread of its own, which sleeps between its turns. So the
-//! store's driver, with operations that are generated and not started yet, lives through all turns.
+//! Stores that take turns. Each store has a thread of its own, which sleeps between its turns. So
+//! the store's driver, with operations that are generated and not started yet, lives through all
+//! turns.
 
 use std::fmt::Display;
 use std::sync::Arc;
@@ -88,8 +89,8 @@ pub(crate) fn pair(server: Option<u32>) -> (TurnHandle, TurnWorker) {
 }
 
 impl TurnHandle {
-    /// Lets the store work until the order is done, or until the timeout. Calls `between_polls` every
-    /// few milliseconds; its error ends the turn.
+    /// Lets the store work until the order is done, or until the timeout. Calls `between_polls`
+    /// every few milliseconds; its error ends the turn.
     pub(crate) fn play(
         &self,
         order: Order,

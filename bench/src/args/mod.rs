@@ -115,9 +115,9 @@ pub struct ServerArgs {
 }
 
 impl ServerArgs {
-    /// How to connect to the server that is asked for; without a server if the run needs one of
-    /// its own. Only what leads to the server comes from the file: what is measured does not
-    /// depend on it, except for how `[rdma]` waits.
+    /// How to connect to the server that is asked for; without a server if the run needs one of its
+    /// own. Only what leads to the server comes from the file: what is measured does not depend on
+    /// it, except for how `[rdma]` waits.
     pub fn config(&self) -> Result<ClientConfig> {
         if self.server.is_none() && self.config.is_none() {
             return Ok(ClientConfig::default());

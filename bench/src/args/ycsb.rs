@@ -23,8 +23,8 @@ const SECONDS_DEFAULT: f64 = 10.0;
 #[derive(Clone, Debug, clap::Args)]
 pub struct Ycsb {
     /// a: half reads, half updates; b: 95 % reads, 5 % updates; c: reads; d: 95 % reads of the
-    /// latest, 5 % inserts; f: half reads, half read-modify-writes. With -P or -p it replaces
-    /// their proportions and request distribution
+    /// latest, 5 % inserts; f: half reads, half read-modify-writes. With -P or -p it replaces their
+    /// proportions and request distribution
     #[arg(long, value_name = "a|b|c|d|f")]
     #[arg(required_unless_present_any = ["property_files", "properties"])]
     pub workload: Option<Workload>,

@@ -1,6 +1,6 @@
-//! Proves that the latency of an operation counts from when it was meant to start, also if a slow
-//! one kept it waiting. That holds one by one and in flight. A count of operations is kept exactly.
-//! The store is a stub that is slow once.
+//! Proves that a latency counts from when the operation was due, also if a slow operation delayed
+//! it, one by one and in flight. Also proves that a budget of operations is used exactly. The store
+//! is a stub whose first operation is slow.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,14 +15,14 @@ use crate::pattern::Pattern;
 use crate::store::Completed;
 use crate::workload::Workload;
 
-/// Every operation succeeds at once, except the first one.
+/// A store whose operations succeed at once, except for the first one, which is slow.
 #[derive(Default)]
 struct SlowOnce {
     operations: u64,
     in_flight: Vec<usize>,
-    /// How many results were taken.
+    /// The number of results that were taken.
     taken: u64,
-    /// Which of them is an error.
+    /// The number of the result that is an error.
     fails_at: Option<u64>,
     counters: Counters,
 }
@@ -99,7 +99,8 @@ impl Pipelined for &mut SlowOnce {
     }
 }
 
-/// So many operations that arrive at this rate, or one when another has ended.
+/// Drives so many operations. They arrive at this rate; without a rate, each starts when another
+/// has ended.
 fn drive(mut store: SlowOnce, depth: usize, operations: u64, rate_ops_s: Option<f64>) -> Recorder {
     let (records, progress) = (Arc::new(RecordCounter::new(10, (0, 1))), AtomicU64::new(0));
     let pattern = Pattern::new(&ycsb("ycsb --workload c --records 10"));
@@ -115,7 +116,7 @@ fn drive(mut store: SlowOnce, depth: usize, operations: u64, rate_ops_s: Option<
 }
 
 #[test]
-fn who_waits_for_a_slow_operation_is_late() {
+fn an_operation_that_a_slow_one_delays_counts_from_when_it_was_due() {
     let ms = |number: u64| number * 1_000_000;
     for depth in [1, DEPTH] {
         let late = |recorder: &Recorder| {
@@ -124,17 +125,18 @@ fn who_waits_for_a_slow_operation_is_late() {
             assert!(services.max() > ms(59), "the slow one itself");
             gets.latencies.count_between(ms(15), ms(10_000))
         };
-        // The first waits for sixty milliseconds, those of the next forty for twenty at least.
+        // The first operation takes 60 ms. Those that are due in the next 40 ms start 20 ms late or
+        // more.
         let open = drive(SlowOnce::default(), depth, 200, Some(1000.0));
         assert!(late(&open) >= 40, "{depth}: {}", late(&open));
-        // No operation was meant to start while none could.
+        // Without a schedule no operation is due while the slow one runs.
         let closed = drive(SlowOnce::default(), depth, 200, None);
         assert!(late(&closed) < 40, "{depth}: {}", late(&closed));
     }
 }
 
 #[test]
-fn operations_that_come_due_at_any_moment_are_all_done() {
+fn every_operation_is_done_at_any_rate() {
     for rate_ops_s in [300_000.0, 1e6, 3e6, 1e7] {
         for depth in [1, DEPTH] {
             let never_slow = SlowOnce { operations: 1, ..SlowOnce::default() };
@@ -143,10 +145,10 @@ fn operations_that_come_due_at_any_moment_are_all_done() {
     }
 }
 
-/// Counts what it is told.
+/// A witness that counts operations.
 #[derive(Default)]
 struct Counting {
-    begun: u64,
+    started: u64,
     ended: u64,
 }
 
@@ -157,8 +159,8 @@ impl Witness for Counting {
         values.take(value_bytes)
     }
 
-    fn goes_on(&mut self, _: usize) {
-        self.begun += 1;
+    fn started_on(&mut self, _: usize) {
+        self.started += 1;
     }
 
     fn ends(&mut self, _: usize, _: Outcome<'_>) {
@@ -167,7 +169,7 @@ impl Witness for Counting {
 }
 
 #[test]
-fn a_run_that_fails_still_tells_which_operations_have_completed() {
+fn the_witness_of_a_failed_run_sees_every_operation_that_completed() {
     let (records, progress) = (Arc::new(RecordCounter::new(10, (0, 1))), AtomicU64::new(0));
     let pattern = Pattern::new(&ycsb("ycsb --workload c --records 10"));
     let mut source = Generator::new(pattern, records.clone(), 1);
@@ -177,7 +179,7 @@ fn a_run_that_fails_still_tells_which_operations_have_completed() {
         let mut driver = Driver::new(&mut witness, (64, DEPTH), 1, &records, &progress);
         let mut recorder = Recorder::new(Workload::C.mix());
         assert!(driver.drive(&mut store, &mut source, &mut recorder, || true).is_err());
-        // All but the one that failed.
-        assert_eq!((store.taken, witness.ended), (witness.begun, witness.begun - 1));
+        // Every operation except the one that failed.
+        assert_eq!((store.taken, witness.ended), (witness.started, witness.started - 1));
     }
 }

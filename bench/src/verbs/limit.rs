@@ -1,5 +1,5 @@
-//! The rates of raw verbs as the limit that a report shows beside a result. They are measured on the
-//! same server, with as many threads and as many chains in flight.
+//! The rates of raw verbs as the limit that a report shows beside a result. They are measured on
+//! the same server, with as many threads and as many chains in flight.
 
 use std::cell::RefCell;
 use std::thread;
@@ -60,8 +60,8 @@ impl RawLimit {
             connection.give_back()?;
             let (blocks, bytes) = (targets.len(), class.block_bytes());
             return Ok(Err(format!(
-                "{in_flight} operations in flight need as many free blocks of {bytes} B, and the server \
-                 gave {blocks}"
+                "{in_flight} operations in flight need as many free blocks of {bytes} B, and the \
+                 server gave {blocks}"
             )));
         }
         let fabrics: Vec<AnyFabric> =
