@@ -1,7 +1,7 @@
-//! When operations are meant to start, for runs that offer a rate whatever comes of it.
+//! The schedule of a run with a target rate: when each operation is due.
 //!
-//! A latency counts from there, so it includes the wait for slow operations before it: coordinated
-//! omission is avoided.
+//! A latency counts from when the operation was due, so it includes the wait for slow operations
+//! before it. This avoids coordinated omission.
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use rand::{RngExt, SeedableRng};
 
 use crate::accounting::now_ns;
 
-/// How arrivals follow each other.
+/// The process by which operations become due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arrivals {
     /// At fixed intervals.
@@ -39,27 +39,28 @@ impl FromStr for Arrivals {
     }
 }
 
-/// The intended starts of one thread's operations.
+/// The times at which one thread's operations are due.
 #[derive(Clone, Debug)]
 pub struct Schedule {
     arrivals: Arrivals,
     interval_ns: f64,
-    /// From the start to the first arrival: threads take turns.
+    /// The time from the start to the first operation. It differs between threads, so they take
+    /// turns.
     offset_ns: f64,
     random: SmallRng,
     started_ns: u64,
-    /// The next arrival, from the start.
+    /// When the next operation is due, from the start.
     next_ns: f64,
 }
 
-/// A thread that has longer than this to wait sleeps, in nanoseconds; it wakes up this much too
-/// early, because the system wakes it too late.
+/// A thread with a longer wait than this sleeps, in nanoseconds. It asks to be woken half of this
+/// too early, because the system wakes it late.
 const SLEEP_NS_MIN: u64 = 200_000;
-/// How long it sleeps at once, so that it notices the end.
+/// Limit on one sleep, in nanoseconds, so that the thread notices the end of the phase.
 const SLEEP_NS_MAX: u64 = 5_000_000;
 
 impl Schedule {
-    /// That of one thread of `threads`, which offer so many operations a second together.
+    /// The schedule of one of `threads` threads, which start so many operations a second together.
     pub fn new(
         arrivals: Arrivals,
         target_ops_s: f64,
@@ -72,7 +73,7 @@ impl Schedule {
         Self { arrivals, interval_ns, offset_ns, random, started_ns: 0, next_ns: 0.0 }
     }
 
-    /// Begins now.
+    /// Starts the schedule.
     pub fn start(&mut self, now_ns: u64) {
         self.started_ns = now_ns;
         self.next_ns = self.offset_ns;
@@ -82,27 +83,28 @@ impl Schedule {
         }
     }
 
-    /// When the next operation is meant to start.
+    /// When the next operation is due.
     #[inline]
     pub fn due_ns(&self) -> u64 {
         self.started_ns + self.next_ns as u64
     }
 
-    /// On to the one behind it.
+    /// Advances to the operation after it.
     #[inline]
     pub fn advance(&mut self) {
         let intervals = match self.arrivals {
             Arrivals::Fixed => 1.0,
             Arrivals::Poisson => {
                 let u: f64 = self.random.random();
-                // From 0 up to 1, so that the logarithm is finite.
+                // u is at least 0 and below 1, so the logarithm is finite.
                 -(1.0 - u).ln()
             }
         };
         self.next_ns += self.interval_ns * intervals;
     }
 
-    /// Waits for the next arrival; the time then. `None` when the phase is over before.
+    /// Waits until the next operation is due. Returns the time then; `None` if the phase ends
+    /// before.
     pub fn wait(&self, go_on: impl Fn() -> bool) -> Option<u64> {
         let due = self.due_ns();
         loop {
@@ -127,7 +129,7 @@ impl Schedule {
 mod tests {
     use super::*;
 
-    /// The arrivals of a second, from its start.
+    /// The times within one second at which operations are due, from its start.
     fn second(arrivals: Arrivals, target_ops_s: f64, threads: u64) -> Vec<u64> {
         let mut all = Vec::new();
         for thread in 0..threads {
@@ -163,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_starts_when_it_is_due_and_ends_when_the_phase_does() {
+    fn a_wait_ends_when_the_operation_is_due_or_the_phase_ends() {
         let mut schedule = Schedule::new(Arrivals::Fixed, 1000.0, (0, 1), 1);
         schedule.start(now_ns());
         schedule.advance();

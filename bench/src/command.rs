@@ -1,5 +1,5 @@
-//! The frame of a command that measures: one line for each mistake and each failure, with the exit
-//! code that kv-cli has for it.
+//! The frame of kv-bench and kv-compare: it prints one line for a mistake or a failure, and exits
+//! with kv-cli's code for it.
 //!
 //! SIGINT (Ctrl-C), SIGQUIT, SIGTERM and SIGHUP end a run in order: its threads stop, its server is
 //! stopped, its temporary files are removed. A second signal ends the process at once.
@@ -62,34 +62,34 @@ impl Command {
     }
 }
 
-/// Whether the error is a mistake, which gets one line. The others are `--help` and the like.
+/// Whether the error is a mistake on the command line. The others are `--help` and `--version`.
 fn is_mistake(error: &clap::Error) -> bool {
     error.use_stderr() && error.kind() != ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
 }
 
-/// Whether a signal asked for the end.
+/// Whether a signal has interrupted the run.
 #[derive(Clone, Default)]
 pub struct Interrupt(Arc<State>);
 
 #[derive(Default)]
 struct State {
     is_wanted: AtomicBool,
-    /// What the second signal removes.
+    /// The folders that a second signal removes.
     folders: Mutex<Vec<PathBuf>>,
 }
 
 impl Interrupt {
-    /// Listens from now on.
+    /// Starts to handle signals.
     pub fn install() -> Result<Self> {
         let failed = || Error::system("listening for signals");
         let ending = signals::ending().into_iter().chain([SIGQUIT]);
-        let mut listened = Signals::new(ending).map_err(failed())?;
+        let mut incoming = Signals::new(ending).map_err(failed())?;
         let interrupt = Self::default();
-        let heard = interrupt.clone();
+        let raised = interrupt.clone();
         let listen = move || {
-            for _ in listened.forever() {
-                if heard.0.is_wanted.swap(true, Ordering::Relaxed) {
-                    heard.folders().iter().for_each(|folder| drop(fs::remove_dir_all(folder)));
+            for _ in incoming.forever() {
+                if raised.0.is_wanted.swap(true, Ordering::Relaxed) {
+                    raised.folders().iter().for_each(|folder| drop(fs::remove_dir_all(folder)));
                     exit(Error::Interrupted.exit_code().into());
                 }
             }
@@ -98,18 +98,18 @@ impl Interrupt {
         Ok(interrupt)
     }
 
-    /// Asks for the end.
+    /// Interrupts the run.
     pub fn raise(&self) {
         self.0.is_wanted.store(true, Ordering::Relaxed);
     }
 
-    /// Fails once a signal asked for the end.
+    /// Fails once the run is interrupted.
     pub fn check(&self) -> Result<()> {
         if self.0.is_wanted.load(Ordering::Relaxed) { Err(Error::Interrupted) } else { Ok(()) }
     }
 
-    /// Nothing is to be left of this folder, also if the process ends at once.
-    pub fn removes(&self, folder: &Path) {
+    /// Notes a folder that is to be removed also if a second signal ends the process at once.
+    pub fn remove_at_exit(&self, folder: &Path) {
         self.folders().push(folder.to_owned());
     }
 

@@ -16,15 +16,16 @@ use tempfile::TempDir;
 use crate::command::Interrupt;
 use crate::{Error, Result};
 
-/// How long a server may take to provide its memory and listen.
+/// How long a server may take to provide its memory and listen. After that the start has failed.
 const START_TIMEOUT: Duration = Duration::from_secs(120);
-/// How long it may take to stop before it is killed.
+/// How long a server may take to stop. After that it is killed.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
+/// The time between two checks of what is waited for.
 const PAUSE: Duration = Duration::from_millis(10);
 const SOCKET: &str = "server.sock";
 const LOG: &str = "server.log";
 
-/// The process; stopped when this is dropped.
+/// The process. It is stopped when this is dropped.
 pub struct Daemon {
     child: Child,
     program: PathBuf,
@@ -32,9 +33,9 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Starts a program with the arguments that follow from the path of its socket, and waits until
-    /// it answers there. The thread that calls this has to live as long as the process: its end is
-    /// the program's, too.
+    /// Starts a program, and waits until it answers at its socket. `arguments` makes the arguments
+    /// from the path of the socket. The calling thread has to outlive the process: when the thread
+    /// ends, the system ends the program.
     pub fn start(
         program: PathBuf,
         arguments: impl FnOnce(&Path) -> Vec<String>,
@@ -45,7 +46,7 @@ impl Daemon {
             .prefix("kv-bench-")
             .tempdir()
             .map_err(Error::system("making a temporary folder"))?;
-        interrupt.removes(folder.path());
+        interrupt.remove_at_exit(folder.path());
         let create = || File::create(folder.path().join(LOG));
         let log = create().map_err(Error::system("making a log"))?;
         let errors = log.try_clone().map_err(Error::system("making a log"))?;
@@ -55,7 +56,7 @@ impl Daemon {
             .stdin(Stdio::null())
             .stdout(log)
             .stderr(errors)
-            // Ctrl-C in a terminal is for us: we stop the server after our threads.
+            // Ctrl-C in a terminal reaches only us, and we stop the server after our threads.
             .process_group(0);
         end_with_this_thread(&mut command);
         let child = command.spawn().map_err(Error::system("starting a server"))?;
@@ -64,12 +65,12 @@ impl Daemon {
         Ok(daemon)
     }
 
-    /// Where it answers.
+    /// The path of its socket.
     pub fn socket(&self) -> PathBuf {
         self.folder.path().join(SOCKET)
     }
 
-    /// The process.
+    /// The number of the process.
     pub fn process(&self) -> u32 {
         self.child.id()
     }
@@ -92,7 +93,7 @@ impl Daemon {
 
     fn last_line(&self) -> String {
         let log = fs::read_to_string(self.folder.path().join(LOG)).unwrap_or_default();
-        log.lines().last().unwrap_or("it said nothing").to_owned()
+        log.lines().last().unwrap_or("its log is empty").to_owned()
     }
 }
 
@@ -111,22 +112,23 @@ impl Drop for Daemon {
     }
 }
 
-/// Nothing else would stop the program and free its memory if this process were killed.
+/// Makes the system end the program when this thread ends. Nothing else would, if this process were
+/// killed.
 #[allow(unsafe_code, reason = "between fork and exec few calls are allowed")]
 fn end_with_this_thread(command: &mut Command) {
     let parent = getpid();
     let prepare = move || {
         set_parent_process_death_signal(Some(Signal::TERM))?;
-        // Its parent may have ended before that.
+        // The parent may have ended before this call, and then no signal comes.
         if getppid() == Some(parent) { Ok(()) } else { Err(io::ErrorKind::NotFound.into()) }
     };
-    // SAFETY: these are two system calls; nothing is allocated and no lock is taken.
+    // SAFETY: `prepare` makes two system calls; it allocates nothing and takes no lock.
     unsafe { command.pre_exec(prepare) };
 }
 
-/// Where a program of this name is: in this folder, or else in PATH.
-pub fn find_program(name: &str, beside: Option<&Path>) -> Option<PathBuf> {
+/// Finds a program of this name: in this folder, or else in PATH.
+pub fn find_program(name: &str, folder: Option<&Path>) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let folders = beside.map(Path::to_owned).into_iter().chain(std::env::split_paths(&path));
+    let folders = folder.map(Path::to_owned).into_iter().chain(std::env::split_paths(&path));
     folders.map(|folder| folder.join(name)).find(|program| program.is_file())
 }

@@ -1,20 +1,20 @@
 //! The parts of kv-bench. kv-compare (`bench/compare`) uses them too, with other stores.
 //!
-//! - [`command`], [`args`], [`properties`]: what is asked for, on the command line or in
-//!   upstream's files.
+//! - [`command`], [`args`], [`properties`]: the command line, and the property files of upstream
+//!   YCSB.
 //! - [`workload`], [`distribution`], [`zipfian`], [`keys`], [`records`], [`value_size`],
-//!   [`pattern`], [`operations`]: which operation comes next.
-//! - [`driver`], [`arrivals`], [`store`], [`recorder`]: the measured loops, when they start what,
-//!   what they drive, and what they note down.
+//!   [`pattern`], [`operations`]: the generator of operations.
+//! - [`driver`], [`arrivals`], [`store`], [`recorder`]: the measured loops, the schedule of their
+//!   operations, the store that they drive, and the records that they keep.
 //! - [`journal`]: a witness that writes every operation to a history.
 //! - [`run`], [`phases`], [`processes`], [`thread_measurement`], [`progress`]: threads and
 //!   processes, their phases and sums, and the line that shows how far they are.
 //! - [`server`], [`daemon`], [`raw_connection`], [`sizing`], [`accounting`]: a server for the run,
 //!   a way to it without the client library, its memory, and what it spent.
-//! - [`verbs`]: the raw rates of a fabric, the limit of everything above.
-//! - [`price`]: what an operation takes at least.
-//! - [`report`], [`environment`], [`publish`]: JSON and tables.
-//! - [`html`]: a page of them.
+//! - [`verbs`]: the rates of raw verbs, the limit of everything above.
+//! - [`price`]: the least that an operation costs, in verbs and bytes.
+//! - [`report`], [`environment`], [`publish`]: the result as JSON and as a table, and its files.
+//! - [`html`]: an HTML page of results.
 #![deny(unsafe_code)]
 
 pub mod accounting;

@@ -38,14 +38,15 @@ fn measure(args: &Args, interrupt: &Interrupt) -> Result<()> {
             let report = YcsbReport::new(ycsb, &measured);
             let table = report.table(&measured).map_err(|_| Error::Panicked)?;
             let kinds = measured.threads.recorder.kinds();
-            let latencies: Vec<_> = kinds.map(|(kind, of)| (kind.name(), &of.latencies)).collect();
+            let latencies: Vec<_> =
+                kinds.map(|(kind, record)| (kind.name(), &record.latencies)).collect();
             let (json, table, latencies) = (&report, &*table, &*latencies);
             let (seconds, ended) = (report.seconds, measured.ended);
             Published { json, table, latencies, seconds, ended }.publish(&ycsb.output)
         }
         Command::Report(args) => {
-            let told = html::report(args, |line| COMMAND.tell(line))?;
-            let written = std::io::stdout().write_all(told.as_bytes());
+            let message = html::report(args, |line| COMMAND.tell(line))?;
+            let written = std::io::stdout().write_all(message.as_bytes());
             written.map_err(Error::system("writing the result"))
         }
         Command::Verbs(args) => {

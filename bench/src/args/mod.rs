@@ -1,4 +1,4 @@
-//! What can be written after `kv-bench`.
+//! The command line of `kv-bench`.
 
 mod ycsb;
 
@@ -16,13 +16,13 @@ use crate::{Error, Result};
 
 pub use ycsb::Ycsb;
 
-/// The end of `--help`.
+/// The text at the end of `--help`.
 pub const EXIT_CODES: &str = "\
 Exit codes, those of kv-cli:
-  0  done
+  0  success
   2  the command line or the config file is wrong
-  3  no server: none answers, it went away, or it refuses the connection
-  4  damage: something in the region cannot be
+  3  no server: none answers, its connection broke, or it refuses the connection
+  4  damage: the region has impossible content
   5  any other failure
   130  SIGINT, SIGQUIT, SIGTERM or SIGHUP ended the run";
 
@@ -36,10 +36,10 @@ pub struct Args {
 }
 
 impl Args {
-    /// The command line, completed by the property files that it names.
+    /// Parses the command line, and completes it from the property files that it names.
     ///
     /// # Errors
-    /// What is wrong with either, as clap says it; and `--help` and `--version`.
+    /// A mistake in either, as an error of clap; also `--help` and `--version`.
     pub fn read(
         words: impl IntoIterator<Item = impl Into<OsString> + Clone>,
     ) -> std::result::Result<Self, clap::Error> {
@@ -62,14 +62,14 @@ pub enum Command {
     Ycsb(Box<Ycsb>),
     /// Measure the raw READ, WRITE and compare-and-swap of a fabric, in free blocks
     Verbs(Verbs),
-    /// Make one HTML page, with charts, of the results of other runs
+    /// Make an HTML page with charts from the results of runs
     Report(Report),
 }
 
 /// `kv-bench verbs`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Verbs {
-    /// Which server.
+    /// The server.
     #[command(flatten)]
     pub target: ServerArgs,
     /// How long to measure each verb
@@ -82,10 +82,10 @@ pub struct Verbs {
     #[arg(long, value_name = "N", default_value_t = 1)]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub depth: u16,
-    /// How much memory the verbs spread over
+    /// How much memory the verbs access
     #[arg(long, value_name = "SIZE", default_value = "64MiB")]
     pub span: ByteSize,
-    /// Where the result goes.
+    /// The files for the result.
     #[command(flatten)]
     pub output: Output,
 }
@@ -93,10 +93,10 @@ pub struct Verbs {
 /// `kv-bench report`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Report {
-    /// Files that `ycsb --json` and `verbs --json` wrote, and folders of them
+    /// Result files of `ycsb --json` and `verbs --json`, and folders of such files
     #[arg(required = true, value_name = "RESULTS", value_hint = ValueHint::AnyPath)]
     pub results: Vec<PathBuf>,
-    /// Where the page goes
+    /// The file to write the page to
     #[arg(short, long, value_name = "FILE", default_value = "report.html")]
     #[arg(value_hint = ValueHint::FilePath)]
     pub output: PathBuf,
@@ -105,19 +105,19 @@ pub struct Report {
 /// The server of a run.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct ServerArgs {
-    /// A running server; without it kv-bench starts one for the run
+    /// A running server. Without it kv-bench starts one for the run
     #[arg(long, value_name = "URI")]
     pub server: Option<String>,
-    /// A client's config file, for `secret`, `server` and `[rdma]`; with --server alone the files
-    /// that kv-cli takes
+    /// A client's config file, for `secret`, `server` and `[rdma]`. With only --server, the files
+    /// that kv-cli reads
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub config: Option<PathBuf>,
 }
 
 impl ServerArgs {
-    /// How to connect to the server that is asked for; without a server if the run needs one of its
-    /// own. Only what leads to the server comes from the file: what is measured does not depend on
-    /// it, except for how `[rdma]` waits.
+    /// Returns how to connect to the server that was asked for. Names no server if the run needs one
+    /// of its own. Only the connection's settings come from the file. So the file does not change
+    /// the results, except by how `[rdma]` waits.
     pub fn config(&self) -> Result<ClientConfig> {
         if self.server.is_none() && self.config.is_none() {
             return Ok(ClientConfig::default());
@@ -137,7 +137,7 @@ impl ServerArgs {
     }
 }
 
-/// A day.
+/// Limit on a number of seconds: a day.
 const SECONDS_MAX: f64 = 86_400.0;
 
 /// Parses a number of seconds.
@@ -176,7 +176,7 @@ pub(crate) mod tests {
         Args::read(words).map_err(|error| error.to_string())
     }
 
-    /// What `kv-bench` followed by this asks for.
+    /// Parses the command line `kv-bench LINE`.
     pub(crate) fn ycsb(line: &str) -> Ycsb {
         match parse(line).map(|args| args.command) {
             Ok(Command::Ycsb(ycsb)) => *ycsb,
@@ -195,7 +195,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn mistakes_are_named() {
+    fn the_error_names_the_mistake() {
         for (line, expected) in [
             ("ycsb", "--workload"),
             ("ycsb --workload e", "range scans"),

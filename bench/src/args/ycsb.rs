@@ -1,4 +1,4 @@
-//! What can be written after `kv-bench ycsb`.
+//! The command line of `kv-bench ycsb`.
 
 use std::path::PathBuf;
 
@@ -14,9 +14,9 @@ use crate::value_size::ValueSize;
 use crate::workload::{Mix, Workload};
 use crate::zipfian::THETA;
 
-/// Neither records nor operations are more.
+/// Limit on the number of records, and on the number of operations, of a run.
 const COUNT_MAX: u64 = 1 << 40;
-/// How long a run measures that is told neither a time nor a count, in seconds.
+/// How long a run measures if neither a time nor a count is given, in seconds.
 const SECONDS_DEFAULT: f64 = 10.0;
 
 /// `kv-bench ycsb`.
@@ -28,8 +28,8 @@ pub struct Ycsb {
     #[arg(long, value_name = "a|b|c|d|f")]
     #[arg(required_unless_present_any = ["property_files", "properties"])]
     pub workload: Option<Workload>,
-    /// A property file of upstream YCSB, as workloads/workloada there; may be repeated. Flags win
-    /// over files, later files over earlier ones; what no file says is as upstream
+    /// A property file of upstream YCSB, like its workloads/workloada; may be repeated. Flags win
+    /// over files, later files over earlier ones. Properties in no file have upstream's defaults
     #[arg(short = 'P', value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub property_files: Vec<PathBuf>,
     /// A single property, which wins over the files; may be repeated
@@ -47,76 +47,77 @@ pub struct Ycsb {
     #[arg(long, value_name = "N", default_value_t = 1)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub threads: u32,
-    /// How many processes, each with so many threads; they share nothing but the server
+    /// How many processes, each with --threads threads; they share only the server
     #[arg(long, value_name = "N", default_value_t = 1)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=256))]
     pub processes: u32,
-    /// Which of the processes this is: kv-bench says so to itself.
+    /// The number of this process; set by the kv-bench that starts the others.
     #[arg(long, hide = true, requires = "processes")]
     pub process: Option<u32>,
-    /// How many operations each thread keeps in flight; 1 is one after another
+    /// How many operations each thread keeps in flight; with 1, one after another
     #[arg(long, value_name = "N", default_value_t = 16)]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub depth: u16,
-    /// Offer so many operations a second, of all threads together, whether or not the store keeps
-    /// up: latency then counts from when an operation was meant to start. Without it threads start
-    /// the next operation when one has ended
+    /// Start so many operations a second, by all threads together, whether or not the store keeps
+    /// up. Latency then counts from when an operation was due. Without it a thread starts the next
+    /// operation when one has ended
     #[arg(long, value_name = "N", value_parser = rate)]
     pub target_rate: Option<f64>,
-    /// How the arrivals of --target-rate follow each other
+    /// When the operations of --target-rate are due: at fixed or at exponential intervals
     #[arg(long, value_name = "fixed|poisson", default_value = "fixed")]
     pub arrivals: Arrivals,
-    /// How many operations to measure, of all threads together; with --seconds whichever ends first
+    /// How many operations to measure, by all threads together. With --seconds the run ends at
+    /// whichever comes first
     #[arg(long, value_name = "N")]
     #[arg(value_parser = clap::value_parser!(u64).range(1..=COUNT_MAX))]
     pub operations: Option<u64>,
     /// How long to measure, in seconds; 10 unless there are --operations
     #[arg(long, value_name = "N", value_parser = positive_seconds)]
     pub seconds: Option<f64>,
-    /// Warm-up before the measurement, in seconds
+    /// How long to warm up before measuring, in seconds
     #[arg(long, value_name = "N", default_value = "2", value_parser = seconds)]
     pub warmup_seconds: f64,
-    /// How long to measure the raw verbs of the fabric after that, in seconds, in up to 64 MiB of
-    /// free blocks; 0 leaves them out
+    /// How long to measure the raw verbs of the fabric after the run, in seconds, in up to 64 MiB
+    /// of free blocks; 0 skips them
     #[arg(long, value_name = "N", default_value = "1", value_parser = seconds)]
     pub limit_seconds: f64,
-    /// Which records are popular; latest for workload d, else zipfian, of the records.
-    /// scrambled-zipfian is what upstream and its property files call zipfian: half as skewed
+    /// Which records are popular. Default: latest for workload d, else zipfian. What upstream and
+    /// its property files call zipfian is scrambled-zipfian here: half as skewed
     #[arg(long, value_name = "zipfian|scrambled-zipfian|uniform|latest|hotspot")]
     pub distribution: Option<Shape>,
     /// How skewed zipfian, scrambled-zipfian and latest are
     #[arg(long, value_name = "X", default_value_t = THETA, value_parser = theta)]
     pub theta: f64,
-    /// Hotspot: which share of the records is hot
+    /// The share of the records that is hot, for hotspot
     #[arg(long, value_name = "X", default_value_t = HOT_SET, value_parser = share)]
     pub hot_set: f64,
-    /// Hotspot: which share of the operations goes to hot records
+    /// The share of the operations that goes to hot records, for hotspot
     #[arg(long, value_name = "X", default_value_t = HOT_OPERATIONS, value_parser = share)]
     pub hot_operations: f64,
-    /// Which server.
+    /// The server.
     #[command(flatten)]
     pub target: ServerArgs,
     /// Memory for each client's location cache, as in 64MiB; 0B switches it off
     #[arg(long, value_name = "SIZE")]
     pub cache_bytes: Option<ByteSize>,
-    /// Memory of the server that kv-bench starts. Default: what the records need, and room for the
+    /// Memory of the server that kv-bench starts. Default: enough for the records and for the
     /// inserts of the run
     #[arg(long, value_name = "SIZE", conflicts_with_all = ["server", "config"])]
     pub memory: Option<ByteSize>,
     /// The same seed makes the same operations
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
-    /// Where the result goes.
+    /// The files for the result.
     #[command(flatten)]
     pub output: Output,
-    /// Record every operation, those of loading too, as one JSON object a line here: for checkers
-    /// of linearizability. Takes time and space, so what is measured meanwhile is slower
+    /// Write every operation to this file, also those of the load, as one JSON object a line: for
+    /// checkers of linearizability. This slows the run down
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub history: Option<PathBuf>,
-    /// The operations, whether a workload or properties say so.
+    /// The operations, from the workload or from properties.
     #[arg(skip = Mix::NOTHING)]
     pub mix: Mix,
-    /// Properties that nothing here knows.
+    /// The names of properties that kv-bench does not know.
     #[arg(skip)]
     pub ignored: Vec<String>,
 }
@@ -128,23 +129,24 @@ impl Ycsb {
         self.distribution.unwrap_or(own)
     }
 
-    /// How skewed it is.
+    /// The skew of the distribution.
     pub fn skew(&self) -> Skew {
         let Self { theta, hot_set, hot_operations, .. } = *self;
         Skew { theta, hot_set, hot_operations }
     }
 
-    /// The threads of all processes.
+    /// The number of threads of all processes together.
     pub fn all_threads(&self) -> u32 {
         self.threads * self.processes
     }
 
-    /// Which process this is, of how many.
+    /// The number of this process, and of how many.
     pub fn part(&self) -> (u64, u64) {
         (self.process.unwrap_or(0).into(), self.processes.into())
     }
 
-    /// Which thread one of this process is, of how many in all.
+    /// The number that a thread of this process has among the threads of all processes, and how
+    /// many these are.
     pub fn share(&self, thread: u32) -> (u64, u64) {
         let (process, _) = self.part();
         (process * u64::from(self.threads) + u64::from(thread), self.all_threads().into())
@@ -159,14 +161,14 @@ impl Ycsb {
         Some((start(process + 1) - start(process)) as u64)
     }
 
-    /// The standard workload's letter, or that it is none of them.
+    /// The letter of the standard workload, or `custom`.
     pub fn workload_name(&self) -> String {
         let workload = self.workload.or_else(|| self.mix.standard());
         workload.map_or_else(|| "custom".to_owned(), |workload| workload.to_string())
     }
 
-    /// Takes from the properties what no flag has said. `given` tells whether a flag was given, by
-    /// its name.
+    /// Takes from the properties what no flag sets. `given` returns whether the flag of this name
+    /// was given.
     pub(super) fn complete(&mut self, given: impl Fn(&str) -> bool) -> Result<(), String> {
         if self.property_files.is_empty() && self.properties.is_empty() {
             self.mix = self.workload.map_or(Mix::NOTHING, Workload::mix);
@@ -186,14 +188,16 @@ impl Ycsb {
         }
         let is_zipfian = self.shape().is_zipfian();
         let is_hotspot = self.shape() == Shape::Hotspot;
-        for (id, flag, is_used, of) in [
+        for (id, flag, is_used, distributions) in [
             ("theta", "--theta", is_zipfian, "zipfian, scrambled-zipfian or latest"),
             ("hot_set", "--hot-set", is_hotspot, "hotspot"),
             ("hot_operations", "--hot-operations", is_hotspot, "hotspot"),
         ] {
             if given(id) && !is_used {
                 let shape = self.shape().name();
-                return Err(format!("{flag} is for the distribution {of}, and this is {shape}"));
+                return Err(format!(
+                    "{flag} is for {distributions}, and the distribution is {shape}"
+                ));
             }
         }
         Ok(())
@@ -226,9 +230,9 @@ impl Ycsb {
         if !given("value_size") {
             self.value_size = properties.value_size()?;
         }
-        // How long a run takes is said by one side.
+        // A length of the run on the command line replaces both properties.
         if !given("operations") && !given("seconds") {
-            // Upstream's way to say without end, twice.
+            // In both, upstream's 0 means no limit.
             let positive = |number: &u64| *number > 0;
             let operations = properties.number("operationcount", 0..=COUNT_MAX)?;
             let seconds = properties.number("maxexecutiontime", 0..=SECONDS_MAX)?;
@@ -239,15 +243,16 @@ impl Ycsb {
     }
 }
 
-fn replace<T>(value: &mut T, may: bool, by: Option<T>) {
-    if let (true, Some(by)) = (may, by) {
-        *value = by;
+/// Replaces the value by the property if there is one and `may_replace`.
+fn replace<T>(value: &mut T, may_replace: bool, property: Option<T>) {
+    if let (true, Some(property)) = (may_replace, property) {
+        *value = property;
     }
 }
 
-/// A day.
+/// Limit on the length of a run: a day.
 const SECONDS_MAX: u64 = 86_400;
-/// An operation a nanosecond.
+/// Limit on the target rate: one operation a nanosecond.
 const RATE_MAX: u64 = 1_000_000_000;
 
 fn rate(text: &str) -> Result<f64, String> {
@@ -304,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn the_files_of_upstream_are_its_workloads() {
+    fn upstreams_property_files_make_the_standard_workloads() {
         let folder = tempfile::tempdir().unwrap();
         write(folder.path());
         let path = |name: &str| folder.path().join(name).display().to_string();
@@ -336,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_win_over_properties_and_those_over_files() {
+    fn flags_win_over_properties_and_properties_over_files() {
         let folder = tempfile::tempdir().unwrap();
         write(folder.path());
         let a = format!("ycsb -P {}", folder.path().join("workloada").display());
@@ -359,7 +364,7 @@ mod tests {
         let run = ycsb("ycsb -p fieldlengthdistribution=zipfian -p readproportion=0.2");
         let fields = Fields { count: 10, length_max: 100, are_zipfian: true };
         assert_eq!((run.value_size, run.shape()), (ValueSize::Fields(fields), Shape::Uniform));
-        // 0.2 to upstream's default of 0.05.
+        // Reads are 0.2, and updates have upstream's default of 0.05.
         assert!((run.mix.share(Kind::Get) - 0.8).abs() < 1e-12);
         assert_eq!(run.workload_name(), "custom");
     }

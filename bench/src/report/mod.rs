@@ -1,5 +1,5 @@
-//! The result of `kv-bench ycsb`: JSON, and what is made of it. Read again by `kv-bench report`,
-//! from older versions too: what they did not write yet has a default.
+//! The result of `kv-bench ycsb` as JSON and as a table. `kv-bench report` reads the JSON again,
+//! also that of older versions: a field that they did not write has a default.
 
 mod table;
 #[cfg(test)]
@@ -22,7 +22,7 @@ use crate::run::Measured;
 use crate::verbs::RawLimit;
 use crate::workload::Kind;
 
-/// Totals over the measured phase.
+/// The result of a run: totals over the measured phase.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the names are those of the JSON")]
 pub struct YcsbReport {
@@ -30,43 +30,45 @@ pub struct YcsbReport {
     pub origin: Origin,
     pub fabric: String,
     pub workload: String,
-    /// Of all processes.
+    /// The threads of all processes together.
     pub threads: u32,
     #[serde(default = "one")]
     pub processes: u32,
     pub depth: u16,
     pub records: u64,
-    /// The mean.
+    /// The mean length of the values, in bytes.
     pub value_size: u32,
     #[serde(default)]
     pub pattern: PatternReport,
     pub seconds: f64,
     pub throughput_ops_s: f64,
-    /// Null where threads start the next operation when one has ended.
+    /// Null if the run had no target rate.
     #[serde(default)]
     pub open_loop: Option<OpenLoopReport>,
     pub operations: BTreeMap<String, OperationReport>,
     pub cache: CacheReport,
-    /// Of the threads that ran the operations.
+    /// CPU time of the threads that ran the operations.
     #[serde(default)]
     pub cpu_s: f64,
-    /// Null when the server's process is not known.
+    /// Null if the server's process is not known.
     pub server: Option<ServerUsage>,
-    /// By the threads that ran the operations.
+    /// How often the threads that ran the operations allocated.
     pub allocations: u64,
     /// How many operations found another state than the load left.
     #[serde(default)]
     pub unexpected: u64,
-    /// Null where nothing of it was measured.
+    /// Null if the raw verbs were not measured.
     #[serde(default)]
     pub limit: Option<VerbsLimit>,
 }
 
+/// The number of processes in results of older versions.
 fn one() -> u32 {
     1
 }
 
-/// Raw chains of the same fabric: as many threads, as many in flight, as long as a record's block.
+/// The rates of raw chains on the same fabric, with the same number of threads and of chains in
+/// flight, and the length of a record's block.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the names are those of the JSON")]
 pub struct VerbsLimit {
@@ -75,9 +77,9 @@ pub struct VerbsLimit {
     pub cas_ops_s: f64,
     /// A cached PUT's chain.
     pub update_ops_s: f64,
-    /// This run's operations, each the chains it takes at least.
+    /// The rate of this run's operations, if each were only the chains that it needs at least.
     pub mix_ops_s: f64,
-    /// Of this run's throughput to that.
+    /// This run's throughput divided by `mix_ops_s`.
     pub mix_ratio: f64,
 }
 
@@ -91,13 +93,14 @@ pub struct OperationReport {
     pub p999_ns: u64,
     #[serde(default)]
     pub max_ns: u64,
-    /// From when operations were started, where the above is from when they were meant to.
+    /// Service times: latencies from an operation's start, while the percentiles above count from
+    /// when it was due. Only with a target rate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service: Option<ServiceReport>,
     pub round_trips: u64,
     pub verbs: VerbCounts,
     pub bytes: u64,
-    /// Percentiles with the latency below which so many are: what a plot needs.
+    /// Percentiles, each with its latency in nanoseconds, for a plot.
     #[serde(default)]
     pub latencies: Vec<(f64, u64)>,
 }
@@ -111,7 +114,7 @@ pub struct VerbCounts {
     pub cas: u64,
 }
 
-/// What the location caches did.
+/// Lookups in the location caches.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the names are those of the JSON")]
 pub struct CacheReport {
@@ -125,15 +128,16 @@ impl From<Counters> for VerbCounts {
     }
 }
 
-/// Dense where latencies differ: around the middle, and towards the end.
+/// The percentiles of [`OperationReport::latencies`]: denser towards the end, where latencies
+/// differ most.
 const PERCENTILES: &[f64] = &[
     0.0, 0.1, 1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 25.0, 30.0, 35.0, 40.0, 45.0, 50.0, 55.0, 60.0,
     65.0, 70.0, 75.0, 80.0, 85.0, 90.0, 92.5, 95.0, 97.0, 98.0, 99.0, 99.5, 99.7, 99.8, 99.9,
     99.95, 99.97, 99.98, 99.99, 99.995, 99.998, 99.999, 99.9999, 100.0,
 ];
 
-/// The distribution of latencies, in points. A percentile that says the same as the next one is
-/// left out.
+/// The distribution of latencies, in points. If several percentiles have the same latency, only the
+/// highest is kept.
 fn points(latencies: &Histogram<u64>) -> Vec<(f64, u64)> {
     let mut points: Vec<(f64, u64)> = Vec::with_capacity(PERCENTILES.len());
     for percentile in PERCENTILES {
@@ -185,7 +189,8 @@ impl YcsbReport {
     pub fn new(args: &Ycsb, measured: &Measured) -> Self {
         let throughput_ops_s =
             measured.threads.recorder.operations() as f64 / measured.threads.seconds();
-        let operation = |(kind, of): (Kind, &KindRecord)| (kind.name().to_owned(), of.into());
+        let operation =
+            |(kind, record): (Kind, &KindRecord)| (kind.name().to_owned(), record.into());
         Self {
             origin: Origin::of("kv-bench", measured.facts.machine.clone()),
             fabric: measured.fabric.clone(),
@@ -212,25 +217,25 @@ impl YcsbReport {
         }
     }
 
-    /// All operations.
+    /// The number of all operations.
     pub fn count(&self) -> u64 {
-        self.operations.values().map(|of| of.count).sum()
+        self.operations.values().map(|operation| operation.count).sum()
     }
 }
 
-/// The rate, and what became of it.
+/// The part of a report that a target rate adds.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the names are those of the JSON")]
 pub struct OpenLoopReport {
     pub target_ops_s: f64,
     pub arrivals: String,
-    /// How far behind its schedule the latest thread was at its end.
+    /// How far the latest thread was behind its schedule when it ended.
     pub behind_s: f64,
-    /// Whether that is next to nothing: else latencies only tell for how long the queue grew.
+    /// Whether `behind_s` is negligible. If not, latencies only tell how long the queue grew.
     pub reached: bool,
 }
 
-/// From when operations were started.
+/// Service times: latencies from an operation's start instead of when it was due.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the names are those of the JSON")]
 pub struct ServiceReport {
@@ -239,11 +244,11 @@ pub struct ServiceReport {
     pub p999_ns: u64,
 }
 
-/// A schedule that a thread is further behind than this share of the run was not kept.
+/// If a thread is behind by more than this share of the run, the rate was not reached.
 const BEHIND_MAX: f64 = 0.01;
 
 impl OpenLoopReport {
-    /// That of a run, unless it offered none.
+    /// The report of a run; `None` if it had no target rate.
     pub fn new(args: &Ycsb, measured: &Measured) -> Option<Self> {
         let target_ops_s = args.target_rate?;
         let behind_s = measured.threads.recorder.behind_ns as f64 / 1e9;
@@ -251,7 +256,7 @@ impl OpenLoopReport {
         Some(Self { target_ops_s, arrivals: args.arrivals.name().to_owned(), behind_s, reached })
     }
 
-    /// The lines for people.
+    /// Writes the lines of the table.
     pub fn write(
         &self,
         operations: &BTreeMap<String, OperationReport>,
@@ -260,15 +265,16 @@ impl OpenLoopReport {
         let Self { target_ops_s, arrivals, behind_s, reached } = self;
         writeln!(
             out,
-            "\nopen loop: {target_ops_s} ops/s, {arrivals}; latencies from their arrival"
+            "\nopen loop: {target_ops_s} ops/s, {arrivals}; latencies from when operations were due"
         )?;
-        let services = operations.iter().filter_map(|(name, of)| Some((name, of.service?)));
+        let services =
+            operations.iter().filter_map(|(name, operation)| Some((name, operation.service?)));
         for (name, ServiceReport { p50_ns, p99_ns, p999_ns }) in services {
             let [p50, p99, p999] = [p50_ns, p99_ns, p999_ns].map(grouped);
             writeln!(out, "{name:<7} service time: p50 {p50} ns, p99 {p99} ns, p99.9 {p999} ns")?;
         }
         if !reached {
-            let advice = "latencies tell how long the queue grew";
+            let advice = "latencies only tell how long the queue grew";
             writeln!(out, "WARNING: the rate was not reached, {behind_s:.3} s behind; {advice}")?;
         }
         Ok(())

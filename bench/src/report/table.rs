@@ -84,7 +84,7 @@ impl YcsbReport {
     fn write_limit(&self, out: &mut String) -> fmt::Result {
         let Some(VerbsLimit { mix_ops_s, mix_ratio, .. }) = self.limit else { return Ok(()) };
         let mix = grouped(mix_ops_s as u64);
-        writeln!(out, "limit: {mix} ops/s by raw verbs alone; this is {mix_ratio:.2} of it")
+        writeln!(out, "limit: {mix} ops/s by raw verbs alone; the run reached {mix_ratio:.2} of it")
     }
 
     fn write_operations(&self, out: &mut String) -> fmt::Result {
@@ -103,22 +103,22 @@ impl YcsbReport {
             "cas",
             "bytes",
         )?;
-        for (name, of) in &self.operations {
-            let per_op = |number: u64| number as f64 / of.count.max(1) as f64;
+        for (name, operation) in &self.operations {
+            let per_op = |number: u64| number as f64 / operation.count.max(1) as f64;
             writeln!(
                 out,
                 "{name:<7} {:>13} {:>12} {:>9} {:>10} {:>10} |         \
                  {:>6.3} {:>6.3} {:>6.3} {:>6.3} {:>11.1}",
-                grouped(of.count),
-                grouped((of.count as f64 / self.seconds) as u64),
-                grouped(of.p50_ns),
-                grouped(of.p99_ns),
-                grouped(of.p999_ns),
-                per_op(of.round_trips),
-                per_op(of.verbs.read),
-                per_op(of.verbs.write),
-                per_op(of.verbs.cas),
-                per_op(of.bytes),
+                grouped(operation.count),
+                grouped((operation.count as f64 / self.seconds) as u64),
+                grouped(operation.p50_ns),
+                grouped(operation.p99_ns),
+                grouped(operation.p999_ns),
+                per_op(operation.round_trips),
+                per_op(operation.verbs.read),
+                per_op(operation.verbs.write),
+                per_op(operation.verbs.cas),
+                per_op(operation.bytes),
             )?;
         }
         Ok(())
