@@ -1,4 +1,4 @@
-//! Clocks: of latencies, and of the CPU time of a thread and of a server process, with its
+//! The clock of latencies, the CPU time of a thread, and what a server process spent: CPU time and
 //! wake-ups.
 
 use std::fs;
@@ -11,7 +11,7 @@ use rustix::net::sockopt::socket_peercred;
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
-/// How long a server that is there may take.
+/// How long a server may take to accept a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// What a process spent since it started.
@@ -19,17 +19,17 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 pub struct ServerUsage {
     /// CPU time, in seconds, in kernel and user space.
     pub cpu_s: f64,
-    /// How often one of its threads had gone to sleep: each sleep ends with a wake-up.
+    /// How often its threads went to sleep: each sleep ends with a wake-up.
     pub wakeups: u64,
 }
 
 impl ServerUsage {
-    /// Of the process up to now.
+    /// What the process of this number spent up to now.
     pub fn of(process: u32) -> io::Result<Self> {
         let cpu_s = cpu_s(&format!("/proc/{process}/stat"))?;
         let mut wakeups = 0;
         for thread in fs::read_dir(format!("/proc/{process}/task"))? {
-            // A thread may end meanwhile.
+            // A thread may have ended since the folder was read.
             let status = fs::read_to_string(thread?.path().join("status")).unwrap_or_default();
             wakeups += voluntary_switches(&status).unwrap_or(0);
         }
@@ -56,7 +56,7 @@ fn cpu_s(stat: &str) -> io::Result<f64> {
     Ok(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
 }
 
-/// utime + stime. The name of the program, in parentheses, may hold anything.
+/// The sum of utime and stime. The name of the program, in parentheses, may contain anything.
 fn cpu_ticks(stat: &str) -> Option<u64> {
     let (_, fields) = stat.rsplit_once(')')?;
     let mut fields = fields.split_whitespace().skip(11);
@@ -70,7 +70,7 @@ fn voluntary_switches(status: &str) -> Option<u64> {
     line.trim().parse().ok()
 }
 
-/// The process that listens at this address, if it is one of this machine that the system tells us.
+/// The process that listens at this address, if the address is a socket of this machine.
 pub fn process_at(address: &str) -> Option<u32> {
     let Ok(Address::Shm(path)) = address.parse() else { return None };
     let connection = Connection::connect(&path, CONNECT_TIMEOUT).ok()?;
@@ -78,7 +78,7 @@ pub fn process_at(address: &str) -> Option<u32> {
     u32::try_from(credentials.pid.as_raw_nonzero().get()).ok()
 }
 
-/// Nanoseconds of a monotonic clock, as a plain number: differences cost one subtraction.
+/// Reads a monotonic clock, in nanoseconds. A plain number, so a difference costs one subtraction.
 #[inline]
 pub fn now_ns() -> u64 {
     let time = clock_gettime(ClockId::Monotonic);
@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_can_account_for_itself() {
+    fn the_usage_of_this_process_grows() {
         let before = ServerUsage::of(std::process::id()).unwrap();
         std::thread::sleep(Duration::from_millis(2));
         let spent = ServerUsage::of(std::process::id()).unwrap().since(&before);
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn strange_names_do_not_confuse() {
+    fn a_program_name_with_parentheses_is_skipped() {
         let stat = "7 (kv) 1 2 (server) S 1 7 7 0 -1 4194560 900 0 0 0 31 11 0 0 20 0 4 0 5";
         assert_eq!(cpu_ticks(stat), Some(42));
         assert_eq!(cpu_ticks("7 (kv"), None);

@@ -4,14 +4,14 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 thread_local! {
-    // Constant and without a destructor, so that reading it allocates nothing.
+    // It has a constant initializer and no destructor, so that reading it allocates nothing.
     static COUNT: Cell<u64> = const { Cell::new(0) };
 }
 
-/// The system's allocator, counted. A program installs it with `#[global_allocator]`.
+/// The system's allocator, which also counts. A program installs it with `#[global_allocator]`.
 pub struct CountingAllocator;
 
-/// How often this thread allocated or reallocated so far; 0 if the program did not install
+/// Returns how often this thread allocated or reallocated so far; 0 if the program did not install
 /// [`CountingAllocator`].
 pub fn of_this_thread() -> u64 {
     COUNT.get()
@@ -21,7 +21,7 @@ fn count() {
     COUNT.set(COUNT.get() + 1);
 }
 
-// SAFETY: every call goes to the system's allocator as it came.
+// SAFETY: every call is passed to the system's allocator with the same arguments.
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();

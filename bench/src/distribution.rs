@@ -1,4 +1,4 @@
-//! Which record an operation is about.
+//! The distribution of operations over records.
 
 use std::str::FromStr;
 
@@ -10,15 +10,16 @@ use crate::zipfian::{THETA, Zipfian};
 /// The shape of popularity among records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
-    /// A few records are very popular, and stand anywhere.
+    /// A few records are very popular, and are spread over all records.
     Zipfian,
     /// What upstream YCSB calls zipfian: half as skewed.
     ScrambledZipfian,
-    /// All are equally popular.
+    /// All records are equally popular.
     Uniform,
-    /// The newest are the most popular.
+    /// The newest records are the most popular.
     Latest,
-    /// Some are popular, all of these alike, and stand anywhere.
+    /// A share of the records is popular, all of these equally, and they are spread over all
+    /// records.
     Hotspot,
 }
 
@@ -37,7 +38,7 @@ impl Shape {
         }
     }
 
-    /// Whether ranks come by Zipf's law, with a theta.
+    /// Whether ranks follow Zipf's law, with a theta.
     pub const fn is_zipfian(self) -> bool {
         matches!(self, Self::Zipfian | Self::ScrambledZipfian | Self::Latest)
     }
@@ -54,20 +55,20 @@ impl FromStr for Shape {
     }
 }
 
-/// How far popular records stand out.
+/// How much more popular the popular records are.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Skew {
     /// Zipfian, scrambled or not, and latest: the exponent, between 0 and 1.
     pub theta: f64,
     /// Hotspot: the share of the records that is hot.
     pub hot_set: f64,
-    /// Hotspot: the share of the operations that goes to them.
+    /// Hotspot: the share of the operations that goes to hot records.
     pub hot_operations: f64,
 }
 
 /// YCSB's share of hot records.
 pub const HOT_SET: f64 = 0.2;
-/// YCSB's share of operations on them.
+/// YCSB's share of operations on hot records.
 pub const HOT_OPERATIONS: f64 = 0.8;
 
 impl Default for Skew {
@@ -76,8 +77,8 @@ impl Default for Skew {
     }
 }
 
-/// A permutation of the records, so that popular ranks stand far apart; it keeps every rank's
-/// probability. Upstream hashes ranks of far more items instead: [`ScrambledZipfian`].
+/// A permutation of the records, so that popular records are far apart. It keeps the probability of
+/// each rank. Upstream hashes ranks of far more items instead: [`ScrambledZipfian`].
 #[derive(Clone, Debug)]
 struct Scramble {
     items: u64,
@@ -86,7 +87,7 @@ struct Scramble {
 
 impl Scramble {
     fn new(items: u64) -> Self {
-        // Multiples of the golden section modulo 1 spread evenly, however many are taken.
+        // Multiples of the golden section modulo 1 are spread evenly, however many are taken.
         let mut factor = ((items as f64 * 0.618_033_988_749_894_9) as u64).max(1);
         while common_divisor(factor, items) != 1 {
             factor += 1;
@@ -123,8 +124,8 @@ enum Draw {
     Hotspot(Hotspot, Scramble),
 }
 
-/// YCSB's `ScrambledZipfianGenerator`: however few the records, ranks of so many items, hashed.
-/// Most of the items share a record with many others, and make all records alike.
+/// YCSB's `ScrambledZipfianGenerator`: draws ranks of [`Self::ITEMS`] items, however few the
+/// records, and hashes them to records. Each record gets many items, which evens the records out.
 #[derive(Clone, Debug)]
 struct ScrambledZipfian {
     ranks: Zipfian,
@@ -145,27 +146,27 @@ impl ScrambledZipfian {
 struct Hotspot {
     hot: u64,
     cold: u64,
-    operations: f64,
+    hot_share: f64,
 }
 
 impl Hotspot {
     fn new(records: u64, skew: &Skew) -> Self {
         let hot = ((records as f64 * skew.hot_set) as u64).min(records);
         let cold = records - hot;
-        // Where one of the sets is empty all goes to the other.
-        let operations = match (hot, cold) {
+        // If one of the sets is empty, all operations go to the other.
+        let hot_share = match (hot, cold) {
             (0, _) => 0.0,
             (_, 0) => 1.0,
             _ => skew.hot_operations,
         };
-        Self { hot, cold, operations }
+        Self { hot, cold, hot_share }
     }
 
-    /// A rank; the hot ones come first.
+    /// Draws a rank; the hot ranks come first.
     #[inline]
     fn draw(&self, random: &mut impl Rng) -> u64 {
         let u: f64 = random.random();
-        if u < self.operations {
+        if u < self.hot_share {
             below(random, self.hot)
         } else {
             self.hot + below(random, self.cold)
@@ -174,7 +175,7 @@ impl Hotspot {
 }
 
 impl Distribution {
-    /// For this many loaded records, at least 1.
+    /// The distribution over so many loaded records, at least 1.
     pub fn new(shape: Shape, skew: &Skew, records: u64) -> Self {
         let scramble = Scramble::new(records);
         Self(match shape {
@@ -189,9 +190,10 @@ impl Distribution {
         })
     }
 
-    /// A record below `records_now`, which is never less than the number of loaded records.
+    /// Draws a record below `records_now`, which is never less than the number of loaded records.
     ///
-    /// Both zipfians and hotspot draw among the loaded records; latest among as many of the newest.
+    /// Both zipfians and hotspot draw among the loaded records. Latest draws among the newest
+    /// records, as many as were loaded.
     #[inline]
     pub fn draw(&self, random: &mut impl Rng, records_now: u64) -> u64 {
         match &self.0 {
@@ -219,7 +221,7 @@ mod tests {
     use crate::zipfian::tests::{counts, share};
 
     #[test]
-    fn hot_records_get_their_share_of_the_operations_and_all_of_a_set_alike() {
+    fn hot_records_get_their_share_of_the_operations_each_equally() {
         for (hot_set, hot_operations) in [(0.2, 0.8), (0.01, 0.5), (0.5, 0.1)] {
             let skew = Skew { hot_set, hot_operations, ..Skew::default() };
             let ranks = Hotspot::new(1000, &skew);
@@ -233,7 +235,7 @@ mod tests {
                 let ratio = f64::from(first) / f64::from(second);
                 assert!((ratio - 1.0).abs() < 0.05, "{skew:?}: {ratio}");
             }
-            // The records are the same ones in another order.
+            // The counts of records are those of ranks, in another order.
             let distribution = Distribution::new(Shape::Hotspot, &skew, 1000);
             let mut records = counts(1000, |random| distribution.draw(random, 1000));
             let mut ranked = ranked;
@@ -241,7 +243,7 @@ mod tests {
             ranked.sort_unstable();
             assert_eq!(records, ranked);
         }
-        // All hot, none hot.
+        // No record is hot, or all are.
         for (hot_set, expected) in [(0.0, 1000), (1.0, 1000)] {
             let skew = Skew { hot_set, ..Skew::default() };
             let ranks = Hotspot::new(1000, &skew);
@@ -265,12 +267,12 @@ mod tests {
     }
 
     #[test]
-    fn upstreams_zipfian_is_half_as_skewed_as_ours_and_leaves_no_record_out() {
+    fn upstreams_zipfian_is_half_as_skewed_as_ours_and_draws_every_record() {
         let drawn = |shape, records, now| {
             let distribution = Distribution::new(shape, &Skew::default(), records);
             let mut counts = counts(now, |random| distribution.draw(random, now));
             let added = counts.split_off(records as usize);
-            // Records that were added since are for neither of them.
+            // Neither of them draws a record that was added since.
             assert!(added.iter().all(|count| *count == 0), "{shape:?}");
             counts.sort_unstable_by_key(|count| std::cmp::Reverse(*count));
             counts
@@ -284,7 +286,7 @@ mod tests {
             assert!((thousand - hot).abs() < 0.02, "{shape:?}: {thousand}");
         }
         let counts = drawn(Shape::ScrambledZipfian, 1000, 2000);
-        // Most operations are about what all records share.
+        // Most of the probability is spread evenly over all records.
         assert!(share(counts[999]) > 0.0005, "{}", counts[999]);
     }
 
@@ -294,12 +296,12 @@ mod tests {
         let counts = counts(1000, |random| distribution.draw(random, 1000));
         let mut hot: Vec<usize> = (0..1000).collect();
         hot.sort_by_key(|record| std::cmp::Reverse(counts[*record]));
-        // The hashes of 0 and 1 end as the keys that YCSB makes of them.
+        // YCSB's keys for records 0 and 1 end in these digits: user...211 and user...620.
         assert_eq!(hot[..2], [211, 620]);
     }
 
     #[test]
-    fn scrambling_is_a_permutation_that_parts_neighbours() {
+    fn scrambling_is_a_permutation_that_separates_neighbours() {
         for items in [1, 2, 6, 1000, 65_536] {
             let scramble = Scramble::new(items);
             let mut seen = vec![false; items as usize];
@@ -326,14 +328,14 @@ mod tests {
     }
 
     #[test]
-    fn uniform_reaches_all_alike() {
+    fn uniform_draws_every_record_equally_often() {
         let distribution = Distribution::new(Shape::Uniform, &Skew::default(), 10);
         let counts = counts(10, |random| distribution.draw(random, 10));
         assert!(counts.iter().all(|count| (share(*count) - 0.1).abs() < 0.01), "{counts:?}");
     }
 
     #[test]
-    fn shapes_are_known_by_name() {
+    fn a_shape_is_parsed_from_its_name() {
         assert!(Shape::ALL.iter().all(|shape| shape.name().parse() == Ok(*shape)));
         assert!("zipf".parse::<Shape>().unwrap_err().contains("zipfian"));
     }

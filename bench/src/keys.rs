@@ -1,7 +1,7 @@
 //! Keys as YCSB makes them: "user" and the hash of the record's number, so that neighbouring
 //! records are not neighbouring keys.
 
-/// The length of every key, in bytes: YCSB's with `zeropadding=20`.
+/// The length of every key, in bytes, as in YCSB with `zeropadding=20`.
 pub const KEY_BYTES: usize = PREFIX.len() + DIGITS;
 
 /// A record's key.
@@ -9,9 +9,10 @@ pub type Key = [u8; KEY_BYTES];
 
 const PREFIX: [u8; 4] = *b"user";
 const DIGITS: usize = 20;
+/// Digits are written in pairs, and in two halves.
 const HALF_PAIRS: usize = DIGITS / 4;
 const HALF: u64 = 100u64.pow(HALF_PAIRS as u32);
-/// 00, 01, 02 and so on.
+/// The texts 00, 01, 02 and so on up to 99.
 const PAIRS: [[u8; 2]; 100] = {
     let mut pairs = [[0; 2]; 100];
     let mut number = 0;
@@ -43,11 +44,12 @@ pub fn encode(record: u64) -> Key {
     let mut key = [b'0'; KEY_BYTES];
     key[..PREFIX.len()].copy_from_slice(&PREFIX);
     let (pairs, _) = key[PREFIX.len()..].as_chunks_mut::<2>();
-    // Two halves, because each pair of digits waits for the one behind it.
+    // Two halves, which the processor computes in parallel: within a half, each division waits for
+    // the one before it.
     let (mut high, mut low) = (hash / HALF, hash % HALF);
-    for at in (0..HALF_PAIRS).rev() {
-        pairs[at] = PAIRS[(high % 100) as usize];
-        pairs[HALF_PAIRS + at] = PAIRS[(low % 100) as usize];
+    for pair in (0..HALF_PAIRS).rev() {
+        pairs[pair] = PAIRS[(high % 100) as usize];
+        pairs[HALF_PAIRS + pair] = PAIRS[(low % 100) as usize];
         high /= 100;
         low /= 100;
     }
@@ -60,7 +62,7 @@ mod tests {
 
     #[test]
     fn the_first_keys_are_those_of_ycsb() {
-        // What upstream's load phase inserts first, as seen in many bug reports about it.
+        // The first keys of upstream's load phase, as many of its bug reports show them.
         assert_eq!(&encode(0), b"user06284781860667377211");
         assert_eq!(&encode(1), b"user08517097267634966620");
         assert_eq!(&encode(2), b"user01820151046732198393");

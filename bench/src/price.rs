@@ -1,12 +1,12 @@
-//! What an operation takes at least: README's price list, in verbs and bytes. Of one whose location
-//! is cached, without contention; an INSERT has no location yet.
+//! The least that an operation costs, in verbs and bytes: README's price list. The location is
+//! cached, except for an INSERT, and there is no contention.
 
 use farside_layout::{SizeClass, WINDOW_BYTES, block_bytes, class_for};
 
 use crate::keys::KEY_BYTES;
 use crate::workload::Kind;
 
-/// The least an operation takes.
+/// The least that an operation costs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Price {
     /// Round trips.
@@ -17,17 +17,17 @@ pub struct Price {
     pub writes: u64,
     /// Compare-and-swaps.
     pub swaps: u64,
-    /// Bytes of all of these.
+    /// The bytes that these verbs transfer.
     pub bytes: u64,
 }
 
-/// The mark of an old block.
+/// The length of the mark on an old block.
 const MARK_BYTES: u64 = 4;
-/// What a compare-and-swap moves.
+/// The length of the word that a compare-and-swap transfers.
 const WORD_BYTES: u64 = 8;
 
 impl Price {
-    /// Of this kind, with values of this length.
+    /// The price of an operation of this kind, with a value of this length.
     pub fn of(kind: Kind, value_bytes: usize) -> Self {
         let block = block_bytes(KEY_BYTES, value_bytes);
         match kind {
@@ -61,7 +61,7 @@ impl Price {
         }
     }
 
-    /// All verbs.
+    /// The number of all verbs.
     pub fn verbs(&self) -> u64 {
         self.reads + self.writes + self.swaps
     }
@@ -71,9 +71,10 @@ impl Price {
 mod tests {
     use super::*;
 
-    /// As tests/tests/integration/verb_counts.rs counts them.
+    /// tests/tests/integration/verb_counts.rs checks the same numbers against the fabric's
+    /// counters.
     #[test]
-    fn prices_are_those_of_the_list() {
+    fn prices_are_those_of_readmes_list() {
         let price = |kind| {
             let Price { round_trips, reads, writes, swaps, bytes } = Price::of(kind, 64);
             ((round_trips, reads, writes, swaps), bytes)

@@ -1,4 +1,4 @@
-//! Property files of upstream YCSB, and single properties.
+//! The properties of upstream YCSB, from files and from the command line.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -21,16 +21,16 @@ impl FromStr for Property {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        // As in Java, whichever comes first.
+        // As in Java, the first of the two characters separates.
         let (name, value) = text.split_once(['=', ':']).ok_or("write name=value")?;
         Ok(Self { name: name.trim().to_owned(), value: value.trim().to_owned() })
     }
 }
 
-/// By their names: the value, and where it was said.
+/// Properties by name, each with its value and its origin: a file, or `-p`.
 pub struct Properties(BTreeMap<String, (String, String)>);
 
-/// What decides a run.
+/// The properties that have an effect on a run.
 const USED: [&str; 16] = [
     "recordcount",
     "operationcount",
@@ -49,7 +49,7 @@ const USED: [&str; 16] = [
     "fieldlength",
     "fieldlengthdistribution",
 ];
-/// What would change nothing here: whole values are read and written, there is one table, and scans
+/// Properties without an effect here: whole values are read and written, there is one table, and scans
 /// are refused.
 const WITHOUT_EFFECT: [&str; 6] = [
     "table",
@@ -59,14 +59,14 @@ const WITHOUT_EFFECT: [&str; 6] = [
     "maxscanlength",
     "scanlengthdistribution",
 ];
-/// What may only say what is so anyway, and that.
+/// Properties with only one meaning here, each with the values that stand for it.
 const FIXED: [(&str, &[&str]); 2] = [
     ("workload", &["site.ycsb.workloads.CoreWorkload", "com.yahoo.ycsb.workloads.CoreWorkload"]),
     ("insertorder", &["hashed"]),
 ];
 
 impl Properties {
-    /// Of these files, and single ones that win over them.
+    /// Reads these files. Single properties win over the files, and later files over earlier ones.
     pub fn read(files: &[PathBuf], single: &[Property]) -> Result<Self, String> {
         let mut all = BTreeMap::new();
         for path in files {
@@ -89,7 +89,7 @@ impl Properties {
         Ok(Self(all))
     }
 
-    /// The names of those that are not known here.
+    /// The names of the properties that kv-bench does not know.
     pub fn unknown(&self) -> Vec<String> {
         let is_known = |name: &str| {
             let is_fixed = FIXED.iter().any(|(fixed, _)| *fixed == name);
@@ -98,11 +98,11 @@ impl Properties {
         self.0.keys().filter(|name| !is_known(name)).cloned().collect()
     }
 
-    /// Refuses what would have to change something that does not change here.
+    /// Checks the properties that may have only one value here.
     pub fn check(&self) -> Result<(), String> {
         for (name, values) in FIXED {
             if self.value(name).is_some_and(|value| !values.contains(&value)) {
-                return Err(self.wrong(name, &format!("here it is {}", values[0])));
+                return Err(self.wrong(name, &format!("the only value here is {}", values[0])));
             }
         }
         Ok(())
@@ -129,20 +129,20 @@ impl Properties {
         self.value(name).map(parse).transpose()
     }
 
-    /// A whole number.
+    /// The property of this name as a whole number within the range.
     pub fn number(&self, name: &str, range: RangeInclusive<u64>) -> Result<Option<u64>, String> {
         let advice = format!("write a number from {} to {}", range.start(), range.end());
         self.parsed(name, &advice, |text| text.parse().ok().filter(|number| range.contains(number)))
     }
 
-    /// A number from 0 to 1.
+    /// The property of this name as a number from 0 to 1.
     pub fn share(&self, name: &str) -> Result<Option<f64>, String> {
         let is_share = |share: &f64| (0.0..=1.0).contains(share);
         let advice = "write a number from 0 to 1";
         self.parsed(name, advice, |text| text.parse().ok().filter(is_share))
     }
 
-    /// The operations.
+    /// The mix of operations.
     pub fn mix(&self) -> Result<Mix, String> {
         let proportion = |name, default| {
             let is_possible = |number: &f64| *number >= 0.0 && number.is_finite();
@@ -159,7 +159,7 @@ impl Properties {
             (Kind::Insert, proportion("insertproportion", 0.0)?),
             (Kind::Rmw, proportion("readmodifywriteproportion", 0.0)?),
         ];
-        Mix::new(&weights).ok_or_else(|| "the proportions add up to no operation".to_owned())
+        Mix::new(&weights).ok_or_else(|| "the proportions allow no operation".to_owned())
     }
 
     /// Which records are popular, by upstream's names.
@@ -174,14 +174,16 @@ impl Properties {
         Ok(shape.unwrap_or(Shape::Uniform))
     }
 
-    /// All fields of a record are one value.
+    /// The lengths of values: all fields of a record together are one value.
     pub fn value_size(&self) -> Result<ValueSize, String> {
         let count = self.number("fieldcount", 1..=u32::MAX.into())?.unwrap_or(10) as u32;
         let length = self.number("fieldlength", 1..=u32::MAX.into())?.unwrap_or(100) as u32;
         let (name, given) = ("fieldlengthdistribution", self.value("fieldlengthdistribution"));
         let fields = |are_zipfian| {
             let fields = Fields::new(count, length, are_zipfian);
-            fields.ok_or_else(|| format!("{count} fields of {length} bytes are no value here"))
+            fields.ok_or_else(|| {
+                format!("{count} fields of {length} bytes are longer than a value can be")
+            })
         };
         match given.unwrap_or("constant") {
             "constant" => fields(false).map(|_| ValueSize::Constant(count * length)),
@@ -202,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn later_files_win_and_comments_are_none() {
+    fn later_lines_win_and_comments_are_skipped() {
         let folder = tempfile::tempdir().unwrap();
         let files = [("one", "# a=1\n\n a = 2\n!x\nb:5"), ("two", "a=3\n")].map(|(name, text)| {
             let path = folder.path().join(name);
@@ -218,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_name_the_property_and_what_to_write() {
+    fn an_error_names_what_to_write_instead() {
         type Read = fn(&Properties) -> Option<String>;
         let mix: Read = |properties| properties.mix().err();
         let size: Read = |properties| properties.value_size().err();
@@ -232,7 +234,7 @@ mod tests {
             ("fieldcount=1000000", size, "1000000 fields of 100 bytes"),
             ("fieldlengthdistribution=histogram", size, "constant, uniform"),
             ("requestdistribution=exponential", shape, "hotspot here"),
-            ("insertorder=ordered", check, "here it is hashed"),
+            ("insertorder=ordered", check, "the only value here is hashed"),
             ("workload=site.ycsb.workloads.TimeSeriesWorkload", check, "CoreWorkload"),
         ] {
             let error = read(&single(&[property])).unwrap();

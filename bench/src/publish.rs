@@ -1,4 +1,4 @@
-//! Where results go: a table, JSON, a log of HDR histograms.
+//! Writes results: a table to stdout, JSON and a log of HDR histograms to files.
 
 use std::fs;
 use std::io::{self, Write as _};
@@ -19,24 +19,24 @@ use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
 
 use crate::{Error, Result};
 
-/// Where a result goes besides the table.
+/// The files that a result is written to, besides the table on stdout.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct Output {
-    /// Write the result here as JSON, for `kv-bench report` too; - writes it to stdout instead of
-    /// the table
+    /// Write the result to this file as JSON, which `kv-bench report` reads; - writes it to stdout
+    /// instead of the table
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub json: Option<PathBuf>,
-    /// Write all latencies here, in nanoseconds: an interval log for the tools of HdrHistogram,
-    /// with a tag for each kind of operation
+    /// Write all latencies to this file, in nanoseconds, as an interval log for HdrHistogram's
+    /// tools, with a tag for each kind of operation
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub hdr: Option<PathBuf>,
 }
 
 impl Output {
-    /// Before anything is measured: can the files be written?
+    /// Checks that the files can be written. Call it before anything is measured.
     ///
     /// # Errors
-    /// [`Error::Usage`] and [`Error::Output`] that name the first that cannot.
+    /// [`Error::Usage`] or [`Error::Output`], with the first file that cannot be written.
     pub fn check(&self) -> Result<()> {
         let json = self.json.as_ref().filter(|path| !is_stdout(path));
         for path in [json, self.hdr.as_ref()].into_iter().flatten() {
@@ -52,12 +52,12 @@ impl Output {
     }
 }
 
-/// The same for the JSON alone, for which `-` is stdout.
+/// Checks that the file for the JSON can be written; `-` is stdout.
 pub fn check_json(path: Option<&Path>) -> Result<()> {
     path.filter(|path| !is_stdout(path)).map_or(Ok(()), check_file)
 }
 
-/// The same for any other file.
+/// Checks that a file that is not the JSON can be written; `-` is a mistake.
 pub fn check_file(path: &Path) -> Result<()> {
     if is_stdout(path) {
         let advice = "- is stdout for --json only; a file of that name is ./-";
@@ -71,7 +71,7 @@ pub fn check_file(path: &Path) -> Result<()> {
     if path.is_dir() {
         return Err(Error::output(path)(io::ErrorKind::IsADirectory.into()));
     }
-    // As write_whole goes about it.
+    // write_whole replaces a file in its folder, and writes to a device itself.
     let (written, how) = if is_no_file(path) {
         (path, Access::WRITE_OK)
     } else {
@@ -80,7 +80,8 @@ pub fn check_file(path: &Path) -> Result<()> {
     access(written, how).map_err(|error| Error::output(path)(error.into()))
 }
 
-/// Whether one replaces the other. What is no file takes several, one after the other.
+/// Whether writing one replaces the other. Several results can be written to a device, like
+/// `/dev/null`.
 pub(crate) fn is_same_file(one: &Path, other: &Path) -> bool {
     let entry = |path: &Path| Some(folder_of(path).canonicalize().ok()?.join(path.file_name()?));
     !is_no_file(one) && entry(one).is_some_and(|one| Some(one) == entry(other))
@@ -96,18 +97,18 @@ pub struct Published<'a, Json> {
     pub json: &'a Json,
     /// For people.
     pub table: &'a str,
-    /// By kind of operation, of the last `seconds`.
+    /// The latencies of each kind of operation, with its name.
     pub latencies: &'a [(&'a str, &'a Histogram<u64>)],
-    /// How long was measured.
+    /// How long the measurement took.
     pub seconds: f64,
-    /// Until when.
+    /// When the measurement ended.
     pub ended: SystemTime,
 }
 
 impl<Json: Serialize> Published<'_, Json> {
-    /// Writes the files that are wanted, each complete or as it was, and then the table to stdout;
-    /// with `-` for the JSON's file that to stdout and no table. What cannot be written keeps
-    /// nothing else from being written.
+    /// Writes the files, and then the table to stdout. With `-` for the JSON, the JSON replaces the
+    /// table on stdout. A file is written whole, or stays as it was. An output that cannot be
+    /// written does not keep the others from being written.
     pub fn publish(&self, output: &Output) -> Result<()> {
         let hdr = output.hdr.as_ref().map_or(Ok(()), |path| {
             let log = interval_log(self.latencies, self.seconds, self.ended);
@@ -117,8 +118,9 @@ impl<Json: Serialize> Published<'_, Json> {
     }
 }
 
-/// Writes the JSON to a file that is complete or as it was, and then the table to stdout, also if
-/// the file cannot be written; with `-` for the file the JSON to stdout and no table.
+/// Writes the JSON to a file, and then the table to stdout, also if the file cannot be written.
+/// With `-` for the file, the JSON replaces the table on stdout. The file is written whole, or
+/// stays as it was.
 pub fn result(json: &impl Serialize, table: &str, path: Option<&Path>) -> Result<()> {
     let json = json_text(json).map_err(Error::system("writing the result"))?;
     let print = |text| print(text).map_err(Error::system("writing the result"));
@@ -131,12 +133,12 @@ pub fn result(json: &impl Serialize, table: &str, path: Option<&Path>) -> Result
     written.and(printed)
 }
 
-/// 1234567 as 1,234,567.
+/// Formats 1234567 as 1,234,567.
 pub fn grouped(number: u64) -> String {
     HumanCount(number).to_string()
 }
 
-/// Indented, but every list on one line.
+/// Formats JSON with indentation, but with every list on one line.
 struct ListsOnOneLine(PrettyFormatter<'static>);
 
 impl Formatter for ListsOnOneLine {
@@ -173,10 +175,10 @@ fn json_text(report: &impl Serialize) -> io::Result<String> {
     String::from_utf8(bytes).map_err(io::Error::other)
 }
 
-/// For readers of the log the maximum of an interval is in milliseconds, as Java's writer has it.
+/// The log gives an interval's maximum in milliseconds, as HdrHistogram's writer for Java does.
 const NS_PER_MAXIMUM: f64 = 1e6;
 
-/// One interval, of all that was measured, for each kind.
+/// The log: for each kind one interval, which is the whole measurement.
 fn interval_log(
     latencies: &[(&str, &Histogram<u64>)],
     seconds: f64,
@@ -212,18 +214,18 @@ fn folder_of(path: &Path) -> &Path {
     }
 }
 
-/// Whether it is there and is something else, like a pipe.
+/// Whether something exists at this path that is no regular file, like a pipe.
 fn is_no_file(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|metadata| !metadata.is_file())
 }
 
-/// Writes a file that is complete or as it was. What is no file, like a pipe, is just written to.
+/// Writes a file whole, or leaves it as it was. A pipe or device is written to directly.
 pub fn write_whole(path: &Path, content: &[u8]) -> Result<()> {
     let write = || {
         if is_no_file(path) {
             return fs::File::options().write(true).open(path)?.write_all(content);
         }
-        // Readable by all whom the umask allows, as a file that a shell makes.
+        // The umask decides who may read the file, as for a file that a shell makes.
         let permissions = fs::Permissions::from_mode(0o666);
         let mut builder = tempfile::Builder::new();
         let mut file = builder.permissions(permissions).tempfile_in(folder_of(path))?;
@@ -243,7 +245,7 @@ mod tests {
     use crate::recorder::latency_histogram;
 
     #[test]
-    fn the_log_gives_every_latency_back() {
+    fn the_log_has_every_latency() {
         let mut gets = latency_histogram();
         (0..1000).for_each(|n| gets.record(300 + n).unwrap());
         let mut puts = latency_histogram();
@@ -286,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_is_not_there_is_known_before_the_run() {
+    fn a_missing_folder_is_reported_before_the_run() {
         let output = Output { hdr: Some("/nowhere/x.hdr".into()), ..Default::default() };
         let error = output.check().unwrap_err().to_string();
         assert_eq!(error, "cannot write /nowhere/x.hdr: /nowhere is no folder");
@@ -295,20 +297,20 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_written_is_known_before_the_run() {
+    fn a_path_that_cannot_be_written_is_reported_before_the_run() {
         let folder = tempfile::tempdir().unwrap();
         let check = |path: &Path| check_json(Some(path)).map_err(|error| error.to_string());
         let name = folder.path().display();
         assert_eq!(check(folder.path()), Err(format!("cannot write {name}: is a directory")));
         assert_eq!(check(&folder.path().join("new.json")), Ok(()));
         assert_eq!(check(Path::new("/dev/null")), Ok(()));
-        // No user makes files there, not even root.
+        // No user can create files there, not even root.
         let error = check(Path::new("/proc/self/x.json")).unwrap_err();
         assert!(error.starts_with("cannot write /proc/self/x.json: "), "{error}");
     }
 
     #[test]
-    fn every_result_has_a_place_of_its_own() {
+    fn two_results_in_one_file_are_a_mistake() {
         let check = |json: &str, hdr: &str| {
             let [json, hdr] = [json, hdr].map(|path| Some(path.into()));
             Output { json, hdr }.check().map_err(|error| error.to_string())
@@ -322,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn one_output_that_fails_leaves_the_others() {
+    fn one_output_that_fails_does_not_stop_the_others() {
         let folder = tempfile::tempdir().unwrap();
         let hdr = folder.path().join("x.hdr");
         let output = Output { json: Some("/dev/full".into()), hdr: Some(hdr.clone()) };

@@ -1,4 +1,4 @@
-//! How much memory a server needs for a run.
+//! The memory that a server needs for a run.
 
 use std::collections::BTreeMap;
 
@@ -14,108 +14,109 @@ use crate::value_size::ValueSize;
 use crate::workload::{Kind, Mix};
 use crate::{Error, Result};
 
-/// What decides it.
+/// The properties of a run that decide how much memory it needs.
 #[derive(Clone, Copy, Debug)]
 pub struct Demand {
-    /// Records loaded.
+    /// The number of loaded records.
     pub records: u64,
-    /// How long their values are.
+    /// The lengths of their values.
     pub sizes: ValueSize,
-    /// Threads, each a session with free blocks of its own.
+    /// The number of threads. Each has a session with free blocks of its own.
     pub threads: u64,
-    /// The operations.
+    /// The mix of operations.
     pub mix: Mix,
-    /// How many of them start in a second, if that is known.
+    /// How many operations start in a second, if that is known.
     pub target_rate: Option<f64>,
-    /// How many of them are measured, if that is known.
+    /// How many operations are measured, if that is known.
     pub operations: Option<u64>,
-    /// How long they are measured, if that is known, in seconds.
+    /// How long the measurement takes, in seconds, if that is known.
     pub seconds: Option<f64>,
-    /// How long they go on before, in seconds.
+    /// How long the warm-up takes, in seconds.
     pub warmup_seconds: f64,
 }
 
-/// What a server is told.
+/// The memory settings of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServerMemory {
     /// The region, in bytes.
     pub region_bytes: u64,
-    /// Of which index, in bytes.
+    /// The part of the region that is the index, in bytes.
     pub index_bytes: u64,
     /// The longest value, in bytes.
     pub value_bytes_max: u64,
 }
 
 impl ServerMemory {
-    /// The same in a region of another size, with as much of the index as it takes: at most half of
-    /// the heap. The index grows when it has to.
+    /// The same settings for a region of another size. The index becomes at most half of the heap;
+    /// the server lets it grow later.
     pub fn in_region(self, region_bytes: u64) -> Self {
-        // What is no region at all is for the server to refuse.
+        // A size that is too small for a region is refused by the server.
         let bytes = region_bytes.max(REGION_BYTES_MIN);
         let geometry = ServerConfig::default().format(bytes, [0; 16], [0; 16]).geometry();
         let half = u64::from(geometry.chunks()) * CHUNK_BYTES / 2;
-        let most = SUBTABLE_BYTES << (half / SUBTABLE_BYTES).max(1).ilog2();
-        Self { region_bytes, index_bytes: self.index_bytes.min(most), ..self }
+        let index_bytes_max = SUBTABLE_BYTES << (half / SUBTABLE_BYTES).max(1).ilog2();
+        Self { region_bytes, index_bytes: self.index_bytes.min(index_bytes_max), ..self }
     }
 }
 
-/// What a server allows without being told, in bytes.
+/// A server's default limit on values, in bytes.
 pub const VALUE_BYTES_MAX_DEFAULT: u64 = 1 << 20;
-/// No thread does more operations a second than this, if nothing is known about it.
+/// Assumed limit on a thread's operations a second, if its rate is not known.
 pub const OPERATIONS_PER_S_MAX: u64 = 10_000_000;
-/// No thread writes faster than this, in bytes a second.
+/// Assumed limit on a thread's writes, in bytes a second.
 const WRITE_BYTES_PER_S_MAX: u64 = 6 << 30;
-/// Twice the default GRACE, in milliseconds: how long overwritten blocks wait, and some time to
-/// come back into use.
+/// How long an overwritten block is unusable, in milliseconds: twice the default GRACE, of which
+/// the second half is for the way back into use.
 const QUARANTINE_MS: u64 = 200;
 const HEADROOM_BYTES: u64 = 256 << 20;
-/// Free blocks a session keeps in store.
+/// Limit on the free blocks that a session holds, in bytes and in blocks.
 const SESSION_BYTES: u64 = 16 << 20;
 const SESSION_BLOCKS: u64 = 64;
-/// The index starts with room for this load, in percent, so that no run has to wait for a split.
-/// The first window of many is full, simulated, at 0.30 to 0.37 with 2^13 subtables, at 0.27 to
-/// 0.29 with 2^17.
+/// Limit on the load of the index, in percent, so that no run has to wait for a split. In
+/// simulations the first full window appears at a load of 30 to 37 % with 2^13 subtables, and at 27
+/// to 29 % with 2^17.
 const INDEX_LOAD_PERCENT_MAX: u64 = 25;
 
-/// Where lengths differ, so many records tell how many there are of each.
+/// The number of records from which the distribution over size classes is estimated.
 const SAMPLE: u64 = 1 << 16;
 
 impl Demand {
-    /// How many there are if threads do so many operations a second that are not told a rate.
+    /// The number of inserts of the run, if a thread without a target rate does `thread_per_s`
+    /// operations a second.
     fn inserts(&self, thread_per_s: u64) -> u64 {
         let inserts = self.mix.share(Kind::Insert);
-        let most = (OPERATIONS_PER_S_MAX * self.threads) as f64;
+        let per_s_max = (OPERATIONS_PER_S_MAX * self.threads) as f64;
         let guess = (thread_per_s * self.threads) as f64;
-        let per_s = self.target_rate.map_or(guess, |target| target.min(most));
+        let per_s = self.target_rate.map_or(guess, |target| target.min(per_s_max));
         let measured_max = self.operations.map_or(f64::INFINITY, |operations| operations as f64);
         let measured =
             self.seconds.map_or(measured_max, |seconds| measured_max.min(per_s * seconds));
         ((per_s * self.warmup_seconds + measured) * inserts) as u64
     }
 
-    /// The memory for this, however fast threads insert.
+    /// The memory for the run, however fast the threads insert.
     pub fn memory(&self) -> Result<ServerMemory> {
         self.memory_at(OPERATIONS_PER_S_MAX)
     }
 
-    /// The same where so much memory is available. Of that a guess how fast threads insert takes no
-    /// more than half.
+    /// The memory for the run, if so much is available. If the rate of inserts is only guessed, at
+    /// most half of the available memory, unless the run surely needs more.
     ///
     /// # Errors
-    /// [`Error::Usage`] also if what is known of the run needs more than all of it.
+    /// [`Error::Usage`] also if the run surely needs more than what is available.
     pub fn memory_within(&self, available_bytes: u64) -> Result<ServerMemory> {
-        let (most, least) = (self.memory()?, self.memory_at(0)?.region_bytes);
+        let (memory, least) = (self.memory()?, self.memory_at(0)?.region_bytes);
         if least > available_bytes {
             let [least, available] =
                 [least, available_bytes].map(|bytes| ByteSize(bytes).rounded());
             return Err(Error::Usage(format!(
-                "this run needs {least} of memory, and {available} are available: give it less \
-                 with --memory, or load less with --records, or insert less with --operations or \
-                 --target-rate"
+                "this run needs {least} of memory, and {available} are available: set a smaller \
+                 region with --memory, or load less with --records, or insert less with \
+                 --operations or --target-rate"
             )));
         }
         let half = available_bytes / 2 / CHUNK_BYTES * CHUNK_BYTES;
-        Ok(most.in_region(most.region_bytes.min(half).max(least)))
+        Ok(memory.in_region(memory.region_bytes.min(half).max(least)))
     }
 
     fn memory_at(&self, thread_per_s: u64) -> Result<ServerMemory> {
@@ -142,7 +143,7 @@ impl Demand {
         })
     }
 
-    /// What the records' blocks take. Those of each class fill spans of their own.
+    /// The memory for the blocks of so many records. The blocks of each class fill whole spans.
     fn heap_bytes(&self, records: u64) -> Result<u64> {
         let span_bytes = |class: SizeClass| class.chunks_per_span() * CHUNK_BYTES;
         let mut sampled: BTreeMap<u64, (SizeClass, u64)> = BTreeMap::new();
@@ -162,7 +163,7 @@ impl Demand {
         if sample == 1 {
             return Ok(common);
         }
-        // A span for each class that only few records take, and a tenth for the error of a sample.
+        // One more span for each class that the sample may have missed, and a tenth for its error.
         let longest = class(self.sizes.max())?;
         let classes =
             SizeClass::all().take_while(|class| class.block_bytes() <= longest.block_bytes());
@@ -175,8 +176,8 @@ fn class(value_bytes: u32) -> Result<SizeClass> {
         .ok_or_else(|| Error::Usage(format!("no block holds a value of {value_bytes} bytes")))
 }
 
-/// How much memory the system can give at once, in bytes: as it does usually, or in huge pages that
-/// were put aside.
+/// Returns how much memory the system can give at once, in bytes: in normal pages, or in reserved
+/// huge pages if these are more.
 pub fn available_bytes() -> Result<u64> {
     let text = std::fs::read_to_string("/proc/meminfo")
         .map_err(Error::system("reading how much memory there is"))?;
@@ -218,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn writes_and_inserts_need_more() {
+    fn writes_and_inserts_need_more_memory_than_reads() {
         let reads = demand().memory().unwrap();
         let writes = Demand { mix: Workload::A.mix(), ..demand() }.memory().unwrap();
         let inserts = Demand { mix: Workload::D.mix(), ..demand() };
@@ -250,12 +251,12 @@ mod tests {
     }
 
     #[test]
-    fn a_guess_takes_half_of_what_is_available_and_what_is_known_has_to_fit() {
+    fn a_guessed_demand_gets_half_of_the_memory_and_a_known_demand_has_to_fit() {
         let inserts = Demand { mix: Workload::D.mix(), seconds: Some(600.0), ..demand() };
         let guessed = inserts.memory_within(8 << 30).unwrap();
         assert_eq!(guessed.region_bytes, 4 << 30);
         assert!(guessed.index_bytes <= 2 << 30);
-        // Reads need the same wherever there is room for them.
+        // Reads need the same amount, however much is available.
         let reads = demand().memory().unwrap();
         assert_eq!(demand().memory_within(reads.region_bytes).unwrap(), reads);
         let known = Demand { operations: Some(10_000_000_000), seconds: None, ..inserts };
@@ -268,13 +269,13 @@ mod tests {
     }
 
     #[test]
-    fn values_of_different_lengths_need_what_their_classes_take() {
+    fn values_of_different_lengths_need_the_blocks_of_their_classes() {
         for sizes in [ValueSize::Uniform(16, 4096), ValueSize::Facebook, ValueSize::ZippyDb] {
             let demand = Demand { sizes, ..demand() };
             let blocks = |record| class(sizes.of(record)).unwrap().block_bytes();
             let exact: u64 = (0..demand.records).map(blocks).sum();
             let heap = demand.heap_bytes(demand.records).unwrap();
-            // Each of hardly more than a hundred classes has a span of a few chunks.
+            // Each of about a hundred classes has a span of a few chunks.
             assert!(heap > exact && heap < exact + exact / 4 + (1 << 30), "{sizes}: {heap}");
             let memory = demand.memory().unwrap();
             assert!(memory.value_bytes_max >= sizes.max().into());

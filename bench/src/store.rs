@@ -1,11 +1,12 @@
-//! What the measured loops drive: a store, by one operation after another or with many in flight.
-//! Farside's session is one. Calls are bound when the loop is compiled, and none of them allocates.
+//! The store that the measured loops drive, by one operation after another or with many in flight.
+//! A session of Farside is such a store. Calls are generic, not virtual, and none of them
+//! allocates.
 
 use farside::{Counters, Outcome, Pipeline, PipelineFull, Session, Ticket, Version};
 
 use crate::keys::Key;
 
-/// What to do with a key.
+/// An action on a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Reads a value.
@@ -19,7 +20,8 @@ pub enum Action {
 }
 
 impl Action {
-    /// What it comes to, if the key was as required or not; a GET found the value.
+    /// Returns the outcome of the action. `applied`: the key was as required; `value` is what a GET
+    /// found.
     #[inline]
     pub fn outcome(self, applied: bool, value: &[u8]) -> Outcome<'_> {
         match self {
@@ -30,20 +32,20 @@ impl Action {
     }
 }
 
-/// That of stores which tell none.
+/// The version of a value in stores that have no versions.
 pub const NO_VERSION: Version = Version::from_u64(0);
 
 /// A connection to a store, for one thread.
 pub trait MeasuredStore {
     /// Why an operation fails.
     type Error;
-    /// Many operations in flight.
+    /// The store with many operations in flight.
     type Pipeline<'s>: Pipelined<Error = Self::Error>
     where
         Self: 's;
 
-    /// Does one operation, and waits for it. Those that store nothing have no value; a GET puts the
-    /// one that it finds into the buffer.
+    /// Does one operation, and waits for it. `value` is empty if the action stores nothing. A GET
+    /// puts the value that it finds into `found`.
     fn perform<'v>(
         &mut self,
         action: Action,
@@ -55,26 +57,26 @@ pub trait MeasuredStore {
     /// Begins to have many operations in flight.
     fn pipeline(&mut self) -> Result<Self::Pipeline<'_>, Self::Error>;
 
-    /// What it asked of its fabric so far.
+    /// The fabric's counters so far.
     fn counters(&self) -> Counters;
 }
 
-/// Many operations in flight. Starting one names its lane, below [`Pipelined::depth`]: no other
-/// operation's until this one was taken.
+/// A store with many operations in flight. Starting an operation returns its lane, below
+/// [`Pipelined::depth`]. No other operation has this lane until the operation is taken.
 pub trait Pipelined {
     /// Why an operation fails.
     type Error;
 
-    /// Starts an operation. Those that store nothing have no value.
+    /// Starts an operation. Returns its lane. `value` is empty if the action stores nothing.
     ///
     /// # Errors
-    /// [`PipelineFull`]; every other error comes with its [`Completed`].
+    /// [`PipelineFull`]. Every other error is in the operation's [`Completed`].
     fn start(&mut self, action: Action, key: &Key, value: &[u8]) -> Result<usize, PipelineFull>;
 
-    /// The next finished operation; `None` if none is in flight.
+    /// Waits for the next finished operation and takes it; `None` if none is in flight.
     fn wait(&mut self) -> Option<Completed<'_, Self::Error>>;
 
-    /// A finished operation, if there is one. Does not wait.
+    /// Takes a finished operation if there is one. Does not wait.
     fn poll(&mut self) -> Option<Completed<'_, Self::Error>>;
 
     /// How many operations were started and not taken yet.
@@ -88,9 +90,9 @@ pub trait Pipelined {
 pub struct Completed<'p, E> {
     /// The lane it was on.
     pub lane: usize,
-    /// What it came to.
+    /// Its outcome.
     pub result: Result<Outcome<'p>, E>,
-    /// What it asked of the fabric.
+    /// The verbs, bytes and round trips that it took.
     pub counters: &'p Counters,
 }
 
@@ -166,7 +168,8 @@ impl Pipelined for Pipeline<'_> {
 
 impl<'p> From<farside::Completed<'p>> for Completed<'p, farside::Error> {
     #[inline]
-    fn from(of: farside::Completed<'p>) -> Self {
-        Self { lane: of.ticket.lane(), result: of.result, counters: of.counters }
+    fn from(completed: farside::Completed<'p>) -> Self {
+        let farside::Completed { ticket, result, counters, .. } = completed;
+        Self { lane: ticket.lane(), result, counters }
     }
 }

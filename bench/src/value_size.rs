@@ -1,7 +1,7 @@
-//! How long values are.
+//! The lengths of values.
 //!
-//! A record keeps its length, which is a function of the record's number alone. So every reader in
-//! every process knows what to expect, and an overwritten block is one of the same size.
+//! The length of a record's value depends only on the record's number, and never changes. So every
+//! reader in every process knows what to expect, and an overwrite takes a block of the same size.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,9 +11,9 @@ use crate::zipfian::THETA;
 /// The lengths of the values, in bytes, over the records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ValueSize {
-    /// All alike.
+    /// All values have this length.
     Constant(u32),
-    /// All lengths between these, both included, equally often.
+    /// All lengths from the first to the second, both included, equally often.
     Uniform(u32, u32),
     /// The ETC pool of Facebook's memcached, as fitted by Atikoglu et al., "Workload Analysis of a
     /// Large-Scale Key-Value Store" (SIGMETRICS 2012).
@@ -21,22 +21,24 @@ pub enum ValueSize {
     /// ZippyDB at Facebook, as fitted by Cao et al., "Characterizing, Modeling, and Benchmarking
     /// RocksDB Key-Value Workloads at Facebook" (FAST 2020).
     ZippyDb,
-    /// Upstream's records: so many fields, each of a length up to this.
+    /// The records of upstream YCSB, which consist of fields.
     Fields(Fields),
 }
 
-/// What upstream's `fieldcount`, `fieldlength` and `fieldlengthdistribution` make of a value.
+/// The fields of a value, from upstream's `fieldcount`, `fieldlength` and
+/// `fieldlengthdistribution`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fields {
-    /// How many.
+    /// The number of fields.
     pub count: u32,
-    /// The longest, in bytes.
+    /// The length of the longest field, in bytes.
     pub length_max: u32,
-    /// Short ones most often, by the continuous form of Zipf's law; else uniform, from 1.
+    /// Whether short fields are the most frequent, by the continuous form of Zipf's law. If not,
+    /// lengths are uniform, from 1.
     pub are_zipfian: bool,
 }
 
-/// No value of a formula is longer, in bytes: what a server allows without being told.
+/// Limit on a value whose length comes from a formula, in bytes: a server's default limit.
 const FORMULA_BYTES_MAX: u32 = 1 << 20;
 /// The longest value that can be asked for, in bytes.
 const VALUE_BYTES_MAX: u32 = 4 << 20;
@@ -45,7 +47,7 @@ const VALUE_BYTES_MAX: u32 = 4 << 20;
 const ETC_SHORT: [u32; 15] =
     [536, 47, 17_820, 9239, 18, 2740, 65, 606, 23, 837, 837, 8989, 92, 326, 1980];
 const ETC_UNIT: f64 = 100_000.0;
-/// The other lengths.
+/// The distribution of the longer values of the ETC pool.
 const ETC: Pareto = Pareto { location: 15.0, scale: 214.476, shape: 0.348_238 };
 const ZIPPYDB: Pareto = Pareto { location: 0.0, scale: 25.45, shape: 0.2615 };
 
@@ -61,7 +63,7 @@ impl Pareto {
         self.location + self.scale * ((1.0 - u).powf(-self.shape) - 1.0) / self.shape
     }
 
-    /// The mean of what is cut off at the longest length.
+    /// The mean, with longer values cut off at [`FORMULA_BYTES_MAX`].
     fn mean(&self) -> f64 {
         let longest = f64::from(FORMULA_BYTES_MAX) - self.location;
         let rest = (1.0 + self.shape * longest / self.scale).powf(1.0 - 1.0 / self.shape);
@@ -101,7 +103,7 @@ impl ValueSize {
         }
     }
 
-    /// The shortest there may be.
+    /// The length of the shortest possible value.
     pub fn min(&self) -> u32 {
         match *self {
             Self::Constant(bytes) => bytes,
@@ -111,7 +113,7 @@ impl ValueSize {
         }
     }
 
-    /// The longest there may be.
+    /// The length of the longest possible value.
     pub fn max(&self) -> u32 {
         match *self {
             Self::Constant(bytes) => bytes,
@@ -140,7 +142,8 @@ fn capped(bytes: f64) -> u32 {
 }
 
 impl Fields {
-    /// With fields of this length at most; `None` if the value would be too long.
+    /// Values of `count` fields of up to `length_max` bytes; `None` if the value would be empty or
+    /// too long.
     pub fn new(count: u32, length_max: u32, are_zipfian: bool) -> Option<Self> {
         let bytes = count.checked_mul(length_max)?;
         let is_possible = count > 0 && length_max > 0 && bytes <= VALUE_BYTES_MAX;
@@ -172,7 +175,7 @@ impl Fields {
     }
 }
 
-/// A number from 0 up to 1 that looks random, and is the record's own: SplitMix64.
+/// A pseudo-random number from 0 up to 1 that depends only on the record and `number`: SplitMix64.
 #[inline]
 fn uniform(record: u64, number: u64) -> f64 {
     let mut bits = record.wrapping_mul(64).wrapping_add(number);
@@ -259,7 +262,8 @@ mod tests {
     #[test]
     fn quantiles_are_those_of_the_papers() {
         let quantile = |sizes: &[u32], q: f64| f64::from(sizes[(sizes.len() as f64 * q) as usize]);
-        // By the cumulative distribution, F(x) = 1 - (1 + k x / sigma)^(-1/k), not by its inverse.
+        // The cumulative distribution, F(x) = 1 - (1 + k x / sigma)^(-1/k). The code under test
+        // uses its inverse.
         let share = |x: f64, scale: f64, k: f64| 1.0 - (1.0 + k * x / scale).powf(-1.0 / k);
         let (etc, zippydb) = (sorted(ValueSize::Facebook), sorted(ValueSize::ZippyDb));
         for q in [0.5, 0.7, 0.9, 0.99, 0.999] {
@@ -280,13 +284,13 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_have_sizes_of_their_own() {
+    fn neighbouring_records_have_independent_sizes() {
         let sizes = ValueSize::Uniform(1, 1000);
         assert!((0..100).filter(|record| sizes.of(*record) == sizes.of(record + 1)).count() < 5);
     }
 
     #[test]
-    fn sizes_are_known_by_name() {
+    fn a_size_is_parsed_from_its_name() {
         for text in ["64", "0", "uniform:16-1024", "facebook", "zippydb"] {
             assert_eq!(text.parse::<ValueSize>().unwrap().to_string(), text);
         }

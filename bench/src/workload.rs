@@ -6,7 +6,7 @@ use std::str::FromStr;
 use crate::distribution::Shape;
 use crate::store::Action;
 
-/// What is counted and timed by itself.
+/// A kind of operation, which is counted and timed by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
     /// Reads a value.
@@ -33,7 +33,7 @@ impl Kind {
         self as usize
     }
 
-    /// What it does first, and then.
+    /// Returns its first action, and its second if it has one.
     pub const fn actions(self) -> (Action, Option<Action>) {
         match self {
             Self::Get => (Action::Get, None),
@@ -64,7 +64,8 @@ impl Mix {
     /// No operations at all.
     pub const NOTHING: Self = Self([0.0; Kind::COUNT]);
 
-    /// In proportion to these weights, whatever they add up to; `None` where that means nothing.
+    /// Shares in proportion to these weights, whatever they add up to. Returns `None` if a weight
+    /// is negative, or if the sum is 0 or not finite.
     pub fn new(weights: &[(Kind, f64)]) -> Option<Self> {
         let sum: f64 = weights.iter().map(|(_, weight)| weight).sum();
         let are_weights = weights.iter().all(|(_, weight)| *weight >= 0.0);
@@ -83,14 +84,14 @@ impl Mix {
         self.0[kind.index()]
     }
 
-    /// The kinds there are, with their shares.
+    /// The kinds with a share above 0, each with its share.
     pub fn kinds(&self) -> impl Iterator<Item = (Kind, f64)> {
         Kind::ALL.into_iter().zip(self.0).filter(|(_, share)| *share > 0.0)
     }
 
-    /// The standard workload that has these shares.
+    /// The standard workload that has these shares, if one does.
     pub fn standard(&self) -> Option<Workload> {
-        // Shares that were written in decimals need not add up exactly.
+        // Shares that were written in decimals may differ by a rounding error.
         let same = |a: f64, b: f64| (a - b).abs() < 1e-9;
         Workload::ALL.into_iter().find(|workload| {
             let Self(shares) = workload.mix();
@@ -114,7 +115,7 @@ pub enum Workload {
     F,
 }
 
-/// Why there are no scans.
+/// The reason why there are no scans.
 pub const NEEDS_RANGES: &str = "needs range scans, and a hash index has no order to scan in";
 
 /// Why a text names no workload that can run.
@@ -144,7 +145,7 @@ impl Workload {
         })
     }
 
-    /// The distribution that YCSB gives it.
+    /// The shape of popularity that YCSB gives this workload.
     pub const fn default_shape(self) -> Shape {
         match self {
             Self::D => Shape::Latest,
@@ -186,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn workloads_come_back_and_e_is_refused_with_the_reason() {
+    fn workloads_are_parsed_from_their_names_and_e_is_refused_with_the_reason() {
         for name in ["a", "b", "c", "d", "f"] {
             let workload: Workload = name.parse().unwrap();
             assert_eq!(workload.to_string(), name);
@@ -203,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn kinds_know_their_place() {
+    fn the_index_of_a_kind_is_its_position_in_all() {
         for (index, kind) in Kind::ALL.into_iter().enumerate() {
             assert_eq!(kind.index(), index);
         }

@@ -1,8 +1,8 @@
-//! Zipf's law: few ranks come very often.
+//! Zipf's law: a few ranks are drawn very often.
 
 use rand::{Rng, RngExt};
 
-/// YCSB's skew.
+/// YCSB's exponent.
 pub const THETA: f64 = 0.99;
 
 /// Ranks with probability proportional to 1 / (rank + 1)^theta, by the method of Gray et al.,
@@ -12,16 +12,16 @@ pub const THETA: f64 = 0.99;
 pub struct Zipfian {
     items: u64,
     alpha: f64,
-    /// Alpha where it is an integer, as with YCSB's skew: ten multiplications instead of a power.
+    /// Alpha if it is an integer, as with YCSB's exponent: it needs multiplications only.
     alpha_integer: Option<i32>,
     zeta: f64,
     eta: f64,
-    /// Below this, `u * zeta` means rank 1.
+    /// The bound of `u * zeta` below which the rank is 1.
     second: f64,
 }
 
 impl Zipfian {
-    /// Ranks below `items`, which is at least 1; theta between 0 and 1.
+    /// A generator of ranks below `items`, which is at least 1. `theta` is between 0 and 1.
     pub fn new(items: u64, theta: f64) -> Self {
         let items = items.max(1);
         let zeta_items = zeta(items, theta);
@@ -34,7 +34,7 @@ impl Zipfian {
         Self { items, alpha, alpha_integer, zeta: zeta_items, eta, second }
     }
 
-    /// A rank; 0 is the most popular.
+    /// Draws a rank; 0 is the most popular.
     #[inline]
     pub fn draw(&self, random: &mut impl Rng) -> u64 {
         let u: f64 = random.random();
@@ -60,11 +60,11 @@ impl Zipfian {
     }
 }
 
-/// Terms of the zeta sum that are added one by one; the rest is an integral.
+/// The number of terms of the zeta sum that are added one by one. The rest is an integral.
 const ZETA_TERMS: u64 = 1 << 16;
 
-/// The sum of 1 / i^theta for i from 1 to `items`; the tail by Euler and Maclaurin, whose error is
-/// below 1e-11 here.
+/// The sum of 1 / i^theta for i from 1 to `items`. The tail is the formula of Euler and Maclaurin,
+/// whose error is below 1e-11 here.
 fn zeta(items: u64, theta: f64) -> f64 {
     let term = |i: u64| (i as f64).powf(-theta);
     let head: f64 = (1..=items.min(ZETA_TERMS)).map(term).sum();
@@ -99,7 +99,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_hottest_ranks_come_as_often_as_theory_says() {
+    fn the_most_popular_ranks_have_their_probability() {
         for items in [1000, 1_000_000] {
             let ranks = Zipfian::new(items, THETA);
             let counts = counts(items, |random| ranks.draw(random));
@@ -107,7 +107,8 @@ pub(crate) mod tests {
                 let expected = ranks.probability(rank as u64, THETA);
                 assert!((share(*count) / expected - 1.0).abs() < 0.05, "rank {rank} of {items}");
             }
-            // The method is approximate for single ranks behind the second, not for many together.
+            // After the second rank the method is approximate for single ranks, not for many
+            // together.
             for end in [10u64, 100, 1000] {
                 let expected: f64 = (0..end).map(|rank| ranks.probability(rank, THETA)).sum();
                 let drawn = share(counts.iter().take(end as usize).sum());
@@ -133,7 +134,7 @@ pub(crate) mod tests {
     fn the_shortcut_for_zeta_is_exact_enough() {
         let exact: f64 = (1..=300_000u64).map(|i| (i as f64).powf(-THETA)).sum();
         assert!((zeta(300_000, THETA) - exact).abs() < 1e-8);
-        // The sum of so many as YCSB's source has it.
+        // The constant of YCSB's source for this number of items.
         assert!((zeta(10_000_000_000, THETA) - 26.469_028_201_783_02).abs() < 1e-8);
     }
 }

@@ -115,9 +115,9 @@ pub struct ServerArgs {
 }
 
 impl ServerArgs {
-    /// Returns how to connect to the server that was asked for. Names no server if the run needs one
-    /// of its own. Only the connection's settings come from the file. So the file does not change
-    /// the results, except by how `[rdma]` waits.
+    /// Returns how to connect to the server that was asked for. Names no server if the run needs
+    /// one of its own. Only the connection's settings come from the file. So the file does not
+    /// change the results, except by how `[rdma]` waits.
     pub fn config(&self) -> Result<ClientConfig> {
         if self.server.is_none() && self.config.is_none() {
             return Ok(ClientConfig::default());
