@@ -49,8 +49,8 @@ const USED: [&str; 16] = [
     "fieldlength",
     "fieldlengthdistribution",
 ];
-/// Properties without an effect here: whole values are read and written, there is one table, and scans
-/// are refused.
+/// Properties without an effect here: whole values are read and written, there is one table, and
+/// scans are refused.
 const WITHOUT_EFFECT: [&str; 6] = [
     "table",
     "readallfields",

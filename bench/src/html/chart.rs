@@ -1,5 +1,5 @@
-//! Charts as SVG: lines over two axes, and horizontal bars. Colours are classes, so that the page's
-//! style sheet has both schemes.
+//! Charts as SVG: lines over two axes, and horizontal bars. Colours are CSS classes, so that the
+//! style sheet can define a light and a dark scheme.
 
 use maud::{Markup, html};
 
@@ -16,8 +16,8 @@ pub(crate) struct Chart {
     pub(crate) x: (&'static str, Scale),
     pub(crate) y: (&'static str, Scale),
     pub(crate) lines: Vec<Line>,
-    /// A dot for each point, and names at the lines' ends; else the names stand in the lower right
-    /// corner, where distributions never are.
+    /// Whether each point has a dot, and each line its name at its end. If not, the names are in
+    /// the lower right corner, where no line of a distribution is.
     pub(crate) dots: bool,
 }
 
@@ -35,9 +35,9 @@ const HEIGHT: f64 = 416.0;
 const LEFT: f64 = 76.0;
 const TOP: f64 = 78.0;
 const BOTTOM: f64 = HEIGHT - 50.0;
-/// From one name to the next.
+/// The distance from one name to the next.
 const NAME_HEIGHT: f64 = 16.0;
-/// About the width of a letter of a name.
+/// The approximate width of a letter of a name.
 pub(crate) const LETTER: f64 = 7.0;
 
 impl Chart {
@@ -55,7 +55,7 @@ impl Chart {
         }
     }
 
-    /// Where the lines end; names may need room on the right of it.
+    /// The right end of the lines. Names may need room to the right of it.
     fn right(&self) -> f64 {
         let longest = self.lines.iter().map(|line| line.name.chars().count()).max().unwrap_or(0);
         let names = if self.dots { longest as f64 * LETTER + 18.0 } else { 0.0 };
@@ -63,14 +63,14 @@ impl Chart {
     }
 
     fn at(&self, (x, y): (f64, f64)) -> (f64, f64) {
-        let (x, y) = (self.x.1.place(x), self.y.1.place(y));
+        let (x, y) = (self.x.1.position(x), self.y.1.position(y));
         (LEFT + x * (self.right() - LEFT), BOTTOM - y * (BOTTOM - TOP))
     }
 
     fn axes(&self) -> Markup {
         let right = self.right();
-        let y_at = |value: f64| BOTTOM - self.y.1.place(value) * (BOTTOM - TOP);
-        let x_at = |value: f64| LEFT + self.x.1.place(value) * (right - LEFT);
+        let y_at = |value: f64| BOTTOM - self.y.1.position(value) * (BOTTOM - TOP);
+        let x_at = |value: f64| LEFT + self.x.1.position(value) * (right - LEFT);
         html! {
             @for (y, label) in self.y.1.ticks.iter().map(|(value, label)| (y_at(*value), label)) {
                 (stroke("grid", (LEFT, y), (right, y)))
@@ -100,7 +100,7 @@ impl Chart {
         }
     }
 
-    /// Beside each line's end, moved apart where they would lie on each other.
+    /// The names beside the lines' ends, moved apart if they would overlap.
     fn names_at_ends(&self) -> Markup {
         let mut ends: Vec<(&Line, (f64, f64))> = self
             .lines
@@ -140,7 +140,7 @@ impl Chart {
     }
 }
 
-/// The lines above a chart: of the subtitle two at most.
+/// The title above a chart, and up to two lines of its subtitle.
 pub(crate) fn titles(title: &str, subtitle: &str) -> Markup {
     html! {
         (label_at("title", "start", (8.0, 16.0), title))
@@ -150,7 +150,7 @@ pub(crate) fn titles(title: &str, subtitle: &str) -> Markup {
     }
 }
 
-/// A text of which the anchor is there.
+/// A text with its anchor at this position.
 pub(crate) fn label_at(class: &str, anchor: &str, at: (f64, f64), text: &str) -> Markup {
     html! { text class=(class) text-anchor=(anchor) x=(tenth(at.0)) y=(tenth(at.1)) { (text) } }
 }
@@ -165,50 +165,51 @@ pub(crate) fn tenth(value: f64) -> String {
     format!("{value:.1}")
 }
 
-/// The places nearest to the wanted ones, which rise, that keep their distance and stay inside.
+/// Moves positions apart, so that they keep [`NAME_HEIGHT`] of distance and stay inside. `wanted`
+/// is in ascending order.
 fn moved_apart(wanted: &[f64], top: f64, bottom: f64) -> Vec<f64> {
-    let mut places = wanted.to_vec();
-    let mut least = top;
-    for place in &mut places {
-        *place = place.max(least);
-        least = *place + NAME_HEIGHT;
+    let mut positions = wanted.to_vec();
+    let mut y_min = top;
+    for y in &mut positions {
+        *y = y.max(y_min);
+        y_min = *y + NAME_HEIGHT;
     }
-    let mut most = bottom;
-    for place in places.iter_mut().rev() {
-        *place = place.min(most);
-        most = *place - NAME_HEIGHT;
+    let mut y_max = bottom;
+    for y in positions.iter_mut().rev() {
+        *y = y.min(y_max);
+        y_max = *y - NAME_HEIGHT;
     }
-    places
+    positions
 }
 
 /// A chart of bars.
 pub(crate) struct Bars {
     pub(crate) title: &'static str,
     pub(crate) subtitle: String,
-    /// What the axis counts, and how much.
+    /// The unit of the axis, and its scale.
     pub(crate) x: (&'static str, Scale),
     /// The names of the parts of each bar, with their colours.
     pub(crate) parts: Vec<(&'static str, usize)>,
-    /// What the standing lines are.
+    /// The meaning of the vertical line of each bar.
     pub(crate) limit: &'static str,
     pub(crate) bars: Vec<Bar>,
 }
 
-/// One of them.
+/// One bar.
 pub(crate) struct Bar {
     pub(crate) name: String,
-    /// As long as the parts' names.
+    /// The length of each part, in the order of [`Bars::parts`].
     pub(crate) parts: Vec<f64>,
-    /// What stands at its end.
+    /// The text at its end.
     pub(crate) label: String,
-    /// Where the standing line is, if that is known.
+    /// The value of its vertical line, if it is known.
     pub(crate) limit: Option<f64>,
 }
 
 const BARS_TOP: f64 = 76.0;
 const ROW: f64 = 30.0;
 const THICK: f64 = 16.0;
-/// On the right, for the number at the end of the longest bar.
+/// The right end of the longest bar; its number needs the room to the right.
 const BARS_RIGHT: f64 = WIDTH - 76.0;
 
 impl Bars {
@@ -223,7 +224,7 @@ impl Bars {
                 (titles(self.title, &self.subtitle))
                 (self.key())
                 @for (value, label) in &self.x.1.ticks {
-                    @let x = left + self.x.1.place(*value) * (BARS_RIGHT - left);
+                    @let x = left + self.x.1.position(*value) * (BARS_RIGHT - left);
                     (stroke("grid", (x, BARS_TOP), (x, bottom)))
                     (label_at("tick", "middle", (x, bottom + 18.0), label))
                 }
@@ -241,7 +242,7 @@ impl Bars {
         (longest as f64 * LETTER + 24.0).min(WIDTH / 2.0)
     }
 
-    /// What the colours and the line mean, in the line below the titles.
+    /// The legend of the colours and of the vertical line, below the titles.
     fn key(&self) -> Markup {
         let mut x = 8.0;
         let parts = self.parts.iter().map(|(name, colour)| {
@@ -262,7 +263,7 @@ impl Bars {
 
     fn bar(&self, bar: &Bar, top: f64) -> Markup {
         let (left, y) = (self.left(), top + (ROW - THICK) / 2.0);
-        let at = |value: f64| left + self.x.1.place(value) * (BARS_RIGHT - left);
+        let at = |value: f64| left + self.x.1.position(value) * (BARS_RIGHT - left);
         let mut whole = 0.0;
         let parts = bar.parts.iter().zip(&self.parts).map(|(part, (_, colour))| {
             let from = at(whole);

@@ -1,5 +1,5 @@
-//! Which charts a set of results makes. Runs that differ in more than what a chart shows stand in
-//! charts of their own.
+//! The charts of a set of results. A chart has only runs that differ in nothing else than what the
+//! chart shows.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,17 +15,17 @@ use crate::report::{OperationReport, YcsbReport};
 use crate::workload::{Kind, Workload};
 use crate::zipfian::THETA;
 
-/// The rate it offered, in operations a second.
+/// The target rate of a run, in operations a second.
 fn offered(run: &YcsbReport) -> Option<u64> {
     Some(run.open_loop.as_ref()?.target_ops_s as u64)
 }
 
-/// How they arrived, where it offered a rate.
+/// The arrivals of a run with a target rate.
 fn arrivals(run: &YcsbReport) -> Option<String> {
     Some(run.open_loop.as_ref()?.arrivals.clone())
 }
 
-/// Runs by something, in its order.
+/// Groups runs by a key, in the order of the keys.
 fn by<'a, K: Ord>(
     runs: &[&'a YcsbReport],
     key: impl Fn(&YcsbReport) -> K,
@@ -40,7 +40,7 @@ fn by<'a, K: Ord>(
 /// All results, and a colour for each workload, the same in every chart.
 pub(crate) struct Figures<'a> {
     runs: Vec<&'a YcsbReport>,
-    /// Those that did what they could.
+    /// The runs without a target rate.
     closed: Vec<&'a YcsbReport>,
     curves: BTreeSet<String>,
 }
@@ -83,7 +83,7 @@ impl<'a> Figures<'a> {
         charts
     }
 
-    /// A line for each workload with two places on the axis.
+    /// A line for each workload that has two values on the axis.
     fn lines(
         &self,
         runs: &[&YcsbReport],
@@ -91,15 +91,15 @@ impl<'a> Figures<'a> {
         y: impl Fn(&[&YcsbReport]) -> f64,
     ) -> Vec<Line> {
         let line = |(name, runs): (String, Vec<&YcsbReport>)| {
-            let places = by(&runs, &x);
-            let points = places.iter().map(|(x, runs)| (*x as f64, y(runs))).collect();
+            let groups = by(&runs, &x);
+            let points = groups.iter().map(|(x, runs)| (*x as f64, y(runs))).collect();
             Line { colour: self.colour(&name), name, dashed: false, points }
         };
         let lines = by(runs, curve).into_iter().map(line);
         lines.filter(|line| line.points.len() > 1).collect()
     }
 
-    /// How long an operation takes a thread, against the number of records.
+    /// The time that a thread needs for an operation, against the number of records.
     pub(crate) fn by_records(&self) -> Vec<Chart> {
         let any = |run: &YcsbReport| Setting::of(run).of_any_records();
         let groups = by(&self.closed, |run| (any(run), run.threads, run.depth));
@@ -123,7 +123,7 @@ impl<'a> Figures<'a> {
         charts
     }
 
-    /// How many operations take how long, of each kind.
+    /// The distribution of latencies of each kind of operation.
     pub(crate) fn distributions(&self) -> Vec<Chart> {
         let key = |run: &YcsbReport| {
             (Setting::of(run), run.threads, run.depth, offered(run).zip(arrivals(run)))
@@ -135,7 +135,7 @@ impl<'a> Figures<'a> {
             });
             let mut lines = Vec::new();
             for (name, runs) in by(&runs, curve) {
-                // Of several, the latest.
+                // Of several runs, the latest one is drawn.
                 let Some(run) = runs.iter().max_by_key(|run| &run.origin.date) else { continue };
                 for (kind, of) in &run.operations {
                     lines.push(Line {
@@ -159,13 +159,13 @@ impl<'a> Figures<'a> {
         charts
     }
 
-    /// p50 and p99 against operations a second: of runs that offered different rates, or kept more
-    /// and more in flight.
+    /// p50 and p99 against operations a second, of runs with different target rates or different
+    /// depths.
     pub(crate) fn against_load(&self) -> Vec<Chart> {
         let key = |run: &YcsbReport| (Setting::of(run), curve(run), run.threads, arrivals(run));
         let mut charts = Vec::new();
         for ((setting, curve, count, arrivals), mut runs) in by(&self.runs, key) {
-            // Of several with the same load, the latest.
+            // Of several runs with the same load, the latest one is drawn.
             runs.sort_by_key(|run| (offered(run), run.depth, Reverse(&run.origin.date)));
             runs.dedup_by_key(|run| (offered(run), run.depth));
             if runs.len() < 2 {
@@ -204,7 +204,7 @@ impl<'a> Figures<'a> {
         charts
     }
 
-    /// Throughput beside what the raw verbs of the same run allow.
+    /// Throughput, and the limit that the raw verbs of the same run set.
     pub(crate) fn limits(&self) -> Vec<Bars> {
         let mut charts = Vec::new();
         for (setting, runs) in by(&self.closed, Setting::of) {
@@ -229,7 +229,7 @@ impl<'a> Figures<'a> {
         charts.into_iter().filter(|chart| !chart.bars.is_empty()).collect()
     }
 
-    /// What an operation costs, beside README's price list.
+    /// What an operation costs, and the least that it can cost: README's price list.
     pub(crate) fn costs(&self) -> Vec<Bars> {
         let mut charts = Vec::new();
         for (setting, runs) in by(&self.runs, Setting::of) {
@@ -287,7 +287,7 @@ fn bar_chart(
     Bars { title, subtitle, x, parts, limit, bars }
 }
 
-/// All operations of a kind, of several runs.
+/// The sums over all operations of a kind, of several runs.
 #[derive(Default)]
 struct Sum {
     count: f64,
@@ -308,7 +308,8 @@ impl Sum {
     }
 }
 
-/// Latency and percentile, from left to right. Results of older versions know three of them.
+/// The points of a distribution: latency and percentile, from left to right. Results of older
+/// versions have only three percentiles.
 fn distribution(of: &OperationReport) -> Vec<(f64, f64)> {
     let known = [(50.0, of.p50_ns), (99.0, of.p99_ns), (99.9, of.p999_ns)];
     let points = if of.latencies.is_empty() { &known[..] } else { &of.latencies };
@@ -316,26 +317,26 @@ fn distribution(of: &OperationReport) -> Vec<(f64, f64)> {
     drawn.map(|(percentile, ns)| (*ns as f64, *percentile)).collect()
 }
 
-/// The throughput of the one in the middle.
+/// The median of the runs' throughputs.
 fn median(runs: &[&YcsbReport]) -> f64 {
     let mut rates: Vec<f64> = runs.iter().map(|run| run.throughput_ops_s).collect();
     rates.sort_by(f64::total_cmp);
     rates.get(rates.len() / 2).copied().unwrap_or_default()
 }
 
-/// What all runs of a chart have in common.
+/// The settings that all runs of a chart have in common.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Setting {
     fabric: String,
-    /// 0 where that is what differs.
+    /// 0 if the runs differ in their number of records.
     records: u64,
     value_size: u32,
-    /// What is said of the values' length; nothing in older results.
+    /// The name of the values' lengths; empty in older results.
     sizes: String,
-    /// The operations, where no workload says them.
+    /// The mix of operations; empty for a standard workload.
     mix: String,
     processes: u32,
-    /// The machine and the commit; nothing in older results.
+    /// The machine and the commit; empty in older results.
     origin: String,
 }
 
@@ -363,7 +364,7 @@ impl Setting {
         Self { records: 0, ..self }
     }
 
-    /// The mean.
+    /// The mean length of the values.
     pub(crate) fn value_size(&self) -> u32 {
         self.value_size
     }
@@ -372,8 +373,7 @@ impl Setting {
         self.sizes.is_empty() || self.sizes == self.value_size.to_string()
     }
 
-    /// This, the rest of what a chart's runs have in common, and in a line of its own where they
-    /// come from.
+    /// The subtitle of a chart: this setting and `rest`, and in a second line the origin.
     pub(crate) fn subtitle(&self, rest: &str) -> String {
         format!("{self}{rest}\n{}", self.origin)
     }
@@ -398,12 +398,12 @@ impl fmt::Display for Setting {
     }
 }
 
-/// To a hundredth of a percent.
+/// A share in percent, rounded to a hundredth.
 fn percent(share: f64) -> f64 {
     (share * 1e4).round() / 1e2
 }
 
-/// The workload, and its distribution if that is not what YCSB gives it.
+/// The name of a run's curve: the workload, and its distribution if that is not YCSB's.
 pub(crate) fn curve(run: &YcsbReport) -> String {
     let DistributionReport { name, theta, hot_set, hot_operations } = &run.pattern.distribution;
     let usual = run.workload.parse::<Workload>().map(|workload| workload.default_shape().name());
@@ -422,7 +422,7 @@ pub(crate) fn threads(count: u32) -> String {
     format!("{count} thread{}", if count == 1 { "" } else { "s" })
 }
 
-/// Where a run was, in a few words, if that is known.
+/// The machine of a run, in a few words, if it is known.
 pub(crate) fn machine(origin: &Origin) -> Option<String> {
     let machine = &origin.machine;
     (!machine.processor.is_empty())

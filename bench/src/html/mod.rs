@@ -1,4 +1,4 @@
-//! `kv-bench report`: results as one page of HTML that needs nothing else, with charts as SVG.
+//! `kv-bench report`: a self-contained HTML page of results, with charts as SVG.
 
 mod chart;
 mod figures;
@@ -19,11 +19,12 @@ use crate::report::YcsbReport;
 use crate::verbs::VerbsReport;
 use crate::{Error, Result};
 
-/// Reads all results, then writes the page. Returns what to tell; tells at once what it skips.
+/// Reads all results, then writes the page. Returns the message for stdout. Passes a line about
+/// each skipped file to `tell`.
 ///
 /// # Errors
-/// [`Error::Input`] with the first file that is no result; [`Error::Usage`] and
-/// [`Error::Output`] if the page cannot be written.
+/// [`Error::Input`] as [`Inputs::read`]; [`Error::Usage`] and [`Error::Output`] if the page cannot be
+/// written.
 pub fn report(args: &Report, tell: impl Fn(&str)) -> Result<String> {
     check_file(&args.output)?;
     let inputs = Inputs::read(&args.results)?;
@@ -32,7 +33,7 @@ pub fn report(args: &Report, tell: impl Fn(&str)) -> Result<String> {
         return Err(Error::Usage(format!("the page would replace the result {output}")));
     }
     for file in &inputs.skipped {
-        tell(&format!("skipped {}: no result of ycsb or verbs", file.display()));
+        tell(&format!("skipped {}: not a result of ycsb or verbs", file.display()));
     }
     write_whole(&args.output, page::page(&inputs).as_bytes())?;
     let results = inputs.files.len();
@@ -44,26 +45,26 @@ const NO_RESULT: &str = "neither a result of `kv-bench ycsb --json` nor of `kv-b
 /// All results, each with the name of its file.
 #[derive(Default)]
 pub struct Inputs {
-    /// Of `kv-bench ycsb`.
+    /// Results of `kv-bench ycsb`.
     pub ycsb: Vec<(String, YcsbReport)>,
-    /// Of `kv-bench verbs`.
+    /// Results of `kv-bench verbs`.
     pub verbs: Vec<(String, VerbsReport)>,
-    /// Where all these are.
+    /// The files of all these results.
     pub files: Vec<PathBuf>,
-    /// Files in folders that are JSON of something else, like what `kv-compare` writes.
+    /// Files in folders that are other JSON, such as what `kv-compare` writes.
     pub skipped: Vec<PathBuf>,
 }
 
 impl Inputs {
-    /// Reads files, and every `.json` in folders and below.
+    /// Reads files, and every `.json` in folders and their subfolders.
     ///
     /// # Errors
-    /// [`Error::Input`] with the first file that cannot be read, or was named and is no result, or
-    /// folder without one.
+    /// [`Error::Input`] with the first file that cannot be read, the first named file that is no
+    /// result, or the first folder that contains no result.
     pub fn read(paths: &[PathBuf]) -> Result<Self> {
         let mut inputs = Self::default();
         for path in paths {
-            let (mut files, before) = (Vec::new(), inputs.files.len());
+            let (mut files, count_before) = (Vec::new(), inputs.files.len());
             find(path, &mut files)?;
             for file in files {
                 if inputs.add(&file)? {
@@ -74,14 +75,14 @@ impl Inputs {
                     inputs.skipped.push(file);
                 }
             }
-            if inputs.files.len() == before {
+            if inputs.files.len() == count_before {
                 return Err(Error::input(path)("no .json in this folder is a result"));
             }
         }
         Ok(inputs)
     }
 
-    /// Whether the file is a result.
+    /// Reads a file. Returns whether it is a result.
     fn add(&mut self, path: &Path) -> Result<bool> {
         let bytes = fs::read(path).map_err(Error::input(path))?;
         let json: Value = serde_json::from_slice(&bytes).map_err(Error::input(path))?;
@@ -106,7 +107,7 @@ fn parsed<T: DeserializeOwned>(path: &Path, json: Value) -> Result<T> {
     serde_json::from_value(json).map_err(Error::input(path))
 }
 
-/// The file, or those in the folder, by name.
+/// Finds the file itself, or the files in the folder, sorted by name.
 fn find(path: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
     if !path.is_dir() {
         files.push(path.to_owned());
@@ -117,7 +118,7 @@ fn find(path: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
     let mut entries = entries.map_err(Error::input(path))?;
     entries.sort();
     for entry in entries {
-        // A link to a folder may lead back here.
+        // Links to folders are skipped, because one may lead back here.
         let is_folder = entry.is_dir() && !entry.is_symlink();
         if is_folder || entry.extension().is_some_and(|extension| extension == "json") {
             find(&entry, files)?;

@@ -1,4 +1,4 @@
-//! The page around the charts: figures of merit, tables, what was not there.
+//! The page around the charts: figures of merit and tables.
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
@@ -13,14 +13,14 @@ use crate::verbs::VerbsReport;
 
 const STYLE: &str = include_str!("style.css");
 
-/// The elements without an end tag as XML has them, which HTML takes too.
+/// Elements without an end tag, in the form of XML, which is valid HTML too.
 const BREAK: PreEscaped<&str> = PreEscaped("<br/>");
 const META: PreEscaped<&str> = PreEscaped(concat!(
     r#"<meta charset="utf-8"/>"#,
     r#"<meta name="viewport" content="width=device-width, initial-scale=1"/>"#,
 ));
 
-/// A whole document.
+/// The whole document.
 pub(crate) fn page(inputs: &Inputs) -> String {
     let figures = Figures::new(inputs.ycsb.iter().map(|(_, run)| run));
     let page = html! {
@@ -41,7 +41,7 @@ pub(crate) fn page(inputs: &Inputs) -> String {
             }
         }
     };
-    // XML forbids these characters, and results may contain any.
+    // Results may contain any character, and XML forbids these.
     let is_forbidden = |c: char| match c {
         '\t' | '\n' | '\r' => false,
         c => c.is_control() || matches!(c, '\u{fffe}' | '\u{ffff}'),
@@ -49,14 +49,14 @@ pub(crate) fn page(inputs: &Inputs) -> String {
     page.into_string().replace(is_forbidden, "\u{fffd}") + "\n"
 }
 
-/// Why a run can be faster than its limits, which seem to allow no ratio above 1.
+/// The explanation of a ratio above 1, which looks impossible.
 const ABOVE_ONE: &str = "A ratio above 1 is no mistake. \u{201c}Of raw verbs\u{201d} is the \
-    throughput by that of the chains that the operations take at least, each executed alone: \
-    operations on one key that are in flight together share a chain, so where keys are popular a \
-    run takes fewer chains than it has operations. The verbs also go to other memory than the \
-    run's keys, and are measured after it.";
+    throughput divided by the rate of the chains that the operations need at least, each executed \
+    alone. Operations on one key that are in flight together share a chain, so with popular keys a \
+    run needs fewer chains than it has operations. Also, the verbs access other memory than the \
+    run's keys, and are measured after the run.";
 
-/// What was read, from when and where.
+/// The number of results, their dates and their machines.
 fn summary(inputs: &Inputs) -> String {
     let of_ycsb = inputs.ycsb.iter().map(|(_, run)| &run.origin);
     let origins: Vec<&Origin> =
@@ -133,7 +133,8 @@ fn card(number: &str, name: &str, of: &str) -> Markup {
     }
 }
 
-/// Operations a second of CPU time, clients' and server's; not known for results without both.
+/// Operations for each second of CPU time, of clients and server. `None` for a result that lacks
+/// one of them.
 fn per_cpu_s(run: &YcsbReport) -> Option<f64> {
     let cpu_s = run.cpu_s + run.server?.cpu_s;
     (run.cpu_s > 0.0).then(|| run.count() as f64 / cpu_s)
@@ -157,7 +158,7 @@ fn charts(figures: &Figures<'_>) -> Markup {
     }
 }
 
-/// A table whose first columns are texts.
+/// A table whose first `texts` columns are texts.
 fn table(texts: usize, heads: &[&str], rows: &Markup) -> Markup {
     html! {
         div class="wide" {
@@ -173,7 +174,7 @@ fn table(texts: usize, heads: &[&str], rows: &Markup) -> Markup {
     }
 }
 
-/// Every run: its numbers, and below them where they come from.
+/// A table of every run: its numbers, and its origin below them.
 fn runs(runs: &[(String, YcsbReport)]) -> Markup {
     if runs.is_empty() {
         return Markup::default();
@@ -218,7 +219,7 @@ fn runs(runs: &[(String, YcsbReport)]) -> Markup {
     }
 }
 
-/// Where a result comes from, below its numbers.
+/// The row below a result's numbers, with its file, command, date, commit and machine.
 fn origin(columns: usize, file: &str, origin: &Origin) -> Markup {
     let commit = origin.commit.as_ref().map(|commit| format!("commit {commit}"));
     let date = (!origin.date.is_empty()).then(|| origin.date.clone());
@@ -235,7 +236,7 @@ fn origin(columns: usize, file: &str, origin: &Origin) -> Markup {
     }
 }
 
-/// What raw verbs do, of `kv-bench verbs`.
+/// A table of the rates of raw verbs, from `kv-bench verbs`.
 fn verbs(reports: &[(String, VerbsReport)]) -> Markup {
     if reports.is_empty() {
         return Markup::default();

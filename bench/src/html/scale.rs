@@ -1,4 +1,4 @@
-//! From numbers to places on an axis, and the marks beside it.
+//! The scale of an axis: the position of a number on it, and its marks.
 
 /// How an axis spreads its numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -9,17 +9,17 @@ enum Shape {
     Nines,
 }
 
-/// An axis without its place.
+/// An axis, without its position in the chart.
 #[derive(Clone, Debug)]
 pub(crate) struct Scale {
     shape: Shape,
     min: f64,
     max: f64,
-    /// Where marks are, and what they say.
+    /// The marks: number and label.
     pub(crate) ticks: Vec<(f64, String)>,
 }
 
-/// Beyond this percentile there are too few operations to draw.
+/// The highest percentile that is drawn. Above it there are too few operations.
 pub(crate) const PERCENTILE_MAX: f64 = 99.999;
 /// About how many marks a linear axis has.
 const TICKS: f64 = 5.0;
@@ -36,7 +36,7 @@ impl Scale {
         Self { shape: Shape::Linear, min: 0.0, max: count * step, ticks }
     }
 
-    /// Over all of these, with marks at 1, 2 and 5 times the powers of ten if there is room.
+    /// Over all values, with marks at 1, 2 and 5 times the powers of ten if there is room.
     pub(crate) fn log(values: impl Iterator<Item = f64> + Clone, label: fn(f64) -> String) -> Self {
         let max = values.clone().fold(1.0, f64::max);
         let min = values.filter(|value| *value > 0.0).fold(max, f64::min);
@@ -59,7 +59,7 @@ impl Scale {
         Self { shape: Shape::Log, min: below, max: above, ticks }
     }
 
-    /// Numbers of which each has a mark, as far apart as their logarithms.
+    /// Logarithmic, with a mark at each value.
     pub(crate) fn steps(mut values: Vec<f64>, label: fn(f64) -> String) -> Self {
         values.sort_by(f64::total_cmp);
         values.dedup();
@@ -76,8 +76,8 @@ impl Scale {
         Self { shape: Shape::Nines, min: 0.0, max: PERCENTILE_MAX, ticks }
     }
 
-    /// The place of a number, from 0 at the start of the axis to 1 at its end.
-    pub(crate) fn place(&self, value: f64) -> f64 {
+    /// The position of a number, from 0 at the start of the axis to 1 at its end.
+    pub(crate) fn position(&self, value: f64) -> f64 {
         let bent = |value: f64| match self.shape {
             Shape::Linear => value,
             Shape::Log => value.max(f64::MIN_POSITIVE).ln(),
@@ -88,14 +88,14 @@ impl Scale {
     }
 }
 
-/// To 1, 2, 2.5 or 5 times a power of ten.
+/// Rounds up to 1, 2, 2.5 or 5 times a power of ten.
 fn round_up(value: f64) -> f64 {
     let power = 10f64.powf(value.log10().floor());
     let factor = [1.0, 2.0, 2.5, 5.0].into_iter().find(|factor| factor * power >= value * 0.999);
     factor.unwrap_or(10.0) * power
 }
 
-/// 1234567 as 1.23M: at most three digits, and no zeros at the end.
+/// Formats 1234567 as 1.23M: about three digits, without zeros at the end.
 pub(crate) fn short(value: f64) -> String {
     let (scaled, unit) = match value {
         ..1e3 => (value, ""),
@@ -106,7 +106,7 @@ pub(crate) fn short(value: f64) -> String {
     format!("{}{unit}", three_digits(scaled))
 }
 
-/// Nanoseconds, in a unit that people read.
+/// Formats nanoseconds in the unit that fits.
 pub(crate) fn duration(ns: f64) -> String {
     let (scaled, unit) = match ns {
         ..1e3 => (ns, "ns"),
@@ -142,22 +142,22 @@ mod tests {
     fn marks_are_round_and_enclose_all_numbers() {
         let linear = Scale::linear([3.3e6, 1.2e6].into_iter(), short);
         assert_eq!(ticks(&linear), ["0", "1M", "2M", "3M", "4M"]);
-        assert_eq!((linear.place(0.0), linear.place(4e6)), (0.0, 1.0));
+        assert_eq!((linear.position(0.0), linear.position(4e6)), (0.0, 1.0));
         let log = Scale::log([250.0, 7000.0].into_iter(), duration);
         assert_eq!(
             ticks(&log),
             ["200 ns", "500 ns", "1 \u{b5}s", "2 \u{b5}s", "5 \u{b5}s", "10 \u{b5}s"]
         );
-        assert!((log.place(2000f64.sqrt() * 1000f64.sqrt()) - 0.5).abs() < 0.01);
+        assert!((log.position(2000f64.sqrt() * 1000f64.sqrt()) - 0.5).abs() < 0.01);
         let threads = Scale::steps(vec![4.0, 1.0, 2.0, 1.0], short);
         assert_eq!(ticks(&threads), ["1", "2", "4"]);
-        assert!((threads.place(2.0) - 0.5).abs() < 1e-9);
+        assert!((threads.position(2.0) - 0.5).abs() < 1e-9);
         let nines = Scale::percentiles();
-        assert!((nines.place(90.0) * 5.0 - 1.0).abs() < 1e-9, "{}", nines.place(90.0));
+        assert!((nines.position(90.0) * 5.0 - 1.0).abs() < 1e-9, "{}", nines.position(90.0));
     }
 
     #[test]
-    fn lone_numbers_and_none_have_an_axis_too() {
+    fn one_number_or_none_has_an_axis_too() {
         for values in [vec![], vec![0.0], vec![1000.0], vec![5.0, 5.0]] {
             for scale in [
                 Scale::linear(values.clone().into_iter(), short),
@@ -165,14 +165,14 @@ mod tests {
                 Scale::steps(values.clone(), short),
             ] {
                 for value in [0.0, 5.0, 1e12] {
-                    assert!((0.0..=1.0).contains(&scale.place(value)), "{values:?} {scale:?}");
+                    assert!((0.0..=1.0).contains(&scale.position(value)), "{values:?} {scale:?}");
                 }
             }
         }
     }
 
     #[test]
-    fn numbers_are_short() {
+    fn numbers_are_formatted_with_three_digits() {
         for (number, text) in [
             (0.0, "0"),
             (0.5, "0.5"),

@@ -36,9 +36,10 @@ fn raw_verbs_take_no_block_that_others_could_need() {
 #[test]
 fn the_raw_limit_is_measured_for_few_records_or_the_report_says_why_not() {
     let rest = ["--warmup-seconds", "0", "--operations", "999", "--limit-seconds", "0.1"];
-    for (records, depth, size, part) in
-        [("100", "128", "64", "by raw verbs alone"), ("9", "256", "400000", "not measured: 256 operations")]
-    {
+    for (records, depth, size, part) in [
+        ("100", "128", "64", "by raw verbs alone"),
+        ("9", "256", "400000", "not measured: 256 operations"),
+    ] {
         let ycsb = ["ycsb", "--workload", "c", "--records", records, "--depth", depth];
         let said = bench(&[&ycsb[..], &["--value-size", size], &rest].concat());
         assert!(String::from_utf8_lossy(&said.stdout).contains(part), "{:?}", said.stderr);
