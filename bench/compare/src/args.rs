@@ -1,4 +1,4 @@
-//! What can be written after `kv-compare`.
+//! The command line of `kv-compare`.
 
 use std::path::PathBuf;
 
@@ -15,18 +15,18 @@ use crate::services::ExternalServer;
 #[derive(Clone, Debug, Parser)]
 #[command(name = "kv-compare", version, after_help = EXIT_CODES, max_term_width = 100)]
 pub struct Compare {
-    /// Which of YCSB's workloads, with commas; see kv-bench ycsb --help
+    /// Workloads of YCSB, separated by commas; see kv-bench ycsb --help
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "a,b,c,d,f")]
     pub workloads: Vec<Workload>,
-    /// Which stores, with commas. Fusee to swarm are drivers written from the published
-    /// descriptions, not their code; redis, valkey and memcached are started, where installed
+    /// Stores, separated by commas. Fusee, race, smart and swarm are drivers written from the
+    /// published descriptions, not their code. Redis, valkey and memcached have to be installed
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     #[arg(default_value = "farside,fusee,race,smart,swarm")]
     pub stores: Vec<StoreName>,
     /// A network to emulate between the client and the region
     #[arg(long, value_name = "NETWORK")]
     pub network: Option<NetworkName>,
-    /// What an emulated network carries in a second, as in 24MiB, instead of 100 Gb/s
+    /// The bandwidth of the emulated network, in bytes a second, as in 24MiB; default 100 Gb/s
     #[arg(long, value_name = "SIZE", requires = "network", value_parser = bandwidth)]
     pub bandwidth: Option<ByteSize>,
     /// How many records to load
@@ -37,34 +37,35 @@ pub struct Compare {
     #[arg(long, value_name = "N", default_value_t = 64)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=VALUE_BYTES_MAX))]
     pub value_size: u32,
-    /// How many operations the one thread keeps in flight; 1 is one after another
+    /// How many operations the one thread keeps in flight; with 1, one after another
     #[arg(long, value_name = "N", default_value_t = 16)]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=512))]
     pub depth: u16,
-    /// How long to measure each store with each workload, in seconds, all rounds together
+    /// How long to measure each store with each workload, in seconds, over all rounds
     #[arg(long, value_name = "N", default_value = "5", value_parser = positive_seconds)]
     pub seconds: f64,
-    /// Number of rounds. The stores take turns, so that other load on the machine affects all of
-    /// them
+    /// The number of rounds. In each round the stores take turns, so that other load on the machine
+    /// affects all of them
     #[arg(long, value_name = "N", default_value_t = 5)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub rounds: u32,
-    /// Warm-up of each store with each workload, in seconds
+    /// How long to warm up each store with each workload, in seconds
     #[arg(long, value_name = "N", default_value = "0.5", value_parser = seconds)]
     pub warmup_seconds: f64,
-    /// Which server.
+    /// The server.
     #[command(flatten)]
     pub target: ServerArgs,
     /// The same seed makes the same operations
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
-    /// Write the result here as JSON; - writes it to stdout instead of the tables
+    /// Write the result to this file as JSON; - writes it to stdout instead of the tables
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub json: Option<PathBuf>,
 }
 
+/// Limit on the number of records.
 const RECORDS_MAX: u64 = 1 << 30;
-/// What the drivers take in one piece.
+/// Limit on the length of a value: the drivers store it in one piece.
 const VALUE_BYTES_MAX: i64 = 64 << 10;
 
 /// A store.
@@ -76,7 +77,7 @@ pub enum StoreName {
     Fusee,
     /// RACE hashing (ATC'21)
     Race,
-    /// The same with SMART's speculative lookup (ASPLOS'24)
+    /// RACE hashing with SMART's speculative lookup (ASPLOS'24)
     Smart,
     /// SWARM-KV (SOSP'24), one replica
     Swarm,
@@ -103,7 +104,7 @@ impl StoreName {
         }
     }
 
-    /// What it is, for readers of a result.
+    /// The description of the store in results.
     pub const fn label(self) -> &'static str {
         match self {
             Self::Farside => "Farside's client library",
@@ -111,8 +112,8 @@ impl StoreName {
             Self::Race => "driver from the description of RACE hashing (ATC'21)",
             Self::Smart => "race with the speculative lookup of SMART (ASPLOS'24)",
             Self::Swarm => {
-                "driver from the description of SWARM-KV (SOSP'24), one replica; what an UPDATE \
-                 does not wait for counts as a trip too"
+                "driver from the description of SWARM-KV (SOSP'24), one replica; the chain \
+                 that an UPDATE does not wait for counts as a round trip too"
             }
             Self::Redis => "redis-server as installed, over a Unix socket, nothing kept on disk",
             Self::Valkey => "valkey-server as installed, over a Unix socket, nothing kept on disk",
@@ -120,7 +121,7 @@ impl StoreName {
         }
     }
 
-    /// The server it is, if it is not on a fabric.
+    /// The server program of a store that is not on a fabric.
     pub const fn service(self) -> Option<ExternalServer> {
         match self {
             Self::Redis => Some(ExternalServer::Redis),
@@ -150,13 +151,13 @@ impl Compare {
 
     /// Checks what clap does not.
     pub fn check(&self) -> Result<()> {
-        for (at, store) in self.stores.iter().enumerate() {
-            if self.stores[..at].contains(store) {
+        for (index, store) in self.stores.iter().enumerate() {
+            if self.stores[..index].contains(store) {
                 return Err(Error::Usage(format!("--stores has {} twice", store.name())));
             }
         }
-        for (at, workload) in self.workloads.iter().enumerate() {
-            if self.workloads[..at].contains(workload) {
+        for (index, workload) in self.workloads.iter().enumerate() {
+            if self.workloads[..index].contains(workload) {
                 return Err(Error::Usage(format!("--workloads has {workload} twice")));
             }
         }
@@ -166,5 +167,5 @@ impl Compare {
 
 fn bandwidth(text: &str) -> std::result::Result<ByteSize, String> {
     let size: ByteSize = text.parse().map_err(|error: ByteSizeError| error.to_string())?;
-    if size.0 == 0 { Err("a network that carries nothing".to_owned()) } else { Ok(size) }
+    if size.0 == 0 { Err("write a size above 0".to_owned()) } else { Ok(size) }
 }

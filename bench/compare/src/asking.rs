@@ -1,4 +1,4 @@
-//! For tests: one operation on a store, and whether the key was as required.
+//! For tests: performs one operation on a store, and returns whether the key was as required.
 
 use farside::Outcome;
 use farside_bench::keys::Key;

@@ -1,14 +1,14 @@
-//! A network that is not there: around a fabric of this machine, so that round trips cost what they
-//! cost elsewhere. Verbs are executed at the doorbell; what became of a chain is told one round
-//! trip after the device would have been done with it.
+//! An emulated network around a fabric of this machine, so that round trips take as long as over a
+//! real network. Verbs are executed at the doorbell. The completion of a chain is reported one
+//! round trip after the emulated device would have been done with it.
 //!
 //! The device takes one chain after another. A chain takes as long as its verbs do at the published
 //! rates of a ConnectX-5, or longer if the link needs longer for its payload. The link carries 100
-//! Gb/s, or what the caller says. As over verbs, what is in flight is bounded by what the link
-//! carries.
+//! Gb/s, or what the caller sets. As over verbs, the link bounds how much is in flight.
 //!
-//! Each session has a device of its own: the server's device is no bottleneck for several clients.
-//! Packet headers, PCIe and doorbells are not emulated, nor that atomic verbs slow down READs.
+//! Each session has a device of its own, so the server's device is no bottleneck for several
+//! clients. Packet headers, PCIe and doorbells are not emulated, and neither is the effect that
+//! atomic verbs slow down READs.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use farside_fabric::{
     Interceptor, LaneId, Nanos, RegionIndex, Verb,
 };
 
-/// A network.
+/// The name of an emulated network on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum NetworkName {
     /// Round trips of 2 us and the verb rates of a ConnectX-5, around the fabric
@@ -28,28 +28,28 @@ pub enum NetworkName {
 }
 
 impl NetworkName {
-    /// What every output says that it touched.
+    /// The label of every output that was measured over it.
     pub const fn label(self) -> &'static str {
         "emulated network (2 us, ConnectX-5 rates)"
     }
 }
 
-/// From the device's being done with a chain to its completion.
+/// From when the device is done with a chain until its completion is reported.
 const ROUND_TRIP_NS: Nanos = 2_000;
-/// 88 million READs a second, in picoseconds each.
+/// How long the device takes for a READ, in picoseconds: 88 million a second.
 const READ_PS: u64 = 1_000_000 / 88;
-/// 107 million WRITEs.
+/// The same for a WRITE: 107 million a second.
 const WRITE_PS: u64 = 1_000_000 / 107;
-/// 20 million atomic verbs.
+/// The same for an atomic verb: 20 million a second.
 const ATOMIC_PS: u64 = 1_000_000 / 20;
-/// 100 Gb/s, in bytes a second.
+/// The default bandwidth of the link, in bytes a second: 100 Gb/s.
 const BANDWIDTH: u64 = 12_500_000_000;
 const PS_PER_S: u64 = 1_000_000_000_000;
 
 /// A fabric behind the emulated network.
 pub type Emulated<F> = Intercepted<F, Network>;
 
-/// Puts the network around a fabric that has so many lanes.
+/// Puts the emulated network around a fabric that has so many lanes.
 pub fn around<F: Fabric + ?Sized>(fabric: Box<F>, lanes: u16, link: Link) -> Emulated<F> {
     let count = usize::from(lanes);
     let interceptor = Network {
@@ -59,52 +59,52 @@ pub fn around<F: Fabric + ?Sized>(fabric: Box<F>, lanes: u16, link: Link) -> Emu
         queued_bytes: 0,
         flight: Flight::new(lanes),
         due: vec![None; count],
-        told: VecDeque::with_capacity(count),
-        time: link.own_time.map(|now| OwnTime { now, waits: Vec::new() }),
+        unreported: VecDeque::with_capacity(count),
+        time: link.simulated_clock.map(|now| SimulatedClock { now, waits: Vec::new() }),
     };
     Intercepted { interceptor, fabric }
 }
 
-/// The same for the sessions of a client.
+/// Puts an emulated network around the fabric of each session of a client.
 pub fn wrap(link: Link) -> Intercept {
     Arc::new(move |fabric, lanes| Box::new(around(fabric, lanes, link.clone())))
 }
 
-/// What carries the payload.
+/// The link of the emulated network.
 #[derive(Clone, Debug)]
 pub struct Link {
-    /// How much of it.
+    /// Its bandwidth, in bytes of payload a second.
     pub bytes_per_s: u64,
-    /// A clock in nanoseconds, if time is to pass only while a session waits, and then up to what
-    /// it waits for: what happens does not depend on this machine. For one session, which must not
-    /// wait for its server.
-    pub own_time: Option<Arc<AtomicU64>>,
+    /// A simulated clock, in nanoseconds. It advances only while a session waits, to the moment
+    /// that is waited for, so results do not depend on this machine's speed. For one session only,
+    /// which must not wait for its server.
+    pub simulated_clock: Option<Arc<AtomicU64>>,
 }
 
 impl Default for Link {
     fn default() -> Self {
-        Self { bytes_per_s: BANDWIDTH, own_time: None }
+        Self { bytes_per_s: BANDWIDTH, simulated_clock: None }
     }
 }
 
-/// What is on its way.
+/// The state of an emulated network: its chains and their completions.
 pub struct Network {
-    /// How long the link takes for a byte.
+    /// How long the link takes for a byte, in picoseconds.
     byte_ps: u64,
-    /// When the device is done with all chains so far.
+    /// When the device is done with all chains so far, in picoseconds.
     free_at_ps: u64,
-    /// Chains that have not left.
+    /// Chains that are posted and not yet passed to the fabric.
     queue: VecDeque<Queued>,
     queued_bytes: u64,
     flight: Flight,
-    /// By lane, when its chain's completion is due; none for a lane that waits for a time.
+    /// By lane, when the completion of its chain is due; `None` for a lane without a chain.
     due: Vec<Option<Due>>,
-    /// Executed, and not told yet; the first due comes first.
-    told: VecDeque<(Nanos, Completion)>,
-    time: Option<OwnTime>,
+    /// Completions that are not reported yet, in the order in which they are due.
+    unreported: VecDeque<(Nanos, Completion)>,
+    time: Option<SimulatedClock>,
 }
 
-/// A chain that has not left.
+/// A chain that is posted and not yet passed to the fabric.
 struct Queued {
     lane: LaneId,
     region: RegionIndex,
@@ -122,14 +122,14 @@ struct Due {
     changes: bool,
 }
 
-/// A clock that this machine has no part in, and the lanes that wait for it.
-struct OwnTime {
+/// The simulated clock, and the lanes that wait for a time on it.
+struct SimulatedClock {
     now: Arc<AtomicU64>,
     waits: Vec<(Nanos, LaneId)>,
 }
 
 impl Network {
-    /// How long the device takes.
+    /// How long the device takes for a chain, in picoseconds.
     fn service_ps(&self, chain: &[Verb]) -> u64 {
         let cost = |verb: &Verb| match *verb {
             Verb::Read { bytes, .. } => (READ_PS, bytes),
@@ -146,7 +146,7 @@ impl Network {
         verbs_ps.max(bytes_ps)
     }
 
-    /// Hands over to the fabric what the link has room for.
+    /// Passes chains to the fabric, as many as the link has room for.
     fn release<F: Fabric + ?Sized>(&mut self, fabric: &mut F) {
         let now = self.now(fabric);
         self.free_at_ps = self.free_at_ps.max(now * 1000);
@@ -158,14 +158,15 @@ impl Network {
             self.queued_bytes -= bytes;
             let changes = chain.iter().any(|verb| !matches!(verb, Verb::Read { .. }));
             if changes && self.time.is_some() && now > deadline {
-                self.told.push_front((now, Completion { lane, result: Err(ChainError::Late) }));
+                self.unreported
+                    .push_front((now, Completion { lane, result: Err(ChainError::Late) }));
                 continue;
             }
             self.free_at_ps += self.service_ps(chain);
             let at = self.free_at_ps.div_ceil(1000) + ROUND_TRIP_NS;
             self.due[usize::from(lane.0)] = Some(Due { at, bytes, changes });
             self.flight.leave(lane, bytes, changes, || now);
-            // The fabric's own clock is another one.
+            // A deadline of the simulated clock means nothing on the fabric's clock.
             let deadline = if self.time.is_some() { Nanos::MAX } else { deadline };
             fabric.post(lane, region, chain, deadline);
         }
@@ -223,8 +224,8 @@ impl<F: Fabric + ?Sized> Interceptor<F> for Network {
             let Some(Due { at: due, .. }) = self.due[usize::from(completion.lane.0)] else {
                 return Some(completion);
             };
-            let at = self.told.partition_point(|(other, _)| *other <= due);
-            self.told.insert(at, (due, completion));
+            let at = self.unreported.partition_point(|(other, _)| *other <= due);
+            self.unreported.insert(at, (due, completion));
         }
         let now = self.now(fabric);
         if let Some(time) = &mut self.time
@@ -233,7 +234,7 @@ impl<F: Fabric + ?Sized> Interceptor<F> for Network {
             let (_, lane) = time.waits.swap_remove(at);
             return Some(Completion { lane, result: Ok(0) });
         }
-        let (_, completion) = self.told.pop_front_if(|(due, _)| *due <= now)?;
+        let (_, completion) = self.unreported.pop_front_if(|(due, _)| *due <= now)?;
         if let Some(due) = self.due[usize::from(completion.lane.0)].take() {
             self.flight.arrive(completion.lane, due.bytes, due.changes, || now);
         }
@@ -241,10 +242,10 @@ impl<F: Fabric + ?Sized> Interceptor<F> for Network {
     }
 
     fn relax(&mut self, fabric: &mut F) {
-        let told = self.told.front().map(|(due, _)| *due);
+        let first_due = self.unreported.front().map(|(due, _)| *due);
         match &self.time {
             Some(time) => {
-                let next = time.waits.iter().map(|(until, _)| *until).chain(told).min();
+                let next = time.waits.iter().map(|(until, _)| *until).chain(first_due).min();
                 match next {
                     Some(next) => {
                         time.now.fetch_max(next, Ordering::Relaxed);
@@ -252,7 +253,7 @@ impl<F: Fabric + ?Sized> Interceptor<F> for Network {
                     None => fabric.relax(),
                 }
             }
-            None if told.is_none() => fabric.relax(),
+            None if first_due.is_none() => fabric.relax(),
             None => std::hint::spin_loop(),
         }
     }
@@ -287,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_told_before_its_time_or_out_of_order() {
+    fn no_completion_is_reported_early_or_out_of_order() {
         let (mut fabric, region) = fabric();
         for lane in 0..LANES {
             let expected = lane.into();
@@ -298,12 +299,19 @@ mod tests {
         while fabric.now() < posted + 2 * ROUND_TRIP_NS {}
         let begun = fabric.now();
         fabric.ring();
-        assert_eq!(region.load(0).unwrap(), u64::from(LANES), "they are executed at the doorbell");
+        assert_eq!(
+            region.load(0).unwrap(),
+            u64::from(LANES),
+            "the chains are executed at the doorbell"
+        );
         for lane in 0..LANES {
             let completion = next(&mut fabric);
             assert_eq!(completion, Completion { lane: LaneId(lane), result: Ok(lane.into()) });
-            let told = fabric.now() - begun;
-            assert!(told >= ROUND_TRIP_NS + 50 * (u64::from(lane) + 1), "{lane} after {told} ns");
+            let elapsed = fabric.now() - begun;
+            assert!(
+                elapsed >= ROUND_TRIP_NS + 50 * (u64::from(lane) + 1),
+                "{lane} after {elapsed} ns"
+            );
         }
         assert_eq!(fabric.poll(), None);
         let expected = u64::from(LANES);
@@ -312,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn waits_are_not_late() {
+    fn a_wait_for_a_time_ends_before_a_later_completion() {
         let (mut fabric, _) = fabric();
         let read = Verb::Read { remote: 0, into: Buffer::ReadBlock, bytes: 64 };
         fabric.post(LaneId(0), RegionIndex::FIRST, &[read], Nanos::MAX);
@@ -324,13 +332,13 @@ mod tests {
     }
 
     #[test]
-    fn the_device_takes_what_verbs_or_bytes_take() {
+    fn a_chain_takes_as_long_as_its_verbs_or_its_bytes() {
         let read = |bytes| Verb::Read { remote: 0, into: Buffer::ReadBlock, bytes };
         let swap = Verb::CompareSwap { remote: 0, expected: 0, desired: 0 };
         let (fabric, _) = fabric();
         let service_ps = |chain: &[Verb]| fabric.interceptor.service_ps(chain);
         assert_eq!(service_ps(&[read(64)]), READ_PS);
-        // 100 Gb/s.
+        // At 100 Gb/s a byte takes 80 ps.
         assert_eq!(service_ps(&[read(4096)]), 4096 * 80);
         assert_eq!(service_ps(&[read(64), swap]), READ_PS + ATOMIC_PS);
     }

@@ -5,7 +5,7 @@
 //! - [`run`], [`turns`]: a whole run, and the stores that take turns in it.
 //! - [`peers`]: drivers of published protocols, over Farside's fabrics and in its region.
 //! - [`services`]: servers that are reached over a Unix socket.
-//! - [`emulation`]: a network around a fabric, for the time that its round trips take.
+//! - [`emulation`]: a fabric whose round trips take as long as over a network.
 //! - [`report`]: the result as JSON and as tables.
 #![deny(unsafe_code)]
 

@@ -23,8 +23,8 @@ use crate::{Error, Result};
 /// each skipped file to `tell`.
 ///
 /// # Errors
-/// [`Error::Input`] as [`Inputs::read`]; [`Error::Usage`] and [`Error::Output`] if the page cannot be
-/// written.
+/// [`Error::Input`] as [`Inputs::read`]. [`Error::Usage`] and [`Error::Output`] if the page cannot
+/// be written.
 pub fn report(args: &Report, tell: impl Fn(&str)) -> Result<String> {
     check_file(&args.output)?;
     let inputs = Inputs::read(&args.results)?;

@@ -38,7 +38,7 @@ fn large_values_are_read_once_at_any_depth() {
 
 fn assert_read_once(server: &ServerProcess, depth: u16, is_cached: bool) {
     let time = Arc::new(AtomicU64::new(0));
-    let link = Link { bytes_per_s: BYTES_PER_S, own_time: Some(time.clone()) };
+    let link = Link { bytes_per_s: BYTES_PER_S, simulated_clock: Some(time.clone()) };
     let builder = server.client_builder().pipeline_depth(depth).intercept_fabric(wrap(link));
     let builder = if is_cached { builder } else { builder.cache_bytes(0) };
     let mut session = builder.connect().unwrap().session().unwrap();
@@ -82,7 +82,8 @@ fn a_value_that_cannot_arrive_in_time_is_not_read_for_ever() {
     const LARGE: usize = 1_000_000;
     let server = ServerProcess::start(&["--memory", "64MiB", "--grace-ms", "100"]);
     server.client().session().unwrap().put(b"large", &proof::value(0, 0, 0, LARGE)).unwrap();
-    let link = Link { bytes_per_s: BYTES_PER_S / 5, own_time: Some(Arc::new(AtomicU64::new(0))) };
+    let link =
+        Link { bytes_per_s: BYTES_PER_S / 5, simulated_clock: Some(Arc::new(AtomicU64::new(0))) };
     let client = server.client_builder().intercept_fabric(wrap(link)).connect().unwrap();
     let mut session = client.session().unwrap();
     let before = session.counters();
@@ -106,7 +107,8 @@ fn the_first_gets_of_a_deep_pipeline_all_have_their_turn() {
     let mut writer = server.client().session().unwrap();
     let value = proof::value(0, 0, 0, LARGE);
     (0..DEPTH).for_each(|key| writer.put(&key.to_le_bytes(), &value).unwrap());
-    let link = Link { bytes_per_s: BYTES_PER_S, own_time: Some(Arc::new(AtomicU64::new(0))) };
+    let link =
+        Link { bytes_per_s: BYTES_PER_S, simulated_clock: Some(Arc::new(AtomicU64::new(0))) };
     let builder =
         server.client_builder().pipeline_depth(DEPTH).cache_bytes(0).intercept_fabric(wrap(link));
     let mut session = builder.connect().unwrap().session().unwrap();

@@ -1,9 +1,9 @@
 //! FUSEE (Shen et al., FAST'23), with one replica: a driver written from the published description,
 //! not their code.
 //!
-//! Modelled is RACE's index with READs of both choices. Entries have key and checksum, which
-//! readers verify; an index cache has slot words. The operation log is embedded in the entry: its
-//! field for the old value is written just before the compare-and-swap that commits.
+//! The driver models RACE's index with READs of both choices. Entries have a key and a checksum,
+//! which readers verify; an index cache has slot words. The operation log is embedded in the entry:
+//! its field for the old value is written just before the compare-and-swap that commits.
 //!
 //! | operation | round trips, each a chain |
 //! |---|---|
@@ -27,7 +27,7 @@ use super::memory::Segments;
 use super::table::Table;
 use super::{ATTEMPTS_MAX, Cache, Peer, PeerDemand, PeerError, Result};
 
-/// The log behind each entry: the old slot word, and the flag of an entry that is not in use.
+/// The length of the log after each entry: the old slot word, and the flag of an unused entry.
 const TAIL_BYTES: u64 = 16;
 const FLAG_OFFSET: u64 = 8;
 const NOT_IN_USE: u64 = 1;
@@ -45,12 +45,13 @@ impl<F: Fabric> Fusee<F> {
         Ok(Self { table, cache: Cache::new(true) })
     }
 
-    /// How many segments of memory that takes.
+    /// How many segments of memory the store needs.
     pub fn segments(demand: PeerDemand) -> u64 {
         Table::<F>::segments(demand, TAIL_BYTES)
     }
 
-    /// The log gets what the slot held, then the slot what it is to hold; returns what it held.
+    /// Writes the slot's old word to the log, then swaps the slot to `desired`. Returns the word
+    /// that the slot held.
     async fn commit(&self, lane: LaneId, slot: &Slot, log: Word, desired: Word) -> Result<Word> {
         let old = Verb::WriteWord { remote: self.table.tail(log), value: slot.word.0 };
         let (remote, expected, desired) = (slot.address, slot.word.0, desired.0);

@@ -1,7 +1,7 @@
 //! The index of RACE hashing (ATC'21), which FUSEE uses as well, at a fixed size. It has groups of
-//! three buckets, and the one in the middle is shared by its neighbours. A key has two choices in
-//! two groups; each is a bucket at one side and the one in the middle, one READ of 128 bytes. A
-//! bucket has 7 slots of 8 bytes behind a header, which resizing would use and nothing here does.
+//! three buckets, of which the middle one is the overflow of both others. A key has two choices in
+//! two groups. A choice is an outer bucket and the middle one, which one READ of 128 bytes reads. A
+//! bucket is a header and 7 slots of 8 bytes. Only resizing would use the header.
 
 use farside_fabric::{Buffer, Verb};
 use farside_layout::hash::KeyHash;
@@ -11,17 +11,18 @@ use super::memory::{Pieces, Segments, segments};
 
 const BUCKET_BYTES: u64 = 64;
 const GROUP_BYTES: u64 = 3 * BUCKET_BYTES;
-/// A bucket and the one in the middle.
+/// The length of a choice: an outer bucket and the middle one.
 const CHOICE_BYTES: u64 = 2 * BUCKET_BYTES;
 const WORDS_PER_BUCKET: usize = 8;
 const WORDS_PER_CHOICE: usize = 2 * WORDS_PER_BUCKET;
-/// Records to 21 slots: no choice fills up, so that resizing is not missed.
+/// Records for each group, which has 21 slots: so few that no choice becomes full, because the
+/// index does not resize.
 const RECORDS_PER_GROUP: u64 = 8;
-/// The least that gives every key two groups, and few keys some room.
+/// The lowest number of groups: a key needs two groups, and a few keys need some room.
 const GROUPS_MIN: u64 = 16;
 
-/// Where READs of the two choices land. The second takes the place of what the chain has written
-/// before: its READ is answered only once that WRITE has arrived.
+/// The buffers for READs of the two choices. The second is the source of the chain's WRITE. It can
+/// be overwritten, because its READ is answered only once that WRITE has arrived.
 const BUFFERS: [Buffer; 2] = [Buffer::Window, Buffer::NewBlock];
 
 /// A slot's content: 0, or a fingerprint and an address in 48 bits.
@@ -29,36 +30,36 @@ const BUFFERS: [Buffer; 2] = [Buffer::Window, Buffer::NewBlock];
 pub struct Word(pub u64);
 
 impl Word {
-    /// Nothing.
+    /// The word of a free slot.
     pub const FREE: Self = Self(0);
     const ADDRESS_BITS: u32 = 48;
 
-    /// Leads to this address.
+    /// A word with this fingerprint and address.
     pub const fn new(fingerprint: u8, address: u64) -> Self {
         Self((fingerprint as u64) << Self::ADDRESS_BITS | address)
     }
 
-    /// Where it leads.
+    /// The address of the entry.
     pub const fn address(self) -> u64 {
         self.0 & ((1 << Self::ADDRESS_BITS) - 1)
     }
 
-    /// Whether a key with this fingerprint may be there.
+    /// Whether the entry may be that of a key with this fingerprint.
     pub const fn fits(self, fingerprint: u8) -> bool {
         self.0 != 0 && (self.0 >> Self::ADDRESS_BITS) as u8 == fingerprint
     }
 }
 
-/// Where a key can be.
+/// The slots where a key can be.
 #[derive(Clone, Copy)]
 pub struct Place {
-    /// What its word has besides the address.
+    /// The fingerprint of the key.
     pub fingerprint: u8,
     choices: [u64; 2],
 }
 
 impl Place {
-    /// READs both choices.
+    /// Returns the READs of both choices.
     #[inline]
     pub fn reads(&self) -> [Verb; 2] {
         let read = |choice: usize| Verb::Read {
@@ -69,7 +70,7 @@ impl Place {
         [read(0), read(1)]
     }
 
-    /// The first slot, from this number on, that is as wanted in what was read.
+    /// Finds the first slot with a wanted word in what was read, from this number on.
     #[inline]
     pub fn find(
         &self,
@@ -92,7 +93,7 @@ impl Place {
     }
 }
 
-/// The words of a choice in a buffer that one was read into.
+/// Decodes the words of a choice from the buffer that it was read into.
 #[inline]
 pub fn words(buffer: &[u8]) -> [u64; WORDS_PER_CHOICE] {
     let (words, _) = buffer.as_chunks::<8>();
@@ -102,11 +103,11 @@ pub fn words(buffer: &[u8]) -> [u64; WORDS_PER_CHOICE] {
 /// A slot as it was read.
 #[derive(Clone, Copy, Debug)]
 pub struct Slot {
-    /// Its place among all that a key has.
+    /// Its number among the slots of the key.
     pub number: usize,
-    /// Where it is in the region.
+    /// Its address in the region.
     pub address: u64,
-    /// What it held.
+    /// Its content.
     pub word: Word,
 }
 
@@ -116,28 +117,28 @@ pub struct Index {
 }
 
 impl Index {
-    /// For so many records.
+    /// An index for so many records.
     pub fn new(memory: &mut Segments, records: u64) -> Result<Self> {
         Ok(Self { groups: memory.cut(GROUP_BYTES, groups(records))? })
     }
 
-    /// How many segments of memory that takes.
+    /// How many segments of memory the index needs.
     pub fn segments(records: u64) -> u64 {
         segments(GROUP_BYTES, groups(records))
     }
 
-    /// What has to be zeros at first.
+    /// Its memory, which has to be zeroed first.
     pub fn groups(&self) -> &Pieces {
         &self.groups
     }
 
-    /// Where a key can be.
+    /// The slots where a key can be.
     #[inline]
     pub fn place(&self, hash: KeyHash) -> Place {
         let (count, tag) = (self.groups.count(), hash.identity());
         let scaled = |bits: u64, bound: u64| (bits * bound) >> 32;
         let first = scaled(hash.directory().into(), count);
-        // Another group.
+        // Always another group than the first.
         let second = (first + 1 + scaled(tag >> 32, count - 1)) % count;
         let choice = |group, bit: u32| self.groups.at(group) + (tag >> bit & 1) * BUCKET_BYTES;
         Place { fingerprint: hash.fingerprint(), choices: [choice(first, 8), choice(second, 9)] }
@@ -176,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn words_keep_what_they_are_made_of() {
+    fn a_word_has_its_address_and_fits_its_fingerprint() {
         let word = Word::new(0xab, 0x1234_5678_9abc);
         assert_eq!(word.address(), 0x1234_5678_9abc);
         assert!(word.fits(0xab) && !word.fits(0xac) && !Word::FREE.fits(0));

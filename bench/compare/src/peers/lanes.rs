@@ -1,6 +1,6 @@
-//! A peer as a [`MeasuredStore`]: one operation after another, or a lane for each of many. As in
-//! Farside's pipelines each lane has a task that lives as long as the pipeline: operations allocate
-//! nothing.
+//! A peer as a [`MeasuredStore`]: one operation after another, or many, each on a lane of its own.
+//! As in Farside's pipelines each lane has a task that lives as long as the pipeline, so operations
+//! allocate nothing.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -16,7 +16,7 @@ use farside_fabric::{Fabric, LaneId, RegionIndex};
 
 use super::{Peer, PeerError, Result};
 
-/// A peer's client, with so many lanes for operations.
+/// A store: a peer's client, with `depth` lanes for operations.
 pub struct PeerStore<P: Peer> {
     pub(super) peer: P,
     depth: u16,
@@ -60,36 +60,37 @@ impl<P: Peer> MeasuredStore for PeerStore<P> {
 }
 
 impl<P: Peer> Drop for PeerStore<P> {
-    /// The memory may get another use.
+    /// Waits for what is in flight, because the memory may get another use.
     fn drop(&mut self) {
         settle(&self.peer);
     }
 }
 
-/// One operation, waited for: on the spot where it is alone, as Farside's.
+/// Performs one operation and waits for it. If nothing else is in flight, it is driven alone, as in
+/// Farside.
 fn finish<P: Peer>(peer: &P, operation: impl Future<Output = Result<bool>>) -> Result<bool> {
     let endpoint = peer.endpoint();
     if peer.is_alone() { endpoint.drive(operation) } else { endpoint.drive_lanes(operation) }
 }
 
 fn settle<P: Peer>(peer: &P) {
-    // What it fails with, the next operation meets again.
+    // An error is ignored here: the next operation fails as well and reports it.
     let _ = peer.endpoint().drive_lanes(peer.settle());
 }
 
-/// An operation, and its value: to be stored, or where a GET puts it.
+/// An operation, and the buffer of its value: the value to store, or the one that a GET finds.
 struct Job {
     action: Action,
     key: Key,
     value: Vec<u8>,
 }
 
-/// Between the pipeline and a lane's task.
+/// The exchange between the pipeline and a lane's task.
 #[derive(Default)]
 struct Mailbox {
     job: Cell<Option<Job>>,
     answer: Cell<Option<(Job, Result<bool>)>>,
-    /// The pipeline has not noticed it yet.
+    /// Whether there is an answer that the pipeline has not noticed yet.
     is_answered: Cell<bool>,
 }
 
@@ -107,7 +108,7 @@ pub struct Lanes<'s, P: Peer> {
     depth: u16,
     lanes: Vec<Lane<'s>>,
     free: Vec<u16>,
-    /// To be polled: they have a new job, or their chain completed.
+    /// The lanes whose task is to be polled: they have a new job, or their chain completed.
     ready: VecDeque<u16>,
     finished: VecDeque<u16>,
 }
@@ -126,13 +127,13 @@ impl<'s, P: Peer> Lanes<'s, P> {
             depth,
             lanes: (0..depth).map(lane).collect(),
             free: (0..depth).rev().collect(),
-            // Both of an operation's lanes may complete before it is polled.
+            // All of an operation's lanes may complete before its task is polled.
             ready: VecDeque::with_capacity(count * usize::from(P::LANES + 1)),
             finished: VecDeque::with_capacity(count),
         }
     }
 
-    /// Lets lanes go on as long as the fabric has room for what they post.
+    /// Polls the tasks of ready lanes, as long as the fabric has room for what they post.
     fn poll_lanes(&mut self) {
         let endpoint = self.peer.endpoint();
         if !self.ready.is_empty() {
@@ -176,7 +177,7 @@ impl<'s, P: Peer> Lanes<'s, P> {
     }
 }
 
-/// What an operation's lanes asked of the fabric so far.
+/// The sum of the counters of an operation's lanes so far.
 #[inline]
 fn counted<P: Peer>(peer: &P, lane: u16, depth: u16) -> Counters {
     let fabric = peer.endpoint().fabric();
@@ -247,7 +248,7 @@ impl<P: Peer> Pipelined for Lanes<'_, P> {
 }
 
 impl<P: Peer> Drop for Lanes<'_, P> {
-    /// Finishes what is in flight, so that no lane begins its next life with a chain under way.
+    /// Finishes what is in flight, so that the next pipeline finds no chain on its lanes.
     fn drop(&mut self) {
         while self.wait().is_some() {}
         settle(self.peer);

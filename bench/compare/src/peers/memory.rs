@@ -1,5 +1,5 @@
-//! A peer's memory: blocks that the server of a region has given out as free ones, used behind
-//! their headers and cut into pieces of one length.
+//! The memory of a peer: free blocks of the region's server, used after their headers and cut into
+//! pieces of one length.
 
 use std::collections::VecDeque;
 
@@ -7,10 +7,10 @@ use farside_layout::{BLOCK_BYTES_MAX, BLOCK_UNIT};
 
 use super::{PeerError, Result};
 
-/// How much of a block of the largest class a peer uses: behind the header, on whole cache lines.
+/// How much of a block of the largest class a peer uses: the whole cache lines after the header.
 pub const SEGMENT_BYTES: u64 = BLOCK_BYTES_MAX - BLOCK_UNIT;
 
-/// How many segments so many pieces take, which start on cache lines.
+/// How many segments so many pieces need, each on a cache line of its own.
 pub const fn segments(piece_bytes: u64, count: u64) -> u64 {
     let per_segment = SEGMENT_BYTES / piece_bytes.next_multiple_of(BLOCK_UNIT);
     count.div_ceil(per_segment)
@@ -18,7 +18,7 @@ pub const fn segments(piece_bytes: u64, count: u64) -> u64 {
 
 /// Memory that is not used yet.
 pub struct Segments {
-    /// Where they start in the region.
+    /// The start of each segment in the region.
     segments: Vec<u64>,
 }
 
@@ -51,35 +51,36 @@ impl Pieces {
         self.count
     }
 
-    /// Where a piece starts in the region.
+    /// The start of a piece in the region.
     #[inline]
     pub fn at(&self, index: u64) -> u64 {
         let (segment, within) = (index / self.per_segment, index % self.per_segment);
         self.starts[segment as usize] + within * self.bytes
     }
 
-    /// The stretches of memory they are in: start and length in bytes.
+    /// The stretches of memory that contain the pieces: start and length in bytes.
     pub fn stretches(&self) -> impl Iterator<Item = (u64, u64)> {
         self.starts.iter().map(|start| (*start, self.per_segment * self.bytes))
     }
 }
 
-/// Pieces that are handed out and come back. The one that rested longest goes first, because
-/// nothing else keeps a reader from memory that has a new use.
+/// Pieces that are taken and given back. The piece that was free for the longest time is taken
+/// first: nothing else keeps a reader from memory that has a new use.
 pub struct Heap {
     pieces: Pieces,
+    /// The number of pieces that were taken at least once.
     fresh: u64,
     free: VecDeque<u64>,
 }
 
 impl Heap {
-    /// With all pieces free.
+    /// A heap with all pieces free.
     pub fn new(pieces: Pieces) -> Self {
         let free = VecDeque::with_capacity(pieces.count as usize);
         Self { pieces, fresh: 0, free }
     }
 
-    /// A free piece.
+    /// Takes a free piece. Returns its start.
     #[inline]
     pub fn take(&mut self) -> Result<u64> {
         if self.fresh < self.pieces.count() {
@@ -89,7 +90,7 @@ impl Heap {
         self.free.pop_front().ok_or(PeerError::OutOfMemory)
     }
 
-    /// The piece is free again.
+    /// Gives a piece back.
     #[inline]
     pub fn give(&mut self, at: u64) {
         self.free.push_back(at);
@@ -101,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_lie_apart_and_within_their_segments() {
+    fn pieces_do_not_overlap_and_stay_within_their_segments() {
         let (bytes, count) = (100, 100_000);
         let starts: Vec<u64> = (1..=segments(bytes, count)).map(|n| n << 30).collect();
         let mut memory = Segments::new(starts.clone());
@@ -115,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn what_rested_longest_goes_first() {
+    fn the_piece_that_was_free_longest_is_taken_first() {
         let mut heap = Heap::new(Segments::new(vec![0]).cut(64, 2).unwrap());
         let (first, second) = (heap.take().unwrap(), heap.take().unwrap());
         assert!(heap.take().is_err());

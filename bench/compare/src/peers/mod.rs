@@ -1,10 +1,10 @@
-//! What others published, on Farside's fabrics: for each store a driver of its sequence of verbs,
-//! written from the published description. None of it is their code, and what a file leaves out it
-//! says. They work in blocks that a kv-server gave out as free ones ([`memory`]), so that they
-//! share its memory region and the way there.
+//! Drivers of published stores on Farside's fabrics. Each driver issues the sequence of verbs of
+//! its store. It is written from the published description, not from the store's code, and its file
+//! says what it leaves out. The drivers work in free blocks of a kv-server ([`memory`]), so that
+//! they use the same memory region and the same fabric as Farside.
 //!
-//! A driver is for one client: several would need the parts that are left out. Their caches of
-//! locations have no bound.
+//! A driver supports one client: several would need the parts that are left out. Its cache of
+//! locations has no bound.
 
 pub mod fusee;
 pub mod index;
@@ -30,39 +30,40 @@ pub enum PeerError {
     /// A verb failed.
     #[error("a verb failed: {0}")]
     Chain(#[from] ChainError),
-    /// No free piece, or no slot.
+    /// There is no free piece of memory, or no free slot.
     #[error("its memory is full, and it does not grow: leave out the workload that inserts, d")]
     OutOfMemory,
     /// Other operations kept changing the slot.
     #[error("gave up after {0} attempts, because other operations kept changing the same slot")]
     Contended(usize),
-    /// What the description does not have.
-    #[error("it has no such operation")]
+    /// The published description has no such operation.
+    #[error("the store has no such operation")]
     Unsupported,
 }
 
 /// The result of a peer's operation.
 pub type Result<T> = std::result::Result<T, PeerError>;
 
-/// How often an operation begins again before it fails.
+/// Limit on the attempts of an operation. After the last one it fails.
 const ATTEMPTS_MAX: usize = 1000;
 
-/// What a peer is to hold.
+/// The capacity that a peer needs.
 #[derive(Clone, Copy, Debug)]
 pub struct PeerDemand {
-    /// How many records at most.
+    /// Limit on the number of records.
     pub records: u64,
     /// The length of each value, in bytes.
     pub value_bytes: usize,
-    /// How many operations are in flight at most.
+    /// Limit on the operations in flight.
     pub depth: u16,
 }
 
-/// More pieces than records: those in use by operations, and those that rest.
+/// How many pieces there are besides the records' own: operations use them, or they rest before
+/// reuse.
 const SPARE_PIECES: u64 = 1 << 14;
 
 impl PeerDemand {
-    /// So many pieces of memory, if each record has one and every change takes another.
+    /// The number of pieces of memory: each record has one, and every change takes another.
     fn pieces(&self) -> u64 {
         self.records + SPARE_PIECES + u64::from(self.depth)
     }
@@ -72,13 +73,13 @@ impl PeerDemand {
 pub trait Peer {
     /// The fabric it is on.
     type Fabric: Fabric;
-    /// How many lanes of the fabric an operation takes. The second of operation n is n + depth.
+    /// How many lanes of the fabric an operation uses. The second lane of operation n is n + depth.
     const LANES: u16 = 1;
 
-    /// What its verbs go through.
+    /// The endpoint that its verbs go through.
     fn endpoint(&self) -> &Endpoint<Self::Fabric>;
 
-    /// Puts the key's value into the buffer; whether the key is there.
+    /// Puts the key's value into the buffer. Returns whether the key is there.
     fn get(
         &self,
         lane: LaneId,
@@ -86,7 +87,8 @@ pub trait Peer {
         value: &mut Vec<u8>,
     ) -> impl Future<Output = Result<bool>>;
 
-    /// Stores a value: for an INSERT only if the key is absent. Whether it did.
+    /// Stores a value; for an INSERT only if the key is absent. Returns whether it stored the
+    /// value.
     fn store(
         &self,
         lane: LaneId,
@@ -95,11 +97,11 @@ pub trait Peer {
         is_insert: bool,
     ) -> impl Future<Output = Result<bool>>;
 
-    /// Removes the key; whether it was there.
+    /// Removes the key. Returns whether the key was there.
     fn delete(&self, lane: LaneId, key: &Key) -> impl Future<Output = Result<bool>>;
 
-    /// One operation, on a lane of its own. Whether the key was as required; a GET puts the value
-    /// into the buffer, others take it from there.
+    /// Performs one operation, on a lane of its own. Returns whether the key was as required. A GET
+    /// puts the value into the buffer; other operations take it from there.
     fn perform(
         &self,
         lane: LaneId,
@@ -117,18 +119,18 @@ pub trait Peer {
         }
     }
 
-    /// Waits for what operations left in flight when they ended.
+    /// Waits for the chains that ended operations left in flight.
     fn settle(&self) -> impl Future<Output = Result<()>> {
         async { Ok(()) }
     }
 
-    /// Whether nothing is in flight that operations left when they ended.
+    /// Whether ended operations left no chain in flight.
     fn is_alone(&self) -> bool {
         true
     }
 }
 
-/// What a client remembers, by the hash of a key; or a client that remembers nothing.
+/// What a client caches of keys, by their hash. Always empty if the cache is not used.
 struct Cache<T> {
     known: RefCell<HashMap<u64, T, BuildHasherDefault<Hashed>>>,
     is_used: bool,
@@ -156,7 +158,7 @@ impl<T: Copy> Cache<T> {
     }
 }
 
-/// The key is a hash already.
+/// A hasher for keys that are hashes already.
 #[derive(Default)]
 struct Hashed(u64);
 

@@ -1,9 +1,10 @@
 //! RACE hashing (Zuo et al., ATC'21), as SMART-HT (Ren et al., ASPLOS'24) runs it: a driver written
 //! from the published descriptions, not their code.
 //!
-//! Modelled are two choices of a bucket and its overflow, which are read with one doorbell. A slot
-//! has a fingerprint and an address; an entry has a key and a checksum. The new entry is written
-//! along with the first READs. An INSERT looks again, for the same key in another slot.
+//! The driver models two choices of a bucket and its overflow, which are read with one doorbell. A
+//! slot has a fingerprint and an address; an entry has a key and a checksum. The new entry is
+//! written in the chain of the first READs. At its end an INSERT checks for the same key in another
+//! slot.
 //!
 //! | operation | round trips, each a chain |
 //! |---|---|
@@ -14,9 +15,10 @@
 //! | DELETE | READ, READ; READ; CAS |
 //!
 //! `smart` is `race` with the speculative lookup that SMART has for its tree: a cached address is
-//! believed if the key fits. With several clients it may be a former value's, which nothing there
-//! tells; this driver is one client. Left out: resizing (SMART-HT disables it), and what SMART does
-//! for many threads that share a device, of which there is one here.
+//! trusted if the key fits. With several clients the cached address may be that of an earlier
+//! value, and nothing in the entry shows it; this driver runs one client only. Left out: resizing
+//! (SMART-HT disables it), and what SMART does for many threads that share a device, of which there
+//! is one here.
 
 use farside_bench::keys::Key;
 use farside_fabric::{Endpoint, Fabric, LaneId, Verb};
@@ -29,12 +31,12 @@ use super::{ATTEMPTS_MAX, Cache, Peer, PeerDemand, PeerError, Result};
 /// A client of RACE.
 pub struct Race<F> {
     table: Table<F>,
-    /// Where entries are, for a client that reads them there without asking the index.
+    /// The slot words of entries, for a client that reads an entry without reading the index first.
     pub(super) cache: Cache<Word>,
 }
 
 impl<F: Fabric> Race<F> {
-    /// An empty store; `is_speculative` as SMART.
+    /// An empty store. `is_speculative`: with the speculative lookup of SMART.
     pub fn new(
         fabric: F,
         memory: &mut Segments,
@@ -45,7 +47,7 @@ impl<F: Fabric> Race<F> {
         Ok(Self { table, cache: Cache::new(is_speculative) })
     }
 
-    /// How many segments of memory that takes.
+    /// How many segments of memory the store needs.
     pub fn segments(demand: PeerDemand) -> u64 {
         Table::<F>::segments(demand, 0)
     }
@@ -56,9 +58,9 @@ impl<F: Fabric> Race<F> {
         Ok(self.table.reach.chain(lane, &[swap]).await? == expected)
     }
 
-    /// Whether this insert stays, although another has inserted the same key meanwhile. The first
-    /// among the slots stays, and the other is removed.
-    async fn look_again(
+    /// Removes duplicates after an insert: if another one has inserted the same key meanwhile, the
+    /// entry in the first slot stays. Returns whether this insert stays.
+    async fn resolve_duplicates(
         &self,
         lane: LaneId,
         (place, tag): (&Place, u64),
@@ -78,9 +80,9 @@ impl<F: Fabric> Race<F> {
                 continue;
             }
             let is_first = ours.number < other.number;
-            let last = if is_first { &other } else { &ours };
-            if self.swap(lane, last, Word::FREE).await? {
-                self.table.free(last.word);
+            let loser = if is_first { &other } else { &ours };
+            if self.swap(lane, loser, Word::FREE).await? {
+                self.table.free(loser.word);
             }
             if !is_first {
                 self.cache.remove(tag);
@@ -109,7 +111,7 @@ impl<F: Fabric> Peer for Race<F> {
         }
         self.table.reach.chain(lane, &place.reads()).await?;
         let slot = self.table.search(lane, &place, key, None, Some(value)).await?;
-        // Unless a PUT has remembered a newer one meanwhile.
+        // Unless a PUT has cached a newer word meanwhile.
         if let Some(slot) = slot
             && self.cache.get(tag) == cached
         {
@@ -137,7 +139,7 @@ impl<F: Fabric> Peer for Race<F> {
                     self.table.free(slot.word);
                     return Ok(true);
                 }
-                return self.look_again(lane, (&place, tag), key, new).await;
+                return self.resolve_duplicates(lane, (&place, tag), key, new).await;
             }
             self.table.reach.chain(lane, &place.reads()).await?;
         }

@@ -1,4 +1,4 @@
-//! What every peer has: a fabric, and how to hash keys.
+//! The endpoint of a peer: a fabric on the region, and a hasher for keys.
 
 use std::cell::Ref;
 
@@ -9,25 +9,25 @@ use super::Result;
 use super::index::{Place, Slot, Word, words};
 use super::memory::Pieces;
 
-/// How much is zeroed by one WRITE, in bytes.
+/// How many bytes one WRITE zeroes.
 const ZEROS_BYTES: u64 = 64 << 10;
-/// None of them says that a verb may come too late.
+/// The deadline of the peers' verbs: their descriptions have none.
 const NO_DEADLINE: Nanos = Nanos::MAX;
-/// The only region.
+/// The region: peers use one region only.
 const REGION: RegionIndex = RegionIndex::FIRST;
-/// The first lane, when no other is in use.
+/// The lane for zeroing memory, when no other lane is in use.
 const LANE: LaneId = LaneId(0);
 
-/// The way to the region.
+/// A fabric on the region, and a hasher for keys.
 pub struct PeerEndpoint<F> {
     /// The fabric.
     pub endpoint: Endpoint<F>,
-    /// As good as Farside's, which has its key from the region.
+    /// The same hash function as Farside's. Farside takes its key from the region.
     pub hasher: KeyHasher,
 }
 
 impl<F: Fabric> PeerEndpoint<F> {
-    /// Over a fabric that has so many lanes. Their buffers get room for this many bytes.
+    /// An endpoint over a fabric that has so many lanes, each with buffers of this many bytes.
     pub fn new(mut fabric: F, lanes: u16, bytes: u64) -> Self {
         for lane in (0..lanes).map(LaneId) {
             for buffer in [Buffer::Window, Buffer::NewBlock, Buffer::ReadBlock] {
@@ -38,31 +38,31 @@ impl<F: Fabric> PeerEndpoint<F> {
         Self { endpoint: Endpoint::new(fabric, lanes), hasher }
     }
 
-    /// One round trip.
+    /// Posts a chain and waits for it: one round trip.
     #[inline]
     pub async fn chain(&self, lane: LaneId, verbs: &[Verb]) -> Result<u64> {
         Ok(self.endpoint.chain(lane, REGION, verbs, NO_DEADLINE).await?)
     }
 
-    /// Posts a chain without waiting for it; [`Endpoint::take_result`] tells what became of it.
+    /// Posts a chain without waiting for it; [`Endpoint::take_result`] returns its result.
     #[inline]
     pub fn post(&self, lane: LaneId, verbs: &[Verb]) {
         self.endpoint.fabric_mut().post(lane, REGION, verbs, NO_DEADLINE);
     }
 
-    /// What a buffer holds; never across an `.await`.
+    /// The content of a buffer. Do not hold the reference across an `.await`.
     #[inline]
     pub fn buffer(&self, lane: LaneId, buffer: Buffer) -> Ref<'_, [u8]> {
         self.endpoint.buffer(lane, buffer)
     }
 
-    /// Fills what the next WRITE takes.
+    /// Fills the buffer of the next WRITE.
     #[inline]
     pub fn fill(&self, lane: LaneId, fill: impl FnOnce(&mut [u8])) {
         fill(self.endpoint.fabric_mut().buffer_mut(lane, Buffer::NewBlock));
     }
 
-    /// The first slot, from this number on, that is as wanted in the choices just read.
+    /// Finds the first slot with a wanted word in the choices just read, from this number on.
     #[inline]
     pub fn find(
         &self,
@@ -74,7 +74,7 @@ impl<F: Fabric> PeerEndpoint<F> {
         place.find(|buffer| words(&self.buffer(lane, buffer)), from, wanted)
     }
 
-    /// Makes these pieces zeros, when nothing else is in flight.
+    /// Zeroes these pieces. Nothing else may be in flight.
     pub fn clear(&self, pieces: &Pieces) -> Result<()> {
         self.endpoint.fabric_mut().reserve(LANE, Buffer::NewBlock, ZEROS_BYTES as usize);
         self.fill(LANE, |image| image.fill(0));

@@ -1,11 +1,11 @@
 //! SWARM-KV (Murat et al., SOSP'24), with one replica: a driver written from the published
 //! description, not their code.
 //!
-//! Modelled is "In-n-Out". A location never moves and begins with a metadata word: a timestamp, the
-//! address of a buffer, and whether the write was verified. Behind it is a copy of the value with a
-//! hash that binds it to the word. Every update has a fresh buffer, written in one chain with the
-//! compare-and-swap that commits. No operation waits for the verification and the new copy in
-//! place.
+//! The driver models "In-n-Out". A location never moves and begins with a metadata word: a
+//! timestamp, the address of a buffer, and whether the write was verified. After the word is a copy
+//! of the value with a hash that binds it to the word. Every update has a fresh buffer, written in
+//! one chain with the compare-and-swap that commits. No operation waits for the verification and
+//! the new copy in place.
 //!
 //! | operation | round trips, each a chain |
 //! |---|---|
@@ -34,7 +34,7 @@ use super::memory::{Heap, Segments, segments};
 use super::reach::PeerEndpoint;
 use super::{ATTEMPTS_MAX, Cache, Peer, PeerDemand, PeerError, Result};
 
-/// Of the metadata word, and of the hash.
+/// The length of the metadata word, and of the hash.
 const WORD_BYTES: usize = 8;
 
 /// A metadata word.
@@ -54,7 +54,7 @@ impl Metadata {
         Self(self.0 | Self::VERIFIED)
     }
 
-    /// Where the buffer is; none before the first update.
+    /// The address of the buffer; `None` before the first update.
     const fn buffer(self) -> Option<u64> {
         match self.0 >> Self::ADDRESS_SHIFT {
             0 => None,
@@ -62,7 +62,7 @@ impl Metadata {
         }
     }
 
-    /// What makes this value the word's.
+    /// The hash that binds this value to the word.
     fn hash(self, value: &[u8]) -> u64 {
         let word = self.0 & !Self::VERIFIED;
         checksum(value, checksum(&word.to_le_bytes(), 0)).into()
@@ -75,7 +75,7 @@ pub(super) struct Cached {
     metadata: Metadata,
 }
 
-/// A client of SWARM-KV. An operation has a second lane for what it does not wait for.
+/// A client of SWARM-KV. An operation has a second lane for the chain that it does not wait for.
 pub struct Swarm<F> {
     reach: PeerEndpoint<F>,
     index: Index,
@@ -88,7 +88,7 @@ pub struct Swarm<F> {
     demand: PeerDemand,
 }
 
-/// A value with its hash, in whole words.
+/// The length of a value with its hash, in whole words.
 const fn hashed_bytes(value_bytes: usize) -> u64 {
     (WORD_BYTES + value_bytes.next_multiple_of(WORD_BYTES)) as u64
 }
@@ -122,7 +122,7 @@ impl<F: Fabric> Swarm<F> {
         })
     }
 
-    /// How many segments of memory that takes.
+    /// How many segments of memory the store needs.
     pub fn segments(demand: PeerDemand) -> u64 {
         let pieces = demand.pieces();
         Index::segments(demand.records)
@@ -140,8 +140,8 @@ impl<F: Fabric> Swarm<F> {
         Metadata::new(self.time.get(), buffer)
     }
 
-    /// The value of the location just read: the copy in place, or the one in the buffer. False if
-    /// both have another use by now.
+    /// Gets the value of the location just read: the copy in place, or else the one in the buffer.
+    /// Returns false if both were overwritten meanwhile.
     async fn value(&self, lane: LaneId, value: &mut Vec<u8>) -> Result<bool> {
         let metadata = Metadata(word_at(&self.reach.buffer(lane, Buffer::ReadBlock), 0));
         if self.take(lane, WORD_BYTES, metadata, value) {
@@ -154,19 +154,20 @@ impl<F: Fabric> Swarm<F> {
         Ok(self.take(lane, 0, metadata, value))
     }
 
-    /// The value with its hash at this place of what was read, if it is the word's.
-    fn take(&self, lane: LaneId, at: usize, metadata: Metadata, value: &mut Vec<u8>) -> bool {
+    /// Takes the value at this offset of what was read. Returns false if its hash does not bind it
+    /// to the word.
+    fn take(&self, lane: LaneId, offset: usize, metadata: Metadata, value: &mut Vec<u8>) -> bool {
         let block = self.reach.buffer(lane, Buffer::ReadBlock);
-        let found = &block[at + WORD_BYTES..][..self.demand.value_bytes];
-        let is_its = word_at(&block[at..], 0) == metadata.hash(found);
-        if is_its {
+        let found = &block[offset + WORD_BYTES..][..self.demand.value_bytes];
+        let is_bound = word_at(&block[offset..], 0) == metadata.hash(found);
+        if is_bound {
             value.clear();
             value.extend_from_slice(found);
         }
-        is_its
+        is_bound
     }
 
-    /// Looks for the key among the choices just read; the location it returns was read.
+    /// Searches for the key in the choices just read. The location that it returns was read too.
     async fn search(&self, lane: LaneId, place: &Place, key: &Key) -> Result<Option<Slot>> {
         let bytes = location_bytes(self.demand.value_bytes);
         let mut from = 0;
@@ -224,8 +225,8 @@ impl<F: Fabric> Swarm<F> {
         Err(PeerError::Contended(ATTEMPTS_MAX))
     }
 
-    /// Posts what an update does not wait for: the copy in place, and that the word is verified.
-    /// The doorbell is the next operation's, or its own if there is none.
+    /// Posts the chain that an update does not wait for: the copy in place, and the verified word.
+    /// It shares the doorbell of the next operation, if one comes.
     async fn finish(&self, lane: LaneId, location: u64, new: Metadata, value: &[u8]) -> Result<()> {
         self.last_finished(lane).await?;
         let second = self.second(lane);
@@ -243,12 +244,12 @@ impl<F: Fabric> Swarm<F> {
         LaneId(lane.0 + self.demand.depth)
     }
 
-    /// Waits for what the lane's last update left in flight.
+    /// Waits for the chain that the lane's last update left in flight.
     async fn last_finished(&self, lane: LaneId) -> Result<()> {
         poll_fn(|_| self.poll_last(lane)).await
     }
 
-    /// What became of that, if it is not in flight any more.
+    /// Returns the result of that chain once it is no longer in flight.
     fn poll_last(&self, lane: LaneId) -> Poll<Result<()>> {
         let is_busy = &self.is_busy[usize::from(lane.0)];
         if !is_busy.get() {
@@ -346,7 +347,7 @@ impl<F: Fabric> Peer for Swarm<F> {
     }
 
     fn is_alone(&self) -> bool {
-        // A verb that failed fails the next one, too.
+        // An error is ignored here: the next verb fails as well and reports it.
         (0..self.demand.depth).all(|lane| self.poll_last(LaneId(lane)).is_ready())
     }
 

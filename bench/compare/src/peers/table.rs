@@ -1,4 +1,4 @@
-//! RACE's index over entries in pieces of memory: what FUSEE and RACE have in common.
+//! RACE's index, and entries in pieces of memory: the common part of FUSEE and RACE.
 
 use std::cell::RefCell;
 
@@ -13,16 +13,16 @@ use super::{PeerDemand, Result};
 
 /// The index and the entries it leads to.
 pub struct Table<F> {
-    /// The fabric.
+    /// The endpoint.
     pub reach: PeerEndpoint<F>,
     index: Index,
     heap: RefCell<Heap>,
-    /// Of an entry, without what may follow it.
+    /// The length of an entry, without the tail that may follow it.
     entry_bytes: u64,
 }
 
 impl<F: Fabric> Table<F> {
-    /// An empty one. `tail_bytes` is the length of what follows each entry.
+    /// An empty table. `tail_bytes` is the length of the tail that follows each entry.
     pub fn new(
         fabric: F,
         memory: &mut Segments,
@@ -37,27 +37,28 @@ impl<F: Fabric> Table<F> {
         Ok(Self { reach, index, heap: RefCell::new(heap), entry_bytes })
     }
 
-    /// How many segments of memory that takes.
+    /// How many segments of memory the table needs.
     pub fn segments(demand: PeerDemand, tail_bytes: u64) -> u64 {
         let piece_bytes = entry_bytes(demand.value_bytes) + tail_bytes;
         Index::segments(demand.records) + segments(piece_bytes, demand.pieces())
     }
 
-    /// Where a key can be, and the tag it is cached by.
+    /// The slots where a key can be, and the tag by which it is cached.
     #[inline]
     pub fn place(&self, key: &Key) -> (Place, u64) {
         let hash = self.reach.hasher.hash(key);
         (self.index.place(hash), hash.identity())
     }
 
-    /// READs the entry that a slot leads to.
+    /// Returns the READ of the entry at a slot's address.
     #[inline]
     pub fn read(&self, word: Word) -> Verb {
         let (remote, bytes) = (word.address(), self.entry_bytes as u32);
         Verb::Read { remote, into: Buffer::ReadBlock, bytes }
     }
 
-    /// Takes a piece for an entry. The WRITE puts it there, with `tail_bytes` of zeros behind it.
+    /// Takes a piece for an entry. Returns its word, and the WRITE of the entry and `tail_bytes` of
+    /// zeros after it.
     #[inline]
     pub fn stage(
         &self,
@@ -76,19 +77,20 @@ impl<F: Fabric> Table<F> {
         Ok((Word::new(fingerprint, remote), write))
     }
 
-    /// Where what follows an entry starts.
+    /// The address of an entry's tail.
     #[inline]
     pub fn tail(&self, word: Word) -> u64 {
         word.address() + self.entry_bytes
     }
 
-    /// The piece is free again.
+    /// Gives the entry's piece back.
     #[inline]
     pub fn free(&self, word: Word) {
         self.heap.borrow_mut().give(word.address());
     }
 
-    /// Whether the entry just read is whole and the key's; its value goes into the buffer.
+    /// Returns whether the entry just read is complete and has this key. Its value goes into the
+    /// buffer.
     #[inline]
     pub fn take(&self, lane: LaneId, key: &Key, value: Option<&mut Vec<u8>>) -> bool {
         let block = self.reach.buffer(lane, Buffer::ReadBlock);
@@ -131,7 +133,7 @@ impl<F: Fabric> Table<F> {
     }
 }
 
-/// The checksum, and the length of the value.
+/// The length of an entry's header: a checksum, and the length of the value.
 const HEADER_BYTES: usize = 8;
 const LENGTH_OFFSET: usize = 4;
 const VALUE_OFFSET: usize = HEADER_BYTES + KEY_BYTES;
@@ -152,7 +154,7 @@ pub fn encode(buffer: &mut [u8], key: &Key, value: &[u8]) {
     entry[..LENGTH_OFFSET].copy_from_slice(&checksum.to_le_bytes());
 }
 
-/// The value, if the buffer starts with an entry of this key that is whole.
+/// Returns the value, if the buffer starts with a complete entry of this key.
 #[inline]
 pub fn decode<'b>(buffer: &'b [u8], key: &Key) -> Option<&'b [u8]> {
     let (expected, rest) = buffer.split_first_chunk::<LENGTH_OFFSET>()?;
@@ -169,16 +171,16 @@ mod tests {
     use farside_bench::keys;
 
     #[test]
-    fn entries_come_back_and_damaged_ones_do_not() {
+    fn an_entry_is_decoded_unless_it_is_damaged() {
         for value in [&b""[..], b"seven b", b"much more than that"] {
             let mut buffer = vec![0; entry_bytes(value.len()) as usize];
             encode(&mut buffer, &keys::encode(3), value);
             assert_eq!(decode(&buffer, &keys::encode(3)), Some(value));
             assert_eq!(decode(&buffer, &keys::encode(4)), None);
-            for at in 0..VALUE_OFFSET + value.len() {
-                buffer[at] ^= 1;
-                assert_eq!(decode(&buffer, &keys::encode(3)), None, "{at}");
-                buffer[at] ^= 1;
+            for byte in 0..VALUE_OFFSET + value.len() {
+                buffer[byte] ^= 1;
+                assert_eq!(decode(&buffer, &keys::encode(3)), None, "{byte}");
+                buffer[byte] ^= 1;
             }
         }
     }

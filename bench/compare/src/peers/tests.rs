@@ -1,5 +1,5 @@
-//! Every peer against a model, with many operations in flight too, and the verbs and round trips of
-//! each operation as its file says.
+//! Proves that every peer agrees with a model, also with many operations in flight. Also proves
+//! that each operation costs the verbs and round trips that the peer's file states.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -21,13 +21,13 @@ use crate::asking::Asking;
 const DEPTH: u16 = 8;
 const DEMAND: PeerDemand = PeerDemand { records: 1000, value_bytes: 13, depth: DEPTH };
 
-/// A region of so many segments, which hold anything but zeros, and a fabric on it.
+/// A region of so many segments, without a zero in them, and a fabric on it.
 fn memory(segments: u64, lanes: u16) -> (Segments, ShmFabric) {
     let file = tempfile::tempfile().unwrap();
     file.set_len((segments + 1) * SEGMENT_BYTES).unwrap();
     let region = Arc::new(Region::map(&file).unwrap());
     let dirt = vec![u64::MAX; SEGMENT_BYTES as usize / 8];
-    let starts: Vec<u64> = (0..segments).map(|at| 64 + at * SEGMENT_BYTES).collect();
+    let starts: Vec<u64> = (0..segments).map(|index| 64 + index * SEGMENT_BYTES).collect();
     starts.iter().for_each(|start| region.write(*start, &dirt).unwrap());
     (Segments::new(starts), ShmFabric::new(region, None, lanes))
 }
@@ -47,12 +47,12 @@ fn swarm() -> PeerStore<Swarm<ShmFabric>> {
     PeerStore::new(Swarm::new(fabric, &mut memory, DEMAND).unwrap(), DEPTH)
 }
 
-/// A value of the one length.
+/// A value of the demanded length.
 fn value(number: u64) -> Vec<u8> {
     format!("{number:013}").into_bytes()
 }
 
-/// Operations like random ones, one after another, on few keys.
+/// Performs pseudo-random operations, one after another, on few keys.
 fn follows_the_model<S: MeasuredStore<Error: std::fmt::Debug>>(
     mut store: S,
     operations: u64,
@@ -103,17 +103,18 @@ struct Open {
     number: u64,
     record: usize,
     is_get: bool,
-    /// The PUTs that a GET may find; those that a PUT overlaps.
+    /// For a GET, the PUTs whose values it may find. For a PUT, the PUTs that it overlaps.
     puts: Vec<u64>,
 }
 
-/// Operations on few keys that overlap: a GET finds what no PUT has surely overwritten.
+/// Performs overlapping operations on few keys. A GET must not find a value that a PUT has surely
+/// overwritten.
 fn survives_overlaps<S: MeasuredStore<Error: std::fmt::Debug>>(mut store: S, operations: u64) {
     const KEYS: u64 = 5;
     for record in 0..KEYS {
         assert!(store.change(Action::Insert, &keys::encode(record), &value(0)).unwrap());
     }
-    // By key, what may be there.
+    // By key, the PUTs whose values may be stored.
     let mut stored: Vec<Vec<u64>> = vec![vec![0]; KEYS as usize];
     let mut lanes: Vec<Option<Open>> = vec![None; DEPTH.into()];
     let (mut next, mut gets) = (1, 0);
@@ -165,7 +166,7 @@ fn operations_in_flight_do_not_disturb_each_other() {
     survives_overlaps(swarm(), 20_000);
 }
 
-/// What one operation asked of the fabric: round trips, READs, WRITEs, compare-and-swaps.
+/// Returns what an operation cost: round trips, READs, WRITEs, compare-and-swaps.
 fn cost<S: MeasuredStore>(store: &mut S, operation: impl FnOnce(&mut S)) -> [u64; 4] {
     let before = store.counters();
     operation(store);
@@ -173,9 +174,9 @@ fn cost<S: MeasuredStore>(store: &mut S, operation: impl FnOnce(&mut S)) -> [u64
     [round_trips, reads, writes, compare_swaps]
 }
 
-/// An INSERT, and a GET and an UPDATE where the location is remembered.
+/// The costs of an INSERT, and of a GET and an UPDATE with a cached location.
 fn costs<S: MeasuredStore<Error: std::fmt::Debug>>(store: &mut S) -> [[u64; 4]; 3] {
-    // Alone, so that no other key has its fingerprint.
+    // It is the only key, so that no other key has its fingerprint.
     let (key, mut found) = (keys::encode(1), Vec::new());
     [
         cost(store, |store| assert!(store.change(Action::Insert, &key, &value(1)).unwrap())),
@@ -190,11 +191,11 @@ fn cached_operations_cost_what_the_tables_say() {
     assert_eq!(costs(&mut fusee()), [[2, 2, 2, 1], [1, 3, 0, 0], [2, 3, 2, 1]]);
     assert_eq!(costs(&mut race(false)), [[3, 4, 1, 1], [2, 3, 0, 0], [3, 3, 1, 1]]);
     assert_eq!(costs(&mut race(true)), [[3, 4, 1, 1], [1, 1, 0, 0], [3, 3, 1, 1]]);
-    // With what the UPDATE does not wait for: a WRITE and a compare-and-swap.
+    // Includes the WRITE and the compare-and-swap that the UPDATE does not wait for.
     assert_eq!(costs(&mut swarm()), [[2, 2, 1, 1], [1, 1, 0, 0], [2, 0, 2, 2]]);
 }
 
-/// A GET and an UPDATE of a client that has forgotten where the key is.
+/// The costs of a GET and an UPDATE after the client has forgotten where the key is.
 fn uncached<P: Peer>(store: &mut PeerStore<P>, forget: impl Fn(&P)) -> [[u64; 4]; 2] {
     let (key, mut found) = (keys::encode(1), Vec::new());
     assert!(store.change(Action::Insert, &key, &value(1)).unwrap());
@@ -205,7 +206,7 @@ fn uncached<P: Peer>(store: &mut PeerStore<P>, forget: impl Fn(&P)) -> [[u64; 4]
 }
 
 #[test]
-fn without_a_cached_location_they_cost_what_the_tables_say() {
+fn uncached_operations_cost_what_the_tables_say() {
     let forget = |peer: &Fusee<_>| peer.cache.known.borrow_mut().clear();
     assert_eq!(uncached(&mut fusee(), forget), [[2, 3, 0, 0], [3, 3, 2, 1]]);
     let forget = |peer: &Race<_>| peer.cache.known.borrow_mut().clear();
@@ -227,7 +228,7 @@ fn deletes_cost_what_the_tables_say() {
 }
 
 #[test]
-fn a_pipeline_counts_what_each_operation_asked_for() {
+fn a_pipeline_attributes_verbs_to_each_operation() {
     let mut store = swarm();
     let key = keys::encode(1);
     store.change(Action::Insert, &key, &value(1)).unwrap();
@@ -244,12 +245,13 @@ fn a_pipeline_counts_what_each_operation_asked_for() {
 }
 
 #[test]
-fn what_nobody_waits_for_may_rest_between_two_turns() {
+fn a_chain_that_no_operation_waits_for_may_rest_between_two_turns() {
     let mut store = swarm();
     let (key, mut found) = (keys::encode(1), Vec::new());
     store.change(Action::Insert, &key, &value(1)).unwrap();
     for number in 2..4 {
-        // Its copy in place has no doorbell yet, and would be late for a chain of Farside's.
+        // The copy in place has no doorbell yet. With the deadline of Farside's chains it would be
+        // late.
         store.change(Action::Put, &key, &value(number)).unwrap();
         std::thread::sleep(Duration::from_millis(60));
         assert!(store.get(&key, &mut found).unwrap());
@@ -258,7 +260,7 @@ fn what_nobody_waits_for_may_rest_between_two_turns() {
 }
 
 #[test]
-fn a_full_store_says_so() {
+fn a_full_store_returns_an_error_that_names_the_cause() {
     let mut store = fusee();
     let failed = (0..100_000)
         .find_map(|record| store.change(Action::Insert, &keys::encode(record), b"x").err());

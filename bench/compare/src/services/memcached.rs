@@ -1,5 +1,6 @@
-//! Memcached, by its text protocol ("basic text" in <https://docs.memcached.org/protocols/>). No
-//! client library without a runtime of its own has requests of different kinds in flight.
+//! Memcached, by its text protocol ("basic text" in <https://docs.memcached.org/protocols/>). A
+//! client library that could have requests of different kinds in flight would bring an async
+//! runtime.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -11,20 +12,20 @@ use farside_bench::store::Action;
 use super::ServiceError;
 use super::requests::Protocol;
 
-/// A connection.
+/// A connection to memcached.
 pub struct MemcachedProtocol {
     stream: BufReader<UnixStream>,
     requests: Vec<u8>,
     line: Vec<u8>,
 }
 
-/// After every line and value.
+/// The end of every line and value.
 const LINE_END: &[u8] = b"\r\n";
-/// Like redis' client library.
+/// The size of the read buffer, in bytes, as in the client library of redis.
 const BUFFER_BYTES: usize = 16 << 10;
 
 impl MemcachedProtocol {
-    /// To a server that listens there.
+    /// Connects to the server that listens at this socket.
     pub fn connect(socket: &Path) -> Result<Self, ServiceError> {
         let stream = BufReader::with_capacity(BUFFER_BYTES, UnixStream::connect(socket)?);
         Ok(Self { stream, requests: Vec::new(), line: Vec::new() })
@@ -57,7 +58,7 @@ impl Protocol for MemcachedProtocol {
         requests.extend_from_slice(command);
         requests.extend_from_slice(key);
         if matches!(action, Action::Put | Action::Insert) {
-            // Flags and expiry; writing to a Vec does not fail.
+            // The zeros are flags and expiry. Writing to a Vec does not fail.
             let _ = write!(requests, " 0 0 {}\r\n", value.len());
             requests.extend_from_slice(value);
         }

@@ -1,5 +1,5 @@
-//! Servers whose CPU does every operation, asked over a Unix socket: redis, valkey and memcached,
-//! where they are installed.
+//! Servers whose CPU executes every operation: redis, valkey and memcached, if they are installed.
+//! The driver reaches them over a Unix socket.
 
 pub mod memcached;
 pub mod redis;
@@ -20,11 +20,11 @@ pub enum ServiceError {
     /// The socket broke, or the server closed it.
     #[error(transparent)]
     Io(#[from] std::io::Error),
-    /// What the client library of redis and valkey says.
+    /// An error of the client library of redis and valkey.
     #[error(transparent)]
     Redis(#[from] ::redis::RedisError),
-    /// An answer that nothing asked for.
-    #[error("the server answered {0}")]
+    /// An answer that does not fit the request.
+    #[error("the server answered {0}, which does not fit the request")]
     Answer(String),
 }
 
@@ -39,14 +39,15 @@ pub enum ExternalServer {
     Memcached,
 }
 
-/// More than a server of these keeps for a record besides its key and value, in bytes.
+/// An upper bound of what each of these servers stores for a record besides key and value, in
+/// bytes.
 const RECORD_OVERHEAD_BYTES: u64 = 256;
 const MIB: u64 = 1 << 20;
-/// Memory of memcached's own, in MiB.
+/// The memory of memcached that is not for records, in MiB.
 const MEMCACHED_MIB: u64 = 64;
 
 impl ExternalServer {
-    /// The program that has to be installed.
+    /// The name of the server program.
     pub const fn program(self) -> &'static str {
         match self {
             Self::Redis => "redis-server",
@@ -55,12 +56,12 @@ impl ExternalServer {
         }
     }
 
-    /// Whether it can be started here.
+    /// Whether the program is installed.
     pub fn is_installed(self) -> bool {
         find_program(self.program(), None).is_some()
     }
 
-    /// Starts it with room for so many records, and nothing kept on disk.
+    /// Starts the server with room for so many records. It stores nothing on disk.
     pub fn start(self, records: u64, value_bytes: u32, interrupt: &Interrupt) -> Result<Daemon> {
         let program = find_program(self.program(), None).unwrap_or_else(|| self.program().into());
         let arguments = |socket: &Path| {
@@ -71,7 +72,7 @@ impl ExternalServer {
                 Self::Redis | Self::Valkey => {
                     vec!["--port", "0", "--unixsocket", &socket, "--save", "", "--appendonly", "no"]
                 }
-                // It does not run as root without being told so. Its other settings are its own.
+                // As root memcached starts only with -u. Everything else is memcached's default.
                 Self::Memcached => vec!["-s", &socket, "-m", &mib, "-u", "root"],
             };
             arguments.into_iter().map(str::to_owned).collect()

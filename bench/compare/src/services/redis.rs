@@ -1,4 +1,4 @@
-//! Redis and valkey, by the client library of both.
+//! Redis and valkey, through the client library that works with both.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use redis::{Client, Cmd, Connection, Value};
 use super::ServiceError;
 use super::requests::Protocol;
 
-/// A connection.
+/// A connection to redis or valkey.
 pub struct RedisProtocol {
     connection: Connection,
     command: Cmd,
@@ -17,7 +17,7 @@ pub struct RedisProtocol {
 }
 
 impl RedisProtocol {
-    /// To a server that listens there.
+    /// Connects to the server that listens at this socket.
     pub fn connect(socket: &Path) -> Result<Self, ServiceError> {
         let client = Client::open(format!("unix://{}", socket.display()))?;
         let connection = client.get_connection()?;

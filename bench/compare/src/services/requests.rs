@@ -1,6 +1,6 @@
-//! A server that answers requests in their order, as a [`MeasuredStore`]. In a pipeline requests
-//! are sent together when one is waited for, and their answers are read together: a system call
-//! each for many.
+//! A [`MeasuredStore`] over a server that answers requests in their order. A pipeline sends its
+//! requests together when one is waited for, and reads the answers together, so one system call
+//! serves many requests.
 
 use std::collections::VecDeque;
 
@@ -12,30 +12,30 @@ use super::ServiceError;
 
 type Result<T> = std::result::Result<T, ServiceError>;
 
-/// How a server is asked.
+/// The protocol of a server.
 pub trait Protocol {
-    /// Prepares a request, to be sent after those prepared before.
+    /// Prepares a request. It is sent after the requests that were prepared before.
     fn request(&mut self, action: Action, key: &Key, value: &[u8]);
 
-    /// Sends what was prepared.
+    /// Sends the prepared requests.
     fn send(&mut self) -> Result<()>;
 
-    /// Waits for the answer to the oldest request without one. Whether the key was as required; the
-    /// value of a GET goes into the buffer.
+    /// Waits for the answer to the oldest request without one. Returns whether the key was as
+    /// required. The value of a GET goes into the buffer.
     fn answer(&mut self, action: Action, value: &mut Vec<u8>) -> Result<bool>;
 }
 
-/// A connection to such a server.
+/// A store: a connection to a server of this protocol.
 pub struct Requests<P> {
     protocol: P,
     depth: usize,
     value: Vec<u8>,
-    /// They ask nothing of a fabric.
+    /// Always zero, because no request uses a fabric.
     counters: Counters,
 }
 
 impl<P: Protocol> Requests<P> {
-    /// With so many requests in flight in a pipeline.
+    /// A store with up to `depth` requests in flight in a pipeline.
     pub fn new(protocol: P, depth: u16) -> Self {
         let counters = Counters::default();
         Self { protocol, depth: depth.into(), value: Vec::new(), counters }
@@ -65,7 +65,7 @@ impl<P: Protocol> MeasuredStore for Requests<P> {
     fn pipeline(&mut self) -> Result<RequestPipeline<'_, P>> {
         let depth = self.depth;
         Ok(RequestPipeline {
-            of: self,
+            requests: self,
             started: VecDeque::with_capacity(depth),
             sent: 0,
             free: (0..depth).rev().collect(),
@@ -79,11 +79,12 @@ impl<P: Protocol> MeasuredStore for Requests<P> {
 
 /// Requests in flight.
 pub struct RequestPipeline<'s, P: Protocol> {
-    of: &'s mut Requests<P>,
-    /// Lanes and requests without an answer, the oldest first.
+    requests: &'s mut Requests<P>,
+    /// The lanes and actions of the requests without an answer, the oldest first.
     started: VecDeque<(usize, Action)>,
-    /// How many of them were sent.
+    /// How many of these requests were sent.
     sent: usize,
+    /// The lanes without a request.
     free: Vec<usize>,
 }
 
@@ -92,7 +93,7 @@ impl<P: Protocol> RequestPipeline<'_, P> {
         let (lane, action) = self.started.pop_front()?;
         self.sent -= 1;
         self.free.push(lane);
-        let Requests { protocol, value, counters, .. } = &mut *self.of;
+        let Requests { protocol, value, counters, .. } = &mut *self.requests;
         let applied = protocol.answer(action, value);
         let result = applied.map(|applied| action.outcome(applied, value));
         Some(Completed { lane, result, counters })
@@ -109,16 +110,16 @@ impl<P: Protocol> Pipelined for RequestPipeline<'_, P> {
         value: &[u8],
     ) -> std::result::Result<usize, PipelineFull> {
         let lane = self.free.pop().ok_or(PipelineFull)?;
-        self.of.protocol.request(action, key, value);
+        self.requests.protocol.request(action, key, value);
         self.started.push_back((lane, action));
         Ok(lane)
     }
 
     fn wait(&mut self) -> Option<Completed<'_, ServiceError>> {
         if self.sent == 0 && !self.started.is_empty() {
-            if let Err(error) = self.of.protocol.send() {
+            if let Err(error) = self.requests.protocol.send() {
                 let (lane, _) = self.started.pop_front()?;
-                let counters = &self.of.counters;
+                let counters = &self.requests.counters;
                 return Some(Completed { lane, result: Err(error), counters });
             }
             self.sent = self.started.len();
@@ -126,8 +127,8 @@ impl<P: Protocol> Pipelined for RequestPipeline<'_, P> {
         self.take()
     }
 
-    /// Answers to requests sent together come together: only those of requests not sent yet would
-    /// take long.
+    /// Takes an answer to a request that was sent. Such an answer comes soon, because requests that
+    /// are sent together are answered together.
     fn poll(&mut self) -> Option<Completed<'_, ServiceError>> {
         if self.sent == 0 { None } else { self.take() }
     }
@@ -137,12 +138,13 @@ impl<P: Protocol> Pipelined for RequestPipeline<'_, P> {
     }
 
     fn depth(&self) -> usize {
-        self.of.depth
+        self.requests.depth
     }
 }
 
 impl<P: Protocol> Drop for RequestPipeline<'_, P> {
-    /// Reads the answers there will be, so that no later request takes one for its own.
+    /// Reads the answers that are still due, so that no later request takes one of them for its
+    /// own.
     fn drop(&mut self) {
         while let Some(Completed { result: Ok(_), .. }) = self.wait() {}
     }

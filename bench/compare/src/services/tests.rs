@@ -11,7 +11,8 @@ use super::requests::Requests;
 use super::*;
 use crate::asking::Asking;
 
-/// Sends these answers to the first client, whatever it asks; what that was.
+/// Sends these answers to the first client, whatever it asks. Returns the body's result and what
+/// the client sent.
 fn with_answers<T>(answers: &str, body: impl FnOnce(&Path) -> T) -> (T, String) {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("socket");
@@ -52,7 +53,10 @@ fn memcached_answers_one_by_one() {
         assert!(!store.change(Action::Insert, key, b"").unwrap());
         assert!(store.change(Action::Delete, key, &[]).unwrap());
         assert!(!store.change(Action::Delete, key, &[]).unwrap());
-        assert!(store.change(Action::Delete, key, &[]).is_err(), "it closed");
+        assert!(
+            store.change(Action::Delete, key, &[]).is_err(),
+            "the server closed the connection"
+        );
     });
     let asked = format!(
         "get {name}\r\nset {name} 0 0 5\r\na\r\nbc\r\nget {name}\r\nadd {name} 0 0 0\r\n\r\n\
@@ -74,7 +78,7 @@ fn memcached_answers_in_flight_come_in_order() {
         assert!(pipeline.poll().is_none(), "nothing is sent before a wait");
         let stored = pipeline.wait().unwrap();
         assert_eq!((stored.lane, stored.result.unwrap()), (lanes[0], Outcome::Stored));
-        // Goes with the next ones.
+        // This request is sent at the next wait.
         let third = pipeline.start(Action::Get, &keys::encode(1), &[]).unwrap();
         let absent = pipeline.poll().unwrap();
         assert_eq!((absent.lane, absent.result.unwrap()), (lanes[1], Outcome::Value(None)));
@@ -89,7 +93,7 @@ fn memcached_answers_in_flight_come_in_order() {
 }
 
 #[test]
-fn what_cannot_be_understood_is_an_error() {
+fn an_answer_that_cannot_be_understood_is_an_error() {
     for answer in ["ERROR\r\n", "VALUE k 0 x\r\n", "VALUE k 0 2\r\nabc\r\nEND\r\n", "END", ""] {
         let (result, _) =
             with_answers(answer, |socket| memcached(socket).get(&keys::encode(1), &mut Vec::new()));
